@@ -1,0 +1,31 @@
+"""nanolib: measure transformers on this machine; every number says how it was made and how sure it is.
+
+Names below are loaded when they are first used, so that `import nanolib` costs next to nothing.
+"""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "NanoConfig": "nanolib.config",
+    "PRESETS": "nanolib.config",
+    "create_model": "nanolib.models",
+    "generate_random_batch": "nanolib.models",
+    "measure": "nanolib.meters",
+    "Store": "nanolib.store",
+}
+__all__ = ["PRESETS", "NanoConfig", "Store", "create_model", "generate_random_batch", "measure"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from its home on first use."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'nanolib' has no attribute {name!r}; public names: {', '.join(__all__)}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)

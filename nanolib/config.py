@@ -1,0 +1,178 @@
+"""What a model is: `NanoConfig`, the presets, and the names of the attention kinds it may use."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+import pydantic
+
+from nanolib.measurement import BadInput
+from nanolib.validation import StrictModel
+
+# A new attention kind is one file and one line here: its name and the module that holds its `attend` and `work`.
+ATTENTION_KINDS: dict[str, str] = {
+    "dense": "nanolib.models.attention.dense",
+    "sparse": "nanolib.models.attention.sparse",
+}
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+Size = pydantic.PositiveInt
+
+
+class NanoConfig(StrictModel):
+    """A decoder-only transformer.
+
+    Assignment is validated: `config.attention_type = "sparse"` works, a bad value raises `BadInput` and changes nothing.
+
+    Attributes:
+        vocab_size: Rows of the embedding.
+        context_length: The longest sequence, tokens.
+        d_model: Width of the residual stream.
+        num_layers: Blocks.
+        num_heads: Query heads; `d_model / num_heads` must be whole and even (RoPE turns pairs).
+        num_kv_heads: Key and value heads; divides `num_heads`; None means as many.
+        d_ff: Inner width of the MLP; None means 4 · d_model.
+        norm: Kind of normalisation.
+        mlp: `swiglu` (three matrices) or `gelu` (two).
+        positional: `rope`, or `none`.
+        tie_embeddings: Whether the output head shares the embedding's weights.
+        attention_type: A key of `ATTENTION_KINDS`.
+        attention_options: What that kind accepts (see its module).
+        dtype: Type of the weights.
+    """
+
+    vocab_size: int = pydantic.Field(50257, gt=0, le=10_000_000)
+    context_length: int = pydantic.Field(1024, gt=0, le=16_777_216)
+    d_model: int = pydantic.Field(512, gt=0, le=1_048_576)
+    num_layers: int = pydantic.Field(6, gt=0, le=10_000)
+    num_heads: int = pydantic.Field(8, gt=0, le=65_536)
+    num_kv_heads: Size | None = None
+    d_ff: Size | None = None
+    norm: Literal["rmsnorm"] = "rmsnorm"
+    mlp: Literal["swiglu", "gelu"] = "swiglu"
+    positional: Literal["rope", "none"] = "rope"
+    tie_embeddings: bool = True
+    attention_type: str = "dense"
+    attention_options: dict[str, Any] = pydantic.Field(default_factory=dict)
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
+
+    @classmethod
+    def complaint_prefix(cls) -> str:
+        """What stands before a field's name in a complaint."""
+        return "config."
+
+    @pydantic.field_validator("attention_type")
+    @classmethod
+    def _known_kind(cls, value: str) -> str:
+        if value not in ATTENTION_KINDS:
+            raise ValueError(f"{value!r} is no attention kind; use one of {', '.join(ATTENTION_KINDS)}")
+        return value
+
+    @pydantic.model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.d_model % self.num_heads:
+            raise ValueError(
+                f"num_heads: {self.num_heads} does not divide d_model {self.d_model}; choose heads that divide it"
+            )
+        if self.positional == "rope" and self.head_dim % 2:
+            raise ValueError(
+                f"num_heads: {self.num_heads} gives an odd head_dim {self.head_dim}, which RoPE cannot turn; "
+                "choose heads that give an even one"
+            )
+        if self.num_heads % self.kv_heads:
+            raise ValueError(
+                f"num_kv_heads: {self.num_kv_heads} does not divide num_heads {self.num_heads}; "
+                "choose a divisor of the heads"
+            )
+        return self
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+        return self.d_model // self.num_heads
+
+    @property
+    def kv_heads(self) -> int:
+        """Key and value heads: `num_kv_heads`, or as many as there are query heads."""
+        return self.num_kv_heads or self.num_heads
+
+    @property
+    def mlp_width(self) -> int:
+        """Inner width of the MLP: `d_ff`, or 4 · d_model."""
+        return self.d_ff or 4 * self.d_model
+
+    @property
+    def parameter_count(self) -> int:
+        """How many weights `create_model` makes, counted from the shapes."""
+        d, kv = self.d_model, self.kv_heads * self.head_dim
+        attention = 2 * d * d + 2 * d * kv
+        mlp = (3 if self.mlp == "swiglu" else 2) * d * self.mlp_width
+        embeddings = self.vocab_size * d * (1 if self.tie_embeddings else 2)
+        return embeddings + self.num_layers * (attention + mlp + 2 * d) + d
+
+    @classmethod
+    def from_preset(cls, name: str, **changes: Any) -> NanoConfig:
+        """The preset `name` with `changes`.
+
+        Raises:
+            BadInput: No such preset, or a change that does not fit.
+        """
+        if name not in PRESETS:
+            raise BadInput(f"preset: {name!r} is not known; use one of {', '.join(PRESETS)}")
+        return cls(**PRESETS[name] | changes)
+
+
+def _decoder(d_model: int, layers: int, heads: int, context: int, sparse: tuple[int, int, int]) -> dict[str, Any]:
+    # The sparse sizes are the window, the global and the random keys that `dca` and `bigbird` take from a preset;
+    # `window` and `local_global` use the first two.
+    window, global_tokens, random_tokens = sparse
+    options = {"window": window, "global_tokens": global_tokens, "random_tokens": random_tokens}
+    return {
+        "d_model": d_model,
+        "num_layers": layers,
+        "num_heads": heads,
+        "context_length": context,
+        "vocab_size": 50257,
+        "tie_embeddings": True,
+        "attention_options": options,
+    }
+
+
+def _untied(d_model: int, d_ff: int, layers: int, heads: int) -> dict[str, Any]:
+    return {
+        "d_model": d_model,
+        "d_ff": d_ff,
+        "num_layers": layers,
+        "num_heads": heads,
+        "context_length": 512,
+        "vocab_size": 10000,
+        "tie_embeddings": False,
+    }
+
+
+def _gpt(d_model: int, layers: int, heads: int) -> dict[str, Any]:
+    return {
+        "d_model": d_model,
+        "num_layers": layers,
+        "num_heads": heads,
+        "context_length": 2048,
+        "vocab_size": 50304,
+        "mlp": "gelu",
+        "tie_embeddings": True,
+    }
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "decoder_tiny": _decoder(512, 6, 8, 1024, (256, 32, 16)),
+    "decoder_small": _decoder(768, 12, 12, 2048, (512, 64, 32)),
+    "decoder_medium": _decoder(1024, 24, 16, 4096, (1024, 128, 64)),
+    "small": _untied(768, 3072, 12, 12),
+    "medium": _untied(1024, 4096, 24, 16),
+    "large": _untied(1280, 5120, 36, 20),
+    "xl": _untied(1600, 6400, 48, 25),
+    "2.7B": _untied(2560, 10240, 32, 32),
+    "gpt_125M": _gpt(768, 12, 12),
+    "gpt_350M": _gpt(1024, 24, 16),
+    "gpt_1.3B": _gpt(2048, 24, 16),
+    "gpt_6.7B": _gpt(4096, 32, 32),
+}

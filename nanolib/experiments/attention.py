@@ -1,0 +1,286 @@
+"""When does sparse attention pay on this machine? Latency, memory, FLOPs and error of attention kinds over sequence lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+import pydantic
+import torch
+
+from nanolib.experiments.ceilings import CeilingCase, ceiling_cases, rate_rows, roofline_ms
+from nanolib.experiments import params as shared
+from nanolib.experiments.params import MAX_SEQ_LEN, Case, distinct, known_dtypes
+from nanolib.measurement import BadInput, Measurement, exact
+from nanolib.meters import measure
+from nanolib.meters.flops import BACKWARD_FACTOR, RECOMPUTING_BACKWARD_FACTOR, count_flops
+from nanolib.meters.machine import resolve_device
+from nanolib.meters.memory import measure_memory
+from nanolib.models import attention
+from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
+from nanolib.models.attention.sparse import element_mask
+
+_ERROR_ROWS = 128  # queries compared with float64: enough to find a wrong tile, few enough for a long sequence
+
+Size = pydantic.PositiveInt
+
+
+class Params(shared.Params):
+    """Parameters of the attention notebook.
+
+    Attributes:
+        seq_lens: Sequence lengths, tokens.
+        batch_sizes: Sequences per batch.
+        kinds: Attention kinds, each `{kind: dense, backend: flash}` or `{kind: sparse, pattern: window, ...}`; a
+            bare name stands for the kind with its defaults.
+        dtypes: Types of q, k and v.
+        num_heads: Query heads.
+        num_kv_heads: Key and value heads; divides `num_heads`; 0 means as many.
+        head_dim: Width of a head.
+        causal: Whether the future is masked.
+        backward: Whether to measure the backward pass too.
+    """
+
+    seq_lens: list[int] = pydantic.Field([128, 256], min_length=1, max_length=64)
+    batch_sizes: list[int] = pydantic.Field([1], min_length=1, max_length=64)
+    kinds: list[dict[str, Any]] = pydantic.Field([{"kind": "dense"}, {"kind": "sparse"}], min_length=1, max_length=64)
+    dtypes: list[str] = pydantic.Field(["float32"], min_length=1)
+    num_heads: int = pydantic.Field(8, gt=0, le=4096)
+    num_kv_heads: int = pydantic.Field(0, ge=0, le=4096)
+    head_dim: int = pydantic.Field(64, gt=0, le=4096)
+    causal: bool = True
+    backward: bool = True
+
+    _dtypes = pydantic.field_validator("dtypes")(known_dtypes)
+    _distinct = pydantic.field_validator("seq_lens", "batch_sizes", "kinds", "dtypes")(distinct)
+
+    @pydantic.field_validator("kinds", mode="before")
+    @classmethod
+    def _spell_out(cls, values: Any) -> Any:
+        values = [values] if isinstance(values, dict | str) else values
+        if not isinstance(values, list | tuple):
+            return values
+        return [{"kind": value} if isinstance(value, str) else value for value in values]
+
+    @pydantic.field_validator("kinds")
+    @classmethod
+    def _kinds_exist(cls, values: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for value in values:
+            if "kind" not in value:
+                raise ValueError(f"{value!r} names no kind; give kind: one of {', '.join(attention.kinds())}")
+            try:
+                attention.parse_options(value["kind"], _options(value))
+            except BadInput as error:
+                raise ValueError("; ".join(error.lines)) from None
+        return values
+
+    @pydantic.field_validator("seq_lens", "batch_sizes")
+    @classmethod
+    def _sizes(cls, values: list[int]) -> list[int]:
+        for value in values:
+            if not 0 < value <= MAX_SEQ_LEN:
+                raise ValueError(f"{value} will not do; give whole numbers from 1 to {MAX_SEQ_LEN}")
+        return values
+
+    @pydantic.model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        if self.num_kv_heads and self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_kv_heads: {self.num_kv_heads} does not divide num_heads {self.num_heads}; use a divisor")
+        return self
+
+
+def _options(kind: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in kind.items() if name != "kind"}
+
+
+@dataclass(frozen=True)
+class AttentionCase(Case):
+    """One attention kind on one shape."""
+
+    attention_type: str
+    options: dict[str, Any]
+    seq_len: int
+    batch_size: int
+    dtype: str
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    causal: bool
+    backward: bool
+
+    @property
+    def work(self) -> attention.Work:
+        """What the kind keeps."""
+        n = self.seq_len
+        return attention.work(self.attention_type, n, n, causal=self.causal, options=self.options)
+
+    @property
+    def name(self) -> str:
+        """The kind and the option that tells it from its siblings."""
+        return kind_name(self.attention_type, self.options)
+
+    def __str__(self) -> str:
+        """The kind and the shape."""
+        return f"{self.name} n={self.seq_len} batch={self.batch_size} {self.dtype}"
+
+
+def kind_name(attention_type: str, options: dict[str, Any]) -> str:
+    """How charts and tables call a kind: `dense (flash)`, `window 256`, `local_global 256+32`, `window s=0.9`."""
+    if attention_type != "sparse":
+        return attention_type + (f" ({options['backend']})" if "backend" in options else "")
+    parsed = attention.parse_options("sparse", options)
+    if parsed.sparsity is not None:
+        return f"{parsed.pattern} s={parsed.sparsity:g}"
+    reach = f"{parsed.window}+{parsed.global_tokens}" if parsed.pattern == "local_global" else f"{parsed.window}"
+    return f"{parsed.pattern} {reach}"
+
+
+def cases(params: Params) -> list[Case]:
+    """The ceilings, then every kind at every shape, short sequences first."""
+    device = resolve_device(params.device)
+    grid = [
+        AttentionCase(
+            device,
+            kind["kind"],
+            _options(kind),
+            seq_len,
+            batch_size,
+            dtype,
+            params.num_heads,
+            params.num_kv_heads or params.num_heads,
+            params.head_dim,
+            params.causal,
+            params.backward,
+        )
+        for seq_len in params.seq_lens
+        for batch_size in params.batch_sizes
+        for dtype in params.dtypes
+        for kind in params.kinds
+    ]
+    return [*ceiling_cases(device, params.dtypes, params.budget_s), *grid]
+
+
+def predict(case: Case, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+    """What formulas say before anything runs.
+
+    Args:
+        case: An `AttentionCase`; a ceiling has no prediction.
+        ceilings: As `roofline_ms` takes them; without them no time is predicted.
+
+    Returns:
+        `flops` (FLOP, forward), `bytes` (q, k, v and out once), `sparsity`, `block_sparsity`, `peak_memory` (MiB, forward:
+        inputs and output), `latency` (ms, roofline) where the ceilings are known.
+    """
+    if not isinstance(case, AttentionCase):
+        return {}
+    flops = case.work.flops(case.batch_size, case.num_heads, case.head_dim)
+    item = torch.empty((), dtype=getattr(torch, case.dtype)).element_size()
+    row = case.batch_size * case.seq_len * case.head_dim * item
+    moved = row * (2 * case.num_heads + 2 * case.num_kv_heads)
+    predicted: dict[str, float | str] = {
+        "flops": flops,
+        "bytes": moved,
+        "sparsity": case.work.sparsity,
+        "block_sparsity": case.work.block_sparsity,
+        "peak_memory": moved / 2**20,
+    }
+    if (latency := roofline_ms(flops, moved, case.dtype, ceilings or {})) is not None:
+        predicted["latency"] = latency
+    return predicted
+
+
+def measure_case(case: Case, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
+    """The rows of one case: work, latency, rates, memory, error."""
+    if isinstance(case, CeilingCase):
+        yield from case.measure()
+        return
+    q, k, v = _inputs(case, params.seed)
+
+    def forward() -> torch.Tensor:
+        return attention.attend(case.attention_type, q, k, v, causal=case.causal, options=case.options)
+
+    yield _error(case, forward(), q, k, v)
+    predicted = predict(case, ceilings)
+    flops = int(predicted["flops"])
+    yield exact("sparsity", case.work.sparsity, method="mask")
+    yield exact("block_sparsity", case.work.block_sparsity, method="mask")
+    yield exact("flops", flops, scope="forward")
+    yield exact("flops", count_flops(forward), scope="forward", method="flop_counter", predicted=flops)
+
+    timing = {"precision": params.precision, "budget_s": params.budget_s, "device": case.device}
+    with torch.no_grad():
+        latency = measure(forward, scope="forward", predicted=predicted.get("latency"), **timing)
+        yield latency
+        yield from rate_rows(latency, flops, case.dtype, ceilings)
+        yield from measure_memory(
+            forward,
+            device=case.device,
+            existing=(q, k, v),
+            scope="forward",
+            predicted_bytes=predicted["peak_memory"] * 2**20,
+        )
+    if case.backward:
+        yield from _measure_backward(case, params, forward, (q, k, v), flops, ceilings)
+
+
+def _measure_backward(
+    case: AttentionCase, params: Params, forward: Any, inputs: tuple, flops: int, ceilings: dict[str, float]
+) -> Iterator[Measurement]:
+    for x in inputs:
+        x.requires_grad_()
+    out = forward()
+    gradient = torch.randn_like(out)
+
+    def backward() -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(out, inputs, gradient, retain_graph=True)
+
+    def both() -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(forward(), inputs, gradient)
+
+    factor = BACKWARD_FACTOR if _keeps_scores(case) else RECOMPUTING_BACKWARD_FACTOR
+    work = round(factor * flops)
+    yield exact("flops", work, scope="backward")
+    moved = 2 * sum(x.nbytes for x in inputs) + 2 * out.nbytes  # read q, k, v, out, dout; write dq, dk, dv
+    latency = measure(
+        backward,
+        precision=params.precision,
+        budget_s=params.budget_s,
+        device=case.device,
+        scope="backward",
+        predicted=roofline_ms(work, moved, case.dtype, ceilings),
+    )
+    yield latency
+    yield from rate_rows(latency, work, case.dtype, ceilings)
+    yield from measure_memory(both, device=case.device, existing=(*inputs, gradient), scope="forward_backward")
+
+
+def _keeps_scores(case: AttentionCase) -> bool:
+    """The math backend keeps the weights for the backward pass; all others compute the scores again."""
+    return case.attention_type == "dense" and case.options.get("backend") == "math"
+
+
+def _inputs(case: AttentionCase, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Random q, k, v, drawn afresh for the case."""
+    generator = torch.Generator().manual_seed((seed + int(case.case_id, 16)) % 2**63)
+
+    def draw(heads: int) -> torch.Tensor:
+        x = torch.randn(case.batch_size, heads, case.seq_len, case.head_dim, generator=generator)
+        return x.to(case.device, getattr(torch, case.dtype))
+
+    return draw(case.num_heads), draw(case.num_kv_heads), draw(case.num_kv_heads)
+
+
+def _error(case: AttentionCase, out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Measurement:
+    """The kernel against float64 with the same mask, on evenly spread queries of the first sequence."""
+    n = case.seq_len
+    rows = torch.linspace(0, n - 1, min(n, _ERROR_ROWS)).long().unique()
+    if case.attention_type == "sparse":
+        options = attention.parse_options("sparse", case.options)
+        mask = torch.cat([element_mask(n, n, causal=case.causal, options=options, row=int(row)) for row in rows])
+    else:
+        mask = causal_mask(n, n)[rows] if case.causal else torch.ones(len(rows), n, dtype=torch.bool)
+    q, k, v, out = (x[:1].detach().cpu() for x in (q, k, v, out))
+    reference = masked_attention(q[:, :, rows], k, v, mask)
+    error = relative_error(out[:, :, rows], reference)
+    return exact("relative_error", error, scope="forward", method=f"float64 on {len(rows)} queries")

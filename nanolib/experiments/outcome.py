@@ -1,0 +1,98 @@
+"""How one case ends: its rows, and a status with its reason in one line."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from nanolib.measurement import Measurement, Status, Unsupported
+
+
+class CaseTimeout(BaseException):
+    """The case's time is over; no `except Exception` on the way may swallow it."""
+
+
+@dataclass
+class Outcome:
+    """What a case gave.
+
+    Attributes:
+        rows: What was measured before the end, in order.
+        status: How it ended.
+        message: Why, in one line.
+        seconds: How long it took.
+    """
+
+    rows: list[Measurement] = field(default_factory=list)
+    status: Status = Status.OK
+    message: str = ""
+    seconds: float = 0.0
+
+
+def attempt(
+    measure: Callable[[], Iterable[Measurement]],
+    timeout_s: float,
+    keep: Callable[[Measurement], None] | None = None,
+) -> Outcome:
+    """Run `measure` to its end, its failure, or its time limit; never raises but for KeyboardInterrupt and the like.
+
+    Args:
+        measure: Yields the rows of the case as they are made.
+        timeout_s: The limit. Only the main thread can be interrupted, and only between two Python instructions: a kernel that
+            never returns needs `isolation: process`.
+        keep: Told each row as it comes.
+    """
+    outcome, start = Outcome(), time.perf_counter()
+    try:
+        with _time_limit(timeout_s):
+            for row in measure():
+                outcome.rows.append(row)
+                if keep:
+                    keep(row)
+    except CaseTimeout:
+        outcome.status = Status.TIMEOUT
+        outcome.message = f"ran longer than case_timeout_s {timeout_s:g}; raise it or shrink the case"
+    except Unsupported as error:
+        outcome.status, outcome.message = Status.UNSUPPORTED, one_line(error)
+    except Exception as error:
+        outcome.status = Status.OOM if is_out_of_memory(error) else Status.ERROR
+        outcome.message = f"{type(error).__name__}: {one_line(error)}"
+    outcome.seconds = time.perf_counter() - start
+    return outcome
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception means that memory ran out, on the device or on the host."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and ("can't allocate memory" in text or "out of memory" in text)
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an exception on one line of at most 500 characters."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= 500 else text[:497] + "..."
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("a time limit needs the main thread; use isolation: process elsewhere")
+
+    def expire(*_: object) -> None:
+        raise CaseTimeout
+
+    before = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

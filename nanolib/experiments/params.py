@@ -1,0 +1,132 @@
+"""What every notebook's parameters share, and what a case is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, Self
+
+import pydantic
+
+from nanolib.config import ATTENTION_KINDS, DTYPES, PRESETS
+from nanolib.meters.machine import resolve_device
+from nanolib.validation import StrictModel
+
+# Parameters that say how to schedule and name a run, not what it measures: a run may be continued under another label.
+SCHEDULING = ("suite", "label", "resume")
+
+MAX_SEQ_LEN = 2**24
+
+
+class Params(StrictModel):
+    """Parameters that every measuring notebook has.
+
+    Attributes:
+        device: `auto`, `cpu`, `cuda`, `cuda:1`, `mps` or `xpu`.
+        precision: Stop timing when the interval's half-width is this share of the estimate.
+        budget_s: At most this long for one timing, s.
+        case_timeout_s: At most this long for one case, s.
+        isolation: `process` runs each case in a fresh process.
+        seed: Seeds the inputs.
+        suite: Which params set this is.
+        label: The user's name for the run.
+        resume: Continue the last run with the same parameters, version and machine.
+    """
+
+    device: str = "auto"
+    precision: float = pydantic.Field(0.01, gt=0, lt=1)
+    budget_s: float = pydantic.Field(2.0, gt=0, le=86_400)
+    case_timeout_s: float = pydantic.Field(300.0, gt=0, le=604_800)
+    isolation: Literal["none", "process"] = "none"
+    seed: int = pydantic.Field(0, ge=0, lt=2**31)
+    suite: str = pydantic.Field("", max_length=200)
+    label: str = pydantic.Field("", max_length=200)
+    resume: bool = False
+
+    @classmethod
+    def complaint_prefix(cls) -> str:
+        """The experiment's name: the last part of the module that defines the parameters."""
+        return cls.__module__.rsplit(".", 1)[-1] + "."
+
+    @pydantic.field_validator("device")
+    @classmethod
+    def _device_is_here(cls, value: str) -> str:
+        resolve_device(value)
+        return value
+
+    @classmethod
+    def collect(cls, namespace: Mapping[str, Any]) -> Self:
+        """The parameters out of a notebook's `globals()`.
+
+        Raises:
+            BadInput: One line per field that will not do.
+        """
+        return cls(**{name: namespace[name] for name in cls.model_fields if name in namespace})
+
+    def defining(self) -> dict[str, Any]:
+        """The parameters that define what is measured, for the fingerprint of a run."""
+        return {name: value for name, value in self.model_dump(mode="json").items() if name not in SCHEDULING}
+
+
+def distinct(values: list[Any]) -> list[Any]:
+    """`values`, when none comes twice: a case measured twice in one run has no meaning."""
+    seen = [json.dumps(value, sort_keys=True) for value in values]
+    twice = next((value for value, text in zip(values, seen, strict=True) if seen.count(text) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice!r} is given twice; leave one out")
+    return values
+
+
+def known_presets(values: list[str]) -> list[str]:
+    """`values`, when each is a preset."""
+    return _known(values, PRESETS, "preset")
+
+
+def known_dtypes(values: list[str]) -> list[str]:
+    """`values`, when each is a dtype."""
+    return _known(values, DTYPES, "dtype")
+
+
+def known_kinds(values: list[str]) -> list[str]:
+    """`values`, when each is an attention kind."""
+    return _known(values, ATTENTION_KINDS, "attention kind")
+
+
+def _known(values: list[str], known: Any, what: str) -> list[str]:
+    for value in values:
+        if value not in known:
+            raise ValueError(f"{value!r} is no {what}; use {', '.join(known)}")
+    return values
+
+
+@dataclass(frozen=True)
+class Case:
+    """One point of the grid; its fields are the factors, JSON types only."""
+
+    device: str
+
+    @property
+    def factors(self) -> dict[str, Any]:
+        """Name → value of what defines the case."""
+        return asdict(self)
+
+    @property
+    def case_id(self) -> str:
+        """Sixteen hexadecimal digits that depend on the kind of case and its factors alone."""
+        text = json.dumps([type(self).__name__, self.factors], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def __str__(self) -> str:
+        """The factors that are worth a glance in a progress bar."""
+        shown = (getattr(self, f.name) for f in fields(self) if f.name != "device")
+        return " ".join(_brief(value) for value in shown if value not in ({}, "", None))
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, dict):
+        return ",".join(f"{name}={item}" for name, item in value.items())
+    return str(value)
+
+

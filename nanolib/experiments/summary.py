@@ -1,0 +1,76 @@
+"""What does the database say? The summary notebook's parameters: which runs, from which database."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pydantic
+
+from nanolib.store import Store, database_path
+from nanolib.validation import StrictModel
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Params(StrictModel):
+    """Parameters of the summary notebook.
+
+    Attributes:
+        runs: Which runs: ids, labels, experiments, `latest`, `latest~1`, `all`; `newest` means each experiment's newest.
+        database: Path of the database; empty means the one in the output folder.
+        suite: Which params set this is.
+        label: Part of every params set; the summary makes no run.
+        resume: Likewise.
+    """
+
+    runs: list[str] = pydantic.Field(["newest"], min_length=1, max_length=1000)
+    database: str = pydantic.Field("", max_length=4096)
+    suite: str = pydantic.Field("", max_length=200)
+    label: str = pydantic.Field("", max_length=200)
+    resume: bool = False
+
+    @classmethod
+    def complaint_prefix(cls) -> str:
+        """The notebook's name."""
+        return "summary."
+
+    @classmethod
+    def collect(cls, namespace: dict) -> Params:
+        """The parameters out of a notebook's `globals()`."""
+        return cls(**{name: namespace[name] for name in cls.model_fields if name in namespace})
+
+
+def select_runs(store: Store, names: list[str]) -> list[str]:
+    """Run ids that the names stand for, oldest first; an empty database has none.
+
+    Raises:
+        BadInput: A name that stands for no run.
+    """
+    ids: list[str] = []
+    for name in names:
+        ids += newest_runs(store) if name == "newest" else store.resolve(name)
+    return list(dict.fromkeys(ids))
+
+
+def newest_runs(store: Store) -> list[str]:
+    """The newest run of each experiment that is done; where none is, the newest at all."""
+    runs = store.runs()
+    if runs.empty:
+        return []
+    done = runs.assign(done=runs.status == "done").sort_values(["done", "started"])
+    return [str(group.run_id.iloc[-1]) for _, group in done.groupby("experiment", sort=True)]
+
+
+def load(params: Params) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """The chosen runs, their machines and their measurements.
+
+    Raises:
+        BadInput: A name that stands for no run, or a database that cannot be read.
+    """
+    path = params.database or database_path()
+    with Store(path, create=not params.database) as store:
+        ids = select_runs(store, params.runs)
+        runs = store.runs()
+        return runs[runs.run_id.isin(ids)], store.machines(), store.measurements(ids, samples=True)
+

@@ -1,0 +1,257 @@
+"""The one path by which a number is made: cases → sweep → rows.
+
+Lock the device, skip what is done, write a `started` row, measure, store the case in one transaction. A kill loses the case in
+flight and nothing else; a failure is a row, and the sweep goes on.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+from tqdm import tqdm
+
+import nanolib
+from nanolib.experiments.lock import device_lock
+from nanolib.experiments.outcome import Outcome, attempt, one_line
+from nanolib.experiments.params import Case, Params
+from nanolib.experiments.worker import run_in_process, was_killed
+from nanolib.measurement import BadInput, Measurement, RunStatus, Status
+from nanolib.meters.machine import Machine, resolve_device, this_machine, versions
+from nanolib.store import Run, Store
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LAUNCH_VARIABLE = "NANOLIB_LAUNCH"  # `nano run` gives all its notebooks one token, and finds their runs by it
+MAX_ATTEMPTS = 2
+
+
+class SweepRun:
+    """A run whose cases have been measured; `finish` makes it `done`.
+
+    Attributes:
+        run_id: Its UUID.
+        store: Where its rows are.
+    """
+
+    def __init__(self, store: Store, run_id: str, start: float) -> None:
+        self.store, self.run_id, self._start = store, run_id, start
+
+    def measurements(self, *, samples: bool = False) -> pd.DataFrame:
+        """The rows of the whole run, those of an earlier start included; see `Store.measurements`."""
+        return self.store.measurements([self.run_id], samples=samples)
+
+    def finish(self) -> str:
+        """Mark the run as done: the last thing that a notebook does. Returns a line that says where the results are."""
+        duration = time.time() - self._start
+        self.store.update_run(self.run_id, status=RunStatus.DONE, duration_s=duration, message="")
+        return f"run {self.run_id[:8]} is in {self.store.path.name}"
+
+
+def measure(experiment: Any, params: Params, *, store: Store | None = None, progress: bool = True) -> SweepRun:
+    """Measure all cases of an experiment on this machine.
+
+    Args:
+        experiment: A module of `nanolib.experiments`: it has `cases` and `measure_case`.
+        params: Its parameters.
+        store: Where the rows go; the database in the output folder by default.
+        progress: Whether to show a bar with the case in flight.
+
+    Returns:
+        The run, still `running`.
+    """
+    cases = experiment.cases(params)
+    if not cases:
+        raise BadInput(f"{experiment.__name__}: these parameters give no case; widen them")
+    store = store or Store()
+    device = resolve_device(params.device)
+    name = experiment.__name__.rsplit(".", 1)[-1]
+    with device_lock(device, f"{name} {params.label}".strip()):
+        machine = this_machine()
+        mark_dead_runs(store, machine)
+        run = _new_run(name, params, machine, device, len(cases))
+        run_id = _resumed(store, run) if params.resume else ""
+        if run_id:
+            _say_resumed(store, run_id, cases)
+        else:
+            run_id = store.add(run)
+        sweep_run = SweepRun(store, run_id, time.time())
+        try:
+            _measure_all(experiment, params, cases, store, run_id, progress)
+        except BaseException as error:
+            status = RunStatus.INTERRUPTED if isinstance(error, KeyboardInterrupt) else RunStatus.FAILED
+            store.update_run(run_id, status=status, message=f"{type(error).__name__}: {one_line(error)}")
+            raise
+    return sweep_run
+
+
+def _measure_all(
+    experiment: Any, params: Params, cases: Sequence[Case], store: Store, run_id: str, progress: bool
+) -> None:
+    finished, attempts = store.finished_cases(run_id), store.started_attempts(run_id)
+    todo = [case for case in cases if case.case_id not in finished]
+    bar = tqdm(total=len(cases), initial=len(cases) - len(todo), unit="case", disable=not progress, file=sys.stderr)
+    # a worker process is used off the main thread too, where nothing else can enforce the time limit
+    isolated = params.isolation == "process" or threading.current_thread() is not threading.main_thread()
+    with bar:
+        for case in todo:
+            bar.set_description_str(str(case))
+            tried = attempts.get(case.case_id, 0)
+            while True:
+                if tried >= MAX_ATTEMPTS:
+                    message = f"its process died {tried} times while it ran; it is not tried again"
+                    outcome = Outcome(status=Status.ERROR, message=message)
+                    break
+                tried += 1
+                started = Measurement("case_time", status=Status.STARTED, details={"attempts": tried})
+                store.write_case(run_id, case.case_id, case.factors, [started])
+                outcome = _outcome(experiment, params, case, ceilings_of(store, run_id), isolated)
+                if not was_killed(outcome):
+                    break
+            _store_outcome(store, run_id, case, outcome, tried)
+            bar.update()
+
+
+def _outcome(experiment: Any, params: Params, case: Case, ceilings: dict[str, float], isolated: bool) -> Outcome:
+    if isolated:
+        return run_in_process(experiment, params, case, ceilings)
+    return attempt(lambda: experiment.measure_case(case, params, ceilings), params.case_timeout_s)
+
+
+def _store_outcome(store: Store, run_id: str, case: Case, outcome: Outcome, attempts: int) -> None:
+    """All rows of the case, its `case_time` first, in one transaction; a row that cannot be stored is an error row."""
+    ending = Measurement(
+        "case_time",
+        outcome.seconds,
+        n=1,
+        samples=(outcome.seconds,),
+        method="perf_counter",
+        status=outcome.status,
+        message=outcome.message,
+        details={"attempts": attempts},
+    )
+    try:
+        store.write_case(run_id, case.case_id, case.factors, [ending, *outcome.rows])
+    except (TypeError, ValueError) as error:
+        broken = replace(ending, status=Status.ERROR, message=f"its rows cannot be stored: {one_line(error)}")
+        store.write_case(run_id, case.case_id, case.factors, [broken])
+
+
+def ceilings_of(store: Store, run_id: str) -> dict[str, float]:
+    """The machine's ceilings that this run has measured: dtype → FLOP/s, and `copy` → B/s."""
+    query = "SELECT scope, estimate FROM measurements WHERE run_id = ? AND metric IN ('ceiling_flops', 'ceiling_bytes')"
+    return dict(store.connection.execute(query, (run_id,)).fetchall())
+
+
+# runs
+
+
+def _new_run(name: str, params: Params, machine: Machine, device: str, cases: int) -> Run:
+    made_by = versions() | {"nanolib": nanolib.__version__, "sources": source_digest()}
+    identity = [name, params.defining(), made_by, machine.machine_id, device]
+    return Run(
+        experiment=name,
+        machine=machine.to_dict(),
+        params=params.model_dump(mode="json"),
+        suite=params.suite,
+        label=params.label,
+        device=device,
+        versions=made_by,
+        git_revision=git_revision(),
+        fingerprint=hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16],
+        cases=cases,
+        process=_process_name(),
+        launch=os.environ.get(LAUNCH_VARIABLE, ""),
+    )
+
+
+def _resumed(store: Store, run: Run) -> str:
+    """The last run with the same parameters, version and machine, taken over by this process; empty without one."""
+    runs = store.runs("fingerprint = ?", (run.fingerprint,))
+    in_use = [
+        status == RunStatus.RUNNING and process != run.process and alive(process)
+        for status, process in zip(runs.status, runs.process, strict=True)
+    ]
+    runs = runs[[not used for used in in_use]]
+    if runs.empty:
+        return ""
+    run_id = str(runs.run_id.iloc[-1])
+    store.update_run(
+        run_id,
+        status=RunStatus.RUNNING,
+        process=run.process,
+        launch=run.launch or str(runs.launch.iloc[-1]),
+        label=run.label or str(runs.label.iloc[-1]),
+    )
+    return run_id
+
+
+def _say_resumed(store: Store, run_id: str, cases: Sequence[Case]) -> None:
+    done = len({case.case_id for case in cases} & store.finished_cases(run_id))
+    print(f"resuming run {run_id[:8]}: {done} of {len(cases)} cases are done and skipped", file=sys.stderr, flush=True)
+
+
+def mark_dead_runs(store: Store, machine: Machine) -> None:
+    """Runs of this machine that say `running` though their process is gone become `interrupted`."""
+    runs = store.runs("status = ? AND machine_id = ?", (RunStatus.RUNNING, machine.machine_id))
+    for run_id, process in zip(runs.run_id, runs.process, strict=True):
+        if process.startswith(_host()) and not alive(process):
+            store.update_run(run_id, status=RunStatus.INTERRUPTED, message="its process ended before the run did")
+
+
+@functools.cache
+def _host() -> str:
+    """This boot of this machine, without naming it."""
+    return hashlib.sha256(f"{os.uname().nodename}{psutil.boot_time():.0f}".encode()).hexdigest()[:8]
+
+
+def _process_name() -> str:
+    return f"{_host()}:{os.getpid()}:{psutil.Process().create_time():.2f}"
+
+
+def alive(process: str) -> bool:
+    """Whether the process that a run names is still there (on this boot of this machine)."""
+    host, _, rest = process.partition(":")
+    pid, _, created = rest.partition(":")
+    if host != _host():
+        return False
+    try:
+        found = psutil.Process(int(pid))
+        return abs(found.create_time() - float(created)) < 1 and found.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@functools.cache
+def source_digest() -> str:
+    """A hash of nanolib's own sources: edited code is another version, whatever git says."""
+    root = Path(nanolib.__file__).parent
+    digest = hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        digest.update(str(file.relative_to(root)).encode() + file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+@functools.cache
+def git_revision() -> str:
+    """The checkout's revision, with `+` when files differ from it; empty outside a checkout."""
+    root = Path(nanolib.__file__).parent.parent
+    if not (root / ".git").exists():
+        return ""
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):  # no git, or no commit yet: the sources' digest still tells
+        return ""

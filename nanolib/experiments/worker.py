@@ -1,0 +1,115 @@
+"""One case in a fresh process: `python -m nanolib.experiments.worker`, a request in, a file of JSON lines out.
+
+Each row is written as it is made, so that a worker which is killed leaves what it had.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from nanolib.experiments.outcome import Outcome, attempt
+from nanolib.experiments.params import Case, Params
+from nanolib.measurement import BadInput, Measurement, Status
+
+_START_S = 60.0  # what importing torch may take on a busy machine, on top of the case's own limit
+
+
+def run_in_process(experiment: Any, params: Params, case: Case, ceilings: dict[str, float]) -> Outcome:
+    """Measure one case in a fresh process, within its time limit.
+
+    Returns:
+        Its outcome; `error` with the signal's name when the process was killed.
+    """
+    request = {
+        "module": experiment.__name__,
+        "params": params.model_dump(mode="json"),
+        "case_id": case.case_id,
+        "ceilings": ceilings,
+    }
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="nanolib-case-") as folder:
+        request["answer"] = str(Path(folder) / "rows.jsonl")
+        Path(request["answer"]).touch()
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)},
+            start_new_session=True,  # so that the whole group can be ended with it
+        )
+        try:
+            _, errors = process.communicate(json.dumps(request), timeout=params.case_timeout_s + _START_S)
+            late = False
+        except subprocess.TimeoutExpired:
+            late = True
+        finally:  # after an interrupt too: nothing may stay behind
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):  # it ended by itself just now
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        outcome = _read(Path(request["answer"]))
+    outcome.seconds = time.perf_counter() - start
+    if late:
+        outcome.status = Status.TIMEOUT
+        outcome.message = f"ran longer than case_timeout_s {params.case_timeout_s:g}; raise it or shrink the case"
+    elif process.returncode < 0:
+        outcome.status = Status.ERROR
+        outcome.message = f"its process was killed by {signal.Signals(-process.returncode).name}"
+    elif process.returncode:
+        last = (errors.strip().splitlines() or ["no message"])[-1]
+        outcome.status, outcome.message = Status.ERROR, f"its process ended with {process.returncode}: {last}"
+    return outcome
+
+
+def was_killed(outcome: Outcome) -> bool:
+    """Whether the outcome is that of a process killed by a signal."""
+    return outcome.status is Status.ERROR and outcome.message.startswith("its process was killed by")
+
+
+def _read(path: Path) -> Outcome:
+    outcome = Outcome()
+    for line in path.read_text().splitlines():
+        answer = json.loads(line)
+        if "metric" in answer:
+            outcome.rows.append(Measurement.from_dict(answer))
+        else:
+            outcome.status, outcome.message = Status(answer["status"]), answer["message"]
+    return outcome
+
+
+def main() -> None:
+    """Read the request from standard input, measure, write the answer."""
+    request = json.load(sys.stdin)
+    experiment = importlib.import_module(request["module"])
+    params = experiment.Params(**request["params"])
+    case = next((case for case in experiment.cases(params) if case.case_id == request["case_id"]), None)
+    if case is None:
+        raise BadInput(f"case_id: {request['case_id']} is not among the cases of these parameters")
+    with open(request["answer"], "a", encoding="utf-8") as answer:
+
+        def write(value: dict[str, Any]) -> None:
+            answer.write(json.dumps(value) + "\n")
+            answer.flush()
+
+        outcome = attempt(
+            lambda: experiment.measure_case(case, params, request["ceilings"]),
+            params.case_timeout_s,
+            keep=lambda row: write(row.to_dict()),
+        )
+        write({"status": outcome.status, "message": outcome.message})
+
+
+if __name__ == "__main__":
+    main()

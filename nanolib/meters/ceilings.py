@@ -1,0 +1,69 @@
+"""The machine's ceilings, measured: the rate of a large matrix product per dtype, and of a large copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from nanolib.measurement import Measurement
+from nanolib.meters.latency import measure
+
+_MATRIX = {"cpu": 1536, "cuda": 8192}
+_COPY_BYTES = {"cpu": 2**27, "cuda": 2**30}  # far beyond the last cache
+
+
+def measure_ceilings(
+    device: str, dtypes: Sequence[str], precision: float = 0.02, budget_s: float = 2.0, copy: bool = True
+) -> Iterator[Measurement]:
+    """What this device reaches at best: the yardstick for every share.
+
+    Args:
+        device: Where.
+        dtypes: For which dtypes to time a matrix product.
+        precision: As in `measure`.
+        budget_s: As in `measure`, for each ceiling.
+        copy: Whether to time a copy too.
+
+    Yields:
+        `ceiling_flops` (FLOP/s, the dtype in `scope`) and `ceiling_bytes` (B/s, read and written, scope `copy`).
+    """
+    kind = torch.device(device).type
+    size = _MATRIX.get(kind, 4096)
+    for dtype in dtypes:
+        a, b = (torch.randn(size, size, device=device).to(getattr(torch, dtype)) for _ in range(2))
+        out = torch.empty_like(a)
+        time = measure(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), precision, budget_s, device=device)
+        yield rate("ceiling_flops", 2 * size**3, time, scope=dtype, message=f"matrix product {size}³")
+    if not copy:
+        return
+    source = torch.empty(_COPY_BYTES.get(kind, 2**29), dtype=torch.uint8, device=device).fill_(1)
+    target = torch.empty_like(source)
+    time = measure(lambda: target.copy_(source), precision, budget_s, device=device)
+    yield rate("ceiling_bytes", 2 * source.nbytes, time, scope="copy", message=f"copy of {source.nbytes // 2**20} MiB")
+
+
+def rate(metric: str, amount: float, latency: Measurement, *, scope: str = "", message: str = "") -> Measurement:
+    """amount / latency per second, with the interval and labels of the latency it came from.
+
+    Args:
+        metric: What the rate is, such as `flops_per_second`.
+        amount: FLOPs, bytes or tokens of one call.
+        latency: The `latency` of one call, ms.
+        scope: Of what; the latency's when empty.
+        message: How, in one line.
+    """
+    per_second = 1e3 * amount
+    return Measurement(
+        metric,
+        per_second / latency.estimate,
+        None if latency.high is None else per_second / latency.high,
+        None if latency.low is None else per_second / latency.low,
+        latency.confidence,
+        n=latency.n,
+        samples=tuple(per_second / sample for sample in latency.samples),
+        method=f"amount/{latency.method}",
+        scope=scope or latency.scope,
+        message=message,
+        flags=latency.flags,
+    )

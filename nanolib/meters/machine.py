@@ -1,0 +1,166 @@
+"""The machine: what it is, what it can do, and a fingerprint of its hardware."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from nanolib.measurement import BadInput
+
+FP8_COMPUTE_CAPABILITY = (8, 9)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One machine. `machine_id` depends on the hardware alone, so that a new torch is the same machine.
+
+    Attributes:
+        cpu: Model of the CPU.
+        cores: Cores that this process may use.
+        ram_gib: Memory, rounded to GiB.
+        gpus: Per GPU: name, memory_gib, compute_capability, fp8.
+        system: Operating system and architecture.
+        driver: Version of the GPU driver; empty without one.
+        torch: Version of torch.
+        threads: Threads that torch uses inside an operation.
+        governor: Frequency governor; empty where the system does not tell.
+        dtypes: Per dtype, what computes it on the first GPU or the CPU: `tensor_cores`, `amx`, `avx512`, `vector`, `emulated`.
+    """
+
+    cpu: str
+    cores: int
+    ram_gib: int
+    gpus: tuple[dict[str, Any], ...]
+    system: str
+    driver: str
+    torch: str
+    threads: int
+    governor: str
+    dtypes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def machine_id(self) -> str:
+        """Twelve hexadecimal digits, a fingerprint of the hardware."""
+        hardware = [self.cpu, self.cores, self.ram_gib, self.system, [gpu["name"] for gpu in self.gpus]]
+        return hashlib.sha256(json.dumps(hardware).encode()).hexdigest()[:12]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON types; holds neither user nor host name."""
+        return asdict(self) | {"machine_id": self.machine_id, "gpus": list(self.gpus)}
+
+
+def this_machine() -> Machine:
+    """The machine that this process runs on."""
+    gpus = tuple(_gpu(index) for index in range(torch.cuda.device_count())) if torch.cuda.is_available() else ()
+    return Machine(
+        cpu=_cpu_model(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        ram_gib=round(psutil.virtual_memory().total / 2**30),
+        gpus=gpus,
+        system=f"{platform.system()} {platform.machine()}",
+        driver=_driver() if gpus else "",
+        torch=torch.__version__,
+        threads=torch.get_num_threads(),
+        governor=_first_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        dtypes=_dtypes(gpus),
+    )
+
+
+def resolve_device(name: str) -> str:
+    """The device that `auto`, `cpu`, `cuda`, `cuda:1`, `mps` or `xpu` stands for here.
+
+    Raises:
+        BadInput: The name is none, or this machine has no such device.
+    """
+    available = ["cpu"]
+    available += [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    available += ["mps"] if torch.backends.mps.is_available() else []
+    available += ["xpu"] if torch.xpu.is_available() else []
+    if name == "auto":
+        return available[1] if len(available) > 1 else "cpu"
+    wanted = {"cuda": "cuda:0"}.get(name, name)
+    if wanted not in available:
+        raise BadInput(f"device: {name!r} is not here; use auto or one of {', '.join(available)}")
+    return wanted
+
+
+def _cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _first_line(path: str) -> str:
+    file = Path(path)
+    return file.read_text().strip() if file.exists() else ""
+
+
+def _gpu(index: int) -> dict[str, Any]:
+    properties = torch.cuda.get_device_properties(index)
+    capability = (properties.major, properties.minor)
+    return {
+        "name": properties.name,
+        "memory_gib": round(properties.total_memory / 2**30),
+        "compute_capability": f"{capability[0]}.{capability[1]}",
+        "fp8": capability >= FP8_COMPUTE_CAPABILITY,
+    }
+
+
+def _driver() -> str:
+    import pynvml  # imported where it is used: most machines have no NVIDIA driver
+
+    try:
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError as error:
+        return f"unknown ({error})"
+
+
+def _dtypes(gpus: tuple[dict[str, Any], ...]) -> dict[str, str]:
+    if gpus:
+        major, minor = (int(part) for part in gpus[0]["compute_capability"].split("."))
+        return {
+            "float32": "vector",
+            "tf32": "tensor_cores" if major >= 8 else "emulated",
+            "bfloat16": "tensor_cores" if major >= 8 else "emulated",
+            "float16": "tensor_cores" if major >= 7 else "vector",
+            "float8": "tensor_cores" if (major, minor) >= FP8_COMPUTE_CAPABILITY else "emulated",
+        }
+    flags = _cpu_flags()
+    vector = "avx512" if "avx512f" in flags else "vector"
+    return {
+        "float32": vector,
+        "bfloat16": "amx" if "amx_bf16" in flags else "avx512" if "avx512_bf16" in flags else "emulated",
+        "float16": "amx" if "amx_fp16" in flags else "avx512" if "avx512_fp16" in flags else "emulated",
+        "float8": "emulated",
+    }
+
+
+def _cpu_flags() -> set[str]:
+    info = Path("/proc/cpuinfo")
+    if not info.exists():
+        return set()
+    return next((set(line.split()[2:]) for line in info.read_text().splitlines() if line.startswith("flags")), set())
+
+
+def versions() -> dict[str, str]:
+    """Versions of what makes a number, for the run's row."""
+    return {"python": platform.python_version(), "torch": torch.__version__, "platform": sys.platform}
+
+
+def free_disk_gib(path: Path) -> float:
+    """Space left where `path` lies, GiB."""
+    return shutil.disk_usage(path).free / 2**30

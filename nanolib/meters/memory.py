@@ -1,0 +1,192 @@
+"""Memory: live tensor bytes as they are born and die, the resident set as the kernel sees it, CUDA's own counters."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from nanolib.measurement import Measurement, Status, exact
+
+MIB = 2**20
+_PROC = Path("/proc/self")
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of every storage that an operation returns, from its birth to its death.
+
+    Deterministic, so a test can pin it; slow, so it never runs inside a timing. Buffers that a kernel allocates and frees within
+    one operation are not seen.
+
+    Attributes:
+        current: Bytes alive now, of those born since the mode was entered and those given to `watch`.
+        peak: The most that were alive at once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.current = 0
+        self.peak = 0
+        self._alive: dict[int, weakref.ref[Any]] = {}
+
+    def watch(self, *tensors: torch.Tensor) -> None:
+        """Count tensors that existed before."""
+        for tensor in tensors:
+            self._born(tensor)
+
+    def _born(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._alive or not size:
+            return
+
+        def died(_: Any, key: int = key, size: int = size) -> None:
+            del self._alive[key]
+            self.current -= size
+
+        self._alive[key] = weakref.ref(storage, died)
+        self.current += size
+        self.peak = max(self.peak, self.current)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operation and count what it returns."""
+        out = func(*args, **kwargs or {})
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor):
+                self._born(leaf)
+        return out
+
+
+@dataclass
+class Peak:
+    """Bytes: alive before, and at the most; None where the machine cannot tell."""
+
+    before: int = 0
+    live: int | None = None
+    reserved: int | None = None
+    resident: int | None = None
+    resident_message: str = ""
+
+
+@contextmanager
+def peak_memory(device: str | torch.device = "cpu", *existing: torch.Tensor) -> Iterator[Peak]:
+    """Record the peak memory of the block.
+
+    Args:
+        device: Where the tensors live.
+        existing: Tensors that count although they were there before (weights, inputs); CUDA counts all anyway.
+
+    Yields:
+        A `Peak`, filled when the block ends.
+    """
+    peak = Peak()
+    gc.collect()
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        peak.before = torch.cuda.memory_allocated()
+        yield peak
+        torch.cuda.synchronize()
+        peak.live, peak.reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+        return
+    with LiveBytes() as counter:
+        counter.watch(*existing)
+        peak.before = counter.current
+        yield peak
+    peak.live = counter.peak
+
+
+@contextmanager
+def resident_peak() -> Iterator[Peak]:
+    """Record how far the resident set rises above its start (Linux: `clear_refs` and `VmHWM`)."""
+    peak = Peak()
+    try:
+        (_PROC / "clear_refs").write_text("5")
+        peak.before = _status_kib("VmRSS") * 1024
+    except OSError as error:
+        peak.resident_message = f"the kernel does not tell the resident peak here ({error.strerror}, {sys.platform})"
+    yield peak
+    if not peak.resident_message:
+        peak.resident = max(0, _status_kib("VmHWM") * 1024 - peak.before)
+
+
+def _status_kib(field: str) -> int:
+    for line in (_PROC / "status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1])
+    raise OSError(0, f"no {field} in /proc/self/status")
+
+
+def measure_memory(
+    fn: Callable[[], object],
+    *,
+    device: str | torch.device = "cpu",
+    existing: tuple[torch.Tensor, ...] = (),
+    scope: str = "",
+    predicted_bytes: float | None = None,
+) -> list[Measurement]:
+    """Peak memory of one call, outside any timing.
+
+    Args:
+        fn: What to call.
+        device: Where it computes.
+        existing: Tensors that were there before and count.
+        scope: What the rows say was measured.
+        predicted_bytes: What a formula says of the live peak.
+
+    Returns:
+        `peak_memory`, and `reserved_memory` (CUDA) or `resident_memory` (CPU), MiB.
+    """
+    predicted = None if predicted_bytes is None else predicted_bytes / MIB
+    with peak_memory(device, *existing) as live:
+        fn()
+    before = {"before": live.before / MIB}
+    if live.reserved is not None:
+        method = "cuda_allocator"
+        reserved = exact("reserved_memory", live.reserved / MIB, scope=scope, method=method, details=before)
+        peak = exact(
+            "peak_memory", live.live / MIB, scope=scope, method=method, details=before, predicted=predicted
+        )
+        return [peak, reserved]
+    rows = [
+        exact(
+            "peak_memory",
+            live.live / MIB,
+            scope=scope,
+            method="live_tensor_bytes",
+            details=before,
+            predicted=predicted,
+        )
+    ]
+    with resident_peak() as resident:
+        fn()
+    if resident.resident is None:
+        rows.append(
+            Measurement(
+                "resident_memory", scope=scope, status=Status.UNSUPPORTED, message=resident.resident_message
+            )
+        )
+    else:  # one reading of a quantity that varies: no interval
+        rows.append(
+            Measurement(
+                "resident_memory",
+                resident.resident / MIB,
+                n=1,
+                samples=(resident.resident / MIB,),
+                method="clear_refs+VmHWM",
+                scope=scope,
+                details={"before": resident.before / MIB},
+            )
+        )
+    return rows

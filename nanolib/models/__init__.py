@@ -1,0 +1,58 @@
+"""What is measured: transformers, attention kinds and the text they read. Models know nothing of the meters."""
+
+from __future__ import annotations
+
+import torch
+
+from nanolib.config import NanoConfig
+from nanolib.measurement import BadInput
+from nanolib.models.transformer import Transformer
+
+__all__ = ["Transformer", "create_model", "generate_random_batch"]
+
+
+def create_model(config: NanoConfig, device: str | torch.device = "cpu", seed: int | None = None) -> Transformer:
+    """A transformer with random weights.
+
+    Args:
+        config: What to build; its dtype is that of the weights.
+        device: Where; `meta` builds shapes only.
+        seed: Draws the weights from a generator of their own, so that the same seed gives the same model.
+
+    Returns:
+        The model, in training mode.
+
+    Raises:
+        BadInput: The config's attention options do not fit its kind.
+    """
+    with torch.random.fork_rng(devices=[], enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        with torch.device(device):
+            return Transformer(config).to(getattr(torch, config.dtype))
+
+
+def generate_random_batch(
+    batch_size: int, context_length: int, vocab_size: int, device: str | torch.device = "cpu", seed: int | None = None
+) -> torch.Tensor:
+    """Uniform random token ids.
+
+    Args:
+        batch_size: Sequences.
+        context_length: Tokens per sequence.
+        vocab_size: Ids lie in [0, vocab_size).
+        device: Where.
+        seed: Draws them from a generator of their own.
+
+    Returns:
+        int64, shape [batch_size, context_length].
+
+    Raises:
+        BadInput: A size that is not positive.
+    """
+    sizes = {"batch_size": batch_size, "context_length": context_length, "vocab_size": vocab_size}
+    for name, size in sizes.items():
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise BadInput(f"{name}: {size!r} will not do; give a whole number above 0")
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    return torch.randint(vocab_size, (batch_size, context_length), generator=generator).to(device)

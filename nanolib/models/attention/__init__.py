@@ -1,0 +1,106 @@
+"""Attention kinds behind one signature.
+
+A kind is one module with `Options` (a `StrictModel`), `attend(q, k, v, *, causal, scale, options)` and
+`work(q_len, kv_len, *, causal, options)`, and one line in `nanolib.config.ATTENTION_KINDS`. A pattern of the `sparse` kind is one
+file in `patterns/`. Nothing here imports the meters.
+
+Causality is aligned at the end: query i of q_len sits at position kv_len - q_len + i, as in decoding over a cache.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from nanolib.config import ATTENTION_KINDS
+from nanolib.measurement import BadInput
+from nanolib.models.attention.work import Work
+
+__all__ = ["Work", "attend", "kinds", "parse_options", "shared_options", "work"]
+
+
+def kinds() -> tuple[str, ...]:
+    """The names that `attend` takes."""
+    return tuple(ATTENTION_KINDS)
+
+
+def _module(kind: str) -> Any:
+    if kind not in ATTENTION_KINDS:
+        raise BadInput(f"attention_type: {kind!r} is no attention kind; use one of {', '.join(kinds())}")
+    return importlib.import_module(ATTENTION_KINDS[kind])
+
+
+def parse_options(kind: str, options: Any = None) -> Any:
+    """The kind's own `Options`, checked.
+
+    Raises:
+        BadInput: An unknown kind or option, or a value that does not fit.
+    """
+    model = _module(kind).Options
+    return options if isinstance(options, model) else model(**(options or {}))
+
+
+def shared_options(kind: str, bag: Mapping[str, Any]) -> Any:
+    """Options from a bag that serves several kinds, as `NanoConfig.attention_options` does.
+
+    Raises:
+        BadInput: A name that no kind knows, or a value that does not fit.
+    """
+    mine = _module(kind).Options.model_fields
+    for name in bag:
+        if not any(name in _module(other).Options.model_fields for other in kinds()):
+            raise BadInput(f"attention_options.{name}: no attention kind takes it; {kind} takes {', '.join(mine)}")
+    return parse_options(kind, {name: value for name, value in bag.items() if name in mine})
+
+
+def attend(
+    kind: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool,
+    scale: float | None = None,
+    options: Any = None,
+) -> torch.Tensor:
+    """Attention of one kind.
+
+    Args:
+        kind: One of `kinds()`.
+        q: Queries, shape [batch, heads, q_len, head_dim].
+        k: Keys, shape [batch, kv_heads, kv_len, head_dim]; kv_heads divides heads.
+        v: Values, shape as `k`.
+        causal: Whether a query sees only keys at or before its own position.
+        scale: Factor on the scores; None means head_dim ** -0.5.
+        options: The kind's `Options` or a mapping for them.
+
+    Returns:
+        Shape and dtype of `q`.
+
+    Raises:
+        BadInput: Shapes, kind or options that do not fit.
+        Unsupported: This machine cannot run what was asked for.
+    """
+    _check_shapes(q, k, v, causal)
+    return _module(kind).attend(q, k, v, causal=causal, scale=scale, options=parse_options(kind, options))
+
+
+def work(kind: str, q_len: int, kv_len: int, *, causal: bool, options: Any = None) -> Work:
+    """How many connections and tiles the kind keeps, counted from its mask; see `Work`."""
+    return _module(kind).work(q_len, kv_len, causal=causal, options=parse_options(kind, options))
+
+
+def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> None:
+    if q.dim() != 4 or k.dim() != 4:
+        raise BadInput(f"q, k: {q.dim()} and {k.dim()} dimensions; give [batch, heads, length, head_dim]")
+    if k.shape != v.shape:
+        raise BadInput(f"v: shape {list(v.shape)} differs from k's {list(k.shape)}; give the same shape")
+    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        raise BadInput(f"k: shape {list(k.shape)} does not fit q's {list(q.shape)}; batch and head_dim must agree")
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise BadInput(f"k: {k.shape[1]} heads do not divide q's {q.shape[1]}; choose a divisor of the heads")
+    if causal and q.shape[2] > k.shape[2]:
+        raise BadInput(f"q: {q.shape[2]} causal queries over {k.shape[2]} keys; give at most as many queries as keys")

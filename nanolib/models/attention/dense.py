@@ -1,0 +1,72 @@
+"""Dense attention: torch's scaled_dot_product_attention, each backend selectable."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from nanolib.measurement import Unsupported
+from nanolib.models.attention.reference import causal_mask
+from nanolib.models.attention.work import Work, allowed_pairs, allowed_tiles
+from nanolib.validation import StrictModel
+
+_BACKENDS = {
+    "math": SDPBackend.MATH,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+}
+_CPU_BACKENDS = ("math", "flash")  # torch falls back to math on CPU without a word for the others
+
+
+class Options(StrictModel):
+    """Options of `dense`.
+
+    Attributes:
+        backend: Which SDPA kernel; `auto` lets torch choose.
+    """
+
+    backend: Literal["auto", "math", "flash", "efficient", "cudnn"] = "auto"
+
+    @classmethod
+    def complaint_prefix(cls) -> str:
+        """What stands before a field's name in a complaint."""
+        return "attention_options."
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, scale: float | None, options: Options
+) -> torch.Tensor:
+    """Dense attention; see `nanolib.models.attention.attend`."""
+    if options.backend == "auto":
+        return _call(q, k, v, causal, scale)
+    if q.device.type == "cpu" and options.backend not in _CPU_BACKENDS:
+        raise Unsupported(f"SDPA backend {options.backend} has no CPU kernel; use {' or '.join(_CPU_BACKENDS)}")
+    with sdpa_kernel(_BACKENDS[options.backend]):
+        try:
+            return _call(q, k, v, causal, scale)
+        except RuntimeError as error:
+            if "No available kernel" not in str(error):
+                raise
+            raise Unsupported(
+                f"SDPA backend {options.backend} has no kernel for {q.dtype}, head_dim {q.shape[-1]} on {q.device.type}"
+            ) from None
+
+
+def _call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None) -> torch.Tensor:
+    q_len, kv_len = q.shape[2], k.shape[2]
+    # is_causal aligns at the start, we align at the end: they agree only for square scores. One query sees every key.
+    square = q_len == kv_len
+    mask = causal_mask(q_len, kv_len, q.device) if causal and not square and q_len > 1 else None
+    return scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=causal and square, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+    )
+
+
+def work(q_len: int, kv_len: int, *, causal: bool, options: Options, block_size: int = 128) -> Work:
+    """Everything that causality allows."""
+    kept = allowed_pairs(q_len, kv_len, causal)
+    return Work(kept, kept, *allowed_tiles(q_len, kv_len, causal, block_size))

@@ -1,0 +1,198 @@
+"""A decoder-only transformer: RMSNorm, RoPE, SwiGLU or GELU, grouped-query attention, KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from nanolib.config import NanoConfig
+from nanolib.measurement import BadInput
+from nanolib.models import attention
+
+
+class KVCache:
+    """Keys and values of what was read so far, in buffers of fixed size.
+
+    Attributes:
+        keys: Per layer, shape [batch, kv_heads, max_len, head_dim].
+        values: As `keys`.
+        length: Positions filled.
+    """
+
+    def __init__(self, config: NanoConfig, batch_size: int, max_len: int, device: torch.device | str = "cpu") -> None:
+        shape = (batch_size, config.kv_heads, max_len, config.head_dim)
+        dtype = getattr(torch, config.dtype)
+        self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
+        self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
+        self.length = 0
+
+    def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the new positions of one layer and return all of its keys and values so far (views)."""
+        stop = self.length + k.shape[2]
+        self.keys[layer][:, :, self.length : stop] = k
+        self.values[layer][:, :, self.length : stop] = v
+        return self.keys[layer][:, :, :stop], self.values[layer][:, :, :stop]
+
+
+class RotaryEmbedding(nn.Module):
+    """Rotates pairs (i, i + head_dim / 2) by position · base^(−2i/head_dim). Source: Su et al. (2021), arXiv 2104.09864."""
+
+    def __init__(self, head_dim: int, max_len: int, base: float = 10_000.0) -> None:
+        super().__init__()
+        frequency = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+        angle = torch.outer(torch.arange(max_len, dtype=torch.float32), frequency)
+        self.register_buffer("cos", angle.cos(), persistent=False)
+        self.register_buffer("sin", angle.sin(), persistent=False)
+
+    def forward(self, x: torch.Tensor, start: int) -> torch.Tensor:
+        """Rotate x, shape [batch, heads, length, head_dim], whose first position is `start`."""
+        cos, sin = (table[start : start + x.shape[2]].to(x.dtype) for table in (self.cos, self.sin))
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+class Attention(nn.Module):
+    """Projections, RoPE, the configured attention kind, output projection."""
+
+    def __init__(self, config: NanoConfig) -> None:
+        super().__init__()
+        d, kv = config.d_model, config.kv_heads * config.head_dim
+        self.kind = config.attention_type
+        self.options = attention.shared_options(config.attention_type, config.attention_options)
+        self.head_dim = config.head_dim
+        self.q_proj = nn.Linear(d, d, bias=False)
+        self.k_proj = nn.Linear(d, kv, bias=False)
+        self.v_proj = nn.Linear(d, kv, bias=False)
+        self.out_proj = nn.Linear(d, d, bias=False)
+
+    def forward(
+        self, x: torch.Tensor, rope: RotaryEmbedding | None, cache: KVCache | None, layer: int
+    ) -> torch.Tensor:
+        """x: shape [batch, length, d_model]; the result has the same."""
+        batch, length, d_model = x.shape
+        q, k, v = (
+            proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
+            for proj in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        start = cache.length if cache else 0
+        if rope is not None:
+            q, k = rope(q, start), rope(k, start)
+        if cache is not None:
+            k, v = cache.append(layer, k, v)
+        out = attention.attend(self.kind, q, k, v, causal=True, options=self.options)
+        return self.out_proj(out.transpose(1, 2).reshape(batch, length, d_model))
+
+
+class MLP(nn.Module):
+    """SwiGLU: down(silu(gate(x)) · up(x)); or GELU: down(gelu(up(x)))."""
+
+    def __init__(self, config: NanoConfig) -> None:
+        super().__init__()
+        d, width = config.d_model, config.mlp_width
+        self.gate = nn.Linear(d, width, bias=False) if config.mlp == "swiglu" else None
+        self.up = nn.Linear(d, width, bias=False)
+        self.down = nn.Linear(width, d, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: shape [..., d_model]; the result has the same."""
+        up = self.up(x)
+        return self.down(F.gelu(up) if self.gate is None else F.silu(self.gate(x)) * up)
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config: NanoConfig) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.d_model, eps=1e-5)
+        self.attention = Attention(config)
+        self.mlp_norm = nn.RMSNorm(config.d_model, eps=1e-5)
+        self.mlp = MLP(config)
+
+    def forward(
+        self, x: torch.Tensor, rope: RotaryEmbedding | None, cache: KVCache | None, layer: int
+    ) -> torch.Tensor:
+        """x: shape [batch, length, d_model]; the result has the same."""
+        x = x + self.attention(self.attention_norm(x), rope, cache, layer)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Transformer(nn.Module):
+    """The model that `NanoConfig` describes."""
+
+    def __init__(self, config: NanoConfig) -> None:
+        super().__init__()
+        self.config = config.model_copy(deep=True)  # a later change of the caller's config must not reach the model
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        rope = config.positional == "rope"
+        self.rope = RotaryEmbedding(config.head_dim, config.context_length) if rope else None
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.norm = nn.RMSNorm(config.d_model, eps=1e-5)
+        self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self._initialise()
+        if config.tie_embeddings:
+            self.head.weight = self.embedding.weight
+
+    def _initialise(self) -> None:
+        """GPT-2's: N(0, 0.02), and the projections into the residual stream scaled by 1/√(2·layers)."""
+        for name, parameter in self.named_parameters():
+            if parameter.dim() < 2:
+                continue
+            residual = name.endswith(("out_proj.weight", "down.weight"))
+            nn.init.normal_(parameter, std=0.02 / (2 * self.config.num_layers) ** 0.5 if residual else 0.02)
+
+    def forward(self, ids: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
+        """Logits for every position.
+
+        Args:
+            ids: int64, shape [batch, length].
+            cache: Holds what came before `ids`, and takes them in.
+
+        Returns:
+            Shape [batch, length, vocab_size].
+
+        Raises:
+            BadInput: More tokens than the context holds.
+        """
+        return self.head(self.hidden(ids, cache))
+
+    def hidden(self, ids: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
+        """The final, normed residual stream, shape [batch, length, d_model]."""
+        start = cache.length if cache else 0
+        if start + ids.shape[1] > self.config.context_length:
+            raise BadInput(
+                f"ids: {start + ids.shape[1]} tokens exceed context_length {self.config.context_length}; "
+                "raise it in the config or shorten the sequence"
+            )
+        x = self.embedding(ids)
+        for layer, block in enumerate(self.blocks):
+            x = block(x, self.rope, cache, layer)
+        if cache is not None:
+            cache.length += ids.shape[1]
+        return self.norm(x)
+
+    def loss(self, ids: torch.Tensor) -> torch.Tensor:
+        """Mean cross-entropy of predicting each token from those before it, nats; ids as in `forward`, plus one."""
+        logits = self(ids[:, :-1])
+        return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
+
+    def prefill(self, ids: torch.Tensor, cache: KVCache) -> torch.Tensor:
+        """Read a prompt into `cache`; logits of its last position, shape [batch, vocab_size]."""
+        return self.head(self.hidden(ids, cache)[:, -1])
+
+    def decode(self, ids: torch.Tensor, cache: KVCache) -> torch.Tensor:
+        """Read one token per sequence, ids of shape [batch]; logits for the next, shape [batch, vocab_size]."""
+        return self.head(self.hidden(ids[:, None], cache)[:, -1])
+
+    @torch.no_grad()
+    def generate(self, prompt: torch.Tensor, new_tokens: int) -> Iterator[torch.Tensor]:
+        """Greedy continuation of `prompt` (int64 [batch, length]): yields ids of shape [batch], one token at a time."""
+        cache = KVCache(self.config, prompt.shape[0], prompt.shape[1] + new_tokens, prompt.device)
+        ids = self.prefill(prompt, cache).argmax(dim=-1)
+        for left in range(new_tokens, 0, -1):
+            yield ids
+            if left > 1:
+                ids = self.decode(ids, cache).argmax(dim=-1)

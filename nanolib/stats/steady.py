@@ -1,0 +1,97 @@
+"""Steady state: where warm-up ends is found from the series, not assumed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from nanolib.stats.outliers import fences
+
+GROUP = 5  # samples per median: an isolated spike must not look like a change
+_MIN_SEGMENT = 2  # medians per segment
+
+
+@dataclass(frozen=True)
+class SteadyState:
+    """Where a series of timings settles.
+
+    Attributes:
+        cut: Samples to drop from the head; the steady part is `series[cut:]`.
+        changes: Where the level changed, in samples.
+        steady: False when the series kept changing: no verdict should rest on it.
+        slowdown: A later segment is slower than the one before.
+    """
+
+    cut: int
+    changes: tuple[int, ...]
+    steady: bool
+    slowdown: bool
+
+
+def steady_state(series: ArrayLike, penalty: float = 10.0, group: int = GROUP) -> SteadyState:
+    """Find the warm-up of a series of timings by change points in its level.
+
+    Change points are those of PELT with the L2 cost on medians of 5, scaled by the noise between neighbouring medians
+    (which a change of level barely touches), penalty `penalty` · ln n. The head is cut only if what follows is faster. A change in the
+    last quarter, or a cut of half or more, means that there is no steady state.
+
+    Args:
+        series: Timings in the order taken, shape [n], any unit; with n < 20 nothing can be said and nothing is cut.
+        penalty: Factor on ln n; larger finds fewer changes.
+        group: Samples per median; a block, where blocks are longer than 5 samples.
+
+    Source: Killick, Fearnhead & Eckley (2012) for PELT; Barrett et al. (2017) for the classification.
+    """
+    x = np.asarray(series, dtype=float)
+    groups = len(x) // group
+    if groups < 2 * _MIN_SEGMENT:
+        return SteadyState(0, (), True, False)
+    medians = np.median(x[: groups * group].reshape(groups, group), axis=1)
+    steps = np.diff(medians)
+    noise = 1.4826 * float(np.median(np.abs(steps - np.median(steps)))) / math.sqrt(2)
+    if noise == 0:  # a coarse clock: the smallest step seen is the scale
+        distinct = np.abs(steps[steps != 0])
+        if not len(distinct):
+            return SteadyState(0, (), True, False)
+        noise = float(distinct.min())
+    changes = _change_points(medians / noise, penalty * math.log(groups))
+    bounds = [0, *changes, groups]
+    levels = [float(np.median(medians[a:b])) for a, b in zip(bounds, bounds[1:], strict=False)]
+    cut = 0
+    for index, change in enumerate(changes):
+        if levels[index + 1] >= levels[index]:
+            break
+        cut = change
+    after = [level for bound, level in zip(bounds, levels, strict=False) if bound >= cut]
+    slowdown = any(b > a for a, b in zip(after, after[1:], strict=False))
+    late = any(change > 0.75 * groups for change in changes)
+    return SteadyState(
+        cut=cut * group,
+        changes=tuple(change * group for change in changes),
+        steady=not late and cut < groups / 2,
+        slowdown=slowdown,
+    )
+
+
+def _change_points(series: np.ndarray, penalty: float) -> list[int]:
+    import ruptures  # imported here: it is needed once per measurement, not at import
+
+    search = ruptures.Pelt(model="l2", min_size=_MIN_SEGMENT, jump=1).fit(series[:, None])
+    return [int(point) for point in search.predict(pen=penalty)[:-1]]
+
+
+def leading_slow_samples(series: ArrayLike) -> int:
+    """How many samples at the head lie above the severe fence of the second half: cold calls.
+
+    Medians of 5 hide a single slow first call on purpose; this counts it.
+
+    Args:
+        series: Timings in the order taken, shape [n]; the second half is taken for warm.
+    """
+    x = np.asarray(series, dtype=float)
+    limit = fences(x[len(x) // 2 :]).severe_high
+    above = x > limit
+    return int(np.argmin(above)) if not above.all() else len(x)

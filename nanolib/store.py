@@ -1,0 +1,461 @@
+"""One SQLite file: runs, machines, measurements. One transaction per case, so that a kill loses the case in flight alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import struct
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nanolib.measurement import METRICS, BadInput, Measurement, RunStatus, Status
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+APPLICATION_ID = 0x6E616E6F  # "nano": tells our files from other people's
+OUTPUT_VARIABLE = "NANOLIB_OUTPUT"
+
+_MIGRATIONS = (
+    """
+    CREATE TABLE machines (
+        machine_id TEXT PRIMARY KEY, cpu TEXT, cores INTEGER, ram_gib INTEGER, gpus TEXT, system TEXT, driver TEXT,
+        torch TEXT, threads INTEGER, governor TEXT, dtypes TEXT
+    );
+    CREATE TABLE runs (
+        run_id TEXT PRIMARY KEY, experiment TEXT NOT NULL, suite TEXT NOT NULL, label TEXT NOT NULL,
+        machine_id TEXT NOT NULL REFERENCES machines (machine_id), device TEXT NOT NULL, params TEXT NOT NULL,
+        versions TEXT NOT NULL, git_revision TEXT NOT NULL, fingerprint TEXT NOT NULL, cases INTEGER NOT NULL,
+        started TEXT NOT NULL, duration_s REAL, status TEXT NOT NULL, message TEXT NOT NULL,
+        process TEXT NOT NULL, launch TEXT NOT NULL
+    );
+    CREATE TABLE measurements (
+        id INTEGER PRIMARY KEY, run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,
+        experiment TEXT NOT NULL, suite TEXT NOT NULL, label TEXT NOT NULL, machine_id TEXT NOT NULL,
+        case_id TEXT NOT NULL, factors TEXT NOT NULL, metric TEXT NOT NULL, scope TEXT NOT NULL, unit TEXT NOT NULL,
+        estimate REAL, low REAL, high REAL, confidence REAL, n INTEGER NOT NULL, samples BLOB, predicted REAL,
+        provenance TEXT NOT NULL, method TEXT NOT NULL, status TEXT NOT NULL, message TEXT NOT NULL,
+        flags TEXT NOT NULL, details TEXT NOT NULL, UNIQUE (run_id, case_id, metric, scope, method)
+    );
+    CREATE INDEX measurements_by_case ON measurements (case_id, metric);
+    CREATE INDEX runs_by_fingerprint ON runs (fingerprint);
+    """,
+)
+SCHEMA_VERSION = len(_MIGRATIONS)
+
+
+def output_folder(start: Path | None = None) -> Path:
+    """Where results go: $NANOLIB_OUTPUT, else `outputs/` at the root of the checkout.
+
+    The checkout is looked for from `start` (default: the working folder) upwards, then from the package upwards; outside
+    any checkout it is `outputs/` in the working folder.
+    """
+    if os.environ.get(OUTPUT_VARIABLE):
+        return Path(os.environ[OUTPUT_VARIABLE]).expanduser().absolute()
+    for origin in ((start or Path.cwd()).absolute(), Path(__file__).absolute()):
+        for folder in (origin, *origin.parents):
+            if (folder / "notebooks").is_dir() and (folder / "nanolib" / "measurement.py").is_file():
+                return folder / "outputs"
+    return Path.cwd() / "outputs"
+
+
+def database_path() -> Path:
+    """The database in the output folder."""
+    return output_folder() / "results.sqlite"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One execution of one experiment.
+
+    Attributes:
+        experiment: Which notebook.
+        machine: The machine, as `Machine.to_dict` gives it.
+        params: The parameters, JSON types.
+        suite: Which params set; empty for none.
+        label: The user's name for it.
+        device: Where it ran.
+        versions: Versions of what makes the numbers.
+        git_revision: Of the checkout; empty outside one.
+        fingerprint: Runs that agree in it may continue one another: same parameters, version and machine.
+        cases: How many cases it has.
+        process: Which process writes it, so that a dead one is told.
+        launch: Token of the command that started it.
+        rows: Case id → (factors, measurements), for a run that is added whole.
+        run_id: Its UUID.
+    """
+
+    experiment: str
+    machine: Mapping[str, Any]
+    params: Mapping[str, Any] = field(default_factory=dict)
+    suite: str = ""
+    label: str = ""
+    device: str = "cpu"
+    versions: Mapping[str, str] = field(default_factory=dict)
+    git_revision: str = ""
+    fingerprint: str = ""
+    cases: int = 0
+    process: str = ""
+    launch: str = ""
+    rows: Mapping[str, tuple[Mapping[str, Any], list[Measurement]]] = field(default_factory=dict)
+    run_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+
+
+class Store:
+    """The results in one file.
+
+    Args:
+        path: The database; made if it is missing, together with its folder.
+        create: Whether a missing file may be made.
+
+    Raises:
+        BadInput: The file is missing (with `create=False`), is no database, not ours, newer than this version, or damaged.
+    """
+
+    def __init__(self, path: str | Path | None = None, *, create: bool = True) -> None:
+        self.path = Path(path) if path is not None else database_path()
+        if not self.path.exists():
+            if not create:
+                raise BadInput(f"database: {self.path} does not exist; run `nano run quick` first or name another")
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise BadInput(f"output: {self.path.parent} cannot be made ({error.strerror}); name another") from None
+        try:
+            self.connection = sqlite3.connect(self.path, timeout=5, isolation_level=None)
+            self._open()
+        except sqlite3.DatabaseError as error:
+            raise BadInput(f"database: {self.path} cannot be opened ({error}); name another, or move it away") from None
+
+    def _open(self) -> None:
+        execute = self.connection.execute
+        execute("PRAGMA busy_timeout = 5000")
+        version = execute("PRAGMA user_version").fetchone()[0]
+        application = execute("PRAGMA application_id").fetchone()[0]
+        empty = not execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if not empty and application != APPLICATION_ID:
+            raise BadInput(f"database: {self.path} is not nanolib's; name another")
+        if version > SCHEMA_VERSION:
+            raise BadInput(
+                f"database: {self.path} has schema {version}, newer than this nanolib's {SCHEMA_VERSION}; update nanolib"
+            )
+        if empty:
+            execute("PRAGMA auto_vacuum = INCREMENTAL")  # only takes hold before the first table
+        # A network file system may refuse WAL; the mode in force is asked for, and the classic journal serves as well.
+        self.journal_mode = execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        execute("PRAGMA synchronous = NORMAL" if self.journal_mode == "wal" else "PRAGMA synchronous = FULL")
+        execute("PRAGMA foreign_keys = ON")
+        if version < SCHEMA_VERSION:
+            with self._transaction():
+                # a second process may have migrated meanwhile
+                version = execute("PRAGMA user_version").fetchone()[0]
+                for number in range(version, SCHEMA_VERSION):
+                    for statement in _MIGRATIONS[number].split(";"):
+                        execute(statement)
+                execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        self.connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield self.connection
+        except BaseException:
+            self.connection.execute("ROLLBACK")
+            raise
+        self.connection.execute("COMMIT")
+
+    def close(self) -> None:
+        """Close the file."""
+        self.connection.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # writing
+
+    def add(self, run: Run) -> str:
+        """Add a run: its row with status `running`, or, when it brings its rows along, all of it as `done`.
+
+        Returns:
+            Its run_id.
+        """
+        machine = dict(run.machine)
+        status = RunStatus.DONE if run.rows else RunStatus.RUNNING
+        with self._transaction() as db:
+            columns = ("machine_id", "cpu", "cores", "ram_gib", "system", "driver", "torch", "threads", "governor")
+            values = [machine.get(name) for name in columns]
+            db.execute(
+                f"INSERT OR REPLACE INTO machines ({', '.join(columns)}, gpus, dtypes) VALUES ({_marks(11)})",
+                [*values, _json(machine.get("gpus", [])), _json(machine.get("dtypes", {}))],
+            )
+            db.execute(
+                f"INSERT INTO runs VALUES ({_marks(17)})",
+                (
+                    run.run_id,
+                    run.experiment,
+                    run.suite,
+                    run.label,
+                    machine["machine_id"],
+                    run.device,
+                    _json(run.params),
+                    _json(run.versions),
+                    run.git_revision,
+                    run.fingerprint,
+                    run.cases or len(run.rows),
+                    _now(),
+                    None,
+                    status,
+                    "",
+                    run.process,
+                    run.launch,
+                ),
+            )
+            for case_id, (factors, measurements) in run.rows.items():
+                self._write_case(db, run.run_id, case_id, factors, measurements)
+        return run.run_id
+
+    def write_case(
+        self, run_id: str, case_id: str, factors: Mapping[str, Any], measurements: Iterable[Measurement]
+    ) -> None:
+        """Replace all rows of one case, in one transaction."""
+        with self._transaction() as db:
+            db.execute("DELETE FROM measurements WHERE run_id = ? AND case_id = ?", (run_id, case_id))
+            self._write_case(db, run_id, case_id, factors, measurements)
+
+    @staticmethod
+    def _write_case(
+        db: sqlite3.Connection,
+        run_id: str,
+        case_id: str,
+        factors: Mapping[str, Any],
+        measurements: Iterable[Measurement],
+    ) -> None:
+        run = db.execute("SELECT experiment, suite, label, machine_id FROM runs WHERE run_id = ?", (run_id,)).fetchone()
+        if run is None:
+            raise BadInput(f"run: {run_id} is not in the database; add it first")
+        db.executemany(
+            "INSERT INTO measurements (run_id, experiment, suite, label, machine_id, case_id, factors, metric, scope, unit,"
+            " estimate, low, high, confidence, n, samples, predicted, provenance, method, status, message, flags, details)"
+            f" VALUES ({_marks(23)})",
+            [
+                (
+                    run_id,
+                    *run,
+                    case_id,
+                    _json(factors),
+                    m.metric,
+                    m.scope,
+                    METRICS[m.metric].unit,
+                    m.estimate,
+                    m.low,
+                    m.high,
+                    m.confidence,
+                    m.n,
+                    struct.pack(f"<{len(m.samples)}d", *m.samples),
+                    m.predicted,
+                    m.provenance,
+                    m.method,
+                    m.status,
+                    m.message,
+                    _json(m.flags),
+                    _json(m.details),
+                )
+                for m in measurements
+            ],
+        )
+
+    def update_run(self, run_id: str, **values: Any) -> None:
+        """Set columns of a run: status, message, duration_s, process, launch, cases, label or suite."""
+        allowed = {"status", "message", "duration_s", "process", "launch", "cases", "label", "suite"}
+        if unknown := set(values) - allowed:
+            raise BadInput(f"run: {', '.join(sorted(unknown))} cannot be set; only {', '.join(sorted(allowed))} can")
+        settings = ", ".join(f"{name} = ?" for name in values)
+        with self._transaction() as db:
+            db.execute(f"UPDATE runs SET {settings} WHERE run_id = ?", (*values.values(), run_id))
+
+    # reading
+
+    def runs(self, where: str = "1", values: Iterable[Any] = ()) -> pd.DataFrame:
+        """The runs, newest last; JSON columns parsed.
+
+        Args:
+            where: An SQL condition with `?` for values; never built from input.
+            values: The values.
+        """
+        frame = self._frame(f"SELECT * FROM runs WHERE {where} ORDER BY started, rowid", values)
+        return _parse(frame, "params", "versions")
+
+    def machines(self) -> pd.DataFrame:
+        """The machines; JSON columns parsed."""
+        return _parse(self._frame("SELECT * FROM machines", ()), "gpus", "dtypes")
+
+    def measurements(self, run_ids: Iterable[str] | None = None, *, samples: bool = False) -> pd.DataFrame:
+        """The measurements in the order written, each factor as a column `factor.NAME` beside the parsed `factors`.
+
+        Args:
+            run_ids: Of which runs; None means all.
+            samples: Whether to load all samples (as float64 arrays) too.
+        """
+        import numpy as np
+        import pandas as pd
+
+        columns = [row[1] for row in self.connection.execute("PRAGMA table_info(measurements)")]
+        columns = [name for name in columns if samples or name != "samples"]
+        ids = None if run_ids is None else list(run_ids)
+        condition = "1" if ids is None else f"run_id IN ({_marks(len(ids))})"
+        frame = self._frame(f"SELECT {', '.join(columns)} FROM measurements WHERE {condition} ORDER BY id", ids or ())
+        frame = _parse(frame, "factors", "flags", "details")
+        if samples:
+            frame["samples"] = [np.frombuffer(blob, dtype="<f8") for blob in frame["samples"]]
+        factors = pd.json_normalize(list(frame["factors"]), max_level=0).add_prefix("factor.")
+        return pd.concat([frame, factors.set_index(frame.index)], axis=1)
+
+    def _frame(self, query: str, values: Iterable[Any]) -> pd.DataFrame:
+        import pandas as pd
+
+        return pd.read_sql_query(query, self.connection, params=tuple(values))
+
+    def resolve(self, name: str) -> list[str]:
+        """Run ids that a name stands for: an id or its beginning, a label, an experiment, `latest`, `latest~1`.
+
+        `latest` is the latest launch: all runs that one command started.
+
+        Raises:
+            BadInput: Nothing goes by that name.
+        """
+        rows = self.connection.execute("SELECT run_id, label, launch, experiment FROM runs ORDER BY started, rowid")
+        runs = rows.fetchall()
+        if name == "all":
+            return [run[0] for run in runs]
+        if name == "latest" or name.startswith("latest~"):
+            back = name.removeprefix("latest").removeprefix("~") or "0"
+            launches = list(dict.fromkeys(launch or run_id for run_id, _, launch, _ in reversed(runs)))
+            if not back.isdigit() or int(back) >= len(launches):
+                raise BadInput(f"run: {name!r} is not there; the database holds {len(launches)} launches")
+            return [run[0] for run in runs if (run[2] or run[0]) == launches[int(back)]]
+        found = [run[0] for run in runs if run[1] == name and name]
+        found = found or [run[0] for run in runs if run[3] == name]
+        found = found or ([run[0] for run in runs if run[0].startswith(name)] if len(name) >= 4 else [])
+        if not found:
+            raise BadInput(f"run: {name!r} is not in the database; `nano runs` lists what is")
+        return found
+
+    def started_attempts(self, run_id: str) -> dict[str, int]:
+        """Cases that were started and never ended → how often they were tried."""
+        query = "SELECT case_id, details FROM measurements WHERE run_id = ? AND metric = 'case_time' AND status = ?"
+        rows = self.connection.execute(query, (run_id, Status.STARTED))
+        return {case_id: json.loads(details)["attempts"] for case_id, details in rows}
+
+    def finished_cases(self, run_id: str) -> set[str]:
+        """Cases of a run that have ended, however."""
+        query = "SELECT case_id FROM measurements WHERE run_id = ? AND metric = 'case_time' AND status != ?"
+        return {row[0] for row in self.connection.execute(query, (run_id, Status.STARTED))}
+
+    # moving and tidying
+
+    def merge(self, path: str | Path) -> int:
+        """Bring in the runs of another database, by run_id; a run that is here and done stays as it is.
+
+        Returns:
+            How many runs came in.
+
+        Raises:
+            BadInput: The other database cannot be read.
+        """
+        with Store(path, create=False) as other:
+            if other.path.resolve() == self.path.resolve():
+                raise BadInput(f"database: {path} is this database itself; name another")
+        self.connection.execute("ATTACH DATABASE ? AS other", (f"{Path(path).absolute()}",))
+        try:
+            with self._transaction() as db:
+                done = "SELECT run_id FROM main.runs WHERE status = 'done'"
+                more = (
+                    "SELECT theirs.run_id FROM other.runs theirs LEFT JOIN main.runs ours USING (run_id)"
+                    " WHERE ours.run_id IS NULL OR (theirs.status = 'done')"
+                )
+                ids = [row[0] for row in db.execute(f"{more} EXCEPT {done}")]
+                db.execute("INSERT OR IGNORE INTO main.machines SELECT * FROM other.machines")
+                for run_id in ids:
+                    db.execute("DELETE FROM main.runs WHERE run_id = ?", (run_id,))
+                    db.execute("INSERT INTO main.runs SELECT * FROM other.runs WHERE run_id = ?", (run_id,))
+                    columns = [row[1] for row in db.execute("PRAGMA main.table_info(measurements)") if row[1] != "id"]
+                    names = ", ".join(columns)
+                    db.execute(
+                        f"INSERT INTO main.measurements ({names}) SELECT {names} FROM other.measurements"
+                        " WHERE run_id = ? ORDER BY id",
+                        (run_id,),
+                    )
+        finally:
+            self.connection.execute("DETACH DATABASE other")
+        return len(ids)
+
+    def clean(self, older_than_days: float, *, dry_run: bool = False) -> list[str]:
+        """Delete the runs that started more than this many days ago, and give their space back.
+
+        Returns:
+            Their run_ids.
+        """
+        age = "(julianday('now') - julianday(started)) > ?"
+        old = [row[0] for row in self.connection.execute(f"SELECT run_id FROM runs WHERE {age}", (older_than_days,))]
+        if dry_run or not old:
+            return old
+        with self._transaction() as db:
+            db.executemany("DELETE FROM runs WHERE run_id = ?", [(run_id,) for run_id in old])
+        self.connection.execute("PRAGMA incremental_vacuum").fetchall()
+        self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        return old
+
+    def copy_to(self, path: str | Path, run_ids: Iterable[str]) -> None:
+        """Write these runs to a new database for sharing; it names neither process nor folder.
+
+        Raises:
+            BadInput: The file is there already.
+        """
+        target = Path(path)
+        if target.exists():
+            raise BadInput(f"export: {target} exists; name a new file")
+        with Store(target) as other:
+            other.merge(self.path)
+            keep = list(run_ids)
+            with other._transaction() as db:
+                db.execute(f"DELETE FROM runs WHERE run_id NOT IN ({_marks(len(keep))})", keep)
+                db.execute("DELETE FROM machines WHERE machine_id NOT IN (SELECT machine_id FROM runs)")
+                db.execute("UPDATE runs SET process = '', params = json_remove(params, '$.corpus')")
+            other.connection.execute("PRAGMA journal_mode = DELETE").fetchall()
+            other.connection.execute("VACUUM")
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, default=_plain, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if hasattr(value, "item"):  # a numpy scalar
+        return value.item()
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def _parse(frame: pd.DataFrame, *columns: str) -> pd.DataFrame:
+    for name in columns:
+        frame[name] = [json.loads(text) for text in frame[name]]
+    return frame
+
+
+def _marks(count: int) -> str:
+    return ", ".join("?" * count)
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
