@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 import struct
 import uuid
@@ -15,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanolib.measurement import METRICS, BadInput, Measurement, RunStatus, Status
+from nanolib.paths import database_path
 
 if TYPE_CHECKING:
     import pandas as pd
 
 APPLICATION_ID = 0x6E616E6F  # "nano": tells our files from other people's
-OUTPUT_VARIABLE = "NANOLIB_OUTPUT"
 
 _MIGRATIONS = (
     """
@@ -48,26 +47,6 @@ _MIGRATIONS = (
     """,
 )
 SCHEMA_VERSION = len(_MIGRATIONS)
-
-
-def output_folder(start: Path | None = None) -> Path:
-    """Where results go: $NANOLIB_OUTPUT, else `outputs/` at the root of the checkout.
-
-    The checkout is looked for from `start` (default: the working folder) upwards, then from the package upwards; outside
-    any checkout it is `outputs/` in the working folder.
-    """
-    if os.environ.get(OUTPUT_VARIABLE):
-        return Path(os.environ[OUTPUT_VARIABLE]).expanduser().absolute()
-    for origin in ((start or Path.cwd()).absolute(), Path(__file__).absolute()):
-        for folder in (origin, *origin.parents):
-            if (folder / "notebooks").is_dir() and (folder / "nanolib" / "measurement.py").is_file():
-                return folder / "outputs"
-    return Path.cwd() / "outputs"
-
-
-def database_path() -> Path:
-    """The database in the output folder."""
-    return output_folder() / "results.sqlite"
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
@@ -12,7 +13,7 @@ import torch
 from nanolib.experiments.ceilings import CeilingCase, ceiling_cases, rate_rows, roofline_ms
 from nanolib.experiments import params as shared
 from nanolib.experiments.params import MAX_SEQ_LEN, Case, distinct, known_dtypes
-from nanolib.measurement import BadInput, Measurement, exact
+from nanolib.measurement import BadInput, Measurement, Unsupported, exact
 from nanolib.meters import measure
 from nanolib.meters.flops import BACKWARD_FACTOR, RECOMPUTING_BACKWARD_FACTOR, count_flops
 from nanolib.meters.machine import resolve_device
@@ -96,8 +97,9 @@ def _options(kind: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class AttentionCase(Case):
-    """One attention kind on one shape."""
+    """One attention kind on one shape; `name` is what charts call the kind."""
 
+    name: str
     attention_type: str
     options: dict[str, Any]
     seq_len: int
@@ -114,11 +116,6 @@ class AttentionCase(Case):
         """What the kind keeps."""
         n = self.seq_len
         return attention.work(self.attention_type, n, n, causal=self.causal, options=self.options)
-
-    @property
-    def name(self) -> str:
-        """The kind and the option that tells it from its siblings."""
-        return kind_name(self.attention_type, self.options)
 
     def __str__(self) -> str:
         """The kind and the shape."""
@@ -142,6 +139,7 @@ def cases(params: Params) -> list[Case]:
     grid = [
         AttentionCase(
             device,
+            kind_name(kind["kind"], _options(kind)),
             kind["kind"],
             _options(kind),
             seq_len,
@@ -188,6 +186,18 @@ def predict(case: Case, ceilings: dict[str, float] | None = None) -> dict[str, f
     if (latency := roofline_ms(flops, moved, case.dtype, ceilings or {})) is not None:
         predicted["latency"] = latency
     return predicted
+
+
+def unsupported(case: Case) -> str:
+    """Why this machine cannot run the case, found by a call on a few tokens; empty when it can."""
+    if not isinstance(case, AttentionCase):
+        return ""
+    few = dataclasses.replace(case, seq_len=16, batch_size=1)
+    try:
+        attention.attend(case.attention_type, *_inputs(few, 0), causal=case.causal, options=case.options)
+    except Unsupported as error:
+        return str(error)
+    return ""
 
 
 def measure_case(case: Case, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:

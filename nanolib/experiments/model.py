@@ -188,6 +188,11 @@ def predict(case: Case, ceilings: dict[str, float] | None = None) -> dict[str, f
     return predicted
 
 
+def unsupported(case: Case) -> str:
+    """Why this machine cannot run the case; every machine can run these."""
+    return ""
+
+
 def measure_case(case: Case, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
     """The rows of one case."""
     if isinstance(case, CeilingCase):

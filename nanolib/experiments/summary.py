@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pydantic
 
-from nanolib.store import Store, database_path
+from nanolib.paths import database_path
+from nanolib.store import Store
 from nanolib.validation import StrictModel
 
 if TYPE_CHECKING:

@@ -46,8 +46,10 @@ class SweepRun:
         store: Where its rows are.
     """
 
-    def __init__(self, store: Store, run_id: str, start: float) -> None:
-        self.store, self.run_id, self._start = store, run_id, start
+    def __init__(self, store: Store, run_id: str) -> None:
+        self.store, self.run_id, self._start = store, run_id, time.perf_counter()
+        before = store.runs("run_id = ?", (run_id,)).duration_s.iloc[0]
+        self._before = float(before or 0)  # a run that is continued has taken time already
 
     def measurements(self, *, samples: bool = False) -> pd.DataFrame:
         """The rows of the whole run, those of an earlier start included; see `Store.measurements`."""
@@ -55,9 +57,13 @@ class SweepRun:
 
     def finish(self) -> str:
         """Mark the run as done: the last thing that a notebook does. Returns a line that says where the results are."""
-        duration = time.time() - self._start
-        self.store.update_run(self.run_id, status=RunStatus.DONE, duration_s=duration, message="")
+        self.end(RunStatus.DONE)
         return f"run {self.run_id[:8]} is in {self.store.path.name}"
+
+    def end(self, status: RunStatus, message: str = "") -> None:
+        """Write how the run ended and how long it took."""
+        duration = self._before + time.perf_counter() - self._start
+        self.store.update_run(self.run_id, status=status, duration_s=duration, message=message)
 
 
 def measure(experiment: Any, params: Params, *, store: Store | None = None, progress: bool = True) -> SweepRun:
@@ -87,12 +93,12 @@ def measure(experiment: Any, params: Params, *, store: Store | None = None, prog
             _say_resumed(store, run_id, cases)
         else:
             run_id = store.add(run)
-        sweep_run = SweepRun(store, run_id, time.time())
+        sweep_run = SweepRun(store, run_id)
         try:
             _measure_all(experiment, params, cases, store, run_id, progress)
         except BaseException as error:
             status = RunStatus.INTERRUPTED if isinstance(error, KeyboardInterrupt) else RunStatus.FAILED
-            store.update_run(run_id, status=status, message=f"{type(error).__name__}: {one_line(error)}")
+            sweep_run.end(status, f"{type(error).__name__}: {one_line(error)}")
             raise
     return sweep_run
 

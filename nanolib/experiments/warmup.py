@@ -103,6 +103,11 @@ def predict(case: Case, ceilings: dict[str, float] | None = None) -> dict[str, f
     return {"steps": case.warmup_steps + case.steps} if isinstance(case, WarmupCase) else {}
 
 
+def unsupported(case: Case) -> str:
+    """Why this machine cannot run the case; every machine can run these."""
+    return ""
+
+
 def measure_case(case: WarmupCase, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
     """The latency of a step after `warmup_steps`; for the curve also how many steps are slower than the steady state."""
     config = NanoConfig.from_preset(case.preset, **case.overrides)

@@ -1,0 +1,271 @@
+"""The `nano` command: run, look at, share and tidy measurements."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import webbrowser
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+import nanolib
+from nanolib.measurement import BadInput
+from nanolib.paths import OUTPUT_VARIABLE, database_path, output_folder
+
+EXIT_OK, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+
+def _told(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Bad input ends a command with its lines and exit code 2; Ctrl-C with 130."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except BadInput as error:
+            for line in error.lines:
+                click.echo(f"nano: {line}", err=True)
+            sys.exit(EXIT_BAD_INPUT)
+        except KeyboardInterrupt:
+            click.echo("nano: stopped", err=True)
+            sys.exit(EXIT_INTERRUPTED)
+
+    return wrapped
+
+
+def _pairs(pairs: tuple[str, ...]) -> dict[str, str]:
+    values = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise BadInput(f"-p: {pair!r} is no name=value pair; write -p seq_lens='[1024, 4096]'")
+        values[name] = value
+    return values
+
+
+def _use_output(folder: str | None) -> Path:
+    if folder:
+        os.environ[OUTPUT_VARIABLE] = str(Path(folder).expanduser().absolute())
+    return output_folder()
+
+
+_output = click.option("--output", metavar="DIR", help="Output folder; default: $NANOLIB_OUTPUT, or outputs/.")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(nanolib.__version__, prog_name="nano")
+def main() -> None:
+    """Measure transformers on this machine; every number says how it was made and how sure it is."""
+
+
+@main.command()
+@click.argument("targets", nargs=-1, metavar="[SUITE] [NOTEBOOK]...")
+@click.option("-p", "--param", "pairs", multiple=True, metavar="NAME=VALUE", help="A parameter of the one notebook named.")
+@click.option("--label", default="", help="Your name for these runs.")
+@click.option("--resume", is_flag=True, help="Continue the last run with the same parameters, version and machine.")
+@click.option("--dry-run", is_flag=True, help="List the cases with predicted time and memory; measure nothing.")
+@click.option("--no-report", is_flag=True, help="Do not write the report at the end.")
+@_output
+@_told
+def run(
+    targets: tuple[str, ...],
+    pairs: tuple[str, ...],
+    label: str,
+    resume: bool,
+    dry_run: bool,
+    no_report: bool,
+    output: str | None,
+) -> None:
+    """Run a suite (default: quick), or some of its notebooks, then write the report."""
+    from nanolib.suite.jobs import plan
+
+    folder = _use_output(output)
+    jobs = plan(targets, _pairs(pairs), {"label": label, "resume": resume})
+    if dry_run:
+        _show_plan(jobs)
+        return
+    from nanolib.suite.runner import closing_table, run_jobs
+
+    ended, launch, log = run_jobs(jobs, folder, click.echo)
+    click.echo("")
+    for line in closing_table(ended):
+        click.echo(line)
+    for end in ended:
+        if end.message:
+            click.echo(f"{end.name}: {end.message}")
+    run_ids = [end.run_id for end in ended if end.run_id]
+    if run_ids:
+        _show_failures(run_ids)
+    click.echo(f"\nnotebooks  {folder}\ndatabase   {database_path()}\nlog        {log}")
+    if run_ids and not no_report:
+        click.echo(f"report     {_write_report(run_ids, folder / 'report')}")
+    if any(end.status == "interrupted" for end in ended):
+        sys.exit(EXIT_INTERRUPTED)
+    sys.exit(EXIT_OK if all(end.status == "done" for end in ended) else EXIT_FAILED)
+
+
+def _show_plan(jobs: list[Any]) -> None:
+    from nanolib.experiments.plan import dry_run_table, known_ceilings
+    from nanolib.meters.machine import this_machine
+    from nanolib.store import Store
+
+    ceilings: dict[str, float] = {}
+    if database_path().exists():
+        with Store(create=False) as store:
+            ceilings = known_ceilings(store, this_machine().machine_id)
+    for job in jobs:
+        if cases := job.cases():
+            click.echo(f"\n{job.name}: {len(cases)} cases")
+            click.echo(dry_run_table(job.module, job.params, ceilings).to_string(index=False))
+        else:
+            click.echo(f"\n{job.name}: reads the database, measures nothing")
+    if not ceilings:
+        click.echo("\nTimes are predicted from this machine's ceilings, which are not known yet: run nano doctor")
+
+
+def _show_failures(run_ids: list[str]) -> None:
+    from nanolib.report.tables import failures
+    from nanolib.store import Store
+
+    with Store(create=False) as store:
+        bad = failures(store.measurements(run_ids))
+    for _, row in bad.iterrows():
+        click.echo(f"  {row['status']}: {row['experiment']} {row['case']}: {row['message']}")
+
+
+def _write_report(run_ids: list[str], folder: Path) -> Path:
+    from nanolib.report.page import build
+    from nanolib.store import Store
+
+    with Store(create=False) as store:
+        return build(store, run_ids, folder)
+
+
+def _selected(store: Any, names: tuple[str, ...] | list[str]) -> list[str]:
+    from nanolib.experiments.summary import select_runs
+
+    return select_runs(store, list(names) or ["newest"])
+
+
+@main.command()
+@_output
+@_told
+def runs(output: str | None) -> None:
+    """List what is in the database."""
+    from nanolib.store import Store
+
+    _use_output(output)
+    with Store(create=False) as store:
+        frame = store.runs()
+    if frame.empty:
+        click.echo("no runs yet; run: nano run quick")
+        return
+    frame = frame.assign(
+        run=frame.run_id.str[:8],
+        started=frame.started.str[:19].str.replace("T", " "),
+        took=[f"{seconds:.0f} s" if seconds == seconds and seconds is not None else "—" for seconds in frame.duration_s],
+    )
+    columns = ["run", "experiment", "suite", "label", "started", "took", "cases", "status", "machine_id", "git_revision"]
+    click.echo(frame[columns].to_string(index=False))
+
+
+@main.command()
+@click.argument("names", nargs=-1, metavar="[RUN]...")
+@click.option("--to", "folder", metavar="DIR", help="Where to; default: report/ in the output folder.")
+@click.option("--open", "show", is_flag=True, help="Open the page in a browser.")
+@_output
+@_told
+def report(names: tuple[str, ...], folder: str | None, show: bool, output: str | None) -> None:
+    """Write the report: index.html, Markdown, pictures, tables. RUN: id, label, experiment, latest, latest~1, all."""
+    from nanolib.report.page import build
+    from nanolib.store import Store
+
+    target = Path(folder) if folder else _use_output(output) / "report"
+    _use_output(output)
+    with Store(create=False) as store:
+        page = build(store, _selected(store, names), target)
+    click.echo(str(page))
+    if show:
+        webbrowser.open(page.absolute().as_uri())
+
+
+@main.command()
+@click.argument("target", metavar="FILE")
+@click.option("--run", "names", multiple=True, metavar="RUN", help="Which runs; default: each experiment's newest.")
+@_output
+@_told
+def export(target: str, names: tuple[str, ...], output: str | None) -> None:
+    """Write runs to FILE for sharing: .sqlite, .json, .csv or .md; no user name, host name or path is in it."""
+    from nanolib.report.export import write
+    from nanolib.store import Store
+
+    _use_output(output)
+    with Store(create=False) as store:
+        write(store, _selected(store, names), Path(target))
+    click.echo(target)
+
+
+@main.command()
+@click.argument("databases", nargs=-1, required=True, metavar="DATABASE...")
+@_output
+@_told
+def merge(databases: tuple[str, ...], output: str | None) -> None:
+    """Bring in the runs of other databases; doing it twice changes nothing."""
+    from nanolib.store import Store
+
+    _use_output(output)
+    for path in databases:  # all are looked at before any is taken in
+        Store(path, create=False).close()
+    with Store() as store:
+        for path in databases:
+            click.echo(f"{path}: {store.merge(path)} run(s) came in")
+
+
+@main.command()
+@click.option("--older-than", "age", required=True, metavar="30d", help="Delete runs that are older than this many days.")
+@click.option("--dry-run", is_flag=True, help="Only say which.")
+@_output
+@_told
+def clean(age: str, dry_run: bool, output: str | None) -> None:
+    """Delete old runs and give their space back."""
+    from nanolib.store import Store
+
+    _use_output(output)
+    try:
+        days = float(age.removesuffix("d"))
+    except ValueError:
+        days = -1
+    if not 0 <= days < 1e6:
+        raise BadInput(f"--older-than: {age!r} will not do; give days, such as 30d")
+    with Store(create=False) as store:
+        gone = store.clean(days, dry_run=dry_run)
+    click.echo(f"{len(gone)} run(s) {'would be' if dry_run else 'were'} deleted")
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--budget", default=2.0, show_default=True, help="Seconds for each ceiling.")
+@_output
+@_told
+def doctor(as_json: bool, budget: float, output: str | None) -> None:
+    """Tell what this machine can measure, and measure its ceilings."""
+    from nanolib.suite.doctor import examine
+
+    _use_output(output)
+    found = examine(budget)
+    if as_json:
+        click.echo(json.dumps(found, indent=1))
+        return
+    for title, lines in found.items():
+        click.echo(f"{title}")
+        for name, value in lines.items():
+            click.echo(f"  {name:<22} {value}")
+
+
+if __name__ == "__main__":
+    main()

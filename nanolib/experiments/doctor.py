@@ -1,0 +1,46 @@
+"""What can this machine reach at best? Its ceilings alone, by the same path as everything else; `nano doctor` runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pydantic
+
+from nanolib.experiments import params as shared
+from nanolib.experiments.ceilings import CeilingCase, ceiling_cases
+from nanolib.experiments.params import Case, distinct, known_dtypes
+from nanolib.measurement import Measurement
+from nanolib.meters.machine import resolve_device
+
+
+class Params(shared.Params):
+    """Parameters of the examination.
+
+    Attributes:
+        dtypes: For which dtypes to time a matrix product.
+    """
+
+    dtypes: list[str] = pydantic.Field(["float32", "bfloat16", "float16"], min_length=1)
+
+    _dtypes = pydantic.field_validator("dtypes")(known_dtypes)
+    _distinct = pydantic.field_validator("dtypes")(distinct)
+
+
+def cases(params: Params) -> list[Case]:
+    """One ceiling per dtype, and the copy."""
+    return ceiling_cases(resolve_device(params.device), params.dtypes, params.budget_s)
+
+
+def predict(case: Case, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+    """Nothing: a ceiling is what predictions are made from."""
+    return {}
+
+
+def unsupported(case: Case) -> str:
+    """Why this machine cannot run the case; every machine can run these."""
+    return ""
+
+
+def measure_case(case: CeilingCase, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
+    """The ceiling."""
+    yield from case.measure()

@@ -1,0 +1,139 @@
+"""Panels for a live notebook: predict as the controls move, measure on a button; a batch run shows none."""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nanolib.config import PRESETS
+from nanolib.experiments import attention, model, sweep
+from nanolib.experiments.params import Params
+from nanolib.experiments.plan import known_ceilings, prediction_table
+from nanolib.measurement import BadInput
+from nanolib.meters.machine import this_machine
+from nanolib.models.attention.patterns import PATTERNS
+from nanolib.report import tables
+from nanolib.store import Store
+
+_LENGTHS = [2**power for power in range(5, 14)]
+
+
+def live_front_end() -> bool:
+    """Whether a person sits in front: a Jupyter server names its session to the kernel, papermill and nbval do not."""
+    return bool(os.environ.get("JPY_SESSION_NAME")) and sweep.LAUNCH_VARIABLE not in os.environ
+
+
+def attention_panel(params: attention.Params) -> Any:
+    """Controls for one attention case; the notebook's parameters give the rest. Returns nothing in a batch run."""
+    if not live_front_end():
+        return None
+    import ipywidgets as widgets
+
+    kinds = ["dense", "dense (math)", "dense (flash)", *PATTERNS]
+    controls = {
+        "kind": widgets.Dropdown(options=kinds, value="window", description="attention"),
+        "seq_len": widgets.SelectionSlider(options=_LENGTHS, value=1024, description="tokens"),
+        "window": widgets.SelectionSlider(options=_LENGTHS, value=256, description="window"),
+        "heads": widgets.BoundedIntText(value=params.num_heads, min=1, max=256, description="heads"),
+        "causal": widgets.Checkbox(value=params.causal, description="causal"),
+    }
+
+    def build(values: Mapping[str, Any]) -> attention.Params:
+        kind: dict[str, Any] = {"kind": "dense"}
+        if values["kind"] in PATTERNS:
+            kind = {"kind": "sparse", "pattern": values["kind"], "window": values["window"]}
+        elif "(" in values["kind"]:
+            kind["backend"] = values["kind"].split("(")[1].rstrip(")")
+        return params.replace(
+            seq_lens=[values["seq_len"]],
+            batch_sizes=params.batch_sizes[:1],
+            dtypes=params.dtypes[:1],
+            kinds=[kind],
+            num_heads=values["heads"],
+            num_kv_heads=0,
+            causal=values["causal"],
+        )
+
+    return _panel(attention, controls, build, tables.attention_table, tables.ATTENTION_COLUMNS)
+
+
+def model_panel(params: model.Params) -> Any:
+    """Controls for one model; the notebook's parameters give the rest. Returns nothing in a batch run."""
+    if not live_front_end():
+        return None
+    import ipywidgets as widgets
+
+    controls = {
+        "preset": widgets.Dropdown(options=list(PRESETS), value=params.presets[0], description="preset"),
+        "layers": widgets.BoundedIntText(value=2, min=1, max=200, description="layers"),
+        "seq_len": widgets.SelectionSlider(options=_LENGTHS, value=128, description="tokens"),
+        "batch": widgets.BoundedIntText(value=1, min=1, max=512, description="batch"),
+        "train": widgets.Checkbox(value=False, description="training too"),
+    }
+
+    def build(values: Mapping[str, Any]) -> model.Params:
+        return params.replace(
+            presets=[values["preset"]],
+            overrides={"num_layers": values["layers"]},
+            seq_lens=[values["seq_len"]],
+            batch_sizes=[values["batch"]],
+            dtypes=params.dtypes[:1],
+            attention_types=params.attention_types[:1],
+            train=values["train"],
+            loss_steps=0,
+        )
+
+    return _panel(model, controls, build, tables.model_table, tables.MODEL_COLUMNS)
+
+
+def _panel(
+    experiment: Any,
+    controls: dict[str, Any],
+    build: Callable[[Mapping[str, Any]], Params],
+    table: Callable[..., Any],
+    columns: dict[str, str],
+) -> Any:
+    """The controls over the prediction, a button, and what has been measured with it so far."""
+    import ipywidgets as widgets
+    import pandas as pd
+
+    predicted, measured, said = widgets.HTML(), widgets.HTML(), widgets.HTML()
+    button = widgets.Button(description="Measure", button_style="primary", icon="play")
+    rows: list[pd.DataFrame] = []
+    with Store() as store:
+        ceilings = known_ceilings(store, this_machine().machine_id)
+
+    def params() -> Params:
+        return build({name: control.value for name, control in controls.items()})
+
+    def predict(_: Any = None) -> None:
+        try:
+            frame = prediction_table(experiment, params(), ceilings)
+        except BadInput as error:
+            predicted.value = f"<b>{html.escape(error.lines[0])}</b>"
+            button.disabled = True
+            return
+        predicted.value = "<i>Predicted</i>" + frame.to_html(index=False, border=0, escape=True)
+        button.disabled = False
+
+    def measure(_: Any) -> None:
+        button.disabled, said.value = True, "measuring …"
+        try:
+            run = sweep.measure(experiment, params(), progress=False)
+            run.finish()
+            rows.append(run.measurements(samples=True))
+            shown = tables.readable(table(pd.concat(rows, ignore_index=True)), columns)
+            measured.value = "<i>Measured, and saved in the database</i>" + shown.to_html(index=False, border=0, escape=True)
+            said.value = ""
+        except BadInput as error:
+            said.value = html.escape(error.lines[0])
+        finally:
+            button.disabled = False
+
+    for control in controls.values():
+        control.observe(predict, names="value")
+    button.on_click(measure)
+    predict()
+    return widgets.VBox([widgets.HBox(list(controls.values()), layout={"flex_flow": "wrap"}), predicted, button, said, measured])

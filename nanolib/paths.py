@@ -1,0 +1,43 @@
+"""Where things are: the checkout with its notebooks and params, and where results go."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from nanolib.measurement import BadInput
+
+OUTPUT_VARIABLE = "NANOLIB_OUTPUT"
+
+
+def find_checkout() -> Path | None:
+    """The checkout: from the working folder upwards, then from the package upwards; None outside one."""
+    for origin in (Path.cwd(), Path(__file__).resolve()):
+        for folder in (origin, *origin.parents):
+            if (folder / "notebooks").is_dir() and (folder / "nanolib" / "measurement.py").is_file():
+                return folder
+    return None
+
+
+def checkout() -> Path:
+    """The checkout.
+
+    Raises:
+        BadInput: There is none: notebooks and params are part of the checkout, not of the installed package.
+    """
+    found = find_checkout()
+    if found is None:
+        raise BadInput("checkout: no notebooks/ here or above, nor beside the package; run nano inside a nanolib checkout")
+    return found
+
+
+def output_folder() -> Path:
+    """Where results go: $NANOLIB_OUTPUT, else `outputs/` of the checkout, else `outputs/` in the working folder."""
+    if named := os.environ.get(OUTPUT_VARIABLE):
+        return Path(named).expanduser().absolute()
+    return (find_checkout() or Path.cwd()) / "outputs"
+
+
+def database_path() -> Path:
+    """The database in the output folder."""
+    return output_folder() / "results.sqlite"

@@ -1,0 +1,231 @@
+"""The report: one self-contained page, the same in Markdown, pictures of each chart, tables and profiles as files."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mistune
+import pandas as pd
+import vl_convert
+
+from nanolib.report import charts, renderer, tables, verdicts
+from nanolib.store import Store
+
+_METHOD = Path(__file__).parents[2] / "docs" / "method.md"
+
+@dataclass(frozen=True)
+class Section:
+    """One question of the report: its charts, table and verdict."""
+
+    experiment: str
+    question: str
+    charts: tuple[str, ...]
+    table: Callable[[pd.DataFrame], pd.DataFrame]
+    columns: dict[str, str]
+
+
+SECTIONS = (
+    Section(
+        "attention",
+        "When does sparse attention pay?",
+        ("attention_latency", "attention_speed_up", "attention_memory", "attention_efficiency"),
+        tables.attention_table,
+        tables.ATTENTION_COLUMNS,
+    ),
+    Section(
+        "model",
+        "What does a whole model cost?",
+        ("model_performance", "training_phases", "model_memory", "model_loss"),
+        tables.model_table,
+        tables.MODEL_COLUMNS,
+    ),
+    Section(
+        "warmup",
+        "How much warm-up is enough?",
+        ("warmup_curve", "warmup_settings"),
+        tables.warmup_table,
+        tables.WARMUP_COLUMNS,
+    ),
+)
+
+
+def build(store: Store, run_ids: list[str], folder: Path) -> Path:
+    """Write the report of some runs.
+
+    Args:
+        store: Where they are.
+        run_ids: Which.
+        folder: Where to: `index.html`, `profiling_report.md`, a PNG and SVG of each chart, `attention_summary.csv` and `.md`,
+            `model_summary.csv` and `.md`, `warmup_summary.csv` and `.md`, `attention_profile.json`, `model_profile.json`,
+            `warmup_profile.json`.
+
+    Returns:
+        The page.
+    """
+    rows, runs, machines = store.measurements(run_ids, samples=True), store.runs(), store.machines()
+    runs = runs[runs["run_id"].isin(run_ids)]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Everything is made beside the target and moved in at the end: a failure half-way leaves the old report whole.
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".report-") as temporary:
+        made = Path(temporary)
+        shown = [section for section in SECTIONS if section.experiment in set(runs["experiment"])]
+        drawn = {name: renderer.vega_spec(charts.CHARTS[name](rows)) for section in shown for name in section.charts}
+        for name, spec in drawn.items():
+            renderer.save(spec, made, name)
+        for section in shown:
+            _write_files(section, rows, runs, made)
+        (made / "profiling_report.md").write_text(_markdown(shown, rows, runs, machines), encoding="utf-8")
+        (made / "index.html").write_text(_html(shown, drawn, rows, runs, machines), encoding="utf-8")
+        folder.mkdir(exist_ok=True)
+        for file in made.iterdir():
+            file.replace(folder / file.name)
+    return folder / "index.html"
+
+
+def _write_files(section: Section, rows: pd.DataFrame, runs: pd.DataFrame, folder: Path) -> None:
+    table = section.table(rows)
+    table.map(safe_cell).to_csv(folder / f"{section.experiment}_summary.csv", index=False)
+    shown = tables.readable(table, section.columns)
+    (folder / f"{section.experiment}_summary.md").write_text(markdown_table(shown) + "\n", encoding="utf-8")
+    chosen = tables.of_experiment(rows, section.experiment)
+    profile = {
+        "runs": public_runs(runs[runs["experiment"] == section.experiment]),
+        "measurements": measurement_records(chosen),
+        "verdict": verdicts.VERDICTS[section.experiment](rows),
+    }
+    text = json.dumps(profile, indent=1, ensure_ascii=False, allow_nan=False)
+    (folder / f"{section.experiment}_profile.json").write_text(text, encoding="utf-8")
+
+
+def public_runs(runs: pd.DataFrame) -> list[dict[str, Any]]:
+    """Runs as JSON records, without what names a process or a path of the machine."""
+    records = json.loads(runs.drop(columns=["process", "launch"]).to_json(orient="records"))
+    for record in records:
+        record["params"].pop("corpus", None)
+    return records
+
+
+def measurement_records(rows: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows as JSON records, without samples and without the factor columns (the factors are there as one object)."""
+    columns = [name for name in rows.columns if not name.startswith("factor.") and name not in ("samples", "id")]
+    return json.loads(rows[columns].to_json(orient="records"))
+
+
+def safe_cell(value: Any) -> Any:
+    """A cell that a spreadsheet will not take for a formula: text that begins like one gets a quote in front."""
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        return "'" + value
+    return value
+
+
+def markdown_table(table: pd.DataFrame) -> str:
+    """A GitHub table; text cannot break out of its cell."""
+    if table.empty:
+        return "(nothing was measured)"
+    lines = [list(table.columns), ["---"] * len(table.columns), *table.to_numpy().tolist()]
+    return "\n".join("| " + " | ".join(_markdown_text(str(cell)) for cell in line) + " |" for line in lines)
+
+
+def _markdown_text(text: str) -> str:
+    escaped = html.escape(" ".join(text.split()), quote=False)
+    return re.sub(r"([|`\\\[\]*])", r"\\\1", escaped)
+
+
+def _markdown(sections: list[Section], rows: pd.DataFrame, runs: pd.DataFrame, machines: pd.DataFrame) -> str:
+    parts = ["# nanolib report", markdown_table(tables.run_facts(runs, machines))]
+    if not sections:
+        parts.append("There is nothing to show yet. Run: nano run quick")
+    for section in sections:
+        parts += [f"## {section.question}", *(f"- {_markdown_text(line)}" for line in verdicts.VERDICTS[section.experiment](rows))]
+        parts += [f"![{name}]({name}.png)" for name in section.charts]
+        parts.append(markdown_table(tables.readable(section.table(rows), section.columns)))
+    failed = tables.failures(rows)
+    if len(failed):
+        parts += ["## What failed", markdown_table(failed)]
+    flagged = tables.flag_lines(rows)
+    if flagged:
+        parts += ["## What to know before believing a number", *(f"- {line}" for line in flagged)]
+    return "\n\n".join(parts).replace("\n\n- ", "\n- ").replace("\n- ", "\n\n- ", 1) + "\n"
+
+
+_STYLE = """
+:root { color-scheme: light; }
+body { font: 15px/1.55 system-ui, sans-serif; color: #1b1b1b; max-width: 1080px; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.6rem; margin-bottom: .2rem; } h2 { font-size: 1.25rem; margin: 2.6rem 0 .4rem; }
+nav a { margin-right: 1.2rem; } a { color: #0072B2; }
+.verdict { background: #f3f7fa; border-left: 4px solid #0072B2; padding: .7rem 1rem .7rem 2rem; margin: .6rem 0 1.2rem; }
+.verdict li { margin: .15rem 0; }
+.scroll { overflow-x: auto; } .chart { margin: 1.1rem 0; }
+table { border-collapse: collapse; font-size: 13px; white-space: nowrap; }
+td, th { padding: .25rem .6rem; border-bottom: 1px solid #e4e4e4; text-align: right; font-variant-numeric: tabular-nums; }
+td:first-child, th:first-child { text-align: left; } th { font-weight: 600; border-bottom: 2px solid #999; }
+summary { cursor: pointer; margin: .4rem 0; } .small { color: #555; font-size: 13px; }
+#method { border-top: 1px solid #ccc; margin-top: 3rem; } #method td, #method th { text-align: left; white-space: normal; }
+"""
+
+
+def _html(
+    sections: list[Section],
+    drawn: dict[str, dict[str, Any]],
+    rows: pd.DataFrame,
+    runs: pd.DataFrame,
+    machines: pd.DataFrame,
+) -> str:
+    body = ["<h1>nanolib report</h1>"]
+    body.append(
+        f'<p class="small">{len(runs)} run(s), {len(rows):,} measurements. Points are measured, with 95 % intervals; dashed lines '
+        'are predictions; red crosses failed. <a href="#method">How the numbers are made</a>.</p>'
+    )
+    body.append(
+        "<nav>" + "".join(f'<a href="#{s.experiment}">{html.escape(s.question)}</a>' for s in sections) + "</nav>"
+    )
+    if not sections:
+        body.append("<p>There is nothing to show yet. Run: <code>nano run quick</code></p>")
+    for section in sections:
+        body.append(f'<h2 id="{section.experiment}">{html.escape(section.question)}</h2>')
+        lines = "".join(f"<li>{html.escape(line)}</li>" for line in verdicts.VERDICTS[section.experiment](rows))
+        body.append(f'<ul class="verdict">{lines}</ul>')
+        body += [f'<div class="chart scroll" id="chart-{name}"></div>' for name in section.charts]
+        table = tables.readable(section.table(rows), section.columns)
+        body.append(f"<details open><summary>All cases</summary>{_html_table(table)}</details>")
+    failed, flagged = tables.failures(rows), tables.flag_lines(rows)
+    if len(failed):
+        body.append(f'<h2 id="failed">What failed</h2>{_html_table(failed)}')
+    if flagged:
+        items = "".join(f"<li>{html.escape(line)}</li>" for line in flagged)
+        body.append(f"<h2>What to know before believing a number</h2><ul>{items}</ul>")
+    body.append(f"<h2>Runs and machines</h2>{_html_table(tables.run_facts(runs, machines))}")
+    if _METHOD.is_file():
+        text = mistune.create_markdown(escape=True, plugins=["table"])(_METHOD.read_text(encoding="utf-8"))
+        body.append(f'<section id="method">{text}</section>')
+    script = ""
+    if drawn:
+        # «</» inside a script would end it, whatever string it stands in
+        data = json.dumps(drawn).replace("</", "<\\/").replace("<!--", "<\\!--")
+        libraries = vl_convert.javascript_bundle(vl_version=renderer.VEGALITE_VERSION).replace("</script", "<\\/script")
+        script = (
+            f"<script>{libraries}</script><script>const specs = {data};\n"
+            "for (const [name, spec] of Object.entries(specs))\n"
+            "  vegaEmbed('#chart-' + name, spec, {mode: 'vega', renderer: 'svg', actions: {export: true, source: false, "
+            "compiled: false, editor: false}});</script>"
+        )
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>nanolib report</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{_STYLE}</style></head><body>{''.join(body)}{script}</body></html>"
+    )
+
+
+def _html_table(table: pd.DataFrame) -> str:
+    if table.empty:
+        return "<p>Nothing was measured.</p>"
+    return f'<div class="scroll">{table.to_html(index=False, border=0, escape=True)}</div>'

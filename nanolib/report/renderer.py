@@ -1,0 +1,44 @@
+"""Charts that show everywhere: interactive in JupyterLab (offline, untrusted), a picture on a code host and in nbconvert.
+
+JupyterLab bundles Vega 5; Altair writes Vega-Lite 6, whose layered and selectable charts that bundle cannot draw. Compiled to
+Vega 5 beforehand they work, with a PNG beside them for everything that draws no Vega.
+"""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import vl_convert
+
+VEGALITE_VERSION = "5.20"
+_SCALE = 2  # pixels per point of the pictures
+
+
+def vega_spec(chart: alt.TopLevelMixin) -> dict[str, Any]:
+    """The chart compiled to Vega 5."""
+    return vl_convert.vegalite_to_vega(chart.to_dict(), vl_version=VEGALITE_VERSION)
+
+
+def save(spec: dict[str, Any], folder: Path, name: str) -> None:
+    """Write NAME.png and NAME.svg of a chart compiled by `vega_spec`."""
+    (folder / f"{name}.png").write_bytes(vl_convert.vega_to_png(spec, scale=_SCALE))
+    (folder / f"{name}.svg").write_text(vl_convert.vega_to_svg(spec), encoding="utf-8")
+
+
+def _mime_bundle(spec: dict[str, Any], **_: Any) -> dict[str, Any]:
+    compiled = vl_convert.vegalite_to_vega(spec, vl_version=VEGALITE_VERSION)
+    picture = vl_convert.vega_to_png(compiled, scale=_SCALE)
+    return {
+        "application/vnd.vega.v5+json": compiled,
+        "image/png": base64.b64encode(picture).decode(),
+        "text/plain": "<nanolib chart>",
+    }
+
+
+def enable() -> None:
+    """Show Altair charts in this notebook through the renderer above."""
+    alt.renderers.register("nanolib", _mime_bundle)
+    alt.renderers.enable("nanolib")

@@ -1,0 +1,435 @@
+"""Tables from rows: one line per case, with intervals, labels and what went wrong."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+from typing import Any
+
+import pandas as pd
+
+from nanolib.measurement import FLAG_TEXT, METRICS, Direction, Flag, format_number
+from nanolib.stats.intervals import TooFewSamples
+from nanolib.stats.scaling import scaling_exponent
+
+ATTENTION_FACTORS = ["name", "seq_len", "batch_size", "dtype", "causal", "device"]
+MODEL_FACTORS = ["preset", "attention_type", "seq_len", "batch_size", "dtype", "device"]
+
+ATTENTION_COLUMNS = {
+    "name": "Kind",
+    "seq_len": "n",
+    "batch_size": "Batch",
+    "dtype": "Type",
+    "sparsity": "Connections removed",
+    "block_sparsity": "Tiles skipped",
+    "forward": "Forward, ms [95 %]",
+    "forward_predicted": "Predicted, ms",
+    "forward_share": "Share of ceiling",
+    "backward": "Backward, ms [95 %]",
+    "peak_memory": "Peak forward, MiB",
+    "relative_error": "Error to float64",
+    "speed_up": "Speed-up [range]",
+    "bound": "Bound",
+    "status": "Status",
+    "flags": "Flags",
+}
+MODEL_COLUMNS = {
+    "preset": "Preset",
+    "attention_type": "Attention",
+    "seq_len": "n",
+    "batch_size": "Batch",
+    "dtype": "Type",
+    "parameters": "Parameters",
+    "footprint": "Weights, MiB",
+    "inference": "Inference, ms [95 %]",
+    "inference_predicted": "Predicted, ms",
+    "inference_tokens_per_second": "Tokens/s",
+    "inference_memory": "Peak, MiB",
+    "training_step": "Training step, ms [95 %]",
+    "training_step_predicted": "Predicted, ms ",
+    "training_to_inference": "Training / inference",
+    "training_memory": "Training peak, MiB",
+    "status": "Status",
+    "flags": "Flags",
+}
+WARMUP_COLUMNS = {
+    "direction": "Direction",
+    "warmup_steps": "Warm-up steps",
+    "mean": "Mean, ms",
+    "sd": "SD, ms",
+    "cv": "CV",
+    "median": "Median, ms",
+    "difference": "Mean against 5 steps",
+    "status": "Status",
+}
+SCALING_COLUMNS = {
+    "preset": "Preset",
+    "attention_type": "Attention",
+    "dtype": "Type",
+    "batch_size": "Batch",
+    "quantity": "Quantity",
+    "exponent": "Exponent [95 %]",
+    "meaning": "Meaning",
+}
+
+
+def of_experiment(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
+    """The rows of one experiment, with factor columns that none of them uses left out."""
+    chosen = rows[rows["experiment"] == experiment] if len(rows) else rows
+    used = [name for name in chosen.columns if not name.startswith("factor.") or chosen[name].notna().any()]
+    return chosen[used]
+
+
+def pick(rows: pd.DataFrame, metric: str, scope: str | None = None, method: str | None = None) -> pd.DataFrame:
+    """The rows of one metric (and scope, and method) that hold a number."""
+    if rows.empty:
+        return rows
+    mask = (rows["metric"] == metric) & rows["estimate"].notna()
+    if scope is not None:
+        mask &= rows["scope"] == scope
+    if method is not None:
+        mask &= rows["method"] == method
+    return rows[mask]
+
+
+def schema_of(rows: pd.DataFrame) -> str:
+    """The columns of the measurement table, the same on every machine."""
+    names = [name for name in rows.columns if not name.startswith("factor.") and name != "samples"]
+    return textwrap.fill("measurements: " + ", ".join(names), 100)
+
+
+def deterministic(rows: pd.DataFrame) -> pd.DataFrame:
+    """What must come out the same on every machine: parameter counts, sparsity, FLOPs by formula beside torch's count.
+
+    Returns:
+        Columns: `case`, `metric`, `scope`, and one per method.
+    """
+    fixed = [name for name, metric in METRICS.items() if metric.direction is Direction.EQUAL]
+    chosen = rows[rows["metric"].isin(fixed) & (rows["status"] == "ok")]
+    names = ["factor.name", "factor.preset", "factor.mode", "factor.seq_len", "factor.batch_size", "factor.dtype"]
+    parts = [chosen[name].map(_factor_text) for name in names if name in chosen]
+    case = parts[0].str.cat(parts[1:], sep=" ") if len(chosen) else []
+    table = chosen.assign(case=case, value=[format_number(value) for value in chosen["estimate"]])
+    key = ["case", "metric", "scope"]
+    wide = table.pivot(index=key, columns="method", values="value").fillna("")
+    order = list(dict.fromkeys(table[key].itertuples(index=False, name=None)))
+    return wide.reindex(order).reset_index().rename_axis(columns=None)
+
+
+def _factor_text(value: Any) -> str:
+    if isinstance(value, float):
+        return "" if pd.isna(value) else f"{value:g}"
+    return str(value)
+
+
+def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """One line per attention case.
+
+    Args:
+        rows: Measurements of any experiments.
+
+    Returns:
+        Columns: the factors, `sparsity`, `block_sparsity`, `flops`, for forward and backward `latency` with `low` and `high` (ms),
+        `predicted` and `share` (of the measured ceiling), `peak_memory` (MiB), `relative_error`, `speed_up` over dense with
+        `speed_up_low` and `speed_up_high`, its `bound`, `status`, `message`, `flags`.
+    """
+    rows = of_experiment(rows, "attention")
+    table = _base(rows, ATTENTION_FACTORS, "name")
+    if table.empty:
+        return table
+    for metric, scope, method, columns in (
+        ("sparsity", None, None, {"estimate": "sparsity"}),
+        ("block_sparsity", None, None, {"estimate": "block_sparsity"}),
+        ("flops", "forward", "formula", {"estimate": "flops"}),
+        ("latency", "forward", None, _with_interval("forward")),
+        ("ceiling_share", "forward", None, {"estimate": "forward_share"}),
+        ("latency", "backward", None, _with_interval("backward")),
+        ("ceiling_share", "backward", None, {"estimate": "backward_share"}),
+        ("peak_memory", "forward", None, {"estimate": "peak_memory"}),
+        ("peak_memory", "forward_backward", None, {"estimate": "peak_memory_backward"}),
+        ("relative_error", None, None, {"estimate": "relative_error"}),
+    ):
+        table = _join(table, pick(rows, metric, scope, method), columns)
+    return _with_flags(_with_speed_up(table), rows)
+
+
+def model_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """One line per model and shape: inference beside training.
+
+    Args:
+        rows: Measurements of any experiments.
+
+    Returns:
+        Columns: the factors, `parameters`, `footprint` (MiB), `flops` (forward), `inference` and `training_step` with `low`,
+        `high` (ms) and `predicted`, `forward`, `backward`, `optimizer_step` (ms), tokens per second and peak memory (MiB) of both,
+        `training_to_inference`, `status`, `message`, `flags`.
+    """
+    rows = of_experiment(rows, "model")
+    if "factor.mode" not in rows:
+        return pd.DataFrame()
+    shaped = rows[rows["factor.mode"].notna()]
+    key = ["run_id", *(f"factor.{name}" for name in MODEL_FACTORS)]
+    ends = shaped[shaped["metric"] == "case_time"]
+    table = ends.groupby(key, sort=False).agg(status=("status", _worst), message=("message", _joined)).reset_index()
+    for metric, scope, columns in (
+        ("parameters", None, {"estimate": "parameters"}),
+        ("footprint", None, {"estimate": "footprint"}),
+        ("latency", "inference", _with_interval("inference")),
+        ("latency", "training_step", _with_interval("training_step")),
+        ("latency", "forward", {"estimate": "forward"}),
+        ("latency", "backward", {"estimate": "backward"}),
+        ("latency", "optimizer_step", {"estimate": "optimizer_step"}),
+        ("ceiling_share", "inference", {"estimate": "inference_share"}),
+        ("ceiling_share", "training_step", {"estimate": "training_share"}),
+        ("tokens_per_second", "inference", {"estimate": "inference_tokens_per_second"}),
+        ("tokens_per_second", "training_step", {"estimate": "training_tokens_per_second"}),
+        ("peak_memory", "inference", {"estimate": "inference_memory"}),
+        ("peak_memory", "training_step", {"estimate": "training_memory"}),
+    ):
+        found = pick(shaped, metric, scope).drop_duplicates(key)[[*key, *columns]].rename(columns=columns)
+        table = table.merge(found, on=key, how="left")
+    work = pick(shaped, "flops", "inference", "formula").drop_duplicates(key)[[*key, "estimate"]]
+    table = table.merge(work.rename(columns={"estimate": "flops"}), on=key, how="left")
+    table["training_to_inference"] = table["training_step"] / table["inference"]
+    flags = shaped.groupby(key, sort=False)["flags"].agg(_all_flags).reset_index()
+    table = table.merge(flags, on=key, how="left")
+    return table.rename(columns=lambda name: name.removeprefix("factor."))
+
+
+def loss_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Loss per step: columns `series`, `step`, `loss` (nats per byte); `rows` must carry their samples."""
+    found = pick(of_experiment(rows, "model"), "loss")
+    parts = [
+        pd.DataFrame(
+            {
+                "series": f"{row['factor.preset']} ({row['factor.attention_type']}, {row['factor.dtype']})",
+                "step": range(1, len(row["samples"]) + 1),
+                "loss": row["samples"],
+            }
+        )
+        for _, row in found.iterrows()
+    ]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["series", "step", "loss"])
+
+
+def scaling_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """How time and memory of each model grow with the sequence length.
+
+    Returns:
+        Columns: `preset`, `attention_type`, `dtype`, `quantity`, `exponent` with `exponent_low` and `exponent_high`, `meaning`; a series of fewer than
+        three lengths has no exponent and says so.
+    """
+    table = model_table(rows)
+    lines: list[dict[str, Any]] = []
+    quantities = {
+        "inference time": "inference",
+        "training time": "training_step",
+        "inference memory": "inference_memory",
+        "training memory": "training_memory",
+    }
+    if table.empty:
+        return pd.DataFrame()
+    for (preset, kind, dtype, batch), group in table.groupby(
+        ["preset", "attention_type", "dtype", "batch_size"], sort=False
+    ):
+        for title, column in quantities.items():
+            known = group[group[column].notna()]
+            line = {"preset": preset, "attention_type": kind, "dtype": dtype, "batch_size": batch, "quantity": title}
+            try:
+                found = scaling_exponent(known["seq_len"], known[column])
+            except TooFewSamples as error:
+                lines.append(line | {"meaning": str(error)})
+                continue
+            numbers = {"exponent": found.estimate, "exponent_low": found.low, "exponent_high": found.high}
+            lines.append(line | numbers | {"meaning": scaling_words(found.low, found.high)})
+    return pd.DataFrame(lines)
+
+
+def scaling_words(low: float, high: float) -> str:
+    """What the interval of an exponent says: which of constant, linear, quadratic it holds."""
+    held = [word for power, word in ((0, "constant"), (1, "linear"), (2, "quadratic")) if low <= power <= high]
+    if len(held) == 1:
+        return held[0]
+    if held:
+        return f"undecided between {' and '.join(held)}: the interval holds both; measure more lengths"
+    for power, word in ((0, "falls"), (1, "below linear"), (2, "between linear and quadratic")):
+        if high < power:
+            return word
+    return "above quadratic"
+
+
+def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """One line per direction and warm-up setting.
+
+    Returns:
+        Columns: `direction`, `warmup_steps`, `mean`, `sd`, `cv`, `median` with `low` and `high` (ms), `difference` of the mean to that
+        of warmup = 5 (a share; missing where 5 was not measured), `status`, `message`.
+    """
+    rows = of_experiment(rows, "warmup")
+    if rows.empty:
+        return pd.DataFrame()
+    settings = rows[rows["factor.curve"] == False]  # noqa: E712  a column, not a bool
+    ends = settings[settings["metric"] == "case_time"]
+    table = ends[["run_id", "case_id", "factor.direction", "factor.warmup_steps", "status", "message"]]
+    found = pick(settings, "latency")
+    described = pd.DataFrame([{key: d[key] for key in ("mean", "sd", "cv")} for d in found["details"]], index=found.index)
+    columns = {"estimate": "median", "low": "low", "high": "high"}
+    found = pd.concat([found[["run_id", "case_id", *columns]].rename(columns=columns), described], axis=1)
+    table = table.merge(found, on=["run_id", "case_id"], how="left").drop(columns="case_id")
+    table = table.rename(columns=lambda name: name.removeprefix("factor."))
+    table["warmup_steps"] = table["warmup_steps"].astype(int)
+    reference = table[table["warmup_steps"] == 5].set_index(["run_id", "direction"])["mean"]
+    keys = pd.MultiIndex.from_frame(table[["run_id", "direction"]])
+    table["difference"] = table["mean"] / reference.reindex(keys).to_numpy() - 1
+    return table
+
+
+def warmup_curve(rows: pd.DataFrame) -> pd.DataFrame:
+    """The per-step curve: columns `direction`, `step`, `ms`, `phase` (`warm-up` or `steady`); needs samples."""
+    rows = of_experiment(rows, "warmup")
+    if rows.empty:
+        return pd.DataFrame(columns=["direction", "step", "ms", "phase"])
+    curves = rows[rows["factor.curve"] == True]  # noqa: E712  a column, not a bool
+    needed = curves[curves["metric"] == "warmup_needed"].set_index(["run_id", "case_id"])["estimate"]
+    parts = []
+    for _, row in pick(curves, "latency").iterrows():
+        cut = needed.get((row["run_id"], row["case_id"]))
+        steps = range(1, len(row["samples"]) + 1)
+        phase = ["not settled" if pd.isna(cut) else "warm-up" if step <= cut else "steady" for step in steps]
+        parts.append(pd.DataFrame({"direction": row["scope"], "step": steps, "ms": row["samples"], "phase": phase}))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["direction", "step", "ms", "phase"])
+
+
+def run_facts(runs: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
+    """One line per run, for people: what, where, when, which version."""
+    by_id = machines.set_index("machine_id")
+    lines = []
+    for _, run in runs.iterrows():
+        machine = by_id.loc[run["machine_id"]]
+        gpus = ", ".join(gpu["name"] for gpu in machine["gpus"]) or "no GPU"
+        lines.append(
+            {
+                "Run": run["run_id"][:8],
+                "Experiment": run["experiment"],
+                "Suite": run["suite"],
+                "Label": run["label"],
+                "Started": run["started"][:19].replace("T", " ") + " UTC",
+                "Took": "—" if pd.isna(run["duration_s"]) else f"{run['duration_s']:.0f} s",
+                "Status": run["status"],
+                "Machine": f"{machine['cpu']}, {machine['cores']} cores, {machine['ram_gib']} GiB, {gpus}",
+                "torch": run["versions"].get("torch", ""),
+                "Revision": run["git_revision"],
+            }
+        )
+    return pd.DataFrame(lines)
+
+
+def failures(rows: pd.DataFrame) -> pd.DataFrame:
+    """Cases that did not end well: columns `experiment`, `case`, `status`, `message`."""
+    columns = ["experiment", "case", "status", "message"]
+    if rows.empty:
+        return pd.DataFrame(columns=columns)
+    bad = rows[(rows["metric"] == "case_time") & (rows["status"] != "ok")]
+    cases = [" ".join(f"{name}={value}" for name, value in factors.items() if value != {}) for factors in bad["factors"]]
+    return bad.assign(case=cases)[columns]
+
+
+def flag_lines(rows: pd.DataFrame) -> list[str]:
+    """How many timings carry which label, and what it means."""
+    timed = pick(rows, "latency")
+    counts = pd.Series([flag for flags in timed["flags"] for flag in flags]).value_counts() if len(timed) else {}
+    return [f"{flag} ({count} of {len(timed)} timings): {FLAG_TEXT[Flag(flag)]}" for flag, count in counts.items()]
+
+
+def readable(table: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:
+    """A table for people: the columns of `names` under their titles, numbers in few digits, intervals in brackets.
+
+    Args:
+        table: From this module.
+        names: Column → title; a column with `_low` and `_high` siblings gets its interval.
+    """
+    result = pd.DataFrame(index=table.index)
+    for column, title in names.items():
+        if column not in table:
+            continue
+        low, high = (table.get(f"{column}_{end}") for end in ("low", "high"))
+        if low is None or high is None:
+            result[title] = [_cell(value) for value in table[column]]
+        else:
+            result[title] = [_cell(*values) for values in zip(table[column], low, high, strict=True)]
+    return result
+
+
+def _cell(value: Any, low: float | None = None, high: float | None = None) -> str:
+    if isinstance(value, list):
+        return ", ".join(value)
+    if isinstance(value, bool | str) or value is None:
+        return "" if value is None else str(value)
+    if pd.isna(value):
+        return "—"
+    if low is None or high is None or pd.isna(low) or pd.isna(high):
+        return format_number(float(value))
+    ends = (format_number(float(end), low, high) for end in (low, high))
+    return f"{format_number(float(value), low, high)} [{' … '.join(ends)}]"
+
+
+def _with_interval(name: str) -> dict[str, str]:
+    return {"estimate": name, "low": f"{name}_low", "high": f"{name}_high", "predicted": f"{name}_predicted"}
+
+
+def _base(rows: pd.DataFrame, factors: list[str], required: str) -> pd.DataFrame:
+    """One line per case that has the factor `required`: ids, factors, status, message."""
+    if f"factor.{required}" not in rows:
+        return pd.DataFrame()
+    ends = rows[(rows["metric"] == "case_time") & rows[f"factor.{required}"].notna()]
+    columns = ["run_id", "case_id", *(f"factor.{name}" for name in factors), "status", "message"]
+    return ends[columns].rename(columns=lambda name: name.removeprefix("factor.")).reset_index(drop=True)
+
+
+def _join(table: pd.DataFrame, rows: pd.DataFrame, columns: dict[str, str]) -> pd.DataFrame:
+    key = ["run_id", "case_id"]
+    found = rows.drop_duplicates(key)[[*key, *columns]].rename(columns=columns)
+    return table.merge(found, on=key, how="left")
+
+
+def _with_speed_up(table: pd.DataFrame) -> pd.DataFrame:
+    """Forward speed-up over the dense baseline of the same run and shape.
+
+    The baseline is `dense (flash)` where it was measured, else the first dense kind. The two were timed one after the other, so the
+    interval is the widest that both allow and drift is not controlled.
+    """
+    shape = ["run_id", "seq_len", "batch_size", "dtype", "causal", "device"]
+    dense = table[table["name"].str.startswith("dense") & table["forward"].notna()]
+    dense = dense.assign(order=(dense["name"] != "dense (flash)").astype(int)).sort_values("order", kind="stable")
+    columns = {"name": "baseline", "forward": "b", "forward_low": "b_low", "forward_high": "b_high"}
+    dense = dense.drop_duplicates(shape)[[*shape, *columns, "block_sparsity"]]
+    table = table.merge(dense.rename(columns=columns | {"block_sparsity": "b_tiles"}), on=shape, how="left")
+    table["speed_up"] = table["b"] / table["forward"]
+    table["speed_up_low"] = table["b_low"] / table["forward_high"]
+    table["speed_up_high"] = table["b_high"] / table["forward_low"]
+    table["bound"] = (1 - table["b_tiles"]) / (1 - table["block_sparsity"])
+    return table.drop(columns=["b", "b_low", "b_high", "b_tiles"])
+
+
+def _with_flags(table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+    flags = rows.groupby(["run_id", "case_id"], sort=False)["flags"].agg(_all_flags).reset_index()
+    table = table.merge(flags, on=["run_id", "case_id"], how="left")
+    above = (table["speed_up_low"] > table["bound"]) & ~table["name"].str.startswith("dense")
+    table["flags"] = [
+        [*flags, Flag.ABOVE_BOUND.value] if is_above else flags
+        for flags, is_above in zip(table["flags"], above, strict=True)
+    ]
+    return table
+
+
+def _all_flags(flags: Iterable[list[str]]) -> list[str]:
+    return sorted({flag for some in flags for flag in some})
+
+
+def _worst(statuses: pd.Series) -> str:
+    bad = [status for status in statuses if status != "ok"]
+    return bad[0] if bad else "ok"
+
+
+def _joined(messages: pd.Series) -> str:
+    return "; ".join(dict.fromkeys(message for message in messages if message))

@@ -1,0 +1,145 @@
+"""Verdicts in words, computed from the rows; each ends with one remedy or next question."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pandas as pd
+
+from nanolib.measurement import Flag, format_number
+from nanolib.report import tables
+
+_UNSTEADY = Flag.NO_STEADY_STATE.value
+
+
+def attention(rows: pd.DataFrame) -> list[str]:
+    """Which attention is the fastest at each length, and from which length sparse pays."""
+    table = tables.attention_table(rows)
+    timed = table[table["forward"].notna()] if len(table) else table
+    if timed.empty:
+        return ["No attention case gave a time, so there is no verdict. Run: nano run quick attention."]
+    lines = []
+    for (batch, dtype, causal), group in timed.groupby(["batch_size", "dtype", "causal"], sort=False):
+        where = f"{'Causal' if causal else 'Non-causal'}, batch {int(batch)}, {dtype}"
+        lines += [f"{where}: {line}" for line in _fastest(group)]
+        lines += [f"{where}: {line}" for line in _payoff(group)]
+    unsteady = sum(_UNSTEADY in flags for flags in timed["flags"])
+    if unsteady:
+        lines.append(f"{unsteady} of {len(timed)} cases never settled; trust no difference that rests on them.")
+    if (~timed["name"].str.startswith("dense")).any():
+        lines.append("This speaks of speed alone. Next question: what do the removed connections cost in loss?")
+    else:
+        lines.append("Only dense kinds were measured. Next question: would a sparse kind be faster at the longest length?")
+    return lines
+
+
+def _fastest(group: pd.DataFrame) -> Iterator[str]:
+    longest = group["seq_len"].max()
+    for seq_len, at in group.groupby("seq_len"):
+        if at["name"].nunique() < 2:
+            continue
+        ranked = at.sort_values("forward")
+        best, second = ranked.iloc[0], ranked.iloc[1]
+        took = _ms(best, "forward")
+        if best["forward_high"] < second["forward_low"]:
+            text = f"at n = {int(seq_len)} {best['name']} is the fastest forward, {took}"
+        else:
+            text = f"at n = {int(seq_len)} {best['name']} and {second['name']} cannot be told apart forward ({took})"
+        if seq_len == longest and pd.notna(best["forward_share"]):
+            text += f", at {best['forward_share']:.0%} of the machine's matrix-product ceiling"
+        yield text + "."
+
+
+def _payoff(group: pd.DataFrame) -> Iterator[str]:
+    sparse = group[~group["name"].str.startswith("dense") & group["speed_up"].notna()]
+    for name, cases in sparse.groupby("name", sort=False):
+        cases = cases.sort_values("seq_len")
+        last = cases.iloc[-1]
+        gain = (
+            f"{last['speed_up']:.2f}× [{last['speed_up_low']:.2f} … {last['speed_up_high']:.2f}] of a bound of "
+            f"{last['bound']:.2f}× at n = {int(last['seq_len'])}, where it removes {last['sparsity']:.0%} of the connections"
+        )
+        won = cases[cases["speed_up_low"] > 1]["seq_len"]
+        # it pays from a length on only if it wins at every longer one too
+        lost = cases[~(cases["speed_up_low"] > 1)]["seq_len"].max()
+        steady = won[won > lost] if pd.notna(lost) else won
+        if len(steady):
+            yield f"{name} beats {last['baseline']} from n = {int(steady.min())} on: {gain}."
+        else:
+            yield f"{name} does not beat {last['baseline']} up to n = {int(last['seq_len'])}: {gain}."
+
+
+def model(rows: pd.DataFrame) -> list[str]:
+    """What inference and training cost, where the time goes, how they scale."""
+    table = tables.model_table(rows)
+    timed = table[table["inference"].notna()] if len(table) else table
+    if timed.empty:
+        return ["No model case gave a time, so there is no verdict. Run: nano run quick model."]
+    lines = []
+    for (preset, kind, dtype), group in timed.groupby(["preset", "attention_type", "dtype"], sort=False):
+        row = group.sort_values("seq_len").iloc[-1]
+        shape = f"{preset} ({kind}, {dtype}), batch {int(row['batch_size'])}, n = {int(row['seq_len'])}"
+        text = f"{shape}: inference takes {_ms(row, 'inference')}, {row['inference_tokens_per_second']:,.0f} tokens/s"
+        if pd.notna(row["inference_predicted"]):
+            text += f", {row['inference'] / row['inference_predicted']:.1f}× the roofline's prediction"
+        lines.append(text + ".")
+        if pd.notna(row["training_step"]):
+            lines.append(
+                f"{shape}: a training step takes {_ms(row, 'training_step')}, {row['training_to_inference']:.1f}× inference "
+                f"(3× is what the FLOPs say), and {row['training_memory']:,.0f} MiB at its peak, "
+                f"{row['training_memory'] / row['footprint']:.1f}× the weights; {_largest_phase(row)} is the largest part."
+            )
+    scaling = tables.scaling_table(rows)
+    for _, line in scaling[scaling.get("exponent", pd.Series(index=scaling.index, dtype=float)).notna()].iterrows():
+        lines.append(
+            f"{line['preset']} ({line['attention_type']}): {line['quantity']} grows as n^{line['exponent']:.2f} "
+            f"[{line['exponent_low']:.2f} … {line['exponent_high']:.2f}]: {line['meaning']}."
+        )
+    lines.append("Next question: at which length does the attention, quadratic in n, overtake the linear rest?")
+    return lines
+
+
+def _largest_phase(row: pd.Series) -> str:
+    phases = {name: row[name] for name in ("forward", "backward", "optimizer_step")}
+    name = max(phases, key=lambda phase: phases[phase])
+    return f"the {name.replace('_', ' ')} ({format_number(phases[name])} ms)"
+
+
+def warmup(rows: pd.DataFrame) -> list[str]:
+    """How many warm-up steps are enough on this machine."""
+    found = tables.of_experiment(rows, "warmup")
+    curves = found[found["metric"] == "warmup_needed"] if len(found) else found
+    if curves.empty:
+        return ["No warm-up curve was measured, so there is no verdict. Run: nano run quick warmup."]
+    lines = []
+    for _, curve in curves.iterrows():
+        direction = curve["scope"].replace("_", " + ")
+        if pd.isna(curve["estimate"]):
+            lines.append(f"{direction}: {curve['message']}.")
+            continue
+        needed = int(curve["estimate"])
+        steps = "no warm-up step is" if needed == 0 else f"{needed} warm-up step{'s are' if needed > 1 else ' is'}"
+        steady = curve["details"]["steady_median"]
+        lines.append(
+            f"{direction}: {steps} enough in the one fresh process of this curve; then a step takes {steady:.3g} ms."
+        )
+    table = tables.warmup_table(rows)
+    cold = table[(table["warmup_steps"] == 0) & table["difference"].notna()]
+    for _, row in cold.iterrows():
+        lines.append(
+            f"{row['direction'].replace('_', ' + ')}: without warm-up the mean is {row['difference']:+.0%} against that after 5 "
+            f"steps, with a CV of {row['cv']:.0%}; the median, {format_number(row['median'])} ms, is moved far less."
+        )
+    lines.append("Fresh processes differ. Next question: is the answer the same in a second run? Repeat it before you rely on it.")
+    return lines
+
+
+def _ms(row: pd.Series, column: str) -> str:
+    low, high = row[f"{column}_low"], row[f"{column}_high"]
+    if pd.isna(low) or pd.isna(high):
+        return f"{format_number(row[column])} ms"
+    ends = f"{format_number(low, low, high)} … {format_number(high, low, high)}"
+    return f"{format_number(row[column], low, high)} ms [{ends}]"
+
+
+VERDICTS = {"attention": attention, "model": model, "warmup": warmup}

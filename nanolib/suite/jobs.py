@@ -1,0 +1,94 @@
+"""What a suite consists of: a notebook and its checked parameters per job."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nanolib.measurement import BadInput
+from nanolib.paths import checkout
+from nanolib.validation import StrictModel, read_yaml
+
+DEFAULT_SUITE = "quick"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One notebook to run.
+
+    Attributes:
+        name: Of the notebook and of its experiment module.
+        notebook: Its path.
+        values: The parameters to inject, as given.
+        params: The same, checked and complete.
+    """
+
+    name: str
+    notebook: Path
+    values: Mapping[str, Any]
+    params: StrictModel
+
+    @property
+    def module(self) -> Any:
+        """The experiment."""
+        return experiment(self.name)
+
+    def cases(self) -> list[Any]:
+        """Its cases; the summary has none."""
+        return self.module.cases(self.params) if hasattr(self.module, "cases") else []
+
+
+def suites() -> list[str]:
+    """The names of the params sets."""
+    return sorted(folder.name for folder in (checkout() / "params").iterdir() if folder.is_dir())
+
+
+def notebooks() -> list[str]:
+    """The names of the notebooks, the summary last, since it reads what the others write."""
+    names = sorted(file.stem for file in (checkout() / "notebooks").glob("*.ipynb"))
+    return sorted(names, key=lambda name: name == "summary")
+
+
+def experiment(name: str) -> Any:
+    """The experiment module of a notebook."""
+    return importlib.import_module(f"nanolib.experiments.{name}")
+
+
+def plan(targets: Sequence[str], overrides: Mapping[str, Any], scheduling: Mapping[str, Any]) -> list[Job]:
+    """The jobs that a command line asks for, all parameters checked before anything runs.
+
+    Args:
+        targets: A suite and then notebooks, or notebooks alone (of the suite `quick`); a suite alone means all of its notebooks.
+        overrides: Parameters that replace those of the params files.
+        scheduling: `label` and `resume`.
+
+    Raises:
+        BadInput: An unknown suite, notebook or parameter, or a value that does not fit.
+    """
+    suite, names = (targets[0], list(targets[1:])) if targets and targets[0] in suites() else (DEFAULT_SUITE, list(targets))
+    folder = checkout() / "params" / suite
+    available = [name for name in notebooks() if (folder / f"{name}.yml").is_file()]
+    for name in names:
+        if name not in available:
+            raise BadInput(
+                f"run: {name!r} is neither a suite ({', '.join(suites())}) nor a notebook of {suite} ({', '.join(available)})"
+            )
+    chosen = [name for name in available if name in names] or available
+    if overrides and len(chosen) > 1 and not names:
+        raise BadInput(f"-p: parameters belong to one notebook; name one of {', '.join(available)}")
+    complaints: list[str] = []
+    jobs = []
+    for name in chosen:
+        values = read_yaml(folder / f"{name}.yml") | dict(overrides) | {"suite": suite} | dict(scheduling)
+        try:
+            params = experiment(name).Params(**values)
+        except BadInput as error:
+            complaints += error.lines
+            continue
+        jobs.append(Job(name, checkout() / "notebooks" / f"{name}.ipynb", values, params))
+    if complaints:
+        raise BadInput(*complaints)
+    return jobs

@@ -1,0 +1,215 @@
+"""Run jobs one after the other, each by papermill in its own process, and tell how each ended.
+
+A papermill run whose kernel was killed leaves a notebook that looks completed, so success is the run's row in the database with
+status `done`, written last by the notebook itself, and never the notebook's own metadata.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+import yaml
+from tqdm import tqdm
+
+from nanolib.experiments.lock import holder
+from nanolib.experiments.sweep import LAUNCH_VARIABLE
+from nanolib.measurement import RunStatus
+from nanolib.meters.machine import resolve_device
+from nanolib.paths import OUTPUT_VARIABLE, checkout
+from nanolib.store import Store
+from nanolib.suite.jobs import Job
+
+_POLL_S = 0.3
+_GRACE_S = 1.5  # between asking processes to end and ending them
+
+
+@dataclass
+class Ended:
+    """How one job ended.
+
+    Attributes:
+        name: The notebook.
+        status: `done`, `failed`, `interrupted` or `not started`.
+        message: Why it did not end well, in one line.
+        seconds: Wall time.
+        measured_s: Of that, inside cases.
+        cases: How many cases it has.
+        statuses: Status → how many cases ended so.
+        run_id: Its run; empty when it made none.
+    """
+
+    name: str
+    status: str = "not started"
+    message: str = ""
+    seconds: float = 0.0
+    measured_s: float = 0.0
+    cases: int = 0
+    statuses: dict[str, int] | None = None
+    run_id: str = ""
+
+
+def run_jobs(jobs: Sequence[Job], output: Path, say: Callable[[str], None] = print) -> tuple[list[Ended], str, Path]:
+    """Run the jobs in turn.
+
+    Args:
+        jobs: From `plan`.
+        output: The output folder.
+        say: Takes lines for the terminal.
+
+    Returns:
+        How each ended, the token of this launch, and the log file.
+    """
+    launch = uuid.uuid4().hex[:12]
+    log_path = output / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{launch}.log"
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    ended = [Ended(job.name, cases=len(job.cases())) for job in jobs]
+    total = sum(end.cases for end in ended)
+    with (
+        Store(output / "results.sqlite") as store,
+        log_path.open("w", encoding="utf-8") as log,
+        tqdm(total=total, unit="case", disable=None, file=sys.stderr, dynamic_ncols=True) as bar,
+    ):
+        for job, end in zip(jobs, ended, strict=True):
+            bar.set_description_str(job.name)
+            if bar.disable:
+                say(f"{job.name}: {end.cases} cases" if end.cases else f"{job.name}: reads the database")
+            try:
+                _run(job, end, output, launch, store, log, bar)
+            except KeyboardInterrupt:
+                end.status, end.message = RunStatus.INTERRUPTED, "stopped by Ctrl-C; finished cases are saved (--resume)"
+            _settle(store, end)
+            if bar.disable:
+                say(f"{job.name}: {end.status} in {end.seconds:.0f} s {end.message}".rstrip())
+            if end.status == RunStatus.INTERRUPTED:
+                break
+    return ended, launch, log_path
+
+
+def _run(job: Job, end: Ended, output: Path, launch: str, store: Store, log: IO[str], bar: tqdm) -> None:
+    start, before = time.perf_counter(), bar.n
+    names = {case.case_id: str(case) for case in job.cases()}
+    said = log.tell()
+    with tempfile.TemporaryDirectory(prefix="nanolib-run-") as folder:
+        parameters = Path(folder) / "params.yml"
+        parameters.write_text(yaml.safe_dump(dict(job.values)), encoding="utf-8")
+        target = output / job.notebook.name
+        process = subprocess.Popen(
+            [sys.executable, "-m", "papermill", str(job.notebook), str(target), "-f", str(parameters), "--no-progress-bar"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=checkout(),
+            env=os.environ | {OUTPUT_VARIABLE: str(output), LAUNCH_VARIABLE: launch},
+            start_new_session=True,  # Ctrl-C is ours to handle
+        )
+        try:
+            while True:
+                try:
+                    process.wait(_POLL_S)
+                    break
+                except subprocess.TimeoutExpired:
+                    _watch(job, end, store, launch, names, bar, before)
+        finally:
+            end_tree(process)
+            end.seconds = time.perf_counter() - start
+            _watch(job, end, store, launch, names, bar, before)
+    log.flush()
+    row = store.runs("run_id = ?", (end.run_id,))
+    if process.returncode == 0 and (row.empty and not names or not row.empty and row.status.iloc[0] == RunStatus.DONE):
+        end.status = RunStatus.DONE
+        return
+    end.status = RunStatus.FAILED
+    if not row.empty and row.message.iloc[0]:
+        end.message = row.message.iloc[0]
+    else:
+        end.message = _reason(process.returncode, Path(log.name), said)
+
+
+def _watch(job: Job, end: Ended, store: Store, launch: str, names: dict[str, str], bar: tqdm, before: int) -> None:
+    """Move the bar to where the rows say that the job is."""
+    if not names:
+        return
+    row = store.runs("launch = ? AND experiment = ?", (launch, job.name))
+    if row.empty:
+        if busy := holder(resolve_device(getattr(job.params, "device", "cpu"))):
+            bar.set_description_str(f"{job.name} waits: the device is in use by {busy}")
+        return
+    end.run_id = str(row.run_id.iloc[-1])
+    finished = store.finished_cases(end.run_id) & names.keys()
+    in_flight = [names[case_id] for case_id in store.started_attempts(end.run_id) if case_id in names]
+    bar.set_description_str(": ".join([job.name, *in_flight[:1]]))
+    bar.update(before + len(finished) - bar.n)
+
+
+def _settle(store: Store, end: Ended) -> None:
+    """Write into the run's row that it did not end well, and read from its rows how the cases did."""
+    if not end.run_id:
+        return
+    if end.status != RunStatus.DONE:
+        store.update_run(end.run_id, status=end.status, message=end.message)
+    rows = store.connection.execute(
+        "SELECT status, count(*), total(estimate) FROM measurements WHERE run_id = ? AND metric = 'case_time' GROUP BY status",
+        (end.run_id,),
+    ).fetchall()
+    end.statuses = {status: count for status, count, _ in rows}
+    end.measured_s = sum(seconds for _, _, seconds in rows)
+
+
+def _reason(returncode: int, log: Path, said: int) -> str:
+    """Why papermill ended so: the last line it wrote, and the signal where there was one."""
+    with log.open("rb") as file:
+        file.seek(said)
+        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    last = lines[-1] if lines else "it wrote nothing"
+    if returncode < 0:
+        return f"papermill was killed by {signal.Signals(-returncode).name}"
+    if returncode in (128 + signal.SIGUSR1, 138) or "died" in last.lower():
+        return f"its kernel died before the run was done (exit {returncode}); out of memory? see the log"
+    if returncode == 0:
+        return "the notebook ended but its run is not marked done: its last cell did not run"
+    return f"{last} (exit {returncode})"
+
+
+def end_tree(process: subprocess.Popen[Any]) -> None:
+    """End a process and all its descendants (a kernel has a session of its own), politely and then for certain."""
+    if process.poll() is not None:
+        return
+    try:
+        tree = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+    except psutil.NoSuchProcess:
+        return
+    for member in tree:
+        if member.is_running():
+            member.terminate()
+    _, alive = psutil.wait_procs(tree, timeout=_GRACE_S)
+    for member in alive:
+        member.kill()
+    process.wait()
+
+
+def closing_table(ended: Sequence[Ended]) -> list[str]:
+    """What ran, how long and where the time went, what failed and why."""
+    header = ["notebook", "status", "cases", "ok", "other", "measuring s", "rest s", "total s"]
+    lines = [header]
+    for end in ended:
+        statuses = end.statuses or {}
+        other = ", ".join(f"{count} {status}" for status, count in statuses.items() if status != "ok") or "—"
+        rest = max(0.0, end.seconds - end.measured_s)
+        numbers = [f"{end.measured_s:.1f}", f"{rest:.1f}", f"{end.seconds:.1f}"]
+        lines.append([end.name, str(end.status), str(end.cases or "—"), str(statuses.get("ok", "—")), other, *numbers])
+    total = [sum(values) for values in zip(*((end.measured_s, end.seconds) for end in ended), strict=True)]
+    lines.append(["total", "", "", "", "", f"{total[0]:.1f}", f"{max(0.0, total[1] - total[0]):.1f}", f"{total[1]:.1f}"])
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    text = ["  ".join(cell.ljust(w) if i < 5 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))) for line in lines]
+    return [text[0], "-" * len(text[0]), *text[1:-1], "-" * len(text[0]), text[-1]]
