@@ -65,7 +65,9 @@ def main() -> None:
 
 @main.command()
 @click.argument("targets", nargs=-1, metavar="[SUITE] [NOTEBOOK]...")
-@click.option("-p", "--param", "pairs", multiple=True, metavar="NAME=VALUE", help="A parameter of the one notebook named.")
+@click.option(
+    "-p", "--param", "pairs", multiple=True, metavar="NAME=VALUE", help="A parameter of the one notebook named."
+)
 @click.option("--label", default="", help="Your name for these runs.")
 @click.option("--resume", is_flag=True, help="Continue the last run with the same parameters, version and machine.")
 @click.option("--dry-run", is_flag=True, help="List the cases with predicted time and memory; measure nothing.")
@@ -91,7 +93,7 @@ def run(
         return
     from nanolib.suite.runner import closing_table, run_jobs
 
-    ended, launch, log = run_jobs(jobs, folder, click.echo)
+    ended, log = run_jobs(jobs, folder, click.echo)
     click.echo("")
     for line in closing_table(ended):
         click.echo(line)
@@ -168,9 +170,22 @@ def runs(output: str | None) -> None:
     frame = frame.assign(
         run=frame.run_id.str[:8],
         started=frame.started.str[:19].str.replace("T", " "),
-        took=[f"{seconds:.0f} s" if seconds == seconds and seconds is not None else "—" for seconds in frame.duration_s],
+        took=[
+            f"{seconds:.0f} s" if seconds == seconds and seconds is not None else "—" for seconds in frame.duration_s
+        ],
     )
-    columns = ["run", "experiment", "suite", "label", "started", "took", "cases", "status", "machine_id", "git_revision"]
+    columns = [
+        "run",
+        "experiment",
+        "suite",
+        "label",
+        "started",
+        "took",
+        "cases",
+        "status",
+        "machine_id",
+        "git_revision",
+    ]
     click.echo(frame[columns].to_string(index=False))
 
 
@@ -227,7 +242,9 @@ def merge(databases: tuple[str, ...], output: str | None) -> None:
 
 
 @main.command()
-@click.option("--older-than", "age", required=True, metavar="30d", help="Delete runs that are older than this many days.")
+@click.option(
+    "--older-than", "age", required=True, metavar="30d", help="Delete runs that are older than this many days."
+)
 @click.option("--dry-run", is_flag=True, help="Only say which.")
 @_output
 @_told

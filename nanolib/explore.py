@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,14 +19,9 @@ from nanolib.store import Store
 _LENGTHS = [2**power for power in range(5, 14)]
 
 
-def live_front_end() -> bool:
-    """Whether a person sits in front: a Jupyter server names its session to the kernel, papermill and nbval do not."""
-    return bool(os.environ.get("JPY_SESSION_NAME")) and sweep.LAUNCH_VARIABLE not in os.environ
-
-
 def attention_panel(params: attention.Params) -> Any:
     """Controls for one attention case; the notebook's parameters give the rest. Returns nothing in a batch run."""
-    if not live_front_end():
+    if not sweep.live_front_end():
         return None
     import ipywidgets as widgets
 
@@ -61,7 +55,7 @@ def attention_panel(params: attention.Params) -> Any:
 
 def model_panel(params: model.Params) -> Any:
     """Controls for one model; the notebook's parameters give the rest. Returns nothing in a batch run."""
-    if not live_front_end():
+    if not sweep.live_front_end():
         return None
     import ipywidgets as widgets
 
@@ -125,7 +119,9 @@ def _panel(
             run.finish()
             rows.append(run.measurements(samples=True))
             shown = tables.readable(table(pd.concat(rows, ignore_index=True)), columns)
-            measured.value = "<i>Measured, and saved in the database</i>" + shown.to_html(index=False, border=0, escape=True)
+            measured.value = "<i>Measured, and saved in the database</i>" + shown.to_html(
+                index=False, border=0, escape=True
+            )
             said.value = ""
         except BadInput as error:
             said.value = html.escape(error.lines[0])
@@ -136,4 +132,6 @@ def _panel(
         control.observe(predict, names="value")
     button.on_click(measure)
     predict()
-    return widgets.VBox([widgets.HBox(list(controls.values()), layout={"flex_flow": "wrap"}), predicted, button, said, measured])
+    return widgets.VBox(
+        [widgets.HBox(list(controls.values()), layout={"flex_flow": "wrap"}), predicted, button, said, measured]
+    )

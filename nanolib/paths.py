@@ -27,7 +27,9 @@ def checkout() -> Path:
     """
     found = find_checkout()
     if found is None:
-        raise BadInput("checkout: no notebooks/ here or above, nor beside the package; run nano inside a nanolib checkout")
+        raise BadInput(
+            "checkout: no notebooks/ here or above, nor beside the package; run nano inside a nanolib checkout"
+        )
     return found
 
 

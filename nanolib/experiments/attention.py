@@ -10,8 +10,8 @@ from typing import Any, Self
 import pydantic
 import torch
 
-from nanolib.experiments.ceilings import CeilingCase, ceiling_cases, rate_rows, roofline_ms
 from nanolib.experiments import params as shared
+from nanolib.experiments.ceilings import CeilingCase, ceiling_cases, rate_rows, roofline_ms
 from nanolib.experiments.params import MAX_SEQ_LEN, Case, distinct, known_dtypes
 from nanolib.measurement import BadInput, Measurement, Unsupported, exact
 from nanolib.meters import measure
@@ -87,7 +87,9 @@ class Params(shared.Params):
     @pydantic.model_validator(mode="after")
     def _heads_divide(self) -> Self:
         if self.num_kv_heads and self.num_heads % self.num_kv_heads:
-            raise ValueError(f"num_kv_heads: {self.num_kv_heads} does not divide num_heads {self.num_heads}; use a divisor")
+            raise ValueError(
+                f"num_kv_heads: {self.num_kv_heads} does not divide num_heads {self.num_heads}; use a divisor"
+            )
         return self
 
 

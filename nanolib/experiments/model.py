@@ -84,8 +84,9 @@ class Params(shared.Params):
 
 @dataclass(frozen=True)
 class ModelCase(Case):
-    """One model on one shape."""
+    """One model on one shape; `name` is what charts call the model."""
 
+    name: str
     preset: str
     overrides: dict[str, Any]
     attention_type: str
@@ -110,13 +111,14 @@ class ModelCase(Case):
 
     def __str__(self) -> str:
         """Preset, shape and mode."""
-        return f"{self.preset} {self.mode} n={self.seq_len} batch={self.batch_size} {self.attention_type} {self.dtype}"
+        return f"{self.name} {self.mode} n={self.seq_len} batch={self.batch_size} {self.attention_type} {self.dtype}"
 
 
 @dataclass(frozen=True)
 class LossCase(Case):
     """One model trained on real text for some steps."""
 
+    name: str
     preset: str
     overrides: dict[str, Any]
     attention_type: str
@@ -131,7 +133,13 @@ class LossCase(Case):
 
     def __str__(self) -> str:
         """Preset and steps."""
-        return f"{self.preset} loss over {self.steps} steps"
+        return f"{self.name} loss over {self.steps} steps"
+
+
+def model_name(preset: str, overrides: dict[str, Any]) -> str:
+    """What charts and tables call a model: a preset that was changed never goes by its bare name."""
+    changed = ", ".join(f"{name} {value}" for name, value in overrides.items())
+    return f"{preset} with {changed}" if changed else preset
 
 
 def cases(params: Params) -> list[Case]:
@@ -142,7 +150,7 @@ def cases(params: Params) -> list[Case]:
     for preset in params.presets:
         for kind in params.attention_types:
             for dtype in params.dtypes:
-                model = (device, preset, params.overrides, kind)
+                model = (device, model_name(preset, params.overrides), preset, params.overrides, kind)
                 result += [
                     ModelCase(*model, seq_len, batch_size, dtype, mode)
                     for seq_len in params.seq_lens

@@ -128,5 +128,3 @@ def _brief(value: Any) -> str:
     if isinstance(value, dict):
         return ",".join(f"{name}={item}" for name, item in value.items())
     return str(value)
-
-

@@ -74,4 +74,3 @@ def load(params: Params) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
         ids = select_runs(store, params.runs)
         runs = store.runs()
         return runs[runs.run_id.isin(ids)], store.machines(), store.measurements(ids, samples=True)
-

@@ -39,7 +39,7 @@ MAX_ATTEMPTS = 2
 
 
 class SweepRun:
-    """A run whose cases have been measured; `finish` makes it `done`.
+    """A run whose cases have been measured; shown in a notebook it says how they ended; `finish` makes it `done`.
 
     Attributes:
         run_id: Its UUID.
@@ -54,6 +54,13 @@ class SweepRun:
     def measurements(self, *, samples: bool = False) -> pd.DataFrame:
         """The rows of the whole run, those of an earlier start included; see `Store.measurements`."""
         return self.store.measurements([self.run_id], samples=samples)
+
+    def __repr__(self) -> str:
+        """How many cases ended how, and how long they took."""
+        query = "SELECT status, count(*), total(estimate) FROM measurements WHERE run_id = ? AND metric = 'case_time'"
+        rows = self.store.connection.execute(f"{query} GROUP BY status", (self.run_id,)).fetchall()
+        ended = ", ".join(f"{count} {status}" for status, count, _ in rows)
+        return f"run {self.run_id[:8]}: {ended}; {sum(seconds for *_, seconds in rows):.0f} s inside cases"
 
     def finish(self) -> str:
         """Mark the run as done: the last thing that a notebook does. Returns a line that says where the results are."""
@@ -108,7 +115,7 @@ def _measure_all(
 ) -> None:
     finished, attempts = store.finished_cases(run_id), store.started_attempts(run_id)
     todo = [case for case in cases if case.case_id not in finished]
-    bar = tqdm(total=len(cases), initial=len(cases) - len(todo), unit="case", disable=not progress, file=sys.stderr)
+    bar = _progress_bar(progress, total=len(cases), initial=len(cases) - len(todo), unit="case")
     # a worker process is used off the main thread too, where nothing else can enforce the time limit
     isolated = params.isolation == "process" or threading.current_thread() is not threading.main_thread()
     with bar:
@@ -128,6 +135,20 @@ def _measure_all(
                     break
             _store_outcome(store, run_id, case, outcome, tried)
             bar.update()
+
+
+def live_front_end() -> bool:
+    """Whether a person sits in front: a Jupyter server names its session to the kernel, papermill and nbval do not."""
+    return bool(os.environ.get("JPY_SESSION_NAME")) and LAUNCH_VARIABLE not in os.environ
+
+
+def _progress_bar(wanted: bool, **settings: Any) -> tqdm:
+    """A widget where someone looks, a line in a terminal, nothing in a batch notebook (there it would be frozen litter)."""
+    if wanted and live_front_end():
+        from tqdm.auto import tqdm as widget_bar
+
+        return widget_bar(**settings)
+    return tqdm(**settings, disable=None if wanted else True, file=sys.stderr, dynamic_ncols=True)
 
 
 def _outcome(experiment: Any, params: Params, case: Case, ceilings: dict[str, float], isolated: bool) -> Outcome:

@@ -44,7 +44,7 @@ def measure_ceilings(
 
 
 def rate(metric: str, amount: float, latency: Measurement, *, scope: str = "", message: str = "") -> Measurement:
-    """amount / latency per second, with the interval and labels of the latency it came from.
+    """Amount / latency per second, with the interval and labels of the latency it came from.
 
     Args:
         metric: What the rate is, such as `flops_per_second`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -63,7 +64,7 @@ class HostClock:
 @functools.cache
 def _perf_counter_step_ns() -> int:
     readings = [time.perf_counter_ns() for _ in range(2000)]
-    return min(b - a for a, b in zip(readings, readings[1:], strict=False) if b > a)
+    return min(b - a for a, b in itertools.pairwise(readings) if b > a)
 
 
 class CudaClock:
@@ -82,7 +83,7 @@ class CudaClock:
                     phase()
                 mark.record()
         torch.cuda.synchronize()
-        return [[a.elapsed_time(b) / inner for a, b in zip(row, row[1:], strict=False)] for row in marks]
+        return [[a.elapsed_time(b) / inner for a, b in itertools.pairwise(row)] for row in marks]
 
     def resolution_ms(self) -> float:
         """CUDA events resolve half a microsecond."""

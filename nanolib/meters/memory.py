@@ -155,9 +155,7 @@ def measure_memory(
     if live.reserved is not None:
         method = "cuda_allocator"
         reserved = exact("reserved_memory", live.reserved / MIB, scope=scope, method=method, details=before)
-        peak = exact(
-            "peak_memory", live.live / MIB, scope=scope, method=method, details=before, predicted=predicted
-        )
+        peak = exact("peak_memory", live.live / MIB, scope=scope, method=method, details=before, predicted=predicted)
         return [peak, reserved]
     rows = [
         exact(
@@ -173,9 +171,7 @@ def measure_memory(
         fn()
     if resident.resident is None:
         rows.append(
-            Measurement(
-                "resident_memory", scope=scope, status=Status.UNSUPPORTED, message=resident.resident_message
-            )
+            Measurement("resident_memory", scope=scope, status=Status.UNSUPPORTED, message=resident.resident_message)
         )
     else:  # one reading of a quantity that varies: no interval
         rows.append(

@@ -68,9 +68,7 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(d, kv, bias=False)
         self.out_proj = nn.Linear(d, d, bias=False)
 
-    def forward(
-        self, x: torch.Tensor, rope: RotaryEmbedding | None, cache: KVCache | None, layer: int
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rope: RotaryEmbedding | None, cache: KVCache | None, layer: int) -> torch.Tensor:
         """x: shape [batch, length, d_model]; the result has the same."""
         batch, length, d_model = x.shape
         q, k, v = (
@@ -112,9 +110,7 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(config.d_model, eps=1e-5)
         self.mlp = MLP(config)
 
-    def forward(
-        self, x: torch.Tensor, rope: RotaryEmbedding | None, cache: KVCache | None, layer: int
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rope: RotaryEmbedding | None, cache: KVCache | None, layer: int) -> torch.Tensor:
         """x: shape [batch, length, d_model]; the result has the same."""
         x = x + self.attention(self.attention_norm(x), rope, cache, layer)
         return x + self.mlp(self.mlp_norm(x))

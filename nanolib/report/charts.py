@@ -89,7 +89,13 @@ def _tidy(rows: pd.DataFrame, first: str, others: list[str], panel: str) -> pd.D
 
 
 def _measured_and_predicted(
-    data: pd.DataFrame, failed: pd.DataFrame, metric: str, title: str, subtitle: str, panels: list[str], log: bool = True
+    data: pd.DataFrame,
+    failed: pd.DataFrame,
+    metric: str,
+    title: str,
+    subtitle: str,
+    panels: list[str],
+    log: bool = True,
 ) -> alt.TopLevelMixin:
     """Panels side by side over sequence length: points with intervals, dashed predictions, crosses for what failed."""
     colour, shape = _colour("series", "Kind", data["series"])
@@ -208,7 +214,9 @@ def attention_efficiency(rows: pd.DataFrame) -> alt.TopLevelMixin:
     if found.empty:
         return nothing(title, _why(rows, "attention"))
     data = _tidy(found, "name", _ATTENTION_OTHERS, "scope")
-    subtitle = ["Useful FLOP/s (of kept connections) as a share of this machine's matrix product, measured in the same run."]
+    subtitle = [
+        "Useful FLOP/s (of kept connections) as a share of this machine's matrix product, measured in the same run."
+    ]
     return _measured_and_predicted(
         data, pd.DataFrame(), "ceiling_share", title, subtitle, ["forward", "backward"], log=False
     )
@@ -230,9 +238,7 @@ def attention_speed_up(rows: pd.DataFrame) -> alt.TopLevelMixin:
         alt.Chart(pd.DataFrame({"y": [1.0]})).mark_rule(color="#888").encode(y=alt.Y("y:Q", scale=scale, title="")),
         base.mark_line(strokeDash=[4, 4], strokeWidth=1.2).encode(y=alt.Y("bound:Q", scale=scale, title="")),
         base.mark_line(strokeWidth=2).encode(y=alt.Y("speed_up:Q", scale=scale, title="Speed-up over dense (×)")),
-        base.mark_rule(strokeWidth=2).encode(
-            y=alt.Y("speed_up_low:Q", scale=scale, title=""), y2="speed_up_high:Q"
-        ),
+        base.mark_rule(strokeWidth=2).encode(y=alt.Y("speed_up_low:Q", scale=scale, title=""), y2="speed_up_high:Q"),
         base.mark_point(filled=True, size=55, opacity=1).encode(
             y=alt.Y("speed_up:Q", scale=scale, title="Speed-up over dense (×)"),
             shape=shape,
@@ -260,10 +266,10 @@ def model_performance(rows: pd.DataFrame) -> alt.TopLevelMixin:
     title = "Model latency"
     if found.empty:
         return nothing(title, _why(rows, "model"))
-    data = _tidy(found, "preset", _MODEL_OTHERS, "scope")
+    data = _tidy(found, "name", _MODEL_OTHERS, "scope")
     data["panel"] = data["panel"].str.replace("_", " ")
     subtitle = [_KEY, "The prediction is the roofline of the ceilings measured in the same run."]
-    failed = _failed(rows, "preset", _MODEL_OTHERS)
+    failed = _failed(rows, "name", _MODEL_OTHERS)
     return _measured_and_predicted(data, failed, "latency", title, subtitle, ["inference", "training step"])
 
 
@@ -274,12 +280,10 @@ def model_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
     title = "Model memory"
     if found.empty:
         return nothing(title, _why(rows, "model"))
-    data = _tidy(found, "preset", _MODEL_OTHERS, "scope")
+    data = _tidy(found, "name", _MODEL_OTHERS, "scope")
     data["panel"] = data["panel"].str.replace("_", " ")
     subtitle = [_KEY, "The prediction is a lower bound: weights, gradients, optimizer and logits, without activations."]
-    return _measured_and_predicted(
-        data, pd.DataFrame(), "peak_memory", title, subtitle, ["inference", "training step"]
-    )
+    return _measured_and_predicted(data, pd.DataFrame(), "peak_memory", title, subtitle, ["inference", "training step"])
 
 
 def training_phases(rows: pd.DataFrame) -> alt.TopLevelMixin:
@@ -290,7 +294,7 @@ def training_phases(rows: pd.DataFrame) -> alt.TopLevelMixin:
     if table.empty or not table["training_step"].notna().any():
         return nothing(title, "no training step was measured")
     table = table[table["training_step"].notna()].assign(
-        case=lambda t: t["preset"] + " n=" + t["seq_len"].astype(int).astype(str)
+        case=lambda t: t["name"] + " n=" + t["seq_len"].astype(int).astype(str)
     )
     data = table.melt(["case"], phases, "phase", "ms").assign(phase=lambda t: t["phase"].str.replace("_", " "))
     order = [phase.replace("_", " ") for phase in phases]

@@ -20,6 +20,7 @@ from nanolib.store import Store
 
 _METHOD = Path(__file__).parents[2] / "docs" / "method.md"
 
+
 @dataclass(frozen=True)
 class Section:
     """One question of the report: its charts, table and verdict."""
@@ -145,7 +146,10 @@ def _markdown(sections: list[Section], rows: pd.DataFrame, runs: pd.DataFrame, m
     if not sections:
         parts.append("There is nothing to show yet. Run: nano run quick")
     for section in sections:
-        parts += [f"## {section.question}", *(f"- {_markdown_text(line)}" for line in verdicts.VERDICTS[section.experiment](rows))]
+        parts += [
+            f"## {section.question}",
+            *(f"- {_markdown_text(line)}" for line in verdicts.VERDICTS[section.experiment](rows)),
+        ]
         parts += [f"![{name}]({name}.png)" for name in section.charts]
         parts.append(markdown_table(tables.readable(section.table(rows), section.columns)))
     failed = tables.failures(rows)

@@ -14,7 +14,8 @@ import altair as alt
 import vl_convert
 
 VEGALITE_VERSION = "5.20"
-_SCALE = 2  # pixels per point of the pictures
+_SCALE = 2  # pixels per point of pictures in a report
+_NOTEBOOK_SCALE = 1.4  # and in notebooks, which are committed with them
 
 
 def vega_spec(chart: alt.TopLevelMixin) -> dict[str, Any]:
@@ -30,7 +31,7 @@ def save(spec: dict[str, Any], folder: Path, name: str) -> None:
 
 def _mime_bundle(spec: dict[str, Any], **_: Any) -> dict[str, Any]:
     compiled = vl_convert.vegalite_to_vega(spec, vl_version=VEGALITE_VERSION)
-    picture = vl_convert.vega_to_png(compiled, scale=_SCALE)
+    picture = vl_convert.vega_to_png(compiled, scale=_NOTEBOOK_SCALE)
     return {
         "application/vnd.vega.v5+json": compiled,
         "image/png": base64.b64encode(picture).decode(),

@@ -13,7 +13,7 @@ from nanolib.stats.intervals import TooFewSamples
 from nanolib.stats.scaling import scaling_exponent
 
 ATTENTION_FACTORS = ["name", "seq_len", "batch_size", "dtype", "causal", "device"]
-MODEL_FACTORS = ["preset", "attention_type", "seq_len", "batch_size", "dtype", "device"]
+MODEL_FACTORS = ["name", "attention_type", "seq_len", "batch_size", "dtype", "device"]
 
 ATTENTION_COLUMNS = {
     "name": "Kind",
@@ -34,7 +34,7 @@ ATTENTION_COLUMNS = {
     "flags": "Flags",
 }
 MODEL_COLUMNS = {
-    "preset": "Preset",
+    "name": "Model",
     "attention_type": "Attention",
     "seq_len": "n",
     "batch_size": "Batch",
@@ -63,7 +63,7 @@ WARMUP_COLUMNS = {
     "status": "Status",
 }
 SCALING_COLUMNS = {
-    "preset": "Preset",
+    "name": "Model",
     "attention_type": "Attention",
     "dtype": "Type",
     "batch_size": "Batch",
@@ -106,7 +106,7 @@ def deterministic(rows: pd.DataFrame) -> pd.DataFrame:
     """
     fixed = [name for name, metric in METRICS.items() if metric.direction is Direction.EQUAL]
     chosen = rows[rows["metric"].isin(fixed) & (rows["status"] == "ok")]
-    names = ["factor.name", "factor.preset", "factor.mode", "factor.seq_len", "factor.batch_size", "factor.dtype"]
+    names = ["factor.name", "factor.mode", "factor.seq_len", "factor.batch_size", "factor.dtype"]
     parts = [chosen[name].map(_factor_text) for name in names if name in chosen]
     case = parts[0].str.cat(parts[1:], sep=" ") if len(chosen) else []
     table = chosen.assign(case=case, value=[format_number(value) for value in chosen["estimate"]])
@@ -202,7 +202,7 @@ def loss_table(rows: pd.DataFrame) -> pd.DataFrame:
     parts = [
         pd.DataFrame(
             {
-                "series": f"{row['factor.preset']} ({row['factor.attention_type']}, {row['factor.dtype']})",
+                "series": f"{row['factor.name']} ({row['factor.attention_type']}, {row['factor.dtype']})",
                 "step": range(1, len(row["samples"]) + 1),
                 "loss": row["samples"],
             }
@@ -216,8 +216,8 @@ def scaling_table(rows: pd.DataFrame) -> pd.DataFrame:
     """How time and memory of each model grow with the sequence length.
 
     Returns:
-        Columns: `preset`, `attention_type`, `dtype`, `quantity`, `exponent` with `exponent_low` and `exponent_high`, `meaning`; a series of fewer than
-        three lengths has no exponent and says so.
+        Columns: `name`, `attention_type`, `dtype`, `batch_size`, `quantity`, `exponent` with `exponent_low` and `exponent_high`,
+        `meaning`; a series of fewer than three lengths has no exponent and says so.
     """
     table = model_table(rows)
     lines: list[dict[str, Any]] = []
@@ -229,12 +229,12 @@ def scaling_table(rows: pd.DataFrame) -> pd.DataFrame:
     }
     if table.empty:
         return pd.DataFrame()
-    for (preset, kind, dtype, batch), group in table.groupby(
-        ["preset", "attention_type", "dtype", "batch_size"], sort=False
+    for (name, kind, dtype, batch), group in table.groupby(
+        ["name", "attention_type", "dtype", "batch_size"], sort=False
     ):
         for title, column in quantities.items():
             known = group[group[column].notna()]
-            line = {"preset": preset, "attention_type": kind, "dtype": dtype, "batch_size": batch, "quantity": title}
+            line = {"name": name, "attention_type": kind, "dtype": dtype, "batch_size": batch, "quantity": title}
             try:
                 found = scaling_exponent(known["seq_len"], known[column])
             except TooFewSamples as error:
@@ -251,7 +251,7 @@ def scaling_words(low: float, high: float) -> str:
     if len(held) == 1:
         return held[0]
     if held:
-        return f"undecided between {' and '.join(held)}: the interval holds both; measure more lengths"
+        return f"undecided between {', '.join(held[:-1])} and {held[-1]}; measure more lengths"
     for power, word in ((0, "falls"), (1, "below linear"), (2, "between linear and quadratic")):
         if high < power:
             return word
@@ -262,8 +262,8 @@ def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per direction and warm-up setting.
 
     Returns:
-        Columns: `direction`, `warmup_steps`, `mean`, `sd`, `cv`, `median` with `low` and `high` (ms), `difference` of the mean to that
-        of warmup = 5 (a share; missing where 5 was not measured), `status`, `message`.
+        Columns: `direction`, `warmup_steps`, `mean`, `sd`, `cv`, `median` with `low` and `high` (ms), `difference` of the
+        mean to that of warmup = 5 (a share; missing where 5 was not measured), `status`, `message`.
     """
     rows = of_experiment(rows, "warmup")
     if rows.empty:
@@ -272,7 +272,9 @@ def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
     ends = settings[settings["metric"] == "case_time"]
     table = ends[["run_id", "case_id", "factor.direction", "factor.warmup_steps", "status", "message"]]
     found = pick(settings, "latency")
-    described = pd.DataFrame([{key: d[key] for key in ("mean", "sd", "cv")} for d in found["details"]], index=found.index)
+    described = pd.DataFrame(
+        [{key: d[key] for key in ("mean", "sd", "cv")} for d in found["details"]], index=found.index
+    )
     columns = {"estimate": "median", "low": "low", "high": "high"}
     found = pd.concat([found[["run_id", "case_id", *columns]].rename(columns=columns), described], axis=1)
     table = table.merge(found, on=["run_id", "case_id"], how="left").drop(columns="case_id")
@@ -330,7 +332,9 @@ def failures(rows: pd.DataFrame) -> pd.DataFrame:
     if rows.empty:
         return pd.DataFrame(columns=columns)
     bad = rows[(rows["metric"] == "case_time") & (rows["status"] != "ok")]
-    cases = [" ".join(f"{name}={value}" for name, value in factors.items() if value != {}) for factors in bad["factors"]]
+    cases = [
+        " ".join(f"{name}={value}" for name, value in factors.items() if value != {}) for factors in bad["factors"]
+    ]
     return bad.assign(case=cases)[columns]
 
 

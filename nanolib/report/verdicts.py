@@ -29,7 +29,9 @@ def attention(rows: pd.DataFrame) -> list[str]:
     if (~timed["name"].str.startswith("dense")).any():
         lines.append("This speaks of speed alone. Next question: what do the removed connections cost in loss?")
     else:
-        lines.append("Only dense kinds were measured. Next question: would a sparse kind be faster at the longest length?")
+        lines.append(
+            "Only dense kinds were measured. Next question: would a sparse kind be faster at the longest length?"
+        )
     return lines
 
 
@@ -76,9 +78,9 @@ def model(rows: pd.DataFrame) -> list[str]:
     if timed.empty:
         return ["No model case gave a time, so there is no verdict. Run: nano run quick model."]
     lines = []
-    for (preset, kind, dtype), group in timed.groupby(["preset", "attention_type", "dtype"], sort=False):
+    for (name, kind, dtype), group in timed.groupby(["name", "attention_type", "dtype"], sort=False):
         row = group.sort_values("seq_len").iloc[-1]
-        shape = f"{preset} ({kind}, {dtype}), batch {int(row['batch_size'])}, n = {int(row['seq_len'])}"
+        shape = f"{name} ({kind}, {dtype}), batch {int(row['batch_size'])}, n = {int(row['seq_len'])}"
         text = f"{shape}: inference takes {_ms(row, 'inference')}, {row['inference_tokens_per_second']:,.0f} tokens/s"
         if pd.notna(row["inference_predicted"]):
             text += f", {row['inference'] / row['inference_predicted']:.1f}× the roofline's prediction"
@@ -92,7 +94,7 @@ def model(rows: pd.DataFrame) -> list[str]:
     scaling = tables.scaling_table(rows)
     for _, line in scaling[scaling.get("exponent", pd.Series(index=scaling.index, dtype=float)).notna()].iterrows():
         lines.append(
-            f"{line['preset']} ({line['attention_type']}): {line['quantity']} grows as n^{line['exponent']:.2f} "
+            f"{line['name']} ({line['attention_type']}): {line['quantity']} grows as n^{line['exponent']:.2f} "
             f"[{line['exponent_low']:.2f} … {line['exponent_high']:.2f}]: {line['meaning']}."
         )
     lines.append("Next question: at which length does the attention, quadratic in n, overtake the linear rest?")
@@ -130,7 +132,9 @@ def warmup(rows: pd.DataFrame) -> list[str]:
             f"{row['direction'].replace('_', ' + ')}: without warm-up the mean is {row['difference']:+.0%} against that after 5 "
             f"steps, with a CV of {row['cv']:.0%}; the median, {format_number(row['median'])} ms, is moved far less."
         )
-    lines.append("Fresh processes differ. Next question: is the answer the same in a second run? Repeat it before you rely on it.")
+    lines.append(
+        "Fresh processes differ. Next question: is the answer the same in a second run? Repeat it before you rely on it."
+    )
     return lines
 
 

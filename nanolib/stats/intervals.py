@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import binom
+from scipy.special import bdtr  # scipy.stats has it too, and takes a second to import
 
 
 class Interval(NamedTuple):
@@ -45,9 +45,9 @@ def median_interval(samples: ArrayLike, confidence: float = 0.95) -> Interval:
     n = len(x)
     if n < 2 or range_confidence(n) < confidence:
         raise TooFewSamples(f"{n} samples cannot give a {confidence:.0%} interval for the median; take more")
-    depth = max(1, int(binom.ppf((1 - confidence) / 2, n, 0.5)))
-    if _coverage(n, depth) < confidence:
-        depth -= 1
+    depth = 1
+    while 2 * (depth + 1) <= n and _coverage(n, depth + 1) >= confidence:
+        depth += 1
     wide, narrow = _coverage(n, depth), _coverage(n, depth + 1)
     share = (wide - confidence) / (wide - narrow)
     weight = (n - depth) * share / (depth + (n - 2 * depth) * share)
@@ -58,7 +58,7 @@ def median_interval(samples: ArrayLike, confidence: float = 0.95) -> Interval:
 
 def _coverage(n: int, depth: int) -> float:
     """Probability that the median lies between the order statistics `depth` from either end."""
-    return float(1 - 2 * binom.cdf(depth - 1, n, 0.5))
+    return float(1 - 2 * bdtr(depth - 1, n, 0.5))
 
 
 def range_confidence(n: int) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import linregress, t
 
 from nanolib.stats.intervals import Interval, TooFewSamples
 
@@ -26,6 +25,8 @@ def scaling_exponent(size: ArrayLike, value: ArrayLike, confidence: float = 0.95
     x, y = np.log(np.asarray(size, dtype=float)), np.log(np.asarray(value, dtype=float))
     if len(np.unique(x)) < 3:
         raise TooFewSamples(f"{len(np.unique(x))} different sizes cannot give an exponent's interval; take at least 3")
+    from scipy.stats import linregress, t  # a second to import, and only a report needs it
+
     fit = linregress(x, y)
     reach = float(t.ppf((1 + confidence) / 2, len(x) - 2)) * fit.stderr
     return Interval(float(fit.slope - reach), float(fit.slope), float(fit.slope + reach))

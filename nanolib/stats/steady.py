@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -35,8 +36,8 @@ def steady_state(series: ArrayLike, penalty: float = 10.0, group: int = GROUP) -
     """Find the warm-up of a series of timings by change points in its level.
 
     Change points are those of PELT with the L2 cost on medians of 5, scaled by the noise between neighbouring medians
-    (which a change of level barely touches), penalty `penalty` · ln n. The head is cut only if what follows is faster. A change in the
-    last quarter, or a cut of half or more, means that there is no steady state.
+    (which a change of level barely touches), penalty `penalty` · ln n. The head is cut only if what follows is faster. A
+    change in the last quarter, or a cut of half or more, means that there is no steady state.
 
     Args:
         series: Timings in the order taken, shape [n], any unit; with n < 20 nothing can be said and nothing is cut.
@@ -59,14 +60,14 @@ def steady_state(series: ArrayLike, penalty: float = 10.0, group: int = GROUP) -
         noise = float(distinct.min())
     changes = _change_points(medians / noise, penalty * math.log(groups))
     bounds = [0, *changes, groups]
-    levels = [float(np.median(medians[a:b])) for a, b in zip(bounds, bounds[1:], strict=False)]
+    levels = [float(np.median(medians[a:b])) for a, b in itertools.pairwise(bounds)]
     cut = 0
     for index, change in enumerate(changes):
         if levels[index + 1] >= levels[index]:
             break
         cut = change
     after = [level for bound, level in zip(bounds, levels, strict=False) if bound >= cut]
-    slowdown = any(b > a for a, b in zip(after, after[1:], strict=False))
+    slowdown = any(b > a for a, b in itertools.pairwise(after))
     late = any(change > 0.75 * groups for change in changes)
     return SteadyState(
         cut=cut * group,

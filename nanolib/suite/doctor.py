@@ -69,7 +69,9 @@ def _capabilities(machine: Machine, device: str) -> dict[str, str]:
         pass
     told["resident peak"] = peak.resident_message or "yes, clear_refs and VmHWM"
     installed = importlib.util.find_spec("flash_attn") is not None
-    told["flash-attn"] = "installed" if installed else "not installed; pip install 'nanolib[cuda]' on a machine with CUDA"
+    told["flash-attn"] = (
+        "installed" if installed else "not installed; pip install 'nanolib[cuda]' on a machine with CUDA"
+    )
     return told
 
 

@@ -68,7 +68,9 @@ def plan(targets: Sequence[str], overrides: Mapping[str, Any], scheduling: Mappi
     Raises:
         BadInput: An unknown suite, notebook or parameter, or a value that does not fit.
     """
-    suite, names = (targets[0], list(targets[1:])) if targets and targets[0] in suites() else (DEFAULT_SUITE, list(targets))
+    suite, names = (
+        (targets[0], list(targets[1:])) if targets and targets[0] in suites() else (DEFAULT_SUITE, list(targets))
+    )
     folder = checkout() / "params" / suite
     available = [name for name in notebooks() if (folder / f"{name}.yml").is_file()]
     for name in names:

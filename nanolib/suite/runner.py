@@ -59,7 +59,7 @@ class Ended:
     run_id: str = ""
 
 
-def run_jobs(jobs: Sequence[Job], output: Path, say: Callable[[str], None] = print) -> tuple[list[Ended], str, Path]:
+def run_jobs(jobs: Sequence[Job], output: Path, say: Callable[[str], None] = print) -> tuple[list[Ended], Path]:
     """Run the jobs in turn.
 
     Args:
@@ -68,7 +68,7 @@ def run_jobs(jobs: Sequence[Job], output: Path, say: Callable[[str], None] = pri
         say: Takes lines for the terminal.
 
     Returns:
-        How each ended, the token of this launch, and the log file.
+        How each ended, and the log file.
     """
     launch = uuid.uuid4().hex[:12]
     log_path = output / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{launch}.log"
@@ -87,13 +87,16 @@ def run_jobs(jobs: Sequence[Job], output: Path, say: Callable[[str], None] = pri
             try:
                 _run(job, end, output, launch, store, log, bar)
             except KeyboardInterrupt:
-                end.status, end.message = RunStatus.INTERRUPTED, "stopped by Ctrl-C; finished cases are saved (--resume)"
+                end.status, end.message = (
+                    RunStatus.INTERRUPTED,
+                    "stopped by Ctrl-C; finished cases are saved (--resume)",
+                )
             _settle(store, end)
             if bar.disable:
                 say(f"{job.name}: {end.status} in {end.seconds:.0f} s {end.message}".rstrip())
             if end.status == RunStatus.INTERRUPTED:
                 break
-    return ended, launch, log_path
+    return ended, log_path
 
 
 def _run(job: Job, end: Ended, output: Path, launch: str, store: Store, log: IO[str], bar: tqdm) -> None:
@@ -105,7 +108,16 @@ def _run(job: Job, end: Ended, output: Path, launch: str, store: Store, log: IO[
         parameters.write_text(yaml.safe_dump(dict(job.values)), encoding="utf-8")
         target = output / job.notebook.name
         process = subprocess.Popen(
-            [sys.executable, "-m", "papermill", str(job.notebook), str(target), "-f", str(parameters), "--no-progress-bar"],
+            [
+                sys.executable,
+                "-m",
+                "papermill",
+                str(job.notebook),
+                str(target),
+                "-f",
+                str(parameters),
+                "--no-progress-bar",
+            ],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -126,7 +138,9 @@ def _run(job: Job, end: Ended, output: Path, launch: str, store: Store, log: IO[
             _watch(job, end, store, launch, names, bar, before)
     log.flush()
     row = store.runs("run_id = ?", (end.run_id,))
-    if process.returncode == 0 and (row.empty and not names or not row.empty and row.status.iloc[0] == RunStatus.DONE):
+    if process.returncode == 0 and (
+        (row.empty and not names) or (not row.empty and row.status.iloc[0] == RunStatus.DONE)
+    ):
         end.status = RunStatus.DONE
         return
     end.status = RunStatus.FAILED
@@ -209,7 +223,14 @@ def closing_table(ended: Sequence[Ended]) -> list[str]:
         numbers = [f"{end.measured_s:.1f}", f"{rest:.1f}", f"{end.seconds:.1f}"]
         lines.append([end.name, str(end.status), str(end.cases or "—"), str(statuses.get("ok", "—")), other, *numbers])
     total = [sum(values) for values in zip(*((end.measured_s, end.seconds) for end in ended), strict=True)]
-    lines.append(["total", "", "", "", "", f"{total[0]:.1f}", f"{max(0.0, total[1] - total[0]):.1f}", f"{total[1]:.1f}"])
+    lines.append(
+        ["total", "", "", "", "", f"{total[0]:.1f}", f"{max(0.0, total[1] - total[0]):.1f}", f"{total[1]:.1f}"]
+    )
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-    text = ["  ".join(cell.ljust(w) if i < 5 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))) for line in lines]
+    text = [
+        "  ".join(
+            cell.ljust(w) if i < 5 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    ]
     return [text[0], "-" * len(text[0]), *text[1:-1], "-" * len(text[0]), text[-1]]

@@ -88,9 +88,7 @@ def work(q_len: int, kv_len: int, *, causal: bool, options: Options) -> Work:
     )
 
 
-def element_mask(
-    q_len: int, kv_len: int, *, causal: bool, options: Options, row: int | None = None
-) -> torch.Tensor:
+def element_mask(q_len: int, kv_len: int, *, causal: bool, options: Options, row: int | None = None) -> torch.Tensor:
     """The mask that dense attention must be given to equal this kind: bool [q_len, kv_len], or one row of it, [1, kv_len]."""
     rows = (0, q_len) if row is None else (row, row + 1)
     return _mask(_pattern(q_len, kv_len, causal, _key(options)), *rows, 0, kv_len, kv_len - q_len, causal)
@@ -162,7 +160,9 @@ def _window_for(sparsity: float, q_len: int, kv_len: int, causal: bool, options:
     low, high = 1, kv_len
     while low < high:  # removed connections fall as the window grows
         middle = (low + high + 1) // 2
-        blocks = _plan_all(PATTERNS[options["pattern"]](middle, options["global_tokens"], kv_len), q_len, kv_len, causal)
+        blocks = _plan_all(
+            PATTERNS[options["pattern"]](middle, options["global_tokens"], kv_len), q_len, kv_len, causal
+        )
         removed = 1 - sum(block.kept for block in blocks) / allowed
         low, high = (middle, high) if removed >= sparsity else (low, middle - 1)
     return low

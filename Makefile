@@ -1,0 +1,48 @@
+# Each target sets up .venv by itself; a second call installs nothing.
+PYTHON ?= python3
+BIN := .venv/bin
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+unexport PYTHONPATH
+
+.PHONY: run test test-fast lint bench lab notebooks clean setup
+
+run: setup
+	$(BIN)/nano run quick
+
+test: setup lint
+	$(BIN)/python -m pytest -n 2 --dist loadscope
+
+test-fast: setup lint
+	$(BIN)/python -m pytest -n 2 --dist loadscope -m "not notebook"
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
+
+# Ratios measured side by side in one run; nothing in the tests depends on them.
+bench: setup
+	for script in tests/benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+
+# JupyterLab on this machine only, with the token that it prints.
+lab: setup
+	$(BIN)/jupyter lab --ip=127.0.0.1 --notebook-dir=.
+
+# Execute the committed notebooks anew, with results that go nowhere else.
+notebooks: setup
+	folder=$$(mktemp -d) && NANOLIB_OUTPUT=$$folder $(BIN)/jupyter nbconvert --to notebook --execute --inplace \
+	  notebooks/attention.ipynb notebooks/model.ipynb notebooks/warmup.ipynb notebooks/summary.ipynb && rm -r $$folder
+
+# Removes what can be made again; results in outputs/ stay.
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache .import_linter_cache .hypothesis build *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+setup: .venv/complete
+
+.venv/complete: requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "nanolib needs Python 3.11 or newer; run: make PYTHON=python3.11")'
+	$(PYTHON) -m venv --clear .venv
+	$(BIN)/python -m pip install --quiet -r requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	touch $@

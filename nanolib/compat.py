@@ -1,0 +1,160 @@
+"""Names that users of other suites know, thin over the one path; no measuring happens here.
+
+What they leave out (intervals, labels, every sample) is in the `Measurement` that `nanolib.measure` returns.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from nanolib.config import PRESETS
+from nanolib.measurement import BadInput, Measurement
+from nanolib.meters.clock import clock_for
+from nanolib.meters.latency import summarise
+from nanolib.meters.memory import Peak, peak_memory, resident_peak
+
+MODEL_CONFIGS: dict[str, dict[str, Any]] = {
+    name: {key: PRESETS[name][key] for key in ("d_model", "d_ff", "num_layers", "num_heads")}
+    for name in ("small", "medium", "large", "xl", "2.7B")
+}
+
+_GIB = 2**30
+
+
+def _series(
+    step: Callable[[], object], device: torch.device | str, warmup_steps: int, measure_steps: int
+) -> list[float]:
+    """Milliseconds of each of `measure_steps` calls after `warmup_steps` more."""
+    for name, value, least in (("warmup_steps", warmup_steps, 0), ("measure_steps", measure_steps, 1)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise BadInput(f"{name}: {value!r} will not do; give a whole number of at least {least}")
+    clock = clock_for(device)
+    for _ in range(warmup_steps):
+        step()
+    return [clock.time_block([step], 1, 1)[0][0] for _ in range(measure_steps)]
+
+
+def _mean_and_sd_s(samples_ms: list[float]) -> tuple[float, float]:
+    sd = statistics.stdev(samples_ms) if len(samples_ms) > 1 else 0.0
+    return statistics.fmean(samples_ms) / 1e3, sd / 1e3
+
+
+def benchmark_with_statistics(func: Callable[[], object], trials: int = 20) -> Measurement:
+    """Time `func` in `trials` single calls; outliers are labelled and kept.
+
+    Returns:
+        A `latency`, ms; mean, sd and percentiles are in its details.
+    """
+    return summarise(_series(func, "cpu" if not torch.cuda.is_available() else "cuda", 0, trials))
+
+
+def benchmark_forward(
+    model: torch.nn.Module, ids: torch.Tensor, warmup_steps: int = 5, measure_steps: int = 10
+) -> tuple[float, float]:
+    """Mean and standard deviation (ddof = 1) of a forward pass without gradients, s.
+
+    Args:
+        model: Takes `ids`.
+        ids: int64, shape [batch, length].
+        warmup_steps: Calls before timing starts.
+        measure_steps: Timed calls.
+    """
+
+    def forward() -> None:
+        with torch.no_grad():
+            model(ids)
+
+    return _mean_and_sd_s(_series(forward, ids.device, warmup_steps, measure_steps))
+
+
+def benchmark_forward_backward(
+    model: torch.nn.Module, ids: torch.Tensor, warmup_steps: int = 5, measure_steps: int = 10
+) -> tuple[float, float]:
+    """Mean and standard deviation (ddof = 1) of a forward and backward pass, s; arguments as in `benchmark_forward`."""
+
+    def forward_backward() -> None:
+        model(ids).float().mean().backward()
+        model.zero_grad()
+
+    return _mean_and_sd_s(_series(forward_backward, ids.device, warmup_steps, measure_steps))
+
+
+class Timer:
+    """Times named blocks and prints a table of them."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[float]] = {}
+
+    @contextmanager
+    def time_block(self, name: str) -> Iterator[None]:
+        """Add the wall time of the block to `name`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds.setdefault(name, []).append(time.perf_counter() - start)
+
+    def print_stats(self) -> None:
+        """Print calls, total, mean and standard deviation of each block."""
+        width = max((len(name) for name in self.seconds), default=4)
+        print(f"{'name':<{width}}  calls   total s   mean ms     sd ms")
+        for name, times in self.seconds.items():
+            mean, sd = _mean_and_sd_s([1e3 * t for t in times])
+            print(f"{name:<{width}}  {len(times):5d}  {sum(times):8.3f}  {1e3 * mean:8.3f}  {1e3 * sd:8.3f}")
+
+
+class MemoryProfiler:
+    """Context that records peak memory; read it when the block has ended.
+
+    Args:
+        device: `cpu` or a CUDA device; by default the GPU where there is one.
+        existing: On CPU, tensors from before that count too (weights, inputs).
+    """
+
+    def __init__(self, device: str | None = None, existing: tuple[torch.Tensor, ...] = ()) -> None:
+        self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self._existing = existing
+        self._peak: Peak | None = None
+        self._resident: Peak | None = None
+
+    def __enter__(self) -> MemoryProfiler:
+        self._contexts = (resident_peak(), peak_memory(self._device, *self._existing))
+        self._resident, self._peak = (context.__enter__() for context in self._contexts)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        for context in reversed(self._contexts):
+            context.__exit__(*error)
+
+    def _live(self) -> int:
+        if self._peak is None or self._peak.live is None:
+            raise BadInput("MemoryProfiler: nothing is recorded yet; read it after the `with` block")
+        return self._peak.live
+
+    def peak_memory_gpu(self) -> float:
+        """Peak bytes allocated on the GPU, GiB; 0 when the block ran on the CPU."""
+        return self._live() / _GIB if self._device.startswith("cuda") else 0.0
+
+    def peak_memory_cpu(self) -> float:
+        """Peak live tensor bytes on the CPU, GiB; the rise of the resident set when the block ran on the GPU."""
+        if not self._device.startswith("cuda"):
+            return self._live() / _GIB
+        return (self._resident.resident or 0) / _GIB if self._resident else 0.0
+
+    def efficiency_score(self) -> float:
+        """Peak live / peak reserved, in [0, 1]: reserved by CUDA's allocator, or on CPU the resident rise plus what was alive."""
+        live = self._live()
+        reserved = self._peak.reserved if self._peak else None
+        if reserved is None:
+            if self._resident is None or self._resident.resident is None:
+                raise BadInput(
+                    "MemoryProfiler: this system does not tell the resident peak, so there is no efficiency score"
+                )
+            reserved = self._resident.resident + (self._peak.before if self._peak else 0)
+        return min(1.0, live / reserved) if reserved else 1.0
