@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nanolib.config import PRESETS
-from nanolib.experiments import attention, model, sweep
+from nanolib.experiments import attention, model, sweep, warmup
 from nanolib.experiments.params import Params
 from nanolib.experiments.plan import known_ceilings, prediction_table
 from nanolib.measurement import BadInput
@@ -80,6 +80,25 @@ def model_panel(params: model.Params) -> Any:
         )
 
     return _panel(model, controls, build, tables.model_table, tables.MODEL_COLUMNS)
+
+
+def warmup_panel(params: warmup.Params) -> Any:
+    """Controls for one warm-up setting beside the curve. Returns nothing in a batch run."""
+    if not sweep.live_front_end():
+        return None
+    import ipywidgets as widgets
+
+    controls = {
+        "warmup_steps": widgets.BoundedIntText(value=5, min=0, max=1000, description="warm-up"),
+        "seq_len": widgets.SelectionSlider(options=_LENGTHS[:6], value=64, description="tokens"),
+        "direction": widgets.Dropdown(options=warmup.DIRECTIONS, description="direction"),
+    }
+
+    def build(values: Mapping[str, Any]) -> warmup.Params:
+        settings = {"warmup_steps": [values["warmup_steps"]], "directions": [values["direction"]]}
+        return params.replace(**settings, seq_len=values["seq_len"])
+
+    return _panel(warmup, controls, build, tables.warmup_table, tables.WARMUP_COLUMNS)
 
 
 def _panel(

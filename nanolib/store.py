@@ -390,7 +390,8 @@ class Store:
             return old
         with self._transaction() as db:
             db.executemany("DELETE FROM runs WHERE run_id = ?", [(run_id,) for run_id in old])
-        self.connection.execute("PRAGMA incremental_vacuum").fetchall()
+        # frees a page per step, and `execute` makes a single step of a statement without columns; a script runs to its end
+        self.connection.executescript("PRAGMA incremental_vacuum")
         self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         return old
 

@@ -52,9 +52,13 @@ class Params(shared.Params):
 
     _distinct = pydantic.field_validator("warmup_steps", "directions")(distinct)
 
+    @pydantic.field_validator("preset")
+    @classmethod
+    def _preset_exists(cls, value: str) -> str:
+        return known_presets([value])[0]
+
     @pydantic.model_validator(mode="after")
     def _config_fits(self) -> Params:
-        known_presets([self.preset])
         try:
             config = NanoConfig.from_preset(self.preset, **self.overrides)
         except BadInput as error:

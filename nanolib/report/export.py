@@ -71,4 +71,4 @@ def _write_csv(store: Store, run_ids: list[str], target: Path) -> None:
 
 def _write_markdown(store: Store, run_ids: list[str], target: Path) -> None:
     table = _flat(store, run_ids)[_SHOWN].map(lambda value: ", ".join(value) if isinstance(value, list) else value)
-    target.write_text(markdown_table(table.fillna("")) + "\n", encoding="utf-8")
+    target.write_text(markdown_table(table.astype(object).where(table.notna(), "")) + "\n", encoding="utf-8")

@@ -213,8 +213,8 @@ def _html(
         body.append(f'<section id="method">{text}</section>')
     script = ""
     if drawn:
-        # «</» inside a script would end it, whatever string it stands in
-        data = json.dumps(drawn).replace("</", "<\\/").replace("<!--", "<\\!--")
+        # no «<» at all: inside a script, `</script` and `<!--` mean something whatever string they stand in
+        data = json.dumps(drawn).replace("<", "\\u003c")
         libraries = vl_convert.javascript_bundle(vl_version=renderer.VEGALITE_VERSION).replace("</script", "<\\/script")
         script = (
             f"<script>{libraries}</script><script>const specs = {data};\n"

@@ -245,9 +245,13 @@ def scaling_table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
+_EXPONENT_SLACK = 0.02  # memory is exact, so its interval can be a point that misses a power by a constant's share
+
+
 def scaling_words(low: float, high: float) -> str:
     """What the interval of an exponent says: which of constant, linear, quadratic it holds."""
-    held = [word for power, word in ((0, "constant"), (1, "linear"), (2, "quadratic")) if low <= power <= high]
+    powers = ((0, "constant"), (1, "linear"), (2, "quadratic"))
+    held = [word for power, word in powers if low - _EXPONENT_SLACK <= power <= high + _EXPONENT_SLACK]
     if len(held) == 1:
         return held[0]
     if held:

@@ -28,5 +28,6 @@ def scaling_exponent(size: ArrayLike, value: ArrayLike, confidence: float = 0.95
     from scipy.stats import linregress, t  # a second to import, and only a report needs it
 
     fit = linregress(x, y)
-    reach = float(t.ppf((1 + confidence) / 2, len(x) - 2)) * fit.stderr
+    error = fit.stderr if np.ptp(y) else 0.0  # scipy has no error for values that are all the same
+    reach = float(t.ppf((1 + confidence) / 2, len(x) - 2) * error)
     return Interval(float(fit.slope - reach), float(fit.slope), float(fit.slope + reach))

@@ -1,0 +1,131 @@
+import importlib
+
+import pytest
+
+from nanolib.measurement import BadInput
+from nanolib.paths import checkout
+from nanolib.validation import read_yaml
+
+BAD = [
+    ("attention", {"seq_len": [8]}, "attention.seq_len: unknown name; did you mean seq_lens?"),
+    ("attention", {"seq_lens": [-1]}, "attention.seq_lens: -1 will not do"),
+    ("attention", {"seq_lens": [0]}, "attention.seq_lens: 0 will not do"),
+    ("attention", {"seq_lens": []}, "attention.seq_lens: [] will not do; give at least 1"),
+    ("attention", {"seq_lens": "many"}, "attention.seq_lens[0]: 'many' will not do; give a whole number"),
+    ("attention", {"seq_lens": [1.5]}, "attention.seq_lens[0]: 1.5 will not do; give a whole number"),
+    ("attention", {"seq_lens": [8, 8]}, "attention.seq_lens: 8 is given twice"),
+    ("attention", {"seq_lens": [10**30]}, "attention.seq_lens: 1000000000000000000000000000000 will not do"),
+    ("attention", {"seq_lens": {"a": 1}}, "attention.seq_lens: {'a': 1} will not do; give a list"),
+    ("attention", {"seq_lens": [True]}, "attention.seq_lens: [True] is true or false"),
+    ("attention", {"batch_sizes": [0]}, "attention.batch_sizes: 0 will not do"),
+    ("attention", {"kinds": ["spares"]}, "attention.kinds: attention_type: 'spares' is no attention kind"),
+    ("attention", {"kinds": [{"pattern": "window"}]}, "attention.kinds: {'pattern': 'window'} names no kind"),
+    (
+        "attention",
+        {"kinds": [{"kind": "sparse", "windo": 1}]},
+        "attention.kinds: attention_options.windo: unknown name",
+    ),
+    (
+        "attention",
+        {"kinds": [{"kind": "sparse", "window": 0}]},
+        "attention.kinds: attention_options.window: 0 will not do",
+    ),
+    (
+        "attention",
+        {"kinds": [{"kind": "sparse", "sparsity": 1}]},
+        "attention.kinds: attention_options.sparsity: 1 will",
+    ),
+    ("attention", {"dtypes": ["int8"]}, "attention.dtypes: 'int8' is no dtype; use float32"),
+    ("attention", {"num_heads": 8, "num_kv_heads": 3}, "attention.num_kv_heads: 3 does not divide num_heads 8"),
+    ("attention", {"budget_s": float("nan")}, "attention.budget_s: nan will not do; give a finite number"),
+    ("attention", {"budget_s": float("inf")}, "attention.budget_s: inf will not do; give a finite number"),
+    ("attention", {"budget_s": 0}, "attention.budget_s: 0 will not do; give a number above 0"),
+    ("attention", {"precision": 2}, "attention.precision: 2 will not do; give a number below 1"),
+    ("attention", {"device": "tpu"}, "attention.device: 'tpu' is not here; use auto or one of cpu"),
+    ("attention", {"isolation": "thread"}, "attention.isolation: 'thread' will not do; use one of"),
+    ("attention", {"causal": "maybe"}, "attention.causal: 'maybe' will not do; give true or false"),
+    ("attention", {"seed": -1}, "attention.seed: -1 will not do; give 0 or more"),
+    ("attention", {"label": "x" * 201}, "attention.label: 'xxxx"),
+    ("model", {"presets": ["smal"]}, "model.presets: 'smal' is no preset; use decoder_tiny"),
+    ("model", {"overrides": {"num_layer": 2}}, "model.overrides: decoder_tiny: config.num_layer: unknown name"),
+    ("model", {"overrides": {"num_heads": 7}}, "model.overrides: decoder_tiny: config.num_heads: 7 does not divide"),
+    ("model", {"overrides": [1]}, "model.overrides: [1] will not do; give a mapping"),
+    ("model", {"overrides": {"vocab_size": 100}}, "model.overrides: vocab_size 100 cannot hold the 256 bytes"),
+    ("model", {"seq_lens": [2048]}, "model.seq_lens: 2048 exceeds the context_length 1024 of decoder_tiny"),
+    ("model", {"corpus": "/nowhere/at/all"}, "model.corpus: '/nowhere/at/all' does not exist"),
+    ("model", {"learning_rate": "fast"}, "model.learning_rate: 'fast' will not do; give a number"),
+    ("warmup", {"preset": "none"}, "warmup.preset: 'none' is no preset"),
+    ("warmup", {"warmup_steps": [-1]}, "warmup.warmup_steps[0]: -1 will not do; give 0 or more"),
+    ("warmup", {"steps": 2}, "warmup.steps: 2 will not do; give 6 or more"),
+    ("warmup", {"directions": ["sideways"]}, "warmup.directions[0]: 'sideways' will not do; use one of"),
+    ("warmup", {"isolation": "none"}, "warmup.isolation: 'none' will not do; use one of 'process'"),
+    ("summary", {"runs": []}, "summary.runs: [] will not do"),
+]
+
+
+def _params(name):
+    return importlib.import_module(f"nanolib.experiments.{name}").Params
+
+
+@pytest.mark.parametrize(("name", "values", "said"), BAD)
+def test_bad_input_is_one_line_that_names_the_field(name, values, said):
+    with pytest.raises(BadInput) as caught:
+        _params(name)(**values)
+    assert len(caught.value.lines) == 1
+    assert caught.value.lines[0].startswith(said)
+    assert ";" in caught.value.lines[0]  # what is wrong; what would be right
+
+
+@pytest.mark.parametrize(
+    ("values", "field", "parsed"),
+    [
+        ({"budget_s": "1e-3"}, "budget_s", 1e-3),
+        ({"seq_lens": "[16, 32]"}, "seq_lens", [16, 32]),
+        ({"seq_lens": 64}, "seq_lens", [64]),
+        ({"seq_lens": "64"}, "seq_lens", [64]),
+        ({"kinds": "dense"}, "kinds", [{"kind": "dense"}]),
+        ({"kinds": "[{kind: dense, backend: math}]"}, "kinds", [{"kind": "dense", "backend": "math"}]),
+        ({"causal": "false"}, "causal", False),
+        ({"label": "123"}, "label", "123"),
+        ({"num_heads": 4.0}, "num_heads", 4),
+    ],
+)
+def test_what_papermill_hands_over_as_text_is_parsed(values, field, parsed):
+    assert getattr(_params("attention")(**values), field) == parsed
+
+
+def test_a_null_where_nothing_may_be_is_told():
+    with pytest.raises(BadInput, match=r"attention\.seq_lens: None will not do"):
+        _params("attention")(seq_lens="null")
+
+
+@pytest.mark.parametrize("file", sorted(checkout().glob("params/*/*.yml")), ids=lambda f: f"{f.parent.name}-{f.stem}")
+def test_every_params_file_fits_its_notebook(file):
+    params = _params(file.stem)(**read_yaml(file))
+    assert params
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"seq_lens: [1", "is not valid YAML"),
+        (b"- 1\n- 2", "holds list, not"),
+        (b"!!python/object/apply:os.system ['true']", "is not valid YAML"),
+        (b"\xff\xfe\x00bad", "is not valid YAML"),
+    ],
+)
+def test_a_broken_params_file_is_told(tmp_path, content, said):
+    (tmp_path / "p.yml").write_bytes(content)
+    with pytest.raises(BadInput, match=said):
+        read_yaml(tmp_path / "p.yml")
+
+
+def test_a_missing_params_file_is_told(tmp_path):
+    with pytest.raises(BadInput, match=r"no\.yml: cannot be read \(No such file"):
+        read_yaml(tmp_path / "no.yml")
+
+
+def test_case_ids_depend_on_the_factors_alone():
+    attention = importlib.import_module("nanolib.experiments.attention")
+    a, b = (attention.cases(attention.Params(seq_lens=lens)) for lens in ([16, 32], [32, 16]))
+    assert {case.case_id for case in a} == {case.case_id for case in b} and len({case.case_id for case in a}) == len(a)

@@ -1,0 +1,117 @@
+import math
+
+import pytest
+import torch
+
+from nanolib import NanoConfig, create_model, generate_random_batch
+from nanolib.measurement import BadInput
+from nanolib.models import text
+from nanolib.models.transformer import KVCache, RotaryEmbedding
+
+
+def _tiny(**changes):
+    values = {"vocab_size": 300, "context_length": 64, "d_model": 32, "num_layers": 2, "num_heads": 4} | changes
+    return NanoConfig(**values)
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_prefill_and_decode_agree_with_the_whole_sequence(kind, kv_heads):
+    options = {"pattern": "window", "window": 6, "block_size": 4}
+    model = create_model(_tiny(num_kv_heads=kv_heads, attention_type=kind, attention_options=options), seed=1)
+    ids = generate_random_batch(2, 20, 300, seed=2)
+    whole = model(ids)
+    cache = KVCache(model.config, 2, 20)
+    torch.testing.assert_close(model.prefill(ids[:, :12], cache), whole[:, 11])
+    for i in range(12, 20):
+        torch.testing.assert_close(model.decode(ids[:, i], cache), whole[:, i])
+    assert cache.length == 20
+
+
+def test_generation_continues_greedily():
+    model = create_model(_tiny(), seed=3)
+    prompt = generate_random_batch(1, 5, 300, seed=4)
+    tokens = torch.stack(list(model.generate(prompt, 6)), dim=1)
+    ids = prompt
+    for _ in range(6):
+        ids = torch.cat([ids, model(ids)[:, -1:].argmax(dim=-1)], dim=1)
+    assert torch.equal(tokens, ids[:, 5:])
+
+
+def test_a_token_never_sees_the_future():
+    model = create_model(_tiny(), seed=5)
+    ids = generate_random_batch(1, 10, 300, seed=6)
+    changed = ids.clone()
+    changed[0, 7] = (changed[0, 7] + 1) % 300
+    a, b = model(ids), model(changed)
+    assert torch.equal(a[:, :7], b[:, :7]) and not torch.equal(a[:, 7:], b[:, 7:])
+
+
+def test_rope_makes_scores_depend_on_distance_alone():
+    rope = RotaryEmbedding(16, 64)
+    q, k = torch.randn(2, 1, 1, 1, 16, generator=torch.Generator().manual_seed(7))
+    scores = [float((rope(q, start + 5) * rope(k, start)).sum()) for start in (0, 11, 40)]
+    assert scores == pytest.approx([scores[0]] * 3, rel=1e-5)
+    assert torch.equal(rope(q, 0), q)
+
+
+def test_the_first_loss_is_that_of_a_uniform_guess():
+    model = create_model(_tiny(tie_embeddings=False), seed=8)  # tied ones favour repeating a token
+    ids = text.batch(text.load(), 8, 64, torch.Generator().manual_seed(0))
+    assert float(model.loss(ids).detach()) == pytest.approx(math.log(300), rel=0.02)
+
+
+def test_training_on_real_text_lowers_the_loss():
+    model = create_model(_tiny(), seed=9)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    data, generator = text.load(), torch.Generator().manual_seed(1)
+    losses = []
+    for _ in range(60):
+        loss = model.loss(text.batch(data, 8, 33, generator))
+        losses.append(float(loss.detach()))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert sum(losses[-5:]) / 5 < losses[0] - 1.5
+
+
+def test_the_same_seed_gives_the_same_model_and_leaves_the_global_generator_alone():
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    a, b = (create_model(_tiny(), seed=4) for _ in range(2))
+    assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_tied_embeddings_share_their_weight():
+    tied, untied = (create_model(_tiny(tie_embeddings=t)) for t in (True, False))
+    assert tied.head.weight is tied.embedding.weight
+    assert untied.head.weight is not untied.embedding.weight
+
+
+def test_too_many_tokens_are_told():
+    with pytest.raises(BadInput, match="ids: 65 tokens exceed context_length 64"):
+        create_model(_tiny())(torch.zeros(1, 65, dtype=torch.long))
+
+
+def test_a_random_batch_has_its_shape_type_and_range():
+    ids = generate_random_batch(3, 50, 7, seed=1)
+    assert ids.shape == (3, 50) and ids.dtype == torch.int64 and int(ids.min()) >= 0 and int(ids.max()) < 7
+    with pytest.raises(BadInput, match="batch_size: 0 will not do"):
+        generate_random_batch(0, 1, 1)
+
+
+def test_the_text_is_the_standard_librarys_and_the_same_each_time():
+    data = text.load(max_bytes=100_000)
+    assert len(data) == 100_000 and bytes(data.numpy()).count(b"def ") > 100
+    assert torch.equal(data, text.load.__wrapped__(max_bytes=100_000))
+
+
+def test_a_users_corpus_is_read_and_a_missing_one_told(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"abcdef")
+    assert bytes(text.load(str(tmp_path / "a.txt")).numpy()) == b"abcdef"
+    with pytest.raises(BadInput, match=r"corpus: .*missing.* does not exist"):
+        text.load(str(tmp_path / "missing"))
+    with pytest.raises(BadInput, match="6 bytes are shorter than a sequence of 9"):
+        text.batch(text.load(str(tmp_path / "a.txt")), 1, 9, torch.Generator())

@@ -1,0 +1,141 @@
+"""A stripped or stale notebook passes nbval without a word; these tests do not let it."""
+
+import importlib
+import subprocess
+import sys
+
+import nbformat
+import pytest
+
+from nanolib.paths import checkout
+from nanolib.suite.jobs import notebooks, suites
+from nanolib.validation import read_yaml
+
+NAMES = notebooks()
+ROOMS = {
+    "attention": [
+        "Parameters",
+        "What we predict",
+        "What we measure",
+        "Predicted against measured",
+        "The verdict",
+        "Explore",
+    ],
+    "model": [
+        "Parameters",
+        "What we predict",
+        "What we measure",
+        "Predicted against measured",
+        "The verdict",
+        "Explore",
+    ],
+    "warmup": ["Parameters", "What we predict", "What we measure", "Assumed against found", "The verdict", "Explore"],
+    "summary": ["Parameters", "What was measured, where, when"],
+}
+
+
+def _cells(name, kind="code"):
+    notebook = nbformat.read(checkout() / "notebooks" / f"{name}.ipynb", as_version=4)
+    return [cell for cell in notebook.cells if cell.cell_type == kind]
+
+
+def _parameters(name):
+    cell = next(cell for cell in _cells(name) if "parameters" in cell.metadata.get("tags", []))
+    values = {}
+    exec(compile(cell.source, name, "exec"), values)
+    return cell, {key: value for key, value in values.items() if not key.startswith("__")}
+
+
+def _params(name):
+    return importlib.import_module(f"nanolib.experiments.{name}").Params
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_committed_notebook_is_valid_and_was_run_in_order(name):
+    nbformat.validate(nbformat.read(checkout() / "notebooks" / f"{name}.ipynb", as_version=4))
+    counts = [cell.execution_count for cell in _cells(name)]
+    assert counts == list(range(1, len(counts) + 1))
+    assert not [out for cell in _cells(name) for out in cell.outputs if out.output_type == "error"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_checked_cell_has_an_output(name):
+    checked = [cell for cell in _cells(name) if "NBVAL_CHECK_OUTPUT" in cell.source]
+    assert len(checked) >= (1 if name == "summary" else 2)
+    for cell in checked:
+        assert cell.source.startswith("# NBVAL_CHECK_OUTPUT\n")
+        assert any(out.output_type == "stream" and out.name == "stdout" and out.text.strip() for out in cell.outputs)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_parameters_are_those_of_the_experiment(name):
+    _, values = _parameters(name)
+    assert set(values) == set(_params(name).model_fields)
+    assert _params(name)(**values)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_parameter_is_typed_and_explained(name):
+    cell, values = _parameters(name)
+    lines = cell.source.splitlines()
+    assert len(lines) == len(values)
+    for line in lines:
+        declared, _, comment = line.partition("  # ")
+        assert ": " in declared.split("=")[0] and len(comment) > 5, line
+
+
+@pytest.mark.parametrize("suite", suites())
+@pytest.mark.parametrize("name", NAMES)
+def test_every_suite_has_a_params_file_that_fits(suite, name):
+    values = read_yaml(checkout() / "params" / suite / f"{name}.yml")
+    assert set(values) <= set(_params(name).model_fields)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_rooms_are_in_their_order(name):
+    headings = [
+        line[3:] for cell in _cells(name, "markdown") for line in cell.source.splitlines() if line.startswith("## ")
+    ]
+    positions = [headings.index(room) for room in ROOMS[name]]
+    assert positions == sorted(positions) and headings[-1] == "Where the results went"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_notebooks_are_thin(name):
+    assert all(len(cell.source.splitlines()) <= 25 for cell in _cells(name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_charts_show_everywhere(name):
+    shown = [
+        out.data
+        for cell in _cells(name)
+        for out in cell.outputs
+        if "application/vnd.vega.v5+json" in out.get("data", {})
+    ]
+    assert len(shown) >= 2
+    assert all({"image/png", "text/plain"} <= set(data) for data in shown)
+
+
+@pytest.mark.notebook
+def test_nbval_notices_a_changed_figure(tmp_path):
+    """The check can fail: one digit of a stored figure is changed."""
+    notebook = nbformat.read(checkout() / "notebooks" / "model.ipynb", as_version=4)
+    keep = next(i for i, cell in enumerate(notebook.cells) if "NBVAL_CHECK_OUTPUT" in cell.source)
+    notebook.cells = notebook.cells[: keep + 1]
+    output = notebook.cells[keep].outputs[0]
+    results = []
+    for text in (output.text, output.text.replace("1", "2", 1)):
+        output.text = text
+        nbformat.write(notebook, tmp_path / "model.ipynb")
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            "--nbval-lax",
+            str(tmp_path / "model.ipynb"),
+        ]
+        results.append(subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode)
+    assert results == [0, 1]

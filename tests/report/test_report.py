@@ -1,0 +1,293 @@
+import json
+import re
+import xml.etree.ElementTree as ET
+
+import pandas as pd
+import pytest
+
+from nanolib.measurement import BadInput, Flag, Measurement, Status, exact
+from nanolib.report import charts, export, page, renderer, tables, verdicts
+from nanolib.store import Run, Store
+
+MACHINE = {"machine_id": "m1", "cpu": "A <b>CPU</b>", "cores": 2, "ram_gib": 8, "gpus": [], "dtypes": {}}
+EVIL = "<script>alert(1)</script> `x` | \"q\" 'p' \U0001f600 \u202ertl ](http://x)"
+
+
+def _latency(scope, ms, predicted=None, flags=(), spread=0.05, samples=()):
+    return Measurement(
+        "latency",
+        ms,
+        ms * (1 - spread),
+        ms * (1 + spread),
+        0.95,
+        20,
+        samples or (ms,) * 3,
+        predicted=predicted,
+        method="perf_counter",
+        scope=scope,
+        flags=flags,
+        details={"mean": ms, "sd": 0.1, "cv": 0.1 / ms},
+    )
+
+
+def _time(status=Status.OK, message=""):
+    return Measurement("case_time", 1.0, status=status, message=message)
+
+
+def _attention_rows(times, failed=()):
+    """Rows by (name, seq_len) → forward ms; `failed` adds cases without numbers."""
+    rows = {}
+    shape = {"batch_size": 1, "dtype": "float32", "causal": True, "device": "cpu", "options": {}}
+    for (name, seq_len), ms in times.items():
+        tiles = 0.4 if name.startswith("dense") else 0.8
+        numbers = [
+            _latency("forward", ms, predicted=ms / 2),
+            _latency("backward", 2 * ms),
+            exact("sparsity", 0.0 if name.startswith("dense") else 0.75, method="mask"),
+            exact("block_sparsity", tiles, method="mask"),
+            exact("flops", 1e9, scope="forward"),
+            exact("peak_memory", 10.0, scope="forward", method="live_tensor_bytes"),
+            Measurement("ceiling_share", 0.4, 0.3, 0.5, 0.95, 20, scope="forward"),
+            exact("relative_error", 1e-7, scope="forward", method="float64"),
+        ]
+        rows[f"{name}{seq_len}"] = ({"name": name, "seq_len": seq_len, **shape}, [_time(), *numbers])
+    for name, seq_len, status, message in failed:
+        rows[f"{name}{seq_len}"] = ({"name": name, "seq_len": seq_len, **shape}, [_time(status, message)])
+    return rows
+
+
+ATTENTION = _attention_rows(
+    {
+        ("dense (flash)", 256): 1.0,
+        ("window 64", 256): 2.0,
+        ("dense (flash)", 1024): 16.0,
+        ("window 64", 1024): 8.0,
+        ("dense (flash)", 4096): 250.0,
+        ("window 64", 4096): 100.0,
+    },
+    failed=[("dense (cudnn)", 256, Status.UNSUPPORTED, EVIL)],
+)
+
+
+def _model_rows():
+    rows = {}
+    for seq_len in (128, 256, 512):
+        shape = {"name": "tiny", "attention_type": "dense", "seq_len": seq_len, "batch_size": 1}
+        shape |= {"dtype": "float32", "device": "cpu"}
+        weights = [exact("parameters", 1000, method="count"), exact("footprint", 4.0, method="count")]
+        inference = [
+            _latency("inference", seq_len / 10, predicted=seq_len / 20),
+            exact("flops", 1e6, scope="inference"),
+        ]
+        inference += [
+            Measurement("tokens_per_second", 1e4, scope="inference"),
+            exact("peak_memory", 8.0, scope="inference"),
+        ]
+        phases = [_latency("forward", 10), _latency("backward", 25), _latency("optimizer_step", 5)]
+        training = [*phases, _latency("training_step", 40), exact("peak_memory", 20.0, scope="training_step")]
+        rows[f"i{seq_len}"] = (shape | {"mode": "inference"}, [_time(), *weights, *inference])
+        rows[f"t{seq_len}"] = (shape | {"mode": "training"}, [_time(), *weights, *training])
+    loss = Measurement("loss", 2.0, samples=(5.0, 3.0, 2.0), scope="training")
+    rows["loss"] = ({k: v for k, v in shape.items() if k != "mode"}, [_time(), loss])
+    return rows
+
+
+def _warmup_rows():
+    rows = {}
+    for steps, ms in ((0, 20.0), (5, 10.0)):
+        factors = {"direction": "forward", "warmup_steps": steps, "curve": False}
+        rows[f"w{steps}"] = (factors, [_time(), _latency("forward", ms)])
+    curve = {"direction": "forward", "warmup_steps": 0, "curve": True}
+    needed = Measurement("warmup_needed", 2.0, scope="forward", details={"steady_median": 10.0})
+    rows["curve"] = (curve, [_time(), _latency("forward", 10.0, samples=(30.0, 20.0, 10.0, 10.0)), needed])
+    return rows
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store(tmp_path / "results.sqlite") as opened:
+        opened.add(Run("attention", MACHINE, rows=ATTENTION, run_id="attention-1", label=EVIL, process="h:1:1"))
+        opened.add(Run("model", MACHINE, rows=_model_rows(), run_id="model-1"))
+        opened.add(Run("warmup", MACHINE, rows=_warmup_rows(), run_id="warmup-1"))
+        yield opened
+
+
+@pytest.fixture
+def rows(store):
+    return store.measurements(samples=True)
+
+
+def test_the_attention_table_has_a_line_per_case_and_its_speed_up(rows):
+    table = tables.attention_table(rows).set_index(["name", "seq_len"])
+    assert len(table) == 7
+    line = table.loc[("window 64", 1024)]
+    assert line.speed_up == pytest.approx(2) and line.baseline == "dense (flash)"
+    assert (line.speed_up_low, line.speed_up_high) == pytest.approx((15.2 / 8.4, 16.8 / 7.6))
+    assert line.bound == pytest.approx(0.6 / 0.2)
+    assert table.loc[("dense (cudnn)", 256)].status == "unsupported"
+
+
+def test_a_speed_up_above_its_bound_is_flagged(tmp_path):
+    with Store(tmp_path / "x.sqlite") as other:
+        other.add(Run("attention", MACHINE, rows=_attention_rows({("dense", 64): 100.0, ("window 8", 64): 10.0})))
+        table = tables.attention_table(other.measurements()).set_index("name")
+    assert Flag.ABOVE_BOUND in table.loc["window 8", "flags"] and Flag.ABOVE_BOUND not in table.loc["dense", "flags"]
+
+
+def test_the_model_table_puts_training_beside_inference(rows):
+    line = tables.model_table(rows).set_index("seq_len").loc[512]
+    assert (line.inference, line.training_step, line.parameters) == (51.2, 40, 1000)
+    assert line.training_to_inference == pytest.approx(40 / 51.2)
+
+
+def test_scaling_exponents_say_what_they_mean(rows):
+    table = tables.scaling_table(rows).set_index("quantity")
+    assert table.loc["inference time"].exponent == pytest.approx(1) and table.loc["inference time"].meaning == "linear"
+    assert table.loc["training memory"].meaning == "constant"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (0.9, 1.1, "linear"),
+        (1.9, 2.2, "quadratic"),
+        (1.2, 1.8, "between linear and quadratic"),
+        (0.5, 2.5, "undecided between linear and quadratic; measure more lengths"),
+        (2.1, 2.5, "above quadratic"),
+        (0.2, 0.8, "below linear"),
+    ],
+)
+def test_scaling_words(low, high, words):
+    assert tables.scaling_words(low, high) == words
+
+
+def test_the_warm_up_table_compares_with_five_steps(rows):
+    table = tables.warmup_table(rows).set_index("warmup_steps")
+    assert table.loc[0].difference == pytest.approx(1.0) and table.loc[5].difference == 0
+    assert list(tables.warmup_curve(rows).phase) == ["warm-up", "warm-up", "steady", "steady"]
+
+
+def test_verdicts_are_computed_from_the_rows(rows):
+    text = "\n".join(verdicts.attention(rows))
+    assert "at n = 256 dense (flash) is the fastest forward" in text
+    assert "window 64 beats dense (flash) from n = 1024 on: 2.50× [2.26 … 2.76] of a bound of 3.00× at n = 4096" in text
+    text = "\n".join(verdicts.model(rows))
+    assert (
+        "inference takes 51.2 ms" in text
+        and "inference time grows as n^1.00" in text
+        and "the backward (25 ms)" in text
+    )
+    text = "\n".join(verdicts.warmup(rows))
+    assert "2 warm-up steps are enough" in text and "the mean is +100% against that after 5" in text
+
+
+def test_sparse_that_wins_only_in_between_does_not_beat_dense(tmp_path):
+    times = {("dense", n): ms for n, ms in ((64, 10.0), (128, 10.0), (256, 10.0))}
+    times |= {("window 8", n): ms for n, ms in ((64, 20.0), (128, 5.0), (256, 20.0))}
+    with Store(tmp_path / "x.sqlite") as other:
+        other.add(Run("attention", MACHINE, rows=_attention_rows(times)))
+        text = "\n".join(verdicts.attention(other.measurements()))
+    assert "window 8 does not beat dense up to n = 256" in text
+
+
+def test_overlapping_intervals_are_not_told_apart(tmp_path):
+    with Store(tmp_path / "x.sqlite") as other:
+        other.add(Run("attention", MACHINE, rows=_attention_rows({("dense", 64): 10.0, ("window 8", 64): 9.8})))
+        text = "\n".join(verdicts.attention(other.measurements()))
+    assert "window 8 and dense cannot be told apart" in text
+
+
+def _layers(spec):
+    found = []
+    for group in spec.get("marks", []):
+        found += [group, *_layers(group)]
+    return found
+
+
+@pytest.mark.parametrize("name", charts.CHARTS)
+def test_every_chart_compiles_for_jupyterlabs_vega_and_draws(name, rows, tmp_path):
+    spec = renderer.vega_spec(charts.CHARTS[name](rows))
+    assert "vega/v5" in spec["$schema"]
+    renderer.save(spec, tmp_path, name)
+    assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert ET.fromstring((tmp_path / f"{name}.svg").read_text()).tag.endswith("svg")
+
+
+def test_predictions_are_dashed_lines_and_measurements_are_marks(rows):
+    spec = renderer.vega_spec(charts.attention_latency(rows))
+    dashed = [m for m in _layers(spec) if "strokeDash" in json.dumps(m.get("encode", {}))]
+    symbols = [m for m in _layers(spec) if m["type"] == "symbol"]
+    assert dashed and all("predicted" in json.dumps(m["encode"]["update"]["y"]) for m in dashed)
+    assert symbols and all("estimate" in json.dumps(m["encode"]["update"]["y"]) for m in symbols)
+
+
+def test_charts_carry_no_raw_samples(rows):
+    assert "samples" not in json.dumps(charts.attention_latency(rows).to_dict())
+
+
+@pytest.mark.parametrize("name", charts.CHARTS)
+def test_a_chart_of_nothing_says_why(name, tmp_path):
+    with Store(tmp_path / "empty.sqlite") as empty:
+        text = json.dumps(charts.CHARTS[name](empty.measurements(samples=True)).to_dict())
+    assert "no " in text
+
+
+def test_only_failed_cases_make_a_page_that_says_so(tmp_path):
+    failed = _attention_rows({}, failed=[("dense", 64, Status.OOM, "too little memory")])
+    with Store(tmp_path / "x.sqlite") as other:
+        other.add(Run("attention", MACHINE, rows=failed, run_id="r"))
+        text = page.build(other, ["r"], tmp_path / "report").read_text()
+    assert "no case gave a number (1 oom)" in text and "too little memory" in text
+
+
+def test_an_empty_database_makes_a_page_that_says_so(tmp_path):
+    with Store(tmp_path / "empty.sqlite") as empty:
+        text = page.build(empty, [], tmp_path / "report").read_text()
+    assert "There is nothing to show yet" in text
+
+
+def test_the_report_is_whole_self_contained_and_escaped(store, tmp_path):
+    index = page.build(store, ["attention-1", "model-1", "warmup-1"], tmp_path / "report")
+    names = {file.name for file in index.parent.iterdir()}
+    wanted = {"index.html", "profiling_report.md", "attention_summary.csv", "attention_summary.md", "model_summary.csv"}
+    wanted |= {"model_summary.md", "attention_profile.json", "model_profile.json"}
+    charted = ("attention_latency", "attention_memory", "attention_efficiency", "model_performance")
+    wanted |= {f"{name}.{kind}" for name in charted for kind in ("png", "svg")}
+    assert wanted <= names
+    text = index.read_text()
+    assert not re.search(r"""(src|href)=["']?(https?:)?//""", text)  # nothing is fetched
+    assert "<script>alert(1)" not in text and "A <b>CPU</b>" not in text
+    assert text.count("<script>") == 2
+    markdown = (index.parent / "profiling_report.md").read_text()
+    assert "<script>" not in markdown and not re.search(r"(?<!\\)\]\(http", markdown)
+    profile = json.loads((index.parent / "attention_profile.json").read_text())
+    assert len(profile["measurements"]) == len(store.measurements(["attention-1"]))
+
+
+def test_formulas_in_cells_are_text():
+    assert page.safe_cell("=cmd()") == "'=cmd()" and page.safe_cell(-3.5) == -3.5 and page.safe_cell("a") == "a"
+
+
+@pytest.mark.parametrize("ending", [".sqlite", ".json", ".csv", ".md"])
+def test_an_export_holds_every_row(store, tmp_path, ending):
+    target = tmp_path / f"share{ending}"
+    export.write(store, ["model-1"], target)
+    count = len(store.measurements(["model-1"]))
+    if ending == ".sqlite":
+        with Store(target) as shared:
+            assert len(shared.measurements()) == count
+    elif ending == ".json":
+        assert len(json.loads(target.read_text())["measurements"]) == count
+    elif ending == ".csv":
+        assert len(pd.read_csv(target)) == count
+    else:
+        assert len(target.read_text().strip().splitlines()) == count + 2
+
+
+def test_bad_exports_are_told_and_nothing_is_written(store, tmp_path):
+    for name, said in (("x.exe", "no known ending"), ("no/x.json", "is no folder")):
+        with pytest.raises(BadInput, match=said):
+            export.write(store, ["model-1"], tmp_path / name)
+    with pytest.raises(BadInput, match="there are no runs"):
+        export.write(store, [], tmp_path / "x.json")
+    assert not list(tmp_path.glob("x.*"))

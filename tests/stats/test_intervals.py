@@ -1,0 +1,71 @@
+import numpy as np
+import pytest
+from scipy.stats.mstats import median_cihs
+
+from nanolib.stats.intervals import TooFewSamples, median_interval, range_confidence
+
+RUNS = 2000
+
+
+def _spiky(rng, n):
+    return 10 + rng.normal(0, 0.1, n) + (rng.random(n) < 0.05) * rng.exponential(5, n)
+
+
+def _two_mode(rng, n):
+    return np.where(rng.random(n) < 0.35, 12, 10) + rng.normal(0, 0.1, n)
+
+
+DISTRIBUTIONS = {
+    "normal": lambda rng, n: rng.normal(10, 1, n),
+    "spiky": _spiky,
+    "two_mode": _two_mode,
+    "exponential": lambda rng, n: rng.exponential(1, n),
+}
+
+
+@pytest.mark.parametrize("n", [6, 7, 10, 23, 50, 101])
+@pytest.mark.parametrize("confidence", [0.8, 0.95])
+def test_interval_agrees_with_scipy(n, confidence):
+    x = np.random.default_rng(n).exponential(size=n)
+    ours = median_interval(x, confidence)
+    assert (ours.low, ours.high) == pytest.approx(tuple(median_cihs(x, alpha=1 - confidence)), rel=1e-12)
+    assert ours.estimate == np.median(x)
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize("n", [10, 20, 35, 50])
+def test_interval_covers_the_median_95_times_in_100(name, n):
+    rng = np.random.default_rng(1)
+    draw = DISTRIBUTIONS[name]
+    median = np.median(draw(np.random.default_rng(2), 2_000_000))
+    hits = 0
+    for _ in range(RUNS):
+        low, _, high = median_interval(draw(rng, n))
+        hits += low <= median <= high
+    assert 0.93 <= hits / RUNS <= 0.97
+
+
+def test_interval_on_a_coarse_clock_still_covers():
+    rng = np.random.default_rng(3)
+    hits = sum(i.low <= 10 <= i.high for i in (median_interval(np.round(rng.normal(10, 1, 25))) for _ in range(RUNS)))
+    assert hits / RUNS >= 0.93
+
+
+def test_pooled_single_calls_cover_far_too_seldom():
+    """The negative control: calls within a block resemble each other, so they are no independent evidence."""
+    rng = np.random.default_rng(4)
+    hits = 0
+    for _ in range(500):
+        blocks = rng.normal(10, 1, (20, 1)) + rng.normal(0, 0.3, (20, 10))
+        low, _, high = median_interval(blocks.ravel())
+        hits += low <= 10 <= high
+    assert hits / 500 < 0.85
+
+
+def test_too_few_samples_are_refused():
+    with pytest.raises(TooFewSamples, match="5 samples cannot give a 95% interval"):
+        median_interval([1, 2, 3, 4, 5])
+
+
+def test_range_confidence_is_that_of_all_samples_on_one_side():
+    assert range_confidence(5) == 1 - 2 * 0.5**5

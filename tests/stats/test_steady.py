@@ -1,0 +1,82 @@
+import numpy as np
+import pytest
+
+from nanolib.stats.steady import leading_slow_samples, steady_state
+
+N, RUNS = 200, 200
+
+
+def _autocorrelated(rng, rho):
+    noise = rng.normal(size=N + 50)
+    x = np.zeros(N + 50)
+    for i in range(1, N + 50):
+        x[i] = rho * x[i - 1] + noise[i]
+    return x[50:] * np.sqrt(1 - rho**2)
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.3, 0.6])
+def test_false_alarms_are_rare(rho):
+    rng = np.random.default_rng(0)
+    alarms = sum(bool(steady_state(10 + 0.1 * _autocorrelated(rng, rho)).changes) for _ in range(RUNS))
+    assert alarms / RUNS <= 0.01
+
+
+@pytest.mark.parametrize("n", [20, 25, 40, 60])
+def test_short_series_raise_no_false_alarm_either(n):
+    rng = np.random.default_rng(n)
+    draws = [rng.normal(100, 1, n) for _ in range(RUNS)] + [100 + rng.exponential(1, n) for _ in range(RUNS)]
+    assert np.mean([bool(steady_state(x).changes) for x in draws]) <= 0.01
+
+
+def test_a_decay_is_cut():
+    rng = np.random.default_rng(1)
+    decay = 1 + 0.5 * np.exp(-np.arange(N) / 10)
+    found = [steady_state(decay * (1 + 0.01 * rng.normal(size=N))) for _ in range(RUNS)]
+    assert np.mean([f.cut > 0 and f.steady for f in found]) >= 0.99
+
+
+def test_a_step_of_three_percent_is_found_where_it_is():
+    rng = np.random.default_rng(2)
+    step = 1 + 0.03 * (np.arange(N) < 60)
+    cuts = np.array([steady_state(step * (1 + 0.01 * rng.normal(size=N))).cut for _ in range(RUNS)])
+    assert np.mean(cuts > 0) >= 0.99
+    assert np.mean(np.abs(cuts - 60) <= 5) >= 0.99
+
+
+def test_a_later_slower_level_is_a_slowdown_and_cuts_nothing():
+    rng = np.random.default_rng(3)
+    found = steady_state((1 + 0.05 * (np.arange(N) >= 100)) * (1 + 0.005 * rng.normal(size=N)))
+    assert found.slowdown and found.cut == 0 and found.changes == (100,)
+
+
+def test_a_change_in_the_last_quarter_is_no_steady_state():
+    rng = np.random.default_rng(4)
+    found = steady_state((1 + 0.1 * (np.arange(N) >= 170)) * (1 + 0.005 * rng.normal(size=N)))
+    assert not found.steady
+
+
+def test_a_warm_up_of_more_than_half_is_no_steady_state():
+    rng = np.random.default_rng(5)
+    found = steady_state((1 + 0.5 * (np.arange(N) < 130)) * (1 + 0.005 * rng.normal(size=N)))
+    assert not found.steady
+
+
+def test_isolated_spikes_are_no_change():
+    x = np.random.default_rng(6).normal(10, 0.05, N)
+    x[[20, 77, 150]] = 40
+    assert steady_state(x).changes == ()
+
+
+def test_a_constant_series_is_steady():
+    found = steady_state(np.full(100, 3.0))
+    assert found.steady and found.cut == 0
+
+
+@pytest.mark.parametrize("n", [0, 1, 5, 19])
+def test_a_short_series_is_left_whole(n):
+    assert steady_state(np.arange(n, 0, -1.0)).cut == 0
+
+
+def test_cold_calls_at_the_head_are_counted():
+    assert leading_slow_samples([9, 5, 1.1, 1, 1.2, 1, 1.1, 1, 9, 1]) == 2
+    assert leading_slow_samples([1.1, 1, 1.2, 1, 1.1, 1]) == 0

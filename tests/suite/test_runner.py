@@ -1,0 +1,146 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from nanolib.store import Store
+
+ROOT = Path(__file__).parents[2]
+NANO = [sys.executable, "-m", "nanolib.cli"]
+SMALL = ["-p", "seq_lens=[16]", "-p", "num_heads=2", "-p", "kinds=[dense]", "-p", "budget_s=0.02"]
+LONG = ["-p", "seq_lens=[16, 32]", "-p", "kinds=[dense]", "-p", "budget_s=60", "-p", "precision=1e-9"]
+
+pytestmark = pytest.mark.notebook
+
+
+def _nano(*arguments, folder, **rest):
+    command = [*NANO, *arguments, "--output", str(folder)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=300, **rest)
+
+
+def _start(*arguments, folder):
+    command = [*NANO, *arguments, "--output", str(folder), "--no-report"]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def _kernel(process):
+    """The kernel below a running `nano run`, once a case has started."""
+    for _ in range(600):
+        assert process.poll() is None, process.stdout.read()
+        for child in psutil.Process(process.pid).children(recursive=True):
+            if "ipykernel_launcher" in " ".join(child.cmdline()):
+                return child
+        time.sleep(0.1)
+    raise AssertionError("no kernel came up")
+
+
+def _wait_for_a_case(folder):
+    for _ in range(600):
+        if (folder / "results.sqlite").exists():
+            with Store(folder / "results.sqlite") as store:
+                rows = store.measurements()
+                if "started" in set(rows.status) and "ok" in set(rows.status):
+                    return
+        time.sleep(0.1)
+    raise AssertionError("no case started")
+
+
+def test_run_measures_reports_and_says_where_the_time_went(tmp_path):
+    ended = _nano("run", "attention", *SMALL, "--label", "mine", folder=tmp_path)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "attention  done    3      3   —" in ended.stdout and "measuring s" in ended.stdout
+    with Store(tmp_path / "results.sqlite") as store:
+        runs = store.runs()
+        assert list(runs.status) == ["done"] and runs.label.iloc[0] == "mine" and runs.suite.iloc[0] == "quick"
+    assert (tmp_path / "attention.ipynb").exists() and (tmp_path / "report" / "index.html").exists()
+    listed = _nano("runs", folder=tmp_path)
+    assert "mine" in listed.stdout and "done" in listed.stdout
+    again = _nano("run", "attention", *SMALL, "--resume", "--no-report", folder=tmp_path)
+    assert again.returncode == 0
+    with Store(tmp_path / "results.sqlite") as store:
+        assert len(store.runs()) == 1  # all was done: nothing was measured again
+
+
+def test_a_killed_kernel_is_told_and_resume_finishes_the_rest(tmp_path):
+    process = _start("run", "attention", *LONG, folder=tmp_path)
+    kernel = _kernel(process)
+    _wait_for_a_case(tmp_path)
+    kernel.send_signal(signal.SIGKILL)
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 1 and "attention: its kernel died" in output
+    with Store(tmp_path / "results.sqlite") as store:
+        run = store.runs().iloc[0]
+        assert run.status == "failed" and "kernel died" in run.message
+        finished = store.finished_cases(run.run_id)
+        assert finished and len(finished) < 4
+    process = _start("run", "attention", *LONG, "--resume", folder=tmp_path)
+    _kernel(process)
+    time.sleep(2)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    with Store(tmp_path / "results.sqlite") as store:
+        assert len(store.runs()) == 1 and finished <= store.finished_cases(store.runs().run_id.iloc[0])
+
+
+def test_ctrl_c_saves_what_is_finished_and_leaves_no_process(tmp_path):
+    process = _start("run", "attention", *LONG, folder=tmp_path)
+    kernel = _kernel(process)
+    _wait_for_a_case(tmp_path)
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 130 and "stopped by Ctrl-C" in output
+    assert not kernel.is_running() or kernel.status() == psutil.STATUS_ZOMBIE
+    with Store(tmp_path / "results.sqlite") as store:
+        assert store.runs().status.iloc[0] == "interrupted" and store.finished_cases(store.runs().run_id.iloc[0])
+
+
+def test_plain_papermill_works_from_any_folder(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "papermill",
+        str(ROOT / "notebooks/attention.ipynb"),
+        "out.ipynb",
+        "--no-progress-bar",
+    ]
+    command += ["-p", "seq_lens", "[16]", "-p", "kinds", "[dense]", "-p", "budget_s", "2e-2", "-p", "label", "plain"]
+    environment = os.environ | {"NANOLIB_OUTPUT": str(tmp_path)}
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert ended.returncode == 0, ended.stderr
+    with Store(tmp_path / "results.sqlite") as store:
+        assert list(store.runs().label) == ["plain"] and list(store.runs().status) == ["done"]
+
+
+@pytest.mark.parametrize("name", ["attention", "model", "warmup", "summary"])
+def test_papermill_help_reads_as_help(name):
+    command = [sys.executable, "-m", "papermill", "--help-notebook", str(ROOT / f"notebooks/{name}.ipynb")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert ended.returncode == 0 and "Unknown" not in ended.stdout
+    lines = [line for line in ended.stdout.splitlines() if line.startswith("  ") and ":" in line]
+    assert len(lines) >= 5
+
+
+def test_a_bad_parameter_in_plain_papermill_is_one_line(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "papermill",
+        str(ROOT / "notebooks/attention.ipynb"),
+        "out.ipynb",
+        "--no-progress-bar",
+    ]
+    environment = os.environ | {"NANOLIB_OUTPUT": str(tmp_path)}
+    command += ["-p", "seq_lens", "[-3]"]
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert ended.returncode != 0 and "BadInput: attention.seq_lens: -3 will not do" in ended.stderr
+    assert "Traceback" not in (tmp_path / "out.ipynb").read_text()
+    assert not (tmp_path / "results.sqlite").exists()

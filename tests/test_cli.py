@@ -1,0 +1,83 @@
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from nanolib.cli import main
+from nanolib.store import Store
+
+
+@pytest.fixture
+def nano(tmp_path):
+    def call(*arguments):
+        return CliRunner().invoke(main, [*arguments, "--output", str(tmp_path / "out")], env={"NANOLIB_OUTPUT": None})
+
+    return call
+
+
+BAD = [
+    (
+        ["run", "quik"],
+        "'quik' is neither a suite (full, quick) nor a notebook of quick (attention, model, warmup, summary)",
+    ),
+    (["run", "attention", "-p", "seq_len=[8]"], "attention.seq_len: unknown name; did you mean seq_lens?"),
+    (["run", "attention", "-p", "seq_lens=[0]"], "attention.seq_lens: 0 will not do"),
+    (["run", "attention", "-p", "seq_lens"], "-p: 'seq_lens' is no name=value pair"),
+    (["run", "quick", "-p", "seed=1"], "-p: parameters belong to one notebook"),
+    (["run", "quick", "attention", "nothing"], "'nothing' is neither a suite"),
+    (["runs"], "does not exist; run `nano run quick` first"),
+    (["report"], "does not exist"),
+    (["export", "x.json"], "does not exist"),
+    (["merge", "/nowhere.sqlite"], "/nowhere.sqlite does not exist"),
+    (["clean", "--older-than", "soon"], "--older-than: 'soon' will not do; give days, such as 30d"),
+    (["clean", "--older-than", "-3d"], "--older-than: '-3d' will not do"),
+    (["doctor", "--budget", "0"], "doctor.budget_s: 0.0 will not do; give a number above 0"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), BAD)
+def test_bad_input_is_told_in_one_line_with_exit_code_2_and_nothing_is_written(nano, tmp_path, arguments, said):
+    ended = nano(*arguments)
+    assert ended.exit_code == 2, ended.output
+    assert said in ended.output and len(ended.output.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_lists_the_cases_and_what_cannot_run_here(nano, tmp_path):
+    ended = nano("run", "full", "attention", "--dry-run", "-p", "seq_lens=[64]", "-p", "batch_sizes=[1]")
+    assert ended.exit_code == 0, ended.output
+    assert "attention: 19 cases" in ended.output
+    assert "unsupported: SDPA backend cudnn has no CPU kernel" in ended.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_doctor_measures_ceilings_that_a_dry_run_then_uses(nano, tmp_path):
+    ended = nano("doctor", "--json", "--budget", "0.05")
+    assert ended.exit_code == 0, ended.output
+    found = json.loads(ended.stdout)
+    assert "GFLOP/s" in found["ceilings of cpu, measured now"]["float32"]
+    assert found["what can be measured here"]["attention sparse"] == "runs"
+    dry = nano("run", "attention", "--dry-run", "-p", "seq_lens=[64]", "-p", "kinds=[dense]").output
+    line = next(line for line in dry.splitlines() if "dense" in line)
+    assert float(line.split()[-3]) > 0 and line.split()[-1] == "runs"
+    with Store(tmp_path / "out" / "results.sqlite") as store:
+        assert list(store.runs().status) == ["done"]
+    assert nano("clean", "--older-than", "0d").output == "1 run(s) were deleted\n"
+    assert "no runs yet" in nano("runs").output
+
+
+def test_merge_takes_in_another_database(nano, tmp_path):
+    from tests.test_store import _run
+
+    with Store(tmp_path / "other.sqlite") as other:
+        other.add(_run())
+    assert "1 run(s) came in" in nano("merge", str(tmp_path / "other.sqlite")).output
+    assert "0 run(s) came in" in nano("merge", str(tmp_path / "other.sqlite")).output
+    assert nano("export", str(tmp_path / "x.json")).exit_code == 0
+    assert len(json.loads((tmp_path / "x.json").read_text())["measurements"]) == 2
+
+
+@pytest.mark.parametrize("command", ["run", "runs", "report", "export", "merge", "clean", "doctor"])
+def test_every_command_has_help(command):
+    ended = CliRunner().invoke(main, [command, "--help"])
+    assert ended.exit_code == 0 and len(ended.output.splitlines()) > 5

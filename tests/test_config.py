@@ -1,0 +1,74 @@
+import pytest
+
+from nanolib import PRESETS, NanoConfig, create_model
+from nanolib.measurement import BadInput
+
+# From the shapes: small and medium to the digit, the others as the sizes are quoted.
+QUOTED = {"small": 128_625_408, "medium": 423_183_360, "large": 969.4e6, "xl": 1.998e9, "2.7B": 3.41e9}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_parameter_count_is_that_of_the_model(name):
+    config = NanoConfig.from_preset(name)
+    assert sum(p.numel() for p in create_model(config, "meta").parameters()) == config.parameter_count
+
+
+@pytest.mark.parametrize(("name", "count"), QUOTED.items())
+def test_presets_have_the_quoted_sizes(name, count):
+    got = NanoConfig.from_preset(name).parameter_count
+    assert got == count if isinstance(count, int) else got == pytest.approx(count, rel=5e-4 if count < 3e9 else 2e-3)
+
+
+def test_assignment_is_validated_and_refused_whole():
+    config = NanoConfig()
+    config.attention_type = "sparse"
+    assert config.attention_type == "sparse"
+    with pytest.raises(BadInput, match=r"config\.num_heads: 7 does not divide d_model 512"):
+        config.num_heads = 7
+    assert config.num_heads == 8
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"attention_type": "spare"}, "config.attention_type: 'spare' is no attention kind; use one of"),
+        ({"d_model": 0}, "config.d_model: 0 will not do; give a number above 0"),
+        ({"d_model": True}, "config.d_model: True is true or false"),
+        ({"num_layers": "many"}, "config.num_layers: 'many' will not do; give a whole number"),
+        ({"num_kv_heads": 3}, "config.num_kv_heads: 3 does not divide num_heads 8"),
+        ({"num_heads": 512}, "config.num_heads: 512 gives an odd head_dim 1"),
+        ({"mlp": "relu"}, "config.mlp: 'relu' will not do; use one of 'swiglu' or 'gelu'"),
+        ({"n_layers": 2}, "config.n_layers: unknown name; did you mean num_layers?"),
+        ({"vocab_size": 10**12}, "config.vocab_size: 1000000000000 will not do; give 10000000 or less"),
+        ({"dtype": "int8"}, "config.dtype: 'int8' will not do"),
+    ],
+)
+def test_a_bad_value_is_one_line_that_names_field_value_and_remedy(values, said):
+    with pytest.raises(BadInput) as caught:
+        NanoConfig(**values)
+    assert len(caught.value.lines) == 1
+    assert caught.value.lines[0].startswith(said)
+
+
+def test_two_bad_values_are_two_lines():
+    with pytest.raises(BadInput) as caught:
+        NanoConfig(d_model=-1, num_layers=-2)
+    assert len(caught.value.lines) == 2
+
+
+def test_an_unknown_preset_is_told():
+    with pytest.raises(BadInput, match="preset: 'smal' is not known; use one of decoder_tiny"):
+        NanoConfig.from_preset("smal")
+
+
+def test_a_later_change_of_the_config_does_not_reach_the_model():
+    config = NanoConfig(d_model=32, num_layers=1, num_heads=2, vocab_size=16)
+    model = create_model(config)
+    config.num_layers = 4
+    assert model.config.num_layers == 1
+
+
+def test_an_attention_option_that_no_kind_knows_is_told():
+    config = NanoConfig(d_model=32, num_layers=1, num_heads=2, vocab_size=16, attention_options={"windo": 3})
+    with pytest.raises(BadInput, match=r"attention_options\.windo: no attention kind takes it"):
+        create_model(config)

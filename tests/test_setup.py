@@ -1,0 +1,60 @@
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+from nanolib.paths import checkout
+
+ROOT = checkout()
+
+
+def _pins():
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
+
+def _canonical(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_the_lock_pins_everything_that_the_project_asks_for():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pins = {_canonical(name): version for name, version in _pins().items()}
+    for text in project["dependencies"] + project["optional-dependencies"]["dev"]:
+        wanted = Requirement(text)
+        assert _canonical(wanted.name) in pins, text
+        assert wanted.specifier.contains(pins[_canonical(wanted.name)]), text
+    assert pins["torch"] == "2.13.0"
+
+
+def test_the_conda_environment_installs_the_lock():
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    pip = next(entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict))
+    assert pip == ["-r requirements.lock"]
+
+
+def test_the_lock_names_no_host_and_no_path():
+    assert not re.search(r"://|@|^/|file:", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
+
+
+def test_importing_nanolib_imports_nothing_heavy():
+    code = "import sys, nanolib; print([m for m in ('torch', 'pandas', 'pydantic', 'scipy', 'altair') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_public_names_exist():
+    import nanolib
+
+    for name in nanolib.__all__:
+        assert getattr(nanolib, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'Modle'"):
+        _ = nanolib.Modle
+
+
+def test_reading_rows_needs_no_torch():
+    code = "import sys; from nanolib.report import page; from nanolib.store import Store; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

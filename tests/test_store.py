@@ -1,0 +1,212 @@
+import json
+import sqlite3
+
+import numpy as np
+import pytest
+
+from nanolib.measurement import BadInput, Flag, Measurement, Provenance, Status, exact
+from nanolib.store import SCHEMA_VERSION, Run, Store
+
+MACHINE = {
+    "machine_id": "m1",
+    "cpu": "c",
+    "cores": 2,
+    "ram_gib": 8,
+    "gpus": [{"name": "g"}],
+    "dtypes": {"float32": "avx"},
+}
+LATENCY = Measurement(
+    "latency",
+    1.5,
+    1.0,
+    2.0,
+    0.95,
+    3,
+    (1.0, 1.5, 2.0),
+    predicted=1.2,
+    method="perf_counter",
+    scope="forward",
+    flags=(Flag.SLOWDOWN,),
+    details={"mean": np.float64(1.5)},
+)
+
+
+def _run(run_id="", label="", **rest):
+    rows = {"case1": ({"seq_len": 8, "name": "dense"}, [LATENCY, exact("flops", 42)])}
+    values = {"experiment": "attention", "machine": MACHINE, "params": {"seed": 1}, "label": label, "rows": rows} | rest
+    return Run(**values, **({"run_id": run_id} if run_id else {}))
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store(tmp_path / "results.sqlite") as opened:
+        yield opened
+
+
+def test_the_table_has_the_documented_columns(store):
+    columns = {row[1] for row in store.connection.execute("PRAGMA table_info(measurements)")}
+    documented = (
+        "run_id experiment suite label machine_id case_id factors metric unit estimate low high confidence n samples "
+    )
+    documented += "predicted provenance method scope status message flags details"
+    assert set(documented.split()) <= columns
+
+
+def test_the_pragmas_are_in_force(store):
+    def pragma(name):
+        return store.connection.execute(f"PRAGMA {name}").fetchone()[0]
+
+    assert (pragma("journal_mode"), pragma("foreign_keys"), pragma("auto_vacuum")) == ("wal", 1, 2)
+    assert (pragma("synchronous"), pragma("busy_timeout"), pragma("user_version")) == (1, 5000, SCHEMA_VERSION)
+
+
+def test_a_run_comes_back_as_it_went_in(store):
+    run_id = store.add(_run(label="mine"))
+    rows = store.measurements(samples=True)
+    first = rows.iloc[0]
+    assert (first.run_id, first.experiment, first.label, first.machine_id) == (run_id, "attention", "mine", "m1")
+    assert (first.estimate, first.low, first.high, first.unit, first.predicted) == (1.5, 1.0, 2.0, "ms", 1.2)
+    assert first.factors == {"seq_len": 8, "name": "dense"} and first["factor.seq_len"] == 8
+    assert first["flags"] == ["slowdown"] and first.details == {"mean": 1.5}
+    assert first.samples.dtype == np.float64 and list(first.samples) == [1.0, 1.5, 2.0]
+    assert (first.provenance, first.status) == (Provenance.MEASURED, Status.OK)
+    assert store.runs().status.iloc[0] == "done" and store.machines().gpus.iloc[0] == [{"name": "g"}]
+
+
+def test_a_case_is_replaced_whole_or_not_at_all(store):
+    run_id = store.add(_run())
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        store.write_case(
+            run_id, "case1", {}, [exact("flops", 1), exact("flops", 1, scope="x", details={"a": float("nan")})]
+        )
+    assert len(store.measurements()) == 2
+    store.write_case(run_id, "case1", {}, [exact("flops", 7)])
+    assert list(store.measurements().estimate) == [7]
+
+
+def test_a_row_of_an_unknown_run_is_told(store):
+    with pytest.raises(BadInput, match="run: nowhere is not in the database"):
+        store.write_case("nowhere", "c", {}, [LATENCY])
+
+
+def test_deleting_a_run_takes_its_rows_along(store):
+    store.add(_run())
+    store.connection.execute("DELETE FROM runs")
+    assert store.measurements().empty
+
+
+def test_merge_brings_runs_in_once(tmp_path, store):
+    store.add(_run("a"))
+    with Store(tmp_path / "other.sqlite") as other:
+        other.add(_run("a"))
+        other.add(_run("b"))
+    assert store.merge(tmp_path / "other.sqlite") == 1
+    assert store.merge(tmp_path / "other.sqlite") == 0
+    assert sorted(store.measurements().run_id) == ["a", "a", "b", "b"]
+
+
+def test_merge_gives_the_same_in_either_order(tmp_path):
+    for name, ids in (("x", "ab"), ("y", "bc")):
+        with Store(tmp_path / f"{name}.sqlite") as source:
+            for run_id in ids:
+                source.add(_run(run_id))
+    contents = []
+    for order in ("xy", "yx"):
+        with Store(tmp_path / f"{order}.sqlite") as target:
+            for name in order:
+                target.merge(tmp_path / f"{name}.sqlite")
+            rows = target.measurements().drop(columns="id").sort_values(["run_id", "metric"])
+            contents.append(rows.astype(str).to_numpy().tolist())
+    assert contents[0] == contents[1]
+
+
+def test_merge_prefers_a_run_that_is_done(tmp_path, store):
+    store.add(_run("a", rows={}))  # running
+    with Store(tmp_path / "other.sqlite") as other:
+        other.add(_run("a"))
+    assert store.merge(tmp_path / "other.sqlite") == 1
+    assert store.runs().status.iloc[0] == "done" and len(store.measurements()) == 2
+
+
+def test_a_database_is_not_merged_into_itself(store):
+    with pytest.raises(BadInput, match="is this database itself"):
+        store.merge(store.path)
+
+
+def test_clean_deletes_old_runs_and_shrinks_the_file(tmp_path, store):
+    big = Measurement("latency", 1.0, samples=tuple(range(200_000)))
+    store.add(_run("old", rows={"c": ({}, [big])}))
+    store.add(_run("new"))
+    store.connection.execute("UPDATE runs SET started = '2020-01-01T00:00:00.000000Z' WHERE run_id = 'old'")
+    store.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    before = store.path.stat().st_size
+    assert store.clean(30, dry_run=True) == ["old"] and len(store.runs()) == 2
+    assert store.clean(30) == ["old"]
+    assert list(store.runs().run_id) == ["new"] and store.path.stat().st_size < before - 1_000_000
+
+
+def test_a_copy_for_sharing_names_no_process_and_no_folder(tmp_path, store):
+    store.add(_run("a", process="host:1:2", params={"corpus": "/home/someone/text", "seed": 1}))
+    store.add(_run("b"))
+    store.copy_to(tmp_path / "share.sqlite", ["a"])
+    assert b"/home/someone" not in (tmp_path / "share.sqlite").read_bytes()
+    with Store(tmp_path / "share.sqlite") as shared:
+        assert list(shared.runs().run_id) == ["a"] and shared.runs().process.iloc[0] == ""
+        assert shared.runs().params.iloc[0] == {"seed": 1}
+    with pytest.raises(BadInput, match="exists; name a new file"):
+        store.copy_to(tmp_path / "share.sqlite", ["a"])
+
+
+def test_names_stand_for_runs(store):
+    for run_id, label, launch in (("aaaa1", "", "one"), ("aaaa2", "night", "one"), ("bbbb1", "", "two")):
+        store.add(_run(run_id, label, launch=launch))
+    assert store.resolve("latest") == ["bbbb1"] and store.resolve("latest~1") == ["aaaa1", "aaaa2"]
+    assert store.resolve("night") == ["aaaa2"] and store.resolve("bbbb") == ["bbbb1"]
+    assert store.resolve("attention") == store.resolve("all") == ["aaaa1", "aaaa2", "bbbb1"]
+    for name in ("nothing", "latest~2", "latest~x", ""):
+        with pytest.raises(BadInput, match="run: "):
+            store.resolve(name)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello, I am no database at all" * 100])
+def test_a_file_that_is_not_ours_is_told_and_left_alone(tmp_path, content):
+    path = tmp_path / "x.sqlite"
+    path.write_bytes(content)
+    if content:
+        with pytest.raises(BadInput, match="cannot be opened"):
+            Store(path)
+        assert path.read_bytes() == content
+    else:
+        Store(path).close()  # an empty file is an empty database
+
+
+def test_another_programs_database_is_told(tmp_path):
+    with sqlite3.connect(tmp_path / "x.sqlite") as other:
+        other.execute("CREATE TABLE t (a)")
+    with pytest.raises(BadInput, match="is not nanolib's"):
+        Store(tmp_path / "x.sqlite")
+
+
+def test_a_newer_database_is_told(tmp_path, store):
+    store.connection.execute("PRAGMA user_version = 99")
+    with pytest.raises(BadInput, match="has schema 99, newer than"):
+        Store(store.path)
+
+
+def test_a_missing_database_is_told_and_not_made(tmp_path):
+    with pytest.raises(BadInput, match="does not exist"):
+        Store(tmp_path / "no.sqlite", create=False)
+    assert not (tmp_path / "no.sqlite").exists()
+
+
+def test_two_connections_write_at_once(tmp_path):
+    with Store(tmp_path / "r.sqlite") as a, Store(tmp_path / "r.sqlite") as b:
+        for i in range(20):
+            (a, b)[i % 2].add(_run(f"run{i}"))
+        assert len(a.runs()) == len(b.runs()) == 20
+
+
+def test_labels_are_stored_as_text_whatever_they_hold(store):
+    label = "'; DROP TABLE runs; -- <script>\U0001f600"
+    store.add(_run(label=label))
+    assert store.resolve(label) and json.dumps(store.runs().label.iloc[0]) == json.dumps(label)
