@@ -50,10 +50,14 @@ def _seq_axis(values: pd.Series, title: str = "Sequence length (tokens)") -> alt
     )
 
 
-def _colour(field: str, title: str, values: pd.Series) -> tuple[alt.Color, alt.Shape]:
-    names = list(dict.fromkeys(values))
-    colours = [PALETTE[i % len(PALETTE)] for i in range(len(names))]
-    shapes = [_SHAPES[i % len(_SHAPES)] for i in range(len(names))]
+def _colour(
+    field: str, title: str, values: pd.Series, everything: pd.Series | None = None
+) -> tuple[alt.Color, alt.Shape]:
+    """A colour and a shape per name; with `everything` a name looks as it does in the chart of all of them."""
+    places = {name: i for i, name in enumerate(dict.fromkeys(values if everything is None else everything))}
+    names = [name for name in places if name in set(values)]
+    colours = [PALETTE[places[name] % len(PALETTE)] for name in names]
+    shapes = [_SHAPES[places[name] % len(_SHAPES)] for name in names]
     return (
         alt.Color(f"{field}:N", title=title, sort=names, scale=alt.Scale(domain=names, range=colours)),
         alt.Shape(f"{field}:N", title=title, sort=names, scale=alt.Scale(domain=names, range=shapes)),
@@ -230,7 +234,7 @@ def attention_speed_up(rows: pd.DataFrame) -> alt.TopLevelMixin:
     if sparse.empty:
         return nothing(title, "no sparse kind was measured beside a dense one")
     data = sparse[["name", "seq_len", "speed_up", "speed_up_low", "speed_up_high", "bound", "baseline"]]
-    colour, shape = _colour("name", "Kind", data["name"])
+    colour, shape = _colour("name", "Kind", data["name"], table["name"])
     base = alt.Chart(data).encode(x=_seq_axis(data["seq_len"]), color=colour)
     domain = _domain(data[["speed_up_low", "speed_up_high", "bound"]].assign(one=1.0), log=True)
     scale = alt.Scale(type="log", base=2, domain=domain, nice=False)

@@ -77,7 +77,11 @@ def build(store: Store, run_ids: list[str], folder: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".report-") as temporary:
         made = Path(temporary)
         shown = [section for section in SECTIONS if section.experiment in set(runs["experiment"])]
-        drawn = {name: renderer.vega_spec(charts.CHARTS[name](rows)) for section in shown for name in section.charts}
+        drawn = {
+            name: renderer.vega_spec(charts.CHARTS[name](rows), renderer.PAGE_VERSION)
+            for section in shown
+            for name in section.charts
+        }
         for name, spec in drawn.items():
             renderer.save(spec, made, name)
         for section in shown:
@@ -168,7 +172,7 @@ h1 { font-size: 1.6rem; margin-bottom: .2rem; } h2 { font-size: 1.25rem; margin:
 nav a { margin-right: 1.2rem; } a { color: #0072B2; }
 .verdict { background: #f3f7fa; border-left: 4px solid #0072B2; padding: .7rem 1rem .7rem 2rem; margin: .6rem 0 1.2rem; }
 .verdict li { margin: .15rem 0; }
-.scroll { overflow-x: auto; } .chart { margin: 1.1rem 0; }
+.scroll { overflow-x: auto; } .chart { margin: 1.1rem 0; } .chart.vega-embed { display: block; }
 table { border-collapse: collapse; font-size: 13px; white-space: nowrap; }
 td, th { padding: .25rem .6rem; border-bottom: 1px solid #e4e4e4; text-align: right; font-variant-numeric: tabular-nums; }
 td:first-child, th:first-child { text-align: left; } th { font-weight: 600; border-bottom: 2px solid #999; }
@@ -215,7 +219,7 @@ def _html(
     if drawn:
         # no «<» at all: inside a script, `</script` and `<!--` mean something whatever string they stand in
         data = json.dumps(drawn).replace("<", "\\u003c")
-        libraries = vl_convert.javascript_bundle(vl_version=renderer.VEGALITE_VERSION).replace("</script", "<\\/script")
+        libraries = vl_convert.javascript_bundle(vl_version=renderer.PAGE_VERSION).replace("</script", "<\\/script")
         script = (
             f"<script>{libraries}</script><script>const specs = {data};\n"
             "for (const [name, spec] of Object.entries(specs))\n"

@@ -13,14 +13,15 @@ from typing import Any
 import altair as alt
 import vl_convert
 
-VEGALITE_VERSION = "5.20"
+VEGALITE_VERSION = "5.20"  # compiles to Vega 5, which JupyterLab bundles
+PAGE_VERSION = "6.4"  # compiles to Vega 6, which vl-convert bundles for pages of our own
 _SCALE = 2  # pixels per point of pictures in a report
 _NOTEBOOK_SCALE = 1.4  # and in notebooks, which are committed with them
 
 
-def vega_spec(chart: alt.TopLevelMixin) -> dict[str, Any]:
-    """The chart compiled to Vega 5."""
-    return vl_convert.vegalite_to_vega(chart.to_dict(), vl_version=VEGALITE_VERSION)
+def vega_spec(chart: alt.TopLevelMixin, vl_version: str = VEGALITE_VERSION) -> dict[str, Any]:
+    """The chart compiled to Vega by one version of Vega-Lite."""
+    return vl_convert.vegalite_to_vega(chart.to_dict(), vl_version=vl_version)
 
 
 def save(spec: dict[str, Any], folder: Path, name: str) -> None:
