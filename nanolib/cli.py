@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import sqlite3
 import sys
 import webbrowser
 from collections.abc import Callable
@@ -21,7 +22,7 @@ EXIT_OK, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
 def _told(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Bad input ends a command with its lines and exit code 2; Ctrl-C with 130."""
+    """Bad input, or a file that cannot be used, ends a command with one line and exit code 2; Ctrl-C with 130."""
 
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -30,6 +31,14 @@ def _told(command: Callable[..., Any]) -> Callable[..., Any]:
         except BadInput as error:
             for line in error.lines:
                 click.echo(f"nano: {line}", err=True)
+            sys.exit(EXIT_BAD_INPUT)
+        except sqlite3.DatabaseError as error:
+            click.echo(
+                f"nano: database: {database_path()} cannot be used ({error}); move it away or name another", err=True
+            )
+            sys.exit(EXIT_BAD_INPUT)
+        except OSError as error:
+            click.echo(f"nano: {error.filename}: {error.strerror}; check the path, or name another", err=True)
             sys.exit(EXIT_BAD_INPUT)
         except KeyboardInterrupt:
             click.echo("nano: stopped", err=True)
@@ -131,7 +140,7 @@ def _show_plan(jobs: list[Any]) -> None:
 
 
 def _show_failures(run_ids: list[str]) -> None:
-    from nanolib.report.tables import failures
+    from nanolib.report.overview import failures
     from nanolib.store import Store
 
     with Store(create=False) as store:

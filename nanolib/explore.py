@@ -14,6 +14,7 @@ from nanolib.measurement import BadInput
 from nanolib.meters.machine import this_machine
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.report import tables
+from nanolib.report.display import Table
 from nanolib.store import Store
 
 _LENGTHS = [2**power for power in range(5, 14)]
@@ -128,7 +129,7 @@ def _panel(
             predicted.value = f"<b>{html.escape(error.lines[0])}</b>"
             button.disabled = True
             return
-        predicted.value = "<i>Predicted</i>" + frame.to_html(index=False, border=0, escape=True)
+        predicted.value = "<i>Predicted</i>" + Table(frame)._repr_html_()
         button.disabled = False
 
     def measure(_: Any) -> None:

@@ -43,3 +43,16 @@ def output_folder() -> Path:
 def database_path() -> Path:
     """The database in the output folder."""
     return output_folder() / "results.sqlite"
+
+
+def make_folder(folder: Path) -> Path:
+    """Make a folder for results, with those above it.
+
+    Raises:
+        BadInput: It cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"output: {folder} cannot be made ({error.strerror}); name another folder") from None
+    return folder

@@ -5,85 +5,21 @@ from __future__ import annotations
 import json
 import sqlite3
 import struct
-import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanolib.measurement import METRICS, BadInput, Measurement, RunStatus, Status
-from nanolib.paths import database_path
+from nanolib.paths import database_path, make_folder
+from nanolib.schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION, Run
 
 if TYPE_CHECKING:
     import pandas as pd
 
-APPLICATION_ID = 0x6E616E6F  # "nano": tells our files from other people's
 
-_MIGRATIONS = (
-    """
-    CREATE TABLE machines (
-        machine_id TEXT PRIMARY KEY, cpu TEXT, cores INTEGER, ram_gib INTEGER, gpus TEXT, system TEXT, driver TEXT,
-        torch TEXT, threads INTEGER, governor TEXT, dtypes TEXT
-    );
-    CREATE TABLE runs (
-        run_id TEXT PRIMARY KEY, experiment TEXT NOT NULL, suite TEXT NOT NULL, label TEXT NOT NULL,
-        machine_id TEXT NOT NULL REFERENCES machines (machine_id), device TEXT NOT NULL, params TEXT NOT NULL,
-        versions TEXT NOT NULL, git_revision TEXT NOT NULL, fingerprint TEXT NOT NULL, cases INTEGER NOT NULL,
-        started TEXT NOT NULL, duration_s REAL, status TEXT NOT NULL, message TEXT NOT NULL,
-        process TEXT NOT NULL, launch TEXT NOT NULL
-    );
-    CREATE TABLE measurements (
-        id INTEGER PRIMARY KEY, run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,
-        experiment TEXT NOT NULL, suite TEXT NOT NULL, label TEXT NOT NULL, machine_id TEXT NOT NULL,
-        case_id TEXT NOT NULL, factors TEXT NOT NULL, metric TEXT NOT NULL, scope TEXT NOT NULL, unit TEXT NOT NULL,
-        estimate REAL, low REAL, high REAL, confidence REAL, n INTEGER NOT NULL, samples BLOB, predicted REAL,
-        provenance TEXT NOT NULL, method TEXT NOT NULL, status TEXT NOT NULL, message TEXT NOT NULL,
-        flags TEXT NOT NULL, details TEXT NOT NULL, UNIQUE (run_id, case_id, metric, scope, method)
-    );
-    CREATE INDEX measurements_by_case ON measurements (case_id, metric);
-    CREATE INDEX runs_by_fingerprint ON runs (fingerprint);
-    """,
-)
-SCHEMA_VERSION = len(_MIGRATIONS)
-
-
-@dataclass(frozen=True)
-class Run:
-    """One execution of one experiment.
-
-    Attributes:
-        experiment: Which notebook.
-        machine: The machine, as `Machine.to_dict` gives it.
-        params: The parameters, JSON types.
-        suite: Which params set; empty for none.
-        label: The user's name for it.
-        device: Where it ran.
-        versions: Versions of what makes the numbers.
-        git_revision: Of the checkout; empty outside one.
-        fingerprint: Runs that agree in it may continue one another: same parameters, version and machine.
-        cases: How many cases it has.
-        process: Which process writes it, so that a dead one is told.
-        launch: Token of the command that started it.
-        rows: Case id → (factors, measurements), for a run that is added whole.
-        run_id: Its UUID.
-    """
-
-    experiment: str
-    machine: Mapping[str, Any]
-    params: Mapping[str, Any] = field(default_factory=dict)
-    suite: str = ""
-    label: str = ""
-    device: str = "cpu"
-    versions: Mapping[str, str] = field(default_factory=dict)
-    git_revision: str = ""
-    fingerprint: str = ""
-    cases: int = 0
-    process: str = ""
-    launch: str = ""
-    rows: Mapping[str, tuple[Mapping[str, Any], list[Measurement]]] = field(default_factory=dict)
-    run_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+__all__ = ["Run", "Store"]
 
 
 class Store:
@@ -102,10 +38,7 @@ class Store:
         if not self.path.exists():
             if not create:
                 raise BadInput(f"database: {self.path} does not exist; run `nano run quick` first or name another")
-            try:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise BadInput(f"output: {self.path.parent} cannot be made ({error.strerror}); name another") from None
+            make_folder(self.path.parent)
         try:
             self.connection = sqlite3.connect(self.path, timeout=5, isolation_level=None)
             self._open()
@@ -135,7 +68,7 @@ class Store:
                 # a second process may have migrated meanwhile
                 version = execute("PRAGMA user_version").fetchone()[0]
                 for number in range(version, SCHEMA_VERSION):
-                    for statement in _MIGRATIONS[number].split(";"):
+                    for statement in MIGRATIONS[number].split(";"):
                         execute(statement)
                 execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 execute(f"PRAGMA user_version = {SCHEMA_VERSION}")

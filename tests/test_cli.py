@@ -43,6 +43,39 @@ def test_bad_input_is_told_in_one_line_with_exit_code_2_and_nothing_is_written(n
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("command", [["run", "attention"], ["doctor"]])
+def test_an_output_folder_that_cannot_be_made_is_told(tmp_path, command):
+    (tmp_path / "file").touch()
+    ended = CliRunner().invoke(main, [*command, "--output", str(tmp_path / "file" / "out")])
+    assert ended.exit_code == 2 and "cannot be made" in ended.output and len(ended.output.strip().splitlines()) == 1
+
+
+def test_a_damaged_database_is_told_and_left_as_it_is(nano, tmp_path):
+    from tests.test_store import _run
+
+    path = tmp_path / "out" / "results.sqlite"
+    with Store(path) as store:
+        for _ in range(50):
+            store.add(_run())
+        store.connection.execute("PRAGMA journal_mode = DELETE").fetchall()
+    content = path.read_bytes()
+    cut = content[: len(content) // 2] + bytes(1000)
+    path.write_bytes(cut)
+    ended = nano("report")
+    assert ended.exit_code == 2 and len(ended.output.strip().splitlines()) == 1 and "cannot be" in ended.output
+    assert not (tmp_path / "out" / "report").exists()
+
+
+def test_a_report_that_cannot_be_written_is_told(nano, tmp_path):
+    from tests.test_store import _run
+
+    with Store(tmp_path / "out" / "results.sqlite") as store:
+        store.add(_run())
+    (tmp_path / "taken").touch()
+    ended = nano("report", "--to", str(tmp_path / "taken"))
+    assert ended.exit_code == 2 and "cannot be made" in ended.output
+
+
 def test_a_dry_run_lists_the_cases_and_what_cannot_run_here(nano, tmp_path):
     ended = nano("run", "full", "attention", "--dry-run", "-p", "seq_lens=[64]", "-p", "batch_sizes=[1]")
     assert ended.exit_code == 0, ended.output

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from nanolib.measurement import BadInput, Flag, Measurement, Provenance, Status, exact
-from nanolib.store import SCHEMA_VERSION, Run, Store
+from nanolib.schema import SCHEMA_VERSION
+from nanolib.store import Run, Store
 
 MACHINE = {
     "machine_id": "m1",

@@ -8,10 +8,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 
 import torch
 
 from nanolib.measurement import Measurement, Status, Unsupported
+
+_IMPORT_RETRY_S = 0.05
 
 
 class CaseTimeout(BaseException):
@@ -86,7 +89,13 @@ def _time_limit(seconds: float) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("a time limit needs the main thread; use isolation: process elsewhere")
 
-    def expire(*_: object) -> None:
+    def expire(_: int, frame: FrameType | None) -> None:
+        # An import that is cut off leaves half a module behind, which would fail the cases after this one: let it end.
+        while frame is not None:
+            if frame.f_code.co_filename.startswith("<frozen importlib"):
+                signal.setitimer(signal.ITIMER_REAL, _IMPORT_RETRY_S)
+                return
+            frame = frame.f_back
         raise CaseTimeout
 
     before = signal.signal(signal.SIGALRM, expire)

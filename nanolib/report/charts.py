@@ -1,179 +1,26 @@
-"""Charts from rows. Measured values are solid marks with their intervals; predictions are dashed lines without marks."""
+"""Charts from rows, one function each; `drawing` says how they look."""
 
 from __future__ import annotations
-
-import warnings
 
 import altair as alt
 import pandas as pd
 
-from nanolib.measurement import METRICS
 from nanolib.report import tables
-
-# Okabe & Ito (2008): told apart by every common kind of colour vision.
-PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
-_SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right"]
-_WIDTH, _HEIGHT = 340, 260
-_FAILED = "#B00020"
-
-
-def axis_title(metric: str) -> str:
-    """`Latency (ms)`: title and unit as the vocabulary has them."""
-    m = METRICS[metric]
-    return m.title if m.unit == "1" else f"{m.title} ({m.unit})"
-
-
-def _look(chart: alt.TopLevelMixin) -> alt.TopLevelMixin:
-    return (
-        chart.configure_axis(labelFontSize=12, titleFontSize=12, gridColor="#e8e8e8", titleFontWeight="normal")
-        .configure_legend(labelFontSize=12, titleFontSize=12, symbolStrokeWidth=2, labelLimit=260)
-        .configure_title(fontSize=14, anchor="start", fontWeight="bold", subtitleFontSize=12, subtitleColor="#555")
-        .configure_header(labelFontSize=13, titleFontSize=0, labelFontWeight="bold")
-        .configure_view(stroke="#ccc")
-    )
-
-
-def nothing(title: str, why: str) -> alt.TopLevelMixin:
-    """A chart that says that there is nothing to draw, and why."""
-    text = alt.Chart(pd.DataFrame({"why": [why]})).mark_text(fontSize=13, color="#555").encode(text="why:N")
-    return _look(text.properties(width=2 * _WIDTH, height=60, title=title))
-
-
-def _seq_axis(values: pd.Series, title: str = "Sequence length (tokens)") -> alt.X:
-    ticks = sorted(int(value) for value in values.dropna().unique())
-    low, high = (min(ticks), max(ticks)) if ticks else (1, 2)
-    return alt.X(
-        "seq_len:Q",
-        title=title,
-        scale=alt.Scale(type="log", base=2, domain=[low / 1.15, high * 1.15], nice=False),
-        axis=alt.Axis(values=ticks, format="d", grid=False),
-    )
-
-
-def _colour(
-    field: str, title: str, values: pd.Series, everything: pd.Series | None = None
-) -> tuple[alt.Color, alt.Shape]:
-    """A colour and a shape per name; with `everything` a name looks as it does in the chart of all of them."""
-    places = {name: i for i, name in enumerate(dict.fromkeys(values if everything is None else everything))}
-    names = [name for name in places if name in set(values)]
-    colours = [PALETTE[places[name] % len(PALETTE)] for name in names]
-    shapes = [_SHAPES[places[name] % len(_SHAPES)] for name in names]
-    return (
-        alt.Color(f"{field}:N", title=title, sort=names, scale=alt.Scale(domain=names, range=colours)),
-        alt.Shape(f"{field}:N", title=title, sort=names, scale=alt.Scale(domain=names, range=shapes)),
-    )
-
-
-def _series(rows: pd.DataFrame, first: str, others: list[str]) -> pd.Series:
-    """A name per series: the first factor, and those others that vary."""
-    varying = [name for name in others if rows[f"factor.{name}"].astype(str).nunique() > 1]
-    label = rows[f"factor.{first}"].astype(str)
-    for name in varying:
-        short = {"batch_size": "batch "}.get(name, "")
-        label = label + ", " + short + rows[f"factor.{name}"].astype(str)
-    return label
-
-
-def _tidy(rows: pd.DataFrame, first: str, others: list[str], panel: str) -> pd.DataFrame:
-    """What a chart carries: no samples, no JSON, text for the tooltip."""
-    return pd.DataFrame(
-        {
-            "series": _series(rows, first, others),
-            "panel": rows[panel],
-            "seq_len": rows["factor.seq_len"].astype(int),
-            "estimate": rows["estimate"],
-            "low": rows["low"].fillna(rows["estimate"]),
-            "high": rows["high"].fillna(rows["estimate"]),
-            "predicted": rows["predicted"],
-            "n": rows["n"],
-            "method": rows["method"],
-            "flags": [", ".join(flags) or "none" for flags in rows["flags"]],
-        }
-    )
-
-
-def _measured_and_predicted(
-    data: pd.DataFrame,
-    failed: pd.DataFrame,
-    metric: str,
-    title: str,
-    subtitle: str,
-    panels: list[str],
-    log: bool = True,
-) -> alt.TopLevelMixin:
-    """Panels side by side over sequence length: points with intervals, dashed predictions, crosses for what failed."""
-    colour, shape = _colour("series", "Kind", data["series"])
-    domain = _domain(data[["estimate", "low", "high", "predicted"]], log)
-    scale = alt.Scale(type="log", domain=domain, nice=False) if log else alt.Scale(domain=domain, nice=False)
-    axis = alt.Axis(format=",.3~r" if log else ".0%", minExtent=42)
-    y = alt.Y("estimate:Q", title=axis_title(metric), scale=scale, axis=axis)
-    tooltip = [
-        alt.Tooltip("series:N", title="kind"),
-        alt.Tooltip("seq_len:Q", title="sequence length"),
-        alt.Tooltip("estimate:Q", title=axis_title(metric), format=",.4~g"),
-        alt.Tooltip("low:Q", title="interval from", format=",.4~g"),
-        alt.Tooltip("high:Q", title="to", format=",.4~g"),
-        alt.Tooltip("predicted:Q", title="predicted", format=",.4~g"),
-        alt.Tooltip("n:Q", title="blocks"),
-        alt.Tooltip("method:N"),
-        alt.Tooltip("flags:N"),
-    ]
-    x = _seq_axis(pd.concat([data["seq_len"], failed.get("seq_len", pd.Series(dtype=float))]))
-    # One chart per panel with the data of that panel: faceting layered charts by a field breaks in older Vega.
-    charts = []
-    chosen = alt.selection_point(fields=["series"], bind="legend", name="picked")
-    faded = alt.condition(chosen, alt.value(1.0), alt.value(0.12))
-    for panel in panels:
-        part = data[data["panel"] == panel]
-        if part.empty:
-            continue
-        base = alt.Chart(part).encode(x=x, color=colour)
-        layers = [
-            base.mark_line(strokeDash=[4, 4], opacity=0.8, strokeWidth=1.2)
-            .encode(y=alt.Y("predicted:Q", scale=scale, title=axis_title(metric)))
-            .transform_filter("isValid(datum.predicted)"),
-            base.mark_line(strokeWidth=2).encode(y=y, opacity=faded),
-            base.mark_rule(strokeWidth=2).encode(
-                y=alt.Y("low:Q", scale=scale, title=axis_title(metric)), y2="high:Q", opacity=faded
-            ),
-            base.mark_point(filled=True, size=55, opacity=1).encode(y=y, shape=shape, tooltip=tooltip, opacity=faded),
-        ]
-        if len(failed):
-            reasons = [alt.Tooltip("series:N", title="kind"), alt.Tooltip("status:N"), alt.Tooltip("message:N")]
-            layers.append(
-                alt.Chart(failed)
-                .mark_text(text="✕", fontSize=15, color=_FAILED, baseline="bottom")
-                .encode(x=x, y=alt.value(_HEIGHT - 4), tooltip=reasons)
-            )
-        charts.append(alt.layer(*layers).properties(width=_WIDTH, height=_HEIGHT, title=alt.Title(panel, fontSize=12)))
-    with warnings.catch_warnings():  # one selection for all panels is what we want, and what it warns of
-        warnings.filterwarnings("ignore", message="Automatically deduplicated selection parameter")
-        joined = alt.hconcat(*charts, spacing=24).add_params(chosen)
-    return _look(joined.properties(title=alt.Title(title, subtitle=subtitle)))
-
-
-def _domain(values: pd.DataFrame, log: bool) -> list[float]:
-    """One range for all panels, with room at both ends."""
-    numbers = values.to_numpy(dtype=float)
-    numbers = numbers[numbers > 0] if log else numbers[~pd.isna(numbers)]
-    if not len(numbers):
-        return [0.1, 1]
-    return [float(numbers.min()) / 1.3, float(numbers.max()) * 1.3] if log else [0, float(numbers.max()) * 1.08]
-
-
-def _failed(rows: pd.DataFrame, first: str, others: list[str]) -> pd.DataFrame:
-    bad = rows[(rows["metric"] == "case_time") & (rows["status"] != "ok") & rows[f"factor.{first}"].notna()]
-    if bad.empty:
-        return pd.DataFrame()
-    return pd.DataFrame(
-        {
-            "series": _series(bad, first, others),
-            "seq_len": bad["factor.seq_len"].astype(int),
-            "status": bad["status"],
-            "message": bad["message"],
-        }
-    )
-
+from nanolib.report.drawing import (
+    HEIGHT,
+    PALETTE,
+    WIDTH,
+    colour_and_shape,
+    domain_of,
+    failed_cases,
+    look,
+    measured_and_predicted,
+    nothing,
+    seq_axis,
+    tidy,
+    why_nothing,
+)
+from nanolib.report.overview import of_experiment, pick
 
 _ATTENTION_OTHERS = ["batch_size", "dtype", "causal"]
 _MODEL_OTHERS = ["attention_type", "batch_size", "dtype"]
@@ -182,46 +29,46 @@ _KEY = "Points: measured, with 95 % intervals. Dashed: predicted. Click a legend
 
 def attention_latency(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Latency of attention kinds over sequence length, forward and backward, with the roofline's prediction."""
-    rows = tables.of_experiment(rows, "attention")
-    found = tables.pick(rows, "latency")
+    rows = of_experiment(rows, "attention")
+    found = pick(rows, "latency")
     title = "Attention latency"
     if found.empty:
-        return nothing(title, _why(rows, "attention"))
-    data = _tidy(found, "name", _ATTENTION_OTHERS, "scope")
+        return nothing(title, why_nothing(rows, "attention"))
+    data = tidy(found, "name", _ATTENTION_OTHERS, "scope")
     subtitle = [_KEY, "The prediction is the roofline of the ceilings measured in the same run."]
-    return _measured_and_predicted(
-        data, _failed(rows, "name", _ATTENTION_OTHERS), "latency", title, subtitle, ["forward", "backward"]
+    return measured_and_predicted(
+        data, failed_cases(rows, "name", _ATTENTION_OTHERS), "latency", title, subtitle, ["forward", "backward"]
     )
 
 
 def attention_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Peak memory of attention kinds over sequence length."""
-    rows = tables.of_experiment(rows, "attention")
-    found = tables.pick(rows, "peak_memory")
+    rows = of_experiment(rows, "attention")
+    found = pick(rows, "peak_memory")
     title = "Attention memory"
     if found.empty:
-        return nothing(title, _why(rows, "attention"))
-    data = _tidy(found, "name", _ATTENTION_OTHERS, "scope")
+        return nothing(title, why_nothing(rows, "attention"))
+    data = tidy(found, "name", _ATTENTION_OTHERS, "scope")
     data["panel"] = data["panel"].str.replace("forward_backward", "forward + backward")
     subtitle = [_KEY, "The prediction counts inputs and output alone."]
     panels = ["forward", "forward + backward"]
-    return _measured_and_predicted(
-        data, _failed(rows, "name", _ATTENTION_OTHERS), "peak_memory", title, subtitle, panels
+    return measured_and_predicted(
+        data, failed_cases(rows, "name", _ATTENTION_OTHERS), "peak_memory", title, subtitle, panels
     )
 
 
 def attention_efficiency(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Share of the measured matrix-product ceiling that each kind reaches."""
-    rows = tables.of_experiment(rows, "attention")
-    found = tables.pick(rows, "ceiling_share")
+    rows = of_experiment(rows, "attention")
+    found = pick(rows, "ceiling_share")
     title = "Attention efficiency"
     if found.empty:
-        return nothing(title, _why(rows, "attention"))
-    data = _tidy(found, "name", _ATTENTION_OTHERS, "scope")
+        return nothing(title, why_nothing(rows, "attention"))
+    data = tidy(found, "name", _ATTENTION_OTHERS, "scope")
     subtitle = [
         "Useful FLOP/s (of kept connections) as a share of this machine's matrix product, measured in the same run."
     ]
-    return _measured_and_predicted(
+    return measured_and_predicted(
         data, pd.DataFrame(), "ceiling_share", title, subtitle, ["forward", "backward"], log=False
     )
 
@@ -234,9 +81,9 @@ def attention_speed_up(rows: pd.DataFrame) -> alt.TopLevelMixin:
     if sparse.empty:
         return nothing(title, "no sparse kind was measured beside a dense one")
     data = sparse[["name", "seq_len", "speed_up", "speed_up_low", "speed_up_high", "bound", "baseline"]]
-    colour, shape = _colour("name", "Kind", data["name"], table["name"])
-    base = alt.Chart(data).encode(x=_seq_axis(data["seq_len"]), color=colour)
-    domain = _domain(data[["speed_up_low", "speed_up_high", "bound"]].assign(one=1.0), log=True)
+    colour, shape = colour_and_shape("name", "Kind", data["name"], table["name"])
+    base = alt.Chart(data).encode(x=seq_axis(data["seq_len"]), color=colour)
+    domain = domain_of(data[["speed_up_low", "speed_up_high", "bound"]].assign(one=1.0), log=True)
     scale = alt.Scale(type="log", base=2, domain=domain, nice=False)
     layers = [
         alt.Chart(pd.DataFrame({"y": [1.0]})).mark_rule(color="#888").encode(y=alt.Y("y:Q", scale=scale, title="")),
@@ -258,36 +105,36 @@ def attention_speed_up(rows: pd.DataFrame) -> alt.TopLevelMixin:
         f"Forward, against {data['baseline'].iloc[0]}. Above the grey line sparse is faster.",
         "Dashed: the bound that skipped tiles set.",
     ]
-    chart = alt.layer(*layers).properties(width=2 * _WIDTH, height=_HEIGHT, title=alt.Title(title, subtitle=subtitle))
-    return _look(chart)
+    chart = alt.layer(*layers).properties(width=2 * WIDTH, height=HEIGHT, title=alt.Title(title, subtitle=subtitle))
+    return look(chart)
 
 
 def model_performance(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Latency of whole models over sequence length: inference and a training step."""
-    rows = tables.of_experiment(rows, "model")
-    found = tables.pick(rows, "latency")
+    rows = of_experiment(rows, "model")
+    found = pick(rows, "latency")
     found = found[found["scope"].isin(["inference", "training_step"])] if len(found) else found
     title = "Model latency"
     if found.empty:
-        return nothing(title, _why(rows, "model"))
-    data = _tidy(found, "name", _MODEL_OTHERS, "scope")
+        return nothing(title, why_nothing(rows, "model"))
+    data = tidy(found, "name", _MODEL_OTHERS, "scope")
     data["panel"] = data["panel"].str.replace("_", " ")
     subtitle = [_KEY, "The prediction is the roofline of the ceilings measured in the same run."]
-    failed = _failed(rows, "name", _MODEL_OTHERS)
-    return _measured_and_predicted(data, failed, "latency", title, subtitle, ["inference", "training step"])
+    failed = failed_cases(rows, "name", _MODEL_OTHERS)
+    return measured_and_predicted(data, failed, "latency", title, subtitle, ["inference", "training step"])
 
 
 def model_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Peak memory of whole models over sequence length."""
-    rows = tables.of_experiment(rows, "model")
-    found = tables.pick(rows, "peak_memory")
+    rows = of_experiment(rows, "model")
+    found = pick(rows, "peak_memory")
     title = "Model memory"
     if found.empty:
-        return nothing(title, _why(rows, "model"))
-    data = _tidy(found, "name", _MODEL_OTHERS, "scope")
+        return nothing(title, why_nothing(rows, "model"))
+    data = tidy(found, "name", _MODEL_OTHERS, "scope")
     data["panel"] = data["panel"].str.replace("_", " ")
     subtitle = [_KEY, "The prediction is a lower bound: weights, gradients, optimizer and logits, without activations."]
-    return _measured_and_predicted(data, pd.DataFrame(), "peak_memory", title, subtitle, ["inference", "training step"])
+    return measured_and_predicted(data, pd.DataFrame(), "peak_memory", title, subtitle, ["inference", "training step"])
 
 
 def training_phases(rows: pd.DataFrame) -> alt.TopLevelMixin:
@@ -314,7 +161,7 @@ def training_phases(rows: pd.DataFrame) -> alt.TopLevelMixin:
             tooltip=["case:N", "phase:N", alt.Tooltip("ms:Q", format=",.4~g")],
         )
     )
-    return _look(chart.properties(width=2 * _WIDTH, height=alt.Step(24), title=title))
+    return look(chart.properties(width=2 * WIDTH, height=alt.Step(24), title=title))
 
 
 def model_loss(rows: pd.DataFrame) -> alt.TopLevelMixin:
@@ -323,7 +170,7 @@ def model_loss(rows: pd.DataFrame) -> alt.TopLevelMixin:
     title = "Loss on real text"
     if data.empty:
         return nothing(title, "no loss was measured")
-    colour, _ = _colour("series", "Model", data["series"])
+    colour, _ = colour_and_shape("series", "Model", data["series"])
     chart = (
         alt.Chart(data)
         .mark_line(point=alt.OverlayMarkDef(size=18), strokeWidth=1.5)
@@ -335,7 +182,7 @@ def model_loss(rows: pd.DataFrame) -> alt.TopLevelMixin:
         )
     )
     subtitle = "Before each step, on bytes of the standard library's sources. One seed."
-    return _look(chart.properties(width=2 * _WIDTH, height=_HEIGHT, title=alt.Title(title, subtitle=subtitle)))
+    return look(chart.properties(width=2 * WIDTH, height=HEIGHT, title=alt.Title(title, subtitle=subtitle)))
 
 
 def warmup_curve(rows: pd.DataFrame) -> alt.TopLevelMixin:
@@ -343,7 +190,7 @@ def warmup_curve(rows: pd.DataFrame) -> alt.TopLevelMixin:
     data = tables.warmup_curve(rows)
     title = "From the first step of a fresh process"
     if data.empty:
-        return nothing(title, _why(tables.of_experiment(rows, "warmup"), "warmup"))
+        return nothing(title, why_nothing(of_experiment(rows, "warmup"), "warmup"))
     phases = ["warm-up", "steady", "not settled"]
     colours = alt.Scale(domain=phases, range=[PALETTE[1], PALETTE[0], "#888888"])
     charts = []
@@ -359,8 +206,8 @@ def warmup_curve(rows: pd.DataFrame) -> alt.TopLevelMixin:
             tooltip=["step:Q", alt.Tooltip("ms:Q", format=",.4~g"), "phase:N"],
         )
         title_ = alt.Title(str(direction).replace("_", " + "), fontSize=12)
-        charts.append(alt.layer(line, points).properties(width=_WIDTH, height=_HEIGHT, title=title_))
-    return _look(alt.hconcat(*charts, spacing=24).properties(title=title))
+        charts.append(alt.layer(line, points).properties(width=WIDTH, height=HEIGHT, title=title_))
+    return look(alt.hconcat(*charts, spacing=24).properties(title=title))
 
 
 def warmup_settings(rows: pd.DataFrame) -> alt.TopLevelMixin:
@@ -368,7 +215,7 @@ def warmup_settings(rows: pd.DataFrame) -> alt.TopLevelMixin:
     data = tables.warmup_table(rows)
     title = "What each setting would report"
     if data.empty or not data["mean"].notna().any():
-        return nothing(title, _why(tables.of_experiment(rows, "warmup"), "warmup"))
+        return nothing(title, why_nothing(of_experiment(rows, "warmup"), "warmup"))
     data = data[data["mean"].notna()].assign(upper=lambda t: t["mean"] + t["sd"], lower=lambda t: t["mean"] - t["sd"])
     charts = []
     for direction in dict.fromkeys(data["direction"]):
@@ -383,17 +230,8 @@ def warmup_settings(rows: pd.DataFrame) -> alt.TopLevelMixin:
             ],
         )
         title_ = alt.Title(str(direction).replace("_", " + "), fontSize=12)
-        charts.append(alt.layer(rule, points).properties(width=_WIDTH, height=_HEIGHT, title=title_))
-    return _look(alt.hconcat(*charts, spacing=24).properties(title=title))
-
-
-def _why(rows: pd.DataFrame, experiment: str) -> str:
-    """Why there is nothing to draw: never run, or nothing but failures."""
-    if rows.empty:
-        return f"no {experiment} run is in the database; run: nano run quick {experiment}"
-    bad = rows[(rows["metric"] == "case_time") & (rows["status"] != "ok")]
-    counts = ", ".join(f"{count} {status}" for status, count in bad["status"].value_counts().items())
-    return f"no case gave a number ({counts or 'none has ended'})"
+        charts.append(alt.layer(rule, points).properties(width=WIDTH, height=HEIGHT, title=title_))
+    return look(alt.hconcat(*charts, spacing=24).properties(title=title))
 
 
 # What `nano report` writes as pictures, by file name.

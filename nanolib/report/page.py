@@ -15,7 +15,9 @@ import mistune
 import pandas as pd
 import vl_convert
 
-from nanolib.report import charts, renderer, tables, verdicts
+from nanolib.paths import make_folder
+from nanolib.report import charts, overview, renderer, tables, verdicts
+from nanolib.report.display import Table
 from nanolib.store import Store
 
 _METHOD = Path(__file__).parents[2] / "docs" / "method.md"
@@ -72,7 +74,7 @@ def build(store: Store, run_ids: list[str], folder: Path) -> Path:
     """
     rows, runs, machines = store.measurements(run_ids, samples=True), store.runs(), store.machines()
     runs = runs[runs["run_id"].isin(run_ids)]
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     # Everything is made beside the target and moved in at the end: a failure half-way leaves the old report whole.
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".report-") as temporary:
         made = Path(temporary)
@@ -88,7 +90,6 @@ def build(store: Store, run_ids: list[str], folder: Path) -> Path:
             _write_files(section, rows, runs, made)
         (made / "profiling_report.md").write_text(_markdown(shown, rows, runs, machines), encoding="utf-8")
         (made / "index.html").write_text(_html(shown, drawn, rows, runs, machines), encoding="utf-8")
-        folder.mkdir(exist_ok=True)
         for file in made.iterdir():
             file.replace(folder / file.name)
     return folder / "index.html"
@@ -99,7 +100,7 @@ def _write_files(section: Section, rows: pd.DataFrame, runs: pd.DataFrame, folde
     table.map(safe_cell).to_csv(folder / f"{section.experiment}_summary.csv", index=False)
     shown = tables.readable(table, section.columns)
     (folder / f"{section.experiment}_summary.md").write_text(markdown_table(shown) + "\n", encoding="utf-8")
-    chosen = tables.of_experiment(rows, section.experiment)
+    chosen = overview.of_experiment(rows, section.experiment)
     profile = {
         "runs": public_runs(runs[runs["experiment"] == section.experiment]),
         "measurements": measurement_records(chosen),
@@ -146,7 +147,7 @@ def _markdown_text(text: str) -> str:
 
 
 def _markdown(sections: list[Section], rows: pd.DataFrame, runs: pd.DataFrame, machines: pd.DataFrame) -> str:
-    parts = ["# nanolib report", markdown_table(tables.run_facts(runs, machines))]
+    parts = ["# nanolib report", markdown_table(overview.run_facts(runs, machines))]
     if not sections:
         parts.append("There is nothing to show yet. Run: nano run quick")
     for section in sections:
@@ -156,10 +157,10 @@ def _markdown(sections: list[Section], rows: pd.DataFrame, runs: pd.DataFrame, m
         ]
         parts += [f"![{name}]({name}.png)" for name in section.charts]
         parts.append(markdown_table(tables.readable(section.table(rows), section.columns)))
-    failed = tables.failures(rows)
+    failed = overview.failures(rows)
     if len(failed):
         parts += ["## What failed", markdown_table(failed)]
-    flagged = tables.flag_lines(rows)
+    flagged = overview.flag_lines(rows)
     if flagged:
         parts += ["## What to know before believing a number", *(f"- {line}" for line in flagged)]
     return "\n\n".join(parts).replace("\n\n- ", "\n- ").replace("\n- ", "\n\n- ", 1) + "\n"
@@ -179,6 +180,10 @@ td:first-child, th:first-child { text-align: left; } th { font-weight: 600; bord
 summary { cursor: pointer; margin: .4rem 0; } .small { color: #555; font-size: 13px; }
 #method { border-top: 1px solid #ccc; margin-top: 3rem; } #method td, #method th { text-align: left; white-space: normal; }
 """
+
+
+def _table(frame: pd.DataFrame) -> str:
+    return Table(frame)._repr_html_()
 
 
 def _html(
@@ -204,14 +209,14 @@ def _html(
         body.append(f'<ul class="verdict">{lines}</ul>')
         body += [f'<div class="chart scroll" id="chart-{name}"></div>' for name in section.charts]
         table = tables.readable(section.table(rows), section.columns)
-        body.append(f"<details open><summary>All cases</summary>{_html_table(table)}</details>")
-    failed, flagged = tables.failures(rows), tables.flag_lines(rows)
+        body.append(f"<details open><summary>All cases</summary>{_table(table)}</details>")
+    failed, flagged = overview.failures(rows), overview.flag_lines(rows)
     if len(failed):
-        body.append(f'<h2 id="failed">What failed</h2>{_html_table(failed)}')
+        body.append(f'<h2 id="failed">What failed</h2>{_table(failed)}')
     if flagged:
         items = "".join(f"<li>{html.escape(line)}</li>" for line in flagged)
         body.append(f"<h2>What to know before believing a number</h2><ul>{items}</ul>")
-    body.append(f"<h2>Runs and machines</h2>{_html_table(tables.run_facts(runs, machines))}")
+    body.append(f"<h2>Runs and machines</h2>{_table(overview.run_facts(runs, machines))}")
     if _METHOD.is_file():
         text = mistune.create_markdown(escape=True, plugins=["table"])(_METHOD.read_text(encoding="utf-8"))
         body.append(f'<section id="method">{text}</section>')
@@ -231,9 +236,3 @@ def _html(
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{_STYLE}</style></head><body>{''.join(body)}{script}</body></html>"
     )
-
-
-def _html_table(table: pd.DataFrame) -> str:
-    if table.empty:
-        return "<p>Nothing was measured.</p>"
-    return f'<div class="scroll">{table.to_html(index=False, border=0, escape=True)}</div>'

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from nanolib.measurement import Flag, format_number
-from nanolib.report import tables
+from nanolib.report import overview, tables
 
 _UNSTEADY = Flag.NO_STEADY_STATE.value
 
@@ -109,7 +109,7 @@ def _largest_phase(row: pd.Series) -> str:
 
 def warmup(rows: pd.DataFrame) -> list[str]:
     """How many warm-up steps are enough on this machine."""
-    found = tables.of_experiment(rows, "warmup")
+    found = overview.of_experiment(rows, "warmup")
     curves = found[found["metric"] == "warmup_needed"] if len(found) else found
     if curves.empty:
         return ["No warm-up curve was measured, so there is no verdict. Run: nano run quick warmup."]

@@ -26,7 +26,7 @@ from nanolib.experiments.lock import holder
 from nanolib.experiments.sweep import LAUNCH_VARIABLE
 from nanolib.measurement import RunStatus
 from nanolib.meters.machine import resolve_device
-from nanolib.paths import OUTPUT_VARIABLE, checkout
+from nanolib.paths import OUTPUT_VARIABLE, checkout, make_folder
 from nanolib.store import Store
 from nanolib.suite.jobs import Job
 
@@ -72,7 +72,7 @@ def run_jobs(jobs: Sequence[Job], output: Path, say: Callable[[str], None] = pri
     """
     launch = uuid.uuid4().hex[:12]
     log_path = output / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{launch}.log"
-    log_path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(log_path.parent)
     ended = [Ended(job.name, cases=len(job.cases())) for job in jobs]
     total = sum(end.cases for end in ended)
     with (
@@ -106,7 +106,8 @@ def _run(job: Job, end: Ended, output: Path, launch: str, store: Store, log: IO[
     with tempfile.TemporaryDirectory(prefix="nanolib-run-") as folder:
         parameters = Path(folder) / "params.yml"
         parameters.write_text(yaml.safe_dump(dict(job.values)), encoding="utf-8")
-        target = output / job.notebook.name
+        # beside its place until it ends: two suites at once must not write into one file
+        target = output / f".{job.name}-{launch}.ipynb"
         process = subprocess.Popen(
             [
                 sys.executable,
@@ -134,6 +135,8 @@ def _run(job: Job, end: Ended, output: Path, launch: str, store: Store, log: IO[
                     _watch(job, end, store, launch, names, bar, before)
         finally:
             end_tree(process)
+            if target.exists():
+                target.replace(output / job.notebook.name)
             end.seconds = time.perf_counter() - start
             _watch(job, end, store, launch, names, bar, before)
     log.flush()

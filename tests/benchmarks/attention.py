@@ -1,7 +1,7 @@
 """Sparse against dense attention, timed in turn within one run: `make bench`.
 
-Each round times dense and then sparse, so that drift hits both alike; the ratio of a round is the datum, and the interval is that of the
-median ratio. Beside it stands the bound that skipped tiles set.
+Each round times dense and then sparse, so that drift hits both alike; the ratio of a round is the datum, and the interval
+is that of the median ratio. Beside it stands the bound that skipped tiles set.
 """
 
 import numpy as np
@@ -30,7 +30,9 @@ def main() -> None:
             ratio = median_interval(np.asarray(rows["dense"].samples) / np.asarray(rows["sparse"].samples))
             dense = attention.work("dense", n, n, causal=True)
             bound = attention.work("sparse", n, n, causal=True, options=OPTIONS).speed_bound(dense)
-            print(f"  {dtype!s:15} n={n:5d}  {ratio.estimate:5.2f}× [{ratio.low:.2f} … {ratio.high:.2f}] of {bound:5.2f}×")
+            print(
+                f"  {dtype!s:15} n={n:5d}  {ratio.estimate:5.2f}× [{ratio.low:.2f} … {ratio.high:.2f}] of {bound:5.2f}×"
+            )
 
 
 if __name__ == "__main__":

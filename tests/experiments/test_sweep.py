@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from nanolib.experiments import lock, sweep
+from nanolib.experiments.outcome import attempt
 from nanolib.measurement import BadInput
 from nanolib.store import Store
 from tests.experiments import sample_experiment as sample
@@ -48,6 +49,20 @@ def test_every_way_to_fail_is_a_row_and_the_sweep_goes_on(store):
     assert ends["error"][1] == "ValueError: two lines"
     assert "case_timeout_s 0.3; raise it" in ends["slow"][1]
     assert all("\n" not in message for _, message in ends.values())
+
+
+def test_a_time_limit_never_leaves_half_a_module_behind(tmp_path, monkeypatch):
+    (tmp_path / "slow_module.py").write_text("import time\ntime.sleep(0.4)\nwhole = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def case():
+        import slow_module
+
+        yield from range(slow_module.whole)
+        time.sleep(5)
+
+    assert attempt(case, timeout_s=0.1).status == "timeout"
+    assert sys.modules.pop("slow_module").whole
 
 
 def test_what_a_failing_case_had_measured_is_kept(store):

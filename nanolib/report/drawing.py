@@ -1,0 +1,186 @@
+"""How charts look: measured values are solid marks with their intervals, predictions dashed lines without marks."""
+
+from __future__ import annotations
+
+import warnings
+
+import altair as alt
+import pandas as pd
+
+from nanolib.measurement import METRICS
+
+# Okabe & Ito (2008): told apart by every common kind of colour vision.
+PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
+_SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right"]
+WIDTH, HEIGHT = 340, 260
+_FAILED = "#B00020"
+
+
+def axis_title(metric: str) -> str:
+    """`Latency (ms)`: title and unit as the vocabulary has them."""
+    m = METRICS[metric]
+    return m.title if m.unit == "1" else f"{m.title} ({m.unit})"
+
+
+def look(chart: alt.TopLevelMixin) -> alt.TopLevelMixin:
+    """Fonts, grid and frame, the same for every chart."""
+    return (
+        chart.configure_axis(labelFontSize=12, titleFontSize=12, gridColor="#e8e8e8", titleFontWeight="normal")
+        .configure_legend(labelFontSize=12, titleFontSize=12, symbolStrokeWidth=2, labelLimit=260)
+        .configure_title(fontSize=14, anchor="start", fontWeight="bold", subtitleFontSize=12, subtitleColor="#555")
+        .configure_header(labelFontSize=13, titleFontSize=0, labelFontWeight="bold")
+        .configure_view(stroke="#ccc")
+    )
+
+
+def nothing(title: str, why: str) -> alt.TopLevelMixin:
+    """A chart that says that there is nothing to draw, and why."""
+    text = alt.Chart(pd.DataFrame({"why": [why]})).mark_text(fontSize=13, color="#555").encode(text="why:N")
+    return look(text.properties(width=2 * WIDTH, height=60, title=title))
+
+
+def seq_axis(values: pd.Series, title: str = "Sequence length (tokens)") -> alt.X:
+    """A logarithmic axis for the column `seq_len`, with a tick at each of the lengths in `values`."""
+    ticks = sorted(int(value) for value in values.dropna().unique())
+    low, high = (min(ticks), max(ticks)) if ticks else (1, 2)
+    return alt.X(
+        "seq_len:Q",
+        title=title,
+        scale=alt.Scale(type="log", base=2, domain=[low / 1.15, high * 1.15], nice=False),
+        axis=alt.Axis(values=ticks, format="d", grid=False),
+    )
+
+
+def colour_and_shape(
+    field: str, title: str, values: pd.Series, everything: pd.Series | None = None
+) -> tuple[alt.Color, alt.Shape]:
+    """A colour and a shape per name; with `everything` a name looks as it does in the chart of all of them."""
+    places = {name: i for i, name in enumerate(dict.fromkeys(values if everything is None else everything))}
+    names = [name for name in places if name in set(values)]
+    colours = [PALETTE[places[name] % len(PALETTE)] for name in names]
+    shapes = [_SHAPES[places[name] % len(_SHAPES)] for name in names]
+    return (
+        alt.Color(f"{field}:N", title=title, sort=names, scale=alt.Scale(domain=names, range=colours)),
+        alt.Shape(f"{field}:N", title=title, sort=names, scale=alt.Scale(domain=names, range=shapes)),
+    )
+
+
+def _series(rows: pd.DataFrame, first: str, others: list[str]) -> pd.Series:
+    """A name per series: the first factor, and those others that vary."""
+    varying = [name for name in others if rows[f"factor.{name}"].astype(str).nunique() > 1]
+    label = rows[f"factor.{first}"].astype(str)
+    for name in varying:
+        short = {"batch_size": "batch "}.get(name, "")
+        label = label + ", " + short + rows[f"factor.{name}"].astype(str)
+    return label
+
+
+def tidy(rows: pd.DataFrame, first: str, others: list[str], panel: str) -> pd.DataFrame:
+    """What a chart carries: no samples, no JSON, text for the tooltip."""
+    return pd.DataFrame(
+        {
+            "series": _series(rows, first, others),
+            "panel": rows[panel],
+            "seq_len": rows["factor.seq_len"].astype(int),
+            "estimate": rows["estimate"],
+            "low": rows["low"].fillna(rows["estimate"]),
+            "high": rows["high"].fillna(rows["estimate"]),
+            "predicted": rows["predicted"],
+            "n": rows["n"],
+            "method": rows["method"],
+            "flags": [", ".join(flags) or "none" for flags in rows["flags"]],
+        }
+    )
+
+
+def measured_and_predicted(
+    data: pd.DataFrame,
+    failed: pd.DataFrame,
+    metric: str,
+    title: str,
+    subtitle: str,
+    panels: list[str],
+    log: bool = True,
+) -> alt.TopLevelMixin:
+    """Panels side by side over sequence length: points with intervals, dashed predictions, crosses for what failed."""
+    colour, shape = colour_and_shape("series", "Kind", data["series"])
+    domain = domain_of(data[["estimate", "low", "high", "predicted"]], log)
+    scale = alt.Scale(type="log", domain=domain, nice=False) if log else alt.Scale(domain=domain, nice=False)
+    axis = alt.Axis(format=",.3~r" if log else ".0%", minExtent=42)
+    y = alt.Y("estimate:Q", title=axis_title(metric), scale=scale, axis=axis)
+    tooltip = [
+        alt.Tooltip("series:N", title="kind"),
+        alt.Tooltip("seq_len:Q", title="sequence length"),
+        alt.Tooltip("estimate:Q", title=axis_title(metric), format=",.4~g"),
+        alt.Tooltip("low:Q", title="interval from", format=",.4~g"),
+        alt.Tooltip("high:Q", title="to", format=",.4~g"),
+        alt.Tooltip("predicted:Q", title="predicted", format=",.4~g"),
+        alt.Tooltip("n:Q", title="blocks"),
+        alt.Tooltip("method:N"),
+        alt.Tooltip("flags:N"),
+    ]
+    x = seq_axis(pd.concat([data["seq_len"], failed.get("seq_len", pd.Series(dtype=float))]))
+    # One chart per panel with the data of that panel: faceting layered charts by a field breaks in older Vega.
+    charts = []
+    chosen = alt.selection_point(fields=["series"], bind="legend", name="picked")
+    faded = alt.condition(chosen, alt.value(1.0), alt.value(0.12))
+    for panel in panels:
+        part = data[data["panel"] == panel]
+        if part.empty:
+            continue
+        base = alt.Chart(part).encode(x=x, color=colour)
+        layers = [
+            base.mark_line(strokeDash=[4, 4], opacity=0.8, strokeWidth=1.2)
+            .encode(y=alt.Y("predicted:Q", scale=scale, title=axis_title(metric)))
+            .transform_filter("isValid(datum.predicted)"),
+            base.mark_line(strokeWidth=2).encode(y=y, opacity=faded),
+            base.mark_rule(strokeWidth=2).encode(
+                y=alt.Y("low:Q", scale=scale, title=axis_title(metric)), y2="high:Q", opacity=faded
+            ),
+            base.mark_point(filled=True, size=55, opacity=1).encode(y=y, shape=shape, tooltip=tooltip, opacity=faded),
+        ]
+        if len(failed):
+            reasons = [alt.Tooltip("series:N", title="kind"), alt.Tooltip("status:N"), alt.Tooltip("message:N")]
+            layers.append(
+                alt.Chart(failed)
+                .mark_text(text="✕", fontSize=15, color=_FAILED, baseline="bottom")
+                .encode(x=x, y=alt.value(HEIGHT - 4), tooltip=reasons)
+            )
+        charts.append(alt.layer(*layers).properties(width=WIDTH, height=HEIGHT, title=alt.Title(panel, fontSize=12)))
+    with warnings.catch_warnings():  # one selection for all panels is what we want, and what it warns of
+        warnings.filterwarnings("ignore", message="Automatically deduplicated selection parameter")
+        joined = alt.hconcat(*charts, spacing=24).add_params(chosen)
+    return look(joined.properties(title=alt.Title(title, subtitle=subtitle)))
+
+
+def domain_of(values: pd.DataFrame, log: bool) -> list[float]:
+    """One range for all panels, with room at both ends."""
+    numbers = values.to_numpy(dtype=float)
+    numbers = numbers[numbers > 0] if log else numbers[~pd.isna(numbers)]
+    if not len(numbers):
+        return [0.1, 1]
+    return [float(numbers.min()) / 1.3, float(numbers.max()) * 1.3] if log else [0, float(numbers.max()) * 1.08]
+
+
+def failed_cases(rows: pd.DataFrame, first: str, others: list[str]) -> pd.DataFrame:
+    """Cases that gave no number: columns `series`, `seq_len`, `status`, `message`; arguments as in `tidy`."""
+    bad = rows[(rows["metric"] == "case_time") & (rows["status"] != "ok") & rows[f"factor.{first}"].notna()]
+    if bad.empty:
+        return pd.DataFrame()
+    return pd.DataFrame(
+        {
+            "series": _series(bad, first, others),
+            "seq_len": bad["factor.seq_len"].astype(int),
+            "status": bad["status"],
+            "message": bad["message"],
+        }
+    )
+
+
+def why_nothing(rows: pd.DataFrame, experiment: str) -> str:
+    """Why there is nothing to draw: never run, or nothing but failures."""
+    if rows.empty:
+        return f"no {experiment} run is in the database; run: nano run quick {experiment}"
+    bad = rows[(rows["metric"] == "case_time") & (rows["status"] != "ok")]
+    counts = ", ".join(f"{count} {status}" for status, count in bad["status"].value_counts().items())
+    return f"no case gave a number ({counts or 'none has ended'})"

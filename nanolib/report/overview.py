@@ -1,0 +1,102 @@
+"""Rows of any experiment: choosing among them, and what they say as a whole."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+import pandas as pd
+
+from nanolib.measurement import FLAG_TEXT, METRICS, Direction, Flag, format_number
+
+
+def of_experiment(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
+    """The rows of one experiment, with factor columns that none of them uses left out."""
+    chosen = rows[rows["experiment"] == experiment] if len(rows) else rows
+    used = [name for name in chosen.columns if not name.startswith("factor.") or chosen[name].notna().any()]
+    return chosen[used]
+
+
+def pick(rows: pd.DataFrame, metric: str, scope: str | None = None, method: str | None = None) -> pd.DataFrame:
+    """The rows of one metric (and scope, and method) that hold a number."""
+    if rows.empty:
+        return rows
+    mask = (rows["metric"] == metric) & rows["estimate"].notna()
+    if scope is not None:
+        mask &= rows["scope"] == scope
+    if method is not None:
+        mask &= rows["method"] == method
+    return rows[mask]
+
+
+def schema_of(rows: pd.DataFrame) -> str:
+    """The columns of the measurement table, the same on every machine."""
+    names = [name for name in rows.columns if not name.startswith("factor.") and name != "samples"]
+    return textwrap.fill("measurements: " + ", ".join(names), 100)
+
+
+def deterministic(rows: pd.DataFrame) -> pd.DataFrame:
+    """What must come out the same on every machine: parameter counts, sparsity, FLOPs by formula beside torch's count.
+
+    Returns:
+        Columns: `case`, `metric`, `scope`, and one per method.
+    """
+    fixed = [name for name, metric in METRICS.items() if metric.direction is Direction.EQUAL]
+    chosen = rows[rows["metric"].isin(fixed) & (rows["status"] == "ok")]
+    names = ["factor.name", "factor.mode", "factor.seq_len", "factor.batch_size", "factor.dtype"]
+    parts = [chosen[name].map(_factor_text) for name in names if name in chosen]
+    case = parts[0].str.cat(parts[1:], sep=" ") if len(chosen) else []
+    table = chosen.assign(case=case, value=[format_number(value) for value in chosen["estimate"]])
+    key = ["case", "metric", "scope"]
+    wide = table.pivot(index=key, columns="method", values="value").fillna("")
+    order = list(dict.fromkeys(table[key].itertuples(index=False, name=None)))
+    return wide.reindex(order).reset_index().rename_axis(columns=None)
+
+
+def _factor_text(value: Any) -> str:
+    if isinstance(value, float):
+        return "" if pd.isna(value) else f"{value:g}"
+    return str(value)
+
+
+def run_facts(runs: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
+    """One line per run, for people: what, where, when, which version."""
+    by_id = machines.set_index("machine_id")
+    lines = []
+    for _, run in runs.iterrows():
+        machine = by_id.loc[run["machine_id"]]
+        gpus = ", ".join(gpu["name"] for gpu in machine["gpus"]) or "no GPU"
+        lines.append(
+            {
+                "Run": run["run_id"][:8],
+                "Experiment": run["experiment"],
+                "Suite": run["suite"],
+                "Label": run["label"],
+                "Started": run["started"][:19].replace("T", " ") + " UTC",
+                "Took": "—" if pd.isna(run["duration_s"]) else f"{run['duration_s']:.0f} s",
+                "Status": run["status"],
+                "Machine": f"{machine['cpu']}, {machine['cores']} cores, {machine['ram_gib']} GiB, {gpus}",
+                "torch": run["versions"].get("torch", ""),
+                "Revision": run["git_revision"],
+            }
+        )
+    return pd.DataFrame(lines)
+
+
+def failures(rows: pd.DataFrame) -> pd.DataFrame:
+    """Cases that did not end well: columns `experiment`, `case`, `status`, `message`."""
+    columns = ["experiment", "case", "status", "message"]
+    if rows.empty:
+        return pd.DataFrame(columns=columns)
+    bad = rows[(rows["metric"] == "case_time") & (rows["status"] != "ok")]
+    cases = [
+        " ".join(f"{name}={value}" for name, value in factors.items() if value != {}) for factors in bad["factors"]
+    ]
+    return bad.assign(case=cases)[columns]
+
+
+def flag_lines(rows: pd.DataFrame) -> list[str]:
+    """How many timings carry which label, and what it means."""
+    timed = pick(rows, "latency")
+    counts = pd.Series([flag for flags in timed["flags"] for flag in flags]).value_counts() if len(timed) else {}
+    return [f"{flag} ({count} of {len(timed)} timings): {FLAG_TEXT[Flag(flag)]}" for flag, count in counts.items()]
