@@ -45,6 +45,6 @@ setup: .venv/complete
 	$(PYTHON) -m venv --clear .venv
 	$(BIN)/python -m pip install --quiet --no-compile -r requirements.lock
 	@# byte code on all cores, in a third of the time that pip takes; files that are no Python 3 are meant to fail
-	-@$(BIN)/python -m compileall -qq -j 0 .venv/lib
+	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	touch $@

@@ -4,8 +4,16 @@ import os
 import tempfile
 from pathlib import Path
 
+import pytest
+
 _FOLDER = Path(tempfile.mkdtemp(prefix="nanolib-tests-"))
 os.environ["TMPDIR"] = str(_FOLDER)  # device locks lie there
 tempfile.tempdir = None
 os.environ["NANOLIB_OUTPUT"] = str(_FOLDER / "outputs")
 os.environ.pop("JPY_SESSION_NAME", None)  # notebooks run here as in a batch, from a Jupyter terminal too
+
+
+@pytest.fixture(autouse=True)
+def _output_folder_stays(monkeypatch):
+    """A command's --output sets the variable for its own process; in tests that process goes on."""
+    monkeypatch.setenv("NANOLIB_OUTPUT", os.environ["NANOLIB_OUTPUT"])

@@ -219,6 +219,70 @@ def report(names: tuple[str, ...], folder: str | None, show: bool, output: str |
 
 
 @main.command()
+@click.argument("base")
+@click.argument("current")
+@click.option("--threshold", default="5%", show_default=True, metavar="SHARE", help="A change from here on counts.")
+@click.option("--all", "everything", is_flag=True, help="Show the equivalent ones too.")
+@click.option("--json", "json_file", metavar="FILE", help="Write the findings as JSON.")
+@click.option("--markdown", "markdown_file", metavar="FILE", help="Write the findings as Markdown.")
+@_output
+@_told
+def compare(
+    base: str,
+    current: str,
+    threshold: str,
+    everything: bool,
+    json_file: str | None,
+    markdown_file: str | None,
+    output: str | None,
+) -> None:
+    """Compare two runs; exit code 1 on a regression. BASE, CURRENT: id, label, suite, latest~1, or a database."""
+    from nanolib.regression.compare import compare_rows
+    from nanolib.report.page import markdown_table
+
+    _use_output(output)
+    share = _share(threshold)
+    found = compare_rows(_rows_of("base", base), _rows_of("current", current), share)
+    if not found.lines:
+        raise BadInput(f"compare: {base!r} and {current!r} have no case in common; compare runs of one notebook")
+    if json_file:
+        Path(json_file).write_text(json.dumps(found.to_dict(), indent=1), encoding="utf-8")
+    if markdown_file:
+        summary = ", ".join(f"{n} {finding}" for finding, n in found.counts.items())
+        Path(markdown_file).write_text(f"{summary}\n\n{markdown_table(found.table())}\n", encoding="utf-8")
+    table = found.table(everything)
+    if len(table):
+        click.echo(table.to_string(index=False))
+    click.echo(", ".join(f"{n} {finding}" for finding, n in found.counts.items()))
+    click.echo("the two were collected apart: drift between them is not controlled")
+    if not found.same_machine:
+        click.echo("they come from different machines: a comparison, not a gate")
+    sys.exit(EXIT_FAILED if found.regressed else EXIT_OK)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 < share < 1:
+        raise BadInput(f"--threshold: {text!r} will not do; give a share such as 5% or 0.05")
+    return share
+
+
+def _rows_of(side: str, name: str) -> Any:
+    """The measurements that a name or a database stands for."""
+    from nanolib.store import Store
+
+    is_file = name.endswith((".sqlite", ".db")) or Path(name).is_file()
+    with Store(name if is_file else None, create=False) as store:
+        rows = store.measurements(store.resolve("all" if is_file else name), samples=True)
+    if rows.empty:
+        raise BadInput(f"{side}: {name!r} holds no measurement; name another run")
+    return rows
+
+
+@main.command()
 @click.argument("target", metavar="FILE")
 @click.option("--run", "names", multiple=True, metavar="RUN", help="Which runs; default: each experiment's newest.")
 @_output

@@ -238,25 +238,27 @@ class Store:
         return pd.read_sql_query(query, self.connection, params=tuple(values))
 
     def resolve(self, name: str) -> list[str]:
-        """Run ids that a name stands for: an id or its beginning, a label, an experiment, `latest`, `latest~1`.
+        """Run ids that a name stands for: an id or its beginning, a label, an experiment, a suite, `latest`, `latest~1`.
 
         `latest` is the latest launch: all runs that one command started.
 
         Raises:
             BadInput: Nothing goes by that name.
         """
-        rows = self.connection.execute("SELECT run_id, label, launch, experiment FROM runs ORDER BY started, rowid")
+        rows = self.connection.execute(
+            "SELECT run_id, label, launch, experiment, suite FROM runs ORDER BY started, rowid"
+        )
         runs = rows.fetchall()
         if name == "all":
             return [run[0] for run in runs]
         if name == "latest" or name.startswith("latest~"):
             back = name.removeprefix("latest").removeprefix("~") or "0"
-            launches = list(dict.fromkeys(launch or run_id for run_id, _, launch, _ in reversed(runs)))
+            launches = list(dict.fromkeys(launch or run_id for run_id, _, launch, *_ in reversed(runs)))
             if not back.isdigit() or int(back) >= len(launches):
                 raise BadInput(f"run: {name!r} is not there; the database holds {len(launches)} launches")
             return [run[0] for run in runs if (run[2] or run[0]) == launches[int(back)]]
         found = [run[0] for run in runs if run[1] == name and name]
-        found = found or [run[0] for run in runs if run[3] == name]
+        found = found or [run[0] for run in runs if name and name in (run[3], run[4])]
         found = found or ([run[0] for run in runs if run[0].startswith(name)] if len(name) >= 4 else [])
         if not found:
             raise BadInput(f"run: {name!r} is not in the database; `nano runs` lists what is")

@@ -89,10 +89,14 @@ def failures(rows: pd.DataFrame) -> pd.DataFrame:
     if rows.empty:
         return pd.DataFrame(columns=columns)
     bad = rows[(rows["metric"] == "case_time") & (rows["status"] != "ok")]
-    cases = [
-        " ".join(f"{name}={value}" for name, value in factors.items() if value != {}) for factors in bad["factors"]
-    ]
-    return bad.assign(case=cases)[columns]
+    return bad.assign(case=[short_case(factors) for factors in bad["factors"]])[columns]
+
+
+def short_case(factors: dict[str, Any]) -> str:
+    """The factors by which people tell cases apart, in the order in which they think of them."""
+    named = [str(factors[name]) for name in ("name", "ceiling", "mode", "direction") if name in factors]
+    sized = ("seq_len", "batch_size", "dtype", "warmup_steps", "curve", "steps")
+    return " ".join(named + [f"{name}={factors[name]}" for name in sized if name in factors])
 
 
 def flag_lines(rows: pd.DataFrame) -> list[str]:

@@ -1,0 +1,223 @@
+"""Comparing two versions: how much slower or faster, how sure, and in which of five words."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from nanolib.measurement import BadInput, Direction
+from nanolib.stats.intervals import Interval, TooFewSamples
+
+THRESHOLD = 0.05  # a change below this is never called regressed or improved
+MARGIN = 0.03  # suspect beyond it, equivalent within it
+_ALPHA = 0.05
+
+
+class Kind(enum.StrEnum):
+    """What is said of a comparison; exactly one holds."""
+
+    REGRESSED = "regressed"
+    IMPROVED = "improved"
+    SUSPECT = "suspect"
+    EQUIVALENT = "equivalent"
+    INCONCLUSIVE = "inconclusive"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One comparison of B with A.
+
+    Attributes:
+        kind: What is said of it.
+        ratio: B / A, the estimate.
+        interval: The ratio with its 95 % interval.
+        p: Of "no difference", two-sided; adjusted where many were judged together.
+        minimum_detectable_effect: The share by which B must differ to be seen 80 times in 100 with as many blocks.
+        equivalence: The ratio with its 90 % interval, which two one-sided tests at 5 % ask for.
+        raw_p: p before any adjustment.
+        threshold: The share from which a change counts.
+        direction: Which way is better.
+    """
+
+    kind: Kind
+    ratio: float
+    interval: Interval
+    p: float
+    minimum_detectable_effect: float
+    equivalence: Interval
+    raw_p: float
+    threshold: float = THRESHOLD
+    direction: Direction = Direction.LOWER
+
+    @property
+    def worse(self) -> float:
+        """By which share B is worse than A; negative when it is better."""
+        return self.ratio - 1 if self.direction is Direction.LOWER else 1 / self.ratio - 1
+
+    def __str__(self) -> str:
+        """The word, the change with its interval, p, and for want of a word what could have been seen."""
+        low, _, high = (f"{end - 1:+.1%}" for end in self.interval)
+        text = f"{self.kind}: {self.ratio - 1:+.1%} [{low} … {high}], p = {self.p:.2g}"
+        if self.kind is Kind.INCONCLUSIVE:
+            text += f"; a change of {self.minimum_detectable_effect:.1%} would have been seen"
+        return text
+
+
+def compare_paired(
+    base: ArrayLike, current: ArrayLike, *, threshold: float = THRESHOLD, direction: Direction = Direction.LOWER
+) -> Verdict:
+    """Compare blocks that were measured in pairs, A and B back to back in random order: drift hits both alike.
+
+    Args:
+        base: Block medians of A, shape [n], positive; n >= 6.
+        current: Block medians of B, in the same order, any unit as long as it is the same.
+        threshold: The share from which a change counts as regressed or improved.
+        direction: Which way is better, `lower` or `higher`.
+
+    Returns:
+        The verdict; Hodges and Lehmann's estimate of ln(B/A) with its interval, p by Wilcoxon's signed-rank test.
+
+    Raises:
+        TooFewSamples: Fewer than six pairs.
+        BadInput: Lengths that differ, or values that are not positive.
+    """
+    from scipy.stats import wilcoxon
+
+    a, b = _logs(base, current)
+    if len(a) != len(b):
+        raise BadInput(f"current: {len(b)} blocks against {len(a)} of base; pairs need as many of each")
+    delta = b - a
+    p = float(wilcoxon(delta).pvalue) if np.any(delta) else 1.0
+    intervals = [hodges_lehmann(delta, confidence) for confidence in (0.95, 0.90)]
+    effect = _detectable(float(delta.std(ddof=1)) / math.sqrt(len(delta)), len(delta) - 1)
+    return _verdict(intervals, p, effect, threshold, direction)
+
+
+def compare(
+    base: ArrayLike, current: ArrayLike, *, threshold: float = THRESHOLD, direction: Direction = Direction.LOWER
+) -> Verdict:
+    """Compare blocks that were collected apart; drift between the two collections is not controlled.
+
+    Args:
+        base: Block medians of A, shape [n], positive; n >= 6.
+        current: Block medians of B, shape [m], m >= 6.
+        threshold: As in `compare_paired`.
+        direction: As in `compare_paired`.
+
+    Returns:
+        The verdict by Welch's test on logarithms.
+
+    Raises:
+        TooFewSamples: Fewer than six blocks of either.
+        BadInput: Values that are not positive.
+    """
+    from scipy.stats import t, ttest_ind
+
+    a, b = _logs(base, current)
+    difference = float(b.mean() - a.mean())
+    parts = [float(x.var(ddof=1)) / len(x) for x in (a, b)]
+    error = math.sqrt(sum(parts))
+    if error == 0:  # a clock so coarse that nothing varies
+        intervals = [Interval(difference, difference, difference)] * 2
+        return _verdict(intervals, 1.0 if difference == 0 else 0.0, 0.0, threshold, direction)
+    freedom = sum(parts) ** 2 / sum(part**2 / (len(x) - 1) for part, x in zip(parts, (a, b), strict=True))
+    reaches = [float(t.ppf((1 + confidence) / 2, freedom)) * error for confidence in (0.95, 0.90)]
+    intervals = [Interval(difference - reach, difference, difference + reach) for reach in reaches]
+    p = float(ttest_ind(b, a, equal_var=False).pvalue)
+    return _verdict(intervals, p, _detectable(error, freedom), threshold, direction)
+
+
+def hodges_lehmann(delta: ArrayLike, confidence: float = 0.95) -> Interval:
+    """Hodges and Lehmann's estimate of a centre, and the interval that Wilcoxon's signed-rank test does not reject.
+
+    Args:
+        delta: Shape [n], n >= 6 at 95 %; symmetric about the centre.
+        confidence: Nominal coverage.
+
+    Raises:
+        TooFewSamples: n is too small for the confidence.
+
+    Source: Hodges & Lehmann (1963); Hollander, Wolfe & Chicken (2014), section 3.2-3.3.
+    """
+    x = np.asarray(delta, dtype=float)
+    n = len(x)
+    rows, columns = np.triu_indices(n)
+    walsh = np.sort((x[rows] + x[columns]) / 2)
+    depth = _signed_rank_quantile(n, (1 - confidence) / 2)
+    if depth < 1:
+        raise TooFewSamples(f"{n} pairs cannot give a {confidence:.0%} interval; take more")
+    return Interval(float(walsh[depth - 1]), float(np.median(walsh)), float(walsh[-depth]))
+
+
+@functools.lru_cache(maxsize=256)
+def _signed_rank_quantile(n: int, tail: float) -> int:
+    """The largest d with P(W+ < d) <= tail, W+ being the signed-rank statistic of n: exact to 60, normal beyond."""
+    if n > 60:
+        mean, sd = n * (n + 1) / 4, math.sqrt(n * (n + 1) * (2 * n + 1) / 24)
+        from scipy.special import ndtri
+
+        return max(0, math.floor(mean + float(ndtri(tail)) * sd + 0.5))
+    ways = np.zeros(n * (n + 1) // 2 + 1)
+    ways[0] = 1
+    for rank in range(1, n + 1):
+        ways[rank:] = ways[rank:] + ways[:-rank]
+    return int(np.searchsorted(np.cumsum(ways) / 2.0**n, tail, side="right"))
+
+
+def judge_together(verdicts: Sequence[Verdict], method: str = "holm") -> list[Verdict]:
+    """The same verdicts with p adjusted for how many there are.
+
+    Args:
+        verdicts: Of all cases.
+        method: `holm` for a gate (the chance of any false alarm), `fdr_bh` for a report (the share of false ones).
+    """
+    if not verdicts:
+        return []
+    from statsmodels.stats.multitest import multipletests
+
+    adjusted = multipletests([verdict.raw_p for verdict in verdicts], method=method)[1]
+    return [replace(v, p=float(p), kind=_kind(v, float(p))) for v, p in zip(verdicts, adjusted, strict=True)]
+
+
+def _logs(base: ArrayLike, current: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    a, b = np.asarray(base, dtype=float), np.asarray(current, dtype=float)
+    for name, x in (("base", a), ("current", b)):
+        if len(x) < 6:
+            raise TooFewSamples(f"{name}: {len(x)} blocks are too few to compare; take at least 6")
+        if not (np.isfinite(x) & (x > 0)).all():
+            raise BadInput(f"{name}: holds values that are not above 0; give times, rates or sizes")
+    return np.log(a), np.log(b)
+
+
+def _detectable(error: float, freedom: float) -> float:
+    """(t.975 + t.8) standard errors, as a share."""
+    from scipy.stats import t
+
+    return math.expm1(float(t.ppf(0.975, freedom) + t.ppf(0.8, freedom)) * error)
+
+
+def _verdict(logs: list[Interval], p: float, effect: float, threshold: float, direction: Direction) -> Verdict:
+    wide, narrow = (Interval(*(math.exp(end) for end in interval)) for interval in logs)
+    verdict = Verdict(Kind.INCONCLUSIVE, wide.estimate, wide, p, effect, narrow, p, threshold, Direction(direction))
+    return replace(verdict, kind=_kind(verdict, p))
+
+
+def _kind(verdict: Verdict, p: float) -> Kind:
+    """The word for a verdict whose adjusted p is `p`."""
+    worse = verdict.worse
+    better = 1 / (1 + worse) - 1
+    if p < _ALPHA and worse > verdict.threshold:
+        return Kind.REGRESSED
+    if p < _ALPHA and better > verdict.threshold:
+        return Kind.IMPROVED
+    if verdict.raw_p < _ALPHA and worse > MARGIN:
+        return Kind.SUSPECT
+    if verdict.equivalence.low > 1 - MARGIN and verdict.equivalence.high < 1 + MARGIN:
+        return Kind.EQUIVALENT
+    return Kind.INCONCLUSIVE

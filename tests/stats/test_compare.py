@@ -1,0 +1,161 @@
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import norm, ttest_ind, wilcoxon
+from statsmodels.stats.multitest import multipletests
+from statsmodels.stats.power import TTestPower
+
+from nanolib.measurement import BadInput
+from nanolib.stats.compare import Kind, compare, compare_paired, hodges_lehmann, judge_together
+from nanolib.stats.intervals import TooFewSamples
+
+RUNS, PAIRS, CV = 2000, 30, 0.02
+
+
+def _interleaved(rng, shape, effect=0.0, pairs=PAIRS):
+    """Block times of A and B measured back to back in random order, over a machine that behaves as `shape` says."""
+    slots = 2 * pairs
+    drift = {
+        "iid": np.zeros(slots),
+        "drift": np.linspace(0, 0.05, slots),
+        "random_walk": np.cumsum(rng.normal(0, 0.004, slots)),
+        "process": np.repeat(rng.normal(0, 0.02, slots // 10), 10),
+    }[shape]
+    times = np.exp(drift + CV * rng.normal(size=slots)).reshape(pairs, 2)
+    order = rng.permuted(np.tile([0, 1], (pairs, 1)), axis=1)
+    a = np.take_along_axis(times, order[:, :1], axis=1)[:, 0]
+    b = np.take_along_axis(times, order[:, 1:], axis=1)[:, 0]
+    return a, b * (1 + effect)
+
+
+@pytest.mark.parametrize("shape", ["iid", "drift", "random_walk", "process"])
+def test_interleaved_false_alarms_are_five_in_a_hundred(shape):
+    rng = np.random.default_rng(1)
+    verdicts = [compare_paired(*_interleaved(rng, shape)) for _ in range(RUNS)]
+    assert 0.035 <= np.mean([v.p < 0.05 for v in verdicts]) <= 0.065
+    called = np.mean([v.kind in (Kind.REGRESSED, Kind.SUSPECT, Kind.IMPROVED) for v in verdicts])
+    assert called <= 0.02
+
+
+def test_a_gate_of_a_hundred_equal_cases_hardly_ever_fails():
+    rng = np.random.default_rng(2)
+    pool = [compare_paired(*_interleaved(rng, "process")) for _ in range(RUNS)]
+    gates = [judge_together([pool[i] for i in rng.integers(RUNS, size=100)]) for _ in range(60)]
+    assert np.mean([any(v.kind is Kind.REGRESSED for v in gate) for gate in gates]) <= 0.015
+
+
+def test_sequential_collection_under_drift_raises_false_alarms():
+    """The negative control: the same machine, A first and then B."""
+    rng = np.random.default_rng(3)
+    alarms = 0
+    for _ in range(500):
+        times = np.exp(np.linspace(0, 0.05, 2 * PAIRS) + CV * rng.normal(size=2 * PAIRS))
+        alarms += compare(times[:PAIRS], times[PAIRS:]).p < 0.05
+    assert alarms / 500 > 0.4
+
+
+@pytest.mark.parametrize("effect", [0.03, 0.05, 0.075, 0.10])
+def test_power_is_that_of_the_t_test_on_gaussian_differences(effect):
+    rng, sd, pairs = np.random.default_rng(4), 0.09, 25
+    found = 0
+    for _ in range(RUNS):
+        delta = rng.normal(math.log1p(effect), sd, pairs)
+        found += compare_paired(np.ones(pairs), np.exp(delta)).p < 0.05
+    expected = TTestPower().power(math.log1p(effect) / sd, pairs, 0.05)
+    assert found / RUNS == pytest.approx(expected, abs=0.03)
+
+
+@pytest.mark.parametrize("n", [6, 12, 30, 61, 120])
+def test_the_interval_is_what_the_signed_rank_test_does_not_reject(n):
+    x = np.random.default_rng(n).normal(0.1, 1, n)
+    low, estimate, high = hodges_lehmann(x)
+    assert estimate == np.median([(a + b) / 2 for i, a in enumerate(x) for b in x[i:]])
+    for end, outward in ((low, -1), (high, 1)):
+        assert wilcoxon(x - end - outward * 1e-9).pvalue <= 0.0501 + 0.002 * (n > 50)
+        assert wilcoxon(x - end + outward * 1e-9).pvalue >= 0.0499 - 0.002 * (n > 50)
+
+
+def test_interval_covers_the_true_ratio():
+    rng = np.random.default_rng(5)
+    hits = 0
+    for _ in range(RUNS):
+        low, _, high = compare_paired(*_interleaved(rng, "drift", effect=0.04)).interval
+        hits += low <= 1.04 <= high
+    assert 0.93 <= hits / RUNS <= 0.97
+
+
+def test_p_is_wilcoxons_and_welchs():
+    rng = np.random.default_rng(6)
+    a, b = rng.lognormal(0, 0.1, 30), rng.lognormal(0.02, 0.2, 40)
+    assert compare_paired(a, b[:30]).p == wilcoxon(np.log(b[:30] / a)).pvalue
+    reference = ttest_ind(np.log(b), np.log(a), equal_var=False)
+    interval = reference.confidence_interval()
+    verdict = compare(a, b)
+    assert verdict.p == reference.pvalue
+    assert (verdict.interval.low, verdict.interval.high) == pytest.approx(
+        (math.exp(interval.low), math.exp(interval.high))
+    )
+
+
+def test_many_are_adjusted_as_statsmodels_does():
+    rng = np.random.default_rng(7)
+    verdicts = [compare_paired(*_interleaved(rng, "iid", effect=e)) for e in (0, 0, 0.01, 0.02, 0.2)]
+    for method in ("holm", "fdr_bh"):
+        expected = multipletests([v.p for v in verdicts], method=method)[1]
+        assert [v.p for v in judge_together(verdicts, method)] == pytest.approx(list(expected))
+    assert judge_together([]) == []
+
+
+def test_a_smaller_p_than_holm_allows_is_suspect_no_more():
+    rng = np.random.default_rng(8)
+    delta = 0.07 + 0.16 * norm.ppf((np.arange(30) + 0.5) / 30)
+    verdict = compare_paired(np.ones(30), np.exp(delta))
+    assert verdict.kind is Kind.REGRESSED and 1e-3 < verdict.p < 0.05
+    alike = [compare_paired(*_interleaved(rng, "iid")) for _ in range(99)]
+    assert judge_together([verdict, *alike])[0].kind is Kind.SUSPECT
+
+
+@pytest.mark.parametrize(
+    ("effect", "kind"),
+    [
+        (0.10, Kind.REGRESSED),
+        (0.04, Kind.SUSPECT),
+        (-0.10, Kind.IMPROVED),
+        (0.0, Kind.EQUIVALENT),
+        (0.015, Kind.EQUIVALENT),
+    ],
+)
+def test_each_word_has_its_case(effect, kind):
+    assert compare_paired(*_interleaved(np.random.default_rng(9), "iid", effect)).kind is kind
+
+
+def test_what_is_too_noisy_is_inconclusive_and_says_what_could_have_been_seen():
+    rng = np.random.default_rng(10)
+    verdict = compare_paired(*np.exp(rng.normal(0, 0.3, (2, 10))))
+    assert verdict.kind is Kind.INCONCLUSIVE and verdict.minimum_detectable_effect > 0.1
+    assert "would have been seen" in str(verdict)
+
+
+@pytest.mark.parametrize("compared", [compare, compare_paired])
+def test_higher_is_better_turns_the_words_round(compared):
+    a, b = _interleaved(np.random.default_rng(11), "iid", 0.2)
+    assert compared(a, b, direction="higher").kind is Kind.IMPROVED
+    assert compared(b, a, direction="higher").kind is Kind.REGRESSED
+
+
+@pytest.mark.parametrize("compared", [compare, compare_paired])
+def test_a_run_against_itself_is_equivalent(compared):
+    a, _ = _interleaved(np.random.default_rng(12), "iid")
+    verdict = compared(a, a)
+    assert verdict.kind is Kind.EQUIVALENT and verdict.ratio == 1
+
+
+@pytest.mark.parametrize("compared", [compare, compare_paired])
+def test_what_cannot_be_compared_is_told(compared):
+    with pytest.raises(TooFewSamples, match="base: 5 blocks are too few"):
+        compared([1] * 5, [1] * 6)
+    with pytest.raises(BadInput, match="current: holds values that are not above 0"):
+        compared([1] * 6, [0] * 6)
+    with pytest.raises(BadInput, match="7 blocks against 6"):
+        compare_paired([1] * 6, [1] * 7)
