@@ -215,6 +215,9 @@ def _timing_lines(base: pd.DataFrame, current: pd.DataFrame, threshold: float) -
     judged: list[tuple[pd.Series, pd.Series]] = []
     verdicts: list[Verdict] = []
     for then, now in _pairs(base, current, ["latency"]):
+        if then["run_id"] == now["run_id"]:
+            yield _line(then, now, Kind.EQUIVALENT, message="the same run")
+            continue
         if Flag.NO_STEADY_STATE in {*then["flags"], *now["flags"]}:
             yield _line(then, now, Kind.INCONCLUSIVE, message="one side never settled; measure it again")
             continue

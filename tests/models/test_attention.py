@@ -152,6 +152,10 @@ def test_sparse_attention_is_given_only_the_kept_tiles(monkeypatch):
         ({"kind": "dens"}, "attention_type: 'dens' is no attention kind"),
         ({"options": {"backend": "fast"}}, "attention_options.backend: 'fast' will not do"),
         ({"options": {"window": 3}}, "attention_options.window: unknown name"),
+        (
+            {"kind": "sparse", "options": {"pattern": "windo"}},
+            "attention_options.pattern: 'windo' is no pattern; use one",
+        ),
         ({"q": torch.zeros(1, 2, 3)}, "q, k: 3 and 4 dimensions"),
         ({"q": torch.zeros(1, 3, 4, 8)}, "k: 2 heads do not divide q's 3"),
         ({"v": torch.zeros(1, 2, 5, 8)}, "v: shape"),

@@ -108,6 +108,13 @@ def test_blocks_are_those_of_the_measurement(tmp_path):
     assert np.median(block_medians(stored)) == row.estimate and len(block_medians(stored)) == row.n
 
 
+def test_a_run_against_its_own_rows_is_equivalent_however_noisy(tmp_path):
+    with Store(tmp_path / "s.sqlite") as store:
+        store.add(_run({"a": _case(1, blocks=4), "b": _case(2, flags=(Flag.NO_STEADY_STATE,))}, "x"))
+        rows = store.measurements(samples=True)
+    assert set(compare_rows(rows, rows).counts) == {"equivalent"}
+
+
 @pytest.fixture
 def nano(tmp_path):
     with Store(tmp_path / "results.sqlite") as store:

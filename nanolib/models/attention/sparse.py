@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import pydantic
 import torch
@@ -34,7 +34,7 @@ class Options(StrictModel):
         seed: For patterns that draw random keys.
     """
 
-    pattern: Literal["window", "local_global"] = "local_global"
+    pattern: str = "local_global"
     window: int = pydantic.Field(256, gt=0)
     global_tokens: int = pydantic.Field(32, ge=0)
     random_tokens: int = pydantic.Field(0, ge=0)
@@ -46,6 +46,13 @@ class Options(StrictModel):
     def complaint_prefix(cls) -> str:
         """What stands before a field's name in a complaint."""
         return "attention_options."
+
+    @pydantic.field_validator("pattern")
+    @classmethod
+    def _known_pattern(cls, value: str) -> str:
+        if value not in PATTERNS:
+            raise ValueError(f"{value!r} is no pattern; use one of {', '.join(PATTERNS)}")
+        return value
 
 
 @dataclass(frozen=True)
