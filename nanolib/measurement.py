@@ -255,7 +255,7 @@ def format_number(value: float, low: float | None = None, high: float | None = N
         return f"{int(value):,}" if abs(value) < 1e15 else f"{value:.4g}"
     digits = 4
     if low is not None and high is not None and high > low and value:
-        digits = min(6, max(3, 1 + math.ceil(math.log10(abs(value) / (high - low))) if value else 3))
+        digits = min(6, max(3, 1 + math.ceil(math.log10(abs(value) / (high - low)))))
     if 1e-3 <= abs(value) < 1e6:
         decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
         return f"{value:,.{decimals}f}"

@@ -31,6 +31,7 @@ from nanolib.store import Store
 from nanolib.suite.jobs import Job
 
 _POLL_S = 0.3
+_KERNEL_DIED = 138  # papermill's own exit code for it
 _GRACE_S = 1.5  # between asking processes to end and ending them
 
 
@@ -191,7 +192,7 @@ def _reason(returncode: int, log: Path, said: int) -> str:
     last = lines[-1] if lines else "it wrote nothing"
     if returncode < 0:
         return f"papermill was killed by {signal.Signals(-returncode).name}"
-    if returncode in (128 + signal.SIGUSR1, 138) or "died" in last.lower():
+    if returncode == _KERNEL_DIED or "died" in last.lower():
         return f"its kernel died before the run was done (exit {returncode}); out of memory? see the log"
     if returncode == 0:
         return "the notebook ended but its run is not marked done: its last cell did not run"
