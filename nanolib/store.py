@@ -275,6 +275,11 @@ class Store:
         query = "SELECT case_id FROM measurements WHERE run_id = ? AND metric = 'case_time' AND status != ?"
         return {row[0] for row in self.connection.execute(query, (run_id, Status.STARTED))}
 
+    def case_endings(self, run_id: str) -> list[tuple[str, int, float]]:
+        """How the cases of a run stand: status, how many, seconds inside them."""
+        query = "SELECT status, count(*), total(estimate) FROM measurements WHERE run_id = ? AND metric = 'case_time'"
+        return self.connection.execute(f"{query} GROUP BY status", (run_id,)).fetchall()
+
     # moving and tidying
 
     def merge(self, path: str | Path) -> int:

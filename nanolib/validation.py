@@ -125,6 +125,15 @@ class StrictModel(pydantic.BaseModel):
             raise ValueError(f"{name}: {_shown(value)} is true or false where something else belongs; give a value")
         return value
 
+    @classmethod
+    def collect(cls, namespace: Mapping[str, Any]) -> Self:
+        """One out of a notebook's `globals()`.
+
+        Raises:
+            BadInput: One line per field that will not do.
+        """
+        return cls(**{name: namespace[name] for name in cls.model_fields if name in namespace})
+
     def __setattr__(self, name: str, value: Any) -> None:
         """Validate the whole object with the new value, then take it."""
         if name not in type(self).model_fields:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import pydantic
 
@@ -55,15 +54,6 @@ class Params(StrictModel):
     def _device_is_here(cls, value: str) -> str:
         resolve_device(value)
         return value
-
-    @classmethod
-    def collect(cls, namespace: Mapping[str, Any]) -> Self:
-        """The parameters out of a notebook's `globals()`.
-
-        Raises:
-            BadInput: One line per field that will not do.
-        """
-        return cls(**{name: namespace[name] for name in cls.model_fields if name in namespace})
 
     def defining(self) -> dict[str, Any]:
         """The parameters that define what is measured, for the fingerprint of a run."""

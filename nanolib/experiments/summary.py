@@ -36,11 +36,6 @@ class Params(StrictModel):
         """The notebook's name."""
         return "summary."
 
-    @classmethod
-    def collect(cls, namespace: dict) -> Params:
-        """The parameters out of a notebook's `globals()`."""
-        return cls(**{name: namespace[name] for name in cls.model_fields if name in namespace})
-
 
 def select_runs(store: Store, names: list[str]) -> list[str]:
     """Run ids that the names stand for, oldest first; an empty database has none.

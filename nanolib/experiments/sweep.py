@@ -57,8 +57,7 @@ class SweepRun:
 
     def __repr__(self) -> str:
         """How many cases ended how, and how long they took."""
-        query = "SELECT status, count(*), total(estimate) FROM measurements WHERE run_id = ? AND metric = 'case_time'"
-        rows = self.store.connection.execute(f"{query} GROUP BY status", (self.run_id,)).fetchall()
+        rows = self.store.case_endings(self.run_id)
         ended = ", ".join(f"{count} {status}" for status, count, _ in rows)
         return f"run {self.run_id[:8]}: {ended}; {sum(seconds for *_, seconds in rows):.0f} s inside cases"
 

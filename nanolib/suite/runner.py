@@ -176,10 +176,7 @@ def _settle(store: Store, end: Ended) -> None:
         return
     if end.status != RunStatus.DONE:
         store.update_run(end.run_id, status=end.status, message=end.message)
-    rows = store.connection.execute(
-        "SELECT status, count(*), total(estimate) FROM measurements WHERE run_id = ? AND metric = 'case_time' GROUP BY status",
-        (end.run_id,),
-    ).fetchall()
+    rows = store.case_endings(end.run_id)
     end.statuses = {status: count for status, count, _ in rows}
     end.measured_s = sum(seconds for _, _, seconds in rows)
 
