@@ -9,6 +9,7 @@ import sqlite3
 import sys
 import webbrowser
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -238,26 +239,133 @@ def compare(
 ) -> None:
     """Compare two runs; exit code 1 on a regression. BASE, CURRENT: id, label, suite, latest~1, or a database."""
     from nanolib.regression.compare import compare_rows
-    from nanolib.report.page import markdown_table
 
     _use_output(output)
-    share = _share(threshold)
-    found = compare_rows(_rows_of("base", base), _rows_of("current", current), share)
+    found = compare_rows(_rows_of("base", base), _rows_of("current", current), _share(threshold))
     if not found.lines:
         raise BadInput(f"compare: {base!r} and {current!r} have no case in common; compare runs of one notebook")
-    if json_file:
-        Path(json_file).write_text(json.dumps(found.to_dict(), indent=1), encoding="utf-8")
-    if markdown_file:
-        summary = ", ".join(f"{n} {finding}" for finding, n in found.counts.items())
-        Path(markdown_file).write_text(f"{summary}\n\n{markdown_table(found.table())}\n", encoding="utf-8")
-    table = found.table(everything)
-    if len(table):
-        click.echo(table.to_string(index=False))
-    click.echo(", ".join(f"{n} {finding}" for finding, n in found.counts.items()))
+    _show_comparison(found, everything, json_file, markdown_file)
     click.echo("the two were collected apart: drift between them is not controlled")
     if not found.same_machine:
         click.echo("they come from different machines: a comparison, not a gate")
     sys.exit(EXIT_FAILED if found.regressed else EXIT_OK)
+
+
+def _show_comparison(found: Any, everything: bool, json_file: str | None, markdown_file: str | None) -> None:
+    from nanolib.report.page import markdown_table
+
+    summary = ", ".join(f"{n} {finding}" for finding, n in found.counts.items())
+    if json_file:
+        Path(json_file).write_text(json.dumps(found.to_dict(), indent=1), encoding="utf-8")
+    if markdown_file:
+        Path(markdown_file).write_text(f"{summary}\n\n{markdown_table(found.table())}\n", encoding="utf-8")
+    table = found.table(everything)
+    if len(table):
+        click.echo(table.to_string(index=False))
+    click.echo(summary)
+
+
+@main.command()
+@click.argument("a", metavar="REV_A")
+@click.argument("b", metavar="REV_B")
+@click.argument("notebooks", nargs=-1, metavar="[NOTEBOOK]...")
+@click.option("-p", "--param", "pairs", multiple=True, metavar="NAME=VALUE", help="A parameter of the notebook named.")
+@click.option("--call", "functions", multiple=True, metavar="PACKAGE.MODULE:FUNCTION", help="A function of your own.")
+@click.option(
+    "--setup", default="", metavar="PACKAGE.MODULE:FUNCTION", help="Makes what --call is called with, untimed."
+)
+@click.option("--metric", default="latency", show_default=True, help="Or tokens_per_second, peak_memory, flops, ...")
+@click.option("--threshold", default="5%", show_default=True, metavar="SHARE", help="A change from here on counts.")
+@click.option(
+    "--budget", default="50s", show_default=True, metavar="SECONDS", help="For one case, both rounds included."
+)
+@click.option("--timeout", default="300s", show_default=True, metavar="SECONDS", help="For one answer of a version.")
+@click.option("--label", default="", help="Your name for this comparison.")
+@click.option("--json", "json_file", metavar="FILE", help="Write the findings as JSON.")
+@click.option("--markdown", "markdown_file", metavar="FILE", help="Write the findings as Markdown.")
+@_output
+@_told
+def ab(
+    a: str,
+    b: str,
+    notebooks: tuple[str, ...],
+    pairs: tuple[str, ...],
+    functions: tuple[str, ...],
+    setup: str,
+    metric: str,
+    threshold: str,
+    budget: str,
+    timeout: str,
+    label: str,
+    json_file: str | None,
+    markdown_file: str | None,
+    output: str | None,
+) -> None:
+    """Compare two versions side by side: git revisions, `.` for the working tree, or two params files.
+
+    Blocks of both are interleaved in random order; a change counts when a second round in fresh processes repeats it.
+    Exit code 1 on a regression. Without a notebook and --call: the timed cases of the quick suite.
+    """
+    from nanolib.measurement import METRICS
+    from nanolib.regression.ab import TIMED, ask, stored
+    from nanolib.regression.rounds import Settings
+
+    _use_output(output)
+    settings = Settings(
+        threshold=_share(threshold),
+        budget_s=_seconds("--budget", budget),
+        timeout_s=_seconds("--timeout", timeout),
+        pairs=metric in TIMED,
+    )
+    question = _ab_question(a, b, notebooks, _pairs(pairs), functions, setup, metric)
+    settings = replace(settings, direction=METRICS[metric].direction)
+    answer = ask(question, settings, lambda line: click.echo(line, err=True))
+    _show_comparison(answer.comparison, True, json_file, markdown_file)
+    click.echo("interleaved and paired, in processes of their own")
+    if metric in TIMED:
+        from nanolib.store import Store
+
+        with Store() as store:
+            store.add(stored(answer, question, label))
+    sys.exit(EXIT_FAILED if answer.comparison.regressed else EXIT_OK)
+
+
+def _ab_question(
+    a: str,
+    b: str,
+    notebooks: tuple[str, ...],
+    overrides: dict[str, str],
+    functions: tuple[str, ...],
+    setup: str,
+    metric: str,
+) -> Any:
+    from nanolib.paths import checkout
+    from nanolib.regression.ab import Question
+    from nanolib.suite.jobs import plan, read_job
+
+    if functions:
+        if notebooks or overrides:
+            raise BadInput("--call: a function takes no notebook and no -p; give one or the other")
+        return Question((a, b), Path.cwd(), functions=functions, setup=setup, metric=metric)
+    if setup:
+        raise BadInput(f"--setup: {setup!r} needs a --call to set up for")
+    if all(name.endswith((".yml", ".yaml")) for name in (a, b)):
+        experiment, *values = read_job(Path(a), Path(b), notebooks, overrides)
+        return Question((".", "."), checkout(), [(experiment, *values)], metric=metric, titles=(a, b))
+    jobs = [job for job in plan(notebooks, overrides, {}) if any(case.interleaves for case in job.cases())]
+    if not jobs:
+        raise BadInput(f"ab: {', '.join(notebooks)} times nothing that can be interleaved; name another notebook")
+    return Question((a, b), checkout(), [(job.name, job.values, job.values) for job in jobs], metric=metric)
+
+
+def _seconds(option: str, text: str) -> float:
+    try:
+        seconds = float(text.removesuffix("s"))
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 1e6:
+        raise BadInput(f"{option}: {text!r} will not do; give seconds, such as 60s")
+    return seconds
 
 
 def _share(text: str) -> float:

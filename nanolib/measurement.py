@@ -122,6 +122,7 @@ METRICS: dict[str, Metric] = {
         Metric("block_sparsity", "1", _EQUAL, "Tiles skipped"),
         Metric("relative_error", "1", _LOWER, "Relative error"),
         Metric("loss", "nats", _LOWER, "Loss"),
+        Metric("ratio", "1", _LOWER, "Time of B over time of A"),
         Metric("warmup_needed", "1", _LOWER, "Steps until steady"),
         Metric("energy", "J", _LOWER, "Energy"),
     )
@@ -260,3 +261,10 @@ def format_number(value: float, low: float | None = None, high: float | None = N
         decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
         return f"{value:,.{decimals}f}"
     return f"{value:.{digits - 1}e}" if value else "0"
+
+
+def case_name(factors: Mapping[str, Any]) -> str:
+    """The factors by which people tell cases apart, in the order in which they think of them."""
+    named = [str(factors[name]) for name in ("name", "ceiling", "mode", "direction") if name in factors]
+    sized = ("seq_len", "batch_size", "dtype", "warmup_steps", "curve", "steps")
+    return " ".join(named + [f"{name}={factors[name]}" for name in sized if name in factors])

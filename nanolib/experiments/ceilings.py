@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from nanolib.experiments.params import Case
 from nanolib.measurement import Measurement
@@ -13,6 +14,8 @@ from nanolib.meters.ceilings import measure_ceilings, rate
 @dataclass(frozen=True)
 class CeilingCase(Case):
     """The ceilings of one device for one dtype: its matrix product, and (`copy`) its memory."""
+
+    interleaves: ClassVar[bool] = False  # a ceiling is the machine's, not the code's
 
     ceiling: str
     budget_s: float

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pydantic
 import torch
@@ -117,6 +117,8 @@ class ModelCase(Case):
 @dataclass(frozen=True)
 class LossCase(Case):
     """One model trained on real text for some steps."""
+
+    interleaves: ClassVar[bool] = False  # nothing is timed
 
     name: str
     preset: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pydantic
 
@@ -93,7 +93,14 @@ def _known(values: list[str], known: Any, what: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Case:
-    """One point of the grid; its fields are the factors, JSON types only."""
+    """One point of the grid; its fields are the factors, JSON types only.
+
+    Attributes:
+        interleaves: Whether its timings can be interleaved with another version's (`nano ab`).
+        device: Where it runs.
+    """
+
+    interleaves: ClassVar[bool] = True
 
     device: str
 

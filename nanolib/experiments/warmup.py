@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pydantic
@@ -73,6 +73,8 @@ class Params(shared.Params):
 @dataclass(frozen=True)
 class WarmupCase(Case):
     """One setting in one fresh process; with `curve`, every step from the first is timed."""
+
+    interleaves: ClassVar[bool] = False  # every setting needs a fresh process of its own
 
     preset: str
     overrides: dict[str, Any]

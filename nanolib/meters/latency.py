@@ -14,7 +14,7 @@ import psutil
 import torch
 
 from nanolib.measurement import BadInput, Flag, Measurement
-from nanolib.meters.clock import Clock, clock_for
+from nanolib.meters.clock import Call, Clock, clock_for
 from nanolib.stats.autocorrelation import ljung_box_p
 from nanolib.stats.intervals import TooFewSamples, median_interval, range_confidence
 from nanolib.stats.outliers import count_outliers, remove_outliers
@@ -85,13 +85,13 @@ def measure_phases(
     for name, value in (("precision", precision), ("budget_s", budget_s)):
         if not (isinstance(value, int | float) and 0 < value < math.inf):
             raise BadInput(f"{name}: {value!r} will not do; give a number above 0")
-    clock, calls = clock_for(device), list(phases.values())
+    clock = clock_for(device)
     with _quiet_collector(), _others() as others:
-        blocks, shape = _collect(clock, calls, precision, budget_s)
-    series = blocks.reshape(-1, len(calls))
+        blocks, shape = collect_blocks(clock, phases, precision, budget_s)
+    series = blocks.reshape(-1, len(phases))
     steady = _steady(series.sum(axis=1), shape["calls_per_block"])
     scopes = {scope: series[:, i] for i, scope in enumerate(phases)}
-    if len(calls) > 1:
+    if len(phases) > 1:
         scopes["total"] = series.sum(axis=1)
     shared = shape | {"others_share": others["share"], "threads": torch.get_num_threads()}
     return {
@@ -212,9 +212,11 @@ def _description(samples: np.ndarray) -> dict[str, float]:
     return {"mean": mean, "sd": sd, "cv": cv, "p5": p5, "p50": p50, "p95": p95, "p99": p99, "mad": mad}
 
 
-def _collect(clock: Clock, calls: list, precision: float, budget_s: float) -> tuple[np.ndarray, dict[str, Any]]:
+def _collect(
+    clock: Clock, phases: Mapping[str, Call], precision: float, budget_s: float
+) -> tuple[np.ndarray, dict[str, Any]]:
     """Blocks until one of the rules stops it: ms, shape [blocks, calls per block, phases]."""
-    start = time.perf_counter()
+    start, calls = time.perf_counter(), list(phases.values())
     first = clock.time_block(calls, 1, 1)
     probes = [sum(first[0])]
     slow = probes[0] >= _BLOCK_MS * 4
@@ -238,6 +240,10 @@ def _collect(clock: Clock, calls: list, precision: float, budget_s: float) -> tu
             continue
         shape = {"calls_per_block": per_block, "inner": inner, "first_calls": probes, "stop": stop}
         return np.asarray(blocks), shape | {"precision": precision, "budget_s": budget_s, "elapsed_s": elapsed}
+
+
+# Who collects the blocks of every timing. `nano ab` puts a collector here that interleaves them with another version's.
+collect_blocks: Callable[[Clock, Mapping[str, Call], float, float], tuple[np.ndarray, dict[str, Any]]] = _collect
 
 
 def _block_shape(call_ms: float, clock: Clock, several: bool) -> tuple[int, int]:

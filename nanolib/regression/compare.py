@@ -7,15 +7,14 @@ Holm over all timings. A deterministic metric must be equal. Another machine is 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from nanolib.measurement import METRICS, Direction, Flag, Status, format_number
-from nanolib.report.overview import short_case
+from nanolib.measurement import METRICS, Direction, Flag, Status, case_name, format_number
 from nanolib.stats.compare import THRESHOLD, Kind, Verdict, compare, judge_together
 from nanolib.stats.intervals import TooFewSamples
 
@@ -31,7 +30,7 @@ _ORDER = (
     NEW,
     Kind.EQUIVALENT,
 )
-_EXACT_WITH_THRESHOLD = ("peak_memory", "reserved_memory")
+EXACT_WITH_THRESHOLD = ("peak_memory", "reserved_memory")
 _KEY = ["experiment", "case_id", "metric", "scope", "method"]
 
 
@@ -84,6 +83,17 @@ class Comparison:
     same_machine: bool
     threshold: float = THRESHOLD
     counts: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, lines: Iterable[Line], same_machine: bool, threshold: float) -> Comparison:
+        """The findings in order, counted."""
+
+        def badness(line: Line) -> tuple[int, float]:
+            return _ORDER.index(line.finding), -(line.verdict.worse if line.verdict else math.inf)
+
+        ordered = tuple(sorted(lines, key=badness))
+        counts = {str(finding): n for finding in _ORDER if (n := sum(line.finding == finding for line in ordered))}
+        return cls(ordered, same_machine, threshold, counts)
 
     @property
     def regressed(self) -> bool:
@@ -148,13 +158,11 @@ def compare_rows(base: pd.DataFrame, current: pd.DataFrame, threshold: float = T
     base, current = (rows.drop_duplicates(_KEY, keep="last") for rows in (base, current))
     lines = [
         *_case_lines(base, current),
-        *_exact_lines(base, current, threshold),
+        *exact_lines(base, current, threshold),
         *_timing_lines(base, current, threshold),
     ]
-    lines.sort(key=lambda line: (_ORDER.index(line.finding), -(line.verdict.worse if line.verdict else math.inf)))
     machines = set(base["machine_id"]) | set(current["machine_id"])
-    counts = {str(finding): n for finding in _ORDER if (n := sum(line.finding == finding for line in lines))}
-    return Comparison(tuple(lines), len(machines) == 1, threshold, counts)
+    return Comparison.of(lines, len(machines) == 1, threshold)
 
 
 def block_medians(row: pd.Series) -> np.ndarray:
@@ -169,7 +177,7 @@ def _case_lines(base: pd.DataFrame, current: pd.DataFrame) -> Iterator[Line]:
     sides = [rows[rows["metric"] == "case_time"].set_index(["experiment", "case_id"]) for rows in (base, current)]
     then, now = (side[~side.index.duplicated(keep="last")] for side in sides)
     for key, row in then.iterrows():
-        case = short_case(row["factors"])
+        case = case_name(row["factors"])
         if key not in now.index:
             yield Line(row.name[0], case, "", VANISHED, message="current does not hold this case")
         elif row["status"] == Status.OK and now.loc[key, "status"] != Status.OK:
@@ -177,7 +185,7 @@ def _case_lines(base: pd.DataFrame, current: pd.DataFrame) -> Iterator[Line]:
             yield Line(row.name[0], case, "", BROKE, message=f"{ended['status']}: {ended['message']}")
     for key, row in now.iterrows():
         if key not in then.index:
-            yield Line(row.name[0], short_case(row["factors"]), "", NEW, message="base does not hold this case")
+            yield Line(row.name[0], case_name(row["factors"]), "", NEW, message="base does not hold this case")
 
 
 def _pairs(base: pd.DataFrame, current: pd.DataFrame, metrics: list[str]) -> Iterator[tuple[pd.Series, pd.Series]]:
@@ -190,17 +198,19 @@ def _pairs(base: pd.DataFrame, current: pd.DataFrame, metrics: list[str]) -> Ite
 
 def _line(then: pd.Series, now: pd.Series, finding: str, **rest: Any) -> Line:
     metric = " ".join(part for part in (then["metric"], then["scope"]) if part)
-    case = short_case(then["factors"])
+    case = case_name(then["factors"])
     return Line(then["experiment"], case, metric, finding, float(then["estimate"]), float(now["estimate"]), **rest)
 
 
-def _exact_lines(base: pd.DataFrame, current: pd.DataFrame, threshold: float) -> Iterator[Line]:
-    """Deterministic metrics that differ; memory, which is counted exactly, against the threshold."""
+def exact_lines(base: pd.DataFrame, current: pd.DataFrame, threshold: float) -> Iterator[Line]:
+    """Deterministic metrics, which must be equal; memory, which is counted exactly, against the threshold."""
     equal = [name for name, metric in METRICS.items() if metric.direction is Direction.EQUAL]
     for then, now in _pairs(base, current, equal):
-        if then["estimate"] != now["estimate"]:
+        if then["estimate"] == now["estimate"]:
+            yield _line(then, now, Kind.EQUIVALENT)
+        else:
             yield _line(then, now, CHANGED, message="this must be equal")
-    for then, now in _pairs(base, current, list(_EXACT_WITH_THRESHOLD)):
+    for then, now in _pairs(base, current, list(EXACT_WITH_THRESHOLD)):
         worse = now["estimate"] / then["estimate"] - 1 if then["estimate"] else 0.0
         if worse > threshold:
             yield _line(then, now, Kind.REGRESSED)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from nanolib.measurement import FLAG_TEXT, METRICS, Direction, Flag, format_number
+from nanolib.measurement import FLAG_TEXT, METRICS, Direction, Flag, case_name, format_number
 
 
 def of_experiment(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
@@ -89,14 +89,7 @@ def failures(rows: pd.DataFrame) -> pd.DataFrame:
     if rows.empty:
         return pd.DataFrame(columns=columns)
     bad = rows[(rows["metric"] == "case_time") & (rows["status"] != "ok")]
-    return bad.assign(case=[short_case(factors) for factors in bad["factors"]])[columns]
-
-
-def short_case(factors: dict[str, Any]) -> str:
-    """The factors by which people tell cases apart, in the order in which they think of them."""
-    named = [str(factors[name]) for name in ("name", "ceiling", "mode", "direction") if name in factors]
-    sized = ("seq_len", "batch_size", "dtype", "warmup_steps", "curve", "steps")
-    return " ".join(named + [f"{name}={factors[name]}" for name in sized if name in factors])
+    return bad.assign(case=[case_name(factors) for factors in bad["factors"]])[columns]
 
 
 def flag_lines(rows: pd.DataFrame) -> list[str]:

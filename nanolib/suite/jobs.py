@@ -94,3 +94,28 @@ def plan(targets: Sequence[str], overrides: Mapping[str, Any], scheduling: Mappi
     if complaints:
         raise BadInput(*complaints)
     return jobs
+
+
+def read_job(
+    a: Path, b: Path, names: Sequence[str], overrides: Mapping[str, Any]
+) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """Two params files of one notebook.
+
+    Args:
+        a: The file for A.
+        b: The file for B.
+        names: The notebook, if the files' names do not tell it.
+        overrides: Parameters that replace those of both files.
+
+    Returns:
+        The notebook's name, and the parameters of A and of B.
+
+    Raises:
+        BadInput: Files that cannot be read, or no telling which notebook they are for.
+    """
+    known = notebooks()
+    named = [name for name in names or (a.stem, b.stem) if name in known]
+    if len(set(named)) != 1:
+        raise BadInput(f"params: whose are {a} and {b}? name the notebook after them, one of {', '.join(known)}")
+    values = [read_yaml(file) | dict(overrides) for file in (a, b)]
+    return named[0], values[0], values[1]

@@ -1,0 +1,118 @@
+"""The other end of `server.py`: starts a version's process, asks it, and ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from nanolib.measurement import BadInput
+from nanolib.paths import OUTPUT_VARIABLE
+from nanolib.regression.worktree import Version
+
+_SERVER = Path(__file__).with_name("server.py")
+_CHUNK = 1 << 16
+
+
+class VersionDied(RuntimeError):
+    """A version's process ended or fell silent.
+
+    Args:
+        process: Which.
+        message: How.
+    """
+
+    def __init__(self, process: VersionProcess, message: str) -> None:
+        self.process = process
+        super().__init__(message)
+
+
+class VersionProcess:
+    """A version in a process of its own.
+
+    Args:
+        version: Which.
+        silence_s: How long one answer may take.
+    """
+
+    def __init__(self, version: Version, silence_s: float) -> None:
+        self.version, self.silence_s = version, silence_s
+        self._output = tempfile.TemporaryDirectory(prefix="nanolib-side-")  # its rows go to us, and its files nowhere
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
+        self._buffer = b""
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-W", "ignore", str(_SERVER), *version.import_folders],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            cwd=version.root / version.folder if (version.root / version.folder).is_dir() else version.root,
+            env=os.environ | {OUTPUT_VARIABLE: self._output.name},
+            start_new_session=True,  # Ctrl-C reaches us alone, and the whole group can be ended
+        )
+
+    def send(self, **request: Any) -> None:
+        """Ask, without waiting for the answer."""
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise VersionDied(self, self._ending()) from None
+
+    def receive(self) -> dict[str, Any]:
+        """The answer to what was asked.
+
+        Raises:
+            BadInput: This version cannot serve the request.
+            VersionDied: The process ended, or said nothing for too long.
+        """
+        deadline = time.monotonic() + self.silence_s
+        while b"\n" not in self._buffer:
+            ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise VersionDied(self, f"said nothing for {self.silence_s:.0f} s; raise --timeout or shrink the case")
+            chunk = os.read(self._process.stdout.fileno(), _CHUNK)
+            if not chunk:
+                raise VersionDied(self, self._ending())
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        answer = json.loads(line)
+        if "refused" in answer:
+            raise BadInput(f"{self.version.name}: {answer['refused']}")
+        return answer
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        """Ask and wait."""
+        self.send(**request)
+        return self.receive()
+
+    def _ending(self) -> str:
+        code = self._process.wait()
+        if code < 0:
+            return f"its process was killed by {signal.Signals(-code).name}"
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        return f"its process ended with {code}: {lines[-1] if lines else 'no message'}"
+
+    def close(self) -> None:
+        """End the process and all that it started."""
+        with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._log):
+            with contextlib.suppress(BrokenPipeError):  # a request that nobody reads any more
+                stream.close()
+        self._output.cleanup()
+
+    def __enter__(self) -> VersionProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,205 @@
+"""One version of the code in a process of its own, which times blocks of calls when it is asked to.
+
+It runs as a file and imports nothing of nanolib's but what the version itself brings, so that either side of a comparison
+sees its own code alone. Requests come in as lines of JSON and answers go out so; whatever the code prints goes to standard error.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+Call = Callable[[], object]
+TimeBlock = Callable[[int], list[list[float]]]  # how many calls → ms of each call and phase
+
+_requests = sys.stdin
+_answers = sys.stdout
+
+
+class Refused(Exception):
+    """A request that this version cannot serve; the message says why."""
+
+
+def _answer(**values: Any) -> None:
+    _answers.write(json.dumps(values) + "\n")
+    _answers.flush()
+
+
+def _requested() -> Iterator[dict[str, Any]]:
+    for line in _requests:
+        yield json.loads(line)
+
+
+def _serve_blocks(scopes: list[str], time_block: TimeBlock, last: bool) -> list[list[list[float]]]:
+    """Time blocks until told to go on.
+
+    Args:
+        scopes: What the phases are called.
+        time_block: Times so many calls.
+        last: Whether nothing else will be timed after this.
+
+    Returns:
+        All blocks that were kept, ms, shape [blocks][calls][phases].
+    """
+    kept: list[list[list[float]]] = []
+    _answer(timing=scopes, last=last)
+    for request in _requested():
+        if request["do"] != "block":
+            break
+        block = time_block(request["calls"])
+        gc.collect()
+        if request["keep"]:
+            kept.append(block)
+        _answer(ms=block)
+    return kept
+
+
+# a function of the user's own
+
+
+def _serve_function(request: dict[str, Any], root: Path) -> None:
+    function = _imported(request["function"], root)
+    if request["setup"]:
+        made = _imported(request["setup"], root)()
+        call: Call = lambda: function(made)  # noqa: E731
+    else:
+        call = function
+    call()
+    synchronize = _synchronizer()
+
+    def time_block(calls: int) -> list[list[float]]:
+        rows = []
+        for _ in range(calls):
+            start = time.perf_counter_ns()
+            call()
+            synchronize()
+            rows.append([(time.perf_counter_ns() - start) / 1e6])
+        return rows
+
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    _serve_blocks([""], time_block, last=True)
+    gc.enable()
+    gc.unfreeze()
+    rows = []
+    if request["rows"]:
+        meter = importlib.import_module("nanolib.meters.memory")
+        rows = [row.to_dict() for row in meter.measure_memory(call, device="cpu")]
+    _answer(ended="ok", message="", rows=rows)
+
+
+def _imported(name: str, root: Path) -> Any:
+    """The callable `package.module:function`, of this version and of no other."""
+    module_name, _, attribute = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise Refused(f"{name} cannot be imported ({_one_line(error)})") from None
+    _must_be_ours(module, root)
+    found = module
+    for part in attribute.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise Refused(f"{name}: {module_name} has no callable {attribute!r}")
+    return found
+
+
+def _must_be_ours(module: Any, root: Path) -> None:
+    file = Path(getattr(module, "__file__", None) or "/").resolve()
+    if not file.is_relative_to(root):
+        raise Refused(
+            f"{module.__name__} was imported from {file}, outside this version; it is not part of the repository"
+        )
+
+
+def _synchronizer() -> Call:
+    """Waits for the accelerator that the function uses, if it uses one."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        return torch.cuda.synchronize
+    return lambda: None
+
+
+# cases of an experiment
+
+
+def _experiment(request: dict[str, Any], root: Path) -> tuple[Any, Any, dict[str, Any]]:
+    """The experiment module, its parameters, and its cases by id."""
+    try:
+        module = importlib.import_module(f"nanolib.experiments.{request['experiment']}")
+    except ImportError as error:
+        raise Refused(f"has no experiment {request['experiment']!r} ({_one_line(error)})") from None
+    _must_be_ours(module, root)
+    try:
+        params = module.Params(**request["params"])
+        return module, params, {case.case_id: case for case in module.cases(params)}
+    except ValueError as error:
+        raise Refused(_one_line(error)) from None
+
+
+def _serve_case(request: dict[str, Any], root: Path) -> None:
+    """Measure a case on the one path; its timings are interleaved with the other version's."""
+    module, params, cases = _experiment(request, root)
+    latency = importlib.import_module("nanolib.meters.latency")
+    if not hasattr(latency, "collect_blocks"):
+        raise Refused("its nanolib is older than nano ab; compare stored runs of it with nano compare")
+
+    def collect(clock: Any, phases: dict[str, Call], precision: float, budget_s: float) -> Any:
+        calls, start = list(phases.values()), time.perf_counter()
+        blocks = _serve_blocks(list(phases), lambda n: clock.time_block(calls, n, 1), last=False)
+        shape = {"calls_per_block": len(blocks[0]), "inner": 1, "first_calls": [], "stop": "interleaved"}
+        shape |= {"precision": precision, "budget_s": budget_s, "elapsed_s": time.perf_counter() - start}
+        return importlib.import_module("numpy").asarray(blocks), shape
+
+    latency.collect_blocks = collect
+    outcome = importlib.import_module("nanolib.experiments.outcome").attempt(
+        lambda: module.measure_case(cases[request["case_id"]], params, {}), request["timeout_s"]
+    )
+    _answer(ended=outcome.status, message=outcome.message, rows=[row.to_dict() for row in outcome.rows])
+
+
+def _list_cases(request: dict[str, Any], root: Path) -> None:
+    _, _, cases = _experiment(request, root)
+    chosen = {
+        case_id: case for case_id, case in cases.items() if getattr(case, "interleaves", "ceiling" not in case.factors)
+    }
+    _answer(cases=[{"case_id": case_id, "factors": case.factors} for case_id, case in chosen.items()])
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())[:300]
+    return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
+
+
+def main() -> None:
+    """Serve requests until the input ends."""
+    global _answers
+    _answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    folders = sys.argv[1:]
+    root = Path(folders[0]).resolve()
+    sys.path[:0] = [folder for folder in reversed(folders) if Path(folder).is_dir()]
+    for request in _requested():
+        try:
+            if request["do"] == "cases":
+                _list_cases(request, root)
+            elif request["do"] == "case":
+                _serve_case(request, root)
+            elif request["do"] == "function":
+                _serve_function(request, root)
+        except Refused as refusal:
+            _answer(refused=str(refusal))
+        except Exception as error:
+            _answer(ended="error", message=_one_line(error), rows=[])
+
+
+if __name__ == "__main__":
+    main()
