@@ -226,6 +226,7 @@ def report(names: tuple[str, ...], folder: str | None, show: bool, output: str |
 @click.option("--all", "everything", is_flag=True, help="Show the equivalent ones too.")
 @click.option("--json", "json_file", metavar="FILE", help="Write the findings as JSON.")
 @click.option("--markdown", "markdown_file", metavar="FILE", help="Write the findings as Markdown.")
+@click.option("--chart", "chart_file", metavar="FILE", help="Draw them: .html, .png or .svg.")
 @_output
 @_told
 def compare(
@@ -235,6 +236,7 @@ def compare(
     everything: bool,
     json_file: str | None,
     markdown_file: str | None,
+    chart_file: str | None,
     output: str | None,
 ) -> None:
     """Compare two runs; exit code 1 on a regression. BASE, CURRENT: id, label, suite, latest~1, or a database."""
@@ -244,6 +246,11 @@ def compare(
     found = compare_rows(_rows_of("base", base), _rows_of("current", current), _share(threshold))
     if not found.lines:
         raise BadInput(f"compare: {base!r} and {current!r} have no case in common; compare runs of one notebook")
+    if chart_file:
+        from nanolib.report.regressions import comparison_chart
+        from nanolib.report.renderer import save_as
+
+        save_as(comparison_chart(found, "Two sets of runs", f"A: {base}. B: {current}."), Path(chart_file))
     _show_comparison(found, everything, json_file, markdown_file)
     click.echo("the two were collected apart: drift between them is not controlled")
     if not found.same_machine:
@@ -328,6 +335,34 @@ def ab(
         with Store() as store:
             store.add(stored(answer, question, label))
     sys.exit(EXIT_FAILED if answer.comparison.regressed else EXIT_OK)
+
+
+@main.command()
+@click.argument("experiments", nargs=-1, metavar="[EXPERIMENT]...")
+@click.option("--metric", default="latency", show_default=True, help="Which figure.")
+@click.option("--all", "everything", is_flag=True, help="Show those that never changed too.")
+@_output
+@_told
+def history(experiments: tuple[str, ...], metric: str, everything: bool, output: str | None) -> None:
+    """Each case over its runs on one machine: where its level changed, and between which revisions."""
+    from nanolib.regression.history import histories, table
+    from nanolib.store import Store
+
+    _use_output(output)
+    with Store(create=False) as store:
+        runs = store.runs()
+        if unknown := set(experiments) - set(runs.experiment):
+            known = ", ".join(sorted(set(runs.experiment))) or "none yet"
+            raise BadInput(f"history: no run of {', '.join(sorted(unknown))} is in the database; it holds {known}")
+        found = histories(store, metric, sorted(set(runs.machine_id)))
+    found = [one for one in found if not experiments or one.experiment in experiments]
+    changed = [one for one in found if one.changes]
+    if shown := found if everything else changed:
+        click.echo(table(shown).to_string(index=False))
+    runs_of = max((len(one.points) for one in found), default=0)
+    click.echo(f"{len(changed)} of {len(found)} {metric} figures changed their level over up to {runs_of} runs")
+    if found and runs_of < 4:
+        click.echo("a change of level takes four runs to be seen; nano compare tells two of them apart")
 
 
 def _ab_question(

@@ -232,6 +232,31 @@ class Store:
         factors = pd.json_normalize(list(frame["factors"]), max_level=0).add_prefix("factor.")
         return pd.concat([frame, factors.set_index(frame.index)], axis=1)
 
+    def figures(self, metric: str, machine_ids: Iterable[str]) -> pd.DataFrame:
+        """One metric over all runs of some machines, oldest run first, with what a history needs and nothing more.
+
+        Returns:
+            Columns `run_id`, `started`, `git_revision`, `machine_id`, `experiment`, `case_id`, `factors`, `scope`, `method`,
+            `estimate`, `low`, `high`.
+        """
+        ids = list(machine_ids)
+        frame = self._frame(
+            "SELECT run_id, started, git_revision, m.machine_id, m.experiment, case_id, factors, scope, method, estimate, low, high"
+            f" FROM measurements m JOIN runs USING (run_id) WHERE metric = ? AND m.machine_id IN ({_marks(len(ids))})"
+            " AND estimate IS NOT NULL ORDER BY started, id",
+            [metric, *ids],
+        )
+        return _parse(frame, "factors")
+
+    def runs_before(self, run_ids: Iterable[str]) -> list[str]:
+        """Of each run the one before it: the last that was done, of the same experiment, suite and machine."""
+        query = (
+            "SELECT b.run_id FROM runs b JOIN runs r ON r.run_id = ? WHERE b.experiment = r.experiment AND b.suite = r.suite"
+            " AND b.machine_id = r.machine_id AND b.status = 'done' AND b.started < r.started ORDER BY b.started DESC LIMIT 1"
+        )
+        found = (self.connection.execute(query, (run_id,)).fetchone() for run_id in run_ids)
+        return list(dict.fromkeys(row[0] for row in found if row))
+
     def _frame(self, query: str, values: Iterable[Any]) -> pd.DataFrame:
         import pandas as pd
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import pydantic
 
 from nanolib.paths import database_path
+from nanolib.regression.compare import Comparison, since_before
+from nanolib.regression.history import History, histories
 from nanolib.store import Store
 from nanolib.validation import StrictModel
 
@@ -56,6 +58,15 @@ def newest_runs(store: Store) -> list[str]:
         return []
     done = runs.assign(done=runs.status == "done").sort_values(["done", "started"])
     return [str(group.run_id.iloc[-1]) for _, group in done.groupby("experiment", sort=True)]
+
+
+def changes(params: Params) -> tuple[Comparison | None, list[History]]:
+    """The chosen runs against those before them, and every timing over all runs of their machines."""
+    path = params.database or database_path()
+    with Store(path, create=not params.database) as store:
+        ids = select_runs(store, params.runs)
+        runs = store.runs()
+        return since_before(store, ids), histories(store, machine_ids=set(runs[runs.run_id.isin(ids)].machine_id))
 
 
 def load(params: Params) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:

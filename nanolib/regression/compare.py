@@ -7,7 +7,7 @@ Holm over all timings. A deterministic metric must be equal. Another machine is 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ import pandas as pd
 from nanolib.measurement import METRICS, Direction, Flag, Status, case_name, format_number
 from nanolib.stats.compare import THRESHOLD, Kind, Verdict, compare, judge_together
 from nanolib.stats.intervals import TooFewSamples
+from nanolib.store import Store
 
 CHANGED, VANISHED, BROKE, NEW = "changed", "vanished", "broke", "new"
 _ORDER = (
@@ -163,6 +164,15 @@ def compare_rows(base: pd.DataFrame, current: pd.DataFrame, threshold: float = T
     ]
     machines = set(base["machine_id"]) | set(current["machine_id"])
     return Comparison.of(lines, len(machines) == 1, threshold)
+
+
+def since_before(store: Store, run_ids: Sequence[str]) -> Comparison | None:
+    """Runs against those before them, of the same experiment, suite and machine; None when there are none."""
+    before = store.runs_before(run_ids)
+    if not before:
+        return None
+    base, current = (store.measurements(ids, samples=True) for ids in (before, run_ids))
+    return compare_rows(base, current[current["experiment"].isin(base["experiment"])])
 
 
 def block_medians(row: pd.Series) -> np.ndarray:

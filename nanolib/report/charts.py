@@ -21,6 +21,7 @@ from nanolib.report.drawing import (
     why_nothing,
 )
 from nanolib.report.overview import of_experiment, pick
+from nanolib.report.regressions import ab_ratio
 
 _ATTENTION_OTHERS = ["batch_size", "dtype", "causal"]
 _MODEL_OTHERS = ["attention_type", "batch_size", "dtype"]
@@ -246,4 +247,5 @@ CHARTS = {
     "model_loss": model_loss,
     "warmup_curve": warmup_curve,
     "warmup_settings": warmup_settings,
+    "ab_ratio": ab_ratio,
 }

@@ -16,7 +16,9 @@ import pandas as pd
 import vl_convert
 
 from nanolib.paths import make_folder
-from nanolib.report import charts, overview, renderer, tables, verdicts
+from nanolib.regression.compare import since_before
+from nanolib.regression.history import histories
+from nanolib.report import charts, overview, regressions, renderer, tables, verdicts
 from nanolib.report.display import Table
 from nanolib.store import Store
 
@@ -56,6 +58,13 @@ SECTIONS = (
         tables.warmup_table,
         tables.WARMUP_COLUMNS,
     ),
+    Section(
+        "ab",
+        "Which of two versions is slower?",
+        ("ab_ratio",),
+        regressions.ab_table,
+        regressions.AB_COLUMNS,
+    ),
 )
 
 
@@ -84,15 +93,46 @@ def build(store: Store, run_ids: list[str], folder: Path) -> Path:
             for section in shown
             for name in section.charts
         }
+        changes = _changes(store, run_ids, runs)
+        drawn |= {name: renderer.vega_spec(chart, renderer.PAGE_VERSION) for name, chart in changes.charts.items()}
         for name, spec in drawn.items():
             renderer.save(spec, made, name)
         for section in shown:
             _write_files(section, rows, runs, made)
-        (made / "profiling_report.md").write_text(_markdown(shown, rows, runs, machines), encoding="utf-8")
-        (made / "index.html").write_text(_html(shown, drawn, rows, runs, machines), encoding="utf-8")
+        (made / "profiling_report.md").write_text(_markdown(shown, changes, rows, runs, machines), encoding="utf-8")
+        (made / "index.html").write_text(_html(shown, changes, drawn, rows, runs, machines), encoding="utf-8")
         for file in made.iterdir():
             file.replace(folder / file.name)
     return folder / "index.html"
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What changed since the runs before, and over all runs.
+
+    Attributes:
+        verdict: In words.
+        charts: By name.
+        table: The findings that are not equivalent.
+    """
+
+    verdict: list[str]
+    charts: dict[str, Any]
+    table: pd.DataFrame
+
+
+def _changes(store: Store, run_ids: list[str], runs: pd.DataFrame) -> Changes:
+    since = since_before(store, run_ids)
+    found = histories(store, machine_ids=sorted(set(runs["machine_id"])))
+    lines = regressions.history_verdict(found)
+    drawn = {"history": regressions.history_chart(found)} if found else {}
+    table = pd.DataFrame()
+    if since is not None:
+        lines = regressions.comparison_verdict(since, "Against the runs before") + lines
+        subtitle = "The newest runs (B) against those before them (A), collected apart."
+        drawn = {"since_the_run_before": regressions.comparison_chart(since, "Since the run before", subtitle)} | drawn
+        table = since.table(everything=False)
+    return Changes(lines, drawn, table)
 
 
 def _write_files(section: Section, rows: pd.DataFrame, runs: pd.DataFrame, folder: Path) -> None:
@@ -146,7 +186,9 @@ def _markdown_text(text: str) -> str:
     return re.sub(r"([|`\\\[\]*])", r"\\\1", escaped)
 
 
-def _markdown(sections: list[Section], rows: pd.DataFrame, runs: pd.DataFrame, machines: pd.DataFrame) -> str:
+def _markdown(
+    sections: list[Section], changes: Changes, rows: pd.DataFrame, runs: pd.DataFrame, machines: pd.DataFrame
+) -> str:
     parts = ["# nanolib report", markdown_table(overview.run_facts(runs, machines))]
     if not sections:
         parts.append("There is nothing to show yet. Run: nano run quick")
@@ -157,6 +199,12 @@ def _markdown(sections: list[Section], rows: pd.DataFrame, runs: pd.DataFrame, m
         ]
         parts += [f"![{name}]({name}.png)" for name in section.charts]
         parts.append(markdown_table(tables.readable(section.table(rows), section.columns)))
+    parts += ["## What changed?", *(f"- {_markdown_text(line)}" for line in changes.verdict)]
+    parts += [f"![{name}]({name}.png)" for name in changes.charts]
+    if len(changes.table):
+        parts.append(markdown_table(changes.table))
+    matrix, across = regressions.hardware_table(rows, machines), regressions.machine_ratios(rows)
+    parts += ["## Hardware", markdown_table(matrix), *([markdown_table(across)] if len(across) else [])]
     failed = overview.failures(rows)
     if len(failed):
         parts += ["## What failed", markdown_table(failed)]
@@ -182,12 +230,16 @@ summary { cursor: pointer; margin: .4rem 0; } .small { color: #555; font-size: 1
 """
 
 
+_MORE = '<a href="#changes">What changed?</a><a href="#hardware">Which hardware?</a>'
+
+
 def _table(frame: pd.DataFrame) -> str:
     return Table(frame)._repr_html_()
 
 
 def _html(
     sections: list[Section],
+    changes: Changes,
     drawn: dict[str, dict[str, Any]],
     rows: pd.DataFrame,
     runs: pd.DataFrame,
@@ -199,7 +251,10 @@ def _html(
         'are predictions; red crosses failed. <a href="#method">How the numbers are made</a>.</p>'
     )
     body.append(
-        "<nav>" + "".join(f'<a href="#{s.experiment}">{html.escape(s.question)}</a>' for s in sections) + "</nav>"
+        "<nav>"
+        + "".join(f'<a href="#{s.experiment}">{html.escape(s.question)}</a>' for s in sections)
+        + _MORE
+        + "</nav>"
     )
     if not sections:
         body.append("<p>There is nothing to show yet. Run: <code>nano run quick</code></p>")
@@ -210,6 +265,17 @@ def _html(
         body += [f'<div class="chart scroll" id="chart-{name}"></div>' for name in section.charts]
         table = tables.readable(section.table(rows), section.columns)
         body.append(f"<details open><summary>All cases</summary>{_table(table)}</details>")
+    lines = "".join(f"<li>{html.escape(line)}</li>" for line in changes.verdict)
+    body.append(f'<h2 id="changes">What changed?</h2><ul class="verdict">{lines}</ul>')
+    body += [f'<div class="chart scroll" id="chart-{name}"></div>' for name in changes.charts]
+    if len(changes.table):
+        body.append(f"<details><summary>All that differ or cannot be told</summary>{_table(changes.table)}</details>")
+    body.append(f'<h2 id="hardware">Which hardware?</h2>{_table(regressions.hardware_table(rows, machines))}')
+    across = regressions.machine_ratios(rows)
+    if len(across):
+        body.append(
+            f"<details open><summary>Latency per machine (ms): a comparison, no gate</summary>{_table(across)}</details>"
+        )
     failed, flagged = overview.failures(rows), overview.flag_lines(rows)
     if len(failed):
         body.append(f'<h2 id="failed">What failed</h2>{_table(failed)}')

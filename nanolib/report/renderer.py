@@ -13,6 +13,8 @@ from typing import Any
 import altair as alt
 import vl_convert
 
+from nanolib.measurement import BadInput
+
 VEGALITE_VERSION = "5.20"  # compiles to Vega 5, which JupyterLab bundles
 PAGE_VERSION = "6.4"  # compiles to Vega 6, which vl-convert bundles for pages of our own
 _SCALE = 2  # pixels per point of pictures in a report
@@ -28,6 +30,27 @@ def save(spec: dict[str, Any], folder: Path, name: str) -> None:
     """Write NAME.png and NAME.svg of a chart compiled by `vega_spec`."""
     (folder / f"{name}.png").write_bytes(vl_convert.vega_to_png(spec, scale=_SCALE))
     (folder / f"{name}.svg").write_text(vl_convert.vega_to_svg(spec), encoding="utf-8")
+
+
+def save_as(chart: alt.TopLevelMixin, path: Path) -> None:
+    """Write one chart to a file.
+
+    Args:
+        chart: The chart.
+        path: Ends with .html (interactive, self-contained), .png or .svg.
+
+    Raises:
+        BadInput: Another ending.
+    """
+    spec = vega_spec(chart, PAGE_VERSION)
+    writers = {
+        ".html": lambda: vl_convert.vega_to_html(spec, bundle=True).encode(),
+        ".png": lambda: vl_convert.vega_to_png(spec, scale=_SCALE),
+        ".svg": lambda: vl_convert.vega_to_svg(spec).encode(),
+    }
+    if path.suffix not in writers:
+        raise BadInput(f"--chart: {path} ends with none of {', '.join(writers)}; name it so")
+    path.write_bytes(writers[path.suffix]())
 
 
 def _mime_bundle(spec: dict[str, Any], **_: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import pandas as pd
 
 from nanolib.measurement import Flag, format_number
 from nanolib.report import overview, tables
+from nanolib.report.regressions import ab_verdict
 
 _UNSTEADY = Flag.NO_STEADY_STATE.value
 
@@ -146,4 +147,4 @@ def _ms(row: pd.Series, column: str) -> str:
     return f"{format_number(row[column], low, high)} ms [{ends}]"
 
 
-VERDICTS = {"attention": attention, "model": model, "warmup": warmup}
+VERDICTS = {"attention": attention, "model": model, "warmup": warmup, "ab": ab_verdict}

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from nanolib.stats.changes import MIN_SEGMENT, change_points, step_noise
 from nanolib.stats.outliers import fences
 
 GROUP = 5  # samples per median: an isolated spike must not look like a change
-_MIN_SEGMENT = 2  # medians per segment
 
 
 @dataclass(frozen=True)
@@ -48,19 +48,19 @@ def steady_state(series: ArrayLike, penalty: float = 10.0, group: int = GROUP) -
     """
     x = np.asarray(series, dtype=float)
     groups = len(x) // group
-    if groups < 2 * _MIN_SEGMENT:
+    if groups < 2 * MIN_SEGMENT:
         return SteadyState(0, (), True, False)
     medians = np.median(x[: groups * group].reshape(groups, group), axis=1)
     steps = np.diff(medians)
     # Two views of the noise of one median: between neighbouring medians, and from neighbouring samples (the median of 5
     # normal ones has 0.54 of their sd). Few medians make the first a lottery, autocorrelation makes the second too small.
-    noise = max(_step_noise(medians), math.sqrt(math.pi / 2 / (group + 0.5)) * _step_noise(x))
+    noise = max(step_noise(medians), math.sqrt(math.pi / 2 / (group + 0.5)) * step_noise(x))
     if noise == 0:  # a coarse clock: the smallest step seen is the scale
         distinct = np.abs(steps[steps != 0])
         if not len(distinct):
             return SteadyState(0, (), True, False)
         noise = float(distinct.min())
-    changes = _change_points(medians / noise, penalty * math.log(groups))
+    changes = change_points(medians / noise, penalty * math.log(groups))
     bounds = [0, *changes, groups]
     levels = [float(np.median(medians[a:b])) for a, b in itertools.pairwise(bounds)]
     cut = 0
@@ -77,19 +77,6 @@ def steady_state(series: ArrayLike, penalty: float = 10.0, group: int = GROUP) -
         steady=not late and cut < groups / 2,
         slowdown=slowdown,
     )
-
-
-def _step_noise(x: np.ndarray) -> float:
-    """Standard deviation by the steps between neighbours, which a few changes of level barely touch."""
-    steps = np.diff(x)
-    return 1.4826 * float(np.median(np.abs(steps - np.median(steps)))) / math.sqrt(2)
-
-
-def _change_points(series: np.ndarray, penalty: float) -> list[int]:
-    import ruptures  # imported here: it is needed once per measurement, not at import
-
-    search = ruptures.Pelt(model="l2", min_size=_MIN_SEGMENT, jump=1).fit(series[:, None])
-    return [int(point) for point in search.predict(pen=penalty)[:-1]]
 
 
 def leading_slow_samples(series: ArrayLike) -> int:

@@ -7,7 +7,7 @@ from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
 from nanolib.measurement import BadInput
-from nanolib.stats.compare import Kind, compare, compare_paired, hodges_lehmann, judge_together
+from nanolib.stats.compare import Kind, compare, compare_paired, confirm, hodges_lehmann, judge_together
 from nanolib.stats.intervals import TooFewSamples
 
 RUNS, PAIRS, CV = 2000, 30, 0.02
@@ -159,3 +159,43 @@ def test_what_cannot_be_compared_is_told(compared):
         compared([1] * 6, [0] * 6)
     with pytest.raises(BadInput, match="7 blocks against 6"):
         compare_paired([1] * 6, [1] * 7)
+
+
+def _paired(effect, seed, pairs=PAIRS):
+    return compare_paired(*_interleaved(np.random.default_rng(seed), "iid", effect, pairs))
+
+
+def test_a_change_counts_only_when_both_rounds_call_it():
+    slow, fast, level = _paired(0.10, 1), _paired(-0.10, 2), _paired(0.0, 3)
+    assert (slow.kind, fast.kind, level.kind) == (Kind.REGRESSED, Kind.IMPROVED, Kind.EQUIVALENT)
+    assert confirm(slow, slow, slow).kind is Kind.REGRESSED
+    assert confirm(fast, fast, fast).kind is Kind.IMPROVED
+    assert confirm(slow, level, _paired(0.06, 4)).kind is Kind.SUSPECT
+    assert confirm(fast, level, _paired(-0.06, 5)).kind is Kind.INCONCLUSIVE
+    assert confirm(slow, level, level).kind is Kind.EQUIVALENT
+    assert confirm(slow, slow, slow).p == slow.p
+
+
+@pytest.mark.parametrize("shape", ["iid", "drift", "random_walk", "process"])
+def test_two_rounds_hardly_ever_call_equal_versions_different(shape):
+    rng = np.random.default_rng(8)
+    words = []
+    for _ in range(RUNS):
+        rounds = [_interleaved(rng, shape) for _ in range(2)]
+        pooled = compare_paired(*(np.concatenate([r[i] for r in rounds]) for i in (0, 1)))
+        words.append(confirm(*(compare_paired(*r) for r in rounds), pooled).kind)
+    assert np.mean([word in (Kind.REGRESSED, Kind.SUSPECT, Kind.IMPROVED) for word in words]) <= 0.02
+
+
+SLOW_DOWNS = [(0.05, (Kind.REGRESSED, Kind.SUSPECT), 0.95), (0.10, (Kind.REGRESSED,), 0.99)]
+
+
+@pytest.mark.parametrize(("effect", "words", "share"), SLOW_DOWNS)
+def test_two_rounds_find_true_slow_downs(effect, words, share):
+    rng = np.random.default_rng(9)
+    found = 0
+    for _ in range(RUNS):
+        rounds = [_interleaved(rng, "process", effect, pairs=40) for _ in range(2)]
+        pooled = compare_paired(*(np.concatenate([r[i] for r in rounds]) for i in (0, 1)))
+        found += confirm(*(compare_paired(*r) for r in rounds), pooled).kind in words
+    assert found / RUNS >= share

@@ -1,0 +1,327 @@
+"""What changed: two versions side by side, the newest runs against those before, each case over all its runs."""
+
+from __future__ import annotations
+
+import altair as alt
+import pandas as pd
+
+from nanolib.measurement import METRICS, case_name, format_number
+from nanolib.regression.compare import Comparison
+from nanolib.regression.history import History
+from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, look, nothing
+from nanolib.report.overview import of_experiment, pick
+from nanolib.stats.compare import MARGIN, THRESHOLD, Kind
+
+_COLOURS = {
+    Kind.REGRESSED: "#D55E00",
+    Kind.SUSPECT: "#E69F00",
+    Kind.INCONCLUSIVE: "#888888",
+    Kind.EQUIVALENT: "#0072B2",
+    Kind.IMPROVED: "#009E73",
+}
+_MOST_SHOWN = 40
+_ROW = 20
+
+AB_COLUMNS = {
+    "case": "Case",
+    "scope": "Timing",
+    "verdict": "Verdict",
+    "change": "B / A − 1",
+    "base_ms": "A (ms)",
+    "current_ms": "B (ms)",
+    "pairs": "Pairs",
+    "rounds": "Rounds",
+}
+
+
+def ab_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """One line per timing that `nano ab` compared.
+
+    Returns:
+        Columns: `case`, `scope`, `verdict`, `ratio` with `low` and `high`, `change` (text), `base_ms`, `current_ms` (medians),
+        `pairs`, `rounds`, `threshold`, `a`, `b`.
+    """
+    found = pick(of_experiment(rows, "ab"), "ratio")
+    lines = []
+    for _, row in found.iterrows():
+        told = row["details"]
+        ends = (f"{row[end] - 1:+.1%}" for end in ("estimate", "low", "high"))
+        estimate, low, high = ends
+        lines.append(
+            {
+                "case": case_name(row["factors"]),
+                "scope": row["scope"],
+                "verdict": told["kind"],
+                "ratio": row["estimate"],
+                "low": row["low"],
+                "high": row["high"],
+                "change": f"{estimate} [{low} … {high}]",
+                "base_ms": float(pd.Series(told["base_ms"]).median()),
+                "current_ms": float(pd.Series(told["current_ms"]).median()),
+                "pairs": row["n"],
+                "rounds": told["rounds"],
+                "threshold": told["threshold"],
+                "a": told["a"],
+                "b": told["b"],
+            }
+        )
+    return pd.DataFrame(lines)
+
+
+def ab_verdict(rows: pd.DataFrame) -> list[str]:
+    """What `nano ab` found, in words."""
+    table = ab_table(rows)
+    if table.empty:
+        return ["No two versions were compared. Run: nano ab HEAD~1 ."]
+    lines = [f"A is {table['a'].iloc[0]}, B is {table['b'].iloc[0]}. {_counted(table['verdict'])}."]
+    for kind in (Kind.REGRESSED, Kind.SUSPECT, Kind.IMPROVED):
+        for _, row in table[table["verdict"] == kind].head(5).iterrows():
+            lines.append(f"{kind}: {row['case']} {row['scope']}, {row['change']}, in {row['rounds']} rounds.")
+    lines.append(
+        "Blocks of A and B were interleaved and paired, so drift of the machine hits both alike. "
+        "Next question: which commit? nano ab takes any two revisions."
+    )
+    return lines
+
+
+def ab_ratio(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """The ratio of two versions with its interval, per case."""
+    table = ab_table(rows)
+    title = "Two versions side by side"
+    if table.empty:
+        return nothing(title, "no two versions were compared; run: nano ab HEAD~1 .")
+    label = (table["case"] + " " + table["scope"]).str.strip()
+    subtitle = f"A: {table['a'].iloc[0]}. B: {table['b'].iloc[0]}."
+    return ratio_chart(table.assign(label=label), title, subtitle, float(table["threshold"].iloc[0]))
+
+
+def comparison_table(found: Comparison) -> pd.DataFrame:
+    """Findings with a ratio: columns `label`, `verdict`, `ratio`, `low`, `high`."""
+    return pd.DataFrame(
+        [
+            {
+                "label": f"{line.experiment}: {line.case} {line.metric}",
+                "verdict": str(line.finding),
+                "ratio": line.verdict.ratio,
+                "low": line.verdict.interval.low,
+                "high": line.verdict.interval.high,
+            }
+            for line in found.lines
+            if line.verdict is not None
+        ]
+    )
+
+
+def comparison_chart(found: Comparison, title: str, subtitle: str) -> alt.TopLevelMixin:
+    """Timings of two sets of runs, the worst first."""
+    table = comparison_table(found)
+    if table.empty:
+        return nothing(title, "no timing is in both")
+    return ratio_chart(table, title, subtitle, found.threshold)
+
+
+def ratio_chart(table: pd.DataFrame, title: str, subtitle: str, threshold: float = THRESHOLD) -> alt.TopLevelMixin:
+    """Ratios with their intervals over the band that is taken for no change.
+
+    Args:
+        table: Columns `label`, `verdict`, `ratio`, `low`, `high`; the first 40 are drawn.
+        title: The chart's.
+        subtitle: What is compared with what.
+        threshold: From where on a change counts.
+    """
+    shown = table.head(_MOST_SHOWN)[["label", "verdict", "ratio", "low", "high"]]
+    left_out = f" The first {_MOST_SHOWN} of {len(table)}." if len(table) > _MOST_SHOWN else ""
+    kinds = [kind for kind in _COLOURS if kind in set(shown["verdict"])]
+    colour = alt.Color(
+        "verdict:N", title="Verdict", scale=alt.Scale(domain=kinds, range=[_COLOURS[kind] for kind in kinds])
+    )
+    reach = max(1.12, float(shown["high"].max()) * 1.02, 1.02 / float(shown["low"].min()))
+    scale = alt.Scale(type="log", domain=[1 / reach, reach], nice=False)
+    x = alt.X("ratio:Q", scale=scale, title="B / A (right: slower)", axis=alt.Axis(format=".2~f", tickCount=8))
+    order = alt.Y(
+        "label:N", sort=list(shown["label"]), title=None, axis=alt.Axis(labelLimit=430, labelFontSize=11, grid=False)
+    )
+    band = pd.DataFrame({"from": [1 - MARGIN], "to": [1 + MARGIN]})
+    limit = pd.DataFrame({"limit": [1 + threshold]})
+    tooltip = [
+        alt.Tooltip("label:N", title="case"),
+        alt.Tooltip("verdict:N"),
+        *(alt.Tooltip(f"{c}:Q", format=".4f") for c in ("ratio", "low", "high")),
+    ]
+    base = alt.Chart(shown).encode(y=order, color=colour)
+    layers = [
+        alt.Chart(band)
+        .mark_rect(color="#0072B2", opacity=0.08)
+        .encode(x=alt.X("from:Q", scale=scale, title="B / A (right: slower)"), x2="to:Q"),
+        alt.Chart(limit)
+        .mark_rule(color="#D55E00", strokeDash=[4, 4])
+        .encode(x=alt.X("limit:Q", scale=scale, title="")),
+        base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", scale=scale, title=""), x2="high:Q"),
+        base.mark_point(filled=True, size=60, opacity=1).encode(x=x, tooltip=tooltip),
+    ]
+    told = [subtitle + left_out, f"Band: no change (±{MARGIN:.0%}). Dashed: the threshold, {threshold:.0%}."]
+    chart = alt.layer(*layers).properties(
+        width=WIDTH, height=max(60, _ROW * len(shown)), title=alt.Title(title, subtitle=told)
+    )
+    return look(chart)
+
+
+def comparison_verdict(found: Comparison, what: str) -> list[str]:
+    """What a comparison of stored runs found, in words."""
+    counted = ", ".join(f"{n} {finding}" for finding, n in found.counts.items())
+    lines = [f"{what}: {counted}."]
+    for line in found.lines[:5]:
+        if line.finding not in (Kind.EQUIVALENT, Kind.INCONCLUSIVE, "new"):
+            told = f"{line.change}" if line.current is not None else line.message
+            lines.append(f"{line.finding}: {line.experiment} {line.case} {line.metric}: {told}".replace(" : ", ": "))
+    lines.append(
+        "The runs were collected apart, so drift between them is not controlled. To be sure: nano ab REV_A REV_B."
+    )
+    return lines
+
+
+def history_chart(found: list[History]) -> alt.TopLevelMixin:
+    """Each case over its runs, relative to its first; those that changed in colour, with a mark where."""
+    title = "Over the runs"
+    if not found:
+        return nothing(title, "no case was run twice on one machine; run the suite again after a change")
+    changed = [history for history in found if history.changes]
+    named = {id(history): _history_name(history) for history in changed[: len(PALETTE) - 1]}
+    parts = [
+        pd.DataFrame(
+            {
+                "series": named.get(id(history), "no change of level"),
+                "line": str(index),
+                "case": _history_name(history),
+                "run": range(1, len(history.points) + 1),
+                "revision": history.points["git_revision"],
+                "started": history.points["started"].str[:16],
+                "relative": history.points["estimate"] / history.points["estimate"].iloc[0],
+                "low": history.points["low"].fillna(history.points["estimate"]) / history.points["estimate"].iloc[0],
+                "high": history.points["high"].fillna(history.points["estimate"]) / history.points["estimate"].iloc[0],
+                "change": [
+                    next((str(c) for c in history.changes if c.at == place), "") for place in range(len(history.points))
+                ],
+            }
+        )
+        for index, history in enumerate(found[: 5 * _MOST_SHOWN])
+        if history.points["estimate"].iloc[0]
+    ]
+    data = pd.concat(parts, ignore_index=True)
+    names = [*named.values(), "no change of level"]
+    colour = alt.Color(
+        "series:N",
+        title="Case",
+        sort=names,
+        scale=alt.Scale(domain=names, range=[*PALETTE[: len(names) - 1], "#bbbbbb"]),
+    )
+    x = alt.X("run:Q", title="Run, oldest first", axis=alt.Axis(tickMinStep=1, format="d", grid=False))
+    scale = alt.Scale(type="log", nice=True, zero=False)
+    y = alt.Y("relative:Q", title="Relative to the first run", scale=scale, axis=alt.Axis(format=".2~f"))
+    tooltip = ["case:N", "run:Q", "revision:N", "started:N", alt.Tooltip("relative:Q", format=".3f"), "change:N"]
+    base = alt.Chart(data).encode(x=x, color=colour, detail="line:N")
+    layers = [
+        base.mark_line(strokeWidth=1.5).encode(y=y),
+        base.transform_filter("datum.series != 'no change of level'")
+        .mark_rule(strokeWidth=1.5)
+        .encode(y=alt.Y("low:Q", scale=scale, title="Relative to the first run"), y2="high:Q"),
+        base.mark_point(filled=True, size=25, opacity=1).encode(y=y, tooltip=tooltip),
+        base.transform_filter("datum.change != ''")
+        .mark_point(shape="triangle-down", size=160, filled=False, strokeWidth=2.5, yOffset=-12)
+        .encode(y=y, tooltip=tooltip),
+    ]
+    subtitle = [
+        f"{METRICS[found[0].metric].title} of {len(found)} timings, same machine. Triangles: the level changed."
+    ]
+    chart = alt.layer(*layers).properties(width=2 * WIDTH, height=HEIGHT, title=alt.Title(title, subtitle=subtitle))
+    return look(chart)
+
+
+def history_verdict(found: list[History]) -> list[str]:
+    """Which cases changed, and between which revisions."""
+    changed = [history for history in found if history.changes]
+    if not found:
+        return ["No case was run twice on one machine, so there is no history yet."]
+    runs = max(len(history.points) for history in found)
+    lines = [f"{len(changed)} of {len(found)} timings changed their level over up to {runs} runs."]
+    if runs < 4:
+        lines.append("A change of level takes at least four runs to be seen. Until then: nano compare latest~1 latest.")
+    for history in sorted(changed, key=lambda h: -h.changes[-1].at)[:6]:
+        last = history.changes[-1]
+        word = "worse" if last.worse else "better"
+        lines.append(f"{word}: {_history_name(history)} {last}.")
+    return lines
+
+
+def _history_name(history: History) -> str:
+    return f"{history.experiment} {history.case} {history.scope}".strip()
+
+
+def _counted(kinds: pd.Series) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in kinds.value_counts().items())
+
+
+def hardware_table(rows: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
+    """The hardware matrix: what each machine of the rows is, can, and reached.
+
+    Args:
+        rows: Measurements of any runs.
+        machines: From the store.
+
+    Returns:
+        One line per machine for people: the capability columns, then the measured ceilings.
+    """
+    if rows.empty:
+        return pd.DataFrame()
+    lines = []
+    for _, machine in machines[machines["machine_id"].isin(rows["machine_id"])].iterrows():
+        gpu = machine["gpus"][0] if machine["gpus"] else {}
+        units = machine["dtypes"]
+        line = {
+            "Machine": machine["machine_id"],
+            "CPU": machine["cpu"],
+            "Cores": machine["cores"],
+            "RAM (GiB)": machine["ram_gib"],
+            "GPU": gpu.get("name", "—") + (f" × {len(machine['gpus'])}" if len(machine["gpus"]) > 1 else ""),
+            "GPU memory (GiB)": gpu.get("memory_gib", "—"),
+            "Compute capability": gpu.get("compute_capability", "—"),
+            "Native FP8": "yes" if gpu.get("fp8") else "no",
+            "torch": machine["torch"],
+        } | {dtype: unit for dtype, unit in units.items()}
+        own = rows[rows["machine_id"] == machine["machine_id"]]
+        for metric, unit in (("ceiling_flops", "FLOP/s"), ("ceiling_bytes", "B/s")):
+            newest = pick(own, metric).drop_duplicates("scope", keep="last")
+            line |= {
+                f"{'copy' if metric == 'ceiling_bytes' else scope} ({unit})": format_number(value, low, high)
+                for scope, value, low, high in newest[["scope", "estimate", "low", "high"]].itertuples(index=False)
+            }
+        lines.append(line)
+    return pd.DataFrame(lines).fillna("—")
+
+
+def machine_ratios(rows: pd.DataFrame) -> pd.DataFrame:
+    """The same timings on several machines, side by side; empty with one machine.
+
+    Returns:
+        One line per timing that at least two machines hold: `Case`, and per machine its latency with the interval, ms.
+    """
+    found = pick(rows, "latency") if len(rows) else rows
+    if found.empty or found["machine_id"].nunique() < 2:
+        return pd.DataFrame()
+    key = ["experiment", "case_id", "scope", "machine_id"]
+    newest = found.drop_duplicates(key, keep="last")
+    newest = newest.assign(
+        Case=[
+            f"{experiment} {case_name(factors)} {scope}".strip()
+            for experiment, factors, scope in newest[["experiment", "factors", "scope"]].itertuples(index=False)
+        ],
+        text=[_with_interval(*ends) for ends in newest[["estimate", "low", "high"]].itertuples(index=False)],
+    )
+    wide = newest.pivot_table(index="Case", columns="machine_id", values="text", aggfunc="last", sort=False)
+    return wide.dropna(thresh=2).fillna("—").reset_index().rename_axis(columns=None)
+
+
+def _with_interval(value: float, low: float, high: float) -> str:
+    if pd.isna(low) or pd.isna(high):
+        return format_number(value)
+    return f"{format_number(value, low, high)} [{format_number(low, low, high)} … {format_number(high, low, high)}]"

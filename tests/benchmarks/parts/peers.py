@@ -1,0 +1,74 @@
+"""How other harnesses decide whether B is slower than A, from the calls that they would have timed: A first, then B.
+
+Each rule takes call times of A and B in the order taken, seconds. Where pyperf and torch have code that decides, it does.
+"""
+
+import math
+
+import numpy as np
+import torch.utils.benchmark
+from pyperf._utils import is_significant
+from scipy.stats import mannwhitneyu
+
+GUARD = 0.03  # the change from which anything is called; the same for all, so that the rules alone differ
+_VALUE_S = 0.1  # pyperf: one value is the mean over at least so long
+
+
+def pyperf_compare(a: np.ndarray, b: np.ndarray) -> bool:
+    """`pyperf compare_to`: Student's t on values of 100 ms."""
+    x, y = _values(a), _values(b)
+    if min(len(x), len(y)) < 2:
+        return False
+    return bool(is_significant(list(x), list(y))[0]) and y.mean() / x.mean() - 1 > GUARD
+
+
+def _values(calls: np.ndarray) -> np.ndarray:
+    per_value = max(1, math.ceil(_VALUE_S / float(np.median(calls))))
+    whole = len(calls) // per_value
+    return calls[: whole * per_value].reshape(whole, per_value).mean(axis=1)
+
+
+def torch_compare(a: np.ndarray, b: np.ndarray) -> bool:
+    """torch.utils.benchmark: `Compare` prints medians in as many figures as it believes in; they differ or not."""
+    task = torch.utils.benchmark.TaskSpec("call()", "pass")
+    sides = [torch.utils.benchmark.Measurement(1, list(x), task) for x in (a, b)]
+    shown = [torch.utils.benchmark.utils.common.trim_sigfig(m.median, m.significant_figures) for m in sides]
+    return shown[1] / shown[0] - 1 > GUARD
+
+
+def hyperfine_ratio(a: np.ndarray, b: np.ndarray) -> bool:
+    """hyperfine: "1.05 ± 0.02 times slower", the standard deviations propagated into the ratio's."""
+    ratio = b.mean() / a.mean()
+    spread = ratio * math.hypot(a.std(ddof=1) / a.mean(), b.std(ddof=1) / b.mean())
+    return ratio - spread > 1 and ratio - 1 > GUARD
+
+
+def asv_compare(a: np.ndarray, b: np.ndarray) -> bool:
+    """asv: Mann and Whitney's U on the samples, p < .002, and the factor between medians."""
+    return mannwhitneyu(a, b).pvalue < 0.002 and np.median(b) / np.median(a) - 1 > GUARD
+
+
+def plain_means(a: np.ndarray, b: np.ndarray) -> bool:
+    """Twenty trials each, mean ± sd: the bands do not touch."""
+    x, y = a[:20], b[:20]
+    return y.mean() - y.std(ddof=1) > x.mean() + x.std(ddof=1) and y.mean() / x.mean() - 1 > GUARD
+
+
+RULES = {
+    "pyperf compare_to": pyperf_compare,
+    "torch.utils.benchmark": torch_compare,
+    "hyperfine's ratio": hyperfine_ratio,
+    "asv's Mann-Whitney": asv_compare,
+    "20 trials, mean ± sd": plain_means,
+}
+
+
+def asv_interval(calls: np.ndarray) -> float:
+    """Half the width of asv's 99 % interval of the median, as a share: order statistics of single calls."""
+    n = len(calls)
+    reach = 2.576 * math.sqrt(n) / 2
+    low, high = math.floor(n / 2 - reach), math.ceil(n / 2 + reach)
+    if low < 0 or high >= n:
+        return math.inf
+    ordered = np.sort(calls)
+    return float((ordered[high] - ordered[low]) / 2 / np.median(calls))

@@ -1,0 +1,40 @@
+"""Real work in a hundred equal units, so that so many units more are so many per cent slower: the copy that a version holds."""
+
+import torch
+
+from nanolib import NanoConfig, create_model
+from nanolib.models.transformer import KVCache
+
+UNITS = 100
+
+torch.manual_seed(0)
+_matrix = torch.randn(160, 160)
+_size = {"d_model": 64, "num_heads": 2, "num_kv_heads": 2, "d_ff": 256, "num_layers": 1, "vocab_size": 256}
+_config = NanoConfig.from_preset("decoder_tiny", **_size)
+_model = create_model(_config, seed=0).eval()
+_PROMPT = 16
+_ids = torch.randint(0, 256, (1, _PROMPT))
+_cache = KVCache(_config, 1, _PROMPT + 1, "cpu")
+with torch.inference_mode():
+    _model.prefill(_ids, _cache)
+
+
+def matmul() -> None:
+    """A matrix product."""
+    for _ in range(UNITS):
+        _matrix @ _matrix
+
+
+@torch.inference_mode()
+def block() -> None:
+    """A decoder block forward."""
+    for _ in range(UNITS):
+        _model.hidden(_ids)
+
+
+@torch.inference_mode()
+def decode() -> None:
+    """One token of a decoder with a KV cache."""
+    for _ in range(UNITS):
+        _cache.length = _PROMPT
+        _model.decode(_ids[:, 0], _cache)

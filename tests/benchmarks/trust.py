@@ -1,0 +1,324 @@
+"""Whose word can be trusted: `nano ab` beside other harnesses on this machine, quiet and loaded: `make bench`.
+
+Real work is timed in versions that do 0, 3, 5 or 10 % more of it. One recording per work and load holds both ways of
+collecting: blocks interleaved, and one version after the other. From it comparisons are replayed, all at the same wall time; how
+often each harness calls B slower is printed with its exact 95 % interval. `--live N` adds N real `nano ab` comparisons per
+cell, as long as a user would wait for them; `--minutes` says how long the recording may take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import multiprocessing
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from parts.peers import RULES, asv_interval
+from scipy.stats import binomtest
+
+from nanolib.regression.client import VersionProcess
+from nanolib.regression.rounds import MIN_PAIRS, Settings, Task, block_calls, compare_versions
+from nanolib.regression.worktree import Version, checked_out
+from nanolib.stats.compare import Kind, compare_paired, confirm, hodges_lehmann
+
+WORKS = ("matmul", "block", "decode")
+VERSIONS = {"A": 100, "A again": 100, "+3 %": 103, "+5 %": 105, "+10 %": 110}
+EFFECTS = list(VERSIONS)[1:]
+ALARMS = (Kind.REGRESSED, Kind.SUSPECT)
+REPLAYS = 400
+
+
+def main() -> None:
+    """Record, replay, and print."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--minutes", type=float, default=4.0, help="of recording, over all cells")
+    options.add_argument("--live", type=int, default=1, help="comparisons per cell through nano ab itself")
+    options.add_argument(
+        "--budget", type=float, default=30.0, help="seconds for a live comparison, both rounds included"
+    )
+    chosen = options.parse_args()
+    with _repository() as repository, checked_out(list(map(_tag, VERSIONS)), repository) as versions:
+        cells = [(work, loaded) for loaded in (False, True) for work in WORKS]
+        recordings = {
+            (work, loaded): _record(versions, work, loaded, chosen.minutes * 60 / len(cells)) for work, loaded in cells
+        }
+        _print_rates(recordings)
+        _print_time_to_trust(recordings)
+        if chosen.live:
+            _print_live(versions, chosen.live, chosen.budget)
+
+
+def _tag(version: str) -> str:
+    return f"units-{list(VERSIONS).index(version)}"
+
+
+@contextlib.contextmanager
+def _repository() -> Iterator[Path]:
+    """A repository whose revisions differ in how many units of work they do."""
+    git = ["git", "-c", "user.name=trust", "-c", "user.email=trust@localhost", "-c", "commit.gpgsign=false"]
+    source = (Path(__file__).parent / "parts" / "work.py").read_text()
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        subprocess.run([*git, "init", "--quiet", made], check=True)
+        for version, units in VERSIONS.items():
+            (folder / "work.py").write_text(source.replace("UNITS = 100", f"UNITS = {units}"))
+            subprocess.run([*git, "-C", made, "add", "work.py"], check=True)
+            subprocess.run([*git, "-C", made, "commit", "--quiet", "--allow-empty", "-m", version], check=True)
+            subprocess.run([*git, "-C", made, "tag", _tag(version)], check=True)
+        yield folder
+
+
+def _burn() -> None:
+    """Work on one core that comes and goes."""
+    rng = random.Random(0)
+    while True:
+        end = time.monotonic() + rng.uniform(0.2, 2.0)
+        while time.monotonic() < end:
+            sum(range(10_000))
+        time.sleep(rng.uniform(0.2, 2.0))
+
+
+@contextlib.contextmanager
+def _load(wanted: bool) -> Iterator[None]:
+    if not wanted:
+        yield
+        return
+    process = multiprocessing.get_context("spawn").Process(target=_burn, daemon=True)
+    process.start()
+    try:
+        yield
+    finally:
+        process.kill()
+        process.join()
+
+
+@dataclass
+class Recording:
+    """What one work did under one load.
+
+    Attributes:
+        pairs: Episode → block medians, ms, shape [versions][blocks], interleaved.
+        calls: Episode → version → call times, ms, one version after the other.
+        start_s: Seconds to start a version and call it once.
+    """
+
+    pairs: list[np.ndarray]
+    calls: list[list[np.ndarray]]
+    start_s: float
+
+
+_EPISODE_S = 0.8  # of calls, per version, in one go
+
+
+def _request(work: str) -> dict[str, object]:
+    return {"do": "function", "function": f"work:{work}", "setup": "", "timeout_s": 60, "rows": False}
+
+
+def _record(versions: list[Version], work: str, loaded: bool, seconds: float) -> Recording:
+    """Episodes of both ways of collecting, in turn, at the same time for each version; processes are new for each half."""
+    recording = Recording([], [], 0.0)
+    with _load(loaded):
+        for _ in range(2):
+            with contextlib.ExitStack() as stack:
+                start = time.monotonic()
+                sides = [stack.enter_context(VersionProcess(version, 120)) for version in versions]
+                for side in sides[:2]:
+                    side.send(**_request(work))
+                for side in sides[:2]:
+                    side.receive()
+                recording.start_s = max(recording.start_s, time.monotonic() - start)
+                for side in sides[2:]:
+                    side.send(**_request(work))
+                for side in sides[2:]:
+                    side.receive()
+                for side in sides:
+                    call_ms = sum(side.ask(do="block", calls=3, keep=False)["ms"][-1])
+                calls = block_calls(call_ms)
+                end = time.monotonic() + seconds / 2
+                while time.monotonic() < end:
+                    recording.pairs.append(_interleaved(sides, calls, len(sides) * _EPISODE_S))
+                    recording.calls.append([_in_a_row(side, calls) for side in sides])
+        print(
+            f"  recorded {work}{', loaded' if loaded else ''}: {len(recording.pairs)} episodes, call {call_ms:.1f} ms"
+        )
+    return recording
+
+
+def _interleaved(sides: list[VersionProcess], calls: int, seconds: float) -> np.ndarray:
+    rows = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        row = [0.0] * len(sides)
+        for i in random.sample(range(len(sides)), len(sides)):
+            row[i] = float(np.median(sides[i].ask(do="block", calls=calls, keep=False)["ms"]))
+        rows.append(row)
+    return np.array(rows).T
+
+
+def _in_a_row(side: VersionProcess, calls: int) -> np.ndarray:
+    times: list[float] = []
+    end = time.monotonic() + _EPISODE_S
+    while time.monotonic() < end:
+        times += [call for (call,) in side.ask(do="block", calls=calls, keep=False)["ms"]]
+    return np.array(times)
+
+
+# replays
+
+
+def _rate(called: int, of: int) -> str:
+    low, high = binomtest(called, of).proportion_ci(0.95, "exact")
+    return f"{called / of:5.1%} [{low:4.0%} … {high:4.0%}]"
+
+
+def _replayed_ab(recording: Recording, effect: int, rng: np.random.Generator, episodes: int) -> Kind:
+    """Two rounds of so many episodes each, as nano ab would end them."""
+    rounds = []
+    for _ in range(2):
+        taken = [recording.pairs[i] for i in rng.integers(len(recording.pairs), size=episodes)]
+        rounds.append(_until_precise(np.concatenate([e[0] for e in taken]), np.concatenate([e[effect] for e in taken])))
+        first = compare_paired(*rounds[0])
+        if first.kind is Kind.EQUIVALENT:
+            return first.kind
+    pooled = compare_paired(*(np.concatenate([r[i] for r in rounds]) for i in (0, 1)))
+    return confirm(first, compare_paired(*rounds[1]), pooled).kind
+
+
+def _until_precise(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    n = MIN_PAIRS
+    while n < len(a):
+        low, _, high = hodges_lehmann(np.log(b[:n] / a[:n]))
+        if (high - low) / 2 <= Settings.precision:
+            break
+        n = int(np.ceil(n * 1.1))
+    return a[:n], b[:n]
+
+
+def _replayed_peer(rule: Callable, recording: Recording, effect: int, rng: np.random.Generator, episodes: int) -> bool:
+    """A for so many episodes in a row, then B for as many."""
+    start = int(rng.integers(len(recording.calls) - 2 * episodes + 1))
+    a = np.concatenate([recording.calls[i][0] for i in range(start, start + episodes)])
+    b = np.concatenate([recording.calls[i][effect] for i in range(start + episodes, start + 2 * episodes)])
+    return rule(a / 1000, b / 1000)
+
+
+def _print_rates(recordings: dict[tuple[str, bool], Recording]) -> None:
+    rng = np.random.default_rng(0)
+    for episodes in (3, 12):
+        wall = 4 * episodes * _EPISODE_S  # two rounds of A and B
+        print(
+            f"\nB called slower (ours: regressed or suspect), {wall:.0f} s of measuring per comparison, {REPLAYS} replays per cell"
+        )
+        for loaded in (False, True):
+            chosen = [r for (_, ld), r in recordings.items() if ld is loaded]
+            print(f"  {'loaded' if loaded else 'quiet'}: " + "".join(f"{e:>22}" for e in EFFECTS))
+            ours = [[_replayed_ab(chosen[k % 3], e, rng, episodes) for k in range(REPLAYS)] for e in range(1, 5)]
+            _print_row("nano ab", [sum(kind in ALARMS for kind in kinds) for kinds in ours])
+            _print_row("nano ab, regressed alone", [sum(kind is Kind.REGRESSED for kind in kinds) for kinds in ours])
+            if 4 * episodes > min(len(r.calls) for r in chosen):
+                print("    the recording is too short for A and then B of this length: raise --minutes")
+                continue
+            for name, rule in RULES.items():
+                called = [
+                    sum(_replayed_peer(rule, chosen[k % 3], e, rng, 2 * episodes) for k in range(REPLAYS))
+                    for e in range(1, 5)
+                ]
+                _print_row(name, called)
+
+
+def _print_row(name: str, called: list[int]) -> None:
+    print(f"    {name:26}" + "".join(f"{_rate(n, REPLAYS):>22}" for n in called), flush=True)
+
+
+def _print_time_to_trust(recordings: dict[tuple[str, bool], Recording]) -> None:
+    """Seconds until the interval of the ratio is ±2 %, starting of processes included, and how often it then holds."""
+    rng = np.random.default_rng(1)
+    print(
+        "\ntime to trust: seconds until the ratio's interval is ± 2 %, starts included; how often it then holds the true +5 %"
+    )
+    for loaded in (False, True):
+        ours, theirs = [], []
+        for (_, ld), recording in recordings.items():
+            if ld is loaded:
+                ours += [_ours_until(recording, rng) for _ in range(REPLAYS // 3)]
+                theirs += [_asv_until(recording, rng) for _ in range(REPLAYS // 3)]
+        print(f"  {'loaded' if loaded else 'quiet'}")
+        for name, results in (("nano ab", ours), ("asv (99 % of single calls)", theirs)):
+            seconds = [s for s, _ in results if np.isfinite(s)]
+            holds = _rate(sum(h for _, h in results), len(results))
+            reached = (
+                f"{np.median(seconds):5.1f} s" if len(seconds) > len(results) / 2 else "not reached in the recording"
+            )
+            print(f"    {name:28} {reached}   holds {holds}")
+        print("    the others give no interval of a ratio: pyperf, torch and a plain mean ± sd spread, hyperfine ± σ")
+
+
+def _ours_until(recording: Recording, rng: np.random.Generator) -> tuple[float, bool]:
+    start = int(rng.integers(len(recording.pairs)))
+    order = [recording.pairs[(start + i) % len(recording.pairs)] for i in range(len(recording.pairs))]
+    a, b = (np.concatenate([episode[v] for episode in order]) for v in (0, 3))
+    n = MIN_PAIRS
+    while n < len(a):
+        low, _, high = np.exp(hodges_lehmann(np.log(b[:n] / a[:n])))
+        if (high - low) / 2 <= 0.02:
+            per_pair = 2 * _EPISODE_S / recording.pairs[0].shape[1]
+            return recording.start_s + n * per_pair, bool(low <= 1.05 <= high)
+        n = int(np.ceil(n * 1.1))
+    return np.inf, False
+
+
+def _asv_until(recording: Recording, rng: np.random.Generator) -> tuple[float, bool]:
+    """A until its interval is tight enough, then B: the halves add in quadrature; each side takes two processes."""
+    start = int(rng.integers(len(recording.calls)))
+    seconds, medians, halves = 0.0, [], []
+    for version, shift in ((0, 0), (3, 0)):
+        order = [
+            recording.calls[(start + shift + i) % len(recording.calls)][version] for i in range(len(recording.calls))
+        ]
+        calls, n = np.concatenate(order), 10
+        while n < len(calls) and asv_interval(calls[:n]) > 0.02 / np.sqrt(2):
+            n = int(np.ceil(n * 1.1))
+        if n >= len(calls):
+            return np.inf, False
+        start += int(np.ceil(calls[:n].sum() / 1000 / _EPISODE_S))  # B follows when A is done
+        seconds += 2 * recording.start_s + calls[:n].sum() / 1000
+        medians.append(np.median(calls[:n]))
+        halves.append(asv_interval(calls[:n]))
+    ratio, half = medians[1] / medians[0], np.hypot(*halves)
+    return seconds, bool(abs(ratio / 1.05 - 1) <= half)
+
+
+def _print_live(versions: list[Version], count: int, budget: float) -> None:
+    print(f"\nlive: nano ab with {budget:.0f} s per comparison, both rounds and the starts included")
+    for loaded in (False, True):
+        for effect, version in zip(EFFECTS, versions[1:], strict=True):
+            kinds, seconds = [], []
+            with _load(loaded):
+                for i in range(count):
+                    request = _request(WORKS[i % 3])
+                    task = Task("call", "live", {"name": WORKS[i % 3]}, (request, request))
+                    start = time.monotonic()
+                    (found,) = compare_versions((versions[0], version), [task], Settings(budget_s=budget))
+                    seconds.append(time.monotonic() - start)
+                    kinds += [verdict.kind for verdict in found.verdicts.values()]
+            alarms = _rate(sum(kind in ALARMS for kind in kinds), len(kinds))
+            words = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+            print(
+                f"  {'loaded' if loaded else 'quiet':7}{effect:8} slower: {alarms}  ({words}; {np.median(seconds):.0f} s each)",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    if shutil.which("git") is None:
+        sys.exit("trust: git is not installed")
+    main()

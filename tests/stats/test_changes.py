@@ -1,0 +1,51 @@
+import numpy as np
+import pytest
+
+from nanolib.stats.changes import changes_of_level, step_noise
+from nanolib.stats.compare import MARGIN
+
+RUNS = {4: 1000, 8: 1000, 20: 600, 60: 250}  # fewer where each takes long
+
+
+def _history(rng, n, step=0.0, at=None, noise=0.01):
+    level = np.zeros(n)
+    level[at if at is not None else n // 2 :] = np.log1p(step)
+    return 10 * np.exp(level + noise * rng.normal(size=n))
+
+
+@pytest.mark.parametrize("n", [4, 8, 20, 60])
+def test_a_level_history_hardly_ever_shows_a_change(n):
+    rng = np.random.default_rng(n)
+    alarms = sum(bool(changes_of_level(_history(rng, n), np.full(n, 0.02), MARGIN)) for _ in range(RUNS[n]))
+    assert alarms / RUNS[n] <= 0.01
+
+
+@pytest.mark.parametrize(("n", "at"), [(8, 4), (20, 10), (20, 17), (60, 30)])
+def test_a_step_of_ten_per_cent_is_found_where_it_is(n, at):
+    rng = np.random.default_rng(n + at)
+    found = [changes_of_level(_history(rng, n, 0.10, at), np.full(n, 0.02), MARGIN) for _ in range(RUNS[n])]
+    right = [len(changes) == 1 and changes[0][0] == at for changes in found]
+    assert np.mean(right) >= 0.98
+    ratios = [changes[0][1] for changes, ok in zip(found, right, strict=True) if ok]
+    assert np.mean(ratios) == pytest.approx(1.10, abs=0.01)
+
+
+def test_wide_intervals_make_a_step_of_their_size_no_change():
+    rng = np.random.default_rng(1)
+    series = _history(rng, 20, 0.10, noise=0.001)
+    assert changes_of_level(series, np.full(20, 0.001), MARGIN)
+    assert not changes_of_level(series, np.full(20, 0.30), MARGIN)
+
+
+def test_small_changes_and_short_histories_are_left_out():
+    series = np.array([10, 10.0001, 10, 10.0001, 10.2, 10.2001, 10.2, 10.2001])
+    assert not changes_of_level(series, np.zeros(8), MARGIN)
+    assert not changes_of_level([1, 2, 3], np.zeros(3), MARGIN)
+
+
+def test_step_noise_is_the_standard_deviation_and_a_step_hardly_moves_it():
+    rng = np.random.default_rng(2)
+    x = rng.normal(0, 2, 4000)
+    assert step_noise(x) == pytest.approx(2, rel=0.06)
+    x[2000:] += 100
+    assert step_noise(x) == pytest.approx(2, rel=0.06)
