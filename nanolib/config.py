@@ -12,6 +12,8 @@ from nanolib.validation import StrictModel
 # A new attention kind is one file and one line here: its name and the module that holds its `attend` and `work`.
 ATTENTION_KINDS: dict[str, str] = {
     "dense": "nanolib.models.attention.dense",
+    "flash_attn": "nanolib.models.attention.flash_attn",
+    "flex": "nanolib.models.attention.flex",
     "sparse": "nanolib.models.attention.sparse",
 }
 
@@ -108,7 +110,9 @@ class NanoConfig(StrictModel):
         attention = 2 * d * d + 2 * d * kv
         mlp = (3 if self.mlp == "swiglu" else 2) * d * self.mlp_width
         embeddings = self.vocab_size * d * (1 if self.tie_embeddings else 2)
-        return embeddings + self.num_layers * (attention + mlp + 2 * d) + d
+        sparse = self.attention_type in ("sparse", "flex")
+        score = d if sparse and self.attention_options.get("pattern") == "dca" else 0
+        return embeddings + self.num_layers * (attention + mlp + score + 2 * d) + d
 
     @classmethod
     def from_preset(cls, name: str, **changes: Any) -> NanoConfig:

@@ -121,6 +121,7 @@ METRICS: dict[str, Metric] = {
         Metric("sparsity", "1", _EQUAL, "Connections removed"),
         Metric("block_sparsity", "1", _EQUAL, "Tiles skipped"),
         Metric("relative_error", "1", _LOWER, "Relative error"),
+        Metric("cosine", "1", _HIGHER, "Cosine with dense"),
         Metric("loss", "nats", _LOWER, "Loss"),
         Metric("ratio", "1", _LOWER, "Time of B over time of A"),
         Metric("warmup_needed", "1", _LOWER, "Steps until steady"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
@@ -19,8 +20,9 @@ from nanolib.meters.flops import BACKWARD_FACTOR, RECOMPUTING_BACKWARD_FACTOR, c
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.memory import measure_memory
 from nanolib.models import attention
+from nanolib.models.attention.block_mask import BlockMask
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
-from nanolib.models.attention.sparse import element_mask
+from nanolib.models.attention.sparse import build_mask, choose_mask
 
 _ERROR_ROWS = 128  # queries compared with float64: enough to find a wrong tile, few enough for a long sequence
 
@@ -114,8 +116,13 @@ class AttentionCase(Case):
     backward: bool
 
     @property
-    def work(self) -> attention.Work:
-        """What the kind keeps."""
+    def masked(self) -> bool:
+        """Whether the kind has a sparse mask."""
+        return self.attention_type in ("sparse", "flex")
+
+    @property
+    def work(self) -> attention.Work | None:
+        """What the kind keeps; None where that depends on the input."""
         n = self.seq_len
         return attention.work(self.attention_type, n, n, causal=self.causal, options=self.options)
 
@@ -126,13 +133,20 @@ class AttentionCase(Case):
 
 def kind_name(attention_type: str, options: dict[str, Any]) -> str:
     """How charts and tables call a kind: `dense (flash)`, `window 256`, `local_global 256+32`, `window s=0.9`."""
-    if attention_type != "sparse":
+    if attention_type not in ("sparse", "flex"):
         return attention_type + (f" ({options['backend']})" if "backend" in options else "")
-    parsed = attention.parse_options("sparse", options)
+    parsed = attention.parse_options(attention_type, options)
+    prefix = "flex " if attention_type == "flex" else ""
     if parsed.sparsity is not None:
-        return f"{parsed.pattern} s={parsed.sparsity:g}"
-    reach = f"{parsed.window}+{parsed.global_tokens}" if parsed.pattern == "local_global" else f"{parsed.window}"
-    return f"{parsed.pattern} {reach}"
+        return f"{prefix}{parsed.pattern} s={parsed.sparsity:g}"
+    sizes = {
+        "local_global": (parsed.window, parsed.global_tokens),
+        "bigbird": (parsed.window, parsed.global_tokens, parsed.random_tokens),
+        "dca": (parsed.window, parsed.global_tokens, parsed.random_tokens),
+        "random": (parsed.random_tokens,),
+        "threshold": (parsed.mass,),
+    }.get(parsed.pattern, (parsed.window,))
+    return f"{prefix}{parsed.pattern} {'+'.join(f'{size:g}' for size in sizes)}"
 
 
 def cases(params: Params) -> list[Case]:
@@ -169,22 +183,21 @@ def predict(case: Case, ceilings: dict[str, float] | None = None) -> dict[str, f
         ceilings: As `roofline_ms` takes them; without them no time is predicted.
 
     Returns:
-        `flops` (FLOP, forward), `bytes` (q, k, v and out once), `sparsity`, `block_sparsity`, `peak_memory` (MiB, forward:
-        inputs and output), `latency` (ms, roofline) where the ceilings are known.
+        `bytes` (q, k, v and out once), `peak_memory` (MiB, forward: inputs and output); unless the pattern follows the
+        input, `flops`
+        (FLOP, forward), `sparsity`, `block_sparsity`, and `latency` (ms, roofline) where the ceilings are known.
     """
     if not isinstance(case, AttentionCase):
         return {}
-    flops = case.work.flops(case.batch_size, case.num_heads, case.head_dim)
     item = torch.empty((), dtype=getattr(torch, case.dtype)).element_size()
     row = case.batch_size * case.seq_len * case.head_dim * item
     moved = row * (2 * case.num_heads + 2 * case.num_kv_heads)
-    predicted: dict[str, float | str] = {
-        "flops": flops,
-        "bytes": moved,
-        "sparsity": case.work.sparsity,
-        "block_sparsity": case.work.block_sparsity,
-        "peak_memory": moved / 2**20,
-    }
+    predicted: dict[str, float | str] = {"bytes": moved, "peak_memory": moved / 2**20}
+    work = case.work
+    if work is None:  # how much is kept depends on the input: there is nothing to predict from
+        return predicted
+    flops = work.flops(case.batch_size, case.num_heads, case.head_dim)
+    predicted |= {"flops": flops, "sparsity": work.sparsity, "block_sparsity": work.block_sparsity}
     if (latency := roofline_ms(flops, moved, case.dtype, ceilings or {})) is not None:
         predicted["latency"] = latency
     return predicted
@@ -196,7 +209,9 @@ def unsupported(case: Case) -> str:
         return ""
     few = dataclasses.replace(case, seq_len=16, batch_size=1)
     try:
-        attention.attend(case.attention_type, *_inputs(few, 0), causal=case.causal, options=case.options)
+        with torch.set_grad_enabled(case.backward):
+            inputs = tuple(x.requires_grad_(case.backward) for x in _inputs(few, 0))
+            attention.attend(case.attention_type, *inputs, causal=case.causal, options=case.options)
     except Unsupported as error:
         return str(error)
     return ""
@@ -208,22 +223,40 @@ def measure_case(case: Case, params: Params, ceilings: dict[str, float]) -> Iter
         yield from case.measure()
         return
     q, k, v = _inputs(case, params.seed)
+    timing = {"precision": params.precision, "budget_s": params.budget_s, "device": case.device}
+    if case.backward and case.attention_type == "flex":
+        attention.attend("flex", *(x.requires_grad_() for x in (q, k, v)), causal=case.causal, options=case.options)
+    mask = None
+    if case.masked:
+        options = attention.parse_options(case.attention_type, case.options)
+        mask = choose_mask(q, k, causal=case.causal, options=options)
+        few = timing | {"budget_s": params.budget_s / 4}  # it is paid once, or hides behind the attention
+        yield measure(lambda: build_mask(q, k, causal=case.causal, options=options), scope="mask", **few)
 
     def forward() -> torch.Tensor:
         return attention.attend(case.attention_type, q, k, v, causal=case.causal, options=case.options)
 
-    yield _error(case, forward(), q, k, v)
+    start = time.perf_counter()
+    with torch.no_grad():
+        out = forward()
+    first_ms = (time.perf_counter() - start) * 1e3
+    yield _error(case, out, q, k, v, mask)
+    if mask is not None:
+        yield from _against_dense(case, out, q, k, v)
     predicted = predict(case, ceilings)
-    flops = int(predicted["flops"])
-    yield exact("sparsity", case.work.sparsity, method="mask")
-    yield exact("block_sparsity", case.work.block_sparsity, method="mask")
+    work = mask.work if mask is not None else case.work
+    flops = work.flops(case.batch_size, case.num_heads, case.head_dim)
+    yield exact("sparsity", work.sparsity, method="mask")
+    yield exact("block_sparsity", work.block_sparsity, method="mask")
     yield exact("flops", flops, scope="forward")
     yield exact("flops", count_flops(forward), scope="forward", method="flop_counter", predicted=flops)
 
-    timing = {"precision": params.precision, "budget_s": params.budget_s, "device": case.device}
     with torch.no_grad():
         latency = measure(forward, scope="forward", predicted=predicted.get("latency"), **timing)
         yield latency
+        if case.attention_type == "flex":
+            once = {"n": 1, "method": "first call less a later one", "scope": "compile"}
+            yield Measurement("latency", max(0.0, first_ms - latency.estimate), **once)
         yield from rate_rows(latency, flops, case.dtype, ceilings)
         yield from measure_memory(
             forward,
@@ -283,16 +316,34 @@ def _inputs(case: AttentionCase, seed: int) -> tuple[torch.Tensor, torch.Tensor,
     return draw(case.num_heads), draw(case.num_kv_heads), draw(case.num_kv_heads)
 
 
-def _error(case: AttentionCase, out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Measurement:
+def _error(
+    case: AttentionCase,
+    out: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    block_mask: BlockMask | None,
+) -> Measurement:
     """The kernel against float64 with the same mask, on evenly spread queries of the first sequence."""
     n = case.seq_len
     rows = torch.linspace(0, n - 1, min(n, _ERROR_ROWS)).long().unique()
-    if case.attention_type == "sparse":
-        options = attention.parse_options("sparse", case.options)
-        mask = torch.cat([element_mask(n, n, causal=case.causal, options=options, row=int(row)) for row in rows])
+    if block_mask is not None:
+        heads = 1 if block_mask.shared else case.num_heads
+        mask = torch.stack([block_mask.elements(head, rows.tolist()) for head in range(heads)])
     else:
         mask = causal_mask(n, n)[rows] if case.causal else torch.ones(len(rows), n, dtype=torch.bool)
     q, k, v, out = (x[:1].detach().cpu() for x in (q, k, v, out))
     reference = masked_attention(q[:, :, rows], k, v, mask)
     error = relative_error(out[:, :, rows], reference)
     return exact("relative_error", error, scope="forward", method=f"float64 on {len(rows)} queries")
+
+
+def _against_dense(
+    case: AttentionCase, out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> Iterator[Measurement]:
+    """How far the sparse result lies from dense attention on these inputs, which are random: no word on what it does to a model."""
+    with torch.no_grad():
+        dense = attention.attend("dense", q, k, v, causal=case.causal)
+    yield exact("relative_error", relative_error(out, dense), scope="against_dense", method="random inputs")
+    cosine = torch.nn.functional.cosine_similarity(out.flatten().double(), dense.flatten().double(), dim=0)
+    yield exact("cosine", float(cosine), scope="against_dense", method="random inputs")

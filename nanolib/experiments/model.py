@@ -103,11 +103,12 @@ class ModelCase(Case):
 
     @property
     def flops(self) -> dict[str, int]:
-        """Forward FLOPs by part; attention counts the pairs that its mask keeps."""
+        """Forward FLOPs by part; attention counts the pairs that its mask keeps, all of them where the input decides."""
         config = self.config
         options = attention.shared_options(config.attention_type, config.attention_options)
-        kept = attention.work(config.attention_type, self.seq_len, self.seq_len, causal=True, options=options).kept
-        return model_flops(config, self.batch_size, self.seq_len, kept)
+        shape = {"q_len": self.seq_len, "kv_len": self.seq_len, "causal": True}
+        work = attention.work(config.attention_type, **shape, options=options) or attention.work("dense", **shape)
+        return model_flops(config, self.batch_size, self.seq_len, work.kept)
 
     def __str__(self) -> str:
         """Preset, shape and mode."""

@@ -19,6 +19,7 @@ class KVCache:
     Attributes:
         keys: Per layer, shape [batch, kv_heads, max_len, head_dim].
         values: As `keys`.
+        scores: Per layer, shape [batch, max_len]: what `dca` chooses its globals by; empty for other patterns.
         length: Positions filled.
     """
 
@@ -27,7 +28,15 @@ class KVCache:
         dtype = getattr(torch, config.dtype)
         self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
         self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
+        scored = config.num_layers if attention.chooses_by_score(config.attention_type, config.attention_options) else 0
+        self.scores = [torch.empty(batch_size, max_len, dtype=dtype, device=device) for _ in range(scored)]
         self.length = 0
+
+    def append_scores(self, layer: int, scores: torch.Tensor) -> torch.Tensor:
+        """Write the new positions' scores of one layer and return all so far."""
+        stop = self.length + scores.shape[1]
+        self.scores[layer][:, self.length : stop] = scores
+        return self.scores[layer][:, :stop]
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the new positions of one layer and return all of its keys and values so far (views)."""
@@ -67,6 +76,8 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(d, kv, bias=False)
         self.v_proj = nn.Linear(d, kv, bias=False)
         self.out_proj = nn.Linear(d, d, bias=False)
+        scored = attention.chooses_by_score(config.attention_type, config.attention_options)
+        self.token_score = nn.Linear(d, 1, bias=False) if scored else None
 
     def forward(self, x: torch.Tensor, rope: RotaryEmbedding | None, cache: KVCache | None, layer: int) -> torch.Tensor:
         """x: shape [batch, length, d_model]; the result has the same."""
@@ -78,9 +89,15 @@ class Attention(nn.Module):
         start = cache.length if cache else 0
         if rope is not None:
             q, k = rope(q, start), rope(k, start)
+        scores = None
+        if self.token_score is not None:
+            scores = self.token_score(x)[..., 0]
+            # A choice has no gradient. This factor is one, and hands the score that of its token's value.
+            v = v * (1 + (scores - scores.detach()))[:, None, :, None]
+            scores = scores.detach() if cache is None else cache.append_scores(layer, scores.detach())
         if cache is not None:
             k, v = cache.append(layer, k, v)
-        out = attention.attend(self.kind, q, k, v, causal=True, options=self.options)
+        out = attention.attend(self.kind, q, k, v, causal=True, options=self.options, scores=scores)
         return self.out_proj(out.transpose(1, 2).reshape(batch, length, d_model))
 
 

@@ -124,15 +124,11 @@ class Changes:
 def _changes(store: Store, run_ids: list[str], runs: pd.DataFrame) -> Changes:
     since = since_before(store, run_ids)
     found = histories(store, machine_ids=sorted(set(runs["machine_id"])))
-    lines = regressions.history_verdict(found)
-    drawn = {"history": regressions.history_chart(found)} if found else {}
-    table = pd.DataFrame()
-    if since is not None:
-        lines = regressions.comparison_verdict(since, "Against the runs before") + lines
-        subtitle = "The newest runs (B) against those before them (A), collected apart."
-        drawn = {"since_the_run_before": regressions.comparison_chart(since, "Since the run before", subtitle)} | drawn
-        table = since.table(everything=False)
-    return Changes(lines, drawn, table)
+    drawn = {"since_the_run_before": regressions.since_chart(since)} if since is not None else {}
+    if found:
+        drawn["history"] = regressions.history_chart(found)
+    table = since.table(everything=False) if since is not None else pd.DataFrame()
+    return Changes(regressions.changes_verdict(since, found), drawn, table)
 
 
 def _write_files(section: Section, rows: pd.DataFrame, runs: pd.DataFrame, folder: Path) -> None:

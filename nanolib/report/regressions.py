@@ -166,6 +166,20 @@ def ratio_chart(table: pd.DataFrame, title: str, subtitle: str, threshold: float
     return look(chart)
 
 
+def since_chart(since: Comparison | None) -> alt.TopLevelMixin:
+    """The newest runs against those before them."""
+    title = "Since the run before"
+    if since is None:
+        return nothing(title, "there is no earlier run of the same suite on this machine")
+    return comparison_chart(since, title, "The newest runs (B) against those before them (A), collected apart.")
+
+
+def changes_verdict(since: Comparison | None, found: list[History]) -> list[str]:
+    """What changed since the run before and over all runs, in words."""
+    lines = comparison_verdict(since, "Against the runs before") if since is not None else []
+    return lines + history_verdict(found)
+
+
 def comparison_verdict(found: Comparison, what: str) -> list[str]:
     """What a comparison of stored runs found, in words."""
     counted = ", ".join(f"{n} {finding}" for finding, n in found.counts.items())

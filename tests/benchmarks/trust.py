@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import multiprocessing
 import random
 import shutil
@@ -45,12 +46,19 @@ def main() -> None:
     options.add_argument(
         "--budget", type=float, default=30.0, help="seconds for a live comparison, both rounds included"
     )
+    options.add_argument(
+        "--recordings", metavar="FILE", help="JSON: replay these where the file is there, else keep ours in it"
+    )
     chosen = options.parse_args()
     with _repository() as repository, checked_out(list(map(_tag, VERSIONS)), repository) as versions:
         cells = [(work, loaded) for loaded in (False, True) for work in WORKS]
-        recordings = {
-            (work, loaded): _record(versions, work, loaded, chosen.minutes * 60 / len(cells)) for work, loaded in cells
-        }
+        if chosen.recordings and Path(chosen.recordings).is_file():
+            recordings = _load_recordings(Path(chosen.recordings))
+        else:
+            seconds = chosen.minutes * 60 / len(cells)
+            recordings = {(work, loaded): _record(versions, work, loaded, seconds) for work, loaded in cells}
+            if chosen.recordings:
+                _save_recordings(recordings, Path(chosen.recordings))
         _print_rates(recordings)
         _print_time_to_trust(recordings)
         if chosen.live:
@@ -116,11 +124,36 @@ class Recording:
     start_s: float
 
 
+def _save_recordings(recordings: dict[tuple[str, bool], Recording], path: Path) -> None:
+    cells = [
+        {
+            "work": work,
+            "loaded": loaded,
+            "pairs": [episode.tolist() for episode in recording.pairs],
+            "calls": [[calls.tolist() for calls in episode] for episode in recording.calls],
+            "start_s": recording.start_s,
+        }
+        for (work, loaded), recording in recordings.items()
+    ]
+    path.write_text(json.dumps(cells), encoding="utf-8")
+
+
+def _load_recordings(path: Path) -> dict[tuple[str, bool], Recording]:
+    return {
+        (cell["work"], cell["loaded"]): Recording(
+            [np.array(episode) for episode in cell["pairs"]],
+            [[np.array(calls) for calls in episode] for episode in cell["calls"]],
+            cell["start_s"],
+        )
+        for cell in json.loads(path.read_text(encoding="utf-8"))
+    }
+
+
 _EPISODE_S = 0.8  # of calls, per version, in one go
 
 
 def _request(work: str) -> dict[str, object]:
-    return {"do": "function", "function": f"work:{work}", "setup": "", "timeout_s": 60, "rows": False}
+    return {"do": "function", "function": f"work:{work}", "setup": ""}
 
 
 def _record(versions: list[Version], work: str, loaded: bool, seconds: float) -> Recording:
@@ -132,12 +165,12 @@ def _record(versions: list[Version], work: str, loaded: bool, seconds: float) ->
                 start = time.monotonic()
                 sides = [stack.enter_context(VersionProcess(version, 120)) for version in versions]
                 for side in sides[:2]:
-                    side.send(**_request(work))
+                    side.send(**_request(work), rows=False)
                 for side in sides[:2]:
                     side.receive()
                 recording.start_s = max(recording.start_s, time.monotonic() - start)
                 for side in sides[2:]:
-                    side.send(**_request(work))
+                    side.send(**_request(work), rows=False)
                 for side in sides[2:]:
                     side.receive()
                 for side in sides:

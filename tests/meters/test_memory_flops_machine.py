@@ -83,12 +83,16 @@ def test_attention_flops_agree_with_torchs_count_to_the_digit():
     assert counted == attention.work("dense", 32, 32, causal=False).flops(2, 4, 16)
 
 
-def test_sparse_attention_computes_what_its_tiles_say():
-    q = torch.randn(1, 1, 256, 16)
-    options = {"pattern": "window", "window": 32, "block_size": 32}
-    counted = count_flops(lambda: attention.attend("sparse", q, q, q, causal=True, options=options))
-    work = attention.work("sparse", 256, 256, causal=True, options=options)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("pattern", ["window", "local_global", "random", "strided", "bigbird"])
+def test_sparse_attention_computes_what_its_tiles_say(pattern, causal):
+    """It must skip the work it claims to skip."""
+    q = torch.randn(1, 1, 320, 16)
+    options = {"pattern": pattern, "window": 96 if pattern == "strided" else 32, "global_tokens": 8, "random_tokens": 32, "block_size": 32}
+    counted = count_flops(lambda: attention.attend("sparse", q, q, q, causal=causal, options=options))
+    work = attention.work("sparse", 320, 320, causal=causal, options=options)
     assert counted == 4 * 16 * work.kept_tiles * 32 * 32
+    assert work.kept_tiles < 0.6 * work.total_tiles
 
 
 def test_the_machine_is_told_without_names_and_its_id_is_of_the_hardware():

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from nanolib.measurement import BadInput, Unsupported
 from nanolib.models import attention
+from nanolib.models.attention.choice import CHOOSERS, global_tokens
 from nanolib.models.attention.patterns import PATTERNS, window
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
-from nanolib.models.attention.sparse import Options, element_mask
+from nanolib.models.attention.sparse import Options, choose_mask
 
 TOLERANCE = 1e-5
 
@@ -32,38 +33,171 @@ def _agrees(out, reference, inputs):
     return max(relative_error(out.detach(), reference.detach()), relative_error(*together)) < TOLERANCE
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
+ALL_PATTERNS = sorted([*PATTERNS, *CHOOSERS])
+
+
+def _masked(inputs, causal, options):
+    """The mask as one tensor, bool [batch or 1, heads or 1, q_len, kv_len]; and itself."""
+    mask = choose_mask(*inputs[:2], causal=causal, options=options)
+    dense = torch.stack([mask.elements(head) for head in range(len(mask.plans))])
+    return dense.reshape(*((1, 1) if mask.shared else inputs[0].shape[:2]), *dense.shape[1:]), mask
+
+
+@pytest.mark.parametrize("pattern", ALL_PATTERNS)
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("q_len", "kv_len"), [(300, 300), (64, 64), (1, 77), (33, 200), (5, 5)])
 def test_sparse_equals_dense_with_the_same_mask(pattern, causal, q_len, kv_len):
-    options = Options(pattern=pattern, window=37, global_tokens=5, block_size=32)
+    options = Options(pattern=pattern, window=37, global_tokens=5, random_tokens=9, block_size=32)
     inputs = _qkv(2, 4, 2, q_len, kv_len)
-    mask = element_mask(q_len, kv_len, causal=causal, options=options)
+    mask, _ = _masked(inputs, causal, options)
     out = attention.attend("sparse", *inputs, causal=causal, options=options)
     assert _agrees(out, masked_attention(*inputs, mask), inputs)
 
 
-@settings(max_examples=int(os.environ.get("NANOLIB_EXAMPLES", "60")), deadline=None, derandomize=True)
+@settings(max_examples=int(os.environ.get("NANOLIB_EXAMPLES", "150")), deadline=None, derandomize=True)
 @given(
-    pattern=st.sampled_from(sorted(PATTERNS)),
+    pattern=st.sampled_from(ALL_PATTERNS),
     causal=st.booleans(),
     kv_len=st.integers(1, 90),
     queries=st.integers(1, 90),
+    batch=st.integers(1, 2),
     group=st.sampled_from([1, 2, 3]),
     options=st.fixed_dictionaries(
-        {"window": st.integers(1, 100), "global_tokens": st.integers(0, 40), "block_size": st.integers(1, 50)}
+        {
+            "window": st.integers(1, 100),
+            "global_tokens": st.integers(0, 40),
+            "random_tokens": st.integers(0, 40),
+            "block_size": st.integers(1, 50),
+            "mass": st.floats(0.1, 1.0),
+            "seed": st.integers(0, 3),
+            "per_head": st.booleans(),
+        }
     ),
 )
-def test_sparse_equals_dense_for_any_shape(pattern, causal, kv_len, queries, group, options):
+def test_sparse_equals_dense_for_any_shape(pattern, causal, kv_len, queries, batch, group, options):
     q_len = min(queries, kv_len)
     parsed = Options(pattern=pattern, **options)
-    inputs = _qkv(1, 2 * group, 2, q_len, kv_len, head_dim=8)
-    mask = element_mask(q_len, kv_len, causal=causal, options=parsed)
+    inputs = _qkv(batch, 2 * group, 2, q_len, kv_len, head_dim=8)
+    dense, mask = _masked(inputs, causal, parsed)
     out = attention.attend("sparse", *inputs, causal=causal, options=parsed)
-    assert _agrees(out, masked_attention(*inputs, mask), inputs)
-    work = attention.work("sparse", q_len, kv_len, causal=causal, options=parsed)
-    assert work.kept == int(mask.sum())
-    assert work.kept_tiles == _tiles(mask, parsed.block_size)
+    assert _agrees(out, masked_attention(*inputs, dense), inputs)
+    work = mask.work
+    assert work.kept == pytest.approx(float(dense.flatten(0, 1).sum(dim=(1, 2)).double().mean()))
+    if pattern != "dca":  # whose chosen keys are packed
+        tiles = [_tiles(head, parsed.block_size) for head in dense.flatten(0, 1)]
+        assert work.kept_tiles == pytest.approx(sum(tiles) / len(tiles))
+
+
+@pytest.mark.parametrize("sparsity", [0.5, 0.75, 0.9])
+@pytest.mark.parametrize(("pattern", "slack"), [("random", 0.02), ("strided", 0.02), ("block", 0.02), ("top_k", 0.02)])
+def test_a_pattern_of_tiles_has_the_sparsity_asked_for(pattern, sparsity, slack):
+    options = Options(pattern=pattern, sparsity=sparsity, block_size=16)
+    q, k, _ = _qkv(1, 2, 2, 640, 640)
+    work = choose_mask(q, k, causal=False, options=options).work
+    assert work.sparsity == pytest.approx(sparsity, abs=slack) == work.block_sparsity
+    if pattern == "random":
+        assert work.kept == 640 * round((1 - sparsity) * 40) * 16
+
+
+def test_heads_draw_for_themselves_when_asked_to():
+    q, k, _ = _qkv(2, 3, 3, 256, 256)
+    options = {"pattern": "random", "sparsity": 0.75, "block_size": 16}
+    alone = choose_mask(q, k, causal=False, options=Options(**options, per_head=True))
+    assert len(alone.plans) == 6 and alone.plans[0] == alone.plans[3] and not alone.shared
+    assert not torch.equal(alone.elements(0), alone.elements(1))
+    assert choose_mask(q, k, causal=False, options=Options(**options)).shared
+
+
+def test_top_k_keeps_the_tiles_that_hold_the_attention():
+    generator = torch.Generator().manual_seed(1)
+    q = torch.randn(1, 1, 64, 16, generator=generator) * 0.01
+    k = torch.randn(1, 1, 64, 16, generator=generator) * 0.01
+    q[:, :, 48:], k[:, :, 16:32] = 3.0, 3.0  # the last row of tiles looks at the second column
+    mask = choose_mask(q, k, causal=True, options=Options(pattern="top_k", sparsity=0.5, block_size=16))
+    assert mask.plans[0][3].runs == ((16, 32), (48, 64))
+
+
+def test_threshold_keeps_more_where_attention_is_spread():
+    generator = torch.Generator().manual_seed(2)
+    k = torch.randn(1, 1, 256, 16, generator=generator)
+    kept = []
+    for sharpness in (0.1, 30.0):
+        mask = choose_mask(
+            sharpness * k, k, causal=False, options=Options(pattern="threshold", mass=0.9, block_size=16)
+        )
+        kept.append(mask.work.kept)
+    assert kept[0] > 3 * kept[1]
+
+
+def test_dca_takes_as_many_globals_as_the_scores_stand_out():
+    flat, peaks = torch.zeros(100), torch.zeros(100)
+    peaks[[3, 50, 97]] = 5.0
+    assert global_tokens(peaks, 10).tolist() == [3, 50, 97]
+    assert len(global_tokens(peaks, 2)) == 2 and len(global_tokens(flat, 10)) == 1 and len(global_tokens(peaks, 0)) == 0
+    q, k, _ = _qkv(1, 2, 2, 100, 100)
+    options = Options(pattern="dca", window=4, global_tokens=10, random_tokens=0, block_size=25)
+    mask = choose_mask(q, k, causal=True, options=options, scores=peaks[None]).elements(0)
+    assert mask[99, [3, 50, 97]].all() and not mask[99, 10] and not mask[2, 3]
+
+
+@pytest.mark.parametrize("pattern", ["threshold", "dca"])
+def test_a_pattern_that_follows_the_input_takes_no_sparsity(pattern):
+    with pytest.raises(BadInput, match="keeps what the input asks for"):
+        Options(pattern=pattern, sparsity=0.5)
+
+
+def test_flex_equals_the_reference_forward_and_says_that_it_has_no_backward_on_cpu():
+    q, k, v = _qkv(1, 2, 2, 256, 256, head_dim=16)
+    options = {"pattern": "random", "sparsity": 0.5, "block_size": 128}
+    with torch.no_grad():
+        out = attention.attend("flex", q, k, v, causal=True, options=options)
+    mask, _ = _masked((q, k, v), True, Options(**options))
+    assert relative_error(out, masked_attention(q, k, v, mask).detach()) < TOLERANCE
+    with pytest.raises(Unsupported, match="no backward pass on CPU; use sparse"):
+        attention.attend("flex", q, k, v, causal=True, options=options)
+
+
+def test_flash_attn_says_what_it_lacks(monkeypatch):
+    q, k, v = (x.detach() for x in _qkv(1, 1, 1, 8, 8))
+    with pytest.raises(
+        Unsupported, match="flash_attn is not installed; on a machine with CUDA: pip install flash-attn"
+    ):
+        attention.attend("flash_attn", q, k, v, causal=True)
+
+
+@pytest.mark.parametrize(("module", "returns"), [("flash_attn", "out"), ("flash_attn.cute", "tuple")])
+def test_flash_attn_is_called_as_either_version_wants_it(monkeypatch, module, returns):
+    """The package needs CUDA; what it is handed, and how its answer is read, does not."""
+    import importlib.machinery
+    import sys
+    import types
+
+    from nanolib.models.attention import flash_attn
+
+    def function(q, k, v, softmax_scale, causal):
+        assert (q.shape, softmax_scale, causal) == ((1, 8, 2, 16), 0.5, True)
+        out = torch.nn.functional.scaled_dot_product_attention(
+            *(x.transpose(1, 2) for x in (q, k, v)), is_causal=True, scale=softmax_scale, enable_gqa=True
+        ).transpose(1, 2)
+        return out if returns == "out" else (out, None)
+
+    package = types.ModuleType("flash_attn")
+    package.__spec__ = importlib.machinery.ModuleSpec("flash_attn", None)
+    package.__path__ = []
+    monkeypatch.setitem(sys.modules, "flash_attn", package)
+    holder = package if module == "flash_attn" else types.ModuleType(module)
+    holder.flash_attn_func = function
+    monkeypatch.setitem(sys.modules, module, holder)
+    flash_attn.kernel.cache_clear()
+    try:
+        assert flash_attn.kernel() is function
+        q, k, v = (x.detach() for x in _qkv(1, 2, 1, 8, 8))
+        with pytest.raises(Unsupported, match="flash_attn has no cpu kernel"):
+            attention.attend("flash_attn", q, k, v, causal=True)
+        out = flash_attn.call(q, k, v, causal=True, scale=0.5)
+        assert relative_error(out, masked_attention(q, k, v, causal_mask(8, 8), 0.5)) < TOLERANCE
+    finally:
+        flash_attn.kernel.cache_clear()
 
 
 def _tiles(mask, size):
@@ -79,7 +213,7 @@ def test_dense_equals_the_reference(causal, backend):
     assert _agrees(out, masked_attention(*inputs, mask), inputs)
 
 
-@pytest.mark.parametrize("kind", attention.kinds())
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
 def test_causality_is_aligned_at_the_end(kind):
     q, k, v = _qkv(1, 2, 2, 7, 20)
     options = {"window": 20, "global_tokens": 0} if kind == "sparse" else {}
@@ -126,24 +260,6 @@ def test_the_window_for_a_sparsity_is_the_largest_that_reaches_it(sparsity, caus
     assert got.sparsity >= sparsity
     kept = [window.closed_form(200, w, causal) for w in range(1, 201)]
     assert got.kept == max(k for k in kept if 1 - k / got.total >= sparsity)
-
-
-def test_sparse_attention_is_given_only_the_kept_tiles(monkeypatch):
-    """It must skip the work it claims to skip: the kernel sees as many keys per block as there are kept tiles."""
-    from nanolib.models.attention import sparse
-
-    seen = []
-
-    def spy(q, k, v, **rest):
-        seen.append(q.shape[2] * k.shape[2])
-        return torch.zeros_like(q)
-
-    monkeypatch.setattr(sparse, "scaled_dot_product_attention", spy)
-    options = Options(pattern="local_global", window=32, global_tokens=8, block_size=32)
-    q, k, v = _qkv(1, 1, 1, 320, 320)
-    attention.attend("sparse", q, k, v, causal=True, options=options)
-    work = attention.work("sparse", 320, 320, causal=True, options=options)
-    assert sum(seen) == work.kept_tiles * 32 * 32 < 0.3 * 320 * 320
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from nanolib.config import ATTENTION_KINDS
 from nanolib.measurement import BadInput
 from nanolib.models.attention.work import Work
 
-__all__ = ["Work", "attend", "kinds", "parse_options", "shared_options", "work"]
+__all__ = ["Work", "attend", "chooses_by_score", "kinds", "parse_options", "shared_options", "work"]
 
 
 def kinds() -> tuple[str, ...]:
@@ -56,6 +56,11 @@ def shared_options(kind: str, bag: Mapping[str, Any]) -> Any:
     return parse_options(kind, {name: value for name, value in bag.items() if name in mine})
 
 
+def chooses_by_score(kind: str, bag: Mapping[str, Any]) -> bool:
+    """Whether the kind, with these options, chooses keys by a score that a model learns."""
+    return getattr(shared_options(kind, bag), "pattern", "") == "dca"
+
+
 def attend(
     kind: str,
     q: torch.Tensor,
@@ -65,6 +70,7 @@ def attend(
     causal: bool,
     scale: float | None = None,
     options: Any = None,
+    scores: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of one kind.
 
@@ -76,6 +82,7 @@ def attend(
         causal: Whether a query sees only keys at or before its own position.
         scale: Factor on the scores; None means head_dim ** -0.5.
         options: The kind's `Options` or a mapping for them.
+        scores: Learned score per token, shape [batch, kv_len], for patterns that choose by it (`dca`).
 
     Returns:
         Shape and dtype of `q`.
@@ -85,11 +92,12 @@ def attend(
         Unsupported: This machine cannot run what was asked for.
     """
     _check_shapes(q, k, v, causal)
-    return _module(kind).attend(q, k, v, causal=causal, scale=scale, options=parse_options(kind, options))
+    more = {} if scores is None else {"scores": scores}
+    return _module(kind).attend(q, k, v, causal=causal, scale=scale, options=parse_options(kind, options), **more)
 
 
-def work(kind: str, q_len: int, kv_len: int, *, causal: bool, options: Any = None) -> Work:
-    """How many connections and tiles the kind keeps, counted from its mask; see `Work`."""
+def work(kind: str, q_len: int, kv_len: int, *, causal: bool, options: Any = None) -> Work | None:
+    """How many connections and tiles the kind keeps, counted from its mask; None where that depends on the input."""
     return _module(kind).work(q_len, kv_len, causal=causal, options=parse_options(kind, options))
 
 

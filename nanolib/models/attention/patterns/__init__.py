@@ -3,9 +3,19 @@
 A new pattern is one file and one line in `PATTERNS`.
 """
 
-from nanolib.models.attention.patterns import local_global, window
+from nanolib.models.attention.patterns import bigbird, block, local_global, random, strided, window
 from nanolib.models.attention.patterns.pattern import Pattern
 
-PATTERNS = {"window": window.pattern, "local_global": local_global.pattern}
+PATTERNS = {
+    "window": window.pattern,
+    "local_global": local_global.pattern,
+    "strided": strided.pattern,
+    "block": block.pattern,
+    "random": random.pattern,
+    "bigbird": bigbird.pattern,
+}
 
-__all__ = ["PATTERNS", "Pattern"]
+# Patterns whose `window` is searched for when a sparsity is asked for; the others follow the sparsity by themselves.
+WINDOWED = ("window", "local_global", "bigbird")
+
+__all__ = ["PATTERNS", "WINDOWED", "Pattern"]

@@ -5,17 +5,20 @@ Source: Beltagy, Peters & Cohan (2020), Longformer, arXiv 2004.05150.
 
 from __future__ import annotations
 
+from typing import Any
+
 from nanolib.models.attention.patterns.pattern import Pattern
 
 
-def pattern(window: int, global_tokens: int, kv_len: int) -> Pattern:
+def pattern(options: Any, kv_len: int) -> Pattern:
     """The local_global pattern: |i − j| < window, or i < global_tokens, or j < global_tokens.
 
     Args:
-        window: Reach in tokens, the query's own position included.
-        global_tokens: How many leading positions are global.
+        options: `window`: reach in tokens, the query's own position included; `global_tokens`: how many leading positions are
+            global.
         kv_len: Keys.
     """
+    window, global_tokens = options.window, options.global_tokens
 
     def runs(first: int, last: int) -> list[tuple[int, int]]:
         if first < global_tokens:

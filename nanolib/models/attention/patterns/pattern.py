@@ -24,6 +24,27 @@ class Pattern:
     runs: Callable[[int, int], list[Run]]
 
 
+def tile_count(length: int, size: int) -> int:
+    """Tiles of `size` that cover `length` positions."""
+    return -(-length // size)
+
+
+def of_tiles(table: torch.Tensor, size: int) -> Pattern:
+    """The pattern that keeps whole tiles.
+
+    Args:
+        table: True where a tile is kept, bool [tiles, tiles], rows for queries.
+        size: Side of a tile, positions.
+    """
+    rows = [row.nonzero().flatten().tolist() for row in table]
+
+    def runs(first: int, last: int) -> list[Run]:
+        kept = {tile for row in range(first // size, last // size + 1) for tile in rows[row]}
+        return [(tile * size, (tile + 1) * size) for tile in sorted(kept)]
+
+    return Pattern(mask=lambda i, j: table[i // size, j // size], runs=runs)
+
+
 def merge_runs(runs: list[Run], length: int) -> list[Run]:
     """`runs` cut to [0, length), sorted, with overlapping and touching ones joined."""
     merged: list[Run] = []

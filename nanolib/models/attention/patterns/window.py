@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from nanolib.models.attention.patterns.pattern import Pattern
 
 
-def pattern(window: int, global_tokens: int, kv_len: int) -> Pattern:
+def pattern(options: Any, kv_len: int) -> Pattern:
     """The window pattern: |i − j| < window.
 
     Args:
-        window: Reach in tokens, the query's own position included.
-        global_tokens: Not used by this pattern.
+        options: `window`: reach in tokens, the query's own position included.
         kv_len: Keys.
     """
+    window = options.window
     return Pattern(
         mask=lambda i, j: (i - j).abs() < window,
         runs=lambda first, last: [(first - window + 1, last + window)],

@@ -1,0 +1,185 @@
+"""Which keys each block of queries attends to: the plan that the block-sparse kernel follows, and what it keeps."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from nanolib.models.attention.patterns.pattern import Pattern, Run, merge_runs, tile_count
+from nanolib.models.attention.work import Work, allowed_pairs
+
+
+@dataclass(frozen=True)
+class QueryBlock:
+    """One block of queries and the keys it attends to.
+
+    Attributes:
+        rows: Queries [start, stop).
+        runs: Key ranges [start, stop), in order: whole kept tiles, cut at the sequence's end.
+        mask: True where a query sees a key, shape [rows, keys in runs]; None where all do.
+        kept_tiles: How many tiles `runs` covers.
+        kept: Connections in the mask.
+    """
+
+    rows: Run
+    runs: tuple[Run, ...]
+    mask: torch.Tensor | None
+    kept_tiles: int
+    kept: int
+
+    @functools.cached_property
+    def keys(self) -> int:
+        """How many keys `runs` hold."""
+        return sum(stop - start for start, stop in self.runs)
+
+    @functools.cached_property
+    def index(self) -> torch.Tensor:
+        """The keys, int64 [keys]."""
+        return torch.cat([torch.arange(*run) for run in self.runs])
+
+
+Plan = tuple[QueryBlock, ...]
+
+
+@dataclass(frozen=True)
+class BlockMask:
+    """A mask in blocks, shared by all heads or one for each.
+
+    Attributes:
+        plans: One plan for all; or one per head, those of the first sequence of the batch first.
+        q_len: Queries.
+        kv_len: Keys.
+        causal: Whether the future is masked.
+        block_size: Side of a tile.
+    """
+
+    plans: tuple[Plan, ...]
+    q_len: int
+    kv_len: int
+    causal: bool
+    block_size: int
+
+    @property
+    def shared(self) -> bool:
+        """Whether one plan serves all heads."""
+        return len(self.plans) == 1
+
+    @property
+    def work(self) -> Work:
+        """Connections and tiles kept, per head on average."""
+        blocks = [block for plan in self.plans for block in plan]
+        heads = len(self.plans)
+        tiles = tile_count(self.q_len, self.block_size) * tile_count(self.kv_len, self.block_size)
+        total = allowed_pairs(self.q_len, self.kv_len, self.causal)
+        kept, kept_tiles = sum(block.kept for block in blocks), sum(block.kept_tiles for block in blocks)
+        if heads == 1:
+            return Work(kept, total, kept_tiles, tiles)
+        return Work(kept / heads, total, kept_tiles / heads, tiles)
+
+    def elements(self, head: int = 0, rows: Sequence[int] | None = None) -> torch.Tensor:
+        """The mask that dense attention must be given to equal this: bool [q_len or rows, kv_len]."""
+        plan = self.plans[0 if self.shared else head]
+        wanted = range(self.q_len) if rows is None else rows
+        mask = torch.zeros(len(wanted), self.kv_len, dtype=torch.bool)
+        for at, row in enumerate(wanted):
+            block = plan[row // self.block_size]
+            if block.runs:
+                seen = slice(None) if block.mask is None else block.mask[row - block.rows[0]]
+                mask[at, block.index[seen]] = True
+        return mask
+
+
+def plan_of(pattern: Pattern, q_len: int, kv_len: int, causal: bool, size: int) -> Plan:
+    """The kept tiles of every block of queries.
+
+    Args:
+        pattern: Which connections are kept, causality apart.
+        q_len: Queries; they stand at the last positions of the keys.
+        kv_len: Keys.
+        causal: Whether the future is masked.
+        size: Side of a tile.
+    """
+    return tuple(
+        _block(pattern, (start, min(start + size, q_len)), q_len, kv_len, causal, size)
+        for start in range(0, q_len, size)
+    )
+
+
+def _block(pattern: Pattern, rows: Run, q_len: int, kv_len: int, causal: bool, size: int) -> QueryBlock:
+    offset = kv_len - q_len
+    first, last = rows[0] + offset, rows[1] - 1 + offset
+    reach = last + 1 if causal else kv_len
+    candidates = merge_runs(pattern.runs(first, last), reach)
+    # The pattern's ranges may hold empty tiles: keep only those in which some query sees some key.
+    tiles = sorted({tile for start, stop in candidates for tile in range(start // size, -(-stop // size))})
+    spans = [(tile * size, min((tile + 1) * size, reach)) for tile in tiles]
+    masked = ((span, positional_mask(pattern, *rows, *span, offset, causal)) for span in spans)
+    return block_of(rows, [(span, mask) for span, mask in masked if mask.any()], reach)
+
+
+def block_of(rows: Run, kept: Sequence[tuple[Run, torch.Tensor]], reach: int) -> QueryBlock:
+    """A block from its kept tiles, each with its mask, bool [rows, keys of the tile]."""
+    if not kept:
+        return QueryBlock(rows, (), None, 0, 0)
+    mask = torch.cat([mask for _, mask in kept], dim=1)
+    count = int(mask.sum())
+    runs = merge_runs([span for span, _ in kept], reach)
+    return QueryBlock(rows, tuple(runs), None if count == mask.numel() else mask, len(kept), count)
+
+
+def positional_mask(pattern: Pattern, q0: int, q1: int, k0: int, k1: int, offset: int, causal: bool) -> torch.Tensor:
+    """The pattern over queries [q0, q1) and keys [k0, k1), causality applied: bool [q1 − q0, k1 − k0]."""
+    i = torch.arange(q0 + offset, q1 + offset)[:, None]
+    j = torch.arange(k0, k1)[None, :]
+    mask = pattern.mask(i, j)
+    return mask & (j <= i) if causal else mask
+
+
+def plan_of_tiles(table: torch.Tensor, q_len: int, kv_len: int, causal: bool, size: int) -> Plan:
+    """The plan that keeps the tiles of a table.
+
+    Args:
+        table: True where a tile is kept, bool [query tiles, key tiles]; tiles of queries count from the first query.
+        q_len: Queries.
+        kv_len: Keys.
+        causal: Whether the future is masked.
+        size: Side of a tile.
+    """
+    return tuple(_tile_blocks(table, q_len, kv_len, causal, size))
+
+
+def _tile_blocks(table: torch.Tensor, q_len: int, kv_len: int, causal: bool, size: int) -> Iterator[QueryBlock]:
+    offset = kv_len - q_len
+    for row, kept in enumerate(table.tolist()):
+        rows = (row * size, min((row + 1) * size, q_len))
+        reach = rows[1] + offset if causal else kv_len
+        spans = [
+            (tile * size, min((tile + 1) * size, reach))
+            for tile, keep in enumerate(kept)
+            if keep and tile * size < reach
+        ]
+        runs = tuple(merge_runs(spans, reach))
+        whole = rows[0] + offset + 1 if causal else kv_len  # keys before this are seen by every query of the block
+        if runs and runs[-1][1] > whole:
+            j = torch.cat([torch.arange(*run) for run in runs])
+            mask = j[None, :] <= torch.arange(rows[0] + offset, rows[1] + offset)[:, None]
+            yield QueryBlock(rows, runs, mask, len(spans), int(mask.sum()))
+        else:
+            keys = sum(stop - start for start, stop in runs)
+            yield QueryBlock(rows, runs, None, len(spans), keys * (rows[1] - rows[0]))
+
+
+def window_for(
+    sparsity: float, make: Callable[[int], Pattern], q_len: int, kv_len: int, causal: bool, size: int
+) -> int:
+    """The largest window with which `make` still removes the share asked for (1 where none does)."""
+    allowed = allowed_pairs(q_len, kv_len, causal)
+    low, high = 1, kv_len
+    while low < high:  # removed connections fall as the window grows
+        middle = (low + high + 1) // 2
+        kept = sum(block.kept for block in plan_of(make(middle), q_len, kv_len, causal, size))
+        low, high = (middle, high) if 1 - kept / allowed >= sparsity else (low, middle - 1)
+    return low

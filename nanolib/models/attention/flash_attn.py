@@ -1,0 +1,69 @@
+"""Dense attention by the flash-attn package, where it is installed: 2.x, or `flash_attn.cute` of 4.x."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Callable
+
+import torch
+
+from nanolib.measurement import Unsupported
+from nanolib.models.attention.work import Work, allowed_pairs, allowed_tiles
+from nanolib.validation import StrictModel
+
+INSTALL = "pip install flash-attn --no-build-isolation"
+_DTYPES = (torch.float16, torch.bfloat16)
+
+
+class Options(StrictModel):
+    """`flash_attn` has no options."""
+
+    @classmethod
+    def complaint_prefix(cls) -> str:
+        """What stands before a field's name in a complaint."""
+        return "attention_options."
+
+
+@functools.cache
+def kernel() -> Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]:
+    """The package's function on q, k, v of shape [batch, length, heads, head_dim].
+
+    Raises:
+        Unsupported: The package is not installed, or has no such function.
+    """
+    if importlib.util.find_spec("flash_attn") is None:
+        raise Unsupported(f"flash_attn is not installed; on a machine with CUDA: {INSTALL}")
+    for module in ("flash_attn.cute", "flash_attn"):  # 4.x first: where both are there it is the newer
+        try:
+            found = getattr(importlib.import_module(module), "flash_attn_func", None)
+        except ImportError:
+            continue
+        if found is not None:
+            return found
+    raise Unsupported(f"flash_attn is installed and has no flash_attn_func; {INSTALL} brings a version that has")
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, scale: float | None, options: Options
+) -> torch.Tensor:
+    """Dense attention; see `nanolib.models.attention.attend`."""
+    kernel()
+    if q.device.type != "cuda":
+        raise Unsupported(f"flash_attn has no {q.device.type} kernel; use dense, whose flash backend has one")
+    if q.dtype not in _DTYPES:
+        raise Unsupported(f"flash_attn computes in float16 and bfloat16, not in {str(q.dtype).removeprefix('torch.')}")
+    return call(q, k, v, causal=causal, scale=scale)
+
+
+def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, scale: float | None) -> torch.Tensor:
+    """The package's function on our shapes; it aligns causality at the end, as we do, since its version 2.1."""
+    out = kernel()(*(x.transpose(1, 2) for x in (q, k, v)), softmax_scale=scale, causal=causal)
+    return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
+
+
+def work(q_len: int, kv_len: int, *, causal: bool, options: Options, block_size: int = 128) -> Work:
+    """Everything that causality allows."""
+    kept = allowed_pairs(q_len, kv_len, causal)
+    return Work(kept, kept, *allowed_tiles(q_len, kv_len, causal, block_size))
