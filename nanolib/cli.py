@@ -386,7 +386,9 @@ def _ab_question(
         raise BadInput(f"--setup: {setup!r} needs a --call to set up for")
     if all(name.endswith((".yml", ".yaml")) for name in (a, b)):
         experiment, *values = read_job(Path(a), Path(b), notebooks, overrides)
-        return Question((".", "."), checkout(), [(experiment, *values)], metric=metric, titles=(a, b))
+        return Question(
+            (".", "."), checkout(), [(experiment, *values)], metric=metric, titles=(Path(a).name, Path(b).name)
+        )
     jobs = [job for job in plan(notebooks, overrides, {}) if any(case.interleaves for case in job.cases())]
     if not jobs:
         raise BadInput(f"ab: {', '.join(notebooks)} times nothing that can be interleaved; name another notebook")

@@ -248,13 +248,19 @@ class Store:
         )
         return _parse(frame, "factors")
 
-    def runs_before(self, run_ids: Iterable[str]) -> list[str]:
-        """Of each run the one before it: the last that was done, of the same experiment, suite and machine."""
+    def runs_before(self, run_ids: Iterable[str], but: str = "") -> list[str]:
+        """Of each run the one before it: the last that was done, of the same experiment, suite and machine.
+
+        Args:
+            run_ids: Which runs.
+            but: An experiment that is left out.
+        """
         query = (
-            "SELECT b.run_id FROM runs b JOIN runs r ON r.run_id = ? WHERE b.experiment = r.experiment AND b.suite = r.suite"
-            " AND b.machine_id = r.machine_id AND b.status = 'done' AND b.started < r.started ORDER BY b.started DESC LIMIT 1"
+            "SELECT before.run_id FROM runs before JOIN runs USING (experiment, suite, machine_id) WHERE runs.run_id = ?"
+            " AND experiment != ? AND before.status = 'done' AND before.started < runs.started"
+            " ORDER BY before.started DESC LIMIT 1"
         )
-        found = (self.connection.execute(query, (run_id,)).fetchone() for run_id in run_ids)
+        found = (self.connection.execute(query, (run_id, but)).fetchone() for run_id in run_ids)
         return list(dict.fromkeys(row[0] for row in found if row))
 
     def _frame(self, query: str, values: Iterable[Any]) -> pd.DataFrame:

@@ -167,8 +167,11 @@ def compare_rows(base: pd.DataFrame, current: pd.DataFrame, threshold: float = T
 
 
 def since_before(store: Store, run_ids: Sequence[str]) -> Comparison | None:
-    """Runs against those before them, of the same experiment, suite and machine; None when there are none."""
-    before = store.runs_before(run_ids)
+    """Runs against those before them, of the same experiment, suite and machine; None when there are none.
+
+    What `nano ab` stored is left out: each of its runs is a comparison already.
+    """
+    before = store.runs_before(run_ids, but="ab")
     if not before:
         return None
     base, current = (store.measurements(ids, samples=True) for ids in (before, run_ids))

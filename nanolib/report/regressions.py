@@ -130,6 +130,7 @@ def ratio_chart(table: pd.DataFrame, title: str, subtitle: str, threshold: float
         threshold: From where on a change counts.
     """
     shown = table.head(_MOST_SHOWN)[["label", "verdict", "ratio", "low", "high"]]
+    shown = shown.assign(label=without_common(list(shown["label"])))
     left_out = f" The first {_MOST_SHOWN} of {len(table)}." if len(table) > _MOST_SHOWN else ""
     kinds = [kind for kind in _COLOURS if kind in set(shown["verdict"])]
     colour = alt.Color(
@@ -200,7 +201,9 @@ def history_chart(found: list[History]) -> alt.TopLevelMixin:
     if not found:
         return nothing(title, "no case was run twice on one machine; run the suite again after a change")
     changed = [history for history in found if history.changes]
-    named = {id(history): _history_name(history) for history in changed[: len(PALETTE) - 1]}
+    told = changed[: len(PALETTE) - 1]
+    short = without_common([_history_name(history) for history in told])
+    named = {id(history): name for history, name in zip(told, short, strict=True)}
     parts = [
         pd.DataFrame(
             {
@@ -230,7 +233,8 @@ def history_chart(found: list[History]) -> alt.TopLevelMixin:
         scale=alt.Scale(domain=names, range=[*PALETTE[: len(names) - 1], "#bbbbbb"]),
     )
     x = alt.X("run:Q", title="Run, oldest first", axis=alt.Axis(tickMinStep=1, format="d", grid=False))
-    scale = alt.Scale(type="log", nice=True, zero=False)
+    domain = [float(data["low"].min()) / 1.05, float(data["high"].max()) * 1.05]
+    scale = alt.Scale(type="log", domain=domain, nice=False)
     y = alt.Y("relative:Q", title="Relative to the first run", scale=scale, axis=alt.Axis(format=".2~f"))
     tooltip = ["case:N", "run:Q", "revision:N", "started:N", alt.Tooltip("relative:Q", format=".3f"), "change:N"]
     base = alt.Chart(data).encode(x=x, color=colour, detail="line:N")
@@ -265,6 +269,12 @@ def history_verdict(found: list[History]) -> list[str]:
         word = "worse" if last.worse else "better"
         lines.append(f"{word}: {_history_name(history)} {last}.")
     return lines
+
+
+def without_common(names: list[str]) -> list[str]:
+    """The names without the factors (`dtype=float32`) that all of them share, since they tell nothing apart."""
+    common = set.intersection(*(set(name.split()) for name in names)) if len(names) > 1 else set()
+    return [" ".join(word for word in name.split() if word not in common or "=" not in word) for name in names]
 
 
 def _history_name(history: History) -> str:

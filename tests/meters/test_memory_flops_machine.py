@@ -88,7 +88,13 @@ def test_attention_flops_agree_with_torchs_count_to_the_digit():
 def test_sparse_attention_computes_what_its_tiles_say(pattern, causal):
     """It must skip the work it claims to skip."""
     q = torch.randn(1, 1, 320, 16)
-    options = {"pattern": pattern, "window": 96 if pattern == "strided" else 32, "global_tokens": 8, "random_tokens": 32, "block_size": 32}
+    options = {
+        "pattern": pattern,
+        "window": 96 if pattern == "strided" else 32,
+        "global_tokens": 8,
+        "random_tokens": 32,
+        "block_size": 32,
+    }
     counted = count_flops(lambda: attention.attend("sparse", q, q, q, causal=causal, options=options))
     work = attention.work("sparse", 320, 320, causal=causal, options=options)
     assert counted == 4 * 16 * work.kept_tiles * 32 * 32
