@@ -13,13 +13,14 @@ from nanolib.config import NanoConfig
 from nanolib.experiments import params as shared
 from nanolib.experiments.ceilings import CeilingCase, ceiling_cases, rate_rows, roofline_ms
 from nanolib.experiments.params import Case, distinct, known_dtypes, known_kinds, known_presets
-from nanolib.measurement import BadInput, Measurement, exact
+from nanolib.measurement import BadInput, Measurement, Unsupported, exact
 from nanolib.meters import measure, measure_phases
 from nanolib.meters.ceilings import rate
 from nanolib.meters.flops import BACKWARD_FACTOR, count_flops, model_flops
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.memory import MIB, measure_memory
 from nanolib.models import Transformer, attention, create_model, text
+from nanolib.models.transformer import KVCache
 
 _ADAMW_STATES = 2
 
@@ -35,6 +36,7 @@ class Params(shared.Params):
         attention_types: Attention kinds.
         overrides: Fields of `NanoConfig` that differ from the preset, such as `{num_layers: 2}`.
         train: Whether to measure training steps too.
+        new_tokens: Tokens generated one by one after a prompt of each sequence length; 0 for none.
         loss_steps: Steps of training on real text whose loss is recorded; 0 for none.
         learning_rate: Of AdamW, for those steps.
         corpus: A text file or folder; empty means the standard library's sources.
@@ -47,6 +49,7 @@ class Params(shared.Params):
     attention_types: list[str] = pydantic.Field(["dense"], min_length=1)
     overrides: dict[str, Any] = pydantic.Field(default_factory=dict)
     train: bool = True
+    new_tokens: int = pydantic.Field(8, ge=0, le=1_000_000)
     loss_steps: int = pydantic.Field(20, ge=0, le=1_000_000)
     learning_rate: float = pydantic.Field(1e-3, gt=0, le=10)
     corpus: str = pydantic.Field("", max_length=4096)
@@ -93,7 +96,7 @@ class ModelCase(Case):
     seq_len: int
     batch_size: int
     dtype: str
-    mode: Literal["inference", "training"]
+    mode: Literal["inference", "training", "generation"]
 
     @property
     def config(self) -> NanoConfig:
@@ -113,6 +116,18 @@ class ModelCase(Case):
     def __str__(self) -> str:
         """Preset, shape and mode."""
         return f"{self.name} {self.mode} n={self.seq_len} batch={self.batch_size} {self.attention_type} {self.dtype}"
+
+
+@dataclass(frozen=True)
+class GenerationCase(ModelCase):
+    """A prompt read at once, and tokens generated one by one over its KV cache."""
+
+    new_tokens: int
+
+    @property
+    def flops(self) -> dict[str, int]:
+        """Of one token, the first after the prompt."""
+        return model_flops(self.config, self.batch_size, 1, self.seq_len + 1)
 
 
 @dataclass(frozen=True)
@@ -160,6 +175,11 @@ def cases(params: Params) -> list[Case]:
                     for batch_size in params.batch_sizes
                     for mode in modes
                 ]
+                if params.new_tokens:
+                    shapes = [(n, batch) for n in params.seq_lens for batch in params.batch_sizes]
+                    result += [
+                        GenerationCase(*model, *shape, dtype, "generation", params.new_tokens) for shape in shapes
+                    ]
                 if params.loss_steps:
                     shape = (min(params.seq_lens), max(params.batch_sizes), dtype)
                     result.append(LossCase(*model, *shape, params.loss_steps, params.learning_rate, params.corpus))
@@ -176,7 +196,8 @@ def predict(case: Case, ceilings: dict[str, float] | None = None) -> dict[str, f
     Returns:
         `parameters`, `footprint` (MiB of weights), `flops` (FLOP: the forward pass, or in training forward and backward),
         `peak_memory` (MiB, lower bound: weights and logits; in training weights, gradients, AdamW's two states and
-        logits with their gradient), `latency` (ms, roofline) where the ceilings are known.
+        logits with their gradient; in generation weights and the KV cache), `latency` (ms, roofline) where the ceilings are
+        known; in generation `flops` and `latency` are those of one token.
     """
     if not isinstance(case, ModelCase):
         return {}
@@ -188,6 +209,9 @@ def predict(case: Case, ceilings: dict[str, float] | None = None) -> dict[str, f
     work = flops * (1 + BACKWARD_FACTOR) if training else flops
     live = (2 + _ADAMW_STATES) * weights + 2 * logits if training else weights + logits
     moved = 3 * weights if training else weights
+    if isinstance(case, GenerationCase):
+        kept = case.batch_size * (case.seq_len + case.new_tokens)
+        live = weights + 2 * config.num_layers * kept * config.kv_heads * config.head_dim * item
     predicted: dict[str, float | str] = {
         "parameters": config.parameter_count,
         "footprint": weights / MIB,
@@ -223,7 +247,9 @@ def _measure_model(case: ModelCase, params: Params, ceilings: dict[str, float]) 
     footprint = sum(p.nbytes for p in weights) / MIB
     yield exact("footprint", footprint, method="count", predicted=predicted["footprint"])
     ids = _text_batch(case, params.corpus, params.seed)
-    if case.mode == "inference":
+    if isinstance(case, GenerationCase):
+        yield from _measure_generation(case, params, model, ids[:, :-1], predicted)
+    elif case.mode == "inference":
         yield from _measure_inference(case, params, model, ids[:, :-1], predicted, ceilings)
     else:
         yield from _measure_training(case, params, model, ids, predicted, ceilings)
@@ -262,6 +288,50 @@ def _measure_inference(
         device=case.device,
         existing=(*model.parameters(), ids),
         scope="inference",
+        predicted_bytes=predicted["peak_memory"] * MIB,
+    )
+
+
+def _measure_generation(
+    case: GenerationCase, params: Params, model: Transformer, prompt: torch.Tensor, predicted: dict
+) -> Iterator[Measurement]:
+    """Time to the first token (the prompt read), then time per token over the cache that grows and starts over."""
+    if case.seq_len + case.new_tokens > model.config.context_length:
+        raise Unsupported(
+            f"a prompt of {case.seq_len} and {case.new_tokens} new tokens exceed the context_length "
+            f"{model.config.context_length}; shorten seq_lens or lower new_tokens"
+        )
+    model.eval()
+    cache = KVCache(model.config, case.batch_size, case.seq_len + case.new_tokens, case.device)
+
+    @torch.inference_mode()
+    def prefill() -> torch.Tensor:
+        cache.length = 0
+        return model.prefill(prompt, cache).argmax(dim=-1)
+
+    token = prefill()
+
+    @torch.inference_mode()
+    def decode() -> None:
+        nonlocal token
+        if cache.length == case.seq_len + case.new_tokens:
+            cache.length = case.seq_len
+        token = model.decode(token, cache).argmax(dim=-1)
+
+    timing = {"precision": params.precision, "budget_s": params.budget_s, "device": case.device}
+    first = measure(prefill, scope="prefill", **timing)
+    yield first
+    yield rate("tokens_per_second", prompt.numel(), first)
+    yield exact("flops", int(predicted["flops"]), scope="decode")
+    each = measure(decode, scope="decode", predicted=predicted.get("latency"), **timing)
+    yield each
+    yield rate("tokens_per_second", case.batch_size, each)
+    buffers = [*cache.keys, *cache.values, *cache.scores]
+    yield from measure_memory(
+        decode,
+        device=case.device,
+        existing=(*model.parameters(), *buffers, prompt, token),
+        scope="decode",
         predicted_bytes=predicted["peak_memory"] * MIB,
     )
 

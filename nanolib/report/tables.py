@@ -45,6 +45,11 @@ MODEL_COLUMNS = {
     "inference_predicted": "Predicted, ms",
     "inference_tokens_per_second": "Tokens/s",
     "inference_memory": "Peak, MiB",
+    "prefill": "First token, ms [95 %]",
+    "decode": "Per token, ms [95 %]",
+    "decode_predicted": "Predicted, ms  ",
+    "decode_p99": "p99, ms",
+    "decode_tokens_per_second": "Generated tokens/s",
     "training_step": "Training step, ms [95 %]",
     "training_step_predicted": "Predicted, ms ",
     "training_to_inference": "Training / inference",
@@ -113,7 +118,8 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
     Returns:
         Columns: the factors, `parameters`, `footprint` (MiB), `flops` (forward), `inference` and `training_step` with `low`,
         `high` (ms) and `predicted`, `forward`, `backward`, `optimizer_step` (ms), tokens per second and peak memory (MiB) of both,
-        `training_to_inference`, `status`, `message`, `flags`.
+        `prefill` (time to the first token) and `decode` (per token, ms) with `low`, `high`, `predicted`, `decode_p50`,
+        `_p95`, `_p99` (ms), `decode_tokens_per_second`, `training_to_inference`, `status`, `message`, `flags`.
     """
     rows = of_experiment(rows, "model")
     if "factor.mode" not in rows:
@@ -127,6 +133,9 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
         ("footprint", None, {"estimate": "footprint"}),
         ("latency", "inference", _with_interval("inference")),
         ("latency", "training_step", _with_interval("training_step")),
+        ("latency", "prefill", _with_interval("prefill")),
+        ("latency", "decode", _with_interval("decode")),
+        ("tokens_per_second", "decode", {"estimate": "decode_tokens_per_second"}),
         ("latency", "forward", {"estimate": "forward"}),
         ("latency", "backward", {"estimate": "backward"}),
         ("latency", "optimizer_step", {"estimate": "optimizer_step"}),
@@ -139,6 +148,9 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
     ):
         found = pick(shaped, metric, scope).drop_duplicates(key)[[*key, *columns]].rename(columns=columns)
         table = table.merge(found, on=key, how="left")
+    tails = pick(shaped, "latency", "decode").drop_duplicates(key)
+    tails = tails.assign(**{f"decode_{p}": [d[p] for d in tails["details"]] for p in ("p50", "p95", "p99")})
+    table = table.merge(tails[[*key, "decode_p50", "decode_p95", "decode_p99"]], on=key, how="left")
     work = pick(shaped, "flops", "inference", "formula").drop_duplicates(key)[[*key, "estimate"]]
     table = table.merge(work.rename(columns={"estimate": "flops"}), on=key, how="left")
     table["training_to_inference"] = table["training_step"] / table["inference"]

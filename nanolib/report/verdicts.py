@@ -86,6 +86,12 @@ def model(rows: pd.DataFrame) -> list[str]:
         if pd.notna(row["inference_predicted"]):
             text += f", {row['inference'] / row['inference_predicted']:.1f}× the roofline's prediction"
         lines.append(text + ".")
+        if pd.notna(row["decode"]):
+            text = f"{shape}: the first token comes after {_ms(row, 'prefill')}, then one takes {_ms(row, 'decode')} "
+            text += f"(p99 {format_number(row['decode_p99'])} ms): {row['decode_tokens_per_second']:,.0f} tokens/s"
+            if pd.notna(row["decode_predicted"]):
+                text += f", {row['decode'] / row['decode_predicted']:.1f}× what reading the weights once takes"
+            lines.append(text + ".")
         if pd.notna(row["training_step"]):
             lines.append(
                 f"{shape}: a training step takes {_ms(row, 'training_step')}, {row['training_to_inference']:.1f}× inference "
