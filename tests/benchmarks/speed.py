@@ -54,7 +54,7 @@ def _line(dtype: torch.dtype, n: int, sparsity: float | None, causal: bool, mask
     with torch.no_grad():
         error = (phases["sparse"]() - phases["flex"]()).abs().max()
         assert error < 0.02, f"the two disagree by {error}"
-        rows = measure_phases(phases, budget_s=budget)
+        rows = _rounds(phases, budget)
     dense = attention.work("dense", n, n, causal=causal)
     kept = attention.work("sparse", n, n, causal=causal, options=mask)
     bound = kept.speed_bound(dense)
@@ -78,13 +78,19 @@ def _backward(n: int, mask: dict, budget: float) -> str:
         name: lambda out=out: torch.autograd.grad(out, inputs, gradient, retain_graph=True)
         for name, out in outs.items()
     }
-    rows = measure_phases(phases, budget_s=budget)
+    rows = _rounds(phases, budget)
     bound = attention.work("sparse", n, n, causal=False, options=mask).speed_bound(
         attention.work("dense", n, n, causal=False)
     )
     ratio = _ratio(rows, "dense", "sparse")
     share = ratio.estimate / bound
     return f"  float32   n={n:5d} {mask['sparsity']:.0%} bound {bound:5.2f}  sparse {_text(ratio)} = {share:.2f} of it"
+
+
+def _rounds(phases: dict, budget: float) -> dict:
+    """At least ten rounds, however long that takes."""
+    once = measure_phases(phases, budget_s=0.01)["total"].samples[-1] / 1e3
+    return measure_phases(phases, budget_s=max(budget, 10 * once))
 
 
 def _ratio(rows: dict, over: str, under: str) -> object:

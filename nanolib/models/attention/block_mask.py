@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -39,6 +41,27 @@ class QueryBlock:
     def index(self) -> torch.Tensor:
         """The keys, int64 [keys]."""
         return torch.cat([torch.arange(*run) for run in self.runs])
+
+    def pieces(self, length: int, heads: int) -> tuple[int, torch.Tensor]:
+        """The keys in the largest equal pieces that start at multiples of their size: that size, and which pieces.
+
+        Args:
+            length: Keys of the whole sequence, which the size must divide.
+            heads: So many sequences one after the other, since only along the first dimension is torch's gather a plain copy.
+        """
+        unit = math.gcd(length, self._alignment)
+        if (length, heads) not in self._pieces:
+            index = torch.cat([torch.arange(start // unit, stop // unit) for start, stop in self.runs])
+            self._pieces[length, heads] = (index + torch.arange(heads)[:, None] * (length // unit)).flatten()
+        return unit, self._pieces[length, heads]
+
+    @functools.cached_property
+    def _alignment(self) -> int:
+        return math.gcd(*itertools.chain(*self.runs))
+
+    @functools.cached_property
+    def _pieces(self) -> dict[tuple[int, int], torch.Tensor]:
+        return {}
 
 
 Plan = tuple[QueryBlock, ...]

@@ -9,7 +9,7 @@ backward pass recomputes the scores block by block, so that memory stays linear 
 from __future__ import annotations
 
 import functools
-import math
+import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,12 +18,13 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from nanolib.models.attention.block_mask import BlockMask, QueryBlock
+from nanolib.models.attention.block_mask import BlockMask, Plan, QueryBlock
 from nanolib.models.attention.patterns.pattern import Run
 
 # Scores this small need no shift before exp: e^60 is far from float32's limits, at either end. Larger ones are shifted by their
 # row's maximum, which costs two more passes.
 _SAFE_SCORE = 60.0
+_SCORES = 2**19  # at once, per thread: 2 MiB of float32, which stay near the core
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: BlockMask, scale: float) -> torch.Tensor:
@@ -110,15 +111,17 @@ def _parts(
 
 
 def _forward_on_cpu(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: BlockMask, scale: float) -> torch.Tensor:
-    out = torch.zeros_like(q)
+    whole = all(block.runs for plan in mask.plans for block in plan)
+    out = torch.empty_like(q) if whole else torch.zeros_like(q)
     dtype = _accumulator(q)
-    queries, keys, values = q.to(dtype) * scale, k.to(dtype), v.to(dtype)
-    largest = (
-        queries.square().sum(-1).amax() * keys.square().sum(-1).amax() if keys.numel() and queries.numel() else 0.0
-    )
-    shift = not math.sqrt(float(largest)) < _SAFE_SCORE  # NaN shifts too
-    _over_heads(functools.partial(_forward_heads, queries, keys, values, mask, shift, out), k)
+    queries, keys, values = q.to(dtype), k.to(dtype).contiguous(), v.to(dtype).contiguous()
+    shift = not _largest_norm(queries) * _largest_norm(keys) * abs(scale) < _SAFE_SCORE  # NaN shifts too
+    _over_heads(functools.partial(_forward_heads, queries, keys, values, mask, scale, shift, out), k)
     return out
+
+
+def _largest_norm(x: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(x, dim=-1).amax()) if x.numel() else 0.0
 
 
 def _forward_heads(
@@ -126,49 +129,103 @@ def _forward_heads(
     k: torch.Tensor,
     v: torch.Tensor,
     mask: BlockMask,
+    scale: float,
     shift: bool,
     out: torch.Tensor,
     heads: list[tuple[int, int]],
 ) -> None:
-    """The query heads of some key heads, (batch, kv_head), one block of queries after the other."""
+    """The query heads of some key heads, (batch, kv_head): under a shared mask together, else one by one."""
     group = q.shape[1] // k.shape[1]
-    # One set of buffers for all blocks: memory asked for anew would be cleared by the system each time.
-    most = max((block.keys for plan in mask.plans for block in plan), default=0)
-    buffers = [
-        torch.empty(size, dtype=q.dtype) for size in (mask.block_size * most, most * k.shape[3], most * k.shape[3])
-    ]
+    if mask.shared:
+        for b, some in itertools.groupby(heads, key=lambda head: head[0]):
+            numbers = [h for _, h in some]  # of one sequence, in a row
+            first, last = numbers[0], numbers[-1] + 1
+            kv, queries = slice(first, last), slice(first * group, last * group)
+            _attend_plan(
+                q[b, queries].unflatten(0, (-1, group)),
+                k[b, kv],
+                v[b, kv],
+                mask.plans[0],
+                scale,
+                shift,
+                out[b, queries],
+            )
+        return
     for b, kv_head in heads:
+        kv = slice(kv_head, kv_head + 1)
         for h in range(kv_head * group, (kv_head + 1) * group):
-            plan = mask.plans[0 if mask.shared else b * q.shape[1] + h]
-            for block in plan:
-                if block.runs:
-                    rows = slice(*block.rows)
-                    _attend_block(q[b, h, rows], k[b, kv_head], v[b, kv_head], block, shift, buffers, out[b, h, rows])
+            plan = mask.plans[b * q.shape[1] + h]
+            _attend_plan(q[b, h : h + 1][None], k[b, kv], v[b, kv], plan, scale, shift, out[b, h : h + 1])
 
 
-def _attend_block(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    block: QueryBlock,
-    shift: bool,
-    buffers: list[torch.Tensor],
-    out: torch.Tensor,
+def _attend_plan(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Plan, scale: float, shift: bool, out: torch.Tensor
 ) -> None:
-    scores = buffers[0][: len(q) * block.keys].view(len(q), block.keys)
-    torch.mm(q, _take(k, block, buffers[1]).T, out=scores)
+    """As many heads at once as keeps their scores within the cache, and for them one block of queries after the other.
+
+    Args:
+        q: Queries, shape [kv_heads, group, q_len, head_dim].
+        k: Shape [kv_heads, kv_len, head_dim].
+        v: Shape as `k`.
+        plan: Which keys each block sees.
+        scale: Factor on the scores.
+        shift: Whether scores need their row's maximum taken off.
+        out: Filled in, shape [kv_heads · group, q_len, head_dim].
+    """
+    heads, group, _, head_dim = q.shape
+    out = out.unflatten(0, (heads, group))
+    blocks = [block for block in plan if block.runs]
+    rows = max((block.rows[1] - block.rows[0] for block in blocks), default=0) * group
+    most = max((block.keys for block in blocks), default=0)
+    together = max(1, min(heads, _SCORES // max(1, rows * most)))
+    # One set of buffers for all blocks: memory asked for anew would be cleared by the system each time.
+    scores_buffer = torch.empty(together * rows * most, dtype=q.dtype)
+    taken_buffer = torch.empty(together * most * head_dim, dtype=q.dtype)
+    for start in range(0, heads, together):
+        part = slice(start, min(start + together, heads))
+        some_q, some_k, some_v, some_out = q[part], k[part], v[part], out[part]
+        count = len(some_k)
+        for block in blocks:
+            height, keys = (block.rows[1] - block.rows[0]) * group, block.keys
+            queries = some_q[:, :, slice(*block.rows)].reshape(count, height, head_dim)
+            scores = scores_buffer[: count * height * keys].view(count, height, keys)
+            taken = _taken(some_k, block, taken_buffer).transpose(1, 2)
+            torch.baddbmm(scores, queries, taken, beta=0, alpha=scale, out=scores)
+            total = _exponentials(scores, block.mask, group, shift)
+            attended = torch.bmm(scores, _taken(some_v, block, taken_buffer)).div_(total)
+            some_out[:, :, slice(*block.rows)] = attended.view(count, group, -1, head_dim)
+
+
+def _exponentials(scores: torch.Tensor, mask: torch.Tensor | None, group: int, shift: bool) -> torch.Tensor:
+    """Turn scores, shape [heads, group · rows, keys], into exponentials in place; returns their sums, one where there is no key."""
+    shown = None if mask is None else mask.repeat(group, 1)
     if shift:
-        if block.mask is not None:
-            scores.masked_fill_(~block.mask, float("-inf"))
-        highest = scores.amax(dim=1, keepdim=True)
+        if shown is not None:
+            scores.masked_fill_(~shown, float("-inf"))
+        highest = scores.amax(dim=-1, keepdim=True)
         scores.sub_(highest.masked_fill_(highest == float("-inf"), 0.0))
     scores.exp_()
-    if block.mask is not None:
-        scores.mul_(block.mask)
-    total = scores.sum(dim=1, keepdim=True)
-    if block.mask is not None:
-        total.masked_fill_(total == 0, 1.0)  # a query without any key: zero over one
-    out.copy_((scores @ _take(v, block, buffers[2])).div_(total))
+    if shown is not None:
+        scores.mul_(shown)
+    total = scores.sum(dim=-1, keepdim=True)
+    return total if shown is None else total.masked_fill_(total == 0, 1.0)
+
+
+def _taken(x: torch.Tensor, block: QueryBlock, buffer: torch.Tensor) -> torch.Tensor:
+    """Keys of some heads, shape [heads, keys, head_dim]: a view where they lie in one piece.
+
+    Args:
+        x: Shape [heads, kv_len, head_dim], contiguous.
+        block: Which keys.
+        buffer: Where to.
+    """
+    if len(block.runs) == 1:
+        return x[:, slice(*block.runs[0])]
+    heads, length, head_dim = x.shape
+    unit, index = block.pieces(length, heads)
+    taken = buffer[: heads * block.keys * head_dim]
+    torch.index_select(x.reshape(-1, unit * head_dim), 0, index, out=taken.view(-1, unit * head_dim))
+    return taken.view(heads, block.keys, head_dim)
 
 
 # backward
@@ -223,14 +280,11 @@ def _gather(x: torch.Tensor, runs: tuple[Run, ...]) -> torch.Tensor:
     return torch.cat([x[:, :, slice(*run)] for run in runs], dim=2)
 
 
-def _take(x: torch.Tensor, block: QueryBlock, buffer: torch.Tensor | None = None) -> torch.Tensor:
+def _take(x: torch.Tensor, block: QueryBlock) -> torch.Tensor:
     """Keys of one head, shape [keys, head_dim]: a view where they lie in one piece."""
     if len(block.runs) == 1:
         return x[slice(*block.runs[0])]
-    if buffer is None:
-        return x.index_select(0, block.index.to(x.device))
-    taken = buffer[: block.keys * x.shape[1]].view(block.keys, x.shape[1])
-    return torch.index_select(x, 0, block.index, out=taken)
+    return x.index_select(0, block.index.to(x.device))
 
 
 def _add(into: torch.Tensor, x: torch.Tensor, block: QueryBlock) -> None:
@@ -261,10 +315,16 @@ def _over_heads(work: Callable[[list[tuple[int, int]]], None], k: torch.Tensor) 
             work(part)
 
     try:
-        for done in [_pool(threads).submit(run, heads[at::threads]) for at in range(threads)]:
+        for done in [_pool(threads).submit(run, part) for part in _shares(heads, threads)]:
             done.result()
     finally:
         torch.set_num_threads(before)  # what new threads will start with, which a worker's own setting has changed
+
+
+def _shares(heads: list[tuple[int, int]], count: int) -> list[list[tuple[int, int]]]:
+    """The heads in so many parts, each in a row."""
+    bounds = [len(heads) * at // count for at in range(count + 1)]
+    return [heads[a:b] for a, b in itertools.pairwise(bounds)]
 
 
 @functools.cache
