@@ -35,6 +35,7 @@ MIN_PAIRS, MAX_PAIRS, FEWEST_PAIRS = 20, 1000, 6
 # the other version has filled, and a burst of other people's work leave the median alone; fewer where calls are long.
 _BLOCK_MS, _CALLS, _LONG_BLOCK_MS = 20.0, 5, 100.0
 _WARM_UP_S = 0.3
+_GENERATIONS = 2
 
 Say = Callable[[str], None]
 
@@ -181,12 +182,35 @@ def _judge(rounds: Sequence[Round], settings: Settings) -> list[dict[str, Verdic
 def _run_round(
     versions: Sequence[Version], tasks: Sequence[Task], settings: Settings, say: Say, what: str
 ) -> list[Round]:
+    """All tasks, in several pairs of processes one after the other: how a process happens to lie is an effect of its own."""
+    seconds = settings.budget_s / 2 / _GENERATIONS
+    generations = [
+        _run_generation(versions, tasks, settings, seconds) for _ in range(_GENERATIONS if settings.pairs else 1)
+    ]
+    rounds = [_merged(parts) for parts in zip(*generations, strict=True)]
+    for task, round_ in zip(tasks, rounds, strict=True):
+        say(f"{task.experiment} {task.case}{what}: {_progress(round_)}")
+    return rounds
+
+
+def _merged(parts: Sequence[Round]) -> Round:
+    """The same task in several pairs of processes as one round; a bad ending stays."""
+    scopes = [scope for scope in parts[0].blocks if all(scope in part.blocks for part in parts)]
+    bad = [part.endings for part in parts if any(status != Status.OK for status, _ in part.endings)]
+    return Round(
+        {scope: _joined(scope, parts) for scope in scopes}, parts[-1].rows, bad[0] if bad else parts[-1].endings
+    )
+
+
+def _run_generation(
+    versions: Sequence[Version], tasks: Sequence[Task], settings: Settings, seconds: float
+) -> list[Round]:
     """All tasks once, in one pair of processes as long as both keep in step."""
     rounds: list[Round] = []
     with contextlib.ExitStack() as stack:
         sides: list[VersionProcess] = []
         for task in tasks:
-            deadline = time.monotonic() + settings.budget_s / 2
+            deadline = time.monotonic() + seconds
             if not sides:
                 sides = [stack.enter_context(VersionProcess(version, settings.timeout_s)) for version in versions]
             round_, in_step = _run_task(sides, task, settings, deadline)
@@ -194,7 +218,6 @@ def _run_round(
                 stack.close()
                 sides = []
             rounds.append(round_)
-            say(f"{task.experiment} {task.case}{what}: {_progress(round_)}")
     return rounds
 
 
@@ -267,7 +290,7 @@ def _interleave(
             medians[i].append(np.concatenate([np.median(block, axis=0), totals]))
         if len(medians[0]) >= next_check:
             next_check = math.ceil(len(medians[0]) * 1.1)
-            if _half_width(medians) <= settings.precision:
+            if _half_width(medians) <= settings.precision * math.sqrt(_GENERATIONS):
                 break
     names = [*scopes, "total"] if len(scopes) > 1 else scopes
     a, b = (np.asarray(side) for side in medians)

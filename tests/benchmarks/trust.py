@@ -35,7 +35,7 @@ WORKS = ("matmul", "block", "decode")
 VERSIONS = {"A": 100, "A again": 100, "+3 %": 103, "+5 %": 105, "+10 %": 110}
 EFFECTS = list(VERSIONS)[1:]
 ALARMS = (Kind.REGRESSED, Kind.SUSPECT)
-REPLAYS = 400
+REPLAYS = 200
 
 
 def main() -> None:
@@ -117,11 +117,13 @@ class Recording:
         pairs: Episode → block medians, ms, shape [versions][blocks], interleaved.
         calls: Episode → version → call times, ms, one version after the other.
         start_s: Seconds to start a version and call it once.
+        first: Episodes of the first processes; the others are of fresh ones.
     """
 
     pairs: list[np.ndarray]
     calls: list[list[np.ndarray]]
     start_s: float
+    first: int = 0
 
 
 def _save_recordings(recordings: dict[tuple[str, bool], Recording], path: Path) -> None:
@@ -132,6 +134,7 @@ def _save_recordings(recordings: dict[tuple[str, bool], Recording], path: Path) 
             "pairs": [episode.tolist() for episode in recording.pairs],
             "calls": [[calls.tolist() for calls in episode] for episode in recording.calls],
             "start_s": recording.start_s,
+            "first": recording.first,
         }
         for (work, loaded), recording in recordings.items()
     ]
@@ -144,6 +147,7 @@ def _load_recordings(path: Path) -> dict[tuple[str, bool], Recording]:
             [np.array(episode) for episode in cell["pairs"]],
             [[np.array(calls) for calls in episode] for episode in cell["calls"]],
             cell["start_s"],
+            cell["first"],
         )
         for cell in json.loads(path.read_text(encoding="utf-8"))
     }
@@ -161,6 +165,7 @@ def _record(versions: list[Version], work: str, loaded: bool, seconds: float) ->
     recording = Recording([], [], 0.0)
     with _load(loaded):
         for _ in range(2):
+            recording.first = len(recording.pairs)
             with contextlib.ExitStack() as stack:
                 start = time.monotonic()
                 sides = [stack.enter_context(VersionProcess(version, 120)) for version in versions]
@@ -214,10 +219,12 @@ def _rate(called: int, of: int) -> str:
 
 
 def _replayed_ab(recording: Recording, effect: int, rng: np.random.Generator, episodes: int) -> Kind:
-    """Two rounds of so many episodes each, as nano ab would end them."""
+    """Two rounds of so many episodes each, as nano ab would end them: either from processes of its own."""
     rounds = []
-    for _ in range(2):
-        taken = [recording.pairs[i] for i in rng.integers(len(recording.pairs), size=episodes)]
+    generations = [recording.pairs[: recording.first], recording.pairs[recording.first :]]
+    for episodes_of in rng.permutation(2):
+        own = generations[episodes_of]
+        taken = [own[i] for i in rng.integers(len(own), size=episodes)]
         rounds.append(_until_precise(np.concatenate([e[0] for e in taken]), np.concatenate([e[effect] for e in taken])))
         first = compare_paired(*rounds[0])
         if first.kind is Kind.EQUIVALENT:
@@ -246,7 +253,7 @@ def _replayed_peer(rule: Callable, recording: Recording, effect: int, rng: np.ra
 
 def _print_rates(recordings: dict[tuple[str, bool], Recording]) -> None:
     rng = np.random.default_rng(0)
-    for episodes in (3, 12):
+    for episodes in (2, 12):
         wall = 4 * episodes * _EPISODE_S  # two rounds of A and B
         print(
             f"\nB called slower (ours: regressed or suspect), {wall:.0f} s of measuring per comparison, {REPLAYS} replays per cell"
