@@ -9,7 +9,6 @@ import sqlite3
 import sys
 import webbrowser
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -219,13 +218,24 @@ def report(names: tuple[str, ...], folder: str | None, show: bool, output: str |
         webbrowser.open(page.absolute().as_uri())
 
 
+def _findings(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a command that compares."""
+    for option in (
+        click.option("--markdown", "markdown_file", metavar="FILE", help="Write the findings as Markdown."),
+        click.option("--json", "json_file", metavar="FILE", help="Write the findings as JSON."),
+        click.option(
+            "--threshold", default="5%", show_default=True, metavar="SHARE", help="A change from here on counts."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
 @main.command()
 @click.argument("base")
 @click.argument("current")
-@click.option("--threshold", default="5%", show_default=True, metavar="SHARE", help="A change from here on counts.")
 @click.option("--all", "everything", is_flag=True, help="Show the equivalent ones too.")
-@click.option("--json", "json_file", metavar="FILE", help="Write the findings as JSON.")
-@click.option("--markdown", "markdown_file", metavar="FILE", help="Write the findings as Markdown.")
+@_findings
 @click.option("--chart", "chart_file", metavar="FILE", help="Draw them: .html, .png or .svg.")
 @_output
 @_told
@@ -282,14 +292,12 @@ def _show_comparison(found: Any, everything: bool, json_file: str | None, markdo
     "--setup", default="", metavar="PACKAGE.MODULE:FUNCTION", help="Makes what --call is called with, untimed."
 )
 @click.option("--metric", default="latency", show_default=True, help="Or tokens_per_second, peak_memory, flops, ...")
-@click.option("--threshold", default="5%", show_default=True, metavar="SHARE", help="A change from here on counts.")
 @click.option(
     "--budget", default="50s", show_default=True, metavar="SECONDS", help="For one case, both rounds included."
 )
 @click.option("--timeout", default="300s", show_default=True, metavar="SECONDS", help="For one answer of a version.")
 @click.option("--label", default="", help="Your name for this comparison.")
-@click.option("--json", "json_file", metavar="FILE", help="Write the findings as JSON.")
-@click.option("--markdown", "markdown_file", metavar="FILE", help="Write the findings as Markdown.")
+@_findings
 @_output
 @_told
 def ab(
@@ -318,14 +326,14 @@ def ab(
     from nanolib.regression.rounds import Settings
 
     _use_output(output)
+    question = _ab_question(a, b, notebooks, _pairs(pairs), functions, setup, metric)
     settings = Settings(
         threshold=_share(threshold),
         budget_s=_seconds("--budget", budget),
+        direction=METRICS[metric].direction,
         timeout_s=_seconds("--timeout", timeout),
         pairs=metric in TIMED,
     )
-    question = _ab_question(a, b, notebooks, _pairs(pairs), functions, setup, metric)
-    settings = replace(settings, direction=METRICS[metric].direction)
     answer = ask(question, settings, lambda line: click.echo(line, err=True))
     _show_comparison(answer.comparison, True, json_file, markdown_file)
     click.echo("interleaved and paired, in processes of their own")

@@ -264,6 +264,14 @@ def format_number(value: float, low: float | None = None, high: float | None = N
     return f"{value:.{digits - 1}e}" if value else "0"
 
 
+def format_with_interval(value: float, low: float | None, high: float | None) -> str:
+    """`12.3 [12.1 … 12.5]`; the value alone where an end is missing (None or NaN)."""
+    if low is None or high is None or math.isnan(low) or math.isnan(high):
+        return format_number(value)
+    ends = " … ".join(format_number(end, low, high) for end in (low, high))
+    return f"{format_number(value, low, high)} [{ends}]"
+
+
 def case_name(factors: Mapping[str, Any]) -> str:
     """The factors by which people tell cases apart, in the order in which they think of them."""
     named = [str(factors[name]) for name in ("name", "ceiling", "mode", "direction") if name in factors]

@@ -184,8 +184,7 @@ def predict(case: Case, ceilings: dict[str, float] | None = None) -> dict[str, f
 
     Returns:
         `bytes` (q, k, v and out once), `peak_memory` (MiB, forward: inputs and output); unless the pattern follows the
-        input, `flops`
-        (FLOP, forward), `sparsity`, `block_sparsity`, and `latency` (ms, roofline) where the ceilings are known.
+        input, `flops` (FLOP, forward), `sparsity`, `block_sparsity`, and `latency` (ms, roofline) where the ceilings are known.
     """
     if not isinstance(case, AttentionCase):
         return {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from nanolib.measurement import METRICS, case_name, format_number
+from nanolib.measurement import METRICS, case_name, format_number, format_with_interval
 from nanolib.regression.compare import Comparison
 from nanolib.regression.history import History
 from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, look, nothing
@@ -339,13 +339,7 @@ def machine_ratios(rows: pd.DataFrame) -> pd.DataFrame:
             f"{experiment} {case_name(factors)} {scope}".strip()
             for experiment, factors, scope in newest[["experiment", "factors", "scope"]].itertuples(index=False)
         ],
-        text=[_with_interval(*ends) for ends in newest[["estimate", "low", "high"]].itertuples(index=False)],
+        text=[format_with_interval(*ends) for ends in newest[["estimate", "low", "high"]].itertuples(index=False)],
     )
     wide = newest.pivot_table(index="Case", columns="machine_id", values="text", aggfunc="last", sort=False)
     return wide.dropna(thresh=2).fillna("—").reset_index().rename_axis(columns=None)
-
-
-def _with_interval(value: float, low: float, high: float) -> str:
-    if pd.isna(low) or pd.isna(high):
-        return format_number(value)
-    return f"{format_number(value, low, high)} [{format_number(low, low, high)} … {format_number(high, low, high)}]"

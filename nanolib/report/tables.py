@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from nanolib.measurement import Flag, format_number
+from nanolib.measurement import Flag, format_with_interval
 from nanolib.report.overview import of_experiment, pick
 from nanolib.stats.intervals import TooFewSamples
 from nanolib.stats.scaling import scaling_exponent
@@ -295,10 +295,7 @@ def _cell(value: Any, low: float | None = None, high: float | None = None) -> st
         return "" if value is None else str(value)
     if pd.isna(value):
         return "—"
-    if low is None or high is None or pd.isna(low) or pd.isna(high):
-        return format_number(float(value))
-    ends = (format_number(float(end), low, high) for end in (low, high))
-    return f"{format_number(float(value), low, high)} [{' … '.join(ends)}]"
+    return format_with_interval(float(value), low, high)
 
 
 def _with_interval(name: str) -> dict[str, str]:

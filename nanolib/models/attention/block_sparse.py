@@ -1,9 +1,8 @@
 """The block-sparse kernel, forward and backward: it computes the kept tiles and nothing else.
 
 On CPU each block of queries gathers the keys of its kept tiles and attends to them by two matrix products in float32.
-Heads are spread
-over threads, one each, since a single block is too small to be divided. On other devices each block goes through torch's SDPA. The
-backward pass recomputes the scores block by block, so that memory stays linear in the sequence.
+Heads are spread over threads, since a single block is too small to be divided. On other devices each block goes through torch's
+SDPA. The backward pass recomputes the scores block by block, so that memory stays linear in the sequence.
 """
 
 from __future__ import annotations
