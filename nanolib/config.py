@@ -22,15 +22,16 @@ Size = pydantic.PositiveInt
 
 
 class NanoConfig(StrictModel):
-    """A decoder-only transformer.
+    """A transformer.
 
     Assignment is validated: `config.attention_type = "sparse"` works, a bad value raises `BadInput` and changes nothing.
 
     Attributes:
+        architecture: `decoder`; or `encoder_decoder`: the encoder reads the first half of a sequence, the decoder the second.
         vocab_size: Rows of the embedding.
         context_length: The longest sequence, tokens.
         d_model: Width of the residual stream.
-        num_layers: Blocks.
+        num_layers: Blocks; of an encoder–decoder, so many of each.
         num_heads: Query heads; `d_model / num_heads` must be whole and even (RoPE turns pairs).
         num_kv_heads: Key and value heads; divides `num_heads`; None means as many.
         d_ff: Inner width of the MLP; None means 4 · d_model.
@@ -43,6 +44,7 @@ class NanoConfig(StrictModel):
         dtype: Type of the weights.
     """
 
+    architecture: Literal["decoder", "encoder_decoder"] = "decoder"
     vocab_size: int = pydantic.Field(50257, gt=0, le=10_000_000)
     context_length: int = pydantic.Field(1024, gt=0, le=16_777_216)
     d_model: int = pydantic.Field(512, gt=0, le=1_048_576)
@@ -112,7 +114,12 @@ class NanoConfig(StrictModel):
         embeddings = self.vocab_size * d * (1 if self.tie_embeddings else 2)
         sparse = self.attention_type in ("sparse", "flex")
         score = d if sparse and self.attention_options.get("pattern") == "dca" else 0
-        return embeddings + self.num_layers * (attention + mlp + score + 2 * d) + d
+        block = attention + mlp + score + 2 * d
+        if (
+            self.architecture == "encoder_decoder"
+        ):  # the decoder's blocks attend to the encoder too; each half has a last norm
+            return embeddings + self.num_layers * (2 * block + attention + d) + 2 * d
+        return embeddings + self.num_layers * block + d
 
     @classmethod
     def from_preset(cls, name: str, **changes: Any) -> NanoConfig:
@@ -170,6 +177,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "decoder_tiny": _decoder(512, 6, 8, 1024, (256, 32, 16)),
     "decoder_small": _decoder(768, 12, 12, 2048, (512, 64, 32)),
     "decoder_medium": _decoder(1024, 24, 16, 4096, (1024, 128, 64)),
+    "encoder_decoder_tiny": _decoder(512, 6, 8, 1024, (256, 32, 16)) | {"architecture": "encoder_decoder"},
+    "encoder_decoder_small": _decoder(768, 12, 12, 2048, (512, 64, 32)) | {"architecture": "encoder_decoder"},
     "small": _untied(768, 3072, 12, 12),
     "medium": _untied(1024, 4096, 24, 16),
     "large": _untied(1280, 5120, 36, 20),

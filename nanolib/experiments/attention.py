@@ -14,11 +14,13 @@ import torch
 from nanolib.experiments import params as shared
 from nanolib.experiments.ceilings import CeilingCase, ceiling_cases, rate_rows, roofline_ms
 from nanolib.experiments.params import MAX_SEQ_LEN, Case, distinct, known_dtypes
+from nanolib.experiments.sparse_quality import QUALITY_PATTERNS, QualityCase, measure_quality, quality_cases
+from nanolib.experiments.workload import Plan, Workload, check_fits, memory_rows, planned, trace
 from nanolib.measurement import BadInput, Measurement, Unsupported, exact
 from nanolib.meters import measure
 from nanolib.meters.flops import BACKWARD_FACTOR, RECOMPUTING_BACKWARD_FACTOR, count_flops
 from nanolib.meters.machine import resolve_device
-from nanolib.meters.memory import measure_memory
+from nanolib.meters.memory import MIB
 from nanolib.models import attention
 from nanolib.models.attention.block_mask import BlockMask
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
@@ -43,6 +45,15 @@ class Params(shared.Params):
         head_dim: Width of a head.
         causal: Whether the future is masked.
         backward: Whether to measure the backward pass too.
+        quality_patterns: Sparse patterns that take the place of a trained decoder's dense attention; none for no such cases.
+        quality_sparsities: Shares of connections that they remove there.
+        quality_seq_len: Tokens that the decoder sees.
+        quality_block_size: Side of a tile there; small, since the sequences are short.
+        quality_seeds: Decoders trained, each from weights of its own; the interval is over them.
+        quality_steps: Steps of training before the attention is replaced.
+        quality_tuning_steps: Steps of training after it, of both.
+        quality_d_model: Width of the decoder.
+        quality_layers: Its blocks.
     """
 
     seq_lens: list[int] = pydantic.Field([128, 256], min_length=1, max_length=64)
@@ -54,9 +65,36 @@ class Params(shared.Params):
     head_dim: int = pydantic.Field(64, gt=0, le=4096)
     causal: bool = True
     backward: bool = True
+    quality_patterns: list[str] = pydantic.Field([], max_length=64)
+    quality_sparsities: list[float] = pydantic.Field([0.5, 0.75, 0.9], min_length=1, max_length=64)
+    quality_seq_len: int = pydantic.Field(128, ge=16, le=65_536)
+    quality_block_size: int = pydantic.Field(16, gt=0, le=4096)
+    quality_seeds: int = pydantic.Field(5, ge=2, le=1000)
+    quality_steps: int = pydantic.Field(150, ge=1, le=1_000_000)
+    quality_tuning_steps: int = pydantic.Field(20, ge=1, le=1_000_000)
+    quality_d_model: int = pydantic.Field(128, ge=8, multiple_of=8, le=65_536)
+    quality_layers: int = pydantic.Field(2, gt=0, le=1000)
 
     _dtypes = pydantic.field_validator("dtypes")(known_dtypes)
-    _distinct = pydantic.field_validator("seq_lens", "batch_sizes", "kinds", "dtypes")(distinct)
+    _distinct = pydantic.field_validator(
+        "seq_lens", "batch_sizes", "kinds", "dtypes", "quality_patterns", "quality_sparsities"
+    )(distinct)
+
+    @pydantic.field_validator("quality_patterns")
+    @classmethod
+    def _patterns_exist(cls, values: list[str]) -> list[str]:
+        for value in values:
+            if value not in QUALITY_PATTERNS:
+                raise ValueError(f"{value!r} is no pattern; use {', '.join(QUALITY_PATTERNS)}")
+        return values
+
+    @pydantic.field_validator("quality_sparsities")
+    @classmethod
+    def _shares(cls, values: list[float]) -> list[float]:
+        for value in values:
+            if not 0 < value < 1:
+                raise ValueError(f"{value} will not do; give shares of connections to remove, between 0 and 1")
+        return values
 
     @pydantic.field_validator("kinds", mode="before")
     @classmethod
@@ -121,6 +159,13 @@ class AttentionCase(Case):
         return self.attention_type in ("sparse", "flex")
 
     @property
+    def moved(self) -> int:
+        """Bytes of q, k, v and the output, each once."""
+        item = torch.empty((), dtype=getattr(torch, self.dtype)).element_size()
+        row = self.batch_size * self.seq_len * self.head_dim * item
+        return row * (2 * self.num_heads + 2 * self.num_kv_heads)
+
+    @property
     def work(self) -> attention.Work | None:
         """What the kind keeps; None where that depends on the input."""
         n = self.seq_len
@@ -150,7 +195,7 @@ def kind_name(attention_type: str, options: dict[str, Any]) -> str:
 
 
 def cases(params: Params) -> list[Case]:
-    """The ceilings, then every kind at every shape, short sequences first."""
+    """The ceilings, then every kind at every shape, short sequences first, then what patterns do to a trained model."""
     device = resolve_device(params.device)
     grid = [
         AttentionCase(
@@ -172,7 +217,20 @@ def cases(params: Params) -> list[Case]:
         for dtype in params.dtypes
         for kind in params.kinds
     ]
-    return [*ceiling_cases(device, params.dtypes, params.budget_s), *grid]
+    quality = {
+        "seq_len": params.quality_seq_len,
+        "block_size": params.quality_block_size,
+        "seeds": params.quality_seeds,
+        "steps": params.quality_steps,
+        "tuning_steps": params.quality_tuning_steps,
+        "d_model": params.quality_d_model,
+        "num_layers": params.quality_layers,
+    }
+    return [
+        *ceiling_cases(device, params.dtypes, params.budget_s),
+        *grid,
+        *quality_cases(device, params.quality_patterns, params.quality_sparsities, quality),
+    ]
 
 
 def predict(case: Case, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
@@ -183,15 +241,16 @@ def predict(case: Case, ceilings: dict[str, float] | None = None) -> dict[str, f
         ceilings: As `roofline_ms` takes them; without them no time is predicted.
 
     Returns:
-        `bytes` (q, k, v and out once), `peak_memory` (MiB, forward: inputs and output); unless the pattern follows the
-        input, `flops` (FLOP, forward), `sparsity`, `block_sparsity`, and `latency` (ms, roofline) where the ceilings are known.
+        `bytes` (q, k, v and out once), `peak_memory` (MiB, of forward and backward) where it can be planned; unless the pattern
+        follows the input, `flops` (FLOP, forward), `sparsity`, `block_sparsity`, and `latency` (ms, roofline) where the ceilings
+        are known.
     """
     if not isinstance(case, AttentionCase):
         return {}
-    item = torch.empty((), dtype=getattr(torch, case.dtype)).element_size()
-    row = case.batch_size * case.seq_len * case.head_dim * item
-    moved = row * (2 * case.num_heads + 2 * case.num_kv_heads)
-    predicted: dict[str, float | str] = {"bytes": moved, "peak_memory": moved / 2**20}
+    moved = case.moved
+    predicted: dict[str, float | str] = {"bytes": moved}
+    if (most := plan(case).most) is not None:
+        predicted["peak_memory"] = most / MIB
     work = case.work
     if work is None:  # how much is kept depends on the input: there is nothing to predict from
         return predicted
@@ -216,28 +275,70 @@ def unsupported(case: Case) -> str:
     return ""
 
 
+def plan(case: Case) -> Plan:
+    """The peak memory of a case, counted without running it; none where the mask follows the input, or a kernel is compiled."""
+    if not isinstance(case, AttentionCase):
+        return Plan()
+    if case.attention_type == "flex":
+        return Plan(reason="a compiled kernel allocates out of the counter's sight")
+    if case.work is None:
+        return Plan(reason="how much is kept depends on the input")
+
+    def workloads() -> list[Workload]:
+        shapes = [case.num_heads, case.num_kv_heads, case.num_kv_heads]
+        like = {"dtype": getattr(torch, case.dtype), "device": case.device}
+        inputs = (torch.empty(case.batch_size, heads, case.seq_len, case.head_dim, **like) for heads in shapes)
+        return list(_workloads(case, *inputs))
+
+    return planned(case, workloads)
+
+
+def _workloads(case: AttentionCase, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Iterator[Workload]:
+    """Forward alone, without a graph; and forward with backward."""
+    inputs = (q, k, v)
+
+    def attend() -> torch.Tensor:
+        return attention.attend(case.attention_type, *inputs, causal=case.causal, options=case.options)
+
+    def forward() -> torch.Tensor:
+        with torch.no_grad():
+            return attend()
+
+    yield Workload("forward", forward, lambda: inputs)
+    if case.backward:
+        gradient = torch.empty_like(q)
+
+        def both() -> tuple[torch.Tensor, ...]:
+            for x in inputs:
+                x.requires_grad_()
+            return torch.autograd.grad(attend(), inputs, gradient)
+
+        yield Workload("forward_backward", both, lambda: (*inputs, gradient))
+
+
 def measure_case(case: Case, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
     """The rows of one case: work, latency, rates, memory, error."""
     if isinstance(case, CeilingCase):
         yield from case.measure()
         return
+    if isinstance(case, QualityCase):
+        yield from measure_quality(case)
+        return
+    if case.backward and (reason := unsupported(case)):
+        raise Unsupported(reason)
+    check_fits(plan(case), case.device)
     q, k, v = _inputs(case, params.seed)
+    workloads = {work.scope: work for work in _workloads(case, q, k, v)}
     timing = {"precision": params.precision, "budget_s": params.budget_s, "device": case.device}
-    if case.backward and case.attention_type == "flex":
-        attention.attend("flex", *(x.requires_grad_() for x in (q, k, v)), causal=case.causal, options=case.options)
     mask = None
     if case.masked:
         options = attention.parse_options(case.attention_type, case.options)
         mask = choose_mask(q, k, causal=case.causal, options=options)
         few = timing | {"budget_s": params.budget_s / 4}  # it is paid once, or hides behind the attention
         yield measure(lambda: build_mask(q, k, causal=case.causal, options=options), scope="mask", **few)
-
-    def forward() -> torch.Tensor:
-        return attention.attend(case.attention_type, q, k, v, causal=case.causal, options=case.options)
-
+    forward = workloads["forward"].call
     start = time.perf_counter()
-    with torch.no_grad():
-        out = forward()
+    out = forward()
     first_ms = (time.perf_counter() - start) * 1e3
     yield _error(case, out, q, k, v, mask)
     if mask is not None:
@@ -249,43 +350,37 @@ def measure_case(case: Case, params: Params, ceilings: dict[str, float]) -> Iter
     yield exact("block_sparsity", work.block_sparsity, method="mask")
     yield exact("flops", flops, scope="forward")
     yield exact("flops", count_flops(forward), scope="forward", method="flop_counter", predicted=flops)
-
-    with torch.no_grad():
-        latency = measure(forward, scope="forward", predicted=predicted.get("latency"), **timing)
-        yield latency
-        if case.attention_type == "flex":
-            once = {"n": 1, "method": "first call less a later one", "scope": "compile"}
-            yield Measurement("latency", max(0.0, first_ms - latency.estimate), **once)
-        yield from rate_rows(latency, flops, case.dtype, ceilings)
-        yield from measure_memory(
-            forward,
-            device=case.device,
-            existing=(q, k, v),
-            scope="forward",
-            predicted_bytes=predicted["peak_memory"] * 2**20,
-        )
+    yield exact("bytes", case.moved, scope="forward")
+    latency = measure(forward, scope="forward", predicted=predicted.get("latency"), **timing)
+    yield latency
+    if case.attention_type == "flex":
+        once = {"n": 1, "method": "first call less a later one", "scope": "compile"}
+        yield Measurement("latency", max(0.0, first_ms - latency.estimate), **once)
+    yield from rate_rows(latency, flops, case.dtype, ceilings)
     if case.backward:
-        yield from _measure_backward(case, params, forward, (q, k, v), flops, ceilings)
+        yield from _measure_backward(case, params, (q, k, v), flops, ceilings)
+    for each in workloads.values():
+        counted = case.attention_type != "flex" or case.device.startswith("cuda")
+        trace(each, case, params)
+        yield from memory_rows(each, case.device, plan(case), counted)
 
 
 def _measure_backward(
-    case: AttentionCase, params: Params, forward: Any, inputs: tuple, flops: int, ceilings: dict[str, float]
+    case: AttentionCase, params: Params, inputs: tuple, flops: int, ceilings: dict[str, float]
 ) -> Iterator[Measurement]:
     for x in inputs:
         x.requires_grad_()
-    out = forward()
+    out = attention.attend(case.attention_type, *inputs, causal=case.causal, options=case.options)
     gradient = torch.randn_like(out)
 
     def backward() -> tuple[torch.Tensor, ...]:
         return torch.autograd.grad(out, inputs, gradient, retain_graph=True)
 
-    def both() -> tuple[torch.Tensor, ...]:
-        return torch.autograd.grad(forward(), inputs, gradient)
-
     factor = BACKWARD_FACTOR if _keeps_scores(case) else RECOMPUTING_BACKWARD_FACTOR
     work = round(factor * flops)
     yield exact("flops", work, scope="backward")
     moved = 2 * sum(x.nbytes for x in inputs) + 2 * out.nbytes  # read q, k, v, out, dout; write dq, dk, dv
+    yield exact("bytes", moved, scope="backward")
     latency = measure(
         backward,
         precision=params.precision,
@@ -296,7 +391,6 @@ def _measure_backward(
     )
     yield latency
     yield from rate_rows(latency, work, case.dtype, ceilings)
-    yield from measure_memory(both, device=case.device, existing=(*inputs, gradient), scope="forward_backward")
 
 
 def _keeps_scores(case: AttentionCase) -> bool:

@@ -1,28 +1,43 @@
-"""What does a whole model cost here? Inference and training time, tokens/s, memory and loss over presets and lengths."""
+"""What does a whole model cost here? Inference, training and generation over presets, lengths and optimisations; and the loss."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import pydantic
 import torch
+from torch import nn
 
-from nanolib.config import NanoConfig
+from nanolib.config import PRESETS, NanoConfig
 from nanolib.experiments import params as shared
 from nanolib.experiments.ceilings import CeilingCase, ceiling_cases, rate_rows, roofline_ms
+from nanolib.experiments.model_steps import Generating, Inferring, Step, Training
 from nanolib.experiments.params import Case, distinct, known_dtypes, known_kinds, known_presets
+from nanolib.experiments.workload import Plan, check_fits, fits, memory_rows, planned, trace
 from nanolib.measurement import BadInput, Measurement, Unsupported, exact
 from nanolib.meters import measure, measure_phases
 from nanolib.meters.ceilings import rate
 from nanolib.meters.flops import BACKWARD_FACTOR, count_flops, model_flops
 from nanolib.meters.machine import resolve_device
-from nanolib.meters.memory import MIB, measure_memory
-from nanolib.models import Transformer, attention, create_model, text
-from nanolib.models.transformer import KVCache
+from nanolib.meters.memory import MIB, fake_tensors, total_bytes
+from nanolib.models import attention, create_model, text
+from nanolib.models.optimise import OPTIMISATIONS, applies
+from nanolib.models.transformer import next_token_loss
+from nanolib.models.user import build_model, logits_of, resolve
 
 _ADAMW_STATES = 2
+_SAFE_SHARE = 0.1  # below this share of it by a rough formula, a case fits without being planned
+_ACTIVATIONS = 40  # tensors of a token's width that a block keeps for its backward pass, roughly
+
+Mode = Literal["inference", "training", "generation"]
 
 
 class Params(shared.Params):
@@ -30,11 +45,14 @@ class Params(shared.Params):
 
     Attributes:
         presets: Names in `PRESETS`.
+        model: A model of your own in the presets' place: `package.module:build`, or `hf:LlamaForCausalLM` (extra `hf`).
+        model_options: What that function, or that class's configuration, takes.
         seq_lens: Sequence lengths, tokens.
         batch_sizes: Sequences per batch.
         dtypes: Types of the weights.
         attention_types: Attention kinds.
         overrides: Fields of `NanoConfig` that differ from the preset, such as `{num_layers: 2}`.
+        optimisations: Names in `OPTIMISATIONS`; each inference and training is measured with each, generation eagerly.
         train: Whether to measure training steps too.
         new_tokens: Tokens generated one by one after a prompt of each sequence length; 0 for none.
         loss_steps: Steps of training on real text whose loss is recorded; 0 for none.
@@ -43,11 +61,14 @@ class Params(shared.Params):
     """
 
     presets: list[str] = pydantic.Field(["decoder_tiny"], min_length=1)
+    model: str = pydantic.Field("", max_length=500)
+    model_options: dict[str, Any] = pydantic.Field(default_factory=dict)
     seq_lens: list[pydantic.PositiveInt] = pydantic.Field([32, 64, 128], min_length=1, max_length=64)
     batch_sizes: list[pydantic.PositiveInt] = pydantic.Field([1], min_length=1, max_length=64)
     dtypes: list[str] = pydantic.Field(["float32"], min_length=1)
     attention_types: list[str] = pydantic.Field(["dense"], min_length=1)
     overrides: dict[str, Any] = pydantic.Field(default_factory=dict)
+    optimisations: list[str] = pydantic.Field(["eager"], min_length=1)
     train: bool = True
     new_tokens: int = pydantic.Field(8, ge=0, le=1_000_000)
     loss_steps: int = pydantic.Field(20, ge=0, le=1_000_000)
@@ -57,7 +78,25 @@ class Params(shared.Params):
     _presets = pydantic.field_validator("presets")(known_presets)
     _dtypes = pydantic.field_validator("dtypes")(known_dtypes)
     _kinds = pydantic.field_validator("attention_types")(known_kinds)
-    _distinct = pydantic.field_validator("presets", "seq_lens", "batch_sizes", "dtypes", "attention_types")(distinct)
+    _distinct = pydantic.field_validator(
+        "presets", "seq_lens", "batch_sizes", "dtypes", "attention_types", "optimisations"
+    )(distinct)
+
+    @pydantic.field_validator("model")
+    @classmethod
+    def _model_is_there(cls, value: str) -> str:
+        with contextlib.suppress(Unsupported):  # its cases will say so
+            if value:
+                _in_one_line(lambda: resolve(value))
+        return value
+
+    @pydantic.field_validator("optimisations")
+    @classmethod
+    def _known_optimisations(cls, values: list[str]) -> list[str]:
+        for value in values:
+            if value not in OPTIMISATIONS:
+                raise ValueError(f"{value!r} is no optimisation; use {', '.join(OPTIMISATIONS)}")
+        return values
 
     @pydantic.field_validator("corpus")
     @classmethod
@@ -67,7 +106,9 @@ class Params(shared.Params):
 
     @pydantic.model_validator(mode="after")
     def _configs_fit(self) -> Params:
-        for preset in self.presets:
+        if self.model_options and not self.model:
+            raise ValueError("model_options: there is no model to take them; set model, or use overrides for presets")
+        for preset in [] if self.model else self.presets:
             try:
                 config = NanoConfig.from_preset(preset, **self.overrides)
             except BadInput as error:
@@ -85,9 +126,17 @@ class Params(shared.Params):
         return self
 
 
+def _in_one_line(act: Callable[[], object]) -> None:
+    """`act`, its complaint without the field's name, which pydantic puts before it."""
+    try:
+        act()
+    except BadInput as error:
+        raise ValueError("; ".join(error.lines).removeprefix("model: ")) from None
+
+
 @dataclass(frozen=True)
 class ModelCase(Case):
-    """One model on one shape; `name` is what charts call the model."""
+    """One model on one shape; `name` is what charts call the model, `reduced` what was made smaller so that it fits."""
 
     name: str
     preset: str
@@ -96,22 +145,51 @@ class ModelCase(Case):
     seq_len: int
     batch_size: int
     dtype: str
-    mode: Literal["inference", "training", "generation"]
+    mode: Mode
+    optimisation: str = "eager"
+    reduced: str = ""
+
+    @property
+    def own(self) -> bool:
+        """Whether it is the user's own model: then `preset` says where it comes from and `overrides` are its options."""
+        return self.preset not in PRESETS
 
     @property
     def config(self) -> NanoConfig:
-        """The model's configuration."""
+        """The configuration of a preset's model."""
         changes = {"attention_type": self.attention_type, "dtype": self.dtype}
         return NanoConfig.from_preset(self.preset, **self.overrides | changes)
 
     @property
-    def flops(self) -> dict[str, int]:
-        """Forward FLOPs by part; attention counts the pairs that its mask keeps, all of them where the input decides."""
+    def position(self) -> int:
+        """Tokens that are cached before those whose work is counted."""
+        return 0
+
+    def build(self, seed: int | None = None) -> nn.Module:
+        """The model, in training mode."""
+        if self.own:
+            return build_model(self.preset, self.overrides, self.device, self.dtype, seed)
+        return create_model(self.config, self.device, seed)
+
+    @property
+    def flops(self) -> int:
+        """Of a forward pass; attention counts the pairs that its mask keeps, all of them where the input decides."""
+        if self.own:
+            return _counted(self.case_id, self)[1]
         config = self.config
         options = attention.shared_options(config.attention_type, config.attention_options)
-        shape = {"q_len": self.seq_len, "kv_len": self.seq_len, "causal": True}
-        work = attention.work(config.attention_type, **shape, options=options) or attention.work("dense", **shape)
-        return model_flops(config, self.batch_size, self.seq_len, work.kept)
+
+        def kept(q_len: int, kv_len: int, causal: bool) -> float:
+            found = attention.work(config.attention_type, q_len, kv_len, causal=causal, options=options)
+            return (found or attention.work("dense", q_len, kv_len, causal=causal)).kept
+
+        length = 1 if self.position else self.seq_len
+        return model_flops(config, self.batch_size, length, kept, position=self.position)["total"]
+
+    @property
+    def parameter_count(self) -> int:
+        """Weights of the model."""
+        return _counted(self.case_id, self)[0] if self.own else self.config.parameter_count
 
     def __str__(self) -> str:
         """Preset, shape and mode."""
@@ -120,14 +198,14 @@ class ModelCase(Case):
 
 @dataclass(frozen=True)
 class GenerationCase(ModelCase):
-    """A prompt read at once, and tokens generated one by one over its KV cache."""
+    """A prompt read at once, and tokens generated one by one over its KV cache; FLOPs are those of the first one."""
 
-    new_tokens: int
+    new_tokens: int = 1
 
     @property
-    def flops(self) -> dict[str, int]:
-        """Of one token, the first after the prompt."""
-        return model_flops(self.config, self.batch_size, 1, self.seq_len + 1)
+    def position(self) -> int:
+        """The prompt's length."""
+        return self.seq_len
 
 
 @dataclass(frozen=True)
@@ -147,43 +225,122 @@ class LossCase(Case):
     learning_rate: float
     corpus: str
 
+    own = ModelCase.own
     config = ModelCase.config
+    build = ModelCase.build
 
     def __str__(self) -> str:
         """Preset and steps."""
         return f"{self.name} loss over {self.steps} steps"
 
 
-def model_name(preset: str, overrides: dict[str, Any]) -> str:
-    """What charts and tables call a model: a preset that was changed never goes by its bare name."""
+_KNOWN: dict[str, tuple[int, int]] = {}
+
+
+def _counted(case_id: str, case: ModelCase) -> tuple[int, int]:
+    """Parameters, and FLOPs of a forward pass as torch counts them, of a model that no formula knows; without running it."""
+    if case_id not in _KNOWN:
+        with fake_tensors():
+            model = case.build().eval()
+            ids = torch.zeros(case.batch_size, case.seq_len, dtype=torch.int64, device=case.device)
+            with torch.no_grad():
+                flops = count_flops(functools.partial(logits_of(model), ids))
+            _KNOWN[case_id] = sum(p.numel() for p in model.parameters()), flops
+    return _KNOWN[case_id]
+
+
+def model_name(preset: str, overrides: dict[str, Any], optimisation: str = "eager") -> str:
+    """What charts and tables call a model: one that was changed never goes by its bare name."""
     changed = ", ".join(f"{name} {value}" for name, value in overrides.items())
-    return f"{preset} with {changed}" if changed else preset
+    if len(changed) > 60:
+        changed = changed[:50] + " … " + hashlib.sha256(json.dumps(overrides, sort_keys=True).encode()).hexdigest()[:4]
+    name = f"{preset} with {changed}" if changed else preset
+    return name if optimisation == "eager" else f"{name} ({optimisation.replace('_', ' ')})"
 
 
 def cases(params: Params) -> list[Case]:
-    """The ceilings, each model's inference and training at each shape, then its loss at the shortest length."""
+    """The ceilings, each model's inference, training and generation at each shape, then its loss at the shortest length.
+
+    A case that will not fit into this machine's memory stays, to be refused, and a smaller one follows it.
+    """
     device = resolve_device(params.device)
-    modes = ("inference", "training") if params.train else ("inference",)
+    sources = (
+        [(params.model, params.model_options)] if params.model else [(p, params.overrides) for p in params.presets]
+    )
     result = ceiling_cases(device, params.dtypes, params.budget_s)
-    for preset in params.presets:
-        for kind in params.attention_types:
+    for preset, overrides in sources:
+        for kind in ["own"] if params.model else params.attention_types:
             for dtype in params.dtypes:
-                model = (device, model_name(preset, params.overrides), preset, params.overrides, kind)
-                result += [
-                    ModelCase(*model, seq_len, batch_size, dtype, mode)
-                    for seq_len in params.seq_lens
-                    for batch_size in params.batch_sizes
-                    for mode in modes
-                ]
-                if params.new_tokens:
-                    shapes = [(n, batch) for n in params.seq_lens for batch in params.batch_sizes]
-                    result += [
-                        GenerationCase(*model, *shape, dtype, "generation", params.new_tokens) for shape in shapes
-                    ]
+                for case in _model_cases(params, device, preset, overrides, kind, dtype):
+                    result += [case] if (smaller := _smaller(case)) is None else [case, smaller]
                 if params.loss_steps:
+                    model = (device, model_name(preset, overrides), preset, overrides, kind)
                     shape = (min(params.seq_lens), max(params.batch_sizes), dtype)
                     result.append(LossCase(*model, *shape, params.loss_steps, params.learning_rate, params.corpus))
-    return result
+    return list({case.case_id: case for case in result}.values())
+
+
+def _model_cases(
+    params: Params, device: str, preset: str, overrides: dict[str, Any], kind: str, dtype: str
+) -> Iterator[ModelCase]:
+    shapes = [(seq_len, batch_size) for seq_len in params.seq_lens for batch_size in params.batch_sizes]
+    modes: tuple[Mode, ...] = ("inference", "training") if params.train else ("inference",)
+    for optimisation in params.optimisations:
+        model = (device, model_name(preset, overrides, optimisation), preset, overrides, kind)
+        for shape in shapes:
+            for mode in modes:
+                if applies(optimisation, mode, dtype):
+                    yield ModelCase(*model, *shape, dtype, mode, optimisation)
+    if params.new_tokens:
+        model = (device, model_name(preset, overrides), preset, overrides, kind)
+        for shape in shapes:
+            yield GenerationCase(*model, *shape, dtype, "generation", new_tokens=params.new_tokens)
+
+
+def _smaller(case: ModelCase) -> ModelCase | None:
+    """The case with fewer sequences, then fewer layers, until it fits; None where it fits as it is, or nothing helps."""
+    total = total_bytes(case.device)
+    if total is None or _rough_bytes(case) < _SAFE_SHARE * total or fits(plan(case), total):
+        return None
+    layers = (
+        []
+        if case.own
+        else [case.config.num_layers >> halvings for halvings in range(case.config.num_layers.bit_length())]
+    )
+    for count in layers or [None]:
+        overrides = case.overrides if count is None else case.overrides | {"num_layers": count}
+        changed = [f"batch_size {case.batch_size} to 1"] if case.batch_size > 1 else []
+        if count is not None and count < case.config.num_layers:
+            changed.append(f"num_layers {case.config.num_layers} to {count}")
+        else:
+            overrides = case.overrides
+        if not changed:
+            continue
+        smaller = dataclasses.replace(
+            case,
+            name=model_name(case.preset, overrides, case.optimisation),
+            overrides=overrides,
+            batch_size=1,
+            reduced=f"reduced to fit into {total / 2**30:.0f} GiB: {', '.join(changed)}",
+        )
+        if fits(plan(smaller), total):
+            return smaller
+    return None
+
+
+def _rough_bytes(case: ModelCase) -> float:
+    """Of weights, states, logits and activations, by a formula that errs upwards."""
+    if case.own:
+        return float("inf")
+    config = case.config
+    item = getattr(torch, case.dtype).itemsize
+    tokens = case.batch_size * case.seq_len
+    kept = (
+        config.num_layers * _ACTIVATIONS * config.d_model if case.mode == "training" else _ACTIVATIONS * config.d_model
+    )
+    weights = config.parameter_count * (2 + _ADAMW_STATES if case.mode == "training" else 1)
+    cached = 2 * config.num_layers * config.d_model if case.mode == "generation" else 0
+    return item * (weights + tokens * (kept + cached + 4 * config.vocab_size))
 
 
 def predict(case: Case, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
@@ -195,36 +352,83 @@ def predict(case: Case, ceilings: dict[str, float] | None = None) -> dict[str, f
 
     Returns:
         `parameters`, `footprint` (MiB of weights), `flops` (FLOP: the forward pass, or in training forward and backward),
-        `peak_memory` (MiB, lower bound: weights and logits; in training weights, gradients, AdamW's two states and
-        logits with their gradient; in generation weights and the KV cache), `latency` (ms, roofline) where the ceilings are
-        known; in generation `flops` and `latency` are those of one token.
+        `bytes` (weights and, in generation, the cache, each as often as it must move), `peak_memory` (MiB, counted on tensors
+        without data) where it can be planned, `latency` (ms, roofline) where the ceilings are known; in generation `flops`,
+        `bytes` and `latency` are those of one token.
     """
     if not isinstance(case, ModelCase):
         return {}
-    config, flops = case.config, case.flops["total"]
-    item = torch.empty((), dtype=getattr(torch, case.dtype)).element_size()
-    weights = config.parameter_count * item
-    logits = case.batch_size * case.seq_len * config.vocab_size * item
+    try:
+        count, flops = case.parameter_count, case.flops
+    except (Unsupported, BadInput):
+        return {}  # what is missing is said by `unsupported`
+    item = getattr(torch, case.dtype).itemsize
+    weights = count * item
     training = case.mode == "training"
     work = flops * (1 + BACKWARD_FACTOR) if training else flops
-    live = (2 + _ADAMW_STATES) * weights + 2 * logits if training else weights + logits
-    moved = 3 * weights if training else weights
-    if isinstance(case, GenerationCase):
-        kept = case.batch_size * (case.seq_len + case.new_tokens)
-        live = weights + 2 * config.num_layers * kept * config.kv_heads * config.head_dim * item
+    moved = (3 if training else 1) * weights
+    if case.position and not case.own:
+        config = case.config
+        moved += 2 * config.num_layers * case.batch_size * case.seq_len * config.kv_heads * config.head_dim * item
     predicted: dict[str, float | str] = {
-        "parameters": config.parameter_count,
+        "parameters": count,
         "footprint": weights / MIB,
         "flops": work,
-        "peak_memory": live / MIB,
+        "bytes": moved,
     }
+    if (most := plan(case).most) is not None:
+        predicted["peak_memory"] = most / MIB
     if (latency := roofline_ms(work, moved, case.dtype, ceilings or {})) is not None:
         predicted["latency"] = latency
     return predicted
 
 
+def plan(case: Case) -> Plan:
+    """The peak memory of a case, counted without running it; of a compiled or captured model it is the eager one's."""
+    if not isinstance(case, ModelCase):
+        return Plan()
+    if reason := _not_planned(case):
+        return Plan(reason=reason)
+    eager = case.optimisation in ("compile", "cuda_graph")
+    like = dataclasses.replace(case, optimisation="eager") if eager else case
+
+    def workloads() -> Any:
+        ids = torch.zeros(case.batch_size, case.seq_len + 1, dtype=torch.int64, device=case.device)
+        return _step(like, like.build(), ids, 1e-3).workloads()
+
+    return planned(like, workloads)
+
+
+def _not_planned(case: ModelCase) -> str:
+    if case.own:
+        return ""
+    options = attention.shared_options(case.attention_type, case.config.attention_options)
+    if case.attention_type == "flex":
+        return "a compiled kernel allocates out of the counter's sight"
+    return (
+        ""
+        if attention.work(case.attention_type, 1, 1, causal=True, options=options)
+        else "what is kept depends on the input"
+    )
+
+
+def _step(case: ModelCase, model: nn.Module, ids: torch.Tensor, learning_rate: float) -> Step:
+    if isinstance(case, GenerationCase):
+        return Generating(model, ids[:, :-1], case.new_tokens)
+    if case.mode == "inference":
+        return Inferring(model, ids[:, :-1], case.optimisation)
+    return Training(model, ids, case.optimisation, learning_rate)
+
+
 def unsupported(case: Case) -> str:
-    """Why this machine cannot run the case; every machine can run these."""
+    """Why this machine cannot run the case; empty when it can, as far as can be told without running it."""
+    if isinstance(case, ModelCase | LossCase) and case.own:
+        try:
+            resolve(case.preset)
+        except (Unsupported, BadInput) as error:
+            return str(error)
+    if isinstance(case, ModelCase) and case.optimisation == "cuda_graph" and not case.device.startswith("cuda"):
+        return f"CUDA graphs need a CUDA device, and this is {case.device}"
     return ""
 
 
@@ -239,152 +443,112 @@ def measure_case(case: Case, params: Params, ceilings: dict[str, float]) -> Iter
 
 
 def _measure_model(case: ModelCase, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
-    model = create_model(case.config, case.device, seed=params.seed)
+    if reason := unsupported(case):
+        raise Unsupported(reason)
+    if isinstance(case, GenerationCase) and not case.own:
+        _check_context(case)
+    check_fits(plan(case), case.device)
+    model = case.build(params.seed)
     weights = tuple(model.parameters())
     predicted = predict(case, ceilings)
     count = sum(p.numel() for p in weights)
-    yield exact("parameters", count, method="count", predicted=predicted["parameters"])
+    yield exact("parameters", count, method="count", predicted=predicted["parameters"], message=case.reduced)
     footprint = sum(p.nbytes for p in weights) / MIB
     yield exact("footprint", footprint, method="count", predicted=predicted["footprint"])
     ids = _text_batch(case, params.corpus, params.seed)
-    if isinstance(case, GenerationCase):
-        yield from _measure_generation(case, params, model, ids[:, :-1], predicted)
-    elif case.mode == "inference":
-        yield from _measure_inference(case, params, model, ids[:, :-1], predicted, ceilings)
-    else:
-        yield from _measure_training(case, params, model, ids, predicted, ceilings)
+    step = _step(case, model, ids, params.learning_rate)
+    yield from _MEASURED[case.mode](case, params, step, predicted, ceilings)
+    counted = case.optimisation != "compile" or case.device.startswith("cuda")
+    for work in step.workloads():
+        trace(work, case, params)  # before the memory is counted: under a counter nothing compiled runs
+        yield from memory_rows(work, case.device, plan(case), counted)
+
+
+def _check_context(case: GenerationCase) -> None:
+    length = case.config.context_length
+    if case.seq_len + case.new_tokens > length:
+        raise Unsupported(
+            f"a prompt of {case.seq_len} and {case.new_tokens} new tokens exceed the context_length {length}; "
+            "shorten seq_lens or lower new_tokens"
+        )
+
+
+def _timing(case: ModelCase, params: Params) -> dict[str, Any]:
+    return {"precision": params.precision, "budget_s": params.budget_s, "device": case.device}
 
 
 def _measure_inference(
-    case: ModelCase,
-    params: Params,
-    model: Transformer,
-    ids: torch.Tensor,
-    predicted: dict,
-    ceilings: dict[str, float],
+    case: ModelCase, params: Params, step: Inferring, predicted: dict, ceilings: dict[str, float]
 ) -> Iterator[Measurement]:
-    model.eval()
-
-    def forward() -> torch.Tensor:
-        with torch.inference_mode():
-            return model(ids)
-
     flops = int(predicted["flops"])
-    yield exact("flops", flops, scope="inference")
-    yield exact("flops", count_flops(forward), scope="inference", method="flop_counter", predicted=flops)
-    latency = measure(
-        forward,
-        params.precision,
-        params.budget_s,
-        device=case.device,
-        scope="inference",
-        predicted=predicted.get("latency"),
-    )
+    first_ms = _first_call_ms(step.forward)
+    if not case.own:
+        yield exact("flops", flops, scope="inference")
+    counted = {} if case.own else {"predicted": flops}
+    yield exact("flops", count_flops(step.eager), scope="inference", method="flop_counter", **counted)
+    yield exact("bytes", predicted["bytes"], scope="inference")
+    latency = measure(step.forward, scope="inference", predicted=predicted.get("latency"), **_timing(case, params))
     yield latency
     yield from rate_rows(latency, flops, case.dtype, ceilings)
-    yield rate("tokens_per_second", ids.numel(), latency)
-    yield from measure_memory(
-        forward,
-        device=case.device,
-        existing=(*model.parameters(), ids),
-        scope="inference",
-        predicted_bytes=predicted["peak_memory"] * MIB,
-    )
-
-
-def _measure_generation(
-    case: GenerationCase, params: Params, model: Transformer, prompt: torch.Tensor, predicted: dict
-) -> Iterator[Measurement]:
-    """Time to the first token (the prompt read), then time per token over the cache that grows and starts over."""
-    if case.seq_len + case.new_tokens > model.config.context_length:
-        raise Unsupported(
-            f"a prompt of {case.seq_len} and {case.new_tokens} new tokens exceed the context_length "
-            f"{model.config.context_length}; shorten seq_lens or lower new_tokens"
-        )
-    model.eval()
-    cache = KVCache(model.config, case.batch_size, case.seq_len + case.new_tokens, case.device)
-
-    @torch.inference_mode()
-    def prefill() -> torch.Tensor:
-        cache.length = 0
-        return model.prefill(prompt, cache).argmax(dim=-1)
-
-    token = prefill()
-
-    @torch.inference_mode()
-    def decode() -> None:
-        nonlocal token
-        if cache.length == case.seq_len + case.new_tokens:
-            cache.length = case.seq_len
-        token = model.decode(token, cache).argmax(dim=-1)
-
-    timing = {"precision": params.precision, "budget_s": params.budget_s, "device": case.device}
-    first = measure(prefill, scope="prefill", **timing)
-    yield first
-    yield rate("tokens_per_second", prompt.numel(), first)
-    yield exact("flops", int(predicted["flops"]), scope="decode")
-    each = measure(decode, scope="decode", predicted=predicted.get("latency"), **timing)
-    yield each
-    yield rate("tokens_per_second", case.batch_size, each)
-    buffers = [*cache.keys, *cache.values, *cache.scores]
-    yield from measure_memory(
-        decode,
-        device=case.device,
-        existing=(*model.parameters(), *buffers, prompt, token),
-        scope="decode",
-        predicted_bytes=predicted["peak_memory"] * MIB,
-    )
+    yield rate("tokens_per_second", step.ids.numel(), latency)
+    yield from _against_eager(case, step, first_ms - latency.estimate)
 
 
 def _measure_training(
-    case: ModelCase,
-    params: Params,
-    model: Transformer,
-    ids: torch.Tensor,
-    predicted: dict,
-    ceilings: dict[str, float],
+    case: ModelCase, params: Params, step: Training, predicted: dict, ceilings: dict[str, float]
 ) -> Iterator[Measurement]:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=params.learning_rate, fused=True)
-    loss = torch.zeros(())
-
-    def forward() -> None:
-        nonlocal loss
-        loss = model.loss(ids)
-
-    def backward() -> None:
-        loss.backward()
-
-    def optimizer_step() -> None:
-        optimizer.step()
-        optimizer.zero_grad()
-
-    phases: dict[str, Callable[[], object]] = {
-        "forward": forward,
-        "backward": backward,
-        "optimizer_step": optimizer_step,
-    }
-
-    def step() -> None:
-        for phase in phases.values():
-            phase()
-
     flops = int(predicted["flops"])
     yield exact("flops", flops, scope="training_step")
-    timings = measure_phases(phases, params.precision, params.budget_s, device=case.device)
+    yield exact("bytes", predicted["bytes"], scope="training_step")
+    if case.optimisation != "eager":  # before the first step changes the weights
+        yield from _compile_time(case, _first_call_ms(step.gradient) - _first_call_ms(step.gradient))
+        yield exact("relative_error", step.difference(), scope="against_eager", method="gradient")
+    timings = measure_phases(step.phases, params.precision, params.budget_s, device=case.device)
     total = timings.pop("total")
     yield from timings.values()
-    total = Measurement.from_dict(total.to_dict() | {"scope": "training_step", "predicted": predicted.get("latency")})
+    total = dataclasses.replace(total, scope="training_step", predicted=predicted.get("latency"))
     yield total
     yield from rate_rows(total, flops, case.dtype, ceilings)
-    yield rate("tokens_per_second", ids[:, :-1].numel(), total)
-    states = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
-    yield from measure_memory(
-        step,
-        device=case.device,
-        existing=(*model.parameters(), *states, ids),
-        scope="training_step",
-        predicted_bytes=predicted["peak_memory"] * MIB,
-    )
+    yield rate("tokens_per_second", step.ids[:, :-1].numel(), total)
+
+
+def _against_eager(case: ModelCase, step: Inferring, compile_ms: float) -> Iterator[Measurement]:
+    if case.optimisation != "eager":
+        yield exact("relative_error", step.difference(), scope="against_eager", method="logits")
+    yield from _compile_time(case, compile_ms)
+
+
+def _compile_time(case: ModelCase, ms: float) -> Iterator[Measurement]:
+    if case.optimisation == "compile":
+        yield Measurement("latency", max(0.0, ms), n=1, method="first call less a later one", scope="compile")
+
+
+def _first_call_ms(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return (time.perf_counter() - start) * 1e3
+
+
+def _measure_generation(
+    case: GenerationCase, params: Params, step: Generating, predicted: dict, ceilings: dict[str, float]
+) -> Iterator[Measurement]:
+    """Time to the first token (the prompt read), then time per token over the cache that grows and starts over."""
+    first = measure(step.generation.prefill, scope="prefill", **_timing(case, params))
+    yield first
+    yield rate("tokens_per_second", step.generation.prompt.numel(), first)
+    yield exact("flops", int(predicted["flops"]), scope="decode", method="flop_counter" if case.own else "formula")
+    yield exact("bytes", predicted["bytes"], scope="decode")
+    each = measure(step.generation.decode, scope="decode", predicted=predicted.get("latency"), **_timing(case, params))
+    yield each
+    yield from rate_rows(each, predicted["flops"], case.dtype, ceilings)
+    yield rate("tokens_per_second", case.batch_size, each)
+
+
+_MEASURED: dict[str, Callable[..., Iterator[Measurement]]] = {
+    "inference": _measure_inference,
+    "training": _measure_training,
+    "generation": _measure_generation,
+}
 
 
 def _text_batch(case: ModelCase | LossCase, corpus: str, seed: int) -> torch.Tensor:
@@ -394,13 +558,14 @@ def _text_batch(case: ModelCase | LossCase, corpus: str, seed: int) -> torch.Ten
 
 def _measure_loss(case: LossCase, seed: int) -> Measurement:
     """The loss before each step, on fresh windows of real text; the estimate is the mean of the last tenth of them."""
-    model = create_model(case.config, case.device, seed=seed)
+    model = case.build(seed)
+    logits = logits_of(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=case.learning_rate, fused=True)
     data, generator = text.load(case.corpus), torch.Generator().manual_seed(seed)
     losses = []
     for _ in range(case.steps):
         ids = text.batch(data, case.batch_size, case.seq_len + 1, generator).to(case.device)
-        loss = model.loss(ids)
+        loss = next_token_loss(logits, ids)
         losses.append(float(loss.detach()))
         loss.backward()
         optimizer.step()

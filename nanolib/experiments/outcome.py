@@ -21,6 +21,10 @@ class CaseTimeout(BaseException):
     """The case's time is over; no `except Exception` on the way may swallow it."""
 
 
+class WillNotFit(Exception):
+    """The case needs more memory than there is; it was not started."""
+
+
 @dataclass
 class Outcome:
     """What a case gave.
@@ -61,6 +65,8 @@ def attempt(
     except CaseTimeout:
         outcome.status = Status.TIMEOUT
         outcome.message = f"ran longer than case_timeout_s {timeout_s:g}; raise it or shrink the case"
+    except WillNotFit as error:
+        outcome.status, outcome.message = Status.OOM_PREDICTED, one_line(error)
     except Unsupported as error:
         outcome.status, outcome.message = Status.UNSUPPORTED, one_line(error)
     except Exception as error:
@@ -75,7 +81,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     text = str(error).lower()
-    return isinstance(error, RuntimeError) and ("can't allocate memory" in text or "out of memory" in text)
+    return isinstance(error, RuntimeError) and any(
+        words in text for words in ("can't allocate memory", "out of memory", "bad_alloc")
+    )
 
 
 def one_line(error: BaseException) -> str:

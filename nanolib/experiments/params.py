@@ -11,10 +11,11 @@ import pydantic
 
 from nanolib.config import ATTENTION_KINDS, DTYPES, PRESETS
 from nanolib.meters.machine import resolve_device
+from nanolib.meters.trace import SORTS
 from nanolib.validation import StrictModel
 
 # Parameters that say how to schedule and name a run, not what it measures: a run may be continued under another label.
-SCHEDULING = ("suite", "label", "resume")
+SCHEDULING = ("suite", "label", "resume", "trace", "trace_sort", "trace_top")
 
 MAX_SEQ_LEN = 2**24
 
@@ -29,6 +30,9 @@ class Params(StrictModel):
         case_timeout_s: At most this long for one case, s.
         isolation: `process` runs each case in a fresh process.
         seed: Seeds the inputs.
+        trace: Whether to write torch's profile of each case into the folder `traces` of the output: a Chrome trace and a table.
+        trace_sort: What that table is sorted by.
+        trace_top: How many operations it has.
         suite: Which params set this is.
         label: The user's name for the run.
         resume: Continue the last run with the same parameters, version and machine.
@@ -40,6 +44,9 @@ class Params(StrictModel):
     case_timeout_s: float = pydantic.Field(300.0, gt=0, le=604_800)
     isolation: Literal["none", "process"] = "none"
     seed: int = pydantic.Field(0, ge=0, lt=2**31)
+    trace: bool = False
+    trace_sort: Literal[SORTS] = "self_cpu_time_total"  # type: ignore[valid-type]
+    trace_top: int = pydantic.Field(20, gt=0, le=10_000)
     suite: str = pydantic.Field("", max_length=200)
     label: str = pydantic.Field("", max_length=200)
     resume: bool = False

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pandas as pd
+from tqdm import tqdm
 
-from nanolib.experiments.params import Params
+from nanolib.experiments.params import Case, Params
+from nanolib.experiments.workload import shortage
 from nanolib.measurement import format_number
 from nanolib.store import Store
 
@@ -32,17 +34,24 @@ def prediction_table(experiment: Any, params: Params, ceilings: dict[str, float]
 def dry_run_table(experiment: Any, params: Params, ceilings: dict[str, float]) -> pd.DataFrame:
     """Every case with its predicted time and memory, and why it cannot run here."""
     lines = []
-    for case in experiment.cases(params):
+    for case in tqdm(experiment.cases(params), "planning", unit="case", leave=False, disable=None):
         predicted = experiment.predict(case, ceilings)
+        reason = experiment.unsupported(case)
         lines.append(
             {
                 "case": str(case),
                 "predicted ms": _text("latency", predicted["latency"]) if "latency" in predicted else "—",
                 "predicted MiB": _text("peak_memory", predicted["peak_memory"]) if "peak_memory" in predicted else "—",
-                "here": f"unsupported: {reason}" if (reason := experiment.unsupported(case)) else "runs",
+                "here": f"unsupported: {reason}" if reason else _fits(experiment, case),
             }
         )
     return pd.DataFrame(lines)
+
+
+def _fits(experiment: Any, case: Case) -> str:
+    """`runs`, or why the case would not be started."""
+    lacking = shortage(experiment.plan(case), case.device) if hasattr(experiment, "plan") else ""
+    return f"oom_predicted: {lacking}" if lacking else "runs"
 
 
 def known_ceilings(store: Store, machine_id: str) -> dict[str, float]:

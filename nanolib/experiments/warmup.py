@@ -14,6 +14,7 @@ import torch
 from nanolib.config import NanoConfig
 from nanolib.experiments import params as shared
 from nanolib.experiments.params import Case, distinct, known_presets
+from nanolib.experiments.workload import Workload, trace
 from nanolib.measurement import BadInput, Measurement
 from nanolib.meters.clock import clock_for
 from nanolib.meters.latency import summarise
@@ -140,6 +141,7 @@ def measure_case(case: WarmupCase, params: Params, ceilings: dict[str, float]) -
     if not case.curve:
         yield _uncut(samples, case.direction, clock.method, details)
         return
+    trace(Workload(case.direction, step, tuple), case, params)
     yield summarise(samples, scope=case.direction, method=clock.method, details=details)
     yield _needed(samples, case.direction)
 

@@ -29,24 +29,39 @@ def count_flops(fn: Callable[[], object]) -> int:
     return counter.get_total_flops()
 
 
-def model_flops(config: NanoConfig, batch: int, length: int, kept_pairs: int) -> dict[str, int]:
-    """Forward FLOPs of a `NanoConfig` model, by part.
+def model_flops(
+    config: NanoConfig, batch: int, length: int, kept: Callable[[int, int, bool], float], *, position: int = 0
+) -> dict[str, int]:
+    """FLOPs of a `NanoConfig` model, by part: forward over a sequence, or over what follows a prompt.
 
     Args:
         config: The model.
         batch: Sequences.
-        length: Tokens per sequence.
-        kept_pairs: Query-key pairs that its attention computes per head (`Work.kept`).
+        length: Tokens per sequence; an encoder–decoder's encoder reads the first half of them.
+        kept: (q_len, kv_len, causal) → query-key pairs that its attention computes per head (`Work.kept`).
+        position: Tokens that came before and are cached; with it only the decoder's work counts.
 
     Returns:
         Per part, for all layers: `projections` 2·tokens·(2d² + 2d·kv), `attention` 4·batch·heads·kept·head_dim, `mlp`
         2·tokens·(3 or 2)·d·d_ff, `head` 2·tokens·d·vocab; and their `total`.
     """
-    d, tokens = config.d_model, batch * length
+    d, kv, layers = config.d_model, config.kv_heads * config.head_dim, config.num_layers
+    per_pair = 4 * batch * config.num_heads * config.head_dim
+    if config.architecture == "encoder_decoder":
+        source, target = (0, length) if position else (length // 2, length - length // 2)
+        own = target + 1 if position else target  # the prompt's last token has started the decoder
+        pairs = kept(source, source, False) if source else 0
+        pairs += kept(target, own, True) + target * (source or position)
+        projected = batch * ((source + target) * (2 * d * d + 2 * d * kv) + target * 2 * d * d + source * 2 * d * kv)
+    else:
+        source, target = 0, length
+        pairs = kept(length, position + length, True)
+        projected = batch * length * (2 * d * d + 2 * d * kv)
+    tokens = batch * (source + target)
     parts = {
-        "projections": config.num_layers * 2 * tokens * (2 * d * d + 2 * d * config.kv_heads * config.head_dim),
-        "attention": config.num_layers * 4 * batch * config.num_heads * kept_pairs * config.head_dim,
-        "mlp": config.num_layers * 2 * tokens * (3 if config.mlp == "swiglu" else 2) * d * config.mlp_width,
-        "head": 2 * tokens * d * config.vocab_size,
+        "projections": layers * 2 * projected,
+        "attention": layers * round(per_pair * pairs),
+        "mlp": layers * 2 * tokens * (3 if config.mlp == "swiglu" else 2) * d * config.mlp_width,
+        "head": 2 * batch * target * d * config.vocab_size,
     }
     return parts | {"total": sum(parts.values())}

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -19,6 +21,7 @@ from nanolib.measurement import Measurement, Status, exact
 
 MIB = 2**20
 _PROC = Path("/proc/self")
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 class LiveBytes(TorchDispatchMode):
@@ -105,6 +108,51 @@ def peak_memory(device: str | torch.device = "cpu", *existing: torch.Tensor) -> 
         peak.before = counter.current
         yield peak
     peak.live = counter.peak
+
+
+@contextmanager
+def fake_tensors() -> Iterator[None]:
+    """Within it tensors have shapes, types and devices and no data: whatever runs costs time and no memory."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        yield
+
+
+def free_bytes(device: str | torch.device = "cpu") -> int | None:
+    """Memory that a new tensor could take now; None where the device does not tell.
+
+    On the host it is the lesser of what the system has to give and what the control group has left.
+    """
+    device = torch.device(device)
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if device.type != "cpu":
+        return None
+    left = [psutil.virtual_memory().available]
+    if (group := _control_group()) is not None:
+        left.append(group[0] - group[1])
+    return max(0, min(left))
+
+
+def total_bytes(device: str | torch.device = "cpu") -> int | None:
+    """Memory that the device has, or this process is allowed of it; None where the device does not tell."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    if device.type != "cpu":
+        return None
+    total, group = psutil.virtual_memory().total, _control_group()
+    return total if group is None else min(total, group[0])
+
+
+def _control_group() -> tuple[int, int] | None:
+    """Limit and use of the control group, bytes; what the cache of files holds is given back when asked for."""
+    try:
+        limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        cached = int((_CGROUP / "memory.stat").read_text().split("inactive_file ")[1].split()[0])
+    except (OSError, ValueError):  # no control groups of this version, or no limit ("max")
+        return None
+    return limit, used - cached
 
 
 @contextmanager

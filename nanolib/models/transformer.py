@@ -2,48 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from nanolib.config import NanoConfig
 from nanolib.measurement import BadInput
 from nanolib.models import attention
-
-
-class KVCache:
-    """Keys and values of what was read so far, in buffers of fixed size.
-
-    Attributes:
-        keys: Per layer, shape [batch, kv_heads, max_len, head_dim].
-        values: As `keys`.
-        scores: Per layer, shape [batch, max_len]: what `dca` chooses its globals by; empty for other patterns.
-        length: Positions filled.
-    """
-
-    def __init__(self, config: NanoConfig, batch_size: int, max_len: int, device: torch.device | str = "cpu") -> None:
-        shape = (batch_size, config.kv_heads, max_len, config.head_dim)
-        dtype = getattr(torch, config.dtype)
-        self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
-        self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
-        scored = config.num_layers if attention.chooses_by_score(config.attention_type, config.attention_options) else 0
-        self.scores = [torch.empty(batch_size, max_len, dtype=dtype, device=device) for _ in range(scored)]
-        self.length = 0
-
-    def append_scores(self, layer: int, scores: torch.Tensor) -> torch.Tensor:
-        """Write the new positions' scores of one layer and return all so far."""
-        stop = self.length + scores.shape[1]
-        self.scores[layer][:, self.length : stop] = scores
-        return self.scores[layer][:, :stop]
-
-    def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the new positions of one layer and return all of its keys and values so far (views)."""
-        stop = self.length + k.shape[2]
-        self.keys[layer][:, :, self.length : stop] = k
-        self.values[layer][:, :, self.length : stop] = v
-        return self.keys[layer][:, :, :stop], self.values[layer][:, :, :stop]
+from nanolib.models.cache import KVCache
 
 
 class RotaryEmbedding(nn.Module):
@@ -53,21 +23,21 @@ class RotaryEmbedding(nn.Module):
         super().__init__()
         frequency = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
         angle = torch.outer(torch.arange(max_len, dtype=torch.float32), frequency)
-        self.register_buffer("cos", angle.cos(), persistent=False)
-        self.register_buffer("sin", angle.sin(), persistent=False)
+        self.register_buffer("cos", torch.cat([angle.cos(), angle.cos()], dim=-1), persistent=False)
+        self.register_buffer("sin", torch.cat([-angle.sin(), angle.sin()], dim=-1), persistent=False)
 
     def forward(self, x: torch.Tensor, start: int) -> torch.Tensor:
         """Rotate x, shape [batch, heads, length, head_dim], whose first position is `start`."""
         cos, sin = (table[start : start + x.shape[2]].to(x.dtype) for table in (self.cos, self.sin))
-        first, second = x.chunk(2, dim=-1)
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+        return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
 class Attention(nn.Module):
     """Projections, RoPE, the configured attention kind, output projection."""
 
-    def __init__(self, config: NanoConfig) -> None:
+    def __init__(self, config: NanoConfig, causal: bool = True) -> None:
         super().__init__()
+        self.causal = causal
         d, kv = config.d_model, config.kv_heads * config.head_dim
         self.kind = config.attention_type
         self.options = attention.shared_options(config.attention_type, config.attention_options)
@@ -97,7 +67,7 @@ class Attention(nn.Module):
             scores = scores.detach() if cache is None else cache.append_scores(layer, scores.detach())
         if cache is not None:
             k, v = cache.append(layer, k, v)
-        out = attention.attend(self.kind, q, k, v, causal=True, options=self.options, scores=scores)
+        out = attention.attend(self.kind, q, k, v, causal=self.causal, options=self.options, scores=scores)
         return self.out_proj(out.transpose(1, 2).reshape(batch, length, d_model))
 
 
@@ -120,10 +90,10 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, config: NanoConfig) -> None:
+    def __init__(self, config: NanoConfig, causal: bool = True) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(config.d_model, eps=1e-5)
-        self.attention = Attention(config)
+        self.attention = Attention(config, causal)
         self.mlp_norm = nn.RMSNorm(config.d_model, eps=1e-5)
         self.mlp = MLP(config)
 
@@ -131,6 +101,42 @@ class Block(nn.Module):
         """x: shape [batch, length, d_model]; the result has the same."""
         x = x + self.attention(self.attention_norm(x), rope, cache, layer)
         return x + self.mlp(self.mlp_norm(x))
+
+
+def next_token_loss(model: Callable[[torch.Tensor], torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy of predicting each token from those before it, nats.
+
+    Args:
+        model: ids → logits, of all positions or of the last ones.
+        ids: int64, shape [batch, length + 1].
+    """
+    logits = model(ids[:, :-1])
+    return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, -logits.shape[1] :].flatten())
+
+
+def run_block(block: nn.Module, checkpointing: bool, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+    """One block; with `checkpointing` its activations are computed again in the backward pass instead of kept."""
+    if checkpointing and torch.is_grad_enabled():
+        return checkpoint(block, x, *rest, use_reentrant=False)
+    return block(x, *rest)
+
+
+def check_length(ids: torch.Tensor, start: int, config: NanoConfig) -> None:
+    """Refuse more tokens than the context holds."""
+    if start + ids.shape[1] > config.context_length:
+        raise BadInput(
+            f"ids: {start + ids.shape[1]} tokens exceed context_length {config.context_length}; "
+            "raise it in the config or shorten the sequence"
+        )
+
+
+def initialise(model: nn.Module, num_layers: int) -> None:
+    """GPT-2's: N(0, 0.02), and the projections into the residual stream scaled by 1/√(2·layers)."""
+    for name, parameter in model.named_parameters():
+        if parameter.dim() < 2:
+            continue
+        residual = name.endswith(("out_proj.weight", "down.weight"))
+        nn.init.normal_(parameter, std=0.02 / (2 * num_layers) ** 0.5 if residual else 0.02)
 
 
 class Transformer(nn.Module):
@@ -145,17 +151,10 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.d_model, eps=1e-5)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        self._initialise()
+        self.checkpointing = False
+        initialise(self, config.num_layers)
         if config.tie_embeddings:
             self.head.weight = self.embedding.weight
-
-    def _initialise(self) -> None:
-        """GPT-2's: N(0, 0.02), and the projections into the residual stream scaled by 1/√(2·layers)."""
-        for name, parameter in self.named_parameters():
-            if parameter.dim() < 2:
-                continue
-            residual = name.endswith(("out_proj.weight", "down.weight"))
-            nn.init.normal_(parameter, std=0.02 / (2 * self.config.num_layers) ** 0.5 if residual else 0.02)
 
     def forward(self, ids: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
         """Logits for every position.
@@ -174,23 +173,21 @@ class Transformer(nn.Module):
 
     def hidden(self, ids: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
         """The final, normed residual stream, shape [batch, length, d_model]."""
-        start = cache.length if cache else 0
-        if start + ids.shape[1] > self.config.context_length:
-            raise BadInput(
-                f"ids: {start + ids.shape[1]} tokens exceed context_length {self.config.context_length}; "
-                "raise it in the config or shorten the sequence"
-            )
+        check_length(ids, cache.length if cache else 0, self.config)
         x = self.embedding(ids)
         for layer, block in enumerate(self.blocks):
-            x = block(x, self.rope, cache, layer)
+            x = run_block(block, self.checkpointing, x, self.rope, cache, layer)
         if cache is not None:
             cache.length += ids.shape[1]
         return self.norm(x)
 
     def loss(self, ids: torch.Tensor) -> torch.Tensor:
         """Mean cross-entropy of predicting each token from those before it, nats; ids as in `forward`, plus one."""
-        logits = self(ids[:, :-1])
-        return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
+        return next_token_loss(self, ids)
+
+    def new_cache(self, batch_size: int, prompt_len: int, new_tokens: int) -> KVCache:
+        """An empty cache with room for a prompt and what follows it."""
+        return KVCache(self.config, batch_size, prompt_len + new_tokens, self.embedding.weight.device)
 
     def prefill(self, ids: torch.Tensor, cache: KVCache) -> torch.Tensor:
         """Read a prompt into `cache`; logits of its last position, shape [batch, vocab_size]."""
@@ -200,12 +197,17 @@ class Transformer(nn.Module):
         """Read one token per sequence, ids of shape [batch]; logits for the next, shape [batch, vocab_size]."""
         return self.head(self.hidden(ids[:, None], cache)[:, -1])
 
-    @torch.no_grad()
     def generate(self, prompt: torch.Tensor, new_tokens: int) -> Iterator[torch.Tensor]:
         """Greedy continuation of `prompt` (int64 [batch, length]): yields ids of shape [batch], one token at a time."""
-        cache = KVCache(self.config, prompt.shape[0], prompt.shape[1] + new_tokens, prompt.device)
-        ids = self.prefill(prompt, cache).argmax(dim=-1)
-        for left in range(new_tokens, 0, -1):
-            yield ids
-            if left > 1:
-                ids = self.decode(ids, cache).argmax(dim=-1)
+        return greedy(self, prompt, new_tokens)
+
+
+@torch.no_grad()
+def greedy(model: Any, prompt: torch.Tensor, new_tokens: int) -> Iterator[torch.Tensor]:
+    """The most likely token, again and again; `model` has `new_cache`, `prefill` and `decode` as `Transformer` has them."""
+    cache = model.new_cache(*prompt.shape, new_tokens)
+    ids = model.prefill(prompt, cache).argmax(dim=-1)
+    for left in range(new_tokens, 0, -1):
+        yield ids
+        if left > 1:
+            ids = model.decode(ids, cache).argmax(dim=-1)

@@ -35,7 +35,7 @@ MIN_PAIRS, MAX_PAIRS, FEWEST_PAIRS = 20, 1000, 6
 # the other version has filled, and a burst of other people's work leave the median alone; fewer where calls are long.
 _BLOCK_MS, _CALLS, _LONG_BLOCK_MS = 20.0, 5, 100.0
 _WARM_UP_S = 0.3
-_GENERATIONS = 2
+GENERATIONS = 2
 
 Say = Callable[[str], None]
 
@@ -183,9 +183,9 @@ def _run_round(
     versions: Sequence[Version], tasks: Sequence[Task], settings: Settings, say: Say, what: str
 ) -> list[Round]:
     """All tasks, in several pairs of processes one after the other: how a process happens to lie is an effect of its own."""
-    seconds = settings.budget_s / 2 / _GENERATIONS
+    seconds = settings.budget_s / 2 / GENERATIONS
     generations = [
-        _run_generation(versions, tasks, settings, seconds) for _ in range(_GENERATIONS if settings.pairs else 1)
+        _run_generation(versions, tasks, settings, seconds) for _ in range(GENERATIONS if settings.pairs else 1)
     ]
     rounds = [_merged(parts) for parts in zip(*generations, strict=True)]
     for task, round_ in zip(tasks, rounds, strict=True):
@@ -289,19 +289,23 @@ def _interleave(
             totals = [np.median(block.sum(axis=1))] if len(scopes) > 1 else []
             medians[i].append(np.concatenate([np.median(block, axis=0), totals]))
         if len(medians[0]) >= next_check:
-            next_check = math.ceil(len(medians[0]) * 1.1)
-            if _half_width(medians) <= settings.precision * math.sqrt(_GENERATIONS):
+            next_check = next_look(len(medians[0]))
+            if precise_enough(*(np.asarray(side)[:, -1] for side in medians), settings.precision):  # the total, if any
                 break
     names = [*scopes, "total"] if len(scopes) > 1 else scopes
     a, b = (np.asarray(side) for side in medians)
     return {name: (a[:, i].tolist(), b[:, i].tolist()) for i, name in enumerate(names)}
 
 
-def _half_width(medians: tuple[list[np.ndarray], list[np.ndarray]]) -> float:
-    """Of the interval of ln(B / A), of the last scope: the total where there are several."""
-    a, b = (np.log(np.asarray(side)[:, -1]) for side in medians)
-    low, _, high = hodges_lehmann(b - a)
-    return (high - low) / 2
+def precise_enough(a: np.ndarray, b: np.ndarray, precision: float) -> bool:
+    """Whether one pair of processes has given what it must for a round's ratio to be known to ± `precision`."""
+    low, _, high = hodges_lehmann(np.log(b / a))
+    return (high - low) / 2 <= precision * math.sqrt(GENERATIONS)
+
+
+def next_look(pairs: int) -> int:
+    """At how many pairs the interval is looked at again: seldom, since each look costs, and never at significance."""
+    return math.ceil(pairs * 1.1)
 
 
 def block_calls(call_ms: float) -> int:

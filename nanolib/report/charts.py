@@ -17,11 +17,14 @@ from nanolib.report.drawing import (
     measured_and_predicted,
     nothing,
     seq_axis,
+    short_names,
     tidy,
     why_nothing,
 )
 from nanolib.report.overview import of_experiment, pick
+from nanolib.report.quality import quality_chart as attention_quality
 from nanolib.report.regressions import ab_ratio
+from nanolib.report.roofline import roofline_chart
 
 _ATTENTION_OTHERS = ["batch_size", "dtype", "causal"]
 _MODEL_OTHERS = ["attention_type", "batch_size", "dtype"]
@@ -51,7 +54,7 @@ def attention_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
         return nothing(title, why_nothing(rows, "attention"))
     data = tidy(found, "name", _ATTENTION_OTHERS, "scope")
     data["panel"] = data["panel"].str.replace("forward_backward", "forward + backward")
-    subtitle = [_KEY, "The prediction counts inputs and output alone."]
+    subtitle = [_KEY, "The prediction counts the same bytes on tensors that have shapes and no data."]
     panels = ["forward", "forward + backward"]
     return measured_and_predicted(
         data, failed_cases(rows, "name", _ATTENTION_OTHERS), "peak_memory", title, subtitle, panels
@@ -118,11 +121,12 @@ def model_performance(rows: pd.DataFrame) -> alt.TopLevelMixin:
     title = "Model latency"
     if found.empty:
         return nothing(title, why_nothing(rows, "model"))
+    found, shared = short_names(found)
     data = tidy(found, "name", _MODEL_OTHERS, "scope")
     data["panel"] = data["panel"].str.replace("_", " ")
     subtitle = [_KEY, "The prediction is the roofline of the ceilings measured in the same run."]
     failed = failed_cases(rows, "name", _MODEL_OTHERS)
-    return measured_and_predicted(data, failed, "latency", title, subtitle, ["inference", "training step"])
+    return measured_and_predicted(data, failed, "latency", title + shared, subtitle, ["inference", "training step"])
 
 
 def model_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
@@ -132,10 +136,13 @@ def model_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
     title = "Model memory"
     if found.empty:
         return nothing(title, why_nothing(rows, "model"))
+    found, shared = short_names(found)
     data = tidy(found, "name", _MODEL_OTHERS, "scope")
     data["panel"] = data["panel"].str.replace("_", " ")
-    subtitle = [_KEY, "The prediction is a lower bound: weights, gradients, optimizer and logits, without activations."]
-    return measured_and_predicted(data, pd.DataFrame(), "peak_memory", title, subtitle, ["inference", "training step"])
+    subtitle = [_KEY, "The prediction counts the same bytes on tensors that have shapes and no data."]
+    return measured_and_predicted(
+        data, pd.DataFrame(), "peak_memory", title + shared, subtitle, ["inference", "training step"]
+    )
 
 
 def training_phases(rows: pd.DataFrame) -> alt.TopLevelMixin:
@@ -145,9 +152,8 @@ def training_phases(rows: pd.DataFrame) -> alt.TopLevelMixin:
     phases = ["forward", "backward", "optimizer_step"]
     if table.empty or not table["training_step"].notna().any():
         return nothing(title, "no training step was measured")
-    table = table[table["training_step"].notna()].assign(
-        case=lambda t: t["name"] + " n=" + t["seq_len"].astype(int).astype(str)
-    )
+    table, shared = short_names(table[table["training_step"].notna()], "name", "optimisation")
+    table = table.assign(case=lambda t: t["name"] + " n=" + t["seq_len"].astype(int).astype(str))
     data = table.melt(["case"], phases, "phase", "ms").assign(phase=lambda t: t["phase"].str.replace("_", " "))
     order = [phase.replace("_", " ") for phase in phases]
     data["order"] = data["phase"].map(order.index)
@@ -162,7 +168,7 @@ def training_phases(rows: pd.DataFrame) -> alt.TopLevelMixin:
             tooltip=["case:N", "phase:N", alt.Tooltip("ms:Q", format=",.4~g")],
         )
     )
-    return look(chart.properties(width=2 * WIDTH, height=alt.Step(24), title=title))
+    return look(chart.properties(width=2 * WIDTH, height=alt.Step(24), title=title + shared))
 
 
 def model_loss(rows: pd.DataFrame) -> alt.TopLevelMixin:
@@ -235,6 +241,16 @@ def warmup_settings(rows: pd.DataFrame) -> alt.TopLevelMixin:
     return look(alt.hconcat(*charts, spacing=24).properties(title=title))
 
 
+def attention_roofline(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """The attention cases under the ceilings of their run."""
+    return roofline_chart(rows, "attention")
+
+
+def model_roofline(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """The models under the ceilings of their run."""
+    return roofline_chart(rows, "model")
+
+
 # What `nano report` writes as pictures, by file name.
 CHARTS = {
     "attention_latency": attention_latency,
@@ -245,6 +261,9 @@ CHARTS = {
     "model_memory": model_memory,
     "training_phases": training_phases,
     "model_loss": model_loss,
+    "attention_quality": attention_quality,
+    "attention_roofline": attention_roofline,
+    "model_roofline": model_roofline,
     "warmup_curve": warmup_curve,
     "warmup_settings": warmup_settings,
     "ab_ratio": ab_ratio,

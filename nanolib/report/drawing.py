@@ -75,6 +75,21 @@ def _series(rows: pd.DataFrame, first: str, others: list[str]) -> pd.Series:
     return label
 
 
+def short_names(
+    rows: pd.DataFrame, name: str = "factor.name", optimisation: str = "factor.optimisation"
+) -> tuple[pd.DataFrame, str]:
+    """Where one model was measured with several optimisations, they are what tells its rows apart.
+
+    Returns:
+        The rows, named by their optimisation alone in that case; and the name that they share, empty in others.
+    """
+    if optimisation not in rows or rows[optimisation].nunique() < 2:
+        return rows, ""
+    used = rows[optimisation].str.replace("_", " ")
+    shared = {full.removesuffix(f" ({which})") for full, which in zip(rows[name], used, strict=True)}
+    return (rows.assign(**{name: used}), f": {shared.pop()}") if len(shared) == 1 else (rows, "")
+
+
 def tidy(rows: pd.DataFrame, first: str, others: list[str], panel: str) -> pd.DataFrame:
     """What a chart carries: no samples, no JSON, text for the tooltip."""
     return pd.DataFrame(

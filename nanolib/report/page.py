@@ -40,14 +40,21 @@ SECTIONS = (
     Section(
         "attention",
         "When does sparse attention pay?",
-        ("attention_latency", "attention_speed_up", "attention_memory", "attention_efficiency"),
+        (
+            "attention_latency",
+            "attention_speed_up",
+            "attention_quality",
+            "attention_memory",
+            "attention_efficiency",
+            "attention_roofline",
+        ),
         tables.attention_table,
         tables.ATTENTION_COLUMNS,
     ),
     Section(
         "model",
         "What does a whole model cost?",
-        ("model_performance", "training_phases", "model_memory", "model_loss"),
+        ("model_performance", "training_phases", "model_memory", "model_loss", "model_roofline"),
         tables.model_table,
         tables.MODEL_COLUMNS,
     ),

@@ -13,7 +13,7 @@ from nanolib.stats.intervals import TooFewSamples
 from nanolib.stats.scaling import scaling_exponent
 
 ATTENTION_FACTORS = ["name", "seq_len", "batch_size", "dtype", "causal", "device"]
-MODEL_FACTORS = ["name", "attention_type", "seq_len", "batch_size", "dtype", "device"]
+MODEL_FACTORS = ["name", "optimisation", "attention_type", "seq_len", "batch_size", "dtype", "device"]
 
 ATTENTION_COLUMNS = {
     "name": "Kind",
@@ -22,12 +22,17 @@ ATTENTION_COLUMNS = {
     "dtype": "Type",
     "sparsity": "Connections removed",
     "block_sparsity": "Tiles skipped",
+    "mask": "Mask, ms",
+    "compile": "Compile, ms",
     "forward": "Forward, ms [95 %]",
+    "paid": "Once in all, ms",
     "forward_predicted": "Predicted, ms",
     "forward_share": "Share of ceiling",
     "backward": "Backward, ms [95 %]",
     "peak_memory": "Peak forward, MiB",
     "relative_error": "Error to float64",
+    "error_to_dense": "Away from dense",
+    "cosine": "Cosine with dense",
     "speed_up": "Speed-up [range]",
     "bound": "Bound",
     "status": "Status",
@@ -54,6 +59,9 @@ MODEL_COLUMNS = {
     "training_step_predicted": "Predicted, ms ",
     "training_to_inference": "Training / inference",
     "training_memory": "Training peak, MiB",
+    "compile": "Compile, ms",
+    "difference": "Logits against eager",
+    "gradient_difference": "Gradient against eager",
     "status": "Status",
     "flags": "Flags",
 }
@@ -85,11 +93,14 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
         rows: Measurements of any experiments.
 
     Returns:
-        Columns: the factors, `sparsity`, `block_sparsity`, `flops`, for forward and backward `latency` with `low` and `high` (ms),
-        `predicted` and `share` (of the measured ceiling), `peak_memory` (MiB), `relative_error`, `speed_up` over dense with
-        `speed_up_low` and `speed_up_high`, its `bound`, `status`, `message`, `flags`.
+        Columns: the factors, `sparsity`, `block_sparsity`, `flops`, `mask` and `compile` (ms, paid once), for forward and backward
+        `latency` with `low` and `high` (ms), `predicted` and `share` (of the measured ceiling), `paid` (ms: mask, compile and one
+        forward), `peak_memory` (MiB), `relative_error`, `error_to_dense` and `cosine` (on random inputs), `speed_up` over dense
+        with `speed_up_low` and `speed_up_high`, its `bound`, `status`, `message`, `flags`.
     """
     rows = of_experiment(rows, "attention")
+    if "factor.pattern" in rows:  # what sparsity does to a model has a table of its own
+        rows = rows[rows["factor.pattern"].isna()]
     table = _base(rows, ATTENTION_FACTORS, "name")
     if table.empty:
         return table
@@ -97,15 +108,20 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
         ("sparsity", None, None, {"estimate": "sparsity"}),
         ("block_sparsity", None, None, {"estimate": "block_sparsity"}),
         ("flops", "forward", "formula", {"estimate": "flops"}),
+        ("latency", "mask", None, {"estimate": "mask"}),
+        ("latency", "compile", None, {"estimate": "compile"}),
         ("latency", "forward", None, _with_interval("forward")),
         ("ceiling_share", "forward", None, {"estimate": "forward_share"}),
         ("latency", "backward", None, _with_interval("backward")),
         ("ceiling_share", "backward", None, {"estimate": "backward_share"}),
         ("peak_memory", "forward", None, {"estimate": "peak_memory"}),
         ("peak_memory", "forward_backward", None, {"estimate": "peak_memory_backward"}),
-        ("relative_error", None, None, {"estimate": "relative_error"}),
+        ("relative_error", "forward", None, {"estimate": "relative_error"}),
+        ("relative_error", "against_dense", None, {"estimate": "error_to_dense"}),
+        ("cosine", None, None, {"estimate": "cosine"}),
     ):
         table = _join(table, pick(rows, metric, scope, method), columns)
+    table["paid"] = table["mask"].fillna(0) + table["compile"].fillna(0) + table["forward"]
     return _with_flags(_with_speed_up(table), rows)
 
 
@@ -119,12 +135,15 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
         Columns: the factors, `parameters`, `footprint` (MiB), `flops` (forward), `inference` and `training_step` with `low`,
         `high` (ms) and `predicted`, `forward`, `backward`, `optimizer_step` (ms), tokens per second and peak memory (MiB) of both,
         `prefill` (time to the first token) and `decode` (per token, ms) with `low`, `high`, `predicted`, `decode_p50`,
-        `_p95`, `_p99` (ms), `decode_tokens_per_second`, `training_to_inference`, `status`, `message`, `flags`.
+        `_p95`, `_p99` (ms), `decode_tokens_per_second`, `training_to_inference`, `difference` and `gradient_difference` (relative
+        errors against eager, of an optimisation), `compile` (ms, of all its modes), `status`, `message`, `flags`.
     """
     rows = of_experiment(rows, "model")
     if "factor.mode" not in rows:
         return pd.DataFrame()
     shaped = rows[rows["factor.mode"].notna()]
+    optimised = shaped.get("factor.optimisation", pd.Series(index=shaped.index, dtype=object))
+    shaped = shaped.assign(**{"factor.optimisation": optimised.fillna("eager")})  # rows of earlier versions have none
     key = ["run_id", *(f"factor.{name}" for name in MODEL_FACTORS)]
     ends = shaped[shaped["metric"] == "case_time"]
     table = ends.groupby(key, sort=False).agg(status=("status", _worst), message=("message", _joined)).reset_index()
@@ -148,6 +167,11 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
     ):
         found = pick(shaped, metric, scope).drop_duplicates(key)[[*key, *columns]].rename(columns=columns)
         table = table.merge(found, on=key, how="left")
+    for mode, column in (("inference", "difference"), ("training", "gradient_difference")):
+        found = pick(shaped[shaped["factor.mode"] == mode], "relative_error", "against_eager").drop_duplicates(key)
+        table = table.merge(found[[*key, "estimate"]].rename(columns={"estimate": column}), on=key, how="left")
+    compiled = pick(shaped, "latency", "compile").groupby(key, sort=False)["estimate"].sum().rename("compile")
+    table = table.merge(compiled, on=key, how="left")
     tails = pick(shaped, "latency", "decode").drop_duplicates(key)
     tails = tails.assign(**{f"decode_{p}": [d[p] for d in tails["details"]] for p in ("p50", "p95", "p99")})
     table = table.merge(tails[[*key, "decode_p50", "decode_p95", "decode_p99"]], on=key, how="left")

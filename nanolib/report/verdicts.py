@@ -8,7 +8,9 @@ import pandas as pd
 
 from nanolib.measurement import Flag, format_number
 from nanolib.report import overview, tables
+from nanolib.report.quality import quality_words
 from nanolib.report.regressions import ab_verdict
+from nanolib.report.roofline import roofline_words
 
 _UNSTEADY = Flag.NO_STEADY_STATE.value
 
@@ -27,8 +29,16 @@ def attention(rows: pd.DataFrame) -> list[str]:
     unsteady = sum(_UNSTEADY in flags for flags in timed["flags"])
     if unsteady:
         lines.append(f"{unsteady} of {len(timed)} cases never settled; trust no difference that rests on them.")
-    if (~timed["name"].str.startswith("dense")).any():
-        lines.append("This speaks of speed alone. Next question: what do the removed connections cost in loss?")
+    lines += roofline_words(rows, "attention")
+    if quality := quality_words(rows):
+        lines += [
+            *quality,
+            "Next question: does it hold for your model and your text? Set corpus and the quality_ parameters.",
+        ]
+    elif (~timed["name"].str.startswith("dense")).any():
+        lines.append(
+            "This speaks of speed alone. Next question: what do the removed connections cost in loss? Set quality_patterns."
+        )
     else:
         lines.append(
             "Only dense kinds were measured. Next question: would a sparse kind be faster at the longest length?"
@@ -79,7 +89,8 @@ def model(rows: pd.DataFrame) -> list[str]:
     if timed.empty:
         return ["No model case gave a time, so there is no verdict. Run: nano run quick model."]
     lines = []
-    for (name, kind, dtype), group in timed.groupby(["name", "attention_type", "dtype"], sort=False):
+    eager = timed[timed["optimisation"] == "eager"] if (timed["optimisation"] == "eager").any() else timed
+    for (name, kind, dtype), group in eager.groupby(["name", "attention_type", "dtype"], sort=False):
         row = group.sort_values("seq_len").iloc[-1]
         shape = f"{name} ({kind}, {dtype}), batch {int(row['batch_size'])}, n = {int(row['seq_len'])}"
         text = f"{shape}: inference takes {_ms(row, 'inference')}, {row['inference_tokens_per_second']:,.0f} tokens/s"
@@ -98,7 +109,14 @@ def model(rows: pd.DataFrame) -> list[str]:
                 f"(3× is what the FLOPs say), and {row['training_memory']:,.0f} MiB at its peak, "
                 f"{row['training_memory'] / row['footprint']:.1f}× the weights; {_largest_phase(row)} is the largest part."
             )
+    lines += _optimised(table)
+    lines += roofline_words(rows, "model")
+    refused = table[table["status"] == "oom_predicted"]
+    lines += [
+        f"{row['name']}, n = {int(row['seq_len'])}, was not started: {row['message']}." for _, row in refused.iterrows()
+    ]
     scaling = tables.scaling_table(rows)
+    scaling = scaling[scaling["name"].isin(eager["name"])]  # what an optimisation changes is said above
     for _, line in scaling[scaling.get("exponent", pd.Series(index=scaling.index, dtype=float)).notna()].iterrows():
         lines.append(
             f"{line['name']} ({line['attention_type']}): {line['quantity']} grows as n^{line['exponent']:.2f} "
@@ -106,6 +124,39 @@ def model(rows: pd.DataFrame) -> list[str]:
         )
     lines.append("Next question: at which length does the attention, quadratic in n, overtake the linear rest?")
     return lines
+
+
+def _optimised(table: pd.DataFrame) -> Iterator[str]:
+    """Each optimisation against the eager model of the same shape, at the longest length, by ranges that do not overlap."""
+    shape = ["attention_type", "seq_len", "batch_size", "dtype"]
+    suffixes = [f" ({name.replace('_', ' ')})" for name in table["optimisation"]]
+    table = table.assign(base=[name.removesuffix(end) for name, end in zip(table["name"], suffixes, strict=True)])
+    optimised = table[table["optimisation"] != "eager"]
+    eager = table[table["optimisation"] == "eager"]
+    joined = optimised.merge(eager, on=["run_id", "base", *shape], suffixes=("", "_eager"))
+    for _, row in (
+        joined.sort_values("seq_len")
+        .drop_duplicates(["run_id", "name", "attention_type", "dtype"], keep="last")
+        .iterrows()
+    ):
+        parts = []
+        for column, words in (("inference", "inference"), ("training_step", "a training step")):
+            ratio = row[f"{column}_eager"] / row[column]
+            if pd.notna(ratio):
+                low, high = (
+                    row[f"{column}_low_eager"] / row[f"{column}_high"],
+                    row[f"{column}_high_eager"] / row[f"{column}_low"],
+                )
+                sure = "faster" if low > 1 else "slower" if high < 1 else "not told apart"
+                parts.append(f"{words} {ratio:.2f}× [{low:.2f} … {high:.2f}] as fast ({sure})")
+        for column, words in (("inference_memory", "inference"), ("training_memory", "training")):
+            share = row[column] / row[f"{column}_eager"]
+            if pd.notna(share) and abs(share - 1) > 0.005:
+                parts.append(f"{words} peak {share:.2f}×")
+        if pd.notna(row["difference"]):
+            parts.append(f"logits {row['difference']:.1e} away")
+        if parts:
+            yield f"{row['name']}, n = {int(row['seq_len'])}, against eager: {', '.join(parts)}."
 
 
 def _largest_phase(row: pd.Series) -> str:

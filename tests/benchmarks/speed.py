@@ -1,17 +1,17 @@
-"""Our sparse attention against torch's dense one and compiled FlexAttention on the same masks, timed in turn: `make bench`.
+"""Our sparse attention against torch's dense one and compiled FlexAttention, our model against Hugging Face's: `make bench`.
 
-Each round times all three, so that drift hits them alike; the ratio of a round is the datum, and the interval is that of the median
-ratio. Beside it stands the bound: no kernel that computes the kept tiles can be faster than 1 / (1 − block sparsity) times dense.
+Each round times all that are compared, so that drift hits them alike; the ratio of a round is the datum, and the interval is that
+of the median ratio. Beside it stands the bound: no kernel that computes the kept tiles can be faster than
+1 / (1 − block sparsity) times dense.
 """
 
 import argparse
 
-import numpy as np
 import torch
+from parts.hugging_face import against_hugging_face
+from parts.rounds import ratio, rounds, text
 
-from nanolib.meters import measure_phases
 from nanolib.models import attention
-from nanolib.stats.intervals import median_interval
 
 HEADS, HEAD_DIM, BLOCK = 8, 64, 128
 
@@ -38,6 +38,8 @@ def main() -> None:
         print(
             _backward(4096, {"pattern": "random", "sparsity": sparsity, "block_size": BLOCK}, chosen.budget), flush=True
         )
+    for line in against_hugging_face(4 * chosen.budget):
+        print(line, flush=True)
 
 
 def _inputs(dtype: torch.dtype, n: int) -> list[torch.Tensor]:
@@ -54,16 +56,16 @@ def _line(dtype: torch.dtype, n: int, sparsity: float | None, causal: bool, mask
     with torch.no_grad():
         error = (phases["sparse"]() - phases["flex"]()).abs().max()
         assert error < 0.02, f"the two disagree by {error}"
-        rows = _rounds(phases, budget)
+        rows = rounds(phases, budget)
     dense = attention.work("dense", n, n, causal=causal)
     kept = attention.work("sparse", n, n, causal=causal, options=mask)
     bound = kept.speed_bound(dense)
-    sparse, flex = (_ratio(rows, "dense", kind) for kind in ("sparse", "flex"))
-    over = _ratio(rows, "flex", "sparse")
+    sparse, flex = (ratio(rows, "dense", kind) for kind in ("sparse", "flex"))
+    over = ratio(rows, "flex", "sparse")
     label = "" if sparsity is None else f" {sparsity:.0%}"
     return (
-        f"  {str(dtype).removeprefix('torch.'):9} n={n:5d}{label:5} bound {bound:5.2f}  sparse {_text(sparse)} = "
-        f"{sparse.estimate / bound:.2f} of it   flex {_text(flex)}   sparse over flex {_text(over)}"
+        f"  {str(dtype).removeprefix('torch.'):9} n={n:5d}{label:5} bound {bound:5.2f}  sparse {text(sparse)} = "
+        f"{sparse.estimate / bound:.2f} of it   flex {text(flex)}   sparse over flex {text(over)}"
     )
 
 
@@ -78,27 +80,13 @@ def _backward(n: int, mask: dict, budget: float) -> str:
         name: lambda out=out: torch.autograd.grad(out, inputs, gradient, retain_graph=True)
         for name, out in outs.items()
     }
-    rows = _rounds(phases, budget)
+    rows = rounds(phases, budget)
     bound = attention.work("sparse", n, n, causal=False, options=mask).speed_bound(
         attention.work("dense", n, n, causal=False)
     )
-    ratio = _ratio(rows, "dense", "sparse")
-    share = ratio.estimate / bound
-    return f"  float32   n={n:5d} {mask['sparsity']:.0%} bound {bound:5.2f}  sparse {_text(ratio)} = {share:.2f} of it"
-
-
-def _rounds(phases: dict, budget: float) -> dict:
-    """At least ten rounds, however long that takes."""
-    once = measure_phases(phases, budget_s=0.01)["total"].samples[-1] / 1e3
-    return measure_phases(phases, budget_s=max(budget, 10 * once))
-
-
-def _ratio(rows: dict, over: str, under: str) -> object:
-    return median_interval(np.asarray(rows[over].samples) / np.asarray(rows[under].samples))
-
-
-def _text(ratio: object) -> str:
-    return f"{ratio.estimate:5.2f}× [{ratio.low:.2f} … {ratio.high:.2f}]"
+    faster = ratio(rows, "dense", "sparse")
+    share = faster.estimate / bound
+    return f"  float32   n={n:5d} {mask['sparsity']:.0%} bound {bound:5.2f}  sparse {text(faster)} = {share:.2f} of it"
 
 
 if __name__ == "__main__":

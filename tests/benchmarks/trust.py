@@ -27,7 +27,17 @@ from parts.peers import RULES, asv_interval
 from scipy.stats import binomtest
 
 from nanolib.regression.client import VersionProcess
-from nanolib.regression.rounds import MIN_PAIRS, Settings, Task, block_calls, compare_versions
+from nanolib.regression.rounds import (
+    FEWEST_PAIRS,
+    GENERATIONS,
+    MIN_PAIRS,
+    Settings,
+    Task,
+    block_calls,
+    compare_versions,
+    next_look,
+    precise_enough,
+)
 from nanolib.regression.worktree import Version, checked_out
 from nanolib.stats.compare import Kind, compare_paired, confirm, hodges_lehmann
 
@@ -110,20 +120,34 @@ def _load(wanted: bool) -> Iterator[None]:
 
 
 @dataclass
-class Recording:
-    """What one work did under one load.
+class Generation:
+    """What one set of processes, one per version, gave.
 
     Attributes:
         pairs: Episode → block medians, ms, shape [versions][blocks], interleaved.
         calls: Episode → version → call times, ms, one version after the other.
-        start_s: Seconds to start a version and call it once.
-        first: Episodes of the first processes; the others are of fresh ones.
     """
 
     pairs: list[np.ndarray]
     calls: list[list[np.ndarray]]
+
+
+@dataclass
+class Recording:
+    """What one work did under one load: `start_s` is how long it takes to start a version and call it once."""
+
+    generations: list[Generation]
     start_s: float
-    first: int = 0
+
+    @property
+    def pairs(self) -> list[np.ndarray]:
+        """All episodes' pairs, in the order of time."""
+        return [episode for generation in self.generations for episode in generation.pairs]
+
+    @property
+    def calls(self) -> list[list[np.ndarray]]:
+        """All episodes' calls, in the order of time."""
+        return [episode for generation in self.generations for episode in generation.calls]
 
 
 def _save_recordings(recordings: dict[tuple[str, bool], Recording], path: Path) -> None:
@@ -131,10 +155,14 @@ def _save_recordings(recordings: dict[tuple[str, bool], Recording], path: Path) 
         {
             "work": work,
             "loaded": loaded,
-            "pairs": [episode.tolist() for episode in recording.pairs],
-            "calls": [[calls.tolist() for calls in episode] for episode in recording.calls],
             "start_s": recording.start_s,
-            "first": recording.first,
+            "generations": [
+                {
+                    "pairs": [episode.tolist() for episode in generation.pairs],
+                    "calls": [[calls.tolist() for calls in episode] for episode in generation.calls],
+                }
+                for generation in recording.generations
+            ],
         }
         for (work, loaded), recording in recordings.items()
     ]
@@ -142,18 +170,20 @@ def _save_recordings(recordings: dict[tuple[str, bool], Recording], path: Path) 
 
 
 def _load_recordings(path: Path) -> dict[tuple[str, bool], Recording]:
-    return {
-        (cell["work"], cell["loaded"]): Recording(
+    def generation(cell: dict) -> Generation:
+        return Generation(
             [np.array(episode) for episode in cell["pairs"]],
             [[np.array(calls) for calls in episode] for episode in cell["calls"]],
-            cell["start_s"],
-            cell["first"],
         )
+
+    return {
+        (cell["work"], cell["loaded"]): Recording([generation(g) for g in cell["generations"]], cell["start_s"])
         for cell in json.loads(path.read_text(encoding="utf-8"))
     }
 
 
 _EPISODE_S = 0.8  # of calls, per version, in one go
+_EPISODES = 4  # of both ways of collecting, before the processes are replaced
 
 
 def _request(work: str) -> dict[str, object]:
@@ -161,33 +191,33 @@ def _request(work: str) -> dict[str, object]:
 
 
 def _record(versions: list[Version], work: str, loaded: bool, seconds: float) -> Recording:
-    """Episodes of both ways of collecting, in turn, at the same time for each version; processes are new for each half."""
-    recording = Recording([], [], 0.0)
+    """Episodes of both ways of collecting, in turn, at the same time for each version; the processes are often replaced."""
+    recording = Recording([], 0.0)
+    end = time.monotonic() + seconds
     with _load(loaded):
-        for _ in range(2):
-            recording.first = len(recording.pairs)
+        while time.monotonic() < end or len(recording.generations) < 2 * GENERATIONS:
             with contextlib.ExitStack() as stack:
                 start = time.monotonic()
                 sides = [stack.enter_context(VersionProcess(version, 120)) for version in versions]
-                for side in sides[:2]:
-                    side.send(**_request(work), rows=False)
-                for side in sides[:2]:
-                    side.receive()
-                recording.start_s = max(recording.start_s, time.monotonic() - start)
-                for side in sides[2:]:
-                    side.send(**_request(work), rows=False)
-                for side in sides[2:]:
-                    side.receive()
+                for pair in (sides[:2], sides[2:]):
+                    for side in pair:
+                        side.send(**_request(work), rows=False)
+                    for side in pair:
+                        side.receive()
+                    if pair == sides[:2]:
+                        recording.start_s = max(recording.start_s, time.monotonic() - start)
                 for side in sides:
                     call_ms = sum(side.ask(do="block", calls=3, keep=False)["ms"][-1])
                 calls = block_calls(call_ms)
-                end = time.monotonic() + seconds / 2
-                while time.monotonic() < end:
-                    recording.pairs.append(_interleaved(sides, calls, len(sides) * _EPISODE_S))
-                    recording.calls.append([_in_a_row(side, calls) for side in sides])
-        print(
-            f"  recorded {work}{', loaded' if loaded else ''}: {len(recording.pairs)} episodes, call {call_ms:.1f} ms"
-        )
+                generation = Generation([], [])
+                for _ in range(_EPISODES):
+                    generation.pairs.append(_interleaved(sides, calls, len(sides) * _EPISODE_S))
+                    generation.calls.append([_in_a_row(side, calls) for side in sides])
+                recording.generations.append(generation)
+    print(
+        f"  recorded {work}{', loaded' if loaded else ''}: {len(recording.generations)} sets of processes, call {call_ms:.1f} ms",
+        flush=True,
+    )
     return recording
 
 
@@ -219,13 +249,14 @@ def _rate(called: int, of: int) -> str:
 
 
 def _replayed_ab(recording: Recording, effect: int, rng: np.random.Generator, episodes: int) -> Kind:
-    """Two rounds of so many episodes each, as nano ab would end them: either from processes of its own."""
+    """Two rounds of so many episodes each, as nano ab would end them, every pair of processes in one of them only."""
+    own = rng.permutation(len(recording.generations))
     rounds = []
-    generations = [recording.pairs[: recording.first], recording.pairs[recording.first :]]
-    for episodes_of in rng.permutation(2):
-        own = generations[episodes_of]
-        taken = [own[i] for i in rng.integers(len(own), size=episodes)]
-        rounds.append(_until_precise(np.concatenate([e[0] for e in taken]), np.concatenate([e[effect] for e in taken])))
+    for chosen in (own[:GENERATIONS], own[GENERATIONS : 2 * GENERATIONS]):
+        parts = [_replayed_pairs(recording.generations[g], effect, rng, episodes // GENERATIONS) for g in chosen]
+        rounds.append([np.concatenate(side) for side in zip(*parts, strict=True)])
+        if len(rounds[-1][0]) < FEWEST_PAIRS:  # nano ab would measure that few whatever the budget: no word from less
+            return Kind.INCONCLUSIVE
         first = compare_paired(*rounds[0])
         if first.kind is Kind.EQUIVALENT:
             return first.kind
@@ -233,13 +264,15 @@ def _replayed_ab(recording: Recording, effect: int, rng: np.random.Generator, ep
     return confirm(first, compare_paired(*rounds[1]), pooled).kind
 
 
-def _until_precise(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _replayed_pairs(
+    generation: Generation, effect: int, rng: np.random.Generator, episodes: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs of one pair of processes until they are precise enough or used up."""
+    taken = [generation.pairs[i] for i in rng.integers(len(generation.pairs), size=episodes)]
+    a, b = (np.concatenate([episode[version] for episode in taken]) for version in (0, effect))
     n = MIN_PAIRS
-    while n < len(a):
-        low, _, high = hodges_lehmann(np.log(b[:n] / a[:n]))
-        if (high - low) / 2 <= Settings.precision:
-            break
-        n = int(np.ceil(n * 1.1))
+    while n < len(a) and not precise_enough(a[:n], b[:n], Settings.precision):
+        n = next_look(n)
     return a[:n], b[:n]
 
 
@@ -312,7 +345,7 @@ def _ours_until(recording: Recording, rng: np.random.Generator) -> tuple[float, 
         if (high - low) / 2 <= 0.02:
             per_pair = 2 * _EPISODE_S / recording.pairs[0].shape[1]
             return recording.start_s + n * per_pair, bool(low <= 1.05 <= high)
-        n = int(np.ceil(n * 1.1))
+        n = next_look(n)
     return np.inf, False
 
 
@@ -326,7 +359,7 @@ def _asv_until(recording: Recording, rng: np.random.Generator) -> tuple[float, b
         ]
         calls, n = np.concatenate(order), 10
         while n < len(calls) and asv_interval(calls[:n]) > 0.02 / np.sqrt(2):
-            n = int(np.ceil(n * 1.1))
+            n = next_look(n)
         if n >= len(calls):
             return np.inf, False
         start += int(np.ceil(calls[:n].sum() / 1000 / _EPISODE_S))  # B follows when A is done

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy.stats.mstats import median_cihs
 
-from nanolib.stats.intervals import TooFewSamples, median_interval, range_confidence
+from nanolib.stats.intervals import TooFewSamples, mean_interval, median_interval, range_confidence
 
 RUNS = 2000
 
@@ -69,3 +69,14 @@ def test_too_few_samples_are_refused():
 
 def test_range_confidence_is_that_of_all_samples_on_one_side():
     assert range_confidence(5) == 1 - 2 * 0.5**5
+
+
+def test_the_means_interval_is_students():
+    from scipy import stats
+
+    x = np.random.default_rng(0).normal(3, 2, 7)
+    found = mean_interval(x, 0.9)
+    low, high = stats.t.interval(0.9, 6, loc=x.mean(), scale=stats.sem(x))
+    assert (found.low, found.high) == pytest.approx((low, high))
+    with pytest.raises(TooFewSamples):
+        mean_interval([1.0])

@@ -9,9 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from nanolib.models.attention.patterns.pattern import Pattern, Run, merge_runs, tile_count
 from nanolib.models.attention.work import Work, allowed_pairs
+
+# Masks are kept between calls: made while someone plans with fake tensors, they must be real all the same.
+real_tensors = _disable_current_modes
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,8 @@ class QueryBlock:
     @functools.cached_property
     def index(self) -> torch.Tensor:
         """The keys, int64 [keys]."""
-        return torch.cat([torch.arange(*run) for run in self.runs])
+        with real_tensors():
+            return torch.cat([torch.arange(*run) for run in self.runs])
 
     def pieces(self, length: int, heads: int) -> tuple[int, torch.Tensor]:
         """The keys in the largest equal pieces that start at multiples of their size: that size, and which pieces.
@@ -51,8 +56,9 @@ class QueryBlock:
         """
         unit = math.gcd(length, self._alignment)
         if (length, heads) not in self._pieces:
-            index = torch.cat([torch.arange(start // unit, stop // unit) for start, stop in self.runs])
-            self._pieces[length, heads] = (index + torch.arange(heads)[:, None] * (length // unit)).flatten()
+            with real_tensors():
+                index = torch.cat([torch.arange(start // unit, stop // unit) for start, stop in self.runs])
+                self._pieces[length, heads] = (index + torch.arange(heads)[:, None] * (length // unit)).flatten()
         return unit, self._pieces[length, heads]
 
     @functools.cached_property

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import functools
 import itertools
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+from torch._subclasses import FakeTensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from nanolib.models.attention import block_loops
 from nanolib.models.attention.block_mask import BlockMask, Plan, QueryBlock
 from nanolib.models.attention.patterns.pattern import Run
 
@@ -55,11 +59,12 @@ class _BlockSparse(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, v, out = ctx.saved_tensors
-        dq = torch.empty_like(q)
+        dtype = _accumulator(q)
         # float32 sums: every block adds its share, and in bfloat16 the later ones would be lost
-        dk, dv = (torch.zeros(x.shape, dtype=_accumulator(x), device=x.device) for x in (k, v))
-        _over_heads(functools.partial(_backward_heads, q, k, v, out, d_out, ctx.mask, ctx.scale, dq, dk, dv), k)
-        return dq, dk.to(k.dtype), dv.to(v.dtype), None, None
+        dq, dk, dv = (torch.zeros(x.shape, dtype=dtype, device=x.device) for x in (q, k, v))
+        inputs = (x.to(dtype).contiguous() for x in (q, k, v, out, d_out))
+        _over_heads(functools.partial(_backward_heads, *inputs, ctx.mask, ctx.scale, dq, dk, dv), k)
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
 
 
 def _accumulator(x: torch.Tensor) -> torch.dtype:
@@ -120,6 +125,8 @@ def _forward_on_cpu(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Blo
 
 
 def _largest_norm(x: torch.Tensor) -> float:
+    if isinstance(x, FakeTensor):  # planning: nothing to look at, and the memory is the same
+        return 0.0
     return float(torch.linalg.vector_norm(x, dim=-1).amax()) if x.numel() else 0.0
 
 
@@ -133,98 +140,117 @@ def _forward_heads(
     out: torch.Tensor,
     heads: list[tuple[int, int]],
 ) -> None:
-    """The query heads of some key heads, (batch, kv_head): under a shared mask together, else one by one."""
-    group = q.shape[1] // k.shape[1]
+    for b, queries, kv, plan in _together(heads, mask, q.shape[1], k.shape[1]):
+        lists = _Lists.of(plan, q[b, queries], k[b, kv])
+        _loop("forward")(
+            *(_by_kv_head(x[b, queries], kv) for x in (q, out)), k[b, kv], v[b, kv], *lists.arguments(), scale, shift
+        )
+
+
+def _together(
+    heads: list[tuple[int, int]], mask: BlockMask, query_heads: int, kv_heads: int
+) -> Iterator[tuple[int, slice, slice, Plan]]:
+    """What goes through the loop at once: under a shared mask all heads of a sequence, else one query head after the other.
+
+    Args:
+        heads: Key heads, (batch, kv_head), those of a sequence in a row.
+        mask: Which keys each block sees.
+        query_heads: Of a sequence.
+        kv_heads: Of a sequence.
+
+    Yields:
+        The sequence, its query heads, its key heads, and their plan.
+    """
+    group = query_heads // kv_heads
     if mask.shared:
         for b, some in itertools.groupby(heads, key=lambda head: head[0]):
-            numbers = [h for _, h in some]  # of one sequence, in a row
+            numbers = [h for _, h in some]
             first, last = numbers[0], numbers[-1] + 1
-            kv, queries = slice(first, last), slice(first * group, last * group)
-            _attend_plan(
-                q[b, queries].unflatten(0, (-1, group)),
-                k[b, kv],
-                v[b, kv],
-                mask.plans[0],
-                scale,
-                shift,
-                out[b, queries],
-            )
+            yield b, slice(first * group, last * group), slice(first, last), mask.plans[0]
         return
     for b, kv_head in heads:
-        kv = slice(kv_head, kv_head + 1)
         for h in range(kv_head * group, (kv_head + 1) * group):
-            plan = mask.plans[b * q.shape[1] + h]
-            _attend_plan(q[b, h : h + 1][None], k[b, kv], v[b, kv], plan, scale, shift, out[b, h : h + 1])
+            yield b, slice(h, h + 1), slice(kv_head, kv_head + 1), mask.plans[b * query_heads + h]
 
 
-def _attend_plan(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Plan, scale: float, shift: bool, out: torch.Tensor
-) -> None:
-    """As many heads at once as keeps their scores within the cache, and for them one block of queries after the other.
+def _by_kv_head(x: torch.Tensor, kv: slice) -> torch.Tensor:
+    """Shape [heads, ...] → [kv_heads, group, ...]."""
+    return x.unflatten(0, (kv.stop - kv.start, -1))
 
-    Args:
-        q: Queries, shape [kv_heads, group, q_len, head_dim].
-        k: Shape [kv_heads, kv_len, head_dim].
-        v: Shape as `k`.
-        plan: Which keys each block sees.
-        scale: Factor on the scores.
-        shift: Whether scores need their row's maximum taken off.
-        out: Filled in, shape [kv_heads · group, q_len, head_dim].
+
+@dataclass
+class _Lists:
+    """A plan in the types that TorchScript takes, and how much of it goes through at once.
+
+    Attributes:
+        rows: Per block, its queries [start, stop).
+        keys: How many keys it sees.
+        firsts: Where they begin if they lie in one piece, else −1.
+        units: Else how long the equal pieces are that they consist of,
+        pieces: and which, of all heads one after the other; see `QueryBlock.pieces`.
+        masks: bool [group · rows, keys], or empty where all is seen.
+        together: Heads at once: as many as keep their scores within the cache.
+        scores_buffer: Room for their scores. Buffers serve all blocks: memory asked for anew would be cleared each time.
+        taken_buffer: Room for their keys.
     """
-    heads, group, _, head_dim = q.shape
-    out = out.unflatten(0, (heads, group))
-    blocks = [block for block in plan if block.runs]
-    rows = max((block.rows[1] - block.rows[0] for block in blocks), default=0) * group
-    most = max((block.keys for block in blocks), default=0)
-    together = max(1, min(heads, _SCORES // max(1, rows * most)))
-    # One set of buffers for all blocks: memory asked for anew would be cleared by the system each time.
-    scores_buffer = torch.empty(together * rows * most, dtype=q.dtype)
-    taken_buffer = torch.empty(together * most * head_dim, dtype=q.dtype)
-    for start in range(0, heads, together):
-        part = slice(start, min(start + together, heads))
-        some_q, some_k, some_v, some_out = q[part], k[part], v[part], out[part]
-        count = len(some_k)
-        for block in blocks:
-            height, keys = (block.rows[1] - block.rows[0]) * group, block.keys
-            queries = some_q[:, :, slice(*block.rows)].reshape(count, height, head_dim)
-            scores = scores_buffer[: count * height * keys].view(count, height, keys)
-            taken = _taken(some_k, block, taken_buffer).transpose(1, 2)
-            torch.baddbmm(scores, queries, taken, beta=0, alpha=scale, out=scores)
-            total = _exponentials(scores, block.mask, group, shift)
-            attended = torch.bmm(scores, _taken(some_v, block, taken_buffer)).div_(total)
-            some_out[:, :, slice(*block.rows)] = attended.view(count, group, -1, head_dim)
+
+    rows: list[list[int]]
+    keys: list[int]
+    firsts: list[int]
+    units: list[int]
+    pieces: list[torch.Tensor]
+    masks: list[torch.Tensor]
+    together: int
+    scores_buffer: torch.Tensor
+    taken_buffer: torch.Tensor
+
+    @classmethod
+    def of(cls, plan: Plan, q: torch.Tensor, k: torch.Tensor) -> _Lists:
+        heads, length, head_dim = k.shape
+        group = q.shape[0] // heads
+        blocks = [block for block in plan if block.runs]
+        rows = max((block.rows[1] - block.rows[0] for block in blocks), default=0) * group
+        most = max((block.keys for block in blocks), default=0)
+        together = max(1, min(heads, _SCORES // max(1, rows * most)))
+        pieces = [block.pieces(length, heads) for block in blocks]
+        like = {"dtype": _accumulator(q), "device": q.device}
+        return cls(
+            [list(block.rows) for block in blocks],
+            [block.keys for block in blocks],
+            [block.runs[0][0] if len(block.runs) == 1 else -1 for block in blocks],
+            [unit for unit, _ in pieces],
+            [index.to(q.device) for _, index in pieces],
+            [(_NO_MASK if block.mask is None else block.mask.repeat(group, 1)).to(q.device) for block in blocks],
+            together,
+            torch.empty(together * rows * most, **like),
+            torch.empty(together * most * head_dim, **like),
+        )
+
+    def arguments(self) -> list[Any]:
+        """The fields, in order."""
+        return [getattr(self, field.name) for field in fields(self)]
 
 
-def _exponentials(scores: torch.Tensor, mask: torch.Tensor | None, group: int, shift: bool) -> torch.Tensor:
-    """Turn scores, shape [heads, group · rows, keys], into exponentials in place; returns their sums, one where there is no key."""
-    shown = None if mask is None else mask.repeat(group, 1)
-    if shift:
-        if shown is not None:
-            scores.masked_fill_(~shown, float("-inf"))
-        highest = scores.amax(dim=-1, keepdim=True)
-        scores.sub_(highest.masked_fill_(highest == float("-inf"), 0.0))
-    scores.exp_()
-    if shown is not None:
-        scores.mul_(shown)
-    total = scores.sum(dim=-1, keepdim=True)
-    return total if shown is None else total.masked_fill_(total == 0, 1.0)
+_NO_MASK = torch.empty(0, dtype=torch.bool)
 
 
-def _taken(x: torch.Tensor, block: QueryBlock, buffer: torch.Tensor) -> torch.Tensor:
-    """Keys of some heads, shape [heads, keys, head_dim]: a view where they lie in one piece.
+def _loop(name: str) -> Callable[..., None]:
+    """A loop of `block_loops`, compiled where torch still can: two threads that run it do not wait for each other's Python.
 
-    Args:
-        x: Shape [heads, kv_len, head_dim], contiguous.
-        block: Which keys.
-        buffer: Where to.
+    A dispatch mode sees the plain one, whose operations it counts.
     """
-    if len(block.runs) == 1:
-        return x[:, slice(*block.runs[0])]
-    heads, length, head_dim = x.shape
-    unit, index = block.pieces(length, heads)
-    taken = buffer[: heads * block.keys * head_dim]
-    torch.index_select(x.reshape(-1, unit * head_dim), 0, index, out=taken.view(-1, unit * head_dim))
-    return taken.view(heads, block.keys, head_dim)
+    return getattr(block_loops, name) if _get_current_dispatch_mode_stack() else _compiled_loop(name)
+
+
+@functools.cache
+def _compiled_loop(name: str) -> Callable[..., None]:
+    loop = getattr(block_loops, name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch means to give TorchScript up; the plain function then does the same
+        try:
+            return torch.jit.script(loop)
+        except (AttributeError, RuntimeError):
+            return loop
 
 
 # backward
@@ -243,30 +269,11 @@ def _backward_heads(
     dv: torch.Tensor,
     heads: list[tuple[int, int]],
 ) -> None:
-    group = q.shape[1] // k.shape[1]
-    dtype = dk.dtype
-    for b, kv_head in heads:
-        keys, values = k[b, kv_head].to(dtype), v[b, kv_head].to(dtype)
-        for h in range(kv_head * group, (kv_head + 1) * group):
-            queries, results, d_results = (x[b, h].to(dtype) for x in (q, out, d_out))
-            share = (results * d_results).sum(dim=1, keepdim=True)
-            for block in mask.plans[0 if mask.shared else b * q.shape[1] + h]:
-                rows = slice(*block.rows)
-                if not block.runs:
-                    dq[b, h, rows] = 0
-                    continue
-                rows_q, rows_d = queries[rows], d_results[rows]
-                taken_k, taken_v = _take(keys, block), _take(values, block)
-                scores = (rows_q @ taken_k.T).mul_(scale)
-                if block.mask is not None:
-                    scores.masked_fill_(~block.mask.to(q.device), float("-inf"))
-                weights = torch.softmax(scores, dim=1)
-                if block.mask is not None:
-                    weights = weights.nan_to_num_(nan=0.0)
-                _add(dv[b, kv_head], weights.T @ rows_d, block)
-                d_scores = (rows_d @ taken_v.T).sub_(share[rows]).mul_(weights).mul_(scale)
-                dq[b, h, rows] = (d_scores @ taken_k).to(dq.dtype)
-                _add(dk[b, kv_head], d_scores.T @ rows_q, block)
+    for b, queries, kv, plan in _together(heads, mask, q.shape[1], k.shape[1]):
+        lists = _Lists.of(plan, q[b, queries], k[b, kv])
+        by_queries = (_by_kv_head(x[b, queries], kv) for x in (q, out, d_out, dq))
+        by_keys = (x[b, kv] for x in (k, v, dk, dv))
+        _loop("backward")(*by_queries, *by_keys, *lists.arguments(), scale)
 
 
 # keys of a block
@@ -277,20 +284,6 @@ def _gather(x: torch.Tensor, runs: tuple[Run, ...]) -> torch.Tensor:
     if len(runs) == 1:
         return x[:, :, slice(*runs[0])]
     return torch.cat([x[:, :, slice(*run)] for run in runs], dim=2)
-
-
-def _take(x: torch.Tensor, block: QueryBlock) -> torch.Tensor:
-    """Keys of one head, shape [keys, head_dim]: a view where they lie in one piece."""
-    if len(block.runs) == 1:
-        return x[slice(*block.runs[0])]
-    return x.index_select(0, block.index.to(x.device))
-
-
-def _add(into: torch.Tensor, x: torch.Tensor, block: QueryBlock) -> None:
-    if len(block.runs) == 1:
-        into[slice(*block.runs[0])] += x
-    else:
-        into.index_add_(0, block.index.to(into.device), x)
 
 
 # heads over threads

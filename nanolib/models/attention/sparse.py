@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pydantic
 import torch
 
 from nanolib.models.attention import block_sparse
-from nanolib.models.attention.block_mask import BlockMask, Plan, plan_of, window_for
+from nanolib.models.attention.block_mask import BlockMask, Plan, plan_of, real_tensors, window_for
 from nanolib.models.attention.choice import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS, WINDOWED, Pattern
 from nanolib.models.attention.work import Work
@@ -62,6 +64,20 @@ class Options(StrictModel):
         return self
 
 
+_WATCHERS: list[Callable[[Work], None]] = []
+
+
+@contextlib.contextmanager
+def watched_work() -> Iterator[list[Work]]:
+    """What every call inside keeps: the way to know it where the input decides."""
+    found: list[Work] = []
+    _WATCHERS.append(found.append)
+    try:
+        yield found
+    finally:
+        _WATCHERS.remove(found.append)
+
+
 def attend(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -74,6 +90,8 @@ def attend(
 ) -> torch.Tensor:
     """Sparse attention; see `nanolib.models.attention.attend`."""
     mask = choose_mask(q, k, causal=causal, options=options, scores=scores)
+    for watcher in _WATCHERS:
+        watcher(mask.work)
     return block_sparse.attend(q, k, v, mask, q.shape[-1] ** -0.5 if scale is None else scale)
 
 
@@ -119,6 +137,11 @@ def work(q_len: int, kv_len: int, *, causal: bool, options: Options) -> Work | N
 @functools.lru_cache(maxsize=64)
 def _static(q_len: int, kv_len: int, causal: bool, key: tuple[Any, ...], plans: int, heads: int) -> BlockMask:
     """The mask of a pattern that depends on the shape alone; a model asks for the same one in each layer."""
+    with real_tensors():
+        return _made(q_len, kv_len, causal, key, plans, heads)
+
+
+def _made(q_len: int, kv_len: int, causal: bool, key: tuple[Any, ...], plans: int, heads: int) -> BlockMask:
     options = Options.model_construct(**dict(zip(Options.model_fields, key, strict=True)))
     if options.sparsity is not None and options.pattern in WINDOWED:
         make = functools.partial(_with_window, options, kv_len)

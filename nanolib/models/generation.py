@@ -1,0 +1,88 @@
+"""Token by token over a KV cache that is started over and over, for models of any source."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from nanolib.measurement import Unsupported
+
+
+class Generation:
+    """A prompt, and the cache of a model that goes on from it.
+
+    Args:
+        model: Has `new_cache`, `prefill` and `decode` as `Transformer` has them.
+        prompt: int64 ids, shape [batch, length].
+        new_tokens: After so many the cache is taken back to the end of the prompt.
+    """
+
+    def __init__(self, model: Any, prompt: torch.Tensor, new_tokens: int) -> None:
+        self.model, self.prompt, self.new_tokens = model, prompt, new_tokens
+        self.cache = model.new_cache(*prompt.shape, new_tokens)
+        self.token = prompt[:, -1]
+        self._start = 0
+
+    @torch.inference_mode()
+    def prefill(self) -> None:
+        """Read the prompt from the beginning and choose the first token."""
+        self.cache.length = 0
+        self.token = self.model.prefill(self.prompt, self.cache).argmax(dim=-1)
+        self._start = self.cache.length
+
+    @torch.inference_mode()
+    def decode(self) -> None:
+        """Read the last token and choose the next."""
+        if self.cache.length == self._start + self.new_tokens:
+            self.cache.length = self._start
+        self.token = self.model.decode(self.token, self.cache).argmax(dim=-1)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The cache's buffers, the prompt and the last token."""
+        return [*self.cache.tensors, self.prompt, self.token]
+
+
+class HuggingFaceGeneration(Generation):
+    """The same for a model of transformers, whose cache grows."""
+
+    def __init__(self, model: nn.Module, prompt: torch.Tensor, new_tokens: int) -> None:
+        self.model, self.prompt, self.new_tokens = model, prompt, new_tokens
+        self.token, self.cache = prompt[:, -1], None
+
+    @torch.inference_mode()
+    def prefill(self) -> None:
+        """Read the prompt from the beginning and choose the first token."""
+        out = self.model(self.prompt, use_cache=True, logits_to_keep=1)
+        self.cache, self.token = out.past_key_values, out.logits[:, -1].argmax(dim=-1)
+
+    @torch.inference_mode()
+    def decode(self) -> None:
+        """Read the last token and choose the next."""
+        if self.cache.get_seq_length() == self.prompt.shape[1] + self.new_tokens:
+            self.cache.crop(-self.new_tokens)
+        out = self.model(self.token[:, None], past_key_values=self.cache, use_cache=True)
+        self.token = out.logits[:, -1].argmax(dim=-1)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The cache, the prompt and the last token."""
+        cached = [x for layer in self.cache.layers for x in (layer.keys, layer.values)] if self.cache else []
+        return [*cached, self.prompt, self.token]
+
+
+def generation_of(model: nn.Module, prompt: torch.Tensor, new_tokens: int) -> Generation:
+    """The generation that fits a model.
+
+    Raises:
+        Unsupported: The model has no cache that is known here.
+    """
+    if all(hasattr(model, name) for name in ("new_cache", "prefill", "decode")):
+        return Generation(model, prompt, new_tokens)
+    if hasattr(getattr(model, "config", None), "use_cache"):
+        return HuggingFaceGeneration(model, prompt, new_tokens)
+    raise Unsupported(
+        f"{type(model).__name__} has neither new_cache, prefill and decode nor the cache of transformers; set new_tokens to 0"
+    )

@@ -1,0 +1,92 @@
+"""Ways to make the same model faster or smaller; each is measured against `eager`, and how far its result lies from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from nanolib.measurement import Unsupported
+
+Forward = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _eager(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forward:
+    return forward
+
+
+def _compiled(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forward:
+    torch._dynamo.reset()  # it gives a function up for good that was once called under a counter of FLOPs or of bytes
+    return torch.compile(forward, dynamic=False)
+
+
+def _cuda_graph(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forward:
+    if ids.device.type != "cuda":
+        raise Unsupported(f"CUDA graphs need a CUDA device, and this is {ids.device.type}")
+    return torch.cuda.make_graphed_callables(_Module(model, forward), (ids,))
+
+
+class _Module(nn.Module):
+    """A function of a model as a module, so that the model's weights are found."""
+
+    def __init__(self, model: nn.Module, forward: Forward) -> None:
+        super().__init__()
+        self.model, self._forward = model, forward
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self._forward(ids)
+
+
+def _checkpointed(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forward:
+    if hasattr(model, "checkpointing"):
+        model.checkpointing = True
+    elif hasattr(model, "gradient_checkpointing_enable"):
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    else:
+        raise Unsupported(f"{type(model).__name__} has no way to checkpoint its blocks")
+    return forward
+
+
+def _autocast(dtype: torch.dtype) -> Callable[[nn.Module, Forward, torch.Tensor], Forward]:
+    def wrapped(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forward:
+        def cast(ids: torch.Tensor) -> torch.Tensor:
+            with torch.autocast(ids.device.type, dtype):
+                return forward(ids)
+
+        return cast
+
+    return wrapped
+
+
+# Name → (model, its forward, example ids) → the forward to use in its place.
+OPTIMISATIONS: dict[str, Callable[[nn.Module, Forward, torch.Tensor], Forward]] = {
+    "eager": _eager,
+    "compile": _compiled,
+    "cuda_graph": _cuda_graph,
+    "checkpoint": _checkpointed,
+    "autocast_bfloat16": _autocast(torch.bfloat16),
+    "autocast_float16": _autocast(torch.float16),
+}
+# These change the backward pass alone.
+TRAINING_ONLY = ("checkpoint",)
+
+
+def applies(name: str, mode: str, dtype: str) -> bool:
+    """Whether an optimisation means anything in a mode and with weights of a type: autocast is for weights in float32."""
+    return (mode == "training" or name not in TRAINING_ONLY) and (dtype == "float32" or not name.startswith("autocast"))
+
+
+def optimise(name: str, model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forward:
+    """The forward of `model` under an optimisation.
+
+    Args:
+        name: A key of `OPTIMISATIONS`.
+        model: Whose weights they are.
+        forward: ids → logits.
+        ids: What it will be called with: shape and device count.
+
+    Raises:
+        Unsupported: This machine or this model has no such thing.
+    """
+    return OPTIMISATIONS[name](model, forward, ids)

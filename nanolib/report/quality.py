@@ -1,0 +1,123 @@
+"""What sparsity does to a model: the loss that each pattern adds, before and after a fine-tune."""
+
+from __future__ import annotations
+
+import altair as alt
+import pandas as pd
+
+from nanolib.report import tables
+from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, colour_and_shape, look, nothing
+from nanolib.report.overview import of_experiment, pick
+
+QUALITY_COLUMNS = {
+    "pattern": "Pattern",
+    "target": "Asked to remove",
+    "sparsity": "Removed",
+    "dense_loss": "Dense loss, nats/byte [95 %]",
+    "replaced": "Replaced, Δ [95 %]",
+    "fine_tuned": "Fine-tuned, Δ [95 %]",
+    "seeds": "Seeds",
+    "status": "Status",
+}
+_PANELS = {"replaced": "dense attention replaced", "fine_tuned": "and trained on with it"}
+
+
+def quality_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """One line per pattern and sparsity.
+
+    Returns:
+        Columns: `pattern`, `target`, `sparsity` (as it came out), `dense_loss`, `replaced` and `fine_tuned` (loss above dense, nats
+        per byte) each with `_low` and `_high`, `seeds`, `status`, `message`.
+    """
+    rows = of_experiment(rows, "attention")
+    if "factor.pattern" not in rows:
+        return pd.DataFrame()
+    rows = rows[rows["factor.pattern"].notna()]
+    key = ["run_id", "case_id"]
+    names = ["pattern", "target", "seeds"]
+    table = rows[rows["metric"] == "case_time"][[*key, *(f"factor.{n}" for n in names), "status", "message"]]
+    for metric, scope, name in (
+        ("sparsity", None, "sparsity"),
+        ("loss", "dense", "dense_loss"),
+        ("loss_difference", "replaced", "replaced"),
+        ("loss_difference", "fine_tuned", "fine_tuned"),
+    ):
+        columns = {"estimate": name, "low": f"{name}_low", "high": f"{name}_high"}
+        found = pick(rows, metric, scope).drop_duplicates(key)[[*key, *columns]].rename(columns=columns)
+        table = table.merge(found, on=key, how="left")
+    return table.rename(columns=lambda name: name.removeprefix("factor.")).drop(columns=key)
+
+
+def quality_chart(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """Loss above dense over the share of connections removed, a panel before and one after the fine-tune."""
+    table = quality_table(rows)
+    title = "What sparsity does to a trained model"
+    if table.empty or not table["replaced"].notna().any():
+        return nothing(title, "no pattern was tried in a trained model; set quality_patterns")
+    table = table[table["replaced"].notna()]
+    colour, shape = colour_and_shape("pattern", "Pattern", table["pattern"])
+    ends = table[[f"{name}_{end}" for name in _PANELS for end in ("low", "high")]].to_numpy()
+    room = 0.05 * (max(ends.max(), 0) - min(ends.min(), 0))
+    scale = alt.Scale(domain=[float(min(ends.min(), 0) - room), float(max(ends.max(), 0) + room)], nice=False)
+    charts = []
+    for name, words in _PANELS.items():
+        data = table[["pattern", "sparsity", "target"]].assign(
+            difference=table[name], low=table[f"{name}_low"], high=table[f"{name}_high"]
+        )
+        x = alt.X("sparsity:Q", title="Connections removed", axis=alt.Axis(format=".0%"), scale=alt.Scale(zero=False))
+        y = {"title": "Loss above dense (nats per byte)", "scale": scale}
+        base = alt.Chart(data).encode(x=x, color=colour)
+        layers = [
+            alt.Chart(pd.DataFrame({"y": [0.0]}))
+            .mark_rule(color=PALETTE[-1], strokeWidth=0.8)
+            .encode(y=alt.Y("y:Q", **y)),
+            base.mark_line(strokeWidth=1.5, opacity=0.7).encode(y=alt.Y("difference:Q", **y)),
+            base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", **y), y2="high:Q"),
+            base.mark_point(filled=True, size=55, opacity=1).encode(
+                y=alt.Y("difference:Q", **y),
+                shape=shape,
+                tooltip=[
+                    "pattern:N",
+                    *(
+                        alt.Tooltip(f"{c}:Q", format=".3~g")
+                        for c in ("target", "sparsity", "difference", "low", "high")
+                    ),
+                ],
+            ),
+        ]
+        charts.append(alt.layer(*layers).properties(width=WIDTH, height=HEIGHT, title=alt.Title(words, fontSize=12)))
+    seeds = int(table["seeds"].max())
+    subtitle = (
+        f"Small decoders trained on bytes of real text, {seeds} seeds; differences paired by seed, with 95 % intervals."
+    )
+    return look(alt.hconcat(*charts, spacing=24).properties(title=alt.Title(title, subtitle=subtitle)))
+
+
+def quality_words(rows: pd.DataFrame) -> list[str]:
+    """What each pattern costs at its highest sparsity, and whether training on takes it back."""
+    table = quality_table(rows)
+    lines = []
+    for pattern, group in table[table["replaced"].notna()].groupby("pattern", sort=False) if len(table) else []:
+        row = group.sort_values("sparsity").iloc[-1]
+        lines.append(
+            f"In a trained decoder {pattern}, which removes {row['sparsity']:.0%}, adds {_nats(row, 'replaced')} to a loss of "
+            f"{row['dense_loss']:.2f}, and {_nats(row, 'fine_tuned')} after both were trained on{_meaning(row)}."
+        )
+    return lines
+
+
+def _nats(row: pd.Series, name: str) -> str:
+    return f"{row[name]:+.3f} [{row[f'{name}_low']:+.3f} … {row[f'{name}_high']:+.3f}] nats per byte"
+
+
+def _meaning(row: pd.Series) -> str:
+    if row["fine_tuned_low"] > 0:
+        return ": a loss that the fine-tune does not take back"
+    if row["fine_tuned_high"] < 0:
+        return ": lower than dense"
+    return ": no difference that these seeds show"
+
+
+def readable(rows: pd.DataFrame) -> pd.DataFrame:
+    """The table for people."""
+    return tables.readable(quality_table(rows), QUALITY_COLUMNS)

@@ -1,0 +1,147 @@
+"""The roofline: each timing as a point under the ceilings that its own run measured, bound by arithmetic or by memory.
+
+Source: Williams, Waterman & Patterson (2009).
+"""
+
+from __future__ import annotations
+
+import altair as alt
+import numpy as np
+import pandas as pd
+
+from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, look, nothing, short_names
+from nanolib.report.overview import pick
+
+ROOFLINE_COLUMNS = {
+    "case": "Case",
+    "scope": "Of",
+    "intensity": "FLOP per byte",
+    "achieved": "Achieved, FLOP/s [95 %]",
+    "attainable": "Attainable, FLOP/s",
+    "share": "Share",
+    "bound": "Bound by",
+}
+_CASE = ["name", "optimisation", "seq_len", "batch_size", "dtype"]
+
+
+def roofline_table(rows: pd.DataFrame, experiment: str = "") -> pd.DataFrame:
+    """One line per timing whose work and traffic are known, in a run that measured its ceilings.
+
+    Args:
+        rows: Measurements of any experiments.
+        experiment: Only this one's.
+
+    Returns:
+        Columns: `case`, `name`, `dtype`, `scope`, `intensity` (FLOP per byte: formulas alone), `achieved` with `low` and `high`,
+        `attainable` (the lower of the two ceilings at this intensity) in FLOP/s, `share`, `bound` (`compute` or `memory`), `ridge`
+        (the intensity at which the two ceilings meet), `peak`, `bandwidth`.
+    """
+    if experiment and len(rows):
+        rows = rows[rows["experiment"] == experiment]
+    achieved = pick(rows, "flops_per_second")
+    if achieved.empty or "factor.dtype" not in rows:
+        return pd.DataFrame()
+    key = ["run_id", "case_id", "scope"]
+    work = pick(rows, "flops").drop_duplicates(key)[[*key, "estimate"]].rename(columns={"estimate": "flops"})
+    moved = pick(rows, "bytes").drop_duplicates(key)[[*key, "estimate"]].rename(columns={"estimate": "moved"})
+    peaks = pick(rows, "ceiling_flops").drop_duplicates(["run_id", "scope"])
+    peaks = peaks[["run_id", "scope", "estimate"]].rename(columns={"scope": "dtype", "estimate": "peak"})
+    copies = pick(rows, "ceiling_bytes").drop_duplicates("run_id")[["run_id", "estimate"]]
+    columns = {f"factor.{name}": name for name in _CASE} | {
+        "estimate": "achieved",
+        "low": "achieved_low",
+        "high": "achieved_high",
+    }
+    table = achieved[[*key, *(name for name in columns if name in achieved)]].rename(columns=columns)
+    for part, on in ((work, key), (moved, key), (peaks, ["run_id", "dtype"])):
+        table = table.merge(part, on=on, how="inner")
+    table = table.merge(copies.rename(columns={"estimate": "bandwidth"}), on="run_id", how="inner")
+    table["case"] = table["name"] + " n=" + table["seq_len"].astype(int).astype(str)
+    if table["batch_size"].nunique() > 1:
+        table["case"] += " batch=" + table["batch_size"].astype(int).astype(str)
+    table["intensity"] = table["flops"] / table["moved"]
+    table["ridge"] = table["peak"] / table["bandwidth"]
+    table["attainable"] = np.minimum(table["peak"], table["intensity"] * table["bandwidth"])
+    table["share"] = table["achieved"] / table["attainable"]
+    table["bound"] = np.where(table["intensity"] < table["ridge"], "memory", "compute")
+    return table.drop(columns=["flops", "moved"])
+
+
+def roofline_chart(rows: pd.DataFrame, experiment: str = "") -> alt.TopLevelMixin:
+    """Points: measured rates over the intensity that formulas give. Dashed: the ceilings of the same run, a roof per type."""
+    table = roofline_table(rows, experiment)
+    title = "Under the roofline"
+    if table.empty:
+        return nothing(title, "no timing has its work, its bytes and its run's ceilings")
+    table, shared = short_names(table, "name", "optimisation")
+    columns = ["name", "scope", "case", "dtype", "intensity", "achieved", "achieved_low", "achieved_high", "attainable"]
+    columns += ["share", "bound"]
+    data = table[columns].assign(scope=table["scope"].str.replace("_", " "))
+    data[["achieved_low", "achieved_high"]] = data[["achieved_low", "achieved_high"]].apply(
+        lambda c: c.fillna(data["achieved"])
+    )
+    low, high = data["intensity"].min() / 2, max(data["intensity"].max(), table["ridge"].max()) * 2
+    roofs = []
+    for (dtype, peak, bandwidth), _ in table.groupby(["dtype", "peak", "bandwidth"], sort=False):
+        for x in (low, peak / bandwidth, high):
+            roofs.append({"roof": f"ceiling {dtype}", "intensity": x, "attainable": min(peak, x * bandwidth)})
+    roofs = pd.DataFrame(roofs)
+    x = alt.X(
+        "intensity:Q",
+        title="Arithmetic intensity (FLOP per byte)",
+        scale=alt.Scale(type="log", domain=[low, high], nice=False),
+    )
+    bottom = min(data["achieved_low"].min(), roofs["attainable"].min()) / 2
+    scale = alt.Scale(type="log", domain=[bottom, roofs["attainable"].max() * 2], nice=False)
+    y = {"title": "Rate (FLOP/s)", "scale": scale, "axis": alt.Axis(format="~s", tickCount=6)}
+    colour, _ = colour_and_shape("name", "Kind", data["name"])
+    _, shape = colour_and_shape("scope", "Of", data["scope"])
+    points = alt.Chart(data).encode(x=x)
+    layers = [
+        alt.Chart(roofs)
+        .mark_line(strokeDash=[6, 4], color="#666", strokeWidth=1.5)
+        .encode(x=x, y=alt.Y("attainable:Q", **y), detail="roof:N"),
+        alt.Chart(roofs.groupby("roof", sort=False).tail(1))
+        .mark_text(align="right", dy=-8, color="#555", fontSize=11)
+        .encode(x=x, y=alt.Y("attainable:Q", **y), text="roof:N"),
+        points.mark_rule(strokeWidth=2).encode(y=alt.Y("achieved_low:Q", **y), y2="achieved_high:Q", color=colour),
+        points.mark_point(filled=True, size=60, opacity=1).encode(
+            y=alt.Y("achieved:Q", **y),
+            color=colour,
+            shape=shape,
+            tooltip=[
+                "case:N",
+                "scope:N",
+                "bound:N",
+                alt.Tooltip("intensity:Q", format=",.3~g", title="FLOP per byte"),
+                alt.Tooltip("achieved:Q", format=".3s", title="achieved (FLOP/s)"),
+                alt.Tooltip("attainable:Q", format=".3s", title="attainable (FLOP/s)"),
+                alt.Tooltip("share:Q", format=".0%"),
+            ],
+        ),
+    ]
+    subtitle = [
+        "Left of the bend memory is the limit, right of it arithmetic. Dashed: this machine's ceilings, measured in the same run.",
+        "Bytes are those that must move at least once: what stays in a cache can lie above the slope.",
+    ]
+    return look(
+        alt.layer(*layers).properties(
+            width=2 * WIDTH, height=int(1.3 * HEIGHT), title=alt.Title(title + shared, subtitle=subtitle)
+        )
+    )
+
+
+def roofline_words(rows: pd.DataFrame, experiment: str) -> list[str]:
+    """What binds each kind of timing, and the best share of it that was reached."""
+    table = roofline_table(rows, experiment)
+    lines = []
+    for scope, group in table.groupby("scope", sort=False) if len(table) else []:
+        best = group.loc[group["share"].idxmax()]
+        bounds = " and ".join(
+            f"{bound} in {count} of {len(group)}" for bound, count in group["bound"].value_counts().items()
+        )
+        lines.append(
+            f"{scope.replace('_', ' ').capitalize()} is bound by {bounds} cases; {best['case']} comes nearest to its roof, "
+            f"{best['share']:.0%} of {best['attainable']:.3g} FLOP/s."
+        )
+    return lines

@@ -1,0 +1,39 @@
+import pytest
+
+from nanolib.experiments import attention
+from nanolib.experiments.sparse_quality import QUALITY_PATTERNS, QualityCase, measure_quality
+
+
+def _case(pattern, target, **changes):
+    shape = {"seq_len": 128, "block_size": 8, "seeds": 2, "steps": 4, "tuning_steps": 2, "d_model": 32, "num_layers": 2}
+    return QualityCase("cpu", f"{pattern} s={target:g}", pattern, target, **shape | changes)
+
+
+@pytest.mark.parametrize("pattern", QUALITY_PATTERNS)
+def test_every_pattern_removes_about_the_share_asked_for(pattern):
+    for target in (0.5, 0.75):
+        rows = {(row.metric, row.scope): row for row in measure_quality(_case(pattern, target))}
+        assert rows["sparsity", ""].estimate == pytest.approx(target, abs=0.15)
+        for scope in ("replaced", "fine_tuned"):
+            row = rows["loss_difference", scope]
+            assert row.low <= row.estimate <= row.high
+            assert len(row.samples) == 2
+
+
+def test_what_removes_nothing_costs_nothing():
+    rows = {(row.metric, row.scope): row for row in measure_quality(_case("window", 0.001))}
+    assert rows["sparsity", ""].estimate < 0.01
+    for scope in ("replaced", "fine_tuned"):
+        assert rows["loss_difference", scope].estimate == pytest.approx(0, abs=2e-3)
+
+
+def test_removing_nearly_everything_from_a_model_that_looks_back_costs_loss():
+    """Trained long enough to use what it sees; a window of a few bytes must then be worse than all."""
+    (_, _, replaced, _) = measure_quality(_case("window", 0.97, steps=150, d_model=64, seeds=3))
+    assert replaced.low > 0
+
+
+def test_the_grid_has_every_pattern_at_every_sparsity():
+    params = attention.Params(quality_patterns=["window", "dca"], quality_sparsities=[0.5, 0.9])
+    names = [case.name for case in attention.cases(params) if isinstance(case, QualityCase)]
+    assert names == ["window s=0.5", "window s=0.9", "dca s=0.5", "dca s=0.9"]

@@ -1,0 +1,71 @@
+import pytest
+import torch
+
+from nanolib import NanoConfig, create_model
+from nanolib.experiments.model_steps import Inferring, Training
+from nanolib.measurement import Unsupported
+from nanolib.meters.memory import peak_memory
+
+
+@pytest.fixture
+def model():
+    return create_model(NanoConfig(d_model=64, num_layers=2, num_heads=4, vocab_size=300, context_length=64), seed=0)
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(300, (8, 65), generator=torch.Generator().manual_seed(0))
+
+
+def test_checkpointing_changes_no_gradient_and_keeps_less(model, ids):
+    peaks = {}
+    for name in ("eager", "checkpoint"):
+        step = Training(model, ids, name, 0.0)
+        assert step.difference() < 1e-6
+        assert model.checkpointing == (name == "checkpoint")
+        step()  # the optimizer's states are there from now on
+        with peak_memory("cpu", *model.parameters()) as peak:
+            step()
+        peaks[name] = peak.live
+    assert peaks["checkpoint"] < peaks["eager"]
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"), [("autocast_bfloat16", 1e-4, 3e-2), ("autocast_float16", 1e-5, 3e-3)]
+)
+def test_autocast_costs_digits_and_says_how_many(model, ids, name, least, most):
+    assert least < Inferring(model, ids[:, :-1], name).difference() < most
+    step = Training(model, ids, name, 1e-3)
+    assert least < step.difference() < 10 * most
+    before = [p.detach().clone() for p in model.parameters()]
+    step()
+    assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_a_compiled_model_gives_the_same_logits(model, ids):
+    assert Inferring(model, ids[:, :-1], "compile").difference() < 1e-5
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="speaks of machines without CUDA")
+def test_a_graph_needs_cuda(model, ids):
+    with pytest.raises(Unsupported, match="CUDA graphs need a CUDA device"):
+        Inferring(model, ids[:, :-1], "cuda_graph")
+
+
+def test_what_cannot_be_checkpointed_says_so(ids):
+    with pytest.raises(Unsupported, match="has no way to checkpoint"):
+        Training(torch.nn.Sequential(torch.nn.Embedding(300, 8), torch.nn.Linear(8, 300)), ids, "checkpoint", 1e-3)
+
+
+def test_compiling_helps_after_a_counter_has_seen_the_model(model, ids):
+    """Under a counter of FLOPs dynamo gives a function up; the next one must be compiled all the same."""
+    from torch._dynamo.utils import counters
+
+    from nanolib.meters.flops import count_flops
+
+    first = Inferring(model, ids[:, :-1], "compile")
+    count_flops(first.forward)
+    again = Inferring(model, ids[:, :-1], "compile")
+    counters.clear()
+    again.forward()
+    assert counters["stats"]["unique_graphs"] >= 1

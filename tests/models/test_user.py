@@ -1,0 +1,106 @@
+import textwrap
+
+import pytest
+import torch
+
+from nanolib import NanoConfig, create_model
+from nanolib.measurement import BadInput, Unsupported
+from nanolib.models.generation import generation_of
+from nanolib.models.user import build_model, llama_like, logits_of, resolve
+
+SOURCE = """
+    import torch
+
+    class Bag(torch.nn.Module):
+        def __init__(self, width=8, vocab=256):
+            super().__init__()
+            self.embedding, self.head = torch.nn.Embedding(vocab, width), torch.nn.Linear(width, vocab)
+
+        def forward(self, ids):
+            return self.head(self.embedding(ids).cumsum(dim=1))
+
+    def build(width=8):
+        return Bag(width)
+
+    def nothing():
+        return 3
+
+    number = 4
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    (tmp_path / "own_model_for_test.py").write_text(textwrap.dedent(SOURCE))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*__import__("sys").path])
+    return "own_model_for_test"
+
+
+def test_a_model_of_ones_own_is_built_with_its_options(module):
+    model = build_model(f"{module}:build", {"width": 16}, "cpu", "bfloat16", seed=0)
+    assert model.embedding.weight.shape == (256, 16)
+    assert model.embedding.weight.dtype is torch.bfloat16
+    assert logits_of(model)(torch.zeros(2, 5, dtype=torch.int64)).shape == (2, 5, 256)
+    again = build_model(f"{module}:build", {"width": 16}, "cpu", "bfloat16", seed=0)
+    assert torch.equal(model.embedding.weight, again.embedding.weight)
+    with pytest.raises(Unsupported, match="new_tokens"):
+        generation_of(model, torch.zeros(1, 4, dtype=torch.int64), 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("justaname", "names no function"),
+        (":build", "names no function"),
+        ("there_is_no_such_module:build", "no module 'there_is_no_such_module'"),
+        ("{}:missing", "has no 'missing'"),
+        ("{}:number", "name a function"),
+    ],
+)
+def test_what_cannot_be_found_is_one_line(module, name, words):
+    with pytest.raises(BadInput, match=words) as caught:
+        resolve(name.format(module))
+    assert len(caught.value.lines) == 1
+
+
+def test_what_cannot_be_built_is_one_line(module):
+    with pytest.raises(BadInput, match=r"model_options: .*wdth"):
+        build_model(f"{module}:build", {"wdth": 16}, "cpu", "float32")
+    with pytest.raises(BadInput, match=r"returned int; return a torch\.nn\.Module"):
+        build_model(f"{module}:nothing", {}, "cpu", "float32")
+
+
+TINY = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 300,
+    "max_position_embeddings": 64,
+}
+
+
+def test_a_hugging_face_model_is_built_from_its_configuration():
+    pytest.importorskip("transformers")
+    model = build_model("hf:LlamaForCausalLM", TINY, "cpu", "float32", seed=0).eval()
+    ids = torch.randint(300, (2, 9))
+    assert logits_of(model)(ids).shape == (2, 9, 300)
+    generation = generation_of(model, ids, 3)
+    generation.prefill()
+    for _ in range(8):  # beyond the new tokens it starts over
+        generation.decode()
+        assert 9 < generation.cache.get_seq_length() <= 12
+    with pytest.raises(BadInput, match="no model class 'NoSuchModel'"):
+        resolve("hf:NoSuchModel")
+
+
+@torch.no_grad()
+def test_our_transformer_is_llama_to_the_digit():
+    pytest.importorskip("transformers")
+    for changes in ({}, {"num_kv_heads": 2}, {"tie_embeddings": True}):
+        shape = {"d_model": 64, "num_layers": 3, "num_heads": 4, "d_ff": 96, "vocab_size": 300, "context_length": 64}
+        ours = create_model(NanoConfig(**{"tie_embeddings": False} | shape | changes), seed=0).eval()
+        ids = torch.randint(300, (2, 40))
+        torch.testing.assert_close(logits_of(llama_like(ours))(ids), ours(ids), atol=1e-4, rtol=0)
