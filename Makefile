@@ -31,7 +31,8 @@ lab: setup
 # Execute the committed notebooks anew, with results that go nowhere else.
 notebooks: setup
 	folder=$$(mktemp -d) && NANOLIB_OUTPUT=$$folder $(BIN)/jupyter nbconvert --to notebook --execute --inplace \
-	  notebooks/attention.ipynb notebooks/model.ipynb notebooks/warmup.ipynb notebooks/summary.ipynb && rm -r $$folder
+	  notebooks/attention.ipynb notebooks/model.ipynb notebooks/warmup.ipynb notebooks/energy.ipynb \
+	  notebooks/summary.ipynb && rm -r $$folder
 
 # Removes what can be made again; results in outputs/ stay.
 clean:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nanolib.config import PRESETS
-from nanolib.experiments import attention, model, sweep, warmup
+from nanolib.experiments import attention, energy, model, sweep, warmup
 from nanolib.experiments.params import Params
 from nanolib.experiments.plan import known_ceilings, prediction_table
 from nanolib.measurement import BadInput
 from nanolib.meters.machine import this_machine
 from nanolib.models.attention.patterns import PATTERNS
+from nanolib.report import energy as tables_of_energy
 from nanolib.report import tables
 from nanolib.report.display import Table
 from nanolib.store import Store
@@ -100,6 +101,26 @@ def warmup_panel(params: warmup.Params) -> Any:
         return params.replace(**settings, seq_len=values["seq_len"])
 
     return _panel(warmup, controls, build, tables.warmup_table, tables.WARMUP_COLUMNS)
+
+
+def energy_panel(params: energy.Params) -> Any:
+    """Controls for one model's phases. Returns nothing in a batch run."""
+    if not sweep.live_front_end():
+        return None
+    import ipywidgets as widgets
+
+    controls = {
+        "preset": widgets.Dropdown(options=list(PRESETS), value=params.presets[0], description="preset"),
+        "layers": widgets.BoundedIntText(value=2, min=1, max=200, description="layers"),
+        "seq_len": widgets.SelectionSlider(options=_LENGTHS[:5], value=64, description="tokens"),
+        "batch": widgets.BoundedIntText(value=1, min=1, max=512, description="batch"),
+    }
+
+    def build(values: Mapping[str, Any]) -> energy.Params:
+        shape = {"seq_lens": [values["seq_len"]], "batch_size": values["batch"]}
+        return params.replace(presets=[values["preset"]], overrides={"num_layers": values["layers"]}, **shape)
+
+    return _panel(energy, controls, build, tables_of_energy.energy_table, tables_of_energy.ENERGY_COLUMNS)
 
 
 def _panel(

@@ -128,6 +128,10 @@ METRICS: dict[str, Metric] = {
         Metric("ratio", "1", _LOWER, "Time of B over time of A"),
         Metric("warmup_needed", "1", _LOWER, "Steps until steady"),
         Metric("energy", "J", _LOWER, "Energy"),
+        Metric("net_energy", "J", _LOWER, "Energy above idle"),
+        Metric("energy_per_token", "J", _LOWER, "Energy per token"),
+        Metric("energy_delay", "J·s", _LOWER, "Energy–delay product"),
+        Metric("power", "W", _LOWER, "Power"),
     )
 }
 

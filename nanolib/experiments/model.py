@@ -394,7 +394,7 @@ def plan(case: Case) -> Plan:
 
     def workloads() -> Any:
         ids = torch.zeros(case.batch_size, case.seq_len + 1, dtype=torch.int64, device=case.device)
-        return _step(like, like.build(), ids, 1e-3).workloads()
+        return step_of(like, like.build(), ids, 1e-3).workloads()
 
     return planned(like, workloads)
 
@@ -412,7 +412,8 @@ def _not_planned(case: ModelCase) -> str:
     )
 
 
-def _step(case: ModelCase, model: nn.Module, ids: torch.Tensor, learning_rate: float) -> Step:
+def step_of(case: ModelCase, model: nn.Module, ids: torch.Tensor, learning_rate: float) -> Step:
+    """The calls of a case: what its times and its memory are of."""
     if isinstance(case, GenerationCase):
         return Generating(model, ids[:, :-1], case.new_tokens)
     if case.mode == "inference":
@@ -456,7 +457,7 @@ def _measure_model(case: ModelCase, params: Params, ceilings: dict[str, float]) 
     footprint = sum(p.nbytes for p in weights) / MIB
     yield exact("footprint", footprint, method="count", predicted=predicted["footprint"])
     ids = _text_batch(case, params.corpus, params.seed)
-    step = _step(case, model, ids, params.learning_rate)
+    step = step_of(case, model, ids, params.learning_rate)
     yield from _MEASURED[case.mode](case, params, step, predicted, ceilings)
     counted = case.optimisation != "compile" or case.device.startswith("cuda")
     for work in step.workloads():

@@ -18,7 +18,7 @@ import vl_convert
 from nanolib.paths import make_folder
 from nanolib.regression.compare import since_before
 from nanolib.regression.history import histories
-from nanolib.report import charts, overview, regressions, renderer, tables, verdicts
+from nanolib.report import charts, energy, overview, regressions, renderer, tables, verdicts
 from nanolib.report.display import Table
 from nanolib.store import Store
 
@@ -64,6 +64,13 @@ SECTIONS = (
         ("warmup_curve", "warmup_settings"),
         tables.warmup_table,
         tables.WARMUP_COLUMNS,
+    ),
+    Section(
+        "energy",
+        "What does a token cost in joules?",
+        ("energy_per_token",),
+        energy.energy_table,
+        energy.ENERGY_COLUMNS,
     ),
     Section(
         "ab",

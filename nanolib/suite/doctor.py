@@ -13,6 +13,7 @@ from nanolib.experiments import doctor, sweep
 from nanolib.measurement import FLAG_TEXT, Flag, Unsupported, format_number
 from nanolib.meters.machine import Machine, free_disk_gib, resolve_device, this_machine
 from nanolib.meters.memory import resident_peak
+from nanolib.meters.power import find_sources
 from nanolib.models import attention
 from nanolib.paths import output_folder
 
@@ -67,6 +68,11 @@ def _capabilities(machine: Machine, device: str) -> dict[str, str]:
         told[f"attention {kind}"] = _attention_support(kind, device)
     with resident_peak() as peak:
         pass
+    sensors = find_sources()
+    for source in sensors.sources:
+        told[f"power of {source.of}"] = f"{source.name}, changes every {source.period_s:g} s"
+    for kind, reason in sensors.missing.items():
+        told[f"power by {kind}"] = f"no: {reason}"
     told["resident peak"] = peak.resident_message or "yes, clear_refs and VmHWM"
     installed = importlib.util.find_spec("flash_attn") is not None
     told["flash-attn"] = (

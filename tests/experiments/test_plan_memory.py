@@ -49,7 +49,7 @@ def test_a_model_needs_what_was_planned(case):
         pytest.skip("a compiled kernel allocates out of the counter's sight")
     planned = model.plan(case)
     ids = torch.randint(256, (case.batch_size, case.seq_len + 1))
-    step = model._step(case, case.build(0), ids, 1e-3)
+    step = model.step_of(case, case.build(0), ids, 1e-3)
     rows = []
     for work in step.workloads():
         work.call()

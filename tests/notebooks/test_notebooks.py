@@ -30,6 +30,7 @@ ROOMS = {
         "Explore",
     ],
     "warmup": ["Parameters", "What we predict", "What we measure", "Assumed against found", "The verdict", "Explore"],
+    "energy": ["Parameters", "What we predict", "What we measure", "Measured or estimated", "The verdict", "Explore"],
     "summary": ["Parameters", "What was measured, where, when"],
 }
 
@@ -102,7 +103,8 @@ def test_the_rooms_are_in_their_order(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_notebooks_are_thin(name):
-    assert all(len(cell.source.splitlines()) <= 25 for cell in _cells(name))
+    thin = [cell for cell in _cells(name) if "parameters" not in cell.metadata.get("tags", [])]
+    assert all(len(cell.source.splitlines()) <= 25 for cell in thin)
 
 
 @pytest.mark.parametrize("name", NAMES)

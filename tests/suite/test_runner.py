@@ -12,8 +12,30 @@ from nanolib.store import Store
 
 ROOT = Path(__file__).parents[2]
 NANO = [sys.executable, "-m", "nanolib.cli"]
-SMALL = ["-p", "seq_lens=[16]", "-p", "num_heads=2", "-p", "kinds=[dense]", "-p", "budget_s=0.02"]
-LONG = ["-p", "seq_lens=[16, 32]", "-p", "kinds=[dense]", "-p", "budget_s=60", "-p", "precision=1e-9"]
+SMALL = [
+    "-p",
+    "seq_lens=[16]",
+    "-p",
+    "num_heads=2",
+    "-p",
+    "kinds=[dense]",
+    "-p",
+    "budget_s=0.02",
+    "-p",
+    "quality_patterns=[]",
+]
+LONG = [
+    "-p",
+    "seq_lens=[16, 32]",
+    "-p",
+    "kinds=[dense]",
+    "-p",
+    "quality_patterns=[]",
+    "-p",
+    "budget_s=60",
+    "-p",
+    "precision=1e-9",
+]
 
 pytestmark = pytest.mark.notebook
 
@@ -118,7 +140,7 @@ def test_plain_papermill_works_from_any_folder(tmp_path):
         assert list(store.runs().label) == ["plain"] and list(store.runs().status) == ["done"]
 
 
-@pytest.mark.parametrize("name", ["attention", "model", "warmup", "summary"])
+@pytest.mark.parametrize("name", ["attention", "energy", "model", "warmup", "summary"])
 def test_papermill_help_reads_as_help(name):
     command = [sys.executable, "-m", "papermill", "--help-notebook", str(ROOT / f"notebooks/{name}.ipynb")]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)

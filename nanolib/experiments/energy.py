@@ -1,0 +1,195 @@
+"""What does a token cost in joules? Power and energy of reading a prompt, of generating, and of training steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import pydantic
+import torch
+
+from nanolib.config import NanoConfig
+from nanolib.experiments import model
+from nanolib.experiments import params as shared
+from nanolib.experiments.model_steps import Generating, Training
+from nanolib.experiments.params import Case, distinct, known_presets
+from nanolib.experiments.workload import Plan, check_fits
+from nanolib.measurement import BadInput, Measurement, exact
+from nanolib.meters.energy import EnergyMeter
+from nanolib.meters.machine import resolve_device
+from nanolib.models import text
+
+PHASES = ("prefill", "decode", "training_step")
+Phase = Literal["prefill", "decode", "training_step"]
+
+
+class Params(shared.Params):
+    """Parameters of the energy notebook.
+
+    Attributes:
+        presets: Names in `PRESETS`.
+        overrides: Fields of `NanoConfig` that differ from the preset.
+        seq_lens: Tokens of the prompt, and of a sequence in training.
+        batch_size: Sequences.
+        new_tokens: Tokens generated before the cache starts over.
+        dtype: Type of the weights.
+        phases: `prefill`, `decode`, `training_step`.
+        window_s: The work is repeated for so long under one window; a sensor needs ten of its updates.
+        idle_s: How long the idle machine is watched first.
+    """
+
+    presets: list[str] = pydantic.Field(["decoder_tiny"], min_length=1)
+    overrides: dict[str, Any] = pydantic.Field(default_factory=dict)
+    seq_lens: list[pydantic.PositiveInt] = pydantic.Field([64], min_length=1, max_length=64)
+    batch_size: int = pydantic.Field(1, gt=0, le=65_536)
+    new_tokens: int = pydantic.Field(16, gt=0, le=1_000_000)
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    phases: list[Phase] = pydantic.Field(list(PHASES), min_length=1)
+    window_s: float = pydantic.Field(1.2, gt=0, le=86_400)
+    idle_s: float = pydantic.Field(2.0, ge=0.1, le=3600)
+
+    _presets = pydantic.field_validator("presets")(known_presets)
+    _distinct = pydantic.field_validator("presets", "seq_lens", "phases")(distinct)
+
+    @pydantic.model_validator(mode="after")
+    def _configs_fit(self) -> Params:
+        for preset in self.presets:
+            try:
+                config = NanoConfig.from_preset(preset, **self.overrides)
+            except BadInput as error:
+                raise ValueError("; ".join(f"overrides: {preset}: {line}" for line in error.lines)) from None
+            longest = max(self.seq_lens) + (self.new_tokens if "decode" in self.phases else 0)
+            if longest > config.context_length:
+                raise ValueError(
+                    f"seq_lens: {longest} tokens, new ones included, exceed the context_length {config.context_length} of "
+                    f"{preset}; shorten them or lower new_tokens"
+                )
+            if config.vocab_size < text.VOCAB_SIZE:
+                raise ValueError(
+                    f"overrides: vocab_size {config.vocab_size} cannot hold the {text.VOCAB_SIZE} bytes of the text; raise it"
+                )
+        return self
+
+
+@dataclass(frozen=True)
+class EnergyCase(Case):
+    """One phase of one model on one shape."""
+
+    interleaves: ClassVar[bool] = False  # a window of seconds is no block
+
+    name: str
+    preset: str
+    overrides: dict[str, Any]
+    phase: Phase
+    seq_len: int
+    batch_size: int
+    new_tokens: int
+    dtype: str
+
+    @property
+    def model_case(self) -> model.ModelCase:
+        """The same work as the model notebook knows it."""
+        shape = (
+            self.device,
+            self.name,
+            self.preset,
+            self.overrides,
+            "dense",
+            self.seq_len,
+            self.batch_size,
+            self.dtype,
+        )
+        if self.phase == "training_step":
+            return model.ModelCase(*shape, "training")
+        return model.GenerationCase(*shape, "generation", new_tokens=self.new_tokens)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one call: those read, or those made."""
+        return self.batch_size * (1 if self.phase == "decode" else self.seq_len)
+
+    def __str__(self) -> str:
+        """The model, the phase and the shape."""
+        return f"{self.name} {self.phase} n={self.seq_len} batch={self.batch_size} {self.dtype}"
+
+
+def cases(params: Params) -> list[Case]:
+    """Every phase of every model at every length."""
+    device = resolve_device(params.device)
+    return [
+        EnergyCase(
+            device,
+            model.model_name(preset, params.overrides),
+            preset,
+            params.overrides,
+            phase,
+            seq_len,
+            params.batch_size,
+            params.new_tokens,
+            params.dtype,
+        )
+        for preset in params.presets
+        for seq_len in params.seq_lens
+        for phase in params.phases
+    ]
+
+
+def predict(case: Case, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+    """What formulas say: `parameters`, `flops` of one call and `tokens`; what a joule buys here only a sensor tells."""
+    like = case.model_case
+    if case.phase == "prefill":
+        like = model.ModelCase(*(getattr(like, name) for name in _SHAPE), "inference")
+    found = model.predict(like, ceilings)
+    return {"parameters": found["parameters"], "flops": found["flops"], "tokens": case.tokens}
+
+
+_SHAPE = ("device", "name", "preset", "overrides", "attention_type", "seq_len", "batch_size", "dtype")
+
+
+def plan(case: Case) -> Plan:
+    """The peak memory of the case; see `model.plan`."""
+    return model.plan(case.model_case)
+
+
+def unsupported(case: Case) -> str:
+    """Why this machine cannot run the case; every machine can: without a sensor energy is a labelled estimate."""
+    return ""
+
+
+def measure_case(case: EnergyCase, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
+    """FLOPs, time per call over the window, and energy and power of each source: measured, or estimated where none measures."""
+    check_fits(plan(case), case.device)
+    built = case.model_case.build(params.seed)
+    generator = torch.Generator().manual_seed(params.seed)
+    ids = text.batch(text.load(), case.batch_size, case.seq_len + 1, generator).to(case.device)
+    call = _call(case, model.step_of(case.model_case, built, ids, 1e-3))
+    flops = int(predict(case)["flops"])
+    yield exact("flops", flops, scope=case.phase)
+    synchronize = torch.cuda.synchronize if case.device.startswith("cuda") else (lambda: None)
+    with EnergyMeter() as meter:
+        idle = meter.idle(params.idle_s)
+        for _ in range(2):
+            call()
+        synchronize()
+        calls = 0
+        with meter.window(case.phase) as window:
+            end = time.monotonic() + params.window_s
+            while time.monotonic() < end:
+                call()
+                calls += 1
+            synchronize()
+        rows = meter.measurements(window, idle=idle, tokens=calls * case.tokens)
+        rows += [row for row in meter.measurements(idle) if row.metric == "power"]
+    once = {"n": 1, "method": "window", "scope": case.phase, "details": {"calls": calls, "seconds": window.seconds}}
+    yield Measurement("latency", 1e3 * window.seconds / calls, message="mean over the window; one window", **once)
+    yield Measurement("tokens_per_second", calls * case.tokens / window.seconds, **once)
+    yield from rows
+
+
+def _call(case: EnergyCase, step: Generating | Training) -> Callable[[], object]:
+    if isinstance(step, Training):
+        return step
+    step.generation.prefill()
+    return step.generation.prefill if case.phase == "prefill" else step.generation.decode

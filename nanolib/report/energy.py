@@ -1,0 +1,172 @@
+"""Energy by phase: readings solid, estimates hatched by their range and never beside a reading as if they were one."""
+
+from __future__ import annotations
+
+import altair as alt
+import pandas as pd
+
+from nanolib.measurement import Provenance, format_with_interval
+from nanolib.report.drawing import PALETTE, WIDTH, look, nothing, why_nothing
+from nanolib.report.overview import of_experiment, pick
+
+ENERGY_COLUMNS = {
+    "name": "Model",
+    "phase": "Phase",
+    "seq_len": "n",
+    "batch_size": "Batch",
+    "source": "Source",
+    "provenance": "Provenance",
+    "power": "Power, W [range]",
+    "idle_power": "Idle, W [range]",
+    "energy_per_token": "J per token [range]",
+    "net_per_token": "Above idle, J per token [range]",
+    "energy": "Window, J [range]",
+    "energy_delay": "Energy × delay, J·s [range]",
+    "tokens_per_second": "Tokens/s",
+    "status": "Status",
+    "message": "Why",
+}
+_RANGES = ("power", "idle_power", "energy_per_token", "net_per_token", "energy", "energy_delay")
+
+
+def energy_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """One line per phase, shape and source.
+
+    Returns:
+        Columns: `name`, `phase`, `seq_len`, `batch_size`, `source`, `of`, `provenance`, `power`, `idle_power` (W), `energy` (J, of
+        the window), `energy_per_token`, `net_per_token` (J; above idle), `energy_delay` (J·s), each with `_low` and `_high`,
+        `tokens_per_second`, `status`, `message`.
+    """
+    rows = of_experiment(rows, "energy")
+    if "factor.phase" not in rows:
+        return pd.DataFrame()
+    lines = []
+    for (run_id, case_id), case in rows.groupby(["run_id", "case_id"], sort=False):
+        first = case.iloc[0]
+        base = {"run_id": run_id, "case_id": case_id}
+        base |= {name: first[f"factor.{name}"] for name in ("name", "phase", "seq_len", "batch_size")}
+        ending = case[case["metric"] == "case_time"].iloc[-1]
+        speed = pick(case, "tokens_per_second")
+        base["tokens_per_second"] = speed["estimate"].iloc[0] if len(speed) else float("nan")
+        found = case[case["metric"] == "energy"]
+        if found.empty:
+            lines.append(base | {"status": ending["status"], "message": ending["message"]})
+        lines += [base | _source_line(case, row) for _, row in found.iterrows()]
+    table = pd.DataFrame(lines)
+    return table.assign(**{c: float("nan") for c in _columns() if c not in table})
+
+
+def _columns() -> list[str]:
+    return [f"{name}{end}" for name in _RANGES for end in ("", "_low", "_high")]
+
+
+def _source_line(case: pd.DataFrame, energy: pd.Series) -> dict[str, object]:
+    line: dict[str, object] = {
+        "source": energy["method"],
+        "of": energy["details"].get("of", ""),
+        "provenance": energy["provenance"],
+        "status": energy["status"],
+        "message": energy["message"],
+    }
+    of_source = case[case["method"] == energy["method"]]
+    of_source = of_source[[details.get("of", "") == line["of"] for details in of_source["details"]]]
+    tokens_row = pick(of_source, "energy_per_token")
+    for name, metric, scope in (
+        ("energy", "energy", energy["scope"]),
+        ("power", "power", energy["scope"]),
+        ("idle_power", "power", "idle"),
+        ("energy_per_token", "energy_per_token", energy["scope"]),
+        ("energy_delay", "energy_delay", energy["scope"]),
+        ("net", "net_energy", energy["scope"]),
+    ):
+        found = pick(of_source, metric, scope)
+        if len(found):
+            row = found.iloc[0]
+            line |= {name: row["estimate"], f"{name}_low": row["low"], f"{name}_high": row["high"]}
+    if "net" in line and len(tokens_row) and line.get("energy"):
+        share = tokens_row["estimate"].iloc[0] / line["energy"]
+        line |= {f"net_per_token{end}": line.pop(f"net{end}") * share for end in ("", "_low", "_high")}
+    return line
+
+
+def energy_per_token(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """Joules per token by phase: a reading is a point with its bounds, an estimate a hatched range without a point."""
+    table = energy_table(rows)
+    title = "Energy per token"
+    if table.empty or not table["energy_per_token"].notna().any():
+        return nothing(title, why_nothing(of_experiment(rows, "energy"), "energy"))
+    table = table[table["energy_per_token"].notna()]
+    case = table["name"] + " n=" + table["seq_len"].astype(int).astype(str)
+    data = pd.DataFrame(
+        {
+            "case": case + ", " + table["phase"].str.replace("_", " "),
+            "phase": table["phase"].str.replace("_", " "),
+            "source": table["source"] + " " + table["of"],
+            "estimated": table["provenance"] == Provenance.ESTIMATED.value,
+            "joules": table["energy_per_token"],
+            "low": table["energy_per_token_low"],
+            "high": table["energy_per_token_high"],
+        }
+    )
+    ends = data[["low", "high"]].clip(lower=data["joules"].min() / 100)
+    data["low"] = ends["low"]
+    scale = alt.Scale(type="log", domain=[float(ends["low"].min()) / 1.5, float(ends["high"].max()) * 1.5], nice=False)
+    order = list(dict.fromkeys(data["case"]))
+    phases = list(dict.fromkeys(data["phase"]))
+    colour = alt.Color("phase:N", title="Phase", scale=alt.Scale(domain=phases, range=PALETTE[: len(phases)]))
+    tooltip = ["case:N", "source:N", *(alt.Tooltip(f"{c}:Q", format=".3~g") for c in ("joules", "low", "high"))]
+    x = alt.X("low:Q", title="Energy per token (J)", scale=scale)
+    y = alt.Y("case:N", title=None, sort=order, axis=alt.Axis(labelLimit=420))
+    base = alt.Chart(data).encode(y=y, color=colour, tooltip=tooltip)
+    layers = []
+    if data["estimated"].any():  # thin strokes side by side: a hatched bar, which no reading ever is
+        ranges = base.transform_filter("datum.estimated")
+        layers.append(
+            ranges.mark_bar(filled=False, strokeDash=[2, 3], strokeWidth=1.5, height=12).encode(x=x, x2="high:Q")
+        )
+        layers.append(ranges.mark_bar(opacity=0.15, height=12).encode(x=x, x2="high:Q"))
+    read = base.transform_filter("!datum.estimated")
+    layers.append(read.mark_rule(strokeWidth=2).encode(x=x, x2="high:Q"))
+    layers.append(read.mark_point(filled=True, size=70, opacity=1).encode(x=alt.X("joules:Q", scale=scale)))
+    subtitle = [
+        "Points: read from a sensor, with bounds.",
+        "Dashed boxes: a range estimated from how busy the cores were, and no reading.",
+    ]
+    return look(
+        alt.layer(*layers).properties(
+            width=int(1.6 * WIDTH), height=alt.Step(26), title=alt.Title(title, subtitle=subtitle)
+        )
+    )
+
+
+def energy_words(rows: pd.DataFrame) -> list[str]:
+    """What a token costs in each phase, and by which source."""
+    table = energy_table(rows)
+    if table.empty:
+        return ["No energy was measured or estimated, so there is no verdict. Run: nano run quick energy."]
+    lines = []
+    for (name, seq_len, source), group in table[table["energy_per_token"].notna()].groupby(
+        ["name", "seq_len", "source"], sort=False
+    ):
+        estimated = (group["provenance"] == Provenance.ESTIMATED.value).all()
+        verb = "is estimated at" if estimated else "takes"
+        parts = [f"{row['phase'].replace('_', ' ')} {_joules(row, estimated)}" for _, row in group.iterrows()]
+        lines.append(f"{name}, n = {int(seq_len)}, by {source}: a token {verb} {'; '.join(parts)}.")
+    if len(table) and (table["provenance"] == Provenance.ESTIMATED.value).any():
+        lines.append(
+            "No sensor tells this machine's power: the ranges follow from how busy its cores were, and no difference rests on "
+            "them. nano doctor says why, and what would help."
+        )
+    else:
+        lines.append("Next question: does a larger batch lower the joules per token?")
+    for _, row in table[(table["status"] != "ok")].iterrows():
+        lines.append(f"{row['name']} {row['phase']}, n = {int(row['seq_len'])}: {row['message']}.")
+    return lines
+
+
+def _joules(row: pd.Series, estimated: bool) -> str:
+    if estimated:
+        low, high = row["energy_per_token_low"], row["energy_per_token_high"]
+        return f"{low:.2g} to {high:.2g} J"
+    text = format_with_interval(row["energy_per_token"], row["energy_per_token_low"], row["energy_per_token_high"])
+    return f"{text} J at {row['power']:.0f} W"

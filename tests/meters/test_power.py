@@ -1,0 +1,268 @@
+"""Energy in closed form, sensors as recorded traces, a fake sysfs tree and a stub of NVML."""
+
+import math
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from nanolib.measurement import BadInput, Provenance, Status
+from nanolib.meters.energy import EnergyMeter, Track, Window
+from nanolib.meters.power import EstimateSource, NoSensor, ReplaySource, count, find_sources, integrate
+
+NAN = math.nan
+
+
+def test_two_levels():
+    t, p = [0, 10, 10, 20], [100, 100, 300, 300]
+    assert integrate(t, p, 0, 20) == (4000, 4000, 4000)
+    assert integrate(t, p, 0, 10).estimate == 1000
+    assert integrate(t, p, 10, 20).estimate == 3000
+    assert integrate(t, p, 5, 15).estimate == pytest.approx(2000)
+
+
+@pytest.mark.parametrize(
+    ("power", "start", "end", "joules"),
+    [
+        (lambda t: np.full_like(t, 50.0), 1.25, 7.75, 325.0),
+        (lambda t: 10 * t, 2.0, 8.0, 300.0),
+        (lambda t: 10 * t, 2.5, 7.5, 250.0),
+        (lambda t: 20 + 5 * t, 0.0, 10.0, 450.0),
+    ],
+)
+def test_constant_and_ramp_are_exact(power, start, end, joules):
+    t = np.linspace(0, 10, 41)
+    found = integrate(t, power(t), start, end)
+    assert found.estimate == pytest.approx(joules)
+    assert found.low <= found.estimate <= found.high
+
+
+def test_a_sawtooth_with_its_drops_as_duplicates_is_exact():
+    t = np.repeat(np.arange(0, 11.0), 2)[1:-1]
+    p = np.tile([0.0, 100.0], 10)
+    assert integrate(t, p, 0, 10).estimate == pytest.approx(500)
+    assert integrate(t, p, 2, 4).estimate == pytest.approx(100)
+    assert integrate(t, p, 0, 0.5).estimate == pytest.approx(12.5)
+
+
+def test_an_edge_within_a_step_is_unsure_by_the_step():
+    t, p = np.arange(0, 21.0), np.where(np.arange(0, 21) < 10, 100.0, 300.0)
+    found = integrate(t, p, 0, 9.5)
+    assert found.low <= 950 <= found.high  # the step may have come anywhere between 9 and 10 s
+    assert found.half_width > 0
+    assert integrate(t, p, 0, 5).half_width == 0
+
+
+def test_gaps_and_failed_reads_are_unknown_and_never_zero():
+    t = np.array([0, 1, 2, 3, 4, 5, 6, 7, 8, 9.0])
+    p = np.array([100, 100, 100, NAN, NAN, 200, 200, 200, 200, 200])
+    found = integrate(t, p, 0, 9)
+    assert found.estimate == pytest.approx(200 + 450 + 800)
+    assert found.low == pytest.approx(200 + 300 + 800)
+    assert found.high == pytest.approx(200 + 600 + 800)
+    kept = ~np.isnan(p)
+    assert integrate(t[kept], p[kept], 0, 9).high == pytest.approx(found.high)  # a long silence is a gap too
+    assert integrate(t, p, 5, 9).half_width == 0
+
+
+@pytest.mark.parametrize(
+    ("t", "p", "start", "end", "words"),
+    [
+        ([0, 1], [1, 1], -1, 1, "reaches beyond"),
+        ([0, 1], [1, 1], 0, 2, "reaches beyond"),
+        ([0, 1], [1, 1], 1, 1, "not after"),
+        ([1, 0], [1, 1], 0, 1, "backwards"),
+        ([0, 1], [1, NAN], 0, 1, "at least two"),
+        ([0, 1, 2], [1, 1], 0, 1, "one moment per sample"),
+        ([0, 1, 2], [1, 1, NAN], 0, 2, "reaches beyond"),
+    ],
+)
+def test_what_cannot_be_integrated_is_one_line(t, p, start, end, words):
+    with pytest.raises(BadInput, match=words):
+        integrate(t, p, start, end)
+
+
+def test_a_counter_that_wraps_twice():
+    t = np.arange(0, 31.0)
+    true = 40.0 * t
+    found = count(t, true % 500, 0, 30, wrap_j=500)
+    assert found.estimate == pytest.approx(1200)
+    assert found.low == pytest.approx(1200 - 80) and found.high == pytest.approx(1200 + 80)
+    assert count(t, true % 500, 10.5, 20.5, wrap_j=500).estimate == pytest.approx(400)
+
+
+def test_a_counter_that_goes_backwards_lost_something_and_says_so():
+    t = np.arange(0, 11.0)
+    joules = np.where(t < 5, 1000 + 10 * t, 10 * (t - 5))  # a driver that was loaded again
+    found = count(t, joules, 0, 10)
+    assert found.estimate == pytest.approx(100)
+    assert found.low < 100 - 20 < 100 + 20 < found.high
+
+
+def test_a_failed_read_of_a_counter_loses_nothing():
+    t = np.arange(0, 11.0)
+    joules = 10 * t
+    joules[[3, 4, 7]] = NAN
+    assert count(t, joules, 0, 10).estimate == pytest.approx(100)
+
+
+# meters
+
+
+class _Clock:
+    """A source whose power is a function of the time since its first reading."""
+
+    name, of, wrap_j, provenance, period_s = "test", "bench", math.inf, Provenance.MEASURED, 0.001
+
+    def __init__(self, watts):
+        self._watts = watts
+
+    def read(self):
+        from nanolib.meters.power import Reading
+
+        return Reading(time.monotonic(), watts=self._watts)
+
+
+def test_windows_nest_and_an_interrupted_one_can_be_run_again():
+    with EnergyMeter([_Clock(50.0)], sample_s=0.002) as meter, meter.window("outer") as outer:
+        with meter.window("inner") as inner:
+            time.sleep(0.05)
+        with pytest.raises(KeyboardInterrupt), meter.window("cut") as cut:
+            raise KeyboardInterrupt
+        with meter.window("cut") as again:
+            time.sleep(0.03)
+    assert not math.isnan(cut.end_s)
+    rows = {(row.scope, row.metric): row for w in (outer, inner, again) for row in meter.measurements(w, tokens=5)}
+    for window in (outer, inner, again):
+        assert rows[window.name, "energy"].estimate == pytest.approx(50 * window.seconds, rel=1e-6)
+        assert rows[window.name, "power"].estimate == pytest.approx(50, rel=1e-6)
+        assert rows[window.name, "energy_per_token"].estimate == pytest.approx(10 * window.seconds, rel=1e-6)
+        assert rows[window.name, "energy_delay"].estimate == pytest.approx(50 * window.seconds**2, rel=1e-6)
+    assert outer.start_s <= inner.start_s < inner.end_s <= outer.end_s
+
+
+def test_the_baseline_is_taken_off_in_a_row_of_its_own():
+    with EnergyMeter([_Clock(20.0)], sample_s=0.002) as meter:
+        idle = meter.idle(0.05)
+        with meter.window("work") as work:
+            time.sleep(0.05)
+    rows = {row.metric: row for row in meter.measurements(work, idle=idle)}
+    assert rows["energy"].estimate == pytest.approx(20 * work.seconds, rel=1e-6)
+    assert rows["net_energy"].estimate == pytest.approx(0, abs=1e-6)
+
+
+def test_a_window_shorter_than_its_sensors_periods_is_refused():
+    track = Track(_Clock(10.0))
+    track.source.period_s = 1.0
+    meter = EnergyMeter([track.source])
+    (row,) = meter.measurements(Window("blink", 0.0, 0.5))
+    assert row.status is Status.UNSUPPORTED and row.estimate is None
+    assert "repeat the work until it takes 10 s" in row.message
+
+
+def test_without_a_sensor_nothing_is_measured():
+    with EnergyMeter([NoSensor()], sample_s=0.01) as meter, meter.window("work") as work:
+        time.sleep(0.02)
+    (row,) = meter.measurements(work)
+    assert row.status is Status.UNSUPPORTED and row.estimate is None
+    with EnergyMeter([EstimateSource()], sample_s=0.02) as meter, meter.window("work") as work:
+        end = time.monotonic() + 1.1
+        while time.monotonic() < end:
+            sum(range(1000))
+    rows = meter.measurements(work, idle=work)
+    assert {row.provenance for row in rows} == {Provenance.ESTIMATED}
+    assert all(row.low < row.estimate < row.high for row in rows)
+    assert "net_energy" not in {row.metric for row in rows}
+
+
+def test_a_recorded_trace_goes_through_the_same_code():
+    now = [0.0]
+    source = ReplaySource([0, 10, 10.001, 20], [100, 100, 300, 300], clock=lambda: now[0])
+    track = Track(source)
+    for now[0] in np.arange(0, 20.5, 0.5):
+        track.readings.append(source.read())
+    assert track.energy(Window("all", 0, 20)).estimate == pytest.approx(4000, rel=0.02)
+    now[0] = 30.0
+    assert math.isnan(source.read().watts)
+
+
+# sensors
+
+
+@pytest.fixture
+def powercap(tmp_path):
+    for domain, name in (("intel-rapl:0", "package-0"), ("intel-rapl:0:0", "core"), ("intel-rapl:1", "psys")):
+        folder = tmp_path / domain
+        folder.mkdir()
+        (folder / "name").write_text(name + "\n")
+        (folder / "energy_uj").write_text("1000000\n")
+        (folder / "max_energy_range_uj").write_text("262143328850\n")
+    return tmp_path
+
+
+class _NoDriver:
+    class NVMLError(Exception):
+        pass
+
+    def nvmlInit(self):
+        raise self.NVMLError("Driver Not Loaded")
+
+
+def test_packages_alone_are_counted(powercap):
+    found = find_sources(powercap, _NoDriver())
+    assert [(source.name, source.of) for source in found.sources] == [("rapl", "package-0")]
+    assert found.sources[0].wrap_j == pytest.approx(262143.32885)
+    assert found.sources[0].read().joules == 1.0
+    assert "Driver Not Loaded" in found.missing["NVIDIA (NVML)"]
+    (powercap / "intel-rapl:0" / "energy_uj").write_text("no number")
+    assert math.isnan(found.sources[0].read().joules)
+
+
+def test_a_counter_that_only_root_may_read_says_what_helps(powercap, monkeypatch):
+    from nanolib.meters import power
+
+    def refuse(folder):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(power, "RaplSource", refuse)
+    found = find_sources(powercap, _NoDriver())
+    assert not found.sources
+    assert "chmod a+r" in found.missing["RAPL (powercap)"]
+
+
+def test_a_machine_without_domains_says_so(tmp_path):
+    assert "no power domain" in find_sources(tmp_path, _NoDriver()).missing["RAPL (powercap)"]
+
+
+@pytest.mark.parametrize(("counter", "name"), [(True, "nvml_counter"), (False, "nvml_power")])
+def test_a_gpu_counts_energy_if_it_can(tmp_path, counter, name):
+    class Error(Exception):
+        pass
+
+    state = SimpleNamespace(broken=False)
+
+    def energy(handle):
+        if not counter or state.broken:
+            raise Error("Not Supported")
+        return 5000 + handle
+
+    def power(handle):
+        if state.broken:
+            raise Error("GPU is lost")
+        return 70000
+
+    nvml = SimpleNamespace(
+        NVMLError=Error,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetTotalEnergyConsumption=energy,
+        nvmlDeviceGetPowerUsage=power,
+    )
+    found = find_sources(tmp_path, nvml)
+    assert [(source.name, source.of) for source in found.sources] == [(name, "gpu 0"), (name, "gpu 1")]
+    reading = found.sources[1].read()
+    assert (reading.joules == 5.001) if counter else (reading.watts == 70)
+    state.broken = True
+    assert math.isnan(found.sources[1].read().joules) and math.isnan(found.sources[1].read().watts)

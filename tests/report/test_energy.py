@@ -1,0 +1,61 @@
+"""Readings and estimates are never drawn nor told alike."""
+
+import json
+
+import pytest
+
+from nanolib.measurement import Measurement, Provenance, Status
+from nanolib.report import charts, verdicts
+from nanolib.report.energy import energy_table
+from nanolib.store import Run, Store
+from tests.report.test_report import MACHINE, _time
+
+
+def _rows(provenance, method, spread):
+    def row(metric, value, scope="decode"):
+        ends = (value / spread, value * spread)
+        return Measurement(
+            metric, value, *ends, 1.0, 1, provenance=provenance, method=method, scope=scope, details={"of": "x"}
+        )
+
+    factors = {"name": "tiny", "phase": "decode", "seq_len": 64, "batch_size": 1, "device": "cpu"}
+    found = [_time(), Measurement("tokens_per_second", 100.0, scope="decode", method="window")]
+    found += [row("energy", 50.0), row("power", 25.0), row("energy_per_token", 0.25), row("net_energy", 30.0)]
+    return {"c": (factors, [*found, row("power", 10.0, "idle")])}
+
+
+def _store(tmp_path, rows):
+    store = Store(tmp_path / "results.sqlite")
+    store.add(Run("energy", MACHINE, rows=rows))
+    return store
+
+
+def test_a_reading_has_a_point_and_a_range_above_idle(tmp_path):
+    with _store(tmp_path, _rows(Provenance.MEASURED, "rapl", 1.1)) as store:
+        rows = store.measurements(samples=True)
+    (line,) = energy_table(rows).to_dict("records")
+    assert (line["power"], line["idle_power"], line["energy_per_token"]) == (25, 10, 0.25)
+    assert line["net_per_token"] == pytest.approx(0.15)
+    text = "\n".join(verdicts.VERDICTS["energy"](rows))
+    assert "a token takes decode 0.250" in text and "at 25 W" in text and "No sensor" not in text
+    assert "strokeDash" not in json.dumps(charts.energy_per_token(rows).to_dict()["layer"])
+
+
+def test_an_estimate_is_a_dashed_box_and_a_range_in_words(tmp_path):
+    with _store(tmp_path, _rows(Provenance.ESTIMATED, "utilisation", 6)) as store:
+        rows = store.measurements(samples=True)
+    text = "\n".join(verdicts.VERDICTS["energy"](rows))
+    assert "is estimated at decode 0.042 to 1.5 J" in text and "No sensor" in text
+    assert "strokeDash" in json.dumps(charts.energy_per_token(rows).to_dict()["layer"])
+
+
+def test_a_window_that_was_too_short_says_so(tmp_path):
+    rows = _rows(Provenance.MEASURED, "nvml_power", 1.1)
+    factors, found = rows["c"]
+    short = Measurement(
+        "energy", status=Status.UNSUPPORTED, message="repeat the work", method="nvml_power", scope="decode"
+    )
+    with _store(tmp_path, {"c": (factors, [found[0], short])}) as store:
+        rows = store.measurements(samples=True)
+    assert "repeat the work" in "\n".join(verdicts.VERDICTS["energy"](rows))
+    charts.energy_per_token(rows)
