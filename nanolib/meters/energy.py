@@ -25,6 +25,7 @@ from nanolib.meters.power import MIN_PERIODS, EstimateSource, Reading, Source, c
 from nanolib.stats.intervals import Interval
 
 _SAMPLE_S = 0.02
+_COURSE = 60
 _SETTLE_S = 2.0  # how long leaving waits for one more reading of a slow source
 IDLE_S = 2.0
 
@@ -74,6 +75,20 @@ class Track:
             for end in ("low", "high")
         ]
         return Interval(ends[0], found.estimate, ends[1])
+
+    def course(self, window: Window) -> tuple[list[float], list[float]]:
+        """Power over a window: seconds since its start, and W, thinned to at most `_COURSE` points; gaps are left out."""
+        inside = [r for r in self.readings if window.start_s <= r.t_s <= window.end_s]
+        t, watts = np.array([r.t_s for r in inside]), np.array([r.watts for r in inside])
+        joules = np.array([r.joules for r in inside])
+        if len(t) > 1 and not np.isnan(joules).all():
+            steps = np.diff(joules) % self.source.wrap_j if math.isfinite(self.source.wrap_j) else np.diff(joules)
+            t, watts = t[1:], steps / np.diff(t)
+        read = ~np.isnan(watts)
+        t, watts = t[read], watts[read]
+        parts = np.array_split(np.arange(len(t)), min(_COURSE, len(t)) or 1)
+        means = [(float(t[part].mean() - window.start_s), float(watts[part].mean())) for part in parts if len(part)]
+        return [at for at, _ in means], [power for _, power in means]
 
 
 class EnergyMeter:
@@ -164,9 +179,12 @@ class EnergyMeter:
         estimated = track.source.provenance is Provenance.ESTIMATED
         message = "from how busy the cores were: a range, not a reading" if estimated else ""
 
+        course = dict(zip(("course_s", "course_w"), track.course(window), strict=True))
+
         def row(metric: str, factor: float, of: Interval = energy) -> Measurement:
             low, value, high = (end * factor for end in of)
-            return Measurement(metric, value, low, high, 1.0, n=1, message=message, **common)
+            details = common["details"] | (course if metric == "power" else {})
+            return Measurement(metric, value, low, high, 1.0, n=1, message=message, **common | {"details": details})
 
         yield row("energy", 1.0)
         yield row("power", 1 / window.seconds)

@@ -21,7 +21,7 @@ from nanolib.report.drawing import (
     tidy,
     why_nothing,
 )
-from nanolib.report.energy import energy_per_token
+from nanolib.report.energy import energy_per_token, power_over_time
 from nanolib.report.overview import of_experiment, pick
 from nanolib.report.quality import quality_chart as attention_quality
 from nanolib.report.regressions import ab_ratio
@@ -267,6 +267,7 @@ CHARTS = {
     "model_roofline": model_roofline,
     "warmup_curve": warmup_curve,
     "warmup_settings": warmup_settings,
+    "power_over_time": power_over_time,
     "energy_per_token": energy_per_token,
     "ab_ratio": ab_ratio,
 }

@@ -6,7 +6,7 @@ import altair as alt
 import pandas as pd
 
 from nanolib.measurement import Provenance, format_with_interval
-from nanolib.report.drawing import PALETTE, WIDTH, look, nothing, why_nothing
+from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, look, nothing, why_nothing
 from nanolib.report.overview import of_experiment, pick
 
 ENERGY_COLUMNS = {
@@ -137,6 +137,48 @@ def energy_per_token(rows: pd.DataFrame) -> alt.TopLevelMixin:
             width=int(1.6 * WIDTH), height=alt.Step(26), title=alt.Title(title, subtitle=subtitle)
         )
     )
+
+
+def power_over_time(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """The course of the power in each window, the idle one before it; dashed where it is estimated."""
+    rows = of_experiment(rows, "energy")
+    found = pick(rows, "power")
+    title = "Power over time"
+    parts = []
+    for _, row in found.iterrows() if len(found) else []:
+        idle = row["scope"] == "idle"
+        course, watts = row["details"].get("course_s", []), row["details"].get("course_w", [])
+        shift = -(course[-1] if idle and course else 0.0)  # idle comes before the work, which begins at zero
+        parts.append(
+            pd.DataFrame(
+                {
+                    "seconds": [at + shift for at in course],
+                    "watts": watts,
+                    "phase": row["scope"].replace("_", " "),
+                    "series": f"{row['case_id']} {row['scope']} {row['details'].get('of', '')}",
+                    "estimated": row["provenance"] == Provenance.ESTIMATED.value,
+                }
+            )
+        )
+    data = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+    if data.empty:
+        return nothing(title, why_nothing(rows, "energy"))
+    phases = list(dict.fromkeys(data["phase"]))
+    colours = ["#888888" if phase == "idle" else PALETTE[i % len(PALETTE)] for i, phase in enumerate(phases)]
+    chart = (
+        alt.Chart(data)
+        .mark_line(strokeWidth=1.5)
+        .encode(
+            x=alt.X("seconds:Q", title="Seconds since the work began; idle before it"),
+            y=alt.Y("watts:Q", title="Power (W)", scale=alt.Scale(zero=True)),
+            color=alt.Color("phase:N", title="Phase", scale=alt.Scale(domain=phases, range=colours)),
+            strokeDash=alt.condition("datum.estimated", alt.value([4, 4]), alt.value([1, 0])),
+            detail="series:N",
+            tooltip=["phase:N", alt.Tooltip("seconds:Q", format=".2f"), alt.Tooltip("watts:Q", format=".3~g")],
+        )
+    )
+    subtitle = "Solid: read from a sensor. Dashed: the middle of a range estimated from how busy the cores were, and no reading."
+    return look(chart.properties(width=2 * WIDTH, height=HEIGHT, title=alt.Title(title, subtitle=subtitle)))
 
 
 def energy_words(rows: pd.DataFrame) -> list[str]:

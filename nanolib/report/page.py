@@ -68,7 +68,7 @@ SECTIONS = (
     Section(
         "energy",
         "What does a token cost in joules?",
-        ("energy_per_token",),
+        ("energy_per_token", "power_over_time"),
         energy.energy_table,
         energy.ENERGY_COLUMNS,
     ),

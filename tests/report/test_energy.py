@@ -39,6 +39,7 @@ def test_a_reading_has_a_point_and_a_range_above_idle(tmp_path):
     text = "\n".join(verdicts.VERDICTS["energy"](rows))
     assert "a token takes decode 0.250" in text and "at 25 W" in text and "No sensor" not in text
     assert "strokeDash" not in json.dumps(charts.energy_per_token(rows).to_dict()["layer"])
+    assert "no energy run" in json.dumps(charts.power_over_time(rows[:0]).to_dict())
 
 
 def test_an_estimate_is_a_dashed_box_and_a_range_in_words(tmp_path):
