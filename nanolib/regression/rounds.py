@@ -32,8 +32,9 @@ from nanolib.stats.intervals import TooFewSamples
 
 MIN_PAIRS, MAX_PAIRS, FEWEST_PAIRS = 20, 1000, 6
 # Long beside the answer's way between the processes, short so that many pairs fit. Five calls, so that the first, whose caches
-# the other version has filled, and a burst of other people's work leave the median alone; fewer where calls are long.
-_BLOCK_MS, _CALLS, _LONG_BLOCK_MS = 20.0, 5, 100.0
+# the other version has filled, and a burst of other people's work leave the median alone; fewer where calls are long, so that a
+# pair is over before the machine's load changes.
+_BLOCK_MS, _CALLS, _LONG_BLOCK_MS = 20.0, 5, 40.0
 _WARM_UP_S = 0.3
 GENERATIONS = 2
 

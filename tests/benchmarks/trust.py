@@ -59,9 +59,11 @@ def main() -> None:
     options.add_argument(
         "--recordings", metavar="FILE", help="JSON: replay these where the file is there, else keep ours in it"
     )
+    options.add_argument("--load", nargs="*", choices=("quiet", "loaded"), default=["quiet", "loaded"])
     chosen = options.parse_args()
+    loads = [loaded for loaded in (False, True) if ("quiet", "loaded")[loaded] in chosen.load]
     with _repository() as repository, checked_out(list(map(_tag, VERSIONS)), repository) as versions:
-        cells = [(work, loaded) for loaded in (False, True) for work in WORKS]
+        cells = [(work, loaded) for loaded in loads for work in WORKS]
         if chosen.recordings and Path(chosen.recordings).is_file():
             recordings = _load_recordings(Path(chosen.recordings))
         else:
@@ -72,7 +74,7 @@ def main() -> None:
         _print_rates(recordings)
         _print_time_to_trust(recordings)
         if chosen.live:
-            _print_live(versions, chosen.live, chosen.budget)
+            _print_live(versions, loads, chosen.live, chosen.budget)
 
 
 def _tag(version: str) -> str:
@@ -293,6 +295,8 @@ def _print_rates(recordings: dict[tuple[str, bool], Recording]) -> None:
         )
         for loaded in (False, True):
             chosen = [r for (_, ld), r in recordings.items() if ld is loaded]
+            if not chosen:
+                continue
             print(f"  {'loaded' if loaded else 'quiet'}: " + "".join(f"{e:>22}" for e in EFFECTS))
             ours = [[_replayed_ab(chosen[k % 3], e, rng, episodes) for k in range(REPLAYS)] for e in range(1, 5)]
             _print_row("nano ab", [sum(kind in ALARMS for kind in kinds) for kinds in ours])
@@ -324,6 +328,8 @@ def _print_time_to_trust(recordings: dict[tuple[str, bool], Recording]) -> None:
             if ld is loaded:
                 ours += [_ours_until(recording, rng) for _ in range(REPLAYS // 3)]
                 theirs += [_asv_until(recording, rng) for _ in range(REPLAYS // 3)]
+        if not ours:
+            continue
         print(f"  {'loaded' if loaded else 'quiet'}")
         for name, results in (("nano ab", ours), ("asv (99 % of single calls)", theirs)):
             seconds = [s for s, _ in results if np.isfinite(s)]
@@ -370,9 +376,9 @@ def _asv_until(recording: Recording, rng: np.random.Generator) -> tuple[float, b
     return seconds, bool(abs(ratio / 1.05 - 1) <= half)
 
 
-def _print_live(versions: list[Version], count: int, budget: float) -> None:
+def _print_live(versions: list[Version], loads: list[bool], count: int, budget: float) -> None:
     print(f"\nlive: nano ab with {budget:.0f} s per comparison, both rounds and the starts included")
-    for loaded in (False, True):
+    for loaded in loads:
         for effect, version in zip(EFFECTS, versions[1:], strict=True):
             kinds, seconds = [], []
             with _load(loaded):
