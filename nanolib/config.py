@@ -115,9 +115,8 @@ class NanoConfig(StrictModel):
         sparse = self.attention_type in ("sparse", "flex")
         score = d if sparse and self.attention_options.get("pattern") == "dca" else 0
         block = attention + mlp + score + 2 * d
-        if (
-            self.architecture == "encoder_decoder"
-        ):  # the decoder's blocks attend to the encoder too; each half has a last norm
+        if self.architecture == "encoder_decoder":
+            # the decoder's blocks attend to the encoder too; each half has a last norm
             return embeddings + self.num_layers * (2 * block + attention + d) + 2 * d
         return embeddings + self.num_layers * block + d
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
@@ -15,7 +14,17 @@ from nanolib.experiments import params as shared
 from nanolib.experiments.ceilings import CeilingCase, ceiling_cases, rate_rows, roofline_ms
 from nanolib.experiments.params import MAX_SEQ_LEN, Case, distinct, known_dtypes
 from nanolib.experiments.sparse_quality import QUALITY_PATTERNS, QualityCase, measure_quality, quality_cases
-from nanolib.experiments.workload import Plan, Workload, check_fits, memory_rows, planned, trace
+from nanolib.experiments.workload import (
+    UNCOUNTED,
+    Plan,
+    Workload,
+    check_fits,
+    compile_row,
+    first_call_ms,
+    memory_rows,
+    planned,
+    trace,
+)
 from nanolib.measurement import BadInput, Measurement, Unsupported, exact
 from nanolib.meters import measure
 from nanolib.meters.flops import BACKWARD_FACTOR, RECOMPUTING_BACKWARD_FACTOR, count_flops
@@ -161,7 +170,7 @@ class AttentionCase(Case):
     @property
     def moved(self) -> int:
         """Bytes of q, k, v and the output, each once."""
-        item = torch.empty((), dtype=getattr(torch, self.dtype)).element_size()
+        item = getattr(torch, self.dtype).itemsize
         row = self.batch_size * self.seq_len * self.head_dim * item
         return row * (2 * self.num_heads + 2 * self.num_kv_heads)
 
@@ -280,7 +289,7 @@ def plan(case: Case) -> Plan:
     if not isinstance(case, AttentionCase):
         return Plan()
     if case.attention_type == "flex":
-        return Plan(reason="a compiled kernel allocates out of the counter's sight")
+        return Plan(reason=UNCOUNTED)
     if case.work is None:
         return Plan(reason="how much is kept depends on the input")
 
@@ -337,9 +346,8 @@ def measure_case(case: Case, params: Params, ceilings: dict[str, float]) -> Iter
         few = timing | {"budget_s": params.budget_s / 4}  # it is paid once, or hides behind the attention
         yield measure(lambda: build_mask(q, k, causal=case.causal, options=options), scope="mask", **few)
     forward = workloads["forward"].call
-    start = time.perf_counter()
+    first_ms = first_call_ms(forward) if case.attention_type == "flex" else 0.0  # nothing else is compiled
     out = forward()
-    first_ms = (time.perf_counter() - start) * 1e3
     yield _error(case, out, q, k, v, mask)
     if mask is not None:
         yield from _against_dense(case, out, q, k, v)
@@ -354,8 +362,7 @@ def measure_case(case: Case, params: Params, ceilings: dict[str, float]) -> Iter
     latency = measure(forward, scope="forward", predicted=predicted.get("latency"), **timing)
     yield latency
     if case.attention_type == "flex":
-        once = {"n": 1, "method": "first call less a later one", "scope": "compile"}
-        yield Measurement("latency", max(0.0, first_ms - latency.estimate), **once)
+        yield compile_row(first_ms, latency.estimate)
     yield from rate_rows(latency, flops, case.dtype, ceilings)
     if case.backward:
         yield from _measure_backward(case, params, (q, k, v), flops, ceilings)

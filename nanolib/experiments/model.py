@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -21,7 +20,17 @@ from nanolib.experiments import params as shared
 from nanolib.experiments.ceilings import CeilingCase, ceiling_cases, rate_rows, roofline_ms
 from nanolib.experiments.model_steps import Generating, Inferring, Step, Training
 from nanolib.experiments.params import Case, distinct, known_dtypes, known_kinds, known_presets
-from nanolib.experiments.workload import Plan, check_fits, fits, memory_rows, planned, trace
+from nanolib.experiments.workload import (
+    UNCOUNTED,
+    Plan,
+    check_fits,
+    compile_row,
+    first_call_ms,
+    fits,
+    memory_rows,
+    planned,
+    trace,
+)
 from nanolib.measurement import BadInput, Measurement, Unsupported, exact
 from nanolib.meters import measure, measure_phases
 from nanolib.meters.ceilings import rate
@@ -302,18 +311,13 @@ def _smaller(case: ModelCase) -> ModelCase | None:
     total = total_bytes(case.device)
     if total is None or _rough_bytes(case) < _SAFE_SHARE * total or fits(plan(case), total):
         return None
-    layers = (
-        []
-        if case.own
-        else [case.config.num_layers >> halvings for halvings in range(case.config.num_layers.bit_length())]
-    )
-    for count in layers or [None]:
-        overrides = case.overrides if count is None else case.overrides | {"num_layers": count}
+    layers = 1 if case.own else case.config.num_layers
+    for count in (layers >> halvings for halvings in range(layers.bit_length())):
         changed = [f"batch_size {case.batch_size} to 1"] if case.batch_size > 1 else []
-        if count is not None and count < case.config.num_layers:
-            changed.append(f"num_layers {case.config.num_layers} to {count}")
-        else:
-            overrides = case.overrides
+        overrides = case.overrides
+        if count < layers:
+            overrides = overrides | {"num_layers": count}
+            changed.append(f"num_layers {layers} to {count}")
         if not changed:
             continue
         smaller = dataclasses.replace(
@@ -335,9 +339,7 @@ def _rough_bytes(case: ModelCase) -> float:
     config = case.config
     item = getattr(torch, case.dtype).itemsize
     tokens = case.batch_size * case.seq_len
-    kept = (
-        config.num_layers * _ACTIVATIONS * config.d_model if case.mode == "training" else _ACTIVATIONS * config.d_model
-    )
+    kept = _ACTIVATIONS * config.d_model * (config.num_layers if case.mode == "training" else 1)
     weights = config.parameter_count * (2 + _ADAMW_STATES if case.mode == "training" else 1)
     cached = 2 * config.num_layers * config.d_model if case.mode == "generation" else 0
     return item * (weights + tokens * (kept + cached + 4 * config.vocab_size))
@@ -404,12 +406,9 @@ def _not_planned(case: ModelCase) -> str:
         return ""
     options = attention.shared_options(case.attention_type, case.config.attention_options)
     if case.attention_type == "flex":
-        return "a compiled kernel allocates out of the counter's sight"
-    return (
-        ""
-        if attention.work(case.attention_type, 1, 1, causal=True, options=options)
-        else "what is kept depends on the input"
-    )
+        return UNCOUNTED
+    known = attention.work(case.attention_type, 1, 1, causal=True, options=options)
+    return "" if known else "what is kept depends on the input"
 
 
 def step_of(case: ModelCase, model: nn.Module, ids: torch.Tensor, learning_rate: float) -> Step:
@@ -482,7 +481,7 @@ def _measure_inference(
     case: ModelCase, params: Params, step: Inferring, predicted: dict, ceilings: dict[str, float]
 ) -> Iterator[Measurement]:
     flops = int(predicted["flops"])
-    first_ms = _first_call_ms(step.forward)
+    first_ms = first_call_ms(step.forward)
     if not case.own:
         yield exact("flops", flops, scope="inference")
     counted = {} if case.own else {"predicted": flops}
@@ -492,7 +491,10 @@ def _measure_inference(
     yield latency
     yield from rate_rows(latency, flops, case.dtype, ceilings)
     yield rate("tokens_per_second", step.ids.numel(), latency)
-    yield from _against_eager(case, step, first_ms - latency.estimate)
+    if case.optimisation != "eager":
+        yield exact("relative_error", step.difference(), scope="against_eager", method="logits")
+    if case.optimisation == "compile":
+        yield compile_row(first_ms, latency.estimate)
 
 
 def _measure_training(
@@ -502,7 +504,9 @@ def _measure_training(
     yield exact("flops", flops, scope="training_step")
     yield exact("bytes", predicted["bytes"], scope="training_step")
     if case.optimisation != "eager":  # before the first step changes the weights
-        yield from _compile_time(case, _first_call_ms(step.gradient) - _first_call_ms(step.gradient))
+        first_ms, later_ms = (first_call_ms(step.gradient) for _ in range(2))
+        if case.optimisation == "compile":
+            yield compile_row(first_ms, later_ms)
         yield exact("relative_error", step.difference(), scope="against_eager", method="gradient")
     timings = measure_phases(step.phases, params.precision, params.budget_s, device=case.device)
     total = timings.pop("total")
@@ -511,23 +515,6 @@ def _measure_training(
     yield total
     yield from rate_rows(total, flops, case.dtype, ceilings)
     yield rate("tokens_per_second", step.ids[:, :-1].numel(), total)
-
-
-def _against_eager(case: ModelCase, step: Inferring, compile_ms: float) -> Iterator[Measurement]:
-    if case.optimisation != "eager":
-        yield exact("relative_error", step.difference(), scope="against_eager", method="logits")
-    yield from _compile_time(case, compile_ms)
-
-
-def _compile_time(case: ModelCase, ms: float) -> Iterator[Measurement]:
-    if case.optimisation == "compile":
-        yield Measurement("latency", max(0.0, ms), n=1, method="first call less a later one", scope="compile")
-
-
-def _first_call_ms(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return (time.perf_counter() - start) * 1e3
 
 
 def _measure_generation(

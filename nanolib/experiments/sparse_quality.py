@@ -76,21 +76,18 @@ def measure_quality(case: QualityCase, corpus: str = "") -> Iterator[Measurement
         byte, each a mean over seeds with its interval.
     """
     data = text.load(corpus)
-    held_out = _batches(data, 0, _HELD_OUT, case, _HELD_OUT_BATCHES)
+    held_out = _batches(data, 0, _HELD_OUT, case.seq_len, case.device, _HELD_OUT_BATCHES)
+    shape = (case.device, case.seq_len, case.steps, case.tuning_steps, case.d_model, case.num_layers)
     sparsities, dense_losses, replaced, tuned = [], [], [], []
     for seed in range(case.seeds):
-        weights = _dense_weights(corpus, seed, case.device, case.seq_len, case.steps, case.d_model, case.num_layers)
-        dense = _model(case, weights, {"attention_type": "dense"})
-        options = _options_for(case, weights, held_out[0])
-        sparse = _model(case, weights, options)
+        dense = _dense(corpus, seed, *shape)
+        sparse = _model(case, dense.weights, _options_for(case, dense.weights, held_out[0]))
         with watched_work() as found:
-            sparse_loss = _loss(sparse, held_out)
+            replaced.append(_loss(sparse, held_out) - dense.loss)
         sparsities.append(sum(work.sparsity for work in found) / len(found))
-        dense_losses.append(_loss(dense, held_out))
-        replaced.append(sparse_loss - dense_losses[-1])
-        for model in (dense, sparse):
-            _train(model, _batches(data, seed, _TUNED, case, case.tuning_steps), _RATE / 3)
-        tuned.append(_loss(sparse, held_out) - _loss(dense, held_out))
+        dense_losses.append(dense.loss)
+        _train(sparse, _batches(data, seed, _TUNED, case.seq_len, case.device, case.tuning_steps), _RATE / 3)
+        tuned.append(_loss(sparse, held_out) - dense.tuned_loss)
     yield from _sparsity_row(case, sparsities)
     yield _over_seeds("loss", dense_losses, "dense")
     yield _over_seeds("loss_difference", replaced, "replaced")
@@ -119,36 +116,48 @@ def _over_seeds(metric: str, values: list[float], scope: str) -> Measurement:
     )
 
 
-def _config(case: QualityCase, changes: dict[str, Any]) -> NanoConfig:
-    shape = {"d_model": case.d_model, "num_layers": case.num_layers, "context_length": case.seq_len}
+def _config(seq_len: int, d_model: int, num_layers: int, **changes: Any) -> NanoConfig:
+    shape = {"d_model": d_model, "num_layers": num_layers, "context_length": seq_len}
     return NanoConfig(vocab_size=text.VOCAB_SIZE, num_heads=4, **shape, **changes)
 
 
 def _model(case: QualityCase, weights: dict[str, torch.Tensor], changes: dict[str, Any]) -> Transformer:
-    model = create_model(_config(case, changes), case.device, seed=0)
-    model.load_state_dict(
-        weights, strict=False
-    )  # the score that dca chooses by is not in a dense model: it starts untrained
+    model = create_model(_config(case.seq_len, case.d_model, case.num_layers, **changes), case.device, seed=0)
+    # the score that dca chooses by is not in a dense model: it starts untrained
+    model.load_state_dict(weights, strict=False)
     return model
 
 
+@dataclass(frozen=True)
+class _Dense:
+    """A trained dense decoder: its weights, its loss on held-out text, and that after it was trained on."""
+
+    weights: dict[str, torch.Tensor]
+    loss: float
+    tuned_loss: float
+
+
 @functools.lru_cache(maxsize=64)
-def _dense_weights(
-    corpus: str, seed: int, device: str, seq_len: int, steps: int, d_model: int, num_layers: int
-) -> dict[str, torch.Tensor]:
-    """The trained dense decoder: the same for every pattern, so made once per process."""
-    case = QualityCase(device, "dense", "", 0.0, seq_len, 1, 1, steps, 0, d_model, num_layers)
-    model = create_model(_config(case, {}), device, seed=seed)
-    _train(model, _batches(text.load(corpus), seed, _TRAINED, case, steps), _RATE)
-    return {name: x.detach().clone() for name, x in model.state_dict().items()}
+def _dense(
+    corpus: str, seed: int, device: str, seq_len: int, steps: int, tuning_steps: int, d_model: int, num_layers: int
+) -> _Dense:
+    """The same for every pattern, so made once per process."""
+    data = text.load(corpus)
+    held_out = _batches(data, 0, _HELD_OUT, seq_len, device, _HELD_OUT_BATCHES)
+    model = create_model(_config(seq_len, d_model, num_layers), device, seed=seed)
+    _train(model, _batches(data, seed, _TRAINED, seq_len, device, steps), _RATE)
+    weights = {name: x.detach().clone() for name, x in model.state_dict().items()}
+    loss = _loss(model, held_out)
+    _train(model, _batches(data, seed, _TUNED, seq_len, device, tuning_steps), _RATE / 3)
+    return _Dense(weights, loss, _loss(model, held_out))
 
 
-def _batches(data: torch.Tensor, seed: int, stream: int, case: QualityCase, count: int) -> list[torch.Tensor]:
+def _batches(data: torch.Tensor, seed: int, stream: int, seq_len: int, device: str, count: int) -> list[torch.Tensor]:
     """Windows of the text: its last tenth is for `_HELD_OUT` alone."""
     cut = len(data) * 9 // 10
     part = data[cut:] if stream == _HELD_OUT else data[:cut]
     generator = torch.Generator().manual_seed(1000 * seed + stream)
-    return [text.batch(part, _BATCH, case.seq_len + 1, generator).to(case.device) for _ in range(count)]
+    return [text.batch(part, _BATCH, seq_len + 1, generator).to(device) for _ in range(count)]
 
 
 def _train(model: Transformer, batches: list[torch.Tensor], rate: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -49,6 +50,7 @@ class Plan:
         return max(self.peaks.values(), default=None)
 
 
+UNCOUNTED = "a compiled kernel allocates out of the counter's sight"
 _HEADROOM = 0.9  # of the memory that is there: the process and the system need some
 _PLANS: dict[str, Plan] = {}
 
@@ -111,9 +113,22 @@ def memory_rows(work: Workload, device: str, plan: Plan, counted: bool = True) -
         predicted_bytes=plan.peaks.get(work.scope),
     )
     if not counted:
-        message = "a compiled kernel allocates out of the counter's sight; see resident_memory"
+        message = f"{UNCOUNTED}; see resident_memory"
         rows[0] = Measurement("peak_memory", scope=work.scope, status=Status.UNSUPPORTED, message=message)
     return rows
+
+
+def first_call_ms(call: Callable[[], object]) -> float:
+    """What one call takes, compiling included where it is the first."""
+    start = time.perf_counter()
+    call()
+    return (time.perf_counter() - start) * 1e3
+
+
+def compile_row(first_ms: float, later_ms: float) -> Measurement:
+    """What compiling took."""
+    method = "first call less a later one"
+    return Measurement("latency", max(0.0, first_ms - later_ms), n=1, method=method, scope="compile")
 
 
 def trace(work: Workload, case: Case, params: Params) -> None:

@@ -21,7 +21,16 @@ from typing import Any, Self
 import numpy as np
 
 from nanolib.measurement import BadInput, Measurement, Provenance, Status
-from nanolib.meters.power import MIN_PERIODS, EstimateSource, Reading, Source, count, find_sources, integrate
+from nanolib.meters.power import (
+    MIN_PERIODS,
+    EstimateSource,
+    Reading,
+    Source,
+    count,
+    counter_steps,
+    find_sources,
+    integrate,
+)
 from nanolib.stats.intervals import Interval
 
 _SAMPLE_S = 0.02
@@ -82,8 +91,7 @@ class Track:
         t, watts = np.array([r.t_s for r in inside]), np.array([r.watts for r in inside])
         joules = np.array([r.joules for r in inside])
         if len(t) > 1 and not np.isnan(joules).all():
-            steps = np.diff(joules) % self.source.wrap_j if math.isfinite(self.source.wrap_j) else np.diff(joules)
-            t, watts = t[1:], steps / np.diff(t)
+            t, watts = t[1:], counter_steps(joules, self.source.wrap_j) / np.diff(t)
         read = ~np.isnan(watts)
         t, watts = t[read], watts[read]
         parts = np.array_split(np.arange(len(t)), min(_COURSE, len(t)) or 1)

@@ -135,9 +135,7 @@ def count(t_s: ArrayLike, joules: ArrayLike, start_s: float, end_s: float, wrap_
     read = ~np.isnan(counted)
     t, counted = t[read], counted[read]
     _check_reach(t, start_s, end_s)
-    steps = np.diff(counted)
-    if math.isfinite(wrap_j):
-        steps = steps % wrap_j
+    steps = counter_steps(counted, wrap_j)
     length = np.diff(t)
     backwards = steps < 0
     good = ~backwards & (length > 0)
@@ -151,6 +149,12 @@ def count(t_s: ArrayLike, joules: ArrayLike, start_s: float, end_s: float, wrap_
     moved = steps[steps > 0]
     quantum = float(np.median(moved)) if len(moved) else 0.0
     return Interval(energy - 2 * quantum - lost, energy, energy + 2 * quantum + lost)
+
+
+def counter_steps(joules: np.ndarray, wrap_j: float) -> np.ndarray:
+    """From each state of a counter to the next, J, shape [n − 1]; modulo where it starts again at zero."""
+    steps = np.diff(joules)
+    return steps % wrap_j if math.isfinite(wrap_j) else steps
 
 
 def _checked(t_s: ArrayLike, values: ArrayLike, start_s: float, end_s: float) -> tuple[np.ndarray, np.ndarray]:

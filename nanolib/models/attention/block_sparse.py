@@ -220,7 +220,7 @@ class _Lists:
             [block.runs[0][0] if len(block.runs) == 1 else -1 for block in blocks],
             [unit for unit, _ in pieces],
             [index.to(q.device) for _, index in pieces],
-            [(_NO_MASK if block.mask is None else block.mask.repeat(group, 1)).to(q.device) for block in blocks],
+            [_mask_of(block, group).to(q.device) for block in blocks],
             together,
             torch.empty(together * rows * most, **like),
             torch.empty(together * most * head_dim, **like),
@@ -232,6 +232,13 @@ class _Lists:
 
 
 _NO_MASK = torch.empty(0, dtype=torch.bool)
+
+
+def _mask_of(block: QueryBlock, group: int) -> torch.Tensor:
+    """For all query heads of a key head; the block's own, and no copy, where there is one."""
+    if block.mask is None:
+        return _NO_MASK
+    return block.mask if group == 1 else block.mask.repeat(group, 1)
 
 
 def _loop(name: str) -> Callable[..., None]:
