@@ -468,26 +468,32 @@ def merge(databases: tuple[str, ...], output: str | None) -> None:
 
 
 @main.command()
-@click.option(
-    "--older-than", "age", required=True, metavar="30d", help="Delete runs that are older than this many days."
-)
+@click.option("--older-than", "age", metavar="30d", help="Delete runs that are older than this many days.")
+@click.option("--keep", type=click.IntRange(min=0), help="Delete all but so many of the newest runs.")
 @click.option("--dry-run", is_flag=True, help="Only say which.")
 @_output
 @_told
-def clean(age: str, dry_run: bool, output: str | None) -> None:
+def clean(age: str | None, keep: int | None, dry_run: bool, output: str | None) -> None:
     """Delete old runs and give their space back."""
     from nanolib.store import Store
 
     _use_output(output)
+    if age is None and keep is None:
+        raise BadInput("--older-than, --keep: neither is given; say which runs to delete, such as --older-than 30d")
+    days = None if age is None else _days(age)
+    with Store(create=False) as store:
+        gone = store.cleanup_old_runs(days, max_runs=keep, dry_run=dry_run)
+    click.echo(f"{len(gone)} run(s) {'would be' if dry_run else 'were'} deleted")
+
+
+def _days(age: str) -> float:
     try:
         days = float(age.removesuffix("d"))
     except ValueError:
         days = -1
     if not 0 <= days < 1e6:
         raise BadInput(f"--older-than: {age!r} will not do; give days, such as 30d")
-    with Store(create=False) as store:
-        gone = store.clean(days, dry_run=dry_run)
-    click.echo(f"{len(gone)} run(s) {'would be' if dry_run else 'were'} deleted")
+    return days
 
 
 @main.command()

@@ -11,6 +11,26 @@ from nanolib.measurement import Measurement
 
 APPLICATION_ID = 0x6E616E6F  # "nano": tells our files from other people's
 
+# High-volume rows of a case: columns, after those that say of which trace and which row it is. Those in `NAMED` are indices into
+# the trace's list of names, which keeps a row at some 20 bytes.
+TRACE_TABLES = {
+    "power_samples": ("source", "at_us", "watts", "joules", "low", "high"),
+    "sections": ("name", "at_us", "ns"),
+    "tokens": ("at_us", "ns"),
+    "layers": ("call", "layer", "ns"),
+    "statistics": ("call", "layer", "statistic", "value"),
+    "ops": ("call", "layer", "op", "ns"),
+}
+NAMED = ("source", "name", "layer", "statistic", "op")
+_REAL = ("watts", "joules", "low", "high", "value")
+
+
+def _trace_table(name: str, columns: tuple[str, ...]) -> str:
+    typed = ", ".join(f"{column} {'REAL' if column in _REAL else 'INTEGER'}" for column in columns)
+    key = "trace_id INTEGER NOT NULL REFERENCES traces (trace_id) ON DELETE CASCADE, number INTEGER NOT NULL"
+    return f"CREATE TABLE {name} ({key}, {typed}, PRIMARY KEY (trace_id, number)) WITHOUT ROWID"
+
+
 MIGRATIONS = (
     """
     CREATE TABLE machines (
@@ -35,6 +55,14 @@ MIGRATIONS = (
     CREATE INDEX measurements_by_case ON measurements (case_id, metric);
     CREATE INDEX runs_by_fingerprint ON runs (fingerprint);
     """,
+    ";".join(
+        [
+            "CREATE TABLE traces (trace_id INTEGER PRIMARY KEY, run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,"
+            " case_id TEXT NOT NULL, names TEXT NOT NULL DEFAULT '[]')",
+            "CREATE INDEX traces_by_run ON traces (run_id, case_id)",
+            *(_trace_table(name, columns) for name, columns in TRACE_TABLES.items()),
+        ]
+    ),
 )
 SCHEMA_VERSION = len(MIGRATIONS)
 

@@ -1,4 +1,4 @@
-"""One SQLite file: runs, machines, measurements. One transaction per case, so that a kill loses the case in flight alone."""
+"""One SQLite file: runs, machines, measurements, traces. One transaction per case: a kill loses the case in flight alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from nanolib.measurement import METRICS, BadInput, Measurement, RunStatus, Status
 from nanolib.paths import database_path, make_folder
-from nanolib.schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION, Run
+from nanolib.schema import APPLICATION_ID, MIGRATIONS, NAMED, SCHEMA_VERSION, TRACE_TABLES, Run
+from nanolib.traces import Trace, TraceWriter
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,6 +36,8 @@ class Store:
 
     def __init__(self, path: str | Path | None = None, *, create: bool = True) -> None:
         self.path = Path(path) if path is not None else database_path()
+        self._writer: TraceWriter | None = None
+        self._traces: dict[tuple[str, str], Trace] = {}
         if not self.path.exists():
             if not create:
                 raise BadInput(f"database: {self.path} does not exist; run `nano run quick` first or name another")
@@ -84,7 +87,10 @@ class Store:
         self.connection.execute("COMMIT")
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; traces on their way are written first."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
         self.connection.close()
 
     def __enter__(self) -> Store:
@@ -194,6 +200,80 @@ class Store:
         settings = ", ".join(f"{name} = ?" for name in values)
         with self._transaction() as db:
             db.execute(f"UPDATE runs SET {settings} WHERE run_id = ?", (*values.values(), run_id))
+
+    # traces
+
+    def new_trace(self, run_id: str, case_id: str) -> Trace:
+        """An empty trace of a case; what an earlier try of it left is deleted.
+
+        Raises:
+            BadInput: There is no such run.
+        """
+        with self._transaction() as db:
+            if db.execute("SELECT 1 FROM runs WHERE run_id = ?", (run_id,)).fetchone() is None:
+                raise BadInput(f"run: {run_id} is not in the database; add it first")
+            db.execute("DELETE FROM traces WHERE run_id = ? AND case_id = ?", (run_id, case_id))
+            row = db.execute("INSERT INTO traces (run_id, case_id) VALUES (?, ?)", (run_id, case_id))
+        self._writer = self._writer or TraceWriter(self.path)
+        return Trace(self._writer, row.lastrowid)
+
+    def add_power_samples(
+        self, samples: Iterable[Any], *, run_id: str = "", case_id: str = "", source: str = "power"
+    ) -> None:
+        """Queue power samples; `commit_transaction` waits until they are written.
+
+        Args:
+            samples: Mappings or objects with `t_s` (s, any clock) and `watts` or `joules`, and `low` and `high` for an estimate.
+            run_id: Of which run; the newest by default.
+            case_id: Of which case.
+            source: What gave them.
+
+        Raises:
+            BadInput: No such run, or a sample without a moment or a value.
+        """
+        run_id = run_id or self.resolve("latest")[-1]
+        rows = [_power_row(sample) for sample in samples]  # all are looked at before any is taken in
+        if (run_id, case_id) not in self._traces:
+            self._traces[run_id, case_id] = self.new_trace(run_id, case_id)
+        trace = self._traces[run_id, case_id]
+        name = trace.name(source)
+        trace.put("power_samples", [(name, *row) for row in rows])
+
+    def commit_transaction(self) -> None:
+        """Wait until every queued row of a trace is committed.
+
+        Raises:
+            BadInput: Some could not be written.
+        """
+        if self._writer is not None and (failure := self._writer.flush()):
+            raise BadInput(
+                f"traces: some rows of {self.path} could not be written ({failure}); free space, or name another"
+            )
+
+    def trace(self, table: str, run_ids: Iterable[str] | None = None) -> pd.DataFrame:
+        """The rows of one kind of trace, in the order in which they were seen.
+
+        Args:
+            table: A key of `TRACE_TABLES`: `power_samples`, `sections`, `tokens`, `layers`, `statistics`, `ops`.
+            run_ids: Of which runs; None means all.
+
+        Returns:
+            Columns `run_id`, `case_id` and those of the table, names instead of their indices.
+        """
+        if table not in TRACE_TABLES:
+            raise BadInput(f"table: {table!r} is no trace; use {', '.join(TRACE_TABLES)}")
+        ids = None if run_ids is None else list(run_ids)
+        condition = "1" if ids is None else f"run_id IN ({_marks(len(ids))})"
+        columns = TRACE_TABLES[table]
+        query = (
+            f"SELECT run_id, case_id, trace_id, {', '.join(columns)} FROM {table} JOIN traces USING (trace_id)"
+            f" WHERE {condition} ORDER BY trace_id, number"
+        )
+        frame = self._frame(query, ids or ())
+        names = {key: json.loads(text) for key, text in self.connection.execute("SELECT trace_id, names FROM traces")}
+        for column in set(columns) & set(NAMED):
+            frame[column] = [names[key][at] for key, at in zip(frame["trace_id"], frame[column], strict=True)]
+        return frame.drop(columns="trace_id")
 
     # reading
 
@@ -345,20 +425,42 @@ class Store:
                         " WHERE run_id = ? ORDER BY id",
                         (run_id,),
                     )
+                    _merge_traces(db, run_id)
         finally:
             self.connection.execute("DETACH DATABASE other")
         return len(ids)
 
-    def clean(self, older_than_days: float, *, dry_run: bool = False) -> list[str]:
-        """Delete the runs that started more than this many days ago, and give their space back.
+    def cleanup_old_runs(
+        self, max_age_days: float | None = 30, *, max_runs: int | None = None, dry_run: bool = False
+    ) -> list[str]:
+        """Delete old runs with all that hangs off them, and give their space back; a run in flight stays.
+
+        Args:
+            max_age_days: Those that started longer ago go; None keeps them whatever their age.
+            max_runs: So many of the newest stay, those in flight included; None sets no limit.
+            dry_run: Only say which.
 
         Returns:
-            Their run_ids.
+            Their run_ids, oldest first.
+
+        Raises:
+            BadInput: A limit below zero.
         """
-        age = "(julianday('now') - julianday(started)) > ?"
-        old = [row[0] for row in self.connection.execute(f"SELECT run_id FROM runs WHERE {age}", (older_than_days,))]
+        for name, value in (("max_age_days", max_age_days), ("max_runs", max_runs)):
+            if value is not None and not value >= 0:
+                raise BadInput(f"{name}: {value!r} will not do; give 0 or more")
+        query = "SELECT run_id, status, julianday('now') - julianday(started) FROM runs ORDER BY started, rowid"
+        runs = self.connection.execute(query).fetchall()
+        kept = len(runs) if max_runs is None else max_runs
+        old = [
+            run_id
+            for place, (run_id, status, age) in enumerate(runs)
+            if status != RunStatus.RUNNING
+            and ((max_age_days is not None and age > max_age_days) or len(runs) - place > kept)
+        ]
         if dry_run or not old:
             return old
+        self.commit_transaction()
         with self._transaction() as db:
             db.executemany("DELETE FROM runs WHERE run_id = ?", [(run_id,) for run_id in old])
         # frees a page per step, and `execute` makes a single step of a statement without columns; a script runs to its end
@@ -384,6 +486,31 @@ class Store:
                 db.execute("UPDATE runs SET process = '', params = json_remove(params, '$.corpus')")
             other.connection.execute("PRAGMA journal_mode = DELETE").fetchall()
             other.connection.execute("VACUUM")
+
+
+def _merge_traces(db: sqlite3.Connection, run_id: str) -> None:
+    """Bring in the traces of one run from the attached database; they get numbers of this one."""
+    theirs = db.execute("SELECT trace_id, case_id, names FROM other.traces WHERE run_id = ?", (run_id,)).fetchall()
+    for trace_id, *rest in theirs:
+        ours = db.execute(
+            "INSERT INTO main.traces (run_id, case_id, names) VALUES (?, ?, ?)", (run_id, *rest)
+        ).lastrowid
+        for table, columns in TRACE_TABLES.items():
+            names = ", ".join(("number", *columns))
+            db.execute(
+                f"INSERT INTO main.{table} (trace_id, {names}) SELECT ?, {names} FROM other.{table} WHERE trace_id = ?",
+                (ours, trace_id),
+            )
+
+
+def _power_row(sample: Any) -> tuple[int, float | None, float | None, float | None, float | None]:
+    values = [
+        sample.get(name) if isinstance(sample, Mapping) else getattr(sample, name, None)
+        for name in ("t_s", "watts", "joules", "low", "high")
+    ]
+    if values[0] is None or (values[1] is None and values[2] is None):
+        raise BadInput(f"samples: {sample!r} has no t_s, or neither watts nor joules; give them")
+    return (round(1e6 * values[0]), *values[1:])
 
 
 def _json(value: Any) -> str:

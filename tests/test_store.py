@@ -141,8 +141,8 @@ def test_clean_deletes_old_runs_and_shrinks_the_file(tmp_path, store):
     store.connection.execute("UPDATE runs SET started = '2020-01-01T00:00:00.000000Z' WHERE run_id = 'old'")
     store.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     before = store.path.stat().st_size
-    assert store.clean(30, dry_run=True) == ["old"] and len(store.runs()) == 2
-    assert store.clean(30) == ["old"]
+    assert store.cleanup_old_runs(30, dry_run=True) == ["old"] and len(store.runs()) == 2
+    assert store.cleanup_old_runs(30) == ["old"]
     assert list(store.runs().run_id) == ["new"] and store.path.stat().st_size < before - 1_000_000
 
 

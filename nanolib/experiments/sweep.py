@@ -30,6 +30,7 @@ from nanolib.experiments.worker import run_in_process, was_killed
 from nanolib.measurement import BadInput, Measurement, RunStatus, Status
 from nanolib.meters.machine import Machine, resolve_device, this_machine, versions
 from nanolib.store import Run, Store
+from nanolib.traces import recording
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -129,7 +130,7 @@ def _measure_all(
                 tried += 1
                 started = Measurement("case_time", status=Status.STARTED, details={"attempts": tried})
                 store.write_case(run_id, case.case_id, case.factors, [started])
-                outcome = _outcome(experiment, params, case, ceilings_of(store, run_id), isolated)
+                outcome = _outcome(experiment, params, case, store, run_id, isolated)
                 if not was_killed(outcome):
                     break
             _store_outcome(store, run_id, case, outcome, tried)
@@ -150,10 +151,12 @@ def _progress_bar(wanted: bool, **settings: Any) -> tqdm:
     return tqdm(**settings, disable=None if wanted else True, file=sys.stderr, dynamic_ncols=True)
 
 
-def _outcome(experiment: Any, params: Params, case: Case, ceilings: dict[str, float], isolated: bool) -> Outcome:
+def _outcome(experiment: Any, params: Params, case: Case, store: Store, run_id: str, isolated: bool) -> Outcome:
+    ceilings = ceilings_of(store, run_id)
     if isolated:
-        return run_in_process(experiment, params, case, ceilings)
-    return attempt(lambda: experiment.measure_case(case, params, ceilings), params.case_timeout_s)
+        return run_in_process(experiment, params, case, ceilings, store.path, run_id)
+    with recording(lambda: store.new_trace(run_id, case.case_id)):
+        return attempt(lambda: experiment.measure_case(case, params, ceilings), params.case_timeout_s)
 
 
 def _store_outcome(store: Store, run_id: str, case: Case, outcome: Outcome, attempts: int) -> None:

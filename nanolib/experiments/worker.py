@@ -20,12 +20,16 @@ from typing import Any
 from nanolib.experiments.outcome import Outcome, attempt
 from nanolib.experiments.params import Case, Params
 from nanolib.measurement import BadInput, Measurement, Status
+from nanolib.store import Store
+from nanolib.traces import recording
 
 _START_S = 60.0  # what importing torch may take on a busy machine, on top of the case's own limit
 
 
-def run_in_process(experiment: Any, params: Params, case: Case, ceilings: dict[str, float]) -> Outcome:
-    """Measure one case in a fresh process, within its time limit.
+def run_in_process(
+    experiment: Any, params: Params, case: Case, ceilings: dict[str, float], database: Path, run_id: str
+) -> Outcome:
+    """Measure one case in a fresh process, within its time limit; its traces go straight to the database.
 
     Returns:
         Its outcome; `error` with the signal's name when the process was killed.
@@ -35,6 +39,8 @@ def run_in_process(experiment: Any, params: Params, case: Case, ceilings: dict[s
         "params": params.model_dump(mode="json"),
         "case_id": case.case_id,
         "ceilings": ceilings,
+        "database": str(database.absolute()),
+        "run_id": run_id,
     }
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="nanolib-case-") as folder:
@@ -103,11 +109,15 @@ def main() -> None:
             answer.write(json.dumps(value) + "\n")
             answer.flush()
 
-        outcome = attempt(
-            lambda: experiment.measure_case(case, params, request["ceilings"]),
-            params.case_timeout_s,
-            keep=lambda row: write(row.to_dict()),
-        )
+        with (
+            contextlib.closing(Store(request["database"], create=False)) as store,
+            recording(lambda: store.new_trace(request["run_id"], case.case_id)),
+        ):
+            outcome = attempt(
+                lambda: experiment.measure_case(case, params, request["ceilings"]),
+                params.case_timeout_s,
+                keep=lambda row: write(row.to_dict()),
+            )
         write({"status": outcome.status, "message": outcome.message})
 
 
