@@ -3,7 +3,7 @@
     with recording(lambda: store.new_trace(run_id, case_id)):
         ...                                   # whatever runs here may ask `current()` and hand it rows
 
-A commit per row would cost milliseconds and a large burst would hold Python's lock, so the thread commits every second, in chunks.
+A commit per row would cost milliseconds and a large burst would hold Python's lock: the thread commits twice a second, in chunks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 from nanolib.schema import TRACE_TABLES
 
-_COMMIT_S = 1.0
+_COMMIT_S = 0.5
 _CHUNK = 1000
 
 

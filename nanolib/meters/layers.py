@@ -1,4 +1,4 @@
-"""Where the time of a model goes, block by block and module by module, and what its activations look like.
+"""Where the time of a model goes, block by block, module by module, operation by operation, and what its activations look like.
 
 The forward of chosen modules is wrapped while a profiler is entered and put back when it is left, however that happens. Wrapping
 looks on: the model's output is the same to the last bit.
@@ -6,70 +6,43 @@ looks on: the model's output is the same to the last bit.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
 
 import torch
 from torch import nn
 
 from nanolib.measurement import BadInput
+from nanolib.meters.operations import FUSED, OperationTimer, role_of
+from nanolib.meters.profiling import ProfilingConfig
+from nanolib.meters.stopwatch import stopwatch_for
 
 STATISTICS = ("mean_abs", "sd", "max_abs", "near_zero")
+_ENTRIES = ("forward", "prefill", "decode")  # a call of the model is a call of one of these
+_READ_S = 0.4  # marks are read so often: a kill loses the rows of less than a second
+_NOTHING = contextlib.nullcontext()
 
 
-@dataclass(frozen=True)
-class ProfilingConfig:
-    """How closely a profiler looks.
+class Sink(Protocol):
+    """Takes rows as they are made; `nanolib.traces.Trace` is one."""
 
-    Attributes:
-        modules: Whether every module is timed, or the blocks and what stands beside them alone.
-        capture_activations: Whether the outputs of timed modules are summarised.
-        every_nth_layer: Of the blocks, only each n-th is looked into.
-        every_kth_token: Activations are summarised in each k-th call of the model only.
-        near_zero: Activations smaller than this count as near zero.
-        power_sample_interval_ms: How often power is read beside it.
-    """
+    def name(self, text: str) -> int:
+        """The index that stands for a name."""
+        ...
 
-    modules: bool = False
-    capture_activations: bool = False
-    every_nth_layer: int = 1
-    every_kth_token: int = 16
-    near_zero: float = 1e-2
-    power_sample_interval_ms: float = 20.0
+    def put(self, table: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Queue rows."""
+        ...
 
-    def __post_init__(self) -> None:
-        for name in ("every_nth_layer", "every_kth_token"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise BadInput(f"{name}: {value!r} will not do; give a whole number above 0")
-        if not self.power_sample_interval_ms > 0:
-            raise BadInput(f"power_sample_interval_ms: {self.power_sample_interval_ms!r} will not do; give more than 0")
-
-    @classmethod
-    def minimal(cls) -> Self:
-        """Blocks alone."""
-        return cls()
-
-    @classmethod
-    def standard(cls) -> Self:
-        """Every module, and activations now and then."""
-        return cls(modules=True, capture_activations=True)
-
-    @classmethod
-    def custom(cls, **fields: Any) -> Self:
-        """The standard one, changed.
-
-        Raises:
-            BadInput: An unknown field, or a value that will not do.
-        """
-        try:
-            return replace(cls.standard(), **fields)
-        except TypeError:
-            unknown = sorted(set(fields) - set(cls.__dataclass_fields__))
-            raise BadInput(f"{unknown[0]}: there is no such field; use {', '.join(cls.__dataclass_fields__)}") from None
+    def flush(self) -> str:
+        """Wait until they are committed."""
+        ...
 
 
 @dataclass
@@ -80,8 +53,8 @@ class ModuleTime:
         name: As `named_modules` has it; empty for the model itself.
         kind: `model`, `block`, or the class of the module.
         inside: The timed module that called it, by name; of several the first. Those inside the model itself add up to it.
-        calls_ms: Each call, ms.
-        statistics: Calls → `STATISTICS` of the output, shape [calls, 4]; empty where none were taken.
+        calls_ms: Each call, ms, those of deep passes left out.
+        statistics: Sampled calls → `STATISTICS` of the output, shape [calls, 4]; empty where none were taken.
     """
 
     name: str
@@ -96,34 +69,103 @@ class ModuleTime:
         return sum(self.calls_ms)
 
 
+@dataclass
+class DeepLayer:
+    """What deep passes saw of one block, or of a module beside the blocks.
+
+    Attributes:
+        name: As `named_modules` has it.
+        passes_ms: Its time in each deep pass, with attention in steps instead of fused, and without the instrument's own work.
+        operations: Operation → its time in each pass, ms, all calls of it together.
+        fused_ms: Of the fused attention that the model used, in each pass.
+        statistics: `attention_entropy` (nats), `attention_max_weight`, `attention_sparsity`, `mlp_kill_ratio`,
+            `norm_variance_ratio` → one value per pass (mean, where the layer has several).
+    """
+
+    name: str
+    passes_ms: list[float] = field(default_factory=list)
+    operations: dict[str, list[float]] = field(default_factory=dict)
+    fused_ms: list[float] = field(default_factory=list)
+    statistics: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def between_ms(self) -> list[float]:
+        """What each pass spent between operations: Python, and memory given back."""
+        return [whole - sum(ms[at] for ms in self.operations.values()) for at, whole in enumerate(self.passes_ms)]
+
+
+@dataclass
+class _Call:
+    """One call of the model.
+
+    Attributes:
+        number: Which.
+        timer: The pass that looked at operations, where it was a deep one.
+        row: Of the table of statistics, where it was a sampled one.
+        marks: (module, inside which, begin, end), until they are read.
+        times: (module, inside which, nanoseconds), since then.
+        operations: (layer, operation, nanoseconds).
+        looked: (layer, name, value) of deep statistics.
+    """
+
+    number: int
+    timer: OperationTimer | None = None
+    row: int | None = None
+    marks: list[tuple[int, int, Any, Any]] = field(default_factory=list)
+    times: list[tuple[int, int, int]] = field(default_factory=list)
+    operations: list[tuple[int, str, int]] = field(default_factory=list)
+    looked: list[tuple[int, str, Any]] = field(default_factory=list)
+
+
 class LayerProfiler:
     """Times a model's modules while it is entered.
 
     Args:
         model: Any module; repeated blocks are found as the members of its `ModuleList`s.
         config: How closely to look.
+        sink: Where rows go as they are made (`layers`, `statistics`, `ops`); what `results` gives is kept all the same.
+        fields: Of `ProfilingConfig.custom`, instead of `config`; `preallocate_size` is another name of `preallocate_metrics`.
     """
 
-    def __init__(self, model: nn.Module, config: ProfilingConfig | None = None) -> None:
-        self.model, self.config = model, config or ProfilingConfig.minimal()
+    def __init__(
+        self, model: nn.Module, config: ProfilingConfig | None = None, *, sink: Sink | None = None, **fields: Any
+    ) -> None:
+        if fields and config is not None:
+            raise BadInput(f"{next(iter(fields))}: give it in the config, or without one")
+        if "preallocate_size" in fields:
+            fields["preallocate_metrics"] = fields.pop("preallocate_size")
+        self.model = model
+        self.config = config or (ProfilingConfig.custom(**fields) if fields else ProfilingConfig.minimal())
         self._chosen = list(_chosen(model, self.config))
-        self._cuda = any(p.device.type == "cuda" for p in model.parameters())
-        self._marks: list[tuple[int, int, Any, Any]] = []  # which, inside which, begin and end: nanoseconds, or events
+        self._roles = [role_of(name, module) for name, _, module in self._chosen]
+        self._in_mlp = ["mlp" in name for name, _, _ in self._chosen]
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self._watch = stopwatch_for(device)
+        self._sink = sink
+        self._names = [sink.name(name or "model") for name, _, _ in self._chosen] if sink else []
+        self._read: list[_Call] = []  # calls whose marks have been read
+        self._unread: list[_Call] = []
+        self._read_s = time.monotonic()
+        self._call: _Call | None = None
+        self._number = 0
         self._open = [-1]
-        self._pool: list[Any] = []
-        self._rows: list[tuple[int, torch.Tensor]] = []
-        self._calls = 0
-        self._wrapped: list[nn.Module] = []
+        shape = (self.config.preallocate_metrics, len(self._chosen), len(STATISTICS))
+        with torch.inference_mode(False):  # one made in inference mode could not be written outside of it
+            self._table = torch.full(shape if self.config.capture_activations else (0,), math.nan, device=device)
+        self._rows = 0
+        self._statistics: list[tuple[int, torch.Tensor]] = []  # call, and its row of the table
+        self._wrapped: list[tuple[nn.Module, str]] = []
+
+    # wrapping
 
     def __enter__(self) -> Self:
         try:
             for at, (_, _, module) in enumerate(self._chosen):
-                if "forward" in vars(module):
-                    raise BadInput(
-                        f"model: {type(module).__name__}.forward is wrapped already; leave the other profiler first"
-                    )
-                module.forward = self._watched(at, module.forward, module is self.model)
-                self._wrapped.append(module)
+                if module is not self.model:
+                    self._wrap(module, "forward", self._watched(at, module.forward))
+            for name in _ENTRIES:
+                if hasattr(self.model, name):
+                    self._wrap(self.model, name, self._watched_entry(getattr(self.model, name)))
         except BaseException:
             self._restore()
             raise
@@ -131,20 +173,27 @@ class LayerProfiler:
 
     def __exit__(self, *exception: object) -> None:
         self._restore()
+        self.flush()
+
+    def _wrap(self, module: nn.Module, name: str, watched: Callable[..., Any]) -> None:
+        if name in vars(module):
+            raise BadInput(f"model: {type(module).__name__}.{name} is wrapped already; leave the other profiler first")
+        setattr(module, name, watched)
+        self._wrapped.append((module, name))
 
     def _restore(self) -> None:
-        for module in self._wrapped:
-            del module.forward  # the class's own is seen again
+        for module, name in self._wrapped:
+            delattr(module, name)  # the class's own is seen again
         self._wrapped.clear()
 
-    def _watched(self, at: int, forward: Callable[..., Any], is_model: bool) -> Callable[..., Any]:
-        mark, marks, opened = (self._event if self._cuda else time.perf_counter_ns), self._marks, self._open
-        statistics = self.config.capture_activations and not is_model
+    def _watched(self, at: int, forward: Callable[..., Any]) -> Callable[..., Any]:
+        mark, opened = self._watch.mark, self._open
 
         @functools.wraps(forward)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if is_model:
-                self._calls += 1
+            call = self._call
+            if call is None:  # someone calls a part of the model
+                return forward(*args, **kwargs)
             opened.append(at)
             begin = mark()
             try:
@@ -152,47 +201,186 @@ class LayerProfiler:
             finally:
                 end = mark()
                 opened.pop()
-            marks.append((at, opened[-1], begin, end))
-            if statistics and (self._calls - 1) % self.config.every_kth_token == 0:
-                self._summarise(at, out)
+            call.marks.append((at, opened[-1], begin, end))
+            if call.row is not None or call.timer is not None:
+                self._look(call, at, args, out)
             return out
 
         return watched
 
-    def _event(self) -> Any:
-        event = self._pool.pop() if self._pool else torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+    def _watched_entry(self, entry: Callable[..., Any]) -> Callable[..., Any]:
+        mark, opened = self._watch.mark, self._open
 
-    @torch.no_grad()
-    def _summarise(self, at: int, out: Any) -> None:
-        """Four numbers of an output, left where they are: nothing waits for the device."""
-        if not isinstance(out, torch.Tensor) or not out.is_floating_point():
-            return
-        x = out.detach().abs()
-        near = (x < self.config.near_zero).to(x.dtype).mean()
-        self._rows.append((at, torch.stack([x.mean(), out.detach().std(), x.amax(), near]).float()))
+        @functools.wraps(entry)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if self._call is not None:  # one entry calls another
+                return entry(*args, **kwargs)
+            call = self._call = self._new_call()
+            opened.append(0)
+            begin = mark()
+            try:
+                with call.timer or _NOTHING:
+                    out = entry(*args, **kwargs)
+            finally:
+                end = mark()
+                opened.pop()
+                self._call = None
+            call.marks.append((0, -1, begin, end))
+            self._unread.append(call)
+            if not self.config.batch_db_commits or time.monotonic() - self._read_s > _READ_S:
+                self.flush()
+            return out
+
+        return watched
+
+    def _new_call(self) -> _Call:
+        call = _Call(self._number)
+        self._number += 1
+        if call.number % self.config.every_kth_token == 0:
+            if self.config.capture_activations:
+                if self._rows == len(self._table):
+                    self.flush()
+                call.row = self._rows
+                self._rows += 1
+            if self.config.deep_profiling:
+                call.timer = OperationTimer(self._watch, self._place, self.config.near_zero)
+        return call
+
+    def _place(self) -> tuple[int, str, bool]:
+        """Where the model is: the layer, and the role of the innermost module."""
+        opened = self._open
+        innermost = max(0, opened[-1])
+        return (opened[2] if len(opened) > 2 else 0), self._roles[innermost], self._in_mlp[innermost]
+
+    # looking
+
+    def _look(self, call: _Call, at: int, args: tuple[Any, ...], out: Any) -> None:
+        """Numbers of an output, left where they are: nothing waits for the device."""
+        self._watch.pause()
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            if isinstance(out, torch.Tensor) and out.is_floating_point():
+                if call.row is not None:
+                    self._summarise(self._table[call.row, at], out)
+                if call.timer is not None and args and isinstance(args[0], torch.Tensor):
+                    self._look_deep(call, at, args[0], out)
+        self._watch.resume()
+
+    def _summarise(self, row: torch.Tensor, x: torch.Tensor) -> None:
+        size = x.abs()
+        near = (size < self.config.near_zero).to(torch.float32).mean()
+        row.copy_(torch.stack([size.mean(), x.std(), size.amax(), near]))
+
+    def _look_deep(self, call: _Call, at: int, x: torch.Tensor, out: torch.Tensor) -> None:
+        layer = self._open[2] if len(self._open) > 2 else at
+        if self._roles[at] == "norm":
+            ratio = out.float().var(dim=-1).mean() / x.float().var(dim=-1).mean()
+            call.looked.append((layer, "norm_variance_ratio", ratio))
+        if self._roles[at] == "down":
+            killed = (x.abs() < self.config.near_zero).to(torch.float32).mean()
+            call.looked.append((layer, "mlp_kill_ratio", killed))
+
+    # what was seen
+
+    def flush(self) -> None:
+        """Read all marks and statistics, waiting for the device once, and hand them to the sink."""
+        calls, self._unread, self._read_s = self._unread, [], time.monotonic()
+        self._watch.settle()
+        nanoseconds = self._watch.nanoseconds
+        for call in calls:
+            call.times = [(at, outer, nanoseconds(begin, end)) for at, outer, begin, end in call.marks]
+            call.marks.clear()
+            if call.timer is not None:
+                call.looked += call.timer.statistics
+                call.operations = [(m.layer, m.operation, nanoseconds(m.begin, m.end)) for m in call.timer.marks]
+                call.timer = None
+        self._watch.forget()
+        looked = [value for call in calls for *_, value in call.looked]
+        values = iter(torch.stack([value.float() for value in looked]).tolist() if looked else [])
+        for call in calls:
+            call.looked = [(layer, name, next(values)) for layer, name, _ in call.looked]
+        table, self._rows = self._table[: self._rows].cpu().clone(), 0
+        statistics = [(call.number, table[call.row]) for call in calls if call.row is not None]
+        self._table.fill_(math.nan)
+        self._statistics += statistics
+        self._read += calls
+        if self._sink is not None and calls:
+            self._hand_over(self._sink, calls, statistics)
+
+    def _hand_over(self, sink: Sink, calls: list[_Call], statistics: list[tuple[int, torch.Tensor]]) -> None:
+        """Rows that no reader waits for are made in the thread that writes them."""
+        names = self._names
+        sink.put("layers", ((call.number, names[at], ns) for call in calls for at, _, ns in call.times))
+        ids = [sink.name(name) for name in STATISTICS]
+        sink.put(
+            "statistics",
+            (
+                (number, names[at], ids[i], value)
+                for number, table in statistics
+                for at, values in enumerate(table.tolist())
+                for i, value in enumerate(values)
+                if value == value  # NaN: a module that gives no tensor
+            ),
+        )
+        for call in calls:
+            sums: dict[tuple[int, str], int] = defaultdict(int)
+            for layer, operation, ns in call.operations:
+                sums[layer, operation] += ns
+            sink.put("ops", [(call.number, names[layer], sink.name(op), ns) for (layer, op), ns in sums.items()])
+            sink.put("statistics", [(call.number, names[layer], sink.name(name), x) for layer, name, x in call.looked])
+        if not self.config.batch_db_commits:
+            sink.flush()
 
     def results(self) -> list[ModuleTime]:
         """What every module took so far, in the order of the model; waits for the device once."""
-        if self._cuda:
-            torch.cuda.synchronize()
+        self.flush()
         found = [ModuleTime(name, kind) for name, kind, _ in self._chosen]
-        for at, outer, begin, end in self._marks:
-            if found[at].inside is None and outer >= 0:
-                found[at].inside = self._chosen[outer][0]
-            found[at].calls_ms.append(begin.elapsed_time(end) if self._cuda else (end - begin) / 1e6)
-        for at, row in self._rows:
-            found[at].statistics = torch.cat([found[at].statistics, row.cpu()[None]])
+        for call in self._read:
+            for at, outer, ns in () if call.operations else call.times:
+                if found[at].inside is None and outer >= 0:
+                    found[at].inside = self._chosen[outer][0]
+                found[at].calls_ms.append(ns / 1e6)
+        if self._statistics:
+            table = torch.stack([row for _, row in self._statistics])
+            for at, module in enumerate(found):
+                module.statistics = table[~table[:, at].isnan().any(dim=1), at]
         return found
+
+    def deep_results(self) -> list[DeepLayer]:
+        """What the deep passes saw, layer by layer in the order of the model; empty without one."""
+        self.flush()
+        found: dict[int, DeepLayer] = {}
+        for number, call in enumerate(call for call in self._read if call.operations):
+            for at, outer, ns in call.times:
+                if outer == 0:
+                    layer = found.setdefault(at, DeepLayer(self._chosen[at][0]))
+                    _add(layer.passes_ms, number, ns / 1e6)
+            for at, operation, ns in call.operations:
+                if at in found:
+                    layer = found[at]
+                    series = layer.fused_ms if operation == FUSED else layer.operations.setdefault(operation, [])
+                    _add(series, number, ns / 1e6)
+            looked: dict[tuple[int, str], list[float]] = defaultdict(list)
+            for at, name, value in call.looked:
+                looked[at, name].append(value)
+            for (at, name), values in looked.items():
+                if at in found:
+                    found[at].statistics.setdefault(name, []).append(sum(values) / len(values))
+        for layer in found.values():
+            for series in layer.operations.values():  # an operation may be missing from the last passes
+                _add(series, len(layer.passes_ms) - 1, 0.0)
+        return [found[at] for at in sorted(found)]
 
     def reset(self) -> None:
         """Forget what was seen."""
-        if self._cuda:
-            self._pool += [event for _, _, begin, end in self._marks for event in (begin, end)]
-        self._marks.clear()
-        self._rows.clear()
-        self._calls = 0
+        self.flush()
+        self._read.clear()
+        self._statistics.clear()
+        self._number = 0
+
+
+def _add(series: list[float], place: int, value: float) -> None:
+    series += [0.0] * (place + 1 - len(series))
+    series[place] += value
 
 
 def _chosen(model: nn.Module, config: ProfilingConfig) -> Iterator[tuple[str, str, nn.Module]]:
@@ -217,6 +405,6 @@ def _chosen(model: nn.Module, config: ProfilingConfig) -> Iterator[tuple[str, st
             yield name, type(module).__name__, module
 
 
-def create_profiler(model: nn.Module, config: ProfilingConfig | None = None) -> LayerProfiler:
+def create_profiler(model: nn.Module, config: ProfilingConfig | None = None, sink: Sink | None = None) -> LayerProfiler:
     """A profiler of a model; see `LayerProfiler`."""
-    return LayerProfiler(model, config)
+    return LayerProfiler(model, config, sink=sink)

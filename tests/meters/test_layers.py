@@ -1,10 +1,18 @@
+import statistics
+import sys
+
 import pytest
 import torch
 
 from nanolib import NanoConfig, create_model
 from nanolib.measurement import BadInput
-from nanolib.meters.layers import STATISTICS, LayerProfiler, ProfilingConfig, create_profiler
+from nanolib.meters.layers import STATISTICS, LayerProfiler, create_profiler
+from nanolib.meters.operations import ATTENTION_STEPS, FUSED, OperationTimer
+from nanolib.meters.profiling import ProfilingConfig
+from nanolib.meters.stopwatch import CpuStopwatch
+from nanolib.models.generation import Generation
 from nanolib.models.user import build_model
+from nanolib.store import Run, Store
 from tests.models.test_user import TINY
 
 
@@ -18,7 +26,10 @@ def model():
 IDS = torch.randint(300, (2, 16), generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("config", [ProfilingConfig.minimal(), ProfilingConfig.standard()])
+EACH = ProfilingConfig.custom(deep_profiling=True, every_kth_token=1)
+
+
+@pytest.mark.parametrize("config", [ProfilingConfig.minimal(), ProfilingConfig.standard(), EACH])
 @torch.inference_mode()
 def test_the_output_is_the_same_to_the_last_bit(model, config):
     before = model(IDS)
@@ -26,7 +37,7 @@ def test_the_output_is_the_same_to_the_last_bit(model, config):
         assert torch.equal(model(IDS), before)
     assert torch.equal(model(IDS), before)
     assert all("forward" not in vars(module) for module in model.modules())
-    assert profiler.results()[0].calls_ms  # what was seen stays
+    assert profiler.results()[0].calls_ms or profiler.deep_results()  # what was seen stays
 
 
 def test_gradients_are_the_same_to_the_last_bit(model):
@@ -36,7 +47,7 @@ def test_gradients_are_the_same_to_the_last_bit(model):
         return [p.grad.clone() for p in model.parameters()]
 
     before = gradients()
-    with LayerProfiler(model, ProfilingConfig.standard()):
+    with LayerProfiler(model, EACH):
         within = gradients()
     assert all(torch.equal(a, b) for a, b in zip(before, within, strict=True))
 
@@ -79,9 +90,15 @@ def test_standard_times_every_module_and_summarises_now_and_then(model):
 
 
 def test_everything_is_put_back_when_the_model_raises(model):
-    with pytest.raises(BadInput), LayerProfiler(model, ProfilingConfig.standard()):
+    with pytest.raises(BadInput), LayerProfiler(model, EACH):
         model(torch.zeros(1, 65, dtype=torch.int64))
-    assert all("forward" not in vars(module) for module in model.modules())
+    assert not {"forward", "prefill", "decode"} & {name for module in model.modules() for name in vars(module)}
+    assert not torch.overrides._get_current_function_mode_stack()
+    with LayerProfiler(model, EACH) as profiler, torch.inference_mode():  # and within one that goes on
+        with pytest.raises(BadInput):
+            model(torch.zeros(1, 65, dtype=torch.int64))
+        model(IDS)
+    assert len(profiler.deep_results()[0].passes_ms) == 1
 
 
 def test_two_profilers_at_once_are_refused_and_the_first_goes_on(model):
@@ -95,14 +112,154 @@ def test_two_profilers_at_once_are_refused_and_the_first_goes_on(model):
     assert not profiler.results()[0].calls_ms
 
 
+DEEP = {"attention_entropy", "attention_max_weight", "attention_sparsity", "mlp_kill_ratio", "norm_variance_ratio"}
+
+
+def test_standard_adds_up_to_the_section_on_a_prompt():
+    """Of a model wide enough that its work is not lost among Python's: `decoder_small` with fewer layers."""
+    model = create_model(NanoConfig.from_preset("decoder_small", num_layers=2), seed=0).eval()
+    prompt = torch.randint(300, (1, 256), generator=torch.Generator().manual_seed(0))
+    config = ProfilingConfig.custom(deep_profiling=True, every_kth_token=2)
+    with torch.inference_mode(), LayerProfiler(model, config) as profiler:
+        for _ in range(10):
+            model.prefill(prompt, model.new_cache(1, 256, 1))
+    found = profiler.results()
+    parts = sum(statistics.median(row.calls_ms) for row in found if row.inside == "")
+    assert parts == pytest.approx(statistics.median(found[0].calls_ms), rel=0.10)
+    for layer in profiler.deep_results():
+        if layer.name.startswith("blocks"):
+            measured = [sum(ms[at] for ms in layer.operations.values()) for at in range(5)]
+            share = [part / whole for part, whole in zip(measured, layer.passes_ms, strict=True)]
+            assert statistics.median(share) == pytest.approx(1, abs=0.15)
+            assert all(min(ms) > 0 for ms in layer.operations.values()) and min(layer.fused_ms) > 0
+
+
+@torch.inference_mode()
+def test_deep_statistics_are_those_of_the_models_own_attention(model):
+    seen = {}
+    original = torch.nn.functional.scaled_dot_product_attention
+
+    def keep(q, k, v, **rest):
+        seen.setdefault("qk", (q, k))
+        return original(q, k, v, **rest)
+
+    dense = sys.modules["nanolib.models.attention.dense"]
+    dense.scaled_dot_product_attention = keep
+    try:
+        model(IDS)
+    finally:
+        dense.scaled_dot_product_attention = original
+    inputs = {}
+    handles = [
+        model.blocks[0].mlp.down.register_forward_hook(lambda m, args, out: inputs.update(down=args[0])),
+        model.blocks[0].mlp_norm.register_forward_hook(lambda m, args, out: inputs.update(mlp_norm=(args[0], out))),
+        model.blocks[0].attention_norm.register_forward_hook(lambda m, args, out: inputs.update(norm=(args[0], out))),
+    ]
+    with LayerProfiler(
+        model, ProfilingConfig.custom(deep_profiling=True, every_kth_token=1, near_zero=0.08)
+    ) as profiler:
+        model(IDS)
+    for handle in handles:
+        handle.remove()
+    found = next(layer for layer in profiler.deep_results() if layer.name == "blocks.0").statistics
+    q, k = (x.double() for x in seen["qk"])
+    mask = torch.ones(16, 16, dtype=torch.bool).tril()
+    p = torch.softmax((q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).masked_fill(~mask, float("-inf")), dim=-1)
+    entropy = -torch.where(mask, p * p.clamp(min=1e-300).log(), 0.0).sum(-1).mean()
+    assert found["attention_entropy"][0] == pytest.approx(entropy.item(), rel=1e-4)
+    assert found["attention_max_weight"][0] == pytest.approx(p.amax(-1).mean().item(), rel=1e-4)
+    unmasked = p[mask.expand_as(p)]
+    assert found["attention_sparsity"][0] == pytest.approx((unmasked < 0.08).double().mean().item(), abs=1e-6)
+    assert 0 < found["attention_sparsity"][0] < 1  # the masked half is not in it
+    assert found["mlp_kill_ratio"][0] == pytest.approx((inputs["down"].abs() < 0.08).double().mean().item(), abs=1e-6)
+    ratios = [(out.var(-1).mean() / x.var(-1).mean()).item() for x, out in (inputs["norm"], inputs["mlp_norm"])]
+    assert found["norm_variance_ratio"][0] == pytest.approx(sum(ratios) / 2, rel=1e-4)
+
+
+@torch.inference_mode()
+def test_steps_of_attention_with_grouped_heads_and_a_mask_equal_the_fused_kernel(model):
+    """The steps are timed in the fused kernel's place, so they must compute what it does."""
+    g = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(2, heads, length, 8, generator=g) for heads, length in ((4, 3), (2, 7), (2, 7)))
+    mask = torch.rand(3, 7, generator=g) > 0.3
+    mask[:, 0] = True
+    bias = torch.zeros(3, 7).masked_fill(~mask, float("-inf"))
+    for arguments in (
+        {"attn_mask": mask, "enable_gqa": True},
+        {"attn_mask": bias, "enable_gqa": True, "scale": 0.3},
+        {"enable_gqa": True},
+    ):
+        made = []
+        timer = OperationTimer(CpuStopwatch(), lambda: (0, "", False), 0.01)
+        timed = timer._timed
+        timer._timed = lambda *a, timed=timed, made=made, **b: made.append(timed(*a, **b)) or made[-1]
+        with timer:
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, **arguments)
+        assert [mark.operation for mark in timer.marks] == [FUSED, *ATTENTION_STEPS]
+        assert torch.equal(out, made[0])
+        torch.testing.assert_close(made[-1], out, atol=1e-6, rtol=1e-5)
+
+
+@torch.inference_mode()
+def test_what_is_seen_goes_to_the_trace_as_it_is_made(model, tmp_path):
+    with Store(tmp_path / "results.sqlite") as store:
+        store.add(Run(experiment="energy", machine={"machine_id": "m"}, run_id="a"))
+        trace = store.new_trace("a", "c")
+        config = ProfilingConfig.custom(deep_profiling=True, every_kth_token=2, preallocate_metrics=1)
+        with LayerProfiler(model, config, sink=trace) as profiler:
+            for _ in range(5):
+                model(IDS)
+        store.commit_transaction()
+        layers, ops, found = (store.trace(table) for table in ("layers", "ops", "statistics"))
+    times = {row.name or "model": row for row in profiler.results()}
+    assert set(layers.layer) == set(times) and set(layers.call) == set(range(5))
+    plain = layers[layers.call.isin([1, 3]) & (layers.layer == "blocks.1")]
+    assert plain.ns.to_list() == [round(1e6 * ms) for ms in times["blocks.1"].calls_ms]
+    assert set(ops.call) == {0, 2, 4} and {"qk", "softmax", "gate", "norm", FUSED} < set(ops.op) and ops.ns.min() > 0
+    block = found[(found.layer == "blocks.1") & (found.call == 0)]
+    assert set(block.statistic) == {*STATISTICS, *DEEP}
+    down = found[(found.layer == "blocks.1.mlp.down") & (found.statistic == "sd")]
+    assert down.value.to_list() == pytest.approx(times["blocks.1.mlp.down"].statistics[:, 1].tolist())
+
+
+@torch.inference_mode()
+def test_generation_is_watched_through_prefill_and_decode(model):
+    generation = Generation(model, IDS, 8)
+    with LayerProfiler(model) as profiler:
+        generation.prefill()
+        for _ in range(4):
+            generation.decode()
+        model.blocks[0].mlp(torch.zeros(1, 32))  # a part alone is no call of the model
+    found = {row.name: row for row in profiler.results()}
+    assert len(found[""].calls_ms) == 5 and len(found["blocks.0"].calls_ms) == 5
+
+
 @torch.inference_mode()
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"])
 def test_models_of_transformers_are_looked_into_too(name):
     pytest.importorskip("transformers")
     model = build_model(f"hf:{name}", TINY, "cpu", "float32", seed=0).eval()
     before = model(IDS).logits
-    with LayerProfiler(model, ProfilingConfig.standard()) as profiler:
-        assert torch.equal(model(IDS).logits, before)
+    with LayerProfiler(model, ProfilingConfig.custom(deep_profiling=True, every_kth_token=2)) as profiler:
+        for _ in range(2):
+            assert torch.equal(model(IDS).logits, before)
+    steps = {
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "qk",
+        "scale_mask",
+        "softmax",
+        "av",
+        "out_proj",
+        "gate",
+        "up",
+        "down",
+        "norm",
+    }
+    for layer in profiler.deep_results():
+        if layer.name.startswith("model.layers."):
+            assert steps < set(layer.operations) and set(layer.statistics) == DEEP
     found = {row.name: row for row in profiler.results()}
     assert [n for n, row in found.items() if row.kind == "block"] == ["model.layers.0", "model.layers.1"]
     assert {"model.embed_tokens", "model.norm", "lm_head", "model.layers.1.mlp.down_proj"} < set(found)
@@ -115,6 +272,8 @@ def test_models_of_transformers_are_looked_into_too(name):
         ({"every_nth_layer": True}, "every_nth_layer: True"),
         ({"power_sample_interval_ms": -1}, "power_sample_interval_ms: -1"),
         ({"depth": 3}, "depth: there is no such field"),
+        ({"deep_profiling": 1}, "deep_profiling: 1"),
+        ({"preallocate_metrics": 0}, "preallocate_metrics: 0"),
     ],
 )
 def test_bad_settings_are_one_line(fields, words):

@@ -1,0 +1,124 @@
+"""A clock that stands still while the instrument itself works, so that looking closely does not show in what is seen."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Protocol
+
+import torch
+
+
+class Stopwatch(Protocol):
+    """Marks moments; the time between two of them leaves pauses out."""
+
+    def mark(self) -> Any:
+        """Now."""
+        ...
+
+    def pause(self) -> None:
+        """What follows is the instrument's own work; pauses do not nest."""
+        ...
+
+    def resume(self) -> None:
+        """It ends."""
+        ...
+
+    def skip(self, ns: int) -> None:
+        """So much of what was just counted was the instrument's too."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until marks can be read."""
+        ...
+
+    def nanoseconds(self, begin: Any, end: Any) -> int:
+        """From one mark to another."""
+        ...
+
+    def forget(self) -> None:
+        """No mark made so far is read again."""
+        ...
+
+
+class CpuStopwatch:
+    """On `time.perf_counter_ns`; a mark is a number."""
+
+    def __init__(self) -> None:
+        self._paused = self._since = 0
+
+    def mark(self) -> int:
+        """Nanoseconds, pauses left out."""
+        return time.perf_counter_ns() - self._paused
+
+    def pause(self) -> None:
+        """Stop."""
+        self._since = time.perf_counter_ns()
+
+    def resume(self) -> None:
+        """Go on."""
+        self._paused += time.perf_counter_ns() - self._since
+
+    def skip(self, ns: int) -> None:
+        """Taken off what follows."""
+        self._paused += ns
+
+    def settle(self) -> None:
+        """Nothing to wait for."""
+
+    def nanoseconds(self, begin: int, end: int) -> int:
+        """Their difference."""
+        return end - begin
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+
+class CudaStopwatch:
+    """On CUDA events, taken from a pool; a mark is an event and how many pauses came before it."""
+
+    def __init__(self) -> None:
+        self._free: list[torch.cuda.Event] = []
+        self._used: list[torch.cuda.Event] = []
+        self._pauses: list[tuple[Any, Any]] = []
+        self._since: Any = None
+
+    def _event(self) -> torch.cuda.Event:
+        event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._used.append(event)
+        return event
+
+    def mark(self) -> tuple[torch.cuda.Event, int]:
+        """An event in the stream."""
+        return self._event(), len(self._pauses)
+
+    def pause(self) -> None:
+        """What the stream does from here on is not counted."""
+        self._since = self._event()
+
+    def resume(self) -> None:
+        """It counts again."""
+        self._pauses.append((self._since, self._event()))
+
+    def skip(self, ns: int) -> None:
+        """The instrument's Python does not delay what is queued on the device."""
+
+    def settle(self) -> None:
+        """One synchronize for all marks."""
+        torch.cuda.synchronize()
+
+    def nanoseconds(self, begin: tuple[Any, int], end: tuple[Any, int]) -> int:
+        """Between two events, less the pauses between them."""
+        between = sum(first.elapsed_time(last) for first, last in self._pauses[begin[1] : end[1]])
+        return round(1e6 * (begin[0].elapsed_time(end[0]) - between))
+
+    def forget(self) -> None:
+        """The events are used again."""
+        self._free += self._used
+        self._used.clear()
+        self._pauses.clear()
+
+
+def stopwatch_for(device: torch.device | str) -> Stopwatch:
+    """The stopwatch of a device."""
+    return CudaStopwatch() if torch.device(device).type == "cuda" else CpuStopwatch()
