@@ -21,19 +21,12 @@ from typing import Any, Self
 import numpy as np
 
 from nanolib.measurement import BadInput, Measurement, Provenance, Status
-from nanolib.meters.power import (
-    MIN_PERIODS,
-    EstimateSource,
-    Reading,
-    Source,
-    count,
-    counter_steps,
-    find_sources,
-    integrate,
-)
+from nanolib.meters.integration import count, counter_steps, integrate
+from nanolib.meters.power import MIN_PERIODS, EstimateSource, Reading, Source, find_sources
+from nanolib.meters.sink import Sink
 from nanolib.stats.intervals import Interval
 
-_SAMPLE_S = 0.02
+_SAMPLE_S = 0.05
 _COURSE = 60
 _SETTLE_S = 2.0  # how long leaving waits for one more reading of a slow source
 IDLE_S = 2.0
@@ -105,12 +98,18 @@ class EnergyMeter:
     Args:
         sources: What to sample; by default this machine's sensors, and where it has none the estimate.
         sample_s: How often.
+        sink: Where samples and windows go as they are made.
     """
 
-    def __init__(self, sources: Sequence[Source] | None = None, sample_s: float = _SAMPLE_S) -> None:
+    def __init__(
+        self, sources: Sequence[Source] | None = None, sample_s: float = _SAMPLE_S, sink: Sink | None = None
+    ) -> None:
         if sources is None:
             sources = find_sources().sources or [EstimateSource()]
         self.tracks = [Track(source) for source in sources]
+        self._sink = sink
+        names = [f"{track.source.name} {track.source.of}".strip() for track in self.tracks]
+        self._names = [sink.name(name) for name in names] if sink else []
         self._sample_s = sample_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample, name="nanolib-power", daemon=True)
@@ -132,6 +131,12 @@ class EnergyMeter:
     def _read(self) -> None:
         for track in self.tracks:
             track.readings.append(track.source.read())
+        if self._sink is not None:
+            last = [track.readings[-1] for track in self.tracks]
+            rows = zip(self._names, last, strict=True)
+            at_us = self._sink.at_us
+            values = [(name, at_us(r.t_s), r.watts, r.joules, r.low, r.high) for name, r in rows]
+            self._sink.put("power_samples", values)
 
     @contextmanager
     def window(self, name: str) -> Iterator[Window]:
@@ -141,6 +146,9 @@ class EnergyMeter:
             yield window
         finally:
             window.end_s = time.monotonic()
+            if self._sink is not None:
+                row = (self._sink.name(name), self._sink.at_us(window.start_s), round(1e9 * window.seconds))
+                self._sink.put("sections", [row])
             self._wait_until(window.end_s)
 
     def _wait_until(self, moment_s: float) -> None:

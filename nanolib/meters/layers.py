@@ -11,9 +11,9 @@ import functools
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -21,28 +21,13 @@ from torch import nn
 from nanolib.measurement import BadInput
 from nanolib.meters.operations import FUSED, OperationTimer, role_of
 from nanolib.meters.profiling import ProfilingConfig
+from nanolib.meters.sink import Sink
 from nanolib.meters.stopwatch import stopwatch_for
 
 STATISTICS = ("mean_abs", "sd", "max_abs", "near_zero")
 _ENTRIES = ("forward", "prefill", "decode")  # a call of the model is a call of one of these
 _READ_S = 0.4  # marks are read so often: a kill loses the rows of less than a second
 _NOTHING = contextlib.nullcontext()
-
-
-class Sink(Protocol):
-    """Takes rows as they are made; `nanolib.traces.Trace` is one."""
-
-    def name(self, text: str) -> int:
-        """The index that stands for a name."""
-        ...
-
-    def put(self, table: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Queue rows."""
-        ...
-
-    def flush(self) -> str:
-        """Wait until they are committed."""
-        ...
 
 
 @dataclass

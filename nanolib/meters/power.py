@@ -1,4 +1,4 @@
-"""Where power readings come from, and energy over a window of time with its error bounds.
+"""Where power readings come from; `integrate` and `count` make energy of them.
 
 A source is asked again and again by a sampler (`nanolib.meters.energy`). It gives watts, or the joules of a counter that only
 grows. What cannot be read is a gap, never zero.
@@ -6,8 +6,11 @@ grows. What cannot be read is a gap, never zero.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import platform
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,14 +19,29 @@ from typing import Any, Protocol
 
 import numpy as np
 import psutil
-from numpy.typing import ArrayLike
 
-from nanolib.measurement import BadInput, Provenance
-from nanolib.stats.intervals import Interval
+from nanolib.measurement import Provenance
+from nanolib.meters.integration import count, integrate
+
+__all__ = [
+    "AmdSource",
+    "AppleSource",
+    "EstimateSource",
+    "Found",
+    "NoSensor",
+    "NvmlSource",
+    "RaplSource",
+    "Reading",
+    "ReplaySource",
+    "Source",
+    "count",
+    "find_sources",
+    "integrate",
+]
 
 MIN_PERIODS = 10  # a window must hold so many updates of its sensor
-_GAP = 2.5  # samples further apart than this many times the usual are a gap
 _RAPL_ROOT = Path("/sys/class/powercap")
+_KFD = Path("/dev/kfd")  # AMD's compute driver
 # What an idle core and package draw, and how far a busy one goes, is not known without a sensor: these ends are honest, not tight.
 _IDLE_W_PER_CORE, _IDLE_W = (0.1, 3.0), (1.0, 60.0)
 _BUSY_W_PER_CORE = (1.0, 25.0)
@@ -68,115 +86,6 @@ class Source(Protocol):
     def read(self) -> Reading:
         """The reading now; NaN for what could not be read."""
         ...
-
-
-# energy over a window
-
-
-def integrate(t_s: ArrayLike, power_w: ArrayLike, start_s: float, end_s: float) -> Interval:
-    """Energy between two moments, from samples of power.
-
-    Straight lines between samples; of two samples at one moment the first ends what was before and the second begins what comes,
-    so a step is exact. A NaN, or samples much further apart than usual, is a gap: within it the power may be anything that was
-    seen.
-
-    Args:
-        t_s: Moments in order, s, shape [n].
-        power_w: Power at each, W, shape [n]; NaN where it could not be read.
-        start_s: Beginning of the window.
-        end_s: Its end.
-
-    Returns:
-        Joules. Each edge adds what the power changes by between the samples around it, over the time between them.
-
-    Raises:
-        BadInput: Fewer than two samples, moments out of order, or a window that is empty or reaches beyond the samples.
-    """
-    t, p = _checked(t_s, power_w, start_s, end_s)
-    read = ~np.isnan(p)
-    # a failed read makes a gap between its neighbours that could be read
-    failed = np.add.reduceat(~read, np.flatnonzero(read))[:-1] > 0
-    t, p = t[read], p[read]
-    _check_reach(t, start_s, end_s)
-    length, left, right = np.diff(t), p[:-1], p[1:]
-    first, last = np.clip(start_s, t[:-1], t[1:]), np.clip(end_s, t[:-1], t[1:])
-    share = np.where(length > 0, length, 1.0)
-    at_first = left + (right - left) * (first - t[:-1]) / share
-    at_last = left + (right - left) * (last - t[:-1]) / share
-    energy = (at_first + at_last) / 2 * (last - first)
-    usual = np.median(length[length > 0])
-    gaps = (failed | (length > _GAP * usual)) & (last > first)
-    edges = (t[:-1] < start_s) & (start_s < t[1:]) | (t[:-1] < end_s) & (end_s < t[1:])
-    unsure = float((np.abs(right - left) * length)[edges & ~gaps].sum())
-    inside = (last - first)[gaps]
-    low = energy[~gaps].sum() + inside.sum() * p.min() - unsure
-    high = energy[~gaps].sum() + inside.sum() * p.max() + unsure
-    return Interval(float(low), float(energy.sum()), float(high))
-
-
-def count(t_s: ArrayLike, joules: ArrayLike, start_s: float, end_s: float, wrap_j: float = math.inf) -> Interval:
-    """Energy between two moments, from a counter.
-
-    Args:
-        t_s: Moments in order, s, shape [n].
-        joules: The counter at each, J, shape [n]; NaN where it could not be read.
-        start_s: Beginning of the window.
-        end_s: Its end.
-        wrap_j: Where the counter starts again at zero; every step is taken modulo this.
-
-    Returns:
-        Joules. Each edge is unsure by one step of the counter; so is what a counter without a wrap lost by going backwards, which
-        counts as if the steps around it had gone on.
-
-    Raises:
-        BadInput: As for `integrate`.
-    """
-    t, counted = _checked(t_s, joules, start_s, end_s)
-    read = ~np.isnan(counted)
-    t, counted = t[read], counted[read]
-    _check_reach(t, start_s, end_s)
-    steps = counter_steps(counted, wrap_j)
-    length = np.diff(t)
-    backwards = steps < 0
-    good = ~backwards & (length > 0)
-    rates = steps[good] / length[good] if good.any() else np.zeros(1)
-    steps = np.where(backwards, np.median(rates) * length, steps)
-    total = np.concatenate([[0.0], np.cumsum(steps)])
-    energy = float(np.interp(end_s, t, total) - np.interp(start_s, t, total))
-    seen = (t[1:] > start_s) & (t[:-1] < end_s)
-    lost = float((length * rates.max())[backwards & seen].sum())
-    # a counter moves in steps: the last one before an edge may have been due for as long as its neighbours take
-    moved = steps[steps > 0]
-    quantum = float(np.median(moved)) if len(moved) else 0.0
-    return Interval(energy - 2 * quantum - lost, energy, energy + 2 * quantum + lost)
-
-
-def counter_steps(joules: np.ndarray, wrap_j: float) -> np.ndarray:
-    """From each state of a counter to the next, J, shape [n − 1]; modulo where it starts again at zero."""
-    steps = np.diff(joules)
-    return steps % wrap_j if math.isfinite(wrap_j) else steps
-
-
-def _checked(t_s: ArrayLike, values: ArrayLike, start_s: float, end_s: float) -> tuple[np.ndarray, np.ndarray]:
-    t, x = np.asarray(t_s, dtype=float), np.asarray(values, dtype=float)
-    if t.shape != x.shape or t.ndim != 1:
-        raise BadInput(f"t_s: shape {list(t.shape)} beside {list(x.shape)}; give one moment per sample")
-    if np.isnan(x).all() or (~np.isnan(x)).sum() < 2:
-        raise BadInput(f"power_w: {int((~np.isnan(x)).sum())} samples could be read; at least two are needed")
-    if (np.diff(t) < 0).any():
-        raise BadInput("t_s: its moments go backwards; give them in order")
-    if not start_s < end_s:
-        raise BadInput(f"end_s: {end_s} is not after start_s {start_s}; give a window with some length")
-    first = int(np.flatnonzero(~np.isnan(x))[0])
-    return t[first:], x[first:]
-
-
-def _check_reach(t: np.ndarray, start_s: float, end_s: float) -> None:
-    if start_s < t[0] or end_s > t[-1]:
-        raise BadInput(
-            f"start_s, end_s: {start_s} to {end_s} reaches beyond the samples, {t[0]} to {t[-1]}; "
-            "sample before and after the window"
-        )
 
 
 # sources
@@ -266,7 +175,7 @@ class RaplSource:
 
 
 class NvmlSource:
-    """One NVIDIA GPU: its energy counter where it has one, else its power.
+    """One NVIDIA GPU: its energy counter where it has one, else its power at the moment, else that of the last second.
 
     Args:
         nvml: The module `pynvml`, initialised.
@@ -277,21 +186,103 @@ class NvmlSource:
 
     def __init__(self, nvml: Any, index: int) -> None:
         self._nvml, self._handle, self.of = nvml, nvml.nvmlDeviceGetHandleByIndex(index), f"gpu {index}"
-        try:
-            nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)
-            self.name = "nvml_counter"
-        except nvml.NVMLError:
-            nvml.nvmlDeviceGetPowerUsage(self._handle)
-            self.name = "nvml_power"
+        self.name = "nvml_power"
+        for name, read in (("nvml_counter", self._joules), ("nvml_power_instant", self._instant_watts)):
+            with contextlib.suppress(nvml.NVMLError):  # not every GPU has it: the next is asked
+                read()
+                self.name = name
+                return
+        self._average_watts()
+
+    def _joules(self) -> float:
+        return self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1e3
+
+    def _instant_watts(self) -> float:
+        field = self._nvml.nvmlDeviceGetFieldValues(self._handle, [self._nvml.NVML_FI_DEV_POWER_INSTANT])[0]
+        if field.nvmlReturn:
+            raise self._nvml.NVMLError(field.nvmlReturn)
+        return field.value.uiVal / 1e3
+
+    def _average_watts(self) -> float:
+        return self._nvml.nvmlDeviceGetPowerUsage(self._handle) / 1e3
 
     def read(self) -> Reading:
         """The counter in J, or the power in W."""
         now = time.monotonic()
         try:
             if self.name == "nvml_counter":
-                return Reading(now, joules=self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1e3)
-            return Reading(now, watts=self._nvml.nvmlDeviceGetPowerUsage(self._handle) / 1e3)
+                return Reading(now, joules=self._joules())
+            return Reading(now, watts=self._average_watts() if self.name == "nvml_power" else self._instant_watts())
         except self._nvml.NVMLError:
+            return Reading(now)
+
+
+class AppleSource:
+    """Apple's own counters of processor, GPU and neural engine, through IOReport.
+
+    Args:
+        module: `zeus_apple_silicon`.
+    """
+
+    name, of, period_s, wrap_j, provenance = "ioreport", "soc", 0.1, math.inf, Provenance.MEASURED
+    _PARTS = ("cpu_total_mj", "gpu_mj", "ane_mj", "dram_mj")  # parts of a whole, none within another
+
+    def __init__(self, module: Any) -> None:
+        self._monitor = module.AppleEnergyMonitor()
+        if all(value is None for value in self._values()):
+            raise OSError("none of its counters answers")
+
+    def _values(self) -> list[float | None]:
+        metrics = self._monitor.get_cumulative_energy()
+        return [getattr(metrics, name, None) for name in self._PARTS]
+
+    def read(self) -> Reading:
+        """The sum of its counters; those that the chip lacks are left out."""
+        now = time.monotonic()
+        try:
+            return Reading(now, joules=sum(value for value in self._values() if value is not None) / 1e3)
+        except (OSError, RuntimeError):
+            return Reading(now)
+
+
+class AmdSource:
+    """One AMD GPU: its energy counter where it has one, else its power.
+
+    Args:
+        module: `amdsmi`, initialised.
+        handle: Of the GPU.
+        index: Of the GPU.
+    """
+
+    period_s, wrap_j, provenance = 0.1, math.inf, Provenance.MEASURED
+
+    def __init__(self, module: Any, handle: Any, index: int) -> None:
+        self._amdsmi, self._handle, self.of = module, handle, f"gpu {index}"
+        try:
+            self._joules()
+            self.name = "amdsmi_counter"
+        except (module.AmdSmiException, KeyError):
+            self._watts()
+            self.name = "amdsmi_power"
+
+    def _joules(self) -> float:
+        found = self._amdsmi.amdsmi_get_energy_count(self._handle)
+        # older libraries call the counter `power`; it is in steps of `counter_resolution` µJ
+        return found.get("energy_accumulator", found.get("power")) * found["counter_resolution"] / 1e6
+
+    def _watts(self) -> float:
+        found = self._amdsmi.amdsmi_get_power_info(self._handle)
+        told = [found.get(name) for name in ("current_socket_power", "average_socket_power")]
+        return float(next(value for value in told if isinstance(value, int | float)))  # "N/A" where it has none
+
+    def read(self) -> Reading:
+        """The counter in J, or the power in W."""
+        now = time.monotonic()
+        try:
+            if self.name == "amdsmi_counter":
+                return Reading(now, joules=self._joules())
+            return Reading(now, watts=self._watts())
+        except (self._amdsmi.AmdSmiException, KeyError, StopIteration):
             return Reading(now)
 
 
@@ -311,16 +302,20 @@ class Found:
     missing: dict[str, str]
 
 
-def find_sources(rapl_root: Path = _RAPL_ROOT, nvml: Any = None) -> Found:
+def find_sources(rapl_root: Path = _RAPL_ROOT, nvml: Any = None, amdsmi: Any = None, apple: Any = None) -> Found:
     """The sensors of this machine.
 
     Args:
         rapl_root: Where Linux shows its power domains.
         nvml: The module to ask for NVIDIA's; `pynvml` by default.
+        amdsmi: The module to ask for AMD's; `amdsmi` by default.
+        apple: The module to ask for Apple's; `zeus_apple_silicon` by default.
     """
     found = Found([], {})
     for kind, look in (
         ("NVIDIA (NVML)", lambda: _nvml_sources(nvml)),
+        ("AMD (amdsmi)", lambda: _amd_sources(amdsmi)),
+        ("Apple (IOReport)", lambda: _apple_sources(apple)),
         ("RAPL (powercap)", lambda: _rapl_sources(rapl_root)),
     ):
         sources, reason = look()
@@ -341,6 +336,37 @@ def _nvml_sources(nvml: Any) -> tuple[list[Source], str]:
         return [NvmlSource(nvml, index) for index in range(nvml.nvmlDeviceGetCount())], ""
     except nvml.NVMLError as error:
         return [], f"no NVIDIA driver answers ({error})"
+
+
+def _amd_sources(amdsmi: Any) -> tuple[list[Source], str]:
+    """The package is imported only where there is an AMD GPU: without its driver's library its import raises a KeyError."""
+    if amdsmi is None:
+        if not _KFD.exists():
+            return [], "no AMD GPU here (no /dev/kfd)"
+        try:
+            import amdsmi
+        except Exception as error:
+            return [], f"amdsmi cannot be imported ({type(error).__name__}: {error}); pip install nanolib[amd]"
+    try:
+        amdsmi.amdsmi_init()
+        handles = amdsmi.amdsmi_get_processor_handles()
+        return [AmdSource(amdsmi, handle, index) for index, handle in enumerate(handles)], ""
+    except (amdsmi.AmdSmiException, StopIteration) as error:
+        return [], f"its driver does not answer ({str(error) or 'it tells neither energy nor power'})"
+
+
+def _apple_sources(apple: Any) -> tuple[list[Source], str]:
+    if apple is None:
+        if (sys.platform, platform.machine()) != ("darwin", "arm64"):
+            return [], "this is no Mac with Apple silicon"
+        try:
+            import zeus_apple_silicon as apple
+        except ModuleNotFoundError:
+            return [], "zeus-apple-silicon is not installed; pip install nanolib[apple]"
+    try:
+        return [AppleSource(apple)], ""
+    except (OSError, RuntimeError) as error:
+        return [], f"IOReport does not answer ({error})"
 
 
 def _rapl_sources(root: Path) -> tuple[list[Source], str]:

@@ -10,6 +10,7 @@ import pytest
 from nanolib.measurement import BadInput, Provenance, Status
 from nanolib.meters.energy import EnergyMeter, Track, Window
 from nanolib.meters.power import EstimateSource, NoSensor, ReplaySource, count, find_sources, integrate
+from nanolib.store import Run, Store
 
 NAN = math.nan
 
@@ -237,17 +238,22 @@ def test_a_machine_without_domains_says_so(tmp_path):
     assert "no power domain" in find_sources(tmp_path, _NoDriver()).missing["RAPL (powercap)"]
 
 
-@pytest.mark.parametrize(("counter", "name"), [(True, "nvml_counter"), (False, "nvml_power")])
-def test_a_gpu_counts_energy_if_it_can(tmp_path, counter, name):
+@pytest.mark.parametrize("name", ["nvml_counter", "nvml_power_instant", "nvml_power"])
+def test_a_gpu_counts_energy_if_it_can_and_else_tells_its_power_now(tmp_path, name):
     class Error(Exception):
         pass
 
     state = SimpleNamespace(broken=False)
 
     def energy(handle):
-        if not counter or state.broken:
+        if name != "nvml_counter" or state.broken:
             raise Error("Not Supported")
         return 5000 + handle
+
+    def fields(handle, numbers):
+        assert numbers == [186]
+        supported = name == "nvml_power_instant" and not state.broken
+        return [SimpleNamespace(nvmlReturn=0 if supported else 3, value=SimpleNamespace(uiVal=80000))]
 
     def power(handle):
         if state.broken:
@@ -256,15 +262,88 @@ def test_a_gpu_counts_energy_if_it_can(tmp_path, counter, name):
 
     nvml = SimpleNamespace(
         NVMLError=Error,
+        NVML_FI_DEV_POWER_INSTANT=186,
         nvmlInit=lambda: None,
         nvmlDeviceGetCount=lambda: 2,
         nvmlDeviceGetHandleByIndex=lambda index: index,
         nvmlDeviceGetTotalEnergyConsumption=energy,
+        nvmlDeviceGetFieldValues=fields,
         nvmlDeviceGetPowerUsage=power,
     )
     found = find_sources(tmp_path, nvml)
     assert [(source.name, source.of) for source in found.sources] == [(name, "gpu 0"), (name, "gpu 1")]
     reading = found.sources[1].read()
-    assert (reading.joules == 5.001) if counter else (reading.watts == 70)
+    told = {"nvml_counter": (5.001, None), "nvml_power_instant": (None, 80), "nvml_power": (None, 70)}[name]
+    assert [None if math.isnan(x) else x for x in (reading.joules, reading.watts)] == list(told)
     state.broken = True
     assert math.isnan(found.sources[1].read().joules) and math.isnan(found.sources[1].read().watts)
+
+
+@pytest.mark.parametrize(
+    ("counter", "power", "name", "joules", "watts"),
+    [
+        ({"energy_accumulator": 10**8, "counter_resolution": 15.3}, {}, "amdsmi_counter", 1530.0, None),
+        ({"power": 10**8, "counter_resolution": 15.3}, {}, "amdsmi_counter", 1530.0, None),  # before amdsmi 6.2.1
+        ({}, {"current_socket_power": "N/A", "average_socket_power": 250}, "amdsmi_power", None, 250.0),
+        ({}, {"current_socket_power": 300, "average_socket_power": 250}, "amdsmi_power", None, 300.0),
+    ],
+)
+def test_an_amd_gpu_likewise(tmp_path, counter, power, name, joules, watts):
+    class Error(Exception):
+        pass
+
+    def count(handle):
+        if not counter:
+            raise Error("not supported")
+        return counter
+
+    module = SimpleNamespace(
+        AmdSmiException=Error,
+        amdsmi_init=lambda: None,
+        amdsmi_get_processor_handles=lambda: ["a"],
+        amdsmi_get_energy_count=count,
+        amdsmi_get_power_info=lambda handle: power,
+    )
+    (source,) = find_sources(tmp_path, _NoDriver(), amdsmi=module).sources
+    assert (source.name, source.of) == (name, "gpu 0")
+    reading = source.read()
+    assert math.isnan(reading.joules) if joules is None else reading.joules == pytest.approx(joules)
+    assert math.isnan(reading.watts) if watts is None else reading.watts == watts
+
+
+def test_an_amd_gpu_that_tells_neither_is_missing_with_its_reason(tmp_path):
+    module = SimpleNamespace(
+        AmdSmiException=RuntimeError,
+        amdsmi_init=lambda: None,
+        amdsmi_get_processor_handles=lambda: ["a"],
+        amdsmi_get_energy_count=lambda handle: {},
+        amdsmi_get_power_info=lambda handle: {"current_socket_power": "N/A", "average_socket_power": "N/A"},
+    )
+    found = find_sources(tmp_path, _NoDriver(), amdsmi=module)
+    assert not found.sources and "neither energy nor power" in found.missing["AMD (amdsmi)"]
+
+
+def test_apples_parts_are_summed_and_those_it_lacks_left_out(tmp_path):
+    parts = SimpleNamespace(cpu_total_mj=1500, gpu_mj=500, ane_mj=None, dram_mj=250)
+    module = SimpleNamespace(AppleEnergyMonitor=lambda: SimpleNamespace(get_cumulative_energy=lambda: parts))
+    (source,) = find_sources(tmp_path, _NoDriver(), apple=module).sources
+    assert source.name == "ioreport" and source.read().joules == 2.25
+    none = SimpleNamespace(get_cumulative_energy=SimpleNamespace)
+    module = SimpleNamespace(AppleEnergyMonitor=lambda: none)
+    assert "none of its counters" in find_sources(tmp_path, _NoDriver(), apple=module).missing["Apple (IOReport)"]
+
+
+def test_samples_and_windows_go_to_the_trace(tmp_path):
+    with Store(tmp_path / "results.sqlite") as store:
+        store.add(Run(experiment="energy", machine={"machine_id": "m"}, run_id="a"))
+        with EnergyMeter([_Clock(50.0)], sample_s=0.002, sink=store.new_trace("a", "c")) as meter:
+            for name in ("prefill", "decode"):
+                with meter.window(name):
+                    time.sleep(0.01)
+        store.commit_transaction()
+        samples, sections = store.trace("power_samples"), store.trace("sections")
+    assert len(samples) == len(meter.tracks[0].readings)
+    assert samples.at_us.is_monotonic_increasing and samples.watts.to_list() == [
+        r.watts for r in meter.tracks[0].readings
+    ]
+    assert sections.name.to_list() == ["prefill", "decode"] and sections.ns.min() >= 1e7

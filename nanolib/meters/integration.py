@@ -1,0 +1,119 @@
+"""Energy over a window of time, from samples of power or from a counter, with its error bounds."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from nanolib.measurement import BadInput
+from nanolib.stats.intervals import Interval
+
+_GAP = 2.5  # samples further apart than this many times the usual are a gap
+
+
+def integrate(t_s: ArrayLike, power_w: ArrayLike, start_s: float, end_s: float) -> Interval:
+    """Energy between two moments, from samples of power.
+
+    Straight lines between samples; of two samples at one moment the first ends what was before and the second begins what comes,
+    so a step is exact. A NaN, or samples much further apart than usual, is a gap: within it the power may be anything that was
+    seen.
+
+    Args:
+        t_s: Moments in order, s, shape [n].
+        power_w: Power at each, W, shape [n]; NaN where it could not be read.
+        start_s: Beginning of the window.
+        end_s: Its end.
+
+    Returns:
+        Joules. Each edge adds what the power changes by between the samples around it, over the time between them.
+
+    Raises:
+        BadInput: Fewer than two samples, moments out of order, or a window that is empty or reaches beyond the samples.
+    """
+    t, p = _checked(t_s, power_w, start_s, end_s)
+    read = ~np.isnan(p)
+    # a failed read makes a gap between its neighbours that could be read
+    failed = np.add.reduceat(~read, np.flatnonzero(read))[:-1] > 0
+    t, p = t[read], p[read]
+    _check_reach(t, start_s, end_s)
+    length, left, right = np.diff(t), p[:-1], p[1:]
+    first, last = np.clip(start_s, t[:-1], t[1:]), np.clip(end_s, t[:-1], t[1:])
+    share = np.where(length > 0, length, 1.0)
+    at_first = left + (right - left) * (first - t[:-1]) / share
+    at_last = left + (right - left) * (last - t[:-1]) / share
+    energy = (at_first + at_last) / 2 * (last - first)
+    usual = np.median(length[length > 0])
+    gaps = (failed | (length > _GAP * usual)) & (last > first)
+    edges = (t[:-1] < start_s) & (start_s < t[1:]) | (t[:-1] < end_s) & (end_s < t[1:])
+    unsure = float((np.abs(right - left) * length)[edges & ~gaps].sum())
+    inside = (last - first)[gaps]
+    low = energy[~gaps].sum() + inside.sum() * p.min() - unsure
+    high = energy[~gaps].sum() + inside.sum() * p.max() + unsure
+    return Interval(float(low), float(energy.sum()), float(high))
+
+
+def count(t_s: ArrayLike, joules: ArrayLike, start_s: float, end_s: float, wrap_j: float = math.inf) -> Interval:
+    """Energy between two moments, from a counter.
+
+    Args:
+        t_s: Moments in order, s, shape [n].
+        joules: The counter at each, J, shape [n]; NaN where it could not be read.
+        start_s: Beginning of the window.
+        end_s: Its end.
+        wrap_j: Where the counter starts again at zero; every step is taken modulo this.
+
+    Returns:
+        Joules. Each edge is unsure by one step of the counter; so is what a counter without a wrap lost by going backwards, which
+        counts as if the steps around it had gone on.
+
+    Raises:
+        BadInput: As for `integrate`.
+    """
+    t, counted = _checked(t_s, joules, start_s, end_s)
+    read = ~np.isnan(counted)
+    t, counted = t[read], counted[read]
+    _check_reach(t, start_s, end_s)
+    steps = counter_steps(counted, wrap_j)
+    length = np.diff(t)
+    backwards = steps < 0
+    good = ~backwards & (length > 0)
+    rates = steps[good] / length[good] if good.any() else np.zeros(1)
+    steps = np.where(backwards, np.median(rates) * length, steps)
+    total = np.concatenate([[0.0], np.cumsum(steps)])
+    energy = float(np.interp(end_s, t, total) - np.interp(start_s, t, total))
+    seen = (t[1:] > start_s) & (t[:-1] < end_s)
+    lost = float((length * rates.max())[backwards & seen].sum())
+    # a counter moves in steps: the last one before an edge may have been due for as long as its neighbours take
+    moved = steps[steps > 0]
+    quantum = float(np.median(moved)) if len(moved) else 0.0
+    return Interval(energy - 2 * quantum - lost, energy, energy + 2 * quantum + lost)
+
+
+def counter_steps(joules: np.ndarray, wrap_j: float) -> np.ndarray:
+    """From each state of a counter to the next, J, shape [n − 1]; modulo where it starts again at zero."""
+    steps = np.diff(joules)
+    return steps % wrap_j if math.isfinite(wrap_j) else steps
+
+
+def _checked(t_s: ArrayLike, values: ArrayLike, start_s: float, end_s: float) -> tuple[np.ndarray, np.ndarray]:
+    t, x = np.asarray(t_s, dtype=float), np.asarray(values, dtype=float)
+    if t.shape != x.shape or t.ndim != 1:
+        raise BadInput(f"t_s: shape {list(t.shape)} beside {list(x.shape)}; give one moment per sample")
+    if np.isnan(x).all() or (~np.isnan(x)).sum() < 2:
+        raise BadInput(f"power_w: {int((~np.isnan(x)).sum())} samples could be read; at least two are needed")
+    if (np.diff(t) < 0).any():
+        raise BadInput("t_s: its moments go backwards; give them in order")
+    if not start_s < end_s:
+        raise BadInput(f"end_s: {end_s} is not after start_s {start_s}; give a window with some length")
+    first = int(np.flatnonzero(~np.isnan(x))[0])
+    return t[first:], x[first:]
+
+
+def _check_reach(t: np.ndarray, start_s: float, end_s: float) -> None:
+    if start_s < t[0] or end_s > t[-1]:
+        raise BadInput(
+            f"start_s, end_s: {start_s} to {end_s} reaches beyond the samples, {t[0]} to {t[-1]}; "
+            "sample before and after the window"
+        )
