@@ -132,6 +132,9 @@ METRICS: dict[str, Metric] = {
         Metric("energy_per_token", "J", _LOWER, "Energy per token"),
         Metric("energy_delay", "J·s", _LOWER, "Energy–delay product"),
         Metric("power", "W", _LOWER, "Power"),
+        Metric("layer_time", "ms", _LOWER, "Time of a layer"),
+        Metric("layer_energy", "J", _LOWER, "Energy of a layer, by its share of the time"),
+        Metric("overhead", "1", _LOWER, "Cost of profiling"),
     )
 }
 

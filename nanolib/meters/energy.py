@@ -115,20 +115,21 @@ class EnergyMeter:
         self._thread = threading.Thread(target=self._sample, name="nanolib-power", daemon=True)
 
     def __enter__(self) -> Self:
-        self._read()
+        self.read()
         self._thread.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._stop.set()
         self._thread.join()
-        self._read()
+        self.read()
 
     def _sample(self) -> None:
         while not self._stop.wait(self._sample_s):
-            self._read()
+            self.read()
 
-    def _read(self) -> None:
+    def read(self) -> None:
+        """One sample of every source; the thread takes them by itself."""
         for track in self.tracks:
             track.readings.append(track.source.read())
         if self._sink is not None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -19,12 +18,12 @@ import torch
 from torch import nn
 
 from nanolib.measurement import BadInput
+from nanolib.meters.activations import STATISTICS, Activations
 from nanolib.meters.operations import FUSED, OperationTimer, role_of
 from nanolib.meters.profiling import ProfilingConfig
 from nanolib.meters.sink import Sink
 from nanolib.meters.stopwatch import stopwatch_for
 
-STATISTICS = ("mean_abs", "sd", "max_abs", "near_zero")
 _ENTRIES = ("forward", "prefill", "decode")  # a call of the model is a call of one of these
 _READ_S = 0.4  # marks are read so often: a kill loses the rows of less than a second
 _NOTHING = contextlib.nullcontext()
@@ -85,8 +84,9 @@ class _Call:
 
     Attributes:
         number: Which.
+        close: Whether it is looked at closely: every module, and what the configuration asks for.
         timer: The pass that looked at operations, where it was a deep one.
-        row: Of the table of statistics, where it was a sampled one.
+        summarised: Whether its activations were.
         marks: (module, inside which, begin, end), until they are read.
         times: (module, inside which, nanoseconds), since then.
         operations: (layer, operation, nanoseconds).
@@ -94,12 +94,16 @@ class _Call:
     """
 
     number: int
+    close: bool = False
     timer: OperationTimer | None = None
-    row: int | None = None
+    summarised: bool = False
     marks: list[tuple[int, int, Any, Any]] = field(default_factory=list)
     times: list[tuple[int, int, int]] = field(default_factory=list)
     operations: list[tuple[int, str, int]] = field(default_factory=list)
     looked: list[tuple[int, str, Any]] = field(default_factory=list)
+
+
+_Wrapping = tuple[nn.Module, str, Callable[..., Any]]
 
 
 class LayerProfiler:
@@ -123,6 +127,8 @@ class LayerProfiler:
         self.config = config or (ProfilingConfig.custom(**fields) if fields else ProfilingConfig.minimal())
         self._chosen = list(_chosen(model, self.config))
         self._roles = [role_of(name, module) for name, _, module in self._chosen]
+        blocks = [name for name, kind, _ in self._chosen if kind == "block"]
+        self._inside = [any(name.startswith(f"{block}.") for block in blocks) for name, _, _ in self._chosen]
         self._in_mlp = ["mlp" in name for name, _, _ in self._chosen]
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._watch = stopwatch_for(device)
@@ -134,50 +140,45 @@ class LayerProfiler:
         self._call: _Call | None = None
         self._number = 0
         self._open = [-1]
-        shape = (self.config.preallocate_metrics, len(self._chosen), len(STATISTICS))
-        with torch.inference_mode(False):  # one made in inference mode could not be written outside of it
-            self._table = torch.full(shape if self.config.capture_activations else (0,), math.nan, device=device)
-        self._rows = 0
+        self._activations: Activations | None = None
+        if self.config.capture_activations:
+            rooms, near = self.config.preallocate_metrics, self.config.near_zero
+            self._activations = Activations(len(self._chosen), rooms, near, device)
         self._statistics: list[tuple[int, torch.Tensor]] = []  # call, and its row of the table
-        self._wrapped: list[tuple[nn.Module, str]] = []
+        self._outer: list[_Wrapping] = []  # the model's entries, its blocks, and what stands beside them: all the time
+        self._inner: list[_Wrapping] = []  # what is in the blocks: in calls that are looked at closely
+        self.rows = 0  # of a trace, so far
 
     # wrapping
 
     def __enter__(self) -> Self:
-        try:
-            for at, (_, _, module) in enumerate(self._chosen):
-                if module is not self.model:
-                    self._wrap(module, "forward", self._watched(at, module.forward))
-            for name in _ENTRIES:
-                if hasattr(self.model, name):
-                    self._wrap(self.model, name, self._watched_entry(getattr(self.model, name)))
-        except BaseException:
-            self._restore()
-            raise
+        for at, (_, _, module) in enumerate(self._chosen):
+            for name in _ENTRIES if module is self.model else ("forward",):
+                if name in vars(module):
+                    kind = type(module).__name__
+                    raise BadInput(f"model: {kind}.{name} is wrapped already; leave the other profiler first")
+            if module is self.model:
+                entries = [name for name in _ENTRIES if hasattr(module, name)]
+                self._outer += [(module, name, self._watched_entry(getattr(module, name))) for name in entries]
+            elif self._inside[at]:
+                self._inner.append((module, "forward", self._watched(at, module.forward)))
+            else:
+                self._outer.append((module, "forward", self._watched(at, module.forward)))
+        _wrap(self._outer)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._restore()
+        _unwrap(self._outer)
+        self._outer, self._inner = [], []
         self.flush()
-
-    def _wrap(self, module: nn.Module, name: str, watched: Callable[..., Any]) -> None:
-        if name in vars(module):
-            raise BadInput(f"model: {type(module).__name__}.{name} is wrapped already; leave the other profiler first")
-        setattr(module, name, watched)
-        self._wrapped.append((module, name))
-
-    def _restore(self) -> None:
-        for module, name in self._wrapped:
-            delattr(module, name)  # the class's own is seen again
-        self._wrapped.clear()
 
     def _watched(self, at: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         mark, opened = self._watch.mark, self._open
 
-        @functools.wraps(forward)
         def watched(*args: Any, **kwargs: Any) -> Any:
             call = self._call
-            if call is None:  # someone calls a part of the model
+            # someone calls a part of the model; or a block calls what stands beside the blocks, in a call not looked at closely
+            if call is None or (not call.close and len(opened) > 2):
                 return forward(*args, **kwargs)
             opened.append(at)
             begin = mark()
@@ -187,7 +188,7 @@ class LayerProfiler:
                 end = mark()
                 opened.pop()
             call.marks.append((at, opened[-1], begin, end))
-            if call.row is not None or call.timer is not None:
+            if call.close:
                 self._look(call, at, args, out)
             return out
 
@@ -201,6 +202,8 @@ class LayerProfiler:
             if self._call is not None:  # one entry calls another
                 return entry(*args, **kwargs)
             call = self._call = self._new_call()
+            inner = self._inner if call.close else []
+            _wrap(inner)
             opened.append(0)
             begin = mark()
             try:
@@ -209,8 +212,13 @@ class LayerProfiler:
             finally:
                 end = mark()
                 opened.pop()
+                _unwrap(inner)
                 self._call = None
             call.marks.append((0, -1, begin, end))
+            if call.close and self._activations is not None:
+                with torch.no_grad():
+                    self._activations.end_call()
+                call.summarised = True
             self._unread.append(call)
             if not self.config.batch_db_commits or time.monotonic() - self._read_s > _READ_S:
                 self.flush()
@@ -219,16 +227,13 @@ class LayerProfiler:
         return watched
 
     def _new_call(self) -> _Call:
-        call = _Call(self._number)
+        config = self.config
+        call = _Call(self._number, close=config.looks and self._number % config.every_kth_token == 0)
         self._number += 1
-        if call.number % self.config.every_kth_token == 0:
-            if self.config.capture_activations:
-                if self._rows == len(self._table):
-                    self.flush()
-                call.row = self._rows
-                self._rows += 1
-            if self.config.deep_profiling:
-                call.timer = OperationTimer(self._watch, self._place, self.config.near_zero)
+        if call.close and config.deep_profiling:
+            call.timer = OperationTimer(self._watch, self._place, config.near_zero)
+        if call.close and self._activations is not None and self._activations.used == self._activations.rooms:
+            self.flush()
         return call
 
     def _place(self) -> tuple[int, str, bool]:
@@ -243,17 +248,11 @@ class LayerProfiler:
         """Numbers of an output, left where they are: nothing waits for the device."""
         self._watch.pause()
         with torch._C.DisableTorchFunction(), torch.no_grad():
-            if isinstance(out, torch.Tensor) and out.is_floating_point():
-                if call.row is not None:
-                    self._summarise(self._table[call.row, at], out)
-                if call.timer is not None and args and isinstance(args[0], torch.Tensor):
-                    self._look_deep(call, at, args[0], out)
+            if self._activations is not None:
+                self._activations.take(at, out)
+            if call.timer is not None and args and isinstance(args[0], torch.Tensor) and isinstance(out, torch.Tensor):
+                self._look_deep(call, at, args[0], out)
         self._watch.resume()
-
-    def _summarise(self, row: torch.Tensor, x: torch.Tensor) -> None:
-        size = x.abs()
-        near = (size < self.config.near_zero).to(torch.float32).mean()
-        row.copy_(torch.stack([size.mean(), x.std(), size.amax(), near]))
 
     def _look_deep(self, call: _Call, at: int, x: torch.Tensor, out: torch.Tensor) -> None:
         layer = self._open[2] if len(self._open) > 2 else at
@@ -283,11 +282,13 @@ class LayerProfiler:
         values = iter(torch.stack([value.float() for value in looked]).tolist() if looked else [])
         for call in calls:
             call.looked = [(layer, name, next(values)) for layer, name, _ in call.looked]
-        table, self._rows = self._table[: self._rows].cpu().clone(), 0
-        statistics = [(call.number, table[call.row]) for call in calls if call.row is not None]
-        self._table.fill_(math.nan)
+        summarised = [call.number for call in calls if call.summarised]
+        table = self._activations.copy() if summarised else ()
+        statistics = list(zip(summarised, table, strict=True))
         self._statistics += statistics
         self._read += calls
+        self.rows += sum(len(call.times) + len(call.operations) + len(call.looked) for call in calls)
+        self.rows += len(statistics) * len(self._chosen) * len(STATISTICS)
         if self._sink is not None and calls:
             self._hand_over(self._sink, calls, statistics)
 
@@ -361,6 +362,16 @@ class LayerProfiler:
         self._read.clear()
         self._statistics.clear()
         self._number = 0
+
+
+def _wrap(wrappings: list[_Wrapping]) -> None:
+    for module, name, watched in wrappings:
+        vars(module)[name] = watched  # past `Module.__setattr__`, which takes its time
+
+
+def _unwrap(wrappings: list[_Wrapping]) -> None:
+    for module, name, _ in wrappings:
+        vars(module).pop(name, None)  # the class's own is seen again
 
 
 def _add(series: list[float], place: int, value: float) -> None:

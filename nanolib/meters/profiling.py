@@ -13,11 +13,11 @@ class ProfilingConfig:
     """What is recorded, and how often.
 
     Attributes:
-        modules: Whether every module is timed, or the blocks and what stands beside them alone.
-        capture_activations: Whether the outputs of timed modules are summarised.
+        modules: Whether every module is timed in each k-th call. The blocks and what stands beside them are in every call.
+        capture_activations: Whether the outputs of timed modules are summarised in each k-th call.
         deep_profiling: Whether each k-th call is a deep pass: operation by operation, attention in steps and looked at.
         every_nth_layer: Of the blocks, only each n-th is looked into.
-        every_kth_token: Activations are summarised, and deep passes made, in each k-th call of the model only.
+        every_kth_token: k: so often a call of the model is looked at closely.
         near_zero: Activations, and attention weights, smaller than this count as near zero.
         power_sample_interval_ms: How often power is read beside it.
         batch_db_commits: Whether rows of a trace are committed in batches, or else after each call of the model.
@@ -46,6 +46,11 @@ class ProfilingConfig:
         for name in ("modules", "capture_activations", "deep_profiling", "batch_db_commits"):
             if not isinstance(getattr(self, name), bool):
                 raise BadInput(f"{name}: {getattr(self, name)!r} will not do; give true or false")
+
+    @property
+    def looks(self) -> bool:
+        """Whether any call is looked at closely."""
+        return self.modules or self.capture_activations or self.deep_profiling
 
     @classmethod
     def minimal(cls) -> Self:

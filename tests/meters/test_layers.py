@@ -6,7 +6,8 @@ import torch
 
 from nanolib import NanoConfig, create_model
 from nanolib.measurement import BadInput
-from nanolib.meters.layers import STATISTICS, LayerProfiler, create_profiler
+from nanolib.meters.activations import STATISTICS, Activations
+from nanolib.meters.layers import LayerProfiler, create_profiler
 from nanolib.meters.operations import ATTENTION_STEPS, FUSED, OperationTimer
 from nanolib.meters.profiling import ProfilingConfig
 from nanolib.meters.stopwatch import CpuStopwatch
@@ -61,7 +62,8 @@ def test_minimal_times_the_blocks_and_what_stands_beside_them(model):
     assert [name for name, row in found.items() if row.kind == "block"] == [f"blocks.{i}" for i in range(4)]
     assert {"embedding", "norm", "head"} < set(found) and "blocks.0.mlp" not in found
     assert all(len(found[name].calls_ms) == 3 for name in ("", "blocks.0", "head"))
-    assert found["rope"].inside == "blocks.0" and found["blocks.0"].inside == "" and found[""].inside is None
+    assert not found["rope"].calls_ms  # the blocks call it
+    assert found["blocks.0"].inside == "" and found[""].inside is None
     parts = sum(row.total_ms for row in found.values() if row.inside == "")
     assert 0 < parts <= found[""].total_ms  # within the whole, which holds them
     assert not any(len(row.statistics) for row in found.values())
@@ -77,16 +79,41 @@ def test_standard_times_every_module_and_summarises_now_and_then(model):
             model(IDS)
     handle.remove()
     found = {row.name: row for row in profiler.results()}
+    assert found["rope"].inside == "blocks.0.attention"
     assert "blocks.2.mlp.down" in found and "blocks.1.mlp.down" not in found and found["blocks.1"].kind == "block"
     down = found["blocks.2.mlp.down"]
-    assert len(down.calls_ms) == 7 and down.statistics.shape == (3, len(STATISTICS))
+    assert (
+        len(down.calls_ms) == 3
+        and len(found["blocks.2"].calls_ms) == 7
+        and down.statistics.shape == (3, len(STATISTICS))
+    )
     x = outputs[0]
     expected = [x.abs().mean(), x.std(), x.abs().max(), (x.abs() < 0.05).float().mean()]
     torch.testing.assert_close(down.statistics[0], torch.stack(expected))
-    block = found["blocks.2"].total_ms
+    block = sum(found["blocks.2"].calls_ms[::3])
     parts = {name for name, row in found.items() if row.inside == "blocks.2"}
     assert parts == {f"blocks.2.{part}" for part in ("attention_norm", "attention", "mlp_norm", "mlp")}
     assert sum(found[name].total_ms for name in parts) <= block
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_activations_of_a_large_output_are_those_of_an_even_sample_and_its_largest_of_all(dtype):
+    noted = Activations(3, rooms=2, near_zero=0.5, device=torch.device("cpu"))
+    g = torch.Generator().manual_seed(0)
+    for _ in range(2):
+        large, small = (torch.randn(size, generator=g).to(dtype) + 3 for size in ((7, 1001), (5, 9)))
+        large[3, 500] = -77.0  # between two elements of the sample
+        noted.take(0, large)
+        noted.take(2, small.t())  # not contiguous
+        noted.end_call()
+    found = noted.copy()
+    assert found.shape == (2, 3, len(STATISTICS)) and found[:, 1].isnan().all() and noted.copy().shape[0] == 0
+    for row, x in ((found[1, 0], large.flatten()[::4]), (found[1, 2], small)):
+        x = x.double()
+        expected = torch.stack([x.abs().mean(), x.std(), x.abs().max(), (x.abs() < 0.5).double().mean()])
+        if x.numel() > 100:
+            expected[2] = 77
+        torch.testing.assert_close(row.double(), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_everything_is_put_back_when_the_model_raises(model):
