@@ -1,24 +1,28 @@
-"""What does a token cost in joules? Power and energy of reading a prompt, of generating, and of training steps."""
+"""What does a token cost in joules, and where does its time go? Reading a prompt, generating, and training steps."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import pydantic
 import torch
+from torch import nn
 
+from nanolib import traces
 from nanolib.config import NanoConfig
 from nanolib.experiments import model
 from nanolib.experiments import params as shared
+from nanolib.experiments.layer_profile import overheads, profile
 from nanolib.experiments.model_steps import Generating, Training
 from nanolib.experiments.params import Case, distinct, known_presets
-from nanolib.experiments.workload import Plan, check_fits
+from nanolib.experiments.workload import Plan, Workload, check_fits, trace
 from nanolib.measurement import BadInput, Measurement, exact
 from nanolib.meters.energy import EnergyMeter
 from nanolib.meters.machine import resolve_device
+from nanolib.meters.profiling import MODES, ProfilingConfig
 from nanolib.models import text
 
 PHASES = ("prefill", "decode", "training_step")
@@ -38,6 +42,10 @@ class Params(shared.Params):
         phases: `prefill`, `decode`, `training_step`.
         window_s: The work is repeated for so long under one window; a sensor needs ten of its updates.
         idle_s: How long the idle machine is watched first.
+        profiling: Modes of profiling whose cost is measured, `minimal`, `standard`, `deep`; the last is also used to look into the
+            layers. Empty for none.
+        every_kth_token: So often a call is looked at closely.
+        every_nth_layer: Of the blocks, only each n-th is looked into.
     """
 
     presets: list[str] = pydantic.Field(["decoder_tiny"], min_length=1)
@@ -49,9 +57,12 @@ class Params(shared.Params):
     phases: list[Phase] = pydantic.Field(list(PHASES), min_length=1)
     window_s: float = pydantic.Field(1.2, gt=0, le=86_400)
     idle_s: float = pydantic.Field(2.0, ge=0.1, le=3600)
+    profiling: list[Literal[MODES]] = pydantic.Field(list(MODES))  # type: ignore[valid-type]
+    every_kth_token: int = pydantic.Field(16, gt=0, le=1_000_000)
+    every_nth_layer: int = pydantic.Field(1, gt=0, le=10_000)
 
     _presets = pydantic.field_validator("presets")(known_presets)
-    _distinct = pydantic.field_validator("presets", "seq_lens", "phases")(distinct)
+    _distinct = pydantic.field_validator("presets", "seq_lens", "phases", "profiling")(distinct)
 
     @pydantic.model_validator(mode="after")
     def _configs_fit(self) -> Params:
@@ -115,11 +126,24 @@ class EnergyCase(Case):
         return f"{self.name} {self.phase} n={self.seq_len} batch={self.batch_size} {self.dtype}"
 
 
+@dataclass(frozen=True)
+class ProfileCase(EnergyCase):
+    """The same work, looked into."""
+
+    look: Literal["layers"] = "layers"
+    every_kth_token: int = 16
+    every_nth_layer: int = 1
+
+    def __str__(self) -> str:
+        """As of the energy, and that it is looked into."""
+        return f"{super().__str__()} layers"
+
+
 def cases(params: Params) -> list[Case]:
-    """Every phase of every model at every length."""
+    """Every phase of every model at every length: its energy, and its layers."""
     device = resolve_device(params.device)
-    return [
-        EnergyCase(
+    shapes = [
+        (
             device,
             model.model_name(preset, params.overrides),
             preset,
@@ -134,10 +158,19 @@ def cases(params: Params) -> list[Case]:
         for seq_len in params.seq_lens
         for phase in params.phases
     ]
+    looked: list[Case] = []
+    if params.profiling:
+        looked = [
+            ProfileCase(*shape, every_kth_token=params.every_kth_token, every_nth_layer=params.every_nth_layer)
+            for shape in shapes
+        ]
+    return [*(EnergyCase(*shape) for shape in shapes), *looked]
 
 
 def predict(case: Case, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
     """What formulas say: `parameters`, `flops` of one call and `tokens`; what a joule buys here only a sensor tells."""
+    if isinstance(case, ProfileCase):  # the same work once more
+        return {}
     like = case.model_case
     if case.phase == "prefill":
         like = model.ModelCase(*(getattr(like, name) for name in _SHAPE), "inference")
@@ -159,19 +192,31 @@ def unsupported(case: Case) -> str:
 
 
 def measure_case(case: EnergyCase, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
-    """FLOPs, time per call over the window, and energy and power of each source: measured, or estimated where none measures."""
+    """The energy of a phase, or its layers.
+
+    Of the energy: FLOPs, time per call over the window, and energy and power of each source, estimated where none measures. Of the
+    layers: the time of each, its share of the energy, and what profiling costs.
+    """
     check_fits(plan(case), case.device)
     built = case.model_case.build(params.seed)
     generator = torch.Generator().manual_seed(params.seed)
     ids = text.batch(text.load(), case.batch_size, case.seq_len + 1, generator).to(case.device)
     call = _call(case, model.step_of(case.model_case, built, ids, 1e-3))
-    flops = int(predict(case)["flops"])
-    yield exact("flops", flops, scope=case.phase)
+    for _ in range(2):
+        call()
+    trace(Workload(case.phase, call, tuple), case, params)
+    if isinstance(case, ProfileCase):
+        yield from _layers(case, params, built, call)
+    else:
+        yield from _energy(case, params, call)
+
+
+def _energy(case: EnergyCase, params: Params, call: Callable[[], object]) -> Iterator[Measurement]:
+    yield exact("flops", int(predict(case)["flops"]), scope=case.phase)
     synchronize = torch.cuda.synchronize if case.device.startswith("cuda") else (lambda: None)
-    with EnergyMeter() as meter:
+    with EnergyMeter(sink=traces.current()) as meter:
         idle = meter.idle(params.idle_s)
-        for _ in range(2):
-            call()
+        call()
         synchronize()
         calls = 0
         with meter.window(case.phase) as window:
@@ -186,6 +231,14 @@ def measure_case(case: EnergyCase, params: Params, ceilings: dict[str, float]) -
     yield Measurement("latency", 1e3 * window.seconds / calls, message="mean over the window; one window", **once)
     yield Measurement("tokens_per_second", calls * case.tokens / window.seconds, **once)
     yield from rows
+
+
+def _layers(case: ProfileCase, params: Params, built: nn.Module, call: Callable[[], object]) -> Iterator[Measurement]:
+    often = {"every_kth_token": case.every_kth_token, "every_nth_layer": case.every_nth_layer}
+    modes = {name: replace(ProfilingConfig.named(name), **often) for name in params.profiling}
+    deepest = max(params.profiling, key=MODES.index)
+    yield from profile(case.phase, built, call, modes[deepest], params.window_s)
+    yield from overheads(case.phase, built, call, modes, params.budget_s)
 
 
 def _call(case: EnergyCase, step: Generating | Training) -> Callable[[], object]:

@@ -111,7 +111,8 @@ def measure_overhead(
     synchronize = torch.cuda.synchronize if next(model.parameters()).is_cuda else (lambda: None)
     for kind in kinds:  # what a first call compiles or allocates is not part of the cost
         spent, _ = _timed(model, call, kind, 1, sink, synchronize)
-    calls = min(_MAX_CALLS, max(1, round(_BLOCK_S / float(_timed(model, call, PLAIN, 1, sink, synchronize)[0][0]))))
+    block_s = min(_BLOCK_S, budget_s / (2 * len(kinds) * _MIN_ROUNDS))
+    calls = min(_MAX_CALLS, max(1, round(block_s / float(_timed(model, call, PLAIN, 1, sink, synchronize)[0][0]))))
     end, reading_s, rounds = time.monotonic() + budget_s, _reading_s(), 0
     while rounds < _MIN_ROUNDS or (time.monotonic() < end and rounds < _MAX_ROUNDS):
         random_order.shuffle(order)

@@ -22,6 +22,7 @@ from nanolib.report.drawing import (
     why_nothing,
 )
 from nanolib.report.energy import energy_per_token, power_over_time
+from nanolib.report.layers import activation_profile, layer_heat_map, operation_breakdown, profiling_overhead
 from nanolib.report.overview import of_experiment, pick
 from nanolib.report.quality import quality_chart as attention_quality
 from nanolib.report.regressions import ab_ratio
@@ -269,5 +270,9 @@ CHARTS = {
     "warmup_settings": warmup_settings,
     "power_over_time": power_over_time,
     "energy_per_token": energy_per_token,
+    "layer_heat_map": layer_heat_map,
+    "operation_breakdown": operation_breakdown,
+    "activation_profile": activation_profile,
+    "profiling_overhead": profiling_overhead,
     "ab_ratio": ab_ratio,
 }

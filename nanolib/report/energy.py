@@ -7,6 +7,7 @@ import pandas as pd
 
 from nanolib.measurement import Provenance, format_with_interval
 from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, look, nothing, why_nothing
+from nanolib.report.layers import layer_words
 from nanolib.report.overview import of_experiment, pick
 
 ENERGY_COLUMNS = {
@@ -40,6 +41,8 @@ def energy_table(rows: pd.DataFrame) -> pd.DataFrame:
     rows = of_experiment(rows, "energy")
     if "factor.phase" not in rows:
         return pd.DataFrame()
+    if "factor.look" in rows:  # what looks into layers has a table of its own
+        rows = rows[rows["factor.look"].isna()]
     lines = []
     for (run_id, case_id), case in rows.groupby(["run_id", "case_id"], sort=False):
         first = case.iloc[0]
@@ -203,7 +206,7 @@ def energy_words(rows: pd.DataFrame) -> list[str]:
         lines.append("Next question: does a larger batch lower the joules per token?")
     for _, row in table[(table["status"] != "ok")].iterrows():
         lines.append(f"{row['name']} {row['phase']}, n = {int(row['seq_len'])}: {row['message']}.")
-    return lines
+    return [*lines, *layer_words(rows)]
 
 
 def _joules(row: pd.Series, estimated: bool) -> str:

@@ -68,7 +68,14 @@ SECTIONS = (
     Section(
         "energy",
         "What does a token cost in joules?",
-        ("energy_per_token", "power_over_time"),
+        (
+            "energy_per_token",
+            "power_over_time",
+            "operation_breakdown",
+            "layer_heat_map",
+            "activation_profile",
+            "profiling_overhead",
+        ),
         energy.energy_table,
         energy.ENERGY_COLUMNS,
     ),

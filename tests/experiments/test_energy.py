@@ -1,0 +1,86 @@
+import math
+
+import pytest
+
+from nanolib.experiments import energy, sweep
+from nanolib.measurement import BadInput
+from nanolib.report import layers
+from nanolib.report.energy import energy_table, energy_words
+
+SMALL = {
+    "presets": ["decoder_tiny"],
+    "overrides": {"num_layers": 2, "d_model": 64, "num_heads": 4, "vocab_size": 300},
+    "seq_lens": [32],
+    "window_s": 1.1,
+    "idle_s": 0.2,
+    "budget_s": 0.2,
+    "new_tokens": 8,
+}
+
+
+@pytest.fixture
+def rows(tmp_path, monkeypatch):
+    monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path))
+    run = sweep.measure(energy, energy.Params(**SMALL, phases=["decode"], every_kth_token=4), progress=False)
+    run.finish()
+    yield run.measurements(samples=True), run.store
+    run.store.close()
+
+
+def test_a_machine_without_a_sensor_has_no_measured_joule(rows):
+    rows, store = rows
+    assert set(rows.status) == {"ok"}
+    assert len(energy_table(rows)) == 1  # what looks into layers is not in it
+    joules = rows[rows.metric.isin(["energy", "power", "energy_per_token", "energy_delay", "layer_energy"])]
+    if set(joules.method.str.removeprefix("attributed:time_share ")) == {"utilisation"}:
+        assert set(joules.provenance) == {"estimated"} and (joules.low < joules.high).all()
+    layer = rows[rows.metric == "layer_energy"]
+    assert set(layer.provenance) == {"estimated"}  # attributed, whatever the sensor
+
+    found = layers.layer_table(rows)
+    assert list(found.layer) == ["embedding", "blocks.0", "blocks.1", "norm", "head"]
+    assert found.share.sum() == pytest.approx(1)
+    sections = store.trace("sections").name.to_list()
+    assert sections == ["idle", "decode", "decode"]
+    tokens, per_layer = store.trace("tokens"), store.trace("layers")
+    assert len(tokens) == found.calls.iloc[0] + per_layer[per_layer.call % 4 == 0].call.nunique()
+    assert set(per_layer.layer) > {"model", "embedding", "blocks.0.mlp.down", "head"}
+    assert not store.trace("power_samples").empty
+
+    costs = layers.overhead_table(rows)
+    assert list(costs["mode"]) == ["again", "minimal", "standard", "deep"]
+    assert (costs.wall_low <= costs.wall).all() and (costs.wall <= costs.wall_high).all()
+    words = energy_words(rows)
+    assert any("most of the time goes to" in line for line in words) and any(
+        "profiling costs" in line for line in words
+    )
+
+
+def test_operations_of_a_layer_add_up_to_it(rows):
+    rows, _ = rows
+    block = layers.layer_table(rows).set_index("layer").loc["blocks.0"]
+    assert {"qk", "softmax", "gate", "norm", "between"} < set(block.operations_ms)
+    assert sum(block.operations_ms.values()) == pytest.approx(rows_pass_ms(rows, "decode blocks.0"), rel=0.2)
+    assert set(block.deep) == set(layers.DEEP) and set(block.activations) == set(layers.ACTIVATIONS)
+    assert all(math.isfinite(value) for value in block.deep.values())
+
+
+def rows_pass_ms(rows, scope):
+    return rows[(rows.metric == "layer_time") & (rows.scope == scope)].iloc[0].details["pass_ms"]
+
+
+def test_no_profiling_is_asked_for_by_an_empty_list():
+    assert all(not isinstance(case, energy.ProfileCase) for case in energy.cases(energy.Params(**SMALL, profiling=[])))
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ({"profiling": ["deep", "deep"]}, "energy.profiling: 'deep' is given twice"),
+        ({"profiling": ["deeper"]}, "energy.profiling"),
+        ({"every_kth_token": 0}, "energy.every_kth_token"),
+    ],
+)
+def test_bad_settings_of_profiling_are_one_line(field, words):
+    with pytest.raises(BadInput, match=words):
+        energy.Params(**SMALL, **field)
