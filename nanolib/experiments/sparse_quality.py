@@ -15,12 +15,12 @@ import torch
 
 from nanolib.config import NanoConfig
 from nanolib.experiments.params import Case
+from nanolib.experiments.seeds import over_seeds
 from nanolib.measurement import Measurement, exact
 from nanolib.models import Transformer, create_model, text
 from nanolib.models.attention.choice import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.attention.sparse import watched_work
-from nanolib.stats.intervals import mean_interval
 
 QUALITY_PATTERNS = (*PATTERNS, *CHOOSERS)
 _TRAINED, _TUNED, _HELD_OUT = 0, 1, 2  # streams of text that share nothing but the seed
@@ -89,31 +89,16 @@ def measure_quality(case: QualityCase, corpus: str = "") -> Iterator[Measurement
         _train(sparse, _batches(data, seed, _TUNED, case.seq_len, case.device, case.tuning_steps), _RATE / 3)
         tuned.append(_loss(sparse, held_out) - dense.tuned_loss)
     yield from _sparsity_row(case, sparsities)
-    yield _over_seeds("loss", dense_losses, "dense")
-    yield _over_seeds("loss_difference", replaced, "replaced")
-    yield _over_seeds("loss_difference", tuned, "fine_tuned")
+    yield over_seeds("loss", dense_losses, "dense")
+    yield over_seeds("loss_difference", replaced, "replaced", paired=True)
+    yield over_seeds("loss_difference", tuned, "fine_tuned", paired=True)
 
 
 def _sparsity_row(case: QualityCase, found: list[float]) -> Iterator[Measurement]:
     if case.pattern in CHOOSERS:  # every input has its own
-        yield _over_seeds("sparsity", found, "")
+        yield over_seeds("sparsity", found, "")
     else:
         yield exact("sparsity", found[0], method="mask")
-
-
-def _over_seeds(metric: str, values: list[float], scope: str) -> Measurement:
-    interval = mean_interval(values)
-    return Measurement(
-        metric,
-        interval.estimate,
-        interval.low,
-        interval.high,
-        confidence=0.95,
-        n=len(values),
-        samples=tuple(values),
-        method="paired by seed, Student's interval" if metric == "loss_difference" else "mean over seeds",
-        scope=scope,
-    )
 
 
 def _config(seq_len: int, d_model: int, num_layers: int, **changes: Any) -> NanoConfig:

@@ -7,13 +7,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nanolib.config import PRESETS
-from nanolib.experiments import attention, energy, model, sweep, warmup
+from nanolib.experiments import attention, energy, fp8, model, sweep, warmup
+from nanolib.experiments.fp8_parity import ARMS
 from nanolib.experiments.params import Params
 from nanolib.experiments.plan import known_ceilings, prediction_table
 from nanolib.measurement import BadInput
 from nanolib.meters.machine import this_machine
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.report import energy as tables_of_energy
+from nanolib.report import fp8 as tables_of_fp8
 from nanolib.report import tables
 from nanolib.report.display import Table
 from nanolib.store import Store
@@ -121,6 +123,27 @@ def energy_panel(params: energy.Params) -> Any:
         return params.replace(presets=[values["preset"]], overrides={"num_layers": values["layers"]}, **shape)
 
     return _panel(energy, controls, build, tables_of_energy.energy_table, tables_of_energy.ENERGY_COLUMNS)
+
+
+def fp8_panel(params: fp8.Params) -> Any:
+    """Controls for one arm of the loss parity. Returns nothing in a batch run."""
+    if not sweep.live_front_end():
+        return None
+    import ipywidgets as widgets
+
+    controls = {
+        "arm": widgets.Dropdown(options=list(ARMS), value="tensorwise", description="arm"),
+        "seeds": widgets.BoundedIntText(value=3, min=2, max=100, description="pairs"),
+        "steps": widgets.BoundedIntText(value=50, min=10, max=100_000, description="steps"),
+    }
+
+    def build(values: Mapping[str, Any]) -> fp8.Params:
+        shape = {"presets": [], "shapes": [], "numerics": [], "quoted": False}
+        return params.replace(
+            **shape, parity_arms=[values["arm"]], parity_seeds=values["seeds"], parity_steps=values["steps"]
+        )
+
+    return _panel(fp8, controls, build, tables_of_fp8.parity_table, tables_of_fp8.PARITY_COLUMNS)
 
 
 def _panel(

@@ -22,6 +22,7 @@ from nanolib.report.drawing import (
     why_nothing,
 )
 from nanolib.report.energy import energy_per_token, power_over_time
+from nanolib.report.fp8 import fp8_losses, fp8_numerics, fp8_parity, fp8_precisions, fp8_quoted, fp8_scales
 from nanolib.report.layers import activation_profile, layer_heat_map, operation_breakdown, profiling_overhead
 from nanolib.report.overview import of_experiment, pick
 from nanolib.report.quality import quality_chart as attention_quality
@@ -274,5 +275,11 @@ CHARTS = {
     "operation_breakdown": operation_breakdown,
     "activation_profile": activation_profile,
     "profiling_overhead": profiling_overhead,
+    "fp8_quoted": fp8_quoted,
+    "fp8_precisions": fp8_precisions,
+    "fp8_parity": fp8_parity,
+    "fp8_numerics": fp8_numerics,
+    "fp8_losses": fp8_losses,
+    "fp8_scales": fp8_scales,
     "ab_ratio": ab_ratio,
 }

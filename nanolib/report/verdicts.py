@@ -9,6 +9,7 @@ import pandas as pd
 from nanolib.measurement import Flag, format_number
 from nanolib.report import overview, tables
 from nanolib.report.energy import energy_words
+from nanolib.report.fp8 import fp8_words
 from nanolib.report.quality import quality_words
 from nanolib.report.regressions import ab_verdict
 from nanolib.report.roofline import roofline_words
@@ -205,4 +206,11 @@ def _ms(row: pd.Series, column: str) -> str:
     return f"{format_number(row[column], low, high)} ms [{ends}]"
 
 
-VERDICTS = {"attention": attention, "model": model, "warmup": warmup, "energy": energy_words, "ab": ab_verdict}
+VERDICTS = {
+    "attention": attention,
+    "model": model,
+    "warmup": warmup,
+    "energy": energy_words,
+    "fp8": fp8_words,
+    "ab": ab_verdict,
+}

@@ -140,7 +140,7 @@ def test_plain_papermill_works_from_any_folder(tmp_path):
         assert list(store.runs().label) == ["plain"] and list(store.runs().status) == ["done"]
 
 
-@pytest.mark.parametrize("name", ["attention", "energy", "model", "warmup", "summary"])
+@pytest.mark.parametrize("name", ["attention", "energy", "fp8", "model", "warmup", "summary"])
 def test_papermill_help_reads_as_help(name):
     command = [sys.executable, "-m", "papermill", "--help-notebook", str(ROOT / f"notebooks/{name}.ipynb")]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)

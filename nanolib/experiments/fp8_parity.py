@@ -1,0 +1,164 @@
+"""Does training in 8 bits reach the loss of bf16? Pairs of runs of one seed: the same weights, the same text in the same order."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from nanolib.config import NanoConfig
+from nanolib.experiments.params import Case
+from nanolib.experiments.seeds import over_seeds
+from nanolib.measurement import Measurement, Provenance
+from nanolib.models import create_model, fp8, text
+from nanolib.stats.intervals import mean_interval
+
+BASE, AGAIN = "bf16", "bf16_again"
+# Arm → the type that autocast gives its products; the rest are recipes on top of bf16.
+_AUTOCAST = {BASE: torch.bfloat16, AGAIN: torch.bfloat16, "float32": None, "float16": torch.float16}
+ARMS = (AGAIN, "float32", "float16", *fp8.RECIPES, *fp8.CONTROLS)
+TENTHS = 10
+_RATE = 1e-3
+
+
+@dataclass(frozen=True)
+class ParityCase(Case):
+    """One arm against bf16, over seeds.
+
+    Attributes:
+        arm: `bf16_again` is bf16 with initial weights that differ in their last bit; the rest are types, recipes and controls.
+        margin: A difference of this share of the loss counts as none; declared beforehand.
+    """
+
+    interleaves: ClassVar[bool] = False
+
+    arm: str
+    seeds: int
+    first_seed: int
+    steps: int
+    seq_len: int
+    batch_size: int
+    d_model: int
+    num_layers: int
+    margin: float
+    keep: tuple[str, ...]
+
+    @property
+    def config(self) -> NanoConfig:
+        """A small decoder over bytes."""
+        return NanoConfig(
+            vocab_size=text.VOCAB_SIZE,
+            d_model=self.d_model,
+            num_layers=self.num_layers,
+            num_heads=max(1, self.d_model // 32),
+            context_length=self.seq_len,
+        )
+
+    def __str__(self) -> str:
+        """The arm, seeds and steps."""
+        return f"parity {self.arm.replace('_', ' ')} {self.seeds} seeds {self.steps} steps"
+
+
+def measure_parity(case: ParityCase, corpus: str = "") -> Iterator[Measurement]:
+    """The difference in loss from bf16 at each tenth of the run, and what is said of it.
+
+    A tenth's loss is the mean over its steps, of the batches as they are trained on; both runs of a seed see the same in one order.
+
+    Returns:
+        `parity` (nats per byte) of the last tenth, the verdict and all tenths in its details; `loss` of either arm. A run whose
+        loss is not finite any more makes the arm worse, without a number.
+    """
+    seeds = range(case.first_seed, case.first_seed + case.seeds)
+    base = [_losses(replace(case, arm=BASE), seed, corpus) for seed in seeds]
+    arm = [_losses(case, seed, corpus) for seed in seeds]
+    provenance = _provenance(case)
+    yield over_seeds("loss", [tenths[-1] for tenths in base], BASE)
+    lost = [seed for seed, tenths in zip(seeds, arm, strict=True) if not math.isfinite(tenths[-1])]
+    details = {"arm": case.arm, "margin": case.margin, "control": case.arm in fp8.CONTROLS}
+    if lost:
+        message = f"the loss was not finite any more in {len(lost)} of {case.seeds} seeds"
+        yield Measurement(
+            "parity", message=message, scope=case.arm, provenance=provenance, details=details | {"verdict": "worse"}
+        )
+        return
+    yield over_seeds("loss", [tenths[-1] for tenths in arm], case.arm, provenance=provenance)
+    each = [[a[at] - b[at] for a, b in zip(arm, base, strict=True)] for at in range(TENTHS)]
+    intervals = [mean_interval(values) for values in each]
+    base_loss = sum(tenths[-1] for tenths in base) / len(base)
+    details |= {
+        "base_loss": base_loss,
+        "margin_nats": case.margin * base_loss,
+        "tenths": [list(interval) for interval in intervals],
+        "verdict": parity_verdict(each[-1], case.margin * base_loss),
+    }
+    yield over_seeds("parity", each[-1], case.arm, paired=True, provenance=provenance, details=details)
+
+
+def parity_verdict(differences: list[float], margin: float) -> str:
+    """What is said of differences paired by seed.
+
+    Args:
+        differences: Arm less base, one per seed.
+        margin: What counts as none, declared beforehand.
+
+    Returns:
+        `equivalent` (the 90 % interval lies within the margin: two one-sided tests at 5 %), `worse` or `better` (the 95 % interval
+        leaves zero out, and it is not equivalent), or `inconclusive`.
+    """
+    low, _, high = mean_interval(differences, 0.90)
+    if -margin < low and high < margin:
+        return "equivalent"
+    low, _, high = mean_interval(differences)
+    return "worse" if low > 0 else "better" if high < 0 else "inconclusive"
+
+
+def _provenance(case: ParityCase) -> Provenance:
+    in_eight_bits = case.arm not in _AUTOCAST
+    return (
+        Provenance.EMULATED
+        if in_eight_bits and (fp8.native(case.device) or case.arm in fp8.CONTROLS)
+        else Provenance.MEASURED
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _losses(case: ParityCase, seed: int, corpus: str) -> tuple[float, ...]:
+    """One training run: the mean loss of each tenth of its steps. Kept, since every arm is compared with the same bf16 runs."""
+    model = _model(case, seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE, fused=True)
+    scaler = torch.amp.GradScaler(torch.device(case.device).type, enabled=case.arm == "float16")
+    dtype = _AUTOCAST.get(case.arm, torch.bfloat16)
+    data, generator = text.load(corpus), torch.Generator().manual_seed(seed)
+    warm = max(1, case.steps // TENTHS)
+    losses = []
+    for step in range(case.steps):
+        optimizer.param_groups[0]["lr"] = _RATE * min(1.0, (step + 1) / warm)
+        ids = text.batch(data, case.batch_size, case.seq_len + 1, generator).to(case.device)
+        with torch.autocast(torch.device(case.device).type, dtype, enabled=dtype is not None):
+            loss = model.loss(ids)
+        losses.append(loss.detach().float())
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    tenths = torch.stack(losses).double().cpu().tensor_split(TENTHS)
+    return tuple(float(tenth.mean()) for tenth in tenths)
+
+
+def _model(case: ParityCase, seed: int) -> nn.Module:
+    model = create_model(case.config, case.device, seed=seed)
+    if case.arm == AGAIN:
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.copy_(torch.nextafter(weight, torch.full_like(weight, math.inf)))
+    if case.arm not in _AUTOCAST:
+        emulate = True if case.arm in fp8.CONTROLS else None
+        fp8.convert(model, case.arm, keep=case.keep, emulate=emulate)
+    return model

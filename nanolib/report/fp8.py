@@ -1,0 +1,563 @@
+"""FP8: does it pay, from which size, and at what loss; emulated numbers look unlike measured ones, quoted ones unlike either."""
+
+from __future__ import annotations
+
+import altair as alt
+import pandas as pd
+
+from nanolib.measurement import format_with_interval
+from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, colour_and_shape, look, nothing, why_nothing
+from nanolib.report.overview import of_experiment, pick
+
+PARITY_COLUMNS = {
+    "arm": "Arm",
+    "verdict": "Against bf16",
+    "difference": "Loss above bf16, nats/byte [95 %]",
+    "margin_nats": "Margin, nats",
+    "loss": "Loss, nats/byte [95 %]",
+    "seeds": "Seeds",
+    "steps": "Steps",
+    "provenance": "Products",
+    "status": "Status",
+    "message": "Why",
+}
+SPEED_COLUMNS = {
+    "name": "Model",
+    "mode": "What",
+    "precision": "Precision",
+    "compiled": "Compiled",
+    "latency": "Latency, ms [95 %]",
+    "speed_up": "Over bf16 [95 %]",
+    "bound": "Bound",
+    "tokens_per_second": "Tokens/s",
+    "mfu": "Of the ceiling",
+    "weights": "Weights, MiB",
+    "gradients": "Gradients, MiB",
+    "optimizer": "Optimizer, MiB",
+    "activations": "Activations, MiB",
+    "status": "Status",
+    "message": "Why",
+}
+_VERDICTS = {"equivalent": "#009E73", "worse": "#D55E00", "better": "#0072B2", "inconclusive": "#888888"}
+
+
+def _cases(rows: pd.DataFrame, factor: str) -> pd.DataFrame:
+    rows = of_experiment(rows, "fp8")
+    name = f"factor.{factor}"
+    return rows[rows[name].notna()] if name in rows else rows.iloc[:0]
+
+
+# speed
+
+
+def speed_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """One line per model, precision and mode, with its speed-up over bf16 of the same run.
+
+    Returns:
+        Columns: `name`, `mode`, `precision`, `compiled`, `seq_len`, `batch_size`, `latency` (ms), `speed_up` each with `_low` and
+        `_high`, `bound` (Amdahl's, of the converted share), `tokens_per_second`, `mfu` (share of the measured ceiling), `weights`,
+        `gradients`, `optimizer`, `activations` (MiB), `parameters`, `status`, `message`.
+    """
+    rows = _cases(rows, "precision")
+    rows = rows[rows["factor.preset"].notna()] if "factor.preset" in rows else rows.iloc[:0]
+    lines = []
+    for (run_id, _), case in rows.groupby(["run_id", "case_id"], sort=False):
+        first = case.iloc[0]
+        names = ("name", "mode", "precision", "compiled", "seq_len", "batch_size")
+        line = {"run_id": run_id} | {name: first[f"factor.{name}"] for name in names}
+        ending = case[case["metric"] == "case_time"].iloc[-1]
+        line |= {"status": ending["status"], "message": ending["message"]}
+        latency = pick(case, "latency")
+        if len(latency):
+            row = latency.iloc[0]
+            line |= {"latency": row["estimate"], "latency_low": row["low"], "latency_high": row["high"]}
+            line["parameters"] = row["details"].get("parameters")
+        for metric, name in (("tokens_per_second", "tokens_per_second"), ("ceiling_share", "mfu")):
+            found = pick(case, metric)
+            line[name] = found["estimate"].iloc[0] if len(found) else float("nan")
+        for _, part in pick(case, "memory_part").iterrows():
+            line[part["scope"]] = part["estimate"]
+        share = pick(case, "converted_share")
+        line["bound"] = share.iloc[0]["details"]["amdahl_bound"] if len(share) else float("nan")
+        lines.append(line)
+    table = pd.DataFrame(lines)
+    return _with_speed_ups(table) if len(table) else table
+
+
+def _with_speed_ups(table: pd.DataFrame) -> pd.DataFrame:
+    columns = [
+        "latency",
+        "latency_low",
+        "latency_high",
+        "weights",
+        "gradients",
+        "optimizer",
+        "activations",
+        "parameters",
+    ]
+    table = table.assign(**{name: float("nan") for name in columns if name not in table})
+    key = ["run_id", "name", "mode", "compiled", "seq_len", "batch_size"]
+    base = table[table["precision"] == "bfloat16"].drop_duplicates(key).set_index(key)
+    ups = []
+    for _, row in table.iterrows():
+        at = tuple(row[name] for name in key)
+        known = at in base.index and row["precision"] != "bfloat16"
+        of = base.loc[at] if known else None
+        ups.append(
+            (
+                of["latency"] / row["latency"],
+                of["latency_low"] / row["latency_high"],
+                of["latency_high"] / row["latency_low"],
+            )
+            if of is not None
+            else (float("nan"),) * 3
+        )
+    return table.assign(**dict(zip(("speed_up", "speed_up_low", "speed_up_high"), zip(*ups, strict=True), strict=True)))
+
+
+def fp8_precisions(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """Time of each model in each precision; what this machine lacks is a cross that says why."""
+    title = "Precision: time of a step"
+    table = speed_table(rows)
+    if table.empty:
+        return nothing(title, why_nothing(of_experiment(rows, "fp8"), "fp8"))
+    table = table.assign(
+        mode=table["mode"].str.replace("_", " "), compiled=table["compiled"].map({True: "compiled", False: "eager"})
+    )
+    panels = (table["name"] + ", " + table["mode"] + ", " + table["compiled"]).unique()
+    order = list(dict.fromkeys(table["precision"]))
+    charts = []
+    for panel in panels:
+        part = table[(table["name"] + ", " + table["mode"] + ", " + table["compiled"]) == panel]
+        drawn, failed = part[part["latency"].notna()], part[part["latency"].isna()]
+        y = alt.Y("precision:N", sort=order, title=None, scale=alt.Scale(domain=order))
+        x = alt.X("latency:Q", title="Latency (ms)", scale=alt.Scale(zero=True))
+        tooltip = [
+            "precision:N",
+            *(alt.Tooltip(f"{c}:Q", format=",.4~g") for c in ("latency", "latency_low", "latency_high")),
+        ]
+        tooltip += [
+            alt.Tooltip("speed_up:Q", title="over bf16", format=".3f"),
+            alt.Tooltip("mfu:Q", title="of the ceiling", format=".1%"),
+        ]
+        base = alt.Chart(drawn).encode(y=y)
+        layers = [
+            base.mark_rule(strokeWidth=2, color=PALETTE[0]).encode(
+                x=alt.X("latency_low:Q", title="Latency (ms)"), x2="latency_high:Q"
+            ),
+            base.mark_point(filled=True, size=65, opacity=1, color=PALETTE[0]).encode(x=x, tooltip=tooltip),
+        ]
+        if len(failed):
+            cross = alt.Chart(failed).mark_text(text="✕", fontSize=14, color="#B00020", align="left")
+            layers.append(cross.encode(y=y, x=alt.value(6), tooltip=["precision:N", "status:N", "message:N"]))
+            why = alt.Chart(failed).mark_text(fontSize=11, color="#B00020", align="left", dx=16, limit=WIDTH + 60)
+            layers.append(why.encode(y=y, x=alt.value(6), text="message:N"))
+        charts.append(
+            alt.layer(*layers).properties(width=WIDTH + 80, height=alt.Step(26), title=alt.Title(panel, fontSize=12))
+        )
+    return look(
+        alt.vconcat(*charts, spacing=14).properties(
+            title=alt.Title(title, subtitle="With its 95 % interval; crosses: not here, and why.")
+        )
+    )
+
+
+def fp8_quoted(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """What others report of fp8 over bf16, and this machine's own figures; empty where there are none."""
+    title = "FP8 over bf16: quoted and measured"
+    quoted = pick(of_experiment(rows, "fp8"), "speed_up")
+    own = speed_table(rows)
+    own = own[own["precision"].str.startswith("fp8") & own["speed_up"].notna()] if len(own) else own
+    if quoted.empty and not len(own):
+        return nothing(title, why_nothing(of_experiment(rows, "fp8"), "fp8"))
+    lines = [
+        {
+            "what": row["details"]["what"],
+            "kind": "quoted",
+            "speed_up": row["estimate"],
+            "low": row["low"],
+            "high": row["high"],
+            "source": row["message"],
+        }
+        for _, row in quoted.iterrows()
+    ]
+    bounds = []
+    for _, row in own.iterrows():
+        what = f"{row['name']}, {row['precision']}, {row['mode'].replace('_', ' ')}" + (
+            ", compiled" if row["compiled"] else ""
+        )
+        ends = {"low": row["speed_up_low"], "high": row["speed_up_high"]}
+        lines.append({"what": what, "kind": "measured here", "speed_up": row["speed_up"], "source": "this run"} | ends)
+        bounds.append({"what": what, "bound": row["bound"]})
+    if not len(own):
+        lines.append(
+            {"what": "this machine", "kind": "measured here", "source": "no FP8 tensor cores: nothing to measure"}
+        )
+    data = pd.DataFrame(lines).drop_duplicates("what")
+    order = list(data["what"])
+    y = alt.Y("what:N", sort=order, title=None, scale=alt.Scale(domain=order), axis=alt.Axis(labelLimit=320))
+    kinds = ["quoted", "measured here"]
+    colour = alt.Color("kind:N", title=None, scale=alt.Scale(domain=kinds, range=["#888888", PALETTE[0]]))
+    tooltip = [
+        "what:N",
+        "kind:N",
+        *(alt.Tooltip(f"{c}:Q", format=".3f") for c in ("speed_up", "low", "high")),
+        "source:N",
+    ]
+    words = "Times as fast as bf16"
+    x = alt.X("speed_up:Q", title=words, scale=alt.Scale(domain=[0.9, 2.0], clamp=True))
+    base = alt.Chart(data).encode(y=y, color=colour, tooltip=tooltip)
+    drawn = base.transform_filter("isValid(datum.speed_up)")
+    layers = [
+        alt.Chart(pd.DataFrame({"one": [1.0]})).mark_rule(color="#999").encode(x="one:Q"),
+        drawn.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", title=words), x2="high:Q"),
+        drawn.transform_filter("datum.kind == 'quoted'").mark_point(filled=False, size=60, strokeWidth=1.5).encode(x=x),
+        drawn.transform_filter("datum.kind != 'quoted'").mark_point(filled=True, size=70, opacity=1).encode(x=x),
+        alt.Chart(data[data["speed_up"].isna()])
+        .mark_text(align="left", color="#666", fontSize=11)
+        .encode(y=y, x=alt.value(8), text="source:N"),
+    ]
+    if bounds:
+        ticks = alt.Chart(pd.DataFrame(bounds)).mark_tick(color="#000", thickness=2, size=18, strokeDash=[3, 2])
+        layers.append(ticks.encode(y=y, x="bound:Q"))
+    subtitle = "Hollow: what others report, source in the tooltip. Filled: measured here. Dashed tick: Amdahl's bound."
+    return look(
+        alt.layer(*layers).properties(
+            width=int(1.4 * WIDTH), height=alt.Step(26), title=alt.Title(title, subtitle=subtitle)
+        )
+    )
+
+
+# parity
+
+
+def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """One line per arm that was trained beside bf16.
+
+    Returns:
+        Columns: `arm`, `control`, `verdict`, `difference` and `loss` (nats per byte) each with `_low` and `_high`, `margin_nats`,
+        `tenths` (intervals), `seeds`, `steps`, `provenance`, `status`, `message`.
+    """
+    rows = _cases(rows, "arm")
+    lines = []
+    for _, case in rows.groupby(["run_id", "case_id"], sort=False):
+        first = case.iloc[0]
+        line = {name: first[f"factor.{name}"] for name in ("arm", "seeds", "steps")}
+        ending = case[case["metric"] == "case_time"].iloc[-1]
+        line |= {"status": ending["status"], "message": ending["message"]}
+        found = case[case["metric"] == "parity"]
+        if len(found):
+            row = found.iloc[0]
+            details = row["details"]
+            line |= {
+                "verdict": details["verdict"],
+                "margin_nats": details.get("margin_nats"),
+                "tenths": details.get("tenths"),
+            }
+            line |= {"difference": row["estimate"], "difference_low": row["low"], "difference_high": row["high"]}
+            line |= {
+                "provenance": row["provenance"],
+                "control": details["control"],
+                "message": row["message"] or line["message"],
+            }
+        loss = pick(case, "loss", str(line["arm"]))
+        if len(loss):
+            row = loss.iloc[0]
+            line |= {"loss": row["estimate"], "loss_low": row["low"], "loss_high": row["high"]}
+        lines.append(line)
+    columns = ["verdict", "margin_nats", "tenths", "control", "provenance", "loss", "loss_low", "loss_high"]
+    columns += ["difference", "difference_low", "difference_high"]
+    table = pd.DataFrame(lines)
+    return table.assign(**{name: float("nan") for name in columns if name not in table}) if len(table) else table
+
+
+def fp8_parity(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """The difference in loss at each tenth of the run, the margin shaded; controls dashed."""
+    title = "Loss above bf16, in pairs of one seed"
+    table = parity_table(rows)
+    if table.empty or not any(isinstance(tenths, list) for tenths in table["tenths"]):
+        return nothing(title, why_nothing(of_experiment(rows, "fp8"), "fp8"))
+    lines = [
+        {
+            "arm": row["arm"].replace("_", " "),
+            "control": bool(row["control"]),
+            "tenth": at + 1,
+            "verdict": row["verdict"],
+        }
+        | dict(zip(("low", "difference", "high"), interval, strict=True))
+        for _, row in table.iterrows()
+        if isinstance(row["tenths"], list)
+        for at, interval in enumerate(row["tenths"])
+    ]
+    data = pd.DataFrame(lines)
+    charts = []
+    for control, words in ((False, "arms"), (True, "controls that must be found worse")):
+        part = data[data["control"] == control]
+        if part.empty:
+            continue
+        colour, shape = colour_and_shape("arm", "Arm", part["arm"], data["arm"])
+        margin = float(table["margin_nats"].dropna().iloc[0])
+        band = alt.Chart(pd.DataFrame({"low": [-margin], "high": [margin]}))
+        x = alt.X(
+            "tenth:Q",
+            title="Tenth of the run",
+            axis=alt.Axis(values=list(range(1, 11)), format="d"),
+            scale=alt.Scale(domain=[0.7, 10.3]),
+        )
+        y_title = "Loss above bf16 (nats per byte)"
+        base = alt.Chart(part).encode(x=x, color=colour)
+        dash = {"strokeDash": [4, 3]} if control else {}
+        tooltip = [
+            "arm:N",
+            "tenth:Q",
+            *(alt.Tooltip(f"{c}:Q", format="+.4f") for c in ("difference", "low", "high")),
+            "verdict:N",
+        ]
+        layers = alt.layer(
+            band.mark_rect(color="#009E73", opacity=0.12).encode(y=alt.Y("low:Q", title=y_title), y2="high:Q"),
+            alt.Chart(pd.DataFrame({"zero": [0.0]})).mark_rule(color="#999").encode(y="zero:Q"),
+            base.mark_line(strokeWidth=1.5, **dash).encode(y="difference:Q"),
+            base.mark_rule(strokeWidth=2).encode(y="low:Q", y2="high:Q"),
+            base.mark_point(filled=True, size=50, opacity=1).encode(y="difference:Q", shape=shape, tooltip=tooltip),
+        )
+        charts.append(layers.properties(width=WIDTH, height=HEIGHT, title=alt.Title(words, fontSize=12)))
+    subtitle = (
+        "Same weights, same text, same order; mean over seeds, 95 % interval. Green: the margin, declared beforehand."
+    )
+    joined = alt.hconcat(*charts, spacing=30).resolve_scale(color="independent", shape="independent")
+    return look(joined.properties(title=alt.Title(title, subtitle=subtitle)))
+
+
+# numerics
+
+
+def numerics_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Errors of emulated products, one line per way to cast, layer and product.
+
+    Returns:
+        Columns: `variant`, `layer`, `product`, `relative_error`, `sqnr` (dB).
+    """
+    rows = _cases(rows, "variant")
+    errors, noise = pick(rows, "relative_error"), pick(rows, "sqnr")
+    if errors.empty:
+        return pd.DataFrame()
+    table = errors.assign(sqnr=noise["estimate"].to_numpy())
+    parts = table["scope"].str.rsplit(" ", n=1)
+    return pd.DataFrame(
+        {
+            "variant": table["factor.variant"],
+            "layer": parts.str[0],
+            "product": parts.str[1],
+            "relative_error": table["estimate"],
+            "sqnr": table["sqnr"],
+        }
+    ).reset_index(drop=True)
+
+
+def fp8_numerics(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """Error of every layer's products by format and granularity."""
+    title = "Error of products in 8 bits, layer by layer"
+    table = numerics_table(rows)
+    if table.empty:
+        return nothing(title, why_nothing(of_experiment(rows, "fp8"), "fp8"))
+    table["product"] = table["product"].str.replace("_", " ")
+    variants = list(dict.fromkeys(table["variant"]))
+    colour, shape = colour_and_shape("variant", "Cast", table["variant"])
+    charts = []
+    for product, part in table.groupby("product", sort=False):
+        x = alt.X(
+            "relative_error:Q",
+            title="Relative error (float32 is the reference)",
+            scale=alt.Scale(type="log", nice=True),
+            axis=alt.Axis(format=".1~e"),
+        )
+        y = alt.Y("layer:N", sort=list(dict.fromkeys(part["layer"])), title=None, axis=alt.Axis(labelFontSize=10))
+        points = (
+            alt.Chart(part)
+            .mark_point(filled=False, size=45, strokeWidth=1.6)
+            .encode(x=x, y=y, color=colour, shape=shape)
+        )
+        tooltip = [
+            "layer:N",
+            "variant:N",
+            alt.Tooltip("relative_error:Q", format=".3~g"),
+            alt.Tooltip("sqnr:Q", title="SQNR, dB", format=".1f"),
+        ]
+        charts.append(
+            points.encode(tooltip=tooltip).properties(
+                width=210, height=alt.Step(13), title=alt.Title(product, fontSize=12)
+            )
+        )
+    subtitle = f"Emulated: hollow marks. {len(variants)} ways to cast, in a small decoder trained for a while in bf16."
+    return look(alt.hconcat(*charts, spacing=16).properties(title=alt.Title(title, subtitle=subtitle)))
+
+
+def fp8_losses(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """Elements that vanish or saturate in each operand's cast."""
+    title = "Elements that vanish in the cast"
+    rows = _cases(rows, "variant")
+    found = pd.concat([pick(rows, "underflow"), pick(rows, "overflow")]) if len(rows) else rows
+    if found.empty:
+        return nothing(title, why_nothing(of_experiment(rows, "fp8"), "fp8"))
+    parts = found["scope"].str.rsplit(" ", n=1)
+    data = pd.DataFrame(
+        {
+            "variant": found["factor.variant"],
+            "layer": parts.str[0],
+            "operand": parts.str[1],
+            "share": found["estimate"],
+            "what": found["metric"].map({"underflow": "vanish (underflow)", "overflow": "saturate (overflow)"}),
+        }
+    )
+    charts = []
+    for operand, part in data[data["what"].str.startswith("vanish")].groupby("operand", sort=False):
+        colour, shape = colour_and_shape("variant", "Cast", part["variant"], data["variant"])
+        x = alt.X("share:Q", title="Share that becomes zero", axis=alt.Axis(format=".1%"))
+        y = alt.Y("layer:N", sort=list(dict.fromkeys(part["layer"])), title=None, axis=alt.Axis(labelFontSize=10))
+        points = alt.Chart(part).mark_point(filled=False, size=45, strokeWidth=1.6)
+        tooltip = ["layer:N", "operand:N", "variant:N", alt.Tooltip("share:Q", format=".3%")]
+        chart = points.encode(x=x, y=y, color=colour, shape=shape, tooltip=tooltip)
+        charts.append(chart.properties(width=210, height=alt.Step(13), title=alt.Title(operand, fontSize=12)))
+    most = data[data["what"].str.startswith("saturate")]["share"].max()
+    subtitle = f"Emulated. At most {most:.2%} of any operand saturates: scales follow each tensor's largest magnitude."
+    return look(alt.hconcat(*charts, spacing=16).properties(title=alt.Title(title, subtitle=subtitle)))
+
+
+def fp8_scales(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """How the scales of a tensorwise cast move while a model is trained."""
+    title = "Scales over training"
+    found = pick(_cases(rows, "variant"), "fp8_scale")
+    if found.empty or "samples" not in found:
+        return nothing(title, why_nothing(of_experiment(rows, "fp8"), "fp8"))
+    lines = []
+    for _, row in found.iterrows():
+        layer, operand = row["scope"].rsplit(" ", 1)
+        lines += [
+            {"layer": layer, "operand": operand, "step": step, "scale": float(value)}
+            for step, value in enumerate(row["samples"])
+        ]
+    data = pd.DataFrame(lines)
+    step = max(1, data["step"].nunique() // 60)  # a chart needs no more points than that
+    data = data[data["step"] % step == 0]
+    charts = []
+    for operand, part in data.groupby("operand", sort=False):
+        lines_ = alt.Chart(part).mark_line(strokeWidth=1, opacity=0.65, color=PALETTE[0], strokeDash=[3, 2])
+        chart = lines_.encode(
+            x=alt.X("step:Q", title="Training step"),
+            y=alt.Y("scale:Q", title="Scale", scale=alt.Scale(type="log"), axis=alt.Axis(format=".1~e")),
+            detail="layer:N",
+            tooltip=["layer:N", "step:Q", alt.Tooltip("scale:Q", format=".3~g")],
+        )
+        charts.append(chart.properties(width=210, height=150, title=alt.Title(operand, fontSize=12)))
+    subtitle = (
+        "Emulated, a line per layer: format's largest value over the tensor's largest magnitude; e5m2 for gradients."
+    )
+    return look(alt.hconcat(*charts, spacing=16).properties(title=alt.Title(title, subtitle=subtitle)))
+
+
+# words
+
+
+def fp8_words(rows: pd.DataFrame) -> list[str]:
+    """Does fp8 pay here, from which size, and at what loss."""
+    if of_experiment(rows, "fp8").empty:
+        return ["Nothing of fp8 was measured, so there is no verdict. Run: nano run quick fp8."]
+    return [
+        *_speed_words(speed_table(rows)),
+        *_shape_words(rows),
+        *_parity_words(parity_table(rows)),
+        *_numerics_words(numerics_table(rows)),
+    ]
+
+
+def _speed_words(table: pd.DataFrame) -> list[str]:
+    if table.empty:
+        return []
+    fp8 = table[table["precision"].str.startswith("fp8")]
+    timed = fp8[fp8["speed_up"].notna()]
+    if timed.empty:
+        reasons = fp8["message"].dropna().unique()
+        why = reasons[0] if len(reasons) else "no fp8 case was run"
+        line = f"FP8 gains no time here: {why}. What others report is quoted beside, and is no word on this machine."
+        return [line]
+    lines = []
+    for mode, group in timed.groupby("mode", sort=False):
+        ordered = group.sort_values("parameters")
+        pays = ordered[ordered["speed_up_low"] > 1]
+        best = ordered.loc[ordered["speed_up"].idxmax()]
+        figure = format_with_interval(best["speed_up"], best["speed_up_low"], best["speed_up_high"])
+        what = mode.replace("_", " ")
+        if pays.empty:
+            lines.append(
+                f"{what}: FP8 does not pay at any size measured; at best {figure} times bf16 ({best['name']}, {best['precision']})."
+            )
+        else:
+            first = pays.iloc[0]
+            lines.append(
+                f"{what}: FP8 pays from {first['name']} on; at best {figure} times bf16 ({best['name']}, {best['precision']}), "
+                f"where Amdahl allows {best['bound']:.2f}."
+            )
+    return lines
+
+
+def shape_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Products: columns `m`, `k`, `n`, `bf16_ms`, `fp8_ms`, `fp8_with_cast_ms`, `speed_up`, `with_cast`, `message`."""
+    rows = _cases(rows, "m")
+    lines = []
+    for (_, m, k, n), group in rows.groupby(["run_id", "factor.m", "factor.k", "factor.n"], sort=False):
+        line = {"m": int(m), "k": int(k), "n": int(n)}
+        for name, precision, scope in (
+            ("bf16_ms", "bfloat16", "product"),
+            ("fp8_ms", "fp8", "product"),
+            ("fp8_with_cast_ms", "fp8", "product_with_cast"),
+        ):
+            found = pick(group[group["factor.precision"] == precision], "latency", scope)
+            line[name] = found["estimate"].iloc[0] if len(found) else float("nan")
+        ending = group[(group["metric"] == "case_time") & (group["factor.precision"] == "fp8")]
+        line["message"] = ending["message"].iloc[-1] if len(ending) else ""
+        line |= {"speed_up": line["bf16_ms"] / line["fp8_ms"], "with_cast": line["bf16_ms"] / line["fp8_with_cast_ms"]}
+        lines.append(line)
+    return pd.DataFrame(lines)
+
+
+def _shape_words(rows: pd.DataFrame) -> list[str]:
+    table = shape_table(rows)
+    if table.empty or table["with_cast"].isna().all():
+        return []
+    wins = table[table["with_cast"] > 1].assign(size=lambda t: t["m"] * t["k"] * t["n"]).sort_values("size")
+    if wins.empty:
+        return ["No product measured gains from fp8 once its cast is paid."]
+    least = wins.iloc[0]
+    size = f"{least['m']} x {least['k']} x {least['n']}"
+    return [f"The smallest product that gains with its cast is {size} ({least['with_cast']:.2f} times)."]
+
+
+def _parity_words(table: pd.DataFrame) -> list[str]:
+    lines = []
+    for _, row in table[table["status"] == "ok"].iterrows() if len(table) else []:
+        arm = row["arm"].replace("_", " ")
+        emulated = " (emulated)" if row["provenance"] == "emulated" else ""
+        if pd.isna(row["difference"]):
+            lines.append(f"{arm}{emulated}: worse than bf16; {row['message']}.")
+            continue
+        figure = format_with_interval(row["difference"], row["difference_low"], row["difference_high"])
+        lines.append(
+            f"{arm}{emulated}: {row['verdict']} after {int(row['steps'])} steps, {figure} nats per byte above bf16, margin "
+            f"{row['margin_nats']:.4f}, {int(row['seeds'])} pairs."
+        )
+    controls = table[(table["control"] == True) & (table["status"] == "ok")] if len(table) else table  # noqa: E712
+    blind = [row["arm"].replace("_", " ") for _, row in controls.iterrows() if row["verdict"] != "worse"]
+    if blind:
+        lines.append(
+            f"The control {', '.join(blind)} was not found worse, so these runs are too short or too few to trust an 'equivalent'. "
+            "Raise parity_steps or parity_seeds."
+        )
+    return lines
+
+
+def _numerics_words(table: pd.DataFrame) -> list[str]:
+    if table.empty:
+        return []
+    medians = table.groupby("variant", sort=False)["sqnr"].median().sort_values(ascending=False)
+    text = ", ".join(f"{name} {value:.1f} dB" for name, value in medians.items())
+    return [f"Median signal to noise of the products, emulated: {text}."]
