@@ -19,8 +19,8 @@ from nanolib.models import create_model, fp8, text
 from nanolib.stats.intervals import mean_interval
 
 BASE, AGAIN = "bf16", "bf16_again"
-# Arm → the type that autocast gives its products; the rest are recipes on top of bf16.
-_AUTOCAST = {BASE: torch.bfloat16, AGAIN: torch.bfloat16, "float32": None, "float16": torch.float16}
+# Arm → the type of its products; the rest are recipes on top of bf16.
+_TYPES = {BASE: torch.bfloat16, AGAIN: torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 ARMS = (AGAIN, "float32", "float16", *fp8.RECIPES, *fp8.CONTROLS)
 TENTHS = 10
 _RATE = 1e-3
@@ -76,8 +76,8 @@ def measure_parity(case: ParityCase, corpus: str = "") -> Iterator[Measurement]:
     seeds = range(case.first_seed, case.first_seed + case.seeds)
     base = [_losses(replace(case, arm=BASE), seed, corpus) for seed in seeds]
     arm = [_losses(case, seed, corpus) for seed in seeds]
-    provenance = _provenance(case)
-    yield over_seeds("loss", [tenths[-1] for tenths in base], BASE)
+    provenance = Provenance.EMULATED if _emulated(case) else Provenance.MEASURED
+    yield over_seeds("loss", [tenths[-1] for tenths in base], BASE, provenance=provenance)
     lost = [seed for seed, tenths in zip(seeds, arm, strict=True) if not math.isfinite(tenths[-1])]
     details = {"arm": case.arm, "margin": case.margin, "control": case.arm in fp8.CONTROLS}
     if lost:
@@ -117,13 +117,15 @@ def parity_verdict(differences: list[float], margin: float) -> str:
     return "worse" if low > 0 else "better" if high < 0 else "inconclusive"
 
 
-def _provenance(case: ParityCase) -> Provenance:
-    in_eight_bits = case.arm not in _AUTOCAST
-    return (
-        Provenance.EMULATED
-        if in_eight_bits and (fp8.native(case.device) or case.arm in fp8.CONTROLS)
-        else Provenance.MEASURED
-    )
+def _emulated(case: ParityCase) -> bool:
+    """Whether the arm's products are emulated: 8 bits and bf16 on a CPU (which multiplies float32 faster), and every control."""
+    if case.arm in _TYPES:
+        return _on_cpu(case) and _TYPES[case.arm] is torch.bfloat16
+    return bool(fp8.native(case.device)) or case.arm in fp8.CONTROLS
+
+
+def _on_cpu(case: ParityCase) -> bool:
+    return torch.device(case.device).type == "cpu"
 
 
 @functools.lru_cache(maxsize=256)
@@ -132,14 +134,15 @@ def _losses(case: ParityCase, seed: int, corpus: str) -> tuple[float, ...]:
     model = _model(case, seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE, fused=True)
     scaler = torch.amp.GradScaler(torch.device(case.device).type, enabled=case.arm == "float16")
-    dtype = _AUTOCAST.get(case.arm, torch.bfloat16)
+    dtype = _TYPES.get(case.arm, torch.bfloat16)
+    cast = dtype is not torch.float32 and not (_emulated(case) and _on_cpu(case))
     data, generator = text.load(corpus), torch.Generator().manual_seed(seed)
     warm = max(1, case.steps // TENTHS)
     losses = []
     for step in range(case.steps):
         optimizer.param_groups[0]["lr"] = _RATE * min(1.0, (step + 1) / warm)
         ids = text.batch(data, case.batch_size, case.seq_len + 1, generator).to(case.device)
-        with torch.autocast(torch.device(case.device).type, dtype, enabled=dtype is not None):
+        with torch.autocast(torch.device(case.device).type, dtype, enabled=cast):
             loss = model.loss(ids)
         losses.append(loss.detach().float())
         scaler.scale(loss).backward()
@@ -158,7 +161,7 @@ def _model(case: ParityCase, seed: int) -> nn.Module:
         with torch.no_grad():
             for weight in model.parameters():
                 weight.copy_(torch.nextafter(weight, torch.full_like(weight, math.inf)))
-    if case.arm not in _AUTOCAST:
-        emulate = True if case.arm in fp8.CONTROLS else None
-        fp8.convert(model, case.arm, keep=case.keep, emulate=emulate)
+    if case.arm not in _TYPES or _emulated(case):
+        recipe = fp8.BF16 if case.arm in (BASE, AGAIN) else case.arm
+        fp8.convert(model, recipe, keep=case.keep, emulate=_emulated(case), rounded=_on_cpu(case))
     return model

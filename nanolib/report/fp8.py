@@ -205,12 +205,13 @@ def fp8_quoted(rows: pd.DataFrame) -> alt.TopLevelMixin:
         "source:N",
     ]
     words = "Times as fast as bf16"
-    x = alt.X("speed_up:Q", title=words, scale=alt.Scale(domain=[0.9, 2.0], clamp=True))
+    scale = alt.Scale(domain=[0.9, 2.0], clamp=True)
+    x = alt.X("speed_up:Q", title=words, scale=scale)
     base = alt.Chart(data).encode(y=y, color=colour, tooltip=tooltip)
     drawn = base.transform_filter("isValid(datum.speed_up)")
     layers = [
-        alt.Chart(pd.DataFrame({"one": [1.0]})).mark_rule(color="#999").encode(x="one:Q"),
-        drawn.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", title=words), x2="high:Q"),
+        alt.Chart(pd.DataFrame({"one": [1.0]})).mark_rule(color="#999").encode(x=alt.X("one:Q", scale=scale)),
+        drawn.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", title=words, scale=scale), x2="high:Q"),
         drawn.transform_filter("datum.kind == 'quoted'").mark_point(filled=False, size=60, strokeWidth=1.5).encode(x=x),
         drawn.transform_filter("datum.kind != 'quoted'").mark_point(filled=True, size=70, opacity=1).encode(x=x),
         alt.Chart(data[data["speed_up"].isna()])
@@ -503,6 +504,8 @@ def _speed_words(table: pd.DataFrame) -> list[str]:
 def shape_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Products: columns `m`, `k`, `n`, `bf16_ms`, `fp8_ms`, `fp8_with_cast_ms`, `speed_up`, `with_cast`, `message`."""
     rows = _cases(rows, "m")
+    if rows.empty:
+        return pd.DataFrame()
     lines = []
     for (_, m, k, n), group in rows.groupby(["run_id", "factor.m", "factor.k", "factor.n"], sort=False):
         line = {"m": int(m), "k": int(k), "n": int(n)}

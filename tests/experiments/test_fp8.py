@@ -1,0 +1,182 @@
+import math
+
+import pytest
+import torch
+
+from nanolib.experiments import fp8, fp8_parity, sweep
+from nanolib.experiments.fp8_parity import ParityCase, measure_parity, parity_verdict
+from nanolib.experiments.fp8_speed import converted_row
+from nanolib.measurement import BadInput, Provenance
+from nanolib.models import create_model
+from nanolib.models import fp8 as casts
+from nanolib.report import fp8 as report
+from nanolib.report.charts import CHARTS
+
+SMALL = {
+    "presets": ["gpt_125M"],
+    "overrides": {"num_layers": 1, "d_model": 64, "num_heads": 2, "vocab_size": 256},
+    "seq_len": 16,
+    "budget_s": 0.05,
+    "parity_steps": 10,
+    "d_model": 32,
+    "num_layers": 1,
+    "train_seq_len": 16,
+    "train_batch_size": 2,
+    "numerics_steps": 2,
+}
+
+
+def _parity(arm, **changes):
+    shape = {"seeds": 2, "first_seed": 0, "steps": 10, "seq_len": 16, "batch_size": 2, "d_model": 32, "num_layers": 1}
+    return ParityCase("cpu", arm, **(shape | changes), margin=0.0025, keep=("head",))
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    from nanolib.store import Store
+
+    params = fp8.Params(
+        **SMALL,
+        precisions=["float32", "tf32", "bfloat16", "fp8_tensorwise"],
+        shapes=[[16, 32, 48]],
+        parity_arms=["bf16_again", "tensorwise", "scale_off_by_1024"],
+        device="cpu",
+    )
+    with Store(tmp_path_factory.mktemp("fp8") / "results.sqlite") as store:
+        run = sweep.measure(fp8, params, store=store, progress=False)
+        run.finish()
+        yield run.measurements(samples=True)
+
+
+def test_no_row_shows_an_fp8_speed_without_the_hardware(rows):
+    table = report.speed_table(rows).set_index("precision")
+    assert table.loc["fp8_tensorwise", "status"] == "unsupported" and math.isnan(table.loc["fp8_tensorwise", "latency"])
+    assert "no FP8 tensor cores" in table.loc["fp8_tensorwise", "message"]
+    assert table.loc["tf32", "status"] == "unsupported" and table.loc["bfloat16", "latency"] > 0
+    timed = rows[(rows.metric == "latency")]
+    assert set(timed["factor.precision"].dropna()) == {"float32", "bfloat16"}
+    quoted = rows[rows.provenance == Provenance.QUOTED]
+    assert set(quoted.metric) == {"speed_up"} and len(quoted) == len(fp8.QUOTED) and (quoted.message != "").all()
+    assert not len(rows[(rows.metric == "speed_up") & (rows.provenance != Provenance.QUOTED)])
+
+
+def test_parts_of_memory_are_the_models_own(rows):
+    table = report.speed_table(rows).set_index("precision")
+    case = next(case for case in fp8.cases(fp8.Params(**SMALL)) if isinstance(case, fp8.SpeedCase))
+    weights = 4 * case.config.parameter_count / 2**20
+    row = table.loc["float32"]
+    assert row["weights"] == pytest.approx(weights, rel=1e-3) and row["gradients"] == pytest.approx(weights, rel=1e-3)
+    assert row["optimizer"] == pytest.approx(2 * weights, rel=1e-2) and row["activations"] > 0
+    assert table.loc["bfloat16", "weights"] == pytest.approx(weights / 2, rel=1e-3)
+
+
+def test_parity_is_of_pairs_and_its_rows_say_that_products_are_emulated(rows):
+    table = report.parity_table(rows).set_index("arm")
+    assert set(table["provenance"]) == {"emulated"} and list(table["control"]) == [False, False, True]
+    assert all(len(tenths) == 10 for tenths in table["tenths"])
+    words = report.fp8_words(rows)
+    assert any(line.startswith("FP8 gains no time here") for line in words)
+    assert any(line.startswith("tensorwise (emulated)") for line in words)
+
+
+def test_every_product_and_operand_of_every_layer_is_looked_at(rows):
+    table = report.numerics_table(rows)
+    assert len(table) == 4 * 7 * 3 and (table.relative_error > 0).all()
+    sqnr = table.groupby("variant").sqnr.median()
+    assert 4 < sqnr["e4m3 per tensor"] - sqnr["e5m2 per tensor"] < 8  # one bit of mantissa: 6 dB
+    assert (table.sqnr + 20 * table.relative_error.map(math.log10)).abs().max() < 1e-6
+    scales = rows[rows.metric == "fp8_scale"]
+    assert len(scales) == 7 * 3 and all(len(samples) == 2 for samples in scales.samples)
+    assert set(rows[rows["factor.variant"].notna() & (rows.metric != "case_time")].provenance) == {"emulated"}
+
+
+@pytest.mark.parametrize("name", [name for name in CHARTS if name.startswith("fp8")])
+def test_charts_of_full_empty_and_failed_rows_are_valid(rows, name):
+    for some in (rows, rows.iloc[:0], rows[rows.metric == "case_time"]):
+        assert CHARTS[name](some).to_dict()
+
+
+def test_the_same_run_twice_differs_by_nothing_and_a_last_bit_by_little():
+    case = _parity("bf16")
+    fp8_parity._losses.cache_clear()
+    first = fp8_parity._losses(case, 3, "")
+    fp8_parity._losses.cache_clear()
+    assert fp8_parity._losses(case, 3, "") == first
+    again = fp8_parity._losses(_parity("bf16_again"), 3, "")
+    assert again != first and again[0] == pytest.approx(first[0], rel=1e-4)
+
+
+def test_a_recipe_that_changes_nothing_differs_by_nothing(monkeypatch):
+    """The pairing holds: with bf16's own casts under another name every difference is exactly zero."""
+    monkeypatch.setitem(casts.RECIPES, "tensorwise", casts.recipe_of(casts.BF16))
+    fp8_parity._losses.cache_clear()
+    row = list(measure_parity(_parity("tensorwise")))[-1]
+    fp8_parity._losses.cache_clear()
+    assert row.samples == (0.0, 0.0) and row.details["verdict"] == "equivalent"
+
+
+def test_a_loss_that_is_not_finite_is_worse_without_a_number(monkeypatch):
+    real = fp8_parity._losses
+    monkeypatch.setattr(
+        fp8_parity,
+        "_losses",
+        lambda case, seed, corpus: real(case, seed, corpus) if case.arm == "bf16" else (math.nan,) * 10,
+    )
+    row = list(measure_parity(_parity("no_scaling")))[-1]
+    assert row.estimate is None and row.details["verdict"] == "worse" and "not finite any more in 2 of 2" in row.message
+
+
+@pytest.mark.parametrize(
+    ("differences", "verdict"),
+    [
+        ([0.001, -0.001, 0.0005, 0.0, -0.0005], "equivalent"),
+        ([0.02, 0.03, 0.025, 0.02, 0.03], "worse"),
+        ([-0.02, -0.03, -0.025, -0.02, -0.03], "better"),
+        ([0.02, -0.03, 0.025, -0.02, 0.03], "inconclusive"),
+        ([0.002, 0.003, 0.0025, 0.002, 0.003], "equivalent"),  # surely above zero, and surely within the margin
+    ],
+)
+def test_what_is_said_of_differences(differences, verdict):
+    assert parity_verdict(differences, 0.006) == verdict
+
+
+def test_the_converted_share_is_of_all_flops():
+    case = next(case for case in fp8.cases(fp8.Params(**SMALL)) if isinstance(case, fp8.SpeedCase) and case.recipe)
+    model = create_model(case.config, "meta")
+    casts.convert(model, case.recipe, keep=case.keep, emulate=True)
+    row = converted_row(case, model)
+    d, n = 64, 16
+    linear = 2 * n * (4 * d * d + 2 * d * 4 * d)
+    head, attention = 2 * n * d * 256, 4 * 2 * (n * (n + 1) // 2) * 32
+    assert row.estimate == pytest.approx(linear / (linear + head + attention))
+    assert row.details["kept"] == ["head"] and row.details["amdahl_bound"] == pytest.approx(1 / (1 - row.estimate / 2))
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ({"keep": ["haed"]}, "fp8.keep: 'haed' matches no linear layer"),
+        ({"overrides": {"d_ff": 100}}, "fp8.keep: blocks.0.mlp.up is 100 x 768, no multiple of 16"),
+        ({"precisions": ["fp8_blockwise"]}, "fp8.precisions"),
+        ({"parity_arms": ["tensorwize"]}, "fp8.parity_arms"),
+        ({"shapes": [[16, 16, 20]]}, "fp8.shapes: .*20 is no multiple of 16"),
+        ({"overrides": {"dtype": "float16"}}, "fp8.overrides: dtype is chosen by precisions"),
+        ({"seq_len": 100_000}, "fp8.seq_len: 100000 exceeds the context_length"),
+        ({"parity_seeds": 1}, "fp8.parity_seeds"),
+    ],
+)
+def test_bad_input_is_one_line(field, words):
+    with pytest.raises(BadInput, match=words) as error:
+        fp8.Params(**field)
+    assert len(error.value.lines) == 1
+
+
+def test_a_gpu_would_compute_what_is_emulated_here():
+    if not torch.cuda.is_available() or casts.native("cuda"):
+        pytest.skip("no GPU with FP8 tensor cores")
+    source = torch.nn.Linear(64, 64, bias=False, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(32, 64, device="cuda", dtype=torch.bfloat16)
+    model = torch.nn.Sequential(source)
+    emulated = casts.emulated_linear(x, source.weight, casts.RECIPES["tensorwise"])
+    casts.convert(model, "tensorwise", keep=[], emulate=False)
+    torch.testing.assert_close(model(x), emulated, rtol=2e-2, atol=2e-2)
