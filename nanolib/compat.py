@@ -17,7 +17,21 @@ from nanolib.config import PRESETS
 from nanolib.measurement import BadInput, Measurement
 from nanolib.meters.clock import clock_for
 from nanolib.meters.latency import summarise
+from nanolib.meters.layers import LayerProfiler, create_profiler
 from nanolib.meters.memory import Peak, peak_memory, resident_peak
+from nanolib.meters.profiling import ProfilingConfig
+
+__all__ = [
+    "MODEL_CONFIGS",
+    "LayerProfiler",
+    "MemoryProfiler",
+    "ProfilingConfig",
+    "Timer",
+    "benchmark_forward",
+    "benchmark_forward_backward",
+    "benchmark_with_statistics",
+    "create_profiler",
+]
 
 MODEL_CONFIGS: dict[str, dict[str, Any]] = {
     name: {key: PRESETS[name][key] for key in ("d_model", "d_ff", "num_layers", "num_heads")}

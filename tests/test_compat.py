@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from nanolib import NanoConfig, create_model, generate_random_batch
+from nanolib import NanoConfig, compat, create_model, generate_random_batch
 from nanolib.compat import (
     MODEL_CONFIGS,
     MemoryProfiler,
@@ -62,3 +62,22 @@ def test_the_memory_profiler_counts_live_bytes():
 
 def test_model_configs_are_the_presets_sizes():
     assert MODEL_CONFIGS["xl"] == {"d_model": 1600, "d_ff": 6400, "num_layers": 48, "num_heads": 25}
+
+
+def test_the_profilers_names_are_there_with_the_arguments_that_others_use():
+    config = compat.ProfilingConfig.custom(
+        capture_activations=True,
+        deep_profiling=True,
+        power_sample_interval_ms=100,
+        batch_db_commits=True,
+        preallocate_metrics=8,
+    )
+    assert compat.ProfilingConfig.deep().deep_profiling and not compat.ProfilingConfig.minimal().modules
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    for profiler in (
+        compat.create_profiler(model, config),
+        compat.LayerProfiler(model, capture_activations=True, preallocate_size=4, every_kth_token=1),
+    ):
+        with profiler:
+            model(torch.ones(2, 4))
+        assert len(profiler.results()[0].statistics) == 0 and profiler.results()[1].statistics.shape == (1, 4)

@@ -109,7 +109,12 @@ def _energy_rows(row: Measurement, meter: EnergyMeter, window: Window, calls: in
 
 
 def overheads(
-    phase: str, model: nn.Module, call: Callable[[], object], modes: dict[str, ProfilingConfig], budget_s: float
+    phase: str,
+    model: nn.Module,
+    call: Callable[[], object],
+    modes: dict[str, ProfilingConfig],
+    budget_s: float,
+    precision: float,
 ) -> Iterator[Measurement]:
     """What each mode costs, and first what the bare call costs against itself; see `measure_overhead`.
 
@@ -121,5 +126,5 @@ def overheads(
     ):
         store.add(Run(experiment="overhead", machine={"machine_id": ""}, run_id="overhead"))
         sink = store.new_trace("overhead", phase)
-        for found in measure_overhead(model, call, modes, sink=sink, budget_s=budget_s):
+        for found in measure_overhead(model, call, modes, sink=sink, budget_s=budget_s, precision=precision):
             yield found.to_measurement(phase)

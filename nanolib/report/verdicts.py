@@ -35,7 +35,7 @@ def attention(rows: pd.DataFrame) -> list[str]:
     if quality := quality_words(rows):
         lines += [
             *quality,
-            "Next question: does it hold for your model and your text? Set corpus and the quality_ parameters.",
+            "Next question: does it hold for your model and your text? Set the quality_ parameters.",
         ]
     elif (~timed["name"].str.startswith("dense")).any():
         lines.append(
