@@ -8,6 +8,7 @@ product is emulated: (a / scale_a) @ (b / scale_b) in float32, bit for bit torch
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -136,7 +137,7 @@ class Quantised:
         values: Of the format's type, shape of the tensor; the tensor itself where it was left as it is.
         scale: What it was multiplied by, float32, broadcast against it.
         underflow: Share of the elements that were not zero and now are.
-        overflow: Share of the elements that were clamped.
+        overflow: Share of the elements that were clamped: that lie further above the largest value than rounding reaches.
     """
 
     values: torch.Tensor
@@ -181,7 +182,9 @@ def quantise(x: torch.Tensor, cast: Cast, dim: int = -1) -> Quantised:
         FORMATS[cast.format]
     )  # a bare cast of what is too large differs by version
     gone = ((values.float() == 0) & (x != 0)).float().mean()
-    clamped = (scaled.abs() > largest).float().mean()
+    # up to half a step above the largest value rounding would bring it there anyway
+    step = 2.0 ** (math.frexp(largest)[1] - 1 - _BITS[cast.format][0])
+    clamped = (scaled.abs() > largest + step / 2).float().mean()
     return Quantised(values, scale, gone, clamped)
 
 

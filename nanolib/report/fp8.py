@@ -355,6 +355,11 @@ def numerics_table(rows: pd.DataFrame) -> pd.DataFrame:
     ).reset_index(drop=True)
 
 
+def _layer_axis(charts: list[alt.TopLevelMixin]) -> alt.Axis:
+    """The layers' names, beside the first of several panels alone."""
+    return alt.Axis(labelFontSize=10, labels=not charts, ticks=not charts)
+
+
 def fp8_numerics(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Error of every layer's products by format and granularity."""
     title = "Error of products in 8 bits, layer by layer"
@@ -372,7 +377,7 @@ def fp8_numerics(rows: pd.DataFrame) -> alt.TopLevelMixin:
             scale=alt.Scale(type="log", nice=True),
             axis=alt.Axis(format=".1~e"),
         )
-        y = alt.Y("layer:N", sort=list(dict.fromkeys(part["layer"])), title=None, axis=alt.Axis(labelFontSize=10))
+        y = alt.Y("layer:N", sort=list(dict.fromkeys(part["layer"])), title=None, axis=_layer_axis(charts))
         points = (
             alt.Chart(part)
             .mark_point(filled=False, size=45, strokeWidth=1.6)
@@ -413,8 +418,8 @@ def fp8_losses(rows: pd.DataFrame) -> alt.TopLevelMixin:
     charts = []
     for operand, part in data[data["what"].str.startswith("vanish")].groupby("operand", sort=False):
         colour, shape = colour_and_shape("variant", "Cast", part["variant"], data["variant"])
-        x = alt.X("share:Q", title="Share that becomes zero", axis=alt.Axis(format=".1%"))
-        y = alt.Y("layer:N", sort=list(dict.fromkeys(part["layer"])), title=None, axis=alt.Axis(labelFontSize=10))
+        x = alt.X("share:Q", title="Share that becomes zero", axis=alt.Axis(format=".2~%", tickCount=4))
+        y = alt.Y("layer:N", sort=list(dict.fromkeys(part["layer"])), title=None, axis=_layer_axis(charts))
         points = alt.Chart(part).mark_point(filled=False, size=45, strokeWidth=1.6)
         tooltip = ["layer:N", "operand:N", "variant:N", alt.Tooltip("share:Q", format=".3%")]
         chart = points.encode(x=x, y=y, color=colour, shape=shape, tooltip=tooltip)
