@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import pydantic
-import torch
 from torch import nn
 
 from nanolib import traces
@@ -20,6 +19,7 @@ from nanolib.experiments.model_steps import Generating, Training
 from nanolib.experiments.params import Case, distinct, known_presets
 from nanolib.experiments.workload import Plan, Workload, check_fits, trace
 from nanolib.measurement import BadInput, Measurement, exact
+from nanolib.meters.clock import synchronizer
 from nanolib.meters.energy import EnergyMeter
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.profiling import MODES, ProfilingConfig
@@ -102,19 +102,15 @@ class EnergyCase(Case):
     @property
     def model_case(self) -> model.ModelCase:
         """The same work as the model notebook knows it."""
-        shape = (
-            self.device,
-            self.name,
-            self.preset,
-            self.overrides,
-            "dense",
-            self.seq_len,
-            self.batch_size,
-            self.dtype,
-        )
         if self.phase == "training_step":
-            return model.ModelCase(*shape, "training")
-        return model.GenerationCase(*shape, "generation", new_tokens=self.new_tokens)
+            return model.ModelCase(*self.shape, "training")
+        return model.GenerationCase(*self.shape, "generation", new_tokens=self.new_tokens)
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """The first fields of a `ModelCase`."""
+        named = (self.device, self.name, self.preset, self.overrides)
+        return (*named, "dense", self.seq_len, self.batch_size, self.dtype)
 
     @property
     def tokens(self) -> int:
@@ -171,14 +167,9 @@ def predict(case: Case, ceilings: dict[str, float] | None = None) -> dict[str, f
     """What formulas say: `parameters`, `flops` of one call and `tokens`; what a joule buys here only a sensor tells."""
     if isinstance(case, ProfileCase):  # the same work once more
         return {}
-    like = case.model_case
-    if case.phase == "prefill":
-        like = model.ModelCase(*(getattr(like, name) for name in _SHAPE), "inference")
+    like = model.ModelCase(*case.shape, "inference") if case.phase == "prefill" else case.model_case
     found = model.predict(like, ceilings)
     return {"parameters": found["parameters"], "flops": found["flops"], "tokens": case.tokens}
-
-
-_SHAPE = ("device", "name", "preset", "overrides", "attention_type", "seq_len", "batch_size", "dtype")
 
 
 def plan(case: Case) -> Plan:
@@ -199,8 +190,7 @@ def measure_case(case: EnergyCase, params: Params, ceilings: dict[str, float]) -
     """
     check_fits(plan(case), case.device)
     built = case.model_case.build(params.seed)
-    generator = torch.Generator().manual_seed(params.seed)
-    ids = text.batch(text.load(), case.batch_size, case.seq_len + 1, generator).to(case.device)
+    ids = model.text_batch(case, "", params.seed)
     call = _call(case, model.step_of(case.model_case, built, ids, 1e-3))
     for _ in range(2):
         call()
@@ -213,7 +203,7 @@ def measure_case(case: EnergyCase, params: Params, ceilings: dict[str, float]) -
 
 def _energy(case: EnergyCase, params: Params, call: Callable[[], object]) -> Iterator[Measurement]:
     yield exact("flops", int(predict(case)["flops"]), scope=case.phase)
-    synchronize = torch.cuda.synchronize if case.device.startswith("cuda") else (lambda: None)
+    synchronize = synchronizer(case.device)
     with EnergyMeter(sink=traces.current()) as meter:
         idle = meter.idle(params.idle_s)
         call()

@@ -13,7 +13,7 @@ from nanolib.experiments import model as models
 from nanolib.experiments import params as shared
 from nanolib.experiments.ceilings import CeilingCase, ceiling_cases
 from nanolib.experiments.fp8_numerics import VARIANTS, NumericsCase, measure_numerics
-from nanolib.experiments.fp8_parity import ARMS, ParityCase, measure_parity
+from nanolib.experiments.fp8_parity import ARMS, ParityCase, measure_parity, small_decoder
 from nanolib.experiments.fp8_speed import (
     DTYPES,
     MODES,
@@ -25,11 +25,11 @@ from nanolib.experiments.fp8_speed import (
 )
 from nanolib.experiments.fp8_speed import plan as plan_speed
 from nanolib.experiments.fp8_speed import unsupported as unsupported_speed
-from nanolib.experiments.params import Case, distinct, known_presets
+from nanolib.experiments.params import Case, distinct, known_corpus, known_presets
 from nanolib.experiments.workload import Plan
 from nanolib.measurement import BadInput, Measurement, Provenance
 from nanolib.meters.machine import resolve_device
-from nanolib.models import create_model, fp8, text
+from nanolib.models import create_model, fp8
 
 
 class Params(shared.Params):
@@ -88,14 +88,7 @@ class Params(shared.Params):
         "presets", "precisions", "modes", "compiled", "shapes", "parity_arms", "numerics"
     )(distinct)
 
-    @pydantic.field_validator("corpus")
-    @classmethod
-    def _corpus_is_there(cls, value: str) -> str:
-        try:
-            text.load(value)
-        except BadInput as error:
-            raise ValueError(error.lines[0].removeprefix("corpus: ")) from None
-        return value
+    _corpus = pydantic.field_validator("corpus")(known_corpus)
 
     @pydantic.field_validator("shapes")
     @classmethod
@@ -111,14 +104,9 @@ class Params(shared.Params):
     def _small_decoder_converts(self) -> Params:
         """Patterns in `keep` must mean something in the decoder that is trained, too."""
         if any(arm in fp8.RECIPES or arm in fp8.CONTROLS for arm in self.parity_arms):
-            shape = {
-                "d_model": self.d_model,
-                "num_layers": self.num_layers,
-                "num_heads": 1,
-                "vocab_size": text.VOCAB_SIZE,
-            }
+            config = small_decoder(self.d_model, self.num_layers, self.train_seq_len)
             try:
-                fp8.chosen_layers(create_model(NanoConfig(**shape), "meta"), self.keep)
+                fp8.chosen_layers(create_model(config, "meta"), self.keep)
             except BadInput as error:
                 raise ValueError(f"{error.lines[0]} (in the decoder that is trained for parity)") from None
         return self

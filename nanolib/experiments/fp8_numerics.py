@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import nn
 
-from nanolib.experiments.fp8_parity import ParityCase
+from nanolib.experiments.fp8_parity import small_decoder
 from nanolib.experiments.params import Case
 from nanolib.measurement import Measurement, Provenance, exact
 from nanolib.models import create_model, fp8, text
@@ -67,7 +67,7 @@ def measure_numerics(case: NumericsCase, corpus: str = "") -> Iterator[Measureme
         `relative_error` and `sqnr` (dB) with scope `LAYER PRODUCT`; `underflow` and `overflow` with scope `LAYER OPERAND`; for the
         variant `scales`, `fp8_scale` with scope `LAYER OPERAND`: the last step's, from the least to the greatest of all steps.
     """
-    for name, seen in _trained(case, corpus).items():
+    for name, seen in _trained(replace(case, variant=""), corpus).items():
         if case.variant == "scales":
             yield from _scale_rows(name, seen)
         else:
@@ -103,8 +103,7 @@ def _error_rows(name: str, seen: _Seen, cast: fp8.Cast) -> Iterator[Measurement]
 def _scale_rows(name: str, seen: _Seen) -> Iterator[Measurement]:
     formats = {"input": "e4m3", "weight": "e4m3", "gradient": "e5m2"}
     for operand, largest in seen.largest.items():
-        top = torch.finfo(fp8.FORMATS[formats[operand]]).max
-        scales = tuple(top / max(value, 1e-12) for value in largest)
+        scales = tuple(fp8.largest_over(torch.tensor(largest), formats[operand]).tolist())
         yield Measurement(
             "fp8_scale",
             scales[-1],
@@ -122,9 +121,9 @@ def _scale_rows(name: str, seen: _Seen) -> Iterator[Measurement]:
 
 
 @functools.lru_cache(maxsize=4)
-def _recorded(shape: ParityCase, seed: int, corpus: str) -> dict[str, _Seen]:
+def _trained(case: NumericsCase, corpus: str) -> dict[str, _Seen]:
     """Train a decoder in bf16 and look at its linear layers: kept, since every variant looks at the same."""
-    model = create_model(shape.config, shape.device, seed=seed)
+    model = create_model(small_decoder(case.d_model, case.num_layers, case.seq_len), case.device, seed=case.seed)
     layers = {name: layer for name, layer in fp8.linear_layers(model).items() if name != "head"}
     largest: dict[str, dict[str, list[torch.Tensor]]] = {name: {o: [] for o in _OPERANDS} for name in layers}
     last: dict[str, dict[str, torch.Tensor]] = {name: {} for name in layers}
@@ -145,10 +144,10 @@ def _recorded(shape: ParityCase, seed: int, corpus: str) -> dict[str, _Seen]:
 
         handles += [layer.register_forward_hook(forward), layer.register_full_backward_hook(backward)]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    data, generator = text.load(corpus), torch.Generator().manual_seed(seed)
-    for _ in range(shape.steps):
-        ids = text.batch(data, shape.batch_size, shape.seq_len + 1, generator).to(shape.device)
-        with torch.autocast(torch.device(shape.device).type, torch.bfloat16):
+    data, generator = text.load(corpus), torch.Generator().manual_seed(case.seed)
+    for _ in range(case.steps):
+        ids = text.batch(data, case.batch_size, case.seq_len + 1, generator).to(case.device)
+        with torch.autocast(torch.device(case.device).type, torch.bfloat16):
             loss = model.loss(ids)
         optimizer.zero_grad()
         loss.backward()
@@ -159,20 +158,3 @@ def _recorded(shape: ParityCase, seed: int, corpus: str) -> dict[str, _Seen]:
         name: _Seen(**last[name], largest={o: tuple(torch.stack(v).tolist()) for o, v in largest[name].items()})
         for name in layers
     }
-
-
-def _trained(case: NumericsCase, corpus: str) -> dict[str, _Seen]:
-    shape = ParityCase(
-        case.device,
-        "bf16",
-        1,
-        case.seed,
-        case.steps,
-        case.seq_len,
-        case.batch_size,
-        case.d_model,
-        case.num_layers,
-        0.0,
-        (),
-    )
-    return _recorded(shape, case.seed, corpus)

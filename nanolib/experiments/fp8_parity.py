@@ -48,20 +48,17 @@ class ParityCase(Case):
     margin: float
     keep: tuple[str, ...]
 
-    @property
-    def config(self) -> NanoConfig:
-        """A small decoder over bytes."""
-        return NanoConfig(
-            vocab_size=text.VOCAB_SIZE,
-            d_model=self.d_model,
-            num_layers=self.num_layers,
-            num_heads=max(1, self.d_model // 32),
-            context_length=self.seq_len,
-        )
-
     def __str__(self) -> str:
         """The arm, seeds and steps."""
         return f"parity {self.arm.replace('_', ' ')} {self.seeds} seeds {self.steps} steps"
+
+
+def small_decoder(d_model: int, num_layers: int, seq_len: int) -> NanoConfig:
+    """What is trained, for parity and for numerics: a decoder over bytes."""
+    heads = max(1, d_model // 32)
+    return NanoConfig(
+        vocab_size=text.VOCAB_SIZE, d_model=d_model, num_layers=num_layers, num_heads=heads, context_length=seq_len
+    )
 
 
 def measure_parity(case: ParityCase, corpus: str = "") -> Iterator[Measurement]:
@@ -156,7 +153,7 @@ def _losses(case: ParityCase, seed: int, corpus: str) -> tuple[float, ...]:
 
 
 def _model(case: ParityCase, seed: int) -> nn.Module:
-    model = create_model(case.config, case.device, seed=seed)
+    model = create_model(small_decoder(case.d_model, case.num_layers, case.seq_len), case.device, seed=seed)
     if case.arm == AGAIN:
         with torch.no_grad():
             for weight in model.parameters():

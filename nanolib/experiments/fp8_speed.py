@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +16,12 @@ from nanolib.experiments import model as models
 from nanolib.experiments.ceilings import rate_rows
 from nanolib.experiments.model_steps import Inferring, Training
 from nanolib.experiments.params import Case
-from nanolib.experiments.workload import Plan, check_fits, first_call_ms
+from nanolib.experiments.workload import Plan, Workload, check_fits, first_call_ms
 from nanolib.measurement import Measurement, Unsupported, exact
 from nanolib.meters.ceilings import rate
 from nanolib.meters.latency import measure
 from nanolib.meters.memory import MIB, peak_memory
-from nanolib.models import create_model, fp8, text
+from nanolib.models import create_model, fp8
 
 # Precision → the type of the weights; `tf32` and the recipes change the products alone.
 DTYPES = {"float32": "float32", "tf32": "float32", "float16": "float16", "bfloat16": "bfloat16"} | {
@@ -117,23 +117,20 @@ def measure_speed(case: SpeedCase, params: Any, ceilings: dict[str, float]) -> I
     if case.recipe:
         fp8.convert(model, case.recipe, keep=case.keep, emulate=False)
         yield converted_row(case, model)
-    generator = torch.Generator().manual_seed(params.seed)
-    ids = text.batch(text.load(params.corpus), case.batch_size, case.seq_len + 1, generator).to(case.device)
+    ids = models.text_batch(case, params.corpus, params.seed)
     optimisation = "compile" if case.compiled else "eager"
     with _tf32(case.precision == "tf32"):
-        if case.mode == "forward":
-            step: Any = Inferring(model, ids[:, :-1], optimisation)
-            call: Callable[[], object] = step.forward
-        else:
-            step = call = Training(model, ids, optimisation, 1e-4)
-        first_call_ms(call)
-        latency = measure(call, params.precision, params.budget_s, device=case.device, scope=case.mode)
+        forward = case.mode == "forward"
+        step = Inferring(model, ids[:, :-1], optimisation) if forward else Training(model, ids, optimisation, 1e-4)
+        work = next(step.workloads())
+        first_call_ms(work.call)
+        latency = measure(work.call, params.precision, params.budget_s, device=case.device, scope=case.mode)
         flops = case.model_case.flops
         yield dataclasses.replace(latency, details={**latency.details, "parameters": case.config.parameter_count})
         yield exact("flops", flops, scope=case.mode)
         yield from rate_rows(latency, flops, "bfloat16" if case.recipe else DTYPES[case.precision], ceilings)
         yield rate("tokens_per_second", case.batch_size * case.seq_len, latency)
-        yield from _memory(case, model, step, call)
+        yield from _memory(case, model, ids, work)
 
 
 def converted_row(case: SpeedCase, model: nn.Module) -> Measurement:
@@ -151,19 +148,17 @@ def converted_row(case: SpeedCase, model: nn.Module) -> Measurement:
     return exact("converted_share", share, method="audit", details=details)
 
 
-def _memory(case: SpeedCase, model: nn.Module, step: Any, call: Callable[[], object]) -> Iterator[Measurement]:
+def _memory(case: SpeedCase, model: nn.Module, ids: torch.Tensor, work: Workload) -> Iterator[Measurement]:
     """Weights, gradients, the optimizer's states by their tensors; activations are what the peak has beyond them."""
     if case.compiled and not case.device.startswith("cuda"):
         return  # a compiled kernel allocates out of the counter's sight
-    weights = sum(p.nbytes for p in model.parameters())
-    states = 0
-    gradients = 0
-    if isinstance(step, Training):
-        states = sum(x.nbytes for x in next(iter(step.workloads())).existing()) - weights - step.ids.nbytes
+    existing = tuple(work.existing())
+    weights, states, gradients = sum(p.nbytes for p in model.parameters()), 0, 0
+    if case.mode == "training_step":
+        states = sum(x.nbytes for x in existing) - weights - ids.nbytes
         gradients = sum(p.nbytes for p in model.parameters() if p.requires_grad)
-    existing = next(iter(step.workloads())).existing()
     with peak_memory(case.device, *existing) as peak:
-        call()
+        work.call()
     method = "cuda_allocator" if case.device.startswith("cuda") else "live_tensor_bytes"
     yield exact("peak_memory", (peak.live or 0) / MIB, scope=case.mode, method=method)
     activations = max(0, (peak.live or 0) - weights - states - gradients)

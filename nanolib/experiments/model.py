@@ -19,7 +19,7 @@ from nanolib.config import PRESETS, NanoConfig
 from nanolib.experiments import params as shared
 from nanolib.experiments.ceilings import CeilingCase, ceiling_cases, rate_rows, roofline_ms
 from nanolib.experiments.model_steps import Generating, Inferring, Step, Training
-from nanolib.experiments.params import Case, distinct, known_dtypes, known_kinds, known_presets
+from nanolib.experiments.params import Case, distinct, known_corpus, known_dtypes, known_kinds, known_presets
 from nanolib.experiments.workload import (
     UNCOUNTED,
     Plan,
@@ -107,11 +107,7 @@ class Params(shared.Params):
                 raise ValueError(f"{value!r} is no optimisation; use {', '.join(OPTIMISATIONS)}")
         return values
 
-    @pydantic.field_validator("corpus")
-    @classmethod
-    def _corpus_is_there(cls, value: str) -> str:
-        text.load(value, max_bytes=2)
-        return value
+    _corpus = pydantic.field_validator("corpus")(known_corpus)
 
     @pydantic.model_validator(mode="after")
     def _configs_fit(self) -> Params:
@@ -455,7 +451,7 @@ def _measure_model(case: ModelCase, params: Params, ceilings: dict[str, float]) 
     yield exact("parameters", count, method="count", predicted=predicted["parameters"], message=case.reduced)
     footprint = sum(p.nbytes for p in weights) / MIB
     yield exact("footprint", footprint, method="count", predicted=predicted["footprint"])
-    ids = _text_batch(case, params.corpus, params.seed)
+    ids = text_batch(case, params.corpus, params.seed)
     step = step_of(case, model, ids, params.learning_rate)
     yield from _MEASURED[case.mode](case, params, step, predicted, ceilings)
     counted = case.optimisation != "compile" or case.device.startswith("cuda")
@@ -539,7 +535,8 @@ _MEASURED: dict[str, Callable[..., Iterator[Measurement]]] = {
 }
 
 
-def _text_batch(case: ModelCase | LossCase, corpus: str, seed: int) -> torch.Tensor:
+def text_batch(case: Any, corpus: str, seed: int) -> torch.Tensor:
+    """Ids that a case works on: real text, int64 [batch_size, seq_len + 1], on its device."""
     generator = torch.Generator().manual_seed(seed)
     return text.batch(text.load(corpus), case.batch_size, case.seq_len + 1, generator).to(case.device)
 

@@ -12,6 +12,7 @@ import pydantic
 from nanolib.config import ATTENTION_KINDS, DTYPES, PRESETS
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.trace import SORTS
+from nanolib.models import text
 from nanolib.validation import StrictModel
 
 # Parameters that say how to schedule and name a run, not what it measures: a run may be continued under another label.
@@ -89,6 +90,12 @@ def known_dtypes(values: list[str]) -> list[str]:
 def known_kinds(values: list[str]) -> list[str]:
     """`values`, when each is an attention kind."""
     return _known(values, ATTENTION_KINDS, "attention kind")
+
+
+def known_corpus(value: str) -> str:
+    """`value`, when there is text at it; two bytes are enough to know."""
+    text.load(value, max_bytes=2)
+    return value
 
 
 def _known(values: list[str], known: Any, what: str) -> list[str]:

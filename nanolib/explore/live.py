@@ -9,13 +9,12 @@ from collections import deque
 from typing import Any
 
 import pandas as pd
-import torch
 
 from nanolib.experiments import energy, sweep
 from nanolib.experiments.lock import device_lock
+from nanolib.experiments.model import text_batch
 from nanolib.measurement import BadInput, Provenance
 from nanolib.meters.energy import EnergyMeter
-from nanolib.models import text
 from nanolib.models.generation import generation_of
 from nanolib.report.live import live_chart
 
@@ -70,9 +69,8 @@ class LivePower:
         with device_lock(case.device, "live view"):
             self.said.value = "building the model …"
             built = case.model_case.build(self._params.seed)
-            generator = torch.Generator().manual_seed(self._params.seed)
-            ids = text.batch(text.load(), case.batch_size, case.seq_len, generator).to(case.device)
-            generation = generation_of(built.eval(), ids, case.new_tokens)
+            prompt = text_batch(case, "", self._params.seed)[:, :-1]
+            generation = generation_of(built.eval(), prompt, case.new_tokens)
             generation.prefill()
             with EnergyMeter() as meter:
                 track = meter.tracks[0]

@@ -93,10 +93,17 @@ class CudaClock:
 def clock_for(device: str | torch.device) -> Clock:
     """The clock of a device."""
     kind = torch.device(device).type
-    if kind == "cuda":
-        return CudaClock()
-    if kind == "mps":
-        return HostClock(torch.mps.synchronize)
-    if kind == "xpu":
-        return HostClock(torch.xpu.synchronize)
-    return HostClock()
+    return CudaClock() if kind == "cuda" else HostClock(_SYNCHRONIZE.get(kind))
+
+
+# What waits for a kind of device; nothing is queued on a CPU.
+_SYNCHRONIZE: dict[str, Call] = {
+    "cuda": torch.cuda.synchronize,
+    "mps": torch.mps.synchronize,
+    "xpu": torch.xpu.synchronize,
+}
+
+
+def synchronizer(device: str | torch.device) -> Call:
+    """What waits until a device has done all that was queued; on a CPU it returns at once."""
+    return _SYNCHRONIZE.get(torch.device(device).type, lambda: None)

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from nanolib.measurement import Measurement
+from nanolib.meters.clock import synchronizer
 from nanolib.meters.energy import EnergyMeter
 from nanolib.meters.layers import LayerProfiler
 from nanolib.meters.profiling import ProfilingConfig
@@ -108,9 +108,9 @@ def measure_overhead(
     wall: dict[_Kind, list[float]] = {kind: [] for kind in kinds}
     cpu: dict[_Kind, list[float]] = {kind: [] for kind in kinds}
     rows = dict.fromkeys(kinds, 0.0)
-    synchronize = torch.cuda.synchronize if next(model.parameters()).is_cuda else (lambda: None)
+    synchronize = synchronizer(next(model.parameters()).device)
     for kind in kinds:  # what a first call compiles or allocates is not part of the cost
-        spent, _ = _timed(model, call, kind, 1, sink, synchronize)
+        _timed(model, call, kind, 1, sink, synchronize)
     block_s = min(_BLOCK_S, budget_s / (2 * len(kinds) * _MIN_ROUNDS))
     calls = min(_MAX_CALLS, max(1, round(block_s / float(_timed(model, call, PLAIN, 1, sink, synchronize)[0][0]))))
     end, reading_s, rounds = time.monotonic() + budget_s, _reading_s(), 0

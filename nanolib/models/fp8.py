@@ -150,6 +150,11 @@ class Quantised:
         return self.values.float() / self.scale
 
 
+def largest_over(amax: torch.Tensor, format: str) -> torch.Tensor:
+    """What brings the largest magnitude to the format's largest value; float64, shape of `amax`."""
+    return torch.finfo(FORMATS[format]).max / amax.double().clamp(min=_LEAST_AMAX)
+
+
 def scale_of(x: torch.Tensor, cast: Cast, dim: int) -> torch.Tensor:
     """What to multiply by: the format's largest value over the largest magnitude, in float64, then float32.
 
@@ -161,10 +166,16 @@ def scale_of(x: torch.Tensor, cast: Cast, dim: int) -> torch.Tensor:
     if not cast.scaled:
         return torch.full((), cast.off_by, device=x.device)
     amax = x.abs().amax() if cast.granularity == "tensor" else x.abs().amax(dim=dim, keepdim=True)
-    scale = (torch.finfo(FORMATS[cast.format]).max / amax.double().clamp(min=_LEAST_AMAX)).float()
+    scale = largest_over(amax, cast.format).float()
     if cast.power_of_2:
         scale = torch.exp2(torch.floor(torch.log2(scale)))
     return scale * cast.off_by
+
+
+def _saturated(scaled: torch.Tensor, format: str) -> torch.Tensor:
+    """Clamped, then rounded: a bare cast of what is too large differs by version."""
+    largest = torch.finfo(FORMATS[format]).max
+    return scaled.clamp(-largest, largest).to(FORMATS[format])
 
 
 def quantise(x: torch.Tensor, cast: Cast, dim: int = -1) -> Quantised:
@@ -175,14 +186,12 @@ def quantise(x: torch.Tensor, cast: Cast, dim: int = -1) -> Quantised:
         cast: How.
         dim: As in `scale_of`.
     """
-    largest = torch.finfo(FORMATS[cast.format]).max
     scale = scale_of(x, cast, dim)
     scaled = x.float() * scale
-    values = scaled.clamp(-largest, largest).to(
-        FORMATS[cast.format]
-    )  # a bare cast of what is too large differs by version
+    values = _saturated(scaled, cast.format)
     gone = ((values.float() == 0) & (x != 0)).float().mean()
     # up to half a step above the largest value rounding would bring it there anyway
+    largest = torch.finfo(FORMATS[cast.format]).max
     step = 2.0 ** (math.frexp(largest)[1] - 1 - _BITS[cast.format][0])
     clamped = (scaled.abs() > largest + step / 2).float().mean()
     return Quantised(values, scale, gone, clamped)
@@ -194,9 +203,8 @@ def _operand(x: torch.Tensor, cast: Cast, dim: int) -> torch.Tensor:
         return x
     if cast.format == "bf16":
         return x.bfloat16().float()
-    largest = torch.finfo(FORMATS[cast.format]).max
     scale = scale_of(x, cast, dim)
-    return (x.float() * scale).clamp(-largest, largest).to(FORMATS[cast.format]).float() / scale
+    return _saturated(x.float() * scale, cast.format).float() / scale
 
 
 class _EmulatedProduct(torch.autograd.Function):
