@@ -15,8 +15,7 @@ from nanolib.measurement import BadInput
 from nanolib.meters.machine import this_machine
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.report import energy as tables_of_energy
-from nanolib.report import fp8 as tables_of_fp8
-from nanolib.report import tables
+from nanolib.report import fp8_parity, tables
 from nanolib.report.display import Table
 from nanolib.store import Store
 
@@ -143,7 +142,7 @@ def fp8_panel(params: fp8.Params) -> Any:
             **shape, parity_arms=[values["arm"]], parity_seeds=values["seeds"], parity_steps=values["steps"]
         )
 
-    return _panel(fp8, controls, build, tables_of_fp8.parity_table, tables_of_fp8.PARITY_COLUMNS)
+    return _panel(fp8, controls, build, fp8_parity.parity_table, fp8_parity.PARITY_COLUMNS)
 
 
 def _panel(

@@ -22,7 +22,9 @@ from nanolib.report.drawing import (
     why_nothing,
 )
 from nanolib.report.energy import energy_per_token, power_over_time
-from nanolib.report.fp8 import fp8_losses, fp8_numerics, fp8_parity, fp8_precisions, fp8_quoted, fp8_scales
+from nanolib.report.fp8 import fp8_precisions, fp8_quoted
+from nanolib.report.fp8_numerics import fp8_losses, fp8_numerics, fp8_scales
+from nanolib.report.fp8_parity import fp8_parity
 from nanolib.report.layers import activation_profile, layer_heat_map, operation_breakdown, profiling_overhead
 from nanolib.report.overview import of_experiment, pick
 from nanolib.report.quality import quality_chart as attention_quality

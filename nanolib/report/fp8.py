@@ -6,21 +6,11 @@ import altair as alt
 import pandas as pd
 
 from nanolib.measurement import format_with_interval
-from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, colour_and_shape, look, nothing, why_nothing
-from nanolib.report.overview import of_experiment, pick
+from nanolib.report.drawing import PALETTE, WIDTH, look, nothing, why_nothing
+from nanolib.report.fp8_numerics import numerics_table, numerics_words
+from nanolib.report.fp8_parity import parity_table, parity_words
+from nanolib.report.overview import having, of_experiment, pick
 
-PARITY_COLUMNS = {
-    "arm": "Arm",
-    "verdict": "Against bf16",
-    "difference": "Loss above bf16, nats/byte [95 %]",
-    "margin_nats": "Margin, nats",
-    "loss": "Loss, nats/byte [95 %]",
-    "seeds": "Seeds",
-    "steps": "Steps",
-    "provenance": "Products",
-    "status": "Status",
-    "message": "Why",
-}
 SPEED_COLUMNS = {
     "name": "Model",
     "mode": "What",
@@ -38,16 +28,6 @@ SPEED_COLUMNS = {
     "status": "Status",
     "message": "Why",
 }
-_VERDICTS = {"equivalent": "#009E73", "worse": "#D55E00", "better": "#0072B2", "inconclusive": "#888888"}
-
-
-def _cases(rows: pd.DataFrame, factor: str) -> pd.DataFrame:
-    rows = of_experiment(rows, "fp8")
-    name = f"factor.{factor}"
-    return rows[rows[name].notna()] if name in rows else rows.iloc[:0]
-
-
-# speed
 
 
 def speed_table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -58,7 +38,7 @@ def speed_table(rows: pd.DataFrame) -> pd.DataFrame:
         `_high`, `bound` (Amdahl's, of the converted share), `tokens_per_second`, `mfu` (share of the measured ceiling), `weights`,
         `gradients`, `optimizer`, `activations` (MiB), `parameters`, `status`, `message`.
     """
-    rows = _cases(rows, "precision")
+    rows = having(rows, "fp8", "precision")
     rows = rows[rows["factor.preset"].notna()] if "factor.preset" in rows else rows.iloc[:0]
     lines = []
     for (run_id, _), case in rows.groupby(["run_id", "case_id"], sort=False):
@@ -229,241 +209,6 @@ def fp8_quoted(rows: pd.DataFrame) -> alt.TopLevelMixin:
     )
 
 
-# parity
-
-
-def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """One line per arm that was trained beside bf16.
-
-    Returns:
-        Columns: `arm`, `control`, `verdict`, `difference` and `loss` (nats per byte) each with `_low` and `_high`, `margin_nats`,
-        `tenths` (intervals), `seeds`, `steps`, `provenance`, `status`, `message`.
-    """
-    rows = _cases(rows, "arm")
-    lines = []
-    for _, case in rows.groupby(["run_id", "case_id"], sort=False):
-        first = case.iloc[0]
-        line = {name: first[f"factor.{name}"] for name in ("arm", "seeds", "steps")}
-        ending = case[case["metric"] == "case_time"].iloc[-1]
-        line |= {"status": ending["status"], "message": ending["message"]}
-        found = case[case["metric"] == "parity"]
-        if len(found):
-            row = found.iloc[0]
-            details = row["details"]
-            line |= {
-                "verdict": details["verdict"],
-                "margin_nats": details.get("margin_nats"),
-                "tenths": details.get("tenths"),
-            }
-            line |= {"difference": row["estimate"], "difference_low": row["low"], "difference_high": row["high"]}
-            line |= {
-                "provenance": row["provenance"],
-                "control": details["control"],
-                "message": row["message"] or line["message"],
-            }
-        loss = pick(case, "loss", str(line["arm"]))
-        if len(loss):
-            row = loss.iloc[0]
-            line |= {"loss": row["estimate"], "loss_low": row["low"], "loss_high": row["high"]}
-        lines.append(line)
-    columns = ["verdict", "margin_nats", "tenths", "control", "provenance", "loss", "loss_low", "loss_high"]
-    columns += ["difference", "difference_low", "difference_high"]
-    table = pd.DataFrame(lines)
-    return table.assign(**{name: float("nan") for name in columns if name not in table}) if len(table) else table
-
-
-def fp8_parity(rows: pd.DataFrame) -> alt.TopLevelMixin:
-    """The difference in loss at each tenth of the run, the margin shaded; controls dashed."""
-    title = "Loss above bf16, in pairs of one seed"
-    table = parity_table(rows)
-    if table.empty or not any(isinstance(tenths, list) for tenths in table["tenths"]):
-        return nothing(title, why_nothing(of_experiment(rows, "fp8"), "fp8"))
-    lines = [
-        {
-            "arm": row["arm"].replace("_", " "),
-            "control": bool(row["control"]),
-            "tenth": at + 1,
-            "verdict": row["verdict"],
-        }
-        | dict(zip(("low", "difference", "high"), interval, strict=True))
-        for _, row in table.iterrows()
-        if isinstance(row["tenths"], list)
-        for at, interval in enumerate(row["tenths"])
-    ]
-    data = pd.DataFrame(lines)
-    charts = []
-    for control, words in ((False, "arms"), (True, "controls that must be found worse")):
-        part = data[data["control"] == control]
-        if part.empty:
-            continue
-        colour, shape = colour_and_shape("arm", "Arm", part["arm"], data["arm"])
-        margin = float(table["margin_nats"].dropna().iloc[0])
-        band = alt.Chart(pd.DataFrame({"low": [-margin], "high": [margin]}))
-        x = alt.X(
-            "tenth:Q",
-            title="Tenth of the run",
-            axis=alt.Axis(values=list(range(1, 11)), format="d"),
-            scale=alt.Scale(domain=[0.7, 10.3]),
-        )
-        y_title = "Loss above bf16 (nats per byte)"
-        base = alt.Chart(part).encode(x=x, color=colour)
-        dash = {"strokeDash": [4, 3]} if control else {}
-        tooltip = [
-            "arm:N",
-            "tenth:Q",
-            *(alt.Tooltip(f"{c}:Q", format="+.4f") for c in ("difference", "low", "high")),
-            "verdict:N",
-        ]
-        layers = alt.layer(
-            band.mark_rect(color="#009E73", opacity=0.12).encode(y=alt.Y("low:Q", title=y_title), y2="high:Q"),
-            alt.Chart(pd.DataFrame({"zero": [0.0]})).mark_rule(color="#999").encode(y="zero:Q"),
-            base.mark_line(strokeWidth=1.5, **dash).encode(y="difference:Q"),
-            base.mark_rule(strokeWidth=2).encode(y="low:Q", y2="high:Q"),
-            base.mark_point(filled=True, size=50, opacity=1).encode(y="difference:Q", shape=shape, tooltip=tooltip),
-        )
-        charts.append(layers.properties(width=WIDTH, height=HEIGHT, title=alt.Title(words, fontSize=12)))
-    subtitle = (
-        "Same weights, same text, same order; mean over seeds, 95 % interval. Green: the margin, declared beforehand."
-    )
-    joined = alt.hconcat(*charts, spacing=30).resolve_scale(color="independent", shape="independent")
-    return look(joined.properties(title=alt.Title(title, subtitle=subtitle)))
-
-
-# numerics
-
-
-def numerics_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Errors of emulated products, one line per way to cast, layer and product.
-
-    Returns:
-        Columns: `variant`, `layer`, `product`, `relative_error`, `sqnr` (dB).
-    """
-    rows = _cases(rows, "variant")
-    errors, noise = pick(rows, "relative_error"), pick(rows, "sqnr")
-    if errors.empty:
-        return pd.DataFrame()
-    table = errors.assign(sqnr=noise["estimate"].to_numpy())
-    parts = table["scope"].str.rsplit(" ", n=1)
-    return pd.DataFrame(
-        {
-            "variant": table["factor.variant"],
-            "layer": parts.str[0],
-            "product": parts.str[1],
-            "relative_error": table["estimate"],
-            "sqnr": table["sqnr"],
-        }
-    ).reset_index(drop=True)
-
-
-def _layer_axis(charts: list[alt.TopLevelMixin]) -> alt.Axis:
-    """The layers' names, beside the first of several panels alone."""
-    return alt.Axis(labelFontSize=10, labels=not charts, ticks=not charts)
-
-
-def fp8_numerics(rows: pd.DataFrame) -> alt.TopLevelMixin:
-    """Error of every layer's products by format and granularity."""
-    title = "Error of products in 8 bits, layer by layer"
-    table = numerics_table(rows)
-    if table.empty:
-        return nothing(title, why_nothing(of_experiment(rows, "fp8"), "fp8"))
-    table["product"] = table["product"].str.replace("_", " ")
-    variants = list(dict.fromkeys(table["variant"]))
-    colour, shape = colour_and_shape("variant", "Cast", table["variant"])
-    charts = []
-    for product, part in table.groupby("product", sort=False):
-        x = alt.X(
-            "relative_error:Q",
-            title="Relative error (float32 is the reference)",
-            scale=alt.Scale(type="log", nice=True),
-            axis=alt.Axis(format=".1~e"),
-        )
-        y = alt.Y("layer:N", sort=list(dict.fromkeys(part["layer"])), title=None, axis=_layer_axis(charts))
-        points = (
-            alt.Chart(part)
-            .mark_point(filled=False, size=45, strokeWidth=1.6)
-            .encode(x=x, y=y, color=colour, shape=shape)
-        )
-        tooltip = [
-            "layer:N",
-            "variant:N",
-            alt.Tooltip("relative_error:Q", format=".3~g"),
-            alt.Tooltip("sqnr:Q", title="SQNR, dB", format=".1f"),
-        ]
-        charts.append(
-            points.encode(tooltip=tooltip).properties(
-                width=210, height=alt.Step(13), title=alt.Title(product, fontSize=12)
-            )
-        )
-    subtitle = f"Emulated: hollow marks. {len(variants)} ways to cast, in a small decoder trained for a while in bf16."
-    return look(alt.hconcat(*charts, spacing=16).properties(title=alt.Title(title, subtitle=subtitle)))
-
-
-def fp8_losses(rows: pd.DataFrame) -> alt.TopLevelMixin:
-    """Elements that vanish or saturate in each operand's cast."""
-    title = "Elements that vanish in the cast"
-    rows = _cases(rows, "variant")
-    found = pd.concat([pick(rows, "underflow"), pick(rows, "overflow")]) if len(rows) else rows
-    if found.empty:
-        return nothing(title, why_nothing(of_experiment(rows, "fp8"), "fp8"))
-    parts = found["scope"].str.rsplit(" ", n=1)
-    data = pd.DataFrame(
-        {
-            "variant": found["factor.variant"],
-            "layer": parts.str[0],
-            "operand": parts.str[1],
-            "share": found["estimate"],
-            "what": found["metric"].map({"underflow": "vanish (underflow)", "overflow": "saturate (overflow)"}),
-        }
-    )
-    charts = []
-    for operand, part in data[data["what"].str.startswith("vanish")].groupby("operand", sort=False):
-        colour, shape = colour_and_shape("variant", "Cast", part["variant"], data["variant"])
-        x = alt.X("share:Q", title="Share that becomes zero", axis=alt.Axis(format=".2~%", tickCount=4))
-        y = alt.Y("layer:N", sort=list(dict.fromkeys(part["layer"])), title=None, axis=_layer_axis(charts))
-        points = alt.Chart(part).mark_point(filled=False, size=45, strokeWidth=1.6)
-        tooltip = ["layer:N", "operand:N", "variant:N", alt.Tooltip("share:Q", format=".3%")]
-        chart = points.encode(x=x, y=y, color=colour, shape=shape, tooltip=tooltip)
-        charts.append(chart.properties(width=210, height=alt.Step(13), title=alt.Title(operand, fontSize=12)))
-    most = data[data["what"].str.startswith("saturate")]["share"].max()
-    subtitle = f"Emulated. At most {most:.2%} of any operand saturates: scales follow each tensor's largest magnitude."
-    return look(alt.hconcat(*charts, spacing=16).properties(title=alt.Title(title, subtitle=subtitle)))
-
-
-def fp8_scales(rows: pd.DataFrame) -> alt.TopLevelMixin:
-    """How the scales of a tensorwise cast move while a model is trained."""
-    title = "Scales over training"
-    found = pick(_cases(rows, "variant"), "fp8_scale")
-    if found.empty or "samples" not in found:
-        return nothing(title, why_nothing(of_experiment(rows, "fp8"), "fp8"))
-    lines = []
-    for _, row in found.iterrows():
-        layer, operand = row["scope"].rsplit(" ", 1)
-        lines += [
-            {"layer": layer, "operand": operand, "step": step, "scale": float(value)}
-            for step, value in enumerate(row["samples"])
-        ]
-    data = pd.DataFrame(lines)
-    step = max(1, data["step"].nunique() // 60)  # a chart needs no more points than that
-    data = data[data["step"] % step == 0]
-    charts = []
-    for operand, part in data.groupby("operand", sort=False):
-        lines_ = alt.Chart(part).mark_line(strokeWidth=1, opacity=0.65, color=PALETTE[0], strokeDash=[3, 2])
-        chart = lines_.encode(
-            x=alt.X("step:Q", title="Training step"),
-            y=alt.Y("scale:Q", title="Scale", scale=alt.Scale(type="log"), axis=alt.Axis(format=".1~e")),
-            detail="layer:N",
-            tooltip=["layer:N", "step:Q", alt.Tooltip("scale:Q", format=".3~g")],
-        )
-        charts.append(chart.properties(width=210, height=150, title=alt.Title(operand, fontSize=12)))
-    subtitle = (
-        "Emulated, a line per layer: format's largest value over the tensor's largest magnitude; e5m2 for gradients."
-    )
-    return look(alt.hconcat(*charts, spacing=16).properties(title=alt.Title(title, subtitle=subtitle)))
-
-
-# words
-
-
 def fp8_words(rows: pd.DataFrame) -> list[str]:
     """Does fp8 pay here, from which size, and at what loss."""
     if of_experiment(rows, "fp8").empty:
@@ -471,8 +216,8 @@ def fp8_words(rows: pd.DataFrame) -> list[str]:
     return [
         *_speed_words(speed_table(rows)),
         *_shape_words(rows),
-        *_parity_words(parity_table(rows)),
-        *_numerics_words(numerics_table(rows)),
+        *parity_words(parity_table(rows)),
+        *numerics_words(numerics_table(rows)),
     ]
 
 
@@ -508,7 +253,7 @@ def _speed_words(table: pd.DataFrame) -> list[str]:
 
 def shape_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Products: columns `m`, `k`, `n`, `bf16_ms`, `fp8_ms`, `fp8_with_cast_ms`, `speed_up`, `with_cast`, `message`."""
-    rows = _cases(rows, "m")
+    rows = having(rows, "fp8", "m")
     if rows.empty:
         return pd.DataFrame()
     lines = []
@@ -538,34 +283,3 @@ def _shape_words(rows: pd.DataFrame) -> list[str]:
     least = wins.iloc[0]
     size = f"{least['m']} x {least['k']} x {least['n']}"
     return [f"The smallest product that gains with its cast is {size} ({least['with_cast']:.2f} times)."]
-
-
-def _parity_words(table: pd.DataFrame) -> list[str]:
-    lines = []
-    for _, row in table[table["status"] == "ok"].iterrows() if len(table) else []:
-        arm = row["arm"].replace("_", " ")
-        emulated = " (emulated)" if row["provenance"] == "emulated" else ""
-        if pd.isna(row["difference"]):
-            lines.append(f"{arm}{emulated}: worse than bf16; {row['message']}.")
-            continue
-        figure = format_with_interval(row["difference"], row["difference_low"], row["difference_high"])
-        lines.append(
-            f"{arm}{emulated}: {row['verdict']} after {int(row['steps'])} steps, {figure} nats per byte above bf16, margin "
-            f"{row['margin_nats']:.4f}, {int(row['seeds'])} pairs."
-        )
-    controls = table[(table["control"] == True) & (table["status"] == "ok")] if len(table) else table  # noqa: E712
-    blind = [row["arm"].replace("_", " ") for _, row in controls.iterrows() if row["verdict"] != "worse"]
-    if blind:
-        lines.append(
-            f"The control {', '.join(blind)} was not found worse, so these runs are too short or too few to trust an 'equivalent'. "
-            "Raise parity_steps or parity_seeds."
-        )
-    return lines
-
-
-def _numerics_words(table: pd.DataFrame) -> list[str]:
-    if table.empty:
-        return []
-    medians = table.groupby("variant", sort=False)["sqnr"].median().sort_values(ascending=False)
-    text = ", ".join(f"{name} {value:.1f} dB" for name, value in medians.items())
-    return [f"Median signal to noise of the products, emulated: {text}."]

@@ -17,6 +17,13 @@ def of_experiment(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
     return chosen[used]
 
 
+def having(rows: pd.DataFrame, experiment: str, factor: str) -> pd.DataFrame:
+    """The rows of one experiment whose cases have a factor."""
+    rows = of_experiment(rows, experiment)
+    name = f"factor.{factor}"
+    return rows[rows[name].notna()] if name in rows else rows.iloc[:0]
+
+
 def pick(rows: pd.DataFrame, metric: str, scope: str | None = None, method: str | None = None) -> pd.DataFrame:
     """The rows of one metric (and scope, and method) that hold a number."""
     if rows.empty:

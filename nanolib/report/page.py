@@ -18,7 +18,7 @@ import vl_convert
 from nanolib.paths import make_folder
 from nanolib.regression.compare import since_before
 from nanolib.regression.history import histories
-from nanolib.report import charts, energy, fp8, overview, regressions, renderer, tables, verdicts
+from nanolib.report import charts, energy, fp8_parity, overview, regressions, renderer, tables, verdicts
 from nanolib.report.display import Table
 from nanolib.store import Store
 
@@ -83,8 +83,8 @@ SECTIONS = (
         "fp8",
         "Does 8-bit floating point pay?",
         ("fp8_quoted", "fp8_precisions", "fp8_parity", "fp8_numerics", "fp8_losses", "fp8_scales"),
-        fp8.parity_table,
-        fp8.PARITY_COLUMNS,
+        fp8_parity.parity_table,
+        fp8_parity.PARITY_COLUMNS,
     ),
     Section(
         "ab",

@@ -10,7 +10,9 @@ from nanolib.measurement import BadInput, Provenance
 from nanolib.models import create_model
 from nanolib.models import fp8 as casts
 from nanolib.report import fp8 as report
+from nanolib.report import fp8_parity as fp8_report
 from nanolib.report.charts import CHARTS
+from nanolib.report.fp8_numerics import numerics_table
 
 SMALL = {
     "presets": ["gpt_125M"],
@@ -71,7 +73,7 @@ def test_parts_of_memory_are_the_models_own(rows):
 
 
 def test_parity_is_of_pairs_and_its_rows_say_that_products_are_emulated(rows):
-    table = report.parity_table(rows).set_index("arm")
+    table = fp8_report.parity_table(rows).set_index("arm")
     assert set(table["provenance"]) == {"emulated"} and list(table["control"]) == [False, False, True]
     assert all(len(tenths) == 10 for tenths in table["tenths"])
     words = report.fp8_words(rows)
@@ -80,7 +82,7 @@ def test_parity_is_of_pairs_and_its_rows_say_that_products_are_emulated(rows):
 
 
 def test_every_product_and_operand_of_every_layer_is_looked_at(rows):
-    table = report.numerics_table(rows)
+    table = numerics_table(rows)
     assert len(table) == 4 * 7 * 3 and (table.relative_error > 0).all()
     sqnr = table.groupby("variant").sqnr.median()
     assert 4 < sqnr["e4m3 per tensor"] - sqnr["e5m2 per tensor"] < 8  # one bit of mantissa: 6 dB
