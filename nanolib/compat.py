@@ -6,9 +6,7 @@ What they leave out (intervals, labels, every sample) is in the `Measurement` th
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,6 +18,10 @@ from nanolib.meters.latency import summarise
 from nanolib.meters.layers import LayerProfiler, create_profiler
 from nanolib.meters.memory import Peak, peak_memory, resident_peak
 from nanolib.meters.profiling import ProfilingConfig
+from nanolib.meters.timer import Timer
+from nanolib.models.attention.layout import Layout
+from nanolib.models.attention.ranks import world_of
+from nanolib.models.attention.tree import tree_attention_decode
 
 __all__ = [
     "MODEL_CONFIGS",
@@ -31,6 +33,7 @@ __all__ = [
     "benchmark_forward_backward",
     "benchmark_with_statistics",
     "create_profiler",
+    "profiled_tree_attn_decode",
 ]
 
 MODEL_CONFIGS: dict[str, dict[str, Any]] = {
@@ -99,28 +102,31 @@ def benchmark_forward_backward(
     return _mean_and_sd_s(_series(forward_backward, ids.device, warmup_steps, measure_steps))
 
 
-class Timer:
-    """Times named blocks and prints a table of them."""
+def profiled_tree_attn_decode(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, timer: Timer, shard_kv_seq: bool = True, group: Any = None
+) -> torch.Tensor:
+    """Tree attention in its three all-reduces, each part timed.
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, list[float]] = {}
+    The parts: `comp_shard_kv`, `comp_local_attention`, `comm_max_lse`, `comp_num_den`, `comm_sum_den`, `comm_sum_num`,
+    `comp_final_output`, and `wait` before what is communicated.
 
-    @contextmanager
-    def time_block(self, name: str) -> Iterator[None]:
-        """Add the wall time of the block to `name`."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds.setdefault(name, []).append(time.perf_counter() - start)
+    Args:
+        q: Queries of the newest tokens, the same on every rank, shape [batch, heads, q_len, head_dim].
+        k: Keys, shape [batch, kv_heads, kv_len, head_dim]: the whole sequence, the same on every rank.
+        v: Shape as `k`.
+        timer: Where the times go; `timer.print_stats()` shows them.
+        shard_kv_seq: False where k and v are this rank's part already.
+        group: The process group; None means all ranks.
 
-    def print_stats(self) -> None:
-        """Print calls, total, mean and standard deviation of each block."""
-        width = max((len(name) for name in self.seconds), default=4)
-        print(f"{'name':<{width}}  calls   total s   mean ms     sd ms")
-        for name, times in self.seconds.items():
-            mean, sd = _mean_and_sd_s([1e3 * t for t in times])
-            print(f"{name:<{width}}  {len(times):5d}  {sum(times):8.3f}  {1e3 * mean:8.3f}  {1e3 * sd:8.3f}")
+    Returns:
+        Shape and dtype of `q`.
+    """
+    with timer.time_block("comp_shard_kv"):
+        if shard_kv_seq:
+            rank, world = world_of(group)
+            layout = Layout.plain(k.shape[2], world)
+            k, v = layout.take(k, rank), layout.take(v, rank)
+    return tree_attention_decode(q, k, v, group=group, form="three_allreduce", timer=timer)
 
 
 class MemoryProfiler:

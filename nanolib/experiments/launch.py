@@ -1,0 +1,60 @@
+"""Becomes `python -m torch.distributed.run`, tied to the process that started it: `python -m nanolib.experiments.launch … ARGUMENTS`.
+
+Imports nothing of weight, since it runs before every launch. With `--private-network` first, the ranks live in a network of their
+own, where an interface counts their bytes alone; where the system does not allow that they live where they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import signal
+import socket
+import struct
+import sys
+
+PRIVATE_NETWORK = "--private-network"
+_PARENT_DEATH = 1  # PR_SET_PDEATHSIG
+_NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000
+_SET_FLAGS, _UP_RUNNING = 0x8914, 0x41
+
+
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """Have the system send this process a signal when the one that started it is gone, however that ended (Linux alone)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PARENT_DEATH, int(number))
+        if os.getppid() == 1:  # it was gone before we asked
+            os.kill(os.getpid(), number)
+
+
+def enter_private_network() -> None:
+    """Give this process, and those that it starts, a network of which only the loopback interface exists.
+
+    Raises:
+        OSError: The system does not allow it; nothing has changed then.
+    """
+    if sys.platform != "linux":
+        raise OSError("this system has no network namespaces")
+    libc = ctypes.CDLL(None, use_errno=True)
+    # Root needs no namespace of users around it, and keeps its rights over files without one.
+    if libc.unshare(_NEW_NETWORK if os.geteuid() == 0 else _NEW_NETWORK | _NEW_USER):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    with socket.socket() as control:
+        fcntl.ioctl(control, _SET_FLAGS, struct.pack("16sh", b"lo", _UP_RUNNING))
+
+
+def main() -> None:
+    """See the module."""
+    arguments = sys.argv[1:]
+    die_with_parent()
+    if arguments[0] == PRIVATE_NETWORK:
+        arguments = arguments[1:]
+        with contextlib.suppress(OSError):  # the ranks look whether they have one, and say so where not
+            enter_private_network()
+    os.execv(sys.executable, [sys.executable, "-m", "torch.distributed.run", *arguments])
+
+
+if __name__ == "__main__":
+    main()

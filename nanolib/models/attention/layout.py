@@ -1,0 +1,75 @@
+"""Which positions of a sequence a rank holds: one piece each, or two such that causal work is shared evenly (zigzag)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from nanolib.measurement import BadInput
+
+Piece = tuple[int, int]  # positions [start, stop)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Pieces of a sequence over ranks, in the order in which each rank holds them.
+
+    Attributes:
+        pieces: Per rank, positions [start, stop) of each piece; a piece may be empty.
+    """
+
+    pieces: tuple[tuple[Piece, ...], ...]
+
+    @classmethod
+    def plain(cls, total: int, world: int) -> Layout:
+        """One piece each, in order; lengths differ by one at most."""
+        return cls(tuple((piece,) for piece in _split(total, world)))
+
+    @classmethod
+    def zigzag(cls, total: int, world: int) -> Layout:
+        """Pieces r and 2·world − 1 − r of 2·world: with causality every rank has as many pairs."""
+        pieces = _split(total, 2 * world)
+        return cls(tuple((pieces[rank], pieces[-1 - rank]) for rank in range(world)))
+
+    @classmethod
+    def of_lengths(cls, lengths: Sequence[int]) -> Layout:
+        """One piece each, in order, of the lengths given."""
+        starts = [sum(lengths[:rank]) for rank in range(len(lengths))]
+        return cls(tuple(((start, start + length),) for start, length in zip(starts, lengths, strict=True)))
+
+    @property
+    def world(self) -> int:
+        """How many ranks."""
+        return len(self.pieces)
+
+    @property
+    def total(self) -> int:
+        """How many positions."""
+        return sum(self.length(rank) for rank in range(self.world))
+
+    def length(self, rank: int) -> int:
+        """How many positions a rank holds."""
+        return sum(stop - start for start, stop in self.pieces[rank])
+
+    def take(self, x: torch.Tensor, rank: int, dim: int = 2) -> torch.Tensor:
+        """A rank's part of a whole sequence."""
+        if x.shape[dim] != self.total:
+            raise BadInput(f"x: {x.shape[dim]} positions in dimension {dim}; this layout is of {self.total}")
+        return torch.cat([x.narrow(dim, start, stop - start) for start, stop in self.pieces[rank]], dim=dim)
+
+    def restore(self, parts: Sequence[torch.Tensor], dim: int = 2) -> torch.Tensor:
+        """The whole sequence from all ranks' parts: the inverse of `take`."""
+        split = [
+            (piece, part)
+            for pieces, held in zip(self.pieces, parts, strict=True)
+            for piece, part in zip(pieces, held.split([stop - start for start, stop in pieces], dim=dim), strict=True)
+        ]
+        return torch.cat([part for _, part in sorted(split, key=lambda item: item[0])], dim=dim)
+
+
+def _split(total: int, parts: int) -> list[Piece]:
+    edges = [total * part // parts for part in range(parts + 1)]
+    return list(itertools.pairwise(edges))

@@ -1,0 +1,158 @@
+"""Attention over a part of the keys, with the log-sum-exp by which parts are merged; float32 where parts meet.
+
+Grouped heads are folded, not copied: the queries that share a key head become rows of one product.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+# Keys of a type narrower than float32 are widened in pieces of about this many bytes, so that the wide copy stays in cache.
+_PIECE_BYTES = 2**21
+_FEW_QUERIES = 64  # with more of them, merging pieces costs more than the copy
+_LOWEST = -math.inf
+
+
+def partial_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    mask: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Softmax attention over the keys given, and what weighs it against attention over other keys.
+
+    Args:
+        q: Shape [batch, heads, q_len, head_dim].
+        k: Shape [batch, kv_heads, kv_len, head_dim]; kv_heads divides heads; kv_len may be 0.
+        v: Shape as `k`.
+        causal: Whether query i sees keys up to i alone; q_len and kv_len are equal then.
+        mask: True where a query may see a key, shape [q_len, kv_len]; instead of `causal`.
+        scale: Factor on the scores; None means head_dim ** -0.5.
+
+    Returns:
+        Output, shape of `q`, and log-sum-exp of the scores, [batch, heads, q_len]; both float32 (float64 for such input).
+        A query that sees no key has output 0 and log-sum-exp −inf.
+    """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    wide = wide_type(q)
+    if q.numel() == 0 or k.shape[2] == 0:
+        return torch.zeros_like(q, dtype=wide), q.new_full(q.shape[:3], _LOWEST, dtype=wide)
+    folded, k, v, group, fold = fold_groups(q, k, v, causal)
+    if mask is not None:
+        mask = mask.repeat(fold, 1)
+    out, lse = _in_pieces(folded, k, v, causal, mask, scale)
+    # Contiguous, since collectives add up storages, whatever the strides: kernels give other ones than an empty shard has.
+    out, lse = unfold_groups(out, q.shape, group, fold), unfold_groups(lse[..., None], q.shape, group, fold)[..., 0]
+    return out.contiguous(), lse.contiguous()
+
+
+def wide_type(x: torch.Tensor) -> torch.dtype:
+    """The type in which parts are merged."""
+    return torch.float64 if x.dtype is torch.float64 else torch.float32
+
+
+def fold_groups(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, int]:
+    """Queries and keys with as many heads each.
+
+    Returns:
+        q, k, v; how many queries' heads share a key's; and by how much queries were folded. A causal triangle cannot be folded:
+        there keys are repeated, and the fold is 1.
+    """
+    batch, heads, q_len, head_dim = q.shape
+    group = heads // k.shape[1]
+    if group == 1:
+        return q, k, v, 1, 1
+    if causal:
+        return q, k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1), group, 1
+    return q.reshape(batch, heads // group, group * q_len, head_dim), k, v, group, group
+
+
+def unfold_groups(x: torch.Tensor, shape: torch.Size, group: int, fold: int) -> torch.Tensor:
+    """The heads of the queries again; x as `fold_groups` gave q, with any last dimension."""
+    return x.reshape(*shape[:3], x.shape[-1]) if fold > 1 else x
+
+
+def _in_pieces(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, mask: torch.Tensor | None, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `_kernel`; on a CPU in float32, whose products are as fast there: bf16 kernels round the weights to 3 digits."""
+    if q.device.type != "cpu" or q.dtype.itemsize >= 4:
+        return _kernel(q, k, v, causal, mask, scale)
+    kv_len, q = k.shape[2], q.float()
+    piece = max(1, _PIECE_BYTES // (4 * k[:, :, :1].numel())) if q.shape[2] <= _FEW_QUERIES else kv_len
+    found = None
+    for start in range(0, kv_len, piece):
+        part = slice(start, start + piece)
+        seen = None if mask is None else mask[:, part]
+        out, lse = _kernel(q, k[:, :, part].float(), v[:, :, part].float(), causal, seen, scale)
+        found = (out, lse) if found is None else merge(*found, out, lse)
+    return found
+
+
+def _kernel(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, mask: torch.Tensor | None, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and log-sum-exp in the wide type; as many heads of keys as of queries."""
+    if q.device.type == "cpu":
+        bias = None if mask is None else torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, _LOWEST)
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, causal, attn_mask=bias, scale=scale
+        )
+    elif q.device.type == "cuda" and q.dtype.itemsize == 2 and mask is None:
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)[:2]
+    else:
+        out, lse = plain(q, k, v, causal, mask, scale)
+    out, lse = out.to(wide_type(q)), lse.to(wide_type(q))
+    if mask is None:
+        return out, lse
+    seen = mask.any(dim=-1)  # of rows without a key, kernels make NaN, 0 or the mean of v, and +inf or -inf
+    return torch.where(seen[:, None], out, 0.0), torch.where(seen, lse, _LOWEST)
+
+
+def plain(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, mask: torch.Tensor | None, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same from two products, with the scores in memory: for devices without a kernel that tells its log-sum-exp."""
+    scores = masked_scores(q, k, causal, mask, scale)
+    lse = torch.logsumexp(scores, dim=-1)
+    weights = torch.exp(scores - finite(lse)[..., None])
+    return weights @ v.to(weights.dtype), lse
+
+
+def masked_scores(
+    q: torch.Tensor, k: torch.Tensor, causal: bool, mask: torch.Tensor | None, scale: float
+) -> torch.Tensor:
+    """Scale · q kᵀ with −inf where nothing is seen."""
+    wide = wide_type(q)
+    scores = q.to(wide) @ k.to(wide).transpose(-2, -1) * scale
+    if causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    return scores if mask is None else scores.masked_fill(~mask, _LOWEST)
+
+
+def finite(lse: torch.Tensor) -> torch.Tensor:
+    """Zero where it is −inf, so that differences from it are no NaN."""
+    return torch.where(lse == _LOWEST, 0.0, lse)
+
+
+def merge(
+    out: torch.Tensor, lse: torch.Tensor, other: torch.Tensor, other_lse: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention over the keys of both parts; arguments and results as `partial_attention` gives them."""
+    top = finite(torch.maximum(lse, other_lse))
+    weight, other_weight = torch.exp(lse - top), torch.exp(other_lse - top)
+    total = weight + other_weight
+    merged = (out * weight[..., None] + other * other_weight[..., None]) / nonzero(total)[..., None]
+    return merged, top + torch.log(total)
+
+
+def nonzero(total: torch.Tensor) -> torch.Tensor:
+    """One where a sum of weights is zero: what it divides is zero as well."""
+    return torch.where(total == 0, 1.0, total)

@@ -1,0 +1,103 @@
+"""How often the ranks meet, and what each sends: formulas for attention across ranks.
+
+Collectives are counted as rings, which is how gloo does them and NCCL does large ones: a rank sends 2(W − 1)/W of an all-reduced
+payload, W − 1 times an all-gathered one, (W − 1)/W of one that is sent all to all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nanolib.models.attention.layout import Layout
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one call sends.
+
+    Attributes:
+        rounds: Collectives and hops in a row, each of which waits for the one before.
+        sent: Bytes that each rank sends, by rank.
+    """
+
+    rounds: int
+    sent: tuple[float, ...]
+
+    @property
+    def total(self) -> float:
+        """Bytes that all ranks send."""
+        return sum(self.sent)
+
+
+def all_reduce_bytes(payload: float, world: int) -> float:
+    """Bytes that each rank sends."""
+    return 2 * (world - 1) / world * payload
+
+
+def all_gather_bytes(payload: float, world: int) -> float:
+    """Bytes that each rank sends; the payload is one rank's part."""
+    return (world - 1) * payload
+
+
+def all_to_all_bytes(payload: float, world: int) -> float:
+    """Bytes that each rank sends; the payload is all that a rank holds."""
+    return (world - 1) / world * payload
+
+
+def decode_traffic(
+    form: str, layout: Layout, *, batch: int, heads: int, kv_heads: int, head_dim: int, q_len: int = 1, itemsize: int
+) -> Traffic:
+    """Of `tree_attention_decode`, with positions given.
+
+    Args:
+        form: One of `tree.FORMS`.
+        layout: Which keys each rank holds.
+        batch: Sequences.
+        heads: Of the queries.
+        kv_heads: Of the keys.
+        head_dim: Width of a head.
+        q_len: Queries per sequence.
+        itemsize: Bytes per element of q, k, v; sums travel in 4.
+    """
+    world, rows = layout.world, batch * heads * q_len
+    if world == 1:
+        return Traffic(0, (0.0,))
+    if form == "three_allreduce":
+        parts = [4 * rows, 4 * rows, 4 * rows * head_dim]
+        return Traffic(3, (sum(all_reduce_bytes(part, world) for part in parts),) * world)
+    if form == "fused":
+        parts = [4 * rows, 4 * rows * (head_dim + 1)]
+        return Traffic(2, (sum(all_reduce_bytes(part, world) for part in parts),) * world)
+    if form == "gather":
+        return Traffic(1, (all_gather_bytes(4 * rows * (head_dim + 1), world),) * world)
+    if form == "ring":  # the lengths, then every shard but that of the next rank passes by
+        per_key = 2 * batch * kv_heads * head_dim * itemsize
+        sent = (per_key * (layout.total - layout.length((rank + 1) % world)) for rank in range(world))
+        return Traffic(world, tuple(all_gather_bytes(8, world) + part for part in sent))
+    # pass_q: a share of the queries with its sums at each hop; then the outputs, padded to the largest share
+    group = heads // kv_heads * q_len
+    edges = [batch * kv_heads * share // world for share in range(world + 1)]
+    shares = [edges[share + 1] - edges[share] for share in range(world)]
+    hops = [
+        sum(shares[(rank - step) % world] for step in range(world - 1)) * group * (2 * head_dim + 1) * 4
+        for rank in range(world)
+    ]
+    gathered = all_gather_bytes(4 * max(shares) * group * head_dim, world)
+    return Traffic(world, tuple(part + gathered for part in hops))
+
+
+def prefill_traffic(
+    form: str, layout: Layout, *, batch: int, heads: int, kv_heads: int, head_dim: int, itemsize: int
+) -> Traffic:
+    """Of a forward pass of `ring_attention` (`ring`, `zigzag`) or `ulysses_attention` (`ulysses`), with the layout given."""
+    world = layout.world
+    if world == 1:
+        return Traffic(0, (0.0,))
+    per_key = 2 * batch * kv_heads * head_dim * itemsize
+    if form == "ulysses":
+        repeated = max(1, world // kv_heads) if kv_heads % world else 1
+        elements = [layout.length(rank) * batch * (2 * heads + 2 * kv_heads * repeated) for rank in range(world)]
+        # Queries, keys and values go out by this rank's length; outputs come back by the others', which differ by one at most.
+        return Traffic(4, tuple(all_to_all_bytes(count * head_dim * itemsize, world) for count in elements))
+    sent = (per_key * (layout.total - layout.length((rank + 1) % world)) for rank in range(world))
+    return Traffic(world - 1, tuple(float(part) for part in sent))

@@ -1,0 +1,210 @@
+"""Decoding over keys that are sharded across ranks: every rank attends to its own, and the parts are reduced.
+
+softmax(q kᵀ) v over all keys = Σ_r e^(lse_r − m) o_r / Σ_r e^(lse_r − m), with m the largest lse. Three forms send the same sum in
+different ways; `ring` and `pass_q` are what they are compared with.
+
+Source: Shyam et al., Tree Attention (arXiv 2408.04093); for `pass_q`, Yang et al. (arXiv 2411.01783).
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nanolib.measurement import BadInput
+from nanolib.models.attention import _check_shapes
+from nanolib.models.attention.partial import finite, merge, nonzero, partial_attention
+from nanolib.models.attention.ranks import NO_TIMER, BlockTimer, Hop, all_gather, gather_lengths, world_of
+
+TREE_FORMS = ("three_allreduce", "fused", "gather")
+FORMS = (*TREE_FORMS, "ring", "pass_q")
+
+
+def tree_attention_decode(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    group: Any = None,
+    form: str = "fused",
+    scale: float | None = None,
+    start: int | None = None,
+    total: int | None = None,
+    timer: BlockTimer = NO_TIMER,
+) -> torch.Tensor:
+    """Attention of the newest tokens over a sequence whose keys lie on several ranks, each holding the next stretch of it.
+
+    Args:
+        q: The queries of the last q_len positions, the same on every rank, shape [batch, heads, q_len, head_dim].
+        k: This rank's keys, shape [batch, kv_heads, local_len, head_dim]; kv_heads divides heads; local_len may be 0 and differ.
+        v: Shape as `k`.
+        group: The process group; None means all ranks. Without `torch.distributed` there is one.
+        form: `three_allreduce` (largest lse, denominator, numerator), `fused` (largest lse, then both sums packed), `gather` (one
+            all-gather of outputs and lse); or `ring` (keys and values go around), `pass_q` (shares of the queries go around).
+        scale: Factor on the scores; None means head_dim ** -0.5.
+        start: The position of this rank's first key. Needed for several queries alone, where a query sees no later key; found by an
+            all-gather of lengths when None.
+        total: The length of the whole sequence; as `start`.
+        timer: Times the parts.
+
+    Returns:
+        Shape and dtype of `q`, the same on every rank. Zero where there is no key at all.
+
+    Raises:
+        BadInput: An unknown form, or shapes that do not fit.
+    """
+    if form not in FORMS:
+        raise BadInput(f"form: {form!r} is no form; use one of {', '.join(FORMS)}")
+    _check_shapes(q, k, v, causal=False)
+    if q.dtype != k.dtype or q.dtype != v.dtype:
+        raise BadInput(f"k, v: {k.dtype} and {v.dtype}; give q's {q.dtype}, on empty shards too")
+    mask = None
+    if q.shape[2] > 1:
+        if start is None or total is None:
+            lengths = gather_lengths(k.shape[2], k.device, group)
+            start, total = sum(lengths[: world_of(group)[0]]), sum(lengths)
+        mask = _visible(q.shape[2], k.shape[2], start, total, q.device)
+    return _FORMS[form](_Decode(q, k, v, mask, scale, group, timer)).to(q.dtype)
+
+
+def _visible(q_len: int, kv_len: int, start: int, total: int, device: torch.device) -> torch.Tensor | None:
+    """True where a key lies at or before its query; None where all do. Shape [q_len, kv_len]."""
+    if start + kv_len <= total - q_len + 1:
+        return None
+    positions = torch.arange(total - q_len, total, device=device)
+    return torch.arange(start, start + kv_len, device=device)[None, :] <= positions[:, None]
+
+
+@dataclass(frozen=True)
+class _Decode:
+    """The arguments of `tree_attention_decode`, checked, and the mask of this rank's keys."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    mask: torch.Tensor | None
+    scale: float | None
+    group: Any
+    timer: BlockTimer
+
+    def local(self) -> tuple[torch.Tensor, torch.Tensor]:
+        with self.timer.time_block("comp_local_attention"):
+            return partial_attention(self.q, self.k, self.v, mask=self.mask, scale=self.scale)
+
+    def largest(self, lse: torch.Tensor) -> torch.Tensor:
+        """The largest log-sum-exp of all ranks; 0 where no rank has a key."""
+        return finite(self.reduced(lse.clone(), "comm_max_lse", dist.ReduceOp.MAX))
+
+    def reduced(self, x: torch.Tensor, name: str, operation: Any = dist.ReduceOp.SUM) -> torch.Tensor:
+        """All ranks' x as one; x is used up."""
+        with self.timer.time_block(name):
+            x = x.contiguous()
+            if world_of(self.group)[1] > 1:
+                dist.all_reduce(x, op=operation, group=self.group)
+            return x
+
+
+def _three_allreduce(call: _Decode) -> torch.Tensor:
+    out, lse = call.local()
+    top = call.largest(lse)
+    with call.timer.time_block("comp_num_den"):
+        den = torch.exp(lse - top)
+        num = out * den[..., None]
+    den = call.reduced(den, "comm_sum_den")
+    num = call.reduced(num, "comm_sum_num")
+    with call.timer.time_block("comp_final_output"):
+        return num / nonzero(den)[..., None]
+
+
+def _fused(call: _Decode) -> torch.Tensor:
+    out, lse = call.local()
+    top = call.largest(lse)
+    with call.timer.time_block("comp_num_den"):
+        weight = torch.exp(lse - top)[..., None]
+        packed = torch.cat([out * weight, weight], dim=-1)
+    packed = call.reduced(packed, "comm_sum_packed")
+    with call.timer.time_block("comp_final_output"):
+        return packed[..., :-1] / nonzero(packed[..., -1:])
+
+
+def _gather(call: _Decode) -> torch.Tensor:
+    out, lse = call.local()
+    with call.timer.time_block("comp_num_den"):
+        packed = torch.cat([out, lse[..., None]], dim=-1)
+    with call.timer.time_block("comm_gather"):
+        parts = all_gather(packed, call.group)
+    with call.timer.time_block("comp_final_output"):
+        out, lse = parts[..., :-1], parts[..., -1]
+        weight = torch.exp(lse - finite(lse.amax(dim=0)))
+        return (out * weight[..., None]).sum(dim=0) / nonzero(weight.sum(dim=0))[..., None]
+
+
+def _ring(call: _Decode) -> torch.Tensor:
+    """Every rank's keys and values pass by every rank."""
+    rank, world = world_of(call.group)
+    q, k, timer = call.q, call.k, call.timer
+    with timer.time_block("comm_lengths"):
+        lengths = gather_lengths(k.shape[2], k.device, call.group)
+    out, lse = call.local()
+    with timer.time_block("comp_num_den"):
+        held = torch.stack([k, call.v])
+    for step in range(1, world):
+        owner = (rank - step) % world
+        with timer.time_block("comm_hop"):
+            held = Hop(held, (2, *k.shape[:2], lengths[owner], k.shape[3]), call.group).wait()
+        with timer.time_block("comp_local_attention"):
+            several = q.shape[2] > 1
+            seen = (
+                _visible(q.shape[2], lengths[owner], sum(lengths[:owner]), sum(lengths), q.device) if several else None
+            )
+            part = partial_attention(q, held[0], held[1], mask=seen, scale=call.scale)
+        with timer.time_block("comp_num_den"):
+            out, lse = merge(out, lse, *part)
+    return out
+
+
+def _pass_q(call: _Decode) -> torch.Tensor:
+    """Each rank begins with a share of the queries; it goes around with what was found so far, and keys stay where they are."""
+    rank, world = world_of(call.group)
+    q, timer = call.q, call.timer
+    batch, kv_heads, kv_len, head_dim = call.k.shape
+    group = q.shape[1] // kv_heads
+    # Queries of one key head stay together, so that its keys are read once; they travel with sums in the wide type.
+    edges = [batch * kv_heads * share // world for share in range(world + 1)]
+    keys, values = (x.reshape(1, batch * kv_heads, kv_len, head_dim) for x in (call.k, call.v))
+    mask = None if call.mask is None else call.mask.repeat(group, 1)
+    state = None  # share of the heads × (query | output | log-sum-exp)
+    for step in range(world):
+        share = slice(edges[(rank - step) % world], edges[(rank - step) % world + 1])
+        if step:
+            with timer.time_block("comm_hop"):
+                shape = (1, share.stop - share.start, group * q.shape[2], 2 * head_dim + 1)
+                state = Hop(state, shape, call.group).wait()
+        with timer.time_block("comp_local_attention"):
+            asked = q.reshape(1, -1, group * q.shape[2], head_dim)[:, share] if step == 0 else state[..., :head_dim]
+            found = partial_attention(asked.to(q.dtype), keys[:, share], values[:, share], mask=mask, scale=call.scale)
+        with timer.time_block("comp_num_den"):
+            if step:
+                found = merge(state[..., head_dim:-1], state[..., -1], *found)
+            state = torch.cat([asked.to(found[0].dtype), found[0], found[1][..., None]], dim=-1)
+    with timer.time_block("comm_gather"):
+        # Rank r ends with share r + 1; shares differ by a head at most, and go padded to the largest.
+        sizes = [stop - start for start, stop in itertools.pairwise(edges)]
+        padded = state.new_zeros(1, max(sizes), *state.shape[2:3], head_dim)
+        padded[:, : state.shape[1]] = state[..., head_dim:-1]
+        parts = all_gather(padded, call.group).roll(1, dims=0)
+    with timer.time_block("comp_final_output"):
+        return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], dim=1).reshape(q.shape)
+
+
+_FORMS = {
+    "three_allreduce": _three_allreduce,
+    "fused": _fused,
+    "gather": _gather,
+    "ring": _ring,
+    "pass_q": _pass_q,
+}
