@@ -143,6 +143,13 @@ METRICS: dict[str, Metric] = {
         Metric("layer_time", "ms", _LOWER, "Time of a layer"),
         Metric("layer_energy", "J", _LOWER, "Energy of a layer, by its share of the time"),
         Metric("overhead", "1", _LOWER, "Cost of profiling"),
+        Metric("part_time", "ms", _LOWER, "Time of a part"),
+        Metric("time_share", "1", _LOWER, "Share of a rank's own time"),
+        Metric("rounds", "1", _EQUAL, "Rounds of communication"),
+        Metric("wire_bytes", "B", _LOWER, "Bytes that a rank sends"),
+        Metric("link_latency", "ms", _LOWER, "Cost of a message"),
+        Metric("link_bandwidth", "B/s", _HIGHER, "Bandwidth of a rank's link"),
+        Metric("exposed_communication", "ms", _LOWER, "Communication that computing does not hide"),
     )
 }
 

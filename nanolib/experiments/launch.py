@@ -1,4 +1,4 @@
-"""Becomes `python -m torch.distributed.run`, tied to the process that started it: `python -m nanolib.experiments.launch … ARGUMENTS`.
+"""Becomes `python -m torch.distributed.run`, and ends when the process that started it does.
 
 Imports nothing of weight, since it runs before every launch. With `--private-network` first, the ranks live in a network of their
 own, where an interface counts their bytes alone; where the system does not allow that they live where they are.

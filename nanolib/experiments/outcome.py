@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -34,12 +35,14 @@ class Outcome:
         status: How it ended.
         message: Why, in one line.
         seconds: How long it took.
+        details: What else is known of a failure: `rank`, `traceback`.
     """
 
     rows: list[Measurement] = field(default_factory=list)
     status: Status = Status.OK
     message: str = ""
     seconds: float = 0.0
+    details: dict[str, Any] = field(default_factory=dict)
 
 
 def attempt(
@@ -72,6 +75,7 @@ def attempt(
     except Exception as error:
         outcome.status = Status.OOM if is_out_of_memory(error) else Status.ERROR
         outcome.message = f"{type(error).__name__}: {one_line(error)}"
+        outcome.details = getattr(error, "details", {})
     outcome.seconds = time.perf_counter() - start
     return outcome
 

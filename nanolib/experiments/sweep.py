@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -169,11 +170,11 @@ def _store_outcome(store: Store, run_id: str, case: Case, outcome: Outcome, atte
         method="perf_counter",
         status=outcome.status,
         message=outcome.message,
-        details={"attempts": attempts},
+        details={"attempts": attempts} | outcome.details,
     )
     try:
         store.write_case(run_id, case.case_id, case.factors, [ending, *outcome.rows])
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, sqlite3.IntegrityError) as error:
         broken = replace(ending, status=Status.ERROR, message=f"its rows cannot be stored: {one_line(error)}")
         store.write_case(run_id, case.case_id, case.factors, [broken])
 

@@ -92,6 +92,7 @@ def _read(path: Path) -> Outcome:
             outcome.rows.append(Measurement.from_dict(answer))
         else:
             outcome.status, outcome.message = Status(answer["status"]), answer["message"]
+            outcome.details = answer["details"]
     return outcome
 
 
@@ -118,7 +119,7 @@ def main() -> None:
                 params.case_timeout_s,
                 keep=lambda row: write(row.to_dict()),
             )
-        write({"status": outcome.status, "message": outcome.message})
+        write({"status": outcome.status, "message": outcome.message, "details": outcome.details})
 
 
 if __name__ == "__main__":

@@ -145,12 +145,13 @@ def finite(lse: torch.Tensor) -> torch.Tensor:
 def merge(
     out: torch.Tensor, lse: torch.Tensor, other: torch.Tensor, other_lse: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention over the keys of both parts; arguments and results as `partial_attention` gives them."""
+    """Attention over the keys of both parts, written over the first; arguments as `partial_attention` gives them."""
     top = finite(torch.maximum(lse, other_lse))
-    weight, other_weight = torch.exp(lse - top), torch.exp(other_lse - top)
-    total = weight + other_weight
-    merged = (out * weight[..., None] + other * other_weight[..., None]) / nonzero(total)[..., None]
-    return merged, top + torch.log(total)
+    weight = torch.exp(other_lse - top)
+    total = torch.exp(lse - top) + weight
+    out.lerp_(other, (weight / nonzero(total))[..., None])
+    lse.copy_(torch.log(total).add_(top))
+    return out, lse
 
 
 def nonzero(total: torch.Tensor) -> torch.Tensor:

@@ -84,7 +84,7 @@ class _Ring(torch.autograd.Function):
                     part = partial_attention(
                         q[:, :, mine], held[0, :, :, theirs], held[1, :, :, theirs], causal=diagonal, scale=scale
                     )
-                    out[:, :, mine], lse[:, :, mine] = merge(out[:, :, mine], lse[:, :, mine], *part)
+                    merge(out[:, :, mine], lse[:, :, mine], *part)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.rest = (causal, layout, group, scale, overlap, timer)
         return out.to(q.dtype)

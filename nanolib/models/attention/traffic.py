@@ -16,11 +16,13 @@ class Traffic:
     """What one call sends.
 
     Attributes:
-        rounds: Collectives and hops in a row, each of which waits for the one before.
+        rounds: Collectives and exchanges in a row, each of which waits for the one before.
+        hops: Messages in a row: a ring of W ranks passes an all-reduce on 2(W − 1) times, an all-gather W − 1 times.
         sent: Bytes that each rank sends, by rank.
     """
 
     rounds: int
+    hops: int
     sent: tuple[float, ...]
 
     @property
@@ -61,19 +63,19 @@ def decode_traffic(
     """
     world, rows = layout.world, batch * heads * q_len
     if world == 1:
-        return Traffic(0, (0.0,))
+        return Traffic(0, 0, (0.0,))
     if form == "three_allreduce":
         parts = [4 * rows, 4 * rows, 4 * rows * head_dim]
-        return Traffic(3, (sum(all_reduce_bytes(part, world) for part in parts),) * world)
+        return Traffic(3, 6 * (world - 1), (sum(all_reduce_bytes(part, world) for part in parts),) * world)
     if form == "fused":
         parts = [4 * rows, 4 * rows * (head_dim + 1)]
-        return Traffic(2, (sum(all_reduce_bytes(part, world) for part in parts),) * world)
+        return Traffic(2, 4 * (world - 1), (sum(all_reduce_bytes(part, world) for part in parts),) * world)
     if form == "gather":
-        return Traffic(1, (all_gather_bytes(4 * rows * (head_dim + 1), world),) * world)
+        return Traffic(1, world - 1, (all_gather_bytes(4 * rows * (head_dim + 1), world),) * world)
     if form == "ring":  # the lengths, then every shard but that of the next rank passes by
         per_key = 2 * batch * kv_heads * head_dim * itemsize
         sent = (per_key * (layout.total - layout.length((rank + 1) % world)) for rank in range(world))
-        return Traffic(world, tuple(all_gather_bytes(8, world) + part for part in sent))
+        return Traffic(world, 2 * (world - 1), tuple(all_gather_bytes(8, world) + part for part in sent))
     # pass_q: a share of the queries with its sums at each hop; then the outputs, padded to the largest share
     group = heads // kv_heads * q_len
     edges = [batch * kv_heads * share // world for share in range(world + 1)]
@@ -83,7 +85,7 @@ def decode_traffic(
         for rank in range(world)
     ]
     gathered = all_gather_bytes(4 * max(shares) * group * head_dim, world)
-    return Traffic(world, tuple(part + gathered for part in hops))
+    return Traffic(world, 2 * (world - 1), tuple(part + gathered for part in hops))
 
 
 def prefill_traffic(
@@ -92,12 +94,14 @@ def prefill_traffic(
     """Of a forward pass of `ring_attention` (`ring`, `zigzag`) or `ulysses_attention` (`ulysses`), with the layout given."""
     world = layout.world
     if world == 1:
-        return Traffic(0, (0.0,))
+        return Traffic(0, 0, (0.0,))
     per_key = 2 * batch * kv_heads * head_dim * itemsize
     if form == "ulysses":
         repeated = max(1, world // kv_heads) if kv_heads % world else 1
         elements = [layout.length(rank) * batch * (2 * heads + 2 * kv_heads * repeated) for rank in range(world)]
         # Queries, keys and values go out by this rank's length; outputs come back by the others', which differ by one at most.
-        return Traffic(4, tuple(all_to_all_bytes(count * head_dim * itemsize, world) for count in elements))
+        return Traffic(
+            4, 4 * (world - 1), tuple(all_to_all_bytes(count * head_dim * itemsize, world) for count in elements)
+        )
     sent = (per_key * (layout.total - layout.length((rank + 1) % world)) for rank in range(world))
-    return Traffic(world - 1, tuple(float(part) for part in sent))
+    return Traffic(world - 1, world - 1, tuple(float(part) for part in sent))

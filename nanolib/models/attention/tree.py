@@ -151,7 +151,7 @@ def _ring(call: _Decode) -> torch.Tensor:
         lengths = gather_lengths(k.shape[2], k.device, call.group)
     out, lse = call.local()
     with timer.time_block("comp_num_den"):
-        held = torch.stack([k, call.v])
+        held = torch.stack([k, call.v]) if world > 1 else k
     for step in range(1, world):
         owner = (rank - step) % world
         with timer.time_block("comm_hop"):

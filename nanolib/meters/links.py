@@ -1,0 +1,76 @@
+"""What sending costs between the ranks of this machine: collectives of several sizes, and bytes as the interface counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nanolib.meters.network import loopback_bytes, only_loopback
+from nanolib.meters.together import time_together
+
+PAYLOADS = (1 << 10, 1 << 16, 1 << 20, 1 << 22)  # bytes that a rank holds
+
+
+def time_collectives(budget_s: float, *, device: str | torch.device = "cpu", seed: int = 0) -> list[dict[str, Any]]:
+    """How long collectives of several sizes take on this rank, all of them interleaved.
+
+    Returns:
+        Per collective and size: `collective`, `payload` (bytes that a rank holds), `messages` that follow one another, `sent`
+        (bytes that each rank sends), `blocks` (ms).
+    """
+    world = dist.get_world_size()
+    found, calls = [], {}
+    for payload in PAYLOADS:
+        x = torch.zeros(payload // 4, device=device)
+        gathered = list(torch.empty(world, *x.shape, device=device).unbind())
+        whole = torch.zeros(payload // 4 // world * world, device=device)
+        received = torch.empty_like(whole)
+        part = (world - 1) / world
+        for name, call, messages, sent in (
+            ("all_reduce", _reducing(x), 2 * (world - 1), 2 * part * payload),
+            ("all_gather", _gathering(x, gathered), world - 1, (world - 1) * payload),
+            ("all_to_all", _exchanging(whole, received), world - 1, part * payload),
+        ):
+            calls[f"{name} {payload}"] = call
+            found.append({"collective": name, "payload": payload, "messages": messages, "sent": sent})
+    blocks = time_together(calls, budget_s, device=device, seed=seed)
+    return [row | {"blocks": blocks[f"{row['collective']} {row['payload']}"]} for row in found]
+
+
+def _reducing(x: torch.Tensor) -> Callable[[], object]:
+    return lambda: dist.all_reduce(x)
+
+
+def _gathering(x: torch.Tensor, parts: list[torch.Tensor]) -> Callable[[], object]:
+    return lambda: dist.all_gather(parts, x)
+
+
+def _exchanging(x: torch.Tensor, received: torch.Tensor) -> Callable[[], object]:
+    return lambda: dist.all_to_all_single(received, x)
+
+
+def count_bytes(call: Callable[[], object], calls: int = 5) -> float | None:
+    """Bytes that all ranks together send in one call, protocol and all; every rank makes the calls.
+
+    Returns:
+        None where the ranks have no network of their own, in which the interface would count their bytes alone.
+    """
+    if not only_loopback():
+        return None
+    call()  # connections are made at the first
+    return (_counted(call, calls) - _counted(call, 0)) / calls
+
+
+def _counted(call: Callable[[], object], calls: int) -> int:
+    dist.barrier()
+    before = loopback_bytes()
+    dist.barrier()
+    for _ in range(calls):
+        call()
+    dist.barrier()
+    after = loopback_bytes()
+    dist.barrier()
+    return after - before

@@ -1,0 +1,32 @@
+"""What ranks do in the tests: answer, raise, die, hang."""
+
+import os
+import signal
+import time
+
+import torch
+import torch.distributed as dist
+
+
+def answer(request):
+    total = torch.tensor([float(dist.get_rank())])
+    dist.all_reduce(total)
+    return {"rank": dist.get_rank(), "sum": total.item(), "threads": torch.get_num_threads(), "asked": request}
+
+
+def misbehave(request):
+    dist.barrier()
+    if dist.get_rank() == request["rank"]:
+        if request["how"] == "raise":
+            raise ValueError("two\nlines")
+        if request["how"] == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        while request["how"] == "hang":
+            time.sleep(0.1)
+    dist.barrier()
+    return {}
+
+
+def spin(request):
+    while True:
+        time.sleep(0.1)
