@@ -135,7 +135,7 @@ def cases(params: Params) -> list[Case]:
     ]
     for dtype in params.dtypes:
         for seq_len in params.prefill_seq_lens:
-            for world in params.world_sizes:
+            for world in _several(params):
                 found += [
                     PrefillCase(
                         device, world, seq_len, forms, params.batch_size, *heads, dtype, params.backward, params.threads
@@ -157,9 +157,14 @@ def cases(params: Params) -> list[Case]:
             ShardedTrainingCase(
                 device, name, world, params.training_preset, params.overrides, tuple(params.strategies), *shape
             )
-            for world in params.world_sizes
+            for world in _several(params)
         ]
     return found
+
+
+def _several(params: Params) -> list[int]:
+    """Numbers of ranks where one rank alone is measured along with several: one launch, interleaved."""
+    return [world for world in params.world_sizes if world > 1] or [1]
 
 
 def _launches(forms: list[str], world: int) -> list[tuple[str, ...]]:
@@ -167,7 +172,7 @@ def _launches(forms: list[str], world: int) -> list[tuple[str, ...]]:
     if world == 1:
         return [(prefill.DENSE,)]
     own = [form for form in forms if form == prefill.CONTEXT_PARALLEL]
-    together = [form for form in forms if form != prefill.CONTEXT_PARALLEL]
+    together = [prefill.DENSE, *(form for form in forms if form != prefill.CONTEXT_PARALLEL)]
     return [tuple(launch) for launch in (together, own) if launch]
 
 
@@ -175,10 +180,9 @@ def _memory_worlds(params: Params, form: str) -> list[int]:
     """One rank for what does not share its memory; the numbers of ranks that were asked for, for what does."""
     if form not in (prefill.RING, prefill.ULYSSES):
         return [1]
-    shared_out = [world for world in params.world_sizes if world > 1]
     if form == prefill.ULYSSES:
-        return [world for world in shared_out if not params.num_heads % world and not params.num_kv_heads % world]
-    return shared_out
+        return [world for world in _several(params) if not params.num_heads % world and not params.num_kv_heads % world]
+    return _several(params)
 
 
 def predict(case: Case, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:

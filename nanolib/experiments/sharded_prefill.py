@@ -35,7 +35,10 @@ _CHECKED_SCORES = 2**25  # float64 scores up to which a rank compares its part
 
 @dataclass(frozen=True)
 class PrefillCase(Case):
-    """Causal attention over a sequence on so many ranks, in every form; one rank alone is the dense baseline."""
+    """Causal attention over a sequence on so many ranks, in every form.
+
+    `dense` is the baseline: the first rank attends to the whole sequence while the others wait.
+    """
 
     interleaves: ClassVar[bool] = False
 
@@ -58,6 +61,8 @@ class PrefillCase(Case):
 
     def layout(self, form: str) -> Layout:
         """Which positions each rank holds."""
+        if form == DENSE:
+            return Layout.of_lengths([self.seq_len] + [0] * (self.world_size - 1))
         return (Layout.zigzag if form == ZIGZAG else Layout.plain)(self.seq_len, self.world_size)
 
     def traffic(self, form: str) -> Traffic:
@@ -125,7 +130,7 @@ def plan_prefill(case: PrefillCase) -> Plan:
     def workloads() -> Iterator[Workload]:
         for scope in case.scopes:
             form = scope.split()[0]
-            tensors = _shard(case, case.layout(form), 0, 0, torch.device("cpu"))
+            tensors = _shard(case, form, 0, 0, torch.device("cpu"))
             yield Workload(scope, _calls(case, form, tensors, None)[scope], lambda held=tensors: held)
 
     with _pretended_ranks(case.world_size):
@@ -202,8 +207,7 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
     peaks, errors, counted = {}, {}, {}
     with contextlib.ExitStack() as stack:
         for form in case.prefill_forms:
-            layout = case.layout(form)
-            tensors = _shard(case, layout, me, seed, device)
+            tensors = _shard(case, form, me, seed, device)
             mine = _calls(case, form, tensors, stack)
             calls |= mine
             for scope, call in mine.items():
@@ -215,8 +219,8 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
                 continue
             timed[form] = _timed(case, form, tensors)
             if case.seq_len**2 * case.batch_size * case.num_heads <= _CHECKED_SCORES * case.world_size:
-                errors[form] = _error(case, form, tensors, layout, me, seed, device)
-            if case.world_size > 1:
+                errors[form] = _error(case, form, tensors, me, seed, device)
+            if case.world_size > 1 and form != DENSE:
                 counted[form] = count_bytes(mine[f"{form} forward"], calls=2)
         blocks = time_together(calls, budget_s, device=device, seed=seed)
         parts = parts_together(timed, budget_s, device=device)
@@ -224,8 +228,8 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _attend(case: PrefillCase, form: str, q: Any, k: Any, v: Any, **more: Any) -> torch.Tensor:
-    if form == DENSE:
-        return attention.attend("dense", q, k, v, causal=True)
+    if form == DENSE:  # nothing on all ranks but the first
+        return attention.attend("dense", q, k, v, causal=True) if q.numel() else q
     if form == ULYSSES:
         return ulysses_attention(q, k, v, layout=case.layout(form), **more)
     return ring_attention(q, k, v, layout=case.layout(form), **more)
@@ -248,6 +252,8 @@ def _calls(
             return attend()
 
     def training() -> Any:
+        if form == DENSE and not q.numel():
+            return None
         return torch.autograd.grad(attend(), (q, k, v), grad)
 
     both = {f"{form} forward": forward, f"{form} training": training}
@@ -279,22 +285,20 @@ def _whole(case: PrefillCase, seed: int, device: torch.device) -> Iterator[torch
         yield torch.randn(*shape, generator=generator, dtype=getattr(torch, case.dtype), device=device)
 
 
-def _shard(case: PrefillCase, layout: Layout, me: int, seed: int, device: torch.device) -> tuple[torch.Tensor, ...]:
-    parts = [layout.take(x, me).clone() for x in _whole(case, seed, device)]
+def _shard(case: PrefillCase, form: str, me: int, seed: int, device: torch.device) -> tuple[torch.Tensor, ...]:
+    parts = [case.layout(form).take(x, me).clone() for x in _whole(case, seed, device)]
     for x in parts[:3]:
         x.requires_grad_(case.backward)
     return tuple(parts)
 
 
-def _error(
-    case: PrefillCase, form: str, tensors: tuple[torch.Tensor, ...], layout: Layout, me: int, seed: int, device: Any
-) -> float:
+def _error(case: PrefillCase, form: str, tensors: tuple[torch.Tensor, ...], me: int, seed: int, device: Any) -> float:
     """Of this rank's part against float64."""
     q, k, v, _ = tensors
     with torch.no_grad():
         out = _attend(case, form, q, k, v)
         _, keys, values, _ = _whole(case, seed, device)
-        mask = layout.take(causal_mask(case.seq_len, case.seq_len, device), me, dim=0)
+        mask = case.layout(form).take(causal_mask(case.seq_len, case.seq_len, device), me, dim=0)
         return relative_error(out, masked_attention(q, keys, values, mask)) if out.numel() else 0.0
 
 

@@ -23,7 +23,8 @@ from nanolib.models import create_model, generate_random_batch
 from nanolib.models.attention.traffic import all_gather_bytes, all_reduce_bytes
 from nanolib.stats.intervals import TooFewSamples, median_interval
 
-LOCAL, DDP, FSDP = "local", "ddp", "fsdp"
+# The first rank while the others wait; every rank by itself; and together.
+ALONE, LOCAL, DDP, FSDP = "alone", "local", "ddp", "fsdp"
 STRATEGIES = (DDP, FSDP)
 
 
@@ -79,9 +80,9 @@ def measure_training(case: ShardedTrainingCase, params: Any) -> Iterator[Measure
         hang_s=params.hang_s,
     )
     flags = (Flag.OVERSUBSCRIBED,) if oversubscribed(case.device, case.world_size, case.threads) else ()
-    tokens = case.world_size * case.batch_size * case.seq_len
-    alone = slowest([answer["blocks"][LOCAL] for answer in answers])
-    for strategy in (LOCAL, *case.strategies):
+    each = slowest([answer["blocks"][LOCAL] for answer in answers])
+    for strategy in (ALONE, LOCAL, *case.strategies):
+        tokens = case.batch_size * case.seq_len * (1 if strategy == ALONE else case.world_size)
         blocks = [answer["blocks"][strategy] for answer in answers]
         row = latency_row(blocks, strategy, flags, threads=case.threads)
         yield row
@@ -96,17 +97,17 @@ def measure_training(case: ShardedTrainingCase, params: Any) -> Iterator[Measure
             scope=strategy,
             flags=row.flags,
         )
-        if strategy == LOCAL or case.world_size == 1:
+        if strategy in (ALONE, LOCAL) or case.world_size == 1:
             continue
         yield exact("wire_bytes", case.sent(strategy), scope=strategy)
         yield exact("footprint", answers[0]["weights"][strategy] / MIB, scope=strategy, method="live_tensor_bytes")
-        extra = slowest(blocks) - alone
+        extra = slowest(blocks) - each
         with contextlib.suppress(TooFewSamples):
             low, exposed, high = median_interval(extra)
             shared = {
                 "confidence": 0.95,
                 "n": len(extra),
-                "method": "less the same step alone, paired",
+                "method": "less the same step by itself, paired",
                 "scope": strategy,
             }
             details = {"share_of_step": exposed / row.estimate}
@@ -127,6 +128,8 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
         ids = generate_random_batch(case.batch_size, case.seq_len + 1, case.config.vocab_size, device)
         steps[strategy] = Training(model, ids, "eager", 1e-3)
         weights[strategy] = sum(local(p).untyped_storage().nbytes() for p in model.parameters())
+    first = dist.get_rank() == 0
+    steps[ALONE] = lambda: steps[LOCAL]() if first else None
     return {"blocks": time_together(steps, budget_s, device=device, seed=seed), "weights": weights}
 
 

@@ -1,6 +1,21 @@
 """Panels for a live notebook; a batch run shows none. `panels` predicts and measures, `live` follows a model while it generates."""
 
 from nanolib.explore.live import live_panel
-from nanolib.explore.panels import attention_panel, energy_panel, fp8_panel, model_panel, warmup_panel
+from nanolib.explore.panels import (
+    attention_panel,
+    distributed_panel,
+    energy_panel,
+    fp8_panel,
+    model_panel,
+    warmup_panel,
+)
 
-__all__ = ["attention_panel", "energy_panel", "fp8_panel", "live_panel", "model_panel", "warmup_panel"]
+__all__ = [
+    "attention_panel",
+    "distributed_panel",
+    "energy_panel",
+    "fp8_panel",
+    "live_panel",
+    "model_panel",
+    "warmup_panel",
+]

@@ -7,13 +7,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nanolib.config import PRESETS
-from nanolib.experiments import attention, energy, fp8, model, sweep, warmup
+from nanolib.experiments import attention, distributed, energy, fp8, model, sweep, warmup
 from nanolib.experiments.fp8_parity import ARMS
 from nanolib.experiments.params import Params
 from nanolib.experiments.plan import known_ceilings, prediction_table
 from nanolib.measurement import BadInput
 from nanolib.meters.machine import this_machine
+from nanolib.models.attention import tree
 from nanolib.models.attention.patterns import PATTERNS
+from nanolib.report import distributed as tables_of_distributed
 from nanolib.report import energy as tables_of_energy
 from nanolib.report import fp8_parity, tables
 from nanolib.report.display import Table
@@ -143,6 +145,31 @@ def fp8_panel(params: fp8.Params) -> Any:
         )
 
     return _panel(fp8, controls, build, fp8_parity.parity_table, fp8_parity.PARITY_COLUMNS)
+
+
+def distributed_panel(params: distributed.Params) -> Any:
+    """Controls for decoding over a sharded cache. Returns nothing in a batch run."""
+    if not sweep.live_front_end():
+        return None
+    import ipywidgets as widgets
+
+    controls = {
+        "ranks": widgets.BoundedIntText(value=2, min=1, max=64, description="ranks"),
+        "seq_len": widgets.SelectionSlider(
+            options=[2**power for power in range(10, 21)], value=8192, description="tokens"
+        ),
+        "form": widgets.Dropdown(options=list(tree.FORMS), value="fused", description="form"),
+        "dtype": widgets.Dropdown(options=["float32", "bfloat16"], description="type"),
+    }
+
+    def build(values: Mapping[str, Any]) -> distributed.Params:
+        nothing_else = {"prefill_seq_lens": [], "memory_seq_lens": [], "training_preset": ""}
+        shape = {"world_sizes": [values["ranks"]], "seq_lens": [values["seq_len"]], "dtypes": [values["dtype"]]}
+        return params.replace(**nothing_else, **shape, forms=[values["form"]])
+
+    return _panel(
+        distributed, controls, build, tables_of_distributed.decode_table, tables_of_distributed.DECODE_COLUMNS
+    )
 
 
 def _panel(

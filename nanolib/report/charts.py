@@ -6,6 +6,7 @@ import altair as alt
 import pandas as pd
 
 from nanolib.report import tables
+from nanolib.report.distributed import decode_scaling, decode_shares, link_model
 from nanolib.report.drawing import (
     HEIGHT,
     PALETTE,
@@ -30,6 +31,7 @@ from nanolib.report.overview import of_experiment, pick
 from nanolib.report.quality import quality_chart as attention_quality
 from nanolib.report.regressions import ab_ratio
 from nanolib.report.roofline import roofline_chart
+from nanolib.report.sharding import prefill_times, sharded_memory, training_scaling
 
 _ATTENTION_OTHERS = ["batch_size", "dtype", "causal"]
 _MODEL_OTHERS = ["attention_type", "batch_size", "dtype"]
@@ -283,5 +285,11 @@ CHARTS = {
     "fp8_numerics": fp8_numerics,
     "fp8_losses": fp8_losses,
     "fp8_scales": fp8_scales,
+    "decode_scaling": decode_scaling,
+    "decode_shares": decode_shares,
+    "link_model": link_model,
+    "prefill_times": prefill_times,
+    "sharded_memory": sharded_memory,
+    "training_scaling": training_scaling,
     "ab_ratio": ab_ratio,
 }

@@ -50,7 +50,8 @@ def deterministic(rows: pd.DataFrame) -> pd.DataFrame:
     """
     fixed = [name for name, metric in METRICS.items() if metric.direction is Direction.EQUAL]
     chosen = rows[rows["metric"].isin(fixed) & (rows["status"] == "ok")]
-    names = ["factor.name", "factor.mode", "factor.seq_len", "factor.batch_size", "factor.dtype", "factor.precision"]
+    names = ["factor.name", "factor.world_size", "factor.mode"]
+    names += ["factor.seq_len", "factor.batch_size", "factor.dtype", "factor.precision"]
     parts = [chosen[name].map(_factor_text) for name in names if name in chosen]
     case = parts[0].str.cat(parts[1:], sep=" ") if len(chosen) else []
     table = chosen.assign(case=case, value=[format_number(value) for value in chosen["estimate"]])

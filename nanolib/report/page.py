@@ -18,7 +18,7 @@ import vl_convert
 from nanolib.paths import make_folder
 from nanolib.regression.compare import since_before
 from nanolib.regression.history import histories
-from nanolib.report import charts, energy, fp8_parity, overview, regressions, renderer, tables, verdicts
+from nanolib.report import charts, distributed, energy, fp8_parity, overview, regressions, renderer, tables, verdicts
 from nanolib.report.display import Table
 from nanolib.store import Store
 
@@ -85,6 +85,13 @@ SECTIONS = (
         ("fp8_quoted", "fp8_precisions", "fp8_parity", "fp8_numerics", "fp8_losses", "fp8_scales"),
         fp8_parity.parity_table,
         fp8_parity.PARITY_COLUMNS,
+    ),
+    Section(
+        "distributed",
+        "How far does it scale across ranks?",
+        ("decode_scaling", "decode_shares", "link_model", "prefill_times", "sharded_memory", "training_scaling"),
+        distributed.decode_table,
+        distributed.DECODE_COLUMNS,
     ),
     Section(
         "ab",

@@ -8,11 +8,13 @@ import pandas as pd
 
 from nanolib.measurement import Flag, format_number
 from nanolib.report import overview, tables
+from nanolib.report.distributed import decode_words
 from nanolib.report.energy import energy_words
 from nanolib.report.fp8 import fp8_words
 from nanolib.report.quality import quality_words
 from nanolib.report.regressions import ab_verdict
 from nanolib.report.roofline import roofline_words
+from nanolib.report.sharding import sharding_words
 
 _UNSTEADY = Flag.NO_STEADY_STATE.value
 
@@ -206,11 +208,18 @@ def _ms(row: pd.Series, column: str) -> str:
     return f"{format_number(row[column], low, high)} ms [{ends}]"
 
 
+def distributed(rows: pd.DataFrame) -> list[str]:
+    """Which form on how many ranks, what bounds it, and what training's communication costs."""
+    words = [*decode_words(rows), *sharding_words(rows)]
+    return words or ["No case across ranks gave a time, so there is no verdict. Run: nano run quick distributed."]
+
+
 VERDICTS = {
     "attention": attention,
     "model": model,
     "warmup": warmup,
     "energy": energy_words,
     "fp8": fp8_words,
+    "distributed": distributed,
     "ab": ab_verdict,
 }

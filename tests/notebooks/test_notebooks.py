@@ -32,6 +32,14 @@ ROOMS = {
     "warmup": ["Parameters", "What we predict", "What we measure", "Assumed against found", "The verdict", "Explore"],
     "energy": ["Parameters", "What we predict", "What we measure", "Measured or estimated", "The verdict", "Explore"],
     "fp8": ["Parameters", "What we predict", "What we measure", "Quoted and measured", "The verdict", "Explore"],
+    "distributed": [
+        "Parameters",
+        "What we predict",
+        "What we measure",
+        "Predicted against measured",
+        "The verdict",
+        "Explore",
+    ],
     "summary": ["Parameters", "What was measured, where, when"],
 }
 

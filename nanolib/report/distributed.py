@@ -1,0 +1,366 @@
+"""Decoding across ranks: what each form takes, where its time goes, what sending costs, and what more ranks would do."""
+
+from __future__ import annotations
+
+import altair as alt
+import pandas as pd
+
+from nanolib.measurement import Flag, Provenance, format_number, format_with_interval
+from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, colour_and_shape, look, nothing, why_nothing
+from nanolib.report.overview import having, of_experiment, pick
+
+EXPERIMENT = "distributed"
+KINDS = ("compute", "wait", "communication")
+DECODE_COLUMNS = {
+    "world_size": "Ranks",
+    "seq_len": "n",
+    "dtype": "Type",
+    "form": "Form",
+    "latency": "Token, ms [95 %]",
+    "compute": "Compute, ms [95 %]",
+    "wait": "Wait, ms [95 %]",
+    "communication": "Communication, ms [95 %]",
+    "predicted": "Predicted, ms",
+    "bound": "Bound by",
+    "efficiency": "Efficiency [range]",
+    "rounds": "Rounds",
+    "sent": "Sent, B",
+    "counted": "Counted, B",
+    "relative_error": "Error to float64",
+    "status": "Status",
+    "message": "Why",
+    "flags": "Flags",
+}
+COMPONENT_COLUMNS = {
+    "world_size": "Ranks",
+    "seq_len": "n",
+    "form": "Form",
+    "component": "Component",
+    "ms": "Slowest rank, ms [95 %]",
+    "mean": "Mean of ranks, ms",
+    "sd": "sd, ms",
+}
+
+
+def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """One line per form, number of ranks and length.
+
+    Returns:
+        Columns: `world_size`, `seq_len`, `dtype`, `form`; `latency`, `compute`, `wait`, `communication` (ms, slowest rank),
+        `efficiency` (time of one rank over ranks × time), each with `_low` and `_high`; `predicted` (communication, ms), `bound`,
+        `rounds`, `sent` and `counted` (B per rank), `relative_error`, `status`, `message`, `flags`.
+    """
+    rows = having(rows, EXPERIMENT, "forms")
+    lines = []
+    for (run_id, case_id), case in rows.groupby(["run_id", "case_id"], sort=False):
+        first = case.iloc[0]
+        base = {"run_id": run_id, "case_id": case_id}
+        base |= {name: first[f"factor.{name}"] for name in ("world_size", "seq_len", "dtype")}
+        ending = case[case["metric"] == "case_time"].iloc[-1]
+        base |= {"status": ending["status"], "message": ending["message"]}
+        forms = [form for form in first["factor.forms"] if len(pick(case, "latency", form))]
+        lines += [base | {"form": form} | _form_line(case, form) for form in forms] or [
+            base | {"form": "", "flags": []}
+        ]
+    table = pd.DataFrame(lines)
+    if table.empty:
+        return table
+    names = [f"{name}{end}" for name in ("latency", *KINDS, "efficiency") for end in ("", "_low", "_high")]
+    names += ["predicted", "rounds", "sent", "counted", "relative_error", "bound"]
+    table = table.assign(**{name: float("nan") for name in names if name not in table})
+    return _with_efficiency(table).sort_values(["dtype", "seq_len", "world_size"], kind="stable").reset_index(drop=True)
+
+
+def _form_line(case: pd.DataFrame, form: str) -> dict[str, object]:
+    timed = pick(case, "latency", form).iloc[0]
+    line: dict[str, object] = {"flags": list(timed["flags"])} | _ends("latency", timed)
+    shares = {}
+    for kind in KINDS:
+        for row in pick(case, "part_time", f"{form}: {kind}").to_dict("records"):
+            line |= _ends(kind, row)
+            if kind == "communication":
+                line["predicted"] = row["predicted"]
+        for row in pick(case, "time_share", f"{form}: {kind}").to_dict("records"):
+            shares[kind] = row["estimate"]
+    if shares:
+        sending = max(("wait", "communication"), key=lambda kind: shares[kind])
+        bound = "compute" if shares["compute"] >= 0.5 else sending
+        line["bound"] = f"{bound} ({shares[bound]:.0%})"
+    for name, metric, method in (
+        ("rounds", "rounds", None),
+        ("sent", "wire_bytes", "formula"),
+        ("counted", "wire_bytes", "interface"),
+        ("relative_error", "relative_error", None),
+    ):
+        found = pick(case, metric, form, method)
+        if len(found):
+            line[name] = found["estimate"].iloc[0]
+    return line
+
+
+def _ends(name: str, row: pd.Series | dict[str, object]) -> dict[str, object]:
+    return {name: row["estimate"], f"{name}_low": row["low"], f"{name}_high": row["high"]}
+
+
+def _with_efficiency(table: pd.DataFrame) -> pd.DataFrame:
+    """Time of one rank over ranks × time; the range is that of the two intervals, wider than 95 %."""
+    one = table[(table["world_size"] == 1) & table["latency"].notna()]
+    known = {(row["seq_len"], row["dtype"], row["form"]): row for _, row in one.iterrows()}
+    for at, row in table.iterrows():
+        alone = known.get((row["seq_len"], row["dtype"], row["form"]))
+        if alone is None or row["world_size"] == 1 or pd.isna(row["latency"]):
+            continue
+        ends = (("", "", ""), ("_low", "_low", "_high"), ("_high", "_high", "_low"))
+        for end, above, below in ends:
+            table.loc[at, f"efficiency{end}"] = alone[f"latency{above}"] / (row["world_size"] * row[f"latency{below}"])
+    return table
+
+
+def component_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """One line per component of a form: columns `world_size`, `seq_len`, `form`, `component`, `ms` (with ends), `mean`, `sd`."""
+    rows = having(rows, EXPERIMENT, "world_size")
+    lines = []
+    for _, row in pick(rows, "part_time").iterrows():
+        form, component = row["scope"].split(": ")
+        if component in KINDS:
+            continue
+        ranks = row["details"]["ranks"]
+        line = {
+            "world_size": row["factor.world_size"],
+            "seq_len": row["factor.seq_len"],
+            "form": form,
+            "component": component,
+        }
+        line |= {name: sum(rank[name] for rank in ranks) / len(ranks) for name in ("mean", "sd")}
+        lines.append(line | _ends("ms", row))
+    return pd.DataFrame(lines)
+
+
+def _decoded(rows: pd.DataFrame) -> pd.DataFrame:
+    table = decode_table(rows)
+    return table[table["latency"].notna()] if len(table) else table
+
+
+def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """Time of a token over the number of ranks: measured with intervals; what the cost model says of more ranks dashed."""
+    title = "Decoding over a sharded cache: time per token"
+    table = _decoded(rows)
+    if table.empty:
+        return nothing(title, why_nothing(of_experiment(rows, EXPERIMENT), EXPERIMENT))
+    measured = pd.DataFrame(
+        {
+            "panel": _panel_names(table),
+            "form": table["form"].str.replace("_", " "),
+            "ranks": table["world_size"].astype(int),
+            "ms": table["latency"],
+            "low": table["latency_low"].fillna(table["latency"]),
+            "high": table["latency_high"].fillna(table["latency"]),
+            "bound": table["bound"].fillna(""),
+            "oversubscribed": [Flag.OVERSUBSCRIBED.value in flags for flags in table["flags"]],
+        }
+    )
+    modelled = _modelled(rows)
+    colour, shape = colour_and_shape("form", "Form", measured["form"])
+    ticks = sorted({*measured["ranks"], *(modelled["ranks"] if len(modelled) else [])})
+    x = alt.X(
+        "ranks:Q",
+        title="Ranks",
+        scale=alt.Scale(type="log", base=2, domain=[min(ticks) / 1.2, max(ticks) * 1.2], nice=False),
+        axis=alt.Axis(values=ticks, format="d", grid=False),
+    )
+    y = alt.Y("ms:Q", title="Time per token (ms)", scale=alt.Scale(type="log", nice=False, padding=12))
+    charts = []
+    for panel in dict.fromkeys(measured["panel"]):
+        part = measured[measured["panel"] == panel]
+        base = alt.Chart(part).encode(x=x, color=colour)
+        tooltip = [
+            "form:N",
+            "ranks:Q",
+            *(alt.Tooltip(f"{c}:Q", format=".3~g") for c in ("ms", "low", "high")),
+            "bound:N",
+        ]
+        layers = [
+            base.mark_line(strokeWidth=2).encode(y=y),
+            base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", title="Time per token (ms)"), y2="high:Q"),
+            base.mark_point(size=60, opacity=1, strokeWidth=2).encode(
+                y=y,
+                shape=shape,
+                tooltip=[*tooltip, "oversubscribed:N"],
+                fill=alt.condition("datum.oversubscribed", alt.value("white"), colour),
+            ),
+        ]
+        more = modelled[modelled["panel"] == panel] if len(modelled) else modelled
+        if len(more):
+            joint = part.sort_values("ranks").groupby("form", as_index=False).last()[["panel", "form", "ranks", "ms"]]
+            dashed = alt.Chart(pd.concat([joint, more], ignore_index=True)).encode(x=x, color=colour)
+            layers.insert(
+                0,
+                dashed.mark_line(strokeDash=[4, 4], strokeWidth=1.4).encode(y=y, tooltip=["form:N", "ranks:Q", "ms:Q"]),
+            )
+        charts.append(alt.layer(*layers).properties(width=WIDTH, height=HEIGHT, title=alt.Title(panel, fontSize=12)))
+    subtitle = "Slowest rank, 95 % intervals. Hollow: more ranks than cores, no claim of speed. Dashed: the cost model (model)."
+    return look(alt.hconcat(*charts, spacing=24).properties(title=alt.Title(title, subtitle=subtitle)))
+
+
+def _panel_names(table: pd.DataFrame) -> pd.Series:
+    return "n = " + table["seq_len"].astype(int).map("{:,}".format) + ", " + table["dtype"]
+
+
+def _modelled(rows: pd.DataFrame) -> pd.DataFrame:
+    """What the model says of more ranks, from the largest number measured that has a core each."""
+    chosen = pick(having(rows, EXPERIMENT, "forms"), "latency")
+    chosen = chosen[chosen["provenance"] == Provenance.MODELLED.value] if len(chosen) else chosen
+    if chosen.empty:
+        return pd.DataFrame()
+    data = pd.DataFrame(
+        {
+            "panel": _panel_names(chosen.rename(columns={"factor.seq_len": "seq_len", "factor.dtype": "dtype"})),
+            "form": [details["form"].replace("_", " ") for details in chosen["details"]],
+            "ranks": [details["world_size"] for details in chosen["details"]],
+            "ms": chosen["estimate"],
+            "from": chosen["factor.world_size"],
+        }
+    )
+    return data[data["from"] == data.groupby("panel")["from"].transform("max")]
+
+
+def decode_shares(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """Where the time of a token goes, by form: compute, wait, communication, stacked."""
+    title = "Where the time of a token goes"
+    table = _decoded(rows)
+    if table.empty:
+        return nothing(title, why_nothing(of_experiment(rows, EXPERIMENT), EXPERIMENT))
+    lines = [
+        {
+            "panel": f"{int(row['world_size'])} rank(s), n = {int(row['seq_len']):,}, {row['dtype']}",
+            "form": row["form"].replace("_", " "),
+            "kind": kind,
+            "place": place,
+            "ms": row[kind],
+        }
+        for _, row in table.iterrows()
+        for place, kind in enumerate(KINDS)
+    ]
+    data = pd.DataFrame(lines)
+    colour = alt.Color("kind:N", title="Part", sort=list(KINDS), scale=alt.Scale(domain=list(KINDS), range=PALETTE[:3]))
+    charts = [
+        alt.Chart(data[data["panel"] == panel])
+        .mark_bar()
+        .encode(
+            y=alt.Y("form:N", title=None, sort=None),
+            x=alt.X("ms:Q", title="Median over calls, each part on its slowest rank (ms)", stack="zero"),
+            color=colour,
+            order="place:Q",
+            tooltip=["form:N", "kind:N", alt.Tooltip("ms:Q", format=".3~g")],
+        )
+        .properties(width=WIDTH, height=26 * data["form"].nunique(), title=alt.Title(panel, fontSize=12))
+        for panel in dict.fromkeys(data["panel"])
+    ]
+    subtitle = "Timed part by part: the ranks wait for each other before they communicate, so that a straggler is no communication."
+    return look(alt.concat(*charts, columns=2, spacing=24).properties(title=alt.Title(title, subtitle=subtitle)))
+
+
+def link_model(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """Collectives over bytes: measured, and the cost per message and byte that was fitted to them."""
+    title = "What sending costs here"
+    rows = having(rows, EXPERIMENT, "forms")
+    sent = pick(rows, "latency")
+    sent = sent[[isinstance(d, dict) and "collective" in d for d in sent["details"]]] if len(sent) else sent
+    if sent.empty:
+        return nothing(title, "no collective was measured: that takes at least two ranks")
+    details = list(sent["details"])
+    data = pd.DataFrame(
+        {
+            "panel": [f"{int(world)} ranks" for world in sent["factor.world_size"]],
+            "collective": [d["collective"].replace("_", " ") for d in details],
+            "payload": [d["payload"] for d in details],
+            "ms": sent["estimate"],
+            "low": sent["low"].fillna(sent["estimate"]),
+            "high": sent["high"].fillna(sent["estimate"]),
+            "predicted": sent["predicted"],
+            "case": sent["case_id"],
+        }
+    )
+    data = data[data["case"].isin(data.groupby("panel")["case"].first())]  # one fit per number of ranks
+    colour, shape = colour_and_shape("collective", "Collective", data["collective"])
+    x = alt.X("payload:Q", title="Bytes that a rank holds", scale=alt.Scale(type="log", base=2, nice=False, padding=12))
+    x = x.axis(format="~s", values=sorted(set(data["payload"])), grid=False)
+    y = alt.Y("ms:Q", title="Time (ms)", scale=alt.Scale(type="log", nice=False, padding=12))
+    charts = []
+    for panel in dict.fromkeys(data["panel"]):
+        base = alt.Chart(data[data["panel"] == panel]).encode(x=x, color=colour)
+        tooltip = [
+            "collective:N",
+            *(alt.Tooltip(f"{c}:Q", format=".3~g") for c in ("payload", "ms", "low", "high", "predicted")),
+        ]
+        layers = alt.layer(
+            base.mark_line(strokeDash=[4, 4], strokeWidth=1.4).encode(y=alt.Y("predicted:Q", title="Time (ms)")),
+            base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", title="Time (ms)"), y2="high:Q"),
+            base.mark_point(filled=True, size=55, opacity=1).encode(y=y, shape=shape, tooltip=tooltip),
+        )
+        charts.append(layers.properties(width=WIDTH, height=HEIGHT, title=alt.Title(panel, fontSize=12)))
+    subtitle = _link_words(rows) or "Points: measured, slowest rank."
+    return look(alt.hconcat(*charts, spacing=24).properties(title=alt.Title(title, subtitle=subtitle)))
+
+
+def _link_words(rows: pd.DataFrame) -> str:
+    """The fit with its largest residual, for the largest number of ranks that has a core each."""
+    found = pick(rows, "link_latency")
+    if found.empty:
+        return ""
+    fair = found[[Flag.OVERSUBSCRIBED.value not in flags for flags in found["flags"]]]
+    row = (fair if len(fair) else found).iloc[-1]
+    speed = pick(rows[rows["case_id"] == row["case_id"]], "link_bandwidth", row["scope"])
+    rate = f", then {speed['estimate'].iloc[0] / 1e9:.2f} GB/s" if len(speed) else ""
+    largest = row["details"]["largest_residual"]
+    return f"Dashed: the model, {row['estimate'] * 1e3:.0f} us per message{rate} ({row['scope']}); off by up to {largest:.0%}."
+
+
+def decode_words(rows: pd.DataFrame) -> list[str]:
+    """Which form, how well it scales, and what bounds it; with one remedy."""
+    table = _decoded(rows)
+    if table.empty:
+        return []
+    lines = []
+    for (seq_len, dtype), group in table.groupby(["seq_len", "dtype"], sort=False):
+        where = f"Decoding over {int(seq_len):,} keys, {dtype}"
+        several = group[group["world_size"] > 1]
+        fair = several[[Flag.OVERSUBSCRIBED.value not in flags for flags in several["flags"]]]
+        if several.empty:
+            lines.append(f"{where}: only one rank was measured. Next question: world_sizes: [1, 2].")
+            continue
+        if fair.empty:
+            lines.append(
+                f"{where}: all ranks together want more cores than there are; bytes and errors are results, speed is not."
+            )
+            continue
+        most = fair[fair["world_size"] == fair["world_size"].max()].sort_values("latency")
+        best = most.iloc[0]
+        form, ranks = best["form"].replace("_", " "), int(best["world_size"])
+        took = format_with_interval(best["latency"], best["latency_low"], best["latency_high"])
+        text = f"{where}: on {ranks} ranks {form} is the fastest, {took} ms per token"
+        if len(most) > 1 and not best["latency_high"] < most.iloc[1]["latency_low"]:
+            text += f" (its interval overlaps that of {most.iloc[1]['form'].replace('_', ' ')}: take it as a tie)"
+        if pd.notna(best["efficiency"]):
+            ends = format_with_interval(best["efficiency"], best["efficiency_low"], best["efficiency_high"])
+            text += f"; efficiency {ends} of one rank's time shared out"
+        lines.append(text + ".")
+        lines.append(f"{where}: {_bound_words(best, most)}")
+    return lines
+
+
+def _bound_words(best: pd.Series, forms: pd.DataFrame) -> str:
+    parts = {kind: best[kind] for kind in KINDS}
+    total = sum(parts.values())
+    ms = ", ".join(f"{kind} {format_number(value)} ms" for kind, value in parts.items())
+    if parts["compute"] >= parts["wait"] + parts["communication"]:
+        return f"compute-bound ({ms}): more ranks would help as long as each has cores of its own."
+    if parts["wait"] > parts["communication"]:
+        return (
+            f"bound by waiting ({ms}): ranks are not ready at the same time. Remedy: a core for each, or equal shards."
+        )
+    fewest = forms.sort_values("rounds").iloc[0]
+    if fewest["rounds"] < best["rounds"]:
+        return f"communication-bound ({ms}). Remedy: {fewest['form'].replace('_', ' ')} meets {int(fewest['rounds'])} time(s)."
+    share = parts["communication"] / total
+    return f"communication-bound ({ms}, {share:.0%}). Remedy: longer sequences per rank, or fewer ranks."

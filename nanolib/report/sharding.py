@@ -1,0 +1,295 @@
+"""Whole sequences across ranks, how far memory goes, and training steps over ranks."""
+
+from __future__ import annotations
+
+import altair as alt
+import pandas as pd
+
+from nanolib.measurement import Flag, Provenance, format_with_interval
+from nanolib.report.distributed import EXPERIMENT, _ends
+from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, look, nothing, why_nothing
+from nanolib.report.overview import having, of_experiment, pick
+
+PREFILL_COLUMNS = {
+    "world_size": "Ranks",
+    "seq_len": "n",
+    "dtype": "Type",
+    "form": "Form",
+    "direction": "Direction",
+    "latency": "Time, ms [95 %]",
+    "memory": "Peak per rank, MiB",
+    "planned": "Planned, MiB",
+    "sent": "Sent, B",
+    "counted": "Counted, B",
+    "relative_error": "Error to float64",
+    "status": "Status",
+    "message": "Why",
+    "flags": "Flags",
+}
+TRAINING_COLUMNS = {
+    "name": "Model",
+    "world_size": "Ranks",
+    "strategy": "Strategy",
+    "latency": "Step, ms [95 %]",
+    "tokens_per_second": "Tokens/s [95 %]",
+    "efficiency": "Efficiency [range]",
+    "exposed": "Exposed communication, ms [95 %]",
+    "weights": "Weights of a rank, MiB",
+    "sent": "Sent, B",
+    "status": "Status",
+    "message": "Why",
+    "flags": "Flags",
+}
+
+
+def prefill_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """One line per form, direction, number of ranks and length; columns as in `PREFILL_COLUMNS`, `latency` with its ends."""
+    rows = having(rows, EXPERIMENT, "prefill_forms")
+    lines = []
+    for _, case in rows.groupby(["run_id", "case_id"], sort=False):
+        first = case.iloc[0]
+        base = {name: first[f"factor.{name}"] for name in ("world_size", "seq_len", "dtype")}
+        ending = case[case["metric"] == "case_time"].iloc[-1]
+        base |= {"status": ending["status"], "message": ending["message"], "flags": []}
+        timed = pick(case, "latency")
+        if timed.empty:
+            lines.append(base | {"form": ", ".join(first["factor.prefill_forms"]), "direction": ""})
+        for _, row in timed.iterrows():
+            form, direction = row["scope"].split()
+            line = base | {"form": form, "direction": direction, "flags": list(row["flags"])} | _ends("latency", row)
+            for peak in pick(case, "peak_memory", row["scope"]).to_dict("records"):
+                line |= {"memory": peak["estimate"], "planned": peak["predicted"]}
+            if direction == "forward":
+                for name, metric, method in (
+                    ("sent", "wire_bytes", "formula"),
+                    ("counted", "wire_bytes", "interface"),
+                    ("relative_error", "relative_error", None),
+                ):
+                    found = pick(case, metric, form, method)
+                    if len(found):
+                        line[name] = found["estimate"].iloc[0]
+            lines.append(line)
+    return pd.DataFrame(lines)
+
+
+def _what(form: pd.Series, world_size: pd.Series) -> pd.Series:
+    """The form with the ranks that take part."""
+    ranks = world_size.where(~form.isin(["dense", "flash", "math"]), 1).astype(int).astype(str)
+    return form + ", " + ranks + " rank" + ranks.map(lambda count: "" if count == "1" else "s")
+
+
+def prefill_times(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """Attention over a whole sequence: one rank's dense beside the forms across ranks."""
+    title = "Attention over a sequence that is sharded"
+    table = prefill_table(rows)
+    if "latency" not in table or not table["latency"].notna().any():
+        return nothing(title, why_nothing(of_experiment(rows, EXPERIMENT), EXPERIMENT))
+    table = table[table["latency"].notna()]
+    data = pd.DataFrame(
+        {
+            "panel": "n = " + table["seq_len"].astype(int).map("{:,}".format) + ", " + table["direction"],
+            "what": _what(table["form"], table["world_size"]),
+            "form": table["form"],
+            "ms": table["latency"],
+            "low": table["latency_low"].fillna(table["latency"]),
+            "high": table["latency_high"].fillna(table["latency"]),
+            "flags": [", ".join(flags) or "none" for flags in table["flags"]],
+        }
+    )
+    colour, shape = colour_and_shape("form", "Form", data["form"])
+    order = list(dict.fromkeys(data["what"]))
+    charts = []
+    for panel in dict.fromkeys(data["panel"]):
+        part = data[data["panel"] == panel]
+        base = alt.Chart(part).encode(y=alt.Y("what:N", title=None, sort=order), color=colour)
+        scale = alt.Scale(domain=[0, float(part["high"].max()) * 1.05], nice=False)
+        tooltip = ["what:N", *(alt.Tooltip(f"{c}:Q", format=".3~g") for c in ("ms", "low", "high")), "flags:N"]
+        layers = alt.layer(
+            base.mark_rule(strokeWidth=3).encode(x=alt.X("low:Q", title="Time (ms)", scale=scale), x2="high:Q"),
+            base.mark_point(filled=True, size=70, opacity=1).encode(
+                x=alt.X("ms:Q", scale=scale), shape=shape, tooltip=tooltip
+            ),
+        )
+        charts.append(layers.properties(width=WIDTH, height=30 * len(order), title=alt.Title(panel, fontSize=12)))
+    subtitle = "Slowest rank, 95 % intervals, interleaved in one launch; every rank has as many threads as the one that is alone."
+    return look(alt.concat(*charts, columns=2, spacing=24).properties(title=alt.Title(title, subtitle=subtitle)))
+
+
+def sharded_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """Peak memory of a rank over the length of the sequence: measured points, planned dashed."""
+    title = "Peak memory of a rank"
+    peaks = pick(having(rows, EXPERIMENT, "world_size"), "peak_memory")
+    peaks = peaks[peaks["scope"].str.endswith(" forward")] if len(peaks) else peaks
+    if peaks.empty:
+        return nothing(title, why_nothing(of_experiment(rows, EXPERIMENT), EXPERIMENT))
+    form = peaks["scope"].str.removesuffix(" forward")
+    data = pd.DataFrame(
+        {
+            "what": form.replace("dense", "flash")
+            + ", "
+            + peaks["factor.world_size"].astype(int).astype(str)
+            + " rank(s)",
+            "n": peaks["factor.seq_len"].astype(int),
+            "gib": peaks["estimate"] / 1024,
+            "planned": peaks["predicted"].fillna(peaks["estimate"]) / 1024,
+            "measured": peaks["provenance"] == Provenance.MEASURED.value,
+        }
+    ).sort_values(["what", "n"])
+    colour, shape = colour_and_shape("what", "Form", data["what"])
+    x = alt.X(
+        "n:Q",
+        title="Sequence length (tokens)",
+        scale=alt.Scale(type="log", base=2, nice=False, padding=12),
+        axis=alt.Axis(values=sorted(set(data["n"])), format="~s", grid=False, labelOverlap=True),
+    )
+    y_scale = alt.Scale(type="log", nice=False, padding=12)
+    base = alt.Chart(data).encode(x=x, color=colour)
+    tooltip = ["what:N", "n:Q", *(alt.Tooltip(f"{c}:Q", format=".3~g") for c in ("gib", "planned")), "measured:N"]
+    layers = alt.layer(
+        base.mark_line(strokeDash=[4, 4], strokeWidth=1.4).encode(
+            y=alt.Y("planned:Q", title="Peak live memory (GiB)", scale=y_scale), tooltip=tooltip
+        ),
+        base.transform_filter("datum.measured")
+        .mark_point(filled=True, size=60, opacity=1)
+        .encode(y=alt.Y("gib:Q", scale=y_scale), shape=shape, tooltip=tooltip),
+    )
+    subtitle = "Points: counted while it ran. Dashed: planned on tensors without data, up to lengths that nobody could run here."
+    return look(layers.properties(width=2 * WIDTH, height=HEIGHT, title=alt.Title(title, subtitle=subtitle)))
+
+
+def training_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """One line per strategy and number of ranks; columns as in `TRAINING_COLUMNS`."""
+    rows = having(rows, EXPERIMENT, "strategies")
+    lines = []
+    for _, case in rows.groupby(["run_id", "case_id"], sort=False):
+        first = case.iloc[0]
+        base = {name: first[f"factor.{name}"] for name in ("name", "world_size")}
+        ending = case[case["metric"] == "case_time"].iloc[-1]
+        base |= {"status": ending["status"], "message": ending["message"], "flags": []}
+        timed = pick(case, "latency")
+        if timed.empty:
+            lines.append(base | {"strategy": ", ".join(first["factor.strategies"])})
+        for _, row in timed.iterrows():
+            line = base | {"strategy": row["scope"], "flags": list(row["flags"])} | _ends("latency", row)
+            for name, metric in (
+                ("tokens_per_second", "tokens_per_second"),
+                ("exposed", "exposed_communication"),
+                ("weights", "footprint"),
+                ("sent", "wire_bytes"),
+            ):
+                for found in pick(case, metric, row["scope"]).to_dict("records"):
+                    line |= (
+                        _ends(name, found) if name in ("tokens_per_second", "exposed") else {name: found["estimate"]}
+                    )
+            lines.append(line)
+    table = pd.DataFrame(lines)
+    if table.empty or "latency" not in table:
+        return table
+    alone = table[table["strategy"] == "alone"].set_index(["name", "world_size"])
+    for at, row in table.iterrows():
+        if (row["name"], row["world_size"]) in alone.index and row["strategy"] != "alone" and pd.notna(row["latency"]):
+            one = alone.loc[(row["name"], row["world_size"])]
+            for end, above, below in (("", "", ""), ("_low", "_low", "_high"), ("_high", "_high", "_low")):
+                table.loc[at, f"efficiency{end}"] = one[f"latency{above}"] / row[f"latency{below}"]
+    return table
+
+
+def training_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """Tokens per second over ranks, each with a batch of its own; grey: one rank's, as many times."""
+    title = "Training over ranks"
+    table = training_table(rows)
+    if "tokens_per_second" not in table or not table["tokens_per_second"].notna().any():
+        return nothing(title, "no training step was measured; set training_preset")
+    table = table[table["tokens_per_second"].notna()]
+    data = pd.DataFrame(
+        {
+            "strategy": table["strategy"].replace({"local": "each by itself", "alone": "one rank"}),
+            "ranks": table["world_size"].where(table["strategy"] != "alone", 1).astype(int),
+            "rate": table["tokens_per_second"],
+            "low": table["tokens_per_second_low"].fillna(table["tokens_per_second"]),
+            "high": table["tokens_per_second_high"].fillna(table["tokens_per_second"]),
+            "flags": [", ".join(flags) or "none" for flags in table["flags"]],
+            "oversubscribed": [Flag.OVERSUBSCRIBED.value in flags for flags in table["flags"]],
+        }
+    )
+    colour, shape = colour_and_shape("strategy", "Strategy", data["strategy"])
+    ticks = sorted(set(data["ranks"]))
+    x = alt.X("ranks:Q", title="Ranks", axis=alt.Axis(values=ticks, format="d", grid=False))
+    x = x.scale(domain=[min(ticks) - 0.3, max(ticks) + 0.3], nice=False)
+    y_title, scale = "Tokens per second, all ranks", alt.Scale(domainMin=0)
+    base = alt.Chart(data).encode(x=x, color=colour)
+    tooltip = [
+        "strategy:N",
+        "ranks:Q",
+        *(alt.Tooltip(f"{c}:Q", format=",.0f") for c in ("rate", "low", "high")),
+        "flags:N",
+    ]
+    layers = [
+        base.mark_line(strokeWidth=2).encode(y=alt.Y("rate:Q", title=y_title, scale=scale)),
+        base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", title=y_title), y2="high:Q"),
+        base.mark_point(size=60, opacity=1, strokeWidth=2).encode(
+            y="rate:Q",
+            shape=shape,
+            tooltip=tooltip,
+            fill=alt.condition("datum.oversubscribed", alt.value("white"), colour),
+        ),
+    ]
+    one = data[data["strategy"] == "one rank"]
+    if len(one):
+        ideal = pd.DataFrame({"ranks": ticks, "rate": [float(one["rate"].iloc[0]) * rank for rank in ticks]})
+        layers.insert(0, alt.Chart(ideal).mark_line(color="#bbb", strokeDash=[2, 2]).encode(x=x, y="rate:Q"))
+    subtitle = "95 % intervals; hollow: more ranks than cores. Grey: one rank's rate, as many times."
+    joined = alt.layer(*layers).properties(width=WIDTH, height=HEIGHT, title=alt.Title(title, subtitle=subtitle))
+    return look(joined)
+
+
+def prefill_words(rows: pd.DataFrame) -> list[str]:
+    """Which form across ranks is the fastest, and what it takes of one rank's time and memory."""
+    table = prefill_table(rows)
+    if "latency" not in table:
+        return []
+    lines = []
+    timed = table[table["latency"].notna()]
+    for (seq_len, direction), group in timed.groupby(["seq_len", "direction"], sort=False):
+        fair = group[[Flag.OVERSUBSCRIBED.value not in flags for flags in group["flags"]]]
+        across, dense = fair[fair["form"] != "dense"].sort_values("latency"), group[group["form"] == "dense"]
+        if across.empty:
+            continue
+        best = across.iloc[0]
+        took = format_with_interval(best["latency"], best["latency_low"], best["latency_high"])
+        text = f"Over {int(seq_len):,} tokens, {direction}: {best['form']} on {int(best['world_size'])} ranks takes {took} ms"
+        if len(dense):
+            one = dense.iloc[0]
+            text += (
+                f", one rank {format_with_interval(one['latency'], one['latency_low'], one['latency_high'])} ms; its peak is "
+                f"{best['memory'] / one['memory']:.2f} of one rank's"
+            )
+        lines.append(text + ".")
+    return lines
+
+
+def training_words(rows: pd.DataFrame) -> list[str]:
+    """What each strategy's communication costs a step."""
+    table = training_table(rows)
+    if "exposed" not in table:
+        return []
+    lines = []
+    for _, row in table[table["exposed"].notna()].iterrows():
+        if Flag.OVERSUBSCRIBED.value in row["flags"]:
+            continue
+        exposed = format_with_interval(row["exposed"], row["exposed_low"], row["exposed_high"])
+        text = (
+            f"Training {row['name']} on {int(row['world_size'])} ranks with {row['strategy']}: {exposed} ms of a step "
+        )
+        text += f"({row['exposed'] / row['latency']:.0%}) is communication that computing does not hide"
+        if pd.notna(row.get("efficiency")):
+            text += (
+                f"; efficiency {format_with_interval(row['efficiency'], row['efficiency_low'], row['efficiency_high'])}"
+            )
+        lines.append(text + ".")
+    return lines
+
+
+def sharding_words(rows: pd.DataFrame) -> list[str]:
+    """Of prefill and training."""
+    return [*prefill_words(rows), *training_words(rows)]
