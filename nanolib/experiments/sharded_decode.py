@@ -116,7 +116,7 @@ def measure_decode(case: DecodeCase, params: Any) -> Iterator[Measurement]:
         yield from rows
         if link:
             compute = next(row.estimate for row in rows if row.scope == f"{form}: compute")
-            yield from _extrapolated(case, form, compute, link, params.model_world_sizes)
+            yield from _extrapolated(case, form, compute, link, params.model_world_sizes, flags)
         if form != BASE_FORM and BASE_FORM in case.forms and case.world_size > 1:
             against = ratio_row([a["blocks"][BASE_FORM] for a in answers], blocks, f"{form} over {BASE_FORM}", flags)
             if against:
@@ -162,7 +162,7 @@ def link_rows(
 
 
 def _extrapolated(
-    case: DecodeCase, form: str, compute_ms: float, link: LinkCost, world_sizes: list[int]
+    case: DecodeCase, form: str, compute_ms: float, link: LinkCost, world_sizes: list[int], flags: tuple[Flag, ...]
 ) -> Iterator[Measurement]:
     """What the cost model says of more ranks: computing shared out evenly, messages and bytes by formula."""
     for world in world_sizes:
@@ -177,6 +177,7 @@ def _extrapolated(
             provenance=Provenance.MODELLED,
             method="alpha-beta",
             scope=f"{form} at {world} ranks",
+            flags=flags,
             details={
                 "form": form,
                 "world_size": world,

@@ -191,7 +191,7 @@ def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
         ]
         more = modelled[modelled["panel"] == panel] if len(modelled) else modelled
         if len(more):
-            joint = part.sort_values("ranks").groupby("form", as_index=False).last()[["panel", "form", "ranks", "ms"]]
+            joint = part[part["ranks"] == more["from"].iloc[0]][["panel", "form", "ranks", "ms"]]
             dashed = alt.Chart(pd.concat([joint, more], ignore_index=True)).encode(x=x, color=colour)
             layers.insert(
                 0,
@@ -221,6 +221,8 @@ def _modelled(rows: pd.DataFrame) -> pd.DataFrame:
             "from": chosen["factor.world_size"],
         }
     )
+    fair = data[[Flag.OVERSUBSCRIBED.value not in flags for flags in chosen["flags"]]]
+    data = fair if len(fair) else data
     return data[data["from"] == data.groupby("panel")["from"].transform("max")]
 
 
@@ -260,6 +262,9 @@ def decode_shares(rows: pd.DataFrame) -> alt.TopLevelMixin:
     return look(alt.concat(*charts, columns=2, spacing=24).properties(title=alt.Title(title, subtitle=subtitle)))
 
 
+_BYTES = "datum.value >= 1048576 ? datum.value / 1048576 + ' MiB' : datum.value / 1024 + ' KiB'"
+
+
 def link_model(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Collectives over bytes: measured, and the cost per message and byte that was fitted to them."""
     title = "What sending costs here"
@@ -284,7 +289,7 @@ def link_model(rows: pd.DataFrame) -> alt.TopLevelMixin:
     data = data[data["case"].isin(data.groupby("panel")["case"].first())]  # one fit per number of ranks
     colour, shape = colour_and_shape("collective", "Collective", data["collective"])
     x = alt.X("payload:Q", title="Bytes that a rank holds", scale=alt.Scale(type="log", base=2, nice=False, padding=12))
-    x = x.axis(format="~s", values=sorted(set(data["payload"])), grid=False)
+    x = x.axis(labelExpr=_BYTES, values=sorted(set(data["payload"])), grid=False, labelOverlap=False)
     y = alt.Y("ms:Q", title="Time (ms)", scale=alt.Scale(type="log", nice=False, padding=12))
     charts = []
     for panel in dict.fromkeys(data["panel"]):

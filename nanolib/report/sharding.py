@@ -42,6 +42,9 @@ TRAINING_COLUMNS = {
 }
 
 
+_BINARY = "datum.value >= 1048576 ? datum.value / 1048576 + 'M' : datum.value >= 1024 ? datum.value / 1024 + 'K' : datum.value"
+
+
 def prefill_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per form, direction, number of ranks and length; columns as in `PREFILL_COLUMNS`, `latency` with its ends."""
     rows = having(rows, EXPERIMENT, "prefill_forms")
@@ -122,13 +125,13 @@ def sharded_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
     peaks = peaks[peaks["scope"].str.endswith(" forward")] if len(peaks) else peaks
     if peaks.empty:
         return nothing(title, why_nothing(of_experiment(rows, EXPERIMENT), EXPERIMENT))
-    form = peaks["scope"].str.removesuffix(" forward")
+    sharded = ~peaks["scope"].isin(["dense forward", "math forward", "flash forward"])
+    peaks = peaks[~sharded | (peaks["factor.world_size"] == peaks["factor.world_size"].max())]
     data = pd.DataFrame(
         {
-            "what": form.replace("dense", "flash")
-            + ", "
-            + peaks["factor.world_size"].astype(int).astype(str)
-            + " rank(s)",
+            "what": _what(
+                peaks["scope"].str.removesuffix(" forward").replace("dense", "flash"), peaks["factor.world_size"]
+            ),
             "n": peaks["factor.seq_len"].astype(int),
             "gib": peaks["estimate"] / 1024,
             "planned": peaks["predicted"].fillna(peaks["estimate"]) / 1024,
@@ -140,7 +143,7 @@ def sharded_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
         "n:Q",
         title="Sequence length (tokens)",
         scale=alt.Scale(type="log", base=2, nice=False, padding=12),
-        axis=alt.Axis(values=sorted(set(data["n"])), format="~s", grid=False, labelOverlap=True),
+        axis=alt.Axis(values=sorted(set(data["n"])), labelExpr=_BINARY, grid=False, labelOverlap=True),
     )
     y_scale = alt.Scale(type="log", nice=False, padding=12)
     base = alt.Chart(data).encode(x=x, color=colour)

@@ -12,7 +12,7 @@ from nanolib.measurement import BadInput
 from nanolib.paths import checkout
 from nanolib.validation import StrictModel, read_yaml
 
-DEFAULT_SUITE = "quick"
+DEFAULT_SUITE, SCENARIOS = "quick", "scenarios"
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,14 @@ class Job:
 
 def suites() -> list[str]:
     """The names of the params sets."""
-    return sorted(folder.name for folder in (checkout() / "params").iterdir() if folder.is_dir())
+    return sorted(
+        folder.name for folder in (checkout() / "params").iterdir() if folder.is_dir() and folder.name != SCENARIOS
+    )
+
+
+def scenarios() -> list[str]:
+    """Ready questions: names of params files that begin with their notebook's, as `distributed-million-tokens` does."""
+    return sorted(file.stem for file in (checkout() / "params" / SCENARIOS).glob("*.yml"))
 
 
 def notebooks() -> list[str]:
@@ -62,12 +69,16 @@ def plan(targets: Sequence[str], overrides: Mapping[str, Any], scheduling: Mappi
 
     Args:
         targets: A suite and then notebooks, or notebooks alone (of the suite `quick`); a suite alone means all of its notebooks.
+            Or scenarios.
         overrides: Parameters that replace those of the params files.
         scheduling: `label` and `resume`.
 
     Raises:
         BadInput: An unknown suite, notebook or parameter, or a value that does not fit.
     """
+    if targets and set(targets) <= set(scenarios()):
+        files = [(name.split("-")[0], name, checkout() / "params" / SCENARIOS / f"{name}.yml") for name in targets]
+        return _jobs(files, overrides, scheduling)
     suite, names = (
         (targets[0], list(targets[1:])) if targets and targets[0] in suites() else (DEFAULT_SUITE, list(targets))
     )
@@ -76,15 +87,23 @@ def plan(targets: Sequence[str], overrides: Mapping[str, Any], scheduling: Mappi
     for name in names:
         if name not in available:
             raise BadInput(
-                f"run: {name!r} is neither a suite ({', '.join(suites())}) nor a notebook of {suite} ({', '.join(available)})"
+                f"run: {name!r} is neither a suite ({', '.join(suites())}) nor a notebook of {suite} ({', '.join(available)}) "
+                f"nor a scenario ({', '.join(scenarios())})"
             )
     chosen = [name for name in available if name in names] or available
     if overrides and len(chosen) > 1 and not names:
         raise BadInput(f"-p: parameters belong to one notebook; name one of {', '.join(available)}")
+    return _jobs([(name, suite, folder / f"{name}.yml") for name in chosen], overrides, scheduling)
+
+
+def _jobs(
+    files: Sequence[tuple[str, str, Path]], overrides: Mapping[str, Any], scheduling: Mapping[str, Any]
+) -> list[Job]:
+    """A job for each notebook, suite and params file."""
     complaints: list[str] = []
     jobs = []
-    for name in chosen:
-        values = read_yaml(folder / f"{name}.yml") | dict(overrides) | {"suite": suite} | dict(scheduling)
+    for name, suite, file in files:
+        values = read_yaml(file) | dict(overrides) | {"suite": suite} | dict(scheduling)
         try:
             params = experiment(name).Params(**values)
         except BadInput as error:

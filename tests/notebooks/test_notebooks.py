@@ -101,6 +101,15 @@ def test_every_suite_has_a_params_file_that_fits(suite, name):
     assert set(values) <= set(_params(name).model_fields)
 
 
+@pytest.mark.parametrize(
+    "file", sorted((checkout() / "params").rglob("*.yml")), ids=lambda file: f"{file.parent.name}-{file.stem}"
+)
+def test_a_params_file_means_the_same_to_papermill_and_to_nano(file):
+    """Papermill leaves what a file does not name to the notebook, whose defaults are small; nano to `Params`."""
+    name, values = file.stem.split("-")[0], read_yaml(file)
+    assert _params(name)(**_parameters(name)[1] | values) == _params(name)(**values)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_rooms_are_in_their_order(name):
     headings = [

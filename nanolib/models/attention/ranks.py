@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -55,24 +56,21 @@ class Hop:
 
     Args:
         send: What to send.
-        shape: Of what comes in; the same dtype and device.
+        shapes: Of what comes in, one for each; of the same dtype and device.
         group: The process group.
     """
 
-    def __init__(self, send: torch.Tensor, shape: tuple[int, ...], group: Any = None) -> None:
+    def __init__(self, send: Sequence[torch.Tensor], shapes: Sequence[Sequence[int]], group: Any = None) -> None:
         rank, world = world_of(group)
-        self._received = send.new_empty(shape)
         there, back = ((rank + step) % world for step in (1, -1))
-        to, origin = (rank_ if group is None else dist.get_global_rank(group, rank_) for rank_ in (there, back))
-        operations = []
-        if send.numel():
-            operations.append(dist.P2POp(dist.isend, send.contiguous(), to, group))
-        if self._received.numel():
-            operations.append(dist.P2POp(dist.irecv, self._received, origin, group))
-        self._sent = [operation.tensor for operation in operations]  # alive until they are sent
+        to, origin = (peer if group is None else dist.get_global_rank(group, peer) for peer in (there, back))
+        self._received = [x.new_empty(shape) for x, shape in zip(send, shapes, strict=True)]
+        self._sent = [x.contiguous() for x in send]  # alive until they have gone
+        operations = [dist.P2POp(dist.isend, x, to, group) for x in self._sent if x.numel()]
+        operations += [dist.P2POp(dist.irecv, x, origin, group) for x in self._received if x.numel()]
         self._works = dist.batch_isend_irecv(operations) if operations else []
 
-    def wait(self) -> torch.Tensor:
+    def wait(self) -> list[torch.Tensor]:
         """What came in."""
         for work in self._works:
             work.wait()

@@ -78,13 +78,14 @@ class _Ring(torch.autograd.Function):
         overlap, timer = rest
         out = torch.zeros_like(q, dtype=wide_type(q))
         lse = q.new_full(q.shape[:3], -torch.inf, dtype=out.dtype)
-        for owner, held in _rotate(torch.stack([k, v]), layout, group, overlap, timer):
+        for owner, keys, values in _rotate(k, v, layout, group, overlap, timer):
             with timer.time_block("comp_blocks"):
                 for mine, theirs, diagonal in _blocks(layout, world_of(group)[0], owner, causal):
-                    part = partial_attention(
-                        q[:, :, mine], held[0, :, :, theirs], held[1, :, :, theirs], causal=diagonal, scale=scale
-                    )
+                    seen = keys[:, :, theirs], values[:, :, theirs]
+                    part = partial_attention(q[:, :, mine], *seen, causal=diagonal, scale=scale)
                     merge(out[:, :, mine], lse[:, :, mine], *part)
+                    del part, seen
+            del keys, values  # or the next ones would come while these are still held
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.rest = (causal, layout, group, scale, overlap, timer)
         return out.to(q.dtype)
@@ -96,30 +97,33 @@ class _Ring(torch.autograd.Function):
         rank, world = world_of(group)
         grad_q = torch.zeros_like(q, dtype=out.dtype)
         back = None  # the gradients of a rank's keys follow its keys around, one hop behind, and come home in the end
-        for owner, held in _rotate(torch.stack([k, v]), layout, group, overlap, timer):
+        for owner, keys, values in _rotate(k, v, layout, group, overlap, timer):
             with timer.time_block("comp_blocks"):
-                grads = torch.zeros_like(held, dtype=out.dtype)
+                grads = [torch.zeros_like(x, dtype=out.dtype) for x in (keys, values)]
                 for mine, theirs, diagonal in _blocks(layout, rank, owner, causal):
                     found = block_gradients(
                         grad_out[:, :, mine],
                         q[:, :, mine],
-                        held[0, :, :, theirs],
-                        held[1, :, :, theirs],
+                        keys[:, :, theirs],
+                        values[:, :, theirs],
                         out[:, :, mine],
                         lse[:, :, mine],
                         diagonal,
                         scale,
                     )
                     grad_q[:, :, mine] += found[0]
-                    grads[0, :, :, theirs] += found[1]
-                    grads[1, :, :, theirs] += found[2]
+                    for grad, more in zip(grads, found[1:], strict=True):
+                        grad[:, :, theirs] += more
+                    del found
             if back is not None:
                 with timer.time_block("comm_hop"):
-                    grads += back.wait()
+                    for grad, more in zip(grads, back.wait(), strict=True):
+                        grad += more
+            del keys, values
             if world > 1:
                 with timer.time_block("comm_hop"):
-                    coming = (2, *k.shape[:2], layout.length((owner - 1) % world), k.shape[3])
-                    back = Hop(grads, coming, group)
+                    coming = (*k.shape[:2], layout.length((owner - 1) % world), k.shape[3])
+                    back = Hop(grads, [coming] * 2, group)
         if back is not None:
             with timer.time_block("comm_hop"):
                 grads = back.wait()
@@ -127,21 +131,22 @@ class _Ring(torch.autograd.Function):
 
 
 def _rotate(
-    held: torch.Tensor, layout: Layout, group: Any, overlap: bool, timer: BlockTimer
-) -> Iterator[tuple[int, torch.Tensor]]:
-    """Whose keys and values are here, and they; [2, batch, kv_heads, length, head_dim]."""
+    k: torch.Tensor, v: torch.Tensor, layout: Layout, group: Any, overlap: bool, timer: BlockTimer
+) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """Whose keys and values are here, and they."""
     rank, world = world_of(group)
+    held = [k, v]
     for step in range(world):
         owner, hop = (rank - step) % world, None
         last = step == world - 1
-        shape = (*held.shape[:3], layout.length((owner - 1) % world), held.shape[4])
+        shapes = [(*k.shape[:2], layout.length((owner - 1) % world), k.shape[3])] * 2
         if overlap and not last:
             with timer.time_block("comm_hop"):
-                hop = Hop(held, shape, group)
-        yield owner, held
+                hop = Hop(held, shapes, group)
+        yield owner, *held
         if not last:
             with timer.time_block("comm_hop"):
-                held = (hop or Hop(held, shape, group)).wait()
+                held = (hop or Hop(held, shapes, group)).wait()
 
 
 def _blocks(layout: Layout, rank: int, owner: int, causal: bool) -> Iterator[tuple[slice, slice, bool]]:

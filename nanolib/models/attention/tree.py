@@ -102,7 +102,7 @@ class _Decode:
     def reduced(self, x: torch.Tensor, name: str, operation: Any = dist.ReduceOp.SUM) -> torch.Tensor:
         """All ranks' x as one; x is used up."""
         with self.timer.time_block(name):
-            x = x.contiguous()
+            x = x.contiguous()  # collectives add up storages: a kernel's strides are not those of an empty shard
             if world_of(self.group)[1] > 1:
                 dist.all_reduce(x, op=operation, group=self.group)
             return x
@@ -150,18 +150,17 @@ def _ring(call: _Decode) -> torch.Tensor:
     with timer.time_block("comm_lengths"):
         lengths = gather_lengths(k.shape[2], k.device, call.group)
     out, lse = call.local()
-    with timer.time_block("comp_num_den"):
-        held = torch.stack([k, call.v]) if world > 1 else k
+    held = [k, call.v]
     for step in range(1, world):
         owner = (rank - step) % world
         with timer.time_block("comm_hop"):
-            held = Hop(held, (2, *k.shape[:2], lengths[owner], k.shape[3]), call.group).wait()
+            held = Hop(held, [(*k.shape[:2], lengths[owner], k.shape[3])] * 2, call.group).wait()
         with timer.time_block("comp_local_attention"):
             several = q.shape[2] > 1
             seen = (
                 _visible(q.shape[2], lengths[owner], sum(lengths[:owner]), sum(lengths), q.device) if several else None
             )
-            part = partial_attention(q, held[0], held[1], mask=seen, scale=call.scale)
+            part = partial_attention(q, *held, mask=seen, scale=call.scale)
         with timer.time_block("comp_num_den"):
             out, lse = merge(out, lse, *part)
     return out
@@ -183,7 +182,7 @@ def _pass_q(call: _Decode) -> torch.Tensor:
         if step:
             with timer.time_block("comm_hop"):
                 shape = (1, share.stop - share.start, group * q.shape[2], 2 * head_dim + 1)
-                state = Hop(state, shape, call.group).wait()
+                (state,) = Hop([state], [shape], call.group).wait()
         with timer.time_block("comp_local_attention"):
             asked = q.reshape(1, -1, group * q.shape[2], head_dim)[:, share] if step == 0 else state[..., :head_dim]
             found = partial_attention(asked.to(q.dtype), keys[:, share], values[:, share], mask=mask, scale=call.scale)
