@@ -1,0 +1,197 @@
+"""What every rank checks of attention across ranks, against one process in float64; the tests assert what comes back."""
+
+import contextlib
+import io
+
+import torch
+import torch.distributed as dist
+
+from nanolib.compat import Timer, profiled_tree_attn_decode
+from nanolib.meters.links import count_bytes
+from nanolib.models.attention.layout import Layout
+from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
+from nanolib.models.attention.ring import ring_attention
+from nanolib.models.attention.traffic import decode_traffic, prefill_traffic
+from nanolib.models.attention.tree import FORMS, TREE_FORMS, tree_attention_decode
+from nanolib.models.attention.ulysses import ulysses_attention
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def decode_shapes(world):
+    """Name → batch, heads, kv_heads, q_len, keys per rank."""
+    empty = [0] * (world - 1)
+    return {
+        "grouped": (1, 8, 2, 1, Layout.plain(257, world)),
+        "batch 3, several queries": (3, 8, 2, 5, Layout.plain(100, world)),
+        "one key, on the first rank": (1, 4, 4, 1, Layout.of_lengths([1, *empty])),
+        "one key, on the last rank": (3, 8, 2, 1, Layout.of_lengths([*empty, 1])),
+        "uneven, the first empty": (
+            2,
+            8,
+            8,
+            3,
+            Layout.of_lengths([17 * rank + 3 * (world == 1) for rank in range(world)]),
+        ),
+        "several queries on the last keys alone": (1, 4, 2, 4, Layout.of_lengths([*(3 for _ in empty), 4])),
+    }
+
+
+def check(_):
+    """Errors by name, on this rank."""
+    torch.manual_seed(0)
+    errors = {}
+    for name, dtype in DTYPES.items():
+        errors |= {f"decode {what} {name}": error for what, error in _decode_errors(dtype).items()}
+    errors |= _sequence_errors()
+    return {"errors": errors, "rounds": _rounds(), "bytes": _bytes(), "profiled": _profiled(), "inert": _inert()}
+
+
+def _decode_errors(dtype):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    found = {}
+    for what, (batch, heads, kv_heads, q_len, layout) in decode_shapes(world).items():
+        total = layout.total
+        shapes = [(batch, heads, q_len, 16), (batch, kv_heads, total, 16), (batch, kv_heads, total, 16)]
+        q, k, v = (torch.randn(shape).to(dtype) for shape in shapes)
+        expected = masked_attention(q, k, v, causal_mask(q_len, total))
+        for form in FORMS:
+            out = tree_attention_decode(q, layout.take(k, rank), layout.take(v, rank), form=form)
+            assert out.dtype == dtype and out.shape == q.shape
+            found[f"{what} {form}"] = relative_error(out, expected)
+    return found
+
+
+def _sequence_errors():
+    rank, world = dist.get_rank(), dist.get_world_size()
+    found = {}
+    for heads, kv_heads, causal, total in ((8, 2, True, 101), (8, 8, False, 101), (8, 8, True, 5), (8, 8, True, 96)):
+        q, k, v, grad = (torch.randn(2, count, total, 16) for count in (heads, kv_heads, kv_heads, heads))
+        whole = [x.double().requires_grad_() for x in (q, k, v)]
+        mask = causal_mask(total, total) if causal else torch.ones(total, total, dtype=torch.bool)
+        expected = masked_attention(*whole, mask)
+        expected.backward(grad.double())
+        for form, layout in (
+            ("ring", Layout.plain(total, world)),
+            ("ring without overlap", Layout.plain(total, world)),
+            ("zigzag", Layout.zigzag(total, world)),
+            ("ulysses", Layout.plain(total, world)),
+        ):
+            if form == "ulysses" and heads % world:
+                continue
+            mine = [layout.take(x, rank).clone().requires_grad_() for x in (q, k, v)]
+            if form == "ulysses":
+                out = ulysses_attention(*mine, causal=causal, layout=layout)
+            else:
+                out = ring_attention(*mine, causal=causal, layout=layout, overlap="without" not in form)
+            out.backward(layout.take(grad, rank))
+            key = f"{form} {heads}:{kv_heads} causal={causal} n={total}"
+            if out.numel():
+                found[f"{key} out"] = relative_error(out.detach(), layout.take(expected.detach(), rank))
+            for name, x, reference in zip("qkv", mine, whole, strict=True):
+                # Compared with the whole gradient: on the very first positions those of q and k are exactly zero.
+                part = layout.take(reference.grad, rank)
+                found[f"{key} gradient of {name}"] = float((x.grad.double() - part).norm() / reference.grad.norm())
+    return found
+
+
+class _Counted:
+    """Counts collectives and exchanges, and their payloads, as `torch.distributed` is asked for them."""
+
+    def __init__(self):
+        self.rounds = 0
+        self._undo = contextlib.ExitStack()
+
+    def __enter__(self):
+        for name in ("all_reduce", "all_gather", "all_to_all_single", "batch_isend_irecv"):
+            self._wrap(name, getattr(dist, name))
+        return self
+
+    def _wrap(self, name, original):
+        def counted(*arguments, **named):
+            self.rounds += 1
+            return original(*arguments, **named)
+
+        setattr(dist, name, counted)
+        self._undo.callback(setattr, dist, name, original)
+
+    def __exit__(self, *error):
+        self._undo.close()
+
+
+def _whole_forms(world):
+    """Those whose eight heads share out over the ranks."""
+    return {"ring": ring_attention} | ({} if 8 % world else {"ulysses": ulysses_attention})
+
+
+def _rounds():
+    """Form → rounds seen, and by formula."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    layout = Layout.plain(64, world)
+    shape = {"batch": 2, "heads": 8, "kv_heads": 8, "head_dim": 16, "itemsize": 4}
+    q, k, v = torch.randn(2, 8, 1, 16), *torch.randn(2, 2, 8, layout.length(rank), 16).unbind()
+    found = {}
+    for form in FORMS:
+        with _Counted() as counted:
+            tree_attention_decode(q, k, v, form=form)
+        found[form] = [counted.rounds, decode_traffic(form, layout, **shape).rounds]
+    q = torch.randn(2, 8, layout.length(rank), 16)
+    for form, attend in _whole_forms(world).items():
+        with _Counted() as counted, torch.no_grad():
+            attend(q, k, v, layout=layout)
+        found[form] = [counted.rounds, prefill_traffic(form, layout, **shape).rounds]
+    return found
+
+
+def _bytes():
+    """Form → bytes counted by the interface, and by formula; payloads of a megabyte and more."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    layout, shape = Layout.plain(2048, world), {"batch": 8, "heads": 32, "kv_heads": 32, "head_dim": 32, "itemsize": 4}
+    q = torch.randn(8, 32, 32, 32)
+    k, v = torch.randn(2, 8, 32, layout.length(rank), 32).unbind()
+    places = {"start": layout.pieces[rank][0][0], "total": 2048}
+    found = {}
+    for form in TREE_FORMS:
+        counted = count_bytes(lambda form=form: tree_attention_decode(q, k, v, form=form, **places), calls=2)
+        found[form] = [counted, decode_traffic(form, layout, q_len=32, **shape).total]
+    q, k, v = torch.randn(3, 1, 8, layout.length(rank), 64).unbind()
+    shape = {"batch": 1, "heads": 8, "kv_heads": 8, "head_dim": 64, "itemsize": 4}
+    for form, attend in _whole_forms(world).items():
+        with torch.no_grad():
+            counted = count_bytes(lambda attend=attend: attend(q, k, v, layout=layout), calls=2)
+        found[form] = [counted, prefill_traffic(form, layout, **shape).total]
+    return found
+
+
+def _profiled():
+    """What the timer says, and how far the profiled output is from the plain one."""
+    q, k, v = torch.randn(1, 8, 1, 16), *torch.randn(2, 1, 2, 100, 16).unbind()
+    dist.broadcast(q, 0), dist.broadcast(k, 0), dist.broadcast(v, 0)
+    timer = Timer()
+    for _ in range(3):
+        out = profiled_tree_attn_decode(q, k, v, timer)
+    said = io.StringIO()
+    timer.print_stats(said.write)
+    error = relative_error(out, masked_attention(q, k, v, causal_mask(1, 100)))
+    return {"error": error, "names": list(timer.seconds), "calls": [len(s) for s in timer.seconds.values()]} | {
+        "said": said.getvalue(),
+        "shares": timer.shares(),
+        "total": sum(timer.totals().values()),
+    }
+
+
+def _inert():
+    """Lines that bad input gets, on every rank alike, before anything is sent."""
+    q, k = torch.randn(1, 4, 1, 8), torch.randn(1, 2, 6, 8)
+    said = []
+    for call in (
+        lambda: tree_attention_decode(q, k, k, form="trees"),
+        lambda: tree_attention_decode(q, k, k[..., :4], form="fused"),
+        lambda: tree_attention_decode(q, k.bfloat16(), k.bfloat16()),
+        lambda: ring_attention(q, k, k, layout=Layout.plain(7, dist.get_world_size() + 1)),
+    ):
+        try:
+            call()
+        except ValueError as error:
+            said.append(str(error))
+    return said

@@ -1,0 +1,154 @@
+"""Attention across ranks at several world sizes: one launch each, all of whose ranks check everything."""
+
+import functools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nanolib.experiments.ranks import run_ranks
+from nanolib.measurement import BadInput
+from nanolib.models.attention.layout import Layout
+from nanolib.models.attention.partial import merge, partial_attention, plain
+from nanolib.models.attention.reference import masked_attention, relative_error
+from nanolib.models.attention.ring import block_gradients, plain_gradients
+from nanolib.models.attention.traffic import decode_traffic
+from nanolib.models.attention.tree import FORMS, tree_attention_decode
+from nanolib.models.attention.ulysses import ulysses_attention
+
+WORLDS = (1, 2, 3, 4, 8)
+
+
+@functools.cache
+def _answers(world):
+    return run_ranks(
+        "tests.models.rank_checks:check", {}, world_size=world, device="cpu", timeout_s=300, private_network=True
+    )
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_every_rank_gets_what_one_process_gets_in_float64(world):
+    for rank, answer in enumerate(_answers(world)):
+        errors = answer["errors"]
+        assert len(errors) > 60
+        for name, error in errors.items():
+            limit = 2e-3 if "bfloat16" in name else 1e-5 if "gradient" in name else 1e-6
+            assert error <= limit, (rank, name, error)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_ranks_meet_as_often_as_the_formula_says(world):
+    for answer in _answers(world):
+        for form, (seen, formula) in answer["rounds"].items():
+            assert seen == formula, form
+
+
+@pytest.mark.parametrize("world", WORLDS[1:])
+def test_the_interface_counts_the_bytes_of_the_formula(world):
+    if _answers(world)[0]["bytes"]["fused"][0] is None:
+        pytest.skip("this system gives ranks no network of their own")
+    for form, (counted, formula) in _answers(world)[0]["bytes"].items():
+        assert formula >= world * 2**20 / 2, form
+        assert 1 <= counted / formula <= 1.05, form
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_profiled_decode_tells_its_components_and_they_add_up(world):
+    components = [
+        "comp_shard_kv",
+        "comp_local_attention",
+        "comm_max_lse",
+        "comp_num_den",
+        "comm_sum_den",
+        "comm_sum_num",
+    ]
+    for rank, answer in enumerate(_answers(world)):
+        profiled = answer["profiled"]
+        assert profiled["error"] <= 1e-6
+        waits = ["wait"] if world > 1 else []
+        assert sorted(profiled["names"]) == sorted([*components, "comp_final_output", *waits])
+        calls = dict(zip(profiled["names"], profiled["calls"], strict=True))
+        assert calls.pop("wait", 9) == 9 and set(calls.values()) == {3}
+        assert sum(profiled["shares"].values()) == pytest.approx(profiled["total"], rel=1e-12)
+        lines = profiled["said"].splitlines()
+        assert lines[0].startswith(f"rank {rank} of {world}" if world > 1 else "name")
+        assert all(any(line.startswith(name) for line in lines) for name in (*components, "compute", "communication"))
+        shares = [float(line.split()[-1].rstrip("%")) for line in lines if line.endswith("%")]
+        assert sum(shares) == pytest.approx(100, abs=0.3)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_bad_input_is_told_on_every_rank_before_anything_is_sent(world):
+    for answer in _answers(world):
+        said = answer["inert"]
+        assert len(said) == 4
+        assert said[0].startswith("form: 'trees' is no form; use one of three_allreduce")
+        assert said[1].startswith("v: shape") and "on empty shards too" in said[2] and said[3].startswith("layout:")
+
+
+def test_without_a_process_group_there_is_one_rank():
+    q, k, v = torch.randn(2, 4, 3, 8), *torch.randn(2, 2, 2, 10, 8).unbind()
+    expected = masked_attention(q, k, v, torch.ones(3, 10, dtype=torch.bool).tril(7))
+    for form in FORMS:
+        assert relative_error(tree_attention_decode(q, k, v, form=form), expected) < 1e-6
+    assert not tree_attention_decode(q, k[:, :, :0], v[:, :, :0], start=0, total=3).any()
+
+
+def test_ulysses_refuses_heads_that_do_not_share_out(monkeypatch):
+    monkeypatch.setattr("nanolib.models.attention.ulysses.world_of", lambda group: (0, 3))
+    with pytest.raises(BadInput, match=r"4 and 2 heads do not share out over 3 ranks"):
+        ulysses_attention(torch.randn(1, 4, 2, 8), *torch.randn(2, 1, 2, 2, 8).unbind())
+
+
+@given(st.integers(0, 200), st.integers(1, 9), st.booleans())
+def test_a_layout_holds_every_position_once(total, world, zigzag):
+    layout = (Layout.zigzag if zigzag else Layout.plain)(total, world)
+    x = torch.arange(total)
+    parts = [layout.take(x, rank, dim=0) for rank in range(world)]
+    assert torch.equal(layout.restore(parts, dim=0), x)
+    assert max(map(len, parts)) - min(map(len, parts)) <= (2 if zigzag else 1)
+
+
+def test_zigzag_gives_every_rank_as_many_pairs():
+    layout = Layout.zigzag(64, 4)
+    pairs = [sum(position + 1 for start, stop in pieces for position in range(start, stop)) for pieces in layout.pieces]
+    assert len(set(pairs)) == 1
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.integers(0, 2**31))
+def test_parts_merge_to_the_whole_whatever_is_empty(lengths, seed):
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(1, 4, n, 8, generator=generator) for n in (2, sum(lengths), sum(lengths)))
+    k, v = k[:, :2], v[:, :2]
+    out, lse = partial_attention(q, k[:, :, :0], v[:, :, :0])
+    for keys, values in zip(k.split(lengths, dim=2), v.split(lengths, dim=2), strict=True):
+        out, lse = merge(out, lse, *partial_attention(q, keys, values))
+    expected = masked_attention(q, k, v, torch.ones(2, sum(lengths), dtype=torch.bool))
+    assert torch.allclose(out.double(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_devices_without_the_kernel_compute_the_same(causal):
+    q, k, v, grad = torch.randn(4, 1, 2, 12, 8).unbind()
+    out, lse = partial_attention(q, k, v, causal=causal, scale=0.3)
+    other, other_lse = plain(q, k, v, causal, None, 0.3)
+    assert torch.allclose(out, other, atol=1e-6) and torch.allclose(lse, other_lse, atol=1e-6)
+    found = block_gradients(grad, q, k, v, out, lse, causal, 0.3)
+    for mine, theirs in zip(found, plain_gradients(grad, q, k, v, out, lse, causal, 0.3), strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-5)
+
+
+def test_a_masked_row_without_keys_is_zero():
+    q, k, v = torch.randn(3, 1, 2, 4, 8).unbind()
+    mask = torch.ones(4, 4, dtype=torch.bool)
+    mask[1] = False
+    out, lse = partial_attention(q, k, v, mask=mask)
+    assert not out[:, :, 1].any() and (lse[:, :, 1] == -torch.inf).all() and lse[:, :, 0].isfinite().all()
+
+
+def test_fused_sends_as_many_bytes_in_fewer_rounds():
+    shape = {"batch": 1, "heads": 8, "kv_heads": 8, "head_dim": 64, "itemsize": 4}
+    three, fused, gather = (decode_traffic(form, Layout.plain(64, 4), **shape) for form in FORMS[:3])
+    assert (three.rounds, fused.rounds, gather.rounds) == (3, 2, 1)
+    assert three.sent == fused.sent and gather.hops < fused.hops < three.hops
