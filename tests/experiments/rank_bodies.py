@@ -30,3 +30,9 @@ def misbehave(request):
 def spin(request):
     while True:
         time.sleep(0.1)
+
+
+def mark(request):
+    with open(request["file"], "w") as file:
+        file.write(str(os.getpid()))
+    spin(request)

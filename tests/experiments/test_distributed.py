@@ -1,0 +1,326 @@
+import contextlib
+import os
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from nanolib.experiments import distributed, ranks, sweep
+from nanolib.experiments.rank_rows import bytes_rows, part_rows, ratio_row
+from nanolib.experiments.ranks import RankFailed, oversubscribed, run_ranks
+from nanolib.experiments.sharded_decode import DecodeCase, link_rows
+from nanolib.measurement import BadInput, Flag, Provenance, Unsupported
+from nanolib.report import charts, sharding, verdicts
+from nanolib.report import distributed as report
+from nanolib.store import Store
+
+BODIES = "tests.experiments.rank_bodies"
+
+
+@contextlib.contextmanager
+def _nothing_stays_behind():
+    """No process of ours, and no port that it listened on."""
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    yield
+    left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
+    assert not [child for child in left if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    mine = "nanolib.experiments.rank"
+    for process in psutil.process_iter(["cmdline"]):
+        assert not (mine in (process.info["cmdline"] or []) and process.ppid() in (1, os.getpid()))
+
+
+def test_ranks_answer_in_order_with_their_threads():
+    with _nothing_stays_behind():
+        answers = run_ranks(f"{BODIES}:answer", {"a": [1]}, world_size=2, device="cpu", timeout_s=120, threads=2)
+    assert [answer["rank"] for answer in answers] == [0, 1]
+    assert all(answer["sum"] == 1 and answer["threads"] == 2 and answer["asked"] == {"a": [1]} for answer in answers)
+
+
+@pytest.mark.parametrize(
+    ("how", "rank", "said", "traceback"),
+    [
+        ("raise", 1, "rank 1 of 2 raised ValueError: two lines", 'raise ValueError("two'),
+        ("die", 0, "rank 0 of 2 was killed by SIGKILL", ""),
+        (
+            "hang",
+            1,
+            r"rank 1 of 2 let the others wait until they gave up: it was in misbehave \(rank_bodies.py",
+            "in misbehave",
+        ),
+    ],
+)
+def test_the_rank_whose_fault_it_is_is_named_with_its_traceback(how, rank, said, traceback):
+    request = {"how": how, "rank": rank}
+    with _nothing_stays_behind(), pytest.raises(RankFailed, match=said) as failed:
+        run_ranks(f"{BODIES}:misbehave", request, world_size=2, device="cpu", timeout_s=120, hang_s=4)
+    assert failed.value.details["rank"] == rank and traceback in failed.value.details["traceback"]
+
+
+def test_ranks_that_take_too_long_are_ended_where_they_are():
+    with _nothing_stays_behind(), pytest.raises(RankFailed, match=r"did not end within 9 s: it was in spin"):
+        run_ranks(f"{BODIES}:spin", {}, world_size=1, device="cpu", timeout_s=9)
+
+
+def test_ranks_end_with_the_process_that_started_them(tmp_path):
+    script = f"""
+        from nanolib.experiments.ranks import run_ranks
+        run_ranks("{BODIES}:mark", {{"file": {str(tmp_path / "pid")!r}}}, world_size=1, device="cpu", timeout_s=300)
+    """
+    starter = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)])
+    while not (tmp_path / "pid").is_file() or not (tmp_path / "pid").read_text():
+        assert starter.poll() is None
+        time.sleep(0.05)
+    rank = psutil.Process(int((tmp_path / "pid").read_text()))
+    starter.kill()
+    starter.wait()
+    psutil.wait_procs([rank], timeout=30)
+    assert not rank.is_running()
+
+
+def test_two_launches_at_once_do_not_meet():
+    script = f"""
+        from nanolib.experiments.ranks import run_ranks
+        print(run_ranks("{BODIES}:answer", {{}}, world_size=2, device="cpu", timeout_s=120)[1]["sum"])
+    """
+    both = [
+        subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    assert [process.communicate()[0].strip() for process in both] == ["1.0", "1.0"]
+
+
+def test_a_failing_case_is_a_row_and_the_sweep_goes_on(tmp_path, monkeypatch):
+    params = distributed.Params(
+        world_sizes=[2], seq_lens=[64, 32], forms=["gather"], prefill_seq_lens=[], budget_s=0.02, private_network=False
+    )
+    started = ranks.run_ranks
+
+    def first_fails(body, request, **rest):
+        if request["seq_len"] == 64:
+            return started(f"{BODIES}:misbehave", {"how": "raise", "rank": 1}, **rest)
+        return started(body, request, **rest)
+
+    monkeypatch.setattr("nanolib.experiments.sharded_decode.run_ranks", first_fails)
+    with Store(tmp_path / "results.sqlite") as store:
+        run = sweep.measure(distributed, params, store=store, progress=False)
+        rows = run.measurements(samples=True)
+    ends = rows[rows["metric"] == "case_time"]
+    assert list(ends["status"]) == ["error", "ok"]
+    assert ends["message"].iloc[0] == "RankFailed: rank 1 of 2 raised ValueError: two lines"
+    assert "ValueError: two\nlines" in ends["details"].iloc[0]["traceback"]
+    _rows_of_a_real_case_hold(rows[rows["status"] == "ok"])
+
+
+def _rows_of_a_real_case_hold(rows):
+    """Of two ranks over 32 keys in the form `gather`."""
+    shares = rows[rows["metric"] == "time_share"]
+    assert (
+        shares["estimate"].sum() == pytest.approx(1, abs=1e-9)
+        and shares["details"].map(lambda d: d["rank"]).nunique() == 1
+    )
+    parts = rows[rows["metric"] == "part_time"].set_index("scope")["estimate"]
+    assert set(parts.index) == {
+        *(f"gather: {kind}" for kind in report.KINDS),
+        *(f"gather: {part}" for part in ("comp_local_attention", "comp_num_den", "comm_gather", "comp_final_output")),
+    }
+    rounds = rows[rows["metric"] == "rounds"]
+    assert list(rounds["estimate"]) == [1]
+    sent = rows[(rows["metric"] == "wire_bytes") & (rows["method"] == "formula")]
+    assert list(sent["estimate"]) == [8 * 65 * 4]
+    assert rows[rows["metric"] == "relative_error"]["estimate"].max() < 1e-6
+    modelled = rows[rows["provenance"] == "modelled"]
+    assert [details["world_size"] for details in modelled["details"]] == [4, 8, 16]
+    assert {"link_latency"} <= set(rows["metric"])
+
+
+def test_more_ranks_than_cores_are_flagged(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+    assert not oversubscribed("cpu", 2, 2) and oversubscribed("cpu", 2, 3) and oversubscribed("cpu", 5, 1)
+
+
+def test_more_ranks_than_gpus_are_unsupported(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    ranks.check_ranks("cuda", 1)
+    with pytest.raises(Unsupported, match="2 ranks need as many GPUs, and 1 are here; give fewer ranks"):
+        ranks.check_ranks("cuda", 2)
+    with pytest.raises(Unsupported, match="no backend for mps"):
+        ranks.check_ranks("mps", 1)
+
+
+def test_torchs_own_context_parallel_is_unsupported_on_a_cpu():
+    params = distributed.Params(world_sizes=[2], seq_lens=[], prefill_forms=["ring", "context_parallel"])
+    first, second = distributed.cases(params)
+    assert not distributed.unsupported(first)
+    assert "needs CUDA" in distributed.unsupported(second)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"world_sizes": [0]}, "distributed.world_sizes[0]: 0 will not do; give a number above 0"),
+        ({"world_sizes": []}, "distributed.world_sizes: [] will not do; give at least 1 value(s)"),
+        ({"world_sizes": [2, 2]}, "distributed.world_sizes: 2 is given twice; leave one out"),
+        (
+            {"forms": ["tree"]},
+            "distributed.forms[0]: 'tree' will not do; use one of 'three_allreduce', 'fused', 'gather', 'ring'",
+        ),
+        ({"num_kv_heads": 3}, "distributed.num_kv_heads: 3 does not divide num_heads 8; choose a divisor"),
+        ({"q_len": 9, "seq_lens": [8]}, "distributed.q_len: 9 new tokens do not fit into a sequence of 8; give fewer"),
+        (
+            {"world_sizes": [3], "prefill_forms": ["ulysses"]},
+            "distributed.world_sizes: 8 and 8 heads do not share out over 3 ranks, as ulysses needs",
+        ),
+        ({"training_preset": "tiny"}, "distributed.'tiny' is no preset; use "),
+        (
+            {"training_preset": "decoder_tiny", "overrides": {"d_modl": 8}},
+            "distributed.overrides: decoder_tiny: config.d_modl: unknown name; did you mean d_model?",
+        ),
+        (
+            {"training_preset": "decoder_tiny", "train_seq_len": 9999},
+            "distributed.train_seq_len: 9999 exceeds the context_length 1024 of decoder_tiny; shorten it",
+        ),
+        ({"dtypes": ["int8"]}, "distributed.dtypes: 'int8' is no dtype; use "),
+    ],
+)
+def test_bad_parameters_get_one_line(values, said):
+    with pytest.raises(BadInput) as error:
+        distributed.Params(**values)
+    (line,) = error.value.lines
+    assert line.startswith(said)
+
+
+def test_prefill_and_training_have_one_rank_alone_in_the_same_launch():
+    params = distributed.Params(world_sizes=[1, 2], seq_lens=[], training_preset="decoder_tiny")
+    prefill, training = distributed.cases(params)
+    assert prefill.world_size == training.world_size == 2 and prefill.prefill_forms[0] == "dense"
+
+
+# rows from what ranks saw
+
+
+def test_a_call_takes_as_long_as_on_its_slowest_rank_and_parts_add_up():
+    fast = {"comp_a": 1.0, "wait": 3.0, "comm_b": 1.0}
+    slow = {"comp_a": 4.0, "wait": 0.1, "comm_b": 0.9}
+    rows = {
+        row.scope + row.metric: row for row in part_rows([[fast] * 9, [slow] * 9], "f", (Flag.OVERSUBSCRIBED,), 0.8)
+    }
+    assert rows["f: comp_apart_time"].estimate == 4 and rows["f: waitpart_time"].estimate == 3
+    assert rows["f: communicationpart_time"].predicted == 0.8
+    shares = [row for row in rows.values() if row.metric == "time_share"]
+    assert sum(row.estimate for row in shares) == pytest.approx(1) and all(row.details == {"rank": 1} for row in shares)
+    assert all(row.flags == (Flag.OVERSUBSCRIBED,) for row in rows.values())
+
+
+def test_forms_are_compared_block_by_block():
+    rng = np.random.default_rng(0)
+    base = rng.lognormal(0, 0.5, 40)
+    against = ratio_row([base, base * 0.5], [base * 0.8, base * 0.1], "b over a", ())
+    assert against.low <= 0.8 <= against.high and against.high - against.low < 0.01
+
+
+def test_the_cost_model_finds_what_sending_costs_and_says_how_far_off_it_is():
+    alpha, beta = 2e-4, 1e-9
+    links = []
+    for payload in (1024, 65_536, 1_048_576):
+        for name, messages, sent in (("all_reduce", 2, payload), ("all_gather", 1, payload)):
+            ms = 1e3 * (alpha * messages + beta * sent)
+            links.append(
+                {"collective": name, "payload": payload, "messages": messages, "sent": sent, "blocks": [ms] * 8}
+            )
+    fitted, rows = link_rows([{"links": links}, {"links": links}], 2, ())
+    assert fitted.alpha == pytest.approx(alpha) and fitted.beta == pytest.approx(beta)
+    found = {row.metric: row.estimate for row in rows}
+    assert found["link_latency"] == pytest.approx(0.2) and found["link_bandwidth"] == pytest.approx(1e9)
+    timed = [row for row in rows if row.metric == "latency"]
+    assert all(row.predicted == pytest.approx(row.estimate) for row in timed)
+    assert max(map(abs, fitted.residuals)) < 1e-6
+
+
+def test_bytes_that_were_counted_stand_beside_the_formula():
+    formula, counted = bytes_rows("ring", (100.0, 300.0), 440.0, ())
+    assert (formula.estimate, formula.details["most"], formula.method) == (200, 300, "formula")
+    assert (counted.estimate, counted.predicted, counted.method) == (220, 200, "interface")
+
+
+# the report
+
+
+def _decode_rows(store, share):
+    """One and two ranks; on two the given share of the time is communication."""
+    from nanolib.measurement import Measurement, exact
+    from nanolib.schema import Run
+
+    machine = {"machine_id": "m", "cpu": "c", "cores": 2, "ram_gib": 8, "gpus": [], "system": "s", "driver": ""}
+    machine |= {"torch": "2", "threads": 2, "governor": "", "dtypes": {}}
+    rows = {}
+    for world in (1, 2):
+        case = DecodeCase("cpu", world, 4096, ("fused", "gather"), 1, 8, 8, 64, 1, "float32", 1)
+        found = [Measurement("case_time", 1.0, n=1)]
+        for form, ms in (("fused", 10.0), ("gather", 9.0)):
+            took = ms if world == 1 else 0.6 * ms
+            found.append(Measurement("latency", took, took * 0.99, took * 1.01, 0.95, n=20, method="m", scope=form))
+            found.append(exact("rounds", {"fused": 2, "gather": 1}[form], scope=form))
+            parts = {"compute": took * (1 - share), "wait": 0.0, "communication": took * share}
+            found += [Measurement("part_time", v, v, v, 0.95, n=20, scope=f"{form}: {k}") for k, v in parts.items()]
+            found += [Measurement("time_share", v / took, n=20, scope=f"{form}: {k}") for k, v in parts.items()]
+        found.append(
+            Measurement(
+                "latency",
+                7.0,
+                n=1,
+                provenance=Provenance.MODELLED,
+                scope="fused at 4 ranks",
+                details={"form": "fused", "world_size": 4},
+            )
+        )
+        rows[case.case_id] = (case.factors, found)
+    store.add(Run("distributed", machine, cases=2, rows=rows))
+    return store.measurements(samples=True)
+
+
+@pytest.mark.parametrize(
+    ("share", "bound", "remedy"),
+    [(0.1, "compute (90%)", "more ranks would help"), (0.8, "communication (80%)", "longer sequences per rank")],
+)
+def test_the_verdict_says_what_bounds_it_with_one_remedy(tmp_path, share, bound, remedy):
+    with Store(tmp_path / "results.sqlite") as store:
+        rows = _decode_rows(store, share)
+    table = report.decode_table(rows)
+    two = table[(table["world_size"] == 2) & (table["form"] == "gather")].iloc[0]
+    assert (
+        two["efficiency"] == pytest.approx(9 / (2 * 5.4))
+        and two["efficiency_low"] < two["efficiency"] < two["efficiency_high"]
+    )
+    assert two["bound"] == bound
+    words = verdicts.VERDICTS["distributed"](rows)
+    assert "on 2 ranks gather is the fastest" in words[0] and remedy in words[1]
+
+
+def test_what_the_model_says_is_dashed_and_never_a_mark(tmp_path):
+    with Store(tmp_path / "results.sqlite") as store:
+        spec = charts.decode_scaling(_decode_rows(store, 0.1)).to_dict()
+    (panel,) = spec["hconcat"]
+    dashed = [layer for layer in panel["layer"] if layer["mark"].get("strokeDash")]
+    assert len(dashed) == 1 and dashed[0]["mark"]["type"] == "line"
+    marks = next(layer for layer in panel["layer"] if layer["mark"]["type"] == "point")
+    shown = spec["datasets"][marks["data"]["name"]] if "data" in marks else spec["datasets"][panel["data"]["name"]]
+    assert {row["ranks"] for row in shown} == {1, 2}
+
+
+@pytest.mark.parametrize(
+    "name", ["decode_scaling", "decode_shares", "link_model", "prefill_times", "sharded_memory", "training_scaling"]
+)
+def test_without_rows_a_chart_says_so(tmp_path, name):
+    with Store(tmp_path / "results.sqlite") as store:
+        rows = store.measurements(samples=True)
+    assert "why" in str(charts.CHARTS[name](rows).to_dict()["datasets"])
+    assert (
+        report.decode_table(rows).empty and sharding.prefill_table(rows).empty and sharding.training_table(rows).empty
+    )
+    assert verdicts.VERDICTS["distributed"](rows) == [
+        "No case across ranks gave a time, so there is no verdict. Run: nano run quick distributed."
+    ]
