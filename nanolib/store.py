@@ -22,6 +22,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Run", "Store"]
 
+SHOWN_CASES = 400  # of an experiment, the newest: what a person can still look at, and a browser draw
+_LISTED = "(SELECT value FROM json_each(?))"  # any number of them; a query takes a limited number of marks
+
+_NEWEST = (
+    "WITH pairs AS (SELECT DISTINCT run_id, case_id FROM measurements WHERE {condition}),"
+    " aged AS (SELECT run_id, case_id, started, r.rowid AS number, experiment,"
+    " row_number() OVER (PARTITION BY machine_id, case_id ORDER BY started DESC, r.rowid DESC) AS age"
+    " FROM pairs JOIN runs r USING (run_id)),"
+    " shown AS (SELECT run_id, case_id, row_number() OVER (PARTITION BY experiment ORDER BY started DESC, number DESC) AS place"
+    " FROM aged WHERE age = 1)"
+    " SELECT {columns} FROM shown JOIN measurements m USING (run_id, case_id) WHERE place <= ? ORDER BY m.id"
+)
+
 
 class Store:
     """The results in one file.
@@ -263,13 +276,13 @@ class Store:
         if table not in TRACE_TABLES:
             raise BadInput(f"table: {table!r} is no trace; use {', '.join(TRACE_TABLES)}")
         ids = None if run_ids is None else list(run_ids)
-        condition = "1" if ids is None else f"run_id IN ({_marks(len(ids))})"
+        condition = "1" if ids is None else f"run_id IN {_LISTED}"
         columns = TRACE_TABLES[table]
         query = (
             f"SELECT run_id, case_id, trace_id, {', '.join(columns)} FROM {table} JOIN traces USING (trace_id)"
             f" WHERE {condition} ORDER BY trace_id, number"
         )
-        frame = self._frame(query, ids or ())
+        frame = self._frame(query, () if ids is None else [json.dumps(ids)])
         names = {key: json.loads(text) for key, text in self.connection.execute("SELECT trace_id, names FROM traces")}
         for column in set(columns) & set(NAMED):
             frame[column] = [names[key][at] for key, at in zip(frame["trace_id"], frame[column], strict=True)]
@@ -291,12 +304,16 @@ class Store:
         """The machines; JSON columns parsed."""
         return _parse(self._frame("SELECT * FROM machines", ()), "gpus", "dtypes")
 
-    def measurements(self, run_ids: Iterable[str] | None = None, *, samples: bool = False) -> pd.DataFrame:
+    def measurements(
+        self, run_ids: Iterable[str] | None = None, *, samples: bool = False, newest: int | None = None
+    ) -> pd.DataFrame:
         """The measurements in the order written, each factor as a column `factor.NAME` beside the parsed `factors`.
 
         Args:
             run_ids: Of which runs; None means all.
             samples: Whether to load all samples (as float64 arrays) too.
+            newest: Of a case that several of the runs hold, only the newest on each machine; and of an experiment at most so many
+                cases, the newest ones.
         """
         import numpy as np
         import pandas as pd
@@ -304,29 +321,49 @@ class Store:
         columns = [row[1] for row in self.connection.execute("PRAGMA table_info(measurements)")]
         columns = [name for name in columns if samples or name != "samples"]
         ids = None if run_ids is None else list(run_ids)
-        condition = "1" if ids is None else f"run_id IN ({_marks(len(ids))})"
-        frame = self._frame(f"SELECT {', '.join(columns)} FROM measurements WHERE {condition} ORDER BY id", ids or ())
+        condition = "1" if ids is None else f"run_id IN {_LISTED}"
+        query = f"SELECT {', '.join(columns)} FROM measurements WHERE {condition} ORDER BY id"
+        values: list[Any] = [] if ids is None else [json.dumps(ids)]
+        if newest is not None:
+            query = _NEWEST.format(columns=", ".join(f"m.{name}" for name in columns), condition=condition)
+            values.append(newest)
+        frame = self._frame(query, values)
         frame = _parse(frame, "factors", "flags", "details")
         if samples:
             frame["samples"] = [np.frombuffer(blob, dtype="<f8") for blob in frame["samples"]]
         factors = pd.json_normalize(list(frame["factors"]), max_level=0).add_prefix("factor.")
         return pd.concat([frame, factors.set_index(frame.index)], axis=1)
 
-    def figures(self, metric: str, machine_ids: Iterable[str]) -> pd.DataFrame:
-        """One metric over all runs of some machines, oldest run first, with what a history needs and nothing more.
+    def count_cases(self, run_ids: Iterable[str]) -> int:
+        """How many cases the runs hold, counting each once on each machine."""
+        query = (
+            "SELECT count(*) FROM (SELECT DISTINCT r.machine_id, case_id FROM"
+            f" (SELECT DISTINCT run_id, case_id FROM measurements WHERE run_id IN {_LISTED}) JOIN runs r USING (run_id))"
+        )
+        return int(self.connection.execute(query, [json.dumps(list(run_ids))]).fetchone()[0])
+
+    def figures(self, metric: str, machine_ids: Iterable[str], last: int | None = None) -> pd.DataFrame:
+        """One metric over the runs of some machines, oldest run first, with what a history needs and nothing more.
+
+        Args:
+            metric: Which.
+            machine_ids: Of which machines.
+            last: Of each experiment on each machine only so many runs, the newest; None means all.
 
         Returns:
-            Columns `run_id`, `started`, `git_revision`, `machine_id`, `experiment`, `case_id`, `factors`, `scope`, `method`,
+            Columns `run_id`, `started`, `git_revision`, `machine_id`, `experiment`, `case_id`, `factors` (JSON), `scope`, `method`,
             `estimate`, `low`, `high`.
         """
-        ids = list(machine_ids)
-        frame = self._frame(
-            "SELECT run_id, started, git_revision, m.machine_id, m.experiment, case_id, factors, scope, method, estimate, low, high"
-            f" FROM measurements m JOIN runs USING (run_id) WHERE metric = ? AND m.machine_id IN ({_marks(len(ids))})"
-            " AND estimate IS NOT NULL ORDER BY started, id",
-            [metric, *ids],
+        return self._frame(
+            "WITH chosen AS (SELECT run_id, started, git_revision, row_number() OVER"
+            " (PARTITION BY machine_id, experiment ORDER BY started DESC, rowid DESC) AS place"
+            f" FROM runs WHERE machine_id IN {_LISTED})"
+            " SELECT run_id, started, git_revision, m.machine_id, m.experiment, case_id, factors, scope, method,"
+            " estimate, low, high"
+            " FROM chosen JOIN measurements m USING (run_id) WHERE place <= ? AND metric = ? AND estimate IS NOT NULL"
+            " ORDER BY started, id",
+            [json.dumps(list(machine_ids)), 2**60 if last is None else last, metric],
         )
-        return _parse(frame, "factors")
 
     def runs_before(self, run_ids: Iterable[str], but: str = "") -> list[str]:
         """Of each run the one before it: the last that was done, of the same experiment, suite and machine.
@@ -481,7 +518,7 @@ class Store:
             other.merge(self.path)
             keep = list(run_ids)
             with other._transaction() as db:
-                db.execute(f"DELETE FROM runs WHERE run_id NOT IN ({_marks(len(keep))})", keep)
+                db.execute(f"DELETE FROM runs WHERE run_id NOT IN {_LISTED}", [json.dumps(keep)])
                 db.execute("DELETE FROM machines WHERE machine_id NOT IN (SELECT machine_id FROM runs)")
                 db.execute("UPDATE runs SET process = '', params = json_remove(params, '$.corpus')")
             other.connection.execute("PRAGMA journal_mode = DELETE").fetchall()

@@ -8,8 +8,8 @@ import pydantic
 
 from nanolib.paths import database_path
 from nanolib.regression.compare import Comparison, since_before
-from nanolib.regression.history import History, histories
-from nanolib.store import Store
+from nanolib.regression.history import HISTORY_RUNS, History, histories
+from nanolib.store import SHOWN_CASES, Store
 from nanolib.validation import StrictModel
 
 if TYPE_CHECKING:
@@ -66,11 +66,15 @@ def changes(params: Params) -> tuple[Comparison | None, list[History]]:
     with Store(path, create=not params.database) as store:
         ids = select_runs(store, params.runs)
         runs = store.runs()
-        return since_before(store, ids), histories(store, machine_ids=set(runs[runs.run_id.isin(ids)].machine_id))
+        chosen = runs[runs.run_id.isin(ids)]
+        newest = chosen.drop_duplicates(["experiment", "machine_id", "suite"], keep="last")
+        return since_before(store, list(newest.run_id)), histories(
+            store, machine_ids=set(chosen.machine_id), last=HISTORY_RUNS
+        )
 
 
 def load(params: Params) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """The chosen runs, their machines and their measurements.
+    """The chosen runs, their machines and their measurements: of each case the newest, of each experiment the newest cases.
 
     Raises:
         BadInput: A name that stands for no run, or a database that cannot be read.
@@ -79,4 +83,6 @@ def load(params: Params) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     with Store(path, create=not params.database) as store:
         ids = select_runs(store, params.runs)
         runs = store.runs()
-        return runs[runs.run_id.isin(ids)], store.machines(), store.measurements(ids, samples=True)
+        rows = store.measurements(ids, samples=True, newest=SHOWN_CASES)
+        shown = set(rows.run_id) | set(ids[-SHOWN_CASES:])
+        return runs[runs.run_id.isin(shown)], store.machines(), rows

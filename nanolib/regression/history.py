@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from nanolib.stats.changes import changes_of_level
 from nanolib.stats.compare import MARGIN
 from nanolib.store import Store
 
+HISTORY_RUNS = 60  # of an experiment on a machine: what a chart over runs shows
 _KEY = ["machine_id", "experiment", "case_id", "scope", "method"]
 
 
@@ -65,13 +67,16 @@ class History:
     changes: tuple[Change, ...]
 
 
-def histories(store: Store, metric: str = "latency", machine_ids: Iterable[str] = ()) -> list[History]:
+def histories(
+    store: Store, metric: str = "latency", machine_ids: Iterable[str] = (), last: int | None = None
+) -> list[History]:
     """The histories of all cases that at least two runs of one machine hold.
 
     Args:
         store: Where the runs are.
         metric: Which figure.
         machine_ids: Of which machines.
+        last: Of each experiment on each machine only so many runs, the newest; None means all.
 
     Raises:
         BadInput: An unknown metric.
@@ -79,12 +84,13 @@ def histories(store: Store, metric: str = "latency", machine_ids: Iterable[str] 
     if metric not in METRICS:
         raise BadInput(f"--metric: {metric!r} is unknown; use one of {', '.join(METRICS)}")
     result = []
-    for (machine_id, experiment, _, scope, _), group in store.figures(metric, machine_ids).groupby(_KEY, sort=False):
+    figures = store.figures(metric, machine_ids, last)
+    for (machine_id, experiment, _, scope, _), group in figures.groupby(_KEY, sort=False):
         if len(group) < 2:
             continue
         columns = ["run_id", "started", "git_revision", "estimate", "low", "high"]
         points = group[columns].reset_index(drop=True)
-        case = case_name(group["factors"].iloc[-1])
+        case = case_name(json.loads(group["factors"].iloc[-1]))
         result.append(History(machine_id, experiment, case, metric, scope, points, _changes(points, metric)))
     return result
 

@@ -27,6 +27,7 @@ from nanolib.report.fp8 import fp8_precisions, fp8_quoted
 from nanolib.report.fp8_numerics import fp8_losses, fp8_numerics, fp8_scales
 from nanolib.report.fp8_parity import fp8_parity
 from nanolib.report.layers import activation_profile, layer_heat_map, operation_breakdown, profiling_overhead
+from nanolib.report.linking import links
 from nanolib.report.overview import of_experiment, pick
 from nanolib.report.quality import quality_chart as attention_quality
 from nanolib.report.regressions import ab_ratio
@@ -92,6 +93,7 @@ def attention_speed_up(rows: pd.DataFrame) -> alt.TopLevelMixin:
     if sparse.empty:
         return nothing(title, "no sparse kind was measured beside a dense one")
     data = sparse[["name", "seq_len", "speed_up", "speed_up_low", "speed_up_high", "bound", "baseline"]]
+    data = data.assign(**{name: values for name, values in links(sparse).items() if name != "link_model"})
     colour, shape = colour_and_shape("name", "Kind", data["name"], table["name"])
     base = alt.Chart(data).encode(x=seq_axis(data["seq_len"]), color=colour)
     domain = domain_of(data[["speed_up_low", "speed_up_high", "bound"]].assign(one=1.0), log=True)
@@ -161,7 +163,10 @@ def training_phases(rows: pd.DataFrame) -> alt.TopLevelMixin:
         return nothing(title, "no training step was measured")
     table, shared = short_names(table[table["training_step"].notna()], "name", "optimisation")
     table = table.assign(case=lambda t: t["name"] + " n=" + t["seq_len"].astype(int).astype(str))
-    data = table.melt(["case"], phases, "phase", "ms").assign(phase=lambda t: t["phase"].str.replace("_", " "))
+    table = table.assign(**links(table))
+    data = table.melt(["case", *links(table)], phases, "phase", "ms").assign(
+        phase=lambda t: t["phase"].str.replace("_", " ")
+    )
     order = [phase.replace("_", " ") for phase in phases]
     data["order"] = data["phase"].map(order.index)
     chart = (

@@ -7,7 +7,8 @@ import pandas as pd
 
 from nanolib.measurement import Flag, Provenance, format_number, format_with_interval
 from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, colour_and_shape, look, nothing, why_nothing
-from nanolib.report.overview import having, of_experiment, pick
+from nanolib.report.linking import links
+from nanolib.report.overview import ending_of, having, of_experiment, pick
 
 EXPERIMENT = "distributed"
 KINDS = ("compute", "wait", "communication")
@@ -56,8 +57,7 @@ def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
         first = case.iloc[0]
         base = {"run_id": run_id, "case_id": case_id}
         base |= {name: first[f"factor.{name}"] for name in ("world_size", "seq_len", "dtype")}
-        ending = case[case["metric"] == "case_time"].iloc[-1]
-        base |= {"status": ending["status"], "message": ending["message"]}
+        base |= ending_of(case)
         forms = [form for form in first["factor.forms"] if len(pick(case, "latency", form))]
         lines += [base | {"form": form} | _form_line(case, form) for form in forms] or [
             base | {"form": "", "flags": []}
@@ -157,6 +157,7 @@ def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
             "high": table["latency_high"].fillna(table["latency"]),
             "bound": table["bound"].fillna(""),
             "oversubscribed": [Flag.OVERSUBSCRIBED.value in flags for flags in table["flags"]],
+            **links(table),
         }
     )
     modelled = _modelled(rows)
@@ -191,7 +192,7 @@ def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
         ]
         more = modelled[modelled["panel"] == panel] if len(modelled) else modelled
         if len(more):
-            joint = part[part["ranks"] == more["from"].iloc[0]][["panel", "form", "ranks", "ms"]]
+            joint = part[part["ranks"] == more["from"].iloc[0]][["panel", "form", "ranks", "ms", *links(table)]]
             dashed = alt.Chart(pd.concat([joint, more], ignore_index=True)).encode(x=x, color=colour)
             layers.insert(
                 0,
@@ -219,6 +220,7 @@ def _modelled(rows: pd.DataFrame) -> pd.DataFrame:
             "ranks": [details["world_size"] for details in chosen["details"]],
             "ms": chosen["estimate"],
             "from": chosen["factor.world_size"],
+            **links(chosen),
         }
     )
     fair = data[[Flag.OVERSUBSCRIBED.value not in flags for flags in chosen["flags"]]]
@@ -239,6 +241,8 @@ def decode_shares(rows: pd.DataFrame) -> alt.TopLevelMixin:
             "kind": kind,
             "place": place,
             "ms": row[kind],
+            "link_run": row["run_id"][:8],
+            "link_n": row["seq_len"],
         }
         for _, row in table.iterrows()
         for place, kind in enumerate(KINDS)

@@ -8,6 +8,7 @@ import altair as alt
 import pandas as pd
 
 from nanolib.measurement import METRICS
+from nanolib.report.linking import links
 
 # Okabe & Ito (2008): told apart by every common kind of colour vision.
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
@@ -104,6 +105,7 @@ def tidy(rows: pd.DataFrame, first: str, others: list[str], panel: str) -> pd.Da
             "n": rows["n"],
             "method": rows["method"],
             "flags": [", ".join(flags) or "none" for flags in rows["flags"]],
+            **links(rows),
         }
     )
 
@@ -188,6 +190,7 @@ def failed_cases(rows: pd.DataFrame, first: str, others: list[str]) -> pd.DataFr
             "seq_len": bad["factor.seq_len"].astype(int),
             "status": bad["status"],
             "message": bad["message"],
+            **links(bad),
         }
     )
 

@@ -8,7 +8,8 @@ import pandas as pd
 from nanolib.measurement import Provenance, format_with_interval
 from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, look, nothing, why_nothing
 from nanolib.report.layers import layer_words
-from nanolib.report.overview import of_experiment, pick
+from nanolib.report.linking import links
+from nanolib.report.overview import ending_of, of_experiment, pick
 
 ENERGY_COLUMNS = {
     "name": "Model",
@@ -48,12 +49,11 @@ def energy_table(rows: pd.DataFrame) -> pd.DataFrame:
         first = case.iloc[0]
         base = {"run_id": run_id, "case_id": case_id}
         base |= {name: first[f"factor.{name}"] for name in ("name", "phase", "seq_len", "batch_size")}
-        ending = case[case["metric"] == "case_time"].iloc[-1]
         speed = pick(case, "tokens_per_second")
         base["tokens_per_second"] = speed["estimate"].iloc[0] if len(speed) else float("nan")
         found = case[case["metric"] == "energy"]
         if found.empty:
-            lines.append(base | {"status": ending["status"], "message": ending["message"]})
+            lines.append(base | ending_of(case))
         lines += [base | _source_line(case, row) for _, row in found.iterrows()]
     table = pd.DataFrame(lines)
     return table.assign(**{c: float("nan") for c in _columns() if c not in table})
@@ -109,6 +109,7 @@ def energy_per_token(rows: pd.DataFrame) -> alt.TopLevelMixin:
             "joules": table["energy_per_token"],
             "low": table["energy_per_token_low"],
             "high": table["energy_per_token_high"],
+            **links(table),
         }
     )
     ends = data[["low", "high"]].clip(lower=data["joules"].min() / 100)

@@ -9,7 +9,7 @@ from nanolib.measurement import format_with_interval
 from nanolib.report.drawing import PALETTE, WIDTH, look, nothing, why_nothing
 from nanolib.report.fp8_numerics import numerics_table, numerics_words
 from nanolib.report.fp8_parity import parity_table, parity_words
-from nanolib.report.overview import having, of_experiment, pick
+from nanolib.report.overview import ending_of, having, of_experiment, pick
 
 SPEED_COLUMNS = {
     "name": "Model",
@@ -45,8 +45,7 @@ def speed_table(rows: pd.DataFrame) -> pd.DataFrame:
         first = case.iloc[0]
         names = ("name", "mode", "precision", "compiled", "seq_len", "batch_size")
         line = {"run_id": run_id} | {name: first[f"factor.{name}"] for name in names}
-        ending = case[case["metric"] == "case_time"].iloc[-1]
-        line |= {"status": ending["status"], "message": ending["message"]}
+        line |= ending_of(case)
         latency = pick(case, "latency")
         if len(latency):
             row = latency.iloc[0]

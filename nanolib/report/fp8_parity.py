@@ -7,7 +7,7 @@ import pandas as pd
 
 from nanolib.measurement import format_with_interval
 from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, look, nothing, why_nothing
-from nanolib.report.overview import having, of_experiment, pick
+from nanolib.report.overview import ending_of, having, of_experiment, pick
 
 PARITY_COLUMNS = {
     "arm": "Arm",
@@ -35,8 +35,7 @@ def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
     for _, case in rows.groupby(["run_id", "case_id"], sort=False):
         first = case.iloc[0]
         line = {name: first[f"factor.{name}"] for name in ("arm", "seeds", "steps")}
-        ending = case[case["metric"] == "case_time"].iloc[-1]
-        line |= {"status": ending["status"], "message": ending["message"]}
+        line |= ending_of(case)
         found = case[case["metric"] == "parity"]
         if len(found):
             row = found.iloc[0]

@@ -36,6 +36,12 @@ def pick(rows: pd.DataFrame, metric: str, scope: str | None = None, method: str 
     return rows[mask]
 
 
+def ending_of(case: pd.DataFrame) -> dict[str, Any]:
+    """How a case ended: `status` and `message` of its `case_time`; what others stored without one was measured."""
+    ends = case[case["metric"] == "case_time"]
+    return dict(ends[["status", "message"]].iloc[-1]) if len(ends) else {"status": "ok", "message": ""}
+
+
 def schema_of(rows: pd.DataFrame) -> str:
     """The columns of the measurement table, the same on every machine."""
     names = [name for name in rows.columns if not name.startswith("factor.") and name != "samples"]

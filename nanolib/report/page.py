@@ -11,18 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import mistune
 import pandas as pd
-import vl_convert
 
 from nanolib.paths import make_folder
 from nanolib.regression.compare import since_before
-from nanolib.regression.history import histories
-from nanolib.report import charts, distributed, energy, fp8_parity, overview, regressions, renderer, tables, verdicts
-from nanolib.report.display import Table
-from nanolib.store import Store
-
-_METHOD = Path(__file__).parents[2] / "docs" / "method.md"
+from nanolib.regression.history import HISTORY_RUNS, histories
+from nanolib.report import (
+    charts,
+    distributed,
+    energy,
+    fp8_parity,
+    overview,
+    regressions,
+    renderer,
+    tables,
+    verdicts,
+)
+from nanolib.report.web import web_page
+from nanolib.store import SHOWN_CASES, Store
 
 
 @dataclass(frozen=True)
@@ -116,26 +122,26 @@ def build(store: Store, run_ids: list[str], folder: Path) -> Path:
     Returns:
         The page.
     """
-    rows, runs, machines = store.measurements(run_ids, samples=True), store.runs(), store.machines()
-    runs = runs[runs["run_id"].isin(run_ids)]
+    rows = store.measurements(run_ids, samples=True, newest=SHOWN_CASES)
+    runs, machines = store.runs(), store.machines()
+    runs = runs[runs["run_id"].isin(set(rows["run_id"]) | set(run_ids[-SHOWN_CASES:]))]
+    left_out = store.count_cases(run_ids) - rows[["machine_id", "case_id"]].drop_duplicates().shape[0]
     make_folder(folder)
     # Everything is made beside the target and moved in at the end: a failure half-way leaves the old report whole.
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".report-") as temporary:
         made = Path(temporary)
         shown = [section for section in SECTIONS if section.experiment in set(runs["experiment"])]
-        drawn = {
-            name: renderer.vega_spec(charts.CHARTS[name](rows), renderer.PAGE_VERSION)
-            for section in shown
-            for name in section.charts
-        }
-        changes = _changes(store, run_ids, runs)
+        drawn = {name: renderer.linked_spec(charts.CHARTS[name](rows)) for section in shown for name in section.charts}
+        changes = _changes(store, runs)
         drawn |= {name: renderer.vega_spec(chart, renderer.PAGE_VERSION) for name, chart in changes.charts.items()}
         for name, spec in drawn.items():
             renderer.save(spec, made, name)
         for section in shown:
             _write_files(section, rows, runs, made)
         (made / "profiling_report.md").write_text(_markdown(shown, changes, rows, runs, machines), encoding="utf-8")
-        (made / "index.html").write_text(_html(shown, changes, drawn, rows, runs, machines), encoding="utf-8")
+        (made / "index.html").write_text(
+            web_page(shown, changes, drawn, rows, runs, machines, left_out), encoding="utf-8"
+        )
         for file in made.iterdir():
             file.replace(folder / file.name)
     return folder / "index.html"
@@ -156,9 +162,11 @@ class Changes:
     table: pd.DataFrame
 
 
-def _changes(store: Store, run_ids: list[str], runs: pd.DataFrame) -> Changes:
-    since = since_before(store, run_ids)
-    found = histories(store, machine_ids=sorted(set(runs["machine_id"])))
+def _changes(store: Store, runs: pd.DataFrame) -> Changes:
+    since = since_before(
+        store, list(runs.drop_duplicates(["experiment", "machine_id", "suite"], keep="last")["run_id"])
+    )
+    found = histories(store, machine_ids=sorted(set(runs["machine_id"])), last=HISTORY_RUNS)
     drawn = {"since_the_run_before": regressions.since_chart(since)} if since is not None else {}
     if found:
         drawn["history"] = regressions.history_chart(found)
@@ -243,93 +251,3 @@ def _markdown(
     if flagged:
         parts += ["## What to know before believing a number", *(f"- {line}" for line in flagged)]
     return "\n\n".join(parts).replace("\n\n- ", "\n- ").replace("\n- ", "\n\n- ", 1) + "\n"
-
-
-_STYLE = """
-:root { color-scheme: light; }
-body { font: 15px/1.55 system-ui, sans-serif; color: #1b1b1b; max-width: 1080px; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.6rem; margin-bottom: .2rem; } h2 { font-size: 1.25rem; margin: 2.6rem 0 .4rem; }
-nav a { margin-right: 1.2rem; } a { color: #0072B2; }
-.verdict { background: #f3f7fa; border-left: 4px solid #0072B2; padding: .7rem 1rem .7rem 2rem; margin: .6rem 0 1.2rem; }
-.verdict li { margin: .15rem 0; }
-.scroll { overflow-x: auto; } .chart { margin: 1.1rem 0; } .chart.vega-embed { display: block; }
-table { border-collapse: collapse; font-size: 13px; white-space: nowrap; }
-td, th { padding: .25rem .6rem; border-bottom: 1px solid #e4e4e4; text-align: right; font-variant-numeric: tabular-nums; }
-td:first-child, th:first-child { text-align: left; } th { font-weight: 600; border-bottom: 2px solid #999; }
-summary { cursor: pointer; margin: .4rem 0; } .small { color: #555; font-size: 13px; }
-#method { border-top: 1px solid #ccc; margin-top: 3rem; } #method td, #method th { text-align: left; white-space: normal; }
-"""
-
-
-_MORE = '<a href="#changes">What changed?</a><a href="#hardware">Which hardware?</a>'
-
-
-def _table(frame: pd.DataFrame) -> str:
-    return Table(frame)._repr_html_()
-
-
-def _html(
-    sections: list[Section],
-    changes: Changes,
-    drawn: dict[str, dict[str, Any]],
-    rows: pd.DataFrame,
-    runs: pd.DataFrame,
-    machines: pd.DataFrame,
-) -> str:
-    body = ["<h1>nanolib report</h1>"]
-    body.append(
-        f'<p class="small">{len(runs)} run(s), {len(rows):,} measurements. Points are measured, with 95 % intervals; dashed lines '
-        'are predictions; red crosses failed. <a href="#method">How the numbers are made</a>.</p>'
-    )
-    body.append(
-        "<nav>"
-        + "".join(f'<a href="#{s.experiment}">{html.escape(s.question)}</a>' for s in sections)
-        + _MORE
-        + "</nav>"
-    )
-    if not sections:
-        body.append("<p>There is nothing to show yet. Run: <code>nano run quick</code></p>")
-    for section in sections:
-        body.append(f'<h2 id="{section.experiment}">{html.escape(section.question)}</h2>')
-        lines = "".join(f"<li>{html.escape(line)}</li>" for line in verdicts.VERDICTS[section.experiment](rows))
-        body.append(f'<ul class="verdict">{lines}</ul>')
-        body += [f'<div class="chart scroll" id="chart-{name}"></div>' for name in section.charts]
-        table = tables.readable(section.table(rows), section.columns)
-        body.append(f"<details open><summary>All cases</summary>{_table(table)}</details>")
-    lines = "".join(f"<li>{html.escape(line)}</li>" for line in changes.verdict)
-    body.append(f'<h2 id="changes">What changed?</h2><ul class="verdict">{lines}</ul>')
-    body += [f'<div class="chart scroll" id="chart-{name}"></div>' for name in changes.charts]
-    if len(changes.table):
-        body.append(f"<details><summary>All that differ or cannot be told</summary>{_table(changes.table)}</details>")
-    body.append(f'<h2 id="hardware">Which hardware?</h2>{_table(regressions.hardware_table(rows, machines))}')
-    across = regressions.machine_ratios(rows)
-    if len(across):
-        body.append(
-            f"<details open><summary>Latency per machine (ms): a comparison, no gate</summary>{_table(across)}</details>"
-        )
-    failed, flagged = overview.failures(rows), overview.flag_lines(rows)
-    if len(failed):
-        body.append(f'<h2 id="failed">What failed</h2>{_table(failed)}')
-    if flagged:
-        items = "".join(f"<li>{html.escape(line)}</li>" for line in flagged)
-        body.append(f"<h2>What to know before believing a number</h2><ul>{items}</ul>")
-    body.append(f"<h2>Runs and machines</h2>{_table(overview.run_facts(runs, machines))}")
-    if _METHOD.is_file():
-        text = mistune.create_markdown(escape=True, plugins=["table"])(_METHOD.read_text(encoding="utf-8"))
-        body.append(f'<section id="method">{text}</section>')
-    script = ""
-    if drawn:
-        # no «<» at all: inside a script, `</script` and `<!--` mean something whatever string they stand in
-        data = json.dumps(drawn).replace("<", "\\u003c")
-        libraries = vl_convert.javascript_bundle(vl_version=renderer.PAGE_VERSION).replace("</script", "<\\/script")
-        script = (
-            f"<script>{libraries}</script><script>const specs = {data};\n"
-            "for (const [name, spec] of Object.entries(specs))\n"
-            "  vegaEmbed('#chart-' + name, spec, {mode: 'vega', renderer: 'svg', actions: {export: true, source: false, "
-            "compiled: false, editor: false}});</script>"
-        )
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>nanolib report</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{_STYLE}</style></head><body>{''.join(body)}{script}</body></html>"
-    )

@@ -14,6 +14,7 @@ import altair as alt
 import vl_convert
 
 from nanolib.measurement import BadInput
+from nanolib.report.linking import linked
 
 VEGALITE_VERSION = "5.20"  # compiles to Vega 5, which JupyterLab bundles
 PAGE_VERSION = "6.4"  # compiles to Vega 6, which vl-convert bundles for pages of our own
@@ -24,6 +25,11 @@ _NOTEBOOK_SCALE = 1.4  # and in notebooks, which are committed with them
 def vega_spec(chart: alt.TopLevelMixin, vl_version: str = VEGALITE_VERSION) -> dict[str, Any]:
     """The chart compiled to Vega by one version of Vega-Lite."""
     return vl_convert.vegalite_to_vega(chart.to_dict(), vl_version=vl_version)
+
+
+def linked_spec(chart: alt.TopLevelMixin) -> dict[str, Any]:
+    """The chart compiled for a page, where it follows what is picked for all of them."""
+    return vl_convert.vegalite_to_vega(linked(chart), vl_version=PAGE_VERSION)
 
 
 def save(spec: dict[str, Any], folder: Path, name: str) -> None:

@@ -8,7 +8,8 @@ import pandas as pd
 from nanolib.measurement import Flag, Provenance, format_with_interval
 from nanolib.report.distributed import EXPERIMENT, _ends
 from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, look, nothing, why_nothing
-from nanolib.report.overview import having, of_experiment, pick
+from nanolib.report.linking import links
+from nanolib.report.overview import ending_of, having, of_experiment, pick
 
 PREFILL_COLUMNS = {
     "world_size": "Ranks",
@@ -51,9 +52,9 @@ def prefill_table(rows: pd.DataFrame) -> pd.DataFrame:
     lines = []
     for _, case in rows.groupby(["run_id", "case_id"], sort=False):
         first = case.iloc[0]
-        base = {name: first[f"factor.{name}"] for name in ("world_size", "seq_len", "dtype")}
-        ending = case[case["metric"] == "case_time"].iloc[-1]
-        base |= {"status": ending["status"], "message": ending["message"], "flags": []}
+        base = {"run_id": first["run_id"]}
+        base |= {name: first[f"factor.{name}"] for name in ("world_size", "seq_len", "dtype")}
+        base |= {**ending_of(case), "flags": []}
         timed = pick(case, "latency")
         if timed.empty:
             lines.append(base | {"form": ", ".join(first["factor.prefill_forms"]), "direction": ""})
@@ -97,6 +98,7 @@ def prefill_times(rows: pd.DataFrame) -> alt.TopLevelMixin:
             "low": table["latency_low"].fillna(table["latency"]),
             "high": table["latency_high"].fillna(table["latency"]),
             "flags": [", ".join(flags) or "none" for flags in table["flags"]],
+            **links(table),
         }
     )
     colour, shape = colour_and_shape("form", "Form", data["form"])
@@ -136,6 +138,7 @@ def sharded_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
             "gib": peaks["estimate"] / 1024,
             "planned": peaks["predicted"].fillna(peaks["estimate"]) / 1024,
             "measured": peaks["provenance"] == Provenance.MEASURED.value,
+            **links(peaks),
         }
     ).sort_values(["what", "n"])
     colour, shape = colour_and_shape("what", "Form", data["what"])
@@ -166,9 +169,8 @@ def training_table(rows: pd.DataFrame) -> pd.DataFrame:
     lines = []
     for _, case in rows.groupby(["run_id", "case_id"], sort=False):
         first = case.iloc[0]
-        base = {name: first[f"factor.{name}"] for name in ("name", "world_size")}
-        ending = case[case["metric"] == "case_time"].iloc[-1]
-        base |= {"status": ending["status"], "message": ending["message"], "flags": []}
+        base = {"run_id": first["run_id"]} | {name: first[f"factor.{name}"] for name in ("name", "world_size")}
+        base |= {**ending_of(case), "flags": []}
         timed = pick(case, "latency")
         if timed.empty:
             lines.append(base | {"strategy": ", ".join(first["factor.strategies"])})
@@ -213,6 +215,7 @@ def training_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
             "high": table["tokens_per_second_high"].fillna(table["tokens_per_second"]),
             "flags": [", ".join(flags) or "none" for flags in table["flags"]],
             "oversubscribed": [Flag.OVERSUBSCRIBED.value in flags for flags in table["flags"]],
+            **links(table),
         }
     )
     colour, shape = colour_and_shape("strategy", "Strategy", data["strategy"])

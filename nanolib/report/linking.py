@@ -1,0 +1,105 @@
+"""One choice for all charts of a page: their data tell run, model and length, and each chart keeps what is picked."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+from nanolib.report.overview import pick
+
+# Column of a chart's data → where it comes from in rows, or in a table.
+_SOURCES = {
+    "link_run": ("run_id",),
+    "link_model": ("factor.name", "name"),
+    "link_n": ("factor.seq_len", "seq_len"),
+}
+PICKS = {"run": "link_run", "model": "link_model", "n": "link_n"}
+_MODELS_OF = ("model", "energy", "fp8", "distributed")  # elsewhere a name is that of an attention kind
+EVERYTHING = "everything"
+
+
+def links(frame: pd.DataFrame) -> dict[str, Any]:
+    """The columns by which a chart's data follow a choice, as far as rows or a table have them; with the index of `frame`."""
+    found = {}
+    for column, sources in _SOURCES.items():
+        source = next((name for name in sources if name in frame), None)
+        if source is not None:
+            found[column] = frame[source].str[:8] if column == "link_run" else frame[source]
+    if "factor.name" in frame and "experiment" in frame:
+        found["link_model"] = frame["factor.name"].where(frame["experiment"].isin(_MODELS_OF))
+    return found
+
+
+def linked(chart: alt.TopLevelMixin) -> dict[str, Any]:
+    """The chart's Vega-Lite with parameters `pick_run`, `pick_model`, `pick_n`: lists of what is shown, or null for everything."""
+    spec = chart.to_dict()
+    columns = {name: set(values[0]) for name, values in spec.get("datasets", {}).items() if values}
+    used: set[str] = set()
+
+    def visit(node: Any) -> None:
+        if isinstance(node, list):
+            for item in node:
+                visit(item)
+        if not isinstance(node, dict):
+            return
+        named = node.get("data", {}).get("name") if isinstance(node.get("data"), dict) else None
+        filters = []
+        for name, column in PICKS.items():
+            if column in columns.get(named, ()):
+                used.add(name)
+                kept = f"pick_{name} == null || datum.{column} == null || indexof(pick_{name}, datum.{column}) >= 0"
+                filters.append({"filter": kept})
+        if filters:
+            node["transform"] = [*filters, *node.get("transform", [])]
+        for key, value in node.items():
+            if key not in ("datasets", "data", "transform"):
+                visit(value)
+
+    visit(spec)
+    spec["params"] = [
+        *spec.get("params", []),
+        *({"name": f"pick_{name}", "value": None} for name in PICKS if name in used),
+    ]
+    return spec
+
+
+def choices(rows: pd.DataFrame, runs: pd.DataFrame, machines: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """What can be picked: title → options, each with what the charts are told. A thing of which there is one is no choice.
+
+    Returns:
+        Per title: `pick` (the parameter's name) and `options` (label → list of values).
+    """
+    found: dict[str, dict[str, Any]] = {}
+    if rows.empty:
+        return found
+    short = runs.assign(short=runs["run_id"].str[:8])
+    short = short[short["short"].isin(rows["run_id"].str[:8])]
+    cpus = machines.set_index("machine_id")["cpu"]
+    by_machine = {
+        f"{cpus.get(machine, '')} ({machine[:6]})": list(group["short"])
+        for machine, group in short.groupby("machine_id", sort=False)
+    }
+    by_launch = {
+        f"{label or 'no label'}, {started[:16].replace('T', ' ')}": list(group["short"])
+        for (label, started), group in short.groupby(["label", short["started"].str[:16]], sort=False)
+    }
+    shaped = rows[rows["experiment"].isin(_MODELS_OF)]
+    names = sorted(set(shaped["factor.name"].dropna())) if "factor.name" in shaped else []
+    lengths = sorted({int(n) for n in rows["factor.seq_len"].dropna()}) if "factor.seq_len" in rows else []
+    for title, name, options in (
+        ("Machine", "run", by_machine),
+        ("Run", "run", by_launch if pick(rows, "latency")["run_id"].nunique() > 1 else {}),
+        ("Model", "model", {value: [value] for value in names}),
+        ("Sequence length", "n", {f"{value:,}": [value] for value in lengths}),
+    ):
+        if len(options) > 1:
+            found[title] = {"pick": name, "options": options}
+    return found
+
+
+def as_script(data: Any) -> str:
+    """JSON that may stand inside a script: no «<» at all, since `</script` and `<!--` mean something in any string."""
+    return json.dumps(data).replace("<", "\\u003c")
