@@ -330,7 +330,7 @@ class Store:
         frame = self._frame(query, values)
         frame = _parse(frame, "factors", "flags", "details")
         if samples:
-            frame["samples"] = [np.frombuffer(blob, dtype="<f8") for blob in frame["samples"]]
+            frame["samples"] = [np.frombuffer(blob or b"", dtype="<f8") for blob in frame["samples"]]
         factors = pd.json_normalize(list(frame["factors"]), max_level=0).add_prefix("factor.")
         return pd.concat([frame, factors.set_index(frame.index)], axis=1)
 

@@ -181,8 +181,9 @@ def since_before(store: Store, run_ids: Sequence[str]) -> Comparison | None:
 def block_medians(row: pd.Series) -> np.ndarray:
     """The block medians behind a latency, without the warm-up that was cut from it, shape [blocks]."""
     details = row["details"]
-    samples = np.asarray(row["samples"], dtype=float)[details.get("warmup_cut", 0) :]
-    return np.median(samples.reshape(-1, details["calls_per_block"]), axis=1)
+    samples, per_block = np.asarray(row["samples"], dtype=float), details.get("calls_per_block", 1)
+    whole = samples[details.get("warmup_cut", 0) : len(samples) // per_block * per_block]
+    return np.median(whole.reshape(-1, per_block), axis=1)
 
 
 def _case_lines(base: pd.DataFrame, current: pd.DataFrame) -> Iterator[Line]:

@@ -8,7 +8,7 @@ import pandas as pd
 from nanolib.measurement import Flag, Provenance, format_number, format_with_interval
 from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, colour_and_shape, look, nothing, why_nothing
 from nanolib.report.linking import links
-from nanolib.report.overview import ending_of, having, of_experiment, pick
+from nanolib.report.overview import ending_of, having, made_once, of_experiment, pick
 
 EXPERIMENT = "distributed"
 KINDS = ("compute", "wait", "communication")
@@ -43,6 +43,7 @@ COMPONENT_COLUMNS = {
 }
 
 
+@made_once
 def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per form, number of ranks and length.
 
@@ -116,6 +117,7 @@ def _with_efficiency(table: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
+@made_once
 def component_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per component of a form: columns `world_size`, `seq_len`, `form`, `component`, `ms` (with ends), `mean`, `sd`."""
     rows = having(rows, EXPERIMENT, "world_size")

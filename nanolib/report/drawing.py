@@ -25,13 +25,17 @@ def axis_title(metric: str) -> str:
 
 def look(chart: alt.TopLevelMixin) -> alt.TopLevelMixin:
     """Fonts, grid and frame, the same for every chart."""
-    return (
-        chart.configure_axis(labelFontSize=12, titleFontSize=12, gridColor="#e8e8e8", titleFontWeight="normal")
-        .configure_legend(labelFontSize=12, titleFontSize=12, symbolStrokeWidth=2, labelLimit=260)
-        .configure_title(fontSize=14, anchor="start", fontWeight="bold", subtitleFontSize=12, subtitleColor="#555")
-        .configure_header(labelFontSize=13, titleFontSize=0, labelFontWeight="bold")
-        .configure_view(stroke="#ccc")
+    # Set, not by `configure_…`: each of those copies the whole chart.
+    chart.config = alt.Config(
+        axis=alt.AxisConfig(labelFontSize=12, titleFontSize=12, gridColor="#e8e8e8", titleFontWeight="normal"),
+        legend=alt.LegendConfig(labelFontSize=12, titleFontSize=12, symbolStrokeWidth=2, labelLimit=260),
+        title=alt.TitleConfig(
+            fontSize=14, anchor="start", fontWeight="bold", subtitleFontSize=12, subtitleColor="#555"
+        ),
+        header=alt.HeaderConfig(labelFontSize=13, titleFontSize=0, labelFontWeight="bold"),
+        view=alt.ViewConfig(stroke="#ccc"),
     )
+    return chart
 
 
 def nothing(title: str, why: str) -> alt.TopLevelMixin:

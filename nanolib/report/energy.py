@@ -9,7 +9,7 @@ from nanolib.measurement import Provenance, format_with_interval
 from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, look, nothing, why_nothing
 from nanolib.report.layers import layer_words
 from nanolib.report.linking import links
-from nanolib.report.overview import ending_of, of_experiment, pick
+from nanolib.report.overview import ending_of, made_once, of_experiment, pick
 
 ENERGY_COLUMNS = {
     "name": "Model",
@@ -31,6 +31,7 @@ ENERGY_COLUMNS = {
 _RANGES = ("power", "idle_power", "energy_per_token", "net_per_token", "energy", "energy_delay")
 
 
+@made_once
 def energy_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per phase, shape and source.
 

@@ -9,7 +9,7 @@ from nanolib.measurement import format_with_interval
 from nanolib.report.drawing import PALETTE, WIDTH, look, nothing, why_nothing
 from nanolib.report.fp8_numerics import numerics_table, numerics_words
 from nanolib.report.fp8_parity import parity_table, parity_words
-from nanolib.report.overview import ending_of, having, of_experiment, pick
+from nanolib.report.overview import ending_of, having, made_once, of_experiment, pick
 
 SPEED_COLUMNS = {
     "name": "Model",
@@ -30,6 +30,7 @@ SPEED_COLUMNS = {
 }
 
 
+@made_once
 def speed_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per model, precision and mode, with its speed-up over bf16 of the same run.
 

@@ -6,9 +6,10 @@ import altair as alt
 import pandas as pd
 
 from nanolib.report.drawing import PALETTE, colour_and_shape, look, nothing, why_nothing
-from nanolib.report.overview import having, of_experiment, pick
+from nanolib.report.overview import having, made_once, of_experiment, pick
 
 
+@made_once
 def numerics_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Errors of emulated products, one line per way to cast, layer and product.
 

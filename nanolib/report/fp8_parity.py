@@ -7,7 +7,7 @@ import pandas as pd
 
 from nanolib.measurement import format_with_interval
 from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, look, nothing, why_nothing
-from nanolib.report.overview import ending_of, having, of_experiment, pick
+from nanolib.report.overview import ending_of, having, made_once, of_experiment, pick
 
 PARITY_COLUMNS = {
     "arm": "Arm",
@@ -23,6 +23,7 @@ PARITY_COLUMNS = {
 }
 
 
+@made_once
 def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per arm that was trained beside bf16.
 

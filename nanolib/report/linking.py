@@ -35,7 +35,7 @@ def links(frame: pd.DataFrame) -> dict[str, Any]:
 
 def linked(chart: alt.TopLevelMixin) -> dict[str, Any]:
     """The chart's Vega-Lite with parameters `pick_run`, `pick_model`, `pick_n`: lists of what is shown, or null for everything."""
-    spec = chart.to_dict()
+    spec = chart.to_dict(validate=False)
     columns = {name: set(values[0]) for name, values in spec.get("datasets", {}).items() if values}
     used: set[str] = set()
 

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import textwrap
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
 
 from nanolib.measurement import FLAG_TEXT, METRICS, Direction, Flag, case_name, format_number
+
+
+def made_once(table: Callable[[pd.DataFrame], pd.DataFrame]) -> Callable[[pd.DataFrame], pd.DataFrame]:
+    """A table of the same rows is made once: charts, verdicts and files ask for it again and again. Each gets a copy."""
+    last: list[Any] = [lambda: None, None]
+
+    @functools.wraps(table)
+    def made(rows: pd.DataFrame) -> pd.DataFrame:
+        if last[0]() is not rows:
+            last[:] = weakref.ref(rows), table(rows)
+        return last[1].copy()
+
+    return made
 
 
 def of_experiment(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:

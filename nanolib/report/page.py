@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from altair.utils.schemapi import debug_mode
 
 from nanolib.paths import make_folder
 from nanolib.regression.compare import since_before
@@ -109,7 +110,7 @@ SECTIONS = (
 )
 
 
-def build(store: Store, run_ids: list[str], folder: Path) -> Path:
+def build(store: Store, run_ids: list[str], folder: Path, *, pictures: bool = True) -> Path:
     """Write the report of some runs.
 
     Args:
@@ -118,6 +119,7 @@ def build(store: Store, run_ids: list[str], folder: Path) -> Path:
         folder: Where to: `index.html`, `profiling_report.md`, a PNG and SVG of each chart, `attention_summary.csv` and `.md`,
             `model_summary.csv` and `.md`, `warmup_summary.csv` and `.md`, `attention_profile.json`, `model_profile.json`,
             `warmup_profile.json`.
+        pictures: Whether to draw the PNG and SVG files, which takes longer than all the rest.
 
     Returns:
         The page.
@@ -131,10 +133,13 @@ def build(store: Store, run_ids: list[str], folder: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".report-") as temporary:
         made = Path(temporary)
         shown = [section for section in SECTIONS if section.experiment in set(runs["experiment"])]
-        drawn = {name: renderer.linked_spec(charts.CHARTS[name](rows)) for section in shown for name in section.charts}
-        changes = _changes(store, runs)
-        drawn |= {name: renderer.vega_spec(chart, renderer.PAGE_VERSION) for name, chart in changes.charts.items()}
-        for name, spec in drawn.items():
+        with debug_mode(False):  # the tests let Altair check every chart; here that would take as long as drawing them
+            drawn = {
+                name: renderer.linked_spec(charts.CHARTS[name](rows)) for section in shown for name in section.charts
+            }
+            changes = _changes(store, runs)
+            drawn |= {name: renderer.linked_spec(chart) for name, chart in changes.charts.items()}
+        for name, spec in drawn.items() if pictures else ():
             renderer.save(spec, made, name)
         for section in shown:
             _write_files(section, rows, runs, made)

@@ -7,7 +7,7 @@ import pandas as pd
 
 from nanolib.report import tables
 from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, colour_and_shape, look, nothing
-from nanolib.report.overview import of_experiment, pick
+from nanolib.report.overview import made_once, of_experiment, pick
 
 QUALITY_COLUMNS = {
     "pattern": "Pattern",
@@ -22,6 +22,7 @@ QUALITY_COLUMNS = {
 _PANELS = {"replaced": "dense attention replaced", "fine_tuned": "and trained on with it"}
 
 
+@made_once
 def quality_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per pattern and sparsity.
 

@@ -7,6 +7,9 @@ Vega 5 beforehand they work, with a PNG beside them for everything that draws no
 from __future__ import annotations
 
 import base64
+import contextlib
+import functools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,22 @@ def vega_spec(chart: alt.TopLevelMixin, vl_version: str = VEGALITE_VERSION) -> d
 def linked_spec(chart: alt.TopLevelMixin) -> dict[str, Any]:
     """The chart compiled for a page, where it follows what is picked for all of them."""
     return vl_convert.vegalite_to_vega(linked(chart), vl_version=PAGE_VERSION)
+
+
+@functools.cache
+def javascript() -> str:
+    """Vega for a page of our own. Bundling takes seconds, so that what came out is kept in the user's cache folder."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "nanolib"
+    kept = folder / f"vega-{PAGE_VERSION}-{vl_convert.__version__}.js"
+    if kept.is_file():
+        return kept.read_text(encoding="utf-8")
+    bundle = vl_convert.javascript_bundle(vl_version=PAGE_VERSION)
+    with contextlib.suppress(OSError):  # a home that cannot be written: the next report bundles again
+        folder.mkdir(parents=True, exist_ok=True)
+        half = kept.with_suffix(f".{os.getpid()}")
+        half.write_text(bundle, encoding="utf-8")
+        half.replace(kept)
+    return bundle
 
 
 def save(spec: dict[str, Any], folder: Path, name: str) -> None:

@@ -9,7 +9,7 @@ from nanolib.measurement import Flag, Provenance, format_with_interval
 from nanolib.report.distributed import EXPERIMENT, _ends
 from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, look, nothing, why_nothing
 from nanolib.report.linking import links
-from nanolib.report.overview import ending_of, having, of_experiment, pick
+from nanolib.report.overview import ending_of, having, made_once, of_experiment, pick
 
 PREFILL_COLUMNS = {
     "world_size": "Ranks",
@@ -46,6 +46,7 @@ TRAINING_COLUMNS = {
 _BINARY = "datum.value >= 1048576 ? datum.value / 1048576 + 'M' : datum.value >= 1024 ? datum.value / 1024 + 'K' : datum.value"
 
 
+@made_once
 def prefill_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per form, direction, number of ranks and length; columns as in `PREFILL_COLUMNS`, `latency` with its ends."""
     rows = having(rows, EXPERIMENT, "prefill_forms")
@@ -163,6 +164,7 @@ def sharded_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
     return look(layers.properties(width=2 * WIDTH, height=HEIGHT, title=alt.Title(title, subtitle=subtitle)))
 
 
+@made_once
 def training_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per strategy and number of ranks; columns as in `TRAINING_COLUMNS`."""
     rows = having(rows, EXPERIMENT, "strategies")

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from nanolib.measurement import Flag, format_with_interval
-from nanolib.report.overview import of_experiment, pick
+from nanolib.report.overview import made_once, of_experiment, pick
 from nanolib.stats.intervals import TooFewSamples
 from nanolib.stats.scaling import scaling_exponent
 
@@ -86,6 +86,7 @@ SCALING_COLUMNS = {
 }
 
 
+@made_once
 def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per attention case.
 
@@ -125,6 +126,7 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
     return _with_flags(_with_speed_up(table), rows)
 
 
+@made_once
 def model_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per model and shape: inference beside training.
 
@@ -183,6 +185,7 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
     return table.rename(columns=lambda name: name.removeprefix("factor."))
 
 
+@made_once
 def loss_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Loss per step: columns `series`, `step`, `loss` (nats per byte); `rows` must carry their samples."""
     found = pick(of_experiment(rows, "model"), "loss")
@@ -199,6 +202,7 @@ def loss_table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["series", "step", "loss"])
 
 
+@made_once
 def scaling_table(rows: pd.DataFrame) -> pd.DataFrame:
     """How time and memory of each model grow with the sequence length.
 
@@ -249,6 +253,7 @@ def scaling_words(low: float, high: float) -> str:
     return "above quadratic"
 
 
+@made_once
 def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per direction and warm-up setting.
 

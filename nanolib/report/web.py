@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import mistune
 import pandas as pd
-import vl_convert
 
 from nanolib.report import linking, overview, regressions, renderer, tables, verdicts
 from nanolib.report.display import Table
@@ -146,7 +145,7 @@ def web_page(
         body.append(f'<section id="method">{text}</section>')
     script = ""
     if drawn:
-        libraries = vl_convert.javascript_bundle(vl_version=renderer.PAGE_VERSION).replace("</script", "<\\/script")
+        libraries = renderer.javascript().replace("</script", "<\\/script")
         data = f"const specs = {linking.as_script(drawn)}, choices = {linking.as_script(picked)};"
         script = f"<script>{libraries}</script><script>{data}\n{_SCRIPT}</script>"
     return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -27,12 +28,15 @@ def scaling_exponent(size: ArrayLike, value: ArrayLike, confidence: float = 0.95
     x, y = np.log(np.asarray(size, dtype=float)), np.log(np.asarray(value, dtype=float))
     if len(np.unique(x)) < 3:
         raise TooFewSamples(f"{len(np.unique(x))} different sizes cannot give an exponent's interval; take at least 3")
-    from scipy.stats import linregress, t  # a second to import, and only a report needs it
+    if not np.ptp(y):
+        return Interval(0.0, 0.0, 0.0)
+    from scipy.special import stdtrit  # Student's quantiles; scipy.stats takes a second to import
 
-    fit = linregress(x, y)
-    error = fit.stderr if np.ptp(y) else 0.0  # scipy has no error for values that are all the same
-    reach = float(t.ppf((1 + confidence) / 2, len(x) - 2) * error)
-    return Interval(float(fit.slope - reach), float(fit.slope), float(fit.slope + reach))
+    (slope, _), rest, *_ = np.polyfit(x, y, 1, full=True)
+    freedom, spread = len(x) - 2, float(((x - x.mean()) ** 2).sum())
+    error = math.sqrt(float(rest[0]) / freedom / spread) if len(rest) else 0.0
+    reach = float(stdtrit(freedom, (1 + confidence) / 2)) * error
+    return Interval(float(slope - reach), float(slope), float(slope + reach))
 
 
 class LinkCost(NamedTuple):
