@@ -1,8 +1,14 @@
 import time
 
+import psutil
+import pytest
+
 from nanolib import explore
-from nanolib.experiments import energy
+from nanolib.experiments import attention, energy
+from nanolib.explore import panels
 from nanolib.explore.live import LivePower
+from nanolib.explore.panel import Panel
+from nanolib.store import Store
 
 SMALL = {
     "presets": ["decoder_tiny"],
@@ -30,3 +36,62 @@ def test_the_live_view_follows_generation_and_stops(tmp_path, monkeypatch):
     live._thread.join(timeout=60)
     assert live.said.value == "Stopped." and not live.start.disabled
     assert not (tmp_path / "results.sqlite").exists()
+
+
+@pytest.fixture
+def panel(tmp_path, monkeypatch):
+    """The attention notebook's panel, as JupyterLab would show it."""
+    made = []
+    monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path))
+    monkeypatch.setattr(panels.sweep, "live_front_end", lambda: True)
+
+    class Kept(Panel):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr(panels, "Panel", Kept)
+    explore.attention_panel(attention.Params(budget_s=0.05, quality_patterns=[], isolation="none"), None)
+    return made[0]
+
+
+def _wait(condition, seconds=90):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert condition()
+
+
+def test_the_prediction_follows_the_controls_and_says_what_does_not_fit(panel):
+    before = panel.predicted.value
+    panel.controls["seq_len"].value = 512
+    assert panel.predicted.value != before and "512" in panel.predicted.value and not panel.measure.disabled
+    panel.controls["heads"].value = 7
+    assert "7" in panel.predicted.value
+    panel.params().replace()  # fits
+
+
+def test_a_measured_point_stands_in_the_chart_and_is_saved_when_asked_for(panel, tmp_path):
+    panel.controls["seq_len"].value = 64
+    before = panel.chart.chart
+    panel.measure.click()
+    assert panel.measure.disabled and not panel.cancel.disabled
+    _wait(lambda: not panel.measure.disabled)
+    assert "not saved yet" in panel.said.value and panel.chart.chart is not before
+    drawn = [row for rows in panel.chart.chart.to_dict()["datasets"].values() for row in rows]
+    assert {row["seq_len"] for row in drawn} == {64} and "window" in panel.measured.value
+    with Store(tmp_path / "results.sqlite") as store:
+        assert store.runs().empty
+    panel.save.click()
+    with Store(tmp_path / "results.sqlite") as store:
+        assert list(store.runs().status) == ["done"] and panel.save.disabled
+
+
+def test_cancel_ends_the_case_in_flight_and_nothing_is_saved(panel, tmp_path):
+    panel.controls["seq_len"].value = 8192
+    panel.measure.click()
+    _wait(lambda: "0 of" in panel.said.value)
+    panel.cancel.click()
+    _wait(lambda: not panel.measure.disabled)
+    assert panel.said.value == "Cancelled." and panel.save.disabled and panel.cancel.disabled
+    assert not [child for child in psutil.Process().children() if "nanolib.experiments.worker" in child.cmdline()]

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ import nanolib
 from nanolib.experiments.lock import device_lock
 from nanolib.experiments.outcome import Outcome, attempt, one_line
 from nanolib.experiments.params import Case, Params
-from nanolib.experiments.worker import run_in_process, was_killed
+from nanolib.experiments.worker import Cancelled, run_in_process, was_killed
 from nanolib.measurement import BadInput, Measurement, RunStatus, Status
 from nanolib.meters.machine import Machine, resolve_device, this_machine, versions
 from nanolib.store import Run, Store
@@ -74,7 +74,15 @@ class SweepRun:
         self.store.update_run(self.run_id, status=status, duration_s=duration, message=message)
 
 
-def measure(experiment: Any, params: Params, *, store: Store | None = None, progress: bool = True) -> SweepRun:
+def measure(
+    experiment: Any,
+    params: Params,
+    *,
+    store: Store | None = None,
+    progress: bool = True,
+    stop: threading.Event | None = None,
+    told: Callable[[int, int, str], object] | None = None,
+) -> SweepRun:
     """Measure all cases of an experiment on this machine.
 
     Args:
@@ -82,9 +90,14 @@ def measure(experiment: Any, params: Params, *, store: Store | None = None, prog
         params: Its parameters.
         store: Where the rows go; the database in the output folder by default.
         progress: Whether to show a bar with the case in flight.
+        stop: When it is set the case in flight is ended, and the run is `interrupted`; off the main thread alone.
+        told: Called with the cases done, how many there are, and the case that begins.
 
     Returns:
         The run, still `running`.
+
+    Raises:
+        Cancelled: `stop` was set.
     """
     cases = experiment.cases(params)
     if not cases:
@@ -103,16 +116,24 @@ def measure(experiment: Any, params: Params, *, store: Store | None = None, prog
             run_id = store.add(run)
         sweep_run = SweepRun(store, run_id)
         try:
-            _measure_all(experiment, params, cases, store, run_id, progress)
+            _measure_all(experiment, params, cases, store, run_id, progress, stop, told)
         except BaseException as error:
-            status = RunStatus.INTERRUPTED if isinstance(error, KeyboardInterrupt) else RunStatus.FAILED
-            sweep_run.end(status, f"{type(error).__name__}: {one_line(error)}")
+            asked = isinstance(error, KeyboardInterrupt | Cancelled)
+            message = "stopped by the user" if asked else f"{type(error).__name__}: {one_line(error)}"
+            sweep_run.end(RunStatus.INTERRUPTED if asked else RunStatus.FAILED, message)
             raise
     return sweep_run
 
 
 def _measure_all(
-    experiment: Any, params: Params, cases: Sequence[Case], store: Store, run_id: str, progress: bool
+    experiment: Any,
+    params: Params,
+    cases: Sequence[Case],
+    store: Store,
+    run_id: str,
+    progress: bool,
+    stop: threading.Event | None,
+    told: Callable[[int, int, str], object] | None,
 ) -> None:
     finished, attempts = store.finished_cases(run_id), store.started_attempts(run_id)
     todo = [case for case in cases if case.case_id not in finished]
@@ -122,6 +143,10 @@ def _measure_all(
     with bar:
         for case in todo:
             bar.set_description_str(str(case))
+            if told is not None:
+                told(bar.n, len(cases), str(case))
+            if stop is not None and stop.is_set():
+                raise Cancelled
             tried = attempts.get(case.case_id, 0)
             while True:
                 if tried >= MAX_ATTEMPTS:
@@ -131,7 +156,7 @@ def _measure_all(
                 tried += 1
                 started = Measurement("case_time", status=Status.STARTED, details={"attempts": tried})
                 store.write_case(run_id, case.case_id, case.factors, [started])
-                outcome = _outcome(experiment, params, case, store, run_id, isolated)
+                outcome = _outcome(experiment, params, case, store, run_id, isolated, stop)
                 if not was_killed(outcome):
                     break
             _store_outcome(store, run_id, case, outcome, tried)
@@ -152,10 +177,18 @@ def _progress_bar(wanted: bool, **settings: Any) -> tqdm:
     return tqdm(**settings, disable=None if wanted else True, file=sys.stderr, dynamic_ncols=True)
 
 
-def _outcome(experiment: Any, params: Params, case: Case, store: Store, run_id: str, isolated: bool) -> Outcome:
+def _outcome(
+    experiment: Any,
+    params: Params,
+    case: Case,
+    store: Store,
+    run_id: str,
+    isolated: bool,
+    stop: threading.Event | None,
+) -> Outcome:
     ceilings = ceilings_of(store, run_id)
     if isolated:
-        return run_in_process(experiment, params, case, ceilings, store.path, run_id)
+        return run_in_process(experiment, params, case, ceilings, store.path, run_id, stop)
     with recording(lambda: store.new_trace(run_id, case.case_id)):
         return attempt(lambda: experiment.measure_case(case, params, ceilings), params.case_timeout_s)
 

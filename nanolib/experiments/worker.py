@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,36 @@ from nanolib.measurement import BadInput, Measurement, Status
 from nanolib.store import Store
 from nanolib.traces import recording
 
+_POLL_S = 0.2
 _START_S = 60.0  # what importing torch may take on a busy machine, on top of the case's own limit
 
 
+class Cancelled(BaseException):
+    """Someone asked for the case to end; no `except Exception` on the way may swallow it."""
+
+
 def run_in_process(
-    experiment: Any, params: Params, case: Case, ceilings: dict[str, float], database: Path, run_id: str
+    experiment: Any,
+    params: Params,
+    case: Case,
+    ceilings: dict[str, float],
+    database: Path,
+    run_id: str,
+    stop: threading.Event | None = None,
 ) -> Outcome:
     """Measure one case in a fresh process, within its time limit; its traces go straight to the database.
+
+    Args:
+        experiment: The module.
+        params: Its parameters.
+        case: Which case.
+        ceilings: What the run has measured of them.
+        database: Where its traces go.
+        run_id: Of which run.
+        stop: When it is set the process is ended.
+
+    Raises:
+        Cancelled: `stop` was set.
 
     Returns:
         Its outcome; `error` with the signal's name when the process was killed.
@@ -56,10 +80,7 @@ def run_in_process(
             start_new_session=True,  # so that the whole group can be ended with it
         )
         try:
-            _, errors = process.communicate(json.dumps(request), timeout=params.case_timeout_s + _START_S)
-            late = False
-        except subprocess.TimeoutExpired:
-            late = True
+            late, errors = _talk(process, json.dumps(request), params.case_timeout_s + _START_S, stop)
         finally:  # after an interrupt too: nothing may stay behind
             if process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):  # it ended by itself just now
@@ -77,6 +98,22 @@ def run_in_process(
         last = (errors.strip().splitlines() or ["no message"])[-1]
         outcome.status, outcome.message = Status.ERROR, f"its process ended with {process.returncode}: {last}"
     return outcome
+
+
+def _talk(
+    process: subprocess.Popen[str], request: str, timeout_s: float, stop: threading.Event | None
+) -> tuple[bool, str]:
+    """Whether the process took too long, and what it complained of."""
+    end, sent = time.monotonic() + timeout_s, request
+    while True:
+        try:
+            return False, process.communicate(sent, timeout=min(_POLL_S, max(0.0, end - time.monotonic())))[1]
+        except subprocess.TimeoutExpired:
+            sent = None  # it has been sent
+        if stop is not None and stop.is_set():
+            raise Cancelled
+        if time.monotonic() >= end:
+            return True, ""
 
 
 def was_killed(outcome: Outcome) -> bool:

@@ -1,4 +1,4 @@
-"""Panels for a live notebook; a batch run shows none. `panels` predicts and measures, `live` follows a model while it generates."""
+"""Panels for a live notebook: `panels` makes controls, `panel` predicts and measures, `live` follows a model while it generates."""
 
 from nanolib.explore.live import live_panel
 from nanolib.explore.panels import (

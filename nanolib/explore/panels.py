@@ -1,30 +1,27 @@
-"""Panels for a live notebook: predict as the controls move, measure on a button; a batch run shows none."""
+"""One panel per notebook: its controls, and the parameters that they make; a batch run shows none."""
 
 from __future__ import annotations
 
-import html
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from nanolib.config import PRESETS
 from nanolib.experiments import attention, distributed, energy, fp8, model, sweep, warmup
 from nanolib.experiments.fp8_parity import ARMS
-from nanolib.experiments.params import Params
-from nanolib.experiments.plan import known_ceilings, prediction_table
-from nanolib.measurement import BadInput
-from nanolib.meters.machine import this_machine
+from nanolib.explore.panel import Panel, Shown
 from nanolib.models.attention import tree
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.report import distributed as tables_of_distributed
 from nanolib.report import energy as tables_of_energy
 from nanolib.report import fp8_parity, tables
-from nanolib.report.display import Table
-from nanolib.store import Store
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _LENGTHS = [2**power for power in range(5, 14)]
 
 
-def attention_panel(params: attention.Params) -> Any:
+def attention_panel(params: attention.Params, rows: pd.DataFrame | None = None) -> Any:
     """Controls for one attention case; the notebook's parameters give the rest. Returns nothing in a batch run."""
     if not sweep.live_front_end():
         return None
@@ -53,12 +50,14 @@ def attention_panel(params: attention.Params) -> Any:
             num_heads=values["heads"],
             num_kv_heads=0,
             causal=values["causal"],
+            quality_patterns=[],
         )
 
-    return _panel(attention, controls, build, tables.attention_table, tables.ATTENTION_COLUMNS)
+    shown = Shown("attention_latency", tables.attention_table, tables.ATTENTION_COLUMNS)
+    return Panel(attention, controls, build, shown, rows).widget
 
 
-def model_panel(params: model.Params) -> Any:
+def model_panel(params: model.Params, rows: pd.DataFrame | None = None) -> Any:
     """Controls for one model; the notebook's parameters give the rest. Returns nothing in a batch run."""
     if not sweep.live_front_end():
         return None
@@ -84,10 +83,11 @@ def model_panel(params: model.Params) -> Any:
             loss_steps=0,
         )
 
-    return _panel(model, controls, build, tables.model_table, tables.MODEL_COLUMNS)
+    shown = Shown("model_performance", tables.model_table, tables.MODEL_COLUMNS)
+    return Panel(model, controls, build, shown, rows).widget
 
 
-def warmup_panel(params: warmup.Params) -> Any:
+def warmup_panel(params: warmup.Params, rows: pd.DataFrame | None = None) -> Any:
     """Controls for one warm-up setting beside the curve. Returns nothing in a batch run."""
     if not sweep.live_front_end():
         return None
@@ -103,10 +103,11 @@ def warmup_panel(params: warmup.Params) -> Any:
         settings = {"warmup_steps": [values["warmup_steps"]], "directions": [values["direction"]]}
         return params.replace(**settings, seq_len=values["seq_len"])
 
-    return _panel(warmup, controls, build, tables.warmup_table, tables.WARMUP_COLUMNS)
+    shown = Shown("warmup_settings", tables.warmup_table, tables.WARMUP_COLUMNS)
+    return Panel(warmup, controls, build, shown, rows).widget
 
 
-def energy_panel(params: energy.Params) -> Any:
+def energy_panel(params: energy.Params, rows: pd.DataFrame | None = None) -> Any:
     """Controls for one model's phases. Returns nothing in a batch run."""
     if not sweep.live_front_end():
         return None
@@ -121,12 +122,19 @@ def energy_panel(params: energy.Params) -> Any:
 
     def build(values: Mapping[str, Any]) -> energy.Params:
         shape = {"seq_lens": [values["seq_len"]], "batch_size": values["batch"]}
+        shape |= {"profiling": []}
         return params.replace(presets=[values["preset"]], overrides={"num_layers": values["layers"]}, **shape)
 
-    return _panel(energy, controls, build, tables_of_energy.energy_table, tables_of_energy.ENERGY_COLUMNS)
+    return Panel(
+        energy,
+        controls,
+        build,
+        Shown("energy_per_token", tables_of_energy.energy_table, tables_of_energy.ENERGY_COLUMNS),
+        rows,
+    ).widget
 
 
-def fp8_panel(params: fp8.Params) -> Any:
+def fp8_panel(params: fp8.Params, rows: pd.DataFrame | None = None) -> Any:
     """Controls for one arm of the loss parity. Returns nothing in a batch run."""
     if not sweep.live_front_end():
         return None
@@ -144,10 +152,11 @@ def fp8_panel(params: fp8.Params) -> Any:
             **shape, parity_arms=[values["arm"]], parity_seeds=values["seeds"], parity_steps=values["steps"]
         )
 
-    return _panel(fp8, controls, build, fp8_parity.parity_table, fp8_parity.PARITY_COLUMNS)
+    shown = Shown("fp8_parity", fp8_parity.parity_table, fp8_parity.PARITY_COLUMNS)
+    return Panel(fp8, controls, build, shown, rows).widget
 
 
-def distributed_panel(params: distributed.Params) -> Any:
+def distributed_panel(params: distributed.Params, rows: pd.DataFrame | None = None) -> Any:
     """Controls for decoding over a sharded cache. Returns nothing in a batch run."""
     if not sweep.live_front_end():
         return None
@@ -167,61 +176,10 @@ def distributed_panel(params: distributed.Params) -> Any:
         shape = {"world_sizes": [values["ranks"]], "seq_lens": [values["seq_len"]], "dtypes": [values["dtype"]]}
         return params.replace(**nothing_else, **shape, forms=[values["form"]])
 
-    return _panel(
-        distributed, controls, build, tables_of_distributed.decode_table, tables_of_distributed.DECODE_COLUMNS
-    )
-
-
-def _panel(
-    experiment: Any,
-    controls: dict[str, Any],
-    build: Callable[[Mapping[str, Any]], Params],
-    table: Callable[..., Any],
-    columns: dict[str, str],
-) -> Any:
-    """The controls over the prediction, a button, and what has been measured with it so far."""
-    import ipywidgets as widgets
-    import pandas as pd
-
-    predicted, measured, said = widgets.HTML(), widgets.HTML(), widgets.HTML()
-    button = widgets.Button(description="Measure", button_style="primary", icon="play")
-    rows: list[pd.DataFrame] = []
-    with Store() as store:
-        ceilings = known_ceilings(store, this_machine().machine_id)
-
-    def params() -> Params:
-        return build({name: control.value for name, control in controls.items()})
-
-    def predict(_: Any = None) -> None:
-        try:
-            frame = prediction_table(experiment, params(), ceilings)
-        except BadInput as error:
-            predicted.value = f"<b>{html.escape(error.lines[0])}</b>"
-            button.disabled = True
-            return
-        predicted.value = "<i>Predicted</i>" + Table(frame)._repr_html_()
-        button.disabled = False
-
-    def measure(_: Any) -> None:
-        button.disabled, said.value = True, "measuring …"
-        try:
-            run = sweep.measure(experiment, params(), progress=False)
-            run.finish()
-            rows.append(run.measurements(samples=True))
-            shown = tables.readable(table(pd.concat(rows, ignore_index=True)), columns)
-            measured.value = "<i>Measured, and saved in the database</i>" + shown.to_html(
-                index=False, border=0, escape=True
-            )
-            said.value = ""
-        except BadInput as error:
-            said.value = html.escape(error.lines[0])
-        finally:
-            button.disabled = False
-
-    for control in controls.values():
-        control.observe(predict, names="value")
-    button.on_click(measure)
-    predict()
-    return widgets.VBox(
-        [widgets.HBox(list(controls.values()), layout={"flex_flow": "wrap"}), predicted, button, said, measured]
-    )
+    return Panel(
+        distributed,
+        controls,
+        build,
+        Shown("decode_scaling", tables_of_distributed.decode_table, tables_of_distributed.DECODE_COLUMNS),
+        rows,
+    ).widget
