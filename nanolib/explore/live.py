@@ -42,6 +42,7 @@ class LivePower:
         self.start = widgets.Button(description="Generate", button_style="primary", icon="play")
         self.stop = widgets.Button(description="Stop", icon="stop", disabled=True)
         self.said = widgets.HTML("Generates until it is stopped; nothing is stored.")
+        alt.JupyterChart.enable_offline()  # or it asks the network for Vega
         self.chart = alt.JupyterChart(live_chart(pd.DataFrame(), False), embed_options={"actions": False})
         self.start.on_click(self._begin)
         self.stop.on_click(lambda _: self._stop.set())

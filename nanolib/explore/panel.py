@@ -79,6 +79,7 @@ class Panel:
         self.cancel = widgets.Button(description="Cancel", icon="stop", disabled=True)
         self.save = widgets.Button(description="Save", icon="save", disabled=True)
         self.bar = widgets.IntProgress(min=0, max=1, layout={"visibility": "hidden"})
+        alt.JupyterChart.enable_offline()  # or it asks the network for Vega
         self.chart = alt.JupyterChart(self._draw(), embed_options={"actions": False})
         for control in controls.values():
             control.observe(self._predict, names="value")

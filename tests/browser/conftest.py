@@ -1,0 +1,108 @@
+"""The system's Chromium, from which nothing may leave this machine."""
+
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+
+from nanolib.paths import checkout
+
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
+FLAGS = [
+    *(
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+    ),
+    "--disable-dev-shm-usage",
+]
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Chromium without a window; skipped, with the reason, where there is none."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here: install Debian's chromium to run the browser tests")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield chromium
+        chromium.close()
+
+
+class Watched:
+    """A page whose requests to anywhere else are refused and counted, and whose complaints are kept."""
+
+    def __init__(self, browser, **settings):
+        self.context = browser.new_context(viewport={"width": 1280, "height": 900}, **settings)
+        self.page, self.left, self.complaints = self.context.new_page(), [], []
+        self.page.route("**/*", self._look)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("console", lambda said: self.complaints.append(said.text) if said.type == "error" else None)
+
+    def _look(self, route):
+        url = route.request.url
+        if url.startswith(("http://localhost", "http://127.0.0.1", "ws://localhost", "file:", "data:", "blob:")):
+            route.continue_()
+        else:
+            self.left.append(url)
+            route.abort()
+
+
+@pytest.fixture
+def watched(browser):
+    """A page under watch; at its end nothing has left this machine."""
+    made = Watched(browser)
+    yield made
+    made.context.close()
+    assert made.left == []
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory):
+    """JupyterLab on localhost over a copy of the notebooks: its address with the token."""
+    folder = tmp_path_factory.mktemp("lab")
+    shutil.copytree(checkout() / "notebooks", folder / "notebooks")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {
+        "JUPYTER_CONFIG_DIR": str(folder / "config"),
+        "JUPYTER_DATA_DIR": str(folder / "data"),
+        "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
+        "NANOLIB_OUTPUT": str(folder / "outputs"),
+        "PYTHONPATH": str(checkout()),
+    }
+    import os
+
+    server = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "jupyter", "lab", "--no-browser", "--ip=127.0.0.1", f"--port={port}"),
+            *("--ServerApp.port_retries=0", "--IdentityProvider.token=t", f"--notebook-dir={folder}", "--allow-root"),
+            *("--LabApp.news_url=", "--LabApp.expose_app_in_browser=True"),
+        ],
+        env=os.environ | environment,
+        stdout=(folder / "log").open("w"),
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/api?token=t").read()
+                break
+            except OSError:
+                assert server.poll() is None, (folder / "log").read_text()
+                time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}/lab/tree/notebooks/%s.ipynb?token=t&reset"
+    finally:
+        server.terminate()
+        server.wait(20)

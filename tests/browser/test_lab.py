@@ -1,0 +1,85 @@
+"""The notebooks in JupyterLab, as a person uses them: run all cells, move a control, measure, cancel."""
+
+import os
+
+import pytest
+
+
+class Lab:
+    """A notebook that is open in JupyterLab."""
+
+    def __init__(self, watched, address, name):
+        self.page = watched.page
+        self.page.goto(address % name)
+        self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
+        self.page.wait_for_function(
+            "window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'", timeout=60_000
+        )
+
+    def run_all(self):
+        self.page.evaluate("() => void window.jupyterapp.commands.execute('notebook:run-all-cells')")  # not its end
+
+    def show(self, text):
+        """Cells out of sight are not there: the one that holds the text comes into view."""
+        self.page.evaluate(
+            """text => {
+                const notebook = window.jupyterapp.shell.currentWidget.content;
+                const at = notebook.widgets.findIndex(cell => cell.model.sharedModel.getSource().includes(text));
+                return notebook.scrollToItem(at, 'start').then(() => at);
+            }""",
+            text,
+        )
+
+    def field(self, description):
+        return self.page.locator(".widget-inline-hbox, .jupyter-widgets").filter(
+            has=self.page.locator(f"label:text-is('{description}')")
+        )
+
+
+@pytest.mark.parametrize("name", ["attention", "summary"])
+def test_a_committed_notebook_shows_its_charts_before_anything_is_trusted_or_run(watched, lab, name):
+    opened = Lab(watched, lab, name)
+    opened.show("charts.")
+    opened.page.wait_for_selector(".jp-OutputArea-output canvas, .jp-OutputArea-output svg.marks", timeout=30_000)
+
+
+def test_the_attention_notebook_runs_and_its_panel_predicts_measures_and_cancels(watched, lab):
+    opened = Lab(watched, lab, "attention")
+    page = opened.page
+    opened.run_all()
+    opened.show("explore.attention_panel")
+    page.wait_for_selector("button:has-text('Measure')", timeout=180_000)
+    tokens = page.locator(".widget-readout").first
+    prediction = page.locator(".widget-html-content", has_text="Predicted")
+    before = prediction.inner_text()
+    heads = page.locator("input[type=number]").first
+    heads.fill("2")
+    heads.press("Enter")
+    page.wait_for_function(
+        "before => [...document.querySelectorAll('.widget-html-content')].some("
+        "e => e.innerText.includes('Predicted') && e.innerText !== before)",
+        arg=before,
+        timeout=20_000,
+    )
+    assert tokens.inner_text() == "1024"
+    page.locator("button:has-text('Measure')").click()
+    page.wait_for_selector("text=Measured; not saved yet.", timeout=120_000)
+    page.locator(".widget-html-content", has_text="Measured here").locator("tbody tr").first.wait_for(timeout=20_000)
+    page.wait_for_selector(".jupyter-widgets canvas, .jupyter-widgets svg.marks", timeout=20_000)
+    page.wait_for_timeout(500)
+    if folder := os.environ.get("NANOLIB_SCREENSHOTS"):
+        page.screenshot(path=f"{folder}/panel.png")
+    page.locator("button:has-text('Save')").click()
+    page.wait_for_selector("text=Saved in results.sqlite.", timeout=10_000)
+    page.locator("button:has-text('Measure')").click()
+    page.locator("button:has-text('Cancel'):not([disabled])").click(timeout=10_000)
+    page.wait_for_selector("text=Cancelled.", timeout=20_000)
+
+
+def test_the_energy_notebook_runs_all_its_cells(watched, lab):
+    opened = Lab(watched, lab, "energy")
+    opened.run_all()
+    opened.show("run.finish()")
+    opened.page.wait_for_selector("text=/run [0-9a-f]{8} is in results.sqlite/", timeout=240_000)
+    opened.show("explore.live_panel")
+    opened.page.wait_for_selector("button:has-text('Generate')", timeout=30_000)
