@@ -15,6 +15,7 @@ from typing import Any
 
 import altair as alt
 import vl_convert
+from altair.utils import schemapi
 
 from nanolib.measurement import BadInput
 from nanolib.report.linking import linked
@@ -89,6 +90,10 @@ def _mime_bundle(spec: dict[str, Any], **_: Any) -> dict[str, Any]:
 
 
 def enable() -> None:
-    """Show Altair charts in this notebook through the renderer above."""
+    """Show Altair charts in this notebook through the renderer above.
+
+    Altair does not check them against its schema here: the tests do, and it takes as long as drawing them.
+    """
+    schemapi.DEBUG_MODE = False
     alt.renderers.register("nanolib", _mime_bundle)
     alt.renderers.enable("nanolib")
