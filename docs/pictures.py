@@ -1,0 +1,57 @@
+"""The pictures of README.md and docs/gallery.md, from a report of real results: `python docs/pictures.py outputs/report`.
+
+Needs a Chromium and the extra `dev`. What the report says of its machine and date is written under each picture.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+DOCS = Path(__file__).parent
+# Chart → what it answers.
+GALLERY = {
+    "attention_latency": "When does sparse attention pay?",
+    "attention_speed_up": "How much of what its sparsity allows does a kernel deliver?",
+    "model_performance": "What does a whole model cost?",
+    "warmup_curve": "How much warm-up is enough?",
+    "energy_per_token": "What does a token cost in joules, and is that a reading?",
+    "fp8_parity": "Does 8-bit training reach the loss?",
+    "decode_scaling": "How far does decoding scale across ranks?",
+    "sharded_memory": "How long a sequence fits?",
+}
+
+
+def main(report: Path) -> None:
+    """Take the screenshot, copy the charts, write the gallery."""
+    chromium = next(path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name)))
+    flags = [
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+    ]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=flags)
+        page = browser.new_page(viewport={"width": 1280, "height": 1000})
+        page.goto((report / "index.html").absolute().as_uri())
+        page.wait_for_function("Number(document.body.dataset.drawn) === Object.keys(specs).length")
+        page.screenshot(path=DOCS / "report.png")
+        header = page.locator("table", has_text="Machine").last.locator("tbody tr").first.inner_text().split("\t")
+        browser.close()
+    folder = DOCS / "pictures"
+    folder.mkdir(exist_ok=True)
+    lines = ["# Gallery", "", f"One quick run: {', '.join(part for part in header[4:] if part.strip())}."]
+    for name, question in GALLERY.items():
+        if (report / f"{name}.png").is_file():
+            shutil.copy(report / f"{name}.png", folder)
+            lines += ["", f"## {question}", "", f"![{question}](pictures/{name}.png)"]
+    (DOCS / "gallery.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
