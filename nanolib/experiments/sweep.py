@@ -141,10 +141,10 @@ def _measure_all(
     # a worker process is used off the main thread too, where nothing else can enforce the time limit
     isolated = params.isolation == "process" or threading.current_thread() is not threading.main_thread()
     with bar:
-        for case in todo:
+        for done, case in enumerate(todo, len(cases) - len(todo)):
             bar.set_description_str(str(case))
             if told is not None:
-                told(bar.n, len(cases), str(case))
+                told(done, len(cases), str(case))
             if stop is not None and stop.is_set():
                 raise Cancelled
             tried = attempts.get(case.case_id, 0)

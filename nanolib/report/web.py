@@ -21,7 +21,7 @@ _METHOD = Path(__file__).parents[2] / "docs" / "method.md"
 _STYLE = """
 :root { color-scheme: light; }
 body { font: 15px/1.55 system-ui, sans-serif; color: #1b1b1b; max-width: 1080px; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.6rem; margin-bottom: .2rem; } h2 { font-size: 1.25rem; margin: 2.6rem 0 .4rem; }
+h1 { font-size: 1.6rem; margin-bottom: .2rem; } h2 { font-size: 1.25rem; margin: 2.6rem 0 .4rem; scroll-margin-top: 3.2rem; }
 #picks { position: sticky; top: 0; background: #fff; padding: .5rem 0; z-index: 2; border-bottom: 1px solid #ddd; }
 #picks label { margin-right: 1.4rem; font-size: 13px; color: #333; } #picks select { font-size: 13px; max-width: 22rem; }
 nav a { margin-right: 1.2rem; } a { color: #0072B2; }
