@@ -13,7 +13,7 @@ test: setup lint
 	$(BIN)/python -m pytest -n 2 --dist loadscope --nbval-lax --nbval-cell-timeout=300 tests notebooks
 
 test-fast: setup lint
-	$(BIN)/python -m pytest -n 2 --dist loadscope -m "not notebook" tests
+	$(BIN)/python -m pytest -n 2 --dist loadscope -m "not notebook and not slow" tests
 
 lint: setup
 	$(BIN)/ruff check .

@@ -4,6 +4,8 @@ import os
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 class Lab:
     """A notebook that is open in JupyterLab."""

@@ -8,6 +8,8 @@ from nanolib.report import page
 from nanolib.store import Store
 from tests.report.test_report import EVIL, MACHINE, _attention_rows
 
+pytestmark = pytest.mark.slow
+
 TIMES = {
     ("dense (flash)", 1024): 16.0,
     ("window 64", 1024): 8.0,

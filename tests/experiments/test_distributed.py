@@ -33,6 +33,7 @@ def _nothing_stays_behind():
         assert not (mine in (process.info["cmdline"] or []) and process.ppid() in (1, os.getpid()))
 
 
+@pytest.mark.slow
 def test_ranks_answer_in_order_with_their_threads():
     with _nothing_stays_behind():
         answers = run_ranks(f"{BODIES}:answer", {"a": [1]}, world_size=2, device="cpu", timeout_s=120, threads=2)
@@ -40,6 +41,7 @@ def test_ranks_answer_in_order_with_their_threads():
     assert all(answer["sum"] == 1 and answer["threads"] == 2 and answer["asked"] == {"a": [1]} for answer in answers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "rank", "said", "traceback"),
     [
@@ -60,11 +62,13 @@ def test_the_rank_whose_fault_it_is_is_named_with_its_traceback(how, rank, said,
     assert failed.value.details["rank"] == rank and traceback in failed.value.details["traceback"]
 
 
+@pytest.mark.slow
 def test_ranks_that_take_too_long_are_ended_where_they_are():
     with _nothing_stays_behind(), pytest.raises(RankFailed, match=r"did not end within 9 s: it was in spin"):
         run_ranks(f"{BODIES}:spin", {}, world_size=1, device="cpu", timeout_s=9)
 
 
+@pytest.mark.slow
 def test_ranks_end_with_the_process_that_started_them(tmp_path):
     script = f"""
         from nanolib.experiments.ranks import run_ranks
@@ -81,6 +85,7 @@ def test_ranks_end_with_the_process_that_started_them(tmp_path):
     assert not rank.is_running()
 
 
+@pytest.mark.slow
 def test_two_launches_at_once_do_not_meet():
     script = f"""
         from nanolib.experiments.ranks import run_ranks
@@ -93,6 +98,7 @@ def test_two_launches_at_once_do_not_meet():
     assert [process.communicate()[0].strip() for process in both] == ["1.0", "1.0"]
 
 
+@pytest.mark.slow
 def test_a_failing_case_is_a_row_and_the_sweep_goes_on(tmp_path, monkeypatch):
     params = distributed.Params(
         world_sizes=[2], seq_lens=[64, 32], forms=["gather"], prefill_seq_lens=[], budget_s=0.02, private_network=False

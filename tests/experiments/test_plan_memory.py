@@ -103,6 +103,8 @@ import resource, sys
 from nanolib.experiments import attention, sweep
 from nanolib.store import Store
 
+pytestmark = pytest.mark.slow
+
 params = attention.Params(
     device="cpu", budget_s=0.05, seq_lens=[4096, 64], kinds=[{"kind": "dense", "backend": "math"}], num_heads=8, backward=False
 )

@@ -3,6 +3,8 @@ import pytest
 from nanolib.experiments import attention
 from nanolib.experiments.sparse_quality import QUALITY_PATTERNS, QualityCase, measure_quality
 
+pytestmark = pytest.mark.slow
+
 
 def _case(pattern, target, **changes):
     shape = {"seq_len": 128, "block_size": 8, "seeds": 2, "steps": 4, "tuning_steps": 2, "d_model": 32, "num_layers": 2}

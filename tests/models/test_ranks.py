@@ -17,6 +17,8 @@ from nanolib.models.attention.traffic import decode_traffic
 from nanolib.models.attention.tree import FORMS, tree_attention_decode
 from nanolib.models.attention.ulysses import ulysses_attention
 
+pytestmark = pytest.mark.slow
+
 WORLDS = (1, 2, 3, 4, 8)
 
 

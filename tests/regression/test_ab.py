@@ -19,6 +19,8 @@ from nanolib.store import Store
 
 from .conftest import WORK
 
+pytestmark = pytest.mark.slow
+
 CHECKOUT = Path(__file__).parents[2]
 
 
