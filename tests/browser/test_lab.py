@@ -42,7 +42,9 @@ class Lab:
 def test_a_committed_notebook_shows_its_charts_before_anything_is_trusted_or_run(watched, lab, name):
     opened = Lab(watched, lab, name)
     opened.show("charts.")
-    opened.page.wait_for_selector(".jp-OutputArea-output canvas, .jp-OutputArea-output svg.marks", timeout=30_000)
+    chart = ".jp-OutputArea-output canvas, .jp-OutputArea-output svg.marks"
+    opened.page.wait_for_selector(chart, timeout=30_000)
+    assert opened.page.locator(chart).first.bounding_box()["width"] > 200
 
 
 def test_the_attention_notebook_runs_and_its_panel_predicts_measures_and_cancels(watched, lab):
@@ -85,3 +87,4 @@ def test_the_energy_notebook_runs_all_its_cells(watched, lab):
     opened.page.wait_for_selector("text=/run [0-9a-f]{8} is in results.sqlite/", timeout=240_000)
     opened.show("explore.live_panel")
     opened.page.wait_for_selector("button:has-text('Generate')", timeout=30_000)
+    assert opened.page.locator("button:has-text('Generate')").is_enabled()
