@@ -334,6 +334,12 @@ class Store:
         factors = pd.json_normalize(list(frame["factors"]), max_level=0).add_prefix("factor.")
         return pd.concat([frame, factors.set_index(frame.index)], axis=1)
 
+    def shown(self, run_ids: Iterable[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """What a person is shown of runs: the newest cases, with samples, and their runs, as well as the newest that hold none."""
+        ids = list(run_ids)
+        rows, runs = self.measurements(ids, samples=True, newest=SHOWN_CASES), self.runs()
+        return rows, runs[runs["run_id"].isin(set(rows["run_id"]) | set(ids[-SHOWN_CASES:]))]
+
     def count_cases(self, run_ids: Iterable[str]) -> int:
         """How many cases the runs hold, counting each once on each machine."""
         query = (

@@ -17,14 +17,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import torch
 
 from nanolib.experiments import launch
-from nanolib.measurement import Unsupported
+from nanolib.measurement import Flag, Unsupported
+
+CaseT = TypeVar("CaseT")
 
 HANG_S = 60.0  # a rank that lets the others wait this long hangs
 _GRACE_S = 3.0  # for writing where it is, when it is told to end
@@ -128,6 +131,38 @@ def run_ranks(
         ):  # what a process group does when it is torn down changes nothing
             return [json.loads(answer.read_text()) for answer in answers]
         raise _failure(folder, world_size, timeout_s if late else None)
+
+
+def measure_on_ranks(
+    body: str, case: Any, params: Any, *, private_network: bool = False
+) -> tuple[list[Any], tuple[Flag, ...]]:
+    """What each rank of a case answers, and the flags of all its rows.
+
+    Args:
+        body: As in `run_ranks`; `asked_case` reads the request.
+        case: Has `world_size` and `threads`.
+        params: Of the distributed notebook.
+        private_network: As in `run_ranks`.
+    """
+    answers = run_ranks(
+        body,
+        case.factors | {"seed": params.seed, "budget_s": params.budget_s},
+        world_size=case.world_size,
+        device=case.device,
+        timeout_s=0.9 * params.case_timeout_s,  # so that it is told which rank was late, and not only that the case was
+        threads=case.threads,
+        hang_s=params.hang_s,
+        private_network=private_network,
+    )
+    crowded = oversubscribed(case.device, case.world_size, case.threads)
+    return answers, (Flag.OVERSUBSCRIBED,) if crowded else ()
+
+
+def asked_case(kind: Callable[..., CaseT], asked: dict[str, Any]) -> tuple[CaseT, int, float, torch.device]:
+    """On a rank, what `measure_on_ranks` asked for: the case, the seed, the budget (s), and this rank's device."""
+    factors = {name: tuple(value) if isinstance(value, list) else value for name, value in asked.items()}
+    seed, budget_s = factors.pop("seed"), factors.pop("budget_s")
+    return kind(**factors), seed, budget_s, torch.device(asked["device"].split(":")[0])
 
 
 def _end_ranks(folder: Path) -> None:

@@ -12,13 +12,14 @@ import torch.distributed as dist
 
 from nanolib.experiments.params import Case
 from nanolib.experiments.rank_rows import bytes_rows, latency_row, part_rows, ratio_row, slowest
-from nanolib.experiments.ranks import oversubscribed, run_ranks
+from nanolib.experiments.ranks import asked_case, measure_on_ranks
 from nanolib.measurement import Flag, Measurement, Provenance, Status, exact
 from nanolib.meters.links import count_bytes, time_collectives
 from nanolib.meters.memory import MIB
 from nanolib.meters.network import only_loopback
 from nanolib.meters.together import parts_together, time_together
 from nanolib.models.attention.layout import Layout
+from nanolib.models.attention.ranks import NO_TIMER
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.traffic import Traffic, decode_traffic
 from nanolib.models.attention.tree import tree_attention_decode
@@ -88,17 +89,7 @@ def predict_decode(case: DecodeCase) -> dict[str, float | str]:
 
 def measure_decode(case: DecodeCase, params: Any) -> Iterator[Measurement]:
     """All rows of a case: the forms' times and ratios, their parts, bytes, errors, and the cost model."""
-    answers = run_ranks(
-        f"{__name__}:rank",
-        case.factors | {"seed": params.seed, "budget_s": params.budget_s},
-        world_size=case.world_size,
-        device=case.device,
-        timeout_s=0.9 * params.case_timeout_s,
-        threads=case.threads,
-        hang_s=params.hang_s,
-        private_network=params.private_network,
-    )
-    flags = (Flag.OVERSUBSCRIBED,) if oversubscribed(case.device, case.world_size, case.threads) else ()
+    answers, flags = measure_on_ranks(f"{__name__}:rank", case, params, private_network=params.private_network)
     link = None
     if case.world_size > 1:
         link, rows = link_rows(answers, case.world_size, flags)
@@ -106,11 +97,10 @@ def measure_decode(case: DecodeCase, params: Any) -> Iterator[Measurement]:
     for form in case.forms:
         traffic = case.traffic(form)
         blocks = [answer["blocks"][form] for answer in answers]
-        row = latency_row(blocks, form, flags, threads=case.threads)
-        yield row
+        yield latency_row(blocks, form, flags, threads=case.threads)
         yield exact("rounds", traffic.rounds, scope=form)
         yield from bytes_rows(form, traffic.sent, answers[0]["bytes"].get(form), flags)
-        modelled = 1e3 * (link.alpha * traffic.hops + link.beta * max(traffic.sent)) if link else None
+        modelled = 1e3 * link.seconds(traffic.hops, max(traffic.sent)) if link else None
         parts = [answer["parts"][form] for answer in answers]
         rows = list(part_rows(parts, form, flags, modelled))
         yield from rows
@@ -150,8 +140,8 @@ def link_rows(
     except TooFewSamples:
         return None, [row for _, row in rows]
     told = []
-    for (shape, row), _ in zip(rows, medians, strict=True):
-        predicted = 1e3 * (fitted.alpha * shape["messages"] + fitted.beta * shape["sent"])
+    for shape, row in rows:
+        predicted = 1e3 * fitted.seconds(shape["messages"], shape["sent"])
         told.append(Measurement.from_dict(row.to_dict() | {"predicted": predicted}))
     spread = {"residuals": list(fitted.residuals), "largest_residual": max(map(abs, fitted.residuals))}
     shared = {"n": len(medians), "method": "least squares over collectives", "flags": flags, "details": spread}
@@ -169,7 +159,7 @@ def _extrapolated(
         if world <= case.world_size:
             continue
         traffic = case.traffic(form, world)
-        sending = 1e3 * (link.alpha * traffic.hops + link.beta * max(traffic.sent))
+        sending = 1e3 * link.seconds(traffic.hops, max(traffic.sent))
         yield Measurement(
             "latency",
             compute_ms * case.world_size / world + sending,
@@ -192,18 +182,15 @@ def _extrapolated(
 
 def rank(asked: dict[str, Any]) -> dict[str, Any]:
     """What one rank measures; see `measure_decode`."""
-    seed, budget_s = asked.pop("seed"), asked.pop("budget_s")
-    case = DecodeCase(**asked | {"forms": tuple(asked["forms"])})
-    me, device = dist.get_rank(), torch.device(case.device.split(":")[0])
+    case, seed, budget_s, device = asked_case(DecodeCase, asked)
+    me = dist.get_rank()
     links = time_collectives(budget_s, device=device, seed=seed) if case.world_size > 1 else []
     with torch.no_grad():
         q, k, v = _inputs(case, me, seed, device)
         here = {"start": case.layout.pieces[me][0][0], "total": case.seq_len}
 
         def calling(form: str) -> Any:
-            return lambda timer=None: tree_attention_decode(
-                q, k, v, form=form, **here, **({"timer": timer} if timer else {})
-            )
+            return lambda timer=NO_TIMER: tree_attention_decode(q, k, v, form=form, **here, timer=timer)
 
         calls = {form: calling(form) for form in case.forms}
         errors = {}

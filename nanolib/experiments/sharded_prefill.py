@@ -13,9 +13,9 @@ import torch.distributed as dist
 
 from nanolib.experiments.params import Case
 from nanolib.experiments.rank_rows import bytes_rows, latency_row, part_rows, ratio_row
-from nanolib.experiments.ranks import oversubscribed, run_ranks
+from nanolib.experiments.ranks import asked_case, measure_on_ranks
 from nanolib.experiments.workload import Plan, Workload, planned, shortage
-from nanolib.measurement import Flag, Measurement, Provenance, exact
+from nanolib.measurement import Measurement, Provenance, exact
 from nanolib.meters.links import count_bytes
 from nanolib.meters.memory import MIB, peak_memory
 from nanolib.meters.together import parts_together, time_together
@@ -157,17 +157,7 @@ def _pretended_ranks(world_size: int) -> Iterator[None]:
 def measure_prefill(case: PrefillCase, params: Any) -> Iterator[Measurement]:
     """All rows of a case: times, parts, bytes, errors, and memory beside its plan."""
     plan = plan_prefill(case)
-    answers = run_ranks(
-        f"{__name__}:rank",
-        case.factors | {"seed": params.seed, "budget_s": params.budget_s},
-        world_size=case.world_size,
-        device=case.device,
-        timeout_s=0.9 * params.case_timeout_s,
-        threads=case.threads,
-        hang_s=params.hang_s,
-        private_network=params.private_network,
-    )
-    flags = (Flag.OVERSUBSCRIBED,) if oversubscribed(case.device, case.world_size, case.threads) else ()
+    answers, flags = measure_on_ranks(f"{__name__}:rank", case, params, private_network=params.private_network)
     for scope in case.scopes:
         form = scope.split()[0]
         blocks = [answer["blocks"][scope] for answer in answers]
@@ -199,9 +189,8 @@ def measure_prefill(case: PrefillCase, params: Any) -> Iterator[Measurement]:
 
 def rank(asked: dict[str, Any]) -> dict[str, Any]:
     """What one rank measures; see `measure_prefill`."""
-    seed, budget_s = asked.pop("seed"), asked.pop("budget_s")
-    case = PrefillCase(**asked | {"prefill_forms": tuple(asked["prefill_forms"])})
-    me, device = dist.get_rank(), torch.device(case.device.split(":")[0])
+    case, seed, budget_s, device = asked_case(PrefillCase, asked)
+    me = dist.get_rank()
     calls: dict[str, Callable[[], object]] = {}
     timed: dict[str, Callable[[Any], object]] = {}
     peaks, errors, counted = {}, {}, {}

@@ -15,8 +15,8 @@ from nanolib.config import NanoConfig
 from nanolib.experiments.model_steps import Training
 from nanolib.experiments.params import Case
 from nanolib.experiments.rank_rows import latency_row, slowest
-from nanolib.experiments.ranks import oversubscribed, run_ranks
-from nanolib.measurement import Flag, Measurement, exact
+from nanolib.experiments.ranks import asked_case, measure_on_ranks
+from nanolib.measurement import Measurement, exact
 from nanolib.meters.memory import MIB
 from nanolib.meters.together import time_together
 from nanolib.models import create_model, generate_random_batch
@@ -70,16 +70,7 @@ def predict_training(case: ShardedTrainingCase) -> dict[str, float | str]:
 
 def measure_training(case: ShardedTrainingCase, params: Any) -> Iterator[Measurement]:
     """Step time, throughput, bytes by formula, and what of the communication computing does not hide."""
-    answers = run_ranks(
-        f"{__name__}:rank",
-        case.factors | {"seed": params.seed, "budget_s": params.budget_s},
-        world_size=case.world_size,
-        device=case.device,
-        timeout_s=0.9 * params.case_timeout_s,
-        threads=case.threads,
-        hang_s=params.hang_s,
-    )
-    flags = (Flag.OVERSUBSCRIBED,) if oversubscribed(case.device, case.world_size, case.threads) else ()
+    answers, flags = measure_on_ranks(f"{__name__}:rank", case, params)
     each = slowest([answer["blocks"][LOCAL] for answer in answers])
     for strategy in (ALONE, LOCAL, *case.strategies):
         tokens = case.batch_size * case.seq_len * (1 if strategy == ALONE else case.world_size)
@@ -116,9 +107,7 @@ def measure_training(case: ShardedTrainingCase, params: Any) -> Iterator[Measure
 
 def rank(asked: dict[str, Any]) -> dict[str, Any]:
     """What one rank measures; see `measure_training`."""
-    seed, budget_s = asked.pop("seed"), asked.pop("budget_s")
-    case = ShardedTrainingCase(**asked | {"strategies": tuple(asked["strategies"])})
-    device = torch.device(case.device.split(":")[0])
+    case, seed, budget_s, device = asked_case(ShardedTrainingCase, asked)
     steps: dict[str, Callable[[], object]] = {}
     weights = {}
     for strategy in (LOCAL, *case.strategies):

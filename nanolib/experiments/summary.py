@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pydantic
 
 from nanolib.paths import database_path
-from nanolib.regression.compare import Comparison, since_before
-from nanolib.regression.history import HISTORY_RUNS, History, histories
-from nanolib.store import SHOWN_CASES, Store
+from nanolib.regression.compare import Comparison
+from nanolib.regression.history import History, what_changed
+from nanolib.store import Store
 from nanolib.validation import StrictModel
 
 if TYPE_CHECKING:
@@ -66,11 +66,7 @@ def changes(params: Params) -> tuple[Comparison | None, list[History]]:
     with Store(path, create=not params.database) as store:
         ids = select_runs(store, params.runs)
         runs = store.runs()
-        chosen = runs[runs.run_id.isin(ids)]
-        newest = chosen.drop_duplicates(["experiment", "machine_id", "suite"], keep="last")
-        return since_before(store, list(newest.run_id)), histories(
-            store, machine_ids=set(chosen.machine_id), last=HISTORY_RUNS
-        )
+        return what_changed(store, runs[runs.run_id.isin(ids)])
 
 
 def load(params: Params) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
@@ -82,7 +78,5 @@ def load(params: Params) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     path = params.database or database_path()
     with Store(path, create=not params.database) as store:
         ids = select_runs(store, params.runs)
-        runs = store.runs()
-        rows = store.measurements(ids, samples=True, newest=SHOWN_CASES)
-        shown = set(rows.run_id) | set(ids[-SHOWN_CASES:])
-        return runs[runs.run_id.isin(shown)], store.machines(), rows
+        rows, runs = store.shown(ids)
+        return runs, store.machines(), rows

@@ -16,6 +16,7 @@ from nanolib.experiments.model import text_batch
 from nanolib.measurement import BadInput, Provenance
 from nanolib.meters.energy import EnergyMeter
 from nanolib.models.generation import generation_of
+from nanolib.report import renderer
 from nanolib.report.live import live_chart
 
 _TICK_S, _SHOWN_S = 0.5, 60.0
@@ -32,7 +33,6 @@ class LivePower:
     """
 
     def __init__(self, params: energy.Params) -> None:
-        import altair as alt
         import ipywidgets as widgets
 
         self._params = params
@@ -42,8 +42,7 @@ class LivePower:
         self.start = widgets.Button(description="Generate", button_style="primary", icon="play")
         self.stop = widgets.Button(description="Stop", icon="stop", disabled=True)
         self.said = widgets.HTML("Generates until it is stopped; nothing is stored.")
-        alt.JupyterChart.enable_offline()  # or it asks the network for Vega
-        self.chart = alt.JupyterChart(live_chart(pd.DataFrame(), False), embed_options={"actions": False})
+        self.chart = renderer.live_chart(live_chart(pd.DataFrame(), False))
         self.start.on_click(self._begin)
         self.stop.on_click(lambda _: self._stop.set())
         self.widget = widgets.VBox([widgets.HBox([self.start, self.stop, self.said]), self.chart])

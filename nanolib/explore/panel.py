@@ -21,7 +21,7 @@ from nanolib.experiments.plan import known_ceilings, prediction_table
 from nanolib.experiments.worker import Cancelled
 from nanolib.measurement import BadInput
 from nanolib.meters.machine import this_machine
-from nanolib.report import charts, tables
+from nanolib.report import charts, renderer, tables
 from nanolib.report.display import Table
 from nanolib.store import Store
 
@@ -63,7 +63,6 @@ class Panel:
         shown: Shown,
         rows: pd.DataFrame | None = None,
     ) -> None:
-        import altair as alt
         import ipywidgets as widgets
 
         self._experiment, self.controls, self._build, self._shown = experiment, controls, build, shown
@@ -79,8 +78,7 @@ class Panel:
         self.cancel = widgets.Button(description="Cancel", icon="stop", disabled=True)
         self.save = widgets.Button(description="Save", icon="save", disabled=True)
         self.bar = widgets.IntProgress(min=0, max=1, layout={"visibility": "hidden"})
-        alt.JupyterChart.enable_offline()  # or it asks the network for Vega
-        self.chart = alt.JupyterChart(self._draw(), embed_options={"actions": False})
+        self.chart = renderer.live_chart(self._draw())
         for control in controls.values():
             control.observe(self._predict, names="value")
         self.measure.on_click(self._begin)

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from nanolib.measurement import METRICS, BadInput, Direction, case_name, format_number
+from nanolib.regression.compare import Comparison, since_before
 from nanolib.stats.changes import changes_of_level
 from nanolib.stats.compare import MARGIN
 from nanolib.store import Store
@@ -93,6 +94,18 @@ def histories(
         case = case_name(json.loads(group["factors"].iloc[-1]))
         result.append(History(machine_id, experiment, case, metric, scope, points, _changes(points, metric)))
     return result
+
+
+def what_changed(store: Store, runs: pd.DataFrame) -> tuple[Comparison | None, list[History]]:
+    """The newest of the runs, of each suite on each machine, against those before them; and all timings of their machines.
+
+    Args:
+        store: Where the runs are.
+        runs: Of them, oldest first.
+    """
+    newest = runs.drop_duplicates(["experiment", "machine_id", "suite"], keep="last")
+    found = histories(store, machine_ids=sorted(set(runs["machine_id"])), last=HISTORY_RUNS)
+    return since_before(store, list(newest["run_id"])), found
 
 
 def _changes(points: pd.DataFrame, metric: str) -> tuple[Change, ...]:

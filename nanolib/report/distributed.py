@@ -74,11 +74,11 @@ def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _form_line(case: pd.DataFrame, form: str) -> dict[str, object]:
     timed = pick(case, "latency", form).iloc[0]
-    line: dict[str, object] = {"flags": list(timed["flags"])} | _ends("latency", timed)
+    line: dict[str, object] = {"flags": list(timed["flags"])} | with_ends("latency", timed)
     shares = {}
     for kind in KINDS:
         for row in pick(case, "part_time", f"{form}: {kind}").to_dict("records"):
-            line |= _ends(kind, row)
+            line |= with_ends(kind, row)
             if kind == "communication":
                 line["predicted"] = row["predicted"]
         for row in pick(case, "time_share", f"{form}: {kind}").to_dict("records"):
@@ -87,33 +87,48 @@ def _form_line(case: pd.DataFrame, form: str) -> dict[str, object]:
         sending = max(("wait", "communication"), key=lambda kind: shares[kind])
         bound = "compute" if shares["compute"] >= 0.5 else sending
         line["bound"] = f"{bound} ({shares[bound]:.0%})"
-    for name, metric, method in (
-        ("rounds", "rounds", None),
-        ("sent", "wire_bytes", "formula"),
-        ("counted", "wire_bytes", "interface"),
-        ("relative_error", "relative_error", None),
-    ):
-        found = pick(case, metric, form, method)
-        if len(found):
-            line[name] = found["estimate"].iloc[0]
-    return line
+    return line | sent_and_error(case, form)
 
 
-def _ends(name: str, row: pd.Series | dict[str, object]) -> dict[str, object]:
+def sent_and_error(case: pd.DataFrame, form: str) -> dict[str, float]:
+    """`rounds`, `sent`, `counted` (B) and `relative_error` of a form, as far as they are known."""
+    found = {
+        "rounds": pick(case, "rounds", form),
+        "sent": pick(case, "wire_bytes", form, "formula"),
+        "counted": pick(case, "wire_bytes", form, "interface"),
+        "relative_error": pick(case, "relative_error", form),
+    }
+    return {name: rows["estimate"].iloc[0] for name, rows in found.items() if len(rows)}
+
+
+def fair(table: pd.DataFrame) -> pd.DataFrame:
+    """The lines on which a claim of speed may rest: those with a core for each rank."""
+    return table[[Flag.OVERSUBSCRIBED.value not in flags for flags in table["flags"]]]
+
+
+def efficiency(alone: pd.Series, row: pd.Series, ranks: int) -> dict[str, float]:
+    """Time of one rank over `ranks` × time; the range is that of the two intervals, wider than 95 %."""
+    ends = (("", "", ""), ("_low", "_low", "_high"), ("_high", "_high", "_low"))
+    return {
+        f"efficiency{end}": alone[f"latency{above}"] / (ranks * row[f"latency{below}"]) for end, above, below in ends
+    }
+
+
+def with_ends(name: str, row: pd.Series | dict[str, object]) -> dict[str, object]:
+    """A row's estimate under a name, and its interval."""
     return {name: row["estimate"], f"{name}_low": row["low"], f"{name}_high": row["high"]}
 
 
 def _with_efficiency(table: pd.DataFrame) -> pd.DataFrame:
-    """Time of one rank over ranks × time; the range is that of the two intervals, wider than 95 %."""
+    """Where one rank was measured alone, what several make of its time shared out."""
     one = table[(table["world_size"] == 1) & table["latency"].notna()]
     known = {(row["seq_len"], row["dtype"], row["form"]): row for _, row in one.iterrows()}
     for at, row in table.iterrows():
         alone = known.get((row["seq_len"], row["dtype"], row["form"]))
         if alone is None or row["world_size"] == 1 or pd.isna(row["latency"]):
             continue
-        ends = (("", "", ""), ("_low", "_low", "_high"), ("_high", "_high", "_low"))
-        for end, above, below in ends:
-            table.loc[at, f"efficiency{end}"] = alone[f"latency{above}"] / (row["world_size"] * row[f"latency{below}"])
+        for name, value in efficiency(alone, row, row["world_size"]).items():
+            table.loc[at, name] = value
     return table
 
 
@@ -134,7 +149,7 @@ def component_table(rows: pd.DataFrame) -> pd.DataFrame:
             "component": component,
         }
         line |= {name: sum(rank[name] for rank in ranks) / len(ranks) for name in ("mean", "sd")}
-        lines.append(line | _ends("ms", row))
+        lines.append(line | with_ends("ms", row))
     return pd.DataFrame(lines)
 
 
@@ -225,8 +240,7 @@ def _modelled(rows: pd.DataFrame) -> pd.DataFrame:
             **links(chosen),
         }
     )
-    fair = data[[Flag.OVERSUBSCRIBED.value not in flags for flags in chosen["flags"]]]
-    data = fair if len(fair) else data
+    data = data.loc[(fair(chosen) if len(fair(chosen)) else chosen).index]
     return data[data["from"] == data.groupby("panel")["from"].transform("max")]
 
 
@@ -319,8 +333,7 @@ def _link_words(rows: pd.DataFrame) -> str:
     found = pick(rows, "link_latency")
     if found.empty:
         return ""
-    fair = found[[Flag.OVERSUBSCRIBED.value not in flags for flags in found["flags"]]]
-    row = (fair if len(fair) else found).iloc[-1]
+    row = (fair(found) if len(fair(found)) else found).iloc[-1]
     speed = pick(rows[rows["case_id"] == row["case_id"]], "link_bandwidth", row["scope"])
     rate = f", then {speed['estimate'].iloc[0] / 1e9:.2f} GB/s" if len(speed) else ""
     largest = row["details"]["largest_residual"]
@@ -336,16 +349,16 @@ def decode_words(rows: pd.DataFrame) -> list[str]:
     for (seq_len, dtype), group in table.groupby(["seq_len", "dtype"], sort=False):
         where = f"Decoding over {int(seq_len):,} keys, {dtype}"
         several = group[group["world_size"] > 1]
-        fair = several[[Flag.OVERSUBSCRIBED.value not in flags for flags in several["flags"]]]
+        with_cores = fair(several)
         if several.empty:
             lines.append(f"{where}: only one rank was measured. Next question: world_sizes: [1, 2].")
             continue
-        if fair.empty:
+        if with_cores.empty:
             lines.append(
                 f"{where}: all ranks together want more cores than there are; bytes and errors are results, speed is not."
             )
             continue
-        most = fair[fair["world_size"] == fair["world_size"].max()].sort_values("latency")
+        most = with_cores[with_cores["world_size"] == with_cores["world_size"].max()].sort_values("latency")
         best = most.iloc[0]
         form, ranks = best["form"].replace("_", " "), int(best["world_size"])
         took = format_with_interval(best["latency"], best["latency_low"], best["latency_high"])

@@ -15,8 +15,7 @@ import pandas as pd
 from altair.utils.schemapi import debug_mode
 
 from nanolib.paths import make_folder
-from nanolib.regression.compare import since_before
-from nanolib.regression.history import HISTORY_RUNS, histories
+from nanolib.regression.history import what_changed
 from nanolib.report import (
     charts,
     distributed,
@@ -29,7 +28,7 @@ from nanolib.report import (
     verdicts,
 )
 from nanolib.report.web import web_page
-from nanolib.store import SHOWN_CASES, Store
+from nanolib.store import Store
 
 
 @dataclass(frozen=True)
@@ -124,9 +123,7 @@ def build(store: Store, run_ids: list[str], folder: Path, *, pictures: bool = Tr
     Returns:
         The page.
     """
-    rows = store.measurements(run_ids, samples=True, newest=SHOWN_CASES)
-    runs, machines = store.runs(), store.machines()
-    runs = runs[runs["run_id"].isin(set(rows["run_id"]) | set(run_ids[-SHOWN_CASES:]))]
+    (rows, runs), machines = store.shown(run_ids), store.machines()
     left_out = store.count_cases(run_ids) - rows[["machine_id", "case_id"]].drop_duplicates().shape[0]
     make_folder(folder)
     # Everything is made beside the target and moved in at the end: a failure half-way leaves the old report whole.
@@ -168,10 +165,7 @@ class Changes:
 
 
 def _changes(store: Store, runs: pd.DataFrame) -> Changes:
-    since = since_before(
-        store, list(runs.drop_duplicates(["experiment", "machine_id", "suite"], keep="last")["run_id"])
-    )
-    found = histories(store, machine_ids=sorted(set(runs["machine_id"])), last=HISTORY_RUNS)
+    since, found = what_changed(store, runs)
     drawn = {"since_the_run_before": regressions.since_chart(since)} if since is not None else {}
     if found:
         drawn["history"] = regressions.history_chart(found)

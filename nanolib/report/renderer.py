@@ -52,6 +52,12 @@ def javascript() -> str:
     return bundle
 
 
+def live_chart(chart: alt.TopLevelMixin) -> alt.JupyterChart:
+    """A chart whose `chart` can be set anew; offline, or it would ask the network for Vega."""
+    alt.JupyterChart.enable_offline()
+    return alt.JupyterChart(chart, embed_options={"actions": False})
+
+
 def save(spec: dict[str, Any], folder: Path, name: str) -> None:
     """Write NAME.png and NAME.svg of a chart compiled by `vega_spec`."""
     (folder / f"{name}.png").write_bytes(vl_convert.vega_to_png(spec, scale=_SCALE))

@@ -6,7 +6,7 @@ import altair as alt
 import pandas as pd
 
 from nanolib.measurement import Flag, Provenance, format_with_interval
-from nanolib.report.distributed import EXPERIMENT, _ends
+from nanolib.report.distributed import EXPERIMENT, efficiency, fair, sent_and_error, with_ends
 from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, look, nothing, why_nothing
 from nanolib.report.linking import links
 from nanolib.report.overview import ending_of, having, made_once, of_experiment, pick
@@ -61,18 +61,13 @@ def prefill_table(rows: pd.DataFrame) -> pd.DataFrame:
             lines.append(base | {"form": ", ".join(first["factor.prefill_forms"]), "direction": ""})
         for _, row in timed.iterrows():
             form, direction = row["scope"].split()
-            line = base | {"form": form, "direction": direction, "flags": list(row["flags"])} | _ends("latency", row)
+            line = (
+                base | {"form": form, "direction": direction, "flags": list(row["flags"])} | with_ends("latency", row)
+            )
             for peak in pick(case, "peak_memory", row["scope"]).to_dict("records"):
                 line |= {"memory": peak["estimate"], "planned": peak["predicted"]}
             if direction == "forward":
-                for name, metric, method in (
-                    ("sent", "wire_bytes", "formula"),
-                    ("counted", "wire_bytes", "interface"),
-                    ("relative_error", "relative_error", None),
-                ):
-                    found = pick(case, metric, form, method)
-                    if len(found):
-                        line[name] = found["estimate"].iloc[0]
+                line |= sent_and_error(case, form)
             lines.append(line)
     return pd.DataFrame(lines)
 
@@ -177,7 +172,7 @@ def training_table(rows: pd.DataFrame) -> pd.DataFrame:
         if timed.empty:
             lines.append(base | {"strategy": ", ".join(first["factor.strategies"])})
         for _, row in timed.iterrows():
-            line = base | {"strategy": row["scope"], "flags": list(row["flags"])} | _ends("latency", row)
+            line = base | {"strategy": row["scope"], "flags": list(row["flags"])} | with_ends("latency", row)
             for name, metric in (
                 ("tokens_per_second", "tokens_per_second"),
                 ("exposed", "exposed_communication"),
@@ -186,7 +181,9 @@ def training_table(rows: pd.DataFrame) -> pd.DataFrame:
             ):
                 for found in pick(case, metric, row["scope"]).to_dict("records"):
                     line |= (
-                        _ends(name, found) if name in ("tokens_per_second", "exposed") else {name: found["estimate"]}
+                        with_ends(name, found)
+                        if name in ("tokens_per_second", "exposed")
+                        else {name: found["estimate"]}
                     )
             lines.append(line)
     table = pd.DataFrame(lines)
@@ -196,8 +193,8 @@ def training_table(rows: pd.DataFrame) -> pd.DataFrame:
     for at, row in table.iterrows():
         if (row["name"], row["world_size"]) in alone.index and row["strategy"] != "alone" and pd.notna(row["latency"]):
             one = alone.loc[(row["name"], row["world_size"])]
-            for end, above, below in (("", "", ""), ("_low", "_low", "_high"), ("_high", "_high", "_low")):
-                table.loc[at, f"efficiency{end}"] = one[f"latency{above}"] / row[f"latency{below}"]
+            for name, value in efficiency(one, row, 1).items():  # every rank has a batch of its own
+                table.loc[at, name] = value
     return table
 
 
@@ -259,8 +256,8 @@ def prefill_words(rows: pd.DataFrame) -> list[str]:
     lines = []
     timed = table[table["latency"].notna()]
     for (seq_len, direction), group in timed.groupby(["seq_len", "direction"], sort=False):
-        fair = group[[Flag.OVERSUBSCRIBED.value not in flags for flags in group["flags"]]]
-        across, dense = fair[fair["form"] != "dense"].sort_values("latency"), group[group["form"] == "dense"]
+        dense = group[group["form"] == "dense"]
+        across = fair(group[group["form"] != "dense"]).sort_values("latency")
         if across.empty:
             continue
         best = across.iloc[0]
@@ -282,9 +279,7 @@ def training_words(rows: pd.DataFrame) -> list[str]:
     if "exposed" not in table:
         return []
     lines = []
-    for _, row in table[table["exposed"].notna()].iterrows():
-        if Flag.OVERSUBSCRIBED.value in row["flags"]:
-            continue
+    for _, row in fair(table[table["exposed"].notna()]).iterrows():
         exposed = format_with_interval(row["exposed"], row["exposed_low"], row["exposed_high"])
         text = (
             f"Training {row['name']} on {int(row['world_size'])} ranks with {row['strategy']}: {exposed} ms of a step "

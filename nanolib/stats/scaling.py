@@ -52,6 +52,10 @@ class LinkCost(NamedTuple):
     beta: float
     residuals: tuple[float, ...]
 
+    def seconds(self, messages: float, sent_bytes: float) -> float:
+        """What so many messages in a row, of so many bytes together, take."""
+        return self.alpha * messages + self.beta * sent_bytes
+
 
 def link_cost(messages: ArrayLike, sent_bytes: ArrayLike, seconds: ArrayLike) -> LinkCost:
     """The α–β model: seconds ≈ α · messages + β · bytes, neither below zero.

@@ -1,5 +1,6 @@
 """The system's Chromium, from which nothing may leave this machine."""
 
+import os
 import shutil
 import socket
 import subprocess
@@ -82,8 +83,6 @@ def lab(tmp_path_factory):
         "NANOLIB_OUTPUT": str(folder / "outputs"),
         "PYTHONPATH": str(checkout()),
     }
-    import os
-
     server = subprocess.Popen(
         [
             *(sys.executable, "-m", "jupyter", "lab", "--no-browser", "--ip=127.0.0.1", f"--port={port}"),

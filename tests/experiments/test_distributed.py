@@ -110,7 +110,7 @@ def test_a_failing_case_is_a_row_and_the_sweep_goes_on(tmp_path, monkeypatch):
             return started(f"{BODIES}:misbehave", {"how": "raise", "rank": 1}, **rest)
         return started(body, request, **rest)
 
-    monkeypatch.setattr("nanolib.experiments.sharded_decode.run_ranks", first_fails)
+    monkeypatch.setattr("nanolib.experiments.ranks.run_ranks", first_fails)
     with Store(tmp_path / "results.sqlite") as store:
         run = sweep.measure(distributed, params, store=store, progress=False)
         rows = run.measurements(samples=True)

@@ -14,6 +14,8 @@ from nanolib.paths import checkout
 from nanolib.store import Store
 from nanolib.validation import read_yaml
 
+pytestmark = pytest.mark.slow
+
 
 def _quick(experiment):
     name = experiment.__name__.rsplit(".", 1)[-1]
@@ -102,8 +104,6 @@ OOM = """
 import resource, sys
 from nanolib.experiments import attention, sweep
 from nanolib.store import Store
-
-pytestmark = pytest.mark.slow
 
 params = attention.Params(
     device="cpu", budget_s=0.05, seq_lens=[4096, 64], kinds=[{"kind": "dense", "backend": "math"}], num_heads=8, backward=False

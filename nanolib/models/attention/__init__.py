@@ -19,7 +19,7 @@ from nanolib.config import ATTENTION_KINDS
 from nanolib.measurement import BadInput
 from nanolib.models.attention.work import Work
 
-__all__ = ["Work", "attend", "chooses_by_score", "kinds", "parse_options", "shared_options", "work"]
+__all__ = ["Work", "attend", "check_shapes", "chooses_by_score", "kinds", "parse_options", "shared_options", "work"]
 
 
 def kinds() -> tuple[str, ...]:
@@ -91,7 +91,7 @@ def attend(
         BadInput: Shapes, kind or options that do not fit.
         Unsupported: This machine cannot run what was asked for.
     """
-    _check_shapes(q, k, v, causal)
+    check_shapes(q, k, v, causal)
     more = {} if scores is None else {"scores": scores}
     return _module(kind).attend(q, k, v, causal=causal, scale=scale, options=parse_options(kind, options), **more)
 
@@ -101,7 +101,12 @@ def work(kind: str, q_len: int, kv_len: int, *, causal: bool, options: Any = Non
     return _module(kind).work(q_len, kv_len, causal=causal, options=parse_options(kind, options))
 
 
-def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> None:
+def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> None:
+    """Whether q, k and v fit each other.
+
+    Raises:
+        BadInput: They do not.
+    """
     if q.dim() != 4 or k.dim() != 4:
         raise BadInput(f"q, k: {q.dim()} and {k.dim()} dimensions; give [batch, heads, length, head_dim]")
     if k.shape != v.shape:

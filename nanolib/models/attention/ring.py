@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from nanolib.measurement import BadInput
-from nanolib.models.attention import _check_shapes
+from nanolib.models.attention import check_shapes
 from nanolib.models.attention.layout import Layout, Piece
 from nanolib.models.attention.partial import (
     finite,
@@ -59,7 +59,7 @@ def ring_attention(
     Raises:
         BadInput: Shapes that do not fit each other or the layout.
     """
-    _check_shapes(q, k, v, causal=False)
+    check_shapes(q, k, v, causal=False)
     rank, world = world_of(group)
     if layout is None:
         layout = Layout.of_lengths(gather_lengths(q.shape[2], q.device, group))

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from nanolib.measurement import BadInput
-from nanolib.models.attention import _check_shapes
+from nanolib.models.attention import check_shapes
 from nanolib.models.attention.partial import finite, merge, nonzero, partial_attention
 from nanolib.models.attention.ranks import NO_TIMER, BlockTimer, Hop, all_gather, gather_lengths, world_of
 
@@ -59,7 +59,7 @@ def tree_attention_decode(
     """
     if form not in FORMS:
         raise BadInput(f"form: {form!r} is no form; use one of {', '.join(FORMS)}")
-    _check_shapes(q, k, v, causal=False)
+    check_shapes(q, k, v, causal=False)
     if q.dtype != k.dtype or q.dtype != v.dtype:
         raise BadInput(f"k, v: {k.dtype} and {v.dtype}; give q's {q.dtype}, on empty shards too")
     mask = None

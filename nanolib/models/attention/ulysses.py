@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from nanolib.measurement import BadInput
-from nanolib.models.attention import _check_shapes, attend
+from nanolib.models.attention import attend, check_shapes
 from nanolib.models.attention.layout import Layout
 from nanolib.models.attention.partial import wide_type
 from nanolib.models.attention.ranks import NO_TIMER, BlockTimer, gather_lengths, world_of
@@ -51,7 +51,7 @@ def ulysses_attention(
     Raises:
         BadInput: Shapes, or numbers of heads that do not fit the ranks.
     """
-    _check_shapes(q, k, v, causal=False)
+    check_shapes(q, k, v, causal=False)
     _, world = world_of(group)
     heads, kv_heads = q.shape[1], k.shape[1]
     if heads % world or (kv_heads % world and world % kv_heads):
