@@ -164,6 +164,28 @@ def _selected(store: Any, names: tuple[str, ...] | list[str]) -> list[str]:
 
 
 @main.command()
+@click.argument("rendezvous", metavar="HOST:PORT")
+@click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="End when nothing has been asked for so long.",
+)
+@_told
+def join(rendezvous: str, wait_s: float) -> None:
+    """Lend this machine to a distributed notebook on another: `nano run distributed -p nodes=2 -p rendezvous=HOST:PORT`."""
+    os.environ.setdefault(
+        "TORCH_CPP_LOG_LEVEL", "ERROR"
+    )  # that the asker has ended is nothing to print a C++ stack for
+    from nanolib.experiments import nodes
+
+    nodes.join(rendezvous, wait_s=wait_s, say=click.echo)
+
+
+@main.command()
 @_output
 @_told
 def runs(output: str | None) -> None:

@@ -11,8 +11,9 @@ from nanolib.config import NanoConfig
 from nanolib.experiments import model as models
 from nanolib.experiments import params as shared
 from nanolib.experiments import sharded_prefill as prefill
+from nanolib.experiments.nodes import address
 from nanolib.experiments.params import Case, distinct, known_dtypes, known_presets
-from nanolib.experiments.ranks import HANG_S, check_ranks
+from nanolib.experiments.ranks import HANG_S, RanksCase, check_ranks
 from nanolib.experiments.sharded_decode import DecodeCase, measure_decode, predict_decode
 from nanolib.experiments.sharded_prefill import MemoryCase, PrefillCase
 from nanolib.experiments.sharded_training import STRATEGIES, ShardedTrainingCase, measure_training, predict_training
@@ -54,6 +55,8 @@ class Params(shared.Params):
         model_world_sizes: Ranks to which the cost model is carried on.
         hang_s: A rank that lets others wait longer has hung, s.
         private_network: Whether ranks get a network of their own where the system allows it, so that their bytes can be counted.
+        nodes: Machines over which several ranks are spread evenly; on the others runs `nano join`.
+        rendezvous: `HOST:PORT` of this machine, at which they join; needed for more than one.
     """
 
     world_sizes: list[pydantic.conint(gt=0, le=1024)] = pydantic.Field([1, 2], min_length=1)  # type: ignore[valid-type]
@@ -79,12 +82,28 @@ class Params(shared.Params):
     model_world_sizes: list[pydantic.conint(gt=0, le=65_536)] = pydantic.Field([4, 8, 16])  # type: ignore[valid-type]
     hang_s: float = pydantic.Field(HANG_S, gt=0, le=86_400)
     private_network: bool = True
+    nodes: int = pydantic.Field(1, gt=0, le=1024)
+    rendezvous: str = ""
 
     _dtypes = pydantic.field_validator("dtypes")(known_dtypes)
     _distinct = pydantic.field_validator(
         *("world_sizes", "seq_lens", "forms", "prefill_seq_lens", "prefill_forms", "memory_seq_lens", "dtypes"),
         *("strategies", "model_world_sizes"),
     )(distinct)
+
+    @pydantic.model_validator(mode="after")
+    def _nodes_meet(self) -> Params:
+        if self.nodes > 1:
+            try:
+                address(self.rendezvous)
+            except BadInput as error:
+                raise ValueError(error.lines[0]) from None
+        for world in _several(self):
+            if world % self.nodes:
+                raise ValueError(
+                    f"world_sizes: {world} ranks do not share out over {self.nodes} nodes; give a multiple"
+                )
+        return self
 
     @pydantic.model_validator(mode="after")
     def _fits_together(self) -> Params:
@@ -127,7 +146,18 @@ def cases(params: Params) -> list[Case]:
     heads = (params.num_heads, params.num_kv_heads, params.head_dim)
     found: list[Case] = [
         DecodeCase(
-            device, world, seq_len, tuple(params.forms), params.batch_size, *heads, params.q_len, dtype, params.threads
+            *(
+                device,
+                world,
+                seq_len,
+                tuple(params.forms),
+                params.batch_size,
+                *heads,
+                params.q_len,
+                dtype,
+                params.threads,
+            ),
+            nodes=_nodes(params, world),
         )
         for dtype in params.dtypes
         for seq_len in params.seq_lens
@@ -138,7 +168,18 @@ def cases(params: Params) -> list[Case]:
             for world in _several(params):
                 found += [
                     PrefillCase(
-                        device, world, seq_len, forms, params.batch_size, *heads, dtype, params.backward, params.threads
+                        *(
+                            device,
+                            world,
+                            seq_len,
+                            forms,
+                            params.batch_size,
+                            *heads,
+                            dtype,
+                            params.backward,
+                            params.threads,
+                        ),
+                        nodes=_nodes(params, world),
                     )
                     for forms in _launches(params.prefill_forms, world)
                 ]
@@ -155,11 +196,17 @@ def cases(params: Params) -> list[Case]:
         shape = (params.train_seq_len, params.train_batch_size, params.threads)
         found += [
             ShardedTrainingCase(
-                device, name, world, params.training_preset, params.overrides, tuple(params.strategies), *shape
+                *(device, name, world, params.training_preset, params.overrides, tuple(params.strategies), *shape),
+                nodes=_nodes(params, world),
             )
             for world in _several(params)
         ]
     return found
+
+
+def _nodes(params: Params, world: int) -> int:
+    """One rank is here; several are spread over all machines."""
+    return params.nodes if world > 1 else 1
 
 
 def _several(params: Params) -> list[int]:
@@ -200,17 +247,17 @@ def predict(case: Case, ceilings: dict[str, float] | None = None) -> dict[str, f
 def plan(case: Case) -> Plan:
     """The peak memory of one rank."""
     if isinstance(case, DecodeCase):
-        return Plan({"decode": case.shard_bytes * case.world_size})
+        return Plan({"decode": case.shard_bytes * case.world_size // case.nodes})
     if isinstance(case, PrefillCase):
         one = prefill.plan_prefill(case)
-        return Plan({scope: peak * case.world_size for scope, peak in one.peaks.items()}, one.reason)
+        return Plan({scope: peak * case.world_size // case.nodes for scope, peak in one.peaks.items()}, one.reason)
     return prefill.plan_memory(case) if isinstance(case, MemoryCase) else Plan()
 
 
 def unsupported(case: Case) -> str:
     """Why this machine cannot run the case; empty when it can."""
     try:
-        check_ranks(case.device, getattr(case, "world_size", 1) if not isinstance(case, MemoryCase) else 1)
+        check_ranks(case.device, case.world_size // case.nodes if isinstance(case, RanksCase) else 1)
     except Unsupported as error:
         return str(error)
     if isinstance(case, PrefillCase) and prefill.CONTEXT_PARALLEL in case.prefill_forms:

@@ -14,23 +14,24 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-import psutil
 import torch
 
-from nanolib.experiments import launch
+from nanolib.experiments import torchrun
+from nanolib.experiments.nodes import Launch, ask
+from nanolib.experiments.params import Case
 from nanolib.measurement import Flag, Unsupported
 
 CaseT = TypeVar("CaseT")
 
 HANG_S = 60.0  # a rank that lets the others wait this long hangs
-_GRACE_S = 3.0  # for writing where it is, when it is told to end
+_POLL_S = 0.05
 
 
 class RankFailed(Exception):
@@ -43,6 +44,29 @@ class RankFailed(Exception):
     def __init__(self, message: str, rank: int, traceback: str) -> None:
         self.details = {"rank": rank, "traceback": traceback}
         super().__init__(message)
+
+
+@dataclass(frozen=True)
+class RanksCase(Case):
+    """A case on so many ranks.
+
+    Attributes:
+        nodes: Machines over which they are spread evenly; of one, the factors say nothing.
+    """
+
+    interleaves: ClassVar[bool] = False
+
+    nodes: int = field(default=1, kw_only=True)
+
+    @property
+    def factors(self) -> dict[str, Any]:
+        """Name → value of what defines the case."""
+        return {name: value for name, value in super().factors.items() if (name, value) != ("nodes", 1)}
+
+    @property
+    def ranks(self) -> str:
+        """How many, and over how many machines."""
+        return f"{self.world_size} rank(s)" + (f" on {self.nodes} nodes" if self.nodes > 1 else "")
 
 
 def check_ranks(device: str, world_size: int) -> None:
@@ -77,6 +101,8 @@ def run_ranks(
     threads: int = 1,
     hang_s: float = HANG_S,
     private_network: bool = False,
+    nodes: int = 1,
+    rendezvous: str = "",
 ) -> list[Any]:
     """Call a function in `world_size` processes.
 
@@ -88,59 +114,62 @@ def run_ranks(
         timeout_s: All of it may take this long.
         threads: Of each rank, on a CPU.
         hang_s: A rank may wait this long for another.
-        private_network: Whether the ranks get a network of their own, where the system allows it.
+        private_network: Whether the ranks get a network of their own, where the system allows it and all are on this machine.
+        nodes: Machines, this one among them, over which the ranks are spread evenly.
+        rendezvous: `HOST:PORT` of this machine, at which the others have joined (`nano join`).
 
     Returns:
         What each rank answered, in order.
 
     Raises:
+        NodesMissing: The other nodes did not come.
         RankFailed: One raised, died or hung.
         Unsupported: More ranks than GPUs.
     """
-    check_ranks(device, world_size)
+    here = world_size // nodes
+    check_ranks(device, here)
+    asked = {"body": body, "request": request, "device": device, "threads": threads, "hang_s": min(hang_s, timeout_s)}
+    deadline = time.monotonic() + timeout_s
     with tempfile.TemporaryDirectory(prefix="nanolib-ranks-") as name:
         folder = Path(name)
-        asked = {"body": body, "request": request, "device": device, "threads": threads}
-        asked["hang_s"] = min(hang_s, timeout_s)
-        (folder / "request.json").write_text(json.dumps(asked))
-        command = [
-            *(sys.executable, "-m", launch.__name__),
-            *([launch.PRIVATE_NETWORK] if private_network else []),
-            *("--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(world_size)),
-            *("-m", "nanolib.experiments.rank", str(folder)),
-        ]
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path),
-            "OMP_NUM_THREADS": str(threads),
-            "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else os.environ.get("GLOO_SOCKET_IFNAME", ""),
-            "PYTHONWARNINGS": "ignore",
-        }
-        late = False
-        with (folder / "launcher.log").open("w") as log:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
-            try:
-                process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                late = True
-                _end_ranks(folder)
-            finally:
-                _kill_tree(process)
+        if nodes == 1:
+            launch, process = None, torchrun.start(folder, asked, ranks=here, private_network=private_network)
+        else:
+            launch = ask(rendezvous, asked, nodes=nodes, ranks=here, within_s=asked["hang_s"])
+            process = torchrun.start(folder, asked, ranks=here, meeting=launch.meeting, interface=launch.interface)
+        try:
+            late = _await(process, launch, deadline)
+            if process.poll() is None:
+                torchrun.end_ranks(folder)
+        finally:
+            torchrun.kill_tree(process)
+        lost = launch.collect(folder) if launch else 0
         answers = [folder / f"{rank}.json" for rank in range(world_size)]
-        if all(
-            answer.is_file() for answer in answers
-        ):  # what a process group does when it is torn down changes nothing
+        # What a process group does when it is torn down changes nothing.
+        if all(answer.is_file() for answer in answers):
             return [json.loads(answer.read_text()) for answer in answers]
-        raise _failure(folder, world_size, timeout_s if late else None)
+        raise _failure(folder, world_size, timeout_s if late else None, lost)
+
+
+def _await(process: subprocess.Popen[bytes], launch: Launch | None, deadline: float) -> bool:
+    """Wait for this node's ranks, and a little for them once those of another node have ended; whether they are late."""
+    while process.poll() is None and time.monotonic() < deadline:
+        if launch and launch.others_ended():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(torchrun.GRACE_S)
+            return False
+        time.sleep(_POLL_S)
+    return process.poll() is None
 
 
 def measure_on_ranks(
-    body: str, case: Any, params: Any, *, private_network: bool = False
+    body: str, case: RanksCase, params: Any, *, private_network: bool = False
 ) -> tuple[list[Any], tuple[Flag, ...]]:
     """What each rank of a case answers, and the flags of all its rows.
 
     Args:
         body: As in `run_ranks`; `asked_case` reads the request.
-        case: Has `world_size` and `threads`.
+        case: What is measured.
         params: Of the distributed notebook.
         private_network: As in `run_ranks`.
     """
@@ -153,8 +182,10 @@ def measure_on_ranks(
         threads=case.threads,
         hang_s=params.hang_s,
         private_network=private_network,
+        nodes=case.nodes,
+        rendezvous=params.rendezvous,
     )
-    crowded = oversubscribed(case.device, case.world_size, case.threads)
+    crowded = oversubscribed(case.device, case.world_size // case.nodes, case.threads)
     return answers, (Flag.OVERSUBSCRIBED,) if crowded else ()
 
 
@@ -165,40 +196,23 @@ def asked_case(kind: Callable[..., CaseT], asked: dict[str, Any]) -> tuple[CaseT
     return kind(**factors), seed, budget_s, torch.device(asked["device"].split(":")[0])
 
 
-def _end_ranks(folder: Path) -> None:
-    """Have the ranks write where they are, and end."""
-    pids = [int(file.read_text()) for file in folder.glob("*.pid")]
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
-    end = time.monotonic() + _GRACE_S
-    while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < end:
-        time.sleep(0.05)
-
-
-def _kill_tree(process: subprocess.Popen[bytes]) -> None:
-    """The launcher and all that it started, which have sessions of their own."""
-    if process.poll() is None:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(process.pid).children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    child.kill()
-        process.kill()
-        process.wait()
-
-
-def _failure(folder: Path, world_size: int, late_s: float | None) -> RankFailed:
+def _failure(folder: Path, world_size: int, late_s: float | None, lost: int) -> RankFailed:
     """Whose fault it was: who raised first; if that was only waiting for another, the one that was waited for."""
-    raised = sorted(folder.glob("*.error"), key=lambda file: file.stat().st_mtime_ns)
-    first = json.loads(raised[0].read_text()) if raised else None
+    raised = [
+        json.loads(file.read_text()) for file in sorted(folder.glob("*.error"), key=lambda f: f.stat().st_mtime_ns)
+    ]
+    first = next((error for error in raised if not error["waiting"]), raised[0] if raised else None)
     if first and not first["waiting"]:
         message = f"rank {first['rank']} of {world_size} raised {first['message']}"
         return RankFailed(message, first["rank"], first["traceback"])
-    log = (folder / "launcher.log").read_text(errors="replace")
-    died = re.search(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-\d+)", log, re.DOTALL)
-    if died and -int(died[2]) != signal.SIGTERM and late_s is None:
-        rank, number = int(died[1]), -int(died[2])
+    log = (folder / torchrun.LOG).read_text(errors="replace")
+    ended = re.findall(r"Root Cause[^=]*?rank\s*:\s*(\d+)[^=]*?exitcode\s*:\s*-(\d+)", log)
+    died = [(int(rank), int(number)) for rank, number in ended if int(number) != signal.SIGTERM]
+    if died and late_s is None:
+        rank, number = died[0]
         return RankFailed(f"rank {rank} of {world_size} was killed by {signal.Signals(number).name}", rank, "")
+    if lost:
+        return RankFailed(f"{lost} of the other nodes is gone, with its ranks; start nano join there again", -1, log)
     for rank in range(world_size):
         stack = folder / f"{rank}.stack"
         if not (folder / f"{rank}.json").is_file() and not (folder / f"{rank}.error").is_file() and stack.is_file():
@@ -209,7 +223,8 @@ def _failure(folder: Path, world_size: int, late_s: float | None) -> RankFailed:
         message = f"rank {first['rank']} of {world_size} raised {first['message']}"
         return RankFailed(message, first["rank"], first["traceback"])
     lines = [line for line in log.splitlines() if line.strip() and "*****" not in line]
-    return RankFailed(f"no rank started: {lines[-1] if lines else 'the launcher said nothing'}", -1, log)
+    within = "" if late_s is None else f" within {late_s:g} s"
+    return RankFailed(f"no rank started{within}: {lines[-1] if lines else 'the launcher said nothing'}", -1, log)
 
 
 def _innermost(stack: str) -> str:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from nanolib.experiments.params import Case
 from nanolib.experiments.rank_rows import bytes_rows, latency_row, part_rows, ratio_row, slowest
-from nanolib.experiments.ranks import asked_case, measure_on_ranks
+from nanolib.experiments.ranks import RanksCase, asked_case, measure_on_ranks
 from nanolib.measurement import Flag, Measurement, Provenance, Status, exact
 from nanolib.meters.links import count_bytes, time_collectives
 from nanolib.meters.memory import MIB
@@ -31,10 +30,8 @@ _CHECKED_ELEMENTS = 2**25  # keys and values of the whole sequence, up to which 
 
 
 @dataclass(frozen=True)
-class DecodeCase(Case):
+class DecodeCase(RanksCase):
     """One token (or a few) over a sequence on so many ranks, in every form."""
-
-    interleaves: ClassVar[bool] = False
 
     world_size: int
     seq_len: int
@@ -74,7 +71,7 @@ class DecodeCase(Case):
 
     def __str__(self) -> str:
         """Ranks, length and type."""
-        return f"decode {self.world_size} rank(s) n={self.seq_len} batch={self.batch_size} {self.dtype}"
+        return f"decode {self.ranks} n={self.seq_len} batch={self.batch_size} {self.dtype}"
 
 
 def predict_decode(case: DecodeCase) -> dict[str, float | str]:
@@ -119,7 +116,9 @@ def measure_decode(case: DecodeCase, params: Any) -> Iterator[Measurement]:
         yield Measurement("wire_bytes", status=Status.UNSUPPORTED, scope="interface", message=NO_NETWORK)
 
 
-NO_NETWORK = "the ranks have no network of their own here, so an interface would count other traffic too; see wire_bytes by formula"
+NO_NETWORK = (
+    "the ranks have no network of their own, so an interface would count other traffic too; see wire_bytes by formula"
+)
 
 
 def link_rows(

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from nanolib.experiments.params import Case
 from nanolib.experiments.rank_rows import bytes_rows, latency_row, part_rows, ratio_row
-from nanolib.experiments.ranks import asked_case, measure_on_ranks
+from nanolib.experiments.ranks import RanksCase, asked_case, measure_on_ranks
 from nanolib.experiments.workload import Plan, Workload, planned, shortage
 from nanolib.measurement import Measurement, Provenance, exact
 from nanolib.meters.links import count_bytes
@@ -34,13 +34,11 @@ _CHECKED_SCORES = 2**25  # float64 scores up to which a rank compares its part
 
 
 @dataclass(frozen=True)
-class PrefillCase(Case):
+class PrefillCase(RanksCase):
     """Causal attention over a sequence on so many ranks, in every form.
 
     `dense` is the baseline: the first rank attends to the whole sequence while the others wait.
     """
-
-    interleaves: ClassVar[bool] = False
 
     world_size: int
     seq_len: int
@@ -80,7 +78,7 @@ class PrefillCase(Case):
     def __str__(self) -> str:
         """Ranks, length and type."""
         which = f" {CONTEXT_PARALLEL.replace('_', ' ')}" if CONTEXT_PARALLEL in self.prefill_forms else ""
-        return f"prefill {self.world_size} rank(s) n={self.seq_len} batch={self.batch_size} {self.dtype}{which}"
+        return f"prefill {self.ranks} n={self.seq_len} batch={self.batch_size} {self.dtype}{which}"
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,9 +13,8 @@ from torch import nn
 
 from nanolib.config import NanoConfig
 from nanolib.experiments.model_steps import Training
-from nanolib.experiments.params import Case
 from nanolib.experiments.rank_rows import latency_row, slowest
-from nanolib.experiments.ranks import asked_case, measure_on_ranks
+from nanolib.experiments.ranks import RanksCase, asked_case, measure_on_ranks
 from nanolib.measurement import Measurement, exact
 from nanolib.meters.memory import MIB
 from nanolib.meters.together import time_together
@@ -29,10 +28,8 @@ STRATEGIES = (DDP, FSDP)
 
 
 @dataclass(frozen=True)
-class ShardedTrainingCase(Case):
+class ShardedTrainingCase(RanksCase):
     """A step of a model on so many ranks, each with a batch of its own."""
-
-    interleaves: ClassVar[bool] = False
 
     name: str
     world_size: int
@@ -57,7 +54,7 @@ class ShardedTrainingCase(Case):
 
     def __str__(self) -> str:
         """The model, ranks and shape."""
-        return f"training {self.name} {self.world_size} rank(s) n={self.seq_len} batch={self.batch_size} each"
+        return f"training {self.name} {self.ranks} n={self.seq_len} batch={self.batch_size} each"
 
 
 def predict_training(case: ShardedTrainingCase) -> dict[str, float | str]:

@@ -13,7 +13,7 @@ from nanolib.report.overview import ending_of, having, made_once, of_experiment,
 EXPERIMENT = "distributed"
 KINDS = ("compute", "wait", "communication")
 DECODE_COLUMNS = {
-    "world_size": "Ranks",
+    "ranks": "Ranks",
     "seq_len": "n",
     "dtype": "Type",
     "form": "Form",
@@ -33,7 +33,7 @@ DECODE_COLUMNS = {
     "flags": "Flags",
 }
 COMPONENT_COLUMNS = {
-    "world_size": "Ranks",
+    "ranks": "Ranks",
     "seq_len": "n",
     "form": "Form",
     "component": "Component",
@@ -43,21 +43,40 @@ COMPONENT_COLUMNS = {
 }
 
 
+def of_ranks(row: pd.Series) -> dict[str, object]:
+    """`world_size`, `nodes`, and `ranks`: both in words, where there is more than one machine."""
+    world, nodes = int(row["factor.world_size"]), row.get("factor.nodes")
+    nodes = 1 if pd.isna(nodes) else int(nodes)
+    return {"world_size": world, "nodes": nodes, "ranks": f"{world} on {nodes} nodes" if nodes > 1 else str(world)}
+
+
+def ranks_words(row: pd.Series) -> str:
+    """`4 ranks`, or `4 ranks over 2 nodes`, of a line that has `world_size` and `nodes`."""
+    return f"{int(row['world_size'])} ranks" + (f" over {int(row['nodes'])} nodes" if row["nodes"] > 1 else "")
+
+
+def over_nodes(names: pd.Series, nodes: pd.Series) -> pd.Series:
+    """The names, with the number of machines where there are several."""
+    nodes = nodes.fillna(1).astype(int)
+    return names.where(nodes == 1, names + ", " + nodes.astype(str) + " nodes")
+
+
 @made_once
 def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per form, number of ranks and length.
 
     Returns:
-        Columns: `world_size`, `seq_len`, `dtype`, `form`; `latency`, `compute`, `wait`, `communication` (ms, slowest rank),
-        `efficiency` (time of one rank over ranks × time), each with `_low` and `_high`; `predicted` (communication, ms), `bound`,
-        `rounds`, `sent` and `counted` (B per rank), `relative_error`, `status`, `message`, `flags`.
+        Columns: `world_size`, `nodes`, `ranks` (both in words), `seq_len`, `dtype`, `form`; `latency`, `compute`, `wait`,
+        `communication` (ms, slowest rank), `efficiency` (time of one rank over ranks × time), each with `_low` and `_high`;
+        `predicted` (communication, ms), `bound`, `rounds`, `sent` and `counted` (B per rank), `relative_error`, `status`,
+        `message`, `flags`.
     """
     rows = having(rows, EXPERIMENT, "forms")
     lines = []
     for (run_id, case_id), case in rows.groupby(["run_id", "case_id"], sort=False):
         first = case.iloc[0]
         base = {"run_id": run_id, "case_id": case_id}
-        base |= {name: first[f"factor.{name}"] for name in ("world_size", "seq_len", "dtype")}
+        base |= {name: first[f"factor.{name}"] for name in ("seq_len", "dtype")} | of_ranks(first)
         base |= ending_of(case)
         forms = [form for form in first["factor.forms"] if len(pick(case, "latency", form))]
         lines += [base | {"form": form} | _form_line(case, form) for form in forms] or [
@@ -134,7 +153,7 @@ def _with_efficiency(table: pd.DataFrame) -> pd.DataFrame:
 
 @made_once
 def component_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """One line per component of a form: columns `world_size`, `seq_len`, `form`, `component`, `ms` (with ends), `mean`, `sd`."""
+    """One line per component of a form: columns `ranks`, `seq_len`, `form`, `component`, `ms` (with ends), `mean`, `sd`."""
     rows = having(rows, EXPERIMENT, "world_size")
     lines = []
     for _, row in pick(rows, "part_time").iterrows():
@@ -143,7 +162,7 @@ def component_table(rows: pd.DataFrame) -> pd.DataFrame:
             continue
         ranks = row["details"]["ranks"]
         line = {
-            "world_size": row["factor.world_size"],
+            **of_ranks(row),
             "seq_len": row["factor.seq_len"],
             "form": form,
             "component": component,
@@ -164,6 +183,7 @@ def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
     table = _decoded(rows)
     if table.empty:
         return nothing(title, why_nothing(of_experiment(rows, EXPERIMENT), EXPERIMENT))
+    table = _beside_several(table)
     measured = pd.DataFrame(
         {
             "panel": _panel_names(table),
@@ -221,7 +241,15 @@ def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
 
 
 def _panel_names(table: pd.DataFrame) -> pd.Series:
-    return "n = " + table["seq_len"].astype(int).map("{:,}".format) + ", " + table["dtype"]
+    return over_nodes("n = " + table["seq_len"].astype(int).map("{:,}".format) + ", " + table["dtype"], table["nodes"])
+
+
+def _beside_several(table: pd.DataFrame) -> pd.DataFrame:
+    """One rank, which is on one machine, beside the ranks over each number of machines."""
+    alone, several = table[table["world_size"] == 1], table[table["world_size"] > 1]
+    beside = several[["seq_len", "dtype", "nodes"]].drop_duplicates()
+    placed = alone.drop(columns="nodes").merge(beside, how="left").fillna({"nodes": 1})
+    return pd.concat([placed, several], ignore_index=True)
 
 
 def _modelled(rows: pd.DataFrame) -> pd.DataFrame:
@@ -230,9 +258,10 @@ def _modelled(rows: pd.DataFrame) -> pd.DataFrame:
     chosen = chosen[chosen["provenance"] == Provenance.MODELLED.value] if len(chosen) else chosen
     if chosen.empty:
         return pd.DataFrame()
+    chosen = chosen.assign(**{"factor.nodes": chosen.get("factor.nodes", 1)})
     data = pd.DataFrame(
         {
-            "panel": _panel_names(chosen.rename(columns={"factor.seq_len": "seq_len", "factor.dtype": "dtype"})),
+            "panel": _panel_names(chosen.rename(columns=lambda name: name.removeprefix("factor."))),
             "form": [details["form"].replace("_", " ") for details in chosen["details"]],
             "ranks": [details["world_size"] for details in chosen["details"]],
             "ms": chosen["estimate"],
@@ -252,7 +281,7 @@ def decode_shares(rows: pd.DataFrame) -> alt.TopLevelMixin:
         return nothing(title, why_nothing(of_experiment(rows, EXPERIMENT), EXPERIMENT))
     lines = [
         {
-            "panel": f"{int(row['world_size'])} rank(s), n = {int(row['seq_len']):,}, {row['dtype']}",
+            "panel": f"Ranks: {row['ranks']}, n = {int(row['seq_len']):,}, {row['dtype']}",
             "form": row["form"].replace("_", " "),
             "kind": kind,
             "place": place,
@@ -296,7 +325,7 @@ def link_model(rows: pd.DataFrame) -> alt.TopLevelMixin:
     details = list(sent["details"])
     data = pd.DataFrame(
         {
-            "panel": [f"{int(world)} ranks" for world in sent["factor.world_size"]],
+            "panel": ["Ranks: " + str(of_ranks(row)["ranks"]) for _, row in sent.iterrows()],
             "collective": [d["collective"].replace("_", " ") for d in details],
             "payload": [d["payload"] for d in details],
             "ms": sent["estimate"],
@@ -360,9 +389,9 @@ def decode_words(rows: pd.DataFrame) -> list[str]:
             continue
         most = with_cores[with_cores["world_size"] == with_cores["world_size"].max()].sort_values("latency")
         best = most.iloc[0]
-        form, ranks = best["form"].replace("_", " "), int(best["world_size"])
+        form, ranks = best["form"].replace("_", " "), ranks_words(best)
         took = format_with_interval(best["latency"], best["latency_low"], best["latency_high"])
-        text = f"{where}: on {ranks} ranks {form} is the fastest, {took} ms per token"
+        text = f"{where}: on {ranks} {form} is the fastest, {took} ms per token"
         if len(most) > 1 and not best["latency_high"] < most.iloc[1]["latency_low"]:
             text += f" (its interval overlaps that of {most.iloc[1]['form'].replace('_', ' ')}: take it as a tie)"
         if pd.notna(best["efficiency"]):

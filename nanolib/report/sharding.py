@@ -6,13 +6,22 @@ import altair as alt
 import pandas as pd
 
 from nanolib.measurement import Flag, Provenance, format_with_interval
-from nanolib.report.distributed import EXPERIMENT, efficiency, fair, sent_and_error, with_ends
+from nanolib.report.distributed import (
+    EXPERIMENT,
+    efficiency,
+    fair,
+    of_ranks,
+    over_nodes,
+    ranks_words,
+    sent_and_error,
+    with_ends,
+)
 from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, look, nothing, why_nothing
 from nanolib.report.linking import links
 from nanolib.report.overview import ending_of, having, made_once, of_experiment, pick
 
 PREFILL_COLUMNS = {
-    "world_size": "Ranks",
+    "ranks": "Ranks",
     "seq_len": "n",
     "dtype": "Type",
     "form": "Form",
@@ -29,7 +38,7 @@ PREFILL_COLUMNS = {
 }
 TRAINING_COLUMNS = {
     "name": "Model",
-    "world_size": "Ranks",
+    "ranks": "Ranks",
     "strategy": "Strategy",
     "latency": "Step, ms [95 %]",
     "tokens_per_second": "Tokens/s [95 %]",
@@ -54,7 +63,7 @@ def prefill_table(rows: pd.DataFrame) -> pd.DataFrame:
     for _, case in rows.groupby(["run_id", "case_id"], sort=False):
         first = case.iloc[0]
         base = {"run_id": first["run_id"]}
-        base |= {name: first[f"factor.{name}"] for name in ("world_size", "seq_len", "dtype")}
+        base |= {name: first[f"factor.{name}"] for name in ("seq_len", "dtype")} | of_ranks(first)
         base |= {**ending_of(case), "flags": []}
         timed = pick(case, "latency")
         if timed.empty:
@@ -88,7 +97,9 @@ def prefill_times(rows: pd.DataFrame) -> alt.TopLevelMixin:
     data = pd.DataFrame(
         {
             "panel": "n = " + table["seq_len"].astype(int).map("{:,}".format) + ", " + table["direction"],
-            "what": _what(table["form"], table["world_size"]),
+            "what": over_nodes(
+                _what(table["form"], table["world_size"]), table["nodes"].where(table["form"] != "dense", 1)
+            ),
             "form": table["form"],
             "ms": table["latency"],
             "low": table["latency_low"].fillna(table["latency"]),
@@ -166,7 +177,7 @@ def training_table(rows: pd.DataFrame) -> pd.DataFrame:
     lines = []
     for _, case in rows.groupby(["run_id", "case_id"], sort=False):
         first = case.iloc[0]
-        base = {"run_id": first["run_id"]} | {name: first[f"factor.{name}"] for name in ("name", "world_size")}
+        base = {"run_id": first["run_id"]} | {"name": first["factor.name"]} | of_ranks(first)
         base |= {**ending_of(case), "flags": []}
         timed = pick(case, "latency")
         if timed.empty:
@@ -189,10 +200,11 @@ def training_table(rows: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame(lines)
     if table.empty or "latency" not in table:
         return table
-    alone = table[table["strategy"] == "alone"].set_index(["name", "world_size"])
+    launch = ["run_id", "name", "world_size", "nodes"]
+    alone = table[table["strategy"] == "alone"].set_index(launch)
     for at, row in table.iterrows():
-        if (row["name"], row["world_size"]) in alone.index and row["strategy"] != "alone" and pd.notna(row["latency"]):
-            one = alone.loc[(row["name"], row["world_size"])]
+        if tuple(row[launch]) in alone.index and row["strategy"] != "alone" and pd.notna(row["latency"]):
+            one = alone.loc[tuple(row[launch])]
             for name, value in efficiency(one, row, 1).items():  # every rank has a batch of its own
                 table.loc[at, name] = value
     return table
@@ -207,7 +219,10 @@ def training_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
     table = table[table["tokens_per_second"].notna()]
     data = pd.DataFrame(
         {
-            "strategy": table["strategy"].replace({"local": "each by itself", "alone": "one rank"}),
+            "strategy": over_nodes(
+                table["strategy"].replace({"local": "each by itself", "alone": "one rank"}),
+                table["nodes"].where(table["strategy"] != "alone", 1),
+            ),
             "ranks": table["world_size"].where(table["strategy"] != "alone", 1).astype(int),
             "rate": table["tokens_per_second"],
             "low": table["tokens_per_second_low"].fillna(table["tokens_per_second"]),
@@ -262,7 +277,7 @@ def prefill_words(rows: pd.DataFrame) -> list[str]:
             continue
         best = across.iloc[0]
         took = format_with_interval(best["latency"], best["latency_low"], best["latency_high"])
-        text = f"Over {int(seq_len):,} tokens, {direction}: {best['form']} on {int(best['world_size'])} ranks takes {took} ms"
+        text = f"Over {int(seq_len):,} tokens, {direction}: {best['form']} on {ranks_words(best)} takes {took} ms"
         if len(dense):
             one = dense.iloc[0]
             text += (
@@ -281,9 +296,7 @@ def training_words(rows: pd.DataFrame) -> list[str]:
     lines = []
     for _, row in fair(table[table["exposed"].notna()]).iterrows():
         exposed = format_with_interval(row["exposed"], row["exposed_low"], row["exposed_high"])
-        text = (
-            f"Training {row['name']} on {int(row['world_size'])} ranks with {row['strategy']}: {exposed} ms of a step "
-        )
+        text = f"Training {row['name']} on {ranks_words(row)} with {row['strategy']}: {exposed} ms of a step "
         text += f"({row['exposed'] / row['latency']:.0%}) is communication that computing does not hide"
         if pd.notna(row.get("efficiency")):
             text += (

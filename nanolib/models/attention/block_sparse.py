@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -249,10 +250,13 @@ def _loop(name: str) -> Callable[..., None]:
     return getattr(block_loops, name) if _get_current_dispatch_mode_stack() else _compiled_loop(name)
 
 
+_COMPILING = threading.Lock()  # two threads come here at once, and Python 3.11 cannot parse in two
+
+
 @functools.cache
 def _compiled_loop(name: str) -> Callable[..., None]:
     loop = getattr(block_loops, name)
-    with warnings.catch_warnings():
+    with _COMPILING, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch means to give TorchScript up; the plain function then does the same
         try:
             return torch.jit.script(loop)

@@ -1,0 +1,255 @@
+"""Ranks on several machines: one measures, the others join it, and torchrun's own rendezvous lets their ranks meet.
+
+    nano join 10.0.0.1:29400                                                   # on every other node
+    nano run full distributed -p nodes=2 -p rendezvous=10.0.0.1:29400          # on the node with that address
+
+What is asked and what was answered goes through torch's key-value store at that address, so that no folder need be shared. Like
+torchrun's own it knows no password: who reaches the port can take part, so it belongs on a network that you trust.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+
+import nanolib
+from nanolib.experiments import torchrun
+from nanolib.measurement import BadInput
+
+_LAUNCHES = "launches"  # how many there have been
+_POLL_S = 0.2  # seldom enough to take nothing from the ranks
+_LISTEN_S = 5.0  # for reaching one's own port
+_SILENT_S = 15.0  # a node that says nothing for so long is gone
+
+
+class NodesMissing(Exception):
+    """Fewer machines came than a launch needs, or one of them could not take part."""
+
+
+def address(endpoint: str) -> tuple[str, int]:
+    """Host and port of `HOST:PORT`.
+
+    Raises:
+        BadInput: It is not of that form.
+    """
+    host, _, port = endpoint.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
+        raise BadInput(
+            f"rendezvous: {endpoint!r} is no HOST:PORT; give an address of this machine, such as 10.0.0.1:29400"
+        )
+    return host, int(port)
+
+
+class Launch:
+    """One launch over several nodes, as the node sees it that asked for it."""
+
+    def __init__(self, store: dist.Store, number: int, others: int, asked: dict[str, Any]) -> None:
+        self._store, self._number = store, number
+        self._others = range(1, others + 1)
+        self._heard: dict[
+            int, tuple[int, float]
+        ] = {}  # how often each has said that it is there, and when that last rose
+        self.meeting = _meeting(asked, is_host=True)
+        self.interface = _interface(asked["host"])
+
+    def others_ended(self) -> bool:
+        """Whether the ranks of some other node have ended, in whichever way, or it has not been heard of for long."""
+        return any(self._reported(node) or self._silent(node) for node in self._others)
+
+    def collect(self, folder: Path) -> int:
+        """End what still runs elsewhere, and put what the ranks there wrote beside what they wrote here.
+
+        Returns:
+            How many nodes were lost.
+
+        Raises:
+            NodesMissing: A node refused.
+        """
+        self._store.set(self._key("end"), "")
+        deadline = time.monotonic() + 2 * torchrun.GRACE_S
+        lost = 0
+        for node in self._others:
+            while not (there := self._reported(node)) and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
+            report = json.loads(self._store.get(self._key(f"report/{node}"))) if there else {"refused": "", "files": {}}
+            if report["refused"]:
+                raise NodesMissing(report["refused"])
+            for name, text in report["files"].items():
+                with (folder / Path(name).name).open("a") as file:
+                    file.write(text)
+            lost += not there
+        return lost
+
+    def _reported(self, node: int) -> bool:
+        return bool(self._store.check([self._key(f"report/{node}")]))
+
+    def _silent(self, node: int) -> bool:
+        heard = self._store.add(self._key(f"alive/{node}"), 0)
+        if heard != self._heard.get(node, (None, 0.0))[0]:
+            self._heard[node] = (heard, time.monotonic())
+        return time.monotonic() - self._heard[node][1] > _SILENT_S
+
+    def _key(self, name: str) -> str:
+        return f"{self._number}/{name}"
+
+
+def ask(endpoint: str, asked: dict[str, Any], *, nodes: int, ranks: int, within_s: float) -> Launch:
+    """Have the other nodes start their share of a launch.
+
+    Args:
+        endpoint: `HOST:PORT` of this machine.
+        asked: What every rank is given; JSON types.
+        nodes: This one among them.
+        ranks: On each.
+        within_s: Until then the others must have come.
+
+    Raises:
+        NodesMissing: They did not, or the port is taken.
+    """
+    store = _serve(endpoint)
+    number = store.add(_LAUNCHES, 0) + 1
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    meeting = {"host": address(endpoint)[0], "port": port, "launch": number, "nodes": nodes, "ranks": ranks}
+    asked = asked | meeting | {"versions": _versions()}
+    store.set(f"{number}/asked", json.dumps(asked))
+    store.add(_LAUNCHES, 1)
+    deadline = time.monotonic() + within_s
+    while (came := store.add(f"{number}/came", 0)) < nodes - 1:
+        if time.monotonic() > deadline:
+            store.set(f"{number}/end", "")
+            raise NodesMissing(
+                f"{came + 1} of {nodes} nodes came within {within_s:g} s; on each other node run: nano join {endpoint}"
+            )
+        time.sleep(_POLL_S)
+    return Launch(store, number, nodes - 1, asked)
+
+
+def join(endpoint: str, *, wait_s: float, say: Callable[[str], None], packages: tuple[str, ...] = ("nanolib",)) -> int:
+    """Take part in what another machine asks for, until it has asked for nothing for `wait_s`.
+
+    Args:
+        endpoint: `HOST:PORT` of the machine that measures; it need not be there yet.
+        wait_s: How long to wait for it, and for each next launch, s.
+        say: Is told what happens.
+        packages: Whose functions it may ask for.
+
+    Returns:
+        In how many launches this machine took part.
+
+    Raises:
+        BadInput: The endpoint is malformed.
+    """
+    host, port = address(endpoint)
+    say(f"waiting for {endpoint} to ask, at most {wait_s:g} s")
+    store, seen, took_part, idle_since = None, 0, 0, time.monotonic()
+    while time.monotonic() - idle_since < wait_s:
+        try:
+            if store is None and _listens(host, port):
+                store, seen = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=_SILENT_S)), 0
+            latest = store.add(_LAUNCHES, 0) if store else 0
+            if store and latest > seen and not store.check([f"{latest}/end"]):
+                took_part += _take_part(store, latest, say, packages)
+                idle_since = time.monotonic()
+            seen = latest
+        except dist.DistError:  # it has ended, or was ended; it, or another, may come again
+            store = None
+        time.sleep(_POLL_S)
+    say(f"nothing was asked for {wait_s:g} s; took part in {took_part} launch(es)")
+    return took_part
+
+
+def _take_part(store: dist.Store, number: int, say: Callable[[str], None], packages: tuple[str, ...]) -> bool:
+    """This node's share of a launch; whether there was one."""
+    asked = json.loads(store.get(f"{number}/asked"))
+    node = store.add(f"{number}/came", 1)
+    if node >= asked["nodes"]:
+        return False
+    refused, files, me = "", {}, f"node {node + 1} of {asked['nodes']}"
+    if asked["body"].partition(".")[0] not in packages:
+        refused = f"{me} runs functions of {', '.join(packages)} alone, and not {asked['body']}"
+    elif asked["versions"] != _versions():
+        refused = f"{me} has {_versions()} and the first {asked['versions']}; install the same on both"
+    say(refused or f"launch {number}: {asked['ranks']} rank(s) of {asked['body']}")
+    if not refused:
+        files = _run_share(store, number, node, asked)
+    store.set(f"{number}/report/{node}", json.dumps({"refused": refused, "files": files}))
+    return not refused
+
+
+def _run_share(store: dist.Store, number: int, node: int, asked: dict[str, Any]) -> dict[str, str]:
+    """Run ranks until they end or are to end; what they wrote, by the files' names."""
+    with tempfile.TemporaryDirectory(prefix="nanolib-ranks-") as name:
+        folder, meeting = Path(name), _meeting(asked, is_host=False)
+        process = torchrun.start(
+            folder, asked, ranks=asked["ranks"], meeting=meeting, interface=_interface(asked["host"])
+        )
+        try:
+            while process.poll() is None and not store.check([f"{number}/end"]):
+                store.add(f"{number}/alive/{node}", 1)
+                time.sleep(_POLL_S)
+            if process.poll() is None:
+                torchrun.end_ranks(folder)
+        finally:
+            torchrun.kill_tree(process)
+        told = (file for file in folder.iterdir() if file.suffix in (".error", ".stack") or file.stem.isdigit())
+        return {file.name: file.read_text(errors="replace") for file in (*told, folder / torchrun.LOG)}
+
+
+def _meeting(asked: dict[str, Any], *, is_host: bool) -> list[str]:
+    """Of torchrun's arguments, those by which the nodes of a launch find each other."""
+    return [
+        *("--nnodes", str(asked["nodes"]), "--local-addr", _own_address(asked["host"])),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{asked['host']}:{asked['port']}"),
+        *("--rdzv-id", f"nanolib-{asked['launch']}", "--rdzv-conf", f"is_host={int(is_host)}"),
+    ]
+
+
+def _own_address(host: str) -> str:
+    """The address of this machine from which the host is reached."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:  # nothing is sent
+        route.connect((host, 1))
+        return str(route.getsockname()[0])
+
+
+def _interface(host: str) -> str:
+    """The network interface through which the host is reached."""
+    mine = _own_address(host)
+    having = (name for name, found in psutil.net_if_addrs().items() if any(one.address == mine for one in found))
+    return next(having, "")
+
+
+def _listens(host: str, port: int) -> bool:
+    """Whether anyone listens there; torch's store complains loudly where nobody does."""
+    try:
+        socket.create_connection((host, port), timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
+def _versions() -> dict[str, str]:
+    """What has to be the same on all nodes."""
+    return {"nanolib": nanolib.__version__, "torch": torch.__version__}
+
+
+@functools.cache
+def _serve(endpoint: str) -> dist.TCPStore:
+    """The store at which the others ask; for as long as this process lives."""
+    host, port = address(endpoint)
+    try:
+        return dist.TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=_LISTEN_S))
+    except (dist.DistError, RuntimeError) as error:
+        raise NodesMissing(f"{endpoint} cannot be listened at: {' '.join(str(error).split())[:200]}") from None
