@@ -81,6 +81,12 @@ def main() -> None:
 @click.option("--resume", is_flag=True, help="Continue the last run with the same parameters, version and machine.")
 @click.option("--dry-run", is_flag=True, help="List the cases with predicted time and memory; measure nothing.")
 @click.option("--no-report", is_flag=True, help="Do not write the report at the end.")
+@click.option(
+    "--on", "place", type=click.Choice(["here", "ray"]), default="here", help="Where: on this machine, or as Ray tasks."
+)
+@click.option(
+    "--parts", type=click.IntRange(1, 1000), default=1, help="Share each notebook's cases among so many runs."
+)
 @_output
 @_told
 def run(
@@ -90,18 +96,22 @@ def run(
     resume: bool,
     dry_run: bool,
     no_report: bool,
+    place: str,
+    parts: int,
     output: str | None,
 ) -> None:
     """Run a suite (default: quick), or some of its notebooks, then write the report."""
-    from nanolib.suite.jobs import plan
+    from nanolib.suite.jobs import in_parts, plan
 
     folder = _use_output(output)
-    jobs = plan(targets, _pairs(pairs), {"label": label, "resume": resume})
+    jobs = in_parts(plan(targets, _pairs(pairs), {"label": label, "resume": resume}), parts)
     if dry_run:
         _show_plan(jobs)
         return
     from nanolib.suite.runner import closing_table, run_jobs
 
+    if place == "ray":
+        from nanolib.suite.on_ray import run_on_ray as run_jobs
     ended, log = run_jobs(jobs, folder, click.echo)
     click.echo("")
     for line in closing_table(ended):

@@ -8,6 +8,7 @@ from pathlib import Path
 from nanolib.measurement import BadInput
 
 OUTPUT_VARIABLE = "NANOLIB_OUTPUT"
+DATABASE = "results.sqlite"
 
 
 def find_checkout() -> Path | None:
@@ -42,7 +43,7 @@ def output_folder() -> Path:
 
 def database_path() -> Path:
     """The database in the output folder."""
-    return output_folder() / "results.sqlite"
+    return output_folder() / DATABASE
 
 
 def make_folder(folder: Path) -> Path:

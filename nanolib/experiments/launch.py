@@ -1,4 +1,4 @@
-"""Becomes `python -m torch.distributed.run`, and ends when the process that started it does.
+"""`-m nanolib.experiments.launch MODULE ARGUMENT...` becomes `-m MODULE ARGUMENT...`, and ends when the one that started it does.
 
 Imports nothing of weight, since it runs before every launch. With `--private-network` first, the ranks live in a network of their
 own, where an interface counts their bytes alone; where the system does not allow that they live where they are.
@@ -53,7 +53,7 @@ def main() -> None:
         arguments = arguments[1:]
         with contextlib.suppress(OSError):  # the ranks look whether they have one, and say so where not
             enter_private_network()
-    os.execv(sys.executable, [sys.executable, "-m", "torch.distributed.run", *arguments])
+    os.execv(sys.executable, [sys.executable, "-m", *arguments])
 
 
 if __name__ == "__main__":

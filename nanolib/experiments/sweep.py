@@ -24,6 +24,7 @@ import psutil
 from tqdm import tqdm
 
 import nanolib
+from nanolib.experiments.ceilings import CeilingCase
 from nanolib.experiments.lock import device_lock
 from nanolib.experiments.outcome import Outcome, attempt, one_line
 from nanolib.experiments.params import Case, Params
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LAUNCH_VARIABLE = "NANOLIB_LAUNCH"  # `nano run` gives all its notebooks one token, and finds their runs by it
+PART_VARIABLE = "NANOLIB_PART"  # `2/4`: this run is the second of four that share the cases
 MAX_ATTEMPTS = 2
 
 
@@ -99,7 +101,7 @@ def measure(
     Raises:
         Cancelled: `stop` was set.
     """
-    cases = experiment.cases(params)
+    cases = part_of(experiment.cases(params), os.environ.get(PART_VARIABLE, ""))
     if not cases:
         raise BadInput(f"{experiment.__name__}: these parameters give no case; widen them")
     store = store or Store()
@@ -123,6 +125,16 @@ def measure(
             sweep_run.end(RunStatus.INTERRUPTED if asked else RunStatus.FAILED, message)
             raise
     return sweep_run
+
+
+def part_of(cases: Sequence[Case], part: str) -> list[Case]:
+    """The share of one of several runs, `2/4`; the machine's ceilings belong to each of them."""
+    if not part:
+        return list(cases)
+    number, of = map(int, part.split("/"))
+    shared = [case for case in cases if not isinstance(case, CeilingCase)]
+    mine = {case.case_id for case in shared[number - 1 :: of]}
+    return [case for case in cases if isinstance(case, CeilingCase) or case.case_id in mine] if mine else []
 
 
 def _measure_all(
@@ -224,6 +236,7 @@ def ceilings_of(store: Store, run_id: str) -> dict[str, float]:
 def _new_run(name: str, params: Params, machine: Machine, device: str, cases: int) -> Run:
     made_by = versions() | {"nanolib": nanolib.__version__, "sources": source_digest()}
     identity = [name, params.defining(), made_by, machine.machine_id, device]
+    identity += filter(None, [os.environ.get(PART_VARIABLE)])
     return Run(
         experiment=name,
         machine=machine.to_dict(),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from nanolib.experiments.sweep import part_of
 from nanolib.measurement import BadInput
 from nanolib.paths import checkout
 from nanolib.validation import StrictModel, read_yaml
@@ -24,12 +25,19 @@ class Job:
         notebook: Its path.
         values: The parameters to inject, as given.
         params: The same, checked and complete.
+        part: `2/4` for the second of four runs that share its cases; empty for all of them.
     """
 
     name: str
     notebook: Path
     values: Mapping[str, Any]
     params: StrictModel
+    part: str = ""
+
+    @property
+    def title(self) -> str:
+        """Name and part, as its executed notebook is called."""
+        return self.name + (f"-{self.part.replace('/', '-of-')}" if self.part else "")
 
     @property
     def module(self) -> Any:
@@ -38,7 +46,7 @@ class Job:
 
     def cases(self) -> list[Any]:
         """Its cases; the summary has none."""
-        return self.module.cases(self.params) if hasattr(self.module, "cases") else []
+        return part_of(self.module.cases(self.params), self.part) if hasattr(self.module, "cases") else []
 
 
 def suites() -> list[str]:
@@ -96,6 +104,24 @@ def plan(targets: Sequence[str], overrides: Mapping[str, Any], scheduling: Mappi
     return _jobs([(name, suite, folder / f"{name}.yml") for name in chosen], overrides, scheduling)
 
 
+def make_job(name: str, values: Mapping[str, Any], part: str = "") -> Job:
+    """A notebook with its parameters.
+
+    Raises:
+        BadInput: They do not fit.
+    """
+    params = experiment(name).Params(**values)
+    return Job(name, checkout() / "notebooks" / f"{name}.ipynb", values, params, part)
+
+
+def in_parts(jobs: Sequence[Job], parts: int) -> list[Job]:
+    """Each job as so many, which share its cases; none without a case of its own."""
+    if parts == 1:
+        return list(jobs)
+    shares = [replace(job, part=f"{number}/{parts}") for job in jobs for number in range(1, parts + 1) if job.cases()]
+    return [*(job for job in shares if job.cases()), *(job for job in jobs if not job.cases())]
+
+
 def _jobs(
     files: Sequence[tuple[str, str, Path]], overrides: Mapping[str, Any], scheduling: Mapping[str, Any]
 ) -> list[Job]:
@@ -105,11 +131,9 @@ def _jobs(
     for name, suite, file in files:
         values = read_yaml(file) | dict(overrides) | {"suite": suite} | dict(scheduling)
         try:
-            params = experiment(name).Params(**values)
+            jobs.append(make_job(name, values))
         except BadInput as error:
             complaints += error.lines
-            continue
-        jobs.append(Job(name, checkout() / "notebooks" / f"{name}.ipynb", values, params))
     if complaints:
         raise BadInput(*complaints)
     return jobs

@@ -6,15 +6,19 @@ status `done`, written last by the notebook itself, and never the notebook's own
 
 from __future__ import annotations
 
+import contextlib
 import os
+import queue
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,12 +26,14 @@ import psutil
 import yaml
 from tqdm import tqdm
 
+from nanolib.experiments import launch
 from nanolib.experiments.lock import holder
-from nanolib.experiments.sweep import LAUNCH_VARIABLE
+from nanolib.experiments.sweep import LAUNCH_VARIABLE, PART_VARIABLE
 from nanolib.measurement import RunStatus
 from nanolib.meters.machine import resolve_device
-from nanolib.paths import OUTPUT_VARIABLE, checkout, make_folder
+from nanolib.paths import DATABASE, OUTPUT_VARIABLE, checkout, make_folder
 from nanolib.store import Store
+from nanolib.suite.devices import gpu_places, on_any_gpu
 from nanolib.suite.jobs import Job
 
 _POLL_S = 0.3
@@ -60,86 +66,146 @@ class Ended:
     run_id: str = ""
 
 
-def run_jobs(jobs: Sequence[Job], output: Path, say: Callable[[str], None] = print) -> tuple[list[Ended], Path]:
-    """Run the jobs in turn.
+@dataclass
+class _Launch:
+    """What the jobs of one command share.
+
+    Attributes:
+        output: The output folder.
+        token: By which their runs are found.
+        bar: Moves with the cases of all of them.
+        finished: Cases that have ended, by the job's title.
+        stop: Set when they are to end.
+    """
+
+    output: Path
+    token: str
+    bar: tqdm
+    finished: dict[str, int] = field(default_factory=dict)
+    stop: threading.Event = field(default_factory=threading.Event)
+
+
+def run_jobs(
+    jobs: Sequence[Job], output: Path, say: Callable[[str], None] = print, *, token: str = ""
+) -> tuple[list[Ended], Path]:
+    """Run the jobs: those that any one GPU can do on all GPUs at once, and the others in turn.
 
     Args:
         jobs: From `plan`.
         output: The output folder.
         say: Takes lines for the terminal.
+        token: Of the command, where it has one already.
 
     Returns:
         How each ended, and the log file.
     """
-    launch = uuid.uuid4().hex[:12]
-    log_path = output / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{launch}.log"
+    token = token or new_token()
+    log_path = output / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{token}.log"
     make_folder(log_path.parent)
-    ended = [Ended(job.name, cases=len(job.cases())) for job in jobs]
+    ended = [Ended(job.title, cases=len(job.cases())) for job in jobs]
     total = sum(end.cases for end in ended)
-    with (
-        Store(output / "results.sqlite") as store,
-        log_path.open("w", encoding="utf-8") as log,
-        tqdm(total=total, unit="case", disable=None, file=sys.stderr, dynamic_ncols=True) as bar,
-    ):
-        for job, end in zip(jobs, ended, strict=True):
-            bar.set_description_str(job.name)
-            if bar.disable:
-                say(f"{job.name}: {end.cases} cases" if end.cases else f"{job.name}: reads the database")
-            try:
-                _run(job, end, output, launch, store, log, bar)
-            except KeyboardInterrupt:
-                end.status, end.message = (
-                    RunStatus.INTERRUPTED,
-                    "stopped by Ctrl-C; finished cases are saved (--resume)",
-                )
-            _settle(store, end)
-            if bar.disable:
-                say(f"{job.name}: {end.status} in {end.seconds:.0f} s {end.message}".rstrip())
-            if end.status == RunStatus.INTERRUPTED:
+    places = gpu_places()
+    together = [at for at, job in enumerate(jobs) if on_any_gpu(job)] if len(places) > 1 else []
+    with tqdm(total=total, unit="case", disable=None, file=sys.stderr, dynamic_ncols=True) as bar:
+        shared = _Launch(output, token, bar)
+        if together:
+            _run_together(shared, [(jobs[at], ended[at]) for at in together], places, log_path, say)
+        for at, (job, end) in enumerate(zip(jobs, ended, strict=True)):
+            if shared.stop.is_set():
                 break
+            if at not in together:
+                _run_one(job, end, shared, {}, log_path, say)
     return ended, log_path
 
 
-def _run(job: Job, end: Ended, output: Path, launch: str, store: Store, log: IO[str], bar: tqdm) -> None:
-    start, before = time.perf_counter(), bar.n
+def new_token() -> str:
+    """A token for the runs of one command."""
+    return uuid.uuid4().hex[:12]
+
+
+def _run_together(
+    shared: _Launch,
+    jobs: Sequence[tuple[Job, Ended]],
+    places: Sequence[dict[str, str]],
+    log_path: Path,
+    say: Callable[[str], None],
+) -> None:
+    """As many at once as there are places, each with a log of its own."""
+    free: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
+    for place in places:
+        free.put(place)
+
+    def run(job: Job, end: Ended) -> None:
+        place = free.get()
+        try:
+            if not shared.stop.is_set():
+                _run_one(job, end, shared, place, log_path.with_stem(f"{log_path.stem}-{job.title}"), say)
+        finally:
+            free.put(place)
+
+    with ThreadPoolExecutor(len(places)) as pool:
+        running = [pool.submit(run, job, end) for job, end in jobs]
+        try:
+            for one in running:
+                one.result()
+        except KeyboardInterrupt:
+            shared.stop.set()
+
+
+def _run_one(
+    job: Job, end: Ended, shared: _Launch, place: dict[str, str], log_path: Path, say: Callable[[str], None]
+) -> None:
+    """One job to its end, whichever that is."""
+    if shared.bar.disable:
+        say(f"{end.name}: {end.cases} cases" if end.cases else f"{end.name}: reads the database")
+    with Store(shared.output / DATABASE) as store, log_path.open("a", encoding="utf-8") as log:
+        try:
+            _run(job, end, shared, place, store, log)
+        except KeyboardInterrupt:
+            shared.stop.set()
+            end.status = RunStatus.INTERRUPTED
+            end.message = "stopped by Ctrl-C; finished cases are saved (--resume)"
+        _settle(store, end)
+    if shared.bar.disable:
+        say(f"{end.name}: {end.status} in {end.seconds:.0f} s {end.message}".rstrip())
+
+
+def _run(job: Job, end: Ended, shared: _Launch, place: dict[str, str], store: Store, log: IO[str]) -> None:
+    start = time.perf_counter()
     names = {case.case_id: str(case) for case in job.cases()}
+    log.seek(0, os.SEEK_END)
     said = log.tell()
     with tempfile.TemporaryDirectory(prefix="nanolib-run-") as folder:
         parameters = Path(folder) / "params.yml"
         parameters.write_text(yaml.safe_dump(dict(job.values)), encoding="utf-8")
         # beside its place until it ends: two suites at once must not write into one file
-        target = output / f".{job.name}-{launch}.ipynb"
+        target = shared.output / f".{job.title}-{shared.token}.ipynb"
+        variables = {OUTPUT_VARIABLE: str(shared.output), LAUNCH_VARIABLE: shared.token, PART_VARIABLE: job.part}
         process = subprocess.Popen(
             [
-                sys.executable,
-                "-m",
-                "papermill",
-                str(job.notebook),
-                str(target),
-                "-f",
-                str(parameters),
-                "--no-progress-bar",
+                *(sys.executable, "-m", launch.__name__, "papermill", str(job.notebook), str(target)),
+                *("-f", str(parameters), "--no-progress-bar"),
             ],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             cwd=checkout(),
-            env=os.environ | {OUTPUT_VARIABLE: str(output), LAUNCH_VARIABLE: launch},
+            env=os.environ | variables | place,
             start_new_session=True,  # Ctrl-C is ours to handle
         )
         try:
-            while True:
-                try:
+            while process.poll() is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(_POLL_S)
-                    break
-                except subprocess.TimeoutExpired:
-                    _watch(job, end, store, launch, names, bar, before)
+                if shared.stop.is_set():
+                    raise KeyboardInterrupt
+                _watch(job, end, shared, store, names, process.pid)
         finally:
             end_tree(process)
             if target.exists():
-                target.replace(output / job.notebook.name)
+                target.replace(shared.output / f"{job.title}.ipynb")
             end.seconds = time.perf_counter() - start
-            _watch(job, end, store, launch, names, bar, before)
+            _watch(job, end, shared, store, names, process.pid)
     log.flush()
     row = store.runs("run_id = ?", (end.run_id,))
     if process.returncode == 0 and (
@@ -154,20 +220,30 @@ def _run(job: Job, end: Ended, output: Path, launch: str, store: Store, log: IO[
         end.message = _reason(process.returncode, Path(log.name), said)
 
 
-def _watch(job: Job, end: Ended, store: Store, launch: str, names: dict[str, str], bar: tqdm, before: int) -> None:
+def _watch(job: Job, end: Ended, shared: _Launch, store: Store, names: dict[str, str], pid: int) -> None:
     """Move the bar to where the rows say that the job is."""
     if not names:
         return
-    row = store.runs("launch = ? AND experiment = ?", (launch, job.name))
-    if row.empty:
+    if not end.run_id:
+        begun = store.runs("launch = ? AND experiment = ?", (shared.token, job.name))
+        mine = [run for run, by in zip(begun.run_id, begun.process, strict=True) if not job.part or _below(by, pid)]
+        end.run_id = str(mine[-1]) if mine else ""
+    if not end.run_id:
         if busy := holder(resolve_device(getattr(job.params, "device", "cpu"))):
-            bar.set_description_str(f"{job.name} waits: the device is in use by {busy}")
+            shared.bar.set_description_str(f"{end.name} waits: the device is in use by {busy}")
         return
-    end.run_id = str(row.run_id.iloc[-1])
-    finished = store.finished_cases(end.run_id) & names.keys()
+    shared.finished[end.name] = len(store.finished_cases(end.run_id) & names.keys())
     in_flight = [names[case_id] for case_id in store.started_attempts(end.run_id) if case_id in names]
-    bar.set_description_str(": ".join([job.name, *in_flight[:1]]))
-    bar.update(before + len(finished) - bar.n)
+    shared.bar.set_description_str(": ".join([end.name, *in_flight[:1]]))
+    shared.bar.update(sum(shared.finished.values()) - shared.bar.n)
+
+
+def _below(process: str, pid: int) -> bool:
+    """Whether the process that a run names descends from ours: parts of one notebook differ in nothing else."""
+    try:
+        return any(parent.pid == pid for parent in psutil.Process(int(process.split(":")[1])).parents())
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _settle(store: Store, end: Ended) -> None:

@@ -1,4 +1,4 @@
-"""What survives `kill -9`: runs of cases of a millisecond, killed at random moments and resumed; many writers of one database.
+"""What survives `kill -9`: runs of cases of a millisecond, and of the quick suite; many writers; and what running cases costs.
 
 After each kill the database must pass its integrity check and hold every case that had been told as finished; `--resume` must
 complete the run with no case twice. Printed: how many kills, cases and failures; any failure ends with exit code 1.
@@ -7,6 +7,8 @@ complete the run with no case twice. Printed: how many kills, cases and failures
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
 import random
 import signal
@@ -18,6 +20,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pydantic
 
 from nanolib.experiments import params as shared
@@ -114,6 +117,106 @@ def _broken(database: Path, told: int, count: int, done: bool) -> int:
     return int(bool(wrong))
 
 
+def _killed_suites(kills: int, suite: list[str], rng: random.Random) -> int:
+    """The same of `nano run`, of which the runner, a kernel or a rank is killed; each start continues the one before."""
+    failures = 0
+    with tempfile.TemporaryDirectory() as name:
+        database = Path(name) / "results.sqlite"
+        command = [sys.executable, "-m", "nanolib.cli", "run", *suite, "--resume", "--no-report", "--output", name]
+        known: set[tuple[str, str]] = set()
+        for number in range(kills):
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            victim = _victim(
+                process, ("nanolib.cli", "ipykernel_launcher", "nanolib.experiments.rank")[number % 3], rng
+            )
+            tree = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+            if victim is None:
+                print(f"kill {number + 1}: the suite ended before it", flush=True)
+            else:
+                victim.kill()
+                if victim.pid != process.pid:
+                    process.terminate()  # it would go on with the next notebook, and there are more kills to come
+                process.wait()
+            _, alive = psutil.wait_procs(tree, timeout=30)
+            finished = _finished(database)
+            with sqlite3.connect(database) as db:
+                whole = db.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+            wrong = not whole or not known <= finished or bool(alive)
+            what = " ".join(victim.info["cmdline"][1:4]) if victim else "nothing"
+            print(
+                f"kill {number + 1}: {what}: {len(finished)} cases finished, {len(alive)} processes left, "
+                f"{'FAILED' if wrong else 'whole'}",
+                flush=True,
+            )
+            failures += wrong
+            known = finished
+        ended = subprocess.run(command, check=False, capture_output=True, text=True)
+        with sqlite3.connect(database) as db:
+            twice = db.execute(
+                "SELECT count(*) FROM (SELECT 1 FROM measurements WHERE metric = 'case_time' AND status != 'started'"
+                " GROUP BY experiment, case_id HAVING count(*) > 1)"
+            ).fetchone()[0]
+            runs = db.execute("SELECT experiment, status, cases FROM runs").fetchall()
+        cases = sum(count for *_, count in runs)
+        done = all(status == "done" for _, status, _ in runs) and len({name for name, *_ in runs}) == len(runs)
+        whole = (
+            ended.returncode == 0
+            and done
+            and not twice
+            and known <= _finished(database)
+            and len(_finished(database)) == cases
+        )
+        print(f"resumed to the end: {cases} cases in {len(runs)} runs, {twice} twice, {'whole' if whole else 'FAILED'}")
+        if not whole:
+            print(runs, ended.stdout[-2000:], ended.stderr[-2000:])
+        return failures + (not whole)
+
+
+def _victim(process: subprocess.Popen[bytes], kind: str, rng: random.Random) -> psutil.Process | None:
+    """A process of the kind among those of a suite, some time after there is one; None if the suite ends before."""
+    wait = rng.uniform(5, 45)
+    while process.poll() is None:
+        found = []
+        for one in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+                one.info = {"cmdline": one.cmdline()}
+                found += [one] if kind in one.info["cmdline"] else []
+        if found and wait <= 0:
+            return rng.choice(found)
+        time.sleep(0.2)
+        wait -= 0.2
+    return None
+
+
+def _finished(database: Path) -> set[tuple[str, str]]:
+    with sqlite3.connect(database) as db:
+        return set(
+            db.execute(
+                "SELECT experiment, case_id FROM measurements WHERE metric = 'case_time' AND status != 'started'"
+            ).fetchall()
+        )
+
+
+def _cost_of_running(count: int) -> None:
+    """What share of the wall time of `nano run` lies outside cases of about a second."""
+    lengths = [16 * (1 + number) for number in range(count)]
+    wanted = {"seq_lens": lengths, "kinds": ["dense"], "backward": False, "quality_patterns": [], "precision": 1e-6}
+    wanted |= {"num_heads": 2, "budget_s": 1.0, "isolation": "none"}
+    given = [argument for name, value in wanted.items() for argument in ("-p", f"{name}={json.dumps(value)}")]
+    with tempfile.TemporaryDirectory() as name:
+        start = time.perf_counter()
+        command = [sys.executable, "-m", "nanolib.cli", "run", "attention", *given, "--no-report", "--output", name]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        took = time.perf_counter() - start
+        with sqlite3.connect(Path(name) / "results.sqlite") as db:
+            cases, inside = db.execute(
+                "SELECT count(*), sum(estimate) FROM measurements WHERE metric = 'case_time'"
+            ).fetchone()
+    print(
+        f"{cases} cases, {inside / cases:.2f} s each: {took:.1f} s in all, {1 - inside / took:.1%} outside cases (goal < 20 %)"
+    )
+
+
 _WRITER = """
 import sys
 from nanolib.measurement import exact
@@ -150,6 +253,11 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=200)
     parser.add_argument("--writers", type=int, default=8)
     parser.add_argument("--runs", type=int, default=1000, help="of each writer")
+    parser.add_argument("--suite-kills", type=int, default=5)
+    parser.add_argument(
+        "--suite", nargs="+", default=["quick", "attention", "distributed", "warmup"], help="what nano runs"
+    )
+    parser.add_argument("--second-cases", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -165,6 +273,10 @@ def main() -> None:
     lost = _writers(options.writers, options.runs)
     seconds = time.perf_counter() - start
     print(f"{options.writers} processes × {options.runs} runs into one database: {lost} lost, {seconds:.0f} s")
+    if options.suite_kills:
+        failures += _killed_suites(options.suite_kills, options.suite, random.Random(options.seed))
+    if options.second_cases:
+        _cost_of_running(options.second_cases)
     sys.exit(bool(failures or lost))
 
 

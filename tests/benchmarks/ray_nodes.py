@@ -1,0 +1,66 @@
+"""A Ray cluster of three nodes on this machine, one of which is killed in mid-sweep: every case is there in the end, once."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sqlite3
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+import ray
+from ray.cluster_utils import Cluster
+
+from nanolib.suite.jobs import in_parts, plan
+from nanolib.suite.on_ray import run_on_ray
+
+SMALL = {"num_heads": 2, "kinds": ["dense"], "budget_s": 0.2, "quality_patterns": []}
+
+
+def main() -> None:
+    """Run three parts of a notebook, kill the node of one that runs, look at what came back."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=9)
+    options = parser.parse_args()
+    node = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "num_cpus": 0, "include_dashboard": False})
+    nodes = [cluster.add_node(**node) for _ in range(3)]
+    cluster.wait_for_nodes()
+    ray.init(address=cluster.address, log_to_driver=False)
+    lengths = [16 * (1 + number) for number in range(options.cases)]
+    jobs = in_parts(plan(["attention"], {**SMALL, "seq_lens": lengths}, {}), 3)
+    killed = threading.Event()
+
+    def kill_one() -> None:
+        """A node whose task has had time to measure something."""
+        time.sleep(25)
+        cluster.remove_node(nodes[0], allow_graceful=False)
+        killed.set()
+        print("one of 3 nodes killed", flush=True)
+
+    with tempfile.TemporaryDirectory() as name:
+        start = time.perf_counter()
+        threading.Thread(target=kill_one, daemon=True).start()
+        ended, _ = run_on_ray(jobs, Path(name), lambda line: print(line, flush=True))
+        took = time.perf_counter() - start
+        with sqlite3.connect(Path(name) / "results.sqlite") as db:
+            found = db.execute(
+                "SELECT case_id, count(*) FROM measurements WHERE metric = 'case_time' AND status = 'ok'"
+                " AND factors NOT LIKE '%\"ceiling\"%' GROUP BY case_id"
+            ).fetchall()
+    ray.shutdown()
+    cluster.shutdown()
+    twice = sum(count > 1 for _, count in found)
+    whole = killed.is_set() and not twice and len(found) == options.cases and all(end.status == "done" for end in ended)
+    print(
+        f"{len(found)} of {options.cases} cases, {twice} twice, in {took:.0f} s with a node lost: {'whole' if whole else 'FAILED'}"
+    )
+    sys.exit(not whole)
+
+
+if __name__ == "__main__":
+    main()
