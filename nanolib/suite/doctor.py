@@ -15,7 +15,7 @@ from nanolib.meters.machine import Machine, free_disk_gib, resolve_device, this_
 from nanolib.meters.memory import resident_peak
 from nanolib.meters.power import find_sources
 from nanolib.models import attention
-from nanolib.paths import output_folder
+from nanolib.paths import make_folder, output_folder
 
 
 def examine(budget_s: float) -> dict[str, dict[str, str]]:
@@ -28,9 +28,10 @@ def examine(budget_s: float) -> dict[str, dict[str, str]]:
         Heading → name → text.
 
     Raises:
-        BadInput: A budget that is not positive.
+        BadInput: A budget that is not positive, or no place for the results.
     """
     params = doctor.Params(budget_s=budget_s)
+    make_folder(output_folder())  # that it cannot be made is told now, and not when all has been measured
     machine, device = this_machine(), resolve_device("auto")
     return {
         "machine": _facts(machine),
