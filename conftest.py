@@ -11,7 +11,9 @@ os.environ["TMPDIR"] = str(_FOLDER)  # device locks lie there
 tempfile.tempdir = None
 os.environ["NANOLIB_OUTPUT"] = str(_FOLDER / "outputs")
 if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers share the cores; threads that spin for each other take thrice as long
+    os.environ.setdefault(
+        "OMP_NUM_THREADS", "1"
+    )  # workers share the cores; threads that spin for each other take thrice as long
 os.environ.pop("JPY_SESSION_NAME", None)  # notebooks run here as in a batch, from a Jupyter terminal too
 
 

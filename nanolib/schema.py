@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,6 +63,7 @@ MIGRATIONS = (
             *(_trace_table(name, columns) for name, columns in TRACE_TABLES.items()),
         ]
     ),
+    "ALTER TABLE runs ADD COLUMN disturbances TEXT NOT NULL DEFAULT '[]'",
 )
 SCHEMA_VERSION = len(MIGRATIONS)
 
@@ -84,6 +85,7 @@ class Run:
         cases: How many cases it has.
         process: Which process writes it, so that a dead one is told.
         launch: Token of the command that started it.
+        disturbances: What made the machine less than quiet when it began.
         rows: Case id → (factors, measurements), for a run that is added whole.
         run_id: Its UUID.
     """
@@ -100,5 +102,6 @@ class Run:
     cases: int = 0
     process: str = ""
     launch: str = ""
+    disturbances: Sequence[str] = ()
     rows: Mapping[str, tuple[Mapping[str, Any], list[Measurement]]] = field(default_factory=dict)
     run_id: str = field(default_factory=lambda: str(uuid.uuid4()))

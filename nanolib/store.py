@@ -64,9 +64,11 @@ class Store:
     def _open(self) -> None:
         execute = self.connection.execute
         execute("PRAGMA busy_timeout = 5000")
+        execute("BEGIN")  # one moment's view: another process may be making the same file
         version = execute("PRAGMA user_version").fetchone()[0]
         application = execute("PRAGMA application_id").fetchone()[0]
         empty = not execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        execute("COMMIT")
         if not empty and application != APPLICATION_ID:
             raise BadInput(f"database: {self.path} is not nanolib's; name another")
         if version > SCHEMA_VERSION:
@@ -130,7 +132,7 @@ class Store:
                 [*values, _json(machine.get("gpus", [])), _json(machine.get("dtypes", {}))],
             )
             db.execute(
-                f"INSERT INTO runs VALUES ({_marks(17)})",
+                f"INSERT INTO runs VALUES ({_marks(18)})",
                 (
                     run.run_id,
                     run.experiment,
@@ -149,6 +151,7 @@ class Store:
                     "",
                     run.process,
                     run.launch,
+                    _json(list(run.disturbances)),
                 ),
             )
             for case_id, (factors, measurements) in run.rows.items():
@@ -298,7 +301,7 @@ class Store:
             values: The values.
         """
         frame = self._frame(f"SELECT * FROM runs WHERE {where} ORDER BY started, rowid", values)
-        return _parse(frame, "params", "versions")
+        return _parse(frame, "params", "versions", "disturbances")
 
     def machines(self) -> pd.DataFrame:
         """The machines; JSON columns parsed."""

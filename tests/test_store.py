@@ -1,5 +1,7 @@
 import json
 import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -211,3 +213,15 @@ def test_labels_are_stored_as_text_whatever_they_hold(store):
     label = "'; DROP TABLE runs; -- <script>\U0001f600"
     store.add(_run(label=label))
     assert store.resolve(label) and json.dumps(store.runs().label.iloc[0]) == json.dumps(label)
+
+
+def test_several_that_make_the_same_database_at_once_all_get_it(tmp_path):
+    def make(path):
+        barrier.wait()
+        Store(path).close()
+
+    barrier = threading.Barrier(4)
+    with ThreadPoolExecutor(4) as pool:
+        for number in range(25):
+            for done in [pool.submit(make, tmp_path / f"{number}.sqlite") for _ in range(4)]:
+                done.result()

@@ -129,6 +129,7 @@ def test_a_database_of_the_first_version_gets_its_trace_tables(tmp_path):
     db = sqlite3.connect(path)
     for table in ("traces", *TRACE_TABLES):
         db.execute(f"DROP TABLE {table}")
+    db.execute("ALTER TABLE runs DROP COLUMN disturbances")
     db.execute("PRAGMA user_version = 1")
     db.commit()
     db.close()

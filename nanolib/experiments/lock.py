@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
+from nanolib.meters.machine import gpu_uuid
 
 _POLL_S = 0.2
 
@@ -21,11 +21,6 @@ def lock_path(device: str) -> Path:
     """The lock file of a device, one for all users of the machine."""
     name = gpu_uuid(int(device.partition(":")[2] or 0)) if device.startswith("cuda") else device.replace(":", "-")
     return Path(tempfile.gettempdir()) / f"nanolib-{name}.lock"
-
-
-def gpu_uuid(index: int) -> str:
-    """The driver's name of a GPU, whichever number it has in this process."""
-    return f"GPU-{torch.cuda.get_device_properties(index).uuid}"
 
 
 def _say(message: str) -> None:

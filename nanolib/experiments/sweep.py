@@ -31,6 +31,7 @@ from nanolib.experiments.params import Case, Params
 from nanolib.experiments.worker import Cancelled, run_in_process, was_killed
 from nanolib.measurement import BadInput, Measurement, RunStatus, Status
 from nanolib.meters.machine import Machine, resolve_device, this_machine, versions
+from nanolib.meters.quiet import disturbances
 from nanolib.store import Run, Store
 from nanolib.traces import recording
 
@@ -110,7 +111,10 @@ def measure(
     with device_lock(device, f"{name} {params.label}".strip()):
         machine = this_machine()
         mark_dead_runs(store, machine)
-        run = _new_run(name, params, machine, device, len(cases))
+        disturbed = disturbances(device)
+        for line in disturbed:
+            print(f"not a quiet machine: {line}", file=sys.stderr, flush=True)
+        run = _new_run(name, params, machine, device, len(cases), disturbed)
         run_id = _resumed(store, run) if params.resume else ""
         if run_id:
             _say_resumed(store, run_id, cases)
@@ -233,7 +237,7 @@ def ceilings_of(store: Store, run_id: str) -> dict[str, float]:
 # runs
 
 
-def _new_run(name: str, params: Params, machine: Machine, device: str, cases: int) -> Run:
+def _new_run(name: str, params: Params, machine: Machine, device: str, cases: int, disturbed: Sequence[str]) -> Run:
     made_by = versions() | {"nanolib": nanolib.__version__, "sources": source_digest()}
     identity = [name, params.defining(), made_by, machine.machine_id, device]
     identity += filter(None, [os.environ.get(PART_VARIABLE)])
@@ -250,6 +254,7 @@ def _new_run(name: str, params: Params, machine: Machine, device: str, cases: in
         cases=cases,
         process=_process_name(),
         launch=os.environ.get(LAUNCH_VARIABLE, ""),
+        disturbances=disturbed,
     )
 
 

@@ -94,6 +94,11 @@ def resolve_device(name: str) -> str:
     return wanted
 
 
+def gpu_uuid(index: int) -> str:
+    """The driver's name of a GPU, whichever number it has in this process."""
+    return f"GPU-{torch.cuda.get_device_properties(index).uuid}"
+
+
 def _cpu_model() -> str:
     info = Path("/proc/cpuinfo")
     if info.exists():

@@ -108,6 +108,7 @@ def run_facts(runs: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
                 "Machine": f"{machine['cpu']}, {machine['cores']} cores, {machine['ram_gib']} GiB, {gpus}",
                 "torch": run["versions"].get("torch", ""),
                 "Revision": run["git_revision"],
+                "When it began": "; ".join(run["disturbances"]) or "quiet",
             }
         )
     return pd.DataFrame(lines)

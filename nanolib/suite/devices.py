@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from nanolib.experiments.lock import gpu_uuid
-from nanolib.meters.machine import resolve_device
+from nanolib.meters.machine import gpu_uuid, resolve_device
 from nanolib.suite.jobs import Job
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -1,0 +1,121 @@
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from nanolib.experiments import attention, sweep
+from nanolib.meters import quiet
+from nanolib.report.overview import run_facts
+from nanolib.store import Store
+
+
+def _spent(**seconds):
+    return {"user": 0.0, "system": 0.0, "idle": 0.0, "nice": 0.0, "iowait": 0.0, "steal": 0.0} | seconds
+
+
+@pytest.mark.parametrize(
+    ("spent", "own", "said"),
+    [
+        (_spent(idle=10.0), 0.0, []),
+        (_spent(user=2.0, idle=8.0), 2.0, []),  # it is this process
+        (_spent(user=0.9, idle=9.1), 0.0, []),
+        (_spent(user=1.0, system=2.0, idle=7.0), 0.5, ["other processes use 25% of the CPUs"]),
+        (_spent(iowait=5.0, idle=5.0), 0.0, []),
+        (_spent(steal=0.5, idle=9.5), 0.0, ["a hypervisor takes 5% of the CPU time (steal)"]),
+        (
+            _spent(steal=1.0, user=4.0, idle=5.0),
+            0.0,
+            ["other processes use 40% of the CPUs", "a hypervisor takes 10% of the CPU time (steal)"],
+        ),
+        (_spent(), 0.0, []),
+    ],
+)
+def test_load_and_steal_of_others_are_told_and_ones_own_is_not(spent, own, said):
+    assert quiet.of_cpus(spent, own) == said
+
+
+class _Nvml:
+    """A GPU as NVML tells of it; what is not given is not supported."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, **answers):
+        self.answers = answers
+
+    def nvmlInit(self):
+        pass
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        if uuid != "GPU-a":
+            raise self.NVMLError("not found")
+        return uuid
+
+    def __getattr__(self, name):
+        if name not in self.answers:
+            raise self.NVMLError("not supported")
+        return lambda handle: self.answers[name]
+
+
+QUIET = {
+    "nvmlDeviceGetComputeRunningProcesses": [],
+    "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=0),
+    "nvmlDeviceGetEnforcedPowerLimit": 700_000,
+    "nvmlDeviceGetPowerManagementDefaultLimit": 700_000,
+    "nvmlDeviceGetCurrentClocksThrottleReasons": 0x1,  # idle
+}
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        (QUIET, []),
+        ({}, []),
+        (
+            QUIET | {"nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=-1), SimpleNamespace(pid=-2)]},
+            ["2 other process(es) compute on the GPU"],
+        ),
+        (QUIET | {"nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=35)}, ["the GPU is 35 % in use"]),
+        (QUIET | {"nvmlDeviceGetEnforcedPowerLimit": 300_000}, ["the GPU's power is capped at 300 of 700 W"]),
+        (
+            QUIET | {"nvmlDeviceGetCurrentClocksThrottleReasons": 0x20 | 0x80 | 0x4},
+            ["the GPU's clock is lowered by heat, power brake"],
+        ),
+    ],
+)
+def test_what_else_a_gpu_does_is_told(answers, said):
+    assert quiet.of_gpu("GPU-a", _Nvml(**answers)) == said
+
+
+def test_a_gpu_that_cannot_be_asked_is_told():
+    assert quiet.of_gpu("GPU-b", _Nvml()) == ["what else the GPU does is not known (not found)"]
+
+
+def test_this_machine_can_be_watched_and_its_own_work_is_not_taken_for_others():
+    stop = threading.Event()
+
+    def spin():
+        while not stop.is_set():
+            pass
+
+    thread = threading.Thread(target=spin)
+    thread.start()
+    try:
+        lines = quiet.disturbances("cpu")
+    finally:
+        stop.set()
+        thread.join()
+    assert all("use" in line or "steal" in line for line in lines)
+
+
+def test_a_run_warns_and_keeps_what_disturbed_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sweep, "disturbances", lambda device: [f"a fan of {device} is broken"])
+    params = attention.Params(
+        device="cpu", budget_s=0.02, seq_lens=[16], num_heads=2, kinds=["dense"], backward=False, quality_patterns=[]
+    )
+    with Store(tmp_path / "results.sqlite") as store:
+        sweep.measure(attention, params, store=store, progress=False).finish()
+        runs, machines = store.runs(), store.machines()
+    assert runs.disturbances.iloc[0] == ["a fan of cpu is broken"]
+    assert "not a quiet machine: a fan of cpu is broken" in capsys.readouterr().err
+    assert run_facts(runs, machines)["When it began"].iloc[0] == "a fan of cpu is broken"
