@@ -66,7 +66,25 @@ def _use_output(folder: str | None) -> Path:
 _output = click.option("--output", metavar="DIR", help="Output folder; default: $NANOLIB_OUTPUT, or outputs/.")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """Commands that tell a wrong use in one line, as they do bad input."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the command that the command line names, and end."""
+        try:
+            sys.exit(super().main(*args, **kwargs | {"standalone_mode": False}) or EXIT_OK)
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+        except click.ClickException as error:
+            context = getattr(error, "ctx", None)
+            path = context.command_path if context else "nano"
+            click.echo(f"nano: {' '.join(error.format_message().split())} See: {path} --help", err=True)
+        except click.Abort:
+            sys.exit(EXIT_INTERRUPTED)
+        sys.exit(EXIT_BAD_INPUT)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(nanolib.__version__, prog_name="nano")
 def main() -> None:
     """Measure transformers on this machine; every number says how it was made and how sure it is."""
