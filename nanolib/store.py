@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import struct
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Run", "Store"]
 
+_WAIT_S, _RETRY_S = 5, 0.02  # for another who writes; between two tries
 SHOWN_CASES = 400  # of an experiment, the newest: what a person can still look at, and a browser draw
 _LISTED = "(SELECT value FROM json_each(?))"  # any number of them; a query takes a limited number of marks
 
@@ -56,14 +58,14 @@ class Store:
                 raise BadInput(f"database: {self.path} does not exist; run `nano run quick` first or name another")
             make_folder(self.path.parent)
         try:
-            self.connection = sqlite3.connect(self.path, timeout=5, isolation_level=None)
+            self.connection = sqlite3.connect(self.path, timeout=_WAIT_S, isolation_level=None)
             self._open()
         except sqlite3.DatabaseError as error:
             raise BadInput(f"database: {self.path} cannot be opened ({error}); name another, or move it away") from None
 
     def _open(self) -> None:
         execute = self.connection.execute
-        execute("PRAGMA busy_timeout = 5000")
+        execute(f"PRAGMA busy_timeout = {1000 * _WAIT_S}")
         execute("BEGIN")  # one moment's view: another process may be making the same file
         version = execute("PRAGMA user_version").fetchone()[0]
         application = execute("PRAGMA application_id").fetchone()[0]
@@ -78,7 +80,7 @@ class Store:
         if empty:
             execute("PRAGMA auto_vacuum = INCREMENTAL")  # only takes hold before the first table
         # A network file system may refuse WAL; the mode in force is asked for, and the classic journal serves as well.
-        self.journal_mode = execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        self.journal_mode = self._patiently("PRAGMA journal_mode = WAL").fetchone()[0]
         execute("PRAGMA synchronous = NORMAL" if self.journal_mode == "wal" else "PRAGMA synchronous = FULL")
         execute("PRAGMA foreign_keys = ON")
         if version < SCHEMA_VERSION:
@@ -90,6 +92,17 @@ class Store:
                         execute(statement)
                 execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    def _patiently(self, statement: str) -> sqlite3.Cursor:
+        """Try again while others are opening the file: for a change of its journal SQLite itself does not wait."""
+        deadline = time.monotonic() + _WAIT_S
+        while True:
+            try:
+                return self.connection.execute(statement)
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() > deadline:
+                    raise
+            time.sleep(_RETRY_S)
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -440,7 +453,9 @@ class Store:
     # moving and tidying
 
     def merge(self, path: str | Path) -> int:
-        """Bring in the runs of another database, by run_id; a run that is here and done stays as it is.
+        """Bring in the runs of another database, by run_id; of a run that both hold, what is done or further on is kept.
+
+        Whichever is merged into which, and how often, the result is the same.
 
         Returns:
             How many runs came in.
@@ -454,13 +469,8 @@ class Store:
         self.connection.execute("ATTACH DATABASE ? AS other", (f"{Path(path).absolute()}",))
         try:
             with self._transaction() as db:
-                done = "SELECT run_id FROM main.runs WHERE status = 'done'"
-                more = (
-                    "SELECT theirs.run_id FROM other.runs theirs LEFT JOIN main.runs ours USING (run_id)"
-                    " WHERE ours.run_id IS NULL OR (theirs.status = 'done')"
-                )
-                ids = [row[0] for row in db.execute(f"{more} EXCEPT {done}")]
-                db.execute("INSERT OR IGNORE INTO main.machines SELECT * FROM other.machines")
+                ids = _further_on(db)
+                _merge_machines(db)
                 for run_id in ids:
                     db.execute("DELETE FROM main.runs WHERE run_id = ?", (run_id,))
                     db.execute("INSERT INTO main.runs SELECT * FROM other.runs WHERE run_id = ?", (run_id,))
@@ -532,6 +542,31 @@ class Store:
                 db.execute("UPDATE runs SET process = '', params = json_remove(params, '$.corpus')")
             other.connection.execute("PRAGMA journal_mode = DELETE").fetchall()
             other.connection.execute("VACUUM")
+
+
+def _further_on(db: sqlite3.Connection) -> list[str]:
+    """Runs of the attached database that are not here, or are further on there."""
+    new = db.execute("SELECT run_id FROM other.runs EXCEPT SELECT run_id FROM main.runs ORDER BY run_id").fetchall()
+    both = "SELECT theirs.run_id FROM other.runs theirs JOIN main.runs ours USING (run_id) WHERE ours.status != 'done'"
+
+    def standing(schema: str, run_id: str) -> tuple[Any, ...]:
+        ended = f"SELECT count(*) FROM {schema}.measurements m WHERE m.run_id = r.run_id AND metric = 'case_time' AND status != ?"
+        query = f"SELECT status = 'done', ({ended}), coalesce(duration_s, 0), status, message FROM {schema}.runs r WHERE run_id = ?"
+        return db.execute(query, (Status.STARTED, run_id)).fetchone()
+
+    unfinished = [row[0] for row in db.execute(both)]
+    return [row[0] for row in new] + [id for id in unfinished if standing("other", id) > standing("main", id)]
+
+
+def _merge_machines(db: sqlite3.Connection) -> None:
+    """Of a machine that both databases know, one description, whichever is merged into which: that of the later torch."""
+    columns = [row[1] for row in db.execute("PRAGMA main.table_info(machines)")]
+    ordered = ", ".join(["torch", *(name for name in columns if name != "torch")])
+    for theirs in db.execute(f"SELECT {ordered} FROM other.machines").fetchall():
+        at = ordered.split(", ").index("machine_id")
+        ours = db.execute(f"SELECT {ordered} FROM main.machines WHERE machine_id = ?", (theirs[at],)).fetchone()
+        if ours is None or tuple(map(str, theirs)) > tuple(map(str, ours)):
+            db.execute(f"INSERT OR REPLACE INTO main.machines ({ordered}) VALUES ({_marks(len(theirs))})", theirs)
 
 
 def _merge_traces(db: sqlite3.Connection, run_id: str) -> None:

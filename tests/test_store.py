@@ -1,10 +1,14 @@
 import json
 import sqlite3
+import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nanolib.measurement import BadInput, Flag, Measurement, Provenance, Status, exact
 from nanolib.schema import SCHEMA_VERSION
@@ -225,3 +229,92 @@ def test_several_that_make_the_same_database_at_once_all_get_it(tmp_path):
         for number in range(25):
             for done in [pool.submit(make, tmp_path / f"{number}.sqlite") for _ in range(4)]:
                 done.result()
+
+
+# merge: of what several people hold of the same runs, one result
+
+_RUN = st.tuples(
+    st.sampled_from(["r1", "r2", "r3"]),
+    st.sampled_from(["done", "running", "interrupted", "failed"]),
+    st.sets(st.integers(0, 3)),  # cases that have ended; of a run that is done all have
+    st.sampled_from(["2.11", "2.13"]),
+)
+_HELD = st.lists(_RUN, max_size=3, unique_by=lambda run: run[0])
+
+
+def _hold(path, held):
+    with Store(path) as store:
+        for run_id, status, ended, torch in held:
+            ended = {0, 1, 2, 3} if status == "done" else ended
+            rows = {f"c{n}": ({"n": n}, [Measurement("case_time", float(n), n=1)]) for n in ended}
+            store.add(_run(run_id, machine=MACHINE | {"torch": torch}, rows=rows))
+            store.update_run(run_id, status=status)
+
+
+def _held(path):
+    with Store(path, create=False) as store:
+        runs = store.connection.execute("SELECT run_id, status, machine_id FROM runs ORDER BY run_id").fetchall()
+        rows = store.connection.execute("SELECT run_id, case_id, estimate FROM measurements ORDER BY 1, 2").fetchall()
+        return runs, rows, store.connection.execute("SELECT machine_id, torch FROM machines").fetchall()
+
+
+@settings(deadline=None, max_examples=40)
+@given(_HELD, _HELD, _HELD)
+def test_a_merge_is_the_same_in_any_order_and_however_often(one, two, three):
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for file, held in (("1", one), ("2", two), ("3", three)):
+            _hold(folder / file, held)
+        results = []
+        for order in ("123", "321", "213", "1231", "112233"):
+            with Store(folder / f"into-{order}") as store:
+                for file in order:
+                    store.merge(folder / file)
+            results.append(_held(folder / f"into-{order}"))
+        assert all(result == results[0] for result in results)
+        runs, rows, _ = results[0]
+        ended = {run_id: {case for run, case, _ in rows if run == run_id} for run_id, *_ in runs}
+        for run_id, _, cases, _ in (*one, *two, *three):
+            assert len(ended[run_id]) >= len(cases)  # what was furthest on is here
+
+
+_TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
+_FLOAT = st.floats(allow_nan=False, allow_infinity=False)
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | _FLOAT | _TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXT, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    factors=st.dictionaries(st.text("abc_", min_size=1, max_size=5), _JSON, min_size=1, max_size=3),
+    samples=st.lists(_FLOAT, max_size=5),
+    ends=st.tuples(_FLOAT, _FLOAT, _FLOAT).map(sorted),
+    message=_TEXT,
+    details=st.dictionaries(_TEXT, _JSON, max_size=3),
+    flags=st.lists(st.sampled_from(list(Flag)), unique=True, max_size=3),
+    label=_TEXT,
+)
+def test_whatever_a_measurement_holds_comes_back_as_it_was(factors, samples, ends, message, details, flags, label):
+    low, estimate, high = ends
+    row = Measurement(
+        "latency",
+        estimate,
+        low,
+        high,
+        0.95,
+        len(samples),
+        samples=tuple(samples),
+        message=message,
+        flags=tuple(flags),
+        details=details,
+    )
+    with tempfile.TemporaryDirectory() as name, Store(Path(name) / "s.sqlite") as store:
+        store.add(_run("r", label, rows={"case": (factors, [row])}))
+        (back,) = store.measurements(samples=True).to_dict("records")
+        assert store.runs().label.iloc[0] == label
+    assert back["factors"] == factors and back["details"] == details and back["message"] == message
+    assert (back["low"], back["estimate"], back["high"]) == (low, estimate, high)
+    assert list(back["samples"]) == samples and list(back["flags"]) == [flag.value for flag in flags]
