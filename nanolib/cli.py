@@ -38,7 +38,7 @@ def _told(command: Callable[..., Any]) -> Callable[..., Any]:
             )
             sys.exit(EXIT_BAD_INPUT)
         except OSError as error:
-            click.echo(f"nano: {error.filename}: {error.strerror}; check the path, or name another", err=True)
+            click.echo(f"nano: {error.filename or output_folder()}: {error.strerror}; name another place", err=True)
             sys.exit(EXIT_BAD_INPUT)
         except KeyboardInterrupt:
             click.echo("nano: stopped", err=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanolib.measurement import METRICS, BadInput, Measurement, RunStatus, Status
+from nanolib.merging import merge_machines, merge_runs
 from nanolib.paths import database_path, make_folder
 from nanolib.schema import APPLICATION_ID, MIGRATIONS, NAMED, SCHEMA_VERSION, TRACE_TABLES, Run
 from nanolib.traces import Trace, TraceWriter
@@ -58,6 +59,7 @@ class Store:
                 raise BadInput(f"database: {self.path} does not exist; run `nano run quick` first or name another")
             make_folder(self.path.parent)
         try:
+            _check_length(self.path)
             self.connection = sqlite3.connect(self.path, timeout=_WAIT_S, isolation_level=None)
             self._open()
         except sqlite3.DatabaseError as error:
@@ -106,13 +108,27 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        self.connection.execute("BEGIN IMMEDIATE")
+        """All or nothing.
+
+        Raises:
+            BadInput: The file cannot be written: its disk is full, it is read-only, or others write for too long.
+        """
         try:
+            self.connection.execute("BEGIN IMMEDIATE")
             yield self.connection
+            self.connection.execute("COMMIT")
+        except sqlite3.OperationalError as error:
+            self._roll_back()
+            raise BadInput(
+                f"database: {self.path} cannot be written ({error}); free space there, or name another folder"
+            ) from error
         except BaseException:
-            self.connection.execute("ROLLBACK")
+            self._roll_back()
             raise
-        self.connection.execute("COMMIT")
+
+    def _roll_back(self) -> None:
+        if self.connection.in_transaction:  # of some errors SQLite does it by itself
+            self.connection.execute("ROLLBACK")
 
     def close(self) -> None:
         """Close the file; traces on their way are written first."""
@@ -453,7 +469,7 @@ class Store:
     # moving and tidying
 
     def merge(self, path: str | Path) -> int:
-        """Bring in the runs of another database, by run_id; of a run that both hold, what is done or further on is kept.
+        """Bring in the runs of another database, by run_id; of a run that both hold and neither finished, the cases of both.
 
         Whichever is merged into which, and how often, the result is the same.
 
@@ -469,22 +485,10 @@ class Store:
         self.connection.execute("ATTACH DATABASE ? AS other", (f"{Path(path).absolute()}",))
         try:
             with self._transaction() as db:
-                ids = _further_on(db)
-                _merge_machines(db)
-                for run_id in ids:
-                    db.execute("DELETE FROM main.runs WHERE run_id = ?", (run_id,))
-                    db.execute("INSERT INTO main.runs SELECT * FROM other.runs WHERE run_id = ?", (run_id,))
-                    columns = [row[1] for row in db.execute("PRAGMA main.table_info(measurements)") if row[1] != "id"]
-                    names = ", ".join(columns)
-                    db.execute(
-                        f"INSERT INTO main.measurements ({names}) SELECT {names} FROM other.measurements"
-                        " WHERE run_id = ? ORDER BY id",
-                        (run_id,),
-                    )
-                    _merge_traces(db, run_id)
+                merge_machines(db)
+                return merge_runs(db)
         finally:
             self.connection.execute("DETACH DATABASE other")
-        return len(ids)
 
     def cleanup_old_runs(
         self, max_age_days: float | None = 30, *, max_runs: int | None = None, dry_run: bool = False
@@ -544,44 +548,22 @@ class Store:
             other.connection.execute("VACUUM")
 
 
-def _further_on(db: sqlite3.Connection) -> list[str]:
-    """Runs of the attached database that are not here, or are further on there."""
-    new = db.execute("SELECT run_id FROM other.runs EXCEPT SELECT run_id FROM main.runs ORDER BY run_id").fetchall()
-    both = "SELECT theirs.run_id FROM other.runs theirs JOIN main.runs ours USING (run_id) WHERE ours.status != 'done'"
+def _check_length(path: Path) -> None:
+    """SQLite reads a file that was cut off until it comes to the place; its header tells how long it was.
 
-    def standing(schema: str, run_id: str) -> tuple[Any, ...]:
-        ended = f"SELECT count(*) FROM {schema}.measurements m WHERE m.run_id = r.run_id AND metric = 'case_time' AND status != ?"
-        query = f"SELECT status = 'done', ({ended}), coalesce(duration_s, 0), status, message FROM {schema}.runs r WHERE run_id = ?"
-        return db.execute(query, (Status.STARTED, run_id)).fetchone()
-
-    unfinished = [row[0] for row in db.execute(both)]
-    return [row[0] for row in new] + [id for id in unfinished if standing("other", id) > standing("main", id)]
-
-
-def _merge_machines(db: sqlite3.Connection) -> None:
-    """Of a machine that both databases know, one description, whichever is merged into which: that of the later torch."""
-    columns = [row[1] for row in db.execute("PRAGMA main.table_info(machines)")]
-    ordered = ", ".join(["torch", *(name for name in columns if name != "torch")])
-    for theirs in db.execute(f"SELECT {ordered} FROM other.machines").fetchall():
-        at = ordered.split(", ").index("machine_id")
-        ours = db.execute(f"SELECT {ordered} FROM main.machines WHERE machine_id = ?", (theirs[at],)).fetchone()
-        if ours is None or tuple(map(str, theirs)) > tuple(map(str, ours)):
-            db.execute(f"INSERT OR REPLACE INTO main.machines ({ordered}) VALUES ({_marks(len(theirs))})", theirs)
-
-
-def _merge_traces(db: sqlite3.Connection, run_id: str) -> None:
-    """Bring in the traces of one run from the attached database; they get numbers of this one."""
-    theirs = db.execute("SELECT trace_id, case_id, names FROM other.traces WHERE run_id = ?", (run_id,)).fetchall()
-    for trace_id, *rest in theirs:
-        ours = db.execute(
-            "INSERT INTO main.traces (run_id, case_id, names) VALUES (?, ?, ?)", (run_id, *rest)
-        ).lastrowid
-        for table, columns in TRACE_TABLES.items():
-            names = ", ".join(("number", *columns))
-            db.execute(
-                f"INSERT INTO main.{table} (trace_id, {names}) SELECT ?, {names} FROM other.{table} WHERE trace_id = ?",
-                (ours, trace_id),
-            )
+    Raises:
+        BadInput: It is shorter.
+    """
+    if (
+        not path.is_file() or path.with_name(f"{path.name}-wal").exists()
+    ):  # with a log beside it that is not settled yet
+        return
+    with path.open("rb") as file:
+        header = file.read(100)
+    if len(header) == 100 and header.startswith(b"SQLite format 3"):
+        page, pages = struct.unpack(">H", header[16:18])[0], struct.unpack(">I", header[28:32])[0]
+        if path.stat().st_size < (65_536 if page == 1 else page) * pages:
+            raise BadInput(f"database: {path} cannot be read, it is cut off; name another, or copy it again")
 
 
 def _power_row(sample: Any) -> tuple[int, float | None, float | None, float | None, float | None]:

@@ -1,5 +1,9 @@
 import json
+import os
+import random
 import sqlite3
+import subprocess
+import sys
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanolib.measurement import BadInput, Flag, Measurement, Provenance, Status, exact
+from nanolib.paths import checkout
 from nanolib.schema import SCHEMA_VERSION
 from nanolib.store import Run, Store
 
@@ -275,7 +280,7 @@ def test_a_merge_is_the_same_in_any_order_and_however_often(one, two, three):
         runs, rows, _ = results[0]
         ended = {run_id: {case for run, case, _ in rows if run == run_id} for run_id, *_ in runs}
         for run_id, _, cases, _ in (*one, *two, *three):
-            assert len(ended[run_id]) >= len(cases)  # what was furthest on is here
+            assert ended[run_id] >= {f"c{case}" for case in cases}  # nothing that ended anywhere is missing
 
 
 _TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
@@ -318,3 +323,68 @@ def test_whatever_a_measurement_holds_comes_back_as_it_was(factors, samples, end
     assert back["factors"] == factors and back["details"] == details and back["message"] == message
     assert (back["low"], back["estimate"], back["high"]) == (low, estimate, high)
     assert list(back["samples"]) == samples and list(back["flags"]) == [flag.value for flag in flags]
+
+
+_FILLING = """
+import resource, sys
+from nanolib.measurement import BadInput, Measurement
+from nanolib.schema import Run
+from nanolib.store import Store
+from tests.test_store import MACHINE
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, resource.RLIM_INFINITY))  # as on a disk that fills up
+with Store(sys.argv[1]) as store:
+    try:
+        for number in range(1000):
+            big = Measurement("latency", 1.0, samples=tuple(map(float, range(500))))
+            store.add(Run("attention", MACHINE, rows={"case": ({"n": number}, [big])}))
+            print(number, flush=True)
+    except BadInput as error:
+        print(error.lines[0])
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a limit of file size")
+def test_a_full_disk_is_told_and_what_was_there_stays(tmp_path):
+    path = tmp_path / "results.sqlite"
+    ended = subprocess.run(
+        [sys.executable, "-c", _FILLING, str(path)], capture_output=True, text=True, check=True, cwd=checkout()
+    )
+    *stored, said = ended.stdout.splitlines()
+    assert "cannot be written (d" in said and said.endswith("free space there, or name another folder")
+    with Store(path, create=False) as store:
+        assert store.connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+        assert len(store.runs()) == len(stored) == len(store.measurements()) > 5
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only for root")
+def test_a_folder_that_is_read_only_is_told(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(BadInput, match="cannot be"):
+        Store(tmp_path / "results.sqlite")
+
+
+def test_a_database_that_is_cut_at_any_byte_is_told_or_whole(tmp_path):
+    with Store(tmp_path / "whole.sqlite") as store:
+        for number in range(40):
+            store.add(_run(f"r{number}"))
+    whole, rng, told = (tmp_path / "whole.sqlite").read_bytes(), random.Random(0), 0
+    for number in range(60):
+        at = rng.randrange(1, len(whole))
+        path = tmp_path / f"{number}.sqlite"
+        path.write_bytes(whole[:at])
+        try:
+            with Store(path, create=False) as store:
+                store.runs()
+                store.measurements()
+        except (BadInput, sqlite3.DatabaseError):
+            told += 1
+        assert len(path.read_bytes()) == at  # and it is left as it is
+        with Store(tmp_path / "into.sqlite") as store, pytest.raises((BadInput, sqlite3.DatabaseError)):
+            store.merge(path)
+            assert len(store.runs()) == 40  # a cut that hurts nothing may go through whole
+            raise BadInput("whole")
+        with Store(tmp_path / "into.sqlite") as store:
+            assert len(store.runs()) in (0, 40)  # nothing is half taken in
+            store.connection.execute("DELETE FROM runs")
+    assert told > 50
