@@ -1,0 +1,81 @@
+"""What must never be: code from a file of data, a shell, an open door."""
+
+import ast
+import sys
+
+import pytest
+
+from nanolib.measurement import BadInput, exact
+from nanolib.paths import checkout
+from nanolib.report.page import build
+from nanolib.schema import Run
+from nanolib.store import Store
+from nanolib.validation import read_yaml
+
+SOURCES = sorted((checkout() / "nanolib").rglob("*.py"))
+MACHINE = {"machine_id": "m", "cpu": "c", "cores": 1, "ram_gib": 1, "gpus": [], "dtypes": {}}
+
+
+def _calls(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(checkout())))
+def test_no_pickle_no_shell_no_unsafe_loader(path):
+    tree = ast.parse(path.read_text())
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert not imported & {"pickle", "cPickle", "dill", "joblib", "shelve", "marshal"}
+    for name, call in _calls(tree):
+        keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+        assert name not in ("eval", "exec", "os.system", "os.popen", "yaml.load", "yaml.full_load", "yaml.unsafe_load")
+        assert keywords.get("shell") in (None, "False"), ast.unparse(call)
+        assert name != "torch.load" or keywords.get("weights_only") == "True"
+        assert not name.endswith("np.load") or keywords.get("allow_pickle") in (None, "False")
+
+
+# Names that these statements put together are of tables and columns, from the schema; values are bound.
+_BUILT_IN = {"nanolib/store.py", "nanolib/merging.py", "nanolib/traces.py", "nanolib/schema.py"}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(checkout())))
+def test_sql_is_put_together_where_the_schema_is_known_and_nowhere_else(path):
+    if str(path.relative_to(checkout())) in _BUILT_IN:
+        return
+    for name, call in _calls(ast.parse(path.read_text())):
+        if name.rsplit(".", 1)[-1] in ("execute", "executemany", "read_sql_query") and call.args:
+            assert isinstance(call.args[0], ast.Constant | ast.Name), ast.unparse(call)
+
+
+def test_a_params_file_makes_no_objects(tmp_path):
+    file = tmp_path / "p.yml"
+    file.write_text("seed: !!python/object/apply:os.system ['touch " + str(tmp_path / "made") + "']\n")
+    with pytest.raises(BadInput):
+        read_yaml(file)
+    assert not (tmp_path / "made").exists()
+
+
+HOSTILE = "'); DROP TABLE runs; -- <script>alert(1)</script>"
+
+
+def test_a_database_makes_nothing_run_or_vanish(tmp_path, monkeypatch):
+    (tmp_path / "evil_module.py").write_text(f"open({str(tmp_path / 'made')!r}, 'w')\ndef build(): pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    rows = {HOSTILE: ({"name": HOSTILE, "model": "evil_module:build"}, [exact("flops", 1.0, scope=HOSTILE)])}
+    params = {"model": "evil_module:build", "device": "cpu"}
+    with Store(tmp_path / "r.sqlite") as store:
+        store.add(Run("model", MACHINE, params=params, label=HOSTILE, suite=HOSTILE, rows=rows, run_id=HOSTILE))
+        assert store.resolve(HOSTILE) == [HOSTILE]
+        with pytest.raises(BadInput):
+            store.resolve("' OR 1 = 1 --")
+        page = build(store, [HOSTILE], tmp_path / "report", pictures=False)
+        assert len(store.runs()) == 1
+    assert "evil_module" not in sys.modules and not (tmp_path / "made").exists()
+    assert "<script>alert(1)" not in page.read_text()
+
+
+def test_jupyterlab_is_open_to_this_machine_alone_and_keeps_its_token():
+    (line,) = [line for line in (checkout() / "Makefile").read_text().splitlines() if "jupyter lab" in line]
+    assert "--ip=127.0.0.1" in line and "token" not in line and "password" not in line
