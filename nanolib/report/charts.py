@@ -36,7 +36,7 @@ from nanolib.report.sharding import prefill_times, sharded_memory, training_scal
 
 _ATTENTION_OTHERS = ["batch_size", "dtype", "causal"]
 _MODEL_OTHERS = ["attention_type", "batch_size", "dtype"]
-_KEY = "Points: measured, with 95 % intervals. Dashed: predicted. Click a legend entry to pick it out."
+_KEY = "Points: measured, with 95 % intervals. Dashed: predicted. Grey: as n and as n² grow. Click a legend entry to pick it out."
 
 
 def attention_latency(rows: pd.DataFrame) -> alt.TopLevelMixin:

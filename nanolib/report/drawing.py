@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 import altair as alt
+import numpy as np
 import pandas as pd
 
 from nanolib.measurement import METRICS
@@ -151,6 +152,7 @@ def measured_and_predicted(
             continue
         base = alt.Chart(part).encode(x=x, color=colour)
         layers = [
+            *(_slopes(part, domain, x, y) if log else []),
             base.mark_line(strokeDash=[4, 4], opacity=0.8, strokeWidth=1.2)
             .encode(y=alt.Y("predicted:Q", scale=scale, title=axis_title(metric)))
             .transform_filter("isValid(datum.predicted)"),
@@ -172,6 +174,25 @@ def measured_and_predicted(
         warnings.filterwarnings("ignore", message="Automatically deduplicated selection parameter")
         joined = alt.hconcat(*charts, spacing=24).add_params(chosen)
     return look(joined.properties(title=alt.Title(title, subtitle=subtitle)))
+
+
+def _slopes(data: pd.DataFrame, domain: list[float], x: alt.X, y: alt.Y) -> list[alt.Chart]:
+    """Thin lines that grow as n and as n², from the middle of what was measured at the shortest length; none for one length."""
+    first, last = float(data["seq_len"].min()), float(data["seq_len"].max())
+    at_first = data.loc[(data["seq_len"] == first) & (data["estimate"] > 0), "estimate"]
+    if first == last or at_first.empty:
+        return []
+    begin, ends = float(np.exp(np.log(at_first).mean())), []
+    for power, name in ((1, "n"), (2, "n²")):
+        end = min(last, first * (domain[1] / begin) ** (1 / power))  # where it would leave the chart
+        ends += [(name, first, begin, ""), (name, end, begin * (end / first) ** power, name)]
+    drawn = alt.Chart(pd.DataFrame(ends, columns=["slope", "seq_len", "estimate", "text"])).encode(
+        x=x, y=y, detail="slope:N"
+    )
+    return [
+        drawn.mark_line(color="#bbb", strokeWidth=1),
+        drawn.mark_text(color="#777", align="right", baseline="top", dx=-3, dy=2, fontSize=11).encode(text="text:N"),
+    ]
 
 
 def domain_of(values: pd.DataFrame, log: bool) -> list[float]:

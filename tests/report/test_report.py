@@ -2,11 +2,12 @@ import json
 import re
 import xml.etree.ElementTree as ET
 
+import altair as alt
 import pandas as pd
 import pytest
 
 from nanolib.measurement import BadInput, Flag, Measurement, Status, exact
-from nanolib.report import charts, export, page, renderer, tables, verdicts
+from nanolib.report import charts, drawing, export, page, renderer, tables, verdicts
 from nanolib.store import Run, Store
 
 MACHINE = {"machine_id": "m1", "cpu": "A <b>CPU</b>", "cores": 2, "ram_gib": 8, "gpus": [], "dtypes": {}}
@@ -291,3 +292,17 @@ def test_bad_exports_are_told_and_nothing_is_written(store, tmp_path):
     with pytest.raises(BadInput, match="there are no runs"):
         export.write(store, [], tmp_path / "x.json")
     assert not list(tmp_path.glob("x.*"))
+
+
+def test_reference_lines_grow_as_n_and_as_n_squared_and_stay_inside_the_chart():
+    lengths = [128, 256, 1024]
+    data = pd.DataFrame({"seq_len": lengths * 2, "estimate": [1.0, 2.0, 4.0, 4.0, 16.0, 20.0]})
+    line, text = drawing._slopes(data, [0.5, 40.0], drawing.seq_axis(data["seq_len"]), alt.Y("estimate:Q"))
+    drawn = line.data.groupby("slope")
+    for name, power in (("n", 1), ("n²", 2)):
+        first, last = drawn.get_group(name)[["seq_len", "estimate"]].to_numpy()
+        assert first == pytest.approx([128, 2.0])  # the middle of 1 and 4
+        assert last[1] / first[1] == pytest.approx((last[0] / first[0]) ** power)
+        assert last[0] <= 1024 and last[1] <= 40.0 * (1 + 1e-9)
+    assert list(text.data["text"]) == ["", "n", "", "n²"]
+    assert drawing._slopes(data[data["seq_len"] == 128], [0.5, 40.0], alt.X("seq_len"), alt.Y("estimate")) == []
