@@ -47,39 +47,51 @@ def run_on_ray(jobs: Sequence[Job], output: Path, say: Callable[[str], None] = p
             "--resume: a Ray task brings its results back whole or not at all, so there is nothing to continue; leave it out"
         )
     ray, token = _ray(), new_token()
-    log_path = make_folder(output / "logs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{token}-ray.log"
     measuring = [job for job in jobs if job.cases()]
-    ended = {job.title: Ended(job.title, cases=len(job.cases())) for job in measuring}
-    with _connected(ray), Store(output / DATABASE) as store, log_path.open("w", encoding="utf-8") as log:
+    with _connected(ray):
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        say(
-            f"ray: {len(nodes)} node(s) with {sum(n.get('CPU', 0) for n in nodes):g} CPUs and "
-            f"{sum(n.get('GPU', 0) for n in nodes):g} GPUs"
-        )
         needs = [resources(job, nodes) for job in measuring]
-        task = ray.remote(_measure)
-        pending = {
-            task.options(name=job.title, max_retries=RETRIES, **need).remote(
-                job.name, dict(job.values), job.part, token, source_digest()
-            ): job
-            for job, need in zip(measuring, needs, strict=True)
-        }
-        try:
-            while pending:
-                (ready,), _ = ray.wait(list(pending), num_returns=1)
-                job = pending[ready]
-                end = ended[job.title]
-                _bring_back(ray, ready, job, end, output, store, log)
-                del pending[ready]
-                say(f"{end.name}: {end.status} in {end.seconds:.0f} s {end.message}".rstrip())
-        except KeyboardInterrupt:
-            for reference, job in pending.items():
-                ray.cancel(reference, force=True)
-                end = ended[job.title]
-                end.status, end.message = RunStatus.INTERRUPTED, "stopped by Ctrl-C before its results came back"
-            return list(ended.values()), log_path
+        log_path = make_folder(output / "logs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{token}-ray.log"
+        cpus, gpus = (sum(node.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU"))
+        say(f"ray: {len(nodes)} node(s) with {cpus:g} CPUs and {gpus:g} GPUs")
+        with Store(output / DATABASE) as store, log_path.open("w", encoding="utf-8") as log:
+            ended = _measure_all(ray, list(zip(measuring, needs, strict=True)), token, output, store, log, say)
+    if any(end.status == RunStatus.INTERRUPTED for end in ended):
+        return ended, log_path
     here, _ = run_jobs([job for job in jobs if not job.cases()], output, say, token=token)
-    return [*ended.values(), *here], log_path
+    return [*ended, *here], log_path
+
+
+def _measure_all(
+    ray: Any,
+    jobs: Sequence[tuple[Job, Mapping[str, float]]],
+    token: str,
+    output: Path,
+    store: Store,
+    log: IO[str],
+    say: Callable[[str], None],
+) -> list[Ended]:
+    """All jobs as tasks with what each needs; their results as they come."""
+    task = ray.remote(_measure)
+    pending = {
+        task.options(name=job.title, max_retries=RETRIES, **need).remote(
+            job.name, dict(job.values), job.part, token, source_digest()
+        ): (job, Ended(job.title, cases=len(job.cases())))
+        for job, need in jobs
+    }
+    ended = [end for _, end in pending.values()]
+    try:
+        while pending:
+            (ready,), _ = ray.wait(list(pending), num_returns=1)
+            job, end = pending[ready]
+            _bring_back(ray, ready, job, end, output, store, log)
+            del pending[ready]
+            say(f"{end.name}: {end.status} in {end.seconds:.0f} s {end.message}".rstrip())
+    except KeyboardInterrupt:
+        for reference, (_, end) in pending.items():
+            ray.cancel(reference, force=True)
+            end.status, end.message = RunStatus.INTERRUPTED, "stopped by Ctrl-C before its results came back"
+    return ended
 
 
 def resources(job: Job, nodes: Sequence[Mapping[str, float]]) -> dict[str, float]:

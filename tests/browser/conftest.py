@@ -85,7 +85,7 @@ def lab(tmp_path_factory):
     }
     server = subprocess.Popen(
         [
-            *(sys.executable, "-m", "jupyter", "lab", "--no-browser", "--ip=127.0.0.1", f"--port={port}"),
+            *(sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", f"--port={port}"),
             *("--ServerApp.port_retries=0", "--IdentityProvider.token=t", f"--notebook-dir={folder}", "--allow-root"),
             *("--LabApp.news_url=", "--LabApp.expose_app_in_browser=True"),
         ],
