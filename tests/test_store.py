@@ -234,6 +234,8 @@ def test_several_that_make_the_same_database_at_once_all_get_it(tmp_path):
         for number in range(25):
             for done in [pool.submit(make, tmp_path / f"{number}.sqlite") for _ in range(4)]:
                 done.result()
+            with Store(tmp_path / f"{number}.sqlite", create=False) as store:
+                assert store.runs().empty
 
 
 # merge: of what several people hold of the same runs, one result

@@ -27,11 +27,15 @@ def _measured(rows):
     return {row.scope: row.estimate for row in rows if row.metric == "peak_memory"}
 
 
-def _close(planned, measured):
+def _far(planned, measured):
+    """Scopes whose measured peak is more than 5 % off its plan."""
     assert planned.peaks, planned.reason
     assert set(planned.peaks) == set(measured)
-    for scope, peak in planned.peaks.items():
-        assert peak / 2**20 == pytest.approx(measured[scope], rel=0.05), scope
+    return {
+        scope: (peak / 2**20, measured[scope])
+        for scope, peak in planned.peaks.items()
+        if peak / 2**20 != pytest.approx(measured[scope], rel=0.05)
+    }
 
 
 @pytest.mark.parametrize("case", [c for c in _quick(attention) if isinstance(c, attention.AttentionCase)], ids=str)
@@ -40,7 +44,7 @@ def test_attention_needs_what_was_planned(case):
     works = list(attention._workloads(case, *attention._inputs(case, 0)))
     for work in works:
         work.call()
-    _close(planned, _measured(row for work in works for row in workload.memory_rows(work, "cpu", planned)))
+    assert not _far(planned, _measured(row for work in works for row in workload.memory_rows(work, "cpu", planned)))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +60,7 @@ def test_a_model_needs_what_was_planned(case):
     for work in step.workloads():
         work.call()
         rows += workload.memory_rows(work, "cpu", planned)
-    _close(planned, _measured(rows))
+    assert not _far(planned, _measured(rows))
 
 
 def _params(**changes):
