@@ -146,17 +146,15 @@ def cases(params: Params) -> list[Case]:
     heads = (params.num_heads, params.num_kv_heads, params.head_dim)
     found: list[Case] = [
         DecodeCase(
-            *(
-                device,
-                world,
-                seq_len,
-                tuple(params.forms),
-                params.batch_size,
-                *heads,
-                params.q_len,
-                dtype,
-                params.threads,
-            ),
+            device,
+            world,
+            seq_len,
+            tuple(params.forms),
+            params.batch_size,
+            *heads,
+            params.q_len,
+            dtype,
+            params.threads,
             nodes=_nodes(params, world),
         )
         for dtype in params.dtypes
@@ -168,17 +166,15 @@ def cases(params: Params) -> list[Case]:
             for world in _several(params):
                 found += [
                     PrefillCase(
-                        *(
-                            device,
-                            world,
-                            seq_len,
-                            forms,
-                            params.batch_size,
-                            *heads,
-                            dtype,
-                            params.backward,
-                            params.threads,
-                        ),
+                        device,
+                        world,
+                        seq_len,
+                        forms,
+                        params.batch_size,
+                        *heads,
+                        dtype,
+                        params.backward,
+                        params.threads,
                         nodes=_nodes(params, world),
                     )
                     for forms in _launches(params.prefill_forms, world)
@@ -196,7 +192,13 @@ def cases(params: Params) -> list[Case]:
         shape = (params.train_seq_len, params.train_batch_size, params.threads)
         found += [
             ShardedTrainingCase(
-                *(device, name, world, params.training_preset, params.overrides, tuple(params.strategies), *shape),
+                device,
+                name,
+                world,
+                params.training_preset,
+                params.overrides,
+                tuple(params.strategies),
+                *shape,
                 nodes=_nodes(params, world),
             )
             for world in _several(params)

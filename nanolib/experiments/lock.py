@@ -19,7 +19,7 @@ _POLL_S = 0.2
 
 def lock_path(device: str) -> Path:
     """The lock file of a device, one for all users of the machine."""
-    name = gpu_uuid(int(device.partition(":")[2] or 0)) if device.startswith("cuda") else device.replace(":", "-")
+    name = gpu_uuid(device) if device.startswith("cuda") else device.replace(":", "-")
     return Path(tempfile.gettempdir()) / f"nanolib-{name}.lock"
 
 

@@ -44,15 +44,8 @@ def start(
     command = [
         *(sys.executable, "-m", launch.__name__),
         *([launch.PRIVATE_NETWORK] if private_network else []),
-        *(
-            "torch.distributed.run",
-            *meeting,
-            "--nproc-per-node",
-            str(ranks),
-            "-m",
-            "nanolib.experiments.rank",
-            str(folder),
-        ),
+        *("torch.distributed.run", *meeting),
+        *("--nproc-per-node", str(ranks), "-m", "nanolib.experiments.rank", str(folder)),
     ]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path),

@@ -94,9 +94,9 @@ def resolve_device(name: str) -> str:
     return wanted
 
 
-def gpu_uuid(index: int) -> str:
-    """The driver's name of a GPU, whichever number it has in this process."""
-    return f"GPU-{torch.cuda.get_device_properties(index).uuid}"
+def gpu_uuid(device: str) -> str:
+    """The driver's name of a GPU such as `cuda:1`, whichever number it has in this process."""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
 def _cpu_model() -> str:

@@ -27,16 +27,16 @@ def disturbances(device: str, *, watch_s: float = WATCHED_S, nvml: Any = None) -
     """
     lines = _of_cpus(watch_s)
     if device.startswith("cuda"):
-        lines += of_gpu(gpu_uuid(int(device.partition(":")[2] or 0)), nvml)
+        lines += of_gpu(gpu_uuid(device), nvml)
     return lines
 
 
 def _of_cpus(watch_s: float) -> list[str]:
-    mine, before = _own_seconds(), psutil.cpu_times()
+    own, before = time.process_time(), psutil.cpu_times()
     time.sleep(watch_s)
     after = psutil.cpu_times()
     spent = {name: getattr(after, name) - getattr(before, name) for name in after._fields}
-    return of_cpus(spent, _own_seconds() - mine)
+    return of_cpus(spent, time.process_time() - own)
 
 
 def of_cpus(spent: dict[str, float], own: float) -> list[str]:
@@ -52,11 +52,6 @@ def of_cpus(spent: dict[str, float], own: float) -> list[str]:
     return lines + (
         [f"a hypervisor takes {stolen / total:.0%} of the CPU time (steal)"] if stolen / total > _STOLEN else []
     )
-
-
-def _own_seconds() -> float:
-    spent = os.times()
-    return spent.user + spent.system
 
 
 def of_gpu(uuid: str, nvml: Any = None) -> list[str]:

@@ -12,7 +12,7 @@ def gpu_places() -> list[dict[str, str]]:
     """For each GPU that this process may use, the environment of a process that sees it alone."""
     import torch  # looking for GPUs is all that it is for here
 
-    return [{VISIBLE: gpu_uuid(index)} for index in range(torch.cuda.device_count())]
+    return [{VISIBLE: gpu_uuid(f"cuda:{index}")} for index in range(torch.cuda.device_count())]
 
 
 def on_any_gpu(job: Job) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -175,9 +174,8 @@ def _measure(name: str, values: dict[str, Any], part: str, token: str, sources: 
         raise BadInput(
             f"ray: a node has another nanolib ({nanolib.__version__}, other sources); install the same there"
         )
-    folder = Path(tempfile.mkdtemp(prefix="nanolib-ray-"))
-    try:
-        job = make_job(name, values, part)
+    with tempfile.TemporaryDirectory(prefix="nanolib-ray-") as path:
+        folder, job = Path(path), make_job(name, values, part)
         (end,), log = run_jobs([job], folder, lambda line: None, token=token)
         notebook = folder / f"{job.title}.ipynb"
         return {
@@ -186,5 +184,3 @@ def _measure(name: str, values: dict[str, Any], part: str, token: str, sources: 
             "notebook": notebook.read_bytes() if notebook.is_file() else b"",
             "log": log.read_text(encoding="utf-8", errors="replace"),
         }
-    finally:
-        shutil.rmtree(folder)
