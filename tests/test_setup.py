@@ -46,6 +46,12 @@ def test_importing_nanolib_imports_nothing_heavy():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
+def test_charts_come_without_a_grammar_of_urls():
+    # jsonschema from 4.25 on builds one when it is imported, 2 s in every kernel and command
+    code = "import sys, altair, papermill; print([m for m in ('lark', 'rfc3987_syntax') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
 def test_public_names_exist():
     import nanolib
 

@@ -102,7 +102,9 @@ def attention_speed_up(rows: pd.DataFrame) -> alt.TopLevelMixin:
         alt.Chart(pd.DataFrame({"y": [1.0]})).mark_rule(color="#888").encode(y=alt.Y("y:Q", scale=scale, title="")),
         base.mark_line(strokeDash=[4, 4], strokeWidth=1.2).encode(y=alt.Y("bound:Q", scale=scale, title="")),
         base.mark_line(strokeWidth=2).encode(y=alt.Y("speed_up:Q", scale=scale, title="Speed-up over dense (×)")),
-        base.mark_rule(strokeWidth=2).encode(y=alt.Y("speed_up_low:Q", scale=scale, title=""), y2="speed_up_high:Q"),
+        base.mark_rule(strokeWidth=2).encode(
+            y=alt.Y("speed_up_low:Q", scale=scale, title=""), y2=alt.Y2("speed_up_high:Q")
+        ),
         base.mark_point(filled=True, size=55, opacity=1).encode(
             y=alt.Y("speed_up:Q", scale=scale, title="Speed-up over dense (×)"),
             shape=shape,
@@ -176,8 +178,8 @@ def training_phases(rows: pd.DataFrame) -> alt.TopLevelMixin:
             x=alt.X("sum(ms):Q", title="Median time (ms)"),
             y=alt.Y("case:N", title=None, sort=list(dict.fromkeys(data["case"]))),
             color=alt.Color("phase:N", title="Phase", sort=order, scale=alt.Scale(domain=order, range=PALETTE[:3])),
-            order="order:Q",
-            tooltip=["case:N", "phase:N", alt.Tooltip("ms:Q", format=",.4~g")],
+            order=alt.Order("order:Q"),
+            tooltip=[alt.Tooltip("case:N"), alt.Tooltip("phase:N"), alt.Tooltip("ms:Q", format=",.4~g")],
         )
     )
     return look(chart.properties(width=2 * WIDTH, height=alt.Step(24), title=title + shared))
@@ -197,7 +199,7 @@ def model_loss(rows: pd.DataFrame) -> alt.TopLevelMixin:
             x=alt.X("step:Q", title="Step", axis=alt.Axis(format="d", tickMinStep=1)),
             y=alt.Y("loss:Q", title="Loss (nats per byte)", scale=alt.Scale(zero=False)),
             color=colour,
-            tooltip=["series:N", "step:Q", alt.Tooltip("loss:Q", format=".4f")],
+            tooltip=[alt.Tooltip("series:N"), alt.Tooltip("step:Q"), alt.Tooltip("loss:Q", format=".4f")],
         )
     )
     subtitle = "Before each step, on bytes of the standard library's sources. One seed."
@@ -222,7 +224,7 @@ def warmup_curve(rows: pd.DataFrame) -> alt.TopLevelMixin:
             x=x,
             y=y,
             color=alt.Color("phase:N", title="Phase", scale=colours),
-            tooltip=["step:Q", alt.Tooltip("ms:Q", format=",.4~g"), "phase:N"],
+            tooltip=[alt.Tooltip("step:Q"), alt.Tooltip("ms:Q", format=",.4~g"), alt.Tooltip("phase:N")],
         )
         title_ = alt.Title(str(direction).replace("_", " + "), fontSize=12)
         charts.append(alt.layer(line, points).properties(width=WIDTH, height=HEIGHT, title=title_))
@@ -240,11 +242,11 @@ def warmup_settings(rows: pd.DataFrame) -> alt.TopLevelMixin:
     for direction in dict.fromkeys(data["direction"]):
         part = data[data["direction"] == direction].drop(columns=["run_id"])
         base = alt.Chart(part).encode(x=alt.X("warmup_steps:O", title="Warm-up steps", axis=alt.Axis(labelAngle=0)))
-        rule = base.mark_rule(strokeWidth=2, color=PALETTE[0]).encode(y="lower:Q", y2="upper:Q")
+        rule = base.mark_rule(strokeWidth=2, color=PALETTE[0]).encode(y=alt.Y("lower:Q"), y2=alt.Y2("upper:Q"))
         points = base.mark_point(filled=True, size=70, color=PALETTE[0], opacity=1).encode(
             y=alt.Y("mean:Q", title="Mean ± standard deviation (ms)", scale=alt.Scale(zero=True)),
             tooltip=[
-                "warmup_steps:O",
+                alt.Tooltip("warmup_steps:O"),
                 *(alt.Tooltip(f"{c}:Q", format=",.4~g") for c in ("mean", "sd", "cv", "median", "difference")),
             ],
         )

@@ -212,18 +212,18 @@ def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
         part = measured[measured["panel"] == panel]
         base = alt.Chart(part).encode(x=x, color=colour)
         tooltip = [
-            "form:N",
-            "ranks:Q",
+            alt.Tooltip("form:N"),
+            alt.Tooltip("ranks:Q"),
             *(alt.Tooltip(f"{c}:Q", format=".3~g") for c in ("ms", "low", "high")),
-            "bound:N",
+            alt.Tooltip("bound:N"),
         ]
         layers = [
             base.mark_line(strokeWidth=2).encode(y=y),
-            base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", title="Time per token (ms)"), y2="high:Q"),
+            base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", title="Time per token (ms)"), y2=alt.Y2("high:Q")),
             base.mark_point(size=60, opacity=1, strokeWidth=2).encode(
                 y=y,
                 shape=shape,
-                tooltip=[*tooltip, "oversubscribed:N"],
+                tooltip=[*tooltip, alt.Tooltip("oversubscribed:N")],
                 fill=alt.condition("datum.oversubscribed", alt.value("white"), colour),
             ),
         ]
@@ -233,7 +233,9 @@ def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
             dashed = alt.Chart(pd.concat([joint, more], ignore_index=True)).encode(x=x, color=colour)
             layers.insert(
                 0,
-                dashed.mark_line(strokeDash=[4, 4], strokeWidth=1.4).encode(y=y, tooltip=["form:N", "ranks:Q", "ms:Q"]),
+                dashed.mark_line(strokeDash=[4, 4], strokeWidth=1.4).encode(
+                    y=y, tooltip=[alt.Tooltip("form:N"), alt.Tooltip("ranks:Q"), alt.Tooltip("ms:Q")]
+                ),
             )
         charts.append(alt.layer(*layers).properties(width=WIDTH, height=HEIGHT, title=alt.Title(panel, fontSize=12)))
     subtitle = "Slowest rank, 95 % intervals. Hollow: more ranks than cores, no claim of speed. Dashed: the cost model (model)."
@@ -301,8 +303,8 @@ def decode_shares(rows: pd.DataFrame) -> alt.TopLevelMixin:
             y=alt.Y("form:N", title=None, sort=None),
             x=alt.X("ms:Q", title="Median over calls, each part on its slowest rank (ms)", stack="zero"),
             color=colour,
-            order="place:Q",
-            tooltip=["form:N", "kind:N", alt.Tooltip("ms:Q", format=".3~g")],
+            order=alt.Order("place:Q"),
+            tooltip=[alt.Tooltip("form:N"), alt.Tooltip("kind:N"), alt.Tooltip("ms:Q", format=".3~g")],
         )
         .properties(width=WIDTH, height=26 * data["form"].nunique(), title=alt.Title(panel, fontSize=12))
         for panel in dict.fromkeys(data["panel"])
@@ -344,12 +346,12 @@ def link_model(rows: pd.DataFrame) -> alt.TopLevelMixin:
     for panel in dict.fromkeys(data["panel"]):
         base = alt.Chart(data[data["panel"] == panel]).encode(x=x, color=colour)
         tooltip = [
-            "collective:N",
+            alt.Tooltip("collective:N"),
             *(alt.Tooltip(f"{c}:Q", format=".3~g") for c in ("payload", "ms", "low", "high", "predicted")),
         ]
         layers = alt.layer(
             base.mark_line(strokeDash=[4, 4], strokeWidth=1.4).encode(y=alt.Y("predicted:Q", title="Time (ms)")),
-            base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", title="Time (ms)"), y2="high:Q"),
+            base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", title="Time (ms)"), y2=alt.Y2("high:Q")),
             base.mark_point(filled=True, size=55, opacity=1).encode(y=y, shape=shape, tooltip=tooltip),
         )
         charts.append(layers.properties(width=WIDTH, height=HEIGHT, title=alt.Title(panel, fontSize=12)))

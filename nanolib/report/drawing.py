@@ -41,7 +41,7 @@ def look(chart: alt.TopLevelMixin) -> alt.TopLevelMixin:
 
 def nothing(title: str, why: str) -> alt.TopLevelMixin:
     """A chart that says that there is nothing to draw, and why."""
-    text = alt.Chart(pd.DataFrame({"why": [why]})).mark_text(fontSize=13, color="#555").encode(text="why:N")
+    text = alt.Chart(pd.DataFrame({"why": [why]})).mark_text(fontSize=13, color="#555").encode(text=alt.Text("why:N"))
     return look(text.properties(width=2 * WIDTH, height=60, title=title))
 
 
@@ -52,8 +52,8 @@ def seq_axis(values: pd.Series, title: str = "Sequence length (tokens)") -> alt.
     return alt.X(
         "seq_len:Q",
         title=title,
-        scale=alt.Scale(type="log", base=2, domain=[low / 1.15, high * 1.15], nice=False),
-        axis=alt.Axis(values=ticks, format="d", grid=False),
+        scale={"type": "log", "base": 2, "domain": [low / 1.15, high * 1.15], "nice": False},
+        axis={"values": ticks, "format": "d", "grid": False},
     )
 
 
@@ -127,8 +127,10 @@ def measured_and_predicted(
     """Panels side by side over sequence length: points with intervals, dashed predictions, crosses for what failed."""
     colour, shape = colour_and_shape("series", "Kind", data["series"])
     domain = domain_of(data[["estimate", "low", "high", "predicted"]], log)
-    scale = alt.Scale(type="log", domain=domain, nice=False) if log else alt.Scale(domain=domain, nice=False)
-    axis = alt.Axis(format=",.3~r" if log else ".0%", minExtent=42)
+    # Plain dictionaries and named channels: Altair copies an `Axis` with its ninety unset fields each time that charts are
+    # joined, and searches its whole schema for the class of a channel given as text.
+    scale = {"type": "log" if log else "linear", "domain": domain, "nice": False}
+    axis = {"format": ",.3~r" if log else ".0%", "minExtent": 42}
     y = alt.Y("estimate:Q", title=axis_title(metric), scale=scale, axis=axis)
     tooltip = [
         alt.Tooltip("series:N", title="kind"),
@@ -145,7 +147,7 @@ def measured_and_predicted(
     # One chart per panel with the data of that panel: faceting layered charts by a field breaks in older Vega.
     charts = []
     chosen = alt.selection_point(fields=["series"], bind="legend", name="picked")
-    faded = alt.condition(chosen, alt.value(1.0), alt.value(0.12))
+    faded = alt.OpacityValue(0.12, condition={"param": "picked", "value": 1.0})
     for panel in panels:
         part = data[data["panel"] == panel]
         if part.empty:
@@ -158,7 +160,7 @@ def measured_and_predicted(
             .transform_filter("isValid(datum.predicted)"),
             base.mark_line(strokeWidth=2).encode(y=y, opacity=faded),
             base.mark_rule(strokeWidth=2).encode(
-                y=alt.Y("low:Q", scale=scale, title=axis_title(metric)), y2="high:Q", opacity=faded
+                y=alt.Y("low:Q", scale=scale, title=axis_title(metric)), y2=alt.Y2("high:Q"), opacity=faded
             ),
             base.mark_point(filled=True, size=55, opacity=1).encode(y=y, shape=shape, tooltip=tooltip, opacity=faded),
         ]
@@ -187,11 +189,13 @@ def _slopes(data: pd.DataFrame, domain: list[float], x: alt.X, y: alt.Y) -> list
         end = min(last, first * (domain[1] / begin) ** (1 / power))  # where it would leave the chart
         ends += [(name, first, begin, ""), (name, end, begin * (end / first) ** power, name)]
     drawn = alt.Chart(pd.DataFrame(ends, columns=["slope", "seq_len", "estimate", "text"])).encode(
-        x=x, y=y, detail="slope:N"
+        x=x, y=y, detail=alt.Detail("slope:N")
     )
     return [
         drawn.mark_line(color="#bbb", strokeWidth=1),
-        drawn.mark_text(color="#777", align="right", baseline="top", dx=-3, dy=2, fontSize=11).encode(text="text:N"),
+        drawn.mark_text(color="#777", align="right", baseline="top", dx=-3, dy=2, fontSize=11).encode(
+            text=alt.Text("text:N")
+        ),
     ]
 
 

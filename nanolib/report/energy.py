@@ -119,7 +119,11 @@ def energy_per_token(rows: pd.DataFrame) -> alt.TopLevelMixin:
     order = list(dict.fromkeys(data["case"]))
     phases = list(dict.fromkeys(data["phase"]))
     colour = alt.Color("phase:N", title="Phase", scale=alt.Scale(domain=phases, range=PALETTE[: len(phases)]))
-    tooltip = ["case:N", "source:N", *(alt.Tooltip(f"{c}:Q", format=".3~g") for c in ("joules", "low", "high"))]
+    tooltip = [
+        alt.Tooltip("case:N"),
+        alt.Tooltip("source:N"),
+        *(alt.Tooltip(f"{c}:Q", format=".3~g") for c in ("joules", "low", "high")),
+    ]
     x = alt.X("low:Q", title="Energy per token (J)", scale=scale)
     y = alt.Y("case:N", title=None, sort=order, axis=alt.Axis(labelLimit=420))
     base = alt.Chart(data).encode(y=y, color=colour, tooltip=tooltip)
@@ -127,11 +131,13 @@ def energy_per_token(rows: pd.DataFrame) -> alt.TopLevelMixin:
     if data["estimated"].any():  # thin strokes side by side: a hatched bar, which no reading ever is
         ranges = base.transform_filter("datum.estimated")
         layers.append(
-            ranges.mark_bar(filled=False, strokeDash=[2, 3], strokeWidth=1.5, height=12).encode(x=x, x2="high:Q")
+            ranges.mark_bar(filled=False, strokeDash=[2, 3], strokeWidth=1.5, height=12).encode(
+                x=x, x2=alt.X2("high:Q")
+            )
         )
-        layers.append(ranges.mark_bar(opacity=0.15, height=12).encode(x=x, x2="high:Q"))
+        layers.append(ranges.mark_bar(opacity=0.15, height=12).encode(x=x, x2=alt.X2("high:Q")))
     read = base.transform_filter("!datum.estimated")
-    layers.append(read.mark_rule(strokeWidth=2).encode(x=x, x2="high:Q"))
+    layers.append(read.mark_rule(strokeWidth=2).encode(x=x, x2=alt.X2("high:Q")))
     layers.append(read.mark_point(filled=True, size=70, opacity=1).encode(x=alt.X("joules:Q", scale=scale)))
     subtitle = [
         "Points: read from a sensor, with bounds.",
@@ -178,8 +184,12 @@ def power_over_time(rows: pd.DataFrame) -> alt.TopLevelMixin:
             y=alt.Y("watts:Q", title="Power (W)", scale=alt.Scale(zero=True)),
             color=alt.Color("phase:N", title="Phase", scale=alt.Scale(domain=phases, range=colours)),
             strokeDash=alt.condition("datum.estimated", alt.value([4, 4]), alt.value([1, 0])),
-            detail="series:N",
-            tooltip=["phase:N", alt.Tooltip("seconds:Q", format=".2f"), alt.Tooltip("watts:Q", format=".3~g")],
+            detail=alt.Detail("series:N"),
+            tooltip=[
+                alt.Tooltip("phase:N"),
+                alt.Tooltip("seconds:Q", format=".2f"),
+                alt.Tooltip("watts:Q", format=".3~g"),
+            ],
         )
     )
     subtitle = "Solid: read from a sensor. Dashed: the middle of a range estimated from how busy the cores were, and no reading."

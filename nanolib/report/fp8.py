@@ -113,7 +113,7 @@ def fp8_precisions(rows: pd.DataFrame) -> alt.TopLevelMixin:
         y = alt.Y("precision:N", sort=order, title=None, scale=alt.Scale(domain=order))
         x = alt.X("latency:Q", title="Latency (ms)", scale=alt.Scale(zero=True))
         tooltip = [
-            "precision:N",
+            alt.Tooltip("precision:N"),
             *(alt.Tooltip(f"{c}:Q", format=",.4~g") for c in ("latency", "latency_low", "latency_high")),
         ]
         tooltip += [
@@ -123,15 +123,21 @@ def fp8_precisions(rows: pd.DataFrame) -> alt.TopLevelMixin:
         base = alt.Chart(drawn).encode(y=y)
         layers = [
             base.mark_rule(strokeWidth=2, color=PALETTE[0]).encode(
-                x=alt.X("latency_low:Q", title="Latency (ms)"), x2="latency_high:Q"
+                x=alt.X("latency_low:Q", title="Latency (ms)"), x2=alt.X2("latency_high:Q")
             ),
             base.mark_point(filled=True, size=65, opacity=1, color=PALETTE[0]).encode(x=x, tooltip=tooltip),
         ]
         if len(failed):
             cross = alt.Chart(failed).mark_text(text="✕", fontSize=14, color="#B00020", align="left")
-            layers.append(cross.encode(y=y, x=alt.value(6), tooltip=["precision:N", "status:N", "message:N"]))
+            layers.append(
+                cross.encode(
+                    y=y,
+                    x=alt.value(6),
+                    tooltip=[alt.Tooltip("precision:N"), alt.Tooltip("status:N"), alt.Tooltip("message:N")],
+                )
+            )
             why = alt.Chart(failed).mark_text(fontSize=11, color="#B00020", align="left", dx=16, limit=WIDTH + 60)
-            layers.append(why.encode(y=y, x=alt.value(6), text="message:N"))
+            layers.append(why.encode(y=y, x=alt.value(6), text=alt.Text("message:N")))
         charts.append(
             alt.layer(*layers).properties(width=WIDTH + 80, height=alt.Step(26), title=alt.Title(panel, fontSize=12))
         )
@@ -179,10 +185,10 @@ def fp8_quoted(rows: pd.DataFrame) -> alt.TopLevelMixin:
     kinds = ["quoted", "measured here"]
     colour = alt.Color("kind:N", title=None, scale=alt.Scale(domain=kinds, range=["#888888", PALETTE[0]]))
     tooltip = [
-        "what:N",
-        "kind:N",
+        alt.Tooltip("what:N"),
+        alt.Tooltip("kind:N"),
         *(alt.Tooltip(f"{c}:Q", format=".3f") for c in ("speed_up", "low", "high")),
-        "source:N",
+        alt.Tooltip("source:N"),
     ]
     words = "Times as fast as bf16"
     scale = alt.Scale(domain=[0.9, 2.0], clamp=True)
@@ -191,16 +197,16 @@ def fp8_quoted(rows: pd.DataFrame) -> alt.TopLevelMixin:
     drawn = base.transform_filter("isValid(datum.speed_up)")
     layers = [
         alt.Chart(pd.DataFrame({"one": [1.0]})).mark_rule(color="#999").encode(x=alt.X("one:Q", scale=scale)),
-        drawn.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", title=words, scale=scale), x2="high:Q"),
+        drawn.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", title=words, scale=scale), x2=alt.X2("high:Q")),
         drawn.transform_filter("datum.kind == 'quoted'").mark_point(filled=False, size=60, strokeWidth=1.5).encode(x=x),
         drawn.transform_filter("datum.kind != 'quoted'").mark_point(filled=True, size=70, opacity=1).encode(x=x),
         alt.Chart(data[data["speed_up"].isna()])
         .mark_text(align="left", color="#666", fontSize=11)
-        .encode(y=y, x=alt.value(8), text="source:N"),
+        .encode(y=y, x=alt.value(8), text=alt.Text("source:N")),
     ]
     if bounds:
         ticks = alt.Chart(pd.DataFrame(bounds)).mark_tick(color="#000", thickness=2, size=18, strokeDash=[3, 2])
-        layers.append(ticks.encode(y=y, x="bound:Q"))
+        layers.append(ticks.encode(y=y, x=alt.X("bound:Q")))
     subtitle = "Hollow: what others report, source in the tooltip. Filled: measured here. Dashed tick: Amdahl's bound."
     return look(
         alt.layer(*layers).properties(

@@ -62,8 +62,8 @@ def fp8_numerics(rows: pd.DataFrame) -> alt.TopLevelMixin:
             .encode(x=x, y=y, color=colour, shape=shape)
         )
         tooltip = [
-            "layer:N",
-            "variant:N",
+            alt.Tooltip("layer:N"),
+            alt.Tooltip("variant:N"),
             alt.Tooltip("relative_error:Q", format=".3~g"),
             alt.Tooltip("sqnr:Q", title="SQNR, dB", format=".1f"),
         ]
@@ -99,7 +99,12 @@ def fp8_losses(rows: pd.DataFrame) -> alt.TopLevelMixin:
         x = alt.X("share:Q", title="Share that becomes zero", axis=alt.Axis(format=".2~%", tickCount=4))
         y = alt.Y("layer:N", sort=list(dict.fromkeys(part["layer"])), title=None, axis=_layer_axis(charts))
         points = alt.Chart(part).mark_point(filled=False, size=45, strokeWidth=1.6)
-        tooltip = ["layer:N", "operand:N", "variant:N", alt.Tooltip("share:Q", format=".3%")]
+        tooltip = [
+            alt.Tooltip("layer:N"),
+            alt.Tooltip("operand:N"),
+            alt.Tooltip("variant:N"),
+            alt.Tooltip("share:Q", format=".3%"),
+        ]
         chart = points.encode(x=x, y=y, color=colour, shape=shape, tooltip=tooltip)
         charts.append(chart.properties(width=210, height=alt.Step(13), title=alt.Title(operand, fontSize=12)))
     most = data[data["what"].str.startswith("saturate")]["share"].max()
@@ -129,8 +134,8 @@ def fp8_scales(rows: pd.DataFrame) -> alt.TopLevelMixin:
         chart = lines_.encode(
             x=alt.X("step:Q", title="Training step"),
             y=alt.Y("scale:Q", title="Scale", scale=alt.Scale(type="log"), axis=alt.Axis(format=".1~e")),
-            detail="layer:N",
-            tooltip=["layer:N", "step:Q", alt.Tooltip("scale:Q", format=".3~g")],
+            detail=alt.Detail("layer:N"),
+            tooltip=[alt.Tooltip("layer:N"), alt.Tooltip("step:Q"), alt.Tooltip("scale:Q", format=".3~g")],
         )
         charts.append(chart.properties(width=210, height=150, title=alt.Title(operand, fontSize=12)))
     subtitle = (

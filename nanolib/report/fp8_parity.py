@@ -100,17 +100,19 @@ def fp8_parity(rows: pd.DataFrame) -> alt.TopLevelMixin:
         base = alt.Chart(part).encode(x=x, color=colour)
         dash = {"strokeDash": [4, 3]} if control else {}
         tooltip = [
-            "arm:N",
-            "tenth:Q",
+            alt.Tooltip("arm:N"),
+            alt.Tooltip("tenth:Q"),
             *(alt.Tooltip(f"{c}:Q", format="+.4f") for c in ("difference", "low", "high")),
-            "verdict:N",
+            alt.Tooltip("verdict:N"),
         ]
         layers = alt.layer(
-            band.mark_rect(color="#009E73", opacity=0.12).encode(y=alt.Y("low:Q", title=y_title), y2="high:Q"),
-            alt.Chart(pd.DataFrame({"zero": [0.0]})).mark_rule(color="#999").encode(y="zero:Q"),
-            base.mark_line(strokeWidth=1.5, **dash).encode(y="difference:Q"),
-            base.mark_rule(strokeWidth=2).encode(y="low:Q", y2="high:Q"),
-            base.mark_point(filled=True, size=50, opacity=1).encode(y="difference:Q", shape=shape, tooltip=tooltip),
+            band.mark_rect(color="#009E73", opacity=0.12).encode(y=alt.Y("low:Q", title=y_title), y2=alt.Y2("high:Q")),
+            alt.Chart(pd.DataFrame({"zero": [0.0]})).mark_rule(color="#999").encode(y=alt.Y("zero:Q")),
+            base.mark_line(strokeWidth=1.5, **dash).encode(y=alt.Y("difference:Q")),
+            base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q"), y2=alt.Y2("high:Q")),
+            base.mark_point(filled=True, size=50, opacity=1).encode(
+                y=alt.Y("difference:Q"), shape=shape, tooltip=tooltip
+            ),
         )
         charts.append(layers.properties(width=WIDTH, height=HEIGHT, title=alt.Title(words, fontSize=12)))
     subtitle = (

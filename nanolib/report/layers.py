@@ -197,7 +197,10 @@ def operation_breakdown(rows: pd.DataFrame) -> alt.TopLevelMixin:
         .mark_bar(stroke="#888", strokeWidth=0.4, height=22)
         .encode(
             x=alt.X(
-                "share:Q", title="Share of a deep pass", axis=alt.Axis(format=".0%"), scale=alt.Scale(domain=[0, 1])
+                "share:Q",
+                title="Share of a deep pass",
+                axis=alt.Axis(format=".0%"),
+                scale=alt.Scale(domain=[0, 1]),
             ),
             y=alt.Y("case:N", title=None, sort=list(dict.fromkeys(data["case"])), axis=alt.Axis(labelLimit=360)),
             color=colour,
@@ -242,7 +245,7 @@ def activation_profile(rows: pd.DataFrame) -> alt.TopLevelMixin:
         positive = part["value"].min() > 0 and part["value"].max() > 20 * part["value"].min()
         y = alt.Y("value:Q", title=None, scale=alt.Scale(type="log" if positive else "linear", zero=False, nice=True))
         x = alt.X("depth:Q", title="Block", axis=alt.Axis(values=depths[:: max(1, len(depths) // 8)], format="d"))
-        tooltip = ["case:N", "layer:N", alt.Tooltip("value:Q", format=".3~g")]
+        tooltip = [alt.Tooltip("case:N"), alt.Tooltip("layer:N"), alt.Tooltip("value:Q", format=".3~g")]
         line = alt.Chart(part).mark_line(point=alt.OverlayMarkDef(size=40), strokeWidth=1.5)
         charts.append(
             line.encode(x=x, y=y, color=colour, tooltip=tooltip).properties(
@@ -311,15 +314,18 @@ def profiling_overhead(rows: pd.DataFrame) -> alt.TopLevelMixin:
     data = data.assign(limit=[LIMITS.get(mode, float("nan")) for mode in data["mode"]])
     charts = []
     colour = alt.Color(
-        "mode:N", title="Mode", sort=MODES, scale=alt.Scale(domain=list(MODES), range=["#888888", *PALETTE[:3]])
+        "mode:N",
+        title="Mode",
+        sort=MODES,
+        scale=alt.Scale(domain=list(MODES), range=["#888888", *PALETTE[:3]]),
     )
     for case, part in data.groupby("case", sort=False):
         y = alt.Y("mode:N", sort=MODES, title=None)
         words = "Wall time on top of the bare call"
         x = alt.X("wall:Q", title=words, axis=alt.Axis(format="+.0%"))
         tooltip = [
-            "case:N",
-            "mode:N",
+            alt.Tooltip("case:N"),
+            alt.Tooltip("mode:N"),
             *(alt.Tooltip(f"{name}:Q", format="+.2%") for name in ("wall", "wall_low", "wall_high", "cpu", "threads")),
             alt.Tooltip("pass_ms:Q", title="closest call, ms", format=".3~g"),
             alt.Tooltip("plain_ms:Q", title="bare call, ms", format=".3~g"),
@@ -327,9 +333,11 @@ def profiling_overhead(rows: pd.DataFrame) -> alt.TopLevelMixin:
         ]
         base = alt.Chart(part).encode(y=y)
         layers = alt.layer(
-            alt.Chart(pd.DataFrame({"zero": [0.0]})).mark_rule(color="#999").encode(x="zero:Q"),
-            base.mark_tick(color="#000", thickness=2, size=22, strokeDash=[3, 2]).encode(x="limit:Q"),
-            base.mark_rule(strokeWidth=2).encode(x=alt.X("wall_low:Q", title=words), x2="wall_high:Q", color=colour),
+            alt.Chart(pd.DataFrame({"zero": [0.0]})).mark_rule(color="#999").encode(x=alt.X("zero:Q")),
+            base.mark_tick(color="#000", thickness=2, size=22, strokeDash=[3, 2]).encode(x=alt.X("limit:Q")),
+            base.mark_rule(strokeWidth=2).encode(
+                x=alt.X("wall_low:Q", title=words), x2=alt.X2("wall_high:Q"), color=colour
+            ),
             base.mark_point(filled=True, size=70, opacity=1).encode(x=x, color=colour, tooltip=tooltip),
         )
         charts.append(layers.properties(width=WIDTH, height=110, title=alt.Title(case, fontSize=12)))

@@ -20,8 +20,8 @@ def live_chart(points: pd.DataFrame, estimated: bool) -> alt.TopLevelMixin:
     x = alt.X("seconds:Q", title=None, scale=alt.Scale(zero=False, nice=False))
     base = alt.Chart(points).encode(x=x)
     y = alt.Y("low:Q", title="Power (W)" + (", estimated range" if estimated else ""), scale=alt.Scale(zero=True))
-    band = base.mark_area(opacity=0.25, color=PALETTE[1]).encode(y=y, y2="high:Q")
-    line = base.mark_line(color=PALETTE[1]).encode(y="watts:Q")
+    band = base.mark_area(opacity=0.25, color=PALETTE[1]).encode(y=y, y2=alt.Y2("high:Q"))
+    line = base.mark_line(color=PALETTE[1]).encode(y=alt.Y("watts:Q"))
     power = (band if estimated else band + line).properties(width=2 * WIDTH, height=110)
     speed = (
         base.mark_line(color=PALETTE[0])

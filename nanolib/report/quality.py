@@ -73,12 +73,12 @@ def quality_chart(rows: pd.DataFrame) -> alt.TopLevelMixin:
             .mark_rule(color=PALETTE[-1], strokeWidth=0.8)
             .encode(y=alt.Y("y:Q", **y)),
             base.mark_line(strokeWidth=1.5, opacity=0.7).encode(y=alt.Y("difference:Q", **y)),
-            base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", **y), y2="high:Q"),
+            base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", **y), y2=alt.Y2("high:Q")),
             base.mark_point(filled=True, size=55, opacity=1).encode(
                 y=alt.Y("difference:Q", **y),
                 shape=shape,
                 tooltip=[
-                    "pattern:N",
+                    alt.Tooltip("pattern:N"),
                     *(
                         alt.Tooltip(f"{c}:Q", format=".3~g")
                         for c in ("target", "sparsity", "difference", "low", "high")

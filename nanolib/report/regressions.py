@@ -134,13 +134,18 @@ def ratio_chart(table: pd.DataFrame, title: str, subtitle: str, threshold: float
     left_out = f" The first {_MOST_SHOWN} of {len(table)}." if len(table) > _MOST_SHOWN else ""
     kinds = [kind for kind in _COLOURS if kind in set(shown["verdict"])]
     colour = alt.Color(
-        "verdict:N", title="Verdict", scale=alt.Scale(domain=kinds, range=[_COLOURS[kind] for kind in kinds])
+        "verdict:N",
+        title="Verdict",
+        scale=alt.Scale(domain=kinds, range=[_COLOURS[kind] for kind in kinds]),
     )
     reach = max(1.12, float(shown["high"].max()) * 1.02, 1.02 / float(shown["low"].min()))
     scale = alt.Scale(type="log", domain=[1 / reach, reach], nice=False)
     x = alt.X("ratio:Q", scale=scale, title="B / A (right: slower)", axis=alt.Axis(format=".2~f", tickCount=8))
     order = alt.Y(
-        "label:N", sort=list(shown["label"]), title=None, axis=alt.Axis(labelLimit=430, labelFontSize=11, grid=False)
+        "label:N",
+        sort=list(shown["label"]),
+        title=None,
+        axis=alt.Axis(labelLimit=430, labelFontSize=11, grid=False),
     )
     band = pd.DataFrame({"from": [1 - MARGIN], "to": [1 + MARGIN]})
     limit = pd.DataFrame({"limit": [1 + threshold]})
@@ -153,11 +158,11 @@ def ratio_chart(table: pd.DataFrame, title: str, subtitle: str, threshold: float
     layers = [
         alt.Chart(band)
         .mark_rect(color="#0072B2", opacity=0.08)
-        .encode(x=alt.X("from:Q", scale=scale, title="B / A (right: slower)"), x2="to:Q"),
+        .encode(x=alt.X("from:Q", scale=scale, title="B / A (right: slower)"), x2=alt.X2("to:Q")),
         alt.Chart(limit)
         .mark_rule(color="#D55E00", strokeDash=[4, 4])
         .encode(x=alt.X("limit:Q", scale=scale, title="")),
-        base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", scale=scale, title=""), x2="high:Q"),
+        base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", scale=scale, title=""), x2=alt.X2("high:Q")),
         base.mark_point(filled=True, size=60, opacity=1).encode(x=x, tooltip=tooltip),
     ]
     told = [subtitle + left_out, f"Band: no change (±{MARGIN:.0%}). Dashed: the threshold, {threshold:.0%}."]
@@ -236,13 +241,20 @@ def history_chart(found: list[History]) -> alt.TopLevelMixin:
     domain = [float(data["low"].min()) / 1.05, float(data["high"].max()) * 1.05]
     scale = alt.Scale(type="log", domain=domain, nice=False)
     y = alt.Y("relative:Q", title="Relative to the first run", scale=scale, axis=alt.Axis(format=".2~f"))
-    tooltip = ["case:N", "run:Q", "revision:N", "started:N", alt.Tooltip("relative:Q", format=".3f"), "change:N"]
-    base = alt.Chart(data).encode(x=x, color=colour, detail="line:N")
+    tooltip = [
+        alt.Tooltip("case:N"),
+        alt.Tooltip("run:Q"),
+        alt.Tooltip("revision:N"),
+        alt.Tooltip("started:N"),
+        alt.Tooltip("relative:Q", format=".3f"),
+        alt.Tooltip("change:N"),
+    ]
+    base = alt.Chart(data).encode(x=x, color=colour, detail=alt.Detail("line:N"))
     layers = [
         base.mark_line(strokeWidth=1.5).encode(y=y),
         base.transform_filter("datum.series != 'no change of level'")
         .mark_rule(strokeWidth=1.5)
-        .encode(y=alt.Y("low:Q", scale=scale, title="Relative to the first run"), y2="high:Q"),
+        .encode(y=alt.Y("low:Q", scale=scale, title="Relative to the first run"), y2=alt.Y2("high:Q")),
         base.mark_point(filled=True, size=25, opacity=1).encode(y=y, tooltip=tooltip),
         base.transform_filter("datum.change != ''")
         .mark_point(shape="triangle-down", size=160, filled=False, strokeWidth=2.5, yOffset=-12)

@@ -60,8 +60,9 @@ def live_chart(chart: alt.TopLevelMixin) -> alt.JupyterChart:
 
 def save(spec: dict[str, Any], folder: Path, name: str) -> None:
     """Write NAME.png and NAME.svg of a chart compiled by `vega_spec`."""
-    (folder / f"{name}.png").write_bytes(vl_convert.vega_to_png(spec, scale=_SCALE))
-    (folder / f"{name}.svg").write_text(vl_convert.vega_to_svg(spec), encoding="utf-8")
+    drawn = vl_convert.vega_to_svg(spec)  # once for both
+    (folder / f"{name}.png").write_bytes(vl_convert.svg_to_png(drawn, scale=_SCALE))
+    (folder / f"{name}.svg").write_text(drawn, encoding="utf-8")
 
 
 def save_as(chart: alt.TopLevelMixin, path: Path) -> None:

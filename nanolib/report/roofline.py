@@ -100,19 +100,21 @@ def roofline_chart(rows: pd.DataFrame, experiment: str = "") -> alt.TopLevelMixi
     layers = [
         alt.Chart(roofs)
         .mark_line(strokeDash=[6, 4], color="#666", strokeWidth=1.5)
-        .encode(x=x, y=alt.Y("attainable:Q", **y), detail="roof:N"),
+        .encode(x=x, y=alt.Y("attainable:Q", **y), detail=alt.Detail("roof:N")),
         alt.Chart(roofs.groupby("roof", sort=False).tail(1))
         .mark_text(align="right", dy=-8, color="#555", fontSize=11)
-        .encode(x=x, y=alt.Y("attainable:Q", **y), text="roof:N"),
-        points.mark_rule(strokeWidth=2).encode(y=alt.Y("achieved_low:Q", **y), y2="achieved_high:Q", color=colour),
+        .encode(x=x, y=alt.Y("attainable:Q", **y), text=alt.Text("roof:N")),
+        points.mark_rule(strokeWidth=2).encode(
+            y=alt.Y("achieved_low:Q", **y), y2=alt.Y2("achieved_high:Q"), color=colour
+        ),
         points.mark_point(filled=True, size=60, opacity=1).encode(
             y=alt.Y("achieved:Q", **y),
             color=colour,
             shape=shape,
             tooltip=[
-                "case:N",
-                "scope:N",
-                "bound:N",
+                alt.Tooltip("case:N"),
+                alt.Tooltip("scope:N"),
+                alt.Tooltip("bound:N"),
                 alt.Tooltip("intensity:Q", format=",.3~g", title="FLOP per byte"),
                 alt.Tooltip("achieved:Q", format=".3s", title="achieved (FLOP/s)"),
                 alt.Tooltip("attainable:Q", format=".3s", title="attainable (FLOP/s)"),

@@ -115,9 +115,13 @@ def prefill_times(rows: pd.DataFrame) -> alt.TopLevelMixin:
         part = data[data["panel"] == panel]
         base = alt.Chart(part).encode(y=alt.Y("what:N", title=None, sort=order), color=colour)
         scale = alt.Scale(domain=[0, float(part["high"].max()) * 1.05], nice=False)
-        tooltip = ["what:N", *(alt.Tooltip(f"{c}:Q", format=".3~g") for c in ("ms", "low", "high")), "flags:N"]
+        tooltip = [
+            alt.Tooltip("what:N"),
+            *(alt.Tooltip(f"{c}:Q", format=".3~g") for c in ("ms", "low", "high")),
+            alt.Tooltip("flags:N"),
+        ]
         layers = alt.layer(
-            base.mark_rule(strokeWidth=3).encode(x=alt.X("low:Q", title="Time (ms)", scale=scale), x2="high:Q"),
+            base.mark_rule(strokeWidth=3).encode(x=alt.X("low:Q", title="Time (ms)", scale=scale), x2=alt.X2("high:Q")),
             base.mark_point(filled=True, size=70, opacity=1).encode(
                 x=alt.X("ms:Q", scale=scale), shape=shape, tooltip=tooltip
             ),
@@ -157,7 +161,12 @@ def sharded_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
     )
     y_scale = alt.Scale(type="log", nice=False, padding=12)
     base = alt.Chart(data).encode(x=x, color=colour)
-    tooltip = ["what:N", "n:Q", *(alt.Tooltip(f"{c}:Q", format=".3~g") for c in ("gib", "planned")), "measured:N"]
+    tooltip = [
+        alt.Tooltip("what:N"),
+        alt.Tooltip("n:Q"),
+        *(alt.Tooltip(f"{c}:Q", format=".3~g") for c in ("gib", "planned")),
+        alt.Tooltip("measured:N"),
+    ]
     layers = alt.layer(
         base.mark_line(strokeDash=[4, 4], strokeWidth=1.4).encode(
             y=alt.Y("planned:Q", title="Peak live memory (GiB)", scale=y_scale), tooltip=tooltip
@@ -239,16 +248,16 @@ def training_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
     y_title, scale = "Tokens per second, all ranks", alt.Scale(domainMin=0)
     base = alt.Chart(data).encode(x=x, color=colour)
     tooltip = [
-        "strategy:N",
-        "ranks:Q",
+        alt.Tooltip("strategy:N"),
+        alt.Tooltip("ranks:Q"),
         *(alt.Tooltip(f"{c}:Q", format=",.0f") for c in ("rate", "low", "high")),
-        "flags:N",
+        alt.Tooltip("flags:N"),
     ]
     layers = [
         base.mark_line(strokeWidth=2).encode(y=alt.Y("rate:Q", title=y_title, scale=scale)),
-        base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", title=y_title), y2="high:Q"),
+        base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", title=y_title), y2=alt.Y2("high:Q")),
         base.mark_point(size=60, opacity=1, strokeWidth=2).encode(
-            y="rate:Q",
+            y=alt.Y("rate:Q"),
             shape=shape,
             tooltip=tooltip,
             fill=alt.condition("datum.oversubscribed", alt.value("white"), colour),
@@ -257,7 +266,7 @@ def training_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
     one = data[data["strategy"] == "one rank"]
     if len(one):
         ideal = pd.DataFrame({"ranks": ticks, "rate": [float(one["rate"].iloc[0]) * rank for rank in ticks]})
-        layers.insert(0, alt.Chart(ideal).mark_line(color="#bbb", strokeDash=[2, 2]).encode(x=x, y="rate:Q"))
+        layers.insert(0, alt.Chart(ideal).mark_line(color="#bbb", strokeDash=[2, 2]).encode(x=x, y=alt.Y("rate:Q")))
     subtitle = "95 % intervals; hollow: more ranks than cores. Grey: one rank's rate, as many times."
     joined = alt.layer(*layers).properties(width=WIDTH, height=HEIGHT, title=alt.Title(title, subtitle=subtitle))
     return look(joined)
