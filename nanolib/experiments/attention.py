@@ -313,7 +313,7 @@ def _workloads(case: AttentionCase, q: torch.Tensor, k: torch.Tensor, v: torch.T
         with torch.no_grad():
             return attend()
 
-    yield Workload("forward", forward, lambda: inputs)
+    yield Workload("forward", forward, lambda: inputs, keeps=False)
     if case.backward:
         gradient = torch.empty_like(q)
 
@@ -322,7 +322,7 @@ def _workloads(case: AttentionCase, q: torch.Tensor, k: torch.Tensor, v: torch.T
                 x.requires_grad_()
             return torch.autograd.grad(attend(), inputs, gradient)
 
-        yield Workload("forward_backward", both, lambda: (*inputs, gradient))
+        yield Workload("forward_backward", both, lambda: (*inputs, gradient), keeps=False)
 
 
 def measure_case(case: Case, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:

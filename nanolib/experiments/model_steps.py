@@ -54,7 +54,7 @@ class Inferring:
 
     def workloads(self) -> Iterator[Workload]:
         """The forward pass."""
-        yield Workload("inference", self.forward, lambda: (*self.model.parameters(), self.ids))
+        yield Workload("inference", self.forward, lambda: (*self.model.parameters(), self.ids), keeps=False)
 
 
 class Training:

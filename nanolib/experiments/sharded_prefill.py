@@ -129,7 +129,7 @@ def plan_prefill(case: PrefillCase) -> Plan:
         for scope in case.scopes:
             form = scope.split()[0]
             tensors = _shard(case, form, 0, 0, torch.device("cpu"))
-            yield Workload(scope, _calls(case, form, tensors, None)[scope], lambda held=tensors: held)
+            yield Workload(scope, _calls(case, form, tensors, None)[scope], lambda held=tensors: held, keeps=False)
 
     with _pretended_ranks(case.world_size):
         return planned(case, workloads)
@@ -317,7 +317,7 @@ def _dense_workload(case: MemoryCase, device: torch.device) -> Workload:
         with torch.no_grad():
             return attention.attend("dense", *tensors, causal=True, options=options)
 
-    return Workload(f"{case.memory_form} forward", call, lambda: tensors)
+    return Workload(f"{case.memory_form} forward", call, lambda: tensors, keeps=False)
 
 
 def measure_memory_case(case: MemoryCase, plan: Plan) -> Iterator[Measurement]:

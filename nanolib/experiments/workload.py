@@ -12,7 +12,7 @@ import torch
 from nanolib.experiments.outcome import WillNotFit, one_line
 from nanolib.experiments.params import Case, Params
 from nanolib.measurement import Measurement, Status
-from nanolib.meters.memory import MIB, fake_tensors, free_bytes, measure_memory, peak_memory
+from nanolib.meters.memory import MIB, LiveBytes, fake_tensors, free_bytes, measure_memory
 from nanolib.meters.trace import write_trace
 from nanolib.paths import make_folder, output_folder
 
@@ -25,11 +25,13 @@ class Workload:
         scope: What its rows say was measured.
         call: What is called.
         existing: Gives the tensors that count although they were there before: weights, inputs, the optimizer's states.
+        keeps: Whether its first call leaves tensors behind that later ones find: gradients, the optimizer's states, a cache.
     """
 
     scope: str
     call: Callable[[], object]
     existing: Callable[[], Iterable[torch.Tensor]]
+    keeps: bool = True
 
 
 @dataclass(frozen=True)
@@ -74,10 +76,12 @@ def planned(case: Case, workloads: Callable[[], Iterable[Workload]]) -> Plan:
 
 
 def _planned_peak(work: Workload) -> int:
-    work.call()  # what a first call leaves behind (gradients' and optimizer's states) is there before the one that counts
-    with peak_memory("cpu", *work.existing()) as peak:
+    if work.keeps:
         work.call()
-    return peak.live or 0
+    with LiveBytes() as counter:
+        counter.watch(*work.existing())
+        work.call()
+    return counter.peak
 
 
 def fits(plan: Plan, memory: int) -> bool:
