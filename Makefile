@@ -22,6 +22,7 @@ lint: setup
 
 # Ratios measured side by side in one run; nothing in the tests depends on them.
 bench: setup
+	$(BIN)/python -m pip install --quiet -r tests/benchmarks/requirements.txt
 	for script in tests/benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
 
 # JupyterLab on this machine only, with the token that it prints.

@@ -1,6 +1,10 @@
 import importlib
+import json
 
 import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nanolib.measurement import BadInput
 from nanolib.paths import checkout
@@ -148,3 +152,66 @@ def test_case_ids_depend_on_the_factors_alone():
     attention = importlib.import_module("nanolib.experiments.attention")
     a, b = (attention.cases(attention.Params(seq_lens=lens)) for lens in ([16, 32], [32, 16]))
     assert {case.case_id for case in a} == {case.case_id for case in b} and len({case.case_id for case in a}) == len(a)
+
+
+EXPERIMENTS = ["attention", "model", "warmup", "energy", "fp8", "distributed", "summary"]
+_numbers = st.integers(-(2**70), 2**70) | st.floats() | st.booleans()
+_json = st.recursive(
+    st.none() | _numbers | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_whatever_a_field_is_given_it_is_taken_or_told_in_one_line_that_names_it(data):
+    name = data.draw(st.sampled_from(EXPERIMENTS))
+    field = data.draw(st.sampled_from(sorted(_params(name).model_fields)))
+    value = data.draw(_json)
+    try:
+        taken = _params(name)(**{field: value})
+    except BadInput as error:
+        for line in error.lines:
+            assert line.startswith(f"{name}.") and "\n" not in line, line
+        assert any(field in line for line in error.lines)
+    else:
+        json.dumps(taken.model_dump(mode="json"), allow_nan=False)  # the store can hold it
+
+
+_valid = st.fixed_dictionaries(
+    {},
+    optional={
+        "seq_lens": st.lists(st.integers(1, 2**20), min_size=1, max_size=4, unique=True),
+        "batch_sizes": st.lists(st.integers(1, 64), min_size=1, max_size=3, unique=True),
+        "dtypes": st.lists(st.sampled_from(["float32", "bfloat16", "float16"]), min_size=1, unique=True),
+        "kinds": st.lists(
+            st.sampled_from(
+                [{"kind": "dense", "backend": "math"}, {"kind": "sparse", "pattern": "window", "window": 64}]
+            ),
+            min_size=1,
+            unique_by=str,
+        ),
+        "budget_s": st.floats(1e-3, 1e3),
+        "precision": st.floats(1e-4, 0.5),
+        "causal": st.booleans(),
+        "seed": st.integers(0, 2**31 - 1),
+        "label": st.text(max_size=20),
+    },
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(values=_valid)
+def test_parameters_survive_a_file_the_command_line_and_the_store(values):
+    made = _params("attention")(**values)
+    dumped = made.model_dump(mode="json")
+    assert _params("attention")(**yaml.safe_load(yaml.safe_dump(dumped))) == made
+    assert _params("attention")(**json.loads(json.dumps(dumped))) == made
+    as_text = {
+        name: value if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True)
+        for name, value in dumped.items()
+    }
+    assert _params("attention")(**as_text) == made
+    again = _params("attention")(**{**dumped, "label": "another", "suite": "other"})
+    assert again.defining() == made.defining()  # a run is continued under another label

@@ -1,0 +1,199 @@
+"""How many deliberate faults the tests find: a seeded sample of mutants of what decides numbers, each with its own tests.
+
+A place in the sources is drawn first, and then one of the mutations that cosmic-ray knows for it, so that a product, which has
+eleven, weighs no more than a comparison. Annotations are left out: nothing runs them. Mutants live in copies of the working tree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+from cosmic_ray.ast import ast_nodes, get_ast
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.plugins import get_operator, operator_names
+
+from nanolib.paths import checkout
+
+# Where mutants are drawn → the tests that must find them: a file, or a folder's files each.
+TESTS = {
+    "nanolib/stats": ["tests/stats"],
+    "nanolib/meters": ["tests/meters", "tests/experiments/test_energy.py", "tests/experiments/test_plan_memory.py"],
+    "nanolib/meters/machine.py": ["tests/meters/test_memory_flops_machine.py", "tests/suite/test_devices.py"],
+    "nanolib/meters/power.py": ["tests/meters/test_power.py"],
+    "nanolib/meters/energy.py": ["tests/meters/test_power.py", "tests/experiments/test_energy.py"],
+    "nanolib/meters/integration.py": ["tests/meters/test_power.py"],
+    "nanolib/meters/quiet.py": ["tests/meters/test_quiet.py"],
+    "nanolib/meters/layers.py": ["tests/meters/test_layers.py", "tests/experiments/test_energy.py"],
+    "nanolib/meters/links.py": ["tests/experiments/test_distributed.py"],
+    "nanolib/meters/network.py": ["tests/experiments/test_distributed.py"],
+    "nanolib/meters/together.py": ["tests/experiments/test_distributed.py"],
+    "nanolib/models/attention": [
+        "tests/models/test_attention.py",
+        "tests/models/test_dca.py",
+        "tests/models/test_ranks.py",
+    ],
+    "nanolib/models/attention/traffic.py": ["tests/models/test_ranks.py", "tests/experiments/test_distributed.py"],
+    "nanolib/store.py": ["tests/test_store.py", "tests/test_traces.py"],
+    "nanolib/experiments/sweep.py": ["tests/experiments/test_sweep.py", "tests/suite/test_runner.py"],
+}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One fault: the n-th place of a file where an operator of cosmic-ray fits."""
+
+    path: str
+    operator: str
+    occurrence: int
+    line: int
+
+
+def main() -> None:
+    """Print the survivors, then the share that was found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mutants", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="draw from files whose path has this in it")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--timeout", type=float, default=900.0, help="of the tests of one mutant, s; a hang is found")
+    options = parser.parse_args()
+    root = checkout()
+    sample = drawn(root, options.mutants, options.seed, options.only)
+    with tempfile.TemporaryDirectory() as name:
+        copies: SimpleQueue[Path] = SimpleQueue()
+        for number in range(options.workers):
+            copies.put(_copy(root, Path(name) / str(number)))
+
+        def found(mutant: Mutant) -> bool:
+            copy = copies.get()
+            try:
+                return _found(copy, mutant, options.timeout)
+            finally:
+                copies.put(copy)
+
+        sound = copies.get()
+        for tests in sorted({tuple(_tests_of(mutant.path)) for mutant in sample}):
+            if _fails(sound, list(tests), options.timeout):
+                sys.exit(f"the tests {' '.join(tests)} fail without any mutant")
+        copies.put(sound)
+        start = time.perf_counter()
+        with ThreadPoolExecutor(options.workers) as workers:
+            results = list(workers.map(found, sample))
+    print(
+        f"{sum(results)} of {len(sample)} mutants found (seed {options.seed}), {time.perf_counter() - start:.0f} s",
+        flush=True,
+    )
+    sys.exit(sum(results) < 0.9 * len(sample))
+
+
+def drawn(root: Path, count: int, seed: int, only: str = "") -> list[Mutant]:
+    """A sample of places without replacement, and of each one mutation."""
+    places: dict[tuple[str, int, int], list[Mutant]] = {}
+    for folder in TESTS:
+        base = root / folder
+        for path in sorted(base.rglob("*.py") if base.is_dir() else [base]):
+            relative = str(path.relative_to(root))
+            if only in relative and (path.parent == base or path == base):
+                for position, mutant in _mutants(path, relative):
+                    if mutant not in (known := places.setdefault((relative, *position), [])):
+                        known.append(mutant)
+    random_choice = random.Random(seed)
+    chosen = random_choice.sample(sorted(places), min(count, len(places)))
+    return [random_choice.choice(places[place]) for place in chosen]
+
+
+def _mutants(path: Path, relative: str) -> Iterator[tuple[tuple[int, int], Mutant]]:
+    """Every mutation of a file outside annotations, with its line and column."""
+    source = path.read_text(encoding="utf-8")
+    tree, silent = get_ast(source), list(_annotations(source))
+    for name in operator_names():
+        operator_class = get_operator(name)
+        if operator_class.arguments():
+            continue
+        operator = operator_class()
+        places = (place for node in ast_nodes(tree) for place in operator.mutation_positions(node))
+        for occurrence, (position, _) in enumerate(places):
+            if not any(start <= position < end for start, end in silent):
+                yield position, Mutant(relative, name, occurrence, position[0])
+
+
+def _annotations(source: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    for node in ast.walk(ast.parse(source)):
+        for found in (getattr(node, "annotation", None), getattr(node, "returns", None)):
+            if isinstance(found, ast.expr):
+                yield (found.lineno, found.col_offset), (found.end_lineno, found.end_col_offset)
+
+
+def _copy(root: Path, copy: Path) -> Path:
+    """The tracked files and those not yet added, elsewhere."""
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    files = subprocess.run(listed, cwd=root, capture_output=True, text=True, check=True).stdout
+    for file in filter(None, files.split("\0")):
+        if (root / file).is_file():
+            (copy / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(root / file, copy / file)
+    for command in (
+        ["git", "init", "--quiet"],
+        ["git", "add", "."],
+        ["git", *_AUTHOR, "commit", "--quiet", "-m", "copy"],
+    ):
+        subprocess.run(command, cwd=copy, check=True)
+    return copy
+
+
+_AUTHOR = ["-c", "user.name=mutants", "-c", "user.email=mutants@localhost"]
+
+
+def _found(copy: Path, mutant: Mutant, timeout: float) -> bool:
+    """Whether the tests of the mutant's file fail with it."""
+    path = copy / mutant.path
+    source = path.read_text(encoding="utf-8")
+    path.write_text(mutate_code(source, get_operator(mutant.operator)(), mutant.occurrence), encoding="utf-8")
+    try:
+        found = _fails(copy, _tests_of(mutant.path), timeout)
+        if not found:
+            changed = subprocess.run(
+                ["git", "diff", "-U0", mutant.path], cwd=copy, capture_output=True, text=True
+            ).stdout
+            lines = [line for line in changed.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+            print("\n".join([f"not found: {mutant.path}:{mutant.line} {mutant.operator}", *lines]), flush=True)
+        return found
+    finally:
+        path.write_text(source, encoding="utf-8")
+
+
+def _tests_of(path: str) -> list[str]:
+    return TESTS.get(path) or TESTS[str(Path(path).parent)]
+
+
+def _fails(copy: Path, tests: list[str], timeout: float) -> bool:
+    """Whether these tests fail, hang included."""
+    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(command, cwd=copy, env=environment, start_new_session=True, **quiet)
+    try:
+        return process.wait(timeout) != 0
+    except subprocess.TimeoutExpired:
+        return True
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # what it left running
+            os.killpg(process.pid, 9)
+
+
+if __name__ == "__main__":
+    main()
