@@ -1,5 +1,7 @@
 # Each target sets up .venv by itself; a second call installs nothing.
 PYTHON ?= python3
+# of the tests, which wait for kernels and ranks half of their time
+WORKERS ?= 3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONPATH
@@ -10,10 +12,10 @@ run: setup
 	$(BIN)/nano run quick
 
 test: setup lint
-	$(BIN)/python -m pytest -n 2 --dist loadscope --nbval-lax --nbval-cell-timeout=300 tests notebooks
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --nbval-lax --nbval-cell-timeout=300 tests notebooks
 
 test-fast: setup lint
-	$(BIN)/python -m pytest -n 2 --dist loadscope -m "not notebook and not slow" tests
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope -m "not notebook and not slow" tests
 
 lint: setup
 	$(BIN)/ruff check .

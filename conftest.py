@@ -1,6 +1,7 @@
 """Tests write nowhere but to a folder of their own, and wait for no device that someone measures on."""
 
 import os
+import signal
 import tempfile
 from pathlib import Path
 
@@ -14,6 +15,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault(
         "OMP_NUM_THREADS", "1"
     )  # workers share the cores; threads that spin for each other take thrice as long
+signal.signal(
+    signal.SIGINT, signal.default_int_handler
+)  # a shell's background job ignores it, and its children with it
 os.environ.pop("JPY_SESSION_NAME", None)  # notebooks run here as in a batch, from a Jupyter terminal too
 
 

@@ -94,7 +94,8 @@ def compare_paired(
         raise BadInput(f"current: {len(b)} blocks against {len(a)} of base; pairs need as many of each")
     delta = b - a
     p = float(wilcoxon(delta).pvalue) if np.any(delta) else 1.0
-    intervals = [hodges_lehmann(delta, confidence) for confidence in (0.95, 0.90)]
+    walsh = _walsh(delta)
+    intervals = [_centre(walsh, len(delta), confidence) for confidence in (0.95, 0.90)]
     effect = _detectable(float(delta.std(ddof=1)) / math.sqrt(len(delta)), len(delta) - 1)
     return _verdict(intervals, p, effect, threshold, direction)
 
@@ -117,7 +118,8 @@ def compare(
         TooFewSamples: Fewer than six blocks of either.
         BadInput: Values that are not positive.
     """
-    from scipy.stats import t, ttest_ind
+    from scipy.special import stdtrit
+    from scipy.stats import ttest_ind
 
     a, b = _logs(base, current)
     difference = float(b.mean() - a.mean())
@@ -127,7 +129,7 @@ def compare(
         intervals = [Interval(difference, difference, difference)] * 2
         return _verdict(intervals, 1.0 if difference == 0 else 0.0, 0.0, threshold, direction)
     freedom = sum(parts) ** 2 / sum(part**2 / (len(x) - 1) for part, x in zip(parts, (a, b), strict=True))
-    reaches = [float(t.ppf((1 + confidence) / 2, freedom)) * error for confidence in (0.95, 0.90)]
+    reaches = [float(stdtrit(freedom, (1 + confidence) / 2)) * error for confidence in (0.95, 0.90)]
     intervals = [Interval(difference - reach, difference, difference + reach) for reach in reaches]
     p = float(ttest_ind(b, a, equal_var=False).pvalue)
     return _verdict(intervals, p, _detectable(error, freedom), threshold, direction)
@@ -146,9 +148,16 @@ def hodges_lehmann(delta: ArrayLike, confidence: float = 0.95) -> Interval:
     Source: Hodges & Lehmann (1963); Hollander, Wolfe & Chicken (2014), section 3.2-3.3.
     """
     x = np.asarray(delta, dtype=float)
-    n = len(x)
-    rows, columns = np.triu_indices(n)
-    walsh = np.sort((x[rows] + x[columns]) / 2)
+    return _centre(_walsh(x), len(x), confidence)
+
+
+def _walsh(x: np.ndarray) -> np.ndarray:
+    """The means of all pairs of `x`, each element with itself among them, in order."""
+    rows, columns = np.triu_indices(len(x))
+    return np.sort((x[rows] + x[columns]) / 2)
+
+
+def _centre(walsh: np.ndarray, n: int, confidence: float) -> Interval:
     depth = _signed_rank_quantile(n, (1 - confidence) / 2)
     if depth < 1:
         raise TooFewSamples(f"{n} pairs cannot give a {confidence:.0%} interval; take more")
@@ -215,9 +224,9 @@ def _logs(base: ArrayLike, current: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
 
 def _detectable(error: float, freedom: float) -> float:
     """(t.975 + t.8) standard errors, as a share."""
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
-    return math.expm1(float(t.ppf(0.975, freedom) + t.ppf(0.8, freedom)) * error)
+    return math.expm1(float(stdtrit(freedom, 0.975) + stdtrit(freedom, 0.8)) * error)
 
 
 def _verdict(logs: list[Interval], p: float, effect: float, threshold: float, direction: Direction) -> Verdict:

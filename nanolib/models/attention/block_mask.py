@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -57,8 +58,9 @@ class QueryBlock:
         unit = math.gcd(length, self._alignment)
         if (length, heads) not in self._pieces:
             with real_tensors():
-                index = torch.cat([torch.arange(start // unit, stop // unit) for start, stop in self.runs])
-                self._pieces[length, heads] = (index + torch.arange(heads)[:, None] * (length // unit)).flatten()
+                index = np.concatenate([np.arange(start // unit, stop // unit) for start, stop in self.runs])
+                of_heads = index + np.arange(heads)[:, None] * (length // unit)
+                self._pieces[length, heads] = torch.from_numpy(of_heads.ravel())
         return unit, self._pieces[length, heads]
 
     @functools.cached_property
@@ -193,9 +195,10 @@ def _tile_blocks(table: torch.Tensor, q_len: int, kv_len: int, causal: bool, siz
         runs = tuple(merge_runs(spans, reach))
         whole = rows[0] + offset + 1 if causal else kv_len  # keys before this are seen by every query of the block
         if runs and runs[-1][1] > whole:
-            j = torch.cat([torch.arange(*run) for run in runs])
-            mask = j[None, :] <= torch.arange(rows[0] + offset, rows[1] + offset)[:, None]
-            yield QueryBlock(rows, runs, mask, len(spans), int(mask.sum()))
+            # numpy: a table per head means thousands of small ones, whose making torch would be slow at
+            j = np.concatenate([np.arange(*run) for run in runs])
+            mask = j[None, :] <= np.arange(rows[0] + offset, rows[1] + offset)[:, None]
+            yield QueryBlock(rows, runs, torch.from_numpy(mask), len(spans), int(mask.sum()))
         else:
             keys = sum(stop - start for start, stop in runs)
             yield QueryBlock(rows, runs, None, len(spans), keys * (rows[1] - rows[0]))

@@ -213,7 +213,7 @@ class _Lists:
         rows = max((block.rows[1] - block.rows[0] for block in blocks), default=0) * group
         most = max((block.keys for block in blocks), default=0)
         together = max(1, min(heads, _SCORES // max(1, rows * most)))
-        pieces = [block.pieces(length, heads) for block in blocks]
+        pieces = [block.pieces(length, heads) if len(block.runs) > 1 else (1, _NO_PIECES) for block in blocks]
         like = {"dtype": _accumulator(q), "device": q.device}
         return cls(
             [list(block.rows) for block in blocks],
@@ -233,6 +233,7 @@ class _Lists:
 
 
 _NO_MASK = torch.empty(0, dtype=torch.bool)
+_NO_PIECES = torch.empty(0, dtype=torch.int64)
 
 
 def _mask_of(block: QueryBlock, group: int) -> torch.Tensor:
