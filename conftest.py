@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="nanolib-tests-"))
+# compiled once for all workers, which inherit this
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_FOLDER / "inductor"))
 os.environ["TMPDIR"] = str(_FOLDER)  # device locks lie there
 tempfile.tempdir = None
 os.environ["NANOLIB_OUTPUT"] = str(_FOLDER / "outputs")
 if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault(
-        "OMP_NUM_THREADS", "1"
-    )  # workers share the cores; threads that spin for each other take thrice as long
-signal.signal(
-    signal.SIGINT, signal.default_int_handler
-)  # a shell's background job ignores it, and its children with it
+    # workers share the cores; threads that spin for each other take thrice as long
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+# a shell's background job ignores it, and its children with it
+signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.pop("JPY_SESSION_NAME", None)  # notebooks run here as in a batch, from a Jupyter terminal too
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from nanolib.experiments import attention
+from nanolib.experiments import attention, sparse_quality
 from nanolib.experiments.sparse_quality import QUALITY_PATTERNS, QualityCase, measure_quality
 
 pytestmark = pytest.mark.slow
@@ -11,6 +11,16 @@ def _case(pattern, target, **changes):
     return QualityCase("cpu", f"{pattern} s={target:g}", pattern, target, **shape | changes)
 
 
+@pytest.fixture
+def _little_text(monkeypatch):
+    for name, value in (("_HELD_OUT_BATCHES", 2), ("_BATCH", 2)):
+        monkeypatch.setattr(sparse_quality, name, value)
+    sparse_quality._dense.cache_clear()
+    yield
+    sparse_quality._dense.cache_clear()
+
+
+@pytest.mark.usefixtures("_little_text")
 @pytest.mark.parametrize("pattern", QUALITY_PATTERNS)
 def test_every_pattern_removes_about_the_share_asked_for(pattern):
     for target in (0.5, 0.75):

@@ -1,3 +1,4 @@
+import functools
 import math
 
 import numpy as np
@@ -29,19 +30,25 @@ def _interleaved(rng, shape, effect=0.0, pairs=PAIRS):
     return a, b * (1 + effect)
 
 
+@functools.cache
+def _equal_versions(shape):
+    """Rounds of a version against itself and what is said of each; two rounds per run."""
+    rng = np.random.default_rng(1)
+    rounds = [_interleaved(rng, shape) for _ in range(2 * RUNS)]
+    return rounds, [compare_paired(*series) for series in rounds]
+
+
 @pytest.mark.parametrize("shape", ["iid", "drift", "random_walk", "process"])
 def test_interleaved_false_alarms_are_five_in_a_hundred(shape):
-    rng = np.random.default_rng(1)
-    verdicts = [compare_paired(*_interleaved(rng, shape)) for _ in range(RUNS)]
+    _, verdicts = _equal_versions(shape)
     assert 0.035 <= np.mean([v.p < 0.05 for v in verdicts]) <= 0.065
     called = np.mean([v.kind in (Kind.REGRESSED, Kind.SUSPECT, Kind.IMPROVED) for v in verdicts])
     assert called <= 0.02
 
 
 def test_a_gate_of_a_hundred_equal_cases_hardly_ever_fails():
-    rng = np.random.default_rng(2)
-    pool = [compare_paired(*_interleaved(rng, "process")) for _ in range(RUNS)]
-    gates = [judge_together([pool[i] for i in rng.integers(RUNS, size=100)]) for _ in range(60)]
+    rng, (_, pool) = np.random.default_rng(2), _equal_versions("process")
+    gates = [judge_together([pool[i] for i in rng.integers(len(pool), size=100)]) for _ in range(60)]
     assert np.mean([any(v.kind is Kind.REGRESSED for v in gate) for gate in gates]) <= 0.015
 
 
@@ -178,12 +185,11 @@ def test_a_change_counts_only_when_both_rounds_call_it():
 
 @pytest.mark.parametrize("shape", ["iid", "drift", "random_walk", "process"])
 def test_two_rounds_hardly_ever_call_equal_versions_different(shape):
-    rng = np.random.default_rng(8)
+    rounds, verdicts = _equal_versions(shape)
     words = []
-    for _ in range(RUNS):
-        rounds = [_interleaved(rng, shape) for _ in range(2)]
-        pooled = compare_paired(*(np.concatenate([r[i] for r in rounds]) for i in (0, 1)))
-        words.append(confirm(*(compare_paired(*r) for r in rounds), pooled).kind)
+    for at in range(0, 2 * RUNS, 2):
+        pooled = compare_paired(*(np.concatenate([r[i] for r in rounds[at : at + 2]]) for i in (0, 1)))
+        words.append(confirm(*verdicts[at : at + 2], pooled).kind)
     assert np.mean([word in (Kind.REGRESSED, Kind.SUSPECT, Kind.IMPROVED) for word in words]) <= 0.02
 
 
