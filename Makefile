@@ -14,6 +14,7 @@ run: setup
 test: setup lint
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --nbval-lax --nbval-cell-timeout=300 tests notebooks
 
+# Without simulations, kernels, ranks and compilers: under two minutes.
 test-fast: setup lint
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope -m "not notebook and not slow" tests
 

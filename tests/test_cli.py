@@ -84,6 +84,7 @@ def test_a_dry_run_lists_the_cases_and_what_cannot_run_here(nano, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_doctor_measures_ceilings_that_a_dry_run_then_uses(nano, tmp_path):
     ended = nano("doctor", "--json", "--budget", "0.05")
     assert ended.exit_code == 0, ended.output

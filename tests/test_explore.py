@@ -71,6 +71,7 @@ def test_the_prediction_follows_the_controls_and_says_what_does_not_fit(panel):
     panel.params().replace()  # fits
 
 
+@pytest.mark.slow
 def test_a_measured_point_stands_in_the_chart_and_is_saved_when_asked_for(panel, tmp_path):
     panel.controls["seq_len"].value = 64
     before = panel.chart.chart

@@ -91,6 +91,7 @@ def test_a_fresh_process_per_case_gives_the_same_rows(store):
     assert here.measurements()[columns].equals(there.measurements()[columns])
 
 
+@pytest.mark.slow
 def test_a_case_that_kills_its_process_twice_is_an_error_and_not_tried_again(store, tmp_path):
     run = _measure(store, "kill", "killonce", "ok", isolation="process", folder=str(tmp_path))
     assert _ends(run)["kill"] == ("error", "its process died 2 times while it ran; it is not tried again")
@@ -183,6 +184,7 @@ def test_a_crash_releases_the_device():
     assert len(said) in (0, 2)  # it may have waited for the kernel to bury the other
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_are_both_whole(store, tmp_path):
     code = (
         "import sys; from nanolib.experiments import sweep; from nanolib.store import Store;"

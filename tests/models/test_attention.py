@@ -146,6 +146,7 @@ def test_a_pattern_that_follows_the_input_takes_no_sparsity(pattern):
         Options(pattern=pattern, sparsity=0.5)
 
 
+@pytest.mark.slow
 def test_flex_equals_the_reference_forward_and_says_that_it_has_no_backward_on_cpu():
     q, k, v = _qkv(1, 2, 2, 256, 256, head_dim=16)
     options = {"pattern": "random", "sparsity": 0.5, "block_size": 128}

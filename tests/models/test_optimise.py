@@ -42,6 +42,7 @@ def test_autocast_costs_digits_and_says_how_many(model, ids, name, least, most):
     assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
+@pytest.mark.slow
 def test_a_compiled_model_gives_the_same_logits(model, ids):
     assert Inferring(model, ids[:, :-1], "compile").difference() < 1e-5
 
@@ -57,6 +58,7 @@ def test_what_cannot_be_checkpointed_says_so(ids):
         Training(torch.nn.Sequential(torch.nn.Embedding(300, 8), torch.nn.Linear(8, 300)), ids, "checkpoint", 1e-3)
 
 
+@pytest.mark.slow
 def test_compiling_helps_after_a_counter_has_seen_the_model(model, ids):
     """Under a counter of FLOPs dynamo gives a function up; the next one must be compiled all the same."""
     from torch._dynamo.utils import counters

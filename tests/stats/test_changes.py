@@ -13,6 +13,7 @@ def _history(rng, n, step=0.0, at=None, noise=0.01):
     return 10 * np.exp(level + noise * rng.normal(size=n))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [4, 8, 20, 60])
 def test_a_level_history_hardly_ever_shows_a_change(n):
     rng = np.random.default_rng(n)
@@ -20,6 +21,7 @@ def test_a_level_history_hardly_ever_shows_a_change(n):
     assert alarms / RUNS[n] <= 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "at"), [(8, 4), (20, 10), (20, 17), (60, 30)])
 def test_a_step_of_ten_per_cent_is_found_where_it_is(n, at):
     rng = np.random.default_rng(n + at)

@@ -38,6 +38,7 @@ def _equal_versions(shape):
     return rounds, [compare_paired(*series) for series in rounds]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["iid", "drift", "random_walk", "process"])
 def test_interleaved_false_alarms_are_five_in_a_hundred(shape):
     _, verdicts = _equal_versions(shape)
@@ -46,6 +47,7 @@ def test_interleaved_false_alarms_are_five_in_a_hundred(shape):
     assert called <= 0.02
 
 
+@pytest.mark.slow
 def test_a_gate_of_a_hundred_equal_cases_hardly_ever_fails():
     rng, (_, pool) = np.random.default_rng(2), _equal_versions("process")
     gates = [judge_together([pool[i] for i in rng.integers(len(pool), size=100)]) for _ in range(60)]
@@ -62,6 +64,7 @@ def test_sequential_collection_under_drift_raises_false_alarms():
     assert alarms / 500 > 0.4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("effect", [0.03, 0.05, 0.075, 0.10])
 def test_power_is_that_of_the_t_test_on_gaussian_differences(effect):
     rng, sd, pairs = np.random.default_rng(4), 0.09, 25
@@ -83,6 +86,7 @@ def test_the_interval_is_what_the_signed_rank_test_does_not_reject(n):
         assert wilcoxon(x - end + outward * 1e-9).pvalue >= 0.0499 - 0.002 * (n > 50)
 
 
+@pytest.mark.slow
 def test_interval_covers_the_true_ratio():
     rng = np.random.default_rng(5)
     hits = 0
@@ -183,6 +187,7 @@ def test_a_change_counts_only_when_both_rounds_call_it():
     assert confirm(slow, slow, slow).p == slow.p
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["iid", "drift", "random_walk", "process"])
 def test_two_rounds_hardly_ever_call_equal_versions_different(shape):
     rounds, verdicts = _equal_versions(shape)
@@ -196,6 +201,7 @@ def test_two_rounds_hardly_ever_call_equal_versions_different(shape):
 SLOW_DOWNS = [(0.05, (Kind.REGRESSED, Kind.SUSPECT), 0.95), (0.10, (Kind.REGRESSED,), 0.99)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("effect", "words", "share"), SLOW_DOWNS)
 def test_two_rounds_find_true_slow_downs(effect, words, share):
     rng = np.random.default_rng(9)

@@ -14,6 +14,7 @@ def _autocorrelated(rng, rho):
     return x[50:] * np.sqrt(1 - rho**2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rho", [0.0, 0.3, 0.6])
 def test_false_alarms_are_rare(rho):
     rng = np.random.default_rng(0)
@@ -28,6 +29,7 @@ def test_short_series_raise_no_false_alarm_either(n):
     assert np.mean([bool(steady_state(x).changes) for x in draws]) <= 0.01
 
 
+@pytest.mark.slow
 def test_a_decay_is_cut():
     rng = np.random.default_rng(1)
     decay = 1 + 0.5 * np.exp(-np.arange(N) / 10)

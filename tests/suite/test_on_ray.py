@@ -36,6 +36,7 @@ def test_parts_share_the_cases_and_each_has_the_ceilings(parts):
     assert len({job.title for job in jobs}) == len(jobs)
 
 
+@pytest.mark.slow
 def test_a_part_measures_its_cases_and_is_a_run_of_its_own(tmp_path, monkeypatch):
     params = attention.Params(**SMALL, device="cpu", budget_s=0.02, backward=False)
     with Store(tmp_path / "results.sqlite") as store:
