@@ -4,8 +4,9 @@ import psutil
 import pytest
 
 from nanolib import explore
-from nanolib.experiments import attention, energy
+from nanolib.experiments import attention, energy, summary, sweep
 from nanolib.explore import panels
+from nanolib.explore import summary as summary_panel
 from nanolib.explore.live import LivePower
 from nanolib.explore.panel import Panel
 from nanolib.store import Store
@@ -96,3 +97,34 @@ def test_cancel_ends_the_case_in_flight_and_nothing_is_saved(panel, tmp_path):
     _wait(lambda: not panel.measure.disabled)
     assert panel.said.value == "Cancelled." and panel.save.disabled and panel.cancel.disabled
     assert not [child for child in psutil.Process().children() if "nanolib.experiments.worker" in child.cmdline()]
+
+
+def test_the_summary_follows_what_is_picked(tmp_path, monkeypatch):
+    monkeypatch.setattr(summary_panel.sweep, "live_front_end", lambda: True)
+    params = attention.Params(seq_lens=[16, 32], kinds=["dense"], budget_s=0.05, quality_patterns=[], backward=False)
+    with Store(tmp_path / "results.sqlite") as store:
+        sweep.measure(attention, params, store=store, progress=False).finish()
+    runs, machines, rows = summary.load(summary.Params(database=str(tmp_path / "results.sqlite")))
+    panel = summary_panel.SummaryPanel(rows, runs, machines)
+    assert set(panel.picks) == {"Sequence length"}  # one machine, one run: nothing to pick there
+    assert panel.charts["attention"].params.pick_n is None
+    both = panel.texts["attention"].value
+    panel.picks["Sequence length"].value = "32"
+    assert panel.charts["attention"].params.pick_n == [32]
+    assert ">32<" in panel.texts["attention"].value and ">16<" not in panel.texts["attention"].value
+    panel.picks["Sequence length"].value = "all"
+    assert panel.charts["attention"].params.pick_n is None and panel.texts["attention"].value == both
+
+
+def test_an_empty_database_and_a_batch_run_have_no_summary_panel(tmp_path, monkeypatch):
+    runs, machines, rows = _empty(tmp_path)
+    monkeypatch.setattr(summary_panel.sweep, "live_front_end", lambda: True)
+    assert explore.summary_panel(rows, runs, machines) is None
+    monkeypatch.setattr(summary_panel.sweep, "live_front_end", lambda: False)
+    assert explore.summary_panel(rows.reindex([0]), runs, machines) is None
+
+
+def _empty(folder):
+    with Store(folder / "empty.sqlite"):
+        pass
+    return summary.load(summary.Params(database=str(folder / "empty.sqlite")))

@@ -1,4 +1,8 @@
-"""Panels for a live notebook: `panels` makes controls, `panel` predicts and measures, `live` follows a model while it generates."""
+"""Panels for a live notebook.
+
+`panels` makes controls, `panel` predicts and measures, `live` follows a model while it generates, `summary` lets a person pick
+what all charts show.
+"""
 
 from nanolib.explore.live import live_panel
 from nanolib.explore.panels import (
@@ -9,6 +13,7 @@ from nanolib.explore.panels import (
     model_panel,
     warmup_panel,
 )
+from nanolib.explore.summary import summary_panel
 
 __all__ = [
     "attention_panel",
@@ -17,5 +22,6 @@ __all__ = [
     "fp8_panel",
     "live_panel",
     "model_panel",
+    "summary_panel",
     "warmup_panel",
 ]

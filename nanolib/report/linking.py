@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import altair as alt
 import pandas as pd
-
-from nanolib.report.overview import pick
 
 # Column of a chart's data → where it comes from in rows, or in a table.
 _SOURCES = {
@@ -31,6 +30,21 @@ def links(frame: pd.DataFrame) -> dict[str, Any]:
     if "factor.name" in frame and "experiment" in frame:
         found["link_model"] = frame["factor.name"].where(frame["experiment"].isin(_MODELS_OF))
     return found
+
+
+def kept(frame: pd.DataFrame, picked: Mapping[str, Sequence[Any] | None]) -> pd.DataFrame:
+    """The rows that a choice leaves, by the rule of the charts: what does not know of a pick stays.
+
+    Args:
+        frame: Rows, or a table.
+        picked: `run`, `model` or `n` → the values that are shown; None for everything.
+    """
+    columns = links(frame)
+    for name, values in picked.items():
+        if values is not None and PICKS[name] in columns:
+            column = columns[PICKS[name]]
+            frame = frame[(column.isna() | column.isin(list(values))).reindex(frame.index)]
+    return frame
 
 
 def linked(chart: alt.TopLevelMixin) -> dict[str, Any]:
@@ -82,22 +96,26 @@ def choices(rows: pd.DataFrame, runs: pd.DataFrame, machines: pd.DataFrame) -> d
         f"{cpus.get(machine, '')} ({machine[:6]})": list(group["short"])
         for machine, group in short.groupby("machine_id", sort=False)
     }
-    by_launch = {
-        f"{label or 'no label'}, {started[:16].replace('T', ' ')}": list(group["short"])
-        for (label, started), group in short.groupby(["label", short["started"].str[:16]], sort=False)
-    }
+    together = short["launch"].where(short["launch"].fillna("") != "", short["run_id"])  # a suite is picked as a whole
+    by_launch = {_launch_name(group): list(group["short"]) for _, group in short.groupby(together, sort=False)}
     shaped = rows[rows["experiment"].isin(_MODELS_OF)]
     names = sorted(set(shaped["factor.name"].dropna())) if "factor.name" in shaped else []
     lengths = sorted({int(n) for n in rows["factor.seq_len"].dropna()}) if "factor.seq_len" in rows else []
     for title, name, options in (
         ("Machine", "run", by_machine),
-        ("Run", "run", by_launch if pick(rows, "latency")["run_id"].nunique() > 1 else {}),
+        ("Run", "run", by_launch),
         ("Model", "model", {value: [value] for value in names}),
         ("Sequence length", "n", {f"{value:,}": [value] for value in lengths}),
     ):
         if len(options) > 1:
             found[title] = {"pick": name, "options": options}
     return found
+
+
+def _launch_name(runs: pd.DataFrame) -> str:
+    first = runs.sort_values("started").iloc[0]
+    name = first["label"] or first["suite"] or "no label"
+    return f"{name}, {first['started'][:16].replace('T', ' ')} ({first['short']})"
 
 
 def as_script(data: Any) -> str:

@@ -58,6 +58,14 @@ def live_chart(chart: alt.TopLevelMixin) -> alt.JupyterChart:
     return alt.JupyterChart(chart, embed_options={"actions": False})
 
 
+def linked_chart(chart: alt.TopLevelMixin) -> alt.JupyterChart:
+    """A live chart with parameters `pick_run`, `pick_model` and `pick_n`, as far as its data know of them; see `linking.linked`."""
+    spec = linked(chart)
+    kinds = {"hconcat": alt.HConcatChart, "vconcat": alt.VConcatChart, "layer": alt.LayerChart}
+    kind = next((kind for key, kind in kinds.items() if key in spec), alt.Chart)
+    return live_chart(kind.from_dict(spec, validate=False))
+
+
 def save(spec: dict[str, Any], folder: Path, name: str) -> None:
     """Write NAME.png and NAME.svg of a chart compiled by `vega_spec`."""
     drawn = vl_convert.vega_to_svg(spec)  # once for both

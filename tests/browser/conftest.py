@@ -10,7 +10,9 @@ import urllib.request
 
 import pytest
 
+from nanolib.experiments import attention, sweep
 from nanolib.paths import checkout
+from nanolib.store import Store
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
@@ -70,8 +72,11 @@ def watched(browser):
 
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory):
-    """JupyterLab on localhost over a copy of the notebooks: its address with the token."""
+    """JupyterLab on localhost over a copy of the notebooks, with a small run in its database: its address with the token."""
     folder = tmp_path_factory.mktemp("lab")
+    small = attention.Params(seq_lens=[16, 32], kinds=["dense"], budget_s=0.05, quality_patterns=[], backward=False)
+    with Store(folder / "outputs" / "results.sqlite") as store:
+        sweep.measure(attention, small, store=store, progress=False).finish()
     shutil.copytree(checkout() / "notebooks", folder / "notebooks")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

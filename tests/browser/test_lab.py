@@ -47,6 +47,28 @@ def test_a_committed_notebook_shows_its_charts_before_anything_is_trusted_or_run
     assert opened.page.locator(chart).first.bounding_box()["width"] > 200
 
 
+def test_what_is_picked_in_the_summary_its_charts_and_tables_follow(watched, lab):
+    opened = Lab(watched, lab, "summary")
+    page = opened.page
+    opened.run_all()
+    opened.show("explore.summary_panel")
+    marks = ".jupyter-widgets svg .mark-symbol path, .jupyter-widgets canvas"
+    page.wait_for_selector(marks, timeout=120_000)
+    table = page.locator(".jupyter-widgets .widget-html-content", has_text="Kind")
+    assert "16" in table.locator("tbody").inner_text()
+    before = page.locator(".jupyter-widgets .vega-embed").first.screenshot()
+    lengths = page.locator(".widget-dropdown", has_text="Sequence length").locator("select")
+    lengths.select_option("32")
+    page.wait_for_function(
+        "() => ![...document.querySelectorAll('.widget-html-content td')].some(cell => cell.innerText === '16')",
+        timeout=20_000,
+    )
+    page.wait_for_timeout(500)
+    assert page.locator(".jupyter-widgets .vega-embed").first.screenshot() != before
+    if folder := os.environ.get("NANOLIB_SCREENSHOTS"):
+        page.screenshot(path=f"{folder}/summary_panel.png")
+
+
 def test_the_attention_notebook_runs_and_its_panel_predicts_measures_and_cancels(watched, lab):
     opened = Lab(watched, lab, "attention")
     page = opened.page

@@ -1,0 +1,92 @@
+"""The summary's live panel: what is picked once, every chart, verdict and table of it follows."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from nanolib.experiments import sweep
+from nanolib.report import charts, linking, renderer, tables, verdicts
+from nanolib.report.display import Lines, Table
+from nanolib.report.page import SECTIONS, Section
+
+
+class SummaryPanel:
+    """A list for each thing that can be picked, over a tab per question: its main chart, its verdict and its table.
+
+    Args:
+        rows: As `summary.load` gives them.
+        runs: Likewise.
+        machines: Likewise.
+
+    Attributes:
+        picks: Title → the list.
+        charts: Experiment → its chart.
+        texts: Experiment → its verdict and table.
+        widget: What a notebook shows.
+    """
+
+    def __init__(self, rows: pd.DataFrame, runs: pd.DataFrame, machines: pd.DataFrame) -> None:
+        import ipywidgets as widgets
+
+        self._rows = rows
+        self._choices = linking.choices(rows, runs, machines)
+        self._sections = [section for section in SECTIONS if section.experiment in set(runs["experiment"])]
+        self.picks = {
+            title: widgets.Dropdown(description=title, options=["all", *choice["options"]], style=_WHOLE_TITLE)
+            for title, choice in self._choices.items()
+        }
+        self.charts = {
+            section.experiment: renderer.linked_chart(charts.CHARTS[section.charts[0]](rows))
+            for section in self._sections
+        }
+        self.texts = {section.experiment: widgets.HTML() for section in self._sections}
+        for pick in self.picks.values():
+            pick.observe(self._follow, names="value")
+        self._follow()
+        tabs = widgets.Tab(
+            children=[widgets.VBox([self.charts[name], self.texts[name]]) for name in self.charts],
+            titles=[section.experiment for section in self._sections],
+        )
+        self.widget = widgets.VBox([widgets.HBox(list(self.picks.values()), layout={"flex_flow": "wrap"}), tabs])
+
+    def picked(self) -> dict[str, list[Any] | None]:
+        """Pick → the values that all its lists leave; None for everything."""
+        found: dict[str, list[Any] | None] = dict.fromkeys(linking.PICKS)
+        for title, choice in self._choices.items():
+            if (option := self.picks[title].value) != "all":
+                name, values = choice["pick"], choice["options"][option]
+                before = found[name]
+                found[name] = values if before is None else [value for value in before if value in values]
+        return found
+
+    def _follow(self, _: Any = None) -> None:
+        picked = self.picked()
+        kept = linking.kept(self._rows, picked)
+        for section in self._sections:
+            params = self.charts[section.experiment].params
+            for name, values in picked.items():
+                if params.has_trait(f"pick_{name}"):
+                    setattr(params, f"pick_{name}", values)
+            self.texts[section.experiment].value = _text(section, kept)
+
+
+_WHOLE_TITLE: Mapping[str, str] = {"description_width": "initial"}
+
+
+def _text(section: Section, rows: pd.DataFrame) -> str:
+    """The verdict and the table of what is left."""
+    table = tables.readable(section.table(rows), section.columns)
+    if table.empty:
+        return f"<i>Nothing of {html.escape(section.experiment)} is left by what is picked.</i>"
+    return Lines(verdicts.VERDICTS[section.experiment](rows))._repr_html_() + Table(table)._repr_html_()
+
+
+def summary_panel(rows: pd.DataFrame, runs: pd.DataFrame, machines: pd.DataFrame) -> Any:
+    """The panel, where a live front end is there and the database has something to pick from; None in a batch run."""
+    if not sweep.live_front_end() or rows.empty:
+        return None
+    return SummaryPanel(rows, runs, machines).widget
