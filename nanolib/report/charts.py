@@ -36,7 +36,7 @@ from nanolib.report.sharding import prefill_times, sharded_memory, training_scal
 
 _ATTENTION_OTHERS = ["batch_size", "dtype", "causal"]
 _MODEL_OTHERS = ["attention_type", "batch_size", "dtype"]
-_KEY = "Points: measured, with 95 % intervals. Dashed: predicted. Grey: as n and as n² grow. Click a legend entry to pick it out."
+_KEY = "Points: measured, with 95 % intervals. Dashed: predicted. Grey: as n and as n² grow."
 
 
 def attention_latency(rows: pd.DataFrame) -> alt.TopLevelMixin:
@@ -164,7 +164,12 @@ def training_phases(rows: pd.DataFrame) -> alt.TopLevelMixin:
     if table.empty or not table["training_step"].notna().any():
         return nothing(title, "no training step was measured")
     table, shared = short_names(table[table["training_step"].notna()], "name", "optimisation")
-    table = table.assign(case=lambda t: t["name"] + " n=" + t["seq_len"].astype(int).astype(str))
+    cases = "n = " + table["seq_len"].astype(int).astype(str)
+    if table["name"].nunique() > 1:
+        cases = table["name"] + ", " + cases
+    elif not shared:
+        shared = f": {table['name'].iloc[0]}"
+    table = table.assign(case=cases)
     table = table.assign(**links(table))
     data = table.melt(["case", *links(table)], phases, "phase", "ms").assign(
         phase=lambda t: t["phase"].str.replace("_", " ")

@@ -120,12 +120,17 @@ def measured_and_predicted(
     failed: pd.DataFrame,
     metric: str,
     title: str,
-    subtitle: str,
+    subtitle: list[str],
     panels: list[str],
     log: bool = True,
 ) -> alt.TopLevelMixin:
     """Panels side by side over sequence length: points with intervals, dashed predictions, crosses for what failed."""
     colour, shape = colour_and_shape("series", "Kind", data["series"])
+    if alone := data["series"].nunique() == 1:  # a title says it better than a legend of one
+        colour.legend = shape.legend = None
+        title = f"{title}: {data['series'].iloc[0]}"
+    else:
+        subtitle = [*subtitle, "Click a legend entry to pick it out."]
     domain = domain_of(data[["estimate", "low", "high", "predicted"]], log)
     # Plain dictionaries and named channels: Altair copies an `Axis` with its ninety unset fields each time that charts are
     # joined, and searches its whole schema for the class of a channel given as text.
@@ -147,7 +152,7 @@ def measured_and_predicted(
     # One chart per panel with the data of that panel: faceting layered charts by a field breaks in older Vega.
     charts = []
     chosen = alt.selection_point(fields=["series"], bind="legend", name="picked")
-    faded = alt.OpacityValue(0.12, condition={"param": "picked", "value": 1.0})
+    faded = alt.OpacityValue(1.0) if alone else alt.OpacityValue(0.12, condition={"param": "picked", "value": 1.0})
     for panel in panels:
         part = data[data["panel"] == panel]
         if part.empty:
@@ -174,7 +179,9 @@ def measured_and_predicted(
         charts.append(alt.layer(*layers).properties(width=WIDTH, height=HEIGHT, title=alt.Title(panel, fontSize=12)))
     with warnings.catch_warnings():  # one selection for all panels is what we want, and what it warns of
         warnings.filterwarnings("ignore", message="Automatically deduplicated selection parameter")
-        joined = alt.hconcat(*charts, spacing=24).add_params(chosen)
+        joined = alt.hconcat(*charts, spacing=24)
+        if not alone:
+            joined = joined.add_params(chosen)
     return look(joined.properties(title=alt.Title(title, subtitle=subtitle)))
 
 

@@ -96,7 +96,7 @@ def fp8_losses(rows: pd.DataFrame) -> alt.TopLevelMixin:
     charts = []
     for operand, part in data[data["what"].str.startswith("vanish")].groupby("operand", sort=False):
         colour, shape = colour_and_shape("variant", "Cast", part["variant"], data["variant"])
-        x = alt.X("share:Q", title="Share that becomes zero", axis=alt.Axis(format=".2~%", tickCount=4))
+        x = alt.X("share:Q", title="Share that becomes zero", axis=alt.Axis(format=".2~p", tickCount=4))
         y = alt.Y("layer:N", sort=list(dict.fromkeys(part["layer"])), title=None, axis=_layer_axis(charts))
         points = alt.Chart(part).mark_point(filled=False, size=45, strokeWidth=1.6)
         tooltip = [
@@ -108,7 +108,8 @@ def fp8_losses(rows: pd.DataFrame) -> alt.TopLevelMixin:
         chart = points.encode(x=x, y=y, color=colour, shape=shape, tooltip=tooltip)
         charts.append(chart.properties(width=210, height=alt.Step(13), title=alt.Title(operand, fontSize=12)))
     most = data[data["what"].str.startswith("saturate")]["share"].max()
-    subtitle = f"Emulated. At most {most:.2%} of any operand saturates: scales follow each tensor's largest magnitude."
+    saturate = f"At most {most:.2g} of any operand saturates" if most > 0 else "Nothing saturates"
+    subtitle = f"Emulated. {saturate}: scales follow each tensor's largest magnitude."
     return look(alt.hconcat(*charts, spacing=16).properties(title=alt.Title(title, subtitle=subtitle)))
 
 

@@ -24,7 +24,8 @@ body { font: 15px/1.55 system-ui, sans-serif; color: #1b1b1b; max-width: 1080px;
 h1 { font-size: 1.6rem; margin-bottom: .2rem; } h2 { font-size: 1.25rem; margin: 2.6rem 0 .4rem; scroll-margin-top: 3.2rem; }
 #picks { position: sticky; top: 0; background: #fff; padding: .5rem 0; z-index: 2; border-bottom: 1px solid #ddd; }
 #picks label { margin-right: 1.4rem; font-size: 13px; color: #333; } #picks select { font-size: 13px; max-width: 22rem; }
-nav a { margin-right: 1.2rem; } a { color: #0072B2; }
+nav a { margin-right: 1.2rem; } #short { padding: 0; list-style: none; } #short li { margin: .45rem 0; }
+#short a { display: block; font-weight: 600; margin: 0; } a { color: #0072B2; }
 .verdict { background: #f3f7fa; border-left: 4px solid #0072B2; padding: .7rem 1rem .7rem 2rem; margin: .6rem 0 1.2rem; }
 .verdict li { margin: .15rem 0; }
 .scroll { overflow-x: auto; } .chart { margin: 1.1rem 0; } .chart.vega-embed { display: block; }
@@ -32,6 +33,7 @@ table { border-collapse: collapse; font-size: 13px; white-space: nowrap; }
 td, th { padding: .25rem .6rem; border-bottom: 1px solid #e4e4e4; text-align: right; font-variant-numeric: tabular-nums; }
 td:first-child, th:first-child { text-align: left; } th { font-weight: 600; border-bottom: 2px solid #999; }
 summary { cursor: pointer; margin: .4rem 0; } .small { color: #555; font-size: 13px; }
+.said td, .said th { white-space: normal; overflow-wrap: anywhere; text-align: left; }
 #method { border-top: 1px solid #ccc; margin-top: 3rem; } #method td, #method th { text-align: left; white-space: normal; }
 """
 
@@ -104,12 +106,12 @@ def web_page(
             f'<p class="small">The newest {SHOWN_CASES} cases of each notebook are shown, and {left_out:,} older ones are not: '
             "name a run or a label to see those.</p>"
         )
-    body.append(
-        "<nav>"
-        + "".join(f'<a href="#{s.experiment}">{html.escape(s.question)}</a>' for s in sections)
-        + _MORE
-        + "</nav>"
+    said = {section.experiment: verdicts.VERDICTS[section.experiment](rows) for section in sections}
+    short = (
+        f'<li><a href="#{s.experiment}">{html.escape(s.question)}</a> {html.escape(said[s.experiment][0])}</li>'
+        for s in sections
     )
+    body.append(f'<nav><ul id="short">{"".join(short)}</ul>{_MORE}</nav>')
     picked = linking.choices(rows, runs, machines)
     if picked:
         body.append('<div id="picks" role="group" aria-label="What every chart shows"></div>')
@@ -117,7 +119,7 @@ def web_page(
         body.append("<p>There is nothing to show yet. Run: <code>nano run quick</code></p>")
     for section in sections:
         body.append(f'<h2 id="{section.experiment}">{html.escape(section.question)}</h2>')
-        lines = "".join(f"<li>{html.escape(line)}</li>" for line in verdicts.VERDICTS[section.experiment](rows))
+        lines = "".join(f"<li>{html.escape(line)}</li>" for line in said[section.experiment])
         body.append(f'<ul class="verdict">{lines}</ul>')
         body += [f'<div class="chart scroll" id="chart-{name}"></div>' for name in section.charts]
         table = tables.readable(section.table(rows), section.columns)
@@ -135,7 +137,7 @@ def web_page(
         )
     failed, flagged = overview.failures(rows), overview.flag_lines(rows)
     if len(failed):
-        body.append(f'<h2 id="failed">What failed</h2>{_table(failed)}')
+        body.append(f'<h2 id="failed">What failed</h2><div class="said">{_table(failed)}</div>')
     if flagged:
         items = "".join(f"<li>{html.escape(line)}</li>" for line in flagged)
         body.append(f"<h2>What to know before believing a number</h2><ul>{items}</ul>")
