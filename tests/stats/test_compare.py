@@ -148,6 +148,14 @@ def test_what_is_too_noisy_is_inconclusive_and_says_what_could_have_been_seen():
     assert "would have been seen" in str(verdict)
 
 
+@pytest.mark.parametrize("shift", [0.025, -0.025])
+def test_equivalent_needs_both_ends_within_the_margin(shift):
+    base = np.exp(0.03 * norm.ppf((np.arange(30) + 0.5) / 30))
+    verdict = compare_paired(np.ones(30), base * (1 + shift))
+    inside = [abs(end - 1) < 0.03 for end in (verdict.equivalence.low, verdict.equivalence.high)]
+    assert sorted(inside) == [False, True] and verdict.kind is Kind.INCONCLUSIVE
+
+
 @pytest.mark.parametrize("compared", [compare, compare_paired])
 def test_higher_is_better_turns_the_words_round(compared):
     a, b = _interleaved(np.random.default_rng(11), "iid", 0.2)

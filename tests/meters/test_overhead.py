@@ -1,0 +1,78 @@
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from nanolib.meters import overhead
+from nanolib.meters.overhead import AGAIN, PLAIN, measure_overhead
+from nanolib.meters.profiling import ProfilingConfig
+
+# Seconds of a call by kind, wall and processor, and the rows it makes.
+_BARE, _WATCHED, _LOOKED = (0.010, 0.008, 0), (0.011, 0.009, 3), (0.030, 0.020, 50)
+
+
+@pytest.fixture
+def clockwork(monkeypatch):
+    """Calls that take what is said above, threads that take a hundredth of a second per reading, a thousandth per row."""
+    order = []
+
+    def timed(model, call, kind, calls, sink, synchronize):
+        order.append(kind)
+        wall, cpu, rows = _BARE if isinstance(kind, str) else _LOOKED if kind.looks else _WATCHED
+        return np.array([wall, cpu]), float(rows)
+
+    for name, double in (("_timed", timed), ("_reading_s", lambda: 0.01), ("_writing_s", lambda sink: 0.001)):
+        monkeypatch.setattr(overhead, name, double)
+    return order
+
+
+def _measured(**settings):
+    modes = {
+        "minimal": ProfilingConfig.minimal(),
+        "deep": replace(ProfilingConfig.deep(), every_kth_token=5, power_sample_interval_ms=100.0),
+    }
+    return {found.mode: found for found in measure_overhead(torch.nn.Linear(1, 1), lambda: None, modes, **settings)}
+
+
+def test_a_mode_costs_the_mean_of_its_calls_and_its_threads_in_full(clockwork):
+    found = _measured(budget_s=0.0)
+    assert list(found) == ["again", "minimal", "deep"]
+    assert found["again"].wall == pytest.approx((0, 0, 0)) and found["again"].threads == 0
+    assert (found["again"].pass_ms, found["again"].rows) == (pytest.approx((0, 10)), 0)
+    minimal, deep = found["minimal"], found["deep"]
+    assert minimal.threads == pytest.approx(0.01 / 0.05 + 3 * 0.001 / 0.010)  # readings, and rows per call
+    assert minimal.wall.estimate == pytest.approx(0.011 / 0.010 - 1 + minimal.threads)
+    assert minimal.cpu.estimate == pytest.approx(0.009 / 0.008 - 1 + minimal.threads)
+    assert deep.rows == pytest.approx((4 * 3 + 50) / 5)
+    assert deep.threads == pytest.approx(0.01 / 0.1 + deep.rows * 0.001 / 0.010)
+    assert deep.wall.estimate == pytest.approx((4 * 0.011 + 0.030) / 5 / 0.010 - 1 + deep.threads)
+    assert deep.pass_ms == pytest.approx((30, 10)) and minimal.pass_ms == pytest.approx((11, 10))
+
+
+def test_every_round_runs_all_kinds_there_and_back_and_six_rounds_are_the_least(clockwork):
+    found = _measured(budget_s=0.0, precision=0.0)
+    kinds = 5  # bare, bare again, watched as either mode does, looked at
+    rounds = clockwork[kinds + 1 :]  # after each kind's first call, and one for how long a bare one takes
+    assert len(rounds) == 6 * 2 * kinds and {f.rounds for f in found.values()} == {6}
+    for at in range(0, len(rounds), 2 * kinds):
+        there, back = rounds[at : at + kinds], rounds[at + kinds : at + 2 * kinds]
+        assert there == back[::-1] and {PLAIN, AGAIN} < set(there)
+
+
+def test_it_stops_once_intervals_are_narrow_and_not_before(clockwork):
+    assert _measured(budget_s=60.0, precision=0.01)["deep"].rounds == 6
+
+
+def test_a_row_says_what_it_rests_on(clockwork):
+    row = _measured(budget_s=0.0)["deep"].to_measurement("prefill")
+    assert (row.metric, row.scope, row.n, row.confidence, row.method) == (
+        "overhead",
+        "prefill deep",
+        6,
+        0.95,
+        "interleaved_pairs",
+    )
+    assert row.low <= row.estimate <= row.high and math.isclose(row.details["pass_ms"], 30)
+    assert row.details["plain_ms"] == pytest.approx(10) and row.details["rows_per_call"] == pytest.approx(12.4)
