@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,25 +28,43 @@ from cosmic_ray.plugins import get_operator, operator_names
 
 from nanolib.paths import checkout
 
-# Where mutants are drawn → the tests that must find them: a file, or a folder's files each.
+# Where mutants are drawn → the tests that must find them, the nearest first: a file, or a folder's other files.
+_CORE, _DCA, _RANKS = "tests/models/test_attention.py", "tests/models/test_dca.py", "tests/models/test_ranks.py"
+_MACHINE, _LAYERS = "tests/meters/test_memory_flops_machine.py", "tests/meters/test_layers.py"
+_PLANS, _ENERGY = "tests/experiments/test_plan_memory.py", "tests/experiments/test_energy.py"
+_DISTRIBUTED = "tests/experiments/test_distributed.py"
 TESTS = {
     "nanolib/stats": ["tests/stats"],
-    "nanolib/meters": ["tests/meters", "tests/experiments/test_energy.py", "tests/experiments/test_plan_memory.py"],
-    "nanolib/meters/machine.py": ["tests/meters/test_memory_flops_machine.py", "tests/suite/test_devices.py"],
+    "nanolib/stats/compare.py": ["tests/stats/test_compare.py", "tests/regression/test_compare.py"],
+    "nanolib/stats/intervals.py": ["tests/stats/test_intervals.py", "tests/stats/test_other.py"],
+    "nanolib/stats/steady.py": ["tests/stats/test_steady.py", "tests/meters/test_latency.py"],
+    "nanolib/meters": ["tests/meters", _ENERGY],
+    "nanolib/meters/ceilings.py": [_MACHINE],
+    "nanolib/meters/flops.py": [_MACHINE, _PLANS],
+    "nanolib/meters/latency.py": ["tests/meters/test_latency.py"],
+    "nanolib/meters/layers.py": [_LAYERS, _ENERGY],
+    "nanolib/meters/machine.py": [_MACHINE, "tests/suite/test_devices.py"],
+    "nanolib/meters/memory.py": [_MACHINE, _PLANS],
+    "nanolib/meters/operations.py": [_LAYERS, _ENERGY],
+    "nanolib/meters/overhead.py": ["tests/meters/test_overhead.py", _ENERGY],
     "nanolib/meters/power.py": ["tests/meters/test_power.py"],
-    "nanolib/meters/energy.py": ["tests/meters/test_power.py", "tests/experiments/test_energy.py"],
+    "nanolib/meters/energy.py": ["tests/meters/test_power.py", _ENERGY],
     "nanolib/meters/integration.py": ["tests/meters/test_power.py"],
     "nanolib/meters/quiet.py": ["tests/meters/test_quiet.py"],
-    "nanolib/meters/layers.py": ["tests/meters/test_layers.py", "tests/experiments/test_energy.py"],
-    "nanolib/meters/links.py": ["tests/experiments/test_distributed.py"],
-    "nanolib/meters/network.py": ["tests/experiments/test_distributed.py"],
-    "nanolib/meters/together.py": ["tests/experiments/test_distributed.py"],
-    "nanolib/models/attention": [
-        "tests/models/test_attention.py",
-        "tests/models/test_dca.py",
-        "tests/models/test_ranks.py",
-    ],
-    "nanolib/models/attention/traffic.py": ["tests/models/test_ranks.py", "tests/experiments/test_distributed.py"],
+    "nanolib/meters/trace.py": ["tests/meters/test_trace.py"],
+    "nanolib/meters/links.py": [_DISTRIBUTED],
+    "nanolib/meters/network.py": [_DISTRIBUTED],
+    "nanolib/meters/together.py": [_DISTRIBUTED],
+    "nanolib/models/attention": [_CORE, _DCA],
+    "nanolib/models/attention/choice.py": [_DCA, _CORE],
+    "nanolib/models/attention/layout.py": [_RANKS, _CORE],
+    "nanolib/models/attention/partial.py": [_RANKS],
+    "nanolib/models/attention/ranks.py": [_RANKS],
+    "nanolib/models/attention/ring.py": [_RANKS],
+    "nanolib/models/attention/traffic.py": [_RANKS, _DISTRIBUTED],
+    "nanolib/models/attention/tree.py": [_RANKS],
+    "nanolib/models/attention/ulysses.py": [_RANKS],
+    "nanolib/models/attention/context_parallel.py": [_RANKS],
     "nanolib/store.py": ["tests/test_store.py", "tests/test_traces.py"],
     "nanolib/experiments/sweep.py": ["tests/experiments/test_sweep.py", "tests/suite/test_runner.py"],
 }
@@ -68,31 +86,44 @@ def main() -> None:
     parser.add_argument("--mutants", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="draw from files whose path has this in it")
+    parser.add_argument(
+        "--start", type=int, default=0, help="leave out so many of the sample: a run that was stopped goes on"
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--timeout", type=float, default=900.0, help="of the tests of one mutant, s; a hang is found")
     options = parser.parse_args()
     root = checkout()
-    sample = drawn(root, options.mutants, options.seed, options.only)
+    sample = drawn(root, options.mutants, options.seed, options.only)[options.start :]
     with tempfile.TemporaryDirectory() as name:
         copies: SimpleQueue[Path] = SimpleQueue()
         for number in range(options.workers):
             copies.put(_copy(root, Path(name) / str(number)))
 
-        def found(mutant: Mutant) -> bool:
+        def with_a_copy(work: Callable[[Path], bool]) -> bool:
             copy = copies.get()
             try:
-                return _found(copy, mutant, options.timeout)
+                return work(copy)
             finally:
                 copies.put(copy)
 
-        sound = copies.get()
-        for tests in sorted({tuple(_tests_of(mutant.path)) for mutant in sample}):
-            if _fails(sound, list(tests), options.timeout):
-                sys.exit(f"the tests {' '.join(tests)} fail without any mutant")
-        copies.put(sound)
-        start = time.perf_counter()
+        def sound(tests: tuple[str, ...]) -> bool:
+            return not with_a_copy(lambda copy: _fails(copy, list(tests), options.timeout))
+
+        def found(mutant: Mutant) -> bool:
+            return with_a_copy(lambda copy: _found(copy, mutant, options.timeout))
+
         with ThreadPoolExecutor(options.workers) as workers:
-            results = list(workers.map(found, sample))
+            needed = sorted({tuple(_tests_of(mutant.path)) for mutant in sample})
+            for tests, passed in zip(needed, workers.map(sound, needed), strict=True):
+                if not passed:
+                    sys.exit(f"the tests {' '.join(tests)} fail without any mutant")
+            start, results = time.perf_counter(), []
+            for mutant, was_found in zip(sample, workers.map(found, sample), strict=True):
+                results.append(was_found)
+                print(
+                    f"{options.start + len(results)}: {mutant.path}:{mutant.line} {'found' if was_found else 'NOT FOUND'}",
+                    flush=True,
+                )
     print(
         f"{sum(results)} of {len(sample)} mutants found (seed {options.seed}), {time.perf_counter() - start:.0f} s",
         flush=True,
@@ -103,14 +134,14 @@ def main() -> None:
 def drawn(root: Path, count: int, seed: int, only: str = "") -> list[Mutant]:
     """A sample of places without replacement, and of each one mutation."""
     places: dict[tuple[str, int, int], list[Mutant]] = {}
-    for folder in TESTS:
-        base = root / folder
-        for path in sorted(base.rglob("*.py") if base.is_dir() else [base]):
-            relative = str(path.relative_to(root))
-            if only in relative and (path.parent == base or path == base):
-                for position, mutant in _mutants(path, relative):
-                    if mutant not in (known := places.setdefault((relative, *position), [])):
-                        known.append(mutant)
+    files = {
+        path for name in TESTS for path in ((root / name).glob("*.py") if (root / name).is_dir() else [root / name])
+    }
+    for path in sorted(files):
+        relative = str(path.relative_to(root))
+        if only in relative:
+            for position, mutant in _mutants(path, relative):
+                places.setdefault((relative, *position), []).append(mutant)
     random_choice = random.Random(seed)
     chosen = random_choice.sample(sorted(places), min(count, len(places)))
     return [random_choice.choice(places[place]) for place in chosen]
