@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from nanolib.measurement import BadInput, Unsupported
 from nanolib.models import attention
+from nanolib.models.attention import block_sparse
+from nanolib.models.attention.block_mask import plan_of_tiles
 from nanolib.models.attention.choice import CHOOSERS, global_tokens
 from nanolib.models.attention.patterns import PATTERNS, window
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
@@ -286,3 +288,23 @@ def test_what_does_not_fit_is_told(change, said):
     with pytest.raises(BadInput) as caught:
         attention.attend(call["kind"], call["q"], call["k"], call["v"], causal=True, options=call["options"])
     assert caught.value.lines[0].startswith(said)
+
+
+@pytest.mark.parametrize(("heads", "block", "window_"), [(1, 128, 2048), (8, 128, 256), (64, 32, 64), (64, 64, 512)])
+def test_as_many_heads_go_at_once_as_keep_their_scores_near_the_core(heads, block, window_):
+    q, k, _ = (x.detach() for x in _qkv(1, heads, heads, 2048, 2048, head_dim=4))
+    mask = choose_mask(q, k, causal=True, options=Options(pattern="window", window=window_, block_size=block))
+    lists = block_sparse._Lists.of(mask.plans[0], q[0], k[0])
+    largest = max((stop - start) * keys for (start, stop), keys in zip(lists.rows, lists.keys, strict=True))
+    assert lists.together == heads or (lists.together + 1) * largest > block_sparse._SCORES
+    assert lists.together == 1 or lists.together * largest <= block_sparse._SCORES
+    assert lists.scores_buffer.numel() == lists.together * largest
+
+
+def test_a_block_whose_queries_see_all_its_keys_needs_no_mask():
+    """The queries are the last four of sixteen positions: three tiles lie before all of them, the fourth is their own."""
+    before, own = (
+        plan_of_tiles(torch.tensor([[True, True, True, last]]), 4, 16, causal=True, size=4)[0] for last in (False, True)
+    )
+    assert before.mask is None and (before.kept, before.runs) == (48, ((0, 12),))
+    assert own.mask.tolist() == (torch.arange(16) <= torch.arange(12, 16)[:, None]).tolist() and own.kept == 58

@@ -1,0 +1,53 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nanolib.measurement import BadInput
+from nanolib.models.attention.layout import Layout
+from nanolib.models.attention.ring import _blocks
+
+_layouts = st.builds(
+    lambda make, total, world: make(total, world),
+    st.sampled_from([Layout.plain, Layout.zigzag]),
+    st.integers(1, 24),
+    st.integers(1, 5),
+)
+
+
+@settings(deadline=None)
+@given(layout=_layouts)
+def test_parts_make_the_whole_again_and_differ_by_one_position_per_piece_at_most(layout):
+    x = torch.arange(layout.total).view(1, 1, -1, 1)
+    parts = [layout.take(x, rank) for rank in range(len(layout.pieces))]
+    assert torch.equal(layout.restore(parts), x)
+    assert [part.shape[2] for part in parts] == [layout.length(rank) for rank in range(len(parts))]
+    lengths = [stop - start for pieces in layout.pieces for start, stop in pieces]
+    assert max(lengths) - min(lengths) <= 1
+
+
+@settings(deadline=None)
+@given(layout=_layouts, causal=st.booleans())
+def test_the_blocks_of_all_ranks_are_each_pair_that_is_seen_once(layout, causal):
+    seen = torch.zeros(layout.total, layout.total, dtype=torch.int64)
+    positions = [layout.take(torch.arange(layout.total), rank, dim=0) for rank in range(len(layout.pieces))]
+    for rank, mine in enumerate(positions):
+        for owner, theirs in enumerate(positions):
+            for rows, columns, triangle in _blocks(layout, rank, owner, causal):
+                i, j = mine[rows], theirs[columns]
+                assert len(i) and len(j)  # nothing is started for nothing
+                seen[i[:, None], j] += (j <= i[:, None]).long() if triangle else 1
+    wanted = torch.ones_like(seen).tril() if causal else torch.ones_like(seen)
+    assert torch.equal(seen, wanted)
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_under_causality_every_rank_of_a_zigzag_has_as_many_pairs(world):
+    layout = Layout.zigzag(8 * world, world)
+    position = torch.arange(layout.total)
+    assert len({int((layout.take(position, rank, dim=0) + 1).sum()) for rank in range(world)}) == 1
+
+
+def test_a_sequence_of_another_length_is_refused():
+    with pytest.raises(BadInput, match="x: 5 positions in dimension 2; this layout is of 8"):
+        Layout.plain(8, 2).take(torch.zeros(1, 1, 5, 1), 0)
