@@ -308,3 +308,14 @@ def test_a_block_whose_queries_see_all_its_keys_needs_no_mask():
     )
     assert before.mask is None and (before.kept, before.runs) == (48, ((0, 12),))
     assert own.mask.tolist() == (torch.arange(16) <= torch.arange(12, 16)[:, None]).tolist() and own.kept == 58
+
+
+@pytest.mark.parametrize("scores", [1, 2 * 16 * 48, 10**9])
+def test_it_does_not_matter_how_many_heads_go_at_once(monkeypatch, scores):
+    """One, two, or all five of them: the last group is then a smaller one."""
+    monkeypatch.setattr(block_sparse, "_SCORES", scores)
+    inputs = _qkv(2, 5, 5, 96, 96, head_dim=8)
+    options = {"pattern": "window", "window": 32, "block_size": 16}
+    out = attention.attend("sparse", *inputs, causal=True, options=options)
+    mask, _ = _masked(inputs, True, Options(**options))
+    assert _agrees(out, masked_attention(*inputs, mask), inputs)

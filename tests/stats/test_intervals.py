@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy.stats.mstats import median_cihs
 
-from nanolib.stats.intervals import TooFewSamples, mean_interval, median_interval, range_confidence
+from nanolib.stats.intervals import Interval, TooFewSamples, mean_interval, median_interval, range_confidence
 
 RUNS = 2000
 
@@ -80,3 +80,9 @@ def test_the_means_interval_is_students():
     assert (found.low, found.high) == pytest.approx((low, high))
     with pytest.raises(TooFewSamples):
         mean_interval([1.0])
+
+
+def test_half_the_width_is_a_share_of_the_estimate():
+    assert Interval(8.0, 10.0, 13.0).half_width == pytest.approx(0.25)
+    assert Interval(-13.0, -10.0, -8.0).half_width == pytest.approx(0.25)
+    assert Interval(-1.0, 0.0, 1.0).half_width == float("inf")

@@ -76,7 +76,17 @@ def test_a_constant_series_is_steady():
 
 @pytest.mark.parametrize("n", [0, 1, 5, 19])
 def test_a_short_series_is_left_whole(n):
-    assert steady_state(np.arange(n, 0, -1.0)).cut == 0
+    found = steady_state(np.arange(n, 0, -1.0))  # nothing can be said, and nothing is said against it
+    assert (found.cut, found.changes, found.steady, found.slowdown) == (0, (), True, False)
+
+
+def test_a_coarse_clock_tells_the_same_steps_as_a_fine_one():
+    """Mostly the same tick, now and then the next one: the smallest step is the scale of the noise."""
+    ticks = np.repeat([30.0, 20.0], [40, 160])
+    ticks[10:15] += 1
+    ticks[100:105] += 1
+    found = steady_state(ticks)
+    assert found.cut == 40 and found.changes == (40,) and found.steady and not found.slowdown
 
 
 def test_cold_calls_at_the_head_are_counted():
