@@ -61,7 +61,7 @@ TESTS = {
     "nanolib/models/attention/partial.py": [_RANKS],
     "nanolib/models/attention/ranks.py": [_RANKS],
     "nanolib/models/attention/ring.py": [_LAYOUT, _RANKS],
-    "nanolib/models/attention/traffic.py": [_RANKS, _DISTRIBUTED],
+    "nanolib/models/attention/traffic.py": ["tests/models/test_traffic.py", _RANKS],
     "nanolib/models/attention/tree.py": [_RANKS],
     "nanolib/models/attention/ulysses.py": [_RANKS],
     "nanolib/models/attention/context_parallel.py": [_RANKS],

@@ -142,6 +142,13 @@ def test_dca_takes_as_many_globals_as_the_scores_stand_out():
     assert mask[99, [3, 50, 97]].all() and not mask[99, 10] and not mask[2, 3]
 
 
+def test_a_sparsity_is_a_share_below_all():
+    for share in (-0.01, 1, 1.5):
+        with pytest.raises(BadInput, match="sparsity"):
+            Options(pattern="window", sparsity=share)
+    assert Options(pattern="window", sparsity=0).sparsity == 0
+
+
 @pytest.mark.parametrize("pattern", ["threshold", "dca"])
 def test_a_pattern_that_follows_the_input_takes_no_sparsity(pattern):
     with pytest.raises(BadInput, match="keeps what the input asks for"):

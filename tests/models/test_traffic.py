@@ -1,0 +1,62 @@
+"""The formulas of what ranks send, against sums by hand; `test_ranks` holds them against what ranks do send."""
+
+import pytest
+
+from nanolib.models.attention.layout import Layout
+from nanolib.models.attention.traffic import Traffic, decode_traffic, prefill_traffic
+
+SHAPE = {"batch": 1, "heads": 4, "kv_heads": 2, "head_dim": 8, "itemsize": 2}
+
+
+@pytest.mark.parametrize(
+    ("form", "rounds", "hops", "sent"),
+    [
+        (
+            "three_allreduce",
+            3,
+            6,
+            (4 * 4 + 4 * 4 + 4 * 4 * 8,) * 2,
+        ),  # on two ranks an all-reduce sends its payload once
+        ("fused", 2, 4, (4 * 4 + 4 * 4 * 9,) * 2),
+        ("gather", 1, 1, (4 * 4 * 9,) * 2),
+        (
+            "ring",
+            2,
+            2,
+            (8 + 5 * 2 * 2 * 8 * 2, 8 + 6 * 2 * 2 * 8 * 2),
+        ),  # a length, then this rank's own keys and values
+        (
+            "pass_q",
+            2,
+            2,
+            (2 * (8 + 8 + 1) * 4 + 2 * 8 * 4,) * 2,
+        ),  # one key head's queries with their sums; their outputs
+    ],
+)
+def test_decode_sends_what_one_counts_by_hand(form, rounds, hops, sent):
+    assert decode_traffic(form, Layout.plain(11, 2), **SHAPE) == Traffic(rounds, hops, sent)
+
+
+@pytest.mark.parametrize(
+    ("form", "layout", "rounds", "hops", "sent"),
+    [
+        ("ring", Layout.plain(11, 2), 1, 1, (5 * 2 * 2 * 8 * 2, 6 * 2 * 2 * 8 * 2)),
+        ("zigzag", Layout.zigzag(12, 3), 2, 2, (2 * 4 * 2 * 2 * 8 * 2,) * 3),
+        (
+            "ulysses",
+            Layout.plain(10, 2),
+            4,
+            4,
+            (5 * (4 + 2 + 2 + 4) * 8 * 2 / 2,) * 2,
+        ),  # half of q, k, v and the outputs
+        ("ulysses", Layout.plain(8, 4), 4, 12, (2 * (4 + 4 + 4 + 4) * 8 * 2 * 3 / 4,) * 4),  # two key heads, each twice
+    ],
+)
+def test_prefill_sends_what_one_counts_by_hand(form, layout, rounds, hops, sent):
+    assert prefill_traffic(form, layout, **SHAPE) == Traffic(rounds, hops, sent)
+
+
+def test_one_rank_sends_nothing_and_all_send_the_sum():
+    assert decode_traffic("fused", Layout.plain(8, 1), **SHAPE) == Traffic(0, 0, (0.0,))
+    assert prefill_traffic("ring", Layout.plain(8, 1), **SHAPE) == Traffic(0, 0, (0.0,))
+    assert Traffic(1, 1, (2.0, 3.0)).total == 5
