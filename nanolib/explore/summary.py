@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -36,7 +35,9 @@ class SummaryPanel:
         self._choices = linking.choices(rows, runs, machines)
         self._sections = [section for section in SECTIONS if section.experiment in set(runs["experiment"])]
         self.picks = {
-            title: widgets.Dropdown(description=title, options=["all", *choice["options"]], style=_WHOLE_TITLE)
+            title: widgets.Dropdown(
+                description=title, options=["all", *choice["options"]], style={"description_width": "initial"}
+            )
             for title, choice in self._choices.items()
         }
         self.charts = {
@@ -72,9 +73,6 @@ class SummaryPanel:
                 if params.has_trait(f"pick_{name}"):
                     setattr(params, f"pick_{name}", values)
             self.texts[section.experiment].value = _text(section, kept)
-
-
-_WHOLE_TITLE: Mapping[str, str] = {"description_width": "initial"}
 
 
 def _text(section: Section, rows: pd.DataFrame) -> str:

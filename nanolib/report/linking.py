@@ -17,7 +17,6 @@ _SOURCES = {
 }
 PICKS = {"run": "link_run", "model": "link_model", "n": "link_n"}
 _MODELS_OF = ("model", "energy", "fp8", "distributed")  # elsewhere a name is that of an attention kind
-EVERYTHING = "everything"
 
 
 def links(frame: pd.DataFrame) -> dict[str, Any]:
@@ -39,12 +38,12 @@ def kept(frame: pd.DataFrame, picked: Mapping[str, Sequence[Any] | None]) -> pd.
         frame: Rows, or a table.
         picked: `run`, `model` or `n` → the values that are shown; None for everything.
     """
-    columns = links(frame)
+    columns, left = links(frame), pd.Series(True, index=frame.index)
     for name, values in picked.items():
         if values is not None and PICKS[name] in columns:
             column = columns[PICKS[name]]
-            frame = frame[(column.isna() | column.isin(list(values))).reindex(frame.index)]
-    return frame
+            left &= column.isna() | column.isin(values)
+    return frame[left]
 
 
 def linked(chart: alt.TopLevelMixin) -> dict[str, Any]:

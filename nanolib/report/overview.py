@@ -6,19 +6,21 @@ import functools
 import textwrap
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
 from nanolib.measurement import FLAG_TEXT, METRICS, Direction, Flag, case_name, format_number
 
+_Made = TypeVar("_Made", pd.DataFrame, list[str])
 
-def made_once(table: Callable[[pd.DataFrame], pd.DataFrame]) -> Callable[[pd.DataFrame], pd.DataFrame]:
-    """A table of the same rows is made once: charts, verdicts and files ask for it again and again. Each gets a copy."""
+
+def made_once(table: Callable[[pd.DataFrame], _Made]) -> Callable[[pd.DataFrame], _Made]:
+    """A table or verdict of the same rows is made once: charts, page and files ask for it again and again. Each gets a copy."""
     last: list[Any] = [lambda: None, None]
 
     @functools.wraps(table)
-    def made(rows: pd.DataFrame) -> pd.DataFrame:
+    def made(rows: pd.DataFrame) -> _Made:
         if last[0]() is not rows:
             last[:] = weakref.ref(rows), table(rows)
         return last[1].copy()
