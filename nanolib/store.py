@@ -332,6 +332,19 @@ class Store:
         frame = self._frame(f"SELECT * FROM runs WHERE {where} ORDER BY started, rowid", values)
         return _parse(frame, "params", "versions", "disturbances")
 
+    def runs_of(self, run_ids: Iterable[str]) -> pd.DataFrame:
+        """The runs with these ids, newest last."""
+        return self.runs(f"run_id IN {_LISTED}", [json.dumps(list(run_ids))])
+
+    def newest_runs(self) -> list[str]:
+        """Of each experiment the newest run that is done; where none is, the newest at all."""
+        query = (
+            "SELECT run_id FROM (SELECT run_id, experiment, row_number()"
+            " OVER (PARTITION BY experiment ORDER BY status = ? DESC, started DESC, rowid DESC) AS place FROM runs)"
+            " WHERE place = 1 ORDER BY experiment"
+        )
+        return [run_id for (run_id,) in self.connection.execute(query, [RunStatus.DONE])]
+
     def machines(self) -> pd.DataFrame:
         """The machines; JSON columns parsed."""
         return _parse(self._frame("SELECT * FROM machines", ()), "gpus", "dtypes")
@@ -369,8 +382,8 @@ class Store:
     def shown(self, run_ids: Iterable[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
         """What a person is shown of runs: the newest cases, with samples, and their runs, as well as the newest that hold none."""
         ids = list(run_ids)
-        rows, runs = self.measurements(ids, samples=True, newest=SHOWN_CASES), self.runs()
-        return rows, runs[runs["run_id"].isin(set(rows["run_id"]) | set(ids[-SHOWN_CASES:]))]
+        rows = self.measurements(ids, samples=True, newest=SHOWN_CASES)
+        return rows, self.runs_of({*rows["run_id"], *ids[-SHOWN_CASES:]})
 
     def count_cases(self, run_ids: Iterable[str]) -> int:
         """How many cases the runs hold, counting each once on each machine."""

@@ -390,3 +390,14 @@ def test_a_database_that_is_cut_at_any_byte_is_told_or_whole(tmp_path):
             assert len(store.runs()) in (0, 40)  # nothing is half taken in
             store.connection.execute("DELETE FROM runs")
     assert told > 50
+
+
+def test_the_newest_runs_are_done_where_any_is(store):
+    old, new, running = (store.add(_run(label=label)) for label in ("old", "new", "running"))
+    failed = store.add(_run(label="failed", experiment="warmup"))
+    other = store.add(_run(label="failed later", experiment="warmup"))
+    store.update_run(running, status="running")
+    for run_id in (failed, other):
+        store.update_run(run_id, status="failed")
+    assert store.newest_runs() == [new, other]
+    assert list(store.runs_of([new, old, "absent"]).run_id) == [old, new]

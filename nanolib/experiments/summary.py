@@ -47,26 +47,15 @@ def select_runs(store: Store, names: list[str]) -> list[str]:
     """
     ids: list[str] = []
     for name in names:
-        ids += newest_runs(store) if name == "newest" else store.resolve(name)
+        ids += store.newest_runs() if name == "newest" else store.resolve(name)
     return list(dict.fromkeys(ids))
-
-
-def newest_runs(store: Store) -> list[str]:
-    """The newest run of each experiment that is done; where none is, the newest at all."""
-    runs = store.runs()
-    if runs.empty:
-        return []
-    done = runs.assign(done=runs.status == "done").sort_values(["done", "started"])
-    return [str(group.run_id.iloc[-1]) for _, group in done.groupby("experiment", sort=True)]
 
 
 def changes(params: Params) -> tuple[Comparison | None, list[History]]:
     """The chosen runs against those before them, and every timing over all runs of their machines."""
     path = params.database or database_path()
     with Store(path, create=not params.database) as store:
-        ids = select_runs(store, params.runs)
-        runs = store.runs()
-        return what_changed(store, runs[runs.run_id.isin(ids)])
+        return what_changed(store, store.runs_of(select_runs(store, params.runs)))
 
 
 def load(params: Params) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:

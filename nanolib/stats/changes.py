@@ -33,7 +33,8 @@ def change_points(series: ArrayLike, penalty: float) -> list[int]:
     import ruptures  # imported here: it is needed once per measurement, not at import
 
     x = np.asarray(series, dtype=float)
-    search = ruptures.Pelt(model="l2", min_size=MIN_SEGMENT, jump=1).fit(x[:, None])
+    # the linear kernel is the L2 cost; this search is compiled, `ruptures.Pelt` took hundreds of times as long
+    search = ruptures.KernelCPD(kernel="linear", min_size=MIN_SEGMENT).fit(x[:, None])
     return [int(point) for point in search.predict(pen=penalty)[:-1]]
 
 

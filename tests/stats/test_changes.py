@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
+import ruptures
 
-from nanolib.stats.changes import changes_of_level, step_noise
+from nanolib.stats.changes import change_points, changes_of_level, step_noise
 from nanolib.stats.compare import MARGIN
 
-RUNS = {4: 1000, 8: 1000, 20: 600, 60: 250}  # fewer where each takes long
+RUNS = 1000
 
 
 def _history(rng, n, step=0.0, at=None, noise=0.01):
@@ -13,23 +14,32 @@ def _history(rng, n, step=0.0, at=None, noise=0.01):
     return 10 * np.exp(level + noise * rng.normal(size=n))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("n", [4, 8, 20, 60])
 def test_a_level_history_hardly_ever_shows_a_change(n):
     rng = np.random.default_rng(n)
-    alarms = sum(bool(changes_of_level(_history(rng, n), np.full(n, 0.02), MARGIN)) for _ in range(RUNS[n]))
-    assert alarms / RUNS[n] <= 0.01
+    alarms = sum(bool(changes_of_level(_history(rng, n), np.full(n, 0.02), MARGIN)) for _ in range(RUNS))
+    assert alarms / RUNS <= 0.01
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("n", "at"), [(8, 4), (20, 10), (20, 17), (60, 30)])
 def test_a_step_of_ten_per_cent_is_found_where_it_is(n, at):
     rng = np.random.default_rng(n + at)
-    found = [changes_of_level(_history(rng, n, 0.10, at), np.full(n, 0.02), MARGIN) for _ in range(RUNS[n])]
+    found = [changes_of_level(_history(rng, n, 0.10, at), np.full(n, 0.02), MARGIN) for _ in range(RUNS)]
     right = [len(changes) == 1 and changes[0][0] == at for changes in found]
     assert np.mean(right) >= 0.98
     ratios = [changes[0][1] for changes, ok in zip(found, right, strict=True) if ok]
     assert np.mean(ratios) == pytest.approx(1.10, abs=0.01)
+
+
+def test_change_points_are_those_of_the_plain_search():
+    rng = np.random.default_rng(3)
+    for _ in range(40):
+        x = rng.normal(size=rng.integers(4, 60))
+        for at in rng.integers(0, len(x), size=rng.integers(0, 4)):
+            x[at:] += rng.normal(scale=4)
+        penalty = 10 * np.log(len(x))
+        plain = ruptures.Pelt(model="l2", min_size=2, jump=1).fit(x[:, None]).predict(pen=penalty)
+        assert change_points(x, penalty) == plain[:-1]
 
 
 def test_wide_intervals_make_a_step_of_their_size_no_change():
