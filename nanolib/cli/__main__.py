@@ -1,0 +1,5 @@
+"""`python -m nanolib.cli` is `nano`."""
+
+from nanolib.cli import main
+
+main()

@@ -1,0 +1,93 @@
+"""What every command shares: how it ends, where it reads and writes, and how wrong use is told."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sqlite3
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from nanolib.measurement import BadInput
+from nanolib.paths import OUTPUT_VARIABLE, database_path, output_folder
+
+EXIT_OK, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+output_option = click.option("--output", metavar="DIR", help="Output folder; default: $NANOLIB_OUTPUT, or outputs/.")
+
+
+def told(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Bad input, or a file that cannot be used, ends a command with one line and exit code 2; Ctrl-C with 130."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except BadInput as error:
+            for line in error.lines:
+                click.echo(f"nano: {line}", err=True)
+            sys.exit(EXIT_BAD_INPUT)
+        except sqlite3.DatabaseError as error:
+            click.echo(
+                f"nano: database: {database_path()} cannot be used ({error}); move it away or name another", err=True
+            )
+            sys.exit(EXIT_BAD_INPUT)
+        except OSError as error:
+            click.echo(f"nano: {error.filename or output_folder()}: {error.strerror}; name another place", err=True)
+            sys.exit(EXIT_BAD_INPUT)
+        except KeyboardInterrupt:
+            click.echo("nano: stopped", err=True)
+            sys.exit(EXIT_INTERRUPTED)
+
+    return wrapped
+
+
+def pairs_of(pairs: tuple[str, ...]) -> dict[str, str]:
+    """Parameters given as `-p name=value`, name → text.
+
+    Raises:
+        BadInput: One without a name or without `=`.
+    """
+    values = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise BadInput(f"-p: {pair!r} is no name=value pair; write -p seq_lens='[1024, 4096]'")
+        values[name] = value
+    return values
+
+
+def use_output(folder: str | None) -> Path:
+    """Make `--output` the output folder of this process and those it starts; without one, the folder in force."""
+    if folder:
+        os.environ[OUTPUT_VARIABLE] = str(Path(folder).expanduser().absolute())
+    return output_folder()
+
+
+def selected(store: Any, names: tuple[str, ...]) -> list[str]:
+    """Run ids that the names stand for; without a name, each experiment's newest run."""
+    from nanolib.experiments.summary import select_runs
+
+    return select_runs(store, list(names) or ["newest"])
+
+
+class Commands(click.Group):
+    """Commands that tell a wrong use in one line, as they do bad input."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the command that the command line names, and end."""
+        try:
+            sys.exit(super().main(*args, **kwargs | {"standalone_mode": False}) or EXIT_OK)
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+        except click.ClickException as error:
+            context = getattr(error, "ctx", None)
+            path = context.command_path if context else "nano"
+            click.echo(f"nano: {' '.join(error.format_message().split())} See: {path} --help", err=True)
+        except click.Abort:
+            sys.exit(EXIT_INTERRUPTED)
+        sys.exit(EXIT_BAD_INPUT)

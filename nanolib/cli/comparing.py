@@ -1,0 +1,231 @@
+"""Commands that compare: runs, versions side by side, and each case over its runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from nanolib.cli.command import EXIT_FAILED, EXIT_OK, output_option, pairs_of, told, use_output
+from nanolib.measurement import BadInput
+
+
+def _findings(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a command that compares."""
+    for option in (
+        click.option("--markdown", "markdown_file", metavar="FILE", help="Write the findings as Markdown."),
+        click.option("--json", "json_file", metavar="FILE", help="Write the findings as JSON."),
+        click.option(
+            "--threshold", default="5%", show_default=True, metavar="SHARE", help="A change from here on counts."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.argument("base")
+@click.argument("current")
+@click.option("--all", "everything", is_flag=True, help="Show the equivalent ones too.")
+@_findings
+@click.option("--chart", "chart_file", metavar="FILE", help="Draw them: .html, .png or .svg.")
+@output_option
+@told
+def compare(
+    base: str,
+    current: str,
+    threshold: str,
+    everything: bool,
+    json_file: str | None,
+    markdown_file: str | None,
+    chart_file: str | None,
+    output: str | None,
+) -> None:
+    """Compare two runs; exit code 1 on a regression. BASE, CURRENT: id, label, suite, latest~1, or a database."""
+    from nanolib.regression.compare import compare_rows
+
+    use_output(output)
+    found = compare_rows(_rows_of("base", base), _rows_of("current", current), _share(threshold))
+    if not found.lines:
+        raise BadInput(f"compare: {base!r} and {current!r} have no case in common; compare runs of one notebook")
+    if chart_file:
+        from nanolib.report.regressions import comparison_chart
+        from nanolib.report.renderer import save_as
+
+        save_as(comparison_chart(found, "Two sets of runs", f"A: {base}. B: {current}."), Path(chart_file))
+    _show_comparison(found, everything, json_file, markdown_file)
+    click.echo("the two were collected apart: drift between them is not controlled")
+    if not found.same_machine:
+        click.echo("they come from different machines: a comparison, not a gate")
+    sys.exit(EXIT_FAILED if found.regressed else EXIT_OK)
+
+
+def _show_comparison(found: Any, everything: bool, json_file: str | None, markdown_file: str | None) -> None:
+    from nanolib.report.page import markdown_table
+
+    summary = ", ".join(f"{n} {finding}" for finding, n in found.counts.items())
+    if json_file:
+        Path(json_file).write_text(json.dumps(found.to_dict(), indent=1), encoding="utf-8")
+    if markdown_file:
+        Path(markdown_file).write_text(f"{summary}\n\n{markdown_table(found.table())}\n", encoding="utf-8")
+    table = found.table(everything)
+    if len(table):
+        click.echo(table.to_string(index=False))
+    click.echo(summary)
+
+
+@click.command()
+@click.argument("a", metavar="REV_A")
+@click.argument("b", metavar="REV_B")
+@click.argument("notebooks", nargs=-1, metavar="[NOTEBOOK]...")
+@click.option("-p", "--param", "pairs", multiple=True, metavar="NAME=VALUE", help="A parameter of the notebook named.")
+@click.option("--call", "functions", multiple=True, metavar="PACKAGE.MODULE:FUNCTION", help="A function of your own.")
+@click.option(
+    "--setup", default="", metavar="PACKAGE.MODULE:FUNCTION", help="Makes what --call is called with, untimed."
+)
+@click.option("--metric", default="latency", show_default=True, help="Or tokens_per_second, peak_memory, flops, ...")
+@click.option(
+    "--budget", default="50s", show_default=True, metavar="SECONDS", help="For one case, both rounds included."
+)
+@click.option("--timeout", default="300s", show_default=True, metavar="SECONDS", help="For one answer of a version.")
+@click.option("--label", default="", help="Your name for this comparison.")
+@_findings
+@output_option
+@told
+def ab(
+    a: str,
+    b: str,
+    notebooks: tuple[str, ...],
+    pairs: tuple[str, ...],
+    functions: tuple[str, ...],
+    setup: str,
+    metric: str,
+    threshold: str,
+    budget: str,
+    timeout: str,
+    label: str,
+    json_file: str | None,
+    markdown_file: str | None,
+    output: str | None,
+) -> None:
+    """Compare two versions side by side: git revisions, `.` for the working tree, or two params files.
+
+    Blocks of both are interleaved in random order; a change counts when a second round in fresh processes repeats it.
+    Exit code 1 on a regression. Without a notebook and --call: the timed cases of the quick suite.
+    """
+    from nanolib.measurement import METRICS
+    from nanolib.regression.ab import TIMED, ask, stored
+    from nanolib.regression.rounds import Settings
+
+    use_output(output)
+    question = _ab_question(a, b, notebooks, pairs_of(pairs), functions, setup, metric)
+    settings = Settings(
+        threshold=_share(threshold),
+        budget_s=_seconds("--budget", budget),
+        direction=METRICS[metric].direction,
+        timeout_s=_seconds("--timeout", timeout),
+        pairs=metric in TIMED,
+    )
+    answer = ask(question, settings, lambda line: click.echo(line, err=True))
+    _show_comparison(answer.comparison, True, json_file, markdown_file)
+    click.echo("interleaved and paired, in processes of their own")
+    if metric in TIMED:
+        from nanolib.store import Store
+
+        with Store() as store:
+            store.add(stored(answer, question, label))
+    sys.exit(EXIT_FAILED if answer.comparison.regressed else EXIT_OK)
+
+
+@click.command()
+@click.argument("experiments", nargs=-1, metavar="[EXPERIMENT]...")
+@click.option("--metric", default="latency", show_default=True, help="Which figure.")
+@click.option("--all", "everything", is_flag=True, help="Show those that never changed too.")
+@output_option
+@told
+def history(experiments: tuple[str, ...], metric: str, everything: bool, output: str | None) -> None:
+    """Each case over its runs on one machine: where its level changed, and between which revisions."""
+    from nanolib.regression.history import histories, table
+    from nanolib.store import Store
+
+    use_output(output)
+    with Store(create=False) as store:
+        runs = store.runs()
+        if unknown := set(experiments) - set(runs.experiment):
+            known = ", ".join(sorted(set(runs.experiment))) or "none yet"
+            raise BadInput(f"history: no run of {', '.join(sorted(unknown))} is in the database; it holds {known}")
+        found = histories(store, metric, sorted(set(runs.machine_id)))
+    found = [one for one in found if not experiments or one.experiment in experiments]
+    changed = [one for one in found if one.changes]
+    if shown := found if everything else changed:
+        click.echo(table(shown).to_string(index=False))
+    runs_of = max((len(one.points) for one in found), default=0)
+    click.echo(f"{len(changed)} of {len(found)} {metric} figures changed their level over up to {runs_of} runs")
+    if found and runs_of < 4:
+        click.echo("a change of level takes four runs to be seen; nano compare tells two of them apart")
+
+
+def _ab_question(
+    a: str,
+    b: str,
+    notebooks: tuple[str, ...],
+    overrides: dict[str, str],
+    functions: tuple[str, ...],
+    setup: str,
+    metric: str,
+) -> Any:
+    from nanolib.paths import checkout
+    from nanolib.regression.ab import Question
+    from nanolib.suite.jobs import plan, read_job
+
+    if functions:
+        if notebooks or overrides:
+            raise BadInput("--call: a function takes no notebook and no -p; give one or the other")
+        return Question((a, b), Path.cwd(), functions=functions, setup=setup, metric=metric)
+    if setup:
+        raise BadInput(f"--setup: {setup!r} needs a --call to set up for")
+    if all(name.endswith((".yml", ".yaml")) for name in (a, b)):
+        experiment, *values = read_job(Path(a), Path(b), notebooks, overrides)
+        return Question(
+            (".", "."), checkout(), [(experiment, *values)], metric=metric, titles=(Path(a).name, Path(b).name)
+        )
+    jobs = [job for job in plan(notebooks, overrides, {}) if any(case.interleaves for case in job.cases())]
+    if not jobs:
+        raise BadInput(f"ab: {', '.join(notebooks)} times nothing that can be interleaved; name another notebook")
+    return Question((a, b), checkout(), [(job.name, job.values, job.values) for job in jobs], metric=metric)
+
+
+def _seconds(option: str, text: str) -> float:
+    try:
+        seconds = float(text.removesuffix("s"))
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 1e6:
+        raise BadInput(f"{option}: {text!r} will not do; give seconds, such as 60s")
+    return seconds
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 < share < 1:
+        raise BadInput(f"--threshold: {text!r} will not do; give a share such as 5% or 0.05")
+    return share
+
+
+def _rows_of(side: str, name: str) -> Any:
+    """The measurements that a name or a database stands for."""
+    from nanolib.store import Store
+
+    is_file = name.endswith((".sqlite", ".db")) or Path(name).is_file()
+    with Store(name if is_file else None, create=False) as store:
+        rows = store.measurements(store.resolve("all" if is_file else name), samples=True)
+    if rows.empty:
+        raise BadInput(f"{side}: {name!r} holds no measurement; name another run")
+    return rows

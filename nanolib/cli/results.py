@@ -1,0 +1,127 @@
+"""Commands for what has been measured: list it, report it, share it, tidy it."""
+
+from __future__ import annotations
+
+import webbrowser
+from pathlib import Path
+
+import click
+
+from nanolib.cli.command import output_option, selected, told, use_output
+from nanolib.measurement import BadInput
+
+
+@click.command()
+@output_option
+@told
+def runs(output: str | None) -> None:
+    """List what is in the database."""
+    from nanolib.store import Store
+
+    use_output(output)
+    with Store(create=False) as store:
+        frame = store.runs()
+    if frame.empty:
+        click.echo("no runs yet; run: nano run quick")
+        return
+    frame = frame.assign(
+        run=frame.run_id.str[:8],
+        started=frame.started.str[:19].str.replace("T", " "),
+        took=[
+            f"{seconds:.0f} s" if seconds == seconds and seconds is not None else "—" for seconds in frame.duration_s
+        ],
+    )
+    columns = [
+        "run",
+        "experiment",
+        "suite",
+        "label",
+        "started",
+        "took",
+        "cases",
+        "status",
+        "machine_id",
+        "git_revision",
+    ]
+    click.echo(frame[columns].to_string(index=False))
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[RUN]...")
+@click.option("--to", "folder", metavar="DIR", help="Where to; default: report/ in the output folder.")
+@click.option("--open", "show", is_flag=True, help="Open the page in a browser.")
+@output_option
+@told
+def report(names: tuple[str, ...], folder: str | None, show: bool, output: str | None) -> None:
+    """Write the report: index.html, Markdown, pictures, tables. RUN: id, label, experiment, latest, latest~1, all."""
+    from nanolib.report.page import build
+    from nanolib.store import Store
+
+    target = Path(folder) if folder else use_output(output) / "report"
+    use_output(output)
+    with Store(create=False) as store:
+        page = build(store, selected(store, names), target)
+    click.echo(str(page))
+    if show:
+        webbrowser.open(page.absolute().as_uri())
+
+
+@click.command()
+@click.argument("target", metavar="FILE")
+@click.option("--run", "names", multiple=True, metavar="RUN", help="Which runs; default: each experiment's newest.")
+@output_option
+@told
+def export(target: str, names: tuple[str, ...], output: str | None) -> None:
+    """Write runs to FILE for sharing: .sqlite, .json, .csv or .md; no user name, host name or path is in it."""
+    from nanolib.report.export import write
+    from nanolib.store import Store
+
+    use_output(output)
+    with Store(create=False) as store:
+        write(store, selected(store, names), Path(target))
+    click.echo(target)
+
+
+@click.command()
+@click.argument("databases", nargs=-1, required=True, metavar="DATABASE...")
+@output_option
+@told
+def merge(databases: tuple[str, ...], output: str | None) -> None:
+    """Bring in the runs of other databases; doing it twice changes nothing."""
+    from nanolib.store import Store
+
+    use_output(output)
+    for path in databases:  # all are looked at before any is taken in
+        Store(path, create=False).close()
+    with Store() as store:
+        for path in databases:
+            click.echo(f"{path}: {store.merge(path)} run(s) came in")
+
+
+@click.command()
+@click.option("--older-than", "age", metavar="30d", help="Delete runs that are older than this many days.")
+@click.option("--keep", type=click.IntRange(min=0), help="Delete all but so many of the newest runs.")
+@click.option("--dry-run", is_flag=True, help="Only say which.")
+@output_option
+@told
+def clean(age: str | None, keep: int | None, dry_run: bool, output: str | None) -> None:
+    """Delete old runs and give their space back."""
+    from nanolib.store import Store
+
+    use_output(output)
+    if age is None and keep is None:
+        raise BadInput("--older-than, --keep: neither is given; say which runs to delete, such as --older-than 30d")
+    days = None if age is None else _days(age)
+    with Store(create=False) as store:
+        gone = store.cleanup_old_runs(days, max_runs=keep, dry_run=dry_run)
+    click.echo(f"{len(gone)} run(s) {'would be' if dry_run else 'were'} deleted")
+
+
+def _days(age: str) -> float:
+    try:
+        days = float(age.removesuffix("d"))
+    except ValueError:
+        days = -1
+    if not 0 <= days < 1e6:
+        raise BadInput(f"--older-than: {age!r} will not do; give days, such as 30d")
+    return days

@@ -1,0 +1,151 @@
+"""Commands that measure: a suite or its notebooks, ranks for another machine, this machine itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from nanolib.cli.command import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, output_option, pairs_of, told, use_output
+from nanolib.paths import database_path
+
+
+@click.command()
+@click.argument("targets", nargs=-1, metavar="[SUITE] [NOTEBOOK]...")
+@click.option(
+    "-p", "--param", "pairs", multiple=True, metavar="NAME=VALUE", help="A parameter of the one notebook named."
+)
+@click.option("--label", default="", help="Your name for these runs.")
+@click.option("--resume", is_flag=True, help="Continue the last run with the same parameters, version and machine.")
+@click.option("--dry-run", is_flag=True, help="List the cases with predicted time and memory; measure nothing.")
+@click.option("--no-report", is_flag=True, help="Do not write the report at the end.")
+@click.option(
+    "--on", "place", type=click.Choice(["here", "ray"]), default="here", help="Where: on this machine, or as Ray tasks."
+)
+@click.option(
+    "--parts", type=click.IntRange(1, 1000), default=1, help="Share each notebook's cases among so many runs."
+)
+@output_option
+@told
+def run(
+    targets: tuple[str, ...],
+    pairs: tuple[str, ...],
+    label: str,
+    resume: bool,
+    dry_run: bool,
+    no_report: bool,
+    place: str,
+    parts: int,
+    output: str | None,
+) -> None:
+    """Run a suite (default: quick), or some of its notebooks, then write the report."""
+    from nanolib.suite.jobs import in_parts, plan
+
+    folder = use_output(output)
+    jobs = in_parts(plan(targets, pairs_of(pairs), {"label": label, "resume": resume}), parts)
+    if dry_run:
+        _show_plan(jobs)
+        return
+    from nanolib.suite.runner import closing_table, run_jobs
+
+    if place == "ray":
+        from nanolib.suite.on_ray import run_on_ray as run_jobs
+    ended, log = run_jobs(jobs, folder, click.echo)
+    click.echo("")
+    for line in closing_table(ended):
+        click.echo(line)
+    for end in ended:
+        if end.message:
+            click.echo(f"{end.name}: {end.message}")
+    run_ids = [end.run_id for end in ended if end.run_id]
+    if run_ids:
+        _show_failures(run_ids)
+    click.echo(f"\nnotebooks  {folder}\ndatabase   {database_path()}\nlog        {log}")
+    if run_ids and not no_report:
+        click.echo(f"report     {_write_report(run_ids, folder / 'report')}")
+    if any(end.status == "interrupted" for end in ended):
+        sys.exit(EXIT_INTERRUPTED)
+    sys.exit(EXIT_OK if all(end.status == "done" for end in ended) else EXIT_FAILED)
+
+
+def _show_plan(jobs: list[Any]) -> None:
+    from nanolib.experiments.plan import dry_run_table, known_ceilings
+    from nanolib.meters.machine import this_machine
+    from nanolib.store import Store
+
+    ceilings: dict[str, float] = {}
+    if database_path().exists():
+        with Store(create=False) as store:
+            ceilings = known_ceilings(store, this_machine().machine_id)
+    for job in jobs:
+        if cases := job.cases():
+            click.echo(f"\n{job.name}: {len(cases)} cases")
+            click.echo(dry_run_table(job.module, job.params, ceilings).to_string(index=False))
+        else:
+            click.echo(f"\n{job.name}: reads the database, measures nothing")
+    if not ceilings:
+        click.echo("\nTimes are predicted from this machine's ceilings, which are not known yet: run nano doctor")
+
+
+def _show_failures(run_ids: list[str]) -> None:
+    from nanolib.report.overview import failures
+    from nanolib.store import Store
+
+    with Store(create=False) as store:
+        bad = failures(store.measurements(run_ids))
+    for _, row in bad.iterrows():
+        click.echo(f"  {row['status']}: {row['experiment']} {row['case']}: {row['message']}")
+
+
+def _write_report(run_ids: list[str], folder: Path) -> Path:
+    from nanolib.report.page import build
+    from nanolib.store import Store
+
+    with Store(create=False) as store:
+        return build(store, run_ids, folder)
+
+
+@click.command()
+@click.argument("rendezvous", metavar="HOST:PORT")
+@click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="End when nothing has been asked for so long.",
+)
+@told
+def join(rendezvous: str, wait_s: float) -> None:
+    """Lend this machine to a distributed notebook on another: `nano run distributed -p nodes=2 -p rendezvous=HOST:PORT`."""
+    os.environ.setdefault(
+        "TORCH_CPP_LOG_LEVEL", "ERROR"
+    )  # that the asker has ended is nothing to print a C++ stack for
+    from nanolib.experiments import nodes
+
+    nodes.join(rendezvous, wait_s=wait_s, say=click.echo)
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--budget", default=2.0, show_default=True, help="Seconds for each ceiling.")
+@output_option
+@told
+def doctor(as_json: bool, budget: float, output: str | None) -> None:
+    """Tell what this machine can measure, and measure its ceilings."""
+    from nanolib.suite.doctor import examine
+
+    use_output(output)
+    found = examine(budget)
+    if as_json:
+        click.echo(json.dumps(found, indent=1))
+        return
+    for title, lines in found.items():
+        click.echo(f"{title}")
+        for name, value in lines.items():
+            click.echo(f"  {name:<22} {value}")
