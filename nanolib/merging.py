@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Collection
 
 from nanolib.measurement import RunStatus, Status
 from nanolib.schema import TRACE_TABLES
 
 
-def merge_runs(db: sqlite3.Connection) -> int:
-    """Bring in the runs of the attached database; how many were new or had something new."""
+def merge_runs(db: sqlite3.Connection, run_ids: Collection[str] | None = None) -> int:
+    """Bring in the runs of the attached database, or those named of them; how many were new or had something new."""
     query = "SELECT run_id, ours.status, theirs.status FROM other.runs theirs LEFT JOIN main.runs ours USING (run_id) ORDER BY 1"
     count = 0
     for run_id, ours, theirs in db.execute(query).fetchall():
-        if ours == RunStatus.DONE:
+        if ours == RunStatus.DONE or (run_ids is not None and run_id not in run_ids):
             continue
         if ours is None or theirs == RunStatus.DONE:
             db.execute("DELETE FROM main.runs WHERE run_id = ?", (run_id,))

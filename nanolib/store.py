@@ -481,10 +481,14 @@ class Store:
 
     # moving and tidying
 
-    def merge(self, path: str | Path) -> int:
+    def merge(self, path: str | Path, run_ids: Iterable[str] | None = None) -> int:
         """Bring in the runs of another database, by run_id; of a run that both hold and neither finished, the cases of both.
 
         Whichever is merged into which, and how often, the result is the same.
+
+        Args:
+            path: The other database.
+            run_ids: Only these runs; None means all.
 
         Returns:
             How many runs came in.
@@ -499,7 +503,7 @@ class Store:
         try:
             with self._transaction() as db:
                 merge_machines(db)
-                return merge_runs(db)
+                return merge_runs(db, None if run_ids is None else set(run_ids))
         finally:
             self.connection.execute("DETACH DATABASE other")
 
@@ -551,10 +555,8 @@ class Store:
         if target.exists():
             raise BadInput(f"export: {target} exists; name a new file")
         with Store(target) as other:
-            other.merge(self.path)
-            keep = list(run_ids)
+            other.merge(self.path, run_ids)
             with other._transaction() as db:
-                db.execute(f"DELETE FROM runs WHERE run_id NOT IN {_LISTED}", [json.dumps(keep)])
                 db.execute("DELETE FROM machines WHERE machine_id NOT IN (SELECT machine_id FROM runs)")
                 db.execute("UPDATE runs SET process = '', params = json_remove(params, '$.corpus')")
             other.connection.execute("PRAGMA journal_mode = DELETE").fetchall()
