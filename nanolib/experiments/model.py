@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import hashlib
-import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import pydantic
 import torch
 from torch import nn
 
-from nanolib.config import PRESETS, NanoConfig
+from nanolib.config import NanoConfig
 from nanolib.experiments import params as shared
 from nanolib.experiments.ceilings import CeilingCase, ceiling_cases, rate_rows, roofline_ms
+from nanolib.experiments.model_cases import GenerationCase, LossCase, Mode, ModelCase, model_name
 from nanolib.experiments.model_steps import Generating, Inferring, Step, Training
 from nanolib.experiments.params import Case, distinct, known_corpus, known_dtypes, known_kinds, known_presets
 from nanolib.experiments.workload import (
@@ -34,19 +31,17 @@ from nanolib.experiments.workload import (
 from nanolib.measurement import BadInput, Measurement, Unsupported, exact
 from nanolib.meters import measure, measure_phases
 from nanolib.meters.ceilings import rate
-from nanolib.meters.flops import BACKWARD_FACTOR, count_flops, model_flops
+from nanolib.meters.flops import BACKWARD_FACTOR, count_flops
 from nanolib.meters.machine import resolve_device
-from nanolib.meters.memory import MIB, fake_tensors, total_bytes
-from nanolib.models import attention, create_model, text
+from nanolib.meters.memory import MIB, total_bytes
+from nanolib.models import attention, text
 from nanolib.models.optimise import OPTIMISATIONS, applies
 from nanolib.models.transformer import next_token_loss
-from nanolib.models.user import build_model, logits_of, resolve
+from nanolib.models.user import logits_of, resolve
 
 _ADAMW_STATES = 2
 _SAFE_SHARE = 0.1  # below this share of it by a rough formula, a case fits without being planned
 _ACTIVATIONS = 40  # tensors of a token's width that a block keeps for its backward pass, roughly
-
-Mode = Literal["inference", "training", "generation"]
 
 
 class Params(shared.Params):
@@ -137,130 +132,6 @@ def _in_one_line(act: Callable[[], object]) -> None:
         act()
     except BadInput as error:
         raise ValueError("; ".join(error.lines).removeprefix("model: ")) from None
-
-
-@dataclass(frozen=True)
-class ModelCase(Case):
-    """One model on one shape; `name` is what charts call the model, `reduced` what was made smaller so that it fits."""
-
-    name: str
-    preset: str
-    overrides: dict[str, Any]
-    attention_type: str
-    seq_len: int
-    batch_size: int
-    dtype: str
-    mode: Mode
-    optimisation: str = "eager"
-    reduced: str = ""
-
-    @property
-    def own(self) -> bool:
-        """Whether it is the user's own model: then `preset` says where it comes from and `overrides` are its options."""
-        return self.preset not in PRESETS
-
-    @property
-    def config(self) -> NanoConfig:
-        """The configuration of a preset's model."""
-        changes = {"attention_type": self.attention_type, "dtype": self.dtype}
-        return NanoConfig.from_preset(self.preset, **self.overrides | changes)
-
-    @property
-    def position(self) -> int:
-        """Tokens that are cached before those whose work is counted."""
-        return 0
-
-    def build(self, seed: int | None = None) -> nn.Module:
-        """The model, in training mode."""
-        if self.own:
-            return build_model(self.preset, self.overrides, self.device, self.dtype, seed)
-        return create_model(self.config, self.device, seed)
-
-    @property
-    def flops(self) -> int:
-        """Of a forward pass; attention counts the pairs that its mask keeps, all of them where the input decides."""
-        if self.own:
-            return _counted(self.case_id, self)[1]
-        config = self.config
-        options = attention.shared_options(config.attention_type, config.attention_options)
-
-        def kept(q_len: int, kv_len: int, causal: bool) -> float:
-            found = attention.work(config.attention_type, q_len, kv_len, causal=causal, options=options)
-            return (found or attention.work("dense", q_len, kv_len, causal=causal)).kept
-
-        length = 1 if self.position else self.seq_len
-        return model_flops(config, self.batch_size, length, kept, position=self.position)["total"]
-
-    @property
-    def parameter_count(self) -> int:
-        """Weights of the model."""
-        return _counted(self.case_id, self)[0] if self.own else self.config.parameter_count
-
-    def __str__(self) -> str:
-        """Preset, shape and mode."""
-        return f"{self.name} {self.mode} n={self.seq_len} batch={self.batch_size} {self.attention_type} {self.dtype}"
-
-
-@dataclass(frozen=True)
-class GenerationCase(ModelCase):
-    """A prompt read at once, and tokens generated one by one over its KV cache; FLOPs are those of the first one."""
-
-    new_tokens: int = 1
-
-    @property
-    def position(self) -> int:
-        """The prompt's length."""
-        return self.seq_len
-
-
-@dataclass(frozen=True)
-class LossCase(Case):
-    """One model trained on real text for some steps."""
-
-    interleaves: ClassVar[bool] = False  # nothing is timed
-
-    name: str
-    preset: str
-    overrides: dict[str, Any]
-    attention_type: str
-    seq_len: int
-    batch_size: int
-    dtype: str
-    steps: int
-    learning_rate: float
-    corpus: str
-
-    own = ModelCase.own
-    config = ModelCase.config
-    build = ModelCase.build
-
-    def __str__(self) -> str:
-        """Preset and steps."""
-        return f"{self.name} loss over {self.steps} steps"
-
-
-_KNOWN: dict[str, tuple[int, int]] = {}
-
-
-def _counted(case_id: str, case: ModelCase) -> tuple[int, int]:
-    """Parameters, and FLOPs of a forward pass as torch counts them, of a model that no formula knows; without running it."""
-    if case_id not in _KNOWN:
-        with fake_tensors():
-            model = case.build().eval()
-            ids = torch.zeros(case.batch_size, case.seq_len, dtype=torch.int64, device=case.device)
-            with torch.no_grad():
-                flops = count_flops(functools.partial(logits_of(model), ids))
-            _KNOWN[case_id] = sum(p.numel() for p in model.parameters()), flops
-    return _KNOWN[case_id]
-
-
-def model_name(preset: str, overrides: dict[str, Any], optimisation: str = "eager") -> str:
-    """What charts and tables call a model: one that was changed never goes by its bare name."""
-    changed = ", ".join(f"{name} {value}" for name, value in overrides.items())
-    if len(changed) > 60:
-        changed = changed[:50] + " … " + hashlib.sha256(json.dumps(overrides, sort_keys=True).encode()).hexdigest()[:4]
-    name = f"{preset} with {changed}" if changed else preset
-    return name if optimisation == "eager" else f"{name} ({optimisation.replace('_', ' ')})"
 
 
 def cases(params: Params) -> list[Case]:
