@@ -130,6 +130,22 @@ def test_parts_merge_to_the_whole_whatever_is_empty(lengths, seed):
     assert torch.allclose(out.double(), expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("seen", ["all", "causal", "mask"])
+def test_keys_that_are_widened_in_pieces_make_the_same_whole(monkeypatch, seen):
+    q, k, v = torch.randn(3, 2, 4, 40, 16, generator=torch.Generator().manual_seed(1)).bfloat16().unbind()
+    monkeypatch.setattr("nanolib.models.attention.partial._PIECE_BYTES", 7 * 4 * 2 * 4 * 16)  # of 40 keys 7 at once
+    mask = torch.ones(40, 40, dtype=torch.bool)
+    if seen == "causal":
+        out, _ = partial_attention(q, k, v, causal=True)
+        mask = mask.tril()
+    elif seen == "mask":
+        mask = torch.rand(40, 40, generator=torch.Generator().manual_seed(2)) < 0.3
+        out, _ = partial_attention(q, k, v, mask=mask)
+    else:
+        out, _ = partial_attention(q, k, v)
+    assert torch.allclose(out.double(), masked_attention(q.double(), k.double(), v.double(), mask), atol=1e-5)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_devices_without_the_kernel_compute_the_same(causal):
     q, k, v, grad = torch.randn(4, 1, 2, 12, 8).unbind()

@@ -84,7 +84,8 @@ def _in_pieces(
     if q.device.type != "cpu" or q.dtype.itemsize >= 4:
         return _kernel(q, k, v, causal, mask, scale)
     kv_len, q = k.shape[2], q.float()
-    piece = max(1, _PIECE_BYTES // (4 * k[:, :, :1].numel())) if q.shape[2] <= _FEW_QUERIES else kv_len
+    whole = causal or q.shape[2] > _FEW_QUERIES  # a piece of a triangle is none
+    piece = kv_len if whole else max(1, _PIECE_BYTES // (4 * k[:, :, :1].numel()))
     found = None
     for start in range(0, kv_len, piece):
         part = slice(start, start + piece)
