@@ -203,7 +203,7 @@ def _run_share(store: dist.Store, number: int, node: int, asked: dict[str, Any])
             if process.poll() is None:
                 torchrun.end_ranks(folder)
         finally:
-            torchrun.kill_tree(process)
+            torchrun.end_tree(process)
         told = (file for file in folder.iterdir() if file.suffix in (".error", ".stack") or file.stem.isdigit())
         return {file.name: file.read_text(errors="replace") for file in (*told, folder / torchrun.LOG)}
 

@@ -142,7 +142,7 @@ def run_ranks(
             if process.poll() is None:
                 torchrun.end_ranks(folder)
         finally:
-            torchrun.kill_tree(process)
+            torchrun.end_tree(process)
         lost = launch.collect(folder) if launch else 0
         answers = [folder / f"{rank}.json" for rank in range(world_size)]
         # What a process group does when it is torn down changes nothing.

@@ -72,12 +72,24 @@ def end_ranks(folder: Path) -> None:
         time.sleep(0.05)
 
 
-def kill_tree(process: subprocess.Popen[bytes]) -> None:
-    """The launcher and all that it started, which have sessions of their own."""
-    if process.poll() is None:
+def end_tree(process: subprocess.Popen[Any], grace_s: float = 0.0) -> None:
+    """End a process and all its descendants, sessions of their own included: asked first, and then for certain.
+
+    Args:
+        process: The one that was started.
+        grace_s: How long they have between the two, s.
+    """
+    if process.poll() is not None:
+        return
+    try:
+        tree = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+    except psutil.NoSuchProcess:
+        return
+    for member in tree:
         with contextlib.suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(process.pid).children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    child.kill()
-        process.kill()
-        process.wait()
+            member.terminate()
+    _, alive = psutil.wait_procs(tree, timeout=grace_s)
+    for member in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
+    process.wait()

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import psutil
 import yaml
@@ -29,6 +29,7 @@ from tqdm import tqdm
 from nanolib.experiments import launch
 from nanolib.experiments.lock import holder
 from nanolib.experiments.sweep import LAUNCH_VARIABLE, PART_VARIABLE
+from nanolib.experiments.torchrun import end_tree
 from nanolib.measurement import RunStatus
 from nanolib.meters.machine import resolve_device
 from nanolib.paths import DATABASE, OUTPUT_VARIABLE, checkout, make_folder
@@ -201,7 +202,7 @@ def _run(job: Job, end: Ended, shared: _Launch, place: dict[str, str], store: St
                     raise KeyboardInterrupt
                 _watch(job, end, shared, store, names, process.pid)
         finally:
-            end_tree(process)
+            end_tree(process, _GRACE_S)
             if target.exists():
                 target.replace(shared.output / f"{job.title}.ipynb")
             end.seconds = time.perf_counter() - start
@@ -270,23 +271,6 @@ def _reason(returncode: int, log: Path, said: int) -> str:
     if returncode == 0:
         return "the notebook ended but its run is not marked done: its last cell did not run"
     return f"{last} (exit {returncode})"
-
-
-def end_tree(process: subprocess.Popen[Any]) -> None:
-    """End a process and all its descendants (a kernel has a session of its own), politely and then for certain."""
-    if process.poll() is not None:
-        return
-    try:
-        tree = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
-    except psutil.NoSuchProcess:
-        return
-    for member in tree:
-        if member.is_running():
-            member.terminate()
-    _, alive = psutil.wait_procs(tree, timeout=_GRACE_S)
-    for member in alive:
-        member.kill()
-    process.wait()
 
 
 def closing_table(ended: Sequence[Ended]) -> list[str]:
