@@ -46,7 +46,7 @@ def median_interval(samples: ArrayLike, confidence: float = 0.95) -> Interval:
     if n < 2 or range_confidence(n) < confidence:
         raise TooFewSamples(f"{n} samples cannot give a {confidence:.0%} interval for the median; take more")
     depth = 1
-    while 2 * (depth + 1) <= n and _coverage(n, depth + 1) >= confidence:
+    while _coverage(n, depth + 1) >= confidence:
         depth += 1
     wide, narrow = _coverage(n, depth), _coverage(n, depth + 1)
     share = (wide - confidence) / (wide - narrow)
