@@ -41,8 +41,10 @@ def test_the_lock_names_no_host_and_no_path():
     assert not re.search(r"://|@|^/|file:", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
 
 
-def test_importing_nanolib_imports_nothing_heavy():
-    code = "import sys, nanolib; print([m for m in ('torch', 'pandas', 'pydantic', 'scipy', 'altair') if m in sys.modules])"
+@pytest.mark.parametrize("module", ["nanolib", "nanolib.cli", "nanolib.store"])
+def test_importing_what_comes_first_imports_nothing_heavy(module):
+    heavy = ("torch", "pandas", "pydantic", "scipy", "altair")
+    code = f"import sys, {module}; print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 

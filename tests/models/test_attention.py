@@ -326,3 +326,15 @@ def test_it_does_not_matter_how_many_heads_go_at_once(monkeypatch, scores):
     out = attention.attend("sparse", *inputs, causal=True, options=options)
     mask, _ = _masked(inputs, True, Options(**options))
     assert _agrees(out, masked_attention(*inputs, mask), inputs)
+
+
+def test_threads_that_share_heads_share_the_cores_too():
+    before = torch.get_num_threads()
+    seen = []
+    try:
+        torch.set_num_threads(4)
+        block_sparse._over_heads(lambda part: seen.append((torch.get_num_threads(), part)), torch.zeros(1, 2, 1, 1))
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)
+    assert sorted(seen) == [(2, [(0, 0)]), (2, [(0, 1)])]
