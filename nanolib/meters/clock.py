@@ -68,12 +68,23 @@ def _perf_counter_step_ns() -> int:
 
 
 class CudaClock:
-    """CUDA events around each phase and one synchronisation at the end of the block: the device's own time."""
+    """CUDA events around each phase and one synchronisation at the end of the block: the device's own time.
+
+    Args:
+        device: Which GPU; events belong to one, and the current one need not be it.
+    """
 
     method = "cuda_event"
 
+    def __init__(self, device: str | torch.device = "cuda") -> None:
+        self.device = torch.device(device)
+
     def time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
         """See `Clock.time_block`."""
+        with torch.cuda.device(self.device):
+            return self._time_block(phases, calls, inner)
+
+    def _time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
         marks = [[torch.cuda.Event(enable_timing=True) for _ in range(len(phases) + 1)] for _ in range(calls)]
         torch.cuda.synchronize()
         for row in marks:
@@ -92,18 +103,15 @@ class CudaClock:
 
 def clock_for(device: str | torch.device) -> Clock:
     """The clock of a device."""
-    kind = torch.device(device).type
-    return CudaClock() if kind == "cuda" else HostClock(_SYNCHRONIZE.get(kind))
-
-
-# What waits for a kind of device; nothing is queued on a CPU.
-_SYNCHRONIZE: dict[str, Call] = {
-    "cuda": torch.cuda.synchronize,
-    "mps": torch.mps.synchronize,
-    "xpu": torch.xpu.synchronize,
-}
+    device = torch.device(device)
+    if device.type == "cuda":
+        return CudaClock(device)
+    return HostClock(None if device.type == "cpu" else synchronizer(device))
 
 
 def synchronizer(device: str | torch.device) -> Call:
     """What waits until a device has done all that was queued; on a CPU it returns at once."""
-    return _SYNCHRONIZE.get(torch.device(device).type, lambda: None)
+    device = torch.device(device)
+    if device.type in ("cuda", "xpu"):
+        return functools.partial(getattr(torch, device.type).synchronize, device)
+    return torch.mps.synchronize if device.type == "mps" else lambda: None

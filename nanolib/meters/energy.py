@@ -65,18 +65,29 @@ class Track:
         Raises:
             BadInput: Too few readings around it.
         """
-        t = [reading.t_s for reading in self.readings]
-        joules = [reading.joules for reading in self.readings]
+        readings = list(self.readings)  # the thread goes on adding to them
+        t = [reading.t_s for reading in readings]
+        joules = [reading.joules for reading in readings]
         if not np.isnan(joules).all():
             return count(t, joules, window.start_s, window.end_s, self.source.wrap_j)
-        found = integrate(t, [reading.watts for reading in self.readings], window.start_s, window.end_s)
+        found = integrate(t, [reading.watts for reading in readings], window.start_s, window.end_s)
         if self.source.provenance is not Provenance.ESTIMATED:
             return found
         ends = [
-            integrate(t, [getattr(reading, end) for reading in self.readings], window.start_s, window.end_s).estimate
+            integrate(t, [getattr(reading, end) for reading in readings], window.start_s, window.end_s).estimate
             for end in ("low", "high")
         ]
         return Interval(ends[0], found.estimate, ends[1])
+
+    def checked_energy(self, window: Window) -> Interval:
+        """Joules in a window that is long enough for its sensor.
+
+        Raises:
+            BadInput: It is not, or too few readings lie around it.
+        """
+        if reason := too_short(window, self.source):
+            raise BadInput(reason)
+        return self.energy(window)
 
     def course(self, window: Window) -> tuple[list[float], list[float]]:
         """Power over a window: seconds since its start, and W, thinned to at most `_COURSE` points; gaps are left out."""
@@ -185,11 +196,8 @@ class EnergyMeter:
             "scope": window.name,
             "details": {"of": track.source.of, "seconds": window.seconds, "period_s": track.source.period_s},
         }
-        if reason := too_short(window, track.source):
-            yield Measurement("energy", status=Status.UNSUPPORTED, message=reason, **common)
-            return
         try:
-            energy = track.energy(window)
+            energy = track.checked_energy(window)
         except BadInput as error:
             yield Measurement("energy", status=Status.UNSUPPORTED, message=str(error), **common)
             return
@@ -209,7 +217,12 @@ class EnergyMeter:
         if tokens:
             yield row("energy_per_token", 1 / tokens)
         if idle is not None and not estimated:
-            base = track.energy(idle)
+            try:
+                base = track.checked_energy(idle)
+            except BadInput as error:
+                said = f"the idle baseline: {error}"
+                yield Measurement("net_energy", status=Status.UNSUPPORTED, message=said, **common)
+                return
             share = window.seconds / idle.seconds
             net = Interval(
                 energy.low - base.high * share, energy.estimate - base.estimate * share, energy.high - base.low * share

@@ -63,10 +63,11 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the operation and count what it returns."""
+        """Run the operation and count what it returns, unless that lies in what it was given: a view, or a result in place."""
+        given = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
         out = func(*args, **kwargs or {})
         for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor):
+            if isinstance(leaf, torch.Tensor) and leaf.untyped_storage()._cdata not in given:
                 self._born(leaf)
         return out
 
@@ -96,12 +97,12 @@ def peak_memory(device: str | torch.device = "cpu", *existing: torch.Tensor) -> 
     peak = Peak()
     gc.collect()
     if torch.device(device).type == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        peak.before = torch.cuda.memory_allocated()
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        peak.before = torch.cuda.memory_allocated(device)
         yield peak
-        torch.cuda.synchronize()
-        peak.live, peak.reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+        torch.cuda.synchronize(device)
+        peak.live, peak.reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
         return
     with LiveBytes() as counter:
         counter.watch(*existing)

@@ -121,8 +121,8 @@ class OperationTimer(TorchFunctionMode):
         with torch.no_grad():
             inputs = dict(zip(_SDPA_ARGUMENTS, args, strict=False)) | kwargs
             q, k, v = (inputs[name].detach() for name in ("query", "key", "value"))
-            group = q.shape[1] // k.shape[1]
-            k, v = (x if group == 1 else x.repeat_interleave(group, dim=1) for x in (k, v))
+            group = q.shape[-3] // k.shape[-3] if inputs.get("enable_gqa") else 1
+            k, v = (x if group == 1 else x.repeat_interleave(group, dim=-3) for x in (k, v))
             seen = _seen(inputs.get("attn_mask"), bool(inputs.get("is_causal")), q, k)
             bias = inputs.get("attn_mask")
             bias = bias if bias is not None and bias.dtype != torch.bool else None

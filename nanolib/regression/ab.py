@@ -26,7 +26,7 @@ from nanolib.regression.compare import (
 from nanolib.regression.rounds import Compared, Settings, Task, compare_versions
 from nanolib.regression.worktree import Version, checked_out
 from nanolib.schema import Run
-from nanolib.stats.compare import Kind
+from nanolib.stats.compare import Kind, Verdict
 
 TIMED = ("latency", "tokens_per_second")
 EXPERIMENT = "ab"
@@ -251,6 +251,12 @@ def _frame(task: Task, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame([{**row, **shared} for row in rows if row["estimate"] is not None])
 
 
+def _time_ratio(verdict: Verdict) -> tuple[float, float, float]:
+    """Time of B over time of A, and its interval; of a rate the ratio is the other way round."""
+    low, ratio, high = verdict.interval.low, verdict.ratio, verdict.interval.high
+    return (1 / ratio, 1 / high, 1 / low) if verdict.direction is Direction.HIGHER else (ratio, low, high)
+
+
 def stored(answer: Answer, question: Question, label: str = "") -> Run:
     """The answer as a run with its rows: one `ratio` per case and timing, for the database and the report.
 
@@ -272,14 +278,16 @@ def stored(answer: Answer, question: Question, label: str = "") -> Run:
             measured.append(
                 Measurement(
                     "ratio",
-                    *(verdict.ratio, *(verdict.interval.low, verdict.interval.high), 0.95, len(a)),
+                    *(*_time_ratio(verdict), 0.95, len(a)),
                     samples=tuple(later / former for former, later in zip(a, b, strict=True)),
                     method="interleaved pairs",
                     scope=scope,
                     details=statistics | titles | {"metric": question.metric, "base_ms": a, "current_ms": b},
                 )
             )
-        ending = Measurement("case_time", status=Status.OK if measured else Status.ERROR, message=_told(one))
+        told = _told(one)
+        status = Status.OK if measured and not told else Status.ERROR
+        ending = Measurement("case_time", status=status, message=told)
         rows[one.task.case_id] = ({"experiment": one.task.experiment, **one.task.factors}, [ending, *measured])
     params = {"a": titles["a"], "b": titles["b"], "metric": question.metric, "functions": list(question.functions)}
     return Run(

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from nanolib.measurement import BadInput
+from nanolib.measurement import BadInput, Status
 from nanolib.paths import OUTPUT_VARIABLE
 from nanolib.regression.worktree import Version
 
@@ -23,15 +23,16 @@ _CHUNK = 1 << 16
 
 
 class VersionDied(RuntimeError):
-    """A version's process ended or fell silent.
+    """A version's process ended or fell silent, or what it was timing ended before its time.
 
     Args:
         process: Which.
         message: How.
+        status: What its case becomes.
     """
 
-    def __init__(self, process: VersionProcess, message: str) -> None:
-        self.process = process
+    def __init__(self, process: VersionProcess, message: str, status: str = Status.ERROR) -> None:
+        self.process, self.status = process, status
         super().__init__(message)
 
 
@@ -92,6 +93,17 @@ class VersionProcess:
         """Ask and wait."""
         self.send(**request)
         return self.receive()
+
+    def time_block(self, calls: int, *, keep: bool) -> list[list[float]]:
+        """Have it time a block: ms of each call and phase.
+
+        Raises:
+            VersionDied: As `receive`, or the code that was timed raised.
+        """
+        answer = self.ask(do="block", calls=calls, keep=keep)
+        if "ms" not in answer:
+            raise VersionDied(self, answer.get("message", "it ended in the middle of its timing"), answer["ended"])
+        return answer["ms"]
 
     def _ending(self) -> str:
         code = self._process.wait()

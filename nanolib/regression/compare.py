@@ -225,7 +225,8 @@ def exact_lines(base: pd.DataFrame, current: pd.DataFrame, threshold: float) -> 
         else:
             yield _line(then, now, CHANGED, message="this must be equal")
     for then, now in _pairs(base, current, list(EXACT_WITH_THRESHOLD)):
-        worse = now["estimate"] / then["estimate"] - 1 if then["estimate"] else 0.0
+        before, after = then["estimate"], now["estimate"]
+        worse = after / before - 1 if before else math.inf if after else 0.0
         if worse > threshold:
             yield _line(then, now, Kind.REGRESSED)
         elif worse < -threshold:

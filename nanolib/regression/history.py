@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -42,7 +43,7 @@ class Change:
         where = f"between {self.before or '?'} and {self.after or '?'}"
         if self.before == self.after:
             where = f"at the same revision {self.after or '?'}: look at the machine or its versions"
-        return f"{self.ratio - 1:+.1%} {where}"
+        return f"{'from 0' if math.isinf(self.ratio) else f'{self.ratio - 1:+.1%}'} {where}"
 
 
 @dataclass(frozen=True)
@@ -110,11 +111,11 @@ def what_changed(store: Store, runs: pd.DataFrame) -> tuple[Comparison | None, l
 
 def _changes(points: pd.DataFrame, metric: str) -> tuple[Change, ...]:
     values = points["estimate"].to_numpy(dtype=float)
-    if (values <= 0).any():
+    exact = METRICS[metric].direction is Direction.EQUAL
+    if (values <= 0).any() and not exact:
         return ()
     half = ((points["high"] - points["low"]) / 2 / points["estimate"]).fillna(0.0).to_numpy(dtype=float)
     revisions = list(points["git_revision"])
-    exact = METRICS[metric].direction is Direction.EQUAL
     found = _steps(values) if exact else changes_of_level(values, half, MARGIN)
     better = METRICS[metric].direction is Direction.HIGHER
     return tuple(
@@ -125,7 +126,8 @@ def _changes(points: pd.DataFrame, metric: str) -> tuple[Change, ...]:
 def _steps(values: np.ndarray) -> list[tuple[int, float]]:
     """Of a deterministic figure every difference is a change."""
     places = np.flatnonzero(np.diff(values)) + 1
-    return [(int(at), float(values[at] / values[at - 1])) for at in places]
+    with np.errstate(divide="ignore"):  # from nothing to something is an infinite ratio
+        return [(int(at), float(values[at] / values[at - 1])) for at in places]
 
 
 def table(found: list[History]) -> pd.DataFrame:

@@ -144,12 +144,12 @@ def compare_versions(
     result = []
     for i, (task, round_one) in enumerate(zip(tasks, first, strict=True)):
         rounds = (round_one, second[i]) if i in second else (round_one,)
-        verdicts = {
-            scope: confirm(verdict, repeated_verdicts[i][scope], _compare(_joined(scope, rounds), settings))
-            if scope in repeated_verdicts.get(i, {})
-            else verdict
-            for scope, verdict in judged[i].items()
-        }
+        verdicts = judged[i]
+        if i in second:
+            verdicts = {
+                scope: confirm(verdict, repeated_verdicts[i].get(scope), _compare(_joined(scope, rounds), settings))
+                for scope, verdict in verdicts.items()
+            }
         result.append(Compared(task, rounds, verdicts))
     return result
 
@@ -251,7 +251,7 @@ def _run_task(sides: Sequence[VersionProcess], task: Task, settings: Settings, d
     except VersionDied as death:
         died = sides.index(death.process)
         endings = [(Status.OK, ""), (Status.OK, "")]
-        endings[died] = (Status.ERROR, str(death))
+        endings[died] = (death.status, str(death))
         round_.endings = (endings[0], endings[1])
         return round_, False
     ended = [(a.get("ended", Status.OK), a.get("message", "")) for a in answers]
@@ -273,20 +273,20 @@ def _interleave(
     order = random.Random()
     if not settings.pairs:
         for side in sides:
-            side.ask(do="block", calls=1, keep=True)
+            side.time_block(1, keep=True)
         return {}
     for _ in range(2):  # the second says how long a call takes once warm
-        call_ms = max(sum(side.ask(do="block", calls=1, keep=False)["ms"][0]) for side in sides)
+        call_ms = max(sum(side.time_block(1, keep=False)[0]) for side in sides)
     calls = block_calls(max(call_ms, 1e-6))
     warm = time.monotonic() + _WARM_UP_S
     while time.monotonic() < warm:
         for side in sides:
-            side.ask(do="block", calls=calls, keep=False)
+            side.time_block(calls, keep=False)
     medians: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     next_check = MIN_PAIRS
     while len(medians[0]) < MAX_PAIRS and (time.monotonic() < end or len(medians[0]) < FEWEST_PAIRS):
         for i in order.sample((0, 1), 2):
-            block = np.asarray(sides[i].ask(do="block", calls=calls, keep=True)["ms"])
+            block = np.asarray(sides[i].time_block(calls, keep=True))
             totals = [np.median(block.sum(axis=1))] if len(scopes) > 1 else []
             medians[i].append(np.concatenate([np.median(block, axis=0), totals]))
         if len(medians[0]) >= next_check:

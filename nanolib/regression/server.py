@@ -86,9 +86,11 @@ def _serve_function(request: dict[str, Any], root: Path) -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
-    _serve_blocks([""], time_block, last=True)
-    gc.enable()
-    gc.unfreeze()
+    try:
+        _serve_blocks([""], time_block, last=True)
+    finally:
+        gc.enable()
+        gc.unfreeze()
     rows = []
     if request["rows"]:
         meter = importlib.import_module("nanolib.meters.memory")

@@ -194,19 +194,19 @@ def judge_together(verdicts: Sequence[Verdict], method: str = "holm") -> list[Ve
     return [replace(v, p=float(p), kind=_kind(v, float(p))) for v, p in zip(verdicts, adjusted, strict=True)]
 
 
-def confirm(first: Verdict, second: Verdict, pooled: Verdict) -> Verdict:
+def confirm(first: Verdict, second: Verdict | None, pooled: Verdict) -> Verdict:
     """The verdict of two rounds: a change counts only when both, each by itself, call it so.
 
     Args:
         first: Of the first round, p adjusted.
-        second: Of the second, fresh one, p adjusted.
+        second: Of the second, fresh one, p adjusted; None where it gave none.
         pooled: Of the pairs of both, which gives the estimate and its interval.
 
     Returns:
         `pooled` with the word that both rounds allow: regressed or improved when both say it; else suspect at most.
     """
-    p = max(first.p, second.p)
-    if first.kind is second.kind and first.kind in (Kind.REGRESSED, Kind.IMPROVED):
+    p = first.p if second is None else max(first.p, second.p)
+    if second is not None and first.kind is second.kind and first.kind in (Kind.REGRESSED, Kind.IMPROVED):
         return replace(pooled, kind=first.kind, p=p)
     kinds = {Kind.REGRESSED: Kind.SUSPECT, Kind.IMPROVED: Kind.INCONCLUSIVE}
     return replace(pooled, kind=kinds.get(pooled.kind, pooled.kind), p=p)

@@ -1,3 +1,4 @@
+import math
 import sys
 
 import pytest
@@ -307,3 +308,14 @@ def test_models_of_transformers_are_looked_into_too(name):
 def test_bad_settings_are_one_line(fields, words):
     with pytest.raises(BadInput, match=words):
         ProfilingConfig.custom(**fields)
+
+
+def test_attention_without_a_dimension_of_heads_is_looked_into_as_it_is():
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(4, n, 8, generator=generator) for n in (10, 4, 4))
+    with OperationTimer(CpuStopwatch(), lambda: (0, "other", False), near_zero=0.01, dead_ns=0) as timer:
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        torch.nn.functional.scaled_dot_product_attention(q[:, :1], q, q)
+    torch.testing.assert_close(out, torch.softmax(q @ k.transpose(-1, -2) * 8**-0.5, dim=-1) @ v)
+    entropies = [float(value) for _, name, value in timer.statistics if "entropy" in name]
+    assert len(entropies) == 2 and entropies[0] <= math.log(4)

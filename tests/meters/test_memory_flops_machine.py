@@ -7,9 +7,10 @@ from nanolib import NanoConfig, create_model, generate_random_batch
 from nanolib.measurement import BadInput, Measurement, Status
 from nanolib.meters import memory
 from nanolib.meters.ceilings import measure_ceilings, rate
+from nanolib.meters.clock import clock_for, synchronizer
 from nanolib.meters.flops import count_flops, model_flops
 from nanolib.meters.machine import resolve_device, this_machine
-from nanolib.meters.memory import LiveBytes, measure_memory
+from nanolib.meters.memory import LiveBytes, measure_memory, peak_memory
 from nanolib.models import attention
 
 KIB = 1024
@@ -130,3 +131,23 @@ def test_ceilings_are_measured_for_each_dtype_and_the_copy():
     rows = list(measure_ceilings("cpu", ["float32"], budget_s=0.05))
     assert [(row.metric, row.scope) for row in rows] == [("ceiling_flops", "float32"), ("ceiling_bytes", "copy")]
     assert all(row.estimate > 1e6 for row in rows)
+
+
+def test_what_was_there_before_is_not_born_by_a_view_or_in_place():
+    x = torch.zeros(256, 256)
+    with peak_memory() as peak:
+        x.t().add_(1)
+        x[:8, :8] @ x[:8, :8]
+    assert peak.live == 8 * 8 * 4
+
+
+def test_the_device_named_is_the_one_that_is_asked(monkeypatch):
+    asked = []
+    for name in ("synchronize", "reset_peak_memory_stats", "memory_allocated", "max_memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda device, name=name: asked.append((name, str(device))) or 0)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: asked.append(("reserved", str(device))) or 0)
+    with peak_memory("cuda:1"):
+        pass
+    synchronizer("cuda:1")()
+    assert clock_for("cuda:1").device == torch.device("cuda", 1)
+    assert len(asked) == 7 and {device for _, device in asked} == {"cuda:1"}

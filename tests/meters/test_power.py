@@ -9,7 +9,7 @@ import pytest
 
 from nanolib.measurement import BadInput, Provenance, Status
 from nanolib.meters.energy import EnergyMeter, Track, Window
-from nanolib.meters.power import EstimateSource, NoSensor, ReplaySource, count, find_sources, integrate
+from nanolib.meters.power import EstimateSource, NoSensor, Reading, ReplaySource, count, find_sources, integrate
 from nanolib.store import Run, Store
 
 NAN = math.nan
@@ -120,8 +120,6 @@ class _Clock:
         self._watts = watts
 
     def read(self):
-        from nanolib.meters.power import Reading
-
         return Reading(time.monotonic(), watts=self._watts)
 
 
@@ -347,3 +345,31 @@ def test_samples_and_windows_go_to_the_trace(tmp_path):
         r.watts for r in meter.tracks[0].readings
     ]
     assert sections.name.to_list() == ["prefill", "decode"] and sections.ns.min() >= 1e7
+
+
+def test_a_reading_that_comes_meanwhile_is_left_for_the_next_time():
+    class Growing(list):
+        def __iter__(self):
+            seen = iter(list(super().__iter__()))
+            self.append(Reading(self[-1].t_s + 1, 10.0))
+            return seen
+
+    track = Track(_Clock(10.0), Growing(Reading(float(t), 10.0) for t in range(30)))
+    assert track.energy(Window("work", 5.0, 15.0)).estimate == pytest.approx(100)
+
+
+@pytest.mark.parametrize("unread", ["too short", "failed"])
+def test_a_baseline_that_is_not_known_costs_its_own_row_alone(unread):
+    with EnergyMeter([_Clock(20.0)], sample_s=0.002) as meter:
+        idle = meter.idle(0.05)
+        with meter.window("work") as work:
+            time.sleep(0.05)
+    track = meter.tracks[0]
+    if unread == "too short":
+        track.source.period_s = 0.001
+        idle = Window("idle", idle.start_s, idle.start_s + 0.005)
+    else:
+        track.readings = [r for r in track.readings if r.t_s > idle.end_s]
+    rows = {row.metric: row for row in meter.measurements(work, idle=idle)}
+    assert rows["energy"].estimate == pytest.approx(20 * work.seconds, rel=1e-6)
+    assert rows["net_energy"].status is Status.UNSUPPORTED and "idle" in rows["net_energy"].message

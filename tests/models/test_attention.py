@@ -338,3 +338,17 @@ def test_threads_that_share_heads_share_the_cores_too():
     finally:
         torch.set_num_threads(before)
     assert sorted(seen) == [(2, [(0, 0)]), (2, [(0, 1)])]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_autocast_changes_no_product_of_the_tiles(monkeypatch, threads):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    q, k, v = torch.randn(3, 1, 2, 64, 16, generator=torch.Generator().manual_seed(5)).unbind()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = attention.attend(
+            "sparse", q, k, v, causal=True, options={"pattern": "window", "window": 16, "block_size": 16}
+        )
+    expected = attention.attend(
+        "sparse", q, k, v, causal=True, options={"pattern": "window", "window": 16, "block_size": 16}
+    )
+    assert torch.equal(out, expected)

@@ -1,6 +1,10 @@
+import pytest
 import torch
 
 from nanolib import NanoConfig, create_model, generate_random_batch
+from nanolib.models.attention.choice import CHOOSERS
+from nanolib.models.attention.reference import masked_attention
+from nanolib.models.attention.sparse import Options, choose_mask
 from nanolib.models.transformer import KVCache
 
 OPTIONS = {"pattern": "dca", "window": 6, "global_tokens": 4, "random_tokens": 2, "block_size": 4}
@@ -52,3 +56,19 @@ def test_a_top_k_model_never_sees_the_future_either():
     changed[0, 21:] = (changed[0, 21:] + 1) % 300
     a, b = model(ids), model(changed)
     torch.testing.assert_close(a[:, :21], b[:, :21], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("pattern", sorted(CHOOSERS))
+def test_later_keys_change_nothing_that_was_attended_before(pattern):
+    generator = torch.Generator().manual_seed(7)
+    q, k, v = torch.randn(3, 1, 2, 100, 16, generator=generator).unbind()
+    options = Options(pattern=pattern, block_size=16, mass=0.6, window=32)
+
+    def attended(length):
+        parts = [x[:, :, :length] for x in (q, k, v)]
+        mask = choose_mask(*parts[:2], causal=True, options=options)
+        return masked_attention(*parts, torch.stack([mask.elements(head) for head in range(2)]))
+
+    whole = attended(100)
+    for length in (17, 33, 50, 97):
+        torch.testing.assert_close(attended(length), whole[:, :, :length], rtol=0, atol=1e-9)

@@ -82,6 +82,9 @@ def test_a_rate_is_better_when_higher(repository, ab, tmp_path):
     repository.commit("slow", cost=40_000_000)
     ended, line = _call(ab, tmp_path, "base", "slow", "--metric", "tokens_per_second")
     assert (ended.exit_code, line["finding"], line["ratio"]) == (1, "regressed", pytest.approx(0.75))
+    with Store(tmp_path / "out" / "results.sqlite") as store:
+        (ratio,) = store.measurements().query("metric == 'ratio'").to_dict("records")
+    assert (ratio["low"], ratio["estimate"], ratio["high"]) == pytest.approx((4 / 3, 4 / 3, 4 / 3))  # of times
 
 
 def test_blocks_are_interleaved_in_pairs_of_random_order(repository, ab, tmp_path):
@@ -237,3 +240,14 @@ def test_params_files_with_different_numbers_of_cases_are_refused(tmp_path, monk
     (tmp_path / "b.yml").write_text("seq_lens: [32, 64]\n")
     ended = ab(str(tmp_path / "a.yml"), str(tmp_path / "b.yml"), "attention")
     assert ended.exit_code == 2 and "give 2 and 4 cases" in ended.output
+
+
+@pytest.mark.parametrize("at", [2, 40])
+def test_a_version_that_raises_while_it_is_timed_is_told_at_once(repository, ab, tmp_path, at):
+    text = WORK + "calls = []\ndef fine():\n    run()\ndef fails():\n    run()\n    pass\n"
+    repository.commit("lives", text)
+    fails = f"    calls.append(0)\n    if len(calls) == {at}:\n        raise ValueError('no more of it')"
+    repository.commit("fails", text.replace("    pass", fails))
+    ended = ab("lives", "fails", "--call", "work:fails", "--call", "work:fine")
+    assert ended.exit_code == 0, ended.output
+    assert "broke" in ended.output and "B: error: no more of it" in ended.output and "equivalent" in ended.output

@@ -147,3 +147,8 @@ def test_the_exit_code_is_one_on_a_regression_and_only_then(nano, tmp_path):
 def test_what_cannot_be_compared_is_told(nano, arguments, said):
     ended = nano(*arguments)
     assert ended.exit_code == 2 and said in ended.output and len(ended.output.strip().splitlines()) == 1
+
+
+def test_memory_from_nothing_is_a_regression(found):
+    comparison = found({"a": _case(1, memory=0.0)}, {"a": _case(1, memory=5.0)})
+    assert _finding(comparison, "peak_memory") == "regressed" and comparison.regressed

@@ -141,3 +141,11 @@ def test_the_chart_draws_every_run_and_marks_the_change(store):
     data = pd.DataFrame(next(iter(spec["datasets"].values())))
     assert len(data) == 8 and list(data[data["change"] != ""]["run"]) == [5]
     assert "between rev3 and rev4" in table(found)["changes"].iloc[0]
+
+
+def test_a_deterministic_figure_that_was_nothing_changes_too(store):
+    for index, flops in enumerate((0.0, 0.0, 50.0, 50.0, 0.0)):
+        store.add(_run(index, 10.0, flops=flops))
+    (history,) = histories(store, "flops", ["m1"])
+    assert [change.at for change in history.changes] == [2, 4]
+    assert [str(change).split(" between")[0] for change in history.changes] == ["from 0", "-100.0%"]

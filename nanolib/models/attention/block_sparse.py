@@ -309,7 +309,8 @@ def _over_heads(work: Callable[[list[tuple[int, int]]], None], k: torch.Tensor) 
     heads = [(b, h) for b in range(k.shape[0]) for h in range(k.shape[1])]
     threads = min(torch.get_num_threads(), len(heads))
     if k.device.type != "cpu" or threads < 2 or _get_current_dispatch_mode_stack():
-        work(heads)
+        with torch.autocast(k.device.type, enabled=False):  # which other threads do not know of either
+            work(heads)
         return
     inference, before = torch.is_inference_mode_enabled(), torch.get_num_threads()
 

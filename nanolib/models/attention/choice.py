@@ -33,10 +33,15 @@ def top_k(q: torch.Tensor, k: torch.Tensor, causal: bool, options: Any, scores: 
 
 
 def threshold(q: torch.Tensor, k: torch.Tensor, causal: bool, options: Any, scores: torch.Tensor | None) -> BlockMask:
-    """Each row of tiles keeps the fewest tiles whose estimated attention adds up to `mass`, its own tile among them."""
+    """Each row of tiles keeps its own tile and the fewest tiles whose estimated attention adds up to `mass`.
+
+    When causal the attention is that to earlier tiles alone: the mean of a row's own keys knows of the future.
+    """
     size = options.block_size
     estimated, allowed, own = _tile_scores(q, k, causal, size)
-    weights, order = torch.softmax(estimated, dim=-1).sort(dim=-1, descending=True)
+    estimated = estimated.masked_fill(own, float("-inf")) if causal else estimated
+    # the first row has no earlier tile: all its weights are 0 / 0
+    weights, order = torch.softmax(estimated, dim=-1).nan_to_num().sort(dim=-1, descending=True)
     before = weights.cumsum(dim=-1) - weights  # what the better ones have gathered
     kept = torch.zeros_like(estimated, dtype=torch.bool).scatter(-1, order, before < options.mass)
     return _from_tables((kept | own) & allowed, q, k, causal, size)
