@@ -298,6 +298,7 @@ def format_with_interval(value: float, low: float | None, high: float | None) ->
 
 def case_name(factors: Mapping[str, Any]) -> str:
     """The factors by which people tell cases apart, in the order in which they think of them."""
-    named = [str(factors[name]) for name in ("name", "ceiling", "mode", "direction") if name in factors]
-    sized = ("seq_len", "batch_size", "dtype", "warmup_steps", "curve", "steps")
+    kinds = ("name", "ceiling", "mode", "phase", "look", "direction", "form", "precision", "arm")
+    named = [str(factors[name]) for name in kinds if name in factors]
+    sized = ("seq_len", "batch_size", "dtype", "world_size", "warmup_steps", "curve", "steps")
     return " ".join(named + [f"{name}={factors[name]}" for name in sized if name in factors])

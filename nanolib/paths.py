@@ -34,10 +34,18 @@ def checkout() -> Path:
     return found
 
 
+def expanded(path: str) -> Path:
+    """The path with `~` as the home folder; where that names no user it stays as it is."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
 def output_folder() -> Path:
     """Where results go: $NANOLIB_OUTPUT, else `outputs/` of the checkout, else `outputs/` in the working folder."""
     if named := os.environ.get(OUTPUT_VARIABLE):
-        return Path(named).expanduser().absolute()
+        return expanded(named).absolute()
     return (find_checkout() or Path.cwd()) / "outputs"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import struct
 import time
@@ -16,6 +17,7 @@ from nanolib.measurement import METRICS, BadInput, Measurement, RunStatus, Statu
 from nanolib.merging import merge_machines, merge_runs
 from nanolib.paths import database_path, make_folder
 from nanolib.schema import APPLICATION_ID, MIGRATIONS, NAMED, SCHEMA_VERSION, TRACE_TABLES, Run
+from nanolib.sharing import hosts_of, shareable
 from nanolib.traces import Trace, TraceWriter
 
 if TYPE_CHECKING:
@@ -44,10 +46,13 @@ class Store:
 
     Args:
         path: The database; made if it is missing, together with its folder.
-        create: Whether a missing file may be made.
+        create: Whether a missing file, or an empty one, may be made into a database.
+
+    A file that cannot be written, or whose folder cannot, is read as it is.
 
     Raises:
-        BadInput: The file is missing (with `create=False`), is no database, not ours, newer than this version, or damaged.
+        BadInput: The file is missing or empty (with `create=False`), is no database, not ours, newer than this version (or
+            older, where it cannot be written), or damaged.
     """
 
     def __init__(self, path: str | Path | None = None, *, create: bool = True) -> None:
@@ -58,9 +63,11 @@ class Store:
             if not create:
                 raise BadInput(f"database: {self.path} does not exist; run `nano run quick` first or name another")
             make_folder(self.path.parent)
+        elif not create and not self.path.stat().st_size:
+            raise BadInput(f"database: {self.path} is empty; name another")
         try:
             _check_length(self.path)
-            self.connection = sqlite3.connect(self.path, timeout=_WAIT_S, isolation_level=None)
+            self.connection = sqlite3.connect(_address(self.path), timeout=_WAIT_S, isolation_level=None, uri=True)
             self._open()
         except sqlite3.DatabaseError as error:
             raise BadInput(f"database: {self.path} cannot be opened ({error}); name another, or move it away") from None
@@ -79,6 +86,12 @@ class Store:
             raise BadInput(
                 f"database: {self.path} has schema {version}, newer than this nanolib's {SCHEMA_VERSION}; update nanolib"
             )
+        if not _writable(self.path):
+            if version < SCHEMA_VERSION:
+                raise BadInput(
+                    f"database: {self.path} has schema {version}, this nanolib {SCHEMA_VERSION}, and it cannot be written; copy it"
+                )
+            return
         if empty:
             execute("PRAGMA auto_vacuum = INCREMENTAL")  # only takes hold before the first table
         # A network file system may refuse WAL; the mode in force is asked for, and the classic journal serves as well.
@@ -453,7 +466,7 @@ class Store:
         if name == "latest" or name.startswith("latest~"):
             back = name.removeprefix("latest").removeprefix("~") or "0"
             launches = list(dict.fromkeys(launch or run_id for run_id, _, launch, *_ in reversed(runs)))
-            if not back.isdigit() or int(back) >= len(launches):
+            if not back.isdecimal() or len(back) > 9 or int(back) >= len(launches):
                 raise BadInput(f"run: {name!r} is not there; the database holds {len(launches)} launches")
             return [run[0] for run in runs if (run[2] or run[0]) == launches[int(back)]]
         found = [run[0] for run in runs if run[1] == name and name]
@@ -499,7 +512,7 @@ class Store:
         with Store(path, create=False) as other:
             if other.path.resolve() == self.path.resolve():
                 raise BadInput(f"database: {path} is this database itself; name another")
-        self.connection.execute("ATTACH DATABASE ? AS other", (f"{Path(path).absolute()}",))
+        self.connection.execute("ATTACH DATABASE ? AS other", (_address(Path(path)),))
         try:
             with self._transaction() as db:
                 merge_machines(db)
@@ -558,9 +571,49 @@ class Store:
             other.merge(self.path, run_ids)
             with other._transaction() as db:
                 db.execute("DELETE FROM machines WHERE machine_id NOT IN (SELECT machine_id FROM runs)")
-                db.execute("UPDATE runs SET process = '', params = json_remove(params, '$.corpus')")
+                _make_shareable(db)
             other.connection.execute("PRAGMA journal_mode = DELETE").fetchall()
             other.connection.execute("VACUUM")
+
+
+def is_database(path: Path) -> bool:
+    """Whether a file looks like one of SQLite's, whatever its name: a label may be a file's name too."""
+    try:
+        with path.open("rb") as file:
+            return file.read(16) == b"SQLite format 3\0"
+    except OSError:
+        return False
+
+
+def _writable(path: Path) -> bool:
+    """Whether the file, and beside it its journal, can be written."""
+    return os.access(path.parent, os.W_OK) and (not path.exists() or os.access(path, os.W_OK))
+
+
+def _address(path: Path) -> str:
+    """For SQLite; what cannot be written is read without a lock or a journal, which could not be made either."""
+    return path.absolute().as_uri() + ("" if _writable(path) else "?mode=ro&immutable=1")
+
+
+def _make_shareable(db: sqlite3.Connection) -> None:
+    """Leave out of every text what tells whose machine it was; a run in flight will get no further here."""
+    hosts = {}
+    for run_id, *texts in db.execute("SELECT run_id, params, disturbances, message FROM runs").fetchall():
+        params, disturbances, message = json.loads(texts[0]), json.loads(texts[1]), texts[2]
+        hosts[run_id] = hosts_of(params)
+        told = [shareable(value, hosts[run_id]) for value in (params, disturbances, message)]
+        db.execute(
+            "UPDATE runs SET process = '', params = ?, disturbances = ?, message = ? WHERE run_id = ?",
+            (_json(told[0]), _json(told[1]), told[2], run_id),
+        )
+    db.execute("UPDATE runs SET status = ? WHERE status = ?", (RunStatus.INTERRUPTED, RunStatus.RUNNING))
+    for number, run_id, factors, details, message in db.execute(
+        "SELECT id, run_id, factors, details, message FROM measurements"
+    ).fetchall():
+        told = [shareable(json.loads(text), hosts[run_id]) for text in (factors, details)]
+        values = (_json(told[0]), _json(told[1]), shareable(message, hosts[run_id]))
+        if values != (factors, details, message):
+            db.execute("UPDATE measurements SET factors = ?, details = ?, message = ? WHERE id = ?", (*values, number))
 
 
 def _check_length(path: Path) -> None:

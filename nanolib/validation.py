@@ -115,7 +115,7 @@ class StrictModel(pydantic.BaseModel):
         if isinstance(value, str) and not _is_text(field.annotation):
             try:
                 parsed = yaml.safe_load(value)
-            except yaml.YAMLError:
+            except (yaml.YAMLError, ValueError, RecursionError):  # such as a number of 5,000 digits
                 parsed = value
             value = value if isinstance(parsed, str) else parsed
         if _is_list(field.annotation) and not isinstance(value, list | tuple | Mapping) and value is not None:

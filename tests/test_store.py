@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from nanolib.measurement import BadInput, Flag, Measurement, Provenance, Status, exact
 from nanolib.paths import checkout
+from nanolib.report.export import write
 from nanolib.schema import SCHEMA_VERSION
 from nanolib.store import Run, Store
 
@@ -401,3 +402,52 @@ def test_the_newest_runs_are_done_where_any_is(store):
         store.update_run(run_id, status="failed")
     assert store.newest_runs() == [new, other]
     assert list(store.runs_of([new, old, "absent"]).run_id) == [old, new]
+
+
+def test_nothing_that_is_shared_tells_of_folders_or_hosts(tmp_path, store):
+    home, host = "/home/alice/texts", "alice-laptop.corp.example"
+    message = f"FileNotFoundError: '{home}/a diary.txt' is not at {host}:29400; see https://docs.pytorch.org/x/y 3/4"
+    ended = Measurement(
+        "case_time", 1.0, status=Status.ERROR, message=message, details={"traceback": f"in {home}/x.py"}
+    )
+    factors = {"corpus": f"{home}/diary.txt", "model_options": {"path": f"{home}/model.bin"}, "name": "a/b"}
+    params = {"rendezvous": f"{host}:29400", "seed": 1}
+    store.add(_run("a", params=params, rows={"c": (factors, [ended])}))
+    store.update_run("a", status="running", message=message)
+    for ending in ("sqlite", "json", "csv", "md"):
+        write(store, ["a"], tmp_path / f"share.{ending}")
+        content = (tmp_path / f"share.{ending}").read_text(encoding="utf-8", errors="replace")
+        assert "alice" not in content and "/home" not in content and "https://docs.pytorch.org/x/y 3/4" in content
+    with Store(tmp_path / "share.sqlite") as shared:
+        assert shared.runs().status.iloc[0] == "interrupted" and shared.runs().params.iloc[0] == {"seed": 1}
+        assert shared.measurements().factors.iloc[0] == {"model_options": {"path": "…/model.bin"}, "name": "a/b"}
+
+
+def test_json_keeps_every_digit(tmp_path, store):
+    tiny = Measurement("relative_error", 1.2345678901234e-17, 1e-17, 2e-17, 0.95, 3)
+    store.add(_run("a", rows={"c": ({"name": "x"}, [tiny])}))
+    write(store, ["a"], tmp_path / "share.json")
+    (row,) = json.loads((tmp_path / "share.json").read_text())["measurements"]
+    assert (row["estimate"], row["low"], row["predicted"]) == (1.2345678901234e-17, 1e-17, None)
+
+
+def test_what_cannot_be_written_is_read(tmp_path, store, monkeypatch):
+    store.add(_run("a"))
+    store.copy_to(tmp_path / "share.sqlite", ["a"])
+    before = (tmp_path / "share.sqlite").read_bytes()
+    writable = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: "share" not in str(path) and writable(path, mode))
+    with Store(tmp_path / "share.sqlite", create=False) as shared:
+        assert len(shared.measurements()) == 2
+        with pytest.raises(BadInput, match="cannot be written"):
+            shared.add(_run("b"))
+    with Store(tmp_path / "other.sqlite") as other:
+        assert other.merge(tmp_path / "share.sqlite") == 1
+    assert (tmp_path / "share.sqlite").read_bytes() == before
+
+
+def test_an_empty_file_is_left_empty_by_who_reads(tmp_path):
+    (tmp_path / "empty.sqlite").touch()
+    with pytest.raises(BadInput, match=r"empty\.sqlite is empty"):
+        Store(tmp_path / "empty.sqlite", create=False)
+    assert not (tmp_path / "empty.sqlite").stat().st_size

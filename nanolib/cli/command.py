@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from nanolib.measurement import BadInput
-from nanolib.paths import OUTPUT_VARIABLE, database_path, output_folder
+from nanolib.paths import OUTPUT_VARIABLE, database_path, expanded, output_folder
 
 EXIT_OK, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -36,6 +36,9 @@ def told(command: Callable[..., Any]) -> Callable[..., Any]:
                 f"nano: database: {database_path()} cannot be used ({error}); move it away or name another", err=True
             )
             sys.exit(EXIT_BAD_INPUT)
+        except BrokenPipeError:  # whoever read has seen enough; what is left to flush goes nowhere
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(EXIT_FAILED)
         except OSError as error:
             click.echo(f"nano: {error.filename or output_folder()}: {error.strerror}; name another place", err=True)
             sys.exit(EXIT_BAD_INPUT)
@@ -64,7 +67,7 @@ def pairs_of(pairs: tuple[str, ...]) -> dict[str, str]:
 def use_output(folder: str | None) -> Path:
     """Make `--output` the output folder of this process and those it starts; without one, the folder in force."""
     if folder:
-        os.environ[OUTPUT_VARIABLE] = str(Path(folder).expanduser().absolute())
+        os.environ[OUTPUT_VARIABLE] = str(expanded(folder).absolute())
     return output_folder()
 
 

@@ -221,9 +221,10 @@ def _share(text: str) -> float:
 
 def _rows_of(side: str, name: str) -> Any:
     """The measurements that a name or a database stands for."""
-    from nanolib.store import Store
+    from nanolib.store import Store, is_database
 
-    is_file = name.endswith((".sqlite", ".db")) or Path(name).is_file()
+    path = Path(name)  # a label may be the name of a file too, but has no folder in it
+    is_file = path.suffix in (".sqlite", ".db") or is_database(path) or (len(path.parts) > 1 and path.is_file())
     with Store(name if is_file else None, create=False) as store:
         rows = store.measurements(store.resolve("all" if is_file else name), samples=True)
     if rows.empty:

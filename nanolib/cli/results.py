@@ -9,6 +9,7 @@ import click
 
 from nanolib.cli.command import output_option, selected, told, use_output
 from nanolib.measurement import BadInput
+from nanolib.paths import database_path
 
 
 @click.command()
@@ -26,6 +27,7 @@ def runs(output: str | None) -> None:
         return
     frame = frame.assign(
         run=frame.run_id.str[:8],
+        label=["".join(c if c.isprintable() else repr(c)[1:-1] for c in label) for label in frame.label],
         started=frame.started.str[:19].str.replace("T", " "),
         took=[
             f"{seconds:.0f} s" if seconds == seconds and seconds is not None else "—" for seconds in frame.duration_s
@@ -93,6 +95,8 @@ def merge(databases: tuple[str, ...], output: str | None) -> None:
     use_output(output)
     for path in databases:  # all are looked at before any is taken in
         Store(path, create=False).close()
+        if Path(path).resolve() == database_path().resolve():
+            raise BadInput(f"database: {path} is this database itself; name another")
     with Store() as store:
         for path in databases:
             click.echo(f"{path}: {store.merge(path)} run(s) came in")
@@ -112,7 +116,10 @@ def clean(age: str | None, keep: int | None, dry_run: bool, output: str | None) 
     if age is None and keep is None:
         raise BadInput("--older-than, --keep: neither is given; say which runs to delete, such as --older-than 30d")
     days = None if age is None else _days(age)
+    from nanolib.experiments.sweep import mark_dead_runs
+
     with Store(create=False) as store:
+        mark_dead_runs(store)
         gone = store.cleanup_old_runs(days, max_runs=keep, dry_run=dry_run)
     click.echo(f"{len(gone)} run(s) {'would be' if dry_run else 'were'} deleted")
 

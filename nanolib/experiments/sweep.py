@@ -110,7 +110,7 @@ def measure(
     name = experiment.__name__.rsplit(".", 1)[-1]
     with device_lock(device, f"{name} {params.label}".strip()):
         machine = this_machine()
-        mark_dead_runs(store, machine)
+        mark_dead_runs(store)
         disturbed = disturbances(device)
         for line in disturbed:
             print(f"not a quiet machine: {line}", file=sys.stderr, flush=True)
@@ -132,12 +132,19 @@ def measure(
 
 
 def part_of(cases: Sequence[Case], part: str) -> list[Case]:
-    """The share of one of several runs, `2/4`; the machine's ceilings belong to each of them."""
+    """The share of one of several runs, `2/4`; the machine's ceilings belong to each of them.
+
+    Cases of one shape stay together: what is compared with one another must come from one run.
+    """
     if not part:
         return list(cases)
     number, of = map(int, part.split("/"))
-    shared = [case for case in cases if not isinstance(case, CeilingCase)]
-    mine = {case.case_id for case in shared[number - 1 :: of]}
+    shapes: dict[tuple[Any, ...], list[str]] = {}
+    for case in cases:
+        if not isinstance(case, CeilingCase):
+            shape = tuple(str(case.factors.get(name)) for name in ("seq_len", "batch_size", "dtype"))
+            shapes.setdefault(shape, []).append(case.case_id)
+    mine = {case_id for shape in list(shapes.values())[number - 1 :: of] for case_id in shape}
     return [case for case in cases if isinstance(case, CeilingCase) or case.case_id in mine] if mine else []
 
 
@@ -284,9 +291,9 @@ def _say_resumed(store: Store, run_id: str, cases: Sequence[Case]) -> None:
     print(f"resuming run {run_id[:8]}: {done} of {len(cases)} cases are done and skipped", file=sys.stderr, flush=True)
 
 
-def mark_dead_runs(store: Store, machine: Machine) -> None:
+def mark_dead_runs(store: Store) -> None:
     """Runs of this machine that say `running` though their process is gone become `interrupted`."""
-    runs = store.runs("status = ? AND machine_id = ?", (RunStatus.RUNNING, machine.machine_id))
+    runs = store.runs("status = ?", (RunStatus.RUNNING,))
     for run_id, process in zip(runs.run_id, runs.process, strict=True):
         if process.startswith(_host()) and not alive(process):
             store.update_run(run_id, status=RunStatus.INTERRUPTED, message="its process ended before the run did")
@@ -294,8 +301,8 @@ def mark_dead_runs(store: Store, machine: Machine) -> None:
 
 @functools.cache
 def _host() -> str:
-    """This boot of this machine, without naming it."""
-    return hashlib.sha256(f"{os.uname().nodename}{psutil.boot_time():.0f}".encode()).hexdigest()[:8]
+    """This machine, without naming it."""
+    return hashlib.sha256(os.uname().nodename.encode()).hexdigest()[:8]
 
 
 def _process_name() -> str:
@@ -303,7 +310,7 @@ def _process_name() -> str:
 
 
 def alive(process: str) -> bool:
-    """Whether the process that a run names is still there (on this boot of this machine)."""
+    """Whether the process that a run names is still there, on this machine: of the same number and the same beginning."""
     host, _, rest = process.partition(":")
     pid, _, created = rest.partition(":")
     if host != _host():

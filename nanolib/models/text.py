@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from nanolib.measurement import BadInput
+from nanolib.paths import expanded
 
 VOCAB_SIZE = 256
 
@@ -28,7 +29,7 @@ def load(corpus: str = "", max_bytes: int = 4_000_000) -> torch.Tensor:
     Raises:
         BadInput: There is nothing to read.
     """
-    root = Path(corpus).expanduser() if corpus else Path(sysconfig.get_path("stdlib"))
+    root = expanded(corpus) if corpus else Path(sysconfig.get_path("stdlib"))
     if not root.exists():
         raise BadInput(f"corpus: {str(corpus)!r} does not exist; give a text file or a folder, or leave it empty")
     if root.is_file():

@@ -57,7 +57,8 @@ def energy_table(rows: pd.DataFrame) -> pd.DataFrame:
             lines.append(base | ending_of(case))
         lines += [base | _source_line(case, row) for _, row in found.iterrows()]
     table = pd.DataFrame(lines)
-    return table.assign(**{c: float("nan") for c in _columns() if c not in table})
+    texts = {name: "" for name in ("source", "of", "provenance") if name not in table}
+    return table.assign(**texts, **{c: float("nan") for c in _columns() if c not in table})
 
 
 def _columns() -> list[str]:

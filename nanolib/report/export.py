@@ -9,7 +9,8 @@ from pathlib import Path
 import pandas as pd
 
 from nanolib.measurement import BadInput
-from nanolib.report.page import markdown_table, measurement_records, public_runs, safe_cell
+from nanolib.report.page import markdown_table, measurement_records, public_runs, records, run_hosts, safe_cell
+from nanolib.sharing import shareable
 from nanolib.store import Store
 
 _SHOWN = ["experiment", "factors", "metric", "scope", "estimate", "low", "high", "unit", "n", "predicted", "provenance"]
@@ -45,26 +46,27 @@ def write(store: Store, run_ids: list[str], target: Path) -> None:
 
 
 def _write_json(store: Store, run_ids: list[str], target: Path) -> None:
-    runs, machines = store.runs(), store.machines()
-    runs = runs[runs["run_id"].isin(run_ids)]
+    runs, machines = store.runs_of(run_ids), store.machines()
     machines = machines[machines["machine_id"].isin(runs["machine_id"])]
     content = {
         "runs": public_runs(runs),
-        "machines": json.loads(machines.to_json(orient="records")),
-        "measurements": measurement_records(store.measurements(run_ids)),
+        "machines": records(machines),
+        "measurements": measurement_records(store.measurements(run_ids), runs),
     }
     target.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")
 
 
 def _flat(store: Store, run_ids: list[str]) -> pd.DataFrame:
     rows = store.measurements(run_ids)
-    rows["factors"] = [json.dumps(factors) for factors in rows["factors"]]
+    hosts = run_hosts(store.runs_of(run_ids))
+    for column in ("factors", "details", "message"):
+        told = [shareable(value, hosts[run_id]) for value, run_id in zip(rows[column], rows["run_id"], strict=True)]
+        rows[column] = [value if isinstance(value, str) else json.dumps(value) for value in told]
     return rows
 
 
 def _write_csv(store: Store, run_ids: list[str], target: Path) -> None:
     rows = _flat(store, run_ids)
-    rows["details"] = [json.dumps(details) for details in rows["details"]]
     rows = rows[[name for name in rows.columns if not name.startswith("factor.") and name != "id"]]
     rows.map(safe_cell).to_csv(target, index=False)
 

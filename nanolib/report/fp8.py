@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from nanolib.measurement import format_with_interval
+from nanolib.measurement import Status, format_with_interval
 from nanolib.report.drawing import PALETTE, WIDTH, look, nothing, why_nothing
 from nanolib.report.fp8_numerics import numerics_table, numerics_words
 from nanolib.report.fp8_parity import parity_table, parity_words
@@ -233,10 +233,11 @@ def _speed_words(table: pd.DataFrame) -> list[str]:
     fp8 = table[table["precision"].str.startswith("fp8")]
     timed = fp8[fp8["speed_up"].notna()]
     if timed.empty:
-        reasons = fp8["message"].dropna().unique()
-        why = reasons[0] if len(reasons) else "no fp8 case was run"
-        line = f"FP8 gains no time here: {why}. What others report is quoted beside, and is no word on this machine."
-        return [line]
+        reasons = [said for said in fp8["message"].dropna().unique() if said]
+        why = reasons[0] if reasons else "no fp8 case was run to its end"
+        cannot = len(fp8) and (fp8["status"] == Status.UNSUPPORTED).all()
+        said = f"FP8 gains no time here: {why}" if cannot else f"No FP8 case gave a time: {why}"
+        return [f"{said}. What others report is quoted beside, and is no word on this machine."]
     lines = []
     for mode, group in timed.groupby("mode", sort=False):
         ordered = group.sort_values("parameters")

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from nanolib.measurement import FLAG_TEXT, METRICS, Direction, Flag, case_name, format_number
+from nanolib.measurement import FLAG_TEXT, METRICS, Direction, case_name, format_number
 
 _Made = TypeVar("_Made", pd.DataFrame, list[str])
 
@@ -129,4 +129,7 @@ def flag_lines(rows: pd.DataFrame) -> list[str]:
     """How many timings carry which label, and what it means."""
     timed = pick(rows, "latency")
     counts = pd.Series([flag for flags in timed["flags"] for flag in flags]).value_counts() if len(timed) else {}
-    return [f"{flag} ({count} of {len(timed)} timings): {FLAG_TEXT[Flag(flag)]}" for flag, count in counts.items()]
+    return [
+        f"{flag} ({count} of {len(timed)} timings): {FLAG_TEXT.get(flag, 'this nanolib does not know it')}"
+        for flag, count in counts.items()
+    ]

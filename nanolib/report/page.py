@@ -28,6 +28,7 @@ from nanolib.report import (
     verdicts,
 )
 from nanolib.report.web import web_page
+from nanolib.sharing import hosts_of, shareable
 from nanolib.store import Store
 
 
@@ -127,7 +128,7 @@ def build(store: Store, run_ids: list[str], folder: Path, *, pictures: bool = Tr
     left_out = store.count_cases(run_ids) - rows[["machine_id", "case_id"]].drop_duplicates().shape[0]
     make_folder(folder)
     # Everything is made beside the target and moved in at the end: a failure half-way leaves the old report whole.
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".report-") as temporary:
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".report-") as temporary:
         made = Path(temporary)
         shown = [section for section in SECTIONS if section.experiment in set(runs["experiment"])]
         with debug_mode(False):  # the tests let Altair check every chart; here that would take as long as drawing them
@@ -181,7 +182,7 @@ def _write_files(section: Section, rows: pd.DataFrame, runs: pd.DataFrame, folde
     chosen = overview.of_experiment(rows, section.experiment)
     profile = {
         "runs": public_runs(runs[runs["experiment"] == section.experiment]),
-        "measurements": measurement_records(chosen),
+        "measurements": measurement_records(chosen, runs),
         "verdict": verdicts.VERDICTS[section.experiment](rows),
     }
     text = json.dumps(profile, indent=1, ensure_ascii=False, allow_nan=False)
@@ -189,17 +190,26 @@ def _write_files(section: Section, rows: pd.DataFrame, runs: pd.DataFrame, folde
 
 
 def public_runs(runs: pd.DataFrame) -> list[dict[str, Any]]:
-    """Runs as JSON records, without what names a process or a path of the machine."""
-    records = json.loads(runs.drop(columns=["process", "launch"]).to_json(orient="records"))
-    for record in records:
-        record["params"].pop("corpus", None)
-    return records
+    """Runs as JSON records, without what names a process, a path or a host."""
+    found = records(runs.drop(columns=["process", "launch"]))
+    return [shareable(record, hosts_of(record["params"])) for record in found]
 
 
-def measurement_records(rows: pd.DataFrame) -> list[dict[str, Any]]:
+def run_hosts(runs: pd.DataFrame) -> dict[str, list[str]]:
+    """Run → hosts that its parameters name."""
+    return {run_id: hosts_of(params) for run_id, params in zip(runs["run_id"], runs["params"], strict=True)}
+
+
+def measurement_records(rows: pd.DataFrame, runs: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows as JSON records, without samples and without the factor columns (the factors are there as one object)."""
+    hosts = run_hosts(runs)
     columns = [name for name in rows.columns if not name.startswith("factor.") and name not in ("samples", "id")]
-    return json.loads(rows[columns].to_json(orient="records"))
+    return [shareable(record, hosts[record["run_id"]]) for record in records(rows[columns])]
+
+
+def records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Rows as JSON types, every digit kept; null for NaN."""
+    return table.astype(object).where(table.notna(), None).to_dict("records")
 
 
 def safe_cell(value: Any) -> Any:

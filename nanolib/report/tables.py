@@ -268,9 +268,8 @@ def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
     ends = settings[settings["metric"] == "case_time"]
     table = ends[["run_id", "case_id", "factor.direction", "factor.warmup_steps", "status", "message"]]
     found = pick(settings, "latency")
-    described = pd.DataFrame(
-        [{key: d[key] for key in ("mean", "sd", "cv")} for d in found["details"]], index=found.index
-    )
+    spread = ["mean", "sd", "cv"]
+    described = pd.DataFrame([[d[key] for key in spread] for d in found["details"]], index=found.index, columns=spread)
     columns = {"estimate": "median", "low": "low", "high": "high"}
     found = pd.concat([found[["run_id", "case_id", *columns]].rename(columns=columns), described], axis=1)
     table = table.merge(found, on=["run_id", "case_id"], how="left").drop(columns="case_id")

@@ -36,8 +36,10 @@ class Job:
 
     @property
     def title(self) -> str:
-        """Name and part, as its executed notebook is called."""
-        return self.name + (f"-{self.part.replace('/', '-of-')}" if self.part else "")
+        """Name, or scenario, and part, as its executed notebook is called."""
+        suite = str(self.values.get("suite", ""))
+        name = suite if suite.startswith(f"{self.name}-") else self.name
+        return name + (f"-{self.part.replace('/', '-of-')}" if self.part else "")
 
     @property
     def module(self) -> Any:
@@ -129,7 +131,8 @@ def _jobs(
     complaints: list[str] = []
     jobs = []
     for name, suite, file in files:
-        values = read_yaml(file) | dict(overrides) | {"suite": suite} | dict(scheduling)
+        given = {key: value for key, value in scheduling.items() if value}
+        values = read_yaml(file) | {"suite": suite} | dict(overrides) | given
         try:
             jobs.append(make_job(name, values))
         except BadInput as error:

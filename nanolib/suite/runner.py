@@ -32,7 +32,7 @@ from nanolib.experiments.sweep import LAUNCH_VARIABLE, PART_VARIABLE
 from nanolib.experiments.torchrun import end_tree
 from nanolib.measurement import RunStatus
 from nanolib.meters.machine import resolve_device
-from nanolib.paths import DATABASE, OUTPUT_VARIABLE, checkout, make_folder
+from nanolib.paths import DATABASE, OUTPUT_VARIABLE, make_folder
 from nanolib.store import Store
 from nanolib.suite.devices import gpu_places, on_any_gpu
 from nanolib.suite.jobs import Job
@@ -76,6 +76,7 @@ class _Launch:
         token: By which their runs are found.
         bar: Moves with the cases of all of them.
         finished: Cases that have ended, by the job's title.
+        claimed: Runs whose job is known.
         stop: Set when they are to end.
     """
 
@@ -83,6 +84,7 @@ class _Launch:
     token: str
     bar: tqdm
     finished: dict[str, int] = field(default_factory=dict)
+    claimed: set[str] = field(default_factory=set)
     stop: threading.Event = field(default_factory=threading.Event)
 
 
@@ -184,13 +186,12 @@ def _run(job: Job, end: Ended, shared: _Launch, place: dict[str, str], store: St
         variables = {OUTPUT_VARIABLE: str(shared.output), LAUNCH_VARIABLE: shared.token, PART_VARIABLE: job.part}
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", launch.__name__, "papermill", str(job.notebook), str(target)),
+                *(sys.executable, "-m", launch.__name__, "papermill", _as_is(job.notebook), _as_is(target)),
                 *("-f", str(parameters), "--no-progress-bar"),
             ],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            cwd=checkout(),
             env=os.environ | variables | place,
             start_new_session=True,  # Ctrl-C is ours to handle
         )
@@ -221,14 +222,24 @@ def _run(job: Job, end: Ended, shared: _Launch, place: dict[str, str], store: St
         end.message = _reason(process.returncode, Path(log.name), said)
 
 
+def _as_is(path: Path) -> str:
+    """A path for papermill, which fills parameters into what stands in braces."""
+    return str(path).replace("{", "{{").replace("}", "}}")
+
+
 def _watch(job: Job, end: Ended, shared: _Launch, store: Store, names: dict[str, str], pid: int) -> None:
     """Move the bar to where the rows say that the job is."""
     if not names:
         return
     if not end.run_id:
         begun = store.runs("launch = ? AND experiment = ?", (shared.token, job.name))
-        mine = [run for run, by in zip(begun.run_id, begun.process, strict=True) if not job.part or _below(by, pid)]
-        end.run_id = str(mine[-1]) if mine else ""
+        free = [(run, by) for run, by in zip(begun.run_id, begun.process, strict=True) if run not in shared.claimed]
+        mine = [run for run, by in free if _below(by, pid)]
+        if not mine and not psutil.pid_exists(pid):  # it began and ended between two looks
+            mine = [run for run, _ in free]
+        if mine:
+            end.run_id = str(mine[-1])
+            shared.claimed.add(end.run_id)
     if not end.run_id:
         if busy := holder(resolve_device(getattr(job.params, "device", "cpu"))):
             shared.bar.set_description_str(f"{end.name} waits: the device is in use by {busy}")
