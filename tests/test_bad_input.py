@@ -24,6 +24,10 @@ WITHOUT_DATABASE = [
     ("run attention -p seq_len=[8]", "attention.seq_len: unknown name; did you mean seq_lens?"),
     ("run attention -p seq_lens=[0]", "attention.seq_lens: 0 will not do"),
     ("run attention -p seq_lens=[1", "attention.seq_lens[0]: '[1' will not do; give a whole number"),
+    (f"run attention -p seq_lens={'[' * 3000}", "attention.seq_lens[0]: "),
+    (f"run attention -p seed={'9' * 5000}", "attention.seed: "),
+    ("runs --output ~nobody-of-that-name/x", "~nobody-of-that-name/x/results.sqlite does not exist"),
+    ("run model -p corpus=~nobody-of-that-name/x", "model.corpus: '~nobody-of-that-name/x' does not exist"),
     ("run attention -p seq_lens=[-5]", "attention.seq_lens: -5 will not do"),
     ("run attention -p kinds=[fast]", "attention.kinds"),
     ("run attention -p dtypes=[int8]", "'int8' is no dtype; use "),
@@ -79,6 +83,7 @@ WITHOUT_DATABASE = [
 WITH_DATABASE = [
     ("report nowhere --to HERE/report", "'nowhere'"),
     ("report latest~9 --to HERE/report", "'latest~9'"),
+    ("report latest~² --to HERE/report", "'latest~²'"),
     ("export HERE/x.pdf", "x.pdf"),
     ("export HERE/none/x.json", "none"),
     ("export HERE/x.json --run nowhere", "'nowhere'"),
@@ -91,6 +96,7 @@ WITH_DATABASE = [
     ("history --metric speed", "'speed'"),
     ("clean --older-than soon", "--older-than: 'soon' will not do; give days, such as 30d"),
     ("clean --keep -1", "-1 is not in the range x>=0"),
+    ("merge HERE/good.sqlite OUT/results.sqlite", "is this database itself; name another"),
     ("merge OUT/results.sqlite", "is this database itself; name another"),
 ]
 
@@ -132,7 +138,7 @@ def _files(folder):
 
 def _tell(arguments, tmp_path, here):
     named = [word.replace("HERE", str(here)).replace("OUT", str(tmp_path / "out")) for word in arguments.split()]
-    takes_output = named and named[0] not in ("join", "nope")
+    takes_output = named and named[0] not in ("join", "nope") and "--output" not in named
     ended = CliRunner().invoke(main, [*named, *(["--output", str(tmp_path / "out")] if takes_output else [])])
     return ended
 

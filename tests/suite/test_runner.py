@@ -73,6 +73,8 @@ def _wait_for_a_case(folder):
 
 
 def test_run_measures_reports_and_says_where_the_time_went(tmp_path):
+    tmp_path /= "results of {label} and {nothing}"
+    tmp_path.mkdir()
     ended = _nano("run", "attention", *SMALL, "--label", "mine", folder=tmp_path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "attention  done    3      3   —" in ended.stdout and "measuring s" in ended.stdout

@@ -1,0 +1,26 @@
+"""A page for each notebook when none of its cases gave a number."""
+
+import pytest
+
+from nanolib.measurement import Measurement, Status
+from nanolib.report.page import SECTIONS, build
+from nanolib.store import Run, Store
+from nanolib.suite.jobs import plan
+
+NAMES = ["attention", "model", "warmup", "energy", "fp8", "distributed"]
+MACHINE = {"machine_id": "m", "cpu": "c", "cores": 2, "ram_gib": 8}
+
+
+@pytest.mark.parametrize("status", [Status.ERROR, Status.TIMEOUT, Status.UNSUPPORTED, Status.STARTED])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_says_what_became_of_the_cases(tmp_path, name, status):
+    (job,) = plan([name], {}, {})
+    ended = Measurement("case_time", None, status=status, message="out of luck", details={"attempts": 1})
+    rows = {case.case_id: (case.factors, [ended]) for case in job.cases()}
+    with Store(tmp_path / "results.sqlite") as store:
+        run_id = store.add(Run(name, MACHINE, rows=rows))
+        page = build(store, [run_id], tmp_path / "report", pictures=False)
+    assert name in {section.experiment for section in SECTIONS}
+    text = page.read_text(encoding="utf-8")
+    assert "out of luck" in text or status is Status.STARTED
+    assert "gains no time" not in text or status is Status.UNSUPPORTED
