@@ -122,7 +122,7 @@ def sent_and_error(case: pd.DataFrame, form: str) -> dict[str, float]:
 
 def fair(table: pd.DataFrame) -> pd.DataFrame:
     """The lines on which a claim of speed may rest: those with a core for each rank."""
-    return table[[Flag.OVERSUBSCRIBED.value not in flags for flags in table["flags"]]]
+    return table.loc[[Flag.OVERSUBSCRIBED.value not in flags for flags in table["flags"]]]
 
 
 def efficiency(alone: pd.Series, row: pd.Series, ranks: int) -> dict[str, float]:

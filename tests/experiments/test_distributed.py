@@ -14,6 +14,7 @@ from nanolib.experiments import distributed, ranks, sweep
 from nanolib.experiments.rank_rows import bytes_rows, part_rows, ratio_row
 from nanolib.experiments.ranks import RankFailed, oversubscribed, run_ranks
 from nanolib.experiments.sharded_decode import DecodeCase, link_rows
+from nanolib.experiments.sharded_prefill import MemoryCase
 from nanolib.measurement import BadInput, Flag, Provenance, Unsupported
 from nanolib.report import charts, sharding, verdicts
 from nanolib.report import distributed as report
@@ -350,3 +351,13 @@ def test_without_rows_a_chart_says_so(tmp_path, name):
     assert verdicts.VERDICTS["distributed"](rows) == [
         "No case across ranks gave a time, so there is no verdict. Run: nano run quick distributed."
     ]
+
+
+def test_one_rank_alone_has_words_and_shares_no_memory():
+    params = distributed.Params(
+        world_sizes=[1], memory_seq_lens=[64], training_preset="", seq_lens=[], prefill_seq_lens=[64]
+    )
+    forms = {case.memory_form for case in distributed.cases(params) if isinstance(case, MemoryCase)}
+    assert forms and not forms & {"ring", "ulysses"}
+    table = pd.DataFrame({"form": ["dense"], "flags": [[]], "latency": [1.0]})
+    assert list(report.fair(table[table["form"] != "dense"]).columns) == ["form", "flags", "latency"]
