@@ -258,6 +258,8 @@ class Store:
         settings = ", ".join(f"{name} = ?" for name in values)
         with self._transaction() as db:
             db.execute(f"UPDATE runs SET {settings} WHERE run_id = ?", (*values.values(), run_id))
+            for name in {"label", "suite"} & set(values):  # which each row has too
+                db.execute(f"UPDATE measurements SET {name} = ? WHERE run_id = ?", (values[name], run_id))
 
     # traces
 

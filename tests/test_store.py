@@ -451,3 +451,11 @@ def test_an_empty_file_is_left_empty_by_who_reads(tmp_path):
     with pytest.raises(BadInput, match=r"empty\.sqlite is empty"):
         Store(tmp_path / "empty.sqlite", create=False)
     assert not (tmp_path / "empty.sqlite").stat().st_size
+
+
+def test_a_runs_new_label_is_that_of_its_rows(store):
+    store.add(_run("a", label="old"))
+    store.add(_run("b", label="old"))
+    store.update_run("a", label="new")
+    rows = store.measurements()
+    assert set(zip(rows.run_id, rows.label, strict=True)) == {("a", "new"), ("b", "old")}

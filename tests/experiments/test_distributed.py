@@ -16,6 +16,7 @@ from nanolib.experiments.ranks import RankFailed, oversubscribed, run_ranks
 from nanolib.experiments.sharded_decode import DecodeCase, link_rows
 from nanolib.experiments.sharded_prefill import MemoryCase
 from nanolib.measurement import BadInput, Flag, Provenance, Unsupported
+from nanolib.meters import links
 from nanolib.report import charts, sharding, verdicts
 from nanolib.report import distributed as report
 from nanolib.store import Store
@@ -361,3 +362,9 @@ def test_one_rank_alone_has_words_and_shares_no_memory():
     assert forms and not forms & {"ring", "ulysses"}
     table = pd.DataFrame({"form": ["dense"], "flags": [[]], "latency": [1.0]})
     assert list(report.fair(table[table["form"] != "dense"]).columns) == ["form", "flags", "latency"]
+
+
+def test_what_the_barriers_send_is_taken_off_the_bytes_of_a_call(monkeypatch):
+    monkeypatch.setattr(links, "only_loopback", lambda: True)
+    monkeypatch.setattr(links, "_counted", lambda call, calls: 10 + 100 * calls)
+    assert links.count_bytes(lambda: None) == 100

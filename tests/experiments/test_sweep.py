@@ -80,7 +80,7 @@ def test_what_a_failing_case_had_measured_is_kept(store):
 def test_a_run_is_done_only_when_it_says_so(store):
     run = _measure(store, "ok")
     assert store.runs().status.iloc[0] == "running"
-    run.finish()
+    assert run.finish() == f"run {run.run_id[:8]} is in {store.path.name}"
     assert store.runs().status.iloc[0] == "done" and store.runs().duration_s.iloc[0] > 0
 
 

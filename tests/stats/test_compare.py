@@ -219,3 +219,9 @@ def test_two_rounds_find_true_slow_downs(effect, words, share):
         pooled = compare_paired(*(np.concatenate([r[i] for r in rounds]) for i in (0, 1)))
         found += confirm(*(compare_paired(*r) for r in rounds), pooled).kind in words
     assert found / RUNS >= share
+
+
+def test_five_pairs_cannot_give_a_95_per_cent_interval_and_six_can():
+    with pytest.raises(TooFewSamples, match="5 pairs cannot give a 95% interval"):
+        hodges_lehmann([1, 2, 3, 4, 5])
+    assert hodges_lehmann([1, 2, 3, 4, 5, 6]) == (1, 3.5, 6)
