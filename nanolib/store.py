@@ -593,29 +593,36 @@ def _writable(path: Path) -> bool:
 
 
 def _address(path: Path) -> str:
-    """For SQLite; what cannot be written is read without a lock or a journal, which could not be made either."""
-    return path.absolute().as_uri() + ("" if _writable(path) else "?mode=ro&immutable=1")
+    """For SQLite; what cannot be written is read without a lock, which could not be taken, unless somebody has a journal there."""
+    address = path.absolute().as_uri()
+    if _writable(path):
+        return address
+    return address + ("?mode=ro" if Path(f"{path}-wal").exists() else "?mode=ro&immutable=1")
 
 
 def _make_shareable(db: sqlite3.Connection) -> None:
     """Leave out of every text what tells whose machine it was; a run in flight will get no further here."""
     hosts = {}
-    for run_id, *texts in db.execute("SELECT run_id, params, disturbances, message FROM runs").fetchall():
-        params, disturbances, message = json.loads(texts[0]), json.loads(texts[1]), texts[2]
-        hosts[run_id] = hosts_of(params)
-        told = [shareable(value, hosts[run_id]) for value in (params, disturbances, message)]
+    for run_id, params, disturbances, *texts in db.execute(
+        "SELECT run_id, params, disturbances, message, label FROM runs"
+    ).fetchall():
+        hosts[run_id] = hosts_of(json.loads(params))
+        told = [_json(shareable(json.loads(text), hosts[run_id])) for text in (params, disturbances)]
+        told += [shareable(text, hosts[run_id]) for text in texts]
         db.execute(
-            "UPDATE runs SET process = '', params = ?, disturbances = ?, message = ? WHERE run_id = ?",
-            (_json(told[0]), _json(told[1]), told[2], run_id),
+            "UPDATE runs SET process = '', params = ?, disturbances = ?, message = ?, label = ? WHERE run_id = ?",
+            (*told, run_id),
         )
     db.execute("UPDATE runs SET status = ? WHERE status = ?", (RunStatus.INTERRUPTED, RunStatus.RUNNING))
-    for number, run_id, factors, details, message in db.execute(
-        "SELECT id, run_id, factors, details, message FROM measurements"
+    for number, run_id, factors, details, *texts in db.execute(
+        "SELECT id, run_id, factors, details, message, label FROM measurements"
     ).fetchall():
-        told = [shareable(json.loads(text), hosts[run_id]) for text in (factors, details)]
-        values = (_json(told[0]), _json(told[1]), shareable(message, hosts[run_id]))
-        if values != (factors, details, message):
-            db.execute("UPDATE measurements SET factors = ?, details = ?, message = ? WHERE id = ?", (*values, number))
+        told = [_json(shareable(json.loads(text), hosts[run_id])) for text in (factors, details)]
+        told += [shareable(text, hosts[run_id]) for text in texts]
+        if told != [factors, details, *texts]:
+            db.execute(
+                "UPDATE measurements SET factors = ?, details = ?, message = ?, label = ? WHERE id = ?", (*told, number)
+            )
 
 
 def _check_length(path: Path) -> None:

@@ -38,7 +38,7 @@ class Job:
     def title(self) -> str:
         """Name, or scenario, and part, as its executed notebook is called."""
         suite = str(self.values.get("suite", ""))
-        name = suite if suite.startswith(f"{self.name}-") else self.name
+        name = suite if suite in scenarios() else self.name
         return name + (f"-{self.part.replace('/', '-of-')}" if self.part else "")
 
     @property
