@@ -74,9 +74,14 @@ class CpuStopwatch:
 
 
 class CudaStopwatch:
-    """On CUDA events, taken from a pool; a mark is an event and how many pauses came before it."""
+    """On CUDA events, taken from a pool; a mark is an event and how many pauses came before it.
 
-    def __init__(self) -> None:
+    Args:
+        device: Which GPU, whose stream the events go into.
+    """
+
+    def __init__(self, device: torch.device | str = "cuda") -> None:
+        self._device = torch.device(device)
         self._free: list[torch.cuda.Event] = []
         self._used: list[torch.cuda.Event] = []
         self._pauses: list[tuple[Any, Any]] = []
@@ -84,7 +89,7 @@ class CudaStopwatch:
 
     def _event(self) -> torch.cuda.Event:
         event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         self._used.append(event)
         return event
 
@@ -105,7 +110,7 @@ class CudaStopwatch:
 
     def settle(self) -> None:
         """One synchronize for all marks."""
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(self._device)
 
     def nanoseconds(self, begin: tuple[Any, int], end: tuple[Any, int]) -> int:
         """Between two events, less the pauses between them."""
@@ -121,4 +126,4 @@ class CudaStopwatch:
 
 def stopwatch_for(device: torch.device | str) -> Stopwatch:
     """The stopwatch of a device."""
-    return CudaStopwatch() if torch.device(device).type == "cuda" else CpuStopwatch()
+    return CudaStopwatch(device) if torch.device(device).type == "cuda" else CpuStopwatch()
