@@ -5,7 +5,11 @@ import signal
 import tempfile
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+hypothesis.settings.register_profile("untimed", deadline=None)  # no test times anything, hypothesis neither
+hypothesis.settings.load_profile("untimed")
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="nanolib-tests-"))
 # compiled once for all workers, which inherit this

@@ -266,7 +266,7 @@ def _held(path):
         return runs, rows, store.connection.execute("SELECT machine_id, torch FROM machines").fetchall()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(_HELD, _HELD, _HELD)
 def test_a_merge_is_the_same_in_any_order_and_however_often(one, two, three):
     with tempfile.TemporaryDirectory() as name:
@@ -295,7 +295,7 @@ _JSON = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     factors=st.dictionaries(st.text("abc_", min_size=1, max_size=5), _JSON, min_size=1, max_size=3),
     samples=st.lists(_FLOAT, max_size=5),

@@ -24,6 +24,11 @@ class Step(Protocol):
         ...
 
 
+def held(model: nn.Module) -> tuple[torch.Tensor, ...]:
+    """What a model holds whatever it does: its weights, and tables such as those of positions."""
+    return (*model.parameters(), *model.buffers())
+
+
 class Inferring:
     """A forward pass without gradients.
 
@@ -54,7 +59,7 @@ class Inferring:
 
     def workloads(self) -> Iterator[Workload]:
         """The forward pass."""
-        yield Workload("inference", self.forward, lambda: (*self.model.parameters(), self.ids), keeps=False)
+        yield Workload("inference", self.forward, lambda: (*held(self.model), self.ids), keeps=False)
 
 
 class Training:
@@ -126,7 +131,7 @@ class Training:
 
     def workloads(self) -> Iterator[Workload]:
         """The whole step."""
-        yield Workload("training_step", self, lambda: (*self.model.parameters(), *self._states(), self.ids))
+        yield Workload("training_step", self, lambda: (*held(self.model), *self._states(), self.ids))
 
 
 class Generating:
@@ -146,7 +151,7 @@ class Generating:
         """Reading the prompt, and one token after it."""
 
         def existing() -> tuple[torch.Tensor, ...]:
-            return (*self.model.parameters(), *self.generation.tensors)
+            return (*held(self.model), *self.generation.tensors)
 
         yield Workload("prefill", self.generation.prefill, existing)
         yield Workload("decode", self.generation.decode, existing)

@@ -163,7 +163,7 @@ _json = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_whatever_a_field_is_given_it_is_taken_or_told_in_one_line_that_names_it(data):
     name = data.draw(st.sampled_from(EXPERIMENTS))
@@ -201,7 +201,7 @@ _valid = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(values=_valid)
 def test_parameters_survive_a_file_the_command_line_and_the_store(values):
     made = _params("attention")(**values)

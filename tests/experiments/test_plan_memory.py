@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from nanolib.experiments import attention, model, sweep, workload
+from nanolib.experiments import attention, model, model_cases, sweep, workload
 from nanolib.measurement import Status
 from nanolib.paths import checkout
 from nanolib.store import Store
@@ -73,7 +73,7 @@ def test_a_case_that_will_not_fit_is_never_started(tmp_path, monkeypatch):
     case = next(c for c in model.cases(_params()) if isinstance(c, model.ModelCase) and c.mode == "training")
     need = model.plan(case).most  # planned before, so that nothing needs a model now
     monkeypatch.setattr(workload, "free_bytes", lambda device: need - 1)
-    monkeypatch.setattr(model, "create_model", lambda *_: pytest.fail("it was started"))
+    monkeypatch.setattr(model_cases, "create_model", lambda *_: pytest.fail("it was started"))
     params = _params(train=True)
     with Store(tmp_path / "results.sqlite") as store:
         monkeypatch.setattr(model, "cases", lambda _: [case])

@@ -56,7 +56,7 @@ def test_sparse_equals_dense_with_the_same_mask(pattern, causal, q_len, kv_len):
     assert _agrees(out, masked_attention(*inputs, mask), inputs)
 
 
-@settings(max_examples=int(os.environ.get("NANOLIB_EXAMPLES", "150")), deadline=None, derandomize=True)
+@settings(max_examples=int(os.environ.get("NANOLIB_EXAMPLES", "150")), derandomize=True)
 @given(
     pattern=st.sampled_from(ALL_PATTERNS),
     causal=st.booleans(),

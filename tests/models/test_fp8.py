@@ -42,7 +42,7 @@ def test_rounding_equals_torchs_for_a_million_float32(format):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("recipe", fp8.RECIPES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_the_emulated_linear_is_torchaos_bit_for_bit(recipe, dtype, data):
     from torchao.float8 import Float8LinearConfig

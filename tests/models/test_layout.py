@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nanolib.measurement import BadInput
@@ -15,7 +15,6 @@ _layouts = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(layout=_layouts)
 def test_parts_make_the_whole_again_and_differ_by_one_position_per_piece_at_most(layout):
     x = torch.arange(layout.total).view(1, 1, -1, 1)
@@ -26,7 +25,6 @@ def test_parts_make_the_whole_again_and_differ_by_one_position_per_piece_at_most
     assert max(lengths) - min(lengths) <= 1
 
 
-@settings(deadline=None)
 @given(layout=_layouts, causal=st.booleans())
 def test_the_blocks_of_all_ranks_are_each_pair_that_is_seen_once(layout, causal):
     seen = torch.zeros(layout.total, layout.total, dtype=torch.int64)
