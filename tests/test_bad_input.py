@@ -92,6 +92,8 @@ WITH_DATABASE = [
     ("compare latest latest --threshold -1%", "--threshold: '-1%' will not do"),
     ("compare latest latest --threshold lots", "--threshold: 'lots' will not do"),
     ("compare latest latest --chart HERE/x.doc", "x.doc"),
+    ("compare latest latest --json HERE/ok.json --markdown HERE/none/x.md", "none is no folder; make it or name"),
+    ("ab . . --call json:dumps --json HERE/none/x.json", "none is no folder; make it or name another"),
     ("history nowhere", "no run of nowhere is in the database; it holds attention"),
     ("history --metric speed", "'speed'"),
     ("clean --older-than soon", "--older-than: 'soon' will not do; give days, such as 30d"),

@@ -49,6 +49,7 @@ def compare(
     from nanolib.regression.compare import compare_rows
 
     use_output(output)
+    _have_folders(json_file, markdown_file, chart_file)
     found = compare_rows(_rows_of("base", base), _rows_of("current", current), _share(threshold))
     if not found.lines:
         raise BadInput(f"compare: {base!r} and {current!r} have no case in common; compare runs of one notebook")
@@ -62,6 +63,13 @@ def compare(
     if not found.same_machine:
         click.echo("they come from different machines: a comparison, not a gate")
     sys.exit(EXIT_FAILED if found.regressed else EXIT_OK)
+
+
+def _have_folders(*files: str | None) -> None:
+    """What is measured for a minute, or written first, must not be lost for a folder that is not there."""
+    for file in filter(None, files):
+        if not Path(file).absolute().parent.is_dir():
+            raise BadInput(f"{file}: {Path(file).parent} is no folder; make it or name another")
 
 
 def _show_comparison(found: Any, everything: bool, json_file: str | None, markdown_file: str | None) -> None:
@@ -122,6 +130,7 @@ def ab(
     from nanolib.regression.rounds import Settings
 
     use_output(output)
+    _have_folders(json_file, markdown_file)
     question = _ab_question(a, b, notebooks, pairs_of(pairs), functions, setup, metric)
     settings = Settings(
         threshold=_share(threshold),
