@@ -12,11 +12,11 @@ run: setup
 	$(BIN)/nano run quick
 
 test: setup lint
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --nbval-lax --nbval-cell-timeout=300 tests notebooks
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder --nbval-lax --nbval-cell-timeout=300 tests notebooks
 
 # Without simulations, kernels, ranks and compilers: under two minutes.
 test-fast: setup lint
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope -m "not notebook and not slow" tests
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder -m "not notebook and not slow" tests
 
 lint: setup
 	$(BIN)/ruff check .

@@ -29,3 +29,13 @@ os.environ.pop("JPY_SESSION_NAME", None)  # notebooks run here as in a batch, fr
 def _output_folder_stays(monkeypatch):
     """A command's --output sets the variable for its own process; in tests that process goes on."""
     monkeypatch.setenv("NANOLIB_OUTPUT", os.environ["NANOLIB_OUTPUT"])
+
+
+def pytest_collection_modifyitems(items):
+    """Files that take long come first, so that no worker is left with one of them at the end."""
+    long = {
+        i.path
+        for i in items
+        if i.path.suffix == ".ipynb" or i.get_closest_marker("slow") or i.get_closest_marker("notebook")
+    }
+    items.sort(key=lambda item: item.path not in long)
