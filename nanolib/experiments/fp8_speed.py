@@ -14,7 +14,7 @@ from torch import nn
 from nanolib.config import NanoConfig
 from nanolib.experiments import model as models
 from nanolib.experiments.ceilings import rate_rows
-from nanolib.experiments.model_steps import Inferring, Training
+from nanolib.experiments.model_steps import Inferring, Training, held
 from nanolib.experiments.params import Case
 from nanolib.experiments.workload import Plan, Workload, check_fits, first_call_ms
 from nanolib.measurement import Measurement, Unsupported, exact
@@ -155,7 +155,7 @@ def _memory(case: SpeedCase, model: nn.Module, ids: torch.Tensor, work: Workload
     existing = tuple(work.existing())
     weights, states, gradients = sum(p.nbytes for p in model.parameters()), 0, 0
     if case.mode == "training_step":
-        states = sum(x.nbytes for x in existing) - weights - ids.nbytes
+        states = sum(x.nbytes for x in existing) - sum(x.nbytes for x in held(model)) - ids.nbytes
         gradients = sum(p.nbytes for p in model.parameters() if p.requires_grad)
     with peak_memory(case.device, *existing) as peak:
         work.call()
