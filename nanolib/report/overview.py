@@ -31,8 +31,8 @@ def made_once(table: Callable[[pd.DataFrame], _Made]) -> Callable[[pd.DataFrame]
 def of_experiment(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
     """The rows of one experiment, with factor columns that none of them uses left out."""
     chosen = rows[rows["experiment"] == experiment] if len(rows) else rows
-    used = [name for name in chosen.columns if not name.startswith("factor.") or chosen[name].notna().any()]
-    return chosen[used]
+    used = ~chosen.columns.str.startswith("factor.") | chosen.notna().any().to_numpy()
+    return chosen.loc[:, used]
 
 
 def having(rows: pd.DataFrame, experiment: str, factor: str) -> pd.DataFrame:
