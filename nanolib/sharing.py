@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
+import sqlite3
 from collections.abc import Collection, Mapping
 from typing import Any
+
+from nanolib.measurement import RunStatus
 
 DROPPED = ("corpus", "rendezvous", "traceback")
 _END = r"\s'\"`,:;<>()\[\]{}|"
@@ -34,6 +38,35 @@ def hosts_of(params: Mapping[str, Any]) -> list[str]:
     """Hosts that a run's parameters name."""
     host = str(params.get("rendezvous", "")).rpartition(":")[0]
     return [host] if host and host not in ("localhost", "127.0.0.1") else []
+
+
+def make_shareable(db: sqlite3.Connection) -> None:
+    """Leave out of every text what tells whose machine it was; a run in flight will get no further here."""
+    hosts = {}
+    for run_id, params, disturbances, *texts in db.execute(
+        "SELECT run_id, params, disturbances, message, label FROM runs"
+    ).fetchall():
+        hosts[run_id] = hosts_of(json.loads(params))
+        told = [_text(shareable(json.loads(text), hosts[run_id])) for text in (params, disturbances)]
+        told += [shareable(text, hosts[run_id]) for text in texts]
+        db.execute(
+            "UPDATE runs SET process = '', params = ?, disturbances = ?, message = ?, label = ? WHERE run_id = ?",
+            (*told, run_id),
+        )
+    db.execute("UPDATE runs SET status = ? WHERE status = ?", (RunStatus.INTERRUPTED, RunStatus.RUNNING))
+    for number, run_id, factors, details, *texts in db.execute(
+        "SELECT id, run_id, factors, details, message, label FROM measurements"
+    ).fetchall():
+        told = [_text(shareable(json.loads(text), hosts[run_id])) for text in (factors, details)]
+        told += [shareable(text, hosts[run_id]) for text in texts]
+        if told != [factors, details, *texts]:
+            db.execute(
+                "UPDATE measurements SET factors = ?, details = ?, message = ?, label = ? WHERE id = ?", (*told, number)
+            )
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, allow_nan=False)
 
 
 def _last(match: re.Match[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 import struct
 import time
@@ -13,11 +12,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nanolib.files import address, check_length, writable
 from nanolib.measurement import METRICS, BadInput, Measurement, RunStatus, Status
 from nanolib.merging import merge_machines, merge_runs
 from nanolib.paths import database_path, make_folder
 from nanolib.schema import APPLICATION_ID, MIGRATIONS, NAMED, SCHEMA_VERSION, TRACE_TABLES, Run
-from nanolib.sharing import hosts_of, shareable
+from nanolib.sharing import make_shareable
 from nanolib.traces import Trace, TraceWriter
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ class Store:
         elif not create and not self.path.stat().st_size:
             raise BadInput(f"database: {self.path} is empty; name another")
         try:
-            _check_length(self.path)
-            self.connection = sqlite3.connect(_address(self.path), timeout=_WAIT_S, isolation_level=None, uri=True)
+            check_length(self.path)
+            self.connection = sqlite3.connect(address(self.path), timeout=_WAIT_S, isolation_level=None, uri=True)
             self._open()
         except sqlite3.DatabaseError as error:
             raise BadInput(f"database: {self.path} cannot be opened ({error}); name another, or move it away") from None
@@ -86,7 +86,7 @@ class Store:
             raise BadInput(
                 f"database: {self.path} has schema {version}, newer than this nanolib's {SCHEMA_VERSION}; update nanolib"
             )
-        if not _writable(self.path):
+        if not writable(self.path):
             if version < SCHEMA_VERSION:
                 raise BadInput(
                     f"database: {self.path} has schema {version}, this nanolib {SCHEMA_VERSION}, and it cannot be written; copy it"
@@ -514,7 +514,7 @@ class Store:
         with Store(path, create=False) as other:
             if other.path.resolve() == self.path.resolve():
                 raise BadInput(f"database: {path} is this database itself; name another")
-        self.connection.execute("ATTACH DATABASE ? AS other", (_address(Path(path)),))
+        self.connection.execute("ATTACH DATABASE ? AS other", (address(Path(path)),))
         try:
             with self._transaction() as db:
                 merge_machines(db)
@@ -573,74 +573,9 @@ class Store:
             other.merge(self.path, run_ids)
             with other._transaction() as db:
                 db.execute("DELETE FROM machines WHERE machine_id NOT IN (SELECT machine_id FROM runs)")
-                _make_shareable(db)
+                make_shareable(db)
             other.connection.execute("PRAGMA journal_mode = DELETE").fetchall()
             other.connection.execute("VACUUM")
-
-
-def is_database(path: Path) -> bool:
-    """Whether a file looks like one of SQLite's, whatever its name: a label may be a file's name too."""
-    try:
-        with path.open("rb") as file:
-            return file.read(16) == b"SQLite format 3\0"
-    except OSError:
-        return False
-
-
-def _writable(path: Path) -> bool:
-    """Whether the file, and beside it its journal, can be written."""
-    return os.access(path.parent, os.W_OK) and (not path.exists() or os.access(path, os.W_OK))
-
-
-def _address(path: Path) -> str:
-    """For SQLite; what cannot be written is read without a lock, which could not be taken, unless somebody has a journal there."""
-    address = path.absolute().as_uri()
-    if _writable(path):
-        return address
-    return address + ("?mode=ro" if Path(f"{path}-wal").exists() else "?mode=ro&immutable=1")
-
-
-def _make_shareable(db: sqlite3.Connection) -> None:
-    """Leave out of every text what tells whose machine it was; a run in flight will get no further here."""
-    hosts = {}
-    for run_id, params, disturbances, *texts in db.execute(
-        "SELECT run_id, params, disturbances, message, label FROM runs"
-    ).fetchall():
-        hosts[run_id] = hosts_of(json.loads(params))
-        told = [_json(shareable(json.loads(text), hosts[run_id])) for text in (params, disturbances)]
-        told += [shareable(text, hosts[run_id]) for text in texts]
-        db.execute(
-            "UPDATE runs SET process = '', params = ?, disturbances = ?, message = ?, label = ? WHERE run_id = ?",
-            (*told, run_id),
-        )
-    db.execute("UPDATE runs SET status = ? WHERE status = ?", (RunStatus.INTERRUPTED, RunStatus.RUNNING))
-    for number, run_id, factors, details, *texts in db.execute(
-        "SELECT id, run_id, factors, details, message, label FROM measurements"
-    ).fetchall():
-        told = [_json(shareable(json.loads(text), hosts[run_id])) for text in (factors, details)]
-        told += [shareable(text, hosts[run_id]) for text in texts]
-        if told != [factors, details, *texts]:
-            db.execute(
-                "UPDATE measurements SET factors = ?, details = ?, message = ?, label = ? WHERE id = ?", (*told, number)
-            )
-
-
-def _check_length(path: Path) -> None:
-    """SQLite reads a file that was cut off until it comes to the place; its header tells how long it was.
-
-    Raises:
-        BadInput: It is shorter.
-    """
-    if (
-        not path.is_file() or path.with_name(f"{path.name}-wal").exists()
-    ):  # with a log beside it that is not settled yet
-        return
-    with path.open("rb") as file:
-        header = file.read(100)
-    if len(header) == 100 and header.startswith(b"SQLite format 3"):
-        page, pages = struct.unpack(">H", header[16:18])[0], struct.unpack(">I", header[28:32])[0]
-        if path.stat().st_size < (65_536 if page == 1 else page) * pages:
-            raise BadInput(f"database: {path} cannot be read, it is cut off; name another, or copy it again")
 
 
 def _power_row(sample: Any) -> tuple[int, float | None, float | None, float | None, float | None]:

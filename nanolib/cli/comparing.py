@@ -230,7 +230,8 @@ def _share(text: str) -> float:
 
 def _rows_of(side: str, name: str) -> Any:
     """The measurements that a name or a database stands for."""
-    from nanolib.store import Store, is_database
+    from nanolib.files import is_database
+    from nanolib.store import Store
 
     path = Path(name)  # a label may be the name of a file too, but has no folder in it
     is_file = path.suffix in (".sqlite", ".db") or is_database(path) or (len(path.parts) > 1 and path.is_file())
