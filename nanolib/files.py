@@ -8,12 +8,14 @@ from pathlib import Path
 
 from nanolib.measurement import BadInput
 
+_MAGIC = b"SQLite format 3\0"
+
 
 def is_database(path: Path) -> bool:
     """Whether a file looks like one of SQLite's, whatever its name: a label may be a file's name too."""
     try:
         with path.open("rb") as file:
-            return file.read(16) == b"SQLite format 3\0"
+            return file.read(len(_MAGIC)) == _MAGIC
     except OSError:
         return False
 
@@ -43,7 +45,7 @@ def check_length(path: Path) -> None:
         return
     with path.open("rb") as file:
         header = file.read(100)
-    if len(header) == 100 and header.startswith(b"SQLite format 3"):
+    if len(header) == 100 and header.startswith(_MAGIC):
         page, pages = struct.unpack(">H", header[16:18])[0], struct.unpack(">I", header[28:32])[0]
         if path.stat().st_size < (65_536 if page == 1 else page) * pages:
             raise BadInput(f"database: {path} cannot be read, it is cut off; name another, or copy it again")

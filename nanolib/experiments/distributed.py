@@ -229,7 +229,7 @@ def _memory_worlds(params: Params, form: str) -> list[int]:
     """One rank for what does not share its memory; the numbers of ranks that were asked for, for what does."""
     if form not in (prefill.RING, prefill.ULYSSES):
         return [1]
-    several = [world for world in _several(params) if world > 1]
+    several = [world for world in params.world_sizes if world > 1]
     if form == prefill.ULYSSES:
         return [world for world in several if not params.num_heads % world and not params.num_kv_heads % world]
     return several
