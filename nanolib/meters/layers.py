@@ -25,7 +25,7 @@ from nanolib.meters.sink import Sink
 from nanolib.meters.stopwatch import stopwatch_for
 
 _ENTRIES = ("forward", "prefill", "decode")  # a call of the model is a call of one of these
-_READ_S = 0.4  # marks are read so often: a kill loses the rows of less than a second
+READ_S = 0.4  # marks are read so often: a kill loses the rows of less than a second
 _NOTHING = contextlib.nullcontext()
 
 
@@ -220,7 +220,7 @@ class LayerProfiler:
                     self._activations.end_call()
                 call.summarised = True
             self._unread.append(call)
-            if not self.config.batch_db_commits or time.monotonic() - self._read_s > _READ_S:
+            if not self.config.batch_db_commits or time.monotonic() - self._read_s > READ_S:
                 self.flush()
             return out
 

@@ -15,7 +15,7 @@ from torch import nn
 from nanolib.measurement import Measurement
 from nanolib.meters.clock import synchronizer
 from nanolib.meters.energy import EnergyMeter
-from nanolib.meters.layers import LayerProfiler
+from nanolib.meters.layers import READ_S, LayerProfiler
 from nanolib.meters.profiling import ProfilingConfig
 from nanolib.meters.sink import Sink
 from nanolib.stats.compare import hodges_lehmann
@@ -23,9 +23,11 @@ from nanolib.stats.intervals import Interval
 
 PLAIN, AGAIN = "plain", "again"
 _Kind = str | ProfilingConfig  # of a call: bare, or with a profiler
-_BLOCK_S, _MAX_CALLS = 0.2, 16  # calls in a row, whose rows are handed over together, as they are in use
+# Calls in a row. Longer ones are no quieter: what a shared machine does to a call it does to the next one as well, so two
+# neighbours differ by as much as two rows of ten.
+_BLOCK_S, _MAX_CALLS = 0.02, 16
 _MIN_ROUNDS, _MAX_ROUNDS = 6, 1000  # six is the least from which a median has a 95 % interval
-_SAMPLES = 20
+_SAMPLES, _HANDINGS = 20, 5
 
 
 @dataclass(frozen=True)
@@ -86,10 +88,11 @@ def measure_overhead(
     """The cost of each mode of profiling, in single calls that alternate with bare ones.
 
     A mode is taken apart into the calls that it consists of: most are watched alone, each k-th is looked at closely. Every round
-    runs all kinds of calls in random order and then in the reverse (ABBA), so that drift hits all alike; a mode's datum is the mean
-    of its calls, k − 1 watched and one looked at, over the bare one's. Handing rows over is part of the call. What the threads
-    beside it take (one reading of every power source per interval, and the rows written) is measured by itself and added in full,
-    as if no core were free for them.
+    runs all kinds of calls in random order and then in the reverse (ABBA), each between two bare calls to which it is compared, so
+    that drift hits all alike; a mode's datum is the mean of its calls' ratios, k − 1 watched and one looked at. Handing rows over
+    is part of a call that is looked at; for the others it is timed by itself, over as many calls as are handed over together in
+    use. What the threads beside it take (one reading of every power source per interval, and the rows written) is measured by
+    itself too and added in full, as if no core were free for them.
 
     Args:
         model: What is profiled.
@@ -105,54 +108,52 @@ def measure_overhead(
     """
     kinds = _kinds(modes)
     order, random_order = list(kinds), random.Random(seed)
-    wall: dict[_Kind, list[float]] = {kind: [] for kind in kinds}
-    cpu: dict[_Kind, list[float]] = {kind: [] for kind in kinds}
+    ratios: dict[_Kind, list[np.ndarray]] = {kind: [] for kind in kinds}  # wall and processor time over the bare call's
     rows = dict.fromkeys(kinds, 0.0)
     synchronize = synchronizer(next(model.parameters()).device)
-    for kind in kinds:  # what a first call compiles or allocates is not part of the cost
-        _timed(model, call, kind, 1, sink, synchronize)
+
+    def timed(kind: _Kind, calls: int) -> np.ndarray:
+        spent, rows[kind] = _timed(model, call, kind, calls, sink, synchronize)
+        return spent
+
+    for kind in [PLAIN, *kinds]:  # what a first call compiles or allocates is not part of the cost
+        timed(kind, 1)
     block_s = min(_BLOCK_S, budget_s / (2 * len(kinds) * _MIN_ROUNDS))
-    calls = min(_MAX_CALLS, max(1, round(block_s / float(_timed(model, call, PLAIN, 1, sink, synchronize)[0][0]))))
-    end, reading_s, rounds = time.monotonic() + budget_s, _reading_s(), 0
+    plain_s = float(timed(PLAIN, 1)[0])
+    calls = min(_MAX_CALLS, max(1, round(block_s / plain_s)))
+    together = min(_MAX_CALLS, max(1, round(READ_S / plain_s)))
+    handing = {kind: _handing_s(model, call, kind, together, sink) for kind in kinds}
+    end, reading_s, rounds, plain = time.monotonic() + budget_s, _reading_s(), 0, []
     while rounds < _MIN_ROUNDS or (time.monotonic() < end and rounds < _MAX_ROUNDS):
         random_order.shuffle(order)
         both = {kind: np.zeros(2) for kind in kinds}
+        plain.append(timed(PLAIN, calls))
         for kind in [*order, *reversed(order)]:
-            spent, rows[kind] = _timed(model, call, kind, calls, sink, synchronize)
-            both[kind] += spent / 2
-        for kind, (seconds, busy) in both.items():
-            wall[kind].append(seconds)
-            cpu[kind].append(busy)
+            spent = timed(kind, calls)
+            call()  # the bare calls that are timed follow a bare call, whatever went before
+            plain.append(timed(PLAIN, calls))
+            both[kind] += (spent + handing[kind]) / (plain[-2] + plain[-1])
+        for kind, ratio in both.items():
+            ratios[kind].append(ratio)
         rounds += 1
-        if rounds % _MIN_ROUNDS == 0 and _settled(wall, modes, precision):
+        if rounds % _MIN_ROUNDS == 0 and _settled(ratios, modes, precision):
             break
-    plain_s = float(np.median(wall[PLAIN]))
+    plain_s = float(np.median(plain, axis=0)[0])
     row_s = _writing_s(sink)
-    found = [
-        Overhead("again", *(_share(x[AGAIN], x[PLAIN]) for x in (wall, cpu)), rounds, 0.0, (0.0, 1e3 * plain_s), 0.0)
-    ]
+    found = [Overhead("again", *_shares(ratios[AGAIN]), rounds, 0.0, (0.0, 1e3 * plain_s), 0.0)]
     for name, config in modes.items():
         per_call = float(_amortised(rows, config))
         threads = reading_s / (config.power_sample_interval_ms / 1e3) + per_call * row_s / plain_s
-        shares = (_share(_amortised(x, config), x[PLAIN]) for x in (wall, cpu))
-        closest = float(np.median(wall[_looking(config)]))
-        found.append(
-            Overhead(
-                name,
-                *(Interval(*(end + threads for end in share)) for share in shares),
-                rounds,
-                threads,
-                (1e3 * closest, 1e3 * plain_s),
-                per_call,
-            )
-        )
+        shares = (Interval(*(end + threads for end in share)) for share in _shares(_amortised(ratios, config)))
+        closest = plain_s * float(np.median(ratios[_looking(config)], axis=0)[0])
+        found.append(Overhead(name, *shares, rounds, threads, (1e3 * closest, 1e3 * plain_s), per_call))
     return found
 
 
 def _kinds(modes: Mapping[str, ProfilingConfig]) -> list[_Kind]:
-    """The kinds of calls that modes consist of, each once."""
+    """The kinds of calls that modes consist of, each once, and the bare one."""
     configs = [config for mode in modes.values() for config in (_watching(mode), _looking(mode))]
-    return list(dict.fromkeys([PLAIN, AGAIN, *configs]))
+    return list(dict.fromkeys([AGAIN, *configs]))
 
 
 def _watching(config: ProfilingConfig) -> ProfilingConfig:
@@ -180,14 +181,28 @@ def _timed(
     sink: Sink | None,
     synchronize: Callable[[], object],
 ) -> tuple[np.ndarray, float]:
-    """Wall and processor seconds of one call, and the rows it made; after a bare call, so that all kinds follow the same."""
-    call()
+    """Wall and processor seconds of one call, and the rows it made."""
     if isinstance(kind, str):
         return _seconds(call, calls, synchronize), 0.0
-    calls = 1 if kind.looks else calls
     with LayerProfiler(model, kind, sink=sink) as profiler:
-        seconds = _seconds(call, calls, synchronize, profiler.flush)
-    return seconds, profiler.rows / calls
+        if kind.looks:
+            return _seconds(call, 1, synchronize, profiler.flush), float(profiler.rows)
+        call()  # in use a watched call follows a watched one, and not the making of a profiler
+        seconds = _seconds(call, calls, synchronize)
+    return seconds, profiler.rows / (1 + calls)
+
+
+def _handing_s(model: nn.Module, call: Callable[[], object], kind: _Kind, calls: int, sink: Sink | None) -> np.ndarray:
+    """Wall and processor seconds per call that handing rows over takes, where it is not timed with the call."""
+    if isinstance(kind, str) or kind.looks:
+        return np.zeros(2)
+    found = []
+    for _ in range(_HANDINGS):
+        with LayerProfiler(model, kind, sink=sink) as profiler:
+            for _ in range(calls):
+                call()
+            found.append(_seconds(profiler.flush, 1, lambda: None) / calls)
+    return np.median(found, axis=0)
 
 
 def _seconds(
@@ -202,14 +217,14 @@ def _seconds(
     return np.array([time.perf_counter() - start, time.thread_time() - busy]) / calls
 
 
-def _share(watched: Any, plain: Any) -> Interval:
-    """The cost as a share, from pairs."""
-    low, estimate, high = hodges_lehmann(np.log(watched) - np.log(plain), 0.95)
-    return Interval(math.expm1(low), math.expm1(estimate), math.expm1(high))
+def _shares(ratios: Any) -> list[Interval]:
+    """The cost as a share of wall and of processor time, from ratios to the bare call."""
+    intervals = (hodges_lehmann(series, 0.95) for series in np.log(ratios).T)
+    return [Interval(*(math.expm1(end) for end in interval)) for interval in intervals]
 
 
-def _settled(wall: Mapping[_Kind, list[float]], modes: Mapping[str, ProfilingConfig], precision: float) -> bool:
-    shares = [_share(_amortised(wall, config), wall[PLAIN]) for config in modes.values()]
+def _settled(ratios: Mapping[_Kind, list[np.ndarray]], modes: Mapping[str, ProfilingConfig], precision: float) -> bool:
+    shares = [_shares(_amortised(ratios, config))[0] for config in modes.values()]
     return all((share.high - share.low) / 2 <= precision for share in shares)
 
 

@@ -11,6 +11,7 @@ from nanolib.meters.profiling import ProfilingConfig
 
 # Seconds of a call by kind, wall and processor, and the rows it makes.
 _BARE, _WATCHED, _LOOKED = (0.010, 0.008, 0), (0.011, 0.009, 3), (0.030, 0.020, 50)
+_HANDING = np.array([0.002, 0.001])  # of a watched call
 
 
 @pytest.fixture
@@ -23,7 +24,13 @@ def clockwork(monkeypatch):
         wall, cpu, rows = _BARE if isinstance(kind, str) else _LOOKED if kind.looks else _WATCHED
         return np.array([wall, cpu]), float(rows)
 
-    for name, double in (("_timed", timed), ("_reading_s", lambda: 0.01), ("_writing_s", lambda sink: 0.001)):
+    doubles = {
+        "_timed": timed,
+        "_reading_s": lambda: 0.01,
+        "_writing_s": lambda sink: 0.001,
+        "_handing_s": lambda model, call, kind, calls, sink: _HANDING * (kind == ProfilingConfig.minimal()),
+    }
+    for name, double in doubles.items():
         monkeypatch.setattr(overhead, name, double)
     return order
 
@@ -43,22 +50,38 @@ def test_a_mode_costs_the_mean_of_its_calls_and_its_threads_in_full(clockwork):
     assert (found["again"].pass_ms, found["again"].rows) == (pytest.approx((0, 10)), 0)
     minimal, deep = found["minimal"], found["deep"]
     assert minimal.threads == pytest.approx(0.01 / 0.05 + 3 * 0.001 / 0.010)  # readings, and rows per call
-    assert minimal.wall.estimate == pytest.approx(0.011 / 0.010 - 1 + minimal.threads)
-    assert minimal.cpu.estimate == pytest.approx(0.009 / 0.008 - 1 + minimal.threads)
+    assert minimal.wall.estimate == pytest.approx(0.013 / 0.010 - 1 + minimal.threads)
+    assert minimal.cpu.estimate == pytest.approx(0.010 / 0.008 - 1 + minimal.threads)
     assert deep.rows == pytest.approx((4 * 3 + 50) / 5)
     assert deep.threads == pytest.approx(0.01 / 0.1 + deep.rows * 0.001 / 0.010)
     assert deep.wall.estimate == pytest.approx((4 * 0.011 + 0.030) / 5 / 0.010 - 1 + deep.threads)
-    assert deep.pass_ms == pytest.approx((30, 10)) and minimal.pass_ms == pytest.approx((11, 10))
+    assert deep.pass_ms == pytest.approx((30, 10)) and minimal.pass_ms == pytest.approx((13, 10))
 
 
-def test_every_round_runs_all_kinds_there_and_back_and_six_rounds_are_the_least(clockwork):
+def test_every_round_runs_all_kinds_there_and_back_between_bare_calls_and_six_rounds_are_the_least(clockwork):
     found = _measured(budget_s=0.0, precision=0.0)
-    kinds = 5  # bare, bare again, watched as either mode does, looked at
-    rounds = clockwork[kinds + 1 :]  # after each kind's first call, and one for how long a bare one takes
-    assert len(rounds) == 6 * 2 * kinds and {f.rounds for f in found.values()} == {6}
-    for at in range(0, len(rounds), 2 * kinds):
-        there, back = rounds[at : at + kinds], rounds[at + kinds : at + 2 * kinds]
-        assert there == back[::-1] and {PLAIN, AGAIN} < set(there)
+    kinds = 4  # bare again, watched as either mode does, looked at
+    rounds = clockwork[kinds + 2 :]  # after each kind's first call, and a bare one's, and one for how long it takes
+    each = 2 * (2 * kinds) + 1
+    assert len(rounds) == 6 * each and {f.rounds for f in found.values()} == {6}
+    for at in range(0, len(rounds), each):
+        of_round = rounds[at : at + each]
+        assert set(of_round[::2]) == {PLAIN}
+        there, back = of_round[1::2][:kinds], of_round[1::2][kinds:]
+        assert there == back[::-1] and len(set(there)) == kinds and AGAIN in there
+
+
+def test_a_machine_that_grows_slower_is_no_cost(monkeypatch, clockwork):
+    ordinary, drift = overhead._timed, iter(range(10**6))
+
+    def slower(*args):
+        spent, rows = ordinary(*args)
+        return spent * (1 + 0.01 * next(drift)), rows
+
+    monkeypatch.setattr(overhead, "_timed", slower)
+    monkeypatch.setattr(overhead, "_handing_s", lambda *_: np.zeros(2))
+    minimal = _measured(budget_s=0.0)["minimal"]
+    assert minimal.wall.estimate - minimal.threads == pytest.approx(0.1, abs=2e-3)
 
 
 def test_it_stops_once_intervals_are_narrow_and_not_before(clockwork):
