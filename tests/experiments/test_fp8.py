@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nanolib.experiments import fp8, fp8_parity, sweep
-from nanolib.experiments.fp8_parity import ParityCase, measure_parity, parity_verdict
+from nanolib.experiments.fp8_parity import ParityCase, measure_parity, parity_verdict, rate_share
 from nanolib.experiments.fp8_speed import converted_row
 from nanolib.measurement import BadInput, Provenance
 from nanolib.models import create_model
@@ -99,12 +99,12 @@ def test_charts_of_full_empty_and_failed_rows_are_valid(rows, name):
 
 
 def test_the_same_run_twice_differs_by_nothing_and_a_last_bit_by_little():
-    case = _parity("bf16")
+    case = _parity("bf16", steps=40)
     fp8_parity._losses.cache_clear()
     first = fp8_parity._losses(case, 3, "")
     fp8_parity._losses.cache_clear()
     assert fp8_parity._losses(case, 3, "") == first
-    again = fp8_parity._losses(_parity("bf16_again"), 3, "")
+    again = fp8_parity._losses(_parity("bf16_again", steps=40), 3, "")
     assert again != first and again[0] == pytest.approx(first[0], rel=1e-4)
 
 
@@ -140,6 +140,13 @@ def test_a_loss_that_is_not_finite_is_worse_without_a_number(monkeypatch):
 )
 def test_what_is_said_of_differences(differences, verdict):
     assert parity_verdict(differences, 0.006) == verdict
+
+
+def test_the_learning_rate_rises_over_a_tenth_and_falls_to_zero():
+    shares = [rate_share(step, 100) for step in range(100)]
+    assert shares[:10] == pytest.approx([0.1 * (step + 1) for step in range(10)]) and max(shares) == 1.0
+    assert shares[10:] == pytest.approx([(100 - step) / 90 for step in range(10, 100)])
+    assert rate_share(0, 10) == 1.0 and 0 < rate_share(9, 10) < 0.2  # the fewest steps that may be asked for
 
 
 def test_the_converted_share_is_of_all_flops():
