@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -43,18 +44,25 @@ def run(
     output: str | None,
 ) -> None:
     """Run a suite (default: quick), or some of its notebooks, then write the report."""
-    from nanolib.suite.jobs import in_parts, plan
+    from nanolib.suite.ahead import Ahead
 
     folder = use_output(output)
-    jobs = in_parts(plan(targets, pairs_of(pairs), {"label": label, "resume": resume}), parts)
-    if dry_run:
-        _show_plan(jobs)
-        return
-    from nanolib.suite.runner import closing_table, run_jobs
+    alone = place == "here" and parts == 1 and not dry_run
+    with Ahead(folder) if alone else contextlib.nullcontext() as ahead:
+        from nanolib.suite.jobs import in_parts, plan
 
-    if place == "ray":
-        from nanolib.suite.on_ray import run_on_ray as run_jobs
-    ended, log = run_jobs(jobs, folder, click.echo)
+        jobs = in_parts(plan(targets, pairs_of(pairs), {"label": label, "resume": resume}), parts)
+        if dry_run:
+            _show_plan(jobs)
+            return
+        from nanolib.suite.runner import closing_table, run_jobs
+
+        if place == "ray":
+            from nanolib.suite.on_ray import run_on_ray
+
+            ended, log = run_on_ray(jobs, folder, click.echo)
+        else:
+            ended, log = run_jobs(jobs, folder, click.echo, ahead=ahead)
     click.echo("")
     for line in closing_table(ended):
         click.echo(line)

@@ -14,11 +14,19 @@ import signal
 import socket
 import struct
 import sys
+import uuid
 
+LAUNCH_VARIABLE = "NANOLIB_LAUNCH"  # `nano run` gives all its notebooks one token, and finds their runs by it
+PART_VARIABLE = "NANOLIB_PART"  # `2/4`: this run is the second of four that share the cases
 PRIVATE_NETWORK = "--private-network"
 _PARENT_DEATH = 1  # PR_SET_PDEATHSIG
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000
 _SET_FLAGS, _UP_RUNNING = 0x8914, 0x41
+
+
+def new_token() -> str:
+    """A token for the runs of one command."""
+    return uuid.uuid4().hex[:12]
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:

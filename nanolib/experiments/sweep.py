@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 import nanolib
 from nanolib.experiments.ceilings import CeilingCase
+from nanolib.experiments.launch import LAUNCH_VARIABLE, PART_VARIABLE
 from nanolib.experiments.lock import device_lock
 from nanolib.experiments.outcome import Outcome, attempt, one_line
 from nanolib.experiments.params import Case, Params
@@ -38,8 +39,6 @@ from nanolib.traces import recording
 if TYPE_CHECKING:
     import pandas as pd
 
-LAUNCH_VARIABLE = "NANOLIB_LAUNCH"  # `nano run` gives all its notebooks one token, and finds their runs by it
-PART_VARIABLE = "NANOLIB_PART"  # `2/4`: this run is the second of four that share the cases
 MAX_ATTEMPTS = 2
 
 

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import IO, Any
 
 import nanolib
+from nanolib.experiments.launch import new_token
 from nanolib.experiments.sweep import source_digest
 from nanolib.measurement import BadInput, RunStatus
 from nanolib.paths import DATABASE, make_folder
 from nanolib.store import Store
 from nanolib.suite.jobs import Job, make_job
-from nanolib.suite.runner import Ended, new_token, run_jobs
+from nanolib.suite.runner import Ended, run_jobs
 
 RETRIES = 2  # of a task whose node or worker is lost
 

@@ -15,7 +15,6 @@ import sys
 import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -27,13 +26,14 @@ import yaml
 from tqdm import tqdm
 
 from nanolib.experiments import launch
+from nanolib.experiments.launch import LAUNCH_VARIABLE, PART_VARIABLE, new_token
 from nanolib.experiments.lock import holder
-from nanolib.experiments.sweep import LAUNCH_VARIABLE, PART_VARIABLE
 from nanolib.experiments.torchrun import end_tree
 from nanolib.measurement import RunStatus
 from nanolib.meters.machine import resolve_device
 from nanolib.paths import DATABASE, OUTPUT_VARIABLE, make_folder
 from nanolib.store import Store
+from nanolib.suite.ahead import Ahead
 from nanolib.suite.devices import gpu_places, on_any_gpu
 from nanolib.suite.jobs import Job
 
@@ -74,6 +74,7 @@ class _Launch:
     Attributes:
         output: The output folder.
         token: By which their runs are found.
+        ahead: The process that waits for the first of them, where there is one.
         bar: Moves with the cases of all of them.
         finished: Cases that have ended, by the job's title.
         claimed: Runs whose job is known.
@@ -82,6 +83,7 @@ class _Launch:
 
     output: Path
     token: str
+    ahead: Ahead | None
     bar: tqdm
     finished: dict[str, int] = field(default_factory=dict)
     claimed: set[str] = field(default_factory=set)
@@ -89,7 +91,12 @@ class _Launch:
 
 
 def run_jobs(
-    jobs: Sequence[Job], output: Path, say: Callable[[str], None] = print, *, token: str = ""
+    jobs: Sequence[Job],
+    output: Path,
+    say: Callable[[str], None] = print,
+    *,
+    token: str = "",
+    ahead: Ahead | None = None,
 ) -> tuple[list[Ended], Path]:
     """Run the jobs: those that any one GPU can do on all GPUs at once, and the others in turn.
 
@@ -98,11 +105,12 @@ def run_jobs(
         output: The output folder.
         say: Takes lines for the terminal.
         token: Of the command, where it has one already.
+        ahead: Started by the command, for the first job.
 
     Returns:
         How each ended, and the log file.
     """
-    token = token or new_token()
+    token = ahead.token if ahead else token or new_token()
     log_path = output / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{token}.log"
     make_folder(log_path.parent)
     ended = [Ended(job.title, cases=len(job.cases())) for job in jobs]
@@ -110,7 +118,7 @@ def run_jobs(
     places = gpu_places()
     together = [at for at, job in enumerate(jobs) if on_any_gpu(job)] if len(places) > 1 else []
     with tqdm(total=total, unit="case", disable=None, file=sys.stderr, dynamic_ncols=True) as bar:
-        shared = _Launch(output, token, bar)
+        shared = _Launch(output, token, ahead, bar)
         if together:
             _run_together(shared, [(jobs[at], ended[at]) for at in together], places, log_path, say)
         for at, (job, end) in enumerate(zip(jobs, ended, strict=True)):
@@ -119,11 +127,6 @@ def run_jobs(
             if at not in together:
                 _run_one(job, end, shared, {}, log_path, say)
     return ended, log_path
-
-
-def new_token() -> str:
-    """A token for the runs of one command."""
-    return uuid.uuid4().hex[:12]
 
 
 def _run_together(
@@ -183,18 +186,9 @@ def _run(job: Job, end: Ended, shared: _Launch, place: dict[str, str], store: St
         parameters.write_text(yaml.safe_dump(dict(job.values)), encoding="utf-8")
         # beside its place until it ends: two suites at once must not write into one file
         target = shared.output / f".{job.title}-{shared.token}.ipynb"
-        variables = {OUTPUT_VARIABLE: str(shared.output), LAUNCH_VARIABLE: shared.token, PART_VARIABLE: job.part}
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", launch.__name__, "papermill", _as_is(job.notebook), _as_is(target)),
-                *("-f", str(parameters), "--no-progress-bar"),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=os.environ | variables | place,
-            start_new_session=True,  # Ctrl-C is ours to handle
-        )
+        arguments = [_as_is(job.notebook), _as_is(target), "-f", str(parameters), "--no-progress-bar"]
+        ahead = shared.ahead if not (place or job.part) else None  # its environment is of neither
+        process = (ahead and ahead.papermill(arguments, log)) or _papermill(arguments, job, shared, place, log)
         try:
             while process.poll() is None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -204,6 +198,8 @@ def _run(job: Job, end: Ended, shared: _Launch, place: dict[str, str], store: St
                 _watch(job, end, shared, store, names, process.pid)
         finally:
             end_tree(process, _GRACE_S)
+            if ahead:
+                ahead.settle()
             if target.exists():
                 target.replace(shared.output / f"{job.title}.ipynb")
             end.seconds = time.perf_counter() - start
@@ -220,6 +216,20 @@ def _run(job: Job, end: Ended, shared: _Launch, place: dict[str, str], store: St
         end.message = row.message.iloc[0]
     else:
         end.message = _reason(process.returncode, Path(log.name), said)
+
+
+def _papermill(
+    arguments: Sequence[str], job: Job, shared: _Launch, place: dict[str, str], log: IO[str]
+) -> subprocess.Popen[bytes]:
+    variables = {OUTPUT_VARIABLE: str(shared.output), LAUNCH_VARIABLE: shared.token, PART_VARIABLE: job.part}
+    return subprocess.Popen(
+        [sys.executable, "-m", launch.__name__, "papermill", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=os.environ | variables | place,
+        start_new_session=True,  # Ctrl-C is ours to handle
+    )
 
 
 def _as_is(path: Path) -> str:
