@@ -120,7 +120,7 @@ def attention_speed_up(rows: pd.DataFrame) -> alt.TopLevelMixin:
         f"Forward, against {data['baseline'].iloc[0]}. Above the grey line sparse is faster.",
         "Dashed: the bound that skipped tiles set.",
     ]
-    chart = alt.layer(*layers).properties(width=2 * WIDTH, height=HEIGHT, title=alt.Title(title, subtitle=subtitle))
+    chart = alt.layer(*layers, width=2 * WIDTH, height=HEIGHT, title=alt.Title(title, subtitle=subtitle))
     return look(chart)
 
 
@@ -232,8 +232,8 @@ def warmup_curve(rows: pd.DataFrame) -> alt.TopLevelMixin:
             tooltip=[alt.Tooltip("step:Q"), alt.Tooltip("ms:Q", format=",.4~g"), alt.Tooltip("phase:N")],
         )
         title_ = alt.Title(str(direction).replace("_", " + "), fontSize=12)
-        charts.append(alt.layer(line, points).properties(width=WIDTH, height=HEIGHT, title=title_))
-    return look(alt.hconcat(*charts, spacing=24).properties(title=title))
+        charts.append(alt.layer(line, points, width=WIDTH, height=HEIGHT, title=title_))
+    return look(alt.hconcat(*charts, spacing=24, title=title))
 
 
 def warmup_settings(rows: pd.DataFrame) -> alt.TopLevelMixin:
@@ -256,8 +256,8 @@ def warmup_settings(rows: pd.DataFrame) -> alt.TopLevelMixin:
             ],
         )
         title_ = alt.Title(str(direction).replace("_", " + "), fontSize=12)
-        charts.append(alt.layer(rule, points).properties(width=WIDTH, height=HEIGHT, title=title_))
-    return look(alt.hconcat(*charts, spacing=24).properties(title=title))
+        charts.append(alt.layer(rule, points, width=WIDTH, height=HEIGHT, title=title_))
+    return look(alt.hconcat(*charts, spacing=24, title=title))
 
 
 def attention_roofline(rows: pd.DataFrame) -> alt.TopLevelMixin:

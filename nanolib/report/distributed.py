@@ -237,9 +237,9 @@ def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
                     y=y, tooltip=[alt.Tooltip("form:N"), alt.Tooltip("ranks:Q"), alt.Tooltip("ms:Q")]
                 ),
             )
-        charts.append(alt.layer(*layers).properties(width=WIDTH, height=HEIGHT, title=alt.Title(panel, fontSize=12)))
+        charts.append(alt.layer(*layers, width=WIDTH, height=HEIGHT, title=alt.Title(panel, fontSize=12)))
     subtitle = "Slowest rank, 95 % intervals. Hollow: more ranks than cores, no claim of speed. Dashed: the cost model (model)."
-    return look(alt.hconcat(*charts, spacing=24).properties(title=alt.Title(title, subtitle=subtitle)))
+    return look(alt.hconcat(*charts, spacing=24, title=alt.Title(title, subtitle=subtitle)))
 
 
 def _panel_names(table: pd.DataFrame) -> pd.Series:
@@ -310,7 +310,7 @@ def decode_shares(rows: pd.DataFrame) -> alt.TopLevelMixin:
         for panel in dict.fromkeys(data["panel"])
     ]
     subtitle = "Timed part by part: the ranks wait for each other before they communicate, so that a straggler is no communication."
-    return look(alt.concat(*charts, columns=2, spacing=24).properties(title=alt.Title(title, subtitle=subtitle)))
+    return look(alt.concat(*charts, columns=2, spacing=24, title=alt.Title(title, subtitle=subtitle)))
 
 
 _BYTES = "datum.value >= 1048576 ? datum.value / 1048576 + ' MiB' : datum.value / 1024 + ' KiB'"
@@ -356,7 +356,7 @@ def link_model(rows: pd.DataFrame) -> alt.TopLevelMixin:
         )
         charts.append(layers.properties(width=WIDTH, height=HEIGHT, title=alt.Title(panel, fontSize=12)))
     subtitle = _link_words(rows) or "Points: measured, slowest rank."
-    return look(alt.hconcat(*charts, spacing=24).properties(title=alt.Title(title, subtitle=subtitle)))
+    return look(alt.hconcat(*charts, spacing=24, title=alt.Title(title, subtitle=subtitle)))
 
 
 def _link_words(rows: pd.DataFrame) -> str:

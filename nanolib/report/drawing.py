@@ -176,7 +176,7 @@ def measured_and_predicted(
                 .mark_text(text="✕", fontSize=15, color=_FAILED, baseline="bottom")
                 .encode(x=x, y=alt.value(HEIGHT - 4), tooltip=reasons)
             )
-        charts.append(alt.layer(*layers).properties(width=WIDTH, height=HEIGHT, title=alt.Title(panel, fontSize=12)))
+        charts.append(alt.layer(*layers, width=WIDTH, height=HEIGHT, title=alt.Title(panel, fontSize=12)))
     with warnings.catch_warnings():  # one selection for all panels is what we want, and what it warns of
         warnings.filterwarnings("ignore", message="Automatically deduplicated selection parameter")
         joined = alt.hconcat(*charts, spacing=24)

@@ -145,9 +145,7 @@ def energy_per_token(rows: pd.DataFrame) -> alt.TopLevelMixin:
         "Dashed boxes: a range estimated from how busy the cores were, and no reading.",
     ]
     return look(
-        alt.layer(*layers).properties(
-            width=int(1.6 * WIDTH), height=alt.Step(26), title=alt.Title(title, subtitle=subtitle)
-        )
+        alt.layer(*layers, width=int(1.6 * WIDTH), height=alt.Step(26), title=alt.Title(title, subtitle=subtitle))
     )
 
 

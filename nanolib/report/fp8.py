@@ -138,12 +138,10 @@ def fp8_precisions(rows: pd.DataFrame) -> alt.TopLevelMixin:
             )
             why = alt.Chart(failed).mark_text(fontSize=11, color="#B00020", align="left", dx=16, limit=WIDTH + 60)
             layers.append(why.encode(y=y, x=alt.value(6), text=alt.Text("message:N")))
-        charts.append(
-            alt.layer(*layers).properties(width=WIDTH + 80, height=alt.Step(26), title=alt.Title(panel, fontSize=12))
-        )
+        charts.append(alt.layer(*layers, width=WIDTH + 80, height=alt.Step(26), title=alt.Title(panel, fontSize=12)))
     return look(
-        alt.vconcat(*charts, spacing=14).properties(
-            title=alt.Title(title, subtitle="With its 95 % interval; crosses: not here, and why.")
+        alt.vconcat(
+            *charts, spacing=14, title=alt.Title(title, subtitle="With its 95 % interval; crosses: not here, and why.")
         )
     )
 
@@ -209,9 +207,7 @@ def fp8_quoted(rows: pd.DataFrame) -> alt.TopLevelMixin:
         layers.append(ticks.encode(y=y, x=alt.X("bound:Q")))
     subtitle = "Hollow: what others report, source in the tooltip. Filled: measured here. Dashed tick: Amdahl's bound."
     return look(
-        alt.layer(*layers).properties(
-            width=int(1.4 * WIDTH), height=alt.Step(26), title=alt.Title(title, subtitle=subtitle)
-        )
+        alt.layer(*layers, width=int(1.4 * WIDTH), height=alt.Step(26), title=alt.Title(title, subtitle=subtitle))
     )
 
 

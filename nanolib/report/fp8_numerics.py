@@ -73,7 +73,7 @@ def fp8_numerics(rows: pd.DataFrame) -> alt.TopLevelMixin:
             )
         )
     subtitle = f"Emulated: hollow marks. {len(variants)} ways to cast, in a small decoder trained for a while in bf16."
-    return look(alt.hconcat(*charts, spacing=16).properties(title=alt.Title(title, subtitle=subtitle)))
+    return look(alt.hconcat(*charts, spacing=16, title=alt.Title(title, subtitle=subtitle)))
 
 
 def fp8_losses(rows: pd.DataFrame) -> alt.TopLevelMixin:
@@ -110,7 +110,7 @@ def fp8_losses(rows: pd.DataFrame) -> alt.TopLevelMixin:
     most = data[data["what"].str.startswith("saturate")]["share"].max()
     saturate = f"At most {most:.2g} of any operand saturates" if most > 0 else "Nothing saturates"
     subtitle = f"Emulated. {saturate}: scales follow each tensor's largest magnitude."
-    return look(alt.hconcat(*charts, spacing=16).properties(title=alt.Title(title, subtitle=subtitle)))
+    return look(alt.hconcat(*charts, spacing=16, title=alt.Title(title, subtitle=subtitle)))
 
 
 def fp8_scales(rows: pd.DataFrame) -> alt.TopLevelMixin:
@@ -142,7 +142,7 @@ def fp8_scales(rows: pd.DataFrame) -> alt.TopLevelMixin:
     subtitle = (
         "Emulated, a line per layer: format's largest value over the tensor's largest magnitude; e5m2 for gradients."
     )
-    return look(alt.hconcat(*charts, spacing=16).properties(title=alt.Title(title, subtitle=subtitle)))
+    return look(alt.hconcat(*charts, spacing=16, title=alt.Title(title, subtitle=subtitle)))
 
 
 def numerics_words(table: pd.DataFrame) -> list[str]:

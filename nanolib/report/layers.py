@@ -257,9 +257,7 @@ def activation_profile(rows: pd.DataFrame) -> alt.TopLevelMixin:
         "Means over the calls that were looked at closely. Of a large output an even sample of 2,048 elements is looked at,"
     ]
     subtitle.append("but for its largest one; attention over the pairs that are not masked.")
-    return look(
-        alt.vconcat(*rows_of_charts, spacing=12).properties(title=alt.Title(title + _of_model(rows), subtitle=subtitle))
-    )
+    return look(alt.vconcat(*rows_of_charts, spacing=12, title=alt.Title(title + _of_model(rows), subtitle=subtitle)))
 
 
 def overhead_table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -346,9 +344,7 @@ def profiling_overhead(rows: pd.DataFrame) -> alt.TopLevelMixin:
         "Calls with and without the profiler alternate; again is the bare call against itself. k − 1 calls are watched, one in k",
         "is looked at closely. Dashed ticks: what a mode may cost on a model of usual size; on small ones a module's cost shows.",
     ]
-    return look(
-        alt.vconcat(*rows_of_charts, spacing=12).properties(title=alt.Title(title + _of_model(rows), subtitle=subtitle))
-    )
+    return look(alt.vconcat(*rows_of_charts, spacing=12, title=alt.Title(title + _of_model(rows), subtitle=subtitle)))
 
 
 def layer_words(rows: pd.DataFrame) -> list[str]:

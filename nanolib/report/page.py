@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from altair.utils.schemapi import debug_mode
 
 from nanolib.paths import make_folder
 from nanolib.regression.history import what_changed
@@ -128,23 +127,23 @@ def build(store: Store, run_ids: list[str], folder: Path, *, pictures: bool = Tr
     left_out = store.count_cases(run_ids) - rows[["machine_id", "case_id"]].drop_duplicates().shape[0]
     make_folder(folder)
     # Everything is made beside the target and moved in at the end: a failure half-way leaves the old report whole.
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".report-") as temporary:
+    with (
+        tempfile.TemporaryDirectory(dir=folder, prefix=".report-") as temporary,
+        renderer.quick_charts(),
+        renderer.LinkedSpecs(Path(temporary) if pictures else None) as drawn,
+    ):
         made = Path(temporary)
         shown = [section for section in SECTIONS if section.experiment in set(runs["experiment"])]
-        with debug_mode(False):  # the tests let Altair check every chart; here that would take as long as drawing them
-            drawn = {
-                name: renderer.linked_spec(charts.CHARTS[name](rows)) for section in shown for name in section.charts
-            }
-            changes = _changes(store, runs)
-            drawn |= {name: renderer.linked_spec(chart) for name, chart in changes.charts.items()}
-        for name, spec in drawn.items() if pictures else ():
-            renderer.save(spec, made, name)
+        for name in (name for section in shown for name in section.charts):
+            drawn.add(name, charts.CHARTS[name](rows))
+        changes = _changes(store, runs)
+        for name, chart in changes.charts.items():
+            drawn.add(name, chart)
         for section in shown:
             _write_files(section, rows, runs, made)
         (made / "profiling_report.md").write_text(_markdown(shown, changes, rows, runs, machines), encoding="utf-8")
-        (made / "index.html").write_text(
-            web_page(shown, changes, drawn, rows, runs, machines, left_out), encoding="utf-8"
-        )
+        page = web_page(shown, changes, drawn.all(), rows, runs, machines, left_out)
+        (made / "index.html").write_text(page, encoding="utf-8")
         for file in made.iterdir():
             file.replace(folder / file.name)
     return folder / "index.html"

@@ -86,12 +86,12 @@ def quality_chart(rows: pd.DataFrame) -> alt.TopLevelMixin:
                 ],
             ),
         ]
-        charts.append(alt.layer(*layers).properties(width=WIDTH, height=HEIGHT, title=alt.Title(words, fontSize=12)))
+        charts.append(alt.layer(*layers, width=WIDTH, height=HEIGHT, title=alt.Title(words, fontSize=12)))
     seeds = int(table["seeds"].max())
     subtitle = (
         f"Small decoders trained on bytes of real text, {seeds} seeds; differences paired by seed, with 95 % intervals."
     )
-    return look(alt.hconcat(*charts, spacing=24).properties(title=alt.Title(title, subtitle=subtitle)))
+    return look(alt.hconcat(*charts, spacing=24, title=alt.Title(title, subtitle=subtitle)))
 
 
 def quality_words(rows: pd.DataFrame) -> list[str]:

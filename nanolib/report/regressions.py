@@ -166,9 +166,7 @@ def ratio_chart(table: pd.DataFrame, title: str, subtitle: str, threshold: float
         base.mark_point(filled=True, size=60, opacity=1).encode(x=x, tooltip=tooltip),
     ]
     told = [subtitle + left_out, f"Band: no change (±{MARGIN:.0%}). Dashed: the threshold, {threshold:.0%}."]
-    chart = alt.layer(*layers).properties(
-        width=WIDTH, height=max(60, _ROW * len(shown)), title=alt.Title(title, subtitle=told)
-    )
+    chart = alt.layer(*layers, width=WIDTH, height=max(60, _ROW * len(shown)), title=alt.Title(title, subtitle=told))
     return look(chart)
 
 
@@ -263,7 +261,7 @@ def history_chart(found: list[History]) -> alt.TopLevelMixin:
     subtitle = [
         f"{METRICS[found[0].metric].title} of {len(found)} timings, same machine. Triangles: the level changed."
     ]
-    chart = alt.layer(*layers).properties(width=2 * WIDTH, height=HEIGHT, title=alt.Title(title, subtitle=subtitle))
+    chart = alt.layer(*layers, width=2 * WIDTH, height=HEIGHT, title=alt.Title(title, subtitle=subtitle))
     return look(chart)
 
 

@@ -10,8 +10,10 @@ import base64
 import contextlib
 import functools
 import os
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import altair as alt
 import vl_convert
@@ -31,9 +33,56 @@ def vega_spec(chart: alt.TopLevelMixin, vl_version: str = VEGALITE_VERSION) -> d
     return vl_convert.vegalite_to_vega(chart.to_dict(), vl_version=vl_version)
 
 
-def linked_spec(chart: alt.TopLevelMixin) -> dict[str, Any]:
-    """The chart compiled for a page, where it follows what is picked for all of them."""
-    return vl_convert.vegalite_to_vega(linked(chart), vl_version=PAGE_VERSION)
+class LinkedSpecs:
+    """Charts compiled for a page, where they follow what is picked for all of them; in a thread, while others are made.
+
+    Args:
+        pictures: Where NAME.png and NAME.svg of each go, which takes longer than all the rest; nowhere if None.
+    """
+
+    def __init__(self, pictures: Path | None) -> None:
+        self._pictures = pictures
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="nanolib-charts")
+        self._coming: dict[str, Future[dict[str, Any]]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def add(self, name: str, chart: alt.TopLevelMixin) -> None:
+        """One more."""
+        self._coming[name] = self._thread.submit(self._compiled, name, linked(chart))
+
+    def _compiled(self, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+        compiled = vl_convert.vegalite_to_vega(spec, vl_version=PAGE_VERSION)
+        if self._pictures is not None:
+            save(compiled, self._pictures, name)
+        return compiled
+
+    def all(self) -> dict[str, dict[str, Any]]:
+        """Wait for all of them; name → specification."""
+        return {name: one.result() for name, one in self._coming.items()}
+
+
+@contextlib.contextmanager
+def quick_charts() -> Iterator[None]:
+    """Altair checks no chart against its schema, and turns each table into values once for all layers that draw it.
+
+    The tests let it check every chart; where many are drawn that would take as long as drawing them.
+    """
+    known: dict[int, tuple[Any, Any]] = {}
+
+    def once(data: Any) -> Any:
+        table = data.to_native() if hasattr(data, "to_native") else data  # Altair wraps it anew each time
+        if id(table) not in known:
+            known[id(table)] = table, alt.default_data_transformer(data)
+        return known[id(table)][1]
+
+    alt.data_transformers.register("nanolib", once)
+    with schemapi.debug_mode(False), alt.data_transformers.enable("nanolib"):
+        yield
 
 
 @functools.cache

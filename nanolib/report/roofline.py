@@ -127,8 +127,8 @@ def roofline_chart(rows: pd.DataFrame, experiment: str = "") -> alt.TopLevelMixi
         "Bytes are those that must move at least once: what stays in a cache can lie above the slope.",
     ]
     return look(
-        alt.layer(*layers).properties(
-            width=2 * WIDTH, height=int(1.3 * HEIGHT), title=alt.Title(title + shared, subtitle=subtitle)
+        alt.layer(
+            *layers, width=2 * WIDTH, height=int(1.3 * HEIGHT), title=alt.Title(title + shared, subtitle=subtitle)
         )
     )
 

@@ -128,7 +128,7 @@ def prefill_times(rows: pd.DataFrame) -> alt.TopLevelMixin:
         )
         charts.append(layers.properties(width=WIDTH, height=30 * len(order), title=alt.Title(panel, fontSize=12)))
     subtitle = "Slowest rank, 95 % intervals, interleaved in one launch; every rank has as many threads as the one that is alone."
-    return look(alt.concat(*charts, columns=2, spacing=24).properties(title=alt.Title(title, subtitle=subtitle)))
+    return look(alt.concat(*charts, columns=2, spacing=24, title=alt.Title(title, subtitle=subtitle)))
 
 
 def sharded_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
@@ -268,7 +268,7 @@ def training_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
         ideal = pd.DataFrame({"ranks": ticks, "rate": [float(one["rate"].iloc[0]) * rank for rank in ticks]})
         layers.insert(0, alt.Chart(ideal).mark_line(color="#bbb", strokeDash=[2, 2]).encode(x=x, y=alt.Y("rate:Q")))
     subtitle = "95 % intervals; hollow: more ranks than cores. Grey: one rank's rate, as many times."
-    joined = alt.layer(*layers).properties(width=WIDTH, height=HEIGHT, title=alt.Title(title, subtitle=subtitle))
+    joined = alt.layer(*layers, width=WIDTH, height=HEIGHT, title=alt.Title(title, subtitle=subtitle))
     return look(joined)
 
 

@@ -306,3 +306,21 @@ def test_reference_lines_grow_as_n_and_as_n_squared_and_stay_inside_the_chart():
         assert last[0] <= 1024 and last[1] <= 40.0 * (1 + 1e-9)
     assert list(text.data["text"]) == ["", "n", "", "n²"]
     assert drawing._slopes(data[data["seq_len"] == 128], [0.5, 40.0], alt.X("seq_len"), alt.Y("estimate")) == []
+
+
+def test_a_table_that_many_layers_draw_is_turned_into_values_once(monkeypatch):
+    asked, real = [], alt.default_data_transformer
+    monkeypatch.setattr(alt, "default_data_transformer", lambda data: asked.append(data) or real(data))
+    table, other = pd.DataFrame({"x": [1, 2], "y": [3, 4]}), pd.DataFrame({"x": [5], "y": [6]})
+    layers = [alt.Chart(data).mark_point().encode(x="x:Q", y="y:Q") for data in (table, other, table, table)]
+    before = alt.layer(*layers).to_dict()
+    with renderer.quick_charts():
+        within = alt.layer(*layers).to_dict()
+    assert len(asked) == 2 and within == before
+    assert alt.data_transformers.active == "default"
+
+
+def test_a_chart_that_does_not_compile_is_told(tmp_path):
+    with pytest.raises(ValueError, match="Vega"), renderer.LinkedSpecs(tmp_path) as drawn:
+        drawn.add("bad", alt.Chart.from_dict({"mark": 7}, validate=False))
+        drawn.all()
