@@ -322,5 +322,5 @@ def test_a_table_that_many_layers_draw_is_turned_into_values_once(monkeypatch):
 
 def test_a_chart_that_does_not_compile_is_told(tmp_path):
     with pytest.raises(ValueError, match="Vega"), renderer.LinkedSpecs(tmp_path) as drawn:
-        drawn.add("bad", alt.Chart.from_dict({"mark": 7}, validate=False))
+        drawn.add("bad", alt.Chart(pd.DataFrame({"x": [1]}), mark="no such mark"))
         drawn.all()
