@@ -33,7 +33,7 @@ table { border-collapse: collapse; font-size: 13px; white-space: nowrap; }
 td, th { padding: .25rem .6rem; border-bottom: 1px solid #e4e4e4; text-align: right; font-variant-numeric: tabular-nums; }
 td:first-child, th:first-child { text-align: left; } th { font-weight: 600; border-bottom: 2px solid #999; }
 summary { cursor: pointer; margin: .4rem 0; } .small { color: #555; font-size: 13px; }
-.said td, .said th { white-space: normal; overflow-wrap: anywhere; text-align: left; }
+.said td, .said th { white-space: normal; text-align: left; } .said td:nth-child(even) { overflow-wrap: anywhere; }
 #method { border-top: 1px solid #ccc; margin-top: 3rem; } #method td, #method th { text-align: left; white-space: normal; }
 """
 
@@ -74,6 +74,11 @@ function tell(pick) {
 
 def _table(frame: pd.DataFrame) -> str:
     return Table(frame)._repr_html_()
+
+
+def _short_name(chart: str, experiment: str) -> str:
+    """`attention_speed_up` in the section on attention → `speed up`."""
+    return chart.removeprefix(f"{experiment}_").replace("_", " ")
 
 
 def web_page(
@@ -121,7 +126,11 @@ def web_page(
         body.append(f'<h2 id="{section.experiment}">{html.escape(section.question)}</h2>')
         lines = "".join(f"<li>{html.escape(line)}</li>" for line in said[section.experiment])
         body.append(f'<ul class="verdict">{lines}</ul>')
-        body += [f'<div class="chart scroll" id="chart-{name}"></div>' for name in section.charts]
+        main, *others = (f'<div class="chart scroll" id="chart-{name}"></div>' for name in section.charts)
+        body.append(main)
+        if others:
+            names = ", ".join(_short_name(name, section.experiment) for name in section.charts[1:])
+            body.append(f"<details><summary>More charts: {names}</summary>{''.join(others)}</details>")
         table = tables.readable(section.table(rows), section.columns)
         body.append(f"<details open><summary>All cases</summary>{_table(table)}</details>")
     lines = "".join(f"<li>{html.escape(line)}</li>" for line in changes.verdict)

@@ -55,9 +55,19 @@ def test_it_opens_from_the_file_system_and_complains_of_nothing(opened):
     assert "window 64" in opened.page.locator(".verdict").first.inner_text()
 
 
+def test_a_question_shows_its_main_chart_and_the_others_on_a_click(opened):
+    def seen():
+        return [chart.get_attribute("id") for chart in opened.page.locator(".chart").all() if chart.is_visible()]
+
+    assert [name for name in seen() if "attention" in name] == ["chart-attention_latency"]
+    opened.page.get_by_text("More charts: speed up, quality").click()
+    assert "chart-attention_speed_up" in seen() and "chart-attention_roofline" in seen()
+
+
 @pytest.mark.parametrize("width", [1280, 1920])
 def test_nothing_overflows(opened, width):
     opened.page.set_viewport_size({"width": width, "height": 900})
+    opened.page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
     assert opened.page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
 
 
