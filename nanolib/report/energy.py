@@ -101,7 +101,11 @@ def energy_per_token(rows: pd.DataFrame) -> alt.TopLevelMixin:
     if table.empty or not table["energy_per_token"].notna().any():
         return nothing(title, why_nothing(of_experiment(rows, "energy"), "energy"))
     table = table[table["energy_per_token"].notna()]
-    case = table["name"] + " n=" + table["seq_len"].astype(int).astype(str)
+    case = "n = " + table["seq_len"].astype(int).astype(str)
+    if table["name"].nunique() > 1:
+        case = table["name"] + ", " + case
+    else:
+        title = f"{title}: {table['name'].iloc[0]}"
     data = pd.DataFrame(
         {
             "case": case + ", " + table["phase"].str.replace("_", " "),
@@ -119,7 +123,8 @@ def energy_per_token(rows: pd.DataFrame) -> alt.TopLevelMixin:
     scale = alt.Scale(type="log", domain=[float(ends["low"].min()) / 1.5, float(ends["high"].max()) * 1.5], nice=False)
     order = list(dict.fromkeys(data["case"]))
     phases = list(dict.fromkeys(data["phase"]))
-    colour = alt.Color("phase:N", title="Phase", scale=alt.Scale(domain=phases, range=PALETTE[: len(phases)]))
+    colours = alt.Scale(domain=phases, range=PALETTE[: len(phases)])
+    colour = alt.Color("phase:N", scale=colours, legend=None)  # the labels name the phase
     tooltip = [
         alt.Tooltip("case:N"),
         alt.Tooltip("source:N"),
