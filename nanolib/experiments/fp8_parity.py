@@ -65,8 +65,8 @@ def measure_parity(case: ParityCase, corpus: str = "") -> Iterator[Measurement]:
     """The difference in loss from bf16 at each tenth of the run, and what is said of it.
 
     A tenth's loss is the mean over its steps, of the batches as they are trained on; both runs of a seed see the same in one order.
-    The learning rate rises over the first tenth and falls to zero: at a rate that stays, two runs of one seed end so far apart by
-    chance that five pairs hardly see 8 bits with a mantissa of two.
+    The learning rate rises over the first tenth and falls to zero, as in practice: at a rate that stays, chance alone puts more
+    between two runs of one seed.
 
     Returns:
         `parity` (nats per byte) of the last tenth, the verdict and all tenths in its details; `loss` of either arm. A run whose

@@ -151,7 +151,7 @@ def measure_overhead(
 
 
 def _kinds(modes: Mapping[str, ProfilingConfig]) -> list[_Kind]:
-    """The kinds of calls that modes consist of, each once, and the bare one."""
+    """The kinds of calls that modes consist of, each once, and the bare one again."""
     configs = [config for mode in modes.values() for config in (_watching(mode), _looking(mode))]
     return list(dict.fromkeys([AGAIN, *configs]))
 

@@ -134,8 +134,9 @@ def build(store: Store, run_ids: list[str], folder: Path, *, pictures: bool = Tr
     ):
         made = Path(temporary)
         shown = [section for section in SECTIONS if section.experiment in set(runs["experiment"])]
-        for name in (name for section in shown for name in section.charts):
-            drawn.add(name, charts.CHARTS[name](rows))
+        for section in shown:
+            for name in section.charts:
+                drawn.add(name, charts.CHARTS[name](rows))
         changes = _changes(store, runs)
         for name, chart in changes.charts.items():
             drawn.add(name, chart)
