@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -26,6 +26,22 @@ _SETTLE_S = 2.0  # whoever outlives the process may hold its output open
 _ENGINE = "nanolib-ahead"
 _KERNEL = ("--HistoryManager.hist_file=:memory:",)  # as papermill starts one
 _IMPORTS = "import nanolib.experiments.plan, nanolib.report.charts"  # what the first cell of a notebook needs
+
+
+def start(arguments: Sequence[str], variables: Mapping[str, str], **streams: Any) -> subprocess.Popen[bytes]:
+    """Start `-m ARGUMENT...` for a notebook: it ends when we do, and Ctrl-C is ours to handle."""
+    return subprocess.Popen(
+        [sys.executable, "-m", launch.__name__, *arguments],
+        stderr=subprocess.STDOUT,
+        env=os.environ | dict(variables),
+        start_new_session=True,
+        **streams,
+    )
+
+
+def told(output: Path, token: str, part: str = "") -> dict[str, str]:
+    """What the environment tells a notebook: the output folder, the command's token, and which part it is."""
+    return {OUTPUT_VARIABLE: str(output), LAUNCH_VARIABLE: token, PART_VARIABLE: part}
 
 
 class Ahead:
@@ -41,15 +57,9 @@ class Ahead:
     def __init__(self, output: Path) -> None:
         self.token = new_token()
         self._reader: threading.Thread | None = None
-        self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
-            [sys.executable, "-m", launch.__name__, __name__],
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,  # there is no log yet, and none is made for a command that is wrong
-            stderr=subprocess.STDOUT,
-            env=os.environ | {OUTPUT_VARIABLE: str(output), LAUNCH_VARIABLE: self.token, PART_VARIABLE: ""},
-            start_new_session=True,  # Ctrl-C is for whoever started it
-        )
+        # A pipe: there is no log yet, and none is made for a command that is wrong.
+        streams = {"bufsize": 0, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self._process: subprocess.Popen[bytes] | None = start([__name__], told(output, self.token), **streams)
 
     def __enter__(self) -> Self:
         return self

@@ -25,15 +25,14 @@ import psutil
 import yaml
 from tqdm import tqdm
 
-from nanolib.experiments import launch
-from nanolib.experiments.launch import LAUNCH_VARIABLE, PART_VARIABLE, new_token
+from nanolib.experiments.launch import new_token
 from nanolib.experiments.lock import holder
 from nanolib.experiments.torchrun import end_tree
 from nanolib.measurement import RunStatus
 from nanolib.meters.machine import resolve_device
-from nanolib.paths import DATABASE, OUTPUT_VARIABLE, make_folder
+from nanolib.paths import DATABASE, make_folder
 from nanolib.store import Store
-from nanolib.suite.ahead import Ahead
+from nanolib.suite.ahead import Ahead, start, told
 from nanolib.suite.devices import gpu_places, on_any_gpu
 from nanolib.suite.jobs import Job
 
@@ -177,7 +176,7 @@ def _run_one(
 
 
 def _run(job: Job, end: Ended, shared: _Launch, place: dict[str, str], store: Store, log: IO[str]) -> None:
-    start = time.perf_counter()
+    began = time.perf_counter()
     names = {case.case_id: str(case) for case in job.cases()}
     log.seek(0, os.SEEK_END)
     said = log.tell()
@@ -188,7 +187,10 @@ def _run(job: Job, end: Ended, shared: _Launch, place: dict[str, str], store: St
         target = shared.output / f".{job.title}-{shared.token}.ipynb"
         arguments = [_as_is(job.notebook), _as_is(target), "-f", str(parameters), "--no-progress-bar"]
         ahead = shared.ahead if not (place or job.part) else None  # its environment is of neither
-        process = (ahead and ahead.papermill(arguments, log)) or _papermill(arguments, job, shared, place, log)
+        process = ahead.papermill(arguments, log) if ahead else None
+        if process is None:
+            variables = told(shared.output, shared.token, job.part) | place
+            process = start(["papermill", *arguments], variables, stdin=subprocess.DEVNULL, stdout=log)
         try:
             while process.poll() is None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -202,7 +204,7 @@ def _run(job: Job, end: Ended, shared: _Launch, place: dict[str, str], store: St
                 ahead.settle()
             if target.exists():
                 target.replace(shared.output / f"{job.title}.ipynb")
-            end.seconds = time.perf_counter() - start
+            end.seconds = time.perf_counter() - began
             _watch(job, end, shared, store, names, process.pid)
     log.flush()
     row = store.runs("run_id = ?", (end.run_id,))
@@ -216,20 +218,6 @@ def _run(job: Job, end: Ended, shared: _Launch, place: dict[str, str], store: St
         end.message = row.message.iloc[0]
     else:
         end.message = _reason(process.returncode, Path(log.name), said)
-
-
-def _papermill(
-    arguments: Sequence[str], job: Job, shared: _Launch, place: dict[str, str], log: IO[str]
-) -> subprocess.Popen[bytes]:
-    variables = {OUTPUT_VARIABLE: str(shared.output), LAUNCH_VARIABLE: shared.token, PART_VARIABLE: job.part}
-    return subprocess.Popen(
-        [sys.executable, "-m", launch.__name__, "papermill", *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        env=os.environ | variables | place,
-        start_new_session=True,  # Ctrl-C is ours to handle
-    )
 
 
 def _as_is(path: Path) -> str:
