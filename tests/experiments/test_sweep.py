@@ -3,15 +3,22 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from nanolib.experiments import lock, sweep
-from nanolib.experiments.outcome import attempt
-from nanolib.measurement import BadInput
-from nanolib.store import Store
+from nanolib.experiments.ceilings import CeilingCase
+from nanolib.experiments.outcome import Outcome, attempt
+from nanolib.experiments.params import Case
+from nanolib.experiments.worker import Cancelled
+from nanolib.measurement import BadInput, Measurement, exact
+from nanolib.store import Run, Store
 from tests.experiments import sample_experiment as sample
 
 ROOT = Path(__file__).parents[2]
@@ -223,3 +230,187 @@ def test_a_killed_run_is_marked_at_the_next_start(store, tmp_path):
     assert list(store.runs().status) == ["interrupted", "done"]
     assert store.started_attempts(store.runs().run_id.iloc[0])  # the case in flight is known
     assert len(store.finished_cases(store.runs().run_id.iloc[0])) == 1
+
+
+# the parts, one by one
+
+
+def test_a_run_says_how_its_cases_ended_and_how_long_they_took(store):
+    run_id = store.add(Run("sample", {"machine_id": "m"}, run_id="0123456789"))
+    for name, status, seconds in (("a", "ok", 3.2), ("b", "ok", 4.4), ("c", "error", 1.0)):
+        store.write_case(run_id, name, {}, [Measurement("case_time", seconds, n=1, status=status, message="m")])
+    assert repr(sweep.SweepRun(store, run_id)) == "run 01234567: 1 error, 2 ok; 9 s inside cases"
+
+
+def test_a_run_that_goes_on_adds_to_the_time_it_took(store, monkeypatch):
+    run_id = store.add(Run("sample", {"machine_id": "m"}))
+    now = iter([10.0, 13.0, 20.0, 24.0, 30.0])
+    monkeypatch.setattr(sweep, "time", SimpleNamespace(perf_counter=lambda: next(now)))
+    sweep.SweepRun(store, run_id).finish()
+    assert store.runs().duration_s.iloc[0] == 3.0
+    again = sweep.SweepRun(store, run_id)
+    again.end("failed", "why")
+    assert list(store.runs().iloc[0][["duration_s", "status", "message"]]) == [7.0, "failed", "why"]
+
+
+@dataclass(frozen=True)
+class _Shaped(Case):
+    seq_len: int
+    kind: str
+
+
+def test_a_part_takes_whole_shapes_in_turn_and_always_the_ceilings():
+    ceilings = CeilingCase("cpu", "float32", 1.0)
+    cases = [ceilings, *(_Shaped("cpu", length, kind) for length in (8, 16, 32) for kind in "ab")]
+    assert sweep.part_of(cases, "") == cases
+    first, second = sweep.part_of(cases, "1/2"), sweep.part_of(cases, "2/2")
+    assert first == [ceilings, *cases[1:3], *cases[5:7]] and second == [ceilings, *cases[3:5]]
+    assert sweep.part_of(cases, "3/3") == [ceilings, *cases[5:7]]
+    assert sweep.part_of(cases, "4/4") == []  # nothing is left: no ceilings for their own sake
+
+
+def test_an_outcome_that_cannot_be_stored_is_an_error_row(store):
+    run_id = store.add(Run("sample", {"machine_id": "m"}))
+    case = sample.SampleCase("cpu", "ok")
+    rows = [exact("flops", 1.0), exact("flops", 2.0)]  # twice the same key
+    sweep._store_outcome(store, run_id, case, Outcome(rows, seconds=2.5, details={"rank": 1}), 2)
+    (row,) = store.measurements().to_dict("records")
+    assert (row["metric"], row["status"], row["estimate"]) == ("case_time", "error", 2.5)
+    assert row["message"].startswith("its rows cannot be stored: UNIQUE")
+    assert row["details"] == {"attempts": 2, "rank": 1} and row["method"] == "perf_counter" and row["n"] == 1
+
+
+def test_the_ceilings_of_a_run_are_by_their_scope(store):
+    run_id = store.add(Run("sample", {"machine_id": "m"}))
+    rows = [
+        Measurement("ceiling_flops", 2e9, scope="float32"),
+        Measurement("ceiling_bytes", 3e9, scope="copy"),
+        exact("flops", 5.0, scope="x"),
+    ]
+    store.write_case(run_id, "c", {}, rows)
+    assert sweep.ceilings_of(store, run_id) == {"float32": 2e9, "copy": 3e9} and sweep.ceilings_of(store, "other") == {}
+
+
+def test_what_stops_a_run_is_written_into_it(store, monkeypatch):
+    stop = threading.Event()
+    stop.set()
+    params = sample.Params(behaviours=["ok"])
+    with pytest.raises(Cancelled):
+        sweep.measure(sample, params, store=store, progress=False, stop=stop)
+    monkeypatch.setattr(sweep, "_store_outcome", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        _measure(store, "ok")
+    assert list(zip(store.runs().status, store.runs().message, strict=True)) == [
+        ("interrupted", "stopped by the user"),
+        ("failed", "ZeroDivisionError: division by zero"),
+    ]
+
+
+def test_a_run_says_what_made_it(store, monkeypatch):
+    monkeypatch.setenv(sweep.LAUNCH_VARIABLE, "night")
+    _measure(store, "ok", "unsupported", label="mine", suite="quick").finish()
+    run = store.runs().iloc[0]
+    assert (run.experiment, run.label, run.suite, run.device, run.launch) == (
+        "sample_experiment",
+        "mine",
+        "quick",
+        "cpu",
+        "night",
+    )
+    assert run.cases == 2 and run.params["behaviours"] == ["ok", "unsupported"] and run.process == sweep._process_name()
+    assert set(run.versions) == {"python", "torch", "platform", "nanolib", "sources"}
+    assert len(run.fingerprint) == 16 and run.git_revision == sweep.git_revision()
+
+
+def test_a_part_of_a_run_is_another_run(store, monkeypatch):
+    _measure(store, "ok", resume=True).finish()
+    monkeypatch.setenv(sweep.PART_VARIABLE, "1/1")
+    _measure(store, "ok", resume=True).finish()
+    _measure(store, "ok", resume=True).finish()
+    prints = list(store.runs().fingerprint)
+    assert len(prints) == 2 and prints[0] != prints[1]
+
+
+def test_a_run_that_another_process_is_at_is_not_taken_over(store):
+    _measure(store, "ok", label="first")
+    other = f"{sweep._host()}:{os.getppid()}:{psutil.Process(os.getppid()).create_time():.2f}"
+    store.update_run(store.runs().run_id.iloc[0], process=other, launch="l")
+    _measure(store, "ok", resume=True).finish()
+    assert len(store.runs()) == 2  # the first one's process is there
+    store.update_run(store.runs().run_id.iloc[0], process=f"{sweep._host()}:{os.getppid()}:1.00")
+    store.connection.execute("DELETE FROM runs WHERE label = ''")
+    _measure(store, "ok", resume=True)
+    (run,) = store.runs().to_dict("records")  # its process is gone: it is taken over, label and launch with it
+    assert (run["label"], run["launch"], run["process"]) == ("first", "l", sweep._process_name())
+
+
+def test_a_process_is_known_by_its_machine_number_and_beginning():
+    own = sweep._process_name()
+    host, pid, created = own.split(":")
+    assert sweep.alive(own) and sweep.alive(f"{host}:{pid}:{float(created) + 0.5}")
+    assert not sweep.alive(f"{host}:{pid}:{float(created) + 2}") and not sweep.alive(
+        f"{host}:{pid}:{float(created) - 2}"
+    )
+    assert not sweep.alive(f"elsewhere:{pid}:{created}") and not sweep.alive("")
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    name = f"{host}:{ended.pid}:{psutil.Process(ended.pid).create_time()}"
+    while psutil.Process(ended.pid).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    assert not sweep.alive(name)  # it has ended, and nobody has asked how
+    ended.wait()
+    assert not sweep.alive(name)
+
+
+def test_runs_of_other_machines_and_living_processes_are_not_marked(store):
+    for run_id, process in (
+        ("gone", f"{sweep._host()}:{os.getpid()}:1.00"),
+        ("here", sweep._process_name()),
+        ("elsewhere", "0000:1:1.00"),
+    ):
+        store.add(Run("sample", {"machine_id": "m"}, run_id=run_id, process=process))
+    sweep.mark_dead_runs(store)
+    runs = store.runs().set_index("run_id")
+    assert dict(runs.status) == {"gone": "interrupted", "here": "running", "elsewhere": "running"}
+    assert runs.message["gone"] == "its process ended before the run did"
+
+
+@pytest.mark.parametrize(
+    ("session", "launch", "live"), [("s", None, True), ("", None, False), (None, None, False), ("s", "l", False)]
+)
+def test_a_person_is_there_where_a_server_names_the_session_and_no_command_runs_it(monkeypatch, session, launch, live):
+    for name, value in (("JPY_SESSION_NAME", session), (sweep.LAUNCH_VARIABLE, launch)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert sweep.live_front_end() is live
+
+
+def test_a_bar_is_a_widget_before_a_person_and_nothing_in_a_batch(monkeypatch):
+    monkeypatch.setattr(sweep, "live_front_end", lambda: False)
+    with sweep._progress_bar(False, total=3) as unwanted, sweep._progress_bar(True, total=3) as wanted:
+        assert unwanted.disable and wanted.disable is not sys.stderr.isatty()
+    monkeypatch.setattr(sweep, "live_front_end", lambda: True)
+    monkeypatch.setattr("tqdm.auto.tqdm", lambda **settings: settings)
+    assert sweep._progress_bar(True, total=3, unit="case") == {"total": 3, "unit": "case"}
+    assert sweep._progress_bar(False, total=3).disable
+
+
+def test_the_sources_make_the_version_and_a_folder_outside_git_has_no_revision(monkeypatch, tmp_path):
+    (tmp_path / "nanolib").mkdir()
+    code = tmp_path / "nanolib" / "__init__.py"
+    code.write_text("one = 1\n")
+    monkeypatch.setattr(sweep.nanolib, "__file__", str(code))
+    sources, revision = sweep.source_digest.__wrapped__, sweep.git_revision.__wrapped__
+    first = sources()
+    assert len(first) == 12 and sources() == first and revision() == ""
+    code.write_text("one = 2\n")
+    assert sources() != first
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@localhost"]
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    assert revision() == ""  # no commit yet
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "--quiet", "-m", "x"], check=True)
+    committed = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout
+    assert revision() and committed.startswith(revision())
+    code.write_text("one = 3\n")
+    assert revision().endswith("+")

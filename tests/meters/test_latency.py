@@ -1,12 +1,16 @@
 import gc
+import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from nanolib.measurement import BadInput, Flag
-from nanolib.meters import latency
+from nanolib.meters import clock, latency
 from nanolib.meters.latency import measure, measure_phases, summarise
 from nanolib.stats.intervals import median_interval
+from nanolib.stats.steady import SteadyState
 
 
 class FakeClock:
@@ -163,3 +167,205 @@ def test_a_bad_limit_is_told(name, value):
 def test_the_real_clock_gives_positive_samples():
     row = measure(lambda: sum(range(1000)), budget_s=0.2)
     assert min(row.samples) > 0 and row.low <= row.estimate <= row.high and row.method == "perf_counter"
+
+
+# the rules one by one, at their bounds
+
+
+@pytest.mark.parametrize(
+    ("series", "samples", "per_block"),
+    [
+        ([20.0, 21.0, 22.0, 23.0], [20.0, 21.0, 22.0], 1),  # a first call this slow is a block itself
+        ([19.9, 21.0, 22.0, 23.0, 24.0], [22.0, 23.0, 24.0], 1),  # else it is cold, and the second sizes the block
+        ([19.0, 5.0, 7.0], [7.0] * 3, 1),
+        ([19.0, 4.9, 7.0], [7.0] * 6, 2),
+        ([19.0, 2.5, 7.0], [7.0] * 6, 2),
+        ([19.0, 1.1, 7.0], [7.0] * 15, 5),
+    ],
+)
+def test_blocks_last_five_milliseconds_and_cold_calls_are_in_none(clocked, series, samples, per_block):
+    clocked(series)
+    row = measure(lambda: None, budget_s=1e-9)
+    assert list(row.samples) == samples and row.details["calls_per_block"] == per_block
+    assert row.details["first_calls"] == series[: 1 if series[0] >= 20 else 2]
+    assert row.details["inner"] == 1 and row.details["threads"] == torch.get_num_threads()
+    assert (row.details["precision"], row.details["budget_s"]) == (0.01, 1e-9) and row.details["elapsed_s"] > 0
+
+
+def test_a_reading_spans_a_thousand_steps_of_the_clock(clocked):
+    clocked([0.3], resolution=1e-3)
+    row = measure(lambda: None, budget_s=1e-9)
+    assert row.details["inner"] == 4 and row.details["calls_per_block"] == 5  # 4 · 0.3 ≥ 1 ms, 5 · 1.2 ≥ 5 ms
+    clocked([0.3], resolution=1e-3)
+    rows = measure_phases({"a": lambda: None, "b": lambda: None}, budget_s=1e-9)
+    assert rows["a"].details["inner"] == 1 and rows["a"].details["calls_per_block"] == 9  # phases follow each other
+
+
+def test_the_default_scope_device_and_prediction_reach_the_row(clocked):
+    clocked([30.0])
+    row = measure(lambda: None, budget_s=1e-9, scope="forward", predicted=29.0)
+    assert (row.metric, row.scope, row.predicted, row.method) == ("latency", "forward", 29.0, "fake")
+    clocked([30.0])
+    assert measure(lambda: None, budget_s=1e-9).predicted is None
+
+
+def test_a_precise_series_stops_at_twenty_blocks_and_an_imprecise_one_goes_on(clocked):
+    clocked([30.0])
+    assert measure(lambda: None).n == 20
+    clocked([28.0, 32.0] * 300)  # ± 6.7 % however long it takes
+    assert measure(lambda: None, precision=0.06).n == 100
+    clocked([28.0, 32.0] * 300)
+    assert measure(lambda: None, precision=0.07).n == 20
+
+
+def test_steadiness_is_looked_for_after_a_warm_up(clocked):
+    """Twenty blocks of the steady part are needed, not twenty in all."""
+    clocked(np.concatenate([_noisy(10, level=150), _noisy(300)]))
+    row = measure(lambda: None)
+    assert 20 <= row.n <= 25 and row.details["warmup_cut"] == 10 and row.details["changes"] == [10]
+
+
+def test_what_never_settles_is_kept_whole_and_said():
+    series = np.concatenate([_noisy(65), _noisy(15, level=130, seed=1)])
+    row = summarise(series)
+    assert row.n == 80 and row.details["warmup_cut"] == 0
+    assert {Flag.NO_STEADY_STATE, Flag.SLOWDOWN} <= set(row.flags)
+
+
+def test_a_cut_within_a_block_takes_all_of_it():
+    steady = SteadyState(cut=7, changes=(7,), steady=True, slowdown=False)
+    row = summarise(np.arange(1.0, 31), calls_per_block=3, steady=steady)
+    assert row.details["warmup_cut"] == 9 and row.n == 7 and row.estimate == 20
+    assert len(row.samples) == 30 and row.details["mean"] == np.arange(10, 31).mean()
+
+
+@pytest.mark.parametrize(
+    ("series", "flags"),
+    [
+        ([10.0, 11, 12] * 10, []),
+        ([10.0, 11, 12] * 6 + [11.0], [Flag.FEW_BLOCKS]),
+        ([10.0, 11, 12] * 6 + [11.0] * 2, []),
+        ([*[10.0, 11, 12] * 10, 16.0], [Flag.OUTLIERS_MILD]),
+        ([*[10.0, 11, 12] * 10, 16.0, 30.0], [Flag.OUTLIERS_SEVERE]),
+    ],
+)
+def test_flags_say_what_the_blocks_show(series, flags):
+    steady = SteadyState(0, (), steady=True, slowdown=False)
+    found = summarise(series, steady=steady).flags
+    assert [flag for flag in found if flag is not Flag.AUTOCORRELATED] == flags
+
+
+def test_a_machine_that_others_use_is_flagged_beyond_a_tenth():
+    steady = SteadyState(0, (), steady=True, slowdown=False)
+    shares = {
+        share: summarise([10.0, 11, 12] * 10, steady=steady, details={"others_share": share}) for share in (0.1, 0.11)
+    }
+    assert Flag.BUSY_MACHINE not in shares[0.1].flags and Flag.BUSY_MACHINE in shares[0.11].flags
+    assert shares[0.11].details["others_share"] == 0.11
+
+
+def test_the_share_of_others_is_the_cores_time_that_was_not_ours(monkeypatch):
+    clock, own, everyone = iter([100.0, 110.0]), iter([5.0, 8.0]), iter([50.0, 57.0])
+    watch = SimpleNamespace(perf_counter=lambda: next(clock), process_time=lambda: next(own))
+    monkeypatch.setattr(latency, "time", watch)
+    monkeypatch.setattr(latency.psutil, "cpu_count", lambda: 2)
+
+    class Times:
+        def __init__(self, user):
+            self.user = user
+
+        def _asdict(self):  # idle and waiting are nobody's work
+            return {
+                "user": self.user - 5,
+                "nice": 1,
+                "system": 1,
+                "irq": 1,
+                "softirq": 1,
+                "steal": 1,
+                "idle": 9 * self.user,
+            }
+
+    monkeypatch.setattr(latency.psutil, "cpu_times", lambda: Times(next(everyone)))
+    with latency._others() as others:
+        pass
+    assert others["share"] == pytest.approx((57 - 50 - 3) / 20)
+
+
+@pytest.mark.parametrize(
+    ("span", "busy", "share"), [(0.25, 0.3, 0.0), (0.3, 0.3, 0.5), (0.3, 9.0, 1.0), (0.3, -1.0, 0.0)]
+)
+def test_the_share_of_others_is_a_share_and_none_over_a_short_span(monkeypatch, span, busy, share):
+    clock, everyone = iter([0.0, span]), iter([{"user": 0.0}, {"user": busy}])
+    watch = SimpleNamespace(perf_counter=lambda: next(clock), process_time=lambda: 0.0)
+    monkeypatch.setattr(latency, "time", watch)
+    monkeypatch.setattr(latency.psutil, "cpu_count", lambda: 2)
+    monkeypatch.setattr(latency.psutil, "cpu_times", lambda: SimpleNamespace(_asdict=lambda: next(everyone)))
+    with latency._others() as others:
+        pass
+    assert others["share"] == pytest.approx(share)
+
+
+def test_one_block_has_no_interval_and_five_their_range():
+    steady = SteadyState(0, (), steady=True, slowdown=False)
+    alone, few = summarise([10.0], steady=steady), summarise([14.0, 10.0, 12.0, 11.0, 13.0], steady=steady)
+    assert (alone.low, alone.estimate, alone.high, alone.confidence, alone.n) == (None, 10.0, None, None, 1)
+    assert alone.details["sd"] == alone.details["cv"] == 0
+    assert (few.low, few.estimate, few.high, few.confidence) == (10.0, 12.0, 14.0, 1 - 2.0**-4)
+    assert summarise([10.0, 12.0], steady=steady).confidence == 0.5
+    assert summarise([1.0, 2, 3, 4, 5, 6], steady=steady).confidence == 0.95
+
+
+def test_cold_calls_are_looked_for_from_eight_samples_on():
+    assert summarise([90.0, *[10.0] * 6]).details["warmup_cut"] == 0
+    assert summarise([90.0, *[10.0] * 7]).details["warmup_cut"] == 1
+    half = summarise([*[90.0] * 4, *[10.0] * 4])
+    assert half.details["warmup_cut"] == 0 and half.n == 8
+
+
+def test_blocks_that_depend_on_each_other_are_flagged():
+    steady = SteadyState(0, (), steady=True, slowdown=False)
+    wave = 10 + np.sin(np.arange(60) / 5)
+    row = summarise(wave, steady=steady)
+    assert Flag.AUTOCORRELATED in row.flags and row.details["ljung_box_p"] < 0.01
+    alone = summarise(_noisy(60), steady=steady)
+    assert Flag.AUTOCORRELATED not in alone.flags and alone.details["ljung_box_p"] > 0.01
+
+
+def test_the_collector_stays_off_where_it_was_off(clocked):
+    clocked([30.0])
+    gc.disable()
+    try:
+        measure(lambda: None, budget_s=1e-9)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_the_host_clock_reads_each_phase_and_waits_for_the_device(monkeypatch):
+    now, told = iter(range(0, 10**9, 10**6)), []
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter_ns=lambda: next(now)))
+    calls = [lambda: told.append("a"), lambda: told.append("b")]
+    rows = clock.HostClock(lambda: told.append("|")).time_block(calls, 2, 2)
+    assert rows == [[0.5, 0.5], [0.5, 0.5]]  # a millisecond per reading, two calls in each
+    assert "".join(told) == "|" + "aa|bb|" * 2
+    assert clock.HostClock().time_block(calls, 1, 1) == [[1.0, 1.0]]
+
+
+def test_a_clocks_step_is_the_smallest_that_is_seen(monkeypatch):
+    now = itertools.accumulate(itertools.cycle([0, 700, 300, 0]))
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter_ns=lambda: next(now)))
+    clock._perf_counter_step_ns.cache_clear()
+    try:
+        assert clock.HostClock().resolution_ms() == pytest.approx(300e-6)
+    finally:
+        clock._perf_counter_step_ns.cache_clear()
+
+
+def test_each_device_has_its_clock():
+    assert clock.clock_for("cpu").synchronize is None and clock.clock_for("cpu").method == "perf_counter"
+    assert clock.clock_for("cuda:0").device == torch.device("cuda:0") and clock.clock_for("cuda").method == "cuda_event"
+    assert clock.clock_for("mps").synchronize is torch.mps.synchronize
+    assert clock.synchronizer("cpu")() is None
+    for name in ("cuda", "xpu"):
+        waiting = clock.synchronizer(f"{name}:0")
+        assert waiting.func is getattr(torch, name).synchronize and waiting.args == (torch.device(f"{name}:0"),)

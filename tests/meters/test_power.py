@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from nanolib.measurement import BadInput, Provenance, Status
-from nanolib.meters.energy import EnergyMeter, Track, Window
+from nanolib.meters import energy, power
+from nanolib.meters.energy import EnergyMeter, Track, Window, too_short
 from nanolib.meters.power import EstimateSource, NoSensor, Reading, ReplaySource, count, find_sources, integrate
 from nanolib.store import Run, Store
 
@@ -373,3 +374,175 @@ def test_a_baseline_that_is_not_known_costs_its_own_row_alone(unread):
     rows = {row.metric: row for row in meter.measurements(work, idle=idle)}
     assert rows["energy"].estimate == pytest.approx(20 * work.seconds, rel=1e-6)
     assert rows["net_energy"].status is Status.UNSUPPORTED and "idle" in rows["net_energy"].message
+
+
+# exact figures, at the bounds
+
+
+def test_a_sample_much_later_than_usual_is_a_gap_and_one_a_little_later_is_none():
+    usual = [0.0, 1, 2, 3]
+    for end, gap in ((5.5, False), (5.6, True)):  # two and a half usual steps
+        t, p = [*usual, end, end + 1], [100.0, 100, 100, 100, 200, 200]
+        found = integrate(t, p, 0, end + 1)
+        assert (found.high - found.low > 0) is gap
+
+
+def test_each_edge_within_a_change_adds_the_change_over_its_step():
+    t, p = [0.0, 1, 2, 3, 4], [10.0, 20, 40, 40, 10]
+    found = integrate(t, p, 0.5, 3.5)
+    assert found.estimate == pytest.approx(8.75 + 30 + 40 + 16.25)
+    assert (found.low, found.high) == pytest.approx((found.estimate - 40, found.estimate + 40))  # 10 before, 30 after
+    assert integrate(t, p, 1, 3).half_width == 0  # edges on samples are sure
+
+
+def test_a_counters_edges_are_unsure_by_its_usual_step():
+    t, joules = np.arange(0, 6.0), np.array([0.0, 10, 10, 30, 40, 50])
+    found = count(t, joules, 0, 5)
+    assert found == (50 - 20, 50, 50 + 20)  # the median of the steps that moved: 10
+    still = count(t, np.full(6, 7.0), 0, 5)
+    assert still == (0, 0, 0)
+
+
+def test_the_first_readings_that_failed_are_no_part_of_the_samples():
+    found = integrate([0, 1, 2, 3], [NAN, 100, 100, 100], 1, 3)
+    assert found == (200, 200, 200)
+    with pytest.raises(BadInput, match=r"0\.5 to 3 reaches beyond the samples, 1\.0 to 3\.0"):
+        integrate([0, 1, 2, 3], [NAN, 100, 100, 100], 0.5, 3)
+    with pytest.raises(BadInput, match="1 samples could be read"):
+        integrate([0, 1], [NAN, 1.0], 0, 1)
+
+
+def test_the_estimate_is_between_all_idle_and_all_at_work(monkeypatch):
+    busy = [0.0]
+    monkeypatch.setattr(power.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(power, "psutil", SimpleNamespace(cpu_percent=lambda: busy[0]))
+    source = EstimateSource()
+    idle = source.read()
+    assert (idle.low, idle.high) == pytest.approx((1 + 0.8, 60 + 24))
+    busy[0] = 50.0
+    half = source.read()
+    assert (half.low, half.high) == pytest.approx((1.8 + 4, 84 + 100))
+    assert half.watts == pytest.approx(math.sqrt(half.low * half.high)) and math.isnan(half.joules)
+    assert idle.t_s <= half.t_s <= time.monotonic()
+
+
+def test_a_replayed_trace_gives_its_last_sample_until_now():
+    now = [5.0]
+    source = ReplaySource([0.0, 1.0, 1.0, 3.0], [10, 20, 30, 40], clock=lambda: now[0])
+    assert source.period_s == 1.5  # of the steps that are any: 1 and 2
+    for moment, watts in ((5.0, 10), (5.9, 10), (6.0, 30), (7.9, 30), (8.0, 40)):
+        now[0] = moment
+        assert source.read() == Reading(moment, watts)
+    now[0] = 8.1
+    assert math.isnan(source.read().watts)
+    late = ReplaySource([1.0, 2.0], [10, 20], clock=lambda: 0.5)
+    assert math.isnan(late.read().watts)  # before its first sample
+    assert ReplaySource([0.0, 0.0], [1, 2], clock=lambda: 0.0).period_s == math.inf
+
+
+def _track(joules=None, watts=None, **source):
+    told = {"name": "test", "of": "gpu 0", "period_s": 0.1, "wrap_j": math.inf, "provenance": Provenance.MEASURED}
+    values = watts if joules is None else joules
+    kind = "watts" if joules is None else "joules"
+    readings = [Reading(float(t), **{kind: float(value)}) for t, value in enumerate(values)]
+    return Track(SimpleNamespace(**told | source), readings)
+
+
+def test_the_rows_of_a_window_are_its_joules_in_four_ways():
+    meter = EnergyMeter([])
+    meter.tracks = [_track(joules=[0, 10, 20, 30, 40, 50])]
+    rows = {row.metric: row for row in meter.measurements(Window("decode", 1.0, 3.0), tokens=4)}
+    assert {name: (row.low, row.estimate, row.high) for name, row in rows.items()} == {
+        "energy": (0.0, 20.0, 40.0),
+        "power": (0.0, 10.0, 20.0),
+        "energy_delay": (0.0, 40.0, 80.0),
+        "energy_per_token": (0.0, 5.0, 10.0),
+    }
+    for row in rows.values():
+        assert (row.scope, row.method, row.provenance, row.n, row.confidence, row.message) == (
+            "decode",
+            "test",
+            Provenance.MEASURED,
+            1,
+            1.0,
+            "",
+        )
+        assert (row.details["of"], row.details["seconds"], row.details["period_s"]) == ("gpu 0", 2.0, 0.1)
+    assert rows["power"].details["course_s"] == [1.0, 2.0] and rows["power"].details["course_w"] == [10.0, 10.0]
+    assert "course_s" not in rows["energy"].details
+    assert "energy_per_token" not in {row.metric for row in meter.measurements(Window("decode", 1.0, 3.0))}
+
+
+def test_above_idle_the_ends_are_those_of_both():
+    meter = EnergyMeter([])
+    meter.tracks = [_track(joules=[0, 2, 4, 6, 8, 10, 30, 50, 70, 90], wrap_j=1000.0)]
+    idle, work = Window("idle", 0.0, 4.0), Window("work", 5.0, 7.0)
+    base, energy = meter.tracks[0].energy(idle), meter.tracks[0].energy(work)
+    (net,) = [row for row in meter.measurements(work, idle=idle) if row.metric == "net_energy"]
+    assert (energy.estimate, base.estimate, net.estimate) == (40.0, 8.0, 36.0)  # 8 J in 4 s: 4 in the window's 2
+    assert net.low == energy.low - base.high / 2 and net.high == energy.high - base.low / 2
+
+
+def test_a_course_is_thinned_to_sixty_means_and_leaves_gaps_out():
+    track = _track(watts=[NAN if t % 10 == 3 else t for t in range(200)])
+    seconds, watts = track.course(Window("x", 20.0, 180.0))
+    assert len(seconds) == len(watts) == 60 and seconds == sorted(seconds)
+    read = [t for t in range(20, 181) if t % 10 != 3]
+    assert np.average(watts, weights=[len(part) for part in np.array_split(read, 60)]) == pytest.approx(np.mean(read))
+    assert seconds[0] == pytest.approx(np.mean(read[:3]) - 20) and watts[0] == pytest.approx(np.mean(read[:3]))
+    assert track.course(Window("none", 0.2, 0.4)) == ([], [])
+    assert _track(joules=[0, 400, 300, 700], wrap_j=500.0).course(Window("x", 0.0, 3.0)) == (
+        [1.0, 2.0, 3.0],
+        [400.0, 400.0, 400.0],
+    )
+
+
+def test_ten_updates_are_enough_and_the_line_says_how_long_that_takes():
+    source = SimpleNamespace(name="nvml_power", period_s=0.1)
+    assert too_short(Window("w", 0.0, 1.0), source) == ""
+    assert too_short(Window("w", 0.0, 0.5), source) == (
+        "w took 0.5 s, and nvml_power changes every 0.1 s: a window must hold 10 updates; repeat the work until it takes 1 s"
+    )
+
+
+def test_an_estimates_ends_are_those_of_its_power():
+    readings = [Reading(float(t), watts=20.0, low=10.0, high=50.0) for t in range(5)]
+    source = SimpleNamespace(name="utilisation", of="", period_s=0.1, wrap_j=math.inf, provenance=Provenance.ESTIMATED)
+    meter = EnergyMeter([])
+    meter.tracks = [Track(source, readings)]
+    rows = {row.metric: row for row in meter.measurements(Window("w", 0.0, 4.0), idle=Window("idle", 0.0, 4.0))}
+    assert (rows["energy"].low, rows["energy"].estimate, rows["energy"].high) == (40.0, 80.0, 200.0)
+    assert "net_energy" not in rows and rows["energy"].message == "from how busy the cores were: a range, not a reading"
+
+
+def test_leaving_a_window_waits_for_a_reading_but_not_for_ever(monkeypatch):
+    now, slept = [0.0], []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        now[0] += 0.5
+
+    monkeypatch.setattr(energy, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    meter = EnergyMeter([NoSensor()], sample_s=0.2)
+    meter.tracks[0].readings = [Reading(0.0)]
+    with meter.window("w") as window:
+        now[0] = 1.0
+    assert (window.start_s, window.end_s, window.seconds) == (0.0, 1.0, 1.0)
+    assert now[0] == 3.0 and slept == [0.05] * 4  # two seconds
+    meter.tracks[0].readings.append(Reading(9.0))
+    with meter.window("w"):
+        pass
+    assert len(slept) == 4
+
+
+def test_without_a_sensor_named_the_machines_own_are_taken(monkeypatch):
+    monkeypatch.setattr(energy, "find_sources", lambda: power.Found([NoSensor()], {}))
+    assert [track.source.name for track in EnergyMeter().tracks] == ["none"]
+    monkeypatch.setattr(energy, "find_sources", lambda: power.Found([], {}))
+    assert [track.source.name for track in EnergyMeter().tracks] == ["utilisation"]
+
+
+def test_the_baseline_lasts_as_long_as_asked():
+    with EnergyMeter([_Clock(20.0)], sample_s=0.002) as meter:
+        window = meter.idle(0.05)
+    assert window.name == "idle" and 0.05 <= window.seconds < 2

@@ -1,4 +1,6 @@
+import os
 import threading
+from collections import namedtuple
 from types import SimpleNamespace
 
 import pytest
@@ -119,3 +121,62 @@ def test_a_run_warns_and_keeps_what_disturbed_it(tmp_path, monkeypatch, capsys):
     assert runs.disturbances.iloc[0] == ["a fan of cpu is broken"]
     assert "not a quiet machine: a fan of cpu is broken" in capsys.readouterr().err
     assert run_facts(runs, machines)["When it began"].iloc[0] == "a fan of cpu is broken"
+
+
+@pytest.mark.parametrize(
+    ("spent", "own", "lines"),
+    [
+        (_spent(user=1.0, idle=9.0), 0.0, 0),  # a tenth is no disturbance, more is
+        (_spent(user=1.1, idle=8.9), 0.0, 1),
+        (_spent(steal=0.2, idle=9.8), 0.0, 0),
+        (_spent(steal=0.21, idle=9.79), 0.0, 1),
+        (_spent(nice=2.0, idle=8.0), 0.0, 1),
+        ({"user": 0.0, "idle": 8.0, "irq": 1.0, "softirq": 1.0}, 0.0, 1),
+        ({"user": 2.0, "idle": 8.0, "guest": 50.0}, 2.0, 0),  # a guest's time is within the user's
+        (_spent(user=1.0, idle=9.0), 5.0, 0),
+    ],
+)
+def test_what_disturbs_begins_at_its_bound(spent, own, lines):
+    assert len(quiet.of_cpus(spent, own)) == lines
+
+
+@pytest.mark.parametrize(("percent", "lines"), [(10, 0), (11, 1)])
+def test_a_gpu_is_in_use_from_its_bound_on(percent, lines):
+    answers = QUIET | {"nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=percent)}
+    assert len(quiet.of_gpu("GPU-a", _Nvml(**answers))) == lines
+
+
+@pytest.mark.parametrize(
+    ("bit", "name"), [(0x08, "hardware slowdown"), (0x20, "heat"), (0x40, "heat, in hardware"), (0x80, "power brake")]
+)
+def test_each_reason_for_a_lower_clock_has_its_name_and_the_users_own_have_none(bit, name):
+    answers = QUIET | {"nvmlDeviceGetCurrentClocksThrottleReasons": bit | 0x2 | 0x4 | 0x10}
+    assert quiet.of_gpu("GPU-a", _Nvml(**answers)) == [f"the GPU's clock is lowered by {name}"]
+
+
+def test_ones_own_work_on_a_gpu_is_no_disturbance():
+    mine, other = SimpleNamespace(pid=os.getpid()), SimpleNamespace(pid=-1)
+    assert quiet.of_gpu("GPU-a", _Nvml(**QUIET | {"nvmlDeviceGetComputeRunningProcesses": [mine]})) == []
+    found = quiet.of_gpu("GPU-a", _Nvml(**QUIET | {"nvmlDeviceGetComputeRunningProcesses": [mine, other]}))
+    assert found == ["1 other process(es) compute on the GPU"]
+
+
+def test_what_one_look_finds_does_not_hide_the_next():
+    answers = {
+        "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=50),
+        "nvmlDeviceGetCurrentClocksThrottleReasons": 0x8,
+    }
+    assert len(quiet.of_gpu("GPU-a", _Nvml(**answers))) == 2
+
+
+def test_the_processors_are_watched_for_as_long_as_asked_and_a_gpu_by_its_name(monkeypatch):
+    Times = namedtuple("Times", "user idle")
+    states, own, slept = iter([Times(10.0, 5.0), Times(13.0, 12.0)]), iter([1.0, 2.0]), []
+    monkeypatch.setattr(quiet, "time", SimpleNamespace(process_time=lambda: next(own), sleep=slept.append))
+    monkeypatch.setattr(quiet, "psutil", SimpleNamespace(cpu_times=lambda: next(states)))
+    assert quiet.disturbances("cpu", watch_s=0.7) == ["other processes use 20% of the CPUs"]
+    assert slept == [0.7]
+    monkeypatch.setattr(quiet, "_of_cpus", lambda watch_s: ["busy"])
+    monkeypatch.setattr(quiet, "gpu_uuid", lambda device: {"cuda:1": "GPU-a"}[device])
+    answers = QUIET | {"nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=35)}
+    assert quiet.disturbances("cuda:1", nvml=_Nvml(**answers)) == ["busy", "the GPU is 35 % in use"]

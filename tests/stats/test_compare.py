@@ -1,15 +1,17 @@
 import functools
 import math
+from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.stats import norm, ttest_ind, wilcoxon
+from scipy.stats import norm, t, ttest_ind, wilcoxon
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
-from nanolib.measurement import BadInput
-from nanolib.stats.compare import Kind, compare, compare_paired, confirm, hodges_lehmann, judge_together
-from nanolib.stats.intervals import TooFewSamples
+from nanolib.measurement import BadInput, Direction
+from nanolib.stats.compare import Kind, Verdict, _kind, compare, compare_paired, confirm, hodges_lehmann, judge_together
+from nanolib.stats.intervals import Interval, TooFewSamples
 
 RUNS, PAIRS, CV = 2000, 30, 0.02
 
@@ -109,6 +111,101 @@ def test_p_is_wilcoxons_and_welchs():
     )
 
 
+def test_the_effect_that_could_be_seen_is_that_of_the_t_test():
+    rng = np.random.default_rng(13)
+    a, b = rng.lognormal(0, 0.1, 12), rng.lognormal(0, 0.2, 20)
+    delta = np.log(b[:12] / a)
+    reach = (t.ppf(0.975, 11) + t.ppf(0.8, 11)) * delta.std(ddof=1) / math.sqrt(12)
+    assert compare_paired(a, b[:12]).minimum_detectable_effect == pytest.approx(math.exp(reach) - 1)
+    welch = ttest_ind(np.log(b), np.log(a), equal_var=False)
+    error = math.sqrt(np.log(a).var(ddof=1) / 12 + np.log(b).var(ddof=1) / 20)
+    reach = (t.ppf(0.975, welch.df) + t.ppf(0.8, welch.df)) * error
+    assert compare(a, b).minimum_detectable_effect == pytest.approx(math.exp(reach) - 1)
+
+
+def test_equivalence_rests_on_the_90_per_cent_interval():
+    rng = np.random.default_rng(14)
+    a, b = rng.lognormal(0, 0.1, 12), rng.lognormal(0, 0.2, 20)
+    paired, apart = compare_paired(a, b[:12]), compare(a, b)
+    assert tuple(paired.equivalence) == pytest.approx(np.exp(hodges_lehmann(np.log(b[:12] / a), 0.90)))
+    assert tuple(paired.interval) == pytest.approx(np.exp(hodges_lehmann(np.log(b[:12] / a))))
+    narrow = ttest_ind(np.log(b), np.log(a), equal_var=False).confidence_interval(0.90)
+    assert (apart.equivalence.low, apart.equivalence.high) == pytest.approx(
+        (math.exp(narrow.low), math.exp(narrow.high))
+    )
+    assert apart.ratio == apart.interval.estimate == pytest.approx(np.exp(np.log(b).mean() - np.log(a).mean()))
+
+
+def test_a_clock_so_coarse_that_nothing_varies_still_tells_the_two_apart():
+    slower, same = compare([1.0] * 8, [2.0] * 8), compare([1.0] * 8, [1.0] * 8)
+    assert (slower.kind, slower.p, slower.ratio) == (Kind.REGRESSED, 0.0, pytest.approx(2))
+    assert tuple(slower.interval) == tuple(slower.equivalence) == pytest.approx((2, 2, 2))
+    assert (same.kind, same.p, same.ratio, same.minimum_detectable_effect) == (Kind.EQUIVALENT, 1.0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("n", [6, 8, 20, 59, 60, 61, 100])
+def test_the_depth_is_the_deepest_that_the_signed_rank_distribution_allows(n):
+    """By the distribution itself, its sums counted one sign at a time; beyond 60 the normal one, within a rank of it."""
+    counts = Counter({0: 1})
+    for rank in range(1, n + 1):
+        counts = Counter(counts) + Counter({total + rank: ways for total, ways in counts.items()})
+    for confidence in (0.90, 0.95):
+        below, depth = 0, 0
+        while (below + counts[depth]) * 2 <= (1 - confidence) * 2**n:
+            below, depth = below + counts[depth], depth + 1
+        walsh = sorted((i + j) / 2 for i in range(n) for j in range(i, n))
+        found = hodges_lehmann(np.arange(n), confidence)
+        if n <= 60:
+            assert (found.low, found.high) == (walsh[depth - 1], walsh[-depth])
+        else:
+            assert walsh[depth - 3] <= found.low <= walsh[depth + 1]
+
+
+def test_a_verdict_says_word_change_interval_and_p():
+    interval = Interval(1.021, 1.0634, 1.1)
+    verdict = Verdict(Kind.REGRESSED, 1.0634, interval, 0.01234, 0.0567, interval, 0.01)
+    assert str(verdict) == "regressed: +6.3% [+2.1% … +10.0%], p = 0.012"
+    unsure = replace(verdict, kind=Kind.INCONCLUSIVE)
+    assert str(unsure) == str(verdict).replace("regressed", "inconclusive") + "; a change of 5.7% would have been seen"
+
+
+def test_how_much_worse_follows_the_direction():
+    interval = Interval(0.8, 0.8, 0.8)
+    verdict = Verdict(Kind.IMPROVED, 0.8, interval, 0.01, 0.05, interval, 0.01)
+    assert verdict.worse == pytest.approx(-0.2)
+    assert replace(verdict, direction=Direction.HIGHER).worse == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "p", "raw_p", "ends", "kind"),
+    [
+        (1.06, 0.049, 0.049, (1.02, 1.09), Kind.REGRESSED),
+        (1.06, 0.050, 0.049, (1.02, 1.09), Kind.SUSPECT),
+        (1.0499, 0.010, 0.010, (1.02, 1.09), Kind.SUSPECT),
+        (1.06, 0.050, 0.050, (1.02, 1.09), Kind.INCONCLUSIVE),
+        (1.0301, 0.010, 0.010, (1.02, 1.04), Kind.SUSPECT),
+        (1.0299, 0.010, 0.010, (1.02, 1.04), Kind.INCONCLUSIVE),
+        (0.94, 0.049, 0.049, (0.90, 0.98), Kind.IMPROVED),
+        (0.94, 0.050, 0.049, (0.90, 0.98), Kind.INCONCLUSIVE),
+        (0.96, 0.010, 0.010, (0.90, 0.98), Kind.INCONCLUSIVE),
+        (1.00, 0.500, 0.500, (0.971, 1.029), Kind.EQUIVALENT),
+        (1.00, 0.500, 0.500, (0.970, 1.029), Kind.INCONCLUSIVE),
+        (1.00, 0.500, 0.500, (0.971, 1.030), Kind.INCONCLUSIVE),
+    ],
+)
+def test_the_word_changes_at_its_bounds(ratio, p, raw_p, ends, kind):
+    low, high = ends
+    interval = Interval(low, ratio, high)
+    verdict = Verdict(Kind.INCONCLUSIVE, ratio, interval, raw_p, 0.05, interval, raw_p)
+    assert _kind(verdict, p) is kind
+
+
+def test_a_change_counts_beyond_the_threshold_and_not_at_it():
+    for ratio, kind in ((1.25, Kind.SUSPECT), (1.26, Kind.REGRESSED), (0.8, Kind.INCONCLUSIVE), (0.79, Kind.IMPROVED)):
+        interval = Interval(ratio, ratio, ratio)
+        assert _kind(Verdict(kind, ratio, interval, 0.01, 0.05, interval, 0.01, threshold=0.25), 0.01) is kind
+
+
 def test_many_are_adjusted_as_statsmodels_does():
     rng = np.random.default_rng(7)
     verdicts = [compare_paired(*_interleaved(rng, "iid", effect=e)) for e in (0, 0, 0.01, 0.02, 0.2)]
@@ -193,6 +290,9 @@ def test_a_change_counts_only_when_both_rounds_call_it():
     assert confirm(fast, level, _paired(-0.06, 5)).kind is Kind.INCONCLUSIVE
     assert confirm(slow, level, level).kind is Kind.EQUIVALENT
     assert confirm(slow, slow, slow).p == slow.p
+    assert confirm(slow, fast, level).p == max(slow.p, fast.p)
+    assert confirm(slow, fast, level).kind is confirm(level, level, level).kind is Kind.EQUIVALENT
+    assert confirm(slow, None, slow) == replace(slow, kind=Kind.SUSPECT)
 
 
 @pytest.mark.slow

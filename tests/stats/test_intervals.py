@@ -65,6 +65,9 @@ def test_pooled_single_calls_cover_far_too_seldom():
 def test_too_few_samples_are_refused():
     with pytest.raises(TooFewSamples, match="5 samples cannot give a 95% interval"):
         median_interval([1, 2, 3, 4, 5])
+    with pytest.raises(TooFewSamples, match="1 samples"):
+        median_interval([1], 0.0)
+    assert median_interval([1, 4], 0.5) == (1, 2.5, 4)
 
 
 def test_range_confidence_is_that_of_all_samples_on_one_side():
@@ -77,8 +80,9 @@ def test_the_means_interval_is_students():
     x = np.random.default_rng(0).normal(3, 2, 7)
     found = mean_interval(x, 0.9)
     low, high = stats.t.interval(0.9, 6, loc=x.mean(), scale=stats.sem(x))
-    assert (found.low, found.high) == pytest.approx((low, high))
-    with pytest.raises(TooFewSamples):
+    assert tuple(found) == pytest.approx((low, x.mean(), high))
+    assert mean_interval([1.0, 3.0]).estimate == 2
+    with pytest.raises(TooFewSamples, match="1 samples give no interval"):
         mean_interval([1.0])
 
 

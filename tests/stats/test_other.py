@@ -3,9 +3,7 @@ import pytest
 from statsmodels.stats.diagnostic import acorr_ljungbox
 
 from nanolib.stats.autocorrelation import ljung_box_p
-from nanolib.stats.intervals import TooFewSamples
 from nanolib.stats.outliers import count_outliers, fences, remove_outliers
-from nanolib.stats.scaling import scaling_exponent
 
 
 def test_fences_are_tukeys():
@@ -16,33 +14,23 @@ def test_fences_are_tukeys():
 def test_outliers_are_counted_by_severity_on_both_sides():
     x = [*([10.0, 11.0, 12.0] * 10), 16.0, 60.0, -40.0]
     assert count_outliers(x) == (1, 2)
-    assert len(remove_outliers(x)) == 30
+    assert list(remove_outliers(x)) == x[:30]
+    assert count_outliers([*([10.0, 11.0, 12.0] * 10), 5.0, 4.0, 18.0, -40.0]) == (3, 1)
 
 
-def test_scaling_exponent_of_a_power_law_is_its_power():
-    n = np.array([128, 256, 512, 1024])
-    assert tuple(scaling_exponent(n, 3e-6 * n**2.0)) == pytest.approx((2, 2, 2))
-
-
-def test_values_that_do_not_change_have_exponent_zero():
-    assert tuple(scaling_exponent([1, 2, 4], [7, 7, 7])) == (0, 0, 0)
-
-
-def test_scaling_interval_covers_the_power():
-    rng, n, hits = np.random.default_rng(0), np.array([128, 256, 512, 1024, 2048]), 0
-    for _ in range(1000):
-        low, _, high = scaling_exponent(n, n**1.5 * np.exp(rng.normal(0, 0.1, 5)))
-        hits += low <= 1.5 <= high
-    assert 0.93 <= hits / 1000 <= 0.97
-
-
-def test_two_sizes_give_no_exponent():
-    with pytest.raises(TooFewSamples, match="2 different sizes"):
-        scaling_exponent([1, 2, 2], [1, 2, 2])
+def test_what_lies_on_a_fence_is_no_outlier():
+    x = [0.0, 8.0, 8.0, 10.0, 12.0, 12.0, 20.0]  # quartiles 8 and 12: fences at -4, 2, 18 and 24
+    assert tuple(fences(x)) == (-4, 2, 18, 24)
+    on = [2.0, 8.0, 8.0, 10.0, 12.0, 12.0, 18.0]
+    assert count_outliers(on) == (0, 0) and list(remove_outliers(on)) == on
+    severe = [-4.0, 8.0, 8.0, 10.0, 12.0, 12.0, 24.0]
+    assert count_outliers(severe) == (2, 0) and list(remove_outliers(severe)) == severe[1:-1]
 
 
 def test_ljung_box_is_that_of_statsmodels():
     x = np.random.default_rng(1).normal(size=60)
     assert ljung_box_p(x) == pytest.approx(float(acorr_ljungbox(x, lags=[10])["lb_pvalue"].iloc[0]))
     assert ljung_box_p(np.repeat(x, 5)) < 1e-6
-    assert ljung_box_p(x[:10]) is None
+    for n, lags in ((20, 4), (34, 6), (50, 10), (51, 10)):
+        assert ljung_box_p(x[:n]) == pytest.approx(float(acorr_ljungbox(x[:n], lags=[lags])["lb_pvalue"].iloc[0]))
+    assert ljung_box_p(x[:19]) is None and ljung_box_p([3.0] * 30) is None

@@ -1,0 +1,530 @@
+"""Instruments on a clock that moves only where the work says so: every figure is known to the nanosecond."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from nanolib.meters import layers, links, operations, overhead, stopwatch, timer, together
+from nanolib.meters.activations import STATISTICS
+from nanolib.meters.layers import LayerProfiler
+from nanolib.meters.profiling import ProfilingConfig
+from nanolib.meters.stopwatch import CpuStopwatch, CudaStopwatch, stopwatch_for
+from nanolib.meters.timer import Timer
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Nanoseconds, as a list of one; what measures processor time sees half of them."""
+    now = [0]
+    watch = SimpleNamespace(
+        perf_counter_ns=lambda: now[0],
+        perf_counter=lambda: now[0] / 1e9,
+        monotonic=lambda: now[0] / 1e9,
+        thread_time=lambda: now[0] / 2e9,
+    )
+    for module in (stopwatch, layers, overhead, timer, together):
+        monkeypatch.setattr(module, "time", watch)
+    monkeypatch.setattr(operations, "_dead_time_ns", lambda: 0)
+    return now
+
+
+class _Work(nn.Module):
+    def __init__(self, clock, ns):
+        super().__init__()
+        self.clock, self.ns = clock, ns
+
+    def forward(self, x):
+        self.clock[0] += self.ns
+        return x
+
+
+class _Block(nn.Module):
+    def __init__(self, clock, ns):
+        super().__init__()
+        self.clock, self.first, self.mlp = clock, _Work(clock, ns), nn.Sequential(_Work(clock, 2 * ns))
+
+    def forward(self, x):
+        self.clock[0] += 1000
+        return self.mlp(self.first(x))
+
+
+class _Model(nn.Module):
+    def __init__(self, clock):
+        super().__init__()
+        self.embedding, self.head = _Work(clock, 70_000), _Work(clock, 30_000)
+        self.blocks = nn.ModuleList(_Block(clock, ns) for ns in (10_000, 20_000, 30_000))
+
+    def forward(self, x):
+        x = self.embedding(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+    def decode(self, x):
+        return self(x)
+
+
+X = torch.ones(2, 3)
+
+
+def test_minimal_has_each_block_and_each_neighbour_to_the_nanosecond(clock):
+    model = _Model(clock)
+    with LayerProfiler(model) as profiler:
+        model(X)
+        model.decode(X)  # which calls forward: one call of the model
+    found = {row.name: row for row in profiler.results()}
+    assert {name: row.calls_ms for name, row in found.items()} == {
+        "": [0.283, 0.283],
+        "embedding": [0.07] * 2,
+        "head": [0.03] * 2,
+        "blocks.0": [0.031] * 2,
+        "blocks.1": [0.061] * 2,
+        "blocks.2": [0.091] * 2,
+    }
+    assert found[""].total_ms == 0.566 and profiler.rows == 12
+    assert {row.kind for row in found.values()} == {"model", "block", "_Work"}
+
+
+def test_every_kth_call_has_its_modules_in_every_nth_block(clock):
+    model = _Model(clock)
+    config = ProfilingConfig.custom(every_kth_token=2, every_nth_layer=2, capture_activations=False)
+    with LayerProfiler(model, config) as profiler:
+        for _ in range(3):
+            model(X)
+    found = {row.name: (row.calls_ms, row.inside) for row in profiler.results()}
+    assert found["blocks.0.first"] == ([0.01] * 2, "blocks.0") and found["blocks.2.mlp"] == ([0.06] * 2, "blocks.2")
+    assert found["blocks.2.mlp.0"] == ([0.06] * 2, "blocks.2.mlp") and found["blocks.1"] == ([0.061] * 3, "")
+    assert "blocks.1.first" not in found
+    assert profiler.rows == 3 * 6 + 2 * 6
+
+
+class _Sink:
+    def __init__(self):
+        self.names, self.rows, self.flushes = [], {}, 0
+
+    def name(self, text):
+        if text not in self.names:
+            self.names.append(text)
+        return self.names.index(text)
+
+    def at_us(self, t_s):
+        return round(1e6 * t_s)
+
+    def put(self, table, rows):
+        self.rows.setdefault(table, []).extend(rows)
+
+    def flush(self):
+        self.flushes += 1
+        return ""
+
+    def seconds_per_row(self):
+        return 0.25
+
+    def read(self, table, *named):
+        return [tuple(self.names[x] if i in named else x for i, x in enumerate(row)) for row in self.rows[table]]
+
+
+def test_rows_go_to_the_sink_once_a_while_or_after_each_call(clock):
+    model, sink = _Model(clock), _Sink()
+    with LayerProfiler(model, ProfilingConfig.minimal(), sink=sink):
+        model(X)
+        assert not sink.rows  # not yet: marks are read every 0.4 s
+        clock[0] += round(0.4e9)
+        model(X)
+        assert len(sink.rows["layers"]) == 12
+        model(X)
+        assert len(sink.rows["layers"]) == 12 and sink.flushes == 0
+    rows = sink.read("layers", 1)
+    assert len(rows) == 18 and rows[:2] == [(0, "embedding", 70_000), (0, "blocks.0", 31_000)]
+    assert rows[-1] == (2, "model", 283_000)
+    at_once = _Sink()
+    with LayerProfiler(model, ProfilingConfig(batch_db_commits=False), sink=at_once):
+        model(X)
+        assert len(at_once.rows["layers"]) == 6 and at_once.flushes == 1
+
+
+def test_statistics_go_to_the_sink_by_call_layer_and_name(clock):
+    model, sink = _Model(clock), _Sink()
+    config = ProfilingConfig.custom(every_kth_token=2, preallocate_metrics=1, every_nth_layer=3)
+    with LayerProfiler(model, config, sink=sink) as profiler:
+        for scale in (1, 2, 3):
+            model(scale * X)
+    rows = sink.read("statistics", 1, 2)
+    assert [row for row in rows if row[1] == "blocks.0.first"] == [
+        (call, "blocks.0.first", name, value)
+        for call, level in ((0, 1.0), (2, 3.0))
+        for name, value in zip(STATISTICS, (level, 0.0, level, 0.0), strict=True)
+    ]
+    first = next(row for row in profiler.results() if row.name == "blocks.0.first")
+    assert first.statistics.tolist() == [[1, 0, 1, 0], [3, 0, 3, 0]]
+    layers_ = 3 * 6 + 2 * 3
+    assert profiler.rows == layers_ + 2 * 9 * len(STATISTICS)
+
+
+def test_what_looking_takes_is_in_no_modules_time(clock, monkeypatch):
+    model = _Model(clock)
+    real = layers.Activations.take
+
+    def slow(self, at, out):
+        clock[0] += 5_000_000
+        real(self, at, out)
+
+    monkeypatch.setattr(layers.Activations, "take", slow)
+    with LayerProfiler(model, ProfilingConfig.custom(every_kth_token=1)) as profiler:
+        model(X)
+    found = {row.name: row.calls_ms for row in profiler.results()}
+    assert found[""] == [0.283] and found["blocks.1"] == [0.061] and found["blocks.1.mlp"] == [0.04]
+
+
+def test_a_deep_pass_has_its_layers_and_no_calls(clock):
+    model = _Model(clock)
+    config = ProfilingConfig.custom(every_kth_token=2, deep_profiling=True)
+
+    def forward(x):  # one operation per block, so that the pass has some
+        clock[0] += 1000
+        x = model.blocks[0].first(torch.neg(x))
+        return model.blocks[0].mlp(x)
+
+    model.blocks[0].__class__ = type("Negating", (_Block,), {"forward": lambda self, x: forward(x)})
+    with LayerProfiler(model, config) as profiler:
+        for _ in range(3):
+            model(X)
+    times = {row.name: row.calls_ms for row in profiler.results()}
+    assert times["blocks.0"] == [0.031] and times[""] == [0.283]  # the call between the two deep ones
+    deep = {layer.name: layer for layer in profiler.deep_results()}
+    assert list(deep) == ["embedding", "blocks.0", "blocks.1", "blocks.2", "head"] or set(deep) >= {"blocks.0", "head"}
+    assert deep["blocks.0"].passes_ms == [0.031, 0.031] and deep["head"].passes_ms == [0.03, 0.03]
+    assert deep["blocks.0"].operations == {"other": [0.0, 0.0]} and deep["blocks.0"].between_ms == [0.031, 0.031]
+
+
+def test_a_stopwatch_stands_still_in_pauses_and_skips_what_it_is_told(clock):
+    watch = CpuStopwatch()
+    begin = watch.mark()
+    clock[0] += 100
+    watch.pause()
+    clock[0] += 1000
+    watch.resume()
+    clock[0] += 20
+    watch.skip(3)
+    assert watch.nanoseconds(begin, watch.mark()) == 117
+    assert watch.settle() is None and watch.forget() is None
+    assert isinstance(stopwatch_for("cpu"), CpuStopwatch)
+
+
+class _Event:
+    made = 0
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+        _Event.made += 1
+
+    def record(self, stream):
+        self.at = stream[0]
+
+    def elapsed_time(self, end):
+        return (end.at - self.at) / 1e6
+
+
+def test_a_gpus_stopwatch_takes_pauses_off_and_uses_its_events_again(monkeypatch):
+    now, waited = [0], []
+    monkeypatch.setattr(torch.cuda, "Event", _Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: now)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: waited.append(str(device)))
+    watch, _Event.made = stopwatch_for("cuda:1"), 0
+    assert isinstance(watch, CudaStopwatch)
+
+    def paused(ns):
+        watch.pause()
+        now[0] += ns
+        watch.resume()
+
+    paused(7)
+    begin = watch.mark()
+    now[0] += 100
+    paused(1000)
+    now[0] += 20
+    watch.skip(5)
+    end = watch.mark()
+    paused(50)
+    later = watch.mark()
+    watch.settle()
+    assert (watch.nanoseconds(begin, end), watch.nanoseconds(end, later), waited) == (120, 0, ["cuda:1"])
+    assert _Event.made == 9
+    watch.forget()
+    for _ in range(9):
+        watch.mark()
+    assert _Event.made == 9 and watch.mark()[1] == 0 and _Event.made == 10
+
+
+# blocks by hand, and on ranks
+
+
+@pytest.fixture
+def ranks(monkeypatch):
+    """Two ranks, of which this is the second; collectives are noted."""
+    said = []
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "barrier", lambda: said.append("barrier"))
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda x, **rest: said.append(("all_reduce", tuple(x.shape))))
+    monkeypatch.setattr(
+        torch.distributed, "all_gather", lambda parts, x: said.append(("all_gather", len(parts), tuple(x.shape)))
+    )
+    monkeypatch.setattr(
+        torch.distributed,
+        "all_to_all_single",
+        lambda out, x: said.append(("all_to_all", tuple(out.shape), tuple(x.shape))),
+    )
+    return said
+
+
+def _timed(watch, clock, name, *ns):
+    for each in ns:
+        with watch.time_block(name):
+            clock[0] += each
+
+
+def test_a_timer_adds_up_its_blocks_by_kind(clock):
+    watch = Timer()
+    _timed(watch, clock, "comp_qk", 2_000_000, 4_000_000)
+    _timed(watch, clock, "comm_lse", 1_000_000)
+    _timed(watch, clock, "load", 3_000_000)
+    assert list(watch.seconds) == ["comp_qk", "comm_lse", "load"]
+    assert watch.seconds["comp_qk"] == pytest.approx([0.002, 0.004])
+    assert watch.totals() == pytest.approx({"comp_qk": 0.006, "comm_lse": 0.001, "load": 0.003})
+    assert watch.shares() == pytest.approx({"compute": 0.006, "wait": 0.0, "communication": 0.001, "other": 0.003})
+    said = []
+    watch.print_stats(said.append)
+    assert said[0].splitlines() == [
+        "name           calls   total s   mean ms     sd ms",
+        "comp_qk            2     0.006     3.000     1.414",
+        "comm_lse           1     0.001     1.000     0.000",
+        "load               1     0.003     3.000     0.000",
+        "compute                  0.006    60.0%",
+        "wait                     0.000     0.0%",
+        "communication            0.001    10.0%",
+        "other                    0.003    30.0%",
+        "total                    0.010",
+    ]
+
+
+def test_a_timer_without_blocks_has_no_shares_and_an_error_in_one_is_timed(clock):
+    watch, said = Timer(), []
+    watch.print_stats(said.append)
+    assert said[0].splitlines()[1:] == [
+        "compute                  0.000     0.0%",
+        "wait                     0.000     0.0%",
+        "communication            0.000     0.0%",
+        "total                    0.000",
+    ]
+    with pytest.raises(ZeroDivisionError), watch.time_block("comp_x"):
+        clock[0] += 5
+        raise ZeroDivisionError
+    assert watch.totals() == {"comp_x": 5e-9}
+
+
+def test_ranks_wait_for_each_other_before_they_communicate(clock, ranks, monkeypatch):
+    def barrier():
+        clock[0] += 10_000_000
+
+    monkeypatch.setattr(torch.distributed, "barrier", barrier)
+    watch, said = Timer(), []
+    _timed(watch, clock, "comm_lse", 1_000_000)
+    _timed(watch, clock, "comp_qk", 4_000_000)
+    assert watch.totals() == pytest.approx({"wait": 0.010, "comm_lse": 0.001, "comp_qk": 0.004})
+    watch.print_stats(said.append)
+    assert said[0].startswith("rank 1 of 2    calls")
+
+
+def test_calls_of_all_ranks_are_blocks_of_five_milliseconds_in_one_order(clock, ranks):
+    made, order = {"a": 0, "b": 0}, []
+
+    def call(name, ns):
+        def run():
+            made[name] += 1
+            order.append(name)
+            clock[0] += ns
+
+        return run
+
+    found = together.time_together({"a": call("a", 2_000_000), "b": call("b", 7_000_000)}, 0.0, seed=3)
+    assert {name: len(blocks) for name, blocks in found.items()} == {"a": 3, "b": 3}
+    assert found["a"] == pytest.approx([2.0] * 3) and found["b"] == pytest.approx([7.0] * 3)
+    assert made == {"a": 2 + 3 * 3, "b": 2 + 3}  # two calls say how long one takes
+    first = order[6:]
+    again = []
+    order.clear()
+    together.time_together({"a": call("a", 2_000_000), "b": call("b", 7_000_000)}, 0.0, seed=3)
+    again = order[6:]
+    assert again == first  # on every rank the same
+    assert ranks.count("barrier") == 2 * 6
+
+
+def test_calls_of_all_ranks_end_at_the_budget_or_a_hundred_blocks(clock, ranks):
+    def call():
+        clock[0] += 10_000_000
+
+    assert len(together.time_together({"a": call}, 0.075)["a"]) == 8
+    assert len(together.time_together({"a": call}, 1e9)["a"]) == 100
+
+
+def test_the_parts_of_a_call_are_those_of_its_timer_and_the_first_run_is_cold(clock, ranks):
+    runs = []
+
+    def call(timer):
+        runs.append(1)
+        with timer.time_block("comp_x"):
+            clock[0] += 1_000_000 * len(runs)
+        for _ in range(2):
+            with timer.time_block("load"):
+                clock[0] += 500_000
+
+    found = together.parts_together({"a": call}, 0.0)
+    assert found == {"a": [pytest.approx({"comp_x": run, "load": 1.0}) for run in (2.0, 3.0, 4.0)]}
+    assert len(together.parts_together({"a": call}, 1e9)["a"]) == 100
+
+
+def test_collectives_of_four_sizes_say_what_they_send(clock, ranks, monkeypatch):
+    def blocks(calls, budget_s, *, device, seed):
+        for call in calls.values():
+            call()
+        return {name: [name] for name in calls}
+
+    monkeypatch.setattr(links, "time_together", blocks)
+    found = links.time_collectives(1.0)
+    assert [(row["collective"], row["payload"], row["messages"], row["sent"]) for row in found[:3]] == [
+        ("all_reduce", 1024, 2, 1024.0),
+        ("all_gather", 1024, 1, 1024),
+        ("all_to_all", 1024, 1, 512.0),
+    ]
+    assert [row["payload"] for row in found[::3]] == [2**10, 2**16, 2**20, 2**22]
+    assert found[4]["blocks"] == ["all_gather 65536"]
+    assert ranks[:3] == [("all_reduce", (256,)), ("all_gather", 2, (256,)), ("all_to_all", (256,), (256,))]
+
+
+def test_bytes_on_the_wire_are_those_of_a_call_beyond_those_of_none(ranks, monkeypatch):
+    sent = [1000]
+
+    def counted():
+        sent[0] += 7  # what asking costs
+        return sent[0]
+
+    def call():
+        sent[0] += 100
+
+    monkeypatch.setattr(links, "loopback_bytes", counted)
+    monkeypatch.setattr(links, "only_loopback", lambda: True)
+    assert links.count_bytes(call, calls=4) == 100 and sent[0] == 1000 + 5 * 100 + 4 * 7
+    assert ranks.count("barrier") == 8
+    monkeypatch.setattr(links, "only_loopback", lambda: False)
+    assert links.count_bytes(call) is None
+
+
+def test_the_loopback_interface_is_read_from_the_kernels_table(monkeypatch, tmp_path):
+    from nanolib.meters import network
+
+    table = tmp_path / "dev"
+    monkeypatch.setattr(network, "_COUNTERS", table)
+    assert not network.only_loopback()
+    lo = "    lo: 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26\n"
+    table.write_text(f"Inter-| Receive\n face |bytes\n{lo}")
+    assert network.only_loopback() and network.loopback_bytes() == 19
+    table.write_text(f"Inter-| Receive\n face |bytes\n{lo}  eth0: 1 2 3 4 5 6 7 8 9\n")
+    assert not network.only_loopback() and network.loopback_bytes() == 19
+
+
+# what looking costs
+
+
+def test_seconds_are_of_all_calls_and_what_comes_last(clock):
+    said = []
+
+    def call():
+        said.append("call")
+        clock[0] += 2_000_000_000
+
+    def last():
+        said.append("last")
+        clock[0] += 1_000_000_000
+
+    def synchronize():
+        said.append("wait")
+        clock[0] += 500_000_000
+
+    assert overhead._seconds(call, 2, synchronize, last).tolist() == pytest.approx(
+        [(2 * 2 + 1 + 0.5) / 2, (2 * 2 + 1 + 0.5) / 4]
+    )
+    assert said == ["wait", "call", "call", "last", "wait"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "calls", "rows", "made"),
+    [
+        ("plain", 3, 0.0, 3),
+        (ProfilingConfig.minimal(), 3, 6.0, 4),  # one beforehand that is not timed
+        (ProfilingConfig.custom(every_kth_token=1), 3, 15 + 15 * len(STATISTICS), 1),
+    ],
+)
+def test_a_kind_of_call_is_timed_alone_and_its_rows_are_counted(clock, kind, calls, rows, made):
+    model, ran = _Model(clock), []
+
+    def call():
+        ran.append(1)
+        model(X)
+
+    spent, found = overhead._timed(model, call, kind, calls, None, lambda: None)
+    assert (found, len(ran)) == (rows, made) and spent.tolist() == pytest.approx([283e-6, 283e-6 / 2])
+
+
+def test_handing_over_is_timed_where_it_is_no_part_of_the_call(clock, monkeypatch):
+    model, sink = _Model(clock), _Sink()
+    real = LayerProfiler.flush
+
+    def slow(self):
+        clock[0] += 4_000
+        real(self)
+
+    monkeypatch.setattr(LayerProfiler, "flush", slow)
+    taken = overhead._handing_s(model, lambda: model(X), ProfilingConfig.minimal(), 2, sink)
+    assert taken.tolist() == pytest.approx([2e-6, 1e-6])
+    assert not overhead._handing_s(model, lambda: model(X), "plain", 2, sink).any()
+    assert not overhead._handing_s(model, lambda: model(X), ProfilingConfig.standard(), 2, sink).any()
+
+
+def test_reading_and_writing_are_by_processor_time(clock, monkeypatch):
+    class Meter:
+        def read(self):
+            clock[0] += 3_000_000
+
+    monkeypatch.setattr(overhead, "EnergyMeter", Meter)
+    assert overhead._reading_s() == pytest.approx(1.5e-3)
+    sink = _Sink()
+    assert (overhead._writing_s(sink), overhead._writing_s(None), sink.flushes) == (0.25, 0.0, 1)
+
+
+def test_rounds_end_when_every_modes_interval_is_narrow():
+    config = ProfilingConfig.minimal()
+    narrow = {config: [np.array([1.01 + 1e-4 * i, 1.0]) for i in range(8)]}
+    wide = {config: [np.array([1.0 + 0.1 * i, 1.0]) for i in range(8)]}
+    assert overhead._settled(narrow, {"minimal": config}, 0.002) and not overhead._settled(
+        wide, {"minimal": config}, 0.002
+    )
+    wide_cpu = {config: [np.array([1.01, 1.0 + 0.1 * i]) for i in range(8)]}
+    assert overhead._settled(wide_cpu, {"minimal": config}, 0.002)  # wall time is the claim
+
+
+def test_the_modes_are_what_their_names_say():
+    minimal, standard, deep = (ProfilingConfig.named(mode) for mode in ("minimal", "standard", "deep"))
+    flags = ("modules", "capture_activations", "deep_profiling", "looks")
+    assert [[getattr(config, flag) for flag in flags] for config in (minimal, standard, deep)] == [
+        [False, False, False, False],
+        [True, True, False, True],
+        [True, True, True, True],
+    ]
+    assert (minimal.every_kth_token, minimal.every_nth_layer, minimal.near_zero) == (16, 1, 0.01)
+    assert (minimal.power_sample_interval_ms, minimal.preallocate_metrics, minimal.batch_db_commits) == (50.0, 64, True)
+    assert ProfilingConfig(modules=True).looks and ProfilingConfig(capture_activations=True).looks

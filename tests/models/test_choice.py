@@ -1,0 +1,136 @@
+"""The patterns that look at the input, against their rules written out tile by tile."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from nanolib.models.attention.choice import CHOOSERS, global_tokens
+from nanolib.models.attention.sparse import Options, choose_mask
+
+SIZE = 16
+SHAPES = [(80, 80), (75, 75), (37, 90), (1, 50), (16, 16), (90, 90)]
+
+
+def _inputs(q_len, kv_len, heads=4, kv_heads=2, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(2, heads, q_len, 8, generator=generator), torch.randn(
+        2, kv_heads, kv_len, 8, generator=generator
+    )
+
+
+def _rows(q, k, causal):
+    """Head → per row of tiles: scores by key tile, the tiles that causality allows, and the row's own."""
+    offset = k.shape[2] - q.shape[2]
+    for b in range(q.shape[0]):
+        for h in range(q.shape[1]):
+            queries, keys = q[b, h].double(), k[b, h // (q.shape[1] // k.shape[1])].double()
+            means = [keys[at : at + SIZE].mean(0) for at in range(0, len(keys), SIZE)]
+            rows = []
+            for start in range(0, len(queries), SIZE):
+                query = queries[start] if causal else queries[start : start + SIZE].mean(0)
+                first, last = start + offset, min(start + SIZE - 1 + offset, len(keys) - 1)
+                allowed = [at for at in range(len(means)) if not causal or at * SIZE <= last]
+                own = {at for at in range(len(means)) if first // SIZE <= at <= last // SIZE}
+                rows.append(({at: float(query @ means[at]) / math.sqrt(8) for at in allowed}, own))
+            yield rows
+
+
+def _kept_tiles(mask):
+    """Head → per row of tiles, the tiles that are kept."""
+    plans = mask.plans if not mask.shared else [mask.plans[0]]
+    for plan in plans:
+        yield [{at for start, stop in block.runs for at in range(start // SIZE, -(-stop // SIZE))} for block in plan]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("rest", [{"sparsity": 0.5}, {"sparsity": 0.8}, {"window": 40}, {"window": 3}])
+def test_top_k_keeps_its_own_tiles_and_then_the_best(shape, causal, rest):
+    q, k = _inputs(*shape)
+    mask = choose_mask(q, k, causal=causal, options=Options(pattern="top_k", block_size=SIZE, **rest))
+    assert len(mask.plans) == 8
+    for found, rows in zip(_kept_tiles(mask), _rows(q, k, causal), strict=True):
+        for kept, (scores, own) in zip(found, rows, strict=True):
+            if "sparsity" in rest:
+                count = max(1, round((1 - rest["sparsity"]) * len(scores)))
+            else:
+                count = min(len(scores), max(1, round(rest["window"] / SIZE)))
+            mine = sorted(scores, key=lambda at: (at not in own, -scores[at]))
+            if count >= len(own):
+                assert kept == set(mine[:count])
+            else:  # of several own tiles any will do
+                assert len(kept) == count and kept <= own
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("mass", [0.3, 0.9, 1.0])
+def test_threshold_keeps_its_own_tiles_and_the_fewest_that_hold_the_mass(shape, causal, mass):
+    q, k = _inputs(*shape, seed=1)
+    q = 3 * q
+    mask = choose_mask(q, k, causal=causal, options=Options(pattern="threshold", mass=mass, block_size=SIZE))
+    for found, rows in zip(_kept_tiles(mask), _rows(q, k, causal), strict=True):
+        for kept, (scores, own) in zip(found, rows, strict=True):
+            others = {at: score for at, score in scores.items() if not (causal and at in own)}
+            best = sorted(others, key=lambda at: -others[at])
+            weights = np.exp([others[at] - max(others.values()) for at in best]) if best else np.zeros(0)
+            before = np.cumsum(weights / weights.sum()) - weights / weights.sum() if best else weights
+            expected = {at for at, gathered in zip(best, before, strict=True) if gathered < mass - 1e-5}
+            unsure = {at for at, gathered in zip(best, before, strict=True) if abs(gathered - mass) <= 1e-5}
+            assert (own & set(scores)) | expected <= kept <= own | expected | unsure
+
+
+def test_globals_are_those_more_than_a_deviation_above_the_mean():
+    scores = torch.tensor([0.0, 4.0, 0, 0, 3.0, 0, 0, 0])  # mean 0.875, deviation 1.54
+    assert global_tokens(scores, 8).tolist() == [1, 4] and global_tokens(scores, 1).tolist() == [1]
+    assert global_tokens(torch.tensor([0.0, 2.0]), 8).tolist() == [
+        1
+    ]  # exactly one deviation above: at least one all the same
+    assert global_tokens(torch.tensor([5.0]), 8).tolist() == [0] and global_tokens(scores, 0).tolist() == []
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("q_len", "kv_len"), [(90, 90), (20, 90)])
+def test_dca_sees_its_window_and_what_it_chose_among_the_tokens_it_may_know(q_len, kv_len, causal):
+    generator = torch.Generator().manual_seed(2)
+    scores = torch.rand(2, kv_len, generator=generator)
+    q, k = _inputs(q_len, kv_len)
+    options = Options(pattern="dca", window=5, global_tokens=6, random_tokens=4, block_size=SIZE, seed=3)
+    mask = CHOOSERS["dca"](q, k, causal, options, scores)
+    assert len(mask.plans) == 8 and mask.plans[0] is mask.plans[3] and mask.plans[0] is not mask.plans[4]
+    offset = kv_len - q_len
+    for b in range(2):
+        seen = mask.elements(4 * b)
+        for start in range(0, q_len, SIZE):
+            place = (start + offset) // SIZE
+            pool = scores[b, : place * SIZE] if causal else scores[b]
+            chosen = set()
+            if len(pool):
+                drawn = torch.randint(len(pool), (4,), generator=torch.Generator().manual_seed(3 * 1_000_003 + place))
+                chosen = {*global_tokens(pool, 6).tolist(), *drawn.tolist()}
+            for row in range(start, min(start + SIZE, q_len)):
+                position = row + offset
+                near = {j for j in range(kv_len) if abs(position - j) < 5}
+                wanted = {j for j in near | chosen if not causal or j <= position}
+                assert set(torch.nonzero(seen[row]).flatten().tolist()) == wanted
+
+
+def test_without_scores_dca_takes_the_norms_of_the_keys():
+    q, k = _inputs(60, 60)
+    options = Options(pattern="dca", window=2, global_tokens=5, random_tokens=0, block_size=SIZE)
+    norms = k.double().norm(dim=-1).mean(dim=1).float()
+    found, expected = (CHOOSERS["dca"](q, k, True, options, scores) for scores in (None, norms))
+    assert [a.runs for a in found.plans[0]] == [b.runs for b in expected.plans[0]]
+    assert [a.runs for a in found.plans[4]] == [b.runs for b in expected.plans[4]]
+
+
+def test_the_work_of_chosen_keys_is_that_of_tiles_packed_with_them():
+    q, k = _inputs(64, 64)
+    scores = torch.zeros(2, 64)
+    scores[:, [1, 20]] = 1.0
+    options = Options(pattern="dca", window=1, global_tokens=2, random_tokens=0, block_size=SIZE)
+    plan = CHOOSERS["dca"](q, k, True, options, scores).plans[0]
+    assert [block.keys for block in plan] == [16, 17, 18, 18]  # itself, and one or two chosen ones
+    assert [block.kept_tiles for block in plan] == [1, 2, 2, 2] and [block.kept for block in plan] == [16, 32, 48, 48]
