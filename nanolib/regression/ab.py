@@ -23,7 +23,7 @@ from nanolib.regression.compare import (
     Line,
     exact_lines,
 )
-from nanolib.regression.rounds import Compared, Settings, Task, compare_versions
+from nanolib.regression.rounds import Compared, Settings, Task, compare_versions, device_of
 from nanolib.regression.worktree import Version, checked_out
 from nanolib.schema import Run
 from nanolib.stats.compare import Kind, Verdict
@@ -104,7 +104,7 @@ def ask(question: Question, settings: Settings, say: Say = lambda _: None) -> An
         titles = question.named(versions)
         minutes = len(tasks) * settings.budget_s / 60
         say(f"A is {titles[0]}, B is {titles[1]}; {len(tasks)} case(s), at most {minutes:.0f} min")
-        with device_lock(_device(tasks[0]), f"ab {question.names[0]} {question.names[1]}", say):
+        with device_lock(device_of(tasks[0]), f"ab {question.names[0]} {question.names[1]}", say):
             compared = compare_versions(versions, tasks, settings, say)
         if before != [_sources(version) for version in versions]:
             raise BadInput("revision: files of the working tree were edited while it was measured; run it again")
@@ -112,11 +112,6 @@ def ask(question: Question, settings: Settings, say: Say = lambda _: None) -> An
         lines += _lines(one, question.metric, settings)
     comparison = Comparison.of(lines, True, settings.threshold)
     return Answer(comparison, (versions[0], versions[1]), tuple(compared))
-
-
-def _device(task: Task) -> str:
-    """What the task runs on; of a function, what it may use, found without importing torch, which takes seconds."""
-    return str(task.factors.get("device", "cuda:0" if Path("/dev/nvidia0").exists() else "cpu"))
 
 
 def _sources(version: Version) -> str:
@@ -218,9 +213,9 @@ def _lines(one: Compared, metric: str, settings: Settings) -> list[Line]:
             Line(task.experiment, task.case, metric, Kind.INCONCLUSIVE, message="the case has no such figure")
         ]
     for scope in last.blocks:
-        a, b = one.blocks(scope)
+        found = one.pairs(scope)
         verdict = one.verdicts.get(scope)
-        pairs = f"{len(a)} pairs in {len(one.rounds)} round{'s' * (len(one.rounds) > 1)}"
+        pairs = f"{found}, {len(one.rounds)} round{'s' * (len(one.rounds) > 1)}"
         if verdict is None:
             message = f"{pairs} are too few; raise --budget"
         elif verdict.kind is Kind.INCONCLUSIVE:
@@ -229,7 +224,7 @@ def _lines(one: Compared, metric: str, settings: Settings) -> list[Line]:
             message = pairs
         kind = verdict.kind if verdict else Kind.INCONCLUSIVE
         name = f"{metric} {scope}".strip()
-        values = [_median(side, metric) for side in (a, b)]
+        values = [_median(side, metric) for side in (found.a, found.b)]
         lines.append(Line(task.experiment, task.case, name, kind, *values, verdict, message))
     return lines or [Line(task.experiment, task.case, "", Kind.INCONCLUSIVE, message="nothing is timed in it")]
 
@@ -272,17 +267,20 @@ def stored(answer: Answer, question: Question, label: str = "") -> Run:
     for one in answer.compared:
         measured = []
         for scope, verdict in one.verdicts.items():
-            a, b = one.blocks(scope)
+            pairs = one.pairs(scope)
             statistics = {"kind": verdict.kind, "p": verdict.p, "threshold": verdict.threshold}
             statistics |= {"minimum_detectable_effect": verdict.minimum_detectable_effect, "rounds": len(one.rounds)}
+            statistics["generations"] = pairs.generations
             measured.append(
                 Measurement(
                     "ratio",
-                    *(*_time_ratio(verdict), 0.95, len(a)),
-                    samples=tuple(later / former for former, later in zip(a, b, strict=True)),
+                    *(*_time_ratio(verdict), 0.95, len(pairs.a)),
+                    samples=tuple(later / former for former, later in zip(pairs.a, pairs.b, strict=True)),
                     method="interleaved pairs",
                     scope=scope,
-                    details=statistics | titles | {"metric": question.metric, "base_ms": a, "current_ms": b},
+                    details=statistics
+                    | titles
+                    | {"metric": question.metric, "base_ms": pairs.a, "current_ms": pairs.b},
                 )
             )
         told = _told(one)
@@ -295,7 +293,7 @@ def stored(answer: Answer, question: Question, label: str = "") -> Run:
         this_machine().to_dict(),
         params,
         label=label,
-        device=_device(answer.compared[0].task),
+        device=device_of(answer.compared[0].task),
         versions=versions(),
         git_revision=answer.versions[1].revision,
         rows=rows,

@@ -42,10 +42,17 @@ class VersionProcess:
     Args:
         version: Which.
         silence_s: How long one answer may take.
+        forks: Whether `begin` forks a child that serves what follows; else it starts the process anew.
     """
 
-    def __init__(self, version: Version, silence_s: float) -> None:
-        self.version, self.silence_s = version, silence_s
+    def __init__(self, version: Version, silence_s: float, *, forks: bool = False) -> None:
+        self.version, self.silence_s, self._forks = version, silence_s, forks
+        self._serves = False  # since the last `begin`
+        self._modules: list[str] = []  # that a child has imported from elsewhere
+        self._start()
+
+    def _start(self) -> None:
+        version = self.version
         self._output = tempfile.TemporaryDirectory(prefix="nanolib-side-")  # its rows go to us, and its files nowhere
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
         self._buffer = b""
@@ -59,13 +66,40 @@ class VersionProcess:
             start_new_session=True,  # Ctrl-C reaches us alone, and the whole group can be ended
         )
 
+    def retire(self) -> None:
+        """Have what serves end.
+
+        Raises:
+            VersionDied: It had ended by itself, or says nothing.
+        """
+        if not self._serves:
+            return
+        if self._forks:
+            self._modules = self.ask(do="end")["modules"]
+            self._answer()
+        else:
+            self.close()
+            self._start()
+        self._serves = False
+
+    def begin(self) -> None:
+        """Have a fresh process serve what follows; `begun` waits until it does."""
+        if self._forks:
+            self.send(do="fork", modules=self._modules)
+        self._serves = True
+
+    def begun(self) -> None:
+        """Wait for the process that was begun."""
+        if self._forks:
+            self.receive()
+
     def send(self, **request: Any) -> None:
         """Ask, without waiting for the answer."""
         try:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            raise VersionDied(self, self._ending()) from None
+            raise VersionDied(self, self._ending(self._process.wait())) from None
 
     def receive(self) -> dict[str, Any]:
         """The answer to what was asked.
@@ -74,6 +108,14 @@ class VersionProcess:
             BadInput: This version cannot serve the request.
             VersionDied: The process ended, or said nothing for too long.
         """
+        answer = self._answer()
+        if "refused" in answer:
+            raise BadInput(f"{self.version.name}: {answer['refused']}")
+        if "over" in answer:  # the child has ended, and nobody had asked it to
+            raise VersionDied(self, self._ending(answer["over"]))
+        return answer
+
+    def _answer(self) -> dict[str, Any]:
         deadline = time.monotonic() + self.silence_s
         while b"\n" not in self._buffer:
             ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))
@@ -81,13 +123,10 @@ class VersionProcess:
                 raise VersionDied(self, f"said nothing for {self.silence_s:.0f} s; raise --timeout or shrink the case")
             chunk = os.read(self._process.stdout.fileno(), _CHUNK)
             if not chunk:
-                raise VersionDied(self, self._ending())
+                raise VersionDied(self, self._ending(self._process.wait()))
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
-        answer = json.loads(line)
-        if "refused" in answer:
-            raise BadInput(f"{self.version.name}: {answer['refused']}")
-        return answer
+        return json.loads(line)
 
     def ask(self, **request: Any) -> dict[str, Any]:
         """Ask and wait."""
@@ -105,8 +144,7 @@ class VersionProcess:
             raise VersionDied(self, answer.get("message", "it ended in the middle of its timing"), answer["ended"])
         return answer["ms"]
 
-    def _ending(self) -> str:
-        code = self._process.wait()
+    def _ending(self, code: int) -> str:
         if code < 0:
             return f"its process was killed by {signal.Signals(-code).name}"
         self._log.seek(0)

@@ -1,7 +1,7 @@
 """Two versions, interleaved: blocks of A and B back to back in random order, each version in a process of its own.
 
-The pair is the datum, so that drift of the machine hits both alike. A change counts only when a second round, in fresh
-processes, repeats it.
+Blocks are compared in pairs, so that drift of the machine hits both alike, and in many pairs of processes (generations), since how
+a process happens to lie in memory and on the cores is an effect of its own. A change counts only when a second round repeats it.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import math
 import random
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 
@@ -30,13 +32,13 @@ from nanolib.stats.compare import (
 )
 from nanolib.stats.intervals import TooFewSamples
 
-MIN_PAIRS, MAX_PAIRS, FEWEST_PAIRS = 20, 1000, 6
-# Long beside the answer's way between the processes, short so that many pairs fit. Five calls, so that the first, whose caches
-# the other version has filled, and a burst of other people's work leave the median alone; fewer where calls are long, so that a
-# pair is over before the machine's load changes.
-_BLOCK_MS, _CALLS, _LONG_BLOCK_MS = 20.0, 5, 40.0
-_WARM_UP_S = 0.3
-GENERATIONS = 2
+MIN_PAIRS, MAX_PAIRS, FEWEST_PAIRS = 20, 1000, 6  # of blocks, in one generation
+GENERATIONS, FEWEST_GENERATIONS = 16, 2  # of a round
+ENOUGH_GENERATIONS = 6  # the least of which a median has a 95 % interval: from there on a generation is the datum
+# Long beside the answer's way between the processes. Short, since a shared machine changes its pace every few tenths of a second,
+# and a pair should be over before; so a long call is a block by itself.
+_BLOCK_MS = 20.0
+_WARM_UP_S = 0.1
 
 Say = Callable[[str], None]
 
@@ -48,7 +50,7 @@ class Settings:
     Attributes:
         threshold: The share from which a change counts.
         budget_s: Seconds for one case, both rounds and the starting of processes included.
-        precision: A round stops when the half-width of the ratio's interval is at most this.
+        precision: A generation stops when what it adds to the half-width of the ratio's interval is at most this.
         direction: Which way the metric is better.
         timeout_s: How long one answer of a version may take.
         pairs: Whether timings are wanted; without them each is called once and its rows count.
@@ -85,18 +87,53 @@ class Task:
 
 
 @dataclass
+class Pairs:
+    """Blocks of A and B in pairs.
+
+    Attributes:
+        a: Block times of A, ms.
+        b: Those of B, in the same order.
+        generations: How many of them are of each pair of processes, in that order.
+    """
+
+    a: list[float] = field(default_factory=list)
+    b: list[float] = field(default_factory=list)
+    generations: list[int] = field(default_factory=list)
+
+    def __add__(self, other: Pairs) -> Pairs:
+        return Pairs(self.a + other.a, self.b + other.b, self.generations + other.generations)
+
+    def data(self) -> tuple[np.ndarray, np.ndarray]:
+        """What a verdict rests on, A and B: a median ratio for each pair of processes, or the blocks where these are few."""
+        a, b = np.asarray(self.a), np.asarray(self.b)
+        if len(self.generations) < ENOUGH_GENERATIONS:
+            return a, b
+        parts = np.split(b / a, np.cumsum(self.generations)[:-1])
+        return np.ones(len(parts)), np.array([np.median(part) for part in parts])
+
+    def __str__(self) -> str:
+        """How many there are."""
+        return f"{len(self.a)} pairs in {len(self.generations)} pairs of processes"
+
+
+@dataclass
 class Round:
     """What one round of one task gave.
 
     Attributes:
-        blocks: Scope → block times of A and of B in pairs, ms.
+        blocks: Scope → its pairs.
         rows: The rows that each version made by itself.
         endings: Status and message of each.
     """
 
-    blocks: dict[str, tuple[list[float], list[float]]] = field(default_factory=dict)
+    blocks: dict[str, Pairs] = field(default_factory=dict)
     rows: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ((), ())
     endings: tuple[tuple[str, str], tuple[str, str]] = ((Status.OK, ""), (Status.OK, ""))
+
+    @property
+    def fine(self) -> bool:
+        """Whether both sides ended well."""
+        return all(status == Status.OK for status, _ in self.endings)
 
 
 @dataclass(frozen=True)
@@ -113,9 +150,14 @@ class Compared:
     rounds: tuple[Round, ...]
     verdicts: dict[str, Verdict]
 
-    def blocks(self, scope: str) -> tuple[list[float], list[float]]:
-        """All block times of A and of B, round after round."""
+    def pairs(self, scope: str) -> Pairs:
+        """All pairs, round after round."""
         return _joined(scope, self.rounds)
+
+
+def device_of(task: Task) -> str:
+    """What a task runs on; of a function, what it may use, found without importing torch, which takes seconds."""
+    return str(task.factors.get("device", "cuda:0" if Path("/dev/nvidia0").exists() else "cpu"))
 
 
 def compare_versions(
@@ -132,14 +174,15 @@ def compare_versions(
     Raises:
         BadInput: A version cannot serve a task at all.
     """
-    first = _run_round(versions, tasks, settings, say, "")
-    judged = _judge(first, settings)
-    again = [i for i, verdicts in enumerate(judged) if any(v.kind is not Kind.EQUIVALENT for v in verdicts.values())]
     second: dict[int, Round] = {}
-    if again:
-        say(f"{len(again)} of {len(tasks)} are not clear; a second round in fresh processes decides")
-        repeated = _run_round(versions, [tasks[i] for i in again], settings, say, ", second round")
-        second = dict(zip(again, repeated, strict=True))
+    with _Sides(versions, settings, device_of(tasks[0])) as sides:
+        first = _run_round(sides, tasks, settings, say, "")
+        judged = _judge(first, settings)
+        again = [i for i, found in enumerate(judged) if any(v.kind is not Kind.EQUIVALENT for v in found.values())]
+        if again:
+            say(f"{len(again)} of {len(tasks)} are not clear; a second round in fresh processes decides")
+            repeated = _run_round(sides, [tasks[i] for i in again], settings, say, ", second round")
+            second = dict(zip(again, repeated, strict=True))
     repeated_verdicts = dict(zip(again, _judge([second[i] for i in again], settings), strict=True))
     result = []
     for i, (task, round_one) in enumerate(zip(tasks, first, strict=True)):
@@ -154,15 +197,14 @@ def compare_versions(
     return result
 
 
-def _joined(scope: str, rounds: Sequence[Round]) -> tuple[list[float], list[float]]:
-    sides = [round_.blocks[scope] for round_ in rounds if scope in round_.blocks]
-    return [t for a, _ in sides for t in a], [t for _, b in sides for t in b]
+def _joined(scope: str, rounds: Sequence[Round]) -> Pairs:
+    return sum((round_.blocks[scope] for round_ in rounds if scope in round_.blocks), Pairs())
 
 
-def _compare(blocks: tuple[list[float], list[float]], settings: Settings) -> Verdict:
-    a, b = blocks
+def _compare(pairs: Pairs, settings: Settings) -> Verdict:
+    a, b = pairs.data()
     if settings.direction is Direction.HIGHER:  # a rate: the same work over the time
-        a, b = [1 / t for t in a], [1 / t for t in b]
+        a, b = 1 / a, 1 / b
     return compare_paired(a, b, threshold=settings.threshold, direction=settings.direction)
 
 
@@ -180,57 +222,91 @@ def _judge(rounds: Sequence[Round], settings: Settings) -> list[dict[str, Verdic
     return result
 
 
-def _run_round(
-    versions: Sequence[Version], tasks: Sequence[Task], settings: Settings, say: Say, what: str
-) -> list[Round]:
-    """All tasks, in several pairs of processes one after the other: how a process happens to lie is an effect of its own."""
-    seconds = settings.budget_s / 2 / GENERATIONS
-    generations = [
-        _run_generation(versions, tasks, settings, seconds) for _ in range(GENERATIONS if settings.pairs else 1)
-    ]
-    rounds = [_merged(parts) for parts in zip(*generations, strict=True)]
+class _Sides:
+    """The processes of A and B; `renew` gives both a fresh one.
+
+    On a CPU a fresh one is forked from one that has imported what they need, so that it costs tenths of a second and not seconds.
+    """
+
+    def __init__(self, versions: Sequence[Version], settings: Settings, device: str) -> None:
+        forks = settings.pairs and device == "cpu" and sys.platform == "linux"
+        self._new = lambda: [VersionProcess(version, settings.timeout_s, forks=forks) for version in versions]
+        self.processes: list[VersionProcess] = []
+
+    def renew(self) -> list[VersionProcess]:
+        """Fresh processes."""
+        try:
+            for process in self.processes:
+                process.retire()
+        except VersionDied:  # what it was to do is done
+            self.close()
+        self.processes = self.processes or self._new()
+        for process in self.processes:
+            process.begin()
+        for process in self.processes:
+            process.begun()
+        return self.processes
+
+    def close(self) -> None:
+        """End all processes."""
+        for process in self.processes:
+            process.close()
+        self.processes = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _run_round(sides: _Sides, tasks: Sequence[Task], settings: Settings, say: Say, what: str) -> list[Round]:
+    """All tasks, in one pair of processes after the other until the time is up."""
+    end = time.monotonic() + len(tasks) * settings.budget_s / 2
+    window_s = least_s = settings.budget_s / 3 / GENERATIONS  # of a half two thirds are for timing
+    rounds = [Round() for _ in tasks]
+    for number in range(1, (GENERATIONS if settings.pairs else 1) + 1):
+        start = time.monotonic()
+        parts = _run_generation(sides, tasks, settings, window_s)
+        rounds = [_merged(round_, part) for round_, part in zip(rounds, parts, strict=True)]
+        took = time.monotonic() - start
+        if number >= FEWEST_GENERATIONS and time.monotonic() + took / 2 > end:
+            break
+        # where starting takes long, more is made of it
+        window_s = max(least_s, (took / len(tasks) - window_s) / 2)
     for task, round_ in zip(tasks, rounds, strict=True):
         say(f"{task.experiment} {task.case}{what}: {_progress(round_)}")
     return rounds
 
 
-def _merged(parts: Sequence[Round]) -> Round:
-    """The same task in several pairs of processes as one round; a bad ending stays."""
-    scopes = [scope for scope in parts[0].blocks if all(scope in part.blocks for part in parts)]
-    bad = [part.endings for part in parts if any(status != Status.OK for status, _ in part.endings)]
-    return Round(
-        {scope: _joined(scope, parts) for scope in scopes}, parts[-1].rows, bad[0] if bad else parts[-1].endings
-    )
+def _merged(earlier: Round, later: Round) -> Round:
+    """The same task in more pairs of processes; a bad ending stays."""
+    blocks = {scope: _joined(scope, [earlier, later]) for scope in {**earlier.blocks, **later.blocks}}
+    return Round(blocks, later.rows, later.endings if earlier.fine else earlier.endings)
 
 
-def _run_generation(
-    versions: Sequence[Version], tasks: Sequence[Task], settings: Settings, seconds: float
-) -> list[Round]:
+def _run_generation(sides: _Sides, tasks: Sequence[Task], settings: Settings, window_s: float) -> list[Round]:
     """All tasks once, in one pair of processes as long as both keep in step."""
     rounds: list[Round] = []
-    with contextlib.ExitStack() as stack:
-        sides: list[VersionProcess] = []
-        for task in tasks:
-            deadline = time.monotonic() + seconds
-            if not sides:
-                sides = [stack.enter_context(VersionProcess(version, settings.timeout_s)) for version in versions]
-            round_, in_step = _run_task(sides, task, settings, deadline)
-            if not in_step:
-                stack.close()
-                sides = []
-            rounds.append(round_)
+    in_step = False
+    for task in tasks:
+        processes = sides.processes if in_step else sides.renew()
+        round_, in_step = _run_task(processes, task, settings, window_s)
+        if not in_step:
+            sides.close()
+        rounds.append(round_)
     return rounds
 
 
 def _progress(round_: Round) -> str:
     sides = zip("AB", round_.endings, strict=True)
     bad = [f"{side} {status}: {message}" for side, (status, message) in sides if status != Status.OK]
-    pairs = [f"{scope or 'call'} {len(a)} pairs" for scope, (a, _) in round_.blocks.items()]
+    pairs = [f"{scope or 'call'} {pairs}" for scope, pairs in round_.blocks.items()]
     return "; ".join(bad + pairs) or "nothing to time"
 
 
-def _run_task(sides: Sequence[VersionProcess], task: Task, settings: Settings, deadline: float) -> tuple[Round, bool]:
-    """Run a task on both sides to its end, each of its timings interleaved.
+def _run_task(sides: Sequence[VersionProcess], task: Task, settings: Settings, window_s: float) -> tuple[Round, bool]:
+    """Run a task on both sides to its end, its timings interleaved for so long in all.
 
     Returns:
         What it gave, and whether both processes can take another task.
@@ -243,9 +319,9 @@ def _run_task(sides: Sequence[VersionProcess], task: Task, settings: Settings, d
             answers = [side.receive() for side in sides]
             if answers[0].get("timing") is None or answers[0].get("timing") != answers[1].get("timing"):
                 break
-            left = deadline - time.monotonic()
-            end = deadline if answers[0]["last"] else deadline - left / 2
-            round_.blocks.update(_interleave(sides, answers[0]["timing"], settings, end))
+            if not answers[0]["last"]:
+                window_s /= 2
+            round_.blocks.update(_interleave(sides, answers[0]["timing"], settings, window_s))
             for side in sides:
                 side.send(do="next")
     except VersionDied as death:
@@ -263,8 +339,8 @@ def _run_task(sides: Sequence[VersionProcess], task: Task, settings: Settings, d
 
 
 def _interleave(
-    sides: Sequence[VersionProcess], scopes: Sequence[str], settings: Settings, end: float
-) -> dict[str, tuple[list[float], list[float]]]:
+    sides: Sequence[VersionProcess], scopes: Sequence[str], settings: Settings, window_s: float
+) -> dict[str, Pairs]:
     """Pairs of blocks until the ratio is known well enough or time is up.
 
     Returns:
@@ -283,7 +359,7 @@ def _interleave(
         for side in sides:
             side.time_block(calls, keep=False)
     medians: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
-    next_check = MIN_PAIRS
+    next_check, end = MIN_PAIRS, time.monotonic() + window_s
     while len(medians[0]) < MAX_PAIRS and (time.monotonic() < end or len(medians[0]) < FEWEST_PAIRS):
         for i in order.sample((0, 1), 2):
             block = np.asarray(sides[i].time_block(calls, keep=True))
@@ -295,7 +371,7 @@ def _interleave(
                 break
     names = [*scopes, "total"] if len(scopes) > 1 else scopes
     a, b = (np.asarray(side) for side in medians)
-    return {name: (a[:, i].tolist(), b[:, i].tolist()) for i, name in enumerate(names)}
+    return {name: Pairs(a[:, i].tolist(), b[:, i].tolist(), [len(a)]) for i, name in enumerate(names)}
 
 
 def precise_enough(a: np.ndarray, b: np.ndarray, precision: float) -> bool:
@@ -311,4 +387,4 @@ def next_look(pairs: int) -> int:
 
 def block_calls(call_ms: float) -> int:
     """How many calls make a block."""
-    return min(10_000, max(math.ceil(_BLOCK_MS / call_ms), min(_CALLS, math.ceil(_LONG_BLOCK_MS / call_ms))))
+    return min(10_000, max(1, round(_BLOCK_MS / call_ms)))

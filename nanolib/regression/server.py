@@ -2,16 +2,21 @@
 
 It runs as a file and imports nothing of nanolib's but what the version itself brings, so that either side of a comparison
 sees its own code alone. Requests come in as lines of JSON and answers go out so; whatever the code prints goes to standard error.
+Asked to fork, it leaves what follows to a child until that ends: a fresh process without the time that imports take.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
+import mmap
 import os
+import random
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -181,17 +186,60 @@ def _one_line(error: BaseException) -> str:
     return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
 
 
-def main() -> None:
-    """Serve requests until the input ends."""
-    global _answers
-    _answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    folders = sys.argv[1:]
-    root = Path(folders[0]).resolve()
-    sys.path[:0] = [folder for folder in reversed(folders) if Path(folder).is_dir()]
+# children
+
+
+def _fork(modules: list[str], root: Path) -> None:
+    """Let a child serve, and say how it ended.
+
+    Args:
+        modules: What an earlier child imported from outside the version, imported here once for all that follow.
+        root: Of the version.
+    """
+    for name in modules:
+        if name not in sys.modules:
+            with contextlib.suppress(Exception):  # the child that needs it will say why it cannot be imported
+                importlib.import_module(name)
+    child = os.fork()
+    if child:
+        _, status = os.waitpid(child, 0)
+        _answer(over=os.waitstatus_to_exitcode(status))
+        return
+    code = 1
+    try:
+        lies = _shifted()
+        _answer(forked=len(lies))
+        _serve(root)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)  # never back into what the parent was doing
+
+
+def _shifted() -> list[Any]:
+    """Memory of random size, so that what is made after it lies elsewhere in each child, as in processes started anew."""
+    pages = mmap.mmap(-1, mmap.PAGESIZE * random.randint(1, 1024))
+    return [pages, *(bytearray(random.randint(1, 4096)) for _ in range(random.randint(1, 64)))]
+
+
+def _imported_elsewhere(root: Path) -> list[str]:
+    """Modules that are not the version's own, in the order in which they were imported."""
+    found = ((name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items()))
+    return [
+        name for name, file in found if file and name != "__main__" and not Path(file).resolve().is_relative_to(root)
+    ]
+
+
+def _serve(root: Path) -> None:
     for request in _requested():
         try:
-            if request["do"] == "cases":
+            if request["do"] == "fork":
+                _fork(request["modules"], root)
+            elif request["do"] == "end":
+                _answer(modules=_imported_elsewhere(root))
+                return
+            elif request["do"] == "cases":
                 _list_cases(request, root)
             elif request["do"] == "case":
                 _serve_case(request, root)
@@ -201,6 +249,16 @@ def main() -> None:
             _answer(refused=str(refusal))
         except Exception as error:
             _answer(ended="error", message=_one_line(error), rows=[])
+
+
+def main() -> None:
+    """Serve requests until the input ends."""
+    global _answers
+    _answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    folders = sys.argv[1:]
+    sys.path[:0] = [folder for folder in reversed(folders) if Path(folder).is_dir()]
+    _serve(Path(folders[0]).resolve())
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Whose word can be trusted: `nano ab` beside other harnesses on this machine, quiet and loaded: `make bench`.
 
 Real work is timed in versions that do 0, 3, 5 or 10 % more of it. One recording per work and load holds both ways of
-collecting: blocks interleaved, and one version after the other. From it comparisons are replayed, all at the same wall time; how
-often each harness calls B slower is printed with its exact 95 % interval. `--live N` adds N real `nano ab` comparisons per
-cell, as long as a user would wait for them; `--minutes` says how long the recording may take.
+collecting: blocks interleaved, and one version after the other. From it comparisons are replayed, all at the same time of
+measuring; how often each harness calls B slower is printed with its exact 95 % interval. `--live N` adds N real `nano ab`
+comparisons per cell, as long as a user would wait for them; `--minutes` says how long the recording may take.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from scipy.stats import binomtest
 
 from nanolib.regression.client import VersionProcess
 from nanolib.regression.rounds import (
-    FEWEST_PAIRS,
+    ENOUGH_GENERATIONS,
     GENERATIONS,
     MIN_PAIRS,
+    Pairs,
     Settings,
     Task,
     block_calls,
@@ -51,10 +52,10 @@ REPLAYS = 200
 def main() -> None:
     """Record, replay, and print."""
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--minutes", type=float, default=4.0, help="of recording, over all cells")
+    options.add_argument("--minutes", type=float, default=12.0, help="of recording, over all cells")
     options.add_argument("--live", type=int, default=1, help="comparisons per cell through nano ab itself")
     options.add_argument(
-        "--budget", type=float, default=30.0, help="seconds for a live comparison, both rounds included"
+        "--budget", type=float, default=60.0, help="seconds for a live comparison, both rounds included"
     )
     options.add_argument(
         "--recordings", metavar="FILE", help="JSON: replay these where the file is there, else keep ours in it"
@@ -126,12 +127,12 @@ class Generation:
     """What one set of processes, one per version, gave.
 
     Attributes:
-        pairs: Episode → block medians, ms, shape [versions][blocks], interleaved.
-        calls: Episode → version → call times, ms, one version after the other.
+        pairs: Block medians, ms, shape [versions, blocks], interleaved.
+        calls: Per version, call times, ms, one version after the other.
     """
 
-    pairs: list[np.ndarray]
-    calls: list[list[np.ndarray]]
+    pairs: np.ndarray
+    calls: list[np.ndarray]
 
 
 @dataclass
@@ -140,16 +141,7 @@ class Recording:
 
     generations: list[Generation]
     start_s: float
-
-    @property
-    def pairs(self) -> list[np.ndarray]:
-        """All episodes' pairs, in the order of time."""
-        return [episode for generation in self.generations for episode in generation.pairs]
-
-    @property
-    def calls(self) -> list[list[np.ndarray]]:
-        """All episodes' calls, in the order of time."""
-        return [episode for generation in self.generations for episode in generation.calls]
+    fork_s: float
 
 
 def _save_recordings(recordings: dict[tuple[str, bool], Recording], path: Path) -> None:
@@ -158,11 +150,9 @@ def _save_recordings(recordings: dict[tuple[str, bool], Recording], path: Path) 
             "work": work,
             "loaded": loaded,
             "start_s": recording.start_s,
+            "fork_s": recording.fork_s,
             "generations": [
-                {
-                    "pairs": [episode.tolist() for episode in generation.pairs],
-                    "calls": [[calls.tolist() for calls in episode] for episode in generation.calls],
-                }
+                {"pairs": generation.pairs.tolist(), "calls": [calls.tolist() for calls in generation.calls]}
                 for generation in recording.generations
             ],
         }
@@ -173,19 +163,18 @@ def _save_recordings(recordings: dict[tuple[str, bool], Recording], path: Path) 
 
 def _load_recordings(path: Path) -> dict[tuple[str, bool], Recording]:
     def generation(cell: dict) -> Generation:
-        return Generation(
-            [np.array(episode) for episode in cell["pairs"]],
-            [[np.array(calls) for calls in episode] for episode in cell["calls"]],
-        )
+        return Generation(np.array(cell["pairs"]), [np.array(calls) for calls in cell["calls"]])
 
     return {
-        (cell["work"], cell["loaded"]): Recording([generation(g) for g in cell["generations"]], cell["start_s"])
+        (cell["work"], cell["loaded"]): Recording(
+            [generation(one) for one in cell["generations"]], cell["start_s"], cell["fork_s"]
+        )
         for cell in json.loads(path.read_text(encoding="utf-8"))
     }
 
 
-_EPISODE_S = 0.8  # of calls, per version, in one go
-_EPISODES = 4  # of both ways of collecting, before the processes are replaced
+_WINDOW_S = Settings.budget_s / 3 / GENERATIONS  # of interleaved blocks of two versions, in each pair of processes
+_IN_A_ROW_S = 1.0  # of calls, per version
 
 
 def _request(work: str) -> dict[str, object]:
@@ -193,29 +182,34 @@ def _request(work: str) -> dict[str, object]:
 
 
 def _record(versions: list[Version], work: str, loaded: bool, seconds: float) -> Recording:
-    """Episodes of both ways of collecting, in turn, at the same time for each version; the processes are often replaced."""
-    recording = Recording([], 0.0)
+    """Both ways of collecting in turn, in processes that are often replaced."""
+    recording = Recording([], 0.0, 0.0)
     end = time.monotonic() + seconds
-    with _load(loaded):
+    with _load(loaded), contextlib.ExitStack() as stack:
+        sides = [stack.enter_context(VersionProcess(version, 120, forks=True)) for version in versions]
         while time.monotonic() < end or len(recording.generations) < 2 * GENERATIONS:
-            with contextlib.ExitStack() as stack:
-                start = time.monotonic()
-                sides = [stack.enter_context(VersionProcess(version, 120)) for version in versions]
-                for pair in (sides[:2], sides[2:]):
-                    for side in pair:
-                        side.send(**_request(work), rows=False)
-                    for side in pair:
-                        side.receive()
-                    if pair == sides[:2]:
-                        recording.start_s = max(recording.start_s, time.monotonic() - start)
-                for side in sides:
-                    call_ms = sum(side.ask(do="block", calls=3, keep=False)["ms"][-1])
-                calls = block_calls(call_ms)
-                generation = Generation([], [])
-                for _ in range(_EPISODES):
-                    generation.pairs.append(_interleaved(sides, calls, len(sides) * _EPISODE_S))
-                    generation.calls.append([_in_a_row(side, calls) for side in sides])
-                recording.generations.append(generation)
+            start = time.monotonic()
+            for side in sides:
+                side.retire()
+            for pair in (sides[:2], sides[2:]):
+                began = time.monotonic()
+                for side in pair:
+                    side.begin()
+                for side in pair:
+                    side.begun()
+                    side.send(**_request(work), rows=False)
+                for side in pair:
+                    side.receive()
+                recording.fork_s = time.monotonic() - began
+            if not recording.generations:
+                recording.start_s = (time.monotonic() - start) * 2 / len(sides)
+            for _ in range(2):
+                call_ms = max(sum(side.ask(do="block", calls=1, keep=False)["ms"][-1]) for side in sides)
+            calls = block_calls(call_ms)
+            pairs = _interleaved(sides, calls, len(sides) / 2 * _WINDOW_S)
+            recording.generations.append(Generation(pairs, [_in_a_row(side, calls) for side in sides]))
+            for side in sides:
+                side.ask(do="next")
     print(
         f"  recorded {work}{', loaded' if loaded else ''}: {len(recording.generations)} sets of processes, call {call_ms:.1f} ms",
         flush=True,
@@ -236,7 +230,7 @@ def _interleaved(sides: list[VersionProcess], calls: int, seconds: float) -> np.
 
 def _in_a_row(side: VersionProcess, calls: int) -> np.ndarray:
     times: list[float] = []
-    end = time.monotonic() + _EPISODE_S
+    end = time.monotonic() + _IN_A_ROW_S
     while time.monotonic() < end:
         times += [call for (call,) in side.ask(do="block", calls=calls, keep=False)["ms"]]
     return np.array(times)
@@ -250,63 +244,59 @@ def _rate(called: int, of: int) -> str:
     return f"{called / of:5.1%} [{low:4.0%} … {high:4.0%}]"
 
 
-def _replayed_ab(recording: Recording, effect: int, rng: np.random.Generator, episodes: int) -> Kind:
-    """Two rounds of so many episodes each, as nano ab would end them, every pair of processes in one of them only."""
+def _replayed_ab(recording: Recording, effect: int, rng: np.random.Generator, share: float) -> Kind:
+    """Two rounds as nano ab would end them, with such a share of its time; every set of processes is in one of them only."""
     own = rng.permutation(len(recording.generations))
     rounds = []
     for chosen in (own[:GENERATIONS], own[GENERATIONS : 2 * GENERATIONS]):
-        parts = [_replayed_pairs(recording.generations[g], effect, rng, episodes // GENERATIONS) for g in chosen]
-        rounds.append([np.concatenate(side) for side in zip(*parts, strict=True)])
-        if len(rounds[-1][0]) < FEWEST_PAIRS:  # nano ab would measure that few whatever the budget: no word from less
-            return Kind.INCONCLUSIVE
-        first = compare_paired(*rounds[0])
+        rounds.append(sum((_replayed_pairs(recording.generations[g], effect, share) for g in chosen), Pairs()))
+        first = compare_paired(*rounds[0].data())
         if first.kind is Kind.EQUIVALENT:
             return first.kind
-    pooled = compare_paired(*(np.concatenate([r[i] for r in rounds]) for i in (0, 1)))
-    return confirm(first, compare_paired(*rounds[1]), pooled).kind
+    return confirm(first, compare_paired(*rounds[1].data()), compare_paired(*sum(rounds, Pairs()).data())).kind
 
 
-def _replayed_pairs(
-    generation: Generation, effect: int, rng: np.random.Generator, episodes: int
-) -> tuple[np.ndarray, np.ndarray]:
+def _replayed_pairs(generation: Generation, effect: int, share: float) -> Pairs:
     """Pairs of one pair of processes until they are precise enough or used up."""
-    taken = [generation.pairs[i] for i in rng.integers(len(generation.pairs), size=episodes)]
-    a, b = (np.concatenate([episode[version] for episode in taken]) for version in (0, effect))
-    n = MIN_PAIRS
-    while n < len(a) and not precise_enough(a[:n], b[:n], Settings.precision):
+    a, b = (generation.pairs[version] for version in (0, effect))
+    most, n = max(1, round(share * len(a))), MIN_PAIRS
+    while n < most and not precise_enough(a[:n], b[:n], Settings.precision):
         n = next_look(n)
-    return a[:n], b[:n]
+    n = min(n, most)
+    return Pairs(a[:n].tolist(), b[:n].tolist(), [n])
 
 
-def _replayed_peer(rule: Callable, recording: Recording, effect: int, rng: np.random.Generator, episodes: int) -> bool:
-    """A for so many episodes in a row, then B for as many."""
-    start = int(rng.integers(len(recording.calls) - 2 * episodes + 1))
-    a = np.concatenate([recording.calls[i][0] for i in range(start, start + episodes)])
-    b = np.concatenate([recording.calls[i][effect] for i in range(start + episodes, start + 2 * episodes)])
+def _replayed_peer(rule: Callable, recording: Recording, effect: int, rng: np.random.Generator, length: int) -> bool:
+    """A for so many sets of processes in a row, then B for as many."""
+    start = int(rng.integers(len(recording.generations) - 2 * length + 1))
+    later = recording.generations[start : start + 2 * length]
+    a = np.concatenate([generation.calls[0] for generation in later[:length]])
+    b = np.concatenate([generation.calls[effect] for generation in later[length:]])
     return rule(a / 1000, b / 1000)
 
 
 def _print_rates(recordings: dict[tuple[str, bool], Recording]) -> None:
     rng = np.random.default_rng(0)
-    for episodes in (2, 12):
-        wall = 4 * episodes * _EPISODE_S  # two rounds of A and B
+    for share in (0.2, 1.0):
+        measuring = 2 * GENERATIONS * _WINDOW_S * share  # two rounds of A and B
+        length = round(measuring / 2 / _IN_A_ROW_S)
         print(
-            f"\nB called slower (ours: regressed or suspect), {wall:.0f} s of measuring per comparison, {REPLAYS} replays per cell"
+            f"\nB called slower (ours: regressed or suspect), {measuring:.0f} s of measuring, {REPLAYS} replays per cell"
         )
         for loaded in (False, True):
             chosen = [r for (_, ld), r in recordings.items() if ld is loaded]
             if not chosen:
                 continue
             print(f"  {'loaded' if loaded else 'quiet'}: " + "".join(f"{e:>22}" for e in EFFECTS))
-            ours = [[_replayed_ab(chosen[k % 3], e, rng, episodes) for k in range(REPLAYS)] for e in range(1, 5)]
+            ours = [[_replayed_ab(chosen[k % 3], e, rng, share) for k in range(REPLAYS)] for e in range(1, 5)]
             _print_row("nano ab", [sum(kind in ALARMS for kind in kinds) for kinds in ours])
             _print_row("nano ab, regressed alone", [sum(kind is Kind.REGRESSED for kind in kinds) for kinds in ours])
-            if 4 * episodes > min(len(r.calls) for r in chosen):
+            if 2 * length > min(len(r.generations) for r in chosen):
                 print("    the recording is too short for A and then B of this length: raise --minutes")
                 continue
             for name, rule in RULES.items():
                 called = [
-                    sum(_replayed_peer(rule, chosen[k % 3], e, rng, 2 * episodes) for k in range(REPLAYS))
+                    sum(_replayed_peer(rule, chosen[k % 3], e, rng, length) for k in range(REPLAYS))
                     for e in range(1, 5)
                 ]
                 _print_row(name, called)
@@ -342,33 +332,34 @@ def _print_time_to_trust(recordings: dict[tuple[str, bool], Recording]) -> None:
 
 
 def _ours_until(recording: Recording, rng: np.random.Generator) -> tuple[float, bool]:
-    start = int(rng.integers(len(recording.pairs)))
-    order = [recording.pairs[(start + i) % len(recording.pairs)] for i in range(len(recording.pairs))]
-    a, b = (np.concatenate([episode[v] for episode in order]) for v in (0, 3))
-    n = MIN_PAIRS
-    while n < len(a):
-        low, _, high = np.exp(hodges_lehmann(np.log(b[:n] / a[:n])))
-        if (high - low) / 2 <= 0.02:
-            per_pair = 2 * _EPISODE_S / recording.pairs[0].shape[1]
-            return recording.start_s + n * per_pair, bool(low <= 1.05 <= high)
-        n = next_look(n)
+    """Sets of processes one after the other, each of which is forked but for the first two, which import."""
+    start, pairs, seconds = int(rng.integers(len(recording.generations))), Pairs(), 0.0
+    for i in range(len(recording.generations)):
+        generation = recording.generations[(start + i) % len(recording.generations)]
+        found = _replayed_pairs(generation, 3, 1.0)
+        pairs += found
+        seconds += recording.start_s if i < 2 else recording.fork_s
+        seconds += len(found.a) / generation.pairs.shape[1] * _WINDOW_S
+        if len(pairs.generations) >= ENOUGH_GENERATIONS:
+            a, b = pairs.data()
+            low, _, high = np.exp(hodges_lehmann(np.log(b / a)))
+            if (high - low) / 2 <= 0.02:
+                return seconds, bool(low <= 1.05 <= high)
     return np.inf, False
 
 
 def _asv_until(recording: Recording, rng: np.random.Generator) -> tuple[float, bool]:
     """A until its interval is tight enough, then B: the halves add in quadrature; each side takes two processes."""
-    start = int(rng.integers(len(recording.calls)))
+    at = int(rng.integers(len(recording.generations)))
     seconds, medians, halves = 0.0, [], []
-    for version, shift in ((0, 0), (3, 0)):
-        order = [
-            recording.calls[(start + shift + i) % len(recording.calls)][version] for i in range(len(recording.calls))
-        ]
-        calls, n = np.concatenate(order), 10
+    for version in (0, 3):
+        order = [*recording.generations[at:], *recording.generations[:at]]
+        calls, n = np.concatenate([generation.calls[version] for generation in order]), 10
         while n < len(calls) and asv_interval(calls[:n]) > 0.02 / np.sqrt(2):
             n = next_look(n)
         if n >= len(calls):
             return np.inf, False
-        start += int(np.ceil(calls[:n].sum() / 1000 / _EPISODE_S))  # B follows when A is done
+        at = (at + int(np.ceil(calls[:n].sum() / 1000 / _IN_A_ROW_S))) % len(order)  # B follows when A is done
         seconds += 2 * recording.start_s + calls[:n].sum() / 1000
         medians.append(np.median(calls[:n]))
         halves.append(asv_interval(calls[:n]))
