@@ -23,7 +23,7 @@ BASE, AGAIN = "bf16", "bf16_again"
 _TYPES = {BASE: torch.bfloat16, AGAIN: torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 ARMS = (AGAIN, "float32", "float16", *fp8.RECIPES, *fp8.CONTROLS)
 TENTHS = 10
-_RATE = 1e-3
+_RATE = 2e-3
 
 
 @dataclass(frozen=True)

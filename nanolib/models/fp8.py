@@ -20,6 +20,7 @@ from nanolib.measurement import BadInput, Unsupported
 
 FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 _BITS = {"e4m3": (3, -6), "e5m2": (2, -14)}  # of the mantissa; smallest exponent of a normal number
+_FLOAT32_BITS, _EXPONENT = 23, 0x7F800000  # its mantissa, and where in it the exponent stands
 _LEAST_AMAX = 1e-12
 ALIGNMENT = 16  # tensor cores take products whose sides are multiples of it
 
@@ -111,8 +112,8 @@ def recipe_of(name: str) -> Recipe:
 def round_to(x: torch.Tensor, format: str) -> torch.Tensor:
     """The nearest value that a format has, of two equally near the one with an even mantissa.
 
-    A number of magnitude 2^e and 2^(e+1) is a multiple of 2^(e − mantissa bits); below the smallest normal exponent the steps stay
-    as they are there (subnormal numbers).
+    A number between 2^e and 2^(e+1) becomes a multiple of 2^(e − mantissa bits); below the smallest normal exponent the steps stay
+    as they are there (subnormal numbers). Beside a number so much larger that its own last bit is that step, float32 does it.
 
     Args:
         x: Any shape, float32 or shorter.
@@ -122,11 +123,13 @@ def round_to(x: torch.Tensor, format: str) -> torch.Tensor:
         float32, shape of `x`; beyond the largest value that value, NaN for NaN.
     """
     bits, least = _BITS[format]
-    wide = x.double()
-    exponent = (torch.frexp(wide).exponent - 1).clamp(min=least)
-    step = torch.ldexp(torch.ones_like(wide), exponent - bits)
     largest = torch.finfo(FORMATS[format]).max
-    return ((wide / step).round() * step).clamp(-largest, largest).float()
+    wide = x.float().clamp(-largest, largest)
+    power = (
+        wide.view(torch.int32).bitwise_and(_EXPONENT).view(torch.float32)
+    )  # 2^e of each: its mantissa's bits taken off
+    larger = power.clamp_(min=2.0**least).mul_(1.5 * 2.0 ** (_FLOAT32_BITS - bits))
+    return (wide + larger).sub_(larger).copysign_(wide)
 
 
 @dataclass(frozen=True)
@@ -204,7 +207,7 @@ def _operand(x: torch.Tensor, cast: Cast, dim: int) -> torch.Tensor:
     if cast.format == "bf16":
         return x.bfloat16().float()
     scale = scale_of(x, cast, dim)
-    return _saturated(x.float() * scale, cast.format).float() / scale
+    return round_to(x.float() * scale, cast.format).div_(scale)
 
 
 class _EmulatedProduct(torch.autograd.Function):

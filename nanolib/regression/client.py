@@ -66,6 +66,11 @@ class VersionProcess:
             start_new_session=True,  # Ctrl-C reaches us alone, and the whole group can be ended
         )
 
+    @property
+    def has_imported(self) -> bool:
+        """Whether what serves had most of its imports done before it began."""
+        return bool(self._modules)
+
     def retire(self) -> None:
         """Have what serves end.
 
@@ -75,7 +80,7 @@ class VersionProcess:
         if not self._serves:
             return
         if self._forks:
-            self._modules = self.ask(do="end")["modules"]
+            self._modules += self.ask(do="end", tell=not self._modules)["modules"]  # the first child's will do
             self._answer()
         else:
             self.close()

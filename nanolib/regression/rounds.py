@@ -313,17 +313,15 @@ def _run_task(sides: Sequence[VersionProcess], task: Task, settings: Settings, w
     """
     round_ = Round()
     try:
-        for side, request in zip(sides, task.requests, strict=True):
-            side.send(**request, timeout_s=settings.timeout_s, rows=not settings.pairs)
+        rest = {"timeout_s": settings.timeout_s, "rows": not settings.pairs}
+        answers = _asked(sides, [{**request, **rest} for request in task.requests])
         while True:
-            answers = [side.receive() for side in sides]
             if answers[0].get("timing") is None or answers[0].get("timing") != answers[1].get("timing"):
                 break
             if not answers[0]["last"]:
                 window_s /= 2
             round_.blocks.update(_interleave(sides, answers[0]["timing"], settings, window_s))
-            for side in sides:
-                side.send(do="next")
+            answers = _asked(sides, [{"do": "next"}] * 2)
     except VersionDied as death:
         died = sides.index(death.process)
         endings = [(Status.OK, ""), (Status.OK, "")]
@@ -336,6 +334,15 @@ def _run_task(sides: Sequence[VersionProcess], task: Task, settings: Settings, w
     rows = [a.get("rows", []) for a in answers]
     round_.endings, round_.rows = (ended[0], ended[1]), (rows[0], rows[1])
     return round_, all("ended" in answer for answer in answers)
+
+
+def _asked(sides: Sequence[VersionProcess], requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The answers of both, one after the other, since what they compute would fight for the cores; but imports go side by side."""
+    if all(side.has_imported for side in sides):
+        return [side.ask(**request) for side, request in zip(sides, requests, strict=True)]
+    for side, request in zip(sides, requests, strict=True):
+        side.send(**request)
+    return [side.receive() for side in sides]
 
 
 def _interleave(

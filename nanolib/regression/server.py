@@ -76,15 +76,13 @@ def _serve_function(request: dict[str, Any], root: Path) -> None:
         call: Call = lambda: function(made)  # noqa: E731
     else:
         call = function
-    call()
-    synchronize = _synchronizer()
 
     def time_block(calls: int) -> list[list[float]]:
         rows = []
         for _ in range(calls):
             start = time.perf_counter_ns()
             call()
-            synchronize()
+            _synchronize()
             rows.append([(time.perf_counter_ns() - start) / 1e6])
         return rows
 
@@ -127,12 +125,11 @@ def _must_be_ours(module: Any, root: Path) -> None:
         )
 
 
-def _synchronizer() -> Call:
-    """Waits for the accelerator that the function uses, if it uses one."""
+def _synchronize() -> None:
+    """Wait for the accelerator that the function uses, if it uses one."""
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-        return torch.cuda.synchronize
-    return lambda: None
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 # cases of an experiment
@@ -200,6 +197,8 @@ def _fork(modules: list[str], root: Path) -> None:
         if name not in sys.modules:
             with contextlib.suppress(Exception):  # the child that needs it will say why it cannot be imported
                 importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # or each child's collector would look at all of it, and copy it in doing so
     child = os.fork()
     if child:
         _, status = os.waitpid(child, 0)
@@ -237,7 +236,7 @@ def _serve(root: Path) -> None:
             if request["do"] == "fork":
                 _fork(request["modules"], root)
             elif request["do"] == "end":
-                _answer(modules=_imported_elsewhere(root))
+                _answer(modules=_imported_elsewhere(root) if request["tell"] else [])
                 return
             elif request["do"] == "cases":
                 _list_cases(request, root)

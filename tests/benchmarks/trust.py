@@ -69,9 +69,11 @@ def main() -> None:
             recordings = _load_recordings(Path(chosen.recordings))
         else:
             seconds = chosen.minutes * 60 / len(cells)
-            recordings = {(work, loaded): _record(versions, work, loaded, seconds) for work, loaded in cells}
-            if chosen.recordings:
-                _save_recordings(recordings, Path(chosen.recordings))
+            recordings = {}
+            for work, loaded in cells:
+                recordings[work, loaded] = _record(versions, work, loaded, seconds)
+                if chosen.recordings:
+                    _save_recordings(recordings, Path(chosen.recordings))
         _print_rates(recordings)
         _print_time_to_trust(recordings)
         if chosen.live:
