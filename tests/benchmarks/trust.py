@@ -176,7 +176,7 @@ def _load_recordings(path: Path) -> dict[tuple[str, bool], Recording]:
 
 
 _WINDOW_S = Settings.budget_s / 3 / GENERATIONS  # of interleaved blocks of two versions, in each pair of processes
-_IN_A_ROW_S = 1.0  # of calls, per version
+_IN_A_ROW_S = 0.5  # of calls, per version
 
 
 def _request(work: str) -> dict[str, object]:
@@ -205,8 +205,7 @@ def _record(versions: list[Version], work: str, loaded: bool, seconds: float) ->
                 recording.fork_s = time.monotonic() - began
             if not recording.generations:
                 recording.start_s = (time.monotonic() - start) * 2 / len(sides)
-            for _ in range(2):
-                call_ms = max(sum(side.ask(do="block", calls=1, keep=False)["ms"][-1]) for side in sides)
+            call_ms = max(sum(side.time_block(2, keep=False)[-1]) for side in sides)
             calls = block_calls(call_ms)
             pairs = _interleaved(sides, calls, len(sides) / 2 * _WINDOW_S)
             recording.generations.append(Generation(pairs, [_in_a_row(side, calls) for side in sides]))
@@ -225,7 +224,7 @@ def _interleaved(sides: list[VersionProcess], calls: int, seconds: float) -> np.
     while time.monotonic() < end:
         row = [0.0] * len(sides)
         for i in random.sample(range(len(sides)), len(sides)):
-            row[i] = float(np.median(sides[i].ask(do="block", calls=calls, keep=False)["ms"]))
+            row[i] = float(np.median(sides[i].time_block(calls, keep=False, lead=True)))
         rows.append(row)
     return np.array(rows).T
 
@@ -234,7 +233,7 @@ def _in_a_row(side: VersionProcess, calls: int) -> np.ndarray:
     times: list[float] = []
     end = time.monotonic() + _IN_A_ROW_S
     while time.monotonic() < end:
-        times += [call for (call,) in side.ask(do="block", calls=calls, keep=False)["ms"]]
+        times += [call for (call,) in side.time_block(calls, keep=False)]
     return np.array(times)
 
 
