@@ -138,13 +138,13 @@ class VersionProcess:
         self.send(**request)
         return self.receive()
 
-    def time_block(self, calls: int, *, keep: bool, lead: bool = False) -> list[list[float]]:
-        """Have it time a block: ms of each call and phase; with `lead` one call before them is not timed.
+    def time_block(self, calls: int, *, keep: bool) -> list[list[float]]:
+        """Have it time a block: ms of each call and phase.
 
         Raises:
             VersionDied: As `receive`, or the code that was timed raised.
         """
-        answer = self.ask(do="block", calls=calls, keep=keep, lead=lead)
+        answer = self.ask(do="block", calls=calls, keep=keep)
         if "ms" not in answer:
             raise VersionDied(self, answer.get("message", "it ended in the middle of its timing"), answer["ended"])
         return answer["ms"]

@@ -36,9 +36,8 @@ MIN_PAIRS, MAX_PAIRS, FEWEST_PAIRS = 20, 1000, 6  # of blocks, in one generation
 GENERATIONS, FEWEST_GENERATIONS = 16, 2  # of a round
 ENOUGH_GENERATIONS = 6  # the least of which a median has a 95 % interval: from there on a generation is the datum
 # Long beside the answer's way between the processes. Short, since a shared machine changes its pace every few tenths of a second,
-# and a pair should be over before; so a long call is a block by itself. One call before it is not timed: caches and threads are
-# then those of the other version. Of calls beyond the limit that takes too long, and tells too little.
-_BLOCK_MS, _LEADS_TO_MS = 20.0, 200.0
+# and a pair should be over before; so a long call is a block by itself.
+_BLOCK_MS = 20.0
 _WARM_UP_S = 0.1
 
 Say = Callable[[str], None]
@@ -362,7 +361,7 @@ def _interleave(
     call_ms = max(
         sum(side.time_block(2, keep=False)[-1]) for side in sides
     )  # the second says how long one takes once warm
-    calls, lead = block_calls(max(call_ms, 1e-6)), call_ms < _LEADS_TO_MS
+    calls = block_calls(max(call_ms, 1e-6))
     warm = time.monotonic() + _WARM_UP_S
     while time.monotonic() < warm:
         for side in sides:
@@ -371,7 +370,7 @@ def _interleave(
     next_check, end = MIN_PAIRS, time.monotonic() + window_s
     while len(medians[0]) < MAX_PAIRS and (time.monotonic() < end or len(medians[0]) < FEWEST_PAIRS):
         for i in order.sample((0, 1), 2):
-            block = np.asarray(sides[i].time_block(calls, keep=True, lead=lead))
+            block = np.asarray(sides[i].time_block(calls, keep=True))
             totals = [np.median(block.sum(axis=1))] if len(scopes) > 1 else []
             medians[i].append(np.concatenate([np.median(block, axis=0), totals]))
         if len(medians[0]) >= next_check:

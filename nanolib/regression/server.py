@@ -60,7 +60,7 @@ def _serve_blocks(scopes: list[str], time_block: TimeBlock, last: bool) -> list[
     for request in _requested():
         if request["do"] != "block":
             break
-        block = time_block(request["calls"] + request["lead"])[request["lead"] :]
+        block = time_block(request["calls"])
         gc.collect()
         if request["keep"]:
             kept.append(block)

@@ -224,7 +224,7 @@ def _interleaved(sides: list[VersionProcess], calls: int, seconds: float) -> np.
     while time.monotonic() < end:
         row = [0.0] * len(sides)
         for i in random.sample(range(len(sides)), len(sides)):
-            row[i] = float(np.median(sides[i].time_block(calls, keep=False, lead=True)))
+            row[i] = float(np.median(sides[i].time_block(calls, keep=False)))
         rows.append(row)
     return np.array(rows).T
 
