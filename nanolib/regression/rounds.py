@@ -266,23 +266,27 @@ def _run_round(sides: _Sides, tasks: Sequence[Task], settings: Settings, say: Sa
     window_s = least_s = settings.budget_s / 3 / GENERATIONS  # of a half two thirds are for timing
     rounds = [Round() for _ in tasks]
     for number in range(1, (GENERATIONS if settings.pairs else 1) + 1):
+        fine = [at for at, round_ in enumerate(rounds) if round_.fine]  # what broke is not tried again
+        if not fine:
+            break
         start = time.monotonic()
-        parts = _run_generation(sides, tasks, settings, window_s)
-        rounds = [_merged(round_, part) for round_, part in zip(rounds, parts, strict=True)]
+        parts = _run_generation(sides, [tasks[at] for at in fine], settings, window_s)
+        for at, part in zip(fine, parts, strict=True):
+            rounds[at] = _merged(rounds[at], part)
         took = time.monotonic() - start
         if number >= FEWEST_GENERATIONS and time.monotonic() + took / 2 > end:
             break
         # where starting takes long, more is made of it
-        window_s = max(least_s, (took / len(tasks) - window_s) / 2)
+        window_s = max(least_s, (took / len(fine) - window_s) / 2)
     for task, round_ in zip(tasks, rounds, strict=True):
         say(f"{task.experiment} {task.case}{what}: {_progress(round_)}")
     return rounds
 
 
 def _merged(earlier: Round, later: Round) -> Round:
-    """The same task in more pairs of processes; a bad ending stays."""
+    """The same task in more pairs of processes."""
     blocks = {scope: _joined(scope, [earlier, later]) for scope in {**earlier.blocks, **later.blocks}}
-    return Round(blocks, later.rows, later.endings if earlier.fine else earlier.endings)
+    return Round(blocks, later.rows, later.endings)
 
 
 def _run_generation(sides: _Sides, tasks: Sequence[Task], settings: Settings, window_s: float) -> list[Round]:

@@ -60,12 +60,12 @@ def test_the_peak_of_a_product_and_its_gradient_is_pinned():
 
 def test_the_resident_peak_sees_what_was_touched():
     def touch():
-        torch.ones(64 * 2**20, dtype=torch.uint8)
+        torch.ones(512 * 2**20, dtype=torch.uint8)  # much beside what a process of many tests gives back meanwhile
 
     row = next(row for row in measure_memory(touch) if row.metric == "resident_memory")
     if row.status is Status.UNSUPPORTED:
         pytest.skip(row.message)
-    assert 60 <= row.estimate <= 200
+    assert 300 <= row.estimate <= 700
 
 
 def test_a_system_without_clear_refs_says_so(monkeypatch, tmp_path):

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from nanolib.cli import main
 from nanolib.measurement import BadInput
-from nanolib.regression.rounds import GENERATIONS, Pairs, block_calls
+from nanolib.regression.rounds import Pairs, block_calls
 from nanolib.regression.worktree import checked_out
 from nanolib.report.regressions import ab_ratio, ab_table, ab_verdict
 from nanolib.stats.compare import compare_paired
@@ -115,7 +115,7 @@ def test_every_generation_has_a_process_of_its_own_that_imports_the_version_anew
     imported = [said.split() for said in (tmp_path / "log").read_text().splitlines()]
     for who in "AB":
         own, parents = zip(*((pid, parent) for side, pid, parent in imported if side == who), strict=True)
-        assert len(own) == len(set(own)) == generations == GENERATIONS
+        assert len(own) == len(set(own)) == generations >= 2
         assert len(set(parents)) == (1 if sys.platform == "linux" else generations)
 
 
