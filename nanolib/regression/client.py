@@ -11,8 +11,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from nanolib.measurement import BadInput, Status
 from nanolib.paths import OUTPUT_VARIABLE
@@ -48,7 +49,11 @@ class VersionProcess:
     def __init__(self, version: Version, silence_s: float, *, forks: bool = False) -> None:
         self.version, self.silence_s, self._forks = version, silence_s, forks
         self._serves = False  # since the last `begin`
-        self._modules: list[str] = []  # that a child has imported from elsewhere
+        # Whether what serves had most of its imports done before it began.
+        self.has_imported = False
+        self._modules: list[
+            str
+        ] = []  # that the first child imported from elsewhere, for the parent to import before the next
         self._start()
 
     def _start(self) -> None:
@@ -66,11 +71,6 @@ class VersionProcess:
             start_new_session=True,  # Ctrl-C reaches us alone, and the whole group can be ended
         )
 
-    @property
-    def has_imported(self) -> bool:
-        """Whether what serves had most of its imports done before it began."""
-        return bool(self._modules)
-
     def retire(self) -> None:
         """Have what serves end.
 
@@ -80,7 +80,7 @@ class VersionProcess:
         if not self._serves:
             return
         if self._forks:
-            self._modules += self.ask(do="end", tell=not self._modules)["modules"]  # the first child's will do
+            self._modules = self.ask(do="end", tell=not self.has_imported)["modules"]
             self._answer()
         else:
             self.close()
@@ -91,6 +91,7 @@ class VersionProcess:
         """Have a fresh process serve what follows; `begun` waits until it does."""
         if self._forks:
             self.send(do="fork", modules=self._modules)
+            self.has_imported = self.has_imported or bool(self._modules)
         self._serves = True
 
     def begun(self) -> None:
@@ -167,6 +168,46 @@ class VersionProcess:
         self._output.cleanup()
 
     def __enter__(self) -> VersionProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Sides:
+    """The processes of all versions; `renew` gives each a fresh one.
+
+    Args:
+        versions: Which.
+        silence_s: As in `VersionProcess`.
+        forks: As in `VersionProcess`: a fresh one then costs tenths of a second and not seconds.
+    """
+
+    def __init__(self, versions: Sequence[Version], silence_s: float, *, forks: bool) -> None:
+        self._new = lambda: [VersionProcess(version, silence_s, forks=forks) for version in versions]
+        self.processes: list[VersionProcess] = []
+
+    def renew(self) -> list[VersionProcess]:
+        """Fresh processes."""
+        try:
+            for process in self.processes:
+                process.retire()
+        except VersionDied:  # what it was to do is done
+            self.close()
+        self.processes = self.processes or self._new()
+        for process in self.processes:
+            process.begin()
+        for process in self.processes:
+            process.begun()
+        return self.processes
+
+    def close(self) -> None:
+        """End all processes."""
+        for process in self.processes:
+            process.close()
+        self.processes = []
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

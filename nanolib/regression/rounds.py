@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from nanolib.measurement import Direction, Status, case_name
-from nanolib.regression.client import VersionDied, VersionProcess
+from nanolib.regression.client import Sides, VersionDied, VersionProcess
 from nanolib.regression.worktree import Version
 from nanolib.stats.compare import (
     THRESHOLD,
@@ -175,7 +175,8 @@ def compare_versions(
         BadInput: A version cannot serve a task at all.
     """
     second: dict[int, Round] = {}
-    with _Sides(versions, settings, device_of(tasks[0])) as sides:
+    forks = settings.pairs and device_of(tasks[0]) == "cpu" and sys.platform == "linux"
+    with Sides(versions, settings.timeout_s, forks=forks) as sides:
         first = _run_round(sides, tasks, settings, say, "")
         judged = _judge(first, settings)
         again = [i for i, found in enumerate(judged) if any(v.kind is not Kind.EQUIVALENT for v in found.values())]
@@ -222,45 +223,7 @@ def _judge(rounds: Sequence[Round], settings: Settings) -> list[dict[str, Verdic
     return result
 
 
-class _Sides:
-    """The processes of A and B; `renew` gives both a fresh one.
-
-    On a CPU a fresh one is forked from one that has imported what they need, so that it costs tenths of a second and not seconds.
-    """
-
-    def __init__(self, versions: Sequence[Version], settings: Settings, device: str) -> None:
-        forks = settings.pairs and device == "cpu" and sys.platform == "linux"
-        self._new = lambda: [VersionProcess(version, settings.timeout_s, forks=forks) for version in versions]
-        self.processes: list[VersionProcess] = []
-
-    def renew(self) -> list[VersionProcess]:
-        """Fresh processes."""
-        try:
-            for process in self.processes:
-                process.retire()
-        except VersionDied:  # what it was to do is done
-            self.close()
-        self.processes = self.processes or self._new()
-        for process in self.processes:
-            process.begin()
-        for process in self.processes:
-            process.begun()
-        return self.processes
-
-    def close(self) -> None:
-        """End all processes."""
-        for process in self.processes:
-            process.close()
-        self.processes = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _run_round(sides: _Sides, tasks: Sequence[Task], settings: Settings, say: Say, what: str) -> list[Round]:
+def _run_round(sides: Sides, tasks: Sequence[Task], settings: Settings, say: Say, what: str) -> list[Round]:
     """All tasks, in one pair of processes after the other until the time is up."""
     end = time.monotonic() + len(tasks) * settings.budget_s / 2
     window_s = least_s = settings.budget_s / 3 / GENERATIONS  # of a half two thirds are for timing
@@ -289,7 +252,7 @@ def _merged(earlier: Round, later: Round) -> Round:
     return Round(blocks, later.rows, later.endings)
 
 
-def _run_generation(sides: _Sides, tasks: Sequence[Task], settings: Settings, window_s: float) -> list[Round]:
+def _run_generation(sides: Sides, tasks: Sequence[Task], settings: Settings, window_s: float) -> list[Round]:
     """All tasks once, in one pair of processes as long as both keep in step."""
     rounds: list[Round] = []
     in_step = False

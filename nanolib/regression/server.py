@@ -207,9 +207,8 @@ def _fork(modules: list[str], root: Path) -> None:
         root: Of the version.
     """
     for name in modules:
-        if name not in sys.modules:
-            with contextlib.suppress(Exception):  # the child that needs it will say why it cannot be imported
-                importlib.import_module(name)
+        with contextlib.suppress(Exception):  # the child that needs it will say why it cannot be imported
+            importlib.import_module(name)
     gc.collect()
     gc.freeze()  # or each child's collector would look at all of it, and copy it in doing so
     child = os.fork()
