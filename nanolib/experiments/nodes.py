@@ -60,7 +60,7 @@ class Launch:
         self._heard: dict[
             int, tuple[int, float]
         ] = {}  # how often each has said that it is there, and when that last rose
-        self.meeting = _meeting(asked, is_host=True)
+        self.meeting = _meeting(asked)
         self.interface = _interface(asked["host"])
 
     def others_ended(self) -> bool:
@@ -119,10 +119,8 @@ def ask(endpoint: str, asked: dict[str, Any], *, nodes: int, ranks: int, within_
     """
     store = _serve(endpoint)
     number = store.add(_LAUNCHES, 0) + 1
-    with socket.socket() as free:
-        free.bind(("", 0))
-        port = free.getsockname()[1]
-    meeting = {"host": address(endpoint)[0], "port": port, "launch": number, "nodes": nodes, "ranks": ranks}
+    host, port = address(endpoint)
+    meeting = {"host": host, "port": port, "launch": number, "nodes": nodes, "ranks": ranks}
     asked = asked | meeting | {"versions": _versions()}
     store.set(f"{number}/asked", json.dumps(asked))
     store.add(_LAUNCHES, 1)
@@ -192,7 +190,7 @@ def _take_part(store: dist.Store, number: int, say: Callable[[str], None], packa
 def _run_share(store: dist.Store, number: int, node: int, asked: dict[str, Any]) -> dict[str, str]:
     """Run ranks until they end or are to end; what they wrote, by the files' names."""
     with tempfile.TemporaryDirectory(prefix="nanolib-ranks-") as name:
-        folder, meeting = Path(name), _meeting(asked, is_host=False)
+        folder, meeting = Path(name), _meeting(asked)
         process = torchrun.start(
             folder, asked, ranks=asked["ranks"], meeting=meeting, interface=_interface(asked["host"])
         )
@@ -208,12 +206,15 @@ def _run_share(store: dist.Store, number: int, node: int, asked: dict[str, Any])
         return {file.name: file.read_text(errors="replace") for file in (*told, folder / torchrun.LOG)}
 
 
-def _meeting(asked: dict[str, Any], *, is_host: bool) -> list[str]:
-    """Of torchrun's arguments, those by which the nodes of a launch find each other."""
+def _meeting(asked: dict[str, Any]) -> list[str]:
+    """Of torchrun's arguments, those by which the nodes of a launch find each other: at the store where it was asked for.
+
+    A store of torchrun's own would need a port that stays free until torchrun listens there, seconds later.
+    """
     return [
         *("--nnodes", str(asked["nodes"]), "--local-addr", _own_address(asked["host"])),
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{asked['host']}:{asked['port']}"),
-        *("--rdzv-id", f"nanolib-{asked['launch']}", "--rdzv-conf", f"is_host={int(is_host)}"),
+        *("--rdzv-id", f"nanolib-{asked['launch']}", "--rdzv-conf", "is_host=0"),
     ]
 
 

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ import pytest
 from nanolib.experiments import attention, sweep
 from nanolib.paths import checkout
 from nanolib.store import Store
+from tests.ports import free_port
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
@@ -78,9 +78,7 @@ def lab(tmp_path_factory):
     with Store(folder / "outputs" / "results.sqlite") as store:
         sweep.measure(attention, small, store=store, progress=False).finish()
     shutil.copytree(checkout() / "notebooks", folder / "notebooks")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     environment = {
         "JUPYTER_CONFIG_DIR": str(folder / "config"),
         "JUPYTER_DATA_DIR": str(folder / "data"),

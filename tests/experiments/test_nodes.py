@@ -18,15 +18,10 @@ from nanolib.experiments import distributed, nodes
 from nanolib.experiments.nodes import NodesMissing
 from nanolib.experiments.ranks import RankFailed, run_ranks
 from nanolib.measurement import BadInput
+from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 BODIES = "tests.experiments.rank_bodies"
-
-
-def _free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 @contextlib.contextmanager
@@ -51,7 +46,7 @@ def _joined(endpoint, packages=("nanolib", "tests"), wait_s=60, before=""):
 @pytest.fixture(scope="module")
 def other_node():
     """The endpoint at which another node has joined; the same for several launches, as in a run."""
-    endpoint = f"127.0.0.1:{_free_port()}"
+    endpoint = f"127.0.0.1:{free_port()}"
     with _joined(endpoint):
         yield endpoint
 
@@ -99,7 +94,7 @@ def test_ranks_that_take_too_long_are_ended_on_both_nodes(other_node):
 
 
 def test_without_another_node_one_line_says_what_to_run_there():
-    endpoint = f"127.0.0.1:{_free_port()}"
+    endpoint = f"127.0.0.1:{free_port()}"
     with pytest.raises(
         NodesMissing, match=f"1 of 2 nodes came within 1 s; on each other node run: nano join {endpoint}"
     ):
@@ -123,13 +118,13 @@ def test_a_port_that_is_taken_is_told():
     ],
 )
 def test_a_node_that_must_not_take_part_says_why(options, said):
-    endpoint = f"127.0.0.1:{_free_port()}"
+    endpoint = f"127.0.0.1:{free_port()}"
     with _joined(endpoint, **options), pytest.raises(NodesMissing, match=said):
         _run("answer", {}, endpoint)
 
 
 def test_a_node_that_is_lost_ends_the_case_and_another_takes_its_place():
-    endpoint = f"127.0.0.1:{_free_port()}"
+    endpoint = f"127.0.0.1:{free_port()}"
     with _joined(endpoint) as joined:
         os_kill = f"import os, signal; os.kill({joined.pid}, signal.SIGKILL)"
         with pytest.raises(
@@ -142,7 +137,7 @@ def test_a_node_that_is_lost_ends_the_case_and_another_takes_its_place():
 
 
 def test_ranks_end_when_the_node_that_asked_is_lost_and_the_joined_one_waits_for_the_next(tmp_path):
-    endpoint = f"127.0.0.1:{_free_port()}"
+    endpoint = f"127.0.0.1:{free_port()}"
     script = f"""
         from nanolib.experiments.ranks import run_ranks
         run_ranks("{BODIES}:spin", {{}}, world_size=2, device="cpu", timeout_s=300, nodes=2, rendezvous={endpoint!r})
@@ -160,7 +155,7 @@ def test_ranks_end_when_the_node_that_asked_is_lost_and_the_joined_one_waits_for
 
 
 def test_a_joined_node_gives_up_after_its_time():
-    endpoint = f"127.0.0.1:{_free_port()}"
+    endpoint = f"127.0.0.1:{free_port()}"
     said = []
     assert nodes.join(endpoint, wait_s=0.3, say=said.append) == 0
     assert said[-1] == "nothing was asked for 0.3 s; took part in 0 launch(es)"

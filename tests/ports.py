@@ -1,0 +1,14 @@
+"""Ports for servers that tests start."""
+
+import contextlib
+import random
+import socket
+
+
+def free_port():
+    """One that nothing here listens at; below the ports of outgoing connections, which other tests make meanwhile."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 30_000)
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
