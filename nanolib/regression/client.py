@@ -19,6 +19,10 @@ from nanolib.measurement import BadInput, Status
 from nanolib.paths import OUTPUT_VARIABLE
 from nanolib.regression.worktree import Version
 
+# How many of a version's processes are forked from one. How that one lies in memory is an effect of its own on all of them, which
+# shifts a median by one to two per cent; starting another takes seconds.
+CHILDREN = 2
+
 _SERVER = Path(__file__).with_name("server.py")
 _CHUNK = 1 << 16
 
@@ -43,21 +47,24 @@ class VersionProcess:
     Args:
         version: Which.
         silence_s: How long one answer may take.
-        forks: Whether `begin` forks a child that serves what follows; else it starts the process anew.
+        forks: Whether `begin` forks a child that serves what follows, from a process that `CHILDREN` share; else it starts anew.
     """
 
     def __init__(self, version: Version, silence_s: float, *, forks: bool = False) -> None:
         self.version, self.silence_s, self._forks = version, silence_s, forks
         self._serves = False  # since the last `begin`
-        # Whether what serves had most of its imports done before it began.
-        self.has_imported = False
         self._modules: list[
             str
-        ] = []  # that the first child imported from elsewhere, for the parent to import before the next
+        ] = []  # that the first child imported from elsewhere; later parents do, before they fork
         self._start()
 
+    @property
+    def has_imported(self) -> bool:
+        """Whether what serves had most of its imports done before it began."""
+        return bool(self._modules)
+
     def _start(self) -> None:
-        version = self.version
+        version, self._children = self.version, 0
         self._output = tempfile.TemporaryDirectory(prefix="nanolib-side-")  # its rows go to us, and its files nowhere
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
         self._buffer = b""
@@ -79,19 +86,20 @@ class VersionProcess:
         """
         if not self._serves:
             return
+        had_imported, self._serves = self.has_imported, False
         if self._forks:
-            self._modules = self.ask(do="end", tell=not self.has_imported)["modules"]
+            told = self.ask(do="end", tell=not had_imported)["modules"]
             self._answer()
-        else:
+            self._modules = self._modules or told
+            self._children += 1
+        if not self._forks or not had_imported or self._children == CHILDREN:
             self.close()
             self._start()
-        self._serves = False
 
     def begin(self) -> None:
         """Have a fresh process serve what follows; `begun` waits until it does."""
         if self._forks:
-            self.send(do="fork", modules=self._modules)
-            self.has_imported = self.has_imported or bool(self._modules)
+            self.send(do="fork", modules=[] if self._children else self._modules)
         self._serves = True
 
     def begun(self) -> None:

@@ -33,8 +33,9 @@ from nanolib.stats.compare import (
 from nanolib.stats.intervals import TooFewSamples
 
 MIN_PAIRS, MAX_PAIRS, FEWEST_PAIRS = 20, 1000, 6  # of blocks, in one generation
-GENERATIONS, FEWEST_GENERATIONS = 16, 2  # of a round
+GENERATIONS, FEWEST_GENERATIONS = 12, 2  # of a round
 ENOUGH_GENERATIONS = 6  # the least of which a median has a 95 % interval: from there on a generation is the datum
+TIMED = 0.4  # of the budget; starting processes takes the rest
 # Long beside the answer's way between the processes. Short, since a shared machine changes its pace every few tenths of a second,
 # and a pair should be over before; so a long call is a block by itself.
 _BLOCK_MS = 20.0
@@ -226,7 +227,7 @@ def _judge(rounds: Sequence[Round], settings: Settings) -> list[dict[str, Verdic
 def _run_round(sides: Sides, tasks: Sequence[Task], settings: Settings, say: Say, what: str) -> list[Round]:
     """All tasks, in one pair of processes after the other until the time is up."""
     end = time.monotonic() + len(tasks) * settings.budget_s / 2
-    window_s = least_s = settings.budget_s / 3 / GENERATIONS  # of a half two thirds are for timing
+    window_s = least_s = settings.budget_s * TIMED / 2 / GENERATIONS
     rounds = [Round() for _ in tasks]
     for number in range(1, (GENERATIONS if settings.pairs else 1) + 1):
         fine = [at for at, round_ in enumerate(rounds) if round_.fine]  # what broke is not tried again

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 
 from nanolib.cli import main
 from nanolib.measurement import BadInput
+from nanolib.regression.client import CHILDREN
 from nanolib.regression.rounds import block_calls
 from nanolib.regression.worktree import checked_out
 from nanolib.report.regressions import ab_ratio, ab_table, ab_verdict
@@ -114,7 +116,8 @@ def test_every_generation_has_a_process_of_its_own_that_imports_the_version_anew
     for who in "AB":
         own, parents = zip(*((pid, parent) for side, pid, parent in imported if side == who), strict=True)
         assert len(own) == len(set(own)) == generations >= 2
-        assert len(set(parents)) == (1 if sys.platform == "linux" else generations)
+        if sys.platform == "linux":  # elsewhere all are this process's own
+            assert max(Counter(parents).values()) <= CHILDREN
 
 
 def test_a_version_that_is_killed_is_told_and_the_next_case_goes_on(repository, ab, tmp_path):
