@@ -33,9 +33,9 @@ from nanolib.stats.compare import (
 from nanolib.stats.intervals import TooFewSamples
 
 MIN_PAIRS, MAX_PAIRS, FEWEST_PAIRS = 20, 1000, 6  # of blocks, in one generation
-GENERATIONS, FEWEST_GENERATIONS = 12, 2  # of a round
+GENERATIONS, FEWEST_GENERATIONS = 8, 2  # of a round
 ENOUGH_GENERATIONS = 6  # the least of which a median has a 95 % interval: from there on a generation is the datum
-TIMED = 0.4  # of the budget; starting processes takes the rest
+TIMED = 0.55  # of the budget; starting processes takes the rest
 # Long beside the answer's way between the processes. Short, since a shared machine changes its pace every few tenths of a second,
 # and a pair should be over before; so a long call is a block by itself.
 _BLOCK_MS = 20.0

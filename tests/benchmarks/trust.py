@@ -2,8 +2,9 @@
 
 Real work is timed in versions that do 0, 3, 5 or 10 % more of it. One recording per work and load holds both ways of
 collecting: blocks interleaved, and one version after the other. From it comparisons are replayed, all at the same time of
-measuring; how often each harness calls B slower is printed with its exact 95 % interval. `--live N` adds N real `nano ab`
-comparisons per cell, as long as a user would wait for them; `--minutes` says how long the recording may take.
+measuring, in which any two versions stand for A and B, since what each does more is known and taken off; how often each
+harness calls B slower is printed with its exact 95 % interval. `--live N` adds N real `nano ab` comparisons per cell, as long as
+a user would wait for them; `--minutes` says how long the recording may take.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import multiprocessing
 import random
 import shutil
@@ -18,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +48,7 @@ from nanolib.stats.compare import Kind, compare_paired, confirm, hodges_lehmann
 WORKS = ("matmul", "block", "decode")
 VERSIONS = {"A": 100, "A again": 100, "+3 %": 103, "+5 %": 105, "+10 %": 110}
 EFFECTS = list(VERSIONS)[1:]
+UNITS = list(VERSIONS.values())
 ALARMS = (Kind.REGRESSED, Kind.SUSPECT)
 REPLAYS = 200
 
@@ -75,6 +78,7 @@ def main() -> None:
                 recordings[work, loaded] = _record(versions, work, loaded, seconds)
                 if chosen.recordings:
                     _save_recordings(recordings, Path(chosen.recordings))
+        _print_ratios(recordings)
         _print_rates(recordings)
         _print_time_to_trust(recordings)
         if chosen.live:
@@ -180,6 +184,7 @@ _WINDOW_S = (
     Settings.budget_s * TIMED / 2 / GENERATIONS
 )  # of interleaved blocks of two versions, in each pair of processes
 _IN_A_ROW_S = 1.0  # of calls, per version
+_MOST_SETS = 100  # of processes, until an interval is given up
 
 
 def _request(work: str) -> dict[str, object]:
@@ -240,7 +245,20 @@ def _in_a_row(side: VersionProcess, calls: int) -> np.ndarray:
     return np.array(times)
 
 
-# replays
+# what was recorded, and replays of it
+
+
+def _print_ratios(recordings: dict[tuple[str, bool], Recording]) -> None:
+    """What more work is seen to take, all sets of processes together: it must be as much as was added."""
+    print("\nratio to A over all sets of processes")
+    for (work, loaded), recording in recordings.items():
+        seen = []
+        for version in range(1, len(UNITS)):
+            logs = [np.median(np.log(g.pairs[version] / g.pairs[0])) for g in recording.generations]
+            low, middle, high = 100 * np.expm1(hodges_lehmann(np.array(logs)))
+            seen.append(f"{middle:+.1f} [{low:+.1f} … {high:+.1f}] %")
+        name = work + (", loaded" if loaded else "")
+        print(f"    {name:26}" + "".join(f"{text:>24}" for text in seen), flush=True)
 
 
 def _rate(called: int, of: int) -> str:
@@ -253,16 +271,27 @@ def _replayed_ab(recording: Recording, effect: int, rng: np.random.Generator, sh
     own = rng.permutation(len(recording.generations))
     rounds = []
     for chosen in (own[:GENERATIONS], own[GENERATIONS : 2 * GENERATIONS]):
-        rounds.append(sum((_replayed_pairs(recording.generations[g], effect, share) for g in chosen), Pairs()))
+        rounds.append(sum((_replayed_pairs(recording.generations[g], effect, rng, share) for g in chosen), Pairs()))
         first = compare_paired(*rounds[0].data())
         if first.kind is Kind.EQUIVALENT:
             return first.kind
     return confirm(first, compare_paired(*rounds[1].data()), compare_paired(*sum(rounds, Pairs()).data())).kind
 
 
-def _replayed_pairs(generation: Generation, effect: int, share: float) -> Pairs:
+def _drawn(rng: np.random.Generator) -> Sequence[int]:
+    """Which versions stand for A and for B: any two, since what each does more is known and taken off.
+
+    A set of processes is one draw only of how they came to lie; with either of two versions as A it is two, around the truth.
+    """
+    return rng.choice(len(UNITS), 2, replace=False).tolist()
+
+
+def _replayed_pairs(generation: Generation, effect: int, rng: np.random.Generator, share: float) -> Pairs:
     """Pairs of one pair of processes until they are precise enough or used up."""
-    a, b = (generation.pairs[version] for version in (0, effect))
+    a, b = (
+        generation.pairs[version] / UNITS[version] * units
+        for version, units in zip(_drawn(rng), (UNITS[0], UNITS[effect]), strict=True)
+    )
     most, n = max(1, round(share * len(a))), MIN_PAIRS
     while n < most and not precise_enough(a[:n], b[:n], Settings.precision):
         n = next_look(n)
@@ -270,13 +299,18 @@ def _replayed_pairs(generation: Generation, effect: int, share: float) -> Pairs:
     return Pairs(a[:n].tolist(), b[:n].tolist(), [n])
 
 
+def _in_turn(recording: Recording, at: int, version: int, units: int) -> list[np.ndarray]:
+    """Calls of all sets of processes from one on, ms, as if the version did so many units of work."""
+    order = [*recording.generations[at:], *recording.generations[:at]]
+    return [generation.calls[version] / UNITS[version] * units for generation in order]
+
+
 def _replayed_peer(rule: Callable, recording: Recording, effect: int, rng: np.random.Generator, length: int) -> bool:
     """A for so many sets of processes in a row, then B for as many."""
-    start = int(rng.integers(len(recording.generations) - 2 * length + 1))
-    later = recording.generations[start : start + 2 * length]
-    a = np.concatenate([generation.calls[0] for generation in later[:length]])
-    b = np.concatenate([generation.calls[effect] for generation in later[length:]])
-    return rule(a / 1000, b / 1000)
+    start, (a, b) = int(rng.integers(len(recording.generations))), _drawn(rng)
+    first = _in_turn(recording, start, a, UNITS[0])[:length]
+    then = _in_turn(recording, start, b, UNITS[effect])[length : 2 * length]
+    return rule(np.concatenate(first) / 1000, np.concatenate(then) / 1000)
 
 
 def _print_rates(recordings: dict[tuple[str, bool], Recording]) -> None:
@@ -337,10 +371,10 @@ def _print_time_to_trust(recordings: dict[tuple[str, bool], Recording]) -> None:
 
 def _ours_until(recording: Recording, rng: np.random.Generator) -> tuple[float, bool]:
     """Sets of processes one after the other; the first imports by itself, and then every so many are forked from one that does."""
-    start, pairs, seconds = int(rng.integers(len(recording.generations))), Pairs(), 0.0
-    for i in range(len(recording.generations)):
-        generation = recording.generations[(start + i) % len(recording.generations)]
-        found = _replayed_pairs(generation, 3, 1.0)
+    pairs, seconds = Pairs(), 0.0
+    for i, chosen in enumerate(rng.choice(len(recording.generations), _MOST_SETS)):
+        generation = recording.generations[chosen]
+        found = _replayed_pairs(generation, 3, rng, 1.0)
         pairs += found
         seconds += recording.start_s if i == 0 or (i - 1) % CHILDREN == 0 else recording.fork_s
         seconds += len(found.a) / generation.pairs.shape[1] * _WINDOW_S
@@ -356,14 +390,14 @@ def _asv_until(recording: Recording, rng: np.random.Generator) -> tuple[float, b
     """A until its interval is tight enough, then B: the halves add in quadrature; each side takes two processes."""
     at = int(rng.integers(len(recording.generations)))
     seconds, medians, halves = 0.0, [], []
-    for version in (0, 3):
-        order = [*recording.generations[at:], *recording.generations[:at]]
-        calls, n = np.concatenate([generation.calls[version] for generation in order]), 10
+    for version, units in zip(_drawn(rng), (UNITS[0], UNITS[3]), strict=True):
+        calls, n = np.concatenate(_in_turn(recording, at, version, units)), 10
         while n < len(calls) and asv_interval(calls[:n]) > 0.02 / np.sqrt(2):
             n = next_look(n)
         if n >= len(calls):
             return np.inf, False
-        at = (at + int(np.ceil(calls[:n].sum() / 1000 / _IN_A_ROW_S))) % len(order)  # B follows when A is done
+        sets = math.ceil(calls[:n].sum() / 1000 / _IN_A_ROW_S)
+        at = (at + sets) % len(recording.generations)  # B follows when A is done
         seconds += 2 * recording.start_s + calls[:n].sum() / 1000
         medians.append(np.median(calls[:n]))
         halves.append(asv_interval(calls[:n]))
