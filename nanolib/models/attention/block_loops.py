@@ -1,7 +1,7 @@
 # ruff: noqa: UP006, UP035, D417  TorchScript knows lists by typing's names; what they hold is said once, at the top
 """The loops over heads and blocks of queries, written so that TorchScript can compile them: threads then run in parallel.
 
-`block_sparse` calls them; its `_Lists` says what `rows`, `keys`, `firsts`, `units`, `pieces`, `masks` and the buffers hold.
+`block_sparse` calls them; its `_Lists` says what the lists and buffers hold.
 """
 
 from typing import List
@@ -20,11 +20,11 @@ def forward(
     units: List[int],
     pieces: List[torch.Tensor],
     masks: List[torch.Tensor],
+    blind: List[torch.Tensor],
     together: int,
     scores_buffer: torch.Tensor,
     taken_buffer: torch.Tensor,
     scale: float,
-    shift: bool,
 ) -> None:
     """Attention over the kept keys.
 
@@ -34,7 +34,6 @@ def forward(
         k: Shape [kv_heads, kv_len, head_dim].
         v: Shape as `k`.
         scale: Factor on the scores.
-        shift: Whether scores need their row's maximum taken off.
     """
     group, head_dim = q.size(1), q.size(3)
     start = 0
@@ -48,9 +47,9 @@ def forward(
             part = taken(k[start:stop], firsts[at], seen, units[at], pieces[at], taken_buffer)
             queries = q[start:stop, :, first:last].reshape(count, height, head_dim)
             torch.baddbmm(scores, queries, part.transpose(1, 2), beta=0.0, alpha=scale, out=scores)
-            total = exponentials(scores, masks[at], shift)
+            softmax(scores, masks[at], blind[at])
             part = taken(v[start:stop], firsts[at], seen, units[at], pieces[at], taken_buffer)
-            out[start:stop, :, first:last] = torch.bmm(scores, part).div_(total).view(count, group, -1, head_dim)
+            out[start:stop, :, first:last] = torch.bmm(scores, part).view(count, group, -1, head_dim)
         start = stop
 
 
@@ -69,6 +68,7 @@ def backward(
     units: List[int],
     pieces: List[torch.Tensor],
     masks: List[torch.Tensor],
+    blind: List[torch.Tensor],
     together: int,
     scores_buffer: torch.Tensor,
     taken_buffer: torch.Tensor,
@@ -101,7 +101,7 @@ def backward(
             weights = scores_buffer[: count * height * seen].view(count, height, seen)
             part = taken(k[start:stop], firsts[at], seen, unit, index, taken_buffer)
             torch.baddbmm(weights, queries, part.transpose(1, 2), beta=0.0, alpha=scale, out=weights)
-            weights.div_(exponentials(weights, masks[at], True))
+            softmax(weights, masks[at], blind[at])
             add(dv[start:stop], torch.bmm(weights.transpose(1, 2), d_results), firsts[at], seen, unit, index)
             part = taken(v[start:stop], firsts[at], seen, unit, index, taken_buffer)
             d_scores = torch.bmm(d_results, part.transpose(1, 2))
@@ -112,19 +112,13 @@ def backward(
         start = stop
 
 
-def exponentials(scores: torch.Tensor, mask: torch.Tensor, shift: bool) -> torch.Tensor:
-    """Turn scores, shape [heads, rows, keys], into exponentials in place; returns their sums, one where there is no key."""
-    masked = mask.numel() > 0
-    if shift:
-        if masked:
-            scores.masked_fill_(mask.logical_not(), float("-inf"))
-        highest = scores.amax(dim=-1, keepdim=True)
-        scores.sub_(highest.masked_fill_(highest == float("-inf"), 0.0))
-    scores.exp_()
-    if masked:
-        scores.mul_(mask)
-    total = scores.sum(dim=-1, keepdim=True)
-    return total.masked_fill_(total == 0, 1.0) if masked else total
+def softmax(scores: torch.Tensor, mask: torch.Tensor, blind: torch.Tensor) -> None:
+    """Of scores, shape [heads, rows, keys], in place; zero where a row sees no key."""
+    if mask.numel() > 0:
+        scores.masked_fill_(mask.logical_not(), float("-inf"))
+    torch.softmax(scores, -1, out=scores)
+    if blind.numel() > 0:
+        scores.masked_fill_(blind, 0.0)
 
 
 def taken(x: torch.Tensor, first: int, seen: int, unit: int, index: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:

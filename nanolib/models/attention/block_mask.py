@@ -43,6 +43,15 @@ class QueryBlock:
         return sum(stop - start for start, stop in self.runs)
 
     @functools.cached_property
+    def blind(self) -> torch.Tensor | None:
+        """Which queries see no key, bool [rows, 1]; None where each sees some."""
+        if self.mask is None:
+            return None
+        with real_tensors():
+            blind = ~self.mask.any(dim=1, keepdim=True)
+            return blind if blind.any() else None
+
+    @functools.cached_property
     def index(self) -> torch.Tensor:
         """The keys, int64 [keys]."""
         with real_tensors():

@@ -17,7 +17,6 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from torch._subclasses import FakeTensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
@@ -25,10 +24,7 @@ from nanolib.models.attention import block_loops
 from nanolib.models.attention.block_mask import BlockMask, Plan, QueryBlock
 from nanolib.models.attention.patterns.pattern import Run
 
-# Scores this small need no shift before exp: e^60 is far from float32's limits, at either end. Larger ones are shifted by their
-# row's maximum, which costs two more passes.
-_SAFE_SCORE = 60.0
-_SCORES = 2**19  # at once, per thread: 2 MiB of float32, which stay near the core
+_SCORES = 2**18  # at once, per thread: 1 MiB of float32, which stay near the core
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: BlockMask, scale: float) -> torch.Tensor:
@@ -120,15 +116,8 @@ def _forward_on_cpu(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Blo
     out = torch.empty_like(q) if whole else torch.zeros_like(q)
     dtype = _accumulator(q)
     queries, keys, values = q.to(dtype), k.to(dtype).contiguous(), v.to(dtype).contiguous()
-    shift = not _largest_norm(queries) * _largest_norm(keys) * abs(scale) < _SAFE_SCORE  # NaN shifts too
-    _over_heads(functools.partial(_forward_heads, queries, keys, values, mask, scale, shift, out), k)
+    _over_heads(functools.partial(_forward_heads, queries, keys, values, mask, scale, out), k)
     return out
-
-
-def _largest_norm(x: torch.Tensor) -> float:
-    if isinstance(x, FakeTensor):  # planning: nothing to look at, and the memory is the same
-        return 0.0
-    return float(torch.linalg.vector_norm(x, dim=-1).amax()) if x.numel() else 0.0
 
 
 def _forward_heads(
@@ -137,14 +126,13 @@ def _forward_heads(
     v: torch.Tensor,
     mask: BlockMask,
     scale: float,
-    shift: bool,
     out: torch.Tensor,
     heads: list[tuple[int, int]],
 ) -> None:
     for b, queries, kv, plan in _together(heads, mask, q.shape[1], k.shape[1]):
         lists = _Lists.of(plan, q[b, queries], k[b, kv])
         _loop("forward")(
-            *(_by_kv_head(x[b, queries], kv) for x in (q, out)), k[b, kv], v[b, kv], *lists.arguments(), scale, shift
+            *(_by_kv_head(x[b, queries], kv) for x in (q, out)), k[b, kv], v[b, kv], *lists.arguments(), scale
         )
 
 
@@ -190,6 +178,7 @@ class _Lists:
         units: Else how long the equal pieces are that they consist of,
         pieces: and which, of all heads one after the other; see `QueryBlock.pieces`.
         masks: bool [group · rows, keys], or empty where all is seen.
+        blind: bool [group · rows, 1], which of them see nothing, or empty where each sees some key.
         together: Heads at once: as many as keep their scores within the cache.
         scores_buffer: Room for their scores. Buffers serve all blocks: memory asked for anew would be cleared each time.
         taken_buffer: Room for their keys.
@@ -201,6 +190,7 @@ class _Lists:
     units: list[int]
     pieces: list[torch.Tensor]
     masks: list[torch.Tensor]
+    blind: list[torch.Tensor]
     together: int
     scores_buffer: torch.Tensor
     taken_buffer: torch.Tensor
@@ -221,7 +211,8 @@ class _Lists:
             [block.runs[0][0] if len(block.runs) == 1 else -1 for block in blocks],
             [unit for unit, _ in pieces],
             [index.to(q.device) for _, index in pieces],
-            [_mask_of(block, group).to(q.device) for block in blocks],
+            [_for_group(block.mask, group).to(q.device) for block in blocks],
+            [_for_group(block.blind, group).to(q.device) for block in blocks],
             together,
             torch.empty(together * rows * most, **like),
             torch.empty(together * most * head_dim, **like),
@@ -236,11 +227,11 @@ _NO_MASK = torch.empty(0, dtype=torch.bool)
 _NO_PIECES = torch.empty(0, dtype=torch.int64)
 
 
-def _mask_of(block: QueryBlock, group: int) -> torch.Tensor:
+def _for_group(rows: torch.Tensor | None, group: int) -> torch.Tensor:
     """For all query heads of a key head; the block's own, and no copy, where there is one."""
-    if block.mask is None:
+    if rows is None:
         return _NO_MASK
-    return block.mask if group == 1 else block.mask.repeat(group, 1)
+    return rows if group == 1 else rows.repeat(group, 1)
 
 
 def _loop(name: str) -> Callable[..., None]:
