@@ -86,6 +86,7 @@ CONTROLS = {
     "no_scaling": _all(scaled=False),
     "scale_off_by_1024": _all(off_by=1024.0),
 }
+EVERYWHERE = ("e5m2_everywhere",)  # those that spare no layer, not even what a recipe keeps
 
 
 # What products in bf16 do, with sums in float32: the base of comparisons where 8 bits are emulated.

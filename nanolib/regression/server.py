@@ -15,6 +15,7 @@ import mmap
 import os
 import random
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -199,6 +200,21 @@ def _one_line(error: BaseException) -> str:
 # children
 
 
+def _free_threads() -> None:
+    """Let threads that Python starts run on all cores, and not on the one alone to which OpenMP binds the thread that starts them."""
+    cores, start = os.sched_getaffinity(0), threading.Thread.start
+
+    def start_free(thread: threading.Thread) -> None:
+        bound = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, cores)  # which the new thread inherits
+        try:
+            start(thread)
+        finally:
+            os.sched_setaffinity(0, bound)
+
+    threading.Thread.start = start_free
+
+
 def _fork(modules: list[str], root: Path) -> None:
     """Let a child serve, and say how it ended.
 
@@ -267,6 +283,8 @@ def main() -> None:
     global _answers
     _answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    if hasattr(os, "sched_setaffinity"):
+        _free_threads()
     folders = sys.argv[1:]
     sys.path[:0] = [folder for folder in reversed(folders) if Path(folder).is_dir()]
     _serve(Path(folders[0]).resolve())

@@ -142,6 +142,15 @@ def test_what_is_said_of_differences(differences, verdict):
     assert parity_verdict(differences, 0.006) == verdict
 
 
+@pytest.mark.parametrize(
+    ("arm", "head"), [("e5m2_everywhere", True), ("no_scaling", False), ("tensorwise", False), ("float32", False)]
+)
+def test_everywhere_is_in_the_output_head_too_and_nothing_else_is(arm, head):
+    model = fp8_parity._model(_parity(arm), seed=0)
+    assert isinstance(model.head, casts.EmulatedLinear) is head
+    assert isinstance(model.blocks[0].mlp.up, casts.EmulatedLinear) is (arm != "float32")
+
+
 def test_the_learning_rate_rises_over_a_tenth_and_falls_to_zero():
     shares = [rate_share(step, 100) for step in range(100)]
     assert shares[:10] == pytest.approx([0.1 * (step + 1) for step in range(10)]) and max(shares) == 1.0
