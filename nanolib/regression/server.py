@@ -201,7 +201,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _free_threads() -> None:
-    """Let threads that Python starts run on all cores, and not on the one alone to which OpenMP binds the thread that starts them."""
+    """Let threads that Python starts run on all cores, not on the one to which OpenMP binds the thread that starts them."""
     cores, start = os.sched_getaffinity(0), threading.Thread.start
 
     def start_free(thread: threading.Thread) -> None:
