@@ -167,6 +167,5 @@ def _model(case: ParityCase, seed: int) -> nn.Module:
                 weight.copy_(torch.nextafter(weight, torch.full_like(weight, math.inf)))
     if case.arm not in _TYPES or _emulated(case):
         recipe = fp8.BF16 if case.arm in (BASE, AGAIN) else case.arm
-        keep = () if case.arm in fp8.EVERYWHERE else case.keep
-        fp8.convert(model, recipe, keep=keep, emulate=_emulated(case), rounded=_on_cpu(case))
+        fp8.convert(model, recipe, keep=case.keep, emulate=_emulated(case), rounded=_on_cpu(case))
     return model

@@ -363,7 +363,7 @@ def convert(
     Args:
         model: Its weights stay in the type they have.
         recipe: A key of `RECIPES`, or of `CONTROLS` (emulated only).
-        keep: As in `chosen_layers`.
+        keep: As in `chosen_layers`; what spares no layer (`EVERYWHERE`) does not ask.
         emulate: Whether to emulate; by default where the device has no FP8 tensor cores.
         rounded: As in `EmulatedLinear`.
 
@@ -374,7 +374,7 @@ def convert(
         BadInput: As `chosen_layers`, an unknown recipe, or a layer that was left unconverted.
         Unsupported: No tensor cores, and no emulation wanted; or a control without it.
     """
-    wanted, chosen = recipe_of(recipe), chosen_layers(model, keep)
+    wanted, chosen = recipe_of(recipe), chosen_layers(model, () if recipe in EVERYWHERE else keep)
     reason = native(next(model.parameters()).device)
     emulate = bool(reason) if emulate is None else emulate
     if emulate:

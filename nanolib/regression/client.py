@@ -57,9 +57,8 @@ class VersionProcess:
     def __init__(self, version: Version, silence_s: float, *, forks: bool = False) -> None:
         self.version, self.silence_s, self._forks = version, silence_s, forks
         self._serves = False  # since the last `begin`
-        self._modules: list[
-            str
-        ] = []  # that the first child imported from elsewhere; later parents do, before they fork
+        # What the first child imported from elsewhere; later parents import it before they fork.
+        self._modules: list[str] = []
         self._start()
 
     @property

@@ -180,9 +180,8 @@ def _load_recordings(path: Path) -> dict[tuple[str, bool], Recording]:
     }
 
 
-_WINDOW_S = (
-    Settings.budget_s * TIMED / 2 / GENERATIONS
-)  # of interleaved blocks of two versions, in each pair of processes
+# Of interleaved blocks of two versions, in each pair of processes.
+_WINDOW_S = Settings.budget_s * TIMED / 2 / GENERATIONS
 _IN_A_ROW_S = 1.0  # of calls, per version
 _MOST_SETS = 100  # of processes, until an interval is given up
 

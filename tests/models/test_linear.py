@@ -63,3 +63,10 @@ def test_few_rows_are_divided_among_threads_and_nothing_else_is():
     with torch.autocast("cpu", torch.bfloat16):
         assert not _is_divided(_layer(), torch.randn(1, 24))
         assert _layer()(torch.randn(1, 24)).dtype == torch.bfloat16
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("rows", [1, 16])
+def test_it_compiles_in_one_graph(rows):
+    layer, x = _layer(), torch.randn(rows, 24)
+    assert torch.allclose(torch.compile(layer, fullgraph=True, backend="eager")(x), layer(x), atol=1e-6)

@@ -86,8 +86,8 @@ def _forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: BlockMask,
                 scale=scale,
                 enable_gqa=q_part.shape[1] != k_part.shape[1],
             )
-            if seen is not None:  # a query without any key gets zero, whatever the kernel makes of it
-                attended = attended.masked_fill(~seen.any(dim=1)[:, None], 0)
+            if block.blind is not None:  # a query without any key gets zero, whatever the kernel makes of it
+                attended = attended.masked_fill(block.blind.to(q.device), 0)
             out_part[:, :, slice(*block.rows)] = attended
     return out
 
