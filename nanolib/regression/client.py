@@ -20,8 +20,8 @@ from nanolib.paths import OUTPUT_VARIABLE
 from nanolib.regression.worktree import Version
 
 # How many of a version's processes are forked from one. How that one lies in memory is an effect of its own on all of them, which
-# shifts a median by one to two per cent; starting another takes seconds.
-CHILDREN = 2
+# shifts a median by up to a per cent; starting another takes seconds.
+CHILDREN = 4
 
 # Each of OpenMP's threads keeps to a core of its own: left free, two are at times put on one, and a process takes 30 ms for what
 # another does in 18, all its life long.

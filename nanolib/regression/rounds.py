@@ -33,7 +33,7 @@ from nanolib.stats.compare import (
 from nanolib.stats.intervals import TooFewSamples
 
 MIN_PAIRS, MAX_PAIRS, FEWEST_PAIRS = 20, 1000, 6  # of blocks, in one generation
-GENERATIONS, FEWEST_GENERATIONS = 8, 2  # of a round
+GENERATIONS, FEWEST_GENERATIONS = 9, 2  # of a round
 ENOUGH_GENERATIONS = 6  # the least of which a median has a 95 % interval: from there on a generation is the datum
 TIMED = 0.55  # of the budget; starting processes takes the rest
 # Long beside the answer's way between the processes. Short, since a shared machine changes its pace every few tenths of a second,
@@ -226,22 +226,24 @@ def _judge(rounds: Sequence[Round], settings: Settings) -> list[dict[str, Verdic
 
 def _run_round(sides: Sides, tasks: Sequence[Task], settings: Settings, say: Say, what: str) -> list[Round]:
     """All tasks, in one pair of processes after the other until the time is up."""
-    end = time.monotonic() + len(tasks) * settings.budget_s / 2
+    begun = time.monotonic()
+    end = begun + len(tasks) * settings.budget_s / 2
     window_s = least_s = settings.budget_s * TIMED / 2 / GENERATIONS
+    timed_s = 0.0
     rounds = [Round() for _ in tasks]
     for number in range(1, (GENERATIONS if settings.pairs else 1) + 1):
         fine = [at for at, round_ in enumerate(rounds) if round_.fine]  # what broke is not tried again
         if not fine:
             break
-        start = time.monotonic()
         parts = _run_generation(sides, [tasks[at] for at in fine], settings, window_s)
         for at, part in zip(fine, parts, strict=True):
             rounds[at] = _merged(rounds[at], part)
-        took = time.monotonic() - start
-        if number >= FEWEST_GENERATIONS and time.monotonic() + took / 2 > end:
+        timed_s += len(fine) * window_s
+        spent_s = time.monotonic() - begun
+        if number >= FEWEST_GENERATIONS and begun + spent_s * (1 + 1 / number) > end:
             break
         # where starting takes long, more is made of it
-        window_s = max(least_s, (took / len(fine) - window_s) / 2)
+        window_s = max(least_s, (spent_s - timed_s) / number / len(fine) / 2)
     for task, round_ in zip(tasks, rounds, strict=True):
         say(f"{task.experiment} {task.case}{what}: {_progress(round_)}")
     return rounds

@@ -314,7 +314,7 @@ def _replayed_peer(rule: Callable, recording: Recording, effect: int, rng: np.ra
 
 def _print_rates(recordings: dict[tuple[str, bool], Recording]) -> None:
     rng = np.random.default_rng(0)
-    for share in (0.2, 1.0):
+    for share in (0.2, 0.6, 1.0):
         measuring = 2 * GENERATIONS * _WINDOW_S * share  # two rounds of A and B
         length = round(measuring / 2 / _IN_A_ROW_S)
         print(
