@@ -2,38 +2,55 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
+from torch.utils.flop_counter import register_flop_formula
 
-_FEW_ROWS = 4  # where it is 1.7 to 2.4 times as fast; at eight the gain is a tenth, and then none
+# So few that reading the weight is what takes the time. With more rows oneDNN is twice as fast as MKL on some CPUs, but then so
+# far from every other product of torch's that no measured ceiling and no user's model would compare.
+_FEW_ROWS = 16
+# What torch.compile calls for a linear layer on a CPU; absent where torch was built without oneDNN.
+_ONEDNN = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
 
 
 class Linear(nn.Linear):
-    """torch's, but that few rows in float32 on a CPU are multiplied by all threads.
+    """torch's, but that few rows in float32 on a CPU are multiplied on all cores where no gradient is wanted.
 
-    Decoding reads each weight for one row per sequence. MKL leaves such a product to one thread, and shares out a batch of
-    products among all; so the weight is taken as a batch of its parts. On two cores it is then read at 20 GB/s and not at 11.
+    Decoding reads each weight for one row per sequence. MKL, which torch asks, leaves such a product to one thread: 11 GB/s on
+    two cores. oneDNN reads a weight with more outputs than inputs at 24, and any weight for several rows at 19. For one row and
+    other weights MKL shares out a batch, and the weight is one of its parts: 20 to 23.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The product with the weight, and the bias where there is one: shape [..., in_features] → [..., out_features]."""
-        # asked first, since a compiler writes a loop of its own and breaks off at the number of threads
-        if torch.compiler.is_compiling() or not self._divides(x):
+        if not self._has_few_rows(x):
             return super().forward(x)
+        if _ONEDNN is not None and max(x.numel(), self.out_features) > self.in_features:
+            return _ONEDNN(x, self.weight, self.bias, "none", [], "")
         threads = torch.get_num_threads()
-        rows = x.reshape(1, -1, self.in_features).expand(threads, -1, -1)
+        if x.numel() > self.in_features or self.out_features % threads or not self.weight.is_contiguous():
+            return super().forward(x)
+        row = x.reshape(1, 1, self.in_features).expand(threads, -1, -1)
         parts = self.weight.view(threads, -1, self.in_features)
-        out = torch.bmm(rows, parts.transpose(1, 2)).transpose(0, 1).reshape(*x.shape[:-1], self.out_features)
+        out = torch.bmm(row, parts.transpose(1, 2)).view(*x.shape[:-1], self.out_features)
         return out if self.bias is None else out + self.bias
 
-    def _divides(self, x: torch.Tensor) -> bool:
-        threads = torch.get_num_threads()
+    def _has_few_rows(self, x: torch.Tensor) -> bool:
         return (
-            0 < x.numel() <= _FEW_ROWS * self.in_features
-            and threads > 1
+            not torch.compiler.is_compiling()  # which chooses a kernel by itself, and breaks off at the number of threads
+            and not torch.is_grad_enabled()
+            and 0 < x.numel() <= _FEW_ROWS * self.in_features
             and x.device.type == "cpu"
             and x.dtype == self.weight.dtype == torch.float32
-            and self.out_features % threads == 0
-            and self.weight.is_contiguous()
             and not torch.is_autocast_enabled("cpu")
         )
+
+
+def _flops(x_shape: torch.Size, weight_shape: torch.Size, *_: object, **__: object) -> int:
+    return 2 * math.prod(x_shape) * weight_shape[0]
+
+
+if _ONEDNN is not None:
+    register_flop_formula(_ONEDNN)(_flops)

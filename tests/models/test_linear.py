@@ -1,8 +1,10 @@
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from nanolib.meters.flops import count_flops
 from nanolib.models.linear import Linear
 
 
@@ -30,43 +32,69 @@ def _layer(into=24, out=10, bias=False, dtype=torch.float32):
 
 
 @pytest.mark.usefixtures("two_threads")
-@pytest.mark.parametrize("shape", [(24,), (1, 24), (1, 1, 24), (4, 1, 24), (2, 2, 24), (5, 24), (2, 0, 24), (0, 24)])
+@pytest.mark.parametrize("shape", [(24,), (1, 24), (1, 1, 24), (4, 1, 24), (2, 2, 24), (17, 24), (2, 0, 24), (0, 24)])
+@pytest.mark.parametrize("out", [10, 9, 48])
 @pytest.mark.parametrize("bias", [False, True])
-def test_it_is_torchs_linear_layer_and_so_are_its_gradients(shape, bias):
-    layer = _layer(bias=bias)
+def test_it_is_torchs_linear_layer_and_so_are_its_gradients(shape, out, bias):
+    layer = _layer(out=out, bias=bias)
     x = torch.randn(shape, requires_grad=True)
     expected = nn.functional.linear(x, layer.weight, layer.bias)
-    assert layer(x).shape == expected.shape and torch.allclose(layer(x), expected, atol=1e-6)
+    with torch.no_grad():
+        found = layer(x)
+    assert found.shape == expected.shape and torch.allclose(found, expected, atol=1e-6)
     inputs = (x, *layer.parameters())
     found, wanted = (torch.autograd.grad(y.sin().sum(), inputs) for y in (layer(x), expected))
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found, wanted, strict=True))
 
 
-def _is_divided(layer, x, threads=2):
+def _kernel(layer, x, threads=2):
+    """What multiplies: MKL's batch, oneDNN, or torch's own choice."""
     torch.set_num_threads(threads)
     with _Operations() as seen, torch.no_grad():
         layer(x)
-    return "bmm" in seen.names
+    return {"bmm": "parts", "_linear_pointwise": "oneDNN"}.get(
+        next((name for name in seen.names if name in ("bmm", "_linear_pointwise")), ""), "torch"
+    )
 
 
+onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN")
+
+
+@onednn
 @pytest.mark.usefixtures("two_threads")
-def test_few_rows_are_divided_among_threads_and_nothing_else_is():
-    assert _is_divided(_layer(), torch.randn(1, 1, 24)) and _is_divided(_layer(), torch.randn(4, 24))
-    assert not _is_divided(_layer(), torch.randn(5, 24))
-    assert not _is_divided(_layer(out=9), torch.randn(1, 24))
-    assert not _is_divided(_layer(), torch.randn(1, 24), threads=1)
-    assert not _is_divided(_layer(dtype=torch.float64), torch.randn(1, 24, dtype=torch.float64))
-    assert not _is_divided(_layer(dtype=torch.bfloat16), torch.randn(1, 24, dtype=torch.bfloat16))
+def test_a_few_rows_are_multiplied_on_all_cores_and_nothing_else_is():
+    assert _kernel(_layer(), torch.randn(1, 1, 24)) == "parts"
+    assert _kernel(_layer(out=48), torch.randn(1, 1, 24)) == "oneDNN"
+    assert _kernel(_layer(), torch.randn(2, 24)) == _kernel(_layer(), torch.randn(16, 24)) == "oneDNN"
+    assert _kernel(_layer(), torch.randn(17, 24)) == "torch"
+    assert _kernel(_layer(out=9), torch.randn(1, 24)) == "torch"
+    assert _kernel(_layer(dtype=torch.float64), torch.randn(2, 24, dtype=torch.float64)) == "torch"
+    assert _kernel(_layer(dtype=torch.bfloat16), torch.randn(1, 24, dtype=torch.bfloat16)) == "torch"
     turned = _layer()
     turned.weight = nn.Parameter(torch.randn(24, 10).t())
-    assert not _is_divided(turned, torch.randn(1, 24))
+    assert _kernel(turned, torch.randn(1, 24)) == "torch"
     with torch.autocast("cpu", torch.bfloat16):
-        assert not _is_divided(_layer(), torch.randn(1, 24))
-        assert _layer()(torch.randn(1, 24)).dtype == torch.bfloat16
+        assert _kernel(_layer(out=48), torch.randn(1, 24)) == "torch"
+        assert _layer(out=48)(torch.randn(1, 24)).dtype == torch.bfloat16
 
 
 @pytest.mark.usefixtures("two_threads")
-@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize(("rows", "out"), [(1, 10), (1, 48), (3, 10), (17, 10)])
+def test_flops_are_counted_whatever_multiplies(rows, out):
+    layer, x = _layer(out=out), torch.randn(rows, 24)
+    with torch.no_grad():
+        assert count_flops(lambda: layer(x)) == 2 * rows * 24 * out
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_its_memory_is_known_without_running():
+    with FakeTensorMode(), torch.no_grad():
+        assert _layer(out=48)(torch.empty(2, 24)).shape == (2, 48)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("rows", [1, 2, 32])
 def test_it_compiles_in_one_graph(rows):
     layer, x = _layer(), torch.randn(rows, 24)
-    assert torch.allclose(torch.compile(layer, fullgraph=True, backend="eager")(x), layer(x), atol=1e-6)
+    with torch.no_grad():
+        assert torch.allclose(torch.compile(layer, fullgraph=True, backend="eager")(x), layer(x), atol=1e-6)
