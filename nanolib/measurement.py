@@ -77,7 +77,7 @@ FLAG_TEXT: dict[Flag, str] = {
     Flag.FEW_BLOCKS: "fewer than 20 blocks fitted the time budget; raise budget_s for a narrower interval",
     Flag.THROTTLED: "the device lowered its clock while it ran",
     Flag.OVERSUBSCRIBED: "more ranks than cores or devices; no speed claim rests on this row",
-    Flag.ABOVE_BOUND: "faster than the work that was skipped allows; distrust it",
+    Flag.ABOVE_BOUND: "faster than the fastest dense kernel by skipping the same; measure dense (tiles) too, or distrust it",
     Flag.BUSY_MACHINE: "other processes used the machine meanwhile; repeat it when the machine is quiet",
     Flag.OUTLIERS_REMOVED: "outliers were removed on request; the interval is not valid",
 }

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from nanolib import onednn
 from nanolib.measurement import Measurement
 from nanolib.meters.latency import measure
 
@@ -34,15 +35,26 @@ def measure_ceilings(
         if kind == "cpu" and dtype not in ("float32", "float64"):
             size //= 2  # many CPUs emulate the short types, a hundred times slower
         a, b = (torch.randn(size, size, device=device).to(getattr(torch, dtype)) for _ in range(2))
-        out = torch.empty_like(a)
-        time = measure(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), precision, budget_s, device=device)
-        yield rate("ceiling_flops", 2 * size**3, time, scope=dtype, message=f"matrix product {size}³")
+        yield max(_products(a, b, precision, budget_s), key=lambda found: found.estimate)
     if not copy:
         return
     source = torch.empty(_COPY_BYTES.get(kind, 2**29), dtype=torch.uint8, device=device).fill_(1)
     target = torch.empty_like(source)
     time = measure(lambda: target.copy_(source), precision, budget_s, device=device)
     yield rate("ceiling_bytes", 2 * source.nbytes, time, scope="copy", message=f"copy of {source.nbytes // 2**20} MiB")
+
+
+def _products(a: torch.Tensor, b: torch.Tensor, precision: float, budget_s: float) -> Iterator[Measurement]:
+    """The rate of a · b, by torch and, in float32 on a CPU, by oneDNN, which has AVX-512 where torch's MKL has none."""
+    out, size = torch.empty_like(a), a.shape[0]
+    calls = {"": lambda: torch.mm(a, b, out=out)}
+    if a.device.type == "cpu" and a.dtype == torch.float32:
+        calls[", by oneDNN"] = lambda: onednn.linear(a, b)
+    with torch.no_grad():
+        for by, call in calls.items():
+            time = measure(call, precision, budget_s, device=str(a.device))
+            scope = str(a.dtype).removeprefix("torch.")
+            yield rate("ceiling_flops", 2 * size**3, time, scope=scope, message=f"matrix product {size}³{by}")
 
 
 def rate(metric: str, amount: float, latency: Measurement, *, scope: str = "", message: str = "") -> Measurement:

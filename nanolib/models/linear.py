@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import nn
-from torch.utils.flop_counter import register_flop_formula
+
+from nanolib import onednn
 
 # So few that reading the weight is what takes the time. With more rows oneDNN is twice as fast as MKL on some CPUs, but then so
-# far from every other product of torch's that no measured ceiling and no user's model would compare.
+# far from every other product of torch's that no user's model would compare.
 _FEW_ROWS = 16
-# What torch.compile calls for a linear layer on a CPU; absent where torch was built without oneDNN.
-_ONEDNN = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
 
 
 class Linear(nn.Linear):
@@ -27,10 +24,10 @@ class Linear(nn.Linear):
         """The product with the weight, and the bias where there is one: shape [..., in_features] → [..., out_features]."""
         if not self._has_few_rows(x):
             return super().forward(x)
-        if _ONEDNN is not None and max(x.numel(), self.out_features) > self.in_features:
-            return _ONEDNN(x, self.weight, self.bias, "none", [], "")
+        if max(x.numel(), self.out_features) > self.in_features:
+            return onednn.linear(x, self.weight, self.bias)
         threads = torch.get_num_threads()
-        if x.numel() > self.in_features or self.out_features % threads or not self.weight.is_contiguous():
+        if self.out_features % threads or not self.weight.is_contiguous():
             return super().forward(x)
         row = x.reshape(1, 1, self.in_features).expand(threads, -1, -1)
         parts = self.weight.view(threads, -1, self.in_features)
@@ -46,11 +43,3 @@ class Linear(nn.Linear):
             and x.dtype == self.weight.dtype == torch.float32
             and not torch.is_autocast_enabled("cpu")
         )
-
-
-def _flops(x_shape: torch.Size, weight_shape: torch.Size, *_: object, **__: object) -> int:
-    return 2 * math.prod(x_shape) * weight_shape[0]
-
-
-if _ONEDNN is not None:
-    register_flop_formula(_ONEDNN)(_flops)

@@ -334,6 +334,21 @@ def test_the_space_left_on_a_disk_is_in_gib(monkeypatch, tmp_path):
 # ceilings and rates
 
 
+@pytest.mark.parametrize(
+    ("ms", "said"), [((4.0, 2.0), "matrix product 64³, by oneDNN"), ((2.0, 4.0), "matrix product 64³")]
+)
+def test_the_ceiling_is_the_faster_product(monkeypatch, ms, said):
+    times = iter(ms)
+    monkeypatch.setattr(ceilings, "_MATRIX", {"cpu": 64})
+    monkeypatch.setattr(
+        ceilings,
+        "measure",
+        lambda fn, *_, **__: Measurement("latency", next(times), 1.0, 8.0, 0.95, 20, (2.0,), method="m"),
+    )
+    (found,) = ceilings.measure_ceilings("cpu", ["float32"], copy=False)
+    assert (found.estimate, found.message, found.scope) == (2 * 64**3 * 500, said, "float32")
+
+
 def test_ceilings_are_two_operations_per_product_and_two_bytes_per_byte(monkeypatch):
     asked = []
 
@@ -350,7 +365,7 @@ def test_ceilings_are_two_operations_per_product_and_two_bytes_per_byte(monkeypa
     assert found["bfloat16"].estimate == 2 * 32**3 * 100 and found["copy"].estimate == 2 * 2**21 * 100
     assert found["float32"].message == "matrix product 64³" and found["copy"].message == "copy of 2 MiB"
     assert (found["copy"].low, found["copy"].high) == (found["copy"].estimate / 2, found["copy"].estimate * 2)
-    assert asked == [(0.03, 4.0, "cpu")] * 4
+    assert asked == [(0.03, 4.0, "cpu")] * 5  # float32 by torch and by oneDNN
     assert [row.scope for row in ceilings.measure_ceilings("cpu", ["float32"], copy=False)] == ["float32"]
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from nanolib.measurement import BadInput, Unsupported
 from nanolib.models import attention
-from nanolib.models.attention import block_sparse
+from nanolib.models.attention import block_loops, block_sparse
 from nanolib.models.attention.block_mask import plan_of_tiles
 from nanolib.models.attention.choice import CHOOSERS, global_tokens
 from nanolib.models.attention.patterns import PATTERNS, window
@@ -215,7 +215,7 @@ def _tiles(mask, size):
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("backend", ["auto", "math", "flash"])
+@pytest.mark.parametrize("backend", ["auto", "math", "flash", "tiles"])
 def test_dense_equals_the_reference(causal, backend):
     inputs = _qkv(2, 4, 2, 50, 50)
     mask = causal_mask(50, 50) if causal else torch.ones(50, 50, dtype=torch.bool)
@@ -303,8 +303,8 @@ def test_as_many_heads_go_at_once_as_keep_their_scores_near_the_core(heads, bloc
     mask = choose_mask(q, k, causal=True, options=Options(pattern="window", window=window_, block_size=block))
     lists = block_sparse._Lists.of(mask.plans[0], q[0], k[0])
     largest = max((stop - start) * keys for (start, stop), keys in zip(lists.rows, lists.keys, strict=True))
-    assert lists.together == heads or (lists.together + 1) * largest > block_sparse._SCORES
-    assert lists.together == 1 or lists.together * largest <= block_sparse._SCORES
+    at_once = 1 if block_loops.is_large(largest) else block_sparse._SCORES // largest
+    assert lists.together == min(heads, at_once)
     assert lists.scores_buffer.numel() == lists.together * largest
 
 
@@ -313,8 +313,9 @@ def test_a_block_whose_queries_see_all_its_keys_needs_no_mask():
     before, own = (
         plan_of_tiles(torch.tensor([[True, True, True, last]]), 4, 16, causal=True, size=4)[0] for last in (False, True)
     )
-    assert before.mask is None and (before.kept, before.runs) == (48, ((0, 12),))
+    assert before.mask is None and (before.kept, before.runs) == (48, ((0, 12),)) and before.hidden == (0, None)
     assert own.mask.tolist() == (torch.arange(16) <= torch.arange(12, 16)[:, None]).tolist() and own.kept == 58
+    assert own.hidden[0] == 13 and torch.equal(own.hidden[1], ~own.mask[:, 13:])
 
 
 @pytest.mark.parametrize("scores", [1, 2 * 16 * 48, 10**9])
@@ -326,6 +327,37 @@ def test_it_does_not_matter_how_many_heads_go_at_once(monkeypatch, scores):
     out = attention.attend("sparse", *inputs, causal=True, options=options)
     mask, _ = _masked(inputs, True, Options(**options))
     assert _agrees(out, masked_attention(*inputs, mask), inputs)
+
+
+@pytest.mark.parametrize("pattern", ["random", "window", "top_k"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_large_blocks_which_onednn_multiplies_equal_dense_too(monkeypatch, pattern, causal):
+    multiplied = []
+    linear = block_loops.onednn.linear
+
+    def watched(x, weight):
+        multiplied.append(x.shape[0])
+        return linear(x, weight)
+
+    inputs = _qkv(1, 4, 2, 600, 600)
+    options = Options(pattern=pattern, window=300, block_size=128)
+    mask, _ = _masked(inputs, causal, options)
+
+    def agrees():
+        out = attention.attend("sparse", *inputs, causal=causal, options=options)
+        return _agrees(out, masked_attention(*inputs, mask), inputs)
+
+    assert agrees()
+    monkeypatch.setattr(block_loops.onednn, "linear", watched)
+    monkeypatch.setattr(block_sparse, "_loop", lambda name: getattr(block_loops, name))  # compiled ones call no watcher
+    assert agrees()
+    assert len(multiplied) >= 5 * 2 * 3  # scores, values and three gradients of the larger blocks, of both key heads
+
+
+@pytest.mark.parametrize("name", ["forward", "backward"])
+def test_the_loops_are_in_what_torchscript_compiles(name):
+    """If it could not, the plain ones would run in their place, and threads would wait for each other."""
+    assert isinstance(block_sparse._compiled_loop(name), torch.jit.ScriptFunction)
 
 
 def test_threads_that_share_heads_share_the_cores_too():

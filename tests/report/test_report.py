@@ -135,6 +135,16 @@ def test_a_speed_up_above_its_bound_is_flagged(tmp_path):
     assert Flag.ABOVE_BOUND in table.loc["window 8", "flags"] and Flag.ABOVE_BOUND not in table.loc["dense", "flags"]
 
 
+def test_the_bound_is_that_of_the_fastest_dense_kernel(tmp_path):
+    """Tiles are skipped 3 to 1; the sparse kernel gains 1.5 with nothing skipped, and so 4.5 at most, of which it has 4."""
+    times = {("dense (tiles)", 64): 80.0, ("dense (flash)", 64): 120.0, ("window 8", 64): 30.0}
+    with Store(tmp_path / "x.sqlite") as other:
+        other.add(Run("attention", MACHINE, rows=_attention_rows(times)))
+        line = tables.attention_table(other.measurements()).set_index("name").loc["window 8"]
+    assert (line.baseline, line.speed_up, line.bound) == ("dense (flash)", pytest.approx(4), pytest.approx(4.5))
+    assert Flag.ABOVE_BOUND not in line["flags"]
+
+
 def test_the_model_table_puts_training_beside_inference(rows):
     line = tables.model_table(rows).set_index("seq_len").loc[512]
     assert (line.inference, line.training_step, line.parameters) == (51.2, 40, 1000)

@@ -8,6 +8,8 @@ from typing import List
 
 import torch
 
+from nanolib import onednn
+
 
 def forward(
     q: torch.Tensor,
@@ -19,7 +21,8 @@ def forward(
     firsts: List[int],
     units: List[int],
     pieces: List[torch.Tensor],
-    masks: List[torch.Tensor],
+    hidden_from: List[int],
+    hidden: List[torch.Tensor],
     blind: List[torch.Tensor],
     together: int,
     scores_buffer: torch.Tensor,
@@ -43,13 +46,12 @@ def forward(
         for at in range(len(keys)):
             first, last, seen = rows[at][0], rows[at][1], keys[at]
             height = (last - first) * group
-            scores = scores_buffer[: count * height * seen].view(count, height, seen)
             part = taken(k[start:stop], firsts[at], seen, units[at], pieces[at], taken_buffer)
             queries = q[start:stop, :, first:last].reshape(count, height, head_dim)
-            torch.baddbmm(scores, queries, part.transpose(1, 2), beta=0.0, alpha=scale, out=scores)
-            softmax(scores, masks[at], blind[at])
+            scores = scored(queries, part, scale, scores_buffer)
+            softmax(scores, hidden_from[at], hidden[at], blind[at])
             part = taken(v[start:stop], firsts[at], seen, units[at], pieces[at], taken_buffer)
-            out[start:stop, :, first:last] = torch.bmm(scores, part).view(count, group, -1, head_dim)
+            out[start:stop, :, first:last] = product(scores, part.transpose(1, 2)).view(count, group, -1, head_dim)
         start = stop
 
 
@@ -67,7 +69,8 @@ def backward(
     firsts: List[int],
     units: List[int],
     pieces: List[torch.Tensor],
-    masks: List[torch.Tensor],
+    hidden_from: List[int],
+    hidden: List[torch.Tensor],
     blind: List[torch.Tensor],
     together: int,
     scores_buffer: torch.Tensor,
@@ -98,24 +101,50 @@ def backward(
             queries = q[start:stop, :, first:last].reshape(count, height, head_dim)
             results = out[start:stop, :, first:last].reshape(count, height, head_dim)
             d_results = d_out[start:stop, :, first:last].reshape(count, height, head_dim)
-            weights = scores_buffer[: count * height * seen].view(count, height, seen)
             part = taken(k[start:stop], firsts[at], seen, unit, index, taken_buffer)
-            torch.baddbmm(weights, queries, part.transpose(1, 2), beta=0.0, alpha=scale, out=weights)
-            softmax(weights, masks[at], blind[at])
+            weights = scored(queries, part, scale, scores_buffer)
+            softmax(weights, hidden_from[at], hidden[at], blind[at])
             add(dv[start:stop], torch.bmm(weights.transpose(1, 2), d_results), firsts[at], seen, unit, index)
             part = taken(v[start:stop], firsts[at], seen, unit, index, taken_buffer)
-            d_scores = torch.bmm(d_results, part.transpose(1, 2))
+            d_scores = product(d_results, part)
             d_scores.sub_((results * d_results).sum(dim=-1, keepdim=True)).mul_(weights).mul_(scale)
             part = taken(k[start:stop], firsts[at], seen, unit, index, taken_buffer)
-            dq[start:stop, :, first:last] = torch.bmm(d_scores, part).view(count, group, -1, head_dim)
+            dq[start:stop, :, first:last] = product(d_scores, part.transpose(1, 2)).view(count, group, -1, head_dim)
             add(dk[start:stop], torch.bmm(d_scores.transpose(1, 2), queries), firsts[at], seen, unit, index)
         start = stop
 
 
-def softmax(scores: torch.Tensor, mask: torch.Tensor, blind: torch.Tensor) -> None:
+def scored(queries: torch.Tensor, keys: torch.Tensor, scale: float, buffer: torch.Tensor) -> torch.Tensor:
+    """Scaled scores, shape [heads, rows, keys], in the buffer where torch's own product takes one."""
+    if is_for_onednn(queries, keys):
+        return product(queries * scale, keys)
+    heads, rows, seen = queries.size(0), queries.size(1), keys.size(1)
+    scores = buffer[: heads * rows * seen].view(heads, rows, seen)
+    return torch.baddbmm(scores, queries, keys.transpose(1, 2), beta=0.0, alpha=scale, out=scores)
+
+
+def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The product x · yᵀ of each head: shapes [heads, rows, width] and [heads, columns, width] → [heads, rows, columns]."""
+    if is_for_onednn(x, y):
+        return onednn.linear(x[0], y[0]).unsqueeze(0)
+    return torch.bmm(x, y.transpose(1, 2))
+
+
+def is_for_onednn(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether it is one head's product and large, in float32."""
+    scores = x.size(1) * max(x.size(2), y.size(1))  # they are on either side of the product
+    return x.size(0) == 1 and x.dtype == torch.float32 and is_large(scores)
+
+
+def is_large(scores: int) -> bool:
+    """Whether so many scores of a head are worth the 15 µs that oneDNN takes to begin, and the head then goes alone."""
+    return scores >= 2**15
+
+
+def softmax(scores: torch.Tensor, hidden_from: int, hidden: torch.Tensor, blind: torch.Tensor) -> None:
     """Of scores, shape [heads, rows, keys], in place; zero where a row sees no key."""
-    if mask.numel() > 0:
-        scores.masked_fill_(mask.logical_not(), float("-inf"))
+    if hidden.numel() > 0:
+        scores[:, :, hidden_from:].masked_fill_(hidden, float("-inf"))
     torch.softmax(scores, -1, out=scores)
     if blind.numel() > 0:
         scores.masked_fill_(blind, 0.0)

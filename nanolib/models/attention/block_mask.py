@@ -52,6 +52,16 @@ class QueryBlock:
             return blind if blind.any() else None
 
     @functools.cached_property
+    def hidden(self) -> tuple[int, torch.Tensor | None]:
+        """From which of its keys on some query does not see them, and which do not: bool [rows, keys from there]."""
+        if self.mask is None:
+            return 0, None
+        with real_tensors():
+            hidden = ~self.mask
+            first = int(hidden.any(dim=0).int().argmax())  # often the diagonal's tile alone
+            return first, hidden[:, first:].contiguous()
+
+    @functools.cached_property
     def index(self) -> torch.Tensor:
         """The keys, int64 [keys]."""
         with real_tensors():

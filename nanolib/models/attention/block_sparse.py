@@ -177,9 +177,10 @@ class _Lists:
         firsts: Where they begin if they lie in one piece, else −1.
         units: Else how long the equal pieces are that they consist of,
         pieces: and which, of all heads one after the other; see `QueryBlock.pieces`.
-        masks: bool [group · rows, keys], or empty where all is seen.
+        hidden_from: From which key on some query does not see them,
+        hidden: and which do not, bool [group · rows, keys from there], or empty where all is seen.
         blind: bool [group · rows, 1], which of them see nothing, or empty where each sees some key.
-        together: Heads at once: as many as keep their scores within the cache.
+        together: Heads at once: as many as keep their scores within the cache, or one where its blocks are large.
         scores_buffer: Room for their scores. Buffers serve all blocks: memory asked for anew would be cleared each time.
         taken_buffer: Room for their keys.
     """
@@ -189,7 +190,8 @@ class _Lists:
     firsts: list[int]
     units: list[int]
     pieces: list[torch.Tensor]
-    masks: list[torch.Tensor]
+    hidden_from: list[int]
+    hidden: list[torch.Tensor]
     blind: list[torch.Tensor]
     together: int
     scores_buffer: torch.Tensor
@@ -202,7 +204,8 @@ class _Lists:
         blocks = [block for block in plan if block.runs]
         rows = max((block.rows[1] - block.rows[0] for block in blocks), default=0) * group
         most = max((block.keys for block in blocks), default=0)
-        together = max(1, min(heads, _SCORES // max(1, rows * most)))
+        scores = max(1, rows * most)
+        together = 1 if block_loops.is_large(scores) else max(1, min(heads, _SCORES // scores))
         pieces = [block.pieces(length, heads) if len(block.runs) > 1 else (1, _NO_PIECES) for block in blocks]
         like = {"dtype": _accumulator(q), "device": q.device}
         return cls(
@@ -211,7 +214,8 @@ class _Lists:
             [block.runs[0][0] if len(block.runs) == 1 else -1 for block in blocks],
             [unit for unit, _ in pieces],
             [index.to(q.device) for _, index in pieces],
-            [_for_group(block.mask, group).to(q.device) for block in blocks],
+            [block.hidden[0] for block in blocks],
+            [_for_group(block.hidden[1], group).to(q.device) for block in blocks],
             [_for_group(block.blind, group).to(q.device) for block in blocks],
             together,
             torch.empty(together * rows * most, **like),
