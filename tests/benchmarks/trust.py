@@ -10,34 +10,41 @@ a user would wait for them; `--minutes` says how long the recording may take.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import math
-import multiprocessing
-import random
 import shutil
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 from parts.peers import RULES, asv_interval
+from parts.recording import (
+    IN_A_ROW_S,
+    UNITS,
+    VERSIONS,
+    WINDOW_S,
+    WORKS,
+    Generation,
+    Recording,
+    load,
+    read,
+    record,
+    repository,
+    request,
+    save,
+    tag,
+)
 from scipy.stats import binomtest
 
-from nanolib.regression.client import CHILDREN, VersionProcess
+from nanolib.regression.client import CHILDREN
 from nanolib.regression.rounds import (
     ENOUGH_GENERATIONS,
     GENERATIONS,
     MIN_PAIRS,
-    TIMED,
     Pairs,
     Settings,
     Task,
-    block_calls,
     compare_versions,
     next_look,
     precise_enough,
@@ -45,12 +52,10 @@ from nanolib.regression.rounds import (
 from nanolib.regression.worktree import Version, checked_out
 from nanolib.stats.compare import Kind, compare_paired, confirm, hodges_lehmann
 
-WORKS = ("matmul", "block", "decode")
-VERSIONS = {"A": 100, "A again": 100, "+3 %": 103, "+5 %": 105, "+10 %": 110}
 EFFECTS = list(VERSIONS)[1:]
-UNITS = list(VERSIONS.values())
 ALARMS = (Kind.REGRESSED, Kind.SUSPECT)
 REPLAYS = 200
+_MOST_SETS = 100  # of processes, until an interval is given up
 
 
 def main() -> None:
@@ -67,184 +72,22 @@ def main() -> None:
     options.add_argument("--load", nargs="*", choices=("quiet", "loaded"), default=["quiet", "loaded"])
     chosen = options.parse_args()
     loads = [loaded for loaded in (False, True) if ("quiet", "loaded")[loaded] in chosen.load]
-    with _repository() as repository, checked_out(list(map(_tag, VERSIONS)), repository) as versions:
+    with repository() as folder, checked_out(list(map(tag, VERSIONS)), folder) as versions:
         cells = [(work, loaded) for loaded in loads for work in WORKS]
         if chosen.recordings and Path(chosen.recordings).is_file():
-            recordings = _load_recordings(Path(chosen.recordings))
+            recordings = read(Path(chosen.recordings))
         else:
             seconds = chosen.minutes * 60 / len(cells)
             recordings = {}
             for work, loaded in cells:
-                recordings[work, loaded] = _record(versions, work, loaded, seconds)
+                recordings[work, loaded] = record(versions, work, loaded, seconds)
                 if chosen.recordings:
-                    _save_recordings(recordings, Path(chosen.recordings))
+                    save(recordings, Path(chosen.recordings))
         _print_ratios(recordings)
         _print_rates(recordings)
         _print_time_to_trust(recordings)
         if chosen.live:
             _print_live(versions, loads, chosen.live, chosen.budget)
-
-
-def _tag(version: str) -> str:
-    return f"units-{list(VERSIONS).index(version)}"
-
-
-@contextlib.contextmanager
-def _repository() -> Iterator[Path]:
-    """A repository whose revisions differ in how many units of work they do."""
-    git = ["git", "-c", "user.name=trust", "-c", "user.email=trust@localhost", "-c", "commit.gpgsign=false"]
-    source = (Path(__file__).parent / "parts" / "work.py").read_text()
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
-        subprocess.run([*git, "init", "--quiet", made], check=True)
-        for version, units in VERSIONS.items():
-            (folder / "work.py").write_text(source.replace("UNITS = 100", f"UNITS = {units}"))
-            subprocess.run([*git, "-C", made, "add", "work.py"], check=True)
-            subprocess.run([*git, "-C", made, "commit", "--quiet", "--allow-empty", "-m", version], check=True)
-            subprocess.run([*git, "-C", made, "tag", _tag(version)], check=True)
-        yield folder
-
-
-def _burn() -> None:
-    """Work on one core that comes and goes."""
-    rng = random.Random(0)
-    while True:
-        end = time.monotonic() + rng.uniform(0.2, 2.0)
-        while time.monotonic() < end:
-            sum(range(10_000))
-        time.sleep(rng.uniform(0.2, 2.0))
-
-
-@contextlib.contextmanager
-def _load(wanted: bool) -> Iterator[None]:
-    if not wanted:
-        yield
-        return
-    process = multiprocessing.get_context("spawn").Process(target=_burn, daemon=True)
-    process.start()
-    try:
-        yield
-    finally:
-        process.kill()
-        process.join()
-
-
-@dataclass
-class Generation:
-    """What one set of processes, one per version, gave.
-
-    Attributes:
-        pairs: Block medians, ms, shape [versions, blocks], interleaved.
-        calls: Per version, call times, ms, one version after the other.
-    """
-
-    pairs: np.ndarray
-    calls: list[np.ndarray]
-
-
-@dataclass
-class Recording:
-    """What one work did under one load: `start_s` is how long it takes to start two versions, `fork_s` to fork them."""
-
-    generations: list[Generation]
-    start_s: float
-    fork_s: float
-
-
-def _save_recordings(recordings: dict[tuple[str, bool], Recording], path: Path) -> None:
-    cells = [
-        {
-            "work": work,
-            "loaded": loaded,
-            "start_s": recording.start_s,
-            "fork_s": recording.fork_s,
-            "generations": [
-                {"pairs": generation.pairs.tolist(), "calls": [calls.tolist() for calls in generation.calls]}
-                for generation in recording.generations
-            ],
-        }
-        for (work, loaded), recording in recordings.items()
-    ]
-    path.write_text(json.dumps(cells), encoding="utf-8")
-
-
-def _load_recordings(path: Path) -> dict[tuple[str, bool], Recording]:
-    def generation(cell: dict) -> Generation:
-        return Generation(np.array(cell["pairs"]), [np.array(calls) for calls in cell["calls"]])
-
-    return {
-        (cell["work"], cell["loaded"]): Recording(
-            [generation(one) for one in cell["generations"]], cell["start_s"], cell["fork_s"]
-        )
-        for cell in json.loads(path.read_text(encoding="utf-8"))
-    }
-
-
-# Of interleaved blocks of two versions, in each pair of processes.
-_WINDOW_S = Settings.budget_s * TIMED / 2 / GENERATIONS
-_IN_A_ROW_S = 1.0  # of calls, per version
-_MOST_SETS = 100  # of processes, until an interval is given up
-
-
-def _request(work: str) -> dict[str, object]:
-    return {"do": "function", "function": f"work:{work}", "setup": ""}
-
-
-def _record(versions: list[Version], work: str, loaded: bool, seconds: float) -> Recording:
-    """Both ways of collecting in turn, in processes that are often replaced."""
-    recording = Recording([], 0.0, np.inf)
-    end = time.monotonic() + seconds
-    with _load(loaded), contextlib.ExitStack() as stack:
-        sides = [stack.enter_context(VersionProcess(version, 120, forks=True)) for version in versions]
-        while time.monotonic() < end or len(recording.generations) < 2 * GENERATIONS:
-            start = time.monotonic()
-            for side in sides:
-                side.retire()
-            for pair in (sides[:2], sides[2:]):
-                began = time.monotonic()
-                for side in pair:
-                    side.begin()
-                for side in pair:
-                    side.begun()
-                    side.send(**_request(work), rows=False)
-                for side in pair:
-                    side.receive()
-                recording.fork_s = min(recording.fork_s, time.monotonic() - began)
-            if not recording.generations:
-                recording.start_s = (time.monotonic() - start) * 2 / len(sides)
-            call_ms = max(sum(side.time_block(2, keep=False)[-1]) for side in sides)
-            calls = block_calls(call_ms)
-            pairs = _interleaved(sides, calls, len(sides) / 2 * _WINDOW_S)
-            recording.generations.append(Generation(pairs, [_in_a_row(side, calls) for side in sides]))
-            for side in sides:
-                side.ask(do="next")
-    print(
-        f"  recorded {work}{', loaded' if loaded else ''}: {len(recording.generations)} sets of processes, call {call_ms:.1f} ms",
-        flush=True,
-    )
-    return recording
-
-
-def _interleaved(sides: list[VersionProcess], calls: int, seconds: float) -> np.ndarray:
-    rows = []
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        row = [0.0] * len(sides)
-        for i in random.sample(range(len(sides)), len(sides)):
-            row[i] = float(np.median(sides[i].time_block(calls, keep=False)))
-        rows.append(row)
-    return np.array(rows).T
-
-
-def _in_a_row(side: VersionProcess, calls: int) -> np.ndarray:
-    times: list[float] = []
-    end = time.monotonic() + _IN_A_ROW_S
-    while time.monotonic() < end:
-        times += [call for (call,) in side.time_block(calls, keep=False)]
-    return np.array(times)
-
-
-# what was recorded, and replays of it
 
 
 def _print_ratios(recordings: dict[tuple[str, bool], Recording]) -> None:
@@ -315,8 +158,8 @@ def _replayed_peer(rule: Callable, recording: Recording, effect: int, rng: np.ra
 def _print_rates(recordings: dict[tuple[str, bool], Recording]) -> None:
     rng = np.random.default_rng(0)
     for share in (0.2, 0.6, 1.0):
-        measuring = 2 * GENERATIONS * _WINDOW_S * share  # two rounds of A and B
-        length = round(measuring / 2 / _IN_A_ROW_S)
+        measuring = 2 * GENERATIONS * WINDOW_S * share  # two rounds of A and B
+        length = round(measuring / 2 / IN_A_ROW_S)
         print(
             f"\nB called slower (ours: regressed or suspect), {measuring:.0f} s of measuring, {REPLAYS} replays per cell"
         )
@@ -376,7 +219,7 @@ def _ours_until(recording: Recording, rng: np.random.Generator) -> tuple[float, 
         found = _replayed_pairs(generation, 3, rng, 1.0)
         pairs += found
         seconds += recording.start_s if i == 0 or (i - 1) % CHILDREN == 0 else recording.fork_s
-        seconds += len(found.a) / generation.pairs.shape[1] * _WINDOW_S
+        seconds += len(found.a) / generation.pairs.shape[1] * WINDOW_S
         if len(pairs.generations) >= ENOUGH_GENERATIONS:
             a, b = pairs.data()
             low, _, high = np.exp(hodges_lehmann(np.log(b / a)))
@@ -395,7 +238,7 @@ def _asv_until(recording: Recording, rng: np.random.Generator) -> tuple[float, b
             n = next_look(n)
         if n >= len(calls):
             return np.inf, False
-        sets = math.ceil(calls[:n].sum() / 1000 / _IN_A_ROW_S)
+        sets = math.ceil(calls[:n].sum() / 1000 / IN_A_ROW_S)
         at = (at + sets) % len(recording.generations)  # B follows when A is done
         seconds += 2 * recording.start_s + calls[:n].sum() / 1000
         medians.append(np.median(calls[:n]))
@@ -409,10 +252,10 @@ def _print_live(versions: list[Version], loads: list[bool], count: int, budget: 
     for loaded in loads:
         for effect, version in zip(EFFECTS, versions[1:], strict=True):
             kinds, seconds = [], []
-            with _load(loaded):
+            with load(loaded):
                 for i in range(count):
-                    request = _request(WORKS[i % 3])
-                    task = Task("call", "live", {"name": WORKS[i % 3]}, (request, request))
+                    work = WORKS[i % 3]
+                    task = Task("call", "live", {"name": work}, (request(work), request(work)))
                     start = time.monotonic()
                     (found,) = compare_versions((versions[0], version), [task], Settings(budget_s=budget))
                     seconds.append(time.monotonic() - start)

@@ -1,0 +1,187 @@
+"""Real work timed in versions that do 0, 3, 5 or 10 % more of it, in both ways of collecting: what `trust.py` replays."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import random
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from nanolib.regression.client import VersionProcess
+from nanolib.regression.rounds import GENERATIONS, TIMED, Settings, block_calls
+from nanolib.regression.worktree import Version
+
+WORKS = ("matmul", "block", "decode")
+VERSIONS = {"A": 100, "A again": 100, "+3 %": 103, "+5 %": 105, "+10 %": 110}
+UNITS = list(VERSIONS.values())
+WINDOW_S = (
+    Settings.budget_s * TIMED / 2 / GENERATIONS
+)  # of interleaved blocks of two versions, in each pair of processes
+IN_A_ROW_S = 1.0  # of calls, per version
+
+
+def tag(version: str) -> str:
+    """The git tag of one of `VERSIONS`."""
+    return f"units-{list(VERSIONS).index(version)}"
+
+
+@contextlib.contextmanager
+def repository() -> Iterator[Path]:
+    """A repository whose revisions differ in how many units of work they do."""
+    git = ["git", "-c", "user.name=trust", "-c", "user.email=trust@localhost", "-c", "commit.gpgsign=false"]
+    source = (Path(__file__).parent / "work.py").read_text()
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        subprocess.run([*git, "init", "--quiet", made], check=True)
+        for version, units in VERSIONS.items():
+            (folder / "work.py").write_text(source.replace("UNITS = 100", f"UNITS = {units}"))
+            subprocess.run([*git, "-C", made, "add", "work.py"], check=True)
+            subprocess.run([*git, "-C", made, "commit", "--quiet", "--allow-empty", "-m", version], check=True)
+            subprocess.run([*git, "-C", made, "tag", tag(version)], check=True)
+        yield folder
+
+
+def _burn() -> None:
+    """Work on one core that comes and goes."""
+    rng = random.Random(0)
+    while True:
+        end = time.monotonic() + rng.uniform(0.2, 2.0)
+        while time.monotonic() < end:
+            sum(range(10_000))
+        time.sleep(rng.uniform(0.2, 2.0))
+
+
+@contextlib.contextmanager
+def load(wanted: bool) -> Iterator[None]:
+    """A load on the other core for as long as this lasts."""
+    if not wanted:
+        yield
+        return
+    process = multiprocessing.get_context("spawn").Process(target=_burn, daemon=True)
+    process.start()
+    try:
+        yield
+    finally:
+        process.kill()
+        process.join()
+
+
+@dataclass
+class Generation:
+    """What one set of processes, one per version, gave.
+
+    Attributes:
+        pairs: Block medians, ms, shape [versions, blocks], interleaved.
+        calls: Per version, call times, ms, one version after the other.
+    """
+
+    pairs: np.ndarray
+    calls: list[np.ndarray]
+
+
+@dataclass
+class Recording:
+    """What one work did under one load: `start_s` is how long it takes to start two versions, `fork_s` to fork them."""
+
+    generations: list[Generation]
+    start_s: float
+    fork_s: float
+
+
+def save(recordings: dict[tuple[str, bool], Recording], path: Path) -> None:
+    """Keep recordings by work and load, as JSON."""
+    cells = [
+        {
+            "work": work,
+            "loaded": loaded,
+            "start_s": recording.start_s,
+            "fork_s": recording.fork_s,
+            "generations": [
+                {"pairs": generation.pairs.tolist(), "calls": [calls.tolist() for calls in generation.calls]}
+                for generation in recording.generations
+            ],
+        }
+        for (work, loaded), recording in recordings.items()
+    ]
+    path.write_text(json.dumps(cells), encoding="utf-8")
+
+
+def read(path: Path) -> dict[tuple[str, bool], Recording]:
+    """What `save` kept."""
+
+    def generation(cell: dict) -> Generation:
+        return Generation(np.array(cell["pairs"]), [np.array(calls) for calls in cell["calls"]])
+
+    return {
+        (cell["work"], cell["loaded"]): Recording(
+            [generation(one) for one in cell["generations"]], cell["start_s"], cell["fork_s"]
+        )
+        for cell in json.loads(path.read_text(encoding="utf-8"))
+    }
+
+
+def request(work: str) -> dict[str, object]:
+    """What a version is asked for."""
+    return {"do": "function", "function": f"work:{work}", "setup": ""}
+
+
+def record(versions: list[Version], work: str, loaded: bool, seconds: float) -> Recording:
+    """Both ways of collecting in turn, in processes that are often replaced."""
+    recording = Recording([], 0.0, np.inf)
+    end = time.monotonic() + seconds
+    with load(loaded), contextlib.ExitStack() as stack:
+        sides = [stack.enter_context(VersionProcess(version, 120, forks=True)) for version in versions]
+        while time.monotonic() < end or len(recording.generations) < 2 * GENERATIONS:
+            start = time.monotonic()
+            for side in sides:
+                side.retire()
+            for pair in (sides[:2], sides[2:]):
+                began = time.monotonic()
+                for side in pair:
+                    side.begin()
+                for side in pair:
+                    side.begun()
+                    side.send(**request(work), rows=False)
+                for side in pair:
+                    side.receive()
+                recording.fork_s = min(recording.fork_s, time.monotonic() - began)
+            if not recording.generations:
+                recording.start_s = (time.monotonic() - start) * 2 / len(sides)
+            call_ms = max(sum(side.time_block(2, keep=False)[-1]) for side in sides)
+            calls = block_calls(call_ms)
+            pairs = _interleaved(sides, calls, len(sides) / 2 * WINDOW_S)
+            recording.generations.append(Generation(pairs, [_in_a_row(side, calls) for side in sides]))
+            for side in sides:
+                side.ask(do="next")
+    print(
+        f"  recorded {work}{', loaded' if loaded else ''}: {len(recording.generations)} sets of processes, call {call_ms:.1f} ms",
+        flush=True,
+    )
+    return recording
+
+
+def _interleaved(sides: list[VersionProcess], calls: int, seconds: float) -> np.ndarray:
+    rows = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        row = [0.0] * len(sides)
+        for i in random.sample(range(len(sides)), len(sides)):
+            row[i] = float(np.median(sides[i].time_block(calls, keep=False)))
+        rows.append(row)
+    return np.array(rows).T
+
+
+def _in_a_row(side: VersionProcess, calls: int) -> np.ndarray:
+    times: list[float] = []
+    end = time.monotonic() + IN_A_ROW_S
+    while time.monotonic() < end:
+        times += [call for (call,) in side.time_block(calls, keep=False)]
+    return np.array(times)
