@@ -27,7 +27,7 @@ class Linear(nn.Linear):
         if max(x.numel(), self.out_features) > self.in_features:
             return onednn.linear(x, self.weight, self.bias)
         threads = torch.get_num_threads()
-        if self.out_features % threads or not self.weight.is_contiguous():
+        if threads == 1 or self.out_features % threads or not self.weight.is_contiguous():
             return super().forward(x)
         row = x.reshape(1, 1, self.in_features).expand(threads, -1, -1)
         parts = self.weight.view(threads, -1, self.in_features)

@@ -227,7 +227,6 @@ def _judge(rounds: Sequence[Round], settings: Settings) -> list[dict[str, Verdic
 def _run_round(sides: Sides, tasks: Sequence[Task], settings: Settings, say: Say, what: str) -> list[Round]:
     """All tasks, in one pair of processes after the other until the time is up."""
     begun = time.monotonic()
-    end = begun + len(tasks) * settings.budget_s / 2
     window_s = least_s = settings.budget_s * TIMED / 2 / GENERATIONS
     timed_s = 0.0
     rounds = [Round() for _ in tasks]
@@ -240,7 +239,7 @@ def _run_round(sides: Sides, tasks: Sequence[Task], settings: Settings, say: Say
             rounds[at] = _merged(rounds[at], part)
         timed_s += len(fine) * window_s
         spent_s = time.monotonic() - begun
-        if number >= FEWEST_GENERATIONS and begun + spent_s * (1 + 1 / number) > end:
+        if number >= FEWEST_GENERATIONS and spent_s * (1 + 1 / number) > len(tasks) * settings.budget_s / 2:
             break
         # where starting takes long, more is made of it
         window_s = max(least_s, (spent_s - timed_s) / number / len(fine) / 2)

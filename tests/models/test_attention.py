@@ -303,7 +303,7 @@ def test_as_many_heads_go_at_once_as_keep_their_scores_near_the_core(heads, bloc
     mask = choose_mask(q, k, causal=True, options=Options(pattern="window", window=window_, block_size=block))
     lists = block_sparse._Lists.of(mask.plans[0], q[0], k[0])
     largest = max((stop - start) * keys for (start, stop), keys in zip(lists.rows, lists.keys, strict=True))
-    at_once = 1 if block_loops.is_large(largest) else block_sparse._SCORES // largest
+    at_once = 1 if block_loops.is_for_onednn(k, largest) else block_sparse._SCORES // largest
     assert lists.together == min(heads, at_once)
     assert lists.scores_buffer.numel() == lists.together * largest
 
@@ -352,6 +352,14 @@ def test_large_blocks_which_onednn_multiplies_equal_dense_too(monkeypatch, patte
     monkeypatch.setattr(block_sparse, "_loop", lambda name: getattr(block_loops, name))  # compiled ones call no watcher
     assert agrees()
     assert len(multiplied) >= 5 * 2 * 3  # scores, values and three gradients of the larger blocks, of both key heads
+
+
+def test_only_large_products_in_float32_on_a_cpu_are_for_onednn():
+    many = 2**15
+    assert block_loops.is_for_onednn(torch.empty(1), many)
+    assert not block_loops.is_for_onednn(torch.empty(1), many - 1)
+    assert not block_loops.is_for_onednn(torch.empty(1, dtype=torch.float64), many)
+    assert not block_loops.is_for_onednn(torch.empty(1, device="meta"), many)
 
 
 @pytest.mark.parametrize("name", ["forward", "backward"])

@@ -116,29 +116,24 @@ def backward(
 
 def scored(queries: torch.Tensor, keys: torch.Tensor, scale: float, buffer: torch.Tensor) -> torch.Tensor:
     """Scaled scores, shape [heads, rows, keys], in the buffer where torch's own product takes one."""
-    if is_for_onednn(queries, keys):
-        return product(queries * scale, keys)
     heads, rows, seen = queries.size(0), queries.size(1), keys.size(1)
+    if heads == 1 and is_for_onednn(queries, rows * seen):
+        return product(queries * scale, keys)
     scores = buffer[: heads * rows * seen].view(heads, rows, seen)
     return torch.baddbmm(scores, queries, keys.transpose(1, 2), beta=0.0, alpha=scale, out=scores)
 
 
 def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """The product x · yᵀ of each head: shapes [heads, rows, width] and [heads, columns, width] → [heads, rows, columns]."""
-    if is_for_onednn(x, y):
+    scores = x.size(1) * max(x.size(2), y.size(1))  # they are on either side of the product
+    if x.size(0) == 1 and is_for_onednn(x, scores):
         return onednn.linear(x[0], y[0]).unsqueeze(0)
     return torch.bmm(x, y.transpose(1, 2))
 
 
-def is_for_onednn(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether it is one head's product and large, in float32."""
-    scores = x.size(1) * max(x.size(2), y.size(1))  # they are on either side of the product
-    return x.size(0) == 1 and x.dtype == torch.float32 and is_large(scores)
-
-
-def is_large(scores: int) -> bool:
-    """Whether so many scores of a head are worth the 15 µs that oneDNN takes to begin, and the head then goes alone."""
-    return scores >= 2**15
+def is_for_onednn(x: torch.Tensor, scores: int) -> bool:
+    """Whether a head with so many scores in a block goes alone, by oneDNN: they must be worth the 15 µs that it takes to begin."""
+    return x.device.type == "cpu" and x.dtype == torch.float32 and scores >= 2**15
 
 
 def softmax(scores: torch.Tensor, hidden_from: int, hidden: torch.Tensor, blind: torch.Tensor) -> None:

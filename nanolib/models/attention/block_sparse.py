@@ -204,8 +204,9 @@ class _Lists:
         blocks = [block for block in plan if block.runs]
         rows = max((block.rows[1] - block.rows[0] for block in blocks), default=0) * group
         most = max((block.keys for block in blocks), default=0)
-        scores = max(1, rows * most)
-        together = 1 if block_loops.is_large(scores) else max(1, min(heads, _SCORES // scores))
+        scores = rows * most
+        alone = block_loops.is_for_onednn(k, scores)
+        together = 1 if alone else max(1, min(heads, _SCORES // max(1, scores)))
         pieces = [block.pieces(length, heads) if len(block.runs) > 1 else (1, _NO_PIECES) for block in blocks]
         like = {"dtype": _accumulator(q), "device": q.device}
         return cls(
@@ -218,7 +219,7 @@ class _Lists:
             [_for_group(block.hidden[1], group).to(q.device) for block in blocks],
             [_for_group(block.blind, group).to(q.device) for block in blocks],
             together,
-            torch.empty(together * rows * most, **like),
+            torch.empty(together * scores, **like),
             torch.empty(together * most * head_dim, **like),
         )
 

@@ -22,9 +22,8 @@ from nanolib.regression.worktree import Version
 WORKS = ("matmul", "block", "decode")
 VERSIONS = {"A": 100, "A again": 100, "+3 %": 103, "+5 %": 105, "+10 %": 110}
 UNITS = list(VERSIONS.values())
-WINDOW_S = (
-    Settings.budget_s * TIMED / 2 / GENERATIONS
-)  # of interleaved blocks of two versions, in each pair of processes
+# Of interleaved blocks of two versions, in each pair of processes.
+WINDOW_S = Settings.budget_s * TIMED / 2 / GENERATIONS
 IN_A_ROW_S = 1.0  # of calls, per version
 
 
