@@ -23,7 +23,7 @@ from nanolib.regression.compare import (
     Line,
     exact_lines,
 )
-from nanolib.regression.rounds import Compared, Settings, Task, compare_versions, device_of
+from nanolib.regression.rounds import CALL, Compared, Settings, Task, compare_versions, device_of
 from nanolib.regression.worktree import Version, checked_out
 from nanolib.schema import Run
 from nanolib.stats.compare import Kind, Verdict
@@ -123,7 +123,7 @@ def _sources(version: Version) -> str:
 def _tasks(question: Question, versions: Sequence[Version], settings: Settings) -> tuple[list[Task], list[Line]]:
     """What both versions have, and what only one of them has."""
     tasks = [
-        Task("call", hashlib.sha256(name.encode()).hexdigest()[:16], {"name": name}, (request, request))
+        Task(CALL, hashlib.sha256(name.encode()).hexdigest()[:16], {"name": name}, (request, request))
         for name in question.functions
         for request in [{"do": "function", "function": name, "setup": question.setup}]
     ]

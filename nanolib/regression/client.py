@@ -7,11 +7,13 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,15 +21,15 @@ from nanolib.measurement import BadInput, Status
 from nanolib.paths import OUTPUT_VARIABLE
 from nanolib.regression.worktree import Version
 
-# How many of a version's processes are forked from one. How that one lies in memory is an effect of its own on all of them, which
-# shifts a median by up to a per cent; starting another takes seconds.
-CHILDREN = 4
+# How many pairs of processes are forked from one. How that one lies in memory is an effect of its own on all of them; starting
+# another takes seconds.
+CHILDREN = 6
 
 # Each of OpenMP's threads keeps to a core of its own: left free, two are at times put on one, and a process takes 30 ms for what
 # another does in 18, all its life long.
 _BOUND = {"OMP_PROC_BIND": "true"}
 
-_SERVER = Path(__file__).with_name("server.py")
+_SERVER = [sys.executable, "-P", "-W", "ignore", str(Path(__file__).with_name("server.py"))]
 _CHUNK = 1 << 16
 
 
@@ -45,76 +47,134 @@ class VersionDied(RuntimeError):
         super().__init__(message)
 
 
+class ForkServer:
+    """A process that has imported what versions import from elsewhere: they are forked from it in hundredths of a second.
+
+    Both versions of a pair come from one, so that how it lies in memory moves them alike.
+
+    Args:
+        silence_s: How long an import may take.
+    """
+
+    def __init__(self, silence_s: float) -> None:
+        self._asked = 0
+        self._socket, theirs = socket.socketpair()
+        self._socket.settimeout(silence_s)
+        with theirs:
+            self._process = subprocess.Popen(
+                [*_SERVER, "--forks", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=_BOUND | os.environ,
+                start_new_session=True,
+            )
+
+    def imports(self, modules: Sequence[str]) -> None:
+        """Import what will be forked from now on has imported already."""
+        self._ask({"modules": list(modules)})
+
+    def fork(self, request: Mapping[str, Any], files: Sequence[int]) -> Forked:
+        """A child of it, which reads from, answers to and logs in three files."""
+        return Forked(self, self._ask(request, files))
+
+    def wait(self, pid: int) -> int:
+        """How a child ended, as `subprocess` would tell it."""
+        return self._ask({"wait": pid})
+
+    def _ask(self, request: Mapping[str, Any], files: Sequence[int] = ()) -> Any:
+        """What it answers.
+
+        Raises:
+            BadInput: It has ended, or says nothing.
+        """
+        self._asked += 1
+        text, lines = json.dumps({"number": self._asked, **request}).encode() + b"\n", b""
+        try:
+            sent = socket.send_fds(self._socket, [text], files)
+            self._socket.sendall(text[sent:])
+            while True:
+                lines += (chunk := self._socket.recv(_CHUNK))
+                if not chunk:
+                    raise OSError(f"ended with {self._process.wait()}")
+                for line in lines.splitlines(keepends=True):
+                    if line.endswith(b"\n") and (answer := json.loads(line))["number"] == self._asked:
+                        return answer["told"]  # an earlier one is of a question that Ctrl-C cut short
+        except OSError as error:
+            raise BadInput(f"the process that both versions are forked from: {error}") from None
+
+    def close(self) -> None:
+        """End it; its children are ended by who asked for them."""
+        self._process.kill()
+        self._process.wait()
+        self._socket.close()
+
+
+@dataclass
+class Forked:
+    """A child of a `ForkServer`, as `subprocess.Popen` would be one of ours."""
+
+    fork_server: ForkServer
+    pid: int
+    _code: int | None = None
+
+    def wait(self) -> int:
+        """How it ended; it is not waited for twice."""
+        if self._code is None:
+            self._code = self.fork_server.wait(self.pid)
+        return self._code
+
+
 class VersionProcess:
     """A version in a process of its own.
 
     Args:
         version: Which.
         silence_s: How long one answer may take.
-        forks: Whether `begin` forks a child that serves what follows, from a process that `CHILDREN` share; else it starts anew.
+        fork_server: What it is forked from; else it is started anew.
     """
 
-    def __init__(self, version: Version, silence_s: float, *, forks: bool = False) -> None:
-        self.version, self.silence_s, self._forks = version, silence_s, forks
-        self._serves = False  # since the last `begin`
-        # What the first child imported from elsewhere; later parents import it before they fork.
-        self._modules: list[str] = []
-        self._start()
-
-    @property
-    def has_imported(self) -> bool:
-        """Whether what serves had most of its imports done before it began."""
-        return bool(self._modules)
-
-    def _start(self) -> None:
-        version, self._children = self.version, 0
+    def __init__(self, version: Version, silence_s: float, fork_server: ForkServer | None = None) -> None:
+        self.version, self.silence_s = version, silence_s
         self._output = tempfile.TemporaryDirectory(prefix="nanolib-side-")  # its rows go to us, and its files nowhere
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
         self._buffer = b""
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-W", "ignore", str(_SERVER), *version.import_folders],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            cwd=version.root / version.folder if (version.root / version.folder).is_dir() else version.root,
-            env=(_BOUND if self._forks else {}) | os.environ | {OUTPUT_VARIABLE: self._output.name},
-            start_new_session=True,  # Ctrl-C reaches us alone, and the whole group can be ended
-        )
+        folder = version.root / version.folder if (version.root / version.folder).is_dir() else version.root
+        read, requests = os.pipe()
+        answers, written = os.pipe()
+        self._requests, self._answers = os.fdopen(requests, "wb"), os.fdopen(answers, "rb")
+        variables = {OUTPUT_VARIABLE: self._output.name}
+        try:
+            if fork_server:
+                request = {"imports": version.import_folders, "folder": str(folder), "environment": variables}
+                self._process: Forked | subprocess.Popen = fork_server.fork(
+                    request, [read, written, self._log.fileno()]
+                )
+            else:
+                self._process = subprocess.Popen(
+                    [*_SERVER, *version.import_folders],
+                    stdin=read,
+                    stdout=written,
+                    stderr=self._log,
+                    cwd=folder,
+                    env=os.environ | variables,
+                    start_new_session=True,  # Ctrl-C reaches us alone, and the whole group can be ended
+                )
+        finally:
+            os.close(read)
+            os.close(written)
 
-    def retire(self) -> None:
-        """Have what serves end.
-
-        Raises:
-            VersionDied: It had ended by itself, or says nothing.
-        """
-        if not self._serves:
-            return
-        had_imported, self._serves = self.has_imported, False
-        if self._forks:
-            told = self.ask(do="end", tell=not had_imported)["modules"]
-            self._answer()
-            self._modules = self._modules or told
-            self._children += 1
-        if not self._forks or not had_imported or self._children == CHILDREN:
-            self.close()
-            self._start()
-
-    def begin(self) -> None:
-        """Have a fresh process serve what follows; `begun` waits until it does."""
-        if self._forks:
-            self.send(do="fork", modules=[] if self._children else self._modules)
-        self._serves = True
-
-    def begun(self) -> None:
-        """Wait for the process that was begun."""
-        if self._forks:
-            self.receive()
+    @property
+    def has_imported(self) -> bool:
+        """Whether most imports were done before it began."""
+        return isinstance(self._process, Forked)
 
     def send(self, **request: Any) -> None:
         """Ask, without waiting for the answer."""
         try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
+            self._requests.write(json.dumps(request).encode() + b"\n")
+            self._requests.flush()
         except BrokenPipeError:
             raise VersionDied(self, self._ending(self._process.wait())) from None
 
@@ -128,17 +188,15 @@ class VersionProcess:
         answer = self._answer()
         if "refused" in answer:
             raise BadInput(f"{self.version.name}: {answer['refused']}")
-        if "over" in answer:  # the child has ended, and nobody had asked it to
-            raise VersionDied(self, self._ending(answer["over"]))
         return answer
 
     def _answer(self) -> dict[str, Any]:
         deadline = time.monotonic() + self.silence_s
         while b"\n" not in self._buffer:
-            ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            ready, _, _ = select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
                 raise VersionDied(self, f"said nothing for {self.silence_s:.0f} s; raise --timeout or shrink the case")
-            chunk = os.read(self._process.stdout.fileno(), _CHUNK)
+            chunk = os.read(self._answers.fileno(), _CHUNK)
             if not chunk:
                 raise VersionDied(self, self._ending(self._process.wait()))
             self._buffer += chunk
@@ -172,8 +230,9 @@ class VersionProcess:
         """End the process and all that it started."""
         with contextlib.suppress(ProcessLookupError):  # it has ended by itself
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._log):
+        with contextlib.suppress(BadInput):  # what it was forked from is gone too
+            self._process.wait()
+        for stream in (self._requests, self._answers, self._log):
             with contextlib.suppress(BrokenPipeError):  # a request that nobody reads any more
                 stream.close()
         self._output.cleanup()
@@ -191,32 +250,60 @@ class Sides:
     Args:
         versions: Which.
         silence_s: As in `VersionProcess`.
-        forks: As in `VersionProcess`: a fresh one then costs tenths of a second and not seconds.
+        forks: Whether they are forked, which takes hundredths of a second, or started anew, which takes seconds.
+        modules: What they are known to import from elsewhere.
     """
 
-    def __init__(self, versions: Sequence[Version], silence_s: float, *, forks: bool) -> None:
-        self._new = lambda: [VersionProcess(version, silence_s, forks=forks) for version in versions]
+    def __init__(
+        self, versions: Sequence[Version], silence_s: float, *, forks: bool, modules: Sequence[str] = ()
+    ) -> None:
+        self._versions, self._silence_s, self._forks, self._modules = versions, silence_s, forks, list(modules)
         self.processes: list[VersionProcess] = []
+        self._fork_server: ForkServer | None = None
+        self._forked, self._have_told = 0, False
 
     def renew(self) -> list[VersionProcess]:
-        """Fresh processes."""
-        try:
-            for process in self.processes:
-                process.retire()
-        except VersionDied:  # what it was to do is done
-            self.close()
-        self.processes = self.processes or self._new()
-        for process in self.processes:
-            process.begin()
-        for process in self.processes:
-            process.begun()
+        """Fresh processes.
+
+        Raises:
+            BadInput: They cannot be forked.
+        """
+        if self._forks and self.processes and not self._have_told:
+            self._learn()
+        self.end()
+        if self._forks and self._forked % CHILDREN == 0:
+            self._end_fork_server()
+            self._fork_server = ForkServer(self._silence_s)
+            self._fork_server.imports(self._modules)
+        self._forked += 1
+        for version in self._versions:
+            self.processes.append(VersionProcess(version, self._silence_s, self._fork_server))
         return self.processes
 
-    def close(self) -> None:
-        """End all processes."""
+    def _learn(self) -> None:
+        """Have what all versions imported from elsewhere imported before they are forked."""
+        with contextlib.suppress(VersionDied):  # what it was to do is done
+            told = [process.ask(do="tell")["modules"] for process in self.processes]
+            self._modules = [name for name in told[0] if all(name in others for others in map(set, told[1:]))]
+            self._have_told = True
+            if self._fork_server:
+                self._fork_server.imports(self._modules)
+
+    def end(self) -> None:
+        """End all processes that serve."""
         for process in self.processes:
             process.close()
         self.processes = []
+
+    def close(self) -> None:
+        """End all processes."""
+        self.end()
+        self._end_fork_server()
+
+    def _end_fork_server(self) -> None:
+        if self._fork_server:
+            self._fork_server.close()
+        self._fork_server = None
 
     def __enter__(self) -> Self:
         return self

@@ -20,6 +20,7 @@ import numpy as np
 
 from nanolib.measurement import Direction, Status, case_name
 from nanolib.regression.client import Sides, VersionDied, VersionProcess
+from nanolib.regression.imports import imported_by_all
 from nanolib.regression.worktree import Version
 from nanolib.stats.compare import (
     THRESHOLD,
@@ -32,15 +33,16 @@ from nanolib.stats.compare import (
 )
 from nanolib.stats.intervals import TooFewSamples
 
-MIN_PAIRS, MAX_PAIRS, FEWEST_PAIRS = 20, 1000, 6  # of blocks, in one generation
-GENERATIONS, FEWEST_GENERATIONS = 9, 2  # of a round
+MIN_PAIRS, MAX_PAIRS, FEWEST_PAIRS = 10, 1000, 6  # of blocks, in one generation
+GENERATIONS, FEWEST_GENERATIONS = 18, 2  # of a round
 ENOUGH_GENERATIONS = 6  # the least of which a median has a 95 % interval: from there on a generation is the datum
 TIMED = 0.55  # of the budget; starting processes takes the rest
 # Long beside the answer's way between the processes. Short, since a shared machine changes its pace every few tenths of a second,
 # and a pair should be over before; so a long call is a block by itself.
 _BLOCK_MS = 20.0
-_WARM_UP_S = 0.1
+WARM_UP_S = 0.1
 
+CALL = "call"
 Say = Callable[[str], None]
 
 
@@ -70,7 +72,7 @@ class Task:
     """One thing to compare.
 
     Attributes:
-        experiment: Which notebook; `call` for a function.
+        experiment: Which notebook; `CALL` for a function.
         case_id: The case.
         factors: What the case is.
         requests: What to ask A and B.
@@ -85,6 +87,14 @@ class Task:
     def case(self) -> str:
         """The case, for people."""
         return case_name(self.factors)
+
+    @property
+    def modules(self) -> list[str]:
+        """Where its code begins."""
+        if self.experiment != CALL:
+            return [f"nanolib.experiments.{self.experiment}"]
+        asked = self.requests[0]
+        return [name.partition(":")[0] for name in (asked["function"], asked["setup"]) if name]
 
 
 @dataclass
@@ -177,7 +187,8 @@ def compare_versions(
     """
     second: dict[int, Round] = {}
     forks = settings.pairs and device_of(tasks[0]) == "cpu" and sys.platform == "linux"
-    with Sides(versions, settings.timeout_s, forks=forks) as sides:
+    modules = imported_by_all(versions, [name for task in tasks for name in task.modules]) if forks else []
+    with Sides(versions, settings.timeout_s, forks=forks, modules=modules) as sides:
         first = _run_round(sides, tasks, settings, say, "")
         judged = _judge(first, settings)
         again = [i for i, found in enumerate(judged) if any(v.kind is not Kind.EQUIVALENT for v in found.values())]
@@ -262,7 +273,7 @@ def _run_generation(sides: Sides, tasks: Sequence[Task], settings: Settings, win
         processes = sides.processes if in_step else sides.renew()
         round_, in_step = _run_task(processes, task, settings, window_s)
         if not in_step:
-            sides.close()
+            sides.end()
         rounds.append(round_)
     return rounds
 
@@ -331,7 +342,7 @@ def _interleave(
         sum(side.time_block(2, keep=False)[-1]) for side in sides
     )  # the second says how long one takes once warm
     calls = block_calls(max(call_ms, 1e-6))
-    warm = time.monotonic() + _WARM_UP_S
+    warm = time.monotonic() + WARM_UP_S
     while time.monotonic() < warm:
         for side in sides:
             side.time_block(calls, keep=False)

@@ -2,7 +2,7 @@
 
 It runs as a file and imports nothing of nanolib's but what the version itself brings, so that either side of a comparison
 sees its own code alone. Requests come in as lines of JSON and answers go out so; whatever the code prints goes to standard error.
-Asked to fork, it leaves what follows to a child until that ends: a fresh process without the time that imports take.
+Given a socket, it is no version but the process of which versions are forked: fresh ones without the time that imports take.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import json
 import mmap
 import os
 import random
+import socket
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 Call = Callable[[], object]
 TimeBlock = Callable[[int], list[list[float]]]  # how many calls → ms of each call and phase
@@ -215,28 +216,53 @@ def _free_threads() -> None:
     threading.Thread.start = start_free
 
 
-def _fork(modules: list[str], root: Path) -> None:
-    """Let a child serve, and say how it ended.
+def _serve_forks(asked: socket.socket) -> None:
+    """Import, fork and wait for children, as asked; with the request to fork come its input, output and log."""
+    text, files = b"", []
+    while True:
+        chunk, more, _, _ = socket.recv_fds(asked, 1 << 16, 3)
+        if not chunk:
+            return
+        text, files = text + chunk, files + more
+        if not text.endswith(b"\n"):
+            continue
+        request = json.loads(text)
+        if "modules" in request:
+            for name in request["modules"]:
+                with contextlib.suppress(Exception):  # the child that needs it will say why it cannot be imported
+                    importlib.import_module(name)
+            gc.collect()
+            gc.freeze()  # or each child's collector would look at all of it, and copy it in doing so
+            told = len(request["modules"])
+        elif "wait" in request:
+            told = os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1])
+        else:
+            told = os.fork()
+            if not told:
+                asked.close()
+                _become(request, files)
+            os.setpgid(told, told)
+            for file in files:
+                os.close(file)
+        text, files = b"", []
+        asked.sendall(json.dumps({"number": request["number"], "told": told}).encode() + b"\n")
 
-    Args:
-        modules: What an earlier child imported from outside the version, imported here once for all that follow.
-        root: Of the version.
-    """
-    for name in modules:
-        with contextlib.suppress(Exception):  # the child that needs it will say why it cannot be imported
-            importlib.import_module(name)
-    gc.collect()
-    gc.freeze()  # or each child's collector would look at all of it, and copy it in doing so
-    child = os.fork()
-    if child:
-        _, status = os.waitpid(child, 0)
-        _answer(over=os.waitstatus_to_exitcode(status))
-        return
+
+def _become(request: dict[str, Any], files: list[int]) -> NoReturn:
+    """Serve as one version, to the end of this process."""
+    global _requests, _answers
     code = 1
     try:
-        lies = _shifted()
-        _answer(forked=len(lies))
-        _serve(root)
+        os.setpgid(0, 0)
+        os.dup2(files[2], 1)
+        os.dup2(files[2], 2)
+        for file in files:
+            os.set_inheritable(file, False)
+        _requests, _answers = os.fdopen(files[0], encoding="utf-8"), os.fdopen(files[1], "w", encoding="utf-8")
+        os.environ.update(request["environment"])
+        os.chdir(request["folder"])
+        lies = _shifted()  # noqa: F841  as long as it serves
+        _serve(request["imports"])
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -258,14 +284,13 @@ def _imported_elsewhere(root: Path) -> list[str]:
     ]
 
 
-def _serve(root: Path) -> None:
+def _serve(folders: list[str]) -> None:
+    sys.path[:0] = [folder for folder in reversed(folders) if Path(folder).is_dir()]
+    root = Path(folders[0]).resolve()
     for request in _requested():
         try:
-            if request["do"] == "fork":
-                _fork(request["modules"], root)
-            elif request["do"] == "end":
-                _answer(modules=_imported_elsewhere(root) if request["tell"] else [])
-                return
+            if request["do"] == "tell":
+                _answer(modules=_imported_elsewhere(root))
             elif request["do"] == "cases":
                 _list_cases(request, root)
             elif request["do"] == "case":
@@ -279,15 +304,16 @@ def _serve(root: Path) -> None:
 
 
 def main() -> None:
-    """Serve requests until the input ends."""
+    """Serve requests until the input ends: `server.py FOLDER ...` as one version, `server.py --forks FD` forking them."""
     global _answers
-    _answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
     if hasattr(os, "sched_setaffinity"):
         _free_threads()
-    folders = sys.argv[1:]
-    sys.path[:0] = [folder for folder in reversed(folders) if Path(folder).is_dir()]
-    _serve(Path(folders[0]).resolve())
+    if sys.argv[1] == "--forks":
+        _serve_forks(socket.socket(fileno=int(sys.argv[2])))
+    else:
+        _answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        os.dup2(2, 1)
+        _serve(sys.argv[1:])
 
 
 if __name__ == "__main__":

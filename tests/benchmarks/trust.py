@@ -42,6 +42,7 @@ from nanolib.regression.rounds import (
     ENOUGH_GENERATIONS,
     GENERATIONS,
     MIN_PAIRS,
+    WARM_UP_S,
     Pairs,
     Settings,
     Task,
@@ -111,8 +112,10 @@ def _rate(called: int, of: int) -> str:
 def _replayed_ab(recording: Recording, effect: int, rng: np.random.Generator, share: float) -> Kind:
     """Two rounds as nano ab would end them, with such a share of its time; every set of processes is in one of them only."""
     own = rng.permutation(len(recording.generations))
+    count = max(ENOUGH_GENERATIONS, round(share * GENERATIONS))
+    share *= GENERATIONS / count
     rounds = []
-    for chosen in (own[:GENERATIONS], own[GENERATIONS : 2 * GENERATIONS]):
+    for chosen in (own[:count], own[count : 2 * count]):
         rounds.append(sum((_replayed_pairs(recording.generations[g], effect, rng, share) for g in chosen), Pairs()))
         first = compare_paired(*rounds[0].data())
         if first.kind is Kind.EQUIVALENT:
@@ -212,13 +215,13 @@ def _print_time_to_trust(recordings: dict[tuple[str, bool], Recording]) -> None:
 
 
 def _ours_until(recording: Recording, rng: np.random.Generator) -> tuple[float, bool]:
-    """Sets of processes one after the other; the first imports by itself, and then every so many are forked from one that does."""
+    """Sets of processes one after the other, so many forked from each that has imported."""
     pairs, seconds = Pairs(), 0.0
     for i, chosen in enumerate(rng.choice(len(recording.generations), _MOST_SETS)):
         generation = recording.generations[chosen]
         found = _replayed_pairs(generation, 3, rng, 1.0)
         pairs += found
-        seconds += recording.start_s if i == 0 or (i - 1) % CHILDREN == 0 else recording.fork_s
+        seconds += recording.fork_s + WARM_UP_S + (recording.fork_server_s if i % CHILDREN == 0 else 0)
         seconds += len(found.a) / generation.pairs.shape[1] * WINDOW_S
         if len(pairs.generations) >= ENOUGH_GENERATIONS:
             a, b = pairs.data()
@@ -240,7 +243,7 @@ def _asv_until(recording: Recording, rng: np.random.Generator) -> tuple[float, b
             return np.inf, False
         sets = math.ceil(calls[:n].sum() / 1000 / IN_A_ROW_S)
         at = (at + sets) % len(recording.generations)  # B follows when A is done
-        seconds += 2 * recording.start_s + calls[:n].sum() / 1000
+        seconds += 2 * (recording.start_s + WARM_UP_S) + calls[:n].sum() / 1000
         medians.append(np.median(calls[:n]))
         halves.append(asv_interval(calls[:n]))
     ratio, half = medians[1] / medians[0], np.hypot(*halves)

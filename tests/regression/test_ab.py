@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from nanolib.cli import main
 from nanolib.measurement import BadInput
 from nanolib.regression.client import CHILDREN
-from nanolib.regression.rounds import block_calls
+from nanolib.regression.rounds import MIN_PAIRS, block_calls
 from nanolib.regression.worktree import checked_out
 from nanolib.report.regressions import ab_ratio, ab_table, ab_verdict
 from nanolib.store import Store
@@ -98,7 +98,7 @@ def test_blocks_are_interleaved_in_pairs_of_random_order(repository, ab, tmp_pat
     _call(ab, tmp_path, "A", "B")
     said = (tmp_path / "log").read_text()
     block = block_calls(30.0)
-    blocks = said[-2 * 20 * block :]
+    blocks = said[-2 * MIN_PAIRS * block :]
     pairs = [blocks[i : i + 2 * block] for i in range(0, len(blocks), 2 * block)]
     assert set(pairs) == {"A" * block + "B" * block, "B" * block + "A" * block}
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from nanolib.regression.client import VersionProcess
+from nanolib.regression.client import Sides, VersionProcess
+from nanolib.regression.imports import imported_by_all
 from nanolib.regression.rounds import GENERATIONS, TIMED, Settings, block_calls
 from nanolib.regression.worktree import Version
 
@@ -88,11 +89,19 @@ class Generation:
 
 @dataclass
 class Recording:
-    """What one work did under one load: `start_s` is how long it takes to start two versions, `fork_s` to fork them."""
+    """What one work did under one load.
+
+    Attributes:
+        generations: Its sets of processes.
+        start_s: How long a process takes that imports everything, its first two calls included.
+        fork_server_s: How long that takes from which others are forked.
+        fork_s: How long two take that are forked from it, their first calls included.
+    """
 
     generations: list[Generation]
     start_s: float
-    fork_s: float
+    fork_server_s: float = 0.0
+    fork_s: float = 0.0
 
 
 def save(recordings: dict[tuple[str, bool], Recording], path: Path) -> None:
@@ -101,8 +110,7 @@ def save(recordings: dict[tuple[str, bool], Recording], path: Path) -> None:
         {
             "work": work,
             "loaded": loaded,
-            "start_s": recording.start_s,
-            "fork_s": recording.fork_s,
+            "seconds": [recording.start_s, recording.fork_server_s, recording.fork_s],
             "generations": [
                 {"pairs": generation.pairs.tolist(), "calls": [calls.tolist() for calls in generation.calls]}
                 for generation in recording.generations
@@ -120,9 +128,7 @@ def read(path: Path) -> dict[tuple[str, bool], Recording]:
         return Generation(np.array(cell["pairs"]), [np.array(calls) for calls in cell["calls"]])
 
     return {
-        (cell["work"], cell["loaded"]): Recording(
-            [generation(one) for one in cell["generations"]], cell["start_s"], cell["fork_s"]
-        )
+        (cell["work"], cell["loaded"]): Recording([generation(one) for one in cell["generations"]], *cell["seconds"])
         for cell in json.loads(path.read_text(encoding="utf-8"))
     }
 
@@ -134,37 +140,37 @@ def request(work: str) -> dict[str, object]:
 
 def record(versions: list[Version], work: str, loaded: bool, seconds: float) -> Recording:
     """Both ways of collecting in turn, in processes that are often replaced."""
-    recording = Recording([], 0.0, np.inf)
-    end = time.monotonic() + seconds
-    with load(loaded), contextlib.ExitStack() as stack:
-        sides = [stack.enter_context(VersionProcess(version, 120, forks=True)) for version in versions]
+    modules = imported_by_all(versions, ["work"])
+    with load(loaded), Sides(versions, 120, forks=True, modules=modules) as sides:
+        recording = Recording([], _seconds_to_start(versions[0], work))
+        end, forks = time.monotonic() + seconds, []
         while time.monotonic() < end or len(recording.generations) < 2 * GENERATIONS:
-            start = time.monotonic()
-            for side in sides:
-                side.retire()
-            for pair in (sides[:2], sides[2:]):
-                began = time.monotonic()
-                for side in pair:
-                    side.begin()
-                for side in pair:
-                    side.begun()
-                    side.send(**request(work), rows=False)
-                for side in pair:
-                    side.receive()
-                recording.fork_s = min(recording.fork_s, time.monotonic() - began)
-            if not recording.generations:
-                recording.start_s = (time.monotonic() - start) * 2 / len(sides)
-            call_ms = max(sum(side.time_block(2, keep=False)[-1]) for side in sides)
+            begun = time.monotonic()
+            processes = sides.renew()
+            for process in processes:
+                process.ask(**request(work), rows=False)
+            call_ms = max(sum(process.time_block(2, keep=False)[-1]) for process in processes)
+            forks.append((time.monotonic() - begun) * 2 / len(processes))
             calls = block_calls(call_ms)
-            pairs = _interleaved(sides, calls, len(sides) / 2 * WINDOW_S)
-            recording.generations.append(Generation(pairs, [_in_a_row(side, calls) for side in sides]))
-            for side in sides:
-                side.ask(do="next")
+            pairs = _interleaved(processes, calls, len(processes) / 2 * WINDOW_S)
+            recording.generations.append(Generation(pairs, [_in_a_row(process, calls) for process in processes]))
+            for process in processes:
+                process.ask(do="next")
+        recording.fork_s = float(np.median(forks))
+        recording.fork_server_s = (forks[0] - recording.fork_s) * len(processes) / 2  # the first had to be made
     print(
         f"  recorded {work}{', loaded' if loaded else ''}: {len(recording.generations)} sets of processes, call {call_ms:.1f} ms",
         flush=True,
     )
     return recording
+
+
+def _seconds_to_start(version: Version, work: str) -> float:
+    begun = time.monotonic()
+    with VersionProcess(version, 120) as process:
+        process.ask(**request(work), rows=False)
+        process.time_block(2, keep=False)
+        return time.monotonic() - begun
 
 
 def _interleaved(sides: list[VersionProcess], calls: int, seconds: float) -> np.ndarray:

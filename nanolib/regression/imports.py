@@ -1,0 +1,69 @@
+"""What a version's code imports from elsewhere, read and not run: it is imported once, before versions are forked."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from nanolib.regression.worktree import Version
+
+
+def imported_by_all(versions: Sequence[Version], modules: Sequence[str]) -> list[str]:
+    """What all versions import from elsewhere at the top of some modules, and of those of their own that these import.
+
+    Args:
+        versions: Which.
+        modules: Names of modules of theirs.
+
+    Returns:
+        Names in the order of the first version's imports. What is imported inside functions is not among them.
+    """
+    first, *others = ([*_elsewhere(version, modules)] for version in versions)
+    return [name for name in first if all(name in other for other in others)]
+
+
+def _elsewhere(version: Version, modules: Sequence[str]) -> dict[str, None]:
+    folders = [Path(folder) for folder in version.import_folders]
+    found: dict[str, None] = {}
+    seen, waiting = set(), list(modules)
+    while waiting:
+        name = waiting.pop(0)
+        files = list(_files(folders, name))
+        if not files:
+            found[name] = None
+        for file, package in files:
+            if file not in seen:
+                seen.add(file)
+                for imported, things in _imports(file, package):
+                    inside = any(_files(folders, imported))  # of what lies outside, nobody knows what is a module
+                    waiting += [imported, *(f"{imported}.{thing}" for thing in things if inside)]
+    return found
+
+
+def _files(folders: Sequence[Path], name: str) -> Iterator[tuple[Path, str]]:
+    """The files in these folders that run when a module is imported, of its packages and its own, each with its package."""
+    parts = name.split(".")
+    for folder in folders:
+        for n in range(1, len(parts) + 1):
+            place = folder.joinpath(*parts[:n])
+            for file, package in ((place.with_suffix(".py"), parts[: n - 1]), (place / "__init__.py", parts[:n])):
+                if file.is_file():
+                    yield file, ".".join(package)
+
+
+def _imports(file: Path, package: str) -> Iterator[tuple[str, list[str]]]:
+    """What a file imports when it is run, and what from it; nothing where it cannot be read, as its version will say."""
+    try:
+        body = ast.parse(file.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return
+    for node in body:
+        for statement in node.body if isinstance(node, ast.Try) else [node]:
+            if isinstance(statement, ast.Import):
+                yield from ((alias.name, []) for alias in statement.names)
+            elif isinstance(statement, ast.ImportFrom):
+                parts = package.split(".")
+                above = parts[: len(parts) - statement.level + 1] if statement.level else []
+                base = ".".join([*above, *filter(None, [statement.module])])
+                yield base, [alias.name for alias in statement.names]
