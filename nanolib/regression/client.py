@@ -23,7 +23,7 @@ from nanolib.regression.worktree import Version
 
 # How many pairs of processes are forked from one. How that one lies in memory is an effect of its own on all of them; starting
 # another takes seconds.
-CHILDREN = 6
+CHILDREN = 9
 
 # Each of OpenMP's threads keeps to a core of its own: left free, two are at times put on one, and a process takes 30 ms for what
 # another does in 18, all its life long.

@@ -338,11 +338,10 @@ def _interleave(
         for side in sides:
             side.time_block(1, keep=True)
         return {}
-    call_ms = max(
-        sum(side.time_block(2, keep=False)[-1]) for side in sides
-    )  # the second says how long one takes once warm
-    calls = block_calls(max(call_ms, 1e-6))
     warm = time.monotonic() + WARM_UP_S
+    # the second says how long one takes once warm
+    call_ms = max(sum(side.time_block(2, keep=False)[-1]) for side in sides)
+    calls = block_calls(max(call_ms, 1e-6))
     while time.monotonic() < warm:
         for side in sides:
             side.time_block(calls, keep=False)

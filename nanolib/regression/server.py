@@ -108,7 +108,6 @@ def _serve_function(request: dict[str, Any], root: Path) -> None:
         _serve_blocks([""], time_block, last=True)
     finally:
         gc.enable()
-        gc.unfreeze()
     rows = []
     if request["rows"]:
         meter = importlib.import_module("nanolib.meters.memory")

@@ -1,10 +1,11 @@
 """Whose word can be trusted: `nano ab` beside other harnesses on this machine, quiet and loaded: `make bench`.
 
 Real work is timed in versions that do 0, 3, 5 or 10 % more of it. One recording per work and load holds both ways of
-collecting: blocks interleaved, and one version after the other. From it comparisons are replayed, all at the same time of
-measuring, in which any two versions stand for A and B, since what each does more is known and taken off; how often each
-harness calls B slower is printed with its exact 95 % interval. `--live N` adds N real `nano ab` comparisons per cell, as long as
-a user would wait for them; `--minutes` says how long the recording may take.
+collecting: blocks interleaved, and one version after the other. From it comparisons are replayed, in which any two versions
+stand for A and B, since what each does more is known and taken off; how often each harness calls B slower is printed with its
+exact 95 % interval. To the budget of `nano ab` count its starts and forks; the others have the seconds that it may measure.
+`--live N` adds N real `nano ab` comparisons per cell, as long as a user would wait for them; `--minutes` says how long the
+recording may take.
 """
 
 from __future__ import annotations
@@ -40,8 +41,11 @@ from scipy.stats import binomtest
 from nanolib.regression.client import CHILDREN
 from nanolib.regression.rounds import (
     ENOUGH_GENERATIONS,
+    FEWEST_GENERATIONS,
+    FEWEST_PAIRS,
     GENERATIONS,
     MIN_PAIRS,
+    TIMED,
     WARM_UP_S,
     Pairs,
     Settings,
@@ -109,18 +113,37 @@ def _rate(called: int, of: int) -> str:
     return f"{called / of:5.1%} [{low:4.0%} … {high:4.0%}]"
 
 
-def _replayed_ab(recording: Recording, effect: int, rng: np.random.Generator, share: float) -> Kind:
-    """Two rounds as nano ab would end them, with such a share of its time; every set of processes is in one of them only."""
-    own = rng.permutation(len(recording.generations))
-    count = max(ENOUGH_GENERATIONS, round(share * GENERATIONS))
-    share *= GENERATIONS / count
+def _replayed_ab(recording: Recording, effect: int, rng: np.random.Generator, budget_s: float) -> Kind:
+    """Two rounds as nano ab would end them, with so much time; every set of processes is in one of them only."""
+    own = rng.permutation(len(recording.generations)).tolist()
     rounds = []
-    for chosen in (own[:count], own[count : 2 * count]):
-        rounds.append(sum((_replayed_pairs(recording.generations[g], effect, rng, share) for g in chosen), Pairs()))
+    for _ in range(2):
+        rounds.append(_replayed_round(recording, own, effect, rng, budget_s))
         first = compare_paired(*rounds[0].data())
         if first.kind is Kind.EQUIVALENT:
             return first.kind
     return confirm(first, compare_paired(*rounds[1].data()), compare_paired(*sum(rounds, Pairs()).data())).kind
+
+
+def _replayed_round(
+    recording: Recording, own: list[int], effect: int, rng: np.random.Generator, budget_s: float
+) -> Pairs:
+    """One round; what it takes is taken from `own`."""
+    pairs, spent_s = Pairs(), 0.0
+    for number in range(1, GENERATIONS + 1):
+        generation = recording.generations[own.pop()]
+        found = _replayed_pairs(generation, effect, rng, budget_s)
+        pairs += found
+        spent_s += _seconds(recording, generation, found, number)
+        if number >= FEWEST_GENERATIONS and spent_s * (1 + 1 / number) > budget_s / 2:
+            break
+    return pairs
+
+
+def _seconds(recording: Recording, generation: Generation, pairs: Pairs, number: int) -> float:
+    """What the n-th pair of processes takes of a user's time."""
+    makes = recording.fork_server_s if (number - 1) % CHILDREN == 0 else 0.0
+    return makes + recording.fork_s + WARM_UP_S + len(pairs.a) / generation.pairs.shape[1] * WINDOW_S
 
 
 def _drawn(rng: np.random.Generator) -> Sequence[int]:
@@ -131,16 +154,16 @@ def _drawn(rng: np.random.Generator) -> Sequence[int]:
     return rng.choice(len(UNITS), 2, replace=False).tolist()
 
 
-def _replayed_pairs(generation: Generation, effect: int, rng: np.random.Generator, share: float) -> Pairs:
+def _replayed_pairs(generation: Generation, effect: int, rng: np.random.Generator, budget_s: float) -> Pairs:
     """Pairs of one pair of processes until they are precise enough or used up."""
     a, b = (
         generation.pairs[version] / UNITS[version] * units
         for version, units in zip(_drawn(rng), (UNITS[0], UNITS[effect]), strict=True)
     )
-    most, n = max(1, round(share * len(a))), MIN_PAIRS
+    most, n = max(FEWEST_PAIRS, round(budget_s / Settings.budget_s * len(a))), MIN_PAIRS
     while n < most and not precise_enough(a[:n], b[:n], Settings.precision):
         n = next_look(n)
-    n = min(n, most)
+    n = min(n, most, len(a))
     return Pairs(a[:n].tolist(), b[:n].tolist(), [n])
 
 
@@ -160,18 +183,19 @@ def _replayed_peer(rule: Callable, recording: Recording, effect: int, rng: np.ra
 
 def _print_rates(recordings: dict[tuple[str, bool], Recording]) -> None:
     rng = np.random.default_rng(0)
-    for share in (0.2, 0.6, 1.0):
-        measuring = 2 * GENERATIONS * WINDOW_S * share  # two rounds of A and B
+    for budget_s in (12.0, 36.0, 60.0):
+        measuring = budget_s * TIMED
         length = round(measuring / 2 / IN_A_ROW_S)
         print(
-            f"\nB called slower (ours: regressed or suspect), {measuring:.0f} s of measuring, {REPLAYS} replays per cell"
+            f"\nB called slower (ours: regressed or suspect), {REPLAYS} replays per cell: "
+            f"nano ab with {budget_s:.0f} s, all included; the others with {measuring:.0f} s of calls"
         )
         for loaded in (False, True):
             chosen = [r for (_, ld), r in recordings.items() if ld is loaded]
             if not chosen:
                 continue
             print(f"  {'loaded' if loaded else 'quiet'}: " + "".join(f"{e:>22}" for e in EFFECTS))
-            ours = [[_replayed_ab(chosen[k % 3], e, rng, share) for k in range(REPLAYS)] for e in range(1, 5)]
+            ours = [[_replayed_ab(chosen[k % 3], e, rng, budget_s) for k in range(REPLAYS)] for e in range(1, 5)]
             _print_row("nano ab", [sum(kind in ALARMS for kind in kinds) for kinds in ours])
             _print_row("nano ab, regressed alone", [sum(kind is Kind.REGRESSED for kind in kinds) for kinds in ours])
             if 2 * length > min(len(r.generations) for r in chosen):
@@ -217,12 +241,11 @@ def _print_time_to_trust(recordings: dict[tuple[str, bool], Recording]) -> None:
 def _ours_until(recording: Recording, rng: np.random.Generator) -> tuple[float, bool]:
     """Sets of processes one after the other, so many forked from each that has imported."""
     pairs, seconds = Pairs(), 0.0
-    for i, chosen in enumerate(rng.choice(len(recording.generations), _MOST_SETS)):
+    for number, chosen in enumerate(rng.choice(len(recording.generations), _MOST_SETS), 1):
         generation = recording.generations[chosen]
-        found = _replayed_pairs(generation, 3, rng, 1.0)
+        found = _replayed_pairs(generation, 3, rng, Settings.budget_s)
         pairs += found
-        seconds += recording.fork_s + WARM_UP_S + (recording.fork_server_s if i % CHILDREN == 0 else 0)
-        seconds += len(found.a) / generation.pairs.shape[1] * WINDOW_S
+        seconds += _seconds(recording, generation, found, number)
         if len(pairs.generations) >= ENOUGH_GENERATIONS:
             a, b = pairs.data()
             low, _, high = np.exp(hodges_lehmann(np.log(b / a)))

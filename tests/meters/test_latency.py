@@ -1,3 +1,4 @@
+import contextlib
 import gc
 import itertools
 from types import SimpleNamespace
@@ -369,3 +370,42 @@ def test_each_device_has_its_clock():
     for name in ("cuda", "xpu"):
         waiting = clock.synchronizer(f"{name}:0")
         assert waiting.func is getattr(torch, name).synchronize and waiting.args == (torch.device(f"{name}:0"),)
+
+
+class _Event:
+    """A CUDA event of a device whose clock is `now`, in ms."""
+
+    now = 0.0
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        self.at = _Event.now
+
+    def elapsed_time(self, end):
+        return end.at - self.at
+
+
+def test_a_gpus_clock_gives_each_phase_its_own_time_on_its_own_device(monkeypatch):
+    seen = []
+
+    @contextlib.contextmanager
+    def device(chosen):
+        seen.append(str(chosen))
+        yield
+        seen.append("left")
+
+    def phase(ms):
+        def call():
+            seen.append(ms)
+            _Event.now += ms
+
+        return call
+
+    monkeypatch.setattr(torch.cuda, "Event", _Event)
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: seen.append("synchronize"))
+    rows = clock.clock_for("cuda:1").time_block([phase(3.0), phase(5.0)], 2, 2)
+    assert rows == [[3.0, 5.0], [3.0, 5.0]]
+    assert seen == ["cuda:1", "synchronize", *[3.0, 3.0, 5.0, 5.0] * 2, "synchronize", "left"]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from nanolib.measurement import BadInput, Unsupported
 from nanolib.models import attention
-from nanolib.models.attention import block_loops, block_sparse
+from nanolib.models.attention import block_loops, block_sparse, dense
 from nanolib.models.attention.block_mask import plan_of_tiles
 from nanolib.models.attention.choice import CHOOSERS, global_tokens
 from nanolib.models.attention.patterns import PATTERNS, window
@@ -221,6 +221,28 @@ def test_dense_equals_the_reference(causal, backend):
     mask = causal_mask(50, 50) if causal else torch.ones(50, 50, dtype=torch.bool)
     out = attention.attend("dense", *inputs, causal=causal, options={"backend": backend})
     assert _agrees(out, masked_attention(*inputs, mask), inputs)
+
+
+def test_a_kernel_that_torch_lacks_is_unsupported_and_any_other_error_stays(monkeypatch):
+    q, k, v = _qkv(1, 1, 1, 8, 8)
+    said = ["No available kernel. Aborting execution.", "out of memory"]
+
+    def fails(*_):
+        raise RuntimeError(said.pop(0))
+
+    monkeypatch.setattr(dense, "_call", fails)
+    with pytest.raises(Unsupported, match="SDPA backend flash has no kernel for torch.float32, head_dim 16 on cpu"):
+        attention.attend("dense", q, k, v, causal=True, options={"backend": "flash"})
+    with pytest.raises(RuntimeError, match="^out of memory$"):
+        attention.attend("dense", q, k, v, causal=True, options={"backend": "flash"})
+
+
+def test_a_query_without_any_key_gives_zero_in_the_reference():
+    q, k, v = _qkv(1, 2, 1, 3, 4)
+    mask = torch.tensor([[True] * 4, [False] * 4, [False, True, False, False]])
+    out = masked_attention(q, k, v, mask)
+    assert torch.equal(out[:, :, 1], torch.zeros_like(out[:, :, 1]))
+    assert torch.equal(out[:, :, 2], v.double()[:, :, 1].expand(1, 2, -1))
 
 
 @pytest.mark.parametrize("kind", ["dense", "sparse"])

@@ -89,7 +89,9 @@ def test_a_fork_server_that_is_killed_is_one_line(version):
     assert not _runs(child)
 
 
-def test_an_answer_that_an_interrupt_kept_from_being_read_is_not_taken_for_the_next(version, tmp_path_factory, monkeypatch):
+def test_an_answer_that_an_interrupt_kept_from_being_read_is_not_taken_for_the_next(
+    version, tmp_path_factory, monkeypatch
+):
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     (elsewhere / "lasts.py").write_text("import time\ntime.sleep(1)\n")
     monkeypatch.setenv("PYTHONPATH", str(elsewhere))
