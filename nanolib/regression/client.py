@@ -15,7 +15,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from types import MappingProxyType
+from typing import Any, BinaryIO, Self
 
 from nanolib.measurement import BadInput, Status
 from nanolib.paths import OUTPUT_VARIABLE
@@ -27,7 +28,7 @@ CHILDREN = 9
 
 # Each of OpenMP's threads keeps to a core of its own: left free, two are at times put on one, and a process takes 30 ms for what
 # another does in 18, all its life long.
-_BOUND = {"OMP_PROC_BIND": "true"}
+BOUND = {"OMP_PROC_BIND": "true"}
 
 _SERVER = [sys.executable, "-P", "-W", "ignore", str(Path(__file__).with_name("server.py"))]
 _CHUNK = 1 << 16
@@ -57,23 +58,30 @@ class ForkServer:
     """
 
     def __init__(self, silence_s: float) -> None:
-        self._asked = 0
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(silence_s)
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
+        named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        absolute = [name for name in named if Path(name).is_absolute()]  # others are within the versions
         with theirs:
             self._process = subprocess.Popen(
                 [*_SERVER, "--forks", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=_BOUND | os.environ,
+                stdout=self._log,
+                stderr=self._log,
+                env=BOUND | os.environ | {"PYTHONPATH": os.pathsep.join(absolute)},
                 start_new_session=True,
             )
 
-    def imports(self, modules: Sequence[str]) -> None:
-        """Import what will be forked from now on has imported already."""
-        self._ask({"modules": list(modules)})
+    def imports(self, modules: Sequence[str], own: Sequence[str] = ()) -> None:
+        """Import what will be forked from now on has imported already.
+
+        Args:
+            modules: Names; what cannot be imported is left to who needs it.
+            own: What versions have of their own, which must not come from elsewhere.
+        """
+        self._ask({"modules": list(modules), "own": list(own)})
 
     def fork(self, request: Mapping[str, Any], files: Sequence[int]) -> Forked:
         """A child of it, which reads from, answers to and logs in three files."""
@@ -84,31 +92,42 @@ class ForkServer:
         return self._ask({"wait": pid})
 
     def _ask(self, request: Mapping[str, Any], files: Sequence[int] = ()) -> Any:
-        """What it answers.
+        """What it answers; it is ended when it does not, and when we are interrupted, or the next answer would be of this.
 
         Raises:
             BadInput: It has ended, or says nothing.
         """
-        self._asked += 1
-        text, lines = json.dumps({"number": self._asked, **request}).encode() + b"\n", b""
+        text, answer = json.dumps(request).encode() + b"\n", b""
         try:
             sent = socket.send_fds(self._socket, [text], files)
             self._socket.sendall(text[sent:])
-            while True:
-                lines += (chunk := self._socket.recv(_CHUNK))
+            while not answer.endswith(b"\n"):
+                answer += (chunk := self._socket.recv(_CHUNK))
                 if not chunk:
-                    raise OSError(f"ended with {self._process.wait()}")
-                for line in lines.splitlines(keepends=True):
-                    if line.endswith(b"\n") and (answer := json.loads(line))["number"] == self._asked:
-                        return answer["told"]  # an earlier one is of a question that Ctrl-C cut short
-        except OSError as error:
+                    raise OSError(_ending(self._process.wait(), self._log))
+        except BaseException as error:
+            self._process.kill()
+            if not isinstance(error, OSError):
+                raise
             raise BadInput(f"the process that both versions are forked from: {error}") from None
+        return json.loads(answer)
 
     def close(self) -> None:
-        """End it; its children are ended by who asked for them."""
-        self._process.kill()
+        """End it and all that its imports started; its children are ended by who asked for them."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._socket.close()
+        self._log.close()
+
+
+def _ending(code: int, log: BinaryIO) -> str:
+    """How a process ended, and its last words."""
+    if code < 0:
+        return f"its process was killed by {signal.Signals(-code).name}"
+    log.seek(0)
+    lines = log.read().decode(errors="replace").strip().splitlines()
+    return f"its process ended with {code}: {lines[-1] if lines else 'no message'}"
 
 
 @dataclass
@@ -133,9 +152,16 @@ class VersionProcess:
         version: Which.
         silence_s: How long one answer may take.
         fork_server: What it is forked from; else it is started anew.
+        environment: Variables for one that is started anew, which ours go before.
     """
 
-    def __init__(self, version: Version, silence_s: float, fork_server: ForkServer | None = None) -> None:
+    def __init__(
+        self,
+        version: Version,
+        silence_s: float,
+        fork_server: ForkServer | None = None,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.version, self.silence_s = version, silence_s
         self._output = tempfile.TemporaryDirectory(prefix="nanolib-side-")  # its rows go to us, and its files nowhere
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
@@ -147,6 +173,7 @@ class VersionProcess:
         variables = {OUTPUT_VARIABLE: self._output.name}
         try:
             if fork_server:
+                variables |= {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
                 request = {"imports": version.import_folders, "folder": str(folder), "environment": variables}
                 self._process: Forked | subprocess.Popen = fork_server.fork(
                     request, [read, written, self._log.fileno()]
@@ -158,7 +185,7 @@ class VersionProcess:
                     stdout=written,
                     stderr=self._log,
                     cwd=folder,
-                    env=os.environ | variables,
+                    env={**environment, **os.environ, **variables},
                     start_new_session=True,  # Ctrl-C reaches us alone, and the whole group can be ended
                 )
         finally:
@@ -166,7 +193,7 @@ class VersionProcess:
             os.close(written)
 
     @property
-    def has_imported(self) -> bool:
+    def is_forked(self) -> bool:
         """Whether most imports were done before it began."""
         return isinstance(self._process, Forked)
 
@@ -176,7 +203,7 @@ class VersionProcess:
             self._requests.write(json.dumps(request).encode() + b"\n")
             self._requests.flush()
         except BrokenPipeError:
-            raise VersionDied(self, self._ending(self._process.wait())) from None
+            raise VersionDied(self, _ending(self._process.wait(), self._log)) from None
 
     def receive(self) -> dict[str, Any]:
         """The answer to what was asked.
@@ -198,7 +225,7 @@ class VersionProcess:
                 raise VersionDied(self, f"said nothing for {self.silence_s:.0f} s; raise --timeout or shrink the case")
             chunk = os.read(self._answers.fileno(), _CHUNK)
             if not chunk:
-                raise VersionDied(self, self._ending(self._process.wait()))
+                raise VersionDied(self, _ending(self._process.wait(), self._log))
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
         return json.loads(line)
@@ -218,13 +245,6 @@ class VersionProcess:
         if "ms" not in answer:
             raise VersionDied(self, answer.get("message", "it ended in the middle of its timing"), answer["ended"])
         return answer["ms"]
-
-    def _ending(self, code: int) -> str:
-        if code < 0:
-            return f"its process was killed by {signal.Signals(-code).name}"
-        self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return f"its process ended with {code}: {lines[-1] if lines else 'no message'}"
 
     def close(self) -> None:
         """End the process and all that it started."""
@@ -250,14 +270,21 @@ class Sides:
     Args:
         versions: Which.
         silence_s: As in `VersionProcess`.
-        forks: Whether they are forked, which takes hundredths of a second, or started anew, which takes seconds.
-        modules: What they are known to import from elsewhere.
+        modules: What they are known to import from elsewhere: they are then forked, which takes hundredths of a second. None:
+            they are started anew, which takes seconds.
+        environment: As in `VersionProcess`.
     """
 
     def __init__(
-        self, versions: Sequence[Version], silence_s: float, *, forks: bool, modules: Sequence[str] = ()
+        self,
+        versions: Sequence[Version],
+        silence_s: float,
+        modules: Sequence[str] | None,
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self._versions, self._silence_s, self._forks, self._modules = versions, silence_s, forks, list(modules)
+        self._versions, self._silence_s, self._modules = versions, silence_s, modules
+        self._environment = environment
+        self._own = sorted({name for version in versions for name in version.own_modules})
         self.processes: list[VersionProcess] = []
         self._fork_server: ForkServer | None = None
         self._forked, self._have_told = 0, False
@@ -268,37 +295,40 @@ class Sides:
         Raises:
             BadInput: They cannot be forked.
         """
-        if self._forks and self.processes and not self._have_told:
-            self._learn()
+        if self._fork_server and self.processes and not self._have_told:
+            self._learn(self._fork_server)
         self.end()
-        if self._forks and self._forked % CHILDREN == 0:
+        if self._modules is not None and self._forked % CHILDREN == 0:
             self._end_fork_server()
             self._fork_server = ForkServer(self._silence_s)
-            self._fork_server.imports(self._modules)
+            self._fork_server.imports(self._modules, self._own)
         self._forked += 1
         for version in self._versions:
-            self.processes.append(VersionProcess(version, self._silence_s, self._fork_server))
+            self.processes.append(VersionProcess(version, self._silence_s, self._fork_server, self._environment))
         return self.processes
 
-    def _learn(self) -> None:
+    def _learn(self, fork_server: ForkServer) -> None:
         """Have what all versions imported from elsewhere imported before they are forked."""
         with contextlib.suppress(VersionDied):  # what it was to do is done
-            told = [process.ask(do="tell")["modules"] for process in self.processes]
-            self._modules = [name for name in told[0] if all(name in others for others in map(set, told[1:]))]
+            first, *others = (process.ask(do="tell")["modules"] for process in self.processes)
+            elsewhere = set(first).intersection(*others)
+            self._modules = list(dict.fromkeys([*(self._modules or ()), *filter(elsewhere.__contains__, first)]))
             self._have_told = True
-            if self._fork_server:
-                self._fork_server.imports(self._modules)
+            fork_server.imports(self._modules, self._own)
 
     def end(self) -> None:
         """End all processes that serve."""
-        for process in self.processes:
-            process.close()
-        self.processes = []
+        with contextlib.ExitStack() as stack:  # each, even when one cannot be
+            for process in self.processes:
+                stack.callback(process.close)
+            self.processes = []
 
     def close(self) -> None:
         """End all processes."""
-        self.end()
-        self._end_fork_server()
+        try:
+            self.end()
+        finally:
+            self._end_fork_server()
 
     def _end_fork_server(self) -> None:
         if self._fork_server:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from nanolib.measurement import Direction, Status, case_name
-from nanolib.regression.client import Sides, VersionDied, VersionProcess
+from nanolib.regression.client import BOUND, Sides, VersionDied, VersionProcess
 from nanolib.regression.imports import imported_by_all
 from nanolib.regression.worktree import Version
 from nanolib.stats.compare import (
@@ -186,9 +186,13 @@ def compare_versions(
         BadInput: A version cannot serve a task at all.
     """
     second: dict[int, Round] = {}
-    forks = settings.pairs and device_of(tasks[0]) == "cpu" and sys.platform == "linux"
-    modules = imported_by_all(versions, [name for task in tasks for name in task.modules]) if forks else []
-    with Sides(versions, settings.timeout_s, forks=forks, modules=modules) as sides:
+    on_cores = settings.pairs and device_of(tasks[0]) == "cpu" and sys.platform == "linux"
+    modules = imported_by_all(versions, [name for task in tasks for name in task.modules]) if on_cores else None
+    if on_cores and modules is None:
+        say(
+            "the code sets environment variables, so each process imports everything anew: fewer of them, or raise --budget"
+        )
+    with Sides(versions, settings.timeout_s, modules, BOUND if on_cores else {}) as sides:
         first = _run_round(sides, tasks, settings, say, "")
         judged = _judge(first, settings)
         again = [i for i, found in enumerate(judged) if any(v.kind is not Kind.EQUIVALENT for v in found.values())]
@@ -318,7 +322,7 @@ def _run_task(sides: Sequence[VersionProcess], task: Task, settings: Settings, w
 
 def _asked(sides: Sequence[VersionProcess], requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The answers of both, one after the other, since what they compute would fight for the cores; but imports go side by side."""
-    if all(side.has_imported for side in sides):
+    if all(side.is_forked for side in sides):
         return [side.ask(**request) for side, request in zip(sides, requests, strict=True)]
     for side, request in zip(sides, requests, strict=True):
         side.send(**request)

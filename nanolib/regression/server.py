@@ -21,6 +21,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 Call = Callable[[], object]
@@ -108,6 +109,7 @@ def _serve_function(request: dict[str, Any], root: Path) -> None:
         _serve_blocks([""], time_block, last=True)
     finally:
         gc.enable()
+        gc.unfreeze()
     rows = []
     if request["rows"]:
         meter = importlib.import_module("nanolib.meters.memory")
@@ -132,11 +134,21 @@ def _imported(name: str, root: Path) -> Any:
 
 
 def _must_be_ours(module: Any, root: Path) -> None:
-    file = Path(getattr(module, "__file__", None) or "/").resolve()
-    if not file.is_relative_to(root):
+    if not _is_ours(module, root):
         raise Refused(
-            f"{module.__name__} was imported from {file}, outside this version; it is not part of the repository"
+            f"{module.__name__} was imported from {_file(module)}, outside this version; it is not part of the repository"
         )
+
+
+def _is_ours(module: Any, root: Path) -> bool:
+    """Whether it lies in the version's folder, and not in an environment that lies there too."""
+    file = Path(_file(module) or "/").resolve()
+    return file.is_relative_to(root) and not file.is_relative_to(Path(sys.prefix).resolve())
+
+
+def _file(module: Any) -> str | None:
+    """Where it comes from; modules that load lazily are not woken."""
+    return module.__dict__.get("__file__") if isinstance(module, ModuleType) else None
 
 
 def _synchronize() -> None:
@@ -215,11 +227,28 @@ def _free_threads() -> None:
     threading.Thread.start = start_free
 
 
-def _serve_forks(asked: socket.socket) -> None:
+class _Barrier:
+    """A finder that lets nobody import what versions have of their own: a library that does must wait for the version's."""
+
+    def __init__(self, own: list[str]) -> None:
+        self.own = frozenset(own)
+
+    def find_spec(self, name: str, *_: object) -> None:
+        """As finders do.
+
+        Raises:
+            Refused: And no `ImportError`, which the library might take for leave to do without it.
+        """
+        if name in self.own:
+            raise Refused(f"{name} is the version's own")
+
+
+def _serve_forks(channel: socket.socket) -> None:
     """Import, fork and wait for children, as asked; with the request to fork come its input, output and log."""
+    channel.set_inheritable(False)
     text, files = b"", []
     while True:
-        chunk, more, _, _ = socket.recv_fds(asked, 1 << 16, 3)
+        chunk, more, _, _ = socket.recv_fds(channel, 1 << 16, 3)
         if not chunk:
             return
         text, files = text + chunk, files + more
@@ -227,24 +256,31 @@ def _serve_forks(asked: socket.socket) -> None:
             continue
         request = json.loads(text)
         if "modules" in request:
-            for name in request["modules"]:
-                with contextlib.suppress(Exception):  # the child that needs it will say why it cannot be imported
-                    importlib.import_module(name)
-            gc.collect()
-            gc.freeze()  # or each child's collector would look at all of it, and copy it in doing so
-            told = len(request["modules"])
+            told = _import_all(request["modules"], request["own"])
         elif "wait" in request:
             told = os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1])
         else:
             told = os.fork()
             if not told:
-                asked.close()
+                channel.close()
                 _become(request, files)
             os.setpgid(told, told)
             for file in files:
                 os.close(file)
         text, files = b"", []
-        asked.sendall(json.dumps({"number": request["number"], "told": told}).encode() + b"\n")
+        channel.sendall(json.dumps(told).encode() + b"\n")
+
+
+def _import_all(modules: list[str], own: list[str]) -> int:
+    barrier = _Barrier(own)
+    sys.meta_path.insert(0, barrier)
+    for name in modules:
+        with contextlib.suppress(Exception, SystemExit):  # the child that needs it will say why it cannot be imported
+            importlib.import_module(name)
+    sys.meta_path.remove(barrier)
+    gc.collect()
+    gc.freeze()  # or each child's collector would look at all of it, and copy it in doing so
+    return len(modules)
 
 
 def _become(request: dict[str, Any], files: list[int]) -> NoReturn:
@@ -277,10 +313,8 @@ def _shifted() -> list[Any]:
 
 def _imported_elsewhere(root: Path) -> list[str]:
     """Modules that are not the version's own, in the order in which they were imported."""
-    found = ((name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items()))
-    return [
-        name for name, file in found if file and name != "__main__" and not Path(file).resolve().is_relative_to(root)
-    ]
+    modules = list(sys.modules.items())
+    return [name for name, module in modules if _file(module) and name != "__main__" and not _is_ours(module, root)]
 
 
 def _serve(folders: list[str]) -> None:

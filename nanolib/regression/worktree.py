@@ -49,8 +49,17 @@ class Version:
     @property
     def import_folders(self) -> list[str]:
         """What its own code is imported from, the repository's root first."""
-        folders = [self.root, self.root / "src", self.root / self.folder]
+        named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        relative = [self.root / self.folder / name for name in named if name and not Path(name).is_absolute()]
+        folders = [self.root, self.root / "src", self.root / self.folder, *relative]
         return list(dict.fromkeys(str(folder) for folder in folders))
+
+    @property
+    def own_modules(self) -> list[str]:
+        """What can be imported from there, at the top."""
+        folders = [Path(folder) for folder in self.import_folders]
+        packages = [file.parent.name for folder in folders for file in folder.glob("*/__init__.py")]
+        return packages + [file.stem for folder in folders for file in folder.glob("*.py")]
 
 
 @contextmanager

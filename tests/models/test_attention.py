@@ -1,4 +1,6 @@
+import contextlib
 import os
+import threading
 
 import pytest
 import torch
@@ -231,9 +233,9 @@ def test_a_kernel_that_torch_lacks_is_unsupported_and_any_other_error_stays(monk
         raise RuntimeError(said.pop(0))
 
     monkeypatch.setattr(dense, "_call", fails)
-    with pytest.raises(Unsupported, match="SDPA backend flash has no kernel for torch.float32, head_dim 16 on cpu"):
+    with pytest.raises(Unsupported, match=r"SDPA backend flash has no kernel for torch.float32, head_dim 16 on cpu"):
         attention.attend("dense", q, k, v, causal=True, options={"backend": "flash"})
-    with pytest.raises(RuntimeError, match="^out of memory$"):
+    with pytest.raises(RuntimeError, match=r"^out of memory$"):
         attention.attend("dense", q, k, v, causal=True, options={"backend": "flash"})
 
 
@@ -400,6 +402,21 @@ def test_threads_that_share_heads_share_the_cores_too():
     finally:
         torch.set_num_threads(before)
     assert sorted(seen) == [(2, [(0, 0)]), (2, [(0, 1)])]
+
+
+@pytest.mark.parametrize(
+    ("device", "threads", "heads", "shared"),
+    [("cpu", 4, 3, True), ("cpu", 1, 3, False), ("cpu", 4, 1, False), ("meta", 4, 3, False)],
+)
+def test_heads_are_shared_among_threads_on_a_cpu_that_has_some(monkeypatch, device, threads, heads, shared):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    monkeypatch.setattr(torch, "autocast", lambda device, enabled: contextlib.nullcontext())  # meta has none
+    parts = []
+    k = torch.zeros(1, heads, 1, 1, device=device)
+    block_sparse._over_heads(lambda part: parts.append((threading.get_ident(), part)), k)
+    assert sorted(head for _, part in parts for head in part) == [(0, head) for head in range(heads)]
+    assert (threading.get_ident() not in dict(parts)) == shared and len(parts) == (heads if shared else 1)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

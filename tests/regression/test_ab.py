@@ -121,13 +121,17 @@ def test_every_generation_has_a_process_of_its_own_that_imports_the_version_anew
 
 
 @pytest.mark.skipif(sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2, reason="needs two cores to tell apart")
-def test_threads_of_openmp_are_bound_to_cores_and_those_of_python_are_not(repository, ab, tmp_path):
-    text = WORK + "\nimport os, threading, torch\ntorch.ones(1000, 1000) @ torch.ones(1000, 1000)\nfound = []\n"
+@pytest.mark.parametrize("before", ["", "import os\nos.environ['A'] = 'b'\n"], ids=["forked", "started anew"])
+def test_threads_of_openmp_are_bound_to_cores_and_those_of_python_are_not(repository, ab, tmp_path, before):
+    text = (
+        before + WORK + "\nimport os, threading, torch\ntorch.ones(1000, 1000) @ torch.ones(1000, 1000)\nfound = []\n"
+    )
     text += "other = threading.Thread(target=lambda: found.append(len(os.sched_getaffinity(0))))\nother.start()\nother.join()\n"
     text += f"open({str(tmp_path / 'log')!r}, 'a').write(f'{{len(os.sched_getaffinity(0))}} {{found[0]}}\\n')\n"
     for who in "AB":
         repository.commit(who, text + f"WHO = {who!r}\n")
-    _call(ab, tmp_path, "A", "B")
+    ended, _ = _call(ab, tmp_path, "A", "B")
+    assert ("imports everything anew" in ended.output) == bool(before)
     assert set((tmp_path / "log").read_text().splitlines()) == {f"1 {len(os.sched_getaffinity(0))}"}
 
 

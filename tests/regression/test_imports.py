@@ -64,3 +64,20 @@ def test_what_cannot_be_read_imports_nothing(version, text):
 
 def test_a_module_of_nobodys_is_left_to_fail_where_it_is_imported(version):
     assert _imported(version("a", work=""), module="nowhere.at_all") == ["nowhere.at_all"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import os\nos.environ['OMP_NUM_THREADS'] = '1'",
+        "from os import environ\nenviron |= {}\nenviron['A'] = '1'",
+        "import os\ndel os.environ['A']",
+        "import os\nos.environ.setdefault('A', '1')",
+        "import os\ndef later():\n    os.environ.update(A='1')",
+        "import os\nos.putenv('A', '1')",
+    ],
+)
+def test_where_a_version_sets_variables_nothing_may_be_imported_before(version, text):
+    calm = version("a", work="import own, os\nprint(os.environ['HOME'], os.environ.get('A'))", own="import json")
+    assert sorted(_imported(calm)) == ["json", "os"]
+    assert _imported(calm, version("b", work="import own, os", own=text)) is None

@@ -141,7 +141,7 @@ def request(work: str) -> dict[str, object]:
 def record(versions: list[Version], work: str, loaded: bool, seconds: float) -> Recording:
     """Both ways of collecting in turn, in processes that are often replaced."""
     modules = imported_by_all(versions, ["work"])
-    with load(loaded), Sides(versions, 120, forks=True, modules=modules) as sides:
+    with load(loaded), Sides(versions, 120, modules) as sides:
         recording = Recording([], _seconds_to_start(versions[0], work))
         end, forks = time.monotonic() + seconds, []
         while time.monotonic() < end or len(recording.generations) < 2 * GENERATIONS:
