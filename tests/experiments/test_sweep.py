@@ -348,7 +348,7 @@ def test_a_process_is_known_by_its_machine_number_and_beginning():
     own = sweep._process_name()
     host, pid, created = own.split(":")
     assert sweep.alive(own) and sweep.alive(f"{host}:{pid}:{float(created) + 0.5}")
-    assert not sweep.alive(f"{host}:{pid}:{float(created) + 2}") and not sweep.alive(
+    assert not sweep.alive(f"{host}:{pid}:{float(created) + 1.5}") and not sweep.alive(
         f"{host}:{pid}:{float(created) - 2}"
     )
     assert not sweep.alive(f"elsewhere:{pid}:{created}") and not sweep.alive("")

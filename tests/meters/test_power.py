@@ -438,6 +438,7 @@ def test_a_replayed_trace_gives_its_last_sample_until_now():
     late = ReplaySource([1.0, 2.0], [10, 20], clock=lambda: 0.5)
     assert math.isnan(late.read().watts)  # before its first sample
     assert ReplaySource([0.0, 0.0], [1, 2], clock=lambda: 0.0).period_s == math.inf
+    assert ReplaySource([0.0, 0.5, 0.75, 1.25], [1, 2, 3, 4], clock=lambda: 0.0).period_s == 0.5
 
 
 def _track(joules=None, watts=None, **source):

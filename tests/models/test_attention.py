@@ -109,6 +109,7 @@ def test_heads_draw_for_themselves_when_asked_to():
     alone = choose_mask(q, k, causal=False, options=Options(**options, per_head=True))
     assert len(alone.plans) == 6 and alone.plans[0] == alone.plans[3] and not alone.shared
     assert not torch.equal(alone.elements(0), alone.elements(1))
+    assert torch.equal(alone.elements(), alone.elements(0))
     assert choose_mask(q, k, causal=False, options=Options(**options)).shared
 
 
