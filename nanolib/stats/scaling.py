@@ -32,9 +32,9 @@ def scaling_exponent(size: ArrayLike, value: ArrayLike, confidence: float = 0.95
         return Interval(0.0, 0.0, 0.0)
     from scipy.special import stdtrit  # Student's quantiles; scipy.stats takes a second to import
 
-    (slope, _), rest, *_ = np.polyfit(x, y, 1, full=True)
+    slope, constant = np.polyfit(x, y, 1)
     freedom, spread = len(x) - 2, float(((x - x.mean()) ** 2).sum())
-    error = math.sqrt(float(rest[0]) / freedom / spread) if len(rest) else 0.0
+    error = math.sqrt(float(((y - slope * x - constant) ** 2).sum()) / freedom / spread)
     reach = float(stdtrit(freedom, (1 + confidence) / 2)) * error
     return Interval(float(slope - reach), float(slope), float(slope + reach))
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 
 from nanolib.measurement import BadInput, Unsupported
 from nanolib.models import attention
@@ -56,6 +57,42 @@ def test_sparse_equals_dense_with_the_same_mask(pattern, causal, q_len, kv_len):
     mask, _ = _masked(inputs, causal, options)
     out = attention.attend("sparse", *inputs, causal=causal, options=options)
     assert _agrees(out, masked_attention(*inputs, mask), inputs)
+
+
+@pytest.mark.parametrize("pattern", ["window", "strided", "bigbird", "random", "top_k"])
+@pytest.mark.parametrize("per_head", [False, True])
+@pytest.mark.parametrize(("q_len", "kv_len"), [(150, 150), (1, 77)])
+def test_what_runs_on_other_devices_equals_the_reference_too(pattern, per_head, q_len, kv_len):
+    options = Options(pattern=pattern, window=37, random_tokens=9, block_size=16, sparsity=0.6, per_head=per_head)
+    inputs = _qkv(2, 4, 2, q_len, kv_len)
+    dense_mask, mask = _masked(inputs, True, options)
+    with torch.no_grad():
+        out = block_sparse._forward(*inputs, mask, 0.3)
+        assert relative_error(out, masked_attention(*inputs, dense_mask, 0.3)) < TOLERANCE
+
+
+@pytest.mark.parametrize("pattern", sorted(PATTERNS))
+def test_queries_before_the_first_key_are_refused_or_right(pattern):
+    options = Options(pattern=pattern, window=20, global_tokens=2, block_size=16)
+    inputs = _qkv(1, 2, 2, 90, 40)
+    if pattern in ("strided", "random", "bigbird"):
+        for kind in ("sparse", "flex"):
+            with (
+                torch.no_grad(),
+                pytest.raises(BadInput, match="q: more queries than keys; for a pattern of tiles give at most as many"),
+            ):
+                attention.attend(kind, *inputs, causal=False, options={"pattern": pattern, "block_size": 16})
+        return
+    dense_mask, mask = _masked(inputs, False, options)
+    blind = ~dense_mask[0, 0].any(dim=1)
+    assert 0 < blind.sum() < 90 or pattern == "local_global"
+    with torch.no_grad():
+        for out in (
+            attention.attend("sparse", *inputs, causal=False, options=options),
+            block_sparse._forward(*inputs, mask, 0.25),
+        ):
+            assert relative_error(out, masked_attention(*inputs, dense_mask)) < TOLERANCE
+            assert not out[:, :, blind].any()
 
 
 @settings(max_examples=int(os.environ.get("NANOLIB_EXAMPLES", "150")), derandomize=True)
@@ -391,6 +428,12 @@ def test_only_large_products_in_float32_on_a_cpu_are_for_onednn():
 def test_the_loops_are_in_what_torchscript_compiles(name):
     """If it could not, the plain ones would run in their place, and threads would wait for each other."""
     assert isinstance(block_sparse._compiled_loop(name), torch.jit.ScriptFunction)
+
+
+def test_a_counter_sees_the_plain_loops():
+    assert isinstance(block_sparse._loop("forward"), torch.jit.ScriptFunction)
+    with FlopCounterMode(display=False):
+        assert block_sparse._loop("forward") is block_loops.forward
 
 
 def test_threads_that_share_heads_share_the_cores_too():

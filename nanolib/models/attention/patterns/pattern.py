@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from nanolib.measurement import BadInput
+
 Run = tuple[int, int]
 
 
@@ -35,10 +37,17 @@ def of_tiles(table: torch.Tensor, size: int) -> Pattern:
     Args:
         table: True where a tile is kept, bool [tiles, tiles], rows for queries.
         size: Side of a tile, positions.
+
+    Raises:
+        BadInput: When it is used, for a query before the first key: the table has no row for it.
     """
     rows = [row.nonzero().flatten().tolist() for row in table]
 
     def runs(first: int, last: int) -> list[Run]:
+        if first < 0:
+            raise BadInput(
+                "q: more queries than keys; for a pattern of tiles give at most as many, or use pattern window"
+            )
         kept = {tile for row in range(first // size, last // size + 1) for tile in rows[row]}
         return [(tile * size, (tile + 1) * size) for tile in sorted(kept)]
 
