@@ -165,7 +165,7 @@ class VersionProcess:
         self.version, self.silence_s = version, silence_s
         self._output = tempfile.TemporaryDirectory(prefix="nanolib-side-")  # its rows go to us, and its files nowhere
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
-        self._buffer = b""
+        self._buffer, self._stopped = b"", False
         folder = version.root / version.folder if (version.root / version.folder).is_dir() else version.root
         read, requests = os.pipe()
         answers, written = os.pipe()
@@ -199,6 +199,9 @@ class VersionProcess:
 
     def send(self, **request: Any) -> None:
         """Ask, without waiting for the answer."""
+        if self._stopped:
+            self._signal(signal.SIGCONT)
+            self._stopped = False
         try:
             self._requests.write(json.dumps(request).encode() + b"\n")
             self._requests.flush()
@@ -241,15 +244,28 @@ class VersionProcess:
         Raises:
             VersionDied: As `receive`, or the code that was timed raised.
         """
-        answer = self.ask(do="block", calls=calls, keep=keep)
+        answer = self.ask(do="block", calls=calls, keep=keep, naps=not self.is_forked)
+        if self.is_forked:
+            self._stop()
         if "ms" not in answer:
             raise VersionDied(self, answer.get("message", "it ended in the middle of its timing"), answer["ended"])
         return answer["ms"]
 
+    def _stop(self) -> None:
+        """Halt it while the other version computes: OpenMP's threads look for more work for ten milliseconds.
+
+        What is forked goes on by itself should we die: its group has lost its parent then, and the kernel wakes it.
+        """
+        self._signal(signal.SIGSTOP)
+        self._stopped = True
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+            os.killpg(self._process.pid, number)
+
     def close(self) -> None:
         """End the process and all that it started."""
-        with contextlib.suppress(ProcessLookupError):  # it has ended by itself
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._signal(signal.SIGKILL)
         with contextlib.suppress(BadInput):  # what it was forked from is gone too
             self._process.wait()
         for stream in (self._requests, self._answers, self._log):

@@ -67,7 +67,8 @@ def _serve_blocks(scopes: list[str], time_block: TimeBlock, last: bool) -> list[
         gc.collect()
         if request["keep"]:
             kept.append(block)
-        _fall_asleep()
+        if request["naps"]:
+            _fall_asleep()
         _answer(ms=block)
     return kept
 

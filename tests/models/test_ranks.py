@@ -1,6 +1,7 @@
 """Attention across ranks at several world sizes: one launch each, all of whose ranks check everything."""
 
 import functools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from nanolib.experiments.ranks import run_ranks
 from nanolib.measurement import BadInput
+from nanolib.models.attention import ring
 from nanolib.models.attention.layout import Layout
 from nanolib.models.attention.partial import merge, partial_attention, plain
 from nanolib.models.attention.reference import masked_attention, relative_error
@@ -27,6 +29,38 @@ def _answers(world):
     return run_ranks(
         "tests.models.rank_checks:check", {}, world_size=world, device="cpu", timeout_s=300, private_network=True
     )
+
+
+@pytest.mark.parametrize(
+    ("overlap", "order"),
+    [
+        (True, ["send 0", "compute 0", "wait", "send 2", "compute 2", "wait", "compute 1"]),
+        (False, ["compute 0", "send 0", "wait", "compute 2", "send 2", "wait", "compute 1"]),
+    ],
+)
+def test_with_overlap_keys_travel_while_their_rank_computes(monkeypatch, overlap, order):
+    said = []
+
+    def keys_of(rank):
+        return torch.full((1, 1, 4, 1), rank)
+
+    class Hop:
+        def __init__(self, tensors, shapes, group):
+            assert shapes == [(1, 1, 4, 1)] * 2
+            self.owner = int(tensors[0][0, 0, 0, 0])
+            said.append(f"send {self.owner}")
+
+        def wait(self):
+            said.append("wait")
+            return [keys_of((self.owner - 1) % 3)] * 2
+
+    monkeypatch.setattr(ring, "Hop", Hop)
+    monkeypatch.setattr(ring, "world_of", lambda group: (0, 3))
+    layout = SimpleNamespace(length=lambda rank: 4)
+    for owner, *held in ring._rotate(keys_of(0), keys_of(0), layout, None, overlap, ring.NO_TIMER):
+        assert all(torch.equal(found, keys_of(owner)) for found in held)
+        said.append(f"compute {owner}")
+    assert said == order
 
 
 @pytest.mark.parametrize("world", WORLDS)

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import pytest
 from click.testing import CliRunner
 
@@ -206,6 +207,23 @@ def test_an_interrupt_removes_worktrees_and_processes(repository, tmp_path, numb
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130 and "nano: stopped" in said
     assert len(repository.worktrees()) == 1 and not _left_behind() and not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is forked, and nothing halted")
+def test_a_killed_comparison_leaves_no_process_behind(repository, tmp_path):
+    """Its versions are halted in turn; halted for good they would stay for ever."""
+    repository.commit("slow", WORK + "import time as t\nreal = run\ndef run():\n    t.sleep(0.05)\n    real()\n")
+    command = [sys.executable, "-m", "nanolib.cli", "ab", "base", "slow", "--call", "work:run", "--budget", "600s"]
+    nano = psutil.Popen([*command, "--output", str(tmp_path / "out")], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    found = []
+    while time.monotonic() < deadline and psutil.STATUS_STOPPED not in [child.status() for child in found]:
+        found = nano.children(recursive=True)
+    assert len(found) == 3, "one process, and the two versions forked from it"
+    nano.kill()
+    nano.wait()
+    _, left = psutil.wait_procs(found, timeout=60)
+    assert not [child for child in left if child.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_worktrees_of_a_killed_comparison_go_with_the_next(repository):
