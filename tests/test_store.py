@@ -75,6 +75,14 @@ def test_the_pragmas_are_in_force(store):
     assert (pragma("synchronous"), pragma("busy_timeout"), pragma("user_version")) == (1, 5000, SCHEMA_VERSION)
 
 
+def test_where_there_is_no_wal_every_write_is_waited_for(tmp_path, monkeypatch):
+    """As on a network file system, which answers with the mode that stays in force."""
+    monkeypatch.setattr(Store, "_patiently", lambda self, _: self.connection.execute("PRAGMA journal_mode = DELETE"))
+    with Store(tmp_path / "r.sqlite") as store:
+        assert store.journal_mode == "delete"
+        assert store.connection.execute("PRAGMA synchronous").fetchone()[0] == 2
+
+
 def test_a_run_comes_back_as_it_went_in(store):
     run_id = store.add(_run(label="mine"))
     rows = store.measurements(samples=True)
