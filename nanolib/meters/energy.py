@@ -94,7 +94,7 @@ class Track:
         inside = [r for r in self.readings if window.start_s <= r.t_s <= window.end_s]
         t, watts = np.array([r.t_s for r in inside]), np.array([r.watts for r in inside])
         joules = np.array([r.joules for r in inside])
-        if len(t) > 1 and not np.isnan(joules).all():
+        if not np.isnan(joules).all():
             t, watts = t[1:], counter_steps(joules, self.source.wrap_j) / np.diff(t)
         read = ~np.isnan(watts)
         t, watts = t[read], watts[read]

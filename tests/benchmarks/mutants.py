@@ -1,7 +1,8 @@
 """How many deliberate faults the tests find: a seeded sample of mutants of what decides numbers, each with its own tests.
 
 A place in the sources is drawn first, and then one of the mutations that cosmic-ray knows for it, so that a product, which has
-eleven, weighs no more than a comparison. Annotations are left out: nothing runs them. Mutants live in copies of the working tree.
+eleven, weighs no more than a comparison. What changes nothing is left out: annotations, which nothing runs, and `@staticmethod` of
+functions that torch reaches through their class. Mutants live in copies of the working tree.
 """
 
 from __future__ import annotations
@@ -164,9 +165,9 @@ def _mutated(source: str, mutant: Mutant) -> str | None:
 
 
 def _mutants(path: Path, relative: str) -> Iterator[tuple[tuple[int, int], Mutant]]:
-    """Every mutation of a file outside annotations, with its line and column."""
+    """Every mutation of a file outside what changes nothing, with its line and column."""
     source = path.read_text(encoding="utf-8")
-    tree, silent = get_ast(source), list(_annotations(source))
+    tree, silent = get_ast(source), [*_annotations(source), *_static(source)]
     for name in operator_names():
         operator_class = get_operator(name)
         if operator_class.arguments():
@@ -183,6 +184,12 @@ def _annotations(source: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]
         for found in (getattr(node, "annotation", None), getattr(node, "returns", None)):
             if isinstance(found, ast.expr):
                 yield (found.lineno, found.col_offset), (found.end_lineno, found.end_col_offset)
+
+
+def _static(source: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    for number, line in enumerate(source.splitlines(), 1):
+        if line.strip() == "@staticmethod":
+            yield (number, 0), (number, len(line) + 1)
 
 
 def _copy(root: Path, copy: Path) -> Path:
