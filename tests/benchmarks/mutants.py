@@ -187,8 +187,9 @@ def _annotations(source: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]
 
 
 def _static(source: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    for number, line in enumerate(source.splitlines(), 1):
-        if line.strip() == "@staticmethod":
+    lines = source.splitlines()
+    for number, line in enumerate(lines, 1):
+        if line.strip() == "@staticmethod" and "ctx: Any" in "".join(lines[number : number + 2]):
             yield (number, 0), (number, len(line) + 1)
 
 
