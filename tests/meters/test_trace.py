@@ -1,7 +1,10 @@
 import json
 
+import pytest
 import torch
+from torch.profiler import ProfilerActivity
 
+from nanolib.meters import trace as traces
 from nanolib.meters.trace import SORTS, write_trace
 
 
@@ -27,3 +30,16 @@ def test_a_trace_tells_each_operation_with_its_shapes_and_memory(tmp_path):
 def test_every_name_to_sort_by_is_known_to_the_profiler(tmp_path):
     for sort in SORTS:
         assert write_trace(lambda: torch.ones(2) + 1, tmp_path / sort, sort=sort)[1].exists()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:1", "mps"])
+def test_a_gpus_kernels_are_traced_where_there_is_one(tmp_path, monkeypatch, device):
+    asked = []
+
+    def profile(activities, **options):
+        asked.extend(activities)
+        return torch.profiler.profile(activities=[ProfilerActivity.CPU], **options)
+
+    monkeypatch.setattr(traces, "profile", profile)
+    write_trace(lambda: torch.ones(2) + 1, tmp_path / "case", device=device)
+    assert asked == [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * device.startswith("cuda")]
