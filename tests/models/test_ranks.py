@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nanolib.experiments.ranks import run_ranks
 from nanolib.measurement import BadInput
-from nanolib.models.attention import ring
+from nanolib.models.attention import partial, ring
 from nanolib.models.attention.layout import Layout
 from nanolib.models.attention.partial import merge, partial_attention, plain
 from nanolib.models.attention.reference import masked_attention, relative_error
@@ -29,6 +29,26 @@ def _answers(world):
     return run_ranks(
         "tests.models.rank_checks:check", {}, world_size=world, device="cpu", timeout_s=300, private_network=True
     )
+
+
+@pytest.mark.parametrize(
+    ("queries", "causal", "parts"),
+    [(1, False, [4, 4, 2]), (3, False, [4, 4, 2]), (4, False, [10]), (2, False, [4, 4, 2]), (3, True, [10])],
+)
+def test_few_queries_take_their_keys_in_pieces_that_a_cache_holds(monkeypatch, queries, causal, parts):
+    q, k = torch.randn(1, 2, queries, 8).bfloat16(), torch.randn(1, 2, 10, 8).bfloat16()
+    seen = []
+
+    def kernel(q, k, v, *rest):
+        seen.append(k.shape[2])
+        return real(q, k, v, *rest)
+
+    real = partial._kernel
+    monkeypatch.setattr(partial, "_kernel", kernel)
+    monkeypatch.setattr(partial, "_FEW_QUERIES", 3)
+    monkeypatch.setattr(partial, "_PIECE_BYTES", 4 * 4 * 2 * 8 + 3)
+    partial._in_pieces(q, k, k, causal, None, 1.0)
+    assert seen == parts
 
 
 @pytest.mark.parametrize(
