@@ -91,6 +91,11 @@ class Params(shared.Params):
         *("strategies", "model_world_sizes"),
     )(distinct)
 
+    @pydantic.field_validator("training_preset")
+    @classmethod
+    def _known_preset(cls, value: str) -> str:
+        return known_presets([value])[0] if value else value
+
     @pydantic.model_validator(mode="after")
     def _nodes_meet(self) -> Params:
         if self.nodes > 1:
@@ -127,7 +132,6 @@ class Params(shared.Params):
     def _model_fits(self) -> Params:
         if not self.training_preset:
             return self
-        known_presets([self.training_preset])
         try:
             config = NanoConfig.from_preset(self.training_preset, **self.overrides)
         except BadInput as error:
