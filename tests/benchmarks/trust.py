@@ -41,7 +41,6 @@ from scipy.stats import binomtest
 from nanolib.regression.client import CHILDREN
 from nanolib.regression.rounds import (
     ENOUGH_GENERATIONS,
-    FEWEST_GENERATIONS,
     FEWEST_PAIRS,
     GENERATIONS,
     MIN_PAIRS,
@@ -51,6 +50,7 @@ from nanolib.regression.rounds import (
     Settings,
     Task,
     compare_versions,
+    ends_after,
     next_look,
     precise_enough,
 )
@@ -135,7 +135,7 @@ def _replayed_round(
         found = _replayed_pairs(generation, effect, rng, budget_s)
         pairs += found
         spent_s += _seconds(recording, generation, found, number)
-        if number >= FEWEST_GENERATIONS and spent_s * (1 + 1 / number) > budget_s / 2:
+        if ends_after(number, spent_s, budget_s):
             break
     return pairs
 
