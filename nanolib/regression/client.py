@@ -15,12 +15,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, BinaryIO, Self
 
 from nanolib.measurement import BadInput, Status
 from nanolib.paths import OUTPUT_VARIABLE
-from nanolib.regression.worktree import Version
+from nanolib.regression.worktree import Version, named_folders
 
 # How many pairs of processes are forked from one. How that one lies in memory is an effect of its own on all of them; starting
 # another takes seconds.
@@ -28,7 +27,7 @@ CHILDREN = 9
 
 # Each of OpenMP's threads keeps to a core of its own: left free, two are at times put on one, and a process takes 30 ms for what
 # another does in 18, all its life long.
-BOUND = {"OMP_PROC_BIND": "true"}
+_BOUND = {"OMP_PROC_BIND": "true"}
 
 _SERVER = [sys.executable, "-P", "-W", "ignore", str(Path(__file__).with_name("server.py"))]
 _CHUNK = 1 << 16
@@ -61,8 +60,7 @@ class ForkServer:
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(silence_s)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
-        named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        absolute = [name for name in named if Path(name).is_absolute()]  # others are within the versions
+        absolute = named_folders(absolute=True)  # others are within the versions
         with theirs:
             self._process = subprocess.Popen(
                 [*_SERVER, "--forks", str(theirs.fileno())],
@@ -70,7 +68,7 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
-                env=BOUND | os.environ | {"PYTHONPATH": os.pathsep.join(absolute)},
+                env=_BOUND | os.environ | {"PYTHONPATH": os.pathsep.join(absolute)},
                 start_new_session=True,
             )
 
@@ -152,7 +150,7 @@ class VersionProcess:
         version: Which.
         silence_s: How long one answer may take.
         fork_server: What it is forked from; else it is started anew.
-        environment: Variables for one that is started anew, which ours go before.
+        bound: Whether OpenMP's threads are bound to cores in one that is started anew, unless the user says otherwise.
     """
 
     def __init__(
@@ -160,7 +158,8 @@ class VersionProcess:
         version: Version,
         silence_s: float,
         fork_server: ForkServer | None = None,
-        environment: Mapping[str, str] = MappingProxyType({}),
+        *,
+        bound: bool = False,
     ) -> None:
         self.version, self.silence_s = version, silence_s
         self._output = tempfile.TemporaryDirectory(prefix="nanolib-side-")  # its rows go to us, and its files nowhere
@@ -185,7 +184,7 @@ class VersionProcess:
                     stdout=written,
                     stderr=self._log,
                     cwd=folder,
-                    env={**environment, **os.environ, **variables},
+                    env=(_BOUND if bound else {}) | os.environ | variables,
                     start_new_session=True,  # Ctrl-C reaches us alone, and the whole group can be ended
                 )
         finally:
@@ -288,7 +287,7 @@ class Sides:
         silence_s: As in `VersionProcess`.
         modules: What they are known to import from elsewhere: they are then forked, which takes hundredths of a second. None:
             they are started anew, which takes seconds.
-        environment: As in `VersionProcess`.
+        bound: As in `VersionProcess`.
     """
 
     def __init__(
@@ -296,10 +295,11 @@ class Sides:
         versions: Sequence[Version],
         silence_s: float,
         modules: Sequence[str] | None,
-        environment: Mapping[str, str] = MappingProxyType({}),
+        *,
+        bound: bool = False,
     ) -> None:
         self._versions, self._silence_s, self._modules = versions, silence_s, modules
-        self._environment = environment
+        self._bound = bound
         self._own = sorted({name for version in versions for name in version.own_modules})
         self.processes: list[VersionProcess] = []
         self._fork_server: ForkServer | None = None
@@ -320,7 +320,7 @@ class Sides:
             self._fork_server.imports(self._modules, self._own)
         self._forked += 1
         for version in self._versions:
-            self.processes.append(VersionProcess(version, self._silence_s, self._fork_server, self._environment))
+            self.processes.append(VersionProcess(version, self._silence_s, self._fork_server, bound=self._bound))
         return self.processes
 
     def _learn(self, fork_server: ForkServer) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from nanolib.measurement import Direction, Status, case_name
-from nanolib.regression.client import BOUND, Sides, VersionDied, VersionProcess
+from nanolib.regression.client import Sides, VersionDied, VersionProcess
 from nanolib.regression.imports import imported_by_all
 from nanolib.regression.worktree import Version
 from nanolib.stats.compare import (
@@ -192,7 +192,7 @@ def compare_versions(
         say(
             "the code sets environment variables, so each process imports everything anew: fewer of them, or raise --budget"
         )
-    with Sides(versions, settings.timeout_s, modules, BOUND if on_cores else {}) as sides:
+    with Sides(versions, settings.timeout_s, modules, bound=on_cores) as sides:
         first = _run_round(sides, tasks, settings, say, "")
         judged = _judge(first, settings)
         again = [i for i, found in enumerate(judged) if any(v.kind is not Kind.EQUIVALENT for v in found.values())]
@@ -254,13 +254,18 @@ def _run_round(sides: Sides, tasks: Sequence[Task], settings: Settings, say: Say
             rounds[at] = _merged(rounds[at], part)
         timed_s += len(fine) * window_s
         spent_s = time.monotonic() - begun
-        if number >= FEWEST_GENERATIONS and spent_s * (1 + 1 / number) > len(tasks) * settings.budget_s / 2:
+        if ends_after(number, spent_s, len(tasks) * settings.budget_s):
             break
         # where starting takes long, more is made of it
         window_s = max(least_s, (spent_s - timed_s) / number / len(fine) / 2)
     for task, round_ in zip(tasks, rounds, strict=True):
         say(f"{task.experiment} {task.case}{what}: {_progress(round_)}")
     return rounds
+
+
+def ends_after(number: int, spent_s: float, budget_s: float) -> bool:
+    """Whether a round ends with its n-th pair of processes: another like them would take it over its half of the budget."""
+    return number >= FEWEST_GENERATIONS and spent_s * (1 + 1 / number) > budget_s / 2
 
 
 def _merged(earlier: Round, later: Round) -> Round:

@@ -257,7 +257,8 @@ def _serve_forks(channel: socket.socket) -> None:
             continue
         request = json.loads(text)
         if "modules" in request:
-            told = _import_all(request["modules"], request["own"])
+            told = None
+            _import_all(request["modules"], request["own"])
         elif "wait" in request:
             told = os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1])
         else:
@@ -272,7 +273,7 @@ def _serve_forks(channel: socket.socket) -> None:
         channel.sendall(json.dumps(told).encode() + b"\n")
 
 
-def _import_all(modules: list[str], own: list[str]) -> int:
+def _import_all(modules: list[str], own: list[str]) -> None:
     barrier = _Barrier(own)
     sys.meta_path.insert(0, barrier)
     for name in modules:
@@ -281,7 +282,6 @@ def _import_all(modules: list[str], own: list[str]) -> int:
     sys.meta_path.remove(barrier)
     gc.collect()
     gc.freeze()  # or each child's collector would look at all of it, and copy it in doing so
-    return len(modules)
 
 
 def _become(request: dict[str, Any], files: list[int]) -> NoReturn:

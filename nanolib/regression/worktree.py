@@ -49,8 +49,7 @@ class Version:
     @property
     def import_folders(self) -> list[str]:
         """What its own code is imported from, the repository's root first."""
-        named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        relative = [self.root / self.folder / name for name in named if name and not Path(name).is_absolute()]
+        relative = [self.root / self.folder / name for name in named_folders(absolute=False)]
         folders = [self.root, self.root / "src", self.root / self.folder, *relative]
         return list(dict.fromkeys(str(folder) for folder in folders))
 
@@ -60,6 +59,12 @@ class Version:
         folders = [Path(folder) for folder in self.import_folders]
         packages = [file.parent.name for folder in folders for file in folder.glob("*/__init__.py")]
         return packages + [file.stem for folder in folders for file in folder.glob("*.py")]
+
+
+def named_folders(*, absolute: bool) -> list[str]:
+    """What `PYTHONPATH` names: folders of the machine, or those within whatever folder a process begins in."""
+    named = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    return [name for name in named if Path(name).is_absolute() == absolute]
 
 
 @contextmanager
