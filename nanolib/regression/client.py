@@ -7,29 +7,21 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, BinaryIO, Self
+from collections.abc import Sequence
+from typing import Any, Self
 
 from nanolib.measurement import BadInput, Status
 from nanolib.paths import OUTPUT_VARIABLE
-from nanolib.regression.worktree import Version, named_folders
+from nanolib.regression.fork_server import BOUND, SERVER, Forked, ForkServer, ending
+from nanolib.regression.worktree import Version
 
 # How many pairs of processes are forked from one. How that one lies in memory is an effect of its own on all of them; starting
 # another takes seconds.
 CHILDREN = 9
 
-# Each of OpenMP's threads keeps to a core of its own: left free, two are at times put on one, and a process takes 30 ms for what
-# another does in 18, all its life long.
-_BOUND = {"OMP_PROC_BIND": "true"}
-
-_SERVER = [sys.executable, "-P", "-W", "ignore", str(Path(__file__).with_name("server.py"))]
 _CHUNK = 1 << 16
 
 
@@ -45,102 +37,6 @@ class VersionDied(RuntimeError):
     def __init__(self, process: VersionProcess, message: str, status: str = Status.ERROR) -> None:
         self.process, self.status = process, status
         super().__init__(message)
-
-
-class ForkServer:
-    """A process that has imported what versions import from elsewhere: they are forked from it in hundredths of a second.
-
-    Both versions of a pair come from one, so that how it lies in memory moves them alike.
-
-    Args:
-        silence_s: How long an import may take.
-    """
-
-    def __init__(self, silence_s: float) -> None:
-        self._socket, theirs = socket.socketpair()
-        self._socket.settimeout(silence_s)
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
-        absolute = named_folders(absolute=True)  # others are within the versions
-        with theirs:
-            self._process = subprocess.Popen(
-                [*_SERVER, "--forks", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                env=_BOUND | os.environ | {"PYTHONPATH": os.pathsep.join(absolute)},
-                start_new_session=True,
-            )
-
-    def imports(self, modules: Sequence[str], own: Sequence[str] = ()) -> None:
-        """Import what will be forked from now on has imported already.
-
-        Args:
-            modules: Names; what cannot be imported is left to who needs it.
-            own: What versions have of their own, which must not come from elsewhere.
-        """
-        self._ask({"modules": list(modules), "own": list(own)})
-
-    def fork(self, request: Mapping[str, Any], files: Sequence[int]) -> Forked:
-        """A child of it, which reads from, answers to and logs in three files."""
-        return Forked(self, self._ask(request, files))
-
-    def wait(self, pid: int) -> int:
-        """How a child ended, as `subprocess` would tell it."""
-        return self._ask({"wait": pid})
-
-    def _ask(self, request: Mapping[str, Any], files: Sequence[int] = ()) -> Any:
-        """What it answers; it is ended when it does not, and when we are interrupted, or the next answer would be of this.
-
-        Raises:
-            BadInput: It has ended, or says nothing.
-        """
-        text, answer = json.dumps(request).encode() + b"\n", b""
-        try:
-            sent = socket.send_fds(self._socket, [text], files)
-            self._socket.sendall(text[sent:])
-            while not answer.endswith(b"\n"):
-                answer += (chunk := self._socket.recv(_CHUNK))
-                if not chunk:
-                    raise OSError(_ending(self._process.wait(), self._log))
-        except BaseException as error:
-            self._process.kill()
-            if not isinstance(error, OSError):
-                raise
-            raise BadInput(f"the process that both versions are forked from: {error}") from None
-        return json.loads(answer)
-
-    def close(self) -> None:
-        """End it and all that its imports started; its children are ended by who asked for them."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._socket.close()
-        self._log.close()
-
-
-def _ending(code: int, log: BinaryIO) -> str:
-    """How a process ended, and its last words."""
-    if code < 0:
-        return f"its process was killed by {signal.Signals(-code).name}"
-    log.seek(0)
-    lines = log.read().decode(errors="replace").strip().splitlines()
-    return f"its process ended with {code}: {lines[-1] if lines else 'no message'}"
-
-
-@dataclass
-class Forked:
-    """A child of a `ForkServer`, as `subprocess.Popen` would be one of ours."""
-
-    fork_server: ForkServer
-    pid: int
-    _code: int | None = None
-
-    def wait(self) -> int:
-        """How it ended; it is not waited for twice."""
-        if self._code is None:
-            self._code = self.fork_server.wait(self.pid)
-        return self._code
 
 
 class VersionProcess:
@@ -179,12 +75,12 @@ class VersionProcess:
                 )
             else:
                 self._process = subprocess.Popen(
-                    [*_SERVER, *version.import_folders],
+                    [*SERVER, *version.import_folders],
                     stdin=read,
                     stdout=written,
                     stderr=self._log,
                     cwd=folder,
-                    env=(_BOUND if bound else {}) | os.environ | variables,
+                    env=(BOUND if bound else {}) | os.environ | variables,
                     start_new_session=True,  # Ctrl-C reaches us alone, and the whole group can be ended
                 )
         finally:
@@ -205,7 +101,7 @@ class VersionProcess:
             self._requests.write(json.dumps(request).encode() + b"\n")
             self._requests.flush()
         except BrokenPipeError:
-            raise VersionDied(self, _ending(self._process.wait(), self._log)) from None
+            raise VersionDied(self, ending(self._process.wait(), self._log)) from None
 
     def receive(self) -> dict[str, Any]:
         """The answer to what was asked.
@@ -227,7 +123,7 @@ class VersionProcess:
                 raise VersionDied(self, f"said nothing for {self.silence_s:.0f} s; raise --timeout or shrink the case")
             chunk = os.read(self._answers.fileno(), _CHUNK)
             if not chunk:
-                raise VersionDied(self, _ending(self._process.wait(), self._log))
+                raise VersionDied(self, ending(self._process.wait(), self._log))
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
         return json.loads(line)

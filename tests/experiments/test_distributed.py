@@ -183,7 +183,7 @@ def test_torchs_own_context_parallel_is_unsupported_on_a_cpu():
             {"world_sizes": [3], "prefill_forms": ["ulysses"]},
             "distributed.world_sizes: 8 and 8 heads do not share out over 3 ranks, as ulysses needs",
         ),
-        ({"training_preset": "tiny"}, "distributed.'tiny' is no preset; use "),
+        ({"training_preset": "tiny"}, "distributed.training_preset: 'tiny' is no preset; use "),
         (
             {"training_preset": "decoder_tiny", "overrides": {"d_modl": 8}},
             "distributed.overrides: decoder_tiny: config.d_modl: unknown name; did you mean d_model?",

@@ -95,7 +95,7 @@ def test_a_fork_server_that_is_killed_is_one_line(version):
         (process,) = sides.renew()
         child = process._process.pid
         os.kill(_parent(process), signal.SIGKILL)
-        with pytest.raises(BadInput, match=r"forked from: .*(killed by SIGKILL|Broken pipe)"):
+        with pytest.raises(BadInput, match="forked from: its process was killed by SIGKILL"):
             sides.renew()
     _must_end(child)
 
