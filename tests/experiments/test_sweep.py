@@ -338,9 +338,9 @@ def test_a_run_that_another_process_is_at_is_not_taken_over(store):
     _measure(store, "ok", resume=True).finish()
     assert len(store.runs()) == 2  # the first one's process is there
     store.update_run(store.runs().run_id.iloc[0], process=f"{sweep._host()}:{os.getppid()}:1.00")
-    store.connection.execute("DELETE FROM runs WHERE label = ''")
+    store.connection.execute("UPDATE runs SET label = 'before', started = '2000' WHERE label = ''")
     _measure(store, "ok", resume=True)
-    (run,) = store.runs().to_dict("records")  # its process is gone: it is taken over, label and launch with it
+    _, run = store.runs().to_dict("records")  # its process is gone: the last is taken over, label and launch with it
     assert (run["label"], run["launch"], run["process"]) == ("first", "l", sweep._process_name())
 
 

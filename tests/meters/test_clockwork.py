@@ -183,9 +183,9 @@ def test_a_deep_pass_has_its_layers_and_no_calls(clock):
     model = _Model(clock)
     config = ProfilingConfig.custom(every_kth_token=2, deep_profiling=True)
 
-    def forward(x):  # one operation per block, so that the pass has some
+    def forward(x):  # an operation per block, so that the pass has some; the first has one more
         clock[0] += 1000
-        x = model.blocks[0].first(torch.neg(x))
+        x = model.blocks[0].first(torch.neg(x) if clock[0] > 100_000 else torch.add(torch.neg(x), 1))
         return model.blocks[0].mlp(x)
 
     model.blocks[0].__class__ = type("Negating", (_Block,), {"forward": lambda self, x: forward(x)})
@@ -197,7 +197,8 @@ def test_a_deep_pass_has_its_layers_and_no_calls(clock):
     deep = {layer.name: layer for layer in profiler.deep_results()}
     assert list(deep) == ["embedding", "head", "blocks.0", "blocks.1", "blocks.2"]
     assert deep["blocks.0"].passes_ms == [0.031, 0.031] and deep["head"].passes_ms == [0.03, 0.03]
-    assert deep["blocks.0"].operations == {"other": [0.0, 0.0]} and deep["blocks.0"].between_ms == [0.031, 0.031]
+    assert deep["blocks.0"].operations == {"other": [0.0, 0.0], "residual": [0.0, 0.0]}
+    assert deep["blocks.0"].between_ms == [0.031, 0.031]
 
 
 def test_a_stopwatch_stands_still_in_pauses_and_skips_what_it_is_told(clock):

@@ -264,7 +264,10 @@ def test_this_machine_is_read_from_where_the_system_tells_it(monkeypatch, tmp_pa
     real = machine.Path
     monkeypatch.setattr(machine, "Path", lambda name: tmp_path / "cpuinfo" if name == "/proc/cpuinfo" else real(name))
     monkeypatch.setattr(machine.psutil, "virtual_memory", lambda: SimpleNamespace(total=31.6 * 2**30))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(machine, "_driver", lambda: "of no GPU")
     found = this_machine()
+    assert (found.gpus, found.driver) == ((), "")
     assert (found.cpu, found.ram_gib, found.torch) == ("Some CPU: the 3rd", 32, torch.__version__)
     assert found.threads == torch.get_num_threads() and found.cores == len(os.sched_getaffinity(0))
     assert found.system == f"{platform.system()} {platform.machine()}"

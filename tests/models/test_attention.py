@@ -64,7 +64,7 @@ def test_sparse_equals_dense_with_the_same_mask(pattern, causal, q_len, kv_len):
 @pytest.mark.parametrize(("q_len", "kv_len"), [(150, 150), (1, 77)])
 def test_what_runs_on_other_devices_equals_the_reference_too(pattern, per_head, q_len, kv_len):
     options = Options(pattern=pattern, window=37, random_tokens=9, block_size=16, sparsity=0.6, per_head=per_head)
-    inputs = _qkv(2, 4, 2, q_len, kv_len)
+    inputs = _qkv(3, 8, 2, q_len, kv_len)
     dense_mask, mask = _masked(inputs, True, options)
     with torch.no_grad():
         out = block_sparse._forward(*inputs, mask, 0.3)
@@ -359,15 +359,25 @@ def test_what_does_not_fit_is_told(change, said):
     assert caught.value.lines[0].startswith(said)
 
 
-@pytest.mark.parametrize(("heads", "block", "window_"), [(1, 128, 2048), (8, 128, 256), (64, 32, 64), (64, 64, 512)])
-def test_as_many_heads_go_at_once_as_keep_their_scores_near_the_core(heads, block, window_):
-    q, k, _ = (x.detach() for x in _qkv(1, heads, heads, 2048, 2048, head_dim=4))
+@pytest.mark.parametrize(
+    ("heads", "block", "window_", "dtype", "together"),
+    [
+        (1, 128, 2048, torch.float32, 1),  # large enough for oneDNN, as the next
+        (8, 128, 256, torch.float32, 1),
+        (64, 32, 64, torch.float32, 64),  # 85 would fit
+        (64, 64, 256, torch.float32, 12),  # 12 · 64 · 320 scores, of 2^18
+        (64, 64, 512, torch.float64, 7),
+        (4, 256, 2048, torch.float64, 1),  # twice as many scores
+    ],
+)
+def test_as_many_heads_go_at_once_as_keep_their_scores_near_the_core(heads, block, window_, dtype, together):
+    q, k, _ = (x.detach().to(dtype) for x in _qkv(1, heads, heads, 2048, 2048, head_dim=4))
     mask = choose_mask(q, k, causal=True, options=Options(pattern="window", window=window_, block_size=block))
     lists = block_sparse._Lists.of(mask.plans[0], q[0], k[0])
     largest = max((stop - start) * keys for (start, stop), keys in zip(lists.rows, lists.keys, strict=True))
-    at_once = 1 if block_loops.is_for_onednn(k, largest) else block_sparse._SCORES // largest
-    assert lists.together == min(heads, at_once)
-    assert lists.scores_buffer.numel() == lists.together * largest
+    assert lists.together == together
+    assert lists.scores_buffer.numel() == together * largest
+    assert lists.taken_buffer.numel() == together * max(lists.keys) * 4
 
 
 def test_a_block_whose_queries_see_all_its_keys_needs_no_mask():
@@ -380,12 +390,13 @@ def test_a_block_whose_queries_see_all_its_keys_needs_no_mask():
     assert own.hidden[0] == 13 and torch.equal(own.hidden[1], ~own.mask[:, 13:])
 
 
+@pytest.mark.parametrize("pattern", ["window", "random"])
 @pytest.mark.parametrize("scores", [1, 2 * 16 * 48, 10**9])
-def test_it_does_not_matter_how_many_heads_go_at_once(monkeypatch, scores):
+def test_it_does_not_matter_how_many_heads_go_at_once(monkeypatch, scores, pattern):
     """One, two, or all five of them: the last group is then a smaller one."""
     monkeypatch.setattr(block_sparse, "_SCORES", scores)
     inputs = _qkv(2, 5, 5, 96, 96, head_dim=8)
-    options = {"pattern": "window", "window": 32, "block_size": 16}
+    options = {"pattern": pattern, "window": 32, "block_size": 16}
     out = attention.attend("sparse", *inputs, causal=True, options=options)
     mask, _ = _masked(inputs, True, Options(**options))
     assert _agrees(out, masked_attention(*inputs, mask), inputs)
@@ -411,6 +422,7 @@ def test_large_blocks_which_onednn_multiplies_equal_dense_too(monkeypatch, patte
 
     assert agrees()
     monkeypatch.setattr(block_loops.onednn, "linear", watched)
+    monkeypatch.setattr(block_sparse, "_forward", None)  # is for other devices
     monkeypatch.setattr(block_sparse, "_loop", lambda name: getattr(block_loops, name))  # compiled ones call no watcher
     assert agrees()
     assert len(multiplied) >= 5 * 2 * 3  # scores, values and three gradients of the larger blocks, of both key heads
@@ -424,10 +436,32 @@ def test_only_large_products_in_float32_on_a_cpu_are_for_onednn():
     assert not block_loops.is_for_onednn(torch.empty(1, device="meta"), many)
 
 
+@pytest.mark.parametrize(
+    ("rows", "width", "columns", "goes"),
+    [(2, 2**14, 1, True), (2, 1, 2**14, True), (2**14, 1, 1, False), (2, 2**13, 2**13, False)],
+)
+def test_a_product_goes_to_onednn_by_the_scores_on_either_side_of_it(monkeypatch, rows, width, columns, goes):
+    multiplied = []
+    monkeypatch.setattr(block_loops.onednn, "linear", lambda x, y: multiplied.append(x.shape) or x @ y.T)
+    x, y = torch.ones(1, rows, width), torch.ones(1, columns, width)
+    assert torch.equal(block_loops.product(x, y), torch.full((1, rows, columns), float(width)))
+    assert multiplied == [x.shape[1:]] * goes
+
+
 @pytest.mark.parametrize("name", ["forward", "backward"])
 def test_the_loops_are_in_what_torchscript_compiles(name):
     """If it could not, the plain ones would run in their place, and threads would wait for each other."""
     assert isinstance(block_sparse._compiled_loop(name), torch.jit.ScriptFunction)
+    assert block_sparse._compiled_loop(name) is block_sparse._compiled_loop(name)
+
+
+@pytest.mark.parametrize("error", [AttributeError, RuntimeError])
+def test_where_torch_compiles_no_loops_the_plain_ones_do(monkeypatch, error):
+    def script(loop):
+        raise error
+
+    monkeypatch.setattr(torch.jit, "script", script)
+    assert block_sparse._compiled_loop.__wrapped__("forward") is block_loops.forward
 
 
 def test_a_counter_sees_the_plain_loops():
@@ -446,6 +480,7 @@ def test_threads_that_share_heads_share_the_cores_too():
     finally:
         torch.set_num_threads(before)
     assert sorted(seen) == [(2, [(0, 0)]), (2, [(0, 1)])]
+    assert block_sparse._pool(2) is block_sparse._pool(2)
 
 
 @pytest.mark.parametrize(

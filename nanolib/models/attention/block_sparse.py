@@ -205,8 +205,8 @@ class _Lists:
         rows = max((block.rows[1] - block.rows[0] for block in blocks), default=0) * group
         most = max((block.keys for block in blocks), default=0)
         scores = rows * most
-        alone = block_loops.is_for_onednn(k, scores)
-        together = 1 if alone else max(1, min(heads, _SCORES // max(1, scores)))
+        alone = not blocks or block_loops.is_for_onednn(k, scores)
+        together = 1 if alone else max(1, min(heads, _SCORES // scores))
         pieces = [block.pieces(length, heads) if len(block.runs) > 1 else (1, _NO_PIECES) for block in blocks]
         like = {"dtype": _accumulator(q), "device": q.device}
         return cls(
@@ -228,8 +228,8 @@ class _Lists:
         return [getattr(self, field.name) for field in fields(self)]
 
 
-_NO_MASK = torch.empty(0, dtype=torch.bool)
-_NO_PIECES = torch.empty(0, dtype=torch.int64)
+_NO_MASK = torch.tensor([], dtype=torch.bool)
+_NO_PIECES = torch.tensor([], dtype=torch.int64)
 
 
 def _for_group(rows: torch.Tensor | None, group: int) -> torch.Tensor:
@@ -289,9 +289,8 @@ def _backward_heads(
 
 def _gather(x: torch.Tensor, runs: tuple[Run, ...]) -> torch.Tensor:
     """Keys of all heads, shape [batch, heads, keys, head_dim]: a view where they lie in one piece."""
-    if len(runs) == 1:
-        return x[:, :, slice(*runs[0])]
-    return torch.cat([x[:, :, slice(*run)] for run in runs], dim=2)
+    first, *others = (x[:, :, slice(*run)] for run in runs)
+    return torch.cat([first, *others], dim=2) if others else first
 
 
 # heads over threads
@@ -311,7 +310,7 @@ def _over_heads(work: Callable[[list[tuple[int, int]]], None], k: torch.Tensor) 
     inference, before = torch.is_inference_mode_enabled(), torch.get_num_threads()
 
     def run(part: list[tuple[int, int]]) -> None:
-        torch.set_num_threads(max(1, before // threads))  # of this thread alone
+        torch.set_num_threads(before // threads)  # of this thread alone
         with torch.inference_mode(inference), torch.no_grad():
             work(part)
 
