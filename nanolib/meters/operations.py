@@ -127,7 +127,7 @@ class OperationTimer(TorchFunctionMode):
             bias = inputs.get("attn_mask")
             bias = bias if bias is not None and bias.dtype != torch.bool else None
             scale = inputs.get("scale") or q.shape[-1] ** -0.5
-            scores = self._timed(layer, "qk", lambda: q @ k.transpose(-1, -2))
+            scores = self._timed(layer, "qk", lambda: q @ k.mT)
             scores = self._timed(layer, "scale_mask", lambda: _scaled(scores, scale, bias, seen))
             weights = self._timed(layer, "softmax", lambda: torch.softmax(scores, dim=-1))
             self._timed(layer, "av", lambda: weights @ v)

@@ -1,8 +1,9 @@
 """How many deliberate faults the tests find: a seeded sample of mutants of what decides numbers, each with its own tests.
 
 A place in the sources is drawn first, and then one of the mutations that cosmic-ray knows for it, so that a product, which has
-eleven, weighs no more than a comparison. What changes nothing is left out: annotations, which nothing runs, and `@staticmethod` of
-functions that torch reaches through their class. Mutants live in copies of the working tree.
+eleven, weighs no more than a comparison. What changes nothing is left out: annotations, which nothing runs, the star after which
+parameters are named, which cosmic-ray takes for a product, and `@staticmethod` of functions that torch reaches through their class.
+Mutants live in copies of the working tree.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import io
+import itertools
 import os
 import random
 import shutil
@@ -17,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tokenize
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -167,7 +171,7 @@ def _mutated(source: str, mutant: Mutant) -> str | None:
 def _mutants(path: Path, relative: str) -> Iterator[tuple[tuple[int, int], Mutant]]:
     """Every mutation of a file outside what changes nothing, with its line and column."""
     source = path.read_text(encoding="utf-8")
-    tree, silent = get_ast(source), [*_annotations(source), *_static(source)]
+    tree, silent = get_ast(source), [*_annotations(source), *_static(source), *_stars(source)]
     for name in operator_names():
         operator_class = get_operator(name)
         if operator_class.arguments():
@@ -191,6 +195,13 @@ def _static(source: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
     for number, line in enumerate(lines, 1):
         if line.strip() == "@staticmethod" and "ctx: Any" in "".join(lines[number : number + 2]):
             yield (number, 0), (number, len(line) + 1)
+
+
+def _stars(source: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    for star, after in itertools.pairwise(tokens):
+        if star.string == "*" and after.string == ",":
+            yield star.start, star.end
 
 
 def _copy(root: Path, copy: Path) -> Path:

@@ -15,7 +15,7 @@ from nanolib.models.attention.block_mask import plan_of_tiles
 from nanolib.models.attention.choice import CHOOSERS, global_tokens
 from nanolib.models.attention.patterns import PATTERNS, window
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
-from nanolib.models.attention.sparse import Options, choose_mask
+from nanolib.models.attention.sparse import Options, choose_mask, watched_work
 
 TOLERANCE = 1e-5
 
@@ -182,11 +182,39 @@ def test_dca_takes_as_many_globals_as_the_scores_stand_out():
     assert mask[99, [3, 50, 97]].all() and not mask[99, 10] and not mask[2, 3]
 
 
-def test_a_sparsity_is_a_share_below_all():
-    for share in (-0.01, 1, 1.5):
-        with pytest.raises(BadInput, match="sparsity"):
-            Options(pattern="window", sparsity=share)
-    assert Options(pattern="window", sparsity=0).sparsity == 0
+@pytest.mark.parametrize(
+    ("field", "inside", "outside"),
+    [
+        ("window", [1], [0]),
+        ("global_tokens", [0], [-1]),
+        ("random_tokens", [0], [-1]),
+        ("sparsity", [0, 0.99, None], [-0.01, 1, 1.5]),
+        ("mass", [1e-9, 1], [0, 1.01]),
+        ("block_size", [1], [0]),
+        ("seed", [0, 2**31 - 1], [-1, 2**31]),
+    ],
+)
+def test_an_option_has_its_limits(field, inside, outside):
+    for value in inside:
+        assert getattr(Options(pattern="window", **{field: value}), field) == value
+    for value in outside:
+        with pytest.raises(BadInput, match=field):
+            Options(pattern="window", **{field: value})
+
+
+def test_what_the_options_are_unless_told():
+    """Recorded runs and the texts of notebooks mean these."""
+    assert Options().model_dump() == {
+        "pattern": "local_global",
+        "window": 256,
+        "global_tokens": 32,
+        "random_tokens": 0,
+        "sparsity": None,
+        "mass": 0.9,
+        "block_size": 128,
+        "seed": 0,
+        "per_head": False,
+    }
 
 
 @pytest.mark.parametrize("pattern", ["threshold", "dca"])
@@ -328,10 +356,25 @@ def test_flops_are_four_per_kept_connection_and_dimension():
 @pytest.mark.parametrize("sparsity", [0.5, 0.75, 0.9])
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_window_for_a_sparsity_is_the_largest_that_reaches_it(sparsity, causal):
-    got = attention.work("sparse", 200, 200, causal=causal, options={"pattern": "window", "sparsity": sparsity})
+    got = attention.work("sparse", 300, 300, causal=causal, options={"pattern": "window", "sparsity": sparsity})
     assert got.sparsity >= sparsity
-    kept = [window.closed_form(200, w, causal) for w in range(1, 201)]
+    kept = [window.closed_form(300, w, causal) for w in range(1, 301)]
     assert got.kept == max(k for k in kept if 1 - k / got.total >= sparsity)
+
+
+def test_who_watches_is_told_what_each_call_keeps():
+    inputs = _qkv(1, 2, 2, 96, 96)
+    options = Options(pattern="top_k", sparsity=0.5, block_size=16)
+    with watched_work() as found:
+        for causal in (True, False):
+            attention.attend("sparse", *inputs, causal=causal, options=options)
+    attention.attend("sparse", *inputs, causal=True, options=options)
+    assert found == [_masked(inputs, causal, options)[1].work for causal in (True, False)]
+
+
+def test_where_no_window_reaches_the_sparsity_it_is_one():
+    seen = attention.work("sparse", 4, 4, causal=True, options={"pattern": "window", "sparsity": 0.99, "block_size": 2})
+    assert seen.kept == window.closed_form(4, 1, True)
 
 
 @pytest.mark.parametrize(

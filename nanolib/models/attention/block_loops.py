@@ -117,7 +117,7 @@ def backward(
 def scored(queries: torch.Tensor, keys: torch.Tensor, scale: float, buffer: torch.Tensor) -> torch.Tensor:
     """Scaled scores, shape [heads, rows, keys], in the buffer where torch's own product takes one."""
     heads, rows, seen = queries.size(0), queries.size(1), keys.size(1)
-    if heads == 1 and is_for_onednn(queries, rows * seen):
+    if is_for_onednn(queries, rows * seen):  # it goes alone
         return product(queries * scale, keys)
     scores = buffer[: heads * rows * seen].view(heads, rows, seen)
     return torch.baddbmm(scores, queries, keys.transpose(1, 2), beta=0.0, alpha=scale, out=scores)

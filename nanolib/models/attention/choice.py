@@ -62,7 +62,7 @@ def _tile_scores(
     q_means = q.detach()[:, :, ::size].float() if causal else _tile_means(q.detach(), size)
     k_means = _tile_means(k.detach(), size)
     k_means = k_means.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-    scores = (q_means @ k_means.transpose(-2, -1) * q.shape[-1] ** -0.5).flatten(0, 1).cpu()
+    scores = (q_means @ k_means.mT * q.shape[-1] ** -0.5).flatten(0, 1).cpu()
     first = torch.arange(tile_count(q_len, size))[:, None] * size + offset  # position of each row's first query
     last = (first + size - 1).clamp(max=kv_len - 1)
     tiles = torch.arange(tile_count(kv_len, size))[None, :]
@@ -73,9 +73,9 @@ def _tile_scores(
 
 def _tile_means(x: torch.Tensor, size: int) -> torch.Tensor:
     batch, heads, length, width = x.shape
-    flat = x.float().transpose(-2, -1).reshape(batch * heads, width, length)
+    flat = x.float().mT.reshape(batch * heads, width, length)
     pooled = avg_pool1d(flat, size, ceil_mode=True, count_include_pad=False)
-    return pooled.transpose(-2, -1).reshape(batch, heads, -1, width)
+    return pooled.mT.reshape(batch, heads, -1, width)
 
 
 def _from_tables(tables: torch.Tensor, q: torch.Tensor, k: torch.Tensor, causal: bool, size: int) -> BlockMask:

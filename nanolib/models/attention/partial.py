@@ -130,9 +130,9 @@ def masked_scores(
 ) -> torch.Tensor:
     """Scale · q kᵀ with −inf where nothing is seen."""
     wide = wide_type(q)
-    scores = q.to(wide) @ k.to(wide).transpose(-2, -1) * scale
+    scores = q.to(wide) @ k.to(wide).mT * scale
     if causal:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
     return scores if mask is None else scores.masked_fill(~mask, _LOWEST)
 
 

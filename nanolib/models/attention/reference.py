@@ -22,7 +22,7 @@ def masked_attention(
     """
     group = q.shape[1] // k.shape[1]
     k, v = (x.double().repeat_interleave(group, dim=1) for x in (k, v))
-    scores = q.double() @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    scores = q.double() @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
     weights = torch.softmax(scores.masked_fill(~mask, float("-inf")), dim=-1)
     return torch.nan_to_num(weights, nan=0.0) @ v
 

@@ -220,11 +220,11 @@ def plain_gradients(
     scores = masked_scores(q, k, causal, None, scale)
     grad_out = grad_out.to(scores.dtype)
     weights = torch.exp(scores - finite(lse)[..., None])
-    grad_weights = grad_out @ v.to(scores.dtype).transpose(-2, -1)
+    grad_weights = grad_out @ v.to(scores.dtype).mT
     inner = (grad_out * out.to(scores.dtype)).sum(dim=-1, keepdim=True)
     grad_scores = weights * (grad_weights - inner) * scale
     return (
         grad_scores @ k.to(scores.dtype),
-        grad_scores.transpose(-2, -1) @ q.to(scores.dtype),
-        weights.transpose(-2, -1) @ grad_out,
+        grad_scores.mT @ q.to(scores.dtype),
+        weights.mT @ grad_out,
     )
