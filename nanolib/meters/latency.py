@@ -224,7 +224,6 @@ def _collect(
         probes.append(sum(clock.time_block(calls, 1, 1)[0]))
     per_block, inner = _block_shape(max(probes[-1], 1e-6), clock, several=len(calls) > 1)
     blocks = [first] if slow and per_block == 1 else []
-    next_check = MIN_BLOCKS
     while True:
         blocks.append(clock.time_block(calls, per_block, inner))
         gc.collect()  # cheap: what lived before is frozen
@@ -233,10 +232,9 @@ def _collect(
             stop = "max_blocks"
         elif elapsed >= budget_s and len(blocks) >= FLOOR_BLOCKS:
             stop = "budget"
-        elif len(blocks) >= next_check and _precise(np.asarray(blocks).sum(axis=2), precision):
+        elif len(blocks) >= MIN_BLOCKS and _precise(np.asarray(blocks).sum(axis=2), precision):
             stop = "precision"
         else:
-            next_check = max(next_check, len(blocks) + 1)
             continue
         shape = {"calls_per_block": per_block, "inner": inner, "first_calls": probes, "stop": stop}
         return np.asarray(blocks), shape | {"precision": precision, "budget_s": budget_s, "elapsed_s": elapsed}
@@ -254,10 +252,10 @@ def _block_shape(call_ms: float, clock: Clock, several: bool) -> tuple[int, int]
 
 
 def _precise(totals: np.ndarray, precision: float) -> bool:
-    """Whether the steady part is long enough and its interval narrow enough; totals [blocks, calls]."""
+    """Whether the steady part is long enough and its interval narrow enough; totals [blocks, calls], of enough blocks."""
     medians = np.median(totals, axis=1)
-    low, estimate, high, _ = _interval(medians)
-    if low is None or high is None or high - low > 2 * precision * estimate * 1.5:
+    low, estimate, high = median_interval(medians)
+    if high - low > 3 * precision * estimate:
         return False  # far off even with the warm-up in it: skip the costlier search
     steady = _steady(totals.reshape(-1), totals.shape[1])
     medians = medians[math.ceil(steady.cut / totals.shape[1]) :] if steady.steady else medians

@@ -94,7 +94,7 @@ class _Call:
     """
 
     number: int
-    close: bool = False
+    close: bool
     timer: OperationTimer | None = None
     summarised: bool = False
     marks: list[tuple[int, int, Any, Any]] = field(default_factory=list)
@@ -139,7 +139,7 @@ class LayerProfiler:
         self._read_s = time.monotonic()
         self._call: _Call | None = None
         self._number = 0
-        self._open = [-1]
+        self._open: list[int] = []  # the model, and what of it is running
         self._activations: Activations | None = None
         if self.config.capture_activations:
             rooms, near = self.config.preallocate_metrics, self.config.near_zero
@@ -178,7 +178,7 @@ class LayerProfiler:
         def watched(*args: Any, **kwargs: Any) -> Any:
             call = self._call
             # someone calls a part of the model; or a block calls what stands beside the blocks, in a call not looked at closely
-            if call is None or (not call.close and len(opened) > 2):
+            if call is None or (not call.close and len(opened) > 1):
                 return forward(*args, **kwargs)
             opened.append(at)
             begin = mark()
@@ -239,8 +239,8 @@ class LayerProfiler:
     def _place(self) -> tuple[int, str, bool]:
         """Where the model is: the layer, and the role of the innermost module."""
         opened = self._open
-        innermost = max(0, opened[-1])
-        return (opened[2] if len(opened) > 2 else 0), self._roles[innermost], self._in_mlp[innermost]
+        innermost = opened[-1]
+        return (opened[1] if len(opened) > 1 else 0), self._roles[innermost], self._in_mlp[innermost]
 
     # looking
 
@@ -255,7 +255,7 @@ class LayerProfiler:
         self._watch.resume()
 
     def _look_deep(self, call: _Call, at: int, x: torch.Tensor, out: torch.Tensor) -> None:
-        layer = self._open[2] if len(self._open) > 2 else at
+        layer = self._open[1] if len(self._open) > 1 else at
         if self._roles[at] == "norm":
             ratio = out.float().var(dim=-1).mean() / x.float().var(dim=-1).mean()
             call.looked.append((layer, "norm_variance_ratio", ratio))

@@ -164,6 +164,39 @@ def test_statistics_go_to_the_sink_by_call_layer_and_name(clock):
     assert profiler.rows == layers_ + 2 * 9 * len(STATISTICS)
 
 
+def test_a_full_table_is_emptied_before_the_next_call(clock):
+    model, sink = _Model(clock), _Sink()
+    config = ProfilingConfig.custom(every_kth_token=1, preallocate_metrics=2, every_nth_layer=3)
+    with LayerProfiler(model, config, sink=sink) as profiler:
+        for scale in (1, 2):
+            model(scale * X)
+        assert "statistics" not in sink.rows
+        model(3 * X)
+        assert {call for call, *_ in sink.rows["statistics"]} == {0, 1}
+    first = next(row for row in profiler.results() if row.name == "blocks.0.first")
+    assert first.statistics.tolist() == [[1, 0, 1, 0], [2, 0, 2, 0], [3, 0, 3, 0]]
+
+
+def test_after_a_reset_it_counts_anew(clock):
+    model = _Model(clock)
+    config = ProfilingConfig.custom(every_kth_token=2, capture_activations=False)
+    with LayerProfiler(model, config) as profiler:
+        model(X)
+        profiler.reset()
+        model(X)
+    assert "blocks.0.first" in {row.name for row in profiler.results()}  # the first call is looked at closely
+
+
+def test_a_module_without_parts_is_one_row(clock):
+    work = _Work(clock, 5_000)
+    work.none = nn.ModuleList()
+    for model in (work, _Work(clock, 5_000)):
+        with LayerProfiler(model) as profiler:
+            model(X)
+        (row,) = profiler.results()
+        assert (row.name, row.kind, row.calls_ms) == ("", "model", [0.005])
+
+
 def test_what_looking_takes_is_in_no_modules_time(clock, monkeypatch):
     model = _Model(clock)
     real = layers.Activations.take
@@ -189,6 +222,7 @@ def test_a_deep_pass_has_its_layers_and_no_calls(clock):
         return model.blocks[0].mlp(x)
 
     model.blocks[0].__class__ = type("Negating", (_Block,), {"forward": lambda self, x: forward(x)})
+    model.__class__ = type("Scaling", (_Model,), {"forward": lambda self, x: _Model.forward(self, 2 * x)})
     with LayerProfiler(model, config) as profiler:
         for _ in range(3):
             model(X)
@@ -198,6 +232,7 @@ def test_a_deep_pass_has_its_layers_and_no_calls(clock):
     assert list(deep) == ["embedding", "head", "blocks.0", "blocks.1", "blocks.2"]
     assert deep["blocks.0"].passes_ms == [0.031, 0.031] and deep["head"].passes_ms == [0.03, 0.03]
     assert deep["blocks.0"].operations == {"other": [0.0, 0.0], "residual": [0.0, 0.0]}
+    assert not deep["embedding"].operations  # what the model does by itself is no layer's
     assert deep["blocks.0"].between_ms == [0.031, 0.031]
 
 

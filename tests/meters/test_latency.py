@@ -143,6 +143,7 @@ def test_details_describe_all_kept_samples():
     assert details["mean"] == pytest.approx(x.mean()) and details["sd"] == pytest.approx(x.std(ddof=1))
     assert details["cv"] == pytest.approx(x.std(ddof=1) / x.mean())
     assert [details[f"p{p}"] for p in (5, 50, 95, 99)] == pytest.approx(list(np.percentile(x, [5, 50, 95, 99])))
+    assert details["mad"] == pytest.approx(np.median(np.abs(x - np.median(x))))
 
 
 def test_the_collector_is_off_inside_and_as_before_afterwards(clocked):
@@ -200,6 +201,7 @@ def test_a_reading_spans_a_thousand_steps_of_the_clock(clocked):
     clocked([0.3], resolution=1e-3)
     rows = measure_phases({"a": lambda: None, "b": lambda: None}, budget_s=1e-9)
     assert rows["a"].details["inner"] == 1 and rows["a"].details["calls_per_block"] == 9  # phases follow each other
+    assert list(rows) == ["a", "b", "total"] and list(measure_phases({"a": lambda: None}, budget_s=1e-9)) == ["a"]
 
 
 def test_the_default_scope_device_and_prediction_reach_the_row(clocked):
@@ -207,7 +209,11 @@ def test_the_default_scope_device_and_prediction_reach_the_row(clocked):
     row = measure(lambda: None, budget_s=1e-9, scope="forward", predicted=29.0)
     assert (row.metric, row.scope, row.predicted, row.method) == ("latency", "forward", 29.0, "fake")
     clocked([30.0])
-    assert measure(lambda: None, budget_s=1e-9).predicted is None
+    row = measure(lambda: None)
+    assert (row.predicted, row.scope, row.details["precision"], row.details["budget_s"]) == (None, "", 0.01, 10.0)
+    clocked([30.0])
+    row = measure_phases({"a": lambda: None})["a"]
+    assert (row.details["precision"], row.details["budget_s"]) == (0.01, 10.0)
 
 
 def test_a_precise_series_stops_at_twenty_blocks_and_an_imprecise_one_goes_on(clocked):
@@ -217,6 +223,17 @@ def test_a_precise_series_stops_at_twenty_blocks_and_an_imprecise_one_goes_on(cl
     assert measure(lambda: None, precision=0.06).n == 100
     clocked([28.0, 32.0] * 300)
     assert measure(lambda: None, precision=0.07).n == 20
+
+
+@pytest.mark.parametrize(("precision", "searches"), [(0.044, 1), (0.045, 41)])
+def test_where_an_interval_is_far_too_wide_no_warm_up_is_looked_for(monkeypatch, clocked, precision, searches):
+    """It is 13.3 % of the estimate at each even number of blocks, and more at odd ones; the last search is the row's own."""
+    clocked([28.0, 32.0] * 300)
+    found = []
+    steady = latency._steady
+    monkeypatch.setattr(latency, "_steady", lambda *given: found.append(given) or steady(*given))
+    assert measure(lambda: None, precision=precision).n == 100
+    assert len(found) == searches
 
 
 def test_steadiness_is_looked_for_after_a_warm_up(clocked):
