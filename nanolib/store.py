@@ -467,10 +467,11 @@ class Store:
             return [run[0] for run in runs]
         if name == "latest" or name.startswith("latest~"):
             back = name.removeprefix("latest").removeprefix("~") or "0"
-            launches = list(dict.fromkeys(launch or run_id for run_id, _, launch, *_ in reversed(runs)))
-            if not back.isdecimal() or len(back) > 9 or int(back) >= len(launches):
+            launches = dict.fromkeys(launch or run_id for run_id, _, launch, *_ in reversed(runs))
+            by_place = {str(place): launch for place, launch in enumerate(launches)}
+            if back not in by_place:
                 raise BadInput(f"run: {name!r} is not there; the database holds {len(launches)} launches")
-            return [run[0] for run in runs if (run[2] or run[0]) == launches[int(back)]]
+            return [run[0] for run in runs if (run[2] or run[0]) == by_place[back]]
         found = [run[0] for run in runs if run[1] == name and name]
         found = found or [run[0] for run in runs if name and name in (run[3], run[4])]
         found = found or ([run[0] for run in runs if run[0].startswith(name)] if len(name) >= 4 else [])

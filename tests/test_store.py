@@ -156,6 +156,12 @@ def test_a_database_is_not_merged_into_itself(store):
         store.merge(store.path)
 
 
+def test_a_database_that_is_not_there_is_not_made_by_merging_it(store, tmp_path):
+    with pytest.raises(BadInput, match="none.sqlite does not exist"):
+        store.merge(tmp_path / "none.sqlite")
+    assert not (tmp_path / "none.sqlite").exists()
+
+
 def test_clean_deletes_old_runs_and_shrinks_the_file(tmp_path, store):
     big = Measurement("latency", 1.0, samples=tuple(range(200_000)))
     store.add(_run("old", rows={"c": ({}, [big])}))

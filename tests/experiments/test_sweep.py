@@ -128,10 +128,17 @@ def test_a_case_in_flight_at_two_deaths_is_not_tried_a_third_time(store, tmp_pat
         with pytest.raises(KeyboardInterrupt):
             _measure(store, "ok", "interrupt", "ok-2", folder=str(tmp_path), resume=True)
     run = _measure(store, "ok", "interrupt", "ok-2", folder=str(tmp_path), resume=True)
-    assert "1 of 3 cases are done and skipped" in capfd.readouterr().err
+    assert f"resuming run {run.run_id[:8]}: 1 of 3 cases are done and skipped" in capfd.readouterr().err
     assert _ends(run)["interrupt"][0] == "error" and _ends(run)["ok-2"][0] == "ok"
     assert (tmp_path / "ok.calls").read_text() == "x"
     assert run.measurements().groupby(["case_id", "metric", "scope"]).size().max() == 1
+
+
+def test_a_run_that_this_process_left_unfinished_is_taken_over(store):
+    first = _measure(store, "ok")
+    run = _measure(store, "ok", resume=True)
+    assert run.run_id == first.run_id and len(store.runs()) == 1
+    assert "samples" not in run.measurements() and "samples" in run.measurements(samples=True)
 
 
 def test_resume_begins_anew_when_a_parameter_differs(store):

@@ -264,7 +264,7 @@ def test_higher_is_better_turns_the_words_round(compared):
 def test_a_run_against_itself_is_equivalent(compared):
     a, _ = _interleaved(np.random.default_rng(12), "iid")
     verdict = compared(a, a)
-    assert verdict.kind is Kind.EQUIVALENT and verdict.ratio == 1
+    assert verdict.kind is Kind.EQUIVALENT and verdict.ratio == verdict.p == 1
 
 
 @pytest.mark.parametrize("compared", [compare, compare_paired])
@@ -325,3 +325,5 @@ def test_five_pairs_cannot_give_a_95_per_cent_interval_and_six_can():
     with pytest.raises(TooFewSamples, match="5 pairs cannot give a 95% interval"):
         hodges_lehmann([1, 2, 3, 4, 5])
     assert hodges_lehmann([1, 2, 3, 4, 5, 6]) == (1, 3.5, 6)
+    with pytest.raises(TooFewSamples, match="61 pairs cannot"):
+        hodges_lehmann(range(61), 1 - 1e-13)
