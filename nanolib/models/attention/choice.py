@@ -74,7 +74,7 @@ def _tile_scores(
 def _tile_means(x: torch.Tensor, size: int) -> torch.Tensor:
     batch, heads, length, width = x.shape
     flat = x.float().mT.reshape(batch * heads, width, length)
-    pooled = avg_pool1d(flat, size, ceil_mode=True, count_include_pad=False)
+    pooled = avg_pool1d(flat, size, ceil_mode=True)
     return pooled.mT.reshape(batch, heads, -1, width)
 
 
