@@ -12,7 +12,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -261,19 +261,18 @@ class AmdSource:
         try:
             self._joules()
             self.name = "amdsmi_counter"
-        except (module.AmdSmiException, KeyError):
+        except (module.AmdSmiException, StopIteration):
             self._watts()
             self.name = "amdsmi_power"
 
     def _joules(self) -> float:
         found = self._amdsmi.amdsmi_get_energy_count(self._handle)
         # older libraries call the counter `power`; it is in steps of `counter_resolution` µJ
-        return found.get("energy_accumulator", found.get("power")) * found["counter_resolution"] / 1e6
+        return _told(found, "energy_accumulator", "power") * _told(found, "counter_resolution") / 1e6
 
     def _watts(self) -> float:
         found = self._amdsmi.amdsmi_get_power_info(self._handle)
-        told = [found.get(name) for name in ("current_socket_power", "average_socket_power")]
-        return float(next(value for value in told if isinstance(value, int | float)))  # "N/A" where it has none
+        return _told(found, "current_socket_power", "average_socket_power")
 
     def read(self) -> Reading:
         """The counter in J, or the power in W."""
@@ -282,8 +281,17 @@ class AmdSource:
             if self.name == "amdsmi_counter":
                 return Reading(now, joules=self._joules())
             return Reading(now, watts=self._watts())
-        except (self._amdsmi.AmdSmiException, KeyError, StopIteration):
+        except (self._amdsmi.AmdSmiException, StopIteration):
             return Reading(now)
+
+
+def _told(found: Mapping[str, Any], *names: str) -> float:
+    """The first of these that is a number; amdsmi says "N/A" where it has none.
+
+    Raises:
+        StopIteration: None is.
+    """
+    return float(next(found[name] for name in names if isinstance(found.get(name), int | float)))
 
 
 # what this machine has

@@ -1,6 +1,7 @@
 """Energy in closed form, sensors as recorded traces, a fake sysfs tree and a stub of NVML."""
 
 import math
+import sys
 import time
 from types import SimpleNamespace
 
@@ -221,16 +222,18 @@ def test_packages_alone_are_counted(powercap):
     assert math.isnan(found.sources[0].read().joules)
 
 
-def test_a_counter_that_only_root_may_read_says_what_helps(powercap, monkeypatch):
-    from nanolib.meters import power
-
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(PermissionError(13, "Permission denied"), "chmod a+r"), (OSError(5, "I/O error"), "cannot be read (I/O error)")],
+)
+def test_a_counter_that_cannot_be_read_says_what_helps(powercap, monkeypatch, error, said):
     def refuse(folder):
-        raise PermissionError(13, "Permission denied")
+        raise error
 
     monkeypatch.setattr(power, "RaplSource", refuse)
     found = find_sources(powercap, _NoDriver())
     assert not found.sources
-    assert "chmod a+r" in found.missing["RAPL (powercap)"]
+    assert said in found.missing["RAPL (powercap)"]
 
 
 def test_a_machine_without_domains_says_so(tmp_path):
@@ -288,38 +291,78 @@ def test_a_gpu_counts_energy_if_it_can_and_else_tells_its_power_now(tmp_path, na
     ],
 )
 def test_an_amd_gpu_likewise(tmp_path, counter, power, name, joules, watts):
-    class Error(Exception):
-        pass
-
-    def count(handle):
-        if not counter:
-            raise Error("not supported")
-        return counter
-
-    module = SimpleNamespace(
-        AmdSmiException=Error,
-        amdsmi_init=lambda: None,
-        amdsmi_get_processor_handles=lambda: ["a"],
-        amdsmi_get_energy_count=count,
-        amdsmi_get_power_info=lambda handle: power,
-    )
-    (source,) = find_sources(tmp_path, _NoDriver(), amdsmi=module).sources
+    (source,) = find_sources(tmp_path, _NoDriver(), amdsmi=_amd(counter, power)).sources
     assert (source.name, source.of) == (name, "gpu 0")
     reading = source.read()
     assert math.isnan(reading.joules) if joules is None else reading.joules == pytest.approx(joules)
     assert math.isnan(reading.watts) if watts is None else reading.watts == watts
 
 
-def test_an_amd_gpu_that_tells_neither_is_missing_with_its_reason(tmp_path):
-    module = SimpleNamespace(
-        AmdSmiException=RuntimeError,
+class _AmdError(Exception):
+    pass
+
+
+def _amd(counter, power):
+    """The module of a machine with one GPU that answers with these, or refuses where there is nothing."""
+
+    def answered(found):
+        if not found:
+            raise _AmdError("not supported")
+        return found
+
+    return SimpleNamespace(
+        AmdSmiException=_AmdError,
         amdsmi_init=lambda: None,
         amdsmi_get_processor_handles=lambda: ["a"],
-        amdsmi_get_energy_count=lambda handle: {},
-        amdsmi_get_power_info=lambda handle: {"current_socket_power": "N/A", "average_socket_power": "N/A"},
+        amdsmi_get_energy_count=lambda handle: answered(counter),
+        amdsmi_get_power_info=lambda handle: answered(power),
     )
-    found = find_sources(tmp_path, _NoDriver(), amdsmi=module)
-    assert not found.sources and "neither energy nor power" in found.missing["AMD (amdsmi)"]
+
+
+_NEITHER = {"current_socket_power": "N/A", "average_socket_power": "N/A"}
+
+
+@pytest.mark.parametrize("counter", [{}, {"power": 1}])
+@pytest.mark.parametrize(("power", "said"), [(_NEITHER, "neither energy nor power"), ({}, "not supported")])
+def test_an_amd_gpu_that_tells_neither_is_missing_with_its_reason(tmp_path, counter, power, said):
+    found = find_sources(tmp_path, _NoDriver(), amdsmi=_amd(counter, power))
+    assert not found.sources and said in found.missing["AMD (amdsmi)"]
+
+
+@pytest.mark.parametrize("counts", [True, False])
+@pytest.mark.parametrize("later", [{}, {"power": "N/A", "counter_resolution": 1.0} | _NEITHER, {"power": 2} | _NEITHER])
+def test_a_read_of_an_amd_gpu_that_fails_later_is_no_number(tmp_path, counts, later):
+    counter = {"power": 1, "counter_resolution": 1.0} if counts else {}
+    power = {"current_socket_power": 300}
+    (source,) = find_sources(tmp_path, _NoDriver(), amdsmi=_amd(counter, power)).sources
+    for answers in (counter, power):
+        answers.clear()
+        answers.update(later)
+    reading = source.read()
+    assert math.isnan(reading.joules) and math.isnan(reading.watts)
+
+
+def test_amds_module_is_imported_only_where_its_driver_is(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "amdsmi", None)
+    for there, said in ((False, "no AMD GPU here"), (True, "amdsmi cannot be imported (ModuleNotFoundError: ")):
+        monkeypatch.setattr(power, "_KFD", tmp_path if there else tmp_path / "kfd")
+        assert said in find_sources(tmp_path, _NoDriver()).missing["AMD (amdsmi)"]
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "said"),
+    [
+        ("linux", "x86_64", "this is no Mac"),
+        ("darwin", "x86_64", "this is no Mac"),
+        ("aix", "ppc", "this is no Mac"),
+        ("darwin", "arm64", "zeus-apple-silicon is not installed"),
+    ],
+)
+def test_apples_module_is_looked_for_on_a_mac_alone(tmp_path, monkeypatch, system, machine, said):
+    monkeypatch.setattr(power.sys, "platform", system)
+    monkeypatch.setattr(power.platform, "machine", lambda: machine)
+    monkeypatch.setitem(sys.modules, "zeus_apple_silicon", None)
+    assert said in find_sources(tmp_path, _NoDriver()).missing["Apple (IOReport)"]
 
 
 def test_apples_parts_are_summed_and_those_it_lacks_left_out(tmp_path):
