@@ -237,6 +237,36 @@ def test_a_deep_pass_has_its_layers_and_no_calls(clock):
     assert deep["blocks.0"].between_ms == [0.031, 0.031]
 
 
+def test_an_operation_is_named_by_its_module_and_else_by_what_it_does(clock):
+    place = {"role": "", "in_mlp": False}
+    x = torch.ones(2)
+
+    def named(**changed):
+        place.update(changed)
+        with operations.OperationTimer(CpuStopwatch(), lambda: (7, *place.values()), near_zero=0.0) as mode:
+            for function in (torch.mul, torch.add, torch.sub):
+                function(x, x)
+            torch.nn.functional.silu(x)
+        assert {mark.layer for mark in mode.marks} == {7}
+        return [mark.operation for mark in mode.marks]
+
+    assert named() == ["other", "residual", "other", "activation"]
+    assert named(in_mlp=True) == ["activation", "residual", "other", "activation"]
+    assert named(role="gate") == ["gate"] * 4
+
+
+def test_the_dead_time_is_what_a_watched_call_takes_beyond_a_bare_one(monkeypatch):
+    class Watch(CpuStopwatch):  # which takes a microsecond to read: a watched call reads it twice
+        now = 0
+
+        def mark(self):
+            self.now += 1000
+            return self.now
+
+    monkeypatch.setattr(operations, "CpuStopwatch", Watch)
+    assert operations._dead_time_ns.__wrapped__() == 2000
+
+
 def test_a_stopwatch_stands_still_in_pauses_and_skips_what_it_is_told(clock):
     watch = CpuStopwatch()
     begin = watch.mark()

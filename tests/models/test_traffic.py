@@ -37,6 +37,13 @@ def test_decode_sends_what_one_counts_by_hand(form, rounds, hops, sent):
     assert decode_traffic(form, Layout.plain(11, 2), **SHAPE) == Traffic(rounds, hops, sent)
 
 
+def test_shares_of_queries_that_differ_pass_by_unevenly():
+    """Ten key heads over three ranks: three, three and four, of which each rank sends on all but one share."""
+    traffic = decode_traffic("pass_q", Layout.plain(11, 3), **SHAPE | {"batch": 5})
+    hop, outputs = 2 * (8 + 8 + 1) * 4, 2 * (4 * 2 * 8 * 4)
+    assert traffic == Traffic(3, 4, (7 * hop + outputs, 6 * hop + outputs, 7 * hop + outputs))
+
+
 @pytest.mark.parametrize(
     ("form", "layout", "rounds", "hops", "sent"),
     [

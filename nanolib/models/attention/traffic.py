@@ -97,7 +97,7 @@ def prefill_traffic(
         return Traffic(0, 0, (0.0,))
     per_key = 2 * batch * kv_heads * head_dim * itemsize
     if form == "ulysses":
-        repeated = max(1, world // kv_heads) if kv_heads % world else 1
+        repeated = max(1, world // kv_heads)
         elements = [layout.length(rank) * batch * (2 * heads + 2 * kv_heads * repeated) for rank in range(world)]
         # Queries, keys and values go out by this rank's length; outputs come back by the others', which differ by one at most.
         return Traffic(
