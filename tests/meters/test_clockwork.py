@@ -578,6 +578,9 @@ def test_rounds_end_when_every_modes_interval_is_narrow():
     assert overhead._settled(narrow, {"minimal": config}, 0.002) and not overhead._settled(
         wide, {"minimal": config}, 0.002
     )
+    low, _, high = overhead._shares(np.array(narrow[config]))[0]
+    assert overhead._settled(narrow, {"minimal": config}, 0.501 * (high - low))
+    assert not overhead._settled(narrow, {"minimal": config}, 0.499 * (high - low))
     wide_cpu = {config: [np.array([1.01, 1.0 + 0.1 * i]) for i in range(8)]}
     assert overhead._settled(wide_cpu, {"minimal": config}, 0.002)  # wall time is the claim
 

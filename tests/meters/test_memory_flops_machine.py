@@ -420,3 +420,19 @@ def test_the_parts_of_a_models_flops_are_those_of_the_formula():
         "head": 2 * 2 * 5 * 8 * 10,
         "total": sum(value for name, value in parts.items() if name != "total"),
     }
+
+
+@pytest.mark.parametrize(
+    ("architecture", "position", "asked"),
+    [
+        ("decoder", 0, [(7, 7, True)]),
+        ("decoder", 5, [(7, 12, True)]),
+        ("encoder_decoder", 0, [(3, 3, False), (4, 4, True)]),
+        ("encoder_decoder", 5, [(7, 8, True)]),
+    ],
+)
+def test_attention_is_asked_what_it_keeps_of_each_part(architecture, position, asked):
+    config = NanoConfig(vocab_size=10, d_model=8, num_layers=1, num_heads=2, architecture=architecture)
+    calls = []
+    model_flops(config, 1, 7, lambda *call: calls.append(call) or 0.0, position=position)
+    assert calls == asked
