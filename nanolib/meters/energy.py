@@ -204,7 +204,8 @@ class EnergyMeter:
         estimated = track.source.provenance is Provenance.ESTIMATED
         message = "from how busy the cores were: a range, not a reading" if estimated else ""
 
-        course = dict(zip(("course_s", "course_w"), track.course(window), strict=True))
+        seconds, watts = track.course(window)
+        course = {"course_s": seconds, "course_w": watts}
 
         def row(metric: str, factor: float, of: Interval = energy) -> Measurement:
             low, value, high = (end * factor for end in of)

@@ -81,7 +81,7 @@ def test_the_means_interval_is_students():
     found = mean_interval(x, 0.9)
     low, high = stats.t.interval(0.9, 6, loc=x.mean(), scale=stats.sem(x))
     assert tuple(found) == pytest.approx((low, x.mean(), high))
-    assert mean_interval([1.0, 3.0]).estimate == 2
+    assert mean_interval([1.0, 3.0]).estimate == 2 and mean_interval(x) == mean_interval(x, 0.95)
     with pytest.raises(TooFewSamples, match="1 samples give no interval"):
         mean_interval([1.0])
 
