@@ -267,7 +267,7 @@ def test_this_machine_is_read_from_where_the_system_tells_it(monkeypatch, tmp_pa
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(machine, "_driver", lambda: "of no GPU")
     found = this_machine()
-    assert (found.gpus, found.driver) == ((), "")
+    assert (found.gpus, found.driver) == ((), "") and machine._cpu_flags() == {"fpu", "avx512f", "amx_bf16"}
     assert (found.cpu, found.ram_gib, found.torch) == ("Some CPU: the 3rd", 32, torch.__version__)
     assert found.threads == torch.get_num_threads() and found.cores == len(os.sched_getaffinity(0))
     assert found.system == f"{platform.system()} {platform.machine()}"
@@ -275,6 +275,16 @@ def test_this_machine_is_read_from_where_the_system_tells_it(monkeypatch, tmp_pa
     assert machine._first_line(str(tmp_path / "governor")) == "performance" and machine._first_line("/no/such") == ""
     (tmp_path / "cpuinfo").unlink()
     assert machine._cpu_flags() == set() and machine._cpu_model() == (platform.processor() or platform.machine())
+
+
+def test_the_cores_are_those_that_this_process_may_use(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5, 8}, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert this_machine().cores == 3
+    monkeypatch.delattr(os, "sched_getaffinity")  # Linux alone has it
+    assert this_machine().cores == 64
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert this_machine().cores == 1
 
 
 @pytest.mark.parametrize(
@@ -380,6 +390,27 @@ def test_a_rate_without_an_interval_has_none_and_keeps_what_it_came_from():
     assert (row.low, row.high, row.estimate, row.n, row.message) == (None, None, 4000.0, 1, "how")
     assert (row.scope, row.method, row.flags) == ("decode", "amount/perf_counter", (Flag.SLOWDOWN,))
     assert rate("tokens_per_second", 8, latency, scope="other").scope == "other"
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "size", "mib"),
+    [
+        ("cpu", "float32", 1536, 128),
+        ("cpu", "float64", 1536, 128),
+        ("cpu", "bfloat16", 768, 128),
+        ("cuda:1", "bfloat16", 8192, 1024),
+        ("meta", "float32", 4096, 512),
+    ],
+)
+def test_a_ceilings_work_is_as_large_as_its_device_wants(monkeypatch, device, dtype, size, mib):
+    for name in ("randn", "empty"):
+        real = getattr(torch, name)
+        monkeypatch.setattr(torch, name, lambda *shape, device, real=real, **kw: real(*shape, device="meta", **kw))
+    second = Measurement("latency", 1000.0, 1000.0, 1000.0)
+    monkeypatch.setattr(ceilings, "measure", lambda call, precision, budget_s, device: second)
+    product, copy = ceilings.measure_ceilings(device, [dtype])
+    assert (product.estimate, product.message) == (2.0 * size**3, f"matrix product {size}³")
+    assert (copy.estimate, copy.message) == (2.0 * mib * 2**20, f"copy of {mib} MiB")
 
 
 # FLOPs by formula

@@ -78,7 +78,7 @@ QUIET = {
             ["2 other process(es) compute on the GPU"],
         ),
         (QUIET | {"nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=35)}, ["the GPU is 35 % in use"]),
-        (QUIET | {"nvmlDeviceGetEnforcedPowerLimit": 300_000}, ["the GPU's power is capped at 300 of 700 W"]),
+        (QUIET | {"nvmlDeviceGetEnforcedPowerLimit": 300_700}, ["the GPU's power is capped at 301 of 700 W"]),
         (
             QUIET | {"nvmlDeviceGetCurrentClocksThrottleReasons": 0x20 | 0x80 | 0x4},
             ["the GPU's clock is lowered by heat, power brake"],

@@ -89,6 +89,5 @@ def test_cold_calls_at_the_head_are_counted():
     assert leading_slow_samples([1.1, 1, 1.2, 1, 1.1, 1]) == 0
 
 
-@pytest.mark.parametrize("series", [np.full(200, 3.0), np.arange(12.0), np.zeros(0)])
-def test_what_never_varies_and_what_is_too_short_to_tell_is_steady(series):
-    assert steady_state(series) == SteadyState(0, (), steady=True, slowdown=False)
+def test_a_constant_series_is_steady():
+    assert steady_state(np.full(100, 3.0)) == SteadyState(0, (), steady=True, slowdown=False)
