@@ -116,6 +116,13 @@ def test_activations_of_a_large_output_are_those_of_an_even_sample_and_its_large
         torch.testing.assert_close(row.double(), expected, rtol=1e-4, atol=1e-6)
 
 
+def test_a_single_number_has_all_statistics_but_a_deviation():
+    noted = Activations(1, rooms=1, near_zero=0.5, device=torch.device("cpu"))
+    noted.take(0, torch.tensor(-5.0))
+    noted.end_call()
+    torch.testing.assert_close(noted.copy()[0, 0], torch.tensor([5.0, math.nan, 5.0, 0.0]), equal_nan=True)
+
+
 def test_everything_is_put_back_when_the_model_raises(model):
     with pytest.raises(BadInput), LayerProfiler(model, EACH):
         model(torch.zeros(1, 65, dtype=torch.int64))

@@ -343,7 +343,10 @@ def test_sparsity_is_of_the_causal_triangle_when_causal():
 def test_tiles_are_counted_over_the_whole_grid():
     dense = attention.work("dense", 512, 512, causal=True)
     sparse = attention.work("sparse", 512, 512, causal=True, options={"pattern": "window", "window": 1})
-    assert (dense.kept_tiles, dense.total_tiles) == (10, 16)
+    assert (dense.kept_tiles, dense.total_tiles) == (10, 16) and attention.work(
+        "flash_attn", 512, 512, causal=True
+    ) == dense
+    assert attention.work("dense", 300 * 128, 1, causal=False).kept_tiles == 300
     assert (sparse.kept_tiles, sparse.total_tiles, sparse.block_sparsity) == (4, 16, 0.75)
     assert sparse.speed_bound(dense) == 2.5
 

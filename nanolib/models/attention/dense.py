@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from nanolib.measurement import Unsupported
 from nanolib.models.attention import sparse
 from nanolib.models.attention.reference import causal_mask
-from nanolib.models.attention.work import Work, allowed_pairs, allowed_tiles
+from nanolib.models.attention.work import Work, dense_work
 from nanolib.validation import StrictModel
 
 _BACKENDS = {
@@ -73,7 +73,6 @@ def _call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale
     )
 
 
-def work(q_len: int, kv_len: int, *, causal: bool, options: Options, block_size: int = 128) -> Work:
+def work(q_len: int, kv_len: int, *, causal: bool, options: Options) -> Work:
     """Everything that causality allows."""
-    kept = allowed_pairs(q_len, kv_len, causal)
-    return Work(kept, kept, *allowed_tiles(q_len, kv_len, causal, block_size))
+    return dense_work(q_len, kv_len, causal)

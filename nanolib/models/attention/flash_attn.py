@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from nanolib.measurement import Unsupported
-from nanolib.models.attention.work import Work, allowed_pairs, allowed_tiles
+from nanolib.models.attention.work import Work, dense_work
 from nanolib.validation import StrictModel
 
 INSTALL = "pip install flash-attn --no-build-isolation"
@@ -63,7 +63,6 @@ def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, sca
     return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
 
 
-def work(q_len: int, kv_len: int, *, causal: bool, options: Options, block_size: int = 128) -> Work:
+def work(q_len: int, kv_len: int, *, causal: bool, options: Options) -> Work:
     """Everything that causality allows."""
-    kept = allowed_pairs(q_len, kv_len, causal)
-    return Work(kept, kept, *allowed_tiles(q_len, kv_len, causal, block_size))
+    return dense_work(q_len, kv_len, causal)

@@ -14,7 +14,7 @@ from nanolib.models.attention import block_sparse
 from nanolib.models.attention.block_mask import BlockMask, Plan, plan_of, real_tensors, window_for
 from nanolib.models.attention.choice import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS, WINDOWED, Pattern
-from nanolib.models.attention.work import Work
+from nanolib.models.attention.work import BLOCK_SIZE, Work
 from nanolib.validation import StrictModel
 
 
@@ -39,7 +39,7 @@ class Options(StrictModel):
     random_tokens: int = pydantic.Field(0, ge=0)
     sparsity: float | None = pydantic.Field(None, ge=0, lt=1)
     mass: float = pydantic.Field(0.9, gt=0, le=1)
-    block_size: int = pydantic.Field(128, gt=0)
+    block_size: int = pydantic.Field(BLOCK_SIZE, gt=0)
     seed: int = pydantic.Field(0, ge=0, lt=2**31)
     per_head: bool = False
 

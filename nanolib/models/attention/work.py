@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+BLOCK_SIZE = 128  # side of a tile unless told
+
 
 @dataclass(frozen=True)
 class Work:
@@ -47,13 +49,11 @@ def allowed_pairs(q_len: int, kv_len: int, causal: bool) -> int:
     return q_len * (kv_len - q_len) + q_len * (q_len + 1) // 2
 
 
-def allowed_tiles(q_len: int, kv_len: int, causal: bool, block_size: int) -> tuple[int, int]:
-    """Tiles that dense attention touches, and tiles of the whole grid.
-
-    The last tile of a row or column may be cut off by the length.
-    """
-    rows, columns = -(-q_len // block_size), -(-kv_len // block_size)
+def dense_work(q_len: int, kv_len: int, causal: bool) -> Work:
+    """Everything that causality allows, in tiles of `BLOCK_SIZE`; the last of a row or column may be cut off by the length."""
+    kept = allowed_pairs(q_len, kv_len, causal)
+    rows, columns = -(-q_len // BLOCK_SIZE), -(-kv_len // BLOCK_SIZE)
     if not causal:
-        return rows * columns, rows * columns
-    last_key = (min((row + 1) * block_size, q_len) + kv_len - q_len for row in range(rows))
-    return sum(-(-keys // block_size) for keys in last_key), rows * columns
+        return Work(kept, kept, rows * columns, rows * columns)
+    last_key = (min((row + 1) * BLOCK_SIZE, q_len) + kv_len - q_len for row in range(rows))
+    return Work(kept, kept, sum(-(-keys // BLOCK_SIZE) for keys in last_key), rows * columns)
