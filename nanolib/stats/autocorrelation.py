@@ -19,4 +19,4 @@ def ljung_box_p(samples: ArrayLike) -> float | None:
         return None
     from statsmodels.stats.diagnostic import acorr_ljungbox  # 0.4 s to import: only when a measurement ends
 
-    return float(acorr_ljungbox(x, lags=[min(10, len(x) // 5)])["lb_pvalue"].iloc[0])
+    return float(acorr_ljungbox(x, lags=[min(10, len(x) // 5)])["lb_pvalue"].item())

@@ -278,7 +278,7 @@ def test_a_stopwatch_stands_still_in_pauses_and_skips_what_it_is_told(clock):
     watch.skip(3)
     assert watch.nanoseconds(begin, watch.mark()) == 117
     assert watch.settle() is None and watch.forget() is None
-    assert isinstance(stopwatch_for("cpu"), CpuStopwatch)
+    assert isinstance(stopwatch_for("cpu"), CpuStopwatch) and isinstance(stopwatch_for("mps"), CpuStopwatch)
 
 
 class _Event:
@@ -310,7 +310,7 @@ def test_a_gpus_stopwatch_takes_pauses_off_and_uses_its_events_again(monkeypatch
 
     paused(7)
     begin = watch.mark()
-    now[0] += 100
+    now[0] += 2_000_000
     paused(1000)
     now[0] += 20
     watch.skip(5)
@@ -318,7 +318,7 @@ def test_a_gpus_stopwatch_takes_pauses_off_and_uses_its_events_again(monkeypatch
     paused(50)
     later = watch.mark()
     watch.settle()
-    assert (watch.nanoseconds(begin, end), watch.nanoseconds(end, later), waited) == (120, 0, ["cuda:1"])
+    assert (watch.nanoseconds(begin, end), watch.nanoseconds(end, later), waited) == (2_000_020, 0, ["cuda:1"])
     assert _Event.made == 9
     watch.forget()
     for _ in range(9):

@@ -217,6 +217,13 @@ def test_what_the_options_are_unless_told():
     }
 
 
+def test_a_bag_of_options_gives_each_kind_its_own_and_refuses_what_is_none_of_them():
+    options = attention.shared_options("sparse", {"window": 7, "backend": "math"})
+    assert options == Options(window=7) and attention.shared_options("flash_attn", {"window": 7}).model_dump() == {}
+    with pytest.raises(BadInput, match=r"attention_options\.windw: no attention kind takes it; dense takes backend"):
+        attention.shared_options("dense", {"windw": 7})
+
+
 @pytest.mark.parametrize("pattern", ["threshold", "dca"])
 def test_a_pattern_that_follows_the_input_takes_no_sparsity(pattern):
     with pytest.raises(BadInput, match="keeps what the input asks for"):
@@ -347,6 +354,7 @@ def test_tiles_are_counted_over_the_whole_grid():
         "flash_attn", 512, 512, causal=True
     ) == dense
     assert attention.work("dense", 300 * 128, 1, causal=False).kept_tiles == 300
+    assert attention.work("dense", 128, 512, causal=True).kept_tiles == 4
     assert (sparse.kept_tiles, sparse.total_tiles, sparse.block_sparsity) == (4, 16, 0.75)
     assert sparse.speed_bound(dense) == 2.5
 

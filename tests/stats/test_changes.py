@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import ruptures
 
-from nanolib.stats.changes import change_points, changes_of_level, step_noise
+from nanolib.stats.changes import PENALTY, change_points, changes_of_level, step_noise
 from nanolib.stats.compare import MARGIN
 
 RUNS = 1000
@@ -47,6 +47,20 @@ def test_wide_intervals_make_a_step_of_their_size_no_change():
     series = _history(rng, 20, 0.10, noise=0.001)
     assert changes_of_level(series, np.full(20, 0.001), MARGIN)
     assert not changes_of_level(series, np.full(20, 0.30), MARGIN)
+
+
+def test_an_interval_is_taken_for_196_deviations():
+    """A step of d in the middle of n quiet values gains n/4 · (d / deviation)² and is worth it above the penalty."""
+    step, n = np.log(1.1), 20
+    deviation = step * np.sqrt(n / 4 / (PENALTY * np.log(n)))
+    series = np.exp(step * (np.arange(n) >= n // 2))
+    assert changes_of_level(series, np.full(n, 1.96 * deviation * 0.99), MARGIN) == [(10, pytest.approx(1.1))]
+    assert not changes_of_level(series, np.full(n, 1.96 * deviation * 1.01), MARGIN)
+
+
+def test_a_change_is_between_the_medians_of_all_before_and_all_after():
+    (change,) = changes_of_level([10, 10.2, 13, 13, 13, 13.2], np.full(6, 0.001), MARGIN)
+    assert change == (2, pytest.approx(13 / np.sqrt(10 * 10.2)))
 
 
 def test_small_changes_and_short_histories_are_left_out():
