@@ -86,14 +86,12 @@ def parts_together(
 
 def _probe(call: Callable[[], object], wait: Callable[[], object]) -> float:
     """Seconds of a second call."""
-    seconds = 0.0
     for _ in range(2):
         wait()
         began = time.perf_counter()
         call()
         wait()
-        seconds = time.perf_counter() - began
-    return seconds
+    return time.perf_counter() - began
 
 
 def _largest(value: float, device: str | torch.device) -> float:

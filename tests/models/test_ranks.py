@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from nanolib.experiments.ranks import run_ranks
 from nanolib.measurement import BadInput
-from nanolib.models.attention import partial, ring
+from nanolib.models.attention import partial, ring, tree
 from nanolib.models.attention.layout import Layout
 from nanolib.models.attention.partial import merge, partial_attention, plain
 from nanolib.models.attention.reference import masked_attention, relative_error
-from nanolib.models.attention.ring import block_gradients, plain_gradients
+from nanolib.models.attention.ring import block_gradients, plain_gradients, ring_attention
 from nanolib.models.attention.traffic import decode_traffic
 from nanolib.models.attention.tree import FORMS, tree_attention_decode
 from nanolib.models.attention.ulysses import ulysses_attention
@@ -149,6 +149,30 @@ def test_without_a_process_group_there_is_one_rank():
     for form in FORMS:
         assert relative_error(tree_attention_decode(q, k, v, form=form), expected) < 1e-6
     assert not tree_attention_decode(q, k[:, :, :0], v[:, :, :0], start=0, total=3).any()
+
+
+@pytest.mark.parametrize("scale", [None, 0.9])
+def test_scores_are_multiplied_by_the_factor_given(monkeypatch, scale):
+    monkeypatch.setattr(ring, "plain_gradients", None)  # is for other devices
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(2, heads, 10, 8, generator=generator, requires_grad=True) for heads in (4, 2, 2))
+    whole = masked_attention(q, k, v, torch.ones(10, 10, dtype=torch.bool).tril(), scale)
+    wanted = torch.autograd.grad(whole.sum(), (q, k, v))
+    for attend in (ring_attention, ulysses_attention):
+        out = attend(q, k, v, scale=scale)
+        assert relative_error(out.detach(), whole.detach()) < 1e-6
+        for found, expected in zip(torch.autograd.grad(out.sum(), (q, k, v)), wanted, strict=True):
+            assert relative_error(found, expected) < 1e-5
+    for form in FORMS:
+        last = tree_attention_decode(q[:, :, -1:], k, v, form=form, scale=scale)
+        assert relative_error(last.detach(), whole[:, :, -1:].detach()) < 1e-6
+
+
+def test_a_mask_is_made_only_where_some_key_is_hidden():
+    """Of three new tokens in a sequence of thirteen the first stands at the tenth position."""
+    assert tree._visible(3, 10, 1, 13, torch.device("cpu")) is None
+    (first, second, third) = tree._visible(3, 10, 2, 13, torch.device("cpu")).sum(dim=1)
+    assert (first, second, third) == (9, 10, 10)
 
 
 def test_ulysses_refuses_heads_that_do_not_share_out(monkeypatch):
