@@ -21,8 +21,10 @@ class FakeClock:
 
     def __init__(self, series, resolution=1e-6):
         self.series, self.at, self.resolution = list(series), 0, resolution
+        self.asked = []
 
     def time_block(self, phases, calls, inner):
+        self.asked.append((calls, inner))
         rows = []
         for _ in range(calls):
             for phase in phases:
@@ -195,8 +197,9 @@ def test_blocks_last_five_milliseconds_and_cold_calls_are_in_none(clocked, serie
 
 
 def test_a_reading_spans_a_thousand_steps_of_the_clock(clocked):
-    clocked([0.3], resolution=1e-3)
+    clock = clocked([0.3], resolution=1e-3)
     row = measure(lambda: None, budget_s=1e-9)
+    assert clock.asked == [(1, 1)] * 2 + [(5, 4)] * 3
     assert row.details["inner"] == 4 and row.details["calls_per_block"] == 5  # 4 · 0.3 ≥ 1 ms, 5 · 1.2 ≥ 5 ms
     clocked([0.3], resolution=1e-3)
     rows = measure_phases({"a": lambda: None, "b": lambda: None}, budget_s=1e-9)
@@ -384,6 +387,7 @@ def test_each_device_has_its_clock():
     assert clock.clock_for("cuda:0").device == torch.device("cuda:0") and clock.clock_for("cuda").method == "cuda_event"
     assert clock.clock_for("mps").synchronize is torch.mps.synchronize
     assert clock.synchronizer("cpu")() is None
+    assert clock.clock_for("cuda").resolution_ms() == 0.5e-3
     for name in ("cuda", "xpu"):
         waiting = clock.synchronizer(f"{name}:0")
         assert waiting.func is getattr(torch, name).synchronize and waiting.args == (torch.device(f"{name}:0"),)

@@ -317,6 +317,12 @@ def test_bad_settings_are_one_line(fields, words):
         ProfilingConfig.custom(**fields)
 
 
+def test_settings_are_given_in_a_config_or_one_by_one(model):
+    assert LayerProfiler(model, preallocate_size=7).config == ProfilingConfig.custom(preallocate_metrics=7)
+    with pytest.raises(BadInput, match="every_kth_token: give it in the config, or without one"):
+        LayerProfiler(model, EACH, every_kth_token=3)
+
+
 def test_attention_without_a_dimension_of_heads_is_looked_into_as_it_is():
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(4, n, 8, generator=generator) for n in (10, 4, 4))

@@ -342,6 +342,24 @@ def test_a_read_of_an_amd_gpu_that_fails_later_is_no_number(tmp_path, counts, la
     assert math.isnan(reading.joules) and math.isnan(reading.watts)
 
 
+@pytest.mark.parametrize("error", [OSError, RuntimeError])
+def test_apples_counters_that_fail_later_are_no_number(tmp_path, error):
+    def fail():
+        raise error("IOReport has gone")
+
+    monitor = SimpleNamespace(get_cumulative_energy=lambda: SimpleNamespace(cpu_total_mj=1))
+    module = SimpleNamespace(AppleEnergyMonitor=lambda: monitor)
+    (source,) = find_sources(tmp_path, _NoDriver(), apple=module).sources
+    monitor.get_cumulative_energy = fail
+    assert math.isnan(source.read().joules)
+    assert "IOReport has gone" in find_sources(tmp_path, _NoDriver(), apple=module).missing["Apple (IOReport)"]
+
+
+def test_nvidias_module_may_be_missing(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert find_sources(tmp_path).missing["NVIDIA (NVML)"] == "nvidia-ml-py is not installed"
+
+
 def test_amds_module_is_imported_only_where_its_driver_is(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "amdsmi", None)
     for there, said in ((False, "no AMD GPU here"), (True, "amdsmi cannot be imported (ModuleNotFoundError: ")):

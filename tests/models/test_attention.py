@@ -1,6 +1,10 @@
 import contextlib
+import importlib.machinery
 import os
+import sys
 import threading
+import types
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,12 +14,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nanolib.measurement import BadInput, Unsupported
 from nanolib.models import attention
-from nanolib.models.attention import block_loops, block_sparse, dense
-from nanolib.models.attention.block_mask import plan_of_tiles
+from nanolib.models.attention import block_loops, block_sparse, dense, flash_attn, flex
+from nanolib.models.attention.block_mask import BlockMask, QueryBlock, plan_of_tiles
 from nanolib.models.attention.choice import CHOOSERS, global_tokens
 from nanolib.models.attention.patterns import PATTERNS, window
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
-from nanolib.models.attention.sparse import Options, choose_mask, watched_work
+from nanolib.models.attention.sparse import Options, build_mask, choose_mask, watched_work
 
 TOLERANCE = 1e-5
 
@@ -242,6 +246,33 @@ def test_flex_equals_the_reference_forward_and_says_that_it_has_no_backward_on_c
         attention.attend("flex", q, k, v, causal=True, options=options)
 
 
+@pytest.mark.parametrize(("batch", "heads", "per_head"), [(1, 3, False), (1, 3, True), (2, 1, True), (2, 3, True)])
+def test_flex_is_given_the_same_mask(batch, heads, per_head):
+    q, k, _ = _qkv(batch, heads, 1, 64, 96)
+    options = Options(pattern="random", sparsity=0.5, block_size=16, per_head=per_head)
+    dense_mask, mask = _masked((q, k), True, options)
+    found = flex.flex_mask(mask, q)
+    kept = torch.stack([found.mask_mod(*at) for at in torch.cartesian_prod(*map(torch.arange, (batch, heads, 64, 96)))])
+    assert torch.equal(kept.view(batch, heads, 64, 96), dense_mask.expand(batch, heads, 64, 96))
+    assert found.shape == (*dense_mask.shape[:2], 64, 96) and found.BLOCK_SIZE == (16, 16)
+    tiles = dense_mask.unflatten(3, (-1, 16)).unflatten(2, (-1, 16)).any(dim=-1).any(dim=3)
+    assert torch.equal(found.to_dense().bool(), tiles)
+    assert flex.work(64, 96, causal=True, options=options) == attention.work(
+        "sparse", 64, 96, causal=True, options=options
+    )
+
+
+def test_flex_keeps_the_masks_of_the_last_sixteen(monkeypatch):
+    made = []
+    monkeypatch.setattr(flex, "_masks", {})
+    monkeypatch.setattr(flex, "_made", lambda mask, q: made.append(mask) or len(made))
+    masks, q = [object() for _ in range(17)], torch.zeros(1)
+    assert [flex.flex_mask(mask, q) for mask in masks[:16]] == list(range(1, 17))
+    assert flex.flex_mask(masks[0], q) == 1 and len(made) == 16
+    assert flex.flex_mask(masks[16], q) == 17 and flex.flex_mask(masks[1], q) == 2
+    assert flex.flex_mask(masks[0], q) == 18  # the oldest made room
+
+
 def test_flash_attn_says_what_it_lacks(monkeypatch):
     q, k, v = (x.detach() for x in _qkv(1, 1, 1, 8, 8))
     with pytest.raises(
@@ -250,14 +281,21 @@ def test_flash_attn_says_what_it_lacks(monkeypatch):
         attention.attend("flash_attn", q, k, v, causal=True)
 
 
-@pytest.mark.parametrize(("module", "returns"), [("flash_attn", "out"), ("flash_attn.cute", "tuple")])
-def test_flash_attn_is_called_as_either_version_wants_it(monkeypatch, module, returns):
-    """The package needs CUDA; what it is handed, and how its answer is read, does not."""
-    import importlib.machinery
-    import sys
-    import types
+@pytest.fixture
+def flash_package(monkeypatch):
+    """The package as it is found, and nothing in it."""
+    package = types.ModuleType("flash_attn")
+    package.__spec__ = importlib.machinery.ModuleSpec("flash_attn", None)
+    package.__path__ = []
+    monkeypatch.setitem(sys.modules, "flash_attn", package)
+    flash_attn.kernel.cache_clear()
+    yield package
+    flash_attn.kernel.cache_clear()
 
-    from nanolib.models.attention import flash_attn
+
+@pytest.mark.parametrize(("module", "returns"), [("flash_attn", "out"), ("flash_attn.cute", "tuple")])
+def test_flash_attn_is_called_as_either_version_wants_it(monkeypatch, flash_package, module, returns):
+    """The package needs CUDA; what it is handed, and how its answer is read, does not."""
 
     def function(q, k, v, softmax_scale, causal):
         assert (q.shape, softmax_scale, causal) == ((1, 8, 2, 16), 0.5, True)
@@ -266,23 +304,32 @@ def test_flash_attn_is_called_as_either_version_wants_it(monkeypatch, module, re
         ).transpose(1, 2)
         return out if returns == "out" else (out, None)
 
-    package = types.ModuleType("flash_attn")
-    package.__spec__ = importlib.machinery.ModuleSpec("flash_attn", None)
-    package.__path__ = []
-    monkeypatch.setitem(sys.modules, "flash_attn", package)
-    holder = package if module == "flash_attn" else types.ModuleType(module)
+    holder = flash_package if module == "flash_attn" else types.ModuleType(module)
     holder.flash_attn_func = function
     monkeypatch.setitem(sys.modules, module, holder)
-    flash_attn.kernel.cache_clear()
-    try:
-        assert flash_attn.kernel() is function
-        q, k, v = (x.detach() for x in _qkv(1, 2, 1, 8, 8))
-        with pytest.raises(Unsupported, match="flash_attn has no cpu kernel"):
-            attention.attend("flash_attn", q, k, v, causal=True)
-        out = flash_attn.call(q, k, v, causal=True, scale=0.5)
-        assert relative_error(out, masked_attention(q, k, v, causal_mask(8, 8), 0.5)) < TOLERANCE
-    finally:
-        flash_attn.kernel.cache_clear()
+    assert flash_attn.kernel() is function
+    q, k, v = (x.detach() for x in _qkv(1, 2, 1, 8, 8))
+    with pytest.raises(Unsupported, match="flash_attn has no cpu kernel"):
+        attention.attend("flash_attn", q, k, v, causal=True)
+    out = flash_attn.call(q, k, v, causal=True, scale=0.5)
+    assert relative_error(out, masked_attention(q, k, v, causal_mask(8, 8), 0.5)) < TOLERANCE
+
+
+def test_flash_attn_takes_short_types_on_a_gpu(monkeypatch, flash_package):
+    with pytest.raises(Unsupported, match="flash_attn is installed and has no flash_attn_func"):
+        flash_attn.kernel()
+    called = []
+    flash_package.flash_attn_func = lambda *x, **rest: called.append(rest) or x[0]
+    monkeypatch.setattr(flash_attn, "call", lambda *x, **rest: called.append((x, rest)))
+    gpu = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32)
+    rest = {"causal": True, "scale": 0.5}
+    with pytest.raises(Unsupported, match="computes in float16 and bfloat16, not in float32"):
+        flash_attn.attend(gpu, gpu, gpu, options=flash_attn.Options(), **rest)
+    for gpu.dtype in (torch.float16, torch.bfloat16):
+        flash_attn.attend(gpu, gpu, gpu, options=flash_attn.Options(), **rest)
+    assert called == [((gpu, gpu, gpu), rest)] * 2
+    with pytest.raises(BadInput, match=r"attention_options\.window: unknown name"):
+        flash_attn.Options(window=3)
 
 
 def _tiles(mask, size):
@@ -381,6 +428,32 @@ def test_who_watches_is_told_what_each_call_keeps():
             attention.attend("sparse", *inputs, causal=causal, options=options)
     attention.attend("sparse", *inputs, causal=True, options=options)
     assert found == [_masked(inputs, causal, options)[1].work for causal in (True, False)]
+
+
+@pytest.mark.parametrize("pattern", ["window", "top_k"])
+def test_a_mask_made_anew_is_the_one_that_was_kept(pattern):
+    q, k, _ = _qkv(1, 2, 2, 96, 96)
+    options = Options(pattern=pattern, window=20, block_size=16)
+    kept, made = (choose(q, k, causal=True, options=options) for choose in (choose_mask, build_mask))
+    again = choose_mask(q, k, causal=True, options=options)
+    assert made is not kept and (again is kept) == (pattern == "window")
+    for head in range(2):
+        assert torch.equal(made.elements(head), kept.elements(head))
+    known = attention.work("sparse", 96, 96, causal=True, options=options)
+    assert known == (kept.work if pattern == "window" else None)
+
+
+def test_tiles_of_dense_attention_are_for_cpus():
+    q = torch.zeros(1, 1, 4, 8, device="meta")
+    with pytest.raises(Unsupported, match="backend tiles is a kernel for CPUs; use flash"):
+        attention.attend("dense", q, q, q, causal=True, options={"backend": "tiles"})
+
+
+def test_where_nothing_is_kept_the_output_and_all_gradients_are_zero():
+    nothing = BlockMask((tuple(QueryBlock((at, at + 4), (), None, 0, 0) for at in (0, 4)),), 8, 8, False, 4)
+    inputs = _qkv(1, 2, 1, 8, 8)
+    out = block_sparse.attend(*inputs, nothing, 1.0)
+    assert not out.any() and not any(x.any() for x in torch.autograd.grad(out.sum(), inputs))
 
 
 def test_where_no_window_reaches_the_sparsity_it_is_one():

@@ -1,5 +1,6 @@
 """Attention across ranks at several world sizes: one launch each, all of whose ranks check everything."""
 
+import contextlib
 import functools
 from types import SimpleNamespace
 
@@ -9,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanolib.experiments.ranks import run_ranks
-from nanolib.measurement import BadInput
-from nanolib.models.attention import partial, ring, tree
+from nanolib.measurement import BadInput, Unsupported
+from nanolib.models.attention import context_parallel, partial, ring, tree
 from nanolib.models.attention.layout import Layout
 from nanolib.models.attention.partial import merge, partial_attention, plain
 from nanolib.models.attention.reference import masked_attention, relative_error
@@ -166,6 +167,58 @@ def test_scores_are_multiplied_by_the_factor_given(monkeypatch, scale):
     for form in FORMS:
         last = tree_attention_decode(q[:, :, -1:], k, v, form=form, scale=scale)
         assert relative_error(last.detach(), whole[:, :, -1:].detach()) < 1e-6
+
+
+def test_what_does_not_fit_is_told_by_one_rank_alone_too():
+    q, k = torch.zeros(1, 4, 2, 8), torch.zeros(1, 2, 2, 8)
+    with pytest.raises(BadInput, match="form: 'trees' is no form; use one of three_allreduce"):
+        tree_attention_decode(q, k, k, form="trees")
+    for keys, values in ((k.double(), k), (k, k.double())):
+        with pytest.raises(BadInput, match="k, v: .* give q's torch.float32, on empty shards too"):
+            tree_attention_decode(q, keys, values)
+    for layout in (Layout.plain(4, 2), Layout.plain(3, 1)):
+        with pytest.raises(BadInput, match=r"layout: \d ranks, \d positions here; there are 1 ranks and 2 queries"):
+            ring_attention(q, k, k, layout=layout)
+    with pytest.raises(BadInput, match="layout: several pieces per rank; Ulysses takes one each"):
+        ulysses_attention(q, k, k, layout=Layout.zigzag(2, 1))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_torchs_own_context_parallel_is_asked_for_a_ring(monkeypatch, causal):
+    said = []
+
+    @contextlib.contextmanager
+    def shards(mesh, buffers, buffer_seq_dims):
+        said.append((mesh, buffers, buffer_seq_dims))
+        yield
+
+    monkeypatch.setattr(context_parallel, "why_not", lambda device: "")
+    monkeypatch.setattr("torch.distributed.device_mesh.init_device_mesh", lambda kind, shape: (kind, shape))
+    monkeypatch.setattr("torch.distributed.tensor.experimental.context_parallel", shards)
+    monkeypatch.setattr("torch.distributed.tensor.experimental._attention.set_rotate_method", said.append)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
+    q, k, v = (torch.randn(1, 2, 6, 8, generator=torch.Generator().manual_seed(7)) for _ in range(3))
+    with context_parallel.context_parallel_attention(q, k, v, causal=causal) as attend:
+        mask = torch.ones(6, 6, dtype=torch.bool)
+        assert relative_error(attend(), masked_attention(q, k, v, mask.tril() if causal else mask)) < 1e-6
+    assert said[0] == "alltoall" and said[1][0] == ("cpu", (3,)) and said[1][2] == [2, 2, 2]
+    assert all(x is y for x, y in zip(said[1][1], (q, k, v), strict=True))
+
+
+def test_torchs_own_context_parallel_needs_cuda():
+    q = torch.zeros(1, 1, 2, 8)
+    with (
+        pytest.raises(Unsupported, match="has no ring for cpu; it needs CUDA"),
+        context_parallel.context_parallel_attention(q, q, q),
+    ):
+        pass
+    assert context_parallel.why_not("cuda:1") == ""
+
+
+def test_a_device_without_a_kernel_that_tells_its_sums_gets_two_products():
+    q, k = torch.zeros(1, 4, 3, 8, device="meta"), torch.zeros(1, 2, 5, 8, device="meta")
+    out, lse = partial_attention(q, k, k)
+    assert (out.device.type, out.shape, lse.shape) == ("meta", q.shape, q.shape[:3])
 
 
 def test_a_mask_is_made_only_where_some_key_is_hidden():
