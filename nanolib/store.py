@@ -76,9 +76,9 @@ class Store:
         execute = self.connection.execute
         execute(f"PRAGMA busy_timeout = {1000 * _WAIT_S}")
         execute("BEGIN")  # one moment's view: another process may be making the same file
-        version = execute("PRAGMA user_version").fetchone()[0]
-        application = execute("PRAGMA application_id").fetchone()[0]
-        empty = not execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        version = _value(execute("PRAGMA user_version"))
+        application = _value(execute("PRAGMA application_id"))
+        empty = not _value(execute("SELECT count(*) FROM sqlite_master"))
         execute("COMMIT")
         if not empty and application != APPLICATION_ID:
             raise BadInput(f"database: {self.path} is not nanolib's; name another")
@@ -95,13 +95,13 @@ class Store:
         if empty:
             execute("PRAGMA auto_vacuum = INCREMENTAL")  # only takes hold before the first table
         # A network file system may refuse WAL; the mode in force is asked for, and the classic journal serves as well.
-        self.journal_mode = self._patiently("PRAGMA journal_mode = WAL").fetchone()[0]
+        self.journal_mode = _value(self._patiently("PRAGMA journal_mode = WAL"))
         execute("PRAGMA synchronous = NORMAL" if self.journal_mode == "wal" else "PRAGMA synchronous = FULL")
         execute("PRAGMA foreign_keys = ON")
         if version < SCHEMA_VERSION:
             with self._transaction():
                 # a second process may have migrated meanwhile
-                version = execute("PRAGMA user_version").fetchone()[0]
+                version = _value(execute("PRAGMA user_version"))
                 for number in range(version, SCHEMA_VERSION):
                     for statement in MIGRATIONS[number].split(";"):
                         execute(statement)
@@ -406,7 +406,7 @@ class Store:
             "SELECT count(*) FROM (SELECT DISTINCT r.machine_id, case_id FROM"
             f" (SELECT DISTINCT run_id, case_id FROM measurements WHERE run_id IN {_LISTED}) JOIN runs r USING (run_id))"
         )
-        return int(self.connection.execute(query, [json.dumps(list(run_ids))]).fetchone()[0])
+        return _value(self.connection.execute(query, [json.dumps(list(run_ids))]))
 
     def figures(self, metric: str, machine_ids: Iterable[str], last: int | None = None) -> pd.DataFrame:
         """One metric over the runs of some machines, oldest run first, with what a history needs and nothing more.
@@ -443,8 +443,8 @@ class Store:
             " AND experiment != ? AND before.status = 'done' AND before.started < runs.started"
             " ORDER BY before.started DESC LIMIT 1"
         )
-        found = (self.connection.execute(query, (run_id, but)).fetchone() for run_id in run_ids)
-        return list(dict.fromkeys(row[0] for row in found if row))
+        found = (self.connection.execute(query, (run_id, but)) for run_id in run_ids)
+        return list(dict.fromkeys(before for rows in found for (before,) in rows))
 
     def _frame(self, query: str, values: Iterable[Any]) -> pd.DataFrame:
         import pandas as pd
@@ -459,22 +459,21 @@ class Store:
         Raises:
             BadInput: Nothing goes by that name.
         """
-        rows = self.connection.execute(
-            "SELECT run_id, label, launch, experiment, suite FROM runs ORDER BY started, rowid"
-        )
-        runs = rows.fetchall()
+        runs = self.connection.execute(
+            "SELECT run_id, label, coalesce(nullif(launch, ''), run_id), experiment, suite FROM runs ORDER BY started, rowid"
+        ).fetchall()
         if name == "all":
-            return [run[0] for run in runs]
+            return [run_id for run_id, *_ in runs]
         if name == "latest" or name.startswith("latest~"):
             back = name.removeprefix("latest").removeprefix("~") or "0"
-            launches = dict.fromkeys(launch or run_id for run_id, _, launch, *_ in reversed(runs))
+            launches = dict.fromkeys(launch for _, _, launch, *_ in reversed(runs))
             by_place = {str(place): launch for place, launch in enumerate(launches)}
             if back not in by_place:
                 raise BadInput(f"run: {name!r} is not there; the database holds {len(launches)} launches")
-            return [run[0] for run in runs if (run[2] or run[0]) == by_place[back]]
-        found = [run[0] for run in runs if run[1] == name and name]
-        found = found or [run[0] for run in runs if name and name in (run[3], run[4])]
-        found = found or ([run[0] for run in runs if run[0].startswith(name)] if len(name) >= 4 else [])
+            return [run_id for run_id, _, launch, *_ in runs if launch == by_place[back]]
+        found = [run_id for run_id, label, *_ in runs if label == name and name]
+        found = found or [run_id for run_id, _, _, *groups in runs if name and name in groups]
+        found = found or [run_id for run_id, *_ in runs if len(name) >= 4 and run_id.startswith(name)]
         if not found:
             raise BadInput(f"run: {name!r} is not in the database; `nano runs` lists what is")
         return found
@@ -488,7 +487,7 @@ class Store:
     def finished_cases(self, run_id: str) -> set[str]:
         """Cases of a run that have ended, however."""
         query = "SELECT case_id FROM measurements WHERE run_id = ? AND metric = 'case_time' AND status != ?"
-        return {row[0] for row in self.connection.execute(query, (run_id, Status.STARTED))}
+        return {case_id for (case_id,) in self.connection.execute(query, (run_id, Status.STARTED))}
 
     def case_endings(self, run_id: str) -> list[tuple[str, int, float]]:
         """How the cases of a run stand: status, how many, seconds inside them."""
@@ -580,13 +579,19 @@ class Store:
 
 
 def _power_row(sample: Any) -> tuple[int, float | None, float | None, float | None, float | None]:
-    values = [
+    t_s, watts, joules, low, high = (
         sample.get(name) if isinstance(sample, Mapping) else getattr(sample, name, None)
         for name in ("t_s", "watts", "joules", "low", "high")
-    ]
-    if values[0] is None or (values[1] is None and values[2] is None):
+    )
+    if t_s is None or (watts is None and joules is None):
         raise BadInput(f"samples: {sample!r} has no t_s, or neither watts nor joules; give them")
-    return (round(1e6 * values[0]), *values[1:])
+    return round(1e6 * t_s), watts, joules, low, high
+
+
+def _value(rows: sqlite3.Cursor) -> Any:
+    """The only one."""
+    ((value,),) = rows
+    return value
 
 
 def _json(value: Any) -> str:

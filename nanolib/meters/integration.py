@@ -101,7 +101,7 @@ def _checked(t_s: ArrayLike, values: ArrayLike, start_s: float, end_s: float) ->
     t, x = np.asarray(t_s, dtype=float), np.asarray(values, dtype=float)
     if t.shape != x.shape or t.ndim != 1:
         raise BadInput(f"t_s: shape {list(t.shape)} beside {list(x.shape)}; give one moment per sample")
-    if np.isnan(x).all() or (~np.isnan(x)).sum() < 2:
+    if (~np.isnan(x)).sum() < 2:
         raise BadInput(f"power_w: {int((~np.isnan(x)).sum())} samples could be read; at least two are needed")
     if (np.diff(t) < 0).any():
         raise BadInput("t_s: its moments go backwards; give them in order")

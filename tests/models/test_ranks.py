@@ -174,7 +174,7 @@ def test_what_does_not_fit_is_told_by_one_rank_alone_too():
     with pytest.raises(BadInput, match="form: 'trees' is no form; use one of three_allreduce"):
         tree_attention_decode(q, k, k, form="trees")
     for keys, values in ((k.double(), k), (k, k.double())):
-        with pytest.raises(BadInput, match="k, v: .* give q's torch.float32, on empty shards too"):
+        with pytest.raises(BadInput, match=r"k, v: .* give q's torch\.float32, on empty shards too"):
             tree_attention_decode(q, keys, values)
     for layout in (Layout.plain(4, 2), Layout.plain(3, 1)):
         with pytest.raises(BadInput, match=r"layout: \d ranks, \d positions here; there are 1 ranks and 2 queries"):
