@@ -247,8 +247,8 @@ collect_blocks: Callable[[Clock, Mapping[str, Call], float, float], tuple[np.nda
 def _block_shape(call_ms: float, clock: Clock, several: bool) -> tuple[int, int]:
     """Calls per block, and how many back-to-back calls one reading spans."""
     readable = _BLOCK_RESOLUTIONS * clock.resolution_ms()
-    inner = 1 if several else max(1, math.ceil(readable / call_ms))
-    return max(1, math.ceil(_BLOCK_MS / (call_ms * inner))), inner
+    inner = 1 if several else math.ceil(readable / call_ms)
+    return math.ceil(_BLOCK_MS / (call_ms * inner)), inner
 
 
 def _precise(totals: np.ndarray, precision: float) -> bool:

@@ -53,7 +53,7 @@ TESTS = {
     "nanolib/meters/layers.py": [_CLOCKWORK, _LAYERS, _ENERGY],
     "nanolib/meters/machine.py": [_MACHINE, "tests/suite/test_devices.py"],
     "nanolib/meters/memory.py": [_MACHINE, _PLANS],
-    "nanolib/meters/operations.py": [_LAYERS, _ENERGY],
+    "nanolib/meters/operations.py": [_CLOCKWORK, _LAYERS, _ENERGY],
     "nanolib/meters/overhead.py": ["tests/meters/test_overhead.py", _CLOCKWORK, _ENERGY],
     "nanolib/meters/power.py": ["tests/meters/test_power.py"],
     "nanolib/meters/energy.py": ["tests/meters/test_power.py", _ENERGY],

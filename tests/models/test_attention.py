@@ -228,6 +228,12 @@ def test_a_bag_of_options_gives_each_kind_its_own_and_refuses_what_is_none_of_th
         attention.shared_options("dense", {"windw": 7})
 
 
+@pytest.mark.parametrize("pattern", ALL_PATTERNS)
+def test_a_learned_score_is_for_dca_alone(pattern):
+    assert attention.chooses_by_score("sparse", {"pattern": pattern}) == (pattern == "dca")
+    assert not attention.chooses_by_score("dense", {"pattern": pattern})
+
+
 @pytest.mark.parametrize("pattern", ["threshold", "dca"])
 def test_a_pattern_that_follows_the_input_takes_no_sparsity(pattern):
     with pytest.raises(BadInput, match="keeps what the input asks for"):

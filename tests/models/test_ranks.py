@@ -169,6 +169,17 @@ def test_scores_are_multiplied_by_the_factor_given(monkeypatch, scale):
         assert relative_error(last.detach(), whole[:, :, -1:].detach()) < 1e-6
 
 
+def test_ranks_that_know_where_they_stand_ask_no_other(monkeypatch):
+    asked = []
+    monkeypatch.setattr(tree, "gather_lengths", lambda length, *_: asked.append(length) or [length])
+    q, k, v = torch.randn(1, 2, 3, 8), *torch.randn(2, 1, 2, 10, 8).unbind()
+    told = [{"start": 0, "total": 10}, {"start": 0}, {"total": 10}, {}]
+    outs = [tree_attention_decode(q, k, v, **rest) for rest in told]
+    assert asked == [10] * 3 and all(torch.equal(out, outs[0]) for out in outs)
+    tree_attention_decode(q[:, :, :1], k, v)  # a single query sees every key
+    assert len(asked) == 3
+
+
 def test_what_does_not_fit_is_told_by_one_rank_alone_too():
     q, k = torch.zeros(1, 4, 2, 8), torch.zeros(1, 2, 2, 8)
     with pytest.raises(BadInput, match="form: 'trees' is no form; use one of three_allreduce"):
