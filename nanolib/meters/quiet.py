@@ -47,7 +47,7 @@ def of_cpus(spent: dict[str, float], own: float) -> list[str]:
     if total <= 0:
         return []
     idle, stolen = spent["idle"] + spent.get("iowait", 0.0), spent.get("steal", 0.0)
-    others = max(0.0, total - idle - stolen - own) / total
+    others = (total - idle - stolen - own) / total
     lines = [f"other processes use {others:.0%} of the CPUs"] if others > _BUSY else []
     return lines + (
         [f"a hypervisor takes {stolen / total:.0%} of the CPU time (steal)"] if stolen / total > _STOLEN else []

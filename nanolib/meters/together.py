@@ -36,7 +36,7 @@ def time_together(
         Milliseconds per call, a value per block: the largest over ranks is what the call takes.
     """
     wait, order = synchronizer(device), random.Random(seed)
-    inner = {name: max(1, math.ceil(_BLOCK_S / _largest(_probe(call, wait), device))) for name, call in calls.items()}
+    inner = {name: math.ceil(_BLOCK_S / _largest(_probe(call, wait), device)) for name, call in calls.items()}
     blocks: dict[str, list[float]] = {name: [] for name in calls}
     start = time.perf_counter()
     gc.collect()
