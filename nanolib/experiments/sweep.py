@@ -298,7 +298,6 @@ def mark_dead_runs(store: Store) -> None:
             store.update_run(run_id, status=RunStatus.INTERRUPTED, message="its process ended before the run did")
 
 
-@functools.cache
 def _host() -> str:
     """This machine, without naming it."""
     return hashlib.sha256(os.uname().nodename.encode()).hexdigest()[:8]

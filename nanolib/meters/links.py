@@ -14,7 +14,7 @@ from nanolib.meters.together import time_together
 PAYLOADS = (1 << 10, 1 << 16, 1 << 20, 1 << 22)  # bytes that a rank holds
 
 
-def time_collectives(budget_s: float, *, device: str | torch.device = "cpu", seed: int = 0) -> list[dict[str, Any]]:
+def time_collectives(budget_s: float, *, seed: int, device: str | torch.device = "cpu") -> list[dict[str, Any]]:
     """How long collectives of several sizes take on this rank, all of them interleaved.
 
     Returns:

@@ -19,7 +19,7 @@ _BLOCK_S = 5e-3
 
 
 def time_together(
-    calls: Mapping[str, Callable[[], object]], budget_s: float, *, device: str | torch.device = "cpu", seed: int = 0
+    calls: Mapping[str, Callable[[], object]], budget_s: float, *, seed: int, device: str | torch.device = "cpu"
 ) -> dict[str, list[float]]:
     """How long each call takes on this rank.
 

@@ -400,6 +400,9 @@ def test_a_bar_is_a_widget_before_a_person_and_nothing_in_a_batch(monkeypatch):
     monkeypatch.setattr("tqdm.auto.tqdm", lambda **settings: settings)
     assert sweep._progress_bar(True, total=3, unit="case") == {"total": 3, "unit": "case"}
     assert sweep._progress_bar(False, total=3).disable
+    monkeypatch.setattr(sweep, "live_front_end", lambda: False)
+    monkeypatch.setattr(sweep, "tqdm", lambda **settings: settings["disable"])
+    assert (sweep._progress_bar(True), sweep._progress_bar(False)) == (None, True)  # None: where no terminal is
 
 
 def test_the_sources_make_the_version_and_a_folder_outside_git_has_no_revision(monkeypatch, tmp_path):

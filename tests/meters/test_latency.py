@@ -239,6 +239,13 @@ def test_where_an_interval_is_far_too_wide_no_warm_up_is_looked_for(monkeypatch,
     assert len(found) == searches
 
 
+def test_the_sum_of_the_phases_is_what_must_be_precise(clocked):
+    """Their shares of it change from call to call: 18, 22, 60 and 2, 38, 60."""
+    clocked([18.0, 22.0, 60.0, 2.0, 38.0, 60.0] * 300)
+    rows = measure_phases({name: lambda: None for name in "abc"})
+    assert rows["total"].n == 20 and rows["a"].estimate == 10
+
+
 def test_steadiness_is_looked_for_after_a_warm_up(clocked):
     """Twenty blocks of the steady part are needed, not twenty in all."""
     clocked(np.concatenate([_noisy(10, level=150), _noisy(300)]))

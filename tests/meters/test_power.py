@@ -294,7 +294,7 @@ def test_an_amd_gpu_likewise(tmp_path, counter, power, name, joules, watts):
     (source,) = find_sources(tmp_path, _NoDriver(), amdsmi=_amd(counter, power)).sources
     assert (source.name, source.of) == (name, "gpu 0")
     reading = source.read()
-    assert math.isnan(reading.joules) if joules is None else reading.joules == pytest.approx(joules)
+    assert math.isnan(reading.joules) if joules is None else reading.joules == pytest.approx(joules, rel=1e-9)
     assert math.isnan(reading.watts) if watts is None else reading.watts == watts
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nanolib.experiments.ranks import run_ranks
 from nanolib.measurement import BadInput, Unsupported
-from nanolib.models.attention import context_parallel, partial, ring, tree
+from nanolib.models.attention import context_parallel, partial, ring, tree, ulysses
 from nanolib.models.attention.layout import Layout
 from nanolib.models.attention.partial import merge, partial_attention, plain
 from nanolib.models.attention.reference import masked_attention, relative_error
@@ -178,6 +178,15 @@ def test_ranks_that_know_where_they_stand_ask_no_other(monkeypatch):
     assert asked == [10] * 3 and all(torch.equal(out, outs[0]) for out in outs)
     tree_attention_decode(q[:, :, :1], k, v)  # a single query sees every key
     assert len(asked) == 3
+
+
+def test_ulysses_attends_in_the_wide_type_on_a_cpu(monkeypatch):
+    seen = []
+    monkeypatch.setattr(ulysses, "attend", lambda kind, q, k, v, **rest: seen.append((q.dtype, k.dtype, v.dtype)) or q)
+    for dtype in (torch.bfloat16, torch.float64):
+        q = torch.zeros(1, 2, 3, 8, dtype=dtype)
+        assert ulysses_attention(q, q, q).dtype == dtype
+    assert seen == [(torch.float32,) * 3, (torch.float64,) * 3]
 
 
 def test_what_does_not_fit_is_told_by_one_rank_alone_too():
