@@ -103,6 +103,11 @@ def test_a_counter_that_goes_backwards_lost_something_and_says_so():
     assert found.low == pytest.approx(200 - 3 * 20) and found.high == pytest.approx(200 + 3 * 20)
 
 
+def test_a_counter_that_stands_still_between_its_steps_is_unsure_by_a_step():
+    found = count(np.arange(6.0), [0, 0, 20, 20, 40, 40], 0.0, 5.0)
+    assert tuple(found) == (0.0, 40.0, 80.0)
+
+
 def test_a_failed_read_of_a_counter_loses_nothing():
     t = np.arange(0, 11.0)
     joules = 10 * t
