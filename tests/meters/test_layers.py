@@ -105,8 +105,8 @@ def test_activations_of_a_large_output_are_those_of_an_even_sample_and_its_large
         large[3, 500] = -77.0  # between two elements of the sample
         noted.take(0, large)
         noted.take(2, small.t())  # not contiguous
-        noted.take(1, torch.ones(3, dtype=torch.int64))
         noted.take(1, torch.empty(0))
+        noted.take(1, torch.ones(3, dtype=torch.int64))
         noted.end_call()
     found = noted.copy()
     assert found.shape == (2, 3, len(STATISTICS)) and found[:, 1].isnan().all() and noted.copy().shape[0] == 0
