@@ -101,14 +101,14 @@ def _checked(t_s: ArrayLike, values: ArrayLike, start_s: float, end_s: float) ->
     t, x = np.asarray(t_s, dtype=float), np.asarray(values, dtype=float)
     if t.shape != x.shape or t.ndim != 1:
         raise BadInput(f"t_s: shape {list(t.shape)} beside {list(x.shape)}; give one moment per sample")
-    if (~np.isnan(x)).sum() < 2:
-        raise BadInput(f"power_w: {int((~np.isnan(x)).sum())} samples could be read; at least two are needed")
+    read = np.flatnonzero(~np.isnan(x))
+    if len(read) < 2:
+        raise BadInput(f"power_w: {len(read)} samples could be read; at least two are needed")
     if (np.diff(t) < 0).any():
         raise BadInput("t_s: its moments go backwards; give them in order")
     if not start_s < end_s:
         raise BadInput(f"end_s: {end_s} is not after start_s {start_s}; give a window with some length")
-    first = int(np.flatnonzero(~np.isnan(x))[0])
-    return t[first:], x[first:]
+    return t[read[0] :], x[read[0] :]
 
 
 def _check_reach(t: np.ndarray, start_s: float, end_s: float) -> None:

@@ -15,14 +15,12 @@ from typing import Any, Self
 
 from nanolib.measurement import BadInput, Status
 from nanolib.paths import OUTPUT_VARIABLE
-from nanolib.regression.fork_server import BOUND, SERVER, Forked, ForkServer, ending
+from nanolib.regression.fork_server import BOUND, CHUNK, SERVER, Forked, ForkServer, ending
 from nanolib.regression.worktree import Version
 
 # How many pairs of processes are forked from one. How that one lies in memory is an effect of its own on all of them; starting
 # another takes seconds.
 CHILDREN = 9
-
-_CHUNK = 1 << 16
 
 
 class VersionDied(RuntimeError):
@@ -121,7 +119,7 @@ class VersionProcess:
             ready, _, _ = select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
                 raise VersionDied(self, f"said nothing for {self.silence_s:.0f} s; raise --timeout or shrink the case")
-            chunk = os.read(self._answers.fileno(), _CHUNK)
+            chunk = os.read(self._answers.fileno(), CHUNK)
             if not chunk:
                 raise VersionDied(self, ending(self._process.wait(), self._log))
             self._buffer += chunk

@@ -23,7 +23,7 @@ from nanolib.regression.worktree import named_folders
 BOUND = {"OMP_PROC_BIND": "true"}
 
 SERVER = [sys.executable, "-P", "-W", "ignore", str(Path(__file__).with_name("server.py"))]
-_CHUNK = 1 << 16
+CHUNK = 1 << 16  # bytes of an answer, read at once
 
 
 class ForkServer:
@@ -79,7 +79,7 @@ class ForkServer:
             sent = socket.send_fds(self._socket, [text], files)
             self._socket.sendall(text[sent:])
             while not answer.endswith(b"\n"):
-                answer += (chunk := self._socket.recv(_CHUNK))
+                answer += (chunk := self._socket.recv(CHUNK))
                 if not chunk:
                     raise ConnectionError("it has hung up")
         except ConnectionError:

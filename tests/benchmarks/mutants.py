@@ -172,7 +172,7 @@ def _mutated(source: str, mutant: Mutant) -> str | None:
 def _mutants(path: Path, relative: str) -> Iterator[tuple[tuple[int, int], Mutant]]:
     """Every mutation of a file outside what changes nothing, with its line and column."""
     source = path.read_text(encoding="utf-8")
-    tree, silent = get_ast(source), [*_annotations(source), *_assertions(source), *_decorators(source), *_stars(source)]
+    tree, silent = get_ast(source), [*_unheard(source), *_stars(source)]
     for name in operator_names():
         operator_class = get_operator(name)
         if operator_class.arguments() or name.endswith(("_Eq_Is", "_NotEq_IsNot")):
@@ -184,29 +184,27 @@ def _mutants(path: Path, relative: str) -> Iterator[tuple[tuple[int, int], Mutan
                 yield position, Mutant(relative, name, occurrence, position[0])
 
 
-def _annotations(source: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+_Span = tuple[tuple[int, int], tuple[int, int]]  # from a line and column to another
+
+
+def _unheard(source: str) -> Iterator[_Span]:
+    """Annotations, assertions, and decorators of caches and of what torch reaches through its class."""
     for node in ast.walk(ast.parse(source)):
         for found in (getattr(node, "annotation", None), getattr(node, "returns", None)):
             if isinstance(found, ast.expr):
                 yield (found.lineno, found.col_offset), (found.end_lineno, found.end_col_offset)
-
-
-def _assertions(source: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.keyword) and node.arg in ("strict", "frozen"):
             yield (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
+        if isinstance(node, ast.FunctionDef):
+            is_reached_by_torch = [argument.arg for argument in node.args.args][:1] == ["ctx"]
+            for decorator in node.decorator_list:
+                name = ast.unparse(decorator)
+                is_a_cache = name == "functools.cache" or name.startswith("functools.lru_cache")
+                if is_a_cache or (name == "staticmethod" and is_reached_by_torch):
+                    yield (decorator.lineno, 0), (decorator.end_lineno, decorator.end_col_offset + 1)
 
 
-def _decorators(source: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    lines = source.splitlines()
-    for number, line in enumerate(lines, 1):
-        name = line.strip()
-        is_reached_by_torch = name == "@staticmethod" and "ctx: Any" in "".join(lines[number : number + 2])
-        if is_reached_by_torch or name == "@functools.cache" or name.startswith("@functools.lru_cache"):
-            yield (number, 0), (number, len(line) + 1)
-
-
-def _stars(source: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+def _stars(source: str) -> Iterator[_Span]:
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     for star, after in itertools.pairwise(tokens):
         if star.string == "*" and after.string == ",":
