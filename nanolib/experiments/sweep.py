@@ -20,11 +20,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 from tqdm import tqdm
 
 import nanolib
 from nanolib.experiments.ceilings import CeilingCase
+from nanolib.experiments.identity import alive, host, process_name
 from nanolib.experiments.launch import LAUNCH_VARIABLE, PART_VARIABLE
 from nanolib.experiments.lock import device_lock
 from nanolib.experiments.outcome import Outcome, attempt, one_line
@@ -258,7 +258,7 @@ def _new_run(name: str, params: Params, machine: Machine, device: str, cases: in
         git_revision=git_revision(),
         fingerprint=hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16],
         cases=cases,
-        process=_process_name(),
+        process=process_name(),
         launch=os.environ.get(LAUNCH_VARIABLE, ""),
         disturbances=disturbed,
     )
@@ -294,30 +294,8 @@ def mark_dead_runs(store: Store) -> None:
     """Runs of this machine that say `running` though their process is gone become `interrupted`."""
     runs = store.runs("status = ?", (RunStatus.RUNNING,))
     for run_id, process in zip(runs.run_id, runs.process, strict=True):
-        if process.startswith(_host()) and not alive(process):
+        if process.startswith(host()) and not alive(process):
             store.update_run(run_id, status=RunStatus.INTERRUPTED, message="its process ended before the run did")
-
-
-def _host() -> str:
-    """This machine, without naming it."""
-    return hashlib.sha256(os.uname().nodename.encode()).hexdigest()[:8]
-
-
-def _process_name() -> str:
-    return f"{_host()}:{os.getpid()}:{psutil.Process().create_time():.2f}"
-
-
-def alive(process: str) -> bool:
-    """Whether the process that a run names is still there, on this machine: of the same number and the same beginning."""
-    host, _, rest = process.partition(":")
-    pid, _, created = rest.partition(":")
-    if host != _host():
-        return False
-    try:
-        found = psutil.Process(int(pid))
-        return abs(found.create_time() - float(created)) < 1 and found.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @functools.cache

@@ -1,4 +1,3 @@
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -9,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pytest
 
-from nanolib.experiments import lock, sweep
+from nanolib.experiments import sweep
 from nanolib.experiments.ceilings import CeilingCase
+from nanolib.experiments.identity import host, process_name
 from nanolib.experiments.outcome import Outcome, attempt
 from nanolib.experiments.params import Case
 from nanolib.experiments.worker import Cancelled
@@ -155,49 +154,6 @@ def test_no_cases_are_told(store):
     assert store.runs().empty
 
 
-def _hold(device, ready, release):
-    with lock.device_lock(device, "the other"):
-        ready.set()
-        release.wait(30)
-
-
-def test_a_second_run_waits_and_says_for_whom():
-    context = multiprocessing.get_context("spawn")
-    ready, release = context.Event(), context.Event()
-    other = context.Process(target=_hold, args=("test-wait", ready, release))
-    other.start()
-    assert ready.wait(60)
-    assert lock.holder("test-wait") == f"process {other.pid} (the other)"
-    said = []
-
-    def say(line):
-        said.append(line)
-        release.set()
-
-    with lock.device_lock("test-wait", "me", say):
-        assert lock.holder("test-wait") == f"process {os.getpid()} (me)"
-    other.join(30)
-    assert said == [
-        f"waiting for test-wait: in use by process {other.pid} (the other); this run starts when that ends",
-        "test-wait is free; starting",
-    ]
-    assert lock.holder("test-wait") == ""
-
-
-def test_a_crash_releases_the_device():
-    context = multiprocessing.get_context("spawn")
-    ready, release = context.Event(), context.Event()
-    other = context.Process(target=_hold, args=("test-crash", ready, release))
-    other.start()
-    assert ready.wait(60)
-    os.kill(other.pid, signal.SIGKILL)
-    other.join(30)
-    said = []
-    with lock.device_lock("test-crash", "me", said.append):
-        pass
-    assert len(said) in (0, 2)  # it may have waited for the kernel to bury the other
-
-
 @pytest.mark.slow
 def test_two_runs_at_once_are_both_whole(store, tmp_path):
     code = (
@@ -324,7 +280,7 @@ def test_a_run_says_what_made_it(store, monkeypatch):
         "cpu",
         "night",
     )
-    assert run.cases == 2 and run.params["behaviours"] == ["ok", "unsupported"] and run.process == sweep._process_name()
+    assert run.cases == 2 and run.params["behaviours"] == ["ok", "unsupported"] and run.process == process_name()
     assert set(run.versions) == {"python", "torch", "platform", "nanolib", "sources"}
     assert len(run.fingerprint) == 16 and run.git_revision == sweep.git_revision()
 
@@ -340,38 +296,20 @@ def test_a_part_of_a_run_is_another_run(store, monkeypatch):
 
 def test_a_run_that_another_process_is_at_is_not_taken_over(store):
     _measure(store, "ok", label="first")
-    other = f"{sweep._host()}:{os.getppid()}:{psutil.Process(os.getppid()).create_time():.2f}"
-    store.update_run(store.runs().run_id.iloc[0], process=other, launch="l")
+    store.update_run(store.runs().run_id.iloc[0], process=process_name(os.getppid()), launch="l")
     _measure(store, "ok", resume=True).finish()
     assert len(store.runs()) == 2  # the first one's process is there
-    store.update_run(store.runs().run_id.iloc[0], process=f"{sweep._host()}:{os.getppid()}:1.00")
+    store.update_run(store.runs().run_id.iloc[0], process=f"{host()}:{os.getppid()}:1.00")
     store.connection.execute("UPDATE runs SET label = 'before', started = '2000' WHERE label = ''")
     _measure(store, "ok", resume=True)
     _, run = store.runs().to_dict("records")  # its process is gone: the last is taken over, label and launch with it
-    assert (run["label"], run["launch"], run["process"]) == ("first", "l", sweep._process_name())
-
-
-def test_a_process_is_known_by_its_machine_number_and_beginning():
-    own = sweep._process_name()
-    host, pid, created = own.split(":")
-    assert sweep.alive(own) and sweep.alive(f"{host}:{pid}:{float(created) + 0.5}")
-    assert not sweep.alive(f"{host}:{pid}:{float(created) + 1.5}") and not sweep.alive(
-        f"{host}:{pid}:{float(created) - 2}"
-    )
-    assert not sweep.alive(f"elsewhere:{pid}:{created}") and not sweep.alive("")
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    name = f"{host}:{ended.pid}:{psutil.Process(ended.pid).create_time()}"
-    while psutil.Process(ended.pid).status() != psutil.STATUS_ZOMBIE:
-        time.sleep(0.01)
-    assert not sweep.alive(name)  # it has ended, and nobody has asked how
-    ended.wait()
-    assert not sweep.alive(name)
+    assert (run["label"], run["launch"], run["process"]) == ("first", "l", process_name())
 
 
 def test_runs_of_other_machines_and_living_processes_are_not_marked(store):
     for run_id, process in (
-        ("gone", f"{sweep._host()}:{os.getpid()}:1.00"),
-        ("here", sweep._process_name()),
+        ("gone", f"{host()}:{os.getpid()}:1.00"),
+        ("here", process_name()),
         ("elsewhere", "0000:1:1.00"),
     ):
         store.add(Run("sample", {"machine_id": "m"}, run_id=run_id, process=process))
