@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from torch import nn
 
@@ -17,6 +15,7 @@ from nanolib.meters.energy import EnergyMeter, Window
 from nanolib.meters.layers import DeepLayer, LayerProfiler, ModuleTime
 from nanolib.meters.overhead import measure_overhead
 from nanolib.meters.profiling import ProfilingConfig
+from nanolib.scratch import Scratch
 from nanolib.stats.intervals import Interval, TooFewSamples, median_interval
 from nanolib.store import Run, Store
 
@@ -123,8 +122,8 @@ def overheads(
     Rows are written as they would be in earnest, to a database that is thrown away.
     """
     with (
-        tempfile.TemporaryDirectory(prefix="nanolib-overhead-") as folder,
-        Store(Path(folder) / "traces.sqlite") as store,
+        Scratch("overhead") as scratch,
+        Store(scratch.path / "traces.sqlite") as store,
     ):
         store.add(Run(experiment="overhead", machine={"machine_id": ""}, run_id="overhead"))
         sink = store.new_trace("overhead", phase)

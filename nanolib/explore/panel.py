@@ -6,11 +6,9 @@ What was measured stands in the chart beside what the notebook measured, and goe
 from __future__ import annotations
 
 import html
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -23,6 +21,7 @@ from nanolib.measurement import BadInput
 from nanolib.meters.machine import this_machine
 from nanolib.report import charts, renderer, tables
 from nanolib.report.display import Table
+from nanolib.scratch import Scratch
 from nanolib.store import Store
 
 
@@ -67,8 +66,8 @@ class Panel:
 
         self._experiment, self.controls, self._build, self._shown = experiment, controls, build, shown
         self._before = pd.DataFrame() if rows is None else rows
-        self._folder = tempfile.TemporaryDirectory(prefix="nanolib-explore-")
-        self._path = Path(self._folder.name) / "unsaved.sqlite"
+        self._folder = Scratch("explore")
+        self._path = self._folder.path / "unsaved.sqlite"
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         with Store() as store:

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,12 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-import psutil
-
 from nanolib.measurement import BadInput
+from nanolib.scratch import Scratch
 
 WORKING_TREE = "."
-_PREFIX = "nanolib-ab-"
 
 
 @dataclass(frozen=True)
@@ -83,13 +80,13 @@ def checked_out(names: Sequence[str], start: Path) -> Iterator[list[Version]]:
     )
     folder = Path(_git(start, "rev-parse", "--show-prefix"))
     commits = [_commit(top, name) for name in names]
-    _remove_left_behind(top)
-    with _ended_by_signal(), tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{os.getpid()}-") as made:
+    with _ended_by_signal(), Scratch("ab") as made:
+        _git(top, "worktree", "prune")  # what comparisons left that were killed outright went when this folder was made
         places: dict[str, Path] = {}
         try:
             for name, commit in zip(names, commits, strict=True):
                 if name != WORKING_TREE and commit not in places:
-                    places[commit] = Path(made) / commit[:12]
+                    places[commit] = made.path / commit[:12]
                     _add(top, places[commit], commit)
             yield [
                 Version(name, _revision(top), top, folder)
@@ -143,14 +140,6 @@ def _remove(top: Path, place: Path) -> None:
     shutil.rmtree(place, ignore_errors=True)
     with contextlib.suppress(BadInput):  # what matters is that the files are gone; git forgets the rest by itself
         _git(top, "worktree", "prune")
-
-
-def _remove_left_behind(top: Path) -> None:
-    """Worktrees of comparisons that were killed outright."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
-        if pid.isdigit() and not psutil.pid_exists(int(pid)):
-            _remove(top, folder)
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 import re
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from nanolib.report import (
     verdicts,
 )
 from nanolib.report.web import web_page
+from nanolib.scratch import Scratch
 from nanolib.sharing import hosts_of, shareable
 from nanolib.store import Store
 
@@ -128,11 +128,11 @@ def build(store: Store, run_ids: list[str], folder: Path, *, pictures: bool = Tr
     make_folder(folder)
     # Everything is made beside the target and moved in at the end: a failure half-way leaves the old report whole.
     with (
-        tempfile.TemporaryDirectory(dir=folder, prefix=".report-") as temporary,
+        Scratch("report", beside=folder) as scratch,
         renderer.quick_charts(),
-        renderer.LinkedSpecs(Path(temporary) if pictures else None) as drawn,
+        renderer.LinkedSpecs(scratch.path if pictures else None) as drawn,
     ):
-        made = Path(temporary)
+        made = scratch.path
         shown = [section for section in SECTIONS if section.experiment in set(runs["experiment"])]
         for section in shown:
             for name in section.charts:

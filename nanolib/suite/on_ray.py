@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from nanolib.experiments.launch import new_token
 from nanolib.experiments.sweep import source_digest
 from nanolib.measurement import BadInput, RunStatus
 from nanolib.paths import DATABASE, make_folder
+from nanolib.scratch import Scratch
 from nanolib.store import Store
 from nanolib.suite.jobs import Job, make_job
 from nanolib.suite.runner import Ended, run_jobs
@@ -161,8 +161,8 @@ def _bring_back(ray: Any, ready: Any, job: Job, end: Ended, output: Path, store:
     for name, value in answer["ended"].items():
         setattr(end, name, value)
     log.write(answer["log"])
-    with tempfile.TemporaryDirectory() as name:
-        part = Path(name) / DATABASE
+    with Scratch("ray") as scratch:
+        part = scratch.path / DATABASE
         part.write_bytes(answer["database"])
         store.merge(part)
     if answer["notebook"]:
@@ -175,8 +175,8 @@ def _measure(name: str, values: dict[str, Any], part: str, token: str, sources: 
         raise BadInput(
             f"ray: a node has another nanolib ({nanolib.__version__}, other sources); install the same there"
         )
-    with tempfile.TemporaryDirectory(prefix="nanolib-ray-") as path:
-        folder, job = Path(path), make_job(name, values, part)
+    with Scratch("ray") as scratch:
+        folder, job = scratch.path, make_job(name, values, part)
         (end,), log = run_jobs([job], folder, lambda line: None, token=token)
         notebook = folder / f"{job.title}.ipynb"
         return {
