@@ -11,7 +11,7 @@ from nanolib.config import NanoConfig
 from nanolib.experiments import model as models
 from nanolib.experiments import params as shared
 from nanolib.experiments import sharded_prefill as prefill
-from nanolib.experiments.nodes import address
+from nanolib.experiments.nodes import address, secret
 from nanolib.experiments.params import Case, distinct, known_dtypes, known_presets
 from nanolib.experiments.ranks import HANG_S, RanksCase, check_ranks
 from nanolib.experiments.sharded_decode import DecodeCase, measure_decode, predict_decode
@@ -101,6 +101,7 @@ class Params(shared.Params):
         if self.nodes > 1:
             try:
                 address(self.rendezvous)
+                secret()
             except BadInput as error:
                 raise ValueError(error.lines[0]) from None
         for world in _several(self):

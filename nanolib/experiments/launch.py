@@ -1,7 +1,7 @@
-"""`-m nanolib.experiments.launch MODULE ARGUMENT...` becomes `-m MODULE ARGUMENT...`, and ends when the one that started it does.
+"""`-m nanolib.experiments.launch PARENT MODULE ARGUMENT...` runs `-m MODULE ARGUMENT...`, and ends when its parent does.
 
-Imports nothing of weight, since it runs before every launch. With `--private-network` first, the ranks live in a network of their
-own, where an interface counts their bytes alone; where the system does not allow that they live where they are.
+Imports nothing of weight, since it runs before every launch. With `--private-network` before the module, the ranks live in a
+network of their own, where an interface counts their bytes alone; where the system does not allow that they live where they are.
 """
 
 from __future__ import annotations
@@ -10,16 +10,20 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import runpy
 import signal
 import socket
 import struct
 import sys
+import threading
+import time
 import uuid
 
 LAUNCH_VARIABLE = "NANOLIB_LAUNCH"  # `nano run` gives all its notebooks one token, and finds their runs by it
 PART_VARIABLE = "NANOLIB_PART"  # `2/4`: this run is the second of four that share the cases
 PRIVATE_NETWORK = "--private-network"
 _PARENT_DEATH = 1  # PR_SET_PDEATHSIG
+_WATCH_S = 0.5
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000
 _SET_FLAGS, _UP_RUNNING = 0x8914, 0x41
 
@@ -29,12 +33,31 @@ def new_token() -> str:
     return uuid.uuid4().hex[:12]
 
 
-def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """Have the system send this process a signal when the one that started it is gone, however that ended (Linux alone)."""
+def command(module: str, *arguments: str, private_network: bool = False) -> list[str]:
+    """What starts a module in a process that ends when this one does."""
+    network = [PRIVATE_NETWORK] if private_network else []
+    return [sys.executable, "-m", __name__, str(os.getpid()), *network, module, *arguments]
+
+
+def die_with_parent(parent: int) -> None:
+    """End this process when the one that started it is gone, however that ended.
+
+    Args:
+        parent: Its number, as it knew it: it may be gone before this is called.
+    """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PARENT_DEATH, int(number))
-        if os.getppid() == 1:  # it was gone before we asked
-            os.kill(os.getpid(), number)
+        ctypes.CDLL(None).prctl(_PARENT_DEATH, int(signal.SIGKILL))
+    else:
+        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _watch(parent: int) -> None:
+    """Where the system tells nobody of a parent's end: look for it."""
+    while os.getppid() == parent:
+        time.sleep(_WATCH_S)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def enter_private_network() -> None:
@@ -55,13 +78,14 @@ def enter_private_network() -> None:
 
 def main() -> None:
     """See the module."""
-    arguments = sys.argv[1:]
-    die_with_parent()
+    parent, *arguments = sys.argv[1:]
     if arguments[0] == PRIVATE_NETWORK:
         arguments = arguments[1:]
         with contextlib.suppress(OSError):  # the ranks look whether they have one, and say so where not
             enter_private_network()
-    os.execv(sys.executable, [sys.executable, "-m", *arguments])
+    die_with_parent(int(parent))
+    sys.argv[1:] = arguments[1:]
+    runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,24 @@
-"""Ranks on several machines: one measures, the others join it, and torchrun's own rendezvous lets their ranks meet.
+"""Ranks on several machines: one measures, the others join it, and their ranks meet at a store of the one that measures.
 
+    export NANOLIB_SECRET=...                                                  # the same on all nodes
     nano join 10.0.0.1:29400                                                   # on every other node
     nano run full distributed -p nodes=2 -p rendezvous=10.0.0.1:29400          # on the node with that address
 
-What is asked and what was answered goes through torch's key-value store at that address, so that no folder need be shared. Like
-torchrun's own it knows no password: who reaches the port can take part, so it belongs on a network that you trust.
+What is asked and what was answered goes through torch's key-value store at that address, so that no folder need be shared: JSON,
+never pickle, and believed only with a code (HMAC) that the secret gives for this launch. Whoever reaches the port without it can
+disturb a launch but run nothing. What the ranks send each other is neither encrypted nor authenticated: a network that you do not
+trust is unsupported.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import hmac
 import json
+import os
+import secrets
 import socket
-import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -24,13 +30,17 @@ import torch
 import torch.distributed as dist
 
 import nanolib
-from nanolib.experiments import torchrun
+from nanolib.experiments import launcher
 from nanolib.measurement import BadInput
+from nanolib.scratch import Scratch
+
+SECRET_VARIABLE = "NANOLIB_SECRET"
 
 _LAUNCHES = "launches"  # how many there have been
 _POLL_S = 0.2  # seldom enough to take nothing from the ranks
 _LISTEN_S = 5.0  # for reaching one's own port
 _SILENT_S = 15.0  # a node that says nothing for so long is gone
+_SECRET_LENGTH = 16  # characters, at least
 
 
 class NodesMissing(Exception):
@@ -51,17 +61,55 @@ def address(endpoint: str) -> tuple[str, int]:
     return host, int(port)
 
 
-class Launch:
-    """One launch over several nodes, as the node sees it that asked for it."""
+def secret() -> bytes:
+    """What all nodes of a launch know and nobody else.
 
-    def __init__(self, store: dist.Store, number: int, others: int, asked: dict[str, Any]) -> None:
-        self._store, self._number = store, number
-        self._others = range(1, others + 1)
-        self._heard: dict[
-            int, tuple[int, float]
-        ] = {}  # how often each has said that it is there, and when that last rose
-        self.meeting = _meeting(asked)
-        self.interface = _interface(asked["host"])
+    Raises:
+        BadInput: The environment does not tell it, or it is short.
+    """
+    text = os.environ.get(SECRET_VARIABLE, "")
+    if len(text) < _SECRET_LENGTH:
+        raise BadInput(
+            f"rendezvous: {SECRET_VARIABLE} holds {len(text)} characters; set it on all nodes to the same secret of "
+            f"{_SECRET_LENGTH} or more, such as python3 -c 'import secrets; print(secrets.token_urlsafe())' makes"
+        )
+    return text.encode()
+
+
+def _sealed(about: str, said: dict[str, Any]) -> str:
+    """What a node says, with a code that only who knows the secret can give."""
+    text = json.dumps(said)
+    return json.dumps({"said": text, "code": _code(about, text)})
+
+
+def _unsealed(about: str, sealed: bytes) -> dict[str, Any] | None:
+    """What another node said; None when its code is not right: anybody may write there."""
+    try:
+        message = json.loads(sealed)
+        right = hmac.compare_digest(message["code"].encode(), _code(about, message["said"]).encode())
+        return json.loads(message["said"]) if right else None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+
+
+def _code(about: str, text: str) -> str:
+    return hmac.new(secret(), f"{about}\n{text}".encode(), hashlib.sha256).hexdigest()
+
+
+class Launch:
+    """One launch over several nodes, as the node sees it that asked for it.
+
+    Attributes:
+        asked: What every rank is given.
+        interface: Of the network, through which the nodes are reached.
+    """
+
+    def __init__(self, store: dist.Store, number: int, nonces: list[str], asked: dict[str, Any]) -> None:
+        self._store, self._number, self._nonces = store, number, nonces
+        self._others = range(1, len(nonces) + 1)
+        # how often each has said that it is there, and when that last rose
+        self._heard: dict[int, tuple[int, float]] = {}
+        self.asked, self.interface = asked, _interface(asked["host"])
 
     def others_ended(self) -> bool:
         """Whether the ranks of some other node have ended, in whichever way, or it has not been heard of for long."""
@@ -77,19 +125,25 @@ class Launch:
             NodesMissing: A node refused.
         """
         self._store.set(self._key("end"), "")
-        deadline = time.monotonic() + 2 * torchrun.GRACE_S
+        deadline = time.monotonic() + 2 * launcher.GRACE_S
         lost = 0
         for node in self._others:
             while not (there := self._reported(node)) and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
-            report = json.loads(self._store.get(self._key(f"report/{node}"))) if there else {"refused": "", "files": {}}
+            report = self._report(node) if there else None
+            if report is None:
+                lost += 1
+                continue
             if report["refused"]:
                 raise NodesMissing(report["refused"])
             for name, text in report["files"].items():
                 with (folder / Path(name).name).open("a") as file:
                     file.write(text)
-            lost += not there
         return lost
+
+    def _report(self, node: int) -> dict[str, Any] | None:
+        key = self._key(f"report/{node}")
+        return _unsealed(f"{key} {self._nonces[node - 1]}", self._store.get(key))
 
     def _reported(self, node: int) -> bool:
         return bool(self._store.check([self._key(f"report/{node}")]))
@@ -117,22 +171,34 @@ def ask(endpoint: str, asked: dict[str, Any], *, nodes: int, ranks: int, within_
     Raises:
         NodesMissing: They did not, or the port is taken.
     """
+    secret()
     store = _serve(endpoint)
-    number = store.add(_LAUNCHES, 0) + 1
+    number = store.add(_LAUNCHES, 1)
     host, port = address(endpoint)
-    meeting = {"host": host, "port": port, "launch": number, "nodes": nodes, "ranks": ranks}
-    asked = asked | meeting | {"versions": _versions()}
-    store.set(f"{number}/asked", json.dumps(asked))
-    store.add(_LAUNCHES, 1)
     deadline = time.monotonic() + within_s
-    while (came := store.add(f"{number}/came", 0)) < nodes - 1:
+    nonces: list[str] = []
+    seen = wrong = 0
+    while len(nonces) < nodes - 1:
         if time.monotonic() > deadline:
             store.set(f"{number}/end", "")
+            others = f", {wrong} without the secret" if wrong else ""
             raise NodesMissing(
-                f"{came + 1} of {nodes} nodes came within {within_s:g} s; on each other node run: nano join {endpoint}"
+                f"{len(nonces) + 1} of {nodes} nodes came within {within_s:g} s{others}; on each other node run: "
+                f"nano join {endpoint}"
             )
-        time.sleep(_POLL_S)
-    return Launch(store, number, nodes - 1, asked)
+        if not store.check([f"{number}/here/{seen + 1}"]):
+            time.sleep(_POLL_S)
+            continue
+        seen += 1
+        here = _unsealed(f"{number}/here", store.get(f"{number}/here/{seen}"))
+        if here is None:
+            wrong += 1
+        else:
+            nonces.append(here["nonce"])
+    meeting = {"host": host, "port": port, "launch": number, "nodes": nodes, "ranks": ranks}
+    asked = asked | meeting | {"versions": _versions(), "nonces": nonces}
+    store.set(f"{number}/asked", _sealed(f"{number}/asked", asked))
+    return Launch(store, number, nonces, asked)
 
 
 def join(endpoint: str, *, wait_s: float, say: Callable[[str], None], packages: tuple[str, ...] = ("nanolib",)) -> int:
@@ -148,9 +214,10 @@ def join(endpoint: str, *, wait_s: float, say: Callable[[str], None], packages: 
         In how many launches this machine took part.
 
     Raises:
-        BadInput: The endpoint is malformed.
+        BadInput: The endpoint is malformed, or there is no secret.
     """
     host, port = address(endpoint)
+    secret()
     say(f"waiting for {endpoint} to ask, at most {wait_s:g} s")
     store, seen, took_part, idle_since = None, 0, 0, time.monotonic()
     while time.monotonic() - idle_since < wait_s:
@@ -171,10 +238,20 @@ def join(endpoint: str, *, wait_s: float, say: Callable[[str], None], packages: 
 
 def _take_part(store: dist.Store, number: int, say: Callable[[str], None], packages: tuple[str, ...]) -> bool:
     """This node's share of a launch; whether there was one."""
-    asked = json.loads(store.get(f"{number}/asked"))
-    node = store.add(f"{number}/came", 1)
-    if node >= asked["nodes"]:
+    nonce = secrets.token_hex(16)  # what was asked once cannot be asked again by who has listened
+    here = store.add(f"{number}/came", 1)
+    store.set(f"{number}/here/{here}", _sealed(f"{number}/here", {"nonce": nonce}))
+    while not store.check([f"{number}/asked"]):
+        if store.check([f"{number}/end"]) or store.add(_LAUNCHES, 0) != number:
+            return False
+        time.sleep(_POLL_S)
+    asked = _unsealed(f"{number}/asked", store.get(f"{number}/asked"))
+    if asked is None:
+        say(f"launch {number}: asked without this node's {SECRET_VARIABLE}; nothing was run")
         return False
+    if nonce not in asked["nonces"]:  # there were enough others
+        return False
+    node = asked["nonces"].index(nonce) + 1
     refused, files, me = "", {}, f"node {node + 1} of {asked['nodes']}"
     if asked["body"].partition(".")[0] not in packages:
         refused = f"{me} runs functions of {', '.join(packages)} alone, and not {asked['body']}"
@@ -183,39 +260,29 @@ def _take_part(store: dist.Store, number: int, say: Callable[[str], None], packa
     say(refused or f"launch {number}: {asked['ranks']} rank(s) of {asked['body']}")
     if not refused:
         files = _run_share(store, number, node, asked)
-    store.set(f"{number}/report/{node}", json.dumps({"refused": refused, "files": files}))
+    key = f"{number}/report/{node}"
+    store.set(key, _sealed(f"{key} {nonce}", {"refused": refused, "files": files}))
     return not refused
 
 
 def _run_share(store: dist.Store, number: int, node: int, asked: dict[str, Any]) -> dict[str, str]:
     """Run ranks until they end or are to end; what they wrote, by the files' names."""
-    with tempfile.TemporaryDirectory(prefix="nanolib-ranks-") as name:
-        folder, meeting = Path(name), _meeting(asked)
-        process = torchrun.start(
-            folder, asked, ranks=asked["ranks"], meeting=meeting, interface=_interface(asked["host"])
+    with Scratch("ranks") as scratch:
+        folder = scratch.path
+        interface = _interface(asked["host"])
+        process = launcher.start(
+            folder, asked, ranks=asked["ranks"], node=node, nodes=asked["nodes"], interface=interface
         )
         try:
             while process.poll() is None and not store.check([f"{number}/end"]):
                 store.add(f"{number}/alive/{node}", 1)
                 time.sleep(_POLL_S)
             if process.poll() is None:
-                torchrun.end_ranks(folder)
+                launcher.end_ranks(process)
         finally:
-            torchrun.end_tree(process)
+            launcher.end_tree(process)
         told = (file for file in folder.iterdir() if file.suffix in (".error", ".stack") or file.stem.isdigit())
-        return {file.name: file.read_text(errors="replace") for file in (*told, folder / torchrun.LOG)}
-
-
-def _meeting(asked: dict[str, Any]) -> list[str]:
-    """Of torchrun's arguments, those by which the nodes of a launch find each other: at the store where it was asked for.
-
-    A store of torchrun's own would need a port that stays free until torchrun listens there, seconds later.
-    """
-    return [
-        *("--nnodes", str(asked["nodes"]), "--local-addr", _own_address(asked["host"])),
-        *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{asked['host']}:{asked['port']}"),
-        *("--rdzv-id", f"nanolib-{asked['launch']}", "--rdzv-conf", "is_host=0"),
-    ]
+        return {file.name: file.read_text(errors="replace") for file in (*told, folder / launcher.LOG)}
 
 
 def _own_address(host: str) -> str:
@@ -248,9 +315,14 @@ def _versions() -> dict[str, str]:
 
 @functools.cache
 def _serve(endpoint: str) -> dist.TCPStore:
-    """The store at which the others ask; for as long as this process lives."""
+    """The store at which the others ask, at that address alone; for as long as this process lives."""
     host, port = address(endpoint)
     try:
-        return dist.TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=_LISTEN_S))
-    except (dist.DistError, RuntimeError) as error:
+        family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.create_server(place[:2], family=family).detach()
+        timeout = timedelta(seconds=_LISTEN_S)
+        return dist.TCPStore(
+            host, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=listening
+        )
+    except (OSError, dist.DistError, RuntimeError) as error:
         raise NodesMissing(f"{endpoint} cannot be listened at: {' '.join(str(error).split())[:200]}") from None

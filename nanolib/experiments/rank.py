@@ -1,4 +1,4 @@
-"""One rank of a case, as torchrun starts it: `-m nanolib.experiments.rank FOLDER`; the request and the answers are files there."""
+"""One rank of a case: `-m nanolib.experiments.rank FOLDER`; the request and the answers are files there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nanolib.experiments.launch import die_with_parent
+from nanolib.experiments.launcher import read_request
 
 # What the backends say when another rank has not come, or is gone.
 _WAITING = ("timed out", "timeout", "connection closed", "connection reset", "connection refused", "broken pipe")
@@ -24,19 +24,19 @@ _WAITING = ("timed out", "timeout", "connection closed", "connection reset", "co
 
 def main(folder: Path) -> None:
     """Answer the request; exits with 1 where that fails."""
-    die_with_parent()
     rank, device = int(os.environ["RANK"]), torch.device("cpu")
-    (folder / f"{rank}.pid").write_text(str(os.getpid()))
     faulthandler.register(signal.SIGTERM, (folder / f"{rank}.stack").open("w"), all_threads=False, chain=True)
-    asked = json.loads((folder / "request.json").read_text())
+    asked = read_request(folder)
     torch.set_num_threads(asked["threads"])
     try:
         if asked["device"].startswith("cuda"):
             device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
             torch.cuda.set_device(device)
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=asked["hang_s"]), rank=rank
-        )
+        backend, timeout = "nccl" if device.type == "cuda" else "gloo", timedelta(seconds=asked["hang_s"])
+        world_size = int(os.environ["WORLD_SIZE"])
+        store = _store(folder, asked, world_size)
+        store.set_timeout(timeout)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
         answer = _function(asked["body"])(asked["request"])
         _write(folder / f"{rank}.json", answer)
         dist.barrier()
@@ -49,6 +49,13 @@ def main(folder: Path) -> None:
         os._exit(1)  # ending the process group in order would wait for ranks that may be gone
     sys.stdout.flush()
     os._exit(0)  # gloo's threads abort now and then while they are torn down
+
+
+def _store(folder: Path, asked: dict[str, Any], world_size: int) -> dist.Store:
+    """Where the ranks meet: at a file of their folder, or over nodes at the store where they were asked for."""
+    if "port" not in asked:
+        return dist.FileStore(str(folder / "store"), world_size)
+    return dist.PrefixStore(f"{asked['launch']}/ranks", dist.TCPStore(asked["host"], asked["port"], is_master=False))
 
 
 def _function(name: str) -> Any:

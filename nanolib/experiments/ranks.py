@@ -1,4 +1,4 @@
-"""Several processes at work on one case: started by torchrun, ended with the case whatever happens, answers as files.
+"""Several processes at work on one case: started by a launcher, ended with the case whatever happens, answers as files.
 
     answers = run_ranks("nanolib.experiments.decoding:rank", {"seq_len": 4096}, world_size=2, device="cpu", timeout_s=60)
 
@@ -14,7 +14,6 @@ import os
 import re
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,10 +22,11 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from nanolib.experiments import torchrun
+from nanolib.experiments import launcher
 from nanolib.experiments.nodes import Launch, ask
 from nanolib.experiments.params import Case
 from nanolib.measurement import Flag, Unsupported
+from nanolib.scratch import Scratch
 
 CaseT = TypeVar("CaseT")
 
@@ -130,19 +130,19 @@ def run_ranks(
     check_ranks(device, here)
     asked = {"body": body, "request": request, "device": device, "threads": threads, "hang_s": min(hang_s, timeout_s)}
     deadline = time.monotonic() + timeout_s
-    with tempfile.TemporaryDirectory(prefix="nanolib-ranks-") as name:
-        folder = Path(name)
+    with Scratch("ranks") as scratch:
+        folder = scratch.path
         if nodes == 1:
-            launch, process = None, torchrun.start(folder, asked, ranks=here, private_network=private_network)
+            launch, process = None, launcher.start(folder, asked, ranks=here, private_network=private_network)
         else:
             launch = ask(rendezvous, asked, nodes=nodes, ranks=here, within_s=asked["hang_s"])
-            process = torchrun.start(folder, asked, ranks=here, meeting=launch.meeting, interface=launch.interface)
+            process = launcher.start(folder, launch.asked, ranks=here, nodes=nodes, interface=launch.interface)
         try:
             late = _await(process, launch, deadline)
             if process.poll() is None:
-                torchrun.end_ranks(folder)
+                launcher.end_ranks(process)
         finally:
-            torchrun.end_tree(process)
+            launcher.end_tree(process)
         lost = launch.collect(folder) if launch else 0
         answers = [folder / f"{rank}.json" for rank in range(world_size)]
         # What a process group does when it is torn down changes nothing.
@@ -156,7 +156,7 @@ def _await(process: subprocess.Popen[bytes], launch: Launch | None, deadline: fl
     while process.poll() is None and time.monotonic() < deadline:
         if launch and launch.others_ended():
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(torchrun.GRACE_S)
+                process.wait(launcher.GRACE_S)
             return False
         time.sleep(_POLL_S)
     return process.poll() is None
@@ -205,9 +205,9 @@ def _failure(folder: Path, world_size: int, late_s: float | None, lost: int) -> 
     if first and not first["waiting"]:
         message = f"rank {first['rank']} of {world_size} raised {first['message']}"
         return RankFailed(message, first["rank"], first["traceback"])
-    log = (folder / torchrun.LOG).read_text(errors="replace")
-    ended = re.findall(r"Root Cause[^=]*?rank\s*:\s*(\d+)[^=]*?exitcode\s*:\s*-(\d+)", log)
-    died = [(int(rank), int(number)) for rank, number in ended if int(number) != signal.SIGTERM]
+    log = (folder / launcher.LOG).read_text(errors="replace")
+    ended = ((int(file.stem), -int(file.read_text())) for file in sorted(folder.glob("*.ended")))
+    died = [(rank, number) for rank, number in ended if number > 0 and number != signal.SIGTERM]
     if died and late_s is None:
         rank, number = died[0]
         return RankFailed(f"rank {rank} of {world_size} was killed by {signal.Signals(number).name}", rank, "")

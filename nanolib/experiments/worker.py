@@ -12,15 +12,16 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+from nanolib.experiments.launch import command
 from nanolib.experiments.outcome import Outcome, attempt
 from nanolib.experiments.params import Case, Params
 from nanolib.measurement import BadInput, Measurement, Status
+from nanolib.scratch import Scratch
 from nanolib.store import Store
 from nanolib.traces import recording
 
@@ -67,11 +68,11 @@ def run_in_process(
         "run_id": run_id,
     }
     start = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="nanolib-case-") as folder:
-        request["answer"] = str(Path(folder) / "rows.jsonl")
+    with Scratch("case") as scratch:
+        request["answer"] = str(scratch.path / "rows.jsonl")
         Path(request["answer"]).touch()
         process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
+            command(__name__),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

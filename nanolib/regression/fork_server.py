@@ -42,7 +42,7 @@ class ForkServer:
         absolute = named_folders(absolute=True)  # others are within the versions
         with theirs:
             self._process = subprocess.Popen(
-                [*SERVER, "--forks", str(theirs.fileno())],
+                [*SERVER, str(os.getpid()), "--forks", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import importlib.util
 import json
 import mmap
 import os
@@ -213,6 +214,15 @@ def _one_line(error: BaseException) -> str:
 # children
 
 
+def _die_with_parent(parent: int) -> None:
+    """As all that this version of nanolib starts; its file is loaded without the package, which is the version's."""
+    file = Path(__file__).parents[1] / "experiments" / "launch.py"
+    spec = importlib.util.spec_from_file_location("_launch", file)
+    launch = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(launch)
+    launch.die_with_parent(parent)
+
+
 def _free_threads() -> None:
     """Let threads that Python starts run on all cores, not on the one to which OpenMP binds the thread that starts them."""
     cores, start = os.sched_getaffinity(0), threading.Thread.start
@@ -262,8 +272,9 @@ def _serve_forks(channel: socket.socket) -> None:
         elif "wait" in request:
             told = os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1])
         else:
-            told = os.fork()
+            parent, told = os.getpid(), os.fork()
             if not told:
+                _die_with_parent(parent)
                 channel.close()
                 _become(request, files)
             os.setpgid(told, told)
@@ -338,16 +349,18 @@ def _serve(folders: list[str]) -> None:
 
 
 def main() -> None:
-    """Serve requests until the input ends: `server.py FOLDER ...` as one version, `server.py --forks FD` forking them."""
+    """Serve requests until the input ends: `server.py PARENT FOLDER ...` as one version, `... PARENT --forks FD` forking them."""
     global _answers
+    _, parent, *arguments = sys.argv
+    _die_with_parent(int(parent))
     if hasattr(os, "sched_setaffinity"):
         _free_threads()
-    if sys.argv[1] == "--forks":
-        _serve_forks(socket.socket(fileno=int(sys.argv[2])))
+    if arguments[0] == "--forks":
+        _serve_forks(socket.socket(fileno=int(arguments[1])))
     else:
         _answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)
-        _serve(sys.argv[1:])
+        _serve(arguments)
 
 
 if __name__ == "__main__":

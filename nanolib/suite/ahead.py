@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Self
 
-from nanolib.experiments import launch
-from nanolib.experiments.launch import LAUNCH_VARIABLE, PART_VARIABLE, new_token
-from nanolib.experiments.torchrun import end_tree
+from nanolib.experiments.launch import LAUNCH_VARIABLE, PART_VARIABLE, command, new_token
+from nanolib.experiments.launcher import end_tree
 from nanolib.paths import OUTPUT_VARIABLE
+from nanolib.scratch import Scratch
 
 _SETTLE_S = 2.0  # whoever outlives the process may hold its output open
 _ENGINE = "nanolib-ahead"
@@ -28,12 +28,21 @@ _KERNEL = ("--HistoryManager.hist_file=:memory:",)  # as papermill starts one
 _IMPORTS = "import nanolib.experiments.plan, nanolib.report.charts"  # what the first cell of a notebook needs
 
 
-def start(arguments: Sequence[str], variables: Mapping[str, str], **streams: Any) -> subprocess.Popen[bytes]:
-    """Start `-m ARGUMENT...` for a notebook: it ends when we do, and Ctrl-C is ours to handle."""
+def start(
+    arguments: Sequence[str], variables: Mapping[str, str], scratch: Scratch, **streams: Any
+) -> subprocess.Popen[bytes]:
+    """Start `-m ARGUMENT...` for a notebook: it ends when we do, and Ctrl-C is ours to handle.
+
+    Args:
+        arguments: A module and what it is given.
+        variables: Of its environment, beside ours.
+        scratch: Where Jupyter puts what describes the kernel.
+        streams: As `subprocess.Popen` takes them.
+    """
     return subprocess.Popen(
-        [sys.executable, "-m", launch.__name__, *arguments],
+        command(*arguments),
         stderr=subprocess.STDOUT,
-        env=os.environ | dict(variables),
+        env=os.environ | dict(variables) | {"JUPYTER_RUNTIME_DIR": str(scratch.path)},
         start_new_session=True,
         **streams,
     )
@@ -59,7 +68,10 @@ class Ahead:
         self._reader: threading.Thread | None = None
         # A pipe: there is no log yet, and none is made for a command that is wrong.
         streams = {"bufsize": 0, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self._process: subprocess.Popen[bytes] | None = start([__name__], told(output, self.token), **streams)
+        self._scratch = Scratch("run")
+        self._process: subprocess.Popen[bytes] | None = start(
+            [__name__], told(output, self.token), self._scratch, **streams
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -67,6 +79,7 @@ class Ahead:
     def __exit__(self, *exception: object) -> None:
         if self._process is not None:
             end_tree(self._process)
+        self._scratch.cleanup()
 
     def papermill(self, arguments: Sequence[str], log: IO[str]) -> subprocess.Popen[bytes] | None:
         """Run papermill with these arguments, what it says into `log`; None where the process is used up or gone."""

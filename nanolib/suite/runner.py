@@ -12,7 +12,6 @@ import queue
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -25,12 +24,14 @@ import psutil
 import yaml
 from tqdm import tqdm
 
+from nanolib.experiments.identity import pid_of
 from nanolib.experiments.launch import new_token
+from nanolib.experiments.launcher import end_tree
 from nanolib.experiments.lock import holder
-from nanolib.experiments.torchrun import end_tree
 from nanolib.measurement import RunStatus
 from nanolib.meters.machine import resolve_device
 from nanolib.paths import DATABASE, make_folder
+from nanolib.scratch import Scratch
 from nanolib.store import Store
 from nanolib.suite.ahead import Ahead, start, told
 from nanolib.suite.devices import gpu_places, on_any_gpu
@@ -180,17 +181,16 @@ def _run(job: Job, end: Ended, shared: _Launch, place: dict[str, str], store: St
     names = {case.case_id: str(case) for case in job.cases()}
     log.seek(0, os.SEEK_END)
     said = log.tell()
-    with tempfile.TemporaryDirectory(prefix="nanolib-run-") as folder:
-        parameters = Path(folder) / "params.yml"
+    # beside its place until it ends: two suites at once must not write into one file
+    with Scratch("run") as scratch, Scratch("run", beside=shared.output) as made:
+        parameters, target = made.path / "params.yml", made.path / f"{job.title}.ipynb"
         parameters.write_text(yaml.safe_dump(dict(job.values)), encoding="utf-8")
-        # beside its place until it ends: two suites at once must not write into one file
-        target = shared.output / f".{job.title}-{shared.token}.ipynb"
         arguments = [_as_is(job.notebook), _as_is(target), "-f", str(parameters), "--no-progress-bar"]
         ahead = shared.ahead if not (place or job.part) else None  # its environment is of neither
         process = ahead.papermill(arguments, log) if ahead else None
         if process is None:
             variables = told(shared.output, shared.token, job.part) | place
-            process = start(["papermill", *arguments], variables, stdin=subprocess.DEVNULL, stdout=log)
+            process = start(["papermill", *arguments], variables, scratch, stdin=subprocess.DEVNULL, stdout=log)
         try:
             while process.poll() is None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -203,7 +203,7 @@ def _run(job: Job, end: Ended, shared: _Launch, place: dict[str, str], store: St
             if ahead:
                 ahead.settle()
             if target.exists():
-                target.replace(shared.output / f"{job.title}.ipynb")
+                target.replace(shared.output / target.name)
             end.seconds = time.perf_counter() - began
             _watch(job, end, shared, store, names, process.pid)
     log.flush()
@@ -251,8 +251,8 @@ def _watch(job: Job, end: Ended, shared: _Launch, store: Store, names: dict[str,
 def _below(process: str, pid: int) -> bool:
     """Whether the process that a run names descends from ours: parts of one notebook differ in nothing else."""
     try:
-        return any(parent.pid == pid for parent in psutil.Process(int(process.split(":")[1])).parents())
-    except psutil.NoSuchProcess:
+        return any(parent.pid == pid for parent in psutil.Process(pid_of(process)).parents())
+    except (psutil.NoSuchProcess, ValueError):
         return False
 
 

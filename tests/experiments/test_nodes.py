@@ -24,14 +24,21 @@ pytestmark = pytest.mark.slow
 BODIES = "tests.experiments.rank_bodies"
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _secret():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NANOLIB_SECRET", "of sixteen characters or more")
+        yield
+
+
 @contextlib.contextmanager
-def _joined(endpoint, packages=("nanolib", "tests"), wait_s=60, before=""):
+def _joined(endpoint, packages=("nanolib", "tests"), wait_s=60, before="", **variables):
     script = f"""
         from nanolib.experiments import nodes
         {before}
         nodes.join({endpoint!r}, wait_s={wait_s}, say=lambda line: print(line, flush=True), packages={packages!r})
     """
-    environment = os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+    environment = os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR", **variables}
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True, env=environment
     )
