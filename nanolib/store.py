@@ -32,10 +32,10 @@ _LISTED = "(SELECT value FROM json_each(?))"  # any number of them; a query take
 
 _NEWEST = (
     "WITH pairs AS (SELECT DISTINCT run_id, case_id FROM measurements WHERE {condition}),"
-    " aged AS (SELECT run_id, case_id, started, r.rowid AS number, experiment,"
-    " row_number() OVER (PARTITION BY machine_id, case_id ORDER BY started DESC, r.rowid DESC) AS age"
+    " aged AS (SELECT run_id, case_id, r.rowid AS number, experiment,"
+    " row_number() OVER (PARTITION BY machine_id, case_id ORDER BY r.rowid DESC) AS age"
     " FROM pairs JOIN runs r USING (run_id)),"
-    " shown AS (SELECT run_id, case_id, row_number() OVER (PARTITION BY experiment ORDER BY started DESC, number DESC) AS place"
+    " shown AS (SELECT run_id, case_id, row_number() OVER (PARTITION BY experiment ORDER BY number DESC) AS place"
     " FROM aged WHERE age = 1)"
     " SELECT {columns} FROM shown JOIN measurements m USING (run_id, case_id) WHERE place <= ? ORDER BY m.id"
 )
@@ -344,7 +344,7 @@ class Store:
             where: An SQL condition with `?` for values; never built from input.
             values: The values.
         """
-        frame = self._frame(f"SELECT * FROM runs WHERE {where} ORDER BY started, rowid", values)
+        frame = self._frame(f"SELECT * FROM runs WHERE {where} ORDER BY rowid", values)
         return _parse(frame, "params", "versions", "disturbances")
 
     def runs_of(self, run_ids: Iterable[str]) -> pd.DataFrame:
@@ -355,7 +355,7 @@ class Store:
         """Of each experiment the newest run that is done; where none is, the newest at all."""
         query = (
             "SELECT run_id FROM (SELECT run_id, experiment, row_number()"
-            " OVER (PARTITION BY experiment ORDER BY status = ? DESC, started DESC, rowid DESC) AS place FROM runs)"
+            " OVER (PARTITION BY experiment ORDER BY status = ? DESC, rowid DESC) AS place FROM runs)"
             " WHERE place = 1 ORDER BY experiment"
         )
         return [run_id for (run_id,) in self.connection.execute(query, [RunStatus.DONE])]
@@ -422,7 +422,7 @@ class Store:
         """
         return self._frame(
             "WITH chosen AS (SELECT run_id, started, git_revision, row_number() OVER"
-            " (PARTITION BY machine_id, experiment ORDER BY started DESC, rowid DESC) AS place"
+            " (PARTITION BY machine_id, experiment ORDER BY rowid DESC) AS place"
             f" FROM runs WHERE machine_id IN {_LISTED})"
             " SELECT run_id, started, git_revision, m.machine_id, m.experiment, case_id, factors, scope, method,"
             " estimate, low, high"
@@ -440,8 +440,8 @@ class Store:
         """
         query = (
             "SELECT before.run_id FROM runs before JOIN runs USING (experiment, suite, machine_id) WHERE runs.run_id = ?"
-            " AND experiment != ? AND before.status = 'done' AND before.started < runs.started"
-            " ORDER BY before.started DESC LIMIT 1"
+            " AND experiment != ? AND before.status = 'done' AND before.rowid < runs.rowid"
+            " ORDER BY before.rowid DESC LIMIT 1"
         )
         found = (self.connection.execute(query, (run_id, but)) for run_id in run_ids)
         return list(dict.fromkeys(before for rows in found for (before,) in rows))
@@ -460,7 +460,7 @@ class Store:
             BadInput: Nothing goes by that name.
         """
         runs = self.connection.execute(
-            "SELECT run_id, label, coalesce(nullif(launch, ''), run_id), experiment, suite FROM runs ORDER BY started, rowid"
+            "SELECT run_id, label, coalesce(nullif(launch, ''), run_id), experiment, suite FROM runs ORDER BY rowid"
         ).fetchall()
         if name == "all":
             return [run_id for run_id, *_ in runs]
@@ -541,7 +541,7 @@ class Store:
         for name, value in (("max_age_days", max_age_days), ("max_runs", max_runs)):
             if value is not None and not value >= 0:
                 raise BadInput(f"{name}: {value!r} will not do; give 0 or more")
-        query = "SELECT run_id, status, julianday('now') - julianday(started) FROM runs ORDER BY started, rowid"
+        query = "SELECT run_id, status, julianday('now') - julianday(started) FROM runs ORDER BY rowid"
         runs = self.connection.execute(query).fetchall()
         kept = len(runs) if max_runs is None else max_runs
         old = [

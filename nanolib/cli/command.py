@@ -6,6 +6,7 @@ import functools
 import os
 import sqlite3
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import click
 
 from nanolib.measurement import BadInput
 from nanolib.paths import OUTPUT_VARIABLE, database_path, expanded, output_folder
+from nanolib.scratch import remove_left_behind
 
 EXIT_OK, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -21,11 +23,15 @@ output_option = click.option("--output", metavar="DIR", help="Output folder; def
 
 
 def told(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Bad input, or a file that cannot be used, ends a command with one line and exit code 2; Ctrl-C with 130."""
+    """Bad input, or a file that cannot be used, ends a command with one line and exit code 2; Ctrl-C with 130.
+
+    First it removes what killed runs left in the folder for temporary files.
+    """
 
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         try:
+            remove_left_behind(Path(tempfile.gettempdir()))
             return command(*args, **kwargs)
         except BadInput as error:
             for line in error.lines:
@@ -65,9 +71,14 @@ def pairs_of(pairs: tuple[str, ...]) -> dict[str, str]:
 
 
 def use_output(folder: str | None) -> Path:
-    """Make `--output` the output folder of this process and those it starts; without one, the folder in force."""
+    """Make `--output` the output folder of this process and those it starts; without one, the folder in force.
+
+    What killed runs left there is removed.
+    """
     if folder:
         os.environ[OUTPUT_VARIABLE] = str(expanded(folder).absolute())
+    for place in (output_folder(), output_folder() / "report"):
+        remove_left_behind(place)
     return output_folder()
 
 

@@ -22,81 +22,65 @@ from nanolib.experiments.launcher import end_tree
 from nanolib.paths import OUTPUT_VARIABLE
 from nanolib.scratch import Scratch
 
+_GRACE_S = 1.5  # between asking processes to end and ending them
 _SETTLE_S = 2.0  # whoever outlives the process may hold its output open
 _ENGINE = "nanolib-ahead"
 _KERNEL = ("--HistoryManager.hist_file=:memory:",)  # as papermill starts one
 _IMPORTS = "import nanolib.experiments.plan, nanolib.report.charts"  # what the first cell of a notebook needs
 
 
-def start(
-    arguments: Sequence[str], variables: Mapping[str, str], scratch: Scratch, **streams: Any
-) -> subprocess.Popen[bytes]:
-    """Start `-m ARGUMENT...` for a notebook: it ends when we do, and Ctrl-C is ours to handle.
-
-    Args:
-        arguments: A module and what it is given.
-        variables: Of its environment, beside ours.
-        scratch: Where Jupyter puts what describes the kernel.
-        streams: As `subprocess.Popen` takes them.
-    """
-    return subprocess.Popen(
-        command(*arguments),
-        stderr=subprocess.STDOUT,
-        env=os.environ | dict(variables) | {"JUPYTER_RUNTIME_DIR": str(scratch.path)},
-        start_new_session=True,
-        **streams,
-    )
-
-
-def told(output: Path, token: str, part: str = "") -> dict[str, str]:
-    """What the environment tells a notebook: the output folder, the command's token, and which part it is."""
-    return {OUTPUT_VARIABLE: str(output), LAUNCH_VARIABLE: token, PART_VARIABLE: part}
-
-
 class Ahead:
-    """A process that waits for papermill's arguments; used once, or ended with the block that it is entered for.
+    """A process that waits for papermill's arguments; used once, and ended with the block that it is entered for.
 
     Args:
         output: The output folder.
+        token: Of the command; a new one by default.
+        variables: Of the notebook's environment, beside ours.
 
     Attributes:
         token: By which the run is found.
     """
 
-    def __init__(self, output: Path) -> None:
-        self.token = new_token()
+    def __init__(self, output: Path, token: str = "", variables: Mapping[str, str] | None = None) -> None:
+        self.token = token or new_token()
         self._reader: threading.Thread | None = None
-        # A pipe: there is no log yet, and none is made for a command that is wrong.
-        streams = {"bufsize": 0, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self._scratch = Scratch("run")
-        self._process: subprocess.Popen[bytes] | None = start(
-            [__name__], told(output, self.token), self._scratch, **streams
+        self._scratch = Scratch("run")  # the kernel's description lies there
+        told = {OUTPUT_VARIABLE: str(output), LAUNCH_VARIABLE: self.token, PART_VARIABLE: ""}
+        self._process = subprocess.Popen(
+            command(__name__, str(self._scratch.path)),
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            # A pipe: there is no log yet, and none is made for a command that is wrong.
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=os.environ | told | dict(variables or {}),
+            start_new_session=True,  # Ctrl-C is ours to handle
         )
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._process is not None:
-            end_tree(self._process)
-        self._scratch.cleanup()
-
-    def papermill(self, arguments: Sequence[str], log: IO[str]) -> subprocess.Popen[bytes] | None:
-        """Run papermill with these arguments, what it says into `log`; None where the process is used up or gone."""
-        process, self._process = self._process, None
-        if process is None or process.poll() is not None:
-            return None
-        self._reader = threading.Thread(target=shutil.copyfileobj, args=(process.stdout, log.buffer.raw), daemon=True)
-        self._reader.start()
-        with contextlib.suppress(BrokenPipeError):  # it died just now: its exit code tells
-            process.stdin.write(json.dumps(list(arguments)).encode())
-            process.stdin.close()
-        return process
-
-    def settle(self) -> None:
-        """Wait until all that the ended process said is in the log."""
+        end_tree(self._process, _GRACE_S if self._reader else 0.0)
         if self._reader is not None:
             self._reader.join(_SETTLE_S)
+        self._scratch.cleanup()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it can be used."""
+        return self._reader is None and self._process.poll() is None
+
+    def papermill(self, arguments: Sequence[str], log: IO[str]) -> subprocess.Popen[bytes]:
+        """Run papermill with these arguments; what it says is in `log` once the block has ended."""
+        self._reader = threading.Thread(
+            target=shutil.copyfileobj, args=(self._process.stdout, log.buffer.raw), daemon=True
+        )
+        self._reader.start()
+        with contextlib.suppress(BrokenPipeError):  # it died just now: its exit code tells
+            self._process.stdin.write(json.dumps(list(arguments)).encode())
+            self._process.stdin.close()
+        return self._process
 
 
 def main() -> None:
@@ -104,7 +88,7 @@ def main() -> None:
     from jupyter_client import AsyncKernelManager
     from jupyter_core.utils import run_sync
 
-    kernel = AsyncKernelManager(kernel_name="python3")
+    kernel = AsyncKernelManager(kernel_name="python3", connection_file=str(Path(sys.argv[1]) / "kernel.json"))
     run_sync(kernel.start_kernel)(extra_arguments=[*_KERNEL, f"--IPKernelApp.exec_lines={_IMPORTS}"])
     client = kernel.client()
     kernel.client = lambda: client  # papermill closes what is its own alone, and this is not

@@ -25,21 +25,19 @@ import yaml
 from tqdm import tqdm
 
 from nanolib.experiments.identity import pid_of
-from nanolib.experiments.launch import new_token
-from nanolib.experiments.launcher import end_tree
+from nanolib.experiments.launch import PART_VARIABLE, new_token
 from nanolib.experiments.lock import holder
 from nanolib.measurement import RunStatus
 from nanolib.meters.machine import resolve_device
 from nanolib.paths import DATABASE, make_folder
 from nanolib.scratch import Scratch
 from nanolib.store import Store
-from nanolib.suite.ahead import Ahead, start, told
+from nanolib.suite.ahead import Ahead
 from nanolib.suite.devices import gpu_places, on_any_gpu
 from nanolib.suite.jobs import Job
 
 _POLL_S = 0.3
 _KERNEL_DIED = 138  # papermill's own exit code for it
-_GRACE_S = 1.5  # between asking processes to end and ending them
 
 
 @dataclass
@@ -182,26 +180,20 @@ def _run(job: Job, end: Ended, shared: _Launch, place: dict[str, str], store: St
     log.seek(0, os.SEEK_END)
     said = log.tell()
     # beside its place until it ends: two suites at once must not write into one file
-    with Scratch("run") as scratch, Scratch("run", beside=shared.output) as made:
+    with Scratch("run", beside=shared.output) as made:
         parameters, target = made.path / "params.yml", made.path / f"{job.title}.ipynb"
         parameters.write_text(yaml.safe_dump(dict(job.values)), encoding="utf-8")
         arguments = [_as_is(job.notebook), _as_is(target), "-f", str(parameters), "--no-progress-bar"]
-        ahead = shared.ahead if not (place or job.part) else None  # its environment is of neither
-        process = ahead.papermill(arguments, log) if ahead else None
-        if process is None:
-            variables = told(shared.output, shared.token, job.part) | place
-            process = start(["papermill", *arguments], variables, scratch, stdin=subprocess.DEVNULL, stdout=log)
         try:
-            while process.poll() is None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_POLL_S)
-                if shared.stop.is_set():
-                    raise KeyboardInterrupt
-                _watch(job, end, shared, store, names, process.pid)
+            with _process(job, shared, place) as ahead:
+                process = ahead.papermill(arguments, log)
+                while process.poll() is None:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(_POLL_S)
+                    if shared.stop.is_set():
+                        raise KeyboardInterrupt
+                    _watch(job, end, shared, store, names, process.pid)
         finally:
-            end_tree(process, _GRACE_S)
-            if ahead:
-                ahead.settle()
             if target.exists():
                 target.replace(shared.output / target.name)
             end.seconds = time.perf_counter() - began
@@ -218,6 +210,13 @@ def _run(job: Job, end: Ended, shared: _Launch, place: dict[str, str], store: St
         end.message = row.message.iloc[0]
     else:
         end.message = _reason(process.returncode, Path(log.name), said)
+
+
+def _process(job: Job, shared: _Launch, place: dict[str, str]) -> Ahead:
+    """The process that the command has started ahead, as long as it is unused and its environment the job's; else another."""
+    if shared.ahead and shared.ahead.is_waiting and not (place or job.part):
+        return shared.ahead
+    return Ahead(shared.output, shared.token, {PART_VARIABLE: job.part} | place)
 
 
 def _as_is(path: Path) -> str:

@@ -1,3 +1,4 @@
+import signal
 import time
 
 import psutil
@@ -27,11 +28,11 @@ def test_it_ends_with_its_block_and_writes_nothing(tmp_path):
 
 def test_what_it_says_is_in_the_log_and_it_is_used_once(tmp_path):
     with (tmp_path / "log").open("a", encoding="utf-8") as log, Ahead(tmp_path) as ahead:
+        assert ahead.is_waiting
         process = ahead.papermill([str(tmp_path / "missing.ipynb"), str(tmp_path / "out.ipynb")], log)
         assert process.wait(60) != 0
-        ahead.settle()
-        assert "missing.ipynb" in (tmp_path / "log").read_text(encoding="utf-8")
-        assert ahead.papermill(["again"], log) is None
+        assert not ahead.is_waiting
+    assert "missing.ipynb" in (tmp_path / "log").read_text(encoding="utf-8")
     assert not (tmp_path / "out.ipynb").exists()
 
 
@@ -39,4 +40,5 @@ def test_one_that_died_in_the_meantime_is_not_used(tmp_path):
     with (tmp_path / "log").open("a", encoding="utf-8") as log, Ahead(tmp_path) as ahead:
         ahead._process.kill()
         ahead._process.wait()
-        assert ahead.papermill(["anything"], log) is None
+        assert not ahead.is_waiting
+        assert ahead.papermill(["anything"], log).returncode == -signal.SIGKILL
