@@ -130,7 +130,11 @@ def _write_report(run_ids: list[str], folder: Path) -> Path:
 )
 @told
 def join(rendezvous: str, wait_s: float) -> None:
-    """Lend this machine to a distributed notebook on another: `nano run distributed -p nodes=2 -p rendezvous=HOST:PORT`."""
+    """Lend this machine to a distributed notebook on another: `nano run distributed -p nodes=2 -p rendezvous=HOST:PORT`.
+
+    Both need the same secret in NANOLIB_SECRET. What their ranks send each other is neither encrypted nor authenticated: a
+    network that you do not trust is unsupported.
+    """
     os.environ.setdefault(
         "TORCH_CPP_LOG_LEVEL", "ERROR"
     )  # that the asker has ended is nothing to print a C++ stack for
