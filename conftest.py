@@ -1,6 +1,8 @@
 """Tests write nowhere but to a folder of their own, and wait for no device that someone measures on."""
 
+import atexit
 import os
+import shutil
 import signal
 import tempfile
 from pathlib import Path
@@ -12,6 +14,7 @@ hypothesis.settings.register_profile("untimed", deadline=None)  # no test times 
 hypothesis.settings.load_profile("untimed")
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="nanolib-tests-"))
+atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
 # compiled once for all workers, which inherit this
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_FOLDER / "inductor"))
 os.environ["TMPDIR"] = str(_FOLDER)  # device locks lie there
