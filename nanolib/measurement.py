@@ -267,6 +267,11 @@ def exact(metric: str, value: float, *, scope: str = "", method: str = "formula"
     return Measurement(metric, value, scope=scope, method=method, **rest)
 
 
+def printable(text: str) -> str:
+    """The text with escapes, as `repr` writes them, for what acts on a terminal or hides: control, direction, line ends."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 def format_number(value: float, low: float | None = None, high: float | None = None) -> str:
     """`value` in as many digits as the width of its interval supports (3 to 6 significant ones).
 

@@ -7,7 +7,7 @@ import sqlite3
 import struct
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from nanolib.measurement import METRICS, BadInput, Measurement, RunStatus, Statu
 from nanolib.merging import merge_machines, merge_runs
 from nanolib.paths import database_path, make_folder
 from nanolib.schema import APPLICATION_ID, MIGRATIONS, NAMED, SCHEMA_VERSION, TRACE_TABLES, Run
-from nanolib.sharing import make_shareable
+from nanolib.sharing import Redaction, new_file
 from nanolib.traces import Trace, TraceWriter
 
 if TYPE_CHECKING:
@@ -29,6 +29,13 @@ __all__ = ["Run", "Store"]
 _WAIT_S, _RETRY_S = 5, 0.02  # for another who writes; between two tries
 SHOWN_CASES = 400  # of an experiment, the newest: what a person can still look at, and a browser draw
 _LISTED = "(SELECT value FROM json_each(?))"  # any number of them; a query takes a limited number of marks
+
+# of an exported table, the rows that belong to the runs chosen, by the first of these columns that it has
+_CHOSEN = {
+    "run_id": f"run_id IN {_LISTED}",
+    "trace_id": f"trace_id IN (SELECT trace_id FROM traces WHERE run_id IN {_LISTED})",
+    "machine_id": f"machine_id IN (SELECT machine_id FROM runs WHERE run_id IN {_LISTED})",
+}
 
 _NEWEST = (
     "WITH pairs AS (SELECT DISTINCT run_id, case_id FROM measurements WHERE {condition}),"
@@ -561,21 +568,53 @@ class Store:
         return old
 
     def copy_to(self, path: str | Path, run_ids: Iterable[str]) -> None:
-        """Write these runs to a new database for sharing; it names neither process nor folder.
+        """Write these runs to a new database for sharing; it names no process, person, machine or folder.
+
+        Each row is redacted before it is written: what is killed half-way leaves nothing private on the disk either.
 
         Raises:
-            BadInput: The file is there already.
+            BadInput: The file is there already or cannot be written, or this one cannot be read.
         """
-        target = Path(path)
-        if target.exists():
-            raise BadInput(f"export: {target} exists; name a new file")
-        with Store(target) as other:
-            other.merge(self.path, run_ids)
-            with other._transaction() as db:
-                db.execute("DELETE FROM machines WHERE machine_id NOT IN (SELECT machine_id FROM runs)")
-                make_shareable(db)
-            other.connection.execute("PRAGMA journal_mode = DELETE").fetchall()
-            other.connection.execute("VACUUM")
+        ids = json.dumps(list(run_ids))
+        with new_file(Path(path)) as file, closing(sqlite3.connect(file, isolation_level=None)) as copy:
+            copy.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            copy.execute(
+                "PRAGMA journal_mode = OFF"
+            ).fetchall()  # what fails is deleted, and what is whole is synced once
+            copy.execute("PRAGMA synchronous = OFF")
+            marks = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION}"
+            marks = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION}"
+            copy.executescript(";".join([*MIGRATIONS, marks]))
+            copy.execute("BEGIN")
+            self.connection.execute("BEGIN")  # one moment's view
+            try:
+                redaction = Redaction(row["params"] for row in self._rows_of("runs", ["params"], "run_id", ids))
+                for (table,) in copy.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+                    columns = {row[1]: row[2] for row in copy.execute(f"PRAGMA table_info({table})")}
+                    key = next(name for name in _CHOSEN if name in columns)
+                    rows = self._rows_of(table, columns, key, ids)
+                    told = redaction.rows(rows) if "TEXT" in columns.values() else rows
+                    copy.executemany(
+                        f"INSERT INTO {table} VALUES ({_marks(len(columns))})", (tuple(row.values()) for row in told)
+                    )
+            finally:
+                self.connection.execute("ROLLBACK")
+            copy.execute("COMMIT")
+
+    def _rows_of(self, table: str, columns: Iterable[str], key: str, ids: str) -> Iterator[dict[str, Any]]:
+        """Rows of a table that belong to the runs of a JSON list, in the order in which they came."""
+        names = list(columns)
+        by_number = (
+            "number" in names
+        )  # rows of a trace, by the thousand: a number's column holds numbers, whatever was put there
+        wanted = [f"iif(typeof({name}) IN ('integer', 'real'), {name}, NULL)" if by_number else name for name in names]
+        order = "trace_id, number" if by_number else "rowid"
+        query = f"SELECT {', '.join(wanted)} FROM {table} WHERE {_CHOSEN[key]} ORDER BY {order}"
+        try:
+            for row in self.connection.execute(query, [ids]):
+                yield dict(zip(names, row, strict=True))
+        except sqlite3.DatabaseError as error:
+            raise BadInput(f"database: {self.path} cannot be read ({error}); name another, or copy it again") from None
 
 
 def _power_row(sample: Any) -> tuple[int, float | None, float | None, float | None, float | None]:

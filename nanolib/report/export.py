@@ -9,8 +9,8 @@ from pathlib import Path
 import pandas as pd
 
 from nanolib.measurement import BadInput
-from nanolib.report.page import markdown_table, measurement_records, public_runs, records, run_hosts, safe_cell
-from nanolib.sharing import shareable
+from nanolib.report.page import csv_text, markdown_table, measurement_records, public_runs, records
+from nanolib.sharing import Redaction, new_file
 from nanolib.store import Store
 
 _SHOWN = ["experiment", "factors", "metric", "scope", "estimate", "low", "high", "unit", "n", "predicted", "provenance"]
@@ -18,7 +18,7 @@ _SHOWN += ["method", "status", "message", "flags"]
 
 
 def write(store: Store, run_ids: list[str], target: Path) -> None:
-    """Write runs to a file, in the format that its ending names.
+    """Write runs to a file, in the format that its ending names; a failure half-way leaves no file.
 
     Args:
         store: Where they are.
@@ -26,51 +26,49 @@ def write(store: Store, run_ids: list[str], target: Path) -> None:
         target: `.sqlite`, `.json`, `.csv` or `.md`.
 
     Raises:
-        BadInput: Another ending, no runs, or a file that is there already.
+        BadInput: Another ending, no runs, a file that is there already, or one that cannot be written.
     """
-    writers: dict[str, Callable[[Store, list[str], Path], None]] = {
-        ".sqlite": lambda store, ids, path: store.copy_to(path, ids),
-        ".json": _write_json,
-        ".csv": _write_csv,
-        ".md": _write_markdown,
-    }
-    if target.suffix not in writers:
-        raise BadInput(f"export: {target.name!r} has no known ending; use one of {', '.join(writers)}")
+    texts: dict[str, Callable[[Store, list[str]], str]] = {".json": _json, ".csv": _csv, ".md": _markdown}
+    if target.suffix not in (".sqlite", *texts):
+        raise BadInput(f"export: {target.name!r} has no known ending; use one of {', '.join(['.sqlite', *texts])}")
     if not run_ids:
         raise BadInput("export: there are no runs to write; run: nano run quick")
     if target.exists():
         raise BadInput(f"export: {target} exists; name a new file")
     if not target.absolute().parent.is_dir():
         raise BadInput(f"export: {target.parent} is no folder; make it or name another")
-    writers[target.suffix](store, run_ids, target)
+    if target.suffix == ".sqlite":
+        store.copy_to(target, run_ids)
+        return
+    text = texts[target.suffix](store, run_ids)
+    with new_file(target) as file:
+        file.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
-def _write_json(store: Store, run_ids: list[str], target: Path) -> None:
+def _json(store: Store, run_ids: list[str]) -> str:
     runs, machines = store.runs_of(run_ids), store.machines()
     machines = machines[machines["machine_id"].isin(runs["machine_id"])]
     content = {
         "runs": public_runs(runs),
-        "machines": records(machines),
+        "machines": list(Redaction(runs["params"]).rows(records(machines))),
         "measurements": measurement_records(store.measurements(run_ids), runs),
     }
-    target.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")
+    return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
 
 
 def _flat(store: Store, run_ids: list[str]) -> pd.DataFrame:
     rows = store.measurements(run_ids)
-    hosts = run_hosts(store.runs_of(run_ids))
-    for column in ("factors", "details", "message"):
-        told = [shareable(value, hosts[run_id]) for value, run_id in zip(rows[column], rows["run_id"], strict=True)]
-        rows[column] = [value if isinstance(value, str) else json.dumps(value) for value in told]
+    columns = [name for name in rows.columns if not name.startswith("factor.") and name != "id"]
+    rows = pd.DataFrame(measurement_records(rows, store.runs_of(run_ids)), columns=columns)
+    for column in ("factors", "details"):
+        rows[column] = [json.dumps(value) for value in rows[column]]
     return rows
 
 
-def _write_csv(store: Store, run_ids: list[str], target: Path) -> None:
-    rows = _flat(store, run_ids)
-    rows = rows[[name for name in rows.columns if not name.startswith("factor.") and name != "id"]]
-    rows.map(safe_cell).to_csv(target, index=False)
+def _csv(store: Store, run_ids: list[str]) -> str:
+    return csv_text(_flat(store, run_ids))
 
 
-def _write_markdown(store: Store, run_ids: list[str], target: Path) -> None:
+def _markdown(store: Store, run_ids: list[str]) -> str:
     table = _flat(store, run_ids)[_SHOWN].map(lambda value: ", ".join(value) if isinstance(value, list) else value)
-    target.write_text(markdown_table(table.astype(object).where(table.notna(), "")) + "\n", encoding="utf-8")
+    return markdown_table(table.astype(object).where(table.notna(), "")) + "\n"

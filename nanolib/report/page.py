@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 
+from nanolib.measurement import printable
 from nanolib.paths import make_folder
 from nanolib.regression.history import what_changed
 from nanolib.report import (
@@ -27,7 +29,7 @@ from nanolib.report import (
 )
 from nanolib.report.web import web_page
 from nanolib.scratch import Scratch
-from nanolib.sharing import hosts_of, shareable
+from nanolib.sharing import Redaction
 from nanolib.store import Store
 
 
@@ -176,7 +178,7 @@ def _changes(store: Store, runs: pd.DataFrame) -> Changes:
 
 def _write_files(section: Section, rows: pd.DataFrame, runs: pd.DataFrame, folder: Path) -> None:
     table = section.table(rows)
-    table.map(safe_cell).to_csv(folder / f"{section.experiment}_summary.csv", index=False)
+    (folder / f"{section.experiment}_summary.csv").write_text(csv_text(table), encoding="utf-8")
     shown = tables.readable(table, section.columns)
     (folder / f"{section.experiment}_summary.md").write_text(markdown_table(shown) + "\n", encoding="utf-8")
     chosen = overview.of_experiment(rows, section.experiment)
@@ -190,21 +192,14 @@ def _write_files(section: Section, rows: pd.DataFrame, runs: pd.DataFrame, folde
 
 
 def public_runs(runs: pd.DataFrame) -> list[dict[str, Any]]:
-    """Runs as JSON records, without what names a process, a path or a host."""
-    found = records(runs.drop(columns=["process", "launch"]))
-    return [shareable(record, hosts_of(record["params"])) for record in found]
-
-
-def run_hosts(runs: pd.DataFrame) -> dict[str, list[str]]:
-    """Run → hosts that its parameters name."""
-    return {run_id: hosts_of(params) for run_id, params in zip(runs["run_id"], runs["params"], strict=True)}
+    """Runs as JSON records, without what names a process, a path, a person or a host."""
+    return list(Redaction(runs["params"]).rows(records(runs.drop(columns=["process", "launch"]))))
 
 
 def measurement_records(rows: pd.DataFrame, runs: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows as JSON records, without samples and without the factor columns (the factors are there as one object)."""
-    hosts = run_hosts(runs)
     columns = [name for name in rows.columns if not name.startswith("factor.") and name not in ("samples", "id")]
-    return [shareable(record, hosts[record["run_id"]]) for record in records(rows[columns])]
+    return list(Redaction(runs["params"]).rows(records(rows[columns])))
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
@@ -212,13 +207,20 @@ def records(table: pd.DataFrame) -> list[dict[str, Any]]:
     return table.astype(object).where(table.notna(), None).to_dict("records")
 
 
+def csv_text(table: pd.DataFrame) -> str:
+    """A table as CSV that a spreadsheet takes for text and numbers alone, in its header too."""
+    return table.map(safe_cell).set_axis([safe_cell(name) for name in table.columns], axis=1).to_csv(index=False)
+
+
 def safe_cell(value: Any) -> Any:
     """A cell that a spreadsheet will not take for a formula: text that begins like one gets a quote in front."""
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
-        return "'" + value
-    return value
+    if isinstance(value, list | tuple):
+        value = ", ".join(map(str, value))
+    if not isinstance(value, str):
+        return value
+    begins = unicodedata.normalize("NFKC", value.lstrip())[:1]  # some spreadsheets take a full-width = for one
+    acts = begins in ("=", "+", "-", "@") or value[:1] in ("\t", "\r", "\n")
+    return ("'" if acts and begins else "") + printable(value)
 
 
 def markdown_table(table: pd.DataFrame) -> str:
@@ -230,7 +232,7 @@ def markdown_table(table: pd.DataFrame) -> str:
 
 
 def _markdown_text(text: str) -> str:
-    escaped = html.escape(" ".join(text.split()), quote=False)
+    escaped = html.escape(printable(" ".join(text.split())), quote=False)
     return re.sub(r"([|`\\\[\]*])", r"\\\1", escaped)
 
 
@@ -258,5 +260,5 @@ def _markdown(
         parts += ["## What failed", markdown_table(failed)]
     flagged = overview.flag_lines(rows)
     if flagged:
-        parts += ["## What to know before believing a number", *(f"- {line}" for line in flagged)]
+        parts += ["## What to know before believing a number", *(f"- {_markdown_text(line)}" for line in flagged)]
     return "\n\n".join(parts).replace("\n\n- ", "\n- ").replace("\n- ", "\n\n- ", 1) + "\n"
