@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nanolib.measurement import printable
 from nanolib.schema import TRACE_TABLES
 
 _COMMIT_S = 0.5
@@ -218,4 +219,6 @@ def recording(open_trace: Callable[[], Trace]) -> Iterator[None]:
     finally:
         _CURRENT.reset(token)
         if held.trace is not None and (failure := held.trace.flush()):
-            print(f"traces: some could not be written ({failure}); the measurements are whole", file=sys.stderr)
+            print(
+                printable(f"traces: some could not be written ({failure}); the measurements are whole"), file=sys.stderr
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import sqlite3
@@ -9,17 +10,34 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from nanolib.measurement import BadInput
+from nanolib.measurement import BadInput, printable
 from nanolib.paths import OUTPUT_VARIABLE, database_path, expanded, output_folder
 from nanolib.scratch import remove_left_behind
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 EXIT_OK, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 output_option = click.option("--output", metavar="DIR", help="Output folder; default: $NANOLIB_OUTPUT, or outputs/.")
+
+
+def say(*lines: Any, err: bool = False) -> None:
+    """Print lines; what was stored or typed and stands in them does nothing to the terminal. Commands print by this alone."""
+    for line in lines:
+        click.echo(printable(str(line)), err=err)
+
+
+def say_table(table: pd.DataFrame) -> None:
+    """Print a table; no cell of it breaks its line."""
+    shown = table.map(lambda cell: printable(cell) if isinstance(cell, str) else cell)
+    shown = shown.set_axis([printable(str(name)) for name in table.columns], axis=1)
+    say(*shown.to_string(index=False).split("\n"))
 
 
 def told(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -35,21 +53,20 @@ def told(command: Callable[..., Any]) -> Callable[..., Any]:
             return command(*args, **kwargs)
         except BadInput as error:
             for line in error.lines:
-                click.echo(f"nano: {line}", err=True)
+                say(f"nano: {line}", err=True)
             sys.exit(EXIT_BAD_INPUT)
         except sqlite3.DatabaseError as error:
-            click.echo(
-                f"nano: database: {database_path()} cannot be used ({error}); move it away or name another", err=True
-            )
+            say(f"nano: database: {database_path()} cannot be used ({error}); move it away or name another", err=True)
             sys.exit(EXIT_BAD_INPUT)
         except BrokenPipeError:  # whoever read has seen enough; what is left to flush goes nowhere
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(EXIT_FAILED)
         except OSError as error:
-            click.echo(f"nano: {error.filename or output_folder()}: {error.strerror}; name another place", err=True)
+            remedy = "free space there, or name another place" if error.errno in _FULL else "name another place"
+            say(f"nano: {error.filename or output_folder()}: {error.strerror}; {remedy}", err=True)
             sys.exit(EXIT_BAD_INPUT)
         except KeyboardInterrupt:
-            click.echo("nano: stopped", err=True)
+            say("nano: stopped", err=True)
             sys.exit(EXIT_INTERRUPTED)
 
     return wrapped
@@ -101,7 +118,7 @@ class Commands(click.Group):
         except click.ClickException as error:
             context = getattr(error, "ctx", None)
             path = context.command_path if context else "nano"
-            click.echo(f"nano: {' '.join(error.format_message().split())} See: {path} --help", err=True)
+            say(f"nano: {' '.join(error.format_message().split())} See: {path} --help", err=True)
         except click.Abort:
             sys.exit(EXIT_INTERRUPTED)
         sys.exit(EXIT_BAD_INPUT)

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from nanolib.cli.command import EXIT_FAILED, EXIT_OK, output_option, pairs_of, told, use_output
+from nanolib.cli.command import EXIT_FAILED, EXIT_OK, output_option, pairs_of, say, say_table, told, use_output
 from nanolib.measurement import BadInput
 
 
@@ -59,9 +59,9 @@ def compare(
 
         save_as(comparison_chart(found, "Two sets of runs", f"A: {base}. B: {current}."), Path(chart_file))
     _show_comparison(found, everything, json_file, markdown_file)
-    click.echo("the two were collected apart: drift between them is not controlled")
+    say("the two were collected apart: drift between them is not controlled")
     if not found.same_machine:
-        click.echo("they come from different machines: a comparison, not a gate")
+        say("they come from different machines: a comparison, not a gate")
     sys.exit(EXIT_FAILED if found.regressed else EXIT_OK)
 
 
@@ -77,13 +77,20 @@ def _show_comparison(found: Any, everything: bool, json_file: str | None, markdo
 
     summary = ", ".join(f"{n} {finding}" for finding, n in found.counts.items())
     if json_file:
-        Path(json_file).write_text(json.dumps(found.to_dict(), indent=1), encoding="utf-8")
+        _write("--json", json_file, json.dumps(found.to_dict(), indent=1))
     if markdown_file:
-        Path(markdown_file).write_text(f"{summary}\n\n{markdown_table(found.table())}\n", encoding="utf-8")
+        _write("--markdown", markdown_file, f"{summary}\n\n{markdown_table(found.table())}\n")
     table = found.table(everything)
     if len(table):
-        click.echo(table.to_string(index=False))
-    click.echo(summary)
+        say_table(table)
+    say(summary)
+
+
+def _write(option: str, file: str, text: str) -> None:
+    from nanolib.sharing import new_file
+
+    with new_file(Path(file), option, overwrites=True) as path:
+        path.write_text(text, encoding="utf-8")
 
 
 @click.command()
@@ -139,9 +146,9 @@ def ab(
         timeout_s=_seconds("--timeout", timeout),
         pairs=metric in TIMED,
     )
-    answer = ask(question, settings, lambda line: click.echo(line, err=True))
+    answer = ask(question, settings, lambda line: say(line, err=True))
     _show_comparison(answer.comparison, True, json_file, markdown_file)
-    click.echo("interleaved and paired, in processes of their own")
+    say("interleaved and paired, in processes of their own")
     if metric in TIMED:
         from nanolib.store import Store
 
@@ -171,11 +178,11 @@ def history(experiments: tuple[str, ...], metric: str, everything: bool, output:
     found = [one for one in found if not experiments or one.experiment in experiments]
     changed = [one for one in found if one.changes]
     if shown := found if everything else changed:
-        click.echo(table(shown).to_string(index=False))
+        say_table(table(shown))
     runs_of = max((len(one.points) for one in found), default=0)
-    click.echo(f"{len(changed)} of {len(found)} {metric} figures changed their level over up to {runs_of} runs")
+    say(f"{len(changed)} of {len(found)} {metric} figures changed their level over up to {runs_of} runs")
     if found and runs_of < 4:
-        click.echo("a change of level takes four runs to be seen; nano compare tells two of them apart")
+        say("a change of level takes four runs to be seen; nano compare tells two of them apart")
 
 
 def _ab_question(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from nanolib.cli.command import output_option, selected, told, use_output
+from nanolib.cli.command import output_option, say, say_table, selected, told, use_output
 from nanolib.measurement import BadInput
 from nanolib.paths import database_path
 
@@ -23,11 +23,10 @@ def runs(output: str | None) -> None:
     with Store(create=False) as store:
         frame = store.runs()
     if frame.empty:
-        click.echo("no runs yet; run: nano run quick")
+        say("no runs yet; run: nano run quick")
         return
     frame = frame.assign(
         run=frame.run_id.str[:8],
-        label=["".join(c if c.isprintable() else repr(c)[1:-1] for c in label) for label in frame.label],
         started=frame.started.str[:19].str.replace("T", " "),
         took=[
             f"{seconds:.0f} s" if seconds == seconds and seconds is not None else "—" for seconds in frame.duration_s
@@ -45,7 +44,7 @@ def runs(output: str | None) -> None:
         "machine_id",
         "git_revision",
     ]
-    click.echo(frame[columns].to_string(index=False))
+    say_table(frame[columns])
 
 
 @click.command()
@@ -63,7 +62,7 @@ def report(names: tuple[str, ...], folder: str | None, show: bool, output: str |
     use_output(output)
     with Store(create=False) as store:
         page = build(store, selected(store, names), target)
-    click.echo(str(page))
+    say(str(page))
     if show:
         webbrowser.open(page.absolute().as_uri())
 
@@ -81,7 +80,7 @@ def export(target: str, names: tuple[str, ...], output: str | None) -> None:
     use_output(output)
     with Store(create=False) as store:
         write(store, selected(store, names), Path(target))
-    click.echo(target)
+    say(target)
 
 
 @click.command()
@@ -99,7 +98,7 @@ def merge(databases: tuple[str, ...], output: str | None) -> None:
             raise BadInput(f"database: {path} is this database itself; name another")
     with Store() as store:
         for path in databases:
-            click.echo(f"{path}: {store.merge(path)} run(s) came in")
+            say(f"{path}: {store.merge(path)} run(s) came in")
 
 
 @click.command()
@@ -121,7 +120,7 @@ def clean(age: str | None, keep: int | None, dry_run: bool, output: str | None) 
     with Store(create=False) as store:
         mark_dead_runs(store)
         gone = store.cleanup_old_runs(days, max_runs=keep, dry_run=dry_run)
-    click.echo(f"{len(gone)} run(s) {'would be' if dry_run else 'were'} deleted")
+    say(f"{len(gone)} run(s) {'would be' if dry_run else 'were'} deleted")
 
 
 def _days(age: str) -> float:

@@ -11,7 +11,17 @@ from typing import Any
 
 import click
 
-from nanolib.cli.command import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, output_option, pairs_of, told, use_output
+from nanolib.cli.command import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    output_option,
+    pairs_of,
+    say,
+    say_table,
+    told,
+    use_output,
+)
 from nanolib.paths import database_path
 
 
@@ -60,21 +70,19 @@ def run(
         if place == "ray":
             from nanolib.suite.on_ray import run_on_ray
 
-            ended, log = run_on_ray(jobs, folder, click.echo)
+            ended, log = run_on_ray(jobs, folder, say)
         else:
-            ended, log = run_jobs(jobs, folder, click.echo, ahead=ahead)
-    click.echo("")
-    for line in closing_table(ended):
-        click.echo(line)
+            ended, log = run_jobs(jobs, folder, say, ahead=ahead)
+    say("", *closing_table(ended))
     for end in ended:
         if end.message:
-            click.echo(f"{end.name}: {end.message}")
+            say(f"{end.name}: {end.message}")
     run_ids = [end.run_id for end in ended if end.run_id]
     if run_ids:
         _show_failures(run_ids)
-    click.echo(f"\nnotebooks  {folder}\ndatabase   {database_path()}\nlog        {log}")
+    say("", f"notebooks  {folder}", f"database   {database_path()}", f"log        {log}")
     if run_ids and not no_report:
-        click.echo(f"report     {_write_report(run_ids, folder / 'report')}")
+        say(f"report     {_write_report(run_ids, folder / 'report')}")
     if any(end.status == "interrupted" for end in ended):
         sys.exit(EXIT_INTERRUPTED)
     sys.exit(EXIT_OK if all(end.status == "done" for end in ended) else EXIT_FAILED)
@@ -91,12 +99,12 @@ def _show_plan(jobs: list[Any]) -> None:
             ceilings = known_ceilings(store, this_machine().machine_id)
     for job in jobs:
         if cases := job.cases():
-            click.echo(f"\n{job.name}: {len(cases)} cases")
-            click.echo(dry_run_table(job.module, job.params, ceilings).to_string(index=False))
+            say("", f"{job.name}: {len(cases)} cases")
+            say_table(dry_run_table(job.module, job.params, ceilings))
         else:
-            click.echo(f"\n{job.name}: reads the database, measures nothing")
+            say("", f"{job.name}: reads the database, measures nothing")
     if not ceilings:
-        click.echo("\nTimes are predicted from this machine's ceilings, which are not known yet: run nano doctor")
+        say("", "Times are predicted from this machine's ceilings, which are not known yet: run nano doctor")
 
 
 def _show_failures(run_ids: list[str]) -> None:
@@ -106,7 +114,7 @@ def _show_failures(run_ids: list[str]) -> None:
     with Store(create=False) as store:
         bad = failures(store.measurements(run_ids))
     for _, row in bad.iterrows():
-        click.echo(f"  {row['status']}: {row['experiment']} {row['case']}: {row['message']}")
+        say(f"  {row['status']}: {row['experiment']} {row['case']}: {row['message']}")
 
 
 def _write_report(run_ids: list[str], folder: Path) -> Path:
@@ -140,7 +148,7 @@ def join(rendezvous: str, wait_s: float) -> None:
     )  # that the asker has ended is nothing to print a C++ stack for
     from nanolib.experiments import nodes
 
-    nodes.join(rendezvous, wait_s=wait_s, say=click.echo)
+    nodes.join(rendezvous, wait_s=wait_s, say=say)
 
 
 @click.command()
@@ -155,9 +163,9 @@ def doctor(as_json: bool, budget: float, output: str | None) -> None:
     use_output(output)
     found = examine(budget)
     if as_json:
-        click.echo(json.dumps(found, indent=1))
+        say(*json.dumps(found, indent=1).split("\n"))
         return
     for title, lines in found.items():
-        click.echo(f"{title}")
+        say(f"{title}")
         for name, value in lines.items():
-            click.echo(f"  {name:<22} {value}")
+            say(f"  {name:<22} {value}")

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nanolib.experiments.identity import alive, pid_of, process_name
-from nanolib.measurement import BadInput
+from nanolib.measurement import BadInput, printable
 from nanolib.meters.machine import gpu_uuid
 
 _POLL_S = 0.2
@@ -34,7 +34,7 @@ def lock_path(device: str) -> Path:
 
 
 def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
+    print(printable(message), file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from nanolib.experiments.lock import device_lock
 from nanolib.experiments.outcome import Outcome, attempt, one_line
 from nanolib.experiments.params import Case, Params
 from nanolib.experiments.worker import Cancelled, run_in_process, was_killed
-from nanolib.measurement import BadInput, Measurement, RunStatus, Status
+from nanolib.measurement import BadInput, Measurement, RunStatus, Status, printable
 from nanolib.meters.machine import Machine, resolve_device, this_machine, versions
 from nanolib.meters.quiet import disturbances
 from nanolib.store import Run, Store
@@ -112,7 +112,7 @@ def measure(
         mark_dead_runs(store)
         disturbed = disturbances(device)
         for line in disturbed:
-            print(f"not a quiet machine: {line}", file=sys.stderr, flush=True)
+            print(printable(f"not a quiet machine: {line}"), file=sys.stderr, flush=True)
         run = _new_run(name, params, machine, device, len(cases), disturbed)
         run_id = _resumed(store, run) if params.resume else ""
         if run_id:
@@ -164,7 +164,7 @@ def _measure_all(
     isolated = params.isolation == "process" or threading.current_thread() is not threading.main_thread()
     with bar:
         for done, case in enumerate(todo, len(cases) - len(todo)):
-            bar.set_description_str(str(case))
+            bar.set_description_str(printable(str(case)))
             if told is not None:
                 told(done, len(cases), str(case))
             if stop is not None and stop.is_set():
@@ -287,7 +287,11 @@ def _resumed(store: Store, run: Run) -> str:
 
 def _say_resumed(store: Store, run_id: str, cases: Sequence[Case]) -> None:
     done = len({case.case_id for case in cases} & store.finished_cases(run_id))
-    print(f"resuming run {run_id[:8]}: {done} of {len(cases)} cases are done and skipped", file=sys.stderr, flush=True)
+    print(
+        printable(f"resuming run {run_id[:8]}: {done} of {len(cases)} cases are done and skipped"),
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def mark_dead_runs(store: Store) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import base64
 import contextlib
 import functools
+import json
 import os
+import re
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -19,18 +21,33 @@ import altair as alt
 import vl_convert
 from altair.utils import schemapi
 
-from nanolib.measurement import BadInput
+from nanolib.measurement import BadInput, printable
 from nanolib.report.linking import linked
 
 VEGALITE_VERSION = "5.20"  # compiles to Vega 5, which JupyterLab bundles
 PAGE_VERSION = "6.4"  # compiles to Vega 6, which vl-convert bundles for pages of our own
 _SCALE = 2  # pixels per point of pictures in a report
 _NOTEBOOK_SCALE = 1.4  # and in notebooks, which are committed with them
+_CONTROL = re.compile(r"\\u00(?:[01][0-9a-f]|7f|[89][0-9a-f])|\\[bfr]")  # as JSON writes them
 
 
 def vega_spec(chart: alt.TopLevelMixin, vl_version: str = VEGALITE_VERSION) -> dict[str, Any]:
     """The chart compiled to Vega by one version of Vega-Lite."""
-    return vl_convert.vegalite_to_vega(chart.to_dict(), vl_version=vl_version)
+    return _compiled(chart.to_dict(), vl_version)
+
+
+def _compiled(spec: dict[str, Any], vl_version: str) -> dict[str, Any]:
+    """Compile to Vega; over a control character in any text vl-convert would abort the whole process."""
+    clean = _without_control(spec) if _CONTROL.search(json.dumps(spec)) else spec
+    return vl_convert.vegalite_to_vega(clean, vl_version=vl_version)
+
+
+def _without_control(value: Any) -> Any:
+    if isinstance(value, str):
+        return "\n".join(map(printable, value.split("\n")))
+    if isinstance(value, dict):
+        return {_without_control(key): _without_control(item) for key, item in value.items()}
+    return [_without_control(item) for item in value] if isinstance(value, list) else value
 
 
 class LinkedSpecs:
@@ -56,7 +73,7 @@ class LinkedSpecs:
         self._coming[name] = self._thread.submit(self._compiled, name, linked(chart))
 
     def _compiled(self, name: str, spec: dict[str, Any]) -> dict[str, Any]:
-        compiled = vl_convert.vegalite_to_vega(spec, vl_version=PAGE_VERSION)
+        compiled = _compiled(spec, PAGE_VERSION)
         if self._pictures is not None:
             save(compiled, self._pictures, name)
         return compiled
@@ -144,7 +161,7 @@ def save_as(chart: alt.TopLevelMixin, path: Path) -> None:
 
 
 def _mime_bundle(spec: dict[str, Any], **_: Any) -> dict[str, Any]:
-    compiled = vl_convert.vegalite_to_vega(spec, vl_version=VEGALITE_VERSION)
+    compiled = _compiled(spec, VEGALITE_VERSION)
     picture = vl_convert.vega_to_png(compiled, scale=_NOTEBOOK_SCALE)
     return {
         "application/vnd.vega.v5+json": compiled,

@@ -27,7 +27,7 @@ from tqdm import tqdm
 from nanolib.experiments.identity import pid_of
 from nanolib.experiments.launch import PART_VARIABLE, new_token
 from nanolib.experiments.lock import holder
-from nanolib.measurement import RunStatus
+from nanolib.measurement import RunStatus, printable
 from nanolib.meters.machine import resolve_device
 from nanolib.paths import DATABASE, make_folder
 from nanolib.scratch import Scratch
@@ -239,11 +239,11 @@ def _watch(job: Job, end: Ended, shared: _Launch, store: Store, names: dict[str,
             shared.claimed.add(end.run_id)
     if not end.run_id:
         if busy := holder(resolve_device(getattr(job.params, "device", "cpu"))):
-            shared.bar.set_description_str(f"{end.name} waits: the device is in use by {busy}")
+            shared.bar.set_description_str(printable(f"{end.name} waits: the device is in use by {busy}"))
         return
     shared.finished[end.name] = len(store.finished_cases(end.run_id) & names.keys())
     in_flight = [names[case_id] for case_id in store.started_attempts(end.run_id) if case_id in names]
-    shared.bar.set_description_str(": ".join([end.name, *in_flight[:1]]))
+    shared.bar.set_description_str(printable(": ".join([end.name, *in_flight[:1]])))
     shared.bar.update(sum(shared.finished.values()) - shared.bar.n)
 
 

@@ -1,0 +1,155 @@
+"""What is stored or typed is shown and does nothing: not to a terminal, a spreadsheet or a page."""
+
+import ast
+import csv
+import io
+import json
+
+import altair as alt
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+
+from nanolib.cli import main
+from nanolib.measurement import Measurement, printable
+from nanolib.paths import checkout
+from nanolib.report import renderer
+from nanolib.report.page import csv_text, markdown_table
+from nanolib.store import Store
+from tests.test_sharing import _LISTS, _MAPPINGS, _text_columns
+from tests.test_store import LATENCY, _run
+
+HOSTILE = "a\x1b[31mred\x1b]0;title\x07\x9b2J\r\x08\u202eevil\u2066\u200b\ufeff\u2028nano: fine\x00\x7fz"
+TYPED = HOSTILE.replace("\x00", "")  # no command line holds one
+SOURCES = sorted((checkout() / "nanolib").rglob("*.py"))
+
+
+def test_what_acts_is_escaped_and_all_else_stays():
+    assert printable("a\x1b[0m\u202e\u200b\n\x9b") == r"a\x1b[0m\u202e\u200b\n\x9b"
+    assert printable("7 µs × 3 — dense […] Ünïcödé 漢字 😀") == "7 µs × 3 — dense […] Ünïcödé 漢字 😀"
+    assert all(c.isprintable() for c in printable("".join(map(chr, (*range(0x3000), 0xD800, 0xFEFF, 0xE0001)))))
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    """Two runs of one case whose texts act, in every column in which they may stand."""
+    kept = ("run_id", "machine_id", "case_id", "metric", "status", "started", "experiment")
+    with Store(tmp_path / "out" / "results.sqlite") as store:
+        for run_id in ("run-a", "run-b"):
+            rows = [Measurement("case_time", 1.0, n=1), Measurement("peak_memory", 5.0, 5.0, 5.0, n=1), LATENCY]
+            store.add(_run(run_id, experiment=HOSTILE, rows={"c": ({"name": "x"}, rows)}))
+            store.new_trace(run_id, "c")
+        store.connection.execute(
+            "UPDATE measurements SET status = 'error' WHERE run_id = 'run-b' AND metric = 'case_time'"
+        )
+        for table, columns in _text_columns(store.connection).items():
+            for column in set(columns) - set(kept):
+                text = HOSTILE
+                if column in _LISTS:
+                    text = json.dumps([{"name": HOSTILE}] if column == "gpus" else [HOSTILE])
+                if column in _MAPPINGS:
+                    text = json.dumps({"name": HOSTILE, "torch": HOSTILE, HOSTILE: HOSTILE})
+                store.connection.execute(f"UPDATE {table} SET {column} = ?", (text,))  # columns of the schema
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["runs"],
+        ["report", "--to", f"report{TYPED}"],
+        ["compare", "run-a", "run-b", "--all"],
+        ["compare", TYPED, "run-b"],
+        ["history", "--all"],
+        ["history", "--all", "--metric", "peak_memory"],
+        ["history", TYPED + "!"],
+        ["history", "--metric", TYPED],
+        ["export", f"x{TYPED}.json"],
+        ["export", TYPED],
+        ["export", "x.json", "--run", TYPED + "!"],
+        ["merge", TYPED],
+        ["clean", "--older-than", TYPED],
+        ["clean", "--keep", TYPED],
+        ["run", TYPED],
+        ["run", "quick", "-p", TYPED],
+        ["run", "attention", "--dry-run", "-p", f"{TYPED}=1"],
+        ["run", "warmup", "--dry-run", "-p", f"device={TYPED}"],
+        [TYPED],
+        ["runs", f"--{TYPED}"],
+    ],
+    ids=lambda arguments: " ".join(arguments)[:24].encode("ascii", "replace").decode(),
+)
+def test_no_text_acts_on_the_terminal(hostile, monkeypatch, arguments):
+    monkeypatch.chdir(hostile)
+    monkeypatch.setenv("NANOLIB_OUTPUT", str(hostile / "out"))
+    if arguments[0] == "report":  # of one run, which draws nothing
+        with Store() as store:
+            store.connection.execute("DELETE FROM runs WHERE run_id = 'run-b'")
+    ended = CliRunner().invoke(main, arguments)
+    assert ended.output and ended.exit_code in (0, 1, 2), ended.exception
+    assert not isinstance(ended.exception, Exception), ended.exception
+    assert all(c.isprintable() or c == "\n" for c in ended.output), ascii(ended.output)
+    assert "\nnano: fine" not in ended.output
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(checkout())))
+def test_all_that_is_printed_is_made_printable(path):
+    """Commands print by `say`; what others print, and say beside a bar, is a constant or goes through `printable`."""
+    tree = ast.parse(path.read_text())
+    say = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "say"]
+    inside = {call for function in say if path.name == "command.py" for call in ast.walk(function)}
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call) and node not in inside):
+        name = ast.unparse(call.func)
+        assert name not in ("click.echo", "click.secho", "sys.stdout.write", "sys.stderr.write"), ast.unparse(call)
+        if name == "print" or "set_description" in name or "set_postfix" in name:
+            assert "cli" not in path.parts, ast.unparse(call)
+            texts = [text for text in call.args if not isinstance(text, ast.Constant)]
+            assert all(ast.unparse(text).startswith("printable(") for text in texts), ast.unparse(call)
+
+
+def test_a_chart_draws_what_acts_as_text(tmp_path):
+    chart = (
+        alt.Chart(pd.DataFrame({"name": [HOSTILE], "n": [1]}), title=HOSTILE).mark_point().encode(x="name:N", y="n:Q")
+    )
+    renderer.save(renderer.vega_spec(chart, renderer.PAGE_VERSION), tmp_path, "x")
+    drawn = (tmp_path / "x.svg").read_text()
+    assert r"\x1b[31mred" in drawn and not {*"\x1b\x00\x07\x08"} & {*drawn}
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+FORMULAS = (
+    "=cmd()",
+    "+1+cmd()",
+    "-1+cmd()",
+    "@sum",
+    " =cmd()",
+    "\n=cmd()",
+    "\t=cmd()",
+    "\u00a0=cmd()",
+    "＝cmd()",
+    "\r+1",
+)
+
+
+@pytest.mark.parametrize("text", FORMULAS)
+def test_no_cell_of_a_csv_is_a_formula_wherever_it_stands(text):
+    table = pd.DataFrame({text: [text, [text, "b"], (text,)], "n": [-1.5, 2.0, -3.0]})
+    (header, *cells) = csv.reader(io.StringIO(csv_text(table)))
+    for cell in (header[0], *(line[0] for line in cells)):
+        assert cell.startswith("'") and cell.isprintable()
+    assert [line[1] for line in cells] == ["-1.5", "2.0", "-3.0"]
+
+
+def test_a_cell_that_is_no_formula_stays():
+    assert csv_text(pd.DataFrame({"a": ["x=1", "1-2", ["b", "=c"], ""], "b": ["—", "", "é", "'"]})) == (
+        'a,b\nx=1,—\n1-2,\n"b, =c",é\n,\'\n'
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["[a](http://x)", "![a](http://x)", "<img src=x>", "`a`", "a | b", "**a**", "a\n\n# b"]
+)
+def test_markdown_of_a_cell_or_header_is_text(text):
+    header, _, cell = markdown_table(pd.DataFrame({text: [text]})).split("\n")
+    assert header == cell and cell.count("|") - cell.count("\\|") == 2
+    assert not any(mark in cell.replace(f"\\{mark}", "") for mark in "[]<`*")
