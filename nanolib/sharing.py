@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import re
-import secrets
 import signal
 import sqlite3
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from nanolib.measurement import BadInput, RunStatus
+from nanolib.scratch import Scratch
 
 DROPPED = ("corpus", "rendezvous", "traceback")
 # Columns that tie rows together: one that tells something becomes a digest, the same wherever it stands.
@@ -190,7 +190,7 @@ def _own_words() -> set[str]:
 def new_file(target: Path, field: str = "export", *, overwrites: bool = False) -> Iterator[Path]:
     """A file to write to that only its owner reads; after the block it stands at `target`, whole, or nothing does.
 
-    It lies beside the target, so that what a killed process leaves is found, and removed, by the next.
+    It lies in a folder beside the target, so that what a killed process leaves is found, and removed, by the next.
 
     Args:
         target: What it will be.
@@ -200,16 +200,13 @@ def new_file(target: Path, field: str = "export", *, overwrites: bool = False) -
     Raises:
         BadInput: The target is there, or became so meanwhile, or cannot be written.
     """
-    mark = f"{os.getpid()}-{_machine()}"
-    temporary = target.with_name(f".nanolib-export-{mark}-{secrets.token_hex(4)}")
     try:
-        _remove_left_behind(target.absolute().parent)
-        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
-        with _ended_by_sigterm():
+        with Scratch("export", beside=target.absolute().parent) as scratch, _ended_by_sigterm():
+            temporary = scratch.path / target.name
+            temporary.touch()
             yield temporary
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
-            temporary.chmod(0o666 & ~_umask())
             _place(temporary, target, overwrites)
     except FileExistsError:
         raise BadInput(f"{field}: {target} exists; name a new file") from None
@@ -218,9 +215,6 @@ def new_file(target: Path, field: str = "export", *, overwrites: bool = False) -
         raise BadInput(
             f"{field}: {target} cannot be written ({reason}); free space there, or name another folder"
         ) from error
-    finally:
-        for ending in ("", "-journal", "-wal", "-shm"):
-            Path(f"{temporary}{ending}").unlink(missing_ok=True)
 
 
 def _place(temporary: Path, target: Path, overwrites: bool) -> None:
@@ -236,37 +230,6 @@ def _place(temporary: Path, target: Path, overwrites: bool) -> None:
         if os.path.lexists(target):
             raise FileExistsError from None
         temporary.rename(target)
-
-
-def _remove_left_behind(folder: Path) -> None:
-    """Files of exports that were killed on this machine."""
-    for path in folder.glob(f".nanolib-export-*-{_machine()}-*"):
-        pid = path.name.split("-")[2]
-        if pid.isdigit() and not _lives(int(pid)):
-            with contextlib.suppress(OSError):  # another's, in a shared folder
-                path.unlink()
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    return True
-
-
-def _machine() -> str:
-    """Process ids mean something on one machine; it is not named."""
-    return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
-
-
-def _umask() -> int:
-    """What Python tells only by setting it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 @contextlib.contextmanager

@@ -578,11 +578,9 @@ class Store:
         ids = json.dumps(list(run_ids))
         with new_file(Path(path)) as file, closing(sqlite3.connect(file, isolation_level=None)) as copy:
             copy.execute("PRAGMA auto_vacuum = INCREMENTAL")
-            copy.execute(
-                "PRAGMA journal_mode = OFF"
-            ).fetchall()  # what fails is deleted, and what is whole is synced once
+            # what fails is deleted, and what is whole is synced once
+            copy.execute("PRAGMA journal_mode = OFF").fetchall()
             copy.execute("PRAGMA synchronous = OFF")
-            marks = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION}"
             marks = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION}"
             copy.executescript(";".join([*MIGRATIONS, marks]))
             copy.execute("BEGIN")
@@ -604,9 +602,8 @@ class Store:
     def _rows_of(self, table: str, columns: Iterable[str], key: str, ids: str) -> Iterator[dict[str, Any]]:
         """Rows of a table that belong to the runs of a JSON list, in the order in which they came."""
         names = list(columns)
-        by_number = (
-            "number" in names
-        )  # rows of a trace, by the thousand: a number's column holds numbers, whatever was put there
+        # rows of a trace, by the thousand: a number's column holds numbers, whatever was put there
+        by_number = "number" in names
         wanted = [f"iif(typeof({name}) IN ('integer', 'real'), {name}, NULL)" if by_number else name for name in names]
         order = "trace_id, number" if by_number else "rowid"
         query = f"SELECT {', '.join(wanted)} FROM {table} WHERE {_CHOSEN[key]} ORDER BY {order}"
