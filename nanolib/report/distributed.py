@@ -8,7 +8,7 @@ import pandas as pd
 from nanolib.measurement import Flag, Provenance, format_number, format_with_interval
 from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, colour_and_shape, look, nothing, why_nothing
 from nanolib.report.linking import links
-from nanolib.report.overview import ending_of, having, made_once, of_experiment, pick
+from nanolib.report.overview import ending_of, having, leaders, listed, made_once, of_experiment, pick
 
 EXPERIMENT = "distributed"
 KINDS = ("compute", "wait", "communication")
@@ -390,31 +390,38 @@ def decode_words(rows: pd.DataFrame) -> list[str]:
             )
             continue
         most = with_cores[with_cores["world_size"] == with_cores["world_size"].max()].sort_values("latency")
-        best = most.iloc[0]
+        tied = leaders(most, "latency")
+        best = tied.iloc[0]
         form, ranks = best["form"].replace("_", " "), ranks_words(best)
         took = format_with_interval(best["latency"], best["latency_low"], best["latency_high"])
-        text = f"{where}: on {ranks} {form} is the fastest, {took} ms per token"
-        if len(most) > 1 and not best["latency_high"] < most.iloc[1]["latency_low"]:
-            text += f" (its interval overlaps that of {most.iloc[1]['form'].replace('_', ' ')}: take it as a tie)"
+        if len(tied) == 1:
+            text = f"{where}: on {ranks} {form} is the fastest, {took} ms per token"
+        else:
+            names = listed(tied["form"].str.replace("_", " "))
+            text = f"{where}: on {ranks} {names} cannot be told apart ({form}: {took} ms per token)"
         if pd.notna(best["efficiency"]):
             ends = format_with_interval(best["efficiency"], best["efficiency_low"], best["efficiency_high"])
             text += f"; efficiency {ends} of one rank's time shared out"
         lines.append(text + ".")
-        lines.append(f"{where}: {_bound_words(best, most)}")
+        lines.append(f"{where}: {_bound_words(best, tied)}")
     return lines
 
 
-def _bound_words(best: pd.Series, forms: pd.DataFrame) -> str:
+def _bound_words(best: pd.Series, tied: pd.DataFrame) -> str:
+    """What bounds a form where the intervals of its parts tell; as a remedy only a form that is not slower."""
     parts = {kind: best[kind] for kind in KINDS}
     total = sum(parts.values())
     ms = ", ".join(f"{kind} {format_number(value)} ms" for kind, value in parts.items())
-    if parts["compute"] >= parts["wait"] + parts["communication"]:
+    if best["compute_low"] >= best["wait_high"] + best["communication_high"]:
         return f"compute-bound ({ms}): more ranks would help as long as each has cores of its own."
-    if parts["wait"] > parts["communication"]:
+    sends = best["compute_high"] < best["wait_low"] + best["communication_low"]
+    if sends and best["wait_low"] > best["communication_high"]:
         return (
             f"bound by waiting ({ms}): ranks are not ready at the same time. Remedy: a core for each, or equal shards."
         )
-    fewest = forms.sort_values("rounds").iloc[0]
+    if not (sends and best["communication_low"] >= best["wait_high"]):
+        return f"what bounds it cannot be told ({ms}): the intervals of the parts overlap. Remedy: raise budget_s."
+    fewest = tied.sort_values("rounds").iloc[0]
     if fewest["rounds"] < best["rounds"]:
         return f"communication-bound ({ms}). Remedy: {fewest['form'].replace('_', ' ')} meets {int(fewest['rounds'])} time(s)."
     share = parts["communication"] / total

@@ -9,7 +9,7 @@ from nanolib.measurement import Status, format_with_interval
 from nanolib.report.drawing import PALETTE, WIDTH, look, nothing, why_nothing
 from nanolib.report.fp8_numerics import numerics_table, numerics_words
 from nanolib.report.fp8_parity import parity_table, parity_words
-from nanolib.report.overview import ending_of, having, made_once, of_experiment, pick
+from nanolib.report.overview import ending_of, having, leaders, listed, made_once, of_experiment, pick
 
 SPEED_COLUMNS = {
     "name": "Model",
@@ -236,26 +236,30 @@ def _speed_words(table: pd.DataFrame) -> list[str]:
         return [f"{said}. What others report is quoted beside, and is no word on this machine."]
     lines = []
     for mode, group in timed.groupby("mode", sort=False):
-        ordered = group.sort_values("parameters")
-        pays = ordered[ordered["speed_up_low"] > 1]
-        best = ordered.loc[ordered["speed_up"].idxmax()]
+        sizes = group.assign(pays=group["speed_up_low"] > 1).groupby(["parameters", "name"], sort=True)["pays"].any()
+        lasting = sizes[::-1].cummin()[::-1]  # it pays from a size on only if it does at every larger one too
+        found = leaders(group, "speed_up", ascending=False)
+        best = found.iloc[0]
         figure = format_with_interval(best["speed_up"], best["speed_up_low"], best["speed_up_high"])
         what = mode.replace("_", " ")
-        if pays.empty:
-            lines.append(
-                f"{what}: FP8 does not pay at any size measured; at best {figure} times bf16 ({best['name']}, {best['precision']})."
+        if lasting.any():
+            pays = f"FP8 pays from {lasting[lasting].index[0][1]} on"
+        elif sizes.any():
+            pays = (
+                f"FP8 pays at {listed(name for _, name in sizes[sizes].index)} and is not seen to at the largest size"
             )
+        elif (group["speed_up_high"] < 1).all():
+            pays = "FP8 does not pay at any size measured"
         else:
-            first = pays.iloc[0]
-            lines.append(
-                f"{what}: FP8 pays from {first['name']} on; at best {figure} times bf16 ({best['name']}, {best['precision']}), "
-                f"where Amdahl allows {best['bound']:.2f}."
-            )
+            pays = "FP8 is not seen to pay at any size measured"
+        who = listed(found["name"] + " in " + found["precision"]) + (", not told apart" if len(found) > 1 else "")
+        allowed = f", where Amdahl allows {best['bound']:.2f}" if sizes.any() else ""
+        lines.append(f"{what}: {pays}; at best {figure} times bf16 ({who}){allowed}.")
     return lines
 
 
 def shape_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Products: columns `m`, `k`, `n`, `bf16_ms`, `fp8_ms`, `fp8_with_cast_ms`, `speed_up`, `with_cast`, `message`."""
+    """Products: columns `m`, `k`, `n`, `bf16_ms`, `fp8_ms`, `fp8_with_cast_ms`, `speed_up`, `with_cast` (and ends), `message`."""
     rows = having(rows, "fp8", "m")
     if rows.empty:
         return pd.DataFrame()
@@ -268,10 +272,13 @@ def shape_table(rows: pd.DataFrame) -> pd.DataFrame:
             ("fp8_with_cast_ms", "fp8", "product_with_cast"),
         ):
             found = pick(group[group["factor.precision"] == precision], "latency", scope)
-            line[name] = found["estimate"].iloc[0] if len(found) else float("nan")
+            ends = found[["estimate", "low", "high"]].iloc[0] if len(found) else [float("nan")] * 3
+            line |= dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
         ending = group[(group["metric"] == "case_time") & (group["factor.precision"] == "fp8")]
         line["message"] = ending["message"].iloc[-1] if len(ending) else ""
         line |= {"speed_up": line["bf16_ms"] / line["fp8_ms"], "with_cast": line["bf16_ms"] / line["fp8_with_cast_ms"]}
+        line["with_cast_low"] = line["bf16_ms_low"] / line["fp8_with_cast_ms_high"]
+        line["with_cast_high"] = line["bf16_ms_high"] / line["fp8_with_cast_ms_low"]
         lines.append(line)
     return pd.DataFrame(lines)
 
@@ -280,9 +287,11 @@ def _shape_words(rows: pd.DataFrame) -> list[str]:
     table = shape_table(rows)
     if table.empty or table["with_cast"].isna().all():
         return []
-    wins = table[table["with_cast"] > 1].assign(size=lambda t: t["m"] * t["k"] * t["n"]).sort_values("size")
+    wins = table[table["with_cast_low"] > 1].assign(size=lambda t: t["m"] * t["k"] * t["n"]).sort_values("size")
     if wins.empty:
-        return ["No product measured gains from fp8 once its cast is paid."]
+        gains = "gains" if (table["with_cast_high"].dropna() < 1).all() else "is seen to gain"
+        return [f"No product measured {gains} from fp8 once its cast is paid."]
     least = wins.iloc[0]
     size = f"{least['m']} x {least['k']} x {least['n']}"
-    return [f"The smallest product that gains with its cast is {size} ({least['with_cast']:.2f} times)."]
+    figure = format_with_interval(least["with_cast"], least["with_cast_low"], least["with_cast_high"])
+    return [f"The smallest product that gains with its cast is {size} ({figure} times)."]

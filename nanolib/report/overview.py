@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import textwrap
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import pandas as pd
@@ -52,6 +52,20 @@ def pick(rows: pd.DataFrame, metric: str, scope: str | None = None, method: str 
     if method is not None:
         mask &= rows["method"] == method
     return rows[mask]
+
+
+def leaders(cases: pd.DataFrame, column: str, ascending: bool = True) -> pd.DataFrame:
+    """The first of the cases by a column, and all that cannot be told from it: their interval overlaps its own or is not known."""
+    ordered = cases.sort_values(column, ascending=ascending, kind="stable")
+    first = ordered.iloc[0]
+    apart = (ordered[f"{column}_low"] > first[f"{column}_high"]) | (ordered[f"{column}_high"] < first[f"{column}_low"])
+    return ordered[~apart]
+
+
+def listed(names: Iterable[str]) -> str:
+    """`a, b and c`, each once."""
+    *others, last = dict.fromkeys(names)
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def ending_of(case: pd.DataFrame) -> dict[str, Any]:

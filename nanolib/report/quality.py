@@ -102,13 +102,19 @@ def quality_words(rows: pd.DataFrame) -> list[str]:
         row = group.sort_values("sparsity").iloc[-1]
         lines.append(
             f"In a trained decoder {pattern}, which removes {row['sparsity']:.0%}, adds {_nats(row, 'replaced')} to a loss of "
-            f"{row['dense_loss']:.2f}, and {_nats(row, 'fine_tuned')} after both were trained on{_meaning(row)}."
+            f"{row['dense_loss']:.2f}{_after(row)}."
         )
     return lines
 
 
 def _nats(row: pd.Series, name: str) -> str:
     return f"{row[name]:+.3f} [{row[f'{name}_low']:+.3f} … {row[f'{name}_high']:+.3f}] nats per byte"
+
+
+def _after(row: pd.Series) -> str:
+    if pd.isna(row["fine_tuned"]):
+        return ""
+    return f", and {_nats(row, 'fine_tuned')} after both were trained on{_meaning(row)}"
 
 
 def _meaning(row: pd.Series) -> str:

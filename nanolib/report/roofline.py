@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, look, nothing, short_names
-from nanolib.report.overview import pick
+from nanolib.report.overview import leaders, pick
 
 ROOFLINE_COLUMNS = {
     "case": "Case",
@@ -33,8 +33,8 @@ def roofline_table(rows: pd.DataFrame, experiment: str = "") -> pd.DataFrame:
 
     Returns:
         Columns: `case`, `name`, `dtype`, `scope`, `intensity` (FLOP per byte: formulas alone), `achieved` with `low` and `high`,
-        `attainable` (the lower of the two ceilings at this intensity) in FLOP/s, `share`, `bound` (`compute` or `memory`), `ridge`
-        (the intensity at which the two ceilings meet), `peak`, `bandwidth`.
+        `attainable` (the lower of the two ceilings at this intensity) in FLOP/s, `share` with `low` and `high`, `bound`
+        (`compute` or `memory`), `ridge` (the intensity at which the two ceilings meet), `peak`, `bandwidth`.
     """
     if experiment and len(rows):
         rows = rows[rows["experiment"] == experiment]
@@ -62,7 +62,8 @@ def roofline_table(rows: pd.DataFrame, experiment: str = "") -> pd.DataFrame:
     table["intensity"] = table["flops"] / table["moved"]
     table["ridge"] = table["peak"] / table["bandwidth"]
     table["attainable"] = np.minimum(table["peak"], table["intensity"] * table["bandwidth"])
-    table["share"] = table["achieved"] / table["attainable"]
+    for end in ("", "_low", "_high"):
+        table[f"share{end}"] = table[f"achieved{end}"] / table["attainable"]
     table["bound"] = np.where(table["intensity"] < table["ridge"], "memory", "compute")
     return table.drop(columns=["flops", "moved"])
 
@@ -138,12 +139,18 @@ def roofline_words(rows: pd.DataFrame, experiment: str) -> list[str]:
     table = roofline_table(rows, experiment)
     lines = []
     for scope, group in table.groupby("scope", sort=False) if len(table) else []:
-        best = group.loc[group["share"].idxmax()]
+        nearest = leaders(group, "share", ascending=False)
+        best = nearest.iloc[0]
+        comes = (
+            "comes nearest to its roof,"
+            if len(nearest) == 1
+            else f"and {len(nearest) - 1} that cannot be told from it come nearest,"
+        )
         bounds = " and ".join(
             f"{bound} in {count} of {len(group)}" for bound, count in group["bound"].value_counts().items()
         )
         lines.append(
-            f"{scope.replace('_', ' ').capitalize()} is bound by {bounds} cases; {best['case']} comes nearest to its roof, "
+            f"{scope.replace('_', ' ').capitalize()} is bound by {bounds} cases; {best['case']} {comes} "
             f"{best['share']:.0%} of {best['attainable']:.3g} FLOP/s."
         )
     return lines

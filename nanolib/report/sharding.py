@@ -18,7 +18,7 @@ from nanolib.report.distributed import (
 )
 from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, look, nothing, why_nothing
 from nanolib.report.linking import links
-from nanolib.report.overview import ending_of, having, made_once, of_experiment, pick
+from nanolib.report.overview import ending_of, having, leaders, listed, made_once, of_experiment, pick
 
 PREFILL_COLUMNS = {
     "ranks": "Ranks",
@@ -281,10 +281,11 @@ def prefill_words(rows: pd.DataFrame) -> list[str]:
     timed = table[table["latency"].notna()]
     for (seq_len, direction), group in timed.groupby(["seq_len", "direction"], sort=False):
         dense = group[group["form"] == "dense"]
-        across = fair(group[group["form"] != "dense"]).sort_values("latency")
+        across = fair(group[group["form"] != "dense"])
         if across.empty:
             continue
-        best = across.iloc[0]
+        tied = leaders(across, "latency")
+        best = tied.iloc[0]
         took = format_with_interval(best["latency"], best["latency_low"], best["latency_high"])
         text = f"Over {int(seq_len):,} tokens, {direction}: {best['form']} on {ranks_words(best)} takes {took} ms"
         if len(dense):
@@ -293,6 +294,9 @@ def prefill_words(rows: pd.DataFrame) -> list[str]:
                 f", one rank {format_with_interval(one['latency'], one['latency_low'], one['latency_high'])} ms; its peak is "
                 f"{best['memory'] / one['memory']:.2f} of one rank's"
             )
+        if len(tied) > 1:
+            names = [f"{row['form']} on {ranks_words(row)}" for _, row in tied.iloc[1:].iterrows()]
+            text += f"; {listed(names)} cannot be told from it"
         lines.append(text + ".")
     return lines
 
@@ -307,6 +311,8 @@ def training_words(rows: pd.DataFrame) -> list[str]:
         exposed = format_with_interval(row["exposed"], row["exposed_low"], row["exposed_high"])
         text = f"Training {row['name']} on {ranks_words(row)} with {row['strategy']}: {exposed} ms of a step "
         text += f"({row['exposed'] / row['latency']:.0%}) is communication that computing does not hide"
+        if row["exposed_low"] <= 0:
+            text += ", not distinguishable from zero"
         if pd.notna(row.get("efficiency")):
             text += (
                 f"; efficiency {format_with_interval(row['efficiency'], row['efficiency_low'], row['efficiency_high'])}"

@@ -135,7 +135,8 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         Columns: the factors, `parameters`, `footprint` (MiB), `flops` (forward), `inference` and `training_step` with `low`,
-        `high` (ms) and `predicted`, `forward`, `backward`, `optimizer_step` (ms), tokens per second and peak memory (MiB) of both,
+        `high` (ms) and `predicted`, `forward`, `backward`, `optimizer_step` likewise, tokens per second and
+        peak memory (MiB) of both,
         `prefill` (time to the first token) and `decode` (per token, ms) with `low`, `high`, `predicted`, `decode_p50`,
         `_p95`, `_p99` (ms), `decode_tokens_per_second`, `training_to_inference`, `difference` and `gradient_difference` (relative
         errors against eager, of an optimisation), `compile` (ms, of all its modes), `status`, `message`, `flags`.
@@ -157,9 +158,9 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
         ("latency", "prefill", _with_interval("prefill")),
         ("latency", "decode", _with_interval("decode")),
         ("tokens_per_second", "decode", {"estimate": "decode_tokens_per_second"}),
-        ("latency", "forward", {"estimate": "forward"}),
-        ("latency", "backward", {"estimate": "backward"}),
-        ("latency", "optimizer_step", {"estimate": "optimizer_step"}),
+        ("latency", "forward", _with_interval("forward")),
+        ("latency", "backward", _with_interval("backward")),
+        ("latency", "optimizer_step", _with_interval("optimizer_step")),
         ("ceiling_share", "inference", {"estimate": "inference_share"}),
         ("ceiling_share", "training_step", {"estimate": "training_share"}),
         ("tokens_per_second", "inference", {"estimate": "inference_tokens_per_second"}),

@@ -17,6 +17,7 @@ from nanolib.report.roofline import roofline_words
 from nanolib.report.sharding import sharding_words
 
 _UNSTEADY = Flag.NO_STEADY_STATE.value
+_ENDS = ("", "_low", "_high")
 
 
 def attention(rows: pd.DataFrame) -> list[str]:
@@ -26,8 +27,15 @@ def attention(rows: pd.DataFrame) -> list[str]:
     if timed.empty:
         return ["No attention case gave a time, so there is no verdict. Run: nano run quick attention."]
     lines = []
-    for (batch, dtype, causal), group in timed.groupby(["batch_size", "dtype", "causal"], sort=False):
-        where = f"{'Causal' if causal else 'Non-causal'}, batch {int(batch)}, {dtype}"
+    places = [name for name in ("run_id", "device") if timed[name].nunique() > 1]  # times of two places are not ranked
+    for (batch, dtype, causal, *place), group in timed.groupby(["batch_size", "dtype", "causal", *places], sort=False):
+        shape = f"{'Causal' if causal else 'Non-causal'}, batch {int(batch)}, {dtype}"
+        where = ", ".join(
+            [
+                shape,
+                *(f"run {value[:8]}" if name == "run_id" else value for name, value in zip(places, place, strict=True)),
+            ]
+        )
         lines += [f"{where}: {line}" for line in _fastest(group)]
         lines += [f"{where}: {line}" for line in _payoff(group)]
     unsteady = sum(_UNSTEADY in flags for flags in timed["flags"])
@@ -55,13 +63,14 @@ def _fastest(group: pd.DataFrame) -> Iterator[str]:
     for seq_len, at in reversed(list(group.groupby("seq_len"))):  # the longest is what most people ask for
         if at["name"].nunique() < 2:
             continue
-        ranked = at.sort_values("forward")
-        best, second = ranked.iloc[0], ranked.iloc[1]
+        found = overview.leaders(at, "forward")
+        best = found.iloc[0]
         took = _ms(best, "forward")
-        if best["forward_high"] < second["forward_low"]:
+        if found["name"].nunique() == 1:
             text = f"at n = {int(seq_len)} {best['name']} is the fastest forward, {took}"
         else:
-            text = f"at n = {int(seq_len)} {best['name']} and {second['name']} cannot be told apart forward ({took})"
+            names = overview.listed(found["name"])
+            text = f"at n = {int(seq_len)} {names} cannot be told apart forward ({best['name']}: {took})"
         if seq_len == longest and pd.notna(best["forward_share"]):
             text += f", at {best['forward_share']:.0%} of the machine's matrix-product ceiling"
         yield text + "."
@@ -82,6 +91,8 @@ def _payoff(group: pd.DataFrame) -> Iterator[str]:
         steady = won[won > lost] if pd.notna(lost) else won
         if len(steady):
             yield f"{name} beats {last['baseline']} from n = {int(steady.min())} on: {gain}."
+        elif not last["speed_up_high"] < 1:
+            yield f"{name} cannot be told apart from {last['baseline']} at n = {int(last['seq_len'])}: {gain}."
         else:
             yield f"{name} does not beat {last['baseline']} up to n = {int(last['seq_len'])}: {gain}."
 
@@ -111,7 +122,7 @@ def model(rows: pd.DataFrame) -> list[str]:
             lines.append(
                 f"{shape}: a training step takes {_ms(row, 'training_step')}, {row['training_to_inference']:.1f}× inference "
                 f"(3× is what the FLOPs say), and {row['training_memory']:,.0f} MiB at its peak, "
-                f"{row['training_memory'] / row['footprint']:.1f}× the weights; {_largest_phase(row)} is the largest part."
+                f"{row['training_memory'] / row['footprint']:.1f}× the weights; {_largest_phase(row)}."
             )
     lines += _optimised(table)
     lines += roofline_words(rows, "model")
@@ -164,9 +175,12 @@ def _optimised(table: pd.DataFrame) -> Iterator[str]:
 
 
 def _largest_phase(row: pd.Series) -> str:
-    phases = {name: row[name] for name in ("forward", "backward", "optimizer_step")}
-    name = max(phases, key=lambda phase: phases[phase])
-    return f"the {name.replace('_', ' ')} ({format_number(phases[name])} ms)"
+    names = ("forward", "backward", "optimizer_step")
+    phases = pd.DataFrame([{"name": name} | {f"ms{end}": row[f"{name}{end}"] for end in _ENDS} for name in names])
+    found = overview.leaders(phases, "ms", ascending=False)
+    words = [f"the {row['name'].replace('_', ' ')} ({format_number(row['ms'])} ms)" for _, row in found.iterrows()]
+    which = "is the largest part" if len(words) == 1 else "cannot be told apart as the largest part"
+    return f"{overview.listed(words)} {which}"
 
 
 def warmup(rows: pd.DataFrame) -> list[str]:
@@ -192,12 +206,22 @@ def warmup(rows: pd.DataFrame) -> list[str]:
     for _, row in cold.iterrows():
         lines.append(
             f"{row['direction'].replace('_', ' + ')}: without warm-up the mean is {row['difference']:+.0%} against that after 5 "
-            f"steps, with a CV of {row['cv']:.0%}; the median, {format_number(row['median'])} ms, is moved far less."
+            f"steps, with a CV of {row['cv']:.0%}; the median, {format_number(row['median'])} ms, {_median_moved(row, table)}."
         )
     lines.append(
         "Fresh processes differ. Next question: is the answer the same in a second run? Repeat it before you rely on it."
     )
     return lines
+
+
+def _median_moved(row: pd.Series, table: pd.DataFrame) -> str:
+    """What the same does to the median, as far as the two intervals tell."""
+    same = (table["run_id"] == row["run_id"]) & (table["direction"] == row["direction"])
+    after = table[same & table["warmup_steps"].isin([row["warmup_steps"], 5])]
+    if len(overview.leaders(after.rename(columns={"low": "median_low", "high": "median_high"}), "median")) > 1:
+        return "cannot be told from that after 5"
+    warm = after[after["warmup_steps"] == 5].iloc[0]
+    return f"is {row['median'] / warm['median'] - 1:+.0%} against that after 5"
 
 
 def _ms(row: pd.Series, column: str) -> str:

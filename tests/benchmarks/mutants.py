@@ -4,7 +4,7 @@ A place in the sources is drawn first, and then one of the mutations that cosmic
 eleven, weighs no more than a comparison. What changes nothing while the program is right is left out: annotations, which nothing
 runs; the star after which parameters are named, which cosmic-ray takes for a product; `is` in the place of `==`, which is the same
 for small numbers and names; `strict` and `frozen`, which assert; caches, which save time; and `@staticmethod` of functions that
-torch reaches through their class. Mutants live in copies of the working tree.
+torch reaches through their class; and functions that draw a chart, which is looked at. Mutants live in copies of the working tree.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 import tokenize
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +40,19 @@ _MACHINE, _LAYERS = "tests/meters/test_memory_flops_machine.py", "tests/meters/t
 _PLANS, _ENERGY = "tests/experiments/test_plan_memory.py", "tests/experiments/test_energy.py"
 _LAYOUT, _DISTRIBUTED = "tests/models/test_layout.py", "tests/experiments/test_distributed.py"
 _CLOCKWORK = "tests/meters/test_clockwork.py"
+_TOLD = (
+    "distributed",
+    "energy",
+    "fp8",
+    "fp8_parity",
+    "layers",
+    "overview",
+    "quality",
+    "roofline",
+    "sharding",
+    "tables",
+    "verdicts",
+)
 TESTS = {
     "nanolib/stats": ["tests/stats"],
     "nanolib/stats/compare.py": ["tests/stats/test_compare.py", "tests/regression/test_compare.py"],
@@ -77,6 +90,12 @@ TESTS = {
     "nanolib/models/attention/tree.py": [_RANKS],
     "nanolib/models/attention/ulysses.py": [_RANKS],
     "nanolib/models/attention/context_parallel.py": [_RANKS],
+    "nanolib/regression/compare.py": ["tests/regression/test_findings.py", "tests/regression/test_compare.py"],
+    "nanolib/regression/history.py": ["tests/regression/test_findings.py", "tests/regression/test_history.py"],
+    **dict.fromkeys(
+        [f"nanolib/report/{name}.py" for name in _TOLD],
+        ["tests/report/test_claims.py", "tests/report/test_more_tables.py", "tests/report/test_report.py"],
+    ),
     "nanolib/store.py": ["tests/test_store.py", "tests/test_traces.py"],
     "nanolib/experiments/sweep.py": ["tests/experiments/test_sweep.py", "tests/suite/test_runner.py"],
 }
@@ -97,7 +116,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mutants", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="draw from files whose path has this in it")
+    parser.add_argument("--only", nargs="+", default=[""], help="draw from files whose path has one of these in it")
     parser.add_argument(
         "--start", type=int, default=0, help="leave out so many of the sample: a run that was stopped goes on"
     )
@@ -144,7 +163,7 @@ def main() -> None:
     sys.exit(sum(results) < 0.9 * len(sample))
 
 
-def drawn(root: Path, count: int, seed: int, only: str = "") -> list[Mutant]:
+def drawn(root: Path, count: int, seed: int, only: Sequence[str] = ("",)) -> list[Mutant]:
     """A sample of places without replacement, and of each one mutation."""
     places: dict[tuple[str, int, int], list[Mutant]] = {}
     files = {
@@ -152,7 +171,7 @@ def drawn(root: Path, count: int, seed: int, only: str = "") -> list[Mutant]:
     }
     for path in sorted(files):
         relative = str(path.relative_to(root))
-        if only in relative:
+        if any(part in relative for part in only):
             for position, mutant in _mutants(path, relative):
                 places.setdefault((relative, *position), []).append(mutant)
     random_choice = random.Random(seed)
@@ -188,7 +207,7 @@ _Span = tuple[tuple[int, int], tuple[int, int]]  # from a line and column to ano
 
 
 def _unheard(source: str) -> Iterator[_Span]:
-    """Annotations, assertions, and decorators of caches and of what torch reaches through its class."""
+    """Annotations, assertions, charts, and decorators of caches and of what torch reaches through its class."""
     for node in ast.walk(ast.parse(source)):
         for found in (getattr(node, "annotation", None), getattr(node, "returns", None)):
             if isinstance(found, ast.expr):
@@ -196,10 +215,12 @@ def _unheard(source: str) -> Iterator[_Span]:
         if isinstance(node, ast.keyword) and node.arg in ("strict", "frozen"):
             yield (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
         if isinstance(node, ast.FunctionDef):
+            if node.returns is not None and ast.unparse(node.returns).startswith("alt."):
+                yield (node.lineno, 0), (node.end_lineno + 1, 0)
             is_reached_by_torch = [argument.arg for argument in node.args.args][:1] == ["ctx"]
             for decorator in node.decorator_list:
                 name = ast.unparse(decorator)
-                is_a_cache = name == "functools.cache" or name.startswith("functools.lru_cache")
+                is_a_cache = name == "functools.cache" or name.startswith(("functools.lru_cache", "made_once"))
                 if is_a_cache or (name == "staticmethod" and is_reached_by_torch):
                     yield (decorator.lineno, 0), (decorator.end_lineno, decorator.end_col_offset + 1)
 
