@@ -40,6 +40,7 @@ _MACHINE, _LAYERS = "tests/meters/test_memory_flops_machine.py", "tests/meters/t
 _PLANS, _ENERGY = "tests/experiments/test_plan_memory.py", "tests/experiments/test_energy.py"
 _LAYOUT, _DISTRIBUTED = "tests/models/test_layout.py", "tests/experiments/test_distributed.py"
 _CLOCKWORK = "tests/meters/test_clockwork.py"
+_CLAIMS = ["tests/report/test_claims.py", "tests/report/test_more_tables.py", "tests/report/test_report.py"]
 _TOLD = (
     "distributed",
     "energy",
@@ -90,12 +91,9 @@ TESTS = {
     "nanolib/models/attention/tree.py": [_RANKS],
     "nanolib/models/attention/ulysses.py": [_RANKS],
     "nanolib/models/attention/context_parallel.py": [_RANKS],
-    "nanolib/regression/compare.py": ["tests/regression/test_findings.py", "tests/regression/test_compare.py"],
-    "nanolib/regression/history.py": ["tests/regression/test_findings.py", "tests/regression/test_history.py"],
-    **dict.fromkeys(
-        [f"nanolib/report/{name}.py" for name in _TOLD],
-        ["tests/report/test_claims.py", "tests/report/test_more_tables.py", "tests/report/test_report.py"],
-    ),
+    "nanolib/regression/compare.py": ["tests/regression/test_compare.py", "tests/regression/test_history.py"],
+    "nanolib/regression/history.py": ["tests/regression/test_history.py"],
+    **{f"nanolib/report/{name}.py": _CLAIMS for name in _TOLD},
     "nanolib/store.py": ["tests/test_store.py", "tests/test_traces.py"],
     "nanolib/experiments/sweep.py": ["tests/experiments/test_sweep.py", "tests/suite/test_runner.py"],
 }

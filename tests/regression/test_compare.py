@@ -1,4 +1,6 @@
+import itertools
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -15,8 +17,8 @@ def _machine(machine_id="m1"):
     return {"machine_id": machine_id, "cpu": "c", "cores": 2, "ram_gib": 8}
 
 
-def _case(seed, level=10.0, flops=100.0, memory=8.0, status=Status.OK, flags=(), blocks=40):
-    times = level * np.exp(0.01 * np.random.default_rng(seed).normal(size=blocks))
+def _case(seed, level=10.0, flops=100.0, memory=8.0, status=Status.OK, flags=(), blocks=40, spread=0.01):
+    times = level * np.exp(spread * np.random.default_rng(seed).normal(size=blocks))
     latency = summarise(times, scope="forward")
     rows = [Measurement("case_time", 1.0, status=status, message="" if status is Status.OK else "why")]
     if status is Status.OK:
@@ -32,11 +34,13 @@ def _run(cases, run_id, machine_id="m1", **rest):
 
 @pytest.fixture
 def found(tmp_path):
-    def compare(base, current, machines=("m1", "m1")):
-        with Store(tmp_path / "r.sqlite") as store:
+    numbers = itertools.count()
+
+    def compare(base, current, machines=("m1", "m1"), **options):
+        with Store(tmp_path / f"{next(numbers)}.sqlite") as store:
             store.add(_run(base, "base", machines[0]))
             store.add(_run(current, "current", machines[1]))
-            return compare_rows(*(store.measurements([name], samples=True) for name in ("base", "current")))
+            return compare_rows(*(store.measurements([name], samples=True) for name in ("base", "current")), **options)
 
     return compare
 
@@ -73,10 +77,102 @@ def test_a_deterministic_metric_that_changed_is_reported(found):
 
 
 @pytest.mark.parametrize(
-    ("memory", "finding"), [(9.0, "regressed"), (8.1, "changed"), (7.0, "improved"), (8.0, "equivalent")]
+    ("memory", "finding"),
+    [
+        (1073.0, "regressed"),
+        (1072.0, "changed"),  # at the threshold
+        (1024.1, "changed"),
+        (1024.0, "equivalent"),
+        (976.0, "changed"),
+        (975.0, "improved"),
+    ],
 )
 def test_memory_is_held_against_the_threshold(found, memory, finding):
-    assert _finding(found({"a": _case(1)}, {"a": _case(1, memory=memory)}), "peak_memory") == finding
+    comparison = found({"a": _case(1, memory=1024.0)}, {"a": _case(1, memory=memory)}, threshold=3 / 64)
+    assert _finding(comparison, "peak_memory") == finding and comparison.regressed == (finding == "regressed")
+
+
+@pytest.mark.parametrize(
+    ("level", "finding"), [(10.4, "suspect"), (10.7, "regressed"), (9.6, "inconclusive"), (9.3, "improved")]
+)
+def test_a_latency_is_held_against_the_threshold(found, level, finding):
+    assert _finding(found({"a": _case(1)}, {"a": _case(3, level=level)}), "latency") == finding
+    assert _finding(found({"a": _case(1)}, {"a": _case(3, level=level)}, threshold=0.5), "latency") != "regressed"
+
+
+@pytest.mark.parametrize("flops", [99.0, 101.0, 100.0 + 1e-9])
+def test_a_deterministic_figure_has_no_threshold(found, flops):
+    comparison = found({"a": _case(1)}, {"a": _case(1, flops=flops)}, threshold=0.9)
+    (line,) = (line for line in comparison.lines if line.metric == "flops forward")
+    assert (line.finding, line.message, line.verdict) == ("changed", "this must be equal", None)
+
+
+def test_a_finding_has_its_sides_its_change_and_what_it_leaves_open(found, tmp_path):
+    base = {"a": _case(1, memory=8.0), "slow": _case(2), "noisy": _case(3), "gone": _case(4)}
+    current = {"a": _case(1, memory=10.0), "slow": _case(5, level=12), "noisy": _case(8, spread=0.1)}
+    comparison = found(base, current | {"new": _case(7)})
+    told = {(line.case.split()[0], line.metric): line for line in comparison.lines}
+    memory, slow = told["a", "peak_memory forward"], told["slow", "latency forward"]
+    assert (memory.base, memory.current, memory.change) == (8.0, 10.0, "+25.00%")
+    low, ratio, high = slow.verdict.interval
+    assert slow.change == f"{ratio - 1:+.1%} [{low - 1:+.1%} … {high - 1:+.1%}]" and low < 1.2 < high
+    assert slow.current / slow.base == pytest.approx(1.2, rel=0.02)
+    noisy, gone, new = told["noisy", "latency forward"], told["gone", ""], told["new", ""]
+    seen = f"a change of {noisy.verdict.minimum_detectable_effect:.1%} would have been seen"
+    assert (noisy.finding, noisy.message) == ("inconclusive", seen) and slow.message == ""
+    assert (gone.experiment, gone.finding, gone.message) == ("attention", "vanished", "current does not hold this case")
+    assert (new.experiment, new.finding, new.message) == ("attention", "new", "base does not hold this case")
+    assert gone.change == new.change == "—" and told["gone", ""].base is None
+    shown, worst = comparison.table(), comparison.table(everything=False)
+    assert len(shown) == len(comparison.lines) and "equivalent" not in set(worst["verdict"])
+    assert set(shown["verdict"]) - set(worst["verdict"]) == {"equivalent"}
+    row = shown[shown["metric"] == "peak_memory forward"].iloc[0].to_dict()
+    assert row == {"verdict": "regressed", "experiment": "attention", "case": "a seq_len=8", "metric": "peak_memory forward",
+                   "base": "8", "current": "10", "change": "+25.00%", "p": "", "note": ""}  # fmt: skip
+    assert shown[shown["verdict"] == "new"].iloc[0]["base"] == ""
+    assert f"{slow.verdict.p:.2g}" in set(shown["p"])
+    exported = comparison.to_dict()
+    assert exported["counts"] == comparison.counts == dict(Counter(str(line.finding) for line in comparison.lines))
+    assert (exported["regressed"], exported["same_machine"], exported["threshold"]) == (True, True, 0.05)
+    (line,) = (line for line in exported["lines"] if line["case"].startswith("slow") and "ratio" in line)
+    assert (line["ratio"], line["low"], line["high"], line["p"]) == (ratio, low, high, slow.verdict.p)
+    assert line["base"] == slow.base and line["metric"] == "latency forward"
+    assert "ratio" not in exported["lines"][[line.finding for line in comparison.lines].index("new")]
+
+
+def test_the_worst_comes_first_and_among_equals_what_has_no_ratio_then_the_slowest(found):
+    levels = {"a": 11.5, "b": 14, "c": 12.5, "d": 8.0, "e": 5.0}
+    base = {name: _case(at) for at, name in enumerate([*levels, "gone", "broken"])}
+    current = {name: _case(10 + at, level=level, flops=101.0) for at, (name, level) in enumerate(levels.items())}
+    current |= {"broken": _case(2, status=Status.OOM), "b": _case(11, level=14, memory=16.0), "new": _case(30)}
+    lines = found(base, current).lines
+    order = ["regressed", "broke", "vanished", "changed", "suspect", "inconclusive", "improved", "new", "equivalent"]
+    assert [order.index(line.finding) for line in lines] == sorted(order.index(line.finding) for line in lines)
+    regressed = [(line.case[0], line.metric.split()[0]) for line in lines if line.finding == "regressed"]
+    assert regressed == [("b", "peak_memory"), ("b", "latency"), ("c", "latency"), ("a", "latency")]
+    assert [line.case[0] for line in lines if line.finding == "improved"] == ["d", "e"]
+
+
+def test_of_several_runs_the_newest_counts_on_either_side(tmp_path):
+    with Store(tmp_path / "n.sqlite") as store:
+        for run_id, level in (("old", 30), ("base", 10), ("older", 5), ("current", 12)):
+            store.add(_run({"a": _case(len(run_id), level=level)}, run_id))
+        sides = [store.measurements(ids, samples=True) for ids in (["old", "base"], ["older", "current"])]
+    (line,) = (line for line in compare_rows(*sides).lines if line.metric == "latency forward")
+    assert line.verdict.ratio == pytest.approx(1.2, rel=0.02)
+
+
+def test_a_block_is_told_by_its_median_and_one_that_is_not_whole_is_left_out():
+    blocks = [[1, 2, 9], [3, 4, 50], [5, 6, 70], [8, 8]]
+    row = {"details": {"calls_per_block": 3, "warmup_cut": 3}, "samples": [call for block in blocks for call in block]}
+    assert list(block_medians(row)) == [4, 6]
+    assert list(block_medians(row | {"details": {}})) == row["samples"]
+
+
+def test_a_case_that_never_ran_well_did_not_break(found):
+    failed = _case(2, status=Status.OOM)
+    assert not [line for line in found({"a": failed}, {"a": failed}).lines if line.finding == "broke"]
+    assert not [line for line in found({"a": failed}, {"a": _case(1)}).lines if not line.metric]
 
 
 def test_cases_that_vanished_broke_or_are_new_are_reported(found):

@@ -1,9 +1,12 @@
 """Roofline, what sparsity does to a model, optimisations beside eager."""
 
+import itertools
+
+import pandas as pd
 import pytest
 
-from nanolib.measurement import Measurement, Status, exact
-from nanolib.report import charts, verdicts
+from nanolib.measurement import Flag, Measurement, Status, exact
+from nanolib.report import charts, tables, verdicts
 from nanolib.report.quality import quality_table, quality_words
 from nanolib.report.roofline import roofline_table, roofline_words
 from nanolib.store import Run, Store
@@ -100,3 +103,233 @@ def test_predictions_are_dashed_and_measurements_have_intervals(rows):
         assert "'rule'" in text and "'point'" in text
     assert "strokeDash" in str(charts.attention_roofline(rows).to_dict())
     assert "text" in str(charts.model_roofline(rows).to_dict())  # says why it is empty
+
+
+# every figure of a table, all different, of shapes whose sizes are all different, too
+
+SIZES = {"seq_len": 64, "batch_size": 3, "dtype": "float32", "device": "cpu"}
+
+
+@pytest.fixture
+def measured(tmp_path):
+    def rows(experiment, *runs):
+        with Store(tmp_path / "measured.sqlite") as store:
+            for at, cases in enumerate(runs):
+                found = {str(i): case for i, case in enumerate(cases)}
+                store.add(Run(experiment, MACHINE, rows=found, run_id=f"run{at}"))
+            return store.measurements(samples=True)
+
+    return rows
+
+
+def _ends(metric, low, value, high, **rest):
+    return Measurement(metric, value, low, high, 0.95, 20, **rest)
+
+
+def _attention_case(name, ends, *more, tiles=0.0, ending=None, **shape):
+    found = [ending or _time(), _ends("latency", *ends, scope="forward", predicted=ends[1] / 4)]
+    found.append(exact("block_sparsity", tiles, method="mask"))
+    return SIZES | {"causal": True, "options": {}, "name": name} | shape, [*found, *more]
+
+
+def test_every_figure_of_attention_stands_in_its_own_column(measured):
+    more = [
+        exact("sparsity", 0.8, method="mask"),
+        exact("sparsity", 0.1, method="kept"),
+        exact("flops", 1e9, scope="forward"),
+        exact("flops", 3e9, scope="backward"),
+        _ends("latency", 1, 2, 4, scope="mask"),
+        _ends("latency", 10, 20, 40, scope="compile"),
+        _ends("latency", 21, 22, 24, scope="backward", predicted=5.0, flags=(Flag.SLOWDOWN,)),
+        _ends("ceiling_share", 0.3, 0.4, 0.6, scope="forward"),
+        _ends("ceiling_share", 0.6, 0.7, 0.9, scope="backward"),
+        exact("peak_memory", 11.0, scope="forward"),
+        exact("peak_memory", 33.0, scope="forward_backward"),
+        exact("relative_error", 1e-7, scope="forward"),
+        exact("relative_error", 0.25, scope="against_dense"),
+        exact("cosine", 0.875, scope="against_dense"),
+    ]
+    dense = _attention_case("dense", (16, 18, 24), tiles=0.5)
+    line = tables.attention_table(
+        measured("attention", [dense, _attention_case("a", (5, 6, 8), *more, tiles=0.75)])
+    ).iloc[1]
+    numbers = {
+        "sparsity": 0.8, "block_sparsity": 0.75, "flops": 1e9, "mask": 2, "compile": 20, "paid": 28,
+        "forward": 6, "forward_low": 5, "forward_high": 8, "forward_predicted": 1.5, "forward_share": 0.4,
+        "backward": 22, "backward_low": 21, "backward_high": 24, "backward_predicted": 5, "backward_share": 0.7,
+        "peak_memory": 11, "peak_memory_backward": 33, "relative_error": 1e-7, "error_to_dense": 0.25, "cosine": 0.875,
+        "speed_up": 3, "speed_up_low": 2, "speed_up_high": 4.8, "bound": 2,
+    }  # fmt: skip
+    assert {name: line[name] for name in numbers} == pytest.approx(numbers)
+    assert (line["name"], line["baseline"], line["batch_size"], line["status"]) == ("a", "dense", 3, "ok")
+    assert line["flags"] == sorted([Flag.SLOWDOWN]) and line["speed_up_low"] == line["bound"]
+
+
+@pytest.mark.parametrize(("low", "flagged"), [(16.0, False), (16.5, True)])
+def test_a_speed_up_is_above_its_bound_beyond_it_and_not_at_it(measured, low, flagged):
+    cases = [_attention_case("dense", (low, 18, 24), tiles=0.5), _attention_case("a", (5, 6, 8), tiles=0.75)]
+    table = tables.attention_table(measured("attention", cases)).set_index("name")
+    assert (table.loc["a", "flags"] == [Flag.ABOVE_BOUND]) == flagged and table.loc["dense", "flags"] == []
+
+
+def test_the_baseline_is_of_the_same_run_and_shape(measured):
+    shapes = ({}, {"seq_len": 128}, {"batch_size": 5}, {"dtype": "bfloat16"}, {"causal": False}, {"device": "cuda:0"})
+    times = itertools.count(10)
+    cases = [[_attention_case(name, (at - 1, at, at + 1), **shape) for shape in shapes for name, at in
+              (("dense (math)", next(times)), ("dense (flash)", next(times)), ("a", 10))] for _ in range(2)]  # fmt: skip
+    table = tables.attention_table(measured("attention", *cases))
+    sparse = table[table["name"] == "a"]
+    assert list(sparse["speed_up"]) == pytest.approx([at / 10 for at in range(11, 34, 2)])
+    assert set(sparse["baseline"]) == {"dense (flash)"}
+
+
+def test_every_figure_of_a_model_stands_in_its_own_column(measured):
+    factors = SIZES | {"name": "tiny", "attention_type": "dense"}
+    tails = {"p50": 4.5, "p95": 8.0, "p99": 9.0}
+    inference = [
+        _time(),
+        exact("parameters", 700.0),
+        exact("footprint", 5.0),
+        exact("flops", 1e6, scope="inference", method="formula"),
+        exact("flops", 2e6, scope="inference", method="flop_counter"),
+        _ends("latency", 11, 12, 15, scope="inference", predicted=4.0),
+        _ends("latency", 100, 200, 300, scope="compile"),
+        Measurement("tokens_per_second", 16_000.0, scope="inference"),
+        _ends("ceiling_share", 0.3, 0.4, 0.6, scope="inference"),
+        exact("peak_memory", 8.0, scope="inference"),
+        exact("relative_error", 1e-3, scope="against_eager", method="logits"),
+    ]
+    training = [
+        _time(Status.ERROR, "it broke"),
+        *(_ends("latency", at - 1, at, at + 2, scope=scope) for scope, at in (("forward", 10), ("backward", 20))),
+        _ends("latency", 5, 6, 9, scope="optimizer_step"),
+        _ends("latency", 35, 36, 39, scope="training_step", predicted=7.0),
+        _ends("latency", 1000, 2000, 3000, scope="compile"),
+        Measurement("tokens_per_second", 5300.0, scope="training_step"),
+        _ends("ceiling_share", 0.5, 0.6, 0.9, scope="training_step"),
+        exact("peak_memory", 60.0, scope="training_step"),
+        exact("relative_error", 2e-3, scope="against_eager", method="gradient"),
+    ]
+    generation = [
+        _time(Status.OOM, "it broke"),
+        _ends("latency", 19, 20, 22, scope="prefill"),
+        _ends("latency", 3, 4, 7, scope="decode", predicted=2.0, details=tails, flags=(Flag.SLOWDOWN,)),
+        Measurement("tokens_per_second", 750.0, scope="decode"),
+    ]
+    modes = {"inference": inference, "training": training, "generation": generation}
+    table = tables.model_table(measured("model", [(factors | {"mode": mode}, found) for mode, found in modes.items()]))
+    (line,) = table.to_dict("records")
+    numbers = {
+        "parameters": 700, "footprint": 5, "flops": 1e6, "compile": 2200,
+        "inference": 12, "inference_low": 11, "inference_high": 15, "inference_predicted": 4,
+        "inference_tokens_per_second": 16_000, "inference_memory": 8, "inference_share": 0.4,
+        "prefill": 20, "prefill_low": 19, "prefill_high": 22,
+        "decode": 4, "decode_low": 3, "decode_high": 7, "decode_predicted": 2, "decode_tokens_per_second": 750,
+        "decode_p50": 4.5, "decode_p95": 8, "decode_p99": 9,
+        "forward": 10, "backward": 20, "optimizer_step": 6, "optimizer_step_low": 5, "optimizer_step_high": 9,
+        "training_step": 36, "training_step_low": 35, "training_step_high": 39, "training_step_predicted": 7,
+        "training_tokens_per_second": 5300, "training_memory": 60, "training_share": 0.6,
+        "training_to_inference": 3, "difference": 1e-3, "gradient_difference": 2e-3,
+    }  # fmt: skip
+    assert {name: line[name] for name in numbers} == pytest.approx(numbers)
+    assert (line["optimisation"], line["batch_size"], line["status"], line["message"]) == (
+        "eager",
+        3,
+        "error",
+        "it broke",
+    )
+    assert line["flags"] == [Flag.SLOWDOWN]
+
+
+def test_scaling_is_fitted_to_one_model_type_and_batch_by_itself(measured):
+    cases = []
+    for batch, power in ((3, 1), (5, 2)):
+        for seq_len in (16, 32, 64):
+            factors = SIZES | {"name": "tiny", "attention_type": "dense", "mode": "inference"}
+            ms = seq_len**power / 4
+            found = [_time(), _ends("latency", ms, ms, ms, scope="inference")]
+            cases.append((factors | {"seq_len": seq_len, "batch_size": batch}, found))
+    table = tables.scaling_table(measured("model", cases)).set_index(["batch_size", "quantity"])
+    for batch, word in ((3, "linear"), (5, "quadratic")):
+        line = table.loc[(batch, "inference time")]
+        assert line["meaning"] == word and line["exponent_low"] == pytest.approx(line["exponent_high"])
+        assert "0 different sizes cannot give" in table.loc[(batch, "training memory"), "meaning"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (1.02, 1.5, "linear"),
+        (1.021, 1.5, "between linear and quadratic"),
+        (1.5, 1.98, "quadratic"),
+        (1.5, 1.979, "between linear and quadratic"),
+        (0.5, 0.98, "linear"),
+        (0.5, 0.979, "below linear"),
+        (-0.5, -0.02, "constant"),
+        (-0.5, -0.021, "falls"),
+        (0.02, 0.3, "constant"),
+        (2.02, 2.5, "quadratic"),
+        (2.021, 2.5, "above quadratic"),
+        (-0.1, 2.1, "undecided between constant, linear and quadratic; measure more lengths"),
+    ],
+)
+def test_the_words_of_an_exponent_change_at_their_bounds(low, high, words):
+    assert tables.scaling_words(low, high) == words
+
+
+def test_the_warm_up_table_holds_the_means_against_each_other_and_not_the_medians(measured):
+    def case(direction, steps, ends, mean):
+        latency = _ends("latency", *ends, scope=direction, details={"mean": mean, "sd": mean / 5, "cv": 0.2})
+        return {"direction": direction, "warmup_steps": steps, "curve": False}, [_time(), latency]
+
+    forward = [case("forward", 5, (9, 10, 14), 20.0), case("forward", 0, (14, 15, 17), 50.0)]
+    backward = [case("backward", 5, (1, 2, 3), 40.0), case("backward", 2, (1, 2, 3), 30.0)]
+    other = [
+        case("forward", 5, (9, 10, 14), 10.0),
+        case("forward", 3, (9, 10, 14), 5.0),
+        case("backward", 1, (1, 2, 3), 7.0),
+    ]
+    table = tables.warmup_table(measured("warmup", [*forward, *backward], other))
+    assert (
+        list(table["difference"])[:6] == pytest.approx([0, 1.5, 0, -0.25, 0, -0.5])
+        and table["difference"].isna().sum() == 1
+    )
+    line = table.iloc[1]
+    assert (line["median"], line["low"], line["high"], line["mean"], line["sd"], line["cv"]) == (
+        15,
+        14,
+        17,
+        50,
+        10,
+        0.2,
+    )
+    assert list(table["warmup_steps"]) == [5, 0, 5, 2, 5, 3, 1]
+
+
+def test_a_curve_is_warm_up_as_far_as_it_was_needed(measured):
+    def case(direction, needed):
+        latency = _ends("latency", 1, 2, 3, scope=direction, samples=(9.0, 5.0, 2.0))
+        row = Measurement("warmup_needed", needed, scope=direction, details={})
+        return {"direction": direction, "warmup_steps": 0, "curve": True}, [_time(), latency, row]
+
+    table = tables.warmup_curve(measured("warmup", [case("a", 1.0), case("b", None), case("c", 0.0)]))
+    assert list(table["phase"]) == ["warm-up", "steady", "steady", *["not settled"] * 3, *["steady"] * 3]
+    assert list(table["step"]) == [1, 2, 3] * 3 and list(table["ms"]) == [9, 5, 2] * 3
+    assert list(table["direction"]) == [*"aaabbbccc"]
+
+
+def test_the_losses_are_counted_from_the_first_step(measured):
+    factors = SIZES | {"name": "tiny", "attention_type": "dense"}
+    loss = Measurement("loss", 2.0, samples=(5.0, 3.0, 1.0), scope="training")
+    table = tables.loss_table(measured("model", [(factors, [_time(), loss])]))
+    assert table.to_numpy().tolist() == [["tiny (dense, float32)", step, 7 - 2 * step] for step in (1, 2, 3)]
+
+
+def test_cells_are_for_people():
+    table = pd.DataFrame(
+        {"a": [12.0, float("nan")], "a_low": [11.0, 1.0], "a_high": [15.0, 2.0], "flags": [["x", "y"], []],
+         "b": [True, None], "c": [0.5, 2.0], "c_low": [0.25, 1.0], "hidden": [1, 2]}
+    )  # fmt: skip
+    shown = tables.readable(table, {"c": "C", "a": "A [95 %]", "flags": "F", "b": "B", "none": "N"})
+    assert list(shown.columns) == ["C", "A [95 %]", "F", "B"]
+    assert shown.to_numpy().tolist() == [["0.5000", "12.0 [11.0 … 15.0]", "x, y", "True"], ["2", "—", "", ""]]

@@ -295,6 +295,15 @@ def test_a_change_counts_only_when_both_rounds_call_it():
     assert confirm(slow, None, slow) == replace(slow, kind=Kind.SUSPECT)
 
 
+@pytest.mark.parametrize("ps", [(0.001, 0.02), (0.02, 0.001)])
+@pytest.mark.parametrize("kinds", [(Kind.REGRESSED, Kind.REGRESSED), (Kind.REGRESSED, Kind.EQUIVALENT)])
+def test_two_rounds_are_as_sure_as_the_less_sure_of_them(ps, kinds):
+    pooled = replace(_paired(0.10, 1), p=1e-9)
+    rounds = [replace(pooled, p=p, kind=kind) for p, kind in zip(ps, kinds, strict=True)]
+    found = confirm(*rounds, pooled)
+    assert (found.p, found.ratio, found.interval) == (0.02, pooled.ratio, pooled.interval)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", ["iid", "drift", "random_walk", "process"])
 def test_two_rounds_hardly_ever_call_equal_versions_different(shape):
