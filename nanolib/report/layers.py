@@ -354,13 +354,14 @@ def layer_words(rows: pd.DataFrame) -> list[str]:
     for case, part in data.groupby("case", sort=False) if len(data) else []:
         total = part.groupby("operation")["ms"].sum().sort_values(ascending=False)
         shares = total / total.sum()
-        most, between = shares.head(3), shares.get("between", 0)
-        goes = "most of the time goes to" if most.sum() > 0.5 else "the largest shares of the time are"
+        most = shares.head(max(3, int((shares.cumsum() <= 0.5).sum()) + 1))  # so many that it is more than half of it
+        between = shares.get("between", 0)
         remedy = ""
         if between > 0.2:
             more = " more than faster kernels" if between > 0.5 else ""
             remedy = f" Much lies between operations: larger batches or compiling would help{more}."
-        lines.append(f"{case}: {goes} {', '.join(f'{name} {share:.0%}' for name, share in most.items())}.{remedy}")
+        text = ", ".join(f"{name} {share:.0%}" for name, share in most.items())
+        lines.append(f"{case}: most of the time goes to {text}.{remedy}")
     table = overhead_table(rows)
     for case, part in table[table["mode"] != "again"].groupby("case", sort=False) if len(table) else []:
         costs = [

@@ -52,6 +52,16 @@ def _masked(inputs, causal, options):
     return dense.reshape(*((1, 1) if mask.shared else inputs[0].shape[:2]), *dense.shape[1:]), mask
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("q_len", "kv_len"), [(1, 1), (1, 5), (2, 2), (2, 5), (3, 5), (5, 5)])
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_dense_lets_each_of_a_few_queries_see_the_keys_up_to_its_own(causal, q_len, kv_len, kv_heads):
+    inputs = _qkv(3, 4, kv_heads, q_len, kv_len)
+    mask = causal_mask(q_len, kv_len) if causal else torch.ones(q_len, kv_len, dtype=torch.bool)
+    out = attention.attend("dense", *inputs, causal=causal)
+    assert _agrees(out, masked_attention(*inputs, mask), inputs)
+
+
 @pytest.mark.parametrize("pattern", ALL_PATTERNS)
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("q_len", "kv_len"), [(300, 300), (64, 64), (1, 77), (33, 200), (5, 5)])

@@ -1,0 +1,72 @@
+"""Tokens per second count every sequence, every token and every rank: sizes are all different, and a call takes 4 ms."""
+
+import types
+
+import pytest
+
+from nanolib.experiments import fp8, fp8_speed, model, sharded_training
+from nanolib.experiments.energy import EnergyCase
+from nanolib.measurement import Measurement
+
+SHAPE = {"seq_lens": [16], "batch_sizes": [3], "overrides": {"num_layers": 2, "d_model": 32, "num_heads": 4}}
+
+
+def _four_ms(*_, scope="", **__):
+    return Measurement("latency", 4.0, 2.0, 5.0, 0.95, 20, samples=(4.0,), method="perf_counter", scope=scope)
+
+
+@pytest.fixture
+def rates(monkeypatch):
+    def phases(found, *_, **__):
+        return {name: _four_ms(scope=name) for name in (*(phase for phase, *_ in found), "total")}
+
+    monkeypatch.setattr(model, "measure", _four_ms)
+    monkeypatch.setattr(fp8_speed, "measure", _four_ms)
+    monkeypatch.setattr(model, "measure_phases", phases)
+    return lambda rows: {
+        row.scope: (row.low, row.estimate, row.high) for row in rows if row.metric == "tokens_per_second"
+    }
+
+
+@pytest.mark.parametrize("new_tokens", [2, 5])
+def test_of_a_model_they_are_of_all_sequences(rates, new_tokens):
+    params = model.Params(presets=["decoder_tiny"], new_tokens=new_tokens, loss_steps=0, **SHAPE)
+    found = {}
+    for case in model.cases(params):
+        if isinstance(case, model.ModelCase):
+            found |= rates(model.measure_case(case, params, {}))
+    of_all, of_one = (48 / 5e-3, 48 / 4e-3, 48 / 2e-3), (3 / 5e-3, 3 / 4e-3, 3 / 2e-3)
+    expected = {"inference": of_all, "training_step": of_all, "prefill": of_all, "decode": of_one}
+    assert {scope: pytest.approx(ends) for scope, ends in expected.items()} == found
+
+
+def test_of_a_precision_they_are_of_all_sequences(rates):
+    case = next(
+        case
+        for case in fp8.cases(
+            fp8.Params(
+                precisions=["float32"], presets=["decoder_tiny"], seq_len=16, batch_size=3, overrides=SHAPE["overrides"]
+            )
+        )
+        if isinstance(case, fp8.SpeedCase)
+    )
+    ((_, found, _),) = rates(fp8_speed.measure_speed(case, fp8.Params(), {})).values()
+    assert found == pytest.approx(48 / 4e-3)
+
+
+@pytest.mark.parametrize(("phase", "tokens"), [("decode", 3), ("prefill", 48), ("training_step", 48)])
+def test_of_a_window_they_are_of_all_sequences(phase, tokens):
+    assert EnergyCase("cpu", "tiny", "decoder_tiny", {}, phase, 16, 3, 5, "float32").tokens == tokens
+
+
+def test_of_training_they_are_of_all_ranks_but_of_one_that_is_alone(monkeypatch):
+    case = sharded_training.ShardedTrainingCase("cpu", "tiny", 2, "decoder_tiny", {}, ("ddp",), 16, 3, 1)
+    times = {"alone": 3.0, "local": 4.0, "ddp": 6.0}
+    blocks = {name: [ms] * 8 for name, ms in times.items()}
+    answers = [{"blocks": blocks, "weights": {"ddp": 2**20}}] * 2
+    monkeypatch.setattr(sharded_training, "measure_on_ranks", lambda *_: (answers, ()))
+    rows = list(sharded_training.measure_training(case, types.SimpleNamespace()))
+    found = {row.scope: row.estimate for row in rows if row.metric == "tokens_per_second"}
+    assert found == pytest.approx({"alone": 48 / 3e-3, "local": 96 / 4e-3, "ddp": 96 / 6e-3})
+    (exposed,) = (row for row in rows if row.metric == "exposed_communication")
+    assert (exposed.estimate, exposed.scope) == (2.0, "ddp")
