@@ -8,7 +8,7 @@ from nanolib.cli import main
 from nanolib.measurement import BadInput, Measurement, exact
 from nanolib.meters.latency import summarise
 from nanolib.regression.compare import since_before
-from nanolib.regression.history import histories, table
+from nanolib.regression.history import Change, History, _changes, histories, table
 from nanolib.report.page import build
 from nanolib.report.regressions import hardware_table, history_chart, history_verdict, machine_ratios
 from nanolib.store import Run, Store
@@ -149,3 +149,59 @@ def test_a_deterministic_figure_that_was_nothing_changes_too(store):
     (history,) = histories(store, "flops", ["m1"])
     assert [change.at for change in history.changes] == [2, 4]
     assert [str(change).split(" between")[0] for change in history.changes] == ["from 0", "-100.0%"]
+
+
+def _history(case, values, *changes, metric="latency"):
+    ends = {"estimate": values, "low": [value * 0.9 for value in values], "high": [value * 1.2 for value in values]}
+    return History("m1", "model", case, metric, "decode", pd.DataFrame(ends), tuple(changes))
+
+
+def test_the_verdict_of_a_history_names_the_latest_changes_and_which_way_they_went():
+    changes = [Change(at, 1.25 if at % 2 else 0.8, bool(at % 2), f"r{at - 1}", f"r{at}") for at in range(1, 9)]
+    found = [_history(f"case{change.at}", [10.0] * 9, *changes[: change.at]) for change in changes]
+    lines = history_verdict([*found, _history("flat", [10.0] * 3)])
+    assert lines[0] == "8 of 9 timings changed their level over up to 9 runs."
+    assert lines[1:] == [
+        f"{'worse' if at % 2 else 'better'}: model case{at} decode {'+25.0%' if at % 2 else '-20.0%'} between r{at - 1} and r{at}."
+        for at in (8, 7, 6, 5, 4, 3)
+    ]
+
+
+@pytest.mark.parametrize(("runs", "said"), [(3, True), (4, False)])
+def test_fewer_than_four_runs_are_said_to_be_too_few(runs, said):
+    assert any("at least four runs" in line for line in history_verdict([_history("a", [10.0] * runs)])) == said
+
+
+def test_the_table_of_histories_has_the_latest_change_first_and_flat_ones_last():
+    early, late = Change(2, 1.25, True, "a", "b"), Change(5, 0.8, False, "c", "")
+    found = [
+        _history("flat", [8.0] * 7),
+        _history("early", [10.0] * 6 + [12.5], early),
+        _history("late", [8.0] * 7, early, late),
+    ]
+    lines = table([*found, _history("nothing", [0.0, 4.0])])
+    assert list(lines["case"]) == ["late", "early", "nothing", "flat"]
+    assert list(lines["last / first"]) == ["+0.0%", "+25.0%", "", "+0.0%"] and list(lines["runs"]) == [7, 7, 2, 7]
+    assert lines["changes"][0] == "+25.0% between a and b; -20.0% between c and ?"
+    assert (lines["first"][1], lines["last"][1], lines["metric"][1]) == ("10.0", "12.5", "latency decode")
+    assert str(Change(1, 1.25, True, "a", "a")) == "+25.0% at the same revision a: look at the machine or its versions"
+
+
+@pytest.mark.parametrize(
+    ("metric", "ratio", "worse"),
+    [
+        ("latency", 1.2, True),
+        ("latency", 0.8, False),
+        ("tokens_per_second", 1.2, False),
+        ("tokens_per_second", 0.8, True),
+    ],
+)
+def test_which_way_is_worse_follows_the_metric(metric, ratio, worse):
+    values = [10.0] * 5 + [10.0 * ratio] * 5
+    points = pd.DataFrame(
+        {"estimate": values, "low": values, "high": values, "git_revision": [f"r{at}" for at in range(10)]}
+    )
+    assert _changes(points, metric) == (Change(5, pytest.approx(ratio), worse, "r4", "r5"),)
+    assert _changes(points.assign(estimate=[0.0, *values[1:]]), metric) == ()
+    wide = points.assign(low=points["estimate"] * 0.1, high=points["estimate"] * 1.9)
+    assert _changes(wide, metric) == ()  # a change that the intervals swallow

@@ -162,7 +162,14 @@ def test_every_figure_of_attention_stands_in_its_own_column(measured):
     }  # fmt: skip
     assert {name: line[name] for name in numbers} == pytest.approx(numbers)
     assert (line["name"], line["baseline"], line["batch_size"], line["status"]) == ("a", "dense", 3, "ok")
-    assert line["flags"] == sorted([Flag.SLOWDOWN]) and line["speed_up_low"] == line["bound"]
+    assert line["flags"] == [Flag.SLOWDOWN]
+
+
+def test_what_was_not_paid_once_costs_nothing(measured):
+    mask, compiling = (_ends("latency", 1, 2, 4, scope=scope) for scope in ("mask", "compile"))
+    cases = [_attention_case(name, (5, 6, 8), *more) for name, more in
+             (("a", []), ("b", [mask]), ("c", [compiling]), ("d", [mask, compiling]))]  # fmt: skip
+    assert list(tables.attention_table(measured("attention", cases))["paid"]) == [6, 8, 8, 10]
 
 
 @pytest.mark.parametrize(("low", "flagged"), [(16.0, False), (16.5, True)])
