@@ -6,7 +6,8 @@ import pandas as pd
 import pytest
 
 from nanolib.measurement import Flag, Measurement, Status, exact
-from nanolib.report import charts, tables, verdicts
+from nanolib.report import charts, distributed, fp8, layers, overview, tables, verdicts
+from nanolib.report.energy import energy_table
 from nanolib.report.quality import quality_table, quality_words
 from nanolib.report.roofline import roofline_table, roofline_words
 from nanolib.store import Run, Store
@@ -340,3 +341,190 @@ def test_cells_are_for_people():
     shown = tables.readable(table, {"c": "C", "a": "A [95 %]", "flags": "F", "b": "B", "none": "N"})
     assert list(shown.columns) == ["C", "A [95 %]", "F", "B"]
     assert shown.to_numpy().tolist() == [["0.5000", "12.0 [11.0 … 15.0]", "x, y", "True"], ["2", "—", "", ""]]
+
+
+def test_energy_above_idle_is_shared_out_as_the_windows_energy_is(measured):
+    def row(metric, low, value, high, scope="decode", **rest):
+        return Measurement(
+            metric, value, low, high, 1.0, 1, method="rapl", scope=scope, details={"of": "package"}, **rest
+        )
+
+    factors = SIZES | {"name": "tiny", "phase": "decode"}
+    found = [_time(), Measurement("tokens_per_second", 75.0, scope="decode", method="window")]
+    found += [row("energy", 36, 40, 50), row("power", 18, 20, 25), row("power", 6, 8, 9, "idle")]
+    found += [row("energy_per_token", 0.18, 0.2, 0.25), row("energy_delay", 70, 80, 100), row("net_energy", 12, 24, 30)]
+    other = Measurement("energy", 7.0, 5.0, 9.0, 1.0, 1, method="rapl_dram", scope="decode", details={"of": "dram"})
+    package, dram = energy_table(measured("energy", [(factors, [*found, other])])).to_dict("records")
+    numbers = {
+        "energy": 40, "energy_low": 36, "energy_high": 50, "power": 20, "power_low": 18, "power_high": 25,
+        "idle_power": 8, "idle_power_low": 6, "idle_power_high": 9, "energy_per_token": 0.2, "energy_delay": 80,
+        "net_per_token": 0.12, "net_per_token_low": 0.06, "net_per_token_high": 0.15, "tokens_per_second": 75,
+    }  # fmt: skip
+    assert {name: package[name] for name in numbers} == pytest.approx(numbers)
+    assert (package["of"], dram["of"], dram["energy"], package["batch_size"]) == ("package", "dram", 7, 3)
+    assert pd.isna(dram["power"]) and pd.isna(dram["net_per_token"])
+
+
+def test_the_cost_of_looking_has_its_wall_and_its_processor_time(measured):
+    def row(mode, wall, cpu, closest):
+        details = {"threads": 0.005, "cpu": cpu, "plain_ms": 4.0, "pass_ms": closest}
+        return Measurement("overhead", wall[1], wall[0], wall[2], 0.95, 17, scope=f"decode {mode}", details=details)
+
+    factors = SIZES | {"name": "tiny", "phase": "decode"}
+    found = [
+        _time(),
+        row("deep", (0.01, 0.02, 0.04), (0.03, 0.05, 0.06), 8.0),
+        row("again", (-0.01, 0.0, 0.01), (0, 0, 0), None),
+    ]
+    rows = measured("energy", [(factors, found)])
+    deep, again = layers.overhead_table(rows).to_dict("records")
+    numbers = {"wall": 0.02, "wall_low": 0.01, "wall_high": 0.04, "cpu": 0.05, "cpu_low": 0.03, "cpu_high": 0.06}
+    numbers |= {"threads": 0.005, "plain_ms": 4, "pass_ms": 8, "n": 17}
+    assert {name: deep[name] for name in numbers} == numbers and pd.isna(again["pass_ms"])
+    shown = layers.readable_overheads(rows).iloc[0].to_list()
+    assert shown == [
+        "tiny",
+        "decode",
+        64,
+        "deep",
+        "+2.0% [+1.0% … +4.0%]",
+        "+5.0% [+3.0% … +6.0%]",
+        "0.50%",
+        "4",
+        "8",
+        17,
+    ]
+    (line,) = (line for line in layers.layer_words(rows))
+    assert line == "decode, n = 64: profiling costs deep 2.00 [1.00 … 4.00] %."
+
+
+def test_a_layer_has_its_energy_its_share_and_its_calls(measured):
+    def layer(name, ms, share):
+        details = {"layer": name, "share": share, "operations_ms": {"gate": 3.0, "up": 1.0}, "deep_passes": 5}
+        return Measurement("layer_time", ms, ms - 1, ms + 2, 0.95, 7, scope=f"decode {name}", details=details)
+
+    joules = Measurement("layer_energy", 2.0, 1.0, 5.0, 1.0, 1, scope="decode head", method="attributed")
+    factors = SIZES | {"name": "tiny", "phase": "decode"}
+    rows = measured("energy", [(factors, [_time(), layer("blocks.0", 30.0, 0.75), layer("head", 10.0, 0.25), joules])])
+    first, head = layers.layer_table(rows).to_dict("records")
+    numbers = {
+        "ms": 10,
+        "low": 9,
+        "high": 12,
+        "share": 0.25,
+        "calls": 7,
+        "place": 1,
+        "joules": 2,
+        "joules_low": 1,
+        "joules_high": 5,
+    }
+    assert {name: head[name] for name in numbers} == numbers and pd.isna(first["joules"])
+    assert (head["case"], head["source"], first["place"], first["layer"]) == (
+        "decode, n = 64",
+        "attributed",
+        0,
+        "blocks.0",
+    )
+    operations = layers._operations(rows)
+    assert list(operations["share"]) == [0.75, 0.25] * 2 and set(operations["passes"]) == {5}
+    assert list(operations["joules"][2:]) == ["0.75 to 3.8 J", "0.25 to 1.2 J"]
+
+
+def test_speed_ups_of_a_precision_are_over_bf16_of_the_same_run_and_shape(measured):
+    def case(precision, low, ms, high, **changes):
+        factors = {"preset": "p", "name": "tiny", "mode": "forward", "precision": precision, "compiled": True}
+        found = [_time(), _ends("latency", low, ms, high, scope="forward", details={"parameters": 700})]
+        found += [Measurement("tokens_per_second", 96.0), _ends("ceiling_share", 0.1, 0.25, 0.5)]
+        found += [Measurement("memory_part", at, scope=name) for at, name in enumerate(PARTS, 1)]
+        return factors | {"seq_len": 64, "batch_size": 3} | changes, found
+
+    first = [case("bfloat16", 8, 9, 12), case("fp8_rowwise", 2, 3, 4), case("fp8_rowwise", 2, 3, 4, batch_size=5)]
+    second = [case("fp8_rowwise", 2, 3, 4), case("bfloat16", 17, 18, 24, compiled=False)]
+    table = fp8.speed_table(measured("fp8", first, second))
+    assert table["speed_up"].notna().sum() == 1
+    line = table.iloc[1].to_dict()
+    numbers = {"latency": 3, "latency_low": 2, "latency_high": 4, "speed_up": 3, "speed_up_low": 2, "speed_up_high": 6}
+    numbers |= {"tokens_per_second": 96, "mfu": 0.25, "parameters": 700, "weights": 1, "gradients": 2, "optimizer": 3}
+    assert {name: line[name] for name in numbers} == pytest.approx(numbers) and line["activations"] == 4
+
+
+PARTS = ("weights", "gradients", "optimizer", "activations")
+
+
+def test_efficiency_is_one_ranks_time_over_that_of_all_of_them(measured):
+    def case(world, ends, parts=(2.0, 5.0, 3.0), **changes):
+        found = [_time(), _ends("latency", *ends, scope="ring"), exact("rounds", 3, scope="ring")]
+        found += [exact("wire_bytes", 640, scope="ring"), exact("wire_bytes", 700, scope="ring", method="interface")]
+        found.append(exact("relative_error", 1e-7, scope="ring"))
+        for kind, ms in zip(distributed.KINDS, parts, strict=True):
+            found.append(_ends("part_time", ms - 1, ms, ms + 2, scope=f"ring: {kind}", predicted=ms / 4))
+            found.append(Measurement("time_share", ms / 10, scope=f"ring: {kind}"))
+        shape = {"seq_len": 4096, "dtype": "float32", "world_size": world, "forms": ["ring", "fused"]}
+        return shape | changes, found
+
+    cases = [case(4, (5, 6, 8)), case(1, (15, 18, 24)), case(4, (5, 6, 8), seq_len=64)]
+    short, alone, line = distributed.decode_table(measured("distributed", cases)).to_dict("records")
+    numbers = {
+        "efficiency": 0.75, "efficiency_low": 15 / 32, "efficiency_high": 1.2, "latency": 6, "latency_low": 5, "latency_high": 8,
+        "compute": 2, "wait": 5, "communication": 3, "communication_low": 2, "communication_high": 5, "predicted": 0.75,
+        "rounds": 3, "sent": 640, "counted": 700, "relative_error": 1e-7,
+    }  # fmt: skip
+    assert {name: line[name] for name in numbers} == pytest.approx(numbers)
+    assert (line["bound"], line["ranks"], line["world_size"]) == ("wait (50%)", "4", 4)
+    assert pd.isna(short["efficiency"]) and pd.isna(alone["efficiency"])
+
+
+@pytest.mark.parametrize(
+    ("parts", "bound"),
+    [((5, 3, 2), "compute (50%)"), ((4.9, 3, 2.1), "wait (30%)"), ((4.9, 2.1, 3), "communication (30%)")],
+)
+def test_half_of_the_time_binds(measured, parts, bound):
+    found = [_time(), _ends("latency", 9, 10, 12, scope="ring")]
+    found += [
+        Measurement("time_share", ms / 10, scope=f"ring: {kind}")
+        for kind, ms in zip(distributed.KINDS, parts, strict=True)
+    ]
+    shape = {"seq_len": 64, "dtype": "float32", "world_size": 4, "forms": ["ring"]}
+    (line,) = distributed.decode_table(measured("distributed", [(shape, found)])).to_dict("records")
+    assert line["bound"] == bound
+
+
+def test_a_component_is_told_by_its_slowest_rank_and_the_mean_of_all(measured):
+    ranks = [{"mean": 1.0, "sd": 0.5}, {"mean": 4.0, "sd": 0.25}, {"mean": 7.0, "sd": 0.75}]
+    part = _ends("part_time", 6, 8, 11, scope="ring: exchange", details={"ranks": ranks})
+    shape = {"seq_len": 64, "dtype": "float32", "world_size": 3, "nodes": 1, "forms": ["ring"]}
+    kind = _ends("part_time", 1, 2, 3, scope="ring: wait")
+    (line,) = distributed.component_table(measured("distributed", [(shape, [_time(), part, kind])])).to_dict("records")
+    assert (line["ms"], line["ms_low"], line["ms_high"], line["mean"], line["sd"]) == (8, 6, 11, 4, 0.5)
+    assert (line["form"], line["component"], line["ranks"]) == ("ring", "exchange", "3")
+
+
+def test_cases_that_did_not_end_well_and_flags_are_counted(measured):
+    cases = [
+        (SIZES | {"name": "good"}, [_time(), _ends("latency", 1, 2, 4, scope="forward", flags=(Flag.SLOWDOWN,))]),
+        (SIZES | {"name": "odd"}, [_time(Status.OOM, "full"), _ends("latency", 1, 2, 4, scope="forward")]),
+    ]
+    rows = measured("attention", cases)
+    bad = overview.failures(rows).to_dict("records")
+    assert [(line["case"].split()[0], line["status"], line["message"]) for line in bad] == [("odd", "oom", "full")]
+    (line,) = overview.flag_lines(rows)
+    assert line.startswith(f"{Flag.SLOWDOWN} (1 of 2 timings): ")
+
+
+def test_what_must_be_the_same_everywhere_has_a_column_per_method(measured):
+    flops = [exact("flops", 10.0, scope="f"), exact("flops", 12.0, scope="f", method="flop_counter")]
+    cases = [
+        (SIZES | {"name": "b"}, [_time(), *flops]),
+        (SIZES | {"name": "a"}, [_time(), flops[0], exact("peak_memory", 3.0)]),
+    ]
+    table = overview.deterministic(measured("attention", cases))
+    assert list(table["case"]) == ["b 64 3 float32", "a 64 3 float32"]
+    assert table[["formula", "flop_counter"]].to_numpy().tolist() == [["10", "12"], ["10", ""]]
+
+
+def test_the_first_and_what_cannot_be_told_from_it():
+    cases = pd.DataFrame({"ms": [5.0, 3.0, 4.0, 9.0], "ms_low": [4.0, 2.0, 3.6, 1.0], "ms_high": [6.0, 3.5, 4.5, 20.0]})
+    assert list(overview.leaders(cases, "ms").index) == [1, 3]
+    assert list(overview.leaders(cases, "ms", ascending=False).index) == [3, 0, 2, 1]
+    assert list(overview.leaders(cases.iloc[:3], "ms", ascending=False).index) == [0, 2]
+    assert [overview.listed(names) for names in ("a", "ab", "abac")] == ["a", "a and b", "a, b and c"]
