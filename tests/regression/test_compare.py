@@ -187,6 +187,18 @@ def test_what_never_settled_gets_no_verdict(found):
     assert _finding(comparison, "latency") == "inconclusive" and not comparison.regressed
 
 
+def test_what_gets_no_verdict_leaves_the_others_theirs(found):
+    base = {"same": _case(1), "unsteady": _case(2), "short": _case(3), "slow": _case(4)}
+    current = {
+        "unsteady": _case(5, flags=(Flag.NO_STEADY_STATE,)),
+        "short": _case(6, blocks=4),
+        "slow": _case(7, level=20),
+    }
+    comparison = found(base, current)
+    told = {line.case.split()[0]: line.finding for line in comparison.lines if line.metric == "latency forward"}
+    assert told == {"unsteady": "inconclusive", "short": "inconclusive", "slow": "regressed"}
+
+
 def test_too_few_blocks_are_inconclusive_and_say_so(found):
     comparison = found({"a": _case(1)}, {"a": _case(3, level=20, blocks=4)})
     line = next(line for line in comparison.lines if line.metric == "latency forward")
@@ -208,7 +220,9 @@ def test_a_run_against_its_own_rows_is_equivalent_however_noisy(tmp_path):
     with Store(tmp_path / "s.sqlite") as store:
         store.add(_run({"a": _case(1, blocks=4), "b": _case(2, flags=(Flag.NO_STEADY_STATE,))}, "x"))
         rows = store.measurements(samples=True)
-    assert set(compare_rows(rows, rows).counts) == {"equivalent"}
+    comparison = compare_rows(rows, rows)
+    assert set(comparison.counts) == {"equivalent"}
+    assert [line.message for line in comparison.lines if line.metric == "latency forward"] == ["the same run"] * 2
 
 
 @pytest.fixture

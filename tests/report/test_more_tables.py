@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from nanolib.measurement import Flag, Measurement, Status, exact
-from nanolib.report import charts, distributed, fp8, layers, overview, tables, verdicts
+from nanolib.report import charts, distributed, fp8, layers, overview, sharding, tables, verdicts
 from nanolib.report.energy import energy_table
 from nanolib.report.quality import quality_table, quality_words
 from nanolib.report.roofline import roofline_table, roofline_words
@@ -251,13 +251,15 @@ def test_every_figure_of_a_model_stands_in_its_own_column(measured):
 
 def test_scaling_is_fitted_to_one_model_type_and_batch_by_itself(measured):
     cases = []
-    for batch, power in ((3, 1), (5, 2)):
+    for batch, power in ((5, 2), (3, 1)):
         for seq_len in (16, 32, 64):
             factors = SIZES | {"name": "tiny", "attention_type": "dense", "mode": "inference"}
             ms = seq_len**power / 4
             found = [_time(), _ends("latency", ms, ms, ms, scope="inference")]
             cases.append((factors | {"seq_len": seq_len, "batch_size": batch}, found))
-    table = tables.scaling_table(measured("model", cases)).set_index(["batch_size", "quantity"])
+    table = tables.scaling_table(measured("model", cases))
+    assert list(dict.fromkeys(table["batch_size"])) == [5, 3]  # in the order of the cases
+    table = table.set_index(["batch_size", "quantity"])
     for batch, word in ((3, "linear"), (5, "quadratic")):
         line = table.loc[(batch, "inference time")]
         assert line["meaning"] == word and line["exponent_low"] == pytest.approx(line["exponent_high"])
@@ -528,3 +530,9 @@ def test_the_first_and_what_cannot_be_told_from_it():
     assert list(overview.leaders(cases, "ms", ascending=False).index) == [3, 0, 2, 1]
     assert list(overview.leaders(cases.iloc[:3], "ms", ascending=False).index) == [0, 2]
     assert [overview.listed(names) for names in ("a", "ab", "abac")] == ["a", "a and b", "a, b and c"]
+
+
+def test_a_form_is_named_with_the_ranks_that_take_part():
+    forms, ranks = pd.Series(["ring", "dense", "flash", "math", "zigzag"]), pd.Series([4, 4, 4, 4, 1])
+    named = list(sharding._what(forms, ranks))
+    assert named == ["ring, 4 ranks", "dense, 1 rank", "flash, 1 rank", "math, 1 rank", "zigzag, 1 rank"]
