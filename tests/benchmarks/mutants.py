@@ -218,7 +218,9 @@ def _unheard(source: str) -> Iterator[_Span]:
             is_reached_by_torch = [argument.arg for argument in node.args.args][:1] == ["ctx"]
             for decorator in node.decorator_list:
                 name = ast.unparse(decorator)
-                is_a_cache = name == "functools.cache" or name.startswith(("functools.lru_cache", "made_once"))
+                is_a_cache = name == "functools.cache" or name.startswith(
+                    ("functools.lru_cache", "functools.wraps", "made_once")
+                )
                 if is_a_cache or (name == "staticmethod" and is_reached_by_torch):
                     yield (decorator.lineno, 0), (decorator.end_lineno, decorator.end_col_offset + 1)
 

@@ -536,3 +536,19 @@ def test_a_form_is_named_with_the_ranks_that_take_part():
     forms, ranks = pd.Series(["ring", "dense", "flash", "math", "zigzag"]), pd.Series([4, 4, 4, 4, 1])
     named = list(sharding._what(forms, ranks))
     assert named == ["ring, 4 ranks", "dense, 1 rank", "flash, 1 rank", "math, 1 rank", "zigzag, 1 rank"]
+
+
+def test_one_rank_stands_beside_the_ranks_over_each_number_of_machines():
+    columns = ["world_size", "nodes", "seq_len", "dtype"]
+    table = pd.DataFrame(
+        [[1, 1, 64, "float32"], [4, 2, 64, "float32"], [4, 1, 64, "float32"], [1, 1, 32, "float32"]], columns=columns
+    )
+    placed = distributed._beside_several(table)[columns[:3]].to_numpy().tolist()
+    assert sorted(placed) == [[1, 1, 32], [1, 1, 64], [1, 2, 64], [4, 1, 64], [4, 2, 64]]
+
+
+def test_what_binds_is_said_in_the_order_of_the_timings(measured):
+    timings = [*_rate("forward", 4e6, 1e5, 8e10), *_rate("backward", 8e6, 1e5, 4e10)]
+    case = (SIZES | {"name": "dense"}, [_time(), *timings])
+    lines = roofline_words(measured("attention", [*_ceilings().values(), case]), "attention")
+    assert [line.split()[0] for line in lines] == ["Forward", "Backward"]
