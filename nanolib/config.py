@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import pydantic
 
@@ -18,7 +18,7 @@ ATTENTION_KINDS: dict[str, str] = {
 }
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-Size = pydantic.PositiveInt
+Size = Annotated[int, pydantic.Field(gt=0, le=16_777_216)]
 
 
 class NanoConfig(StrictModel):
@@ -48,7 +48,7 @@ class NanoConfig(StrictModel):
     vocab_size: int = pydantic.Field(50257, gt=0, le=10_000_000)
     context_length: int = pydantic.Field(1024, gt=0, le=16_777_216)
     d_model: int = pydantic.Field(512, gt=0, le=1_048_576)
-    num_layers: int = pydantic.Field(6, gt=0, le=10_000)
+    num_layers: int = pydantic.Field(6, gt=0, le=1000)
     num_heads: int = pydantic.Field(8, gt=0, le=65_536)
     num_kv_heads: Size | None = None
     d_ff: Size | None = None

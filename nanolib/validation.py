@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import math
+import os
+import stat
 import types
 import typing
+import unicodedata
+from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Self
 
 import pydantic
@@ -36,13 +42,68 @@ _REMEDY = {
 }
 
 
-def _shown(value: Any) -> str:
-    text = repr(value)
+_MAX_BYTES = 100_000  # of a params file
+_MAX_VALUES = 10_000  # in a document, each alias counted as what it stands for
+_MAX_DEPTH = 32
+_MAX_LINES = 20  # of complaints
+_MAX_INT = 2**63 - 1  # what a database can hold
+_UNPRINTABLE = (
+    "Cc",
+    "Cf",
+    "Cs",
+    "Zl",
+    "Zp",
+)  # control characters, those that turn text around, half characters, line ends
+
+
+def shown(value: Any) -> str:
+    """The value as complaints show it: on one line, and cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        return "a number of thousands of digits"
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def one_line_of(name: str, text: str) -> str:
+    """`text`, when it can stand in a line and is no longer than a name.
+
+    Raises:
+        BadInput: It cannot, or is longer.
+    """
+    if len(text) > 200:
+        raise BadInput(f"{name}: {shown(text)} will not do; give at most 200 characters")
+    if complaint := _misfit(text):
+        raise BadInput(f"{name}: {complaint}")
+    return text
+
+
+def _misfit(value: Any, depth: int = 0) -> str:
+    """What is wrong with a value that JSON, a database or a line of text cannot hold; empty where they can."""
+    remedy = ""
+    if isinstance(value, str):
+        if odd := [c for c in value if unicodedata.category(c) in _UNPRINTABLE]:
+            remedy = f"leave out the unprintable character {odd[0]!a}"
+    elif isinstance(value, Mapping | list | tuple):
+        if depth == _MAX_DEPTH:
+            remedy = f"nest at most {_MAX_DEPTH} levels"
+        elif isinstance(value, Mapping) and (odd := [key for key in value if not isinstance(key, str)]):
+            remedy = f"give names as keys, not {shown(odd[0])}"
+        else:
+            inner = [*value, *value.values()] if isinstance(value, Mapping) else value
+            return next(filter(None, (_misfit(item, depth + 1) for item in inner)), "")
+    elif isinstance(value, float):
+        remedy = "" if math.isfinite(value) else "give a finite number"
+    elif isinstance(value, int):
+        remedy = "" if abs(value) <= _MAX_INT else f"give a number up to {_MAX_INT}"
+    elif value is not None:
+        remedy = f"give text, numbers, lists and mappings alone, not {type(value).__name__}"
+    return f"{shown(value)} will not do; {remedy}" if remedy else ""
+
+
 def _path(location: tuple[int | str, ...]) -> str:
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
+    parts = (part if isinstance(part, int) or part.isidentifier() else shown(part) for part in location)
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part[:60]}" for part in parts).lstrip(".")
 
 
 def _complaint(error: Mapping[str, Any], prefix: str, known: list[str]) -> str:
@@ -59,7 +120,7 @@ def _complaint(error: Mapping[str, Any], prefix: str, known: list[str]) -> str:
         return f"{where}: {text}" if error["loc"] and not named else prefix + text
     remedy = _REMEDY.get(error["type"])
     said = remedy.format(**error.get("ctx", {})) if remedy else error["msg"]
-    return f"{where}: {_shown(error['input'])} will not do; {said}"
+    return f"{where}: {shown(error['input'])} will not do; {said}"
 
 
 def _is_text(annotation: Any) -> bool:
@@ -90,9 +151,12 @@ class StrictModel(pydantic.BaseModel):
 
     @classmethod
     def _bad_input(cls, error: pydantic.ValidationError) -> BadInput:
-        prefix = cls.complaint_prefix()
-        lines = (_complaint(e, prefix, list(cls.model_fields)) for e in error.errors())
-        return BadInput(*dict.fromkeys(lines))
+        prefix, known = cls.complaint_prefix(), list(cls.model_fields)
+        first: dict[Any, Mapping[str, Any]] = {}  # of each field: a list of a thousand wrong values is one mistake
+        for one in error.errors():
+            first.setdefault(one["loc"][:1] or str(one.get("ctx")), one)
+        lines = [_complaint(one, prefix, known) for one in first.values()]
+        return BadInput(*dict.fromkeys(lines[:_MAX_LINES]))
 
     @classmethod
     def complaint_prefix(cls) -> str:
@@ -114,15 +178,19 @@ class StrictModel(pydantic.BaseModel):
             return value
         if isinstance(value, str) and not _is_text(field.annotation):
             try:
-                parsed = yaml.safe_load(value)
-            except (yaml.YAMLError, ValueError, RecursionError):  # such as a number of 5,000 digits
+                parsed = _parse(value)
+            except _Refused as error:
+                raise ValueError(f"{name}: {shown(value)} will not do; {error}") from None
+            except yaml.YAMLError:
                 parsed = value
             value = value if isinstance(parsed, str) else parsed
         if _is_list(field.annotation) and not isinstance(value, list | tuple | Mapping) and value is not None:
             value = [value]
         items = value if isinstance(value, list | tuple) else [value]
         if any(isinstance(item, bool) for item in items) and not _allows_bool(field.annotation):
-            raise ValueError(f"{name}: {_shown(value)} is true or false where something else belongs; give a value")
+            raise ValueError(f"{name}: {shown(value)} is true or false where something else belongs; give a value")
+        if complaint := _misfit(value):
+            raise ValueError(f"{name}: {complaint}")
         return value
 
     @classmethod
@@ -152,17 +220,98 @@ def _allows_bool(annotation: Any) -> bool:
     return any(option in (bool, Any, dict) or typing.get_origin(option) is dict for option in (annotation, *inner))
 
 
+class _Refused(yaml.YAMLError):
+    """YAML that is well-formed, and still not taken."""
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader, which looks at a document before it makes anything of it."""
+
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """The next node, with what is in it.
+
+        Raises:
+            YAMLError: It is too deep.
+        """
+        if self._depth > _MAX_DEPTH:
+            raise yaml.YAMLError(f"nest at most {_MAX_DEPTH} levels")
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def get_single_node(self) -> yaml.Node | None:
+        """The document's root.
+
+        Raises:
+            _Refused: A name is given twice in a mapping, or the document is too large with its aliases expanded.
+        """
+        root = super().get_single_node()
+        if root is not None:
+            _extent(root, {}, 0)
+        return root
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """What a node stands for.
+
+        Raises:
+            _Refused: It looks like a date or a number, and is none.
+        """
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, OverflowError) as error:
+            raise _Refused(f"{shown(node.value)} cannot be read ({error}); put quotes around text") from None
+
+
+def _extent(node: yaml.Node, known: dict[yaml.Node, tuple[int, int]], depth: int) -> tuple[int, int]:
+    """How many values a node stands for, aliases expanded, and how many levels."""
+    if node in known:
+        return known[node]
+    if depth > _MAX_DEPTH:  # an alias of what it stands in has no end
+        raise _Refused(f"nest at most {_MAX_DEPTH} levels")
+    inner: list[yaml.Node] = []
+    if isinstance(node, yaml.MappingNode):
+        names = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        if twice := [name for name, times in names.items() if times > 1]:
+            raise _Refused(f"{shown(twice[0])} is given twice; leave one out")
+        inner = [one for pair in node.value for one in pair]
+    elif isinstance(node, yaml.SequenceNode):
+        inner = node.value
+    extents = [_extent(one, known, depth + 1) for one in inner]
+    values, levels = 1 + sum(count for count, _ in extents), 1 + max((deep for _, deep in extents), default=0)
+    if values > _MAX_VALUES or levels > _MAX_DEPTH:
+        raise _Refused(f"give at most {_MAX_VALUES} values in {_MAX_DEPTH} levels, what aliases stand for included")
+    known[node] = values, levels
+    return values, levels
+
+
+def _parse(text: str) -> Any:
+    return yaml.load(text, _Loader)
+
+
 def read_yaml(path: Any) -> dict[str, Any]:
     """The mapping in a YAML file, by the safe loader.
 
     Raises:
-        BadInput: The file is missing, is not YAML, or holds no mapping.
+        BadInput: The file is missing or too large, is not YAML, holds no mapping, or a name twice.
     """
     try:
-        with open(path, encoding="utf-8") as file:
-            values = yaml.safe_load(file)
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror}); give the path of a YAML file") from None
+        regular = stat.S_ISREG(Path(path).stat().st_mode)  # a pipe would be waited for
+        with open(path if regular else os.devnull, "rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+    except (OSError, ValueError) as error:  # the latter of a path with a zero byte
+        raise BadInput(
+            f"{path}: cannot be read ({getattr(error, 'strerror', error)}); give the path of a YAML file"
+        ) from None
+    if not regular or len(data) > _MAX_BYTES:
+        wrong = f"is larger than {_MAX_BYTES} bytes" if regular else "is no regular file"
+        raise BadInput(f"{path}: {wrong}; give the path of a YAML file")
+    try:
+        values = _parse(data.decode())
+    except _Refused as error:
+        raise BadInput(f"{path}: {error}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: is not valid YAML ({error}); write `name: value` lines") from None
     if values is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import math
 import os
 import sqlite3
 import sys
@@ -17,6 +18,7 @@ import click
 from nanolib.measurement import BadInput, printable
 from nanolib.paths import OUTPUT_VARIABLE, database_path, expanded, output_folder
 from nanolib.scratch import remove_left_behind
+from nanolib.validation import shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,7 +84,9 @@ def pairs_of(pairs: tuple[str, ...]) -> dict[str, str]:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
-            raise BadInput(f"-p: {pair!r} is no name=value pair; write -p seq_lens='[1024, 4096]'")
+            raise BadInput(f"-p: {shown(pair)} is no name=value pair; write -p seq_lens='[1024, 4096]'")
+        if name in values:
+            raise BadInput(f"-p: {shown(name)} is given twice; give it once")
         values[name] = value
     return values
 
@@ -91,12 +95,18 @@ def use_output(folder: str | None) -> Path:
     """Make `--output` the output folder of this process and those it starts; without one, the folder in force.
 
     What killed runs left there is removed.
+
+    Raises:
+        BadInput: Something that is no folder has that name.
     """
     if folder:
         os.environ[OUTPUT_VARIABLE] = str(expanded(folder).absolute())
-    for place in (output_folder(), output_folder() / "report"):
+    output = output_folder()
+    if output.exists() and not output.is_dir():
+        raise BadInput(f"--output: {output} is no folder; name another")
+    for place in (output, output / "report"):
         remove_left_behind(place)
-    return output_folder()
+    return output
 
 
 def selected(store: Any, names: tuple[str, ...]) -> list[str]:
@@ -104,6 +114,17 @@ def selected(store: Any, names: tuple[str, ...]) -> list[str]:
     from nanolib.experiments.summary import select_runs
 
     return select_runs(store, list(names) or ["newest"])
+
+
+class FiniteRange(click.FloatRange):
+    """Numbers in a range; NaN lies in every range of click's, and infinity in an open one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} will not do; give a finite number.", param, ctx)
+        return number
 
 
 class Commands(click.Group):

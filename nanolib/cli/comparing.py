@@ -12,6 +12,7 @@ import click
 
 from nanolib.cli.command import EXIT_FAILED, EXIT_OK, output_option, pairs_of, say, say_table, told, use_output
 from nanolib.measurement import BadInput
+from nanolib.validation import one_line_of, shown
 
 
 def _findings(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -138,14 +139,11 @@ def ab(
 
     use_output(output)
     _have_folders(json_file, markdown_file)
+    one_line_of("--label", label)
+    given = {"threshold": _share(threshold), "budget_s": _seconds("--budget", budget)}
+    given["timeout_s"] = _seconds("--timeout", timeout)
     question = _ab_question(a, b, notebooks, pairs_of(pairs), functions, setup, metric)
-    settings = Settings(
-        threshold=_share(threshold),
-        budget_s=_seconds("--budget", budget),
-        direction=METRICS[metric].direction,
-        timeout_s=_seconds("--timeout", timeout),
-        pairs=metric in TIMED,
-    )
+    settings = Settings(**given, direction=METRICS[metric].direction, pairs=metric in TIMED)
     answer = ask(question, settings, lambda line: say(line, err=True))
     _show_comparison(answer.comparison, True, json_file, markdown_file)
     say("interleaved and paired, in processes of their own")
@@ -221,7 +219,7 @@ def _seconds(option: str, text: str) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 < seconds < 1e6:
-        raise BadInput(f"{option}: {text!r} will not do; give seconds, such as 60s")
+        raise BadInput(f"{option}: {shown(text)} will not do; give seconds, such as 60s")
     return seconds
 
 
@@ -231,7 +229,7 @@ def _share(text: str) -> float:
     except ValueError:
         share = -1.0
     if not 0 < share < 1:
-        raise BadInput(f"--threshold: {text!r} will not do; give a share such as 5% or 0.05")
+        raise BadInput(f"--threshold: {shown(text)} will not do; give a share such as 5% or 0.05")
     return share
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import pydantic
 import torch
@@ -34,6 +34,7 @@ from nanolib.models import attention
 from nanolib.models.attention.block_mask import BlockMask
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.sparse import build_mask, choose_mask
+from nanolib.validation import shown
 
 _ERROR_ROWS = 128  # queries compared with float64: enough to find a wrong tile, few enough for a long sequence
 
@@ -69,6 +70,7 @@ class Params(shared.Params):
     batch_sizes: list[int] = pydantic.Field([1], min_length=1, max_length=64)
     kinds: list[dict[str, Any]] = pydantic.Field([{"kind": "dense"}, {"kind": "sparse"}], min_length=1, max_length=64)
     dtypes: list[str] = pydantic.Field(["float32"], min_length=1)
+    grids: ClassVar = (("seq_lens", "batch_sizes", "dtypes", "kinds"),)
     num_heads: int = pydantic.Field(8, gt=0, le=4096)
     num_kv_heads: int = pydantic.Field(0, ge=0, le=4096)
     head_dim: int = pydantic.Field(64, gt=0, le=4096)
@@ -94,7 +96,7 @@ class Params(shared.Params):
     def _patterns_exist(cls, values: list[str]) -> list[str]:
         for value in values:
             if value not in QUALITY_PATTERNS:
-                raise ValueError(f"{value!r} is no pattern; use {', '.join(QUALITY_PATTERNS)}")
+                raise ValueError(f"{shown(value)} is no pattern; use {', '.join(QUALITY_PATTERNS)}")
         return values
 
     @pydantic.field_validator("quality_sparsities")
@@ -118,7 +120,7 @@ class Params(shared.Params):
     def _kinds_exist(cls, values: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for value in values:
             if "kind" not in value:
-                raise ValueError(f"{value!r} names no kind; give kind: one of {', '.join(attention.kinds())}")
+                raise ValueError(f"{shown(value)} names no kind; give kind: one of {', '.join(attention.kinds())}")
             try:
                 attention.parse_options(value["kind"], _options(value))
             except BadInput as error:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
 
-from nanolib.config import NanoConfig
 from nanolib.experiments import model as models
 from nanolib.experiments import params as shared
 from nanolib.experiments import sharded_prefill as prefill
 from nanolib.experiments.nodes import address, secret
-from nanolib.experiments.params import Case, distinct, known_dtypes, known_presets
+from nanolib.experiments.params import Case, distinct, fitting_config, known_dtypes, known_presets
 from nanolib.experiments.ranks import HANG_S, RanksCase, check_ranks
 from nanolib.experiments.sharded_decode import DecodeCase, measure_decode, predict_decode
 from nanolib.experiments.sharded_prefill import MemoryCase, PrefillCase
@@ -24,8 +23,7 @@ from nanolib.meters.memory import MIB
 from nanolib.models.attention.context_parallel import why_not
 from nanolib.models.attention.tree import FORMS
 
-Size = pydantic.PositiveInt
-Length = pydantic.conint(gt=0, le=shared.MAX_SEQ_LEN)
+Lengths = Annotated[list[shared.Length], pydantic.Field(max_length=64)]
 
 
 class Params(shared.Params):
@@ -59,15 +57,15 @@ class Params(shared.Params):
         rendezvous: `HOST:PORT` of this machine, at which they join; needed for more than one.
     """
 
-    world_sizes: list[pydantic.conint(gt=0, le=1024)] = pydantic.Field([1, 2], min_length=1)  # type: ignore[valid-type]
-    seq_lens: list[Length] = pydantic.Field([4096])  # type: ignore[valid-type]
+    world_sizes: list[pydantic.conint(gt=0, le=1024)] = pydantic.Field([1, 2], min_length=1, max_length=64)  # type: ignore[valid-type]
+    seq_lens: Lengths = pydantic.Field([4096])
     forms: list[Literal[FORMS]] = pydantic.Field(["three_allreduce", "fused", "gather"], min_length=1)  # type: ignore[valid-type]
     q_len: int = pydantic.Field(1, gt=0, le=65_536)
-    prefill_seq_lens: list[Length] = pydantic.Field([512])  # type: ignore[valid-type]
+    prefill_seq_lens: Lengths = pydantic.Field([512])
     prefill_forms: list[Literal[prefill.FORMS]] = pydantic.Field(["ring", "zigzag"], min_length=1)  # type: ignore[valid-type]
     backward: bool = True
-    memory_seq_lens: list[Length] = pydantic.Field([])  # type: ignore[valid-type]
-    memory_measured_up_to: int = pydantic.Field(4096, ge=0)
+    memory_seq_lens: Lengths = pydantic.Field([])
+    memory_measured_up_to: int = pydantic.Field(4096, ge=0, le=shared.MAX_SEQ_LEN)
     batch_size: int = pydantic.Field(1, gt=0, le=65_536)
     num_heads: int = pydantic.Field(8, gt=0, le=4096)
     num_kv_heads: int = pydantic.Field(8, gt=0, le=4096)
@@ -79,11 +77,14 @@ class Params(shared.Params):
     train_seq_len: int = pydantic.Field(128, gt=0, le=shared.MAX_SEQ_LEN)
     train_batch_size: int = pydantic.Field(1, gt=0, le=65_536)
     threads: int = pydantic.Field(1, gt=0, le=4096)
-    model_world_sizes: list[pydantic.conint(gt=0, le=65_536)] = pydantic.Field([4, 8, 16])  # type: ignore[valid-type]
+    model_world_sizes: list[pydantic.conint(gt=0, le=65_536)] = pydantic.Field([4, 8, 16], max_length=64)  # type: ignore[valid-type]
     hang_s: float = pydantic.Field(HANG_S, gt=0, le=86_400)
     private_network: bool = True
     nodes: int = pydantic.Field(1, gt=0, le=1024)
-    rendezvous: str = ""
+    rendezvous: str = pydantic.Field("", max_length=300)
+    grids: ClassVar = tuple(
+        ("world_sizes", "dtypes", lengths) for lengths in ("seq_lens", "prefill_seq_lens", "memory_seq_lens")
+    )
 
     _dtypes = pydantic.field_validator("dtypes")(known_dtypes)
     _distinct = pydantic.field_validator(
@@ -98,7 +99,7 @@ class Params(shared.Params):
 
     @pydantic.model_validator(mode="after")
     def _nodes_meet(self) -> Params:
-        if self.nodes > 1:
+        if self.nodes > 1 or self.rendezvous:
             try:
                 address(self.rendezvous)
                 secret()
@@ -132,11 +133,10 @@ class Params(shared.Params):
     @pydantic.model_validator(mode="after")
     def _model_fits(self) -> Params:
         if not self.training_preset:
+            if self.overrides:
+                raise ValueError("overrides: there is no preset to change; set training_preset, or leave them out")
             return self
-        try:
-            config = NanoConfig.from_preset(self.training_preset, **self.overrides)
-        except BadInput as error:
-            raise ValueError(f"overrides: {self.training_preset}: {error.lines[0]}") from None
+        config = fitting_config(self.training_preset, self.overrides)
         if self.train_seq_len > config.context_length:
             raise ValueError(
                 f"train_seq_len: {self.train_seq_len} exceeds the context_length {config.context_length} of "

@@ -11,14 +11,13 @@ import pydantic
 from torch import nn
 
 from nanolib import traces
-from nanolib.config import NanoConfig
 from nanolib.experiments import model
 from nanolib.experiments import params as shared
 from nanolib.experiments.layer_profile import overheads, profile
 from nanolib.experiments.model_steps import Generating, Training
-from nanolib.experiments.params import Case, distinct, known_presets
+from nanolib.experiments.params import Case, distinct, fitting_config, known_presets
 from nanolib.experiments.workload import Plan, Workload, check_fits, trace
-from nanolib.measurement import BadInput, Measurement, exact
+from nanolib.measurement import Measurement, exact
 from nanolib.meters.clock import synchronizer
 from nanolib.meters.energy import EnergyMeter
 from nanolib.meters.machine import resolve_device
@@ -50,7 +49,7 @@ class Params(shared.Params):
 
     presets: list[str] = pydantic.Field(["decoder_tiny"], min_length=1)
     overrides: dict[str, Any] = pydantic.Field(default_factory=dict)
-    seq_lens: list[pydantic.PositiveInt] = pydantic.Field([64], min_length=1, max_length=64)
+    seq_lens: list[shared.Length] = pydantic.Field([64], min_length=1, max_length=64)
     batch_size: int = pydantic.Field(1, gt=0, le=65_536)
     new_tokens: int = pydantic.Field(16, gt=0, le=1_000_000)
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -67,10 +66,7 @@ class Params(shared.Params):
     @pydantic.model_validator(mode="after")
     def _configs_fit(self) -> Params:
         for preset in self.presets:
-            try:
-                config = NanoConfig.from_preset(preset, **self.overrides)
-            except BadInput as error:
-                raise ValueError("; ".join(f"overrides: {preset}: {line}" for line in error.lines)) from None
+            config = fitting_config(preset, self.overrides)
             longest = max(self.seq_lens) + (self.new_tokens if "decode" in self.phases else 0)
             if longest > config.context_length:
                 raise ValueError(

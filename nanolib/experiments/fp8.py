@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Literal
 
 import pydantic
 
-from nanolib.config import NanoConfig
 from nanolib.experiments import model as models
 from nanolib.experiments import params as shared
 from nanolib.experiments.ceilings import CeilingCase, ceiling_cases
@@ -25,7 +24,7 @@ from nanolib.experiments.fp8_speed import (
 )
 from nanolib.experiments.fp8_speed import plan as plan_speed
 from nanolib.experiments.fp8_speed import unsupported as unsupported_speed
-from nanolib.experiments.params import Case, distinct, known_corpus, known_presets
+from nanolib.experiments.params import Case, distinct, fitting_config, known_corpus, known_presets
 from nanolib.experiments.workload import Plan
 from nanolib.measurement import BadInput, Measurement, Provenance
 from nanolib.meters.machine import resolve_device
@@ -67,8 +66,8 @@ class Params(shared.Params):
     compiled: list[bool] = pydantic.Field([False])
     seq_len: int = pydantic.Field(128, gt=0, le=shared.MAX_SEQ_LEN)
     batch_size: int = pydantic.Field(1, gt=0, le=65_536)
-    keep: list[str] = pydantic.Field(["head"])
-    shapes: list[tuple[pydantic.PositiveInt, pydantic.PositiveInt, pydantic.PositiveInt]] = pydantic.Field([])
+    keep: list[str] = pydantic.Field(["head"], max_length=64)
+    shapes: list[tuple[shared.Length, shared.Length, shared.Length]] = pydantic.Field([], max_length=64)
     parity_arms: list[Literal[ARMS]] = pydantic.Field(["tensorwise", "no_scaling"])  # type: ignore[valid-type]
     parity_seeds: int = pydantic.Field(2, ge=2, le=1000)
     parity_first_seed: int = pydantic.Field(0, ge=0, lt=2**31)
@@ -81,7 +80,7 @@ class Params(shared.Params):
     numerics: list[Literal[(*VARIANTS, "scales")]] = pydantic.Field([*VARIANTS, "scales"])  # type: ignore[valid-type]
     numerics_steps: int = pydantic.Field(10, gt=0, le=1_000_000)
     quoted: bool = True
-    corpus: str = ""
+    corpus: str = pydantic.Field("", max_length=4096)
 
     _presets = pydantic.field_validator("presets")(known_presets)
     _distinct = pydantic.field_validator(
@@ -113,16 +112,17 @@ class Params(shared.Params):
 
     @pydantic.model_validator(mode="after")
     def _models_fit(self) -> Params:
+        if self.overrides and not self.presets:
+            raise ValueError("overrides: there is no preset to change; name one in presets, or leave them out")
         if "dtype" in self.overrides:
             raise ValueError("overrides: dtype is chosen by precisions; leave it out")
         for preset in self.presets:
+            config = fitting_config(preset, self.overrides)
             try:
-                config = NanoConfig.from_preset(preset, **self.overrides)
                 if any(precision.startswith("fp8_") for precision in self.precisions):
                     fp8.chosen_layers(create_model(config, "meta"), self.keep)
             except BadInput as error:
-                line = error.lines[0]
-                raise ValueError(line if line.startswith("keep") else f"overrides: {preset}: {line}") from None
+                raise ValueError(error.lines[0]) from None
             if self.seq_len > config.context_length:
                 raise ValueError(
                     f"seq_len: {self.seq_len} exceeds the context_length {config.context_length} of {preset}; shorten it"

@@ -33,6 +33,7 @@ import nanolib
 from nanolib.experiments import launcher
 from nanolib.measurement import BadInput
 from nanolib.scratch import Scratch
+from nanolib.validation import shown
 
 SECRET_VARIABLE = "NANOLIB_SECRET"
 
@@ -56,7 +57,7 @@ def address(endpoint: str) -> tuple[str, int]:
     host, _, port = endpoint.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
         raise BadInput(
-            f"rendezvous: {endpoint!r} is no HOST:PORT; give an address of this machine, such as 10.0.0.1:29400"
+            f"rendezvous: {shown(endpoint)} is no HOST:PORT; give an address of this machine, such as 10.0.0.1:29400"
         )
     return host, int(port)
 

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import pydantic
 
-from nanolib.config import ATTENTION_KINDS, DTYPES, PRESETS
+from nanolib.config import ATTENTION_KINDS, DTYPES, PRESETS, NanoConfig
+from nanolib.measurement import BadInput
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.trace import SORTS
-from nanolib.models import text
-from nanolib.validation import StrictModel
+from nanolib.models import attention, text
+from nanolib.validation import StrictModel, shown
 
 # Parameters that say how to schedule and name a run, not what it measures: a run may be continued under another label.
 SCHEDULING = ("suite", "label", "resume", "trace", "trace_sort", "trace_top")
 
 MAX_SEQ_LEN = 2**24
+MAX_CASES = 4096
+
+Length = Annotated[int, pydantic.Field(gt=0, le=MAX_SEQ_LEN)]
+Batch = Annotated[int, pydantic.Field(gt=0, le=65_536)]
 
 
 class Params(StrictModel):
@@ -37,7 +45,10 @@ class Params(StrictModel):
         suite: Which params set this is.
         label: The user's name for the run.
         resume: Continue the last run with the same parameters, version and machine.
+        grids: Names of lists whose every combination is a case.
     """
+
+    grids: ClassVar[tuple[tuple[str, ...], ...]] = ()
 
     device: str = "auto"
     precision: float = pydantic.Field(0.01, gt=0, lt=1)
@@ -63,6 +74,16 @@ class Params(StrictModel):
         resolve_device(value)
         return value
 
+    @pydantic.model_validator(mode="after")
+    def _cases_can_be_listed(self) -> Self:
+        for grid in self.grids:
+            if (count := math.prod(len(getattr(self, name)) for name in grid)) > MAX_CASES:
+                longest = max(grid, key=lambda name: len(getattr(self, name)))
+                raise ValueError(
+                    f"{longest}: {' × '.join(grid)} are {count} combinations; give fewer values, for at most {MAX_CASES}"
+                )
+        return self
+
     def defining(self) -> dict[str, Any]:
         """The parameters that define what is measured, for the fingerprint of a run."""
         return {name: value for name, value in self.model_dump(mode="json").items() if name not in SCHEDULING}
@@ -71,9 +92,9 @@ class Params(StrictModel):
 def distinct(values: list[Any]) -> list[Any]:
     """`values`, when none comes twice: a case measured twice in one run has no meaning."""
     seen = [json.dumps(value, sort_keys=True) for value in values]
-    twice = next((value for value, text in zip(values, seen, strict=True) if seen.count(text) > 1), None)
-    if twice is not None:
-        raise ValueError(f"{twice!r} is given twice; leave one out")
+    times = Counter(seen)
+    if twice := [value for value, text in zip(values, seen, strict=True) if times[text] > 1]:
+        raise ValueError(f"{shown(twice[0])} is given twice; leave one out")
     return values
 
 
@@ -101,8 +122,22 @@ def known_corpus(value: str) -> str:
 def _known(values: list[str], known: Any, what: str) -> list[str]:
     for value in values:
         if value not in known:
-            raise ValueError(f"{value!r} is no {what}; use {', '.join(known)}")
+            raise ValueError(f"{shown(value)} is no {what}; use {', '.join(known)}")
     return values
+
+
+def fitting_config(preset: str, overrides: Mapping[str, Any], field: str = "overrides") -> NanoConfig:
+    """The preset with `overrides`, options of its attention included.
+
+    Raises:
+        ValueError: They do not fit; the message begins with `field`.
+    """
+    try:
+        config = NanoConfig.from_preset(preset, **overrides)
+        attention.shared_options(config.attention_type, config.attention_options)
+    except BadInput as error:
+        raise ValueError("; ".join(f"{field}: {preset}: {line}" for line in error.lines)) from None
+    return config
 
 
 @dataclass(frozen=True)
@@ -117,6 +152,11 @@ class Case:
     interleaves: ClassVar[bool] = True
 
     device: str
+
+    @property
+    def runs_code(self) -> bool:
+        """Whether to build what it measures is to run code of the user's, which only a run does."""
+        return False
 
     @property
     def factors(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pydantic
@@ -10,7 +11,7 @@ from nanolib.paths import database_path
 from nanolib.regression.compare import Comparison
 from nanolib.regression.history import History, what_changed
 from nanolib.store import Store
-from nanolib.validation import StrictModel
+from nanolib.validation import StrictModel, shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,6 +33,16 @@ class Params(StrictModel):
     suite: str = pydantic.Field("", max_length=200)
     label: str = pydantic.Field("", max_length=200)
     resume: bool = False
+
+    @pydantic.field_validator("database")
+    @classmethod
+    def _database_is_there(cls, value: str) -> str:
+        try:
+            if value and not Path(value).is_file():
+                raise ValueError(f"{shown(value)} is no file; name a database, or leave it empty")
+        except OSError as error:
+            raise ValueError(f"{shown(value)} cannot be read ({error.strerror}); name another") from None
+        return value
 
     @classmethod
     def complaint_prefix(cls) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import pydantic
@@ -13,9 +13,9 @@ import torch
 
 from nanolib.config import NanoConfig
 from nanolib.experiments import params as shared
-from nanolib.experiments.params import Case, distinct, known_presets
+from nanolib.experiments.params import Case, distinct, fitting_config, known_presets
 from nanolib.experiments.workload import Workload, trace
-from nanolib.measurement import BadInput, Measurement
+from nanolib.measurement import Measurement
 from nanolib.meters.clock import clock_for
 from nanolib.meters.latency import summarise
 from nanolib.meters.machine import resolve_device
@@ -45,7 +45,9 @@ class Params(shared.Params):
     overrides: dict[str, Any] = pydantic.Field(default_factory=dict)
     seq_len: int = pydantic.Field(64, gt=0, le=shared.MAX_SEQ_LEN)
     batch_size: int = pydantic.Field(1, gt=0, le=65_536)
-    warmup_steps: list[pydantic.NonNegativeInt] = pydantic.Field([0, 5], min_length=1, max_length=64)
+    warmup_steps: list[Annotated[int, pydantic.Field(ge=0, le=1_000_000)]] = pydantic.Field(
+        [0, 5], min_length=1, max_length=64
+    )
     steps: int = pydantic.Field(10, ge=6, le=100_000)
     curve_steps: int = pydantic.Field(20, ge=20, le=100_000)
     directions: list[Literal["forward", "forward_backward"]] = pydantic.Field(["forward"], min_length=1)
@@ -60,10 +62,7 @@ class Params(shared.Params):
 
     @pydantic.model_validator(mode="after")
     def _config_fits(self) -> Params:
-        try:
-            config = NanoConfig.from_preset(self.preset, **self.overrides)
-        except BadInput as error:
-            raise ValueError("; ".join(f"overrides: {line}" for line in error.lines)) from None
+        config = fitting_config(self.preset, self.overrides)
         if self.seq_len > config.context_length:
             raise ValueError(
                 f"seq_len: {self.seq_len} exceeds the context_length {config.context_length} of {self.preset}; shorten it"

@@ -16,6 +16,7 @@ import psutil
 import torch
 
 from nanolib.measurement import BadInput
+from nanolib.validation import shown
 
 FP8_COMPUTE_CAPABILITY = (8, 9)
 
@@ -90,7 +91,7 @@ def resolve_device(name: str) -> str:
         return available[1] if len(available) > 1 else "cpu"
     wanted = {"cuda": "cuda:0"}.get(name, name)
     if wanted not in available:
-        raise BadInput(f"device: {name!r} is not here; use auto or one of {', '.join(available)}")
+        raise BadInput(f"device: {shown(name)} is not here; use auto or one of {', '.join(available)}")
     return wanted
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+import os
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 from nanolib.measurement import BadInput
 from nanolib.paths import expanded
+from nanolib.validation import shown
 
 VOCAB_SIZE = 256
 
@@ -30,21 +33,33 @@ def load(corpus: str = "", max_bytes: int = 4_000_000) -> torch.Tensor:
         BadInput: There is nothing to read.
     """
     root = expanded(corpus) if corpus else Path(sysconfig.get_path("stdlib"))
-    if not root.exists():
-        raise BadInput(f"corpus: {str(corpus)!r} does not exist; give a text file or a folder, or leave it empty")
-    if root.is_file():
-        files = [root]
-    else:  # site-packages differs between machines: the standard library's own packages only
-        found = (f for f in root.rglob("*.py" if not corpus else "*") if f.is_file())
-        files = sorted(f for f in found if corpus or "site-packages" not in f.parts)
     data = bytearray()
-    for file in files:
-        data += file.read_bytes()[: max_bytes - len(data)]
-        if len(data) >= max_bytes:
-            break
+    try:
+        if not root.exists():
+            raise BadInput(f"corpus: {shown(corpus)} does not exist; give a text file or a folder, or leave it empty")
+        for path in [str(root)] if root.is_file() else _files_below(str(root), not corpus):
+            with open(path, "rb") as file:
+                data += file.read(max_bytes - len(data))
+            if len(data) >= max_bytes:
+                break
+    except OSError as error:
+        raise BadInput(f"corpus: {shown(corpus)} cannot be read ({error.strerror}); give another text") from None
     if len(data) < 2:
-        raise BadInput(f"corpus: {str(corpus)!r} holds {len(data)} bytes; give a text of at least two")
+        raise BadInput(f"corpus: {shown(corpus)} holds {len(data)} bytes; give a text of at least two")
     return torch.frombuffer(data, dtype=torch.uint8)
+
+
+def _files_below(folder: str, library: bool) -> Iterator[str]:
+    """Regular files in the order of their names, found as they are asked for: a folder may be a whole disk.
+
+    Of the standard library its own Python files alone, since site-packages differs between machines.
+    """
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if entry.is_dir(follow_symlinks=False):
+            if not (library and entry.name == "site-packages"):
+                yield from _files_below(entry.path, library)
+        elif entry.is_file() and (not library or entry.name.endswith(".py")):
+            yield entry.path
 
 
 def batch(data: torch.Tensor, batch_size: int, length: int, generator: torch.Generator) -> torch.Tensor:

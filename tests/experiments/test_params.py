@@ -204,7 +204,7 @@ _valid = st.fixed_dictionaries(
         "precision": st.floats(1e-4, 0.5),
         "causal": st.booleans(),
         "seed": st.integers(0, 2**31 - 1),
-        "label": st.text(max_size=20),
+        "label": st.text(st.characters(exclude_categories=["Cc", "Cf", "Cs", "Zl", "Zp"]), max_size=20),
     },
 )
 

@@ -18,6 +18,7 @@ import torch
 from nanolib.config import ATTENTION_KINDS
 from nanolib.measurement import BadInput
 from nanolib.models.attention.work import Work
+from nanolib.validation import shown
 
 __all__ = ["Work", "attend", "check_shapes", "chooses_by_score", "kinds", "parse_options", "shared_options", "work"]
 
@@ -28,8 +29,8 @@ def kinds() -> tuple[str, ...]:
 
 
 def _module(kind: str) -> Any:
-    if kind not in ATTENTION_KINDS:
-        raise BadInput(f"attention_type: {kind!r} is no attention kind; use one of {', '.join(kinds())}")
+    if not isinstance(kind, str) or kind not in ATTENTION_KINDS:
+        raise BadInput(f"attention_type: {shown(kind)} is no attention kind; use one of {', '.join(kinds())}")
     return importlib.import_module(ATTENTION_KINDS[kind])
 
 

@@ -15,7 +15,9 @@ from nanolib.models.attention.block_mask import BlockMask, Plan, plan_of, real_t
 from nanolib.models.attention.choice import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS, WINDOWED, Pattern
 from nanolib.models.attention.work import BLOCK_SIZE, Work
-from nanolib.validation import StrictModel
+from nanolib.validation import StrictModel, shown
+
+_MOST = 2**24  # tokens: no sequence is longer
 
 
 class Options(StrictModel):
@@ -34,12 +36,12 @@ class Options(StrictModel):
     """
 
     pattern: str = "local_global"
-    window: int = pydantic.Field(256, gt=0)
-    global_tokens: int = pydantic.Field(32, ge=0)
-    random_tokens: int = pydantic.Field(0, ge=0)
+    window: int = pydantic.Field(256, gt=0, le=_MOST)
+    global_tokens: int = pydantic.Field(32, ge=0, le=_MOST)
+    random_tokens: int = pydantic.Field(0, ge=0, le=_MOST)
     sparsity: float | None = pydantic.Field(None, ge=0, lt=1)
     mass: float = pydantic.Field(0.9, gt=0, le=1)
-    block_size: int = pydantic.Field(BLOCK_SIZE, gt=0)
+    block_size: int = pydantic.Field(BLOCK_SIZE, gt=0, le=_MOST)
     seed: int = pydantic.Field(0, ge=0, lt=2**31)
     per_head: bool = False
 
@@ -52,7 +54,7 @@ class Options(StrictModel):
     @classmethod
     def _known_pattern(cls, value: str) -> str:
         if value not in PATTERNS and value not in CHOOSERS:
-            raise ValueError(f"{value!r} is no pattern; use one of {', '.join([*PATTERNS, *CHOOSERS])}")
+            raise ValueError(f"{shown(value)} is no pattern; use one of {', '.join([*PATTERNS, *CHOOSERS])}")
         return value
 
     @pydantic.model_validator(mode="after")
