@@ -15,6 +15,7 @@ from nanolib.cli.command import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_OK,
+    FiniteRange,
     output_option,
     pairs_of,
     say,
@@ -59,7 +60,7 @@ def run(
     folder = use_output(output)
     alone = place == "here" and parts == 1 and not dry_run
     with Ahead(folder) if alone else contextlib.nullcontext() as ahead:
-        from nanolib.suite.jobs import in_parts, plan
+        from nanolib.suite.jobs import in_parts, plan, rehearse_jobs
 
         jobs = in_parts(plan(targets, pairs_of(pairs), {"label": label, "resume": resume}), parts)
         if dry_run:
@@ -67,11 +68,12 @@ def run(
             return
         from nanolib.suite.runner import closing_table, run_jobs
 
-        if place == "ray":
+        if place == "ray":  # whose nodes may hold other code
             from nanolib.suite.on_ray import run_on_ray
 
             ended, log = run_on_ray(jobs, folder, say)
         else:
+            rehearse_jobs(jobs)
             ended, log = run_jobs(jobs, folder, say, ahead=ahead)
     say("", *closing_table(ended))
     for end in ended:
@@ -130,7 +132,7 @@ def _write_report(run_ids: list[str], folder: Path) -> Path:
 @click.option(
     "--wait",
     "wait_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     default=600.0,
     show_default=True,
     metavar="SECONDS",

@@ -5,18 +5,26 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pydantic
 import torch
 from torch import nn
 
-from nanolib.config import NanoConfig
 from nanolib.experiments import params as shared
 from nanolib.experiments.ceilings import CeilingCase, ceiling_cases, rate_rows, roofline_ms
 from nanolib.experiments.model_cases import GenerationCase, LossCase, Mode, ModelCase, model_name
-from nanolib.experiments.model_steps import Generating, Inferring, Step, Training
-from nanolib.experiments.params import Case, distinct, known_corpus, known_dtypes, known_kinds, known_presets
+from nanolib.experiments.model_steps import Generating, Inferring, Step, Training, check_loss
+from nanolib.experiments.own_model import check_hugging_face, rehearse
+from nanolib.experiments.params import (
+    Case,
+    distinct,
+    fitting_config,
+    known_corpus,
+    known_dtypes,
+    known_kinds,
+    known_presets,
+)
 from nanolib.experiments.workload import (
     UNCOUNTED,
     Plan,
@@ -37,7 +45,8 @@ from nanolib.meters.memory import MIB, total_bytes
 from nanolib.models import attention, text
 from nanolib.models.optimise import OPTIMISATIONS, applies
 from nanolib.models.transformer import next_token_loss
-from nanolib.models.user import logits_of, resolve
+from nanolib.models.user import check_name, logits_of, resolve, runs_code
+from nanolib.validation import shown
 
 _ADAMW_STATES = 2
 _SAFE_SHARE = 0.1  # below this share of it by a rough formula, a case fits without being planned
@@ -67,8 +76,8 @@ class Params(shared.Params):
     presets: list[str] = pydantic.Field(["decoder_tiny"], min_length=1)
     model: str = pydantic.Field("", max_length=500)
     model_options: dict[str, Any] = pydantic.Field(default_factory=dict)
-    seq_lens: list[pydantic.PositiveInt] = pydantic.Field([32, 64, 128], min_length=1, max_length=64)
-    batch_sizes: list[pydantic.PositiveInt] = pydantic.Field([1], min_length=1, max_length=64)
+    seq_lens: list[shared.Length] = pydantic.Field([32, 64, 128], min_length=1, max_length=64)
+    batch_sizes: list[shared.Batch] = pydantic.Field([1], min_length=1, max_length=64)
     dtypes: list[str] = pydantic.Field(["float32"], min_length=1)
     attention_types: list[str] = pydantic.Field(["dense"], min_length=1)
     overrides: dict[str, Any] = pydantic.Field(default_factory=dict)
@@ -78,6 +87,7 @@ class Params(shared.Params):
     loss_steps: int = pydantic.Field(20, ge=0, le=1_000_000)
     learning_rate: float = pydantic.Field(1e-3, gt=0, le=10)
     corpus: str = pydantic.Field("", max_length=4096)
+    grids: ClassVar = (("presets", "seq_lens", "batch_sizes", "dtypes", "attention_types", "optimisations"),)
 
     _presets = pydantic.field_validator("presets")(known_presets)
     _dtypes = pydantic.field_validator("dtypes")(known_dtypes)
@@ -89,9 +99,10 @@ class Params(shared.Params):
     @pydantic.field_validator("model")
     @classmethod
     def _model_is_there(cls, value: str) -> str:
-        with contextlib.suppress(Unsupported):  # its cases will say so
-            if value:
-                _in_one_line(lambda: resolve(value))
+        try:
+            check_name(value)
+        except BadInput as error:
+            raise ValueError(error.lines[0].removeprefix("model: ")) from None
         return value
 
     @pydantic.field_validator("optimisations")
@@ -99,7 +110,7 @@ class Params(shared.Params):
     def _known_optimisations(cls, values: list[str]) -> list[str]:
         for value in values:
             if value not in OPTIMISATIONS:
-                raise ValueError(f"{value!r} is no optimisation; use {', '.join(OPTIMISATIONS)}")
+                raise ValueError(f"{shown(value)} is no optimisation; use {', '.join(OPTIMISATIONS)}")
         return values
 
     _corpus = pydantic.field_validator("corpus")(known_corpus)
@@ -108,11 +119,11 @@ class Params(shared.Params):
     def _configs_fit(self) -> Params:
         if self.model_options and not self.model:
             raise ValueError("model_options: there is no model to take them; set model, or use overrides for presets")
+        if self.model and not runs_code(self.model):
+            with contextlib.suppress(Unsupported):  # its cases will say so
+                check_hugging_face(self.model, self.model_options, max(self.seq_lens))
         for preset in [] if self.model else self.presets:
-            try:
-                config = NanoConfig.from_preset(preset, **self.overrides)
-            except BadInput as error:
-                raise ValueError("; ".join(f"overrides: {preset}: {line}" for line in error.lines)) from None
+            config = fitting_config(preset, self.overrides)
             if max(self.seq_lens) > config.context_length:
                 raise ValueError(
                     f"seq_lens: {max(self.seq_lens)} exceeds the context_length {config.context_length} of {preset}; "
@@ -126,12 +137,13 @@ class Params(shared.Params):
         return self
 
 
-def _in_one_line(act: Callable[[], object]) -> None:
-    """`act`, its complaint without the field's name, which pydantic puts before it."""
-    try:
-        act()
-    except BadInput as error:
-        raise ValueError("; ".join(error.lines).removeprefix("model: ")) from None
+def before(params: Params) -> None:
+    """Build a model of the user's own once, so that what is wrong with it is told once.
+
+    Raises:
+        BadInput: It cannot be built.
+    """
+    rehearse(params.model, params.model_options)
 
 
 def cases(params: Params) -> list[Case]:
@@ -176,6 +188,8 @@ def _model_cases(
 def _smaller(case: ModelCase) -> ModelCase | None:
     """The case with fewer sequences, then fewer layers, until it fits; None where it fits as it is, or nothing helps."""
     total = total_bytes(case.device)
+    if case.runs_code:  # to plan it is to run it
+        return None
     if total is None or _rough_bytes(case) < _SAFE_SHARE * total or fits(plan(case), total):
         return None
     layers = 1 if case.own else case.config.num_layers
@@ -289,11 +303,13 @@ def step_of(case: ModelCase, model: nn.Module, ids: torch.Tensor, learning_rate:
 
 def unsupported(case: Case) -> str:
     """Why this machine cannot run the case; empty when it can, as far as can be told without running it."""
-    if isinstance(case, ModelCase | LossCase) and case.own:
+    if isinstance(case, ModelCase | LossCase) and case.own and not case.runs_code:
         try:
             resolve(case.preset)
-        except (Unsupported, BadInput) as error:
+        except Unsupported as error:
             return str(error)
+    if isinstance(case, ModelCase) and case.own and not case.runs_code and (reason := plan(case).unsupported):
+        return reason
     if isinstance(case, ModelCase) and case.optimisation == "cuda_graph" and not case.device.startswith("cuda"):
         return f"CUDA graphs need a CUDA device, and this is {case.device}"
     return ""
@@ -312,7 +328,7 @@ def measure_case(case: Case, params: Params, ceilings: dict[str, float]) -> Iter
 def _measure_model(case: ModelCase, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
     if reason := unsupported(case):
         raise Unsupported(reason)
-    if isinstance(case, GenerationCase) and not case.own:
+    if isinstance(case, GenerationCase):
         _check_context(case)
     check_fits(plan(case), case.device)
     model = case.build(params.seed)
@@ -332,8 +348,8 @@ def _measure_model(case: ModelCase, params: Params, ceilings: dict[str, float]) 
 
 
 def _check_context(case: GenerationCase) -> None:
-    length = case.config.context_length
-    if case.seq_len + case.new_tokens > length:
+    length = case.context_length
+    if length is not None and case.seq_len + case.new_tokens > length:
         raise Unsupported(
             f"a prompt of {case.seq_len} and {case.new_tokens} new tokens exceed the context_length {length}; "
             "shorten seq_lens or lower new_tokens"
@@ -415,6 +431,7 @@ def text_batch(case: Any, corpus: str, seed: int) -> torch.Tensor:
 def _measure_loss(case: LossCase, seed: int) -> Measurement:
     """The loss before each step, on fresh windows of real text; the estimate is the mean of the last tenth of them."""
     model = case.build(seed)
+    check_loss(model)
     logits = logits_of(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=case.learning_rate, fused=True)
     data, generator = text.load(case.corpus), torch.Generator().manual_seed(seed)

@@ -12,11 +12,12 @@ import torch
 from torch import nn
 
 from nanolib.config import PRESETS, NanoConfig
+from nanolib.experiments.own_model import context_length
 from nanolib.experiments.params import Case
 from nanolib.meters.flops import count_flops, model_flops
 from nanolib.meters.memory import fake_tensors
 from nanolib.models import attention, create_model
-from nanolib.models.user import build_model, logits_of
+from nanolib.models.user import build_model, hugging_face_config, logits_of, runs_code
 
 Mode = Literal["inference", "training", "generation"]
 
@@ -40,6 +41,20 @@ class ModelCase(Case):
     def own(self) -> bool:
         """Whether it is the user's own model: then `preset` says where it comes from and `overrides` are its options."""
         return self.preset not in PRESETS
+
+    @property
+    def runs_code(self) -> bool:
+        """Whether to build the model is to run code of the user's."""
+        return self.own and runs_code(self.preset)
+
+    @property
+    def context_length(self) -> int | None:
+        """The longest sequence, tokens; None where nobody knows one."""
+        if self.runs_code:
+            return None
+        return (
+            context_length(hugging_face_config(self.preset, self.overrides)) if self.own else self.config.context_length
+        )
 
     @property
     def config(self) -> NanoConfig:
@@ -113,6 +128,7 @@ class LossCase(Case):
     corpus: str
 
     own = ModelCase.own
+    runs_code = ModelCase.runs_code
     config = ModelCase.config
     build = ModelCase.build
 

@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 from nanolib.experiments.workload import Workload
+from nanolib.measurement import Unsupported
 from nanolib.models.attention.reference import relative_error
 from nanolib.models.generation import generation_of
 from nanolib.models.optimise import optimise
 from nanolib.models.transformer import next_token_loss
-from nanolib.models.user import logits_of
+from nanolib.models.user import logits_of, predicts_tokens
 
 
 class Step(Protocol):
@@ -62,6 +63,16 @@ class Inferring:
         yield Workload("inference", self.forward, lambda: (*held(self.model), self.ids), keeps=False)
 
 
+def check_loss(model: nn.Module) -> None:
+    """Refuse a model that predicts no tokens where a loss is wanted.
+
+    Raises:
+        Unsupported: It is one.
+    """
+    if not predicts_tokens(model):
+        raise Unsupported(f"{type(model).__name__} gives no logits of tokens; set train to false and loss_steps to 0")
+
+
 class Training:
     """Forward, backward and a step of AdamW; with fp16 autocast the loss is scaled.
 
@@ -73,6 +84,7 @@ class Training:
     """
 
     def __init__(self, model: nn.Module, ids: torch.Tensor, optimisation: str, learning_rate: float) -> None:
+        check_loss(model)
         self.model, self.ids = model.train(), ids
         self._eager = logits_of(model)
         self._forward = optimise(optimisation, model, self._eager, ids[:, :-1])

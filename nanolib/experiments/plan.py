@@ -14,6 +14,8 @@ from nanolib.store import Store
 
 _UNITS = {"flops": "FLOP", "bytes": "MiB", "peak_memory": "MiB", "footprint": "MiB", "latency": "ms"}
 
+_NOT_LOOKED_AT = "told by running it: its model is code of yours"
+
 
 def prediction_table(experiment: Any, params: Params, ceilings: dict[str, float] | None = None) -> pd.DataFrame:
     """One line per case that formulas speak of: the case, and each prediction with its unit.
@@ -35,14 +37,18 @@ def dry_run_table(experiment: Any, params: Params, ceilings: dict[str, float]) -
     """Every case with its predicted time and memory, and why it cannot run here."""
     lines = []
     for case in tqdm(experiment.cases(params), "planning", unit="case", leave=False, disable=None):
-        predicted = experiment.predict(case, ceilings)
+        predicted = {} if case.runs_code else experiment.predict(case, ceilings)
         reason = experiment.unsupported(case)
         lines.append(
             {
                 "case": str(case),
                 "predicted ms": _text("latency", predicted["latency"]) if "latency" in predicted else "—",
                 "predicted MiB": _text("peak_memory", predicted["peak_memory"]) if "peak_memory" in predicted else "—",
-                "here": f"unsupported: {reason}" if reason else _fits(experiment, case),
+                "here": _NOT_LOOKED_AT
+                if case.runs_code
+                else f"unsupported: {reason}"
+                if reason
+                else _fits(experiment, case),
             }
         )
     return pd.DataFrame(lines)

@@ -88,7 +88,8 @@ def measure(
     """Measure all cases of an experiment on this machine.
 
     Args:
-        experiment: A module of `nanolib.experiments`: it has `cases` and `measure_case`.
+        experiment: A module of `nanolib.experiments`: it has `cases` and `measure_case`, and `before` where something is
+            to be looked at before any case.
         params: Its parameters.
         store: Where the rows go; the database in the output folder by default.
         progress: Whether to show a bar with the case in flight.
@@ -104,6 +105,8 @@ def measure(
     cases = part_of(experiment.cases(params), os.environ.get(PART_VARIABLE, ""))
     if not cases:
         raise BadInput(f"{experiment.__name__}: these parameters give no case; widen them")
+    if hasattr(experiment, "before"):
+        experiment.before(params)
     store = store or Store()
     device = resolve_device(params.device)
     name = experiment.__name__.rsplit(".", 1)[-1]

@@ -11,7 +11,7 @@ import torch
 
 from nanolib.experiments.outcome import WillNotFit, one_line
 from nanolib.experiments.params import Case, Params
-from nanolib.measurement import Measurement, Status
+from nanolib.measurement import Measurement, Status, Unsupported
 from nanolib.meters.memory import MIB, LiveBytes, fake_tensors, free_bytes, measure_memory
 from nanolib.meters.trace import write_trace
 from nanolib.paths import make_folder, output_folder
@@ -41,10 +41,12 @@ class Plan:
     Attributes:
         peaks: Scope → peak live bytes.
         reason: Why there are none, in one line.
+        unsupported: Why the case cannot run at all, where building it tells.
     """
 
     peaks: dict[str, int] = field(default_factory=dict)
     reason: str = ""
+    unsupported: str = ""
 
     @property
     def most(self) -> int | None:
@@ -68,6 +70,8 @@ def planned(case: Case, workloads: Callable[[], Iterable[Workload]]) -> Plan:
         try:
             with fake_tensors():
                 _PLANS[case.case_id] = Plan({work.scope: _planned_peak(work) for work in workloads()})
+        except Unsupported as error:
+            _PLANS[case.case_id] = Plan(reason=one_line(error), unsupported=one_line(error))
         except (
             Exception
         ) as error:  # a model may look at its data; the plan then says so, and the case decides by running

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -73,6 +74,12 @@ class HuggingFaceGeneration(Generation):
         return [*cached, self.prompt, self.token]
 
 
+def _generates(model: Any) -> bool:
+    """Whether a model of transformers generates, over a cache that it takes and gives back."""
+    takes = inspect.signature(model.forward).parameters
+    return model.can_generate() and all(name in takes for name in ("past_key_values", "use_cache", "logits_to_keep"))
+
+
 def generation_of(model: nn.Module, prompt: torch.Tensor, new_tokens: int) -> Generation:
     """The generation that fits a model.
 
@@ -81,7 +88,7 @@ def generation_of(model: nn.Module, prompt: torch.Tensor, new_tokens: int) -> Ge
     """
     if all(hasattr(model, name) for name in ("new_cache", "prefill", "decode")):
         return Generation(model, prompt, new_tokens)
-    if hasattr(getattr(model, "config", None), "use_cache"):
+    if hasattr(getattr(model, "config", None), "use_cache") and _generates(model):
         return HuggingFaceGeneration(model, prompt, new_tokens)
     raise Unsupported(
         f"{type(model).__name__} has neither new_cache, prefill and decode nor the cache of transformers; set new_tokens to 0"

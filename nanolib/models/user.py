@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import importlib
+import importlib.util
+import inspect
+import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +20,38 @@ from torch import nn
 from nanolib.measurement import BadInput, Unsupported
 from nanolib.models.casting import cast
 from nanolib.models.transformer import Transformer
+from nanolib.validation import shown
 
 _HF = "hf:"
 
 
+def runs_code(name: str) -> bool:
+    """Whether building the model that a parameter names runs code of the user's; transformers' classes are no such code."""
+    return bool(name) and not name.startswith(_HF)
+
+
+def check_name(name: str) -> None:
+    """Look at the form of a model's name, and for its package, without running anything of it.
+
+    Raises:
+        BadInput: It names no function, or the package is not there.
+    """
+    if not runs_code(name):
+        return
+    module, _, function = name.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), function)):
+        raise BadInput(f"model: {shown(name)} names no function; write package.module:build, or hf:LlamaForCausalLM")
+    package = module.partition(".")[0]  # a package's own modules cannot be looked for without running it
+    try:
+        found = PathFinder.find_spec(package, [str(Path.cwd())]) or importlib.util.find_spec(package)
+    except ValueError:  # of what was never imported from anywhere
+        found = None
+    if found is None:
+        raise BadInput(f"model: {shown(name)}: there is no module {package!r}; install it or start where it lies")
+
+
 def resolve(name: str) -> Callable[..., nn.Module]:
-    """What builds the model that a parameter names.
+    """What builds the model that a parameter names; a module of the user's is imported, and so run.
 
     Args:
         name: `package.module:build`, imported from the working directory or the environment; or `hf:` and a class of transformers.
@@ -32,11 +64,10 @@ def resolve(name: str) -> Callable[..., nn.Module]:
         BadInput: There is no such thing, or it cannot be imported.
         Unsupported: transformers is not installed.
     """
-    if name.startswith(_HF):
-        return _hugging_face(name.removeprefix(_HF))
+    if not runs_code(name):
+        return _hugging_face(name)
+    check_name(name)
     module_name, _, function = name.partition(":")
-    if not module_name or not function:
-        raise BadInput(f"model: {name!r} names no function; write package.module:build, or hf:LlamaForCausalLM")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -50,26 +81,106 @@ def resolve(name: str) -> Callable[..., nn.Module]:
         raise BadInput(
             f"model: {name!r}: {module_name} has no {function!r}; name a function that returns a module"
         ) from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise BadInput(f"model: {name!r} cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(build):
         raise BadInput(f"model: {name!r} is {type(build).__name__}; name a function that returns a module")
     return build
 
 
-def _hugging_face(class_name: str) -> Callable[..., nn.Module]:
+def _hugging_face_class(name: str) -> Any:
     try:
         import transformers
     except ModuleNotFoundError:
         raise Unsupported("transformers is not installed; pip install 'nanolib[hf]'") from None
-    found = getattr(transformers, class_name, None)
-    if getattr(found, "config_class", None) is None:
-        raise BadInput(f"model: transformers has no model class {class_name!r}; use one such as LlamaForCausalLM")
+    class_name = name.removeprefix(_HF)
+    try:
+        with _closed_off():
+            found = getattr(transformers, class_name, None)
+            config_class = getattr(found, "config_class", None)
+    except (ImportError, RuntimeError) as error:  # a class that needs what is not installed
+        raise BadInput(f"model: {shown(name)} cannot be imported: {error}") from None
+    if config_class is None:
+        raise BadInput(f"model: transformers has no model class {shown(class_name)}; use one such as LlamaForCausalLM")
+    return found
+
+
+def _hugging_face(name: str) -> Callable[..., nn.Module]:
+    found = _hugging_face_class(name)
 
     def build(**options: Any) -> nn.Module:
-        return found(found.config_class(**options))
+        with _closed_off():
+            return found(found.config_class(**options))
 
     return build
+
+
+@contextlib.contextmanager
+def _closed_off() -> Iterator[None]:
+    """Nothing is fetched, since weights are random and what would be is a mistake; nothing is logged between our lines."""
+    from huggingface_hub import constants
+
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    logged = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(logged)
+        constants.HF_HUB_OFFLINE = before
+
+
+def hugging_face_config(name: str, options: Mapping[str, Any]) -> Any:
+    """The configuration of one of transformers' models.
+
+    Args:
+        name: `hf:` and a class.
+        options: Fields of its configuration.
+
+    Raises:
+        BadInput: There is no such class, it takes no such options, or it reads more than one sequence of ids.
+        Unsupported: transformers is not installed.
+    """
+    config_class = _hugging_face_class(name).config_class
+    known = _fields(config_class)
+    for option, value in options.items():
+        if option not in known:
+            near = difflib.get_close_matches(option, known, n=1)
+            raise BadInput(
+                f"model_options: {shown(option)} is no field of {config_class.__name__}; "
+                f"{f'did you mean {near[0]}?' if near else 'leave it out'}"
+            )
+        if option == "use_pretrained_backbone" or (option == "attn_implementation" and "/" in str(value)):
+            raise BadInput(f"model_options: {option} {shown(value)} asks for a download; leave it out")
+    try:
+        with _closed_off():
+            config = config_class(**options)
+            config.get_text_config()
+    except Exception as error:
+        raise BadInput(f"model_options: {name} does not take {shown(dict(options))}: {cause(error)}") from None
+    if config.is_encoder_decoder:
+        raise BadInput(f"model: {name} reads two sequences; use a class that reads one, such as LlamaForCausalLM")
+    return config
+
+
+def _fields(config_class: Any) -> list[str]:
+    """What a configuration takes; it would keep any other name in silence."""
+    names = {name for base in config_class.__mro__ for name in inspect.signature(base.__init__).parameters}
+    names |= {"attn_implementation", *getattr(config_class, "attribute_map", {})}
+    with contextlib.suppress(Exception):  # one that is made of others has no defaults
+        names |= vars(config_class()).keys()
+    return sorted(name for name in names - {"self", "args", "kwargs"} if not name.startswith("_"))
+
+
+def cause(error: BaseException) -> str:
+    """The kind of an exception, and what it says."""
+    return f"{type(error).__name__}: {error}"
+
+
+def predicts_tokens(model: nn.Module) -> bool:
+    """Whether the output has a logit for each token of the vocabulary; what is none of transformers' is taken at its word."""
+    head = getattr(model, "get_output_embeddings", None)
+    return head is None or head() is not None
 
 
 def build_model(
@@ -89,7 +200,7 @@ def build_model(
             with torch.device(device):
                 model = build(**options)
         except (TypeError, ValueError, BadInput) as error:
-            raise BadInput(f"model_options: {name} does not take {dict(options)!r}: {error}") from error
+            raise BadInput(f"model_options: {name} does not take {shown(dict(options))}: {error}") from error
     if not isinstance(model, nn.Module):
         raise BadInput(f"model: {name!r} returned {type(model).__name__}; return a torch.nn.Module")
     if any(p.device.type != torch.device(device).type for p in model.parameters()):  # it did not ask where it is built

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import importlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from nanolib.experiments.own_model import rehearse_in_process
 from nanolib.experiments.sweep import part_of
 from nanolib.measurement import BadInput
+from nanolib.models.user import runs_code
 from nanolib.paths import checkout
-from nanolib.validation import StrictModel, read_yaml
+from nanolib.validation import StrictModel, read_yaml, shown
 
 DEFAULT_SUITE, SCENARIOS = "quick", "scenarios"
 
@@ -86,6 +89,8 @@ def plan(targets: Sequence[str], overrides: Mapping[str, Any], scheduling: Mappi
     Raises:
         BadInput: An unknown suite, notebook or parameter, or a value that does not fit.
     """
+    if twice := [name for name, times in Counter(targets).items() if times > 1]:
+        raise BadInput(f"run: {shown(twice[0])} is named twice; name it once")
     if targets and set(targets) <= set(scenarios()):
         files = [(name.split("-")[0], name, checkout() / "params" / SCENARIOS / f"{name}.yml") for name in targets]
         return _jobs(files, overrides, scheduling)
@@ -97,7 +102,7 @@ def plan(targets: Sequence[str], overrides: Mapping[str, Any], scheduling: Mappi
     for name in names:
         if name not in available:
             raise BadInput(
-                f"run: {name!r} is neither a suite ({', '.join(suites())}) nor a notebook of {suite} ({', '.join(available)}) "
+                f"run: {shown(name)} is neither a suite ({', '.join(suites())}) nor a notebook of {suite} ({', '.join(available)}) "
                 f"nor a scenario ({', '.join(scenarios())})"
             )
     chosen = [name for name in available if name in names] or available
@@ -117,11 +122,35 @@ def make_job(name: str, values: Mapping[str, Any], part: str = "") -> Job:
 
 
 def in_parts(jobs: Sequence[Job], parts: int) -> list[Job]:
-    """Each job as so many, which share its cases; none without a case of its own."""
+    """Each job as so many, which share its cases; none without a case of its own.
+
+    Raises:
+        BadInput: No job has so many shapes to share.
+    """
     if parts == 1:
         return list(jobs)
-    shares = [replace(job, part=f"{number}/{parts}") for job in jobs for number in range(1, parts + 1) if job.cases()]
-    return [*(job for job in shares if job.cases()), *(job for job in jobs if not job.cases())]
+    shares, whole = [], []
+    for job in jobs:
+        cases = job.cases()
+        numbers = (f"{number}/{parts}" for number in range(1, parts + 1))
+        shares += (mine := [replace(job, part=part) for part in numbers if part_of(cases, part)])
+        whole += [] if mine else [job]
+    if not any(job.part.startswith(f"{parts}/") for job in shares):
+        most = max((int(job.part.partition("/")[0]) for job in shares), default=1)
+        raise BadInput(
+            f"--parts: {parts} are more than the {most} shape(s) that can be shared out; give {most} or fewer"
+        )
+    return [*shares, *whole]
+
+
+def rehearse_jobs(jobs: Sequence[Job]) -> None:
+    """Build the models that are code of the user's once, each in a process of its own; this is the beginning of a run.
+
+    Raises:
+        BadInput: One cannot be built.
+    """
+    for params in [job.params for job in jobs if runs_code(getattr(job.params, "model", ""))]:
+        rehearse_in_process(params.model, params.model_options, params.case_timeout_s)
 
 
 def _jobs(
