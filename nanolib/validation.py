@@ -57,12 +57,12 @@ _UNPRINTABLE = (
 
 
 def shown(value: Any) -> str:
-    """The value as complaints show it: on one line, and cut where it is long."""
+    """The value as complaints show it: on one line, its middle left out where it is long."""
     try:
         text = repr(value)
     except ValueError:  # Python writes no number of more than 4,300 digits
         return "a number of thousands of digits"
-    return text if len(text) <= 60 else text[:57] + "..."
+    return text if len(text) <= 60 else f"{text[:28]}...{text[-28:]}"  # of a path the end tells most
 
 
 def one_line_of(name: str, text: str) -> str:
@@ -85,7 +85,9 @@ def _misfit(value: Any, depth: int = 0) -> str:
         if odd := [c for c in value if unicodedata.category(c) in _UNPRINTABLE]:
             remedy = f"leave out the unprintable character {odd[0]!a}"
     elif isinstance(value, Mapping | list | tuple):
-        if depth == _MAX_DEPTH:
+        if len(value) > _MAX_VALUES:
+            remedy = f"give at most {_MAX_VALUES} values"
+        elif depth == _MAX_DEPTH:
             remedy = f"nest at most {_MAX_DEPTH} levels"
         elif isinstance(value, Mapping) and (odd := [key for key in value if not isinstance(key, str)]):
             remedy = f"give names as keys, not {shown(odd[0])}"

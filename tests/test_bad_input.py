@@ -1,6 +1,8 @@
 """Bad input over all commands: one line that names the field, the value and the remedy, exit code 2, nothing written."""
 
 import contextlib
+import os
+import shlex
 import shutil
 import sqlite3
 
@@ -50,6 +52,103 @@ WITHOUT_DATABASE = [
     ("run distributed -p nodes=2", "distributed.rendezvous: '' is no HOST:PORT"),
     ("run distributed -p forms=[star]", "distributed.forms[0]: 'star' will not do; use one of"),
     ("run quick -p seed=1", "parameters belong to one notebook"),
+    ("run attention -p 'kinds=[{a: 1}]'", "attention.kinds: {'a': 1} names no kind; give kind"),
+    ("run attention -p 'kinds=[{kind: {a: 1}}]'", "attention.kinds: attention_type: {'a': 1} is no attention kind"),
+    ("run attention -p kinds=[[dense]]", "attention.kinds[0]: ['dense'] will not do; give a mapping"),
+    ("run attention -p 'kinds=[{kind: dense, kind: sparse}]'", "'kind' is given twice; leave one out"),
+    ("run attention -p 'kinds=[{1: dense}]'", "attention.kinds: {1: 'dense'} will not do; give names as keys, not 1"),
+    (
+        "run attention -p 'kinds=[{kind: sparse, window: 99999999999999999999}]'",
+        "attention.kinds: 99999999999999999999",
+    ),
+    ("run attention -p 'kinds=[{kind: sparse, window: 999999999999}]'", "attention_options.window: 999999999999 will"),
+    ("run attention -p 'kinds=[{kind: dense, backend: .nan}]'", "attention.kinds: nan will not do; give a finite"),
+    (f"run attention -p seq_lens={'[' * 40}1{']' * 40}", "attention.seq_lens[0]: "),
+    (f"run attention -p seq_lens=[{','.join(map(str, range(1, 200)))}]", "attention.seq_lens: "),
+    ("run attention -p seq_lens=[8,8]", "attention.seq_lens: 8 is given twice; leave one out"),
+    ("run attention -p seq_lens=null", "attention.seq_lens: None will not do; give a list"),
+    ("run attention -p 'seq_lens={a: 1}'", "attention.seq_lens: {'a': 1} will not do; give a list"),
+    ("run attention -p seq_lens=[[8]]", "attention.seq_lens[0]: [8] will not do; give a whole number"),
+    ("run attention -p seq_lens=[true]", "attention.seq_lens: [True] is true or false where something else belongs"),
+    (f"run attention -p seed=1 -p dtypes=[{'x' * 9000}]", "xxx' is no dtype; use float32"),
+    ("run attention -p seed=1 -p seed=2", "-p: 'seed' is given twice; give it once"),
+    ("run attention -p budget_s=1e400", "attention.budget_s: '1e400' will not do; give a finite number"),
+    ("run attention -p budget_s=.inf", "attention.budget_s: inf will not do; give a finite number"),
+    ("run attention -p head_dim=-64", "attention.head_dim: -64 will not do; give a number above 0"),
+    ("run attention -p device=", "attention.device: '' is not here"),
+    ("run attention -p quality_patterns=[spiral]", "attention.quality_patterns: 'spiral' is no pattern; use window"),
+    (
+        f"run attention -p seq_lens={list(range(1, 65))} -p batch_sizes={list(range(1, 66))}".replace(", ", ","),
+        "64 val",
+    ),
+    ("run attention attention", "run: 'attention' is named twice; name it once"),
+    ("run quick quick", "run: 'quick' is named twice; name it once"),
+    ("run distributed-memory distributed-memory", "run: 'distributed-memory' is named twice"),
+    (f"run attention --label {'x' * 10_000}", "xxx' will not do; give at most 200 characters"),
+    ("run attention --label 'a\nb'", r"attention.label: 'a\nb' will not do; leave out the unprintable character '\n'"),
+    ("run attention --label a\0b", r"leave out the unprintable character '\x00'"),
+    ("run attention --label a\x1b[31mb", r"leave out the unprintable character '\x1b'"),
+    ("run attention --parts 1000", "--parts: 1000 are more than the"),
+    ("run attention --output HERE/text.txt", "text.txt is no folder; name another"),
+    ("run model -p model=a..b:c", "model.model: 'a..b:c' names no function"),
+    ("run model -p 'model=no such:thing'", "model.model: 'no such:thing' names no function"),
+    ("run model -p 'model_options={a: 1}'", "model.model_options: there is no model to take them"),
+    ("run model -p model=hf:", "transformers has no model class ''"),
+    ("run model -p model=hf:AutoModel", "transformers has no model class 'AutoModel'"),
+    ("run model -p model=hf:GPT2LMHeadModel -p 'model_options={n_lyer: 2}'", "'n_lyer' is no field of GPT2Config; did"),
+    ("run model -p model=hf:GPT2LMHeadModel -p 'model_options={n_embd: x}'", "does not take {'n_embd': 'x'}"),
+    ("run model -p model=hf:GPT2LMHeadModel -p 'model_options={vocab_size: 99}'", "vocab_size 99 cannot hold the 256"),
+    (
+        "run model -p model=hf:GPT2LMHeadModel -p 'model_options={n_positions: 8}'",
+        "exceeds the max_position_embeddings 8",
+    ),
+    (
+        "run model -p model=hf:GPT2LMHeadModel -p 'model_options={attn_implementation: a/b}'",
+        "'a/b' asks for a download",
+    ),
+    ("run model -p model=hf:GPT2LMHeadModel -p 'model_options={trust_remote_code: 1}'", "is no field of GPT2Config"),
+    ("run model -p model=hf:T5ForConditionalGeneration", "reads two sequences"),
+    ("run model -p seq_lens=[99999999]", "model.seq_lens[0]: 99999999 will not do; give 16777216 or less"),
+    ("run model -p 'overrides={num_layers: 999999}'", "config.num_layers: 999999 will not do"),
+    ("run model -p 'overrides={attention_options: {windo: 3}}'", "attention_options.windo: no attention kind takes it"),
+    (
+        "run model -p 'overrides={d_model: 64, d_model: 32}'",
+        "'d_model' is given twice; leave one out",
+    ),
+    ("run model -p corpus=HERE/empty.txt", "empty.txt' holds 0 bytes; give a text of at least two"),
+    (f"run model -p corpus={'x' * 4000}", "xxx' cannot be read (File name too long)"),
+    ("run warmup -p seq_len=[64]", "warmup.seq_len: [64] will not do; give a whole number"),
+    ("run warmup -p preset=[decoder_tiny]", "warmup.preset: '[decoder_tiny]' is no preset"),
+    ("run energy -p phases=[prefill,prefill]", "energy.phases: 'prefill' is given twice"),
+    ("run energy -p idle_s=-1", "energy.idle_s: -1 will not do; give 0.1 or more"),
+    ("run fp8 -p shapes=[[16,16,17]]", "fp8.shapes: [16, 16, 17]: 17 is no multiple of 16"),
+    ("run fp8 -p 'overrides={dtype: float32}'", "fp8.overrides: dtype is chosen by precisions; leave it out"),
+    ("run distributed -p 'overrides={d_model: 8}'", "distributed.overrides: there is no preset to change"),
+    ("run distributed -p rendezvous=here", "distributed.rendezvous: 'here' is no HOST:PORT"),
+    ("run summary -p database=HERE/none.sqlite", "none.sqlite' is no file; name a database"),
+    ("run summary -p runs=[[latest]]", "summary.runs[0]: ['latest'] will not do; give text"),
+    ("ab HERE/date.yml HERE/date.yml attention", "'2024-13-45' cannot be read (month must be in 1..12); put quotes"),
+    ("ab HERE/twice.yml HERE/twice.yml attention", "twice.yml: 'seed' is given twice; leave one out"),
+    ("ab HERE/laughs.yml HERE/laughs.yml attention", "laughs.yml: give at most 10000 values in 32 levels"),
+    ("ab HERE/itself.yml HERE/itself.yml attention", "itself.yml: nest at most 32 levels"),
+    ("ab HERE/deep.yml HERE/deep.yml attention", "deep.yml: is not valid YAML (nest at most 32 levels)"),
+    ("ab HERE/large.yml HERE/large.yml attention", "large.yml: is larger than 100000 bytes"),
+    ("ab HERE/pipe.yml HERE/pipe.yml attention", "pipe.yml: is no regular file; give the path of a YAML file"),
+    ("ab HERE/folder.yml HERE/folder.yml attention", "folder.yml: is no regular file"),
+    ("ab HERE/zero.yml HERE/zero.yml attention", "zero.yml: is not valid YAML (unacceptable character #x0000"),
+    ("ab HERE/latin.yml HERE/latin.yml attention", "latin.yml: is not valid YAML ('utf-8' codec"),
+    ("ab . . --call json:dumps --budget nan", "--budget: 'nan' will not do; give seconds, such as 60s"),
+    ("ab . . --call json:dumps --budget 1e400", "--budget: '1e400' will not do"),
+    ("ab . . --call json:dumps --timeout 0", "--timeout: '0' will not do"),
+    ("ab . . --call json:dumps --threshold nan", "--threshold: 'nan' will not do; give a share such as 5%"),
+    ("ab . . --call json:dumps --metric speed", "--metric: 'speed' cannot be compared so"),
+    (f"ab . . --call json:dumps --label {'x' * 10_000}", "give at most 200 characters"),
+    ("join 10.0.0.1:80 --wait nan", "'nan' will not do; give a finite number."),
+    ("join 10.0.0.1:80 --wait inf", "'inf' will not do; give a finite number."),
+    (f"join {'x' * 10_000}", "xxx' is no HOST:PORT"),
+    ("doctor --budget nan", "doctor.budget_s: nan will not do; give a finite number"),
+    ("doctor --budget 1e400", "doctor.budget_s: inf will not do; give a finite number"),
+    ("runs --output HERE/text.txt", "text.txt is no folder; name another"),
     ("run --on mars", "'mars' is not one of 'here', 'ray'"),
     ("run --on ray --resume", "--resume: a Ray task brings its results back whole or not at all"),
     ("run --parts 0", "0 is not in the range 1<=x<=1000"),
@@ -80,6 +179,18 @@ WITHOUT_DATABASE = [
     ("doctor --budget 0", "doctor.budget_s: 0.0 will not do; give a number above 0"),
     ("doctor --budget much", "'much' is not a valid float"),
 ]
+PARAMS_FILES = {
+    "date.yml": b"label: 2024-13-45",
+    "twice.yml": b"seed: 1\nseed: 2",
+    "laughs.yml": b"a: &a [1]\n"
+    + b"\n".join(b"%c: &%c [%s]" % (n, n, b",".join([b"*%c" % (n - 1)] * 9)) for n in b"bcdefg"),
+    "itself.yml": b"kinds: &a [*a]",
+    "deep.yml": b"kinds: " + b"[" * 3000 + b"]" * 3000,
+    "large.yml": b"# nothing\n" * 100_000,
+    "zero.yml": b"seed: \0",
+    "latin.yml": b"label: \xe9",
+    "empty.txt": b"",
+}
 WITH_DATABASE = [
     ("report nowhere --to HERE/report", "'nowhere'"),
     ("report latest~9 --to HERE/report", "'latest~9'"),
@@ -96,6 +207,8 @@ WITH_DATABASE = [
     ("ab . . --call json:dumps --json HERE/none/x.json", "none is no folder; make it or name another"),
     ("history nowhere", "no run of nowhere is in the database; it holds attention"),
     ("history --metric speed", "'speed'"),
+    ("clean --older-than nan", "--older-than: 'nan' will not do"),
+    ("report --to HERE/text.txt", "text.txt"),
     ("clean --older-than soon", "--older-than: 'soon' will not do; give days, such as 30d"),
     ("clean --keep -1", "-1 is not in the range x>=0"),
     ("merge HERE/good.sqlite OUT/results.sqlite", "is this database itself; name another"),
@@ -119,6 +232,10 @@ def here(tmp_path, measured):
     folder = tmp_path / "here"
     folder.mkdir()
     (folder / "text.txt").write_text("no database\n" * 100)
+    for name, content in PARAMS_FILES.items():
+        (folder / name).write_bytes(content)
+    (folder / "folder.yml").mkdir()
+    os.mkfifo(folder / "pipe.yml")
     shutil.copy(measured, folder / "good.sqlite")
     (folder / "cut.sqlite").write_bytes(measured.read_bytes()[:5000])
     for name, statement in (("foreign", "CREATE TABLE t (x)"), ("newer", "PRAGMA user_version = 99")):
@@ -139,7 +256,7 @@ def _files(folder):
 
 
 def _tell(arguments, tmp_path, here):
-    named = [word.replace("HERE", str(here)).replace("OUT", str(tmp_path / "out")) for word in arguments.split()]
+    named = [word.replace("HERE", str(here)).replace("OUT", str(tmp_path / "out")) for word in shlex.split(arguments)]
     takes_output = named and named[0] not in ("join", "nope") and "--output" not in named
     ended = CliRunner().invoke(main, [*named, *(["--output", str(tmp_path / "out")] if takes_output else [])])
     return ended

@@ -123,7 +123,8 @@ class Params(shared.Params):
             with contextlib.suppress(Unsupported):  # its cases will say so
                 check_hugging_face(self.model, self.model_options, max(self.seq_lens))
         for preset in [] if self.model else self.presets:
-            config = fitting_config(preset, self.overrides)
+            for kind in self.attention_types:
+                config = fitting_config(preset, self.overrides | {"attention_type": kind})
             if max(self.seq_lens) > config.context_length:
                 raise ValueError(
                     f"seq_lens: {max(self.seq_lens)} exceeds the context_length {config.context_length} of {preset}; "

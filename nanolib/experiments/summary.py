@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import pydantic
 
@@ -28,7 +28,9 @@ class Params(StrictModel):
         resume: Likewise.
     """
 
-    runs: list[str] = pydantic.Field(["newest"], min_length=1, max_length=1000)
+    runs: list[Annotated[str, pydantic.Field(max_length=200)]] = pydantic.Field(
+        ["newest"], min_length=1, max_length=1000
+    )
     database: str = pydantic.Field("", max_length=4096)
     suite: str = pydantic.Field("", max_length=200)
     label: str = pydantic.Field("", max_length=200)

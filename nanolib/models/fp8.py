@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from nanolib.measurement import BadInput, Unsupported
+from nanolib.validation import shown
 
 FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 _BITS = {"e4m3": (3, -6), "e5m2": (2, -14)}  # of the mantissa; smallest exponent of a normal number
@@ -322,10 +323,10 @@ def chosen_layers(model: nn.Module, keep: Sequence[str] = ("head",)) -> list[str
 
     for pattern in keep:
         if not any(matches(name, pattern) for name in layers):
-            raise BadInput(f"keep: {pattern!r} matches no linear layer; the model has {', '.join(_kinds(layers))}")
+            raise BadInput(f"keep: {shown(pattern)} matches no linear layer; the model has {', '.join(_kinds(layers))}")
     chosen = [name for name in layers if not any(matches(name, pattern) for pattern in keep)]
     if not chosen:
-        raise BadInput(f"keep: {', '.join(keep)} leaves no linear layer to convert; keep fewer")
+        raise BadInput(f"keep: {shown(list(keep))} leaves no linear layer to convert; keep fewer")
     for name in chosen:
         if any(side % ALIGNMENT for side in layers[name].weight.shape):
             out, into = layers[name].weight.shape

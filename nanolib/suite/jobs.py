@@ -6,6 +6,8 @@ import importlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -131,9 +133,10 @@ def in_parts(jobs: Sequence[Job], parts: int) -> list[Job]:
         return list(jobs)
     shares, whole = [], []
     for job in jobs:
-        cases = job.cases()
-        numbers = (f"{number}/{parts}" for number in range(1, parts + 1))
-        shares += (mine := [replace(job, part=part) for part in numbers if part_of(cases, part)])
+        shares_cases = partial(part_of, job.cases())
+        names = (f"{number}/{parts}" for number in range(1, parts + 1))
+        mine = [replace(job, part=part) for part in takewhile(shares_cases, names)]
+        shares += mine
         whole += [] if mine else [job]
     if not any(job.part.startswith(f"{parts}/") for job in shares):
         most = max((int(job.part.partition("/")[0]) for job in shares), default=1)

@@ -2,11 +2,17 @@ import textwrap
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from nanolib import NanoConfig, create_model
+from nanolib.cli import main
+from nanolib.experiments import model, model_cases, sweep
+from nanolib.experiments.model_steps import Training
+from nanolib.experiments.own_model import rehearse_in_process
 from nanolib.measurement import BadInput, Unsupported
 from nanolib.models.generation import generation_of
-from nanolib.models.user import build_model, llama_like, logits_of, resolve
+from nanolib.models.user import build_model, check_name, llama_like, logits_of, resolve
+from nanolib.store import Store
 
 SOURCE = """
     import torch
@@ -71,6 +77,47 @@ def test_what_cannot_be_built_is_one_line(module):
         build_model(f"{module}:nothing", {}, "cpu", "float32")
 
 
+def test_a_name_is_looked_at_without_running_anything(module, tmp_path):
+    (tmp_path / "own_package").mkdir()
+    (tmp_path / "own_package" / "__init__.py").write_text("raise SystemExit('it was run')")
+    check_name("own_package.models:build")
+    with pytest.raises(BadInput, match="build' cannot be imported: SystemExit: it was run"):
+        resolve("own_package.models:build")
+
+
+@pytest.mark.parametrize("name", ["{}:build", "os:mkdir"])
+def test_parameters_cases_and_a_dry_run_run_nothing_of_the_users(module, tmp_path, name):
+    (tmp_path / f"{module}.py").write_text("raise SystemExit('it was run')")
+    arguments = ["run", "model", "--dry-run", "-p", f"model={name.format(module)}", "-p", "model_options={path: made}"]
+    ended = CliRunner().invoke(main, [*arguments, "--output", str(tmp_path / "out")])
+    assert ended.exit_code == 0 and "its model is code of yours" in ended.output
+    assert {path.name for path in tmp_path.iterdir()} <= {f"{module}.py", "__pycache__"}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("{}:nothing", {}, "returned int; return a torch.nn.Module"),
+        ("{}:build", {"wdth": 3}, "does not take {{'wdth': 3}}"),
+        ("{}.models:build", {}, "there is no module"),
+        ("os:getcwd", {}, "model: 'os:getcwd' returned str; return a torch.nn.Module"),
+    ],
+)
+def test_what_cannot_be_built_is_told_once_before_anything_is_measured(module, tmp_path, name, options, said):
+    params = model.Params(device="cpu", model=name.format(module), model_options=options)
+    with pytest.raises(BadInput) as caught, Store(tmp_path / "results.sqlite") as store:
+        sweep.measure(model, params, store=store, progress=False)
+    assert said.format() in caught.value.lines[0] and len(caught.value.lines) == 1
+    with Store(tmp_path / "results.sqlite") as store:
+        assert store.runs().empty
+
+
+@pytest.mark.slow
+def test_a_command_hears_of_it_from_another_process(module):
+    with pytest.raises(BadInput, match=r"returned int; return a torch\.nn\.Module"):
+        rehearse_in_process(f"{module}:nothing", {}, 60)
+
+
 TINY = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -94,6 +141,32 @@ def test_a_hugging_face_model_is_built_from_its_configuration():
         assert 9 < generation.cache.get_seq_length() <= 12
     with pytest.raises(BadInput, match="no model class 'NoSuchModel'"):
         resolve("hf:NoSuchModel")
+
+
+def _bert():
+    pytest.importorskip("transformers")
+    shape = {
+        name: TINY[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    }
+    return build_model("hf:BertModel", shape, "cpu", "float32"), torch.zeros(1, 4, dtype=torch.int64)
+
+
+def test_an_encoder_neither_generates_nor_learns_and_says_so():
+    bert, ids = _bert()
+    with pytest.raises(Unsupported, match="set new_tokens to 0"):
+        generation_of(bert, ids, 2)
+    with pytest.raises(Unsupported, match="BertModel gives no logits of tokens"):
+        Training(bert, ids, "eager", 1e-3)
+
+
+def test_a_model_is_asked_no_longer_sequence_than_it_reads():
+    pytest.importorskip("transformers")
+    params = model.Params(
+        device="cpu", model="hf:LlamaForCausalLM", model_options=TINY, seq_lens=[60], new_tokens=5, loss_steps=0
+    )
+    generation = next(case for case in model.cases(params) if isinstance(case, model_cases.GenerationCase))
+    with pytest.raises(Unsupported, match="exceed the context_length 64"):
+        list(model.measure_case(generation, params, {}))
 
 
 @torch.no_grad()
