@@ -88,7 +88,6 @@ WITHOUT_DATABASE = [
     ("run attention --label 'a\nb'", r"attention.label: 'a\nb' will not do; leave out the unprintable character '\n'"),
     ("run attention --label a\0b", r"leave out the unprintable character '\x00'"),
     ("run attention --label a\x1b[31mb", r"leave out the unprintable character '\x1b'"),
-    ("run attention --parts 1000", "--parts: 1000 are more than the"),
     ("run attention --output HERE/text.txt", "text.txt is no folder; name another"),
     ("run model -p model=a..b:c", "model.model: 'a..b:c' names no function"),
     ("run model -p 'model=no such:thing'", "model.model: 'no such:thing' names no function"),
