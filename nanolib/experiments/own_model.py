@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from nanolib.experiments import launch
-from nanolib.measurement import BadInput
+from nanolib.experiments.launch import command
+from nanolib.measurement import BadInput, printable
 from nanolib.meters.memory import fake_tensors
 from nanolib.models import text
 from nanolib.models.user import build_model, cause, hugging_face_config, logits_of, runs_code
@@ -86,7 +86,7 @@ def rehearse(name: str, options: Mapping[str, Any]) -> None:
     except BadInput:
         raise
     except Exception as error:  # it may want data: running it will tell
-        print(f"model: {name} was not rehearsed ({cause(error)})", file=sys.stderr)
+        print(printable(f"model: {name} was not rehearsed ({cause(error)})"), file=sys.stderr)
 
 
 def rehearse_in_process(name: str, options: Mapping[str, Any], timeout_s: float) -> None:
@@ -95,10 +95,13 @@ def rehearse_in_process(name: str, options: Mapping[str, Any], timeout_s: float)
     Raises:
         BadInput: As `rehearse`.
     """
-    command = [sys.executable, "-m", launch.__name__, __name__]
     with contextlib.suppress(subprocess.TimeoutExpired):  # each case will be timed out and say so
         done = subprocess.run(
-            command, input=json.dumps([name, options]), capture_output=True, text=True, timeout=timeout_s + _START_S
+            command(__name__),
+            input=json.dumps([name, options]),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s + _START_S,
         )
         if done.returncode == _REFUSED:
             raise BadInput(*json.loads(done.stdout.splitlines()[-1]))

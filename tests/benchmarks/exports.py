@@ -89,7 +89,7 @@ def main() -> int:
                 failures += target.exists() and target.stat().st_size != whole
                 there += target.exists()
                 left += sum(path.name.startswith(".") for path in folder.iterdir())
-                failures += sum(SECRET in path.read_bytes() for path in folder.iterdir())
+                failures += sum(SECRET in path.read_bytes() for path in folder.rglob("*") if path.is_file())
                 target.unlink(missing_ok=True)
             _export(folder / f"last{ending}", output)
             failures += {path.name for path in folder.iterdir()} != {f"first{ending}", f"last{ending}"}
