@@ -22,11 +22,11 @@ TRACE_TABLES = {
     "ops": ("call", "layer", "op", "ns"),
 }
 NAMED = ("source", "name", "layer", "statistic", "op")
-_REAL = ("watts", "joules", "low", "high", "value")
+REAL = ("watts", "joules", "low", "high", "value")
 
 
 def _trace_table(name: str, columns: tuple[str, ...]) -> str:
-    typed = ", ".join(f"{column} {'REAL' if column in _REAL else 'INTEGER'}" for column in columns)
+    typed = ", ".join(f"{column} {'REAL' if column in REAL else 'INTEGER'}" for column in columns)
     key = "trace_id INTEGER NOT NULL REFERENCES traces (trace_id) ON DELETE CASCADE, number INTEGER NOT NULL"
     return f"CREATE TABLE {name} ({key}, {typed}, PRIMARY KEY (trace_id, number)) WITHOUT ROWID"
 

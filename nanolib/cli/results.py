@@ -89,13 +89,11 @@ def export(target: str, names: tuple[str, ...], output: str | None) -> None:
 @told
 def merge(databases: tuple[str, ...], output: str | None) -> None:
     """Bring in the runs of other databases; doing it twice changes nothing."""
-    from nanolib.store import Store
+    from nanolib.store import Store, check_mergeable
 
     use_output(output)
     for path in databases:  # all are looked at before any is taken in
-        Store(path, create=False).close()
-        if Path(path).resolve() == database_path().resolve():
-            raise BadInput(f"database: {path} is this database itself; name another")
+        check_mergeable(Path(path), database_path())
     with Store() as store:
         for path in databases:
             say(f"{path}: {store.merge(path)} run(s) came in")
@@ -104,22 +102,26 @@ def merge(databases: tuple[str, ...], output: str | None) -> None:
 @click.command()
 @click.option("--older-than", "age", metavar="30d", help="Delete runs that are older than this many days.")
 @click.option("--keep", type=click.IntRange(min=0), help="Delete all but so many of the newest runs.")
+@click.option(
+    "--run", "names", multiple=True, metavar="RUN", help="Delete this run, whatever else is deleted; repeatable."
+)
 @click.option("--dry-run", is_flag=True, help="Only say which.")
 @output_option
 @told
-def clean(age: str | None, keep: int | None, dry_run: bool, output: str | None) -> None:
-    """Delete old runs and give their space back."""
+def clean(age: str | None, keep: int | None, names: tuple[str, ...], dry_run: bool, output: str | None) -> None:
+    """Delete runs, old ones or named ones, and give their space back."""
     from nanolib.store import Store
 
     use_output(output)
-    if age is None and keep is None:
-        raise BadInput("--older-than, --keep: neither is given; say which runs to delete, such as --older-than 30d")
+    if age is None and keep is None and not names:
+        raise BadInput("--older-than, --keep, --run: none is given; say which runs to delete, such as --older-than 30d")
     days = None if age is None else _days(age)
     from nanolib.experiments.sweep import mark_dead_runs
 
     with Store(create=False) as store:
         mark_dead_runs(store)
-        gone = store.cleanup_old_runs(days, max_runs=keep, dry_run=dry_run)
+        named = {run_id for name in names for run_id in store.resolve(name)}
+        gone = store.cleanup_old_runs(days, max_runs=keep, run_ids=named, dry_run=dry_run)
     say(f"{len(gone)} run(s) {'would be' if dry_run else 'were'} deleted")
 
 
