@@ -519,9 +519,7 @@ class Store:
             BadInput: Nothing goes by that name.
         """
         query = "SELECT rowid, run_id, label, coalesce(nullif(launch, ''), run_id), experiment, suite FROM runs ORDER BY rowid"
-        runs = [
-            (_run_name(place, run_id), *rest) for place, run_id, *rest in self.connection.execute(query).fetchall()
-        ]
+        runs = [(_run_name(place, run_id), *rest) for place, run_id, *rest in self.connection.execute(query).fetchall()]
         if name == "all":
             return [run_id for run_id, *_ in runs]
         if name == "latest" or name.startswith("latest~"):
@@ -643,9 +641,9 @@ class Store:
         try:
             with self._transaction():
                 for place in places:
-                    of_run = f"(SELECT run_id FROM runs WHERE rowid = ? AND status != '{RunStatus.RUNNING}')"
+                    of_run = f"(SELECT run_id FROM runs WHERE rowid = ? AND status IS NOT '{RunStatus.RUNNING}')"
                     db.execute(f"DELETE FROM measurements WHERE run_id = {of_run}", (place,))
-                    db.execute(f"DELETE FROM runs WHERE rowid = ? AND status != '{RunStatus.RUNNING}'", (place,))
+                    db.execute(f"DELETE FROM runs WHERE rowid = ? AND status IS NOT '{RunStatus.RUNNING}'", (place,))
             lost = [at for (at,) in db.execute(f"SELECT trace_id FROM traces WHERE NOT {_HAS_RUN} ORDER BY trace_id")]
             for table in TRACE_TABLES if lost else ():
                 self._free(table, lost)

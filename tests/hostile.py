@@ -263,8 +263,7 @@ def commands_bear(folder: Path, *, report: bool = True) -> list[str]:
     with contextlib.closing(sqlite3.connect(path)) as db:
         db.execute("UPDATE runs SET status = 'done' WHERE status = 'running'")
         db.commit()
-    for run_id in ids:
-        nano("clean", "--run", run_id)
+    nano("clean", *(part for run_id in ids for part in ("--run", run_id)))
     with contextlib.closing(sqlite3.connect(path)) as db:
         if left := db.execute("SELECT count(*) FROM runs").fetchone()[0]:
             failures.append(f"clean --run: {left} runs stay")

@@ -29,6 +29,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--examples", type=int, default=500)
     parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument(
+        "--report-every", type=int, default=5, help="of so many examples one also makes the report, which takes longest"
+    )
     parser.add_argument("--from", dest="source", type=Path, help="a database to change, instead of one made here")
     options = parser.parse_args()
     seen, failed = Counter(), []
@@ -52,7 +55,7 @@ def main() -> None:
         )
         @given(CHANGES)
         def tried(change: Change) -> None:
-            ended, failures = _tried(folder, change)
+            ended, failures = _tried(folder, change, report=seen.total() % options.report_every == 0)
             seen[ended] += 1
             if failures:
                 failed.append(change)
@@ -63,7 +66,7 @@ def main() -> None:
     sys.exit(bool(failed))
 
 
-def _tried(folder: Path, change: Change) -> tuple[str, list[str]]:
+def _tried(folder: Path, change: Change, *, report: bool) -> tuple[str, list[str]]:
     """How the merge ended, and what failed then or with the same change in place."""
     hostile, merged, broken = folder / "hostile.sqlite", folder / "merged", folder / "broken"
     failures: list[str] = []
@@ -78,7 +81,7 @@ def _tried(folder: Path, change: Change) -> tuple[str, list[str]]:
         with Store(merged / "results.sqlite") as store:
             store.merge(hostile)
         ended = "came in"
-        failures += commands_bear(merged)
+        failures += commands_bear(merged, report=report)
     except BadInput as error:
         ended = "refused"
         if len(error.lines) != 1 or len(error.lines[0].splitlines()) != 1:
@@ -88,7 +91,7 @@ def _tried(folder: Path, change: Change) -> tuple[str, list[str]]:
     except Exception as error:  # whatever it is, it is what is looked for
         ended = "ended in a traceback"
         failures.append(repr(error))
-    return ended, failures + [f"in place: {line}" for line in commands_bear(broken)]
+    return ended, failures + [f"in place: {line}" for line in commands_bear(broken, report=report)]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """How summary, compare, merge and clean fare as the database grows: a thousand measurements to a million, 100 per run.
 
 The rows are those of a real run (a small one, made here), repeated with their figures jittered. Memory is this process's peak.
+Then: how long deleting takes where runs keep millions of rows over time.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from typing import Any
 
 from nanolib.experiments import attention, model, sweep
 from nanolib.experiments.summary import select_runs
+from nanolib.measurement import exact
 from nanolib.regression.compare import compare_rows
 from nanolib.report.page import build
-from nanolib.store import Store
+from nanolib.store import Run, Store
 
 PER_RUN = 100
 
@@ -33,6 +35,7 @@ def main() -> None:
     parser.add_argument(
         "--from", dest="source", help="a database whose runs are repeated, instead of a small one made here"
     )
+    parser.add_argument("--trace-rows", type=int, default=50_000_000)
     options = parser.parse_args()
     print("measurements   runs  file MB |  page s  page MB | all s  MB | compare s | merge s | clean s | peak MB")
     with tempfile.TemporaryDirectory() as name:
@@ -42,6 +45,36 @@ def main() -> None:
         while size <= options.most:
             _line(folder, source, size)
             size *= 10
+        _deleting(folder, options.trace_rows)
+
+
+def _deleting(folder: Path, count: int) -> None:
+    """Delete most, and half, of the runs of a database that rows over time make large: 1.3 GB with what is set here."""
+    for kept in (1, 10):
+        path = folder / "traces.sqlite"
+        with Store(path) as store:
+            for number in range(20):
+                _fill_trace(store, str(number), count // 20)
+            size = _mb(path)
+            gone, seconds = _timed(lambda store=store, kept=kept: store.cleanup_old_runs(None, max_runs=kept))
+        print(
+            f"deleting {len(gone)} of 20 runs from {size:,.0f} MB: {seconds:.1f} s, {_mb(path):,.0f} MB stay",
+            flush=True,
+        )
+        path.unlink()
+
+
+def _fill_trace(store: Store, run_id: str, count: int) -> None:
+    machine = {"machine_id": "m", "cpu": "c"}
+    store.add(Run("energy", machine, run_id=run_id, rows={"case": ({"seq_len": 8}, [exact("flops", 1)])}))
+    db = store.connection
+    db.execute("BEGIN")
+    query = "INSERT INTO traces (run_id, case_id, names) VALUES (?, 'case', '[\"a\"]')"
+    trace_id = db.execute(query, (run_id,)).lastrowid
+    numbers = "WITH RECURSIVE n(x) AS (SELECT 0 UNION ALL SELECT x + 1 FROM n WHERE x < ?)"
+    for table, values in (("ops", "x / 90, x % 6, 0, x * 7919 % 1000000"), ("statistics", "x / 90, x % 6, 0, x / 7.0")):
+        db.execute(f"{numbers} INSERT INTO {table} SELECT ?, x, {values} FROM n", (count // 2 - 1, trace_id))
+    db.execute("COMMIT")
 
 
 def _line(folder: Path, source: Path, size: int) -> None:
