@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from nanolib.measurement import METRICS, Provenance, RunStatus, Status
+from nanolib.measurement import METRICS, Provenance, RunStatus, Status, shown
 
 BROKEN = "broken"  # how the row of a run that cannot be read is shown; no run is stored with it
 
 MOST_NAME, MOST_TEXT, MOST_JSON, MOST_DEPTH = 200, 100_000, 4 << 20, 32  # characters, and levels of JSON
 MOST_SAMPLES = 8 << 20  # of one measurement
 MOST_ROWS = 1_000_000  # measurements of one run
-_MOST_SHOWN = 60
+_MOST_KNOWN = 1000  # characters of a text that is remembered
 _DATE = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|\+00:00)?)?", re.ASCII)
 
 
@@ -40,12 +40,6 @@ class Column:
 
     read: Callable[[Any], Any]
     instead: Callable[[], Any]
-
-
-def shown(value: Any) -> str:
-    """A value of any kind for a message: printable, and short."""
-    text = ascii(value)
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
 def _text(value: Any, most: int = MOST_TEXT) -> str:
@@ -125,20 +119,18 @@ def _refuse(constant: str) -> None:
     raise Broken(f"{constant} is no JSON")
 
 
-def _float(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise Broken(f"{shown(text)} is no finite number")
-    return value
+_DECODER = json.JSONDecoder(parse_constant=_refuse)
+_LARGE = re.compile(r"\d{19}|[eE]\+?\d{3}")  # without such digits no number is too large
 
 
-def _int(text: str) -> int:
-    if len(text) > 19 or not -(2**63) <= int(text) < 2**63:
-        raise Broken(f"{shown(text)} is too large")
-    return int(text)
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_float, parse_int=_int)
+def _check_numbers(found: Any) -> None:
+    """Whether all numbers are finite, and fit into 64 bits where they are whole."""
+    for item in found.values() if isinstance(found, dict) else found if isinstance(found, list) else ():
+        _check_numbers(item)
+    if isinstance(found, float) and not math.isfinite(found):
+        raise Broken(f"{shown(found)} is no finite number")
+    if isinstance(found, int) and not -(2**63) <= found < 2**63:
+        raise Broken("a number that is too large")
 
 
 def parsed(value: Any, *kinds: type) -> Any:
@@ -156,6 +148,8 @@ def parsed(value: Any, *kinds: type) -> Any:
         raise
     except ValueError:
         raise Broken(f"{shown(text)} is no JSON") from None
+    if _LARGE.search(text):
+        _check_numbers(found)
     if not isinstance(found, kinds):
         raise Broken(f"{shown(text)} is no JSON {' or '.join(_KINDS[kind] for kind in kinds)}")
     if "\\u" in text:  # half of a pair of surrogates parses, and cannot be written anywhere
@@ -341,6 +335,28 @@ def read_row(table: str, names: Sequence[str], row: Sequence[Any]) -> tuple[list
             wrong = wrong or f"{name}: {error}"
             values.append(columns[name].instead())
     return values, wrong or _wrong_together(table, dict(zip(names, values, strict=True)))
+
+
+def unsound(table: str, names: Sequence[str], row: Sequence[Any], sound: set[Any]) -> str:
+    """What is wrong with a row, as `read_row` tells it; empty for nothing.
+
+    Args:
+        table: A key of `COLUMNS`.
+        names: The columns of the row.
+        row: As SQLite gives it.
+        sound: Texts of columns that were found sound before, to which those of this row are added: most come again and again.
+    """
+    columns = COLUMNS[table]
+    for name, value in zip(names, row, strict=True):
+        known = (name, value) if type(value) is str else None
+        if known not in sound:
+            try:
+                columns[name].read(value)
+            except Broken as error:
+                return f"{name}: {error}"
+            if known and len(value) <= _MOST_KNOWN and len(sound) < MOST_ROWS:
+                sound.add(known)
+    return _wrong_together(table, dict(zip(names, row, strict=True)))
 
 
 def _wrong_together(table: str, row: Mapping[str, Any]) -> str:

@@ -272,6 +272,15 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def shown(value: Any) -> str:
+    """The value as complaints show it: on one line, its middle left out where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 60 else f"{text[:28]}...{text[-28:]}"  # of a path the end tells most
+
+
 def format_number(value: float, low: float | None = None, high: float | None = None) -> str:
     """`value` in as many digits as the width of its interval supports (3 to 6 significant ones).
 

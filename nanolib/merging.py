@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any
 
-from nanolib.checks import MOST_ROWS, MOST_SAMPLES, Broken, check_moment, read_row, shown, trace_condition
-from nanolib.measurement import BadInput, RunStatus, Status
+from nanolib.checks import MOST_ROWS, MOST_SAMPLES, Broken, check_moment, read_row, trace_condition, unsound
+from nanolib.measurement import BadInput, RunStatus, Status, shown
 from nanolib.schema import MIGRATIONS, NAMED, REAL, SCHEMA_VERSION, TRACE_TABLES
 
 _Row = dict[str, Any]
@@ -122,7 +122,7 @@ def merge_all(db: sqlite3.Connection, run_ids: Collection[str] | None = None) ->
     for machine_id in sorted({run["machine_id"] for run in runs}):
         _check(None, "machines", machines[machine_id])
         _merge_machine(db, machines[machine_id])
-    return sum(_merge_run(db, run) for run in sorted(runs, key=lambda run: run["run_id"]))
+    return sum(_merge_run(db, run) for run in runs)  # in the order in which they came there
 
 
 def _rows(db: sqlite3.Connection, table: str, condition: str = "1", *values: Any) -> list[_Row]:
@@ -160,9 +160,10 @@ def _merge_run(db: sqlite3.Connection, theirs: _Row) -> bool:
         return False
     if ours is not None and theirs["status"] != RunStatus.DONE:
         return _merge_unfinished(db, ours, theirs)
+    place = db.execute("SELECT rowid FROM main.runs WHERE run_id = ?", (run_id,)).fetchone() or (None,)
     for table in ("traces", "runs"):
         db.execute(f"DELETE FROM main.{table} WHERE run_id = ?", (run_id,))
-    _insert(db, "runs", [theirs])
+    _insert(db, "runs", [{"rowid": place[0]} | theirs])  # one that was here stays where it is among the others
     _merge_rows(db, theirs)
     _merge_traces(db, theirs)
     return True
@@ -205,8 +206,9 @@ def _merge_rows(db: sqlite3.Connection, run: _Row, which: str = "1", *values: An
     places = [(names.index(name), value, name) for name, value in of_run.items()]
 
     def checked() -> Iterator[tuple[Any, ...]]:
+        sound: set[Any] = set()
         for row in cursor:
-            _, wrong = read_row("measurements", names, row)
+            wrong = unsound("measurements", names, row, sound)
             for place, value, name in places:
                 if not wrong and row[place] != value:
                     wrong = f"{name}: {shown(row[place])} is not that of its run"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nanolib.checks import shown
+from nanolib.measurement import shown
 
 _Test = Callable[[Any], bool]
 

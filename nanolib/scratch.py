@@ -15,7 +15,7 @@ import weakref
 from pathlib import Path
 from typing import Self
 
-PURPOSES = ("ab", "case", "explore", "export", "overhead", "ranks", "ray", "report", "run", "side")
+PURPOSES = ("ab", "case", "explore", "export", "merge", "overhead", "ranks", "ray", "report", "run", "side")
 
 
 class Scratch:

@@ -72,7 +72,7 @@ class Redaction:
         told = sorted((name for name in names if name and name.lower() not in _own_words()), key=len, reverse=True)
         ends = r"(?<![^\W_])", r"(?![^\W_])"  # an underscore is no letter: results_of_NAME
         self._names = re.compile(f"{ends[0]}(?:{'|'.join(map(re.escape, told))}){ends[1]}", re.I) if told else None
-        self._text = functools.lru_cache(10_000)(self._clean)
+        self._text = functools.lru_cache(10_000)(self._written)
 
     def value(self, value: Any) -> Any:
         """JSON types without what is private, in keys as in values."""
@@ -119,6 +119,10 @@ class Redaction:
             with contextlib.suppress(ValueError, RecursionError):  # text that is no JSON is text
                 return json.dumps(self.value(json.loads(value)), allow_nan=False)
         return self._text(value)
+
+    def _written(self, text: str) -> str:
+        """Bytes that are no UTF-8, which no file can hold as text, are written out."""
+        return self._clean(text).encode(errors="backslashreplace").decode()
 
     def _clean(self, text: str) -> str:
         if whole := _WHOLE.match(text):

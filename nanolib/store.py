@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import struct
-import tempfile
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -20,6 +20,7 @@ from nanolib.merging import check_objects, guarded, merge_all
 from nanolib.needs import lacking
 from nanolib.paths import database_path, make_folder
 from nanolib.schema import APPLICATION_ID, MIGRATIONS, NAMED, REAL, SCHEMA_VERSION, TRACE_TABLES, Run
+from nanolib.scratch import Scratch
 from nanolib.sharing import Redaction, new_file
 from nanolib.traces import Trace, TraceWriter
 
@@ -364,7 +365,7 @@ class Store:
         frame, wrong = self._checked("runs", f"SELECT rowid, * FROM runs WHERE {where} ORDER BY rowid", values)
         for place, why in wrong.items():
             run_id = frame.loc[place, "run_id"] or _PLACE.format(frame.loc[place, "rowid"])
-            told = f"this run is broken: {why}; nano clean --run {_short(run_id)} removes it"
+            told = f"this run is broken: {_which(why)}; nano clean --run {_short(run_id)} removes it"
             frame.loc[place, ["run_id", "status", "message"]] = run_id, BROKEN, told
         return frame.drop(columns="rowid")
 
@@ -387,7 +388,7 @@ class Store:
 
         frame, wrong = self._checked("machines", "SELECT * FROM machines", ())
         for place, why in wrong.items():
-            frame.loc[place, "cpu"] = f"this machine's row is broken: {why}"
+            frame.loc[place, "cpu"] = f"this machine's row is broken: {_which(why)}"
         lost = sorted(set(self.runs()["machine_id"]) - set(frame["machine_id"]))
         if not lost:
             return frame
@@ -431,7 +432,7 @@ class Store:
             wrong |= {place: why for place, why in lack.items() if why}
         for place, why in wrong.items():
             row = frame.loc[place]
-            told = f"row {row['id']} is broken: {why}; nano clean --run {_short(row['run_id'])} removes its run"
+            told = f"row {row['id']} is broken: {_which(why)}; nano clean --run {_short(row['run_id'])} removes its run"
             kept = {name: row[name] for name in _KEPT}
             told = kept | {
                 "metric": "case_time",
@@ -821,11 +822,11 @@ def _of_database(path: Path) -> Iterator[None]:
 @contextmanager
 def _migrated(path: Path) -> Iterator[Path]:
     """A database of this version with what the file holds: the file itself, or a copy of an older one."""
-    with closing(_reading(path)) as other, tempfile.TemporaryDirectory(prefix="nanolib-merge-") as folder:
+    with closing(_reading(path)) as other, Scratch("merge") as scratch:
         if _version(other, path) == SCHEMA_VERSION:
             yield path
             return
-        copy = Path(folder) / "copy.sqlite"
+        copy = scratch.path / "copy.sqlite"
         with closing(sqlite3.connect(copy)) as connection:
             other.backup(connection)
         Store(copy).close()
@@ -855,13 +856,20 @@ def _listed(names: Iterable[Any]) -> str:
     return json.dumps([name for name in names if isinstance(name, str)])
 
 
+def _which(wrong: str) -> str:
+    """What of a row is wrong, without the value: that may tell what an export must not."""
+    return f"its {wrong.partition(':')[0]} is not what nanolib writes"
+
+
 def _run_name(place: int, run_id: Any) -> str:
     """The id of a run; where it is broken, its place in the table."""
     return read_row("runs", ["run_id"], [run_id])[0][0] or _PLACE.format(place)
 
 
 def _short(run_id: str) -> str:
-    """As much of an id as names its run."""
+    """As much of an id as names its run; one that is no single word may tell what an export must not."""
+    if not re.fullmatch(r"[\w-]{1,64}", run_id):
+        return "ID"
     return run_id[:8] if len(run_id) == 36 else run_id
 
 

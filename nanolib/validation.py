@@ -17,7 +17,7 @@ from typing import Any, Self
 import pydantic
 import yaml
 
-from nanolib.measurement import BadInput
+from nanolib.measurement import BadInput, shown
 
 _REMEDY = {
     "greater_than": "give a number above {gt}",
@@ -54,15 +54,6 @@ _UNPRINTABLE = (
     "Zl",
     "Zp",
 )  # control characters, those that turn text around, half characters, line ends
-
-
-def shown(value: Any) -> str:
-    """The value as complaints show it: on one line, its middle left out where it is long."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python writes no number of more than 4,300 digits
-        return "a number of thousands of digits"
-    return text if len(text) <= 60 else f"{text[:28]}...{text[-28:]}"  # of a path the end tells most
 
 
 def one_line_of(name: str, text: str) -> str:
@@ -290,7 +281,11 @@ def _extent(node: yaml.Node, known: dict[yaml.Node, tuple[int, int]], depth: int
 
 
 def _parse(text: str) -> Any:
-    return yaml.load(text, _Loader)
+    loader = _Loader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
 
 
 def read_yaml(path: Any) -> dict[str, Any]:

@@ -162,7 +162,7 @@ WITHOUT_DATABASE = [
     ("compare latest latest~1", "does not exist"),
     ("compare latest", "Missing argument 'CURRENT'"),
     ("history", "does not exist"),
-    ("clean", "neither is given; say which runs to delete"),
+    ("clean", "none is given; say which runs to delete"),
     ("clean --older-than 3d", "does not exist"),
     ("merge", "Missing argument 'DATABASE...'"),
     ("merge /nowhere.sqlite", "/nowhere.sqlite does not exist"),

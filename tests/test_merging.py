@@ -71,7 +71,12 @@ def _nano(*arguments, folder):
 
 @pytest.mark.parametrize("reported", [False, True])
 def test_any_value_in_any_column_is_refused_or_every_command_works(good, reported):
-    @settings(max_examples=2 if reported else 48, derandomize=True, suppress_health_check=list(hypothesis.HealthCheck))
+    @settings(
+        max_examples=5 if reported else 45,
+        derandomize=True,
+        phases=[hypothesis.Phase.generate],  # a smaller example is worth less than the minutes it takes
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
     @given(CHANGES)
     def holds(change):
         with tempfile.TemporaryDirectory() as name:
@@ -249,7 +254,7 @@ def test_a_broken_row_is_shown_as_a_case_that_failed_beside_the_good_ones(ours):
         assert (row["metric"], row["status"], row["run_id"]) == ("case_time", "error", "ours")
         assert (
             row["message"]
-            == "row 1 is broken: estimate: 'x' is no finite number; nano clean --run ours removes its run"
+            == "row 1 is broken: its estimate is not what nanolib writes; nano clean --run ours removes its run"
         )
         page = build(store, ["ours"], ours.parent / "report", pictures=False).read_text(encoding="utf-8")
     assert "row 1 is broken" in page
@@ -260,7 +265,7 @@ def test_a_row_that_lacks_what_charts_need_fails_in_the_report_alone(ours):
     with Store(ours) as store:
         assert list(store.measurements(["ours"]).status) == ["ok"]
         rows, _ = store.shown(["ours"])
-    assert rows.message.iloc[0].startswith("row 1 is broken: factors: seq_len is None")
+    assert rows.message.iloc[0].startswith("row 1 is broken: its factors")
 
 
 @pytest.mark.parametrize(

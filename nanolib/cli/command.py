@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nanolib.measurement import BadInput, printable
+from nanolib.measurement import BadInput, printable, shown
 from nanolib.paths import OUTPUT_VARIABLE, database_path, expanded, output_folder
 from nanolib.scratch import remove_left_behind
-from nanolib.validation import shown
 
 if TYPE_CHECKING:
     import pandas as pd

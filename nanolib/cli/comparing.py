@@ -11,8 +11,7 @@ from typing import Any
 import click
 
 from nanolib.cli.command import EXIT_FAILED, EXIT_OK, output_option, pairs_of, say, say_table, told, use_output
-from nanolib.measurement import BadInput
-from nanolib.validation import one_line_of, shown
+from nanolib.measurement import BadInput, shown
 
 
 def _findings(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,6 +135,7 @@ def ab(
     from nanolib.measurement import METRICS
     from nanolib.regression.ab import TIMED, ask, stored
     from nanolib.regression.rounds import Settings
+    from nanolib.validation import one_line_of
 
     use_output(output)
     _have_folders(json_file, markdown_file)

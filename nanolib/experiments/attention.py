@@ -25,7 +25,7 @@ from nanolib.experiments.workload import (
     planned,
     trace,
 )
-from nanolib.measurement import BadInput, Measurement, Unsupported, exact
+from nanolib.measurement import BadInput, Measurement, Unsupported, exact, shown
 from nanolib.meters import measure
 from nanolib.meters.flops import BACKWARD_FACTOR, RECOMPUTING_BACKWARD_FACTOR, count_flops
 from nanolib.meters.machine import resolve_device
@@ -34,7 +34,6 @@ from nanolib.models import attention
 from nanolib.models.attention.block_mask import BlockMask
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.sparse import build_mask, choose_mask
-from nanolib.validation import shown
 
 _ERROR_ROWS = 128  # queries compared with float64: enough to find a wrong tile, few enough for a long sequence
 

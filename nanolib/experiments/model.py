@@ -36,7 +36,7 @@ from nanolib.experiments.workload import (
     planned,
     trace,
 )
-from nanolib.measurement import BadInput, Measurement, Unsupported, exact
+from nanolib.measurement import BadInput, Measurement, Unsupported, exact, shown
 from nanolib.meters import measure, measure_phases
 from nanolib.meters.ceilings import rate
 from nanolib.meters.flops import BACKWARD_FACTOR, count_flops
@@ -46,7 +46,6 @@ from nanolib.models import attention, text
 from nanolib.models.optimise import OPTIMISATIONS, applies
 from nanolib.models.transformer import next_token_loss
 from nanolib.models.user import check_name, logits_of, resolve, runs_code
-from nanolib.validation import shown
 
 _ADAMW_STATES = 2
 _SAFE_SHARE = 0.1  # below this share of it by a rough formula, a case fits without being planned

@@ -31,9 +31,8 @@ import torch.distributed as dist
 
 import nanolib
 from nanolib.experiments import launcher
-from nanolib.measurement import BadInput
+from nanolib.measurement import BadInput, shown
 from nanolib.scratch import Scratch
-from nanolib.validation import shown
 
 SECRET_VARIABLE = "NANOLIB_SECRET"
 

@@ -112,7 +112,8 @@ def main() -> None:
     try:
         rehearse(*json.load(sys.stdin))
     except BadInput as error:
-        print("\n" + json.dumps(error.lines))
+        print()  # after what the code of the user's has printed
+        print(printable(json.dumps(error.lines)))
         sys.exit(_REFUSED)
 
 

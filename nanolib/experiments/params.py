@@ -13,11 +13,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import pydantic
 
 from nanolib.config import ATTENTION_KINDS, DTYPES, PRESETS, NanoConfig
-from nanolib.measurement import BadInput
+from nanolib.measurement import BadInput, shown
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.trace import SORTS
 from nanolib.models import attention, text
-from nanolib.validation import StrictModel, shown
+from nanolib.validation import StrictModel
 
 # Parameters that say how to schedule and name a run, not what it measures: a run may be continued under another label.
 SCHEDULING = ("suite", "label", "resume", "trace", "trace_sort", "trace_top")

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import pydantic
 
+from nanolib.measurement import shown
 from nanolib.paths import database_path
 from nanolib.regression.compare import Comparison
 from nanolib.regression.history import History, what_changed
 from nanolib.store import Store
-from nanolib.validation import StrictModel, shown
+from nanolib.validation import StrictModel
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,8 +15,7 @@ from typing import Any
 import psutil
 import torch
 
-from nanolib.measurement import BadInput
-from nanolib.validation import shown
+from nanolib.measurement import BadInput, shown
 
 FP8_COMPUTE_CAPABILITY = (8, 9)
 

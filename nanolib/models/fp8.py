@@ -16,8 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from nanolib.measurement import BadInput, Unsupported
-from nanolib.validation import shown
+from nanolib.measurement import BadInput, Unsupported, shown
 
 FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 _BITS = {"e4m3": (3, -6), "e5m2": (2, -14)}  # of the mantissa; smallest exponent of a normal number

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import torch
 
-from nanolib.measurement import BadInput
+from nanolib.measurement import BadInput, shown
 from nanolib.paths import expanded
-from nanolib.validation import shown
 
 VOCAB_SIZE = 256
 

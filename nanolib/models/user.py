@@ -17,10 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from nanolib.measurement import BadInput, Unsupported
+from nanolib.measurement import BadInput, Unsupported, shown
 from nanolib.models.casting import cast
 from nanolib.models.transformer import Transformer
-from nanolib.validation import shown
 
 _HF = "hf:"
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from nanolib.experiments.own_model import rehearse_in_process
 from nanolib.experiments.sweep import part_of
-from nanolib.measurement import BadInput
+from nanolib.measurement import BadInput, shown
 from nanolib.models.user import runs_code
 from nanolib.paths import checkout
-from nanolib.validation import StrictModel, read_yaml, shown
+from nanolib.validation import StrictModel, read_yaml
 
 DEFAULT_SUITE, SCENARIOS = "quick", "scenarios"
 

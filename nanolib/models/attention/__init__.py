@@ -16,9 +16,8 @@ from typing import Any
 import torch
 
 from nanolib.config import ATTENTION_KINDS
-from nanolib.measurement import BadInput
+from nanolib.measurement import BadInput, shown
 from nanolib.models.attention.work import Work
-from nanolib.validation import shown
 
 __all__ = ["Work", "attend", "check_shapes", "chooses_by_score", "kinds", "parse_options", "shared_options", "work"]
 

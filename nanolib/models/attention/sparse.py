@@ -10,12 +10,13 @@ from typing import Any
 import pydantic
 import torch
 
+from nanolib.measurement import shown
 from nanolib.models.attention import block_sparse
 from nanolib.models.attention.block_mask import BlockMask, Plan, plan_of, real_tensors, window_for
 from nanolib.models.attention.choice import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS, WINDOWED, Pattern
 from nanolib.models.attention.work import BLOCK_SIZE, Work
-from nanolib.validation import StrictModel, shown
+from nanolib.validation import StrictModel
 
 _MOST = 2**24  # tokens: no sequence is longer
 
