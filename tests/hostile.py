@@ -269,8 +269,8 @@ def commands_bear(folder: Path, *, report: bool = True) -> list[str]:
     with contextlib.closing(sqlite3.connect(path)) as db:
         db.execute("UPDATE runs SET status = 'done' WHERE status = 'running'")
         db.commit()
-    nano("clean", *(part for run_id in ids for part in ("--run", run_id)))
+    said = nano("clean", *(part for run_id in ids for part in ("--run", run_id)))
     with contextlib.closing(sqlite3.connect(path)) as db:
         if left := db.execute("SELECT count(*) FROM runs").fetchone()[0]:
-            failures.append(f"clean --run: {left} runs stay")
+            failures.append(f"clean --run: {left} runs stay: {said}")
     return failures
