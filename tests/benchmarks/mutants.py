@@ -94,7 +94,12 @@ TESTS = {
     "nanolib/regression/compare.py": ["tests/regression/test_compare.py", "tests/regression/test_history.py"],
     "nanolib/regression/history.py": ["tests/regression/test_history.py"],
     **{f"nanolib/report/{name}.py": _CLAIMS for name in _TOLD},
-    "nanolib/store.py": ["tests/test_store.py", "tests/test_traces.py"],
+    "nanolib/store.py": [
+        "tests/test_store.py",
+        "tests/test_traces.py",
+        "tests/test_newest.py",
+        "tests/test_merging.py",
+    ],
     "nanolib/experiments/sweep.py": ["tests/experiments/test_sweep.py", "tests/suite/test_runner.py"],
 }
 
