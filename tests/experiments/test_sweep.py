@@ -299,11 +299,11 @@ def test_a_run_that_another_process_is_at_is_not_taken_over(store):
     store.update_run(store.runs().run_id.iloc[0], process=process_name(os.getppid()), launch="l")
     _measure(store, "ok", resume=True).finish()
     assert len(store.runs()) == 2  # the first one's process is there
-    store.update_run(store.runs().run_id.iloc[0], process=f"{host()}:{os.getppid()}:1.00")
-    store.connection.execute("UPDATE runs SET label = 'before', started = '2000' WHERE label = ''")
+    for run_id, label in zip(store.runs().run_id, ("before", "last"), strict=True):
+        store.update_run(run_id, process=f"{host()}:{os.getppid()}:1.00", label=label, launch=label)
     _measure(store, "ok", resume=True)
     _, run = store.runs().to_dict("records")  # its process is gone: the last is taken over, label and launch with it
-    assert (run["label"], run["launch"], run["process"]) == ("first", "l", process_name())
+    assert (run["label"], run["launch"], run["process"]) == ("last", "last", process_name())
 
 
 def test_runs_of_other_machines_and_living_processes_are_not_marked(store):
