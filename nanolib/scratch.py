@@ -55,12 +55,13 @@ class Scratch:
 def remove_left_behind(parent: Path) -> None:
     """Remove the folders of this user whose process is gone."""
     names = tuple(f"nanolib-{purpose}-" for purpose in PURPOSES)
-    for folder in parent.iterdir() if parent.is_dir() else ():
-        if folder.name.removeprefix(".").startswith(names):
-            with contextlib.suppress(OSError):  # it is another user's, or no folder
-                claim = _claim(folder, wait=False)
-                if claim is not None:
-                    _remove(folder, claim)
+    with contextlib.suppress(OSError):  # the folder is not there, or nobody may list it
+        for folder in parent.iterdir():
+            if folder.name.removeprefix(".").startswith(names):
+                with contextlib.suppress(OSError):  # it is another user's, or no folder
+                    claim = _claim(folder, wait=False)
+                    if claim is not None:
+                        _remove(folder, claim)
 
 
 def _claim(folder: Path, *, wait: bool) -> int | None:

@@ -107,3 +107,13 @@ def test_every_purpose_is_known_to_who_removes(temporary, purpose):
 def test_a_purpose_that_nobody_would_remove_cannot_be_asked_for():
     with pytest.raises(ValueError):
         Scratch("something")
+
+
+def test_a_folder_that_cannot_be_listed_is_no_obstacle(temporary, monkeypatch):
+    def unlisted(path):
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "iterdir", unlisted)
+    with Scratch("case") as mine:
+        assert mine.path.is_dir()
+    remove_left_behind(temporary / "missing")
