@@ -94,6 +94,8 @@ TESTS = {
     "nanolib/regression/compare.py": ["tests/regression/test_compare.py", "tests/regression/test_history.py"],
     "nanolib/regression/history.py": ["tests/regression/test_history.py"],
     **{f"nanolib/report/{name}.py": _CLAIMS for name in _TOLD},
+    **{f"nanolib/report/{name}.py": [*_CLAIMS, "tests/experiments/test_fp8.py"] for name in ("fp8", "fp8_parity")},
+    **{f"nanolib/report/{name}.py": [*_CLAIMS, "tests/report/test_energy.py"] for name in ("energy", "layers")},
     "nanolib/store.py": [
         "tests/test_store.py",
         "tests/test_traces.py",

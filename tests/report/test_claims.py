@@ -372,6 +372,23 @@ def test_fp8_pays_where_its_whole_range_is_above_one_and_from_there_on(say, time
 
 
 @pytest.mark.parametrize(
+    ("endings", "said"),
+    [
+        ([("unsupported", "no tensor cores"), ("unsupported", "none")], "FP8 gains no time here: no tensor cores."),
+        ([("unsupported", ""), ("unsupported", "none")], "FP8 gains no time here: none."),
+        ([("unsupported", "no tensor cores"), ("oom", "too large")], "No FP8 case gave a time: no tensor cores."),
+        ([("error", "")], "No FP8 case gave a time: no fp8 case was run to its end."),
+    ],
+)
+def test_why_fp8_gives_no_time_is_said_with_the_first_reason(say, endings, said):
+    cases = [fp8_case(1, "bfloat16", 7, 8, 9)]
+    for size, (status, message) in enumerate(endings, 1):
+        factors, _ = fp8_case(size, "fp8_rowwise", 1, 2, 3)
+        cases.append((factors, [Measurement("case_time", 1.0, n=1, status=status, message=message, method="last")]))
+    assert say("fp8", cases)[0].startswith(said)
+
+
+@pytest.mark.parametrize(
     ("other", "who"),
     [((7, 8, 9), "(size 1 in fp8_a)"), ((4.5, 5, 6), "(size 1 in fp8_a and size 1 in fp8_b, not told apart)")],
 )

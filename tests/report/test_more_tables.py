@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from nanolib.measurement import Flag, Measurement, Status, exact
-from nanolib.report import charts, distributed, fp8, layers, overview, sharding, tables, verdicts
+from nanolib.report import charts, distributed, fp8, fp8_parity, layers, overview, sharding, tables, verdicts
 from nanolib.report.energy import energy_table
 from nanolib.report.quality import quality_table, quality_words
 from nanolib.report.roofline import roofline_table, roofline_words
@@ -451,6 +451,52 @@ def test_speed_ups_of_a_precision_are_over_bf16_of_the_same_run_and_shape(measur
 
 
 PARTS = ("weights", "gradients", "optimizer", "activations")
+
+
+def _product(precision, ends=(), cast=(), message="", **shape):
+    found = [_time(message=message)]
+    found += [_ends("latency", *ends, scope="product")] if ends else []
+    found += [_ends("latency", *cast, scope="product_with_cast")] if cast else []
+    return {"m": 2, "k": 3, "n": 5, "precision": precision} | shape, found
+
+
+def test_products_are_over_bf16_of_the_same_run_and_shape_in_the_order_measured(measured):
+    first = [
+        _product("bfloat16", (18, 20, 24), m=64),
+        _product("fp8", (2, 4, 6), (7, 8, 12), "as told", m=64),
+        _product("bfloat16", (8, 9, 12)),
+    ]
+    second = [_product("fp8", (2, 3, 4), (5, 6, 9))]
+    large, bare, alone = fp8.shape_table(measured("fp8", first, second)).to_dict("records")
+    assert (large["m"], large["k"], large["n"], large["message"]) == (64, 3, 5, "as told")
+    numbers = {"bf16_ms": 20, "fp8_ms": 4, "fp8_with_cast_ms": 8, "speed_up": 5, "with_cast": 2.5}
+    numbers |= {"bf16_ms_low": 18, "fp8_with_cast_ms_high": 12, "with_cast_low": 1.5, "with_cast_high": 24 / 7}
+    assert {name: large[name] for name in numbers} == pytest.approx(numbers)
+    assert (bare["m"], bare["bf16_ms"], bare["message"]) == (2, 9, "") and pd.isna(bare["speed_up"])
+    assert alone["fp8_ms"] == 3 and pd.isna(alone["bf16_ms"]) and pd.isna(alone["with_cast"])
+
+
+def test_parity_has_its_own_message_or_its_cases_and_every_column_whatever_was_found(measured):
+    def arm(name, ended, *found):
+        return {"arm": name, "seeds": 3, "steps": 40}, [_time(message=ended), *found]
+
+    details = {"verdict": "worse", "control": True, "margin_nats": 0.25, "tenths": [[1, 2, 4]]}
+    parity = _ends("parity", 0.1, 0.3, 0.6, scope="a", message="of the row", details=details)
+    silent = _ends("parity", 0.2, 0.4, 0.7, scope="b", details=details | {"control": False})
+    cases = [arm("a", "of the case", parity, _ends("loss", 1, 2, 4, scope="a")), arm("b", "of the case", silent)]
+    told, untold, none = fp8_parity.parity_table(measured("fp8", [*cases, arm("c", "why not")])).to_dict("records")
+    assert told["message"] == "of the row" and untold["message"] == "of the case" and none["message"] == "why not"
+    numbers = {"difference": 0.3, "difference_low": 0.1, "difference_high": 0.6, "margin_nats": 0.25}
+    numbers |= {"loss": 2, "loss_low": 1, "loss_high": 4, "seeds": 3, "steps": 40}
+    assert {name: told[name] for name in numbers} == pytest.approx(numbers)
+    assert told["tenths"] == [[1, 2, 4]] and (told["control"], untold["control"]) == (True, False)
+    assert pd.isna(untold["loss"]) and pd.isna(none["verdict"])
+
+
+def test_parity_that_gave_nothing_has_every_column(measured):
+    case = {"arm": "c", "seeds": 3, "steps": 40}, [_time(message="why not")]
+    only = fp8_parity.parity_table(measured("fp8", [case]))
+    assert pd.isna(only.loc[0, ["verdict", "difference", "loss", "control", "provenance"]]).all()
 
 
 def test_efficiency_is_one_ranks_time_over_that_of_all_of_them(measured):
