@@ -55,6 +55,7 @@ _TOLD = re.compile(
     rf"|(?P<path>(?:(?<![\w\-])-{{1,2}}[A-Za-z]\w*?(?P<flagged>{_SEPARATOR}|[A-Z]:{_SEPARATOR})|{_SCHEME}|{_DRIVE}|{_UPWARDS}"
     rf"|{_APART}(?:\\{{2,}}|{_SEPARATOR}{_WORD}{_SEPARATOR})|[/\\]{_HOMES}{_SEPARATOR}){_FOLDERS}(?:{_WORD})?)"
 )
+_ENCODED = re.compile(r"\S*%(?:2[fF]|5[cC])\S*")  # as an address writes a path within it
 
 
 class Redaction:
@@ -122,7 +123,7 @@ class Redaction:
 
     def _written(self, text: str) -> str:
         """Bytes that are no UTF-8, which no file can hold as text, are written out."""
-        return self._clean(text).encode(errors="backslashreplace").decode()
+        return _ENCODED.sub("…", self._clean(text)).encode(errors="backslashreplace").decode()
 
     def _clean(self, text: str) -> str:
         if whole := _WHOLE.match(text):

@@ -61,6 +61,8 @@ PRIVATE = [
     "git@sharedisk:quilla/x.git",
     "tcp://sharedisk:29500",
     "root@sharedisk",
+    "https://example.org/?file=%2fhome%2Fquilla",
+    "C:%5CUsers%5Cquilla",
     "/root/quilla/x",
     "zander",
     "results_of_zander and ZANDER's",

@@ -107,10 +107,10 @@ def measure(
         raise BadInput(f"{experiment.__name__}: these parameters give no case; widen them")
     if hasattr(experiment, "before"):
         experiment.before(params)
-    store = store or Store()
     device = resolve_device(params.device)
     name = experiment.__name__.rsplit(".", 1)[-1]
     with device_lock(device, f"{name} {params.label}".strip()):
+        store = store or Store()
         machine = this_machine()
         mark_dead_runs(store)
         disturbed = disturbances(device)
