@@ -10,12 +10,14 @@ import contextlib
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 import weakref
 from pathlib import Path
 from typing import Self
 
 PURPOSES = ("ab", "case", "explore", "export", "merge", "overhead", "ranks", "ray", "report", "run", "side")
+_OURS = 0o1700  # no folder that somebody made by hand, whatever its name, has this mode
 
 
 class Scratch:
@@ -43,6 +45,7 @@ class Scratch:
                 claim = _claim(self.path, wait=True)
             except OSError:  # a file system without locks, where nobody can tell what is left behind
                 claim = os.open(self.path, os.O_RDONLY)
+        self.path.chmod(_OURS)
         self.cleanup = weakref.finalize(self, _remove, self.path, claim)
 
     def __enter__(self) -> Self:
@@ -72,8 +75,10 @@ def _claim(folder: Path, *, wait: bool) -> int | None:
         return None
     try:
         mine = os.fstat(claim)
-        if mine.st_uid != os.geteuid():
-            raise PermissionError(f"{folder} is another user's")
+        mode = stat.S_IMODE(mine.st_mode)
+        ours = wait or mode == _OURS or (mode == 0o700 and not any(folder.iterdir()))  # killed before it was marked
+        if mine.st_uid != os.geteuid() or not ours:
+            raise PermissionError(f"{folder} is another user's, or was not made here")
         fcntl.flock(claim, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         if not os.path.samestat(mine, folder.lstat()):
             raise FileNotFoundError(folder)

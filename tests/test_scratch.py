@@ -55,18 +55,22 @@ def test_nothing_else_is_removed(temporary):
     (temporary / "kept" / "file").write_text("x")
     (temporary / "nanolib-case-link").symlink_to(temporary / "kept")
     (temporary / "nanolib-case-left").mkdir()
+    (temporary / "nanolib-case-left").chmod(0o1700)
+    (temporary / "nanolib-run-notes").mkdir()  # somebody's own
     remove_left_behind(temporary)
     assert {one.name for one in temporary.iterdir()} == {
         "nanolib-case-file",
         "nanolib-tests-x",
         "kept",
         "nanolib-case-link",
+        "nanolib-run-notes",
     }
     assert (temporary / "kept" / "file").exists()
 
 
 def test_another_users_folder_is_left_alone(temporary, monkeypatch):
     (temporary / "nanolib-case-theirs").mkdir()
+    (temporary / "nanolib-case-theirs").chmod(0o1700)
     monkeypatch.setattr(scratch.os, "geteuid", lambda: os.getuid() + 1)
     remove_left_behind(temporary)
     assert (temporary / "nanolib-case-theirs").is_dir()
@@ -78,6 +82,7 @@ def test_one_that_was_taken_for_left_behind_before_it_was_claimed_is_made_again(
     def mkdtemp(really=scratch.tempfile.mkdtemp, **rest):
         made.append(really(**rest))
         if len(made) == 1:
+            Path(made[0]).chmod(0o1700)
             remove_left_behind(rest["dir"])
         return made[-1]
 
@@ -100,6 +105,7 @@ def test_where_the_file_system_has_no_locks_a_folder_is_made_and_none_removed(te
 @pytest.mark.parametrize("purpose", scratch.PURPOSES)
 def test_every_purpose_is_known_to_who_removes(temporary, purpose):
     (temporary / f"nanolib-{purpose}-left").mkdir()
+    (temporary / f"nanolib-{purpose}-left").chmod(0o1700)
     remove_left_behind(temporary)
     assert not list(temporary.iterdir())
 

@@ -351,7 +351,7 @@ def test_a_target_that_is_a_dangling_link_makes_nothing_elsewhere(tmp_path):
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, ValueError])
 def test_whatever_ends_the_writing_leaves_nothing(tmp_path, stop):
     with pytest.raises(stop), new_file(tmp_path / "x.sqlite") as file:
-        assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700 and file.parent.parent == tmp_path
+        assert stat.S_IMODE(file.parent.stat().st_mode) == 0o1700 and file.parent.parent == tmp_path
         for ending in ("-journal", "-wal", "-shm"):
             Path(f"{file}{ending}").touch()
         if stop is SystemExit:

@@ -64,7 +64,7 @@ def told(command: Callable[..., Any]) -> Callable[..., Any]:
             sys.exit(EXIT_FAILED)
         except OSError as error:
             remedy = "free space there, or name another place" if error.errno in _FULL else "name another place"
-            say(f"nano: {error.filename or output_folder()}: {error.strerror}; {remedy}", err=True)
+            say(f"nano: {error.filename or output_folder()}: {error.strerror or error}; {remedy}", err=True)
             sys.exit(EXIT_BAD_INPUT)
         except KeyboardInterrupt:
             say("nano: stopped", err=True)

@@ -224,7 +224,7 @@ def test_a_killed_comparison_leaves_no_process_behind(repository, tmp_path):
     nano = psutil.Popen([*command, "--output", str(tmp_path / "out")], stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     found = []
-    while time.monotonic() < deadline and psutil.STATUS_STOPPED not in map(_status, found):
+    while time.monotonic() < deadline and (len(found) != 3 or psutil.STATUS_STOPPED not in map(_status, found)):
         found = nano.children(recursive=True)
     assert len(found) == 3, "one process, and the two versions forked from it"
     nano.kill()
