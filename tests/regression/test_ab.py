@@ -234,9 +234,9 @@ def test_a_killed_comparison_leaves_no_process_behind(repository, tmp_path):
 
 
 def test_worktrees_of_a_killed_comparison_go_with_the_next(repository):
-    dead = subprocess.Popen([sys.executable, "-c", "pass"])
-    dead.wait()
-    left = Path(tempfile.gettempdir()) / f"nanolib-ab-{dead.pid}-x"
+    code = "import os; from nanolib.scratch import Scratch; s = Scratch('ab'); print(s.path, flush=True); os.kill(os.getpid(), 9)"
+    made = subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    left = Path(made.stdout.strip())
     repository.git("worktree", "add", "--quiet", "--detach", str(left / "deadbeef"), "base")
     with checked_out(["base"], repository.folder):
         assert not left.exists() and len(repository.worktrees()) == 2
