@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from nanolib.cli import main
+from nanolib.cli import comparing, main
 from nanolib.measurement import FLAG_TEXT, METRICS, BadInput, Measurement, Status, exact
 from nanolib.regression.compare import compare_rows
 from nanolib.report import export
@@ -377,3 +377,20 @@ def test_a_source_that_cannot_be_read_is_blamed_and_not_the_target(tmp_path):
             store.copy_to(tmp_path / "share.sqlite", ["a"])
         assert sqlite3.connect(store.path).execute("SELECT count(*) FROM runs").fetchone() == (1,)
     assert not list(tmp_path.glob("*share*"))
+
+
+@pytest.mark.parametrize("there", ["link", "pipe"])
+def test_findings_are_written_through_what_is_no_regular_file(tmp_path, there):
+    """As /dev/stdout is: root would have replaced the device."""
+    (tmp_path / "precious").write_text("old")
+    target = tmp_path / "out.json"
+    if there == "link":
+        target.symlink_to(tmp_path / "precious")
+        comparing._write("--json", str(target), "new")
+        assert target.is_symlink() and (tmp_path / "precious").read_text() == "new"
+        return
+    os.mkfifo(target)
+    reader = os.open(target, os.O_RDONLY | os.O_NONBLOCK)
+    comparing._write("--json", str(target), "new")
+    assert os.read(reader, 10) == b"new" and target.is_fifo()
+    os.close(reader)

@@ -89,7 +89,11 @@ def _show_comparison(found: Any, everything: bool, json_file: str | None, markdo
 def _write(option: str, file: str, text: str) -> None:
     from nanolib.sharing import new_file
 
-    with new_file(Path(file), option, overwrites=True) as path:
+    target = Path(file)
+    if target.is_symlink() or (target.exists() and not target.is_file()):  # /dev/stdout: it is written to, and stays
+        target.write_text(text, encoding="utf-8")
+        return
+    with new_file(target, option, overwrites=True) as path:
         path.write_text(text, encoding="utf-8")
 
 

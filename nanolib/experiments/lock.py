@@ -68,7 +68,7 @@ def device_lock(device: str, what: str, say: Callable[[str], None] = _say) -> It
     try:
         if waiting:
             say(f"{device} is free; starting")
-        _write(path, handle, json.dumps({"process": process_name(), "what": what}))
+        _write(path, handle, json.dumps({"process": process_name(), "what": what[:300]}))
         yield
         _write(path, handle, "")
     finally:

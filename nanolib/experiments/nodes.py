@@ -12,13 +12,16 @@ trust is unsupported.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import hmac
+import ipaddress
 import json
 import os
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -51,9 +54,12 @@ def address(endpoint: str) -> tuple[str, int]:
     """Host and port of `HOST:PORT`.
 
     Raises:
-        BadInput: It is not of that form.
+        BadInput: It is not of that form, or means every address of the machine.
     """
     host, _, port = endpoint.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    with contextlib.suppress(ValueError):  # a name
+        host = "" if ipaddress.ip_address(host).is_unspecified else host
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
         raise BadInput(
             f"rendezvous: {shown(endpoint)} is no HOST:PORT; give an address of this machine, such as 10.0.0.1:29400"
@@ -223,7 +229,7 @@ def join(endpoint: str, *, wait_s: float, say: Callable[[str], None], packages: 
     while time.monotonic() - idle_since < wait_s:
         try:
             if store is None and _listens(host, port):
-                store, seen = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=_SILENT_S)), 0
+                store, seen = _reached(host, port, min(_SILENT_S, wait_s)), 0
             latest = store.add(_LAUNCHES, 0) if store else 0
             if store and latest > seen and not store.check([f"{latest}/end"]):
                 took_part += _take_part(store, latest, say, packages)
@@ -287,8 +293,9 @@ def _run_share(store: dist.Store, number: int, node: int, asked: dict[str, Any])
 
 def _own_address(host: str) -> str:
     """The address of this machine from which the host is reached."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:  # nothing is sent
-        route.connect((host, 1))
+    family, *_, place = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as route:  # nothing is sent
+        route.connect(place)
         return str(route.getsockname()[0])
 
 
@@ -306,6 +313,20 @@ def _listens(host: str, port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def _reached(host: str, port: int, within_s: float) -> dist.TCPStore | None:
+    """The store there; None where whoever listens says nothing, for which torch would wait without end."""
+    found: list[dist.TCPStore] = []
+
+    def reach() -> None:
+        with contextlib.suppress(dist.DistError):  # nobody listens any more
+            found.append(dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=_SILENT_S)))
+
+    thread = threading.Thread(target=reach, daemon=True)
+    thread.start()
+    thread.join(within_s)
+    return found[0] if found else None
 
 
 def _versions() -> dict[str, str]:

@@ -161,6 +161,12 @@ def test_another_user_waits_for_it_and_holds_it_without_writing_there(monkeypatc
         assert other.returncode == 0 and lock.holder("d") == ""
 
 
+def test_whatever_a_holder_is_called_its_file_stays_a_lock_file(place):
+    for _ in range(2):
+        with lock.device_lock("d", "\U0001f600" * 5000):
+            assert lock.holder("d").startswith(f"process {os.getpid()} (")
+
+
 def test_a_holder_that_was_killed_is_not_named_for_the_next(place):
     place.write_text('{"process": "x:1:2", "what": "killed"}')
     assert lock.holder("d") == ""

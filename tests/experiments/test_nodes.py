@@ -168,7 +168,21 @@ def test_a_joined_node_gives_up_after_its_time():
     assert said[-1] == "nothing was asked for 0.3 s; took part in 0 launch(es)"
 
 
-@pytest.mark.parametrize("endpoint", ["", "29400", "host:", "host:port", "host:0", "host:65536", ":29400"])
+def test_a_joined_node_waits_no_longer_for_a_port_that_says_nothing():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        assert nodes.join(f"127.0.0.1:{port}", wait_s=0.5, say=lambda line: None) == 0
+
+
+@pytest.mark.skipif(not socket.has_ipv6 or "::1" not in str(psutil.net_if_addrs()), reason="no IPv6 here")
+def test_a_host_may_be_an_address_of_ipv6():
+    assert nodes.address("[::1]:29400") == nodes.address("::1:29400") == ("::1", 29400)
+    assert nodes._own_address("::1") == "::1" and nodes._interface("::1") == nodes._interface("127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["", "29400", "host:", "host:port", "host:0", "host:65536", ":29400", "0.0.0.0:29400", "[::]:29400"]
+)
 def test_a_rendezvous_is_a_host_and_a_port(endpoint):
     with pytest.raises(BadInput) as error:
         distributed.Params(nodes=2, world_sizes=[2], rendezvous=endpoint)
