@@ -134,9 +134,10 @@ def test_a_pickle_where_nodes_meet_runs_nothing(tmp_path):
 
 def test_a_wrong_secret_joins_nothing():
     endpoint = f"127.0.0.1:{free_port()}"
-    rest = {"world_size": 2, "device": "cpu", "timeout_s": 60, "nodes": 2, "rendezvous": endpoint, "hang_s": 30}
+    rest = {"world_size": 2, "device": "cpu", "timeout_s": 60, "nodes": 2, "rendezvous": endpoint, "hang_s": 8}
     with _join(endpoint, "another of sixteen characters") as joined:
-        with pytest.raises(NodesMissing, match="1 of 2 nodes came within 30 s, 1 without the secret; on each other"):
+        assert joined.stdout.readline().startswith("waiting for")  # it has imported what it needs
+        with pytest.raises(NodesMissing, match="1 of 2 nodes came within 8 s, 1 without the secret; on each other"):
             run_ranks(f"{BODIES}:answer", {}, **rest)
         joined.terminate()
         assert "launch" not in joined.stdout.read()

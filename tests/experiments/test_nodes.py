@@ -95,8 +95,8 @@ def test_the_rank_whose_fault_it_is_is_named_also_on_the_other_node(other_node, 
 
 
 def test_ranks_that_take_too_long_are_ended_on_both_nodes(other_node):
-    with pytest.raises(RankFailed, match=r"rank 0 of 2 did not end within 60 s: it was in \w+ \("):
-        _run("spin", {}, other_node, timeout_s=60)
+    with pytest.raises(RankFailed, match=r"rank 0 of 2 did not end within 40 s: it was in \w+ \("):
+        _run("spin", {}, other_node, timeout_s=40)
     assert not _ranks_of(os.getpid())
 
 
