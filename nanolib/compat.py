@@ -13,12 +13,12 @@ import torch
 
 from nanolib.config import PRESETS
 from nanolib.measurement import BadInput, Measurement
-from nanolib.meters.clock import clock_for
-from nanolib.meters.latency import summarise
-from nanolib.meters.layers import LayerProfiler, create_profiler
+from nanolib.meters.layers.profiler import LayerProfiler, create_profiler
+from nanolib.meters.layers.profiling import ProfilingConfig
 from nanolib.meters.memory import Peak, peak_memory, resident_peak
-from nanolib.meters.profiling import ProfilingConfig
-from nanolib.meters.timer import Timer
+from nanolib.meters.time.clock import clock_for
+from nanolib.meters.time.latency import summarise
+from nanolib.meters.time.timer import Timer
 from nanolib.models.attention.layout import Layout
 from nanolib.models.attention.ranks import world_of
 from nanolib.models.attention.tree import tree_attention_decode

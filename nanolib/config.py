@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import pydantic
 
@@ -44,6 +44,8 @@ class NanoConfig(StrictModel):
         dtype: Type of the weights.
     """
 
+    NAME: ClassVar[str] = "config"
+
     architecture: Literal["decoder", "encoder_decoder"] = "decoder"
     vocab_size: int = pydantic.Field(50257, gt=0, le=10_000_000)
     context_length: int = pydantic.Field(1024, gt=0, le=16_777_216)
@@ -59,11 +61,6 @@ class NanoConfig(StrictModel):
     attention_type: str = "dense"
     attention_options: dict[str, Any] = pydantic.Field(default_factory=dict)
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
-
-    @classmethod
-    def complaint_prefix(cls) -> str:
-        """What stands before a field's name in a complaint."""
-        return "config."
 
     @pydantic.field_validator("attention_type")
     @classmethod

@@ -12,7 +12,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import pydantic
 import yaml
@@ -132,7 +132,12 @@ class StrictModel(pydantic.BaseModel):
 
     Every way of building one raises `BadInput`, one line per bad field. Assignment is validated as a whole, and a refused
     assignment leaves the object as it was.
+
+    Attributes:
+        NAME: What stands before a field's name in a complaint; an experiment's parameters are stored under theirs.
     """
+
+    NAME: ClassVar[str] = ""
 
     model_config = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
@@ -144,17 +149,12 @@ class StrictModel(pydantic.BaseModel):
 
     @classmethod
     def _bad_input(cls, error: pydantic.ValidationError) -> BadInput:
-        prefix, known = cls.complaint_prefix(), list(cls.model_fields)
+        prefix, known = f"{cls.NAME}." if cls.NAME else "", list(cls.model_fields)
         first: dict[Any, Mapping[str, Any]] = {}  # of each field: a list of a thousand wrong values is one mistake
         for one in error.errors():
             first.setdefault(one["loc"][:1] or str(one.get("ctx")), one)
         lines = [_complaint(one, prefix, known) for one in first.values()]
         return BadInput(*dict.fromkeys(lines[:_MAX_LINES]))
-
-    @classmethod
-    def complaint_prefix(cls) -> str:
-        """What stands before a field's name in a complaint."""
-        return ""
 
     @pydantic.model_validator(mode="before")
     @classmethod

@@ -10,7 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from nanolib.cli import main
-from nanolib.experiments import attention, sweep
+from nanolib.experiments.attention import cases as attention
+from nanolib.run import sweep
 from nanolib.store import Store
 
 # `OUT` is the output folder, `HERE` a folder with files: text.txt, cut.sqlite, foreign.sqlite, newer.sqlite, good.sqlite.

@@ -51,7 +51,7 @@ def test_an_output_folder_that_cannot_be_made_is_told(tmp_path, command):
 
 
 def test_a_damaged_database_is_told_and_left_as_it_is(nano, tmp_path):
-    from tests.test_store import _run
+    from tests.store.test_store import _run
 
     path = tmp_path / "out" / "results.sqlite"
     with Store(path) as store:
@@ -67,7 +67,7 @@ def test_a_damaged_database_is_told_and_left_as_it_is(nano, tmp_path):
 
 
 def test_a_report_that_cannot_be_written_is_told(nano, tmp_path):
-    from tests.test_store import _run
+    from tests.store.test_store import _run
 
     with Store(tmp_path / "out" / "results.sqlite") as store:
         store.add(_run())
@@ -101,7 +101,7 @@ def test_doctor_measures_ceilings_that_a_dry_run_then_uses(nano, tmp_path):
 
 
 def test_merge_takes_in_another_database(nano, tmp_path):
-    from tests.test_store import _run
+    from tests.store.test_store import _run
 
     with Store(tmp_path / "other.sqlite") as other:
         other.add(_run())

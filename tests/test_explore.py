@@ -4,11 +4,14 @@ import psutil
 import pytest
 
 from nanolib import explore
-from nanolib.experiments import attention, energy, summary, sweep
+from nanolib.experiments.attention import cases as attention
+from nanolib.experiments.energy import cases as energy
+from nanolib.experiments.summary import cases as summary
 from nanolib.explore import panels
 from nanolib.explore import summary as summary_panel
 from nanolib.explore.live import LivePower
 from nanolib.explore.panel import Panel
+from nanolib.run import sweep
 from nanolib.store import Store
 
 SMALL = {
@@ -96,7 +99,7 @@ def test_cancel_ends_the_case_in_flight_and_nothing_is_saved(panel, tmp_path):
     panel.cancel.click()
     _wait(lambda: not panel.measure.disabled)
     assert panel.said.value == "Cancelled." and panel.save.disabled and panel.cancel.disabled
-    assert not [child for child in psutil.Process().children() if "nanolib.experiments.worker" in child.cmdline()]
+    assert not [child for child in psutil.Process().children() if "nanolib.run.worker" in child.cmdline()]
 
 
 def test_the_summary_follows_what_is_picked(tmp_path, monkeypatch):

@@ -16,8 +16,8 @@ from nanolib.paths import checkout
 from nanolib.report import renderer
 from nanolib.report.page import csv_text, markdown_table
 from nanolib.store import Store
-from tests.test_sharing import _LISTS, _MAPPINGS, _text_columns
-from tests.test_store import LATENCY, _run
+from tests.store.test_sharing import _LISTS, _MAPPINGS, _text_columns
+from tests.store.test_store import LATENCY, _run
 
 HOSTILE = "a\x1b[31mred\x1b]0;title\x07\x9b2J\r\x08\u202eevil\u2066\u200b\ufeff\u2028nano: fine\x00\x7fz"
 TYPED = HOSTILE.replace("\x00", "")  # no command line holds one

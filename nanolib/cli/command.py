@@ -110,7 +110,7 @@ def use_output(folder: str | None) -> Path:
 
 def selected(store: Any, names: tuple[str, ...]) -> list[str]:
     """Run ids that the names stand for; without a name, each experiment's newest run."""
-    from nanolib.experiments.summary import select_runs
+    from nanolib.experiments.summary.cases import select_runs
 
     return select_runs(store, list(names) or ["newest"])
 

@@ -46,7 +46,7 @@ def compare(
     output: str | None,
 ) -> None:
     """Compare two runs; exit code 1 on a regression. BASE, CURRENT: id, label, suite, latest~1, or a database."""
-    from nanolib.regression.compare import compare_rows
+    from nanolib.compare.compare import compare_rows
 
     use_output(output)
     _have_folders(json_file, markdown_file, chart_file)
@@ -87,7 +87,7 @@ def _show_comparison(found: Any, everything: bool, json_file: str | None, markdo
 
 
 def _write(option: str, file: str, text: str) -> None:
-    from nanolib.sharing import new_file
+    from nanolib.store.sharing import new_file
 
     target = Path(file)
     if target.is_symlink() or (target.exists() and not target.is_file()):  # /dev/stdout: it is written to, and stays
@@ -136,9 +136,9 @@ def ab(
     Blocks of both are interleaved in random order; a change counts when a second round in fresh processes repeats it.
     Exit code 1 on a regression. Without a notebook and --call: the timed cases of the quick suite.
     """
+    from nanolib.ab.question import TIMED, ask, stored
+    from nanolib.ab.rounds import Settings
     from nanolib.measurement import METRICS
-    from nanolib.regression.ab import TIMED, ask, stored
-    from nanolib.regression.rounds import Settings
     from nanolib.validation import one_line_of
 
     use_output(output)
@@ -167,7 +167,7 @@ def ab(
 @told
 def history(experiments: tuple[str, ...], metric: str, everything: bool, output: str | None) -> None:
     """Each case over its runs on one machine: where its level changed, and between which revisions."""
-    from nanolib.regression.history import histories, table
+    from nanolib.compare.history import histories, table
     from nanolib.store import Store
 
     use_output(output)
@@ -196,9 +196,10 @@ def _ab_question(
     setup: str,
     metric: str,
 ) -> Any:
+    from nanolib.ab.question import Question
+    from nanolib.experiments import ALL
     from nanolib.paths import checkout
-    from nanolib.regression.ab import Question
-    from nanolib.suite.jobs import plan, read_job
+    from nanolib.run.suite.jobs import plan, read_job
 
     if functions:
         if notebooks or overrides:
@@ -211,7 +212,7 @@ def _ab_question(
         return Question(
             (".", "."), checkout(), [(experiment, *values)], metric=metric, titles=(Path(a).name, Path(b).name)
         )
-    jobs = [job for job in plan(notebooks, overrides, {}) if any(case.interleaves for case in job.cases())]
+    jobs = [job for job in plan(ALL, notebooks, overrides, {}) if any(case.interleaves for case in job.cases())]
     if not jobs:
         raise BadInput(f"ab: {', '.join(notebooks)} times nothing that can be interleaved; name another notebook")
     return Question((a, b), checkout(), [(job.name, job.values, job.values) for job in jobs], metric=metric)
@@ -239,8 +240,8 @@ def _share(text: str) -> float:
 
 def _rows_of(side: str, name: str) -> Any:
     """The measurements that a name or a database stands for."""
-    from nanolib.files import is_database
     from nanolib.store import Store
+    from nanolib.store.files import is_database
 
     path = Path(name)  # a label may be the name of a file too, but has no folder in it
     is_file = path.suffix in (".sqlite", ".db") or is_database(path) or (len(path.parts) > 1 and path.is_file())

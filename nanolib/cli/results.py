@@ -116,7 +116,7 @@ def clean(age: str | None, keep: int | None, names: tuple[str, ...], dry_run: bo
     if age is None and keep is None and not names:
         raise BadInput("--older-than, --keep, --run: none is given; say which runs to delete, such as --older-than 30d")
     days = None if age is None else _days(age)
-    from nanolib.experiments.sweep import mark_dead_runs
+    from nanolib.run.sweep import mark_dead_runs
 
     with Store(create=False) as store:
         mark_dead_runs(store)

@@ -55,21 +55,22 @@ def run(
     output: str | None,
 ) -> None:
     """Run a suite (default: quick), or some of its notebooks, then write the report."""
-    from nanolib.suite.ahead import Ahead
+    from nanolib.run.suite.ahead import Ahead
 
     folder = use_output(output)
     alone = place == "here" and parts == 1 and not dry_run
     with Ahead(folder) if alone else contextlib.nullcontext() as ahead:
-        from nanolib.suite.jobs import in_parts, plan, rehearse_jobs
+        from nanolib.experiments import ALL
+        from nanolib.run.suite.jobs import in_parts, plan, rehearse_jobs
 
-        jobs = in_parts(plan(targets, pairs_of(pairs), {"label": label, "resume": resume}), parts)
+        jobs = in_parts(plan(ALL, targets, pairs_of(pairs), {"label": label, "resume": resume}), parts)
         if dry_run:
             _show_plan(jobs)
             return
-        from nanolib.suite.runner import closing_table, run_jobs
+        from nanolib.run.suite.runner import closing_table, run_jobs
 
         if place == "ray":  # whose nodes may hold other code
-            from nanolib.suite.on_ray import run_on_ray
+            from nanolib.run.suite.on_ray import run_on_ray
 
             ended, log = run_on_ray(jobs, folder, say)
         else:
@@ -91,8 +92,8 @@ def run(
 
 
 def _show_plan(jobs: list[Any]) -> None:
-    from nanolib.experiments.plan import dry_run_table, known_ceilings
     from nanolib.meters.machine import this_machine
+    from nanolib.run.plan import dry_run_table, known_ceilings
     from nanolib.store import Store
 
     ceilings: dict[str, float] = {}
@@ -102,7 +103,7 @@ def _show_plan(jobs: list[Any]) -> None:
     for job in jobs:
         if cases := job.cases():
             say("", f"{job.name}: {len(cases)} cases")
-            say_table(dry_run_table(job.module, job.params, ceilings))
+            say_table(dry_run_table(job.experiment, job.params, ceilings))
         else:
             say("", f"{job.name}: reads the database, measures nothing")
     if not ceilings:
@@ -148,7 +149,7 @@ def join(rendezvous: str, wait_s: float) -> None:
     os.environ.setdefault(
         "TORCH_CPP_LOG_LEVEL", "ERROR"
     )  # that the asker has ended is nothing to print a C++ stack for
-    from nanolib.experiments import nodes
+    from nanolib.run.ranks import nodes
 
     nodes.join(rendezvous, wait_s=wait_s, say=say)
 
@@ -160,7 +161,7 @@ def join(rendezvous: str, wait_s: float) -> None:
 @told
 def doctor(as_json: bool, budget: float, output: str | None) -> None:
     """Tell what this machine can measure, and measure its ceilings."""
-    from nanolib.suite.doctor import examine
+    from nanolib.experiments.doctor.examine import examine
 
     use_output(output)
     found = examine(budget)

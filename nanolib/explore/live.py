@@ -10,14 +10,15 @@ from typing import Any
 
 import pandas as pd
 
-from nanolib.experiments import energy, sweep
-from nanolib.experiments.lock import device_lock
-from nanolib.experiments.model import text_batch
+from nanolib.experiments.energy import cases as energy
+from nanolib.experiments.model.cases import text_batch
 from nanolib.measurement import BadInput, Provenance
-from nanolib.meters.energy import EnergyMeter
+from nanolib.meters.energy.meter import EnergyMeter
 from nanolib.models.generation import generation_of
 from nanolib.report import renderer
 from nanolib.report.live import live_chart
+from nanolib.run import sweep
+from nanolib.run.lock import device_lock
 
 _TICK_S, _SHOWN_S = 0.5, 60.0
 

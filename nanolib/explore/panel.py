@@ -13,14 +13,14 @@ from typing import Any
 
 import pandas as pd
 
-from nanolib.experiments import sweep
-from nanolib.experiments.params import Params
-from nanolib.experiments.plan import known_ceilings, prediction_table
-from nanolib.experiments.worker import Cancelled
 from nanolib.measurement import BadInput
 from nanolib.meters.machine import this_machine
 from nanolib.report import charts, renderer, tables
 from nanolib.report.display import Table
+from nanolib.run import sweep
+from nanolib.run.params import Params
+from nanolib.run.plan import known_ceilings, prediction_table
+from nanolib.run.worker import Cancelled
 from nanolib.scratch import Scratch
 from nanolib.store import Store
 

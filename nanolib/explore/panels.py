@@ -6,14 +6,20 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from nanolib.config import PRESETS
-from nanolib.experiments import attention, distributed, energy, fp8, model, sweep, warmup
-from nanolib.experiments.fp8_parity import ARMS
+from nanolib.experiments.attention import cases as attention
+from nanolib.experiments.distributed import cases as distributed
+from nanolib.experiments.energy import cases as energy
+from nanolib.experiments.fp8 import cases as fp8
+from nanolib.experiments.fp8.parity import ARMS
+from nanolib.experiments.model import cases as model
+from nanolib.experiments.warmup import cases as warmup
 from nanolib.explore.panel import Panel, Shown
 from nanolib.models.attention import tree
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.report import distributed as tables_of_distributed
 from nanolib.report import energy as tables_of_energy
 from nanolib.report import fp8_parity, tables
+from nanolib.run import sweep
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,10 +7,10 @@ from typing import Any
 
 import pandas as pd
 
-from nanolib.experiments import sweep
 from nanolib.report import charts, linking, renderer, tables, verdicts
 from nanolib.report.display import Lines, Table
 from nanolib.report.page import SECTIONS, Section
+from nanolib.run import sweep
 
 
 class SummaryPanel:

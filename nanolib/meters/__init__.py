@@ -1,5 +1,5 @@
 """How things are measured: latency, memory, FLOPs, the machine. Meters know nothing of the models; each is one file."""
 
-from nanolib.meters.latency import measure, measure_phases
+from nanolib.meters.time.latency import measure, measure_phases
 
 __all__ = ["measure", "measure_phases"]

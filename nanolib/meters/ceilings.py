@@ -8,7 +8,7 @@ import torch
 
 from nanolib import onednn
 from nanolib.measurement import Measurement
-from nanolib.meters.latency import measure
+from nanolib.meters.time.latency import measure
 
 _MATRIX = {"cpu": 1536, "cuda": 8192}
 _COPY_BYTES = {"cpu": 2**27, "cuda": 2**30}  # far beyond the last cache

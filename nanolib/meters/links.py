@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from nanolib.meters.network import loopback_bytes, only_loopback
-from nanolib.meters.together import time_together
+from nanolib.meters.time.together import time_together
 
 PAYLOADS = (1 << 10, 1 << 16, 1 << 20, 1 << 22)  # bytes that a rank holds
 

@@ -1,4 +1,4 @@
-"""Where meters hand over rows as they make them, if anybody keeps them; `nanolib.traces.Trace` is one."""
+"""Where meters hand over rows as they make them, if anybody keeps them; `nanolib.store.traces.Trace` is one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class Sink(Protocol):
-    """Takes rows of the tables in `nanolib.schema.TRACE_TABLES`."""
+    """Takes rows of the tables in `nanolib.store.schema.TRACE_TABLES`."""
 
     def name(self, text: str) -> int:
         """The index that stands for a name."""

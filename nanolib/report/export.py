@@ -10,8 +10,8 @@ import pandas as pd
 
 from nanolib.measurement import BadInput
 from nanolib.report.page import csv_text, markdown_table, measurement_records, public_runs, records
-from nanolib.sharing import Redaction, new_file
 from nanolib.store import Store
+from nanolib.store.sharing import Redaction, new_file
 
 _SHOWN = ["experiment", "factors", "metric", "scope", "estimate", "low", "high", "unit", "n", "predicted", "provenance"]
 _SHOWN += ["method", "status", "message", "flags"]

@@ -13,9 +13,9 @@ from typing import Any
 
 import pandas as pd
 
+from nanolib.compare.history import what_changed
 from nanolib.measurement import printable
 from nanolib.paths import make_folder
-from nanolib.regression.history import what_changed
 from nanolib.report import (
     charts,
     distributed,
@@ -29,8 +29,8 @@ from nanolib.report import (
 )
 from nanolib.report.web import web_page
 from nanolib.scratch import Scratch
-from nanolib.sharing import Redaction
 from nanolib.store import Store
+from nanolib.store.sharing import Redaction
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
+from nanolib.compare.compare import Comparison
+from nanolib.compare.history import History
 from nanolib.measurement import METRICS, case_name, format_number, format_with_interval
-from nanolib.regression.compare import Comparison
-from nanolib.regression.history import History
 from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, look, nothing
 from nanolib.report.overview import of_experiment, pick
 from nanolib.stats.compare import MARGIN, THRESHOLD, Kind

@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 
 from nanolib.measurement import Measurement, Status, exact
-from nanolib.schema import Run
 from nanolib.store import Store
+from nanolib.store.schema import Run
 
 SECRET = b"quilla"
 MACHINE = {"machine_id": "m", "cpu": "c", "cores": 1, "ram_gib": 1, "gpus": [], "dtypes": {}}

@@ -19,19 +19,22 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import psutil
 import pydantic
 
-from nanolib.experiments import params as shared
-from nanolib.experiments import sweep
-from nanolib.experiments.params import Case
 from nanolib.measurement import exact
+from nanolib.run import params as shared
+from nanolib.run import sweep
+from nanolib.run.params import Case
 from nanolib.store import Store
 
 
 class Params(shared.Params):
     """So many cases."""
+
+    NAME: ClassVar[str] = "faults"
 
     cases: int = pydantic.Field(200, gt=0)
 
@@ -126,9 +129,7 @@ def _killed_suites(kills: int, suite: list[str], rng: random.Random) -> int:
         known: set[tuple[str, str]] = set()
         for number in range(kills):
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            victim = _victim(
-                process, ("nanolib.cli", "ipykernel_launcher", "nanolib.experiments.rank")[number % 3], rng
-            )
+            victim = _victim(process, ("nanolib.cli", "ipykernel_launcher", "nanolib.run.ranks.rank")[number % 3], rng)
             tree = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
             if victim is None:
                 print(f"kill {number + 1}: the suite ended before it", flush=True)
@@ -221,7 +222,7 @@ def _cost_of_running(count: int) -> None:
 _WRITER = """
 import sys
 from nanolib.measurement import exact
-from nanolib.schema import Run
+from nanolib.store import Run
 from nanolib.store import Store
 with Store(sys.argv[1]) as store:
     for number in range(int(sys.argv[3])):

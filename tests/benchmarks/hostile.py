@@ -21,7 +21,7 @@ from nanolib.measurement import BadInput
 from nanolib.store import Store
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.hostile import CHANGES, Change, commands_bear, contents, make_good, put
+from tests.store.hostile import CHANGES, Change, commands_bear, contents, make_good, put
 
 
 def main() -> None:

@@ -37,7 +37,7 @@ from nanolib.paths import checkout
 # Where mutants are drawn → the tests that must find them, the nearest first: a file, or a folder's other files.
 _CORE, _DCA, _RANKS = "tests/models/test_attention.py", "tests/models/test_dca.py", "tests/models/test_ranks.py"
 _MACHINE, _LAYERS = "tests/meters/test_memory_flops_machine.py", "tests/meters/test_layers.py"
-_PLANS, _ENERGY = "tests/experiments/test_plan_memory.py", "tests/experiments/test_energy.py"
+_PLANS, _ENERGY = "tests/run/test_plan_memory.py", "tests/experiments/test_energy.py"
 _LAYOUT, _DISTRIBUTED = "tests/models/test_layout.py", "tests/experiments/test_distributed.py"
 _CLOCKWORK = "tests/meters/test_clockwork.py"
 _CLAIMS = ["tests/report/test_claims.py", "tests/report/test_more_tables.py", "tests/report/test_report.py"]
@@ -56,31 +56,31 @@ _TOLD = (
 )
 TESTS = {
     "nanolib/stats": ["tests/stats"],
-    "nanolib/stats/compare.py": ["tests/stats/test_compare.py", "tests/regression/test_compare.py"],
+    "nanolib/stats/compare.py": ["tests/stats/test_compare.py", "tests/compare/test_compare.py"],
     "nanolib/stats/intervals.py": ["tests/stats/test_intervals.py", "tests/stats/test_other.py"],
     "nanolib/stats/steady.py": ["tests/stats/test_steady.py", "tests/meters/test_latency.py"],
     "nanolib/meters": ["tests/meters", _ENERGY],
-    "nanolib/meters/activations.py": [_CLOCKWORK, _LAYERS],
+    "nanolib/meters/layers/activations.py": [_CLOCKWORK, _LAYERS],
     "nanolib/meters/ceilings.py": [_MACHINE],
-    "nanolib/meters/clock.py": ["tests/meters/test_latency.py", _MACHINE],
+    "nanolib/meters/time/clock.py": ["tests/meters/test_latency.py", _MACHINE],
     "nanolib/meters/flops.py": [_MACHINE, _PLANS],
-    "nanolib/meters/latency.py": ["tests/meters/test_latency.py"],
-    "nanolib/meters/layers.py": [_CLOCKWORK, _LAYERS, _ENERGY],
-    "nanolib/meters/machine.py": [_MACHINE, "tests/suite/test_devices.py"],
+    "nanolib/meters/time/latency.py": ["tests/meters/test_latency.py"],
+    "nanolib/meters/layers/profiler.py": [_CLOCKWORK, _LAYERS, _ENERGY],
+    "nanolib/meters/machine.py": [_MACHINE, "tests/run/test_devices.py"],
     "nanolib/meters/memory.py": [_MACHINE, _PLANS],
-    "nanolib/meters/operations.py": [_CLOCKWORK, _LAYERS, _ENERGY],
-    "nanolib/meters/overhead.py": ["tests/meters/test_overhead.py", _CLOCKWORK, _ENERGY],
-    "nanolib/meters/power.py": ["tests/meters/test_power.py"],
-    "nanolib/meters/energy.py": ["tests/meters/test_power.py", _ENERGY],
-    "nanolib/meters/integration.py": ["tests/meters/test_power.py"],
+    "nanolib/meters/layers/operations.py": [_CLOCKWORK, _LAYERS, _ENERGY],
+    "nanolib/meters/layers/overhead.py": ["tests/meters/test_overhead.py", _CLOCKWORK, _ENERGY],
+    "nanolib/meters/energy/power.py": ["tests/meters/test_power.py"],
+    "nanolib/meters/energy/meter.py": ["tests/meters/test_power.py", _ENERGY],
+    "nanolib/meters/energy/integration.py": ["tests/meters/test_power.py"],
     "nanolib/meters/quiet.py": ["tests/meters/test_quiet.py"],
-    "nanolib/meters/trace.py": ["tests/meters/test_trace.py"],
+    "nanolib/meters/layers/trace.py": ["tests/meters/test_trace.py"],
     "nanolib/meters/links.py": [_CLOCKWORK, _DISTRIBUTED],
     "nanolib/meters/network.py": [_CLOCKWORK, _DISTRIBUTED],
-    "nanolib/meters/profiling.py": [_CLOCKWORK, _LAYERS],
-    "nanolib/meters/stopwatch.py": [_CLOCKWORK, _LAYERS],
-    "nanolib/meters/timer.py": [_CLOCKWORK, _RANKS],
-    "nanolib/meters/together.py": [_CLOCKWORK, _DISTRIBUTED],
+    "nanolib/meters/layers/profiling.py": [_CLOCKWORK, _LAYERS],
+    "nanolib/meters/time/stopwatch.py": [_CLOCKWORK, _LAYERS],
+    "nanolib/meters/time/timer.py": [_CLOCKWORK, _RANKS],
+    "nanolib/meters/time/together.py": [_CLOCKWORK, _DISTRIBUTED],
     "nanolib/models/attention": [_CORE, _DCA],
     "nanolib/models/attention/choice.py": ["tests/models/test_choice.py", _DCA, _CORE],
     "nanolib/models/attention/layout.py": [_LAYOUT, _RANKS],
@@ -91,18 +91,18 @@ TESTS = {
     "nanolib/models/attention/tree.py": [_RANKS],
     "nanolib/models/attention/ulysses.py": [_RANKS],
     "nanolib/models/attention/context_parallel.py": [_RANKS],
-    "nanolib/regression/compare.py": ["tests/regression/test_compare.py", "tests/regression/test_history.py"],
-    "nanolib/regression/history.py": ["tests/regression/test_history.py"],
+    "nanolib/compare/compare.py": ["tests/compare/test_compare.py", "tests/compare/test_history.py"],
+    "nanolib/compare/history.py": ["tests/compare/test_history.py"],
     **{f"nanolib/report/{name}.py": _CLAIMS for name in _TOLD},
     **{f"nanolib/report/{name}.py": [*_CLAIMS, "tests/experiments/test_fp8.py"] for name in ("fp8", "fp8_parity")},
     **{f"nanolib/report/{name}.py": [*_CLAIMS, "tests/report/test_energy.py"] for name in ("energy", "layers")},
-    "nanolib/store.py": [
-        "tests/test_store.py",
-        "tests/test_traces.py",
-        "tests/test_newest.py",
-        "tests/test_merging.py",
+    "nanolib/store/database.py": [
+        "tests/store/test_store.py",
+        "tests/store/test_traces.py",
+        "tests/store/test_newest.py",
+        "tests/store/test_merging.py",
     ],
-    "nanolib/experiments/sweep.py": ["tests/experiments/test_sweep.py", "tests/suite/test_runner.py"],
+    "nanolib/run/sweep.py": ["tests/run/test_sweep.py", "tests/run/test_runner.py"],
 }
 
 

@@ -20,10 +20,10 @@ from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
 from nanolib import NanoConfig, create_model
-from nanolib.meters.energy import EnergyMeter
-from nanolib.meters.layers import LayerProfiler
-from nanolib.meters.overhead import Overhead, measure_overhead
-from nanolib.meters.profiling import MODES, ProfilingConfig
+from nanolib.meters.energy.meter import EnergyMeter
+from nanolib.meters.layers.overhead import Overhead, measure_overhead
+from nanolib.meters.layers.profiler import LayerProfiler
+from nanolib.meters.layers.profiling import MODES, ProfilingConfig
 from nanolib.models.generation import Generation
 from nanolib.stats.compare import compare_paired
 from nanolib.store import Run, Store

@@ -20,7 +20,7 @@ _SHAPE = {"seq_len": 64, "batch_size": 16, "d_model": 64, "num_layers": 2, "marg
 
 def _repetition(first_seed: int, steps: int) -> None:
     """One repetition, its verdicts printed; in a process of its own, on one thread, so that both cores have one."""
-    from nanolib.experiments.fp8_parity import ParityCase, measure_parity
+    from nanolib.experiments.fp8.parity import ParityCase, measure_parity
 
     for arm in ARMS:
         case = ParityCase("cpu", arm, SEEDS, first_seed, steps, **_SHAPE)

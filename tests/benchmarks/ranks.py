@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import argparse
 
-from nanolib.experiments import distributed
-from nanolib.experiments.sharded_decode import measure_decode
+from nanolib.experiments.distributed import cases as distributed
+from nanolib.experiments.distributed.decode import measure_decode
 from nanolib.measurement import format_number, format_with_interval
 
 

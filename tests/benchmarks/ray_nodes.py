@@ -15,8 +15,9 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 import ray
 from ray.cluster_utils import Cluster
 
-from nanolib.suite.jobs import in_parts, plan
-from nanolib.suite.on_ray import run_on_ray
+from nanolib.experiments import ALL
+from nanolib.run.suite.jobs import in_parts, plan
+from nanolib.run.suite.on_ray import run_on_ray
 
 SMALL = {"num_heads": 2, "kinds": ["dense"], "budget_s": 0.2, "quality_patterns": []}
 
@@ -32,7 +33,7 @@ def main() -> None:
     cluster.wait_for_nodes()
     ray.init(address=cluster.address, log_to_driver=False)
     lengths = [16 * (1 + number) for number in range(options.cases)]
-    jobs = in_parts(plan(["attention"], {**SMALL, "seq_lens": lengths}, {}), 3)
+    jobs = in_parts(plan(ALL, ["attention"], {**SMALL, "seq_lens": lengths}, {}), 3)
     killed = threading.Event()
 
     def kill_one() -> None:

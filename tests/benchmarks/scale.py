@@ -18,11 +18,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nanolib.experiments import attention, model, sweep
-from nanolib.experiments.summary import select_runs
+from nanolib.compare.compare import compare_rows
+from nanolib.experiments.attention import cases as attention
+from nanolib.experiments.model import cases as model
+from nanolib.experiments.summary.cases import select_runs
 from nanolib.measurement import exact
-from nanolib.regression.compare import compare_rows
 from nanolib.report.page import build
+from nanolib.run import sweep
 from nanolib.store import Run, Store
 
 PER_RUN = 100

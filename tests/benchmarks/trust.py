@@ -38,8 +38,8 @@ from parts.recording import (
 )
 from scipy.stats import binomtest
 
-from nanolib.regression.client import CHILDREN
-from nanolib.regression.rounds import (
+from nanolib.ab.client import CHILDREN
+from nanolib.ab.rounds import (
     ENOUGH_GENERATIONS,
     FEWEST_PAIRS,
     GENERATIONS,
@@ -54,7 +54,7 @@ from nanolib.regression.rounds import (
     next_look,
     precise_enough,
 )
-from nanolib.regression.worktree import Version, checked_out
+from nanolib.ab.worktree import Version, checked_out
 from nanolib.stats.compare import Kind, compare_paired, confirm, hodges_lehmann
 
 EFFECTS = list(VERSIONS)[1:]

@@ -9,8 +9,9 @@ import urllib.request
 
 import pytest
 
-from nanolib.experiments import attention, sweep
+from nanolib.experiments.attention import cases as attention
 from nanolib.paths import checkout
+from nanolib.run import sweep
 from nanolib.store import Store
 from tests.ports import free_port
 

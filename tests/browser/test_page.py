@@ -22,7 +22,7 @@ TIMES = {
 def report(tmp_path_factory):
     """Two runs, of two machines and labels; the second's label and messages try to break out."""
     from nanolib.measurement import Status
-    from nanolib.schema import Run
+    from nanolib.store.schema import Run
 
     folder = tmp_path_factory.mktemp("report")
     with Store(folder / "results.sqlite") as store:
@@ -107,7 +107,7 @@ def test_what_tries_to_break_out_is_shown_as_text(opened, report):
 @pytest.mark.parametrize("kind", ["empty", "failed"])
 def test_a_page_without_numbers_says_so(watched, tmp_path, kind):
     from nanolib.measurement import Status
-    from nanolib.schema import Run
+    from nanolib.store.schema import Run
 
     with Store(tmp_path / "results.sqlite") as store:
         if kind == "failed":

@@ -10,15 +10,17 @@ import pandas as pd
 import psutil
 import pytest
 
-from nanolib.experiments import distributed, ranks, sweep
-from nanolib.experiments.rank_rows import bytes_rows, part_rows, ratio_row
-from nanolib.experiments.ranks import RankFailed, oversubscribed, run_ranks
-from nanolib.experiments.sharded_decode import DecodeCase, link_rows
-from nanolib.experiments.sharded_prefill import MemoryCase
+from nanolib.experiments.distributed import cases as distributed
+from nanolib.experiments.distributed.decode import DecodeCase, link_rows
+from nanolib.experiments.distributed.prefill import MemoryCase
+from nanolib.experiments.distributed.rank_rows import bytes_rows, part_rows, ratio_row
 from nanolib.measurement import BadInput, Flag, Provenance, Unsupported
 from nanolib.meters import links
 from nanolib.report import charts, sharding, verdicts
 from nanolib.report import distributed as report
+from nanolib.run import sweep
+from nanolib.run.ranks import ranks
+from nanolib.run.ranks.ranks import RankFailed, oversubscribed, run_ranks
 from nanolib.store import Store
 
 BODIES = "tests.experiments.rank_bodies"
@@ -31,7 +33,7 @@ def _nothing_stays_behind():
     yield
     left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
     assert not [child for child in left if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
-    mine = "nanolib.experiments.rank"
+    mine = "nanolib.run.ranks.rank"
     for process in psutil.process_iter(["cmdline"]):
         assert not (mine in (process.info["cmdline"] or []) and process.ppid() in (1, os.getpid()))
 
@@ -113,7 +115,7 @@ def test_a_failing_case_is_a_row_and_the_sweep_goes_on(tmp_path, monkeypatch):
             return started(f"{BODIES}:misbehave", {"how": "raise", "rank": 1}, **rest)
         return started(body, request, **rest)
 
-    monkeypatch.setattr("nanolib.experiments.ranks.run_ranks", first_fails)
+    monkeypatch.setattr("nanolib.run.ranks.ranks.run_ranks", first_fails)
     with Store(tmp_path / "results.sqlite") as store:
         run = sweep.measure(distributed, params, store=store, progress=False)
         rows = run.measurements(samples=True)
@@ -261,7 +263,7 @@ def test_bytes_that_were_counted_stand_beside_the_formula():
 def _decode_rows(store, share):
     """One and two ranks; on two the given share of the time is communication."""
     from nanolib.measurement import Measurement, exact
-    from nanolib.schema import Run
+    from nanolib.store.schema import Run
 
     machine = {"machine_id": "m", "cpu": "c", "cores": 2, "ram_gib": 8, "gpus": [], "system": "s", "driver": ""}
     machine |= {"torch": "2", "threads": 2, "governor": "", "dtypes": {}}

@@ -2,10 +2,11 @@ import math
 
 import pytest
 
-from nanolib.experiments import energy, sweep
+from nanolib.experiments.energy import cases as energy
 from nanolib.measurement import BadInput
 from nanolib.report import layers
 from nanolib.report.energy import energy_table, energy_words
+from nanolib.run import sweep
 
 SMALL = {
     "presets": ["decoder_tiny"],

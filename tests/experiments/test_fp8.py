@@ -3,9 +3,10 @@ import math
 import pytest
 import torch
 
-from nanolib.experiments import fp8, fp8_parity, sweep
-from nanolib.experiments.fp8_parity import ParityCase, measure_parity, parity_verdict, rate_share
-from nanolib.experiments.fp8_speed import converted_row
+from nanolib.experiments.fp8 import cases as fp8
+from nanolib.experiments.fp8 import parity as fp8_parity
+from nanolib.experiments.fp8.parity import ParityCase, measure_parity, parity_verdict, rate_share
+from nanolib.experiments.fp8.speed import converted_row
 from nanolib.measurement import BadInput, Provenance
 from nanolib.models import create_model
 from nanolib.models import fp8 as casts
@@ -13,6 +14,7 @@ from nanolib.report import fp8 as report
 from nanolib.report import fp8_parity as fp8_report
 from nanolib.report.charts import CHARTS
 from nanolib.report.fp8_numerics import numerics_table
+from nanolib.run import sweep
 
 SMALL = {
     "presets": ["gpt_125M"],

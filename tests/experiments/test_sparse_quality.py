@@ -1,7 +1,8 @@
 import pytest
 
-from nanolib.experiments import attention, sparse_quality
-from nanolib.experiments.sparse_quality import QUALITY_PATTERNS, QualityCase, measure_quality
+from nanolib.experiments.attention import cases as attention
+from nanolib.experiments.attention import sparse_quality
+from nanolib.experiments.attention.sparse_quality import QUALITY_PATTERNS, QualityCase, measure_quality
 
 pytestmark = pytest.mark.slow
 

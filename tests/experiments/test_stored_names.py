@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from nanolib.experiments import model
-from nanolib.experiments.model_cases import ModelCase
+from nanolib.experiments import ALL
+from nanolib.experiments.model import cases as model
+from nanolib.experiments.model.model_cases import ModelCase
 from nanolib.paths import checkout
-from nanolib.suite.jobs import experiment
 from nanolib.validation import read_yaml
 
 STORED = Path(__file__).parents[1] / "stored" / "case_ids.json"
@@ -20,7 +20,7 @@ def ids_of(file, monkeypatch):
     """The ids of all cases of a params file on a machine where everything fits."""
     monkeypatch.setattr(model, "total_bytes", lambda device: None)
     name = file.stem.split("-")[0]
-    module = experiment(name)
+    module = ALL[name]()
     if not hasattr(module, "cases"):
         return {}
     params = module.Params(**read_yaml(checkout() / "params" / file) | {"device": "cpu"})

@@ -4,8 +4,11 @@ import types
 
 import pytest
 
-from nanolib.experiments import fp8, fp8_speed, model, sharded_training
-from nanolib.experiments.energy import EnergyCase
+from nanolib.experiments.distributed import training as sharded_training
+from nanolib.experiments.energy.cases import EnergyCase
+from nanolib.experiments.fp8 import cases as fp8
+from nanolib.experiments.fp8 import speed as fp8_speed
+from nanolib.experiments.model import cases as model
 from nanolib.measurement import Measurement
 
 SHAPE = {"seq_lens": [16], "batch_sizes": [3], "overrides": {"num_layers": 2, "d_model": 32, "num_heads": 4}}

@@ -7,12 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from nanolib.meters import layers, links, operations, overhead, stopwatch, timer, together
-from nanolib.meters.activations import STATISTICS
-from nanolib.meters.layers import LayerProfiler
-from nanolib.meters.profiling import ProfilingConfig
-from nanolib.meters.stopwatch import CpuStopwatch, CudaStopwatch, stopwatch_for
-from nanolib.meters.timer import Timer
+from nanolib.meters import links
+from nanolib.meters.layers import operations, overhead
+from nanolib.meters.layers import profiler as layers
+from nanolib.meters.layers.activations import STATISTICS
+from nanolib.meters.layers.profiler import LayerProfiler
+from nanolib.meters.layers.profiling import ProfilingConfig
+from nanolib.meters.time import stopwatch, timer, together
+from nanolib.meters.time.stopwatch import CpuStopwatch, CudaStopwatch, stopwatch_for
+from nanolib.meters.time.timer import Timer
 
 
 @pytest.fixture

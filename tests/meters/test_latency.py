@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from nanolib.measurement import BadInput, Flag
-from nanolib.meters import clock, latency
-from nanolib.meters.latency import measure, measure_phases, summarise
+from nanolib.meters.time import clock, latency
+from nanolib.meters.time.latency import measure, measure_phases, summarise
 from nanolib.stats.intervals import median_interval
 from nanolib.stats.steady import SteadyState
 

@@ -6,11 +6,11 @@ import torch
 
 from nanolib import NanoConfig, create_model
 from nanolib.measurement import BadInput
-from nanolib.meters.activations import STATISTICS, Activations
-from nanolib.meters.layers import LayerProfiler, create_profiler
-from nanolib.meters.operations import ATTENTION_STEPS, FUSED, OperationTimer
-from nanolib.meters.profiling import ProfilingConfig
-from nanolib.meters.stopwatch import CpuStopwatch
+from nanolib.meters.layers.activations import STATISTICS, Activations
+from nanolib.meters.layers.operations import ATTENTION_STEPS, FUSED, OperationTimer
+from nanolib.meters.layers.profiler import LayerProfiler, create_profiler
+from nanolib.meters.layers.profiling import ProfilingConfig
+from nanolib.meters.time.stopwatch import CpuStopwatch
 from nanolib.models.generation import Generation
 from nanolib.models.user import build_model
 from nanolib.store import Run, Store

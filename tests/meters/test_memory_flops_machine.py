@@ -13,10 +13,10 @@ from nanolib import NanoConfig, create_model, generate_random_batch
 from nanolib.measurement import BadInput, Flag, Measurement, Status
 from nanolib.meters import ceilings, machine, memory
 from nanolib.meters.ceilings import measure_ceilings, rate
-from nanolib.meters.clock import clock_for, synchronizer
 from nanolib.meters.flops import count_flops, model_flops
 from nanolib.meters.machine import Machine, resolve_device, this_machine
 from nanolib.meters.memory import LiveBytes, measure_memory, peak_memory
+from nanolib.meters.time.clock import clock_for, synchronizer
 from nanolib.models import attention
 
 KIB = 1024

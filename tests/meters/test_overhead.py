@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from nanolib.meters import overhead
-from nanolib.meters.overhead import AGAIN, PLAIN, measure_overhead
-from nanolib.meters.profiling import ProfilingConfig
+from nanolib.meters.layers import overhead
+from nanolib.meters.layers.overhead import AGAIN, PLAIN, measure_overhead
+from nanolib.meters.layers.profiling import ProfilingConfig
 
 # Seconds of a call by kind, wall and processor, and the rows it makes.
 _BARE, _WATCHED, _LOOKED = (0.010, 0.008, 0), (0.011, 0.009, 3), (0.030, 0.020, 50)

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from nanolib.measurement import BadInput, Provenance, Status
-from nanolib.meters import energy, power
-from nanolib.meters.energy import EnergyMeter, Track, Window, too_short
-from nanolib.meters.power import EstimateSource, NoSensor, Reading, ReplaySource, count, find_sources, integrate
+from nanolib.meters.energy import meter as energy
+from nanolib.meters.energy import power
+from nanolib.meters.energy.meter import EnergyMeter, Track, Window, too_short
+from nanolib.meters.energy.power import EstimateSource, NoSensor, Reading, ReplaySource, count, find_sources, integrate
 from nanolib.store import Run, Store
 
 NAN = math.nan

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from nanolib.experiments import attention, sweep
+from nanolib.experiments.attention import cases as attention
 from nanolib.meters import quiet
 from nanolib.report.overview import run_facts
+from nanolib.run import sweep
 from nanolib.store import Store
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity
 
-from nanolib.meters import trace as traces
-from nanolib.meters.trace import SORTS, write_trace
+from nanolib.meters.layers import trace as traces
+from nanolib.meters.layers.trace import SORTS, write_trace
 
 
 def test_a_trace_tells_each_operation_with_its_shapes_and_memory(tmp_path):

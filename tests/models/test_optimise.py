@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from nanolib import NanoConfig, create_model
-from nanolib.experiments.model_steps import Inferring, Training
+from nanolib.experiments.model.steps import Inferring, Training
 from nanolib.measurement import Unsupported
 from nanolib.meters.memory import peak_memory
 

@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanolib.experiments.ranks import run_ranks
 from nanolib.measurement import BadInput, Unsupported
 from nanolib.models.attention import context_parallel, partial, ring, tree, ulysses
 from nanolib.models.attention.layout import Layout
@@ -19,6 +18,7 @@ from nanolib.models.attention.ring import block_gradients, plain_gradients, ring
 from nanolib.models.attention.traffic import decode_traffic
 from nanolib.models.attention.tree import FORMS, tree_attention_decode
 from nanolib.models.attention.ulysses import ulysses_attention
+from nanolib.run.ranks.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 

@@ -6,12 +6,14 @@ from click.testing import CliRunner
 
 from nanolib import NanoConfig, create_model
 from nanolib.cli import main
-from nanolib.experiments import model, model_cases, sweep
-from nanolib.experiments.model_steps import Training
-from nanolib.experiments.own_model import rehearse_in_process
+from nanolib.experiments.model import cases as model
+from nanolib.experiments.model import model_cases
+from nanolib.experiments.model.steps import Training
 from nanolib.measurement import BadInput, Unsupported
 from nanolib.models.generation import generation_of
 from nanolib.models.user import build_model, check_name, llama_like, logits_of, resolve
+from nanolib.run import sweep
+from nanolib.run.own_model import rehearse_in_process
 from nanolib.store import Store
 
 SOURCE = """

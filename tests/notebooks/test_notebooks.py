@@ -1,14 +1,14 @@
 """A stripped or stale notebook passes nbval without a word; these tests do not let it."""
 
-import importlib
 import subprocess
 import sys
 
 import nbformat
 import pytest
 
+from nanolib.experiments import ALL
 from nanolib.paths import checkout
-from nanolib.suite.jobs import notebooks, suites
+from nanolib.run.suite.jobs import notebooks, suites
 from nanolib.validation import read_yaml
 
 NAMES = notebooks()
@@ -57,7 +57,7 @@ def _parameters(name):
 
 
 def _params(name):
-    return importlib.import_module(f"nanolib.experiments.{name}").Params
+    return ALL[name]().Params
 
 
 @pytest.mark.parametrize("name", NAMES)

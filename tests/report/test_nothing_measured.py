@@ -4,10 +4,11 @@ import functools
 
 import pytest
 
+from nanolib.experiments import ALL
 from nanolib.measurement import Measurement, Status
 from nanolib.report.page import SECTIONS, build
+from nanolib.run.suite.jobs import plan
 from nanolib.store import Run, Store
-from nanolib.suite.jobs import plan
 
 NAMES = ["attention", "model", "warmup", "energy", "fp8", "distributed"]
 MACHINE = {"machine_id": "m", "cpu": "c", "cores": 2, "ram_gib": 8}
@@ -15,7 +16,7 @@ MACHINE = {"machine_id": "m", "cpu": "c", "cores": 2, "ram_gib": 8}
 
 @functools.cache
 def _cases(name):
-    (job,) = plan([name], {}, {})
+    (job,) = plan(ALL, [name], {}, {})
     return job.cases()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -31,12 +31,9 @@ class Options(StrictModel):
             sparse kind gains beyond it, it gains by skipping.
     """
 
-    backend: Literal["auto", "math", "flash", "efficient", "cudnn", "tiles"] = "auto"
+    NAME: ClassVar[str] = "attention_options"
 
-    @classmethod
-    def complaint_prefix(cls) -> str:
-        """What stands before a field's name in a complaint."""
-        return "attention_options."
+    backend: Literal["auto", "math", "flash", "efficient", "cudnn", "tiles"] = "auto"
 
 
 def attend(

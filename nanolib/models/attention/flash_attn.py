@@ -6,6 +6,7 @@ import functools
 import importlib
 import importlib.util
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 
@@ -20,10 +21,7 @@ _DTYPES = (torch.float16, torch.bfloat16)
 class Options(StrictModel):
     """`flash_attn` has no options."""
 
-    @classmethod
-    def complaint_prefix(cls) -> str:
-        """What stands before a field's name in a complaint."""
-        return "attention_options."
+    NAME: ClassVar[str] = "attention_options"
 
 
 @functools.cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pydantic
 import torch
@@ -36,6 +36,8 @@ class Options(StrictModel):
         per_head: Whether each head draws for itself (`random`, `bigbird`).
     """
 
+    NAME: ClassVar[str] = "attention_options"
+
     pattern: str = "local_global"
     window: int = pydantic.Field(256, gt=0, le=_MOST)
     global_tokens: int = pydantic.Field(32, ge=0, le=_MOST)
@@ -45,11 +47,6 @@ class Options(StrictModel):
     block_size: int = pydantic.Field(BLOCK_SIZE, gt=0, le=_MOST)
     seed: int = pydantic.Field(0, ge=0, lt=2**31)
     per_head: bool = False
-
-    @classmethod
-    def complaint_prefix(cls) -> str:
-        """What stands before a field's name in a complaint."""
-        return "attention_options."
 
     @pydantic.field_validator("pattern")
     @classmethod

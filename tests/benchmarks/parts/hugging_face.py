@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from nanolib import NanoConfig, create_model, generate_random_batch
-from nanolib.experiments.model_steps import Generating, Inferring, Training
+from nanolib.experiments.model.steps import Generating, Inferring, Training
 from nanolib.models.user import llama_like, logits_of
 from parts.rounds import ratio, rounds, text
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from nanolib.regression.client import Sides, VersionProcess
-from nanolib.regression.imports import imported_by_all
-from nanolib.regression.rounds import GENERATIONS, TIMED, Settings, block_calls
-from nanolib.regression.worktree import Version
+from nanolib.ab.client import Sides, VersionProcess
+from nanolib.ab.imports import imported_by_all
+from nanolib.ab.rounds import GENERATIONS, TIMED, Settings, block_calls
+from nanolib.ab.worktree import Version
 
 WORKS = ("matmul", "block", "decode")
 VERSIONS = {"A": 100, "A again": 100, "+3 %": 103, "+5 %": 105, "+10 %": 110}

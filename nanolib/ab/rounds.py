@@ -1,0 +1,386 @@
+"""Two versions, interleaved: blocks of A and B back to back in random order, each version in a process of its own.
+
+Blocks are compared in pairs, so that drift of the machine hits both alike, and in many pairs of processes (generations), since how
+a process happens to lie in memory and on the cores is an effect of its own. A change counts only when a second round repeats it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nanolib.ab.client import Sides, VersionDied, VersionProcess
+from nanolib.ab.imports import imported_by_all
+from nanolib.ab.worktree import Version
+from nanolib.measurement import Direction, Status, case_name
+from nanolib.stats.compare import (
+    THRESHOLD,
+    Kind,
+    Verdict,
+    compare_paired,
+    confirm,
+    hodges_lehmann,
+    judge_together,
+)
+from nanolib.stats.intervals import TooFewSamples
+
+MIN_PAIRS, MAX_PAIRS, FEWEST_PAIRS = 10, 1000, 6  # of blocks, in one generation
+GENERATIONS, FEWEST_GENERATIONS = 18, 2  # of a round
+ENOUGH_GENERATIONS = 6  # the least of which a median has a 95 % interval: from there on a generation is the datum
+TIMED = 0.55  # of the budget; starting processes takes the rest
+# Long beside the answer's way between the processes. Short, since a shared machine changes its pace every few tenths of a second,
+# and a pair should be over before; so a long call is a block by itself.
+_BLOCK_MS = 20.0
+WARM_UP_S = 0.1
+
+CALL = "call"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How two versions are compared.
+
+    Attributes:
+        threshold: The share from which a change counts.
+        budget_s: Seconds for one case, both rounds and the starting of processes included.
+        precision: A generation stops when what it adds to the half-width of the ratio's interval is at most this.
+        direction: Which way the metric is better.
+        timeout_s: How long one answer of a version may take.
+        pairs: Whether timings are wanted; without them each is called once and its rows count.
+    """
+
+    threshold: float = THRESHOLD
+    budget_s: float = 60.0
+    precision: float = 0.01
+    direction: Direction = Direction.LOWER
+    timeout_s: float = 300.0
+    pairs: bool = True
+
+
+@dataclass(frozen=True)
+class Task:
+    """One thing to compare.
+
+    Attributes:
+        experiment: Which notebook; `CALL` for a function.
+        case_id: The case.
+        factors: What the case is.
+        requests: What to ask A and B.
+    """
+
+    experiment: str
+    case_id: str
+    factors: Mapping[str, Any]
+    requests: tuple[Mapping[str, Any], Mapping[str, Any]]
+
+    @property
+    def case(self) -> str:
+        """The case, for people."""
+        return case_name(self.factors)
+
+    @property
+    def modules(self) -> list[str]:
+        """Where its code begins."""
+        if self.experiment != CALL:
+            return [f"nanolib.experiments.{self.experiment}.cases"]
+        asked = self.requests[0]
+        return [name.partition(":")[0] for name in (asked["function"], asked["setup"]) if name]
+
+
+@dataclass
+class Pairs:
+    """Blocks of A and B in pairs.
+
+    Attributes:
+        a: Block times of A, ms.
+        b: Those of B, in the same order.
+        generations: How many of them are of each pair of processes, in that order.
+    """
+
+    a: list[float] = field(default_factory=list)
+    b: list[float] = field(default_factory=list)
+    generations: list[int] = field(default_factory=list)
+
+    def __add__(self, other: Pairs) -> Pairs:
+        return Pairs(self.a + other.a, self.b + other.b, self.generations + other.generations)
+
+    def data(self) -> tuple[np.ndarray, np.ndarray]:
+        """What a verdict rests on, A and B: a median ratio for each pair of processes, or the blocks where these are few."""
+        a, b = np.asarray(self.a), np.asarray(self.b)
+        if len(self.generations) < ENOUGH_GENERATIONS:
+            return a, b
+        parts = np.split(b / a, np.cumsum(self.generations)[:-1])
+        return np.ones(len(parts)), np.array([np.median(part) for part in parts])
+
+    def __str__(self) -> str:
+        """How many there are."""
+        return f"{len(self.a)} pairs in {len(self.generations)} pairs of processes"
+
+
+@dataclass
+class Round:
+    """What one round of one task gave.
+
+    Attributes:
+        blocks: Scope → its pairs.
+        rows: The rows that each version made by itself.
+        endings: Status and message of each.
+    """
+
+    blocks: dict[str, Pairs] = field(default_factory=dict)
+    rows: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ((), ())
+    endings: tuple[tuple[str, str], tuple[str, str]] = ((Status.OK, ""), (Status.OK, ""))
+
+    @property
+    def fine(self) -> bool:
+        """Whether both sides ended well."""
+        return all(status == Status.OK for status, _ in self.endings)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One task's outcome.
+
+    Attributes:
+        task: What was compared.
+        rounds: The first, and the second where there was one.
+        verdicts: Scope → verdict; a scope with too few pairs has none.
+    """
+
+    task: Task
+    rounds: tuple[Round, ...]
+    verdicts: dict[str, Verdict]
+
+    def pairs(self, scope: str) -> Pairs:
+        """All pairs, round after round."""
+        return _joined(scope, self.rounds)
+
+
+def device_of(task: Task) -> str:
+    """What a task runs on; of a function, what it may use, found without importing torch, which takes seconds."""
+    return str(task.factors.get("device", "cuda:0" if Path("/dev/nvidia0").exists() else "cpu"))
+
+
+def compare_versions(
+    versions: Sequence[Version], tasks: Sequence[Task], settings: Settings, say: Say = lambda _: None
+) -> list[Compared]:
+    """Compare two versions over some tasks.
+
+    Args:
+        versions: A and B.
+        tasks: What to compare.
+        settings: How.
+        say: Told, in one line each, what is known as it becomes known.
+
+    Raises:
+        BadInput: A version cannot serve a task at all.
+    """
+    second: dict[int, Round] = {}
+    on_cores = settings.pairs and device_of(tasks[0]) == "cpu" and sys.platform == "linux"
+    modules = imported_by_all(versions, [name for task in tasks for name in task.modules]) if on_cores else None
+    if on_cores and modules is None:
+        say(
+            "the code sets environment variables, so each process imports everything anew: fewer of them, or raise --budget"
+        )
+    with Sides(versions, settings.timeout_s, modules, bound=on_cores) as sides:
+        first = _run_round(sides, tasks, settings, say, "")
+        judged = _judge(first, settings)
+        again = [i for i, found in enumerate(judged) if any(v.kind is not Kind.EQUIVALENT for v in found.values())]
+        if again:
+            say(f"{len(again)} of {len(tasks)} are not clear; a second round in fresh processes decides")
+            repeated = _run_round(sides, [tasks[i] for i in again], settings, say, ", second round")
+            second = dict(zip(again, repeated, strict=True))
+    repeated_verdicts = dict(zip(again, _judge([second[i] for i in again], settings), strict=True))
+    result = []
+    for i, (task, round_one) in enumerate(zip(tasks, first, strict=True)):
+        rounds = (round_one, second[i]) if i in second else (round_one,)
+        verdicts = judged[i]
+        if i in second:
+            verdicts = {
+                scope: confirm(verdict, repeated_verdicts[i].get(scope), _compare(_joined(scope, rounds), settings))
+                for scope, verdict in verdicts.items()
+            }
+        result.append(Compared(task, rounds, verdicts))
+    return result
+
+
+def _joined(scope: str, rounds: Sequence[Round]) -> Pairs:
+    return sum((round_.blocks[scope] for round_ in rounds if scope in round_.blocks), Pairs())
+
+
+def _compare(pairs: Pairs, settings: Settings) -> Verdict:
+    a, b = pairs.data()
+    if settings.direction is Direction.HIGHER:  # a rate: the same work over the time
+        a, b = 1 / a, 1 / b
+    return compare_paired(a, b, threshold=settings.threshold, direction=settings.direction)
+
+
+def _judge(rounds: Sequence[Round], settings: Settings) -> list[dict[str, Verdict]]:
+    """Verdicts of one round by task and scope, p adjusted over all of them."""
+    places, verdicts = [], []
+    for i, round_ in enumerate(rounds):
+        for scope, blocks in round_.blocks.items():
+            with contextlib.suppress(TooFewSamples):  # it has no verdict, and its line says so
+                verdicts.append(_compare(blocks, settings))
+                places.append((i, scope))
+    result: list[dict[str, Verdict]] = [{} for _ in rounds]
+    for (i, scope), verdict in zip(places, judge_together(verdicts), strict=True):
+        result[i][scope] = verdict
+    return result
+
+
+def _run_round(sides: Sides, tasks: Sequence[Task], settings: Settings, say: Say, what: str) -> list[Round]:
+    """All tasks, in one pair of processes after the other until the time is up."""
+    begun = time.monotonic()
+    window_s = least_s = settings.budget_s * TIMED / 2 / GENERATIONS
+    timed_s = 0.0
+    rounds = [Round() for _ in tasks]
+    for number in range(1, (GENERATIONS if settings.pairs else 1) + 1):
+        fine = [at for at, round_ in enumerate(rounds) if round_.fine]  # what broke is not tried again
+        if not fine:
+            break
+        parts = _run_generation(sides, [tasks[at] for at in fine], settings, window_s)
+        for at, part in zip(fine, parts, strict=True):
+            rounds[at] = _merged(rounds[at], part)
+        timed_s += len(fine) * window_s
+        spent_s = time.monotonic() - begun
+        if ends_after(number, spent_s, len(tasks) * settings.budget_s):
+            break
+        # where starting takes long, more is made of it
+        window_s = max(least_s, (spent_s - timed_s) / number / len(fine) / 2)
+    for task, round_ in zip(tasks, rounds, strict=True):
+        say(f"{task.experiment} {task.case}{what}: {_progress(round_)}")
+    return rounds
+
+
+def ends_after(number: int, spent_s: float, budget_s: float) -> bool:
+    """Whether a round ends with its n-th pair of processes: another like them would take it over its half of the budget."""
+    return number >= FEWEST_GENERATIONS and spent_s * (1 + 1 / number) > budget_s / 2
+
+
+def _merged(earlier: Round, later: Round) -> Round:
+    """The same task in more pairs of processes."""
+    blocks = {scope: _joined(scope, [earlier, later]) for scope in {**earlier.blocks, **later.blocks}}
+    return Round(blocks, later.rows, later.endings)
+
+
+def _run_generation(sides: Sides, tasks: Sequence[Task], settings: Settings, window_s: float) -> list[Round]:
+    """All tasks once, in one pair of processes as long as both keep in step."""
+    rounds: list[Round] = []
+    in_step = False
+    for task in tasks:
+        processes = sides.processes if in_step else sides.renew()
+        round_, in_step = _run_task(processes, task, settings, window_s)
+        if not in_step:
+            sides.end()
+        rounds.append(round_)
+    return rounds
+
+
+def _progress(round_: Round) -> str:
+    sides = zip("AB", round_.endings, strict=True)
+    bad = [f"{side} {status}: {message}" for side, (status, message) in sides if status != Status.OK]
+    pairs = [f"{scope or 'call'} {pairs}" for scope, pairs in round_.blocks.items()]
+    return "; ".join(bad + pairs) or "nothing to time"
+
+
+def _run_task(sides: Sequence[VersionProcess], task: Task, settings: Settings, window_s: float) -> tuple[Round, bool]:
+    """Run a task on both sides to its end, its timings interleaved for so long in all.
+
+    Returns:
+        What it gave, and whether both processes can take another task.
+    """
+    round_ = Round()
+    try:
+        rest = {"timeout_s": settings.timeout_s, "rows": not settings.pairs}
+        answers = _asked(sides, [{**request, **rest} for request in task.requests])
+        while True:
+            if answers[0].get("timing") is None or answers[0].get("timing") != answers[1].get("timing"):
+                break
+            if not answers[0]["last"]:
+                window_s /= 2
+            round_.blocks.update(_interleave(sides, answers[0]["timing"], settings, window_s))
+            answers = _asked(sides, [{"do": "next"}] * 2)
+    except VersionDied as death:
+        died = sides.index(death.process)
+        endings = [(Status.OK, ""), (Status.OK, "")]
+        endings[died] = (death.status, str(death))
+        round_.endings = (endings[0], endings[1])
+        return round_, False
+    ended = [(a.get("ended", Status.OK), a.get("message", "")) for a in answers]
+    if all(status == Status.OK for status, _ in ended) and answers[0].get("timing") != answers[1].get("timing"):
+        ended[1] = (Status.ERROR, "it times other phases than A does")
+    rows = [a.get("rows", []) for a in answers]
+    round_.endings, round_.rows = (ended[0], ended[1]), (rows[0], rows[1])
+    return round_, all("ended" in answer for answer in answers)
+
+
+def _asked(sides: Sequence[VersionProcess], requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The answers of both, one after the other, since what they compute would fight for the cores; but imports go side by side."""
+    if all(side.is_forked for side in sides):
+        return [side.ask(**request) for side, request in zip(sides, requests, strict=True)]
+    for side, request in zip(sides, requests, strict=True):
+        side.send(**request)
+    return [side.receive() for side in sides]
+
+
+def _interleave(
+    sides: Sequence[VersionProcess], scopes: Sequence[str], settings: Settings, window_s: float
+) -> dict[str, Pairs]:
+    """Pairs of blocks until the ratio is known well enough or time is up.
+
+    Returns:
+        Scope → block medians of A and of B, ms; with several phases also their sum, `total`.
+    """
+    order = random.Random()
+    if not settings.pairs:
+        for side in sides:
+            side.time_block(1, keep=True)
+        return {}
+    warm = time.monotonic() + WARM_UP_S
+    # the second says how long one takes once warm
+    call_ms = max(sum(side.time_block(2, keep=False)[-1]) for side in sides)
+    calls = block_calls(max(call_ms, 1e-6))
+    while time.monotonic() < warm:
+        for side in sides:
+            side.time_block(calls, keep=False)
+    medians: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+    next_check, end = MIN_PAIRS, time.monotonic() + window_s
+    while len(medians[0]) < MAX_PAIRS and (time.monotonic() < end or len(medians[0]) < FEWEST_PAIRS):
+        for i in order.sample((0, 1), 2):
+            block = np.asarray(sides[i].time_block(calls, keep=True))
+            totals = [np.median(block.sum(axis=1))] if len(scopes) > 1 else []
+            medians[i].append(np.concatenate([np.median(block, axis=0), totals]))
+        if len(medians[0]) >= next_check:
+            next_check = next_look(len(medians[0]))
+            if precise_enough(*(np.asarray(side)[:, -1] for side in medians), settings.precision):  # the total, if any
+                break
+    names = [*scopes, "total"] if len(scopes) > 1 else scopes
+    a, b = (np.asarray(side) for side in medians)
+    return {name: Pairs(a[:, i].tolist(), b[:, i].tolist(), [len(a)]) for i, name in enumerate(names)}
+
+
+def precise_enough(a: np.ndarray, b: np.ndarray, precision: float) -> bool:
+    """Whether one pair of processes has given what it must for a round's ratio to be known to ± `precision`."""
+    low, _, high = hodges_lehmann(np.log(b / a))
+    return (high - low) / 2 <= precision * math.sqrt(GENERATIONS)
+
+
+def next_look(pairs: int) -> int:
+    """At how many pairs the interval is looked at again: seldom, since each look costs, and never at significance."""
+    return math.ceil(pairs * 1.1)
+
+
+def block_calls(call_ms: float) -> int:
+    """How many calls make a block."""
+    return min(10_000, max(1, round(_BLOCK_MS / call_ms)))

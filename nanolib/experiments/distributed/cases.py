@@ -1,0 +1,287 @@
+"""Attention across ranks: which form, how many ranks, how much is waiting and communication; and training beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
+
+import pydantic
+
+from nanolib.experiments.distributed import prefill
+from nanolib.experiments.distributed.decode import DecodeCase, measure_decode, predict_decode
+from nanolib.experiments.distributed.prefill import MemoryCase, PrefillCase
+from nanolib.experiments.distributed.training import STRATEGIES, ShardedTrainingCase, measure_training, predict_training
+from nanolib.experiments.model import cases as models
+from nanolib.measurement import BadInput, Measurement, Unsupported
+from nanolib.meters.machine import resolve_device
+from nanolib.meters.memory import MIB
+from nanolib.models.attention.context_parallel import why_not
+from nanolib.models.attention.tree import FORMS
+from nanolib.run import params as shared
+from nanolib.run.params import Case, distinct, fitting_config, known_dtypes, known_presets
+from nanolib.run.ranks.nodes import address, secret
+from nanolib.run.ranks.ranks import HANG_S, RanksCase, check_ranks
+from nanolib.run.workload import Plan, check_fits
+
+Lengths = Annotated[list[shared.Length], pydantic.Field(max_length=64)]
+
+
+class Params(shared.Params):
+    """Parameters of the distributed notebook.
+
+    Attributes:
+        world_sizes: How many ranks.
+        seq_lens: Lengths of the sharded cache to decode over, tokens. Empty for none.
+        forms: `three_allreduce`, `fused`, `gather`, `ring`, `pass_q`.
+        q_len: New tokens per sequence.
+        prefill_seq_lens: Lengths of sequences to attend to as a whole. Empty for none.
+        prefill_forms: `ring`, `zigzag`, `ulysses`, `context_parallel`.
+        backward: Whether prefill is differentiated, too.
+        memory_seq_lens: Lengths whose peak memory is planned, and measured on one rank where it is asked for. Empty for none.
+        memory_measured_up_to: The longest that is measured.
+        batch_size: Sequences.
+        num_heads: Of the queries.
+        num_kv_heads: Of keys and values; divides `num_heads`.
+        head_dim: Width of a head.
+        dtypes: Types of q, k and v.
+        training_preset: Whose training step is measured; a name in `PRESETS`, or empty for none.
+        overrides: Fields of `NanoConfig` that differ from the preset.
+        strategies: `ddp`, `fsdp`.
+        train_seq_len: Tokens per sequence of training.
+        train_batch_size: Its sequences on each rank.
+        threads: Of each rank, on a CPU.
+        model_world_sizes: Ranks to which the cost model is carried on.
+        hang_s: A rank that lets others wait longer has hung, s.
+        private_network: Whether ranks get a network of their own where the system allows it, so that their bytes can be counted.
+        nodes: Machines over which several ranks are spread evenly; on the others runs `nano join`.
+        rendezvous: `HOST:PORT` of this machine, at which they join; needed for more than one.
+    """
+
+    NAME: ClassVar[str] = "distributed"
+
+    world_sizes: list[pydantic.conint(gt=0, le=1024)] = pydantic.Field([1, 2], min_length=1, max_length=64)  # type: ignore[valid-type]
+    seq_lens: Lengths = pydantic.Field([4096])
+    forms: list[Literal[FORMS]] = pydantic.Field(["three_allreduce", "fused", "gather"], min_length=1)  # type: ignore[valid-type]
+    q_len: int = pydantic.Field(1, gt=0, le=65_536)
+    prefill_seq_lens: Lengths = pydantic.Field([512])
+    prefill_forms: list[Literal[prefill.FORMS]] = pydantic.Field(["ring", "zigzag"], min_length=1)  # type: ignore[valid-type]
+    backward: bool = True
+    memory_seq_lens: Lengths = pydantic.Field([])
+    memory_measured_up_to: int = pydantic.Field(4096, ge=0, le=shared.MAX_SEQ_LEN)
+    batch_size: int = pydantic.Field(1, gt=0, le=65_536)
+    num_heads: int = pydantic.Field(8, gt=0, le=4096)
+    num_kv_heads: int = pydantic.Field(8, gt=0, le=4096)
+    head_dim: int = pydantic.Field(64, gt=0, le=4096)
+    dtypes: list[str] = pydantic.Field(["float32"], min_length=1)
+    training_preset: str = ""
+    overrides: dict[str, Any] = pydantic.Field(default_factory=dict)
+    strategies: list[Literal[STRATEGIES]] = pydantic.Field(["ddp", "fsdp"], min_length=1)  # type: ignore[valid-type]
+    train_seq_len: int = pydantic.Field(128, gt=0, le=shared.MAX_SEQ_LEN)
+    train_batch_size: int = pydantic.Field(1, gt=0, le=65_536)
+    threads: int = pydantic.Field(1, gt=0, le=4096)
+    model_world_sizes: list[pydantic.conint(gt=0, le=65_536)] = pydantic.Field([4, 8, 16], max_length=64)  # type: ignore[valid-type]
+    hang_s: float = pydantic.Field(HANG_S, gt=0, le=86_400)
+    private_network: bool = True
+    nodes: int = pydantic.Field(1, gt=0, le=1024)
+    rendezvous: str = pydantic.Field("", max_length=300)
+    grids: ClassVar = tuple(
+        ("world_sizes", "dtypes", lengths) for lengths in ("seq_lens", "prefill_seq_lens", "memory_seq_lens")
+    )
+
+    _dtypes = pydantic.field_validator("dtypes")(known_dtypes)
+    _distinct = pydantic.field_validator(
+        *("world_sizes", "seq_lens", "forms", "prefill_seq_lens", "prefill_forms", "memory_seq_lens", "dtypes"),
+        *("strategies", "model_world_sizes"),
+    )(distinct)
+
+    @pydantic.field_validator("training_preset")
+    @classmethod
+    def _known_preset(cls, value: str) -> str:
+        return known_presets([value])[0] if value else value
+
+    @pydantic.model_validator(mode="after")
+    def _nodes_meet(self) -> Params:
+        if self.nodes > 1 or self.rendezvous:
+            try:
+                address(self.rendezvous)
+                secret()
+            except BadInput as error:
+                raise ValueError(error.lines[0]) from None
+        for world in _several(self):
+            if world % self.nodes:
+                raise ValueError(
+                    f"world_sizes: {world} ranks do not share out over {self.nodes} nodes; give a multiple"
+                )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _fits_together(self) -> Params:
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_kv_heads: {self.num_kv_heads} does not divide num_heads {self.num_heads}; choose a divisor"
+            )
+        if self.seq_lens and self.q_len > min(self.seq_lens):
+            raise ValueError(
+                f"q_len: {self.q_len} new tokens do not fit into a sequence of {min(self.seq_lens)}; give fewer"
+            )
+        for world in self.world_sizes if self.prefill_seq_lens and "ulysses" in self.prefill_forms else []:
+            if self.num_heads % world or (self.num_kv_heads % world and world % self.num_kv_heads):
+                raise ValueError(
+                    f"world_sizes: {self.num_heads} and {self.num_kv_heads} heads do not share out over {world} ranks, as ulysses "
+                    "needs; choose a divisor of the heads, or leave ulysses out"
+                )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _model_fits(self) -> Params:
+        if not self.training_preset:
+            if self.overrides:
+                raise ValueError("overrides: there is no preset to change; set training_preset, or leave them out")
+            return self
+        config = fitting_config(self.training_preset, self.overrides)
+        if self.train_seq_len > config.context_length:
+            raise ValueError(
+                f"train_seq_len: {self.train_seq_len} exceeds the context_length {config.context_length} of "
+                f"{self.training_preset}; shorten it"
+            )
+        return self
+
+
+def cases(params: Params) -> list[Case]:
+    """Decoding, prefill, memory and training, by the number of ranks."""
+    device = resolve_device(params.device)
+    heads = (params.num_heads, params.num_kv_heads, params.head_dim)
+    found: list[Case] = [
+        DecodeCase(
+            device,
+            world,
+            seq_len,
+            tuple(params.forms),
+            params.batch_size,
+            *heads,
+            params.q_len,
+            dtype,
+            params.threads,
+            nodes=_nodes(params, world),
+        )
+        for dtype in params.dtypes
+        for seq_len in params.seq_lens
+        for world in params.world_sizes
+    ]
+    for dtype in params.dtypes:
+        for seq_len in params.prefill_seq_lens:
+            for world in _several(params):
+                found += [
+                    PrefillCase(
+                        device,
+                        world,
+                        seq_len,
+                        forms,
+                        params.batch_size,
+                        *heads,
+                        dtype,
+                        params.backward,
+                        params.threads,
+                        nodes=_nodes(params, world),
+                    )
+                    for forms in _launches(params.prefill_forms, world)
+                ]
+        found += [
+            MemoryCase(
+                device, world, seq_len, form, params.batch_size, *heads, dtype, seq_len <= params.memory_measured_up_to
+            )
+            for form in prefill.MEMORY_FORMS
+            for world in _memory_worlds(params, form)
+            for seq_len in params.memory_seq_lens
+        ]
+    if params.training_preset:
+        name = models.model_name(params.training_preset, params.overrides)
+        shape = (params.train_seq_len, params.train_batch_size, params.threads)
+        found += [
+            ShardedTrainingCase(
+                device,
+                name,
+                world,
+                params.training_preset,
+                params.overrides,
+                tuple(params.strategies),
+                *shape,
+                nodes=_nodes(params, world),
+            )
+            for world in _several(params)
+        ]
+    return found
+
+
+def _nodes(params: Params, world: int) -> int:
+    """One rank is here; several are spread over all machines."""
+    return params.nodes if world > 1 else 1
+
+
+def _several(params: Params) -> list[int]:
+    """Numbers of ranks where one rank alone is measured along with several: one launch, interleaved."""
+    return [world for world in params.world_sizes if world > 1] or [1]
+
+
+def _launches(forms: list[str], world: int) -> list[tuple[str, ...]]:
+    """Forms that one launch interleaves; torch's own replaces the attention of a whole process."""
+    if world == 1:
+        return [(prefill.DENSE,)]
+    own = [form for form in forms if form == prefill.CONTEXT_PARALLEL]
+    together = [prefill.DENSE, *(form for form in forms if form != prefill.CONTEXT_PARALLEL)]
+    return [tuple(launch) for launch in (together, own) if launch]
+
+
+def _memory_worlds(params: Params, form: str) -> list[int]:
+    """One rank for what does not share its memory; the numbers of ranks that were asked for, for what does."""
+    if form not in (prefill.RING, prefill.ULYSSES):
+        return [1]
+    several = [world for world in params.world_sizes if world > 1]
+    if form == prefill.ULYSSES:
+        return [world for world in several if not params.num_heads % world and not params.num_kv_heads % world]
+    return several
+
+
+def predict(case: Case, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+    """What formulas say: rounds, bytes, memory, parameters."""
+    if isinstance(case, DecodeCase):
+        return predict_decode(case)
+    if isinstance(case, PrefillCase):
+        return prefill.predict_prefill(case)
+    if isinstance(case, ShardedTrainingCase):
+        return predict_training(case)
+    most = plan(case).most
+    return {} if most is None else {"peak_memory": most / MIB}
+
+
+def plan(case: Case) -> Plan:
+    """The peak memory of one rank."""
+    if isinstance(case, DecodeCase):
+        return Plan({"decode": case.shard_bytes * case.world_size // case.nodes})
+    if isinstance(case, PrefillCase):
+        one = prefill.plan_prefill(case)
+        return Plan({scope: peak * case.world_size // case.nodes for scope, peak in one.peaks.items()}, one.reason)
+    return prefill.plan_memory(case) if isinstance(case, MemoryCase) else Plan()
+
+
+def unsupported(case: Case) -> str:
+    """Why this machine cannot run the case; empty when it can."""
+    try:
+        check_ranks(case.device, case.world_size // case.nodes if isinstance(case, RanksCase) else 1)
+    except Unsupported as error:
+        return str(error)
+    if isinstance(case, PrefillCase) and prefill.CONTEXT_PARALLEL in case.prefill_forms:
+        return why_not(case.device)
+    return ""
+
+
+def measure_case(case: Case, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
+    """The rows of one case."""
+    if reason := unsupported(case):
+        raise Unsupported(reason)
+    if isinstance(case, MemoryCase):
+        yield from prefill.measure_memory_case(case, plan(case))
+        return
+    check_fits(plan(case), case.device)
+    measures = {DecodeCase: measure_decode, PrefillCase: prefill.measure_prefill, ShardedTrainingCase: measure_training}
+    yield from measures[type(case)](case, params)

@@ -1,0 +1,224 @@
+"""Decoding over a cache that is sharded across ranks: each form's time, its parts, its bytes, and what more ranks would do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from nanolib.experiments.distributed.rank_rows import bytes_rows, latency_row, part_rows, ratio_row, slowest
+from nanolib.measurement import Flag, Measurement, Provenance, Status, exact
+from nanolib.meters.links import count_bytes, time_collectives
+from nanolib.meters.memory import MIB
+from nanolib.meters.network import only_loopback
+from nanolib.meters.time.together import parts_together, time_together
+from nanolib.models.attention.layout import Layout
+from nanolib.models.attention.ranks import NO_TIMER
+from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
+from nanolib.models.attention.traffic import Traffic, decode_traffic
+from nanolib.models.attention.tree import tree_attention_decode
+from nanolib.run.ranks.ranks import RanksCase, asked_case, measure_on_ranks
+from nanolib.stats.intervals import TooFewSamples
+from nanolib.stats.scaling import LinkCost, link_cost
+
+BASE_FORM = "three_allreduce"
+_CHECKED_ELEMENTS = 2**25  # keys and values of the whole sequence, up to which one rank compares with float64
+
+
+@dataclass(frozen=True)
+class DecodeCase(RanksCase):
+    """One token (or a few) over a sequence on so many ranks, in every form."""
+
+    world_size: int
+    seq_len: int
+    forms: tuple[str, ...]
+    batch_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    q_len: int
+    dtype: str
+    threads: int
+
+    @property
+    def layout(self) -> Layout:
+        """Which keys each rank holds."""
+        return Layout.plain(self.seq_len, self.world_size)
+
+    @property
+    def shard_bytes(self) -> int:
+        """Keys and values of one rank."""
+        per_key = 2 * self.batch_size * self.num_kv_heads * self.head_dim * getattr(torch, self.dtype).itemsize
+        return per_key * max(self.layout.length(rank) for rank in range(self.world_size))
+
+    def traffic(self, form: str, world_size: int | None = None) -> Traffic:
+        """What the form sends, on so many ranks."""
+        layout = Layout.plain(self.seq_len, world_size or self.world_size)
+        return decode_traffic(
+            form,
+            layout,
+            batch=self.batch_size,
+            heads=self.num_heads,
+            kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            q_len=self.q_len,
+            itemsize=getattr(torch, self.dtype).itemsize,
+        )
+
+    def __str__(self) -> str:
+        """Ranks, length and type."""
+        return f"decode {self.ranks} n={self.seq_len} batch={self.batch_size} {self.dtype}"
+
+
+def predict_decode(case: DecodeCase) -> dict[str, float | str]:
+    """Rounds and bytes of each form, and what each rank holds."""
+    sent = {form: case.traffic(form) for form in case.forms}
+    return {
+        "shard": f"{case.shard_bytes / MIB:.4g} MiB",
+        "rounds": ", ".join(f"{form} {traffic.rounds}" for form, traffic in sent.items()),
+        "bytes sent per rank": ", ".join(f"{form} {max(traffic.sent):,.0f}" for form, traffic in sent.items()),
+    }
+
+
+def measure_decode(case: DecodeCase, params: Any) -> Iterator[Measurement]:
+    """All rows of a case: the forms' times and ratios, their parts, bytes, errors, and the cost model."""
+    answers, flags = measure_on_ranks(f"{__name__}:rank", case, params, private_network=params.private_network)
+    link = None
+    if case.world_size > 1:
+        link, rows = link_rows(answers, case.world_size, flags)
+        yield from rows
+    for form in case.forms:
+        traffic = case.traffic(form)
+        blocks = [answer["blocks"][form] for answer in answers]
+        yield latency_row(blocks, form, flags, threads=case.threads)
+        yield exact("rounds", traffic.rounds, scope=form)
+        yield from bytes_rows(form, traffic.sent, answers[0]["bytes"].get(form), flags)
+        modelled = 1e3 * link.seconds(traffic.hops, max(traffic.sent)) if link else None
+        parts = [answer["parts"][form] for answer in answers]
+        rows = list(part_rows(parts, form, flags, modelled))
+        yield from rows
+        if link:
+            compute = next(row.estimate for row in rows if row.scope == f"{form}: compute")
+            yield from _extrapolated(case, form, compute, link, params.model_world_sizes, flags)
+        if form != BASE_FORM and BASE_FORM in case.forms and case.world_size > 1:
+            against = ratio_row([a["blocks"][BASE_FORM] for a in answers], blocks, f"{form} over {BASE_FORM}", flags)
+            if against:
+                yield against
+        error = max((answer["errors"][form] for answer in answers if form in answer["errors"]), default=None)
+        if error is not None:
+            yield Measurement("relative_error", error, n=case.world_size, method="float64", scope=form)
+    yield exact("footprint", case.shard_bytes / MIB, scope="keys and values of a rank")
+    if case.world_size > 1 and not answers[0]["private"]:
+        yield Measurement("wire_bytes", status=Status.UNSUPPORTED, scope="interface", message=NO_NETWORK)
+
+
+NO_NETWORK = (
+    "the ranks have no network of their own, so an interface would count other traffic too; see wire_bytes by formula"
+)
+
+
+def link_rows(
+    answers: list[dict[str, Any]], world_size: int, flags: tuple[Flag, ...]
+) -> tuple[LinkCost | None, list[Measurement]]:
+    """Collectives by size, and the cost per message and per byte that fits them."""
+    rows, medians = [], []
+    for at, link in enumerate(answers[0]["links"]):
+        blocks = [answer["links"][at]["blocks"] for answer in answers]
+        medians.append(float(np.median(slowest(blocks))))
+        shape = {name: link[name] for name in ("collective", "payload", "messages", "sent")}
+        rows.append((shape, latency_row(blocks, f"{link['collective']} of {link['payload']} B", flags, **shape)))
+    shapes = [shape for shape, _ in rows]
+    try:
+        fitted = link_cost(
+            [shape["messages"] for shape in shapes], [shape["sent"] for shape in shapes], [ms / 1e3 for ms in medians]
+        )
+    except TooFewSamples:
+        return None, [row for _, row in rows]
+    told = []
+    for shape, row in rows:
+        predicted = 1e3 * fitted.seconds(shape["messages"], shape["sent"])
+        told.append(Measurement.from_dict(row.to_dict() | {"predicted": predicted}))
+    spread = {"residuals": list(fitted.residuals), "largest_residual": max(map(abs, fitted.residuals))}
+    shared = {"n": len(medians), "method": "least squares over collectives", "flags": flags, "details": spread}
+    told.append(Measurement("link_latency", 1e3 * fitted.alpha, scope=f"{world_size} ranks", **shared))
+    if fitted.beta:
+        told.append(Measurement("link_bandwidth", 1 / fitted.beta, scope=f"{world_size} ranks", **shared))
+    return fitted, told
+
+
+def _extrapolated(
+    case: DecodeCase, form: str, compute_ms: float, link: LinkCost, world_sizes: list[int], flags: tuple[Flag, ...]
+) -> Iterator[Measurement]:
+    """What the cost model says of more ranks: computing shared out evenly, messages and bytes by formula."""
+    for world in world_sizes:
+        if world <= case.world_size:
+            continue
+        traffic = case.traffic(form, world)
+        sending = 1e3 * link.seconds(traffic.hops, max(traffic.sent))
+        yield Measurement(
+            "latency",
+            compute_ms * case.world_size / world + sending,
+            n=1,
+            provenance=Provenance.MODELLED,
+            method="alpha-beta",
+            scope=f"{form} at {world} ranks",
+            flags=flags,
+            details={
+                "form": form,
+                "world_size": world,
+                "compute": compute_ms * case.world_size / world,
+                "sending": sending,
+            },
+        )
+
+
+# On the ranks
+
+
+def rank(asked: dict[str, Any]) -> dict[str, Any]:
+    """What one rank measures; see `measure_decode`."""
+    case, seed, budget_s, device = asked_case(DecodeCase, asked)
+    me = dist.get_rank()
+    links = time_collectives(budget_s, device=device, seed=seed) if case.world_size > 1 else []
+    with torch.no_grad():
+        q, k, v = _inputs(case, me, seed, device)
+        here = {"start": case.layout.pieces[me][0][0], "total": case.seq_len}
+
+        def calling(form: str) -> Any:
+            return lambda timer=NO_TIMER: tree_attention_decode(q, k, v, form=form, **here, timer=timer)
+
+        calls = {form: calling(form) for form in case.forms}
+        errors = {}
+        elements = 2 * case.batch_size * case.num_kv_heads * case.seq_len * case.head_dim
+        if elements <= _CHECKED_ELEMENTS:
+            parts = [_inputs(case, other, seed, device) for other in range(case.world_size)]
+            whole = [torch.cat([part[at] for part in parts], dim=2) for at in (1, 2)]
+            reference = masked_attention(q, *whole, causal_mask(case.q_len, case.seq_len, device))
+            errors = {form: relative_error(call(), reference) for form, call in calls.items()}
+        counted = {form: count_bytes(call) for form, call in calls.items()} if case.world_size > 1 else {}
+        return {
+            "links": links,
+            "blocks": time_together(calls, budget_s, device=device, seed=seed),
+            "parts": parts_together(calls, budget_s, device=device),
+            "errors": errors,
+            "bytes": counted,
+            "private": only_loopback(),
+        }
+
+
+def _inputs(case: DecodeCase, me: int, seed: int, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Queries, the same on every rank, and a rank's keys and values."""
+    dtype = getattr(torch, case.dtype)
+
+    def random(number: int, *shape: int) -> torch.Tensor:
+        generator = torch.Generator(device).manual_seed(seed * 1_000_003 + number)
+        return torch.randn(*shape, generator=generator, dtype=dtype, device=device)
+
+    length = case.layout.length(me)
+    q = random(0, case.batch_size, case.num_heads, case.q_len, case.head_dim)
+    shape = (case.batch_size, case.num_kv_heads, length, case.head_dim)
+    return q, random(2 * me + 1, *shape), random(2 * me + 2, *shape)

@@ -1,0 +1,334 @@
+"""Attention over a whole sequence that is sharded across ranks: time, parts, bytes and memory per rank; and how far memory goes."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+
+from nanolib.experiments.distributed.rank_rows import bytes_rows, latency_row, part_rows, ratio_row
+from nanolib.measurement import Measurement, Provenance, exact
+from nanolib.meters.links import count_bytes
+from nanolib.meters.memory import MIB, peak_memory
+from nanolib.meters.time.together import parts_together, time_together
+from nanolib.models import attention
+from nanolib.models.attention.context_parallel import context_parallel_attention
+from nanolib.models.attention.layout import Layout
+from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
+from nanolib.models.attention.ring import ring_attention
+from nanolib.models.attention.traffic import Traffic, prefill_traffic
+from nanolib.models.attention.ulysses import ulysses_attention
+from nanolib.run.params import Case
+from nanolib.run.ranks.ranks import RanksCase, asked_case, measure_on_ranks
+from nanolib.run.workload import Plan, Workload, planned, shortage
+
+RING, ZIGZAG, ULYSSES, DENSE, CONTEXT_PARALLEL = "ring", "zigzag", "ulysses", "dense", "context_parallel"
+FORMS = (RING, ZIGZAG, ULYSSES, CONTEXT_PARALLEL)
+MEMORY_FORMS = ("math", "flash", RING, ULYSSES)
+_CHECKED_SCORES = 2**25  # float64 scores up to which a rank compares its part
+
+
+@dataclass(frozen=True)
+class PrefillCase(RanksCase):
+    """Causal attention over a sequence on so many ranks, in every form.
+
+    `dense` is the baseline: the first rank attends to the whole sequence while the others wait.
+    """
+
+    world_size: int
+    seq_len: int
+    prefill_forms: tuple[str, ...]
+    batch_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+    backward: bool
+    threads: int
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        """Forms, each with its direction."""
+        directions = ("forward", "training") if self.backward else ("forward",)
+        return tuple(f"{form} {direction}" for form in self.prefill_forms for direction in directions)
+
+    def layout(self, form: str) -> Layout:
+        """Which positions each rank holds."""
+        if form == DENSE:
+            return Layout.of_lengths([self.seq_len] + [0] * (self.world_size - 1))
+        return (Layout.zigzag if form == ZIGZAG else Layout.plain)(self.seq_len, self.world_size)
+
+    def traffic(self, form: str) -> Traffic:
+        """What a forward pass sends."""
+        return prefill_traffic(
+            form,
+            self.layout(form),
+            batch=self.batch_size,
+            heads=self.num_heads,
+            kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            itemsize=getattr(torch, self.dtype).itemsize,
+        )
+
+    def __str__(self) -> str:
+        """Ranks, length and type."""
+        which = f" {CONTEXT_PARALLEL.replace('_', ' ')}" if CONTEXT_PARALLEL in self.prefill_forms else ""
+        return f"prefill {self.ranks} n={self.seq_len} batch={self.batch_size} {self.dtype}{which}"
+
+
+@dataclass(frozen=True)
+class MemoryCase(Case):
+    """The peak memory of attention over a sequence: planned, and measured on one rank where that is asked for."""
+
+    interleaves: ClassVar[bool] = False
+
+    world_size: int
+    seq_len: int
+    memory_form: str
+    batch_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+    measured: bool
+
+    def __str__(self) -> str:
+        """Form, ranks and length."""
+        return f"memory {self.memory_form} {self.world_size} rank(s) n={self.seq_len}"
+
+
+def predict_prefill(case: PrefillCase) -> dict[str, float | str]:
+    """Rounds, bytes and memory of each form."""
+    if CONTEXT_PARALLEL in case.prefill_forms:
+        return {}
+    forms = [form for form in case.prefill_forms if form != DENSE]
+    peaks = plan_prefill(case).peaks
+    found: dict[str, float | str] = {
+        "peak memory per rank": ", ".join(
+            f"{form} {peaks[f'{form} forward'] / MIB:.4g} MiB" for form in case.prefill_forms
+        )
+    }
+    if forms and case.world_size > 1:
+        sent = {form: case.traffic(form) for form in forms}
+        found["rounds"] = ", ".join(f"{form} {traffic.rounds}" for form, traffic in sent.items())
+        found["bytes sent per rank"] = ", ".join(f"{form} {max(traffic.sent):,.0f}" for form, traffic in sent.items())
+    return found
+
+
+def plan_prefill(case: PrefillCase) -> Plan:
+    """Peak memory of one rank, for each scope; the other ranks are made believe."""
+    if CONTEXT_PARALLEL in case.prefill_forms:
+        return Plan(reason="torch's own is not planned")
+
+    def workloads() -> Iterator[Workload]:
+        for scope in case.scopes:
+            form = scope.split()[0]
+            tensors = _shard(case, form, 0, 0, torch.device("cpu"))
+            yield Workload(scope, _calls(case, form, tensors, None)[scope], lambda held=tensors: held, keeps=False)
+
+    with _pretended_ranks(case.world_size):
+        return planned(case, workloads)
+
+
+@contextlib.contextmanager
+def _pretended_ranks(world_size: int) -> Iterator[None]:
+    """A process group whose collectives do nothing: enough for tensors that have no data."""
+    if world_size == 1:
+        yield
+        return
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    excepthook = sys.excepthook  # torch puts one there that names a rank, and leaves it
+    dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        sys.excepthook = excepthook
+
+
+def measure_prefill(case: PrefillCase, params: Any) -> Iterator[Measurement]:
+    """All rows of a case: times, parts, bytes, errors, and memory beside its plan."""
+    plan = plan_prefill(case)
+    answers, flags = measure_on_ranks(f"{__name__}:rank", case, params, private_network=params.private_network)
+    for scope in case.scopes:
+        form = scope.split()[0]
+        blocks = [answer["blocks"][scope] for answer in answers]
+        yield latency_row(blocks, scope, flags, threads=case.threads)
+        peak = max(answer["peaks"][scope] for answer in answers)
+        yield exact(
+            "peak_memory",
+            peak / MIB,
+            scope=scope,
+            method="live_tensor_bytes, largest rank",
+            predicted=plan.peaks[scope] / MIB if scope in plan.peaks else None,
+        )
+        ring = f"{RING} {scope.split()[1]}"
+        if form == ZIGZAG and ring in case.scopes:
+            against = ratio_row([a["blocks"][ring] for a in answers], blocks, f"{scope} over {RING}", flags)
+            if against:
+                yield against
+    for form in case.prefill_forms:
+        if form in answers[0]["parts"]:
+            yield from part_rows([answer["parts"][form] for answer in answers], form, flags, None)
+        if form in (RING, ZIGZAG, ULYSSES) and case.world_size > 1:
+            traffic = case.traffic(form)
+            yield exact("rounds", traffic.rounds, scope=form)
+            yield from bytes_rows(form, traffic.sent, answers[0]["bytes"].get(form), flags)
+        errors = [answer["errors"][form] for answer in answers if form in answer["errors"]]
+        if errors:
+            yield Measurement("relative_error", max(errors), n=len(errors), method="float64", scope=form)
+
+
+def rank(asked: dict[str, Any]) -> dict[str, Any]:
+    """What one rank measures; see `measure_prefill`."""
+    case, seed, budget_s, device = asked_case(PrefillCase, asked)
+    me = dist.get_rank()
+    calls: dict[str, Callable[[], object]] = {}
+    timed: dict[str, Callable[[Any], object]] = {}
+    peaks, errors, counted = {}, {}, {}
+    with contextlib.ExitStack() as stack:
+        for form in case.prefill_forms:
+            tensors = _shard(case, form, me, seed, device)
+            mine = _calls(case, form, tensors, stack)
+            calls |= mine
+            for scope, call in mine.items():
+                call()
+                with peak_memory(device, *tensors) as peak:
+                    call()
+                peaks[scope] = peak.live
+            if form == CONTEXT_PARALLEL:
+                continue
+            timed[form] = _timed(case, form, tensors)
+            if case.seq_len**2 * case.batch_size * case.num_heads <= _CHECKED_SCORES * case.world_size:
+                errors[form] = _error(case, form, tensors, me, seed, device)
+            if case.world_size > 1 and form != DENSE:
+                counted[form] = count_bytes(mine[f"{form} forward"], calls=2)
+        blocks = time_together(calls, budget_s, device=device, seed=seed)
+        parts = parts_together(timed, budget_s, device=device)
+    return {"blocks": blocks, "parts": parts, "peaks": peaks, "errors": errors, "bytes": counted}
+
+
+def _attend(case: PrefillCase, form: str, q: Any, k: Any, v: Any, **more: Any) -> torch.Tensor:
+    if form == DENSE:  # nothing on all ranks but the first
+        return attention.attend("dense", q, k, v, causal=True) if q.numel() else q
+    if form == ULYSSES:
+        return ulysses_attention(q, k, v, layout=case.layout(form), **more)
+    return ring_attention(q, k, v, layout=case.layout(form), **more)
+
+
+def _calls(
+    case: PrefillCase, form: str, tensors: tuple[torch.Tensor, ...], stack: contextlib.ExitStack | None
+) -> dict[str, Callable[[], object]]:
+    """Scope → call: without gradients, and with them."""
+    q, k, v, grad = tensors
+    if form == CONTEXT_PARALLEL:
+        attend = stack.enter_context(context_parallel_attention(q, k, v))
+    else:
+
+        def attend() -> torch.Tensor:
+            return _attend(case, form, q, k, v)
+
+    def forward() -> torch.Tensor:
+        with torch.no_grad():
+            return attend()
+
+    def training() -> Any:
+        if form == DENSE and not q.numel():
+            return None
+        return torch.autograd.grad(attend(), (q, k, v), grad)
+
+    both = {f"{form} forward": forward, f"{form} training": training}
+    return {scope: call for scope, call in both.items() if scope in case.scopes}
+
+
+def _timed(case: PrefillCase, form: str, tensors: tuple[torch.Tensor, ...]) -> Callable[[Any], object]:
+    """A forward pass part by part; hops do not overlap with blocks, or they could not be told apart."""
+    q, k, v, _ = tensors
+
+    def call(timer: Any) -> None:
+        with torch.no_grad():
+            if form == DENSE:
+                with timer.time_block("comp_attention"):
+                    _attend(case, form, q, k, v)
+            elif form == ULYSSES:
+                _attend(case, form, q, k, v, timer=timer)
+            else:
+                _attend(case, form, q, k, v, timer=timer, overlap=False)
+
+    return call
+
+
+def _whole(case: PrefillCase, seed: int, device: torch.device) -> Iterator[torch.Tensor]:
+    """Queries, keys, values and a gradient of the output, of the whole sequence; the same on every rank."""
+    generator = torch.Generator(device).manual_seed(seed)
+    for heads in (case.num_heads, case.num_kv_heads, case.num_kv_heads, case.num_heads):
+        shape = (case.batch_size, heads, case.seq_len, case.head_dim)
+        yield torch.randn(*shape, generator=generator, dtype=getattr(torch, case.dtype), device=device)
+
+
+def _shard(case: PrefillCase, form: str, me: int, seed: int, device: torch.device) -> tuple[torch.Tensor, ...]:
+    parts = [case.layout(form).take(x, me).clone() for x in _whole(case, seed, device)]
+    for x in parts[:3]:
+        x.requires_grad_(case.backward)
+    return tuple(parts)
+
+
+def _error(case: PrefillCase, form: str, tensors: tuple[torch.Tensor, ...], me: int, seed: int, device: Any) -> float:
+    """Of this rank's part against float64."""
+    q, k, v, _ = tensors
+    with torch.no_grad():
+        out = _attend(case, form, q, k, v)
+        _, keys, values, _ = _whole(case, seed, device)
+        mask = case.layout(form).take(causal_mask(case.seq_len, case.seq_len, device), me, dim=0)
+        return relative_error(out, masked_attention(q, keys, values, mask)) if out.numel() else 0.0
+
+
+# How far memory goes
+
+
+def plan_memory(case: MemoryCase) -> Plan:
+    """The peak of a forward pass on one rank."""
+    shape = (case.batch_size, case.num_heads, case.num_kv_heads, case.head_dim, case.dtype)
+    if case.memory_form in (RING, ULYSSES):
+        twin = PrefillCase(case.device, case.world_size, case.seq_len, (case.memory_form,), *shape, False, 1)
+        return plan_prefill(twin)
+
+    def workloads() -> Iterator[Workload]:
+        yield _dense_workload(case, torch.device("cpu"))
+
+    return planned(case, workloads)
+
+
+def _dense_workload(case: MemoryCase, device: torch.device) -> Workload:
+    shapes = [
+        (case.batch_size, heads, case.seq_len, case.head_dim)
+        for heads in (case.num_heads, case.num_kv_heads, case.num_kv_heads)
+    ]
+    tensors = [torch.randn(shape, dtype=getattr(torch, case.dtype), device=device) for shape in shapes]
+    options = {"backend": case.memory_form}
+
+    def call() -> torch.Tensor:
+        with torch.no_grad():
+            return attention.attend("dense", *tensors, causal=True, options=options)
+
+    return Workload(f"{case.memory_form} forward", call, lambda: tensors, keeps=False)
+
+
+def measure_memory_case(case: MemoryCase, plan: Plan) -> Iterator[Measurement]:
+    """`peak_memory`: measured where that is asked for, fits, and takes one rank alone; else planned (`modelled`)."""
+    scope = f"{case.memory_form} forward"
+    if case.measured and case.world_size == 1 and not shortage(plan, case.device):
+        work = _dense_workload(case, torch.device(case.device))
+        work.call()
+        with peak_memory(case.device, *work.existing()) as peak:
+            work.call()
+        predicted = plan.most / MIB if plan.most is not None else None
+        yield exact("peak_memory", peak.live / MIB, scope=scope, method="live_tensor_bytes", predicted=predicted)
+    elif plan.most is not None:
+        yield exact("peak_memory", plan.most / MIB, scope=scope, method="plan", provenance=Provenance.MODELLED)

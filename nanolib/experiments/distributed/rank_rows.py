@@ -1,0 +1,133 @@
+"""What the ranks saw, as rows: a call takes as long as on its slowest rank; shares are of one rank's own time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from nanolib.measurement import Flag, Measurement, exact
+from nanolib.meters.time.latency import summarise
+from nanolib.meters.time.timer import KINDS
+from nanolib.stats.compare import compare_paired
+from nanolib.stats.intervals import Interval, TooFewSamples, mean_interval, median_interval
+
+Parts = Sequence[Sequence[dict[str, float]]]  # [ranks][runs]: block → ms
+
+
+def slowest(ranks: Sequence[Sequence[float]]) -> np.ndarray:
+    """Of each block the longest time of any rank; ranks × blocks."""
+    return np.asarray(ranks, dtype=float).max(axis=0)
+
+
+def latency_row(ranks: Sequence[Sequence[float]], scope: str, flags: tuple[Flag, ...], **details: Any) -> Measurement:
+    """The `latency` of a call that all ranks make together."""
+    row = summarise(slowest(ranks), scope=scope, method="perf_counter, slowest rank", details=details)
+    return Measurement.from_dict(row.to_dict() | {"flags": [*row.flags, *flags]})
+
+
+def ratio_row(ranks_a: Any, ranks_b: Any, scope: str, flags: tuple[Flag, ...]) -> Measurement | None:
+    """B over A from interleaved blocks; None where there are too few."""
+    try:
+        verdict = compare_paired(slowest(ranks_a), slowest(ranks_b))
+    except TooFewSamples:
+        return None
+    low, ratio, high = verdict.interval
+    details = {"verdict": verdict.kind, "p": verdict.p, "minimum_detectable_effect": verdict.minimum_detectable_effect}
+    blocks = len(ranks_a[0])
+    return Measurement(
+        "ratio", ratio, low, high, 0.95, blocks, method="paired", scope=scope, flags=flags, details=details
+    )
+
+
+def part_rows(ranks: Parts, form: str, flags: tuple[Flag, ...], predicted_ms: float | None) -> Iterator[Measurement]:
+    """`part_time` of each block and of compute, wait and communication; `time_share` of the latter.
+
+    Args:
+        ranks: Milliseconds.
+        form: What was called.
+        flags: For every row.
+        predicted_ms: What the cost model says of the communication.
+    """
+    names = dict.fromkeys(name for runs in ranks for run in runs for name in run if name not in KINDS.values())
+    for name in names:
+        series = [[run.get(name, 0.0) for run in runs] for runs in ranks]
+        yield _part(series, f"{form}: {name}", flags, None)
+    kinds = {kind: [[_of_kind(run, kind) for run in runs] for runs in ranks] for kind in KINDS.values()}
+    for kind, series in kinds.items():
+        yield _part(series, f"{form}: {kind}", flags, predicted_ms if kind == "communication" else None)
+    # The rank that the others wait for is the one whose time the call takes.
+    rank = int(np.argmin([np.sum(waits) for waits in kinds["wait"]]))
+    own = np.array([series[rank] for series in kinds.values()])
+    for kind, share in zip(kinds, own / own.sum(axis=0), strict=True):
+        low, estimate, high = _mean(share)
+        yield Measurement(
+            "time_share",
+            estimate,
+            low,
+            high,
+            0.95,
+            n=len(share),
+            method="one rank's own time",
+            scope=f"{form}: {kind}",
+            flags=flags,
+            details={"rank": rank},
+        )
+
+
+def _of_kind(run: dict[str, float], kind: str) -> float:
+    return sum(ms for name, ms in run.items() if KINDS.get(name.split("_")[0]) == kind)
+
+
+def _part(
+    series: Sequence[Sequence[float]], scope: str, flags: tuple[Flag, ...], predicted: float | None
+) -> Measurement:
+    longest = slowest(series)
+    try:
+        low, estimate, high = median_interval(longest)
+    except TooFewSamples:
+        low, estimate, high = float(longest.min()), float(np.median(longest)), float(longest.max())
+    each = [{"mean": float(np.mean(s)), "sd": float(np.std(s, ddof=1)) if len(s) > 1 else 0.0} for s in series]
+    return Measurement(
+        "part_time",
+        estimate,
+        low,
+        high,
+        0.95,
+        n=len(longest),
+        samples=tuple(map(float, longest)),
+        predicted=predicted,
+        method="perf_counter, slowest rank",
+        scope=scope,
+        flags=flags,
+        details={"ranks": each},
+    )
+
+
+def _mean(values: np.ndarray) -> Interval:
+    try:
+        return mean_interval(values)
+    except TooFewSamples:
+        return Interval(float(values.min()), float(values.mean()), float(values.max()))
+
+
+def bytes_rows(
+    form: str, sent: Sequence[float], counted: float | None, flags: tuple[Flag, ...]
+) -> Iterator[Measurement]:
+    """`wire_bytes` per rank by formula, and as the interface counted them where it could."""
+    mean = sum(sent) / len(sent)
+    yield exact("wire_bytes", mean, scope=form, details={"most": max(sent), "all": sum(sent)})
+    if counted is not None:
+        yield Measurement(
+            "wire_bytes",
+            counted / len(sent),
+            n=1,
+            predicted=mean,
+            method="interface",
+            scope=form,
+            flags=flags,
+            details={
+                "includes": "TCP/IP headers of 66 B per segment of up to 64 KiB, acknowledgements, gloo's own messages"
+            },
+        )

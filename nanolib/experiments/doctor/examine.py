@@ -1,0 +1,108 @@
+"""What this machine can measure, and its ceilings: `nano doctor`."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+from pathlib import Path
+
+import torch
+
+from nanolib.config import ATTENTION_KINDS
+from nanolib.experiments.doctor import cases as doctor
+from nanolib.measurement import FLAG_TEXT, Flag, Unsupported, format_number
+from nanolib.meters.energy.power import find_sources
+from nanolib.meters.machine import Machine, free_disk_gib, resolve_device, this_machine
+from nanolib.meters.memory import resident_peak
+from nanolib.models import attention
+from nanolib.paths import make_folder, output_folder
+from nanolib.run import sweep
+
+
+def examine(budget_s: float) -> dict[str, dict[str, str]]:
+    """Facts, capabilities and ceilings of this machine; the ceilings are stored as a run.
+
+    Args:
+        budget_s: Seconds for each ceiling.
+
+    Returns:
+        Heading → name → text.
+
+    Raises:
+        BadInput: A budget that is not positive, or no place for the results.
+    """
+    params = doctor.Params(budget_s=budget_s)
+    make_folder(output_folder())  # that it cannot be made is told now, and not when all has been measured
+    machine, device = this_machine(), resolve_device("auto")
+    return {
+        "machine": _facts(machine),
+        "what can be measured here": _capabilities(machine, device),
+        f"ceilings of {device}, measured now": _ceilings(params),
+    }
+
+
+def _facts(machine: Machine) -> dict[str, str]:
+    facts = {
+        "id": machine.machine_id,
+        "system": machine.system,
+        "cpu": f"{machine.cpu}, {machine.cores} cores",
+        "memory": f"{machine.ram_gib} GiB",
+        "frequency governor": machine.governor or "not told by this system",
+        "python, torch": f"{platform.python_version()}, {machine.torch} with {machine.threads} threads",
+        "output": f"{output_folder()}, {free_disk_gib(_existing(output_folder())):.0f} GiB free",
+    }
+    for index, gpu in enumerate(machine.gpus):
+        facts[f"gpu {index}"] = (
+            f"{gpu['name']}, {gpu['memory_gib']} GiB, compute capability {gpu['compute_capability']}, driver {machine.driver}"
+        )
+    return facts if machine.gpus else facts | {"gpu": "none that torch can use"}
+
+
+def _existing(folder: Path) -> Path:
+    while not folder.exists():
+        folder = folder.parent
+    return folder
+
+
+def _capabilities(machine: Machine, device: str) -> dict[str, str]:
+    told = {f"computes {dtype}": by for dtype, by in machine.dtypes.items()}
+    for kind in ATTENTION_KINDS:
+        told[f"attention {kind}"] = _attention_support(kind, device)
+    with resident_peak() as peak:
+        pass
+    sensors = find_sources()
+    for source in sensors.sources:
+        told[f"power of {source.of}"] = f"{source.name}, changes every {source.period_s:g} s"
+    for kind, reason in sensors.missing.items():
+        told[f"power by {kind}"] = f"no: {reason}"
+    told["resident peak"] = peak.resident_message or "yes, clear_refs and VmHWM"
+    installed = importlib.util.find_spec("flash_attn") is not None
+    told["flash-attn"] = (
+        "installed" if installed else "not installed; pip install 'nanolib[cuda]' on a machine with CUDA"
+    )
+    return told
+
+
+def _attention_support(kind: str, device: str) -> str:
+    x = torch.zeros(1, 1, 16, 16, device=device)
+    try:
+        attention.attend(kind, x, x, x, causal=True)
+    except Unsupported as error:
+        return f"unsupported: {error}"
+    return "runs"
+
+
+def _ceilings(params: doctor.Params) -> dict[str, str]:
+    run = sweep.measure(doctor, params, progress=False)
+    rows = run.measurements()
+    run.finish()
+    told = {}
+    for _, row in rows[rows["metric"].isin(["ceiling_flops", "ceiling_bytes"])].iterrows():
+        scale, unit = (1e9, "GFLOP/s") if row["metric"] == "ceiling_flops" else (1e9, "GB/s, read and written")
+        low, value, high = (row[name] / scale for name in ("low", "estimate", "high"))
+        text = f"{format_number(value, low, high)} [{format_number(low, low, high)} … {format_number(high, low, high)}] {unit}"
+        notes = [FLAG_TEXT[Flag(flag)] for flag in row["flags"] if flag in (Flag.BUSY_MACHINE, Flag.NO_STEADY_STATE)]
+        told[row["scope"]] = "; ".join([text, row["message"], *notes])
+    for _, row in rows[(rows["metric"] == "case_time") & (rows["status"] != "ok")].iterrows():
+        told[row["factors"]["ceiling"]] = f"{row['status']}: {row['message']}"
+    return told

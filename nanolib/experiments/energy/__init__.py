@@ -1,0 +1,1 @@
+"""What a token costs in joules, and which layers it goes to."""

@@ -1,0 +1,236 @@
+"""What does a token cost in joules, and where does its time go? Reading a prompt, generating, and training steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import pydantic
+from torch import nn
+
+from nanolib.experiments.energy.layer_profile import overheads, profile
+from nanolib.experiments.model import cases as model
+from nanolib.experiments.model.steps import Generating, Training
+from nanolib.measurement import Measurement, exact
+from nanolib.meters.energy.meter import EnergyMeter
+from nanolib.meters.layers.profiling import MODES, ProfilingConfig
+from nanolib.meters.machine import resolve_device
+from nanolib.meters.time.clock import synchronizer
+from nanolib.models import text
+from nanolib.run import params as shared
+from nanolib.run.params import Case, distinct, fitting_config, known_presets
+from nanolib.run.workload import Plan, Workload, check_fits, trace
+from nanolib.store import traces
+
+PHASES = ("prefill", "decode", "training_step")
+Phase = Literal["prefill", "decode", "training_step"]
+
+
+class Params(shared.Params):
+    """Parameters of the energy notebook.
+
+    Attributes:
+        presets: Names in `PRESETS`.
+        overrides: Fields of `NanoConfig` that differ from the preset.
+        seq_lens: Tokens of the prompt, and of a sequence in training.
+        batch_size: Sequences.
+        new_tokens: Tokens generated before the cache starts over.
+        dtype: Type of the weights.
+        phases: `prefill`, `decode`, `training_step`.
+        window_s: The work is repeated for so long under one window; a sensor needs ten of its updates.
+        idle_s: How long the idle machine is watched first.
+        profiling: Modes of profiling whose cost is measured, `minimal`, `standard`, `deep`; the last is also used to look into the
+            layers. Empty for none.
+        every_kth_token: So often a call is looked at closely.
+        every_nth_layer: Of the blocks, only each n-th is looked into.
+    """
+
+    NAME: ClassVar[str] = "energy"
+
+    presets: list[str] = pydantic.Field(["decoder_tiny"], min_length=1)
+    overrides: dict[str, Any] = pydantic.Field(default_factory=dict)
+    seq_lens: list[shared.Length] = pydantic.Field([64], min_length=1, max_length=64)
+    batch_size: int = pydantic.Field(1, gt=0, le=65_536)
+    new_tokens: int = pydantic.Field(16, gt=0, le=1_000_000)
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    phases: list[Phase] = pydantic.Field(list(PHASES), min_length=1)
+    window_s: float = pydantic.Field(1.2, gt=0, le=86_400)
+    idle_s: float = pydantic.Field(2.0, ge=0.1, le=3600)
+    profiling: list[Literal[MODES]] = pydantic.Field(list(MODES))  # type: ignore[valid-type]
+    every_kth_token: int = pydantic.Field(16, gt=0, le=1_000_000)
+    every_nth_layer: int = pydantic.Field(1, gt=0, le=10_000)
+
+    _presets = pydantic.field_validator("presets")(known_presets)
+    _distinct = pydantic.field_validator("presets", "seq_lens", "phases", "profiling")(distinct)
+
+    @pydantic.model_validator(mode="after")
+    def _configs_fit(self) -> Params:
+        for preset in self.presets:
+            config = fitting_config(preset, self.overrides)
+            longest = max(self.seq_lens) + (self.new_tokens if "decode" in self.phases else 0)
+            if longest > config.context_length:
+                raise ValueError(
+                    f"seq_lens: {longest} tokens, new ones included, exceed the context_length {config.context_length} of "
+                    f"{preset}; shorten them or lower new_tokens"
+                )
+            if config.vocab_size < text.VOCAB_SIZE:
+                raise ValueError(
+                    f"overrides: vocab_size {config.vocab_size} cannot hold the {text.VOCAB_SIZE} bytes of the text; raise it"
+                )
+        return self
+
+
+@dataclass(frozen=True)
+class EnergyCase(Case):
+    """One phase of one model on one shape."""
+
+    interleaves: ClassVar[bool] = False  # a window of seconds is no block
+
+    name: str
+    preset: str
+    overrides: dict[str, Any]
+    phase: Phase
+    seq_len: int
+    batch_size: int
+    new_tokens: int
+    dtype: str
+
+    @property
+    def model_case(self) -> model.ModelCase:
+        """The same work as the model notebook knows it."""
+        if self.phase == "training_step":
+            return model.ModelCase(*self.shape, "training")
+        return model.GenerationCase(*self.shape, "generation", new_tokens=self.new_tokens)
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """The first fields of a `ModelCase`."""
+        named = (self.device, self.name, self.preset, self.overrides)
+        return (*named, "dense", self.seq_len, self.batch_size, self.dtype)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one call: those read, or those made."""
+        return self.batch_size * (1 if self.phase == "decode" else self.seq_len)
+
+    def __str__(self) -> str:
+        """The model, the phase and the shape."""
+        return f"{self.name} {self.phase} n={self.seq_len} batch={self.batch_size} {self.dtype}"
+
+
+@dataclass(frozen=True)
+class ProfileCase(EnergyCase):
+    """The same work, looked into."""
+
+    look: Literal["layers"] = "layers"
+    every_kth_token: int = 16
+    every_nth_layer: int = 1
+
+    def __str__(self) -> str:
+        """As of the energy, and that it is looked into."""
+        return f"{super().__str__()} layers"
+
+
+def cases(params: Params) -> list[Case]:
+    """Every phase of every model at every length: its energy, and its layers."""
+    device = resolve_device(params.device)
+    shapes = [
+        (
+            device,
+            model.model_name(preset, params.overrides),
+            preset,
+            params.overrides,
+            phase,
+            seq_len,
+            params.batch_size,
+            params.new_tokens,
+            params.dtype,
+        )
+        for preset in params.presets
+        for seq_len in params.seq_lens
+        for phase in params.phases
+    ]
+    looked: list[Case] = []
+    if params.profiling:
+        looked = [
+            ProfileCase(*shape, every_kth_token=params.every_kth_token, every_nth_layer=params.every_nth_layer)
+            for shape in shapes
+        ]
+    return [*(EnergyCase(*shape) for shape in shapes), *looked]
+
+
+def predict(case: Case, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+    """What formulas say: `parameters`, `flops` of one call and `tokens`; what a joule buys here only a sensor tells."""
+    if isinstance(case, ProfileCase):  # the same work once more
+        return {}
+    like = model.ModelCase(*case.shape, "inference") if case.phase == "prefill" else case.model_case
+    found = model.predict(like, ceilings)
+    return {"parameters": found["parameters"], "flops": found["flops"], "tokens": case.tokens}
+
+
+def plan(case: Case) -> Plan:
+    """The peak memory of the case; see `model.plan`."""
+    return model.plan(case.model_case)
+
+
+def unsupported(case: Case) -> str:
+    """Why this machine cannot run the case; every machine can: without a sensor energy is a labelled estimate."""
+    return ""
+
+
+def measure_case(case: EnergyCase, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
+    """The energy of a phase, or its layers.
+
+    Of the energy: FLOPs, time per call over the window, and energy and power of each source, estimated where none measures. Of the
+    layers: the time of each, its share of the energy, and what profiling costs.
+    """
+    check_fits(plan(case), case.device)
+    built = case.model_case.build(params.seed)
+    ids = model.text_batch(case, "", params.seed)
+    call = _call(case, model.step_of(case.model_case, built, ids, 1e-3))
+    for _ in range(2):
+        call()
+    trace(Workload(case.phase, call, tuple), case, params)
+    if isinstance(case, ProfileCase):
+        yield from _layers(case, params, built, call)
+    else:
+        yield from _energy(case, params, call)
+
+
+def _energy(case: EnergyCase, params: Params, call: Callable[[], object]) -> Iterator[Measurement]:
+    yield exact("flops", int(predict(case)["flops"]), scope=case.phase)
+    synchronize = synchronizer(case.device)
+    with EnergyMeter(sink=traces.current()) as meter:
+        idle = meter.idle(params.idle_s)
+        call()
+        synchronize()
+        calls = 0
+        with meter.window(case.phase) as window:
+            end = time.monotonic() + params.window_s
+            while time.monotonic() < end:
+                call()
+                calls += 1
+            synchronize()
+        rows = meter.measurements(window, idle=idle, tokens=calls * case.tokens)
+        rows += [row for row in meter.measurements(idle) if row.metric == "power"]
+    once = {"n": 1, "method": "window", "scope": case.phase, "details": {"calls": calls, "seconds": window.seconds}}
+    yield Measurement("latency", 1e3 * window.seconds / calls, message="mean over the window; one window", **once)
+    yield Measurement("tokens_per_second", calls * case.tokens / window.seconds, **once)
+    yield from rows
+
+
+def _layers(case: ProfileCase, params: Params, built: nn.Module, call: Callable[[], object]) -> Iterator[Measurement]:
+    often = {"every_kth_token": case.every_kth_token, "every_nth_layer": case.every_nth_layer}
+    modes = {name: replace(ProfilingConfig.named(name), **often) for name in params.profiling}
+    deepest = max(params.profiling, key=MODES.index)
+    yield from profile(case.phase, built, call, modes[deepest], params.window_s)
+    yield from overheads(case.phase, built, call, modes, params.budget_s, params.precision)
+
+
+def _call(case: EnergyCase, step: Generating | Training) -> Callable[[], object]:
+    if isinstance(step, Training):
+        return step
+    step.generation.prefill()
+    return step.generation.prefill if case.phase == "prefill" else step.generation.decode

@@ -1,0 +1,130 @@
+"""Where a model's time goes, layer by layer and operation by operation, and what finding out costs."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
+from torch import nn
+
+from nanolib.measurement import BadInput, Measurement, Provenance
+from nanolib.meters.energy.meter import EnergyMeter, Window
+from nanolib.meters.layers.activations import STATISTICS
+from nanolib.meters.layers.overhead import measure_overhead
+from nanolib.meters.layers.profiler import DeepLayer, LayerProfiler, ModuleTime
+from nanolib.meters.layers.profiling import ProfilingConfig
+from nanolib.scratch import Scratch
+from nanolib.stats.intervals import Interval, TooFewSamples, median_interval
+from nanolib.store import Run, Store, traces
+
+_MIN_CALLS = 12
+
+
+def profile(
+    phase: str, model: nn.Module, call: Callable[[], object], config: ProfilingConfig, window_s: float
+) -> Iterator[Measurement]:
+    """Watch calls for a while; rows, samples and statistics go to the trace of the case as well.
+
+    Args:
+        phase: Scope of the rows begins with it.
+        model: What is called.
+        call: Calls it once.
+        config: How closely to look.
+        window_s: How long; at least twelve calls are made, and two that are looked at closely.
+
+    Returns:
+        Per layer a `layer_time` (ms per call, with operations and statistics in its details) and per source of power a
+        `layer_energy` (J per call), which is the window's by the layer's share of the time.
+    """
+    trace = traces.current()
+    meter = EnergyMeter(sample_s=config.power_sample_interval_ms / 1e3, sink=trace)
+    least = max(_MIN_CALLS, config.every_kth_token + 1 if config.looks else 0)
+    calls = 0
+    with meter, LayerProfiler(model, config, sink=trace) as profiler, meter.window(phase) as window:
+        while calls < least or time.monotonic() < window.start_s + window_s:
+            begin = time.monotonic()
+            call()
+            trace.put("tokens", [(trace.at_us(begin), round(1e9 * (time.monotonic() - begin)))])
+            calls += 1
+    found = profiler.results()
+    deep = {layer.name: layer for layer in profiler.deep_results()}
+    layers = [layer for layer in found if layer.inside == "" and layer.calls_ms]
+    whole = sum(statistics.median(layer.calls_ms) for layer in layers)
+    for layer in layers:
+        row = _layer_row(phase, layer, deep.get(layer.name), whole)
+        yield row
+        yield from _energy_rows(row, meter, window, calls)
+
+
+def _layer_row(phase: str, layer: ModuleTime, deep: DeepLayer | None, whole_ms: float) -> Measurement:
+    median = statistics.median(layer.calls_ms)
+    details: dict[str, object] = {"layer": layer.name, "kind": layer.kind, "share": median / whole_ms}
+    if len(layer.statistics):
+        means = layer.statistics.mean(dim=0).tolist()
+        details["activations"] = dict(zip(STATISTICS, means, strict=True))
+    if deep is not None:
+        # of the pass whose time is the median: its operations add up to it, which medians of each would not
+        middle = deep.passes_ms.index(statistics.median_low(deep.passes_ms))
+        operations = {name: ms[middle] for name, ms in deep.operations.items()}
+        details |= {
+            "operations_ms": operations | {"between": max(0.0, deep.between_ms[middle])},
+            "pass_ms": deep.passes_ms[middle],
+            "deep_passes": len(deep.passes_ms),
+            "deep": {name: statistics.fmean(values) for name, values in deep.statistics.items()},
+        }
+        if deep.fused_ms:
+            details["fused_ms"] = statistics.median(deep.fused_ms)
+    try:
+        interval = median_interval(layer.calls_ms)
+    except TooFewSamples:
+        interval = Interval(min(layer.calls_ms), median, max(layer.calls_ms))
+    low, estimate, high = interval
+    samples = tuple(layer.calls_ms)
+    common = {"n": len(samples), "samples": samples, "method": "wrapped_forward", "scope": f"{phase} {layer.name}"}
+    return Measurement("layer_time", estimate, low, high, 0.95, details=details, **common)
+
+
+def _energy_rows(row: Measurement, meter: EnergyMeter, window: Window, calls: int) -> Iterator[Measurement]:
+    """The window's energy by the layer's share of the time: no sensor sees a layer."""
+    for track in meter.tracks:
+        try:
+            energy = track.energy(window)
+        except BadInput:  # too few readings: the window's own row says so
+            continue
+        low, estimate, high = (end * row.details["share"] / calls for end in energy)
+        yield Measurement(
+            "layer_energy",
+            estimate,
+            low,
+            high,
+            1.0,
+            n=1,
+            provenance=Provenance.ESTIMATED,
+            method=f"attributed:time_share {track.source.name}",
+            scope=row.scope,
+            message="the window's energy by the layer's share of the forward pass; no sensor sees a layer",
+            details={"layer": row.details["layer"], "of": track.source.of},
+        )
+
+
+def overheads(
+    phase: str,
+    model: nn.Module,
+    call: Callable[[], object],
+    modes: dict[str, ProfilingConfig],
+    budget_s: float,
+    precision: float,
+) -> Iterator[Measurement]:
+    """What each mode costs, and first what the bare call costs against itself; see `measure_overhead`.
+
+    Rows are written as they would be in earnest, to a database that is thrown away.
+    """
+    with (
+        Scratch("overhead") as scratch,
+        Store(scratch.path / "traces.sqlite") as store,
+    ):
+        store.add(Run(experiment="overhead", machine={"machine_id": ""}, run_id="overhead"))
+        sink = store.new_trace("overhead", phase)
+        for found in measure_overhead(model, call, modes, sink=sink, budget_s=budget_s, precision=precision):
+            yield found.to_measurement(phase)

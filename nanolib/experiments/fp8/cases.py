@@ -1,0 +1,274 @@
+"""Does 8-bit floating point pay here? Its speed where the hardware has it, its numerics and its loss everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import pydantic
+
+from nanolib.experiments.fp8.numerics import VARIANTS, NumericsCase, measure_numerics
+from nanolib.experiments.fp8.parity import ARMS, ParityCase, measure_parity, small_decoder
+from nanolib.experiments.fp8.speed import (
+    DTYPES,
+    MODES,
+    ShapeCase,
+    SpeedCase,
+    converted_row,
+    measure_shape,
+    measure_speed,
+)
+from nanolib.experiments.fp8.speed import plan as plan_speed
+from nanolib.experiments.fp8.speed import unsupported as unsupported_speed
+from nanolib.experiments.model import cases as models
+from nanolib.measurement import BadInput, Measurement, Provenance
+from nanolib.meters.machine import resolve_device
+from nanolib.models import create_model, fp8
+from nanolib.run import params as shared
+from nanolib.run.ceilings import CeilingCase, ceiling_cases
+from nanolib.run.params import Case, distinct, fitting_config, known_corpus, known_presets
+from nanolib.run.workload import Plan
+
+
+class Params(shared.Params):
+    """Parameters of the FP8 notebook.
+
+    Attributes:
+        presets: Models whose speed is measured; names in `PRESETS`.
+        overrides: Fields of `NanoConfig` that differ from the preset.
+        precisions: `float32`, `tf32`, `float16`, `bfloat16`, `fp8_tensorwise`, `fp8_rowwise`, `fp8_rowwise_with_gw_hp`.
+        modes: `forward`, `training_step`.
+        compiled: Whether to compile: `[false]`, `[true]` or both.
+        seq_len: Tokens per sequence of the models whose speed is measured.
+        batch_size: Their sequences.
+        keep: Linear layers that stay in high precision: names, `*` and `?` allowed.
+        shapes: Matrix products [m, k, n] to time in bf16 and in 8 bits.
+        parity_arms: What is trained beside bf16: `bf16_again`, `float32`, `float16`, recipes, controls. Empty for none.
+        parity_seeds: Pairs of runs per arm.
+        parity_first_seed: The first seed; other ones are other runs.
+        parity_steps: Training steps.
+        parity_margin: A difference of this share of the loss counts as none.
+        d_model: Width of the small decoder that is trained, for parity and numerics.
+        num_layers: Its layers.
+        train_seq_len: Its bytes per sequence.
+        train_batch_size: Its sequences.
+        numerics: Ways to cast whose error is looked at: `e4m3 per tensor`, ..., and `scales`.
+        numerics_steps: Training steps before.
+        quoted: Whether speed-ups that others report are listed beside, each with its source.
+        corpus: A text file or a folder instead of the standard library's sources.
+    """
+
+    NAME: ClassVar[str] = "fp8"
+
+    presets: list[str] = pydantic.Field(["gpt_125M"])
+    overrides: dict[str, Any] = pydantic.Field(default_factory=dict)
+    precisions: list[Literal[tuple(DTYPES)]] = pydantic.Field(["bfloat16", "fp8_tensorwise"])  # type: ignore[valid-type]
+    modes: list[Literal[MODES]] = pydantic.Field(["training_step"])  # type: ignore[valid-type]
+    compiled: list[bool] = pydantic.Field([False])
+    seq_len: int = pydantic.Field(128, gt=0, le=shared.MAX_SEQ_LEN)
+    batch_size: int = pydantic.Field(1, gt=0, le=65_536)
+    keep: list[str] = pydantic.Field(["head"], max_length=64)
+    shapes: list[tuple[shared.Length, shared.Length, shared.Length]] = pydantic.Field([], max_length=64)
+    parity_arms: list[Literal[ARMS]] = pydantic.Field(["tensorwise", "no_scaling"])  # type: ignore[valid-type]
+    parity_seeds: int = pydantic.Field(2, ge=2, le=1000)
+    parity_first_seed: int = pydantic.Field(0, ge=0, lt=2**31)
+    parity_steps: int = pydantic.Field(20, ge=10, le=10_000_000)
+    parity_margin: float = pydantic.Field(0.0025, gt=0, lt=1)
+    d_model: int = pydantic.Field(64, gt=0, multiple_of=32, le=16_384)
+    num_layers: int = pydantic.Field(2, gt=0, le=200)
+    train_seq_len: int = pydantic.Field(64, gt=0, le=65_536)
+    train_batch_size: int = pydantic.Field(8, gt=0, le=65_536)
+    numerics: list[Literal[(*VARIANTS, "scales")]] = pydantic.Field([*VARIANTS, "scales"])  # type: ignore[valid-type]
+    numerics_steps: int = pydantic.Field(10, gt=0, le=1_000_000)
+    quoted: bool = True
+    corpus: str = pydantic.Field("", max_length=4096)
+
+    _presets = pydantic.field_validator("presets")(known_presets)
+    _distinct = pydantic.field_validator(
+        "presets", "precisions", "modes", "compiled", "shapes", "parity_arms", "numerics"
+    )(distinct)
+
+    _corpus = pydantic.field_validator("corpus")(known_corpus)
+
+    @pydantic.field_validator("shapes")
+    @classmethod
+    def _aligned(cls, values: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+        for shape in values:
+            if wrong := [side for side in shape if side % fp8.ALIGNMENT]:
+                raise ValueError(
+                    f"{list(shape)}: {wrong[0]} is no multiple of {fp8.ALIGNMENT}, as FP8 products need; round it up"
+                )
+        return values
+
+    @pydantic.model_validator(mode="after")
+    def _small_decoder_converts(self) -> Params:
+        """Patterns in `keep` must mean something in the decoder that is trained, too."""
+        if any(arm in fp8.RECIPES or arm in fp8.CONTROLS for arm in self.parity_arms):
+            config = small_decoder(self.d_model, self.num_layers, self.train_seq_len)
+            try:
+                fp8.chosen_layers(create_model(config, "meta"), self.keep)
+            except BadInput as error:
+                raise ValueError(f"{error.lines[0]} (in the decoder that is trained for parity)") from None
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _models_fit(self) -> Params:
+        if self.overrides and not self.presets:
+            raise ValueError("overrides: there is no preset to change; name one in presets, or leave them out")
+        if "dtype" in self.overrides:
+            raise ValueError("overrides: dtype is chosen by precisions; leave it out")
+        for preset in self.presets:
+            config = fitting_config(preset, self.overrides)
+            try:
+                if any(precision.startswith("fp8_") for precision in self.precisions):
+                    fp8.chosen_layers(create_model(config, "meta"), self.keep)
+            except BadInput as error:
+                raise ValueError(error.lines[0]) from None
+            if self.seq_len > config.context_length:
+                raise ValueError(
+                    f"seq_len: {self.seq_len} exceeds the context_length {config.context_length} of {preset}; shorten it"
+                )
+        return self
+
+
+@dataclass(frozen=True)
+class QuotedCase(Case):
+    """A speed-up that others report."""
+
+    interleaves: ClassVar[bool] = False
+
+    quoted: str
+    billions: float
+    low: float
+    high: float
+    source: str
+
+    def __str__(self) -> str:
+        """What is quoted."""
+        return f"quoted {self.quoted}"
+
+
+# Of training over bf16, both compiled. A single figure is given as both ends.
+QUOTED = (
+    (
+        "Llama 3 8B, 8 x H100, rowwise",
+        8.0,
+        1.115,
+        1.115,
+        "github.com/pytorch/torchtitan, commit 7a04053: 6,424 over 5,760 tokens/s",
+    ),
+    (
+        "Llama 3 8B, 8 x H100, tensorwise",
+        8.0,
+        1.248,
+        1.248,
+        "github.com/pytorch/torchtitan, commit 7a04053: 7,186 over 5,760 tokens/s",
+    ),
+    ("8B, 8 GPUs", 8.0, 1.25, 1.25, "docs.pytorch.org/ao/stable/workflows/training.html: up to 1.25"),
+    ("Llama 3.1 70B and 405B", 70.0, 1.43, 1.51, "github.com/pytorch/ao, news of November 2024"),
+    ("405B, 512 GPUs", 405.0, 1.5, 1.5, "docs.pytorch.org/ao/stable/workflows/training.html: up to 1.5"),
+)
+
+
+def cases(params: Params) -> list[Case]:
+    """Ceilings, models, products, training in pairs, numerics, and what others report."""
+    device = resolve_device(params.device)
+    types = list(dict.fromkeys(DTYPES[precision] for precision in params.precisions)) if params.presets else []
+    keep = tuple(params.keep)
+    small = (params.train_seq_len, params.train_batch_size, params.d_model, params.num_layers)
+    speed = [
+        SpeedCase(
+            device,
+            models.model_name(preset, params.overrides),
+            preset,
+            params.overrides,
+            precision,
+            mode,
+            compiled,
+            params.seq_len,
+            params.batch_size,
+            keep,
+        )
+        for preset in params.presets
+        for mode in params.modes
+        for compiled in params.compiled
+        for precision in params.precisions
+    ]
+    shapes = [ShapeCase(device, *shape, precision) for shape in params.shapes for precision in ("bfloat16", "fp8")]
+    parity = [
+        ParityCase(
+            device,
+            arm,
+            params.parity_seeds,
+            params.parity_first_seed,
+            params.parity_steps,
+            *small,
+            params.parity_margin,
+            keep,
+        )
+        for arm in params.parity_arms
+    ]
+    numerics = [
+        NumericsCase(device, variant, params.numerics_steps, *small, params.seed) for variant in params.numerics
+    ]
+    quoted = [QuotedCase(device, *entry) for entry in QUOTED] if params.quoted else []
+    ceilings = ceiling_cases(device, types, params.budget_s) if types else []
+    return [*ceilings, *speed, *shapes, *parity, *numerics, *quoted]
+
+
+def predict(case: Case, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+    """What formulas say: `flops` and `parameters`; for 8 bits the share of FLOPs that is converted and the bound that follows."""
+    if not isinstance(case, SpeedCase):
+        return {}
+    found: dict[str, float | str] = {"parameters": case.config.parameter_count, "flops": case.model_case.flops}
+    if case.recipe:
+        row = converted_row(case, _converted(case))
+        found |= {"converted_share": round(row.estimate, 4), "amdahl_bound": round(row.details["amdahl_bound"], 4)}
+    return found
+
+
+def _converted(case: SpeedCase) -> Any:
+    built = create_model(case.config, "meta")
+    fp8.convert(built, case.recipe, keep=case.keep, emulate=True)
+    return built
+
+
+def plan(case: Case) -> Plan:
+    """The peak memory of a model's case."""
+    return plan_speed(case) if isinstance(case, SpeedCase) else Plan()
+
+
+def unsupported(case: Case) -> str:
+    """Why this machine cannot run the case; empty when it can."""
+    return unsupported_speed(case) if isinstance(case, SpeedCase | ShapeCase) else ""
+
+
+def measure_case(case: Case, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
+    """The rows of one case."""
+    if isinstance(case, CeilingCase):
+        yield from case.measure()
+    elif isinstance(case, SpeedCase):
+        yield from measure_speed(case, params, ceilings)
+    elif isinstance(case, ShapeCase):
+        yield from measure_shape(case, params)
+    elif isinstance(case, ParityCase):
+        yield from measure_parity(case, params.corpus)
+    elif isinstance(case, NumericsCase):
+        yield from measure_numerics(case, params.corpus)
+    else:
+        yield _quote(case)
+
+
+def _quote(case: QuotedCase) -> Measurement:
+    return Measurement(
+        "speed_up",
+        (case.low * case.high) ** 0.5,
+        case.low,
+        case.high,
+        provenance=Provenance.QUOTED,
+        method="quoted",
+        scope="training_step",
+        message=case.source,
+        details={"billions": case.billions, "what": case.quoted},
+    )

@@ -1,0 +1,160 @@
+"""What 8 bits do to the products of a model, layer by layer: error, what vanishes and what saturates, and how scales move."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from nanolib.experiments.fp8.parity import small_decoder
+from nanolib.measurement import Measurement, Provenance, exact
+from nanolib.models import create_model, fp8, text
+from nanolib.models.attention.reference import relative_error
+from nanolib.run.params import Case
+
+VARIANTS = {
+    f"{format} per {granularity}": fp8.Cast(format, granularity)
+    for format in fp8.FORMATS
+    for granularity in ("tensor", "row")
+}
+PRODUCTS = ("output", "input_gradient", "weight_gradient")
+_OPERANDS = ("input", "weight", "gradient")
+
+
+@dataclass(frozen=True)
+class NumericsCase(Case):
+    """One way to cast, on the operands of a small decoder that has been trained for a while.
+
+    Attributes:
+        variant: A key of `VARIANTS`, or `scales`: how each layer's scales moved while it was trained.
+        steps: Of training, in bf16.
+    """
+
+    interleaves: ClassVar[bool] = False
+
+    variant: str
+    steps: int
+    seq_len: int
+    batch_size: int
+    d_model: int
+    num_layers: int
+    seed: int
+
+    def __str__(self) -> str:
+        """What is cast how."""
+        return f"numerics {self.variant}"
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What one linear layer saw: its operands at the last step, and their largest magnitudes at every step."""
+
+    input: torch.Tensor
+    weight: torch.Tensor
+    gradient: torch.Tensor
+    largest: dict[str, tuple[float, ...]]
+
+
+def measure_numerics(case: NumericsCase, corpus: str = "") -> Iterator[Measurement]:
+    """Rows of one variant: per layer and product the error of the product in float32, and per operand what its cast loses.
+
+    Returns:
+        `relative_error` and `sqnr` (dB) with scope `LAYER PRODUCT`; `underflow` and `overflow` with scope `LAYER OPERAND`; for the
+        variant `scales`, `fp8_scale` with scope `LAYER OPERAND`: the last step's, from the least to the greatest of all steps.
+    """
+    for name, seen in _trained(replace(case, variant=""), corpus).items():
+        if case.variant == "scales":
+            yield from _scale_rows(name, seen)
+        else:
+            yield from _error_rows(name, seen, VARIANTS[case.variant])
+
+
+def _error_rows(name: str, seen: _Seen, cast: fp8.Cast) -> Iterator[Measurement]:
+    x, weight, gradient = seen.input, seen.weight, seen.gradient
+    # operand, dimension that the product sums over; each product is a @ b
+    products = {
+        "output": ((x, -1), (weight.t(), 0)),
+        "input_gradient": ((gradient, -1), (weight, 0)),
+        "weight_gradient": ((gradient.t(), -1), (x, 0)),
+    }
+    for product, ((a, a_dim), (b, b_dim)) in products.items():
+        exactly = a @ b
+        rounded = fp8.quantise(a, cast, a_dim).dequantised() @ fp8.quantise(b, cast, b_dim).dequantised()
+        error = relative_error(rounded, exactly)
+        common = {
+            "scope": f"{name} {product}",
+            "method": "emulated product against float32",
+            "provenance": Provenance.EMULATED,
+        }
+        yield exact("relative_error", error, **common)
+        yield exact("sqnr", -20 * math.log10(error) if error else 200.0, **common)
+    for operand in _OPERANDS:
+        found = fp8.quantise(getattr(seen, operand), cast)
+        common = {"scope": f"{name} {operand}", "method": "counted", "provenance": Provenance.EMULATED}
+        yield exact("underflow", float(found.underflow), **common)
+        yield exact("overflow", float(found.overflow), **common)
+
+
+def _scale_rows(name: str, seen: _Seen) -> Iterator[Measurement]:
+    formats = {"input": "e4m3", "weight": "e4m3", "gradient": "e5m2"}
+    for operand, largest in seen.largest.items():
+        scales = tuple(fp8.largest_over(torch.tensor(largest), formats[operand]).tolist())
+        yield Measurement(
+            "fp8_scale",
+            scales[-1],
+            min(scales),
+            max(scales),
+            1.0,
+            n=len(scales),
+            samples=scales,
+            provenance=Provenance.EMULATED,
+            method="largest value / largest magnitude",
+            scope=f"{name} {operand}",
+            message="the last step's; the interval is the least and greatest of all steps",
+            details={"format": formats[operand]},
+        )
+
+
+@functools.lru_cache(maxsize=4)
+def _trained(case: NumericsCase, corpus: str) -> dict[str, _Seen]:
+    """Train a decoder in bf16 and look at its linear layers: kept, since every variant looks at the same."""
+    model = create_model(small_decoder(case.d_model, case.num_layers, case.seq_len), case.device, seed=case.seed)
+    layers = {name: layer for name, layer in fp8.linear_layers(model).items() if name != "head"}
+    largest: dict[str, dict[str, list[torch.Tensor]]] = {name: {o: [] for o in _OPERANDS} for name in layers}
+    last: dict[str, dict[str, torch.Tensor]] = {name: {} for name in layers}
+
+    def note(name: str, operand: str, x: torch.Tensor) -> None:
+        largest[name][operand].append(x.detach().abs().amax().float())
+        last[name][operand] = x.detach().flatten(0, -2).float()
+
+    handles = []
+    for name, layer in layers.items():
+
+        def forward(module: nn.Module, args: tuple[torch.Tensor, ...], out: torch.Tensor, name: str = name) -> None:
+            note(name, "input", args[0])
+            note(name, "weight", module.weight)
+
+        def backward(module: nn.Module, _: object, gradients: tuple[torch.Tensor, ...], name: str = name) -> None:
+            note(name, "gradient", gradients[0])
+
+        handles += [layer.register_forward_hook(forward), layer.register_full_backward_hook(backward)]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    data, generator = text.load(corpus), torch.Generator().manual_seed(case.seed)
+    for _ in range(case.steps):
+        ids = text.batch(data, case.batch_size, case.seq_len + 1, generator).to(case.device)
+        with torch.autocast(torch.device(case.device).type, torch.bfloat16):
+            loss = model.loss(ids)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    for handle in handles:
+        handle.remove()
+    return {
+        name: _Seen(**last[name], largest={o: tuple(torch.stack(v).tolist()) for o, v in largest[name].items()})
+        for name in layers
+    }

@@ -1,0 +1,171 @@
+"""Does training in 8 bits reach the loss of bf16? Pairs of runs of one seed: the same weights, the same text in the same order."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from nanolib.config import NanoConfig
+from nanolib.measurement import Measurement, Provenance
+from nanolib.models import create_model, fp8, text
+from nanolib.run.params import Case
+from nanolib.run.seeds import over_seeds
+from nanolib.stats.intervals import mean_interval
+
+BASE, AGAIN = "bf16", "bf16_again"
+# Arm → the type of its products; the rest are recipes on top of bf16.
+_TYPES = {BASE: torch.bfloat16, AGAIN: torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
+ARMS = (AGAIN, "float32", "float16", *fp8.RECIPES, *fp8.CONTROLS)
+TENTHS = 10
+_RATE = 1e-3
+
+
+@dataclass(frozen=True)
+class ParityCase(Case):
+    """One arm against bf16, over seeds.
+
+    Attributes:
+        arm: `bf16_again` is bf16 with initial weights that differ in their last bit; the rest are types, recipes and controls.
+        margin: A difference of this share of the loss counts as none; declared beforehand.
+    """
+
+    interleaves: ClassVar[bool] = False
+
+    arm: str
+    seeds: int
+    first_seed: int
+    steps: int
+    seq_len: int
+    batch_size: int
+    d_model: int
+    num_layers: int
+    margin: float
+    keep: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """The arm, seeds and steps."""
+        return f"parity {self.arm.replace('_', ' ')} {self.seeds} seeds {self.steps} steps"
+
+
+def small_decoder(d_model: int, num_layers: int, seq_len: int) -> NanoConfig:
+    """What is trained, for parity and for numerics: a decoder over bytes."""
+    heads = max(1, d_model // 32)
+    return NanoConfig(
+        vocab_size=text.VOCAB_SIZE, d_model=d_model, num_layers=num_layers, num_heads=heads, context_length=seq_len
+    )
+
+
+def measure_parity(case: ParityCase, corpus: str = "") -> Iterator[Measurement]:
+    """The difference in loss from bf16 at each tenth of the run, and what is said of it.
+
+    A tenth's loss is the mean over its steps, of the batches as they are trained on; both runs of a seed see the same in one order.
+    The learning rate rises over the first tenth and falls to zero, as in practice: at a rate that stays, chance alone puts more
+    between two runs of one seed.
+
+    Returns:
+        `parity` (nats per byte) of the last tenth, the verdict and all tenths in its details; `loss` of either arm. A run whose
+        loss is not finite any more makes the arm worse, without a number.
+    """
+    seeds = range(case.first_seed, case.first_seed + case.seeds)
+    base = [_losses(replace(case, arm=BASE), seed, corpus) for seed in seeds]
+    arm = [_losses(case, seed, corpus) for seed in seeds]
+    provenance = Provenance.EMULATED if _emulated(case) else Provenance.MEASURED
+    yield over_seeds("loss", [tenths[-1] for tenths in base], BASE, provenance=provenance)
+    lost = [seed for seed, tenths in zip(seeds, arm, strict=True) if not math.isfinite(tenths[-1])]
+    details = {"arm": case.arm, "margin": case.margin, "control": case.arm in fp8.CONTROLS}
+    if lost:
+        message = f"the loss was not finite any more in {len(lost)} of {case.seeds} seeds"
+        yield Measurement(
+            "parity", message=message, scope=case.arm, provenance=provenance, details=details | {"verdict": "worse"}
+        )
+        return
+    yield over_seeds("loss", [tenths[-1] for tenths in arm], case.arm, provenance=provenance)
+    each = [[a[at] - b[at] for a, b in zip(arm, base, strict=True)] for at in range(TENTHS)]
+    intervals = [mean_interval(values) for values in each]
+    base_loss = sum(tenths[-1] for tenths in base) / len(base)
+    details |= {
+        "base_loss": base_loss,
+        "margin_nats": case.margin * base_loss,
+        "tenths": [list(interval) for interval in intervals],
+        "verdict": parity_verdict(each[-1], case.margin * base_loss),
+    }
+    yield over_seeds("parity", each[-1], case.arm, paired=True, provenance=provenance, details=details)
+
+
+def parity_verdict(differences: list[float], margin: float) -> str:
+    """What is said of differences paired by seed.
+
+    Args:
+        differences: Arm less base, one per seed.
+        margin: What counts as none, declared beforehand.
+
+    Returns:
+        `equivalent` (the 90 % interval lies within the margin: two one-sided tests at 5 %), `worse` or `better` (the 95 % interval
+        leaves zero out, and it is not equivalent), or `inconclusive`.
+    """
+    low, _, high = mean_interval(differences, 0.90)
+    if -margin < low and high < margin:
+        return "equivalent"
+    low, _, high = mean_interval(differences)
+    return "worse" if low > 0 else "better" if high < 0 else "inconclusive"
+
+
+def _emulated(case: ParityCase) -> bool:
+    """Whether the arm's products are emulated: 8 bits and bf16 on a CPU (which multiplies float32 faster), and every control."""
+    if case.arm in _TYPES:
+        return _on_cpu(case) and _TYPES[case.arm] is torch.bfloat16
+    return bool(fp8.native(case.device)) or case.arm in fp8.CONTROLS
+
+
+def _on_cpu(case: ParityCase) -> bool:
+    return torch.device(case.device).type == "cpu"
+
+
+@functools.lru_cache(maxsize=256)
+def _losses(case: ParityCase, seed: int, corpus: str) -> tuple[float, ...]:
+    """One training run: the mean loss of each tenth of its steps. Kept, since every arm is compared with the same bf16 runs."""
+    model = _model(case, seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE, fused=True)
+    scaler = torch.amp.GradScaler(torch.device(case.device).type, enabled=case.arm == "float16")
+    dtype = _TYPES.get(case.arm, torch.bfloat16)
+    cast = dtype is not torch.float32 and not (_emulated(case) and _on_cpu(case))
+    data, generator = text.load(corpus), torch.Generator().manual_seed(seed)
+    losses = []
+    for step in range(case.steps):
+        optimizer.param_groups[0]["lr"] = _RATE * rate_share(step, case.steps)
+        ids = text.batch(data, case.batch_size, case.seq_len + 1, generator).to(case.device)
+        with torch.autocast(torch.device(case.device).type, dtype, enabled=cast):
+            loss = model.loss(ids)
+        losses.append(loss.detach().float())
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    tenths = torch.stack(losses).double().cpu().tensor_split(TENTHS)
+    return tuple(float(tenth.mean()) for tenth in tenths)
+
+
+def rate_share(step: int, steps: int) -> float:
+    """The share of the highest learning rate in a step, from 0: it rises over the first tenth and falls to zero after the last."""
+    warm = max(1, steps // TENTHS)
+    return min((step + 1) / warm, (steps - step) / (steps - warm))
+
+
+def _model(case: ParityCase, seed: int) -> nn.Module:
+    model = create_model(small_decoder(case.d_model, case.num_layers, case.seq_len), case.device, seed=seed)
+    if case.arm == AGAIN:
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.copy_(torch.nextafter(weight, torch.full_like(weight, math.inf)))
+    if case.arm not in _TYPES or _emulated(case):
+        recipe = fp8.BF16 if case.arm in (BASE, AGAIN) else case.arm
+        fp8.convert(model, recipe, keep=case.keep, emulate=_emulated(case), rounded=_on_cpu(case))
+    return model

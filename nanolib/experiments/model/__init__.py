@@ -1,0 +1,1 @@
+"""Whole models: inference, generation, training, and what optimisations change."""

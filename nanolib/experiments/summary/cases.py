@@ -1,0 +1,82 @@
+"""What does the database say? The summary notebook's parameters: which runs, from which database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import pydantic
+
+from nanolib.compare.compare import Comparison
+from nanolib.compare.history import History, what_changed
+from nanolib.measurement import shown
+from nanolib.paths import database_path
+from nanolib.store import Store
+from nanolib.validation import StrictModel
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Params(StrictModel):
+    """Parameters of the summary notebook.
+
+    Attributes:
+        runs: Which runs: ids, labels, experiments, `latest`, `latest~1`, `all`; `newest` means each experiment's newest.
+        database: Path of the database; empty means the one in the output folder.
+        suite: Which params set this is.
+        label: Part of every params set; the summary makes no run.
+        resume: Likewise.
+    """
+
+    NAME: ClassVar[str] = "summary"
+
+    runs: list[Annotated[str, pydantic.Field(max_length=200)]] = pydantic.Field(
+        ["newest"], min_length=1, max_length=1000
+    )
+    database: str = pydantic.Field("", max_length=4096)
+    suite: str = pydantic.Field("", max_length=200)
+    label: str = pydantic.Field("", max_length=200)
+    resume: bool = False
+
+    @pydantic.field_validator("database")
+    @classmethod
+    def _database_is_there(cls, value: str) -> str:
+        try:
+            if value and not Path(value).is_file():
+                raise ValueError(f"{shown(value)} is no file; name a database, or leave it empty")
+        except OSError as error:
+            raise ValueError(f"{shown(value)} cannot be read ({error.strerror}); name another") from None
+        return value
+
+
+def select_runs(store: Store, names: list[str]) -> list[str]:
+    """Run ids that the names stand for, oldest first; an empty database has none.
+
+    Raises:
+        BadInput: A name that stands for no run.
+    """
+    ids: list[str] = []
+    for name in names:
+        ids += store.newest_runs() if name == "newest" else store.resolve(name)
+    return list(dict.fromkeys(ids))
+
+
+def changes(params: Params) -> tuple[Comparison | None, list[History]]:
+    """The chosen runs against those before them, and every timing over all runs of their machines."""
+    path = params.database or database_path()
+    with Store(path, create=not params.database) as store:
+        return what_changed(store, store.runs_of(select_runs(store, params.runs)))
+
+
+def load(params: Params) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """The chosen runs, their machines and their measurements: of each case the newest, of each experiment the newest cases.
+
+    Raises:
+        BadInput: A name that stands for no run, or a database that cannot be read.
+    """
+    path = params.database or database_path()
+    with Store(path, create=not params.database) as store:
+        ids = select_runs(store, params.runs)
+        rows, runs = store.shown(ids)
+        return runs, store.machines(), rows

@@ -1,0 +1,1 @@
+"""How many steps of warm-up are enough."""

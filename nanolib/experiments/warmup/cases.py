@@ -1,0 +1,170 @@
+"""How many warm-up steps are enough here? Each setting in a fresh process, since in one process only the first is cold."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import pydantic
+import torch
+
+from nanolib.config import NanoConfig
+from nanolib.measurement import Measurement
+from nanolib.meters.machine import resolve_device
+from nanolib.meters.time.clock import clock_for
+from nanolib.meters.time.latency import summarise
+from nanolib.models import create_model, generate_random_batch
+from nanolib.run import params as shared
+from nanolib.run.params import Case, distinct, fitting_config, known_presets
+from nanolib.run.workload import Workload, trace
+from nanolib.stats.steady import leading_slow_samples, steady_state
+
+DIRECTIONS = ("forward", "forward_backward")
+REFERENCE_SETTING = 5
+
+
+class Params(shared.Params):
+    """Parameters of the warm-up notebook.
+
+    Attributes:
+        preset: A name in `PRESETS`.
+        overrides: Fields of `NanoConfig` that differ from the preset.
+        seq_len: Tokens per sequence.
+        batch_size: Sequences.
+        warmup_steps: Settings: how many steps run before timing starts.
+        steps: Timed steps.
+        curve_steps: Steps of the per-step curve, timed from the very first.
+        directions: `forward`, `forward_backward`.
+        isolation: Always `process`.
+    """
+
+    NAME: ClassVar[str] = "warmup"
+
+    preset: str = "decoder_tiny"
+    overrides: dict[str, Any] = pydantic.Field(default_factory=dict)
+    seq_len: int = pydantic.Field(64, gt=0, le=shared.MAX_SEQ_LEN)
+    batch_size: int = pydantic.Field(1, gt=0, le=65_536)
+    warmup_steps: list[Annotated[int, pydantic.Field(ge=0, le=1_000_000)]] = pydantic.Field(
+        [0, 5], min_length=1, max_length=64
+    )
+    steps: int = pydantic.Field(10, ge=6, le=100_000)
+    curve_steps: int = pydantic.Field(20, ge=20, le=100_000)
+    directions: list[Literal["forward", "forward_backward"]] = pydantic.Field(["forward"], min_length=1)
+    isolation: Literal["process"] = "process"
+
+    _distinct = pydantic.field_validator("warmup_steps", "directions")(distinct)
+
+    @pydantic.field_validator("preset")
+    @classmethod
+    def _preset_exists(cls, value: str) -> str:
+        return known_presets([value])[0]
+
+    @pydantic.model_validator(mode="after")
+    def _config_fits(self) -> Params:
+        config = fitting_config(self.preset, self.overrides)
+        if self.seq_len > config.context_length:
+            raise ValueError(
+                f"seq_len: {self.seq_len} exceeds the context_length {config.context_length} of {self.preset}; shorten it"
+            )
+        return self
+
+
+@dataclass(frozen=True)
+class WarmupCase(Case):
+    """One setting in one fresh process; with `curve`, every step from the first is timed."""
+
+    interleaves: ClassVar[bool] = False  # every setting needs a fresh process of its own
+
+    preset: str
+    overrides: dict[str, Any]
+    seq_len: int
+    batch_size: int
+    direction: str
+    warmup_steps: int
+    steps: int
+    curve: bool
+
+    def __str__(self) -> str:
+        """Direction and setting."""
+        return f"{self.direction} " + (f"curve of {self.steps}" if self.curve else f"warmup={self.warmup_steps}")
+
+
+def cases(params: Params) -> list[Case]:
+    """For each direction every setting, then the curve."""
+    device = resolve_device(params.device)
+    shape = (device, params.preset, params.overrides, params.seq_len, params.batch_size)
+    return [
+        case
+        for direction in params.directions
+        for case in (
+            *(WarmupCase(*shape, direction, count, params.steps, False) for count in params.warmup_steps),
+            WarmupCase(*shape, direction, 0, params.curve_steps, True),
+        )
+    ]
+
+
+def predict(case: Case, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+    """Nothing: what a cold process costs is not in any formula; only the steps that run are known beforehand."""
+    return {"steps": case.warmup_steps + case.steps} if isinstance(case, WarmupCase) else {}
+
+
+def unsupported(case: Case) -> str:
+    """Why this machine cannot run the case; every machine can run these."""
+    return ""
+
+
+def measure_case(case: WarmupCase, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
+    """The latency of a step after `warmup_steps`; for the curve also how many steps are slower than the steady state."""
+    config = NanoConfig.from_preset(case.preset, **case.overrides)
+    model = create_model(config, case.device, seed=params.seed)
+    ids = generate_random_batch(case.batch_size, case.seq_len + 1, config.vocab_size, case.device, seed=params.seed)
+
+    def forward() -> None:
+        with torch.inference_mode():
+            model(ids[:, :-1])
+
+    def forward_backward() -> None:
+        model.loss(ids).backward()
+        model.zero_grad()
+
+    step = forward if case.direction == "forward" else forward_backward
+    clock = clock_for(case.device)
+    start = time.perf_counter()
+    for _ in range(case.warmup_steps):
+        step()
+    warmup_s = time.perf_counter() - start
+    # every step is a block of its own here: the series from the first step on is the result
+    samples = [clock.time_block([step], 1, 1)[0][0] for _ in range(case.steps)]
+    details = {"warmup_s": warmup_s, "threads": torch.get_num_threads()}
+    if not case.curve:
+        yield _uncut(samples, case.direction, clock.method, details)
+        return
+    trace(Workload(case.direction, step, tuple), case, params)
+    yield summarise(samples, scope=case.direction, method=clock.method, details=details)
+    yield _needed(samples, case.direction)
+
+
+def _uncut(samples: list[float], scope: str, method: str, details: dict[str, Any]) -> Measurement:
+    """The latency over all samples, warm or not: what someone who warms up this little would report."""
+    whole = steady_state([])
+    row = summarise(samples, scope=scope, method=method, details=details, steady=whole)
+    return replace(row, message="no sample is cut: this is what the setting gives")
+
+
+def _needed(samples: list[float], scope: str) -> Measurement:
+    """Steps at the head that are slower than the steady state: by change points, or beyond its severe fence."""
+    found = steady_state(samples)
+    needed = max(found.cut, leading_slow_samples(samples))
+    settled = found.steady and needed < len(samples) / 2
+    return Measurement(
+        "warmup_needed",
+        float(needed) if settled else None,
+        n=1,
+        method="PELT on medians of 5, and Tukey's severe fence",
+        scope=scope,
+        message="" if settled else "the curve did not settle within its first half; raise curve_steps",
+        details={"steady_median": float(np.median(samples[needed:])) if settled else None},
+    )

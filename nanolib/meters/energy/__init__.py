@@ -1,0 +1,5 @@
+"""Joules: `power` finds the sensors, `integration` turns their readings into bounds, `meter` measures windows."""
+
+from nanolib.meters.energy.meter import EnergyMeter
+
+__all__ = ["EnergyMeter"]

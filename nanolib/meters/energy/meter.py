@@ -1,0 +1,242 @@
+"""Energy of what runs: sources sampled by a thread of this process, and windows over the samples.
+
+    with EnergyMeter() as meter:
+        with meter.window("prefill") as window:
+            ...
+    meter.measurements(window)
+
+Windows nest. What was interrupted leaves its window closed at that moment, and the same name can be measured again.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+
+from nanolib.measurement import BadInput, Measurement, Provenance, Status
+from nanolib.meters.energy.integration import count, counter_steps, integrate
+from nanolib.meters.energy.power import MIN_PERIODS, EstimateSource, Reading, Source, find_sources
+from nanolib.meters.sink import Sink
+from nanolib.stats.intervals import Interval
+
+_SAMPLE_S = 0.05
+_COURSE = 60
+_SETTLE_S = 2.0  # how long leaving waits for one more reading of a slow source
+IDLE_S = 2.0
+
+
+@dataclass
+class Window:
+    """A section of time.
+
+    Attributes:
+        name: What runs in it.
+        start_s: When it began, on `time.monotonic`.
+        end_s: When it ended; NaN while it is open.
+    """
+
+    name: str
+    start_s: float
+    end_s: float = math.nan
+
+    @property
+    def seconds(self) -> float:
+        """How long it was."""
+        return self.end_s - self.start_s
+
+
+@dataclass
+class Track:
+    """A source and what it said."""
+
+    source: Source
+    readings: list[Reading] = field(default_factory=list)
+
+    def energy(self, window: Window) -> Interval:
+        """Joules in a window.
+
+        Raises:
+            BadInput: Too few readings around it.
+        """
+        readings = list(self.readings)  # the thread goes on adding to them
+        t = [reading.t_s for reading in readings]
+        joules = [reading.joules for reading in readings]
+        if not np.isnan(joules).all():
+            return count(t, joules, window.start_s, window.end_s, self.source.wrap_j)
+        found = integrate(t, [reading.watts for reading in readings], window.start_s, window.end_s)
+        if self.source.provenance is not Provenance.ESTIMATED:
+            return found
+        ends = [
+            integrate(t, [getattr(reading, end) for reading in readings], window.start_s, window.end_s).estimate
+            for end in ("low", "high")
+        ]
+        return Interval(ends[0], found.estimate, ends[1])
+
+    def checked_energy(self, window: Window) -> Interval:
+        """Joules in a window that is long enough for its sensor.
+
+        Raises:
+            BadInput: It is not, or too few readings lie around it.
+        """
+        if reason := too_short(window, self.source):
+            raise BadInput(reason)
+        return self.energy(window)
+
+    def course(self, window: Window) -> tuple[list[float], list[float]]:
+        """Power over a window: seconds since its start, and W, thinned to at most `_COURSE` points; gaps are left out."""
+        inside = [r for r in self.readings if window.start_s <= r.t_s <= window.end_s]
+        t, watts = np.array([r.t_s for r in inside]), np.array([r.watts for r in inside])
+        joules = np.array([r.joules for r in inside])
+        if not np.isnan(joules).all():
+            t, watts = t[1:], counter_steps(joules, self.source.wrap_j) / np.diff(t)
+        read = ~np.isnan(watts)
+        t, watts = t[read], watts[read]
+        parts = np.array_split(np.arange(len(t)), min(_COURSE, len(t)) or 1)
+        means = [(float(t[part].mean() - window.start_s), float(watts[part].mean())) for part in parts if len(part)]
+        return [at for at, _ in means], [power for _, power in means]
+
+
+class EnergyMeter:
+    """Samples every source while it is entered.
+
+    Args:
+        sources: What to sample; by default this machine's sensors, and where it has none the estimate.
+        sample_s: How often.
+        sink: Where samples and windows go as they are made.
+    """
+
+    def __init__(
+        self, sources: Sequence[Source] | None = None, sample_s: float = _SAMPLE_S, sink: Sink | None = None
+    ) -> None:
+        if sources is None:
+            sources = find_sources().sources or [EstimateSource()]
+        self.tracks = [Track(source) for source in sources]
+        self._sink = sink
+        names = [f"{track.source.name} {track.source.of}".strip() for track in self.tracks]
+        self._names = [sink.name(name) for name in names] if sink else []
+        self._sample_s = sample_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="nanolib-power", daemon=True)
+
+    def __enter__(self) -> Self:
+        self.read()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.read()
+
+    def _sample(self) -> None:
+        while not self._stop.wait(self._sample_s):
+            self.read()
+
+    def read(self) -> None:
+        """One sample of every source; the thread takes them by itself."""
+        for track in self.tracks:
+            track.readings.append(track.source.read())
+        if self._sink is not None:
+            last = [track.readings[-1] for track in self.tracks]
+            rows = zip(self._names, last, strict=True)
+            at_us = self._sink.at_us
+            values = [(name, at_us(r.t_s), r.watts, r.joules, r.low, r.high) for name, r in rows]
+            self._sink.put("power_samples", values)
+
+    @contextmanager
+    def window(self, name: str) -> Iterator[Window]:
+        """A section; it ends with the block, however that ends, and one reading after it is waited for."""
+        window = Window(name, time.monotonic())
+        try:
+            yield window
+        finally:
+            window.end_s = time.monotonic()
+            if self._sink is not None:
+                row = (self._sink.name(name), self._sink.at_us(window.start_s), round(1e9 * window.seconds))
+                self._sink.put("sections", [row])
+            self._wait_until(window.end_s)
+
+    def _wait_until(self, moment_s: float) -> None:
+        """Until every source has been read after a moment, so that its edge lies between two readings."""
+        give_up = time.monotonic() + _SETTLE_S
+        while any(track.readings[-1].t_s < moment_s for track in self.tracks) and time.monotonic() < give_up:
+            time.sleep(self._sample_s / 4)
+
+    def idle(self, seconds: float = IDLE_S) -> Window:
+        """A window in which this process does nothing: the baseline."""
+        with self.window("idle") as window:
+            time.sleep(seconds)
+        return window
+
+    def measurements(self, window: Window, *, idle: Window | None = None, tokens: int = 0) -> list[Measurement]:
+        """The rows of one window: per source its energy and power, per token where tokens are given, and above idle.
+
+        Args:
+            window: Closed.
+            idle: The baseline; its power times the window's length is taken off in rows of their own (`net_energy`).
+            tokens: Made in the window.
+
+        Returns:
+            `energy` (J), `power` (W), `energy_per_token` (J), `energy_delay` (J·s), `net_energy` (J); provenance and method are the
+            source's, scope is the window's name. A window too short for its sensor is a row `unsupported` that says so.
+        """
+        return [row for track in self.tracks for row in self._of_track(track, window, idle, tokens)]
+
+    def _of_track(self, track: Track, window: Window, idle: Window | None, tokens: int) -> Iterator[Measurement]:
+        common: dict[str, Any] = {
+            "provenance": track.source.provenance,
+            "method": track.source.name,
+            "scope": window.name,
+            "details": {"of": track.source.of, "seconds": window.seconds, "period_s": track.source.period_s},
+        }
+        try:
+            energy = track.checked_energy(window)
+        except BadInput as error:
+            yield Measurement("energy", status=Status.UNSUPPORTED, message=str(error), **common)
+            return
+        estimated = track.source.provenance is Provenance.ESTIMATED
+        message = "from how busy the cores were: a range, not a reading" if estimated else ""
+
+        seconds, watts = track.course(window)
+        course = {"course_s": seconds, "course_w": watts}
+
+        def row(metric: str, factor: float, of: Interval = energy) -> Measurement:
+            low, value, high = (end * factor for end in of)
+            details = common["details"] | (course if metric == "power" else {})
+            return Measurement(metric, value, low, high, 1.0, n=1, message=message, **common | {"details": details})
+
+        yield row("energy", 1.0)
+        yield row("power", 1 / window.seconds)
+        yield row("energy_delay", window.seconds)
+        if tokens:
+            yield row("energy_per_token", 1 / tokens)
+        if idle is not None and not estimated:
+            try:
+                base = track.checked_energy(idle)
+            except BadInput as error:
+                said = f"the idle baseline: {error}"
+                yield Measurement("net_energy", status=Status.UNSUPPORTED, message=said, **common)
+                return
+            share = window.seconds / idle.seconds
+            net = Interval(
+                energy.low - base.high * share, energy.estimate - base.estimate * share, energy.high - base.low * share
+            )
+            yield row("net_energy", 1.0, net)
+
+
+def too_short(window: Window, source: Source) -> str:
+    """Why a window holds too few updates of its sensor; empty where it holds enough."""
+    least = MIN_PERIODS * source.period_s
+    if window.seconds >= least:
+        return ""
+    return (
+        f"{window.name} took {window.seconds:.3g} s, and {source.name} changes every {source.period_s:.3g} s: "
+        f"a window must hold {MIN_PERIODS} updates; repeat the work until it takes {least:.3g} s"
+    )

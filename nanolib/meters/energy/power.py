@@ -1,0 +1,392 @@
+"""Where power readings come from; `integrate` and `count` make energy of them.
+
+A source is asked again and again by a sampler (`nanolib.meters.energy.meter`). It gives watts, or the joules of a counter that only
+grows. What cannot be read is a gap, never zero.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import psutil
+
+from nanolib.measurement import Provenance
+from nanolib.meters.energy.integration import count, integrate
+
+__all__ = [
+    "AmdSource",
+    "AppleSource",
+    "EstimateSource",
+    "Found",
+    "NoSensor",
+    "NvmlSource",
+    "RaplSource",
+    "Reading",
+    "ReplaySource",
+    "Source",
+    "count",
+    "find_sources",
+    "integrate",
+]
+
+MIN_PERIODS = 10  # a window must hold so many updates of its sensor
+_RAPL_ROOT = Path("/sys/class/powercap")
+_KFD = Path("/dev/kfd")  # AMD's compute driver
+# What an idle core and package draw, and how far a busy one goes, is not known without a sensor: these ends are honest, not tight.
+_IDLE_W_PER_CORE, _IDLE_W = (0.1, 3.0), (1.0, 60.0)
+_BUSY_W_PER_CORE = (1.0, 25.0)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One answer of a source.
+
+    Attributes:
+        t_s: When, on the clock `time.monotonic`.
+        watts: Power; NaN where it could not be read, or the source counts joules.
+        joules: A counter's state; NaN where it could not be read, or the source gives power.
+        low: Lower end of the power where it is an estimate, W.
+        high: Upper end.
+    """
+
+    t_s: float
+    watts: float = math.nan
+    joules: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+
+
+class Source(Protocol):
+    """Something that tells power or counts energy.
+
+    Attributes:
+        name: The `method` of the rows: `nvml_counter`, `nvml_power`, `rapl`, `replay`, `utilisation`, ...
+        of: What it covers: `gpu 0`, `package 0`, ...
+        period_s: How often its reading changes.
+        wrap_j: Where its counter starts again at zero, J; infinite where it does not.
+        provenance: `measured`, or `estimated`.
+    """
+
+    name: str
+    of: str
+    period_s: float
+    wrap_j: float
+    provenance: Provenance
+
+    def read(self) -> Reading:
+        """The reading now; NaN for what could not be read."""
+        ...
+
+
+# sources
+
+
+class NoSensor:
+    """This machine tells nothing: every reading is a gap."""
+
+    name, of, period_s, wrap_j, provenance = "none", "", math.inf, math.inf, Provenance.MEASURED
+
+    def read(self) -> Reading:
+        """Nothing."""
+        return Reading(time.monotonic())
+
+
+class ReplaySource:
+    """A recorded trace through the same code as a sensor.
+
+    Args:
+        t_s: Moments since the start of the trace, s.
+        watts: Power at each.
+        clock: Tells the time; the trace begins at its first answer.
+    """
+
+    name, of, wrap_j, provenance = "replay", "trace", math.inf, Provenance.MEASURED
+
+    def __init__(
+        self, t_s: Sequence[float], watts: Sequence[float], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._t, self._watts, self._clock = np.asarray(t_s, float), np.asarray(watts, float), clock
+        self._start = clock()
+        steps = np.diff(self._t)
+        self.period_s = float(np.median(steps[steps > 0])) if (steps > 0).any() else math.inf
+
+    def read(self) -> Reading:
+        """The trace's last sample until now; NaN after its end."""
+        now = self._clock()
+        at = int(np.searchsorted(self._t, now - self._start, side="right")) - 1
+        over = now - self._start > self._t[-1]
+        return Reading(now, watts=math.nan if at < 0 or over else float(self._watts[at]))
+
+
+class EstimateSource:
+    """What the processor may draw, from how busy its cores are: a range, never a reading."""
+
+    name, of, period_s, wrap_j, provenance = "utilisation", "processor", 0.1, math.inf, Provenance.ESTIMATED
+
+    def __init__(self) -> None:
+        self._cores = os.cpu_count() or 1
+        psutil.cpu_percent()  # the first answer has nothing to compare with
+
+    def read(self) -> Reading:
+        """Idle power to that of all cores at work, by the share of the cores that is."""
+        busy = psutil.cpu_percent() / 100 * self._cores
+        ends = [
+            base + idle * self._cores + extra * busy
+            for base, idle, extra in zip(_IDLE_W, _IDLE_W_PER_CORE, _BUSY_W_PER_CORE, strict=True)
+        ]
+        return Reading(time.monotonic(), watts=math.sqrt(ends[0] * ends[1]), low=ends[0], high=ends[1])
+
+
+class RaplSource:
+    """One RAPL domain, through Linux's powercap.
+
+    Args:
+        folder: Of the domain, such as /sys/class/powercap/intel-rapl:0.
+
+    Raises:
+        OSError: Its counter cannot be read.
+    """
+
+    name, period_s, provenance = "rapl", 0.001, Provenance.MEASURED
+
+    def __init__(self, folder: Path) -> None:
+        self._counter = folder / "energy_uj"
+        self.of = (folder / "name").read_text().strip()
+        self.wrap_j = int((folder / "max_energy_range_uj").read_text()) / 1e6
+        self._counter.read_text()
+
+    def read(self) -> Reading:
+        """The counter."""
+        now = time.monotonic()
+        try:
+            return Reading(now, joules=int(self._counter.read_text()) / 1e6)
+        except (OSError, ValueError):
+            return Reading(now)
+
+
+class NvmlSource:
+    """One NVIDIA GPU: its energy counter where it has one, else its power at the moment, else that of the last second.
+
+    Args:
+        nvml: The module `pynvml`, initialised.
+        index: Of the GPU.
+    """
+
+    period_s, wrap_j, provenance = 0.1, math.inf, Provenance.MEASURED
+
+    def __init__(self, nvml: Any, index: int) -> None:
+        self._nvml, self._handle, self.of = nvml, nvml.nvmlDeviceGetHandleByIndex(index), f"gpu {index}"
+        self.name = "nvml_power"
+        for name, read in (("nvml_counter", self._joules), ("nvml_power_instant", self._instant_watts)):
+            with contextlib.suppress(nvml.NVMLError):  # not every GPU has it: the next is asked
+                read()
+                self.name = name
+                return
+        self._average_watts()
+
+    def _joules(self) -> float:
+        return self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1e3
+
+    def _instant_watts(self) -> float:
+        field = self._nvml.nvmlDeviceGetFieldValues(self._handle, [self._nvml.NVML_FI_DEV_POWER_INSTANT])[0]
+        if field.nvmlReturn:
+            raise self._nvml.NVMLError(field.nvmlReturn)
+        return field.value.uiVal / 1e3
+
+    def _average_watts(self) -> float:
+        return self._nvml.nvmlDeviceGetPowerUsage(self._handle) / 1e3
+
+    def read(self) -> Reading:
+        """The counter in J, or the power in W."""
+        now = time.monotonic()
+        try:
+            if self.name == "nvml_counter":
+                return Reading(now, joules=self._joules())
+            return Reading(now, watts=self._average_watts() if self.name == "nvml_power" else self._instant_watts())
+        except self._nvml.NVMLError:
+            return Reading(now)
+
+
+class AppleSource:
+    """Apple's own counters of processor, GPU and neural engine, through IOReport.
+
+    Args:
+        module: `zeus_apple_silicon`.
+    """
+
+    name, of, period_s, wrap_j, provenance = "ioreport", "soc", 0.1, math.inf, Provenance.MEASURED
+    _PARTS = ("cpu_total_mj", "gpu_mj", "ane_mj", "dram_mj")  # parts of a whole, none within another
+
+    def __init__(self, module: Any) -> None:
+        self._monitor = module.AppleEnergyMonitor()
+        if all(value is None for value in self._values()):
+            raise OSError("none of its counters answers")
+
+    def _values(self) -> list[float | None]:
+        metrics = self._monitor.get_cumulative_energy()
+        return [getattr(metrics, name, None) for name in self._PARTS]
+
+    def read(self) -> Reading:
+        """The sum of its counters; those that the chip lacks are left out."""
+        now = time.monotonic()
+        try:
+            return Reading(now, joules=sum(value for value in self._values() if value is not None) / 1e3)
+        except (OSError, RuntimeError):
+            return Reading(now)
+
+
+class AmdSource:
+    """One AMD GPU: its energy counter where it has one, else its power.
+
+    Args:
+        module: `amdsmi`, initialised.
+        handle: Of the GPU.
+        index: Of the GPU.
+    """
+
+    period_s, wrap_j, provenance = 0.1, math.inf, Provenance.MEASURED
+
+    def __init__(self, module: Any, handle: Any, index: int) -> None:
+        self._amdsmi, self._handle, self.of = module, handle, f"gpu {index}"
+        try:
+            self._joules()
+            self.name = "amdsmi_counter"
+        except (module.AmdSmiException, StopIteration):
+            self._watts()
+            self.name = "amdsmi_power"
+
+    def _joules(self) -> float:
+        found = self._amdsmi.amdsmi_get_energy_count(self._handle)
+        # older libraries call the counter `power`; it is in steps of `counter_resolution` µJ
+        return _told(found, "energy_accumulator", "power") * _told(found, "counter_resolution") / 1e6
+
+    def _watts(self) -> float:
+        found = self._amdsmi.amdsmi_get_power_info(self._handle)
+        return _told(found, "current_socket_power", "average_socket_power")
+
+    def read(self) -> Reading:
+        """The counter in J, or the power in W."""
+        now = time.monotonic()
+        try:
+            if self.name == "amdsmi_counter":
+                return Reading(now, joules=self._joules())
+            return Reading(now, watts=self._watts())
+        except (self._amdsmi.AmdSmiException, StopIteration):
+            return Reading(now)
+
+
+def _told(found: Mapping[str, Any], *names: str) -> float:
+    """The first of these that is a number; amdsmi says "N/A" where it has none.
+
+    Raises:
+        StopIteration: None is.
+    """
+    return float(next(found[name] for name in names if isinstance(found.get(name), int | float)))
+
+
+# what this machine has
+
+
+@dataclass(frozen=True)
+class Found:
+    """What looking for sensors gave.
+
+    Attributes:
+        sources: Those that answer; none of them counts what another counts too.
+        missing: Kind of source → why it is not there, and what would help.
+    """
+
+    sources: list[Source]
+    missing: dict[str, str]
+
+
+def find_sources(rapl_root: Path = _RAPL_ROOT, nvml: Any = None, amdsmi: Any = None, apple: Any = None) -> Found:
+    """The sensors of this machine.
+
+    Args:
+        rapl_root: Where Linux shows its power domains.
+        nvml: The module to ask for NVIDIA's; `pynvml` by default.
+        amdsmi: The module to ask for AMD's; `amdsmi` by default.
+        apple: The module to ask for Apple's; `zeus_apple_silicon` by default.
+    """
+    found = Found([], {})
+    for kind, look in (
+        ("NVIDIA (NVML)", lambda: _nvml_sources(nvml)),
+        ("AMD (amdsmi)", lambda: _amd_sources(amdsmi)),
+        ("Apple (IOReport)", lambda: _apple_sources(apple)),
+        ("RAPL (powercap)", lambda: _rapl_sources(rapl_root)),
+    ):
+        sources, reason = look()
+        found.sources.extend(sources)
+        if reason:
+            found.missing[kind] = reason
+    return found
+
+
+def _nvml_sources(nvml: Any) -> tuple[list[Source], str]:
+    if nvml is None:
+        try:
+            import pynvml as nvml
+        except ModuleNotFoundError:
+            return [], "nvidia-ml-py is not installed"
+    try:
+        nvml.nvmlInit()
+        return [NvmlSource(nvml, index) for index in range(nvml.nvmlDeviceGetCount())], ""
+    except nvml.NVMLError as error:
+        return [], f"no NVIDIA driver answers ({error})"
+
+
+def _amd_sources(amdsmi: Any) -> tuple[list[Source], str]:
+    """The package is imported only where there is an AMD GPU: without its driver's library its import raises a KeyError."""
+    if amdsmi is None:
+        if not _KFD.exists():
+            return [], "no AMD GPU here (no /dev/kfd)"
+        try:
+            import amdsmi
+        except Exception as error:
+            return [], f"amdsmi cannot be imported ({type(error).__name__}: {error}); pip install nanolib[amd]"
+    try:
+        amdsmi.amdsmi_init()
+        handles = amdsmi.amdsmi_get_processor_handles()
+        return [AmdSource(amdsmi, handle, index) for index, handle in enumerate(handles)], ""
+    except (amdsmi.AmdSmiException, StopIteration) as error:
+        return [], f"its driver does not answer ({str(error) or 'it tells neither energy nor power'})"
+
+
+def _apple_sources(apple: Any) -> tuple[list[Source], str]:
+    if apple is None:
+        if (sys.platform, platform.machine()) != ("darwin", "arm64"):
+            return [], "this is no Mac with Apple silicon"
+        try:
+            import zeus_apple_silicon as apple
+        except ModuleNotFoundError:
+            return [], "zeus-apple-silicon is not installed; pip install nanolib[apple]"
+    try:
+        return [AppleSource(apple)], ""
+    except (OSError, RuntimeError) as error:
+        return [], f"IOReport does not answer ({error})"
+
+
+def _rapl_sources(root: Path) -> tuple[list[Source], str]:
+    """Packages alone: cores are a part of them, and psys a whole of which they are a part; summed they would count twice."""
+    domains = [folder for folder in sorted(root.glob("*-rapl:*")) if (folder / "energy_uj").exists()]
+    packages = [folder for folder in domains if (folder / "name").read_text().startswith("package")]
+    if not packages:
+        return [], "Linux shows no power domain of the processor here (a virtual machine has none)"
+    try:
+        return [RaplSource(folder) for folder in packages], ""
+    except PermissionError:
+        counter = packages[0] / "energy_uj"
+        return [], f"{counter} may be read by root alone; as root: chmod a+r {root}/*-rapl:*/energy_uj"
+    except OSError as error:
+        return [], f"its counter cannot be read ({error.strerror})"

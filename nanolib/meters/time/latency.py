@@ -1,0 +1,295 @@
+"""Latency: blocks of calls, the median of block medians with its interval, steady state found, adaptive stop."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import numpy as np
+import psutil
+import torch
+
+from nanolib.measurement import BadInput, Flag, Measurement
+from nanolib.meters.time.clock import Call, Clock, clock_for
+from nanolib.stats.autocorrelation import ljung_box_p
+from nanolib.stats.intervals import TooFewSamples, median_interval, range_confidence
+from nanolib.stats.outliers import count_outliers, remove_outliers
+from nanolib.stats.steady import GROUP, SteadyState, leading_slow_samples, steady_state
+
+MIN_BLOCKS, MAX_BLOCKS, FLOOR_BLOCKS = 20, 100, 3
+_BLOCK_MS = 5.0  # a block lasts at least this: long beside the clock and the scheduler's slices
+_BLOCK_RESOLUTIONS = 1000
+_BUSY_SHARE = 0.10  # of all cores, used by others while we measured
+
+Outliers = Literal["keep", "remove"]
+
+
+def measure(
+    fn: Callable[[], object],
+    precision: float = 0.01,
+    budget_s: float = 10.0,
+    *,
+    device: str | torch.device = "cpu",
+    scope: str = "",
+    predicted: float | None = None,
+    outliers: Outliers = "keep",
+) -> Measurement:
+    """How long one call of `fn` takes.
+
+    Args:
+        fn: What to call; it takes no arguments.
+        precision: Stop when the interval's half-width is at most this share of the estimate.
+        budget_s: Stop after this long; at least three calls are made all the same.
+        device: Where `fn` computes, which chooses the clock.
+        scope: What the row says was measured.
+        predicted: What a formula says, ms.
+        outliers: `keep` labels them; `remove` drops them, to reproduce figures made that way, and says so.
+
+    Returns:
+        Metric `latency`, ms: the median of block medians, and why it stopped in `details`.
+
+    Raises:
+        BadInput: A precision or budget that is not positive.
+    """
+    result = measure_phases({scope: fn}, precision, budget_s, device=device, outliers=outliers)[scope]
+    return result if predicted is None else _with_prediction(result, predicted)
+
+
+def measure_phases(
+    phases: Mapping[str, Callable[[], object]],
+    precision: float = 0.01,
+    budget_s: float = 10.0,
+    *,
+    device: str | torch.device = "cpu",
+    outliers: Outliers = "keep",
+) -> dict[str, Measurement]:
+    """How long each phase of a repeated sequence takes (a training step: forward, backward, optimizer).
+
+    The phases run in turn, so that each is measured in the state that the one before leaves. The stopping rule and the steady
+    state are those of the whole sequence.
+
+    Args:
+        phases: Scope of each phase and its call, in order.
+        precision: As in `measure`, for the sum of the phases.
+        budget_s: As in `measure`.
+        device: As in `measure`.
+        outliers: As in `measure`.
+
+    Returns:
+        For each scope a `latency`; with several phases also their sum, with scope `total`.
+    """
+    for name, value in (("precision", precision), ("budget_s", budget_s)):
+        if not (isinstance(value, int | float) and 0 < value < math.inf):
+            raise BadInput(f"{name}: {value!r} will not do; give a number above 0")
+    clock = clock_for(device)
+    with _quiet_collector(), _others() as others:
+        blocks, shape = collect_blocks(clock, phases, precision, budget_s)
+    series = blocks.reshape(-1, len(phases))
+    steady = _steady(series.sum(axis=1), shape["calls_per_block"])
+    scopes = {scope: series[:, i] for i, scope in enumerate(phases)}
+    if len(phases) > 1:
+        scopes["total"] = series.sum(axis=1)
+    shared = shape | {"others_share": others["share"], "threads": torch.get_num_threads()}
+    return {
+        scope: summarise(
+            samples,
+            calls_per_block=shape["calls_per_block"],
+            steady=steady,
+            scope=scope,
+            method=clock.method,
+            outliers=outliers,
+            details=shared,
+        )
+        for scope, samples in scopes.items()
+    }
+
+
+def summarise(
+    samples: Sequence[float] | np.ndarray,
+    *,
+    calls_per_block: int = 1,
+    steady: SteadyState | None = None,
+    scope: str = "",
+    method: str = "perf_counter",
+    outliers: Outliers = "keep",
+    details: Mapping[str, Any] | None = None,
+) -> Measurement:
+    """The `latency` row of a series of timings: its estimate, interval, labels and descriptive figures.
+
+    Args:
+        samples: Milliseconds per call in the order taken, shape [blocks · calls_per_block].
+        calls_per_block: Calls that make one block.
+        steady: Where the series settles; found here when None.
+        scope: What was measured.
+        method: The clock.
+        outliers: As in `measure`.
+        details: More for the row's details.
+    """
+    x = np.asarray(samples, dtype=float)
+    steady = steady or _steady(x, calls_per_block)
+    cut_blocks = math.ceil(steady.cut / calls_per_block) if steady.steady else 0
+    kept = x[cut_blocks * calls_per_block :]
+    medians = np.median(kept.reshape(-1, calls_per_block), axis=1)
+    flags = _flags(medians, steady, details or {})
+    if outliers == "remove":
+        medians = remove_outliers(medians)
+        flags.append(Flag.OUTLIERS_REMOVED)
+        method += ", outliers removed"
+    low, estimate, high, confidence = _interval(medians)
+    lag_p = ljung_box_p(medians)
+    if lag_p is not None and lag_p < 0.01:
+        flags.append(Flag.AUTOCORRELATED)
+    return Measurement(
+        "latency",
+        estimate,
+        low,
+        high,
+        confidence,
+        n=len(medians),
+        samples=tuple(float(v) for v in x),
+        method=method,
+        scope=scope,
+        flags=tuple(flags),
+        details={
+            **(details or {}),
+            **_description(kept),
+            "calls_per_block": calls_per_block,
+            "warmup_cut": cut_blocks * calls_per_block,
+            "changes": list(steady.changes),
+            "ljung_box_p": lag_p,
+        },
+    )
+
+
+def _with_prediction(measurement: Measurement, predicted: float) -> Measurement:
+    return Measurement.from_dict(measurement.to_dict() | {"predicted": predicted})
+
+
+def _steady(series: np.ndarray, calls_per_block: int) -> SteadyState:
+    """Change points, and on top of them the cold calls at the very start, which medians of 5 cannot see."""
+    found = steady_state(series, group=max(GROUP, calls_per_block))
+    cold = leading_slow_samples(series) if len(series) >= 8 else 0
+    if cold <= found.cut or cold >= len(series) / 2:
+        return found
+    return SteadyState(cold, found.changes, found.steady, found.slowdown)
+
+
+def _interval(medians: np.ndarray) -> tuple[float | None, float, float | None, float | None]:
+    """The 95 % interval of the median; with too few blocks their range and the coverage that it has."""
+    try:
+        low, estimate, high = median_interval(medians)
+    except TooFewSamples:
+        estimate = float(np.median(medians))
+        if len(medians) < 2:
+            return None, estimate, None, None
+        return float(medians.min()), estimate, float(medians.max()), range_confidence(len(medians))
+    return low, estimate, high, 0.95
+
+
+def _flags(medians: np.ndarray, steady: SteadyState, details: Mapping[str, Any]) -> list[Flag]:
+    counts = count_outliers(medians)
+    told = {
+        Flag.OUTLIERS_SEVERE: counts.severe > 0,
+        Flag.OUTLIERS_MILD: counts.mild > 0 and not counts.severe,
+        Flag.NO_STEADY_STATE: not steady.steady,
+        Flag.SLOWDOWN: steady.slowdown,
+        Flag.FEW_BLOCKS: len(medians) < MIN_BLOCKS,
+        Flag.BUSY_MACHINE: details.get("others_share", 0) > _BUSY_SHARE,
+    }
+    return [flag for flag, holds in told.items() if holds]
+
+
+def _description(samples: np.ndarray) -> dict[str, float]:
+    mean = float(samples.mean())
+    sd = float(samples.std(ddof=1)) if len(samples) > 1 else 0.0
+    p5, p50, p95, p99 = (float(v) for v in np.percentile(samples, [5, 50, 95, 99]))
+    mad = float(np.median(np.abs(samples - p50)))
+    cv = sd / mean if mean else 0.0
+    return {"mean": mean, "sd": sd, "cv": cv, "p5": p5, "p50": p50, "p95": p95, "p99": p99, "mad": mad}
+
+
+def _collect(
+    clock: Clock, phases: Mapping[str, Call], precision: float, budget_s: float
+) -> tuple[np.ndarray, dict[str, Any]]:
+    """Blocks until one of the rules stops it: ms, shape [blocks, calls per block, phases]."""
+    start, calls = time.perf_counter(), list(phases.values())
+    first = clock.time_block(calls, 1, 1)
+    probes = [sum(first[0])]
+    slow = probes[0] >= _BLOCK_MS * 4
+    if not slow:  # the first call is cold: size the block by a second one
+        probes.append(sum(clock.time_block(calls, 1, 1)[0]))
+    per_block, inner = _block_shape(max(probes[-1], 1e-6), clock, several=len(calls) > 1)
+    blocks = [first] if slow and per_block == 1 else []
+    while True:
+        blocks.append(clock.time_block(calls, per_block, inner))
+        gc.collect()  # cheap: what lived before is frozen
+        elapsed = time.perf_counter() - start
+        if len(blocks) >= MAX_BLOCKS:
+            stop = "max_blocks"
+        elif elapsed >= budget_s and len(blocks) >= FLOOR_BLOCKS:
+            stop = "budget"
+        elif len(blocks) >= MIN_BLOCKS and _precise(np.asarray(blocks).sum(axis=2), precision):
+            stop = "precision"
+        else:
+            continue
+        shape = {"calls_per_block": per_block, "inner": inner, "first_calls": probes, "stop": stop}
+        return np.asarray(blocks), shape | {"precision": precision, "budget_s": budget_s, "elapsed_s": elapsed}
+
+
+# Who collects the blocks of every timing. `nano ab` puts a collector here that interleaves them with another version's.
+collect_blocks: Callable[[Clock, Mapping[str, Call], float, float], tuple[np.ndarray, dict[str, Any]]] = _collect
+
+
+def _block_shape(call_ms: float, clock: Clock, several: bool) -> tuple[int, int]:
+    """Calls per block, and how many back-to-back calls one reading spans."""
+    readable = _BLOCK_RESOLUTIONS * clock.resolution_ms()
+    inner = 1 if several else math.ceil(readable / call_ms)
+    return math.ceil(_BLOCK_MS / (call_ms * inner)), inner
+
+
+def _precise(totals: np.ndarray, precision: float) -> bool:
+    """Whether the steady part is long enough and its interval narrow enough; totals [blocks, calls], of enough blocks."""
+    medians = np.median(totals, axis=1)
+    low, estimate, high = median_interval(medians)
+    if high - low > 3 * precision * estimate:
+        return False  # far off even with the warm-up in it: skip the costlier search
+    steady = _steady(totals.reshape(-1), totals.shape[1])
+    medians = medians[math.ceil(steady.cut / totals.shape[1]) :] if steady.steady else medians
+    low, estimate, high, _ = _interval(medians)
+    return len(medians) >= MIN_BLOCKS and high - low <= 2 * precision * estimate
+
+
+@contextmanager
+def _quiet_collector() -> Iterator[None]:
+    """No garbage collection inside a block; what lives already is frozen, so that collecting between blocks is cheap."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
+
+
+@contextmanager
+def _others() -> Iterator[dict[str, float]]:
+    """The share of all cores that other processes (and the hypervisor) took meanwhile."""
+    result: dict[str, float] = {}
+
+    def busy() -> float:
+        times = psutil.cpu_times()._asdict()
+        return sum(times.get(name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
+
+    wall, own, everyone = time.perf_counter(), time.process_time(), busy()
+    yield result
+    span = (time.perf_counter() - wall) * (psutil.cpu_count() or 1)
+    # cpu_times counts in ticks of 10 ms: over a short span the difference says nothing
+    share = (busy() - everyone - (time.process_time() - own)) / span if span > 0.5 else 0.0
+    result["share"] = min(1.0, max(0.0, share))

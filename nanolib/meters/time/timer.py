@@ -1,0 +1,86 @@
+"""Named blocks timed by hand, on each rank: computing, waiting for others, communicating."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+from nanolib.meters.time.clock import synchronizer
+
+KINDS = {"comp": "compute", "wait": "wait", "comm": "communication"}
+
+
+class Timer:
+    """Times named blocks and prints a table of them.
+
+    Where there are several ranks, a block whose name begins with `comm_` waits for all of them first: that time is `wait` and not
+    the block's, since waiting for a straggler is no communication.
+
+    Args:
+        device: What must have finished before a reading; a CPU has nothing queued.
+
+    Attributes:
+        seconds: Per block, the time of each of its runs.
+    """
+
+    def __init__(self, device: str | torch.device = "cpu") -> None:
+        self.seconds: dict[str, list[float]] = {}
+        self._synchronize = synchronizer(device)
+
+    @contextmanager
+    def time_block(self, name: str) -> Iterator[None]:
+        """Add the wall time of the block to `name`."""
+        if name.startswith("comm_") and _ranks() > 1:
+            with self._timed("wait"):
+                dist.barrier()
+        with self._timed(name):
+            yield
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        self._synchronize()
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._synchronize()
+            self.seconds.setdefault(name, []).append(time.perf_counter() - start)
+
+    def totals(self) -> dict[str, float]:
+        """Seconds in each block."""
+        return {name: sum(times) for name, times in self.seconds.items()}
+
+    def shares(self) -> dict[str, float]:
+        """Seconds of compute, wait, communication and what has another name; their sum is that of all blocks."""
+        found = dict.fromkeys((*KINDS.values(), "other"), 0.0)
+        for name, seconds in self.totals().items():
+            found[KINDS.get(name.split("_")[0], "other")] += seconds
+        return {kind: seconds for kind, seconds in found.items() if seconds or kind != "other"}
+
+    def print_stats(self, write: Callable[[str], object] = print) -> None:
+        """Print calls, total, mean and standard deviation of each block of this rank, and how the total divides."""
+        width = max([len(name) for name in self.seconds] + [13])
+        rank = f"rank {dist.get_rank()} of {_ranks()}" if _ranks() > 1 else "name"
+        lines = [f"{rank:<{width}}  calls   total s   mean ms     sd ms"]
+        for name, times in self.seconds.items():
+            lines.append(f"{name:<{width}}  {len(times):5d}  {sum(times):8.3f}  {_mean_and_sd_ms(times)}")
+        total = sum(self.totals().values())
+        for kind, seconds in self.shares().items():
+            share = seconds / total if total else 0.0
+            lines.append(f"{kind:<{width}}         {seconds:8.3f}  {share:7.1%}")
+        lines.append(f"{'total':<{width}}         {total:8.3f}")
+        write("\n".join(lines))  # at once: ranks that print at the same time do not mix their lines
+
+
+def _mean_and_sd_ms(seconds: list[float]) -> str:
+    sd = statistics.stdev(seconds) if len(seconds) > 1 else 0.0
+    return f"{1e3 * statistics.fmean(seconds):8.3f}  {1e3 * sd:8.3f}"
+
+
+def _ranks() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

@@ -1,0 +1,61 @@
+"""The machine's ceilings as the first case of a run: every share in the run is of a ceiling measured in that run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from nanolib.measurement import Measurement
+from nanolib.meters.ceilings import measure_ceilings, rate
+from nanolib.run.params import Case
+
+
+@dataclass(frozen=True)
+class CeilingCase(Case):
+    """The ceilings of one device for one dtype: its matrix product, and (`copy`) its memory."""
+
+    interleaves: ClassVar[bool] = False  # a ceiling is the machine's, not the code's
+
+    ceiling: str
+    budget_s: float
+
+    def measure(self) -> Iterator[Measurement]:
+        """See `measure_ceilings`."""
+        dtypes = [] if self.ceiling == "copy" else [self.ceiling]
+        yield from measure_ceilings(self.device, dtypes, copy=self.ceiling == "copy", budget_s=self.budget_s)
+
+    def __str__(self) -> str:
+        """What is measured."""
+        return f"ceiling {self.ceiling}"
+
+
+def ceiling_cases(device: str, dtypes: list[str], budget_s: float) -> list[Case]:
+    """One case per dtype and one for the copy, each at most 2 s."""
+    return [CeilingCase(device, name, min(budget_s, 2.0)) for name in (*dtypes, "copy")]
+
+
+def roofline_ms(flops: float, bytes_moved: float, dtype: str, ceilings: dict[str, float]) -> float | None:
+    """The least time that the measured ceilings allow, ms; None while they are not known.
+
+    Args:
+        flops: Work of one call.
+        bytes_moved: Bytes that must be read and written at least once.
+        dtype: Whose matrix product bounds the work.
+        ceilings: FLOP/s per dtype, B/s under `copy`.
+
+    Source: Williams, Waterman & Patterson (2009), the roofline model.
+    """
+    if dtype not in ceilings or "copy" not in ceilings:
+        return None
+    return 1e3 * max(flops / ceilings[dtype], bytes_moved / ceilings["copy"])
+
+
+def rate_rows(latency: Measurement, flops: float, dtype: str, ceilings: dict[str, float]) -> Iterator[Measurement]:
+    """`flops_per_second`, and `ceiling_share` where the ceiling is known, of one latency.
+
+    The share's interval is that of the latency: the ceiling's own is in its row.
+    """
+    yield rate("flops_per_second", flops, latency)
+    if dtype in ceilings:
+        yield rate("ceiling_share", flops / ceilings[dtype], latency, message=f"of {ceilings[dtype]:.3g} FLOP/s")

@@ -1,0 +1,121 @@
+"""A model of the user's own, looked at before it is measured: what is wrong with it is told once, not case by case.
+
+What transformers builds from a configuration is looked at wherever parameters are checked. Code of the
+user's is run where something is measured alone; `python -m nanolib.run.own_model` runs it for a command that is about to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from nanolib.measurement import BadInput, printable
+from nanolib.meters.memory import fake_tensors
+from nanolib.models import text
+from nanolib.models.user import build_model, cause, hugging_face_config, logits_of, runs_code
+from nanolib.run.launch import command
+
+_START_S = 60.0  # what importing torch may take on a busy machine
+_REFUSED = 3  # the exit code that says so
+
+
+def check_hugging_face(name: str, options: Mapping[str, Any], longest: int) -> None:
+    """Look at a model of transformers, without data.
+
+    Args:
+        name: `hf:` and a class.
+        options: Fields of its configuration.
+        longest: The longest sequence it is given, tokens.
+
+    Raises:
+        BadInput: It cannot be built, does not read ids, or has too small a vocabulary or context; the message begins with a field.
+        Unsupported: transformers is not installed.
+    """
+    _check_hugging_face(name, json.dumps(options), longest)
+
+
+@functools.lru_cache(maxsize=16)
+def _check_hugging_face(name: str, options_text: str, longest: int) -> None:
+    options = json.loads(options_text)
+    config = hugging_face_config(name, options)
+    vocabulary, context = getattr(config.get_text_config(), "vocab_size", None), context_length(config)
+    if vocabulary is not None and vocabulary < text.VOCAB_SIZE:
+        raise BadInput(
+            f"model_options: vocab_size {vocabulary} cannot hold the {text.VOCAB_SIZE} bytes of the text; raise it"
+        )
+    if context is not None and longest > context:
+        raise BadInput(
+            f"seq_lens: {longest} exceeds the max_position_embeddings {context} of {name}; "
+            f"shorten it or set model_options: {{max_position_embeddings: {longest}}}"
+        )
+    try:
+        with fake_tensors(), torch.no_grad():
+            logits_of(build_model(name, options, "cpu", "float32").eval())(torch.zeros(1, 2, dtype=torch.int64))
+    except (TypeError, ValueError, LookupError, AttributeError, ImportError, OSError) as error:
+        raise BadInput(
+            f"model: {name} with {options_text} cannot be built and read ids ({cause(error)}); use another"
+        ) from None
+    except RuntimeError:  # it asks for values, which are not there: running it will tell
+        return
+
+
+def context_length(config: Any) -> int | None:
+    """The longest sequence of a model of transformers, tokens; None where nothing bounds it."""
+    found = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return found if isinstance(found, int) and found > 0 else None
+
+
+def rehearse(name: str, options: Mapping[str, Any]) -> None:
+    """Build a model of the user's own once, on tensors without data. This runs the user's code.
+
+    Raises:
+        BadInput: It cannot be imported or built, or is no module.
+    """
+    if not runs_code(name):
+        return
+    try:
+        with fake_tensors():
+            build_model(name, options, "cpu", "float32")
+    except BadInput:
+        raise
+    except Exception as error:  # it may want data: running it will tell
+        print(printable(f"model: {name} was not rehearsed ({cause(error)})"), file=sys.stderr)
+
+
+def rehearse_in_process(name: str, options: Mapping[str, Any], timeout_s: float) -> None:
+    """The same in a process of its own, for one that checks parameters and runs no code of the user's.
+
+    Raises:
+        BadInput: As `rehearse`.
+    """
+    with contextlib.suppress(subprocess.TimeoutExpired):  # each case will be timed out and say so
+        done = subprocess.run(
+            command(__name__),
+            input=json.dumps([name, options]),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s + _START_S,
+        )
+        if done.returncode == _REFUSED:
+            raise BadInput(*json.loads(done.stdout.splitlines()[-1]))
+
+
+def main() -> None:
+    """Read a model's name and options from standard input, and build it; what is wrong is written as the last line."""
+    try:
+        rehearse(*json.load(sys.stdin))
+    except BadInput as error:
+        print()  # after what the code of the user's has printed
+        print(printable(json.dumps(error.lines)))
+        sys.exit(_REFUSED)
+
+
+if __name__ == "__main__":
+    main()

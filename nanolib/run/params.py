@@ -1,0 +1,176 @@
+"""What every notebook's parameters share, and what a case is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import pydantic
+
+from nanolib.config import ATTENTION_KINDS, DTYPES, PRESETS, NanoConfig
+from nanolib.measurement import BadInput, shown
+from nanolib.meters.layers.trace import SORTS
+from nanolib.meters.machine import resolve_device
+from nanolib.models import attention, text
+from nanolib.validation import StrictModel
+
+# Parameters that say how to schedule and name a run, not what it measures: a run may be continued under another label.
+SCHEDULING = ("suite", "label", "resume", "trace", "trace_sort", "trace_top")
+
+MAX_SEQ_LEN = 2**24
+MAX_CASES = 4096
+
+Length = Annotated[int, pydantic.Field(gt=0, le=MAX_SEQ_LEN)]
+Batch = Annotated[int, pydantic.Field(gt=0, le=65_536)]
+
+
+class Params(StrictModel):
+    """Parameters that every measuring notebook has.
+
+    Attributes:
+        device: `auto`, `cpu`, `cuda`, `cuda:1`, `mps` or `xpu`.
+        precision: Stop timing when the interval's half-width is this share of the estimate.
+        budget_s: At most this long for one timing, s.
+        case_timeout_s: At most this long for one case, s.
+        isolation: `process` runs each case in a fresh process.
+        seed: Seeds the inputs.
+        trace: Whether to write torch's profile of each case into the folder `traces` of the output: a Chrome trace and a table.
+        trace_sort: What that table is sorted by.
+        trace_top: How many operations it has.
+        suite: Which params set this is.
+        label: The user's name for the run.
+        resume: Continue the last run with the same parameters, version and machine.
+        grids: Names of lists whose every combination is a case.
+    """
+
+    grids: ClassVar[tuple[tuple[str, ...], ...]] = ()
+
+    device: str = "auto"
+    precision: float = pydantic.Field(0.01, gt=0, lt=1)
+    budget_s: float = pydantic.Field(2.0, gt=0, le=86_400)
+    case_timeout_s: float = pydantic.Field(300.0, gt=0, le=604_800)
+    isolation: Literal["none", "process"] = "none"
+    seed: int = pydantic.Field(0, ge=0, lt=2**31)
+    trace: bool = False
+    trace_sort: Literal[SORTS] = "self_cpu_time_total"  # type: ignore[valid-type]
+    trace_top: int = pydantic.Field(20, gt=0, le=10_000)
+    suite: str = pydantic.Field("", max_length=200)
+    label: str = pydantic.Field("", max_length=200)
+    resume: bool = False
+
+    @pydantic.field_validator("device")
+    @classmethod
+    def _device_is_here(cls, value: str) -> str:
+        resolve_device(value)
+        return value
+
+    @pydantic.model_validator(mode="after")
+    def _cases_can_be_listed(self) -> Self:
+        for grid in self.grids:
+            if (count := math.prod(len(getattr(self, name)) for name in grid)) > MAX_CASES:
+                longest = max(grid, key=lambda name: len(getattr(self, name)))
+                raise ValueError(
+                    f"{longest}: {' × '.join(grid)} are {count} combinations; give fewer values, for at most {MAX_CASES}"
+                )
+        return self
+
+    def defining(self) -> dict[str, Any]:
+        """The parameters that define what is measured, for the fingerprint of a run."""
+        return {name: value for name, value in self.model_dump(mode="json").items() if name not in SCHEDULING}
+
+
+def distinct(values: list[Any]) -> list[Any]:
+    """`values`, when none comes twice: a case measured twice in one run has no meaning."""
+    seen = [json.dumps(value, sort_keys=True) for value in values]
+    times = Counter(seen)
+    if twice := [value for value, text in zip(values, seen, strict=True) if times[text] > 1]:
+        raise ValueError(f"{shown(twice[0])} is given twice; leave one out")
+    return values
+
+
+def known_presets(values: list[str]) -> list[str]:
+    """`values`, when each is a preset."""
+    return _known(values, PRESETS, "preset")
+
+
+def known_dtypes(values: list[str]) -> list[str]:
+    """`values`, when each is a dtype."""
+    return _known(values, DTYPES, "dtype")
+
+
+def known_kinds(values: list[str]) -> list[str]:
+    """`values`, when each is an attention kind."""
+    return _known(values, ATTENTION_KINDS, "attention kind")
+
+
+def known_corpus(value: str) -> str:
+    """`value`, when there is text at it; two bytes are enough to know."""
+    text.load(value, max_bytes=2)
+    return value
+
+
+def _known(values: list[str], known: Any, what: str) -> list[str]:
+    for value in values:
+        if value not in known:
+            raise ValueError(f"{shown(value)} is no {what}; use {', '.join(known)}")
+    return values
+
+
+def fitting_config(preset: str, overrides: Mapping[str, Any], field: str = "overrides") -> NanoConfig:
+    """The preset with `overrides`, options of its attention included.
+
+    Raises:
+        ValueError: They do not fit; the message begins with `field`.
+    """
+    try:
+        config = NanoConfig.from_preset(preset, **overrides)
+        attention.shared_options(config.attention_type, config.attention_options)
+    except BadInput as error:
+        raise ValueError("; ".join(f"{field}: {preset}: {line}" for line in error.lines)) from None
+    return config
+
+
+@dataclass(frozen=True)
+class Case:
+    """One point of the grid; its fields are the factors, JSON types only.
+
+    Attributes:
+        interleaves: Whether its timings can be interleaved with another version's (`nano ab`).
+        device: Where it runs.
+    """
+
+    interleaves: ClassVar[bool] = True
+
+    device: str
+
+    @property
+    def runs_code(self) -> bool:
+        """Whether to build what it measures is to run code of the user's, which only a run does."""
+        return False
+
+    @property
+    def factors(self) -> dict[str, Any]:
+        """Name → value of what defines the case."""
+        return asdict(self)
+
+    @property
+    def case_id(self) -> str:
+        """Sixteen hexadecimal digits that depend on the kind of case and its factors alone."""
+        text = json.dumps([type(self).__name__, self.factors], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def __str__(self) -> str:
+        """The factors that are worth a glance in a progress bar."""
+        shown = (getattr(self, f.name) for f in fields(self) if f.name != "device")
+        return " ".join(_brief(value) for value in shown if value not in ({}, "", None))
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, dict):
+        return ",".join(f"{name}={item}" for name, item in value.items())
+    return str(value)

@@ -1,0 +1,135 @@
+"""One machine's share of the ranks: processes in a folder where the request lies and answers are put.
+
+`-m nanolib.run.ranks.launcher FOLDER` starts them, each with torchrun's variables (RANK, LOCAL_RANK, WORLD_SIZE, ...), and ends
+them all when one fails. On one machine they meet at a file in that folder: nothing listens but gloo, on loopback. Over nodes they
+meet at the store where the launch was asked for; see `nodes`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from nanolib.run.launch import command
+
+GRACE_S = 3.0  # for writing where it is, when a rank is told to end
+LOG = "launcher.log"
+_REQUEST = "request.json"
+_POLL_S = 0.05
+_LOOPBACK = {"linux": "lo", "darwin": "lo0"}
+
+
+def start(
+    folder: Path,
+    asked: dict[str, Any],
+    *,
+    ranks: int,
+    node: int = 0,
+    nodes: int = 1,
+    interface: str = "",
+    private_network: bool = False,
+) -> subprocess.Popen[bytes]:
+    """Start ranks, which read `asked` and write their answers into the folder.
+
+    Args:
+        folder: Theirs alone.
+        asked: JSON types; see `nanolib.run.ranks.rank`.
+        ranks: How many, here.
+        node: Which of the machines this is, from 0.
+        nodes: How many machines have as many.
+        interface: Of the network, through which they meet those on other machines.
+        private_network: Whether they get a network of their own, where the system allows it.
+    """
+    share = {"first": node * ranks, "ranks": ranks, "world_size": nodes * ranks}
+    (folder / _REQUEST).write_text(json.dumps(asked | {"share": share}))
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path),
+        "OMP_NUM_THREADS": str(asked["threads"]),
+        "PYTHONWARNINGS": "ignore",
+    }
+    if interface and interface != _LOOPBACK.get(sys.platform):
+        environment = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} | environment
+    elif sys.platform in _LOOPBACK:  # whatever the user says of other networks: none is needed
+        loopback = _LOOPBACK[sys.platform]
+        environment |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
+    started = command(__name__, str(folder), private_network=private_network)
+    with (folder / LOG).open("w") as log:
+        return subprocess.Popen(started, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+
+
+def read_request(folder: Path) -> dict[str, Any]:
+    """What the ranks of a folder were asked."""
+    return json.loads((folder / _REQUEST).read_text())
+
+
+def end_ranks(process: subprocess.Popen[bytes]) -> None:
+    """Have the ranks of a launcher write where they are, and end."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(2 * GRACE_S)
+
+
+def end_tree(process: subprocess.Popen[Any], grace_s: float = 0.0) -> None:
+    """End a process and all its descendants, sessions of their own included: asked first, and then for certain.
+
+    Args:
+        process: The one that was started.
+        grace_s: How long they have between the two, s.
+    """
+    if process.poll() is not None:
+        return
+    try:
+        tree = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+    except psutil.NoSuchProcess:
+        return
+    for member in tree:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.terminate()
+    _, alive = psutil.wait_procs(tree, timeout=grace_s)
+    for member in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
+    process.wait()
+
+
+def main(folder: Path) -> None:
+    """Start the ranks and wait for them; exits with 1 where one fails, which ends the others."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    share = read_request(folder)["share"]
+    ranks: dict[int, subprocess.Popen[bytes]] = {}
+    try:
+        for local in range(share["ranks"]):
+            rank = share["first"] + local
+            variables = {"RANK": rank, "LOCAL_RANK": local, "WORLD_SIZE": share["world_size"]}
+            variables |= {"LOCAL_WORLD_SIZE": share["ranks"]}
+            environment = os.environ | {name: str(value) for name, value in variables.items()}
+            ranks[rank] = subprocess.Popen(command("nanolib.run.ranks.rank", str(folder)), env=environment)
+        codes: dict[int, int | None] = dict.fromkeys(ranks)
+        while None in codes.values() and not any(codes.values()):
+            time.sleep(_POLL_S)
+            codes = {rank: one.poll() for rank, one in ranks.items()}
+        for rank, code in codes.items():
+            if code:  # what a rank that died cannot tell itself
+                (folder / f"{rank}.ended").write_text(str(code))
+        sys.exit(any(codes.values()))
+    finally:
+        for one in ranks.values():
+            one.terminate()
+        end = time.monotonic() + GRACE_S
+        for one in ranks.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                one.wait(max(0.0, end - time.monotonic()))
+            one.kill()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,305 @@
+"""Run jobs one after the other, each by papermill in its own process, and tell how each ended.
+
+A papermill run whose kernel was killed leaves a notebook that looks completed, so success is the run's row in the database with
+status `done`, written last by the notebook itself, and never the notebook's own metadata.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import psutil
+import yaml
+from tqdm import tqdm
+
+from nanolib.measurement import RunStatus, printable
+from nanolib.meters.machine import resolve_device
+from nanolib.paths import DATABASE, make_folder
+from nanolib.run.identity import pid_of
+from nanolib.run.launch import PART_VARIABLE, new_token
+from nanolib.run.lock import holder
+from nanolib.run.suite.ahead import Ahead
+from nanolib.run.suite.devices import gpu_places, on_any_gpu
+from nanolib.run.suite.jobs import Job
+from nanolib.scratch import Scratch
+from nanolib.store import Store
+
+_POLL_S = 0.3
+_KERNEL_DIED = 138  # papermill's own exit code for it
+
+
+@dataclass
+class Ended:
+    """How one job ended.
+
+    Attributes:
+        name: The notebook.
+        status: `done`, `failed`, `interrupted` or `not started`.
+        message: Why it did not end well, in one line.
+        seconds: Wall time.
+        measured_s: Of that, inside cases.
+        cases: How many cases it has.
+        statuses: Status → how many cases ended so.
+        run_id: Its run; empty when it made none.
+    """
+
+    name: str
+    status: str = "not started"
+    message: str = ""
+    seconds: float = 0.0
+    measured_s: float = 0.0
+    cases: int = 0
+    statuses: dict[str, int] | None = None
+    run_id: str = ""
+
+
+@dataclass
+class _Launch:
+    """What the jobs of one command share.
+
+    Attributes:
+        output: The output folder.
+        token: By which their runs are found.
+        ahead: The process that waits for the first of them, where there is one.
+        bar: Moves with the cases of all of them.
+        finished: Cases that have ended, by the job's title.
+        claimed: Runs whose job is known.
+        stop: Set when they are to end.
+    """
+
+    output: Path
+    token: str
+    ahead: Ahead | None
+    bar: tqdm
+    finished: dict[str, int] = field(default_factory=dict)
+    claimed: set[str] = field(default_factory=set)
+    stop: threading.Event = field(default_factory=threading.Event)
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    output: Path,
+    say: Callable[[str], None] = print,
+    *,
+    token: str = "",
+    ahead: Ahead | None = None,
+) -> tuple[list[Ended], Path]:
+    """Run the jobs: those that any one GPU can do on all GPUs at once, and the others in turn.
+
+    Args:
+        jobs: From `plan`.
+        output: The output folder.
+        say: Takes lines for the terminal.
+        token: Of the command, where it has one already.
+        ahead: Started by the command, for the first job.
+
+    Returns:
+        How each ended, and the log file.
+    """
+    token = ahead.token if ahead else token or new_token()
+    log_path = output / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{token}.log"
+    make_folder(log_path.parent)
+    ended = [Ended(job.title, cases=len(job.cases())) for job in jobs]
+    total = sum(end.cases for end in ended)
+    places = gpu_places()
+    together = [at for at, job in enumerate(jobs) if on_any_gpu(job)] if len(places) > 1 else []
+    with tqdm(total=total, unit="case", disable=None, file=sys.stderr, dynamic_ncols=True) as bar:
+        shared = _Launch(output, token, ahead, bar)
+        if together:
+            _run_together(shared, [(jobs[at], ended[at]) for at in together], places, log_path, say)
+        for at, (job, end) in enumerate(zip(jobs, ended, strict=True)):
+            if shared.stop.is_set():
+                break
+            if at not in together:
+                _run_one(job, end, shared, {}, log_path, say)
+    return ended, log_path
+
+
+def _run_together(
+    shared: _Launch,
+    jobs: Sequence[tuple[Job, Ended]],
+    places: Sequence[dict[str, str]],
+    log_path: Path,
+    say: Callable[[str], None],
+) -> None:
+    """As many at once as there are places, each with a log of its own."""
+    free: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
+    for place in places:
+        free.put(place)
+
+    def run(job: Job, end: Ended) -> None:
+        place = free.get()
+        try:
+            if not shared.stop.is_set():
+                _run_one(job, end, shared, place, log_path.with_stem(f"{log_path.stem}-{job.title}"), say)
+        finally:
+            free.put(place)
+
+    with ThreadPoolExecutor(len(places)) as pool:
+        running = [pool.submit(run, job, end) for job, end in jobs]
+        try:
+            for one in running:
+                one.result()
+        except KeyboardInterrupt:
+            shared.stop.set()
+
+
+def _run_one(
+    job: Job, end: Ended, shared: _Launch, place: dict[str, str], log_path: Path, say: Callable[[str], None]
+) -> None:
+    """One job to its end, whichever that is."""
+    if shared.bar.disable:
+        say(f"{end.name}: {end.cases} cases" if end.cases else f"{end.name}: reads the database")
+    with Store(shared.output / DATABASE) as store, log_path.open("a", encoding="utf-8") as log:
+        try:
+            _run(job, end, shared, place, store, log)
+        except KeyboardInterrupt:
+            shared.stop.set()
+            end.status = RunStatus.INTERRUPTED
+            end.message = "stopped by Ctrl-C; finished cases are saved (--resume)"
+        _settle(store, end)
+    if shared.bar.disable:
+        say(f"{end.name}: {end.status} in {end.seconds:.0f} s {end.message}".rstrip())
+
+
+def _run(job: Job, end: Ended, shared: _Launch, place: dict[str, str], store: Store, log: IO[str]) -> None:
+    began = time.perf_counter()
+    names = {case.case_id: str(case) for case in job.cases()}
+    log.seek(0, os.SEEK_END)
+    said = log.tell()
+    # beside its place until it ends: two suites at once must not write into one file
+    with Scratch("run", beside=shared.output) as made:
+        parameters, target = made.path / "params.yml", made.path / f"{job.title}.ipynb"
+        parameters.write_text(yaml.safe_dump(dict(job.values)), encoding="utf-8")
+        arguments = [_as_is(job.notebook), _as_is(target), "-f", str(parameters), "--no-progress-bar"]
+        try:
+            with _process(job, shared, place) as ahead:
+                process = ahead.papermill(arguments, log)
+                while process.poll() is None:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(_POLL_S)
+                    if shared.stop.is_set():
+                        raise KeyboardInterrupt
+                    _watch(job, end, shared, store, names, process.pid)
+        finally:
+            if target.exists():
+                target.replace(shared.output / target.name)
+            end.seconds = time.perf_counter() - began
+            _watch(job, end, shared, store, names, process.pid)
+    log.flush()
+    row = store.runs("run_id = ?", (end.run_id,))
+    if process.returncode == 0 and (
+        (row.empty and not names) or (not row.empty and row.status.iloc[0] == RunStatus.DONE)
+    ):
+        end.status = RunStatus.DONE
+        return
+    end.status = RunStatus.FAILED
+    if not row.empty and row.message.iloc[0]:
+        end.message = row.message.iloc[0]
+    else:
+        end.message = _reason(process.returncode, Path(log.name), said)
+
+
+def _process(job: Job, shared: _Launch, place: dict[str, str]) -> Ahead:
+    """The process that the command has started ahead, as long as it is unused and its environment the job's; else another."""
+    if shared.ahead and shared.ahead.is_waiting and not (place or job.part):
+        return shared.ahead
+    return Ahead(shared.output, shared.token, {PART_VARIABLE: job.part} | place)
+
+
+def _as_is(path: Path) -> str:
+    """A path for papermill, which fills parameters into what stands in braces."""
+    return str(path).replace("{", "{{").replace("}", "}}")
+
+
+def _watch(job: Job, end: Ended, shared: _Launch, store: Store, names: dict[str, str], pid: int) -> None:
+    """Move the bar to where the rows say that the job is."""
+    if not names:
+        return
+    if not end.run_id:
+        begun = store.runs("launch = ? AND experiment = ?", (shared.token, job.name))
+        free = [(run, by) for run, by in zip(begun.run_id, begun.process, strict=True) if run not in shared.claimed]
+        mine = [run for run, by in free if _below(by, pid)]
+        if not mine and not psutil.pid_exists(pid):  # it began and ended between two looks
+            mine = [run for run, _ in free]
+        if mine:
+            end.run_id = str(mine[-1])
+            shared.claimed.add(end.run_id)
+    if not end.run_id:
+        if busy := holder(resolve_device(getattr(job.params, "device", "cpu"))):
+            shared.bar.set_description_str(printable(f"{end.name} waits: the device is in use by {busy}"))
+        return
+    shared.finished[end.name] = len(store.finished_cases(end.run_id) & names.keys())
+    in_flight = [names[case_id] for case_id in store.started_attempts(end.run_id) if case_id in names]
+    shared.bar.set_description_str(printable(": ".join([end.name, *in_flight[:1]])))
+    shared.bar.update(sum(shared.finished.values()) - shared.bar.n)
+
+
+def _below(process: str, pid: int) -> bool:
+    """Whether the process that a run names descends from ours: parts of one notebook differ in nothing else."""
+    try:
+        return any(parent.pid == pid for parent in psutil.Process(pid_of(process)).parents())
+    except (psutil.NoSuchProcess, ValueError):
+        return False
+
+
+def _settle(store: Store, end: Ended) -> None:
+    """Write into the run's row that it did not end well, and read from its rows how the cases did."""
+    if not end.run_id:
+        return
+    if end.status != RunStatus.DONE:
+        store.update_run(end.run_id, status=end.status, message=end.message)
+    rows = store.case_endings(end.run_id)
+    end.statuses = {status: count for status, count, _ in rows}
+    end.measured_s = sum(seconds for _, _, seconds in rows)
+
+
+def _reason(returncode: int, log: Path, said: int) -> str:
+    """Why papermill ended so: the last line it wrote, and the signal where there was one."""
+    with log.open("rb") as file:
+        file.seek(said)
+        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    last = lines[-1] if lines else "it wrote nothing"
+    if returncode < 0:
+        return f"papermill was killed by {signal.Signals(-returncode).name}"
+    if returncode == _KERNEL_DIED or "died" in last.lower():
+        return f"its kernel died before the run was done (exit {returncode}); out of memory? see the log"
+    if returncode == 0:
+        return "the notebook ended but its run is not marked done: its last cell did not run"
+    return f"{last} (exit {returncode})"
+
+
+def closing_table(ended: Sequence[Ended]) -> list[str]:
+    """What ran, how long and where the time went, what failed and why."""
+    header = ["notebook", "status", "cases", "ok", "other", "measuring s", "rest s", "total s"]
+    lines = [header]
+    for end in ended:
+        statuses = end.statuses or {}
+        other = ", ".join(f"{count} {status}" for status, count in statuses.items() if status != "ok") or "—"
+        rest = max(0.0, end.seconds - end.measured_s)
+        numbers = [f"{end.measured_s:.1f}", f"{rest:.1f}", f"{end.seconds:.1f}"]
+        lines.append([end.name, str(end.status), str(end.cases or "—"), str(statuses.get("ok", "—")), other, *numbers])
+    total = [sum(values) for values in zip(*((end.measured_s, end.seconds) for end in ended), strict=True)]
+    lines.append(
+        ["total", "", "", "", "", f"{total[0]:.1f}", f"{max(0.0, total[1] - total[0]):.1f}", f"{total[1]:.1f}"]
+    )
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    text = [
+        "  ".join(
+            cell.ljust(w) if i < 5 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    ]
+    return [text[0], "-" * len(text[0]), *text[1:-1], "-" * len(text[0]), text[-1]]

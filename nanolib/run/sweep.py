@@ -1,0 +1,328 @@
+"""The one path by which a number is made: cases → sweep → rows.
+
+Lock the device, skip what is done, write a `started` row, measure, store the case in one transaction. A kill loses the case in
+flight and nothing else; a failure is a row, and the sweep goes on.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+import nanolib
+from nanolib.measurement import BadInput, Measurement, RunStatus, Status, printable
+from nanolib.meters.machine import Machine, resolve_device, this_machine, versions
+from nanolib.meters.quiet import disturbances
+from nanolib.run.ceilings import CeilingCase
+from nanolib.run.identity import alive, host, process_name
+from nanolib.run.launch import LAUNCH_VARIABLE, PART_VARIABLE
+from nanolib.run.lock import device_lock
+from nanolib.run.outcome import Outcome, attempt, one_line
+from nanolib.run.params import Case, Params
+from nanolib.run.worker import Cancelled, run_in_process, was_killed
+from nanolib.store import Run, Store
+from nanolib.store.traces import recording
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MAX_ATTEMPTS = 2
+
+
+class SweepRun:
+    """A run whose cases have been measured; shown in a notebook it says how they ended; `finish` makes it `done`.
+
+    Attributes:
+        run_id: Its UUID.
+        store: Where its rows are.
+    """
+
+    def __init__(self, store: Store, run_id: str) -> None:
+        self.store, self.run_id, self._start = store, run_id, time.perf_counter()
+        before = store.runs("run_id = ?", (run_id,)).duration_s.iloc[0]
+        self._before = float(before or 0)  # a run that is continued has taken time already
+
+    def measurements(self, *, samples: bool = False) -> pd.DataFrame:
+        """The rows of the whole run, those of an earlier start included; see `Store.measurements`."""
+        return self.store.measurements([self.run_id], samples=samples)
+
+    def __repr__(self) -> str:
+        """How many cases ended how, and how long they took."""
+        rows = self.store.case_endings(self.run_id)
+        ended = ", ".join(f"{count} {status}" for status, count, _ in rows)
+        return f"run {self.run_id[:8]}: {ended}; {sum(seconds for *_, seconds in rows):.0f} s inside cases"
+
+    def finish(self) -> str:
+        """Mark the run as done: the last thing that a notebook does. Returns a line that says where the results are."""
+        self.end(RunStatus.DONE)
+        return f"run {self.run_id[:8]} is in {self.store.path.name}"
+
+    def end(self, status: RunStatus, message: str = "") -> None:
+        """Write how the run ended and how long it took."""
+        duration = self._before + time.perf_counter() - self._start
+        self.store.update_run(self.run_id, status=status, duration_s=duration, message=message)
+
+
+def measure(
+    experiment: Any,
+    params: Params,
+    *,
+    store: Store | None = None,
+    progress: bool = True,
+    stop: threading.Event | None = None,
+    told: Callable[[int, int, str], object] | None = None,
+) -> SweepRun:
+    """Measure all cases of an experiment on this machine.
+
+    Args:
+        experiment: A module of `nanolib.experiments`: it has `cases` and `measure_case`, and `before` where something is
+            to be looked at before any case.
+        params: Its parameters.
+        store: Where the rows go; the database in the output folder by default.
+        progress: Whether to show a bar with the case in flight.
+        stop: When it is set the case in flight is ended, and the run is `interrupted`; off the main thread alone.
+        told: Called with the cases done, how many there are, and the case that begins.
+
+    Returns:
+        The run, still `running`.
+
+    Raises:
+        Cancelled: `stop` was set.
+    """
+    cases = part_of(experiment.cases(params), os.environ.get(PART_VARIABLE, ""))
+    if not cases:
+        raise BadInput(f"{params.NAME}: these parameters give no case; widen them")
+    if hasattr(experiment, "before"):
+        experiment.before(params)
+    device = resolve_device(params.device)
+    name = params.NAME
+    with device_lock(device, f"{name} {params.label}".strip()):
+        store = store or Store()
+        machine = this_machine()
+        mark_dead_runs(store)
+        disturbed = disturbances(device)
+        for line in disturbed:
+            print(printable(f"not a quiet machine: {line}"), file=sys.stderr, flush=True)
+        run = _new_run(name, params, machine, device, len(cases), disturbed)
+        run_id = _resumed(store, run) if params.resume else ""
+        if run_id:
+            _say_resumed(store, run_id, cases)
+        else:
+            run_id = store.add(run)
+        sweep_run = SweepRun(store, run_id)
+        try:
+            _measure_all(experiment, params, cases, store, run_id, progress, stop, told)
+        except BaseException as error:
+            asked = isinstance(error, KeyboardInterrupt | Cancelled)
+            message = "stopped by the user" if asked else f"{type(error).__name__}: {one_line(error)}"
+            sweep_run.end(RunStatus.INTERRUPTED if asked else RunStatus.FAILED, message)
+            raise
+    return sweep_run
+
+
+def part_of(cases: Sequence[Case], part: str) -> list[Case]:
+    """The share of one of several runs, `2/4`; the machine's ceilings belong to each of them.
+
+    Cases of one shape stay together: what is compared with one another must come from one run.
+    """
+    if not part:
+        return list(cases)
+    number, of = map(int, part.split("/"))
+    shapes: dict[tuple[Any, ...], list[str]] = {}
+    for case in cases:
+        if not isinstance(case, CeilingCase):
+            shape = tuple(str(case.factors.get(name)) for name in ("seq_len", "batch_size", "dtype"))
+            shapes.setdefault(shape, []).append(case.case_id)
+    mine = {case_id for shape in list(shapes.values())[number - 1 :: of] for case_id in shape}
+    return [case for case in cases if isinstance(case, CeilingCase) or case.case_id in mine] if mine else []
+
+
+def _measure_all(
+    experiment: Any,
+    params: Params,
+    cases: Sequence[Case],
+    store: Store,
+    run_id: str,
+    progress: bool,
+    stop: threading.Event | None,
+    told: Callable[[int, int, str], object] | None,
+) -> None:
+    finished, attempts = store.finished_cases(run_id), store.started_attempts(run_id)
+    todo = [case for case in cases if case.case_id not in finished]
+    bar = _progress_bar(progress, total=len(cases), initial=len(cases) - len(todo), unit="case")
+    # a worker process is used off the main thread too, where nothing else can enforce the time limit
+    isolated = params.isolation == "process" or threading.current_thread() is not threading.main_thread()
+    with bar:
+        for done, case in enumerate(todo, len(cases) - len(todo)):
+            bar.set_description_str(printable(str(case)))
+            if told is not None:
+                told(done, len(cases), str(case))
+            if stop is not None and stop.is_set():
+                raise Cancelled
+            tried = attempts.get(case.case_id, 0)
+            while True:
+                if tried >= MAX_ATTEMPTS:
+                    message = f"its process died {tried} times while it ran; it is not tried again"
+                    outcome = Outcome(status=Status.ERROR, message=message)
+                    break
+                tried += 1
+                started = Measurement("case_time", status=Status.STARTED, details={"attempts": tried})
+                store.write_case(run_id, case.case_id, case.factors, [started])
+                outcome = _outcome(experiment, params, case, store, run_id, isolated, stop)
+                if not was_killed(outcome):
+                    break
+            _store_outcome(store, run_id, case, outcome, tried)
+            bar.update()
+
+
+def live_front_end() -> bool:
+    """Whether a person sits in front: a Jupyter server names its session to the kernel, papermill and nbval do not."""
+    return bool(os.environ.get("JPY_SESSION_NAME")) and LAUNCH_VARIABLE not in os.environ
+
+
+def _progress_bar(wanted: bool, **settings: Any) -> tqdm:
+    """A widget where someone looks, a line in a terminal, nothing in a batch notebook (there it would be frozen litter)."""
+    if wanted and live_front_end():
+        from tqdm.auto import tqdm as widget_bar
+
+        return widget_bar(**settings)
+    return tqdm(**settings, disable=None if wanted else True, file=sys.stderr, dynamic_ncols=True)
+
+
+def _outcome(
+    experiment: Any,
+    params: Params,
+    case: Case,
+    store: Store,
+    run_id: str,
+    isolated: bool,
+    stop: threading.Event | None,
+) -> Outcome:
+    ceilings = ceilings_of(store, run_id)
+    if isolated:
+        return run_in_process(experiment, params, case, ceilings, store.path, run_id, stop)
+    with recording(lambda: store.new_trace(run_id, case.case_id)):
+        return attempt(lambda: experiment.measure_case(case, params, ceilings), params.case_timeout_s)
+
+
+def _store_outcome(store: Store, run_id: str, case: Case, outcome: Outcome, attempts: int) -> None:
+    """All rows of the case, its `case_time` first, in one transaction; a row that cannot be stored is an error row."""
+    ending = Measurement(
+        "case_time",
+        outcome.seconds,
+        n=1,
+        samples=(outcome.seconds,),
+        method="perf_counter",
+        status=outcome.status,
+        message=outcome.message,
+        details={"attempts": attempts} | outcome.details,
+    )
+    try:
+        store.write_case(run_id, case.case_id, case.factors, [ending, *outcome.rows])
+    except (TypeError, ValueError, sqlite3.IntegrityError) as error:
+        broken = replace(ending, status=Status.ERROR, message=f"its rows cannot be stored: {one_line(error)}")
+        store.write_case(run_id, case.case_id, case.factors, [broken])
+
+
+def ceilings_of(store: Store, run_id: str) -> dict[str, float]:
+    """The machine's ceilings that this run has measured: dtype → FLOP/s, and `copy` → B/s."""
+    query = "SELECT scope, estimate FROM measurements WHERE run_id = ? AND metric IN ('ceiling_flops', 'ceiling_bytes')"
+    return dict(store.connection.execute(query, (run_id,)).fetchall())
+
+
+# runs
+
+
+def _new_run(name: str, params: Params, machine: Machine, device: str, cases: int, disturbed: Sequence[str]) -> Run:
+    made_by = versions() | {"nanolib": nanolib.__version__, "sources": source_digest()}
+    identity = [name, params.defining(), made_by, machine.machine_id, device]
+    identity += filter(None, [os.environ.get(PART_VARIABLE)])
+    return Run(
+        experiment=name,
+        machine=machine.to_dict(),
+        params=params.model_dump(mode="json"),
+        suite=params.suite,
+        label=params.label,
+        device=device,
+        versions=made_by,
+        git_revision=git_revision(),
+        fingerprint=hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16],
+        cases=cases,
+        process=process_name(),
+        launch=os.environ.get(LAUNCH_VARIABLE, ""),
+        disturbances=disturbed,
+    )
+
+
+def _resumed(store: Store, run: Run) -> str:
+    """The last run with the same parameters, version and machine, taken over by this process; empty without one."""
+    runs = store.runs("fingerprint = ?", (run.fingerprint,))
+    in_use = [
+        status == RunStatus.RUNNING and process != run.process and alive(process)
+        for status, process in zip(runs.status, runs.process, strict=True)
+    ]
+    runs = runs[[not used for used in in_use]]
+    if runs.empty:
+        return ""
+    run_id = str(runs.run_id.iloc[-1])
+    store.update_run(
+        run_id,
+        status=RunStatus.RUNNING,
+        process=run.process,
+        launch=run.launch or str(runs.launch.iloc[-1]),
+        label=run.label or str(runs.label.iloc[-1]),
+    )
+    return run_id
+
+
+def _say_resumed(store: Store, run_id: str, cases: Sequence[Case]) -> None:
+    done = len({case.case_id for case in cases} & store.finished_cases(run_id))
+    print(
+        printable(f"resuming run {run_id[:8]}: {done} of {len(cases)} cases are done and skipped"),
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def mark_dead_runs(store: Store) -> None:
+    """Runs of this machine that say `running` though their process is gone become `interrupted`."""
+    runs = store.runs("status = ?", (RunStatus.RUNNING,))
+    for run_id, process in zip(runs.run_id, runs.process, strict=True):
+        if process.startswith(host()) and not alive(process):
+            store.update_run(run_id, status=RunStatus.INTERRUPTED, message="its process ended before the run did")
+
+
+@functools.cache
+def source_digest() -> str:
+    """A hash of nanolib's own sources: edited code is another version, whatever git says."""
+    root = Path(nanolib.__file__).parent
+    digest = hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        digest.update(str(file.relative_to(root)).encode() + file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+@functools.cache
+def git_revision() -> str:
+    """The checkout's revision, with `+` when files differ from it; empty outside a checkout."""
+    root = Path(nanolib.__file__).parent.parent
+    if not (root / ".git").exists():
+        return ""
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):  # no git, or no commit yet: the sources' digest still tells
+        return ""

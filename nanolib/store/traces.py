@@ -1,0 +1,224 @@
+"""Traces: what a run saw over time, in rows by the thousand, queued by whoever measures and written by one thread.
+
+    with recording(lambda: store.new_trace(run_id, case_id)):
+        ...                                   # whatever runs here may ask `current()` and hand it rows
+
+A commit per row would cost milliseconds and a large burst would hold Python's lock: the thread commits twice a second, in chunks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import itertools
+import json
+import queue
+import sqlite3
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nanolib.measurement import printable
+from nanolib.store.schema import TRACE_TABLES
+
+_COMMIT_S = 0.5
+_CHUNK = 1000
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Rows on their way; a generator runs in the writing thread."""
+
+    statement: str
+    rows: Iterable[Sequence[Any]]
+
+
+class TraceWriter:
+    """Writes what is queued, in a thread of its own with a connection of its own.
+
+    Args:
+        path: The database; its tables are there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._queue: queue.SimpleQueue[_Batch | threading.Event] = queue.SimpleQueue()
+        self._wake, self._over = threading.Event(), False
+        self._failure = ""
+        self.rows, self.seconds = 0, 0.0  # written so far, and the processor time it took
+        self._thread = threading.Thread(target=self._run, name="nanolib-traces", daemon=True)
+        self._thread.start()
+
+    def put(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Queue rows for an INSERT or UPDATE; costs a microsecond."""
+        self._queue.put(_Batch(statement, rows))
+
+    def flush(self) -> str:
+        """Wait until everything queued is committed; returns what went wrong since the last time, empty for nothing."""
+        if self._thread.is_alive():
+            done = threading.Event()
+            self._queue.put(done)
+            self._wake.set()
+            done.wait()
+        failure, self._failure = self._failure, ""
+        return failure
+
+    def close(self) -> str:
+        """Write what is left and end the thread; returns as `flush`."""
+        self._over = True
+        failure = self.flush()
+        self._thread.join()
+        return failure
+
+    def _run(self) -> None:
+        db = sqlite3.connect(self._path, timeout=5, isolation_level=None)
+        with contextlib.closing(db):
+            db.execute("PRAGMA foreign_keys = ON")
+            db.execute("PRAGMA synchronous = NORMAL")
+            while True:
+                self._wake.wait(_COMMIT_S)
+                self._wake.clear()
+                over = self._over  # read before the queue: what is queued after it still finds a round
+                self._drain(db)
+                if over:
+                    return
+
+    def _drain(self, db: sqlite3.Connection) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                found = self._queue.get_nowait()
+                if isinstance(found, threading.Event):
+                    found.set()
+                    continue
+                try:
+                    start = time.thread_time()
+                    self.rows += _write(db, found)
+                    self.seconds += time.thread_time() - start
+                except Exception as error:  # told by `flush`; a thread that ended would lose what follows too
+                    self._failure = f"{type(error).__name__}: {error}"
+
+
+def _write(db: sqlite3.Connection, batch: _Batch) -> int:
+    """Returns how many rows it wrote."""
+    rows, count = iter(batch.rows), 0
+    while chunk := list(itertools.islice(rows, _CHUNK)):
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            db.executemany(batch.statement, chunk)
+        except BaseException:
+            db.execute("ROLLBACK")
+            raise
+        db.execute("COMMIT")
+        count += len(chunk)
+    return count
+
+
+class Trace:
+    """What one case sees over time; see `TRACE_TABLES` for what rows hold.
+
+    Args:
+        writer: Where rows are queued.
+        trace_id: Its row in `traces`.
+        names: What its indices stand for so far.
+    """
+
+    def __init__(self, writer: TraceWriter, trace_id: int) -> None:
+        self._writer, self._trace_id = writer, trace_id
+        self._names: dict[str, int] = {}
+        self._numbers = {table: itertools.count() for table in TRACE_TABLES}
+        self.start_s = time.monotonic()
+
+    def name(self, text: str) -> int:
+        """The index that stands for a name in this trace's rows."""
+        if text not in self._names:
+            self._names[text] = len(self._names)
+            names = json.dumps(list(self._names))
+            self._writer.put("UPDATE traces SET names = ? WHERE trace_id = ?", [(names, self._trace_id)])
+        return self._names[text]
+
+    def at_us(self, t_s: float) -> int:
+        """A moment of `time.monotonic` in microseconds since the trace began."""
+        return round(1e6 * (t_s - self.start_s))
+
+    def put(self, table: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Queue rows of a table, without their trace and number; a generator runs in the writing thread."""
+        number, trace_id = self._numbers[table], self._trace_id
+        self._writer.put(_INSERT[table], ((trace_id, next(number), *row) for row in rows))
+
+    def flush(self) -> str:
+        """Wait until all is committed; see `TraceWriter.flush`."""
+        return self._writer.flush()
+
+    def seconds_per_row(self) -> float:
+        """Processor time that writing one row has taken so far."""
+        return self._writer.seconds / max(1, self._writer.rows)
+
+
+class NoTrace:
+    """Where nobody keeps a trace: takes rows and forgets them."""
+
+    start_s = 0.0
+
+    def name(self, text: str) -> int:
+        """Any index."""
+        return 0
+
+    def at_us(self, t_s: float) -> int:
+        """Any moment."""
+        return 0
+
+    def put(self, table: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Nothing."""
+
+    def flush(self) -> str:
+        """Nothing."""
+        return ""
+
+    def seconds_per_row(self) -> float:
+        """Nothing."""
+        return 0.0
+
+
+_INSERT = {
+    table: f"INSERT INTO {table} VALUES ({', '.join('?' * (2 + len(columns)))})"
+    for table, columns in TRACE_TABLES.items()
+}
+
+
+class _Recording:
+    """A trace that is opened when somebody first asks for it: most cases keep none."""
+
+    def __init__(self, open_trace: Callable[[], Trace]) -> None:
+        self._open = open_trace
+        self.trace: Trace | None = None
+
+    def asked(self) -> Trace:
+        self.trace = self.trace or self._open()
+        return self.trace
+
+
+_CURRENT: contextvars.ContextVar[_Recording | None] = contextvars.ContextVar("recording", default=None)
+
+
+def current() -> Trace | NoTrace:
+    """The trace of the case in flight; one that forgets where there is none."""
+    recording = _CURRENT.get()
+    return NoTrace() if recording is None else recording.asked()
+
+
+@contextlib.contextmanager
+def recording(open_trace: Callable[[], Trace]) -> Iterator[None]:
+    """Within it `current()` is this trace, opened when first asked for; at the end everything is committed."""
+    token = _CURRENT.set(held := _Recording(open_trace))
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+        if held.trace is not None and (failure := held.trace.flush()):
+            print(
+                printable(f"traces: some could not be written ({failure}); the measurements are whole"), file=sys.stderr
+            )

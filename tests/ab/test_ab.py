@@ -1,0 +1,313 @@
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+from click.testing import CliRunner
+
+from nanolib.ab.client import CHILDREN
+from nanolib.ab.rounds import MIN_PAIRS, block_calls
+from nanolib.ab.worktree import checked_out
+from nanolib.cli import main
+from nanolib.measurement import BadInput
+from nanolib.report.regressions import ab_ratio, ab_table, ab_verdict
+from nanolib.store import Store
+
+from .conftest import WORK
+
+pytestmark = pytest.mark.slow
+
+CHECKOUT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def ab(tmp_path):
+    def call(*arguments):
+        rest = ["--budget", "12s", "--output", str(tmp_path / "out")]
+        return CliRunner().invoke(main, ["ab", *rest, *arguments], env={"NANOLIB_OUTPUT": None})
+
+    return call
+
+
+def _left_behind():
+    return [path.name for path in Path(tempfile.gettempdir()).glob("nanolib-ab-*")]
+
+
+def _call(ab, tmp_path, a, b, *more):
+    ended = ab(a, b, "--call", "work:run", "--json", str(tmp_path / "f.json"), *more)
+    assert ended.exit_code in (0, 1), ended.output
+    (line,) = json.loads((tmp_path / "f.json").read_text())["lines"]
+    return ended, line
+
+
+def test_a_slower_revision_regressed_in_two_rounds(repository, ab, tmp_path):
+    repository.commit("slow", cost=33_000_000)
+    ended, line = _call(ab, tmp_path, "base", "slow", "--markdown", str(tmp_path / "f.md"))
+    assert ended.exit_code == 1
+    assert (line["finding"], line["ratio"]) == ("regressed", pytest.approx(1.1))
+    assert (line["base"], line["current"]) == (pytest.approx(30), pytest.approx(33))
+    assert "2 rounds" in line["message"]
+    assert "| regressed | call | work:run | latency |" in (tmp_path / "f.md").read_text()
+    with Store(tmp_path / "out" / "results.sqlite") as store:
+        rows = store.measurements(samples=True)
+    (table,) = ab_table(rows).to_dict("records")
+    assert (table["verdict"], table["rounds"]) == ("regressed", 2) and table["a"].startswith("base (")
+    assert any("regressed: work:run" in said for said in ab_verdict(rows))
+    assert "work:run" in json.dumps(ab_ratio(rows).to_dict())
+
+
+def test_a_revision_against_itself_is_equivalent_in_one_round(repository, ab, tmp_path):
+    ended, line = _call(ab, tmp_path, "base", ".")
+    assert ended.exit_code == 0
+    assert (line["finding"], line["ratio"]) == ("equivalent", pytest.approx(1)) and "1 round" in line["message"]
+
+
+def test_a_faster_revision_never_fails(repository, ab, tmp_path):
+    repository.commit("fast", cost=20_000_000)
+    ended, line = _call(ab, tmp_path, "base", "fast")
+    assert (ended.exit_code, line["finding"]) == (0, "improved")
+
+
+def test_a_change_below_the_threshold_is_no_regression(repository, ab, tmp_path):
+    repository.commit("slow", cost=33_000_000)
+    ended, line = _call(ab, tmp_path, "base", "slow", "--threshold", "20%")
+    assert (ended.exit_code, line["finding"]) == (0, "suspect")
+
+
+def test_a_rate_is_better_when_higher(repository, ab, tmp_path):
+    repository.commit("slow", cost=40_000_000)
+    ended, line = _call(ab, tmp_path, "base", "slow", "--metric", "tokens_per_second")
+    assert (ended.exit_code, line["finding"], line["ratio"]) == (1, "regressed", pytest.approx(0.75))
+    with Store(tmp_path / "out" / "results.sqlite") as store:
+        (ratio,) = store.measurements().query("metric == 'ratio'").to_dict("records")
+    assert (ratio["low"], ratio["estimate"], ratio["high"]) == pytest.approx((4 / 3, 4 / 3, 4 / 3))  # of times
+
+
+def test_blocks_are_interleaved_in_pairs_of_random_order(repository, ab, tmp_path):
+    text = WORK + f"\nlog = open({str(tmp_path / 'log')!r}, 'ab', buffering=0)\nplain = run\n"
+    text += "def run():\n    log.write(WHO)\n    plain()\n"
+    for who in "AB":
+        repository.commit(who, text + f"WHO = {who.encode()!r}\n")
+    _call(ab, tmp_path, "A", "B")
+    said = (tmp_path / "log").read_text()
+    block = block_calls(30.0)
+    blocks = said[-2 * MIN_PAIRS * block :]
+    pairs = [blocks[i : i + 2 * block] for i in range(0, len(blocks), 2 * block)]
+    assert set(pairs) == {"A" * block + "B" * block, "B" * block + "A" * block}
+
+
+def test_every_generation_has_a_process_of_its_own_that_imports_the_version_anew(repository, ab, tmp_path):
+    text = (
+        WORK
+        + f"\nimport os\nopen({str(tmp_path / 'log')!r}, 'a').write(f'{{WHO}} {{os.getpid()}} {{os.getppid()}}\\n')\n"
+    )
+    for who in "AB":
+        repository.commit(who, f"WHO = {who!r}\n" + text)
+    _, line = _call(ab, tmp_path, "A", "B")
+    generations = int(re.search(r"(\d+) pairs of processes", line["message"]).group(1))
+    imported = [said.split() for said in (tmp_path / "log").read_text().splitlines()]
+    for who in "AB":
+        own, parents = zip(*((pid, parent) for side, pid, parent in imported if side == who), strict=True)
+        assert len(own) == len(set(own)) == generations >= 2
+        if sys.platform == "linux":  # elsewhere all are this process's own
+            assert max(Counter(parents).values()) <= CHILDREN
+
+
+@pytest.mark.skipif(sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2, reason="needs two cores to tell apart")
+@pytest.mark.parametrize("before", ["", "import os\nos.environ['A'] = 'b'\n"], ids=["forked", "started anew"])
+def test_threads_of_openmp_are_bound_to_cores_and_those_of_python_are_not(repository, ab, tmp_path, before):
+    text = (
+        before + WORK + "\nimport os, threading, torch\ntorch.ones(1000, 1000) @ torch.ones(1000, 1000)\nfound = []\n"
+    )
+    text += "other = threading.Thread(target=lambda: found.append(len(os.sched_getaffinity(0))))\nother.start()\nother.join()\n"
+    text += f"open({str(tmp_path / 'log')!r}, 'a').write(f'{{len(os.sched_getaffinity(0))}} {{found[0]}}\\n')\n"
+    for who in "AB":
+        repository.commit(who, text + f"WHO = {who!r}\n")
+    ended, _ = _call(ab, tmp_path, "A", "B")
+    assert ("imports everything anew" in ended.output) == bool(before)
+    assert set((tmp_path / "log").read_text().splitlines()) == {f"1 {len(os.sched_getaffinity(0))}"}
+
+
+def test_a_version_that_is_killed_is_told_and_the_next_case_goes_on(repository, ab, tmp_path):
+    text = WORK + "import os, signal\ndef fine():\n    run()\ndef dies():\n    pass\n"
+    repository.commit("lives", text)
+    repository.commit("dies", text.replace("    pass", "    os.kill(os.getpid(), signal.SIGKILL)"))
+    ended = ab("lives", "dies", "--call", "work:dies", "--call", "work:fine")
+    assert ended.exit_code == 0, ended.output
+    assert "broke" in ended.output and "its process was killed by SIGKILL" in ended.output
+    assert "equivalent" in ended.output
+
+
+def test_setup_makes_what_the_function_is_called_with(repository, ab, tmp_path):
+    repository.commit("setup", WORK + "def make():\n    return 7\ndef use(x):\n    assert x == 7\n    run()\n")
+    ended = ab("setup", ".", "--call", "work:use", "--setup", "work:make")
+    assert ended.exit_code == 0 and "1 equivalent" in ended.output
+
+
+def test_prints_and_threads_of_the_function_do_no_harm(repository, ab, tmp_path):
+    repository.commit("prints", WORK.replace("    now +=", "    print('{\"ms\": 1}')\n    now +="))
+    _, line = _call(ab, tmp_path, "prints", ".")
+    assert line["finding"] == "equivalent"
+
+
+BAD = [
+    (["base", "nowhere", "--call", "work:run"], "revision: 'nowhere' is no commit of repository"),
+    (["--call", "work:run", "--", "base", "--upload-pack=x"], "revision: '--upload-pack=x' is no commit"),
+    (["base", "broken", "--call", "work:run"], "broken: work:run cannot be imported (SyntaxError"),
+    (["base", ".", "--call", "work:walk"], "base: work:walk: work has no callable 'walk'"),
+    (["base", ".", "--call", "json:dumps"], "outside this version"),
+    (["base", ".", "--call", "work"], "--call: 'work' names no function; write package.module:function"),
+    (["base", ".", "--call", "work:run", "--metric", "speed"], "--metric: 'speed' cannot be compared so"),
+    (["base", ".", "--call", "work:run", "--threshold", "much"], "--threshold: 'much' will not do"),
+    (["base", ".", "--call", "work:run", "--timeout", "0"], "--timeout: '0' will not do; give seconds, such as 60s"),
+    (["base", ".", "attention", "--call", "work:run"], "--call: a function takes no notebook"),
+    (["base", ".", "--setup", "work:run"], "--setup: 'work:run' needs a --call"),
+    (["a.yml", "b.yml"], "params: whose are a.yml and b.yml? name the notebook"),
+    (["a.yml", "b.yml", "attention"], "a.yml"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), BAD)
+def test_bad_input_is_one_line_exit_code_2_and_leaves_nothing(repository, ab, tmp_path, arguments, said):
+    repository.commit("broken", "def run(:\n")
+    repository.git("checkout", "--quiet", "base")
+    ended = ab(*arguments)
+    assert ended.exit_code == 2 and said in ended.output
+    told = [line for line in ended.output.splitlines() if line.startswith("nano: ")]
+    assert len(told) == 1 or "Usage" in ended.output
+    assert not (tmp_path / "out").exists()
+    assert len(repository.worktrees()) == 1 and not _left_behind()
+
+
+def test_outside_a_repository_it_says_so(tmp_path, ab, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ended = ab("a", "b", "--call", "work:run")
+    assert ended.exit_code == 2 and "is in no git repository" in ended.output
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_removes_worktrees_and_processes(repository, tmp_path, number):
+    repository.commit("slow", WORK + "import time as t\nreal = run\ndef run():\n    t.sleep(0.05)\n    real()\n")
+    command = [sys.executable, "-m", "nanolib.cli", "ab", "base", "slow", "--call", "work:run", "--budget", "600s"]
+    process = subprocess.Popen(
+        [*command, "--output", str(tmp_path / "out")], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert "A is base" in process.stderr.readline()
+    time.sleep(2)
+    assert len(repository.worktrees()) == 3
+    os.killpg(process.pid, number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130 and "nano: stopped" in said
+    assert len(repository.worktrees()) == 1 and not _left_behind() and not (tmp_path / "out").exists()
+
+
+def _status(process):
+    try:
+        return process.status()
+    except psutil.NoSuchProcess:  # it ended while we looked
+        return psutil.STATUS_DEAD
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is forked, and nothing halted")
+def test_a_killed_comparison_leaves_no_process_behind(repository, tmp_path):
+    """Its versions are halted in turn; halted for good they would stay for ever."""
+    repository.commit("slow", WORK + "import time as t\nreal = run\ndef run():\n    t.sleep(0.05)\n    real()\n")
+    command = [sys.executable, "-m", "nanolib.cli", "ab", "base", "slow", "--call", "work:run", "--budget", "600s"]
+    nano = psutil.Popen([*command, "--output", str(tmp_path / "out")], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    found = []
+    while time.monotonic() < deadline and (len(found) != 3 or psutil.STATUS_STOPPED not in map(_status, found)):
+        found = nano.children(recursive=True)
+    assert len(found) == 3, "one process, and the two versions forked from it"
+    nano.kill()
+    nano.wait()
+    _, left = psutil.wait_procs(found, timeout=60)
+    assert {_status(child) for child in left} <= {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
+
+
+def test_worktrees_of_a_killed_comparison_go_with_the_next(repository):
+    code = "import os; from nanolib.scratch import Scratch; s = Scratch('ab'); print(s.path, flush=True); os.kill(os.getpid(), 9)"
+    made = subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    left = Path(made.stdout.strip())
+    repository.git("worktree", "add", "--quiet", "--detach", str(left / "deadbeef"), "base")
+    with checked_out(["base"], repository.folder):
+        assert not left.exists() and len(repository.worktrees()) == 2
+    assert len(repository.worktrees()) == 1
+
+
+def test_a_working_tree_that_was_edited_meanwhile_counts_for_nothing(repository, ab, tmp_path):
+    edit = f"    open({str(repository.folder / 'other.py')!r}, 'w').write('x = 1')\n"
+    (repository.folder / "work.py").write_text(
+        WORK.replace("{cost}", "30_000_000").replace("    now +=", edit + "    now +=")
+    )
+    ended = ab("base", ".", "--call", "work:run")
+    assert ended.exit_code == 2 and "were edited while it was measured" in ended.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_repository_is_as_it_was(repository):
+    before = (repository.git("status", "--porcelain"), repository.git("rev-parse", "HEAD"), repository.git("branch"))
+    with checked_out(["base", "."], repository.folder) as (a, b):
+        assert (a.root / "work.py").is_file() and b.root == repository.folder
+    after = (repository.git("status", "--porcelain"), repository.git("rev-parse", "HEAD"), repository.git("branch"))
+    assert before == after
+
+
+def test_a_version_that_lost_its_repository_is_bad_input(tmp_path):
+    with pytest.raises(BadInput, match="in no git repository"), checked_out(["a"], tmp_path):
+        pass
+
+
+@pytest.mark.notebook
+def test_cases_of_an_experiment_are_interleaved_on_the_one_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(CHECKOUT)
+    small = ["-p", "seq_lens=[32]", "-p", "num_heads=1", "-p", "kinds=[dense]", "--output", str(tmp_path)]
+    ended = CliRunner().invoke(
+        main,
+        ["ab", ".", ".", "attention", *small, "--threshold", "90%", "--budget", "8s", "--json", str(tmp_path / "f")],
+    )
+    assert ended.exit_code == 0, ended.output
+    lines = json.loads((tmp_path / "f").read_text())["lines"]
+    assert {line["metric"] for line in lines} == {"latency forward", "latency backward"}
+
+
+@pytest.mark.notebook
+def test_two_params_files_and_a_deterministic_metric(tmp_path, monkeypatch):
+    monkeypatch.chdir(CHECKOUT)
+    for name, width in (("a", 16), ("b", 32)):
+        text = f"seq_lens: [32]\nnum_heads: 1\nhead_dim: {width}\nkinds: [dense]\nbackward: false\n"
+        (tmp_path / f"{name}.yml").write_text(text)
+    files = [str(tmp_path / f"{name}.yml") for name in "ab"]
+    ended = CliRunner().invoke(main, ["ab", *files, "attention", "--metric", "flops", "--json", str(tmp_path / "f")])
+    assert ended.exit_code == 0, ended.output
+    findings = {
+        (line["finding"], line["current"] / line["base"]) for line in json.loads((tmp_path / "f").read_text())["lines"]
+    }
+    assert findings == {("changed", 2.0)}
+
+
+def test_params_files_with_different_numbers_of_cases_are_refused(tmp_path, monkeypatch, ab):
+    monkeypatch.chdir(CHECKOUT)
+    (tmp_path / "a.yml").write_text("seq_lens: [32]\n")
+    (tmp_path / "b.yml").write_text("seq_lens: [32, 64]\n")
+    ended = ab(str(tmp_path / "a.yml"), str(tmp_path / "b.yml"), "attention")
+    assert ended.exit_code == 2 and "give 2 and 4 cases" in ended.output
+
+
+@pytest.mark.parametrize("at", [2, 20])
+def test_a_version_that_raises_while_it_is_timed_is_told_at_once(repository, ab, tmp_path, at):
+    text = WORK + "calls = []\ndef fine():\n    run()\ndef fails():\n    run()\n    pass\n"
+    repository.commit("lives", text)
+    fails = f"    calls.append(0)\n    if len(calls) == {at}:\n        raise ValueError('no more of it')"
+    repository.commit("fails", text.replace("    pass", fails))
+    ended = ab("lives", "fails", "--call", "work:fails", "--call", "work:fine")
+    assert ended.exit_code == 0, ended.output
+    assert "broke" in ended.output and "B: error: no more of it" in ended.output and "equivalent" in ended.output

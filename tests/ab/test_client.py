@@ -1,0 +1,199 @@
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from nanolib.ab import server as server_module
+from nanolib.ab.client import ForkServer, Sides, VersionDied, VersionProcess
+from nanolib.ab.imports import imported_by_all
+from nanolib.ab.worktree import Version
+from nanolib.measurement import BadInput
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="versions are forked under Linux alone"),
+]
+
+
+@pytest.fixture
+def version(tmp_path):
+    (tmp_path / "work.py").write_text("import os, wave\ndef run():\n    pass\ndef dies():\n    os._exit(7)\n")
+    return Version("a", "", tmp_path, Path())
+
+
+def _asked(process, function="run"):
+    return process.ask(do="function", function=f"work:{function}", setup="", rows=False)
+
+
+def _parent(process):
+    return psutil.Process(process._process.pid).ppid()
+
+
+def _runs(pid):
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def _must_end(pid):
+    deadline = time.monotonic() + 30
+    while _runs(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not _runs(pid)
+
+
+def test_both_sides_are_forked_from_one_process_which_is_replaced(version, monkeypatch):
+    monkeypatch.setattr("nanolib.ab.client.CHILDREN", 2)
+    with Sides([version, version], 60, ["wave"]) as sides:
+        seen = []
+        for _ in range(5):
+            a, b = sides.renew()
+            assert _parent(a) == _parent(b) != os.getpid()
+            seen += [_parent(a)]
+            pids = [a._process.pid, b._process.pid]
+        assert seen == [seen[0]] * 2 + [seen[2]] * 2 + [seen[4]] and len(set(seen)) == 3
+        assert not psutil.pid_exists(seen[0])
+    assert not any(psutil.pid_exists(pid) for pid in [*seen, *pids])
+
+
+def test_what_all_versions_imported_is_imported_before_the_next_are_forked(version, tmp_path):
+    for name, later in (("one", "import netrc, wave"), ("two", "import wave, netrc, colorsys")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "work.py").write_text(f"def run():\n    pass\ndef make():\n    {later}\n")
+    versions = [Version(name, "", tmp_path / name, Path()) for name in ("one", "two")]
+    with Sides(versions, 60, []) as sides:
+        for process in sides.renew():
+            assert "wave" not in process.ask(do="tell")["modules"]
+            assert "timing" in process.ask(do="function", function="work:run", setup="work:make", rows=False)
+            process.ask(do="next")
+        for process in sides.renew():
+            told = process.ask(do="tell")["modules"]
+            assert {"wave", "netrc"} <= set(told) and "colorsys" not in told
+
+
+@pytest.fixture
+def server():
+    made = ForkServer(60)
+    yield made
+    made.close()
+
+
+def test_how_a_forked_version_ended_is_told(version, server):
+    with VersionProcess(version, 60, server) as process, pytest.raises(VersionDied, match="its process ended with 7"):
+        assert "timing" in _asked(process, "dies")
+        process.time_block(1, keep=True)
+    with VersionProcess(version, 60, server) as process:
+        os.kill(process._process.pid, signal.SIGSEGV)
+        with pytest.raises(VersionDied, match="was killed by SIGSEGV"):
+            _asked(process)
+
+
+def test_a_fork_server_that_is_killed_is_one_line(version):
+    with Sides([version], 60, []) as sides:
+        (process,) = sides.renew()
+        child = process._process.pid
+        os.kill(_parent(process), signal.SIGKILL)
+        with pytest.raises(BadInput, match="forked from: its process was killed by SIGKILL"):
+            sides.renew()
+    _must_end(child)
+
+
+@pytest.fixture
+def elsewhere(tmp_path_factory, monkeypatch):
+    """A folder that both versions import from; what modules lie in it, and what they say."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+
+    def write(**modules):
+        for name, text in modules.items():
+            (folder / f"{name}.py").write_text(text)
+
+    return write
+
+
+def test_an_interrupt_ends_the_fork_server_whatever_it_is_doing(version, elsewhere):
+    elsewhere(lasts="import time\ntime.sleep(600)\n")
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with Sides([version, version], 60, []) as sides:
+            processes = sides.renew()
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+            with pytest.raises(KeyboardInterrupt):
+                sides._fork_server.imports(["lasts"])
+            with pytest.raises(BadInput, match="forked from"):
+                sides._fork_server.imports(["wave"])
+            pids = [process._process.pid for process in processes]
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    for pid in pids:
+        _must_end(pid)
+
+
+def test_an_import_that_ends_the_fork_server_is_quoted(version, elsewhere):
+    elsewhere(
+        exits="raise SystemExit('no licence')\n",
+        ends="import os, sys\nprint('no luck', file=sys.stderr)\nos._exit(3)\n",
+    )
+    with Sides([version], 60, ["exits"]) as sides:
+        (process,) = sides.renew()
+        assert "timing" in _asked(process)
+    with (
+        Sides([version], 60, ["ends"]) as sides,
+        pytest.raises(BadInput, match="forked from: its process ended with 3: no luck"),
+    ):
+        sides.renew()
+
+
+def _versions(tmp_path, **works):
+    for name, text in works.items():
+        (tmp_path / name / "lib").mkdir(parents=True)
+        (tmp_path / name / "work.py").write_text(text + "\ndef run():\n    raise RuntimeError(WHO)\n")
+    return [Version(name, "", tmp_path / name, Path()) for name in works]
+
+
+def _who(versions):
+    said = []
+    with Sides(versions, 60, imported_by_all(versions, ["work"])) as sides:
+        for process in sides.renew():
+            _asked(process)
+            with pytest.raises(VersionDied) as death:
+                process.time_block(1, keep=True)
+            said.append(str(death.value).rpartition(": ")[2])
+    return said
+
+
+def test_a_relative_path_for_imports_leads_into_each_version(tmp_path, monkeypatch):
+    versions = _versions(tmp_path, a="from pkg import WHO", b="from pkg import WHO", main="from pkg import WHO")
+    for version in versions:
+        (version.root / "lib" / "pkg.py").write_text(f"WHO = {version.name!r}\n")
+    monkeypatch.setenv("PYTHONPATH", "lib")
+    monkeypatch.chdir(tmp_path / "main")
+    assert _who(versions[:2]) == ["a", "b"]
+
+
+def test_what_one_version_has_of_its_own_does_not_come_from_elsewhere_by_way_of_a_library(tmp_path, elsewhere):
+    elsewhere(third="import helper\n", helper="WHO = 'elsewhere'\n")
+    versions = _versions(tmp_path, a="import third\nfrom helper import WHO", b="import third\nfrom helper import WHO")
+    (tmp_path / "a" / "helper.py").write_text("WHO = 'a'\n")
+    assert _who(versions) == ["a", "elsewhere"]
+
+
+def test_an_environment_within_the_repository_is_not_the_versions_own():
+    root = Path(sys.prefix).resolve().parent
+    assert not server_module._is_ours(pytest, root)
+    assert server_module._is_ours(sys.modules[__name__], Path(__file__).resolve().parent)
+
+
+def test_modules_that_load_lazily_are_not_woken(version, elsewhere):
+    elsewhere(lazy="def __getattr__(name):\n    raise RuntimeError('woken')\n")
+    (version.root / "work.py").write_text("import sys, lazy\nsys.modules['gone'] = None\ndef run():\n    pass\n")
+    with VersionProcess(version, 60) as process:
+        _asked(process)
+        process.ask(do="next")
+        assert "lazy" in process.ask(do="tell")["modules"]

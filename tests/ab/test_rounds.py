@@ -1,0 +1,100 @@
+import numpy as np
+import pytest
+
+from nanolib.ab.rounds import (
+    Pairs,
+    Round,
+    Settings,
+    _compare,
+    _judge,
+    _merged,
+    block_calls,
+    ends_after,
+    next_look,
+    precise_enough,
+)
+from nanolib.measurement import Direction
+from nanolib.stats.compare import Kind, compare_paired, hodges_lehmann
+
+
+def _series(generations, ratio):
+    a = np.random.default_rng(0).lognormal(0, 0.1, 5 * generations)
+    shift = np.repeat(ratio, 5)
+    return Pairs(a.tolist(), (a * shift).tolist(), [5] * generations)
+
+
+def test_a_pair_of_processes_is_the_datum_where_there_are_enough():
+    ratios = [1.0, 1.1, 0.9, 1.2, 1.05, 1.15]
+    a, b = _series(6, ratios).data()
+    assert list(a) == [1] * 6 and list(b) == pytest.approx(ratios)
+    a, b = _series(5, ratios[:5]).data()
+    assert len(a) == len(b) == 25
+    both = _series(3, ratios[:3]) + _series(3, ratios[3:])
+    assert both.generations == [5] * 6 and list(both.data()[1]) == pytest.approx(ratios)
+    assert str(both) == "30 pairs in 6 pairs of processes"
+
+
+def test_processes_that_differ_by_chance_are_no_regression():
+    """What pairs of blocks alone would call one: each pair of processes has a ratio of its own, around one."""
+    rng = np.random.default_rng(1)
+    alarms = {"processes": 0, "blocks": 0}
+    for _ in range(200):
+        ratio = np.repeat(np.exp(rng.normal(0, 0.03, 8)), 20)
+        a = np.exp(rng.normal(0, 0.02, len(ratio)))
+        b = ratio * np.exp(rng.normal(0, 0.02, len(ratio)))
+        pairs = Pairs(a.tolist(), b.tolist(), [20] * 8)
+        alarms["processes"] += compare_paired(*pairs.data()).p < 0.05
+        alarms["blocks"] += compare_paired(a, b).p < 0.05
+    assert alarms["processes"] / 200 < 0.08 < 0.4 < alarms["blocks"] / 200
+
+
+@pytest.mark.parametrize(
+    ("call_ms", "calls"), [(100, 1), (20, 1), (15, 1), (13, 2), (5, 4), (0.01, 2000), (1e-6, 10_000)]
+)
+def test_a_block_is_as_many_calls_as_come_nearest_to_twenty_milliseconds(call_ms, calls):
+    assert block_calls(call_ms) == calls
+
+
+@pytest.mark.parametrize(
+    ("number", "spent_s", "ends"), [(1, 99, False), (2, 20, False), (2, 20.1, True), (5, 25, False), (5, 25.1, True)]
+)
+def test_a_round_ends_before_it_takes_more_than_half_the_budget(number, spent_s, ends):
+    assert ends_after(number, spent_s, 60) == ends
+
+
+@pytest.mark.parametrize(("pairs", "at"), [(10, 11), (11, 13), (100, 111)])
+def test_the_interval_is_looked_at_after_a_tenth_more_pairs(pairs, at):
+    assert next_look(pairs) == at
+
+
+def test_a_generation_is_precise_enough_at_its_share_of_the_rounds_precision():
+    a = np.random.default_rng(2).lognormal(0, 0.1, 20)
+    b = np.random.default_rng(3).lognormal(0, 0.1, 20)
+    low, _, high = hodges_lehmann(np.log(b / a))
+    just = (high - low) / 2 / 18**0.5  # of eighteen generations
+    assert precise_enough(a, b, just * 1.001) and not precise_enough(a, b, just * 0.999)
+
+
+def test_a_rate_is_the_work_over_the_time():
+    pairs = _series(6, [1.3, 1.31, 1.29, 1.32, 1.28, 1.3])
+    slower, fewer = _compare(pairs, Settings()), _compare(pairs, Settings(direction=Direction.HIGHER))
+    assert slower.ratio == pytest.approx(1.3, rel=0.01) and fewer.ratio == pytest.approx(1 / 1.3, rel=0.01)
+    assert slower.kind is fewer.kind is Kind.REGRESSED
+    assert _compare(pairs, Settings(threshold=0.5)).kind is Kind.SUSPECT
+
+
+def test_rounds_are_judged_together_and_what_has_too_few_pairs_has_no_verdict():
+    slow, few = _series(6, [1.3, 1.31, 1.29, 1.32, 1.28, 1.3]), Pairs([1.0] * 5, [2.0] * 5, [5])
+    alone = _compare(slow, Settings())
+    first, second = _judge([Round({"forward": slow, "backward": few}), Round({"forward": slow})], Settings())
+    assert set(first) == set(second) == {"forward"}
+    assert first["forward"].raw_p == alone.p and first["forward"].p == pytest.approx(2 * alone.p)
+
+
+def test_more_pairs_of_processes_add_to_what_a_task_has():
+    one, two = Pairs([1.0], [2.0], [1]), Pairs([3.0], [4.0], [1])
+    merged = _merged(Round({"a": one, "b": one}), Round({"a": two, "c": two}, ([1], [2])))
+    assert merged.blocks == {"a": Pairs([1.0, 3.0], [2.0, 4.0], [1, 1]), "b": one, "c": two} and merged.rows == (
+        [1],
+        [2],
+    )

@@ -1,0 +1,264 @@
+import itertools
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from nanolib.cli import main
+from nanolib.compare.compare import block_medians, compare_rows
+from nanolib.measurement import Flag, Measurement, Status, exact
+from nanolib.meters.time.latency import summarise
+from nanolib.store import Run, Store
+
+
+def _machine(machine_id="m1"):
+    return {"machine_id": machine_id, "cpu": "c", "cores": 2, "ram_gib": 8}
+
+
+def _case(seed, level=10.0, flops=100.0, memory=8.0, status=Status.OK, flags=(), blocks=40, spread=0.01):
+    times = level * np.exp(spread * np.random.default_rng(seed).normal(size=blocks))
+    latency = summarise(times, scope="forward")
+    rows = [Measurement("case_time", 1.0, status=status, message="" if status is Status.OK else "why")]
+    if status is Status.OK:
+        latency = Measurement.from_dict(latency.to_dict() | {"flags": list(flags) or list(latency.flags)})
+        rows += [latency, exact("flops", flops, scope="forward"), exact("peak_memory", memory, scope="forward")]
+    return rows
+
+
+def _run(cases, run_id, machine_id="m1", **rest):
+    rows = {name: ({"name": name, "seq_len": 8}, measurements) for name, measurements in cases.items()}
+    return Run("attention", _machine(machine_id), rows=rows, run_id=run_id, **rest)
+
+
+@pytest.fixture
+def found(tmp_path):
+    numbers = itertools.count()
+
+    def compare(base, current, machines=("m1", "m1"), **options):
+        with Store(tmp_path / f"{next(numbers)}.sqlite") as store:
+            store.add(_run(base, "base", machines[0]))
+            store.add(_run(current, "current", machines[1]))
+            return compare_rows(*(store.measurements([name], samples=True) for name in ("base", "current")), **options)
+
+    return compare
+
+
+def _finding(comparison, metric):
+    return next(line.finding for line in comparison.lines if line.metric.startswith(metric))
+
+
+def test_a_run_against_itself_is_all_equivalent(found):
+    comparison = found({"a": _case(1), "b": _case(2)}, {"a": _case(1), "b": _case(2)})
+    assert set(comparison.counts) == {"equivalent"} and not comparison.regressed
+
+
+def test_a_slower_case_regressed_and_comes_first(found):
+    comparison = found({"a": _case(1), "b": _case(2)}, {"a": _case(3), "b": _case(4, level=11.5)})
+    first = comparison.lines[0]
+    assert (first.finding, first.case, first.metric) == ("regressed", "b seq_len=8", "latency forward")
+    assert first.verdict.ratio == pytest.approx(1.15, rel=0.01) and comparison.regressed
+
+
+def test_a_faster_case_never_fails(found):
+    comparison = found({"a": _case(1)}, {"a": _case(3, level=5)})
+    assert _finding(comparison, "latency") == "improved" and not comparison.regressed
+
+
+def test_another_machine_is_never_a_gate(found):
+    comparison = found({"a": _case(1)}, {"a": _case(3, level=20)}, machines=("m1", "m2"))
+    assert _finding(comparison, "latency") == "regressed" and not comparison.regressed
+
+
+def test_a_deterministic_metric_that_changed_is_reported(found):
+    comparison = found({"a": _case(1)}, {"a": _case(1, flops=101)})
+    assert _finding(comparison, "flops") == "changed" and not comparison.regressed
+
+
+@pytest.mark.parametrize(
+    ("memory", "finding"),
+    [
+        (1073.0, "regressed"),
+        (1072.0, "changed"),  # at the threshold
+        (1024.1, "changed"),
+        (1024.0, "equivalent"),
+        (976.0, "changed"),
+        (975.0, "improved"),
+    ],
+)
+def test_memory_is_held_against_the_threshold(found, memory, finding):
+    comparison = found({"a": _case(1, memory=1024.0)}, {"a": _case(1, memory=memory)}, threshold=3 / 64)
+    assert _finding(comparison, "peak_memory") == finding and comparison.regressed == (finding == "regressed")
+
+
+@pytest.mark.parametrize(
+    ("level", "finding"), [(10.4, "suspect"), (10.7, "regressed"), (9.6, "inconclusive"), (9.3, "improved")]
+)
+def test_a_latency_is_held_against_the_threshold(found, level, finding):
+    assert _finding(found({"a": _case(1)}, {"a": _case(3, level=level)}), "latency") == finding
+    assert _finding(found({"a": _case(1)}, {"a": _case(3, level=level)}, threshold=0.5), "latency") != "regressed"
+
+
+@pytest.mark.parametrize("flops", [99.0, 101.0, 100.0 + 1e-9])
+def test_a_deterministic_figure_has_no_threshold(found, flops):
+    comparison = found({"a": _case(1)}, {"a": _case(1, flops=flops)}, threshold=0.9)
+    (line,) = (line for line in comparison.lines if line.metric == "flops forward")
+    assert (line.finding, line.message, line.verdict) == ("changed", "this must be equal", None)
+
+
+def test_a_finding_has_its_sides_its_change_and_what_it_leaves_open(found, tmp_path):
+    base = {"a": _case(1, memory=8.0), "slow": _case(2), "noisy": _case(3), "gone": _case(4)}
+    current = {"a": _case(1, memory=10.0), "slow": _case(5, level=12), "noisy": _case(8, spread=0.1)}
+    comparison = found(base, current | {"new": _case(7)})
+    told = {(line.case.split()[0], line.metric): line for line in comparison.lines}
+    memory, slow = told["a", "peak_memory forward"], told["slow", "latency forward"]
+    assert (memory.base, memory.current, memory.change) == (8.0, 10.0, "+25.00%")
+    low, ratio, high = slow.verdict.interval
+    assert slow.change == f"{ratio - 1:+.1%} [{low - 1:+.1%} … {high - 1:+.1%}]" and low < 1.2 < high
+    assert slow.current / slow.base == pytest.approx(1.2, rel=0.02)
+    noisy, gone, new = told["noisy", "latency forward"], told["gone", ""], told["new", ""]
+    seen = f"a change of {noisy.verdict.minimum_detectable_effect:.1%} would have been seen"
+    assert (noisy.finding, noisy.message) == ("inconclusive", seen) and slow.message == ""
+    assert (gone.experiment, gone.finding, gone.message) == ("attention", "vanished", "current does not hold this case")
+    assert (new.experiment, new.finding, new.message) == ("attention", "new", "base does not hold this case")
+    assert gone.change == new.change == "—" and told["gone", ""].base is None
+    shown, worst = comparison.table(), comparison.table(everything=False)
+    assert len(shown) == len(comparison.lines) and "equivalent" not in set(worst["verdict"])
+    assert set(shown["verdict"]) - set(worst["verdict"]) == {"equivalent"}
+    row = shown[shown["metric"] == "peak_memory forward"].iloc[0].to_dict()
+    assert row == {"verdict": "regressed", "experiment": "attention", "case": "a seq_len=8", "metric": "peak_memory forward",
+                   "base": "8", "current": "10", "change": "+25.00%", "p": "", "note": ""}  # fmt: skip
+    assert shown[shown["verdict"] == "new"].iloc[0]["base"] == ""
+    assert f"{slow.verdict.p:.2g}" in set(shown["p"])
+    exported = comparison.to_dict()
+    assert exported["counts"] == comparison.counts == dict(Counter(str(line.finding) for line in comparison.lines))
+    assert (exported["regressed"], exported["same_machine"], exported["threshold"]) == (True, True, 0.05)
+    (line,) = (line for line in exported["lines"] if line["case"].startswith("slow") and "ratio" in line)
+    assert (line["ratio"], line["low"], line["high"], line["p"]) == (ratio, low, high, slow.verdict.p)
+    assert line["base"] == slow.base and line["metric"] == "latency forward"
+    assert "ratio" not in exported["lines"][[line.finding for line in comparison.lines].index("new")]
+
+
+def test_the_worst_comes_first_and_among_equals_what_has_no_ratio_then_the_slowest(found):
+    levels = {"a": 11.5, "b": 14, "c": 12.5, "d": 8.0, "e": 5.0}
+    base = {name: _case(at) for at, name in enumerate([*levels, "gone", "broken"])}
+    current = {name: _case(10 + at, level=level, flops=101.0) for at, (name, level) in enumerate(levels.items())}
+    current |= {"broken": _case(2, status=Status.OOM), "b": _case(11, level=14, memory=16.0), "new": _case(30)}
+    lines = found(base, current).lines
+    order = ["regressed", "broke", "vanished", "changed", "suspect", "inconclusive", "improved", "new", "equivalent"]
+    assert [order.index(line.finding) for line in lines] == sorted(order.index(line.finding) for line in lines)
+    regressed = [(line.case[0], line.metric.split()[0]) for line in lines if line.finding == "regressed"]
+    assert regressed == [("b", "peak_memory"), ("b", "latency"), ("c", "latency"), ("a", "latency")]
+    assert [line.case[0] for line in lines if line.finding == "improved"] == ["d", "e"]
+
+
+def test_of_several_runs_the_newest_counts_on_either_side(tmp_path):
+    with Store(tmp_path / "n.sqlite") as store:
+        for run_id, level in (("old", 30), ("base", 10), ("older", 5), ("current", 12)):
+            store.add(_run({"a": _case(len(run_id), level=level)}, run_id))
+        sides = [store.measurements(ids, samples=True) for ids in (["old", "base"], ["older", "current"])]
+    (line,) = (line for line in compare_rows(*sides).lines if line.metric == "latency forward")
+    assert line.verdict.ratio == pytest.approx(1.2, rel=0.02)
+
+
+def test_a_block_is_told_by_its_median_and_one_that_is_not_whole_is_left_out():
+    blocks = [[1, 2, 9], [3, 4, 50], [5, 6, 70], [8, 8]]
+    row = {"details": {"calls_per_block": 3, "warmup_cut": 3}, "samples": [call for block in blocks for call in block]}
+    assert list(block_medians(row)) == [4, 6]
+    assert list(block_medians(row | {"details": {}})) == row["samples"]
+
+
+def test_a_case_that_never_ran_well_did_not_break(found):
+    failed = _case(2, status=Status.OOM)
+    assert not [line for line in found({"a": failed}, {"a": failed}).lines if line.finding == "broke"]
+    assert not [line for line in found({"a": failed}, {"a": _case(1)}).lines if not line.metric]
+
+
+def test_cases_that_vanished_broke_or_are_new_are_reported(found):
+    base = {"a": _case(1), "b": _case(2), "c": _case(3)}
+    comparison = found(base, {"a": _case(1), "b": _case(2, status=Status.OOM), "d": _case(4)})
+    said = {line.case.split()[0]: (line.finding, line.message) for line in comparison.lines if not line.metric}
+    assert said["c"][0] == "vanished" and said["d"][0] == "new" and said["b"] == ("broke", "oom: why")
+
+
+def test_what_never_settled_gets_no_verdict(found):
+    comparison = found({"a": _case(1)}, {"a": _case(3, level=20, flags=(Flag.NO_STEADY_STATE,))})
+    assert _finding(comparison, "latency") == "inconclusive" and not comparison.regressed
+
+
+def test_what_gets_no_verdict_leaves_the_others_theirs(found):
+    base = {"same": _case(1), "unsteady": _case(2), "short": _case(3), "slow": _case(4)}
+    current = {
+        "unsteady": _case(5, flags=(Flag.NO_STEADY_STATE,)),
+        "short": _case(6, blocks=4),
+        "slow": _case(7, level=20),
+    }
+    comparison = found(base, current)
+    told = {line.case.split()[0]: line.finding for line in comparison.lines if line.metric == "latency forward"}
+    assert told == {"unsteady": "inconclusive", "short": "inconclusive", "slow": "regressed"}
+
+
+def test_too_few_blocks_are_inconclusive_and_say_so(found):
+    comparison = found({"a": _case(1)}, {"a": _case(3, level=20, blocks=4)})
+    line = next(line for line in comparison.lines if line.metric == "latency forward")
+    assert line.finding == "inconclusive" and "raise budget_s" in line.message
+
+
+def test_blocks_are_those_of_the_measurement(tmp_path):
+    times = np.random.default_rng(5).normal(10, 0.1, 200)
+    times[:10] = 30
+    row = summarise(times, calls_per_block=5, scope="forward")
+    with Store(tmp_path / "b.sqlite") as store:
+        store.add(_run({"a": [row]}, "x"))
+        stored = store.measurements(samples=True).iloc[0]
+    assert stored["details"]["warmup_cut"] == 10
+    assert np.median(block_medians(stored)) == row.estimate and len(block_medians(stored)) == row.n
+
+
+def test_a_run_against_its_own_rows_is_equivalent_however_noisy(tmp_path):
+    with Store(tmp_path / "s.sqlite") as store:
+        store.add(_run({"a": _case(1, blocks=4), "b": _case(2, flags=(Flag.NO_STEADY_STATE,))}, "x"))
+        rows = store.measurements(samples=True)
+    comparison = compare_rows(rows, rows)
+    assert set(comparison.counts) == {"equivalent"}
+    assert [line.message for line in comparison.lines if line.metric == "latency forward"] == ["the same run"] * 2
+
+
+@pytest.fixture
+def nano(tmp_path):
+    with Store(tmp_path / "results.sqlite") as store:
+        store.add(_run({"a": _case(1)}, "aaaa", label="before", suite="quick"))
+        store.add(_run({"a": _case(2, level=12)}, "bbbb", label="after"))
+        store.add(_run({"z": _case(2)}, "cccc", label="else"))
+    return lambda *args: CliRunner().invoke(main, ["compare", *args, "--output", str(tmp_path)])
+
+
+def test_the_exit_code_is_one_on_a_regression_and_only_then(nano, tmp_path):
+    ended = nano("before", "after", "--json", str(tmp_path / "c.json"), "--markdown", str(tmp_path / "c.md"))
+    assert ended.exit_code == 1 and "regressed" in ended.output and "drift" in ended.output
+    assert json.loads((tmp_path / "c.json").read_text())["regressed"] is True
+    assert "| regressed |" in (tmp_path / "c.md").read_text()
+    assert nano("after", "before").exit_code == 0
+    assert nano("before", "before").exit_code == 0
+    assert nano("quick", "bbbb").exit_code == 1
+    assert nano("before", str(tmp_path / "results.sqlite")).exit_code == 1
+    assert nano("before", "after", "--threshold", "30%").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nothing", "after"], "run: 'nothing' is not in the database"),
+        (["before", "nowhere.sqlite"], "database: nowhere.sqlite does not exist"),
+        (["before", "after", "--threshold", "much"], "--threshold: 'much' will not do; give a share such as 5%"),
+    ],
+)
+def test_what_cannot_be_compared_is_told(nano, arguments, said):
+    ended = nano(*arguments)
+    assert ended.exit_code == 2 and said in ended.output and len(ended.output.strip().splitlines()) == 1
+
+
+def test_memory_from_nothing_is_a_regression(found):
+    comparison = found({"a": _case(1, memory=0.0)}, {"a": _case(1, memory=5.0)})
+    assert _finding(comparison, "peak_memory") == "regressed" and comparison.regressed

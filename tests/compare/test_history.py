@@ -1,0 +1,207 @@
+import dataclasses
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+
+from nanolib.cli import main
+from nanolib.compare.compare import since_before
+from nanolib.compare.history import Change, History, _changes, histories, table
+from nanolib.measurement import BadInput, Measurement, exact
+from nanolib.meters.time.latency import summarise
+from nanolib.report.page import build
+from nanolib.report.regressions import hardware_table, history_chart, history_verdict, machine_ratios
+from nanolib.store import Run, Store
+
+M1 = {"machine_id": "m1", "cpu": "c", "cores": 2, "ram_gib": 8, "dtypes": {"float32": "vector"}}
+M2 = M1 | {
+    "machine_id": "m2",
+    "gpus": [{"name": "G", "memory_gib": 80, "compute_capability": "9.0", "fp8": True}],
+    "dtypes": {"float32": "vector", "bfloat16": "tensor_cores"},
+}
+
+
+def _run(index, level, machine=M1, flops=100.0, experiment="attention"):
+    wiggle = 1 + 0.002 * (index % 3)
+    times = [level * wiggle * (1 + 0.001 * (i % 7)) for i in range(40)]
+    latency = dataclasses.replace(summarise(times, scope="forward"), predicted=level)
+    rows = [Measurement("case_time", 1.0), latency, exact("flops", flops, scope="forward")]
+    shape = {"batch_size": 1, "dtype": "float32", "num_heads": 1, "num_kv_heads": 1, "head_dim": 8, "causal": True}
+    factors = {"name": "dense", "attention_type": "dense", "options": {}, "seq_len": 8, "device": "cpu", **shape}
+    cases = {"c1": (factors, rows)}
+    run_id = f"run{index}{machine['machine_id']}"
+    return Run(experiment, machine, rows=cases, git_revision=f"rev{index}", run_id=run_id)
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store(tmp_path / "results.sqlite") as made:
+        yield made
+
+
+def test_a_change_is_named_with_the_revisions_around_it(store):
+    for index in range(10):
+        store.add(_run(index, 10.0 if index < 6 else 12.0))
+    (history,) = histories(store, machine_ids=["m1"])
+    (change,) = history.changes
+    assert (change.at, change.before, change.after, change.worse) == (6, "rev5", "rev6", True)
+    assert change.ratio == pytest.approx(1.2, rel=0.01)
+    assert str(change) == f"{change.ratio - 1:+.1%} between rev5 and rev6"
+    assert any(
+        "worse: attention dense seq_len=8 batch_size=1 dtype=float32 forward" in line
+        for line in history_verdict([history])
+    )
+
+
+def test_an_improvement_is_better_and_a_flat_history_says_nothing(store):
+    for index in range(10):
+        store.add(_run(index, 10.0 if index < 5 else 8.0))
+    (history,) = histories(store, machine_ids=["m1"])
+    assert not history.changes[0].worse
+    store.connection.execute("DELETE FROM runs WHERE run_id IN ('run0m1','run1m1','run2m1','run3m1','run4m1')")
+    (history,) = histories(store, machine_ids=["m1"])
+    assert history.changes == () and len(history.points) == 5
+
+
+def test_of_a_deterministic_figure_every_difference_is_a_change(store):
+    for index, flops in enumerate((100.0, 100.0, 101.0)):
+        store.add(_run(index, 10.0, flops=flops))
+    (history,) = histories(store, "flops", ["m1"])
+    assert [(change.at, change.ratio) for change in history.changes] == [(2, 1.01)]
+
+
+def test_machines_are_never_mixed_in_one_history(store):
+    for index in range(4):
+        store.add(_run(index, 10.0, M1))
+        store.add(_run(index, 30.0, M2))
+    found = histories(store, machine_ids=["m1", "m2"])
+    assert [(history.machine_id, len(history.points)) for history in found] == [("m1", 4), ("m2", 4)]
+    assert not any(history.changes for history in found)
+
+
+def test_one_run_has_no_history_and_an_unknown_metric_is_told(store):
+    store.add(_run(0, 10.0))
+    assert histories(store, machine_ids=["m1"]) == []
+    assert "no history yet" in history_verdict([])[0]
+    with pytest.raises(BadInput, match="--metric: 'speed' is unknown"):
+        histories(store, "speed", ["m1"])
+
+
+def test_runs_are_held_against_the_ones_before(store):
+    assert since_before(store, []) is None
+    store.add(_run(0, 10.0))
+    assert since_before(store, ["run0m1"]) is None
+    store.add(_run(1, 13.0))
+    store.add(_run(2, 13.0, M2))
+    found = since_before(store, ["run1m1"])
+    assert found.regressed and found.lines[0].verdict.ratio == pytest.approx(1.3, rel=0.01)
+
+
+def test_the_command_shows_what_changed(tmp_path):
+    with Store(tmp_path / "results.sqlite") as store:
+        for index in range(8):
+            store.add(_run(index, 10.0 if index < 4 else 12.0))
+    call = lambda *more: CliRunner().invoke(main, ["history", *more, "--output", str(tmp_path)])  # noqa: E731
+    ended = call()
+    assert ended.exit_code == 0 and "between rev3 and rev4" in ended.output
+    assert "1 of 1 latency figures changed their level over up to 8 runs" in ended.output
+    assert "0 of 1 flops figures" in call("--metric", "flops").output
+    ended = call("model")
+    assert ended.exit_code == 2 and "history: no run of model is in the database; it holds attention" in ended.output
+
+
+def test_the_page_shows_changes_history_and_hardware(store, tmp_path):
+    for index in range(6):
+        store.add(_run(index, 10.0 if index < 3 else 12.0))
+    store.add(_run(9, 5.0, M2))
+    page = build(store, ["run5m1", "run9m2"], tmp_path / "report").read_text()
+    for text in ("What changed?", "Which hardware?", "Latency per machine (ms)", "between rev2 and rev3", "Native FP8"):
+        assert text in page
+    for name in ("history", "since_the_run_before"):
+        assert (tmp_path / "report" / f"{name}.png").stat().st_size > 5000
+    assert "## What changed?" in (tmp_path / "report" / "profiling_report.md").read_text()
+
+
+def test_the_hardware_matrix_holds_capabilities_and_both_machines(store):
+    store.add(_run(0, 10.0, M1))
+    store.add(_run(1, 5.0, M2))
+    rows = store.measurements()
+    matrix = hardware_table(rows, store.machines()).set_index("Machine")
+    assert list(matrix["Native FP8"]) == ["no", "yes"] and list(matrix["bfloat16"]) == ["—", "tensor_cores"]
+    across = machine_ratios(rows)
+    assert list(across.columns) == ["Case", "m1", "m2"] and across["m2"].iloc[0].startswith("5.0")
+    assert machine_ratios(rows[rows["machine_id"] == "m1"]).empty
+
+
+def test_the_chart_draws_every_run_and_marks_the_change(store):
+    for index in range(8):
+        store.add(_run(index, 10.0 if index < 4 else 12.0))
+    found = histories(store, machine_ids=["m1"])
+    spec = history_chart(found).to_dict()
+    data = pd.DataFrame(next(iter(spec["datasets"].values())))
+    assert len(data) == 8 and list(data[data["change"] != ""]["run"]) == [5]
+    assert "between rev3 and rev4" in table(found)["changes"].iloc[0]
+
+
+def test_a_deterministic_figure_that_was_nothing_changes_too(store):
+    for index, flops in enumerate((0.0, 0.0, 50.0, 50.0, 0.0)):
+        store.add(_run(index, 10.0, flops=flops))
+    (history,) = histories(store, "flops", ["m1"])
+    assert [change.at for change in history.changes] == [2, 4]
+    assert [str(change).split(" between")[0] for change in history.changes] == ["from 0", "-100.0%"]
+
+
+def _history(case, values, *changes, metric="latency"):
+    ends = {"estimate": values, "low": [value * 0.9 for value in values], "high": [value * 1.2 for value in values]}
+    return History("m1", "model", case, metric, "decode", pd.DataFrame(ends), tuple(changes))
+
+
+def test_the_verdict_of_a_history_names_the_latest_changes_and_which_way_they_went():
+    changes = [Change(at, 1.25 if at % 2 else 0.8, bool(at % 2), f"r{at - 1}", f"r{at}") for at in range(1, 9)]
+    found = [_history(f"case{change.at}", [10.0] * 9, *changes[: change.at]) for change in changes]
+    lines = history_verdict([*found, _history("flat", [10.0] * 3)])
+    assert lines[0] == "8 of 9 timings changed their level over up to 9 runs."
+    assert lines[1:] == [
+        f"{'worse' if at % 2 else 'better'}: model case{at} decode {'+25.0%' if at % 2 else '-20.0%'} between r{at - 1} and r{at}."
+        for at in (8, 7, 6, 5, 4, 3)
+    ]
+
+
+@pytest.mark.parametrize(("runs", "said"), [(3, True), (4, False)])
+def test_fewer_than_four_runs_are_said_to_be_too_few(runs, said):
+    assert any("at least four runs" in line for line in history_verdict([_history("a", [10.0] * runs)])) == said
+
+
+def test_the_table_of_histories_has_the_latest_change_first_and_flat_ones_last():
+    early, late = Change(2, 1.25, True, "a", "b"), Change(5, 0.8, False, "c", "")
+    found = [
+        _history("flat", [8.0] * 7),
+        _history("early", [10.0] * 6 + [12.5], early),
+        _history("late", [8.0] * 7, early, late),
+    ]
+    lines = table([*found, _history("nothing", [0.0, 4.0])])
+    assert list(lines["case"]) == ["late", "early", "nothing", "flat"]
+    assert list(lines["last / first"]) == ["+0.0%", "+25.0%", "", "+0.0%"] and list(lines["runs"]) == [7, 7, 2, 7]
+    assert lines["changes"][0] == "+25.0% between a and b; -20.0% between c and ?"
+    assert (lines["first"][1], lines["last"][1], lines["metric"][1]) == ("10.0", "12.5", "latency decode")
+    assert str(Change(1, 1.25, True, "a", "a")) == "+25.0% at the same revision a: look at the machine or its versions"
+
+
+@pytest.mark.parametrize(
+    ("metric", "ratio", "worse"),
+    [
+        ("latency", 1.2, True),
+        ("latency", 0.8, False),
+        ("tokens_per_second", 1.2, False),
+        ("tokens_per_second", 0.8, True),
+    ],
+)
+def test_which_way_is_worse_follows_the_metric(metric, ratio, worse):
+    values = [10.0] * 5 + [10.0 * ratio] * 5
+    points = pd.DataFrame(
+        {"estimate": values, "low": values, "high": values, "git_revision": [f"r{at}" for at in range(10)]}
+    )
+    assert _changes(points, metric) == (Change(5, pytest.approx(ratio), worse, "r4", "r5"),)
+    assert _changes(points.assign(estimate=[0.0, *values[1:]]), metric) == ()
+    wide = points.assign(low=points["estimate"] * 0.1, high=points["estimate"] * 1.9)
+    assert _changes(wide, metric) == ()  # a change that the intervals swallow

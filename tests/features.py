@@ -1,0 +1,77 @@
+"""What nanolib offers and shows, as one mapping: `python tests/features.py` writes it anew after a change that is meant.
+
+A command, an option, a parameter, a metric, a chart, a column or a sentence that gets lost in a rewrite is seen by this list alone.
+"""
+
+import gzip
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+
+STORED = Path(__file__).parent / "stored"
+LIST, RESULTS = STORED / "features.json", STORED / "results-0.1.sqlite.gz"
+
+
+def results(folder):
+    """The results of the quick suite as version 0.1 stored them, on a machine without a GPU."""
+    path = Path(folder) / "results-0.1.sqlite"
+    path.write_bytes(gzip.decompress(RESULTS.read_bytes()))
+    return path
+
+
+def features():
+    from nanolib.measurement import METRICS
+
+    with tempfile.TemporaryDirectory() as folder:
+        return {
+            "commands": commands(),
+            "parameters": parameters(),
+            "metrics": {name: [metric.unit, metric.direction] for name, metric in METRICS.items()},
+            "report": report(Path(folder)),
+        }
+
+
+def commands():
+    from nanolib.cli import main
+
+    return {
+        name: sorted(option for parameter in command.params for option in parameter.opts)
+        for name, command in main.commands.items()
+        if isinstance(command, click.Command)
+    }
+
+
+def parameters():
+    from nanolib.experiments import ALL
+
+    return {name: load().Params().model_dump(mode="json") for name, load in ALL.items()}
+
+
+def report(folder):
+    """Its files, and of each section the charts, the columns and the verdict."""
+    from nanolib.report.page import build
+    from nanolib.store import Store
+    from tests.shown import SECTIONS, verdict
+
+    with Store(results(folder), create=False) as store:
+        ids = store.resolve("all")
+        page = build(store, ids, folder / "report")
+        rows, _ = store.shown(ids)
+    sections = {
+        section.experiment: {
+            "question": section.question,
+            "charts": list(section.charts),
+            "columns": section.columns,
+            "verdict": verdict(section, rows),
+        }
+        for section in SECTIONS
+    }
+    return {"files": sorted(file.name for file in page.parent.iterdir()), "sections": sections}
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    LIST.write_text(json.dumps(features(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,62 @@
+"""What ranks do in the tests: answer, raise, die, hang."""
+
+import os
+import signal
+import time
+
+import torch
+import torch.distributed as dist
+
+
+def answer(request):
+    total = torch.tensor([float(dist.get_rank())])
+    dist.all_reduce(total)
+    return {"rank": dist.get_rank(), "sum": total.item(), "threads": torch.get_num_threads(), "asked": request}
+
+
+def misbehave(request):
+    dist.barrier()
+    if dist.get_rank() == request["rank"]:
+        if request["how"] == "raise":
+            raise ValueError("two\nlines")
+        if request["how"] == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        while request["how"] == "hang":
+            time.sleep(0.1)
+    dist.barrier()
+    return {}
+
+
+def spin(request):
+    while True:
+        time.sleep(0.1)
+
+
+def mark(request):
+    with open(request["file"], "w") as file:
+        file.write(str(os.getpid()))
+    spin(request)
+
+
+def call_then_wait(request):
+    dist.barrier()
+    if dist.get_rank() == request["rank"]:
+        exec(request["code"])
+    spin(request)
+
+
+def train_without_pickle(request):
+    """A case of training in which whatever would unpickle fails."""
+    import pickle
+
+    from nanolib.experiments.distributed import training as sharded_training
+
+    def refuse(*_, **__):
+        raise AssertionError("something was unpickled")
+
+    class Refusing(pickle.Unpickler):
+        load = refuse
+
+    pickle.loads = pickle.load = refuse
+    pickle.Unpickler = dist.distributed_c10d._unpickler = Refusing
+    return sharded_training.rank(request)

@@ -1,0 +1,62 @@
+"""An experiment whose cases do as their factors say; the sweep's tests run it."""
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import pydantic
+import torch
+
+from nanolib.measurement import Measurement, Unsupported, exact
+from nanolib.run import params as shared
+from nanolib.run.params import Case
+
+
+class Params(shared.Params):
+    NAME: ClassVar[str] = "sample_experiment"
+    behaviours: list[str] = pydantic.Field(["ok"])
+    folder: str = ""
+
+
+@dataclass(frozen=True)
+class SampleCase(Case):
+    behaviour: str
+
+
+def cases(params):
+    return [SampleCase("cpu", behaviour) for behaviour in params.behaviours]
+
+
+def measure_case(case, params, ceilings):
+    if params.folder:
+        with (Path(params.folder) / f"{case.behaviour}.calls").open("a") as calls:
+            calls.write("x")
+    yield exact("flops", 1.0, scope=case.behaviour)
+    kind = case.behaviour.split("-")[0]
+    if kind == "oom":
+        torch.empty(2**62, dtype=torch.uint8)
+    if kind == "memory":
+        raise MemoryError
+    if kind == "unsupported":
+        raise Unsupported("no such device here")
+    if kind == "error":
+        raise ValueError("two\nlines")
+    if kind == "slow":
+        while True:
+            time.sleep(0.01)
+    if kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "killonce" and (Path(params.folder) / f"{case.behaviour}.calls").read_text() == "x":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "nan":
+        yield exact("flops", 1.0, scope="broken", details={"x": float("nan")})
+    if kind == "interrupt":
+        raise KeyboardInterrupt
+    if kind == "wait":
+        (Path(params.folder) / "waiting").touch()
+        while not (Path(params.folder) / "go").exists():
+            time.sleep(0.01)
+    yield Measurement("latency", 1.0, scope="after")

@@ -1,0 +1,44 @@
+import signal
+import time
+
+import psutil
+import pytest
+
+from nanolib.run.suite.ahead import Ahead
+
+pytestmark = pytest.mark.notebook
+
+
+def _below(pid):
+    """The processes that were started ahead, once there is a kernel among them."""
+    for _ in range(600):
+        found = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+        if any("ipykernel_launcher" in " ".join(one.cmdline()) for one in found):
+            return found
+        time.sleep(0.1)
+    raise AssertionError("no kernel came up in a minute")
+
+
+def test_it_ends_with_its_block_and_writes_nothing(tmp_path):
+    with Ahead(tmp_path / "outputs") as ahead:
+        processes = _below(ahead._process.pid)
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    assert not alive and not list(tmp_path.iterdir())
+
+
+def test_what_it_says_is_in_the_log_and_it_is_used_once(tmp_path):
+    with (tmp_path / "log").open("a", encoding="utf-8") as log, Ahead(tmp_path) as ahead:
+        assert ahead.is_waiting
+        process = ahead.papermill([str(tmp_path / "missing.ipynb"), str(tmp_path / "out.ipynb")], log)
+        assert process.wait(60) != 0
+        assert not ahead.is_waiting
+    assert "missing.ipynb" in (tmp_path / "log").read_text(encoding="utf-8")
+    assert not (tmp_path / "out.ipynb").exists()
+
+
+def test_one_that_died_in_the_meantime_is_not_used(tmp_path):
+    with (tmp_path / "log").open("a", encoding="utf-8") as log, Ahead(tmp_path) as ahead:
+        ahead._process.kill()
+        ahead._process.wait()
+        assert not ahead.is_waiting
+        assert ahead.papermill(["anything"], log).returncode == -signal.SIGKILL

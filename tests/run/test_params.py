@@ -1,0 +1,251 @@
+import importlib
+import json
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nanolib.experiments import ALL
+from nanolib.measurement import BadInput
+from nanolib.paths import checkout
+from nanolib.run.params import MAX_CASES
+from nanolib.validation import read_yaml
+
+BAD = [
+    ("attention", {"seq_len": [8]}, "attention.seq_len: unknown name; did you mean seq_lens?"),
+    ("attention", {"seq_lens": [-1]}, "attention.seq_lens: -1 will not do"),
+    ("attention", {"seq_lens": [0]}, "attention.seq_lens: 0 will not do"),
+    ("attention", {"seq_lens": []}, "attention.seq_lens: [] will not do; give at least 1"),
+    ("attention", {"seq_lens": "many"}, "attention.seq_lens[0]: 'many' will not do; give a whole number"),
+    ("attention", {"seq_lens": [1.5]}, "attention.seq_lens[0]: 1.5 will not do; give a whole number"),
+    ("attention", {"seq_lens": [8, 8]}, "attention.seq_lens: 8 is given twice"),
+    ("attention", {"seq_lens": [10**30]}, "attention.seq_lens: 1000000000000000000000000000000 will not do"),
+    ("attention", {"seq_lens": {"a": 1}}, "attention.seq_lens: {'a': 1} will not do; give a list"),
+    ("attention", {"seq_lens": [True]}, "attention.seq_lens: [True] is true or false"),
+    ("attention", {"batch_sizes": [0]}, "attention.batch_sizes: 0 will not do"),
+    ("attention", {"kinds": ["spares"]}, "attention.kinds: attention_type: 'spares' is no attention kind"),
+    ("attention", {"kinds": [{"pattern": "window"}]}, "attention.kinds: {'pattern': 'window'} names no kind"),
+    (
+        "attention",
+        {"kinds": [{"kind": "sparse", "windo": 1}]},
+        "attention.kinds: attention_options.windo: unknown name",
+    ),
+    (
+        "attention",
+        {"kinds": [{"kind": "sparse", "window": 0}]},
+        "attention.kinds: attention_options.window: 0 will not do",
+    ),
+    (
+        "attention",
+        {"kinds": [{"kind": "sparse", "sparsity": 1}]},
+        "attention.kinds: attention_options.sparsity: 1 will",
+    ),
+    ("attention", {"dtypes": ["int8"]}, "attention.dtypes: 'int8' is no dtype; use float32"),
+    ("attention", {"num_heads": 8, "num_kv_heads": 3}, "attention.num_kv_heads: 3 does not divide num_heads 8"),
+    ("attention", {"budget_s": float("nan")}, "attention.budget_s: nan will not do; give a finite number"),
+    ("attention", {"budget_s": float("inf")}, "attention.budget_s: inf will not do; give a finite number"),
+    ("attention", {"budget_s": 0}, "attention.budget_s: 0 will not do; give a number above 0"),
+    ("attention", {"precision": 2}, "attention.precision: 2 will not do; give a number below 1"),
+    ("attention", {"device": "tpu"}, "attention.device: 'tpu' is not here; use auto or one of cpu"),
+    ("attention", {"isolation": "thread"}, "attention.isolation: 'thread' will not do; use one of"),
+    ("attention", {"causal": "maybe"}, "attention.causal: 'maybe' will not do; give true or false"),
+    ("attention", {"seed": -1}, "attention.seed: -1 will not do; give 0 or more"),
+    ("attention", {"label": "x" * 201}, "attention.label: 'xxxx"),
+    ("model", {"presets": ["smal"]}, "model.presets: 'smal' is no preset; use decoder_tiny"),
+    ("model", {"overrides": {"num_layer": 2}}, "model.overrides: decoder_tiny: config.num_layer: unknown name"),
+    ("model", {"overrides": {"num_heads": 7}}, "model.overrides: decoder_tiny: config.num_heads: 7 does not divide"),
+    ("model", {"overrides": [1]}, "model.overrides: [1] will not do; give a mapping"),
+    ("model", {"overrides": {"vocab_size": 100}}, "model.overrides: vocab_size 100 cannot hold the 256 bytes"),
+    ("model", {"seq_lens": [2048]}, "model.seq_lens: 2048 exceeds the context_length 1024 of decoder_tiny"),
+    ("model", {"corpus": "/nowhere/at/all"}, "model.corpus: '/nowhere/at/all' does not exist"),
+    ("model", {"learning_rate": "fast"}, "model.learning_rate: 'fast' will not do; give a number"),
+    ("warmup", {"preset": "none"}, "warmup.preset: 'none' is no preset"),
+    ("warmup", {"warmup_steps": [-1]}, "warmup.warmup_steps[0]: -1 will not do; give 0 or more"),
+    ("warmup", {"steps": 2}, "warmup.steps: 2 will not do; give 6 or more"),
+    ("warmup", {"directions": ["sideways"]}, "warmup.directions[0]: 'sideways' will not do; use one of"),
+    ("model", {"model": "nowhere"}, "model.model: 'nowhere' names no function"),
+    (
+        "model",
+        {"model": "no_such_module_here:build"},
+        "model.model: 'no_such_module_here:build': there is no module 'no_such_module_here'",
+    ),
+    ("model", {"model_options": {"width": 3}}, "model.model_options: there is no model to take them"),
+    ("model", {"optimisations": ["faster"]}, "model.optimisations: 'faster' is no optimisation; use eager, compile"),
+    ("attention", {"quality_patterns": ["spiral"]}, "attention.quality_patterns: 'spiral' is no pattern; use window"),
+    ("attention", {"quality_sparsities": [1.0]}, "attention.quality_sparsities: 1.0 will not do; give shares"),
+    ("attention", {"trace_sort": "colour"}, "attention.trace_sort: 'colour' will not do"),
+    ("energy", {"phases": ["dance"]}, "energy.phases[0]: 'dance' will not do"),
+    ("energy", {"window_s": 0}, "energy.window_s: 0 will not do"),
+    (
+        "energy",
+        {"seq_lens": [2000]},
+        "energy.seq_lens: 2016 tokens, new ones included, exceed the context_length 1024 of decoder_tiny",
+    ),
+    ("energy", {"overrides": {"vocab_size": 64}}, "energy.overrides: vocab_size 64 cannot hold the 256 bytes"),
+    ("warmup", {"isolation": "none"}, "warmup.isolation: 'none' will not do; use one of 'process'"),
+    ("summary", {"runs": []}, "summary.runs: [] will not do"),
+    ("attention", {"seq_lens": list(range(1, 100_000))}, "attention.seq_lens: [1, 2, 3"),
+    ("attention", {"kinds": [{"kind": ["dense"]}]}, "attention.kinds: attention_type: ['dense'] is no attention kind"),
+    (
+        "attention",
+        {"label": "\u202edetsurt"},
+        "attention.label: '\\u202edetsurt' will not do; leave out the unprintable",
+    ),
+    ("attention", {"label": "\udc80"}, "attention.label: '\\udc80' will not do; leave out the unprintable"),
+    ("fp8", {"keep": ["x" * 9000]}, "fp8.keep: 'xxx"),
+    ("fp8", {"presets": [], "overrides": {"d_ff": 8}}, "fp8.overrides: there is no preset to change"),
+    (
+        "model",
+        {"attention_types": ["dense", "sparse"], "overrides": {"attention_options": {"window": 2**40}}},
+        "model.overrides: decoder_tiny: attention_options.window: 1099511627776 will not do",
+    ),
+]
+
+
+def _experiment(name):
+    return ALL[name]()
+
+
+def _params(name):
+    return _experiment(name).Params
+
+
+@pytest.mark.parametrize(("name", "values", "said"), BAD)
+def test_bad_input_is_one_line_that_names_the_field(name, values, said):
+    with pytest.raises(BadInput) as caught:
+        _params(name)(**values)
+    assert len(caught.value.lines) == 1
+    assert caught.value.lines[0].startswith(said)
+    assert ";" in caught.value.lines[0]  # what is wrong; what would be right
+
+
+@pytest.mark.parametrize(
+    ("values", "field", "parsed"),
+    [
+        ({"budget_s": "1e-3"}, "budget_s", 1e-3),
+        ({"seq_lens": "[16, 32]"}, "seq_lens", [16, 32]),
+        ({"seq_lens": 64}, "seq_lens", [64]),
+        ({"seq_lens": "64"}, "seq_lens", [64]),
+        ({"kinds": "dense"}, "kinds", [{"kind": "dense"}]),
+        ({"kinds": "[{kind: dense, backend: math}]"}, "kinds", [{"kind": "dense", "backend": "math"}]),
+        ({"causal": "false"}, "causal", False),
+        ({"label": "123"}, "label", "123"),
+        ({"num_heads": 4.0}, "num_heads", 4),
+    ],
+)
+def test_what_papermill_hands_over_as_text_is_parsed(values, field, parsed):
+    assert getattr(_params("attention")(**values), field) == parsed
+
+
+def test_a_null_where_nothing_may_be_is_told():
+    with pytest.raises(BadInput, match=r"attention\.seq_lens: None will not do"):
+        _params("attention")(seq_lens="null")
+
+
+@pytest.mark.parametrize("file", sorted(checkout().glob("params/*/*.yml")), ids=lambda f: f"{f.parent.name}-{f.stem}")
+def test_every_params_file_fits_its_notebook(file):
+    params = _params(file.stem.split("-")[0])(**read_yaml(file))
+    assert params
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"seq_lens: [1", "is not valid YAML"),
+        (b"- 1\n- 2", "holds list, not"),
+        (b"!!python/object/apply:os.system ['true']", "is not valid YAML"),
+        (b"\xff\xfe\x00bad", "is not valid YAML"),
+    ],
+)
+def test_a_broken_params_file_is_told(tmp_path, content, said):
+    (tmp_path / "p.yml").write_bytes(content)
+    with pytest.raises(BadInput, match=said):
+        read_yaml(tmp_path / "p.yml")
+
+
+def test_a_missing_params_file_is_told(tmp_path):
+    with pytest.raises(BadInput, match=r"no\.yml: cannot be read \(No such file"):
+        read_yaml(tmp_path / "no.yml")
+
+
+def test_case_ids_depend_on_the_factors_alone():
+    attention = importlib.import_module("nanolib.experiments.attention.cases")
+    a, b = (attention.cases(attention.Params(seq_lens=lens)) for lens in ([16, 32], [32, 16]))
+    assert {case.case_id for case in a} == {case.case_id for case in b} and len({case.case_id for case in a}) == len(a)
+
+
+EXPERIMENTS = ["attention", "model", "warmup", "energy", "fp8", "distributed", "summary"]
+_numbers = st.integers(-(2**70), 2**70) | st.floats() | st.booleans()
+_words = st.sampled_from(
+    ["dense", "prefill", "[{a: 1}]", "{a: 1, a: 2}", "2024-13-45", "&a [*a]", "~", "1e400", "\x1b[31m"]
+)
+_odd = st.dates() | st.binary(max_size=4) | st.just(10**4000) | st.just({1: 2}) | st.just("x" * 10_000)
+_json = st.recursive(
+    st.none() | _numbers | _words | _odd | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+@settings(max_examples=30)
+@given(data=st.data())
+def test_whatever_a_field_is_given_it_is_taken_or_told_in_one_line_that_names_it(name, data):
+    field = data.draw(st.sampled_from(sorted(_params(name).model_fields)))
+    assert _is_taken_or_told(name, field, data.draw(_json))
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_no_field_is_forgotten(name):
+    for field in _params(name).model_fields:
+        for value in ("", "0", "no such", None, True, -1, 0, 10**30, 1.5, [], ["0"], [-1], [[]], {}, {"0": 0}):
+            assert _is_taken_or_told(name, field, value), (field, value)
+
+
+def _is_taken_or_told(name, field, value):
+    try:
+        taken = _params(name)(**{field: value})
+    except BadInput as error:
+        whole = all(line.startswith(f"{name}.") and "\n" not in line and len(line) < 800 for line in error.lines)
+        return whole and any(field in line for line in error.lines)
+    assert name in ("model", "summary") or len(_experiment(name).cases(taken)) <= 2 * MAX_CASES
+    return bool(json.dumps(taken.model_dump(mode="json"), allow_nan=False))  # the store can hold it
+
+
+_valid = st.fixed_dictionaries(
+    {},
+    optional={
+        "seq_lens": st.lists(st.integers(1, 2**20), min_size=1, max_size=4, unique=True),
+        "batch_sizes": st.lists(st.integers(1, 64), min_size=1, max_size=3, unique=True),
+        "dtypes": st.lists(st.sampled_from(["float32", "bfloat16", "float16"]), min_size=1, unique=True),
+        "kinds": st.lists(
+            st.sampled_from(
+                [{"kind": "dense", "backend": "math"}, {"kind": "sparse", "pattern": "window", "window": 64}]
+            ),
+            min_size=1,
+            unique_by=str,
+        ),
+        "budget_s": st.floats(1e-3, 1e3),
+        "precision": st.floats(1e-4, 0.5),
+        "causal": st.booleans(),
+        "seed": st.integers(0, 2**31 - 1),
+        "label": st.text(st.characters(exclude_categories=["Cc", "Cf", "Cs", "Zl", "Zp"]), max_size=20),
+    },
+)
+
+
+@settings(max_examples=100)
+@given(values=_valid)
+def test_parameters_survive_a_file_the_command_line_and_the_store(values):
+    made = _params("attention")(**values)
+    dumped = made.model_dump(mode="json")
+    assert _params("attention")(**yaml.safe_load(yaml.safe_dump(dumped))) == made
+    assert _params("attention")(**json.loads(json.dumps(dumped))) == made
+    as_text = {
+        name: value if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True)
+        for name, value in dumped.items()
+    }
+    assert _params("attention")(**as_text) == made
+    again = _params("attention")(**{**dumped, "label": "another", "suite": "other"})
+    assert again.defining() == made.defining()  # a run is continued under another label

@@ -1,0 +1,364 @@
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from nanolib.measurement import BadInput, Measurement, exact
+from nanolib.run import sweep
+from nanolib.run.ceilings import CeilingCase
+from nanolib.run.identity import host, process_name
+from nanolib.run.outcome import Outcome, attempt
+from nanolib.run.params import Case
+from nanolib.run.worker import Cancelled
+from nanolib.store import Run, Store
+from tests.run import sample_experiment as sample
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store(tmp_path / "results.sqlite") as opened:
+        yield opened
+
+
+def _measure(store, *behaviours, **rest):
+    return sweep.measure(sample, sample.Params(behaviours=list(behaviours), **rest), store=store, progress=False)
+
+
+def _ends(run):
+    rows = run.measurements()
+    ends = rows[rows.metric == "case_time"]
+    return dict(zip(ends["factor.behaviour"], zip(ends.status, ends.message, strict=True), strict=True))
+
+
+def test_every_way_to_fail_is_a_row_and_the_sweep_goes_on(store):
+    run = _measure(store, "oom", "memory", "unsupported", "error", "slow", "nan", "ok", case_timeout_s=0.3)
+    ends = _ends(run)
+    assert {name: status for name, (status, _) in ends.items()} == {
+        "oom": "oom",
+        "memory": "oom",
+        "unsupported": "unsupported",
+        "error": "error",
+        "slow": "timeout",
+        "nan": "error",
+        "ok": "ok",
+    }
+    assert ends["unsupported"][1] == "no such device here"
+    assert ends["error"][1] == "ValueError: two lines"
+    assert "case_timeout_s 0.3; raise it" in ends["slow"][1]
+    assert all("\n" not in message for _, message in ends.values())
+
+
+def test_a_time_limit_never_leaves_half_a_module_behind(tmp_path, monkeypatch):
+    (tmp_path / "slow_module.py").write_text("import time\ntime.sleep(0.4)\nwhole = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def case():
+        import slow_module
+
+        yield from range(slow_module.whole)
+        time.sleep(5)
+
+    assert attempt(case, timeout_s=0.1).status == "timeout"
+    assert sys.modules.pop("slow_module").whole
+
+
+def test_who_watches_is_told_how_far_it_is(store):
+    seen = []
+    params = sample.Params(behaviours=["ok", "error", "unsupported"])
+    sweep.measure(sample, params, store=store, progress=False, told=lambda *what: seen.append(what))
+    assert seen == [(0, 3, "ok"), (1, 3, "error"), (2, 3, "unsupported")]
+
+
+def test_what_a_failing_case_had_measured_is_kept(store):
+    rows = _measure(store, "error").measurements()
+    assert list(rows.metric) == ["case_time", "flops"]
+
+
+def test_a_run_is_done_only_when_it_says_so(store):
+    run = _measure(store, "ok")
+    assert store.runs().status.iloc[0] == "running"
+    assert run.finish() == f"run {run.run_id[:8]} is in {store.path.name}"
+    assert store.runs().status.iloc[0] == "done" and store.runs().duration_s.iloc[0] > 0
+
+
+def test_a_fresh_process_per_case_gives_the_same_rows(store):
+    here, there = _measure(store, "ok", "error"), _measure(store, "ok", "error", isolation="process")
+    assert _ends(here) == _ends(there)
+    columns = ["metric", "scope", "factors", "status"]
+    assert here.measurements()[columns].equals(there.measurements()[columns])
+
+
+@pytest.mark.slow
+def test_a_case_that_kills_its_process_twice_is_an_error_and_not_tried_again(store, tmp_path):
+    run = _measure(store, "kill", "killonce", "ok", isolation="process", folder=str(tmp_path))
+    assert _ends(run)["kill"] == ("error", "its process died 2 times while it ran; it is not tried again")
+    assert _ends(run)["killonce"][0] == _ends(run)["ok"][0] == "ok"
+    assert (tmp_path / "kill.calls").read_text() == (tmp_path / "killonce.calls").read_text() == "xx"
+
+
+def test_a_worker_that_hangs_is_ended(store):
+    run = _measure(store, "slow", isolation="process", case_timeout_s=0.3)
+    assert _ends(run)["slow"][0] == "timeout"
+
+
+def test_resume_finishes_the_rest_and_repeats_nothing(store, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        _measure(store, "ok", "interrupt", "ok-2", folder=str(tmp_path))
+    assert store.runs().status.iloc[0] == "interrupted"
+    case = next(case for case in sample.cases(sample.Params(behaviours=["interrupt"])))
+    store.write_case(store.runs().run_id.iloc[0], case.case_id, case.factors, [])  # as if it had never started
+    with pytest.raises(KeyboardInterrupt):
+        _measure(store, "ok", "interrupt", "ok-2", folder=str(tmp_path), resume=True)
+    assert len(store.runs()) == 1
+    assert (tmp_path / "ok.calls").read_text() == "x" and not (tmp_path / "ok-2.calls").exists()
+
+
+def test_a_case_in_flight_at_two_deaths_is_not_tried_a_third_time(store, tmp_path, capfd):
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            _measure(store, "ok", "interrupt", "ok-2", folder=str(tmp_path), resume=True)
+    run = _measure(store, "ok", "interrupt", "ok-2", folder=str(tmp_path), resume=True)
+    assert f"resuming run {run.run_id[:8]}: 1 of 3 cases are done and skipped" in capfd.readouterr().err
+    assert _ends(run)["interrupt"][0] == "error" and _ends(run)["ok-2"][0] == "ok"
+    assert (tmp_path / "ok.calls").read_text() == "x"
+    assert run.measurements().groupby(["case_id", "metric", "scope"]).size().max() == 1
+
+
+def test_a_run_that_this_process_left_unfinished_is_taken_over(store):
+    first = _measure(store, "ok")
+    run = _measure(store, "ok", resume=True)
+    assert run.run_id == first.run_id and len(store.runs()) == 1
+    assert "samples" not in run.measurements() and "samples" in run.measurements(samples=True)
+
+
+def test_resume_begins_anew_when_a_parameter_differs(store):
+    _measure(store, "ok").finish()
+    _measure(store, "ok", resume=True, label="again").finish()
+    assert len(store.runs()) == 1 and store.runs().label.iloc[0] == "again"
+    _measure(store, "ok", resume=True, seed=1).finish()
+    assert len(store.runs()) == 2
+
+
+def test_no_cases_are_told(store):
+    with pytest.raises(BadInput, match="these parameters give no case"):
+        _measure(store)
+    assert store.runs().empty
+
+
+@pytest.mark.slow
+def test_two_runs_at_once_are_both_whole(store, tmp_path):
+    code = (
+        "import sys; from nanolib.run import sweep; from nanolib.store import Store;"
+        "from tests.run import sample_experiment as s;"
+        "p = s.Params(behaviours=sys.argv[3].split(), folder=sys.argv[2]);"
+        "sweep.measure(s, p, store=Store(sys.argv[1]), progress=False).finish()"
+    )
+
+    def start(behaviours):
+        command = [sys.executable, "-c", code, str(store.path), str(tmp_path), behaviours]
+        return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+
+    first = start("wait ok")
+    while not (tmp_path / "waiting").exists():
+        assert first.poll() is None
+        time.sleep(0.05)
+    second = start("ok ok-2")
+    line = second.stderr.readline()
+    assert line.startswith(f"waiting for cpu: in use by process {first.pid}")
+    (tmp_path / "go").touch()
+    assert first.wait(60) == second.wait(60) == 0
+    assert list(store.runs().status) == ["done", "done"]
+    assert list(store.measurements().groupby("run_id").size()) == [6, 6]
+
+
+def test_a_killed_run_is_marked_at_the_next_start(store, tmp_path):
+    code = (
+        "import sys; from nanolib.run import sweep; from nanolib.store import Store;"
+        "from tests.run import sample_experiment as s;"
+        "sweep.measure(s, s.Params(behaviours=['ok', 'kill']), store=Store(sys.argv[1]), progress=False)"
+    )
+    died = subprocess.run([sys.executable, "-c", code, str(store.path)], cwd=ROOT, check=False)
+    assert died.returncode == -signal.SIGKILL
+    assert list(store.runs().status) == ["running"]
+    _measure(store, "ok-2").finish()
+    assert list(store.runs().status) == ["interrupted", "done"]
+    assert store.started_attempts(store.runs().run_id.iloc[0])  # the case in flight is known
+    assert len(store.finished_cases(store.runs().run_id.iloc[0])) == 1
+
+
+# the parts, one by one
+
+
+def test_a_run_says_how_its_cases_ended_and_how_long_they_took(store):
+    run_id = store.add(Run("sample", {"machine_id": "m"}, run_id="0123456789"))
+    for name, status, seconds in (("a", "ok", 3.2), ("b", "ok", 4.4), ("c", "error", 1.0)):
+        store.write_case(run_id, name, {}, [Measurement("case_time", seconds, n=1, status=status, message="m")])
+    assert repr(sweep.SweepRun(store, run_id)) == "run 01234567: 1 error, 2 ok; 9 s inside cases"
+
+
+def test_a_run_that_goes_on_adds_to_the_time_it_took(store, monkeypatch):
+    run_id = store.add(Run("sample", {"machine_id": "m"}))
+    now = iter([10.0, 13.0, 20.0, 24.0, 30.0])
+    monkeypatch.setattr(sweep, "time", SimpleNamespace(perf_counter=lambda: next(now)))
+    sweep.SweepRun(store, run_id).finish()
+    assert store.runs().duration_s.iloc[0] == 3.0
+    again = sweep.SweepRun(store, run_id)
+    again.end("failed", "why")
+    assert list(store.runs().iloc[0][["duration_s", "status", "message"]]) == [7.0, "failed", "why"]
+
+
+@dataclass(frozen=True)
+class _Shaped(Case):
+    seq_len: int
+    kind: str
+
+
+def test_a_part_takes_whole_shapes_in_turn_and_always_the_ceilings():
+    ceilings = CeilingCase("cpu", "float32", 1.0)
+    cases = [ceilings, *(_Shaped("cpu", length, kind) for length in (8, 16, 32) for kind in "ab")]
+    assert sweep.part_of(cases, "") == cases
+    first, second = sweep.part_of(cases, "1/2"), sweep.part_of(cases, "2/2")
+    assert first == [ceilings, *cases[1:3], *cases[5:7]] and second == [ceilings, *cases[3:5]]
+    assert sweep.part_of(cases, "3/3") == [ceilings, *cases[5:7]]
+    assert sweep.part_of(cases, "4/4") == []  # nothing is left: no ceilings for their own sake
+
+
+def test_an_outcome_that_cannot_be_stored_is_an_error_row(store):
+    run_id = store.add(Run("sample", {"machine_id": "m"}))
+    case = sample.SampleCase("cpu", "ok")
+    rows = [exact("flops", 1.0), exact("flops", 2.0)]  # twice the same key
+    sweep._store_outcome(store, run_id, case, Outcome(rows, seconds=2.5, details={"rank": 1}), 2)
+    (row,) = store.measurements().to_dict("records")
+    assert (row["metric"], row["status"], row["estimate"]) == ("case_time", "error", 2.5)
+    assert row["message"].startswith("its rows cannot be stored: UNIQUE")
+    assert row["details"] == {"attempts": 2, "rank": 1} and row["method"] == "perf_counter" and row["n"] == 1
+
+
+def test_the_ceilings_of_a_run_are_by_their_scope(store):
+    run_id = store.add(Run("sample", {"machine_id": "m"}))
+    rows = [
+        Measurement("ceiling_flops", 2e9, scope="float32"),
+        Measurement("ceiling_bytes", 3e9, scope="copy"),
+        exact("flops", 5.0, scope="x"),
+    ]
+    store.write_case(run_id, "c", {}, rows)
+    assert sweep.ceilings_of(store, run_id) == {"float32": 2e9, "copy": 3e9} and sweep.ceilings_of(store, "other") == {}
+
+
+def test_what_stops_a_run_is_written_into_it(store, monkeypatch):
+    stop = threading.Event()
+    stop.set()
+    params = sample.Params(behaviours=["ok"])
+    with pytest.raises(Cancelled):
+        sweep.measure(sample, params, store=store, progress=False, stop=stop)
+    monkeypatch.setattr(sweep, "_store_outcome", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        _measure(store, "ok")
+    assert list(zip(store.runs().status, store.runs().message, strict=True)) == [
+        ("interrupted", "stopped by the user"),
+        ("failed", "ZeroDivisionError: division by zero"),
+    ]
+
+
+def test_a_run_says_what_made_it(store, monkeypatch):
+    monkeypatch.setenv(sweep.LAUNCH_VARIABLE, "night")
+    _measure(store, "ok", "unsupported", label="mine", suite="quick").finish()
+    run = store.runs().iloc[0]
+    assert (run.experiment, run.label, run.suite, run.device, run.launch) == (
+        "sample_experiment",
+        "mine",
+        "quick",
+        "cpu",
+        "night",
+    )
+    assert run.cases == 2 and run.params["behaviours"] == ["ok", "unsupported"] and run.process == process_name()
+    assert set(run.versions) == {"python", "torch", "platform", "nanolib", "sources"}
+    assert len(run.fingerprint) == 16 and run.git_revision == sweep.git_revision()
+
+
+def test_a_part_of_a_run_is_another_run(store, monkeypatch):
+    _measure(store, "ok", resume=True).finish()
+    monkeypatch.setenv(sweep.PART_VARIABLE, "1/1")
+    _measure(store, "ok", resume=True).finish()
+    _measure(store, "ok", resume=True).finish()
+    prints = list(store.runs().fingerprint)
+    assert len(prints) == 2 and prints[0] != prints[1]
+
+
+def test_a_run_that_another_process_is_at_is_not_taken_over(store):
+    _measure(store, "ok", label="first")
+    store.update_run(store.runs().run_id.iloc[0], process=process_name(os.getppid()), launch="l")
+    _measure(store, "ok", resume=True).finish()
+    assert len(store.runs()) == 2  # the first one's process is there
+    for run_id, label in zip(store.runs().run_id, ("before", "last"), strict=True):
+        store.update_run(run_id, process=f"{host()}:{os.getppid()}:1.00", label=label, launch=label)
+    _measure(store, "ok", resume=True)
+    _, run = store.runs().to_dict("records")  # its process is gone: the last is taken over, label and launch with it
+    assert (run["label"], run["launch"], run["process"]) == ("last", "last", process_name())
+
+
+def test_runs_of_other_machines_and_living_processes_are_not_marked(store):
+    for run_id, process in (
+        ("gone", f"{host()}:{os.getpid()}:1.00"),
+        ("here", process_name()),
+        ("elsewhere", "0000:1:1.00"),
+    ):
+        store.add(Run("sample", {"machine_id": "m"}, run_id=run_id, process=process))
+    sweep.mark_dead_runs(store)
+    runs = store.runs().set_index("run_id")
+    assert dict(runs.status) == {"gone": "interrupted", "here": "running", "elsewhere": "running"}
+    assert runs.message["gone"] == "its process ended before the run did"
+
+
+@pytest.mark.parametrize(
+    ("session", "launch", "live"), [("s", None, True), ("", None, False), (None, None, False), ("s", "l", False)]
+)
+def test_a_person_is_there_where_a_server_names_the_session_and_no_command_runs_it(monkeypatch, session, launch, live):
+    for name, value in (("JPY_SESSION_NAME", session), (sweep.LAUNCH_VARIABLE, launch)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert sweep.live_front_end() is live
+
+
+def test_a_bar_is_a_widget_before_a_person_and_nothing_in_a_batch(monkeypatch):
+    monkeypatch.setattr(sweep, "live_front_end", lambda: False)
+    with sweep._progress_bar(False, total=3) as unwanted, sweep._progress_bar(True, total=3) as wanted:
+        assert unwanted.disable and wanted.disable is not sys.stderr.isatty()
+    monkeypatch.setattr(sweep, "live_front_end", lambda: True)
+    monkeypatch.setattr("tqdm.auto.tqdm", lambda **settings: settings)
+    assert sweep._progress_bar(True, total=3, unit="case") == {"total": 3, "unit": "case"}
+    assert sweep._progress_bar(False, total=3).disable
+    monkeypatch.setattr(sweep, "live_front_end", lambda: False)
+    monkeypatch.setattr(sweep, "tqdm", lambda **settings: settings["disable"])
+    assert (sweep._progress_bar(True), sweep._progress_bar(False)) == (None, True)  # None: where no terminal is
+
+
+def test_the_sources_make_the_version_and_a_folder_outside_git_has_no_revision(monkeypatch, tmp_path):
+    (tmp_path / "nanolib").mkdir()
+    code = tmp_path / "nanolib" / "__init__.py"
+    code.write_text("one = 1\n")
+    monkeypatch.setattr(sweep.nanolib, "__file__", str(code))
+    sources, revision = sweep.source_digest.__wrapped__, sweep.git_revision.__wrapped__
+    first = sources()
+    assert len(first) == 12 and sources() == first and revision() == ""
+    code.write_text("one = 2\n")
+    assert sources() != first
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@localhost"]
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    assert revision() == ""  # no commit yet
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "--quiet", "-m", "x"], check=True)
+    committed = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout
+    assert revision() and committed.startswith(revision())
+    code.write_text("one = 3\n")
+    assert revision().endswith("+")

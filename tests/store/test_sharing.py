@@ -1,0 +1,397 @@
+"""What leaves this machine: nothing private, in no column and no format, and whole files or none."""
+
+import json
+import os
+import random
+import resource
+import signal
+import sqlite3
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from nanolib.cli import comparing, main
+from nanolib.compare.compare import compare_rows
+from nanolib.experiments import ALL
+from nanolib.measurement import FLAG_TEXT, METRICS, BadInput, Measurement, Status, exact
+from nanolib.report import export
+from nanolib.run.suite.jobs import plan
+from nanolib.store import Store
+from nanolib.store.schema import Run
+from nanolib.store.sharing import Redaction, new_file
+from tests.store.test_store import LATENCY, MACHINE, _run
+
+ENDINGS = (".sqlite", ".json", ".csv", ".md")
+MARKS = ("quilla", "obrien", "zander", "s3same", "vaultbox", "sharedisk", "meetpoint")
+HOME, USER, HOST = "/data/people/zander", "zander", "vaultbox.corp.example"
+PRIVATE = [
+    "/home/quilla/x",
+    "file:///home/quilla/x",
+    "-I/home/quilla/x",
+    "cc -isystem/opt/quilla/include -Wl,-rpath,/opt/quilla/lib",
+    "--path=/home/quilla",
+    "~quilla/x",
+    "x=~quilla/x",
+    "../quilla/x",
+    "./quilla/x.txt",
+    r"..\quilla\x",
+    r"C:\Users\quilla\x",
+    r"-IC:\Users\quilla",
+    r"C:\\Users\\quilla\\x",
+    "C:/Users/quilla/x.txt",
+    r"\\sharedisk\quilla\x",
+    r"\\\\sharedisk\\quilla",
+    "/home/quilla obrien/my obrien/x.txt",
+    "/home/quilla obrien",
+    "it is in /srv/quilla obrien/my data/x.txt today",
+    "FileNotFoundError: '/srv/quilla obrien/x' is not there",
+    'File "/home/quilla obrien/x.py", line 3',
+    "run '--path=/srv/quilla obrien/x'",
+    "/home/quilla's/obrien",
+    "/home/quilla.py",
+    "/home/quilla,/home/obrien:/home/quilla",
+    "prefix/home/quilla/x",
+    r"\/home\/quilla\/x",
+    "quilla:s3same@vaultbox",
+    "https://quilla:s3same@vaultbox.corp.example/x/y",
+    "http://localhost:8888/lab/tree/home/quilla/x",
+    "ssh://quilla@sharedisk/x",
+    "git@sharedisk:quilla/x.git",
+    "tcp://sharedisk:29500",
+    "root@sharedisk",
+    "https://example.org/?file=%2fhome%2Fquilla",
+    "C:%5CUsers%5Cquilla",
+    "/root/quilla/x",
+    "zander",
+    "results_of_zander and ZANDER's",
+    "x/data/people/zander/y",
+    HOME,
+    "on vaultbox",
+    "VAULTBOX.corp.example:3",
+    "meetpoint:29500 is gone",
+]
+HARMLESS = [
+    *("tokens/s", "GB/s", "FLOP/s", "ms/token", "1/2", "2026-11-22", "12/31/2026", "a/b", "and/or", "n/a", "I/O error"),
+    *("package.module:build", "torch.nn:Linear", "float8_e4m3fn/float8_e5m2", "nanolib/store/database.py", "latest~1"),
+    *("the square root of x", "3 tokens/s at 5 GB/s", "~10 ms/token", "~half", "(a+b)/c/d", "2.13.0+cpu", "a // b", "…/x"),
+    *("https://docs.pytorch.org/x/y 3/4", "x: y/z", "1:2/3", "GB/s, read and written", "50 %", "dense (flash)", "a@", "@b"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """A machine whose names are known."""
+    for name in ("LOGNAME", "USER", "SUDO_USER"):
+        monkeypatch.setenv(name, USER)
+    monkeypatch.setenv("HOME", HOME)
+    monkeypatch.setattr("platform.node", lambda: HOST)
+
+
+@pytest.mark.parametrize("text", PRIVATE)
+def test_nothing_private_is_left_of_a_text(here, text):
+    told = Redaction([{"rendezvous": "meetpoint:29500"}]).value({text: [text]})
+    assert not [mark for mark in (*MARKS, "/home") if mark in json.dumps(told).lower()], told
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_what_is_no_path_stays(here, text):
+    assert Redaction([{"rendezvous": "localhost:29500"}]).value(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("/srv/a/b/model.bin", "…/model.bin"),
+        ("'/srv/my data/x.py', line 3", "'…/x.py', line 3"),
+        ("see /srv/a/x.py:12: no such name", "see …/x.py:12: no such name"),
+        ("(/srv/a/folder), twice", "(…), twice"),
+        ("-I/usr/include -O2", "-I… -O2"),
+        ("{'--path=/srv/a b/c': 1}", "{'--path=…': 1}"),
+    ],
+)
+def test_a_path_leaves_its_files_name_and_the_sentence_around_it(text, told):
+    assert Redaction().value(text) == told and Redaction().value(told) == told
+
+
+def test_text_of_any_shape_takes_time_in_proportion():
+    """Every pattern of a redaction begins in few places: the worst of these took minutes otherwise."""
+    for part in ("a", "/a", "a ", " /a", "'/a", "a@", "~a", "a:/", "\\", "../", "--a", "/a a a a"):
+        Redaction().value(part * 5_000)
+
+
+@pytest.mark.parametrize("user", ["dense", "latency", "causal", "max", "root", "al"])
+def test_a_user_called_like_a_word_of_the_data_changes_none(here, monkeypatch, user):
+    for name in ("LOGNAME", "USER", "SUDO_USER"):
+        monkeypatch.setenv(name, user)
+    monkeypatch.setenv("HOME", f"/home/{user}")
+    assert Redaction().value(f"{user} by al") == f"{user} by al"
+    assert Redaction().value(f"/home/{user}/x") == "…"
+
+
+def test_cases_parameters_and_words_of_our_notebooks_stay_as_they_are(here):
+    told = Redaction()
+    for targets in (("quick",), ("full", "attention")):
+        for job in plan(ALL, targets, {}, {}):
+            values = json.loads(
+                json.dumps([job.params.model_dump(mode="json"), *(case.factors for case in job.cases())])
+            )
+            assert told.value(values) == values
+    words = [*METRICS, *(f"{metric.unit} {metric.title}" for metric in METRICS.values()), *FLAG_TEXT.values(), *Status]
+    assert told.value(words) == words
+
+
+def _text_columns(db):
+    """Table → its columns of text, whatever the schema holds."""
+    tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    found = {
+        table: [row[1] for row in db.execute(f"PRAGMA table_info({table})") if row[2] == "TEXT"] for table in tables
+    }
+    return {table: columns for table, columns in found.items() if columns}
+
+
+_LISTS = ("gpus", "disturbances", "flags", "names")
+_MAPPINGS = ("params", "versions", "dtypes", "factors", "details")
+
+
+def fill(db, texts):
+    """For each text a run, with its machine, rows and trace, that holds it in every column of text."""
+    db.execute("PRAGMA foreign_keys = OFF")
+    run_ids = []
+    for number, text in enumerate(texts):
+        for table, columns in _text_columns(db).items():
+            values = {}
+            for column in columns:
+                values[column] = f"{text} {number}" if column.endswith("_id") else text
+                if column in _LISTS:
+                    values[column] = json.dumps([{text: text}] if column == "gpus" else [text])
+                if column in _MAPPINGS:
+                    values[column] = json.dumps({text: {text: [text]}, "rendezvous": "meetpoint:29500"})
+            values |= {"cases": 1} if table == "runs" else {"n": 1} if table == "measurements" else {}
+            marks = ", ".join("?" * len(values))
+            db.execute(f"INSERT INTO {table} ({', '.join(values)}) VALUES ({marks})", list(values.values()))
+        run_ids.append(f"{text} {number}")
+    return run_ids
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_nothing_private_comes_out_of_any_column_in_any_format(here, tmp_path, ending):
+    target = tmp_path / f"share{ending}"
+    with Store(tmp_path / "r.sqlite") as store:
+        export.write(store, fill(store.connection, PRIVATE), target)
+    content = target.read_bytes().decode(errors="replace").lower()
+    assert not [mark for mark in (*MARKS, "/home") if mark in content]
+    if ending == ".sqlite":
+        with Store(target) as shared:
+            counts = [
+                shared.connection.execute(f"SELECT count(*) FROM {t}").fetchone()
+                for t in _text_columns(shared.connection)
+            ]
+            assert counts == [(len(PRIVATE),)] * 4
+            joined = "SELECT count(*) FROM measurements m JOIN runs USING (run_id) JOIN machines n ON m.machine_id = n.machine_id"
+            assert shared.connection.execute(joined).fetchone() == (len(PRIVATE),)
+
+
+def test_text_where_a_traces_numbers_belong_is_left_out(here, tmp_path):
+    with Store(tmp_path / "r.sqlite") as store:
+        store.add(_run("a"))
+        store.add_power_samples([{"t_s": 1.0, "watts": 3.0}])
+        store.commit_transaction()
+        store.connection.execute("UPDATE power_samples SET joules = '/home/quilla'")
+        store.copy_to(tmp_path / "share.sqlite", ["a"])
+    with Store(tmp_path / "share.sqlite") as shared:
+        (row,) = shared.trace("power_samples").to_dict("records")
+        assert (row["watts"], row["joules"]) == (3.0, None)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_rows_that_differ_in_what_is_private_alone_are_numbered(tmp_path, ending):
+    rows = [exact("flops", n, scope=f"/home/{n}/x") for n in range(3)] + [exact("flops", 3, scope="… (2)")]
+    target = tmp_path / f"share{ending}"
+    with Store(tmp_path / "r.sqlite") as store:
+        store.add(_run("a", rows={"c": ({}, rows)}))
+        export.write(store, ["a"], target)
+    if ending == ".sqlite":
+        with Store(target) as shared:
+            scopes = list(shared.measurements().scope)
+            assert list(shared.measurements().estimate) == [0, 1, 2, 3]
+        assert scopes == ["…", "… (2)", "… (3)", "… (2) (2)"]
+    else:
+        content = target.read_text()
+        assert all(scope in content for scope in ("… (3)", "… (2) (2)"))
+
+
+def test_what_is_exported_pairs_with_what_was_measured(here, tmp_path):
+    rows = {f"{n:016x}": ({"seq_len": n, "name": "dense"}, [LATENCY, exact("flops", n)]) for n in range(1, 4)}
+    with Store(tmp_path / "r.sqlite") as store:
+        store.add(_run("a", rows=rows))
+        store.copy_to(tmp_path / "share.sqlite", ["a"])
+        ours = store.measurements(samples=True)
+        with Store(tmp_path / "share.sqlite") as shared:
+            theirs = shared.measurements(samples=True)
+            assert shared.runs().drop(columns="process").equals(store.runs().drop(columns="process"))
+    assert ours.drop(columns="samples").equals(theirs.drop(columns="samples"))
+    found = compare_rows(ours, theirs)
+    assert found.counts == {"equivalent": 6} and found.same_machine
+
+
+# whole or not at all
+
+
+def _private_store(path, words=200):
+    message = f"/home/quilla/x {'long ' * words}"
+    rows = [Measurement("case_time", 1.0, n=1, status=Status.ERROR, message=message)]
+    rows += [exact("flops", n, scope=f"/home/quilla/{n}", samples=tuple(range(words))) for n in range(4)]
+    with Store(path) as store:
+        store.add(Run("attention", MACHINE, run_id="a", label="quilla@x", rows={"c": ({"name": "x"}, rows)}))
+    return path
+
+
+def _in_a_child(work):
+    """What `work` returns, from a forked process; None if that was killed."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.write(write, json.dumps(work()).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as answer:
+        said = answer.read()
+    os.waitpid(pid, 0)
+    return json.loads(said) if said else None
+
+
+def _exported(database, target, kill_at=None):
+    """Calls made since the file was begun; at one of them the process kills itself."""
+    made = None
+
+    def count(frame, event, arg):
+        nonlocal made
+        if made is None and arg is not os.open:
+            return
+        made = (made or 0) + 1
+        if made == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with Store(database) as store:
+        sys.setprofile(count)
+        export.write(store, ["a"], target)
+        sys.setprofile(None)
+    return made
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_whenever_an_export_is_killed_nothing_private_lies_there_and_the_next_one_tidies(tmp_path, ending):
+    database, folder = _private_store(tmp_path / "r.sqlite"), tmp_path / "shared"
+    folder.mkdir()
+    calls = _in_a_child(lambda: _exported(database, folder / f"whole{ending}"))
+    whole = len((folder / f"whole{ending}").read_bytes())
+    points = {1, *range(calls - 4, calls + 1), *random.Random(0).sample(range(2, calls), 3)}
+    left = 0
+    for at in sorted(points):
+        target = folder / f"{at}{ending}"
+        _in_a_child(lambda at=at, target=target: _exported(database, target, at))
+        assert not any(b"quilla" in path.read_bytes() for path in folder.rglob("*") if path.is_file())
+        behind = list(folder.glob(".nanolib-*"))
+        left += len(behind)
+        assert not any(path.stat().st_mode & 0o077 for path in behind)
+        assert not target.exists() or len(target.read_bytes()) == whole
+    assert left
+    with Store(database) as store:
+        export.write(store, ["a"], folder / f"last{ending}")
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_full_disk_is_told_of_the_target_and_leaves_nothing(tmp_path, ending):
+    _private_store(tmp_path / "out" / "results.sqlite", 12_000)
+    (tmp_path / "shared").mkdir()
+    target = tmp_path / "shared" / f"x{ending}"
+
+    def work():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
+        ended = CliRunner().invoke(main, ["export", str(target), "--output", str(tmp_path / "out")])
+        return [ended.exit_code, ended.output]
+
+    code, output = _in_a_child(work)
+    assert code == 2 and len(output.splitlines()) == 1 and "free space there" in output
+    assert output.startswith(f"nano: export: {target} cannot be written")
+    assert not list((tmp_path / "shared").iterdir())
+
+
+def test_what_appeared_meanwhile_is_not_overwritten(tmp_path, monkeypatch):
+    target = tmp_path / "x.json"
+
+    def refuse(*_):
+        raise OSError("no links here")
+
+    for link in (os.link, refuse):
+        monkeypatch.setattr("os.link", link)
+        with pytest.raises(BadInput, match="exists; name a new file"), new_file(target) as file:
+            file.write_text("mine")
+            target.write_text("yours")
+        assert target.read_text() == "yours" and len(list(tmp_path.iterdir())) == 1
+        target.unlink()
+        with new_file(target) as file:
+            file.write_text("mine")
+        assert target.read_text() == "mine" and not target.is_symlink()
+        target.unlink()
+
+
+def test_a_target_that_is_a_dangling_link_makes_nothing_elsewhere(tmp_path):
+    (tmp_path / "x.json").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(BadInput, match="exists"), new_file(tmp_path / "x.json") as file:
+        file.write_text("mine")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, ValueError])
+def test_whatever_ends_the_writing_leaves_nothing(tmp_path, stop):
+    with pytest.raises(stop), new_file(tmp_path / "x.sqlite") as file:
+        assert stat.S_IMODE(file.parent.stat().st_mode) == 0o1700 and file.parent.parent == tmp_path
+        for ending in ("-journal", "-wal", "-shm"):
+            Path(f"{file}{ending}").touch()
+        if stop is SystemExit:
+            os.kill(os.getpid(), signal.SIGTERM)
+        raise stop
+    assert not list(tmp_path.iterdir()) and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_what_others_still_write_and_what_is_no_exports_stays(tmp_path):
+    with new_file(tmp_path / "a.json") as first:
+        (tmp_path / ".nanolib-export-x-y-z").touch()
+        with new_file(tmp_path / "b.json"):
+            pass
+        assert first.exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"a.json", "b.json", ".nanolib-export-x-y-z"}
+
+
+def test_a_source_that_cannot_be_read_is_blamed_and_not_the_target(tmp_path):
+    with Store(tmp_path / "r.sqlite") as store:
+        store.add(_run("a"))
+        store.connection.execute("ALTER TABLE traces RENAME TO broken")
+        with pytest.raises(BadInput, match=r"database: .*r\.sqlite cannot be read"):
+            store.copy_to(tmp_path / "share.sqlite", ["a"])
+        assert sqlite3.connect(store.path).execute("SELECT count(*) FROM runs").fetchone() == (1,)
+    assert not list(tmp_path.glob("*share*"))
+
+
+@pytest.mark.parametrize("there", ["link", "pipe"])
+def test_findings_are_written_through_what_is_no_regular_file(tmp_path, there):
+    """As /dev/stdout is: root would have replaced the device."""
+    (tmp_path / "precious").write_text("old")
+    target = tmp_path / "out.json"
+    if there == "link":
+        target.symlink_to(tmp_path / "precious")
+        comparing._write("--json", str(target), "new")
+        assert target.is_symlink() and (tmp_path / "precious").read_text() == "new"
+        return
+    os.mkfifo(target)
+    reader = os.open(target, os.O_RDONLY | os.O_NONBLOCK)
+    comparing._write("--json", str(target), "new")
+    assert os.read(reader, 10) == b"new" and target.is_fifo()
+    os.close(reader)

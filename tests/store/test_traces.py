@@ -1,0 +1,165 @@
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from nanolib.measurement import BadInput, Measurement
+from nanolib.store import Run, Store, traces
+from nanolib.store.schema import MIGRATIONS, TRACE_TABLES
+
+MACHINE = {"machine_id": "m", "cpu": "x", "cores": 2}
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store(tmp_path / "results.sqlite") as store:
+        store.add(Run(experiment="energy", machine=MACHINE, run_id="a"))
+        yield store
+
+
+def _fill(trace, count=2500):
+    block, op = trace.name("blocks.0"), trace.name("qk")
+    trace.put("layers", ((call, block, 1000 + call) for call in range(count)))
+    trace.put("ops", [(0, block, op, 7)])
+    trace.put("statistics", [(0, block, trace.name("sd"), 0.5)])
+    trace.put("tokens", [(5, 6)])
+    trace.put("sections", [(trace.name("decode"), 1, 2)])
+    trace.put("power_samples", [(trace.name("rapl"), 3, 100.0, None, None, None)])
+
+
+def test_rows_come_back_as_put_with_names_for_indices(store):
+    with traces.recording(lambda: store.new_trace("a", "c")):
+        _fill(traces.current())
+    layers = store.trace("layers", ["a"])
+    assert list(layers.columns) == ["run_id", "case_id", "call", "layer", "ns"]
+    assert list(layers.ns) == list(range(1000, 3500)) and set(layers.layer) == {"blocks.0"}
+    assert store.trace("ops")[["layer", "op", "ns"]].iloc[0].to_list() == ["blocks.0", "qk", 7]
+    assert store.trace("sections").name.to_list() == ["decode"]
+    assert store.trace("power_samples").watts.to_list() == [100.0]
+    assert store.trace("statistics")[["statistic", "value"]].iloc[0].to_list() == ["sd", 0.5]
+
+
+def test_a_case_that_asks_for_no_trace_has_none(store):
+    with traces.recording(lambda: store.new_trace("a", "c")):
+        pass
+    assert store.connection.execute("SELECT count(*) FROM traces").fetchone()[0] == 0
+    traces.current().put("layers", [(0, 0, 1)])  # outside a case rows are forgotten
+    assert store.trace("layers").empty
+
+
+def test_a_second_try_of_a_case_replaces_the_first_ones_traces(store):
+    for count in (30, 20):
+        with traces.recording(lambda: store.new_trace("a", "c")):
+            _fill(traces.current(), count)
+    assert len(store.trace("layers")) == 20 and len(store.trace("tokens")) == 1
+
+
+def test_deleting_a_run_deletes_its_traces_and_the_file_shrinks(store):
+    with traces.recording(lambda: store.new_trace("a", "c")):
+        _fill(traces.current(), 200_000)
+    store.update_run("a", status="done")
+    store.add(Run(experiment="energy", machine=MACHINE, run_id="b", rows={"c": ({}, [Measurement("latency", 1.0)])}))
+    store.connection.execute("UPDATE runs SET started = '2020-01-01T00:00:00.000000Z' WHERE run_id = 'a'")
+    store.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    before = store.path.stat().st_size
+    assert store.cleanup_old_runs(max_age_days=30, dry_run=True) == ["a"] and len(store.trace("layers")) == 200_000
+    assert store.cleanup_old_runs(max_age_days=30) == ["a"]
+    assert all(store.trace(table).empty for table in TRACE_TABLES)
+    assert store.path.stat().st_size < before - 2_000_000
+
+
+def test_the_newest_runs_and_those_in_flight_stay(store):
+    for run_id in "bcd":
+        store.add(Run(experiment="x", machine=MACHINE, run_id=run_id, rows={"c": ({}, [Measurement("latency", 1.0)])}))
+    assert store.cleanup_old_runs(None, max_runs=1) == ["b", "c"]  # a is running
+    assert list(store.runs().run_id) == ["a", "d"]
+    with pytest.raises(BadInput, match="max_runs: -1"):
+        store.cleanup_old_runs(max_runs=-1)
+
+
+def test_traces_travel_with_a_merged_run(store, tmp_path):
+    with Store(tmp_path / "other.sqlite") as other:
+        other.add(Run(experiment="energy", machine=MACHINE, run_id="b"))
+        for case in ("c", "d"):
+            with traces.recording(lambda case=case: other.new_trace("b", case)):
+                _fill(traces.current(), 10)
+    with traces.recording(lambda: store.new_trace("a", "c")):
+        _fill(traces.current(), 5)
+    for _ in range(2):
+        store.merge(tmp_path / "other.sqlite")
+        assert len(store.trace("layers", ["b"])) == 20 and len(store.trace("layers", ["a"])) == 5
+
+
+def test_power_samples_of_a_users_own(store):
+    store.add_power_samples([{"t_s": 1.0, "watts": 100.0}, {"t_s": 1.5, "watts": 120.0}])
+    store.add_power_samples([{"t_s": 2.0, "joules": 5.0}], source="counter")
+    store.commit_transaction()
+    found = store.trace("power_samples")
+    assert list(found.at_us) == [1_000_000, 1_500_000, 2_000_000] and list(found.source) == [
+        "power",
+        "power",
+        "counter",
+    ]
+    with pytest.raises(BadInput, match="neither watts nor joules"):
+        store.add_power_samples([{"t_s": 3.0, "watts": 1.0}, {"t_s": 4.0}])
+    store.commit_transaction()
+    assert len(store.trace("power_samples")) == 3
+
+
+def test_rows_that_cannot_be_written_are_told_and_later_ones_are_written(store, capsys):
+    trace = store.new_trace("a", "c")
+    trace.put("layers", [("too", "many", "columns", "here")])
+    with pytest.raises(BadInput, match=r"traces: some rows of .* could not be written"):
+        store.commit_transaction()
+    trace.put("layers", [(0, trace.name("x"), 1)])
+    store.commit_transaction()
+    assert len(store.trace("layers")) == 1
+
+
+def test_a_database_of_the_first_version_gets_its_trace_tables(tmp_path):
+    path = tmp_path / "old.sqlite"
+    with Store(path):
+        pass
+    db = sqlite3.connect(path)
+    for table in ("traces", *TRACE_TABLES):
+        db.execute(f"DROP TABLE {table}")
+    db.execute("ALTER TABLE runs DROP COLUMN disturbances")
+    db.execute("PRAGMA user_version = 1")
+    db.commit()
+    db.close()
+    with Store(path) as store:
+        assert store.connection.execute("PRAGMA user_version").fetchone()[0] == len(MIGRATIONS)
+        assert store.trace("layers").empty
+
+
+def test_a_killed_process_loses_at_most_the_last_second(store, tmp_path):
+    script = textwrap.dedent(
+        """
+        import sys, time
+        from nanolib.store import Store
+        store = Store(sys.argv[1])
+        trace = store.new_trace("a", "c")
+        for at in range(10_000):
+            trace.put("tokens", [(trace.at_us(time.monotonic()), 1)])
+            print(trace.at_us(time.monotonic()), flush=True)
+            time.sleep(0.005)
+        """
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(store.path)], stdout=subprocess.PIPE, text=True, env=dict(os.environ)
+    )
+    last = 0
+    while last < 3_300_000:
+        last = int(process.stdout.readline())
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    time.sleep(0.01)
+    with Store(store.path) as again:
+        assert again.connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+        # a second between commits, and a busy machine's delay in making one
+        assert last - again.trace("tokens").at_us.max() < 2_000_000
