@@ -54,18 +54,18 @@ def report(folder):
     """Its files, and of each section the charts, the columns and the verdict."""
     from nanolib.report.page import build
     from nanolib.store import Store
-    from tests.shown import SECTIONS, verdict
+    from tests.shown import SECTIONS
 
     with Store(results(folder), create=False) as store:
         ids = store.resolve("all")
-        page = build(store, ids, folder / "report")
+        page = build(store, ids, folder / "report", SECTIONS)
         rows, _ = store.shown(ids)
     sections = {
         section.experiment: {
             "question": section.question,
             "charts": list(section.charts),
-            "columns": section.columns,
-            "verdict": verdict(section, rows),
+            "columns": dict(section.columns),
+            "verdict": section.verdict(rows),
         }
         for section in SECTIONS
     }

@@ -1,11 +1,7 @@
 """What the report shows, by name."""
 
-from nanolib.report.charts import CHARTS
-from nanolib.report.page import SECTIONS
-from nanolib.report.verdicts import VERDICTS
+from nanolib.experiments import sections
 
-__all__ = ["CHARTS", "SECTIONS", "VERDICTS", "verdict"]
-
-
-def verdict(section, rows):
-    return VERDICTS[section.experiment](rows)
+SECTIONS = sections()
+CHARTS = {name: chart for section in SECTIONS for name, chart in section.charts.items()}
+VERDICTS = {section.experiment: section.verdict for section in SECTIONS}

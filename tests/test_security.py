@@ -11,6 +11,7 @@ from nanolib.report.page import build
 from nanolib.store import Store
 from nanolib.store.schema import Run
 from nanolib.validation import read_yaml
+from tests.shown import SECTIONS
 
 SOURCES = sorted((checkout() / "nanolib").rglob("*.py"))
 MACHINE = {"machine_id": "m", "cpu": "c", "cores": 1, "ram_gib": 1, "gpus": [], "dtypes": {}}
@@ -75,7 +76,7 @@ def test_a_database_makes_nothing_run_or_vanish(tmp_path, monkeypatch):
         assert store.resolve(HOSTILE) == [HOSTILE]
         with pytest.raises(BadInput):
             store.resolve("' OR 1 = 1 --")
-        page = build(store, [HOSTILE], tmp_path / "report", pictures=False)
+        page = build(store, [HOSTILE], tmp_path / "report", SECTIONS, pictures=False)
         assert len(store.runs()) == 1
     assert "evil_module" not in sys.modules and not (tmp_path / "made").exists()
     assert "<script>alert(1)" not in page.read_text()

@@ -55,13 +55,14 @@ def runs(output: str | None) -> None:
 @told
 def report(names: tuple[str, ...], folder: str | None, show: bool, output: str | None) -> None:
     """Write the report: index.html, Markdown, pictures, tables. RUN: id, label, experiment, latest, latest~1, all."""
+    from nanolib.experiments import sections
     from nanolib.report.page import build
     from nanolib.store import Store
 
     target = Path(folder) if folder else use_output(output) / "report"
     use_output(output)
     with Store(create=False) as store:
-        page = build(store, selected(store, names), target)
+        page = build(store, selected(store, names), target, sections())
     say(str(page))
     if show:
         webbrowser.open(page.absolute().as_uri())

@@ -121,11 +121,12 @@ def _show_failures(run_ids: list[str]) -> None:
 
 
 def _write_report(run_ids: list[str], folder: Path) -> Path:
+    from nanolib.experiments import sections
     from nanolib.report.page import build
     from nanolib.store import Store
 
     with Store(create=False) as store:
-        return build(store, run_ids, folder)
+        return build(store, run_ids, folder, sections())
 
 
 @click.command()

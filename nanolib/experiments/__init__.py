@@ -1,11 +1,15 @@
-"""One room per notebook: `cases` holds its `Params`, its cases and how they are measured.
+"""One room per notebook: `cases` holds its `Params`, its cases and how they are measured, `view` what a person sees of them.
 
-A new notebook is a room here with a line in `ALL`, a notebook of the same name, and one params file per suite. `run.sweep` is the
-one path by which numbers are made; everything else reads the rows that it writes.
+A new notebook is a room here with a line in `ALL` and one in `sections`, a notebook of the same name, and one params file per
+suite. `run.sweep` is the one path by which numbers are made; everything else reads the rows that it writes.
 """
 
 from collections.abc import Callable
 from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nanolib.report.section import Section
 
 
 def _attention() -> ModuleType:
@@ -60,3 +64,16 @@ ALL: dict[str, Callable[[], ModuleType]] = {
     "distributed": _distributed,
     "summary": _summary,
 }
+
+
+def sections() -> tuple["Section", ...]:
+    """What the report asks, in order: a section per notebook that measures, and that of `nano ab`."""
+    from nanolib.experiments.attention import view as attention
+    from nanolib.experiments.distributed import view as distributed
+    from nanolib.experiments.energy import view as energy
+    from nanolib.experiments.fp8 import view as fp8
+    from nanolib.experiments.model import view as model
+    from nanolib.experiments.warmup import view as warmup
+    from nanolib.report.regressions import AB_SECTION
+
+    return (*(view.SECTION for view in (attention, model, warmup, energy, fp8, distributed)), AB_SECTION)

@@ -15,6 +15,7 @@ from nanolib.report.linking import links
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 _SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right"]
 WIDTH, HEIGHT = 340, 260
+KEY = "Points: measured, with 95 % intervals. Dashed: predicted. Grey: as n and as n² grow."
 _FAILED = "#B00020"
 
 

@@ -6,8 +6,7 @@ import html
 import json
 import re
 import unicodedata
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,101 +16,21 @@ from nanolib.compare.history import what_changed
 from nanolib.measurement import printable
 from nanolib.paths import make_folder
 from nanolib.report import (
-    charts,
-    distributed,
-    energy,
-    fp8_parity,
     overview,
     regressions,
     renderer,
     tables,
-    verdicts,
 )
+from nanolib.report.section import Changes, Section
 from nanolib.report.web import web_page
 from nanolib.scratch import Scratch
 from nanolib.store import Store
 from nanolib.store.sharing import Redaction
 
 
-@dataclass(frozen=True)
-class Section:
-    """One question of the report: its charts, table and verdict."""
-
-    experiment: str
-    question: str
-    charts: tuple[str, ...]
-    table: Callable[[pd.DataFrame], pd.DataFrame]
-    columns: dict[str, str]
-
-
-SECTIONS = (
-    Section(
-        "attention",
-        "When does sparse attention pay?",
-        (
-            "attention_latency",
-            "attention_speed_up",
-            "attention_quality",
-            "attention_memory",
-            "attention_efficiency",
-            "attention_roofline",
-        ),
-        tables.attention_table,
-        tables.ATTENTION_COLUMNS,
-    ),
-    Section(
-        "model",
-        "What does a whole model cost?",
-        ("model_performance", "training_phases", "model_memory", "model_loss", "model_roofline"),
-        tables.model_table,
-        tables.MODEL_COLUMNS,
-    ),
-    Section(
-        "warmup",
-        "How much warm-up is enough?",
-        ("warmup_curve", "warmup_settings"),
-        tables.warmup_table,
-        tables.WARMUP_COLUMNS,
-    ),
-    Section(
-        "energy",
-        "What does a token cost in joules?",
-        (
-            "energy_per_token",
-            "power_over_time",
-            "operation_breakdown",
-            "layer_heat_map",
-            "activation_profile",
-            "profiling_overhead",
-        ),
-        energy.energy_table,
-        energy.ENERGY_COLUMNS,
-    ),
-    Section(
-        "fp8",
-        "Does 8-bit floating point pay?",
-        ("fp8_quoted", "fp8_precisions", "fp8_parity", "fp8_numerics", "fp8_losses", "fp8_scales"),
-        fp8_parity.parity_table,
-        fp8_parity.PARITY_COLUMNS,
-    ),
-    Section(
-        "distributed",
-        "How far does it scale across ranks?",
-        ("decode_scaling", "decode_shares", "link_model", "prefill_times", "sharded_memory", "training_scaling"),
-        distributed.decode_table,
-        distributed.DECODE_COLUMNS,
-    ),
-    Section(
-        "ab",
-        "Which of two versions is slower?",
-        ("ab_ratio",),
-        regressions.ab_table,
-        regressions.AB_COLUMNS,
-    ),
-)
-
-
-def build(store: Store, run_ids: list[str], folder: Path, *, pictures: bool = True) -> Path:
+def build(
+    store: Store, run_ids: list[str], folder: Path, sections: Iterable[Section], *, pictures: bool = True
+) -> Path:
     """Write the report of some runs.
 
     Args:
@@ -120,6 +39,7 @@ def build(store: Store, run_ids: list[str], folder: Path, *, pictures: bool = Tr
         folder: Where to: `index.html`, `profiling_report.md`, a PNG and SVG of each chart, `attention_summary.csv` and `.md`,
             `model_summary.csv` and `.md`, `warmup_summary.csv` and `.md`, `attention_profile.json`, `model_profile.json`,
             `warmup_profile.json`.
+        sections: What is asked, in order; those without a run are left out.
         pictures: Whether to draw the PNG and SVG files, which takes longer than all the rest.
 
     Returns:
@@ -135,10 +55,10 @@ def build(store: Store, run_ids: list[str], folder: Path, *, pictures: bool = Tr
         renderer.LinkedSpecs(scratch.path if pictures else None) as drawn,
     ):
         made = scratch.path
-        shown = [section for section in SECTIONS if section.experiment in set(runs["experiment"])]
+        shown = [section for section in sections if section.experiment in set(runs["experiment"])]
         for section in shown:
-            for name in section.charts:
-                drawn.add(name, charts.CHARTS[name](rows))
+            for name, chart in section.charts.items():
+                drawn.add(name, chart(rows))
         changes = _changes(store, runs)
         for name, chart in changes.charts.items():
             drawn.add(name, chart)
@@ -150,21 +70,6 @@ def build(store: Store, run_ids: list[str], folder: Path, *, pictures: bool = Tr
         for file in made.iterdir():
             file.replace(folder / file.name)
     return folder / "index.html"
-
-
-@dataclass(frozen=True)
-class Changes:
-    """What changed since the runs before, and over all runs.
-
-    Attributes:
-        verdict: In words.
-        charts: By name.
-        table: The findings that are not equivalent.
-    """
-
-    verdict: list[str]
-    charts: dict[str, Any]
-    table: pd.DataFrame
 
 
 def _changes(store: Store, runs: pd.DataFrame) -> Changes:
@@ -185,7 +90,7 @@ def _write_files(section: Section, rows: pd.DataFrame, runs: pd.DataFrame, folde
     profile = {
         "runs": public_runs(runs[runs["experiment"] == section.experiment]),
         "measurements": measurement_records(chosen, runs),
-        "verdict": verdicts.VERDICTS[section.experiment](rows),
+        "verdict": section.verdict(rows),
     }
     text = json.dumps(profile, indent=1, ensure_ascii=False, allow_nan=False)
     (folder / f"{section.experiment}_profile.json").write_text(text, encoding="utf-8")
@@ -245,7 +150,7 @@ def _markdown(
     for section in sections:
         parts += [
             f"## {section.question}",
-            *(f"- {_markdown_text(line)}" for line in verdicts.VERDICTS[section.experiment](rows)),
+            *(f"- {_markdown_text(line)}" for line in section.verdict(rows)),
         ]
         parts += [f"![{name}]({name}.png)" for name in section.charts]
         parts.append(markdown_table(tables.readable(section.table(rows), section.columns)))

@@ -9,7 +9,8 @@ from nanolib.compare.compare import Comparison
 from nanolib.compare.history import History
 from nanolib.measurement import METRICS, case_name, format_number, format_with_interval
 from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, look, nothing
-from nanolib.report.overview import of_experiment, pick
+from nanolib.report.overview import made_once, of_experiment, pick
+from nanolib.report.section import Section
 from nanolib.stats.compare import MARGIN, THRESHOLD, Kind
 
 _COLOURS = {
@@ -68,6 +69,7 @@ def ab_table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
+@made_once
 def ab_verdict(rows: pd.DataFrame) -> list[str]:
     """What `nano ab` found, in words."""
     table = ab_table(rows)
@@ -353,3 +355,6 @@ def machine_ratios(rows: pd.DataFrame) -> pd.DataFrame:
     )
     wide = newest.pivot_table(index="Case", columns="machine_id", values="text", aggfunc="last", sort=False)
     return wide.dropna(thresh=2).fillna("—").reset_index().rename_axis(columns=None)
+
+
+AB_SECTION = Section("ab", "Which of two versions is slower?", {"ab_ratio": ab_ratio}, ab_table, AB_COLUMNS, ab_verdict)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import html
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mistune
 import pandas as pd
 
-from nanolib.report import linking, overview, regressions, renderer, tables, verdicts
+from nanolib.report import linking, overview, regressions, renderer, tables
 from nanolib.report.display import Table
+from nanolib.report.section import Changes, Section
 from nanolib.store import SHOWN_CASES
-
-if TYPE_CHECKING:
-    from nanolib.report.page import Changes, Section
 
 _METHOD = Path(__file__).parents[2] / "docs" / "method.md"
 
@@ -111,7 +109,7 @@ def web_page(
             f'<p class="small">The newest {SHOWN_CASES} cases of each notebook are shown, and {left_out:,} older ones are not: '
             "name a run or a label to see those.</p>"
         )
-    said = {section.experiment: verdicts.VERDICTS[section.experiment](rows) for section in sections}
+    said = {section.experiment: section.verdict(rows) for section in sections}
     short = (
         f'<li><a href="#{s.experiment}">{html.escape(s.question)}</a> {html.escape(said[s.experiment][0])}</li>'
         for s in sections
@@ -129,7 +127,7 @@ def web_page(
         main, *others = (f'<div class="chart scroll" id="chart-{name}"></div>' for name in section.charts)
         body.append(main)
         if others:
-            names = ", ".join(_short_name(name, section.experiment) for name in section.charts[1:])
+            names = ", ".join(_short_name(name, section.experiment) for name in list(section.charts)[1:])
             body.append(f"<details><summary>More charts: {names}</summary>{''.join(others)}</details>")
         table = tables.readable(section.table(rows), section.columns)
         body.append(f"<details open><summary>All cases</summary>{_table(table)}</details>")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from nanolib.compare.compare import compare_rows
+from nanolib.experiments import sections
 from nanolib.experiments.attention import cases as attention
 from nanolib.experiments.model import cases as model
 from nanolib.experiments.summary.cases import select_runs
@@ -83,8 +84,12 @@ def _line(folder: Path, source: Path, size: int) -> None:
     path = folder / f"{size}.sqlite"
     with Store(path) as store:
         runs = _fill(store, source, size)
-        page, seconds = _timed(lambda: build(store, select_runs(store, ["newest"]), folder / "newest", pictures=False))
-        everything, all_s = _timed(lambda: build(store, select_runs(store, ["all"]), folder / "all", pictures=False))
+        page, seconds = _timed(
+            lambda: build(store, select_runs(store, ["newest"]), folder / "newest", sections(), pictures=False)
+        )
+        everything, all_s = _timed(
+            lambda: build(store, select_runs(store, ["all"]), folder / "all", sections(), pictures=False)
+        )
         last = list(store.runs("experiment = ?", ("attention",)).run_id)[-2:]
         two = [store.measurements([run_id], samples=True) for run_id in last]
         _, compare_s = _timed(lambda: compare_rows(two[0], two[-1]))

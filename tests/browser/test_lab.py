@@ -41,7 +41,7 @@ class Lab:
 @pytest.mark.parametrize("name", ["attention", "summary"])
 def test_a_committed_notebook_shows_its_charts_before_anything_is_trusted_or_run(watched, lab, name):
     opened = Lab(watched, lab, name)
-    opened.show("charts.")
+    opened.show("view.")
     chart = ".jp-OutputArea-output canvas, .jp-OutputArea-output svg.marks"
     opened.page.wait_for_selector(chart, timeout=30_000)
     assert opened.page.locator(chart).first.bounding_box()["width"] > 200
@@ -51,7 +51,7 @@ def test_what_is_picked_in_the_summary_its_charts_and_tables_follow(watched, lab
     opened = Lab(watched, lab, "summary")
     page = opened.page
     opened.run_all()
-    opened.show("explore.summary_panel")
+    opened.show("panel.summary_panel")
     marks = ".jupyter-widgets svg .mark-symbol path, .jupyter-widgets canvas"
     page.wait_for_selector(marks, timeout=120_000)
     table = page.locator(".jupyter-widgets .widget-html-content", has_text="Kind")
@@ -73,7 +73,7 @@ def test_the_attention_notebook_runs_and_its_panel_predicts_measures_and_cancels
     opened = Lab(watched, lab, "attention")
     page = opened.page
     opened.run_all()
-    opened.show("explore.attention_panel")
+    opened.show("panel.attention_panel")
     page.wait_for_selector("button:has-text('Measure')", timeout=180_000)
     tokens = page.locator(".widget-readout").first
     prediction = page.locator(".widget-html-content", has_text="Predicted")
@@ -107,6 +107,6 @@ def test_the_energy_notebook_runs_all_its_cells(watched, lab):
     opened.run_all()
     opened.show("run.finish()")
     opened.page.wait_for_selector("text=/run [0-9a-f]{8} is in results.sqlite/", timeout=240_000)
-    opened.show("explore.live_panel")
+    opened.show("live.live_panel")
     opened.page.wait_for_selector("button:has-text('Generate')", timeout=30_000)
     assert opened.page.locator("button:has-text('Generate')").is_enabled()

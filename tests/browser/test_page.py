@@ -7,6 +7,7 @@ import pytest
 from nanolib.report import page
 from nanolib.store import Store
 from tests.report.test_report import EVIL, MACHINE, _attention_rows
+from tests.shown import SECTIONS
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +33,7 @@ def report(tmp_path_factory):
             failed=[("dense (cudnn)", 1024, Status.UNSUPPORTED, EVIL * 50)],
         )
         store.add(Run("attention", MACHINE | {"machine_id": "m2", "cpu": EVIL}, label=EVIL, rows=evil))
-        return page.build(store, store.resolve("all"), folder / "report", pictures=False)
+        return page.build(store, store.resolve("all"), folder / "report", SECTIONS, pictures=False)
 
 
 @pytest.fixture
@@ -113,7 +114,9 @@ def test_a_page_without_numbers_says_so(watched, tmp_path, kind):
         if kind == "failed":
             rows = _attention_rows({}, failed=[("dense (flash)", 1024, Status.OOM, "too little memory")])
             store.add(Run("attention", MACHINE, rows=rows))
-        made = page.build(store, store.resolve("all") if kind == "failed" else [], tmp_path / "report", pictures=False)
+        made = page.build(
+            store, store.resolve("all") if kind == "failed" else [], tmp_path / "report", SECTIONS, pictures=False
+        )
     watched.page.goto(made.as_uri())
     watched.page.wait_for_timeout(1500)
     said = watched.page.locator("body").inner_text()

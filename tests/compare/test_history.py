@@ -12,6 +12,7 @@ from nanolib.meters.time.latency import summarise
 from nanolib.report.page import build
 from nanolib.report.regressions import hardware_table, history_chart, history_verdict, machine_ratios
 from nanolib.store import Run, Store
+from tests.shown import SECTIONS
 
 M1 = {"machine_id": "m1", "cpu": "c", "cores": 2, "ram_gib": 8, "dtypes": {"float32": "vector"}}
 M2 = M1 | {
@@ -114,7 +115,7 @@ def test_the_page_shows_changes_history_and_hardware(store, tmp_path):
     for index in range(6):
         store.add(_run(index, 10.0 if index < 3 else 12.0))
     store.add(_run(9, 5.0, M2))
-    page = build(store, ["run5m1", "run9m2"], tmp_path / "report").read_text()
+    page = build(store, ["run5m1", "run9m2"], tmp_path / "report", SECTIONS).read_text()
     for text in ("What changed?", "Which hardware?", "Latency per machine (ms)", "between rev2 and rev3", "Native FP8"):
         assert text in page
     for name in ("history", "since_the_run_before"):

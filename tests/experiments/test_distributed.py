@@ -14,14 +14,15 @@ from nanolib.experiments.distributed import cases as distributed
 from nanolib.experiments.distributed.decode import DecodeCase, link_rows
 from nanolib.experiments.distributed.prefill import MemoryCase
 from nanolib.experiments.distributed.rank_rows import bytes_rows, part_rows, ratio_row
+from nanolib.experiments.distributed.view import decode as report
+from nanolib.experiments.distributed.view import sharding
 from nanolib.measurement import BadInput, Flag, Provenance, Unsupported
 from nanolib.meters import links
-from nanolib.report import charts, sharding, verdicts
-from nanolib.report import distributed as report
 from nanolib.run import sweep
 from nanolib.run.ranks import ranks
 from nanolib.run.ranks.ranks import RankFailed, oversubscribed, run_ranks
 from nanolib.store import Store
+from tests.shown import CHARTS, VERDICTS
 
 BODIES = "tests.experiments.rank_bodies"
 
@@ -307,13 +308,13 @@ def test_the_verdict_says_what_bounds_it_with_one_remedy(tmp_path, share, bound,
         and two["efficiency_low"] < two["efficiency"] < two["efficiency_high"]
     )
     assert two["bound"] == bound
-    words = verdicts.VERDICTS["distributed"](rows)
+    words = VERDICTS["distributed"](rows)
     assert "on 2 ranks gather is the fastest" in words[0] and remedy in words[1]
 
 
 def test_what_the_model_says_is_dashed_and_never_a_mark(tmp_path):
     with Store(tmp_path / "results.sqlite") as store:
-        spec = charts.decode_scaling(_decode_rows(store, 0.1)).to_dict()
+        spec = CHARTS["decode_scaling"](_decode_rows(store, 0.1)).to_dict()
     (panel,) = spec["hconcat"]
     dashed = [layer for layer in panel["layer"] if layer["mark"].get("strokeDash")]
     assert len(dashed) == 1 and dashed[0]["mark"]["type"] == "line"
@@ -331,14 +332,14 @@ def test_several_nodes_have_a_panel_of_their_own_beside_the_one_rank(tmp_path):
     rows = pd.concat([rows, spread], ignore_index=True)
     table = report.decode_table(rows)
     assert set(table["ranks"]) == {"1", "2", "2 on 2 nodes"} and table["efficiency"].notna().sum() == 4
-    spec = charts.decode_scaling(rows).to_dict()
+    spec = CHARTS["decode_scaling"](rows).to_dict()
     titles = [panel["title"]["text"] for panel in spec["hconcat"]]
     assert titles == ["n = 4,096, float32", "n = 4,096, float32, 2 nodes"]
     for panel in spec["hconcat"]:
         points = next(layer for layer in panel["layer"] if layer["mark"]["type"] == "point")
         name = points.get("data", panel.get("data"))["name"]
         assert {row["ranks"] for row in spec["datasets"][name]} == {1, 2}
-    assert "on 2 ranks over 2 nodes" in verdicts.VERDICTS["distributed"](spread)[0]
+    assert "on 2 ranks over 2 nodes" in VERDICTS["distributed"](spread)[0]
 
 
 @pytest.mark.parametrize(
@@ -347,11 +348,11 @@ def test_several_nodes_have_a_panel_of_their_own_beside_the_one_rank(tmp_path):
 def test_without_rows_a_chart_says_so(tmp_path, name):
     with Store(tmp_path / "results.sqlite") as store:
         rows = store.measurements(samples=True)
-    assert "why" in str(charts.CHARTS[name](rows).to_dict()["datasets"])
+    assert "why" in str(CHARTS[name](rows).to_dict()["datasets"])
     assert (
         report.decode_table(rows).empty and sharding.prefill_table(rows).empty and sharding.training_table(rows).empty
     )
-    assert verdicts.VERDICTS["distributed"](rows) == [
+    assert VERDICTS["distributed"](rows) == [
         "No case across ranks gave a time, so there is no verdict. Run: nano run quick distributed."
     ]
 

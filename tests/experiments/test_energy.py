@@ -3,9 +3,9 @@ import math
 import pytest
 
 from nanolib.experiments.energy import cases as energy
+from nanolib.experiments.energy.view import energy_table, layers
+from nanolib.experiments.energy.view import verdict as energy_words
 from nanolib.measurement import BadInput
-from nanolib.report import layers
-from nanolib.report.energy import energy_table, energy_words
 from nanolib.run import sweep
 
 SMALL = {

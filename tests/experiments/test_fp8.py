@@ -7,14 +7,14 @@ from nanolib.experiments.fp8 import cases as fp8
 from nanolib.experiments.fp8 import parity as fp8_parity
 from nanolib.experiments.fp8.parity import ParityCase, measure_parity, parity_verdict, rate_share
 from nanolib.experiments.fp8.speed import converted_row
+from nanolib.experiments.fp8.view import parity as fp8_report
+from nanolib.experiments.fp8.view import speed as report
+from nanolib.experiments.fp8.view.numerics import numerics_table
 from nanolib.measurement import BadInput, Provenance
 from nanolib.models import create_model
 from nanolib.models import fp8 as casts
-from nanolib.report import fp8 as report
-from nanolib.report import fp8_parity as fp8_report
-from nanolib.report.charts import CHARTS
-from nanolib.report.fp8_numerics import numerics_table
 from nanolib.run import sweep
+from tests.shown import CHARTS
 
 SMALL = {
     "presets": ["gpt_125M"],
@@ -78,7 +78,7 @@ def test_parity_is_of_pairs_and_its_rows_say_that_products_are_emulated(rows):
     table = fp8_report.parity_table(rows).set_index("arm")
     assert set(table["provenance"]) == {"emulated"} and list(table["control"]) == [False, False, True]
     assert all(len(tenths) == 10 for tenths in table["tenths"])
-    words = report.fp8_words(rows)
+    words = view.verdict(rows)
     assert any(line.startswith("FP8 gains no time here") for line in words)
     assert any(line.startswith("tensorwise (emulated)") for line in words)
 

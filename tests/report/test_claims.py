@@ -6,9 +6,9 @@ import math
 import pytest
 
 from nanolib.measurement import Flag, Measurement, Provenance, exact
-from nanolib.report.verdicts import VERDICTS
 from nanolib.store import Run, Store
 from tests.report.test_report import MACHINE, _time
+from tests.shown import VERDICTS
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from nanolib.experiments.energy.view import energy_table
 from nanolib.measurement import Measurement, Provenance, Status
-from nanolib.report import charts, verdicts
-from nanolib.report.energy import energy_table
 from nanolib.store import Run, Store
 from tests.report.test_report import MACHINE, _time
+from tests.shown import CHARTS, VERDICTS
 
 
 def _rows(provenance, method, spread):
@@ -36,18 +36,18 @@ def test_a_reading_has_a_point_and_a_range_above_idle(tmp_path):
     (line,) = energy_table(rows).to_dict("records")
     assert (line["power"], line["idle_power"], line["energy_per_token"]) == (25, 10, 0.25)
     assert line["net_per_token"] == pytest.approx(0.15)
-    text = "\n".join(verdicts.VERDICTS["energy"](rows))
+    text = "\n".join(VERDICTS["energy"](rows))
     assert "a token takes decode 0.250" in text and "at 25 W" in text and "No sensor" not in text
-    assert "strokeDash" not in json.dumps(charts.energy_per_token(rows).to_dict()["layer"])
-    assert "no energy run" in json.dumps(charts.power_over_time(rows[:0]).to_dict())
+    assert "strokeDash" not in json.dumps(CHARTS["energy_per_token"](rows).to_dict()["layer"])
+    assert "no energy run" in json.dumps(CHARTS["power_over_time"](rows[:0]).to_dict())
 
 
 def test_an_estimate_is_a_dashed_box_and_a_range_in_words(tmp_path):
     with _store(tmp_path, _rows(Provenance.ESTIMATED, "utilisation", 6)) as store:
         rows = store.measurements(samples=True)
-    text = "\n".join(verdicts.VERDICTS["energy"](rows))
+    text = "\n".join(VERDICTS["energy"](rows))
     assert "is estimated at decode 0.042 to 1.5 J" in text and "No sensor" in text
-    assert "strokeDash" in json.dumps(charts.energy_per_token(rows).to_dict()["layer"])
+    assert "strokeDash" in json.dumps(CHARTS["energy_per_token"](rows).to_dict()["layer"])
 
 
 def test_a_window_that_was_too_short_says_so(tmp_path):
@@ -58,5 +58,5 @@ def test_a_window_that_was_too_short_says_so(tmp_path):
     )
     with _store(tmp_path, {"c": (factors, [found[0], short])}) as store:
         rows = store.measurements(samples=True)
-    assert "repeat the work" in "\n".join(verdicts.VERDICTS["energy"](rows))
-    charts.energy_per_token(rows)
+    assert "repeat the work" in "\n".join(VERDICTS["energy"](rows))
+    CHARTS["energy_per_token"](rows)

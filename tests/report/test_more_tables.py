@@ -5,13 +5,21 @@ import itertools
 import pandas as pd
 import pytest
 
+from nanolib.experiments.attention.view import tables as attention_tables
+from nanolib.experiments.attention.view.quality import quality_table, quality_words
+from nanolib.experiments.distributed.view import decode as distributed
+from nanolib.experiments.distributed.view import sharding
+from nanolib.experiments.energy.view import energy_table, layers
+from nanolib.experiments.fp8.view import parity as fp8_parity
+from nanolib.experiments.fp8.view import speed as fp8
+from nanolib.experiments.model.view import tables as model_tables
+from nanolib.experiments.warmup import view as warmup_view
 from nanolib.measurement import Flag, Measurement, Status, exact
-from nanolib.report import charts, distributed, fp8, fp8_parity, layers, overview, sharding, tables, verdicts
-from nanolib.report.energy import energy_table
-from nanolib.report.quality import quality_table, quality_words
+from nanolib.report import overview, tables
 from nanolib.report.roofline import roofline_table, roofline_words
 from nanolib.store import Run, Store
 from tests.report.test_report import MACHINE, _latency, _time
+from tests.shown import CHARTS, VERDICTS
 
 SHAPE = {"seq_len": 64, "batch_size": 1, "dtype": "float32", "device": "cpu"}
 
@@ -92,18 +100,18 @@ def test_the_loss_that_a_pattern_costs(rows):
 
 
 def test_an_optimisation_stands_beside_eager(rows):
-    text = "\n".join(verdicts.model(rows))
+    text = "\n".join(VERDICTS["model"](rows))
     assert "tiny (autocast bfloat16), n = 64, against eager: inference 2.00× [1.81 … 2.21] as fast (faster)" in text
     assert "inference peak 0.50×" in text and "logits 3.0e-03 away" in text
     assert "huge, n = 64, was not started: it needs 9 MiB" in text
 
 
 def test_predictions_are_dashed_and_measurements_have_intervals(rows):
-    for chart in (charts.attention_roofline(rows), charts.attention_quality(rows)):
+    for chart in (CHARTS["attention_roofline"](rows), CHARTS["attention_quality"](rows)):
         text = str(chart.to_dict())
         assert "'rule'" in text and "'point'" in text
-    assert "strokeDash" in str(charts.attention_roofline(rows).to_dict())
-    assert "text" in str(charts.model_roofline(rows).to_dict())  # says why it is empty
+    assert "strokeDash" in str(CHARTS["attention_roofline"](rows).to_dict())
+    assert "text" in str(CHARTS["model_roofline"](rows).to_dict())  # says why it is empty
 
 
 # every figure of a table, all different, of shapes whose sizes are all different, too
@@ -151,7 +159,7 @@ def test_every_figure_of_attention_stands_in_its_own_column(measured):
         exact("cosine", 0.875, scope="against_dense"),
     ]
     dense = _attention_case("dense", (16, 18, 24), tiles=0.5)
-    line = tables.attention_table(
+    line = attention_tables.attention_table(
         measured("attention", [dense, _attention_case("a", (5, 6, 8), *more, tiles=0.75)])
     ).iloc[1]
     numbers = {
@@ -170,13 +178,13 @@ def test_what_was_not_paid_once_costs_nothing(measured):
     mask, compiling = (_ends("latency", 1, 2, 4, scope=scope) for scope in ("mask", "compile"))
     cases = [_attention_case(name, (5, 6, 8), *more) for name, more in
              (("a", []), ("b", [mask]), ("c", [compiling]), ("d", [mask, compiling]))]  # fmt: skip
-    assert list(tables.attention_table(measured("attention", cases))["paid"]) == [6, 8, 8, 10]
+    assert list(attention_tables.attention_table(measured("attention", cases))["paid"]) == [6, 8, 8, 10]
 
 
 @pytest.mark.parametrize(("low", "flagged"), [(16.0, False), (16.5, True)])
 def test_a_speed_up_is_above_its_bound_beyond_it_and_not_at_it(measured, low, flagged):
     cases = [_attention_case("dense", (low, 18, 24), tiles=0.5), _attention_case("a", (5, 6, 8), tiles=0.75)]
-    table = tables.attention_table(measured("attention", cases)).set_index("name")
+    table = attention_tables.attention_table(measured("attention", cases)).set_index("name")
     assert (table.loc["a", "flags"] == [Flag.ABOVE_BOUND]) == flagged and table.loc["dense", "flags"] == []
 
 
@@ -185,7 +193,7 @@ def test_the_baseline_is_of_the_same_run_and_shape(measured):
     times = itertools.count(10)
     cases = [[_attention_case(name, (at - 1, at, at + 1), **shape) for shape in shapes for name, at in
               (("dense (math)", next(times)), ("dense (flash)", next(times)), ("a", 10))] for _ in range(2)]  # fmt: skip
-    table = tables.attention_table(measured("attention", *cases))
+    table = attention_tables.attention_table(measured("attention", *cases))
     sparse = table[table["name"] == "a"]
     assert list(sparse["speed_up"]) == pytest.approx([at / 10 for at in range(11, 34, 2)])
     assert set(sparse["baseline"]) == {"dense (flash)"}
@@ -225,7 +233,9 @@ def test_every_figure_of_a_model_stands_in_its_own_column(measured):
         Measurement("tokens_per_second", 750.0, scope="decode"),
     ]
     modes = {"inference": inference, "training": training, "generation": generation}
-    table = tables.model_table(measured("model", [(factors | {"mode": mode}, found) for mode, found in modes.items()]))
+    table = model_tables.model_table(
+        measured("model", [(factors | {"mode": mode}, found) for mode, found in modes.items()])
+    )
     (line,) = table.to_dict("records")
     numbers = {
         "parameters": 700, "footprint": 5, "flops": 1e6, "compile": 2200,
@@ -257,7 +267,7 @@ def test_scaling_is_fitted_to_one_model_type_and_batch_by_itself(measured):
             ms = seq_len**power / 4
             found = [_time(), _ends("latency", ms, ms, ms, scope="inference")]
             cases.append((factors | {"seq_len": seq_len, "batch_size": batch}, found))
-    table = tables.scaling_table(measured("model", cases))
+    table = model_tables.scaling_table(measured("model", cases))
     assert list(dict.fromkeys(table["batch_size"])) == [5, 3]  # in the order of the cases
     table = table.set_index(["batch_size", "quantity"])
     for batch, word in ((3, "linear"), (5, "quadratic")):
@@ -284,7 +294,7 @@ def test_scaling_is_fitted_to_one_model_type_and_batch_by_itself(measured):
     ],
 )
 def test_the_words_of_an_exponent_change_at_their_bounds(low, high, words):
-    assert tables.scaling_words(low, high) == words
+    assert model_tables.scaling_words(low, high) == words
 
 
 def test_the_warm_up_table_holds_the_means_against_each_other_and_not_the_medians(measured):
@@ -299,7 +309,7 @@ def test_the_warm_up_table_holds_the_means_against_each_other_and_not_the_median
         case("forward", 3, (9, 10, 14), 5.0),
         case("backward", 1, (1, 2, 3), 7.0),
     ]
-    table = tables.warmup_table(measured("warmup", [*forward, *backward], other))
+    table = warmup_view.warmup_table(measured("warmup", [*forward, *backward], other))
     assert (
         list(table["difference"])[:6] == pytest.approx([0, 1.5, 0, -0.25, 0, -0.5])
         and table["difference"].isna().sum() == 1
@@ -322,7 +332,7 @@ def test_a_curve_is_warm_up_as_far_as_it_was_needed(measured):
         row = Measurement("warmup_needed", needed, scope=direction, details={})
         return {"direction": direction, "warmup_steps": 0, "curve": True}, [_time(), latency, row]
 
-    table = tables.warmup_curve(measured("warmup", [case("a", 1.0), case("b", None), case("c", 0.0)]))
+    table = warmup_view.curve_table(measured("warmup", [case("a", 1.0), case("b", None), case("c", 0.0)]))
     assert list(table["phase"]) == ["warm-up", "steady", "steady", *["not settled"] * 3, *["steady"] * 3]
     assert list(table["step"]) == [1, 2, 3] * 3 and list(table["ms"]) == [9, 5, 2] * 3
     assert list(table["direction"]) == [*"aaabbbccc"]
@@ -331,7 +341,7 @@ def test_a_curve_is_warm_up_as_far_as_it_was_needed(measured):
 def test_the_losses_are_counted_from_the_first_step(measured):
     factors = SIZES | {"name": "tiny", "attention_type": "dense"}
     loss = Measurement("loss", 2.0, samples=(5.0, 3.0, 1.0), scope="training")
-    table = tables.loss_table(measured("model", [(factors, [_time(), loss])]))
+    table = model_tables.loss_table(measured("model", [(factors, [_time(), loss])]))
     assert table.to_numpy().tolist() == [["tiny (dense, float32)", step, 7 - 2 * step] for step in (1, 2, 3)]
 
 

@@ -6,9 +6,10 @@ import pytest
 
 from nanolib.experiments import ALL
 from nanolib.measurement import Measurement, Status
-from nanolib.report.page import SECTIONS, build
+from nanolib.report.page import build
 from nanolib.run.suite.jobs import plan
 from nanolib.store import Run, Store
+from tests.shown import SECTIONS
 
 NAMES = ["attention", "model", "warmup", "energy", "fp8", "distributed"]
 MACHINE = {"machine_id": "m", "cpu": "c", "cores": 2, "ram_gib": 8}
@@ -27,7 +28,7 @@ def test_a_page_says_what_became_of_the_cases(tmp_path, name, status):
     rows = {case.case_id: (case.factors, [ended]) for case in _cases(name)}
     with Store(tmp_path / "results.sqlite") as store:
         run_id = store.add(Run(name, MACHINE, rows=rows))
-        page = build(store, [run_id], tmp_path / "report", pictures=False)
+        page = build(store, [run_id], tmp_path / "report", SECTIONS, pictures=False)
     assert name in {section.experiment for section in SECTIONS}
     text = page.read_text(encoding="utf-8")
     assert "out of luck" in text or status is Status.STARTED

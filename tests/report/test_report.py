@@ -6,9 +6,13 @@ import altair as alt
 import pandas as pd
 import pytest
 
+from nanolib.experiments.attention.view import tables as attention_tables
+from nanolib.experiments.model.view import tables as model_tables
+from nanolib.experiments.warmup import view as warmup_view
 from nanolib.measurement import BadInput, Flag, Measurement, Status, exact
-from nanolib.report import charts, drawing, export, page, renderer, tables, verdicts
+from nanolib.report import drawing, export, page, renderer
 from nanolib.store import Run, Store
+from tests.shown import CHARTS, SECTIONS, VERDICTS
 
 MACHINE = {"machine_id": "m1", "cpu": "A <b>CPU</b>", "cores": 2, "ram_gib": 8, "gpus": [], "dtypes": {}}
 EVIL = "<script>alert(1)</script> `x` | \"q\" 'p' \U0001f600 \u202ertl ](http://x)"
@@ -119,7 +123,7 @@ def rows(store):
 
 
 def test_the_attention_table_has_a_line_per_case_and_its_speed_up(rows):
-    table = tables.attention_table(rows).set_index(["name", "seq_len"])
+    table = attention_tables.attention_table(rows).set_index(["name", "seq_len"])
     assert len(table) == 7
     line = table.loc[("window 64", 1024)]
     assert line.speed_up == pytest.approx(2) and line.baseline == "dense (flash)"
@@ -131,7 +135,7 @@ def test_the_attention_table_has_a_line_per_case_and_its_speed_up(rows):
 def test_a_speed_up_above_its_bound_is_flagged(tmp_path):
     with Store(tmp_path / "x.sqlite") as other:
         other.add(Run("attention", MACHINE, rows=_attention_rows({("dense", 64): 100.0, ("window 8", 64): 10.0})))
-        table = tables.attention_table(other.measurements()).set_index("name")
+        table = attention_tables.attention_table(other.measurements()).set_index("name")
     assert Flag.ABOVE_BOUND in table.loc["window 8", "flags"] and Flag.ABOVE_BOUND not in table.loc["dense", "flags"]
 
 
@@ -140,19 +144,19 @@ def test_the_bound_is_that_of_the_fastest_dense_kernel(tmp_path):
     times = {("dense (tiles)", 64): 80.0, ("dense (flash)", 64): 120.0, ("window 8", 64): 30.0}
     with Store(tmp_path / "x.sqlite") as other:
         other.add(Run("attention", MACHINE, rows=_attention_rows(times)))
-        line = tables.attention_table(other.measurements()).set_index("name").loc["window 8"]
+        line = attention_tables.attention_table(other.measurements()).set_index("name").loc["window 8"]
     assert (line.baseline, line.speed_up, line.bound) == ("dense (flash)", pytest.approx(4), pytest.approx(4.5))
     assert Flag.ABOVE_BOUND not in line["flags"]
 
 
 def test_the_model_table_puts_training_beside_inference(rows):
-    line = tables.model_table(rows).set_index("seq_len").loc[512]
+    line = model_tables.model_table(rows).set_index("seq_len").loc[512]
     assert (line.inference, line.training_step, line.parameters) == (51.2, 40, 1000)
     assert line.training_to_inference == pytest.approx(40 / 51.2)
 
 
 def test_scaling_exponents_say_what_they_mean(rows):
-    table = tables.scaling_table(rows).set_index("quantity")
+    table = model_tables.scaling_table(rows).set_index("quantity")
     assert table.loc["inference time"].exponent == pytest.approx(1) and table.loc["inference time"].meaning == "linear"
     assert table.loc["training memory"].meaning == "constant"
 
@@ -169,26 +173,26 @@ def test_scaling_exponents_say_what_they_mean(rows):
     ],
 )
 def test_scaling_words(low, high, words):
-    assert tables.scaling_words(low, high) == words
+    assert model_tables.scaling_words(low, high) == words
 
 
 def test_the_warm_up_table_compares_with_five_steps(rows):
-    table = tables.warmup_table(rows).set_index("warmup_steps")
+    table = warmup_view.warmup_table(rows).set_index("warmup_steps")
     assert table.loc[0].difference == pytest.approx(1.0) and table.loc[5].difference == 0
-    assert list(tables.warmup_curve(rows).phase) == ["warm-up", "warm-up", "steady", "steady"]
+    assert list(warmup_view.curve_table(rows).phase) == ["warm-up", "warm-up", "steady", "steady"]
 
 
 def test_verdicts_are_computed_from_the_rows(rows):
-    text = "\n".join(verdicts.attention(rows))
+    text = "\n".join(VERDICTS["attention"](rows))
     assert "at n = 256 dense (flash) is the fastest forward" in text
     assert "window 64 beats dense (flash) from n = 1024 on: 2.50× [2.26 … 2.76] of a bound of 3.00× at n = 4096" in text
-    text = "\n".join(verdicts.model(rows))
+    text = "\n".join(VERDICTS["model"](rows))
     assert (
         "inference takes 51.2 ms" in text
         and "inference time grows as n^1.00" in text
         and "the backward (25 ms)" in text
     )
-    text = "\n".join(verdicts.warmup(rows))
+    text = "\n".join(VERDICTS["warmup"](rows))
     assert "2 warm-up steps are enough" in text and "the mean is +100% against that after 5" in text
 
 
@@ -197,14 +201,14 @@ def test_sparse_that_wins_only_in_between_does_not_beat_dense(tmp_path):
     times |= {("window 8", n): ms for n, ms in ((64, 20.0), (128, 5.0), (256, 20.0))}
     with Store(tmp_path / "x.sqlite") as other:
         other.add(Run("attention", MACHINE, rows=_attention_rows(times)))
-        text = "\n".join(verdicts.attention(other.measurements()))
+        text = "\n".join(VERDICTS["attention"](other.measurements()))
     assert "window 8 does not beat dense up to n = 256" in text
 
 
 def test_overlapping_intervals_are_not_told_apart(tmp_path):
     with Store(tmp_path / "x.sqlite") as other:
         other.add(Run("attention", MACHINE, rows=_attention_rows({("dense", 64): 10.0, ("window 8", 64): 9.8})))
-        text = "\n".join(verdicts.attention(other.measurements()))
+        text = "\n".join(VERDICTS["attention"](other.measurements()))
     assert "window 8 and dense cannot be told apart" in text
 
 
@@ -215,9 +219,9 @@ def _layers(spec):
     return found
 
 
-@pytest.mark.parametrize("name", charts.CHARTS)
+@pytest.mark.parametrize("name", CHARTS)
 def test_every_chart_compiles_for_jupyterlabs_vega_and_draws(name, rows, tmp_path):
-    spec = renderer.vega_spec(charts.CHARTS[name](rows))
+    spec = renderer.vega_spec(CHARTS[name](rows))
     assert "vega/v5" in spec["$schema"]
     renderer.save(spec, tmp_path, name)
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
@@ -225,7 +229,7 @@ def test_every_chart_compiles_for_jupyterlabs_vega_and_draws(name, rows, tmp_pat
 
 
 def test_predictions_are_dashed_lines_and_measurements_are_marks(rows):
-    spec = renderer.vega_spec(charts.attention_latency(rows))
+    spec = renderer.vega_spec(CHARTS["attention_latency"](rows))
     dashed = [m for m in _layers(spec) if "strokeDash" in json.dumps(m.get("encode", {}))]
     symbols = [m for m in _layers(spec) if m["type"] == "symbol"]
     assert dashed and all("predicted" in json.dumps(m["encode"]["update"]["y"]) for m in dashed)
@@ -233,13 +237,13 @@ def test_predictions_are_dashed_lines_and_measurements_are_marks(rows):
 
 
 def test_charts_carry_no_raw_samples(rows):
-    assert "samples" not in json.dumps(charts.attention_latency(rows).to_dict())
+    assert "samples" not in json.dumps(CHARTS["attention_latency"](rows).to_dict())
 
 
-@pytest.mark.parametrize("name", charts.CHARTS)
+@pytest.mark.parametrize("name", CHARTS)
 def test_a_chart_of_nothing_says_why(name, tmp_path):
     with Store(tmp_path / "empty.sqlite") as empty:
-        text = json.dumps(charts.CHARTS[name](empty.measurements(samples=True)).to_dict())
+        text = json.dumps(CHARTS[name](empty.measurements(samples=True)).to_dict())
     assert "no " in text
 
 
@@ -247,18 +251,18 @@ def test_only_failed_cases_make_a_page_that_says_so(tmp_path):
     failed = _attention_rows({}, failed=[("dense", 64, Status.OOM, "too little memory")])
     with Store(tmp_path / "x.sqlite") as other:
         other.add(Run("attention", MACHINE, rows=failed, run_id="r"))
-        text = page.build(other, ["r"], tmp_path / "report").read_text()
+        text = page.build(other, ["r"], tmp_path / "report", SECTIONS).read_text()
     assert "no case gave a number (1 oom)" in text and "too little memory" in text
 
 
 def test_an_empty_database_makes_a_page_that_says_so(tmp_path):
     with Store(tmp_path / "empty.sqlite") as empty:
-        text = page.build(empty, [], tmp_path / "report").read_text()
+        text = page.build(empty, [], tmp_path / "report", SECTIONS).read_text()
     assert "There is nothing to show yet" in text
 
 
 def test_the_report_is_whole_self_contained_and_escaped(store, tmp_path):
-    index = page.build(store, ["attention-1", "model-1", "warmup-1"], tmp_path / "report")
+    index = page.build(store, ["attention-1", "model-1", "warmup-1"], tmp_path / "report", SECTIONS)
     names = {file.name for file in index.parent.iterdir()}
     wanted = {"index.html", "profiling_report.md", "attention_summary.csv", "attention_summary.md", "model_summary.csv"}
     wanted |= {"model_summary.md", "attention_profile.json", "model_profile.json"}

@@ -20,6 +20,7 @@ from nanolib.run.plan import known_ceilings
 from nanolib.store import Run, Store
 from nanolib.store.schema import TRACE_TABLES
 from tests.report.test_report import ATTENTION, _model_rows, _warmup_rows
+from tests.shown import SECTIONS
 
 TABLES = ("machines", "runs", "measurements", "traces", *TRACE_TABLES)
 _WORDS = [
@@ -259,7 +260,7 @@ def commands_bear(folder: Path, *, report: bool = True) -> list[str]:
         for table in TRACE_TABLES:
             call(table, lambda table=table: store.trace(table))
         if report:
-            call("report", lambda: build(store, ids, folder / "report", pictures=False))
+            call("report", lambda: build(store, ids, folder / "report", SECTIONS, pictures=False))
     nano("compare", ids[0], ids[-1])
     for ending in ("sqlite", "json", "csv", "md"):
         target = folder / f"all.{ending}"

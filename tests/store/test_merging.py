@@ -16,6 +16,7 @@ from nanolib.measurement import BadInput, Measurement, exact
 from nanolib.report.page import build
 from nanolib.store import Run, Store, merging
 from nanolib.store.schema import APPLICATION_ID, MIGRATIONS
+from tests.shown import SECTIONS
 from tests.store.hostile import CHANGES, Change, commands_bear, contents, make_good, put
 
 MACHINE = {
@@ -255,7 +256,7 @@ def test_a_broken_row_is_shown_as_a_case_that_failed_beside_the_good_ones(ours):
             row["message"]
             == "row 1 is broken: its estimate is not what nanolib writes; nano clean --run ours removes its run"
         )
-        page = build(store, ["ours"], ours.parent / "report", pictures=False).read_text(encoding="utf-8")
+        page = build(store, ["ours"], ours.parent / "report", SECTIONS, pictures=False).read_text(encoding="utf-8")
     assert "row 1 is broken" in page
     assert len(load(Params(runs=["all"], database=str(ours)))[2]) == 1
 

@@ -15,7 +15,7 @@ import pandas as pd
 
 from nanolib.measurement import BadInput
 from nanolib.meters.machine import this_machine
-from nanolib.report import charts, renderer, tables
+from nanolib.report import renderer, tables
 from nanolib.report.display import Table
 from nanolib.run import sweep
 from nanolib.run.params import Params
@@ -24,20 +24,22 @@ from nanolib.run.worker import Cancelled
 from nanolib.scratch import Scratch
 from nanolib.store import Store
 
+LENGTHS = [2**power for power in range(5, 14)]  # of sequences, that a person may pick
+
 
 @dataclass(frozen=True)
 class Shown:
     """How a panel shows what was measured.
 
     Attributes:
-        chart: A name in `CHARTS`.
+        chart: Draws it.
         table: Makes a table of the rows.
         columns: Column → title.
     """
 
-    chart: str
+    chart: Callable[[pd.DataFrame], Any]
     table: Callable[[pd.DataFrame], pd.DataFrame]
-    columns: dict[str, str]
+    columns: Mapping[str, str]
 
 
 class Panel:
@@ -146,7 +148,7 @@ class Panel:
         rows = [part for part in (self._before, self._new()) if len(part)]
         with Store() as store:
             nothing = store.measurements([], samples=True)
-        return charts.CHARTS[self._shown.chart](pd.concat(rows, ignore_index=True) if rows else nothing)
+        return self._shown.chart(pd.concat(rows, ignore_index=True) if rows else nothing)
 
     def _show(self) -> None:
         new = self._new()

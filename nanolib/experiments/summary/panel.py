@@ -7,9 +7,10 @@ from typing import Any
 
 import pandas as pd
 
-from nanolib.report import charts, linking, renderer, tables, verdicts
+from nanolib.experiments import sections
+from nanolib.report import linking, renderer, tables
 from nanolib.report.display import Lines, Table
-from nanolib.report.page import SECTIONS, Section
+from nanolib.report.section import Section
 from nanolib.run import sweep
 
 
@@ -33,7 +34,7 @@ class SummaryPanel:
 
         self._rows = rows
         self._choices = linking.choices(rows, runs, machines)
-        self._sections = [section for section in SECTIONS if section.experiment in set(runs["experiment"])]
+        self._sections = [section for section in sections() if section.experiment in set(runs["experiment"])]
         self.picks = {
             title: widgets.Dropdown(
                 description=title, options=["all", *choice["options"]], style={"description_width": "initial"}
@@ -41,7 +42,7 @@ class SummaryPanel:
             for title, choice in self._choices.items()
         }
         self.charts = {
-            section.experiment: renderer.linked_chart(charts.CHARTS[section.charts[0]](rows))
+            section.experiment: renderer.linked_chart(next(iter(section.charts.values()))(rows))
             for section in self._sections
         }
         self.texts = {section.experiment: widgets.HTML() for section in self._sections}
@@ -80,7 +81,7 @@ def _text(section: Section, rows: pd.DataFrame) -> str:
     table = tables.readable(section.table(rows), section.columns)
     if table.empty:
         return f"<i>Nothing of {html.escape(section.experiment)} is left by what is picked.</i>"
-    return Lines(verdicts.VERDICTS[section.experiment](rows))._repr_html_() + Table(table)._repr_html_()
+    return Lines(section.verdict(rows))._repr_html_() + Table(table)._repr_html_()
 
 
 def summary_panel(rows: pd.DataFrame, runs: pd.DataFrame, machines: pd.DataFrame) -> Any:

@@ -7,8 +7,6 @@ import pandas as pd
 
 from nanolib.measurement import Status, format_with_interval
 from nanolib.report.drawing import PALETTE, WIDTH, look, nothing, why_nothing
-from nanolib.report.fp8_numerics import numerics_table, numerics_words
-from nanolib.report.fp8_parity import parity_table, parity_words
 from nanolib.report.overview import ending_of, having, leaders, listed, made_once, of_experiment, pick
 
 SPEED_COLUMNS = {
@@ -211,19 +209,8 @@ def fp8_quoted(rows: pd.DataFrame) -> alt.TopLevelMixin:
     )
 
 
-def fp8_words(rows: pd.DataFrame) -> list[str]:
-    """Does fp8 pay here, from which size, and at what loss."""
-    if of_experiment(rows, "fp8").empty:
-        return ["Nothing of fp8 was measured, so there is no verdict. Run: nano run quick fp8."]
-    return [
-        *_speed_words(speed_table(rows)),
-        *_shape_words(rows),
-        *parity_words(parity_table(rows)),
-        *numerics_words(numerics_table(rows)),
-    ]
-
-
-def _speed_words(table: pd.DataFrame) -> list[str]:
+def speed_words(table: pd.DataFrame) -> list[str]:
+    """Whether a step in FP8 is faster than one in bf16, and from which size on."""
     if table.empty:
         return []
     fp8 = table[table["precision"].str.startswith("fp8")]
@@ -283,7 +270,8 @@ def shape_table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def _shape_words(rows: pd.DataFrame) -> list[str]:
+def shape_words(rows: pd.DataFrame) -> list[str]:
+    """The same of single products, with and without their casts."""
     table = shape_table(rows)
     if table.empty or table["with_cast"].isna().all():
         return []

@@ -5,8 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from nanolib.measurement import Flag, Provenance, format_with_interval
-from nanolib.report.distributed import (
+from nanolib.experiments.distributed.view.decode import (
     EXPERIMENT,
     efficiency,
     fair,
@@ -16,6 +15,7 @@ from nanolib.report.distributed import (
     sent_and_error,
     with_ends,
 )
+from nanolib.measurement import Flag, Provenance, format_with_interval
 from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, look, nothing, why_nothing
 from nanolib.report.linking import links
 from nanolib.report.overview import ending_of, having, leaders, listed, made_once, of_experiment, pick

@@ -3,14 +3,14 @@ import time
 import psutil
 import pytest
 
-from nanolib import explore
 from nanolib.experiments.attention import cases as attention
+from nanolib.experiments.attention import panel as attention_panel
 from nanolib.experiments.energy import cases as energy
+from nanolib.experiments.energy import panel as energy_panel
+from nanolib.experiments.energy.live import LivePower, live_panel
+from nanolib.experiments.panel import Panel
 from nanolib.experiments.summary import cases as summary
-from nanolib.explore import panels
-from nanolib.explore import summary as summary_panel
-from nanolib.explore.live import LivePower
-from nanolib.explore.panel import Panel
+from nanolib.experiments.summary import panel as summary_panel
 from nanolib.run import sweep
 from nanolib.store import Store
 
@@ -24,7 +24,7 @@ SMALL = {
 
 def test_a_batch_run_shows_no_panel(monkeypatch):
     monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
-    assert explore.live_panel(energy.Params(**SMALL)) is None and explore.energy_panel(energy.Params(**SMALL)) is None
+    assert live_panel(energy.Params(**SMALL)) is None and energy_panel.energy_panel(energy.Params(**SMALL)) is None
 
 
 def test_the_live_view_follows_generation_and_stops(tmp_path, monkeypatch):
@@ -47,15 +47,15 @@ def panel(tmp_path, monkeypatch):
     """The attention notebook's panel, as JupyterLab would show it."""
     made = []
     monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path))
-    monkeypatch.setattr(panels.sweep, "live_front_end", lambda: True)
+    monkeypatch.setattr(attention_panel.sweep, "live_front_end", lambda: True)
 
     class Kept(Panel):
         def __init__(self, *arguments):
             super().__init__(*arguments)
             made.append(self)
 
-    monkeypatch.setattr(panels, "Panel", Kept)
-    explore.attention_panel(attention.Params(budget_s=0.05, quality_patterns=[], isolation="none"), None)
+    monkeypatch.setattr(attention_panel, "Panel", Kept)
+    attention_panel.attention_panel(attention.Params(budget_s=0.05, quality_patterns=[], isolation="none"), None)
     return made[0]
 
 
@@ -122,9 +122,9 @@ def test_the_summary_follows_what_is_picked(tmp_path, monkeypatch):
 def test_an_empty_database_and_a_batch_run_have_no_summary_panel(tmp_path, monkeypatch):
     runs, machines, rows = _empty(tmp_path)
     monkeypatch.setattr(summary_panel.sweep, "live_front_end", lambda: True)
-    assert explore.summary_panel(rows, runs, machines) is None
+    assert summary_panel.summary_panel(rows, runs, machines) is None
     monkeypatch.setattr(summary_panel.sweep, "live_front_end", lambda: False)
-    assert explore.summary_panel(rows.reindex([0]), runs, machines) is None
+    assert summary_panel.summary_panel(rows.reindex([0]), runs, machines) is None
 
 
 def _empty(folder):

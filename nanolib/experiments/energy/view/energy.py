@@ -5,9 +5,9 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
+from nanolib.experiments.energy.view.layers import layer_words
 from nanolib.measurement import Provenance, format_with_interval
 from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, look, nothing, why_nothing
-from nanolib.report.layers import layer_words
 from nanolib.report.linking import links
 from nanolib.report.overview import ending_of, made_once, of_experiment, pick
 
@@ -200,7 +200,8 @@ def power_over_time(rows: pd.DataFrame) -> alt.TopLevelMixin:
     return look(chart.properties(width=2 * WIDTH, height=HEIGHT, title=alt.Title(title, subtitle=subtitle)))
 
 
-def energy_words(rows: pd.DataFrame) -> list[str]:
+@made_once
+def verdict(rows: pd.DataFrame) -> list[str]:
     """What a token costs in each phase, and by which source."""
     table = energy_table(rows)
     if table.empty:

@@ -11,12 +11,12 @@ from typing import Any
 import pandas as pd
 
 from nanolib.experiments.energy import cases as energy
+from nanolib.experiments.energy.view.live import live_chart
 from nanolib.experiments.model.cases import text_batch
 from nanolib.measurement import BadInput, Provenance
 from nanolib.meters.energy.meter import EnergyMeter
 from nanolib.models.generation import generation_of
 from nanolib.report import renderer
-from nanolib.report.live import live_chart
 from nanolib.run import sweep
 from nanolib.run.lock import device_lock
 

@@ -49,7 +49,7 @@ def quality_table(rows: pd.DataFrame) -> pd.DataFrame:
     return table.rename(columns=lambda name: name.removeprefix("factor.")).drop(columns=key)
 
 
-def quality_chart(rows: pd.DataFrame) -> alt.TopLevelMixin:
+def attention_quality(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Loss above dense over the share of connections removed, a panel before and one after the fine-tune."""
     table = quality_table(rows)
     title = "What sparsity does to a trained model"

@@ -1,0 +1,44 @@
+"""What a person sees of attention: how fast, how much memory, how exact, and what the missing connections cost."""
+
+from nanolib.experiments.attention.view.charts import (
+    attention_efficiency,
+    attention_latency,
+    attention_memory,
+    attention_roofline,
+    attention_speed_up,
+)
+from nanolib.experiments.attention.view.quality import QUALITY_COLUMNS, attention_quality, quality_table
+from nanolib.experiments.attention.view.tables import ATTENTION_COLUMNS, attention_table
+from nanolib.experiments.attention.view.words import verdict
+from nanolib.report.section import Section
+
+__all__ = [
+    "ATTENTION_COLUMNS",
+    "QUALITY_COLUMNS",
+    "SECTION",
+    "attention_efficiency",
+    "attention_latency",
+    "attention_memory",
+    "attention_quality",
+    "attention_roofline",
+    "attention_speed_up",
+    "attention_table",
+    "quality_table",
+    "verdict",
+]
+
+SECTION = Section(
+    "attention",
+    "When does sparse attention pay?",
+    {
+        "attention_latency": attention_latency,
+        "attention_speed_up": attention_speed_up,
+        "attention_quality": attention_quality,
+        "attention_memory": attention_memory,
+        "attention_efficiency": attention_efficiency,
+        "attention_roofline": attention_roofline,
+    },
+    attention_table,
+    ATTENTION_COLUMNS,
+    verdict,
+)

@@ -1,0 +1,115 @@
+"""Attention over sequence length: latency, memory, efficiency, and sparse beside dense."""
+
+from __future__ import annotations
+
+import altair as alt
+import pandas as pd
+
+from nanolib.experiments.attention.view.tables import attention_table
+from nanolib.report.drawing import (
+    HEIGHT,
+    KEY,
+    WIDTH,
+    colour_and_shape,
+    domain_of,
+    failed_cases,
+    look,
+    measured_and_predicted,
+    nothing,
+    seq_axis,
+    tidy,
+    why_nothing,
+)
+from nanolib.report.linking import links
+from nanolib.report.overview import of_experiment, pick
+from nanolib.report.roofline import roofline_chart
+
+_OTHERS = ["batch_size", "dtype", "causal"]
+
+
+def attention_latency(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """Latency of attention kinds over sequence length, forward and backward, with the roofline's prediction."""
+    rows = of_experiment(rows, "attention")
+    found = pick(rows, "latency")
+    title = "Attention latency"
+    if found.empty:
+        return nothing(title, why_nothing(rows, "attention"))
+    data = tidy(found, "name", _OTHERS, "scope")
+    subtitle = [KEY, "The prediction is the roofline of the ceilings measured in the same run."]
+    return measured_and_predicted(
+        data, failed_cases(rows, "name", _OTHERS), "latency", title, subtitle, ["forward", "backward"]
+    )
+
+
+def attention_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """Peak memory of attention kinds over sequence length."""
+    rows = of_experiment(rows, "attention")
+    found = pick(rows, "peak_memory")
+    title = "Attention memory"
+    if found.empty:
+        return nothing(title, why_nothing(rows, "attention"))
+    data = tidy(found, "name", _OTHERS, "scope")
+    data["panel"] = data["panel"].str.replace("forward_backward", "forward + backward")
+    subtitle = [KEY, "The prediction counts the same bytes on tensors that have shapes and no data."]
+    panels = ["forward", "forward + backward"]
+    return measured_and_predicted(data, failed_cases(rows, "name", _OTHERS), "peak_memory", title, subtitle, panels)
+
+
+def attention_efficiency(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """Share of the measured matrix-product ceiling that each kind reaches."""
+    rows = of_experiment(rows, "attention")
+    found = pick(rows, "ceiling_share")
+    title = "Attention efficiency"
+    if found.empty:
+        return nothing(title, why_nothing(rows, "attention"))
+    data = tidy(found, "name", _OTHERS, "scope")
+    subtitle = [
+        "Useful FLOP/s (of kept connections) as a share of this machine's matrix product, measured in the same run."
+    ]
+    return measured_and_predicted(
+        data, pd.DataFrame(), "ceiling_share", title, subtitle, ["forward", "backward"], log=False
+    )
+
+
+def attention_speed_up(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """Forward speed-up of sparse kinds over dense, beside the bound that skipped tiles set for the fastest dense kernel."""
+    table = attention_table(rows)
+    title = "Sparse against dense"
+    sparse = table[~table["name"].str.startswith("dense") & table["speed_up"].notna()] if len(table) else table
+    if sparse.empty:
+        return nothing(title, "no sparse kind was measured beside a dense one")
+    data = sparse[["name", "seq_len", "speed_up", "speed_up_low", "speed_up_high", "bound", "baseline"]]
+    data = data.assign(**{name: values for name, values in links(sparse).items() if name != "link_model"})
+    colour, shape = colour_and_shape("name", "Kind", data["name"], table["name"])
+    base = alt.Chart(data).encode(x=seq_axis(data["seq_len"]), color=colour)
+    domain = domain_of(data[["speed_up_low", "speed_up_high", "bound"]].assign(one=1.0), log=True)
+    scale = alt.Scale(type="log", base=2, domain=domain, nice=False)
+    layers = [
+        alt.Chart(pd.DataFrame({"y": [1.0]})).mark_rule(color="#888").encode(y=alt.Y("y:Q", scale=scale, title="")),
+        base.mark_line(strokeDash=[4, 4], strokeWidth=1.2).encode(y=alt.Y("bound:Q", scale=scale, title="")),
+        base.mark_line(strokeWidth=2).encode(y=alt.Y("speed_up:Q", scale=scale, title="Speed-up over dense (×)")),
+        base.mark_rule(strokeWidth=2).encode(
+            y=alt.Y("speed_up_low:Q", scale=scale, title=""), y2=alt.Y2("speed_up_high:Q")
+        ),
+        base.mark_point(filled=True, size=55, opacity=1).encode(
+            y=alt.Y("speed_up:Q", scale=scale, title="Speed-up over dense (×)"),
+            shape=shape,
+            tooltip=[
+                alt.Tooltip("name:N", title="kind"),
+                alt.Tooltip("baseline:N", title="against"),
+                alt.Tooltip("seq_len:Q", title="sequence length"),
+                *(alt.Tooltip(f"{c}:Q", format=".3~g") for c in ("speed_up", "speed_up_low", "speed_up_high", "bound")),
+            ],
+        ),
+    ]
+    subtitle = [
+        f"Forward, against {data['baseline'].iloc[0]}. Above the grey line sparse is faster.",
+        "Dashed: what the fastest dense kernel measured would gain by skipping the same tiles.",
+    ]
+    chart = alt.layer(*layers, width=2 * WIDTH, height=HEIGHT, title=alt.Title(title, subtitle=subtitle))
+    return look(chart)
+
+
+def attention_roofline(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """The attention cases under the ceilings of their run."""
+    return roofline_chart(rows, "attention")

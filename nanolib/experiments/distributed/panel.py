@@ -1,0 +1,43 @@
+"""Explore decoding over a sharded cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from nanolib.experiments.distributed import cases, view
+from nanolib.experiments.panel import Panel, Shown
+from nanolib.models.attention import tree
+from nanolib.run import sweep
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def distributed_panel(params: cases.Params, rows: pd.DataFrame | None = None) -> Any:
+    """Controls for decoding over a sharded cache. Returns nothing in a batch run."""
+    if not sweep.live_front_end():
+        return None
+    import ipywidgets as widgets
+
+    controls = {
+        "ranks": widgets.BoundedIntText(value=2, min=1, max=64, description="ranks"),
+        "seq_len": widgets.SelectionSlider(
+            options=[2**power for power in range(10, 21)], value=8192, description="tokens"
+        ),
+        "form": widgets.Dropdown(options=list(tree.FORMS), value="fused", description="form"),
+        "dtype": widgets.Dropdown(options=["float32", "bfloat16"], description="type"),
+    }
+
+    def build(values: Mapping[str, Any]) -> cases.Params:
+        nothing_else = {"prefill_seq_lens": [], "memory_seq_lens": [], "training_preset": ""}
+        shape = {"world_sizes": [values["ranks"]], "seq_lens": [values["seq_len"]], "dtypes": [values["dtype"]]}
+        return params.replace(**nothing_else, **shape, forms=[values["form"]])
+
+    return Panel(
+        cases,
+        controls,
+        build,
+        Shown(view.decode_scaling, view.decode_table, view.DECODE_COLUMNS),
+        rows,
+    ).widget

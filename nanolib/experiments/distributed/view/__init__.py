@@ -1,0 +1,69 @@
+"""What a person sees of ranks: decoding over a sharded cache, prefill, memory, and training."""
+
+import pandas as pd
+
+from nanolib.experiments.distributed.view.decode import (
+    COMPONENT_COLUMNS,
+    DECODE_COLUMNS,
+    component_table,
+    decode_scaling,
+    decode_shares,
+    decode_table,
+    decode_words,
+    link_model,
+)
+from nanolib.experiments.distributed.view.sharding import (
+    PREFILL_COLUMNS,
+    TRAINING_COLUMNS,
+    prefill_table,
+    prefill_times,
+    sharded_memory,
+    sharding_words,
+    training_scaling,
+    training_table,
+)
+from nanolib.report.overview import made_once
+from nanolib.report.section import Section
+
+__all__ = [
+    "COMPONENT_COLUMNS",
+    "DECODE_COLUMNS",
+    "PREFILL_COLUMNS",
+    "SECTION",
+    "TRAINING_COLUMNS",
+    "component_table",
+    "decode_scaling",
+    "decode_shares",
+    "decode_table",
+    "link_model",
+    "prefill_table",
+    "prefill_times",
+    "sharded_memory",
+    "training_scaling",
+    "training_table",
+    "verdict",
+]
+
+
+@made_once
+def verdict(rows: pd.DataFrame) -> list[str]:
+    """Which form on how many ranks, what bounds it, and what training's communication costs."""
+    words = [*decode_words(rows), *sharding_words(rows)]
+    return words or ["No case across ranks gave a time, so there is no verdict. Run: nano run quick distributed."]
+
+
+SECTION = Section(
+    "distributed",
+    "How far does it scale across ranks?",
+    {
+        "decode_scaling": decode_scaling,
+        "decode_shares": decode_shares,
+        "link_model": link_model,
+        "prefill_times": prefill_times,
+        "sharded_memory": sharded_memory,
+        "training_scaling": training_scaling,
+    },
+    decode_table,
+    DECODE_COLUMNS,
+    verdict,
+)

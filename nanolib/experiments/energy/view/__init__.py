@@ -1,0 +1,47 @@
+"""What a person sees of energy: joules per token, power over time, and what the layers and operations take."""
+
+from nanolib.experiments.energy.view.energy import (
+    ENERGY_COLUMNS,
+    energy_per_token,
+    energy_table,
+    power_over_time,
+    verdict,
+)
+from nanolib.experiments.energy.view.layers import (
+    activation_profile,
+    layer_heat_map,
+    operation_breakdown,
+    profiling_overhead,
+    readable_overheads,
+)
+from nanolib.report.section import Section
+
+__all__ = [
+    "ENERGY_COLUMNS",
+    "SECTION",
+    "activation_profile",
+    "energy_per_token",
+    "energy_table",
+    "layer_heat_map",
+    "operation_breakdown",
+    "power_over_time",
+    "profiling_overhead",
+    "readable_overheads",
+    "verdict",
+]
+
+SECTION = Section(
+    "energy",
+    "What does a token cost in joules?",
+    {
+        "energy_per_token": energy_per_token,
+        "power_over_time": power_over_time,
+        "operation_breakdown": operation_breakdown,
+        "layer_heat_map": layer_heat_map,
+        "activation_profile": activation_profile,
+        "profiling_overhead": profiling_overhead,
+    },
+    energy_table,
+    ENERGY_COLUMNS,
+    verdict,
+)

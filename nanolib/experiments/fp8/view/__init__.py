@@ -1,0 +1,67 @@
+"""What a person sees of FP8: speed beside what others report, loss parity, and what casts do to the products."""
+
+import pandas as pd
+
+from nanolib.experiments.fp8.view.numerics import (
+    fp8_losses,
+    fp8_numerics,
+    fp8_scales,
+    numerics_table,
+    numerics_words,
+)
+from nanolib.experiments.fp8.view.parity import PARITY_COLUMNS, fp8_parity, parity_table, parity_words
+from nanolib.experiments.fp8.view.speed import (
+    SPEED_COLUMNS,
+    fp8_precisions,
+    fp8_quoted,
+    shape_words,
+    speed_table,
+    speed_words,
+)
+from nanolib.report.overview import made_once, of_experiment
+from nanolib.report.section import Section
+
+__all__ = [
+    "PARITY_COLUMNS",
+    "SECTION",
+    "SPEED_COLUMNS",
+    "fp8_losses",
+    "fp8_numerics",
+    "fp8_parity",
+    "fp8_precisions",
+    "fp8_quoted",
+    "fp8_scales",
+    "parity_table",
+    "speed_table",
+    "verdict",
+]
+
+
+@made_once
+def verdict(rows: pd.DataFrame) -> list[str]:
+    """Does fp8 pay here, from which size, and at what loss."""
+    if of_experiment(rows, "fp8").empty:
+        return ["Nothing of fp8 was measured, so there is no verdict. Run: nano run quick fp8."]
+    return [
+        *speed_words(speed_table(rows)),
+        *shape_words(rows),
+        *parity_words(parity_table(rows)),
+        *numerics_words(numerics_table(rows)),
+    ]
+
+
+SECTION = Section(
+    "fp8",
+    "Does 8-bit floating point pay?",
+    {
+        "fp8_quoted": fp8_quoted,
+        "fp8_precisions": fp8_precisions,
+        "fp8_parity": fp8_parity,
+        "fp8_numerics": fp8_numerics,
+        "fp8_losses": fp8_losses,
+        "fp8_scales": fp8_scales,
+    },
+    parity_table,
+    PARITY_COLUMNS,
+    verdict,
+)

@@ -1,0 +1,48 @@
+"""What a person sees of whole models: inference, generation, training, loss, and how they grow with the length."""
+
+from nanolib.experiments.model.view.charts import (
+    model_loss,
+    model_memory,
+    model_performance,
+    model_roofline,
+    training_phases,
+)
+from nanolib.experiments.model.view.tables import (
+    MODEL_COLUMNS,
+    SCALING_COLUMNS,
+    loss_table,
+    model_table,
+    scaling_table,
+)
+from nanolib.experiments.model.view.words import verdict
+from nanolib.report.section import Section
+
+__all__ = [
+    "MODEL_COLUMNS",
+    "SCALING_COLUMNS",
+    "SECTION",
+    "loss_table",
+    "model_loss",
+    "model_memory",
+    "model_performance",
+    "model_roofline",
+    "model_table",
+    "scaling_table",
+    "training_phases",
+    "verdict",
+]
+
+SECTION = Section(
+    "model",
+    "What does a whole model cost?",
+    {
+        "model_performance": model_performance,
+        "training_phases": training_phases,
+        "model_memory": model_memory,
+        "model_loss": model_loss,
+        "model_roofline": model_roofline,
+    },
+    model_table,
+    MODEL_COLUMNS,
+    verdict,
+)

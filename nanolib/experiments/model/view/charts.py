@@ -1,0 +1,119 @@
+"""Whole models over sequence length: latency, memory, the parts of a training step, loss."""
+
+from __future__ import annotations
+
+import altair as alt
+import pandas as pd
+
+from nanolib.experiments.model.view.tables import loss_table, model_table
+from nanolib.report.drawing import (
+    HEIGHT,
+    KEY,
+    PALETTE,
+    WIDTH,
+    colour_and_shape,
+    failed_cases,
+    look,
+    measured_and_predicted,
+    nothing,
+    short_names,
+    tidy,
+    why_nothing,
+)
+from nanolib.report.linking import links
+from nanolib.report.overview import of_experiment, pick
+from nanolib.report.roofline import roofline_chart
+
+_OTHERS = ["attention_type", "batch_size", "dtype"]
+
+
+def model_performance(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """Latency of whole models over sequence length: inference and a training step."""
+    rows = of_experiment(rows, "model")
+    found = pick(rows, "latency")
+    found = found[found["scope"].isin(["inference", "training_step"])] if len(found) else found
+    title = "Model latency"
+    if found.empty:
+        return nothing(title, why_nothing(rows, "model"))
+    found, shared = short_names(found)
+    data = tidy(found, "name", _OTHERS, "scope")
+    data["panel"] = data["panel"].str.replace("_", " ")
+    subtitle = [KEY, "The prediction is the roofline of the ceilings measured in the same run."]
+    failed = failed_cases(rows, "name", _OTHERS)
+    return measured_and_predicted(data, failed, "latency", title + shared, subtitle, ["inference", "training step"])
+
+
+def model_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """Peak memory of whole models over sequence length."""
+    rows = of_experiment(rows, "model")
+    found = pick(rows, "peak_memory")
+    title = "Model memory"
+    if found.empty:
+        return nothing(title, why_nothing(rows, "model"))
+    found, shared = short_names(found)
+    data = tidy(found, "name", _OTHERS, "scope")
+    data["panel"] = data["panel"].str.replace("_", " ")
+    subtitle = [KEY, "The prediction counts the same bytes on tensors that have shapes and no data."]
+    return measured_and_predicted(
+        data, pd.DataFrame(), "peak_memory", title + shared, subtitle, ["inference", "training step"]
+    )
+
+
+def training_phases(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """Where a training step's time goes: forward, backward, optimizer."""
+    table = model_table(rows)
+    title = "Where a training step goes"
+    phases = ["forward", "backward", "optimizer_step"]
+    if table.empty or not table["training_step"].notna().any():
+        return nothing(title, "no training step was measured")
+    table, shared = short_names(table[table["training_step"].notna()], "name", "optimisation")
+    cases = "n = " + table["seq_len"].astype(int).astype(str)
+    if table["name"].nunique() > 1:
+        cases = table["name"] + ", " + cases
+    elif not shared:
+        shared = f": {table['name'].iloc[0]}"
+    table = table.assign(case=cases)
+    table = table.assign(**links(table))
+    data = table.melt(["case", *links(table)], phases, "phase", "ms").assign(
+        phase=lambda t: t["phase"].str.replace("_", " ")
+    )
+    order = [phase.replace("_", " ") for phase in phases]
+    data["order"] = data["phase"].map(order.index)
+    chart = (
+        alt.Chart(data)
+        .mark_bar()
+        .encode(
+            x=alt.X("sum(ms):Q", title="Median time (ms)"),
+            y=alt.Y("case:N", title=None, sort=list(dict.fromkeys(data["case"]))),
+            color=alt.Color("phase:N", title="Phase", sort=order, scale=alt.Scale(domain=order, range=PALETTE[:3])),
+            order=alt.Order("order:Q"),
+            tooltip=[alt.Tooltip("case:N"), alt.Tooltip("phase:N"), alt.Tooltip("ms:Q", format=",.4~g")],
+        )
+    )
+    return look(chart.properties(width=2 * WIDTH, height=alt.Step(24), title=title + shared))
+
+
+def model_loss(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """Loss over real training steps; `rows` must carry samples."""
+    data = loss_table(rows)
+    title = "Loss on real text"
+    if data.empty:
+        return nothing(title, "no loss was measured")
+    colour, _ = colour_and_shape("series", "Model", data["series"])
+    chart = (
+        alt.Chart(data)
+        .mark_line(point=alt.OverlayMarkDef(size=18), strokeWidth=1.5)
+        .encode(
+            x=alt.X("step:Q", title="Step", axis=alt.Axis(format="d", tickMinStep=1)),
+            y=alt.Y("loss:Q", title="Loss (nats per byte)", scale=alt.Scale(zero=False)),
+            color=colour,
+            tooltip=[alt.Tooltip("series:N"), alt.Tooltip("step:Q"), alt.Tooltip("loss:Q", format=".4f")],
+        )
+    )
+    subtitle = "Before each step, on bytes of the standard library's sources. One seed."
+    return look(chart.properties(width=2 * WIDTH, height=HEIGHT, title=alt.Title(title, subtitle=subtitle)))
+
+
+def model_roofline(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """The models under the ceilings of their run."""
+    return roofline_chart(rows, "model")

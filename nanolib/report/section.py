@@ -1,0 +1,46 @@
+"""What the report is made of: sections that experiments hand to it, and what changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+
+@dataclass(frozen=True)
+class Section:
+    """One question of the report.
+
+    Attributes:
+        experiment: Whose rows answer it.
+        question: In words.
+        charts: File name → what draws it, the main one first.
+        table: Makes its table of rows of any experiments.
+        columns: Column of the table → title.
+        verdict: What the rows say, in sentences.
+    """
+
+    experiment: str
+    question: str
+    charts: Mapping[str, Callable[[pd.DataFrame], alt.TopLevelMixin]]
+    table: Callable[[pd.DataFrame], pd.DataFrame]
+    columns: Mapping[str, str]
+    verdict: Callable[[pd.DataFrame], list[str]]
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What changed since the runs before, and over all runs.
+
+    Attributes:
+        verdict: In words.
+        charts: By name.
+        table: The findings that are not equivalent.
+    """
+
+    verdict: list[str]
+    charts: Mapping[str, Any]
+    table: pd.DataFrame
