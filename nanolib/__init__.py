@@ -5,7 +5,6 @@ Names below are loaded when they are first used, so that `import nanolib` costs 
 
 import atexit
 import gc
-from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
@@ -14,22 +13,23 @@ __version__ = "0.1.0"
 # kernel and rank.
 atexit.register(gc.freeze)
 
-_HOME = {
-    "NanoConfig": "nanolib.config",
-    "PRESETS": "nanolib.config",
-    "create_model": "nanolib.models",
-    "generate_random_batch": "nanolib.models",
-    "measure": "nanolib.meters",
-    "Store": "nanolib.store",
-}
 __all__ = ["PRESETS", "NanoConfig", "Store", "create_model", "generate_random_batch", "measure"]
 
 
 def __getattr__(name: str) -> Any:
     """Load a public name from its home on first use."""
-    if name not in _HOME:
-        raise AttributeError(f"module 'nanolib' has no attribute {name!r}; public names: {', '.join(__all__)}")
-    return getattr(import_module(_HOME[name]), name)
+    match name:
+        case "NanoConfig" | "PRESETS":
+            from nanolib import config as home
+        case "create_model" | "generate_random_batch":
+            from nanolib import models as home
+        case "measure":
+            from nanolib import meters as home
+        case "Store":
+            from nanolib import store as home
+        case _:
+            raise AttributeError(f"module 'nanolib' has no attribute {name!r}; public names: {', '.join(__all__)}")
+    return getattr(home, name)
 
 
 def __dir__() -> list[str]:

@@ -9,13 +9,7 @@ import pydantic
 from nanolib.measurement import BadInput
 from nanolib.validation import StrictModel
 
-# A new attention kind is one file and one line here: its name and the module that holds its `attend` and `work`.
-ATTENTION_KINDS: dict[str, str] = {
-    "dense": "nanolib.models.attention.dense",
-    "flash_attn": "nanolib.models.attention.flash_attn",
-    "flex": "nanolib.models.attention.flex",
-    "sparse": "nanolib.models.attention.sparse",
-}
+ATTENTION_KINDS = ("dense", "flash_attn", "flex", "sparse")  # what each is, `models.attention` knows
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 Size = Annotated[int, pydantic.Field(gt=0, le=16_777_216)]
@@ -39,7 +33,7 @@ class NanoConfig(StrictModel):
         mlp: `swiglu` (three matrices) or `gelu` (two).
         positional: `rope`, or `none`.
         tie_embeddings: Whether the output head shares the embedding's weights.
-        attention_type: A key of `ATTENTION_KINDS`.
+        attention_type: One of `ATTENTION_KINDS`.
         attention_options: What that kind accepts (see its module).
         dtype: Type of the weights.
     """

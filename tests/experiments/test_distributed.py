@@ -22,9 +22,8 @@ from nanolib.run import sweep
 from nanolib.run.ranks import ranks
 from nanolib.run.ranks.ranks import RankFailed, oversubscribed, run_ranks
 from nanolib.store import Store
+from tests.run import rank_bodies
 from tests.shown import CHARTS, VERDICTS
-
-BODIES = "tests.experiments.rank_bodies"
 
 
 @contextlib.contextmanager
@@ -42,7 +41,7 @@ def _nothing_stays_behind():
 @pytest.mark.slow
 def test_ranks_answer_in_order_with_their_threads():
     with _nothing_stays_behind():
-        answers = run_ranks(f"{BODIES}:answer", {"a": [1]}, world_size=2, device="cpu", timeout_s=120, threads=2)
+        answers = run_ranks(rank_bodies.answer, {"a": [1]}, world_size=2, device="cpu", timeout_s=120, threads=2)
     assert [answer["rank"] for answer in answers] == [0, 1]
     assert all(answer["sum"] == 1 and answer["threads"] == 2 and answer["asked"] == {"a": [1]} for answer in answers)
 
@@ -64,21 +63,22 @@ def test_ranks_answer_in_order_with_their_threads():
 def test_the_rank_whose_fault_it_is_is_named_with_its_traceback(how, rank, said, traceback):
     request = {"how": how, "rank": rank}
     with _nothing_stays_behind(), pytest.raises(RankFailed, match=said) as failed:
-        run_ranks(f"{BODIES}:misbehave", request, world_size=2, device="cpu", timeout_s=120, hang_s=4)
+        run_ranks(rank_bodies.misbehave, request, world_size=2, device="cpu", timeout_s=120, hang_s=4)
     assert failed.value.details["rank"] == rank and traceback in failed.value.details["traceback"]
 
 
 @pytest.mark.slow
 def test_ranks_that_take_too_long_are_ended_where_they_are():
     with _nothing_stays_behind(), pytest.raises(RankFailed, match=r"did not end within 40 s: it was in \w+ \("):
-        run_ranks(f"{BODIES}:spin", {}, world_size=1, device="cpu", timeout_s=40)
+        run_ranks(rank_bodies.spin, {}, world_size=1, device="cpu", timeout_s=40)
 
 
 @pytest.mark.slow
 def test_ranks_end_with_the_process_that_started_them(tmp_path):
     script = f"""
-        from nanolib.experiments.ranks import run_ranks
-        run_ranks("{BODIES}:mark", {{"file": {str(tmp_path / "pid")!r}}}, world_size=1, device="cpu", timeout_s=300)
+        from nanolib.run.ranks.ranks import run_ranks
+        from tests.run import rank_bodies
+        run_ranks(rank_bodies.mark, {{"file": {str(tmp_path / "pid")!r}}}, world_size=1, device="cpu", timeout_s=300)
     """
     starter = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)])
     while not (tmp_path / "pid").is_file() or not (tmp_path / "pid").read_text():
@@ -93,9 +93,10 @@ def test_ranks_end_with_the_process_that_started_them(tmp_path):
 
 @pytest.mark.slow
 def test_two_launches_at_once_do_not_meet():
-    script = f"""
-        from nanolib.experiments.ranks import run_ranks
-        print(run_ranks("{BODIES}:answer", {{}}, world_size=2, device="cpu", timeout_s=120)[1]["sum"])
+    script = """
+        from nanolib.run.ranks.ranks import run_ranks
+        from tests.run import rank_bodies
+        print(run_ranks(rank_bodies.answer, {}, world_size=2, device="cpu", timeout_s=120)[1]["sum"])
     """
     both = [
         subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True)
@@ -113,7 +114,7 @@ def test_a_failing_case_is_a_row_and_the_sweep_goes_on(tmp_path, monkeypatch):
 
     def first_fails(body, request, **rest):
         if request["seq_len"] == 64:
-            return started(f"{BODIES}:misbehave", {"how": "raise", "rank": 1}, **rest)
+            return started(rank_bodies.misbehave, {"how": "raise", "rank": 1}, **rest)
         return started(body, request, **rest)
 
     monkeypatch.setattr("nanolib.run.ranks.ranks.run_ranks", first_fails)

@@ -5,6 +5,7 @@ import torch
 
 from nanolib.experiments.fp8 import cases as fp8
 from nanolib.experiments.fp8 import parity as fp8_parity
+from nanolib.experiments.fp8 import view
 from nanolib.experiments.fp8.parity import ParityCase, measure_parity, parity_verdict, rate_share
 from nanolib.experiments.fp8.speed import converted_row
 from nanolib.experiments.fp8.view import parity as fp8_report

@@ -19,6 +19,7 @@ from nanolib.models.attention.traffic import decode_traffic
 from nanolib.models.attention.tree import FORMS, tree_attention_decode
 from nanolib.models.attention.ulysses import ulysses_attention
 from nanolib.run.ranks.ranks import run_ranks
+from tests.models import rank_checks
 
 pytestmark = pytest.mark.slow
 
@@ -27,9 +28,7 @@ WORLDS = (1, 2, 3, 4, 8)
 
 @functools.cache
 def _answers(world):
-    return run_ranks(
-        "tests.models.rank_checks:check", {}, world_size=world, device="cpu", timeout_s=300, private_network=True
-    )
+    return run_ranks(rank_checks.check, {}, world_size=world, device="cpu", timeout_s=300, private_network=True)
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,16 @@ import psutil
 import pytest
 import torch.distributed as dist
 
+from nanolib.experiments.distributed import training
 from nanolib.measurement import BadInput
 from nanolib.run.ranks import nodes
 from nanolib.run.ranks.nodes import NodesMissing
 from nanolib.run.ranks.ranks import run_ranks
 from tests.ports import free_port
+from tests.run import rank_bodies
 
 pytestmark = pytest.mark.slow
-BODIES = "tests.experiments.rank_bodies"
+BODIES = rank_bodies.__name__
 SECRET = "of sixteen characters or more"
 TRAINING = {
     **{"name": "tiny", "world_size": 2, "preset": "decoder_tiny", "strategies": ["ddp", "fsdp"], "seq_len": 8},
@@ -78,15 +80,14 @@ LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFF
 def test_during_training_on_ranks_all_listen_on_loopback(monkeypatch, private_network):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")  # as a user may have it, for scripts of his own
     with _watched() as seen:
-        body = "nanolib.experiments.distributed.training:rank"
         request = {"world_size": 2, "device": "cpu", "timeout_s": 120, "private_network": private_network}
-        answers = run_ranks(body, TRAINING, **request)
+        answers = run_ranks(training.rank, TRAINING, **request)
     assert set(answers[0]["blocks"]) == {"alone", "local", "ddp", "fsdp"}
     assert seen and {address for _, address in seen} <= LOOPBACK
 
 
 def test_nothing_is_unpickled_when_ranks_train():
-    answers = run_ranks(f"{BODIES}:train_without_pickle", TRAINING, world_size=2, device="cpu", timeout_s=120)
+    answers = run_ranks(rank_bodies.train_without_pickle, TRAINING, world_size=2, device="cpu", timeout_s=120)
     assert len(answers) == 2
 
 
@@ -125,7 +126,7 @@ def test_a_pickle_where_nodes_meet_runs_nothing(tmp_path):
     try:
         with _join(endpoint), contextlib.suppress(Exception):  # it may be disturbed; that is told
             rest = {"world_size": 2, "device": "cpu", "timeout_s": 20, "nodes": 2, "rendezvous": endpoint}
-            run_ranks(f"{BODIES}:answer", {}, hang_s=5, **rest)
+            run_ranks(rank_bodies.answer, {}, hang_s=5, **rest)
     finally:
         over.set()
         thread.join()
@@ -138,7 +139,7 @@ def test_a_wrong_secret_joins_nothing():
     with _join(endpoint, "another of sixteen characters") as joined:
         assert joined.stdout.readline().startswith("waiting for")  # it has imported what it needs
         with pytest.raises(NodesMissing, match="1 of 2 nodes came within 8 s, 1 without the secret; on each other"):
-            run_ranks(f"{BODIES}:answer", {}, **rest)
+            run_ranks(rank_bodies.answer, {}, **rest)
         joined.terminate()
         assert "launch" not in joined.stdout.read()
 

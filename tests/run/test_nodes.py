@@ -20,9 +20,10 @@ from nanolib.run.ranks import nodes
 from nanolib.run.ranks.nodes import NodesMissing
 from nanolib.run.ranks.ranks import RankFailed, run_ranks
 from tests.ports import free_port
+from tests.run import rank_bodies
 
 pytestmark = pytest.mark.slow
-BODIES = "tests.experiments.rank_bodies"
+BODIES = rank_bodies.__name__
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -61,7 +62,7 @@ def other_node():
 
 def _run(body, request, endpoint, world_size=2, **rest):
     return run_ranks(
-        f"{BODIES}:{body}",
+        getattr(rank_bodies, body),
         request,
         **{"world_size": world_size, "device": "cpu", "timeout_s": 120, "nodes": 2, "rendezvous": endpoint, **rest},
     )
@@ -147,8 +148,9 @@ def test_a_node_that_is_lost_ends_the_case_and_another_takes_its_place():
 def test_ranks_end_when_the_node_that_asked_is_lost_and_the_joined_one_waits_for_the_next(tmp_path):
     endpoint = f"127.0.0.1:{free_port()}"
     script = f"""
-        from nanolib.experiments.ranks import run_ranks
-        run_ranks("{BODIES}:spin", {{}}, world_size=2, device="cpu", timeout_s=300, nodes=2, rendezvous={endpoint!r})
+        from nanolib.run.ranks.ranks import run_ranks
+        from tests.run import rank_bodies
+        run_ranks(rank_bodies.spin, {{}}, world_size=2, device="cpu", timeout_s=300, nodes=2, rendezvous={endpoint!r})
     """
     asker = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)])
     with _joined(endpoint) as joined:

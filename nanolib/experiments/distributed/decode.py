@@ -86,7 +86,7 @@ def predict_decode(case: DecodeCase) -> dict[str, float | str]:
 
 def measure_decode(case: DecodeCase, params: Any) -> Iterator[Measurement]:
     """All rows of a case: the forms' times and ratios, their parts, bytes, errors, and the cost model."""
-    answers, flags = measure_on_ranks(f"{__name__}:rank", case, params, private_network=params.private_network)
+    answers, flags = measure_on_ranks(rank, case, params, private_network=params.private_network)
     link = None
     if case.world_size > 1:
         link, rows = link_rows(answers, case.world_size, flags)

@@ -155,7 +155,7 @@ def _pretended_ranks(world_size: int) -> Iterator[None]:
 def measure_prefill(case: PrefillCase, params: Any) -> Iterator[Measurement]:
     """All rows of a case: times, parts, bytes, errors, and memory beside its plan."""
     plan = plan_prefill(case)
-    answers, flags = measure_on_ranks(f"{__name__}:rank", case, params, private_network=params.private_network)
+    answers, flags = measure_on_ranks(rank, case, params, private_network=params.private_network)
     for scope in case.scopes:
         form = scope.split()[0]
         blocks = [answer["blocks"][scope] for answer in answers]

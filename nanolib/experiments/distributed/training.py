@@ -67,7 +67,7 @@ def predict_training(case: ShardedTrainingCase) -> dict[str, float | str]:
 
 def measure_training(case: ShardedTrainingCase, params: Any) -> Iterator[Measurement]:
     """Step time, throughput, bytes by formula, and what of the communication computing does not hide."""
-    answers, flags = measure_on_ranks(f"{__name__}:rank", case, params)
+    answers, flags = measure_on_ranks(rank, case, params)
     each = slowest([answer["blocks"][LOCAL] for answer in answers])
     for strategy in (ALONE, LOCAL, *case.strategies):
         tokens = case.batch_size * case.seq_len * (1 if strategy == ALONE else case.world_size)

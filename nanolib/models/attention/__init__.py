@@ -1,15 +1,14 @@
 """Attention kinds behind one signature.
 
 A kind is one module with `Options` (a `StrictModel`), `attend(q, k, v, *, causal, scale, options)` and
-`work(q_len, kv_len, *, causal, options)`, and one line in `nanolib.config.ATTENTION_KINDS`. A pattern of the `sparse` kind is one
-file in `patterns/`. Nothing here imports the meters.
+`work(q_len, kv_len, *, causal, options)`, its name in `nanolib.config.ATTENTION_KINDS`, and its import in `_module`. A pattern of
+the `sparse` kind is one file in `patterns/`. Nothing here imports the meters.
 
 Causality is aligned at the end: query i of q_len sits at position kv_len - q_len + i, as in decoding over a cache.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,13 +23,23 @@ __all__ = ["Work", "attend", "check_shapes", "chooses_by_score", "kinds", "parse
 
 def kinds() -> tuple[str, ...]:
     """The names that `attend` takes."""
-    return tuple(ATTENTION_KINDS)
+    return ATTENTION_KINDS
 
 
 def _module(kind: str) -> Any:
+    """What the kind is made of, imported when it is first asked for."""
     if not isinstance(kind, str) or kind not in ATTENTION_KINDS:
         raise BadInput(f"attention_type: {shown(kind)} is no attention kind; use one of {', '.join(kinds())}")
-    return importlib.import_module(ATTENTION_KINDS[kind])
+    match kind:
+        case "dense":
+            from nanolib.models.attention import dense as module
+        case "flash_attn":
+            from nanolib.models.attention import flash_attn as module
+        case "flex":
+            from nanolib.models.attention import flex as module
+        case "sparse":
+            from nanolib.models.attention import sparse as module
+    return module
 
 
 def parse_options(kind: str, options: Any = None) -> Any:

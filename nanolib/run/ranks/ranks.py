@@ -1,6 +1,6 @@
 """Several processes at work on one case: started by a launcher, ended with the case whatever happens, answers as files.
 
-    answers = run_ranks("nanolib.experiments.decoding:rank", {"seq_len": 4096}, world_size=2, device="cpu", timeout_s=60)
+    answers = run_ranks(rank, {"seq_len": 4096}, world_size=2, device="cpu", timeout_s=60)
 
 Each rank calls the function with the request, inside a process group of its own, and its answer (JSON types) comes back in order
 of rank. A rank that raises, dies or hangs ends them all, and its traceback is what the case says.
@@ -27,6 +27,8 @@ from nanolib.run.params import Case
 from nanolib.run.ranks import launcher
 from nanolib.run.ranks.nodes import Launch, ask
 from nanolib.scratch import Scratch
+
+Body = Callable[[dict[str, Any]], Any]
 
 CaseT = TypeVar("CaseT")
 
@@ -92,7 +94,7 @@ def oversubscribed(device: str, world_size: int, threads: int) -> bool:
 
 
 def run_ranks(
-    body: str,
+    body: Body,
     request: dict[str, Any],
     *,
     world_size: int,
@@ -107,7 +109,7 @@ def run_ranks(
     """Call a function in `world_size` processes.
 
     Args:
-        body: `package.module:function`; it takes the request.
+        body: A function of a module that each rank can import; it takes the request.
         request: JSON types.
         world_size: How many ranks.
         device: `cpu` (gloo) or `cuda` (NCCL, one GPU each).
@@ -128,7 +130,13 @@ def run_ranks(
     """
     here = world_size // nodes
     check_ranks(device, here)
-    asked = {"body": body, "request": request, "device": device, "threads": threads, "hang_s": min(hang_s, timeout_s)}
+    asked = {
+        "body": f"{body.__module__}:{body.__qualname__}",
+        "request": request,
+        "device": device,
+        "threads": threads,
+        "hang_s": min(hang_s, timeout_s),
+    }
     deadline = time.monotonic() + timeout_s
     with Scratch("ranks") as scratch:
         folder = scratch.path
@@ -163,7 +171,7 @@ def _await(process: subprocess.Popen[bytes], launch: Launch | None, deadline: fl
 
 
 def measure_on_ranks(
-    body: str, case: RanksCase, params: Any, *, private_network: bool = False
+    body: Body, case: RanksCase, params: Any, *, private_network: bool = False
 ) -> tuple[list[Any], tuple[Flag, ...]]:
     """What each rank of a case answers, and the flags of all its rows.
 
