@@ -1,0 +1,100 @@
+"""The house is what it says: who imports what, by which names, and how large a room is."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted((ROOT / "nanolib").rglob("*.py"))
+VIEWS = sorted(
+    ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for file in SOURCES
+    if "view" in (file.stem, file.parent.name)
+)
+READERS = [
+    "nanolib.report.page",
+    "nanolib.report.export",
+    "nanolib.compare.history",
+    "nanolib.store",
+    "nanolib.stats.compare",
+]
+
+# What others build on, and what it is asked for there.
+STAYS = {
+    "nanolib": "NanoConfig PRESETS create_model generate_random_batch measure Store",
+    "nanolib.models": "attention",
+    "nanolib.models.attention": "kinds attend",
+    "nanolib.models.attention.tree": "tree_attention_decode",
+    "nanolib.meters": "measure",
+    "nanolib.meters.power": "integrate",
+    "nanolib.meters.layers": "create_profiler LayerProfiler ProfilingConfig",
+    "nanolib.stats.intervals": "median_interval Interval",
+    "nanolib.stats.compare": "compare compare_paired",
+    "nanolib.store": "Store Run",
+    "nanolib.compat": "benchmark_with_statistics benchmark_forward benchmark_forward_backward MODEL_CONFIGS Timer MemoryProfiler "
+    "ProfilingConfig create_profiler LayerProfiler profiled_tree_attn_decode",
+}
+
+# Imports by a string: what the user names, what the process that started this one holds, what another version calls things.
+BY_STRING = {
+    "nanolib/models/user.py",
+    "nanolib/models/attention/flash_attn.py",
+    "nanolib/run/worker.py",
+    "nanolib/run/ranks/rank.py",
+    "nanolib/ab/server.py",
+    "nanolib/ab/before_move.py",
+}
+
+
+def _lines(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert not done.returncode, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_what_reads_rows_leaves_torch_unloaded():
+    modules = [*READERS, *VIEWS]
+    assert {"nanolib.experiments.attention.view", "nanolib.experiments.warmup.view"} <= set(VIEWS)
+    imports = "\n".join(f"import {name}; told.append(({name!r}, 'torch' in sys.modules))" for name in modules)
+    (told,) = _lines(f"import sys\ntold = []\n{imports}\nprint([name for name, loaded in told if loaded][:1])")
+    assert told == "[]"
+
+
+@pytest.mark.parametrize("module", STAYS)
+def test_names_on_which_others_build_are_there(module):
+    names = STAYS[module].split()
+    assert _lines(
+        f"from {module} import {', '.join(names)}; print(callable({names[0]}) or {names[0]} is not None)"
+    ) == ["True"]
+
+
+def test_a_file_that_imports_by_a_string_is_known_for_it():
+    found = set()
+    for file in SOURCES:
+        calls = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+        if any(
+            getattr(call.func, "attr", getattr(call.func, "id", "")) in ("import_module", "__import__")
+            for call in calls
+        ):
+            found.add(str(file.relative_to(ROOT)))
+    assert found == BY_STRING
+
+
+def test_each_folder_says_what_lives_there():
+    for folder in {file.parent for file in SOURCES}:
+        assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), folder
+
+
+def test_the_readme_names_the_rooms_that_are_there():
+    text = (ROOT / "README.md").read_text().partition("## What is where")[2].partition("\n## ")[0]
+    named = {name.rstrip("/") for name in re.findall(r"`(nanolib/[a-z_]+(?:\.py|/))`", text)}
+    there = {
+        f"nanolib/{path.name}"
+        for path in (ROOT / "nanolib").iterdir()
+        if path.name not in ("__init__.py", "__pycache__")
+    }
+    assert named == there
