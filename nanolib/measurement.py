@@ -21,6 +21,14 @@ class Direction(enum.StrEnum):
     EQUAL = "equal"
 
 
+# Nothing that is stored is ever renamed. Where the code's word is another than that of version 0.1, this is the stored one: of
+# names (of factors, and of options within them), and of the values of a factor.
+STORED_AS = {
+    "names": {"top_p": "mass"},
+    "arm": {f"fp8_{recipe}": recipe for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp")},
+}
+
+
 class Status(enum.StrEnum):
     """How a case ended. `STARTED` is a case in flight, or one whose process died."""
 
@@ -105,12 +113,12 @@ _LOWER, _HIGHER, _EQUAL = Direction.LOWER, Direction.HIGHER, Direction.EQUAL
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
-        Metric("case_time", "s", _LOWER, "Wall time of the case"),
+        Metric("case_time", "s", _LOWER, "Wall time"),
         Metric("latency", "ms", _LOWER, "Latency"),
         Metric("peak_memory", "MiB", _LOWER, "Peak live memory"),
         Metric("reserved_memory", "MiB", _LOWER, "Peak reserved memory"),
         Metric("resident_memory", "MiB", _LOWER, "Peak resident set above the start"),
-        Metric("footprint", "MiB", _EQUAL, "Weights"),
+        Metric("footprint", "MiB", _EQUAL, "Weight memory"),
         Metric("parameters", "1", _EQUAL, "Parameters"),
         Metric("flops", "FLOP", _EQUAL, "Work"),
         Metric("bytes", "B", _EQUAL, "Bytes that must move"),
@@ -145,8 +153,8 @@ METRICS: dict[str, Metric] = {
         Metric("overhead", "1", _LOWER, "Cost of profiling"),
         Metric("part_time", "ms", _LOWER, "Time of a part"),
         Metric("time_share", "1", _LOWER, "Share of a rank's own time"),
-        Metric("rounds", "1", _EQUAL, "Rounds of communication"),
-        Metric("wire_bytes", "B", _LOWER, "Bytes that a rank sends"),
+        Metric("rounds", "1", _EQUAL, "Communication steps"),
+        Metric("wire_bytes", "B", _LOWER, "Bytes sent"),
         Metric("link_latency", "ms", _LOWER, "Cost of a message"),
         Metric("link_bandwidth", "B/s", _HIGHER, "Bandwidth of a rank's link"),
         Metric("exposed_communication", "ms", _LOWER, "Communication that computing does not hide"),

@@ -29,7 +29,7 @@ def features():
         return {
             "commands": commands(),
             "parameters": parameters(),
-            "metrics": {name: [metric.unit, metric.direction] for name, metric in METRICS.items()},
+            "metrics": {name: [metric.unit, metric.direction, metric.title] for name, metric in METRICS.items()},
             "report": report(Path(folder)),
         }
 

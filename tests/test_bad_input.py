@@ -32,14 +32,14 @@ WITHOUT_DATABASE = [
     ("runs --output ~nobody-of-that-name/x", "~nobody-of-that-name/x/results.sqlite does not exist"),
     ("run model -p corpus=~nobody-of-that-name/x", "model.corpus: '~nobody-of-that-name/x' does not exist"),
     ("run attention -p seq_lens=[-5]", "attention.seq_lens: -5 will not do"),
-    ("run attention -p kinds=[fast]", "attention.kinds"),
+    ("run attention -p attention_types=[fast]", "attention.attention_types"),
     ("run attention -p dtypes=[int8]", "'int8' is no dtype; use "),
     ("run attention -p device=tpu", "attention.device: 'tpu' is not here; use auto or one of"),
     ("run attention -p budget_s=0", "attention.budget_s: 0 will not do; give a number above 0"),
     ("run attention -p budget_s=nan", "attention.budget_s: 'nan' will not do; give a finite number"),
     ("run attention -p case_timeout_s=-1", "attention.case_timeout_s: -1 will not do; give a number above 0"),
     ("run attention -p isolation=yes", "attention.isolation: 'yes' will not do; use one of 'none' or 'process'"),
-    ("run attention -p precision=2", "attention.precision: 2 will not do"),
+    ("run attention -p rel_ci=2", "attention.rel_ci: 2 will not do"),
     ("run attention -p seed=x", "attention.seed: 'x' will not do; give a whole number"),
     ("run model -p presets=[tiny]", "'tiny' is no preset; use "),
     ("run model -p model=mine", "model.model"),
@@ -51,19 +51,34 @@ WITHOUT_DATABASE = [
     ("run energy -p mode=x", "energy.mode: unknown name"),
     ("run distributed -p world_sizes=[0]", "distributed.world_sizes[0]: 0 will not do"),
     ("run distributed -p nodes=2", "distributed.rendezvous: '' is no HOST:PORT"),
-    ("run distributed -p forms=[star]", "distributed.forms[0]: 'star' will not do; use one of"),
+    ("run distributed -p algorithms=[star]", "distributed.algorithms[0]: 'star' will not do; use one of"),
     ("run quick -p seed=1", "parameters belong to one notebook"),
-    ("run attention -p 'kinds=[{a: 1}]'", "attention.kinds: {'a': 1} names no kind; give kind"),
-    ("run attention -p 'kinds=[{kind: {a: 1}}]'", "attention.kinds: attention_type: {'a': 1} is no attention kind"),
-    ("run attention -p kinds=[[dense]]", "attention.kinds[0]: ['dense'] will not do; give a mapping"),
-    ("run attention -p 'kinds=[{kind: dense, kind: sparse}]'", "'kind' is given twice; leave one out"),
-    ("run attention -p 'kinds=[{1: dense}]'", "attention.kinds: {1: 'dense'} will not do; give names as keys, not 1"),
+    ("run attention -p 'attention_types=[{a: 1}]'", "attention.attention_types: {'a': 1} names no kind; give kind"),
     (
-        "run attention -p 'kinds=[{kind: sparse, window: 99999999999999999999}]'",
-        "attention.kinds: 99999999999999999999",
+        "run attention -p 'attention_types=[{kind: {a: 1}}]'",
+        "attention.attention_types: attention_type: {'a': 1} is no attention kind",
     ),
-    ("run attention -p 'kinds=[{kind: sparse, window: 999999999999}]'", "attention_options.window: 999999999999 will"),
-    ("run attention -p 'kinds=[{kind: dense, backend: .nan}]'", "attention.kinds: nan will not do; give a finite"),
+    (
+        "run attention -p attention_types=[[dense]]",
+        "attention.attention_types[0]: ['dense'] will not do; give a mapping",
+    ),
+    ("run attention -p 'attention_types=[{kind: dense, kind: sparse}]'", "'kind' is given twice; leave one out"),
+    (
+        "run attention -p 'attention_types=[{1: dense}]'",
+        "attention.attention_types: {1: 'dense'} will not do; give names as keys, not 1",
+    ),
+    (
+        "run attention -p 'attention_types=[{kind: sparse, window: 99999999999999999999}]'",
+        "attention.attention_types: 99999999999999999999",
+    ),
+    (
+        "run attention -p 'attention_types=[{kind: sparse, window: 999999999999}]'",
+        "attention_options.window: 999999999999 will",
+    ),
+    (
+        "run attention -p 'attention_types=[{kind: dense, backend: .nan}]'",
+        "attention.attention_types: nan will not do; give a finite",
+    ),
     (f"run attention -p seq_lens={'[' * 40}1{']' * 40}", "attention.seq_lens[0]: "),
     (f"run attention -p seq_lens=[{','.join(map(str, range(1, 200)))}]", "attention.seq_lens: "),
     ("run attention -p seq_lens=[8,8]", "attention.seq_lens: 8 is given twice; leave one out"),
@@ -220,7 +235,13 @@ WITH_DATABASE = [
 def measured(tmp_path_factory):
     path = tmp_path_factory.mktemp("good") / "results.sqlite"
     params = attention.Params(
-        device="cpu", budget_s=0.01, seq_lens=[16], num_heads=2, kinds=["dense"], backward=False, quality_patterns=[]
+        device="cpu",
+        budget_s=0.01,
+        seq_lens=[16],
+        num_heads=2,
+        attention_types=["dense"],
+        backward=False,
+        quality_patterns=[],
     )
     with Store(path) as store:
         sweep.measure(attention, params, store=store, progress=False).finish()

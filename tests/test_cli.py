@@ -91,7 +91,7 @@ def test_doctor_measures_ceilings_that_a_dry_run_then_uses(nano, tmp_path):
     found = json.loads(ended.stdout)
     assert "GFLOP/s" in found["ceilings of cpu, measured now"]["float32"]
     assert found["what can be measured here"]["attention sparse"] == "runs"
-    dry = nano("run", "attention", "--dry-run", "-p", "seq_lens=[64]", "-p", "kinds=[dense]").output
+    dry = nano("run", "attention", "--dry-run", "-p", "seq_lens=[64]", "-p", "attention_types=[dense]").output
     line = next(line for line in dry.splitlines() if "dense" in line)
     assert float(line.split()[-3]) > 0 and line.split()[-1] == "runs"
     with Store(tmp_path / "out" / "results.sqlite") as store:

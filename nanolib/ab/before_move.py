@@ -7,11 +7,48 @@ process that it runs in is the version's.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 _CASES = ("nanolib.experiments.{}.cases", "nanolib.experiments.{}")
 _LATENCY = ("nanolib.meters.time.latency", "nanolib.meters.latency")
 _OUTCOME = ("nanolib.run.outcome", "nanolib.experiments.outcome")
+
+
+# What parameters, and options within them, were called before.
+_PARAMETERS = {
+    "rel_ci": "precision",
+    "attention_types": "kinds",
+    "algorithms": "forms",
+    "prefill_algorithms": "prefill_forms",
+    "excluded_modules": "keep",
+}
+_OPTIONS = {"top_p": "mass"}
+
+
+def parameters(values: Mapping[str, Any], params: Any) -> dict[str, Any]:
+    """Parameters of today as the version's `Params` has them.
+
+    Args:
+        values: Name → value.
+        params: The version's class.
+    """
+    there = params.model_fields
+    if "precision" not in there:
+        return dict(values)
+    old = {name if name in there else _PARAMETERS.get(name, name): _options(value) for name, value in values.items()}
+    if isinstance(arms := old.get("parity_arms"), list):
+        old["parity_arms"] = [arm.removeprefix("fp8_") if isinstance(arm, str) else arm for arm in arms]
+    return old
+
+
+def _options(value: Any) -> Any:
+    """The same with options under their former names, within lists and mappings."""
+    if isinstance(value, dict):
+        return {_OPTIONS.get(name, name): _options(item) for name, item in value.items()}
+    return [_options(item) for item in value] if isinstance(value, list) else value
 
 
 def experiment(name: str) -> ModuleType:
@@ -39,13 +76,13 @@ def memory() -> ModuleType:
 
 
 def _first(*names: str) -> ModuleType:
-    """The first of these modules that is there; one that is there and broken says so itself."""
-    *earlier, last = names
-    for name in earlier:
-        try:
+    """The first of these modules of which the version has the file, or the last.
+
+    To import is not to ask: where nanolib is installed to be edited, what a version lacks comes from the installed one.
+    """
+    folders = [Path(folder) for folder in importlib.import_module("nanolib").__path__]
+    for name in names:
+        parts = name.split(".")[1:]
+        if any(folder.joinpath(*parts).with_suffix(".py").is_file() for folder in folders):
             return importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            # what is missing is the module or a folder on the way to it, and nothing that it imports
-            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-                raise
-    return importlib.import_module(last)
+    return importlib.import_module(names[-1])

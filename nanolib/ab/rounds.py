@@ -53,7 +53,7 @@ class Settings:
     Attributes:
         threshold: The share from which a change counts.
         budget_s: Seconds for one case, both rounds and the starting of processes included.
-        precision: A generation stops when what it adds to the half-width of the ratio's interval is at most this.
+        rel_ci: A generation stops when what it adds to the half-width of the ratio's interval is at most this.
         direction: Which way the metric is better.
         timeout_s: How long one answer of a version may take.
         pairs: Whether timings are wanted; without them each is called once and its rows count.
@@ -61,7 +61,7 @@ class Settings:
 
     threshold: float = THRESHOLD
     budget_s: float = 60.0
-    precision: float = 0.01
+    rel_ci: float = 0.01
     direction: Direction = Direction.LOWER
     timeout_s: float = 300.0
     pairs: bool = True
@@ -363,17 +363,17 @@ def _interleave(
             medians[i].append(np.concatenate([np.median(block, axis=0), totals]))
         if len(medians[0]) >= next_check:
             next_check = next_look(len(medians[0]))
-            if precise_enough(*(np.asarray(side)[:, -1] for side in medians), settings.precision):  # the total, if any
+            if precise_enough(*(np.asarray(side)[:, -1] for side in medians), settings.rel_ci):  # the total, if any
                 break
     names = [*scopes, "total"] if len(scopes) > 1 else scopes
     a, b = (np.asarray(side) for side in medians)
     return {name: Pairs(a[:, i].tolist(), b[:, i].tolist(), [len(a)]) for i, name in enumerate(names)}
 
 
-def precise_enough(a: np.ndarray, b: np.ndarray, precision: float) -> bool:
-    """Whether one pair of processes has given what it must for a round's ratio to be known to ± `precision`."""
+def precise_enough(a: np.ndarray, b: np.ndarray, rel_ci: float) -> bool:
+    """Whether one pair of processes has given what it must for a round's ratio to be known to ± `rel_ci`."""
     low, _, high = hodges_lehmann(np.log(b / a))
-    return (high - low) / 2 <= precision * math.sqrt(GENERATIONS)
+    return (high - low) / 2 <= rel_ci * math.sqrt(GENERATIONS)
 
 
 def next_look(pairs: int) -> int:

@@ -171,7 +171,7 @@ def _experiment(request: dict[str, Any], root: Path) -> tuple[Any, Any, dict[str
         raise Refused(f"has no experiment {request['experiment']!r} ({_one_line(error)})") from None
     _must_be_ours(module, root)
     try:
-        params = module.Params(**request["params"])
+        params = module.Params(**_version().parameters(request["params"], module.Params))
         return module, params, {case.case_id: case for case in module.cases(params)}
     except ValueError as error:
         raise Refused(_one_line(error)) from None
@@ -184,11 +184,11 @@ def _serve_case(request: dict[str, Any], root: Path) -> None:
     if not hasattr(latency, "collect_blocks"):
         raise Refused("its nanolib is older than nano ab; compare stored runs of it with nano compare")
 
-    def collect(clock: Any, phases: dict[str, Call], precision: float, budget_s: float) -> Any:
+    def collect(clock: Any, phases: dict[str, Call], rel_ci: float, budget_s: float) -> Any:
         calls, start = list(phases.values()), time.perf_counter()
         blocks = _serve_blocks(list(phases), lambda n: clock.time_block(calls, n, 1), last=False)
         shape = {"calls_per_block": len(blocks[0]), "inner": 1, "first_calls": [], "stop": "interleaved"}
-        shape |= {"precision": precision, "budget_s": budget_s, "elapsed_s": time.perf_counter() - start}
+        shape |= {"precision": rel_ci, "budget_s": budget_s, "elapsed_s": time.perf_counter() - start}
         return importlib.import_module("numpy").asarray(blocks), shape
 
     latency.collect_blocks = collect

@@ -15,14 +15,14 @@ _COPY_BYTES = {"cpu": 2**27, "cuda": 2**30}  # far beyond the last cache
 
 
 def measure_ceilings(
-    device: str, dtypes: Sequence[str], precision: float = 0.02, budget_s: float = 2.0, copy: bool = True
+    device: str, dtypes: Sequence[str], rel_ci: float = 0.02, budget_s: float = 2.0, copy: bool = True
 ) -> Iterator[Measurement]:
     """What this device reaches at best: the yardstick for every share.
 
     Args:
         device: Where.
         dtypes: For which dtypes to time a matrix product.
-        precision: As in `measure`.
+        rel_ci: As in `measure`.
         budget_s: As in `measure`, for each ceiling.
         copy: Whether to time a copy too.
 
@@ -35,23 +35,23 @@ def measure_ceilings(
         if kind == "cpu" and dtype not in ("float32", "float64"):
             size //= 2  # many CPUs emulate the short types, a hundred times slower
         a, b = (torch.randn(size, size, device=device).to(getattr(torch, dtype)) for _ in range(2))
-        yield max(_products(a, b, precision, budget_s), key=lambda found: found.estimate)
+        yield max(_products(a, b, rel_ci, budget_s), key=lambda found: found.estimate)
     if not copy:
         return
     source = torch.empty(_COPY_BYTES.get(kind, 2**29), dtype=torch.uint8, device=device).fill_(1)
     target = torch.empty_like(source)
-    time = measure(lambda: target.copy_(source), precision, budget_s, device=device)
+    time = measure(lambda: target.copy_(source), rel_ci, budget_s, device=device)
     yield rate("ceiling_bytes", 2 * source.nbytes, time, scope="copy", message=f"copy of {source.nbytes // 2**20} MiB")
 
 
-def _products(a: torch.Tensor, b: torch.Tensor, precision: float, budget_s: float) -> Iterator[Measurement]:
+def _products(a: torch.Tensor, b: torch.Tensor, rel_ci: float, budget_s: float) -> Iterator[Measurement]:
     """The rate of a · b, by torch and, in float32 on a CPU, by oneDNN, which has AVX-512 where torch's MKL has none."""
     out, size = torch.empty_like(a), a.shape[0]
     calls = {"": lambda: torch.mm(a, b, out=out)}
     if a.device.type == "cpu" and a.dtype == torch.float32:
         calls[", by oneDNN"] = lambda: onednn.linear(a, b)
     for by, call in calls.items():
-        time = measure(call, precision, budget_s, device=str(a.device))
+        time = measure(call, rel_ci, budget_s, device=str(a.device))
         scope = str(a.dtype).removeprefix("torch.")
         yield rate("ceiling_flops", 2 * size**3, time, scope=scope, message=f"matrix product {size}³{by}")
 

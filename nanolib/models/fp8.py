@@ -305,12 +305,13 @@ def _is_float8(layer: nn.Module) -> bool:
     return isinstance(layer, EmulatedLinear) or type(layer).__name__ == "Float8Linear"
 
 
-def chosen_layers(model: nn.Module, keep: Sequence[str] = ("head",)) -> list[str]:
+def chosen_layers(model: nn.Module, excluded_modules: Sequence[str] = ("head",)) -> list[str]:
     """The linear layers to convert: all but those kept in high precision.
 
     Args:
         model: Not yet converted.
-        keep: Names, `*` and `?` allowed, of layers that stay as they are; with the last part of a name all layers of that part.
+        excluded_modules: Names, `*` and `?` allowed, of layers that stay as they are; with the last part of a name all
+            layers of that part.
 
     Raises:
         BadInput: A pattern that no layer matches, no layer left to convert, or one whose sides are no multiples of 16.
@@ -320,17 +321,21 @@ def chosen_layers(model: nn.Module, keep: Sequence[str] = ("head",)) -> list[str
     def matches(name: str, pattern: str) -> bool:
         return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name.rsplit(".", 1)[-1], pattern)
 
-    for pattern in keep:
+    for pattern in excluded_modules:
         if not any(matches(name, pattern) for name in layers):
-            raise BadInput(f"keep: {shown(pattern)} matches no linear layer; the model has {', '.join(_kinds(layers))}")
-    chosen = [name for name in layers if not any(matches(name, pattern) for pattern in keep)]
+            raise BadInput(
+                f"excluded_modules: {shown(pattern)} matches no linear layer; the model has {', '.join(_kinds(layers))}"
+            )
+    chosen = [name for name in layers if not any(matches(name, pattern) for pattern in excluded_modules)]
     if not chosen:
-        raise BadInput(f"keep: {shown(list(keep))} leaves no linear layer to convert; keep fewer")
+        raise BadInput(
+            f"excluded_modules: {shown(list(excluded_modules))} leaves no linear layer to convert; exclude fewer"
+        )
     for name in chosen:
         if any(side % ALIGNMENT for side in layers[name].weight.shape):
             out, into = layers[name].weight.shape
             raise BadInput(
-                f"keep: {name} is {out} x {into}, no multiple of {ALIGNMENT}; add it to keep, or change the model"
+                f"excluded_modules: {name} is {out} x {into}, no multiple of {ALIGNMENT}; add it, or change the model"
             )
     return chosen
 
@@ -354,7 +359,7 @@ def convert(
     model: nn.Module,
     recipe: str,
     *,
-    keep: Sequence[str] = ("head",),
+    excluded_modules: Sequence[str] = ("head",),
     emulate: bool | None = None,
     rounded: bool = False,
 ) -> list[AuditedLayer]:
@@ -363,7 +368,7 @@ def convert(
     Args:
         model: Its weights stay in the type they have.
         recipe: A key of `RECIPES`, or of `CONTROLS` (emulated only).
-        keep: As in `chosen_layers`; what spares no layer (`EVERYWHERE`) does not ask.
+        excluded_modules: As in `chosen_layers`; what spares no layer (`EVERYWHERE`) does not ask.
         emulate: Whether to emulate; by default where the device has no FP8 tensor cores.
         rounded: As in `EmulatedLinear`.
 
@@ -374,7 +379,7 @@ def convert(
         BadInput: As `chosen_layers`, an unknown recipe, or a layer that was left unconverted.
         Unsupported: No tensor cores, and no emulation wanted; or a control without it.
     """
-    wanted, chosen = recipe_of(recipe), chosen_layers(model, () if recipe in EVERYWHERE else keep)
+    wanted, chosen = recipe_of(recipe), chosen_layers(model, () if recipe in EVERYWHERE else excluded_modules)
     reason = native(next(model.parameters()).device)
     emulate = bool(reason) if emulate is None else emulate
     if emulate:
@@ -390,7 +395,7 @@ def convert(
     found = audit(model)
     if left := [layer.name for layer in found if layer.name in chosen and not layer.converted]:
         raise BadInput(
-            f"keep: {', '.join(left)} stayed in high precision though not kept; this torchao does not convert it"
+            f"excluded_modules: {', '.join(left)} stayed in high precision though not excluded; this torchao does not convert it"
         )
     return found
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import pydantic
 
 from nanolib.config import ATTENTION_KINDS, DTYPES, PRESETS, NanoConfig
-from nanolib.measurement import BadInput, shown
+from nanolib.measurement import STORED_AS, BadInput, shown
 from nanolib.meters.layers.trace import SORTS
 from nanolib.meters.machine import resolve_device
 from nanolib.models import attention, text
@@ -34,7 +34,7 @@ class Params(StrictModel):
 
     Attributes:
         device: `auto`, `cpu`, `cuda`, `cuda:1`, `mps` or `xpu`.
-        precision: Stop timing when the interval's half-width is this share of the estimate.
+        rel_ci: Stop timing when the interval's half-width is this share of the estimate.
         budget_s: At most this long for one timing, s.
         case_timeout_s: At most this long for one case, s.
         isolation: `process` runs each case in a fresh process.
@@ -49,9 +49,10 @@ class Params(StrictModel):
     """
 
     grids: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    RENAMED: ClassVar = {"precision": "rel_ci"}
 
     device: str = "auto"
-    precision: float = pydantic.Field(0.01, gt=0, lt=1)
+    rel_ci: float = pydantic.Field(0.01, gt=0, lt=1)
     budget_s: float = pydantic.Field(2.0, gt=0, le=86_400)
     case_timeout_s: float = pydantic.Field(300.0, gt=0, le=604_800)
     isolation: Literal["none", "process"] = "none"
@@ -155,8 +156,8 @@ class Case:
 
     @property
     def factors(self) -> dict[str, Any]:
-        """Name → value of what defines the case."""
-        return asdict(self)
+        """Name → value of what defines the case, as they are stored."""
+        return _as_stored(asdict(self))
 
     @property
     def case_id(self) -> str:
@@ -168,6 +169,13 @@ class Case:
         """The factors that are worth a glance in a progress bar."""
         shown = (getattr(self, f.name) for f in fields(self) if f.name != "device")
         return " ".join(_brief(value) for value in shown if value not in ({}, "", None))
+
+
+def _as_stored(value: Any) -> Any:
+    """Factors under the names by which they are stored, within mappings too."""
+    if isinstance(value, dict):
+        return {STORED_AS["names"].get(name, name): _as_stored(item) for name, item in value.items()}
+    return value
 
 
 def _brief(value: Any) -> str:

@@ -201,7 +201,13 @@ def _finished(database: Path) -> set[tuple[str, str]]:
 def _cost_of_running(count: int) -> None:
     """What share of the wall time of `nano run` lies outside cases of about a second."""
     lengths = [16 * (1 + number) for number in range(count)]
-    wanted = {"seq_lens": lengths, "kinds": ["dense"], "backward": False, "quality_patterns": [], "precision": 1e-6}
+    wanted = {
+        "seq_lens": lengths,
+        "attention_types": ["dense"],
+        "backward": False,
+        "quality_patterns": [],
+        "rel_ci": 1e-6,
+    }
     wanted |= {"num_heads": 2, "budget_s": 1.0}
     given = [argument for name, value in wanted.items() for argument in ("-p", f"{name}={json.dumps(value)}")]
     given += ["-p", "isolation=none"]

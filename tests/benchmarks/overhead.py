@@ -56,7 +56,7 @@ def _modes(model, name, call, budget_s):
     print(f"{name}, by mode (k = 16), amortised; again is the bare call against itself")
     with _trace() as (_, trace):
         modes = {mode: ProfilingConfig.named(mode) for mode in MODES}
-        for found in measure_overhead(model, call, modes, sink=trace, budget_s=budget_s, precision=0.001):
+        for found in measure_overhead(model, call, modes, sink=trace, budget_s=budget_s, rel_ci=0.001):
             print(_shown(found, GOALS.get(found.mode)))
             if found.mode == "deep":
                 closest, bare = found.pass_ms
@@ -67,7 +67,7 @@ def _components(model, name, call, budget_s):
     print(f"{name}, by component, if every call had it")
     layers = sum(1 for _, module in model.named_modules() if type(module).__name__ == "Block")
     with _trace() as (_, trace):
-        for found in measure_overhead(model, call, COMPONENTS, sink=trace, budget_s=budget_s, precision=0.001):
+        for found in measure_overhead(model, call, COMPONENTS, sink=trace, budget_s=budget_s, rel_ci=0.001):
             bare = found.pass_ms[1]
             extra_us = 1e3 * bare * (found.wall.estimate - found.threads)
             each = f"  {extra_us / layers:7.1f} us per layer" if found.mode != "again" else ""

@@ -1,4 +1,4 @@
-"""Decoding on two ranks: is meeting less often faster? All forms in one launch, interleaved; each over three all-reduces.
+"""Decoding on two ranks: is meeting less often faster? All algorithms in one launch, interleaved; each over three all-reduces.
 
 Also what a rank sends by formula and as the interface counts it, and what the cost model says beside what was measured.
 """
@@ -21,7 +21,7 @@ def main() -> None:
     params = distributed.Params(
         world_sizes=[2],
         seq_lens=options.lengths,
-        forms=["three_allreduce", "fused", "gather", "pass_q", "ring"],
+        algorithms=["three_allreduce", "fused", "gather", "pass_q", "ring"],
         prefill_seq_lens=[],
         budget_s=options.seconds,
     )

@@ -19,7 +19,7 @@ from nanolib.experiments import ALL
 from nanolib.run.suite.jobs import in_parts, plan
 from nanolib.run.suite.on_ray import run_on_ray
 
-SMALL = {"num_heads": 2, "kinds": ["dense"], "budget_s": 0.2, "quality_patterns": []}
+SMALL = {"num_heads": 2, "attention_types": ["dense"], "budget_s": 0.2, "quality_patterns": []}
 
 
 def main() -> None:

@@ -122,7 +122,10 @@ def _small_run(folder: Path) -> Path:
     kinds = [{"kind": "dense", "backend": "flash"}, {"kind": "sparse", "pattern": "window", "window": 64}]
     with Store(path) as store:
         for experiment, params in (
-            (attention, attention.Params(seq_lens=[64, 128, 256], kinds=kinds, budget_s=0.1, quality_patterns=[])),
+            (
+                attention,
+                attention.Params(seq_lens=[64, 128, 256], attention_types=kinds, budget_s=0.1, quality_patterns=[]),
+            ),
             (model, model.Params(**small, seq_lens=[32, 64], budget_s=0.1, loss_steps=5)),
         ):
             sweep.measure(experiment, params, store=store, progress=False).finish()

@@ -161,7 +161,7 @@ def _replayed_pairs(generation: Generation, effect: int, rng: np.random.Generato
         for version, units in zip(_drawn(rng), (UNITS[0], UNITS[effect]), strict=True)
     )
     most, n = max(FEWEST_PAIRS, round(budget_s / Settings.budget_s * len(a))), MIN_PAIRS
-    while n < most and not precise_enough(a[:n], b[:n], Settings.precision):
+    while n < most and not precise_enough(a[:n], b[:n], Settings.rel_ci):
         n = next_look(n)
     n = min(n, most, len(a))
     return Pairs(a[:n].tolist(), b[:n].tolist(), [n])

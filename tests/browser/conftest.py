@@ -75,7 +75,9 @@ def watched(browser):
 def lab(tmp_path_factory):
     """JupyterLab on localhost over a copy of the notebooks, with a small run in its database: its address with the token."""
     folder = tmp_path_factory.mktemp("lab")
-    small = attention.Params(seq_lens=[16, 32], kinds=["dense"], budget_s=0.05, quality_patterns=[], backward=False)
+    small = attention.Params(
+        seq_lens=[16, 32], attention_types=["dense"], budget_s=0.05, quality_patterns=[], backward=False
+    )
     with Store(folder / "outputs" / "results.sqlite") as store:
         sweep.measure(attention, small, store=store, progress=False).finish()
     shutil.copytree(checkout() / "notebooks", folder / "notebooks")

@@ -108,7 +108,12 @@ def test_two_launches_at_once_do_not_meet():
 @pytest.mark.slow
 def test_a_failing_case_is_a_row_and_the_sweep_goes_on(tmp_path, monkeypatch):
     params = distributed.Params(
-        world_sizes=[2], seq_lens=[64, 32], forms=["gather"], prefill_seq_lens=[], budget_s=0.02, private_network=False
+        world_sizes=[2],
+        seq_lens=[64, 32],
+        algorithms=["gather"],
+        prefill_seq_lens=[],
+        budget_s=0.02,
+        private_network=False,
     )
     started = ranks.run_ranks
 
@@ -165,7 +170,7 @@ def test_more_ranks_than_gpus_are_unsupported(monkeypatch):
 
 
 def test_torchs_own_context_parallel_is_unsupported_on_a_cpu():
-    params = distributed.Params(world_sizes=[2], seq_lens=[], prefill_forms=["ring", "context_parallel"])
+    params = distributed.Params(world_sizes=[2], seq_lens=[], prefill_algorithms=["ring", "context_parallel"])
     first, second = distributed.cases(params)
     assert not distributed.unsupported(first)
     assert "needs CUDA" in distributed.unsupported(second)
@@ -178,13 +183,13 @@ def test_torchs_own_context_parallel_is_unsupported_on_a_cpu():
         ({"world_sizes": []}, "distributed.world_sizes: [] will not do; give at least 1 value(s)"),
         ({"world_sizes": [2, 2]}, "distributed.world_sizes: 2 is given twice; leave one out"),
         (
-            {"forms": ["tree"]},
-            "distributed.forms[0]: 'tree' will not do; use one of 'three_allreduce', 'fused', 'gather', 'ring'",
+            {"algorithms": ["tree"]},
+            "distributed.algorithms[0]: 'tree' will not do; use one of 'three_allreduce', 'fused', 'gather', 'ring'",
         ),
         ({"num_kv_heads": 3}, "distributed.num_kv_heads: 3 does not divide num_heads 8; choose a divisor"),
         ({"q_len": 9, "seq_lens": [8]}, "distributed.q_len: 9 new tokens do not fit into a sequence of 8; give fewer"),
         (
-            {"world_sizes": [3], "prefill_forms": ["ulysses"]},
+            {"world_sizes": [3], "prefill_algorithms": ["ulysses"]},
             "distributed.world_sizes: 8 and 8 heads do not share out over 3 ranks, as ulysses needs",
         ),
         ({"training_preset": "tiny"}, "distributed.training_preset: 'tiny' is no preset; use "),

@@ -44,7 +44,7 @@ def rows(tmp_path_factory):
         **SMALL,
         precisions=["float32", "tf32", "bfloat16", "fp8_tensorwise"],
         shapes=[[16, 32, 48]],
-        parity_arms=["bf16_again", "tensorwise", "scale_off_by_1024"],
+        parity_arms=["bf16_again", "fp8_tensorwise", "scale_off_by_1024"],
         device="cpu",
     )
     with Store(tmp_path_factory.mktemp("fp8") / "results.sqlite") as store:
@@ -81,7 +81,7 @@ def test_parity_is_of_pairs_and_its_rows_say_that_products_are_emulated(rows):
     assert all(len(tenths) == 10 for tenths in table["tenths"])
     words = view.verdict(rows)
     assert any(line.startswith("FP8 gains no time here") for line in words)
-    assert any(line.startswith("tensorwise (emulated)") for line in words)
+    assert any(line.startswith("fp8 tensorwise (emulated)") for line in words)
 
 
 def test_every_product_and_operand_of_every_layer_is_looked_at(rows):
@@ -164,7 +164,7 @@ def test_the_learning_rate_rises_over_a_tenth_and_falls_to_zero():
 def test_the_converted_share_is_of_all_flops():
     case = next(case for case in fp8.cases(fp8.Params(**SMALL)) if isinstance(case, fp8.SpeedCase) and case.recipe)
     model = create_model(case.config, "meta")
-    casts.convert(model, case.recipe, keep=case.keep, emulate=True)
+    casts.convert(model, case.recipe, excluded_modules=case.keep, emulate=True)
     row = converted_row(case, model)
     d, n = 64, 16
     linear = 2 * n * (4 * d * d + 2 * d * 4 * d)
@@ -176,8 +176,8 @@ def test_the_converted_share_is_of_all_flops():
 @pytest.mark.parametrize(
     ("field", "words"),
     [
-        ({"keep": ["haed"]}, "fp8.keep: 'haed' matches no linear layer"),
-        ({"overrides": {"d_ff": 100}}, "fp8.keep: blocks.0.mlp.up is 100 x 768, no multiple of 16"),
+        ({"excluded_modules": ["haed"]}, "fp8.excluded_modules: 'haed' matches no linear layer"),
+        ({"overrides": {"d_ff": 100}}, "fp8.excluded_modules: blocks.0.mlp.up is 100 x 768, no multiple of 16"),
         ({"precisions": ["fp8_blockwise"]}, "fp8.precisions"),
         ({"parity_arms": ["tensorwize"]}, "fp8.parity_arms"),
         ({"shapes": [[16, 16, 20]]}, "fp8.shapes: .*20 is no multiple of 16"),
@@ -199,5 +199,5 @@ def test_a_gpu_would_compute_what_is_emulated_here():
     x = torch.randn(32, 64, device="cuda", dtype=torch.bfloat16)
     model = torch.nn.Sequential(source)
     emulated = casts.emulated_linear(x, source.weight, casts.RECIPES["tensorwise"])
-    casts.convert(model, "tensorwise", keep=[], emulate=False)
+    casts.convert(model, "tensorwise", excluded_modules=[], emulate=False)
     torch.testing.assert_close(model(x), emulated, rtol=2e-2, atol=2e-2)

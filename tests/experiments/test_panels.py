@@ -104,7 +104,9 @@ def test_cancel_ends_the_case_in_flight_and_nothing_is_saved(panel, tmp_path):
 
 def test_the_summary_follows_what_is_picked(tmp_path, monkeypatch):
     monkeypatch.setattr(summary_panel.sweep, "live_front_end", lambda: True)
-    params = attention.Params(seq_lens=[16, 32], kinds=["dense"], budget_s=0.05, quality_patterns=[], backward=False)
+    params = attention.Params(
+        seq_lens=[16, 32], attention_types=["dense"], budget_s=0.05, quality_patterns=[], backward=False
+    )
     with Store(tmp_path / "results.sqlite") as store:
         sweep.measure(attention, params, store=store, progress=False).finish()
     runs, machines, rows = summary.load(summary.Params(database=str(tmp_path / "results.sqlite")))

@@ -57,14 +57,14 @@ def _noisy(n, level=100.0, cv=0.001, seed=0):
 
 def test_it_stops_at_the_precision_asked_for(clocked):
     clocked(_noisy(500))
-    row = measure(lambda: None, precision=0.01)
+    row = measure(lambda: None, rel_ci=0.01)
     assert row.details["stop"] == "precision" and row.n >= 20 and row.half_width <= 0.01
     assert row.estimate == pytest.approx(100, rel=0.002)
 
 
 def test_it_stops_at_a_hundred_blocks_when_precision_is_out_of_reach(clocked):
     clocked(_noisy(500, cv=0.3))
-    row = measure(lambda: None, precision=0.001)
+    row = measure(lambda: None, rel_ci=0.001)
     assert row.details["stop"] == "max_blocks" and row.n + row.details["warmup_cut"] == 100
 
 
@@ -78,7 +78,7 @@ def test_it_stops_at_the_budget_but_not_before_three_blocks(clocked):
 
 def test_estimate_and_interval_are_those_of_block_medians(clocked):
     clocked(_noisy(5000, level=1.0, cv=0.02))
-    row = measure(lambda: None, precision=0.5)
+    row = measure(lambda: None, rel_ci=0.5)
     per_block = row.details["calls_per_block"]
     assert per_block in (5, 6)  # blocks of at least 5 ms out of calls of about 1 ms
     medians = np.median(np.reshape(row.samples, (-1, per_block)), axis=1)
@@ -120,7 +120,7 @@ def test_removed_outliers_are_told(clocked):
 
 def test_a_series_that_keeps_changing_has_no_steady_state(clocked):
     clocked(np.concatenate([_noisy(15), _noisy(200, level=130)]))
-    row = measure(lambda: None, precision=0.3)
+    row = measure(lambda: None, rel_ci=0.3)
     assert Flag.SLOWDOWN in row.flags or Flag.NO_STEADY_STATE in row.flags
 
 
@@ -161,7 +161,7 @@ def test_an_error_in_the_call_reaches_the_caller_and_restores_the_collector():
     assert gc.isenabled()
 
 
-@pytest.mark.parametrize("name", ["precision", "budget_s"])
+@pytest.mark.parametrize("name", ["rel_ci", "budget_s"])
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), "fast"])
 def test_a_bad_limit_is_told(name, value):
     with pytest.raises(BadInput, match=f"{name}: .* will not do; give a number above 0"):
@@ -223,9 +223,9 @@ def test_a_precise_series_stops_at_twenty_blocks_and_an_imprecise_one_goes_on(cl
     clocked([30.0])
     assert measure(lambda: None).n == 20
     clocked([28.0, 32.0] * 300)  # ± 6.7 % however long it takes
-    assert measure(lambda: None, precision=0.06).n == 100
+    assert measure(lambda: None, rel_ci=0.06).n == 100
     clocked([28.0, 32.0] * 300)
-    assert measure(lambda: None, precision=0.07).n == 20
+    assert measure(lambda: None, rel_ci=0.07).n == 20
 
 
 @pytest.mark.parametrize(("precision", "searches"), [(0.044, 1), (0.045, 41)])
@@ -235,7 +235,7 @@ def test_where_an_interval_is_far_too_wide_no_warm_up_is_looked_for(monkeypatch,
     found = []
     steady = latency._steady
     monkeypatch.setattr(latency, "_steady", lambda *given: found.append(given) or steady(*given))
-    assert measure(lambda: None, precision=precision).n == 100
+    assert measure(lambda: None, rel_ci=precision).n == 100
     assert len(found) == searches
 
 

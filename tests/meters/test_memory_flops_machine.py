@@ -380,9 +380,9 @@ def test_the_ceiling_is_the_faster_product(monkeypatch, ms, said):
 def test_ceilings_are_two_operations_per_product_and_two_bytes_per_byte(monkeypatch):
     asked = []
 
-    def measured(fn, precision, budget_s, *, device):
+    def measured(fn, rel_ci, budget_s, *, device):
         fn()
-        asked.append((precision, budget_s, device))
+        asked.append((rel_ci, budget_s, device))
         return Measurement("latency", 10.0, 5.0, 20.0, 0.95, 20, (10.0,), method="m")
 
     monkeypatch.setattr(ceilings, "measure", measured)
@@ -422,7 +422,7 @@ def test_a_ceilings_work_is_as_large_as_its_device_wants(monkeypatch, device, dt
         real = getattr(torch, name)
         monkeypatch.setattr(torch, name, lambda *shape, device, real=real, **kw: real(*shape, device="meta", **kw))
     second = Measurement("latency", 1000.0, 1000.0, 1000.0)
-    monkeypatch.setattr(ceilings, "measure", lambda call, precision, budget_s, device: second)
+    monkeypatch.setattr(ceilings, "measure", lambda call, rel_ci, budget_s, device: second)
     product, copy = ceilings.measure_ceilings(device, [dtype])
     assert (product.estimate, product.message) == (2.0 * size**3, f"matrix product {size}³")
     assert (copy.estimate, copy.message) == (2.0 * mib * 2**20, f"copy of {mib} MiB")

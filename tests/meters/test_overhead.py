@@ -59,7 +59,7 @@ def test_a_mode_costs_the_mean_of_its_calls_and_its_threads_in_full(clockwork):
 
 
 def test_every_round_runs_all_kinds_there_and_back_between_bare_calls_and_six_rounds_are_the_least(clockwork):
-    found = _measured(budget_s=0.0, precision=0.0)
+    found = _measured(budget_s=0.0, rel_ci=0.0)
     kinds = 4  # bare again, watched as either mode does, looked at
     rounds = clockwork[kinds + 2 :]  # after each kind's first call, and a bare one's, and one for how long it takes
     each = 2 * (2 * kinds) + 1
@@ -112,7 +112,7 @@ def test_a_machine_that_grows_slower_is_no_cost(monkeypatch, clockwork):
 
 
 def test_it_stops_once_intervals_are_narrow_and_not_before(clockwork):
-    assert _measured(budget_s=60.0, precision=0.01)["deep"].rounds == 6
+    assert _measured(budget_s=60.0, rel_ci=0.01)["deep"].rounds == 6
 
 
 def test_a_row_says_what_it_rests_on(clockwork):

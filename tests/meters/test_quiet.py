@@ -114,7 +114,13 @@ def test_this_machine_can_be_watched_and_its_own_work_is_not_taken_for_others():
 def test_a_run_warns_and_keeps_what_disturbed_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sweep, "disturbances", lambda device: [f"a fan of {device} is broken"])
     params = attention.Params(
-        device="cpu", budget_s=0.02, seq_lens=[16], num_heads=2, kinds=["dense"], backward=False, quality_patterns=[]
+        device="cpu",
+        budget_s=0.02,
+        seq_lens=[16],
+        num_heads=2,
+        attention_types=["dense"],
+        backward=False,
+        quality_patterns=[],
     )
     with Store(tmp_path / "results.sqlite") as store:
         sweep.measure(attention, params, store=store, progress=False).finish()

@@ -137,7 +137,7 @@ def test_ours_and_torchaos_conversion_choose_the_same_layers():
     ours, theirs = _model(), _model()
     chosen = fp8.chosen_layers(theirs, ["head", "blocks.0.*"])
     fp8._convert_with_torchao(theirs, "rowwise", chosen, emulate=True)
-    assert fp8.convert(ours, "rowwise", keep=["head", "blocks.0.*"]) == fp8.audit(theirs)
+    assert fp8.convert(ours, "rowwise", excluded_modules=["head", "blocks.0.*"]) == fp8.audit(theirs)
     ids = torch.randint(256, (2, 16))
     assert torch.equal(ours(ids), theirs(ids))
 
@@ -146,9 +146,13 @@ def test_ours_and_torchaos_conversion_choose_the_same_layers():
     ("model", "arguments", "words"),
     [
         ({}, {"recipe": "blockwise"}, "recipe: 'blockwise' is not known; use one of tensorwise"),
-        ({}, {"recipe": "rowwise", "keep": ["haed"]}, "keep: 'haed' matches no linear layer; the model has q_proj"),
-        ({}, {"recipe": "rowwise", "keep": ["*"]}, "leaves no linear layer to convert"),
-        ({"d_ff": 100}, {"recipe": "rowwise"}, r"keep: blocks.0.mlp.gate is 100 x 64, no multiple of 16"),
+        (
+            {},
+            {"recipe": "rowwise", "excluded_modules": ["haed"]},
+            "excluded_modules: 'haed' matches no linear layer; the model has q_proj",
+        ),
+        ({}, {"recipe": "rowwise", "excluded_modules": ["*"]}, "leaves no linear layer to convert"),
+        ({"d_ff": 100}, {"recipe": "rowwise"}, r"excluded_modules: blocks.0.mlp.gate is 100 x 64, no multiple of 16"),
     ],
 )
 def test_what_cannot_be_converted_is_told_by_name_and_nothing_is_changed(model, arguments, words):

@@ -11,7 +11,7 @@ from nanolib.run.suite import devices, runner
 from nanolib.run.suite.jobs import in_parts, plan
 
 PLACES = [{devices.VISIBLE: "GPU-a"}, {devices.VISIBLE: "GPU-b"}]
-SMALL = {"seq_lens": [16, 32, 48, 64], "kinds": ["dense"], "quality_patterns": []}
+SMALL = {"seq_lens": [16, 32, 48, 64], "attention_types": ["dense"], "quality_patterns": []}
 
 
 @pytest.fixture

@@ -33,11 +33,11 @@ LONG = {
     "isolation": "process",
     "world_sizes": "[2]",
     "seq_lens": "[64, 128, 256]",
-    "forms": "[gather]",
+    "algorithms": "[gather]",
     "prefill_seq_lens": "[]",
     "memory_seq_lens": "[]",
     "budget_s": "80000",
-    "precision": "1e-12",
+    "rel_ci": "1e-12",
 }
 
 

@@ -17,7 +17,7 @@ from nanolib.run.suite.jobs import in_parts, plan
 from nanolib.run.suite.runner import Ended
 from nanolib.store import Store
 
-SMALL = {"seq_lens": [16, 32, 48, 64], "num_heads": 2, "kinds": ["dense"], "quality_patterns": []}
+SMALL = {"seq_lens": [16, 32, 48, 64], "num_heads": 2, "attention_types": ["dense"], "quality_patterns": []}
 
 
 def _jobs(parts=1, name="attention", **values):

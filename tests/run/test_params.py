@@ -24,29 +24,37 @@ BAD = [
     ("attention", {"seq_lens": {"a": 1}}, "attention.seq_lens: {'a': 1} will not do; give a list"),
     ("attention", {"seq_lens": [True]}, "attention.seq_lens: [True] is true or false"),
     ("attention", {"batch_sizes": [0]}, "attention.batch_sizes: 0 will not do"),
-    ("attention", {"kinds": ["spares"]}, "attention.kinds: attention_type: 'spares' is no attention kind"),
-    ("attention", {"kinds": [{"pattern": "window"}]}, "attention.kinds: {'pattern': 'window'} names no kind"),
     (
         "attention",
-        {"kinds": [{"kind": "sparse", "windo": 1}]},
-        "attention.kinds: attention_options.windo: unknown name",
+        {"attention_types": ["spares"]},
+        "attention.attention_types: attention_type: 'spares' is no attention kind",
     ),
     (
         "attention",
-        {"kinds": [{"kind": "sparse", "window": 0}]},
-        "attention.kinds: attention_options.window: 0 will not do",
+        {"attention_types": [{"pattern": "window"}]},
+        "attention.attention_types: {'pattern': 'window'} names no kind",
     ),
     (
         "attention",
-        {"kinds": [{"kind": "sparse", "sparsity": 1}]},
-        "attention.kinds: attention_options.sparsity: 1 will",
+        {"attention_types": [{"kind": "sparse", "windo": 1}]},
+        "attention.attention_types: attention_options.windo: unknown name",
+    ),
+    (
+        "attention",
+        {"attention_types": [{"kind": "sparse", "window": 0}]},
+        "attention.attention_types: attention_options.window: 0 will not do",
+    ),
+    (
+        "attention",
+        {"attention_types": [{"kind": "sparse", "sparsity": 1}]},
+        "attention.attention_types: attention_options.sparsity: 1 will",
     ),
     ("attention", {"dtypes": ["int8"]}, "attention.dtypes: 'int8' is no dtype; use float32"),
     ("attention", {"num_heads": 8, "num_kv_heads": 3}, "attention.num_kv_heads: 3 does not divide num_heads 8"),
     ("attention", {"budget_s": float("nan")}, "attention.budget_s: nan will not do; give a finite number"),
     ("attention", {"budget_s": float("inf")}, "attention.budget_s: inf will not do; give a finite number"),
     ("attention", {"budget_s": 0}, "attention.budget_s: 0 will not do; give a number above 0"),
-    ("attention", {"precision": 2}, "attention.precision: 2 will not do; give a number below 1"),
+    ("attention", {"rel_ci": 2}, "attention.rel_ci: 2 will not do; give a number below 1"),
     ("attention", {"device": "tpu"}, "attention.device: 'tpu' is not here; use auto or one of cpu"),
     ("attention", {"isolation": "thread"}, "attention.isolation: 'thread' will not do; use one of"),
     ("attention", {"causal": "maybe"}, "attention.causal: 'maybe' will not do; give true or false"),
@@ -86,14 +94,18 @@ BAD = [
     ("warmup", {"isolation": "none"}, "warmup.isolation: 'none' will not do; use one of 'process'"),
     ("summary", {"runs": []}, "summary.runs: [] will not do"),
     ("attention", {"seq_lens": list(range(1, 100_000))}, "attention.seq_lens: [1, 2, 3"),
-    ("attention", {"kinds": [{"kind": ["dense"]}]}, "attention.kinds: attention_type: ['dense'] is no attention kind"),
+    (
+        "attention",
+        {"attention_types": [{"kind": ["dense"]}]},
+        "attention.attention_types: attention_type: ['dense'] is no attention kind",
+    ),
     (
         "attention",
         {"label": "\u202edetsurt"},
         "attention.label: '\\u202edetsurt' will not do; leave out the unprintable",
     ),
     ("attention", {"label": "\udc80"}, "attention.label: '\\udc80' will not do; leave out the unprintable"),
-    ("fp8", {"keep": ["x" * 9000]}, "fp8.keep: 'xxx"),
+    ("fp8", {"excluded_modules": ["x" * 9000]}, "fp8.excluded_modules: 'xxx"),
     ("fp8", {"presets": [], "overrides": {"d_ff": 8}}, "fp8.overrides: there is no preset to change"),
     (
         "model",
@@ -127,8 +139,12 @@ def test_bad_input_is_one_line_that_names_the_field(name, values, said):
         ({"seq_lens": "[16, 32]"}, "seq_lens", [16, 32]),
         ({"seq_lens": 64}, "seq_lens", [64]),
         ({"seq_lens": "64"}, "seq_lens", [64]),
-        ({"kinds": "dense"}, "kinds", [{"kind": "dense"}]),
-        ({"kinds": "[{kind: dense, backend: math}]"}, "kinds", [{"kind": "dense", "backend": "math"}]),
+        ({"attention_types": "dense"}, "attention_types", [{"kind": "dense"}]),
+        (
+            {"attention_types": "[{kind: dense, backend: math}]"},
+            "attention_types",
+            [{"kind": "dense", "backend": "math"}],
+        ),
         ({"causal": "false"}, "causal", False),
         ({"label": "123"}, "label", "123"),
         ({"num_heads": 4.0}, "num_heads", 4),
@@ -219,7 +235,7 @@ _valid = st.fixed_dictionaries(
         "seq_lens": st.lists(st.integers(1, 2**20), min_size=1, max_size=4, unique=True),
         "batch_sizes": st.lists(st.integers(1, 64), min_size=1, max_size=3, unique=True),
         "dtypes": st.lists(st.sampled_from(["float32", "bfloat16", "float16"]), min_size=1, unique=True),
-        "kinds": st.lists(
+        "attention_types": st.lists(
             st.sampled_from(
                 [{"kind": "dense", "backend": "math"}, {"kind": "sparse", "pattern": "window", "window": 64}]
             ),
@@ -227,7 +243,7 @@ _valid = st.fixed_dictionaries(
             unique_by=str,
         ),
         "budget_s": st.floats(1e-3, 1e3),
-        "precision": st.floats(1e-4, 0.5),
+        "rel_ci": st.floats(1e-4, 0.5),
         "causal": st.booleans(),
         "seed": st.integers(0, 2**31 - 1),
         "label": st.text(st.characters(exclude_categories=["Cc", "Cf", "Cs", "Zl", "Zp"]), max_size=20),
@@ -249,3 +265,36 @@ def test_parameters_survive_a_file_the_command_line_and_the_store(values):
     assert _params("attention")(**as_text) == made
     again = _params("attention")(**{**dumped, "label": "another", "suite": "other"})
     assert again.defining() == made.defining()  # a run is continued under another label
+
+
+RENAMED = [(name, *names) for name in ALL for names in ALL[name]().Params.RENAMED.items()]
+
+
+@pytest.mark.parametrize(("name", "before", "now"), RENAMED)
+def test_an_earlier_name_is_refused_with_the_one_of_today(name, before, now):
+    line = f"{name}.{before}: is now called {now}; write {now}"
+    assert now in _params(name).model_fields and before not in _params(name).model_fields
+    for build in (lambda: _params(name)(**{before: 1}), lambda: _params(name).collect({before: 1, "seed": 1})):
+        with pytest.raises(BadInput) as told:
+            build()
+        assert told.value.lines == (line,) or told.value.lines == [line]
+
+
+def test_all_that_measures_knows_the_earlier_name_of_rel_ci():
+    assert {name for name, before, _ in RENAMED if before == "precision"} == set(ALL) - {"summary"}
+    assert {(before, now) for _, before, now in RENAMED} == {
+        ("precision", "rel_ci"),
+        ("kinds", "attention_types"),
+        ("forms", "algorithms"),
+        ("prefill_forms", "prefill_algorithms"),
+        ("keep", "excluded_modules"),
+    }
+
+
+def test_an_option_goes_by_its_new_name_and_is_stored_under_the_old_one():
+    threshold = {"kind": "sparse", "pattern": "threshold"}
+    with pytest.raises(BadInput, match=r"attention_options\.mass: is now called top_p; write top_p"):
+        _params("attention")(attention_types=[threshold | {"mass": 0.5}])
+    params = _params("attention")(attention_types=[threshold | {"top_p": 0.5}], seq_lens=[64], quality_patterns=[])
+    (case,) = [case for case in _experiment("attention").cases(params) if hasattr(case, "options")]
+    assert case.options["top_p"] == 0.5 and case.factors["options"]["mass"] == 0.5 and "top_p" not in str(case.factors)

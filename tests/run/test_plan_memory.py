@@ -115,7 +115,8 @@ from nanolib.run import sweep
 from nanolib.store import Store
 
 params = attention.Params(
-    device="cpu", budget_s=0.05, seq_lens=[4096, 64], kinds=[{"kind": "dense", "backend": "math"}], num_heads=8, backward=False
+    device="cpu", budget_s=0.05, seq_lens=[4096, 64], attention_types=[{"kind": "dense", "backend": "math"}], num_heads=8,
+    backward=False,
 )
 cases = [c for c in attention.cases(params) if isinstance(c, attention.AttentionCase)]
 attention.cases = lambda _: cases

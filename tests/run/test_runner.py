@@ -18,7 +18,7 @@ SMALL = [
     "-p",
     "num_heads=2",
     "-p",
-    "kinds=[dense]",
+    "attention_types=[dense]",
     "-p",
     "budget_s=0.02",
     "-p",
@@ -28,13 +28,13 @@ LONG = [
     "-p",
     "seq_lens=[16, 32]",
     "-p",
-    "kinds=[dense]",
+    "attention_types=[dense]",
     "-p",
     "quality_patterns=[]",
     "-p",
     "budget_s=60",
     "-p",
-    "precision=1e-9",
+    "rel_ci=1e-9",
 ]
 
 pytestmark = pytest.mark.notebook
@@ -132,7 +132,20 @@ def test_plain_papermill_works_from_any_folder(tmp_path):
         "out.ipynb",
         "--no-progress-bar",
     ]
-    command += ["-p", "seq_lens", "[16]", "-p", "kinds", "[dense]", "-p", "budget_s", "2e-2", "-p", "label", "plain"]
+    command += [
+        "-p",
+        "seq_lens",
+        "[16]",
+        "-p",
+        "attention_types",
+        "[dense]",
+        "-p",
+        "budget_s",
+        "2e-2",
+        "-p",
+        "label",
+        "plain",
+    ]
     environment = os.environ | {"NANOLIB_OUTPUT": str(tmp_path)}
     ended = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300

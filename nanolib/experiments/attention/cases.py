@@ -46,7 +46,7 @@ class Params(shared.Params):
     Attributes:
         seq_lens: Sequence lengths, tokens.
         batch_sizes: Sequences per batch.
-        kinds: Attention kinds, each `{kind: dense, backend: flash}` or `{kind: sparse, pattern: window, ...}`; a
+        attention_types: Attention kinds, each `{kind: dense, backend: flash}` or `{kind: sparse, pattern: window, ...}`; a
             bare name stands for the kind with its defaults.
         dtypes: Types of q, k and v.
         num_heads: Query heads.
@@ -66,12 +66,15 @@ class Params(shared.Params):
     """
 
     NAME: ClassVar[str] = "attention"
+    RENAMED: ClassVar = {**shared.Params.RENAMED, "kinds": "attention_types"}
 
     seq_lens: list[int] = pydantic.Field([128, 256], min_length=1, max_length=64)
     batch_sizes: list[int] = pydantic.Field([1], min_length=1, max_length=64)
-    kinds: list[dict[str, Any]] = pydantic.Field([{"kind": "dense"}, {"kind": "sparse"}], min_length=1, max_length=64)
+    attention_types: list[dict[str, Any]] = pydantic.Field(
+        [{"kind": "dense"}, {"kind": "sparse"}], min_length=1, max_length=64
+    )
     dtypes: list[str] = pydantic.Field(["float32"], min_length=1)
-    grids: ClassVar = (("seq_lens", "batch_sizes", "dtypes", "kinds"),)
+    grids: ClassVar = (("seq_lens", "batch_sizes", "dtypes", "attention_types"),)
     num_heads: int = pydantic.Field(8, gt=0, le=4096)
     num_kv_heads: int = pydantic.Field(0, ge=0, le=4096)
     head_dim: int = pydantic.Field(64, gt=0, le=4096)
@@ -89,7 +92,7 @@ class Params(shared.Params):
 
     _dtypes = pydantic.field_validator("dtypes")(known_dtypes)
     _distinct = pydantic.field_validator(
-        "seq_lens", "batch_sizes", "kinds", "dtypes", "quality_patterns", "quality_sparsities"
+        "seq_lens", "batch_sizes", "attention_types", "dtypes", "quality_patterns", "quality_sparsities"
     )(distinct)
 
     @pydantic.field_validator("quality_patterns")
@@ -108,7 +111,7 @@ class Params(shared.Params):
                 raise ValueError(f"{value} will not do; give shares of connections to remove, between 0 and 1")
         return values
 
-    @pydantic.field_validator("kinds", mode="before")
+    @pydantic.field_validator("attention_types", mode="before")
     @classmethod
     def _spell_out(cls, values: Any) -> Any:
         values = [values] if isinstance(values, dict | str) else values
@@ -116,7 +119,7 @@ class Params(shared.Params):
             return values
         return [{"kind": value} if isinstance(value, str) else value for value in values]
 
-    @pydantic.field_validator("kinds")
+    @pydantic.field_validator("attention_types")
     @classmethod
     def _kinds_exist(cls, values: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for value in values:
@@ -201,7 +204,7 @@ def kind_name(attention_type: str, options: dict[str, Any]) -> str:
         "bigbird": (parsed.window, parsed.global_tokens, parsed.random_tokens),
         "dca": (parsed.window, parsed.global_tokens, parsed.random_tokens),
         "random": (parsed.random_tokens,),
-        "threshold": (parsed.mass,),
+        "threshold": (parsed.top_p,),
     }.get(parsed.pattern, (parsed.window,))
     return f"{prefix}{parsed.pattern} {'+'.join(f'{size:g}' for size in sizes)}"
 
@@ -227,7 +230,7 @@ def cases(params: Params) -> list[Case]:
         for seq_len in params.seq_lens
         for batch_size in params.batch_sizes
         for dtype in params.dtypes
-        for kind in params.kinds
+        for kind in params.attention_types
     ]
     quality = {
         "seq_len": params.quality_seq_len,
@@ -341,7 +344,7 @@ def measure_case(case: Case, params: Params, ceilings: dict[str, float]) -> Iter
     check_fits(plan(case), case.device)
     q, k, v = _inputs(case, params.seed)
     workloads = {work.scope: work for work in _workloads(case, q, k, v)}
-    timing = {"precision": params.precision, "budget_s": params.budget_s, "device": case.device}
+    timing = {"rel_ci": params.rel_ci, "budget_s": params.budget_s, "device": case.device}
     mask = None
     if case.masked:
         options = attention.parse_options(case.attention_type, case.options)
@@ -393,7 +396,7 @@ def _measure_backward(
     yield exact("bytes", moved, scope="backward")
     latency = measure(
         backward,
-        precision=params.precision,
+        rel_ci=params.rel_ci,
         budget_s=params.budget_s,
         device=case.device,
         scope="backward",

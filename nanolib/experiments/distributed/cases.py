@@ -32,10 +32,10 @@ class Params(shared.Params):
     Attributes:
         world_sizes: How many ranks.
         seq_lens: Lengths of the sharded cache to decode over, tokens. Empty for none.
-        forms: `three_allreduce`, `fused`, `gather`, `ring`, `pass_q`.
+        algorithms: `three_allreduce`, `fused`, `gather`, `ring`, `pass_q`.
         q_len: New tokens per sequence.
         prefill_seq_lens: Lengths of sequences to attend to as a whole. Empty for none.
-        prefill_forms: `ring`, `zigzag`, `ulysses`, `context_parallel`.
+        prefill_algorithms: `ring`, `zigzag`, `ulysses`, `context_parallel`.
         backward: Whether prefill is differentiated, too.
         memory_seq_lens: Lengths whose peak memory is planned, and measured on one rank where it is asked for. Empty for none.
         memory_measured_up_to: The longest that is measured.
@@ -58,13 +58,14 @@ class Params(shared.Params):
     """
 
     NAME: ClassVar[str] = "distributed"
+    RENAMED: ClassVar = {**shared.Params.RENAMED, "forms": "algorithms", "prefill_forms": "prefill_algorithms"}
 
     world_sizes: list[pydantic.conint(gt=0, le=1024)] = pydantic.Field([1, 2], min_length=1, max_length=64)  # type: ignore[valid-type]
     seq_lens: Lengths = pydantic.Field([4096])
-    forms: list[Literal[FORMS]] = pydantic.Field(["three_allreduce", "fused", "gather"], min_length=1)  # type: ignore[valid-type]
+    algorithms: list[Literal[FORMS]] = pydantic.Field(["three_allreduce", "fused", "gather"], min_length=1)  # type: ignore[valid-type]
     q_len: int = pydantic.Field(1, gt=0, le=65_536)
     prefill_seq_lens: Lengths = pydantic.Field([512])
-    prefill_forms: list[Literal[prefill.FORMS]] = pydantic.Field(["ring", "zigzag"], min_length=1)  # type: ignore[valid-type]
+    prefill_algorithms: list[Literal[prefill.FORMS]] = pydantic.Field(["ring", "zigzag"], min_length=1)  # type: ignore[valid-type]
     backward: bool = True
     memory_seq_lens: Lengths = pydantic.Field([])
     memory_measured_up_to: int = pydantic.Field(4096, ge=0, le=shared.MAX_SEQ_LEN)
@@ -90,7 +91,15 @@ class Params(shared.Params):
 
     _dtypes = pydantic.field_validator("dtypes")(known_dtypes)
     _distinct = pydantic.field_validator(
-        *("world_sizes", "seq_lens", "forms", "prefill_seq_lens", "prefill_forms", "memory_seq_lens", "dtypes"),
+        *(
+            "world_sizes",
+            "seq_lens",
+            "algorithms",
+            "prefill_seq_lens",
+            "prefill_algorithms",
+            "memory_seq_lens",
+            "dtypes",
+        ),
         *("strategies", "model_world_sizes"),
     )(distinct)
 
@@ -124,7 +133,7 @@ class Params(shared.Params):
             raise ValueError(
                 f"q_len: {self.q_len} new tokens do not fit into a sequence of {min(self.seq_lens)}; give fewer"
             )
-        for world in self.world_sizes if self.prefill_seq_lens and "ulysses" in self.prefill_forms else []:
+        for world in self.world_sizes if self.prefill_seq_lens and "ulysses" in self.prefill_algorithms else []:
             if self.num_heads % world or (self.num_kv_heads % world and world % self.num_kv_heads):
                 raise ValueError(
                     f"world_sizes: {self.num_heads} and {self.num_kv_heads} heads do not share out over {world} ranks, as ulysses "
@@ -156,7 +165,7 @@ def cases(params: Params) -> list[Case]:
             device,
             world,
             seq_len,
-            tuple(params.forms),
+            tuple(params.algorithms),
             params.batch_size,
             *heads,
             params.q_len,
@@ -184,7 +193,7 @@ def cases(params: Params) -> list[Case]:
                         params.threads,
                         nodes=_nodes(params, world),
                     )
-                    for forms in _launches(params.prefill_forms, world)
+                    for forms in _launches(params.prefill_algorithms, world)
                 ]
         found += [
             MemoryCase(

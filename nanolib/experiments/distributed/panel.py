@@ -25,14 +25,14 @@ def distributed_panel(params: cases.Params, rows: pd.DataFrame | None = None) ->
         "seq_len": widgets.SelectionSlider(
             options=[2**power for power in range(10, 21)], value=8192, description="tokens"
         ),
-        "form": widgets.Dropdown(options=list(tree.FORMS), value="fused", description="form"),
+        "form": widgets.Dropdown(options=list(tree.FORMS), value="fused", description="algorithm"),
         "dtype": widgets.Dropdown(options=["float32", "bfloat16"], description="type"),
     }
 
     def build(values: Mapping[str, Any]) -> cases.Params:
         nothing_else = {"prefill_seq_lens": [], "memory_seq_lens": [], "training_preset": ""}
         shape = {"world_sizes": [values["ranks"]], "seq_lens": [values["seq_len"]], "dtypes": [values["dtype"]]}
-        return params.replace(**nothing_else, **shape, forms=[values["form"]])
+        return params.replace(**nothing_else, **shape, algorithms=[values["form"]])
 
     return Panel(
         cases,

@@ -226,7 +226,7 @@ def _layers(case: ProfileCase, params: Params, built: nn.Module, call: Callable[
     modes = {name: replace(ProfilingConfig.named(name), **often) for name in params.profiling}
     deepest = max(params.profiling, key=MODES.index)
     yield from profile(case.phase, built, call, modes[deepest], params.window_s)
-    yield from overheads(case.phase, built, call, modes, params.budget_s, params.precision)
+    yield from overheads(case.phase, built, call, modes, params.budget_s, params.rel_ci)
 
 
 def _call(case: EnergyCase, step: Generating | Training) -> Callable[[], object]:

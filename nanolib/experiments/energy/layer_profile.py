@@ -114,7 +114,7 @@ def overheads(
     call: Callable[[], object],
     modes: dict[str, ProfilingConfig],
     budget_s: float,
-    precision: float,
+    rel_ci: float,
 ) -> Iterator[Measurement]:
     """What each mode costs, and first what the bare call costs against itself; see `measure_overhead`.
 
@@ -126,5 +126,5 @@ def overheads(
     ):
         store.add(Run(experiment="overhead", machine={"machine_id": ""}, run_id="overhead"))
         sink = store.new_trace("overhead", phase)
-        for found in measure_overhead(model, call, modes, sink=sink, budget_s=budget_s, precision=precision):
+        for found in measure_overhead(model, call, modes, sink=sink, budget_s=budget_s, rel_ci=rel_ci):
             yield found.to_measurement(phase)

@@ -22,7 +22,7 @@ from nanolib.experiments.fp8.speed import (
 from nanolib.experiments.fp8.speed import plan as plan_speed
 from nanolib.experiments.fp8.speed import unsupported as unsupported_speed
 from nanolib.experiments.model import cases as models
-from nanolib.measurement import BadInput, Measurement, Provenance
+from nanolib.measurement import STORED_AS, BadInput, Measurement, Provenance
 from nanolib.meters.machine import resolve_device
 from nanolib.models import create_model, fp8
 from nanolib.run import params as shared
@@ -42,7 +42,7 @@ class Params(shared.Params):
         compiled: Whether to compile: `[false]`, `[true]` or both.
         seq_len: Tokens per sequence of the models whose speed is measured.
         batch_size: Their sequences.
-        keep: Linear layers that stay in high precision: names, `*` and `?` allowed.
+        excluded_modules: Linear layers that stay in high precision: names, `*` and `?` allowed.
         shapes: Matrix products [m, k, n] to time in bf16 and in 8 bits.
         parity_arms: What is trained beside bf16: `bf16_again`, `float32`, `float16`, recipes, controls. Empty for none.
         parity_seeds: Pairs of runs per arm.
@@ -60,6 +60,7 @@ class Params(shared.Params):
     """
 
     NAME: ClassVar[str] = "fp8"
+    RENAMED: ClassVar = {**shared.Params.RENAMED, "keep": "excluded_modules"}
 
     presets: list[str] = pydantic.Field(["gpt_125M"])
     overrides: dict[str, Any] = pydantic.Field(default_factory=dict)
@@ -68,9 +69,9 @@ class Params(shared.Params):
     compiled: list[bool] = pydantic.Field([False])
     seq_len: int = pydantic.Field(128, gt=0, le=shared.MAX_SEQ_LEN)
     batch_size: int = pydantic.Field(1, gt=0, le=65_536)
-    keep: list[str] = pydantic.Field(["head"], max_length=64)
+    excluded_modules: list[str] = pydantic.Field(["head"], max_length=64)
     shapes: list[tuple[shared.Length, shared.Length, shared.Length]] = pydantic.Field([], max_length=64)
-    parity_arms: list[Literal[ARMS]] = pydantic.Field(["tensorwise", "no_scaling"])  # type: ignore[valid-type]
+    parity_arms: list[Literal[ARMS]] = pydantic.Field(["fp8_tensorwise", "no_scaling"])  # type: ignore[valid-type]
     parity_seeds: int = pydantic.Field(2, ge=2, le=1000)
     parity_first_seed: int = pydantic.Field(0, ge=0, lt=2**31)
     parity_steps: int = pydantic.Field(20, ge=10, le=10_000_000)
@@ -103,11 +104,11 @@ class Params(shared.Params):
 
     @pydantic.model_validator(mode="after")
     def _small_decoder_converts(self) -> Params:
-        """Patterns in `keep` must mean something in the decoder that is trained, too."""
-        if any(arm in fp8.RECIPES or arm in fp8.CONTROLS for arm in self.parity_arms):
+        """Patterns in `excluded_modules` must mean something in the decoder that is trained, too."""
+        if any(arm in STORED_AS["arm"] or arm in fp8.CONTROLS for arm in self.parity_arms):
             config = small_decoder(self.d_model, self.num_layers, self.train_seq_len)
             try:
-                fp8.chosen_layers(create_model(config, "meta"), self.keep)
+                fp8.chosen_layers(create_model(config, "meta"), self.excluded_modules)
             except BadInput as error:
                 raise ValueError(f"{error.lines[0]} (in the decoder that is trained for parity)") from None
         return self
@@ -122,7 +123,7 @@ class Params(shared.Params):
             config = fitting_config(preset, self.overrides)
             try:
                 if any(precision.startswith("fp8_") for precision in self.precisions):
-                    fp8.chosen_layers(create_model(config, "meta"), self.keep)
+                    fp8.chosen_layers(create_model(config, "meta"), self.excluded_modules)
             except BadInput as error:
                 raise ValueError(error.lines[0]) from None
             if self.seq_len > config.context_length:
@@ -175,7 +176,7 @@ def cases(params: Params) -> list[Case]:
     """Ceilings, models, products, training in pairs, numerics, and what others report."""
     device = resolve_device(params.device)
     types = list(dict.fromkeys(DTYPES[precision] for precision in params.precisions)) if params.presets else []
-    keep = tuple(params.keep)
+    keep = tuple(params.excluded_modules)
     small = (params.train_seq_len, params.train_batch_size, params.d_model, params.num_layers)
     speed = [
         SpeedCase(
@@ -199,7 +200,7 @@ def cases(params: Params) -> list[Case]:
     parity = [
         ParityCase(
             device,
-            arm,
+            STORED_AS["arm"].get(arm, arm),
             params.parity_seeds,
             params.parity_first_seed,
             params.parity_steps,
@@ -230,7 +231,7 @@ def predict(case: Case, ceilings: dict[str, float] | None = None) -> dict[str, f
 
 def _converted(case: SpeedCase) -> Any:
     built = create_model(case.config, "meta")
-    fp8.convert(built, case.recipe, keep=case.keep, emulate=True)
+    fp8.convert(built, case.recipe, excluded_modules=case.keep, emulate=True)
     return built
 
 

@@ -21,7 +21,7 @@ def fp8_panel(params: cases.Params, rows: pd.DataFrame | None = None) -> Any:
     import ipywidgets as widgets
 
     controls = {
-        "arm": widgets.Dropdown(options=list(ARMS), value="tensorwise", description="arm"),
+        "arm": widgets.Dropdown(options=list(ARMS), value="fp8_tensorwise", description="arm"),
         "seeds": widgets.BoundedIntText(value=3, min=2, max=100, description="pairs"),
         "steps": widgets.BoundedIntText(value=50, min=10, max=100_000, description="steps"),
     }

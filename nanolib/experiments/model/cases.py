@@ -351,7 +351,7 @@ def _check_context(case: GenerationCase) -> None:
 
 
 def _timing(case: ModelCase, params: Params) -> dict[str, Any]:
-    return {"precision": params.precision, "budget_s": params.budget_s, "device": case.device}
+    return {"rel_ci": params.rel_ci, "budget_s": params.budget_s, "device": case.device}
 
 
 def _measure_inference(
@@ -385,7 +385,7 @@ def _measure_training(
         if case.optimisation == "compile":
             yield compile_row(first_ms, later_ms)
         yield exact("relative_error", step.difference(), scope="against_eager", method="gradient")
-    timings = measure_phases(step.phases, params.precision, params.budget_s, device=case.device)
+    timings = measure_phases(step.phases, params.rel_ci, params.budget_s, device=case.device)
     total = timings.pop("total")
     yield from timings.values()
     total = dataclasses.replace(total, scope="training_step", predicted=predicted.get("latency"))

@@ -82,7 +82,7 @@ def measure_overhead(
     *,
     sink: Sink | None = None,
     budget_s: float = 10.0,
-    precision: float = 0.002,
+    rel_ci: float = 0.002,
     seed: int = 0,
 ) -> list[Overhead]:
     """The cost of each mode of profiling, in single calls that alternate with bare ones.
@@ -100,7 +100,7 @@ def measure_overhead(
         modes: Name → how closely to look.
         sink: Where rows go.
         budget_s: Stop after this long; six rounds are made all the same.
-        precision: Stop when every interval's half-width is at most this.
+        rel_ci: Stop when every interval's half-width is at most this.
         seed: Of the order.
 
     Returns:
@@ -136,7 +136,7 @@ def measure_overhead(
         for kind, ratio in both.items():
             ratios[kind].append(ratio)
         rounds += 1
-        if rounds % _MIN_ROUNDS == 0 and _settled(ratios, modes, precision):
+        if rounds % _MIN_ROUNDS == 0 and _settled(ratios, modes, rel_ci):
             break
     plain_s = float(np.median(plain, axis=0)[0])
     row_s = _writing_s(sink)
@@ -223,9 +223,9 @@ def _shares(ratios: Any) -> list[Interval]:
     return [Interval(*(math.expm1(end) for end in interval)) for interval in intervals]
 
 
-def _settled(ratios: Mapping[_Kind, list[np.ndarray]], modes: Mapping[str, ProfilingConfig], precision: float) -> bool:
+def _settled(ratios: Mapping[_Kind, list[np.ndarray]], modes: Mapping[str, ProfilingConfig], rel_ci: float) -> bool:
     shares = [_shares(_amortised(ratios, config))[0] for config in modes.values()]
-    return all((share.high - share.low) / 2 <= precision for share in shares)
+    return all((share.high - share.low) / 2 <= rel_ci for share in shares)
 
 
 def _reading_s() -> float:

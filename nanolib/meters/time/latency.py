@@ -30,7 +30,7 @@ Outliers = Literal["keep", "remove"]
 
 def measure(
     fn: Callable[[], object],
-    precision: float = 0.01,
+    rel_ci: float = 0.01,
     budget_s: float = 10.0,
     *,
     device: str | torch.device = "cpu",
@@ -42,7 +42,7 @@ def measure(
 
     Args:
         fn: What to call; it takes no arguments.
-        precision: Stop when the interval's half-width is at most this share of the estimate.
+        rel_ci: Stop when the interval's half-width is at most this share of the estimate.
         budget_s: Stop after this long; at least three calls are made all the same.
         device: Where `fn` computes, which chooses the clock.
         scope: What the row says was measured.
@@ -53,15 +53,15 @@ def measure(
         Metric `latency`, ms: the median of block medians, and why it stopped in `details`.
 
     Raises:
-        BadInput: A precision or budget that is not positive.
+        BadInput: A rel_ci or budget that is not positive.
     """
-    result = measure_phases({scope: fn}, precision, budget_s, device=device, outliers=outliers)[scope]
+    result = measure_phases({scope: fn}, rel_ci, budget_s, device=device, outliers=outliers)[scope]
     return result if predicted is None else _with_prediction(result, predicted)
 
 
 def measure_phases(
     phases: Mapping[str, Callable[[], object]],
-    precision: float = 0.01,
+    rel_ci: float = 0.01,
     budget_s: float = 10.0,
     *,
     device: str | torch.device = "cpu",
@@ -74,7 +74,7 @@ def measure_phases(
 
     Args:
         phases: Scope of each phase and its call, in order.
-        precision: As in `measure`, for the sum of the phases.
+        rel_ci: As in `measure`, for the sum of the phases.
         budget_s: As in `measure`.
         device: As in `measure`.
         outliers: As in `measure`.
@@ -82,12 +82,12 @@ def measure_phases(
     Returns:
         For each scope a `latency`; with several phases also their sum, with scope `total`.
     """
-    for name, value in (("precision", precision), ("budget_s", budget_s)):
+    for name, value in (("rel_ci", rel_ci), ("budget_s", budget_s)):
         if not (isinstance(value, int | float) and 0 < value < math.inf):
             raise BadInput(f"{name}: {value!r} will not do; give a number above 0")
     clock = clock_for(device)
     with _quiet_collector(), _others() as others:
-        blocks, shape = collect_blocks(clock, phases, precision, budget_s)
+        blocks, shape = collect_blocks(clock, phases, rel_ci, budget_s)
     series = blocks.reshape(-1, len(phases))
     steady = _steady(series.sum(axis=1), shape["calls_per_block"])
     scopes = {scope: series[:, i] for i, scope in enumerate(phases)}
@@ -213,7 +213,7 @@ def _description(samples: np.ndarray) -> dict[str, float]:
 
 
 def _collect(
-    clock: Clock, phases: Mapping[str, Call], precision: float, budget_s: float
+    clock: Clock, phases: Mapping[str, Call], rel_ci: float, budget_s: float
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Blocks until one of the rules stops it: ms, shape [blocks, calls per block, phases]."""
     start, calls = time.perf_counter(), list(phases.values())
@@ -232,12 +232,12 @@ def _collect(
             stop = "max_blocks"
         elif elapsed >= budget_s and len(blocks) >= FLOOR_BLOCKS:
             stop = "budget"
-        elif len(blocks) >= MIN_BLOCKS and _precise(np.asarray(blocks).sum(axis=2), precision):
+        elif len(blocks) >= MIN_BLOCKS and _precise(np.asarray(blocks).sum(axis=2), rel_ci):
             stop = "precision"
         else:
             continue
         shape = {"calls_per_block": per_block, "inner": inner, "first_calls": probes, "stop": stop}
-        return np.asarray(blocks), shape | {"precision": precision, "budget_s": budget_s, "elapsed_s": elapsed}
+        return np.asarray(blocks), shape | {"precision": rel_ci, "budget_s": budget_s, "elapsed_s": elapsed}
 
 
 # Who collects the blocks of every timing. `nano ab` puts a collector here that interleaves them with another version's.
@@ -251,16 +251,16 @@ def _block_shape(call_ms: float, clock: Clock, several: bool) -> tuple[int, int]
     return math.ceil(_BLOCK_MS / (call_ms * inner)), inner
 
 
-def _precise(totals: np.ndarray, precision: float) -> bool:
+def _precise(totals: np.ndarray, rel_ci: float) -> bool:
     """Whether the steady part is long enough and its interval narrow enough; totals [blocks, calls], of enough blocks."""
     medians = np.median(totals, axis=1)
     low, estimate, high = median_interval(medians)
-    if high - low > 3 * precision * estimate:
+    if high - low > 3 * rel_ci * estimate:
         return False  # far off even with the warm-up in it: skip the costlier search
     steady = _steady(totals.reshape(-1), totals.shape[1])
     medians = medians[math.ceil(steady.cut / totals.shape[1]) :] if steady.steady else medians
     low, estimate, high, _ = _interval(medians)
-    return len(medians) >= MIN_BLOCKS and high - low <= 2 * precision * estimate
+    return len(medians) >= MIN_BLOCKS and high - low <= 2 * rel_ci * estimate
 
 
 @contextmanager

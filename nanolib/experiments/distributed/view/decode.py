@@ -16,7 +16,7 @@ DECODE_COLUMNS = {
     "ranks": "Ranks",
     "seq_len": "n",
     "dtype": "Type",
-    "form": "Form",
+    "form": "Algorithm",
     "latency": "Token, ms [95 %]",
     "compute": "Compute, ms [95 %]",
     "wait": "Wait, ms [95 %]",
@@ -24,7 +24,7 @@ DECODE_COLUMNS = {
     "predicted": "Predicted, ms",
     "bound": "Bound by",
     "efficiency": "Efficiency [range]",
-    "rounds": "Rounds",
+    "rounds": "Steps",
     "sent": "Sent, B",
     "counted": "Counted, B",
     "relative_error": "Error to float64",
@@ -35,7 +35,7 @@ DECODE_COLUMNS = {
 COMPONENT_COLUMNS = {
     "ranks": "Ranks",
     "seq_len": "n",
-    "form": "Form",
+    "form": "Algorithm",
     "component": "Component",
     "ms": "Slowest rank, ms [95 %]",
     "mean": "Mean of ranks, ms",
@@ -198,7 +198,7 @@ def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
         }
     )
     modelled = _modelled(rows)
-    colour, shape = colour_and_shape("form", "Form", measured["form"])
+    colour, shape = colour_and_shape("form", "Algorithm", measured["form"])
     ticks = sorted({*measured["ranks"], *(modelled["ranks"] if len(modelled) else [])})
     x = alt.X(
         "ranks:Q",
@@ -212,7 +212,7 @@ def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
         part = measured[measured["panel"] == panel]
         base = alt.Chart(part).encode(x=x, color=colour)
         tooltip = [
-            alt.Tooltip("form:N"),
+            alt.Tooltip("form:N", title="algorithm"),
             alt.Tooltip("ranks:Q"),
             *(alt.Tooltip(f"{c}:Q", format=".3~g") for c in ("ms", "low", "high")),
             alt.Tooltip("bound:N"),
@@ -234,7 +234,7 @@ def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
             layers.insert(
                 0,
                 dashed.mark_line(strokeDash=[4, 4], strokeWidth=1.4).encode(
-                    y=y, tooltip=[alt.Tooltip("form:N"), alt.Tooltip("ranks:Q"), alt.Tooltip("ms:Q")]
+                    y=y, tooltip=[alt.Tooltip("form:N", title="algorithm"), alt.Tooltip("ranks:Q"), alt.Tooltip("ms:Q")]
                 ),
             )
         charts.append(alt.layer(*layers, width=WIDTH, height=HEIGHT, title=alt.Title(panel, fontSize=12)))
@@ -304,7 +304,11 @@ def decode_shares(rows: pd.DataFrame) -> alt.TopLevelMixin:
             x=alt.X("ms:Q", title="Median over calls, each part on its slowest rank (ms)", stack="zero"),
             color=colour,
             order=alt.Order("place:Q"),
-            tooltip=[alt.Tooltip("form:N"), alt.Tooltip("kind:N"), alt.Tooltip("ms:Q", format=".3~g")],
+            tooltip=[
+                alt.Tooltip("form:N", title="algorithm"),
+                alt.Tooltip("kind:N"),
+                alt.Tooltip("ms:Q", format=".3~g"),
+            ],
         )
         .properties(width=WIDTH, height=26 * data["form"].nunique(), title=alt.Title(panel, fontSize=12))
         for panel in dict.fromkeys(data["panel"])

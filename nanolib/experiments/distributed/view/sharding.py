@@ -24,7 +24,7 @@ PREFILL_COLUMNS = {
     "ranks": "Ranks",
     "seq_len": "n",
     "dtype": "Type",
-    "form": "Form",
+    "form": "Algorithm",
     "direction": "Direction",
     "latency": "Time, ms [95 %]",
     "memory": "Peak per rank, MiB",
@@ -108,7 +108,7 @@ def prefill_times(rows: pd.DataFrame) -> alt.TopLevelMixin:
             **links(table),
         }
     )
-    colour, shape = colour_and_shape("form", "Form", data["form"])
+    colour, shape = colour_and_shape("form", "Algorithm", data["form"])
     order = list(dict.fromkeys(data["what"]))
     charts = []
     for panel in dict.fromkeys(data["panel"]):
@@ -152,7 +152,7 @@ def sharded_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
             **links(peaks),
         }
     ).sort_values(["what", "n"])
-    colour, shape = colour_and_shape("what", "Form", data["what"])
+    colour, shape = colour_and_shape("what", "Algorithm", data["what"])
     x = alt.X(
         "n:Q",
         title="Sequence length (tokens)",

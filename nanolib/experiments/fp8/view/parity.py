@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from nanolib.measurement import format_with_interval
+from nanolib.measurement import STORED_AS, format_with_interval
 from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, look, nothing, why_nothing
 from nanolib.report.overview import ending_of, having, made_once, of_experiment, pick
 
@@ -32,6 +32,7 @@ def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
         `tenths` (intervals), `seeds`, `steps`, `provenance`, `status`, `message`.
     """
     rows = having(rows, "fp8", "arm")
+    words = {stored: word for word, stored in STORED_AS["arm"].items()}
     lines = []
     for _, case in rows.groupby(["run_id", "case_id"], sort=False):
         first = case.iloc[0]
@@ -56,6 +57,7 @@ def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
         if len(loss):
             row = loss.iloc[0]
             line |= {"loss": row["estimate"], "loss_low": row["low"], "loss_high": row["high"]}
+        line["arm"] = words.get(str(line["arm"]), line["arm"])
         lines.append(line)
     columns = ["verdict", "margin_nats", "tenths", "control", "provenance", "loss", "loss_low", "loss_high"]
     columns += ["difference", "difference_low", "difference_high"]

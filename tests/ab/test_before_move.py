@@ -1,0 +1,92 @@
+"""What `nano ab` asks of a version is found by the names that the version has, before the move and after it."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from nanolib.ab import before_move
+
+HERE = Path(before_move.__file__)
+BEFORE = {
+    "experiments/attention.py": "old cases",
+    "meters/latency.py": "old latency",
+    "experiments/outcome.py": "old outcome",
+}
+AFTER = {
+    "experiments/attention/cases.py": "new cases",
+    "meters/time/latency.py": "new latency",
+    "run/outcome.py": "new outcome",
+}
+
+
+def _found(folder, files):
+    """What the adapter finds in a version of these files."""
+    for name, text in files.items():
+        path = folder / "nanolib" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text if "\n" in text else f"WHAT = {text!r}\n")
+        for parent in path.parents:
+            if parent == folder:
+                break
+            (parent / "__init__.py").touch()
+    code = f"""
+        import importlib.util, sys
+        sys.path.insert(0, {str(folder)!r})
+        spec = importlib.util.spec_from_file_location("adapter", {str(HERE)!r})
+        adapter = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(adapter)
+        try:
+            print([adapter.experiment("attention").WHAT, adapter.latency().WHAT, adapter.outcome().WHAT])
+        except ImportError as error:
+            print(error)
+    """
+    return subprocess.check_output([sys.executable, "-P", "-c", textwrap.dedent(code)], text=True, cwd=folder).strip()
+
+
+@pytest.mark.parametrize(("files", "word"), [(BEFORE, "old"), (AFTER, "new"), (BEFORE | AFTER, "new")])
+def test_each_layout_is_known(tmp_path, files, word):
+    if files is not BEFORE:
+        files = {name: text for name, text in files.items() if name != "experiments/attention.py"}
+    assert _found(tmp_path, files) == str([f"{word} cases", f"{word} latency", f"{word} outcome"])
+
+
+def test_a_module_that_is_there_and_lacks_another_says_which(tmp_path):
+    broken = AFTER | {"experiments/attention/cases.py": "import nowhere_at_all\n\n"}
+    assert _found(tmp_path, broken) == "No module named 'nowhere_at_all'"
+
+
+def test_a_version_of_before_gets_the_names_that_it_had():
+    fields = dict.fromkeys(["precision", "kinds", "forms", "prefill_forms", "keep", "parity_arms", "seed"])
+    given = {
+        "rel_ci": 0.1,
+        "attention_types": [{"kind": "sparse", "pattern": "threshold", "top_p": 0.5}],
+        "algorithms": ["gather"],
+        "prefill_algorithms": ["ring"],
+        "excluded_modules": ["head"],
+        "parity_arms": ["fp8_rowwise", "float32"],
+        "seed": 3,
+        "unknown": 1,
+    }
+    assert before_move.parameters(given, SimpleNamespace(model_fields=fields)) == {
+        "precision": 0.1,
+        "kinds": [{"kind": "sparse", "pattern": "threshold", "mass": 0.5}],
+        "forms": ["gather"],
+        "prefill_forms": ["ring"],
+        "keep": ["head"],
+        "parity_arms": ["rowwise", "float32"],
+        "seed": 3,
+        "unknown": 1,
+    }
+    same = before_move.parameters(given, SimpleNamespace(model_fields={"rel_ci": None}))
+    assert same == given
+
+
+def test_a_model_of_before_keeps_the_names_that_it_shares():
+    fields = dict.fromkeys(["precision", "attention_types"])
+    given = {"rel_ci": 0.1, "attention_types": ["dense"]}
+    found = before_move.parameters(given, SimpleNamespace(model_fields=fields))
+    assert found == {"precision": 0.1, "attention_types": ["dense"]}
