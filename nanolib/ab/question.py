@@ -22,7 +22,7 @@ from nanolib.store.schema import Run
 TIMED = ("latency", "tokens_per_second")
 EXPERIMENT = "ab"
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -77,13 +77,13 @@ class Answer:
     compared: tuple[Compared, ...]
 
 
-def ask(question: Question, settings: Settings, say: Say = lambda _: None) -> Answer:
+def ask(question: Question, settings: Settings, log: Log = lambda _: None) -> Answer:
     """Compare two versions; their worktrees and processes are gone when this returns, however it does.
 
     Args:
         question: What.
         settings: How.
-        say: Told in one line each what is going on.
+        log: Told in one line each what is going on.
 
     Raises:
         BadInput: Revisions that do not exist, cannot be imported or hold nothing in common, or a working tree that was
@@ -94,9 +94,9 @@ def ask(question: Question, settings: Settings, say: Say = lambda _: None) -> An
         tasks, lines = _tasks(question, versions, settings)
         titles = question.named(versions)
         minutes = len(tasks) * settings.budget_s / 60
-        say(f"A is {titles[0]}, B is {titles[1]}; {len(tasks)} case(s), at most {minutes:.0f} min")
-        with device_lock(device_of(tasks[0]), f"ab {question.names[0]} {question.names[1]}", say):
-            compared = compare_versions(versions, tasks, settings, say)
+        log(f"A is {titles[0]}, B is {titles[1]}; {len(tasks)} case(s), at most {minutes:.0f} min")
+        with device_lock(device_of(tasks[0]), f"ab {question.names[0]} {question.names[1]}", log):
+            compared = compare_versions(versions, tasks, settings, log)
         if before != [_sources(version) for version in versions]:
             raise BadInput("revision: files of the working tree were edited while it was measured; run it again")
     for one in compared:

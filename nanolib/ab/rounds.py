@@ -43,7 +43,7 @@ _BLOCK_MS = 20.0
 WARM_UP_S = 0.1
 
 CALL = "call"
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def device_of(task: Task) -> str:
 
 
 def compare_versions(
-    versions: Sequence[Version], tasks: Sequence[Task], settings: Settings, say: Say = lambda _: None
+    versions: Sequence[Version], tasks: Sequence[Task], settings: Settings, log: Log = lambda _: None
 ) -> list[Compared]:
     """Compare two versions over some tasks.
 
@@ -180,7 +180,7 @@ def compare_versions(
         versions: A and B.
         tasks: What to compare.
         settings: How.
-        say: Told, in one line each, what is known as it becomes known.
+        log: Told, in one line each, what is known as it becomes known.
 
     Raises:
         BadInput: A version cannot serve a task at all.
@@ -189,16 +189,16 @@ def compare_versions(
     on_cores = settings.pairs and device_of(tasks[0]) == "cpu" and sys.platform == "linux"
     modules = imported_by_all(versions, [name for task in tasks for name in task.modules]) if on_cores else None
     if on_cores and modules is None:
-        say(
+        log(
             "the code sets environment variables, so each process imports everything anew: fewer of them, or raise --budget"
         )
     with Sides(versions, settings.timeout_s, modules, bound=on_cores) as sides:
-        first = _run_round(sides, tasks, settings, say, "")
+        first = _run_round(sides, tasks, settings, log, "")
         judged = _judge(first, settings)
         again = [i for i, found in enumerate(judged) if any(v.kind is not Kind.EQUIVALENT for v in found.values())]
         if again:
-            say(f"{len(again)} of {len(tasks)} are not clear; a second round in fresh processes decides")
-            repeated = _run_round(sides, [tasks[i] for i in again], settings, say, ", second round")
+            log(f"{len(again)} of {len(tasks)} are not clear; a second round in fresh processes decides")
+            repeated = _run_round(sides, [tasks[i] for i in again], settings, log, ", second round")
             second = dict(zip(again, repeated, strict=True))
     repeated_verdicts = dict(zip(again, _judge([second[i] for i in again], settings), strict=True))
     result = []
@@ -239,7 +239,7 @@ def _judge(rounds: Sequence[Round], settings: Settings) -> list[dict[str, Verdic
     return result
 
 
-def _run_round(sides: Sides, tasks: Sequence[Task], settings: Settings, say: Say, what: str) -> list[Round]:
+def _run_round(sides: Sides, tasks: Sequence[Task], settings: Settings, log: Log, what: str) -> list[Round]:
     """All tasks, in one pair of processes after the other until the time is up."""
     begun = time.monotonic()
     window_s = least_s = settings.budget_s * TIMED / 2 / GENERATIONS
@@ -259,7 +259,7 @@ def _run_round(sides: Sides, tasks: Sequence[Task], settings: Settings, say: Say
         # where starting takes long, more is made of it
         window_s = max(least_s, (spent_s - timed_s) / number / len(fine) / 2)
     for task, round_ in zip(tasks, rounds, strict=True):
-        say(f"{task.experiment} {task.case}{what}: {_progress(round_)}")
+        log(f"{task.experiment} {task.case}{what}: {_progress(round_)}")
     return rounds
 
 

@@ -76,7 +76,9 @@ def checked_out(names: Sequence[str], start: Path) -> Iterator[list[Version]]:
         BadInput: No repository, or a name that stands for no commit; nothing was made then.
     """
     top = Path(
-        _git(start, "rev-parse", "--show-toplevel", say=f"{start} is in no git repository; run nano ab inside one")
+        _git(
+            start, "rev-parse", "--show-toplevel", complaint=f"{start} is in no git repository; run nano ab inside one"
+        )
     )
     folder = Path(_git(start, "rev-parse", "--show-prefix"))
     commits = [_commit(top, name) for name in names]
@@ -105,7 +107,7 @@ def _commit(top: Path, name: str) -> str:
     wrong = f"revision: {name!r} is no commit of {top.name}; give a commit, a branch, a tag or . for the working tree"
     if name.startswith("-"):
         raise BadInput(wrong)
-    return _git(top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}", say=wrong)
+    return _git(top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}", complaint=wrong)
 
 
 def _revision(top: Path) -> str:
@@ -115,11 +117,11 @@ def _revision(top: Path) -> str:
         return "+"
 
 
-def _git(folder: Path, *arguments: str, say: str = "") -> str:
+def _git(folder: Path, *arguments: str, complaint: str = "") -> str:
     """What git prints.
 
     Raises:
-        BadInput: Git is missing or fails; `say`, or its own last words.
+        BadInput: Git is missing or fails; `complaint`, or its own last words.
     """
     try:
         done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False)
@@ -127,7 +129,7 @@ def _git(folder: Path, *arguments: str, say: str = "") -> str:
         raise BadInput("git: it is not installed; nano ab needs it") from None
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise BadInput(say or f"git {arguments[0]}: {last}")
+        raise BadInput(complaint or f"git {arguments[0]}: {last}")
     return done.stdout.strip()
 
 

@@ -28,20 +28,20 @@ EXIT_OK, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
 output_option = click.option("--output", metavar="DIR", help="Output folder; default: $NANOLIB_OUTPUT, or outputs/.")
 
 
-def say(*lines: Any, err: bool = False) -> None:
+def echo(*lines: Any, err: bool = False) -> None:
     """Print lines; what was stored or typed and stands in them does nothing to the terminal. Commands print by this alone."""
     for line in lines:
         click.echo(printable(str(line)), err=err)
 
 
-def say_table(table: pd.DataFrame) -> None:
+def echo_table(table: pd.DataFrame) -> None:
     """Print a table; no cell of it breaks its line."""
     shown = table.map(lambda cell: printable(cell) if isinstance(cell, str) else cell)
     shown = shown.set_axis([printable(str(name)) for name in table.columns], axis=1)
-    say(*shown.to_string(index=False).split("\n"))
+    echo(*shown.to_string(index=False).split("\n"))
 
 
-def told(command: Callable[..., Any]) -> Callable[..., Any]:
+def handle_errors(command: Callable[..., Any]) -> Callable[..., Any]:
     """Bad input, or a file that cannot be used, ends a command with one line and exit code 2; Ctrl-C with 130.
 
     First it removes what killed runs left in the folder for temporary files.
@@ -54,20 +54,20 @@ def told(command: Callable[..., Any]) -> Callable[..., Any]:
             return command(*args, **kwargs)
         except BadInput as error:
             for line in error.lines:
-                say(f"nano: {line}", err=True)
+                echo(f"nano: {line}", err=True)
             sys.exit(EXIT_BAD_INPUT)
         except sqlite3.DatabaseError as error:
-            say(f"nano: database: {database_path()} cannot be used ({error}); move it away or name another", err=True)
+            echo(f"nano: database: {database_path()} cannot be used ({error}); move it away or name another", err=True)
             sys.exit(EXIT_BAD_INPUT)
         except BrokenPipeError:  # whoever read has seen enough; what is left to flush goes nowhere
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(EXIT_FAILED)
         except OSError as error:
             remedy = "free space there, or name another place" if error.errno in _FULL else "name another place"
-            say(f"nano: {error.filename or output_folder()}: {error.strerror or error}; {remedy}", err=True)
+            echo(f"nano: {error.filename or output_folder()}: {error.strerror or error}; {remedy}", err=True)
             sys.exit(EXIT_BAD_INPUT)
         except KeyboardInterrupt:
-            say("nano: stopped", err=True)
+            echo("nano: stopped", err=True)
             sys.exit(EXIT_INTERRUPTED)
 
     return wrapped
@@ -138,7 +138,7 @@ class Commands(click.Group):
         except click.ClickException as error:
             context = getattr(error, "ctx", None)
             path = context.command_path if context else "nano"
-            say(f"nano: {' '.join(error.format_message().split())} See: {path} --help", err=True)
+            echo(f"nano: {' '.join(error.format_message().split())} See: {path} --help", err=True)
         except click.Abort:
             sys.exit(EXIT_INTERRUPTED)
         sys.exit(EXIT_BAD_INPUT)

@@ -10,7 +10,16 @@ from typing import Any
 
 import click
 
-from nanolib.cli.command import EXIT_FAILED, EXIT_OK, output_option, pairs_of, say, say_table, told, use_output
+from nanolib.cli.command import (
+    EXIT_FAILED,
+    EXIT_OK,
+    echo,
+    echo_table,
+    handle_errors,
+    output_option,
+    pairs_of,
+    use_output,
+)
 from nanolib.measurement import BadInput, shown
 
 
@@ -34,7 +43,7 @@ def _findings(command: Callable[..., Any]) -> Callable[..., Any]:
 @_findings
 @click.option("--chart", "chart_file", metavar="FILE", help="Draw them: .html, .png or .svg.")
 @output_option
-@told
+@handle_errors
 def compare(
     base: str,
     current: str,
@@ -59,9 +68,9 @@ def compare(
 
         save_as(comparison_chart(found, "Two sets of runs", f"A: {base}. B: {current}."), Path(chart_file))
     _show_comparison(found, everything, json_file, markdown_file)
-    say("the two were collected apart: drift between them is not controlled")
+    echo("the two were collected apart: drift between them is not controlled")
     if not found.same_machine:
-        say("they come from different machines: a comparison, not a gate")
+        echo("they come from different machines: a comparison, not a gate")
     sys.exit(EXIT_FAILED if found.regressed else EXIT_OK)
 
 
@@ -82,8 +91,8 @@ def _show_comparison(found: Any, everything: bool, json_file: str | None, markdo
         _write("--markdown", markdown_file, f"{summary}\n\n{markdown_table(found.table())}\n")
     table = found.table(everything)
     if len(table):
-        say_table(table)
-    say(summary)
+        echo_table(table)
+    echo(summary)
 
 
 def _write(option: str, file: str, text: str) -> None:
@@ -114,7 +123,7 @@ def _write(option: str, file: str, text: str) -> None:
 @click.option("--label", default="", help="Your name for this comparison.")
 @_findings
 @output_option
-@told
+@handle_errors
 def ab(
     a: str,
     b: str,
@@ -148,9 +157,9 @@ def ab(
     given["timeout_s"] = _seconds("--timeout", timeout)
     question = _ab_question(a, b, notebooks, pairs_of(pairs), functions, setup, metric)
     settings = Settings(**given, direction=METRICS[metric].direction, pairs=metric in TIMED)
-    answer = ask(question, settings, lambda line: say(line, err=True))
+    answer = ask(question, settings, lambda line: echo(line, err=True))
     _show_comparison(answer.comparison, True, json_file, markdown_file)
-    say("interleaved and paired, in processes of their own")
+    echo("interleaved and paired, in processes of their own")
     if metric in TIMED:
         from nanolib.store import Store
 
@@ -164,7 +173,7 @@ def ab(
 @click.option("--metric", default="latency", show_default=True, help="Which figure.")
 @click.option("--all", "everything", is_flag=True, help="Show those that never changed too.")
 @output_option
-@told
+@handle_errors
 def history(experiments: tuple[str, ...], metric: str, everything: bool, output: str | None) -> None:
     """Each case over its runs on one machine: where its level changed, and between which revisions."""
     from nanolib.compare.history import histories, table
@@ -180,11 +189,11 @@ def history(experiments: tuple[str, ...], metric: str, everything: bool, output:
     found = [one for one in found if not experiments or one.experiment in experiments]
     changed = [one for one in found if one.changes]
     if shown := found if everything else changed:
-        say_table(table(shown))
+        echo_table(table(shown))
     runs_of = max((len(one.points) for one in found), default=0)
-    say(f"{len(changed)} of {len(found)} {metric} figures changed their level over up to {runs_of} runs")
+    echo(f"{len(changed)} of {len(found)} {metric} figures changed their level over up to {runs_of} runs")
     if found and runs_of < 4:
-        say("a change of level takes four runs to be seen; nano compare tells two of them apart")
+        echo("a change of level takes four runs to be seen; nano compare tells two of them apart")
 
 
 def _ab_question(

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import click
 
-from nanolib.cli.command import output_option, say, say_table, selected, told, use_output
+from nanolib.cli.command import echo, echo_table, handle_errors, output_option, selected, use_output
 from nanolib.measurement import BadInput
 from nanolib.paths import database_path
 
 
 @click.command()
 @output_option
-@told
+@handle_errors
 def runs(output: str | None) -> None:
     """List what is in the database."""
     from nanolib.store import Store
@@ -23,7 +23,7 @@ def runs(output: str | None) -> None:
     with Store(create=False) as store:
         frame = store.runs()
     if frame.empty:
-        say("no runs yet; run: nano run quick")
+        echo("no runs yet; run: nano run quick")
         return
     frame = frame.assign(
         run=frame.run_id.str[:8],
@@ -44,7 +44,7 @@ def runs(output: str | None) -> None:
         "machine_id",
         "git_revision",
     ]
-    say_table(frame[columns])
+    echo_table(frame[columns])
 
 
 @click.command()
@@ -52,7 +52,7 @@ def runs(output: str | None) -> None:
 @click.option("--to", "folder", metavar="DIR", help="Where to; default: report/ in the output folder.")
 @click.option("--open", "show", is_flag=True, help="Open the page in a browser.")
 @output_option
-@told
+@handle_errors
 def report(names: tuple[str, ...], folder: str | None, show: bool, output: str | None) -> None:
     """Write the report: index.html, Markdown, pictures, tables. RUN: id, label, experiment, latest, latest~1, all."""
     from nanolib.experiments import sections
@@ -63,7 +63,7 @@ def report(names: tuple[str, ...], folder: str | None, show: bool, output: str |
     use_output(output)
     with Store(create=False) as store:
         page = build(store, selected(store, names), target, sections())
-    say(str(page))
+    echo(str(page))
     if show:
         webbrowser.open(page.absolute().as_uri())
 
@@ -72,7 +72,7 @@ def report(names: tuple[str, ...], folder: str | None, show: bool, output: str |
 @click.argument("target", metavar="FILE")
 @click.option("--run", "names", multiple=True, metavar="RUN", help="Which runs; default: each experiment's newest.")
 @output_option
-@told
+@handle_errors
 def export(target: str, names: tuple[str, ...], output: str | None) -> None:
     """Write runs to FILE for sharing: .sqlite, .json, .csv or .md; no user name, host name or path is in it."""
     from nanolib.report.export import write
@@ -81,13 +81,13 @@ def export(target: str, names: tuple[str, ...], output: str | None) -> None:
     use_output(output)
     with Store(create=False) as store:
         write(store, selected(store, names), Path(target))
-    say(target)
+    echo(target)
 
 
 @click.command()
 @click.argument("databases", nargs=-1, required=True, metavar="DATABASE...")
 @output_option
-@told
+@handle_errors
 def merge(databases: tuple[str, ...], output: str | None) -> None:
     """Bring in the runs of other databases; doing it twice changes nothing."""
     from nanolib.store import Store, check_mergeable
@@ -97,7 +97,7 @@ def merge(databases: tuple[str, ...], output: str | None) -> None:
         check_mergeable(Path(path), database_path())
     with Store() as store:
         for path in databases:
-            say(f"{path}: {store.merge(path)} run(s) came in")
+            echo(f"{path}: {store.merge(path)} run(s) came in")
 
 
 @click.command()
@@ -108,7 +108,7 @@ def merge(databases: tuple[str, ...], output: str | None) -> None:
 )
 @click.option("--dry-run", is_flag=True, help="Only say which.")
 @output_option
-@told
+@handle_errors
 def clean(age: str | None, keep: int | None, names: tuple[str, ...], dry_run: bool, output: str | None) -> None:
     """Delete runs, old ones or named ones, and give their space back."""
     from nanolib.store import Store
@@ -123,7 +123,7 @@ def clean(age: str | None, keep: int | None, names: tuple[str, ...], dry_run: bo
         mark_dead_runs(store)
         named = {run_id for name in names for run_id in store.resolve(name)}
         gone = store.cleanup_old_runs(days, max_runs=keep, run_ids=named, dry_run=dry_run)
-    say(f"{len(gone)} run(s) {'would be' if dry_run else 'were'} deleted")
+    echo(f"{len(gone)} run(s) {'would be' if dry_run else 'were'} deleted")
 
 
 def _days(age: str) -> float:

@@ -16,11 +16,11 @@ from nanolib.cli.command import (
     EXIT_INTERRUPTED,
     EXIT_OK,
     FiniteRange,
+    echo,
+    echo_table,
+    handle_errors,
     output_option,
     pairs_of,
-    say,
-    say_table,
-    told,
     use_output,
 )
 from nanolib.paths import database_path
@@ -42,7 +42,7 @@ from nanolib.paths import database_path
     "--parts", type=click.IntRange(1, 1000), default=1, help="Share each notebook's cases among so many runs."
 )
 @output_option
-@told
+@handle_errors
 def run(
     targets: tuple[str, ...],
     pairs: tuple[str, ...],
@@ -55,11 +55,11 @@ def run(
     output: str | None,
 ) -> None:
     """Run a suite (default: quick), or some of its notebooks, then write the report."""
-    from nanolib.run.suite.ahead import Ahead
+    from nanolib.run.suite.warm_kernel import WarmKernel
 
     folder = use_output(output)
     alone = place == "here" and parts == 1 and not dry_run
-    with Ahead(folder) if alone else contextlib.nullcontext() as ahead:
+    with WarmKernel(folder) if alone else contextlib.nullcontext() as kernel:
         from nanolib.experiments import ALL
         from nanolib.run.suite.jobs import in_parts, plan, rehearse_jobs
 
@@ -72,20 +72,20 @@ def run(
         if place == "ray":  # whose nodes may hold other code
             from nanolib.run.suite.on_ray import run_on_ray
 
-            ended, log = run_on_ray(jobs, folder, say)
+            ended, log = run_on_ray(jobs, folder, echo)
         else:
             rehearse_jobs(jobs)
-            ended, log = run_jobs(jobs, folder, say, ahead=ahead)
-    say("", *closing_table(ended))
+            ended, log = run_jobs(jobs, folder, echo, kernel=kernel)
+    echo("", *closing_table(ended))
     for end in ended:
         if end.message:
-            say(f"{end.name}: {end.message}")
+            echo(f"{end.name}: {end.message}")
     run_ids = [end.run_id for end in ended if end.run_id]
     if run_ids:
         _show_failures(run_ids)
-    say("", f"notebooks  {folder}", f"database   {database_path()}", f"log        {log}")
+    echo("", f"notebooks  {folder}", f"database   {database_path()}", f"log        {log}")
     if run_ids and not no_report:
-        say(f"report     {_write_report(run_ids, folder / 'report')}")
+        echo(f"report     {_write_report(run_ids, folder / 'report')}")
     if any(end.status == "interrupted" for end in ended):
         sys.exit(EXIT_INTERRUPTED)
     sys.exit(EXIT_OK if all(end.status == "done" for end in ended) else EXIT_FAILED)
@@ -102,12 +102,12 @@ def _show_plan(jobs: list[Any]) -> None:
             ceilings = known_ceilings(store, this_machine().machine_id)
     for job in jobs:
         if cases := job.cases():
-            say("", f"{job.name}: {len(cases)} cases")
-            say_table(dry_run_table(job.experiment, job.params, ceilings))
+            echo("", f"{job.name}: {len(cases)} cases")
+            echo_table(dry_run_table(job.experiment, job.params, ceilings))
         else:
-            say("", f"{job.name}: reads the database, measures nothing")
+            echo("", f"{job.name}: reads the database, measures nothing")
     if not ceilings:
-        say("", "Times are predicted from this machine's ceilings, which are not known yet: run nano doctor")
+        echo("", "Times are predicted from this machine's ceilings, which are not known yet: run nano doctor")
 
 
 def _show_failures(run_ids: list[str]) -> None:
@@ -117,7 +117,7 @@ def _show_failures(run_ids: list[str]) -> None:
     with Store(create=False) as store:
         bad = failures(store.measurements(run_ids))
     for _, row in bad.iterrows():
-        say(f"  {row['status']}: {row['experiment']} {row['case']}: {row['message']}")
+        echo(f"  {row['status']}: {row['experiment']} {row['case']}: {row['message']}")
 
 
 def _write_report(run_ids: list[str], folder: Path) -> Path:
@@ -140,7 +140,7 @@ def _write_report(run_ids: list[str], folder: Path) -> Path:
     metavar="SECONDS",
     help="End when nothing has been asked for so long.",
 )
-@told
+@handle_errors
 def join(rendezvous: str, wait_s: float) -> None:
     """Lend this machine to a distributed notebook on another: `nano run distributed -p nodes=2 -p rendezvous=HOST:PORT`.
 
@@ -152,14 +152,14 @@ def join(rendezvous: str, wait_s: float) -> None:
     )  # that the asker has ended is nothing to print a C++ stack for
     from nanolib.run.ranks import nodes
 
-    nodes.join(rendezvous, wait_s=wait_s, say=say)
+    nodes.join(rendezvous, wait_s=wait_s, log=echo)
 
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.option("--budget", default=2.0, show_default=True, help="Seconds for each ceiling.")
 @output_option
-@told
+@handle_errors
 def doctor(as_json: bool, budget: float, output: str | None) -> None:
     """Tell what this machine can measure, and measure its ceilings."""
     from nanolib.experiments.doctor.examine import examine
@@ -167,9 +167,9 @@ def doctor(as_json: bool, budget: float, output: str | None) -> None:
     use_output(output)
     found = examine(budget)
     if as_json:
-        say(*json.dumps(found, indent=1).split("\n"))
+        echo(*json.dumps(found, indent=1).split("\n"))
         return
     for title, lines in found.items():
-        say(f"{title}")
+        echo(f"{title}")
         for name, value in lines.items():
-            say(f"  {name:<22} {value}")
+            echo(f"  {name:<22} {value}")

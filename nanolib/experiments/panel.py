@@ -120,7 +120,7 @@ class Panel:
         try:
             with Store(self._path) as store:
                 run = sweep.measure(
-                    self._experiment, params, store=store, progress=False, stop=self._stop, told=self._tell
+                    self._experiment, params, store=store, progress=False, stop=self._stop, on_progress=self._tell
                 )
                 run.finish()
             self.said.value = "Measured; not saved yet."

@@ -19,7 +19,6 @@ from torch import nn
 
 from nanolib.measurement import BadInput, Unsupported, shown
 from nanolib.models.casting import cast
-from nanolib.models.transformer import Transformer
 
 _HF = "hf:"
 
@@ -216,55 +215,3 @@ def logits_of(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
         return getattr(out, "logits", out)
 
     return logits
-
-
-_LLAMA_NAMES = {
-    "embedding.": "model.embed_tokens.",
-    "blocks.": "model.layers.",
-    ".attention.out_proj.": ".self_attn.o_proj.",
-    ".attention.": ".self_attn.",
-    ".attention_norm.": ".input_layernorm.",
-    ".mlp_norm.": ".post_attention_layernorm.",
-    ".mlp.gate.": ".mlp.gate_proj.",
-    ".mlp.up.": ".mlp.up_proj.",
-    ".mlp.down.": ".mlp.down_proj.",
-    "norm.weight": "model.norm.weight",
-    "head.": "lm_head.",
-}
-
-
-def llama_like(model: Transformer) -> nn.Module:
-    """Hugging Face's Llama of the same shape with a copy of the same weights: the two compute the same.
-
-    Args:
-        model: Dense, with RoPE and SwiGLU.
-
-    Raises:
-        BadInput: Llama has no such parts.
-        Unsupported: transformers is not installed.
-    """
-    config = model.config
-    if config.mlp != "swiglu" or config.positional != "rope" or config.attention_type != "dense":
-        raise BadInput("model: Llama is dense, with RoPE and SwiGLU; give a config with mlp: swiglu, positional: rope")
-    options = {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.d_model,
-        "intermediate_size": config.mlp_width,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.kv_heads,
-        "max_position_embeddings": config.context_length,
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": config.tie_embeddings,
-    }
-    device = model.embedding.weight.device
-    llama = build_model("hf:LlamaForCausalLM", options, device, config.dtype)
-    weights = {}
-    for name, x in model.state_dict().items():
-        renamed = name
-        for ours, theirs in _LLAMA_NAMES.items():
-            if renamed.startswith(ours) or (ours.startswith(".") and ours in renamed):
-                renamed = renamed.replace(ours, theirs, 1)
-        weights[renamed] = x
-    llama.load_state_dict(weights)
-    return llama.train(model.training)

@@ -25,7 +25,7 @@ def axis_title(metric: str) -> str:
     return m.title if m.unit == "1" else f"{m.title} ({m.unit})"
 
 
-def look(chart: alt.TopLevelMixin) -> alt.TopLevelMixin:
+def theme(chart: alt.TopLevelMixin) -> alt.TopLevelMixin:
     """Fonts, grid and frame, the same for every chart."""
     # Set, not by `configure_…`: each of those copies the whole chart.
     chart.config = alt.Config(
@@ -40,10 +40,10 @@ def look(chart: alt.TopLevelMixin) -> alt.TopLevelMixin:
     return chart
 
 
-def nothing(title: str, why: str) -> alt.TopLevelMixin:
+def empty_chart(title: str, why: str) -> alt.TopLevelMixin:
     """A chart that says that there is nothing to draw, and why."""
     text = alt.Chart(pd.DataFrame({"why": [why]})).mark_text(fontSize=13, color="#555").encode(text=alt.Text("why:N"))
-    return look(text.properties(width=2 * WIDTH, height=60, title=title))
+    return theme(text.properties(width=2 * WIDTH, height=60, title=title))
 
 
 def seq_axis(values: pd.Series, title: str = "Sequence length (tokens)") -> alt.X:
@@ -183,7 +183,7 @@ def measured_and_predicted(
         joined = alt.hconcat(*charts, spacing=24)
         if not alone:
             joined = joined.add_params(chosen)
-    return look(joined.properties(title=alt.Title(title, subtitle=subtitle)))
+    return theme(joined.properties(title=alt.Title(title, subtitle=subtitle)))
 
 
 def _slopes(data: pd.DataFrame, domain: list[float], x: alt.X, y: alt.Y) -> list[alt.Chart]:
@@ -232,7 +232,7 @@ def failed_cases(rows: pd.DataFrame, first: str, others: list[str]) -> pd.DataFr
     )
 
 
-def why_nothing(rows: pd.DataFrame, experiment: str) -> str:
+def why_empty(rows: pd.DataFrame, experiment: str) -> str:
     """Why there is nothing to draw: never run, or nothing but failures."""
     if rows.empty:
         return f"no {experiment} run is in the database; run: nano run quick {experiment}"

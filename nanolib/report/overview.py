@@ -15,7 +15,7 @@ from nanolib.measurement import FLAG_TEXT, METRICS, Direction, case_name, format
 _Made = TypeVar("_Made", pd.DataFrame, list[str])
 
 
-def made_once(table: Callable[[pd.DataFrame], _Made]) -> Callable[[pd.DataFrame], _Made]:
+def cached(table: Callable[[pd.DataFrame], _Made]) -> Callable[[pd.DataFrame], _Made]:
     """A table or verdict of the same rows is made once: charts, page and files ask for it again and again. Each gets a copy."""
     last: list[Any] = [lambda: None, None]
 

@@ -8,8 +8,8 @@ import pandas as pd
 from nanolib.compare.compare import Comparison
 from nanolib.compare.history import History
 from nanolib.measurement import METRICS, case_name, format_number, format_with_interval
-from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, look, nothing
-from nanolib.report.overview import made_once, of_experiment, pick
+from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, empty_chart, theme
+from nanolib.report.overview import cached, of_experiment, pick
 from nanolib.report.section import Section
 from nanolib.stats.compare import MARGIN, THRESHOLD, Kind
 
@@ -69,7 +69,7 @@ def ab_table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-@made_once
+@cached
 def ab_verdict(rows: pd.DataFrame) -> list[str]:
     """What `nano ab` found, in words."""
     table = ab_table(rows)
@@ -91,7 +91,7 @@ def ab_ratio(rows: pd.DataFrame) -> alt.TopLevelMixin:
     table = ab_table(rows)
     title = "Two versions side by side"
     if table.empty:
-        return nothing(title, "no two versions were compared; run: nano ab HEAD~1 .")
+        return empty_chart(title, "no two versions were compared; run: nano ab HEAD~1 .")
     label = (table["case"] + " " + table["scope"]).str.strip()
     subtitle = f"A: {table['a'].iloc[0]}. B: {table['b'].iloc[0]}."
     return ratio_chart(table.assign(label=label), title, subtitle, float(table["threshold"].iloc[0]))
@@ -118,7 +118,7 @@ def comparison_chart(found: Comparison, title: str, subtitle: str) -> alt.TopLev
     """Timings of two sets of runs, the worst first."""
     table = comparison_table(found)
     if table.empty:
-        return nothing(title, "no timing is in both")
+        return empty_chart(title, "no timing is in both")
     return ratio_chart(table, title, subtitle, found.threshold)
 
 
@@ -169,14 +169,14 @@ def ratio_chart(table: pd.DataFrame, title: str, subtitle: str, threshold: float
     ]
     told = [subtitle + left_out, f"Band: no change (±{MARGIN:.0%}). Dashed: the threshold, {threshold:.0%}."]
     chart = alt.layer(*layers, width=WIDTH, height=max(60, _ROW * len(shown)), title=alt.Title(title, subtitle=told))
-    return look(chart)
+    return theme(chart)
 
 
 def since_chart(since: Comparison | None) -> alt.TopLevelMixin:
     """The newest runs against those before them."""
     title = "Since the run before"
     if since is None:
-        return nothing(title, "there is no earlier run of the same suite on this machine")
+        return empty_chart(title, "there is no earlier run of the same suite on this machine")
     return comparison_chart(since, title, "The newest runs (B) against those before them (A), collected apart.")
 
 
@@ -204,7 +204,7 @@ def history_chart(found: list[History]) -> alt.TopLevelMixin:
     """Each case over its runs, relative to its first; those that changed in colour, with a mark where."""
     title = "Over the runs"
     if not found:
-        return nothing(title, "no case was run twice on one machine; run the suite again after a change")
+        return empty_chart(title, "no case was run twice on one machine; run the suite again after a change")
     changed = [history for history in found if history.changes]
     told = changed[: len(PALETTE) - 1]
     short = without_common([_history_name(history) for history in told])
@@ -264,7 +264,7 @@ def history_chart(found: list[History]) -> alt.TopLevelMixin:
         f"{METRICS[found[0].metric].title} of {len(found)} timings, same machine. Triangles: the level changed."
     ]
     chart = alt.layer(*layers, width=2 * WIDTH, height=HEIGHT, title=alt.Title(title, subtitle=subtitle))
-    return look(chart)
+    return theme(chart)
 
 
 def history_verdict(found: list[History]) -> list[str]:

@@ -9,18 +9,9 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, look, nothing, short_names
+from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, empty_chart, short_names, theme
 from nanolib.report.overview import leaders, pick
 
-ROOFLINE_COLUMNS = {
-    "case": "Case",
-    "scope": "Of",
-    "intensity": "FLOP per byte",
-    "achieved": "Achieved, FLOP/s [95 %]",
-    "attainable": "Attainable, FLOP/s",
-    "share": "Share",
-    "bound": "Bound by",
-}
 _CASE = ["name", "optimisation", "seq_len", "batch_size", "dtype"]
 
 
@@ -73,7 +64,7 @@ def roofline_chart(rows: pd.DataFrame, experiment: str = "") -> alt.TopLevelMixi
     table = roofline_table(rows, experiment)
     title = "Under the roofline"
     if table.empty:
-        return nothing(title, "no timing has its work, its bytes and its run's ceilings")
+        return empty_chart(title, "no timing has its work, its bytes and its run's ceilings")
     table, shared = short_names(table, "name", "optimisation")
     columns = ["name", "scope", "case", "dtype", "intensity", "achieved", "achieved_low", "achieved_high", "attainable"]
     columns += ["share", "bound"]
@@ -127,7 +118,7 @@ def roofline_chart(rows: pd.DataFrame, experiment: str = "") -> alt.TopLevelMixi
         "Left of the bend memory is the limit, right of it arithmetic. Dashed: this machine's ceilings, measured in the same run.",
         "Bytes are those that must move at least once: what stays in a cache can lie above the slope.",
     ]
-    return look(
+    return theme(
         alt.layer(
             *layers, width=2 * WIDTH, height=int(1.3 * HEIGHT), title=alt.Title(title + shared, subtitle=subtitle)
         )

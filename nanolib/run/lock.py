@@ -33,18 +33,18 @@ def lock_path(device: str) -> Path:
     return Path(tempfile.gettempdir()) / f"nanolib-{name}.lock"
 
 
-def _say(message: str) -> None:
+def _log(message: str) -> None:
     print(printable(message), file=sys.stderr, flush=True)
 
 
 @contextmanager
-def device_lock(device: str, what: str, say: Callable[[str], None] = _say) -> Iterator[None]:
+def device_lock(device: str, what: str, log: Callable[[str], None] = _log) -> Iterator[None]:
     """Hold the device for the block; wait while another process does.
 
     Args:
         device: As `resolve_device` names it.
         what: Who holds it, for those who wait.
-        say: Told once, in one line, when there is a wait and when it ends.
+        log: Told once, in one line, when there is a wait and when it ends.
 
     Raises:
         BadInput: Something else lies where its file should.
@@ -57,7 +57,7 @@ def device_lock(device: str, what: str, say: Callable[[str], None] = _say) -> It
             if held and _is_at(path, handle):
                 break
             if not held and not waiting:
-                say(f"waiting for {device}: in use by {_holder_text(handle)}; this run starts when that ends")
+                log(f"waiting for {device}: in use by {_holder_text(handle)}; this run starts when that ends")
                 waiting = True
         except BaseException:
             os.close(handle)
@@ -67,7 +67,7 @@ def device_lock(device: str, what: str, say: Callable[[str], None] = _say) -> It
             time.sleep(_POLL_S)
     try:
         if waiting:
-            say(f"{device} is free; starting")
+            log(f"{device} is free; starting")
         _write(path, handle, json.dumps({"process": process_name(), "what": what[:300]}))
         yield
         _write(path, handle, "")

@@ -83,7 +83,7 @@ def measure(
     store: Store | None = None,
     progress: bool = True,
     stop: threading.Event | None = None,
-    told: Callable[[int, int, str], object] | None = None,
+    on_progress: Callable[[int, int, str], object] | None = None,
 ) -> SweepRun:
     """Measure all cases of an experiment on this machine.
 
@@ -94,7 +94,7 @@ def measure(
         store: Where the rows go; the database in the output folder by default.
         progress: Whether to show a bar with the case in flight.
         stop: When it is set the case in flight is ended, and the run is `interrupted`; off the main thread alone.
-        told: Called with the cases done, how many there are, and the case that begins.
+        on_progress: Called with the cases done, how many there are, and the case that begins.
 
     Returns:
         The run, still `running`.
@@ -124,7 +124,7 @@ def measure(
             run_id = store.add(run)
         sweep_run = SweepRun(store, run_id)
         try:
-            _measure_all(experiment, params, cases, store, run_id, progress, stop, told)
+            _measure_all(experiment, params, cases, store, run_id, progress, stop, on_progress)
         except BaseException as error:
             asked = isinstance(error, KeyboardInterrupt | Cancelled)
             message = "stopped by the user" if asked else f"{type(error).__name__}: {one_line(error)}"
@@ -158,7 +158,7 @@ def _measure_all(
     run_id: str,
     progress: bool,
     stop: threading.Event | None,
-    told: Callable[[int, int, str], object] | None,
+    on_progress: Callable[[int, int, str], object] | None,
 ) -> None:
     finished, attempts = store.finished_cases(run_id), store.started_attempts(run_id)
     todo = [case for case in cases if case.case_id not in finished]
@@ -168,8 +168,8 @@ def _measure_all(
     with bar:
         for done, case in enumerate(todo, len(cases) - len(todo)):
             bar.set_description_str(printable(str(case)))
-            if told is not None:
-                told(done, len(cases), str(case))
+            if on_progress is not None:
+                on_progress(done, len(cases), str(case))
             if stop is not None and stop.is_set():
                 raise Cancelled
             tried = attempts.get(case.case_id, 0)

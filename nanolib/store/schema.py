@@ -68,6 +68,16 @@ MIGRATIONS = (
 SCHEMA_VERSION = len(MIGRATIONS)
 
 
+# Conditions of queries: rows of runs whose ids a JSON list holds (a query takes a limited number of marks), traces that have a run.
+LISTED = "(SELECT value FROM json_each(?))"
+HAS_RUN = "EXISTS (SELECT 1 FROM runs WHERE runs.run_id = traces.run_id)"
+
+
+def marks(count: int) -> str:
+    """So many places for values in a statement."""
+    return ", ".join("?" * count)
+
+
 @dataclass(frozen=True)
 class Run:
     """One execution of one experiment.

@@ -60,12 +60,16 @@ def measure_case(case: Case, params: Params, ceilings: dict[str, float]):
 def _child(database: str, count: int) -> None:
     """Measure all cases, telling each that is stored."""
 
-    def told(done: int, total: int, case: str) -> None:
+    def on_progress(done: int, total: int, case: str) -> None:
         print(done, flush=True)
 
     with Store(database) as store:
         sweep.measure(
-            sys.modules[__name__], Params(cases=count, resume=True), store=store, progress=False, told=told
+            sys.modules[__name__],
+            Params(cases=count, resume=True),
+            store=store,
+            progress=False,
+            on_progress=on_progress,
         ).finish()
 
 

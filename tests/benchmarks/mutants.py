@@ -96,7 +96,7 @@ TESTS = {
     **{f"nanolib/report/{name}.py": _CLAIMS for name in _TOLD},
     **{f"nanolib/report/{name}.py": [*_CLAIMS, "tests/experiments/test_fp8.py"] for name in ("fp8", "fp8_parity")},
     **{f"nanolib/report/{name}.py": [*_CLAIMS, "tests/report/test_energy.py"] for name in ("energy", "layers")},
-    "nanolib/store/database.py": [
+    "nanolib/store": [
         "tests/store/test_store.py",
         "tests/store/test_traces.py",
         "tests/store/test_newest.py",
@@ -226,7 +226,7 @@ def _unheard(source: str) -> Iterator[_Span]:
             for decorator in node.decorator_list:
                 name = ast.unparse(decorator)
                 is_a_cache = name == "functools.cache" or name.startswith(
-                    ("functools.lru_cache", "functools.wraps", "made_once")
+                    ("functools.lru_cache", "functools.wraps", "cached")
                 )
                 if is_a_cache or (name == "staticmethod" and is_reached_by_torch):
                     yield (decorator.lineno, 0), (decorator.end_lineno, decorator.end_col_offset + 1)

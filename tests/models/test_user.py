@@ -11,10 +11,11 @@ from nanolib.experiments.model import model_cases
 from nanolib.experiments.model.steps import Training
 from nanolib.measurement import BadInput, Unsupported
 from nanolib.models.generation import generation_of
-from nanolib.models.user import build_model, check_name, llama_like, logits_of, resolve
+from nanolib.models.user import build_model, check_name, logits_of, resolve
 from nanolib.run import sweep
 from nanolib.run.own_model import rehearse_in_process
 from nanolib.store import Store
+from tests.models.llama import llama_like
 
 SOURCE = """
     import torch

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 HANGING_S = 60
 # What tells each kind of process, in the order in which one starts the next.
 KINDS = {
-    "papermill": "nanolib.run.suite.ahead",
+    "papermill": "nanolib.run.suite.warm_kernel",
     "kernel": "ipykernel_launcher",
     "worker": "nanolib.run.worker",
     "launcher": "nanolib.run.ranks.launcher",

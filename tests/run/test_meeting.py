@@ -152,7 +152,7 @@ def asker():
     said, stop = [], {}
     thread = threading.Thread(
         target=lambda: stop.update(
-            took=nodes.join(f"127.0.0.1:{port}", wait_s=3, say=said.append, packages=("nanolib", "tests"))
+            took=nodes.join(f"127.0.0.1:{port}", wait_s=3, log=said.append, packages=("nanolib", "tests"))
         )
     )
     thread.start()
@@ -212,7 +212,7 @@ def test_without_a_secret_one_line_says_how_to_make_one(monkeypatch, text):
     with pytest.raises(
         BadInput, match=f"NANOLIB_SECRET holds {len(text or '')} characters; set it on all nodes"
     ) as error:
-        nodes.join("127.0.0.1:29400", wait_s=1, say=print)
+        nodes.join("127.0.0.1:29400", wait_s=1, log=print)
     assert len(error.value.lines) == 1
 
 

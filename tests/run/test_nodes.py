@@ -38,7 +38,7 @@ def _joined(endpoint, packages=("nanolib", "tests"), wait_s=60, before="", **var
     script = f"""
         from nanolib.run.ranks import nodes
         {before}
-        nodes.join({endpoint!r}, wait_s={wait_s}, say=lambda line: print(line, flush=True), packages={packages!r})
+        nodes.join({endpoint!r}, wait_s={wait_s}, log=lambda line: print(line, flush=True), packages={packages!r})
     """
     environment = os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR", **variables}
     process = subprocess.Popen(
@@ -167,14 +167,14 @@ def test_ranks_end_when_the_node_that_asked_is_lost_and_the_joined_one_waits_for
 def test_a_joined_node_gives_up_after_its_time():
     endpoint = f"127.0.0.1:{free_port()}"
     said = []
-    assert nodes.join(endpoint, wait_s=0.3, say=said.append) == 0
+    assert nodes.join(endpoint, wait_s=0.3, log=said.append) == 0
     assert said[-1] == "nothing was asked for 0.3 s; took part in 0 launch(es)"
 
 
 def test_a_joined_node_waits_no_longer_for_a_port_that_says_nothing():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        assert nodes.join(f"127.0.0.1:{port}", wait_s=0.5, say=lambda line: None) == 0
+        assert nodes.join(f"127.0.0.1:{port}", wait_s=0.5, log=lambda line: None) == 0
 
 
 @pytest.mark.skipif(not socket.has_ipv6 or "::1" not in str(psutil.net_if_addrs()), reason="no IPv6 here")

@@ -74,7 +74,7 @@ def test_a_time_limit_never_leaves_half_a_module_behind(tmp_path, monkeypatch):
 def test_who_watches_is_told_how_far_it_is(store):
     seen = []
     params = sample.Params(behaviours=["ok", "error", "unsupported"])
-    sweep.measure(sample, params, store=store, progress=False, told=lambda *what: seen.append(what))
+    sweep.measure(sample, params, store=store, progress=False, on_progress=lambda *what: seen.append(what))
     assert seen == [(0, 3, "ok"), (1, 3, "error"), (2, 3, "unsupported")]
 
 

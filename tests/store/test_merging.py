@@ -306,7 +306,7 @@ def test_a_kill_after_the_runs_are_gone_leaves_rows_that_nobody_sees_and_the_nex
 
     with Store(theirs) as store:
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-            patched.setattr(Store, "_free", killed)
+            patched.setattr("nanolib.store.deleting._free", killed)
             store.cleanup_old_runs(None, max_runs=0)
         assert store.runs().empty and store.measurements().empty and store.trace("power_samples").empty
         store.cleanup_old_runs(None)

@@ -563,7 +563,7 @@ def test_the_limit_of_cases_is_of_each_experiment(store):
 
 
 def test_a_run_that_shows_no_case_is_among_those_shown(store, monkeypatch):
-    monkeypatch.setattr("nanolib.store.database.SHOWN_CASES", 2)
+    monkeypatch.setattr("nanolib.store.reading.SHOWN_CASES", 2)
     for day, run_id in enumerate("abcd", 1):
         store.add(_run(run_id, rows=_cases("x") if run_id != "d" else {}))
         _at(store, run_id, day)
@@ -706,7 +706,7 @@ def test_a_statement_is_tried_again_while_the_file_is_locked_and_no_longer(store
 
     now = [0.0]
     watch = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: waits.append(seconds))
-    monkeypatch.setattr("nanolib.store.database.time", watch)
+    monkeypatch.setattr("nanolib.store.connection.time", watch)
     try:
         store.connection = Locked()
         assert store._patiently("SELECT 5").fetchone() == (5,) and len(waits) == 3 and min(waits) > 0
@@ -741,7 +741,7 @@ def test_who_cannot_write_for_too_long_is_told_and_nothing_is_half_there(store):
 
 def test_an_older_database_that_cannot_be_written_is_told(store, monkeypatch):
     store.connection.execute("PRAGMA user_version = 1")
-    monkeypatch.setattr("nanolib.store.database.writable", lambda path: False)
+    monkeypatch.setattr("nanolib.store.connection.writable", lambda path: False)
     with pytest.raises(
         BadInput, match=f"has schema 1, this nanolib {SCHEMA_VERSION}, and it cannot be written; copy it"
     ):

@@ -22,7 +22,6 @@ VARIANTS = {
     for format in fp8.FORMATS
     for granularity in ("tensor", "row")
 }
-PRODUCTS = ("output", "input_gradient", "weight_gradient")
 _OPERANDS = ("input", "weight", "gradient")
 
 

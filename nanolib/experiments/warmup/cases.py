@@ -23,7 +23,6 @@ from nanolib.run.workload import Workload, trace
 from nanolib.stats.steady import leading_slow_samples, steady_state
 
 DIRECTIONS = ("forward", "forward_backward")
-REFERENCE_SETTING = 5
 
 
 class Params(shared.Params):

@@ -11,11 +11,11 @@ from nanolib.report.drawing import (
     HEIGHT,
     PALETTE,
     WIDTH,
-    look,
-    nothing,
-    why_nothing,
+    empty_chart,
+    theme,
+    why_empty,
 )
-from nanolib.report.overview import having, made_once, of_experiment, pick
+from nanolib.report.overview import cached, having, of_experiment, pick
 from nanolib.report.section import Section
 
 WARMUP_COLUMNS = {
@@ -30,7 +30,7 @@ WARMUP_COLUMNS = {
 }
 
 
-@made_once
+@cached
 def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per direction and warm-up setting.
 
@@ -79,7 +79,7 @@ def warmup_curve(rows: pd.DataFrame) -> alt.TopLevelMixin:
     data = curve_table(rows)
     title = "From the first step of a fresh process"
     if data.empty:
-        return nothing(title, why_nothing(of_experiment(rows, "warmup"), "warmup"))
+        return empty_chart(title, why_empty(of_experiment(rows, "warmup"), "warmup"))
     phases = ["warm-up", "steady", "not settled"]
     colours = alt.Scale(domain=phases, range=[PALETTE[1], PALETTE[0], "#888888"])
     charts = []
@@ -96,7 +96,7 @@ def warmup_curve(rows: pd.DataFrame) -> alt.TopLevelMixin:
         )
         title_ = alt.Title(str(direction).replace("_", " + "), fontSize=12)
         charts.append(alt.layer(line, points, width=WIDTH, height=HEIGHT, title=title_))
-    return look(alt.hconcat(*charts, spacing=24, title=title))
+    return theme(alt.hconcat(*charts, spacing=24, title=title))
 
 
 def warmup_settings(rows: pd.DataFrame) -> alt.TopLevelMixin:
@@ -104,7 +104,7 @@ def warmup_settings(rows: pd.DataFrame) -> alt.TopLevelMixin:
     data = warmup_table(rows)
     title = "What each setting would report"
     if data.empty or not data["mean"].notna().any():
-        return nothing(title, why_nothing(of_experiment(rows, "warmup"), "warmup"))
+        return empty_chart(title, why_empty(of_experiment(rows, "warmup"), "warmup"))
     data = data[data["mean"].notna()].assign(upper=lambda t: t["mean"] + t["sd"], lower=lambda t: t["mean"] - t["sd"])
     charts = []
     for direction in dict.fromkeys(data["direction"]):
@@ -120,10 +120,10 @@ def warmup_settings(rows: pd.DataFrame) -> alt.TopLevelMixin:
         )
         title_ = alt.Title(str(direction).replace("_", " + "), fontSize=12)
         charts.append(alt.layer(rule, points, width=WIDTH, height=HEIGHT, title=title_))
-    return look(alt.hconcat(*charts, spacing=24, title=title))
+    return theme(alt.hconcat(*charts, spacing=24, title=title))
 
 
-@made_once
+@cached
 def verdict(rows: pd.DataFrame) -> list[str]:
     """How many warm-up steps are enough on this machine."""
     found = overview.of_experiment(rows, "warmup")

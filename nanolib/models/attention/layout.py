@@ -60,15 +60,6 @@ class Layout:
             raise BadInput(f"x: {x.shape[dim]} positions in dimension {dim}; this layout is of {self.total}")
         return torch.cat([x.narrow(dim, start, stop - start) for start, stop in self.pieces[rank]], dim=dim)
 
-    def restore(self, parts: Sequence[torch.Tensor], dim: int = 2) -> torch.Tensor:
-        """The whole sequence from all ranks' parts: the inverse of `take`."""
-        split = [
-            (piece, part)
-            for pieces, held in zip(self.pieces, parts, strict=True)
-            for piece, part in zip(pieces, held.split([stop - start for start, stop in pieces], dim=dim), strict=True)
-        ]
-        return torch.cat([part for _, part in sorted(split, key=lambda item: item[0])], dim=dim)
-
 
 def _split(total: int, parts: int) -> list[Piece]:
     edges = [total * part // parts for part in range(parts + 1)]

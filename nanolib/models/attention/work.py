@@ -37,10 +37,6 @@ class Work:
         """Forward FLOPs of the two products: 4 · batch · heads · kept · head_dim (a multiply-add counts two)."""
         return 4 * batch * heads * self.kept * head_dim
 
-    def speed_bound(self, dense: Work) -> float:
-        """How many times faster than `dense` (same tile size and causality) skipping tiles can make it."""
-        return dense.kept_tiles / self.kept_tiles
-
 
 def allowed_pairs(q_len: int, kv_len: int, causal: bool) -> int:
     """Query-key pairs of dense attention; causality is aligned at the end."""

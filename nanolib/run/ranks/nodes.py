@@ -207,13 +207,13 @@ def ask(endpoint: str, asked: dict[str, Any], *, nodes: int, ranks: int, within_
     return Launch(store, number, nonces, asked)
 
 
-def join(endpoint: str, *, wait_s: float, say: Callable[[str], None], packages: tuple[str, ...] = ("nanolib",)) -> int:
+def join(endpoint: str, *, wait_s: float, log: Callable[[str], None], packages: tuple[str, ...] = ("nanolib",)) -> int:
     """Take part in what another machine asks for, until it has asked for nothing for `wait_s`.
 
     Args:
         endpoint: `HOST:PORT` of the machine that measures; it need not be there yet.
         wait_s: How long to wait for it, and for each next launch, s.
-        say: Is told what happens.
+        log: Is told what happens.
         packages: Whose functions it may ask for.
 
     Returns:
@@ -224,7 +224,7 @@ def join(endpoint: str, *, wait_s: float, say: Callable[[str], None], packages: 
     """
     host, port = address(endpoint)
     secret()
-    say(f"waiting for {endpoint} to ask, at most {wait_s:g} s")
+    log(f"waiting for {endpoint} to ask, at most {wait_s:g} s")
     store, seen, took_part, idle_since = None, 0, 0, time.monotonic()
     while time.monotonic() - idle_since < wait_s:
         try:
@@ -232,17 +232,17 @@ def join(endpoint: str, *, wait_s: float, say: Callable[[str], None], packages: 
                 store, seen = _reached(host, port, min(_SILENT_S, wait_s)), 0
             latest = store.add(_LAUNCHES, 0) if store else 0
             if store and latest > seen and not store.check([f"{latest}/end"]):
-                took_part += _take_part(store, latest, say, packages)
+                took_part += _take_part(store, latest, log, packages)
                 idle_since = time.monotonic()
             seen = latest
         except dist.DistError:  # it has ended, or was ended; it, or another, may come again
             store = None
         time.sleep(_POLL_S)
-    say(f"nothing was asked for {wait_s:g} s; took part in {took_part} launch(es)")
+    log(f"nothing was asked for {wait_s:g} s; took part in {took_part} launch(es)")
     return took_part
 
 
-def _take_part(store: dist.Store, number: int, say: Callable[[str], None], packages: tuple[str, ...]) -> bool:
+def _take_part(store: dist.Store, number: int, log: Callable[[str], None], packages: tuple[str, ...]) -> bool:
     """This node's share of a launch; whether there was one."""
     nonce = secrets.token_hex(16)  # what was asked once cannot be asked again by who has listened
     here = store.add(f"{number}/came", 1)
@@ -253,7 +253,7 @@ def _take_part(store: dist.Store, number: int, say: Callable[[str], None], packa
         time.sleep(_POLL_S)
     asked = _unsealed(f"{number}/asked", store.get(f"{number}/asked"))
     if asked is None:
-        say(f"launch {number}: asked without this node's {SECRET_VARIABLE}; nothing was run")
+        log(f"launch {number}: asked without this node's {SECRET_VARIABLE}; nothing was run")
         return False
     if nonce not in asked["nonces"]:  # there were enough others
         return False
@@ -263,7 +263,7 @@ def _take_part(store: dist.Store, number: int, say: Callable[[str], None], packa
         refused = f"{me} runs functions of {', '.join(packages)} alone, and not {asked['body']}"
     elif asked["versions"] != _versions():
         refused = f"{me} has {_versions()} and the first {asked['versions']}; install the same on both"
-    say(refused or f"launch {number}: {asked['ranks']} rank(s) of {asked['body']}")
+    log(refused or f"launch {number}: {asked['ranks']} rank(s) of {asked['body']}")
     if not refused:
         files = _run_share(store, number, node, asked)
     key = f"{number}/report/{node}"

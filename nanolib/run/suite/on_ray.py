@@ -28,13 +28,13 @@ from nanolib.store import Store
 RETRIES = 2  # of a task whose node or worker is lost
 
 
-def run_on_ray(jobs: Sequence[Job], output: Path, say: Callable[[str], None] = print) -> tuple[list[Ended], Path]:
+def run_on_ray(jobs: Sequence[Job], output: Path, log: Callable[[str], None] = print) -> tuple[list[Ended], Path]:
     """Run jobs as Ray tasks, as many at once as the cluster has devices for, and bring their results into one database.
 
     Args:
         jobs: From `plan`; those that measure nothing run here, at the end.
         output: The output folder: executed notebooks and the database go there.
-        say: Takes lines for the terminal.
+        log: Takes lines for the terminal.
 
     Returns:
         How each ended, and the log file.
@@ -53,12 +53,12 @@ def run_on_ray(jobs: Sequence[Job], output: Path, say: Callable[[str], None] = p
         needs = [resources(job, nodes) for job in measuring]
         log_path = make_folder(output / "logs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{token}-ray.log"
         cpus, gpus = (sum(node.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU"))
-        say(f"ray: {len(nodes)} node(s) with {cpus:g} CPUs and {gpus:g} GPUs")
-        with Store(output / DATABASE) as store, log_path.open("w", encoding="utf-8") as log:
-            ended = _measure_all(ray, list(zip(measuring, needs, strict=True)), token, output, store, log, say)
+        log(f"ray: {len(nodes)} node(s) with {cpus:g} CPUs and {gpus:g} GPUs")
+        with Store(output / DATABASE) as store, log_path.open("w", encoding="utf-8") as log_file:
+            ended = _measure_all(ray, list(zip(measuring, needs, strict=True)), token, output, store, log_file, log)
     if any(end.status == RunStatus.INTERRUPTED for end in ended):
         return ended, log_path
-    here, _ = run_jobs([job for job in jobs if not job.cases()], output, say, token=token)
+    here, _ = run_jobs([job for job in jobs if not job.cases()], output, log, token=token)
     return [*ended, *here], log_path
 
 
@@ -68,8 +68,8 @@ def _measure_all(
     token: str,
     output: Path,
     store: Store,
-    log: IO[str],
-    say: Callable[[str], None],
+    log_file: IO[str],
+    log: Callable[[str], None],
 ) -> list[Ended]:
     """All jobs as tasks with what each needs; their results as they come."""
     task = ray.remote(_measure)
@@ -84,9 +84,9 @@ def _measure_all(
         while pending:
             (ready,), _ = ray.wait(list(pending), num_returns=1)
             job, end = pending[ready]
-            _bring_back(ray, ready, job, end, output, store, log)
+            _bring_back(ray, ready, job, end, output, store, log_file)
             del pending[ready]
-            say(f"{end.name}: {end.status} in {end.seconds:.0f} s {end.message}".rstrip())
+            log(f"{end.name}: {end.status} in {end.seconds:.0f} s {end.message}".rstrip())
     except KeyboardInterrupt:
         for reference, (_, end) in pending.items():
             ray.cancel(reference, force=True)
@@ -147,7 +147,7 @@ def _connected(ray: Any) -> Iterator[None]:
         ray.shutdown()
 
 
-def _bring_back(ray: Any, ready: Any, job: Job, end: Ended, output: Path, store: Store, log: IO[str]) -> None:
+def _bring_back(ray: Any, ready: Any, job: Job, end: Ended, output: Path, store: Store, log_file: IO[str]) -> None:
     """What one task answered, into the database and the folder."""
     try:
         answer = ray.get(ready)
@@ -160,7 +160,7 @@ def _bring_back(ray: Any, ready: Any, job: Job, end: Ended, output: Path, store:
         return
     for name, value in answer["ended"].items():
         setattr(end, name, value)
-    log.write(answer["log"])
+    log_file.write(answer["log"])
     with Scratch("ray") as scratch:
         part = scratch.path / DATABASE
         part.write_bytes(answer["database"])
@@ -177,11 +177,11 @@ def _measure(name: str, load: Load, values: dict[str, Any], part: str, token: st
         )
     with Scratch("ray") as scratch:
         folder, job = scratch.path, make_job(name, load, values, part)
-        (end,), log = run_jobs([job], folder, lambda line: None, token=token)
+        (end,), log_file = run_jobs([job], folder, lambda line: None, token=token)
         notebook = folder / f"{job.title}.ipynb"
         return {
             "ended": dataclasses.asdict(end),
             "database": (folder / DATABASE).read_bytes(),
             "notebook": notebook.read_bytes() if notebook.is_file() else b"",
-            "log": log.read_text(encoding="utf-8", errors="replace"),
+            "log": log_file.read_text(encoding="utf-8", errors="replace"),
         }

@@ -30,9 +30,9 @@ from nanolib.paths import DATABASE, make_folder
 from nanolib.run.identity import pid_of
 from nanolib.run.launch import PART_VARIABLE, new_token
 from nanolib.run.lock import holder
-from nanolib.run.suite.ahead import Ahead
 from nanolib.run.suite.devices import gpu_places, on_any_gpu
 from nanolib.run.suite.jobs import Job
+from nanolib.run.suite.warm_kernel import WarmKernel
 from nanolib.scratch import Scratch
 from nanolib.store import Store
 
@@ -72,7 +72,7 @@ class _Launch:
     Attributes:
         output: The output folder.
         token: By which their runs are found.
-        ahead: The process that waits for the first of them, where there is one.
+        kernel: The process that waits for the first of them, where there is one.
         bar: Moves with the cases of all of them.
         finished: Cases that have ended, by the job's title.
         claimed: Runs whose job is known.
@@ -81,7 +81,7 @@ class _Launch:
 
     output: Path
     token: str
-    ahead: Ahead | None
+    kernel: WarmKernel | None
     bar: tqdm
     finished: dict[str, int] = field(default_factory=dict)
     claimed: set[str] = field(default_factory=set)
@@ -91,24 +91,24 @@ class _Launch:
 def run_jobs(
     jobs: Sequence[Job],
     output: Path,
-    say: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
     *,
     token: str = "",
-    ahead: Ahead | None = None,
+    kernel: WarmKernel | None = None,
 ) -> tuple[list[Ended], Path]:
     """Run the jobs: those that any one GPU can do on all GPUs at once, and the others in turn.
 
     Args:
         jobs: From `plan`.
         output: The output folder.
-        say: Takes lines for the terminal.
+        log: Takes lines for the terminal.
         token: Of the command, where it has one already.
-        ahead: Started by the command, for the first job.
+        kernel: Started by the command, for the first job.
 
     Returns:
         How each ended, and the log file.
     """
-    token = ahead.token if ahead else token or new_token()
+    token = kernel.token if kernel else token or new_token()
     log_path = output / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{token}.log"
     make_folder(log_path.parent)
     ended = [Ended(job.title, cases=len(job.cases())) for job in jobs]
@@ -116,14 +116,14 @@ def run_jobs(
     places = gpu_places()
     together = [at for at, job in enumerate(jobs) if on_any_gpu(job)] if len(places) > 1 else []
     with tqdm(total=total, unit="case", disable=None, file=sys.stderr, dynamic_ncols=True) as bar:
-        shared = _Launch(output, token, ahead, bar)
+        shared = _Launch(output, token, kernel, bar)
         if together:
-            _run_together(shared, [(jobs[at], ended[at]) for at in together], places, log_path, say)
+            _run_together(shared, [(jobs[at], ended[at]) for at in together], places, log_path, log)
         for at, (job, end) in enumerate(zip(jobs, ended, strict=True)):
             if shared.stop.is_set():
                 break
             if at not in together:
-                _run_one(job, end, shared, {}, log_path, say)
+                _run_one(job, end, shared, {}, log_path, log)
     return ended, log_path
 
 
@@ -132,7 +132,7 @@ def _run_together(
     jobs: Sequence[tuple[Job, Ended]],
     places: Sequence[dict[str, str]],
     log_path: Path,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> None:
     """As many at once as there are places, each with a log of its own."""
     free: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
@@ -143,7 +143,7 @@ def _run_together(
         place = free.get()
         try:
             if not shared.stop.is_set():
-                _run_one(job, end, shared, place, log_path.with_stem(f"{log_path.stem}-{job.title}"), say)
+                _run_one(job, end, shared, place, log_path.with_stem(f"{log_path.stem}-{job.title}"), log)
         finally:
             free.put(place)
 
@@ -157,36 +157,36 @@ def _run_together(
 
 
 def _run_one(
-    job: Job, end: Ended, shared: _Launch, place: dict[str, str], log_path: Path, say: Callable[[str], None]
+    job: Job, end: Ended, shared: _Launch, place: dict[str, str], log_path: Path, log: Callable[[str], None]
 ) -> None:
     """One job to its end, whichever that is."""
     if shared.bar.disable:
-        say(f"{end.name}: {end.cases} cases" if end.cases else f"{end.name}: reads the database")
-    with Store(shared.output / DATABASE) as store, log_path.open("a", encoding="utf-8") as log:
+        log(f"{end.name}: {end.cases} cases" if end.cases else f"{end.name}: reads the database")
+    with Store(shared.output / DATABASE) as store, log_path.open("a", encoding="utf-8") as log_file:
         try:
-            _run(job, end, shared, place, store, log)
+            _run(job, end, shared, place, store, log_file)
         except KeyboardInterrupt:
             shared.stop.set()
             end.status = RunStatus.INTERRUPTED
             end.message = "stopped by Ctrl-C; finished cases are saved (--resume)"
         _settle(store, end)
     if shared.bar.disable:
-        say(f"{end.name}: {end.status} in {end.seconds:.0f} s {end.message}".rstrip())
+        log(f"{end.name}: {end.status} in {end.seconds:.0f} s {end.message}".rstrip())
 
 
-def _run(job: Job, end: Ended, shared: _Launch, place: dict[str, str], store: Store, log: IO[str]) -> None:
+def _run(job: Job, end: Ended, shared: _Launch, place: dict[str, str], store: Store, log_file: IO[str]) -> None:
     began = time.perf_counter()
     names = {case.case_id: str(case) for case in job.cases()}
-    log.seek(0, os.SEEK_END)
-    said = log.tell()
+    log_file.seek(0, os.SEEK_END)
+    said = log_file.tell()
     # beside its place until it ends: two suites at once must not write into one file
     with Scratch("run", beside=shared.output) as made:
         parameters, target = made.path / "params.yml", made.path / f"{job.title}.ipynb"
         parameters.write_text(yaml.safe_dump(dict(job.values)), encoding="utf-8")
         arguments = [_as_is(job.notebook), _as_is(target), "-f", str(parameters), "--no-progress-bar"]
         try:
-            with _process(job, shared, place) as ahead:
-                process = ahead.papermill(arguments, log)
+            with _process(job, shared, place) as kernel:
+                process = kernel.papermill(arguments, log_file)
                 while process.poll() is None:
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         process.wait(_POLL_S)
@@ -198,7 +198,7 @@ def _run(job: Job, end: Ended, shared: _Launch, place: dict[str, str], store: St
                 target.replace(shared.output / target.name)
             end.seconds = time.perf_counter() - began
             _watch(job, end, shared, store, names, process.pid)
-    log.flush()
+    log_file.flush()
     row = store.runs("run_id = ?", (end.run_id,))
     if process.returncode == 0 and (
         (row.empty and not names) or (not row.empty and row.status.iloc[0] == RunStatus.DONE)
@@ -209,14 +209,14 @@ def _run(job: Job, end: Ended, shared: _Launch, place: dict[str, str], store: St
     if not row.empty and row.message.iloc[0]:
         end.message = row.message.iloc[0]
     else:
-        end.message = _reason(process.returncode, Path(log.name), said)
+        end.message = _reason(process.returncode, Path(log_file.name), said)
 
 
-def _process(job: Job, shared: _Launch, place: dict[str, str]) -> Ahead:
+def _process(job: Job, shared: _Launch, place: dict[str, str]) -> WarmKernel:
     """The process that the command has started ahead, as long as it is unused and its environment the job's; else another."""
-    if shared.ahead and shared.ahead.is_waiting and not (place or job.part):
-        return shared.ahead
-    return Ahead(shared.output, shared.token, {PART_VARIABLE: job.part} | place)
+    if shared.kernel and shared.kernel.is_waiting and not (place or job.part):
+        return shared.kernel
+    return WarmKernel(shared.output, shared.token, {PART_VARIABLE: job.part} | place)
 
 
 def _as_is(path: Path) -> str:
@@ -266,9 +266,9 @@ def _settle(store: Store, end: Ended) -> None:
     end.measured_s = sum(seconds for _, _, seconds in rows)
 
 
-def _reason(returncode: int, log: Path, said: int) -> str:
+def _reason(returncode: int, log_file: Path, said: int) -> str:
     """Why papermill ended so: the last line it wrote, and the signal where there was one."""
-    with log.open("rb") as file:
+    with log_file.open("rb") as file:
         file.seek(said)
         lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
     last = lines[-1] if lines else "it wrote nothing"

@@ -6,8 +6,9 @@ import torch
 
 from nanolib import NanoConfig, create_model, generate_random_batch
 from nanolib.experiments.model.steps import Generating, Inferring, Training
-from nanolib.models.user import llama_like, logits_of
+from nanolib.models.user import logits_of
 from parts.rounds import ratio, rounds, text
+from tests.models.llama import llama_like
 
 PRESET, LENGTH, PROMPT, NEW_TOKENS = "small", 128, 64, 64
 

@@ -12,13 +12,13 @@ from nanolib.report.drawing import (
     WIDTH,
     colour_and_shape,
     domain_of,
+    empty_chart,
     failed_cases,
-    look,
     measured_and_predicted,
-    nothing,
     seq_axis,
+    theme,
     tidy,
-    why_nothing,
+    why_empty,
 )
 from nanolib.report.linking import links
 from nanolib.report.overview import of_experiment, pick
@@ -33,7 +33,7 @@ def attention_latency(rows: pd.DataFrame) -> alt.TopLevelMixin:
     found = pick(rows, "latency")
     title = "Attention latency"
     if found.empty:
-        return nothing(title, why_nothing(rows, "attention"))
+        return empty_chart(title, why_empty(rows, "attention"))
     data = tidy(found, "name", _OTHERS, "scope")
     subtitle = [KEY, "The prediction is the roofline of the ceilings measured in the same run."]
     return measured_and_predicted(
@@ -47,7 +47,7 @@ def attention_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
     found = pick(rows, "peak_memory")
     title = "Attention memory"
     if found.empty:
-        return nothing(title, why_nothing(rows, "attention"))
+        return empty_chart(title, why_empty(rows, "attention"))
     data = tidy(found, "name", _OTHERS, "scope")
     data["panel"] = data["panel"].str.replace("forward_backward", "forward + backward")
     subtitle = [KEY, "The prediction counts the same bytes on tensors that have shapes and no data."]
@@ -61,7 +61,7 @@ def attention_efficiency(rows: pd.DataFrame) -> alt.TopLevelMixin:
     found = pick(rows, "ceiling_share")
     title = "Attention efficiency"
     if found.empty:
-        return nothing(title, why_nothing(rows, "attention"))
+        return empty_chart(title, why_empty(rows, "attention"))
     data = tidy(found, "name", _OTHERS, "scope")
     subtitle = [
         "Useful FLOP/s (of kept connections) as a share of this machine's matrix product, measured in the same run."
@@ -77,7 +77,7 @@ def attention_speed_up(rows: pd.DataFrame) -> alt.TopLevelMixin:
     title = "Sparse against dense"
     sparse = table[~table["name"].str.startswith("dense") & table["speed_up"].notna()] if len(table) else table
     if sparse.empty:
-        return nothing(title, "no sparse kind was measured beside a dense one")
+        return empty_chart(title, "no sparse kind was measured beside a dense one")
     data = sparse[["name", "seq_len", "speed_up", "speed_up_low", "speed_up_high", "bound", "baseline"]]
     data = data.assign(**{name: values for name, values in links(sparse).items() if name != "link_model"})
     colour, shape = colour_and_shape("name", "Kind", data["name"], table["name"])
@@ -107,7 +107,7 @@ def attention_speed_up(rows: pd.DataFrame) -> alt.TopLevelMixin:
         "Dashed: what the fastest dense kernel measured would gain by skipping the same tiles.",
     ]
     chart = alt.layer(*layers, width=2 * WIDTH, height=HEIGHT, title=alt.Title(title, subtitle=subtitle))
-    return look(chart)
+    return theme(chart)
 
 
 def attention_roofline(rows: pd.DataFrame) -> alt.TopLevelMixin:

@@ -6,8 +6,8 @@ import altair as alt
 import pandas as pd
 
 from nanolib.report import tables
-from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, colour_and_shape, look, nothing
-from nanolib.report.overview import made_once, of_experiment, pick
+from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, colour_and_shape, empty_chart, theme
+from nanolib.report.overview import cached, of_experiment, pick
 
 QUALITY_COLUMNS = {
     "pattern": "Pattern",
@@ -22,7 +22,7 @@ QUALITY_COLUMNS = {
 _PANELS = {"replaced": "dense attention replaced", "fine_tuned": "and trained on with it"}
 
 
-@made_once
+@cached
 def quality_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per pattern and sparsity.
 
@@ -54,7 +54,7 @@ def attention_quality(rows: pd.DataFrame) -> alt.TopLevelMixin:
     table = quality_table(rows)
     title = "What sparsity does to a trained model"
     if table.empty or not table["replaced"].notna().any():
-        return nothing(title, "no pattern was tried in a trained model; set quality_patterns")
+        return empty_chart(title, "no pattern was tried in a trained model; set quality_patterns")
     table = table[table["replaced"].notna()]
     colour, shape = colour_and_shape("pattern", "Pattern", table["pattern"])
     ends = table[[f"{name}_{end}" for name in _PANELS for end in ("low", "high")]].to_numpy()
@@ -91,7 +91,7 @@ def attention_quality(rows: pd.DataFrame) -> alt.TopLevelMixin:
     subtitle = (
         f"Small decoders trained on bytes of real text, {seeds} seeds; differences paired by seed, with 95 % intervals."
     )
-    return look(alt.hconcat(*charts, spacing=24, title=alt.Title(title, subtitle=subtitle)))
+    return theme(alt.hconcat(*charts, spacing=24, title=alt.Title(title, subtitle=subtitle)))
 
 
 def quality_words(rows: pd.DataFrame) -> list[str]:

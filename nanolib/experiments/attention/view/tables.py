@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from nanolib.measurement import Flag
-from nanolib.report.overview import made_once, of_experiment, pick
+from nanolib.report.overview import cached, of_experiment, pick
 from nanolib.report.tables import all_flags, base, join, with_interval
 
 _FACTORS = ["name", "seq_len", "batch_size", "dtype", "causal", "device"]
@@ -35,7 +35,7 @@ ATTENTION_COLUMNS = {
 }
 
 
-@made_once
+@cached
 def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per attention case.
 

@@ -10,14 +10,14 @@ from nanolib.experiments.attention.view.quality import quality_words
 from nanolib.experiments.attention.view.tables import attention_table
 from nanolib.measurement import Flag
 from nanolib.report import overview
-from nanolib.report.overview import made_once
+from nanolib.report.overview import cached
 from nanolib.report.roofline import roofline_words
 from nanolib.report.tables import in_ms
 
 _UNSTEADY = Flag.NO_STEADY_STATE.value
 
 
-@made_once
+@cached
 def verdict(rows: pd.DataFrame) -> list[str]:
     """Which attention is the fastest at each length, and from which length sparse pays."""
     table = attention_table(rows)

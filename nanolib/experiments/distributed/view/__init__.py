@@ -22,7 +22,7 @@ from nanolib.experiments.distributed.view.sharding import (
     training_scaling,
     training_table,
 )
-from nanolib.report.overview import made_once
+from nanolib.report.overview import cached
 from nanolib.report.section import Section
 
 __all__ = [
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 
-@made_once
+@cached
 def verdict(rows: pd.DataFrame) -> list[str]:
     """Which form on how many ranks, what bounds it, and what training's communication costs."""
     words = [*decode_words(rows), *sharding_words(rows)]

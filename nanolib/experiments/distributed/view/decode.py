@@ -6,9 +6,9 @@ import altair as alt
 import pandas as pd
 
 from nanolib.measurement import Flag, Provenance, format_number, format_with_interval
-from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, colour_and_shape, look, nothing, why_nothing
+from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, colour_and_shape, empty_chart, theme, why_empty
 from nanolib.report.linking import links
-from nanolib.report.overview import ending_of, having, leaders, listed, made_once, of_experiment, pick
+from nanolib.report.overview import cached, ending_of, having, leaders, listed, of_experiment, pick
 
 EXPERIMENT = "distributed"
 KINDS = ("compute", "wait", "communication")
@@ -61,7 +61,7 @@ def over_nodes(names: pd.Series, nodes: pd.Series) -> pd.Series:
     return names.where(nodes == 1, names + ", " + nodes.astype(str) + " nodes")
 
 
-@made_once
+@cached
 def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per form, number of ranks and length.
 
@@ -151,7 +151,7 @@ def _with_efficiency(table: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-@made_once
+@cached
 def component_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per component of a form: columns `ranks`, `seq_len`, `form`, `component`, `ms` (with ends), `mean`, `sd`."""
     rows = having(rows, EXPERIMENT, "world_size")
@@ -182,7 +182,7 @@ def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
     title = "Decoding over a sharded cache: time per token"
     table = _decoded(rows)
     if table.empty:
-        return nothing(title, why_nothing(of_experiment(rows, EXPERIMENT), EXPERIMENT))
+        return empty_chart(title, why_empty(of_experiment(rows, EXPERIMENT), EXPERIMENT))
     table = _beside_several(table)
     measured = pd.DataFrame(
         {
@@ -239,7 +239,7 @@ def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
             )
         charts.append(alt.layer(*layers, width=WIDTH, height=HEIGHT, title=alt.Title(panel, fontSize=12)))
     subtitle = "Slowest rank, 95 % intervals. Hollow: more ranks than cores, no claim of speed. Dashed: the cost model (model)."
-    return look(alt.hconcat(*charts, spacing=24, title=alt.Title(title, subtitle=subtitle)))
+    return theme(alt.hconcat(*charts, spacing=24, title=alt.Title(title, subtitle=subtitle)))
 
 
 def _panel_names(table: pd.DataFrame) -> pd.Series:
@@ -280,7 +280,7 @@ def decode_shares(rows: pd.DataFrame) -> alt.TopLevelMixin:
     title = "Where the time of a token goes"
     table = _decoded(rows)
     if table.empty:
-        return nothing(title, why_nothing(of_experiment(rows, EXPERIMENT), EXPERIMENT))
+        return empty_chart(title, why_empty(of_experiment(rows, EXPERIMENT), EXPERIMENT))
     lines = [
         {
             "panel": f"Ranks: {row['ranks']}, n = {int(row['seq_len']):,}, {row['dtype']}",
@@ -314,7 +314,7 @@ def decode_shares(rows: pd.DataFrame) -> alt.TopLevelMixin:
         for panel in dict.fromkeys(data["panel"])
     ]
     subtitle = "Timed part by part: the ranks wait for each other before they communicate, so that a straggler is no communication."
-    return look(alt.concat(*charts, columns=2, spacing=24, title=alt.Title(title, subtitle=subtitle)))
+    return theme(alt.concat(*charts, columns=2, spacing=24, title=alt.Title(title, subtitle=subtitle)))
 
 
 _BYTES = "datum.value >= 1048576 ? datum.value / 1048576 + ' MiB' : datum.value / 1024 + ' KiB'"
@@ -327,7 +327,7 @@ def link_model(rows: pd.DataFrame) -> alt.TopLevelMixin:
     sent = pick(rows, "latency")
     sent = sent[[isinstance(d, dict) and "collective" in d for d in sent["details"]]] if len(sent) else sent
     if sent.empty:
-        return nothing(title, "no collective was measured: that takes at least two ranks")
+        return empty_chart(title, "no collective was measured: that takes at least two ranks")
     details = list(sent["details"])
     data = pd.DataFrame(
         {
@@ -360,7 +360,7 @@ def link_model(rows: pd.DataFrame) -> alt.TopLevelMixin:
         )
         charts.append(layers.properties(width=WIDTH, height=HEIGHT, title=alt.Title(panel, fontSize=12)))
     subtitle = _link_words(rows) or "Points: measured, slowest rank."
-    return look(alt.hconcat(*charts, spacing=24, title=alt.Title(title, subtitle=subtitle)))
+    return theme(alt.hconcat(*charts, spacing=24, title=alt.Title(title, subtitle=subtitle)))
 
 
 def _link_words(rows: pd.DataFrame) -> str:

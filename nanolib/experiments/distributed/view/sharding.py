@@ -16,9 +16,9 @@ from nanolib.experiments.distributed.view.decode import (
     with_ends,
 )
 from nanolib.measurement import Flag, Provenance, format_with_interval
-from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, look, nothing, why_nothing
+from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, empty_chart, theme, why_empty
 from nanolib.report.linking import links
-from nanolib.report.overview import ending_of, having, leaders, listed, made_once, of_experiment, pick
+from nanolib.report.overview import cached, ending_of, having, leaders, listed, of_experiment, pick
 
 PREFILL_COLUMNS = {
     "ranks": "Ranks",
@@ -55,7 +55,7 @@ TRAINING_COLUMNS = {
 _BINARY = "datum.value >= 1048576 ? datum.value / 1048576 + 'M' : datum.value >= 1024 ? datum.value / 1024 + 'K' : datum.value"
 
 
-@made_once
+@cached
 def prefill_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per form, direction, number of ranks and length; columns as in `PREFILL_COLUMNS`, `latency` with its ends."""
     rows = having(rows, EXPERIMENT, "prefill_forms")
@@ -92,7 +92,7 @@ def prefill_times(rows: pd.DataFrame) -> alt.TopLevelMixin:
     title = "Attention over a sequence that is sharded"
     table = prefill_table(rows)
     if "latency" not in table or not table["latency"].notna().any():
-        return nothing(title, why_nothing(of_experiment(rows, EXPERIMENT), EXPERIMENT))
+        return empty_chart(title, why_empty(of_experiment(rows, EXPERIMENT), EXPERIMENT))
     table = table[table["latency"].notna()]
     data = pd.DataFrame(
         {
@@ -128,7 +128,7 @@ def prefill_times(rows: pd.DataFrame) -> alt.TopLevelMixin:
         )
         charts.append(layers.properties(width=WIDTH, height=30 * len(order), title=alt.Title(panel, fontSize=12)))
     subtitle = "Slowest rank, 95 % intervals, interleaved in one launch; every rank has as many threads as the one that is alone."
-    return look(alt.concat(*charts, columns=2, spacing=24, title=alt.Title(title, subtitle=subtitle)))
+    return theme(alt.concat(*charts, columns=2, spacing=24, title=alt.Title(title, subtitle=subtitle)))
 
 
 def sharded_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
@@ -137,7 +137,7 @@ def sharded_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
     peaks = pick(having(rows, EXPERIMENT, "world_size"), "peak_memory")
     peaks = peaks[peaks["scope"].str.endswith(" forward")] if len(peaks) else peaks
     if peaks.empty:
-        return nothing(title, why_nothing(of_experiment(rows, EXPERIMENT), EXPERIMENT))
+        return empty_chart(title, why_empty(of_experiment(rows, EXPERIMENT), EXPERIMENT))
     sharded = ~peaks["scope"].isin(["dense forward", "math forward", "flash forward"])
     peaks = peaks[~sharded | (peaks["factor.world_size"] == peaks["factor.world_size"].max())]
     data = pd.DataFrame(
@@ -176,10 +176,10 @@ def sharded_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
         .encode(y=alt.Y("gib:Q", scale=y_scale), shape=shape, tooltip=tooltip),
     )
     subtitle = "Points: counted while it ran. Dashed: planned on tensors without data, up to lengths that nobody could run here."
-    return look(layers.properties(width=2 * WIDTH, height=HEIGHT, title=alt.Title(title, subtitle=subtitle)))
+    return theme(layers.properties(width=2 * WIDTH, height=HEIGHT, title=alt.Title(title, subtitle=subtitle)))
 
 
-@made_once
+@cached
 def training_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per strategy and number of ranks; columns as in `TRAINING_COLUMNS`."""
     rows = having(rows, EXPERIMENT, "strategies")
@@ -224,7 +224,7 @@ def training_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
     title = "Training over ranks"
     table = training_table(rows)
     if "tokens_per_second" not in table or not table["tokens_per_second"].notna().any():
-        return nothing(title, "no training step was measured; set training_preset")
+        return empty_chart(title, "no training step was measured; set training_preset")
     table = table[table["tokens_per_second"].notna()]
     data = pd.DataFrame(
         {
@@ -269,7 +269,7 @@ def training_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
         layers.insert(0, alt.Chart(ideal).mark_line(color="#bbb", strokeDash=[2, 2]).encode(x=x, y=alt.Y("rate:Q")))
     subtitle = "95 % intervals; hollow: more ranks than cores. Grey: one rank's rate, as many times."
     joined = alt.layer(*layers, width=WIDTH, height=HEIGHT, title=alt.Title(title, subtitle=subtitle))
-    return look(joined)
+    return theme(joined)
 
 
 def prefill_words(rows: pd.DataFrame) -> list[str]:

@@ -7,9 +7,9 @@ import pandas as pd
 
 from nanolib.experiments.energy.view.layers import layer_words
 from nanolib.measurement import Provenance, format_with_interval
-from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, look, nothing, why_nothing
+from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, empty_chart, theme, why_empty
 from nanolib.report.linking import links
-from nanolib.report.overview import ending_of, made_once, of_experiment, pick
+from nanolib.report.overview import cached, ending_of, of_experiment, pick
 
 ENERGY_COLUMNS = {
     "name": "Model",
@@ -31,7 +31,7 @@ ENERGY_COLUMNS = {
 _RANGES = ("power", "idle_power", "energy_per_token", "net_per_token", "energy", "energy_delay")
 
 
-@made_once
+@cached
 def energy_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per phase, shape and source.
 
@@ -99,7 +99,7 @@ def energy_per_token(rows: pd.DataFrame) -> alt.TopLevelMixin:
     table = energy_table(rows)
     title = "Energy per token"
     if table.empty or not table["energy_per_token"].notna().any():
-        return nothing(title, why_nothing(of_experiment(rows, "energy"), "energy"))
+        return empty_chart(title, why_empty(of_experiment(rows, "energy"), "energy"))
     table = table[table["energy_per_token"].notna()]
     case = "n = " + table["seq_len"].astype(int).astype(str)
     if table["name"].nunique() > 1:
@@ -149,7 +149,7 @@ def energy_per_token(rows: pd.DataFrame) -> alt.TopLevelMixin:
         "Points: read from a sensor, with bounds.",
         "Dashed boxes: a range estimated from how busy the cores were, and no reading.",
     ]
-    return look(
+    return theme(
         alt.layer(*layers, width=int(1.6 * WIDTH), height=alt.Step(26), title=alt.Title(title, subtitle=subtitle))
     )
 
@@ -177,7 +177,7 @@ def power_over_time(rows: pd.DataFrame) -> alt.TopLevelMixin:
         )
     data = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
     if data.empty:
-        return nothing(title, why_nothing(rows, "energy"))
+        return empty_chart(title, why_empty(rows, "energy"))
     phases = list(dict.fromkeys(data["phase"]))
     colours = ["#888888" if phase == "idle" else PALETTE[i % len(PALETTE)] for i, phase in enumerate(phases)]
     chart = (
@@ -197,10 +197,10 @@ def power_over_time(rows: pd.DataFrame) -> alt.TopLevelMixin:
         )
     )
     subtitle = "Solid: read from a sensor. Dashed: the middle of a range estimated from how busy the cores were, and no reading."
-    return look(chart.properties(width=2 * WIDTH, height=HEIGHT, title=alt.Title(title, subtitle=subtitle)))
+    return theme(chart.properties(width=2 * WIDTH, height=HEIGHT, title=alt.Title(title, subtitle=subtitle)))
 
 
-@made_once
+@cached
 def verdict(rows: pd.DataFrame) -> list[str]:
     """What a token costs in each phase, and by which source."""
     table = energy_table(rows)

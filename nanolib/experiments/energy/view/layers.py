@@ -6,7 +6,7 @@ import altair as alt
 import pandas as pd
 
 from nanolib.measurement import format_with_interval
-from nanolib.report.drawing import PALETTE, WIDTH, look, nothing, why_nothing
+from nanolib.report.drawing import PALETTE, WIDTH, empty_chart, theme, why_empty
 from nanolib.report.overview import of_experiment, pick
 
 # What belongs together lies together and shares a hue: projections blue, attention's steps orange, the MLP green, the rest grey.
@@ -148,7 +148,7 @@ def layer_heat_map(rows: pd.DataFrame) -> alt.TopLevelMixin:
     title = "Where the time goes, layer by layer"
     data = _operations(rows)
     if data.empty:
-        return nothing(title, why_nothing(of_experiment(rows, "energy"), "energy"))
+        return empty_chart(title, why_empty(of_experiment(rows, "energy"), "energy"))
     charts = []
     for case, part in data.groupby("case", sort=False):
         layers = list(part.sort_values("place")["layer"].unique())
@@ -173,7 +173,7 @@ def layer_heat_map(rows: pd.DataFrame) -> alt.TopLevelMixin:
         "No sensor sees a layer: the joules in the tooltip are the window's, attributed by time.",
     ]
     joined = alt.vconcat(*charts, spacing=18).resolve_scale(color="independent")
-    return look(joined.properties(title=alt.Title(title + _of_model(rows), subtitle=subtitle)))
+    return theme(joined.properties(title=alt.Title(title + _of_model(rows), subtitle=subtitle)))
 
 
 def operation_breakdown(rows: pd.DataFrame) -> alt.TopLevelMixin:
@@ -181,7 +181,7 @@ def operation_breakdown(rows: pd.DataFrame) -> alt.TopLevelMixin:
     title = "Where the time goes, operation by operation"
     data = _operations(rows)
     if data.empty:
-        return nothing(title, why_nothing(of_experiment(rows, "energy"), "energy"))
+        return empty_chart(title, why_empty(of_experiment(rows, "energy"), "energy"))
     total = data.groupby(["case", "operation", "order"], sort=False)["ms"].sum().reset_index()
     total["share"] = total["ms"] / total.groupby("case")["ms"].transform("sum")
     used = [name for name in OPERATIONS if name in set(total["operation"])]
@@ -217,7 +217,7 @@ def operation_breakdown(rows: pd.DataFrame) -> alt.TopLevelMixin:
     chart = bars.properties(
         width=int(1.6 * WIDTH), height=alt.Step(34), title=alt.Title(title + _of_model(rows), subtitle=subtitle)
     )
-    return look(chart)
+    return theme(chart)
 
 
 def activation_profile(rows: pd.DataFrame) -> alt.TopLevelMixin:
@@ -225,7 +225,7 @@ def activation_profile(rows: pd.DataFrame) -> alt.TopLevelMixin:
     title = "Activations over depth"
     table = layer_table(rows)
     if table.empty or not table["activations"].notna().any():
-        return nothing(title, why_nothing(of_experiment(rows, "energy"), "energy"))
+        return empty_chart(title, why_empty(of_experiment(rows, "energy"), "energy"))
     blocks = table[table["layer"].str.contains(r"\d") & table["activations"].notna()]
     blocks = blocks.assign(depth=blocks.groupby("case").cumcount())
     lines = [
@@ -257,7 +257,7 @@ def activation_profile(rows: pd.DataFrame) -> alt.TopLevelMixin:
         "Means over the calls that were looked at closely. Of a large output an even sample of 2,048 elements is looked at,"
     ]
     subtitle.append("but for its largest one; attention over the pairs that are not masked.")
-    return look(alt.vconcat(*rows_of_charts, spacing=12, title=alt.Title(title + _of_model(rows), subtitle=subtitle)))
+    return theme(alt.vconcat(*rows_of_charts, spacing=12, title=alt.Title(title + _of_model(rows), subtitle=subtitle)))
 
 
 def overhead_table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -308,7 +308,7 @@ def profiling_overhead(rows: pd.DataFrame) -> alt.TopLevelMixin:
     title = "What looking costs"
     data = overhead_table(rows)
     if data.empty:
-        return nothing(title, why_nothing(of_experiment(rows, "energy"), "energy"))
+        return empty_chart(title, why_empty(of_experiment(rows, "energy"), "energy"))
     data = data.assign(limit=[LIMITS.get(mode, float("nan")) for mode in data["mode"]])
     charts = []
     colour = alt.Color(
@@ -344,7 +344,7 @@ def profiling_overhead(rows: pd.DataFrame) -> alt.TopLevelMixin:
         "Calls with and without the profiler alternate; again is the bare call against itself. k − 1 calls are watched, one in k",
         "is looked at closely. Dashed ticks: what a mode may cost on a model of usual size; on small ones a module's cost shows.",
     ]
-    return look(alt.vconcat(*rows_of_charts, spacing=12, title=alt.Title(title + _of_model(rows), subtitle=subtitle)))
+    return theme(alt.vconcat(*rows_of_charts, spacing=12, title=alt.Title(title + _of_model(rows), subtitle=subtitle)))
 
 
 def layer_words(rows: pd.DataFrame) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from nanolib.report.drawing import PALETTE, WIDTH, look
+from nanolib.report.drawing import PALETTE, WIDTH, theme
 
 
 def live_chart(points: pd.DataFrame, estimated: bool) -> alt.TopLevelMixin:
@@ -31,4 +31,4 @@ def live_chart(points: pd.DataFrame, estimated: bool) -> alt.TopLevelMixin:
         )
         .properties(width=2 * WIDTH, height=110)
     )
-    return look(alt.vconcat(power, speed, spacing=8))
+    return theme(alt.vconcat(power, speed, spacing=8))

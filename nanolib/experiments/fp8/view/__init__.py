@@ -18,7 +18,7 @@ from nanolib.experiments.fp8.view.speed import (
     speed_table,
     speed_words,
 )
-from nanolib.report.overview import made_once, of_experiment
+from nanolib.report.overview import cached, of_experiment
 from nanolib.report.section import Section
 
 __all__ = [
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 
-@made_once
+@cached
 def verdict(rows: pd.DataFrame) -> list[str]:
     """Does fp8 pay here, from which size, and at what loss."""
     if of_experiment(rows, "fp8").empty:

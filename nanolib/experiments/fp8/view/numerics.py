@@ -5,11 +5,11 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from nanolib.report.drawing import PALETTE, colour_and_shape, look, nothing, why_nothing
-from nanolib.report.overview import having, made_once, of_experiment, pick
+from nanolib.report.drawing import PALETTE, colour_and_shape, empty_chart, theme, why_empty
+from nanolib.report.overview import cached, having, of_experiment, pick
 
 
-@made_once
+@cached
 def numerics_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Errors of emulated products, one line per way to cast, layer and product.
 
@@ -43,7 +43,7 @@ def fp8_numerics(rows: pd.DataFrame) -> alt.TopLevelMixin:
     title = "Error of products in 8 bits, layer by layer"
     table = numerics_table(rows)
     if table.empty:
-        return nothing(title, why_nothing(of_experiment(rows, "fp8"), "fp8"))
+        return empty_chart(title, why_empty(of_experiment(rows, "fp8"), "fp8"))
     table["product"] = table["product"].str.replace("_", " ")
     variants = list(dict.fromkeys(table["variant"]))
     colour, shape = colour_and_shape("variant", "Cast", table["variant"])
@@ -73,7 +73,7 @@ def fp8_numerics(rows: pd.DataFrame) -> alt.TopLevelMixin:
             )
         )
     subtitle = f"Emulated: hollow marks. {len(variants)} ways to cast, in a small decoder trained for a while in bf16."
-    return look(alt.hconcat(*charts, spacing=16, title=alt.Title(title, subtitle=subtitle)))
+    return theme(alt.hconcat(*charts, spacing=16, title=alt.Title(title, subtitle=subtitle)))
 
 
 def fp8_losses(rows: pd.DataFrame) -> alt.TopLevelMixin:
@@ -82,7 +82,7 @@ def fp8_losses(rows: pd.DataFrame) -> alt.TopLevelMixin:
     rows = having(rows, "fp8", "variant")
     found = pd.concat([pick(rows, "underflow"), pick(rows, "overflow")]) if len(rows) else rows
     if found.empty:
-        return nothing(title, why_nothing(of_experiment(rows, "fp8"), "fp8"))
+        return empty_chart(title, why_empty(of_experiment(rows, "fp8"), "fp8"))
     parts = found["scope"].str.rsplit(" ", n=1)
     data = pd.DataFrame(
         {
@@ -110,7 +110,7 @@ def fp8_losses(rows: pd.DataFrame) -> alt.TopLevelMixin:
     most = data[data["what"].str.startswith("saturate")]["share"].max()
     saturate = f"At most {most:.2g} of any operand saturates" if most > 0 else "Nothing saturates"
     subtitle = f"Emulated. {saturate}: scales follow each tensor's largest magnitude."
-    return look(alt.hconcat(*charts, spacing=16, title=alt.Title(title, subtitle=subtitle)))
+    return theme(alt.hconcat(*charts, spacing=16, title=alt.Title(title, subtitle=subtitle)))
 
 
 def fp8_scales(rows: pd.DataFrame) -> alt.TopLevelMixin:
@@ -118,7 +118,7 @@ def fp8_scales(rows: pd.DataFrame) -> alt.TopLevelMixin:
     title = "Scales over training"
     found = pick(having(rows, "fp8", "variant"), "fp8_scale")
     if found.empty or "samples" not in found:
-        return nothing(title, why_nothing(of_experiment(rows, "fp8"), "fp8"))
+        return empty_chart(title, why_empty(of_experiment(rows, "fp8"), "fp8"))
     lines = []
     for _, row in found.iterrows():
         layer, operand = row["scope"].rsplit(" ", 1)
@@ -142,7 +142,7 @@ def fp8_scales(rows: pd.DataFrame) -> alt.TopLevelMixin:
     subtitle = (
         "Emulated, a line per layer: format's largest value over the tensor's largest magnitude; e5m2 for gradients."
     )
-    return look(alt.hconcat(*charts, spacing=16, title=alt.Title(title, subtitle=subtitle)))
+    return theme(alt.hconcat(*charts, spacing=16, title=alt.Title(title, subtitle=subtitle)))
 
 
 def numerics_words(table: pd.DataFrame) -> list[str]:

@@ -6,8 +6,8 @@ import altair as alt
 import pandas as pd
 
 from nanolib.measurement import STORED_AS, format_with_interval
-from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, look, nothing, why_nothing
-from nanolib.report.overview import ending_of, having, made_once, of_experiment, pick
+from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, empty_chart, theme, why_empty
+from nanolib.report.overview import cached, ending_of, having, of_experiment, pick
 
 PARITY_COLUMNS = {
     "arm": "Arm",
@@ -23,7 +23,7 @@ PARITY_COLUMNS = {
 }
 
 
-@made_once
+@cached
 def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per arm that was trained beside bf16.
 
@@ -70,7 +70,7 @@ def fp8_parity(rows: pd.DataFrame) -> alt.TopLevelMixin:
     title = "Loss above bf16, in pairs of one seed"
     table = parity_table(rows)
     if table.empty or not any(isinstance(tenths, list) for tenths in table["tenths"]):
-        return nothing(title, why_nothing(of_experiment(rows, "fp8"), "fp8"))
+        return empty_chart(title, why_empty(of_experiment(rows, "fp8"), "fp8"))
     lines = [
         {
             "arm": row["arm"].replace("_", " "),
@@ -121,7 +121,7 @@ def fp8_parity(rows: pd.DataFrame) -> alt.TopLevelMixin:
         "Same weights, same text, same order; mean over seeds, 95 % interval. Green: the margin, declared beforehand."
     )
     joined = alt.hconcat(*charts, spacing=30).resolve_scale(color="independent", shape="independent")
-    return look(joined.properties(title=alt.Title(title, subtitle=subtitle)))
+    return theme(joined.properties(title=alt.Title(title, subtitle=subtitle)))
 
 
 def parity_words(table: pd.DataFrame) -> list[str]:

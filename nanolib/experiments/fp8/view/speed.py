@@ -6,8 +6,8 @@ import altair as alt
 import pandas as pd
 
 from nanolib.measurement import Status, format_with_interval
-from nanolib.report.drawing import PALETTE, WIDTH, look, nothing, why_nothing
-from nanolib.report.overview import ending_of, having, leaders, listed, made_once, of_experiment, pick
+from nanolib.report.drawing import PALETTE, WIDTH, empty_chart, theme, why_empty
+from nanolib.report.overview import cached, ending_of, having, leaders, listed, of_experiment, pick
 
 SPEED_COLUMNS = {
     "name": "Model",
@@ -28,7 +28,7 @@ SPEED_COLUMNS = {
 }
 
 
-@made_once
+@cached
 def speed_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per model, precision and mode, with its speed-up over bf16 of the same run.
 
@@ -98,7 +98,7 @@ def fp8_precisions(rows: pd.DataFrame) -> alt.TopLevelMixin:
     title = "Precision: time of a step"
     table = speed_table(rows)
     if table.empty:
-        return nothing(title, why_nothing(of_experiment(rows, "fp8"), "fp8"))
+        return empty_chart(title, why_empty(of_experiment(rows, "fp8"), "fp8"))
     table = table.assign(
         mode=table["mode"].str.replace("_", " "), compiled=table["compiled"].map({True: "compiled", False: "eager"})
     )
@@ -137,7 +137,7 @@ def fp8_precisions(rows: pd.DataFrame) -> alt.TopLevelMixin:
             why = alt.Chart(failed).mark_text(fontSize=11, color="#B00020", align="left", dx=16, limit=WIDTH + 60)
             layers.append(why.encode(y=y, x=alt.value(6), text=alt.Text("message:N")))
         charts.append(alt.layer(*layers, width=WIDTH + 80, height=alt.Step(26), title=alt.Title(panel, fontSize=12)))
-    return look(
+    return theme(
         alt.vconcat(
             *charts, spacing=14, title=alt.Title(title, subtitle="With its 95 % interval; crosses: not here, and why.")
         )
@@ -151,7 +151,7 @@ def fp8_quoted(rows: pd.DataFrame) -> alt.TopLevelMixin:
     own = speed_table(rows)
     own = own[own["precision"].str.startswith("fp8") & own["speed_up"].notna()] if len(own) else own
     if quoted.empty and not len(own):
-        return nothing(title, why_nothing(of_experiment(rows, "fp8"), "fp8"))
+        return empty_chart(title, why_empty(of_experiment(rows, "fp8"), "fp8"))
     lines = [
         {
             "what": row["details"]["what"],
@@ -204,7 +204,7 @@ def fp8_quoted(rows: pd.DataFrame) -> alt.TopLevelMixin:
         ticks = alt.Chart(pd.DataFrame(bounds)).mark_tick(color="#000", thickness=2, size=18, strokeDash=[3, 2])
         layers.append(ticks.encode(y=y, x=alt.X("bound:Q")))
     subtitle = "Hollow: what others report, source in the tooltip. Filled: measured here. Dashed tick: Amdahl's bound."
-    return look(
+    return theme(
         alt.layer(*layers, width=int(1.4 * WIDTH), height=alt.Step(26), title=alt.Title(title, subtitle=subtitle))
     )
 

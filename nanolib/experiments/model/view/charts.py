@@ -12,13 +12,13 @@ from nanolib.report.drawing import (
     PALETTE,
     WIDTH,
     colour_and_shape,
+    empty_chart,
     failed_cases,
-    look,
     measured_and_predicted,
-    nothing,
     short_names,
+    theme,
     tidy,
-    why_nothing,
+    why_empty,
 )
 from nanolib.report.linking import links
 from nanolib.report.overview import of_experiment, pick
@@ -34,7 +34,7 @@ def model_performance(rows: pd.DataFrame) -> alt.TopLevelMixin:
     found = found[found["scope"].isin(["inference", "training_step"])] if len(found) else found
     title = "Model latency"
     if found.empty:
-        return nothing(title, why_nothing(rows, "model"))
+        return empty_chart(title, why_empty(rows, "model"))
     found, shared = short_names(found)
     data = tidy(found, "name", _OTHERS, "scope")
     data["panel"] = data["panel"].str.replace("_", " ")
@@ -49,7 +49,7 @@ def model_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
     found = pick(rows, "peak_memory")
     title = "Model memory"
     if found.empty:
-        return nothing(title, why_nothing(rows, "model"))
+        return empty_chart(title, why_empty(rows, "model"))
     found, shared = short_names(found)
     data = tidy(found, "name", _OTHERS, "scope")
     data["panel"] = data["panel"].str.replace("_", " ")
@@ -65,7 +65,7 @@ def training_phases(rows: pd.DataFrame) -> alt.TopLevelMixin:
     title = "Where a training step goes"
     phases = ["forward", "backward", "optimizer_step"]
     if table.empty or not table["training_step"].notna().any():
-        return nothing(title, "no training step was measured")
+        return empty_chart(title, "no training step was measured")
     table, shared = short_names(table[table["training_step"].notna()], "name", "optimisation")
     cases = "n = " + table["seq_len"].astype(int).astype(str)
     if table["name"].nunique() > 1:
@@ -90,7 +90,7 @@ def training_phases(rows: pd.DataFrame) -> alt.TopLevelMixin:
             tooltip=[alt.Tooltip("case:N"), alt.Tooltip("phase:N"), alt.Tooltip("ms:Q", format=",.4~g")],
         )
     )
-    return look(chart.properties(width=2 * WIDTH, height=alt.Step(24), title=title + shared))
+    return theme(chart.properties(width=2 * WIDTH, height=alt.Step(24), title=title + shared))
 
 
 def model_loss(rows: pd.DataFrame) -> alt.TopLevelMixin:
@@ -98,7 +98,7 @@ def model_loss(rows: pd.DataFrame) -> alt.TopLevelMixin:
     data = loss_table(rows)
     title = "Loss on real text"
     if data.empty:
-        return nothing(title, "no loss was measured")
+        return empty_chart(title, "no loss was measured")
     colour, _ = colour_and_shape("series", "Model", data["series"])
     chart = (
         alt.Chart(data)
@@ -111,7 +111,7 @@ def model_loss(rows: pd.DataFrame) -> alt.TopLevelMixin:
         )
     )
     subtitle = "Before each step, on bytes of the standard library's sources. One seed."
-    return look(chart.properties(width=2 * WIDTH, height=HEIGHT, title=alt.Title(title, subtitle=subtitle)))
+    return theme(chart.properties(width=2 * WIDTH, height=HEIGHT, title=alt.Title(title, subtitle=subtitle)))
 
 
 def model_roofline(rows: pd.DataFrame) -> alt.TopLevelMixin:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from nanolib.report.overview import made_once, of_experiment, pick
+from nanolib.report.overview import cached, of_experiment, pick
 from nanolib.report.tables import all_flags, joined, with_interval, worst
 from nanolib.stats.intervals import TooFewSamples
 from nanolib.stats.scaling import scaling_exponent
@@ -52,7 +52,7 @@ SCALING_COLUMNS = {
 }
 
 
-@made_once
+@cached
 def model_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per model and shape: inference beside training.
 
@@ -112,7 +112,7 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
     return table.rename(columns=lambda name: name.removeprefix("factor."))
 
 
-@made_once
+@cached
 def loss_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Loss per step: columns `series`, `step`, `loss` (nats per byte); `rows` must carry their samples."""
     found = pick(of_experiment(rows, "model"), "loss")
@@ -129,7 +129,7 @@ def loss_table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["series", "step", "loss"])
 
 
-@made_once
+@cached
 def scaling_table(rows: pd.DataFrame) -> pd.DataFrame:
     """How time and memory of each model grow with the sequence length.
 

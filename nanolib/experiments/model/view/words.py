@@ -9,14 +9,14 @@ import pandas as pd
 from nanolib.experiments.model.view.tables import model_table, scaling_table
 from nanolib.measurement import format_number
 from nanolib.report import overview
-from nanolib.report.overview import made_once
+from nanolib.report.overview import cached
 from nanolib.report.roofline import roofline_words
 from nanolib.report.tables import in_ms
 
 _ENDS = ("", "_low", "_high")
 
 
-@made_once
+@cached
 def verdict(rows: pd.DataFrame) -> list[str]:
     """What inference and training cost, where the time goes, how they scale."""
     table = model_table(rows)

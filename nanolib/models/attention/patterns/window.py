@@ -19,10 +19,3 @@ def pattern(options: Any, kv_len: int) -> Pattern:
         mask=lambda i, j: (i - j).abs() < window,
         runs=lambda first, last: [(first - window + 1, last + window)],
     )
-
-
-def closed_form(length: int, window: int, causal: bool) -> int:
-    """Kept pairs of a square window: w·n − w(w − 1)/2 causal, (2w − 1)·n − w(w − 1) otherwise."""
-    w = min(window, length)
-    one_side = w * length - w * (w - 1) // 2
-    return one_side if causal else 2 * one_side - length

@@ -4,7 +4,7 @@ import time
 import psutil
 import pytest
 
-from nanolib.run.suite.ahead import Ahead
+from nanolib.run.suite.warm_kernel import WarmKernel
 
 pytestmark = pytest.mark.notebook
 
@@ -20,25 +20,25 @@ def _below(pid):
 
 
 def test_it_ends_with_its_block_and_writes_nothing(tmp_path):
-    with Ahead(tmp_path / "outputs") as ahead:
-        processes = _below(ahead._process.pid)
+    with WarmKernel(tmp_path / "outputs") as kernel:
+        processes = _below(kernel._process.pid)
     _, alive = psutil.wait_procs(processes, timeout=10)
     assert not alive and not list(tmp_path.iterdir())
 
 
 def test_what_it_says_is_in_the_log_and_it_is_used_once(tmp_path):
-    with (tmp_path / "log").open("a", encoding="utf-8") as log, Ahead(tmp_path) as ahead:
-        assert ahead.is_waiting
-        process = ahead.papermill([str(tmp_path / "missing.ipynb"), str(tmp_path / "out.ipynb")], log)
+    with (tmp_path / "log").open("a", encoding="utf-8") as log, WarmKernel(tmp_path) as kernel:
+        assert kernel.is_waiting
+        process = kernel.papermill([str(tmp_path / "missing.ipynb"), str(tmp_path / "out.ipynb")], log)
         assert process.wait(60) != 0
-        assert not ahead.is_waiting
+        assert not kernel.is_waiting
     assert "missing.ipynb" in (tmp_path / "log").read_text(encoding="utf-8")
     assert not (tmp_path / "out.ipynb").exists()
 
 
 def test_one_that_died_in_the_meantime_is_not_used(tmp_path):
-    with (tmp_path / "log").open("a", encoding="utf-8") as log, Ahead(tmp_path) as ahead:
-        ahead._process.kill()
-        ahead._process.wait()
-        assert not ahead.is_waiting
-        assert ahead.papermill(["anything"], log).returncode == -signal.SIGKILL
+    with (tmp_path / "log").open("a", encoding="utf-8") as log, WarmKernel(tmp_path) as kernel:
+        kernel._process.kill()
+        kernel._process.wait()
+        assert not kernel.is_waiting
+        assert kernel.papermill(["anything"], log).returncode == -signal.SIGKILL

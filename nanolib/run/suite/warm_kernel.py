@@ -29,7 +29,7 @@ _KERNEL = ("--HistoryManager.hist_file=:memory:",)  # as papermill starts one
 _IMPORTS = "import nanolib.run.plan, nanolib.report.drawing"  # what the first cell of a notebook needs
 
 
-class Ahead:
+class WarmKernel:
     """A process that waits for papermill's arguments; used once, and ended with the block that it is entered for.
 
     Args:

@@ -1,0 +1,168 @@
+"""The file as a database: opened, made, migrated, and written to as a whole or not at all."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from nanolib.measurement import BadInput
+from nanolib.paths import database_path, make_folder
+from nanolib.store.files import address, check_length, writable
+from nanolib.store.schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
+
+_WAIT_S, _RETRY_S = 5, 0.02  # for another who writes; between two tries
+
+
+class Connection:
+    """A database that is open.
+
+    Args:
+        path: The file; made if it is missing, together with its folder.
+        create: Whether a missing file, or an empty one, may be made into a database.
+
+    A file that cannot be written, or whose folder cannot, is read as it is.
+
+    Raises:
+        BadInput: The file is missing or empty (with `create=False`), is no database, not ours, newer than this version (or
+            older, where it cannot be written), or damaged.
+    """
+
+    def __init__(self, path: str | Path | None = None, *, create: bool = True) -> None:
+        self.path = Path(path) if path is not None else database_path()
+        if create and not self.path.exists():
+            make_folder(self.path.parent)
+        with opening(self.path, create=create):
+            self.connection = sqlite3.connect(address(self.path), timeout=_WAIT_S, isolation_level=None, uri=True)
+            self._open()
+
+    def _open(self) -> None:
+        execute = self.connection.execute
+        version = version_of(self.connection, self.path)
+        if not writable(self.path):
+            if version is None or version < SCHEMA_VERSION:
+                raise BadInput(
+                    f"database: {self.path} has schema {version or 0}, this nanolib {SCHEMA_VERSION}, and it cannot be written;"
+                    " copy it"
+                )
+            return
+        if version is None:
+            execute("PRAGMA auto_vacuum = INCREMENTAL")  # only takes hold before the first table
+        # A network file system may refuse WAL; the mode in force is asked for, and the classic journal serves as well.
+        self.journal_mode = value_of(self._patiently("PRAGMA journal_mode = WAL"))
+        execute("PRAGMA synchronous = NORMAL" if self.journal_mode == "wal" else "PRAGMA synchronous = FULL")
+        execute("PRAGMA foreign_keys = ON")
+        if version is None or version < SCHEMA_VERSION:
+            with self.transaction():
+                # a second process may have migrated meanwhile
+                version = value_of(execute("PRAGMA user_version"))
+                for number in range(version, SCHEMA_VERSION):
+                    for statement in MIGRATIONS[number].split(";"):
+                        execute(statement)
+                execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    def _patiently(self, statement: str) -> sqlite3.Cursor:
+        """Try again while others are opening the file: for a change of its journal SQLite itself does not wait."""
+        deadline = time.monotonic() + _WAIT_S
+        while True:
+            try:
+                return self.connection.execute(statement)
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() > deadline:
+                    raise
+            time.sleep(_RETRY_S)
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """All or nothing.
+
+        Raises:
+            BadInput: The file cannot be written: its disk is full, it is read-only, or others write for too long.
+        """
+        try:
+            self.connection.execute("BEGIN IMMEDIATE")
+            yield self.connection
+            self.connection.execute("COMMIT")
+        except sqlite3.OperationalError as error:
+            self._roll_back()
+            raise BadInput(
+                f"database: {self.path} cannot be written ({error}); free space there, or name another folder"
+            ) from error
+        except BaseException:
+            self._roll_back()
+            raise
+
+    def _roll_back(self) -> None:
+        if self.connection.in_transaction:  # of some errors SQLite does it by itself
+            self.connection.execute("ROLLBACK")
+
+    def close(self) -> None:
+        """Close the file."""
+        self.connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@contextmanager
+def opening(path: Path, *, create: bool = False) -> Iterator[None]:
+    """Around what opens a file: one that is not there, empty, cut off or damaged is told."""
+    if not path.exists():
+        if not create:
+            raise BadInput(f"database: {path} does not exist; run `nano run quick` first or name another")
+    elif not create and not path.stat().st_size:
+        raise BadInput(f"database: {path} is empty; name another")
+    try:
+        check_length(path)
+        yield
+    except sqlite3.DatabaseError as error:
+        raise BadInput(f"database: {path} cannot be opened ({error}); name another, or move it away") from None
+
+
+def version_of(connection: sqlite3.Connection, path: Path) -> int | None:
+    """Which schema an opened file has; None where there is nothing in it yet.
+
+    Raises:
+        BadInput: It is not ours, or newer than this version.
+    """
+    execute = connection.execute
+    connection.text_factory = _decoded
+    execute(f"PRAGMA busy_timeout = {1000 * _WAIT_S}")
+    execute("PRAGMA trusted_schema = OFF")
+    execute("BEGIN")  # one moment's view: another process may be making the same file
+    version = value_of(execute("PRAGMA user_version"))
+    application = value_of(execute("PRAGMA application_id"))
+    empty = not value_of(execute("SELECT count(*) FROM sqlite_master"))
+    execute("COMMIT")
+    if not empty and application != APPLICATION_ID:
+        raise BadInput(f"database: {path} is not nanolib's; name another")
+    if version > SCHEMA_VERSION:
+        raise BadInput(
+            f"database: {path} has schema {version}, newer than this nanolib's {SCHEMA_VERSION}; update nanolib"
+        )
+    return None if empty else version
+
+
+def _decoded(text: bytes) -> str:
+    """Text whatever its bytes are: what is no UTF-8 is found by whoever looks at the row."""
+    return text.decode("utf-8", "surrogateescape")
+
+
+def open_for_reading(path: Path) -> sqlite3.Connection:
+    """Opened for a look: nothing is written. Read-only, a journal of its own would be left beside the file."""
+    connection = sqlite3.connect(address(path), timeout=_WAIT_S, isolation_level=None, uri=True)
+    connection.execute("PRAGMA query_only = ON")
+    return connection
+
+
+def value_of(rows: sqlite3.Cursor) -> Any:
+    """The only one."""
+    ((value,),) = rows
+    return value

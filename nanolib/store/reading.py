@@ -1,0 +1,304 @@
+"""What comes out of a database: runs, machines, rows and traces as tables, broken ones shown as broken."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from nanolib.measurement import BadInput, RunStatus, Status
+from nanolib.store.checks import BROKEN, COLUMNS, read_row, trace_condition
+from nanolib.store.needs import lacking
+from nanolib.store.schema import HAS_RUN, LISTED, NAMED, REAL, TRACE_TABLES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+from nanolib.store.connection import Connection, value_of
+
+SHOWN_CASES = 400  # of an experiment, the newest: what a person can still look at, and a browser draw
+_PLACE = "row-{}"  # names a run whose id is broken
+_KEPT = (
+    "id",
+    "run_id",
+    "experiment",
+    "suite",
+    "label",
+    "machine_id",
+    "case_id",
+)  # of a broken row, as far as they can be read
+_NEWEST = (
+    "WITH pairs AS (SELECT DISTINCT run_id, case_id FROM measurements WHERE {condition}),"
+    " aged AS (SELECT run_id, case_id, r.rowid AS number, experiment,"
+    " row_number() OVER (PARTITION BY machine_id, case_id ORDER BY r.rowid DESC) AS age"
+    " FROM pairs JOIN runs r USING (run_id)),"
+    " shown AS (SELECT run_id, case_id, row_number() OVER (PARTITION BY experiment ORDER BY number DESC) AS place"
+    " FROM aged WHERE age = 1)"
+    " SELECT {columns} FROM shown JOIN measurements m USING (run_id, case_id) WHERE place <= ? ORDER BY m.id"
+)
+
+
+class Reader(Connection):
+    """A database that is read."""
+
+    def trace(self, table: str, run_ids: Iterable[str] | None = None) -> pd.DataFrame:
+        """The rows of one kind of trace, in the order in which they were seen.
+
+        Args:
+            table: A key of `TRACE_TABLES`: `power_samples`, `sections`, `tokens`, `layers`, `statistics`, `ops`.
+            run_ids: Of which runs; None means all.
+
+        Returns:
+            Columns `run_id`, `case_id` and those of the table, names instead of their indices.
+        """
+        if table not in TRACE_TABLES:
+            raise BadInput(f"table: {table!r} is no trace; use {', '.join(TRACE_TABLES)}")
+        import pandas as pd
+
+        condition = HAS_RUN if run_ids is None else f"run_id IN {LISTED}"
+        columns = TRACE_TABLES[table]
+        traces = self._checked(
+            "traces",
+            f"SELECT * FROM traces WHERE {condition} ORDER BY trace_id",
+            [] if run_ids is None else [listed(run_ids)],
+        )[0]
+        names = {at: traces_row for at, *traces_row in traces.itertuples(index=False)}
+        sound = trace_condition(table, columns, NAMED, REAL)
+        query = f"SELECT {', '.join(columns)} FROM {table} WHERE trace_id = ? AND {sound} ORDER BY number"
+        frames = []
+        for trace_id, (run_id, case_id, known) in names.items():
+            counts = [len(known)] * len(set(NAMED) & set(columns))
+            frame = pd.read_sql_query(query, self.connection, params=(trace_id, *counts))
+            for column in set(columns) & set(NAMED):
+                frame[column] = [known[at] for at in frame[column]]
+            frame.insert(0, "case_id", case_id)
+            frame.insert(0, "run_id", run_id)
+            frames.append(frame)
+        full = [frame for frame in frames if len(frame)]
+        return pd.concat(full, ignore_index=True) if full else pd.DataFrame(columns=["run_id", "case_id", *columns])
+
+    def runs(self, where: str = "1", values: Iterable[Any] = ()) -> pd.DataFrame:
+        """The runs, newest last; JSON columns parsed.
+
+        Args:
+            where: An SQL condition with `?` for values; never built from input.
+            values: The values.
+        """
+        frame, wrong = self._checked("runs", f"SELECT rowid, * FROM runs WHERE {where} ORDER BY rowid", values)
+        for place, why in wrong.items():
+            run_id = frame.loc[place, "run_id"] or _PLACE.format(frame.loc[place, "rowid"])
+            told = f"this run is broken: {_which(why)}; nano clean --run {short_name(run_id)} removes it"
+            frame.loc[place, ["run_id", "status", "message"]] = run_id, BROKEN, told
+        return frame.drop(columns="rowid")
+
+    def runs_of(self, run_ids: Iterable[str]) -> pd.DataFrame:
+        """The runs with these ids, newest last."""
+        return self.runs(f"run_id IN {LISTED}", [listed(run_ids)])
+
+    def newest_runs(self) -> list[str]:
+        """Of each experiment the newest run that is done; where none is, the newest at all."""
+        query = (
+            "SELECT run_id FROM (SELECT run_id, experiment, row_number()"
+            " OVER (PARTITION BY experiment ORDER BY status = ? DESC, rowid DESC) AS place FROM runs)"
+            " WHERE place = 1 ORDER BY experiment"
+        )
+        return [run_id for (run_id,) in self.connection.execute(query, [RunStatus.DONE])]
+
+    def machines(self) -> pd.DataFrame:
+        """The machines; JSON columns parsed. One that runs name and nothing describes says so in `cpu`."""
+        import pandas as pd
+
+        frame, wrong = self._checked("machines", "SELECT * FROM machines", ())
+        for place, why in wrong.items():
+            frame.loc[place, "cpu"] = f"this machine's row is broken: {_which(why)}"
+        lost = sorted(set(self.runs()["machine_id"]) - set(frame["machine_id"]))
+        if not lost:
+            return frame
+        told = [
+            {"machine_id": name, "cpu": "nothing describes this machine", "gpus": [], "dtypes": {}} for name in lost
+        ]
+        return pd.concat([frame, pd.DataFrame(told, columns=frame.columns)], ignore_index=True)
+
+    def measurements(
+        self,
+        run_ids: Iterable[str] | None = None,
+        *,
+        samples: bool = False,
+        newest: int | None = None,
+        whole: bool = False,
+    ) -> pd.DataFrame:
+        """The measurements in the order written, each factor as a column `factor.NAME` beside the parsed `factors`.
+
+        Args:
+            run_ids: Of which runs; None means all.
+            samples: Whether to load all samples (as float64 arrays) too.
+            newest: Of a case that several of the runs hold, only the newest on each machine; and of an experiment at most so many
+                cases, the newest ones.
+            whole: Whether a row that lacks what charts and tables rely on is shown as broken too.
+        """
+        import numpy as np
+        import pandas as pd
+
+        columns = [row[1] for row in self.connection.execute("PRAGMA table_info(measurements)")]
+        columns = [name for name in columns if samples or name != "samples"]
+        ids = None if run_ids is None else list(run_ids)
+        condition = "1" if ids is None else f"run_id IN {LISTED}"
+        query = f"SELECT {', '.join(columns)} FROM measurements WHERE {condition} ORDER BY id"
+        values: list[Any] = [] if ids is None else [listed(ids)]
+        if newest is not None:
+            query = _NEWEST.format(columns=", ".join(f"m.{name}" for name in columns), condition=condition)
+            values.append(newest)
+        frame, wrong = self._checked("measurements", query, values)
+        if whole:
+            lack = {place: lacking(row) for place, row in enumerate(frame.to_dict("records")) if place not in wrong}
+            wrong |= {place: why for place, why in lack.items() if why}
+        for place, why in wrong.items():
+            row = frame.loc[place]
+            told = f"row {row['id']} is broken: {_which(why)}; nano clean --run {short_name(row['run_id'])} removes its run"
+            kept = {name: row[name] for name in _KEPT}
+            told = kept | {
+                "metric": "case_time",
+                "unit": "s",
+                "method": BROKEN,
+                "status": Status.ERROR.value,
+                "message": told,
+            }
+            for name in frame.columns:
+                frame.at[place, name] = told[name] if name in told else COLUMNS["measurements"][name].instead()
+        if samples:
+            frame["samples"] = [np.frombuffer(blob or b"", dtype="<f8") for blob in frame["samples"]]
+        factors = pd.json_normalize(list(frame["factors"]), max_level=0).add_prefix("factor.")
+        return pd.concat([frame, factors.set_index(frame.index)], axis=1)
+
+    def shown(self, run_ids: Iterable[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """What a person is shown of runs: the newest cases, with samples, and their runs, as well as the newest that hold none."""
+        ids = list(run_ids)
+        rows = self.measurements(ids, samples=True, newest=SHOWN_CASES, whole=True)
+        return rows, self.runs_of({*rows["run_id"], *ids[-SHOWN_CASES:]})
+
+    def count_cases(self, run_ids: Iterable[str]) -> int:
+        """How many cases the runs hold, counting each once on each machine."""
+        query = (
+            "SELECT count(*) FROM (SELECT DISTINCT r.machine_id, case_id FROM"
+            f" (SELECT DISTINCT run_id, case_id FROM measurements WHERE run_id IN {LISTED}) JOIN runs r USING (run_id))"
+        )
+        return value_of(self.connection.execute(query, [listed(run_ids)]))
+
+    def figures(self, metric: str, machine_ids: Iterable[str], last: int | None = None) -> pd.DataFrame:
+        """One metric over the runs of some machines, oldest run first, with what a history needs and nothing more.
+
+        Args:
+            metric: Which.
+            machine_ids: Of which machines.
+            last: Of each experiment on each machine only so many runs, the newest; None means all.
+
+        Returns:
+            Columns `run_id`, `started`, `git_revision`, `machine_id`, `experiment`, `case_id`, `factors` (JSON), `scope`, `method`,
+            `estimate`, `low`, `high`.
+        """
+        query = (
+            "WITH chosen AS (SELECT run_id, started, git_revision, row_number() OVER"
+            " (PARTITION BY machine_id, experiment ORDER BY rowid DESC) AS place"
+            f" FROM runs WHERE machine_id IN {LISTED})"
+            " SELECT run_id, started, git_revision, m.machine_id, m.experiment, case_id, factors, scope, method,"
+            " estimate, low, high"
+            " FROM chosen JOIN measurements m USING (run_id) WHERE place <= ? AND metric = ? AND estimate IS NOT NULL"
+            " ORDER BY started, id"
+        )
+        frame, wrong = self._checked("figures", query, [listed(machine_ids), 2**60 if last is None else last, metric])
+        return frame.drop(index=list(wrong)).reset_index(drop=True)
+
+    def runs_before(self, run_ids: Iterable[str], but: str = "") -> list[str]:
+        """Of each run the one before it: the last that was done, of the same experiment, suite and machine.
+
+        Args:
+            run_ids: Which runs.
+            but: An experiment that is left out.
+        """
+        query = (
+            "SELECT before.run_id FROM runs before JOIN runs USING (experiment, suite, machine_id) WHERE runs.run_id = ?"
+            " AND experiment != ? AND before.status = 'done' AND before.rowid < runs.rowid"
+            " ORDER BY before.rowid DESC LIMIT 1"
+        )
+        found = (self.connection.execute(query, (run_id, but)) for run_id in run_ids)
+        return list(dict.fromkeys(before for rows in found for (before,) in rows))
+
+    def _checked(self, table: str, query: str, values: Iterable[Any]) -> tuple[pd.DataFrame, dict[int, str]]:
+        """What the rows stand for, JSON parsed; and what is wrong with those that are broken, by their place."""
+        import pandas as pd
+
+        cursor = self.connection.execute(query, tuple(values))
+        names = [column[0] for column in cursor.description]
+        read = [read_row(table, names, row) for row in cursor]
+        frame = pd.DataFrame.from_records([row for row, _ in read], columns=names, coerce_float=True)
+        return frame, {place: wrong for place, (_, wrong) in enumerate(read) if wrong}
+
+    def resolve(self, name: str) -> list[str]:
+        """Run ids that a name stands for: an id or its beginning, a label, an experiment, a suite, `latest`, `latest~1`.
+
+        `latest` is the latest launch: all runs that one command started.
+
+        Raises:
+            BadInput: Nothing goes by that name.
+        """
+        query = "SELECT rowid, run_id, label, coalesce(nullif(launch, ''), run_id), experiment, suite FROM runs ORDER BY rowid"
+        runs = [(run_name(place, run_id), *rest) for place, run_id, *rest in self.connection.execute(query).fetchall()]
+        if name == "all":
+            return [run_id for run_id, *_ in runs]
+        if name == "latest" or name.startswith("latest~"):
+            back = name.removeprefix("latest").removeprefix("~") or "0"
+            launches = dict.fromkeys(launch for _, _, launch, *_ in reversed(runs))
+            by_place = {str(place): launch for place, launch in enumerate(launches)}
+            if back not in by_place:
+                raise BadInput(f"run: {name!r} is not there; the database holds {len(launches)} launches")
+            return [run_id for run_id, _, launch, *_ in runs if launch == by_place[back]]
+        found = [run_id for run_id, label, *_ in runs if label == name and name]
+        found = found or [run_id for run_id, _, _, *groups in runs if name and name in groups]
+        found = found or [run_id for run_id, *_ in runs if name and run_id == name]
+        found = found or [run_id for run_id, *_ in runs if len(name) >= 4 and run_id.startswith(name)]
+        if not found:
+            raise BadInput(f"run: {name!r} is not in the database; `nano runs` lists what is")
+        return found
+
+    def started_attempts(self, run_id: str) -> dict[str, int]:
+        """Cases that were started and never ended → how often they were tried."""
+        query = "SELECT case_id, details FROM measurements WHERE run_id = ? AND metric = 'case_time' AND status = ?"
+        rows, wrong = self._checked("measurements", query, (run_id, Status.STARTED))
+        rows = rows.drop(index=list(wrong))
+        return {
+            case_id: details.get("attempts", 1)
+            for case_id, details in zip(rows["case_id"], rows["details"], strict=True)
+        }
+
+    def finished_cases(self, run_id: str) -> set[str]:
+        """Cases of a run that have ended, however."""
+        query = "SELECT case_id FROM measurements WHERE run_id = ? AND metric = 'case_time' AND status != ?"
+        return {case_id for (case_id,) in self.connection.execute(query, (run_id, Status.STARTED))}
+
+    def case_endings(self, run_id: str) -> list[tuple[str, int, float]]:
+        """How the cases of a run stand: status, how many, seconds inside them."""
+        query = "SELECT status, count(*), total(estimate) FROM measurements WHERE run_id = ? AND metric = 'case_time'"
+        return self.connection.execute(f"{query} GROUP BY status", (run_id,)).fetchall()
+
+
+def listed(names: Iterable[Any]) -> str:
+    """Names for a query, as JSON; what is no text is the name of nothing."""
+    return json.dumps([name for name in names if isinstance(name, str)])
+
+
+def _which(wrong: str) -> str:
+    """What of a row is wrong, without the value: that may tell what an export must not."""
+    return f"its {wrong.partition(':')[0]} is not what nanolib writes"
+
+
+def run_name(place: int, run_id: Any) -> str:
+    """The id of a run; where it is broken, its place in the table."""
+    return read_row("runs", ["run_id"], [run_id])[0][0] or _PLACE.format(place)
+
+
+def short_name(run_id: str) -> str:
+    """As much of an id as names its run; one that is no single word may tell what an export must not."""
+    if not re.fullmatch(r"[\w-]{1,64}", run_id):
+        return "ID"
+    return run_id[:8] if len(run_id) == 36 else run_id
