@@ -51,12 +51,12 @@ def test_an_output_folder_that_cannot_be_made_is_told(tmp_path, command):
 
 
 def test_a_damaged_database_is_told_and_left_as_it_is(nano, tmp_path):
-    from tests.store.test_store import _run
+    from tests.store.rows import make_run
 
     path = tmp_path / "out" / "results.sqlite"
     with Store(path) as store:
         for _ in range(50):
-            store.add(_run())
+            store.add(make_run())
         store.connection.execute("PRAGMA journal_mode = DELETE").fetchall()
     content = path.read_bytes()
     cut = content[: len(content) // 2] + bytes(1000)
@@ -67,10 +67,10 @@ def test_a_damaged_database_is_told_and_left_as_it_is(nano, tmp_path):
 
 
 def test_a_report_that_cannot_be_written_is_told(nano, tmp_path):
-    from tests.store.test_store import _run
+    from tests.store.rows import make_run
 
     with Store(tmp_path / "out" / "results.sqlite") as store:
-        store.add(_run())
+        store.add(make_run())
     (tmp_path / "taken").touch()
     ended = nano("report", "--to", str(tmp_path / "taken"))
     assert ended.exit_code == 2 and "cannot be made" in ended.output
@@ -101,10 +101,10 @@ def test_doctor_measures_ceilings_that_a_dry_run_then_uses(nano, tmp_path):
 
 
 def test_merge_takes_in_another_database(nano, tmp_path):
-    from tests.store.test_store import _run
+    from tests.store.rows import make_run
 
     with Store(tmp_path / "other.sqlite") as other:
-        other.add(_run())
+        other.add(make_run())
     assert "1 run(s) came in" in nano("merge", str(tmp_path / "other.sqlite")).output
     assert "0 run(s) came in" in nano("merge", str(tmp_path / "other.sqlite")).output
     assert nano("export", str(tmp_path / "x.json")).exit_code == 0

@@ -16,8 +16,8 @@ from nanolib.paths import checkout
 from nanolib.report import renderer
 from nanolib.report.page import csv_text, markdown_table
 from nanolib.store import Store
+from tests.store.rows import LATENCY, make_run
 from tests.store.test_sharing import _LISTS, _MAPPINGS, _text_columns
-from tests.store.test_store import LATENCY, _run
 
 HOSTILE = "a\x1b[31mred\x1b]0;title\x07\x9b2J\r\x08\u202eevil\u2066\u200b\ufeff\u2028nano: fine\x00\x7fz"
 TYPED = HOSTILE.replace("\x00", "")  # no command line holds one
@@ -37,7 +37,7 @@ def hostile(tmp_path):
     with Store(tmp_path / "out" / "results.sqlite") as store:
         for run_id in ("run-a", "run-b"):
             rows = [Measurement("case_time", 1.0, n=1), Measurement("peak_memory", 5.0, 5.0, 5.0, n=1), LATENCY]
-            store.add(_run(run_id, experiment=HOSTILE, rows={"c": ({"name": "x"}, rows)}))
+            store.add(make_run(run_id, experiment=HOSTILE, rows={"c": ({"name": "x"}, rows)}))
             store.new_trace(run_id, "c")
         store.connection.execute(
             "UPDATE measurements SET status = 'error' WHERE run_id = 'run-b' AND metric = 'case_time'"

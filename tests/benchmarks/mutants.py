@@ -39,21 +39,9 @@ _CORE, _DCA, _RANKS = "tests/models/test_attention.py", "tests/models/test_dca.p
 _MACHINE, _LAYERS = "tests/meters/test_memory_flops_machine.py", "tests/meters/test_layers.py"
 _PLANS, _ENERGY = "tests/run/test_plan_memory.py", "tests/experiments/test_energy.py"
 _LAYOUT, _DISTRIBUTED = "tests/models/test_layout.py", "tests/experiments/test_distributed.py"
-_CLOCKWORK = "tests/meters/test_clockwork.py"
-_CLAIMS = ["tests/report/test_claims.py", "tests/report/test_more_tables.py", "tests/report/test_report.py"]
-_TOLD = (
-    "distributed",
-    "energy",
-    "fp8",
-    "fp8_parity",
-    "layers",
-    "overview",
-    "quality",
-    "roofline",
-    "sharding",
-    "tables",
-    "verdicts",
-)
+_CLOCKWORK, _TOGETHER = "tests/meters/test_clockwork.py", "tests/meters/test_together.py"
+_CLAIMS = [f"tests/report/test_{name}.py" for name in ("claims", "more_tables", "more_rooms", "report")]
+_VIEWS = "nanolib/experiments/{}/view"
 TESTS = {
     "nanolib/stats": ["tests/stats"],
     "nanolib/stats/compare.py": ["tests/stats/test_compare.py", "tests/compare/test_compare.py"],
@@ -70,18 +58,18 @@ TESTS = {
     "nanolib/meters/memory.py": [_MACHINE, _PLANS],
     "nanolib/meters/layers/operations.py": [_CLOCKWORK, _LAYERS, _ENERGY],
     "nanolib/meters/layers/overhead.py": ["tests/meters/test_overhead.py", _CLOCKWORK, _ENERGY],
-    "nanolib/meters/energy/power.py": ["tests/meters/test_power.py"],
+    "nanolib/meters/energy/power.py": ["tests/meters/test_power.py", "tests/meters/test_sensors.py"],
     "nanolib/meters/energy/meter.py": ["tests/meters/test_power.py", _ENERGY],
-    "nanolib/meters/energy/integration.py": ["tests/meters/test_power.py"],
+    "nanolib/meters/energy/integration.py": ["tests/meters/test_power.py", "tests/meters/test_sensors.py"],
     "nanolib/meters/quiet.py": ["tests/meters/test_quiet.py"],
     "nanolib/meters/layers/trace.py": ["tests/meters/test_trace.py"],
-    "nanolib/meters/links.py": [_CLOCKWORK, _DISTRIBUTED],
-    "nanolib/meters/network.py": [_CLOCKWORK, _DISTRIBUTED],
+    "nanolib/meters/links.py": [_TOGETHER, _DISTRIBUTED],
+    "nanolib/meters/network.py": [_TOGETHER, _DISTRIBUTED],
     "nanolib/meters/layers/profiling.py": [_CLOCKWORK, _LAYERS],
     "nanolib/meters/time/stopwatch.py": [_CLOCKWORK, _LAYERS],
-    "nanolib/meters/time/timer.py": [_CLOCKWORK, _RANKS],
-    "nanolib/meters/time/together.py": [_CLOCKWORK, _DISTRIBUTED],
-    "nanolib/models/attention": [_CORE, _DCA],
+    "nanolib/meters/time/timer.py": [_TOGETHER, _RANKS],
+    "nanolib/meters/time/together.py": [_TOGETHER, _DISTRIBUTED],
+    "nanolib/models/attention": [_CORE, "tests/models/test_block_sparse.py", _DCA],
     "nanolib/models/attention/choice.py": ["tests/models/test_choice.py", _DCA, _CORE],
     "nanolib/models/attention/layout.py": [_LAYOUT, _RANKS],
     "nanolib/models/attention/partial.py": [_RANKS],
@@ -93,11 +81,16 @@ TESTS = {
     "nanolib/models/attention/context_parallel.py": [_RANKS],
     "nanolib/compare/compare.py": ["tests/compare/test_compare.py", "tests/compare/test_history.py"],
     "nanolib/compare/history.py": ["tests/compare/test_history.py"],
-    **{f"nanolib/report/{name}.py": _CLAIMS for name in _TOLD},
-    **{f"nanolib/report/{name}.py": [*_CLAIMS, "tests/experiments/test_fp8.py"] for name in ("fp8", "fp8_parity")},
-    **{f"nanolib/report/{name}.py": [*_CLAIMS, "tests/report/test_energy.py"] for name in ("energy", "layers")},
+    "nanolib/report": _CLAIMS,
+    **{_VIEWS.format(name): _CLAIMS for name in ("attention", "model")},
+    "nanolib/experiments/warmup/view.py": _CLAIMS,
+    _VIEWS.format("energy"): [*_CLAIMS, "tests/report/test_energy.py"],
+    _VIEWS.format("fp8"): [*_CLAIMS, "tests/experiments/test_fp8.py"],
+    _VIEWS.format("distributed"): [*_CLAIMS, _DISTRIBUTED],
     "nanolib/store": [
         "tests/store/test_store.py",
+        "tests/store/test_reading.py",
+        "tests/store/test_file.py",
         "tests/store/test_traces.py",
         "tests/store/test_newest.py",
         "tests/store/test_merging.py",

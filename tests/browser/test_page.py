@@ -6,7 +6,7 @@ import pytest
 
 from nanolib.report import page
 from nanolib.store import Store
-from tests.report.test_report import EVIL, MACHINE, _attention_rows
+from tests.report.rows import EVIL, MACHINE, attention_rows
 from tests.shown import SECTIONS
 
 pytestmark = pytest.mark.slow
@@ -27,8 +27,8 @@ def report(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("report")
     with Store(folder / "results.sqlite") as store:
-        store.add(Run("attention", MACHINE, label="first", rows=_attention_rows(TIMES)))
-        evil = _attention_rows(
+        store.add(Run("attention", MACHINE, label="first", rows=attention_rows(TIMES)))
+        evil = attention_rows(
             {(name, n): 2 * ms for (name, n), ms in TIMES.items()} | {(EVIL, 1024): 9.0},
             failed=[("dense (cudnn)", 1024, Status.UNSUPPORTED, EVIL * 50)],
         )
@@ -112,7 +112,7 @@ def test_a_page_without_numbers_says_so(watched, tmp_path, kind):
 
     with Store(tmp_path / "results.sqlite") as store:
         if kind == "failed":
-            rows = _attention_rows({}, failed=[("dense (flash)", 1024, Status.OOM, "too little memory")])
+            rows = attention_rows({}, failed=[("dense (flash)", 1024, Status.OOM, "too little memory")])
             store.add(Run("attention", MACHINE, rows=rows))
         made = page.build(
             store, store.resolve("all") if kind == "failed" else [], tmp_path / "report", SECTIONS, pictures=False

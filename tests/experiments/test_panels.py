@@ -1,8 +1,10 @@
+import importlib
 import time
 
 import psutil
 import pytest
 
+from nanolib.experiments import ALL
 from nanolib.experiments.attention import cases as attention
 from nanolib.experiments.attention import panel as attention_panel
 from nanolib.experiments.energy import cases as energy
@@ -133,3 +135,43 @@ def _empty(folder):
     with Store(folder / "empty.sqlite"):
         pass
     return summary.load(summary.Params(database=str(folder / "empty.sqlite")))
+
+
+PANELS = {
+    "attention": ({"kind": "dense (flash)", "seq_len": 64, "heads": 2, "causal": False}, "dense (flash)"),
+    "model": ({"preset": "decoder_small", "layers": 1, "seq_len": 64, "batch": 2, "train": True}, "decoder_small"),
+    "warmup": ({"warmup_steps": 3, "seq_len": 32, "direction": "forward_backward"}, "forward"),
+    "energy": ({"preset": "decoder_small", "layers": 1, "seq_len": 64, "batch": 2}, "decoder_small"),
+    "fp8": ({"arm": "fp8_rowwise", "seeds": 2, "steps": 10}, "parity"),
+    "distributed": ({"ranks": 2, "seq_len": 2048, "form": "gather", "dtype": "bfloat16"}, "bfloat16"),
+}
+
+
+def test_each_notebook_that_measures_has_a_panel():
+    assert set(PANELS) == set(ALL) - {"summary"}
+
+
+@pytest.mark.parametrize("name", PANELS)
+def test_what_its_controls_stand_for_is_predicted_and_would_be_measured(name, tmp_path, monkeypatch):
+    room = {part: importlib.import_module(f"nanolib.experiments.{name}.{part}") for part in ("cases", "panel")}
+    made = []
+
+    class Kept(Panel):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path))
+    monkeypatch.setattr(sweep, "live_front_end", lambda: True)
+    monkeypatch.setattr(room["panel"], "Panel", Kept)
+    show = getattr(room["panel"], f"{name}_panel")
+    assert show(room["cases"].Params()) is made[0].widget
+    values, said = PANELS[name]
+    assert set(values) <= set(made[0].controls)
+    for control, value in values.items():
+        made[0].controls[control].value = value
+    params = made[0].params()
+    assert said in " ".join(map(str, room["cases"].cases(params))) and "<b>" not in made[0].predicted.value
+    assert not made[0].measure.disabled and name == params.NAME
+    monkeypatch.setattr(sweep, "live_front_end", lambda: False)
+    assert show(room["cases"].Params()) is None

@@ -9,6 +9,7 @@ from nanolib.experiments.energy.cases import EnergyCase
 from nanolib.experiments.fp8 import cases as fp8
 from nanolib.experiments.fp8 import speed as fp8_speed
 from nanolib.experiments.model import cases as model
+from nanolib.experiments.model import measuring
 from nanolib.measurement import Measurement
 
 SHAPE = {"seq_lens": [16], "batch_sizes": [3], "overrides": {"num_layers": 2, "d_model": 32, "num_heads": 4}}
@@ -23,9 +24,9 @@ def rates(monkeypatch):
     def phases(found, *_, **__):
         return {name: _four_ms(scope=name) for name in (*(phase for phase, *_ in found), "total")}
 
-    monkeypatch.setattr(model, "measure", _four_ms)
+    monkeypatch.setattr(measuring, "measure", _four_ms)
     monkeypatch.setattr(fp8_speed, "measure", _four_ms)
-    monkeypatch.setattr(model, "measure_phases", phases)
+    monkeypatch.setattr(measuring, "measure_phases", phases)
     return lambda rows: {
         row.scope: (row.low, row.estimate, row.high) for row in rows if row.metric == "tokens_per_second"
     }

@@ -1,37 +1,16 @@
 """Instruments on a clock that moves only where the work says so: every figure is known to the nanosecond."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from nanolib.meters import links
 from nanolib.meters.layers import operations, overhead
 from nanolib.meters.layers import profiler as layers
 from nanolib.meters.layers.activations import STATISTICS
 from nanolib.meters.layers.profiler import LayerProfiler
 from nanolib.meters.layers.profiling import ProfilingConfig
-from nanolib.meters.time import stopwatch, timer, together
 from nanolib.meters.time.stopwatch import CpuStopwatch, CudaStopwatch, stopwatch_for
-from nanolib.meters.time.timer import Timer
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """Nanoseconds, as a list of one; what measures processor time sees half of them."""
-    now = [0]
-    watch = SimpleNamespace(
-        perf_counter_ns=lambda: now[0],
-        perf_counter=lambda: now[0] / 1e9,
-        monotonic=lambda: now[0] / 1e9,
-        thread_time=lambda: now[0] / 2e9,
-    )
-    for module in (stopwatch, layers, overhead, timer, together):
-        monkeypatch.setattr(module, "time", watch)
-    monkeypatch.setattr(operations, "_dead_time_ns", lambda: 0)
-    return now
 
 
 class _Work(nn.Module):
@@ -336,179 +315,6 @@ def test_a_gpus_stopwatch_takes_pauses_off_and_uses_its_events_again(monkeypatch
 
 
 # blocks by hand, and on ranks
-
-
-@pytest.fixture
-def ranks(monkeypatch):
-    """Two ranks, of which this is the second; collectives are noted."""
-    said = []
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
-    monkeypatch.setattr(torch.distributed, "barrier", lambda: said.append("barrier"))
-    monkeypatch.setattr(torch.distributed, "all_reduce", lambda x, **rest: said.append(("all_reduce", tuple(x.shape))))
-    monkeypatch.setattr(
-        torch.distributed, "all_gather", lambda parts, x: said.append(("all_gather", len(parts), tuple(x.shape)))
-    )
-    monkeypatch.setattr(
-        torch.distributed,
-        "all_to_all_single",
-        lambda out, x: said.append(("all_to_all", tuple(out.shape), tuple(x.shape))),
-    )
-    return said
-
-
-def _timed(watch, clock, name, *ns):
-    for each in ns:
-        with watch.time_block(name):
-            clock[0] += each
-
-
-def test_a_timer_adds_up_its_blocks_by_kind(clock):
-    watch = Timer()
-    _timed(watch, clock, "comp_qk", 2_000_000, 4_000_000)
-    _timed(watch, clock, "comm_lse", 1_000_000)
-    _timed(watch, clock, "load", 3_000_000)
-    assert list(watch.seconds) == ["comp_qk", "comm_lse", "load"]
-    assert watch.seconds["comp_qk"] == pytest.approx([0.002, 0.004])
-    assert watch.totals() == pytest.approx({"comp_qk": 0.006, "comm_lse": 0.001, "load": 0.003})
-    assert watch.shares() == pytest.approx({"compute": 0.006, "wait": 0.0, "communication": 0.001, "other": 0.003})
-    said = []
-    watch.print_stats(said.append)
-    assert said[0].splitlines() == [
-        "name           calls   total s   mean ms     sd ms",
-        "comp_qk            2     0.006     3.000     1.414",
-        "comm_lse           1     0.001     1.000     0.000",
-        "load               1     0.003     3.000     0.000",
-        "compute                  0.006    60.0%",
-        "wait                     0.000     0.0%",
-        "communication            0.001    10.0%",
-        "other                    0.003    30.0%",
-        "total                    0.010",
-    ]
-
-
-def test_a_timer_without_blocks_has_no_shares_and_an_error_in_one_is_timed(clock):
-    watch, said = Timer(), []
-    watch.print_stats(said.append)
-    assert said[0].splitlines()[1:] == [
-        "compute                  0.000     0.0%",
-        "wait                     0.000     0.0%",
-        "communication            0.000     0.0%",
-        "total                    0.000",
-    ]
-    with pytest.raises(ZeroDivisionError), watch.time_block("comp_x"):
-        clock[0] += 5
-        raise ZeroDivisionError
-    assert watch.totals() == {"comp_x": 5e-9}
-
-
-def test_ranks_wait_for_each_other_before_they_communicate(clock, ranks, monkeypatch):
-    def barrier():
-        clock[0] += 10_000_000
-
-    monkeypatch.setattr(torch.distributed, "barrier", barrier)
-    watch, said = Timer(), []
-    _timed(watch, clock, "comm_lse", 1_000_000)
-    _timed(watch, clock, "comp_qk", 4_000_000)
-    assert watch.totals() == pytest.approx({"wait": 0.010, "comm_lse": 0.001, "comp_qk": 0.004})
-    watch.print_stats(said.append)
-    assert said[0].startswith("rank 1 of 2    calls")
-
-
-def test_calls_of_all_ranks_are_blocks_of_five_milliseconds_in_one_order(clock, ranks):
-    made, order = {"a": 0, "b": 0}, []
-
-    def call(name, ns):
-        def run():
-            made[name] += 1
-            order.append(name)
-            clock[0] += ns
-
-        return run
-
-    found = together.time_together({"a": call("a", 2_000_000), "b": call("b", 7_000_000)}, 0.0, seed=3)
-    assert {name: len(blocks) for name, blocks in found.items()} == {"a": 3, "b": 3}
-    assert found["a"] == pytest.approx([2.0] * 3) and found["b"] == pytest.approx([7.0] * 3)
-    assert made == {"a": 2 + 3 * 3, "b": 2 + 3}  # two calls say how long one takes
-    first = order[6:]
-    order.clear()
-    together.time_together({"a": call("a", 2_000_000), "b": call("b", 7_000_000)}, 0.0, seed=3)
-    assert order[6:] == first  # on every rank the same
-    assert ranks.count("barrier") == 2 * 6
-
-
-def test_calls_of_all_ranks_end_at_the_budget_or_a_hundred_blocks(clock, ranks):
-    def call():
-        clock[0] += 10_000_000
-
-    assert len(together.time_together({"a": call}, 0.075, seed=0)["a"]) == 8
-    assert len(together.time_together({"a": call}, 1e9, seed=0)["a"]) == 100
-
-
-def test_the_parts_of_a_call_are_those_of_its_timer_and_the_first_run_is_cold(clock, ranks):
-    runs = []
-
-    def call(timer):
-        runs.append(1)
-        with timer.time_block("comp_x"):
-            clock[0] += 1_000_000 * len(runs)
-        for _ in range(2):
-            with timer.time_block("load"):
-                clock[0] += 500_000
-
-    found = together.parts_together({"a": call}, 0.0)
-    assert found == {"a": [pytest.approx({"comp_x": run, "load": 1.0}) for run in (2.0, 3.0, 4.0)]}
-    assert len(together.parts_together({"a": call}, 1e9)["a"]) == 100
-
-
-def test_collectives_of_four_sizes_say_what_they_send(clock, ranks, monkeypatch):
-    def blocks(calls, budget_s, *, device, seed):
-        for call in calls.values():
-            call()
-        return {name: [name] for name in calls}
-
-    monkeypatch.setattr(links, "time_together", blocks)
-    found = links.time_collectives(1.0, seed=0)
-    assert [(row["collective"], row["payload"], row["messages"], row["sent"]) for row in found[:3]] == [
-        ("all_reduce", 1024, 2, 1024.0),
-        ("all_gather", 1024, 1, 1024),
-        ("all_to_all", 1024, 1, 512.0),
-    ]
-    assert [row["payload"] for row in found[::3]] == [2**10, 2**16, 2**20, 2**22]
-    assert found[4]["blocks"] == ["all_gather 65536"]
-    assert ranks[:3] == [("all_reduce", (256,)), ("all_gather", 2, (256,)), ("all_to_all", (256,), (256,))]
-
-
-def test_bytes_on_the_wire_are_those_of_a_call_beyond_those_of_none(ranks, monkeypatch):
-    sent = [1000]
-
-    def counted():
-        sent[0] += 7  # what asking costs
-        return sent[0]
-
-    def call():
-        sent[0] += 100
-
-    monkeypatch.setattr(links, "loopback_bytes", counted)
-    monkeypatch.setattr(links, "only_loopback", lambda: True)
-    assert links.count_bytes(call, calls=4) == 100 and sent[0] == 1000 + 5 * 100 + 4 * 7
-    assert ranks.count("barrier") == 8
-    monkeypatch.setattr(links, "only_loopback", lambda: False)
-    assert links.count_bytes(call) is None
-
-
-def test_the_loopback_interface_is_read_from_the_kernels_table(monkeypatch, tmp_path):
-    from nanolib.meters import network
-
-    table = tmp_path / "dev"
-    monkeypatch.setattr(network, "_COUNTERS", table)
-    assert not network.only_loopback()
-    lo = "    lo: 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26\n"
-    table.write_text(f"Inter-| Receive\n face |bytes\n{lo}")
-    assert network.only_loopback() and network.loopback_bytes() == 19
-    table.write_text(f"Inter-| Receive\n face |bytes\n{lo}  eth0: 1 2 3 4 5 6 7 8 9\n")
-    assert not network.only_loopback() and network.loopback_bytes() == 19
 
 
 # what looking costs

@@ -7,6 +7,7 @@ from torch import nn
 from nanolib import NanoConfig, create_model
 from nanolib.measurement import BadInput, Unsupported
 from nanolib.models import fp8
+from nanolib.models.fp8 import conversion
 
 
 def _same(a, b):
@@ -136,7 +137,7 @@ def test_a_converted_model_is_audited_and_keeps_its_head():
 def test_ours_and_torchaos_conversion_choose_the_same_layers():
     ours, theirs = _model(), _model()
     chosen = fp8.chosen_layers(theirs, ["head", "blocks.0.*"])
-    fp8._convert_with_torchao(theirs, "rowwise", chosen, emulate=True)
+    conversion._convert_with_torchao(theirs, "rowwise", chosen, emulate=True)
     assert fp8.convert(ours, "rowwise", excluded_modules=["head", "blocks.0.*"]) == fp8.audit(theirs)
     ids = torch.randint(256, (2, 16))
     assert torch.equal(ours(ids), theirs(ids))
@@ -166,8 +167,8 @@ def test_a_layer_left_unconverted_is_told(monkeypatch):
     class Stubborn(nn.Linear):
         pass
 
-    monkeypatch.setattr(fp8, "native", lambda device: "")
-    monkeypatch.setattr(fp8, "_convert_with_torchao", lambda model, recipe, chosen: None)
+    monkeypatch.setattr(conversion, "native", lambda device: "")
+    monkeypatch.setattr(conversion, "_convert_with_torchao", lambda model, recipe, chosen: None)
     with pytest.raises(BadInput, match=r"blocks.0.attention.q_proj.* stayed in high precision"):
         fp8.convert(_model(), "tensorwise", emulate=False)
 

@@ -7,7 +7,7 @@ import pytest
 
 from nanolib.measurement import Flag, Measurement, Provenance, exact
 from nanolib.store import Run, Store
-from tests.report.test_report import MACHINE, _time
+from tests.report.rows import MACHINE, ended
 from tests.shown import VERDICTS
 
 
@@ -19,7 +19,7 @@ def say(tmp_path):
     def said(experiment, *runs):
         with Store(tmp_path / f"{next(numbers)}.sqlite") as store:
             for at, cases in enumerate(runs):
-                rows = {str(i): (factors, [_time(), *found]) for i, (factors, found) in enumerate(cases)}
+                rows = {str(i): (factors, [ended(), *found]) for i, (factors, found) in enumerate(cases)}
                 store.add(Run(experiment, MACHINE, rows=rows, run_id=f"run-{at}-of-this-test"))
             return VERDICTS[experiment](store.measurements(samples=True))
 

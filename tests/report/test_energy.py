@@ -7,7 +7,7 @@ import pytest
 from nanolib.experiments.energy.view import energy_table
 from nanolib.measurement import Measurement, Provenance, Status
 from nanolib.store import Run, Store
-from tests.report.test_report import MACHINE, _time
+from tests.report.rows import MACHINE, ended
 from tests.shown import CHARTS, VERDICTS
 
 
@@ -19,7 +19,7 @@ def _rows(provenance, method, spread):
         )
 
     factors = {"name": "tiny", "phase": "decode", "seq_len": 64, "batch_size": 1, "device": "cpu"}
-    found = [_time(), Measurement("tokens_per_second", 100.0, scope="decode", method="window")]
+    found = [ended(), Measurement("tokens_per_second", 100.0, scope="decode", method="window")]
     found += [row("energy", 50.0), row("power", 25.0), row("energy_per_token", 0.25), row("net_energy", 30.0)]
     return {"c": (factors, [*found, row("power", 10.0, "idle")])}
 

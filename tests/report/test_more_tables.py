@@ -7,41 +7,22 @@ import pytest
 
 from nanolib.experiments.attention.view import tables as attention_tables
 from nanolib.experiments.attention.view.quality import quality_table, quality_words
-from nanolib.experiments.distributed.view import decode as distributed
-from nanolib.experiments.distributed.view import sharding
 from nanolib.experiments.energy.view import energy_table, layers
-from nanolib.experiments.fp8.view import parity as fp8_parity
-from nanolib.experiments.fp8.view import speed as fp8
 from nanolib.experiments.model.view import tables as model_tables
 from nanolib.experiments.warmup import view as warmup_view
 from nanolib.measurement import Flag, Measurement, Status, exact
-from nanolib.report import overview, tables
+from nanolib.report import tables
 from nanolib.report.roofline import roofline_table, roofline_words
 from nanolib.store import Run, Store
-from tests.report.test_report import MACHINE, _latency, _time
+from tests.report.rows import MACHINE, SIZES, ceilings_of, ended, interval, latency, rates_of
 from tests.shown import CHARTS, VERDICTS
 
 SHAPE = {"seq_len": 64, "batch_size": 1, "dtype": "float32", "device": "cpu"}
 
 
-def _ceilings():
-    return {
-        "c": ({"ceiling": "float32", "device": "cpu"}, [_time(), Measurement("ceiling_flops", 1e11, scope="float32")]),
-        "d": ({"ceiling": "copy", "device": "cpu"}, [_time(), Measurement("ceiling_bytes", 1e10, scope="copy")]),
-    }
-
-
-def _rate(scope, flops, moved, achieved):
-    return [
-        exact("flops", flops, scope=scope),
-        exact("bytes", moved, scope=scope),
-        Measurement("flops_per_second", achieved, achieved * 0.9, achieved * 1.1, 0.95, 20, scope=scope),
-    ]
-
-
 def _quality(pattern, target, replaced, tuned, half=0.05):
     rows = [
-        _time(),
+        ended(),
         exact("sparsity", target, method="mask"),
         Measurement("loss", 2.0, 1.9, 2.1, 0.95, 5, scope="dense"),
     ]
@@ -53,14 +34,14 @@ def _quality(pattern, target, replaced, tuned, half=0.05):
 @pytest.fixture
 def rows(tmp_path):
     with Store(tmp_path / "results.sqlite") as store:
-        attention = _ceilings() | {
+        attention = ceilings_of() | {
             "a": (
                 {"name": "dense", "causal": True, **SHAPE},
-                [_time(), _latency("forward", 1.0), *_rate("forward", 4e6, 1e5, 8e10)],
+                [ended(), latency("forward", 1.0), *rates_of("forward", 4e6, 1e5, 8e10)],
             ),
             "b": (
                 {"name": "window 8", "causal": True, **SHAPE},
-                [_time(), _latency("forward", 1.0), *_rate("forward", 2e5, 1e5, 1e10)],
+                [ended(), latency("forward", 1.0), *rates_of("forward", 2e5, 1e5, 1e10)],
             ),
             "q1": _quality("window", 0.5, 0.2, 0.0),
             "q2": _quality("window", 0.9, 0.6, 0.3),
@@ -70,13 +51,13 @@ def rows(tmp_path):
         for name, ms in (("eager", 10.0), ("autocast_bfloat16", 5.0)):
             shown = "tiny" if name == "eager" else "tiny (autocast bfloat16)"
             factors = {"name": shown, "attention_type": "dense", "mode": "inference", "optimisation": name, **SHAPE}
-            found = [_time(), _latency("inference", ms), exact("peak_memory", ms, scope="inference")]
+            found = [ended(), latency("inference", ms), exact("peak_memory", ms, scope="inference")]
             found.append(Measurement("tokens_per_second", 1e4, scope="inference"))
             if name != "eager":
                 found.append(exact("relative_error", 3e-3, scope="against_eager", method="logits"))
             model[name] = (factors, found)
         refused = {"name": "huge", "attention_type": "dense", "mode": "inference", "optimisation": "eager", **SHAPE}
-        model["huge"] = (refused, [_time(Status.OOM_PREDICTED, "it needs 9 MiB and 1 MiB are free")])
+        model["huge"] = (refused, [ended(Status.OOM_PREDICTED, "it needs 9 MiB and 1 MiB are free")])
         store.add(Run("model", MACHINE, rows=model, run_id="m1"))
         yield store.measurements(samples=True)
 
@@ -116,27 +97,9 @@ def test_predictions_are_dashed_and_measurements_have_intervals(rows):
 
 # every figure of a table, all different, of shapes whose sizes are all different, too
 
-SIZES = {"seq_len": 64, "batch_size": 3, "dtype": "float32", "device": "cpu"}
-
-
-@pytest.fixture
-def measured(tmp_path):
-    def rows(experiment, *runs):
-        with Store(tmp_path / "measured.sqlite") as store:
-            for at, cases in enumerate(runs):
-                found = {str(i): case for i, case in enumerate(cases)}
-                store.add(Run(experiment, MACHINE, rows=found, run_id=f"run{at}"))
-            return store.measurements(samples=True)
-
-    return rows
-
-
-def _ends(metric, low, value, high, **rest):
-    return Measurement(metric, value, low, high, 0.95, 20, **rest)
-
 
 def _attention_case(name, ends, *more, tiles=0.0, ending=None, **shape):
-    found = [ending or _time(), _ends("latency", *ends, scope="forward", predicted=ends[1] / 4)]
+    found = [ending or ended(), interval("latency", *ends, scope="forward", predicted=ends[1] / 4)]
     found.append(exact("block_sparsity", tiles, method="mask"))
     return SIZES | {"causal": True, "options": {}, "name": name} | shape, [*found, *more]
 
@@ -147,11 +110,11 @@ def test_every_figure_of_attention_stands_in_its_own_column(measured):
         exact("sparsity", 0.1, method="kept"),
         exact("flops", 1e9, scope="forward"),
         exact("flops", 3e9, scope="backward"),
-        _ends("latency", 1, 2, 4, scope="mask"),
-        _ends("latency", 10, 20, 40, scope="compile"),
-        _ends("latency", 21, 22, 24, scope="backward", predicted=5.0, flags=(Flag.SLOWDOWN,)),
-        _ends("ceiling_share", 0.3, 0.4, 0.6, scope="forward"),
-        _ends("ceiling_share", 0.6, 0.7, 0.9, scope="backward"),
+        interval("latency", 1, 2, 4, scope="mask"),
+        interval("latency", 10, 20, 40, scope="compile"),
+        interval("latency", 21, 22, 24, scope="backward", predicted=5.0, flags=(Flag.SLOWDOWN,)),
+        interval("ceiling_share", 0.3, 0.4, 0.6, scope="forward"),
+        interval("ceiling_share", 0.6, 0.7, 0.9, scope="backward"),
         exact("peak_memory", 11.0, scope="forward"),
         exact("peak_memory", 33.0, scope="forward_backward"),
         exact("relative_error", 1e-7, scope="forward"),
@@ -175,7 +138,7 @@ def test_every_figure_of_attention_stands_in_its_own_column(measured):
 
 
 def test_what_was_not_paid_once_costs_nothing(measured):
-    mask, compiling = (_ends("latency", 1, 2, 4, scope=scope) for scope in ("mask", "compile"))
+    mask, compiling = (interval("latency", 1, 2, 4, scope=scope) for scope in ("mask", "compile"))
     cases = [_attention_case(name, (5, 6, 8), *more) for name, more in
              (("a", []), ("b", [mask]), ("c", [compiling]), ("d", [mask, compiling]))]  # fmt: skip
     assert list(attention_tables.attention_table(measured("attention", cases))["paid"]) == [6, 8, 8, 10]
@@ -203,33 +166,33 @@ def test_every_figure_of_a_model_stands_in_its_own_column(measured):
     factors = SIZES | {"name": "tiny", "attention_type": "dense"}
     tails = {"p50": 4.5, "p95": 8.0, "p99": 9.0}
     inference = [
-        _time(),
+        ended(),
         exact("parameters", 700.0),
         exact("footprint", 5.0),
         exact("flops", 1e6, scope="inference", method="formula"),
         exact("flops", 2e6, scope="inference", method="flop_counter"),
-        _ends("latency", 11, 12, 15, scope="inference", predicted=4.0),
-        _ends("latency", 100, 200, 300, scope="compile"),
+        interval("latency", 11, 12, 15, scope="inference", predicted=4.0),
+        interval("latency", 100, 200, 300, scope="compile"),
         Measurement("tokens_per_second", 16_000.0, scope="inference"),
-        _ends("ceiling_share", 0.3, 0.4, 0.6, scope="inference"),
+        interval("ceiling_share", 0.3, 0.4, 0.6, scope="inference"),
         exact("peak_memory", 8.0, scope="inference"),
         exact("relative_error", 1e-3, scope="against_eager", method="logits"),
     ]
     training = [
-        _time(Status.ERROR, "it broke"),
-        *(_ends("latency", at - 1, at, at + 2, scope=scope) for scope, at in (("forward", 10), ("backward", 20))),
-        _ends("latency", 5, 6, 9, scope="optimizer_step"),
-        _ends("latency", 35, 36, 39, scope="training_step", predicted=7.0),
-        _ends("latency", 1000, 2000, 3000, scope="compile"),
+        ended(Status.ERROR, "it broke"),
+        *(interval("latency", at - 1, at, at + 2, scope=scope) for scope, at in (("forward", 10), ("backward", 20))),
+        interval("latency", 5, 6, 9, scope="optimizer_step"),
+        interval("latency", 35, 36, 39, scope="training_step", predicted=7.0),
+        interval("latency", 1000, 2000, 3000, scope="compile"),
         Measurement("tokens_per_second", 5300.0, scope="training_step"),
-        _ends("ceiling_share", 0.5, 0.6, 0.9, scope="training_step"),
+        interval("ceiling_share", 0.5, 0.6, 0.9, scope="training_step"),
         exact("peak_memory", 60.0, scope="training_step"),
         exact("relative_error", 2e-3, scope="against_eager", method="gradient"),
     ]
     generation = [
-        _time(Status.OOM, "it broke"),
-        _ends("latency", 19, 20, 22, scope="prefill"),
-        _ends("latency", 3, 4, 7, scope="decode", predicted=2.0, details=tails, flags=(Flag.SLOWDOWN,)),
+        ended(Status.OOM, "it broke"),
+        interval("latency", 19, 20, 22, scope="prefill"),
+        interval("latency", 3, 4, 7, scope="decode", predicted=2.0, details=tails, flags=(Flag.SLOWDOWN,)),
         Measurement("tokens_per_second", 750.0, scope="decode"),
     ]
     modes = {"inference": inference, "training": training, "generation": generation}
@@ -265,7 +228,7 @@ def test_scaling_is_fitted_to_one_model_type_and_batch_by_itself(measured):
         for seq_len in (16, 32, 64):
             factors = SIZES | {"name": "tiny", "attention_type": "dense", "mode": "inference"}
             ms = seq_len**power / 4
-            found = [_time(), _ends("latency", ms, ms, ms, scope="inference")]
+            found = [ended(), interval("latency", ms, ms, ms, scope="inference")]
             cases.append((factors | {"seq_len": seq_len, "batch_size": batch}, found))
     table = model_tables.scaling_table(measured("model", cases))
     assert list(dict.fromkeys(table["batch_size"])) == [5, 3]  # in the order of the cases
@@ -299,8 +262,8 @@ def test_the_words_of_an_exponent_change_at_their_bounds(low, high, words):
 
 def test_the_warm_up_table_holds_the_means_against_each_other_and_not_the_medians(measured):
     def case(direction, steps, ends, mean):
-        latency = _ends("latency", *ends, scope=direction, details={"mean": mean, "sd": mean / 5, "cv": 0.2})
-        return {"direction": direction, "warmup_steps": steps, "curve": False}, [_time(), latency]
+        latency = interval("latency", *ends, scope=direction, details={"mean": mean, "sd": mean / 5, "cv": 0.2})
+        return {"direction": direction, "warmup_steps": steps, "curve": False}, [ended(), latency]
 
     forward = [case("forward", 5, (9, 10, 14), 20.0), case("forward", 0, (14, 15, 17), 50.0)]
     backward = [case("backward", 5, (1, 2, 3), 40.0), case("backward", 2, (1, 2, 3), 30.0)]
@@ -328,9 +291,9 @@ def test_the_warm_up_table_holds_the_means_against_each_other_and_not_the_median
 
 def test_a_curve_is_warm_up_as_far_as_it_was_needed(measured):
     def case(direction, needed):
-        latency = _ends("latency", 1, 2, 3, scope=direction, samples=(9.0, 5.0, 2.0))
+        latency = interval("latency", 1, 2, 3, scope=direction, samples=(9.0, 5.0, 2.0))
         row = Measurement("warmup_needed", needed, scope=direction, details={})
-        return {"direction": direction, "warmup_steps": 0, "curve": True}, [_time(), latency, row]
+        return {"direction": direction, "warmup_steps": 0, "curve": True}, [ended(), latency, row]
 
     table = warmup_view.curve_table(measured("warmup", [case("a", 1.0), case("b", None), case("c", 0.0)]))
     assert list(table["phase"]) == ["warm-up", "steady", "steady", *["not settled"] * 3, *["steady"] * 3]
@@ -341,7 +304,7 @@ def test_a_curve_is_warm_up_as_far_as_it_was_needed(measured):
 def test_the_losses_are_counted_from_the_first_step(measured):
     factors = SIZES | {"name": "tiny", "attention_type": "dense"}
     loss = Measurement("loss", 2.0, samples=(5.0, 3.0, 1.0), scope="training")
-    table = model_tables.loss_table(measured("model", [(factors, [_time(), loss])]))
+    table = model_tables.loss_table(measured("model", [(factors, [ended(), loss])]))
     assert table.to_numpy().tolist() == [["tiny (dense, float32)", step, 7 - 2 * step] for step in (1, 2, 3)]
 
 
@@ -362,7 +325,7 @@ def test_energy_above_idle_is_shared_out_as_the_windows_energy_is(measured):
         )
 
     factors = SIZES | {"name": "tiny", "phase": "decode"}
-    found = [_time(), Measurement("tokens_per_second", 75.0, scope="decode", method="window")]
+    found = [ended(), Measurement("tokens_per_second", 75.0, scope="decode", method="window")]
     found += [row("energy", 36, 40, 50), row("power", 18, 20, 25), row("power", 6, 8, 9, "idle")]
     found += [row("energy_per_token", 0.18, 0.2, 0.25), row("energy_delay", 70, 80, 100), row("net_energy", 12, 24, 30)]
     other = Measurement("energy", 7.0, 5.0, 9.0, 1.0, 1, method="rapl_dram", scope="decode", details={"of": "dram"})
@@ -384,7 +347,7 @@ def test_the_cost_of_looking_has_its_wall_and_its_processor_time(measured):
 
     factors = SIZES | {"name": "tiny", "phase": "decode"}
     found = [
-        _time(),
+        ended(),
         row("deep", (0.01, 0.02, 0.04), (0.03, 0.05, 0.06), 8.0),
         row("again", (-0.01, 0.0, 0.01), (0, 0, 0), None),
     ]
@@ -417,7 +380,7 @@ def test_a_layer_has_its_energy_its_share_and_its_calls(measured):
 
     joules = Measurement("layer_energy", 2.0, 1.0, 5.0, 1.0, 1, scope="decode head", method="attributed")
     factors = SIZES | {"name": "tiny", "phase": "decode"}
-    rows = measured("energy", [(factors, [_time(), layer("blocks.0", 30.0, 0.75), layer("head", 10.0, 0.25), joules])])
+    rows = measured("energy", [(factors, [ended(), layer("blocks.0", 30.0, 0.75), layer("head", 10.0, 0.25), joules])])
     first, head = layers.layer_table(rows).to_dict("records")
     numbers = {
         "ms": 10,
@@ -440,171 +403,3 @@ def test_a_layer_has_its_energy_its_share_and_its_calls(measured):
     operations = layers._operations(rows)
     assert list(operations["share"]) == [0.75, 0.25] * 2 and set(operations["passes"]) == {5}
     assert list(operations["joules"][2:]) == ["0.75 to 3.8 J", "0.25 to 1.2 J"]
-
-
-def test_speed_ups_of_a_precision_are_over_bf16_of_the_same_run_and_shape(measured):
-    def case(precision, low, ms, high, **changes):
-        factors = {"preset": "p", "name": "tiny", "mode": "forward", "precision": precision, "compiled": True}
-        found = [_time(), _ends("latency", low, ms, high, scope="forward", details={"parameters": 700})]
-        found += [Measurement("tokens_per_second", 96.0), _ends("ceiling_share", 0.1, 0.25, 0.5)]
-        found += [Measurement("memory_part", at, scope=name) for at, name in enumerate(PARTS, 1)]
-        return factors | {"seq_len": 64, "batch_size": 3} | changes, found
-
-    first = [case("bfloat16", 8, 9, 12), case("fp8_rowwise", 2, 3, 4), case("fp8_rowwise", 2, 3, 4, batch_size=5)]
-    second = [case("fp8_rowwise", 2, 3, 4), case("bfloat16", 17, 18, 24, compiled=False)]
-    table = fp8.speed_table(measured("fp8", first, second))
-    assert table["speed_up"].notna().sum() == 1
-    line = table.iloc[1].to_dict()
-    numbers = {"latency": 3, "latency_low": 2, "latency_high": 4, "speed_up": 3, "speed_up_low": 2, "speed_up_high": 6}
-    numbers |= {"tokens_per_second": 96, "mfu": 0.25, "parameters": 700, "weights": 1, "gradients": 2, "optimizer": 3}
-    assert {name: line[name] for name in numbers} == pytest.approx(numbers) and line["activations"] == 4
-
-
-PARTS = ("weights", "gradients", "optimizer", "activations")
-
-
-def _product(precision, ends=(), cast=(), message="", **shape):
-    found = [_time(message=message)]
-    found += [_ends("latency", *ends, scope="product")] if ends else []
-    found += [_ends("latency", *cast, scope="product_with_cast")] if cast else []
-    return {"m": 2, "k": 3, "n": 5, "precision": precision} | shape, found
-
-
-def test_products_are_over_bf16_of_the_same_run_and_shape_in_the_order_measured(measured):
-    first = [
-        _product("bfloat16", (18, 20, 24), m=64),
-        _product("fp8", (2, 4, 6), (7, 8, 12), "as told", m=64),
-        _product("bfloat16", (8, 9, 12)),
-    ]
-    second = [_product("fp8", (2, 3, 4), (5, 6, 9))]
-    large, bare, alone = fp8.shape_table(measured("fp8", first, second)).to_dict("records")
-    assert (large["m"], large["k"], large["n"], large["message"]) == (64, 3, 5, "as told")
-    numbers = {"bf16_ms": 20, "fp8_ms": 4, "fp8_with_cast_ms": 8, "speed_up": 5, "with_cast": 2.5}
-    numbers |= {"bf16_ms_low": 18, "fp8_with_cast_ms_high": 12, "with_cast_low": 1.5, "with_cast_high": 24 / 7}
-    assert {name: large[name] for name in numbers} == pytest.approx(numbers)
-    assert (bare["m"], bare["bf16_ms"], bare["message"]) == (2, 9, "") and pd.isna(bare["speed_up"])
-    assert alone["fp8_ms"] == 3 and pd.isna(alone["bf16_ms"]) and pd.isna(alone["with_cast"])
-
-
-def test_parity_has_its_own_message_or_its_cases_and_every_column_whatever_was_found(measured):
-    def arm(name, ended, *found):
-        return {"arm": name, "seeds": 3, "steps": 40}, [_time(message=ended), *found]
-
-    details = {"verdict": "worse", "control": True, "margin_nats": 0.25, "tenths": [[1, 2, 4]]}
-    parity = _ends("parity", 0.1, 0.3, 0.6, scope="a", message="of the row", details=details)
-    silent = _ends("parity", 0.2, 0.4, 0.7, scope="b", details=details | {"control": False})
-    cases = [arm("a", "of the case", parity, _ends("loss", 1, 2, 4, scope="a")), arm("b", "of the case", silent)]
-    told, untold, none = fp8_parity.parity_table(measured("fp8", [*cases, arm("c", "why not")])).to_dict("records")
-    assert told["message"] == "of the row" and untold["message"] == "of the case" and none["message"] == "why not"
-    numbers = {"difference": 0.3, "difference_low": 0.1, "difference_high": 0.6, "margin_nats": 0.25}
-    numbers |= {"loss": 2, "loss_low": 1, "loss_high": 4, "seeds": 3, "steps": 40}
-    assert {name: told[name] for name in numbers} == pytest.approx(numbers)
-    assert told["tenths"] == [[1, 2, 4]] and (told["control"], untold["control"]) == (True, False)
-    assert pd.isna(untold["loss"]) and pd.isna(none["verdict"])
-
-
-def test_parity_that_gave_nothing_has_every_column(measured):
-    case = {"arm": "c", "seeds": 3, "steps": 40}, [_time(message="why not")]
-    only = fp8_parity.parity_table(measured("fp8", [case]))
-    assert pd.isna(only.loc[0, ["verdict", "difference", "loss", "control", "provenance"]]).all()
-
-
-def test_efficiency_is_one_ranks_time_over_that_of_all_of_them(measured):
-    def case(world, ends, parts=(2.0, 5.0, 3.0), **changes):
-        found = [_time(), _ends("latency", *ends, scope="ring"), exact("rounds", 3, scope="ring")]
-        found += [exact("wire_bytes", 640, scope="ring"), exact("wire_bytes", 700, scope="ring", method="interface")]
-        found.append(exact("relative_error", 1e-7, scope="ring"))
-        for kind, ms in zip(distributed.KINDS, parts, strict=True):
-            found.append(_ends("part_time", ms - 1, ms, ms + 2, scope=f"ring: {kind}", predicted=ms / 4))
-            found.append(Measurement("time_share", ms / 10, scope=f"ring: {kind}"))
-        shape = {"seq_len": 4096, "dtype": "float32", "world_size": world, "forms": ["ring", "fused"]}
-        return shape | changes, found
-
-    cases = [case(4, (5, 6, 8)), case(1, (15, 18, 24)), case(4, (5, 6, 8), seq_len=64)]
-    short, alone, line = distributed.decode_table(measured("distributed", cases)).to_dict("records")
-    numbers = {
-        "efficiency": 0.75, "efficiency_low": 15 / 32, "efficiency_high": 1.2, "latency": 6, "latency_low": 5, "latency_high": 8,
-        "compute": 2, "wait": 5, "communication": 3, "communication_low": 2, "communication_high": 5, "predicted": 0.75,
-        "rounds": 3, "sent": 640, "counted": 700, "relative_error": 1e-7,
-    }  # fmt: skip
-    assert {name: line[name] for name in numbers} == pytest.approx(numbers)
-    assert (line["bound"], line["ranks"], line["world_size"]) == ("wait (50%)", "4", 4)
-    assert pd.isna(short["efficiency"]) and pd.isna(alone["efficiency"])
-
-
-@pytest.mark.parametrize(
-    ("parts", "bound"),
-    [((5, 3, 2), "compute (50%)"), ((4.9, 3, 2.1), "wait (30%)"), ((4.9, 2.1, 3), "communication (30%)")],
-)
-def test_half_of_the_time_binds(measured, parts, bound):
-    found = [_time(), _ends("latency", 9, 10, 12, scope="ring")]
-    found += [
-        Measurement("time_share", ms / 10, scope=f"ring: {kind}")
-        for kind, ms in zip(distributed.KINDS, parts, strict=True)
-    ]
-    shape = {"seq_len": 64, "dtype": "float32", "world_size": 4, "forms": ["ring"]}
-    (line,) = distributed.decode_table(measured("distributed", [(shape, found)])).to_dict("records")
-    assert line["bound"] == bound
-
-
-def test_a_component_is_told_by_its_slowest_rank_and_the_mean_of_all(measured):
-    ranks = [{"mean": 1.0, "sd": 0.5}, {"mean": 4.0, "sd": 0.25}, {"mean": 7.0, "sd": 0.75}]
-    part = _ends("part_time", 6, 8, 11, scope="ring: exchange", details={"ranks": ranks})
-    shape = {"seq_len": 64, "dtype": "float32", "world_size": 3, "nodes": 1, "forms": ["ring"]}
-    kind = _ends("part_time", 1, 2, 3, scope="ring: wait")
-    (line,) = distributed.component_table(measured("distributed", [(shape, [_time(), part, kind])])).to_dict("records")
-    assert (line["ms"], line["ms_low"], line["ms_high"], line["mean"], line["sd"]) == (8, 6, 11, 4, 0.5)
-    assert (line["form"], line["component"], line["ranks"]) == ("ring", "exchange", "3")
-
-
-def test_cases_that_did_not_end_well_and_flags_are_counted(measured):
-    cases = [
-        (SIZES | {"name": "good"}, [_time(), _ends("latency", 1, 2, 4, scope="forward", flags=(Flag.SLOWDOWN,))]),
-        (SIZES | {"name": "odd"}, [_time(Status.OOM, "full"), _ends("latency", 1, 2, 4, scope="forward")]),
-    ]
-    rows = measured("attention", cases)
-    bad = overview.failures(rows).to_dict("records")
-    assert [(line["case"].split()[0], line["status"], line["message"]) for line in bad] == [("odd", "oom", "full")]
-    (line,) = overview.flag_lines(rows)
-    assert line.startswith(f"{Flag.SLOWDOWN} (1 of 2 timings): ")
-
-
-def test_what_must_be_the_same_everywhere_has_a_column_per_method(measured):
-    flops = [exact("flops", 10.0, scope="f"), exact("flops", 12.0, scope="f", method="flop_counter")]
-    cases = [
-        (SIZES | {"name": "b"}, [_time(), *flops]),
-        (SIZES | {"name": "a"}, [_time(), flops[0], exact("peak_memory", 3.0)]),
-    ]
-    table = overview.deterministic(measured("attention", cases))
-    assert list(table["case"]) == ["b 64 3 float32", "a 64 3 float32"]
-    assert table[["formula", "flop_counter"]].to_numpy().tolist() == [["10", "12"], ["10", ""]]
-
-
-def test_the_first_and_what_cannot_be_told_from_it():
-    cases = pd.DataFrame({"ms": [5.0, 3.0, 4.0, 9.0], "ms_low": [4.0, 2.0, 3.6, 1.0], "ms_high": [6.0, 3.5, 4.5, 20.0]})
-    assert list(overview.leaders(cases, "ms").index) == [1, 3]
-    assert list(overview.leaders(cases, "ms", ascending=False).index) == [3, 0, 2, 1]
-    assert list(overview.leaders(cases.iloc[:3], "ms", ascending=False).index) == [0, 2]
-    assert [overview.listed(names) for names in ("a", "ab", "abac")] == ["a", "a and b", "a, b and c"]
-
-
-def test_a_form_is_named_with_the_ranks_that_take_part():
-    forms, ranks = pd.Series(["ring", "dense", "flash", "math", "zigzag"]), pd.Series([4, 4, 4, 4, 1])
-    named = list(sharding._what(forms, ranks))
-    assert named == ["ring, 4 ranks", "dense, 1 rank", "flash, 1 rank", "math, 1 rank", "zigzag, 1 rank"]
-
-
-def test_one_rank_stands_beside_the_ranks_over_each_number_of_machines():
-    columns = ["world_size", "nodes", "seq_len", "dtype"]
-    table = pd.DataFrame(
-        [[1, 1, 64, "float32"], [4, 2, 64, "float32"], [4, 1, 64, "float32"], [1, 1, 32, "float32"]], columns=columns
-    )
-    placed = distributed._beside_several(table)[columns[:3]].to_numpy().tolist()
-    assert sorted(placed) == [[1, 1, 32], [1, 1, 64], [1, 2, 64], [4, 1, 64], [4, 2, 64]]
-
-
-def test_what_binds_is_said_in_the_order_of_the_timings(measured):
-    timings = [*_rate("forward", 4e6, 1e5, 8e10), *_rate("backward", 8e6, 1e5, 4e10)]
-    case = (SIZES | {"name": "dense"}, [_time(), *timings])
-    lines = roofline_words(measured("attention", [*_ceilings().values(), case]), "attention")
-    assert [line.split()[0] for line in lines] == ["Forward", "Backward"]

@@ -9,111 +9,19 @@ import pytest
 from nanolib.experiments.attention.view import tables as attention_tables
 from nanolib.experiments.model.view import tables as model_tables
 from nanolib.experiments.warmup import view as warmup_view
-from nanolib.measurement import BadInput, Flag, Measurement, Status, exact
+from nanolib.measurement import BadInput, Flag, Status
 from nanolib.report import drawing, export, page, renderer
 from nanolib.store import Run, Store
+from tests.report.rows import ATTENTION, EVIL, MACHINE, attention_rows, model_rows, warmup_rows
 from tests.shown import CHARTS, SECTIONS, VERDICTS
-
-MACHINE = {"machine_id": "m1", "cpu": "A <b>CPU</b>", "cores": 2, "ram_gib": 8, "gpus": [], "dtypes": {}}
-EVIL = "<script>alert(1)</script> `x` | \"q\" 'p' \U0001f600 \u202ertl ](http://x)"
-
-
-def _latency(scope, ms, predicted=None, flags=(), spread=0.05, samples=()):
-    return Measurement(
-        "latency",
-        ms,
-        ms * (1 - spread),
-        ms * (1 + spread),
-        0.95,
-        20,
-        samples or (ms,) * 3,
-        predicted=predicted,
-        method="perf_counter",
-        scope=scope,
-        flags=flags,
-        details={"mean": ms, "sd": 0.1, "cv": 0.1 / ms},
-    )
-
-
-def _time(status=Status.OK, message=""):
-    return Measurement("case_time", 1.0, status=status, message=message)
-
-
-def _attention_rows(times, failed=()):
-    """Rows by (name, seq_len) → forward ms; `failed` adds cases without numbers."""
-    rows = {}
-    shape = {"batch_size": 1, "dtype": "float32", "causal": True, "device": "cpu", "options": {}}
-    for (name, seq_len), ms in times.items():
-        tiles = 0.4 if name.startswith("dense") else 0.8
-        numbers = [
-            _latency("forward", ms, predicted=ms / 2),
-            _latency("backward", 2 * ms),
-            exact("sparsity", 0.0 if name.startswith("dense") else 0.75, method="mask"),
-            exact("block_sparsity", tiles, method="mask"),
-            exact("flops", 1e9, scope="forward"),
-            exact("peak_memory", 10.0, scope="forward", method="live_tensor_bytes"),
-            Measurement("ceiling_share", 0.4, 0.3, 0.5, 0.95, 20, scope="forward"),
-            exact("relative_error", 1e-7, scope="forward", method="float64"),
-        ]
-        rows[f"{name}{seq_len}"] = ({"name": name, "seq_len": seq_len, **shape}, [_time(), *numbers])
-    for name, seq_len, status, message in failed:
-        rows[f"{name}{seq_len}"] = ({"name": name, "seq_len": seq_len, **shape}, [_time(status, message)])
-    return rows
-
-
-ATTENTION = _attention_rows(
-    {
-        ("dense (flash)", 256): 1.0,
-        ("window 64", 256): 2.0,
-        ("dense (flash)", 1024): 16.0,
-        ("window 64", 1024): 8.0,
-        ("dense (flash)", 4096): 250.0,
-        ("window 64", 4096): 100.0,
-    },
-    failed=[("dense (cudnn)", 256, Status.UNSUPPORTED, EVIL)],
-)
-
-
-def _model_rows():
-    rows = {}
-    for seq_len in (128, 256, 512):
-        shape = {"name": "tiny", "attention_type": "dense", "seq_len": seq_len, "batch_size": 1}
-        shape |= {"dtype": "float32", "device": "cpu"}
-        weights = [exact("parameters", 1000, method="count"), exact("footprint", 4.0, method="count")]
-        inference = [
-            _latency("inference", seq_len / 10, predicted=seq_len / 20),
-            exact("flops", 1e6, scope="inference"),
-        ]
-        inference += [
-            Measurement("tokens_per_second", 1e4, scope="inference"),
-            exact("peak_memory", 8.0, scope="inference"),
-        ]
-        phases = [_latency("forward", 10), _latency("backward", 25), _latency("optimizer_step", 5)]
-        training = [*phases, _latency("training_step", 40), exact("peak_memory", 20.0, scope="training_step")]
-        rows[f"i{seq_len}"] = (shape | {"mode": "inference"}, [_time(), *weights, *inference])
-        rows[f"t{seq_len}"] = (shape | {"mode": "training"}, [_time(), *weights, *training])
-    loss = Measurement("loss", 2.0, samples=(5.0, 3.0, 2.0), scope="training")
-    rows["loss"] = ({k: v for k, v in shape.items() if k != "mode"}, [_time(), loss])
-    return rows
-
-
-def _warmup_rows():
-    rows = {}
-    for steps, ms in ((0, 20.0), (5, 10.0)):
-        factors = {"direction": "forward", "warmup_steps": steps, "curve": False}
-        rows[f"w{steps}"] = (factors, [_time(), _latency("forward", ms)])
-    curve = {"direction": "forward", "warmup_steps": 0, "curve": True}
-    needed = Measurement("warmup_needed", 2.0, scope="forward", details={"steady_median": 10.0})
-    rows["curve"] = (curve, [_time(), _latency("forward", 10.0, samples=(30.0, 20.0, 10.0, 10.0)), needed])
-    return rows
 
 
 @pytest.fixture
 def store(tmp_path):
     with Store(tmp_path / "results.sqlite") as opened:
         opened.add(Run("attention", MACHINE, rows=ATTENTION, run_id="attention-1", label=EVIL, process="h:1:1"))
-        opened.add(Run("model", MACHINE, rows=_model_rows(), run_id="model-1"))
-        opened.add(Run("warmup", MACHINE, rows=_warmup_rows(), run_id="warmup-1"))
+        opened.add(Run("model", MACHINE, rows=model_rows(), run_id="model-1"))
+        opened.add(Run("warmup", MACHINE, rows=warmup_rows(), run_id="warmup-1"))
         yield opened
 
 
@@ -134,7 +42,7 @@ def test_the_attention_table_has_a_line_per_case_and_its_speed_up(rows):
 
 def test_a_speed_up_above_its_bound_is_flagged(tmp_path):
     with Store(tmp_path / "x.sqlite") as other:
-        other.add(Run("attention", MACHINE, rows=_attention_rows({("dense", 64): 100.0, ("window 8", 64): 10.0})))
+        other.add(Run("attention", MACHINE, rows=attention_rows({("dense", 64): 100.0, ("window 8", 64): 10.0})))
         table = attention_tables.attention_table(other.measurements()).set_index("name")
     assert Flag.ABOVE_BOUND in table.loc["window 8", "flags"] and Flag.ABOVE_BOUND not in table.loc["dense", "flags"]
 
@@ -143,7 +51,7 @@ def test_the_bound_is_that_of_the_fastest_dense_kernel(tmp_path):
     """Tiles are skipped 3 to 1; the sparse kernel gains 1.5 with nothing skipped, and so 4.5 at most, of which it has 4."""
     times = {("dense (tiles)", 64): 80.0, ("dense (flash)", 64): 120.0, ("window 8", 64): 30.0}
     with Store(tmp_path / "x.sqlite") as other:
-        other.add(Run("attention", MACHINE, rows=_attention_rows(times)))
+        other.add(Run("attention", MACHINE, rows=attention_rows(times)))
         line = attention_tables.attention_table(other.measurements()).set_index("name").loc["window 8"]
     assert (line.baseline, line.speed_up, line.bound) == ("dense (flash)", pytest.approx(4), pytest.approx(4.5))
     assert Flag.ABOVE_BOUND not in line["flags"]
@@ -200,14 +108,14 @@ def test_sparse_that_wins_only_in_between_does_not_beat_dense(tmp_path):
     times = {("dense", n): ms for n, ms in ((64, 10.0), (128, 10.0), (256, 10.0))}
     times |= {("window 8", n): ms for n, ms in ((64, 20.0), (128, 5.0), (256, 20.0))}
     with Store(tmp_path / "x.sqlite") as other:
-        other.add(Run("attention", MACHINE, rows=_attention_rows(times)))
+        other.add(Run("attention", MACHINE, rows=attention_rows(times)))
         text = "\n".join(VERDICTS["attention"](other.measurements()))
     assert "window 8 does not beat dense up to n = 256" in text
 
 
 def test_overlapping_intervals_are_not_told_apart(tmp_path):
     with Store(tmp_path / "x.sqlite") as other:
-        other.add(Run("attention", MACHINE, rows=_attention_rows({("dense", 64): 10.0, ("window 8", 64): 9.8})))
+        other.add(Run("attention", MACHINE, rows=attention_rows({("dense", 64): 10.0, ("window 8", 64): 9.8})))
         text = "\n".join(VERDICTS["attention"](other.measurements()))
     assert "window 8 and dense cannot be told apart" in text
 
@@ -248,7 +156,7 @@ def test_a_chart_of_nothing_says_why(name, tmp_path):
 
 
 def test_only_failed_cases_make_a_page_that_says_so(tmp_path):
-    failed = _attention_rows({}, failed=[("dense", 64, Status.OOM, "too little memory")])
+    failed = attention_rows({}, failed=[("dense", 64, Status.OOM, "too little memory")])
     with Store(tmp_path / "x.sqlite") as other:
         other.add(Run("attention", MACHINE, rows=failed, run_id="r"))
         text = page.build(other, ["r"], tmp_path / "report", SECTIONS).read_text()

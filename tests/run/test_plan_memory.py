@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from nanolib.experiments.attention import cases as attention
+from nanolib.experiments.attention.attention_case import inputs_of, workloads_of
 from nanolib.experiments.model import cases as model
 from nanolib.experiments.model import model_cases
+from nanolib.experiments.model.measuring import step_of
 from nanolib.measurement import Status
 from nanolib.paths import checkout
 from nanolib.run import sweep, workload
@@ -45,7 +47,7 @@ def _far(planned, measured):
 @pytest.mark.parametrize("case", [c for c in _quick(attention) if isinstance(c, attention.AttentionCase)], ids=str)
 def test_attention_needs_what_was_planned(case):
     planned = attention.plan(case)
-    works = list(attention._workloads(case, *attention._inputs(case, 0)))
+    works = list(workloads_of(case, *inputs_of(case, 0)))
     for work in works:
         work.call()
     assert not _far(planned, _measured(row for work in works for row in workload.memory_rows(work, "cpu", planned)))
@@ -59,7 +61,7 @@ def test_a_model_needs_what_was_planned(case):
         pytest.skip("a compiled kernel allocates out of the counter's sight")
     planned = model.plan(case)
     ids = torch.randint(256, (case.batch_size, case.seq_len + 1))
-    step = model.step_of(case, case.build(0), ids, 1e-3)
+    step = step_of(case, case.build(0), ids, 1e-3)
     rows = []
     for work in step.workloads():
         work.call()

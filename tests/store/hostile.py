@@ -19,7 +19,7 @@ from nanolib.report.page import build
 from nanolib.run.plan import known_ceilings
 from nanolib.store import Run, Store
 from nanolib.store.schema import TRACE_TABLES
-from tests.report.test_report import ATTENTION, _model_rows, _warmup_rows
+from tests.report.rows import ATTENTION, model_rows, warmup_rows
 from tests.shown import SECTIONS
 
 TABLES = ("machines", "runs", "measurements", "traces", *TRACE_TABLES)
@@ -100,7 +100,7 @@ def make_good(path: Path, prefix: str = "") -> None:
         "device": "cpu",
     }
     ended = Measurement("case_time", 1.0, details={"attempts": 1})
-    models = _model_rows() | {"decode": (shape | {"mode": "inference"}, [ended, decode])}
+    models = model_rows() | {"decode": (shape | {"mode": "inference"}, [ended, decode])}
     peaks = [Measurement("ceiling_flops", 1e11, scope="float32"), Measurement("ceiling_bytes", 1e10, scope="copy")]
     ceilings = {"ceilings": ({"name": "ceilings"}, [ended, *peaks])}
     started = [Measurement("case_time", status=Status.STARTED, details={"attempts": 2})]
@@ -110,7 +110,7 @@ def make_good(path: Path, prefix: str = "") -> None:
                 ("attention", _few(ATTENTION) | ceilings),
                 ("attention", _few(ATTENTION)),
                 ("model", _few(models)),
-                ("warmup", _few(_warmup_rows())),
+                ("warmup", _few(warmup_rows())),
             ]
         ):
             machine = MACHINE | {"machine_id": f"m{at % 2}"}

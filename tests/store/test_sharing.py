@@ -22,7 +22,7 @@ from nanolib.run.suite.jobs import plan
 from nanolib.store import Store
 from nanolib.store.schema import Run
 from nanolib.store.sharing import Redaction, new_file
-from tests.store.test_store import LATENCY, MACHINE, _run
+from tests.store.rows import LATENCY, MACHINE, make_run
 
 ENDINGS = (".sqlite", ".json", ".csv", ".md")
 MARKS = ("quilla", "obrien", "zander", "s3same", "vaultbox", "sharedisk", "meetpoint")
@@ -196,7 +196,7 @@ def test_nothing_private_comes_out_of_any_column_in_any_format(here, tmp_path, e
 
 def test_text_where_a_traces_numbers_belong_is_left_out(here, tmp_path):
     with Store(tmp_path / "r.sqlite") as store:
-        store.add(_run("a"))
+        store.add(make_run("a"))
         store.add_power_samples([{"t_s": 1.0, "watts": 3.0}])
         store.commit_transaction()
         store.connection.execute("UPDATE power_samples SET joules = '/home/quilla'")
@@ -211,7 +211,7 @@ def test_rows_that_differ_in_what_is_private_alone_are_numbered(tmp_path, ending
     rows = [exact("flops", n, scope=f"/home/{n}/x") for n in range(3)] + [exact("flops", 3, scope="… (2)")]
     target = tmp_path / f"share{ending}"
     with Store(tmp_path / "r.sqlite") as store:
-        store.add(_run("a", rows={"c": ({}, rows)}))
+        store.add(make_run("a", rows={"c": ({}, rows)}))
         export.write(store, ["a"], target)
     if ending == ".sqlite":
         with Store(target) as shared:
@@ -226,7 +226,7 @@ def test_rows_that_differ_in_what_is_private_alone_are_numbered(tmp_path, ending
 def test_what_is_exported_pairs_with_what_was_measured(here, tmp_path):
     rows = {f"{n:016x}": ({"seq_len": n, "name": "dense"}, [LATENCY, exact("flops", n)]) for n in range(1, 4)}
     with Store(tmp_path / "r.sqlite") as store:
-        store.add(_run("a", rows=rows))
+        store.add(make_run("a", rows=rows))
         store.copy_to(tmp_path / "share.sqlite", ["a"])
         ours = store.measurements(samples=True)
         with Store(tmp_path / "share.sqlite") as shared:
@@ -372,7 +372,7 @@ def test_what_others_still_write_and_what_is_no_exports_stays(tmp_path):
 
 def test_a_source_that_cannot_be_read_is_blamed_and_not_the_target(tmp_path):
     with Store(tmp_path / "r.sqlite") as store:
-        store.add(_run("a"))
+        store.add(make_run("a"))
         store.connection.execute("ALTER TABLE traces RENAME TO broken")
         with pytest.raises(BadInput, match=r"database: .*r\.sqlite cannot be read"):
             store.copy_to(tmp_path / "share.sqlite", ["a"])

@@ -12,6 +12,7 @@ from torch import nn
 
 from nanolib.experiments.energy.layer_profile import overheads, profile
 from nanolib.experiments.model import cases as model
+from nanolib.experiments.model.measuring import step_of, text_batch
 from nanolib.experiments.model.steps import Generating, Training
 from nanolib.measurement import Measurement, exact
 from nanolib.meters.energy.meter import EnergyMeter
@@ -188,8 +189,8 @@ def measure_case(case: EnergyCase, params: Params, ceilings: dict[str, float]) -
     """
     check_fits(plan(case), case.device)
     built = case.model_case.build(params.seed)
-    ids = model.text_batch(case, "", params.seed)
-    call = _call(case, model.step_of(case.model_case, built, ids, 1e-3))
+    ids = text_batch(case, "", params.seed)
+    call = _call(case, step_of(case.model_case, built, ids, 1e-3))
     for _ in range(2):
         call()
     trace(Workload(case.phase, call, tuple), case, params)

@@ -12,7 +12,7 @@ import pandas as pd
 
 from nanolib.experiments.energy import cases as energy
 from nanolib.experiments.energy.view.live import live_chart
-from nanolib.experiments.model.cases import text_batch
+from nanolib.experiments.model.measuring import text_batch
 from nanolib.measurement import BadInput, Provenance
 from nanolib.meters.energy.meter import EnergyMeter
 from nanolib.models.generation import generation_of

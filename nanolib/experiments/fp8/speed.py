@@ -13,6 +13,7 @@ from torch import nn
 
 from nanolib.config import NanoConfig
 from nanolib.experiments.model import cases as models
+from nanolib.experiments.model.measuring import text_batch
 from nanolib.experiments.model.steps import Inferring, Training, held
 from nanolib.measurement import Measurement, Unsupported, exact
 from nanolib.meters.ceilings import rate
@@ -117,7 +118,7 @@ def measure_speed(case: SpeedCase, params: Any, ceilings: dict[str, float]) -> I
     if case.recipe:
         fp8.convert(model, case.recipe, excluded_modules=case.keep, emulate=False)
         yield converted_row(case, model)
-    ids = models.text_batch(case, params.corpus, params.seed)
+    ids = text_batch(case, params.corpus, params.seed)
     optimisation = "compile" if case.compiled else "eager"
     with _tf32(case.precision == "tf32"):
         forward = case.mode == "forward"

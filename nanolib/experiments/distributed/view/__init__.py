@@ -2,15 +2,12 @@
 
 import pandas as pd
 
-from nanolib.experiments.distributed.view.decode import (
+from nanolib.experiments.distributed.view.decode import decode_scaling, decode_shares, decode_words, link_model
+from nanolib.experiments.distributed.view.decode_tables import (
     COMPONENT_COLUMNS,
     DECODE_COLUMNS,
     component_table,
-    decode_scaling,
-    decode_shares,
     decode_table,
-    decode_words,
-    link_model,
 )
 from nanolib.experiments.distributed.view.sharding import (
     PREFILL_COLUMNS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from nanolib.experiments.distributed.view.decode import (
+from nanolib.experiments.distributed.view.decode_tables import (
     EXPERIMENT,
     efficiency,
     fair,

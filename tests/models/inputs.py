@@ -1,0 +1,40 @@
+"""Inputs of attention, references for them, and when the two agree."""
+
+import torch
+
+from nanolib.models.attention.reference import relative_error
+from nanolib.models.attention.sparse import choose_mask
+
+TOLERANCE = 1e-5
+
+
+def qkv(batch, heads, kv_heads, q_len, kv_len, head_dim=16, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(h, n):
+        return torch.randn(batch, h, n, head_dim, generator=generator, requires_grad=True)
+
+    return draw(heads, q_len), draw(kv_heads, kv_len), draw(kv_heads, kv_len)
+
+
+def agrees(out, reference, inputs):
+    gradient = torch.randn(out.shape, generator=torch.Generator().manual_seed(9))
+    ours = torch.autograd.grad(out, inputs, gradient)
+    theirs = torch.autograd.grad(reference, inputs, gradient.double())
+    # All three gradients as one: where a query sees a single key, those of q and k are zero but for rounding.
+    together = [torch.cat([g.double().flatten() for g in gradients]) for gradients in (ours, theirs)]
+    return max(relative_error(out.detach(), reference.detach()), relative_error(*together)) < TOLERANCE
+
+
+def masked_by(inputs, causal, options):
+    """The mask as one tensor, bool [batch or 1, heads or 1, q_len, kv_len]; and itself."""
+    mask = choose_mask(*inputs[:2], causal=causal, options=options)
+    dense = torch.stack([mask.elements(head) for head in range(len(mask.plans))])
+    return dense.reshape(*((1, 1) if mask.shared else inputs[0].shape[:2]), *dense.shape[1:]), mask
+
+
+def closed_form(length: int, window: int, causal: bool) -> int:
+    """Kept pairs of a square window: w·n − w(w − 1)/2 causal, (2w − 1)·n − w(w − 1) otherwise."""
+    w = min(window, length)
+    one_side = w * length - w * (w - 1) // 2
+    return one_side if causal else 2 * one_side - length

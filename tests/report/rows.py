@@ -1,0 +1,118 @@
+"""Rows as the notebooks store them, made by hand: what reports, pages and hostile databases are tried with."""
+
+from nanolib.measurement import Measurement, Status, exact
+
+MACHINE = {"machine_id": "m1", "cpu": "A <b>CPU</b>", "cores": 2, "ram_gib": 8, "gpus": [], "dtypes": {}}
+EVIL = "<script>alert(1)</script> `x` | \"q\" 'p' \U0001f600 \u202ertl ](http://x)"
+
+
+def latency(scope, ms, predicted=None, flags=(), spread=0.05, samples=()):
+    return Measurement(
+        "latency",
+        ms,
+        ms * (1 - spread),
+        ms * (1 + spread),
+        0.95,
+        20,
+        samples or (ms,) * 3,
+        predicted=predicted,
+        method="perf_counter",
+        scope=scope,
+        flags=flags,
+        details={"mean": ms, "sd": 0.1, "cv": 0.1 / ms},
+    )
+
+
+def ended(status=Status.OK, message=""):
+    return Measurement("case_time", 1.0, status=status, message=message)
+
+
+def attention_rows(times, failed=()):
+    """Rows by (name, seq_len) → forward ms; `failed` adds cases without numbers."""
+    rows = {}
+    shape = {"batch_size": 1, "dtype": "float32", "causal": True, "device": "cpu", "options": {}}
+    for (name, seq_len), ms in times.items():
+        tiles = 0.4 if name.startswith("dense") else 0.8
+        numbers = [
+            latency("forward", ms, predicted=ms / 2),
+            latency("backward", 2 * ms),
+            exact("sparsity", 0.0 if name.startswith("dense") else 0.75, method="mask"),
+            exact("block_sparsity", tiles, method="mask"),
+            exact("flops", 1e9, scope="forward"),
+            exact("peak_memory", 10.0, scope="forward", method="live_tensor_bytes"),
+            Measurement("ceiling_share", 0.4, 0.3, 0.5, 0.95, 20, scope="forward"),
+            exact("relative_error", 1e-7, scope="forward", method="float64"),
+        ]
+        rows[f"{name}{seq_len}"] = ({"name": name, "seq_len": seq_len, **shape}, [ended(), *numbers])
+    for name, seq_len, status, message in failed:
+        rows[f"{name}{seq_len}"] = ({"name": name, "seq_len": seq_len, **shape}, [ended(status, message)])
+    return rows
+
+
+ATTENTION = attention_rows(
+    {
+        ("dense (flash)", 256): 1.0,
+        ("window 64", 256): 2.0,
+        ("dense (flash)", 1024): 16.0,
+        ("window 64", 1024): 8.0,
+        ("dense (flash)", 4096): 250.0,
+        ("window 64", 4096): 100.0,
+    },
+    failed=[("dense (cudnn)", 256, Status.UNSUPPORTED, EVIL)],
+)
+
+
+def model_rows():
+    rows = {}
+    for seq_len in (128, 256, 512):
+        shape = {"name": "tiny", "attention_type": "dense", "seq_len": seq_len, "batch_size": 1}
+        shape |= {"dtype": "float32", "device": "cpu"}
+        weights = [exact("parameters", 1000, method="count"), exact("footprint", 4.0, method="count")]
+        inference = [
+            latency("inference", seq_len / 10, predicted=seq_len / 20),
+            exact("flops", 1e6, scope="inference"),
+        ]
+        inference += [
+            Measurement("tokens_per_second", 1e4, scope="inference"),
+            exact("peak_memory", 8.0, scope="inference"),
+        ]
+        phases = [latency("forward", 10), latency("backward", 25), latency("optimizer_step", 5)]
+        training = [*phases, latency("training_step", 40), exact("peak_memory", 20.0, scope="training_step")]
+        rows[f"i{seq_len}"] = (shape | {"mode": "inference"}, [ended(), *weights, *inference])
+        rows[f"t{seq_len}"] = (shape | {"mode": "training"}, [ended(), *weights, *training])
+    loss = Measurement("loss", 2.0, samples=(5.0, 3.0, 2.0), scope="training")
+    rows["loss"] = ({k: v for k, v in shape.items() if k != "mode"}, [ended(), loss])
+    return rows
+
+
+def warmup_rows():
+    rows = {}
+    for steps, ms in ((0, 20.0), (5, 10.0)):
+        factors = {"direction": "forward", "warmup_steps": steps, "curve": False}
+        rows[f"w{steps}"] = (factors, [ended(), latency("forward", ms)])
+    curve = {"direction": "forward", "warmup_steps": 0, "curve": True}
+    needed = Measurement("warmup_needed", 2.0, scope="forward", details={"steady_median": 10.0})
+    rows["curve"] = (curve, [ended(), latency("forward", 10.0, samples=(30.0, 20.0, 10.0, 10.0)), needed])
+    return rows
+
+
+def ceilings_of():
+    return {
+        "c": ({"ceiling": "float32", "device": "cpu"}, [ended(), Measurement("ceiling_flops", 1e11, scope="float32")]),
+        "d": ({"ceiling": "copy", "device": "cpu"}, [ended(), Measurement("ceiling_bytes", 1e10, scope="copy")]),
+    }
+
+
+def rates_of(scope, flops, moved, achieved):
+    return [
+        exact("flops", flops, scope=scope),
+        exact("bytes", moved, scope=scope),
+        Measurement("flops_per_second", achieved, achieved * 0.9, achieved * 1.1, 0.95, 20, scope=scope),
+    ]
+
+
+SIZES = {"seq_len": 64, "batch_size": 3, "dtype": "float32", "device": "cpu"}
+
+
+def interval(metric, low, value, high, **rest):
+    return Measurement(metric, value, low, high, 0.95, 20, **rest)

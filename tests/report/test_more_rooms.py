@@ -1,0 +1,183 @@
+"""Every figure of the tables of FP8 and of ranks, all different."""
+
+import pandas as pd
+import pytest
+
+from nanolib.experiments.distributed.view import decode as distributed
+from nanolib.experiments.distributed.view import decode_tables, sharding
+from nanolib.experiments.fp8.view import parity as fp8_parity
+from nanolib.experiments.fp8.view import speed as fp8
+from nanolib.measurement import Flag, Measurement, Status, exact
+from nanolib.report import overview
+from nanolib.report.roofline import roofline_words
+from tests.report.rows import SIZES, ceilings_of, ended, interval, rates_of
+
+
+def test_speed_ups_of_a_precision_are_over_bf16_of_the_same_run_and_shape(measured):
+    def case(precision, low, ms, high, **changes):
+        factors = {"preset": "p", "name": "tiny", "mode": "forward", "precision": precision, "compiled": True}
+        found = [ended(), interval("latency", low, ms, high, scope="forward", details={"parameters": 700})]
+        found += [Measurement("tokens_per_second", 96.0), interval("ceiling_share", 0.1, 0.25, 0.5)]
+        found += [Measurement("memory_part", at, scope=name) for at, name in enumerate(PARTS, 1)]
+        return factors | {"seq_len": 64, "batch_size": 3} | changes, found
+
+    first = [case("bfloat16", 8, 9, 12), case("fp8_rowwise", 2, 3, 4), case("fp8_rowwise", 2, 3, 4, batch_size=5)]
+    second = [case("fp8_rowwise", 2, 3, 4), case("bfloat16", 17, 18, 24, compiled=False)]
+    table = fp8.speed_table(measured("fp8", first, second))
+    assert table["speed_up"].notna().sum() == 1
+    line = table.iloc[1].to_dict()
+    numbers = {"latency": 3, "latency_low": 2, "latency_high": 4, "speed_up": 3, "speed_up_low": 2, "speed_up_high": 6}
+    numbers |= {"tokens_per_second": 96, "mfu": 0.25, "parameters": 700, "weights": 1, "gradients": 2, "optimizer": 3}
+    assert {name: line[name] for name in numbers} == pytest.approx(numbers) and line["activations"] == 4
+
+
+PARTS = ("weights", "gradients", "optimizer", "activations")
+
+
+def _product(precision, ends=(), cast=(), message="", **shape):
+    found = [ended(message=message)]
+    found += [interval("latency", *ends, scope="product")] if ends else []
+    found += [interval("latency", *cast, scope="product_with_cast")] if cast else []
+    return {"m": 2, "k": 3, "n": 5, "precision": precision} | shape, found
+
+
+def test_products_are_over_bf16_of_the_same_run_and_shape_in_the_order_measured(measured):
+    first = [
+        _product("bfloat16", (18, 20, 24), m=64),
+        _product("fp8", (2, 4, 6), (7, 8, 12), "as told", m=64),
+        _product("bfloat16", (8, 9, 12)),
+    ]
+    second = [_product("fp8", (2, 3, 4), (5, 6, 9))]
+    large, bare, alone = fp8.shape_table(measured("fp8", first, second)).to_dict("records")
+    assert (large["m"], large["k"], large["n"], large["message"]) == (64, 3, 5, "as told")
+    numbers = {"bf16_ms": 20, "fp8_ms": 4, "fp8_with_cast_ms": 8, "speed_up": 5, "with_cast": 2.5}
+    numbers |= {"bf16_ms_low": 18, "fp8_with_cast_ms_high": 12, "with_cast_low": 1.5, "with_cast_high": 24 / 7}
+    assert {name: large[name] for name in numbers} == pytest.approx(numbers)
+    assert (bare["m"], bare["bf16_ms"], bare["message"]) == (2, 9, "") and pd.isna(bare["speed_up"])
+    assert alone["fp8_ms"] == 3 and pd.isna(alone["bf16_ms"]) and pd.isna(alone["with_cast"])
+
+
+def test_parity_has_its_own_message_or_its_cases_and_every_column_whatever_was_found(measured):
+    def arm(name, message, *found):
+        return {"arm": name, "seeds": 3, "steps": 40}, [ended(message=message), *found]
+
+    details = {"verdict": "worse", "control": True, "margin_nats": 0.25, "tenths": [[1, 2, 4]]}
+    parity = interval("parity", 0.1, 0.3, 0.6, scope="a", message="of the row", details=details)
+    silent = interval("parity", 0.2, 0.4, 0.7, scope="b", details=details | {"control": False})
+    cases = [arm("a", "of the case", parity, interval("loss", 1, 2, 4, scope="a")), arm("b", "of the case", silent)]
+    told, untold, none = fp8_parity.parity_table(measured("fp8", [*cases, arm("c", "why not")])).to_dict("records")
+    assert told["message"] == "of the row" and untold["message"] == "of the case" and none["message"] == "why not"
+    numbers = {"difference": 0.3, "difference_low": 0.1, "difference_high": 0.6, "margin_nats": 0.25}
+    numbers |= {"loss": 2, "loss_low": 1, "loss_high": 4, "seeds": 3, "steps": 40}
+    assert {name: told[name] for name in numbers} == pytest.approx(numbers)
+    assert told["tenths"] == [[1, 2, 4]] and (told["control"], untold["control"]) == (True, False)
+    assert pd.isna(untold["loss"]) and pd.isna(none["verdict"])
+
+
+def test_parity_that_gave_nothing_has_every_column(measured):
+    case = {"arm": "c", "seeds": 3, "steps": 40}, [ended(message="why not")]
+    only = fp8_parity.parity_table(measured("fp8", [case]))
+    assert pd.isna(only.loc[0, ["verdict", "difference", "loss", "control", "provenance"]]).all()
+
+
+def test_efficiency_is_one_ranks_time_over_that_of_all_of_them(measured):
+    def case(world, ends, parts=(2.0, 5.0, 3.0), **changes):
+        found = [ended(), interval("latency", *ends, scope="ring"), exact("rounds", 3, scope="ring")]
+        found += [exact("wire_bytes", 640, scope="ring"), exact("wire_bytes", 700, scope="ring", method="interface")]
+        found.append(exact("relative_error", 1e-7, scope="ring"))
+        for kind, ms in zip(distributed.KINDS, parts, strict=True):
+            found.append(interval("part_time", ms - 1, ms, ms + 2, scope=f"ring: {kind}", predicted=ms / 4))
+            found.append(Measurement("time_share", ms / 10, scope=f"ring: {kind}"))
+        shape = {"seq_len": 4096, "dtype": "float32", "world_size": world, "forms": ["ring", "fused"]}
+        return shape | changes, found
+
+    cases = [case(4, (5, 6, 8)), case(1, (15, 18, 24)), case(4, (5, 6, 8), seq_len=64)]
+    short, alone, line = distributed.decode_table(measured("distributed", cases)).to_dict("records")
+    numbers = {
+        "efficiency": 0.75, "efficiency_low": 15 / 32, "efficiency_high": 1.2, "latency": 6, "latency_low": 5, "latency_high": 8,
+        "compute": 2, "wait": 5, "communication": 3, "communication_low": 2, "communication_high": 5, "predicted": 0.75,
+        "rounds": 3, "sent": 640, "counted": 700, "relative_error": 1e-7,
+    }  # fmt: skip
+    assert {name: line[name] for name in numbers} == pytest.approx(numbers)
+    assert (line["bound"], line["ranks"], line["world_size"]) == ("wait (50%)", "4", 4)
+    assert pd.isna(short["efficiency"]) and pd.isna(alone["efficiency"])
+
+
+@pytest.mark.parametrize(
+    ("parts", "bound"),
+    [((5, 3, 2), "compute (50%)"), ((4.9, 3, 2.1), "wait (30%)"), ((4.9, 2.1, 3), "communication (30%)")],
+)
+def test_half_of_the_time_binds(measured, parts, bound):
+    found = [ended(), interval("latency", 9, 10, 12, scope="ring")]
+    found += [
+        Measurement("time_share", ms / 10, scope=f"ring: {kind}")
+        for kind, ms in zip(distributed.KINDS, parts, strict=True)
+    ]
+    shape = {"seq_len": 64, "dtype": "float32", "world_size": 4, "forms": ["ring"]}
+    (line,) = distributed.decode_table(measured("distributed", [(shape, found)])).to_dict("records")
+    assert line["bound"] == bound
+
+
+def test_a_component_is_told_by_its_slowest_rank_and_the_mean_of_all(measured):
+    ranks = [{"mean": 1.0, "sd": 0.5}, {"mean": 4.0, "sd": 0.25}, {"mean": 7.0, "sd": 0.75}]
+    part = interval("part_time", 6, 8, 11, scope="ring: exchange", details={"ranks": ranks})
+    shape = {"seq_len": 64, "dtype": "float32", "world_size": 3, "nodes": 1, "forms": ["ring"]}
+    kind = interval("part_time", 1, 2, 3, scope="ring: wait")
+    (line,) = decode_tables.component_table(measured("distributed", [(shape, [ended(), part, kind])])).to_dict(
+        "records"
+    )
+    assert (line["ms"], line["ms_low"], line["ms_high"], line["mean"], line["sd"]) == (8, 6, 11, 4, 0.5)
+    assert (line["form"], line["component"], line["ranks"]) == ("ring", "exchange", "3")
+
+
+def test_cases_that_did_not_end_well_and_flags_are_counted(measured):
+    cases = [
+        (SIZES | {"name": "good"}, [ended(), interval("latency", 1, 2, 4, scope="forward", flags=(Flag.SLOWDOWN,))]),
+        (SIZES | {"name": "odd"}, [ended(Status.OOM, "full"), interval("latency", 1, 2, 4, scope="forward")]),
+    ]
+    rows = measured("attention", cases)
+    bad = overview.failures(rows).to_dict("records")
+    assert [(line["case"].split()[0], line["status"], line["message"]) for line in bad] == [("odd", "oom", "full")]
+    (line,) = overview.flag_lines(rows)
+    assert line.startswith(f"{Flag.SLOWDOWN} (1 of 2 timings): ")
+
+
+def test_what_must_be_the_same_everywhere_has_a_column_per_method(measured):
+    flops = [exact("flops", 10.0, scope="f"), exact("flops", 12.0, scope="f", method="flop_counter")]
+    cases = [
+        (SIZES | {"name": "b"}, [ended(), *flops]),
+        (SIZES | {"name": "a"}, [ended(), flops[0], exact("peak_memory", 3.0)]),
+    ]
+    table = overview.deterministic(measured("attention", cases))
+    assert list(table["case"]) == ["b 64 3 float32", "a 64 3 float32"]
+    assert table[["formula", "flop_counter"]].to_numpy().tolist() == [["10", "12"], ["10", ""]]
+
+
+def test_the_first_and_what_cannot_be_told_from_it():
+    cases = pd.DataFrame({"ms": [5.0, 3.0, 4.0, 9.0], "ms_low": [4.0, 2.0, 3.6, 1.0], "ms_high": [6.0, 3.5, 4.5, 20.0]})
+    assert list(overview.leaders(cases, "ms").index) == [1, 3]
+    assert list(overview.leaders(cases, "ms", ascending=False).index) == [3, 0, 2, 1]
+    assert list(overview.leaders(cases.iloc[:3], "ms", ascending=False).index) == [0, 2]
+    assert [overview.listed(names) for names in ("a", "ab", "abac")] == ["a", "a and b", "a, b and c"]
+
+
+def test_a_form_is_named_with_the_ranks_that_take_part():
+    forms, ranks = pd.Series(["ring", "dense", "flash", "math", "zigzag"]), pd.Series([4, 4, 4, 4, 1])
+    named = list(sharding._what(forms, ranks))
+    assert named == ["ring, 4 ranks", "dense, 1 rank", "flash, 1 rank", "math, 1 rank", "zigzag, 1 rank"]
+
+
+def test_one_rank_stands_beside_the_ranks_over_each_number_of_machines():
+    columns = ["world_size", "nodes", "seq_len", "dtype"]
+    table = pd.DataFrame(
+        [[1, 1, 64, "float32"], [4, 2, 64, "float32"], [4, 1, 64, "float32"], [1, 1, 32, "float32"]], columns=columns
+    )
+    placed = distributed._beside_several(table)[columns[:3]].to_numpy().tolist()
+    assert sorted(placed) == [[1, 1, 32], [1, 1, 64], [1, 2, 64], [4, 1, 64], [4, 2, 64]]
+
+
+def test_what_binds_is_said_in_the_order_of_the_timings(measured):
+    timings = [*rates_of("forward", 4e6, 1e5, 8e10), *rates_of("backward", 8e6, 1e5, 4e10)]
+    case = (SIZES | {"name": "dense"}, [ended(), *timings])
+    lines = roofline_words(measured("attention", [*ceilings_of().values(), case]), "attention")
+    assert [line.split()[0] for line in lines] == ["Forward", "Backward"]

@@ -1,0 +1,107 @@
+"""The file as others and older versions leave it: locked, read-only, of an earlier schema, damaged."""
+
+import sqlite3
+from types import MappingProxyType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+from nanolib.measurement import BadInput
+from nanolib.store import Store
+from nanolib.store.schema import SCHEMA_VERSION
+from tests.store.rows import make_run
+
+
+def test_a_statement_is_tried_again_while_the_file_is_locked_and_no_longer(store, monkeypatch):
+    waits, real = [], store.connection
+
+    class Locked:
+        left, message = 3, "database is locked"
+
+        def execute(self, statement):
+            self.left -= 1
+            if self.left < 0:
+                return real.execute(statement)
+            raise sqlite3.OperationalError(self.message)
+
+    now = [0.0]
+    watch = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: waits.append(seconds))
+    monkeypatch.setattr("nanolib.store.connection.time", watch)
+    try:
+        store.connection = Locked()
+        assert store._patiently("SELECT 5").fetchone() == (5,) and len(waits) == 3 and min(waits) > 0
+        store.connection = Locked()
+        store.connection.message = "disk I/O error"
+        with pytest.raises(sqlite3.OperationalError, match="disk"):
+            store._patiently("SELECT 5")
+        assert len(waits) == 3
+        store.connection = Locked()
+        store.connection.left = 1000
+        watch.sleep = lambda seconds: now.__setitem__(0, now[0] + 1)
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            store._patiently("SELECT 5")
+        assert 5 <= now[0] <= 7
+    finally:
+        store.connection = real
+
+
+def test_who_cannot_write_for_too_long_is_told_and_nothing_is_half_there(store):
+    with sqlite3.connect(store.path, isolation_level=None) as other:
+        other.execute("BEGIN IMMEDIATE")
+        store.connection.execute("PRAGMA busy_timeout = 20")
+        with pytest.raises(
+            BadInput, match=r"cannot be written \(database is locked\); free space there, or name another"
+        ):
+            store.add(make_run("a"))
+        other.execute("ROLLBACK")
+    assert store.runs().empty
+    store.add(make_run("a"))
+    assert len(store.runs()) == 1
+
+
+def test_an_older_database_that_cannot_be_written_is_told(store, monkeypatch):
+    store.connection.execute("PRAGMA user_version = 1")
+    monkeypatch.setattr("nanolib.store.connection.writable", lambda path: False)
+    with pytest.raises(
+        BadInput, match=f"has schema 1, this nanolib {SCHEMA_VERSION}, and it cannot be written; copy it"
+    ):
+        Store(store.path)
+
+
+def test_a_database_is_made_with_its_folder_and_the_default_is_in_the_output_folder(tmp_path, monkeypatch):
+    with Store(tmp_path / "deep" / "folder" / "r.sqlite") as store:
+        assert store.runs().empty and store.journal_mode == "wal"
+    monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path / "out"))
+    with Store() as store:
+        assert store.path.parent == tmp_path / "out"
+
+
+def test_what_json_has_no_form_for_is_told(store):
+    with pytest.raises(TypeError, match="object has no JSON form"):
+        store.add(make_run("a", params={"x": object()}))
+    store.add(make_run("b", params={"x": np.int64(3), "y": MappingProxyType({"z": np.float32(0.5)})}))
+    assert store.runs().params.iloc[0] == {"x": 3, "y": {"z": 0.5}}
+
+
+def test_a_trace_of_no_run_or_no_such_table_is_told(store):
+    with pytest.raises(BadInput, match="run: nowhere is not in the database; add it first"):
+        store.new_trace("nowhere", "c")
+    with pytest.raises(BadInput, match="table: 'runs' is no trace; use power_samples, sections, "):
+        store.trace("runs")
+
+
+def test_power_samples_are_those_of_the_newest_run_or_the_one_named(store):
+    store.add(make_run("a"))
+    store.add(make_run("b"))
+    store.add_power_samples([{"t_s": 1.25, "watts": 3.0, "low": 2.0, "high": 4.0}])
+    store.add_power_samples([SimpleNamespace(t_s=2.0000004, joules=7.0)], run_id="a", case_id="c", source="mine")
+    store.commit_transaction()
+    rows = store.trace("power_samples").astype(object).where(lambda frame: frame.notna(), None).to_dict("records")
+    first, second = sorted(rows, key=lambda row: row["run_id"], reverse=True)
+    assert (first["run_id"], first["case_id"], first["source"], first["at_us"]) == ("b", "", "power", 1_250_000)
+    assert (first["watts"], first["joules"], first["low"], first["high"]) == (3.0, None, 2.0, 4.0)
+    assert (second["run_id"], second["case_id"], second["source"], second["at_us"]) == ("a", "c", "mine", 2_000_000)
+    assert (second["watts"], second["joules"]) == (None, 7.0)
+    assert list(store.trace("power_samples", ["a"]).run_id) == ["a"] and store.trace("power_samples", []).empty
+    with pytest.raises(BadInput, match="has no t_s, or neither watts nor joules"):
+        store.add_power_samples([{"watts": 1.0}])
