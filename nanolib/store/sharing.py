@@ -33,15 +33,16 @@ _ENDINGS = (
 _FILE = re.compile(rf"[/\\]([\w.+\- ]*\w\.(?:{'|'.join(_ENDINGS.split())})(?::\d+)*)\Z")
 _HOMES = r"(?i:home|users|documents and settings)"
 
-_SEPARATOR = r"[/\\]+"
+_SEPARATOR = r"[/\\∕⁄／＼]+"
 _WORD = r"(?:[^\s/\\'\"`<>|]|(?<=\w)'(?=\w))++"
 # A blank is part of a folder's name if no file and no clause ends before it and a separator follows.
 _BLANK = "".join(rf"(?<!\.{ending})" for ending in _ENDINGS.split()) + r"(?<![,;:!?.)\]}…])[^\S\r\n]{1,3}"
 _FOLDERS = rf"(?:{_WORD}(?:{_BLANK}{_WORD}){{0,3}}{_SEPARATOR})*"
 _APART = r"(?<![\w.~\-…)\]}%*/\\])"
 _SCHEME = r"(?<![\w+.\-])(?!https?:)[A-Za-z][\w+.\-]*:/{2,}"
+_REMOTE = r"(?<![^\s'\"`(=])[A-Za-z][\w.\-]*:(?=[\w.\-]*[A-Za-z][\w.\-]*/\w)"  # as scp names a file
 _DRIVE = rf"(?<![^\W_])[A-Za-z]:{_SEPARATOR}"
-_UPWARDS = rf"(?<![\w.…])(?:\.{{1,2}}|~[\w.+\-]*){_SEPARATOR}"
+_UPWARDS = rf"(?<![\w.…])(?:\.{{1,2}}|~[\w.+\-]*|\$\w+|\$\{{\w+\}}|%\w+%){_SEPARATOR}"
 _ROOT = rf"(?:{_SCHEME}|{_DRIVE}|{_UPWARDS}|{_SEPARATOR}(?=\w[^\s/\\]))"
 _OPTION = r"(?P<option>-{0,2}[\w\-]+=|-\w+?(?=[/\\~.]|[A-Z]:)|)"
 
@@ -53,9 +54,19 @@ _TOLD = re.compile(
     rf"(?P<address>\bhttps?://{_TOKEN}+)"
     rf"|(?P<login>(?<!{_TOKEN})(?:(?!@){_TOKEN})++@{_TOKEN}+)"
     rf"|(?P<path>(?:(?<![\w\-])-{{1,2}}[A-Za-z]\w*?(?P<flagged>{_SEPARATOR}|[A-Z]:{_SEPARATOR})|{_SCHEME}|{_DRIVE}|{_UPWARDS}"
-    rf"|{_APART}(?:\\{{2,}}|{_SEPARATOR}{_WORD}{_SEPARATOR})|[/\\]{_HOMES}{_SEPARATOR}){_FOLDERS}(?:{_WORD})?)"
+    rf"|{_REMOTE}|{_APART}(?:\\{{2,}}|{_SEPARATOR}{_WORD}{_SEPARATOR})|[/\\]{_HOMES}{_SEPARATOR}){_FOLDERS}(?:{_WORD})?)"
 )
 _ENCODED = re.compile(r"\S*%(?:2[fF]|5[cC])\S*")  # as an address writes a path within it
+
+
+# What opens a door: after its name, or as a request carries it.
+_KEY_NAME = r"(?<![a-z])(?:api[_-]?key|token|passw(?:or)?d|secret|authorization)"
+_KEY = re.compile(
+    rf"(?i)({_KEY_NAME}['\"]?\s*=\s*['\"]?|(?!token){_KEY_NAME}['\"]?:\s*['\"]?(?:basic\s+|bearer\s+)?|\bbearer\s+)"
+    r"[^\s'\"`&,;…]+"
+)
+_NAMES_KEY = re.compile(rf"(?i){_KEY_NAME}\Z")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # which a terminal takes out of the middle of a name
 
 
 class Redaction:
@@ -83,7 +94,8 @@ class Redaction:
             kept: dict[str, Any] = {}
             for name, item in value.items():
                 if name not in DROPPED or not item:
-                    kept[_free(self.value(name), kept)] = self.value(item)
+                    opens = isinstance(item, str) and _NAMES_KEY.search(str(name))
+                    kept[_free(self.value(name), kept)] = "…" if opens and item else self.value(item)
             return kept
         if isinstance(value, list | tuple):
             return [self.value(item) for item in value]
@@ -126,9 +138,10 @@ class Redaction:
         return _ENCODED.sub("…", self._clean(text)).encode(errors="backslashreplace").decode()
 
     def _clean(self, text: str) -> str:
+        text = _KEY.sub(r"\1…", _COLOUR.sub("", text))
         if whole := _WHOLE.match(text):
             text = whole["option"] + _remaining(text)
-        elif re.search(r"[/\\@]", text):
+        elif re.search(r"[/\\@∕⁄／＼]", text):
             text = _TOLD.sub(_told, _QUOTED.sub(_told_in_quotes, text))
         return self._names.sub("…", text) if self._names else text
 

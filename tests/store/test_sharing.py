@@ -72,11 +72,27 @@ PRIVATE = [
     "on vaultbox",
     "VAULTBOX.corp.example:3",
     "meetpoint:29500 is gone",
+    "token=s3same",
+    "API_KEY = 's3same'",
+    "run with HF_TOKEN=s3same, then",
+    '{"password": "s3same"}',
+    "Authorization: Bearer s3same.x-y",
+    "sent bearer s3same",
+    "$HOME/quilla/x",
+    "${DATA}/quilla/x.txt",
+    r"%USERPROFILE%\\quilla",
+    "sharedisk:quilla/x",
+    "copied from vaultbox.corp:people/quilla/x.txt",
+    "／home／quilla／x",
+    "∕srv∕quilla∕x",
+    "\x1b[31m/srv/quilla/x\x1b[0m",
+    "/srv/qui\x1b[1mlla/x",
 ]
 HARMLESS = [
     *("tokens/s", "GB/s", "FLOP/s", "ms/token", "1/2", "2026-11-22", "12/31/2026", "a/b", "and/or", "n/a", "I/O error"),
     *("package.module:build", "torch.nn:Linear", "float8_e4m3fn/float8_e5m2", "nanolib/store/database.py", "latest~1"),
     *("the square root of x", "3 tokens/s at 5 GB/s", "~10 ms/token", "~half", "(a+b)/c/d", "2.13.0+cpu", "a // b", "…/x"),
+    *("a token takes 3 J", "per token: 3 J", "new_tokens=8", "tokens: 5", "no secret is known", "a bearer", "ms:4/5"),
     *("https://docs.pytorch.org/x/y 3/4", "x: y/z", "1:2/3", "GB/s, read and written", "50 %", "dense (flash)", "a@", "@b"),
 ]  # fmt: skip
 

@@ -1,5 +1,6 @@
 """What a person sees of attention: how fast, how much memory, how exact, and what the missing connections cost."""
 
+from nanolib.experiments.attention.view import charts
 from nanolib.experiments.attention.view.charts import (
     attention_efficiency,
     attention_latency,
@@ -30,14 +31,7 @@ __all__ = [
 SECTION = Section(
     "attention",
     "When does sparse attention pay?",
-    {
-        "attention_latency": attention_latency,
-        "attention_speed_up": attention_speed_up,
-        "attention_quality": attention_quality,
-        "attention_memory": attention_memory,
-        "attention_efficiency": attention_efficiency,
-        "attention_roofline": attention_roofline,
-    },
+    charts.CHARTS,
     attention_table,
     ATTENTION_COLUMNS,
     verdict,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
+from nanolib.experiments.attention.view.quality import attention_quality
 from nanolib.experiments.attention.view.tables import attention_table
 from nanolib.report.drawing import (
     HEIGHT,
@@ -113,3 +114,14 @@ def attention_speed_up(rows: pd.DataFrame) -> alt.TopLevelMixin:
 def attention_roofline(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """The attention cases under the ceilings of their run."""
     return roofline_chart(rows, "attention")
+
+
+# What the report draws of it, in this order.
+CHARTS = {
+    "attention_latency": attention_latency,
+    "attention_speed_up": attention_speed_up,
+    "attention_quality": attention_quality,
+    "attention_memory": attention_memory,
+    "attention_efficiency": attention_efficiency,
+    "attention_roofline": attention_roofline,
+}

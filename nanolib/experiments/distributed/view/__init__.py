@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from nanolib.experiments.distributed.view import decode, sharding
 from nanolib.experiments.distributed.view.decode import decode_scaling, decode_shares, decode_words, link_model
 from nanolib.experiments.distributed.view.decode_tables import (
     COMPONENT_COLUMNS,
@@ -52,14 +53,7 @@ def verdict(rows: pd.DataFrame) -> list[str]:
 SECTION = Section(
     "distributed",
     "How far does it scale across ranks?",
-    {
-        "decode_scaling": decode_scaling,
-        "decode_shares": decode_shares,
-        "link_model": link_model,
-        "prefill_times": prefill_times,
-        "sharded_memory": sharded_memory,
-        "training_scaling": training_scaling,
-    },
+    {**decode.CHARTS, **sharding.CHARTS},
     decode_table,
     DECODE_COLUMNS,
     verdict,

@@ -278,3 +278,11 @@ def _bound_words(best: pd.Series, tied: pd.DataFrame) -> str:
         return f"communication-bound ({ms}). Remedy: {fewest['form'].replace('_', ' ')} meets {int(fewest['rounds'])} time(s)."
     share = parts["communication"] / total
     return f"communication-bound ({ms}, {share:.0%}). Remedy: longer sequences per rank, or fewer ranks."
+
+
+# What the report draws of it, in this order.
+CHARTS = {
+    "decode_scaling": decode_scaling,
+    "decode_shares": decode_shares,
+    "link_model": link_model,
+}

@@ -324,3 +324,11 @@ def training_words(rows: pd.DataFrame) -> list[str]:
 def sharding_words(rows: pd.DataFrame) -> list[str]:
     """Of prefill and training."""
     return [*prefill_words(rows), *training_words(rows)]
+
+
+# What the report draws of it, in this order.
+CHARTS = {
+    "prefill_times": prefill_times,
+    "sharded_memory": sharded_memory,
+    "training_scaling": training_scaling,
+}

@@ -1,5 +1,6 @@
 """What a person sees of energy: joules per token, power over time, and what the layers and operations take."""
 
+from nanolib.experiments.energy.view import energy, layers
 from nanolib.experiments.energy.view.energy import (
     ENERGY_COLUMNS,
     energy_per_token,
@@ -33,14 +34,7 @@ __all__ = [
 SECTION = Section(
     "energy",
     "What does a token cost in joules?",
-    {
-        "energy_per_token": energy_per_token,
-        "power_over_time": power_over_time,
-        "operation_breakdown": operation_breakdown,
-        "layer_heat_map": layer_heat_map,
-        "activation_profile": activation_profile,
-        "profiling_overhead": profiling_overhead,
-    },
+    {**energy.CHARTS, **layers.CHARTS},
     energy_table,
     ENERGY_COLUMNS,
     verdict,

@@ -232,3 +232,10 @@ def _joules(row: pd.Series, estimated: bool) -> str:
         return f"{low:.2g} to {high:.2g} J"
     text = format_with_interval(row["energy_per_token"], row["energy_per_token_low"], row["energy_per_token_high"])
     return f"{text} J at {row['power']:.0f} W"
+
+
+# What the report draws of it, in this order.
+CHARTS = {
+    "energy_per_token": energy_per_token,
+    "power_over_time": power_over_time,
+}

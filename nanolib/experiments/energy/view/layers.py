@@ -370,3 +370,12 @@ def layer_words(rows: pd.DataFrame) -> list[str]:
         ]
         lines.append(f"{case}: profiling costs {'; '.join(costs)}.")
     return lines
+
+
+# What the report draws of it, in this order.
+CHARTS = {
+    "operation_breakdown": operation_breakdown,
+    "layer_heat_map": layer_heat_map,
+    "activation_profile": activation_profile,
+    "profiling_overhead": profiling_overhead,
+}

@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from nanolib.experiments.fp8.view import numerics, parity, speed
 from nanolib.experiments.fp8.view.numerics import (
     fp8_losses,
     fp8_numerics,
@@ -53,14 +54,7 @@ def verdict(rows: pd.DataFrame) -> list[str]:
 SECTION = Section(
     "fp8",
     "Does 8-bit floating point pay?",
-    {
-        "fp8_quoted": fp8_quoted,
-        "fp8_precisions": fp8_precisions,
-        "fp8_parity": fp8_parity,
-        "fp8_numerics": fp8_numerics,
-        "fp8_losses": fp8_losses,
-        "fp8_scales": fp8_scales,
-    },
+    {**speed.CHARTS, **parity.CHARTS, **numerics.CHARTS},
     parity_table,
     PARITY_COLUMNS,
     verdict,

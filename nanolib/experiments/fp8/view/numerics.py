@@ -152,3 +152,11 @@ def numerics_words(table: pd.DataFrame) -> list[str]:
     medians = table.groupby("variant", sort=False)["sqnr"].median().sort_values(ascending=False)
     text = ", ".join(f"{name} {value:.1f} dB" for name, value in medians.items())
     return [f"Median signal to noise of the products, emulated: {text}."]
+
+
+# What the report draws of it, in this order.
+CHARTS = {
+    "fp8_numerics": fp8_numerics,
+    "fp8_losses": fp8_losses,
+    "fp8_scales": fp8_scales,
+}

@@ -146,3 +146,9 @@ def parity_words(table: pd.DataFrame) -> list[str]:
             "Raise parity_steps or parity_seeds."
         )
     return lines
+
+
+# What the report draws of it, in this order.
+CHARTS = {
+    "fp8_parity": fp8_parity,
+}

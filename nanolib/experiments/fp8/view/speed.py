@@ -283,3 +283,10 @@ def shape_words(rows: pd.DataFrame) -> list[str]:
     size = f"{least['m']} x {least['k']} x {least['n']}"
     figure = format_with_interval(least["with_cast"], least["with_cast_low"], least["with_cast_high"])
     return [f"The smallest product that gains with its cast is {size} ({figure} times)."]
+
+
+# What the report draws of it, in this order.
+CHARTS = {
+    "fp8_quoted": fp8_quoted,
+    "fp8_precisions": fp8_precisions,
+}

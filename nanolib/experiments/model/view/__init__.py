@@ -1,5 +1,6 @@
 """What a person sees of whole models: inference, generation, training, loss, and how they grow with the length."""
 
+from nanolib.experiments.model.view import charts
 from nanolib.experiments.model.view.charts import (
     model_loss,
     model_memory,
@@ -35,13 +36,7 @@ __all__ = [
 SECTION = Section(
     "model",
     "What does a whole model cost?",
-    {
-        "model_performance": model_performance,
-        "training_phases": training_phases,
-        "model_memory": model_memory,
-        "model_loss": model_loss,
-        "model_roofline": model_roofline,
-    },
+    charts.CHARTS,
     model_table,
     MODEL_COLUMNS,
     verdict,

@@ -117,3 +117,13 @@ def model_loss(rows: pd.DataFrame) -> alt.TopLevelMixin:
 def model_roofline(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """The models under the ceilings of their run."""
     return roofline_chart(rows, "model")
+
+
+# What the report draws of it, in this order.
+CHARTS = {
+    "model_performance": model_performance,
+    "training_phases": training_phases,
+    "model_memory": model_memory,
+    "model_loss": model_loss,
+    "model_roofline": model_roofline,
+}
