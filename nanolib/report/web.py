@@ -100,9 +100,10 @@ def web_page(
         left_out: How many cases are not shown.
     """
     body = ["<h1>nanolib report</h1>"]
+    counted = f"{len(runs)} run{'s' * (len(runs) != 1)}, {len(rows):,} measurements"
     body.append(
-        f'<p class="small">{len(runs)} run(s), {len(rows):,} measurements. Points are measured, with 95 % intervals; dashed lines '
-        'are predictions; red crosses failed. <a href="#method">How the numbers are made</a>.</p>'
+        f'<p class="small">{counted}. Points: measured (95 % interval). Dashed: predicted. Red ✕: failed. '
+        '<a href="#method">How the numbers are made</a>.</p>'
     )
     if left_out:
         body.append(
@@ -135,7 +136,7 @@ def web_page(
     body.append(f'<h2 id="changes">What changed?</h2><ul class="verdict">{lines}</ul>')
     body += [f'<div class="chart scroll" id="chart-{name}"></div>' for name in changes.charts]
     if len(changes.table):
-        body.append(f"<details><summary>All that differ or cannot be told</summary>{_table(changes.table)}</details>")
+        body.append(f"<details><summary>Changed and inconclusive cases</summary>{_table(changes.table)}</details>")
     body.append(f'<h2 id="hardware">Which hardware?</h2>{_table(regressions.hardware_table(rows, machines))}')
     across = regressions.machine_ratios(rows)
     if len(across):

@@ -209,11 +209,10 @@ def test_an_optimisation_is_faster_or_slower_when_the_ranges_do_not_overlap(say,
 def test_how_many_warm_up_steps_are_enough(say, steps):
     curve = {"direction": "forward_backward", "warmup_steps": 0, "curve": True}
     needed = Measurement("warmup_needed", float(steps), scope="forward_backward", details={"steady_median": 10.25})
-    words = ["no warm-up step is", "1 warm-up step is", "2 warm-up steps are"][steps]
+    words = ["no warm-up was detected in this process; a", "1 warm-up step is", "2 warm-up steps are"][steps]
     line = say("warmup", [(curve, [needed])])[0]
-    assert (
-        line == f"forward + backward: {words} enough in the one fresh process of this curve; then a step takes 10.2 ms."
-    )
+    words += " enough in this process, then a" if steps else ""
+    assert line == f"forward + backward: {words} step takes 10.2 ms."
 
 
 @pytest.mark.parametrize(
@@ -272,7 +271,7 @@ def test_the_fastest_form_across_ranks_overlaps_no_other(say, ring, gather, said
     crowded = decode_case({"ring": ((1, 2, 3), 2, COMPUTING)}, world=8, flags=(CORES,))
     line = say("distributed", [alone, decode_case(forms), fewer, crowded])[0]
     assert line.startswith(f"Decoding over 4,096 keys, float32: on 4 ranks {said}")
-    assert line.endswith("; efficiency 0.750 [0.684 … 0.938] of one rank's time shared out.")
+    assert line.endswith("; 75% parallel efficiency [68% … 94%] (100 % = perfect scaling).")
 
 
 @pytest.mark.parametrize(

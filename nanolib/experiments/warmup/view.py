@@ -137,11 +137,12 @@ def verdict(rows: pd.DataFrame) -> list[str]:
             lines.append(f"{direction}: {curve['message']}.")
             continue
         needed = int(curve["estimate"])
-        steps = "no warm-up step is" if needed == 0 else f"{needed} warm-up step{'s are' if needed > 1 else ' is'}"
         steady = curve["details"]["steady_median"]
-        lines.append(
-            f"{direction}: {steps} enough in the one fresh process of this curve; then a step takes {steady:.3g} ms."
-        )
+        if needed:
+            steps = f"{needed} warm-up step{'s are' if needed > 1 else ' is'} enough in this process, then a step"
+        else:
+            steps = "no warm-up was detected in this process; a step"
+        lines.append(f"{direction}: {steps} takes {steady:.3g} ms.")
     table = warmup_table(rows)
     cold = table[(table["warmup_steps"] == 0) & table["difference"].notna()]
     for _, row in cold.iterrows():

@@ -252,8 +252,9 @@ def decode_words(rows: pd.DataFrame) -> list[str]:
             names = listed(tied["form"].str.replace("_", " "))
             text = f"{where}: on {ranks} {names} cannot be told apart ({form}: {took} ms per token)"
         if pd.notna(best["efficiency"]):
-            ends = format_with_interval(best["efficiency"], best["efficiency_low"], best["efficiency_high"])
-            text += f"; efficiency {ends} of one rank's time shared out"
+            low, high = best["efficiency_low"], best["efficiency_high"]
+            ends = f" [{low:.0%} … {high:.0%}]" if pd.notna(low) and pd.notna(high) else ""
+            text += f"; {best['efficiency']:.0%} parallel efficiency{ends} (100 % = perfect scaling)"
         lines.append(text + ".")
         lines.append(f"{where}: {_bound_words(best, tied)}")
     return lines

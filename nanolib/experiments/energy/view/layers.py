@@ -305,7 +305,7 @@ def readable_overheads(rows: pd.DataFrame) -> pd.DataFrame:
 
 def profiling_overhead(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """What each mode costs with its interval, beside the bare call against itself, and what it may cost."""
-    title = "What looking costs"
+    title = "Profiling overhead"
     data = overhead_table(rows)
     if data.empty:
         return empty_chart(title, why_empty(of_experiment(rows, "energy"), "energy"))

@@ -220,7 +220,7 @@ def speed_words(table: pd.DataFrame) -> list[str]:
         why = reasons[0] if reasons else "no fp8 case was run to its end"
         cannot = len(fp8) and (fp8["status"] == Status.UNSUPPORTED).all()
         said = f"FP8 gains no time here: {why}" if cannot else f"No FP8 case gave a time: {why}"
-        return [f"{said}. What others report is quoted beside, and is no word on this machine."]
+        return [f"{said}. Published results are shown for comparison; they say nothing about this machine."]
     lines = []
     for mode, group in timed.groupby("mode", sort=False):
         sizes = group.assign(pays=group["speed_up_low"] > 1).groupby(["parameters", "name"], sort=True)["pays"].any()
