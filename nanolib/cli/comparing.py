@@ -224,7 +224,7 @@ def _ab_question(
     jobs = [job for job in plan(ALL, notebooks, overrides, {}) if any(case.interleaves for case in job.cases())]
     if not jobs:
         raise BadInput(f"ab: {', '.join(notebooks)} times nothing that can be interleaved; name another notebook")
-    return Question((a, b), checkout(), [(job.name, job.values, job.values) for job in jobs], metric=metric)
+    return Question((a, b), checkout(), [(job.name, job.given, job.given) for job in jobs], metric=metric)
 
 
 def _seconds(option: str, text: str) -> float:

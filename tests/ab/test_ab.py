@@ -283,7 +283,7 @@ def test_cases_of_an_experiment_are_interleaved_on_the_one_path(tmp_path, monkey
 def test_two_params_files_and_a_deterministic_metric(tmp_path, monkeypatch):
     monkeypatch.chdir(CHECKOUT)
     for name, width in (("a", 16), ("b", 32)):
-        text = f"seq_lens: [32]\nnum_heads: 1\nhead_dim: {width}\nkinds: [dense]\nbackward: false\n"
+        text = f"seq_lens: [32]\nnum_heads: 1\nhead_dim: {width}\nattention_types: [dense]\nbackward: false\n"
         (tmp_path / f"{name}.yml").write_text(text)
     files = [str(tmp_path / f"{name}.yml") for name in "ab"]
     ended = CliRunner().invoke(main, ["ab", *files, "attention", "--metric", "flops", "--json", str(tmp_path / "f")])

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from nanolib.ab import before_move
+from nanolib.experiments import ALL
+from nanolib.run.suite.jobs import plan
 
 HERE = Path(before_move.__file__)
 BEFORE = {
@@ -83,6 +85,15 @@ def test_a_version_of_before_gets_the_names_that_it_had():
     }
     same = before_move.parameters(given, SimpleNamespace(model_fields={"rel_ci": None}))
     assert same == given
+
+
+def test_a_version_of_before_gets_what_was_typed_as_it_was_read():
+    typed = {"attention_types": "[dense, {kind: sparse, pattern: threshold, top_p: 0.5}]", "rel_ci": "5e-2"}
+    (job,) = plan(ALL, ["attention"], typed, {})
+    fields = SimpleNamespace(model_fields=dict.fromkeys(["precision", "kinds"]))
+    found = before_move.parameters(job.given, fields)
+    assert found["precision"] == 0.05
+    assert found["kinds"] == [{"kind": "dense"}, {"kind": "sparse", "pattern": "threshold", "mass": 0.5}]
 
 
 def test_a_model_of_before_keeps_the_names_that_it_shares():

@@ -51,6 +51,12 @@ class Job:
         return name + (f"-{self.part.replace('/', '-of-')}" if self.part else "")
 
     @property
+    def given(self) -> dict[str, Any]:
+        """The parameters to inject as they were read: `[1, 2]` of a command line is a list."""
+        read = self.params.model_dump(mode="json")
+        return {name: read[name] for name in self.values}
+
+    @property
     def experiment(self) -> Any:
         """The experiment's module."""
         return self.load()
