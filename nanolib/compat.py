@@ -126,7 +126,7 @@ def profiled_tree_attn_decode(
             rank, world = world_of(group)
             layout = Layout.plain(k.shape[2], world)
             k, v = layout.take(k, rank), layout.take(v, rank)
-    return tree_attention_decode(q, k, v, group=group, form="three_allreduce", timer=timer)
+    return tree_attention_decode(q, k, v, group=group, algorithm="three_allreduce", timer=timer)
 
 
 class MemoryProfiler:

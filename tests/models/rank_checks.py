@@ -12,7 +12,7 @@ from nanolib.models.attention.layout import Layout
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.ring import ring_attention
 from nanolib.models.attention.traffic import decode_traffic, prefill_traffic
-from nanolib.models.attention.tree import FORMS, TREE_FORMS, tree_attention_decode
+from nanolib.models.attention.tree import ALGORITHMS, TREE_ALGORITHMS, tree_attention_decode
 from nanolib.models.attention.ulysses import ulysses_attention
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -55,8 +55,8 @@ def _decode_errors(dtype):
         shapes = [(batch, heads, q_len, 16), (batch, kv_heads, total, 16), (batch, kv_heads, total, 16)]
         q, k, v = (torch.randn(shape).to(dtype) for shape in shapes)
         expected = masked_attention(q, k, v, causal_mask(q_len, total))
-        for form in FORMS:
-            out = tree_attention_decode(q, layout.take(k, rank), layout.take(v, rank), form=form)
+        for form in ALGORITHMS:
+            out = tree_attention_decode(q, layout.take(k, rank), layout.take(v, rank), algorithm=form)
             assert out.dtype == dtype and out.shape == q.shape
             found[f"{what} {form}"] = relative_error(out, expected)
     return found
@@ -131,9 +131,9 @@ def _rounds():
     shape = {"batch": 2, "heads": 8, "kv_heads": 8, "head_dim": 16, "itemsize": 4}
     q, k, v = torch.randn(2, 8, 1, 16), *torch.randn(2, 2, 8, layout.length(rank), 16).unbind()
     found = {}
-    for form in FORMS:
+    for form in ALGORITHMS:
         with _Counted() as counted:
-            tree_attention_decode(q, k, v, form=form)
+            tree_attention_decode(q, k, v, algorithm=form)
         found[form] = [counted.rounds, decode_traffic(form, layout, **shape).rounds]
     q = torch.randn(2, 8, layout.length(rank), 16)
     for form, attend in _whole_forms(world).items():
@@ -151,8 +151,8 @@ def _bytes():
     k, v = torch.randn(2, 8, 32, layout.length(rank), 32).unbind()
     places = {"start": layout.pieces[rank][0][0], "total": 2048}
     found = {}
-    for form in TREE_FORMS:
-        counted = count_bytes(lambda form=form: tree_attention_decode(q, k, v, form=form, **places), calls=2)
+    for form in TREE_ALGORITHMS:
+        counted = count_bytes(lambda form=form: tree_attention_decode(q, k, v, algorithm=form, **places), calls=2)
         found[form] = [counted, decode_traffic(form, layout, q_len=32, **shape).total]
     q, k, v = torch.randn(3, 1, 8, layout.length(rank), 64).unbind()
     shape = {"batch": 1, "heads": 8, "kv_heads": 8, "head_dim": 64, "itemsize": 4}
@@ -185,8 +185,8 @@ def _inert():
     q, k = torch.randn(1, 4, 1, 8), torch.randn(1, 2, 6, 8)
     said = []
     for call in (
-        lambda: tree_attention_decode(q, k, k, form="trees"),
-        lambda: tree_attention_decode(q, k, k[..., :4], form="fused"),
+        lambda: tree_attention_decode(q, k, k, algorithm="trees"),
+        lambda: tree_attention_decode(q, k, k[..., :4], algorithm="fused"),
         lambda: tree_attention_decode(q, k.bfloat16(), k.bfloat16()),
         lambda: ring_attention(q, k, k, layout=Layout.plain(7, dist.get_world_size() + 1)),
     ):

@@ -16,7 +16,7 @@ from nanolib.models.attention.partial import merge, partial_attention, plain
 from nanolib.models.attention.reference import masked_attention, relative_error
 from nanolib.models.attention.ring import block_gradients, plain_gradients, ring_attention
 from nanolib.models.attention.traffic import decode_traffic
-from nanolib.models.attention.tree import FORMS, tree_attention_decode
+from nanolib.models.attention.tree import ALGORITHMS, tree_attention_decode
 from nanolib.models.attention.ulysses import ulysses_attention
 from nanolib.run.ranks.ranks import run_ranks
 from tests.models import rank_checks
@@ -140,15 +140,15 @@ def test_bad_input_is_told_on_every_rank_before_anything_is_sent(world):
     for answer in _answers(world):
         said = answer["inert"]
         assert len(said) == 4
-        assert said[0].startswith("form: 'trees' is no form; use one of three_allreduce")
+        assert said[0].startswith("algorithm: 'trees' is not known; use one of three_allreduce")
         assert said[1].startswith("v: shape") and "on empty shards too" in said[2] and said[3].startswith("layout:")
 
 
 def test_without_a_process_group_there_is_one_rank():
     q, k, v = torch.randn(2, 4, 3, 8), *torch.randn(2, 2, 2, 10, 8).unbind()
     expected = masked_attention(q, k, v, torch.ones(3, 10, dtype=torch.bool).tril(7))
-    for form in FORMS:
-        assert relative_error(tree_attention_decode(q, k, v, form=form), expected) < 1e-6
+    for form in ALGORITHMS:
+        assert relative_error(tree_attention_decode(q, k, v, algorithm=form), expected) < 1e-6
     assert not tree_attention_decode(q, k[:, :, :0], v[:, :, :0], start=0, total=3).any()
 
 
@@ -164,8 +164,8 @@ def test_scores_are_multiplied_by_the_factor_given(monkeypatch, scale):
         assert relative_error(out.detach(), whole.detach()) < 1e-6
         for found, expected in zip(torch.autograd.grad(out.sum(), (q, k, v)), wanted, strict=True):
             assert relative_error(found, expected) < 1e-5
-    for form in FORMS:
-        last = tree_attention_decode(q[:, :, -1:], k, v, form=form, scale=scale)
+    for form in ALGORITHMS:
+        last = tree_attention_decode(q[:, :, -1:], k, v, algorithm=form, scale=scale)
         assert relative_error(last.detach(), whole[:, :, -1:].detach()) < 1e-6
 
 
@@ -191,8 +191,8 @@ def test_ulysses_attends_in_the_wide_type_on_a_cpu(monkeypatch):
 
 def test_what_does_not_fit_is_told_by_one_rank_alone_too():
     q, k = torch.zeros(1, 4, 2, 8), torch.zeros(1, 2, 2, 8)
-    with pytest.raises(BadInput, match="form: 'trees' is no form; use one of three_allreduce"):
-        tree_attention_decode(q, k, k, form="trees")
+    with pytest.raises(BadInput, match="algorithm: 'trees' is not known; use one of three_allreduce"):
+        tree_attention_decode(q, k, k, algorithm="trees")
     for keys, values in ((k.double(), k), (k, k.double())):
         with pytest.raises(BadInput, match=r"k, v: .* give q's torch\.float32, on empty shards too"):
             tree_attention_decode(q, keys, values)
@@ -318,6 +318,6 @@ def test_a_masked_row_without_keys_is_zero():
 
 def test_fused_sends_as_many_bytes_in_fewer_rounds():
     shape = {"batch": 1, "heads": 8, "kv_heads": 8, "head_dim": 64, "itemsize": 4}
-    three, fused, gather = (decode_traffic(form, Layout.plain(64, 4), **shape) for form in FORMS[:3])
+    three, fused, gather = (decode_traffic(form, Layout.plain(64, 4), **shape) for form in ALGORITHMS[:3])
     assert (three.rounds, fused.rounds, gather.rounds) == (3, 2, 1)
     assert three.sent == fused.sent and gather.hops < fused.hops < three.hops

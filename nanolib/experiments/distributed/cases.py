@@ -16,7 +16,7 @@ from nanolib.measurement import BadInput, Measurement, Unsupported
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.memory import MIB
 from nanolib.models.attention.context_parallel import why_not
-from nanolib.models.attention.tree import FORMS
+from nanolib.models.attention.tree import ALGORITHMS
 from nanolib.run import params as shared
 from nanolib.run.params import Case, distinct, fitting_config, known_dtypes, known_presets
 from nanolib.run.ranks.nodes import address, secret
@@ -62,10 +62,10 @@ class Params(shared.Params):
 
     world_sizes: list[pydantic.conint(gt=0, le=1024)] = pydantic.Field([1, 2], min_length=1, max_length=64)  # type: ignore[valid-type]
     seq_lens: Lengths = pydantic.Field([4096])
-    algorithms: list[Literal[FORMS]] = pydantic.Field(["three_allreduce", "fused", "gather"], min_length=1)  # type: ignore[valid-type]
+    algorithms: list[Literal[ALGORITHMS]] = pydantic.Field(["three_allreduce", "fused", "gather"], min_length=1)  # type: ignore[valid-type]
     q_len: int = pydantic.Field(1, gt=0, le=65_536)
     prefill_seq_lens: Lengths = pydantic.Field([512])
-    prefill_algorithms: list[Literal[prefill.FORMS]] = pydantic.Field(["ring", "zigzag"], min_length=1)  # type: ignore[valid-type]
+    prefill_algorithms: list[Literal[prefill.ALGORITHMS]] = pydantic.Field(["ring", "zigzag"], min_length=1)  # type: ignore[valid-type]
     backward: bool = True
     memory_seq_lens: Lengths = pydantic.Field([])
     memory_measured_up_to: int = pydantic.Field(4096, ge=0, le=shared.MAX_SEQ_LEN)
@@ -199,7 +199,7 @@ def cases(params: Params) -> list[Case]:
             MemoryCase(
                 device, world, seq_len, form, params.batch_size, *heads, dtype, seq_len <= params.memory_measured_up_to
             )
-            for form in prefill.MEMORY_FORMS
+            for form in prefill.MEMORY_ALGORITHMS
             for world in _memory_worlds(params, form)
             for seq_len in params.memory_seq_lens
         ]

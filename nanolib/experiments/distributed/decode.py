@@ -189,7 +189,7 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
         here = {"start": case.layout.pieces[me][0][0], "total": case.seq_len}
 
         def calling(form: str) -> Any:
-            return lambda timer=NO_TIMER: tree_attention_decode(q, k, v, form=form, **here, timer=timer)
+            return lambda timer=NO_TIMER: tree_attention_decode(q, k, v, algorithm=form, **here, timer=timer)
 
         calls = {form: calling(form) for form in case.forms}
         errors = {}

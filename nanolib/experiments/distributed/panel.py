@@ -25,7 +25,7 @@ def distributed_panel(params: cases.Params, rows: pd.DataFrame | None = None) ->
         "seq_len": widgets.SelectionSlider(
             options=[2**power for power in range(10, 21)], value=8192, description="tokens"
         ),
-        "form": widgets.Dropdown(options=list(tree.FORMS), value="fused", description="algorithm"),
+        "form": widgets.Dropdown(options=list(tree.ALGORITHMS), value="fused", description="algorithm"),
         "dtype": widgets.Dropdown(options=["float32", "bfloat16"], description="type"),
     }
 

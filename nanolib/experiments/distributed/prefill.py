@@ -28,8 +28,8 @@ from nanolib.run.ranks.ranks import RanksCase, asked_case, measure_on_ranks
 from nanolib.run.workload import Plan, Workload, planned, shortage
 
 RING, ZIGZAG, ULYSSES, DENSE, CONTEXT_PARALLEL = "ring", "zigzag", "ulysses", "dense", "context_parallel"
-FORMS = (RING, ZIGZAG, ULYSSES, CONTEXT_PARALLEL)
-MEMORY_FORMS = ("math", "flash", RING, ULYSSES)
+ALGORITHMS = (RING, ZIGZAG, ULYSSES, CONTEXT_PARALLEL)
+MEMORY_ALGORITHMS = ("math", "flash", RING, ULYSSES)
 _CHECKED_SCORES = 2**25  # float64 scores up to which a rank compares its part
 
 

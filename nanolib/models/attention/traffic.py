@@ -47,12 +47,20 @@ def all_to_all_bytes(payload: float, world: int) -> float:
 
 
 def decode_traffic(
-    form: str, layout: Layout, *, batch: int, heads: int, kv_heads: int, head_dim: int, q_len: int = 1, itemsize: int
+    algorithm: str,
+    layout: Layout,
+    *,
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    q_len: int = 1,
+    itemsize: int,
 ) -> Traffic:
     """Of `tree_attention_decode`, with positions given.
 
     Args:
-        form: One of `tree.FORMS`.
+        algorithm: One of `tree.ALGORITHMS`.
         layout: Which keys each rank holds.
         batch: Sequences.
         heads: Of the queries.
@@ -64,15 +72,15 @@ def decode_traffic(
     world, rows = layout.world, batch * heads * q_len
     if world == 1:
         return Traffic(0, 0, (0.0,))
-    if form == "three_allreduce":
+    if algorithm == "three_allreduce":
         parts = [4 * rows, 4 * rows, 4 * rows * head_dim]
         return Traffic(3, 6 * (world - 1), (sum(all_reduce_bytes(part, world) for part in parts),) * world)
-    if form == "fused":
+    if algorithm == "fused":
         parts = [4 * rows, 4 * rows * (head_dim + 1)]
         return Traffic(2, 4 * (world - 1), (sum(all_reduce_bytes(part, world) for part in parts),) * world)
-    if form == "gather":
+    if algorithm == "gather":
         return Traffic(1, world - 1, (all_gather_bytes(4 * rows * (head_dim + 1), world),) * world)
-    if form == "ring":  # the lengths, then every shard but that of the next rank passes by
+    if algorithm == "ring":  # the lengths, then every shard but that of the next rank passes by
         per_key = 2 * batch * kv_heads * head_dim * itemsize
         sent = (per_key * (layout.total - layout.length((rank + 1) % world)) for rank in range(world))
         return Traffic(world, 2 * (world - 1), tuple(all_gather_bytes(8, world) + part for part in sent))
@@ -89,14 +97,14 @@ def decode_traffic(
 
 
 def prefill_traffic(
-    form: str, layout: Layout, *, batch: int, heads: int, kv_heads: int, head_dim: int, itemsize: int
+    algorithm: str, layout: Layout, *, batch: int, heads: int, kv_heads: int, head_dim: int, itemsize: int
 ) -> Traffic:
     """Of a forward pass of `ring_attention` (`ring`, `zigzag`) or `ulysses_attention` (`ulysses`), with the layout given."""
     world = layout.world
     if world == 1:
         return Traffic(0, 0, (0.0,))
     per_key = 2 * batch * kv_heads * head_dim * itemsize
-    if form == "ulysses":
+    if algorithm == "ulysses":
         repeated = max(1, world // kv_heads)
         elements = [layout.length(rank) * batch * (2 * heads + 2 * kv_heads * repeated) for rank in range(world)]
         # Queries, keys and values go out by this rank's length; outputs come back by the others', which differ by one at most.

@@ -20,8 +20,8 @@ from nanolib.models.attention import check_shapes
 from nanolib.models.attention.partial import finite, merge, nonzero, partial_attention
 from nanolib.models.attention.ranks import NO_TIMER, BlockTimer, Hop, all_gather, gather_lengths, world_of
 
-TREE_FORMS = ("three_allreduce", "fused", "gather")
-FORMS = (*TREE_FORMS, "ring", "pass_q")
+TREE_ALGORITHMS = ("three_allreduce", "fused", "gather")
+ALGORITHMS = (*TREE_ALGORITHMS, "ring", "pass_q")
 
 
 def tree_attention_decode(
@@ -30,7 +30,7 @@ def tree_attention_decode(
     v: torch.Tensor,
     *,
     group: Any = None,
-    form: str = "fused",
+    algorithm: str = "fused",
     scale: float | None = None,
     start: int | None = None,
     total: int | None = None,
@@ -43,8 +43,9 @@ def tree_attention_decode(
         k: This rank's keys, shape [batch, kv_heads, local_len, head_dim]; kv_heads divides heads; local_len may be 0 and differ.
         v: Shape as `k`.
         group: The process group; None means all ranks. Without `torch.distributed` there is one.
-        form: `three_allreduce` (largest lse, denominator, numerator), `fused` (largest lse, then both sums packed), `gather` (one
-            all-gather of outputs and lse); or `ring` (keys and values go around), `pass_q` (shares of the queries go around).
+        algorithm: `three_allreduce` (largest lse, denominator, numerator), `fused` (largest lse, then both sums packed),
+            `gather` (one all-gather of outputs and lse); or `ring` (keys and values go around), `pass_q` (shares of the queries
+            go around).
         scale: Factor on the scores; None means head_dim ** -0.5.
         start: The position of this rank's first key. Needed for several queries alone, where a query sees no later key; found by an
             all-gather of lengths when None.
@@ -55,10 +56,10 @@ def tree_attention_decode(
         Shape and dtype of `q`, the same on every rank. Zero where there is no key at all.
 
     Raises:
-        BadInput: An unknown form, or shapes that do not fit.
+        BadInput: An unknown algorithm, or shapes that do not fit.
     """
-    if form not in FORMS:
-        raise BadInput(f"form: {form!r} is no form; use one of {', '.join(FORMS)}")
+    if algorithm not in ALGORITHMS:
+        raise BadInput(f"algorithm: {algorithm!r} is not known; use one of {', '.join(ALGORITHMS)}")
     check_shapes(q, k, v, causal=False)
     if q.dtype != k.dtype or q.dtype != v.dtype:
         raise BadInput(f"k, v: {k.dtype} and {v.dtype}; give q's {q.dtype}, on empty shards too")
@@ -68,7 +69,7 @@ def tree_attention_decode(
             lengths = gather_lengths(k.shape[2], k.device, group)
             start, total = sum(lengths[: world_of(group)[0]]), sum(lengths)
         mask = _visible(q.shape[2], k.shape[2], start, total, q.device)
-    return _FORMS[form](_Decode(q, k, v, mask, scale, group, timer)).to(q.dtype)
+    return _BY_NAME[algorithm](_Decode(q, k, v, mask, scale, group, timer)).to(q.dtype)
 
 
 def _visible(q_len: int, kv_len: int, start: int, total: int, device: torch.device) -> torch.Tensor | None:
@@ -200,7 +201,7 @@ def _pass_q(call: _Decode) -> torch.Tensor:
         return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], dim=1).reshape(q.shape)
 
 
-_FORMS = {
+_BY_NAME = {
     "three_allreduce": _three_allreduce,
     "fused": _fused,
     "gather": _gather,
