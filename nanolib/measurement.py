@@ -21,12 +21,9 @@ class Direction(enum.StrEnum):
     EQUAL = "equal"
 
 
-# Nothing that is stored is ever renamed. Where the code's word is another than that of version 0.1, this is the stored one: of
-# names (of factors, and of options within them), and of the values of a factor.
-STORED_AS = {
-    "names": {"top_p": "mass"},
-    "arm": {f"fp8_{recipe}": recipe for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp")},
-}
+# Nothing that is stored is ever renamed. Where the code's word is another than that of version 0.1, this is the stored one, of the
+# values of a factor: factor → word → as it is stored.
+STORED_AS = {"arm": {f"fp8_{recipe}": recipe for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp")}}
 
 
 class Status(enum.StrEnum):

@@ -21,6 +21,7 @@ WITHOUT_DATABASE = [
     ("run --nope", "No such option '--nope'"),
     ("run quik", "'quik' is neither a suite"),
     ("run quick nothing", "'nothing' is neither a suite"),
+    ("run distributed-which-form", "is now called distributed-which-algorithm; write that"),
     ("run attention -p", "'--output' is no name=value pair"),
     ("run attention -p seq_lens", "'seq_lens' is no name=value pair"),
     ("run attention -p =3", "'=3' is no name=value pair"),

@@ -17,7 +17,7 @@ _LATENCY = ("nanolib.meters.time.latency", "nanolib.meters.latency")
 _OUTCOME = ("nanolib.run.outcome", "nanolib.experiments.outcome")
 
 
-# What parameters, and options within them, were called before.
+# What parameters were called before.
 _PARAMETERS = {
     "rel_ci": "precision",
     "attention_types": "kinds",
@@ -25,7 +25,6 @@ _PARAMETERS = {
     "prefill_algorithms": "prefill_forms",
     "excluded_modules": "keep",
 }
-_OPTIONS = {"top_p": "mass"}
 
 
 def parameters(values: Mapping[str, Any], params: Any) -> dict[str, Any]:
@@ -38,17 +37,10 @@ def parameters(values: Mapping[str, Any], params: Any) -> dict[str, Any]:
     there = params.model_fields
     if "precision" not in there:
         return dict(values)
-    old = {name if name in there else _PARAMETERS.get(name, name): _options(value) for name, value in values.items()}
+    old = {name if name in there else _PARAMETERS.get(name, name): value for name, value in values.items()}
     if isinstance(arms := old.get("parity_arms"), list):
         old["parity_arms"] = [arm.removeprefix("fp8_") if isinstance(arm, str) else arm for arm in arms]
     return old
-
-
-def _options(value: Any) -> Any:
-    """The same with options under their former names, within lists and mappings."""
-    if isinstance(value, dict):
-        return {_OPTIONS.get(name, name): _options(item) for name, item in value.items()}
-    return [_options(item) for item in value] if isinstance(value, list) else value
 
 
 def experiment(name: str) -> ModuleType:

@@ -1,6 +1,32 @@
 """A thin name for `meters.energy`, on which others build."""
 
-from nanolib.meters.energy.integration import integrate
-from nanolib.meters.energy.power import find_sources
+from nanolib.meters.energy.integration import count, integrate
+from nanolib.meters.energy.power import (
+    AmdSource,
+    AppleSource,
+    EstimateSource,
+    Found,
+    NoSensor,
+    NvmlSource,
+    RaplSource,
+    Reading,
+    ReplaySource,
+    Source,
+    find_sources,
+)
 
-__all__ = ["find_sources", "integrate"]
+__all__ = [
+    "AmdSource",
+    "AppleSource",
+    "EstimateSource",
+    "Found",
+    "NoSensor",
+    "NvmlSource",
+    "RaplSource",
+    "Reading",
+    "ReplaySource",
+    "Source",
+    "count",
+    "find_sources",
+    "integrate",
+]

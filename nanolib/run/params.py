@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import pydantic
 
 from nanolib.config import ATTENTION_KINDS, DTYPES, PRESETS, NanoConfig
-from nanolib.measurement import STORED_AS, BadInput, shown
+from nanolib.measurement import BadInput, shown
 from nanolib.meters.layers.trace import SORTS
 from nanolib.meters.machine import resolve_device
 from nanolib.models import attention, text
@@ -157,7 +157,7 @@ class Case:
     @property
     def factors(self) -> dict[str, Any]:
         """Name → value of what defines the case, as they are stored."""
-        return _as_stored(asdict(self))
+        return asdict(self)
 
     @property
     def case_id(self) -> str:
@@ -169,13 +169,6 @@ class Case:
         """The factors that are worth a glance in a progress bar."""
         shown = (getattr(self, f.name) for f in fields(self) if f.name != "device")
         return " ".join(_brief(value) for value in shown if value not in ({}, "", None))
-
-
-def _as_stored(value: Any) -> Any:
-    """Factors under the names by which they are stored, within mappings too."""
-    if isinstance(value, dict):
-        return {STORED_AS["names"].get(name, name): _as_stored(item) for name, item in value.items()}
-    return value
 
 
 def _brief(value: Any) -> str:

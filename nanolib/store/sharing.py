@@ -40,9 +40,8 @@ _BLANK = "".join(rf"(?<!\.{ending})" for ending in _ENDINGS.split()) + r"(?<![,;
 _FOLDERS = rf"(?:{_WORD}(?:{_BLANK}{_WORD}){{0,3}}{_SEPARATOR})*"
 _APART = r"(?<![\w.~\-…)\]}%*/\\])"
 _SCHEME = r"(?<![\w+.\-])(?!https?:)[A-Za-z][\w+.\-]*:/{2,}"
-_REMOTE = r"(?<![^\s'\"`(=])[A-Za-z][\w.\-]*:(?=[\w.\-]*[A-Za-z][\w.\-]*/\w)"  # as scp names a file
 _DRIVE = rf"(?<![^\W_])[A-Za-z]:{_SEPARATOR}"
-_UPWARDS = rf"(?<![\w.…])(?:\.{{1,2}}|~[\w.+\-]*|\$\w+|\$\{{\w+\}}|%\w+%){_SEPARATOR}"
+_UPWARDS = rf"(?<![\w.…])(?:\.{{1,2}}|~[\w.+\-]*|\$[A-Za-z_]\w*|\$\{{\w+\}}|%\w+%){_SEPARATOR}"
 _ROOT = rf"(?:{_SCHEME}|{_DRIVE}|{_UPWARDS}|{_SEPARATOR}(?=\w[^\s/\\]))"
 _OPTION = r"(?P<option>-{0,2}[\w\-]+=|-\w+?(?=[/\\~.]|[A-Z]:)|)"
 
@@ -54,18 +53,25 @@ _TOLD = re.compile(
     rf"(?P<address>\bhttps?://{_TOKEN}+)"
     rf"|(?P<login>(?<!{_TOKEN})(?:(?!@){_TOKEN})++@{_TOKEN}+)"
     rf"|(?P<path>(?:(?<![\w\-])-{{1,2}}[A-Za-z]\w*?(?P<flagged>{_SEPARATOR}|[A-Z]:{_SEPARATOR})|{_SCHEME}|{_DRIVE}|{_UPWARDS}"
-    rf"|{_REMOTE}|{_APART}(?:\\{{2,}}|{_SEPARATOR}{_WORD}{_SEPARATOR})|[/\\]{_HOMES}{_SEPARATOR}){_FOLDERS}(?:{_WORD})?)"
+    rf"|{_APART}(?:\\{{2,}}|{_SEPARATOR}{_WORD}{_SEPARATOR})|[/\\]{_HOMES}{_SEPARATOR}){_FOLDERS}(?:{_WORD})?)"
 )
 _ENCODED = re.compile(r"\S*%(?:2[fF]|5[cC])\S*")  # as an address writes a path within it
 
 
-# What opens a door: after its name, or as a request carries it.
-_KEY_NAME = r"(?<![a-z])(?:api[_-]?key|token|passw(?:or)?d|secret|authorization)"
+# What opens a door: after its name, as a request or a command carries it, or by its own form. A token is also a piece of text:
+# what follows that word is a key if it looks like one.
+_OPENS = r"[\w\-]*(?:passw(?:or)?d|passphrase|secret|(?:api|private|access)[_\-]?key|sshpass|_pass)[\w\-]*"
+_CODE = r"(?=[^\s'\"]*[A-Za-z])(?=[^\s'\"]*[\d_])[^\s'\"]{4,}"
 _KEY = re.compile(
-    rf"(?i)({_KEY_NAME}['\"]?\s*=\s*['\"]?|(?!token){_KEY_NAME}['\"]?:\s*['\"]?(?:basic\s+|bearer\s+)?|\bbearer\s+)"
-    r"[^\s'\"`&,;…]+"
+    rf"(?i)(\bauthorization['\"]?\s*[:=]\s*)[^\s].*"
+    rf"|({_OPENS}['\"]?\s*[:=]\s*)(?:'[^']*'|\"[^\"]*\"|{_CODE})"
+    rf"|({_OPENS}=)[^\s'\"]+"
+    rf"|(--(?:password|secret|api-key|token)\s+)[^\s'\"]+"
+    rf"|([\w\-]*token['\"]?\s*[:=]\s*['\"]?|\bbearer\s+){_CODE}"
+    r"|(\b)(?:hf_|gh[oprsu]_|sk-|xox[abp]-|AKIA)\w{8,}[\w\-]*"
 )
-_NAMES_KEY = re.compile(rf"(?i){_KEY_NAME}\Z")
+_NAMES_KEY = re.compile(rf"(?i)\A(?:{_OPENS}|authorization)\Z")
+_NAMES_TOKEN = re.compile(r"(?i)\A[\w\-]*token\Z")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # which a terminal takes out of the middle of a name
 
 
@@ -94,8 +100,7 @@ class Redaction:
             kept: dict[str, Any] = {}
             for name, item in value.items():
                 if name not in DROPPED or not item:
-                    opens = isinstance(item, str) and _NAMES_KEY.search(str(name))
-                    kept[_free(self.value(name), kept)] = "…" if opens and item else self.value(item)
+                    kept[_free(self.value(name), kept)] = "…" if _opens_a_door(name, item) else self.value(item)
             return kept
         if isinstance(value, list | tuple):
             return [self.value(item) for item in value]
@@ -138,12 +143,24 @@ class Redaction:
         return _ENCODED.sub("…", self._clean(text)).encode(errors="backslashreplace").decode()
 
     def _clean(self, text: str) -> str:
-        text = _KEY.sub(r"\1…", _COLOUR.sub("", text))
+        text = _KEY.sub(_door, _COLOUR.sub("", text))
         if whole := _WHOLE.match(text):
             text = whole["option"] + _remaining(text)
         elif re.search(r"[/\\@∕⁄／＼]", text):
             text = _TOLD.sub(_told, _QUOTED.sub(_told_in_quotes, text))
         return self._names.sub("…", text) if self._names else text
+
+
+def _door(found: re.Match[str]) -> str:
+    """What stands before the key, which goes."""
+    return next(before for before in found.groups() if before is not None) + "…"
+
+
+def _opens_a_door(name: Any, value: Any) -> bool:
+    """Whether a value is a key by the name that it has in a mapping."""
+    if _NAMES_KEY.match(str(name)):
+        return value not in (None, "", False, True)
+    return bool(_NAMES_TOKEN.match(str(name)) and isinstance(value, str) and re.fullmatch(_CODE, value))
 
 
 def _told(found: re.Match[str]) -> str:

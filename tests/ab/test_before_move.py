@@ -65,7 +65,7 @@ def test_a_version_of_before_gets_the_names_that_it_had():
     fields = dict.fromkeys(["precision", "kinds", "forms", "prefill_forms", "keep", "parity_arms", "seed"])
     given = {
         "rel_ci": 0.1,
-        "attention_types": [{"kind": "sparse", "pattern": "threshold", "top_p": 0.5}],
+        "attention_types": [{"kind": "sparse", "pattern": "threshold", "mass": 0.5}],
         "algorithms": ["gather"],
         "prefill_algorithms": ["ring"],
         "excluded_modules": ["head"],
@@ -88,7 +88,7 @@ def test_a_version_of_before_gets_the_names_that_it_had():
 
 
 def test_a_version_of_before_gets_what_was_typed_as_it_was_read():
-    typed = {"attention_types": "[dense, {kind: sparse, pattern: threshold, top_p: 0.5}]", "rel_ci": "5e-2"}
+    typed = {"attention_types": "[dense, {kind: sparse, pattern: threshold, mass: 0.5}]", "rel_ci": "5e-2"}
     (job,) = plan(ALL, ["attention"], typed, {})
     fields = SimpleNamespace(model_fields=dict.fromkeys(["precision", "kinds"]))
     found = before_move.parameters(job.given, fields)

@@ -180,6 +180,10 @@ def test_the_converted_share_is_of_all_flops():
         ({"overrides": {"d_ff": 100}}, "fp8.excluded_modules: blocks.0.mlp.up is 100 x 768, no multiple of 16"),
         ({"precisions": ["fp8_blockwise"]}, "fp8.precisions"),
         ({"parity_arms": ["tensorwize"]}, "fp8.parity_arms"),
+        (
+            {"parity_arms": ["float32", "rowwise"]},
+            "fp8.parity_arms: 'rowwise' is now called fp8_rowwise; write fp8_rowwise",
+        ),
         ({"shapes": [[16, 16, 20]]}, "fp8.shapes: .*20 is no multiple of 16"),
         ({"overrides": {"dtype": "float16"}}, "fp8.overrides: dtype is chosen by precisions"),
         ({"seq_len": 100_000}, "fp8.seq_len: 100000 exceeds the context_length"),

@@ -93,7 +93,7 @@ def test_queries_before_the_first_key_are_refused_or_right(pattern):
             "global_tokens": st.integers(0, 40),
             "random_tokens": st.integers(0, 40),
             "block_size": st.integers(1, 50),
-            "top_p": st.floats(0.1, 1.0),
+            "mass": st.floats(0.1, 1.0),
             "seed": st.integers(0, 3),
             "per_head": st.booleans(),
         }
@@ -149,7 +149,7 @@ def test_threshold_keeps_more_where_attention_is_spread():
     kept = []
     for sharpness in (0.1, 30.0):
         mask = choose_mask(
-            sharpness * k, k, causal=False, options=Options(pattern="threshold", top_p=0.9, block_size=16)
+            sharpness * k, k, causal=False, options=Options(pattern="threshold", mass=0.9, block_size=16)
         )
         kept.append(mask.work.kept)
     assert kept[0] > 3 * kept[1]
@@ -173,7 +173,7 @@ def test_dca_takes_as_many_globals_as_the_scores_stand_out():
         ("global_tokens", [0], [-1]),
         ("random_tokens", [0], [-1]),
         ("sparsity", [0, 0.99, None], [-0.01, 1, 1.5]),
-        ("top_p", [1e-9, 1], [0, 1.01]),
+        ("mass", [1e-9, 1], [0, 1.01]),
         ("block_size", [1], [0]),
         ("seed", [0, 2**31 - 1], [-1, 2**31]),
     ],
@@ -194,7 +194,7 @@ def test_what_the_options_are_unless_told():
         "global_tokens": 32,
         "random_tokens": 0,
         "sparsity": None,
-        "top_p": 0.9,
+        "mass": 0.9,
         "block_size": 128,
         "seed": 0,
         "per_head": False,

@@ -66,19 +66,19 @@ def test_top_k_keeps_its_own_tiles_and_then_the_best(shape, causal, rest):
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("top_p", [0.3, 0.9, 1.0])
-def test_threshold_keeps_its_own_tiles_and_the_fewest_that_hold_the_mass(shape, causal, top_p):
+@pytest.mark.parametrize("mass", [0.3, 0.9, 1.0])
+def test_threshold_keeps_its_own_tiles_and_the_fewest_that_hold_the_mass(shape, causal, mass):
     q, k = _inputs(*shape, seed=1)
     q = 3 * q
-    mask = choose_mask(q, k, causal=causal, options=Options(pattern="threshold", top_p=top_p, block_size=SIZE))
+    mask = choose_mask(q, k, causal=causal, options=Options(pattern="threshold", mass=mass, block_size=SIZE))
     for found, rows in zip(_kept_tiles(mask), _rows(q, k, causal), strict=True):
         for kept, (scores, own) in zip(found, rows, strict=True):
             others = {at: score for at, score in scores.items() if not (causal and at in own)}
             best = sorted(others, key=lambda at: -others[at])
             weights = np.exp([others[at] - max(others.values()) for at in best]) if best else np.zeros(0)
             before = np.cumsum(weights / weights.sum()) - weights / weights.sum() if best else weights
-            expected = {at for at, gathered in zip(best, before, strict=True) if gathered < top_p - 1e-5}
-            unsure = {at for at, gathered in zip(best, before, strict=True) if abs(gathered - top_p) <= 1e-5}
+            expected = {at for at, gathered in zip(best, before, strict=True) if gathered < mass - 1e-5}
+            unsure = {at for at, gathered in zip(best, before, strict=True) if abs(gathered - mass) <= 1e-5}
             assert (own & set(scores)) | expected <= kept <= own | expected | unsure
 
 

@@ -62,7 +62,7 @@ def test_a_top_k_model_never_sees_the_future_either():
 def test_later_keys_change_nothing_that_was_attended_before(pattern):
     generator = torch.Generator().manual_seed(7)
     q, k, v = torch.randn(3, 1, 2, 100, 16, generator=generator).unbind()
-    options = Options(pattern=pattern, block_size=16, top_p=0.6, window=32)
+    options = Options(pattern=pattern, block_size=16, mass=0.6, window=32)
 
     def attended(length):
         parts = [x[:, :, :length] for x in (q, k, v)]

@@ -209,9 +209,9 @@ def test_an_optimisation_is_faster_or_slower_when_the_ranges_do_not_overlap(say,
 def test_how_many_warm_up_steps_are_enough(say, steps):
     curve = {"direction": "forward_backward", "warmup_steps": 0, "curve": True}
     needed = Measurement("warmup_needed", float(steps), scope="forward_backward", details={"steady_median": 10.25})
-    words = ["no warm-up was detected in this process; a", "1 warm-up step is", "2 warm-up steps are"][steps]
+    words = ["no warm-up was detected in this one fresh process; a", "1 warm-up step is", "2 warm-up steps are"][steps]
     line = say("warmup", [(curve, [needed])])[0]
-    words += " enough in this process, then a" if steps else ""
+    words += " enough in this one fresh process, then a" if steps else ""
     assert line == f"forward + backward: {words} step takes 10.2 ms."
 
 

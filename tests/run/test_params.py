@@ -289,12 +289,3 @@ def test_all_that_measures_knows_the_earlier_name_of_rel_ci():
         ("prefill_forms", "prefill_algorithms"),
         ("keep", "excluded_modules"),
     }
-
-
-def test_an_option_goes_by_its_new_name_and_is_stored_under_the_old_one():
-    threshold = {"kind": "sparse", "pattern": "threshold"}
-    with pytest.raises(BadInput, match=r"attention_options\.mass: is now called top_p; write top_p"):
-        _params("attention")(attention_types=[threshold | {"mass": 0.5}])
-    params = _params("attention")(attention_types=[threshold | {"top_p": 0.5}], seq_lens=[64], quality_patterns=[])
-    (case,) = [case for case in _experiment("attention").cases(params) if hasattr(case, "options")]
-    assert case.options["top_p"] == 0.5 and case.factors["options"]["mass"] == 0.5 and "top_p" not in str(case.factors)

@@ -78,11 +78,23 @@ PRIVATE = [
     '{"password": "s3same"}',
     "Authorization: Bearer s3same.x-y",
     "sent bearer s3same",
+    "login failed for {'user': 'x', 'token': 's3same'}",
+    "environ({'HF_TOKEN': 'x_s3same', 'A': 'b'})",
+    "HF_TOKEN: x_s3same",
+    "AWS_SECRET_ACCESS_KEY = s3same/x+y",
+    "PGPASSWORD=s3same",
+    "DB_PASS=s3same",
+    "private_key: s3same",
+    "curl --token s3same --password s3same",
+    "password=ab,s3same;quilla",
+    'password="quilla s3same"',
+    "{'password': 'quilla s3same'}",
+    "Authorization: Digest username=quilla, nonce=s3same",
+    '{"Authorization": ["Bearer s3same"]}',
+    "hf_s3sameABCDEF and ghp_s3sameABCDEF",
     "$HOME/quilla/x",
     "${DATA}/quilla/x.txt",
     r"%USERPROFILE%\\quilla",
-    "sharedisk:quilla/x",
-    "copied from vaultbox.corp:people/quilla/x.txt",
     "／home／quilla／x",
     "∕srv∕quilla∕x",
     "\x1b[31m/srv/quilla/x\x1b[0m",
@@ -93,6 +105,8 @@ HARMLESS = [
     *("package.module:build", "torch.nn:Linear", "float8_e4m3fn/float8_e5m2", "nanolib/store/database.py", "latest~1"),
     *("the square root of x", "3 tokens/s at 5 GB/s", "~10 ms/token", "~half", "(a+b)/c/d", "2.13.0+cpu", "a // b", "…/x"),
     *("a token takes 3 J", "per token: 3 J", "new_tokens=8", "tokens: 5", "no secret is known", "a bearer", "ms:4/5"),
+    *("every_kth_token=16", "J/token=0.3", "per token = 4", "bearer of news", "$5/hour", "fix:attn/ring", "main:ab/cd"),
+    *("ratio:a/b", "mode:inference/training", "secret: no", "asked without this node's NANOLIB_SECRET; nothing was run"),
     *("https://docs.pytorch.org/x/y 3/4", "x: y/z", "1:2/3", "GB/s, read and written", "50 %", "dense (flash)", "a@", "@b"),
 ]  # fmt: skip
 
@@ -136,6 +150,18 @@ def test_text_of_any_shape_takes_time_in_proportion():
     """Every pattern of a redaction begins in few places: the worst of these took minutes otherwise."""
     for part in ("a", "/a", "a ", " /a", "'/a", "a@", "~a", "a:/", "\\", "../", "--a", "/a a a a"):
         Redaction().value(part * 5_000)
+
+
+def test_a_number_per_token_stays_and_a_key_goes_whatever_it_is():
+    kept = {"per token": "12 ms", "energy_per_token": 3.0, "token": "word", "secret": None}
+    assert Redaction().value(kept) == kept
+    held = {"model_options": {"password": ["a"], "secret": {"x": "y"}, "width": 3}}
+    assert Redaction().value(held) == {"model_options": {"password": "…", "secret": "…", "width": 3}}
+    assert Redaction().value({"api_key": 12345, "secrets": ["x"], "hf_token": "hf_1234"}) == {
+        "api_key": "…",
+        "secrets": "…",
+        "hf_token": "…",
+    }
 
 
 @pytest.mark.parametrize("user", ["dense", "latency", "causal", "max", "root", "al"])

@@ -70,7 +70,7 @@ def kind_name(attention_type: str, options: dict[str, Any]) -> str:
         "bigbird": (parsed.window, parsed.global_tokens, parsed.random_tokens),
         "dca": (parsed.window, parsed.global_tokens, parsed.random_tokens),
         "random": (parsed.random_tokens,),
-        "threshold": (parsed.top_p,),
+        "threshold": (parsed.mass,),
     }.get(parsed.pattern, (parsed.window,))
     return f"{prefix}{parsed.pattern} {'+'.join(f'{size:g}' for size in sizes)}"
 

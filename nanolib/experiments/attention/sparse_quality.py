@@ -27,7 +27,7 @@ _TRAINED, _TUNED, _HELD_OUT = 0, 1, 2  # streams of text that share nothing but 
 _HELD_OUT_BATCHES, _BATCH, _RATE = 6, 8, 3e-3
 _BISECTIONS = 8
 # What is turned until these remove the share asked for: their own options say what to keep, not how much.
-_TURNED = {"threshold": ("top_p", 1.0, False), "dca": ("window", 0.0, True)}  # option, largest (0: the length), whole
+_TURNED = {"threshold": ("mass", 1.0, False), "dca": ("window", 0.0, True)}  # option, largest (0: the length), whole
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,16 @@ class Params(shared.Params):
     corpus: str = pydantic.Field("", max_length=4096)
 
     _presets = pydantic.field_validator("presets")(known_presets)
+
+    @pydantic.field_validator("parity_arms", mode="before")
+    @classmethod
+    def _arms_go_by_their_recipes_name(cls, values: Any) -> Any:
+        words = {stored: word for word, stored in STORED_AS["arm"].items()}
+        for value in values if isinstance(values, list) else ():
+            if isinstance(value, str) and value in words:
+                raise ValueError(f"{value!r} is now called {words[value]}; write {words[value]}")
+        return values
+
     _distinct = pydantic.field_validator(
         "presets", "precisions", "modes", "compiled", "shapes", "parity_arms", "numerics"
     )(distinct)

@@ -139,9 +139,11 @@ def verdict(rows: pd.DataFrame) -> list[str]:
         needed = int(curve["estimate"])
         steady = curve["details"]["steady_median"]
         if needed:
-            steps = f"{needed} warm-up step{'s are' if needed > 1 else ' is'} enough in this process, then a step"
+            steps = (
+                f"{needed} warm-up step{'s are' if needed > 1 else ' is'} enough in this one fresh process, then a step"
+            )
         else:
-            steps = "no warm-up was detected in this process; a step"
+            steps = "no warm-up was detected in this one fresh process; a step"
         lines.append(f"{direction}: {steps} takes {steady:.3g} ms.")
     table = warmup_table(rows)
     cold = table[(table["warmup_steps"] == 0) & table["difference"].notna()]

@@ -43,7 +43,7 @@ def threshold(q: torch.Tensor, k: torch.Tensor, causal: bool, options: Any, scor
     # the first row has no earlier tile: all its weights are 0 / 0
     weights, order = torch.softmax(estimated, dim=-1).nan_to_num().sort(dim=-1, descending=True)
     before = weights.cumsum(dim=-1) - weights  # what the better ones have gathered
-    kept = torch.zeros_like(estimated, dtype=torch.bool).scatter(-1, order, before < options.top_p)
+    kept = torch.zeros_like(estimated, dtype=torch.bool).scatter(-1, order, before < options.mass)
     return _from_tables((kept | own) & allowed, q, k, causal, size)
 
 

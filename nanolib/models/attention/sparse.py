@@ -30,21 +30,20 @@ class Options(StrictModel):
         global_tokens: Positions that all see: the leading ones (`local_global`, `bigbird`), or at most so many chosen ones (`dca`).
         random_tokens: Random keys (`bigbird`, `random`: in whole tiles).
         sparsity: Share of connections to remove, in [0, 1); it takes the place of `window`.
-        top_p: Share of the estimated attention that `threshold` keeps.
+        mass: Share of the estimated attention that `threshold` keeps.
         block_size: Side of a tile: what is skipped, and how many queries attend at once.
         seed: For patterns that draw.
         per_head: Whether each head draws for itself (`random`, `bigbird`).
     """
 
     NAME: ClassVar[str] = "attention_options"
-    RENAMED: ClassVar = {"mass": "top_p"}
 
     pattern: str = "local_global"
     window: int = pydantic.Field(256, gt=0, le=_MOST)
     global_tokens: int = pydantic.Field(32, ge=0, le=_MOST)
     random_tokens: int = pydantic.Field(0, ge=0, le=_MOST)
     sparsity: float | None = pydantic.Field(None, ge=0, lt=1)
-    top_p: float = pydantic.Field(0.9, gt=0, le=1)
+    mass: float = pydantic.Field(0.9, gt=0, le=1)
     block_size: int = pydantic.Field(BLOCK_SIZE, gt=0, le=_MOST)
     seed: int = pydantic.Field(0, ge=0, lt=2**31)
     per_head: bool = False
@@ -60,7 +59,7 @@ class Options(StrictModel):
     def _sparsity_is_taken(self) -> Options:
         if self.sparsity is not None and self.pattern in ("threshold", "dca"):
             raise ValueError(
-                f"sparsity: {self.pattern} keeps what the input asks for; set top_p, window or global_tokens instead"
+                f"sparsity: {self.pattern} keeps what the input asks for; set mass, window or global_tokens instead"
             )
         return self
 
