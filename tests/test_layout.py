@@ -67,10 +67,9 @@ def test_what_reads_rows_leaves_torch_unloaded():
 
 @pytest.mark.parametrize("module", STAYS)
 def test_names_on_which_others_build_are_there(module):
-    names = STAYS[module].split()
-    assert _lines(
-        f"from {module} import {', '.join(names)}; print(callable({names[0]}) or {names[0]} is not None)"
-    ) == ["True"]
+    found = {}
+    exec(f"from {module} import {', '.join(STAYS[module].split())}", found)
+    assert set(STAYS[module].split()) <= set(found)
 
 
 def test_a_file_that_imports_by_a_string_is_known_for_it():
