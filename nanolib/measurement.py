@@ -26,6 +26,11 @@ class Direction(enum.StrEnum):
 STORED_AS = {"arm": {f"fp8_{recipe}": recipe for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp")}}
 
 
+def words_of(factor: str) -> dict[str, str]:
+    """The code's words for a factor's stored values, where they are other words: stored → word."""
+    return {stored: word for word, stored in STORED_AS[factor].items()}
+
+
 class Status(enum.StrEnum):
     """How a case ended. `STARTED` is a case in flight, or one whose process died."""
 

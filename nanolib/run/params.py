@@ -80,6 +80,10 @@ class Params(StrictModel):
                 )
         return self
 
+    def timing(self, device: str) -> dict[str, Any]:
+        """How `measure` times a call on this device."""
+        return {"rel_ci": self.rel_ci, "budget_s": self.budget_s, "device": device}
+
     def defining(self) -> dict[str, Any]:
         """The parameters that define what is measured, for the fingerprint of a run."""
         return {name: value for name, value in self.model_dump(mode="json").items() if name not in SCHEDULING}

@@ -18,18 +18,7 @@ _WAIT_S, _RETRY_S = 5, 0.02  # for another who writes; between two tries
 
 
 class Connection:
-    """A database that is open.
-
-    Args:
-        path: The file; made if it is missing, together with its folder.
-        create: Whether a missing file, or an empty one, may be made into a database.
-
-    A file that cannot be written, or whose folder cannot, is read as it is.
-
-    Raises:
-        BadInput: The file is missing or empty (with `create=False`), is no database, not ours, newer than this version (or
-            older, where it cannot be written), or damaged.
-    """
+    """A database that is open; `Store` says what it takes and what it refuses."""
 
     def __init__(self, path: str | Path | None = None, *, create: bool = True) -> None:
         self.path = Path(path) if path is not None else database_path()

@@ -55,20 +55,23 @@ _TOLD = re.compile(
     rf"|(?P<path>(?:(?<![\w\-])-{{1,2}}[A-Za-z]\w*?(?P<flagged>{_SEPARATOR}|[A-Z]:{_SEPARATOR})|{_SCHEME}|{_DRIVE}|{_UPWARDS}"
     rf"|{_APART}(?:\\{{2,}}|{_SEPARATOR}{_WORD}{_SEPARATOR})|[/\\]{_HOMES}{_SEPARATOR}){_FOLDERS}(?:{_WORD})?)"
 )
-_ENCODED = re.compile(r"\S*%(?:2[fF]|5[cC])\S*")  # as an address writes a path within it
+_ENCODED = re.compile(r"(?<!\S)\S*%(?:2[fF]|5[cC])\S*")  # as an address writes a path within it
 
 
 # What opens a door: after its name, as a request or a command carries it, or by its own form. A token is also a piece of text:
 # what follows that word is a key if it looks like one.
-_OPENS = r"[\w\-]*(?:passw(?:or)?d|passphrase|secret|(?:api|private|access)[_\-]?key|sshpass|_pass)[\w\-]*"
-_CODE = r"(?=[^\s'\"]*[A-Za-z])(?=[^\s'\"]*[\d_])[^\s'\"]{4,}"
+# Each is read once, from a word's first letter, or a long word would be read again from each of its letters.
+_OPENS = (
+    r"(?<![\w\-])(?=[\w\-]*(?:passw(?:or)?d|passphrase|secret|(?:api|private|access)[_\-]?key|sshpass|_pass))[\w\-]++"
+)
+_CODE = r"(?=[^\s'\"]{0,999}[A-Za-z])(?=[^\s'\"]{0,999}[\d_])[^\s'\"]{4,}"
 _KEY = re.compile(
     rf"(?i)(\bauthorization['\"]?\s*[:=]\s*)[^\s].*"
     rf"|({_OPENS}['\"]?\s*[:=]\s*)(?:'[^']*'|\"[^\"]*\"|{_CODE})"
     rf"|({_OPENS}=)[^\s'\"]+"
     rf"|(--(?:password|secret|api-key|token)\s+)[^\s'\"]+"
-    rf"|([\w\-]*token['\"]?\s*[:=]\s*['\"]?|\bbearer\s+){_CODE}"
-    r"|(\b)(?:hf_|gh[oprsu]_|sk-|xox[abp]-|AKIA)\w{8,}[\w\-]*"
+    rf"|((?<![\w\-])[\w\-]*+(?<=token)['\"]?\s*[:=]\s*['\"]?|\bbearer\s+){_CODE}"
+    r"|(\b)(?:hf_|gh[oprsu]_|github_pat_|glpat-|sk-|xox[abp]-|AKIA|AIza)\w{8,}[\w\-]*"
 )
 _NAMES_KEY = re.compile(rf"(?i)\A(?:{_OPENS}|authorization)\Z")
 _NAMES_TOKEN = re.compile(r"(?i)\A[\w\-]*token\Z")

@@ -10,8 +10,9 @@ import pytest
 from nanolib.measurement import BadInput, Provenance, Status
 from nanolib.meters.energy import meter as energy
 from nanolib.meters.energy import power
+from nanolib.meters.energy.integration import count, integrate
 from nanolib.meters.energy.meter import EnergyMeter, Track, Window, too_short
-from nanolib.meters.energy.power import EstimateSource, NoSensor, Reading, ReplaySource, count, integrate
+from nanolib.meters.energy.power import EstimateSource, NoSensor, Reading, ReplaySource
 from nanolib.store import Run, Store
 
 NAN = math.nan

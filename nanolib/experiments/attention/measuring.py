@@ -44,7 +44,7 @@ def measure_attention(
     check_fits(plan(case), case.device)
     q, k, v = inputs_of(case, params.seed)
     workloads = {work.scope: work for work in workloads_of(case, q, k, v)}
-    timing = {"rel_ci": params.rel_ci, "budget_s": params.budget_s, "device": case.device}
+    timing = params.timing(case.device)
     mask = None
     if case.masked:
         options = attention.parse_options(case.attention_type, case.options)
@@ -95,11 +95,9 @@ def _measure_backward(
     yield exact("bytes", moved, scope="backward")
     latency = measure(
         backward,
-        rel_ci=params.rel_ci,
-        budget_s=params.budget_s,
-        device=case.device,
         scope="backward",
         predicted=roofline_ms(work, moved, case.dtype, ceilings),
+        **params.timing(case.device),
     )
     yield latency
     yield from rate_rows(latency, work, case.dtype, ceilings)

@@ -22,7 +22,7 @@ from nanolib.experiments.fp8.speed import (
 from nanolib.experiments.fp8.speed import plan as plan_speed
 from nanolib.experiments.fp8.speed import unsupported as unsupported_speed
 from nanolib.experiments.model import cases as models
-from nanolib.measurement import STORED_AS, BadInput, Measurement, Provenance
+from nanolib.measurement import STORED_AS, BadInput, Measurement, Provenance, words_of
 from nanolib.meters.machine import resolve_device
 from nanolib.models import create_model, fp8
 from nanolib.run import params as shared
@@ -90,7 +90,7 @@ class Params(shared.Params):
     @pydantic.field_validator("parity_arms", mode="before")
     @classmethod
     def _arms_go_by_their_recipes_name(cls, values: Any) -> Any:
-        words = {stored: word for word, stored in STORED_AS["arm"].items()}
+        words = words_of("arm")
         for value in values if isinstance(values, list) else ():
             if isinstance(value, str) and value in words:
                 raise ValueError(f"{value!r} is now called {words[value]}; write {words[value]}")

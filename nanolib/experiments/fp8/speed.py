@@ -125,7 +125,7 @@ def measure_speed(case: SpeedCase, params: Any, ceilings: dict[str, float]) -> I
         step = Inferring(model, ids[:, :-1], optimisation) if forward else Training(model, ids, optimisation, 1e-4)
         work = next(step.workloads())
         first_call_ms(work.call)
-        latency = measure(work.call, params.rel_ci, params.budget_s, device=case.device, scope=case.mode)
+        latency = measure(work.call, scope=case.mode, **params.timing(case.device))
         flops = case.model_case.flops
         yield dataclasses.replace(latency, details={**latency.details, "parameters": case.config.parameter_count})
         yield exact("flops", flops, scope=case.mode)
@@ -175,7 +175,7 @@ def measure_shape(case: ShapeCase, params: Any) -> Iterator[Measurement]:
     generator = torch.Generator().manual_seed(params.seed)
     a, b = (torch.randn(*shape, generator=generator) for shape in ((case.m, case.k), (case.n, case.k)))
     a, b = a.to(case.device, torch.bfloat16), b.to(case.device, torch.bfloat16)
-    timing = {"rel_ci": params.rel_ci, "budget_s": params.budget_s, "device": case.device}
+    timing = params.timing(case.device)
     if case.precision == "bfloat16":
         yield measure(lambda: a @ b.t(), scope="product", **timing)
         return

@@ -109,10 +109,6 @@ def _check_context(case: GenerationCase) -> None:
         )
 
 
-def _timing(case: ModelCase, params: Any) -> dict[str, Any]:
-    return {"rel_ci": params.rel_ci, "budget_s": params.budget_s, "device": case.device}
-
-
 def _measure_inference(
     case: ModelCase, params: Any, step: Inferring, predicted: dict, ceilings: dict[str, float]
 ) -> Iterator[Measurement]:
@@ -123,7 +119,7 @@ def _measure_inference(
     counted = {} if case.own else {"predicted": flops}
     yield exact("flops", count_flops(step.eager), scope="inference", method="flop_counter", **counted)
     yield exact("bytes", predicted["bytes"], scope="inference")
-    latency = measure(step.forward, scope="inference", predicted=predicted.get("latency"), **_timing(case, params))
+    latency = measure(step.forward, scope="inference", predicted=predicted.get("latency"), **params.timing(case.device))
     yield latency
     yield from rate_rows(latency, flops, case.dtype, ceilings)
     yield rate("tokens_per_second", step.ids.numel(), latency)
@@ -157,12 +153,14 @@ def _measure_generation(
     case: GenerationCase, params: Any, step: Generating, predicted: dict, ceilings: dict[str, float]
 ) -> Iterator[Measurement]:
     """Time to the first token (the prompt read), then time per token over the cache that grows and starts over."""
-    first = measure(step.generation.prefill, scope="prefill", **_timing(case, params))
+    first = measure(step.generation.prefill, scope="prefill", **params.timing(case.device))
     yield first
     yield rate("tokens_per_second", step.generation.prompt.numel(), first)
     yield exact("flops", int(predicted["flops"]), scope="decode", method="flop_counter" if case.own else "formula")
     yield exact("bytes", predicted["bytes"], scope="decode")
-    each = measure(step.generation.decode, scope="decode", predicted=predicted.get("latency"), **_timing(case, params))
+    each = measure(
+        step.generation.decode, scope="decode", predicted=predicted.get("latency"), **params.timing(case.device)
+    )
     yield each
     yield from rate_rows(each, predicted["flops"], case.dtype, ceilings)
     yield rate("tokens_per_second", case.batch_size, each)

@@ -1,4 +1,4 @@
-"""Where power readings come from; `integrate` and `count` make energy of them.
+"""Where power readings come from; `meters.energy.integration` makes energy of them.
 
 A source is asked again and again by a sampler (`nanolib.meters.energy.meter`). It gives watts, or the joules of a counter that only
 grows. What cannot be read is a gap, never zero.
@@ -21,23 +21,6 @@ import numpy as np
 import psutil
 
 from nanolib.measurement import Provenance
-from nanolib.meters.energy.integration import count, integrate
-
-__all__ = [
-    "AmdSource",
-    "AppleSource",
-    "EstimateSource",
-    "Found",
-    "NoSensor",
-    "NvmlSource",
-    "RaplSource",
-    "Reading",
-    "ReplaySource",
-    "Source",
-    "count",
-    "find_sources",
-    "integrate",
-]
 
 MIN_PERIODS = 10  # a window must hold so many updates of its sensor
 _RAPL_ROOT = Path("/sys/class/powercap")

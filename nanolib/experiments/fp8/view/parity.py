@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from nanolib.measurement import STORED_AS, format_with_interval
+from nanolib.measurement import format_with_interval, words_of
 from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, empty_chart, theme, why_empty
 from nanolib.report.overview import cached, ending_of, having, of_experiment, pick
 
@@ -32,7 +32,7 @@ def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
         `tenths` (intervals), `seeds`, `steps`, `provenance`, `status`, `message`.
     """
     rows = having(rows, "fp8", "arm")
-    words = {stored: word for word, stored in STORED_AS["arm"].items()}
+    words = words_of("arm")
     lines = []
     for _, case in rows.groupby(["run_id", "case_id"], sort=False):
         first = case.iloc[0]
