@@ -329,6 +329,15 @@ def test_what_the_model_says_is_dashed_and_never_a_mark(tmp_path):
     assert {row["ranks"] for row in shown} == {1, 2}
 
 
+def test_the_model_goes_on_from_the_most_ranks_that_were_measured(tmp_path):
+    with Store(tmp_path / "results.sqlite") as store:
+        spec = CHARTS["decode_scaling"](_decode_rows(store, 0.1)).to_dict()
+    (panel,) = spec["hconcat"]
+    dashed = next(layer for layer in panel["layer"] if layer["mark"].get("strokeDash"))
+    ends = [row["from"] for row in spec["datasets"][dashed["data"]["name"]] if row["ranks"] == 4]
+    assert ends == [2]
+
+
 def test_several_nodes_have_a_panel_of_their_own_beside_the_one_rank(tmp_path):
     with Store(tmp_path / "results.sqlite") as store:
         rows = _decode_rows(store, 0.1)

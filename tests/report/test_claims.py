@@ -410,9 +410,21 @@ def test_a_product_gains_when_the_whole_range_with_its_cast_is_above_one(say, en
     fp8 = [timed("product", 1, 2, 3), timed("product_with_cast", *ends)]
     cases.append(({"m": 2, "k": 3, "n": 5, "precision": "fp8"}, fp8))
     if "smallest" in said:  # a larger one gains more
-        cases.append(({"m": 4, "k": 3, "n": 5, "precision": "bfloat16"}, [timed("product", 80, 90, 100)]))
-        cases.append(({"m": 4, "k": 3, "n": 5, "precision": "fp8"}, fp8))
+        for larger in ({"m": 4, "k": 3, "n": 5}, {"m": 1, "k": 3, "n": 60}, {"m": 60, "k": 1, "n": 3}):
+            cases.append((larger | {"precision": "bfloat16"}, [timed("product", 80, 90, 100)]))
+            cases.append((larger | {"precision": "fp8"}, fp8))
     assert said in say("fp8", cases)
+
+
+def test_formats_are_told_the_least_noisy_first(say):
+    cases = [
+        (
+            {"variant": name},
+            [Measurement(metric, value, n=1, scope="a forward") for metric in ("relative_error", "sqnr")],
+        )
+        for name, value in (("coarse", 20.0), ("fine", 40.0), ("middling", 30.0))
+    ]
+    assert "fine 40.0 dB, middling 30.0 dB, coarse 20.0 dB" in " ".join(say("fp8", cases))
 
 
 def parity_case(arm, verdict, difference=None, control=False, **rest):

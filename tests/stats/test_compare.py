@@ -10,7 +10,17 @@ from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
 from nanolib.measurement import BadInput, Direction
-from nanolib.stats.compare import Kind, Verdict, _kind, compare, compare_paired, confirm, hodges_lehmann, judge_together
+from nanolib.stats.compare import (
+    Kind,
+    Verdict,
+    _kind,
+    _signed_rank_quantile,
+    compare,
+    compare_paired,
+    confirm,
+    hodges_lehmann,
+    judge_together,
+)
 from nanolib.stats.intervals import Interval, TooFewSamples
 
 RUNS, PAIRS, CV = 2000, 30, 0.02
@@ -86,6 +96,18 @@ def test_the_interval_is_what_the_signed_rank_test_does_not_reject(n):
     for end, outward in ((low, -1), (high, 1)):
         assert wilcoxon(x - end - outward * 1e-9).pvalue <= 0.0501 + 0.002 * (n > 50)
         assert wilcoxon(x - end + outward * 1e-9).pvalue >= 0.0499 - 0.002 * (n > 50)
+
+
+@pytest.mark.parametrize("n", [61, 200, 400])
+def test_the_normal_quantile_of_many_pairs_is_the_exact_one(n):
+    tail = norm.sf(math.sqrt(3))  # where the kurtosis does not move it: z³ = 3z
+    ways = [1]
+    for rank in range(1, n + 1):  # how often each sum of signed ranks comes about, in whole numbers
+        ways = [a + b for a, b in zip([*ways, *[0] * rank], [*[0] * rank, *ways], strict=True)]
+    exact, below = 0, ways[0]
+    while below + ways[exact + 1] <= tail * 2**n:
+        exact, below = exact + 1, below + ways[exact + 1]
+    assert _signed_rank_quantile(n, tail) == exact + 1
 
 
 @pytest.mark.slow

@@ -99,7 +99,7 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
     for mode, column in (("inference", "difference"), ("training", "gradient_difference")):
         found = pick(shaped[shaped["factor.mode"] == mode], "relative_error", "against_eager").drop_duplicates(key)
         table = table.merge(found[[*key, "estimate"]].rename(columns={"estimate": column}), on=key, how="left")
-    compiled = pick(shaped, "latency", "compile").groupby(key, sort=False)["estimate"].sum().rename("compile")
+    compiled = pick(shaped, "latency", "compile").groupby(key)["estimate"].sum().rename("compile")
     table = table.merge(compiled, on=key, how="left")
     tails = pick(shaped, "latency", "decode").drop_duplicates(key)
     tails = tails.assign(**{f"decode_{p}": [d[p] for d in tails["details"]] for p in ("p50", "p95", "p99")})
