@@ -7,7 +7,7 @@ import atexit
 import gc
 from typing import Any
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 # A process that ends has no use for a last search through all that torch imported: it took a second of each
 # kernel and rank.

@@ -59,7 +59,8 @@ def compare(
 
     use_output(output)
     _have_folders(json_file, markdown_file, chart_file)
-    found = compare_rows(_rows_of("base", base), _rows_of("current", current), _share(threshold))
+    (then, made), (now, made_now) = _rows_of("base", base), _rows_of("current", current)
+    found = compare_rows(then, now, _share(threshold), made | made_now)
     if not found.lines:
         raise BadInput(f"compare: {base!r} and {current!r} have no case in common; compare runs of one notebook")
     if chart_file:
@@ -247,15 +248,17 @@ def _share(text: str) -> float:
     return share
 
 
-def _rows_of(side: str, name: str) -> Any:
-    """The measurements that a name or a database stands for."""
+def _rows_of(side: str, name: str) -> tuple[Any, dict[str, str]]:
+    """The measurements that a name or a database stands for, and which version made each run."""
+    from nanolib.compare.operations import versions_of
     from nanolib.store import Store
     from nanolib.store.files import is_database
 
     path = Path(name)  # a label may be the name of a file too, but has no folder in it
     is_file = path.suffix in (".sqlite", ".db") or is_database(path) or (len(path.parts) > 1 and path.is_file())
     with Store(name if is_file else None, create=False) as store:
-        rows = store.measurements(store.resolve("all" if is_file else name), samples=True)
+        run_ids = store.resolve("all" if is_file else name)
+        rows, made_by = store.measurements(run_ids, samples=True), versions_of(store, run_ids)
     if rows.empty:
         raise BadInput(f"{side}: {name!r} holds no measurement; name another run")
-    return rows
+    return rows, made_by

@@ -7,13 +7,14 @@ Holm over all timings. A deterministic metric must be equal. Another machine is 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from nanolib.compare.operations import WHY, is_float32_model, is_untuned, versions_of
 from nanolib.measurement import METRICS, Direction, Flag, Status, case_name, format_number
 from nanolib.stats.compare import THRESHOLD, Kind, Verdict, compare, judge_together
 from nanolib.stats.intervals import TooFewSamples
@@ -148,19 +149,22 @@ class Comparison:
         }
 
 
-def compare_rows(base: pd.DataFrame, current: pd.DataFrame, threshold: float = THRESHOLD) -> Comparison:
+def compare_rows(
+    base: pd.DataFrame, current: pd.DataFrame, threshold: float = THRESHOLD, versions: Mapping[str, str] | None = None
+) -> Comparison:
     """Compare the measurements of two sets of runs.
 
     Args:
         base: Measurements with their samples, from `Store.measurements(samples=True)`.
         current: Likewise; of a case that several runs hold, the newest counts on either side.
         threshold: The share from which a change counts.
+        versions: Run → the version of nanolib that made it, as `versions_of` gives them.
     """
     base, current = (rows.drop_duplicates(_KEY, keep="last") for rows in (base, current))
     lines = [
         *_case_lines(base, current),
         *exact_lines(base, current, threshold),
-        *_timing_lines(base, current, threshold),
+        *_timing_lines(base, current, threshold, versions or {}),
     ]
     machines = set(base["machine_id"]) | set(current["machine_id"])
     return Comparison.of(lines, len(machines) == 1, threshold)
@@ -175,7 +179,8 @@ def since_before(store: Store, run_ids: Sequence[str]) -> Comparison | None:
     if not before:
         return None
     base, current = (store.measurements(ids, samples=True) for ids in (before, run_ids))
-    return compare_rows(base, current[current["experiment"].isin(base["experiment"])])
+    made_by = versions_of(store, [*before, *run_ids])
+    return compare_rows(base, current[current["experiment"].isin(base["experiment"])], versions=made_by)
 
 
 def block_medians(row: pd.Series) -> np.ndarray:
@@ -235,13 +240,19 @@ def exact_lines(base: pd.DataFrame, current: pd.DataFrame, threshold: float) -> 
             yield _line(then, now, CHANGED if worse else Kind.EQUIVALENT)
 
 
-def _timing_lines(base: pd.DataFrame, current: pd.DataFrame, threshold: float) -> Iterator[Line]:
-    """Latencies by their blocks, p adjusted over all of them; an unsteady one gets no verdict."""
+def _timing_lines(
+    base: pd.DataFrame, current: pd.DataFrame, threshold: float, versions: Mapping[str, str]
+) -> Iterator[Line]:
+    """Latencies by their blocks, p adjusted over all of them; one that is unsteady, or of other operations, gets no verdict."""
     judged: list[tuple[pd.Series, pd.Series]] = []
     verdicts: list[Verdict] = []
     for then, now in _pairs(base, current, ["latency"]):
         if then["run_id"] == now["run_id"]:
             yield _line(then, now, Kind.EQUIVALENT, message="the same run")
+            continue
+        untuned = {is_untuned(versions.get(row["run_id"], "")) for row in (then, now)}
+        if len(untuned) == 2 and is_float32_model(then["experiment"], then["factors"]):
+            yield _line(then, now, Kind.INCONCLUSIVE, message=WHY)
             continue
         if Flag.NO_STEADY_STATE in {*then["flags"], *now["flags"]}:
             yield _line(then, now, Kind.INCONCLUSIVE, message="one side never settled; measure it again")

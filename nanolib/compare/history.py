@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from nanolib.compare.compare import Comparison, since_before
+from nanolib.compare.operations import WHY, is_float32_model, is_untuned, versions_of
 from nanolib.measurement import METRICS, BadInput, Direction, case_name, format_number
 from nanolib.stats.changes import changes_of_level
 from nanolib.stats.compare import MARGIN
@@ -58,6 +59,7 @@ class History:
         scope: Of what.
         points: Oldest first: `run_id`, `started`, `git_revision`, `estimate`, `low`, `high`.
         changes: Where its level changed.
+        note: Why a step in it is no change.
     """
 
     machine_id: str
@@ -67,6 +69,7 @@ class History:
     scope: str
     points: pd.DataFrame
     changes: tuple[Change, ...]
+    note: str = ""
 
 
 def histories(
@@ -87,13 +90,20 @@ def histories(
         raise BadInput(f"--metric: {metric!r} is unknown; use one of {', '.join(METRICS)}")
     result = []
     figures = store.figures(metric, machine_ids, last)
+    made_by = versions_of(store, figures["run_id"].unique())
     for (machine_id, experiment, _, scope, _), group in figures.groupby(_KEY, sort=False):
         if len(group) < 2:
             continue
         columns = ["run_id", "started", "git_revision", "estimate", "low", "high"]
         points = group[columns].reset_index(drop=True)
-        case = case_name(json.loads(group["factors"].iloc[-1]))
-        result.append(History(machine_id, experiment, case, metric, scope, points, _changes(points, metric)))
+        factors = json.loads(group["factors"].iloc[-1])
+        untuned = [is_untuned(made_by.get(run_id, "")) for run_id in points["run_id"]]
+        parts = [points]
+        if is_float32_model(experiment, factors) and METRICS[metric].direction is not Direction.EQUAL:
+            parts = [part for _, part in points.groupby(untuned)]
+        changes = tuple(change for part in parts for change in _changes(part, metric))
+        note = WHY if len(parts) > 1 else ""
+        result.append(History(machine_id, experiment, case_name(factors), metric, scope, points, changes, note))
     return result
 
 
@@ -119,7 +129,8 @@ def _changes(points: pd.DataFrame, metric: str) -> tuple[Change, ...]:
     found = _steps(values) if exact else changes_of_level(values, half, MARGIN)
     better = METRICS[metric].direction is Direction.HIGHER
     return tuple(
-        Change(at, ratio, exact or (ratio > 1) is not better, revisions[at - 1], revisions[at]) for at, ratio in found
+        Change(int(points.index[at]), ratio, exact or (ratio > 1) is not better, revisions[at - 1], revisions[at])
+        for at, ratio in found
     )
 
 
@@ -145,7 +156,7 @@ def table(found: list[History]) -> pd.DataFrame:
                 "first": format_number(first["estimate"], first["low"], first["high"]),
                 "last": format_number(last["estimate"], last["low"], last["high"]),
                 "last / first": f"{last['estimate'] / first['estimate'] - 1:+.1%}" if first["estimate"] else "",
-                "changes": "; ".join(map(str, history.changes)),
+                "changes": "; ".join([*map(str, history.changes), *filter(None, [history.note])]),
             }
         )
     return pd.DataFrame(lines)

@@ -10,7 +10,6 @@ from torch import nn
 from nanolib.config import NanoConfig
 from nanolib.models import attention
 from nanolib.models.cache import KVCache
-from nanolib.models.linear import Linear
 from nanolib.models.transformer import (
     MLP,
     Attention,
@@ -48,10 +47,10 @@ class CrossAttention(nn.Module):
         super().__init__()
         d, kv = config.d_model, config.kv_heads * config.head_dim
         self.head_dim = config.head_dim
-        self.q_proj = Linear(d, d, bias=False)
-        self.k_proj = Linear(d, kv, bias=False)
-        self.v_proj = Linear(d, kv, bias=False)
-        self.out_proj = Linear(d, d, bias=False)
+        self.q_proj = nn.Linear(d, d, bias=False)
+        self.k_proj = nn.Linear(d, kv, bias=False)
+        self.v_proj = nn.Linear(d, kv, bias=False)
+        self.out_proj = nn.Linear(d, d, bias=False)
 
     def remember(self, encoded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of the encoder's result, shape [batch, source, d_model]; each [batch, kv_heads, source, head_dim]."""
@@ -102,7 +101,7 @@ class EncoderDecoder(nn.Module):
         self.encoder_norm = nn.RMSNorm(config.d_model, eps=1e-5)
         self.decoder = nn.ModuleList(DecoderBlock(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.d_model, eps=1e-5)
-        self.head = Linear(config.d_model, config.vocab_size, bias=False)
+        self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.checkpointing = False
         initialise(self, config.num_layers)
         if config.tie_embeddings:

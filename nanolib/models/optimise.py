@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from nanolib.measurement import Unsupported
+from nanolib.models.onednn_linear import with_onednn
+from nanolib.models.user import logits_of
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 
@@ -59,22 +61,33 @@ def _autocast(dtype: torch.dtype) -> Callable[[nn.Module, Forward, torch.Tensor]
     return wrapped
 
 
+def _onednn(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forward:
+    return logits_of(with_onednn(model))
+
+
 # Name → (model, its forward, example ids) → the forward to use in its place.
 OPTIMISATIONS: dict[str, Callable[[nn.Module, Forward, torch.Tensor], Forward]] = {
     "eager": _eager,
     "compile": _compiled,
+    "onednn": _onednn,
     "cuda_graph": _cuda_graph,
     "checkpoint": _checkpointed,
     "autocast_bfloat16": _autocast(torch.bfloat16),
     "autocast_float16": _autocast(torch.float16),
 }
-# These change the backward pass alone.
-TRAINING_ONLY = ("checkpoint",)
+# Modes in which an optimisation means anything, where that is not in inference and in training.
+_MODES = {
+    "eager": ("inference", "training", "generation"),
+    "onednn": ("inference", "generation"),
+    "checkpoint": ("training",),
+}
 
 
 def applies(name: str, mode: str, dtype: str) -> bool:
-    """Whether an optimisation means anything in a mode and with weights of a type: autocast is for weights in float32."""
-    return (mode == "training" or name not in TRAINING_ONLY) and (dtype == "float32" or not name.startswith("autocast"))
+    """Whether an optimisation means anything in a mode and with weights of a type: some are for weights in float32."""
+    return mode in _MODES.get(name, ("inference", "training")) and (
+        dtype == "float32" or not name.startswith(("autocast", "onednn"))
+    )
 
 
 def optimise(name: str, model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forward:

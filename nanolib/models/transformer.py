@@ -14,7 +14,6 @@ from nanolib.config import NanoConfig
 from nanolib.measurement import BadInput
 from nanolib.models import attention
 from nanolib.models.cache import KVCache
-from nanolib.models.linear import Linear
 
 
 class RotaryEmbedding(nn.Module):
@@ -43,12 +42,12 @@ class Attention(nn.Module):
         self.kind = config.attention_type
         self.options = attention.shared_options(config.attention_type, config.attention_options)
         self.head_dim = config.head_dim
-        self.q_proj = Linear(d, d, bias=False)
-        self.k_proj = Linear(d, kv, bias=False)
-        self.v_proj = Linear(d, kv, bias=False)
-        self.out_proj = Linear(d, d, bias=False)
+        self.q_proj = nn.Linear(d, d, bias=False)
+        self.k_proj = nn.Linear(d, kv, bias=False)
+        self.v_proj = nn.Linear(d, kv, bias=False)
+        self.out_proj = nn.Linear(d, d, bias=False)
         scored = attention.chooses_by_score(config.attention_type, config.attention_options)
-        self.token_score = Linear(d, 1, bias=False) if scored else None
+        self.token_score = nn.Linear(d, 1, bias=False) if scored else None
 
     def forward(self, x: torch.Tensor, rope: RotaryEmbedding | None, cache: KVCache | None, layer: int) -> torch.Tensor:
         """x: shape [batch, length, d_model]; the result has the same."""
@@ -78,9 +77,9 @@ class MLP(nn.Module):
     def __init__(self, config: NanoConfig) -> None:
         super().__init__()
         d, width = config.d_model, config.mlp_width
-        self.gate = Linear(d, width, bias=False) if config.mlp == "swiglu" else None
-        self.up = Linear(d, width, bias=False)
-        self.down = Linear(width, d, bias=False)
+        self.gate = nn.Linear(d, width, bias=False) if config.mlp == "swiglu" else None
+        self.up = nn.Linear(d, width, bias=False)
+        self.down = nn.Linear(width, d, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: shape [..., d_model]; the result has the same."""
@@ -151,7 +150,7 @@ class Transformer(nn.Module):
         self.rope = RotaryEmbedding(config.head_dim, config.context_length) if rope else None
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.d_model, eps=1e-5)
-        self.head = Linear(config.d_model, config.vocab_size, bias=False)
+        self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.checkpointing = False
         initialise(self, config.num_layers)
         if config.tie_embeddings:

@@ -206,3 +206,21 @@ def test_which_way_is_worse_follows_the_metric(metric, ratio, worse):
     assert _changes(points.assign(estimate=[0.0, *values[1:]]), metric) == ()
     wide = points.assign(low=points["estimate"] * 0.1, high=points["estimate"] * 1.9)
     assert _changes(wide, metric) == ()  # a change that the intervals swallow
+
+
+@pytest.mark.parametrize(("experiment", "changes", "said"), [("model", [], True), ("attention", [5], False)])
+def test_a_step_from_onednn_to_torchs_products_is_no_change_of_level(store, experiment, changes, said):
+    for index in range(12):
+        run = _run(index, 10.0 if index < 5 else 20.0, experiment=experiment)
+        store.add(dataclasses.replace(run, versions={"nanolib": "0.2.0" if index < 5 else "0.3.0"}))
+    (history,) = histories(store, machine_ids=["m1"])
+    assert [change.at for change in history.changes] == changes
+    assert ("before 0.3, models multiplied" in table([history])["changes"].iloc[0]) == said
+
+
+def test_a_change_after_the_step_is_found_at_its_place(store):
+    for index in range(16):
+        run = _run(index, 10.0 if index < 5 else 20.0 if index < 10 else 25.0, experiment="model")
+        store.add(dataclasses.replace(run, versions={"nanolib": "0.2.0" if index < 5 else "0.3.0"}))
+    (history,) = histories(store, machine_ids=["m1"])
+    assert [(change.at, change.before, change.after) for change in history.changes] == [(10, "rev9", "rev10")]

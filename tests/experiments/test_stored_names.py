@@ -29,8 +29,8 @@ def ids_of(file, monkeypatch):
 
 @pytest.mark.parametrize("file", FILES, ids=str)
 def test_a_case_keeps_the_id_under_which_it_is_stored(file, monkeypatch):
-    stored = json.loads(STORED.read_text())
-    assert list(ids_of(file, monkeypatch)) == stored[str(file)]
+    stored, found = json.loads(STORED.read_text())[str(file)], list(ids_of(file, monkeypatch))
+    assert [case for case in found if case in set(stored)] == stored  # others may be new
 
 
 def test_every_params_file_is_pinned():

@@ -44,6 +44,18 @@ def test_of_a_model_they_are_of_all_sequences(rates, new_tokens):
     assert {scope: pytest.approx(ends) for scope, ends in expected.items()} == found
 
 
+def test_by_onednn_they_are_counted_alike_and_its_error_against_eager_is_told(rates):
+    params = model.Params(presets=["decoder_tiny"], new_tokens=2, loss_steps=0, optimisations=["onednn"], **SHAPE)
+    found, errors = {}, []
+    for case in model.cases(params):
+        if getattr(case, "optimisation", "") == "onednn":
+            rows = list(model.measure_case(case, params, {}))
+            found |= rates(rows)
+            errors += [(case.mode, row.estimate < 1e-5) for row in rows if row.scope == "against_eager"]
+    assert {scope: ends[1] for scope, ends in found.items()} == {"inference": 12e3, "prefill": 12e3, "decode": 750.0}
+    assert errors == [("inference", True), ("generation", True)]
+
+
 def test_of_a_precision_they_are_of_all_sequences(rates):
     case = next(
         case

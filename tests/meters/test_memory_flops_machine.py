@@ -132,7 +132,10 @@ def test_a_rate_turns_the_interval_round():
 
 def test_ceilings_are_measured_for_each_dtype_and_the_copy():
     rows = list(measure_ceilings("cpu", ["float32"], budget_s=0.05))
-    assert [(row.metric, row.scope) for row in rows] == [("ceiling_flops", "float32"), ("ceiling_bytes", "copy")]
+    assert {(row.metric, row.scope) for row in rows} - {("ceiling_flops", "float32 by torch")} == {
+        ("ceiling_flops", "float32"),
+        ("ceiling_bytes", "copy"),
+    }
     assert all(row.estimate > 1e6 for row in rows)
 
 
@@ -373,7 +376,11 @@ def test_the_ceiling_is_the_faster_product(monkeypatch, ms, said):
         "measure",
         lambda fn, *_, **__: Measurement("latency", next(times), 1.0, 8.0, 0.95, 20, (2.0,), method="m"),
     )
-    (found,) = ceilings.measure_ceilings("cpu", ["float32"], copy=False)
+    found, *torchs = ceilings.measure_ceilings("cpu", ["float32"], copy=False)
+    slower = (
+        [("float32 by torch", 2 * 64**3 * 250)] if ms[0] > ms[1] else []
+    )  # what torch alone reaches is said beside it
+    assert [(row.scope, row.estimate) for row in torchs] == slower
     assert (found.estimate, found.message, found.scope) == (2 * 64**3 * 500, said, "float32")
 
 

@@ -1,10 +1,15 @@
+import dataclasses
+
 import pytest
 import torch
 
 from nanolib import NanoConfig, create_model
-from nanolib.experiments.model.steps import Inferring, Training
+from nanolib.experiments.model.cases import Params, cases, unsupported
+from nanolib.experiments.model.model_cases import GenerationCase
+from nanolib.experiments.model.steps import Generating, Inferring, Training
 from nanolib.measurement import Unsupported
 from nanolib.meters.memory import peak_memory
+from nanolib.models.optimise import OPTIMISATIONS
 
 
 @pytest.fixture
@@ -45,6 +50,32 @@ def test_autocast_costs_digits_and_says_how_many(model, ids, name, least, most):
 @pytest.mark.slow
 def test_a_compiled_model_gives_the_same_logits(model, ids):
     assert Inferring(model, ids[:, :-1], "compile").difference() < 1e-5
+
+
+@pytest.mark.parametrize("of", [Inferring, lambda model, ids, name: Generating(model, ids, 4, name)])
+def test_onednn_gives_the_same_logits_and_leaves_the_model_as_it_is(model, ids, of):
+    step = of(model, ids[:2, :16], "onednn")
+    assert step.difference() < 1e-5
+    assert type(model.head) is torch.nn.Linear
+    for work in step.workloads():
+        work.call()
+
+
+def test_generation_is_measured_eagerly_and_by_onednn_alone():
+    params = Params(
+        presets=["decoder_tiny"], seq_lens=[16], dtypes=["float32", "bfloat16"], optimisations=list(OPTIMISATIONS)
+    )
+    found = {(case.dtype, case.optimisation) for case in cases(params) if isinstance(case, GenerationCase)}
+    assert found == {("float32", "eager"), ("float32", "onednn"), ("bfloat16", "eager")}
+    modes = {case.mode for case in cases(params) if getattr(case, "optimisation", "") == "onednn"}
+    assert modes == {"inference", "generation"}
+
+
+def test_onednn_multiplies_on_a_cpu():
+    params = Params(presets=["decoder_tiny"], seq_lens=[16], optimisations=["onednn"])
+    case = next(case for case in cases(params) if getattr(case, "optimisation", "") == "onednn")
+    assert unsupported(case) == ""
+    assert unsupported(dataclasses.replace(case, device="cuda")) == "oneDNN multiplies on a CPU, and this is cuda"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="speaks of machines without CUDA")

@@ -87,6 +87,20 @@ def test_an_optimisation_stands_beside_eager(rows):
     assert "huge, n = 64, was not started: it needs 9 MiB" in text
 
 
+@pytest.mark.parametrize(
+    ("torchs", "optimisation", "said"), [(4, "eager", True), (6.5, "eager", False), (4, "onednn", False)]
+)
+def test_a_slow_product_of_torchs_is_told_with_the_remedy(measured, torchs, optimisation, said):
+    ceilings = [interval("ceiling_flops", 7e9, 8e9, 9e9, scope="float32")]
+    ceilings.append(
+        interval("ceiling_flops", torchs * 1e9, (torchs + 1) * 1e9, (torchs + 2) * 1e9, scope="float32 by torch")
+    )
+    factors = SIZES | {"name": "a", "attention_type": "dense", "mode": "inference", "optimisation": optimisation}
+    found = measured("model", [({"ceiling": "float32"}, ceilings), (factors, [ended(), latency("inference", 1.0)])])
+    line = "torch's float32 runs at 62% of what this CPU can do; add onednn to optimisations."
+    assert (line in VERDICTS["model"](found)) == said
+
+
 def test_predictions_are_dashed_and_measurements_have_intervals(rows):
     for chart in (CHARTS["attention_roofline"](rows), CHARTS["attention_quality"](rows)):
         text = str(chart.to_dict())

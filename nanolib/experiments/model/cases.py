@@ -44,7 +44,8 @@ class Params(shared.Params):
         dtypes: Types of the weights.
         attention_types: Attention kinds.
         overrides: Fields of `NanoConfig` that differ from the preset, such as `{num_layers: 2}`.
-        optimisations: Names in `OPTIMISATIONS`; each inference and training is measured with each, generation eagerly.
+        optimisations: Names in `OPTIMISATIONS`: inference and training are measured with each, generation with `onednn` alone and
+            eagerly.
         train: Whether to measure training steps too.
         new_tokens: Tokens generated one by one after a prompt of each sequence length; 0 for none.
         loss_steps: Steps of training on real text whose loss is recorded; 0 for none.
@@ -161,10 +162,11 @@ def _model_cases(
             for mode in modes:
                 if applies(optimisation, mode, dtype):
                     yield ModelCase(*model, *shape, dtype, mode, optimisation)
-    if params.new_tokens:
-        model = (device, model_name(preset, overrides), preset, overrides, kind)
+    others = [name for name in params.optimisations if applies(name, "generation", dtype) and name != "eager"]
+    for optimisation in ["eager", *others] if params.new_tokens else ():
+        model = (device, model_name(preset, overrides, optimisation), preset, overrides, kind)
         for shape in shapes:
-            yield GenerationCase(*model, *shape, dtype, "generation", new_tokens=params.new_tokens)
+            yield GenerationCase(*model, *shape, dtype, "generation", optimisation, new_tokens=params.new_tokens)
 
 
 def _smaller(case: ModelCase) -> ModelCase | None:
@@ -259,6 +261,8 @@ def unsupported(case: Case) -> str:
         return reason
     if isinstance(case, ModelCase) and case.optimisation == "cuda_graph" and not case.device.startswith("cuda"):
         return f"CUDA graphs need a CUDA device, and this is {case.device}"
+    if isinstance(case, ModelCase) and case.optimisation == "onednn" and case.device != "cpu":
+        return f"oneDNN multiplies on a CPU, and this is {case.device}"
     return ""
 
 

@@ -62,7 +62,7 @@ def _not_planned(case: ModelCase) -> str:
 def step_of(case: ModelCase, model: nn.Module, ids: torch.Tensor, learning_rate: float) -> Step:
     """The calls of a case: what its times and its memory are of."""
     if isinstance(case, GenerationCase):
-        return Generating(model, ids[:, :-1], case.new_tokens)
+        return Generating(model, ids[:, :-1], case.new_tokens, case.optimisation)
     if case.mode == "inference":
         return Inferring(model, ids[:, :-1], case.optimisation)
     return Training(model, ids, case.optimisation, learning_rate)
@@ -164,6 +164,8 @@ def _measure_generation(
     yield each
     yield from rate_rows(each, predicted["flops"], case.dtype, ceilings)
     yield rate("tokens_per_second", case.batch_size, each)
+    if case.optimisation != "eager":
+        yield exact("relative_error", step.difference(), scope="against_eager", method="logits")
 
 
 def text_batch(case: Any, corpus: str, seed: int) -> torch.Tensor:

@@ -11,6 +11,7 @@ from torch import nn
 from nanolib.measurement import Unsupported
 from nanolib.models.attention.reference import relative_error
 from nanolib.models.generation import generation_of
+from nanolib.models.onednn_linear import with_onednn
 from nanolib.models.optimise import optimise
 from nanolib.models.transformer import next_token_loss
 from nanolib.models.user import logits_of, predicts_tokens
@@ -153,11 +154,19 @@ class Generating:
         model: Is put into evaluation mode.
         prompt: int64, shape [batch, length].
         new_tokens: After so many it goes back to the end of the prompt.
+        optimisation: `eager` or `onednn`.
     """
 
-    def __init__(self, model: nn.Module, prompt: torch.Tensor, new_tokens: int) -> None:
+    def __init__(self, model: nn.Module, prompt: torch.Tensor, new_tokens: int, optimisation: str = "eager") -> None:
         self.model = model.eval()
-        self.generation = generation_of(model, prompt, new_tokens)
+        self._used = with_onednn(model) if optimisation == "onednn" else model
+        self.generation = generation_of(self._used, prompt, new_tokens)
+
+    @torch.inference_mode()
+    def difference(self) -> float:
+        """Relative error of the logits of one token against the eager ones."""
+        token = self.generation.prompt[:, :1]
+        return relative_error(logits_of(self._used)(token), logits_of(self.model)(token))
 
     def workloads(self) -> Iterator[Workload]:
         """Reading the prompt, and one token after it."""

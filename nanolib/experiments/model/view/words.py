@@ -9,7 +9,7 @@ import pandas as pd
 from nanolib.experiments.model.view.tables import model_table, scaling_table
 from nanolib.measurement import format_number
 from nanolib.report import overview
-from nanolib.report.overview import cached
+from nanolib.report.overview import cached, pick
 from nanolib.report.roofline import roofline_words
 from nanolib.report.tables import in_ms
 
@@ -47,6 +47,7 @@ def verdict(rows: pd.DataFrame) -> list[str]:
                 f"{row['training_memory'] / row['footprint']:.1f}× the weights; {_largest_phase(row)}."
             )
     lines += _optimised(table)
+    lines += _slow_products(rows, table)
     lines += roofline_words(rows, "model")
     refused = table[table["status"] == "oom_predicted"]
     lines += [
@@ -77,7 +78,7 @@ def _optimised(table: pd.DataFrame) -> Iterator[str]:
         .iterrows()
     ):
         parts = []
-        for column, words in (("inference", "inference"), ("training_step", "a training step")):
+        for column, words in (("inference", "inference"), ("training_step", "a training step"), ("decode", "a token")):
             ratio = row[f"{column}_eager"] / row[column]
             if pd.notna(ratio):
                 low, high = (
@@ -94,6 +95,17 @@ def _optimised(table: pd.DataFrame) -> Iterator[str]:
             parts.append(f"logits {row['difference']:.1e} away")
         if parts:
             yield f"{row['name']}, n = {int(row['seq_len'])}, against eager: {', '.join(parts)}."
+
+
+def _slow_products(rows: pd.DataFrame, table: pd.DataFrame) -> Iterator[str]:
+    """Where torch's own product in float32 is slower than this CPU's ceiling, and what to try."""
+    ceilings = pick(rows, "ceiling_flops").drop_duplicates(["machine_id", "scope"], keep="last")
+    best, torchs = (ceilings[ceilings["scope"] == scope] for scope in ("float32", "float32 by torch"))
+    both = best.merge(torchs, on="machine_id", suffixes=("", "_torch"))
+    if "onednn" not in set(table["optimisation"]):
+        for _, row in both[both["high_torch"] < both["low"]].iterrows():
+            share = row["estimate_torch"] / row["estimate"]
+            yield f"torch's float32 runs at {share:.0%} of what this CPU can do; add onednn to optimisations."
 
 
 def _largest_phase(row: pd.Series) -> str:

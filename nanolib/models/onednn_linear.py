@@ -1,19 +1,18 @@
-"""A linear layer that decodes on all cores."""
+"""Linear layers in float32 on a CPU by oneDNN: an optimisation, since torch asks MKL."""
 
 from __future__ import annotations
+
+import copy
 
 import torch
 from torch import nn
 
 from nanolib import onednn
-
-# So few that reading the weight is what takes the time. With more rows oneDNN is twice as fast as MKL on some CPUs, but then so
-# far from every other product of torch's that no user's model would compare.
-_FEW_ROWS = 16
+from nanolib.measurement import Unsupported
 
 
-class Linear(nn.Linear):
-    """torch's, but that few rows in float32 on a CPU are multiplied on all cores where no gradient is wanted.
+class OneDnnLinear(nn.Linear):
+    """torch's, but multiplied by oneDNN where no gradient is wanted, or on all cores in parts of the weight.
 
     Decoding reads each weight for one row per sequence. MKL, which torch asks, leaves such a product to one thread: 11 GB/s on
     two cores. oneDNN reads a weight with more outputs than inputs at 24, and any weight for several rows at 19. For one row and
@@ -22,7 +21,7 @@ class Linear(nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The product with the weight, and the bias where there is one: shape [..., in_features] → [..., out_features]."""
-        if not self._has_few_rows(x):
+        if not self._is_for_onednn(x):
             return super().forward(x)
         if max(x.numel(), self.out_features) > self.in_features:
             return onednn.linear(x, self.weight, self.bias)
@@ -34,12 +33,27 @@ class Linear(nn.Linear):
         out = torch.bmm(row, parts.transpose(1, 2)).view(*x.shape[:-1], self.out_features)
         return out if self.bias is None else out + self.bias
 
-    def _has_few_rows(self, x: torch.Tensor) -> bool:
+    def _is_for_onednn(self, x: torch.Tensor) -> bool:
         return (
-            not torch.compiler.is_compiling()  # which chooses a kernel by itself, and breaks off at the number of threads
-            and not torch.is_grad_enabled()
-            and 0 < x.numel() <= _FEW_ROWS * self.in_features
+            not torch.is_grad_enabled()
+            and x.numel() > 0
             and x.device.type == "cpu"
             and x.dtype == self.weight.dtype == torch.float32
             and not torch.is_autocast_enabled("cpu")
         )
+
+
+def with_onednn(model: nn.Module) -> nn.Module:
+    """A copy of a model, over the same weights, whose linear layers are `OneDnnLinear`.
+
+    Raises:
+        Unsupported: It has no linear layer in float32 on a CPU.
+    """
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    fast = copy.deepcopy(model, shared)
+    found = [layer for layer in fast.modules() if type(layer) is nn.Linear and layer.weight.dtype == torch.float32]
+    if not any(layer.weight.device.type == "cpu" for layer in found):
+        raise Unsupported("oneDNN multiplies in float32 on a CPU; this model has no such linear layer")
+    for layer in found:
+        layer.__class__ = OneDnnLinear
+    return fast

@@ -4,8 +4,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from nanolib import NanoConfig, create_model
+from nanolib.measurement import Unsupported
 from nanolib.meters.flops import count_flops
-from nanolib.models.linear import Linear
+from nanolib.models.onednn_linear import OneDnnLinear, with_onednn
 
 
 class _Operations(TorchDispatchMode):
@@ -28,7 +30,7 @@ def two_threads():
 
 def _layer(into=24, out=10, bias=False, dtype=torch.float32):
     torch.manual_seed(0)
-    return Linear(into, out, bias=bias, dtype=dtype)
+    return OneDnnLinear(into, out, bias=bias, dtype=dtype)
 
 
 @pytest.mark.usefixtures("two_threads")
@@ -62,11 +64,11 @@ onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="to
 
 @onednn
 @pytest.mark.usefixtures("two_threads")
-def test_a_few_rows_are_multiplied_on_all_cores_and_nothing_else_is():
+def test_products_in_float32_go_to_onednn_or_to_all_cores_and_nothing_else_does():
     assert _kernel(_layer(), torch.randn(1, 1, 24)) == "parts"
     assert _kernel(_layer(out=48), torch.randn(1, 1, 24)) == "oneDNN"
     assert _kernel(_layer(), torch.randn(2, 24)) == _kernel(_layer(), torch.randn(16, 24)) == "oneDNN"
-    assert _kernel(_layer(), torch.randn(17, 24)) == "torch"
+    assert _kernel(_layer(), torch.randn(17, 24)) == "oneDNN"
     assert _kernel(_layer(out=9), torch.randn(1, 24)) == "torch"
     assert _kernel(_layer(), torch.randn(1, 24), threads=1) == "torch"
     assert _kernel(_layer(dtype=torch.float64), torch.randn(2, 24, dtype=torch.float64)) == "torch"
@@ -93,9 +95,38 @@ def test_its_memory_is_known_without_running():
         assert _layer(out=48)(torch.empty(2, 24)).shape == (2, 48)
 
 
-@pytest.mark.usefixtures("two_threads")
-@pytest.mark.parametrize("rows", [1, 2, 32])
-def test_it_compiles_in_one_graph(rows):
-    layer, x = _layer(), torch.randn(rows, 24)
+def _operations(model, ids):
+    with _Operations() as seen, torch.no_grad():
+        model(ids)
+    return seen.names
+
+
+@onednn
+def test_a_model_runs_torchs_own_operations_until_it_is_asked_for_onednn():
+    """In float32, whatever the number of rows: what is measured is untuned."""
+    config = NanoConfig.from_preset("decoder_tiny", num_layers=2, vocab_size=64)
+    model = create_model(config, seed=0).eval()
+    ids = torch.zeros(1, 3, dtype=torch.int64)
+    linears = sum(type(layer) is nn.Linear for layer in model.modules())
+    assert _operations(model, ids).count("_linear_pointwise") == 0
+    fast = with_onednn(model)
+    assert _operations(fast, ids).count("_linear_pointwise") == linears
+    assert _operations(model, ids).count("_linear_pointwise") == 0
     with torch.no_grad():
-        assert torch.allclose(torch.compile(layer, fullgraph=True, backend="eager")(x), layer(x), atol=1e-6)
+        assert torch.allclose(fast(ids), model(ids), atol=1e-5)
+
+
+def test_the_copy_holds_the_same_weights():
+    model = create_model(NanoConfig.from_preset("decoder_tiny", num_layers=2, vocab_size=64), seed=0)
+    fast = with_onednn(model)
+    for (name, a), (other, b) in zip(model.state_dict().items(), fast.state_dict().items(), strict=True):
+        assert name == other and a.data_ptr() == b.data_ptr()
+    assert len(list(fast.parameters())) == len(list(model.parameters()))  # a tied head stays tied
+
+
+@pytest.mark.parametrize(
+    "model", [nn.Embedding(2, 2), nn.Linear(2, 2, dtype=torch.bfloat16), nn.Linear(2, 2, device="meta")]
+)
+def test_what_has_no_float32_layer_on_a_cpu_is_refused(model):
+    with pytest.raises(Unsupported, match="float32 on a CPU"):
+        with_onednn(model)
