@@ -7,6 +7,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+import nanolib
 from nanolib.paths import checkout
 
 ROOT = checkout()
@@ -66,3 +67,18 @@ def test_public_names_exist():
 def test_reading_rows_needs_no_torch():
     code = "import sys; from nanolib.report import page; from nanolib.store import Store; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_the_citation_and_the_project_name_one_version_and_one_licence():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (citation["version"], citation["license"]) == (project["version"], project["license"])
+    assert nanolib.__version__ == project["version"]
+    assert (ROOT / "CHANGELOG.md").read_text().splitlines()[2] == f"## {project['version']}"
+    assert "Version 2.0, January 2004" in (ROOT / "LICENSE").read_text()
+
+
+def test_continuous_integration_runs_what_is_run_here_on_every_python():
+    (job,) = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())["jobs"].values()
+    assert job["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13"]
+    assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]

@@ -1,5 +1,6 @@
 """A stripped or stale notebook passes nbval without a word; these tests do not let it."""
 
+import base64
 import subprocess
 import sys
 
@@ -135,6 +136,13 @@ def test_charts_show_everywhere(name):
     ]
     assert len(shown) >= 2
     assert all({"image/png", "text/plain"} <= set(data) for data in shown)
+    palette = 3  # the colour type that a PNG's header names
+    assert {base64.b64decode(data["image/png"])[25] for data in shown} == {palette}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_code_host_shows_the_notebook(name):
+    assert (checkout() / "notebooks" / f"{name}.ipynb").stat().st_size < 1_000_000
 
 
 @pytest.mark.notebook
