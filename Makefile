@@ -32,8 +32,9 @@ bench: setup
 lab: setup
 	$(BIN)/jupyter lab --ip=127.0.0.1 --notebook-dir=.
 
-# Execute the committed notebooks anew, with results that go nowhere else.
+# Write the notebooks' parameters from what the experiments declare, and execute them anew, with results that go nowhere else.
 notebooks: setup
+	$(BIN)/python -m tests.notebooks.parameters
 	folder=$$(mktemp -d) && NANOLIB_OUTPUT=$$folder $(BIN)/jupyter nbconvert --to notebook --execute --inplace \
 	  notebooks/attention.ipynb notebooks/model.ipynb notebooks/warmup.ipynb notebooks/energy.ipynb \
 	  notebooks/fp8.ipynb notebooks/distributed.ipynb notebooks/summary.ipynb && rm -r $$folder

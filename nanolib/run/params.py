@@ -24,6 +24,12 @@ SCHEDULING = ("suite", "label", "resume", "trace", "trace_sort", "trace_top")
 
 MAX_SEQ_LEN = 2**24
 MAX_CASES = 4096
+SMALL = {
+    "num_layers": 2,
+    "d_model": 128,
+    "num_heads": 4,
+    "vocab_size": 512,
+}  # a preset cut so that a notebook takes seconds
 
 Length = Annotated[int, pydantic.Field(gt=0, le=MAX_SEQ_LEN)]
 Batch = Annotated[int, pydantic.Field(gt=0, le=65_536)]
@@ -37,13 +43,13 @@ class Params(StrictModel):
         rel_ci: Stop timing when the interval's half-width is this share of the estimate.
         budget_s: At most this long for one timing, s.
         case_timeout_s: At most this long for one case, s.
-        isolation: `process` runs each case in a fresh process.
+        isolation: `none`, or `process` for each case in a fresh one.
         seed: Seeds the inputs.
-        trace: Whether to write torch's profile of each case into the folder `traces` of the output: a Chrome trace and a table.
+        trace: Whether to write torch's profile of each case into `traces` in the output folder: a Chrome trace and a table.
         trace_sort: What that table is sorted by.
         trace_top: How many operations it has.
         suite: Which params set this is.
-        label: The user's name for the run.
+        label: Your name for the run.
         resume: Continue the last run with the same parameters, version and machine.
         grids: Names of lists whose every combination is a case.
     """
@@ -53,7 +59,7 @@ class Params(StrictModel):
 
     device: str = "auto"
     rel_ci: float = pydantic.Field(0.01, gt=0, lt=1)
-    budget_s: float = pydantic.Field(2.0, gt=0, le=86_400)
+    budget_s: float = pydantic.Field(0.3, gt=0, le=86_400)
     case_timeout_s: float = pydantic.Field(300.0, gt=0, le=604_800)
     isolation: Literal["none", "process"] = "none"
     seed: int = pydantic.Field(0, ge=0, lt=2**31)

@@ -40,7 +40,7 @@ _MACHINE, _LAYERS = "tests/meters/test_memory_flops_machine.py", "tests/meters/t
 _PLANS, _ENERGY = "tests/run/test_plan_memory.py", "tests/experiments/test_energy.py"
 _LAYOUT, _DISTRIBUTED = "tests/models/test_layout.py", "tests/experiments/test_distributed.py"
 _CLOCKWORK, _TOGETHER = "tests/meters/test_clockwork.py", "tests/meters/test_together.py"
-_CLAIMS = [f"tests/report/test_{name}.py" for name in ("claims", "more_tables", "more_rooms", "report")]
+_CLAIMS = [f"tests/report/test_{name}.py" for name in ("claims", "subtitles", "more_tables", "more_rooms", "report")]
 _CLAIMS.append("tests/test_features.py")  # the sentences and tables of stored results
 _VIEWS = "nanolib/experiments/{}/view"
 TESTS = {

@@ -170,7 +170,8 @@ def test_more_ranks_than_gpus_are_unsupported(monkeypatch):
 
 
 def test_torchs_own_context_parallel_is_unsupported_on_a_cpu():
-    params = distributed.Params(world_sizes=[2], seq_lens=[], prefill_algorithms=["ring", "context_parallel"])
+    only_prefill = {"seq_lens": [], "memory_seq_lens": [], "training_preset": ""}
+    params = distributed.Params(world_sizes=[2], prefill_algorithms=["ring", "context_parallel"], **only_prefill)
     first, second = distributed.cases(params)
     assert not distributed.unsupported(first)
     assert "needs CUDA" in distributed.unsupported(second)
@@ -190,7 +191,7 @@ def test_torchs_own_context_parallel_is_unsupported_on_a_cpu():
         ({"q_len": 9, "seq_lens": [8]}, "distributed.q_len: 9 new tokens do not fit into a sequence of 8; give fewer"),
         (
             {"world_sizes": [3], "prefill_algorithms": ["ulysses"]},
-            "distributed.world_sizes: 8 and 8 heads do not share out over 3 ranks, as ulysses needs",
+            "distributed.world_sizes: 8 and 2 heads do not share out over 3 ranks, as ulysses needs",
         ),
         ({"training_preset": "tiny"}, "distributed.training_preset: 'tiny' is no preset; use "),
         (
@@ -212,7 +213,7 @@ def test_bad_parameters_get_one_line(values, said):
 
 
 def test_prefill_and_training_have_one_rank_alone_in_the_same_launch():
-    params = distributed.Params(world_sizes=[1, 2], seq_lens=[], training_preset="decoder_tiny")
+    params = distributed.Params(world_sizes=[1, 2], seq_lens=[], memory_seq_lens=[])
     prefill, training = distributed.cases(params)
     assert prefill.world_size == training.world_size == 2 and prefill.prefill_forms[0] == "dense"
 

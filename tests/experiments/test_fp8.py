@@ -6,6 +6,7 @@ import torch
 from nanolib.experiments.fp8 import cases as fp8
 from nanolib.experiments.fp8 import parity as fp8_parity
 from nanolib.experiments.fp8 import view
+from nanolib.experiments.fp8.numerics import VARIANTS
 from nanolib.experiments.fp8.parity import ParityCase, measure_parity, parity_verdict, rate_share
 from nanolib.experiments.fp8.speed import converted_row
 from nanolib.experiments.fp8.view import parity as fp8_report
@@ -27,6 +28,7 @@ SMALL = {
     "num_layers": 1,
     "train_seq_len": 16,
     "train_batch_size": 2,
+    "numerics": [*VARIANTS, "scales"],
     "numerics_steps": 2,
 }
 

@@ -11,6 +11,7 @@ from nanolib.experiments import ALL
 from nanolib.paths import checkout
 from nanolib.run.suite.jobs import notebooks, suites
 from nanolib.validation import read_yaml
+from tests.notebooks.parameters import cell_of
 
 NAMES = notebooks()
 ROOMS = {
@@ -80,17 +81,15 @@ def test_every_checked_cell_has_an_output(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_parameters_are_those_of_the_experiment(name):
-    _, values = _parameters(name)
-    assert set(values) == set(_params(name).model_fields)
-    assert _params(name)(**values)
+    """Declared once, in `Params`: `python -m tests.notebooks.parameters` writes the cell, and nobody else does."""
+    cell, values = _parameters(name)
+    assert cell.source == cell_of(_params(name))
+    assert _params(name)(**values) == _params(name)()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_parameter_is_typed_and_explained(name):
-    cell, values = _parameters(name)
-    lines = cell.source.splitlines()
-    assert len(lines) == len(values)
-    for line in lines:
+    for line in _parameters(name)[0].source.splitlines():
         declared, _, comment = line.partition("  # ")
         assert ": " in declared.split("=")[0] and len(comment) > 5, line
 
@@ -106,7 +105,7 @@ def test_every_suite_has_a_params_file_that_fits(suite, name):
     "file", sorted((checkout() / "params").rglob("*.yml")), ids=lambda file: f"{file.parent.name}-{file.stem}"
 )
 def test_a_params_file_means_the_same_to_papermill_and_to_nano(file):
-    """Papermill leaves what a file does not name to the notebook, whose defaults are small; nano to `Params`."""
+    """What a file does not name, papermill leaves to the notebook's cell and nano to `Params`: no file relies on small defaults."""
     name, values = file.stem.split("-")[0], read_yaml(file)
     assert _params(name)(**_parameters(name)[1] | values) == _params(name)(**values)
 

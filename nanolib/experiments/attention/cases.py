@@ -59,24 +59,26 @@ class Params(shared.Params):
     seq_lens: list[int] = pydantic.Field([128, 256], min_length=1, max_length=64)
     batch_sizes: list[int] = pydantic.Field([1], min_length=1, max_length=64)
     attention_types: list[dict[str, Any]] = pydantic.Field(
-        [{"kind": "dense"}, {"kind": "sparse"}], min_length=1, max_length=64
+        [{"kind": "dense"}, {"kind": "sparse", "pattern": "window", "window": 32, "block_size": 32}],
+        min_length=1,
+        max_length=64,
     )
     dtypes: list[str] = pydantic.Field(["float32"], min_length=1)
     grids: ClassVar = (("seq_lens", "batch_sizes", "dtypes", "attention_types"),)
-    num_heads: int = pydantic.Field(8, gt=0, le=4096)
+    num_heads: int = pydantic.Field(4, gt=0, le=4096)
     num_kv_heads: int = pydantic.Field(0, ge=0, le=4096)
-    head_dim: int = pydantic.Field(64, gt=0, le=4096)
+    head_dim: int = pydantic.Field(32, gt=0, le=4096)
     causal: bool = True
     backward: bool = True
-    quality_patterns: list[str] = pydantic.Field([], max_length=64)
-    quality_sparsities: list[float] = pydantic.Field([0.5, 0.75, 0.9], min_length=1, max_length=64)
-    quality_seq_len: int = pydantic.Field(128, ge=16, le=65_536)
+    quality_patterns: list[str] = pydantic.Field(["window"], max_length=64)
+    quality_sparsities: list[float] = pydantic.Field([0.5], min_length=1, max_length=64)
+    quality_seq_len: int = pydantic.Field(64, ge=16, le=65_536)
     quality_block_size: int = pydantic.Field(16, gt=0, le=4096)
-    quality_seeds: int = pydantic.Field(5, ge=2, le=1000)
-    quality_steps: int = pydantic.Field(150, ge=1, le=1_000_000)
-    quality_tuning_steps: int = pydantic.Field(20, ge=1, le=1_000_000)
-    quality_d_model: int = pydantic.Field(128, ge=8, multiple_of=8, le=65_536)
-    quality_layers: int = pydantic.Field(2, gt=0, le=1000)
+    quality_seeds: int = pydantic.Field(2, ge=2, le=1000)
+    quality_steps: int = pydantic.Field(10, ge=1, le=1_000_000)
+    quality_tuning_steps: int = pydantic.Field(5, ge=1, le=1_000_000)
+    quality_d_model: int = pydantic.Field(32, ge=8, multiple_of=8, le=65_536)
+    quality_layers: int = pydantic.Field(1, gt=0, le=1000)
 
     _dtypes = pydantic.field_validator("dtypes")(known_dtypes)
     _distinct = pydantic.field_validator(

@@ -31,20 +31,20 @@ class Params(shared.Params):
 
     Attributes:
         world_sizes: How many ranks.
-        seq_lens: Lengths of the sharded cache to decode over, tokens. Empty for none.
+        seq_lens: Lengths of the sharded cache to decode over, tokens; empty for none.
         algorithms: `three_allreduce`, `fused`, `gather`, `ring`, `pass_q`.
         q_len: New tokens per sequence.
-        prefill_seq_lens: Lengths of sequences to attend to as a whole. Empty for none.
+        prefill_seq_lens: Lengths of sequences to attend to as a whole; empty for none.
         prefill_algorithms: `ring`, `zigzag`, `ulysses`, `context_parallel`.
         backward: Whether prefill is differentiated, too.
-        memory_seq_lens: Lengths whose peak memory is planned, and measured on one rank where it is asked for. Empty for none.
-        memory_measured_up_to: The longest that is measured.
+        memory_seq_lens: Lengths whose peak memory is planned; empty for none.
+        memory_measured_up_to: The longest whose memory is measured too, on one rank.
         batch_size: Sequences.
-        num_heads: Of the queries.
-        num_kv_heads: Of keys and values; divides `num_heads`.
+        num_heads: Query heads.
+        num_kv_heads: Key and value heads; divides `num_heads`.
         head_dim: Width of a head.
         dtypes: Types of q, k and v.
-        training_preset: Whose training step is measured; a name in `PRESETS`, or empty for none.
+        training_preset: Whose training step is measured; a name in `nanolib.PRESETS`, or empty for none.
         overrides: Fields of `NanoConfig` that differ from the preset.
         strategies: `ddp`, `fsdp`.
         train_seq_len: Tokens per sequence of training.
@@ -61,23 +61,23 @@ class Params(shared.Params):
     RENAMED: ClassVar = {**shared.Params.RENAMED, "forms": "algorithms", "prefill_forms": "prefill_algorithms"}
 
     world_sizes: list[pydantic.conint(gt=0, le=1024)] = pydantic.Field([1, 2], min_length=1, max_length=64)  # type: ignore[valid-type]
-    seq_lens: Lengths = pydantic.Field([4096])
+    seq_lens: Lengths = pydantic.Field([2048])
     algorithms: list[Literal[ALGORITHMS]] = pydantic.Field(["three_allreduce", "fused", "gather"], min_length=1)  # type: ignore[valid-type]
     q_len: int = pydantic.Field(1, gt=0, le=65_536)
-    prefill_seq_lens: Lengths = pydantic.Field([512])
+    prefill_seq_lens: Lengths = pydantic.Field([256])
     prefill_algorithms: list[Literal[prefill.ALGORITHMS]] = pydantic.Field(["ring", "zigzag"], min_length=1)  # type: ignore[valid-type]
-    backward: bool = True
-    memory_seq_lens: Lengths = pydantic.Field([])
-    memory_measured_up_to: int = pydantic.Field(4096, ge=0, le=shared.MAX_SEQ_LEN)
+    backward: bool = False
+    memory_seq_lens: Lengths = pydantic.Field([256, 65536, 1048576])
+    memory_measured_up_to: int = pydantic.Field(256, ge=0, le=shared.MAX_SEQ_LEN)
     batch_size: int = pydantic.Field(1, gt=0, le=65_536)
     num_heads: int = pydantic.Field(8, gt=0, le=4096)
-    num_kv_heads: int = pydantic.Field(8, gt=0, le=4096)
-    head_dim: int = pydantic.Field(64, gt=0, le=4096)
+    num_kv_heads: int = pydantic.Field(2, gt=0, le=4096)
+    head_dim: int = pydantic.Field(32, gt=0, le=4096)
     dtypes: list[str] = pydantic.Field(["float32"], min_length=1)
-    training_preset: str = ""
-    overrides: dict[str, Any] = pydantic.Field(default_factory=dict)
+    training_preset: str = "decoder_tiny"
+    overrides: dict[str, Any] = pydantic.Field({"num_layers": 2, "d_model": 64, "num_heads": 2, "vocab_size": 512})
     strategies: list[Literal[STRATEGIES]] = pydantic.Field(["ddp", "fsdp"], min_length=1)  # type: ignore[valid-type]
-    train_seq_len: int = pydantic.Field(128, gt=0, le=shared.MAX_SEQ_LEN)
+    train_seq_len: int = pydantic.Field(64, gt=0, le=shared.MAX_SEQ_LEN)
     train_batch_size: int = pydantic.Field(1, gt=0, le=65_536)
     threads: int = pydantic.Field(1, gt=0, le=4096)
     model_world_sizes: list[pydantic.conint(gt=0, le=65_536)] = pydantic.Field([4, 8, 16], max_length=64)  # type: ignore[valid-type]
@@ -144,7 +144,7 @@ class Params(shared.Params):
     @pydantic.model_validator(mode="after")
     def _model_fits(self) -> Params:
         if not self.training_preset:
-            if self.overrides:
+            if self.overrides and self.overrides != type(self).model_fields["overrides"].default:
                 raise ValueError("overrides: there is no preset to change; set training_preset, or leave them out")
             return self
         config = fitting_config(self.training_preset, self.overrides)

@@ -30,7 +30,7 @@ def distributed_panel(params: cases.Params, rows: pd.DataFrame | None = None) ->
     }
 
     def build(values: Mapping[str, Any]) -> cases.Params:
-        nothing_else = {"prefill_seq_lens": [], "memory_seq_lens": [], "training_preset": ""}
+        nothing_else = {"prefill_seq_lens": [], "memory_seq_lens": [], "training_preset": "", "overrides": {}}
         shape = {"world_sizes": [values["ranks"]], "seq_lens": [values["seq_len"]], "dtypes": [values["dtype"]]}
         return params.replace(**nothing_else, **shape, algorithms=[values["form"]])
 

@@ -33,7 +33,7 @@ class Params(shared.Params):
     """Parameters of the energy notebook.
 
     Attributes:
-        presets: Names in `PRESETS`.
+        presets: Names in `nanolib.PRESETS`.
         overrides: Fields of `NanoConfig` that differ from the preset.
         seq_lens: Tokens of the prompt, and of a sequence in training.
         batch_size: Sequences.
@@ -42,8 +42,7 @@ class Params(shared.Params):
         phases: `prefill`, `decode`, `training_step`.
         window_s: The work is repeated for so long under one window; a sensor needs ten of its updates.
         idle_s: How long the idle machine is watched first.
-        profiling: Modes of profiling whose cost is measured, `minimal`, `standard`, `deep`; the last is also used to look into the
-            layers. Empty for none.
+        profiling: Modes whose cost is measured; the last looks into the layers; empty for none.
         every_kth_token: So often a call is looked at closely.
         every_nth_layer: Of the blocks, only each n-th is looked into.
     """
@@ -51,16 +50,16 @@ class Params(shared.Params):
     NAME: ClassVar[str] = "energy"
 
     presets: list[str] = pydantic.Field(["decoder_tiny"], min_length=1)
-    overrides: dict[str, Any] = pydantic.Field(default_factory=dict)
+    overrides: dict[str, Any] = pydantic.Field(shared.SMALL)
     seq_lens: list[shared.Length] = pydantic.Field([64], min_length=1, max_length=64)
     batch_size: int = pydantic.Field(1, gt=0, le=65_536)
     new_tokens: int = pydantic.Field(16, gt=0, le=1_000_000)
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     phases: list[Phase] = pydantic.Field(list(PHASES), min_length=1)
     window_s: float = pydantic.Field(1.2, gt=0, le=86_400)
-    idle_s: float = pydantic.Field(2.0, ge=0.1, le=3600)
+    idle_s: float = pydantic.Field(0.5, ge=0.1, le=3600)
     profiling: list[Literal[MODES]] = pydantic.Field(list(MODES))  # type: ignore[valid-type]
-    every_kth_token: int = pydantic.Field(16, gt=0, le=1_000_000)
+    every_kth_token: int = pydantic.Field(4, gt=0, le=1_000_000)
     every_nth_layer: int = pydantic.Field(1, gt=0, le=10_000)
 
     _presets = pydantic.field_validator("presets")(known_presets)

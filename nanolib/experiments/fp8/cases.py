@@ -35,7 +35,7 @@ class Params(shared.Params):
     """Parameters of the FP8 notebook.
 
     Attributes:
-        presets: Models whose speed is measured; names in `PRESETS`.
+        presets: Models whose speed is measured; names in `nanolib.PRESETS`.
         overrides: Fields of `NanoConfig` that differ from the preset.
         precisions: `float32`, `tf32`, `float16`, `bfloat16`, `fp8_tensorwise`, `fp8_rowwise`, `fp8_rowwise_with_gw_hp`.
         modes: `forward`, `training_step`.
@@ -44,7 +44,7 @@ class Params(shared.Params):
         batch_size: Their sequences.
         excluded_modules: Linear layers that stay in high precision: names, `*` and `?` allowed.
         shapes: Matrix products [m, k, n] to time in bf16 and in 8 bits.
-        parity_arms: What is trained beside bf16: `bf16_again`, `float32`, `float16`, recipes, controls. Empty for none.
+        parity_arms: What is trained beside bf16, controls included; empty for none.
         parity_seeds: Pairs of runs per arm.
         parity_first_seed: The first seed; other ones are other runs.
         parity_steps: Training steps.
@@ -53,7 +53,7 @@ class Params(shared.Params):
         num_layers: Its layers.
         train_seq_len: Its bytes per sequence.
         train_batch_size: Its sequences.
-        numerics: Ways to cast whose error is looked at: `e4m3 per tensor`, ..., and `scales`.
+        numerics: Ways to cast whose error is looked at, and the scales over training.
         numerics_steps: Training steps before.
         quoted: Whether speed-ups that others report are listed beside, each with its source.
         corpus: A text file or a folder instead of the standard library's sources.
@@ -63,25 +63,27 @@ class Params(shared.Params):
     RENAMED: ClassVar = {**shared.Params.RENAMED, "keep": "excluded_modules"}
 
     presets: list[str] = pydantic.Field(["gpt_125M"])
-    overrides: dict[str, Any] = pydantic.Field(default_factory=dict)
-    precisions: list[Literal[tuple(DTYPES)]] = pydantic.Field(["bfloat16", "fp8_tensorwise"])  # type: ignore[valid-type]
+    overrides: dict[str, Any] = pydantic.Field(shared.SMALL)
+    precisions: list[Literal[tuple(DTYPES)]] = pydantic.Field(["float32", "bfloat16", "fp8_tensorwise"])  # type: ignore[valid-type]
     modes: list[Literal[MODES]] = pydantic.Field(["training_step"])  # type: ignore[valid-type]
     compiled: list[bool] = pydantic.Field([False])
-    seq_len: int = pydantic.Field(128, gt=0, le=shared.MAX_SEQ_LEN)
+    seq_len: int = pydantic.Field(64, gt=0, le=shared.MAX_SEQ_LEN)
     batch_size: int = pydantic.Field(1, gt=0, le=65_536)
     excluded_modules: list[str] = pydantic.Field(["head"], max_length=64)
     shapes: list[tuple[shared.Length, shared.Length, shared.Length]] = pydantic.Field([], max_length=64)
-    parity_arms: list[Literal[ARMS]] = pydantic.Field(["fp8_tensorwise", "no_scaling"])  # type: ignore[valid-type]
+    parity_arms: list[Literal[ARMS]] = pydantic.Field(["bf16_again", "fp8_tensorwise", "no_scaling"])  # type: ignore[valid-type]
     parity_seeds: int = pydantic.Field(2, ge=2, le=1000)
     parity_first_seed: int = pydantic.Field(0, ge=0, lt=2**31)
-    parity_steps: int = pydantic.Field(20, ge=10, le=10_000_000)
+    parity_steps: int = pydantic.Field(10, ge=10, le=10_000_000)
     parity_margin: float = pydantic.Field(0.0025, gt=0, lt=1)
-    d_model: int = pydantic.Field(64, gt=0, multiple_of=32, le=16_384)
-    num_layers: int = pydantic.Field(2, gt=0, le=200)
-    train_seq_len: int = pydantic.Field(64, gt=0, le=65_536)
-    train_batch_size: int = pydantic.Field(8, gt=0, le=65_536)
-    numerics: list[Literal[(*VARIANTS, "scales")]] = pydantic.Field([*VARIANTS, "scales"])  # type: ignore[valid-type]
-    numerics_steps: int = pydantic.Field(10, gt=0, le=1_000_000)
+    d_model: int = pydantic.Field(32, gt=0, multiple_of=32, le=16_384)
+    num_layers: int = pydantic.Field(1, gt=0, le=200)
+    train_seq_len: int = pydantic.Field(32, gt=0, le=65_536)
+    train_batch_size: int = pydantic.Field(4, gt=0, le=65_536)
+    numerics: list[Literal[(*VARIANTS, "scales")]] = pydantic.Field(
+        ["e4m3 per tensor", "e4m3 per row", "e5m2 per tensor", "scales"]
+    )  # type: ignore[valid-type]
+    numerics_steps: int = pydantic.Field(5, gt=0, le=1_000_000)
     quoted: bool = True
     corpus: str = pydantic.Field("", max_length=4096)
 
@@ -125,7 +127,7 @@ class Params(shared.Params):
 
     @pydantic.model_validator(mode="after")
     def _models_fit(self) -> Params:
-        if self.overrides and not self.presets:
+        if self.overrides and not self.presets and self.overrides != type(self).model_fields["overrides"].default:
             raise ValueError("overrides: there is no preset to change; name one in presets, or leave them out")
         if "dtype" in self.overrides:
             raise ValueError("overrides: dtype is chosen by precisions; leave it out")

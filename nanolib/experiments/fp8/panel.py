@@ -27,7 +27,7 @@ def fp8_panel(params: cases.Params, rows: pd.DataFrame | None = None) -> Any:
     }
 
     def build(values: Mapping[str, Any]) -> cases.Params:
-        shape = {"presets": [], "shapes": [], "numerics": [], "quoted": False}
+        shape = {"presets": [], "overrides": {}, "shapes": [], "numerics": [], "quoted": False}
         return params.replace(
             **shape, parity_arms=[values["arm"]], parity_seeds=values["seeds"], parity_steps=values["steps"]
         )

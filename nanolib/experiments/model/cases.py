@@ -36,7 +36,7 @@ class Params(shared.Params):
     """Parameters of the model notebook.
 
     Attributes:
-        presets: Names in `PRESETS`.
+        presets: Names in `nanolib.PRESETS`.
         model: A model of your own in the presets' place: `package.module:build`, or `hf:LlamaForCausalLM` (extra `hf`).
         model_options: What that function, or that class's configuration, takes.
         seq_lens: Sequence lengths, tokens.
@@ -44,8 +44,7 @@ class Params(shared.Params):
         dtypes: Types of the weights.
         attention_types: Attention kinds.
         overrides: Fields of `NanoConfig` that differ from the preset, such as `{num_layers: 2}`.
-        optimisations: Names in `OPTIMISATIONS`: inference and training are measured with each, generation with `onednn` alone and
-            eagerly.
+        optimisations: Names in `nanolib.models.optimise.OPTIMISATIONS`; generation is measured eagerly and with `onednn` alone.
         train: Whether to measure training steps too.
         new_tokens: Tokens generated one by one after a prompt of each sequence length; 0 for none.
         loss_steps: Steps of training on real text whose loss is recorded; 0 for none.
@@ -58,11 +57,11 @@ class Params(shared.Params):
     presets: list[str] = pydantic.Field(["decoder_tiny"], min_length=1)
     model: str = pydantic.Field("", max_length=500)
     model_options: dict[str, Any] = pydantic.Field(default_factory=dict)
-    seq_lens: list[shared.Length] = pydantic.Field([32, 64, 128], min_length=1, max_length=64)
+    seq_lens: list[shared.Length] = pydantic.Field([16, 32, 64], min_length=1, max_length=64)
     batch_sizes: list[shared.Batch] = pydantic.Field([1], min_length=1, max_length=64)
     dtypes: list[str] = pydantic.Field(["float32"], min_length=1)
     attention_types: list[str] = pydantic.Field(["dense"], min_length=1)
-    overrides: dict[str, Any] = pydantic.Field(default_factory=dict)
+    overrides: dict[str, Any] = pydantic.Field(shared.SMALL)
     optimisations: list[str] = pydantic.Field(["eager"], min_length=1)
     train: bool = True
     new_tokens: int = pydantic.Field(8, ge=0, le=1_000_000)

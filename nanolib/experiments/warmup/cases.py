@@ -29,7 +29,7 @@ class Params(shared.Params):
     """Parameters of the warm-up notebook.
 
     Attributes:
-        preset: A name in `PRESETS`.
+        preset: A name in `nanolib.PRESETS`.
         overrides: Fields of `NanoConfig` that differ from the preset.
         seq_len: Tokens per sequence.
         batch_size: Sequences.
@@ -43,14 +43,14 @@ class Params(shared.Params):
     NAME: ClassVar[str] = "warmup"
 
     preset: str = "decoder_tiny"
-    overrides: dict[str, Any] = pydantic.Field(default_factory=dict)
+    overrides: dict[str, Any] = pydantic.Field(shared.SMALL)
     seq_len: int = pydantic.Field(64, gt=0, le=shared.MAX_SEQ_LEN)
     batch_size: int = pydantic.Field(1, gt=0, le=65_536)
     warmup_steps: list[Annotated[int, pydantic.Field(ge=0, le=1_000_000)]] = pydantic.Field(
         [0, 5], min_length=1, max_length=64
     )
     steps: int = pydantic.Field(10, ge=6, le=100_000)
-    curve_steps: int = pydantic.Field(20, ge=20, le=100_000)
+    curve_steps: int = pydantic.Field(40, ge=20, le=100_000)
     directions: list[Literal["forward", "forward_backward"]] = pydantic.Field(["forward"], min_length=1)
     isolation: Literal["process"] = "process"
 

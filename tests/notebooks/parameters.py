@@ -1,0 +1,65 @@
+"""The parameters cell of each notebook, written from its `Params` (`python -m tests.notebooks.parameters`, in `make notebooks`)."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from typing import Any, Literal, get_args, get_origin
+
+import nbformat
+
+from nanolib.experiments import ALL
+from nanolib.paths import checkout
+
+
+def cell_of(params: type) -> str:
+    """A line per parameter, the notebook's own first: type, default and, as a comment, what the class says of it."""
+    said: dict[str, str] = {}
+    for base in reversed(params.__mro__):
+        said |= _attributes(base.__doc__ or "")
+    own = [name for name in params.__annotations__ if name in params.model_fields]
+    lines = []
+    for name in dict.fromkeys([*own, *params.model_fields]):
+        field = params.model_fields[name]
+        default = json.loads(json.dumps(field.get_default(call_default_factory=True)))
+        lines.append(
+            f"{name}: {type(default).__name__} = {_literal(default)}  # {said[name]}{_choices(field.annotation, said[name])}"
+        )
+    return "\n".join(lines)
+
+
+def _attributes(docstring: str) -> dict[str, str]:
+    """Name → what a docstring in Google's form says of it, on one line, as a comment begins and ends."""
+    _, _, part = inspect.cleandoc(docstring).partition("Attributes:\n")
+    entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", part.split("\n\n")[0], re.MULTILINE)
+    texts = {name: re.sub(r"\s+", " ", text).replace("`", "").removesuffix(".") for name, text in entries}
+    return {
+        name: text[0].lower() + text[1:] if text[1:2].islower() or text[1:2] == " " else text
+        for name, text in texts.items()
+    }
+
+
+def _choices(annotation: Any, said: str) -> str:
+    """The values that a parameter takes, where its words do not name all of them."""
+    inner = get_args(annotation)[0] if get_origin(annotation) is list else annotation
+    values = get_args(inner) if get_origin(inner) is Literal else ()
+    return "" if len(values) < 2 or all(str(value) in said for value in values) else f": {', '.join(map(str, values))}"
+
+
+def _literal(value: Any) -> str:
+    """As Python writes it, strings in double quotes."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_literal, value))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_literal(key)}: {_literal(item)}" for key, item in value.items()) + "}"
+    return json.dumps(value) if isinstance(value, str) else repr(value)
+
+
+if __name__ == "__main__":
+    for name, load in ALL.items():
+        path = checkout() / "notebooks" / f"{name}.ipynb"
+        notebook = nbformat.read(path, as_version=4)
+        cell = next(cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
+        cell.source = cell_of(load().Params)
+        nbformat.write(notebook, path)
