@@ -2,12 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
 from nanolib.measurement import format_number, format_with_interval
+from nanolib.report.overview import pick
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table of cases, declared once: where it comes from and how people see it.
+
+    Attributes:
+        name: In the table.
+        title: For people; empty for one that only other columns and sentences use.
+        metric: What its numbers are of; empty for a factor, or for what is computed of other columns.
+        scope: Of what; None takes any.
+        method: How; None takes any.
+        interval: Whether `_low`, `_high` and `_predicted` stand beside it.
+    """
+
+    name: str
+    title: str = ""
+    metric: str = ""
+    scope: str | None = None
+    method: str | None = None
+    interval: bool = False
+
+    @property
+    def taken(self) -> dict[str, str]:
+        """Columns of a measurement → those of the table."""
+        ends = {end: f"{self.name}_{end}" for end in ("low", "high", "predicted")} if self.interval else {}
+        return {"estimate": self.name} | ends
+
+
+def titles(columns: Iterable[Column]) -> dict[str, str]:
+    """Name → title of those that people see, in order."""
+    return {column.name: column.title for column in columns if column.title}
 
 
 def readable(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
@@ -39,11 +73,6 @@ def _cell(value: Any, low: float | None = None, high: float | None = None) -> st
     return format_with_interval(float(value), low, high)
 
 
-def with_interval(name: str) -> dict[str, str]:
-    """Columns of a metric → those that a table has of it: estimate, ends and prediction."""
-    return {"estimate": name, "low": f"{name}_low", "high": f"{name}_high", "predicted": f"{name}_predicted"}
-
-
 def base(rows: pd.DataFrame, factors: list[str], required: str) -> pd.DataFrame:
     """One line per case that has the factor `required`: ids, factors, status, message."""
     if f"factor.{required}" not in rows:
@@ -53,11 +82,22 @@ def base(rows: pd.DataFrame, factors: list[str], required: str) -> pd.DataFrame:
     return ends[columns].rename(columns=lambda name: name.removeprefix("factor.")).reset_index(drop=True)
 
 
-def join(table: pd.DataFrame, rows: pd.DataFrame, columns: dict[str, str]) -> pd.DataFrame:
-    """The table with columns of a metric's rows, under new names; empty where a case has none."""
-    key = ["run_id", "case_id"]
-    found = rows.drop_duplicates(key)[[*key, *columns]].rename(columns=columns)
-    return table.merge(found, on=key, how="left")
+def filled(
+    table: pd.DataFrame, rows: pd.DataFrame, columns: Iterable[Column], key: Sequence[str] = ("run_id", "case_id")
+) -> pd.DataFrame:
+    """The table with its columns of metrics; empty where a line has none.
+
+    Args:
+        table: Its lines, told apart by `key`.
+        rows: Measurements, with the same key.
+        columns: Those without a metric are left as they are.
+        key: Columns of both.
+    """
+    for column in columns:
+        if column.metric:
+            found = pick(rows, column.metric, column.scope, column.method).drop_duplicates(list(key))
+            table = table.merge(found[[*key, *column.taken]].rename(columns=column.taken), on=list(key), how="left")
+    return table
 
 
 def all_flags(flags: Iterable[list[str]]) -> list[str]:

@@ -112,6 +112,10 @@ def test_a_failing_case_is_a_row_and_the_sweep_goes_on(tmp_path, monkeypatch):
         seq_lens=[64, 32],
         algorithms=["gather"],
         prefill_seq_lens=[],
+        memory_seq_lens=[],
+        num_kv_heads=8,
+        head_dim=64,
+        training_preset="",
         budget_s=0.02,
         private_network=False,
     )

@@ -198,7 +198,7 @@ def test_a_rendezvous_is_a_host_and_a_port(endpoint):
 def test_ranks_share_out_over_nodes_evenly_or_not_at_all():
     with pytest.raises(BadInput, match="world_sizes: 3 ranks do not share out over 2 nodes; give a multiple"):
         distributed.Params(nodes=2, world_sizes=[1, 3], rendezvous="a:1")
-    params = distributed.Params(nodes=2, world_sizes=[1, 4], rendezvous="a:1", training_preset="decoder_tiny")
+    params = distributed.Params(nodes=2, world_sizes=[1, 4], rendezvous="a:1", memory_seq_lens=[])
     assert {(case.world_size, case.nodes) for case in distributed.cases(params)} == {(1, 1), (4, 2)}
     one, four = distributed.cases(params)[:2]
     assert "nodes" not in one.factors and four.factors["nodes"] == 2

@@ -5,34 +5,38 @@ from __future__ import annotations
 import pandas as pd
 
 from nanolib.measurement import Flag
-from nanolib.report.overview import cached, of_experiment, pick
-from nanolib.report.tables import all_flags, base, join, with_interval
+from nanolib.report.overview import cached, of_experiment
+from nanolib.report.tables import Column, all_flags, base, filled, titles
 
 _FACTORS = ["name", "seq_len", "batch_size", "dtype", "causal", "device"]
 
-ATTENTION_COLUMNS = {
-    "name": "Kind",
-    "seq_len": "n",
-    "batch_size": "Batch",
-    "dtype": "Type",
-    "sparsity": "Connections removed",
-    "block_sparsity": "Tiles skipped",
-    "mask": "Mask, ms",
-    "compile": "Compile, ms",
-    "forward": "Forward, ms [95 %]",
-    "paid": "Total incl. mask, ms",
-    "forward_predicted": "Predicted, ms",
-    "forward_share": "Share of ceiling",
-    "backward": "Backward, ms [95 %]",
-    "peak_memory": "Peak forward, MiB",
-    "relative_error": "Error to float64",
-    "error_to_dense": "Difference from dense",
-    "cosine": "Cosine with dense",
-    "speed_up": "Speed-up [range]",
-    "bound": "Bound",
-    "status": "Status",
-    "flags": "Flags",
-}
+_COLUMNS = (
+    Column("name", "Kind"),
+    Column("seq_len", "n"),
+    Column("batch_size", "Batch"),
+    Column("dtype", "Type"),
+    Column("sparsity", "Connections removed", "sparsity"),
+    Column("block_sparsity", "Tiles skipped", "block_sparsity"),
+    Column("mask", "Mask, ms", "latency", "mask"),
+    Column("compile", "Compile, ms", "latency", "compile"),
+    Column("flops", "", "flops", "forward", "formula"),
+    Column("forward", "Forward, ms [95 %]", "latency", "forward", interval=True),
+    Column("paid", "Total incl. mask, ms"),
+    Column("forward_predicted", "Predicted, ms"),
+    Column("forward_share", "Share of ceiling", "ceiling_share", "forward"),
+    Column("backward", "Backward, ms [95 %]", "latency", "backward", interval=True),
+    Column("backward_share", "", "ceiling_share", "backward"),
+    Column("peak_memory", "Peak forward, MiB", "peak_memory", "forward"),
+    Column("peak_memory_backward", "", "peak_memory", "forward_backward"),
+    Column("relative_error", "Error to float64", "relative_error", "forward"),
+    Column("error_to_dense", "Difference from dense", "relative_error", "against_dense"),
+    Column("cosine", "Cosine with dense", "cosine"),
+    Column("speed_up", "Speed-up [range]"),
+    Column("bound", "Bound"),
+    Column("status", "Status"),
+    Column("flags", "Flags"),
+)
+ATTENTION_COLUMNS = titles(_COLUMNS)
 
 
 @cached
@@ -43,10 +47,8 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
         rows: Measurements of any experiments.
 
     Returns:
-        Columns: the factors, `sparsity`, `block_sparsity`, `flops`, `mask` and `compile` (ms, paid once), for forward and backward
-        `latency` with `low` and `high` (ms), `predicted` and `share` (of the measured ceiling), `paid` (ms: mask, compile and one
-        forward), `peak_memory` (MiB), `relative_error`, `error_to_dense` and `cosine` (on random inputs), `speed_up` over dense
-        with `speed_up_low` and `speed_up_high`, its `bound`, `status`, `message`, `flags`.
+        Columns: the factors, those of `_COLUMNS` (`paid`: ms of mask, compile and one forward; `error_to_dense` and `cosine`: on
+        random inputs), `speed_up` over dense with `speed_up_low` and `speed_up_high`, its `bound`, `message`.
     """
     rows = of_experiment(rows, "attention")
     if "factor.pattern" in rows:  # what sparsity does to a model has a table of its own
@@ -54,23 +56,7 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
     table = base(rows, _FACTORS, "name")
     if table.empty:
         return table
-    for metric, scope, method, columns in (
-        ("sparsity", None, None, {"estimate": "sparsity"}),
-        ("block_sparsity", None, None, {"estimate": "block_sparsity"}),
-        ("flops", "forward", "formula", {"estimate": "flops"}),
-        ("latency", "mask", None, {"estimate": "mask"}),
-        ("latency", "compile", None, {"estimate": "compile"}),
-        ("latency", "forward", None, with_interval("forward")),
-        ("ceiling_share", "forward", None, {"estimate": "forward_share"}),
-        ("latency", "backward", None, with_interval("backward")),
-        ("ceiling_share", "backward", None, {"estimate": "backward_share"}),
-        ("peak_memory", "forward", None, {"estimate": "peak_memory"}),
-        ("peak_memory", "forward_backward", None, {"estimate": "peak_memory_backward"}),
-        ("relative_error", "forward", None, {"estimate": "relative_error"}),
-        ("relative_error", "against_dense", None, {"estimate": "error_to_dense"}),
-        ("cosine", None, None, {"estimate": "cosine"}),
-    ):
-        table = join(table, pick(rows, metric, scope, method), columns)
+    table = filled(table, rows, _COLUMNS)
     table["paid"] = table["mask"].fillna(0) + table["compile"].fillna(0) + table["forward"]
     return _with_flags(_with_speed_up(table), rows)
 

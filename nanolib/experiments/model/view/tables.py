@@ -7,39 +7,47 @@ from typing import Any
 import pandas as pd
 
 from nanolib.report.overview import cached, of_experiment, pick
-from nanolib.report.tables import all_flags, joined, with_interval, worst
+from nanolib.report.tables import Column, all_flags, filled, joined, titles, worst
 from nanolib.stats.intervals import TooFewSamples
 from nanolib.stats.scaling import scaling_exponent
 
 _FACTORS = ["name", "optimisation", "attention_type", "seq_len", "batch_size", "dtype", "device"]
 
-MODEL_COLUMNS = {
-    "name": "Model",
-    "attention_type": "Attention",
-    "seq_len": "n",
-    "batch_size": "Batch",
-    "dtype": "Type",
-    "parameters": "Parameters",
-    "footprint": "Weights, MiB",
-    "inference": "Inference, ms [95 %]",
-    "inference_predicted": "Predicted, ms",
-    "inference_tokens_per_second": "Tokens/s",
-    "inference_memory": "Peak, MiB",
-    "prefill": "First token, ms [95 %]",
-    "decode": "Per token, ms [95 %]",
-    "decode_predicted": "Predicted, ms  ",
-    "decode_p99": "p99, ms",
-    "decode_tokens_per_second": "Generated tokens/s",
-    "training_step": "Training step, ms [95 %]",
-    "training_step_predicted": "Predicted, ms ",
-    "training_to_inference": "Training / inference",
-    "training_memory": "Training peak, MiB",
-    "compile": "Compile, ms",
-    "difference": "Logits against eager",
-    "gradient_difference": "Gradient against eager",
-    "status": "Status",
-    "flags": "Flags",
-}
+_COLUMNS = (
+    Column("name", "Model"),
+    Column("attention_type", "Attention"),
+    Column("seq_len", "n"),
+    Column("batch_size", "Batch"),
+    Column("dtype", "Type"),
+    Column("parameters", "Parameters", "parameters"),
+    Column("footprint", "Weights, MiB", "footprint"),
+    Column("flops", "", "flops", "inference", "formula"),
+    Column("inference", "Inference, ms [95 %]", "latency", "inference", interval=True),
+    Column("inference_predicted", "Predicted, ms"),
+    Column("inference_share", "", "ceiling_share", "inference"),
+    Column("inference_tokens_per_second", "Tokens/s", "tokens_per_second", "inference"),
+    Column("inference_memory", "Peak, MiB", "peak_memory", "inference"),
+    Column("prefill", "First token, ms [95 %]", "latency", "prefill", interval=True),
+    Column("decode", "Per token, ms [95 %]", "latency", "decode", interval=True),
+    Column("decode_predicted", "Predicted, ms  "),
+    Column("decode_p99", "p99, ms"),
+    Column("decode_tokens_per_second", "Generated tokens/s", "tokens_per_second", "decode"),
+    Column("forward", "", "latency", "forward", interval=True),
+    Column("backward", "", "latency", "backward", interval=True),
+    Column("optimizer_step", "", "latency", "optimizer_step", interval=True),
+    Column("training_step", "Training step, ms [95 %]", "latency", "training_step", interval=True),
+    Column("training_step_predicted", "Predicted, ms "),
+    Column("training_share", "", "ceiling_share", "training_step"),
+    Column("training_tokens_per_second", "", "tokens_per_second", "training_step"),
+    Column("training_to_inference", "Training / inference"),
+    Column("training_memory", "Training peak, MiB", "peak_memory", "training_step"),
+    Column("compile", "Compile, ms"),
+    Column("difference", "Logits against eager"),
+    Column("gradient_difference", "Gradient against eager"),
+    Column("status", "Status"),
+    Column("flags", "Flags"),
+)
+MODEL_COLUMNS = titles(_COLUMNS)
 
 SCALING_COLUMNS = {
     "name": "Model",
@@ -60,12 +68,8 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
         rows: Measurements of any experiments.
 
     Returns:
-        Columns: the factors, `parameters`, `footprint` (MiB), `flops` (forward), `inference` and `training_step` with `low`,
-        `high` (ms) and `predicted`, `forward`, `backward`, `optimizer_step` likewise, tokens per second and
-        peak memory (MiB) of both,
-        `prefill` (time to the first token) and `decode` (per token, ms) with `low`, `high`, `predicted`, `decode_p50`,
-        `_p95`, `_p99` (ms), `decode_tokens_per_second`, `training_to_inference`, `difference` and `gradient_difference` (relative
-        errors against eager, of an optimisation), `compile` (ms, of all its modes), `status`, `message`, `flags`.
+        Columns: the factors, those of `_COLUMNS` (`prefill`: time to the first token; `difference` and `gradient_difference`:
+        relative errors of an optimisation against eager; `compile`: of all its modes), `decode_p50`, `decode_p95`, `message`.
     """
     rows = of_experiment(rows, "model")
     if "factor.mode" not in rows:
@@ -76,26 +80,7 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
     key = ["run_id", *(f"factor.{name}" for name in _FACTORS)]
     ends = shaped[shaped["metric"] == "case_time"]
     table = ends.groupby(key, sort=False).agg(status=("status", worst), message=("message", joined)).reset_index()
-    for metric, scope, columns in (
-        ("parameters", None, {"estimate": "parameters"}),
-        ("footprint", None, {"estimate": "footprint"}),
-        ("latency", "inference", with_interval("inference")),
-        ("latency", "training_step", with_interval("training_step")),
-        ("latency", "prefill", with_interval("prefill")),
-        ("latency", "decode", with_interval("decode")),
-        ("tokens_per_second", "decode", {"estimate": "decode_tokens_per_second"}),
-        ("latency", "forward", with_interval("forward")),
-        ("latency", "backward", with_interval("backward")),
-        ("latency", "optimizer_step", with_interval("optimizer_step")),
-        ("ceiling_share", "inference", {"estimate": "inference_share"}),
-        ("ceiling_share", "training_step", {"estimate": "training_share"}),
-        ("tokens_per_second", "inference", {"estimate": "inference_tokens_per_second"}),
-        ("tokens_per_second", "training_step", {"estimate": "training_tokens_per_second"}),
-        ("peak_memory", "inference", {"estimate": "inference_memory"}),
-        ("peak_memory", "training_step", {"estimate": "training_memory"}),
-    ):
-        found = pick(shaped, metric, scope).drop_duplicates(key)[[*key, *columns]].rename(columns=columns)
-        table = table.merge(found, on=key, how="left")
+    table = filled(table, shaped, _COLUMNS, key)
     for mode, column in (("inference", "difference"), ("training", "gradient_difference")):
         found = pick(shaped[shaped["factor.mode"] == mode], "relative_error", "against_eager").drop_duplicates(key)
         table = table.merge(found[[*key, "estimate"]].rename(columns={"estimate": column}), on=key, how="left")
@@ -104,8 +89,6 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
     tails = pick(shaped, "latency", "decode").drop_duplicates(key)
     tails = tails.assign(**{f"decode_{p}": [d[p] for d in tails["details"]] for p in ("p50", "p95", "p99")})
     table = table.merge(tails[[*key, "decode_p50", "decode_p95", "decode_p99"]], on=key, how="left")
-    work = pick(shaped, "flops", "inference", "formula").drop_duplicates(key)[[*key, "estimate"]]
-    table = table.merge(work.rename(columns={"estimate": "flops"}), on=key, how="left")
     table["training_to_inference"] = table["training_step"] / table["inference"]
     flags = shaped.groupby(key, sort=False)["flags"].agg(all_flags).reset_index()
     table = table.merge(flags, on=key, how="left")
