@@ -18,7 +18,7 @@ def nano(tmp_path):
 BAD = [
     (
         ["run", "quik"],
-        "'quik' is neither a suite (full, quick) nor a notebook of quick (attention, distributed, energy, fp8, ",
+        "'quik' is neither a suite (full, quick) nor a notebook of quick (attention, ",
     ),
     (["run", "attention", "-p", "seq_len=[8]"], "attention.seq_len: unknown name; did you mean seq_lens?"),
     (["run", "attention", "-p", "seq_lens=[0]"], "attention.seq_lens: 0 will not do"),

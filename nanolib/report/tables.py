@@ -93,7 +93,7 @@ def filled(
         columns: Those without a metric are left as they are.
         key: Columns of both.
     """
-    for column in columns:
+    for column in columns if len(table) else ():
         if column.metric:
             found = pick(rows, column.metric, column.scope, column.method).drop_duplicates(list(key))
             table = table.merge(found[[*key, *column.taken]].rename(columns=column.taken), on=list(key), how="left")

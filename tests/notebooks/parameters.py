@@ -8,9 +8,12 @@ import re
 from typing import Any, Literal, get_args, get_origin
 
 import nbformat
+from nbformat.v4 import new_code_cell, new_markdown_cell
+from nbformat.v4 import new_notebook as new_notebook_of
 
-from nanolib.experiments import ALL
+from nanolib.experiments import ALL, sections
 from nanolib.paths import checkout
+from nanolib.report.section import Section
 
 
 def cell_of(params: type) -> str:
@@ -56,10 +59,44 @@ def _literal(value: Any) -> str:
     return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
+def new_notebook(name: str, section: Section) -> nbformat.NotebookNode:
+    """A notebook as the others are laid out, for an experiment that has none yet."""
+    text, code = new_markdown_cell, new_code_cell
+    setup = f"""from nanolib.experiments.{name} import cases as experiment
+from nanolib.experiments.{name} import view
+from nanolib.report import display, overview, renderer, tables
+from nanolib.run import sweep
+from nanolib.run.plan import prediction_table
+
+renderer.enable()
+params = experiment.Params.collect(globals())"""
+    cells = [
+        text(f"# {section.question}"),
+        text("## Parameters"),
+        code("", metadata={"tags": ["parameters"]}),
+        code(setup),
+        text("## What we predict"),
+        code("# NBVAL_CHECK_OUTPUT\nprint(prediction_table(experiment, params).to_string(index=False))"),
+        text("## What we measure"),
+        code("run = sweep.measure(experiment, params)\nrows = run.measurements(samples=True)\nrun"),
+        code("# NBVAL_CHECK_OUTPUT\nprint(overview.schema_of(rows))"),
+        text("## Predicted against measured"),
+        *(code(f'view.SECTION.charts["{chart}"](rows)') for chart in section.charts),
+        code("display.Table(tables.readable(view.SECTION.table(rows), view.SECTION.columns))"),
+        text("## The verdict"),
+        code("display.Lines([*view.SECTION.verdict(rows), *overview.flag_lines(rows)])"),
+        text("## Where the results went"),
+        code("print(run.finish())"),
+    ]
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    return new_notebook_of(cells=cells, metadata=kernel)
+
+
 if __name__ == "__main__":
+    shown = {section.experiment: section for section in sections()}
     for name, load in ALL.items():
         path = checkout() / "notebooks" / f"{name}.ipynb"
-        notebook = nbformat.read(path, as_version=4)
+        notebook = nbformat.read(path, as_version=4) if path.exists() else new_notebook(name, shown[name])
         cell = next(cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
         cell.source = cell_of(load().Params)
         nbformat.write(notebook, path)

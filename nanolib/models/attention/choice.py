@@ -7,16 +7,18 @@ A chooser takes q, k and the options and returns a `BlockMask` with a plan per h
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch.nn.functional import avg_pool1d
 
 from nanolib.models.attention.block_mask import BlockMask, Plan, QueryBlock, plan_of_tiles
+from nanolib.models.attention.patterns.options import SparseOptions
 from nanolib.models.attention.patterns.pattern import Run, merge_runs, tile_count
 
 
-def top_k(q: torch.Tensor, k: torch.Tensor, causal: bool, options: Any, scores: torch.Tensor | None) -> BlockMask:
+def top_k(
+    q: torch.Tensor, k: torch.Tensor, causal: bool, options: SparseOptions, scores: torch.Tensor | None
+) -> BlockMask:
     """Each row of tiles keeps its own tile and those with the highest estimated scores, as many as the sparsity leaves.
 
     Without a sparsity, `window` tokens are kept.
@@ -32,7 +34,9 @@ def top_k(q: torch.Tensor, k: torch.Tensor, causal: bool, options: Any, scores: 
     return _from_tables((rank < kept[:, None]) & allowed, q, k, causal, size)
 
 
-def threshold(q: torch.Tensor, k: torch.Tensor, causal: bool, options: Any, scores: torch.Tensor | None) -> BlockMask:
+def threshold(
+    q: torch.Tensor, k: torch.Tensor, causal: bool, options: SparseOptions, scores: torch.Tensor | None
+) -> BlockMask:
     """Each row of tiles keeps its own tile and the fewest tiles whose estimated attention adds up to `mass`.
 
     When causal the attention is that to earlier tiles alone: the mean of a row's own keys knows of the future.
@@ -83,7 +87,9 @@ def _from_tables(tables: torch.Tensor, q: torch.Tensor, k: torch.Tensor, causal:
     return BlockMask(tuple(plan_of_tiles(table, *shape) for table in tables), *shape)
 
 
-def dca(q: torch.Tensor, k: torch.Tensor, causal: bool, options: Any, scores: torch.Tensor | None) -> BlockMask:
+def dca(
+    q: torch.Tensor, k: torch.Tensor, causal: bool, options: SparseOptions, scores: torch.Tensor | None
+) -> BlockMask:
     """Dynamic Context Allocation: a local window, the tokens with the highest score as globals, and random keys.
 
     The number of globals follows the input: tokens whose score lies more than one standard deviation above the mean, at
@@ -103,7 +109,7 @@ def dca(q: torch.Tensor, k: torch.Tensor, causal: bool, options: Any, scores: to
     return BlockMask(tuple(plans), q.shape[2], k.shape[2], causal, options.block_size)
 
 
-def _dca_plan(scores: torch.Tensor, q_len: int, causal: bool, options: Any) -> Plan:
+def _dca_plan(scores: torch.Tensor, q_len: int, causal: bool, options: SparseOptions) -> Plan:
     kv_len, size = len(scores), options.block_size
     offset = kv_len - q_len
     blocks = []
@@ -124,7 +130,9 @@ def _dca_plan(scores: torch.Tensor, q_len: int, causal: bool, options: Any) -> P
     return tuple(blocks)
 
 
-def _dca_block(rows: Run, runs: list[Run], far: torch.Tensor, offset: int, causal: bool, options: Any) -> QueryBlock:
+def _dca_block(
+    rows: Run, runs: list[Run], far: torch.Tensor, offset: int, causal: bool, options: SparseOptions
+) -> QueryBlock:
     i = torch.arange(rows[0] + offset, rows[1] + offset)[:, None]
     j = torch.cat([torch.arange(*run) for run in runs])
     mask = ((i - j).abs() < options.window) | torch.isin(j, far)

@@ -5,13 +5,12 @@ Source: Zaheer et al. (2020), Big Bird, arXiv 2007.14062.
 
 from __future__ import annotations
 
-from typing import Any
-
 from nanolib.models.attention.patterns import local_global, random
+from nanolib.models.attention.patterns.options import SparseOptions
 from nanolib.models.attention.patterns.pattern import Pattern, of_tiles, tile_count
 
 
-def pattern(options: Any, kv_len: int) -> Pattern:
+def pattern(options: SparseOptions, kv_len: int) -> Pattern:
     """The bigbird pattern: local_global, and random tiles that hold `random_tokens`.
 
     Args:

@@ -5,12 +5,11 @@ Source: Beltagy, Peters & Cohan (2020), Longformer, arXiv 2004.05150.
 
 from __future__ import annotations
 
-from typing import Any
-
+from nanolib.models.attention.patterns.options import SparseOptions
 from nanolib.models.attention.patterns.pattern import Pattern
 
 
-def pattern(options: Any, kv_len: int) -> Pattern:
+def pattern(options: SparseOptions, kv_len: int) -> Pattern:
     """The local_global pattern: |i − j| < window, or i < global_tokens, or j < global_tokens.
 
     Args:

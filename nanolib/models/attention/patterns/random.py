@@ -5,14 +5,13 @@ Source: the random part of Zaheer et al. (2020), Big Bird, arXiv 2007.14062.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
+from nanolib.models.attention.patterns.options import SparseOptions
 from nanolib.models.attention.patterns.pattern import Pattern, of_tiles, tile_count
 
 
-def pattern(options: Any, kv_len: int) -> Pattern:
+def pattern(options: SparseOptions, kv_len: int) -> Pattern:
     """The random pattern.
 
     Args:

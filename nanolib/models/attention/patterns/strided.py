@@ -6,14 +6,13 @@ tiles can be skipped.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
+from nanolib.models.attention.patterns.options import SparseOptions
 from nanolib.models.attention.patterns.pattern import Pattern, of_tiles, tile_count
 
 
-def pattern(options: Any, kv_len: int) -> Pattern:
+def pattern(options: SparseOptions, kv_len: int) -> Pattern:
     """The strided pattern: the distance in tiles is a multiple of the stride.
 
     Args:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from nanolib.models.attention.patterns.options import SparseOptions
 from nanolib.models.attention.patterns.pattern import Pattern
 
 
-def pattern(options: Any, kv_len: int) -> Pattern:
+def pattern(options: SparseOptions, kv_len: int) -> Pattern:
     """The window pattern: |i − j| < window.
 
     Args:

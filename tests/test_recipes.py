@@ -1,0 +1,91 @@
+"""docs/recipes.md, followed to the letter in a copy: files written, changes made, commands run, and the numbers in the report."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from nanolib.paths import checkout
+
+PAGE = (checkout() / "docs" / "recipes.md").read_text(encoding="utf-8")
+TITLES = ["A new attention pattern", "A new attention kind", "A new metric, and its meter", "A new notebook"]
+BLOCK = re.compile(r"(?:^`(?P<file>[\w/.]+)`\n\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def _recipe(title):
+    """Of each block under a title: the file that stands above it or above those before it, its kind and its text."""
+    section = PAGE.split(f"## {title}\n")[1].split("\n## ")[0]
+    file = ""
+    for found in BLOCK.finditer(section):
+        file = found["file"] or file
+        yield file, found["kind"], found["text"]
+
+
+def _changed(source, change):
+    """A change applied to a file's text, whose lines it must find once."""
+    lines = change.splitlines(keepends=True)
+    before = "".join(line[1:] for line in lines if line[0] != "+")
+    assert source.count(before) == 1, f"{before!r} stands {source.count(before)} times"
+    return source.replace(before, "".join(line[1:] for line in lines if line[0] != "-"))
+
+
+def _follow(copy, title):
+    """Write and change what a recipe says; the files that were touched, and the commands that it ends with."""
+    touched, commands = set(), []
+    for file, kind, text in _recipe(title):
+        if kind == "console":
+            commands += text.splitlines()
+            continue
+        path = copy / file
+        if kind == "diff":
+            text = _changed(path.read_text(encoding="utf-8"), text)
+        else:
+            assert not path.exists() or file in touched
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        touched.add(file)
+    return touched, commands
+
+
+def _copy(folder):
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    found = subprocess.run(listed, cwd=checkout(), capture_output=True, text=True, check=True).stdout
+    for file in filter(None, found.split("\0")):
+        if (checkout() / file).is_file():
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(checkout() / file, folder / file)
+    return folder
+
+
+@pytest.mark.notebook
+@pytest.mark.slow
+def test_what_the_recipes_add_has_its_numbers_in_the_report(tmp_path):
+    copy, output = _copy(tmp_path / "copy"), tmp_path / "outputs"
+    touched, commands = {}, []
+    for title in TITLES:
+        touched[title], more = _follow(copy, title)
+        commands += more
+    of_a_notebook = {file for file in touched["A new notebook"] if not file.startswith("params/")}
+    assert len(of_a_notebook | {"notebooks/copies.ipynb"}) <= 5
+    environment = os.environ | {"PYTHONPATH": str(copy), "NANOLIB_OUTPUT": str(output), "PYTHONDONTWRITEBYTECODE": "1"}
+    for command in [*commands, "nano report all"]:  # one report of all, in the place of one after each run
+        line = command.replace("nano run", "nano run --no-report")
+        line = re.sub(r"^nano ", "python -m nanolib.cli ", line).replace("python", sys.executable, 1)
+        ended = subprocess.run(
+            ["bash", "-c", line], cwd=copy, env=environment, capture_output=True, text=True, timeout=600
+        )
+        assert ended.returncode == 0, f"{command}\n{ended.stdout}\n{ended.stderr}"
+    assert (copy / "notebooks" / "copies.ipynb").is_file()
+    lines = (output / "report" / "profiling_report.md").read_text(encoding="utf-8").splitlines()
+    (heads,) = [line.split("|") for line in lines if "| Page faults |" in line]
+    for name in ("dilated", "chunked"):
+        cells = [line.split("|") for line in lines if line.startswith(f"| {name}")]
+        assert cells and all(re.match(r" [\d.,]+", row[heads.index(" Page faults ")]) for row in cells), name
+    (line,) = [line for line in lines if line.startswith("| 64")]
+    assert re.match(r"\| 64 \| [\d.,]+ \\\[[\d.,]+ … [\d.,]+\\\] \| ok \|", line), line
+    assert any("A copy of 64 MiB takes" in line for line in lines)
+    unknown = set(re.findall(r"^`([\w/.]+)`$", PAGE, re.MULTILINE)) - set().union(*touched.values())
+    assert not unknown, f"files that no recipe touched: {unknown}"
