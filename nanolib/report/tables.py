@@ -88,12 +88,12 @@ def filled(
     """The table with its columns of metrics; empty where a line has none.
 
     Args:
-        table: Its lines, told apart by `key`.
+        table: Its lines, told apart by `key`; one without these has no line.
         rows: Measurements, with the same key.
         columns: Those without a metric are left as they are.
         key: Columns of both.
     """
-    for column in columns if len(table) else ():
+    for column in columns if set(key) <= set(table.columns) else ():
         if column.metric:
             found = pick(rows, column.metric, column.scope, column.method).drop_duplicates(list(key))
             table = table.merge(found[[*key, *column.taken]].rename(columns=column.taken), on=list(key), how="left")

@@ -1,9 +1,12 @@
 """A database of made rows, as a table reads it."""
 
+import itertools
+
 import pytest
 
 from nanolib.store import Run, Store
-from tests.report.rows import MACHINE
+from tests.report.rows import MACHINE, ended
+from tests.shown import VERDICTS
 
 
 @pytest.fixture
@@ -16,3 +19,18 @@ def measured(tmp_path):
             return store.measurements(samples=True)
 
     return rows
+
+
+@pytest.fixture
+def say(tmp_path):
+    """What a verdict says of cases, which are factors with measurements; several runs are several arguments."""
+    numbers = itertools.count()
+
+    def said(experiment, *runs):
+        with Store(tmp_path / f"{next(numbers)}.sqlite") as store:
+            for at, cases in enumerate(runs):
+                rows = {str(i): (factors, [ended(), *found]) for i, (factors, found) in enumerate(cases)}
+                store.add(Run(experiment, MACHINE, rows=rows, run_id=f"run-{at}-of-this-test"))
+            return VERDICTS[experiment](store.measurements(samples=True))
+
+    return said

@@ -1,29 +1,10 @@
 """No verdict claims more than its intervals: what orders, names or advises is tried from both sides, apart and overlapping."""
 
-import itertools
 import math
 
 import pytest
 
 from nanolib.measurement import Flag, Measurement, Provenance, exact
-from nanolib.store import Run, Store
-from tests.report.rows import MACHINE, ended
-from tests.shown import VERDICTS
-
-
-@pytest.fixture
-def say(tmp_path):
-    """What a verdict says of cases, which are factors with measurements; several runs are several arguments."""
-    numbers = itertools.count()
-
-    def said(experiment, *runs):
-        with Store(tmp_path / f"{next(numbers)}.sqlite") as store:
-            for at, cases in enumerate(runs):
-                rows = {str(i): (factors, [ended(), *found]) for i, (factors, found) in enumerate(cases)}
-                store.add(Run(experiment, MACHINE, rows=rows, run_id=f"run-{at}-of-this-test"))
-            return VERDICTS[experiment](store.measurements(samples=True))
-
-    return said
 
 
 def timed(scope, low, ms, high, **rest):
@@ -410,7 +391,12 @@ def test_a_product_gains_when_the_whole_range_with_its_cast_is_above_one(say, en
     fp8 = [timed("product", 1, 2, 3), timed("product_with_cast", *ends)]
     cases.append(({"m": 2, "k": 3, "n": 5, "precision": "fp8"}, fp8))
     if "smallest" in said:  # a larger one gains more
-        for larger in ({"m": 4, "k": 3, "n": 5}, {"m": 1, "k": 3, "n": 60}, {"m": 60, "k": 1, "n": 3}):
+        for larger in (
+            {"m": 4, "k": 3, "n": 5},
+            {"m": 1, "k": 3, "n": 60},
+            {"m": 60, "k": 1, "n": 3},
+            {"m": 8, "k": 1, "n": 8},
+        ):
             cases.append((larger | {"precision": "bfloat16"}, [timed("product", 80, 90, 100)]))
             cases.append((larger | {"precision": "fp8"}, fp8))
     assert said in say("fp8", cases)

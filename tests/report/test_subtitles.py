@@ -1,16 +1,18 @@
 """What charts and tables say beside their marks: the model, the link, the limits, the order in which things were measured."""
 
+import pandas as pd
 import pytest
 
+from nanolib.compare.history import _changes
 from nanolib.experiments.attention.view.quality import quality_words
-from nanolib.experiments.distributed.view import training_table
+from nanolib.experiments.distributed.view import prefill_table, training_table
 from nanolib.experiments.distributed.view.decode import _link_words
 from nanolib.experiments.energy.view import layers
 from nanolib.experiments.fp8.view.parity import parity_table, parity_words
-from nanolib.measurement import Measurement, Provenance, Status, exact
+from nanolib.measurement import Flag, Measurement, Provenance, Status, exact
 from nanolib.report.overview import schema_of
 from nanolib.report.roofline import roofline_table
-from tests.report.rows import SIZES, ended, rates_of
+from tests.report.rows import SIZES, ceilings_of, ended, interval, rates_of
 
 
 def _link(ranks, us, gb_per_s, residual):
@@ -95,3 +97,65 @@ def test_patterns_are_told_in_the_order_in_which_they_were_measured(measured):
     ]  # fmt: skip
     lines = quality_words(measured("attention", cases))
     assert [line.split()[4].strip(",") for line in lines] == ["window", "block", "random"]
+
+
+def test_modes_and_types_are_told_in_the_order_in_which_they_were_measured(say):
+    cases = []
+    for mode in ("training_step", "forward"):
+        for precision, ms in (("bfloat16", 8.0), ("fp8_rowwise", 4.0)):
+            factors = {"preset": "p", "name": "a", "mode": mode, "precision": precision, "compiled": False}
+            row = interval("latency", ms * 0.9, ms, ms * 1.1, scope=mode, details={"parameters": 9})
+            cases.append((SIZES | factors, [row]))
+    assert [line.split(":")[0] for line in say("fp8", cases)] == ["training step", "forward"]
+    cases = [
+        (
+            SIZES | {"name": name, "causal": True, "options": {}, "dtype": dtype},
+            [interval("latency", *ends, scope="forward")],
+        )
+        for dtype in ("float32", "bfloat16")
+        for name, ends in (("dense", (1, 2, 3)), ("window", (7, 8, 9)))
+    ]
+    told = [line.split(":")[0] for line in say("attention", cases) if "fastest" in line]
+    assert told == ["Causal, batch 3, float32", "Causal, batch 3, bfloat16"]
+
+
+def test_a_length_that_one_rank_alone_decoded_does_not_silence_the_next(say):
+    def case(ranks, seq_len):
+        factors = {"world_size": ranks, "seq_len": seq_len, "dtype": "float32", "forms": ["fused"], "batch_size": 1}
+        return factors, [interval("latency", 1.0, 2.0, 3.0, scope="fused")]
+
+    lines = say("distributed", [case(1, 64), case(1, 128), case(2, 128)])
+    assert lines[0].startswith("Decoding over 64 keys, float32: only one rank") and "on 2 ranks fused is" in lines[1]
+
+
+def test_an_arm_that_ran_out_of_memory_has_no_verdict(measured):
+    rows = measured("fp8", [({"arm": "fp8_rowwise", "seeds": 3, "steps": 9}, [ended(Status.UNSUPPORTED, "no FP8")])])
+    assert parity_words(parity_table(rows)) == []
+
+
+def test_prefill_that_gave_no_time_stands_with_its_algorithms_and_why(measured):
+    factors = SIZES | {"world_size": 2, "prefill_forms": ["ring", "zigzag"]}
+    (line,) = prefill_table(measured("distributed", [(factors, [ended(Status.TIMEOUT, "a rank hung")])])).to_dict(
+        "records"
+    )
+    assert (line["form"], line["direction"], line["message"]) == ("ring, zigzag", "", "a rank hung")
+
+
+def test_a_link_of_more_ranks_than_cores_is_not_the_one_that_is_told(measured):
+    factors, found = _link(4, 50, 2.5, 0.24)
+    flagged = [Measurement.from_dict(row.to_dict() | {"flags": [Flag.OVERSUBSCRIBED]}) for row in found]
+    said = _link_words(measured("distributed", [_link(2, 20, 4, 0.1), (factors, flagged)]))
+    assert said.startswith("Dashed: the model, 20 us per message, then 4.00 GB/s")
+
+
+def test_the_roofline_is_of_all_experiments_unless_one_is_named(measured):
+    case = (SIZES | {"name": "tiny"}, [ended(), *rates_of("forward", 1e6, 1e3, 1e9)])
+    rows = measured("model", [*ceilings_of().values(), case])
+    assert len(roofline_table(rows)) == len(roofline_table(rows, "model")) == 1 and roofline_table(rows, "fp8").empty
+
+
+def test_a_history_that_holds_a_zero_has_no_ratio():
+    points = pd.DataFrame(
+        {"estimate": [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0], "low": 0.0, "high": 1.0, "git_revision": "a"}
+    )
+    assert _changes(points, "latency") == ()

@@ -240,7 +240,7 @@ def speed_words(table: pd.DataFrame) -> list[str]:
         else:
             pays = "FP8 is not seen to pay at any size measured"
         who = listed(found["name"] + " in " + found["precision"]) + (", not told apart" if len(found) > 1 else "")
-        allowed = f", where Amdahl allows {best['bound']:.2f}" if sizes.any() else ""
+        allowed = f", where Amdahl allows {best['bound']:.2f}" if sizes.any() and pd.notna(best["bound"]) else ""
         lines.append(f"{what}: {pays}; at best {figure} times bf16 ({who}){allowed}.")
     return lines
 
