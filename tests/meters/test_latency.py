@@ -9,6 +9,7 @@ import torch
 
 from nanolib.measurement import BadInput, Flag
 from nanolib.meters.time import clock, latency
+from nanolib.meters.time.collector import quiet_collector
 from nanolib.meters.time.latency import measure, measure_phases, summarise
 from nanolib.stats.intervals import median_interval
 from nanolib.stats.steady import SteadyState
@@ -437,3 +438,21 @@ def test_a_gpus_clock_gives_each_phase_its_own_time_on_its_own_device(monkeypatc
     rows = clock.clock_for("cuda:1").time_block([phase(3.0), phase(5.0)], 2, 2)
     assert rows == [[3.0, 5.0], [3.0, 5.0]]
     assert seen == ["cuda:1", "synchronize", *[3.0, 3.0, 5.0, 5.0] * 2, "synchronize", "left"]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("frozen", [True, False])
+def test_the_collector_is_left_as_it_was_found(enabled, frozen):
+    if frozen:
+        gc.freeze()
+    if not enabled:
+        gc.disable()
+    before = gc.get_freeze_count()
+    try:
+        with quiet_collector():
+            assert not gc.isenabled() and gc.get_freeze_count() > 0
+        assert (gc.isenabled(), gc.get_freeze_count() >= before > 0) == (enabled, frozen)
+        assert frozen or gc.get_freeze_count() == 0
+    finally:
+        gc.unfreeze()
+        gc.enable()

@@ -15,6 +15,7 @@ import torch
 
 from nanolib.measurement import BadInput, Flag, Measurement
 from nanolib.meters.time.clock import Call, Clock, clock_for
+from nanolib.meters.time.collector import quiet_collector
 from nanolib.stats.autocorrelation import ljung_box_p
 from nanolib.stats.intervals import TooFewSamples, median_interval, range_confidence
 from nanolib.stats.outliers import count_outliers, remove_outliers
@@ -86,7 +87,7 @@ def measure_phases(
         if not (isinstance(value, int | float) and 0 < value < math.inf):
             raise BadInput(f"{name}: {value!r} will not do; give a number above 0")
     clock = clock_for(device)
-    with _quiet_collector(), _others() as others:
+    with quiet_collector(), _others() as others:
         blocks, shape = collect_blocks(clock, phases, rel_ci, budget_s)
     series = blocks.reshape(-1, len(phases))
     steady = _steady(series.sum(axis=1), shape["calls_per_block"])
@@ -261,21 +262,6 @@ def _precise(totals: np.ndarray, rel_ci: float) -> bool:
     medians = medians[math.ceil(steady.cut / totals.shape[1]) :] if steady.steady else medians
     low, estimate, high, _ = _interval(medians)
     return len(medians) >= MIN_BLOCKS and high - low <= 2 * rel_ci * estimate
-
-
-@contextmanager
-def _quiet_collector() -> Iterator[None]:
-    """No garbage collection inside a block; what lives already is frozen, so that collecting between blocks is cheap."""
-    was_enabled = gc.isenabled()
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        if was_enabled:
-            gc.enable()
 
 
 @contextmanager

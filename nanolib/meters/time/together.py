@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import random
 import time
@@ -12,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from nanolib.meters.time.clock import synchronizer
+from nanolib.meters.time.collector import quiet_collector
 from nanolib.meters.time.timer import Timer
 
 MAX_BLOCKS, FLOOR_BLOCKS = 100, 3
@@ -39,9 +39,7 @@ def time_together(
     inner = {name: math.ceil(_BLOCK_S / _largest(_probe(call, wait), device)) for name, call in calls.items()}
     blocks: dict[str, list[float]] = {name: [] for name in calls}
     start = time.perf_counter()
-    gc.collect()
-    gc.disable()
-    try:
+    with quiet_collector():
         for count in range(1, MAX_BLOCKS + 1):
             for name in order.sample(list(calls), len(calls)):
                 dist.barrier()
@@ -52,8 +50,6 @@ def time_together(
                 blocks[name].append((time.perf_counter() - began) / inner[name] * 1e3)
             if count >= FLOOR_BLOCKS and _largest(time.perf_counter() - start, device) >= budget_s:
                 break
-    finally:
-        gc.enable()
     return blocks
 
 
@@ -72,15 +68,16 @@ def parts_together(
     """
     found: dict[str, list[dict[str, float]]] = {name: [] for name in calls}
     start = time.perf_counter()
-    for count in range(MAX_BLOCKS + 1):
-        for name, call in calls.items():
-            timer = Timer(device)
-            dist.barrier()
-            call(timer)
-            if count:  # the first run is cold
-                found[name].append({block: 1e3 * seconds for block, seconds in timer.totals().items()})
-        if count >= FLOOR_BLOCKS and _largest(time.perf_counter() - start, device) >= budget_s:
-            break
+    with quiet_collector():
+        for count in range(MAX_BLOCKS + 1):
+            for name, call in calls.items():
+                timer = Timer(device)
+                dist.barrier()
+                call(timer)
+                if count:  # the first run is cold
+                    found[name].append({block: 1e3 * seconds for block, seconds in timer.totals().items()})
+            if count >= FLOOR_BLOCKS and _largest(time.perf_counter() - start, device) >= budget_s:
+                break
     return found
 
 
