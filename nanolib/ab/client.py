@@ -13,10 +13,11 @@ import time
 from collections.abc import Sequence
 from typing import Any, Self
 
-from nanolib.ab.fork_server import BOUND, CHUNK, SERVER, Forked, ForkServer, ending
+from nanolib.ab.fork_server import BOUND, CHUNK, SERVER, Forked, ForkServer, said_in
 from nanolib.ab.worktree import Version
 from nanolib.measurement import BadInput, Status
 from nanolib.paths import OUTPUT_VARIABLE
+from nanolib.run.process import end_group, ending, start
 from nanolib.scratch import Scratch
 
 # How many pairs of processes are forked from one. How that one lies in memory is an effect of its own on all of them; starting
@@ -73,14 +74,13 @@ class VersionProcess:
                     request, [read, written, self._log.fileno()]
                 )
             else:
-                self._process = subprocess.Popen(
+                self._process = start(
                     [*SERVER, str(os.getpid()), *version.import_folders],
                     stdin=read,
                     stdout=written,
                     stderr=self._log,
                     cwd=folder,
                     env=(BOUND if bound else {}) | os.environ | variables,
-                    start_new_session=True,  # Ctrl-C reaches us alone, and the whole group can be ended
                 )
         finally:
             os.close(read)
@@ -100,7 +100,7 @@ class VersionProcess:
             self._requests.write(json.dumps(request).encode() + b"\n")
             self._requests.flush()
         except BrokenPipeError:
-            raise VersionDied(self, ending(self._process.wait(), self._log)) from None
+            raise VersionDied(self, ending(self._process.wait(), said_in(self._log))) from None
 
     def receive(self) -> dict[str, Any]:
         """The answer to what was asked.
@@ -122,7 +122,7 @@ class VersionProcess:
                 raise VersionDied(self, f"said nothing for {self.silence_s:.0f} s; raise --timeout or shrink the case")
             chunk = os.read(self._answers.fileno(), CHUNK)
             if not chunk:
-                raise VersionDied(self, ending(self._process.wait(), self._log))
+                raise VersionDied(self, ending(self._process.wait(), said_in(self._log)))
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
         return json.loads(line)
@@ -159,9 +159,8 @@ class VersionProcess:
 
     def close(self) -> None:
         """End the process and all that it started."""
-        self._signal(signal.SIGKILL)
         with contextlib.suppress(BadInput):  # what it was forked from is gone too
-            self._process.wait()
+            end_group(self._process)
         for stream in (self._requests, self._answers, self._log):
             with contextlib.suppress(BrokenPipeError):  # a request that nobody reads any more
                 stream.close()

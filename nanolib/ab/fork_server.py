@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +15,7 @@ from typing import Any, BinaryIO
 
 from nanolib.ab.worktree import named_folders
 from nanolib.measurement import BadInput
+from nanolib.run.process import end_group, ending, start
 
 # Each of OpenMP's threads keeps to a core of its own: left free, two are at times put on one, and a process takes 30 ms for what
 # another does in 18, all its life long.
@@ -41,14 +40,13 @@ class ForkServer:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
         absolute = named_folders(absolute=True)  # others are within the versions
         with theirs:
-            self._process = subprocess.Popen(
+            self._process = start(
                 [*SERVER, str(os.getpid()), "--forks", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
                 env=BOUND | os.environ | {"PYTHONPATH": os.pathsep.join(absolute)},
-                start_new_session=True,
             )
 
     def imports(self, modules: Sequence[str], own: Sequence[str] = ()) -> None:
@@ -83,7 +81,7 @@ class ForkServer:
                 if not chunk:
                     raise ConnectionError("it has hung up")
         except ConnectionError:
-            failure = ending(self._process.wait(), self._log)
+            failure = ending(self._process.wait(), said_in(self._log))
         except BaseException as error:
             self._process.kill()
             if not isinstance(error, OSError):
@@ -95,20 +93,15 @@ class ForkServer:
 
     def close(self) -> None:
         """End it and all that its imports started; its children are ended by who asked for them."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        end_group(self._process)
         self._socket.close()
         self._log.close()
 
 
-def ending(code: int, log: BinaryIO) -> str:
-    """How a process ended, and its last words."""
-    if code < 0:
-        return f"its process was killed by {signal.Signals(-code).name}"
+def said_in(log: BinaryIO) -> str:
+    """All that a process has said."""
     log.seek(0)
-    lines = log.read().decode(errors="replace").strip().splitlines()
-    return f"its process ended with {code}: {lines[-1] if lines else 'no message'}"
+    return log.read().decode(errors="replace")
 
 
 @dataclass

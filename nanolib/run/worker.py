@@ -9,7 +9,6 @@ import contextlib
 import importlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ from nanolib.measurement import BadInput, Measurement, Status
 from nanolib.run.launch import command
 from nanolib.run.outcome import Outcome, attempt
 from nanolib.run.params import Case, Params
+from nanolib.run.process import KILLED, end_group, ending, import_path, start
 from nanolib.scratch import Scratch
 from nanolib.store import Store
 from nanolib.store.traces import recording
@@ -67,37 +67,30 @@ def run_in_process(
         "database": str(database.absolute()),
         "run_id": run_id,
     }
-    start = time.perf_counter()
+    began = time.perf_counter()
     with Scratch("case") as scratch:
         request["answer"] = str(scratch.path / "rows.jsonl")
         Path(request["answer"]).touch()
-        process = subprocess.Popen(
+        process = start(
             command(__name__),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)},
-            start_new_session=True,  # so that the whole group can be ended with it
+            env=os.environ | {"PYTHONPATH": import_path()},
         )
         try:
             late, errors = _talk(process, json.dumps(request), params.case_timeout_s + _START_S, stop)
         finally:  # after an interrupt too: nothing may stay behind
             if process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):  # it ended by itself just now
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                end_group(process)
         outcome = _read(Path(request["answer"]))
-    outcome.seconds = time.perf_counter() - start
+    outcome.seconds = time.perf_counter() - began
     if late:
         outcome.status = Status.TIMEOUT
         outcome.message = f"ran longer than case_timeout_s {params.case_timeout_s:g}; raise it or shrink the case"
-    elif process.returncode < 0:
-        outcome.status = Status.ERROR
-        outcome.message = f"its process was killed by {signal.Signals(-process.returncode).name}"
     elif process.returncode:
-        last = (errors.strip().splitlines() or ["no message"])[-1]
-        outcome.status, outcome.message = Status.ERROR, f"its process ended with {process.returncode}: {last}"
+        outcome.status, outcome.message = Status.ERROR, ending(process.returncode, errors)
     return outcome
 
 
@@ -119,7 +112,7 @@ def _talk(
 
 def was_killed(outcome: Outcome) -> bool:
     """Whether the outcome is that of a process killed by a signal."""
-    return outcome.status is Status.ERROR and outcome.message.startswith("its process was killed by")
+    return outcome.status is Status.ERROR and outcome.message.startswith(KILLED)
 
 
 def _read(path: Path) -> Outcome:

@@ -17,9 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from nanolib.run.launch import command
+from nanolib.run.process import import_path
 
 GRACE_S = 3.0  # for writing where it is, when a rank is told to end
 LOG = "launcher.log"
@@ -52,7 +51,7 @@ def start(
     share = {"first": node * ranks, "ranks": ranks, "world_size": nodes * ranks}
     (folder / _REQUEST).write_text(json.dumps(asked | {"share": share}))
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path),
+        "PYTHONPATH": import_path(),
         "OMP_NUM_THREADS": str(asked["threads"]),
         "PYTHONWARNINGS": "ignore",
     }
@@ -76,29 +75,6 @@ def end_ranks(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(2 * GRACE_S)
-
-
-def end_tree(process: subprocess.Popen[Any], grace_s: float = 0.0) -> None:
-    """End a process and all its descendants, sessions of their own included: asked first, and then for certain.
-
-    Args:
-        process: The one that was started.
-        grace_s: How long they have between the two, s.
-    """
-    if process.poll() is not None:
-        return
-    try:
-        tree = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
-    except psutil.NoSuchProcess:
-        return
-    for member in tree:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            member.terminate()
-    _, alive = psutil.wait_procs(tree, timeout=grace_s)
-    for member in alive:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            member.kill()
-    process.wait()
 
 
 def main(folder: Path) -> None:

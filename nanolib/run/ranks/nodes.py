@@ -34,6 +34,7 @@ import torch.distributed as dist
 
 import nanolib
 from nanolib.measurement import BadInput, shown
+from nanolib.run.process import end_tree
 from nanolib.run.ranks import launcher
 from nanolib.scratch import Scratch
 
@@ -286,7 +287,7 @@ def _run_share(store: dist.Store, number: int, node: int, asked: dict[str, Any])
             if process.poll() is None:
                 launcher.end_ranks(process)
         finally:
-            launcher.end_tree(process)
+            end_tree(process)
         told = (file for file in folder.iterdir() if file.suffix in (".error", ".stack") or file.stem.isdigit())
         return {file.name: file.read_text(errors="replace") for file in (*told, folder / launcher.LOG)}
 

@@ -24,6 +24,7 @@ import torch
 
 from nanolib.measurement import Flag, Unsupported
 from nanolib.run.params import Case
+from nanolib.run.process import end_tree
 from nanolib.run.ranks import launcher
 from nanolib.run.ranks.nodes import Launch, ask
 from nanolib.scratch import Scratch
@@ -150,7 +151,7 @@ def run_ranks(
             if process.poll() is None:
                 launcher.end_ranks(process)
         finally:
-            launcher.end_tree(process)
+            end_tree(process)
         lost = launch.collect(folder) if launch else 0
         answers = [folder / f"{rank}.json" for rank in range(world_size)]
         # What a process group does when it is torn down changes nothing.

@@ -19,7 +19,7 @@ from typing import IO, Any, Self
 
 from nanolib.paths import OUTPUT_VARIABLE
 from nanolib.run.launch import LAUNCH_VARIABLE, PART_VARIABLE, command, new_token
-from nanolib.run.ranks.launcher import end_tree
+from nanolib.run.process import end_tree, start
 from nanolib.scratch import Scratch
 
 _GRACE_S = 1.5  # between asking processes to end and ending them
@@ -46,7 +46,7 @@ class WarmKernel:
         self._reader: threading.Thread | None = None
         self._scratch = Scratch("run")  # the kernel's description lies there
         told = {OUTPUT_VARIABLE: str(output), LAUNCH_VARIABLE: self.token, PART_VARIABLE: ""}
-        self._process = subprocess.Popen(
+        self._process = start(
             command(__name__, str(self._scratch.path)),
             bufsize=0,
             stdin=subprocess.PIPE,
@@ -54,7 +54,6 @@ class WarmKernel:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=os.environ | told | dict(variables or {}),
-            start_new_session=True,  # Ctrl-C is ours to handle
         )
 
     def __enter__(self) -> Self:
