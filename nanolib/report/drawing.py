@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 
 import altair as alt
 import numpy as np
@@ -10,12 +11,15 @@ import pandas as pd
 
 from nanolib.measurement import METRICS
 from nanolib.report.linking import links
+from nanolib.report.overview import of_experiment, pick
 
 # Okabe & Ito (2008): told apart by every common kind of colour vision.
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 _SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right"]
 WIDTH, HEIGHT = 340, 260
 KEY = "Points: measured, with 95 % intervals. Dashed: predicted. Grey: as n and as n² grow."
+ROOFLINE_KEY = "The prediction is the roofline of the ceilings measured in the same run."
+PLAN_KEY = "The prediction counts the same bytes on tensors that have shapes and no data."
 _FAILED = "#B00020"
 
 
@@ -114,6 +118,39 @@ def tidy(rows: pd.DataFrame, first: str, others: list[str], panel: str) -> pd.Da
             **links(rows),
         }
     )
+
+
+def over_length(
+    rows: pd.DataFrame,
+    experiment: str,
+    metric: str,
+    title: str,
+    subtitle: list[str],
+    panels: Mapping[str, str],
+    others: list[str],
+    log: bool = True,
+) -> alt.TopLevelMixin:
+    """One metric of an experiment's cases over their sequence length, a panel per scope.
+
+    Args:
+        rows: Measurements of any experiments.
+        experiment: Whose.
+        metric: Which.
+        title: Of the chart.
+        subtitle: Its lines.
+        panels: Scope → what its panel is called.
+        others: Factors that tell series of one name apart.
+        log: Whether the metric's axis is logarithmic, and cases that failed are marked.
+    """
+    rows = of_experiment(rows, experiment)
+    found = pick(rows, metric)
+    found = found[found["scope"].isin(list(panels))] if len(found) else found
+    if found.empty:
+        return empty_chart(title, why_empty(rows, experiment))
+    found, shared = short_names(found)
+    data = tidy(found, "name", others, "scope").assign(panel=found["scope"].map(panels))
+    failed = failed_cases(rows, "name", others) if log else pd.DataFrame()
+    return measured_and_predicted(data, failed, metric, title + shared, subtitle, list(panels.values()), log)
 
 
 def measured_and_predicted(

@@ -10,19 +10,17 @@ from nanolib.experiments.attention.view.tables import attention_table
 from nanolib.report.drawing import (
     HEIGHT,
     KEY,
+    PLAN_KEY,
+    ROOFLINE_KEY,
     WIDTH,
     colour_and_shape,
     domain_of,
     empty_chart,
-    failed_cases,
-    measured_and_predicted,
+    over_length,
     seq_axis,
     theme,
-    tidy,
-    why_empty,
 )
 from nanolib.report.linking import links
-from nanolib.report.overview import of_experiment, pick
 from nanolib.report.roofline import roofline_chart
 
 _OTHERS = ["batch_size", "dtype", "causal"]
@@ -30,46 +28,23 @@ _OTHERS = ["batch_size", "dtype", "causal"]
 
 def attention_latency(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Latency of attention kinds over sequence length, forward and backward, with the roofline's prediction."""
-    rows = of_experiment(rows, "attention")
-    found = pick(rows, "latency")
-    title = "Attention latency"
-    if found.empty:
-        return empty_chart(title, why_empty(rows, "attention"))
-    data = tidy(found, "name", _OTHERS, "scope")
-    subtitle = [KEY, "The prediction is the roofline of the ceilings measured in the same run."]
-    return measured_and_predicted(
-        data, failed_cases(rows, "name", _OTHERS), "latency", title, subtitle, ["forward", "backward"]
-    )
+    panels = {"forward": "forward", "backward": "backward"}
+    return over_length(rows, "attention", "latency", "Attention latency", [KEY, ROOFLINE_KEY], panels, _OTHERS)
 
 
 def attention_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Peak memory of attention kinds over sequence length."""
-    rows = of_experiment(rows, "attention")
-    found = pick(rows, "peak_memory")
-    title = "Attention memory"
-    if found.empty:
-        return empty_chart(title, why_empty(rows, "attention"))
-    data = tidy(found, "name", _OTHERS, "scope")
-    data["panel"] = data["panel"].str.replace("forward_backward", "forward + backward")
-    subtitle = [KEY, "The prediction counts the same bytes on tensors that have shapes and no data."]
-    panels = ["forward", "forward + backward"]
-    return measured_and_predicted(data, failed_cases(rows, "name", _OTHERS), "peak_memory", title, subtitle, panels)
+    panels = {"forward": "forward", "forward_backward": "forward + backward"}
+    return over_length(rows, "attention", "peak_memory", "Attention memory", [KEY, PLAN_KEY], panels, _OTHERS)
 
 
 def attention_efficiency(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Share of the measured matrix-product ceiling that each kind reaches."""
-    rows = of_experiment(rows, "attention")
-    found = pick(rows, "ceiling_share")
-    title = "Attention efficiency"
-    if found.empty:
-        return empty_chart(title, why_empty(rows, "attention"))
-    data = tidy(found, "name", _OTHERS, "scope")
-    subtitle = [
+    said = [
         "Useful FLOP/s (of kept connections) as a share of this machine's matrix product, measured in the same run."
     ]
-    return measured_and_predicted(
-        data, pd.DataFrame(), "ceiling_share", title, subtitle, ["forward", "backward"], log=False
-    )
+    panels = {"forward": "forward", "backward": "backward"}
+    return over_length(rows, "attention", "ceiling_share", "Attention efficiency", said, panels, _OTHERS, log=False)
 
 
 def attention_speed_up(rows: pd.DataFrame) -> alt.TopLevelMixin:

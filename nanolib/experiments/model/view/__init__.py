@@ -2,6 +2,7 @@
 
 from nanolib.experiments.model.view import charts
 from nanolib.experiments.model.view.charts import (
+    model_generation,
     model_loss,
     model_memory,
     model_performance,
@@ -23,6 +24,7 @@ __all__ = [
     "SCALING_COLUMNS",
     "SECTION",
     "loss_table",
+    "model_generation",
     "model_loss",
     "model_memory",
     "model_performance",

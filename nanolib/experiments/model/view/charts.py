@@ -10,53 +10,36 @@ from nanolib.report.drawing import (
     HEIGHT,
     KEY,
     PALETTE,
+    PLAN_KEY,
+    ROOFLINE_KEY,
     WIDTH,
     colour_and_shape,
     empty_chart,
-    failed_cases,
-    measured_and_predicted,
+    over_length,
     short_names,
     theme,
-    tidy,
-    why_empty,
 )
 from nanolib.report.linking import links
-from nanolib.report.overview import of_experiment, pick
 from nanolib.report.roofline import roofline_chart
 
 _OTHERS = ["attention_type", "batch_size", "dtype"]
+_PANELS = {"inference": "inference", "training_step": "training step"}
 
 
 def model_performance(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Latency of whole models over sequence length: inference and a training step."""
-    rows = of_experiment(rows, "model")
-    found = pick(rows, "latency")
-    found = found[found["scope"].isin(["inference", "training_step"])] if len(found) else found
-    title = "Model latency"
-    if found.empty:
-        return empty_chart(title, why_empty(rows, "model"))
-    found, shared = short_names(found)
-    data = tidy(found, "name", _OTHERS, "scope")
-    data["panel"] = data["panel"].str.replace("_", " ")
-    subtitle = [KEY, "The prediction is the roofline of the ceilings measured in the same run."]
-    failed = failed_cases(rows, "name", _OTHERS)
-    return measured_and_predicted(data, failed, "latency", title + shared, subtitle, ["inference", "training step"])
+    return over_length(rows, "model", "latency", "Model latency", [KEY, ROOFLINE_KEY], _PANELS, _OTHERS)
 
 
 def model_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Peak memory of whole models over sequence length."""
-    rows = of_experiment(rows, "model")
-    found = pick(rows, "peak_memory")
-    title = "Model memory"
-    if found.empty:
-        return empty_chart(title, why_empty(rows, "model"))
-    found, shared = short_names(found)
-    data = tidy(found, "name", _OTHERS, "scope")
-    data["panel"] = data["panel"].str.replace("_", " ")
-    subtitle = [KEY, "The prediction counts the same bytes on tensors that have shapes and no data."]
-    return measured_and_predicted(
-        data, pd.DataFrame(), "peak_memory", title + shared, subtitle, ["inference", "training step"]
-    )
+    return over_length(rows, "model", "peak_memory", "Model memory", [KEY, PLAN_KEY], _PANELS, _OTHERS)
+
+
+def model_generation(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """The time to the first token, and of each after it, over the prompt's length."""
+    panels = {"prefill": "first token", "decode": "each token after it"}
+    return over_length(rows, "model", "latency", "Generation", [KEY, ROOFLINE_KEY], panels, _OTHERS)
 
 
 def training_phases(rows: pd.DataFrame) -> alt.TopLevelMixin:
@@ -122,6 +105,7 @@ def model_roofline(rows: pd.DataFrame) -> alt.TopLevelMixin:
 # What the report draws of it, in this order.
 CHARTS = {
     "model_performance": model_performance,
+    "model_generation": model_generation,
     "training_phases": training_phases,
     "model_memory": model_memory,
     "model_loss": model_loss,
