@@ -28,6 +28,39 @@ EXIT_OK, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
 output_option = click.option("--output", metavar="DIR", help="Output folder; default: $NANOLIB_OUTPUT, or outputs/.")
 
 
+class Amount(click.ParamType):
+    """A number that may carry its unit: `60s`, `5%`, `30d`.
+
+    Args:
+        unit: What it may end with.
+        most: It is below this.
+        remedy: What would be right, for who gave something else.
+        above: Whether it is above 0; else 0 will do.
+    """
+
+    name = "amount"
+
+    def __init__(self, unit: str, most: float, remedy: str, *, above: bool = True) -> None:
+        self.unit, self.most, self.remedy, self.above = unit, most, remedy, above
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """See `click.ParamType.convert`."""
+        text = str(value)
+        try:
+            found = float(text.removesuffix(self.unit)) / (100 if self.unit == "%" and text.endswith("%") else 1)
+        except ValueError:
+            found = math.nan
+        if not (0 < found < self.most or (found == 0 and not self.above)):
+            field = param.opts[0] if param else self.name
+            raise BadInput(f"{field}: {shown(text)} will not do; give {self.remedy}")
+        return found
+
+
+SECONDS = Amount("s", 1e6, "seconds, such as 60s")
+SHARE = Amount("%", 1.0, "a share such as 5% or 0.05")
+DAYS = Amount("d", 1e6, "days, such as 30d", above=False)
+
+
 def echo(*lines: Any, err: bool = False) -> None:
     """Print lines; what was stored or typed and stands in them does nothing to the terminal. Commands print by this alone."""
     for line in lines:
@@ -135,6 +168,8 @@ class Commands(click.Group):
             sys.exit(super().main(*args, **kwargs | {"standalone_mode": False}) or EXIT_OK)
         except click.exceptions.NoArgsIsHelpError as error:
             error.show()
+        except BadInput as error:
+            echo(*(f"nano: {line}" for line in error.lines), err=True)
         except click.ClickException as error:
             context = getattr(error, "ctx", None)
             path = context.command_path if context else "nano"

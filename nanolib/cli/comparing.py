@@ -13,6 +13,8 @@ import click
 from nanolib.cli.command import (
     EXIT_FAILED,
     EXIT_OK,
+    SECONDS,
+    SHARE,
     echo,
     echo_table,
     handle_errors,
@@ -20,7 +22,7 @@ from nanolib.cli.command import (
     pairs_of,
     use_output,
 )
-from nanolib.measurement import BadInput, shown
+from nanolib.measurement import BadInput
 
 
 def _findings(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -29,7 +31,12 @@ def _findings(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--markdown", "markdown_file", metavar="FILE", help="Write the findings as Markdown."),
         click.option("--json", "json_file", metavar="FILE", help="Write the findings as JSON."),
         click.option(
-            "--threshold", default="5%", show_default=True, metavar="SHARE", help="A change from here on counts."
+            "--threshold",
+            type=SHARE,
+            default="5%",
+            show_default=True,
+            metavar="SHARE",
+            help="A change from here on counts.",
         ),
     ):
         command = option(command)
@@ -47,7 +54,7 @@ def _findings(command: Callable[..., Any]) -> Callable[..., Any]:
 def compare(
     base: str,
     current: str,
-    threshold: str,
+    threshold: float,
     everything: bool,
     json_file: str | None,
     markdown_file: str | None,
@@ -60,7 +67,7 @@ def compare(
     use_output(output)
     _have_folders(json_file, markdown_file, chart_file)
     (then, made), (now, made_now) = _rows_of("base", base), _rows_of("current", current)
-    found = compare_rows(then, now, _share(threshold), made | made_now)
+    found = compare_rows(then, now, threshold, made | made_now)
     if not found.lines:
         raise BadInput(f"compare: {base!r} and {current!r} have no case in common; compare runs of one notebook")
     if chart_file:
@@ -118,9 +125,16 @@ def _write(option: str, file: str, text: str) -> None:
 )
 @click.option("--metric", default="latency", show_default=True, help="Or tokens_per_second, peak_memory, flops, ...")
 @click.option(
-    "--budget", default="50s", show_default=True, metavar="SECONDS", help="For one case, both rounds included."
+    "--budget",
+    type=SECONDS,
+    default="50s",
+    show_default=True,
+    metavar="SECONDS",
+    help="For one case, both rounds included.",
 )
-@click.option("--timeout", default="300s", show_default=True, metavar="SECONDS", help="For one answer of a version.")
+@click.option(
+    "--timeout", type=SECONDS, default="300s", show_default=True, metavar="SECONDS", help="For one answer of a version."
+)
 @click.option("--label", default="", help="Your name for this comparison.")
 @_findings
 @output_option
@@ -133,9 +147,9 @@ def ab(
     functions: tuple[str, ...],
     setup: str,
     metric: str,
-    threshold: str,
-    budget: str,
-    timeout: str,
+    threshold: float,
+    budget: float,
+    timeout: float,
     label: str,
     json_file: str | None,
     markdown_file: str | None,
@@ -154,8 +168,7 @@ def ab(
     use_output(output)
     _have_folders(json_file, markdown_file)
     one_line_of("--label", label)
-    given = {"threshold": _share(threshold), "budget_s": _seconds("--budget", budget)}
-    given["timeout_s"] = _seconds("--timeout", timeout)
+    given = {"threshold": threshold, "budget_s": budget, "timeout_s": timeout}
     question = _ab_question(a, b, notebooks, pairs_of(pairs), functions, setup, metric)
     settings = Settings(**given, direction=METRICS[metric].direction, pairs=metric in TIMED)
     answer = ask(question, settings, lambda line: echo(line, err=True))
@@ -226,26 +239,6 @@ def _ab_question(
     if not jobs:
         raise BadInput(f"ab: {', '.join(notebooks)} times nothing that can be interleaved; name another notebook")
     return Question((a, b), checkout(), [(job.name, job.given, job.given) for job in jobs], metric=metric)
-
-
-def _seconds(option: str, text: str) -> float:
-    try:
-        seconds = float(text.removesuffix("s"))
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < 1e6:
-        raise BadInput(f"{option}: {shown(text)} will not do; give seconds, such as 60s")
-    return seconds
-
-
-def _share(text: str) -> float:
-    try:
-        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        share = -1.0
-    if not 0 < share < 1:
-        raise BadInput(f"--threshold: {shown(text)} will not do; give a share such as 5% or 0.05")
-    return share
 
 
 def _rows_of(side: str, name: str) -> tuple[Any, dict[str, str]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from nanolib.cli.command import echo, echo_table, handle_errors, output_option, selected, use_output
+from nanolib.cli.command import DAYS, echo, echo_table, handle_errors, output_option, selected, use_output
 from nanolib.measurement import BadInput
 from nanolib.paths import database_path
 
@@ -101,7 +101,7 @@ def merge(databases: tuple[str, ...], output: str | None) -> None:
 
 
 @click.command()
-@click.option("--older-than", "age", metavar="30d", help="Delete runs that are older than this many days.")
+@click.option("--older-than", "days", type=DAYS, metavar="30d", help="Delete runs that are older than this many days.")
 @click.option("--keep", type=click.IntRange(min=0), help="Delete all but so many of the newest runs.")
 @click.option(
     "--run", "names", multiple=True, metavar="RUN", help="Delete this run, whatever else is deleted; repeatable."
@@ -109,14 +109,13 @@ def merge(databases: tuple[str, ...], output: str | None) -> None:
 @click.option("--dry-run", is_flag=True, help="Only say which.")
 @output_option
 @handle_errors
-def clean(age: str | None, keep: int | None, names: tuple[str, ...], dry_run: bool, output: str | None) -> None:
+def clean(days: float | None, keep: int | None, names: tuple[str, ...], dry_run: bool, output: str | None) -> None:
     """Delete runs, old ones or named ones, and give their space back."""
     from nanolib.store import Store
 
     use_output(output)
-    if age is None and keep is None and not names:
+    if days is None and keep is None and not names:
         raise BadInput("--older-than, --keep, --run: none is given; say which runs to delete, such as --older-than 30d")
-    days = None if age is None else _days(age)
     from nanolib.run.sweep import mark_dead_runs
 
     with Store(create=False) as store:
@@ -124,13 +123,3 @@ def clean(age: str | None, keep: int | None, names: tuple[str, ...], dry_run: bo
         named = {run_id for name in names for run_id in store.resolve(name)}
         gone = store.cleanup_old_runs(days, max_runs=keep, run_ids=named, dry_run=dry_run)
     echo(f"{len(gone)} run(s) {'would be' if dry_run else 'were'} deleted")
-
-
-def _days(age: str) -> float:
-    try:
-        days = float(age.removesuffix("d"))
-    except ValueError:
-        days = -1
-    if not 0 <= days < 1e6:
-        raise BadInput(f"--older-than: {age!r} will not do; give days, such as 30d")
-    return days
