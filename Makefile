@@ -36,8 +36,7 @@ lab: setup
 notebooks: setup
 	$(BIN)/python -m tests.notebooks.parameters
 	folder=$$(mktemp -d) && NANOLIB_OUTPUT=$$folder $(BIN)/jupyter nbconvert --to notebook --execute --inplace \
-	  notebooks/attention.ipynb notebooks/model.ipynb notebooks/warmup.ipynb notebooks/energy.ipynb \
-	  notebooks/fp8.ipynb notebooks/distributed.ipynb notebooks/summary.ipynb && rm -r $$folder
+	  $$(ls notebooks/*.ipynb | grep -v summary) notebooks/summary.ipynb && rm -r $$folder
 
 # Removes what can be made again; results in outputs/ stay.
 clean:

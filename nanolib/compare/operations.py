@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ from nanolib.store import Store
 
 UNTUNED_SINCE = (0, 3)
 _WITH_MODELS = ("model", "energy", "warmup", "fp8")
-WHY = "before 0.3, models multiplied in float32 on a CPU by oneDNN unasked; no verdict: measure the base again"
+WHY = "before 0.3, models in float32 on a CPU could multiply by oneDNN unasked; no verdict: measure the base again"
 
 
 def versions_of(store: Store, run_ids: Iterable[str]) -> dict[str, str]:
@@ -18,17 +19,23 @@ def versions_of(store: Store, run_ids: Iterable[str]) -> dict[str, str]:
 
 
 def is_float32_model(experiment: str, factors: Mapping[str, Any]) -> bool:
-    """Whether a case runs a whole model in float32 on a CPU, and not one that asks for `onednn`."""
+    """Whether a case runs one of nanolib's models in float32 on a CPU as torch would: forward, eagerly, not training."""
     number_format = factors.get("dtype", factors.get("precision", "float32"))
+    does = factors.get(
+        "mode", factors.get("phase", factors.get("direction", ""))
+    )  # a ceiling, a product, a loss: none of these
     return (
         experiment in _WITH_MODELS
         and number_format == "float32"
         and factors.get("device") == "cpu"
-        and factors.get("optimisation", "eager") != "onednn"
+        and does in ("inference", "generation", "prefill", "decode", "forward")
+        and factors.get("optimisation", "eager") == "eager"
+        and factors.get("attention_type") != "own"
+        and not factors.get("compiled")
     )
 
 
 def is_untuned(version: str) -> bool:
     """Whether this version of nanolib runs torch's own operations alone; one that is unknown does."""
-    parts = version.split(".")[:2]
-    return not all(part.isdecimal() for part in parts) or tuple(map(int, parts)) >= UNTUNED_SINCE
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return found is None or (int(found[1]), int(found[2])) >= UNTUNED_SINCE

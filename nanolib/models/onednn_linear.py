@@ -9,6 +9,7 @@ from torch import nn
 
 from nanolib import onednn
 from nanolib.measurement import Unsupported
+from nanolib.models.user import logits_of
 
 
 class OneDnnLinear(nn.Linear):
@@ -43,17 +44,34 @@ class OneDnnLinear(nn.Linear):
         )
 
 
-def with_onednn(model: nn.Module) -> nn.Module:
+def with_onednn(model: nn.Module, ids: torch.Tensor) -> nn.Module:
     """A copy of a model, over the same weights, whose linear layers are `OneDnnLinear`.
 
+    Args:
+        model: Of any source.
+        ids: What it reads, int64 [batch, length]; one forward pass shows that it goes through these layers.
+
     Raises:
-        Unsupported: It has no linear layer in float32 on a CPU.
+        Unsupported: torch has no oneDNN; or the model has no linear layer in float32 on a CPU, runs none, or cannot be copied.
     """
+    if not torch.backends.mkldnn.is_available():
+        raise Unsupported("this torch was built without oneDNN")
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    fast = copy.deepcopy(model, shared)
+    try:
+        fast = copy.deepcopy(model, shared)
+    except (TypeError, RuntimeError) as error:  # locks, files, tensors with a history
+        raise Unsupported(f"{type(model).__name__} cannot be copied for oneDNN: {error}") from None
     found = [layer for layer in fast.modules() if type(layer) is nn.Linear and layer.weight.dtype == torch.float32]
     if not any(layer.weight.device.type == "cpu" for layer in found):
         raise Unsupported("oneDNN multiplies in float32 on a CPU; this model has no such linear layer")
+    reached: list[nn.Module] = []
+    hooks = [layer.register_forward_pre_hook(lambda layer, _: reached.append(layer)) for layer in found]
     for layer in found:
         layer.__class__ = OneDnnLinear
+    with torch.no_grad():
+        logits_of(fast)(ids)
+    for hook in hooks:
+        hook.remove()
+    if not reached:
+        raise Unsupported(f"the forward pass of {type(model).__name__} goes through none of its own linear layers")
     return fast

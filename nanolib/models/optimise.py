@@ -62,7 +62,7 @@ def _autocast(dtype: torch.dtype) -> Callable[[nn.Module, Forward, torch.Tensor]
 
 
 def _onednn(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forward:
-    return logits_of(with_onednn(model))
+    return logits_of(with_onednn(model, ids))
 
 
 # Name → (model, its forward, example ids) → the forward to use in its place.

@@ -81,6 +81,7 @@ def ending(code: int, errors: str) -> str:
         errors: What it wrote.
     """
     if code < 0:
-        return f"{KILLED} {signal.Signals(-code).name}"
+        known = -code in {one.value for one in signal.Signals}
+        return f"{KILLED} {signal.Signals(-code).name if known else f'signal {-code}'}"
     lines = errors.strip().splitlines()
     return f"its process ended with {code}: {lines[-1] if lines else 'no message'}"

@@ -64,14 +64,14 @@ _ENCODED = re.compile(r"(?<!\S)\S*%(?:2[fF]|5[cC])\S*")  # as an address writes 
 _OPENS = (
     r"(?<![\w\-])(?=[\w\-]*(?:passw(?:or)?d|passphrase|secret|(?:api|private|access)[_\-]?key|sshpass|_pass))[\w\-]++"
 )
-_CODE = r"(?=[^\s'\"]{0,999}[A-Za-z])(?=[^\s'\"]{0,999}[\d_])[^\s'\"]{4,}"
+_CODE = r"(?:[^\s'\"]{1000,}|(?=[^\s'\"]{0,999}[A-Za-z])(?=[^\s'\"]{0,999}[\d_])[^\s'\"]{4,})"
 _KEY = re.compile(
     rf"(?i)(\bauthorization['\"]?\s*[:=]\s*)[^\s].*"
     rf"|({_OPENS}['\"]?\s*[:=]\s*)(?:'[^']*'|\"[^\"]*\"|{_CODE})"
     rf"|({_OPENS}=)[^\s'\"]+"
     rf"|(--(?:password|secret|api-key|token)\s+)[^\s'\"]+"
     rf"|((?<![\w\-])[\w\-]*+(?<=token)['\"]?\s*[:=]\s*['\"]?|\bbearer\s+){_CODE}"
-    r"|(\b)(?:hf_|gh[oprsu]_|github_pat_|glpat-|sk-|xox[abp]-|AKIA|AIza)\w{8,}[\w\-]*"
+    r"|(\b)(?:hf_|gh[oprsu]_|github_pat_|glpat-|sk-(?=[\w\-]*\d)|xox[abp]-|AKIA|AIza)[\w\-]{8,}"
 )
 _NAMES_KEY = re.compile(rf"(?i)\A(?:{_OPENS}|authorization)\Z")
 _NAMES_TOKEN = re.compile(r"(?i)\A[\w\-]*token\Z")

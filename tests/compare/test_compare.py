@@ -281,6 +281,10 @@ def _model_run(version, seed, run_id, **factors):
         ("0.3.0", "0.10.0", {}, "regressed"),
         ("0.2.0", "0.3.0", {"dtype": "bfloat16"}, "regressed"),
         ("0.2.0", "0.3.0", {"device": "cuda"}, "regressed"),
+        ("0.2.0", "0.3.0", {"mode": "training"}, "regressed"),
+        ("0.2.0", "0.3.0", {"attention_type": "own"}, "regressed"),
+        ("0.2.0", "0.3.0", {"optimisation": "compile"}, "regressed"),
+        ("0.2rc1", "0.3.0", {"mode": "inference"}, "inconclusive"),
     ],
 )
 def test_models_that_multiplied_by_onednn_unasked_pair_and_get_no_verdict(tmp_path, then, now, factors, finding):
@@ -290,4 +294,4 @@ def test_models_that_multiplied_by_onednn_unasked_pair_and_get_no_verdict(tmp_pa
         found = since_before(store, ["current"])
     (line,) = (line for line in found.lines if line.metric.startswith("latency"))
     assert line.finding == finding and line.base == pytest.approx(10, rel=0.1)
-    assert line.message.startswith("before 0.3, models multiplied") == (finding == "inconclusive")
+    assert line.message.startswith("before 0.3, models in float32") == (finding == "inconclusive")

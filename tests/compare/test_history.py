@@ -22,13 +22,13 @@ M2 = M1 | {
 }
 
 
-def _run(index, level, machine=M1, flops=100.0, experiment="attention"):
+def _run(index, level, machine=M1, flops=100.0, experiment="attention", **more):
     wiggle = 1 + 0.002 * (index % 3)
     times = [level * wiggle * (1 + 0.001 * (i % 7)) for i in range(40)]
     latency = dataclasses.replace(summarise(times, scope="forward"), predicted=level)
     rows = [Measurement("case_time", 1.0), latency, exact("flops", flops, scope="forward")]
     shape = {"batch_size": 1, "dtype": "float32", "num_heads": 1, "num_kv_heads": 1, "head_dim": 8, "causal": True}
-    factors = {"name": "dense", "attention_type": "dense", "options": {}, "seq_len": 8, "device": "cpu", **shape}
+    factors = {"name": "dense", "attention_type": "dense", "options": {}, "seq_len": 8, "device": "cpu", **shape} | more
     cases = {"c1": (factors, rows)}
     run_id = f"run{index}{machine['machine_id']}"
     return Run(experiment, machine, rows=cases, git_revision=f"rev{index}", run_id=run_id)
@@ -211,16 +211,16 @@ def test_which_way_is_worse_follows_the_metric(metric, ratio, worse):
 @pytest.mark.parametrize(("experiment", "changes", "said"), [("model", [], True), ("attention", [5], False)])
 def test_a_step_from_onednn_to_torchs_products_is_no_change_of_level(store, experiment, changes, said):
     for index in range(12):
-        run = _run(index, 10.0 if index < 5 else 20.0, experiment=experiment)
+        run = _run(index, 10.0 if index < 5 else 20.0, experiment=experiment, mode="inference")
         store.add(dataclasses.replace(run, versions={"nanolib": "0.2.0" if index < 5 else "0.3.0"}))
     (history,) = histories(store, machine_ids=["m1"])
     assert [change.at for change in history.changes] == changes
-    assert ("before 0.3, models multiplied" in table([history])["changes"].iloc[0]) == said
+    assert ("before 0.3, models in float32" in table([history])["changes"].iloc[0]) == said
 
 
 def test_a_change_after_the_step_is_found_at_its_place(store):
     for index in range(16):
-        run = _run(index, 10.0 if index < 5 else 20.0 if index < 10 else 25.0, experiment="model")
+        run = _run(index, 10.0 if index < 5 else 20.0 if index < 10 else 25.0, experiment="model", mode="inference")
         store.add(dataclasses.replace(run, versions={"nanolib": "0.2.0" if index < 5 else "0.3.0"}))
     (history,) = histories(store, machine_ids=["m1"])
     assert [(change.at, change.before, change.after) for change in history.changes] == [(10, "rev9", "rev10")]

@@ -1,3 +1,5 @@
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -109,7 +111,7 @@ def test_a_model_runs_torchs_own_operations_until_it_is_asked_for_onednn():
     ids = torch.zeros(1, 3, dtype=torch.int64)
     linears = sum(type(layer) is nn.Linear for layer in model.modules())
     assert _operations(model, ids).count("_linear_pointwise") == 0
-    fast = with_onednn(model)
+    fast = with_onednn(model, ids)
     assert _operations(fast, ids).count("_linear_pointwise") == linears
     assert _operations(model, ids).count("_linear_pointwise") == 0
     with torch.no_grad():
@@ -118,7 +120,7 @@ def test_a_model_runs_torchs_own_operations_until_it_is_asked_for_onednn():
 
 def test_the_copy_holds_the_same_weights():
     model = create_model(NanoConfig.from_preset("decoder_tiny", num_layers=2, vocab_size=64), seed=0)
-    fast = with_onednn(model)
+    fast = with_onednn(model, torch.zeros(1, 2, dtype=torch.int64))
     for (name, a), (other, b) in zip(model.state_dict().items(), fast.state_dict().items(), strict=True):
         assert name == other and a.data_ptr() == b.data_ptr()
     assert len(list(fast.parameters())) == len(list(model.parameters()))  # a tied head stays tied
@@ -129,4 +131,36 @@ def test_the_copy_holds_the_same_weights():
 )
 def test_what_has_no_float32_layer_on_a_cpu_is_refused(model):
     with pytest.raises(Unsupported, match="float32 on a CPU"):
-        with_onednn(model)
+        with_onednn(model, torch.zeros(1, 2, dtype=torch.int64))
+
+
+class _Elsewhere(nn.Module):
+    """Its forward pass is that of modules which a copy does not hold."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(8, 4), nn.Linear(4, 8)
+        self.run = lambda ids: self.head(self.embedding(ids))
+
+    def forward(self, ids):
+        return self.run(ids)
+
+
+class _Locked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head, self.lock = nn.Linear(4, 8), threading.Lock()
+
+
+@pytest.mark.parametrize(
+    ("model", "said"), [(_Elsewhere, "goes through none of its own"), (_Locked, "cannot be copied")]
+)
+def test_a_model_that_oneDNN_would_not_reach_is_not_called_faster(model, said):
+    with pytest.raises(Unsupported, match=said):
+        with_onednn(model(), torch.zeros(1, 2, dtype=torch.int64))
+
+
+def test_a_torch_without_onednn_has_no_such_optimisation(monkeypatch):
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    with pytest.raises(Unsupported, match="built without oneDNN"):
+        with_onednn(nn.Linear(2, 2), torch.zeros(1, 2, dtype=torch.int64))

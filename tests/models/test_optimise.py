@@ -61,6 +61,14 @@ def test_onednn_gives_the_same_logits_and_leaves_the_model_as_it_is(model, ids, 
         work.call()
 
 
+def test_an_encoder_decoder_generates_by_onednn_too():
+    config = NanoConfig.from_preset("encoder_decoder_tiny", d_model=64, num_layers=1, num_heads=2, vocab_size=300)
+    step = Generating(create_model(config, seed=0), torch.zeros(1, 8, dtype=torch.int64), 2, "onednn")
+    assert step.difference() < 1e-5
+    for work in step.workloads():
+        work.call()
+
+
 def test_generation_is_measured_eagerly_and_by_onednn_alone():
     params = Params(
         presets=["decoder_tiny"], seq_lens=[16], dtypes=["float32", "bfloat16"], optimisations=list(OPTIMISATIONS)

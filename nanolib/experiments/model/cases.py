@@ -260,8 +260,10 @@ def unsupported(case: Case) -> str:
         return reason
     if isinstance(case, ModelCase) and case.optimisation == "cuda_graph" and not case.device.startswith("cuda"):
         return f"CUDA graphs need a CUDA device, and this is {case.device}"
-    if isinstance(case, ModelCase) and case.optimisation == "onednn" and case.device != "cpu":
-        return f"oneDNN multiplies on a CPU, and this is {case.device}"
+    if isinstance(case, ModelCase) and case.optimisation == "onednn":
+        if case.device != "cpu":
+            return f"oneDNN multiplies on a CPU, and this is {case.device}"
+        return "" if torch.backends.mkldnn.is_available() else "this torch was built without oneDNN"
     return ""
 
 

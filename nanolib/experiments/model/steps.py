@@ -159,14 +159,14 @@ class Generating:
 
     def __init__(self, model: nn.Module, prompt: torch.Tensor, new_tokens: int, optimisation: str = "eager") -> None:
         self.model = model.eval()
-        self._used = with_onednn(model) if optimisation == "onednn" else model
+        self._used = with_onednn(model, prompt) if optimisation == "onednn" else model
         self.generation = generation_of(self._used, prompt, new_tokens)
 
     @torch.inference_mode()
     def difference(self) -> float:
-        """Relative error of the logits of one token against the eager ones."""
-        token = self.generation.prompt[:, :1]
-        return relative_error(logits_of(self._used)(token), logits_of(self.model)(token))
+        """Relative error of the prompt's logits against the eager ones."""
+        prompt = self.generation.prompt
+        return relative_error(logits_of(self._used)(prompt), logits_of(self.model)(prompt))
 
     def workloads(self) -> Iterator[Workload]:
         """Reading the prompt, and one token after it."""

@@ -99,9 +99,10 @@ def _optimised(table: pd.DataFrame) -> Iterator[str]:
 
 def _slow_products(rows: pd.DataFrame, table: pd.DataFrame) -> Iterator[str]:
     """Where torch's own product in float32 is slower than this CPU's ceiling, and what to try."""
-    ceilings = pick(rows, "ceiling_flops").drop_duplicates(["machine_id", "scope"], keep="last")
+    ceilings = pick(rows, "ceiling_flops")
     best, torchs = (ceilings[ceilings["scope"] == scope] for scope in ("float32", "float32 by torch"))
-    both = best.merge(torchs, on="machine_id", suffixes=("", "_torch"))
+    newest = best.drop_duplicates("machine_id", keep="last")
+    both = newest.merge(torchs.drop_duplicates("run_id"), on="run_id", suffixes=("", "_torch"))
     if "onednn" not in set(table["optimisation"]):
         for _, row in both[both["high_torch"] < both["low"]].iterrows():
             share = row["estimate_torch"] / row["estimate"]
