@@ -101,6 +101,20 @@ def test_a_slow_product_of_torchs_is_told_with_the_remedy(measured, torchs, opti
     assert (line in VERDICTS["model"](found)) == said
 
 
+def test_a_slow_product_of_an_older_run_is_not_held_against_a_newer_ceiling(measured):
+    """The newer run found torch's own product the fastest, and has no row of it."""
+    best, torchs = (
+        interval("ceiling_flops", v - 1, v, v + 1, scope=of) for v, of in ((200, "float32"), (100, "float32 by torch"))
+    )
+    newer = interval("ceiling_flops", 299, 300, 301, scope="float32")
+    case = SIZES | {"name": "a", "attention_type": "dense", "mode": "inference", "optimisation": "eager"}
+    timed = [ended(), latency("inference", 1.0)]
+    found = measured(
+        "model", [({"ceiling": "float32"}, [best, torchs]), (case, timed)], [({"ceiling": "float32"}, [newer])]
+    )
+    assert not [line for line in VERDICTS["model"](found) if line.startswith("torch's float32")]
+
+
 def test_predictions_are_dashed_and_measurements_have_intervals(rows):
     for chart in (CHARTS["attention_roofline"](rows), CHARTS["attention_quality"](rows)):
         text = str(chart.to_dict())
