@@ -9,7 +9,7 @@ import pandas as pd
 from nanolib.experiments.model.view.tables import model_table, scaling_table
 from nanolib.measurement import format_number
 from nanolib.report import overview
-from nanolib.report.overview import cached, pick
+from nanolib.report.overview import cached, of_experiment, pick
 from nanolib.report.roofline import roofline_words
 from nanolib.report.tables import in_ms
 
@@ -99,7 +99,7 @@ def _optimised(table: pd.DataFrame) -> Iterator[str]:
 
 def _slow_products(rows: pd.DataFrame, table: pd.DataFrame) -> Iterator[str]:
     """Where torch's own product in float32 is slower than this CPU's ceiling, and what to try."""
-    ceilings = pick(rows, "ceiling_flops")
+    ceilings = pick(of_experiment(rows, "model"), "ceiling_flops")
     best, torchs = (ceilings[ceilings["scope"] == scope] for scope in ("float32", "float32 by torch"))
     newest = best.drop_duplicates("machine_id", keep="last")
     both = newest.merge(torchs.drop_duplicates("run_id"), on="run_id", suffixes=("", "_torch"))
