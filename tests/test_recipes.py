@@ -2,13 +2,13 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 
 import pytest
 
 from nanolib.paths import checkout
+from tests.working_tree import copied
 
 PAGE = (checkout() / "docs" / "recipes.md").read_text(encoding="utf-8")
 TITLES = ["A new attention pattern", "A new attention kind", "A new metric, and its meter", "A new notebook"]
@@ -50,20 +50,10 @@ def _follow(copy, title):
     return touched, commands
 
 
-def _copy(folder):
-    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    found = subprocess.run(listed, cwd=checkout(), capture_output=True, text=True, check=True).stdout
-    for file in filter(None, found.split("\0")):
-        if (checkout() / file).is_file():
-            (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(checkout() / file, folder / file)
-    return folder
-
-
 @pytest.mark.notebook
 @pytest.mark.slow
 def test_what_the_recipes_add_has_its_numbers_in_the_report(tmp_path):
-    copy, output = _copy(tmp_path / "copy"), tmp_path / "outputs"
+    copy, output = copied(tmp_path / "copy"), tmp_path / "outputs"
     touched, commands = {}, []
     for title in TITLES:
         touched[title], more = _follow(copy, title)

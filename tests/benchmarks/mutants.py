@@ -16,7 +16,6 @@ import io
 import itertools
 import os
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -33,6 +32,9 @@ from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
 from nanolib.paths import checkout
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.working_tree import copied  # which takes the tree as the test of the recipes does
 
 # Where mutants are drawn → the tests that must find them, the nearest first: a file, or a folder's other files.
 _CORE, _DCA, _RANKS = "tests/models/test_attention.py", "tests/models/test_dca.py", "tests/models/test_ranks.py"
@@ -235,13 +237,8 @@ def _stars(source: str) -> Iterator[_Span]:
 
 
 def _copy(root: Path, copy: Path) -> Path:
-    """The tracked files and those not yet added, elsewhere."""
-    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    files = subprocess.run(listed, cwd=root, capture_output=True, text=True, check=True).stdout
-    for file in filter(None, files.split("\0")):
-        if (root / file).is_file():
-            (copy / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(root / file, copy / file)
+    """The working tree elsewhere, as a repository, so that a mutant can be shown as a change."""
+    copied(copy, root)
     for command in (
         ["git", "init", "--quiet"],
         ["git", "add", "."],
