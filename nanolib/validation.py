@@ -201,11 +201,13 @@ class StrictModel(pydantic.BaseModel):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Validate the whole object with the new value, then take it."""
+        if name in type(self).__private_attributes__:
+            return super().__setattr__(name, value)
         if name not in type(self).model_fields:
             near = difflib.get_close_matches(name, list(type(self).model_fields), n=1)
             raise BadInput(f"{name}: unknown name; {f'did you mean {near[0]}?' if near else 'it has no such field'}")
         changed = type(self)(**self.model_dump() | {name: value})
-        super().__setattr__(name, getattr(changed, name))
+        return super().__setattr__(name, getattr(changed, name))
 
     def replace(self, **changes: Any) -> Self:
         """A copy with `changes`, validated."""

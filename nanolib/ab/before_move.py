@@ -7,7 +7,7 @@ process that it runs in is the version's.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -44,7 +44,7 @@ def parameters(values: Mapping[str, Any], params: Any) -> dict[str, Any]:
 
 
 def experiment(name: str) -> ModuleType:
-    """The module with `Params`, `cases` and `measure_case`.
+    """The module with `Params` and `cases`.
 
     Raises:
         ImportError: The version has no such experiment.
@@ -52,9 +52,26 @@ def experiment(name: str) -> ModuleType:
     return _first(*(place.format(name) for place in _CASES))
 
 
-def latency() -> ModuleType:
-    """The module whose `collect_blocks` times blocks of calls."""
-    return _first(*_LATENCY)
+def measuring(module: ModuleType, case: Any, params: Any, collect: Callable[..., Any]) -> Callable[[], Any] | None:
+    """What yields the rows of a case whose blocks of calls `collect` takes.
+
+    Args:
+        module: From `experiment`.
+        case: One of its cases.
+        params: Its parameters.
+        collect: As `measure` of this version takes it.
+
+    Returns:
+        None where the version cannot be told who collects: it is older than `nano ab`.
+    """
+    if not hasattr(module, "measure_case"):
+        run = importlib.import_module("nanolib.run.workload")
+        return lambda: run.measure_case(case, params.collected_by(collect), {})
+    latency = _first(*_LATENCY)  # to version 0.3 it had a global for that, and a module measured its cases
+    if not hasattr(latency, "collect_blocks"):
+        return None
+    latency.collect_blocks = collect
+    return lambda: module.measure_case(case, params, {})
 
 
 def outcome() -> ModuleType:

@@ -180,9 +180,6 @@ def _experiment(request: dict[str, Any], root: Path) -> tuple[Any, Any, dict[str
 def _serve_case(request: dict[str, Any], root: Path) -> None:
     """Measure a case on the one path; its timings are interleaved with the other version's."""
     module, params, cases = _experiment(request, root)
-    latency = _version().latency()
-    if not hasattr(latency, "collect_blocks"):
-        raise Refused("its nanolib is older than nano ab; compare stored runs of it with nano compare")
 
     def collect(clock: Any, phases: dict[str, Call], rel_ci: float, budget_s: float) -> Any:
         calls, start = list(phases.values()), time.perf_counter()
@@ -191,12 +188,10 @@ def _serve_case(request: dict[str, Any], root: Path) -> None:
         shape |= {"precision": rel_ci, "budget_s": budget_s, "elapsed_s": time.perf_counter() - start}
         return importlib.import_module("numpy").asarray(blocks), shape
 
-    latency.collect_blocks = collect
-    outcome = (
-        _version()
-        .outcome()
-        .attempt(lambda: module.measure_case(cases[request["case_id"]], params, {}), request["timeout_s"])
-    )
+    measured = _version().measuring(module, cases[request["case_id"]], params, collect)
+    if measured is None:
+        raise Refused("its nanolib is older than nano ab; compare stored runs of it with nano compare")
+    outcome = _version().outcome().attempt(measured, request["timeout_s"])
     _answer(ended=outcome.status, message=outcome.message, rows=[row.to_dict() for row in outcome.rows])
 
 

@@ -24,8 +24,6 @@ def _compiled(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forward:
 
 
 def _cuda_graph(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forward:
-    if ids.device.type != "cuda":
-        raise Unsupported(f"CUDA graphs need a CUDA device, and this is {ids.device.type}")
     return torch.cuda.make_graphed_callables(_Module(model, forward), (ids,))
 
 
@@ -90,6 +88,18 @@ def applies(name: str, mode: str, dtype: str) -> bool:
     )
 
 
+def unsupported(name: str, device: str) -> str:
+    """Why a device has no such optimisation; empty when it has."""
+    kind = torch.device(device).type
+    if name == "cuda_graph" and kind != "cuda":
+        return f"CUDA graphs need a CUDA device, and this is {kind}"
+    if name == "onednn" and kind != "cpu":
+        return f"oneDNN multiplies on a CPU, and this is {kind}"
+    if name == "onednn" and not torch.backends.mkldnn.is_available():
+        return "this torch was built without oneDNN"
+    return ""
+
+
 def optimise(name: str, model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forward:
     """The forward of `model` under an optimisation.
 
@@ -102,4 +112,6 @@ def optimise(name: str, model: nn.Module, forward: Forward, ids: torch.Tensor) -
     Raises:
         Unsupported: This machine or this model has no such thing.
     """
+    if reason := unsupported(name, ids.device.type):
+        raise Unsupported(reason)
     return OPTIMISATIONS[name](model, forward, ids)

@@ -80,3 +80,11 @@ def batch(data: torch.Tensor, batch_size: int, length: int, generator: torch.Gen
         raise BadInput(f"corpus: {len(data)} bytes are shorter than a sequence of {length}; give a longer text")
     starts = torch.randint(len(data) - length + 1, (batch_size,), generator=generator)
     return torch.stack([data[start : start + length] for start in starts]).long()
+
+
+def batches(
+    data: torch.Tensor, count: int, batch_size: int, length: int, generator: torch.Generator, device: str
+) -> Iterator[torch.Tensor]:
+    """So many of `batch`, each drawn when it is asked for, on `device`."""
+    for _ in range(count):
+        yield batch(data, batch_size, length, generator).to(device)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from nanolib.measurement import Measurement
 from nanolib.meters.ceilings import measure_ceilings, rate
-from nanolib.run.params import Case
+from nanolib.run.case import Case
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class CeilingCase(Case):
     ceiling: str
     budget_s: float
 
-    def measure(self) -> Iterator[Measurement]:
+    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """See `measure_ceilings`."""
         dtypes = [] if self.ceiling == "copy" else [self.ceiling]
         yield from measure_ceilings(self.device, dtypes, copy=self.ceiling == "copy", budget_s=self.budget_s)

@@ -1,13 +1,11 @@
-"""What every notebook's parameters share, and what a case is."""
+"""What every notebook's parameters share."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import pydantic
@@ -16,6 +14,7 @@ from nanolib.config import ATTENTION_KINDS, DTYPES, PRESETS, NanoConfig
 from nanolib.measurement import BadInput, shown
 from nanolib.meters.layers.trace import SORTS
 from nanolib.meters.machine import resolve_device
+from nanolib.meters.time.latency import Collect
 from nanolib.models import attention, text
 from nanolib.validation import StrictModel
 
@@ -69,6 +68,7 @@ class Params(StrictModel):
     suite: str = pydantic.Field("", max_length=200)
     label: str = pydantic.Field("", max_length=200)
     resume: bool = False
+    _collect: Collect | None = pydantic.PrivateAttr(None)
 
     @pydantic.field_validator("device")
     @classmethod
@@ -86,9 +86,22 @@ class Params(StrictModel):
                 )
         return self
 
+    def rehearse(self) -> None:
+        """Try what the parameters name once before any case, so that what is wrong with it is told once.
+
+        Raises:
+            BadInput: It is of no use.
+        """
+
     def timing(self, device: str) -> dict[str, Any]:
         """How `measure` times a call on this device."""
-        return {"rel_ci": self.rel_ci, "budget_s": self.budget_s, "device": device}
+        return {"rel_ci": self.rel_ci, "budget_s": self.budget_s, "device": device, "collect": self._collect}
+
+    def collected_by(self, collect: Collect) -> Self:
+        """The same parameters, with who takes the blocks of every timing; see `measure`."""
+        copy = self.model_copy()
+        copy._collect = collect
+        return copy
 
     def defining(self) -> dict[str, Any]:
         """The parameters that define what is measured, for the fingerprint of a run."""
@@ -144,44 +157,3 @@ def fitting_config(preset: str, overrides: Mapping[str, Any], field: str = "over
     except BadInput as error:
         raise ValueError("; ".join(f"{field}: {preset}: {line}" for line in error.lines)) from None
     return config
-
-
-@dataclass(frozen=True)
-class Case:
-    """One point of the grid; its fields are the factors, JSON types only.
-
-    Attributes:
-        interleaves: Whether its timings can be interleaved with another version's (`nano ab`).
-        device: Where it runs.
-    """
-
-    interleaves: ClassVar[bool] = True
-
-    device: str
-
-    @property
-    def runs_code(self) -> bool:
-        """Whether to build what it measures is to run code of the user's, which only a run does."""
-        return False
-
-    @property
-    def factors(self) -> dict[str, Any]:
-        """Name → value of what defines the case, as they are stored."""
-        return asdict(self)
-
-    @property
-    def case_id(self) -> str:
-        """Sixteen hexadecimal digits that depend on the kind of case and its factors alone."""
-        text = json.dumps([type(self).__name__, self.factors], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-    def __str__(self) -> str:
-        """The factors that are worth a glance in a progress bar."""
-        shown = (getattr(self, f.name) for f in fields(self) if f.name != "device")
-        return " ".join(_brief(value) for value in shown if value not in ({}, "", None))
-
-
-def _brief(value: Any) -> str:
-    if isinstance(value, dict):
-        return ",".join(f"{name}={item}" for name, item in value.items())
-    return str(value)

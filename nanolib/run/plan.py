@@ -8,7 +8,8 @@ import pandas as pd
 from tqdm import tqdm
 
 from nanolib.measurement import format_number
-from nanolib.run.params import Case, Params
+from nanolib.run.case import Case
+from nanolib.run.params import Params
 from nanolib.run.workload import shortage
 from nanolib.store import Store
 
@@ -27,7 +28,7 @@ def prediction_table(experiment: Any, params: Params, ceilings: dict[str, float]
     """
     lines = []
     for case in experiment.cases(params):
-        predicted = experiment.predict(case, ceilings)
+        predicted = case.predict(ceilings)
         if predicted:
             lines.append({"case": str(case)} | {_title(name): _text(name, value) for name, value in predicted.items()})
     return pd.DataFrame(lines).fillna("")
@@ -37,26 +38,22 @@ def dry_run_table(experiment: Any, params: Params, ceilings: dict[str, float]) -
     """Every case with its predicted time and memory, and why it cannot run here."""
     lines = []
     for case in tqdm(experiment.cases(params), "planning", unit="case", leave=False, disable=None):
-        predicted = {} if case.runs_code else experiment.predict(case, ceilings)
-        reason = experiment.unsupported(case)
+        predicted = {} if case.runs_code else case.predict(ceilings)
+        reason = case.unsupported()
         lines.append(
             {
                 "case": str(case),
                 "predicted ms": _text("latency", predicted["latency"]) if "latency" in predicted else "—",
                 "predicted MiB": _text("peak_memory", predicted["peak_memory"]) if "peak_memory" in predicted else "—",
-                "here": _NOT_LOOKED_AT
-                if case.runs_code
-                else f"unsupported: {reason}"
-                if reason
-                else _fits(experiment, case),
+                "here": _NOT_LOOKED_AT if case.runs_code else f"unsupported: {reason}" if reason else _fits(case),
             }
         )
     return pd.DataFrame(lines)
 
 
-def _fits(experiment: Any, case: Case) -> str:
+def _fits(case: Case) -> str:
     """`runs`, or why the case would not be started."""
-    lacking = shortage(experiment.plan(case), case.device) if hasattr(experiment, "plan") else ""
+    lacking = shortage(case.plan(), case.device)
     return f"oom_predicted: {lacking}" if lacking else "runs"
 
 

@@ -26,13 +26,15 @@ import nanolib
 from nanolib.measurement import BadInput, Measurement, RunStatus, Status, printable
 from nanolib.meters.machine import Machine, resolve_device, this_machine, versions
 from nanolib.meters.quiet import disturbances
+from nanolib.run.case import Case
 from nanolib.run.ceilings import CeilingCase
 from nanolib.run.identity import alive, host, process_name
 from nanolib.run.launch import LAUNCH_VARIABLE, PART_VARIABLE
 from nanolib.run.lock import device_lock
 from nanolib.run.outcome import Outcome, attempt, one_line
-from nanolib.run.params import Case, Params
+from nanolib.run.params import Params
 from nanolib.run.worker import Cancelled, run_in_process, was_killed
+from nanolib.run.workload import measure_case
 from nanolib.store import Run, Store
 from nanolib.store.traces import recording
 
@@ -88,8 +90,7 @@ def measure(
     """Measure all cases of an experiment on this machine.
 
     Args:
-        experiment: A module of `nanolib.experiments`: it has `cases` and `measure_case`, and `before` where something is
-            to be looked at before any case.
+        experiment: A module of `nanolib.experiments`: it has `cases`.
         params: Its parameters.
         store: Where the rows go; the database in the output folder by default.
         progress: Whether to show a bar with the case in flight.
@@ -105,8 +106,7 @@ def measure(
     cases = part_of(experiment.cases(params), os.environ.get(PART_VARIABLE, ""))
     if not cases:
         raise BadInput(f"{params.NAME}: these parameters give no case; widen them")
-    if hasattr(experiment, "before"):
-        experiment.before(params)
+    params.rehearse()
     device = resolve_device(params.device)
     name = params.NAME
     with device_lock(device, f"{name} {params.label}".strip()):
@@ -215,7 +215,7 @@ def _outcome(
     if isolated:
         return run_in_process(experiment, params, case, ceilings, store.path, run_id, stop)
     with recording(lambda: store.new_trace(run_id, case.case_id)):
-        return attempt(lambda: experiment.measure_case(case, params, ceilings), params.case_timeout_s)
+        return attempt(lambda: measure_case(case, params, ceilings), params.case_timeout_s)
 
 
 def _store_outcome(store: Store, run_id: str, case: Case, outcome: Outcome, attempts: int) -> None:

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from nanolib.measurement import BadInput, Measurement, Status
+from nanolib.run.case import Case
 from nanolib.run.launch import command
 from nanolib.run.outcome import Outcome, attempt
-from nanolib.run.params import Case, Params
+from nanolib.run.params import Params
 from nanolib.run.process import KILLED, end_group, ending, import_path, start
+from nanolib.run.workload import measure_case
 from nanolib.scratch import Scratch
 from nanolib.store import Store
 from nanolib.store.traces import recording
@@ -146,7 +148,7 @@ def main() -> None:
             recording(lambda: store.new_trace(request["run_id"], case.case_id)),
         ):
             outcome = attempt(
-                lambda: experiment.measure_case(case, params, request["ceilings"]),
+                lambda: measure_case(case, params, request["ceilings"]),
                 params.case_timeout_s,
                 keep=lambda row: write(row.to_dict()),
             )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 
@@ -13,8 +13,9 @@ from nanolib.measurement import Measurement, Status, Unsupported
 from nanolib.meters.layers.trace import write_trace
 from nanolib.meters.memory import MIB, LiveBytes, fake_tensors, free_bytes, measure_memory
 from nanolib.paths import make_folder, output_folder
+from nanolib.run.case import Case, Plan
 from nanolib.run.outcome import WillNotFit, one_line
-from nanolib.run.params import Case, Params
+from nanolib.run.params import Params
 
 
 @dataclass(frozen=True)
@@ -32,26 +33,6 @@ class Workload:
     call: Callable[[], object]
     existing: Callable[[], Iterable[torch.Tensor]]
     keeps: bool = True
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a case will need.
-
-    Attributes:
-        peaks: Scope → peak live bytes.
-        reason: Why there are none, in one line.
-        unsupported: Why the case cannot run at all, where building it tells.
-    """
-
-    peaks: dict[str, int] = field(default_factory=dict)
-    reason: str = ""
-    unsupported: str = ""
-
-    @property
-    def most(self) -> int | None:
-        """Bytes, over all scopes; None without a plan."""
-        return max(self.peaks.values(), default=None)
 
 
 UNCOUNTED = "a compiled kernel allocates out of the counter's sight"
@@ -109,6 +90,24 @@ def check_fits(plan: Plan, device: str) -> None:
     """
     if reason := shortage(plan, device):
         raise WillNotFit(reason)
+
+
+def measure_case(case: Case, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
+    """The rows of one case, unless it cannot run here.
+
+    Args:
+        case: Any.
+        params: Those of its notebook.
+        ceilings: As `roofline_ms` takes them.
+
+    Raises:
+        Unsupported: This machine cannot run it.
+        WillNotFit: Its plan exceeds the memory that is free.
+    """
+    if reason := case.unsupported():
+        raise Unsupported(reason)
+    check_fits(case.plan(), case.device)
+    yield from case.measure(params, ceilings)
 
 
 def memory_rows(work: Workload, device: str, plan: Plan, counted: bool = True) -> list[Measurement]:

@@ -13,15 +13,27 @@ from nanolib.experiments import ALL
 from nanolib.run.suite.jobs import plan
 
 HERE = Path(before_move.__file__)
+MEASURED = """
+WHAT = "{0} cases"
+def measure_case(case, params, ceilings):
+    from nanolib.{1} import latency
+    return [case, latency.collect_blocks, "{0}"]
+"""
 BEFORE = {
-    "experiments/attention.py": "old cases",
-    "meters/latency.py": "old latency",
+    "experiments/attention.py": MEASURED.format("old", "meters"),
+    "meters/latency.py": "collect_blocks = None\n",
     "experiments/outcome.py": "old outcome",
+}
+MOVED = {
+    "experiments/attention/cases.py": MEASURED.format("moved", "meters.time"),
+    "meters/time/latency.py": "collect_blocks = None\n",
+    "run/outcome.py": "moved outcome",
 }
 AFTER = {
     "experiments/attention/cases.py": "new cases",
-    "meters/time/latency.py": "new latency",
+    "meters/time/latency.py": "",
     "run/outcome.py": "new outcome",
+    "run/workload.py": "def measure_case(case, params, ceilings):\n    return [case, params, 'new']\n",
 }
 
 
@@ -36,24 +48,32 @@ def _found(folder, files):
                 break
             (parent / "__init__.py").touch()
     code = f"""
-        import importlib.util, sys
+        import importlib.util, sys, types
         sys.path.insert(0, {str(folder)!r})
         spec = importlib.util.spec_from_file_location("adapter", {str(HERE)!r})
         adapter = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(adapter)
         try:
-            print([adapter.experiment("attention").WHAT, adapter.latency().WHAT, adapter.outcome().WHAT])
+            module, params = adapter.experiment("attention"), types.SimpleNamespace(collected_by=lambda collect: collect)
+            measured = adapter.measuring(module, "case", params, "mine")
+            print([module.WHAT, adapter.outcome().WHAT, measured and measured()])
         except ImportError as error:
             print(error)
     """
     return subprocess.check_output([sys.executable, "-P", "-c", textwrap.dedent(code)], text=True, cwd=folder).strip()
 
 
-@pytest.mark.parametrize(("files", "word"), [(BEFORE, "old"), (AFTER, "new"), (BEFORE | AFTER, "new")])
-def test_each_layout_is_known(tmp_path, files, word):
+@pytest.mark.parametrize(
+    ("files", "word"), [(BEFORE, "old"), (MOVED, "moved"), (AFTER, "new"), (BEFORE | MOVED, "moved")]
+)
+def test_each_layout_is_known_and_blocks_are_collected_by_who_is_named(tmp_path, files, word):
     if files is not BEFORE:
         files = {name: text for name, text in files.items() if name != "experiments/attention.py"}
-    assert _found(tmp_path, files) == str([f"{word} cases", f"{word} latency", f"{word} outcome"])
+    assert _found(tmp_path, files) == str([f"{word} cases", f"{word} outcome", ["case", "mine", word]])
+
+
+def test_a_version_that_is_older_than_nano_ab_cannot_be_told_who_collects(tmp_path):
+    assert _found(tmp_path, BEFORE | {"meters/latency.py": "\n"}) == "['old cases', 'old outcome', None]"
 
 
 def test_a_module_that_is_there_and_lacks_another_says_which(tmp_path):

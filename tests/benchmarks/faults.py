@@ -27,7 +27,7 @@ import pydantic
 from nanolib.measurement import exact
 from nanolib.run import params as shared
 from nanolib.run import sweep
-from nanolib.run.params import Case
+from nanolib.run.case import Case
 from nanolib.store import Store
 
 
@@ -45,16 +45,15 @@ class Tiny(Case):
 
     number: int
 
+    def measure(self, params: Params, ceilings: dict[str, float]):
+        """A row, told to the parent when the next case begins: what was told is stored."""
+        yield exact("flops", float(self.number))
+        time.sleep(0.001)
+
 
 def cases(params: Params) -> list[Case]:
     """Numbered."""
     return [Tiny("cpu", number) for number in range(params.cases)]
-
-
-def measure_case(case: Case, params: Params, ceilings: dict[str, float]):
-    """A row, told to the parent when the next case begins: what was told is stored."""
-    yield exact("flops", float(case.number))
-    time.sleep(0.001)
 
 
 def _child(database: str, count: int) -> None:

@@ -20,11 +20,11 @@ _SHAPE = {"seq_len": 64, "batch_size": 16, "d_model": 64, "num_layers": 2, "marg
 
 def _repetition(first_seed: int, steps: int) -> None:
     """One repetition, its verdicts printed; in a process of its own, on one thread, so that both cores have one."""
-    from nanolib.experiments.fp8.parity import ParityCase, measure_parity
+    from nanolib.experiments.fp8.cases import Params, ParityCase
 
     for arm in ARMS:
         case = ParityCase("cpu", arm, SEEDS, first_seed, steps, **_SHAPE)
-        row = list(measure_parity(case))[-1]
+        row = list(case.measure(Params(), {}))[-1]
         figure = "" if row.estimate is None else f"{row.estimate:+.4f} [{row.low:+.4f} … {row.high:+.4f}]"
         print(f"{arm} {row.details['verdict']} {figure} margin {row.details.get('margin_nats', 0):.4f}", flush=True)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 
 from nanolib.experiments.distributed import cases as distributed
-from nanolib.experiments.distributed.decode import measure_decode
 from nanolib.measurement import format_number, format_with_interval
 
 
@@ -26,7 +25,7 @@ def main() -> None:
         budget_s=options.seconds,
     )
     for case in distributed.cases(params):
-        rows = list(measure_decode(case, params))
+        rows = list(case.measure(params, {}))
         print(f"\n{case}, {case.num_heads} heads of {case.head_dim}, one thread per rank")
         for form in case.forms:
             found = {(row.metric, row.method): row for row in rows if row.scope == form}

@@ -166,19 +166,19 @@ def test_more_ranks_than_cores_are_flagged(monkeypatch):
 
 def test_more_ranks_than_gpus_are_unsupported(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    ranks.check_ranks("cuda", 1)
-    with pytest.raises(Unsupported, match="2 ranks need as many GPUs, and 1 are here; give fewer ranks"):
-        ranks.check_ranks("cuda", 2)
-    with pytest.raises(Unsupported, match="no backend for mps"):
-        ranks.check_ranks("mps", 1)
+    assert ranks.lacking("cuda", 1) == ""
+    assert ranks.lacking("cuda", 2) == "2 ranks need as many GPUs, and 1 are here; give fewer ranks"
+    assert "no backend for mps" in ranks.lacking("mps", 1)
+    with pytest.raises(Unsupported, match="2 ranks need as many GPUs"):
+        ranks.run_ranks(print, {}, world_size=2, device="cuda", timeout_s=1)
 
 
 def test_torchs_own_context_parallel_is_unsupported_on_a_cpu():
     only_prefill = {"seq_lens": [], "memory_seq_lens": [], "training_preset": ""}
     params = distributed.Params(world_sizes=[2], prefill_algorithms=["ring", "context_parallel"], **only_prefill)
     first, second = distributed.cases(params)
-    assert not distributed.unsupported(first)
-    assert "needs CUDA" in distributed.unsupported(second)
+    assert not first.unsupported()
+    assert "needs CUDA" in second.unsupported()
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ from nanolib.experiments.fp8 import cases as fp8
 from nanolib.experiments.fp8 import parity as fp8_parity
 from nanolib.experiments.fp8 import view
 from nanolib.experiments.fp8.numerics import VARIANTS
-from nanolib.experiments.fp8.parity import ParityCase, measure_parity, parity_verdict, rate_share
-from nanolib.experiments.fp8.speed import converted_row
+from nanolib.experiments.fp8.parity import ParityCase, parity_verdict, rate_share
 from nanolib.experiments.fp8.view import parity as fp8_report
 from nanolib.experiments.fp8.view import speed as report
 from nanolib.experiments.fp8.view.numerics import numerics_table
@@ -117,7 +116,7 @@ def test_a_recipe_that_changes_nothing_differs_by_nothing(monkeypatch):
     """The pairing holds: with bf16's own casts under another name every difference is exactly zero."""
     monkeypatch.setitem(casts.RECIPES, "tensorwise", casts.recipe_of(casts.BF16))
     fp8_parity._losses.cache_clear()
-    row = list(measure_parity(_parity("tensorwise")))[-1]
+    row = list(_parity("tensorwise").measure(fp8.Params(), {}))[-1]
     fp8_parity._losses.cache_clear()
     assert row.samples == (0.0, 0.0) and row.details["verdict"] == "equivalent"
 
@@ -129,7 +128,7 @@ def test_a_loss_that_is_not_finite_is_worse_without_a_number(monkeypatch):
         "_losses",
         lambda case, seed, corpus: real(case, seed, corpus) if case.arm == "bf16" else (math.nan,) * 10,
     )
-    row = list(measure_parity(_parity("no_scaling")))[-1]
+    row = list(_parity("no_scaling").measure(fp8.Params(), {}))[-1]
     assert row.estimate is None and row.details["verdict"] == "worse" and "not finite any more in 2 of 2" in row.message
 
 
@@ -167,7 +166,7 @@ def test_the_converted_share_is_of_all_flops():
     case = next(case for case in fp8.cases(fp8.Params(**SMALL)) if isinstance(case, fp8.SpeedCase) and case.recipe)
     model = create_model(case.config, "meta")
     casts.convert(model, case.recipe, excluded_modules=case.keep, emulate=True)
-    row = converted_row(case, model)
+    row = case.converted_share(model)
     d, n = 64, 16
     linear = 2 * n * (4 * d * d + 2 * d * 4 * d)
     head, attention = 2 * n * d * 256, 4 * 2 * (n * (n + 1) // 2) * 32

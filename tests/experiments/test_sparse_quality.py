@@ -2,7 +2,7 @@ import pytest
 
 from nanolib.experiments.attention import cases as attention
 from nanolib.experiments.attention import sparse_quality
-from nanolib.experiments.attention.sparse_quality import QUALITY_PATTERNS, QualityCase, measure_quality
+from nanolib.experiments.attention.sparse_quality import QUALITY_PATTERNS, QualityCase
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ def _little_text(monkeypatch):
 @pytest.mark.parametrize("pattern", QUALITY_PATTERNS)
 def test_every_pattern_removes_about_the_share_asked_for(pattern):
     for target in (0.5, 0.75):
-        rows = {(row.metric, row.scope): row for row in measure_quality(_case(pattern, target))}
+        rows = {(row.metric, row.scope): row for row in _case(pattern, target).measure(None, {})}
         assert rows["sparsity", ""].estimate == pytest.approx(target, abs=0.15)
         for scope in ("replaced", "fine_tuned"):
             row = rows["loss_difference", scope]
@@ -34,7 +34,7 @@ def test_every_pattern_removes_about_the_share_asked_for(pattern):
 
 
 def test_what_removes_nothing_costs_nothing():
-    rows = {(row.metric, row.scope): row for row in measure_quality(_case("window", 0.001))}
+    rows = {(row.metric, row.scope): row for row in _case("window", 0.001).measure(None, {})}
     assert rows["sparsity", ""].estimate < 0.01
     for scope in ("replaced", "fine_tuned"):
         assert rows["loss_difference", scope].estimate == pytest.approx(0, abs=2e-3)
@@ -42,7 +42,7 @@ def test_what_removes_nothing_costs_nothing():
 
 def test_removing_nearly_everything_from_a_model_that_looks_back_costs_loss():
     """Trained long enough to use what it sees; a window of a few bytes must then be worse than all."""
-    (_, _, replaced, _) = measure_quality(_case("window", 0.97, steps=150, d_model=64, seeds=3))
+    (_, _, replaced, _) = _case("window", 0.97, steps=150, d_model=64, seeds=3).measure(None, {})
     assert replaced.low > 0
 
 

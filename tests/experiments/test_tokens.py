@@ -9,7 +9,7 @@ from nanolib.experiments.energy.cases import EnergyCase
 from nanolib.experiments.fp8 import cases as fp8
 from nanolib.experiments.fp8 import speed as fp8_speed
 from nanolib.experiments.model import cases as model
-from nanolib.experiments.model import measuring
+from nanolib.experiments.model import steps
 from nanolib.measurement import Measurement
 
 SHAPE = {"seq_lens": [16], "batch_sizes": [3], "overrides": {"num_layers": 2, "d_model": 32, "num_heads": 4}}
@@ -24,9 +24,9 @@ def rates(monkeypatch):
     def phases(found, *_, **__):
         return {name: _four_ms(scope=name) for name in (*(phase for phase, *_ in found), "total")}
 
-    monkeypatch.setattr(measuring, "measure", _four_ms)
+    monkeypatch.setattr(steps, "measure", _four_ms)
     monkeypatch.setattr(fp8_speed, "measure", _four_ms)
-    monkeypatch.setattr(measuring, "measure_phases", phases)
+    monkeypatch.setattr(steps, "measure_phases", phases)
     return lambda rows: {
         row.scope: (row.low, row.estimate, row.high) for row in rows if row.metric == "tokens_per_second"
     }
@@ -38,7 +38,7 @@ def test_of_a_model_they_are_of_all_sequences(rates, new_tokens):
     found = {}
     for case in model.cases(params):
         if isinstance(case, model.ModelCase):
-            found |= rates(model.measure_case(case, params, {}))
+            found |= rates(case.measure(params, {}))
     of_all, of_one = (48 / 5e-3, 48 / 4e-3, 48 / 2e-3), (3 / 5e-3, 3 / 4e-3, 3 / 2e-3)
     expected = {"inference": of_all, "training_step": of_all, "prefill": of_all, "decode": of_one}
     assert {scope: pytest.approx(ends) for scope, ends in expected.items()} == found
@@ -49,7 +49,7 @@ def test_by_onednn_they_are_counted_alike_and_its_error_against_eager_is_told(ra
     found, errors = {}, []
     for case in model.cases(params):
         if getattr(case, "optimisation", "") == "onednn":
-            rows = list(model.measure_case(case, params, {}))
+            rows = list(case.measure(params, {}))
             found |= rates(rows)
             errors += [(case.mode, row.estimate < 1e-5) for row in rows if row.scope == "against_eager"]
     assert {scope: ends[1] for scope, ends in found.items()} == {"inference": 12e3, "prefill": 12e3, "decode": 750.0}
@@ -66,7 +66,7 @@ def test_of_a_precision_they_are_of_all_sequences(rates):
         )
         if isinstance(case, fp8.SpeedCase)
     )
-    ((_, found, _),) = rates(fp8_speed.measure_speed(case, fp8.Params(), {})).values()
+    ((_, found, _),) = rates(case.measure(fp8.Params(), {})).values()
     assert found == pytest.approx(48 / 4e-3)
 
 
@@ -81,7 +81,7 @@ def test_of_training_they_are_of_all_ranks_but_of_one_that_is_alone(monkeypatch)
     blocks = {name: [ms] * 8 for name, ms in times.items()}
     answers = [{"blocks": blocks, "weights": {"ddp": 2**20}}] * 2
     monkeypatch.setattr(sharded_training, "measure_on_ranks", lambda *_: (answers, ()))
-    rows = list(sharded_training.measure_training(case, types.SimpleNamespace()))
+    rows = list(case.measure(types.SimpleNamespace(), {}))
     found = {row.scope: row.estimate for row in rows if row.metric == "tokens_per_second"}
     assert found == pytest.approx({"alone": 48 / 3e-3, "local": 96 / 4e-3, "ddp": 96 / 6e-3})
     (exposed,) = (row for row in rows if row.metric == "exposed_communication")

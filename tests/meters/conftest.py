@@ -6,6 +6,7 @@ import pytest
 
 from nanolib.meters.layers import operations, overhead
 from nanolib.meters.layers import profiler as layers
+from nanolib.meters.time import clock as clocks
 from nanolib.meters.time import stopwatch, timer, together
 
 
@@ -19,7 +20,7 @@ def clock(monkeypatch):
         monotonic=lambda: now[0] / 1e9,
         thread_time=lambda: now[0] / 2e9,
     )
-    for module in (stopwatch, layers, overhead, timer, together):
+    for module in (clocks, stopwatch, layers, overhead, timer, together):
         monkeypatch.setattr(module, "time", watch)
     monkeypatch.setattr(operations, "_dead_time_ns", lambda: 0)
     return now

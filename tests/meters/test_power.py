@@ -131,6 +131,26 @@ class _Clock:
         return Reading(time.monotonic(), watts=self._watts)
 
 
+def test_a_window_begins_and_ends_when_its_device_has_done_what_was_queued(monkeypatch):
+    order = []
+    monkeypatch.setattr(energy, "synchronizer", lambda device: lambda: order.append(f"{device} is done"))
+    monkeypatch.setattr(energy, "Window", lambda *values: order.append("begins") or Window(*values))
+    with EnergyMeter([_Clock(50.0)], sample_s=0.002, device="cuda:1") as meter:
+        with pytest.raises(KeyboardInterrupt), meter.window("work"):
+            order.append("works")
+            raise KeyboardInterrupt
+        meter.idle(0.001)
+    assert order == [
+        "cuda:1 is done",
+        "begins",
+        "works",
+        "cuda:1 is done",
+        "cuda:1 is done",
+        "begins",
+        "cuda:1 is done",
+    ]
+
+
 def test_windows_nest_and_an_interrupted_one_can_be_run_again():
     with EnergyMeter([_Clock(50.0)], sample_s=0.002) as meter, meter.window("outer") as outer:
         with meter.window("inner") as inner:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nanolib import NanoConfig, create_model
-from nanolib.experiments.model.cases import Params, cases, unsupported
+from nanolib.experiments.model.cases import Params, cases
 from nanolib.experiments.model.model_cases import GenerationCase
 from nanolib.experiments.model.steps import Generating, Inferring, Training
 from nanolib.measurement import Unsupported
@@ -82,8 +82,8 @@ def test_generation_is_measured_eagerly_and_by_onednn_alone():
 def test_onednn_multiplies_on_a_cpu():
     params = Params(presets=["decoder_tiny"], seq_lens=[16], optimisations=["onednn"])
     case = next(case for case in cases(params) if getattr(case, "optimisation", "") == "onednn")
-    assert unsupported(case) == ""
-    assert unsupported(dataclasses.replace(case, device="cuda")) == "oneDNN multiplies on a CPU, and this is cuda"
+    assert case.unsupported() == ""
+    assert dataclasses.replace(case, device="cuda").unsupported() == "oneDNN multiplies on a CPU, and this is cuda"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="speaks of machines without CUDA")

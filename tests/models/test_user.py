@@ -14,6 +14,7 @@ from nanolib.models.generation import generation_of
 from nanolib.models.user import build_model, check_name, logits_of, resolve
 from nanolib.run import sweep
 from nanolib.run.own_model import rehearse_in_process
+from nanolib.run.workload import measure_case
 from nanolib.store import Store
 from tests.models.llama import llama_like
 
@@ -169,7 +170,7 @@ def test_a_model_is_asked_no_longer_sequence_than_it_reads():
     )
     generation = next(case for case in model.cases(params) if isinstance(case, model_cases.GenerationCase))
     with pytest.raises(Unsupported, match="exceed the context_length 64"):
-        list(model.measure_case(generation, params, {}))
+        list(measure_case(generation, params, {}))
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ import torch
 
 from nanolib.measurement import Measurement, Unsupported, exact
 from nanolib.run import params as shared
-from nanolib.run.params import Case
+from nanolib.run.case import Case
 
 
 class Params(shared.Params):
@@ -25,38 +25,37 @@ class Params(shared.Params):
 class SampleCase(Case):
     behaviour: str
 
+    def measure(self, params, ceilings):
+        if params.folder:
+            with (Path(params.folder) / f"{self.behaviour}.calls").open("a") as calls:
+                calls.write("x")
+        yield exact("flops", 1.0, scope=self.behaviour)
+        kind = self.behaviour.split("-")[0]
+        if kind == "oom":
+            torch.empty(2**62, dtype=torch.uint8)
+        if kind == "memory":
+            raise MemoryError
+        if kind == "unsupported":
+            raise Unsupported("no such device here")
+        if kind == "error":
+            raise ValueError("two\nlines")
+        if kind == "slow":
+            while True:
+                time.sleep(0.01)
+        if kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "killonce" and (Path(params.folder) / f"{self.behaviour}.calls").read_text() == "x":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "nan":
+            yield exact("flops", 1.0, scope="broken", details={"x": float("nan")})
+        if kind == "interrupt":
+            raise KeyboardInterrupt
+        if kind == "wait":
+            (Path(params.folder) / "waiting").touch()
+            while not (Path(params.folder) / "go").exists():
+                time.sleep(0.01)
+        yield Measurement("latency", 1.0, scope="after")
+
 
 def cases(params):
     return [SampleCase("cpu", behaviour) for behaviour in params.behaviours]
-
-
-def measure_case(case, params, ceilings):
-    if params.folder:
-        with (Path(params.folder) / f"{case.behaviour}.calls").open("a") as calls:
-            calls.write("x")
-    yield exact("flops", 1.0, scope=case.behaviour)
-    kind = case.behaviour.split("-")[0]
-    if kind == "oom":
-        torch.empty(2**62, dtype=torch.uint8)
-    if kind == "memory":
-        raise MemoryError
-    if kind == "unsupported":
-        raise Unsupported("no such device here")
-    if kind == "error":
-        raise ValueError("two\nlines")
-    if kind == "slow":
-        while True:
-            time.sleep(0.01)
-    if kind == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if kind == "killonce" and (Path(params.folder) / f"{case.behaviour}.calls").read_text() == "x":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if kind == "nan":
-        yield exact("flops", 1.0, scope="broken", details={"x": float("nan")})
-    if kind == "interrupt":
-        raise KeyboardInterrupt
-    if kind == "wait":
-        (Path(params.folder) / "waiting").touch()
-        while not (Path(params.folder) / "go").exists():
-            time.sleep(0.01)
-    yield Measurement("latency", 1.0, scope="after")

@@ -9,10 +9,8 @@ import pytest
 import torch
 
 from nanolib.experiments.attention import cases as attention
-from nanolib.experiments.attention.attention_case import inputs_of, workloads_of
 from nanolib.experiments.model import cases as model
 from nanolib.experiments.model import model_cases
-from nanolib.experiments.model.measuring import step_of
 from nanolib.measurement import Status
 from nanolib.paths import checkout
 from nanolib.run import sweep, workload
@@ -46,8 +44,8 @@ def _far(planned, measured):
 
 @pytest.mark.parametrize("case", [c for c in _quick(attention) if isinstance(c, attention.AttentionCase)], ids=str)
 def test_attention_needs_what_was_planned(case):
-    planned = attention.plan(case)
-    works = list(workloads_of(case, *inputs_of(case, 0)))
+    planned = case.plan()
+    works = list(case.workloads(*case.inputs(0)))
     for work in works:
         work.call()
     assert not _far(planned, _measured(row for work in works for row in workload.memory_rows(work, "cpu", planned)))
@@ -59,9 +57,9 @@ def test_attention_needs_what_was_planned(case):
 def test_a_model_needs_what_was_planned(case):
     if case.optimisation == "compile":
         pytest.skip("a compiled kernel allocates out of the counter's sight")
-    planned = model.plan(case)
+    planned = case.plan()
     ids = torch.randint(256, (case.batch_size, case.seq_len + 1))
-    step = step_of(case, case.build(0), ids, 1e-3)
+    step = case.step(case.build(0), ids, 1e-3)
     rows = []
     for work in step.workloads():
         work.call()
@@ -77,7 +75,7 @@ def _params(**changes):
 
 def test_a_case_that_will_not_fit_is_never_started(tmp_path, monkeypatch):
     case = next(c for c in model.cases(_params()) if isinstance(c, model.ModelCase) and c.mode == "training")
-    need = model.plan(case).most  # planned before, so that nothing needs a model now
+    need = case.plan().most  # planned before, so that nothing needs a model now
     monkeypatch.setattr(workload, "free_bytes", lambda device: need - 1)
     monkeypatch.setattr(model_cases, "create_model", lambda *_: pytest.fail("it was started"))
     params = _params(train=True)
@@ -92,7 +90,7 @@ def test_a_case_that_will_not_fit_is_never_started(tmp_path, monkeypatch):
 def test_what_does_not_fit_is_followed_by_what_does(monkeypatch):
     params = _params(train=False)
     full = next(c for c in model.cases(params) if isinstance(c, model.ModelCase))
-    need = model.plan(full).most
+    need = full.plan().most
     monkeypatch.setattr(model, "total_bytes", lambda device: int(need / workload._HEADROOM) - 1)
     found = [c for c in model.cases(params) if isinstance(c, model.ModelCase)]
     assert [c.case_id for c in found[:1]] == [full.case_id]
@@ -102,7 +100,7 @@ def test_what_does_not_fit_is_followed_by_what_does(monkeypatch):
     monkeypatch.setattr(
         model,
         "total_bytes",
-        lambda device: int(model.plan(dataclasses.replace(smaller, reduced="")).most / workload._HEADROOM) - 1,
+        lambda device: int(dataclasses.replace(smaller, reduced="").plan().most / workload._HEADROOM) - 1,
     )
     (_, smaller) = [c for c in model.cases(params) if isinstance(c, model.ModelCase)]
     assert smaller.overrides["num_layers"] < 4

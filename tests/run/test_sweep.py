@@ -12,10 +12,10 @@ import pytest
 
 from nanolib.measurement import BadInput, Measurement, exact
 from nanolib.run import sweep
+from nanolib.run.case import Case
 from nanolib.run.ceilings import CeilingCase
 from nanolib.run.identity import host, process_name
 from nanolib.run.outcome import Outcome, attempt
-from nanolib.run.params import Case
 from nanolib.run.worker import Cancelled
 from nanolib.store import Run, Store
 from tests.run import sample_experiment as sample

@@ -1,21 +1,36 @@
-"""One attention kind on one shape: its work, its name, and what of it is called."""
+"""One attention kind on one shape: its name, its work, and how its time, memory and error are measured."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from nanolib.measurement import Measurement, Unsupported, exact
+from nanolib.meters import measure
+from nanolib.meters.flops import BACKWARD_FACTOR, RECOMPUTING_BACKWARD_FACTOR, count_flops
+from nanolib.meters.memory import MIB
 from nanolib.models import attention
-from nanolib.run.params import Case
+from nanolib.models.attention import flex
+from nanolib.models.attention.block_mask import BlockMask
+from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
+from nanolib.models.attention.sparse import build_mask, choose_mask
+from nanolib.run.case import Case, Plan
+from nanolib.run.ceilings import rate_rows, roofline_ms
 from nanolib.run.workload import (
     UNCOUNTED,
-    Plan,
     Workload,
+    compile_row,
+    first_call_ms,
+    memory_rows,
     planned,
+    trace,
 )
+
+_ERROR_ROWS = 128  # queries compared with float64: enough to find a wrong tile, few enough for a long sequence
 
 
 @dataclass(frozen=True)
@@ -56,6 +71,189 @@ class AttentionCase(Case):
         """The kind and the shape."""
         return f"{self.name} n={self.seq_len} batch={self.batch_size} {self.dtype}"
 
+    @property
+    def keeps_scores(self) -> bool:
+        """The math backend keeps the weights for the backward pass; all others compute the scores again."""
+        return self.attention_type == "dense" and self.options.get("backend") == "math"
+
+    def inputs(self, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Random q, k, v, drawn afresh for the case."""
+        generator = torch.Generator().manual_seed((seed + int(self.case_id, 16)) % 2**63)
+
+        def draw(heads: int) -> torch.Tensor:
+            x = torch.randn(self.batch_size, heads, self.seq_len, self.head_dim, generator=generator)
+            return x.to(self.device, getattr(torch, self.dtype))
+
+        return draw(self.num_heads), draw(self.num_kv_heads), draw(self.num_kv_heads)
+
+    def workloads(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Iterator[Workload]:
+        """Forward alone, without a graph; and forward with backward."""
+        inputs = (q, k, v)
+
+        def attend() -> torch.Tensor:
+            return attention.attend(self.attention_type, *inputs, causal=self.causal, options=self.options)
+
+        def forward() -> torch.Tensor:
+            with torch.no_grad():
+                return attend()
+
+        yield Workload("forward", forward, lambda: inputs, keeps=False)
+        if self.backward:
+            gradient = torch.empty_like(q)
+
+            def both() -> tuple[torch.Tensor, ...]:
+                for x in inputs:
+                    x.requires_grad_()
+                return torch.autograd.grad(attend(), inputs, gradient)
+
+            yield Workload("forward_backward", both, lambda: (*inputs, gradient), keeps=False)
+
+    def plan(self) -> Plan:
+        """The peak memory of a case, counted without running it; none where the mask follows the input, or a kernel is compiled."""
+        if self.attention_type == "flex":
+            return Plan(reason=UNCOUNTED)
+        if self.work is None:
+            return Plan(reason="how much is kept depends on the input")
+
+        def workloads() -> list[Workload]:
+            shapes = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
+            like = {"dtype": getattr(torch, self.dtype), "device": self.device}
+            inputs = (torch.empty(self.batch_size, heads, self.seq_len, self.head_dim, **like) for heads in shapes)
+            return list(self.workloads(*inputs))
+
+        return planned(self, workloads)
+
+    def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+        """What formulas say before anything runs.
+
+        Args:
+            ceilings: As `roofline_ms` takes them; without them no time is predicted.
+
+        Returns:
+            `bytes` (q, k, v and out once), `peak_memory` (MiB, of forward and backward) where it can be planned; unless the
+            pattern follows the input, `flops` (FLOP, forward), `sparsity`, `block_sparsity`, and `latency` (ms, roofline) where
+            the ceilings are known.
+        """
+        moved = self.moved
+        predicted: dict[str, float | str] = {"bytes": moved}
+        if (most := self.plan().most) is not None:
+            predicted["peak_memory"] = most / MIB
+        work = self.work
+        if work is None:  # how much is kept depends on the input: there is nothing to predict from
+            return predicted
+        flops = work.flops(self.batch_size, self.num_heads, self.head_dim)
+        predicted |= {"flops": flops, "sparsity": work.sparsity, "block_sparsity": work.block_sparsity}
+        if (latency := roofline_ms(flops, moved, self.dtype, ceilings or {})) is not None:
+            predicted["latency"] = latency
+        return predicted
+
+    def unsupported(self) -> str:
+        """Why this machine cannot run it, found by a call on a few tokens; of what is compiled, by asking."""
+        if self.attention_type == "flex":
+            return flex.unsupported(self.device, self.backward)
+        few = dataclasses.replace(self, seq_len=16, batch_size=1)
+        try:
+            with torch.set_grad_enabled(self.backward):
+                inputs = tuple(x.requires_grad_(self.backward) for x in few.inputs(0))
+                attention.attend(self.attention_type, *inputs, causal=self.causal, options=self.options)
+        except Unsupported as error:
+            return str(error)
+        return ""
+
+    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
+        """Its work, latency, rates, memory and error."""
+        predicted = self.predict(ceilings)
+        q, k, v = self.inputs(params.seed)
+        workloads = {work.scope: work for work in self.workloads(q, k, v)}
+        timing = params.timing(self.device)
+        mask = None
+        if self.masked:
+            options = attention.parse_options(self.attention_type, self.options)
+            mask = choose_mask(q, k, causal=self.causal, options=options)
+            few = timing | {"budget_s": params.budget_s / 4}  # it is paid once, or hides behind the attention
+            yield measure(lambda: build_mask(q, k, causal=self.causal, options=options), scope="mask", **few)
+        forward = workloads["forward"].call
+        first_ms = first_call_ms(forward) if self.attention_type == "flex" else 0.0  # nothing else is compiled
+        out = forward()
+        yield self._error(out, q, k, v, mask)
+        if mask is not None:
+            yield from self._against_dense(out, q, k, v)
+        work = mask.work if mask is not None else self.work
+        flops = work.flops(self.batch_size, self.num_heads, self.head_dim)
+        yield exact("sparsity", work.sparsity, method="mask")
+        yield exact("block_sparsity", work.block_sparsity, method="mask")
+        yield exact("flops", flops, scope="forward")
+        if self.attention_type != "flex":  # a compiled kernel runs out of the counter's sight
+            yield exact("flops", count_flops(forward), scope="forward", method="flop_counter", predicted=flops)
+        yield exact("bytes", self.moved, scope="forward")
+        latency = measure(forward, scope="forward", predicted=predicted.get("latency"), **timing)
+        yield latency
+        if self.attention_type == "flex":
+            yield compile_row(first_ms, latency.estimate)
+        yield from rate_rows(latency, flops, self.dtype, ceilings)
+        if self.backward:
+            yield from self._measure_backward(params, (q, k, v), flops, ceilings)
+        for each in workloads.values():
+            counted = self.attention_type != "flex" or self.device.startswith("cuda")
+            trace(each, self, params)
+            yield from memory_rows(each, self.device, self.plan(), counted)
+
+    def _measure_backward(
+        self, params: Any, inputs: tuple, flops: int, ceilings: dict[str, float]
+    ) -> Iterator[Measurement]:
+        for x in inputs:
+            x.requires_grad_()
+        out = attention.attend(self.attention_type, *inputs, causal=self.causal, options=self.options)
+        gradient = torch.randn_like(out)
+
+        def backward() -> tuple[torch.Tensor, ...]:
+            return torch.autograd.grad(out, inputs, gradient, retain_graph=True)
+
+        factor = BACKWARD_FACTOR if self.keeps_scores else RECOMPUTING_BACKWARD_FACTOR
+        work = round(factor * flops)
+        yield exact("flops", work, scope="backward")
+        moved = 2 * sum(x.nbytes for x in inputs) + 2 * out.nbytes  # read q, k, v, out, dout; write dq, dk, dv
+        yield exact("bytes", moved, scope="backward")
+        latency = measure(
+            backward,
+            scope="backward",
+            predicted=roofline_ms(work, moved, self.dtype, ceilings),
+            **params.timing(self.device),
+        )
+        yield latency
+        yield from rate_rows(latency, work, self.dtype, ceilings)
+
+    def _error(
+        self,
+        out: torch.Tensor,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        block_mask: BlockMask | None,
+    ) -> Measurement:
+        """The kernel against float64 with the same mask, on evenly spread queries of the first sequence."""
+        n = self.seq_len
+        rows = torch.linspace(0, n - 1, min(n, _ERROR_ROWS)).long().unique()
+        if block_mask is not None:
+            heads = 1 if block_mask.shared else self.num_heads
+            mask = torch.stack([block_mask.elements(head, rows.tolist()) for head in range(heads)])
+        else:
+            mask = causal_mask(n, n)[rows] if self.causal else torch.ones(len(rows), n, dtype=torch.bool)
+        q, k, v, out = (x[:1].detach().cpu() for x in (q, k, v, out))
+        reference = masked_attention(q[:, :, rows], k, v, mask)
+        error = relative_error(out[:, :, rows], reference)
+        return exact("relative_error", error, scope="forward", method=f"float64 on {len(rows)} queries")
+
+    def _against_dense(
+        self, out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> Iterator[Measurement]:
+        """Compare with dense attention on these inputs; they are random, so this says nothing of what it does to a model."""
+        with torch.no_grad():
+            dense = attention.attend("dense", q, k, v, causal=self.causal)
+        yield exact("relative_error", relative_error(out, dense), scope="against_dense", method="random inputs")
+        cosine = torch.nn.functional.cosine_similarity(out.flatten().double(), dense.flatten().double(), dim=0)
+        yield exact("cosine", float(cosine), scope="against_dense", method="random inputs")
+
 
 def kind_name(attention_type: str, options: dict[str, Any]) -> str:
     """How charts and tables call a kind: `dense (flash)`, `window 256`, `local_global 256+32`, `window s=0.9`."""
@@ -73,60 +271,3 @@ def kind_name(attention_type: str, options: dict[str, Any]) -> str:
         "threshold": (parsed.mass,),
     }.get(parsed.pattern, (parsed.window,))
     return f"{prefix}{parsed.pattern} {'+'.join(f'{size:g}' for size in sizes)}"
-
-
-def plan(case: Case) -> Plan:
-    """The peak memory of a case, counted without running it; none where the mask follows the input, or a kernel is compiled."""
-    if not isinstance(case, AttentionCase):
-        return Plan()
-    if case.attention_type == "flex":
-        return Plan(reason=UNCOUNTED)
-    if case.work is None:
-        return Plan(reason="how much is kept depends on the input")
-
-    def workloads() -> list[Workload]:
-        shapes = [case.num_heads, case.num_kv_heads, case.num_kv_heads]
-        like = {"dtype": getattr(torch, case.dtype), "device": case.device}
-        inputs = (torch.empty(case.batch_size, heads, case.seq_len, case.head_dim, **like) for heads in shapes)
-        return list(workloads_of(case, *inputs))
-
-    return planned(case, workloads)
-
-
-def workloads_of(case: AttentionCase, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Iterator[Workload]:
-    """Forward alone, without a graph; and forward with backward."""
-    inputs = (q, k, v)
-
-    def attend() -> torch.Tensor:
-        return attention.attend(case.attention_type, *inputs, causal=case.causal, options=case.options)
-
-    def forward() -> torch.Tensor:
-        with torch.no_grad():
-            return attend()
-
-    yield Workload("forward", forward, lambda: inputs, keeps=False)
-    if case.backward:
-        gradient = torch.empty_like(q)
-
-        def both() -> tuple[torch.Tensor, ...]:
-            for x in inputs:
-                x.requires_grad_()
-            return torch.autograd.grad(attend(), inputs, gradient)
-
-        yield Workload("forward_backward", both, lambda: (*inputs, gradient), keeps=False)
-
-
-def keeps_scores(case: AttentionCase) -> bool:
-    """The math backend keeps the weights for the backward pass; all others compute the scores again."""
-    return case.attention_type == "dense" and case.options.get("backend") == "math"
-
-
-def inputs_of(case: AttentionCase, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Random q, k, v, drawn afresh for the case."""
-    generator = torch.Generator().manual_seed((seed + int(case.case_id, 16)) % 2**63)
-
-    def draw(heads: int) -> torch.Tensor:
-        x = torch.randn(case.batch_size, heads, case.seq_len, case.head_dim, generator=generator)
-        return x.to(case.device, getattr(torch, case.dtype))
-
-    return draw(case.num_heads), draw(case.num_kv_heads), draw(case.num_kv_heads)

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
 from typing import Any, ClassVar, Self
 
 import pydantic
-import torch
 
-from nanolib.experiments.attention.attention_case import (
-    AttentionCase,
-    inputs_of,
-    kind_name,
-    plan,
-)
-from nanolib.experiments.attention.measuring import measure_attention
-from nanolib.experiments.attention.sparse_quality import QUALITY_PATTERNS, QualityCase, measure_quality, quality_cases
-from nanolib.measurement import BadInput, Measurement, Unsupported, shown
+from nanolib.experiments.attention.attention_case import AttentionCase, kind_name
+from nanolib.experiments.attention.sparse_quality import QUALITY_PATTERNS, quality_cases
+from nanolib.measurement import BadInput, shown
 from nanolib.meters.machine import resolve_device
-from nanolib.meters.memory import MIB
 from nanolib.models import attention
 from nanolib.run import params as shared
-from nanolib.run.ceilings import CeilingCase, ceiling_cases, roofline_ms
-from nanolib.run.params import MAX_SEQ_LEN, Case, distinct, known_dtypes
+from nanolib.run.case import Case
+from nanolib.run.ceilings import ceiling_cases
+from nanolib.run.params import MAX_SEQ_LEN, distinct, known_dtypes
 
 Size = pydantic.PositiveInt
 
@@ -179,58 +170,3 @@ def cases(params: Params) -> list[Case]:
         *grid,
         *quality_cases(device, params.quality_patterns, params.quality_sparsities, quality),
     ]
-
-
-def predict(case: Case, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
-    """What formulas say before anything runs.
-
-    Args:
-        case: An `AttentionCase`; a ceiling has no prediction.
-        ceilings: As `roofline_ms` takes them; without them no time is predicted.
-
-    Returns:
-        `bytes` (q, k, v and out once), `peak_memory` (MiB, of forward and backward) where it can be planned; unless the pattern
-        follows the input, `flops` (FLOP, forward), `sparsity`, `block_sparsity`, and `latency` (ms, roofline) where the ceilings
-        are known.
-    """
-    if not isinstance(case, AttentionCase):
-        return {}
-    moved = case.moved
-    predicted: dict[str, float | str] = {"bytes": moved}
-    if (most := plan(case).most) is not None:
-        predicted["peak_memory"] = most / MIB
-    work = case.work
-    if work is None:  # how much is kept depends on the input: there is nothing to predict from
-        return predicted
-    flops = work.flops(case.batch_size, case.num_heads, case.head_dim)
-    predicted |= {"flops": flops, "sparsity": work.sparsity, "block_sparsity": work.block_sparsity}
-    if (latency := roofline_ms(flops, moved, case.dtype, ceilings or {})) is not None:
-        predicted["latency"] = latency
-    return predicted
-
-
-def unsupported(case: Case) -> str:
-    """Why this machine cannot run the case, found by a call on a few tokens; empty when it can."""
-    if not isinstance(case, AttentionCase):
-        return ""
-    few = dataclasses.replace(case, seq_len=16, batch_size=1)
-    try:
-        with torch.set_grad_enabled(case.backward):
-            inputs = tuple(x.requires_grad_(case.backward) for x in inputs_of(few, 0))
-            attention.attend(case.attention_type, *inputs, causal=case.causal, options=case.options)
-    except Unsupported as error:
-        return str(error)
-    return ""
-
-
-def measure_case(case: Case, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
-    """The rows of one case: work, latency, rates, memory, error."""
-    if isinstance(case, CeilingCase):
-        yield from case.measure()
-        return
-    if isinstance(case, QualityCase):
-        yield from measure_quality(case)
-        return
-    if case.backward and (reason := unsupported(case)):
-        raise Unsupported(reason)
-    yield from measure_attention(case, params, ceilings, predict(case, ceilings))

@@ -19,7 +19,8 @@ from nanolib.models import Transformer, create_model, text
 from nanolib.models.attention.choice import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.attention.sparse import watched_work
-from nanolib.run.params import Case
+from nanolib.models.training import train
+from nanolib.run.case import Case
 from nanolib.run.seeds import over_seeds
 
 QUALITY_PATTERNS = (*PATTERNS, *CHOOSERS)
@@ -51,6 +52,34 @@ class QualityCase(Case):
         """Pattern, sparsity and length."""
         return f"{self.name} loss, n={self.seq_len}, {self.seeds} seeds"
 
+    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
+        """Loss above the dense model's with the pattern in its place, and after both were trained on for the same steps.
+
+        Yields:
+            `sparsity` as it came out, `loss` of the dense model, `loss_difference` in scope `replaced` and `fine_tuned`, nats per
+            byte, each a mean over seeds with its interval.
+        """
+        data = text.load("")
+        held_out = _batches(data, 0, _HELD_OUT, self.seq_len, self.device, _HELD_OUT_BATCHES)
+        shape = (self.device, self.seq_len, self.steps, self.tuning_steps, self.d_model, self.num_layers)
+        sparsities, dense_losses, replaced, tuned = [], [], [], []
+        for seed in range(self.seeds):
+            dense = _dense(seed, *shape)
+            sparse = _model(self, dense.weights, _options_for(self, dense.weights, held_out[0]))
+            with watched_work() as found:
+                replaced.append(_loss(sparse, held_out) - dense.loss)
+            sparsities.append(sum(work.sparsity for work in found) / len(found))
+            dense_losses.append(dense.loss)
+            train(sparse, _batches(data, seed, _TUNED, self.seq_len, self.device, self.tuning_steps), _RATE / 3)
+            tuned.append(_loss(sparse, held_out) - dense.tuned_loss)
+        if self.pattern in CHOOSERS:  # every input has its own
+            yield over_seeds("sparsity", sparsities, "")
+        else:
+            yield exact("sparsity", sparsities[0], method="mask")
+        yield over_seeds("loss", dense_losses, "dense")
+        yield over_seeds("loss_difference", replaced, "replaced", paired=True)
+        yield over_seeds("loss_difference", tuned, "fine_tuned", paired=True)
+
 
 def quality_cases(device: str, patterns: list[str], targets: list[float], shape: dict[str, int]) -> list[Case]:
     """Every pattern at every sparsity.
@@ -66,39 +95,6 @@ def quality_cases(device: str, patterns: list[str], targets: list[float], shape:
         for pattern in patterns
         for target in targets
     ]
-
-
-def measure_quality(case: QualityCase, corpus: str = "") -> Iterator[Measurement]:
-    """Loss above the dense model's with the pattern in its place, and after both were trained on for the same steps.
-
-    Yields:
-        `sparsity` as it came out, `loss` of the dense model, `loss_difference` in scope `replaced` and `fine_tuned`, nats per
-        byte, each a mean over seeds with its interval.
-    """
-    data = text.load(corpus)
-    held_out = _batches(data, 0, _HELD_OUT, case.seq_len, case.device, _HELD_OUT_BATCHES)
-    shape = (case.device, case.seq_len, case.steps, case.tuning_steps, case.d_model, case.num_layers)
-    sparsities, dense_losses, replaced, tuned = [], [], [], []
-    for seed in range(case.seeds):
-        dense = _dense(corpus, seed, *shape)
-        sparse = _model(case, dense.weights, _options_for(case, dense.weights, held_out[0]))
-        with watched_work() as found:
-            replaced.append(_loss(sparse, held_out) - dense.loss)
-        sparsities.append(sum(work.sparsity for work in found) / len(found))
-        dense_losses.append(dense.loss)
-        _train(sparse, _batches(data, seed, _TUNED, case.seq_len, case.device, case.tuning_steps), _RATE / 3)
-        tuned.append(_loss(sparse, held_out) - dense.tuned_loss)
-    yield from _sparsity_row(case, sparsities)
-    yield over_seeds("loss", dense_losses, "dense")
-    yield over_seeds("loss_difference", replaced, "replaced", paired=True)
-    yield over_seeds("loss_difference", tuned, "fine_tuned", paired=True)
-
-
-def _sparsity_row(case: QualityCase, found: list[float]) -> Iterator[Measurement]:
-    if case.pattern in CHOOSERS:  # every input has its own
-        yield over_seeds("sparsity", found, "")
-    else:
-        yield exact("sparsity", found[0], method="mask")
 
 
 def _config(seq_len: int, d_model: int, num_layers: int, **changes: Any) -> NanoConfig:
@@ -124,16 +120,16 @@ class _Dense:
 
 @functools.lru_cache(maxsize=64)
 def _dense(
-    corpus: str, seed: int, device: str, seq_len: int, steps: int, tuning_steps: int, d_model: int, num_layers: int
+    seed: int, device: str, seq_len: int, steps: int, tuning_steps: int, d_model: int, num_layers: int
 ) -> _Dense:
     """The same for every pattern, so made once per process."""
-    data = text.load(corpus)
+    data = text.load("")
     held_out = _batches(data, 0, _HELD_OUT, seq_len, device, _HELD_OUT_BATCHES)
     model = create_model(_config(seq_len, d_model, num_layers), device, seed=seed)
-    _train(model, _batches(data, seed, _TRAINED, seq_len, device, steps), _RATE)
+    train(model, _batches(data, seed, _TRAINED, seq_len, device, steps), _RATE)
     weights = {name: x.detach().clone() for name, x in model.state_dict().items()}
     loss = _loss(model, held_out)
-    _train(model, _batches(data, seed, _TUNED, seq_len, device, tuning_steps), _RATE / 3)
+    train(model, _batches(data, seed, _TUNED, seq_len, device, tuning_steps), _RATE / 3)
     return _Dense(weights, loss, _loss(model, held_out))
 
 
@@ -142,15 +138,7 @@ def _batches(data: torch.Tensor, seed: int, stream: int, seq_len: int, device: s
     cut = len(data) * 9 // 10
     part = data[cut:] if stream == _HELD_OUT else data[:cut]
     generator = torch.Generator().manual_seed(1000 * seed + stream)
-    return [text.batch(part, _BATCH, seq_len + 1, generator).to(device) for _ in range(count)]
-
-
-def _train(model: Transformer, batches: list[torch.Tensor], rate: float) -> None:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, fused=True)
-    for ids in batches:
-        model.loss(ids).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    return list(text.batches(part, count, _BATCH, seq_len + 1, generator, device))
 
 
 @torch.no_grad()

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
 
 from nanolib.experiments.distributed import prefill
-from nanolib.experiments.distributed.decode import DecodeCase, measure_decode, predict_decode
+from nanolib.experiments.distributed.decode import DecodeCase
 from nanolib.experiments.distributed.prefill import MemoryCase, PrefillCase
-from nanolib.experiments.distributed.training import STRATEGIES, ShardedTrainingCase, measure_training, predict_training
+from nanolib.experiments.distributed.training import STRATEGIES, ShardedTrainingCase
 from nanolib.experiments.model import cases as models
-from nanolib.measurement import BadInput, Measurement, Unsupported
+from nanolib.measurement import BadInput
 from nanolib.meters.machine import resolve_device
-from nanolib.meters.memory import MIB
-from nanolib.models.attention.context_parallel import why_not
 from nanolib.models.attention.tree import ALGORITHMS
 from nanolib.run import params as shared
-from nanolib.run.params import Case, distinct, fitting_config, known_dtypes, known_presets
+from nanolib.run.case import Case
+from nanolib.run.params import distinct, fitting_config, known_dtypes, known_presets
 from nanolib.run.ranks.nodes import address, secret
-from nanolib.run.ranks.ranks import HANG_S, RanksCase, check_ranks
-from nanolib.run.workload import Plan, check_fits
+from nanolib.run.ranks.ranks import HANG_S
 
 Lengths = Annotated[list[shared.Length], pydantic.Field(max_length=64)]
 
@@ -249,48 +246,3 @@ def _memory_worlds(params: Params, form: str) -> list[int]:
     if form == prefill.ULYSSES:
         return [world for world in several if not params.num_heads % world and not params.num_kv_heads % world]
     return several
-
-
-def predict(case: Case, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
-    """What formulas say: rounds, bytes, memory, parameters."""
-    if isinstance(case, DecodeCase):
-        return predict_decode(case)
-    if isinstance(case, PrefillCase):
-        return prefill.predict_prefill(case)
-    if isinstance(case, ShardedTrainingCase):
-        return predict_training(case)
-    most = plan(case).most
-    return {} if most is None else {"peak_memory": most / MIB}
-
-
-def plan(case: Case) -> Plan:
-    """The peak memory of one rank."""
-    if isinstance(case, DecodeCase):
-        return Plan({"decode": case.shard_bytes * case.world_size // case.nodes})
-    if isinstance(case, PrefillCase):
-        one = prefill.plan_prefill(case)
-        return Plan({scope: peak * case.world_size // case.nodes for scope, peak in one.peaks.items()}, one.reason)
-    return prefill.plan_memory(case) if isinstance(case, MemoryCase) else Plan()
-
-
-def unsupported(case: Case) -> str:
-    """Why this machine cannot run the case; empty when it can."""
-    try:
-        check_ranks(case.device, case.world_size // case.nodes if isinstance(case, RanksCase) else 1)
-    except Unsupported as error:
-        return str(error)
-    if isinstance(case, PrefillCase) and prefill.CONTEXT_PARALLEL in case.prefill_forms:
-        return why_not(case.device)
-    return ""
-
-
-def measure_case(case: Case, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
-    """The rows of one case."""
-    if reason := unsupported(case):
-        raise Unsupported(reason)
-    if isinstance(case, MemoryCase):
-        yield from prefill.measure_memory_case(case, plan(case))
-        return
-    check_fits(plan(case), case.device)
-    measures = {DecodeCase: measure_decode, PrefillCase: prefill.measure_prefill, ShardedTrainingCase: measure_training}
-    yield from measures[type(case)](case, params)

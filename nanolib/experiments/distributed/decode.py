@@ -21,6 +21,7 @@ from nanolib.models.attention.ranks import NO_TIMER
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.traffic import Traffic, decode_traffic
 from nanolib.models.attention.tree import tree_attention_decode
+from nanolib.run.case import Plan
 from nanolib.run.ranks.ranks import RanksCase, asked_case, measure_on_ranks
 from nanolib.stats.intervals import TooFewSamples
 from nanolib.stats.scaling import LinkCost, link_cost
@@ -73,47 +74,51 @@ class DecodeCase(RanksCase):
         """Ranks, length and type."""
         return f"decode {self.ranks} n={self.seq_len} batch={self.batch_size} {self.dtype}"
 
+    def plan(self) -> Plan:
+        """Keys and values of the ranks that share this machine."""
+        return Plan({"decode": self.shard_bytes * self.world_size // self.nodes})
 
-def predict_decode(case: DecodeCase) -> dict[str, float | str]:
-    """Rounds and bytes of each form, and what each rank holds."""
-    sent = {form: case.traffic(form) for form in case.forms}
-    return {
-        "shard": f"{case.shard_bytes / MIB:.4g} MiB",
-        "rounds": ", ".join(f"{form} {traffic.rounds}" for form, traffic in sent.items()),
-        "bytes sent per rank": ", ".join(f"{form} {max(traffic.sent):,.0f}" for form, traffic in sent.items()),
-    }
+    def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+        """Rounds and bytes of each form, and what each rank holds."""
+        sent = {form: self.traffic(form) for form in self.forms}
+        return {
+            "shard": f"{self.shard_bytes / MIB:.4g} MiB",
+            "rounds": ", ".join(f"{form} {traffic.rounds}" for form, traffic in sent.items()),
+            "bytes sent per rank": ", ".join(f"{form} {max(traffic.sent):,.0f}" for form, traffic in sent.items()),
+        }
 
-
-def measure_decode(case: DecodeCase, params: Any) -> Iterator[Measurement]:
-    """All rows of a case: the forms' times and ratios, their parts, bytes, errors, and the cost model."""
-    answers, flags = measure_on_ranks(rank, case, params, private_network=params.private_network)
-    link = None
-    if case.world_size > 1:
-        link, rows = link_rows(answers, case.world_size, flags)
-        yield from rows
-    for form in case.forms:
-        traffic = case.traffic(form)
-        blocks = [answer["blocks"][form] for answer in answers]
-        yield latency_row(blocks, form, flags, threads=case.threads)
-        yield exact("rounds", traffic.rounds, scope=form)
-        yield from bytes_rows(form, traffic.sent, answers[0]["bytes"].get(form), flags)
-        modelled = 1e3 * link.seconds(traffic.hops, max(traffic.sent)) if link else None
-        parts = [answer["parts"][form] for answer in answers]
-        rows = list(part_rows(parts, form, flags, modelled))
-        yield from rows
-        if link:
-            compute = next(row.estimate for row in rows if row.scope == f"{form}: compute")
-            yield from _extrapolated(case, form, compute, link, params.model_world_sizes, flags)
-        if form != BASE_FORM and BASE_FORM in case.forms and case.world_size > 1:
-            against = ratio_row([a["blocks"][BASE_FORM] for a in answers], blocks, f"{form} over {BASE_FORM}", flags)
-            if against:
-                yield against
-        error = max((answer["errors"][form] for answer in answers if form in answer["errors"]), default=None)
-        if error is not None:
-            yield Measurement("relative_error", error, n=case.world_size, method="float64", scope=form)
-    yield exact("footprint", case.shard_bytes / MIB, scope="keys and values of a rank")
-    if case.world_size > 1 and not answers[0]["private"]:
-        yield Measurement("wire_bytes", status=Status.UNSUPPORTED, scope="interface", message=NO_NETWORK)
+    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
+        """All rows of a case: the forms' times and ratios, their parts, bytes, errors, and the cost model."""
+        answers, flags = measure_on_ranks(rank, self, params, private_network=params.private_network)
+        link = None
+        if self.world_size > 1:
+            link, rows = link_rows(answers, self.world_size, flags)
+            yield from rows
+        for form in self.forms:
+            traffic = self.traffic(form)
+            blocks = [answer["blocks"][form] for answer in answers]
+            yield latency_row(blocks, form, flags, threads=self.threads)
+            yield exact("rounds", traffic.rounds, scope=form)
+            yield from bytes_rows(form, traffic.sent, answers[0]["bytes"].get(form), flags)
+            modelled = 1e3 * link.seconds(traffic.hops, max(traffic.sent)) if link else None
+            parts = [answer["parts"][form] for answer in answers]
+            rows = list(part_rows(parts, form, flags, modelled))
+            yield from rows
+            if link:
+                compute = next(row.estimate for row in rows if row.scope == f"{form}: compute")
+                yield from _extrapolated(self, form, compute, link, params.model_world_sizes, flags)
+            if form != BASE_FORM and BASE_FORM in self.forms and self.world_size > 1:
+                against = ratio_row(
+                    [a["blocks"][BASE_FORM] for a in answers], blocks, f"{form} over {BASE_FORM}", flags
+                )
+                if against:
+                    yield against
+            error = max((answer["errors"][form] for answer in answers if form in answer["errors"]), default=None)
+            if error is not None:
+                yield Measurement("relative_error", error, n=self.world_size, method="float64", scope=form)
+        yield exact("footprint", self.shard_bytes / MIB, scope="keys and values of a rank")
+        if self.world_size > 1 and not answers[0]["private"]:
+            yield Measurement("wire_bytes", status=Status.UNSUPPORTED, scope="interface", message=NO_NETWORK)
 
 
 NO_NETWORK = (
@@ -180,7 +185,7 @@ def _extrapolated(
 
 
 def rank(asked: dict[str, Any]) -> dict[str, Any]:
-    """What one rank measures; see `measure_decode`."""
+    """What one rank measures; see the case's `measure`."""
     case, seed, budget_s, device = asked_case(DecodeCase, asked)
     me = dist.get_rank()
     links = time_collectives(budget_s, device=device, seed=seed) if case.world_size > 1 else []

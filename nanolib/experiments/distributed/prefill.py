@@ -17,15 +17,15 @@ from nanolib.meters.links import count_bytes
 from nanolib.meters.memory import MIB, peak_memory
 from nanolib.meters.time.together import parts_together, time_together
 from nanolib.models import attention
-from nanolib.models.attention.context_parallel import context_parallel_attention
+from nanolib.models.attention.context_parallel import context_parallel_attention, why_not
 from nanolib.models.attention.layout import Layout
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.ring import ring_attention
 from nanolib.models.attention.traffic import Traffic, prefill_traffic
 from nanolib.models.attention.ulysses import ulysses_attention
-from nanolib.run.params import Case
+from nanolib.run.case import Case, Plan
 from nanolib.run.ranks.ranks import RanksCase, asked_case, measure_on_ranks
-from nanolib.run.workload import Plan, Workload, planned, shortage
+from nanolib.run.workload import Workload, planned, shortage
 
 RING, ZIGZAG, ULYSSES, DENSE, CONTEXT_PARALLEL = "ring", "zigzag", "ulysses", "dense", "context_parallel"
 ALGORITHMS = (RING, ZIGZAG, ULYSSES, CONTEXT_PARALLEL)
@@ -80,6 +80,81 @@ class PrefillCase(RanksCase):
         which = f" {CONTEXT_PARALLEL.replace('_', ' ')}" if CONTEXT_PARALLEL in self.prefill_forms else ""
         return f"prefill {self.ranks} n={self.seq_len} batch={self.batch_size} {self.dtype}{which}"
 
+    def unsupported(self) -> str:
+        """Also torch's own form, where it does not run."""
+        own = why_not(self.device) if CONTEXT_PARALLEL in self.prefill_forms else ""
+        return super().unsupported() or own
+
+    def plan(self) -> Plan:
+        """The peak memory of the ranks that share this machine."""
+        one = self.rank_plan()
+        return Plan({scope: peak * self.world_size // self.nodes for scope, peak in one.peaks.items()}, one.reason)
+
+    def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+        """Rounds, bytes and memory of each form."""
+        if CONTEXT_PARALLEL in self.prefill_forms:
+            return {}
+        forms = [form for form in self.prefill_forms if form != DENSE]
+        peaks = self.rank_plan().peaks
+        found: dict[str, float | str] = {
+            "peak memory per rank": ", ".join(
+                f"{form} {peaks[f'{form} forward'] / MIB:.4g} MiB" for form in self.prefill_forms
+            )
+        }
+        if forms and self.world_size > 1:
+            sent = {form: self.traffic(form) for form in forms}
+            found["rounds"] = ", ".join(f"{form} {traffic.rounds}" for form, traffic in sent.items())
+            found["bytes sent per rank"] = ", ".join(
+                f"{form} {max(traffic.sent):,.0f}" for form, traffic in sent.items()
+            )
+        return found
+
+    def rank_plan(self) -> Plan:
+        """Peak memory of one rank, for each scope; the other ranks are simulated."""
+        if CONTEXT_PARALLEL in self.prefill_forms:
+            return Plan(reason="torch's own is not planned")
+
+        def workloads() -> Iterator[Workload]:
+            for scope in self.scopes:
+                form = scope.split()[0]
+                tensors = _shard(self, form, 0, 0, torch.device("cpu"))
+                yield Workload(scope, _calls(self, form, tensors, None)[scope], lambda held=tensors: held, keeps=False)
+
+        with _pretended_ranks(self.world_size):
+            return planned(self, workloads)
+
+    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
+        """All rows of a case: times, parts, bytes, errors, and memory beside its plan."""
+        plan = self.rank_plan()
+        answers, flags = measure_on_ranks(rank, self, params, private_network=params.private_network)
+        for scope in self.scopes:
+            form = scope.split()[0]
+            blocks = [answer["blocks"][scope] for answer in answers]
+            yield latency_row(blocks, scope, flags, threads=self.threads)
+            peak = max(answer["peaks"][scope] for answer in answers)
+            yield exact(
+                "peak_memory",
+                peak / MIB,
+                scope=scope,
+                method="live_tensor_bytes, largest rank",
+                predicted=plan.peaks[scope] / MIB if scope in plan.peaks else None,
+            )
+            ring = f"{RING} {scope.split()[1]}"
+            if form == ZIGZAG and ring in self.scopes:
+                against = ratio_row([a["blocks"][ring] for a in answers], blocks, f"{scope} over {RING}", flags)
+                if against:
+                    yield against
+        for form in self.prefill_forms:
+            if form in answers[0]["parts"]:
+                yield from part_rows([answer["parts"][form] for answer in answers], form, flags, None)
+            if form in (RING, ZIGZAG, ULYSSES) and self.world_size > 1:
+                traffic = self.traffic(form)
+                yield exact("rounds", traffic.rounds, scope=form)
+                yield from bytes_rows(form, traffic.sent, answers[0]["bytes"].get(form), flags)
+            errors = [answer["errors"][form] for answer in answers if form in answer["errors"]]
+            if errors:
+                yield Measurement("relative_error", max(errors), n=len(errors), method="float64", scope=form)
+
 
 @dataclass(frozen=True)
 class MemoryCase(Case):
@@ -101,38 +176,58 @@ class MemoryCase(Case):
         """Form, ranks and length."""
         return f"memory {self.memory_form} {self.world_size} rank(s) n={self.seq_len}"
 
+    @property
+    def _is_run(self) -> bool:
+        return self.measured and self.world_size == 1 and not shortage(self._rank_plan(), self.device)
 
-def predict_prefill(case: PrefillCase) -> dict[str, float | str]:
-    """Rounds, bytes and memory of each form."""
-    if CONTEXT_PARALLEL in case.prefill_forms:
-        return {}
-    forms = [form for form in case.prefill_forms if form != DENSE]
-    peaks = plan_prefill(case).peaks
-    found: dict[str, float | str] = {
-        "peak memory per rank": ", ".join(
-            f"{form} {peaks[f'{form} forward'] / MIB:.4g} MiB" for form in case.prefill_forms
-        )
-    }
-    if forms and case.world_size > 1:
-        sent = {form: case.traffic(form) for form in forms}
-        found["rounds"] = ", ".join(f"{form} {traffic.rounds}" for form, traffic in sent.items())
-        found["bytes sent per rank"] = ", ".join(f"{form} {max(traffic.sent):,.0f}" for form, traffic in sent.items())
-    return found
+    def plan(self) -> Plan:
+        """What running it needs; most are planned alone."""
+        return self._rank_plan() if self._is_run else Plan(reason="its memory is told without running it")
 
+    def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+        """The peak memory of one rank, MiB."""
+        most = self._rank_plan().most
+        return {} if most is None else {"peak_memory": most / MIB}
 
-def plan_prefill(case: PrefillCase) -> Plan:
-    """Peak memory of one rank, for each scope; the other ranks are made believe."""
-    if CONTEXT_PARALLEL in case.prefill_forms:
-        return Plan(reason="torch's own is not planned")
+    def _rank_plan(self) -> Plan:
+        """The peak of a forward pass on one rank."""
+        shape = (self.batch_size, self.num_heads, self.num_kv_heads, self.head_dim, self.dtype)
+        if self.memory_form in (RING, ULYSSES):
+            twin = PrefillCase(self.device, self.world_size, self.seq_len, (self.memory_form,), *shape, False, 1)
+            return twin.rank_plan()
 
-    def workloads() -> Iterator[Workload]:
-        for scope in case.scopes:
-            form = scope.split()[0]
-            tensors = _shard(case, form, 0, 0, torch.device("cpu"))
-            yield Workload(scope, _calls(case, form, tensors, None)[scope], lambda held=tensors: held, keeps=False)
+        def workloads() -> Iterator[Workload]:
+            yield self._dense_workload("cpu")
 
-    with _pretended_ranks(case.world_size):
-        return planned(case, workloads)
+        return planned(self, workloads)
+
+    def _dense_workload(self, device: str) -> Workload:
+        shapes = [
+            (self.batch_size, heads, self.seq_len, self.head_dim)
+            for heads in (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        ]
+        tensors = [torch.randn(shape, dtype=getattr(torch, self.dtype), device=device) for shape in shapes]
+        options = {"backend": self.memory_form}
+
+        def call() -> torch.Tensor:
+            with torch.no_grad():
+                return attention.attend("dense", *tensors, causal=True, options=options)
+
+        return Workload(f"{self.memory_form} forward", call, lambda: tensors, keeps=False)
+
+    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
+        """`peak_memory`: measured where that is asked for, fits, and takes one rank alone; else planned (`modelled`)."""
+        scope = f"{self.memory_form} forward"
+        plan = self._rank_plan()
+        if self._is_run:
+            work = self._dense_workload(self.device)
+            work.call()
+            with peak_memory(self.device, *work.existing()) as peak:
+                work.call()
+            predicted = plan.most / MIB if plan.most is not None else None
+            yield exact("peak_memory", peak.live / MIB, scope=scope, method="live_tensor_bytes", predicted=predicted)
+        elif plan.most is not None:
+            yield exact("peak_memory", plan.most / MIB, scope=scope, method="plan", provenance=Provenance.MODELLED)
 
 
 @contextlib.contextmanager
@@ -152,41 +247,8 @@ def _pretended_ranks(world_size: int) -> Iterator[None]:
         sys.excepthook = excepthook
 
 
-def measure_prefill(case: PrefillCase, params: Any) -> Iterator[Measurement]:
-    """All rows of a case: times, parts, bytes, errors, and memory beside its plan."""
-    plan = plan_prefill(case)
-    answers, flags = measure_on_ranks(rank, case, params, private_network=params.private_network)
-    for scope in case.scopes:
-        form = scope.split()[0]
-        blocks = [answer["blocks"][scope] for answer in answers]
-        yield latency_row(blocks, scope, flags, threads=case.threads)
-        peak = max(answer["peaks"][scope] for answer in answers)
-        yield exact(
-            "peak_memory",
-            peak / MIB,
-            scope=scope,
-            method="live_tensor_bytes, largest rank",
-            predicted=plan.peaks[scope] / MIB if scope in plan.peaks else None,
-        )
-        ring = f"{RING} {scope.split()[1]}"
-        if form == ZIGZAG and ring in case.scopes:
-            against = ratio_row([a["blocks"][ring] for a in answers], blocks, f"{scope} over {RING}", flags)
-            if against:
-                yield against
-    for form in case.prefill_forms:
-        if form in answers[0]["parts"]:
-            yield from part_rows([answer["parts"][form] for answer in answers], form, flags, None)
-        if form in (RING, ZIGZAG, ULYSSES) and case.world_size > 1:
-            traffic = case.traffic(form)
-            yield exact("rounds", traffic.rounds, scope=form)
-            yield from bytes_rows(form, traffic.sent, answers[0]["bytes"].get(form), flags)
-        errors = [answer["errors"][form] for answer in answers if form in answer["errors"]]
-        if errors:
-            yield Measurement("relative_error", max(errors), n=len(errors), method="float64", scope=form)
-
-
 def rank(asked: dict[str, Any]) -> dict[str, Any]:
-    """What one rank measures; see `measure_prefill`."""
+    """What one rank measures; see the case's `measure`."""
     case, seed, budget_s, device = asked_case(PrefillCase, asked)
     me = dist.get_rank()
     calls: dict[str, Callable[[], object]] = {}
@@ -287,48 +349,3 @@ def _error(case: PrefillCase, form: str, tensors: tuple[torch.Tensor, ...], me: 
         _, keys, values, _ = _whole(case, seed, device)
         mask = case.layout(form).take(causal_mask(case.seq_len, case.seq_len, device), me, dim=0)
         return relative_error(out, masked_attention(q, keys, values, mask)) if out.numel() else 0.0
-
-
-# How far memory goes
-
-
-def plan_memory(case: MemoryCase) -> Plan:
-    """The peak of a forward pass on one rank."""
-    shape = (case.batch_size, case.num_heads, case.num_kv_heads, case.head_dim, case.dtype)
-    if case.memory_form in (RING, ULYSSES):
-        twin = PrefillCase(case.device, case.world_size, case.seq_len, (case.memory_form,), *shape, False, 1)
-        return plan_prefill(twin)
-
-    def workloads() -> Iterator[Workload]:
-        yield _dense_workload(case, torch.device("cpu"))
-
-    return planned(case, workloads)
-
-
-def _dense_workload(case: MemoryCase, device: torch.device) -> Workload:
-    shapes = [
-        (case.batch_size, heads, case.seq_len, case.head_dim)
-        for heads in (case.num_heads, case.num_kv_heads, case.num_kv_heads)
-    ]
-    tensors = [torch.randn(shape, dtype=getattr(torch, case.dtype), device=device) for shape in shapes]
-    options = {"backend": case.memory_form}
-
-    def call() -> torch.Tensor:
-        with torch.no_grad():
-            return attention.attend("dense", *tensors, causal=True, options=options)
-
-    return Workload(f"{case.memory_form} forward", call, lambda: tensors, keeps=False)
-
-
-def measure_memory_case(case: MemoryCase, plan: Plan) -> Iterator[Measurement]:
-    """`peak_memory`: measured where that is asked for, fits, and takes one rank alone; else planned (`modelled`)."""
-    scope = f"{case.memory_form} forward"
-    if case.measured and case.world_size == 1 and not shortage(plan, case.device):
-        work = _dense_workload(case, torch.device(case.device))
-        work.call()
-        with peak_memory(case.device, *work.existing()) as peak:
-            work.call()
-        predicted = plan.most / MIB if plan.most is not None else None
-        yield exact("peak_memory", peak.live / MIB, scope=scope, method="live_tensor_bytes", predicted=predicted)
-    elif plan.most is not None:
-        yield exact("peak_memory", plan.most / MIB, scope=scope, method="plan", provenance=Provenance.MODELLED)

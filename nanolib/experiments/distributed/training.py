@@ -56,54 +56,52 @@ class ShardedTrainingCase(RanksCase):
         """The model, ranks and shape."""
         return f"training {self.name} {self.ranks} n={self.seq_len} batch={self.batch_size} each"
 
+    def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+        """Parameters, and bytes of each strategy."""
+        found: dict[str, float | str] = {"parameters": self.config.parameter_count}
+        if self.world_size > 1:
+            found["bytes sent per rank"] = ", ".join(f"{s} {self.sent(s):,.0f}" for s in self.strategies)
+        return found
 
-def predict_training(case: ShardedTrainingCase) -> dict[str, float | str]:
-    """Parameters, and bytes of each strategy."""
-    found: dict[str, float | str] = {"parameters": case.config.parameter_count}
-    if case.world_size > 1:
-        found["bytes sent per rank"] = ", ".join(f"{s} {case.sent(s):,.0f}" for s in case.strategies)
-    return found
-
-
-def measure_training(case: ShardedTrainingCase, params: Any) -> Iterator[Measurement]:
-    """Step time, throughput, bytes by formula, and what of the communication computing does not hide."""
-    answers, flags = measure_on_ranks(rank, case, params)
-    each = slowest([answer["blocks"][LOCAL] for answer in answers])
-    for strategy in (ALONE, LOCAL, *case.strategies):
-        tokens = case.batch_size * case.seq_len * (1 if strategy == ALONE else case.world_size)
-        blocks = [answer["blocks"][strategy] for answer in answers]
-        row = latency_row(blocks, strategy, flags, threads=case.threads)
-        yield row
-        ends = (None if end is None else tokens / end * 1e3 for end in (row.high, row.low))
-        yield Measurement(
-            "tokens_per_second",
-            tokens / row.estimate * 1e3,
-            *ends,
-            row.confidence,
-            row.n,
-            method=row.method,
-            scope=strategy,
-            flags=row.flags,
-        )
-        if strategy in (ALONE, LOCAL) or case.world_size == 1:
-            continue
-        yield exact("wire_bytes", case.sent(strategy), scope=strategy)
-        yield exact("footprint", answers[0]["weights"][strategy] / MIB, scope=strategy, method="live_tensor_bytes")
-        extra = slowest(blocks) - each
-        with contextlib.suppress(TooFewSamples):
-            low, exposed, high = median_interval(extra)
-            shared = {
-                "confidence": 0.95,
-                "n": len(extra),
-                "method": "less the same step by itself, paired",
-                "scope": strategy,
-            }
-            details = {"share_of_step": exposed / row.estimate}
-            yield Measurement("exposed_communication", exposed, low, high, flags=flags, details=details, **shared)
+    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
+        """Step time, throughput, bytes by formula, and what of the communication computing does not hide."""
+        answers, flags = measure_on_ranks(rank, self, params)
+        each = slowest([answer["blocks"][LOCAL] for answer in answers])
+        for strategy in (ALONE, LOCAL, *self.strategies):
+            tokens = self.batch_size * self.seq_len * (1 if strategy == ALONE else self.world_size)
+            blocks = [answer["blocks"][strategy] for answer in answers]
+            row = latency_row(blocks, strategy, flags, threads=self.threads)
+            yield row
+            ends = (None if end is None else tokens / end * 1e3 for end in (row.high, row.low))
+            yield Measurement(
+                "tokens_per_second",
+                tokens / row.estimate * 1e3,
+                *ends,
+                row.confidence,
+                row.n,
+                method=row.method,
+                scope=strategy,
+                flags=row.flags,
+            )
+            if strategy in (ALONE, LOCAL) or self.world_size == 1:
+                continue
+            yield exact("wire_bytes", self.sent(strategy), scope=strategy)
+            yield exact("footprint", answers[0]["weights"][strategy] / MIB, scope=strategy, method="live_tensor_bytes")
+            extra = slowest(blocks) - each
+            with contextlib.suppress(TooFewSamples):
+                low, exposed, high = median_interval(extra)
+                shared = {
+                    "confidence": 0.95,
+                    "n": len(extra),
+                    "method": "less the same step by itself, paired",
+                    "scope": strategy,
+                }
+                details = {"share_of_step": exposed / row.estimate}
+                yield Measurement("exposed_communication", exposed, low, high, flags=flags, details=details, **shared)
 
 
 def rank(asked: dict[str, Any]) -> dict[str, Any]:
-    """What one rank measures; see `measure_training`."""
+    """What one rank measures; see the case's `measure`."""
     case, seed, budget_s, device = asked_case(ShardedTrainingCase, asked)
     steps: dict[str, Callable[[], object]] = {}
     weights = {}

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import ClassVar
 
 import pydantic
 
-from nanolib.measurement import Measurement
 from nanolib.meters.machine import resolve_device
 from nanolib.run import params as shared
-from nanolib.run.ceilings import CeilingCase, ceiling_cases
-from nanolib.run.params import Case, distinct, known_dtypes
+from nanolib.run.case import Case
+from nanolib.run.ceilings import ceiling_cases
+from nanolib.run.params import distinct, known_dtypes
 
 
 class Params(shared.Params):
@@ -32,18 +31,3 @@ class Params(shared.Params):
 def cases(params: Params) -> list[Case]:
     """One ceiling per dtype, and the copy."""
     return ceiling_cases(resolve_device(params.device), params.dtypes, params.budget_s)
-
-
-def predict(case: Case, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
-    """Nothing: a ceiling is what predictions are made from."""
-    return {}
-
-
-def unsupported(case: Case) -> str:
-    """Why this machine cannot run the case; every machine can run these."""
-    return ""
-
-
-def measure_case(case: CeilingCase, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
-    """The ceiling."""
-    yield from case.measure()

@@ -11,18 +11,17 @@ import pydantic
 from torch import nn
 
 from nanolib.experiments.energy.layer_profile import overheads, profile
-from nanolib.experiments.model import cases as model
-from nanolib.experiments.model.measuring import step_of, text_batch
+from nanolib.experiments.model.model_cases import GenerationCase, ModelCase, model_name, text_batch
 from nanolib.experiments.model.steps import Generating, Training
 from nanolib.measurement import Measurement, exact
 from nanolib.meters.energy.meter import EnergyMeter
 from nanolib.meters.layers.profiling import MODES, ProfilingConfig
 from nanolib.meters.machine import resolve_device
-from nanolib.meters.time.clock import synchronizer
 from nanolib.models import text
 from nanolib.run import params as shared
-from nanolib.run.params import Case, distinct, fitting_config, known_presets
-from nanolib.run.workload import Plan, Workload, check_fits, trace
+from nanolib.run.case import Case, Plan
+from nanolib.run.params import distinct, fitting_config, known_presets
+from nanolib.run.workload import Workload, trace
 from nanolib.store import traces
 
 PHASES = ("prefill", "decode", "training_step")
@@ -98,11 +97,11 @@ class EnergyCase(Case):
     dtype: str
 
     @property
-    def model_case(self) -> model.ModelCase:
+    def model_case(self) -> ModelCase:
         """The same work as the model notebook knows it."""
         if self.phase == "training_step":
-            return model.ModelCase(*self.shape, "training")
-        return model.GenerationCase(*self.shape, "generation", new_tokens=self.new_tokens)
+            return ModelCase(*self.shape, "training")
+        return GenerationCase(*self.shape, "generation", new_tokens=self.new_tokens)
 
     @property
     def shape(self) -> tuple[Any, ...]:
@@ -119,6 +118,45 @@ class EnergyCase(Case):
         """The model, the phase and the shape."""
         return f"{self.name} {self.phase} n={self.seq_len} batch={self.batch_size} {self.dtype}"
 
+    def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+        """`parameters`, `flops` of one call and `tokens`; what a joule buys here only a sensor tells."""
+        like = ModelCase(*self.shape, "inference") if self.phase == "prefill" else self.model_case
+        found = like.predict(ceilings)
+        return {"parameters": found["parameters"], "flops": found["flops"], "tokens": self.tokens}
+
+    def plan(self) -> Plan:
+        """The peak memory of the same work in the model notebook."""
+        return self.model_case.plan()
+
+    def measure(self, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
+        """What the phase takes; every machine can: without a sensor energy is a labelled estimate."""
+        built = self.model_case.build(params.seed)
+        step = self.model_case.step(built, text_batch(self, "", params.seed), 1e-3)
+        call = step if isinstance(step, Training) else _token_by_token(step, self.phase)
+        for _ in range(2):
+            call()
+        trace(Workload(self.phase, call, tuple), self, params)
+        yield from self._rows(params, built, call)
+
+    def _rows(self, params: Params, built: nn.Module, call: Callable[[], object]) -> Iterator[Measurement]:
+        """FLOPs, time per call over the window, and energy and power of each source, estimated where none measures."""
+        yield exact("flops", int(self.predict()["flops"]), scope=self.phase)
+        with EnergyMeter(sink=traces.current(), device=self.device) as meter:
+            idle = meter.idle(params.idle_s)
+            call()
+            calls = 0
+            with meter.window(self.phase) as window:
+                end = time.monotonic() + params.window_s
+                while time.monotonic() < end:
+                    call()
+                    calls += 1
+            rows = meter.measurements(window, idle=idle, tokens=calls * self.tokens)
+            rows += [row for row in meter.measurements(idle) if row.metric == "power"]
+        once = {"n": 1, "method": "window", "scope": self.phase, "details": {"calls": calls, "seconds": window.seconds}}
+        yield Measurement("latency", 1e3 * window.seconds / calls, message="mean over the window; one window", **once)
+        yield Measurement("tokens_per_second", calls * self.tokens / window.seconds, **once)
+        yield from rows
+
 
 @dataclass(frozen=True)
 class ProfileCase(EnergyCase):
@@ -132,6 +170,18 @@ class ProfileCase(EnergyCase):
         """As of the energy, and that it is looked into."""
         return f"{super().__str__()} layers"
 
+    def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+        """Nothing: it is the same work once more."""
+        return {}
+
+    def _rows(self, params: Params, built: nn.Module, call: Callable[[], object]) -> Iterator[Measurement]:
+        """The time of each layer, its share of the energy, and what profiling costs."""
+        often = {"every_kth_token": self.every_kth_token, "every_nth_layer": self.every_nth_layer}
+        modes = {name: replace(ProfilingConfig.named(name), **often) for name in params.profiling}
+        deepest = max(params.profiling, key=MODES.index)
+        yield from profile(self.phase, built, call, modes[deepest], params.window_s)
+        yield from overheads(self.phase, built, call, modes, params.budget_s, params.rel_ci)
+
 
 def cases(params: Params) -> list[Case]:
     """Every phase of every model at every length: its energy, and its layers."""
@@ -139,7 +189,7 @@ def cases(params: Params) -> list[Case]:
     shapes = [
         (
             device,
-            model.model_name(preset, params.overrides),
+            model_name(preset, params.overrides),
             preset,
             params.overrides,
             phase,
@@ -161,76 +211,7 @@ def cases(params: Params) -> list[Case]:
     return [*(EnergyCase(*shape) for shape in shapes), *looked]
 
 
-def predict(case: Case, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
-    """What formulas say: `parameters`, `flops` of one call and `tokens`; what a joule buys here only a sensor tells."""
-    if isinstance(case, ProfileCase):  # the same work once more
-        return {}
-    like = model.ModelCase(*case.shape, "inference") if case.phase == "prefill" else case.model_case
-    found = model.predict(like, ceilings)
-    return {"parameters": found["parameters"], "flops": found["flops"], "tokens": case.tokens}
-
-
-def plan(case: Case) -> Plan:
-    """The peak memory of the case; see `model.plan`."""
-    return model.plan(case.model_case)
-
-
-def unsupported(case: Case) -> str:
-    """Why this machine cannot run the case; every machine can: without a sensor energy is a labelled estimate."""
-    return ""
-
-
-def measure_case(case: EnergyCase, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
-    """The energy of a phase, or its layers.
-
-    Of the energy: FLOPs, time per call over the window, and energy and power of each source, estimated where none measures. Of the
-    layers: the time of each, its share of the energy, and what profiling costs.
-    """
-    check_fits(plan(case), case.device)
-    built = case.model_case.build(params.seed)
-    ids = text_batch(case, "", params.seed)
-    call = _call(case, step_of(case.model_case, built, ids, 1e-3))
-    for _ in range(2):
-        call()
-    trace(Workload(case.phase, call, tuple), case, params)
-    if isinstance(case, ProfileCase):
-        yield from _layers(case, params, built, call)
-    else:
-        yield from _energy(case, params, call)
-
-
-def _energy(case: EnergyCase, params: Params, call: Callable[[], object]) -> Iterator[Measurement]:
-    yield exact("flops", int(predict(case)["flops"]), scope=case.phase)
-    synchronize = synchronizer(case.device)
-    with EnergyMeter(sink=traces.current()) as meter:
-        idle = meter.idle(params.idle_s)
-        call()
-        synchronize()
-        calls = 0
-        with meter.window(case.phase) as window:
-            end = time.monotonic() + params.window_s
-            while time.monotonic() < end:
-                call()
-                calls += 1
-            synchronize()
-        rows = meter.measurements(window, idle=idle, tokens=calls * case.tokens)
-        rows += [row for row in meter.measurements(idle) if row.metric == "power"]
-    once = {"n": 1, "method": "window", "scope": case.phase, "details": {"calls": calls, "seconds": window.seconds}}
-    yield Measurement("latency", 1e3 * window.seconds / calls, message="mean over the window; one window", **once)
-    yield Measurement("tokens_per_second", calls * case.tokens / window.seconds, **once)
-    yield from rows
-
-
-def _layers(case: ProfileCase, params: Params, built: nn.Module, call: Callable[[], object]) -> Iterator[Measurement]:
-    often = {"every_kth_token": case.every_kth_token, "every_nth_layer": case.every_nth_layer}
-    modes = {name: replace(ProfilingConfig.named(name), **often) for name in params.profiling}
-    deepest = max(params.profiling, key=MODES.index)
-    yield from profile(case.phase, built, call, modes[deepest], params.window_s)
-    yield from overheads(case.phase, built, call, modes, params.budget_s, params.rel_ci)
-
-
-def _call(case: EnergyCase, step: Generating | Training) -> Callable[[], object]:
-    if isinstance(step, Training):
-        return step
+def _token_by_token(step: Generating, phase: Phase) -> Callable[[], object]:
+    """Reading the prompt again and again, or a token after it."""
     step.generation.prefill()
-    return step.generation.prefill if case.phase == "prefill" else step.generation.decode
+    return step.generation.prefill if phase == "prefill" else step.generation.decode

@@ -14,6 +14,7 @@ from nanolib.meters.layers.activations import STATISTICS
 from nanolib.meters.layers.overhead import measure_overhead
 from nanolib.meters.layers.profiler import DeepLayer, LayerProfiler, ModuleTime
 from nanolib.meters.layers.profiling import ProfilingConfig
+from nanolib.meters.time.clock import synchronizer
 from nanolib.scratch import Scratch
 from nanolib.stats.intervals import Interval, TooFewSamples, median_interval
 from nanolib.store import Run, Store, traces
@@ -38,13 +39,16 @@ def profile(
         `layer_energy` (J per call), which is the window's by the layer's share of the time.
     """
     trace = traces.current()
-    meter = EnergyMeter(sample_s=config.power_sample_interval_ms / 1e3, sink=trace)
+    device = next(model.parameters()).device
+    meter = EnergyMeter(sample_s=config.power_sample_interval_ms / 1e3, sink=trace, device=device)
+    synchronize = synchronizer(device)
     least = max(_MIN_CALLS, config.every_kth_token + 1 if config.looks else 0)
     calls = 0
     with meter, LayerProfiler(model, config, sink=trace) as profiler, meter.window(phase) as window:
         while calls < least or time.monotonic() < window.start_s + window_s:
             begin = time.monotonic()
             call()
+            synchronize()  # or it is the time of launching the token, not of making it
             trace.put("tokens", [(trace.at_us(begin), round(1e9 * (time.monotonic() - begin)))])
             calls += 1
     found = profiler.results()

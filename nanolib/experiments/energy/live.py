@@ -12,7 +12,7 @@ import pandas as pd
 
 from nanolib.experiments.energy import cases as energy
 from nanolib.experiments.energy.view.live import live_chart
-from nanolib.experiments.model.measuring import text_batch
+from nanolib.experiments.model.model_cases import text_batch
 from nanolib.measurement import BadInput, Provenance
 from nanolib.meters.energy.meter import EnergyMeter
 from nanolib.models.generation import generation_of
@@ -73,7 +73,7 @@ class LivePower:
             prompt = text_batch(case, "", self._params.seed)[:, :-1]
             generation = generation_of(built.eval(), prompt, case.new_tokens)
             generation.prefill()
-            with EnergyMeter() as meter:
+            with EnergyMeter(device=case.device) as meter:
                 track = meter.tracks[0]
                 begin, estimated = time.monotonic(), track.source.provenance is Provenance.ESTIMATED
                 while not self._stop.is_set():

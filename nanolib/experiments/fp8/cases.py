@@ -8,27 +8,17 @@ from typing import Any, ClassVar, Literal
 
 import pydantic
 
-from nanolib.experiments.fp8.numerics import VARIANTS, NumericsCase, measure_numerics
-from nanolib.experiments.fp8.parity import ARMS, ParityCase, measure_parity, small_decoder
-from nanolib.experiments.fp8.speed import (
-    DTYPES,
-    MODES,
-    ShapeCase,
-    SpeedCase,
-    converted_row,
-    measure_shape,
-    measure_speed,
-)
-from nanolib.experiments.fp8.speed import plan as plan_speed
-from nanolib.experiments.fp8.speed import unsupported as unsupported_speed
+from nanolib.experiments.fp8.numerics import VARIANTS, NumericsCase
+from nanolib.experiments.fp8.parity import ARMS, ParityCase, small_decoder
+from nanolib.experiments.fp8.speed import DTYPES, MODES, ShapeCase, SpeedCase
 from nanolib.experiments.model import cases as models
 from nanolib.measurement import STORED_AS, BadInput, Measurement, Provenance, words_of
 from nanolib.meters.machine import resolve_device
 from nanolib.models import create_model, fp8
 from nanolib.run import params as shared
-from nanolib.run.ceilings import CeilingCase, ceiling_cases
-from nanolib.run.params import Case, distinct, fitting_config, known_corpus, known_presets
-from nanolib.run.workload import Plan
+from nanolib.run.case import Case
+from nanolib.run.ceilings import ceiling_cases
+from nanolib.run.params import distinct, fitting_config, known_corpus, known_presets
 
 
 class Params(shared.Params):
@@ -161,6 +151,20 @@ class QuotedCase(Case):
         """What is quoted."""
         return f"quoted {self.quoted}"
 
+    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
+        """What was reported, with its source; nothing runs."""
+        yield Measurement(
+            "speed_up",
+            (self.low * self.high) ** 0.5,
+            self.low,
+            self.high,
+            provenance=Provenance.QUOTED,
+            method="quoted",
+            scope="training_step",
+            message=self.source,
+            details={"billions": self.billions, "what": self.quoted},
+        )
+
 
 # Of training over bf16, both compiled. A single figure is given as both ends.
 QUOTED = (
@@ -228,60 +232,3 @@ def cases(params: Params) -> list[Case]:
     quoted = [QuotedCase(device, *entry) for entry in QUOTED] if params.quoted else []
     ceilings = ceiling_cases(device, types, params.budget_s) if types else []
     return [*ceilings, *speed, *shapes, *parity, *numerics, *quoted]
-
-
-def predict(case: Case, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
-    """What formulas say: `flops` and `parameters`; for 8 bits the share of FLOPs that is converted and the bound that follows."""
-    if not isinstance(case, SpeedCase):
-        return {}
-    found: dict[str, float | str] = {"parameters": case.config.parameter_count, "flops": case.model_case.flops}
-    if case.recipe:
-        row = converted_row(case, _converted(case))
-        found |= {"converted_share": round(row.estimate, 4), "amdahl_bound": round(row.details["amdahl_bound"], 4)}
-    return found
-
-
-def _converted(case: SpeedCase) -> Any:
-    built = create_model(case.config, "meta")
-    fp8.convert(built, case.recipe, excluded_modules=case.keep, emulate=True)
-    return built
-
-
-def plan(case: Case) -> Plan:
-    """The peak memory of a model's case."""
-    return plan_speed(case) if isinstance(case, SpeedCase) else Plan()
-
-
-def unsupported(case: Case) -> str:
-    """Why this machine cannot run the case; empty when it can."""
-    return unsupported_speed(case) if isinstance(case, SpeedCase | ShapeCase) else ""
-
-
-def measure_case(case: Case, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
-    """The rows of one case."""
-    if isinstance(case, CeilingCase):
-        yield from case.measure()
-    elif isinstance(case, SpeedCase):
-        yield from measure_speed(case, params, ceilings)
-    elif isinstance(case, ShapeCase):
-        yield from measure_shape(case, params)
-    elif isinstance(case, ParityCase):
-        yield from measure_parity(case, params.corpus)
-    elif isinstance(case, NumericsCase):
-        yield from measure_numerics(case, params.corpus)
-    else:
-        yield _quote(case)
-
-
-def _quote(case: QuotedCase) -> Measurement:
-    return Measurement(
-        "speed_up",
-        (case.low * case.high) ** 0.5,
-        case.low,
-        case.high,
-        provenance=Provenance.QUOTED,
-        method="quoted",
-        scope="training_step",
-        message=case.source,
-        details={"billions": case.billions, "what": case.quoted},
-    )

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -15,7 +15,8 @@ from nanolib.experiments.fp8.parity import small_decoder
 from nanolib.measurement import Measurement, Provenance, exact
 from nanolib.models import create_model, fp8, text
 from nanolib.models.attention.reference import relative_error
-from nanolib.run.params import Case
+from nanolib.models.training import train
+from nanolib.run.case import Case
 
 VARIANTS = {
     f"{format} per {granularity}": fp8.Cast(format, granularity)
@@ -48,6 +49,19 @@ class NumericsCase(Case):
         """What is cast how."""
         return f"numerics {self.variant}"
 
+    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
+        """Per layer and product the error of the product in float32, and per operand what its cast loses.
+
+        Returns:
+            `relative_error` and `sqnr` (dB) with scope `LAYER PRODUCT`; `underflow` and `overflow` with scope `LAYER OPERAND`;
+            for the variant `scales`, `fp8_scale` with scope `LAYER OPERAND`: the last step's, from the least to the greatest.
+        """
+        for name, seen in _trained(replace(self, variant=""), params.corpus).items():
+            if self.variant == "scales":
+                yield from _scale_rows(name, seen)
+            else:
+                yield from _error_rows(name, seen, VARIANTS[self.variant])
+
 
 @dataclass(frozen=True)
 class _Seen:
@@ -57,20 +71,6 @@ class _Seen:
     weight: torch.Tensor
     gradient: torch.Tensor
     largest: dict[str, tuple[float, ...]]
-
-
-def measure_numerics(case: NumericsCase, corpus: str = "") -> Iterator[Measurement]:
-    """Rows of one variant: per layer and product the error of the product in float32, and per operand what its cast loses.
-
-    Returns:
-        `relative_error` and `sqnr` (dB) with scope `LAYER PRODUCT`; `underflow` and `overflow` with scope `LAYER OPERAND`; for the
-        variant `scales`, `fp8_scale` with scope `LAYER OPERAND`: the last step's, from the least to the greatest of all steps.
-    """
-    for name, seen in _trained(replace(case, variant=""), corpus).items():
-        if case.variant == "scales":
-            yield from _scale_rows(name, seen)
-        else:
-            yield from _error_rows(name, seen, VARIANTS[case.variant])
 
 
 def _error_rows(name: str, seen: _Seen, cast: fp8.Cast) -> Iterator[Measurement]:
@@ -142,15 +142,9 @@ def _trained(case: NumericsCase, corpus: str) -> dict[str, _Seen]:
             note(name, "gradient", gradients[0])
 
         handles += [layer.register_forward_hook(forward), layer.register_full_backward_hook(backward)]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    data, generator = text.load(corpus), torch.Generator().manual_seed(case.seed)
-    for _ in range(case.steps):
-        ids = text.batch(data, case.batch_size, case.seq_len + 1, generator).to(case.device)
-        with torch.autocast(torch.device(case.device).type, torch.bfloat16):
-            loss = model.loss(ids)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    generator = torch.Generator().manual_seed(case.seed)
+    batches = text.batches(text.load(corpus), case.steps, case.batch_size, case.seq_len + 1, generator, case.device)
+    train(model, batches, 1e-3, autocast=torch.bfloat16)
     for handle in handles:
         handle.remove()
     return {

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -14,7 +14,8 @@ from torch import nn
 from nanolib.config import NanoConfig
 from nanolib.measurement import STORED_AS, Measurement, Provenance
 from nanolib.models import create_model, fp8, text
-from nanolib.run.params import Case
+from nanolib.models.training import train
+from nanolib.run.case import Case
 from nanolib.run.seeds import over_seeds
 from nanolib.stats.intervals import mean_interval
 
@@ -52,6 +53,42 @@ class ParityCase(Case):
         """The arm, seeds and steps."""
         return f"parity {self.arm.replace('_', ' ')} {self.seeds} seeds {self.steps} steps"
 
+    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
+        """The difference in loss from bf16 at each tenth of the run, and what is said of it.
+
+        A tenth's loss is the mean over its steps, of the batches as they are trained on; both runs of a seed see the same in one
+        order. The learning rate rises over the first tenth and falls to zero, as in practice: at a rate that stays, chance alone
+        puts more between two runs of one seed.
+
+        Returns:
+            `parity` (nats per byte) of the last tenth, the verdict and all tenths in its details; `loss` of either arm. A run whose
+            loss is not finite any more makes the arm worse, without a number.
+        """
+        seeds = range(self.first_seed, self.first_seed + self.seeds)
+        base = [_losses(replace(self, arm=BASE), seed, params.corpus) for seed in seeds]
+        arm = [_losses(self, seed, params.corpus) for seed in seeds]
+        provenance = Provenance.EMULATED if _emulated(self) else Provenance.MEASURED
+        yield over_seeds("loss", [tenths[-1] for tenths in base], BASE, provenance=provenance)
+        lost = [seed for seed, tenths in zip(seeds, arm, strict=True) if not math.isfinite(tenths[-1])]
+        details = {"arm": self.arm, "margin": self.margin, "control": self.arm in fp8.CONTROLS}
+        if lost:
+            message = f"the loss was not finite any more in {len(lost)} of {self.seeds} seeds"
+            yield Measurement(
+                "parity", message=message, scope=self.arm, provenance=provenance, details=details | {"verdict": "worse"}
+            )
+            return
+        yield over_seeds("loss", [tenths[-1] for tenths in arm], self.arm, provenance=provenance)
+        each = [[a[at] - b[at] for a, b in zip(arm, base, strict=True)] for at in range(TENTHS)]
+        intervals = [mean_interval(values) for values in each]
+        base_loss = sum(tenths[-1] for tenths in base) / len(base)
+        details |= {
+            "base_loss": base_loss,
+            "margin_nats": self.margin * base_loss,
+            "tenths": [list(interval) for interval in intervals],
+            "verdict": parity_verdict(each[-1], self.margin * base_loss),
+        }
+        yield over_seeds("parity", each[-1], self.arm, paired=True, provenance=provenance, details=details)
+
 
 def small_decoder(d_model: int, num_layers: int, seq_len: int) -> NanoConfig:
     """What is trained, for parity and for numerics: a decoder over bytes."""
@@ -59,43 +96,6 @@ def small_decoder(d_model: int, num_layers: int, seq_len: int) -> NanoConfig:
     return NanoConfig(
         vocab_size=text.VOCAB_SIZE, d_model=d_model, num_layers=num_layers, num_heads=heads, context_length=seq_len
     )
-
-
-def measure_parity(case: ParityCase, corpus: str = "") -> Iterator[Measurement]:
-    """The difference in loss from bf16 at each tenth of the run, and what is said of it.
-
-    A tenth's loss is the mean over its steps, of the batches as they are trained on; both runs of a seed see the same in one order.
-    The learning rate rises over the first tenth and falls to zero, as in practice: at a rate that stays, chance alone puts more
-    between two runs of one seed.
-
-    Returns:
-        `parity` (nats per byte) of the last tenth, the verdict and all tenths in its details; `loss` of either arm. A run whose
-        loss is not finite any more makes the arm worse, without a number.
-    """
-    seeds = range(case.first_seed, case.first_seed + case.seeds)
-    base = [_losses(replace(case, arm=BASE), seed, corpus) for seed in seeds]
-    arm = [_losses(case, seed, corpus) for seed in seeds]
-    provenance = Provenance.EMULATED if _emulated(case) else Provenance.MEASURED
-    yield over_seeds("loss", [tenths[-1] for tenths in base], BASE, provenance=provenance)
-    lost = [seed for seed, tenths in zip(seeds, arm, strict=True) if not math.isfinite(tenths[-1])]
-    details = {"arm": case.arm, "margin": case.margin, "control": case.arm in fp8.CONTROLS}
-    if lost:
-        message = f"the loss was not finite any more in {len(lost)} of {case.seeds} seeds"
-        yield Measurement(
-            "parity", message=message, scope=case.arm, provenance=provenance, details=details | {"verdict": "worse"}
-        )
-        return
-    yield over_seeds("loss", [tenths[-1] for tenths in arm], case.arm, provenance=provenance)
-    each = [[a[at] - b[at] for a, b in zip(arm, base, strict=True)] for at in range(TENTHS)]
-    intervals = [mean_interval(values) for values in each]
-    base_loss = sum(tenths[-1] for tenths in base) / len(base)
-    details |= {
-        "base_loss": base_loss,
-        "margin_nats": case.margin * base_loss,
-        "tenths": [list(interval) for interval in intervals],
-        "verdict": parity_verdict(each[-1], case.margin * base_loss),
-    }
-    yield over_seeds("parity", each[-1], case.arm, paired=True, provenance=provenance, details=details)
 
 
 def parity_verdict(differences: list[float], margin: float) -> str:
@@ -130,26 +130,17 @@ def _on_cpu(case: ParityCase) -> bool:
 @functools.lru_cache(maxsize=256)
 def _losses(case: ParityCase, seed: int, corpus: str) -> tuple[float, ...]:
     """One training run: the mean loss of each tenth of its steps. Kept, since every arm is compared with the same bf16 runs."""
-    model = _model(case, seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE, fused=True)
-    scaler = torch.amp.GradScaler(torch.device(case.device).type, enabled=case.arm == "float16")
     dtype = _TYPES.get(case.arm, torch.bfloat16)
     cast = dtype is not torch.float32 and not (_emulated(case) and _on_cpu(case))
-    data, generator = text.load(corpus), torch.Generator().manual_seed(seed)
-    losses = []
-    for step in range(case.steps):
-        optimizer.param_groups[0]["lr"] = _RATE * rate_share(step, case.steps)
-        ids = text.batch(data, case.batch_size, case.seq_len + 1, generator).to(case.device)
-        with torch.autocast(torch.device(case.device).type, dtype, enabled=cast):
-            loss = model.loss(ids)
-        losses.append(loss.detach().float())
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-    tenths = torch.stack(losses).double().cpu().tensor_split(TENTHS)
+    generator = torch.Generator().manual_seed(seed)
+    losses = train(
+        _model(case, seed),
+        text.batches(text.load(corpus), case.steps, case.batch_size, case.seq_len + 1, generator, case.device),
+        lambda step: _RATE * rate_share(step, case.steps),
+        autocast=dtype if cast else None,
+        clip=1.0,
+    )
+    tenths = losses.double().cpu().tensor_split(TENTHS)
     return tuple(float(tenth.mean()) for tenth in tenths)
 
 

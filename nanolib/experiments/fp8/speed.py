@@ -12,17 +12,16 @@ import torch
 from torch import nn
 
 from nanolib.config import NanoConfig
-from nanolib.experiments.model import cases as models
-from nanolib.experiments.model.measuring import text_batch
+from nanolib.experiments.model.model_cases import ModelCase, text_batch
 from nanolib.experiments.model.steps import Inferring, Training, held
-from nanolib.measurement import Measurement, Unsupported, exact
+from nanolib.measurement import Measurement, exact
 from nanolib.meters.ceilings import rate
 from nanolib.meters.memory import MIB, peak_memory
 from nanolib.meters.time.latency import measure
 from nanolib.models import create_model, fp8
+from nanolib.run.case import Case, Plan
 from nanolib.run.ceilings import rate_rows
-from nanolib.run.params import Case
-from nanolib.run.workload import Plan, Workload, check_fits, first_call_ms
+from nanolib.run.workload import Workload, first_call_ms
 
 # Precision → the type of the weights; `tf32` and the recipes change the products alone.
 DTYPES = {"float32": "float32", "tf32": "float32", "float16": "float16", "bfloat16": "bfloat16"} | {
@@ -56,16 +55,87 @@ class SpeedCase(Case):
         return NanoConfig.from_preset(self.preset, **self.overrides, dtype=DTYPES[self.precision])
 
     @property
-    def model_case(self) -> models.ModelCase:
+    def model_case(self) -> ModelCase:
         """The same work as the model notebook knows it, for its FLOPs and its plan."""
         mode = "inference" if self.mode == "forward" else "training"
         shape = (self.seq_len, self.batch_size, DTYPES[self.precision])
-        return models.ModelCase(self.device, self.name, self.preset, self.overrides, "dense", *shape, mode)
+        return ModelCase(self.device, self.name, self.preset, self.overrides, "dense", *shape, mode)
 
     def __str__(self) -> str:
         """The model, the precision and the shape."""
         compiled = " compiled" if self.compiled else ""
         return f"{self.name} {self.mode} {self.precision}{compiled} n={self.seq_len} batch={self.batch_size}"
+
+    def unsupported(self) -> str:
+        """Why this machine cannot run it."""
+        return _unsupported(self.precision, self.device)
+
+    def plan(self) -> Plan:
+        """The peak memory, as the model notebook plans it; 8 bits need some more for the casts."""
+        return self.model_case.plan()
+
+    def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+        """`flops` and `parameters`; for 8 bits the share of FLOPs that is converted and the bound that follows."""
+        found: dict[str, float | str] = {"parameters": self.config.parameter_count, "flops": self.model_case.flops}
+        if self.recipe:
+            built = create_model(self.config, "meta")
+            fp8.convert(built, self.recipe, excluded_modules=self.keep, emulate=True)
+            row = self.converted_share(built)
+            found |= {"converted_share": round(row.estimate, 4), "amdahl_bound": round(row.details["amdahl_bound"], 4)}
+        return found
+
+    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
+        """Time, rates, memory by what holds it, and for 8 bits which layers were converted and what Amdahl's law allows."""
+        model = create_model(self.config, self.device, seed=params.seed)
+        if self.recipe:
+            fp8.convert(model, self.recipe, excluded_modules=self.keep, emulate=False)
+            yield self.converted_share(model)
+        ids = text_batch(self, params.corpus, params.seed)
+        optimisation = "compile" if self.compiled else "eager"
+        with _tf32(self.precision == "tf32"):
+            forward = self.mode == "forward"
+            step = Inferring(model, ids[:, :-1], optimisation) if forward else Training(model, ids, optimisation, 1e-4)
+            work = next(step.workloads())
+            first_call_ms(work.call)
+            latency = measure(work.call, scope=self.mode, **params.timing(self.device))
+            flops = self.model_case.flops
+            yield dataclasses.replace(latency, details={**latency.details, "parameters": self.config.parameter_count})
+            yield exact("flops", flops, scope=self.mode)
+            yield from rate_rows(latency, flops, "bfloat16" if self.recipe else DTYPES[self.precision], ceilings)
+            yield rate("tokens_per_second", self.batch_size * self.seq_len, latency)
+            yield from self._memory(model, ids, work)
+
+    def converted_share(self, model: nn.Module) -> Measurement:
+        """The share of the model's FLOPs that is in 8 bits, the layers and the bound in its details."""
+        layers = fp8.audit(model)
+        forward = dataclasses.replace(self.model_case, mode="inference").flops
+        tokens = self.batch_size * self.seq_len
+        share = sum(layer.flops * tokens for layer in layers if layer.converted) / forward
+        kept = [layer.name for layer in layers if not layer.converted]
+        details = {
+            "kept": kept,
+            "converted": sum(layer.converted for layer in layers),
+            "amdahl_bound": fp8.amdahl_bound(share),
+        }
+        return exact("converted_share", share, method="audit", details=details)
+
+    def _memory(self, model: nn.Module, ids: torch.Tensor, work: Workload) -> Iterator[Measurement]:
+        """Weights, gradients, the optimizer's states by their tensors; activations are what the peak has beyond them."""
+        if self.compiled and not self.device.startswith("cuda"):
+            return  # a compiled kernel allocates out of the counter's sight
+        existing = tuple(work.existing())
+        weights, states, gradients = sum(p.nbytes for p in model.parameters()), 0, 0
+        if self.mode == "training_step":
+            states = sum(x.nbytes for x in existing) - sum(x.nbytes for x in held(model)) - ids.nbytes
+            gradients = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+        with peak_memory(self.device, *existing) as peak:
+            work.call()
+        method = "cuda_allocator" if self.device.startswith("cuda") else "live_tensor_bytes"
+        yield exact("peak_memory", (peak.live or 0) / MIB, scope=self.mode, method=method)
+        activations = max(0, (peak.live or 0) - weights - states - gradients)
+        parts = {"weights": weights, "gradients": gradients, "optimizer": states, "activations": activations}
+        for name, size in parts.items():
+            yield exact("memory_part", size / MIB, scope=name, method=method)
 
 
 @dataclass(frozen=True)
@@ -81,22 +151,46 @@ class ShapeCase(Case):
         """The product."""
         return f"product {self.m}x{self.k}x{self.n} {self.precision}"
 
+    def unsupported(self) -> str:
+        """Why this machine cannot run it."""
+        return _unsupported(self.precision, self.device)
 
-def unsupported(case: SpeedCase | ShapeCase) -> str:
-    """Why this machine cannot run it; 8 bits are never timed where they are emulated."""
-    if case.precision.startswith("fp8"):
-        return fp8.native(case.device)
-    if case.precision == "tf32":
-        if not case.device.startswith("cuda"):
-            return f"{case.device} has no tf32; NVIDIA GPUs from compute capability 8.0 have"
-        if torch.cuda.get_device_capability(case.device) < (8, 0):
+    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
+        """Time one product; in 8 bits with and without the cast of the left operand, the weight being cast already."""
+        generator = torch.Generator().manual_seed(params.seed)
+        a, b = (torch.randn(*shape, generator=generator) for shape in ((self.m, self.k), (self.n, self.k)))
+        a, b = a.to(self.device, torch.bfloat16), b.to(self.device, torch.bfloat16)
+        timing = params.timing(self.device)
+        if self.precision == "bfloat16":
+            yield measure(lambda: a @ b.t(), scope="product", **timing)
+            return
+        cast = fp8.Cast()
+        q_a, q_b = fp8.quantise(a, cast), fp8.quantise(b, cast)
+
+        def product(values: torch.Tensor = q_a.values, scale: torch.Tensor = q_a.scale) -> torch.Tensor:
+            inverse = {"scale_a": scale.reciprocal(), "scale_b": q_b.scale.reciprocal()}
+            return torch._scaled_mm(values, q_b.values.t(), out_dtype=torch.bfloat16, use_fast_accum=True, **inverse)
+
+        def with_cast() -> torch.Tensor:
+            found = fp8.quantise(a, cast)
+            return product(found.values, found.scale)
+
+        compiled = torch.compile(with_cast, dynamic=False)
+        first_call_ms(compiled)
+        yield measure(product, scope="product", **timing)
+        yield measure(compiled, scope="product_with_cast", **timing)
+
+
+def _unsupported(precision: str, device: str) -> str:
+    """Why a device has no such precision; 8 bits are never timed where they are emulated."""
+    if precision.startswith("fp8"):
+        return fp8.native(device)
+    if precision == "tf32":
+        if not device.startswith("cuda"):
+            return f"{device} has no tf32; NVIDIA GPUs from compute capability 8.0 have"
+        if torch.cuda.get_device_capability(device) < (8, 0):
             return "this GPU has no tf32; those from compute capability 8.0 have"
     return ""
-
-
-def plan(case: SpeedCase) -> Plan:
-    """The peak memory, as the model notebook plans it; 8 bits need some more for the casts."""
-    return models.plan(case.model_case)
 
 
 @contextlib.contextmanager
@@ -107,90 +201,3 @@ def _tf32(wanted: bool) -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
-
-
-def measure_speed(case: SpeedCase, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
-    """Time, rates, memory by what holds it, and for 8 bits which layers were converted and what Amdahl's law allows."""
-    if reason := unsupported(case):
-        raise Unsupported(reason)
-    check_fits(plan(case), case.device)
-    model = create_model(case.config, case.device, seed=params.seed)
-    if case.recipe:
-        fp8.convert(model, case.recipe, excluded_modules=case.keep, emulate=False)
-        yield converted_row(case, model)
-    ids = text_batch(case, params.corpus, params.seed)
-    optimisation = "compile" if case.compiled else "eager"
-    with _tf32(case.precision == "tf32"):
-        forward = case.mode == "forward"
-        step = Inferring(model, ids[:, :-1], optimisation) if forward else Training(model, ids, optimisation, 1e-4)
-        work = next(step.workloads())
-        first_call_ms(work.call)
-        latency = measure(work.call, scope=case.mode, **params.timing(case.device))
-        flops = case.model_case.flops
-        yield dataclasses.replace(latency, details={**latency.details, "parameters": case.config.parameter_count})
-        yield exact("flops", flops, scope=case.mode)
-        yield from rate_rows(latency, flops, "bfloat16" if case.recipe else DTYPES[case.precision], ceilings)
-        yield rate("tokens_per_second", case.batch_size * case.seq_len, latency)
-        yield from _memory(case, model, ids, work)
-
-
-def converted_row(case: SpeedCase, model: nn.Module) -> Measurement:
-    """The share of the model's FLOPs that is in 8 bits, the layers and the bound in its details."""
-    layers = fp8.audit(model)
-    forward = dataclasses.replace(case.model_case, mode="inference").flops
-    tokens = case.batch_size * case.seq_len
-    share = sum(layer.flops * tokens for layer in layers if layer.converted) / forward
-    kept = [layer.name for layer in layers if not layer.converted]
-    details = {
-        "kept": kept,
-        "converted": sum(layer.converted for layer in layers),
-        "amdahl_bound": fp8.amdahl_bound(share),
-    }
-    return exact("converted_share", share, method="audit", details=details)
-
-
-def _memory(case: SpeedCase, model: nn.Module, ids: torch.Tensor, work: Workload) -> Iterator[Measurement]:
-    """Weights, gradients, the optimizer's states by their tensors; activations are what the peak has beyond them."""
-    if case.compiled and not case.device.startswith("cuda"):
-        return  # a compiled kernel allocates out of the counter's sight
-    existing = tuple(work.existing())
-    weights, states, gradients = sum(p.nbytes for p in model.parameters()), 0, 0
-    if case.mode == "training_step":
-        states = sum(x.nbytes for x in existing) - sum(x.nbytes for x in held(model)) - ids.nbytes
-        gradients = sum(p.nbytes for p in model.parameters() if p.requires_grad)
-    with peak_memory(case.device, *existing) as peak:
-        work.call()
-    method = "cuda_allocator" if case.device.startswith("cuda") else "live_tensor_bytes"
-    yield exact("peak_memory", (peak.live or 0) / MIB, scope=case.mode, method=method)
-    activations = max(0, (peak.live or 0) - weights - states - gradients)
-    parts = {"weights": weights, "gradients": gradients, "optimizer": states, "activations": activations}
-    for name, size in parts.items():
-        yield exact("memory_part", size / MIB, scope=name, method=method)
-
-
-def measure_shape(case: ShapeCase, params: Any) -> Iterator[Measurement]:
-    """One product; in 8 bits with and without the cast of the left operand, as a layer that keeps its weight cast would have it."""
-    if reason := unsupported(case):
-        raise Unsupported(reason)
-    generator = torch.Generator().manual_seed(params.seed)
-    a, b = (torch.randn(*shape, generator=generator) for shape in ((case.m, case.k), (case.n, case.k)))
-    a, b = a.to(case.device, torch.bfloat16), b.to(case.device, torch.bfloat16)
-    timing = params.timing(case.device)
-    if case.precision == "bfloat16":
-        yield measure(lambda: a @ b.t(), scope="product", **timing)
-        return
-    cast = fp8.Cast()
-    q_a, q_b = fp8.quantise(a, cast), fp8.quantise(b, cast)
-
-    def product(values: torch.Tensor = q_a.values, scale: torch.Tensor = q_a.scale) -> torch.Tensor:
-        inverse = {"scale_a": scale.reciprocal(), "scale_b": q_b.scale.reciprocal()}
-        return torch._scaled_mm(values, q_b.values.t(), out_dtype=torch.bfloat16, use_fast_accum=True, **inverse)
-
-    def with_cast() -> torch.Tensor:
-        found = fp8.quantise(a, cast)
-        return product(found.values, found.scale)
-
-    compiled = torch.compile(with_cast, dynamic=False)
-    first_call_ms(compiled)
-    yield measure(product, scope="product", **timing)
-    yield measure(compiled, scope="product_with_cast", **timing)

@@ -10,19 +10,18 @@ from typing import Any, ClassVar
 import pydantic
 import torch
 
-from nanolib.experiments.model.measuring import measure_loss, measure_model, plan
 from nanolib.experiments.model.model_cases import GenerationCase, LossCase, Mode, ModelCase, model_name
-from nanolib.measurement import BadInput, Measurement, Unsupported, shown
-from nanolib.meters.flops import BACKWARD_FACTOR
+from nanolib.measurement import BadInput, Unsupported, shown
 from nanolib.meters.machine import resolve_device
-from nanolib.meters.memory import MIB, total_bytes
+from nanolib.meters.memory import total_bytes
 from nanolib.models import text
 from nanolib.models.optimise import OPTIMISATIONS, applies
-from nanolib.models.user import check_name, resolve, runs_code
+from nanolib.models.user import check_name, runs_code
 from nanolib.run import params as shared
-from nanolib.run.ceilings import CeilingCase, ceiling_cases, roofline_ms
+from nanolib.run.case import Case
+from nanolib.run.ceilings import ceiling_cases
 from nanolib.run.own_model import check_hugging_face, rehearse
-from nanolib.run.params import Case, distinct, fitting_config, known_corpus, known_dtypes, known_kinds, known_presets
+from nanolib.run.params import distinct, fitting_config, known_corpus, known_dtypes, known_kinds, known_presets
 from nanolib.run.workload import (
     fits,
 )
@@ -118,14 +117,13 @@ class Params(shared.Params):
                 )
         return self
 
+    def rehearse(self) -> None:
+        """Build a model of the user's own once, so that what is wrong with it is told once.
 
-def before(params: Params) -> None:
-    """Build a model of the user's own once, so that what is wrong with it is told once.
-
-    Raises:
-        BadInput: It cannot be built.
-    """
-    rehearse(params.model, params.model_options)
+        Raises:
+            BadInput: It cannot be built.
+        """
+        rehearse(self.model, self.model_options)
 
 
 def cases(params: Params) -> list[Case]:
@@ -173,7 +171,7 @@ def _smaller(case: ModelCase) -> ModelCase | None:
     total = total_bytes(case.device)
     if case.runs_code:  # to plan it is to run it
         return None
-    if total is None or _rough_bytes(case) < _SAFE_SHARE * total or fits(plan(case), total):
+    if total is None or _rough_bytes(case) < _SAFE_SHARE * total or fits(case.plan(), total):
         return None
     layers = 1 if case.own else case.config.num_layers
     for count in (layers >> halvings for halvings in range(layers.bit_length())):
@@ -191,7 +189,7 @@ def _smaller(case: ModelCase) -> ModelCase | None:
             batch_size=1,
             reduced=f"reduced to fit into {total / 2**30:.0f} GiB: {', '.join(changed)}",
         )
-        if fits(plan(smaller), total):
+        if fits(smaller.plan(), total):
             return smaller
     return None
 
@@ -207,73 +205,3 @@ def _rough_bytes(case: ModelCase) -> float:
     weights = config.parameter_count * (2 + _ADAMW_STATES if case.mode == "training" else 1)
     cached = 2 * config.num_layers * config.d_model if case.mode == "generation" else 0
     return item * (weights + tokens * (kept + cached + 4 * config.vocab_size))
-
-
-def predict(case: Case, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
-    """What formulas say before anything runs.
-
-    Args:
-        case: A `ModelCase`; the others have no prediction.
-        ceilings: As `roofline_ms` takes them.
-
-    Returns:
-        `parameters`, `footprint` (MiB of weights), `flops` (FLOP: the forward pass, or in training forward and backward),
-        `bytes` (weights and, in generation, the cache, each as often as it must move), `peak_memory` (MiB, counted on tensors
-        without data) where it can be planned, `latency` (ms, roofline) where the ceilings are known; in generation `flops`,
-        `bytes` and `latency` are those of one token.
-    """
-    if not isinstance(case, ModelCase):
-        return {}
-    try:
-        count, flops = case.parameter_count, case.flops
-    except (Unsupported, BadInput):
-        return {}  # what is missing is said by `unsupported`
-    item = getattr(torch, case.dtype).itemsize
-    weights = count * item
-    training = case.mode == "training"
-    work = flops * (1 + BACKWARD_FACTOR) if training else flops
-    moved = (3 if training else 1) * weights
-    if case.position and not case.own:
-        config = case.config
-        moved += 2 * config.num_layers * case.batch_size * case.seq_len * config.kv_heads * config.head_dim * item
-    predicted: dict[str, float | str] = {
-        "parameters": count,
-        "footprint": weights / MIB,
-        "flops": work,
-        "bytes": moved,
-    }
-    if (most := plan(case).most) is not None:
-        predicted["peak_memory"] = most / MIB
-    if (latency := roofline_ms(work, moved, case.dtype, ceilings or {})) is not None:
-        predicted["latency"] = latency
-    return predicted
-
-
-def unsupported(case: Case) -> str:
-    """Why this machine cannot run the case; empty when it can, as far as can be told without running it."""
-    if isinstance(case, ModelCase | LossCase) and case.own and not case.runs_code:
-        try:
-            resolve(case.preset)
-        except Unsupported as error:
-            return str(error)
-    if isinstance(case, ModelCase) and case.own and not case.runs_code and (reason := plan(case).unsupported):
-        return reason
-    if isinstance(case, ModelCase) and case.optimisation == "cuda_graph" and not case.device.startswith("cuda"):
-        return f"CUDA graphs need a CUDA device, and this is {case.device}"
-    if isinstance(case, ModelCase) and case.optimisation == "onednn":
-        if case.device != "cpu":
-            return f"oneDNN multiplies on a CPU, and this is {case.device}"
-        return "" if torch.backends.mkldnn.is_available() else "this torch was built without oneDNN"
-    return ""
-
-
-def measure_case(case: Case, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
-    """The rows of one case."""
-    if isinstance(case, CeilingCase):
-        yield from case.measure()
-    elif isinstance(case, LossCase):
-        yield measure_loss(case, params.seed)
-    else:
-        if reason := unsupported(case):
-            raise Unsupported(reason)
-        yield from measure_model(case, params, ceilings, predict(case, ceilings))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -12,12 +14,18 @@ import torch
 from torch import nn
 
 from nanolib.config import PRESETS, NanoConfig
-from nanolib.meters.flops import count_flops, model_flops
-from nanolib.meters.memory import fake_tensors
-from nanolib.models import attention, create_model
-from nanolib.models.user import build_model, hugging_face_config, logits_of, runs_code
+from nanolib.experiments.model.steps import Generating, Inferring, Step, Training, check_loss
+from nanolib.measurement import BadInput, Measurement, Unsupported, exact
+from nanolib.meters.flops import BACKWARD_FACTOR, count_flops, model_flops
+from nanolib.meters.memory import MIB, fake_tensors
+from nanolib.models import attention, create_model, text
+from nanolib.models.optimise import unsupported as unsupported_on
+from nanolib.models.training import train
+from nanolib.models.user import build_model, hugging_face_config, logits_of, resolve, runs_code
+from nanolib.run.case import Case, Plan
+from nanolib.run.ceilings import roofline_ms
 from nanolib.run.own_model import context_length
-from nanolib.run.params import Case
+from nanolib.run.workload import UNCOUNTED, memory_rows, planned, trace
 
 Mode = Literal["inference", "training", "generation"]
 
@@ -97,6 +105,93 @@ class ModelCase(Case):
         """Preset, shape and mode."""
         return f"{self.name} {self.mode} n={self.seq_len} batch={self.batch_size} {self.attention_type} {self.dtype}"
 
+    def unsupported(self) -> str:
+        """Why this machine cannot run it, as far as can be told without running code of the user's."""
+        if self.own and not self.runs_code and (reason := _missing(self.preset) or self.plan().unsupported):
+            return reason
+        return unsupported_on(self.optimisation, self.device)
+
+    def plan(self) -> Plan:
+        """The peak memory of a case, counted without running it; of a compiled or captured model it is the eager one's."""
+        if reason := self._not_planned():
+            return Plan(reason=reason)
+        eager = self.optimisation in ("compile", "cuda_graph")
+        like = dataclasses.replace(self, optimisation="eager") if eager else self
+
+        def workloads() -> Any:
+            ids = torch.zeros(self.batch_size, self.seq_len + 1, dtype=torch.int64, device=self.device)
+            return like.step(like.build(), ids, 1e-3).workloads()
+
+        return planned(like, workloads)
+
+    def _not_planned(self) -> str:
+        if self.own:
+            return ""
+        options = attention.shared_options(self.attention_type, self.config.attention_options)
+        if self.attention_type == "flex":
+            return UNCOUNTED
+        known = attention.work(self.attention_type, 1, 1, causal=True, options=options)
+        return "" if known else "what is kept depends on the input"
+
+    def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+        """What formulas say before anything runs.
+
+        Args:
+            ceilings: As `roofline_ms` takes them.
+
+        Returns:
+            `parameters`, `footprint` (MiB of weights), `flops` (FLOP: the forward pass, or in training forward and backward),
+            `bytes` (weights and, in generation, the cache, each as often as it must move), `peak_memory` (MiB, counted on tensors
+            without data) where it can be planned, `latency` (ms, roofline) where the ceilings are known; in generation `flops`,
+            `bytes` and `latency` are those of one token.
+        """
+        try:
+            count, flops = self.parameter_count, self.flops
+        except (Unsupported, BadInput):
+            return {}  # what is missing is said by `unsupported`
+        item = getattr(torch, self.dtype).itemsize
+        weights = count * item
+        training = self.mode == "training"
+        work = flops * (1 + BACKWARD_FACTOR) if training else flops
+        moved = (3 if training else 1) * weights
+        if self.position and not self.own:
+            config = self.config
+            moved += 2 * config.num_layers * self.batch_size * self.seq_len * config.kv_heads * config.head_dim * item
+        predicted: dict[str, float | str] = {
+            "parameters": count,
+            "footprint": weights / MIB,
+            "flops": work,
+            "bytes": moved,
+        }
+        if (most := self.plan().most) is not None:
+            predicted["peak_memory"] = most / MIB
+        if (latency := roofline_ms(work, moved, self.dtype, ceilings or {})) is not None:
+            predicted["latency"] = latency
+        return predicted
+
+    def step(self, model: nn.Module, ids: torch.Tensor, learning_rate: float) -> Step:
+        """Its calls: what its times and its memory are of."""
+        if self.mode == "inference":
+            return Inferring(model, ids[:, :-1], self.optimisation)
+        return Training(model, ids, self.optimisation, learning_rate)
+
+    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
+        """Its size, times, rates and memory."""
+        predicted = self.predict(ceilings)
+        model = self.build(params.seed)
+        weights = tuple(model.parameters())
+        count = sum(p.numel() for p in weights)
+        yield exact("parameters", count, method="count", predicted=predicted["parameters"], message=self.reduced)
+        footprint = sum(p.nbytes for p in weights) / MIB
+        yield exact("footprint", footprint, method="count", predicted=predicted["footprint"])
+        ids = text_batch(self, params.corpus, params.seed)
+        step = self.step(model, ids, params.learning_rate)
+        yield from step.measure(self, params, predicted, ceilings)
+        counted = self.optimisation != "compile" or self.device.startswith("cuda")
+        for work in step.workloads():
+            trace(work, self, params)  # before the memory is counted: under a counter nothing compiled runs
+            yield from memory_rows(work, self.device, self.plan(), counted)
+
 
 @dataclass(frozen=True)
 class GenerationCase(ModelCase):
@@ -108,6 +203,20 @@ class GenerationCase(ModelCase):
     def position(self) -> int:
         """The prompt's length."""
         return self.seq_len
+
+    def step(self, model: nn.Module, ids: torch.Tensor, learning_rate: float) -> Step:
+        """Reading the prompt, and one token after it."""
+        return Generating(model, ids[:, :-1], self.new_tokens, self.optimisation)
+
+    def unsupported(self) -> str:
+        """Also a prompt and tokens that are too many for the model."""
+        length = self.context_length
+        if length is not None and self.seq_len + self.new_tokens > length:
+            return (
+                f"a prompt of {self.seq_len} and {self.new_tokens} new tokens exceed the context_length {length}; "
+                "shorten seq_lens or lower new_tokens"
+            )
+        return super().unsupported()
 
 
 @dataclass(frozen=True)
@@ -136,6 +245,30 @@ class LossCase(Case):
         """Preset and steps."""
         return f"{self.name} loss over {self.steps} steps"
 
+    def unsupported(self) -> str:
+        """Why it cannot be built here."""
+        return _missing(self.preset) if self.own and not self.runs_code else ""
+
+    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
+        """The loss before each step, on fresh windows of real text; the estimate is the mean of the last tenth of them."""
+        model = self.build(params.seed)
+        check_loss(model)
+        generator = torch.Generator().manual_seed(params.seed)
+        data = text.load(self.corpus)
+        batches = text.batches(data, self.steps, self.batch_size, self.seq_len + 1, generator, self.device)
+        losses = train(model, batches, self.learning_rate).tolist()
+        last = losses[-max(1, len(losses) // 10) :]
+        yield Measurement(
+            "loss",
+            sum(last) / len(last),
+            n=len(last),
+            samples=tuple(losses),
+            method="byte text, AdamW",
+            scope="training",
+            message=f"mean over the last {len(last)} of {self.steps} steps; one seed, so no interval",
+            details={"first": losses[0], "last": losses[-1]},
+        )
+
 
 _KNOWN: dict[str, tuple[int, int]] = {}
 
@@ -159,3 +292,18 @@ def model_name(preset: str, overrides: dict[str, Any], optimisation: str = "eage
         changed = changed[:50] + " … " + hashlib.sha256(json.dumps(overrides, sort_keys=True).encode()).hexdigest()[:4]
     name = f"{preset} with {changed}" if changed else preset
     return name if optimisation == "eager" else f"{name} ({optimisation.replace('_', ' ')})"
+
+
+def text_batch(case: Any, corpus: str, seed: int) -> torch.Tensor:
+    """Ids that a case works on: real text, int64 [batch_size, seq_len + 1], on its device."""
+    generator = torch.Generator().manual_seed(seed)
+    return text.batch(text.load(corpus), case.batch_size, case.seq_len + 1, generator).to(case.device)
+
+
+def _missing(name: str) -> str:
+    """Why an own model cannot be looked up; empty when it can."""
+    try:
+        resolve(name)
+    except Unsupported as error:
+        return str(error)
+    return ""

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from nanolib.measurement import Unsupported
+from nanolib.measurement import Measurement, Unsupported, exact
+from nanolib.meters import measure, measure_phases
+from nanolib.meters.ceilings import rate
+from nanolib.meters.flops import count_flops
 from nanolib.models.attention.reference import relative_error
 from nanolib.models.generation import generation_of
 from nanolib.models.onednn_linear import with_onednn
 from nanolib.models.optimise import optimise
 from nanolib.models.transformer import next_token_loss
 from nanolib.models.user import logits_of, predicts_tokens
-from nanolib.run.workload import Workload
+from nanolib.run.ceilings import rate_rows
+from nanolib.run.workload import Workload, compile_row, first_call_ms
 
 
 class Step(Protocol):
@@ -23,6 +28,19 @@ class Step(Protocol):
 
     def workloads(self) -> Iterator[Workload]:
         """Its calls, each with what is there before it."""
+        ...
+
+    def measure(
+        self, case: Any, params: Any, predicted: dict[str, Any], ceilings: dict[str, float]
+    ) -> Iterator[Measurement]:
+        """Its work, times and rates.
+
+        Args:
+            case: The `ModelCase`.
+            params: The notebook's.
+            predicted: What formulas say of the case.
+            ceilings: As `roofline_ms` takes them.
+        """
         ...
 
 
@@ -58,6 +76,28 @@ class Inferring:
     def difference(self) -> float:
         """Relative error of the logits against the eager ones."""
         return relative_error(self.forward(), self.eager())
+
+    def measure(
+        self, case: Any, params: Any, predicted: dict[str, Any], ceilings: dict[str, float]
+    ) -> Iterator[Measurement]:
+        """Work, latency, rates, and how far the result lies from the eager one."""
+        flops = int(predicted["flops"])
+        first_ms = first_call_ms(self.forward)
+        if not case.own:
+            yield exact("flops", flops, scope="inference")
+        counted = {} if case.own else {"predicted": flops}
+        yield exact("flops", count_flops(self.eager), scope="inference", method="flop_counter", **counted)
+        yield exact("bytes", predicted["bytes"], scope="inference")
+        latency = measure(
+            self.forward, scope="inference", predicted=predicted.get("latency"), **params.timing(case.device)
+        )
+        yield latency
+        yield from rate_rows(latency, flops, case.dtype, ceilings)
+        yield rate("tokens_per_second", self.ids.numel(), latency)
+        if case.optimisation != "eager":
+            yield exact("relative_error", self.difference(), scope="against_eager", method="logits")
+        if case.optimisation == "compile":
+            yield compile_row(first_ms, latency.estimate)
 
     def workloads(self) -> Iterator[Workload]:
         """The forward pass."""
@@ -139,6 +179,26 @@ class Training:
             self.model.checkpointing = True
         return relative_error(found, eager)
 
+    def measure(
+        self, case: Any, params: Any, predicted: dict[str, Any], ceilings: dict[str, float]
+    ) -> Iterator[Measurement]:
+        """Work, the times of its phases, rates, and how far the gradient lies from the eager one."""
+        flops = int(predicted["flops"])
+        yield exact("flops", flops, scope="training_step")
+        yield exact("bytes", predicted["bytes"], scope="training_step")
+        if case.optimisation != "eager":  # before the first step changes the weights
+            first_ms, later_ms = (first_call_ms(self.gradient) for _ in range(2))
+            if case.optimisation == "compile":
+                yield compile_row(first_ms, later_ms)
+            yield exact("relative_error", self.difference(), scope="against_eager", method="gradient")
+        timings = measure_phases(self.phases, **params.timing(case.device))
+        total = timings.pop("total")
+        yield from timings.values()
+        total = dataclasses.replace(total, scope="training_step", predicted=predicted.get("latency"))
+        yield total
+        yield from rate_rows(total, flops, case.dtype, ceilings)
+        yield rate("tokens_per_second", self.ids[:, :-1].numel(), total)
+
     def _states(self) -> list[torch.Tensor]:
         return [v for state in self._optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
 
@@ -167,6 +227,24 @@ class Generating:
         """Relative error of the prompt's logits against the eager ones."""
         prompt = self.generation.prompt
         return relative_error(logits_of(self._used)(prompt), logits_of(self.model)(prompt))
+
+    def measure(
+        self, case: Any, params: Any, predicted: dict[str, Any], ceilings: dict[str, float]
+    ) -> Iterator[Measurement]:
+        """Time to the first token (the prompt read), then time per token over the cache that grows and starts over."""
+        first = measure(self.generation.prefill, scope="prefill", **params.timing(case.device))
+        yield first
+        yield rate("tokens_per_second", self.generation.prompt.numel(), first)
+        yield exact("flops", int(predicted["flops"]), scope="decode", method="flop_counter" if case.own else "formula")
+        yield exact("bytes", predicted["bytes"], scope="decode")
+        each = measure(
+            self.generation.decode, scope="decode", predicted=predicted.get("latency"), **params.timing(case.device)
+        )
+        yield each
+        yield from rate_rows(each, predicted["flops"], case.dtype, ceilings)
+        yield rate("tokens_per_second", case.batch_size, each)
+        if case.optimisation != "eager":
+            yield exact("relative_error", self.difference(), scope="against_eager", method="logits")
 
     def workloads(self) -> Iterator[Workload]:
         """Reading the prompt, and one token after it."""

@@ -18,7 +18,8 @@ from nanolib.meters.time.clock import clock_for
 from nanolib.meters.time.latency import summarise
 from nanolib.models import create_model, generate_random_batch
 from nanolib.run import params as shared
-from nanolib.run.params import Case, distinct, fitting_config, known_presets
+from nanolib.run.case import Case
+from nanolib.run.params import distinct, fitting_config, known_presets
 from nanolib.run.workload import Workload, trace
 from nanolib.stats.steady import leading_slow_samples, steady_state
 
@@ -90,6 +91,40 @@ class WarmupCase(Case):
         """Direction and setting."""
         return f"{self.direction} " + (f"curve of {self.steps}" if self.curve else f"warmup={self.warmup_steps}")
 
+    def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+        """The steps that run: what a cold process costs is in no formula."""
+        return {"steps": self.warmup_steps + self.steps}
+
+    def measure(self, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
+        """The latency of a step after `warmup_steps`; for the curve also how many steps are slower than the steady state."""
+        config = NanoConfig.from_preset(self.preset, **self.overrides)
+        model = create_model(config, self.device, seed=params.seed)
+        ids = generate_random_batch(self.batch_size, self.seq_len + 1, config.vocab_size, self.device, seed=params.seed)
+
+        def forward() -> None:
+            with torch.inference_mode():
+                model(ids[:, :-1])
+
+        def forward_backward() -> None:
+            model.loss(ids).backward()
+            model.zero_grad()
+
+        step = forward if self.direction == "forward" else forward_backward
+        clock = clock_for(self.device)
+        start = time.perf_counter()
+        for _ in range(self.warmup_steps):
+            step()
+        warmup_s = time.perf_counter() - start
+        # every step is a block of its own here: the series from the first step on is the result
+        samples = [clock.time_block([step], 1, 1)[0][0] for _ in range(self.steps)]
+        details = {"warmup_s": warmup_s, "threads": torch.get_num_threads()}
+        if not self.curve:
+            yield _uncut(samples, self.direction, clock.method, details)
+            return
+        trace(Workload(self.direction, step, tuple), self, params)
+        yield summarise(samples, scope=self.direction, method=clock.method, details=details)
+        yield _needed(samples, self.direction)
+
 
 def cases(params: Params) -> list[Case]:
     """For each direction every setting, then the curve."""
@@ -103,47 +138,6 @@ def cases(params: Params) -> list[Case]:
             WarmupCase(*shape, direction, 0, params.curve_steps, True),
         )
     ]
-
-
-def predict(case: Case, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
-    """Nothing: what a cold process costs is not in any formula; only the steps that run are known beforehand."""
-    return {"steps": case.warmup_steps + case.steps} if isinstance(case, WarmupCase) else {}
-
-
-def unsupported(case: Case) -> str:
-    """Why this machine cannot run the case; every machine can run these."""
-    return ""
-
-
-def measure_case(case: WarmupCase, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
-    """The latency of a step after `warmup_steps`; for the curve also how many steps are slower than the steady state."""
-    config = NanoConfig.from_preset(case.preset, **case.overrides)
-    model = create_model(config, case.device, seed=params.seed)
-    ids = generate_random_batch(case.batch_size, case.seq_len + 1, config.vocab_size, case.device, seed=params.seed)
-
-    def forward() -> None:
-        with torch.inference_mode():
-            model(ids[:, :-1])
-
-    def forward_backward() -> None:
-        model.loss(ids).backward()
-        model.zero_grad()
-
-    step = forward if case.direction == "forward" else forward_backward
-    clock = clock_for(case.device)
-    start = time.perf_counter()
-    for _ in range(case.warmup_steps):
-        step()
-    warmup_s = time.perf_counter() - start
-    # every step is a block of its own here: the series from the first step on is the result
-    samples = [clock.time_block([step], 1, 1)[0][0] for _ in range(case.steps)]
-    details = {"warmup_s": warmup_s, "threads": torch.get_num_threads()}
-    if not case.curve:
-        yield _uncut(samples, case.direction, clock.method, details)
-        return
-    trace(Workload(case.direction, step, tuple), case, params)
-    yield summarise(samples, scope=case.direction, method=clock.method, details=details)
-    yield _needed(samples, case.direction)
 
 
 def _uncut(samples: list[float], scope: str, method: str, details: dict[str, Any]) -> Measurement:

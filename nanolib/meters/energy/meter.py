@@ -19,11 +19,13 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
+import torch
 
 from nanolib.measurement import BadInput, Measurement, Provenance, Status
 from nanolib.meters.energy.integration import count, counter_steps, integrate
 from nanolib.meters.energy.power import MIN_PERIODS, EstimateSource, Reading, Source, find_sources
 from nanolib.meters.sink import Sink
+from nanolib.meters.time.clock import synchronizer
 from nanolib.stats.intervals import Interval
 
 _SAMPLE_S = 0.05
@@ -110,15 +112,21 @@ class EnergyMeter:
         sources: What to sample; by default this machine's sensors, and where it has none the estimate.
         sample_s: How often.
         sink: Where samples and windows go as they are made.
+        device: What works in the windows: each begins and ends when all that was queued there is done.
     """
 
     def __init__(
-        self, sources: Sequence[Source] | None = None, sample_s: float = _SAMPLE_S, sink: Sink | None = None
+        self,
+        sources: Sequence[Source] | None = None,
+        sample_s: float = _SAMPLE_S,
+        sink: Sink | None = None,
+        device: str | torch.device = "cpu",
     ) -> None:
         if sources is None:
             sources = find_sources().sources or [EstimateSource()]
         self.tracks = [Track(source) for source in sources]
         self._sink = sink
+        self._synchronize = synchronizer(device)
         names = [f"{track.source.name} {track.source.of}".strip() for track in self.tracks]
         self._names = [sink.name(name) for name in names] if sink else []
         self._sample_s = sample_s
@@ -153,10 +161,12 @@ class EnergyMeter:
     @contextmanager
     def window(self, name: str) -> Iterator[Window]:
         """A section; it ends with the block, however that ends, and one reading after it is waited for."""
+        self._synchronize()
         window = Window(name, time.monotonic())
         try:
             yield window
         finally:
+            self._synchronize()
             window.end_s = time.monotonic()
             if self._sink is not None:
                 row = (self._sink.name(name), self._sink.at_us(window.start_s), round(1e9 * window.seconds))

@@ -27,6 +27,8 @@ _BLOCK_RESOLUTIONS = 1000
 _BUSY_SHARE = 0.10  # of all cores, used by others while we measured
 
 Outliers = Literal["keep", "remove"]
+# Clock, phases, rel_ci, budget → ms, shape [blocks, calls per block, phases], and what is told of how they were taken.
+Collect = Callable[[Clock, Mapping[str, Call], float, float], tuple[np.ndarray, dict[str, Any]]]
 
 
 def measure(
@@ -38,6 +40,7 @@ def measure(
     scope: str = "",
     predicted: float | None = None,
     outliers: Outliers = "keep",
+    collect: Collect | None = None,
 ) -> Measurement:
     """How long one call of `fn` takes.
 
@@ -49,6 +52,7 @@ def measure(
         scope: What the row says was measured.
         predicted: What a formula says, ms.
         outliers: `keep` labels them; `remove` drops them, to reproduce figures made that way, and says so.
+        collect: Takes the blocks in the place of the rule above; `nano ab` interleaves them with another version's.
 
     Returns:
         Metric `latency`, ms: the median of block medians, and why it stopped in `details`.
@@ -56,7 +60,7 @@ def measure(
     Raises:
         BadInput: A rel_ci or budget that is not positive.
     """
-    result = measure_phases({scope: fn}, rel_ci, budget_s, device=device, outliers=outliers)[scope]
+    result = measure_phases({scope: fn}, rel_ci, budget_s, device=device, outliers=outliers, collect=collect)[scope]
     return result if predicted is None else _with_prediction(result, predicted)
 
 
@@ -67,6 +71,7 @@ def measure_phases(
     *,
     device: str | torch.device = "cpu",
     outliers: Outliers = "keep",
+    collect: Collect | None = None,
 ) -> dict[str, Measurement]:
     """How long each phase of a repeated sequence takes (a training step: forward, backward, optimizer).
 
@@ -79,6 +84,7 @@ def measure_phases(
         budget_s: As in `measure`.
         device: As in `measure`.
         outliers: As in `measure`.
+        collect: As in `measure`.
 
     Returns:
         For each scope a `latency`; with several phases also their sum, with scope `total`.
@@ -88,7 +94,7 @@ def measure_phases(
             raise BadInput(f"{name}: {value!r} will not do; give a number above 0")
     clock = clock_for(device)
     with quiet_collector(), _others() as others:
-        blocks, shape = collect_blocks(clock, phases, rel_ci, budget_s)
+        blocks, shape = (collect or _collect)(clock, phases, rel_ci, budget_s)
     series = blocks.reshape(-1, len(phases))
     steady = _steady(series.sum(axis=1), shape["calls_per_block"])
     scopes = {scope: series[:, i] for i, scope in enumerate(phases)}
@@ -239,10 +245,6 @@ def _collect(
             continue
         shape = {"calls_per_block": per_block, "inner": inner, "first_calls": probes, "stop": stop}
         return np.asarray(blocks), shape | {"precision": rel_ci, "budget_s": budget_s, "elapsed_s": elapsed}
-
-
-# Who collects the blocks of every timing. `nano ab` puts a collector here that interleaves them with another version's.
-collect_blocks: Callable[[Clock, Mapping[str, Call], float, float], tuple[np.ndarray, dict[str, Any]]] = _collect
 
 
 def _block_shape(call_ms: float, clock: Clock, several: bool) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.distributed as dist
 
-from nanolib.meters.time.clock import synchronizer
+from nanolib.meters.time.clock import HostClock, synchronizer
 from nanolib.meters.time.collector import quiet_collector
 from nanolib.meters.time.timer import Timer
 
@@ -35,19 +35,15 @@ def time_together(
     Returns:
         Milliseconds per call, a value per block: the largest over ranks is what the call takes.
     """
-    wait, order = synchronizer(device), random.Random(seed)
-    inner = {name: math.ceil(_BLOCK_S / _largest(_probe(call, wait), device)) for name, call in calls.items()}
+    clock, order = HostClock(synchronizer(device)), random.Random(seed)
+    inner = {name: math.ceil(_BLOCK_S / _largest(_probe(call, clock), device)) for name, call in calls.items()}
     blocks: dict[str, list[float]] = {name: [] for name in calls}
     start = time.perf_counter()
     with quiet_collector():
         for count in range(1, MAX_BLOCKS + 1):
             for name in order.sample(list(calls), len(calls)):
                 dist.barrier()
-                began = time.perf_counter()
-                for _ in range(inner[name]):
-                    calls[name]()
-                wait()
-                blocks[name].append((time.perf_counter() - began) / inner[name] * 1e3)
+                blocks[name] += clock.time_block([calls[name]], 1, inner[name])[0]
             if count >= FLOOR_BLOCKS and _largest(time.perf_counter() - start, device) >= budget_s:
                 break
     return blocks
@@ -81,14 +77,9 @@ def parts_together(
     return found
 
 
-def _probe(call: Callable[[], object], wait: Callable[[], object]) -> float:
+def _probe(call: Callable[[], object], clock: HostClock) -> float:
     """Seconds of a second call."""
-    for _ in range(2):
-        wait()
-        began = time.perf_counter()
-        call()
-        wait()
-    return time.perf_counter() - began
+    return clock.time_block([call], 2, 1)[1][0] / 1e3
 
 
 def _largest(value: float, device: str | torch.device) -> float:

@@ -19,6 +19,13 @@ class Options(sparse.Options):
     """Options of `flex`: those of `sparse`."""
 
 
+def unsupported(device: str, backward: bool) -> str:
+    """Why FlexAttention cannot run there; empty when it can. To ask compiles nothing."""
+    if backward and torch.device(device).type == "cpu":
+        return "FlexAttention has no backward pass on CPU; use sparse, or measure with backward: false"
+    return ""
+
+
 def attend(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -34,8 +41,9 @@ def attend(
     Raises:
         Unsupported: A backward pass on CPU, which torch refuses.
     """
-    if q.device.type == "cpu" and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
-        raise Unsupported("FlexAttention has no backward pass on CPU; use sparse, or measure with backward: false")
+    backward = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    if reason := unsupported(q.device.type, backward):
+        raise Unsupported(reason)
     mask = sparse.choose_mask(q, k, causal=causal, options=options, scores=scores)
     if q.device.type == "cpu":  # it refuses inputs that ask for a gradient, even where none is taken
         q, k, v = (x.detach() for x in (q, k, v))

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from nanolib.measurement import Flag, Unsupported
-from nanolib.run.params import Case
+from nanolib.run.case import Case
 from nanolib.run.process import end_tree
 from nanolib.run.ranks import launcher
 from nanolib.run.ranks.nodes import Launch, ask
@@ -66,25 +66,24 @@ class RanksCase(Case):
         """Name → value of what defines the case."""
         return {name: value for name, value in super().factors.items() if (name, value) != ("nodes", 1)}
 
+    def unsupported(self) -> str:
+        """Why this machine has not enough devices."""
+        return lacking(self.device, self.world_size // self.nodes)
+
     @property
     def ranks(self) -> str:
         """How many, and over how many machines."""
         return f"{self.world_size} rank(s)" + (f" on {self.nodes} nodes" if self.nodes > 1 else "")
 
 
-def check_ranks(device: str, world_size: int) -> None:
-    """Whether this machine has a device for each rank; ranks on a CPU share its cores.
-
-    Raises:
-        Unsupported: More ranks than GPUs, which NCCL refuses, or a device without a backend.
-    """
+def lacking(device: str, world_size: int) -> str:
+    """Why this machine cannot hold so many ranks: NCCL refuses to share a GPU, and ranks on a CPU share its cores."""
     kind = torch.device(device).type
     if kind == "cuda" and world_size > torch.cuda.device_count():
-        raise Unsupported(
-            f"{world_size} ranks need as many GPUs, and {torch.cuda.device_count()} are here; give fewer ranks"
-        )
+        return f"{world_size} ranks need as many GPUs, and {torch.cuda.device_count()} are here; give fewer ranks"
     if kind not in ("cpu", "cuda"):
-        raise Unsupported(f"torch.distributed has no backend for {kind}; give device cpu or cuda")
+        return f"torch.distributed has no backend for {kind}; give device cpu or cuda"
+    return ""
 
 
 def oversubscribed(device: str, world_size: int, threads: int) -> bool:
@@ -130,7 +129,8 @@ def run_ranks(
         Unsupported: More ranks than GPUs.
     """
     here = world_size // nodes
-    check_ranks(device, here)
+    if reason := lacking(device, here):
+        raise Unsupported(reason)
     asked = {
         "body": f"{body.__module__}:{body.__qualname__}",
         "request": request,

@@ -1,0 +1,97 @@
+"""A case: one point of a grid, which says what formulas know of it, whether it can run here, and measures itself."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, ClassVar
+
+from nanolib.measurement import Measurement
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a case will need.
+
+    Attributes:
+        peaks: Scope → peak live bytes.
+        reason: Why there are none, in one line.
+        unsupported: Why the case cannot run at all, where building it tells.
+    """
+
+    peaks: dict[str, int] = field(default_factory=dict)
+    reason: str = ""
+    unsupported: str = ""
+
+    @property
+    def most(self) -> int | None:
+        """Bytes, over all scopes; None without a plan."""
+        return max(self.peaks.values(), default=None)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One point of the grid; its fields are the factors, JSON types only.
+
+    Attributes:
+        interleaves: Whether its timings can be interleaved with another version's (`nano ab`).
+        device: Where it runs.
+    """
+
+    interleaves: ClassVar[bool] = True
+
+    device: str
+
+    def unsupported(self) -> str:
+        """Why this machine cannot run it; empty when it can, as far as can be told without running it."""
+        return ""
+
+    def plan(self) -> Plan:
+        """The memory that it will need, without running it."""
+        return Plan()
+
+    def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+        """What formulas say before anything runs; nothing where no formula knows.
+
+        Args:
+            ceilings: As `roofline_ms` takes them; without them no time is predicted.
+        """
+        return {}
+
+    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
+        """Measure it, row by row.
+
+        Args:
+            params: Those of its notebook.
+            ceilings: As `roofline_ms` takes them: those that this run has measured.
+        """
+        raise NotImplementedError
+
+    @property
+    def runs_code(self) -> bool:
+        """Whether to build what it measures is to run code of the user's, which only a run does."""
+        return False
+
+    @property
+    def factors(self) -> dict[str, Any]:
+        """Name → value of what defines the case, as they are stored."""
+        return asdict(self)
+
+    @property
+    def case_id(self) -> str:
+        """Sixteen hexadecimal digits that depend on the kind of case and its factors alone."""
+        text = json.dumps([type(self).__name__, self.factors], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def __str__(self) -> str:
+        """The factors that are worth a glance in a progress bar."""
+        shown = (getattr(self, f.name) for f in fields(self) if f.name != "device")
+        return " ".join(_brief(value) for value in shown if value not in ({}, "", None))
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, dict):
+        return ",".join(f"{name}={item}" for name, item in value.items())
+    return str(value)
