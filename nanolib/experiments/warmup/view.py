@@ -11,11 +11,9 @@ from nanolib.report.drawing import (
     HEIGHT,
     PALETTE,
     WIDTH,
-    empty_chart,
-    theme,
-    why_empty,
 )
-from nanolib.report.overview import cached, having, of_experiment, pick
+from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
+from nanolib.report.overview import cached, having, pick
 from nanolib.report.section import Section
 
 WARMUP_COLUMNS = {
@@ -74,53 +72,47 @@ def curve_table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["direction", "step", "ms", "phase"])
 
 
-def warmup_curve(rows: pd.DataFrame) -> alt.TopLevelMixin:
+@framed("From the first step of a fresh process", "warmup")
+def warmup_curve(rows: pd.DataFrame) -> Drawn | None:
     """Each step's time from the first one of a fresh process, warm-up and steady state told apart; needs samples."""
     data = curve_table(rows)
-    title = "From the first step of a fresh process"
     if data.empty:
-        return empty_chart(title, why_empty(of_experiment(rows, "warmup"), "warmup"))
+        return None
     phases = ["warm-up", "steady", "not settled"]
     colours = alt.Scale(domain=phases, range=[PALETTE[1], PALETTE[0], "#888888"])
-    charts = []
-    for direction in dict.fromkeys(data["direction"]):
-        base = alt.Chart(data[data["direction"] == direction])
-        x = alt.X("step:Q", title="Step", axis=alt.Axis(format="d", tickMinStep=1))
-        y = alt.Y("ms:Q", title="Time of the step (ms)", scale=alt.Scale(zero=True))
-        line = base.mark_line(color="#bbb", strokeWidth=1).encode(x=x, y=y)
-        points = base.mark_point(filled=True, size=45, opacity=1).encode(
-            x=x,
-            y=y,
-            color=alt.Color("phase:N", title="Phase", scale=colours),
-            tooltip=[alt.Tooltip("step:Q"), alt.Tooltip("ms:Q", format=",.4~g"), alt.Tooltip("phase:N")],
+
+    def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
+        base = alt.Chart(part).encode(
+            x=alt.X("step:Q", title="Step", axis=alt.Axis(format="d", tickMinStep=1)),
+            y=alt.Y("ms:Q", title="Time of the step (ms)", scale=alt.Scale(zero=True)),
         )
-        title_ = alt.Title(str(direction).replace("_", " + "), fontSize=12)
-        charts.append(alt.layer(line, points, width=WIDTH, height=HEIGHT, title=title_))
-    return theme(alt.hconcat(*charts, spacing=24, title=title))
+        line = base.mark_line(color="#bbb", strokeWidth=1)
+        points = base.mark_point(filled=True, size=45, opacity=1).encode(
+            color=alt.Color("phase:N", title="Phase", scale=colours), tooltip=tooltips("phase", "step ms", ",.4~g")
+        )
+        return alt.layer(line, points, width=WIDTH, height=HEIGHT)
+
+    return panels(data.assign(panel=data["direction"].str.replace("_", " + ")), draw), ""
 
 
-def warmup_settings(rows: pd.DataFrame) -> alt.TopLevelMixin:
+@framed("What each setting would report", "warmup")
+def warmup_settings(rows: pd.DataFrame) -> Drawn | None:
     """What each warm-up setting would report: mean with its standard deviation, each in a fresh process."""
     data = warmup_table(rows)
-    title = "What each setting would report"
     if data.empty or not data["mean"].notna().any():
-        return empty_chart(title, why_empty(of_experiment(rows, "warmup"), "warmup"))
+        return None
     data = data[data["mean"].notna()].assign(upper=lambda t: t["mean"] + t["sd"], lower=lambda t: t["mean"] - t["sd"])
-    charts = []
-    for direction in dict.fromkeys(data["direction"]):
-        part = data[data["direction"] == direction].drop(columns=["run_id"])
-        base = alt.Chart(part).encode(x=alt.X("warmup_steps:O", title="Warm-up steps", axis=alt.Axis(labelAngle=0)))
-        rule = base.mark_rule(strokeWidth=2, color=PALETTE[0]).encode(y=alt.Y("lower:Q"), y2=alt.Y2("upper:Q"))
-        points = base.mark_point(filled=True, size=70, color=PALETTE[0], opacity=1).encode(
-            y=alt.Y("mean:Q", title="Mean ± standard deviation (ms)", scale=alt.Scale(zero=True)),
-            tooltip=[
-                alt.Tooltip("warmup_steps:O"),
-                *(alt.Tooltip(f"{c}:Q", format=",.4~g") for c in ("mean", "sd", "cv", "median", "difference")),
-            ],
-        )
-        title_ = alt.Title(str(direction).replace("_", " + "), fontSize=12)
-        charts.append(alt.layer(rule, points, width=WIDTH, height=HEIGHT, title=title_))
-    return theme(alt.hconcat(*charts, spacing=24, title=title))
+
+    def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
+        x = alt.X("warmup_steps:O", title="Warm-up steps", axis=alt.Axis(labelAngle=0))
+        base = alt.Chart(part).encode(x=x, color=alt.value(PALETTE[0]))
+        y = {"title": "Mean ± standard deviation (ms)", "scale": alt.Scale(zero=True)}
+        tooltip = tooltips("warmup_steps", "mean sd cv median difference", ",.4~g")
+        marks = with_interval(base, "y", ("mean", "lower", "upper"), y, size=70, tooltip=tooltip)
+        return alt.layer(*marks, width=WIDTH, height=HEIGHT)
+
+    named = data.assign(panel=data["direction"].str.replace("_", " + ")).drop(columns="run_id")
+    return panels(named, draw), ""
 
 
 @cached

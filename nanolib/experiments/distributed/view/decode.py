@@ -15,9 +15,10 @@ from nanolib.experiments.distributed.view.decode_tables import (
     ranks_words,
 )
 from nanolib.measurement import Flag, Provenance, format_number, format_with_interval
-from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, colour_and_shape, empty_chart, theme, why_empty
+from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, colour_and_shape
+from nanolib.report.frame import HOLLOW, Drawn, framed, panels, tooltips, with_interval
 from nanolib.report.linking import links
-from nanolib.report.overview import having, leaders, listed, of_experiment, pick
+from nanolib.report.overview import having, leaders, listed, pick
 
 
 def _decoded(rows: pd.DataFrame) -> pd.DataFrame:
@@ -25,12 +26,12 @@ def _decoded(rows: pd.DataFrame) -> pd.DataFrame:
     return table[table["latency"].notna()] if len(table) else table
 
 
-def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
+@framed("Decoding over a sharded cache: time per token", EXPERIMENT)
+def decode_scaling(rows: pd.DataFrame) -> Drawn | None:
     """Time of a token over the number of ranks: measured with intervals; what the cost model says of more ranks dashed."""
-    title = "Decoding over a sharded cache: time per token"
     table = _decoded(rows)
     if table.empty:
-        return empty_chart(title, why_empty(of_experiment(rows, EXPERIMENT), EXPERIMENT))
+        return None
     table = _beside_several(table)
     measured = pd.DataFrame(
         {
@@ -54,40 +55,30 @@ def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
         scale=alt.Scale(type="log", base=2, domain=[min(ticks) / 1.2, max(ticks) * 1.2], nice=False),
         axis=alt.Axis(values=ticks, format="d", grid=False),
     )
-    y = alt.Y("ms:Q", title="Time per token (ms)", scale=alt.Scale(type="log", nice=False, padding=12))
-    charts = []
-    for panel in dict.fromkeys(measured["panel"]):
-        part = measured[measured["panel"] == panel]
+    y = {"title": "Time per token (ms)", "scale": alt.Scale(type="log", nice=False, padding=12)}
+
+    def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
         base = alt.Chart(part).encode(x=x, color=colour)
-        tooltip = [
-            alt.Tooltip("form:N", title="algorithm"),
-            alt.Tooltip("ranks:Q"),
-            *(alt.Tooltip(f"{c}:Q", format=".3~g") for c in ("ms", "low", "high")),
-            alt.Tooltip("bound:N"),
-        ]
+        hollow = {
+            "fill": alt.condition("datum.oversubscribed", alt.value("white"), colour),
+            "tooltip": tooltips("form bound oversubscribed", "ranks ms low high", form="algorithm"),
+        }
         layers = [
-            base.mark_line(strokeWidth=2).encode(y=y),
-            base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", title="Time per token (ms)"), y2=alt.Y2("high:Q")),
-            base.mark_point(size=60, opacity=1, strokeWidth=2).encode(
-                y=y,
-                shape=shape,
-                tooltip=[*tooltip, alt.Tooltip("oversubscribed:N")],
-                fill=alt.condition("datum.oversubscribed", alt.value("white"), colour),
-            ),
+            base.mark_line(strokeWidth=2).encode(y=alt.Y("ms:Q", **y)),
+            *with_interval(base, "y", ("ms", "low", "high"), y, mark=HOLLOW, shape=shape, **hollow),
         ]
-        more = modelled[modelled["panel"] == panel] if len(modelled) else modelled
+        more = modelled[modelled["panel"] == part["panel"].iloc[0]] if len(modelled) else modelled
         if len(more):
             joint = part[part["ranks"] == more["from"].iloc[0]][["panel", "form", "ranks", "ms", *links(table)]]
-            dashed = alt.Chart(pd.concat([joint, more], ignore_index=True)).encode(x=x, color=colour)
-            layers.insert(
-                0,
-                dashed.mark_line(strokeDash=[4, 4], strokeWidth=1.4).encode(
-                    y=y, tooltip=[alt.Tooltip("form:N", title="algorithm"), alt.Tooltip("ranks:Q"), alt.Tooltip("ms:Q")]
-                ),
+            dashed = alt.Chart(pd.concat([joint, more], ignore_index=True)).mark_line(
+                strokeDash=[4, 4], strokeWidth=1.4
             )
-        charts.append(alt.layer(*layers, width=WIDTH, height=HEIGHT, title=alt.Title(panel, fontSize=12)))
+            tooltip = tooltips("form", "ranks ms", form="algorithm")
+            layers.insert(0, dashed.encode(x=x, color=colour, y=alt.Y("ms:Q", **y), tooltip=tooltip))
+        return alt.layer(*layers, width=WIDTH, height=HEIGHT)
+
     subtitle = "Slowest rank, 95 % intervals. Hollow: more ranks than cores, no claim of speed. Dashed: the cost model (model)."
-    return theme(alt.hconcat(*charts, spacing=24, title=alt.Title(title, subtitle=subtitle)))
+    return panels(measured, draw), subtitle
 
 
 def _panel_names(table: pd.DataFrame) -> pd.Series:
@@ -123,12 +114,12 @@ def _modelled(rows: pd.DataFrame) -> pd.DataFrame:
     return data[data["from"] == data.groupby("panel")["from"].transform("max")]
 
 
-def decode_shares(rows: pd.DataFrame) -> alt.TopLevelMixin:
+@framed("Where the time of a token goes", EXPERIMENT)
+def decode_shares(rows: pd.DataFrame) -> Drawn | None:
     """Where the time of a token goes, by form: compute, wait, communication, stacked."""
-    title = "Where the time of a token goes"
     table = _decoded(rows)
     if table.empty:
-        return empty_chart(title, why_empty(of_experiment(rows, EXPERIMENT), EXPERIMENT))
+        return None
     lines = [
         {
             "panel": f"Ranks: {row['ranks']}, n = {int(row['seq_len']):,}, {row['dtype']}",
@@ -144,38 +135,29 @@ def decode_shares(rows: pd.DataFrame) -> alt.TopLevelMixin:
     ]
     data = pd.DataFrame(lines)
     colour = alt.Color("kind:N", title="Part", sort=list(KINDS), scale=alt.Scale(domain=list(KINDS), range=PALETTE[:3]))
-    charts = [
-        alt.Chart(data[data["panel"] == panel])
-        .mark_bar()
-        .encode(
-            y=alt.Y("form:N", title=None, sort=None),
-            x=alt.X("ms:Q", title="Median over calls, each part on its slowest rank (ms)", stack="zero"),
-            color=colour,
-            order=alt.Order("place:Q"),
-            tooltip=[
-                alt.Tooltip("form:N", title="algorithm"),
-                alt.Tooltip("kind:N"),
-                alt.Tooltip("ms:Q", format=".3~g"),
-            ],
-        )
-        .properties(width=WIDTH, height=26 * data["form"].nunique(), title=alt.Title(panel, fontSize=12))
-        for panel in dict.fromkeys(data["panel"])
-    ]
+    words = "Median over calls, each part on its slowest rank (ms)"
+
+    def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
+        bars = alt.Chart(part, width=WIDTH, height=26 * data["form"].nunique()).mark_bar()
+        y, x = alt.Y("form:N", title=None, sort=None), alt.X("ms:Q", title=words, stack="zero")
+        tooltip = tooltips("form kind", "ms", form="algorithm")
+        return bars.encode(y=y, x=x, color=colour, order=alt.Order("place:Q"), tooltip=tooltip)
+
     subtitle = "Timed part by part: the ranks wait for each other before they communicate, so that a straggler is no communication."
-    return theme(alt.concat(*charts, columns=2, spacing=24, title=alt.Title(title, subtitle=subtitle)))
+    return panels(data, draw, columns=2), subtitle
 
 
 _BYTES = "datum.value >= 1048576 ? datum.value / 1048576 + ' MiB' : datum.value / 1024 + ' KiB'"
 
 
-def link_model(rows: pd.DataFrame) -> alt.TopLevelMixin:
+@framed("What sending costs here", why="no collective was measured: that takes at least two ranks")
+def link_model(rows: pd.DataFrame) -> Drawn | None:
     """Collectives over bytes: measured, and the cost per message and byte that was fitted to them."""
-    title = "What sending costs here"
     rows = having(rows, EXPERIMENT, "forms")
     sent = pick(rows, "latency")
     sent = sent[[isinstance(d, dict) and "collective" in d for d in sent["details"]]] if len(sent) else sent
     if sent.empty:
-        return empty_chart(title, "no collective was measured: that takes at least two ranks")
+        return None
     details = list(sent["details"])
     data = pd.DataFrame(
         {
@@ -193,22 +175,16 @@ def link_model(rows: pd.DataFrame) -> alt.TopLevelMixin:
     colour, shape = colour_and_shape("collective", "Collective", data["collective"])
     x = alt.X("payload:Q", title="Bytes that a rank holds", scale=alt.Scale(type="log", base=2, nice=False, padding=12))
     x = x.axis(labelExpr=_BYTES, values=sorted(set(data["payload"])), grid=False, labelOverlap=False)
-    y = alt.Y("ms:Q", title="Time (ms)", scale=alt.Scale(type="log", nice=False, padding=12))
-    charts = []
-    for panel in dict.fromkeys(data["panel"]):
-        base = alt.Chart(data[data["panel"] == panel]).encode(x=x, color=colour)
-        tooltip = [
-            alt.Tooltip("collective:N"),
-            *(alt.Tooltip(f"{c}:Q", format=".3~g") for c in ("payload", "ms", "low", "high", "predicted")),
-        ]
-        layers = alt.layer(
-            base.mark_line(strokeDash=[4, 4], strokeWidth=1.4).encode(y=alt.Y("predicted:Q", title="Time (ms)")),
-            base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", title="Time (ms)"), y2=alt.Y2("high:Q")),
-            base.mark_point(filled=True, size=55, opacity=1).encode(y=y, shape=shape, tooltip=tooltip),
-        )
-        charts.append(layers.properties(width=WIDTH, height=HEIGHT, title=alt.Title(panel, fontSize=12)))
-    subtitle = _link_words(rows) or "Points: measured, slowest rank."
-    return theme(alt.hconcat(*charts, spacing=24, title=alt.Title(title, subtitle=subtitle)))
+    y = {"title": "Time (ms)", "scale": alt.Scale(type="log", nice=False, padding=12)}
+    tooltip = tooltips("collective", "payload ms low high predicted")
+
+    def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
+        base = alt.Chart(part).encode(x=x, color=colour)
+        dashed = base.mark_line(strokeDash=[4, 4], strokeWidth=1.4).encode(y=alt.Y("predicted:Q", **y))
+        marks = with_interval(base, "y", ("ms", "low", "high"), y, size=55, shape=shape, tooltip=tooltip)
+        return alt.layer(dashed, *marks, width=WIDTH, height=HEIGHT)
+
+    return panels(data, draw), _link_words(rows) or "Points: measured, slowest rank."
 
 
 def _link_words(rows: pd.DataFrame) -> str:

@@ -16,9 +16,10 @@ from nanolib.experiments.distributed.view.decode_tables import (
     with_ends,
 )
 from nanolib.measurement import Flag, Provenance, format_with_interval
-from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, empty_chart, theme, why_empty
+from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape
+from nanolib.report.frame import HOLLOW, Drawn, framed, panels, tooltips, with_interval
 from nanolib.report.linking import links
-from nanolib.report.overview import cached, ending_of, having, leaders, listed, of_experiment, pick
+from nanolib.report.overview import cached, ending_of, having, leaders, listed, pick
 
 PREFILL_COLUMNS = {
     "ranks": "Ranks",
@@ -87,12 +88,12 @@ def _what(form: pd.Series, world_size: pd.Series) -> pd.Series:
     return form + ", " + ranks + " rank" + ranks.map(lambda count: "" if count == "1" else "s")
 
 
-def prefill_times(rows: pd.DataFrame) -> alt.TopLevelMixin:
+@framed("Attention over a sequence that is sharded", EXPERIMENT)
+def prefill_times(rows: pd.DataFrame) -> Drawn | None:
     """Attention over a whole sequence: one rank's dense beside the forms across ranks."""
-    title = "Attention over a sequence that is sharded"
     table = prefill_table(rows)
     if "latency" not in table or not table["latency"].notna().any():
-        return empty_chart(title, why_empty(of_experiment(rows, EXPERIMENT), EXPERIMENT))
+        return None
     table = table[table["latency"].notna()]
     data = pd.DataFrame(
         {
@@ -110,34 +111,26 @@ def prefill_times(rows: pd.DataFrame) -> alt.TopLevelMixin:
     )
     colour, shape = colour_and_shape("form", "Algorithm", data["form"])
     order = list(dict.fromkeys(data["what"]))
-    charts = []
-    for panel in dict.fromkeys(data["panel"]):
-        part = data[data["panel"] == panel]
+    tooltip = tooltips("what flags", "ms low high")
+
+    def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
         base = alt.Chart(part).encode(y=alt.Y("what:N", title=None, sort=order), color=colour)
         scale = alt.Scale(domain=[0, float(part["high"].max()) * 1.05], nice=False)
-        tooltip = [
-            alt.Tooltip("what:N"),
-            *(alt.Tooltip(f"{c}:Q", format=".3~g") for c in ("ms", "low", "high")),
-            alt.Tooltip("flags:N"),
-        ]
-        layers = alt.layer(
-            base.mark_rule(strokeWidth=3).encode(x=alt.X("low:Q", title="Time (ms)", scale=scale), x2=alt.X2("high:Q")),
-            base.mark_point(filled=True, size=70, opacity=1).encode(
-                x=alt.X("ms:Q", scale=scale), shape=shape, tooltip=tooltip
-            ),
-        )
-        charts.append(layers.properties(width=WIDTH, height=30 * len(order), title=alt.Title(panel, fontSize=12)))
+        x = {"title": "Time (ms)", "scale": scale}
+        marks = with_interval(base, "x", ("ms", "low", "high"), x, size=70, stroke=3, shape=shape, tooltip=tooltip)
+        return alt.layer(*marks, width=WIDTH, height=30 * len(order))
+
     subtitle = "Slowest rank, 95 % intervals, interleaved in one launch; every rank has as many threads as the one that is alone."
-    return theme(alt.concat(*charts, columns=2, spacing=24, title=alt.Title(title, subtitle=subtitle)))
+    return panels(data, draw, columns=2), subtitle
 
 
-def sharded_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
+@framed("Peak memory of a rank", EXPERIMENT)
+def sharded_memory(rows: pd.DataFrame) -> Drawn | None:
     """Peak memory of a rank over the length of the sequence: measured points, planned dashed."""
-    title = "Peak memory of a rank"
     peaks = pick(having(rows, EXPERIMENT, "world_size"), "peak_memory")
     peaks = peaks[peaks["scope"].str.endswith(" forward")] if len(peaks) else peaks
     if peaks.empty:
-        return empty_chart(title, why_empty(of_experiment(rows, EXPERIMENT), EXPERIMENT))
+        return None
     sharded = ~peaks["scope"].isin(["dense forward", "math forward", "flash forward"])
     peaks = peaks[~sharded | (peaks["factor.world_size"] == peaks["factor.world_size"].max())]
     data = pd.DataFrame(
@@ -161,12 +154,7 @@ def sharded_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
     )
     y_scale = alt.Scale(type="log", nice=False, padding=12)
     base = alt.Chart(data).encode(x=x, color=colour)
-    tooltip = [
-        alt.Tooltip("what:N"),
-        alt.Tooltip("n:Q"),
-        *(alt.Tooltip(f"{c}:Q", format=".3~g") for c in ("gib", "planned")),
-        alt.Tooltip("measured:N"),
-    ]
+    tooltip = [*tooltips("what measured", "gib planned"), alt.Tooltip("n:Q", format=",")]
     layers = alt.layer(
         base.mark_line(strokeDash=[4, 4], strokeWidth=1.4).encode(
             y=alt.Y("planned:Q", title="Peak live memory (GiB)", scale=y_scale), tooltip=tooltip
@@ -176,7 +164,7 @@ def sharded_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
         .encode(y=alt.Y("gib:Q", scale=y_scale), shape=shape, tooltip=tooltip),
     )
     subtitle = "Points: counted while it ran. Dashed: planned on tensors without data, up to lengths that nobody could run here."
-    return theme(layers.properties(width=2 * WIDTH, height=HEIGHT, title=alt.Title(title, subtitle=subtitle)))
+    return layers.properties(width=2 * WIDTH, height=HEIGHT), subtitle
 
 
 @cached
@@ -219,12 +207,12 @@ def training_table(rows: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def training_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
+@framed("Training over ranks", why="no training step was measured; set training_preset")
+def training_scaling(rows: pd.DataFrame) -> Drawn | None:
     """Tokens per second over ranks, each with a batch of its own; grey: one rank's, as many times."""
-    title = "Training over ranks"
     table = training_table(rows)
     if "tokens_per_second" not in table or not table["tokens_per_second"].notna().any():
-        return empty_chart(title, "no training step was measured; set training_preset")
+        return None
     table = table[table["tokens_per_second"].notna()]
     data = pd.DataFrame(
         {
@@ -245,31 +233,22 @@ def training_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
     ticks = sorted(set(data["ranks"]))
     x = alt.X("ranks:Q", title="Ranks", axis=alt.Axis(values=ticks, format="d", grid=False))
     x = x.scale(domain=[min(ticks) - 0.3, max(ticks) + 0.3], nice=False)
-    y_title, scale = "Tokens per second, all ranks", alt.Scale(domainMin=0)
+    y = {"title": "Tokens per second, all ranks", "scale": alt.Scale(domainMin=0)}
     base = alt.Chart(data).encode(x=x, color=colour)
-    tooltip = [
-        alt.Tooltip("strategy:N"),
-        alt.Tooltip("ranks:Q"),
-        *(alt.Tooltip(f"{c}:Q", format=",.0f") for c in ("rate", "low", "high")),
-        alt.Tooltip("flags:N"),
-    ]
+    hollow = {
+        "fill": alt.condition("datum.oversubscribed", alt.value("white"), colour),
+        "tooltip": tooltips("strategy flags", "ranks rate low high", ",.0f"),
+    }
     layers = [
-        base.mark_line(strokeWidth=2).encode(y=alt.Y("rate:Q", title=y_title, scale=scale)),
-        base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", title=y_title), y2=alt.Y2("high:Q")),
-        base.mark_point(size=60, opacity=1, strokeWidth=2).encode(
-            y=alt.Y("rate:Q"),
-            shape=shape,
-            tooltip=tooltip,
-            fill=alt.condition("datum.oversubscribed", alt.value("white"), colour),
-        ),
+        base.mark_line(strokeWidth=2).encode(y=alt.Y("rate:Q", **y)),
+        *with_interval(base, "y", ("rate", "low", "high"), y, mark=HOLLOW, shape=shape, **hollow),
     ]
     one = data[data["strategy"] == "one rank"]
     if len(one):
         ideal = pd.DataFrame({"ranks": ticks, "rate": [float(one["rate"].iloc[0]) * rank for rank in ticks]})
         layers.insert(0, alt.Chart(ideal).mark_line(color="#bbb", strokeDash=[2, 2]).encode(x=x, y=alt.Y("rate:Q")))
     subtitle = "95 % intervals; hollow: more ranks than cores. Grey: one rank's rate, as many times."
-    joined = alt.layer(*layers, width=WIDTH, height=HEIGHT, title=alt.Title(title, subtitle=subtitle))
-    return theme(joined)
+    return alt.layer(*layers, width=WIDTH, height=HEIGHT), subtitle
 
 
 def prefill_words(rows: pd.DataFrame) -> list[str]:
