@@ -12,16 +12,14 @@ import pandas as pd
 from nanolib.report.drawing import empty_chart, theme, why_empty
 from nanolib.report.overview import of_experiment
 
-Chart = Callable[[pd.DataFrame], alt.TopLevelMixin]
+Chart = Callable[..., alt.TopLevelMixin]
 # What is drawn, the lines under its title, and where they depend on the rows, words after the title.
 Drawn = tuple[alt.TopLevelMixin, str | Sequence[str]] | tuple[alt.TopLevelMixin, str | Sequence[str], str]
 
 HOLLOW = {"filled": False, "strokeWidth": 2}  # the mark of a point that a condition fills
 
 
-def framed(
-    title: str, experiment: str = "", why: str = ""
-) -> Callable[[Callable[[pd.DataFrame], Drawn | None]], Chart]:
+def framed(title: str, experiment: str = "", why: str = "") -> Callable[[Callable[..., Drawn | None]], Chart]:
     """Make a chart of what draws its marks.
 
     Args:
@@ -30,10 +28,10 @@ def framed(
         why: Why there is nothing to draw, in the place of that.
     """
 
-    def decorate(draw: Callable[[pd.DataFrame], Drawn | None]) -> Chart:
+    def decorate(draw: Callable[..., Drawn | None]) -> Chart:
         @functools.wraps(draw)
-        def chart(rows: pd.DataFrame) -> alt.TopLevelMixin:
-            drawn = draw(rows)
+        def chart(rows: pd.DataFrame, *more_of: Any) -> alt.TopLevelMixin:
+            drawn = draw(rows, *more_of)
             if drawn is None:
                 return empty_chart(title, why or why_empty(of_experiment(rows, experiment), experiment))
             marks, subtitle, *more = drawn

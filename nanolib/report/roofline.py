@@ -9,7 +9,8 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, empty_chart, short_names, theme
+from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, short_names
+from nanolib.report.frame import Drawn, framed, tooltips, with_interval
 from nanolib.report.overview import leaders, pick
 
 _CASE = ["name", "optimisation", "seq_len", "batch_size", "dtype"]
@@ -59,12 +60,12 @@ def roofline_table(rows: pd.DataFrame, experiment: str = "") -> pd.DataFrame:
     return table.drop(columns=["flops", "moved"])
 
 
-def roofline_chart(rows: pd.DataFrame, experiment: str = "") -> alt.TopLevelMixin:
+@framed("Under the roofline", why="no timing has its work, its bytes and its run's ceilings")
+def roofline_chart(rows: pd.DataFrame, experiment: str = "") -> Drawn | None:
     """Points: measured rates over the intensity that formulas give. Dashed: the ceilings of the same run, a roof per type."""
     table = roofline_table(rows, experiment)
-    title = "Under the roofline"
     if table.empty:
-        return empty_chart(title, "no timing has its work, its bytes and its run's ceilings")
+        return None
     table, shared = short_names(table, "name", "optimisation")
     columns = ["name", "scope", "case", "dtype", "intensity", "achieved", "achieved_low", "achieved_high", "attainable"]
     columns += ["share", "bound"]
@@ -88,41 +89,29 @@ def roofline_chart(rows: pd.DataFrame, experiment: str = "") -> alt.TopLevelMixi
     y = {"title": "Rate (FLOP/s)", "scale": scale, "axis": alt.Axis(format="~s", tickCount=6)}
     colour, _ = colour_and_shape("name", "Kind", data["name"])
     _, shape = colour_and_shape("scope", "Of", data["scope"])
-    points = alt.Chart(data).encode(x=x)
+    points = alt.Chart(data).encode(x=x, color=colour)
+    tooltip = [
+        *tooltips("case scope bound"),
+        *tooltips("", "intensity", ",.3~g", intensity="FLOP per byte"),
+        *tooltips("", "achieved attainable", ".3s", achieved="achieved (FLOP/s)", attainable="attainable (FLOP/s)"),
+        *tooltips("", "share", ".0%"),
+    ]
+    along = {"x": x, "y": alt.Y("attainable:Q", **y)}
+    dashed = alt.Chart(roofs).mark_line(strokeDash=[6, 4], color="#666", strokeWidth=1.5)
+    named = alt.Chart(roofs.groupby("roof", sort=False).tail(1)).mark_text(
+        align="right", dy=-8, color="#555", fontSize=11
+    )
+    ends = ("achieved", "achieved_low", "achieved_high")
     layers = [
-        alt.Chart(roofs)
-        .mark_line(strokeDash=[6, 4], color="#666", strokeWidth=1.5)
-        .encode(x=x, y=alt.Y("attainable:Q", **y), detail=alt.Detail("roof:N")),
-        alt.Chart(roofs.groupby("roof", sort=False).tail(1))
-        .mark_text(align="right", dy=-8, color="#555", fontSize=11)
-        .encode(x=x, y=alt.Y("attainable:Q", **y), text=alt.Text("roof:N")),
-        points.mark_rule(strokeWidth=2).encode(
-            y=alt.Y("achieved_low:Q", **y), y2=alt.Y2("achieved_high:Q"), color=colour
-        ),
-        points.mark_point(filled=True, size=60, opacity=1).encode(
-            y=alt.Y("achieved:Q", **y),
-            color=colour,
-            shape=shape,
-            tooltip=[
-                alt.Tooltip("case:N"),
-                alt.Tooltip("scope:N"),
-                alt.Tooltip("bound:N"),
-                alt.Tooltip("intensity:Q", format=",.3~g", title="FLOP per byte"),
-                alt.Tooltip("achieved:Q", format=".3s", title="achieved (FLOP/s)"),
-                alt.Tooltip("attainable:Q", format=".3s", title="attainable (FLOP/s)"),
-                alt.Tooltip("share:Q", format=".0%"),
-            ],
-        ),
+        dashed.encode(**along, detail=alt.Detail("roof:N")),
+        named.encode(**along, text=alt.Text("roof:N")),
+        *with_interval(points, "y", ends, y, shape=shape, tooltip=tooltip),
     ]
     subtitle = [
         "Left of the bend memory is the limit, right of it arithmetic. Dashed: this machine's ceilings, measured in the same run.",
         "Bytes are those that must move at least once: what stays in a cache can lie above the slope.",
     ]
-    return theme(
-        alt.layer(
-            *layers, width=2 * WIDTH, height=int(1.3 * HEIGHT), title=alt.Title(title + shared, subtitle=subtitle)
-        )
-    )
+    return alt.layer(*layers, width=2 * WIDTH, height=int(1.3 * HEIGHT)), subtitle, shared
 
 
 def roofline_words(rows: pd.DataFrame, experiment: str) -> list[str]:

@@ -15,11 +15,10 @@ from nanolib.report.drawing import (
     WIDTH,
     colour_and_shape,
     domain_of,
-    empty_chart,
     over_length,
     seq_axis,
-    theme,
 )
+from nanolib.report.frame import Drawn, framed, tooltips, with_interval
 from nanolib.report.linking import links
 from nanolib.report.roofline import roofline_chart
 
@@ -47,43 +46,36 @@ def attention_efficiency(rows: pd.DataFrame) -> alt.TopLevelMixin:
     return over_length(rows, "attention", "ceiling_share", "Attention efficiency", said, panels, _OTHERS, log=False)
 
 
-def attention_speed_up(rows: pd.DataFrame) -> alt.TopLevelMixin:
+@framed("Sparse against dense", why="no sparse kind was measured beside a dense one")
+def attention_speed_up(rows: pd.DataFrame) -> Drawn | None:
     """Forward speed-up of sparse kinds over dense, beside the bound that skipped tiles set for the fastest dense kernel."""
     table = attention_table(rows)
-    title = "Sparse against dense"
     sparse = table[~table["name"].str.startswith("dense") & table["speed_up"].notna()] if len(table) else table
     if sparse.empty:
-        return empty_chart(title, "no sparse kind was measured beside a dense one")
+        return None
     data = sparse[["name", "seq_len", "speed_up", "speed_up_low", "speed_up_high", "bound", "baseline"]]
     data = data.assign(**{name: values for name, values in links(sparse).items() if name != "link_model"})
     colour, shape = colour_and_shape("name", "Kind", data["name"], table["name"])
     base = alt.Chart(data).encode(x=seq_axis(data["seq_len"]), color=colour)
     domain = domain_of(data[["speed_up_low", "speed_up_high", "bound"]].assign(one=1.0), log=True)
     scale = alt.Scale(type="log", base=2, domain=domain, nice=False)
+    y = {"title": "Speed-up over dense (×)", "scale": scale}
+    tooltip = tooltips(
+        "name baseline", "seq_len speed_up speed_up_low speed_up_high bound", ",.4~g", name="kind", baseline="against"
+    )
+    one = alt.Chart(pd.DataFrame({"y": [1.0]})).mark_rule(color="#888")
+    ends = ("speed_up", "speed_up_low", "speed_up_high")
     layers = [
-        alt.Chart(pd.DataFrame({"y": [1.0]})).mark_rule(color="#888").encode(y=alt.Y("y:Q", scale=scale, title="")),
-        base.mark_line(strokeDash=[4, 4], strokeWidth=1.2).encode(y=alt.Y("bound:Q", scale=scale, title="")),
-        base.mark_line(strokeWidth=2).encode(y=alt.Y("speed_up:Q", scale=scale, title="Speed-up over dense (×)")),
-        base.mark_rule(strokeWidth=2).encode(
-            y=alt.Y("speed_up_low:Q", scale=scale, title=""), y2=alt.Y2("speed_up_high:Q")
-        ),
-        base.mark_point(filled=True, size=55, opacity=1).encode(
-            y=alt.Y("speed_up:Q", scale=scale, title="Speed-up over dense (×)"),
-            shape=shape,
-            tooltip=[
-                alt.Tooltip("name:N", title="kind"),
-                alt.Tooltip("baseline:N", title="against"),
-                alt.Tooltip("seq_len:Q", title="sequence length"),
-                *(alt.Tooltip(f"{c}:Q", format=".3~g") for c in ("speed_up", "speed_up_low", "speed_up_high", "bound")),
-            ],
-        ),
+        one.encode(y=alt.Y("y:Q", **y)),
+        base.mark_line(strokeDash=[4, 4], strokeWidth=1.2).encode(y=alt.Y("bound:Q", **y)),
+        base.mark_line(strokeWidth=2).encode(y=alt.Y("speed_up:Q", **y)),
+        *with_interval(base, "y", ends, y, size=55, shape=shape, tooltip=tooltip),
     ]
     subtitle = [
         f"Forward, against {data['baseline'].iloc[0]}. Above the grey line sparse is faster.",
         "Dashed: what the fastest dense kernel measured would gain by skipping the same tiles.",
     ]
-    chart = alt.layer(*layers, width=2 * WIDTH, height=HEIGHT, title=alt.Title(title, subtitle=subtitle))
-    return theme(chart)
+    return alt.layer(*layers, width=2 * WIDTH, height=HEIGHT), subtitle
 
 
 def attention_roofline(rows: pd.DataFrame) -> alt.TopLevelMixin:

@@ -6,7 +6,8 @@ import altair as alt
 import pandas as pd
 
 from nanolib.report import tables
-from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, colour_and_shape, empty_chart, theme
+from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, colour_and_shape
+from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
 from nanolib.report.overview import cached, of_experiment, pick
 
 QUALITY_COLUMNS = {
@@ -49,49 +50,42 @@ def quality_table(rows: pd.DataFrame) -> pd.DataFrame:
     return table.rename(columns=lambda name: name.removeprefix("factor.")).drop(columns=key)
 
 
-def attention_quality(rows: pd.DataFrame) -> alt.TopLevelMixin:
+@framed("What sparsity does to a trained model", why="no pattern was tried in a trained model; set quality_patterns")
+def attention_quality(rows: pd.DataFrame) -> Drawn | None:
     """Loss above dense over the share of connections removed, a panel before and one after the fine-tune."""
     table = quality_table(rows)
-    title = "What sparsity does to a trained model"
     if table.empty or not table["replaced"].notna().any():
-        return empty_chart(title, "no pattern was tried in a trained model; set quality_patterns")
+        return None
     table = table[table["replaced"].notna()]
     colour, shape = colour_and_shape("pattern", "Pattern", table["pattern"])
     ends = table[[f"{name}_{end}" for name in _PANELS for end in ("low", "high")]].to_numpy()
     room = 0.05 * (max(ends.max(), 0) - min(ends.min(), 0))
     scale = alt.Scale(domain=[float(min(ends.min(), 0) - room), float(max(ends.max(), 0) + room)], nice=False)
-    charts = []
-    for name, words in _PANELS.items():
-        data = table[["pattern", "sparsity", "target"]].assign(
-            difference=table[name], low=table[f"{name}_low"], high=table[f"{name}_high"]
+    x = alt.X("sparsity:Q", title="Connections removed", axis=alt.Axis(format=".0%"), scale=alt.Scale(zero=False))
+    y = {"title": "Loss above dense (nats per byte)", "scale": scale}
+    parts = [
+        table[["pattern", "sparsity", "target"]].assign(
+            panel=words, difference=table[name], low=table[f"{name}_low"], high=table[f"{name}_high"]
         )
-        x = alt.X("sparsity:Q", title="Connections removed", axis=alt.Axis(format=".0%"), scale=alt.Scale(zero=False))
-        y = {"title": "Loss above dense (nats per byte)", "scale": scale}
-        base = alt.Chart(data).encode(x=x, color=colour)
+        for name, words in _PANELS.items()
+    ]
+    tooltip = tooltips("pattern", "target sparsity difference low high")
+
+    def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
+        base = alt.Chart(part).encode(x=x, color=colour)
+        zero = alt.Chart(pd.DataFrame({"y": [0.0]})).mark_rule(color=PALETTE[-1], strokeWidth=0.8)
         layers = [
-            alt.Chart(pd.DataFrame({"y": [0.0]}))
-            .mark_rule(color=PALETTE[-1], strokeWidth=0.8)
-            .encode(y=alt.Y("y:Q", **y)),
+            zero.encode(y=alt.Y("y:Q", **y)),
             base.mark_line(strokeWidth=1.5, opacity=0.7).encode(y=alt.Y("difference:Q", **y)),
-            base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", **y), y2=alt.Y2("high:Q")),
-            base.mark_point(filled=True, size=55, opacity=1).encode(
-                y=alt.Y("difference:Q", **y),
-                shape=shape,
-                tooltip=[
-                    alt.Tooltip("pattern:N"),
-                    *(
-                        alt.Tooltip(f"{c}:Q", format=".3~g")
-                        for c in ("target", "sparsity", "difference", "low", "high")
-                    ),
-                ],
-            ),
+            *with_interval(base, "y", ("difference", "low", "high"), y, size=55, shape=shape, tooltip=tooltip),
         ]
-        charts.append(alt.layer(*layers, width=WIDTH, height=HEIGHT, title=alt.Title(words, fontSize=12)))
+        return alt.layer(*layers, width=WIDTH, height=HEIGHT)
+
     seeds = int(table["seeds"].max())
     subtitle = (
         f"Small decoders trained on bytes of real text, {seeds} seeds; differences paired by seed, with 95 % intervals."
     )
-    return theme(alt.hconcat(*charts, spacing=24, title=alt.Title(title, subtitle=subtitle)))
+    return panels(pd.concat(parts), draw), subtitle
 
 
 def quality_words(rows: pd.DataFrame) -> list[str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from nanolib.report.drawing import PALETTE, colour_and_shape, empty_chart, theme, why_empty
-from nanolib.report.overview import cached, having, of_experiment, pick
+from nanolib.report.drawing import PALETTE, colour_and_shape
+from nanolib.report.frame import Drawn, framed, panels, tooltips
+from nanolib.report.overview import cached, having, pick
 
 
 @cached
@@ -33,56 +34,48 @@ def numerics_table(rows: pd.DataFrame) -> pd.DataFrame:
     ).reset_index(drop=True)
 
 
-def _layer_axis(charts: list[alt.TopLevelMixin]) -> alt.Axis:
-    """The layers' names, beside the first of several panels alone."""
-    return alt.Axis(labelFontSize=10, labels=not charts, ticks=not charts)
+def _by_layer(part: pd.DataFrame, first: bool) -> alt.Chart:
+    """Hollow marks over the layers, whose names stand beside the first of several panels alone."""
+    axis = alt.Axis(labelFontSize=10, labels=first, ticks=first)
+    y = alt.Y("layer:N", sort=list(dict.fromkeys(part["layer"])), title=None, axis=axis)
+    return (
+        alt.Chart(part, width=210, height=alt.Step(13)).mark_point(filled=False, size=45, strokeWidth=1.6).encode(y=y)
+    )
 
 
-def fp8_numerics(rows: pd.DataFrame) -> alt.TopLevelMixin:
+@framed("Error of products in 8 bits, layer by layer", "fp8")
+def fp8_numerics(rows: pd.DataFrame) -> Drawn | None:
     """Error of every layer's products by format and granularity."""
-    title = "Error of products in 8 bits, layer by layer"
     table = numerics_table(rows)
     if table.empty:
-        return empty_chart(title, why_empty(of_experiment(rows, "fp8"), "fp8"))
+        return None
     table["product"] = table["product"].str.replace("_", " ")
     variants = list(dict.fromkeys(table["variant"]))
     colour, shape = colour_and_shape("variant", "Cast", table["variant"])
-    charts = []
-    for product, part in table.groupby("product", sort=False):
-        x = alt.X(
-            "relative_error:Q",
-            title="Relative error (float32 is the reference)",
-            scale=alt.Scale(type="log", nice=True),
-            axis=alt.Axis(format=".1~e"),
+    x = alt.X(
+        "relative_error:Q",
+        title="Relative error (float32 is the reference)",
+        scale=alt.Scale(type="log", nice=True),
+        axis=alt.Axis(format=".1~e"),
+    )
+    tooltip = [*tooltips("layer variant", "relative_error"), *tooltips("", "sqnr", ".1f", sqnr="SQNR, dB")]
+
+    def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
+        return _by_layer(part, table["product"].iloc[0] == part["product"].iloc[0]).encode(
+            x=x, color=colour, shape=shape, tooltip=tooltip
         )
-        y = alt.Y("layer:N", sort=list(dict.fromkeys(part["layer"])), title=None, axis=_layer_axis(charts))
-        points = (
-            alt.Chart(part)
-            .mark_point(filled=False, size=45, strokeWidth=1.6)
-            .encode(x=x, y=y, color=colour, shape=shape)
-        )
-        tooltip = [
-            alt.Tooltip("layer:N"),
-            alt.Tooltip("variant:N"),
-            alt.Tooltip("relative_error:Q", format=".3~g"),
-            alt.Tooltip("sqnr:Q", title="SQNR, dB", format=".1f"),
-        ]
-        charts.append(
-            points.encode(tooltip=tooltip).properties(
-                width=210, height=alt.Step(13), title=alt.Title(product, fontSize=12)
-            )
-        )
+
     subtitle = f"Emulated: hollow marks. {len(variants)} ways to cast, in a small decoder trained for a while in bf16."
-    return theme(alt.hconcat(*charts, spacing=16, title=alt.Title(title, subtitle=subtitle)))
+    return panels(table, draw, "product", spacing=16), subtitle
 
 
-def fp8_losses(rows: pd.DataFrame) -> alt.TopLevelMixin:
+@framed("Elements that vanish in the cast", "fp8")
+def fp8_losses(rows: pd.DataFrame) -> Drawn | None:
     """Elements that vanish or saturate in each operand's cast."""
-    title = "Elements that vanish in the cast"
     rows = having(rows, "fp8", "variant")
     found = pd.concat([pick(rows, "underflow"), pick(rows, "overflow")]) if len(rows) else rows
     if found.empty:
-        return empty_chart(title, why_empty(of_experiment(rows, "fp8"), "fp8"))
+        return None
     parts = found["scope"].str.rsplit(" ", n=1)
     data = pd.DataFrame(
         {
@@ -93,32 +86,28 @@ def fp8_losses(rows: pd.DataFrame) -> alt.TopLevelMixin:
             "what": found["metric"].map({"underflow": "vanish (underflow)", "overflow": "saturate (overflow)"}),
         }
     )
-    charts = []
-    for operand, part in data[data["what"].str.startswith("vanish")].groupby("operand", sort=False):
+    vanish = data[data["what"].str.startswith("vanish")]
+    x = alt.X("share:Q", title="Share that becomes zero", axis=alt.Axis(format=".2~p", tickCount=4))
+    tooltip = tooltips("layer operand variant", "share", ".3%")
+
+    def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
         colour, shape = colour_and_shape("variant", "Cast", part["variant"], data["variant"])
-        x = alt.X("share:Q", title="Share that becomes zero", axis=alt.Axis(format=".2~p", tickCount=4))
-        y = alt.Y("layer:N", sort=list(dict.fromkeys(part["layer"])), title=None, axis=_layer_axis(charts))
-        points = alt.Chart(part).mark_point(filled=False, size=45, strokeWidth=1.6)
-        tooltip = [
-            alt.Tooltip("layer:N"),
-            alt.Tooltip("operand:N"),
-            alt.Tooltip("variant:N"),
-            alt.Tooltip("share:Q", format=".3%"),
-        ]
-        chart = points.encode(x=x, y=y, color=colour, shape=shape, tooltip=tooltip)
-        charts.append(chart.properties(width=210, height=alt.Step(13), title=alt.Title(operand, fontSize=12)))
+        return _by_layer(part, vanish["operand"].iloc[0] == part["operand"].iloc[0]).encode(
+            x=x, color=colour, shape=shape, tooltip=tooltip
+        )
+
     most = data[data["what"].str.startswith("saturate")]["share"].max()
     saturate = f"At most {most:.2g} of any operand saturates" if most > 0 else "Nothing saturates"
     subtitle = f"Emulated. {saturate}: scales follow each tensor's largest magnitude."
-    return theme(alt.hconcat(*charts, spacing=16, title=alt.Title(title, subtitle=subtitle)))
+    return panels(vanish, draw, "operand", spacing=16), subtitle
 
 
-def fp8_scales(rows: pd.DataFrame) -> alt.TopLevelMixin:
+@framed("Scales over training", "fp8")
+def fp8_scales(rows: pd.DataFrame) -> Drawn | None:
     """How the scales of a tensorwise cast move while a model is trained."""
-    title = "Scales over training"
     found = pick(having(rows, "fp8", "variant"), "fp8_scale")
     if found.empty or "samples" not in found:
-        return empty_chart(title, why_empty(of_experiment(rows, "fp8"), "fp8"))
+        return None
     lines = []
     for _, row in found.iterrows():
         layer, operand = row["scope"].rsplit(" ", 1)
@@ -129,20 +118,21 @@ def fp8_scales(rows: pd.DataFrame) -> alt.TopLevelMixin:
     data = pd.DataFrame(lines)
     step = max(1, data["step"].nunique() // 60)  # a chart needs no more points than that
     data = data[data["step"] % step == 0]
-    charts = []
-    for operand, part in data.groupby("operand", sort=False):
-        lines_ = alt.Chart(part).mark_line(strokeWidth=1, opacity=0.65, color=PALETTE[0], strokeDash=[3, 2])
-        chart = lines_.encode(
+    tooltip = tooltips("layer step", "scale")
+
+    def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
+        drawn = alt.Chart(part, width=210, height=150)
+        return drawn.mark_line(strokeWidth=1, opacity=0.65, color=PALETTE[0], strokeDash=[3, 2]).encode(
             x=alt.X("step:Q", title="Training step"),
             y=alt.Y("scale:Q", title="Scale", scale=alt.Scale(type="log"), axis=alt.Axis(format=".1~e")),
             detail=alt.Detail("layer:N"),
-            tooltip=[alt.Tooltip("layer:N"), alt.Tooltip("step:Q"), alt.Tooltip("scale:Q", format=".3~g")],
+            tooltip=tooltip,
         )
-        charts.append(chart.properties(width=210, height=150, title=alt.Title(operand, fontSize=12)))
+
     subtitle = (
         "Emulated, a line per layer: format's largest value over the tensor's largest magnitude; e5m2 for gradients."
     )
-    return theme(alt.hconcat(*charts, spacing=16, title=alt.Title(title, subtitle=subtitle)))
+    return panels(data, draw, "operand", spacing=16), subtitle
 
 
 def numerics_words(table: pd.DataFrame) -> list[str]:

@@ -6,8 +6,9 @@ import altair as alt
 import pandas as pd
 
 from nanolib.measurement import format_with_interval, words_of
-from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, empty_chart, theme, why_empty
-from nanolib.report.overview import cached, ending_of, having, of_experiment, pick
+from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape
+from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
+from nanolib.report.overview import cached, ending_of, having, pick
 
 PARITY_COLUMNS = {
     "arm": "Arm",
@@ -65,12 +66,12 @@ def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
     return table.assign(**{name: float("nan") for name in columns if name not in table}) if len(table) else table
 
 
-def fp8_parity(rows: pd.DataFrame) -> alt.TopLevelMixin:
+@framed("Loss above bf16, in pairs of one seed", "fp8")
+def fp8_parity(rows: pd.DataFrame) -> Drawn | None:
     """The difference in loss at each tenth of the run, the margin shaded; controls dashed."""
-    title = "Loss above bf16, in pairs of one seed"
     table = parity_table(rows)
     if table.empty or not any(isinstance(tenths, list) for tenths in table["tenths"]):
-        return empty_chart(title, why_empty(of_experiment(rows, "fp8"), "fp8"))
+        return None
     lines = [
         {
             "arm": row["arm"].replace("_", " "),
@@ -84,44 +85,36 @@ def fp8_parity(rows: pd.DataFrame) -> alt.TopLevelMixin:
         for at, interval in enumerate(row["tenths"])
     ]
     data = pd.DataFrame(lines)
-    charts = []
-    for control, words in ((False, "arms"), (True, "controls that must be found worse")):
-        part = data[data["control"] == control]
-        if part.empty:
-            continue
+    data["panel"] = data["control"].map({False: "arms", True: "controls that must be found worse"})
+    margin = float(table["margin_nats"].dropna().iloc[0])
+    band = alt.Chart(pd.DataFrame({"low": [-margin], "high": [margin]})).mark_rect(color="#009E73", opacity=0.12)
+    zero = alt.Chart(pd.DataFrame({"zero": [0.0]})).mark_rule(color="#999")
+    x = alt.X(
+        "tenth:Q",
+        title="Tenth of the run",
+        axis=alt.Axis(values=list(range(1, 11)), format="d"),
+        scale=alt.Scale(domain=[0.7, 10.3]),
+    )
+    y = {"title": "Loss above bf16 (nats per byte)"}
+    tooltip = tooltips("arm tenth verdict", "difference low high", "+.4f")
+
+    def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
         colour, shape = colour_and_shape("arm", "Arm", part["arm"], data["arm"])
-        margin = float(table["margin_nats"].dropna().iloc[0])
-        band = alt.Chart(pd.DataFrame({"low": [-margin], "high": [margin]}))
-        x = alt.X(
-            "tenth:Q",
-            title="Tenth of the run",
-            axis=alt.Axis(values=list(range(1, 11)), format="d"),
-            scale=alt.Scale(domain=[0.7, 10.3]),
-        )
-        y_title = "Loss above bf16 (nats per byte)"
         base = alt.Chart(part).encode(x=x, color=colour)
-        dash = {"strokeDash": [4, 3]} if control else {}
-        tooltip = [
-            alt.Tooltip("arm:N"),
-            alt.Tooltip("tenth:Q"),
-            *(alt.Tooltip(f"{c}:Q", format="+.4f") for c in ("difference", "low", "high")),
-            alt.Tooltip("verdict:N"),
+        dash = {"strokeDash": [4, 3]} if part["control"].any() else {}
+        layers = [
+            band.encode(y=alt.Y("low:Q", **y), y2=alt.Y2("high:Q")),
+            zero.encode(y=alt.Y("zero:Q", **y)),
+            base.mark_line(strokeWidth=1.5, **dash).encode(y=alt.Y("difference:Q", **y)),
+            *with_interval(base, "y", ("difference", "low", "high"), y, size=50, shape=shape, tooltip=tooltip),
         ]
-        layers = alt.layer(
-            band.mark_rect(color="#009E73", opacity=0.12).encode(y=alt.Y("low:Q", title=y_title), y2=alt.Y2("high:Q")),
-            alt.Chart(pd.DataFrame({"zero": [0.0]})).mark_rule(color="#999").encode(y=alt.Y("zero:Q")),
-            base.mark_line(strokeWidth=1.5, **dash).encode(y=alt.Y("difference:Q")),
-            base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q"), y2=alt.Y2("high:Q")),
-            base.mark_point(filled=True, size=50, opacity=1).encode(
-                y=alt.Y("difference:Q"), shape=shape, tooltip=tooltip
-            ),
-        )
-        charts.append(layers.properties(width=WIDTH, height=HEIGHT, title=alt.Title(words, fontSize=12)))
+        return alt.layer(*layers, width=WIDTH, height=HEIGHT)
+
     subtitle = (
         "Same weights, same text, same order; mean over seeds, 95 % interval. Green: the margin, declared beforehand."
     )
-    joined = alt.hconcat(*charts, spacing=30).resolve_scale(color="independent", shape="independent")
-    return theme(joined.properties(title=alt.Title(title, subtitle=subtitle)))
+    shown = panels(data.sort_values("control", kind="stable"), draw, spacing=30)
+    return shown.resolve_scale(color="independent", shape="independent"), subtitle
 
 
 def parity_words(table: pd.DataFrame) -> list[str]:

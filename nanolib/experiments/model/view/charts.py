@@ -14,11 +14,10 @@ from nanolib.report.drawing import (
     ROOFLINE_KEY,
     WIDTH,
     colour_and_shape,
-    empty_chart,
     over_length,
     short_names,
-    theme,
 )
+from nanolib.report.frame import Drawn, framed, tooltips
 from nanolib.report.linking import links
 from nanolib.report.roofline import roofline_chart
 
@@ -42,13 +41,13 @@ def model_generation(rows: pd.DataFrame) -> alt.TopLevelMixin:
     return over_length(rows, "model", "latency", "Generation", [KEY, ROOFLINE_KEY], panels, _OTHERS)
 
 
-def training_phases(rows: pd.DataFrame) -> alt.TopLevelMixin:
+@framed("Where a training step goes", why="no training step was measured")
+def training_phases(rows: pd.DataFrame) -> Drawn | None:
     """Where a training step's time goes: forward, backward, optimizer."""
     table = model_table(rows)
-    title = "Where a training step goes"
     phases = ["forward", "backward", "optimizer_step"]
     if table.empty or not table["training_step"].notna().any():
-        return empty_chart(title, "no training step was measured")
+        return None
     table, shared = short_names(table[table["training_step"].notna()], "name", "optimisation")
     cases = "n = " + table["seq_len"].astype(int).astype(str)
     if table["name"].nunique() > 1:
@@ -70,18 +69,18 @@ def training_phases(rows: pd.DataFrame) -> alt.TopLevelMixin:
             y=alt.Y("case:N", title=None, sort=list(dict.fromkeys(data["case"]))),
             color=alt.Color("phase:N", title="Phase", sort=order, scale=alt.Scale(domain=order, range=PALETTE[:3])),
             order=alt.Order("order:Q"),
-            tooltip=[alt.Tooltip("case:N"), alt.Tooltip("phase:N"), alt.Tooltip("ms:Q", format=",.4~g")],
+            tooltip=tooltips("case phase", "ms", ",.4~g"),
         )
     )
-    return theme(chart.properties(width=2 * WIDTH, height=alt.Step(24), title=title + shared))
+    return chart.properties(width=2 * WIDTH, height=alt.Step(24)), "", shared
 
 
-def model_loss(rows: pd.DataFrame) -> alt.TopLevelMixin:
+@framed("Loss on real text", why="no loss was measured")
+def model_loss(rows: pd.DataFrame) -> Drawn | None:
     """Loss over real training steps; `rows` must carry samples."""
     data = loss_table(rows)
-    title = "Loss on real text"
     if data.empty:
-        return empty_chart(title, "no loss was measured")
+        return None
     colour, _ = colour_and_shape("series", "Model", data["series"])
     chart = (
         alt.Chart(data)
@@ -90,11 +89,11 @@ def model_loss(rows: pd.DataFrame) -> alt.TopLevelMixin:
             x=alt.X("step:Q", title="Step", axis=alt.Axis(format="d", tickMinStep=1)),
             y=alt.Y("loss:Q", title="Loss (nats per byte)", scale=alt.Scale(zero=False)),
             color=colour,
-            tooltip=[alt.Tooltip("series:N"), alt.Tooltip("step:Q"), alt.Tooltip("loss:Q", format=".4f")],
+            tooltip=tooltips("series", "step loss", ".4~f"),
         )
     )
     subtitle = "Before each step, on bytes of the standard library's sources. One seed."
-    return theme(chart.properties(width=2 * WIDTH, height=HEIGHT, title=alt.Title(title, subtitle=subtitle)))
+    return chart.properties(width=2 * WIDTH, height=HEIGHT), subtitle
 
 
 def model_roofline(rows: pd.DataFrame) -> alt.TopLevelMixin:
