@@ -7,7 +7,8 @@ import pandas as pd
 
 from nanolib.experiments.energy.view.layers import layer_words
 from nanolib.measurement import Provenance, format_with_interval
-from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, empty_chart, theme, why_empty
+from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH
+from nanolib.report.frame import Drawn, framed, tooltips, with_interval
 from nanolib.report.linking import links
 from nanolib.report.overview import cached, ending_of, of_experiment, pick
 
@@ -94,18 +95,17 @@ def _source_line(case: pd.DataFrame, energy: pd.Series) -> dict[str, object]:
     return line
 
 
-def energy_per_token(rows: pd.DataFrame) -> alt.TopLevelMixin:
+@framed("Energy per token", "energy")
+def energy_per_token(rows: pd.DataFrame) -> Drawn | None:
     """Joules per token by phase: a reading is a point with its bounds, an estimate a hatched range without a point."""
     table = energy_table(rows)
-    title = "Energy per token"
     if table.empty or not table["energy_per_token"].notna().any():
-        return empty_chart(title, why_empty(of_experiment(rows, "energy"), "energy"))
+        return None
     table = table[table["energy_per_token"].notna()]
     case = "n = " + table["seq_len"].astype(int).astype(str)
-    if table["name"].nunique() > 1:
-        case = table["name"] + ", " + case
-    else:
-        title = f"{title}: {table['name'].iloc[0]}"
+    several = table["name"].nunique() > 1
+    of_model = "" if several else f": {table['name'].iloc[0]}"
+    case = table["name"] + ", " + case if several else case
     data = pd.DataFrame(
         {
             "case": case + ", " + table["phase"].str.replace("_", " "),
@@ -125,40 +125,30 @@ def energy_per_token(rows: pd.DataFrame) -> alt.TopLevelMixin:
     phases = list(dict.fromkeys(data["phase"]))
     colours = alt.Scale(domain=phases, range=PALETTE[: len(phases)])
     colour = alt.Color("phase:N", scale=colours, legend=None)  # the labels name the phase
-    tooltip = [
-        alt.Tooltip("case:N"),
-        alt.Tooltip("source:N"),
-        *(alt.Tooltip(f"{c}:Q", format=".3~g") for c in ("joules", "low", "high")),
-    ]
-    x = alt.X("low:Q", title="Energy per token (J)", scale=scale)
+    tooltip = tooltips("case source", "joules low high")
+    x = {"title": "Energy per token (J)", "scale": scale}
+    box = {"x": alt.X("low:Q", **x), "x2": alt.X2("high:Q")}
     y = alt.Y("case:N", title=None, sort=order, axis=alt.Axis(labelLimit=420))
     base = alt.Chart(data).encode(y=y, color=colour, tooltip=tooltip)
     layers = []
     if data["estimated"].any():  # thin strokes side by side: a hatched bar, which no reading ever is
         ranges = base.transform_filter("datum.estimated")
-        layers.append(
-            ranges.mark_bar(filled=False, strokeDash=[2, 3], strokeWidth=1.5, height=12).encode(
-                x=x, x2=alt.X2("high:Q")
-            )
-        )
-        layers.append(ranges.mark_bar(opacity=0.15, height=12).encode(x=x, x2=alt.X2("high:Q")))
+        layers.append(ranges.mark_bar(filled=False, strokeDash=[2, 3], strokeWidth=1.5, height=12).encode(**box))
+        layers.append(ranges.mark_bar(opacity=0.15, height=12).encode(**box))
     read = base.transform_filter("!datum.estimated")
-    layers.append(read.mark_rule(strokeWidth=2).encode(x=x, x2=alt.X2("high:Q")))
-    layers.append(read.mark_point(filled=True, size=70, opacity=1).encode(x=alt.X("joules:Q", scale=scale)))
+    layers += with_interval(read, "x", ("joules", "low", "high"), x, size=70)
     subtitle = [
         "Points: read from a sensor, with bounds.",
         "Dashed boxes: a range estimated from how busy the cores were, and no reading.",
     ]
-    return theme(
-        alt.layer(*layers, width=int(1.6 * WIDTH), height=alt.Step(26), title=alt.Title(title, subtitle=subtitle))
-    )
+    return alt.layer(*layers, width=int(1.6 * WIDTH), height=alt.Step(26)), subtitle, of_model
 
 
-def power_over_time(rows: pd.DataFrame) -> alt.TopLevelMixin:
+@framed("Power over time", "energy")
+def power_over_time(rows: pd.DataFrame) -> Drawn | None:
     """The course of the power in each window, the idle one before it; dashed where it is estimated."""
     rows = of_experiment(rows, "energy")
     found = pick(rows, "power")
-    title = "Power over time"
     parts = []
     for _, row in found.iterrows() if len(found) else []:
         idle = row["scope"] == "idle"
@@ -177,7 +167,7 @@ def power_over_time(rows: pd.DataFrame) -> alt.TopLevelMixin:
         )
     data = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
     if data.empty:
-        return empty_chart(title, why_empty(rows, "energy"))
+        return None
     phases = list(dict.fromkeys(data["phase"]))
     colours = ["#888888" if phase == "idle" else PALETTE[i % len(PALETTE)] for i, phase in enumerate(phases)]
     chart = (
@@ -189,15 +179,11 @@ def power_over_time(rows: pd.DataFrame) -> alt.TopLevelMixin:
             color=alt.Color("phase:N", title="Phase", scale=alt.Scale(domain=phases, range=colours)),
             strokeDash=alt.condition("datum.estimated", alt.value([4, 4]), alt.value([1, 0])),
             detail=alt.Detail("series:N"),
-            tooltip=[
-                alt.Tooltip("phase:N"),
-                alt.Tooltip("seconds:Q", format=".2f"),
-                alt.Tooltip("watts:Q", format=".3~g"),
-            ],
+            tooltip=tooltips("phase", "seconds watts"),
         )
     )
     subtitle = "Solid: read from a sensor. Dashed: the middle of a range estimated from how busy the cores were, and no reading."
-    return theme(chart.properties(width=2 * WIDTH, height=HEIGHT, title=alt.Title(title, subtitle=subtitle)))
+    return chart.properties(width=2 * WIDTH, height=HEIGHT), subtitle
 
 
 @cached

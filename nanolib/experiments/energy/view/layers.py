@@ -6,7 +6,8 @@ import altair as alt
 import pandas as pd
 
 from nanolib.measurement import format_with_interval
-from nanolib.report.drawing import PALETTE, WIDTH, empty_chart, theme, why_empty
+from nanolib.report.drawing import PALETTE, WIDTH
+from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
 from nanolib.report.overview import of_experiment, pick
 
 # What belongs together lies together and shares a hue: projections blue, attention's steps orange, the MLP green, the rest grey.
@@ -132,56 +133,48 @@ def _operations(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _tooltip(data: pd.DataFrame, *names: str) -> list[alt.Tooltip]:
-    shown = [
-        alt.Tooltip("case:N"),
-        *(alt.Tooltip(f"{name}:N") for name in names),
-        alt.Tooltip("ms:Q", title="ms per call, in deep passes", format=".3~g"),
-        alt.Tooltip("share:Q", title="share of its layer", format=".1%"),
+    titles = {"ms": "ms per call, in deep passes", "joules": "energy, attributed by time", "passes": "deep passes"}
+    return [
+        *tooltips(" ".join(["case", *names]), "ms", **titles),
+        *tooltips("", "share", ".1%", share="share of its layer"),
+        *tooltips("joules" if "joules" in data else "", "passes", "d", **titles),
     ]
-    if "joules" in data:
-        shown.append(alt.Tooltip("joules:N", title="energy, attributed by time"))
-    return [*shown, alt.Tooltip("passes:Q", title="deep passes")]
 
 
-def layer_heat_map(rows: pd.DataFrame) -> alt.TopLevelMixin:
+@framed("Where the time goes, layer by layer", "energy")
+def layer_heat_map(rows: pd.DataFrame) -> Drawn | None:
     """Layers by operations, coloured by time; the energy attributed to each by its time is in the tooltip."""
-    title = "Where the time goes, layer by layer"
     data = _operations(rows)
     if data.empty:
-        return empty_chart(title, why_empty(of_experiment(rows, "energy"), "energy"))
-    charts = []
-    for case, part in data.groupby("case", sort=False):
+        return None
+    heat = alt.Legend(gradientLength=120, format=".2~g")
+    colour = alt.Color("ms:Q", title="ms", scale=alt.Scale(type="log", scheme="viridis"), legend=heat)
+
+    def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
         layers = list(part.sort_values("place")["layer"].unique())
         used = [name for name in OPERATIONS if name in set(part["operation"])]
-        base = alt.Chart(part).encode(
+        cells = alt.Chart(part, width=alt.Step(26), height=alt.Step(22 if len(layers) < 20 else 12))
+        return cells.mark_rect(stroke="white", strokeWidth=1).encode(
             x=alt.X("operation:N", sort=used, title=None, axis=alt.Axis(labelAngle=-50)),
             y=alt.Y("layer:N", sort=layers, title=None),
+            color=colour,
+            tooltip=_tooltip(part, "layer", "operation"),
         )
-        colour = alt.Color(
-            "ms:Q",
-            title="ms",
-            scale=alt.Scale(type="log", scheme="viridis"),
-            legend=alt.Legend(gradientLength=120, format=".2~g"),
-        )
-        cells = base.mark_rect(stroke="white", strokeWidth=1).encode(
-            color=colour, tooltip=_tooltip(part, "layer", "operation")
-        )
-        size = {"width": alt.Step(26), "height": alt.Step(22 if len(layers) < 20 else 12)}
-        charts.append(cells.properties(**size, title=alt.Title(case, fontSize=12)))
+
     subtitle = [
         "Deep passes: one call in k, attention in its four steps instead of the fused kernel; time per call, logarithmic.",
         "No sensor sees a layer: the joules in the tooltip are the window's, attributed by time.",
     ]
-    joined = alt.vconcat(*charts, spacing=18).resolve_scale(color="independent")
-    return theme(joined.properties(title=alt.Title(title + _of_model(rows), subtitle=subtitle)))
+    shown = panels(data, draw, "case", columns=1, spacing=18)
+    return shown.resolve_scale(color="independent"), subtitle, _of_model(rows)
 
 
-def operation_breakdown(rows: pd.DataFrame) -> alt.TopLevelMixin:
+@framed("Where the time goes, operation by operation", "energy")
+def operation_breakdown(rows: pd.DataFrame) -> Drawn | None:
     """All layers' operations as shares of a call, one bar per phase."""
-    title = "Where the time goes, operation by operation"
     data = _operations(rows)
     if data.empty:
-        return empty_chart(title, why_empty(of_experiment(rows, "energy"), "energy"))
+        return None
     total = data.groupby(["case", "operation", "order"], sort=False)["ms"].sum().reset_index()
     total["share"] = total["ms"] / total.groupby("case")["ms"].transform("sum")
     used = [name for name in OPERATIONS if name in set(total["operation"])]
@@ -206,26 +199,21 @@ def operation_breakdown(rows: pd.DataFrame) -> alt.TopLevelMixin:
             color=colour,
             order=alt.Order("order:Q"),
             tooltip=[
-                alt.Tooltip("case:N"),
-                alt.Tooltip("operation:N"),
-                alt.Tooltip("share:Q", format=".1%"),
-                alt.Tooltip("ms:Q", title="ms per call, all layers", format=".3~g"),
+                *tooltips("case operation", "share", ".1%"),
+                *tooltips("", "ms", ms="ms per call, all layers"),
             ],
         )
     )
     subtitle = "Between: Python, launching, memory given back. Attention's steps take the fused kernel's place in these passes."
-    chart = bars.properties(
-        width=int(1.6 * WIDTH), height=alt.Step(34), title=alt.Title(title + _of_model(rows), subtitle=subtitle)
-    )
-    return theme(chart)
+    return bars.properties(width=int(1.6 * WIDTH), height=alt.Step(34)), subtitle, _of_model(rows)
 
 
-def activation_profile(rows: pd.DataFrame) -> alt.TopLevelMixin:
+@framed("Activations over depth", "energy")
+def activation_profile(rows: pd.DataFrame) -> Drawn | None:
     """What the blocks' outputs, their attention and their MLPs look like, over depth."""
-    title = "Activations over depth"
     table = layer_table(rows)
     if table.empty or not table["activations"].notna().any():
-        return empty_chart(title, why_empty(of_experiment(rows, "energy"), "energy"))
+        return None
     blocks = table[table["layer"].str.contains(r"\d") & table["activations"].notna()]
     blocks = blocks.assign(depth=blocks.groupby("case").cumcount())
     lines = [
@@ -238,26 +226,20 @@ def activation_profile(rows: pd.DataFrame) -> alt.TopLevelMixin:
     data = pd.DataFrame(lines)
     cases = list(dict.fromkeys(data["case"]))
     colour = alt.Color("case:N", title="Case", sort=cases, scale=alt.Scale(domain=cases, range=PALETTE[: len(cases)]))
-    charts = []
-    for what in dict.fromkeys(data["what"]):
-        part = data[data["what"] == what]
+
+    def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
         depths = sorted(part["depth"].unique())
         positive = part["value"].min() > 0 and part["value"].max() > 20 * part["value"].min()
         y = alt.Y("value:Q", title=None, scale=alt.Scale(type="log" if positive else "linear", zero=False, nice=True))
         x = alt.X("depth:Q", title="Block", axis=alt.Axis(values=depths[:: max(1, len(depths) // 8)], format="d"))
-        tooltip = [alt.Tooltip("case:N"), alt.Tooltip("layer:N"), alt.Tooltip("value:Q", format=".3~g")]
-        line = alt.Chart(part).mark_line(point=alt.OverlayMarkDef(size=40), strokeWidth=1.5)
-        charts.append(
-            line.encode(x=x, y=y, color=colour, tooltip=tooltip).properties(
-                width=190, height=130, title=alt.Title(what, fontSize=12)
-            )
-        )
-    rows_of_charts = [alt.hconcat(*charts[at : at + 3], spacing=18) for at in range(0, len(charts), 3)]
+        line = alt.Chart(part, width=190, height=130).mark_line(point=alt.OverlayMarkDef(size=40), strokeWidth=1.5)
+        return line.encode(x=x, y=y, color=colour, tooltip=tooltips("case layer", "value"))
+
     subtitle = [
         "Means over the calls that were looked at closely. Of a large output an even sample of 2,048 elements is looked at,"
     ]
     subtitle.append("but for its largest one; attention over the pairs that are not masked.")
-    return theme(alt.vconcat(*rows_of_charts, spacing=12, title=alt.Title(title + _of_model(rows), subtitle=subtitle)))
+    return panels(data, draw, "what", columns=3, spacing=18), subtitle, _of_model(rows)
 
 
 def overhead_table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -303,48 +285,39 @@ def readable_overheads(rows: pd.DataFrame) -> pd.DataFrame:
     return shown[list(OVERHEAD_COLUMNS)].rename(columns=OVERHEAD_COLUMNS)
 
 
-def profiling_overhead(rows: pd.DataFrame) -> alt.TopLevelMixin:
+@framed("Profiling overhead", "energy")
+def profiling_overhead(rows: pd.DataFrame) -> Drawn | None:
     """What each mode costs with its interval, beside the bare call against itself, and what it may cost."""
-    title = "Profiling overhead"
     data = overhead_table(rows)
     if data.empty:
-        return empty_chart(title, why_empty(of_experiment(rows, "energy"), "energy"))
+        return None
     data = data.assign(limit=[LIMITS.get(mode, float("nan")) for mode in data["mode"]])
-    charts = []
     colour = alt.Color(
         "mode:N",
         title="Mode",
         sort=MODES,
         scale=alt.Scale(domain=list(MODES), range=["#888888", *PALETTE[:3]]),
     )
-    for case, part in data.groupby("case", sort=False):
-        y = alt.Y("mode:N", sort=MODES, title=None)
-        words = "Wall time on top of the bare call"
-        x = alt.X("wall:Q", title=words, axis=alt.Axis(format="+.0%"))
-        tooltip = [
-            alt.Tooltip("case:N"),
-            alt.Tooltip("mode:N"),
-            *(alt.Tooltip(f"{name}:Q", format="+.2%") for name in ("wall", "wall_low", "wall_high", "cpu", "threads")),
-            alt.Tooltip("pass_ms:Q", title="closest call, ms", format=".3~g"),
-            alt.Tooltip("plain_ms:Q", title="bare call, ms", format=".3~g"),
-            alt.Tooltip("n:Q", title="pairs"),
-        ]
-        base = alt.Chart(part).encode(y=y)
-        layers = alt.layer(
-            alt.Chart(pd.DataFrame({"zero": [0.0]})).mark_rule(color="#999").encode(x=alt.X("zero:Q")),
-            base.mark_tick(color="#000", thickness=2, size=22, strokeDash=[3, 2]).encode(x=alt.X("limit:Q")),
-            base.mark_rule(strokeWidth=2).encode(
-                x=alt.X("wall_low:Q", title=words), x2=alt.X2("wall_high:Q"), color=colour
-            ),
-            base.mark_point(filled=True, size=70, opacity=1).encode(x=x, color=colour, tooltip=tooltip),
-        )
-        charts.append(layers.properties(width=WIDTH, height=110, title=alt.Title(case, fontSize=12)))
-    rows_of_charts = [alt.hconcat(*charts[at : at + 2], spacing=18) for at in range(0, len(charts), 2)]
+    x = {"title": "Wall time on top of the bare call"}
+    percent = x | {"axis": alt.Axis(format="+.0%")}
+    zero = alt.Chart(pd.DataFrame({"zero": [0.0]})).mark_rule(color="#999")
+    shown = {"pass_ms": "closest call, ms", "plain_ms": "bare call, ms", "n": "pairs"}
+    tooltip = tooltips("case mode", "wall wall_low wall_high cpu threads", "+.2%")
+    tooltip += tooltips("", "pass_ms plain_ms n", ",.3~g", **shown)
+    ends = ("wall", "wall_low", "wall_high")
+
+    def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
+        base = alt.Chart(part).encode(y=alt.Y("mode:N", sort=MODES, title=None))
+        limits = base.mark_tick(color="#000", thickness=2, size=22, strokeDash=[3, 2])
+        marks = with_interval(base.encode(color=colour), "x", ends, percent, size=70, tooltip=tooltip)
+        layers = [zero.encode(x=alt.X("zero:Q", **x)), limits.encode(x=alt.X("limit:Q", **x)), *marks]
+        return alt.layer(*layers, width=WIDTH, height=110)
+
     subtitle = [
         "Calls with and without the profiler alternate; again is the bare call against itself. k − 1 calls are watched, one in k",
         "is looked at closely. Dashed ticks: what a mode may cost on a model of usual size; on small ones a module's cost shows.",
     ]
-    return theme(alt.vconcat(*rows_of_charts, spacing=12, title=alt.Title(title + _of_model(rows), subtitle=subtitle)))
+    return panels(data, draw, "case", columns=2, spacing=18), subtitle, _of_model(rows)
 
 
 def layer_words(rows: pd.DataFrame) -> list[str]:

@@ -6,7 +6,8 @@ import altair as alt
 import pandas as pd
 
 from nanolib.measurement import Status, format_with_interval
-from nanolib.report.drawing import PALETTE, WIDTH, empty_chart, theme, why_empty
+from nanolib.report.drawing import PALETTE, WIDTH
+from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
 from nanolib.report.overview import cached, ending_of, having, leaders, listed, of_experiment, pick
 
 SPEED_COLUMNS = {
@@ -93,65 +94,47 @@ def _with_speed_ups(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(**dict(zip(("speed_up", "speed_up_low", "speed_up_high"), zip(*ups, strict=True), strict=True)))
 
 
-def fp8_precisions(rows: pd.DataFrame) -> alt.TopLevelMixin:
+@framed("Precision: time of a step", "fp8")
+def fp8_precisions(rows: pd.DataFrame) -> Drawn | None:
     """Time of each model in each precision; what this machine lacks is a cross that says why."""
-    title = "Precision: time of a step"
     table = speed_table(rows)
     if table.empty:
-        return empty_chart(title, why_empty(of_experiment(rows, "fp8"), "fp8"))
+        return None
     table = table.assign(
         mode=table["mode"].str.replace("_", " "), compiled=table["compiled"].map({True: "compiled", False: "eager"})
     )
-    panels = (table["name"] + ", " + table["mode"] + ", " + table["compiled"]).unique()
+    table = table.assign(panel=table["name"] + ", " + table["mode"] + ", " + table["compiled"])
     order = list(dict.fromkeys(table["precision"]))
-    charts = []
-    for panel in panels:
-        part = table[(table["name"] + ", " + table["mode"] + ", " + table["compiled"]) == panel]
-        drawn, failed = part[part["latency"].notna()], part[part["latency"].isna()]
-        y = alt.Y("precision:N", sort=order, title=None, scale=alt.Scale(domain=order))
-        x = alt.X("latency:Q", title="Latency (ms)", scale=alt.Scale(zero=True))
-        tooltip = [
-            alt.Tooltip("precision:N"),
-            *(alt.Tooltip(f"{c}:Q", format=",.4~g") for c in ("latency", "latency_low", "latency_high")),
-        ]
-        tooltip += [
-            alt.Tooltip("speed_up:Q", title="over bf16", format=".3f"),
-            alt.Tooltip("mfu:Q", title="of the ceiling", format=".1%"),
-        ]
-        base = alt.Chart(drawn).encode(y=y)
-        layers = [
-            base.mark_rule(strokeWidth=2, color=PALETTE[0]).encode(
-                x=alt.X("latency_low:Q", title="Latency (ms)"), x2=alt.X2("latency_high:Q")
-            ),
-            base.mark_point(filled=True, size=65, opacity=1, color=PALETTE[0]).encode(x=x, tooltip=tooltip),
-        ]
-        if len(failed):
-            cross = alt.Chart(failed).mark_text(text="✕", fontSize=14, color="#B00020", align="left")
-            layers.append(
-                cross.encode(
-                    y=y,
-                    x=alt.value(6),
-                    tooltip=[alt.Tooltip("precision:N"), alt.Tooltip("status:N"), alt.Tooltip("message:N")],
-                )
-            )
-            why = alt.Chart(failed).mark_text(fontSize=11, color="#B00020", align="left", dx=16, limit=WIDTH + 60)
-            layers.append(why.encode(y=y, x=alt.value(6), text=alt.Text("message:N")))
-        charts.append(alt.layer(*layers, width=WIDTH + 80, height=alt.Step(26), title=alt.Title(panel, fontSize=12)))
-    return theme(
-        alt.vconcat(
-            *charts, spacing=14, title=alt.Title(title, subtitle="With its 95 % interval; crosses: not here, and why.")
-        )
-    )
+    y = alt.Y("precision:N", sort=order, title=None, scale=alt.Scale(domain=order))
+    x = {"title": "Latency (ms)", "scale": alt.Scale(zero=True)}
+    ends = ("latency", "latency_low", "latency_high")
+    tooltip = [
+        *tooltips("precision", " ".join(ends), ",.4~g"),
+        *tooltips("", "speed_up", ".3f", speed_up="over bf16"),
+        *tooltips("", "mfu", ".1%", mfu="of the ceiling"),
+    ]
+
+    def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
+        base = alt.Chart(part[part["latency"].notna()]).encode(y=y, color=alt.value(PALETTE[0]))
+        layers = with_interval(base, "x", ends, x, size=65, tooltip=tooltip)
+        if len(failed := part[part["latency"].isna()]):
+            said = alt.Chart(failed).encode(y=y, x=alt.value(6), tooltip=tooltips("precision status message"))
+            layers.append(said.mark_text(text="✕", fontSize=14, color="#B00020", align="left"))
+            why = said.mark_text(fontSize=11, color="#B00020", align="left", dx=16, limit=WIDTH + 60)
+            layers.append(why.encode(text=alt.Text("message:N")))
+        return alt.layer(*layers, width=WIDTH + 80, height=alt.Step(26))
+
+    return panels(table, draw, columns=1, spacing=14), "With its 95 % interval; crosses: not here, and why."
 
 
-def fp8_quoted(rows: pd.DataFrame) -> alt.TopLevelMixin:
+@framed("FP8 over bf16: quoted and measured", "fp8")
+def fp8_quoted(rows: pd.DataFrame) -> Drawn | None:
     """What others report of fp8 over bf16, and this machine's own figures; empty where there are none."""
-    title = "FP8 over bf16: quoted and measured"
     quoted = pick(of_experiment(rows, "fp8"), "speed_up")
     own = speed_table(rows)
     own = own[own["precision"].str.startswith("fp8") & own["speed_up"].notna()] if len(own) else own
     if quoted.empty and not len(own):
-        return empty_chart(title, why_empty(of_experiment(rows, "fp8"), "fp8"))
+        return None
     lines = [
         {
             "what": row["details"]["what"],
@@ -180,33 +163,23 @@ def fp8_quoted(rows: pd.DataFrame) -> alt.TopLevelMixin:
     y = alt.Y("what:N", sort=order, title=None, scale=alt.Scale(domain=order), axis=alt.Axis(labelLimit=320))
     kinds = ["quoted", "measured here"]
     colour = alt.Color("kind:N", title=None, scale=alt.Scale(domain=kinds, range=["#888888", PALETTE[0]]))
-    tooltip = [
-        alt.Tooltip("what:N"),
-        alt.Tooltip("kind:N"),
-        *(alt.Tooltip(f"{c}:Q", format=".3f") for c in ("speed_up", "low", "high")),
-        alt.Tooltip("source:N"),
-    ]
-    words = "Times as fast as bf16"
-    scale = alt.Scale(domain=[0.9, 2.0], clamp=True)
-    x = alt.X("speed_up:Q", title=words, scale=scale)
+    tooltip = tooltips("what kind source", "speed_up low high", ".3f")
+    x = {"title": "Times as fast as bf16", "scale": alt.Scale(domain=[0.9, 2.0], clamp=True)}
     base = alt.Chart(data).encode(y=y, color=colour, tooltip=tooltip)
-    drawn = base.transform_filter("isValid(datum.speed_up)")
-    layers = [
-        alt.Chart(pd.DataFrame({"one": [1.0]})).mark_rule(color="#999").encode(x=alt.X("one:Q", scale=scale)),
-        drawn.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", title=words, scale=scale), x2=alt.X2("high:Q")),
-        drawn.transform_filter("datum.kind == 'quoted'").mark_point(filled=False, size=60, strokeWidth=1.5).encode(x=x),
-        drawn.transform_filter("datum.kind != 'quoted'").mark_point(filled=True, size=70, opacity=1).encode(x=x),
-        alt.Chart(data[data["speed_up"].isna()])
-        .mark_text(align="left", color="#666", fontSize=11)
-        .encode(y=y, x=alt.value(8), text=alt.Text("source:N")),
-    ]
+    ends = ("speed_up", "low", "high")
+    one = alt.Chart(pd.DataFrame({"one": [1.0]})).mark_rule(color="#999")
+    layers = [one.encode(x=alt.X("one:Q", **x))]
+    hollow = {"filled": False, "strokeWidth": 1.5}
+    for kind, mark in zip(kinds, (hollow, None), strict=True):
+        drawn = base.transform_filter(f"datum.kind == '{kind}' && isValid(datum.speed_up)")
+        layers += with_interval(drawn, "x", ends, x, mark=mark)
+    said = alt.Chart(data[data["speed_up"].isna()]).mark_text(align="left", color="#666", fontSize=11)
+    layers.append(said.encode(y=y, x=alt.value(8), text=alt.Text("source:N")))
     if bounds:
         ticks = alt.Chart(pd.DataFrame(bounds)).mark_tick(color="#000", thickness=2, size=18, strokeDash=[3, 2])
-        layers.append(ticks.encode(y=y, x=alt.X("bound:Q")))
+        layers.append(ticks.encode(y=y, x=alt.X("bound:Q", **x)))
     subtitle = "Hollow: what others report, source in the tooltip. Filled: measured here. Dashed tick: Amdahl's bound."
-    return theme(
-        alt.layer(*layers, width=int(1.4 * WIDTH), height=alt.Step(26), title=alt.Title(title, subtitle=subtitle))
-    )
+    return alt.layer(*layers, width=int(1.4 * WIDTH), height=alt.Step(26)), subtitle
 
 
 def speed_words(table: pd.DataFrame) -> list[str]:
