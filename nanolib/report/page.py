@@ -46,7 +46,7 @@ def build(
         The page.
     """
     (rows, runs), machines = store.shown(run_ids), store.machines()
-    left_out = store.count_cases(run_ids) - rows[["machine_id", "case_id"]].drop_duplicates().shape[0]
+    left_out = store.count_cases(run_ids) - rows[["machine_id", "experiment", "case_id"]].drop_duplicates().shape[0]
     make_folder(folder)
     # Everything is made beside the target and moved in at the end: a failure half-way leaves the old report whole.
     with (

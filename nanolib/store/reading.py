@@ -31,7 +31,7 @@ _KEPT = (
 _NEWEST = (
     "WITH pairs AS (SELECT DISTINCT run_id, case_id FROM measurements WHERE {condition}),"
     " aged AS (SELECT run_id, case_id, r.rowid AS number, experiment,"
-    " row_number() OVER (PARTITION BY machine_id, case_id ORDER BY r.rowid DESC) AS age"
+    " row_number() OVER (PARTITION BY machine_id, experiment, case_id ORDER BY r.rowid DESC) AS age"
     " FROM pairs JOIN runs r USING (run_id)),"
     " shown AS (SELECT run_id, case_id, row_number() OVER (PARTITION BY experiment ORDER BY number DESC) AS place"
     " FROM aged WHERE age = 1)"
@@ -133,7 +133,7 @@ class Reader(Connection):
         Args:
             run_ids: Of which runs; None means all.
             samples: Whether to load all samples (as float64 arrays) too.
-            newest: Of a case that several of the runs hold, only the newest on each machine; and of an experiment at most so many
+            newest: Of a case that several of its runs hold, only the newest on each machine; and of an experiment at most so many
                 cases, the newest ones.
             whole: Whether a row that lacks what charts and tables rely on is shown as broken too.
         """
@@ -178,9 +178,9 @@ class Reader(Connection):
         return rows, self.runs_of({*rows["run_id"], *ids[-SHOWN_CASES:]})
 
     def count_cases(self, run_ids: Iterable[str]) -> int:
-        """How many cases the runs hold, counting each once on each machine."""
+        """How many cases the runs hold, counting each once on each machine and experiment: ceilings are in several."""
         query = (
-            "SELECT count(*) FROM (SELECT DISTINCT r.machine_id, case_id FROM"
+            "SELECT count(*) FROM (SELECT DISTINCT r.machine_id, r.experiment, case_id FROM"
             f" (SELECT DISTINCT run_id, case_id FROM measurements WHERE run_id IN {LISTED}) JOIN runs r USING (run_id))"
         )
         return value_of(self.connection.execute(query, [listed(run_ids)]))

@@ -78,6 +78,13 @@ def test_of_a_case_in_several_runs_the_newest_on_each_machine_is_shown(store):
     assert list(runs.run_id) == list("abcd")
 
 
+def test_each_experiment_keeps_the_ceilings_of_its_own_run(store):
+    for run_id, experiment in (("a", "attention"), ("b", "model")):
+        store.add(make_run(run_id, experiment=experiment, rows=_cases("ceiling", run_id)))
+    assert _shown(store.measurements(newest=9)) == [("a", "ceiling"), ("a", "a"), ("b", "ceiling"), ("b", "b")]
+    assert store.count_cases("ab") == 4
+
+
 def test_runs_of_one_moment_follow_the_order_in_which_they_came(store):
     for run_id in "ab":
         store.add(make_run(run_id, rows=_cases("x")))
