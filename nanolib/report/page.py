@@ -153,7 +153,7 @@ def _markdown(
             *(f"- {_markdown_text(line)}" for line in section.verdict(rows)),
         ]
         parts += [f"![{name}]({name}.png)" for name in section.charts]
-        parts.append(markdown_table(tables.readable(section.table(rows), section.columns)))
+        parts.append(markdown_table(section.readable(rows)))
     parts += ["## What changed?", *(f"- {_markdown_text(line)}" for line in changes.verdict)]
     parts += [f"![{name}]({name}.png)" for name in changes.charts]
     if len(changes.table):

@@ -9,6 +9,8 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
+from nanolib.report import tables
+
 
 @dataclass(frozen=True)
 class Section:
@@ -29,6 +31,10 @@ class Section:
     table: Callable[[pd.DataFrame], pd.DataFrame]
     columns: Mapping[str, str]
     verdict: Callable[[pd.DataFrame], list[str]]
+
+    def readable(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Its table for people."""
+        return tables.readable(self.table(rows), self.columns)
 
 
 @dataclass(frozen=True)

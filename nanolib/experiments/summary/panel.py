@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from nanolib.experiments import sections
-from nanolib.report import linking, renderer, tables
+from nanolib.report import linking, renderer
 from nanolib.report.display import Lines, Table
 from nanolib.report.section import Section
 from nanolib.run import sweep
@@ -78,7 +78,7 @@ class SummaryPanel:
 
 def _text(section: Section, rows: pd.DataFrame) -> str:
     """The verdict and the table of what is left."""
-    table = tables.readable(section.table(rows), section.columns)
+    table = section.readable(rows)
     if table.empty:
         return f"<i>Nothing of {html.escape(section.experiment)} is left by what is picked.</i>"
     return Lines(section.verdict(rows))._repr_html_() + Table(table)._repr_html_()
