@@ -33,13 +33,26 @@ class LiveBytes(TorchDispatchMode):
     Attributes:
         current: Bytes alive now, of those born since the mode was entered and those given to `watch`.
         peak: The most that were alive at once.
+        section: In which part of the work we are, as `begin` named it.
+        sections: The peak of each.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.current = 0
         self.peak = 0
+        self.sections: dict[Any, int] = {}
+        self.section: Any = None
         self._alive: dict[int, weakref.ref[Any]] = {}
+
+    def begin(self, section: Any) -> None:
+        """A section begins, or goes on, and the one before it ends."""
+        self.section = section
+        self._note()
+
+    def _note(self) -> None:
+        self.peak = max(self.peak, self.current)
+        self.sections[self.section] = max(self.sections.get(self.section, 0), self.current)
 
     def watch(self, *tensors: torch.Tensor) -> None:
         """Count tensors that existed before."""
@@ -58,7 +71,7 @@ class LiveBytes(TorchDispatchMode):
 
         self._alive[key] = weakref.ref(storage, died)
         self.current += size
-        self.peak = max(self.peak, self.current)
+        self._note()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

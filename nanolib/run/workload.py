@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import nn
 
 from nanolib.measurement import Measurement, Status, Unsupported
 from nanolib.meters.layers.trace import write_trace
@@ -47,10 +50,44 @@ def planned(case: Case, workloads: Callable[[], Iterable[Workload]]) -> Plan:
         case: Its identity.
         workloads: Builds the case's workloads, models and inputs and all; called where every tensor is fake.
     """
+    return _made_once(case, lambda: {work.scope: _counted(work).peak for work in workloads()})
+
+
+def planned_by_depth(case: Case, depth: int, at: Callable[[int], tuple[nn.Module, Iterable[Workload]]]) -> Plan:
+    """`planned` for a stack of equal blocks, counted on two low stacks.
+
+    With each block more, the peak between two blocks' borders grows by the same amount: of weights, gradients, states, caches and
+    activations it holds that much more. So each such section's peak follows from two stacks. The whole one's is the largest of
+    them, and in a high stack another section may have it than in a low one.
+
+    Args:
+        case: Its identity.
+        depth: How many blocks.
+        at: The model with so many blocks, and its workloads.
+    """
+
+    def sections(blocks: int) -> dict[str, dict[Any, int]]:
+        model, works = at(blocks)
+        return {work.scope: _by_section(_counted(work, _stacks(model, blocks)), blocks) for work in works}
+
+    def peaks() -> dict[str, int]:
+        low, high = sections(_LOW), sections(_LOW + 1)
+        return {
+            scope: max(peak + (depth - _LOW) * (high[scope][name] - peak) for name, peak in found.items())
+            for scope, found in low.items()
+        }
+
+    return _made_once(case, peaks) if depth > _LOW + 1 else planned(case, lambda: at(depth)[1])
+
+
+_LOW = 3  # blocks: a first one, a last one, and their neighbour
+
+
+def _made_once(case: Case, peaks: Callable[[], dict[str, int]]) -> Plan:
     if case.case_id not in _PLANS:
         try:
             with fake_tensors():
-                _PLANS[case.case_id] = Plan({work.scope: _planned_peak(work) for work in workloads()})
+                _PLANS[case.case_id] = Plan(peaks())
         except Unsupported as error:
             _PLANS[case.case_id] = Plan(reason=one_line(error), unsupported=one_line(error))
         except (
@@ -60,13 +97,47 @@ def planned(case: Case, workloads: Callable[[], Iterable[Workload]]) -> Plan:
     return _PLANS[case.case_id]
 
 
-def _planned_peak(work: Workload) -> int:
+def _counted(work: Workload, stacks: Iterable[nn.ModuleList] = ()) -> LiveBytes:
+    """The counter of one call; sections begin with each block of `stacks`, after it, and with its backward pass."""
     if work.keeps:
         work.call()
-    with LiveBytes() as counter:
+    with LiveBytes() as counter, contextlib.ExitStack() as hooks:
+        for name, stack in enumerate(stacks):
+            for at, block in enumerate(stack):
+                _mark(counter, block, (name, at), hooks)
         counter.watch(*work.existing())
         work.call()
-    return counter.peak
+    return counter
+
+
+def _mark(counter: LiveBytes, block: nn.Module, place: tuple[int, int], hooks: contextlib.ExitStack) -> None:
+    def forward(section: str) -> None:
+        if counter.section is None or counter.section[0] != "backward":  # else it is computed again, for its gradient
+            counter.begin((section, *place))
+
+    def made(module: nn.Module, inputs: object, out: Any) -> None:
+        forward("after")
+        if isinstance(out, torch.Tensor) and out.requires_grad:
+            out.register_hook(lambda _: counter.begin(("backward", *place)))
+
+    hooks.callback(block.register_forward_pre_hook(lambda *_: forward("forward")).remove)
+    hooks.callback(block.register_forward_hook(made).remove)
+
+
+def _stacks(model: nn.Module, blocks: int) -> list[nn.ModuleList]:
+    return [module for module in model.children() if isinstance(module, nn.ModuleList) and len(module) == blocks]
+
+
+def _by_section(counter: LiveBytes, blocks: int) -> dict[Any, int]:
+    """Its sections' peaks, blocks counted from the first and from the last, so that stacks of two heights have the same."""
+    found = {}
+    for section, peak in counter.sections.items():
+        if section is None:
+            found[section] = peak
+            continue
+        direction, stack, at = section
+        found |= {(direction, stack, place): peak for place in (at, at - blocks) if place in (0, 1, -1, -2)}
+    return found
 
 
 def fits(plan: Plan, memory: int) -> bool:

@@ -25,7 +25,7 @@ from nanolib.models.user import build_model, hugging_face_config, logits_of, res
 from nanolib.run.case import Case, Plan
 from nanolib.run.ceilings import roofline_ms
 from nanolib.run.own_model import context_length
-from nanolib.run.workload import UNCOUNTED, memory_rows, planned, trace
+from nanolib.run.workload import UNCOUNTED, Workload, memory_rows, planned_by_depth, trace
 
 Mode = Literal["inference", "training", "generation"]
 
@@ -115,14 +115,16 @@ class ModelCase(Case):
         """The peak memory of a case, counted without running it; of a compiled or captured model it is the eager one's."""
         if reason := self._not_planned():
             return Plan(reason=reason)
-        eager = self.optimisation in ("compile", "cuda_graph")
+        eager = self.optimisation in ("compile", "cuda_graph") or (self.optimisation == "onednn" and not self.own)
         like = dataclasses.replace(self, optimisation="eager") if eager else self
 
-        def workloads() -> Any:
+        def at(depth: int) -> tuple[nn.Module, Iterator[Workload]]:
+            low = dataclasses.replace(like, overrides=like.overrides | {"num_layers": depth}) if depth else like
             ids = torch.zeros(self.batch_size, self.seq_len + 1, dtype=torch.int64, device=self.device)
-            return like.step(like.build(), ids, 1e-3).workloads()
+            model = low.build()
+            return model, low.step(model, ids, 1e-3).workloads()
 
-        return planned(like, workloads)
+        return planned_by_depth(like, 0 if self.own else self.config.num_layers, at)
 
     def _not_planned(self) -> str:
         if self.own:

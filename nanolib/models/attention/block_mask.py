@@ -82,6 +82,23 @@ class QueryBlock:
                 self._pieces[length, heads] = torch.from_numpy(of_heads.ravel())
         return unit, self._pieces[length, heads]
 
+    def masks(self, group: int) -> tuple[int, torch.Tensor, torch.Tensor]:
+        """From which key on some query does not see them, which do not, and which queries see nothing; empty where all see.
+
+        Args:
+            group: Query heads that share the keys; the rows are those of all of them.
+        """
+        if group not in self._masks:
+            with real_tensors():
+                first, hidden = self.hidden
+                rows = (_NO_MASK if x is None else x.repeat(group, 1) if group > 1 else x for x in (hidden, self.blind))
+                self._masks[group] = (first, *rows)
+        return self._masks[group]
+
+    @functools.cached_property
+    def _masks(self) -> dict[int, tuple[int, torch.Tensor, torch.Tensor]]:
+        return {}
+
     @functools.cached_property
     def _alignment(self) -> int:
         return math.gcd(*itertools.chain(*self.runs))
@@ -91,6 +108,7 @@ class QueryBlock:
         return {}
 
 
+_NO_MASK = torch.tensor([], dtype=torch.bool)
 Plan = tuple[QueryBlock, ...]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+from torch._subclasses import FakeTensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
@@ -24,6 +26,7 @@ from nanolib.models.attention import block_loops
 from nanolib.models.attention.block_mask import BlockMask, Plan, QueryBlock
 from nanolib.models.attention.patterns.pattern import Run
 
+_Turn = tuple[int, slice, slice, Plan]  # a sequence, its query heads, its key heads, and their plan
 _SCORES = 2**18  # at once, per thread: 1 MiB of float32, which stay near the core
 
 
@@ -129,16 +132,66 @@ def _forward_heads(
     out: torch.Tensor,
     heads: list[tuple[int, int]],
 ) -> None:
-    for b, queries, kv, plan in _together(heads, mask, q.shape[1], k.shape[1]):
-        lists = _Lists.of(plan, q[b, queries], k[b, kv])
+    for b, queries, kv, lists in _turns(heads, mask, q, k):
         _loop("forward")(
             *(_by_kv_head(x[b, queries], kv) for x in (q, out)), k[b, kv], v[b, kv], *lists.arguments(), scale
         )
+        del lists  # its buffers, before the next turn's are made
 
 
-def _together(
-    heads: list[tuple[int, int]], mask: BlockMask, query_heads: int, kv_heads: int
-) -> Iterator[tuple[int, slice, slice, Plan]]:
+def _turns(
+    heads: list[tuple[int, int]], mask: BlockMask, q: torch.Tensor, k: torch.Tensor
+) -> Iterator[tuple[int, slice, slice, _Lists]]:
+    """Those of `_together`, each with its lists; of a plan that is made without computing, those that tell its memory."""
+    turns = list(_together(heads, mask, q.shape[1], k.shape[1]))
+    if not isinstance(q, FakeTensor):
+        for b, queries, kv, plan in turns:
+            yield b, queries, kv, _Lists.of(plan, q[b, queries], k[b, kv])
+        return
+    for (b, queries, kv, plan), blocks in _telling(turns, k):
+        lists = _Lists.of(plan, q[b, queries], k[b, kv], blocks)
+        if lists.together < kv.stop - kv.start:  # one group of heads: the others are alike
+            group = (queries.stop - queries.start) // (kv.stop - kv.start)
+            queries, kv = (slice(x.start, x.start + lists.together * of) for x, of in ((queries, group), (kv, 1)))
+        yield b, queries, kv, lists
+        del lists
+
+
+def _telling(turns: list[_Turn], k: torch.Tensor) -> list[tuple[_Turn, list[QueryBlock]]]:
+    """What of the loops decides how much memory they need: turns over heads, each with one or two of its blocks.
+
+    What is alive at a block is its own and what the block before it has left, beside the buffers of the turn. So of all pairs of
+    neighbours those tell that no other pair, of the same kinds, exceeds in every size. After the last block comes the first, where
+    there are heads that did not go with these.
+    """
+    pairs: dict[Any, tuple[_Turn, list[QueryBlock]]] = {}
+    for turn in turns:
+        blocks = [block for block in turn[3] if block.runs]
+        heads = turn[2].stop - turn[2].start
+        most, scores, together = _at_once(blocks, (turn[1].stop - turn[1].start) // heads, heads, k)
+        after = [*blocks[1:], *(blocks[:1] if together < heads or len(blocks) == 1 else [])]
+        for pair in zip(blocks, after, strict=False):
+            kinds = tuple(len(block.runs) > 1 for block in pair)
+            sizes = (scores, most, *(n for block in pair for n in (block.rows[1] - block.rows[0], block.keys)))
+            pairs.setdefault((kinds, sizes), (turn, list(pair)))
+    return [
+        chosen
+        for (kinds, sizes), chosen in pairs.items()
+        if not any(
+            kinds == other and sizes != larger and all(map(operator.le, sizes, larger)) for other, larger in pairs
+        )
+    ]
+
+
+def _at_once(blocks: list[QueryBlock], group: int, heads: int, k: torch.Tensor) -> tuple[int, int, int]:
+    """The most keys of a block, the most scores of a head's block, and how many heads go through the loop at once."""
+    most = max((block.keys for block in blocks), default=0)
+    scores = max((block.rows[1] - block.rows[0] for block in blocks), default=0) * group * most
+    alone = not blocks or block_loops.is_for_onednn(k, scores)
+    return most, scores, 1 if alone else max(1, min(heads, _SCORES // scores))
+
+
+def _together(heads: list[tuple[int, int]], mask: BlockMask, query_heads: int, kv_heads: int) -> Iterator[_Turn]:
     """What goes through the loop at once: under a shared mask all heads of a sequence, else one query head after the other.
 
     Args:
@@ -198,16 +251,14 @@ class _Lists:
     taken_buffer: torch.Tensor
 
     @classmethod
-    def of(cls, plan: Plan, q: torch.Tensor, k: torch.Tensor) -> _Lists:
+    def of(cls, plan: Plan, q: torch.Tensor, k: torch.Tensor, only: list[QueryBlock] | None = None) -> _Lists:
         heads, length, head_dim = k.shape
         group = q.shape[0] // heads
         blocks = [block for block in plan if block.runs]
-        rows = max((block.rows[1] - block.rows[0] for block in blocks), default=0) * group
-        most = max((block.keys for block in blocks), default=0)
-        scores = rows * most
-        alone = not blocks or block_loops.is_for_onednn(k, scores)
-        together = 1 if alone else max(1, min(heads, _SCORES // scores))
+        most, scores, together = _at_once(blocks, group, heads, k)
+        blocks = blocks if only is None else only
         pieces = [block.pieces(length, heads) if len(block.runs) > 1 else (1, _NO_PIECES) for block in blocks]
+        masks = [block.masks(group) for block in blocks]
         like = {"dtype": _accumulator(q), "device": q.device}
         return cls(
             [list(block.rows) for block in blocks],
@@ -215,9 +266,9 @@ class _Lists:
             [block.runs[0][0] if len(block.runs) == 1 else -1 for block in blocks],
             [unit for unit, _ in pieces],
             [index.to(q.device) for _, index in pieces],
-            [block.hidden[0] for block in blocks],
-            [_for_group(block.hidden[1], group).to(q.device) for block in blocks],
-            [_for_group(block.blind, group).to(q.device) for block in blocks],
+            [first for first, _, _ in masks],
+            [hidden.to(q.device) for _, hidden, _ in masks],
+            [blind.to(q.device) for _, _, blind in masks],
             together,
             torch.empty(together * scores, **like),
             torch.empty(together * most * head_dim, **like),
@@ -228,15 +279,7 @@ class _Lists:
         return [getattr(self, field.name) for field in fields(self)]
 
 
-_NO_MASK = torch.tensor([], dtype=torch.bool)
 _NO_PIECES = torch.tensor([], dtype=torch.int64)
-
-
-def _for_group(rows: torch.Tensor | None, group: int) -> torch.Tensor:
-    """For all query heads of a key head; the block's own, and no copy, where there is one."""
-    if rows is None:
-        return _NO_MASK
-    return rows if group == 1 else rows.repeat(group, 1)
 
 
 def _loop(name: str) -> Callable[..., None]:
@@ -277,11 +320,11 @@ def _backward_heads(
     dv: torch.Tensor,
     heads: list[tuple[int, int]],
 ) -> None:
-    for b, queries, kv, plan in _together(heads, mask, q.shape[1], k.shape[1]):
-        lists = _Lists.of(plan, q[b, queries], k[b, kv])
+    for b, queries, kv, lists in _turns(heads, mask, q, k):
         by_queries = (_by_kv_head(x[b, queries], kv) for x in (q, out, d_out, dq))
         by_keys = (x[b, kv] for x in (k, v, dk, dv))
         _loop("backward")(*by_queries, *by_keys, *lists.arguments(), scale)
+        del lists
 
 
 # keys of a block

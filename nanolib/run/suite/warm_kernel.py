@@ -88,6 +88,7 @@ def main() -> None:
     from jupyter_core.utils import run_sync
 
     kernel = AsyncKernelManager(kernel_name="python3", connection_file=str(Path(sys.argv[1]) / "kernel.json"))
+    kernel.kernel_spec.argv = command("ipykernel_launcher", "-f", "{connection_file}")  # it ends with this process
     run_sync(kernel.start_kernel)(extra_arguments=[*_KERNEL, f"--IPKernelApp.exec_lines={_IMPORTS}"])
     client = kernel.client()
     kernel.client = lambda: client  # papermill closes what is its own alone, and this is not

@@ -1,0 +1,90 @@
+"""A plan counts a few blocks of a stack, and a few turns of a loop: what it says is what counting all of them says."""
+
+import contextlib
+
+import pytest
+
+from nanolib.experiments.attention.attention_case import AttentionCase
+from nanolib.experiments.model.model_cases import GenerationCase, ModelCase
+from nanolib.models.attention import block_sparse
+from nanolib.models.attention.choice import CHOOSERS
+from nanolib.models.attention.patterns import PATTERNS
+from nanolib.models.optimise import OPTIMISATIONS, applies
+from nanolib.run import workload
+
+MODES = ("inference", "training", "generation")
+
+
+@contextlib.contextmanager
+def _whole(monkeypatch):
+    """Everything is counted."""
+    with monkeypatch.context() as patch:
+        patch.setattr(workload, "_PLANS", {})
+        patch.setattr(workload, "_LOW", 10**6)
+        patch.setattr(block_sparse, "FakeTensor", type("NoTensor", (), {}))  # which tells a plan from a call
+        yield
+
+
+def _model(preset, optimisation, mode, dtype, num_layers):
+    overrides = {"num_layers": num_layers, "d_model": 64, "num_heads": 4, "vocab_size": 512}
+    shape = ("cpu", "a model", preset, overrides, "dense", 24, 2, dtype, mode, optimisation)
+    return GenerationCase(*shape, new_tokens=3) if mode == "generation" else ModelCase(*shape)
+
+
+AS_EAGER = {"compile", "cuda_graph", "onednn"}  # planned as the eager model
+
+
+@pytest.mark.parametrize("optimisation", sorted(set(OPTIMISATIONS) - AS_EAGER))
+@pytest.mark.parametrize("preset", ["decoder_small", "encoder_decoder_small"])
+def test_a_high_stack_is_planned_from_two_low_ones(monkeypatch, preset, optimisation):
+    for mode in MODES:
+        if not applies(optimisation, mode, "float32"):
+            continue
+        case = _model(preset, optimisation, mode, "float32", 6)
+        quick = case.plan()
+        with _whole(monkeypatch):
+            assert quick.peaks and quick == case.plan(), mode
+
+
+@pytest.mark.parametrize("optimisation", sorted(AS_EAGER))
+def test_what_is_planned_as_eager_says_the_same(optimisation):
+    assert _model("small", optimisation, "inference", "float32", 6).plan().peaks
+    assert (
+        _model("small", optimisation, "inference", "float32", 6).plan()
+        == _model("small", "eager", "inference", "float32", 6).plan()
+    )
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_where_weights_outweigh_activations_the_peak_of_a_high_stack_is_elsewhere(monkeypatch, mode):
+    """Of two blocks the output's is the most, of many the gradients' at the end."""
+    overrides = {"num_layers": 12, "d_model": 256, "num_heads": 4, "vocab_size": 8192}
+    shape = ("cpu", "a model", "decoder_small", overrides, "dense", 8, 1, "float32", mode)
+    case = GenerationCase(*shape, new_tokens=3) if mode == "generation" else ModelCase(*shape)
+    quick = case.plan()
+    with _whole(monkeypatch):
+        assert quick == case.plan()
+
+
+OPTIONS = {
+    "window": {"window": 70},
+    "local_global": {"window": 70, "global_tokens": 20},
+    "bigbird": {"window": 70, "global_tokens": 20, "random_tokens": 20},
+    "strided": {"sparsity": 0.8},
+    "block": {"sparsity": 0.8},
+    "random": {"sparsity": 0.8},
+}
+
+
+@pytest.mark.parametrize("pattern", sorted(set(PATTERNS) - set(CHOOSERS)))
+@pytest.mark.parametrize(("heads", "kv_heads", "causal"), [(4, 4, True), (4, 2, False)])
+def test_a_sparse_plan_from_a_few_blocks_is_that_from_all(monkeypatch, pattern, heads, kv_heads, causal):
+    for more in ({}, {"per_head": True}) if pattern == "random" else ({},):
+        options = {"pattern": pattern, "block_size": 32, **OPTIONS[pattern], **more}
+        case = AttentionCase("cpu", pattern, "sparse", options, 500, 2, "float32", heads, kv_heads, 16, causal, True)
+        quick = case.plan()
+        with _whole(monkeypatch):
+            whole = case.plan()
+        assert quick.peaks.keys() == whole.peaks.keys() == {"forward", "forward_backward"}
+        for scope, peak in whole.peaks.items():
+            assert quick.peaks[scope] == pytest.approx(peak, rel=0.005), (scope, more)
