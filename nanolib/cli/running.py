@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,15 @@ from nanolib.cli.command import (
     EXIT_OK,
     FiniteRange,
     echo,
-    echo_table,
     handle_errors,
     output_option,
     pairs_of,
     use_output,
 )
+from nanolib.measurement import printable
 from nanolib.paths import database_path
+
+_FEW = 40  # cases that are planned before helpers would have begun
 
 
 @click.command()
@@ -93,21 +96,35 @@ def run(
 
 def _show_plan(jobs: list[Any]) -> None:
     from nanolib.meters.machine import this_machine
-    from nanolib.run.plan import dry_run_table, known_ceilings
+    from nanolib.run.plan import dry_run, helpers, known_ceilings
     from nanolib.store import Store
 
     ceilings: dict[str, float] = {}
     if database_path().exists():
         with Store(create=False) as store:
             ceilings = known_ceilings(store, this_machine().machine_id)
-    for job in jobs:
-        if cases := job.cases():
-            echo("", f"{job.name}: {len(cases)} cases")
-            echo_table(dry_run_table(job.experiment, job.params, ceilings))
-        else:
-            echo("", f"{job.name}: reads the database, measures nothing")
+    many = sum(len(job.cases()) for job in jobs) > _FEW
+    with helpers() if many else contextlib.nullcontext() as beside:
+        for job in jobs:
+            if cases := job.cases():
+                echo("", f"{job.name}: {len(cases)} cases")
+                _show_cases(cases, dry_run(cases, ceilings, beside))
+            else:
+                echo("", f"{job.name}: reads the database, measures nothing")
     if not ceilings:
         echo("", "Times are predicted from this machine's ceilings, which are not known yet: run nano doctor")
+
+
+def _show_cases(cases: list[Any], foreseen: Iterable[Any]) -> None:
+    """A line per case as it comes, in columns; how far it is while one is awaited."""
+    from tqdm import tqdm
+
+    width = max(len(str(case)) for case in cases)
+    echo(f"{'case':{width}}  predicted ms  predicted MiB  here")
+    with tqdm(foreseen, "planning", len(cases), leave=False, disable=None, unit="case") as bar:
+        for line in bar:
+            with bar.external_write_mode():
+                echo(f"{printable(line.case):{width}}  {line.ms:>12}  {line.mib:>13}  {printable(line.here)}")
 
 
 def _show_failures(run_ids: list[str]) -> None:

@@ -75,6 +75,11 @@ class Case:
         return False
 
     @property
+    def alike(self) -> str:
+        """Cases of which this is the same have one plan, which is made once where they are together."""
+        return self.case_id
+
+    @property
     def factors(self) -> dict[str, Any]:
         """Name → value of what defines the case, as they are stored."""
         return asdict(self)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
-from tqdm import tqdm
 
 from nanolib.measurement import format_number
 from nanolib.run.case import Case
+from nanolib.run.launch import die_with_parent
 from nanolib.run.params import Params
 from nanolib.run.workload import shortage
 from nanolib.store import Store
@@ -34,27 +39,62 @@ def prediction_table(experiment: Any, params: Params, ceilings: dict[str, float]
     return pd.DataFrame(lines).fillna("")
 
 
-def dry_run_table(experiment: Any, params: Params, ceilings: dict[str, float]) -> pd.DataFrame:
-    """Every case with its predicted time and memory, and why it cannot run here."""
-    lines = []
-    for case in tqdm(experiment.cases(params), "planning", unit="case", leave=False, disable=None):
-        predicted = {} if case.runs_code else case.predict(ceilings)
-        reason = case.unsupported()
-        lines.append(
-            {
-                "case": str(case),
-                "predicted ms": _text("latency", predicted["latency"]) if "latency" in predicted else "—",
-                "predicted MiB": _text("peak_memory", predicted["peak_memory"]) if "peak_memory" in predicted else "—",
-                "here": _NOT_LOOKED_AT if case.runs_code else f"unsupported: {reason}" if reason else _fits(case),
-            }
-        )
-    return pd.DataFrame(lines)
+def dry_run(cases: Sequence[Case], ceilings: dict[str, float], helpers: Executor | None = None) -> Iterator[Foreseen]:
+    """Every case in order, as soon as it is known: its predicted time and memory, or why it cannot run here.
+
+    Args:
+        cases: Of one experiment.
+        ceilings: As `roofline_ms` takes them.
+        helpers: See `helpers`; what they have not begun is done here.
+    """
+    groups: dict[str, list[Case]] = {}
+    for case in cases:
+        groups.setdefault(case.alike, []).append(case)
+    begun = {name: helpers.submit(_foreseen, group, ceilings) if helpers else None for name, group in groups.items()}
+    known: dict[str, Foreseen] = {}
+    for case in cases:
+        if case.case_id not in known:
+            group, other = groups[case.alike], begun[case.alike]
+            known |= _foreseen(group, ceilings) if other is None or other.cancel() else other.result()
+        yield known[case.case_id]
 
 
-def _fits(case: Case) -> str:
-    """`runs`, or why the case would not be started."""
-    lacking = shortage(case.plan(), case.device)
-    return f"oom_predicted: {lacking}" if lacking else "runs"
+def helpers() -> Executor:
+    """Processes that plan, one per core; they end with this one, which plans while they begin and then waits for them."""
+    start = {
+        "mp_context": multiprocessing.get_context("spawn"),
+        "initializer": die_with_parent,
+        "initargs": (os.getpid(),),
+    }
+    return ProcessPoolExecutor(**start)
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """What is known of a case before it runs; texts for people."""
+
+    case: str
+    ms: str
+    mib: str
+    here: str
+
+
+def _foreseen(cases: list[Case], ceilings: dict[str, float]) -> dict[str, Foreseen]:
+    return {case.case_id: foreseen(case, ceilings) for case in cases}
+
+
+def foreseen(case: Case, ceilings: dict[str, float]) -> Foreseen:
+    """The case by its formulas and its plan; a model of the user's own is not built for that."""
+    if case.runs_code:
+        return Foreseen(str(case), "—", "—", _NOT_LOOKED_AT)
+    latency = case.predict(ceilings).get("latency")
+    ms = "—" if latency is None else _text("latency", latency)
+    if reason := case.unsupported():
+        return Foreseen(str(case), ms, "—", f"unsupported: {reason}")
+    plan = case.plan()
+    lacking = shortage(plan, case.device)
+    mib = "—" if plan.most is None else format_number(plan.most / 2**20)
+    return Foreseen(str(case), ms, mib, f"oom_predicted: {lacking}" if lacking else "runs")
 
 
 def known_ceilings(store: Store, machine_id: str) -> dict[str, float]:

@@ -80,7 +80,7 @@ def planned_by_depth(case: Case, depth: int, at: Callable[[int], tuple[nn.Module
     return _made_once(case, peaks) if depth > _LOW + 1 else planned(case, lambda: at(depth)[1])
 
 
-_LOW = 3  # blocks: a first one, a last one, and their neighbour
+_LOW = 2  # blocks: a first one and a last one
 
 
 def _made_once(case: Case, peaks: Callable[[], dict[str, int]]) -> Plan:
@@ -136,7 +136,7 @@ def _by_section(counter: LiveBytes, blocks: int) -> dict[Any, int]:
             found[section] = peak
             continue
         direction, stack, at = section
-        found |= {(direction, stack, place): peak for place in (at, at - blocks) if place in (0, 1, -1, -2)}
+        found |= {(direction, stack, place): peak for place in (at, at - blocks) if place in (0, -1)}
     return found
 
 

@@ -4,13 +4,17 @@ import contextlib
 
 import pytest
 
+from nanolib.experiments import ALL
 from nanolib.experiments.attention.attention_case import AttentionCase
-from nanolib.experiments.model.model_cases import GenerationCase, ModelCase
+from nanolib.experiments.model.model_cases import GenerationCase, LossCase, ModelCase
 from nanolib.models.attention import block_sparse
 from nanolib.models.attention.choice import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.optimise import OPTIMISATIONS, applies
+from nanolib.paths import checkout
 from nanolib.run import workload
+from nanolib.run.plan import dry_run, helpers
+from nanolib.validation import read_yaml
 
 MODES = ("inference", "training", "generation")
 
@@ -88,3 +92,24 @@ def test_a_sparse_plan_from_a_few_blocks_is_that_from_all(monkeypatch, pattern, 
         assert quick.peaks.keys() == whole.peaks.keys() == {"forward", "forward_backward"}
         for scope, peak in whole.peaks.items():
             assert quick.peaks[scope] == pytest.approx(peak, rel=0.005), (scope, more)
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name != "summary"])
+def test_listing_the_full_cases_plans_none(monkeypatch, name):
+    monkeypatch.setattr(workload, "_made_once", lambda *_: pytest.fail("it was planned"))
+    experiment = ALL[name]()
+    params = experiment.Params(**read_yaml(checkout() / "params" / "full" / f"{name}.yml"))
+    assert len(experiment.cases(params)) > 10
+
+
+def test_a_training_for_its_loss_is_planned_as_the_training_it_is():
+    overrides = {"num_layers": 6, "d_model": 64, "num_heads": 4, "vocab_size": 512}
+    shape = ("gpt_6.7B", overrides, "dense", 24, 2, "float32")
+    loss = LossCase("cpu", "its loss", *shape, steps=3, learning_rate=1e-3, corpus="")
+    assert loss.plan() == ModelCase("cpu", "a model", *shape, "training").plan() and loss.plan().most
+
+
+def test_helpers_foresee_the_same_in_the_same_order():
+    cases = [_model("small", name, "inference", "float32", 6) for name in ("eager", "compile", "checkpoint", "onednn")]
+    with helpers() as beside:
+        assert list(dry_run(cases, {}, beside)) == list(dry_run(cases, {}))

@@ -18,16 +18,14 @@ from nanolib.models import text
 from nanolib.models.optimise import OPTIMISATIONS, applies
 from nanolib.models.user import check_name, runs_code
 from nanolib.run import params as shared
-from nanolib.run.case import Case
+from nanolib.run.case import Case, Plan
 from nanolib.run.ceilings import ceiling_cases
 from nanolib.run.own_model import check_hugging_face, rehearse
 from nanolib.run.params import distinct, fitting_config, known_corpus, known_dtypes, known_kinds, known_presets
-from nanolib.run.workload import (
-    fits,
-)
+from nanolib.run.workload import fits
 
 _ADAMW_STATES = 2
-_SAFE_SHARE = 0.1  # below this share of it by a rough formula, a case fits without being planned
+_LOGITS = {"training": 4, "inference": 1, "generation": 0}  # copies of those of all tokens
 _ACTIVATIONS = 40  # tensors of a token's width that a block keeps for its backward pass, roughly
 
 
@@ -171,7 +169,7 @@ def _smaller(case: ModelCase) -> ModelCase | None:
     total = total_bytes(case.device)
     if case.runs_code:  # to plan it is to run it
         return None
-    if total is None or _rough_bytes(case) < _SAFE_SHARE * total or fits(case.plan(), total):
+    if total is None or _fits(case, total):
         return None
     layers = 1 if case.own else case.config.num_layers
     for count in (layers >> halvings for halvings in range(layers.bit_length())):
@@ -189,19 +187,23 @@ def _smaller(case: ModelCase) -> ModelCase | None:
             batch_size=1,
             reduced=f"reduced to fit into {total / 2**30:.0f} GiB: {', '.join(changed)}",
         )
-        if fits(smaller.plan(), total):
+        if _fits(smaller, total):
             return smaller
     return None
 
 
-def _rough_bytes(case: ModelCase) -> float:
-    """Of weights, states, logits and activations, by a formula that errs upwards."""
-    if case.own:
-        return float("inf")
-    config = case.config
-    item = getattr(torch, case.dtype).itemsize
+def _fits(case: ModelCase, memory: int) -> bool:
+    """Whether so many bytes are surely enough; a preset is not planned for that: listing cases must cost nothing."""
+    return fits(case.plan() if case.own else Plan({"": _most_bytes(case)}), memory)
+
+
+def _most_bytes(case: ModelCase) -> int:
+    """An upper estimate of memory, bytes: of weights, gradients, states, caches, activations and logits."""
+    config, training = case.config, case.mode == "training"
     tokens = case.batch_size * case.seq_len
-    kept = _ACTIVATIONS * config.d_model * (config.num_layers if case.mode == "training" else 1)
-    weights = config.parameter_count * (2 + _ADAMW_STATES if case.mode == "training" else 1)
+    kept = _ACTIVATIONS * config.d_model * (config.num_layers if training else 1)
+    weights = config.parameter_count * (2 + _ADAMW_STATES if training else 1)
     cached = 2 * config.num_layers * config.d_model if case.mode == "generation" else 0
-    return item * (weights + tokens * (kept + cached + 4 * config.vocab_size))
+    return getattr(torch, case.dtype).itemsize * (
+        weights + tokens * (kept + cached + _LOGITS[case.mode] * config.vocab_size)
+    )

@@ -115,8 +115,7 @@ class ModelCase(Case):
         """The peak memory of a case, counted without running it; of a compiled or captured model it is the eager one's."""
         if reason := self._not_planned():
             return Plan(reason=reason)
-        eager = self.optimisation in ("compile", "cuda_graph") or (self.optimisation == "onednn" and not self.own)
-        like = dataclasses.replace(self, optimisation="eager") if eager else self
+        like = self.planned_as
 
         def at(depth: int) -> tuple[nn.Module, Iterator[Workload]]:
             low = dataclasses.replace(like, overrides=like.overrides | {"num_layers": depth}) if depth else like
@@ -125,6 +124,18 @@ class ModelCase(Case):
             return model, low.step(model, ids, 1e-3).workloads()
 
         return planned_by_depth(like, 0 if self.own else self.config.num_layers, at)
+
+    @property
+    def planned_as(self) -> ModelCase:
+        """What has the same plan: what is called otherwise, and a preset that is compiled, captured or multiplied elsewhere."""
+        eager = self.optimisation in ("compile", "cuda_graph") or (self.optimisation == "onednn" and not self.own)
+        optimisation = "eager" if eager else self.optimisation
+        return dataclasses.replace(self, name="", reduced="", optimisation=optimisation)
+
+    @property
+    def alike(self) -> str:
+        """See `Case.alike`."""
+        return self.planned_as.case_id
 
     def _not_planned(self) -> str:
         if self.own:
@@ -250,6 +261,11 @@ class LossCase(Case):
     def unsupported(self) -> str:
         """Why it cannot be built here."""
         return _missing(self.preset) if self.own and not self.runs_code else ""
+
+    def plan(self) -> Plan:
+        """The peak memory of a training step of the same model."""
+        shape = (self.preset, self.overrides, self.attention_type, self.seq_len, self.batch_size, self.dtype)
+        return ModelCase(self.device, self.name, *shape, "training").plan()
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """The loss before each step, on fresh windows of real text; the estimate is the mean of the last tenth of them."""
