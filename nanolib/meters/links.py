@@ -25,7 +25,7 @@ def time_collectives(budget_s: float, *, seed: int, device: str | torch.device =
     found, calls = [], {}
     for payload in PAYLOADS:
         x = torch.zeros(payload // 4, device=device)
-        gathered = list(torch.empty(world, *x.shape, device=device).unbind())
+        gathered = torch.empty(world, *x.shape, device=device)
         whole = torch.zeros(payload // 4 // world * world, device=device)
         received = torch.empty_like(whole)
         part = (world - 1) / world
@@ -44,8 +44,8 @@ def _reducing(x: torch.Tensor) -> Callable[[], object]:
     return lambda: dist.all_reduce(x)
 
 
-def _gathering(x: torch.Tensor, parts: list[torch.Tensor]) -> Callable[[], object]:
-    return lambda: dist.all_gather(parts, x)
+def _gathering(x: torch.Tensor, gathered: torch.Tensor) -> Callable[[], object]:
+    return lambda: dist.all_gather_into_tensor(gathered.view(-1), x)
 
 
 def _exchanging(x: torch.Tensor, received: torch.Tensor) -> Callable[[], object]:
@@ -56,9 +56,10 @@ def count_bytes(call: Callable[[], object], calls: int = 5) -> float | None:
     """Bytes that all ranks together send in one call, protocol and all; every rank makes the calls.
 
     Returns:
-        None where the ranks have no network of their own, in which the interface would count their bytes alone.
+        None where the ranks have no network of their own, in which the interface would count their bytes alone, or send through
+        no interface, as NCCL does on one machine.
     """
-    if not only_loopback():
+    if dist.get_backend() != "gloo" or not only_loopback():
         return None
     call()  # connections are made at the first
     return (_counted(call, calls) - _counted(call, 0)) / calls

@@ -96,7 +96,8 @@ def resolve_device(name: str) -> str:
 
 def gpu_uuid(device: str) -> str:
     """The driver's name of a GPU such as `cuda:1`, whichever number it has in this process."""
-    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
 
 
 def _cpu_model() -> str:

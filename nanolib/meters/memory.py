@@ -111,6 +111,7 @@ def peak_memory(device: str | torch.device = "cpu", *existing: torch.Tensor) -> 
     gc.collect()
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()  # what earlier cases have left in the allocator's cache is no part of this one's reserve
         torch.cuda.reset_peak_memory_stats(device)
         peak.before = torch.cuda.memory_allocated(device)
         yield peak

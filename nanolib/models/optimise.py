@@ -12,6 +12,7 @@ from nanolib.models.onednn_linear import with_onednn
 from nanolib.models.user import logits_of
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
+_WARM_CALLS = 3
 
 
 def _eager(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forward:
@@ -24,7 +25,30 @@ def _compiled(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forward:
 
 
 def _cuda_graph(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forward:
-    return torch.cuda.make_graphed_callables(_Module(model, forward), (ids,))
+    if model.training:
+        return torch.cuda.make_graphed_callables(_Module(model, forward), (ids,))
+    return _captured(forward, ids)
+
+
+def _captured(forward: Forward, ids: torch.Tensor) -> Forward:
+    """A graph of the forward pass alone, which takes its input and leaves its output in one place each."""
+    graph, aside = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.no_grad():
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):  # what libraries make at a first call must not be captured
+            for _ in range(_WARM_CALLS):
+                forward(ids)
+        torch.cuda.current_stream().wait_stream(aside)
+        with torch.cuda.graph(graph):
+            out = forward(ids)
+
+    def replayed(new: torch.Tensor) -> torch.Tensor:
+        if new is not ids:
+            ids.copy_(new)
+        graph.replay()
+        return out
+
+    return replayed
 
 
 class _Module(nn.Module):

@@ -70,6 +70,11 @@ class Case:
         raise NotImplementedError
 
     @property
+    def devices(self) -> tuple[str, ...]:
+        """Those that it needs for itself."""
+        return (self.device,)
+
+    @property
     def runs_code(self) -> bool:
         """Whether to build what it measures is to run code of the user's, which only a run does."""
         return False

@@ -35,7 +35,7 @@ class Outcome:
         status: How it ended.
         message: Why, in one line.
         seconds: How long it took.
-        details: What else is known of a failure: `rank`, `traceback`.
+        details: What else is known of a failure: `rank`, `traceback`, `device_lost`.
     """
 
     rows: list[Measurement] = field(default_factory=list)
@@ -76,6 +76,8 @@ def attempt(
         outcome.status = Status.OOM if is_out_of_memory(error) else Status.ERROR
         outcome.message = f"{type(error).__name__}: {one_line(error)}"
         outcome.details = getattr(error, "details", {})
+        if isinstance(error, torch.AcceleratorError):  # this process has lost its device for good
+            outcome.details = outcome.details | {"device_lost": True}
     outcome.seconds = time.perf_counter() - start
     return outcome
 
@@ -86,7 +88,7 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     text = str(error).lower()
     return isinstance(error, RuntimeError) and any(
-        words in text for words in ("can't allocate memory", "out of memory", "bad_alloc")
+        words in text for words in ("can't allocate memory", "out of memory", "bad_alloc", "cublas_status_alloc_failed")
     )
 
 

@@ -6,6 +6,7 @@ flight and nothing else; a failure is a row, and the sweep goes on.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -109,7 +110,11 @@ def measure(
     params.rehearse()
     device = resolve_device(params.device)
     name = params.NAME
-    with device_lock(device, f"{name} {params.label}".strip()):
+    with contextlib.ExitStack() as locks:
+        for each in sorted(
+            {device, *(each for case in cases for each in case.devices)}
+        ):  # in one order, or two would wait
+            locks.enter_context(device_lock(each, f"{name} {params.label}".strip()))
         store = store or Store()
         machine = this_machine()
         mark_dead_runs(store)
@@ -185,6 +190,7 @@ def _measure_all(
                 if not was_killed(outcome):
                     break
             _store_outcome(store, run_id, case, outcome, tried)
+            isolated = isolated or bool(outcome.details.get("device_lost"))  # a fresh process still has it
             bar.update()
 
 

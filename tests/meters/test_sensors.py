@@ -88,6 +88,7 @@ def test_a_gpu_counts_energy_if_it_can_and_else_tells_its_power_now(tmp_path, na
         nvmlDeviceGetTotalEnergyConsumption=energy,
         nvmlDeviceGetFieldValues=fields,
         nvmlDeviceGetPowerUsage=power,
+        nvmlDeviceGetCudaComputeCapability=lambda handle: (7, 5),
     )
     found = find_sources(tmp_path, nvml)
     assert [(source.name, source.of) for source in found.sources] == [(name, "gpu 0"), (name, "gpu 1")]

@@ -18,7 +18,9 @@ def ranks(monkeypatch):
     monkeypatch.setattr(torch.distributed, "barrier", lambda: said.append("barrier"))
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda x, **rest: said.append(("all_reduce", tuple(x.shape))))
     monkeypatch.setattr(
-        torch.distributed, "all_gather", lambda parts, x: said.append(("all_gather", len(parts), tuple(x.shape)))
+        torch.distributed,
+        "all_gather_into_tensor",
+        lambda whole, x: said.append(("all_gather", whole.numel() // x.numel(), tuple(x.shape))),
     )
     monkeypatch.setattr(
         torch.distributed,
@@ -161,6 +163,7 @@ def test_bytes_on_the_wire_are_those_of_a_call_beyond_those_of_none(ranks, monke
         sent[0] += 100
 
     monkeypatch.setattr(links, "loopback_bytes", counted)
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: "gloo")
     monkeypatch.setattr(links, "only_loopback", lambda: True)
     assert links.count_bytes(call, calls=4) == 100 and sent[0] == 1000 + 5 * 100 + 4 * 7
     assert ranks.count("barrier") == 8

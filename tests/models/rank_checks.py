@@ -103,7 +103,7 @@ class _Counted:
         self._undo = contextlib.ExitStack()
 
     def __enter__(self):
-        for name in ("all_reduce", "all_gather", "all_to_all_single", "batch_isend_irecv"):
+        for name in ("all_reduce", "all_gather_into_tensor", "all_to_all_single", "batch_isend_irecv"):
             self._wrap(name, getattr(dist, name))
         return self
 

@@ -232,7 +232,7 @@ def test_torchs_own_context_parallel_needs_cuda():
         context_parallel.context_parallel_attention(q, q, q),
     ):
         pass
-    assert context_parallel.why_not("cuda:1") == ""
+    assert "not been seen to work" in context_parallel.why_not("cuda:1")
 
 
 def test_a_device_without_a_kernel_that_tells_its_sums_gets_two_products():
@@ -297,8 +297,10 @@ def test_keys_that_are_widened_in_pieces_make_the_same_whole(monkeypatch, seen):
     assert torch.allclose(out.double(), masked_attention(q.double(), k.double(), v.double(), mask), atol=1e-5)
 
 
+@pytest.mark.parametrize("rows", [5, 12])  # of twelve queries so many at once
 @pytest.mark.parametrize("causal", [False, True])
-def test_devices_without_the_kernel_compute_the_same(causal):
+def test_devices_without_the_kernel_compute_the_same(monkeypatch, causal, rows):
+    monkeypatch.setattr("nanolib.models.attention.partial._SCORE_BYTES", rows * 2 * 12 * 4)
     q, k, v, grad = torch.randn(4, 1, 2, 12, 8).unbind()
     out, lse = partial_attention(q, k, v, causal=causal, scale=0.3)
     other, other_lse = plain(q, k, v, causal, None, 0.3)

@@ -63,12 +63,12 @@ class Inferring:
         self._eager = logits_of(model)
         self._forward = optimise(optimisation, model, self._eager, ids)
 
-    @torch.inference_mode()
+    @torch.no_grad()  # torchao's FP8 layers by rows fail under inference_mode
     def forward(self) -> torch.Tensor:
         """Logits."""
         return self._forward(self.ids)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def eager(self) -> torch.Tensor:
         """Logits without the optimisation."""
         return self._eager(self.ids)

@@ -157,25 +157,34 @@ class RaplSource:
             return Reading(now)
 
 
+_AMPERE = 8  # compute capability
+
+
 class NvmlSource:
     """One NVIDIA GPU: its energy counter where it has one, else its power at the moment, else that of the last second.
 
     Args:
         nvml: The module `pynvml`, initialised.
-        index: Of the GPU.
+        index: Of the GPU, as NVML counts: torch may see fewer, in another order.
+
+    Raises:
+        NVMLError: It tells neither energy nor power.
     """
 
-    period_s, wrap_j, provenance = 0.1, math.inf, Provenance.MEASURED
+    wrap_j, provenance = math.inf, Provenance.MEASURED
 
     def __init__(self, nvml: Any, index: int) -> None:
         self._nvml, self._handle, self.of = nvml, nvml.nvmlDeviceGetHandleByIndex(index), f"gpu {index}"
-        self.name = "nvml_power"
+        self.name, self.period_s = "nvml_power", 0.1
         for name, read in (("nvml_counter", self._joules), ("nvml_power_instant", self._instant_watts)):
             with contextlib.suppress(nvml.NVMLError):  # not every GPU has it: the next is asked
                 read()
                 self.name = name
                 return
         self._average_watts()
+        with contextlib.suppress(nvml.NVMLError):
+            if nvml.nvmlDeviceGetCudaComputeCapability(self._handle)[0] >= _AMPERE:
+                self.period_s = 1.0  # from there on it is the mean over a second
 
     def _joules(self) -> float:
         return self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1e3
@@ -324,9 +333,16 @@ def _nvml_sources(nvml: Any) -> tuple[list[Source], str]:
             return [], "nvidia-ml-py is not installed"
     try:
         nvml.nvmlInit()
-        return [NvmlSource(nvml, index) for index in range(nvml.nvmlDeviceGetCount())], ""
+        count = nvml.nvmlDeviceGetCount()
     except nvml.NVMLError as error:
         return [], f"no NVIDIA driver answers ({error})"
+    sources, refused = [], []
+    for index in range(count):
+        try:
+            sources.append(NvmlSource(nvml, index))
+        except nvml.NVMLError as error:  # forbidden, or in parts that share one meter: the others still answer
+            refused.append(f"gpu {index} tells neither energy nor power ({error})")
+    return sources, "; ".join(refused)
 
 
 def _amd_sources(amdsmi: Any) -> tuple[list[Source], str]:

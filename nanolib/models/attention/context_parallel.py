@@ -14,7 +14,9 @@ from nanolib.measurement import Unsupported
 def why_not(device: str | torch.device) -> str:
     """Why the device cannot; empty where it can."""
     kind = torch.device(device).type
-    return "" if kind == "cuda" else f"torch's context_parallel has no ring for {kind}; it needs CUDA"
+    if kind != "cuda":
+        return f"torch's context_parallel has no ring for {kind}; it needs CUDA"
+    return "torch's context_parallel has not been seen to work on a GPU by nanolib; use ring or zigzag"
 
 
 @contextmanager

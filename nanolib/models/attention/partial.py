@@ -6,6 +6,7 @@ Grouped heads are folded, not copied: the queries that share a key head become r
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 
@@ -80,8 +81,8 @@ def unfold_groups(x: torch.Tensor, shape: torch.Size, group: int, fold: int) -> 
 def _in_pieces(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, mask: torch.Tensor | None, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `_kernel`; on a CPU in float32, whose products are as fast there: bf16 kernels round the weights to 3 digits."""
-    if q.device.type != "cpu" or q.dtype.itemsize >= 4:
+    """As `_kernel`; in float32 where no kernel takes a mask, and on a CPU, where bf16 kernels round the weights to 3 digits."""
+    if q.dtype.itemsize >= 4 or (q.device.type != "cpu" and mask is None):
         return _kernel(q, k, v, causal, mask, scale)
     kv_len, q = k.shape[2], q.float()
     whole = causal or q.shape[2] > _FEW_QUERIES  # a piece of a triangle is none
@@ -118,22 +119,45 @@ def _kernel(
 def plain(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, mask: torch.Tensor | None, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same from two products, with the scores in memory: for devices without a kernel that tells its log-sum-exp."""
-    scores = masked_scores(q, k, causal, mask, scale)
-    lse = torch.logsumexp(scores, dim=-1)
-    weights = torch.exp(scores - finite(lse)[..., None])
-    return weights @ v.to(weights.dtype), lse
+    """The same from two products, some queries at a time: for devices without a kernel that tells its log-sum-exp."""
+    parts = []
+    for rows in few_rows(q, k):
+        scores = masked_scores(q, k, causal, mask, scale, rows)
+        lse = torch.logsumexp(scores, dim=-1)
+        weights = torch.exp(scores - finite(lse)[..., None])
+        parts.append((weights @ v.to(weights.dtype), lse))
+    out, lse = zip(*parts, strict=True)
+    return torch.cat(out, dim=2), torch.cat(lse, dim=2)
+
+
+_SCORE_BYTES = 2**25  # of one matrix of scores: what is done with queries and keys of any length stays as small as this
+
+
+def few_rows(q: torch.Tensor, k: torch.Tensor) -> Iterator[slice]:
+    """The queries in parts whose scores stay small."""
+    row = q.shape[0] * q.shape[1] * max(1, k.shape[2]) * wide_type(q).itemsize
+    step = max(1, _SCORE_BYTES // row)
+    for start in range(0, max(1, q.shape[2]), step):
+        yield slice(start, min(start + step, q.shape[2]))
 
 
 def masked_scores(
-    q: torch.Tensor, k: torch.Tensor, causal: bool, mask: torch.Tensor | None, scale: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    causal: bool,
+    mask: torch.Tensor | None,
+    scale: float,
+    rows: slice,
 ) -> torch.Tensor:
-    """Scale · q kᵀ with −inf where nothing is seen."""
+    """Scale · q kᵀ with −inf where nothing is seen, of some queries."""
     wide = wide_type(q)
-    scores = q.to(wide) @ k.to(wide).mT * scale
+    scores = q[:, :, rows].to(wide) @ k.to(wide).mT * scale
     if causal:
-        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
-    return scores if mask is None else scores.masked_fill(~mask, _LOWEST)
+        queries = torch.arange(rows.start, rows.stop, device=q.device)[:, None]
+        seen = queries >= torch.arange(k.shape[2], device=q.device)
+    else:
+        seen = None if mask is None else mask[rows]
+    return scores if seen is None else scores.masked_fill(~seen, _LOWEST)
 
 
 def finite(lse: torch.Tensor) -> torch.Tensor:

@@ -42,7 +42,7 @@ def all_gather(x: torch.Tensor, group: Any = None) -> torch.Tensor:
     if world == 1:
         return x[None]
     parts = x.new_empty(world, *x.shape)
-    dist.all_gather(list(parts.unbind()), x.contiguous(), group=group)
+    dist.all_gather_into_tensor(parts.view(-1), x.reshape(-1), group=group)
     return parts
 
 

@@ -35,5 +35,7 @@ def causal_mask(q_len: int, kv_len: int, device: torch.device | str = "cpu") -> 
 
 def relative_error(out: torch.Tensor, reference: torch.Tensor) -> float:
     """‖out − reference‖ / ‖reference‖ in float64."""
+    if out.device.type == "mps":  # it has no float64
+        out, reference = out.cpu(), reference.cpu()
     reference = reference.double()
     return float((out.double() - reference).norm() / reference.norm().clamp_min(1e-300))

@@ -17,6 +17,7 @@ from nanolib.measurement import BadInput
 from nanolib.models.attention import check_shapes
 from nanolib.models.attention.layout import Layout, Piece
 from nanolib.models.attention.partial import (
+    few_rows,
     finite,
     fold_groups,
     masked_scores,
@@ -216,15 +217,15 @@ def plain_gradients(
     causal: bool,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same with the scores in memory, for devices without that kernel; as many heads of keys as of queries."""
-    scores = masked_scores(q, k, causal, None, scale)
-    grad_out = grad_out.to(scores.dtype)
-    weights = torch.exp(scores - finite(lse)[..., None])
-    grad_weights = grad_out @ v.to(scores.dtype).mT
-    inner = (grad_out * out.to(scores.dtype)).sum(dim=-1, keepdim=True)
-    grad_scores = weights * (grad_weights - inner) * scale
-    return (
-        grad_scores @ k.to(scores.dtype),
-        grad_scores.mT @ q.to(scores.dtype),
-        weights.mT @ grad_out,
-    )
+    """The same some queries at a time, for devices without that kernel; as many heads of keys as of queries."""
+    wide = wide_type(q)
+    grad_q, (grad_k, grad_v) = torch.empty_like(q, dtype=wide), (torch.zeros_like(x, dtype=wide) for x in (k, v))
+    for rows in few_rows(q, k):
+        weights = masked_scores(q, k, causal, None, scale, rows).sub_(finite(lse[:, :, rows])[..., None]).exp_()
+        grad, whole = (x[:, :, rows].to(wide) for x in (grad_out, out))
+        grad_v += weights.mT @ grad
+        grad_scores = grad @ v.to(wide).mT
+        grad_scores.sub_((grad * whole).sum(dim=-1, keepdim=True)).mul_(weights).mul_(scale)
+        grad_q[:, :, rows] = grad_scores @ k.to(wide)
+        grad_k += grad_scores.mT @ q[:, :, rows].to(wide)
+    return grad_q, grad_k, grad_v

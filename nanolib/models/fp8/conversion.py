@@ -100,6 +100,10 @@ def native(device: torch.device | str) -> str:
     device = torch.device(device)
     if device.type != "cuda":
         return f"{device.type} has no FP8 tensor cores; NVIDIA GPUs from compute capability 8.9 have"
+    if torch.version.hip:
+        return (
+            "FP8 is not measured on AMD GPUs: their formats differ (e4m3fnuz before MI350), and nanolib has seen none"
+        )
     capability = torch.cuda.get_device_capability(device)
     if capability < (8, 9):
         return f"compute capability {capability[0]}.{capability[1]} has no FP8 tensor cores; 8.9 and above have"

@@ -36,7 +36,8 @@ def main(folder: Path) -> None:
         world_size = int(os.environ["WORLD_SIZE"])
         store = _store(folder, asked, world_size)
         store.set_timeout(timeout)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+        own = {"device_id": device} if device.type == "cuda" else {}  # or NCCL guesses it at the first collective
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout, **own)
         answer = _function(asked["body"])(asked["request"])
         _write(folder / f"{rank}.json", answer)
         dist.barrier()

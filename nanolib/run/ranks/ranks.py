@@ -71,6 +71,14 @@ class RanksCase(Case):
         return lacking(self.device, self.world_size // self.nodes)
 
     @property
+    def devices(self) -> tuple[str, ...]:
+        """A GPU per rank here; ranks on a CPU share it."""
+        if not self.device.startswith("cuda"):
+            return (self.device,)
+        ranks = min(self.world_size // self.nodes, torch.cuda.device_count())
+        return tuple(f"cuda:{rank}" for rank in range(ranks))
+
+    @property
     def ranks(self) -> str:
         """How many, and over how many machines."""
         return f"{self.world_size} rank(s)" + (f" on {self.nodes} nodes" if self.nodes > 1 else "")
