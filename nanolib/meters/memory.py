@@ -220,32 +220,24 @@ def measure_memory(
         reserved = exact("reserved_memory", live.reserved / MIB, scope=scope, method=method, details=before)
         peak = exact("peak_memory", live.live / MIB, scope=scope, method=method, details=before, predicted=predicted)
         return [peak, reserved]
-    rows = [
-        exact(
-            "peak_memory",
-            live.live / MIB,
-            scope=scope,
-            method="live_tensor_bytes",
-            details=before,
-            predicted=predicted,
-        )
-    ]
+    method = "live_tensor_bytes"
+    peak = exact("peak_memory", live.live / MIB, scope=scope, method=method, details=before, predicted=predicted)
+    return [peak, resident_row(fn, scope)]
+
+
+def resident_row(fn: Callable[[], object], scope: str = "") -> Measurement:
+    """How far the resident set rises in one call, MiB: one reading of a quantity that varies, so no interval."""
     with resident_peak() as resident:
         fn()
     if resident.resident is None:
-        rows.append(
-            Measurement("resident_memory", scope=scope, status=Status.UNSUPPORTED, message=resident.resident_message)
-        )
-    else:  # one reading of a quantity that varies: no interval
-        rows.append(
-            Measurement(
-                "resident_memory",
-                resident.resident / MIB,
-                n=1,
-                samples=(resident.resident / MIB,),
-                method="clear_refs+VmHWM",
-                scope=scope,
-                details={"before": resident.before / MIB},
-            )
-        )
-    return rows
+        message = resident.resident_message
+        return Measurement("resident_memory", scope=scope, status=Status.UNSUPPORTED, message=message)
+    return Measurement(
+        "resident_memory",
+        resident.resident / MIB,
+        n=1,
+        samples=(resident.resident / MIB,),
+        method="clear_refs+VmHWM",
+        scope=scope,
+        details={"before": resident.before / MIB},
+    )

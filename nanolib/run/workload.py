@@ -14,7 +14,7 @@ from torch import nn
 
 from nanolib.measurement import Measurement, Status, Unsupported
 from nanolib.meters.layers.trace import write_trace
-from nanolib.meters.memory import MIB, LiveBytes, fake_tensors, free_bytes, measure_memory
+from nanolib.meters.memory import MIB, LiveBytes, fake_tensors, free_bytes, measure_memory, resident_row
 from nanolib.paths import make_folder, output_folder
 from nanolib.run.case import Case, Plan
 from nanolib.run.outcome import WillNotFit, one_line
@@ -183,17 +183,17 @@ def measure_case(case: Case, params: Params, ceilings: dict[str, float]) -> Iter
 
 def memory_rows(work: Workload, device: str, plan: Plan, counted: bool = True) -> list[Measurement]:
     """Peak memory of one call beside its plan; without `counted` its tensors are born where no counter sees them."""
-    rows = measure_memory(
+    if not counted:
+        message = f"{UNCOUNTED}; see resident_memory"
+        refused = Measurement("peak_memory", scope=work.scope, status=Status.UNSUPPORTED, message=message)
+        return [refused, resident_row(work.call, work.scope)]
+    return measure_memory(
         work.call,
         device=device,
         existing=tuple(work.existing()),
         scope=work.scope,
         predicted_bytes=plan.peaks.get(work.scope),
     )
-    if not counted:
-        message = f"{UNCOUNTED}; see resident_memory"
-        rows[0] = Measurement("peak_memory", scope=work.scope, status=Status.UNSUPPORTED, message=message)
-    return rows
 
 
 def first_call_ms(call: Callable[[], object]) -> float:

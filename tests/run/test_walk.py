@@ -1,0 +1,210 @@
+"""What the full parameters and the scenarios can ask for, small and on this CPU: it runs, or says why it cannot.
+
+No value of a kind, pattern, type, optimisation, precision or algorithm is left out: a new one fails here until it is walked.
+"""
+
+import re
+
+import pytest
+
+from nanolib.config import ATTENTION_KINDS, DTYPES
+from nanolib.experiments import ALL
+from nanolib.experiments.distributed import prefill, training
+from nanolib.experiments.fp8 import parity, speed
+from nanolib.experiments.fp8.numerics import VARIANTS
+from nanolib.measurement import STORED_AS
+from nanolib.models.attention.choice import CHOOSERS
+from nanolib.models.attention.patterns import PATTERNS
+from nanolib.models.attention.tree import ALGORITHMS
+from nanolib.models.optimise import OPTIMISATIONS
+from nanolib.paths import checkout
+from nanolib.run import sweep
+from nanolib.store import Store
+from nanolib.validation import read_yaml
+
+pytestmark = pytest.mark.slow
+
+TINY = {"num_layers": 1, "d_model": 64, "num_heads": 2, "vocab_size": 512}
+QUICK = {"device": "cpu", "budget_s": 0.02, "rel_ci": 0.5, "case_timeout_s": 300.0}
+# Notebook → what changes in its full parameters, so that each value comes up once and small; several runs where values multiply.
+WALK = {
+    "attention": [
+        {
+            "seq_lens": [64],
+            "batch_sizes": [1],
+            "dtypes": list(DTYPES),
+            "num_heads": 2,
+            "head_dim": 16,
+            "quality_seq_len": 48,
+            "quality_seeds": 2,
+            "quality_steps": 3,
+            "quality_tuning_steps": 2,
+            "quality_d_model": 32,
+            "quality_layers": 1,
+            "quality_sparsities": [0.5],
+            "backward": True,
+        },
+        {  # forward alone, where a compiled kernel has no backward pass here; a pattern's compiled shape once
+            "seq_lens": [64],
+            "batch_sizes": [2],
+            "dtypes": ["float32"],
+            "num_heads": 2,
+            "head_dim": 16,
+            "attention_types": [{"kind": "flex", "pattern": "window", "window": 16, "block_size": 32}],
+            "quality_patterns": [],
+            "backward": False,
+        },
+    ],
+    "model": [
+        {
+            "presets": ["decoder_small", "encoder_decoder_small", "small", "gpt_125M"],  # one of each architecture
+            "overrides": TINY,
+            "seq_lens": [16],
+            "batch_sizes": [2],
+            "dtypes": ["float32"],
+            "new_tokens": 3,
+            "loss_steps": 2,
+            "optimisations": ["eager"],
+        },
+        {
+            "presets": ["decoder_small"],
+            "overrides": TINY,
+            "seq_lens": [16],
+            "batch_sizes": [1],
+            "new_tokens": 3,
+            "loss_steps": 0,
+            "optimisations": list(OPTIMISATIONS),
+            "dtypes": ["float32"],
+        },
+        {
+            "presets": ["decoder_small"],
+            "overrides": TINY,
+            "seq_lens": [16],
+            "batch_sizes": [1],
+            "new_tokens": 2,
+            "loss_steps": 1,
+            "optimisations": ["eager", "checkpoint"],
+            "dtypes": [dtype for dtype in DTYPES if dtype != "float32"],
+        },
+        {
+            "presets": ["small"],
+            "overrides": TINY | {"attention_options": {"pattern": "window", "window": 8, "block_size": 16}},
+            "attention_types": ["sparse"],
+            "seq_lens": [16],
+            "batch_sizes": [1],
+            "new_tokens": 2,
+            "loss_steps": 0,
+            "optimisations": ["eager"],
+        },
+    ],
+    "warmup": [{"overrides": TINY, "seq_len": 16, "steps": 6, "curve_steps": 20}],
+    "energy": [
+        {"presets": ["small"], "overrides": TINY, "seq_lens": [16], "new_tokens": 4, "window_s": 1.1, "idle_s": 0.1}
+    ],
+    "fp8": [
+        {
+            "presets": ["gpt_125M"],
+            "overrides": TINY,
+            "seq_len": 16,
+            "batch_size": 1,
+            "compiled": [False],
+            "shapes": [[16, 32, 48]],
+            "parity_seeds": 2,
+            "parity_steps": 10,
+            "d_model": 32,
+            "num_layers": 1,
+            "train_seq_len": 16,
+            "train_batch_size": 2,
+            "numerics_steps": 2,
+        }
+    ],
+    "distributed": [
+        {
+            "world_sizes": [1, 2],
+            "seq_lens": [64],
+            "prefill_seq_lens": [32],
+            "memory_seq_lens": [32],
+            "memory_measured_up_to": 32,
+            "num_heads": 4,
+            "num_kv_heads": 2,
+            "head_dim": 16,
+            "training_preset": "decoder_tiny",
+            "overrides": TINY,
+            "train_seq_len": 16,
+            "train_batch_size": 1,
+        }
+    ],
+}
+KNOWN = (
+    r"SDPA backend cudnn has no CPU kernel",
+    r"SDPA backend efficient has no CPU kernel",
+    r"SDPA backend \w+ ",
+    r"flash_attn is not installed",
+    r"FlexAttention has no backward pass on CPU",
+    r"CUDA graphs need a CUDA device",
+    r"cpu has no (FP8 tensor cores|tf32)",
+    r"torch's context_parallel has no ring for cpu",
+    r"a compiled kernel allocates out of the counter's sight",
+    r"the ranks have no network of their own",
+    r"[\w ]+ took [\d.e-]+ s, and \w+ changes every",
+    r"the idle baseline",
+)
+
+
+def _params(name, changes):
+    values = read_yaml(checkout() / "params" / "full" / f"{name}.yml")
+    return ALL[name]().Params(**values | QUICK | changes)
+
+
+@pytest.mark.parametrize(("name", "at"), [(name, at) for name, runs in WALK.items() for at in range(len(runs))])
+def test_every_case_runs_or_says_why_it_cannot(tmp_path, name, at):
+    with Store(tmp_path / "results.sqlite") as store:
+        rows = sweep.measure(ALL[name](), _params(name, WALK[name][at]), store=store, progress=False).measurements()
+    ends = rows[rows.metric == "case_time"]
+    wrong = ends[~ends.status.isin(["ok", "unsupported"])]
+    assert wrong.empty, wrong[["status", "message", "factors"]].to_dict("records")
+    said = rows[rows.status == "unsupported"].message
+    assert not [text for text in said if not any(re.match(known, text) for known in KNOWN)]
+    assert (ends.status == "ok").any()
+
+
+def _walked(name, field):
+    return {str(value) for changes in WALK[name] for value in getattr(_params(name, changes), field)}
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "all_of"),
+    [
+        ("attention", "dtypes", DTYPES),
+        ("attention", "quality_patterns", {*PATTERNS, *CHOOSERS}),
+        ("model", "dtypes", DTYPES),
+        ("model", "optimisations", OPTIMISATIONS),
+        ("fp8", "precisions", speed.DTYPES),
+        ("fp8", "modes", speed.MODES),
+        ("fp8", "parity_arms", {*parity.ARMS} - {*STORED_AS["arm"].values()}),
+        ("fp8", "numerics", {*VARIANTS, "scales"}),
+        ("energy", "phases", {"prefill", "decode", "training_step"}),
+        ("energy", "profiling", {"minimal", "standard", "deep"}),
+        ("distributed", "algorithms", ALGORITHMS),
+        ("distributed", "prefill_algorithms", prefill.ALGORITHMS),
+        ("distributed", "strategies", training.STRATEGIES),
+        ("warmup", "directions", {"forward", "forward_backward"}),
+    ],
+)
+def test_nothing_that_can_be_asked_for_is_left_out(name, field, all_of):
+    assert _walked(name, field) == {str(value) for value in all_of}
+
+
+def test_every_attention_type_and_pattern_is_walked():
+    asked = [kind for changes in WALK["attention"] for kind in _params("attention", changes).attention_types]
+    assert {kind["kind"] for kind in asked} == set(ATTENTION_KINDS)
+    assert {kind["pattern"] for kind in asked if kind["kind"] == "sparse"} == {*PATTERNS, *CHOOSERS}
+
+
+@pytest.mark.parametrize(
+    "scenario", sorted((checkout() / "params" / "scenarios").glob("*.yml")), ids=lambda file: file.stem
+)
+def test_a_scenario_asks_for_nothing_that_is_not_walked(scenario):
+    asked = ALL["distributed"]().Params(**read_yaml(scenario) | {"device": "cpu"})
+    for field in ("algorithms", "prefill_algorithms", "dtypes", "strategies"):
+        assert {str(value) for value in getattr(asked, field)} <= _walked("distributed", field)
