@@ -34,7 +34,8 @@ FLAGS = [
 def browser():
     """Chromium without a window; skipped, with the reason, where there is none."""
     if CHROMIUM is None:
-        pytest.skip("no Chromium here: install Debian's chromium to run the browser tests")
+        missing = "no Chromium here: install Debian's chromium to run the browser tests"
+        pytest.fail(missing) if os.environ.get("CI") else pytest.skip(missing)
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
