@@ -103,7 +103,10 @@ def _show_plan(jobs: list[Any]) -> None:
     if database_path().exists():
         with Store(create=False) as store:
             ceilings = known_ceilings(store, this_machine().machine_id)
-    many = sum(len(job.cases()) for job in jobs) > _FEW
+    cases = [case for job in jobs for case in job.cases()]
+    many = len(cases) > _FEW and all(
+        case.device == "cpu" for case in cases
+    )  # on a GPU each helper would take memory of it
     with helpers() if many else contextlib.nullcontext() as beside:
         for job in jobs:
             if cases := job.cases():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
@@ -59,14 +60,19 @@ def dry_run(cases: Sequence[Case], ceilings: dict[str, float], helpers: Executor
         yield known[case.case_id]
 
 
-def helpers() -> Executor:
+@contextlib.contextmanager
+def helpers() -> Iterator[Executor]:
     """Processes that plan, one per core; they end with this one, which plans while they begin and then waits for them."""
     start = {
         "mp_context": multiprocessing.get_context("spawn"),
         "initializer": die_with_parent,
         "initargs": (os.getpid(),),
     }
-    return ProcessPoolExecutor(**start)
+    pool = ProcessPoolExecutor(**start)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)  # whoever leaves early waits for none of the rest
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from nanolib.run.case import Case
 from nanolib.run.ceilings import CeilingCase
 from nanolib.run.identity import alive, host, process_name
 from nanolib.run.launch import LAUNCH_VARIABLE, PART_VARIABLE
-from nanolib.run.lock import device_lock
+from nanolib.run.lock import device_lock, lock_path
 from nanolib.run.outcome import Outcome, attempt, one_line
 from nanolib.run.params import Params
 from nanolib.run.worker import Cancelled, run_in_process, was_killed
@@ -111,9 +111,10 @@ def measure(
     device = resolve_device(params.device)
     name = params.NAME
     with contextlib.ExitStack() as locks:
-        for each in sorted(
-            {device, *(each for case in cases for each in case.devices)}
-        ):  # in one order, or two would wait
+        needed = {lock_path(each): each for each in (device, *(each for case in cases for each in case.devices))}
+        for _, each in sorted(
+            needed.items()
+        ):  # in one order on the whole machine, or two runs would wait for each other
             locks.enter_context(device_lock(each, f"{name} {params.label}".strip()))
         store = store or Store()
         machine = this_machine()

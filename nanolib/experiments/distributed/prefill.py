@@ -24,7 +24,7 @@ from nanolib.models.attention.ring import ring_attention
 from nanolib.models.attention.traffic import Traffic, prefill_traffic
 from nanolib.models.attention.ulysses import ulysses_attention
 from nanolib.run.case import Case, Plan
-from nanolib.run.ranks.ranks import RanksCase, asked_case, measure_on_ranks
+from nanolib.run.ranks.ranks import RanksCase, asked_case, lacking, measure_on_ranks
 from nanolib.run.workload import Workload, planned, shortage
 
 RING, ZIGZAG, ULYSSES, DENSE, CONTEXT_PARALLEL = "ring", "zigzag", "ulysses", "dense", "context_parallel"
@@ -175,6 +175,10 @@ class MemoryCase(Case):
     def __str__(self) -> str:
         """Form, ranks and length."""
         return f"memory {self.memory_form} {self.world_size} rank(s) n={self.seq_len}"
+
+    def unsupported(self) -> str:
+        """Why this machine cannot run it."""
+        return lacking(self.device, 1)
 
     @property
     def _is_run(self) -> bool:

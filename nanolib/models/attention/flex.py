@@ -48,9 +48,15 @@ def attend(
     if q.device.type == "cpu":  # it refuses inputs that ask for a gradient, even where none is taken
         q, k, v = (x.detach() for x in (q, k, v))
     made = flex_mask(mask, q)
-    _make_room((q.shape, k.shape, q.dtype, q.device, made.shape, made.BLOCK_SIZE, scale, backward))
+    grouped = q.shape[1] != k.shape[1]
     with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
-        out = compiled()(q, k, v, block_mask=made, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+        try:
+            out = compiled()(q, k, v, block_mask=made, scale=scale, enable_gqa=grouped)
+        except (
+            torch._dynamo.exc.FailOnRecompileLimitHit
+        ):  # past it dynamo would run all others unfused, and say nothing
+            torch._dynamo.reset()
+            out = compiled()(q, k, v, block_mask=made, scale=scale, enable_gqa=grouped)
     return out.to(q.dtype)
 
 
@@ -58,17 +64,6 @@ def attend(
 def compiled() -> Any:
     """FlexAttention through torch.compile, once per process."""
     return torch.compile(flex_attention, dynamic=False)
-
-
-_shapes: set[Any] = set()
-
-
-def _make_room(shape: Any) -> None:
-    """Let dynamo forget before its limit of compiled shapes, past which it would run all others unfused."""
-    if shape not in _shapes and len(_shapes) + 1 >= torch._dynamo.config.recompile_limit:
-        torch._dynamo.reset()
-        _shapes.clear()
-    _shapes.add(shape)
 
 
 _masks: dict[tuple[int, str], tuple[BlockMask, FlexMask]] = {}

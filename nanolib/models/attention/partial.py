@@ -135,7 +135,7 @@ _SCORE_BYTES = 2**25  # of one matrix of scores: what is done with queries and k
 
 def few_rows(q: torch.Tensor, k: torch.Tensor) -> Iterator[slice]:
     """The queries in parts whose scores stay small."""
-    row = q.shape[0] * q.shape[1] * max(1, k.shape[2]) * wide_type(q).itemsize
+    row = max(1, q.shape[0] * q.shape[1] * k.shape[2]) * wide_type(q).itemsize
     step = max(1, _SCORE_BYTES // row)
     for start in range(0, max(1, q.shape[2]), step):
         yield slice(start, min(start + step, q.shape[2]))
