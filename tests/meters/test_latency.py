@@ -447,12 +447,11 @@ def test_the_collector_is_left_as_it_was_found(enabled, frozen):
         gc.freeze()
     if not enabled:
         gc.disable()
-    before = gc.get_freeze_count()
     try:
         with quiet_collector():
             assert not gc.isenabled() and gc.get_freeze_count() > 0
-        assert (gc.isenabled(), gc.get_freeze_count() >= before > 0) == (enabled, frozen)
-        assert frozen or gc.get_freeze_count() == 0
+        # what is frozen may still die of old age: how much is left says nothing
+        assert (gc.isenabled(), gc.get_freeze_count() > 0) == (enabled, frozen)
     finally:
         gc.unfreeze()
         gc.enable()
