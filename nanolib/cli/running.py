@@ -103,17 +103,17 @@ def _show_plan(jobs: list[Any]) -> None:
     if database_path().exists():
         with Store(create=False) as store:
             ceilings = known_ceilings(store, this_machine().machine_id)
-    cases = [case for job in jobs for case in job.cases()]
-    many = len(cases) > _FEW and all(
-        case.device == "cpu" for case in cases
-    )  # on a GPU each helper would take memory of it
+    listed = [(job.name, job.cases()) for job in jobs]
+    every = [case for _, cases in listed for case in cases]
+    # On a GPU each helper would take some of its memory.
+    many = len(every) > _FEW and all(case.device == "cpu" for case in every)
     with helpers() if many else contextlib.nullcontext() as beside:
-        for job in jobs:
-            if cases := job.cases():
-                echo("", f"{job.name}: {len(cases)} cases")
+        for name, cases in listed:
+            if cases:
+                echo("", f"{name}: {len(cases)} cases")
                 _show_cases(cases, dry_run(cases, ceilings, beside))
             else:
-                echo("", f"{job.name}: reads the database, measures nothing")
+                echo("", f"{name}: reads the database, measures nothing")
     if not ceilings:
         echo("", "Times are predicted from this machine's ceilings, which are not known yet: run nano doctor")
 

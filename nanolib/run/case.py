@@ -81,7 +81,7 @@ class Case:
 
     @property
     def alike(self) -> str:
-        """Cases of which this is the same have one plan, which is made once where they are together."""
+        """Cases in which this is equal share one plan: planned together, they cost one."""
         return self.case_id
 
     @property

@@ -40,18 +40,18 @@ def prediction_table(experiment: Any, params: Params, ceilings: dict[str, float]
     return pd.DataFrame(lines).fillna("")
 
 
-def dry_run(cases: Sequence[Case], ceilings: dict[str, float], helpers: Executor | None = None) -> Iterator[Foreseen]:
+def dry_run(cases: Sequence[Case], ceilings: dict[str, float], beside: Executor | None = None) -> Iterator[Foreseen]:
     """Every case in order, as soon as it is known: its predicted time and memory, or why it cannot run here.
 
     Args:
         cases: Of one experiment.
         ceilings: As `roofline_ms` takes them.
-        helpers: See `helpers`; what they have not begun is done here.
+        beside: From `helpers`; what they have not begun is done here.
     """
     groups: dict[str, list[Case]] = {}
     for case in cases:
         groups.setdefault(case.alike, []).append(case)
-    begun = {name: helpers.submit(_foreseen, group, ceilings) if helpers else None for name, group in groups.items()}
+    begun = {name: beside.submit(_foreseen, group, ceilings) if beside else None for name, group in groups.items()}
     known: dict[str, Foreseen] = {}
     for case in cases:
         if case.case_id not in known:

@@ -112,9 +112,8 @@ def measure(
     name = params.NAME
     with contextlib.ExitStack() as locks:
         needed = {lock_path(each): each for each in (device, *(each for case in cases for each in case.devices))}
-        for _, each in sorted(
-            needed.items()
-        ):  # in one order on the whole machine, or two runs would wait for each other
+        # In one order on the whole machine, or two runs would wait for each other.
+        for _, each in sorted(needed.items()):
             locks.enter_context(device_lock(each, f"{name} {params.label}".strip()))
         store = store or Store()
         machine = this_machine()

@@ -90,9 +90,8 @@ def _made_once(case: Case, peaks: Callable[[], dict[str, int]]) -> Plan:
                 _PLANS[case.case_id] = Plan(peaks())
         except Unsupported as error:
             _PLANS[case.case_id] = Plan(reason=one_line(error), unsupported=one_line(error))
-        except (
-            Exception
-        ) as error:  # a model may look at its data; the plan then says so, and the case decides by running
+        # A model may look at its data; the plan then says so, and the case decides by running.
+        except Exception as error:
             _PLANS[case.case_id] = Plan(reason=f"cannot be planned: {type(error).__name__}: {one_line(error)}")
     return _PLANS[case.case_id]
 

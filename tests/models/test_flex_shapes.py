@@ -1,5 +1,7 @@
 """Compiled FlexAttention at more shapes than dynamo keeps."""
 
+import functools
+
 import torch
 
 from nanolib.models import attention
@@ -10,8 +12,9 @@ OPTIONS = {"pattern": "window", "window": 16, "block_size": 16}
 
 def test_past_dynamos_limit_it_is_compiled_anew_and_never_unfused(monkeypatch):
     """The real limit and the real error, of a function that compiles in no time."""
-    compiled = torch.compile(_attended, dynamic=False, backend="eager")
-    monkeypatch.setattr(flex, "compiled", lambda: compiled)
+    monkeypatch.setattr(flex, "flex_attention", _attended)
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    flex.compiled.cache_clear()
     resets, reset = [], torch._dynamo.reset
     monkeypatch.setattr(torch._dynamo, "reset", lambda: resets.append(1) or reset())
     reset()
@@ -24,6 +27,7 @@ def test_past_dynamos_limit_it_is_compiled_anew_and_never_unfused(monkeypatch):
                     out = attention.attend("flex", q, q, q, causal=True, options=OPTIONS)
                 assert out.shape == q.shape
     reset()
+    flex.compiled.cache_clear()
     assert len(resets) >= 2 and all(_CALLS)
     assert not torch._dynamo.config.fail_on_recompile_limit_hit  # as others have it
 

@@ -158,7 +158,7 @@ def _turns(
 
 
 def _telling(turns: list[_Turn], k: torch.Tensor) -> list[tuple[_Turn, list[QueryBlock]]]:
-    """What of the loops decides how much memory they need: turns over heads, each with one or two of its blocks.
+    """What of the loops decides how much memory they need: turns over heads, each with two of its blocks.
 
     What is alive at a block is its own and what the block before it has left, beside the buffers of the turn. So of all pairs of
     neighbours those tell that no other pair, of the same kinds, exceeds in every size. After the last block comes the first, where

@@ -47,23 +47,23 @@ def attend(
     mask = sparse.choose_mask(q, k, causal=causal, options=options, scores=scores)
     if q.device.type == "cpu":  # it refuses inputs that ask for a gradient, even where none is taken
         q, k, v = (x.detach() for x in (q, k, v))
-    made = flex_mask(mask, q)
     grouped = q.shape[1] != k.shape[1]
-    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
-        try:
-            out = compiled()(q, k, v, block_mask=made, scale=scale, enable_gqa=grouped)
-        except (
-            torch._dynamo.exc.FailOnRecompileLimitHit
-        ):  # past it dynamo would run all others unfused, and say nothing
-            torch._dynamo.reset()
-            out = compiled()(q, k, v, block_mask=made, scale=scale, enable_gqa=grouped)
+    call = functools.partial(compiled(), q, k, v, block_mask=flex_mask(mask, q), scale=scale, enable_gqa=grouped)
+    try:
+        out = call()
+    except torch._dynamo.exc.FailOnRecompileLimitHit:  # it forgets what it has compiled, and begins anew
+        torch._dynamo.reset()
+        out = call()
     return out.to(q.dtype)
 
 
 @functools.cache
 def compiled() -> Any:
-    """FlexAttention through torch.compile, once per process."""
-    return torch.compile(flex_attention, dynamic=False)
+    """FlexAttention through torch.compile, once per process.
+
+    A full graph, since dynamo would else run all shapes beyond its limit unfused, and say nothing.
+    """
+    return torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
 
 _masks: dict[tuple[int, str], tuple[BlockMask, FlexMask]] = {}

@@ -120,12 +120,14 @@ def plain(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, mask: torch.Tensor | None, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The same from two products, some queries at a time: for devices without a kernel that tells its log-sum-exp."""
+    k, v = (x.to(wide_type(q)) for x in (k, v))  # once, and not for each part
     parts = []
     for rows in few_rows(q, k):
         scores = masked_scores(q, k, causal, mask, scale, rows)
         lse = torch.logsumexp(scores, dim=-1)
-        weights = torch.exp(scores - finite(lse)[..., None])
-        parts.append((weights @ v.to(weights.dtype), lse))
+        parts.append((torch.exp(scores - finite(lse)[..., None]) @ v, lse))
+    if len(parts) == 1:  # as for every decoded token
+        return parts[0]
     out, lse = zip(*parts, strict=True)
     return torch.cat(out, dim=2), torch.cat(lse, dim=2)
 

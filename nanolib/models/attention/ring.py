@@ -219,13 +219,14 @@ def plain_gradients(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The same some queries at a time, for devices without that kernel; as many heads of keys as of queries."""
     wide = wide_type(q)
+    k, v = k.to(wide), v.to(wide)  # once, and not for each part
     grad_q, (grad_k, grad_v) = torch.empty_like(q, dtype=wide), (torch.zeros_like(x, dtype=wide) for x in (k, v))
     for rows in few_rows(q, k):
         weights = masked_scores(q, k, causal, None, scale, rows).sub_(finite(lse[:, :, rows])[..., None]).exp_()
         grad, whole = (x[:, :, rows].to(wide) for x in (grad_out, out))
         grad_v += weights.mT @ grad
-        grad_scores = grad @ v.to(wide).mT
+        grad_scores = grad @ v.mT
         grad_scores.sub_((grad * whole).sum(dim=-1, keepdim=True)).mul_(weights).mul_(scale)
-        grad_q[:, :, rows] = grad_scores @ k.to(wide)
+        grad_q[:, :, rows] = grad_scores @ k
         grad_k += grad_scores.mT @ q[:, :, rows].to(wide)
     return grad_q, grad_k, grad_v
