@@ -13,6 +13,7 @@ from nanolib.meters.time.latency import measure
 
 _MATRIX = {"cpu": 1536, "cuda": 8192}
 _COPY_BYTES = {"cpu": 2**27, "cuda": 2**30}  # far beyond the last cache
+_COPY_ELSEWHERE = 2**29
 
 
 def measure_ceilings(
@@ -33,9 +34,7 @@ def measure_ceilings(
     """
     kind = torch.device(device).type
     for dtype in dtypes:
-        size = _MATRIX.get(kind, 4096)
-        if kind == "cpu" and dtype not in ("float32", "float64"):
-            size //= 2  # many CPUs emulate the short types, a hundred times slower
+        size = _size(kind, dtype)
         a, b = (torch.randn(size, size, device=device).to(getattr(torch, dtype)) for _ in range(2))
         torchs, *others = _products(a, b, rel_ci, budget_s)
         best = max((torchs, *others), key=lambda found: found.estimate)
@@ -44,10 +43,24 @@ def measure_ceilings(
             yield replace(torchs, scope=f"{dtype} by torch")
     if not copy:
         return
-    source = torch.empty(_COPY_BYTES.get(kind, 2**29), dtype=torch.uint8, device=device).fill_(1)
+    source = torch.empty(_COPY_BYTES.get(kind, _COPY_ELSEWHERE), dtype=torch.uint8, device=device).fill_(1)
     target = torch.empty_like(source)
     time = measure(lambda: target.copy_(source), rel_ci, budget_s, device=device)
     yield rate("ceiling_bytes", 2 * source.nbytes, time, scope="copy", message=f"copy of {source.nbytes // 2**20} MiB")
+
+
+def operand_bytes(device: str, ceiling: str) -> int:
+    """What measuring one ceiling holds at the most: a dtype's two operands, drawn in float32, and their product; or a copy."""
+    kind = torch.device(device).type
+    if ceiling == "copy":
+        return 2 * _COPY_BYTES.get(kind, _COPY_ELSEWHERE)
+    return _size(kind, ceiling) ** 2 * (3 * getattr(torch, ceiling).itemsize + torch.float32.itemsize)
+
+
+def _size(kind: str, dtype: str) -> int:
+    size = _MATRIX.get(kind, 4096)
+    # many CPUs emulate the short types, a hundred times slower
+    return size // 2 if kind == "cpu" and dtype not in ("float32", "float64") else size
 
 
 def _products(a: torch.Tensor, b: torch.Tensor, rel_ci: float, budget_s: float) -> Iterator[Measurement]:

@@ -94,6 +94,12 @@ class Peak:
     reserved: int | None = None
     resident: int | None = None
     resident_message: str = ""
+    method: str = "live_tensor_bytes"
+
+    def of(self, *own: torch.Tensor) -> int:
+        """The live peak of a call with its own tensors alone: on a GPU others are alive, and counted, too."""
+        storages = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in own}
+        return self.live - self.before + sum(storages.values())
 
 
 @contextmanager
@@ -110,6 +116,7 @@ def peak_memory(device: str | torch.device = "cpu", *existing: torch.Tensor) -> 
     peak = Peak()
     gc.collect()
     if torch.device(device).type == "cuda":
+        peak.method = "cuda_allocator"
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()  # what earlier cases have left in the allocator's cache is no part of this one's reserve
         torch.cuda.reset_peak_memory_stats(device)
@@ -215,13 +222,10 @@ def measure_memory(
     with peak_memory(device, *existing) as live:
         fn()
     before = {"before": live.before / MIB}
+    said = {"scope": scope, "method": live.method, "details": before}
+    peak = exact("peak_memory", live.live / MIB, predicted=predicted, **said)
     if live.reserved is not None:
-        method = "cuda_allocator"
-        reserved = exact("reserved_memory", live.reserved / MIB, scope=scope, method=method, details=before)
-        peak = exact("peak_memory", live.live / MIB, scope=scope, method=method, details=before, predicted=predicted)
-        return [peak, reserved]
-    method = "live_tensor_bytes"
-    peak = exact("peak_memory", live.live / MIB, scope=scope, method=method, details=before, predicted=predicted)
+        return [peak, exact("reserved_memory", live.reserved / MIB, **said)]
     return [peak, resident_row(fn, scope)]
 
 

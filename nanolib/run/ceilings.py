@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from nanolib.measurement import Measurement
-from nanolib.meters.ceilings import measure_ceilings, rate
-from nanolib.run.case import Case
+from nanolib.meters.ceilings import measure_ceilings, operand_bytes, rate
+from nanolib.run.case import Case, Plan
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,10 @@ class CeilingCase(Case):
 
     ceiling: str
     budget_s: float
+
+    def plan(self) -> Plan:
+        """Its operands."""
+        return Plan({"ceiling": operand_bytes(self.device, self.ceiling)})
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """See `measure_ceilings`."""

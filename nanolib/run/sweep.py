@@ -27,6 +27,7 @@ import nanolib
 from nanolib.measurement import BadInput, Measurement, RunStatus, Status, printable
 from nanolib.meters.machine import Machine, resolve_device, this_machine, versions
 from nanolib.meters.quiet import disturbances
+from nanolib.meters.time.collector import settled_heap
 from nanolib.run.case import Case
 from nanolib.run.ceilings import CeilingCase
 from nanolib.run.identity import alive, host, process_name
@@ -170,8 +171,9 @@ def _measure_all(
     bar = _progress_bar(progress, total=len(cases), initial=len(cases) - len(todo), unit="case")
     # a worker process is used off the main thread too, where nothing else can enforce the time limit
     isolated = params.isolation == "process" or threading.current_thread() is not threading.main_thread()
-    with bar:
+    with bar, settled_heap() as settle:
         for done, case in enumerate(todo, len(cases) - len(todo)):
+            settle()
             bar.set_description_str(printable(str(case)))
             if on_progress is not None:
                 on_progress(done, len(cases), str(case))

@@ -33,11 +33,16 @@ def _hooks() -> Path:
 
 def run(code: str) -> str:
     """What a script prints; it ends without taking torch down, which the hooks would not survive."""
-    told = os.environ | {"LD_PRELOAD": str(_hooks()), "LD_LIBRARY_PATH": str(_TORCH / "lib")}
     whole = textwrap.dedent(code) + "\nimport os, sys\nsys.stdout.flush()\nos._exit(0)\n"
+    return run_python("-c", whole)
+
+
+def run_python(*arguments: str) -> str:
+    """What Python prints, with the hooks."""
+    told = os.environ | {"LD_PRELOAD": str(_hooks()), "LD_LIBRARY_PATH": str(_TORCH / "lib")}
     root = HERE.parents[1]
     ended = subprocess.run(
-        [sys.executable, "-c", whole], capture_output=True, text=True, timeout=300, env=told, cwd=root, check=False
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=300, env=told, cwd=root, check=False
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
     return ended.stdout

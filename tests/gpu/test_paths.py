@@ -1,6 +1,7 @@
 """What only GPUs reach, on stubs of driver and device: none of it has been seen on the hardware."""
 
 import contextlib
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -11,10 +12,14 @@ from nanolib.experiments.fp8 import speed
 from nanolib.experiments.model.steps import Inferring
 from nanolib.meters import links, machine, memory
 from nanolib.meters.energy import power
+from nanolib.meters.time import stopwatch
 from nanolib.models import NanoConfig, create_model, fp8, optimise
+from nanolib.models.attention.reference import relative_error
 from nanolib.run import sweep
 from nanolib.run.outcome import attempt, is_out_of_memory
-from nanolib.run.ranks.ranks import RanksCase
+from nanolib.run.ranks import launcher
+from nanolib.run.ranks import rank as one_rank
+from nanolib.run.ranks.ranks import RanksCase, _failure
 from nanolib.store import Store
 from tests.run import sample_experiment as sample
 
@@ -182,3 +187,111 @@ def test_every_recipe_runs_forward_as_it_is_timed(recipe):
     )
     logits = Inferring(model, torch.zeros(1, 16, dtype=torch.int64), "eager").forward()
     assert logits.shape == (1, 16, 64) and not logits.requires_grad and logits.isfinite().all()
+
+
+def test_who_waited_until_nccl_gave_up_is_not_blamed(tmp_path):
+    """Its watchdog writes a line and aborts the process that waited; the one that was waited for is told to end, and says where."""
+    log = "[rank0]:[E] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3) ran for 60000 milliseconds"
+    (tmp_path / launcher.LOG).write_text(log)
+    (tmp_path / "0.ended").write_text(str(-6))
+    for rank, stack in enumerate(("", '  File "/somewhere/model.py", line 7 in step\n')):
+        (tmp_path / f"{rank}.stack").write_text(stack)
+    failed = _failure(tmp_path, 2, None, 0)
+    assert (
+        failed.details["rank"] == 1 and "let the others wait" in str(failed) and "in step (model.py:7)" in str(failed)
+    )
+    (tmp_path / launcher.LOG).write_text("")  # no such line: it was killed
+    assert str(_failure(tmp_path, 2, None, 0)) == "rank 0 of 2 was killed by SIGABRT"
+
+
+def test_ranks_name_their_gpu_to_nccl(tmp_path, monkeypatch):
+    made = {}
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: made.update(device=device))
+    monkeypatch.setattr(
+        torch.distributed, "init_process_group", lambda backend, **given: made.update(given, backend=backend)
+    )
+    monkeypatch.setattr(torch.distributed, "barrier", lambda: None)
+    monkeypatch.setattr(one_rank, "_function", lambda _: lambda request: {"answer": request})
+    monkeypatch.setattr(one_rank.os, "_exit", lambda code: made.update(code=code))
+    asked = {"device": "cuda", "threads": torch.get_num_threads(), "hang_s": 5.0, "body": "any:body", "request": 7}
+    (tmp_path / "request.json").write_text(json.dumps(asked))
+    one_rank.main(tmp_path)
+    assert (made["backend"], made["device_id"], made["code"]) == ("nccl", torch.device("cuda", 1), 0)
+    assert (tmp_path / "1.json").read_text() == '{"answer": 7}'
+
+
+def test_collectives_are_timed_by_calls_that_nccl_has(monkeypatch):
+    """NCCL has no list form of gathering that does not copy."""
+    called = []
+    for name in ("all_reduce", "all_gather_into_tensor", "all_to_all_single"):
+        monkeypatch.setattr(torch.distributed, name, lambda *_, name=name: called.append(name))
+    monkeypatch.setattr(torch.distributed, "all_gather", lambda *_: pytest.fail("the list form"))
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(
+        links, "time_together", lambda calls, *_, **__: {name: call() or [1.0] for name, call in calls.items()}
+    )
+    links.time_collectives(0.1, device="cpu", seed=0)
+    assert {*called} == {"all_reduce", "all_gather_into_tensor", "all_to_all_single"}
+
+
+def test_a_peak_on_a_gpu_leaves_out_what_other_forms_hold():
+    own, peak = torch.zeros(100), memory.Peak(before=5000, live=5900, method="cuda_allocator")
+    assert peak.of(own, own[:10]) == 900 + own.nbytes
+
+
+def test_ranks_on_gpus_share_no_memory():
+    case = type("Case", (RanksCase,), {"world_size": 4})
+    assert case("cuda:0").sharing == 1 and case("cpu").sharing == 4 and case("cpu", nodes=2).sharing == 2
+
+
+def test_a_product_in_8_bits_is_timed_without_what_was_prepared(monkeypatch):
+    """The scales' reciprocals are made once, before."""
+    timed = {}
+    monkeypatch.setattr(fp8, "native", lambda _: "")
+    monkeypatch.setattr(torch, "compile", lambda call, **_: call)
+    monkeypatch.setattr(speed, "measure", lambda call, scope, **_: timed.update({scope: call}))
+    monkeypatch.setattr(torch, "_scaled_mm", lambda a, b, **_: a.float() @ b.float(), raising=False)
+    params = SimpleNamespace(seed=0, timing=lambda _: {})
+    list(speed.ShapeCase("cpu", 16, 32, 48, "fp8").measure(params, {}))
+    reciprocals = []
+    monkeypatch.setattr(torch.Tensor, "reciprocal", lambda x: reciprocals.append(1) or torch.reciprocal(x))
+    timed["product"]()
+    assert not reciprocals
+    timed["product_with_cast"]()
+    assert reciprocals  # its operand is cast each time
+
+
+@pytest.mark.parametrize("precision", ["tf32", "fp8_tensorwise"])
+def test_a_rate_has_no_share_of_another_types_ceiling(monkeypatch, precision):
+    asked = []
+    monkeypatch.setattr(speed, "rate_rows", lambda latency, flops, dtype, ceilings: asked.append(dtype) or iter(()))
+    monkeypatch.setattr(speed, "_tf32", lambda wanted: contextlib.nullcontext())
+    monkeypatch.setattr(fp8, "convert", lambda *_, **__: None)
+    tiny = {"num_layers": 1, "d_model": 32, "num_heads": 2, "vocab_size": 256}
+    case = speed.SpeedCase("cpu", "x", "gpt_125M", tiny, precision, "forward", False, 8, 1, ())
+    timing = {"rel_ci": 0.5, "budget_s": 0.01}
+    list(case.measure(SimpleNamespace(seed=0, corpus="", timing=lambda _: timing), {"float32": 1.0, "bfloat16": 1.0}))
+    assert asked == [precision]
+
+
+def test_a_device_without_float64_is_compared_on_the_host(monkeypatch):
+    class OnMps:
+        device = SimpleNamespace(type="mps")
+
+        def cpu(self):
+            return torch.ones(3)
+
+    assert relative_error(OnMps(), OnMps()) == 0
+
+
+def test_marks_on_a_device_without_events_wait_for_its_work(monkeypatch):
+    waited = []
+    monkeypatch.setattr(torch.mps, "synchronize", lambda: waited.append(1))
+    watch = stopwatch.stopwatch_for("mps")
+    begin = watch.mark()
+    watch.pause()
+    watch.resume()
+    assert watch.nanoseconds(begin, watch.mark()) >= 0 and len(waited) == 3

@@ -220,14 +220,10 @@ def test_a_pattern_that_follows_the_input_takes_no_sparsity(pattern):
         Options(pattern=pattern, sparsity=0.5)
 
 
-@pytest.mark.slow
-def test_flex_equals_the_reference_forward_and_says_that_it_has_no_backward_on_cpu():
+def test_flex_says_that_it_has_no_backward_on_cpu():
+    """Forward it is compiled, and compared with the reference, by the walk of the full parameters."""
     q, k, v = qkv(1, 2, 2, 256, 256, head_dim=16)
     options = {"pattern": "random", "sparsity": 0.5, "block_size": 128}
-    with torch.no_grad():
-        out = attention.attend("flex", q, k, v, causal=True, options=options)
-    mask, _ = masked_by((q, k, v), True, Options(**options))
-    assert relative_error(out, masked_attention(q, k, v, mask).detach()) < TOLERANCE
     with pytest.raises(Unsupported, match="no backward pass on CPU; use sparse"):
         attention.attend("flex", q, k, v, causal=True, options=options)
 
@@ -279,7 +275,9 @@ def flash_package(monkeypatch):
     flash_attn.kernel.cache_clear()
 
 
-@pytest.mark.parametrize(("module", "returns"), [("flash_attn", "out"), ("flash_attn.cute", "tuple")])
+@pytest.mark.parametrize(
+    ("module", "returns"), [("flash_attn", "out"), ("flash_attn_interface", "out"), ("flash_attn.cute", "tuple")]
+)
 def test_flash_attn_is_called_as_either_version_wants_it(monkeypatch, flash_package, module, returns):
     """The package needs CUDA; what it is handed, and how its answer is read, does not."""
 

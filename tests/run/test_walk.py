@@ -25,6 +25,7 @@ from nanolib.validation import read_yaml
 pytestmark = pytest.mark.slow
 
 TINY = {"num_layers": 1, "d_model": 64, "num_heads": 2, "vocab_size": 512}
+_ALLOWED = {"float64": 1e-12, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}  # against float64
 QUICK = {"device": "cpu", "budget_s": 0.02, "rel_ci": 0.5, "case_timeout_s": 300.0}
 # Notebook → what changes in its full parameters, so that each value comes up once and small; several runs where values multiply.
 WALK = {
@@ -97,7 +98,7 @@ WALK = {
             "optimisations": ["eager"],
         },
     ],
-    "warmup": [{"overrides": TINY, "seq_len": 16, "steps": 6, "curve_steps": 20}],
+    "warmup": [{"overrides": TINY, "seq_len": 16, "warmup_steps": [0, 2], "steps": 6, "curve_steps": 20}],
     "energy": [
         {"presets": ["small"], "overrides": TINY, "seq_lens": [16], "new_tokens": 4, "window_s": 1.1, "idle_s": 0.1}
     ],
@@ -151,25 +152,27 @@ KNOWN = (
 )
 
 
-def _params(name, changes):
+def params_of(name, changes, device="cpu"):
     values = read_yaml(checkout() / "params" / "full" / f"{name}.yml")
-    return ALL[name]().Params(**values | QUICK | changes)
+    return ALL[name]().Params(**values | QUICK | changes | {"device": device})
 
 
 @pytest.mark.parametrize(("name", "at"), [(name, at) for name, runs in WALK.items() for at in range(len(runs))])
 def test_every_case_runs_or_says_why_it_cannot(tmp_path, name, at):
     with Store(tmp_path / "results.sqlite") as store:
-        rows = sweep.measure(ALL[name](), _params(name, WALK[name][at]), store=store, progress=False).measurements()
+        rows = sweep.measure(ALL[name](), params_of(name, WALK[name][at]), store=store, progress=False).measurements()
     ends = rows[rows.metric == "case_time"]
     wrong = ends[~ends.status.isin(["ok", "unsupported"])]
     assert wrong.empty, wrong[["status", "message", "factors"]].to_dict("records")
     said = rows[rows.status == "unsupported"].message
     assert not [text for text in said if not any(re.match(known, text) for known in KNOWN)]
     assert (ends.status == "ok").any()
+    errors = rows[(rows.metric == "relative_error") & (rows.scope == "forward")]
+    assert (errors.estimate < [_ALLOWED[factors["dtype"]] for factors in errors.factors]).all()
 
 
 def _walked(name, field):
-    return {str(value) for changes in WALK[name] for value in getattr(_params(name, changes), field)}
+    return {str(value) for changes in WALK[name] for value in getattr(params_of(name, changes), field)}
 
 
 @pytest.mark.parametrize(
@@ -196,7 +199,7 @@ def test_nothing_that_can_be_asked_for_is_left_out(name, field, all_of):
 
 
 def test_every_attention_type_and_pattern_is_walked():
-    asked = [kind for changes in WALK["attention"] for kind in _params("attention", changes).attention_types]
+    asked = [kind for changes in WALK["attention"] for kind in params_of("attention", changes).attention_types]
     assert {kind["kind"] for kind in asked} == set(ATTENTION_KINDS)
     assert {kind["pattern"] for kind in asked if kind["kind"] == "sparse"} == {*PATTERNS, *CHOOSERS}
 

@@ -181,9 +181,12 @@ class AttentionCase(Case):
         work = mask.work if mask is not None else self.work
         flops = work.flops(self.batch_size, self.num_heads, self.head_dim)
         yield exact("sparsity", work.sparsity, method="mask")
-        yield exact("block_sparsity", work.block_sparsity, method="mask")
+        yield exact("block_sparsity", work.block_sparsity, method="mask", message=self._other_tile(mask))
         yield exact("flops", flops, scope="forward")
-        if self.attention_type != "flex":  # a compiled kernel runs out of the counter's sight
+        if self.attention_type not in (
+            "flex",
+            "flash_attn",
+        ):  # the counter knows torch's own operations, not what others compile
             yield exact("flops", count_flops(forward), scope="forward", method="flop_counter", predicted=flops)
         yield exact("bytes", self.moved, scope="forward")
         latency = measure(forward, scope="forward", predicted=predicted.get("latency"), **timing)
@@ -197,6 +200,12 @@ class AttentionCase(Case):
             counted = self.attention_type != "flex" or self.device.startswith("cuda")
             trace(each, self, params)
             yield from memory_rows(each, self.device, self.plan(), counted)
+
+    def _other_tile(self, mask: BlockMask | None) -> str:
+        """What the kernel skips by, where it cannot take the tile that was asked for."""
+        asked = mask.block_size if mask is not None and self.attention_type == "flex" else 0
+        tile = flex.kernel_tile(self.device, asked)
+        return "" if tile == asked else f"of tiles of {asked}; this kernel skips whole tiles of {tile}, so fewer"
 
     def _measure_backward(
         self, params: Any, inputs: tuple, flops: int, ceilings: dict[str, float]

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 
 from nanolib.config import NanoConfig
+from nanolib.experiments.model.model_cases import planned_training
 from nanolib.measurement import Measurement, exact
 from nanolib.models import Transformer, create_model, text
 from nanolib.models.attention.choice import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.attention.sparse import watched_work
 from nanolib.models.training import train
-from nanolib.run.case import Case
+from nanolib.run.case import Case, Plan
 from nanolib.run.seeds import over_seeds
 
 QUALITY_PATTERNS = (*PATTERNS, *CHOOSERS)
@@ -51,6 +52,20 @@ class QualityCase(Case):
     def __str__(self) -> str:
         """Pattern, sparsity and length."""
         return f"{self.name} loss, n={self.seq_len}, {self.seeds} seeds"
+
+    @property
+    def _like(self) -> QualityCase:
+        return replace(self, name="", pattern="dense", target=0.0, seeds=1, steps=1, tuning_steps=1)
+
+    @property
+    def alike(self) -> str:
+        """See `Case.alike`."""
+        return self._like.case_id
+
+    def plan(self) -> Plan:
+        """The peak memory of a training step of the dense model, which no pattern exceeds by much."""
+        config = _config(self.seq_len, self.d_model, self.num_layers)
+        return planned_training(self._like, config, _BATCH, self.seq_len)
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """Loss above the dense model's with the pattern in its place, and after both were trained on for the same steps.

@@ -75,8 +75,8 @@ class DecodeCase(RanksCase):
         return f"decode {self.ranks} n={self.seq_len} batch={self.batch_size} {self.dtype}"
 
     def plan(self) -> Plan:
-        """Keys and values of the ranks that share this machine."""
-        return Plan({"decode": self.shard_bytes * self.world_size // self.nodes})
+        """Keys and values of the ranks that share this device."""
+        return Plan({"decode": self.shard_bytes * self.sharing})
 
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
         """Rounds and bytes of each form, and what each rank holds."""

@@ -86,9 +86,9 @@ class PrefillCase(RanksCase):
         return super().unsupported() or own
 
     def plan(self) -> Plan:
-        """The peak memory of the ranks that share this machine."""
+        """The peak memory of the ranks that share this device."""
         one = self.rank_plan()
-        return Plan({scope: peak * self.world_size // self.nodes for scope, peak in one.peaks.items()}, one.reason)
+        return Plan({scope: peak * self.sharing for scope, peak in one.peaks.items()}, one.reason)
 
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
         """Rounds, bytes and memory of each form."""
@@ -117,7 +117,7 @@ class PrefillCase(RanksCase):
         def workloads() -> Iterator[Workload]:
             for scope in self.scopes:
                 form = scope.split()[0]
-                tensors = _shard(self, form, 0, 0, torch.device("cpu"))
+                tensors = _shard(self, form, 0, 0, torch.device(self.device))
                 yield Workload(scope, _calls(self, form, tensors, None)[scope], lambda held=tensors: held, keeps=False)
 
         with _pretended_ranks(self.world_size):
@@ -136,7 +136,7 @@ class PrefillCase(RanksCase):
                 "peak_memory",
                 peak / MIB,
                 scope=scope,
-                method="live_tensor_bytes, largest rank",
+                method=f"{answers[0]['peak method']}, largest rank",
                 predicted=plan.peaks[scope] / MIB if scope in plan.peaks else None,
             )
             ring = f"{RING} {scope.split()[1]}"
@@ -201,7 +201,7 @@ class MemoryCase(Case):
             return twin.rank_plan()
 
         def workloads() -> Iterator[Workload]:
-            yield self._dense_workload("cpu")
+            yield self._dense_workload(self.device)
 
         return planned(self, workloads)
 
@@ -229,7 +229,7 @@ class MemoryCase(Case):
             with peak_memory(self.device, *work.existing()) as peak:
                 work.call()
             predicted = plan.most / MIB if plan.most is not None else None
-            yield exact("peak_memory", peak.live / MIB, scope=scope, method="live_tensor_bytes", predicted=predicted)
+            yield exact("peak_memory", peak.live / MIB, scope=scope, method=peak.method, predicted=predicted)
         elif plan.most is not None:
             yield exact("peak_memory", plan.most / MIB, scope=scope, method="plan", provenance=Provenance.MODELLED)
 
@@ -267,7 +267,7 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
                 call()
                 with peak_memory(device, *tensors) as peak:
                     call()
-                peaks[scope] = peak.live
+                peaks[scope] = peak.of(*tensors)
             if form == CONTEXT_PARALLEL:
                 continue
             timed[form] = _timed(case, form, tensors)
@@ -277,7 +277,8 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
                 counted[form] = count_bytes(mine[f"{form} forward"], calls=2)
         blocks = time_together(calls, budget_s, device=device, seed=seed)
         parts = parts_together(timed, budget_s, device=device)
-    return {"blocks": blocks, "parts": parts, "peaks": peaks, "errors": errors, "bytes": counted}
+    told = {"blocks": blocks, "parts": parts, "errors": errors, "bytes": counted}
+    return told | {"peaks": peaks, "peak method": peak.method}
 
 
 def _attend(case: PrefillCase, form: str, q: Any, k: Any, v: Any, **more: Any) -> torch.Tensor:

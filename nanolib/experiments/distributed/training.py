@@ -13,12 +13,14 @@ from torch import nn
 
 from nanolib.config import NanoConfig
 from nanolib.experiments.distributed.rank_rows import latency_row, slowest
+from nanolib.experiments.model.model_cases import ModelCase
 from nanolib.experiments.model.steps import Training
 from nanolib.measurement import Measurement, exact
 from nanolib.meters.memory import MIB
 from nanolib.meters.time.together import time_together
 from nanolib.models import create_model, generate_random_batch
 from nanolib.models.attention.traffic import all_gather_bytes, all_reduce_bytes
+from nanolib.run.case import Plan
 from nanolib.run.ranks.ranks import RanksCase, asked_case, measure_on_ranks
 from nanolib.stats.intervals import TooFewSamples, median_interval
 
@@ -55,6 +57,17 @@ class ShardedTrainingCase(RanksCase):
     def __str__(self) -> str:
         """The model, ranks and shape."""
         return f"training {self.name} {self.ranks} n={self.seq_len} batch={self.batch_size} each"
+
+    def plan(self) -> Plan:
+        """Of the ranks that share this device: all strategies' models are there at once, one of them in its step.
+
+        Weights and the optimizer's two states stay; beside DDP's lie its gradients. FSDP's are counted whole, which they are for
+        one rank alone.
+        """
+        shape = (self.preset, self.overrides, "dense", self.seq_len, self.batch_size, "float32")
+        one = ModelCase(self.device, self.name, *shape, "training").plan()
+        others = 4.0 * self.config.parameter_count * (3 * len(self.strategies) + (DDP in self.strategies))
+        return Plan({scope: round((peak + others) * self.sharing) for scope, peak in one.peaks.items()}, one.reason)
 
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
         """Parameters, and bytes of each strategy."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import platform
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from nanolib.meters.energy.power import find_sources
 from nanolib.meters.machine import Machine, free_disk_gib, resolve_device, this_machine
 from nanolib.meters.memory import resident_peak
 from nanolib.models import attention
+from nanolib.models.attention import flash_attn
 from nanolib.paths import make_folder, output_folder
 from nanolib.run import sweep
 
@@ -76,9 +76,8 @@ def _capabilities(machine: Machine, device: str) -> dict[str, str]:
     for kind, reason in sensors.missing.items():
         told[f"power by {kind}"] = f"no: {reason}"
     told["resident peak"] = peak.resident_message or "yes, clear_refs and VmHWM"
-    installed = importlib.util.find_spec("flash_attn") is not None
     told["flash-attn"] = (
-        "installed" if installed else "not installed; pip install 'nanolib[cuda]' on a machine with CUDA"
+        "installed" if flash_attn.installed() else "not installed; pip install 'nanolib[cuda]' on a machine with CUDA"
     )
     return told
 

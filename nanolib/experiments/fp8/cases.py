@@ -16,7 +16,7 @@ from nanolib.measurement import STORED_AS, BadInput, Measurement, Provenance, wo
 from nanolib.meters.machine import resolve_device
 from nanolib.models import create_model, fp8
 from nanolib.run import params as shared
-from nanolib.run.case import Case
+from nanolib.run.case import Case, Plan
 from nanolib.run.ceilings import ceiling_cases
 from nanolib.run.params import distinct, fitting_config, known_corpus, known_presets
 
@@ -150,6 +150,10 @@ class QuotedCase(Case):
     def __str__(self) -> str:
         """What is quoted."""
         return f"quoted {self.quoted}"
+
+    def plan(self) -> Plan:
+        """None."""
+        return Plan(reason="nothing runs")
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """What was reported, with its source; nothing runs."""

@@ -12,11 +12,12 @@ import torch
 from torch import nn
 
 from nanolib.experiments.fp8.parity import small_decoder
+from nanolib.experiments.model.model_cases import planned_training
 from nanolib.measurement import Measurement, Provenance, exact
 from nanolib.models import create_model, fp8, text
 from nanolib.models.attention.reference import relative_error
 from nanolib.models.training import train
-from nanolib.run.case import Case
+from nanolib.run.case import Case, Plan
 
 VARIANTS = {
     f"{format} per {granularity}": fp8.Cast(format, granularity)
@@ -48,6 +49,20 @@ class NumericsCase(Case):
     def __str__(self) -> str:
         """What is cast how."""
         return f"numerics {self.variant}"
+
+    @property
+    def _like(self) -> NumericsCase:
+        return replace(self, variant="", steps=1, seed=0)
+
+    @property
+    def alike(self) -> str:
+        """See `Case.alike`."""
+        return self._like.case_id
+
+    def plan(self) -> Plan:
+        """The peak memory of a training step; the casts come after it, layer by layer."""
+        config = small_decoder(self.d_model, self.num_layers, self.seq_len)
+        return planned_training(self._like, config, self.batch_size, self.seq_len)
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """Per layer and product the error of the product in float32, and per operand what its cast loses.

@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from nanolib.config import NanoConfig
+from nanolib.experiments.model.model_cases import planned_training
 from nanolib.measurement import STORED_AS, Measurement, Provenance
 from nanolib.models import create_model, fp8, text
 from nanolib.models.training import train
-from nanolib.run.case import Case
+from nanolib.run.case import Case, Plan
 from nanolib.run.seeds import over_seeds
 from nanolib.stats.intervals import mean_interval
 
@@ -52,6 +53,20 @@ class ParityCase(Case):
     def __str__(self) -> str:
         """The arm, seeds and steps."""
         return f"parity {self.arm.replace('_', ' ')} {self.seeds} seeds {self.steps} steps"
+
+    @property
+    def _like(self) -> ParityCase:
+        return replace(self, arm=BASE, seeds=1, first_seed=0, steps=1, margin=0.0, keep=())
+
+    @property
+    def alike(self) -> str:
+        """See `Case.alike`."""
+        return self._like.case_id
+
+    def plan(self) -> Plan:
+        """The peak memory of a training step in float32; casts need some more."""
+        config = small_decoder(self.d_model, self.num_layers, self.seq_len)
+        return planned_training(self._like, config, self.batch_size, self.seq_len)
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """The difference in loss from bf16 at each tenth of the run, and what is said of it.

@@ -131,12 +131,11 @@ class SpeedCase(Case):
             gradients = sum(p.nbytes for p in model.parameters() if p.requires_grad)
         with peak_memory(self.device, *existing) as peak:
             work.call()
-        method = "cuda_allocator" if self.device.startswith("cuda") else "live_tensor_bytes"
-        yield exact("peak_memory", (peak.live or 0) / MIB, scope=self.mode, method=method)
+        yield exact("peak_memory", (peak.live or 0) / MIB, scope=self.mode, method=peak.method)
         activations = max(0, (peak.live or 0) - weights - states - gradients)
         parts = {"weights": weights, "gradients": gradients, "optimizer": states, "activations": activations}
         for name, size in parts.items():
-            yield exact("memory_part", size / MIB, scope=name, method=method)
+            yield exact("memory_part", size / MIB, scope=name, method=peak.method)
 
 
 @dataclass(frozen=True)
@@ -155,6 +154,10 @@ class ShapeCase(Case):
     def unsupported(self) -> str:
         """Why this machine cannot run it."""
         return _unsupported(self.precision, self.device)
+
+    def plan(self) -> Plan:
+        """Both operands in bf16 and their product."""
+        return Plan({"product": 2 * (self.m * self.k + self.k * self.n + self.m * self.n)})
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """Time one product; in 8 bits with and without the cast of the left operand, the weight being cast already."""

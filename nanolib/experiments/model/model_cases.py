@@ -288,6 +288,17 @@ class LossCase(Case):
         )
 
 
+def planned_training(case: Case, config: NanoConfig, batch_size: int, seq_len: int) -> Plan:
+    """The peak memory of a training step of any config's model, on a case's device."""
+
+    def at(depth: int) -> tuple[nn.Module, Iterator[Workload]]:
+        model = create_model(config.model_copy(update={"num_layers": depth}), case.device)
+        ids = torch.zeros(batch_size, seq_len + 1, dtype=torch.int64, device=case.device)
+        return model, Training(model, ids, "eager", 1e-3).workloads()
+
+    return planned_by_depth(case, config.num_layers, at)
+
+
 _KNOWN: dict[str, tuple[int, int]] = {}
 
 

@@ -18,7 +18,7 @@ from nanolib.meters.time.clock import clock_for
 from nanolib.meters.time.latency import summarise
 from nanolib.models import create_model, generate_random_batch
 from nanolib.run import params as shared
-from nanolib.run.case import Case
+from nanolib.run.case import Case, Plan
 from nanolib.run.params import distinct, fitting_config, known_presets
 from nanolib.run.workload import Workload, trace
 from nanolib.stats.steady import leading_slow_samples, steady_state
@@ -94,6 +94,10 @@ class WarmupCase(Case):
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
         """The steps that run: what a cold process costs is in no formula."""
         return {"steps": self.warmup_steps + self.steps}
+
+    def plan(self) -> Plan:
+        """None."""
+        return Plan(reason="to plan it would warm the process that must be cold")
 
     def measure(self, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """The latency of a step after `warmup_steps`; for the curve also how many steps are slower than the steady state."""

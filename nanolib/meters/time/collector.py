@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -25,3 +25,26 @@ def quiet_collector() -> Iterator[None]:
             gc.unfreeze()
         if was_enabled:
             gc.enable()
+
+
+@contextmanager
+def settled_heap() -> Iterator[Callable[[], None]]:
+    """Between cases, set aside what lives then, so that collecting within a case looks at what the case has made alone.
+
+    A process that has torch and a notebook's packages in it takes a tenth of a second to look at all, a hundred times per sweep.
+
+    Yields:
+        What sets aside; to be called between cases. Where someone else has frozen objects it does nothing.
+    """
+    if gc.get_freeze_count() > 0:
+        yield lambda: None
+        return
+
+    def settle() -> None:
+        gc.collect()
+        gc.freeze()
+
+    try:
+        yield settle
+    finally:
+        gc.unfreeze()

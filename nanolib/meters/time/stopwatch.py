@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import torch
 
+from nanolib.meters.time.clock import synchronizer
+
 
 class Stopwatch(Protocol):
     """Marks moments; the time between two of them leaves pauses out."""
@@ -73,6 +75,28 @@ class CpuStopwatch:
         """Nothing is kept."""
 
 
+class WaitingStopwatch(CpuStopwatch):
+    """A CPU's, for a device into whose queue no events are put (MPS, XPU): each mark waits until its work is done.
+
+    Args:
+        device: Which.
+    """
+
+    def __init__(self, device: torch.device | str) -> None:
+        super().__init__()
+        self._synchronize = synchronizer(device)
+
+    def mark(self) -> int:
+        """Nanoseconds at the end of all that was launched."""
+        self._synchronize()
+        return super().mark()
+
+    def pause(self) -> None:
+        """Stop, when all that was launched is done."""
+        self._synchronize()
+        super().pause()
+
+
 class CudaStopwatch:
     """On CUDA events, taken from a pool; a mark is an event and how many pauses came before it.
 
@@ -126,4 +150,5 @@ class CudaStopwatch:
 
 def stopwatch_for(device: torch.device | str) -> Stopwatch:
     """The stopwatch of a device."""
-    return CudaStopwatch(device) if torch.device(device).type == "cuda" else CpuStopwatch()
+    kind = torch.device(device).type
+    return CudaStopwatch(device) if kind == "cuda" else CpuStopwatch() if kind == "cpu" else WaitingStopwatch(device)

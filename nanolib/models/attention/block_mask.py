@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch._guards import detect_fake_mode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from nanolib.models.attention.patterns.pattern import Pattern, Run, merge_runs, tile_count
@@ -17,6 +18,12 @@ from nanolib.models.attention.work import Work, allowed_pairs
 
 # Masks are kept between calls: made while someone plans with fake tensors, they must be real all the same.
 real_tensors = _disable_current_modes
+
+
+def on_device(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A mask's own, real tensor on a device; without data where someone plans."""
+    planning = detect_fake_mode()
+    return (planning.from_tensor(x) if planning else x).to(device)
 
 
 @dataclass(frozen=True)
@@ -94,6 +101,19 @@ class QueryBlock:
                 rows = (_NO_MASK if x is None else x.repeat(group, 1) if group > 1 else x for x in (hidden, self.blind))
                 self._masks[group] = (first, *rows)
         return self._masks[group]
+
+    def on(self, x: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """One of this block's own tensors on a device, moved there once: each upload would let the host wait for the device."""
+        if x.device == device:
+            return x
+        moved, planning = self._moved.get((id(x), device)), detect_fake_mode()
+        if moved is None or getattr(moved, "fake_mode", None) is not planning:  # what a plan has moved holds no data
+            moved = self._moved[id(x), device] = on_device(x, device)
+        return moved
+
+    @functools.cached_property
+    def _moved(self) -> dict[tuple[int, torch.device], torch.Tensor]:
+        return {}
 
     @functools.cached_property
     def _masks(self) -> dict[int, tuple[int, torch.Tensor, torch.Tensor]]:

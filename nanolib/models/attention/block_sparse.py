@@ -80,7 +80,7 @@ def _forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: BlockMask,
         for block in plan:
             if not block.runs:
                 continue
-            seen = None if block.mask is None else block.mask.to(q.device)
+            seen = None if block.mask is None else block.on(block.mask, q.device)
             attended = scaled_dot_product_attention(
                 q_part[:, :, slice(*block.rows)],
                 _gather(k_part, block.runs),
@@ -90,7 +90,7 @@ def _forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: BlockMask,
                 enable_gqa=q_part.shape[1] != k_part.shape[1],
             )
             if block.blind is not None:  # a query without any key gets zero, whatever the kernel makes of it
-                attended = attended.masked_fill(block.blind.to(q.device), 0)
+                attended = attended.masked_fill(block.on(block.blind, q.device), 0)
             out_part[:, :, slice(*block.rows)] = attended
     return out
 
@@ -265,10 +265,10 @@ class _Lists:
             [block.keys for block in blocks],
             [block.runs[0][0] if len(block.runs) == 1 else -1 for block in blocks],
             [unit for unit, _ in pieces],
-            [index.to(q.device) for _, index in pieces],
+            [block.on(index, q.device) for block, (_, index) in zip(blocks, pieces, strict=True)],
             [first for first, _, _ in masks],
-            [hidden.to(q.device) for _, hidden, _ in masks],
-            [blind.to(q.device) for _, _, blind in masks],
+            [block.on(hidden, q.device) for block, (_, hidden, _) in zip(blocks, masks, strict=True)],
+            [block.on(blind, q.device) for block, (_, _, blind) in zip(blocks, masks, strict=True)],
             together,
             torch.empty(together * scores, **like),
             torch.empty(together * most * head_dim, **like),

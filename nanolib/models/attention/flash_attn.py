@@ -1,4 +1,4 @@
-"""Dense attention by the flash-attn package, where it is installed: 2.x, or `flash_attn.cute` of 4.x."""
+"""Dense attention by the flash-attn package where it is installed: 2.x, 3.x (`flash_attn_interface`), 4.x (`flash_attn.cute`)."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ class Options(StrictModel):
     NAME: ClassVar[str] = "attention_options"
 
 
+def installed() -> bool:
+    """Whether any version of it is."""
+    return any(importlib.util.find_spec(name) is not None for name in ("flash_attn", "flash_attn_interface"))
+
+
 @functools.cache
 def kernel() -> Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]:
     """The package's function on q, k, v of shape [batch, length, heads, head_dim].
@@ -31,9 +36,9 @@ def kernel() -> Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]:
     Raises:
         Unsupported: The package is not installed, or has no such function.
     """
-    if importlib.util.find_spec("flash_attn") is None:
+    if not installed():
         raise Unsupported(f"flash_attn is not installed; on a machine with CUDA: {INSTALL}")
-    for module in ("flash_attn.cute", "flash_attn"):  # 4.x first: where both are there it is the newer
+    for module in ("flash_attn.cute", "flash_attn_interface", "flash_attn"):  # where several are there, the newest
         try:
             found = getattr(importlib.import_module(module), "flash_attn_func", None)
         except ImportError:

@@ -11,7 +11,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from nanolib.measurement import Unsupported
 from nanolib.models.attention import sparse
-from nanolib.models.attention.block_mask import BlockMask
+from nanolib.models.attention.block_mask import BlockMask, on_device, real_tensors
 from nanolib.models.attention.work import Work
 
 
@@ -66,6 +66,18 @@ def compiled() -> Any:
     return torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
 
+_KERNEL_TILE = (
+    128  # of queries and of keys: torch's kernels for GPUs need multiples of it, backward ones for Hopper too
+)
+
+
+def kernel_tile(device: str, block_size: int) -> int:
+    """The tile in which the kernel skips: the one asked for, or on a GPU the next larger one that it can take."""
+    if torch.device(device).type != "cuda":
+        return block_size
+    return -(-block_size // _KERNEL_TILE) * _KERNEL_TILE
+
+
 _masks: dict[tuple[int, str], tuple[BlockMask, FlexMask]] = {}
 _KEPT = 16
 
@@ -82,8 +94,9 @@ def flex_mask(mask: BlockMask, q: torch.Tensor) -> FlexMask:
 
 def _made(mask: BlockMask, q: torch.Tensor) -> FlexMask:
     heads = q.shape[:2] if not mask.shared else (1, 1)
-    dense = torch.stack([mask.elements(head) for head in range(len(mask.plans))])
-    dense = dense.reshape(*heads, mask.q_len, mask.kv_len).to(q.device)
+    with real_tensors():
+        dense = torch.stack([mask.elements(head) for head in range(len(mask.plans))])
+    dense = on_device(dense.reshape(*heads, mask.q_len, mask.kv_len), q.device)
 
     def keep(b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
         return dense[b if heads[0] > 1 else 0, h if heads[1] > 1 else 0, i, j]
@@ -95,7 +108,7 @@ def _made(mask: BlockMask, q: torch.Tensor) -> FlexMask:
         mask.q_len,
         mask.kv_len,
         device=str(q.device),
-        BLOCK_SIZE=mask.block_size,
+        BLOCK_SIZE=kernel_tile(q.device.type, mask.block_size),
     )
 
 

@@ -79,6 +79,11 @@ class RanksCase(Case):
         return tuple(f"cuda:{rank}" for rank in range(ranks))
 
     @property
+    def sharing(self) -> int:
+        """Ranks in the memory of one device: all of a machine in that of its host, and one on each GPU."""
+        return 1 if self.device.startswith("cuda") else self.world_size // self.nodes
+
+    @property
     def ranks(self) -> str:
         """How many, and over how many machines."""
         return f"{self.world_size} rank(s)" + (f" on {self.nodes} nodes" if self.nodes > 1 else "")
@@ -224,7 +229,9 @@ def _failure(folder: Path, world_size: int, late_s: float | None, lost: int) -> 
         return RankFailed(message, first["rank"], first["traceback"])
     log = (folder / launcher.LOG).read_text(errors="replace")
     ended = ((int(file.stem), -int(file.read_text())) for file in sorted(folder.glob("*.ended")))
-    died = [(rank, number) for rank, number in ended if number > 0 and number != signal.SIGTERM]
+    # NCCL does not raise where another rank has not come: its watchdog writes so, and aborts the process that waited.
+    waited = {int(rank) for rank in re.findall(r"\[Rank (\d+)\].*Watchdog caught collective operation timeout", log)}
+    died = [(rank, number) for rank, number in ended if number > 0 and number != signal.SIGTERM and rank not in waited]
     if died and late_s is None:
         rank, number = died[0]
         return RankFailed(f"rank {rank} of {world_size} was killed by {signal.Signals(number).name}", rank, "")
@@ -232,7 +239,8 @@ def _failure(folder: Path, world_size: int, late_s: float | None, lost: int) -> 
         return RankFailed(f"{lost} of the other nodes is gone, with its ranks; start nano join there again", -1, log)
     for rank in range(world_size):
         stack = folder / f"{rank}.stack"
-        if not (folder / f"{rank}.json").is_file() and not (folder / f"{rank}.error").is_file() and stack.is_file():
+        told = any((folder / f"{rank}.{end}").is_file() for end in ("json", "error"))
+        if not told and rank not in waited and stack.is_file():
             text = stack.read_text(errors="replace")
             said = "let the others wait until they gave up" if late_s is None else f"did not end within {late_s:g} s"
             return RankFailed(f"rank {rank} of {world_size} {said}: {_innermost(text)}", rank, text)

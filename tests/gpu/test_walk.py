@@ -1,0 +1,84 @@
+"""What the full parameters can ask of a GPU, on simulated ones: it stays there, fits its plan, and never waits for the host."""
+
+import functools
+import json
+import re
+
+import pytest
+
+from nanolib.models import fp8
+from nanolib.models.attention.choice import CHOOSERS
+from nanolib.models.attention.tree import ALGORITHMS
+from tests.gpu.simulated import needs_compiler, run_python
+from tests.run.test_walk import WALK
+
+pytestmark = [needs_compiler, pytest.mark.slow]
+
+# What cannot be planned, or has no kernel: a reason that is not here fails.
+KNOWN = (
+    r"backend tiles is a kernel for CPUs",
+    r"SDPA backend (flash|cudnn) has no kernel for torch\.float(32|64)",
+    r"SDPA backend efficient has no kernel for torch\.float64",
+    r"flash_attn is not installed",
+    r"a compiled kernel allocates out of the counter's sight",
+    r"oneDNN multiplies on a CPU",
+    r"to plan it would warm the process",
+    r"nothing runs",
+    r"its memory is told without running it",
+    r"torch's context_parallel has not been seen to work on a GPU",
+)
+# Most operations of a second call on a model of one block, or on 64 tokens; what exceeds them has become a loop in Python.
+OPERATIONS = {
+    "AttentionCase": {"forward": 70, "forward_backward": 370},
+    "ModelCase": {"inference": 300, "training_step": 1900},
+    "GenerationCase": {"prefill": 160, "decode": 100},
+    "EnergyCase": {"prefill": 80, "decode": 80, "training_step": 810},
+    "SpeedCase": {"inference": 120, "training_step": 800},
+    "ParityCase": {"training_step": 800},
+    "NumericsCase": {"training_step": 800},
+    "QualityCase": {"training_step": 2500},
+    "ShardedTrainingCase": {"training_step": 800},
+    "PrefillCase": {"forward": 600, "training": 1850},
+    "MemoryCase": {"forward": 70},
+}
+
+
+@functools.cache
+def _walked(name):
+    return [json.loads(line) for line in run_python("-m", "tests.gpu.walk", name).splitlines() if line.startswith("{")]
+
+
+@pytest.mark.parametrize("name", sorted({*WALK} - {"warmup"}))  # which must not be planned
+def test_every_case_stays_on_its_gpu_and_fits_its_plan(name):
+    cases = _walked(name)
+    assert cases
+    for case in cases:
+        reads = [
+            word for word in CHOOSERS if f"{word} " in case["case"]
+        ]  # which keys are kept is known on the host alone
+        assert case["planned"] or any(re.match(known, case["reason"]) for known in KNOWN) or reads, case
+        for call in case["calls"]:
+            assert not call["copies"] and not call["read"], case
+            assert call["cpu"] is None or call["peak"] <= 1.5 * call["cpu"], case
+            bounds = OPERATIONS[case["kind"]]
+            assert call["operations"] <= bounds[call["scope"].split()[-1]], case
+    assert any(case["calls"] for case in cases)
+
+
+def test_fp8_is_trained_and_asked_in_every_recipe():
+    calls = _walked("fp8 recipes")
+    assert {(call["case"], call["scope"]) for call in calls} == {
+        (recipe, scope) for recipe in fp8.RECIPES for scope in ("forward", "training_step")
+    }
+    for call in calls:
+        assert not call["copies"] and not call["read"] and call["operations"] <= 1500, call
+
+
+def test_a_token_is_decoded_by_every_algorithm():
+    """Ring learns the lengths of the others' shards on the host, in each call: named here until it does not."""
+    calls = {call["case"]: call for call in _walked("decode")}
+    assert {*calls} == {*ALGORITHMS}
+    assert calls.pop("ring")["reason"] == "it reads values on the host"
+    for call in calls.values():
+        assert call["device"] == "cuda:0" and call["shape"] == [1, 4, 1, 16]
+        assert not call["copies"] and not call["read"] and call["sent"] and call["operations"] <= 250, call

@@ -1,0 +1,191 @@
+"""The full parameters on a simulated GPU: each case's calls are made twice on tensors without data, and watched.
+
+Run as a module in a process that has the hooks; see `simulated`. It prints, as JSON, per case and scope what the second call did.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from nanolib.config import NanoConfig
+from nanolib.experiments import ALL
+from nanolib.experiments.distributed.prefill import _pretended_ranks
+from nanolib.experiments.model.steps import Inferring, Training
+from nanolib.meters.memory import fake_tensors
+from nanolib.models import create_model, fp8
+from nanolib.models.attention import block_sparse, dense
+from nanolib.models.attention.tree import ALGORITHMS, tree_attention_decode
+from nanolib.run import workload
+from nanolib.run.case import Plan
+from tests.run.test_walk import WALK, params_of
+
+DEVICE = "cuda:0"
+_HOST = {"aten::_local_scalar_dense", "aten::equal", "aten::nonzero"}  # the host waits for a value
+
+
+class Watched(TorchDispatchMode):
+    """Counts operations, and those by which the host and the device wait for each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations, self.copies, self.read, self.sent = 0, 0, [], {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **kwargs or {})
+        self.operations += 1
+        name = func.name()
+        if name in _HOST:
+            self.read.append(name)
+        if name.startswith("c10d::"):
+            bytes_ = sum(x.nbytes for x in tree_leaves(args) if isinstance(x, torch.Tensor))
+            self.sent[name] = self.sent.get(name, 0) + bytes_
+        if name in ("aten::_to_copy", "aten::copy_"):
+            tensors = [x for x in tree_leaves((args, out)) if isinstance(x, torch.Tensor)]
+            self.copies += len({x.device.type for x in tensors}) > 1
+        return out
+
+
+class _Generator(torch.Generator):
+    """A CPU build refuses one for CUDA."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        return super().__new__(cls)
+
+
+def simulate() -> None:
+    """One GPU as large and as new as an H100, as far as torch tells it."""
+    told = SimpleNamespace(
+        name="simulated", major=9, minor=0, total_memory=80 * 2**30, uuid="GPU-0", multi_processor_count=132
+    )
+    for name, answer in {
+        "is_available": True,
+        "device_count": 8,
+        "get_device_properties": told,
+        "get_device_capability": (9, 0),
+        "mem_get_info": (80 * 2**30, 80 * 2**30),
+        "memory_reserved": 0,
+        "memory_allocated": 0,
+        "synchronize": None,
+        "current_device": 0,
+        "is_bf16_supported": True,
+    }.items():
+        setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer)
+    torch.Generator = _Generator
+    dense.scaled_dot_product_attention = block_sparse.scaled_dot_product_attention = _kernel
+
+
+def _kernel(q: Any, k: Any, v: Any, attn_mask: Any = None, is_causal: bool = False, scale: Any = None, **_: Any) -> Any:
+    """The operation that a CUDA build would choose: here torch knows no kernel but `math`."""
+    aten, allowed = torch.ops.aten, torch.backends.cuda
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) if q.shape[1] != k.shape[1] else x for x in (k, v))
+    needs = torch.is_grad_enabled() and q.requires_grad
+    if allowed.flash_sdp_enabled() and attn_mask is None and q.dtype.itemsize == 2:
+        return aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal, scale=scale)[0]
+    if allowed.cudnn_sdp_enabled() and attn_mask is None and q.dtype.itemsize == 2:
+        return aten._scaled_dot_product_cudnn_attention(q, k, v, None, needs, 0.0, is_causal, scale=scale)[0]
+    if allowed.mem_efficient_sdp_enabled() and q.dtype != torch.float64:
+        bias = None if attn_mask is None else torch.zeros_like(attn_mask, dtype=q.dtype).expand(*q.shape[:2], -1, -1)
+        return aten._scaled_dot_product_efficient_attention(q, k, v, bias, needs, 0.0, is_causal, scale=scale)[0]
+    if not allowed.math_sdp_enabled():
+        raise RuntimeError("No available kernel. Aborting execution.")
+    return scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, is_causal=is_causal, scale=scale)
+
+
+def walk() -> None:
+    """Plan all cases of a notebook on both devices, and print what was watched."""
+    told: list[dict[str, Any]] = []
+    counted = workload._counted
+
+    def watched(work: workload.Workload, stacks: Any = ()) -> Any:
+        work.call()
+        with Watched() as seen:
+            found = counted(dataclasses.replace(work, keeps=False), stacks)
+        told.append({"scope": work.scope, "peak": found.peak, **vars_of(seen)})
+        return found
+
+    workload._counted = watched
+    for changes in WALK[sys.argv[1]]:
+        experiment = ALL[sys.argv[1]]()
+        for case in experiment.cases(params_of(sys.argv[1], changes, DEVICE)):
+            told.clear()
+            try:
+                with fake_tensors():
+                    reason = case.unsupported()
+                plan = Plan() if reason else _planned(case)
+            except DataDependentOutputException as error:
+                plan, reason = Plan(), f"it reads values on the host: {error}"
+            here = [dict(one) for one in told]
+            on_cpu = {} if reason else _planned(dataclasses.replace(case, device="cpu")).peaks
+            for one in here:
+                one["cpu"] = on_cpu.get(one["scope"])
+            say(
+                kind=type(case).__name__,
+                case=str(case),
+                reason=reason or plan.reason,
+                planned=bool(plan.peaks),
+                calls=here,
+            )
+
+
+def _planned(case: Any) -> Plan:
+    return (case.rank_plan if hasattr(case, "rank_plan") else case.plan)()
+
+
+def walk_fp8() -> None:
+    """A forward pass and a training step of each recipe, not emulated."""
+    for recipe in fp8.RECIPES:
+        with fake_tensors():
+            config = NanoConfig(
+                vocab_size=64, d_model=64, num_layers=1, num_heads=2, context_length=64, dtype="bfloat16"
+            )
+            model = create_model(config, DEVICE)
+            fp8.convert(model, recipe, excluded_modules=("head",), emulate=False)
+            ids = torch.zeros(2, 33, dtype=torch.int64, device=DEVICE)
+            forward, step = Inferring(model, ids[:, :-1], "eager").forward, Training(model, ids, "eager", 1e-3)
+            for scope, call in {"forward": forward, "training_step": step}.items():
+                call()
+                with Watched() as seen:
+                    call()
+                say(case=recipe, scope=scope, **vars_of(seen))
+
+
+def walk_decode() -> None:
+    """A token on one of two simulated ranks, by each algorithm."""
+    for algorithm in ALGORITHMS:
+        with _pretended_ranks(2), fake_tensors(), torch.no_grad():
+            q, k = torch.empty(1, 4, 1, 16, device=DEVICE), torch.empty(1, 2, 64, 16, device=DEVICE)
+            try:
+                for _ in range(2):
+                    with Watched() as seen:
+                        out = tree_attention_decode(q, k, k, algorithm=algorithm, start=0, total=128)
+            except NotImplementedError:
+                say(case=algorithm, reason="it reads values on the host")
+                continue
+            say(case=algorithm, device=str(out.device), shape=list(out.shape), **vars_of(seen))
+
+
+def vars_of(seen: Watched) -> dict[str, Any]:
+    """What it has counted."""
+    return {name: getattr(seen, name) for name in ("copies", "read", "operations", "sent")}
+
+
+def say(**told: Any) -> None:
+    """One line of JSON."""
+    print(json.dumps(told), flush=True)
+
+
+if __name__ == "__main__":
+    simulate()
+    {"fp8 recipes": walk_fp8, "decode": walk_decode}.get(sys.argv[1], walk)()
+    os._exit(0)  # the hooks would not survive that torch is taken down
