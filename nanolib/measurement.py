@@ -322,7 +322,24 @@ def format_with_interval(value: float, low: float | None, high: float | None) ->
 
 def case_name(factors: Mapping[str, Any]) -> str:
     """The factors by which people tell cases apart, in the order in which they think of them."""
-    kinds = ("name", "ceiling", "mode", "phase", "look", "direction", "form", "precision", "arm")
+    kinds = (
+        "name",
+        "quoted",
+        "ceiling",
+        "mode",
+        "phase",
+        "look",
+        "direction",
+        "form",
+        "memory_form",
+        "precision",
+        "arm",
+        "variant",
+    )
     named = [str(factors[name]) for name in kinds if name in factors]
+    if {"m", "k", "n"} <= factors.keys():
+        named.append(f"{factors['m']}x{factors['k']}x{factors['n']}")
+    if factors.get("compiled"):
+        named.append("compiled")
     sized = ("seq_len", "batch_size", "dtype", "world_size", "warmup_steps", "curve", "steps")
     return " ".join(named + [f"{name}={factors[name]}" for name in sized if name in factors])

@@ -23,6 +23,7 @@ from nanolib.cli.command import (
     use_output,
 )
 from nanolib.measurement import BadInput
+from nanolib.paths import database_path
 
 
 def _findings(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,6 +48,7 @@ def _findings(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("base")
 @click.argument("current")
 @click.option("--all", "everything", is_flag=True, help="Show the equivalent ones too.")
+@click.option("--strict", is_flag=True, help="Exit with 1 also where cases vanished or broke.")
 @_findings
 @click.option("--chart", "chart_file", metavar="FILE", help="Draw them: .html, .png or .svg.")
 @output_option
@@ -56,6 +58,7 @@ def compare(
     current: str,
     threshold: float,
     everything: bool,
+    strict: bool,
     json_file: str | None,
     markdown_file: str | None,
     chart_file: str | None,
@@ -66,10 +69,9 @@ def compare(
 
     use_output(output)
     _have_folders(json_file, markdown_file, chart_file)
-    (then, made), (now, made_now) = _rows_of("base", base), _rows_of("current", current)
-    found = compare_rows(then, now, threshold, made | made_now)
-    if not found.lines:
-        raise BadInput(f"compare: {base!r} and {current!r} have no case in common; compare runs of one notebook")
+    (then, made, noise), (now, made_now, noise_now) = _rows_of("base", base), _rows_of("current", current)
+    _check_common(base, then, current, now)
+    found = compare_rows(then, now, threshold, made | made_now, noise | noise_now)
     if chart_file:
         from nanolib.report.regressions import comparison_chart
         from nanolib.report.renderer import save_as
@@ -79,7 +81,27 @@ def compare(
     echo("the two were collected apart: drift between them is not controlled")
     if not found.same_machine:
         echo("they come from different machines: a comparison, not a gate")
-    sys.exit(EXIT_FAILED if found.regressed else EXIT_OK)
+    sys.exit(EXIT_FAILED if found.regressed or (strict and found.lost) else EXIT_OK)
+
+
+def _check_common(base: str, then: Any, current: str, now: Any) -> None:
+    """Refuse two sides that share no case, and name what the second can be compared with."""
+    from nanolib.store import Store
+
+    cases = [set(zip(rows["experiment"], rows["case_id"], strict=True)) for rows in (then, now)]
+    if cases[0] & cases[1]:
+        return
+    holds = [", ".join(dict.fromkeys(rows["experiment"])) for rows in (then, now)]
+    near = []
+    if database_path().exists():
+        with Store(create=False) as store:
+            near = store.runs_with({case_id for _, case_id in cases[1]}, but=set(now["run_id"]))
+    remedy = (
+        f"{current!r} can be compared with {', '.join(near)}"
+        if near
+        else f"no other run holds the cases of {current!r}"
+    )
+    raise BadInput(f"compare: {base!r} ({holds[0]}) and {current!r} ({holds[1]}) have no case in common; {remedy}")
 
 
 def _have_folders(*files: str | None) -> None:
@@ -91,14 +113,18 @@ def _have_folders(*files: str | None) -> None:
 
 def _show_comparison(found: Any, everything: bool, json_file: str | None, markdown_file: str | None) -> None:
     from nanolib.report.page import markdown_table
+    from nanolib.report.tables import compact
 
     summary = ", ".join(f"{n} {finding}" for finding, n in found.counts.items())
     if json_file:
         _write("--json", json_file, json.dumps(found.to_dict(), indent=1))
     if markdown_file:
         _write("--markdown", markdown_file, f"{summary}\n\n{markdown_table(found.table())}\n")
+    echo(*found.noise)
     table = found.table(everything)
     if len(table):
+        shared, table = compact(table)
+        echo(*([f"all: {shared}"] if shared else []))
         echo_table(table)
     echo(summary)
 
@@ -191,6 +217,7 @@ def ab(
 def history(experiments: tuple[str, ...], metric: str, everything: bool, output: str | None) -> None:
     """Each case over its runs on one machine: where its level changed, and between which revisions."""
     from nanolib.compare.history import histories, table
+    from nanolib.report.tables import compact
     from nanolib.store import Store
 
     use_output(output)
@@ -203,7 +230,9 @@ def history(experiments: tuple[str, ...], metric: str, everything: bool, output:
     found = [one for one in found if not experiments or one.experiment in experiments]
     changed = [one for one in found if one.changes]
     if shown := found if everything else changed:
-        echo_table(table(shown))
+        alike, lines = compact(table(shown))
+        echo(*([f"all: {alike}"] if alike else []))
+        echo_table(lines)
     runs_of = max((len(one.points) for one in found), default=0)
     echo(f"{len(changed)} of {len(found)} {metric} figures changed their level over up to {runs_of} runs")
     if found and runs_of < 4:
@@ -241,9 +270,9 @@ def _ab_question(
     return Question((a, b), checkout(), [(job.name, job.given, job.given) for job in jobs], metric=metric)
 
 
-def _rows_of(side: str, name: str) -> tuple[Any, dict[str, str]]:
-    """The measurements that a name or a database stands for, and which version made each run."""
-    from nanolib.compare.operations import versions_of
+def _rows_of(side: str, name: str) -> tuple[Any, dict[str, str], dict[str, list[str]]]:
+    """The measurements that a name or a database stands for, which version made each run, and what disturbed it."""
+    from nanolib.compare.operations import noise_of, versions_of
     from nanolib.store import Store
     from nanolib.store.files import is_database
 
@@ -251,7 +280,8 @@ def _rows_of(side: str, name: str) -> tuple[Any, dict[str, str]]:
     is_file = path.suffix in (".sqlite", ".db") or is_database(path) or (len(path.parts) > 1 and path.is_file())
     with Store(name if is_file else None, create=False) as store:
         run_ids = store.resolve("all" if is_file else name)
-        rows, made_by = store.measurements(run_ids, samples=True), versions_of(store, run_ids)
+        rows = store.measurements(run_ids, samples=True)
+        made_by, noise = versions_of(store, run_ids), noise_of(store, run_ids)
     if rows.empty:
         raise BadInput(f"{side}: {name!r} holds no measurement; name another run")
-    return rows, made_by
+    return rows, made_by, noise

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from nanolib.compare.operations import WHY, is_float32_model, is_untuned, versions_of
-from nanolib.measurement import METRICS, Direction, Flag, Status, case_name, format_number
+from nanolib.compare.operations import WHY, is_float32_model, is_untuned, noise_of, versions_of
+from nanolib.measurement import METRICS, BadInput, Direction, Flag, Provenance, Status, case_name, format_number
 from nanolib.stats.compare import THRESHOLD, Kind, Verdict, compare, judge_together
 from nanolib.stats.intervals import TooFewSamples
 from nanolib.store import Store
@@ -34,6 +34,7 @@ _ORDER = (
 )
 EXACT_WITH_THRESHOLD = ("peak_memory", "reserved_memory")
 _KEY = ["experiment", "case_id", "metric", "scope", "method"]
+BUSY = "busy machine: measure again, or nano ab"
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Line:
         current: The estimate now.
         verdict: The statistics, where there are any.
         message: What the finding leaves open.
+        machine: On which machine, where there are several.
     """
 
     experiment: str
@@ -59,6 +61,7 @@ class Line:
     current: float | None = None
     verdict: Verdict | None = None
     message: str = ""
+    machine: str = ""
 
     @property
     def change(self) -> str:
@@ -79,15 +82,17 @@ class Comparison:
         lines: The findings.
         same_machine: Whether both sides ran on one machine.
         threshold: The share from which a change counts.
+        noise: What the noise checks of the runs found, for people.
     """
 
     lines: tuple[Line, ...]
     same_machine: bool
     threshold: float = THRESHOLD
+    noise: tuple[str, ...] = ()
     counts: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, lines: Iterable[Line], same_machine: bool, threshold: float) -> Comparison:
+    def of(cls, lines: Iterable[Line], same_machine: bool, threshold: float, noise: Sequence[str] = ()) -> Comparison:
         """The findings in order, counted."""
 
         def badness(line: Line) -> tuple[int, float]:
@@ -95,19 +100,25 @@ class Comparison:
 
         ordered = tuple(sorted(lines, key=badness))
         counts = {str(finding): n for finding in _ORDER if (n := sum(line.finding == finding for line in ordered))}
-        return cls(ordered, same_machine, threshold, counts)
+        return cls(ordered, same_machine, threshold, tuple(noise), counts)
 
     @property
     def regressed(self) -> bool:
         """Whether a gate should fail: something regressed, on one and the same machine."""
         return self.same_machine and any(line.finding == Kind.REGRESSED for line in self.lines)
 
+    @property
+    def lost(self) -> bool:
+        """Whether cases of the base are gone, or fail now."""
+        return any(line.finding in (VANISHED, BROKE) for line in self.lines)
+
     def table(self, everything: bool = True) -> pd.DataFrame:
-        """One row per finding as text; without `everything` the equivalent ones are left out."""
+        """One row per finding as text, of whole case names; without `everything` the equivalent ones are left out."""
         shown = [line for line in self.lines if everything or line.finding != Kind.EQUIVALENT]
         return pd.DataFrame(
             [
-                {
+                ({"machine": line.machine} if any(one.machine for one in shown) else {})
+                | {
                     "verdict": str(line.finding),
                     "experiment": line.experiment,
                     "case": line.case,
@@ -138,19 +149,24 @@ class Comparison:
                     "minimum_detectable_effect": verdict.minimum_detectable_effect,
                 }
             )
-            fields = ("experiment", "case", "metric", "base", "current", "message")
+            fields = ("experiment", "case", "metric", "base", "current", "message", "machine")
             lines.append({"finding": str(line.finding)} | {name: getattr(line, name) for name in fields} | numbers)
         return {
             "regressed": self.regressed,
             "same_machine": self.same_machine,
             "threshold": self.threshold,
+            "noise": list(self.noise),
             "counts": self.counts,
             "lines": lines,
         }
 
 
 def compare_rows(
-    base: pd.DataFrame, current: pd.DataFrame, threshold: float = THRESHOLD, versions: Mapping[str, str] | None = None
+    base: pd.DataFrame,
+    current: pd.DataFrame,
+    threshold: float = THRESHOLD,
+    versions: Mapping[str, str] | None = None,
+    noise: Mapping[str, Sequence[str]] | None = None,
 ) -> Comparison:
     """Compare the measurements of two sets of runs.
 
@@ -159,15 +175,48 @@ def compare_rows(
         current: Likewise; of a case that several runs hold, the newest counts on either side.
         threshold: The share from which a change counts.
         versions: Run → the version of nanolib that made it, as `versions_of` gives them.
+        noise: Run → what its noise checks found, as `noise_of` gives them: its timings are `suspect` at most.
+
+    Raises:
+        BadInput: The machines of both sides differ, and one side has several: it is not known which to compare.
     """
-    base, current = (rows.drop_duplicates(_KEY, keep="last") for rows in (base, current))
+    noise = noise or {}
+    said = [f"run {run_id[:8]} began on a busy machine: {'; '.join(found)}" for run_id, found in noise.items()]
+    sides = [set(rows["machine_id"]) for rows in (base, current)]
+    if not sides[0] & sides[1]:  # a comparison of two machines
+        if max(map(len, sides)) > 1:
+            raise BadInput(
+                f"compare: the runs are of {len(sides[0])} and {len(sides[1])} machines that differ; name runs of one machine"
+            )
+        lines = _lines(base, current, threshold, versions or {}, noise)
+        return Comparison.of(_adjusted(lines), False, threshold, said)
+    machines = sorted(sides[0] | sides[1])
     lines = [
+        replace(line, machine=machine[:6] if len(machines) > 1 else "")
+        for machine in machines
+        for line in _lines(*_of_machine(base, current, machine), threshold, versions or {}, noise)
+    ]
+    return Comparison.of(_adjusted(lines), True, threshold, said)
+
+
+def _of_machine(base: pd.DataFrame, current: pd.DataFrame, machine: str) -> list[pd.DataFrame]:
+    return [rows[rows["machine_id"] == machine] for rows in (base, current)]
+
+
+def _lines(
+    base: pd.DataFrame,
+    current: pd.DataFrame,
+    threshold: float,
+    versions: Mapping[str, str],
+    noise: Mapping[str, Sequence[str]],
+) -> list[Line]:
+    """The findings of one machine's runs, or of one machine's against another's."""
+    base, current = (rows.drop_duplicates(_KEY, keep="last") for rows in (base, current))
+    return [
         *_case_lines(base, current),
         *exact_lines(base, current, threshold),
-        *_timing_lines(base, current, threshold, versions or {}),
+        *_timing_lines(base, current, threshold, versions, noise),
     ]
-    machines = set(base["machine_id"]) | set(current["machine_id"])
-    return Comparison.of(lines, len(machines) == 1, threshold)
 
 
 def since_before(store: Store, run_ids: Sequence[str]) -> Comparison | None:
@@ -179,8 +228,9 @@ def since_before(store: Store, run_ids: Sequence[str]) -> Comparison | None:
     if not before:
         return None
     base, current = (store.measurements(ids, samples=True) for ids in (before, run_ids))
-    made_by = versions_of(store, [*before, *run_ids])
-    return compare_rows(base, current[current["experiment"].isin(base["experiment"])], versions=made_by)
+    ids = [*before, *run_ids]
+    current = current[current["experiment"].isin(base["experiment"])]
+    return compare_rows(base, current, versions=versions_of(store, ids), noise=noise_of(store, ids))
 
 
 def block_medians(row: pd.Series) -> np.ndarray:
@@ -241,12 +291,19 @@ def exact_lines(base: pd.DataFrame, current: pd.DataFrame, threshold: float) -> 
 
 
 def _timing_lines(
-    base: pd.DataFrame, current: pd.DataFrame, threshold: float, versions: Mapping[str, str]
+    base: pd.DataFrame,
+    current: pd.DataFrame,
+    threshold: float,
+    versions: Mapping[str, str],
+    noise: Mapping[str, Sequence[str]],
 ) -> Iterator[Line]:
-    """Latencies by their blocks, p adjusted over all of them; one that is unsteady, or of other operations, gets no verdict."""
-    judged: list[tuple[pd.Series, pd.Series]] = []
-    verdicts: list[Verdict] = []
+    """Latencies by their blocks, p not adjusted yet; one that is unsteady, or of other operations, gets no verdict.
+
+    What was timed while others were at work regresses nothing: it is `suspect` at most.
+    """
     for then, now in _pairs(base, current, ["latency"]):
+        if Provenance.MODELLED in (then["provenance"], now["provenance"]):
+            continue
         if then["run_id"] == now["run_id"]:
             yield _line(then, now, Kind.EQUIVALENT, message="the same run")
             continue
@@ -258,15 +315,27 @@ def _timing_lines(
             yield _line(then, now, Kind.INCONCLUSIVE, message="one side never settled; measure it again")
             continue
         try:
-            verdicts.append(compare(block_medians(then), block_medians(now), threshold=threshold))
+            verdict = compare(block_medians(then), block_medians(now), threshold=threshold)
         except TooFewSamples as error:
-            yield _line(then, now, Kind.INCONCLUSIVE, message=f"{error}; raise budget_s")
+            yield _line(then, now, Kind.INCONCLUSIVE, message=f"too few blocks: {error}; raise budget_s")
             continue
-        judged.append((then, now))
-    for (then, now), verdict in zip(judged, judge_together(verdicts), strict=True):
-        seen = f"a change of {verdict.minimum_detectable_effect:.1%} would have been seen"
-        message = seen if verdict.kind is Kind.INCONCLUSIVE else ""
-        yield _line(then, now, verdict.kind, verdict=verdict, message=message)
+        busy = any(row["run_id"] in noise or Flag.BUSY_MACHINE in row["flags"] for row in (then, now))
+        yield _line(then, now, verdict.kind, verdict=verdict, message=BUSY if busy else "")
+
+
+def _adjusted(lines: Sequence[Line]) -> Iterator[Line]:
+    """The findings with p adjusted over all timings."""
+    judged = iter(judge_together([line.verdict for line in lines if line.verdict is not None]))
+    for line in lines:
+        if line.verdict is None:
+            yield line
+            continue
+        verdict, message = next(judged), ""
+        if verdict.kind is Kind.REGRESSED and line.message == BUSY:
+            verdict, message = replace(verdict, kind=Kind.SUSPECT), BUSY
+        if verdict.kind is Kind.INCONCLUSIVE:
+            message = f"sees changes from {verdict.minimum_detectable_effect:.1%}"
+        yield replace(line, finding=verdict.kind, verdict=verdict, message=message)
 
 
 def _number(value: float | None) -> str:

@@ -13,6 +13,12 @@ _WITH_MODELS = ("model", "energy", "warmup", "fp8")
 WHY = "before 0.3, models in float32 on a CPU could multiply by oneDNN unasked; no verdict: measure the base again"
 
 
+def noise_of(store: Store, run_ids: Iterable[str]) -> dict[str, list[str]]:
+    """What the noise checks of each run found when it began; runs on a quiet machine are left out."""
+    runs = store.runs_of(run_ids)
+    return {run["run_id"]: list(run["disturbances"]) for _, run in runs.iterrows() if len(run["disturbances"])}
+
+
 def versions_of(store: Store, run_ids: Iterable[str]) -> dict[str, str]:
     """The version of nanolib that made each run; empty where it is unknown."""
     return {run["run_id"]: str(run["versions"].get("nanolib", "")) for _, run in store.runs_of(run_ids).iterrows()}

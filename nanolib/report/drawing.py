@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import altair as alt
 import numpy as np
@@ -11,7 +13,7 @@ import pandas as pd
 
 from nanolib.measurement import METRICS
 from nanolib.report.linking import links
-from nanolib.report.overview import of_experiment, pick
+from nanolib.report.overview import by_machine, of_experiment, pick
 
 # Okabe & Ito (2008): told apart by every common kind of colour vision.
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
@@ -21,6 +23,7 @@ KEY = "Points: measured, with 95 % intervals. Dashed: predicted. Grey: as n and 
 ROOFLINE_KEY = "The prediction is the roofline of the ceilings measured in the same run."
 PLAN_KEY = "The prediction counts the same bytes on tensors that have shapes and no data."
 _FAILED = "#B00020"
+Chart = Callable[..., alt.TopLevelMixin]
 
 
 def axis_title(metric: str) -> str:
@@ -48,6 +51,32 @@ def empty_chart(title: str, why: str) -> alt.TopLevelMixin:
     """A chart that says that there is nothing to draw, and why."""
     text = alt.Chart(pd.DataFrame({"why": [why]})).mark_text(fontSize=13, color="#555").encode(text=alt.Text("why:N"))
     return theme(text.properties(width=2 * WIDTH, height=60, title=title))
+
+
+def each_machine(experiment: str = "") -> Callable[[Chart], Chart]:
+    """Draw a chart once per machine, one under the other: points of two machines are in no one picture.
+
+    Args:
+        experiment: Whose rows it is of; without it, the one named by the chart's second argument.
+    """
+
+    def decorate(chart: Chart) -> Chart:
+        @functools.wraps(chart)
+        def drawn(rows: pd.DataFrame, *more: Any, **named: Any) -> alt.TopLevelMixin:
+            parts = by_machine(rows, experiment or (more[0] if more else ""))
+            charts = [chart(part, *more, **named) for _, part in parts]
+            if len(parts) == 1:
+                return charts[0]
+            title = charts[0].title
+            for (name, _), one in zip(parts, charts, strict=True):
+                one.title, one.config = alt.Title(f"On {name}", fontSize=13), alt.Undefined
+            with warnings.catch_warnings():  # one choice in the legend for all machines is what we want
+                warnings.filterwarnings("ignore", message="Automatically deduplicated selection parameter")
+                return theme(alt.vconcat(*charts, spacing=32).properties(title=title))
+
+        return drawn
+
+    return decorate
 
 
 def seq_axis(values: pd.Series, title: str = "Sequence length (tokens)") -> alt.X:
@@ -120,6 +149,7 @@ def tidy(rows: pd.DataFrame, first: str, others: list[str], panel: str) -> pd.Da
     )
 
 
+@each_machine()
 def over_length(
     rows: pd.DataFrame,
     experiment: str,

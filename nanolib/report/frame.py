@@ -9,10 +9,9 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from nanolib.report.drawing import empty_chart, theme, why_empty
+from nanolib.report.drawing import Chart, each_machine, empty_chart, theme, why_empty
 from nanolib.report.overview import of_experiment
 
-Chart = Callable[..., alt.TopLevelMixin]
 # What is drawn, the lines under its title, and where they depend on the rows, words after the title.
 Drawn = tuple[alt.TopLevelMixin, str | Sequence[str]] | tuple[alt.TopLevelMixin, str | Sequence[str], str]
 
@@ -29,6 +28,7 @@ def framed(title: str, experiment: str = "", why: str = "") -> Callable[[Callabl
     """
 
     def decorate(draw: Callable[..., Drawn | None]) -> Chart:
+        @each_machine(experiment)
         @functools.wraps(draw)
         def chart(rows: pd.DataFrame, *more_of: Any) -> alt.TopLevelMixin:
             drawn = draw(rows, *more_of)

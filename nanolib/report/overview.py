@@ -15,17 +15,64 @@ from nanolib.measurement import FLAG_TEXT, METRICS, Direction, case_name, format
 _Made = TypeVar("_Made", pd.DataFrame, list[str])
 
 
-def cached(table: Callable[[pd.DataFrame], _Made]) -> Callable[[pd.DataFrame], _Made]:
-    """A table or verdict of the same rows is made once: charts, page and files ask for it again and again. Each gets a copy."""
-    last: list[Any] = [lambda: None, None]
+def cached(experiment: str) -> Callable[[Callable[[pd.DataFrame], _Made]], Callable[[pd.DataFrame], _Made]]:
+    """A table or verdict of an experiment is made machine by machine, and of the same rows once; each caller gets a copy.
 
-    @functools.wraps(table)
-    def made(rows: pd.DataFrame) -> _Made:
-        if last[0]() is not rows:
-            last[:] = weakref.ref(rows), table(rows)
-        return last[1].copy()
+    Where rows are of several machines, a table has the column `machine`, and each line of a verdict begins with its machine.
+    """
 
-    return made
+    def decorate(table: Callable[[pd.DataFrame], _Made]) -> Callable[[pd.DataFrame], _Made]:
+        last: list[Any] = [lambda: None, None]
+
+        @functools.wraps(table)
+        def made(rows: pd.DataFrame) -> _Made:
+            if last[0]() is not rows:
+                parts = by_machine(rows, experiment)
+                last[:] = weakref.ref(rows), _together([(name, table(part)) for name, part in parts])
+            return last[1].copy()
+
+        return made
+
+    return decorate
+
+
+def _together(parts: list[tuple[str, _Made]]) -> _Made:
+    if len(parts) == 1:
+        return parts[0][1]
+    if isinstance(parts[0][1], list):
+        alike = set.intersection(*(set(lines) for _, lines in parts))  # the question at the end
+        own = [f"{name}: {line}" for name, lines in parts for line in lines if line not in alike]
+        return own + [line for line in parts[0][1] if line in alike]
+    return pd.concat([frame.assign(machine=name) for name, frame in parts], ignore_index=True)
+
+
+_parts: tuple[Callable[[], Any], dict[str, list[tuple[str, pd.DataFrame]]]] = (lambda: None, {})
+
+
+def by_machine(rows: pd.DataFrame, experiment: str = "") -> list[tuple[str, pd.DataFrame]]:
+    """The rows of an experiment, machine by machine, each with what to call it: numbers of two machines are never joined.
+
+    Args:
+        rows: Measurements of any experiments.
+        experiment: Whose; empty for all.
+
+    Returns:
+        One part without a name, `rows` itself, where all that counts is of one machine.
+    """
+    global _parts
+    if _parts[0]() is not rows:
+        _parts = weakref.ref(rows), {}
+    if experiment not in _parts[1]:
+        own = of_experiment(rows, experiment) if experiment else rows
+        machines = list(dict.fromkeys(own["machine_id"])) if "machine_id" in own else []
+        several = [(machine_name(one), own[own["machine_id"] == one]) for one in machines] if len(machines) > 1 else []
+        _parts[1][experiment] = several
+    return _parts[1][experiment] or [("", rows)]
+
+
+def machine_name(machine_id: str) -> str:
+    """What charts, tables and sentences call a machine where there are several; `run_facts` says what it is."""
+    return f"machine {machine_id[:6]}"
 
 
 def of_experiment(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
@@ -80,6 +127,7 @@ def schema_of(rows: pd.DataFrame) -> str:
     return textwrap.fill("measurements: " + ", ".join(names), 100)
 
 
+@cached("")
 def deterministic(rows: pd.DataFrame) -> pd.DataFrame:
     """What must come out the same on every machine: parameter counts, sparsity, FLOPs by formula beside torch's count.
 
@@ -121,7 +169,7 @@ def run_facts(runs: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
                 "Started": run["started"][:19].replace("T", " ") + " UTC",
                 "Took": "—" if pd.isna(run["duration_s"]) else f"{run['duration_s']:.0f} s",
                 "Status": run["status"],
-                "Machine": f"{machine['cpu']}, {machine['cores']} cores, {machine['ram_gib']} GiB, {gpus}",
+                "Machine": f"{run['machine_id'][:6]}: {machine['cpu']}, {machine['cores']} cores, {machine['ram_gib']} GiB, {gpus}",
                 "torch": run["versions"].get("torch", ""),
                 "Revision": run["git_revision"],
                 "When it began": "; ".join(run["disturbances"]) or "quiet",
@@ -131,12 +179,15 @@ def run_facts(runs: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
 
 
 def failures(rows: pd.DataFrame) -> pd.DataFrame:
-    """Cases that did not end well: columns `experiment`, `case`, `status`, `message`."""
+    """Cases that did not end well: columns `experiment`, `case` (and its machine, of several), `status`, `message`."""
     columns = ["experiment", "case", "status", "message"]
     if rows.empty:
         return pd.DataFrame(columns=columns)
     bad = rows[(rows["metric"] == "case_time") & (rows["status"] != "ok")]
-    return bad.assign(case=[case_name(factors) for factors in bad["factors"]])[columns]
+    several = bad["machine_id"].nunique() > 1
+    names = (case_name(factors) for factors in bad["factors"])
+    places = (f"{machine_name(one)}: " if several else "" for one in bad["machine_id"])
+    return bad.assign(case=[place + name for place, name in zip(places, names, strict=True)])[columns]
 
 
 def flag_lines(rows: pd.DataFrame) -> list[str]:

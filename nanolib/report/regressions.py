@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import altair as alt
 import pandas as pd
 
@@ -9,7 +11,7 @@ from nanolib.compare.compare import Comparison
 from nanolib.compare.history import History
 from nanolib.measurement import METRICS, case_name, format_number, format_with_interval
 from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, empty_chart, theme
-from nanolib.report.overview import cached, of_experiment, pick
+from nanolib.report.overview import cached, machine_name, of_experiment, pick
 from nanolib.report.section import Section
 from nanolib.stats.compare import MARGIN, THRESHOLD, Kind
 
@@ -69,7 +71,7 @@ def ab_table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-@cached
+@cached("ab")
 def ab_verdict(rows: pd.DataFrame) -> list[str]:
     """What `nano ab` found, in words."""
     table = ab_table(rows)
@@ -207,14 +209,15 @@ def history_chart(found: list[History]) -> alt.TopLevelMixin:
         return empty_chart(title, "no case was run twice on one machine; run the suite again after a change")
     changed = [history for history in found if history.changes]
     told = changed[: len(PALETTE) - 1]
-    short = without_common([_history_name(history) for history in told])
+    names = dict(zip(map(id, found), _history_names(found), strict=True))
+    short = without_common([names[id(history)] for history in told])
     named = {id(history): name for history, name in zip(told, short, strict=True)}
     parts = [
         pd.DataFrame(
             {
                 "series": named.get(id(history), "no change of level"),
                 "line": str(index),
-                "case": _history_name(history),
+                "case": names[id(history)],
                 "run": range(1, len(history.points) + 1),
                 "revision": history.points["git_revision"],
                 "started": history.points["started"].str[:16],
@@ -261,7 +264,7 @@ def history_chart(found: list[History]) -> alt.TopLevelMixin:
         .encode(y=y, tooltip=tooltip),
     ]
     subtitle = [
-        f"{METRICS[found[0].metric].title} of {len(found)} timings, same machine. Triangles: the level changed."
+        f"{METRICS[found[0].metric].title} of {len(found)} timings, each on one machine. Triangles: the level changed."
     ]
     chart = alt.layer(*layers, width=2 * WIDTH, height=HEIGHT, title=alt.Title(title, subtitle=subtitle))
     return theme(chart)
@@ -276,10 +279,11 @@ def history_verdict(found: list[History]) -> list[str]:
     lines = [f"{len(changed)} of {len(found)} timings changed their level over up to {runs} runs."]
     if runs < 4:
         lines.append("A change of level takes at least four runs to be seen. Until then: nano compare latest~1 latest.")
+    names = dict(zip(map(id, found), _history_names(found), strict=True))
     for history in sorted(changed, key=lambda h: -h.changes[-1].at)[:6]:
         last = history.changes[-1]
         word = "worse" if last.worse else "better"
-        lines.append(f"{word}: {_history_name(history)} {last}.")
+        lines.append(f"{word}: {names[id(history)]} {last}.")
     return lines
 
 
@@ -289,8 +293,12 @@ def without_common(names: list[str]) -> list[str]:
     return [" ".join(word for word in name.split() if word not in common or "=" not in word) for name in names]
 
 
-def _history_name(history: History) -> str:
-    return f"{history.experiment} {history.case} {history.scope}".strip()
+def _history_names(found: Sequence[History]) -> list[str]:
+    several = len({history.machine_id for history in found}) > 1
+    return [
+        (f"{machine_name(one.machine_id)}: " if several else "") + f"{one.experiment} {one.case} {one.scope}".strip()
+        for one in found
+    ]
 
 
 def _counted(kinds: pd.Series) -> str:

@@ -52,6 +52,8 @@ def readable(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
         names: Column → title; a column with `_low` and `_high` siblings gets its interval.
     """
     result = pd.DataFrame(index=table.index)
+    if "machine" in table:  # where there are several
+        result["Machine"] = table["machine"]
     for column, title in names.items():
         if column not in table:
             continue
@@ -61,6 +63,39 @@ def readable(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
         else:
             result[title] = [_cell(*values) for values in zip(table[column], low, high, strict=True)]
     return result
+
+
+def compact(table: pd.DataFrame, width: int = 120) -> tuple[str, pd.DataFrame]:
+    """A table of findings for a terminal: words that all cases share are said once, empty columns go, and long texts are cut.
+
+    Args:
+        table: With the columns `experiment` and `case`.
+        width: Characters of a line.
+
+    Returns:
+        What the cases share, and the table.
+    """
+    names = [name.split(" ") for name in table["case"]]
+    shared = [word for word in dict.fromkeys(names[0]) if all(word in name for name in names)]
+    if len(set(table["case"])) > 1:
+        table = table.assign(case=[" ".join(word for word in name if word not in shared) for name in names])
+    else:
+        shared = []
+    if len(table) > 1 and table["experiment"].nunique() == 1:
+        shared, table = [table["experiment"].iloc[0], *shared], table.drop(columns="experiment")
+    table = table.loc[:, [bool(table[name].astype(bool).any()) for name in table]]
+    for column in ("p", "note", "case"):  # in this order they give way
+        widths = {name: max(len(name), *map(len, table[name].astype(str))) for name in table}
+        if column not in table or (too_much := sum(widths.values()) + len(widths) - 1 - width) <= 0:
+            continue
+        if column == "p":  # the interval beside it says as much
+            table = table.drop(columns=column)
+            continue
+        most = max(16, widths[column] - too_much)
+        table = table.assign(
+            **{column: [text if len(text) <= most else text[: most - 1] + "…" for text in table[column]]}
+        )
+    return " ".join(shared), table
 
 
 def _cell(value: Any, low: float | None = None, high: float | None = None) -> str:

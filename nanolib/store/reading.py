@@ -224,6 +224,20 @@ class Reader(Connection):
         found = (self.connection.execute(query, (run_id, but)) for run_id in run_ids)
         return list(dict.fromkeys(before for rows in found for (before,) in rows))
 
+    def runs_with(self, case_ids: Iterable[str], but: Iterable[str] = (), last: int = 3) -> list[str]:
+        """Short names of the newest runs that hold one of these cases, the newest first.
+
+        Args:
+            case_ids: Which cases.
+            but: Runs that are left out.
+            last: How many.
+        """
+        query = (
+            f"SELECT run_id FROM runs WHERE run_id NOT IN {LISTED} AND run_id IN"
+            f" (SELECT run_id FROM measurements WHERE case_id IN {LISTED}) ORDER BY rowid DESC LIMIT ?"
+        )
+        return [run_id[:8] for (run_id,) in self.connection.execute(query, [listed(but), listed(case_ids), last])]
+
     def _checked(self, table: str, query: str, values: Iterable[Any]) -> tuple[pd.DataFrame, dict[int, str]]:
         """What the rows stand for, JSON parsed; and what is wrong with those that are broken, by their place."""
         import pandas as pd
@@ -237,7 +251,8 @@ class Reader(Connection):
     def resolve(self, name: str) -> list[str]:
         """Run ids that a name stands for: an id or its beginning, a label, an experiment, a suite, `latest`, `latest~1`.
 
-        `latest` is the latest launch: all runs that one command started.
+        `latest` is the latest launch: all runs that one command started. `latest~1` is the launch before it that ran one of
+        the same notebooks, and its runs of these alone.
 
         Raises:
             BadInput: Nothing goes by that name.
@@ -248,11 +263,16 @@ class Reader(Connection):
             return [run_id for run_id, *_ in runs]
         if name == "latest" or name.startswith("latest~"):
             back = name.removeprefix("latest").removeprefix("~") or "0"
-            launches = dict.fromkeys(launch for _, _, launch, *_ in reversed(runs))
+            newest = runs[-1][2] if runs else ""
+            same = list(dict.fromkeys(experiment for _, _, launch, experiment, _ in runs if launch == newest))
+            launches = dict.fromkeys(launch for _, _, launch, experiment, _ in reversed(runs) if experiment in same)
             by_place = {str(place): launch for place, launch in enumerate(launches)}
             if back not in by_place:
-                raise BadInput(f"run: {name!r} is not there; the database holds {len(launches)} launches")
-            return [run_id for run_id, _, launch, *_ in runs if launch == by_place[back]]
+                of = f" of {', '.join(same)}" if same else ""
+                raise BadInput(f"run: {name!r} is not there; the database holds {len(launches)} launch(es){of}")
+            return [
+                run_id for run_id, _, launch, experiment, _ in runs if launch == by_place[back] and experiment in same
+            ]
         found = [run_id for run_id, label, *_ in runs if label == name and name]
         found = found or [run_id for run_id, _, _, *groups in runs if name and name in groups]
         found = found or [run_id for run_id, *_ in runs if name and run_id == name]

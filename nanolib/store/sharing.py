@@ -61,9 +61,7 @@ _ENCODED = re.compile(r"(?<!\S)\S*%(?:2[fF]|5[cC])\S*")  # as an address writes 
 # What opens a door: after its name, as a request or a command carries it, or by its own form. A token is also a piece of text:
 # what follows that word is a key if it looks like one.
 # Each is read once, from a word's first letter, or a long word would be read again from each of its letters.
-_OPENS = (
-    r"(?<![\w\-])(?=[\w\-]*(?:passw(?:or)?d|passphrase|secret|(?:api|private|access)[_\-]?key|sshpass|_pass))[\w\-]++"
-)
+_OPENS = r"(?<![\w\-])(?=[\w\-]*(?:passw(?:or)?d|passphrase|secret|(?:api|private|access)[_\-]?key|sshpass|_pass(?![a-z])))[\w\-]++"
 _CODE = r"(?:[^\s'\"]{1000,}|(?=[^\s'\"]{0,999}[A-Za-z])(?=[^\s'\"]{0,999}[\d_])[^\s'\"]{4,})"
 _KEY = re.compile(
     rf"(?i)(\bauthorization['\"]?\s*[:=]\s*)[^\s].*"

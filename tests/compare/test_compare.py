@@ -118,7 +118,7 @@ def test_a_finding_has_its_sides_its_change_and_what_it_leaves_open(found, tmp_p
     assert slow.change == f"{ratio - 1:+.1%} [{low - 1:+.1%} … {high - 1:+.1%}]" and low < 1.2 < high
     assert slow.current / slow.base == pytest.approx(1.2, rel=0.02)
     noisy, gone, new = told["noisy", "latency forward"], told["gone", ""], told["new", ""]
-    seen = f"a change of {noisy.verdict.minimum_detectable_effect:.1%} would have been seen"
+    seen = f"sees changes from {noisy.verdict.minimum_detectable_effect:.1%}"
     assert (noisy.finding, noisy.message) == ("inconclusive", seen) and slow.message == ""
     assert (gone.experiment, gone.finding, gone.message) == ("attention", "vanished", "current does not hold this case")
     assert (new.experiment, new.finding, new.message) == ("attention", "new", "base does not hold this case")

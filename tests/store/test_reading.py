@@ -201,13 +201,25 @@ def test_a_name_is_looked_for_among_labels_first_and_then_experiments_suites_and
     assert store.resolve("quick") == ["abcd1"] and store.resolve("warmup") == ["abce3"]
     assert store.resolve("abcd") == ["abcd1", "abcd2"] and store.resolve("abcf4") == ["abcf4"]
     assert store.resolve("latest~0") == store.resolve("latest") == store.resolve("latest~") == ["abcf4"]
-    assert store.resolve("latest~3") == ["abcd1"]
-    with pytest.raises(BadInput, match="run: 'latest~4' is not there; the database holds 4 launches"):
-        store.resolve("latest~4")
+    with pytest.raises(BadInput, match=r"run: 'latest~1' is not there; the database holds 1 launch\(es\) of warmup"):
+        store.resolve("latest~1")
     with pytest.raises(BadInput, match="'latest~1000000000' is not there"):
         store.resolve("latest~1000000000")
     with pytest.raises(BadInput, match="run: 'abc' is not in the database; `nano runs` lists what is"):
         store.resolve("abc")  # three characters are too few for the beginning of an id
+
+
+def test_the_run_before_is_of_the_same_notebook(store):
+    for run_id, experiment, launch in (
+        ("aaaa1", "attention", "one"),
+        ("aaaa2", "model", "one"),
+        ("bbbb1", "warmup", "two"),
+        ("cccc1", "model", "three"),
+    ):
+        store.add(make_run(run_id, experiment=experiment, launch=launch))
+    assert store.resolve("latest") == ["cccc1"] and store.resolve("latest~1") == ["aaaa2"]
+    with pytest.raises(BadInput, match="'latest~2' is not there"):
+        store.resolve("latest~2")
 
 
 def test_old_runs_go_by_age_or_number_and_running_ones_stay(store):

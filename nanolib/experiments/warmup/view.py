@@ -28,7 +28,7 @@ WARMUP_COLUMNS = {
 }
 
 
-@cached
+@cached("warmup")
 def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per direction and warm-up setting.
 
@@ -115,7 +115,7 @@ def warmup_settings(rows: pd.DataFrame) -> Drawn | None:
     return panels(named, draw), ""
 
 
-@cached
+@cached("warmup")
 def verdict(rows: pd.DataFrame) -> list[str]:
     """How many warm-up steps are enough on this machine."""
     found = overview.of_experiment(rows, "warmup")

@@ -23,7 +23,7 @@ QUALITY_COLUMNS = {
 _PANELS = {"replaced": "dense attention replaced", "fine_tuned": "and trained on with it"}
 
 
-@cached
+@cached("attention")
 def quality_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per pattern and sparsity.
 

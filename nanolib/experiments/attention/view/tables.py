@@ -39,7 +39,7 @@ _COLUMNS = (
 ATTENTION_COLUMNS = titles(_COLUMNS)
 
 
-@cached
+@cached("attention")
 def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per attention case.
 

@@ -17,7 +17,7 @@ from nanolib.report.tables import in_ms
 _UNSTEADY = Flag.NO_STEADY_STATE.value
 
 
-@cached
+@cached("attention")
 def verdict(rows: pd.DataFrame) -> list[str]:
     """Which attention is the fastest at each length, and from which length sparse pays."""
     table = attention_table(rows)

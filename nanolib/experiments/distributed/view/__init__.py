@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 
-@cached
+@cached("distributed")
 def verdict(rows: pd.DataFrame) -> list[str]:
     """Which form on how many ranks, what bounds it, and what training's communication costs."""
     words = [*decode_words(rows), *sharding_words(rows)]

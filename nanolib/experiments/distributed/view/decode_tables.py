@@ -58,7 +58,7 @@ def over_nodes(names: pd.Series, nodes: pd.Series) -> pd.Series:
     return names.where(nodes == 1, names + ", " + nodes.astype(str) + " nodes")
 
 
-@cached
+@cached("distributed")
 def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per form, number of ranks and length.
 
@@ -148,7 +148,7 @@ def _with_efficiency(table: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-@cached
+@cached("distributed")
 def component_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per component of a form: columns `ranks`, `seq_len`, `form`, `component`, `ms` (with ends), `mean`, `sd`."""
     rows = having(rows, EXPERIMENT, "world_size")

@@ -56,7 +56,7 @@ TRAINING_COLUMNS = {
 _BINARY = "datum.value >= 1048576 ? datum.value / 1048576 + 'M' : datum.value >= 1024 ? datum.value / 1024 + 'K' : datum.value"
 
 
-@cached
+@cached("distributed")
 def prefill_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per form, direction, number of ranks and length; columns as in `PREFILL_COLUMNS`, `latency` with its ends."""
     rows = having(rows, EXPERIMENT, "prefill_forms")
@@ -167,7 +167,7 @@ def sharded_memory(rows: pd.DataFrame) -> Drawn | None:
     return layers.properties(width=2 * WIDTH, height=HEIGHT), subtitle
 
 
-@cached
+@cached("distributed")
 def training_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per strategy and number of ranks; columns as in `TRAINING_COLUMNS`."""
     rows = having(rows, EXPERIMENT, "strategies")

@@ -32,7 +32,7 @@ ENERGY_COLUMNS = {
 _RANGES = ("power", "idle_power", "energy_per_token", "net_per_token", "energy", "energy_delay")
 
 
-@cached
+@cached("energy")
 def energy_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per phase, shape and source.
 
@@ -186,7 +186,7 @@ def power_over_time(rows: pd.DataFrame) -> Drawn | None:
     return chart.properties(width=2 * WIDTH, height=HEIGHT), subtitle
 
 
-@cached
+@cached("energy")
 def verdict(rows: pd.DataFrame) -> list[str]:
     """What a token costs in each phase, and by which source."""
     table = energy_table(rows)

@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 
-@cached
+@cached("fp8")
 def verdict(rows: pd.DataFrame) -> list[str]:
     """Does fp8 pay here, from which size, and at what loss."""
     if of_experiment(rows, "fp8").empty:

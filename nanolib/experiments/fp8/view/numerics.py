@@ -10,7 +10,7 @@ from nanolib.report.frame import Drawn, framed, panels, tooltips
 from nanolib.report.overview import cached, having, pick
 
 
-@cached
+@cached("fp8")
 def numerics_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Errors of emulated products, one line per way to cast, layer and product.
 

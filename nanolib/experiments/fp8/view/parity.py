@@ -24,7 +24,7 @@ PARITY_COLUMNS = {
 }
 
 
-@cached
+@cached("fp8")
 def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per arm that was trained beside bf16.
 

@@ -29,7 +29,7 @@ SPEED_COLUMNS = {
 }
 
 
-@cached
+@cached("fp8")
 def speed_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per model, precision and mode, with its speed-up over bf16 of the same run.
 

@@ -60,7 +60,7 @@ SCALING_COLUMNS = {
 }
 
 
-@cached
+@cached("model")
 def model_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per model and shape: inference beside training.
 
@@ -95,7 +95,7 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
     return table.rename(columns=lambda name: name.removeprefix("factor."))
 
 
-@cached
+@cached("model")
 def loss_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Loss per step: columns `series`, `step`, `loss` (nats per byte); `rows` must carry their samples."""
     found = pick(of_experiment(rows, "model"), "loss")
@@ -112,7 +112,7 @@ def loss_table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["series", "step", "loss"])
 
 
-@cached
+@cached("model")
 def scaling_table(rows: pd.DataFrame) -> pd.DataFrame:
     """How time and memory of each model grow with the sequence length.
 

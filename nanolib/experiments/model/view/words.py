@@ -16,7 +16,7 @@ from nanolib.report.tables import in_ms
 _ENDS = ("", "_low", "_high")
 
 
-@cached
+@cached("model")
 def verdict(rows: pd.DataFrame) -> list[str]:
     """What inference and training cost, where the time goes, how they scale."""
     table = model_table(rows)

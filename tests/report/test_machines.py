@@ -1,0 +1,141 @@
+"""A database of two machines: no sentence, fit, chart, table or comparison joins their numbers."""
+
+import gzip
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from nanolib.compare.compare import compare_rows, since_before
+from nanolib.compare.history import histories
+from nanolib.measurement import BadInput
+from nanolib.report import overview, page
+from nanolib.stats.compare import Kind
+from nanolib.store import Store
+from tests.shown import CHARTS, SECTIONS
+
+STORED = Path(__file__).parents[1] / "stored" / "results-0.1.sqlite.gz"
+SLOWER = 1.7
+OTHER = "f" * 12
+
+
+def _unpacked(folder):
+    file = folder / "results.sqlite"
+    with gzip.open(STORED) as packed, file.open("wb") as plain:
+        shutil.copyfileobj(packed, plain)
+    return file
+
+
+def _elsewhere(file):
+    """The same runs on another machine, where every timing takes longer."""
+    with sqlite3.connect(file) as connection:
+        connection.execute("PRAGMA foreign_keys = OFF")
+        connection.execute("UPDATE machines SET machine_id = ?, cpu = 'another CPU'", (OTHER,))
+        for table in ("runs", "measurements"):
+            connection.execute(f"UPDATE {table} SET machine_id = ?", (OTHER,))
+        for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+            if "run_id" in {column[1] for column in connection.execute(f"PRAGMA table_info({table})")}:
+                connection.execute(f"UPDATE {table} SET run_id = 'ffff' || substr(run_id, 5)")
+        slower = ", ".join(f"{name} = {name} * {SLOWER}" for name in ("estimate", "low", "high"))
+        connection.execute(f"UPDATE measurements SET {slower} WHERE metric IN ('latency', 'part_time')")
+    connection.close()
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    """One machine, the other, and both: exported from the second, and merged into the first."""
+    first, second, both = (tmp_path_factory.mktemp(name) for name in ("first", "second", "both"))
+    _unpacked(first)
+    with Store(_unpacked(second)):
+        pass  # brought to today's layout
+    _elsewhere(second / "results.sqlite")
+    with Store(second / "results.sqlite") as store:
+        store.copy_to(both / "export.sqlite", store.resolve("all"))
+    shutil.copy(first / "results.sqlite", both / "results.sqlite")
+    opened = [Store(folder / "results.sqlite") for folder in (first, second, both)]
+    opened[2].merge(both / "export.sqlite")
+    yield opened
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture(scope="module")
+def rows(stores):
+    return [store.shown(store.resolve("all"))[0] for store in stores]
+
+
+def _names(rows):
+    return [overview.machine_name(machine) for machine in dict.fromkeys(rows["machine_id"])]
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.experiment)
+def test_each_sentence_is_one_that_its_machine_alone_gives(section, rows):
+    first, second, both = (section.verdict(part) for part in rows)
+    told = [
+        line
+        for name, lines in zip(_names(rows[2]), (first, second), strict=True)
+        for line in (f"{name}: {one}" for one in lines if not (one in first and one in second))
+    ]
+    assert both == [*told, *(line for line in first if line in second)]
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.experiment)
+def test_each_line_of_a_table_is_one_of_its_machine(section, rows):
+    first, second, both = (section.readable(part) for part in rows)
+    if len(first) == 0:
+        assert len(both) == 0
+        return
+    assert list(both["Machine"]) == [_names(rows[2])[0]] * len(first) + [_names(rows[2])[1]] * len(second)
+    again = both.drop(columns="Machine")
+    assert again.iloc[: len(first)].reset_index(drop=True).equals(first.reindex(columns=again.columns))
+
+
+def _bare(spec):
+    return {
+        name: part for name, part in spec.items() if name not in ("$schema", "config", "title", "datasets", "params")
+    }
+
+
+@pytest.mark.parametrize("name", sorted(CHARTS))
+def test_each_picture_holds_the_points_of_one_machine(name, rows):
+    first, second, both = (CHARTS[name](part).to_dict(validate=False) for part in rows)
+    if "vconcat" not in both or name not in CHARTS:
+        assert both == first  # nothing was measured for it on either
+        return
+    assert len(both["vconcat"]) == 2
+    held = set(both["datasets"])  # named by what they hold
+    assert held == set(first["datasets"]) | set(second["datasets"])
+    titles = [one["title"]["text"] for one in both["vconcat"]]
+    assert titles == [f"On {name}" for name in _names(rows[2])]
+
+
+def test_what_must_be_equal_everywhere_is_told_of_each_machine(rows):
+    assert set(overview.deterministic(rows[2])["machine"]) == set(_names(rows[2]))
+
+
+def test_a_comparison_pairs_a_machine_with_itself_whatever_the_order(rows):
+    first, second, _ = rows
+    import pandas as pd
+
+    found = compare_rows(pd.concat([first, second]), pd.concat([second, first]))
+    assert found.same_machine and not found.regressed and {line.finding for line in found.lines} == {Kind.EQUIVALENT}
+    assert {line.machine for line in found.lines} == {machine[:6] for machine in (first["machine_id"].iloc[0], OTHER)}
+    across = compare_rows(first, second)
+    assert not across.same_machine and not across.regressed and {line.machine for line in across.lines} == {""}
+    third = first.assign(machine_id="g" * 12)
+    with pytest.raises(BadInput, match="2 and 1 machines that differ; name runs of one machine"):
+        compare_rows(pd.concat([first, second]), third)
+
+
+def test_no_history_and_no_run_before_is_of_another_machine(stores):
+    both = stores[2]
+    assert since_before(both, both.resolve("all")) is None
+    assert not histories(both, machine_ids=sorted(both.runs().machine_id))
+
+
+def test_the_page_of_both_opens_with_each_machine_by_name(stores, tmp_path):
+    both = stores[2]
+    page.build(both, both.resolve("all"), tmp_path, SECTIONS, pictures=False)
+    text = (tmp_path / "index.html").read_text()
+    assert "another CPU" in text and all(name in text for name in _names(both.shown(both.resolve("all"))[0]))
