@@ -6,12 +6,12 @@ What they leave out (intervals, labels, every sample) is in the `Measurement` th
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from nanolib.config import PRESETS
+from nanolib.config import PRESETS, NanoConfig
 from nanolib.measurement import BadInput, Measurement
 from nanolib.meters.layers.profiler import LayerProfiler, create_profiler
 from nanolib.meters.layers.profiling import ProfilingConfig
@@ -19,6 +19,8 @@ from nanolib.meters.memory import Peak, peak_memory, resident_peak
 from nanolib.meters.time.clock import clock_for
 from nanolib.meters.time.latency import summarise
 from nanolib.meters.time.timer import Timer
+from nanolib.models import EncoderDecoder, Transformer, generate_random_batch
+from nanolib.models import create_model as _create_model
 from nanolib.models.attention.layout import Layout
 from nanolib.models.attention.ranks import world_of
 from nanolib.models.attention.tree import tree_attention_decode
@@ -32,7 +34,9 @@ __all__ = [
     "benchmark_forward",
     "benchmark_forward_backward",
     "benchmark_with_statistics",
+    "create_model",
     "create_profiler",
+    "generate_random_batch",
     "profiled_tree_attn_decode",
 ]
 
@@ -42,6 +46,31 @@ MODEL_CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 _GIB = 2**30
+
+
+def create_model(
+    config: NanoConfig | Mapping[str, Any],
+    context_length: int | None = None,
+    device: str | torch.device = "cpu",
+    seed: int | None = None,
+    **fields: Any,
+) -> Transformer | EncoderDecoder:
+    """A transformer with random weights, of a config or of one of `MODEL_CONFIGS`.
+
+    Args:
+        config: What to build; sizes alone are those of the preset `small`'s kind of model.
+        context_length: The longest sequence, tokens; the config's by default.
+        device: Where; `meta` builds shapes only.
+        seed: As in `nanolib.create_model`.
+        fields: More fields of `NanoConfig`, such as `vocab_size`.
+
+    Raises:
+        BadInput: An unknown field, or a value that does not fit.
+    """
+    more = fields if context_length is None else fields | {"context_length": context_length}
+    if isinstance(config, NanoConfig):
+        return _create_model(NanoConfig(**config.model_dump() | more), device, seed)
+    return _create_model(NanoConfig.from_preset("small", **dict(config) | more), device, seed)
 
 
 def _series(
@@ -62,13 +91,22 @@ def _mean_and_sd_s(samples_ms: list[float]) -> tuple[float, float]:
     return statistics.fmean(samples_ms) / 1e3, sd / 1e3
 
 
-def benchmark_with_statistics(func: Callable[[], object], trials: int = 20) -> Measurement:
-    """Time `func` in `trials` single calls; outliers are labelled and kept.
+def benchmark_with_statistics(
+    func: Callable[[], object], trials: int = 20, warmup: int = 5, *, remove_outliers: bool = False
+) -> Measurement:
+    """Time `func` in `trials` single calls.
+
+    Args:
+        func: What to call; it takes no arguments.
+        trials: Timed calls.
+        warmup: Calls before them.
+        remove_outliers: Drop those beyond Tukey's inner fences, and say so; by default they are labelled and kept.
 
     Returns:
         A `latency`, ms; mean, sd and percentiles are in its details.
     """
-    return summarise(_series(func, "cpu" if not torch.cuda.is_available() else "cuda", 0, trials))
+    samples = _series(func, "cpu" if not torch.cuda.is_available() else "cuda", warmup, trials)
+    return summarise(samples, outliers="remove" if remove_outliers else "keep")
 
 
 def benchmark_forward(

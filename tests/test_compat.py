@@ -50,6 +50,30 @@ def test_the_timer_adds_up_by_name(capsys):
     assert lines[1].split()[:2] == ["a", "3"] and lines[2].split()[:2] == ["b", "1"]
 
 
+def test_blocks_within_blocks_are_counted_once(monkeypatch):
+    now = iter(range(100))
+    monkeypatch.setattr("nanolib.meters.time.timer.time.perf_counter", lambda: float(next(now)))
+    timer = Timer(use_cuda=False)
+    with timer.time_block("my_attention"), timer.time_block("comp_inner"), timer.time_block("comm_deep"):
+        pass
+    assert timer.seconds == {"comm_deep": [1.0], "comp_inner": [2.0], "my_attention": [2.0]}
+    assert sum(timer.totals().values()) == 5  # what passed from the first to the last
+    with pytest.raises(BadInput, match=r"Timer: device .cuda. is not here; give use_cuda="):
+        Timer(use_cuda=True)
+
+
+def test_tree_decoding_in_a_block_of_the_users_own(capsys):
+    q, k = torch.randn(1, 4, 1, 16), torch.randn(1, 2, 32, 16)
+    timer = Timer(use_cuda=torch.cuda.is_available())
+    with timer.time_block("my_attention"):
+        out = compat.profiled_tree_attn_decode(q, k, k, timer)
+    assert out.shape == q.shape
+    timer.print_stats()
+    shares = timer.shares()
+    assert shares["compute"] > 0 and sum(shares.values()) == pytest.approx(sum(timer.totals().values()))
+    assert "my_attention" in capsys.readouterr().out
+
+
 def test_the_memory_profiler_counts_live_bytes():
     with MemoryProfiler("cpu") as profiler:
         with pytest.raises(BadInput, match="nothing is recorded yet"):
@@ -57,6 +81,15 @@ def test_the_memory_profiler_counts_live_bytes():
         x = torch.ones(2**26, dtype=torch.uint8)
     assert profiler.peak_memory_cpu() == 2**26 / 2**30 and profiler.peak_memory_gpu() == 0
     assert 0 < profiler.efficiency_score() <= 1
+    del x
+
+
+def test_the_memory_profiler_can_be_read_after_an_exception():
+    profiler = MemoryProfiler("cpu")
+    with pytest.raises(RuntimeError, match="out of luck"), profiler:
+        x = torch.ones(2**26, dtype=torch.uint8)
+        raise RuntimeError("out of luck")
+    assert profiler.peak_memory_cpu() == 2**26 / 2**30 and profiler.efficiency_score() > 0
     del x
 
 
@@ -81,3 +114,94 @@ def test_the_profilers_names_are_there_with_the_arguments_that_others_use():
         with profiler:
             model(torch.ones(2, 4))
         assert len(profiler.results()[0].statistics) == 0 and profiler.results()[1].statistics.shape == (1, 4)
+
+
+def test_the_table_of_sizes():
+    """As such notebooks make it; on `meta`, where the largest costs nothing."""
+    from nanolib.compat import create_model, generate_random_batch
+
+    millions = {
+        name: sum(p.numel() for p in create_model(config, context_length=512, device="meta").parameters()) / 1e6
+        for name, config in MODEL_CONFIGS.items()
+    }
+    assert {name: round(count, 1) for name, count in millions.items()} == {
+        "small": 128.6,
+        "medium": 423.2,
+        "large": 969.4,
+        "xl": 1998.2,
+        "2.7B": 3406.8,
+    }
+    model = create_model(MODEL_CONFIGS["small"], context_length=64, device="cpu", num_layers=1, vocab_size=100)
+    ids = generate_random_batch(2, 64, 100, "cpu")
+    assert model(ids).shape == (2, 64, 100) and model.config.context_length == 64
+    again = create_model(model.config, context_length=32)
+    assert again.config == NanoConfig(**model.config.model_dump() | {"context_length": 32})
+    with pytest.raises(BadInput, match="nonsense"):
+        create_model(MODEL_CONFIGS["small"], nonsense=1)
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 1, 2, 5, 10])
+def test_forward_and_backward_by_warm_up(model, warmup_steps):
+    calls = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    ids = generate_random_batch(1, 8, 64, "cpu")
+    for benchmark in (benchmark_forward, benchmark_forward_backward):
+        mean, std = benchmark(model, ids, warmup_steps=warmup_steps, measure_steps=2)
+        assert mean > 0 and std >= 0
+    assert len(calls) == 2 * (warmup_steps + 2)
+
+
+def test_statistics_warm_up_first_and_drop_outliers_where_that_is_asked_for(monkeypatch):
+    calls = []
+    row = benchmark_with_statistics(lambda: calls.append(1))
+    assert len(calls) == 5 + 20 and len(row.samples) == 20
+    series = [1.0, 1.1, 0.9, 1.0, 1.05] * 4
+    monkeypatch.setattr(compat, "_series", lambda *_: [*series[:-1], 50.0])
+    kept, removed = (benchmark_with_statistics(lambda: None, remove_outliers=remove) for remove in (False, True))
+    assert kept.details["mean"] > 3 and "outliers removed" in removed.method and len(removed.samples) == 20
+
+
+def test_a_regression_of_five_percent_with_its_significance():
+    from nanolib.stats.compare import compare
+
+    base = [10.0 + 0.01 * (at % 7) for at in range(30)]
+    slower = compare(base, [1.08 * ms for ms in base], threshold=0.05)
+    assert str(slower.kind) == "regressed" and slower.p < 0.05 and slower.ratio == pytest.approx(1.08)
+    assert str(compare(base, [1.001 * ms for ms in base], threshold=0.05).kind) == "equivalent"
+
+
+def test_a_config_is_changed_by_assignment_and_checked():
+    config = compat.ProfilingConfig.standard()
+    profiler = compat.create_profiler(torch.nn.Sequential(torch.nn.Linear(4, 4)), config)
+    config.power_sample_interval_ms = 200
+    assert config.power_sample_interval_ms == 200 and profiler.config.power_sample_interval_ms == 50
+    for name, value, said in (
+        ("power_sample_interval_ms", 0, "give a number above 0"),
+        ("every_kth_token", 1.5, "give a whole number above 0"),
+        ("modules", 1, "give true or false"),
+        ("nonsense", 1, "there is no such field; use modules, "),
+    ):
+        with pytest.raises(BadInput, match=f"{name}: .*{said}"):
+            setattr(config, name, value)
+    assert config == compat.ProfilingConfig.custom(power_sample_interval_ms=200)
+
+
+def test_power_sections_and_cleaning_up_on_the_store(tmp_path):
+    from nanolib.store import Run, Store
+    from tests.report.rows import MACHINE
+
+    with Store(tmp_path / "results.sqlite") as store:
+        store.add(Run("energy", MACHINE, rows={}, run_id="r1"))
+        store.add_power_sample(t_s=0.0, watts=100.0)
+        store.add_power_sample({"t_s": 0.2, "watts": 110.0})
+        store.add_power_samples([{"t_s": 0.4 + at / 5, "watts": 120.0} for at in range(3)])
+        store.add_section("prefill", 0.1, 0.6)
+        store.commit_transaction()
+        power, sections = store.trace("power_samples", ["r1"]), store.trace("sections", ["r1"])
+        assert list(power["watts"]) == [100.0, 110.0, 120.0, 120.0, 120.0]
+        assert list(sections["name"]) == ["prefill"] and list(sections["ns"]) == [500_000_000]
+        with pytest.raises(BadInput, match=r"section: .x. ends at 1"):
+            store.add_section("x", 2.0, 1.0)
+        store.update_run("r1", status="done")
+        assert store.cleanup_old_runs(max_age_days=30) == []
+        assert store.cleanup_old_runs(run_ids=["r1"]) == ["r1"]

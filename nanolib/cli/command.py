@@ -173,7 +173,11 @@ class Commands(click.Group):
         except click.ClickException as error:
             context = getattr(error, "ctx", None)
             path = context.command_path if context else "nano"
-            echo(f"nano: {' '.join(error.format_message().split())} See: {path} --help", err=True)
+            from nanolib.cli.hints import hint
+
+            meant = hint(error, list(args[0] if args else kwargs.get("args") or sys.argv[1:]))
+            said = f"No such option {error.option_name!r}." if meant else " ".join(error.format_message().split())
+            echo(f"nano: {said} {meant or f'See: {path} --help'}", err=True)
         except click.Abort:
             sys.exit(EXIT_INTERRUPTED)
         sys.exit(EXIT_BAD_INPUT)

@@ -111,7 +111,7 @@ def peak_memory(device: str | torch.device = "cpu", *existing: torch.Tensor) -> 
         existing: Tensors that count although they were there before (weights, inputs); CUDA counts all anyway.
 
     Yields:
-        A `Peak`, filled when the block ends.
+        A `Peak`, filled when the block ends, however it does.
     """
     peak = Peak()
     gc.collect()
@@ -121,15 +121,20 @@ def peak_memory(device: str | torch.device = "cpu", *existing: torch.Tensor) -> 
         torch.cuda.empty_cache()  # what earlier cases have left in the allocator's cache is no part of this one's reserve
         torch.cuda.reset_peak_memory_stats(device)
         peak.before = torch.cuda.memory_allocated(device)
-        yield peak
-        torch.cuda.synchronize(device)
-        peak.live, peak.reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+        try:
+            yield peak
+        finally:
+            torch.cuda.synchronize(device)
+            peak.live, peak.reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
         return
-    with LiveBytes() as counter:
-        counter.watch(*existing)
-        peak.before = counter.current
-        yield peak
-    peak.live = counter.peak
+    counter = LiveBytes()
+    try:
+        with counter:
+            counter.watch(*existing)
+            peak.before = counter.current
+            yield peak
+    finally:
+        peak.live = counter.peak
 
 
 @contextmanager
@@ -186,9 +191,11 @@ def resident_peak() -> Iterator[Peak]:
         peak.before = _status_kib("VmRSS") * 1024
     except OSError as error:
         peak.resident_message = f"the kernel does not tell the resident peak here ({error.strerror}, {sys.platform})"
-    yield peak
-    if not peak.resident_message:
-        peak.resident = max(0, _status_kib("VmHWM") * 1024 - peak.before)
+    try:
+        yield peak
+    finally:
+        if not peak.resident_message:
+            peak.resident = max(0, _status_kib("VmHWM") * 1024 - peak.before)
 
 
 def _status_kib(field: str) -> int:

@@ -184,13 +184,40 @@ class Store(Reader):
         Raises:
             BadInput: No such run, or a sample without a moment or a value.
         """
-        run_id = run_id or self.resolve("latest")[-1]
         rows = [_power_row(sample) for sample in samples]  # all are looked at before any is taken in
-        if (run_id, case_id) not in self._traces:
-            self._traces[run_id, case_id] = self.new_trace(run_id, case_id)
-        trace = self._traces[run_id, case_id]
+        trace = self._trace(run_id, case_id)
         name = trace.name(source)
         trace.put("power_samples", [(name, *row) for row in rows])
+
+    def add_power_sample(
+        self, sample: Any = None, *, run_id: str = "", case_id: str = "", source: str = "power", **fields: Any
+    ) -> None:
+        """Queue one power sample: as `add_power_samples` takes it, or by its fields (`t_s`, `watts`, `joules`)."""
+        self.add_power_samples([fields if sample is None else sample], run_id=run_id, case_id=case_id, source=source)
+
+    def add_section(self, name: str, start_s: float, end_s: float, *, run_id: str = "", case_id: str = "") -> None:
+        """Queue a section of a run's time; `commit_transaction` waits until it is written.
+
+        Args:
+            name: What ran.
+            start_s: When it began, by the clock of the power samples.
+            end_s: When it ended.
+            run_id: Of which run; the newest by default.
+            case_id: Of which case.
+
+        Raises:
+            BadInput: No such run, or a section that ends before it begins.
+        """
+        if not end_s >= start_s:
+            raise BadInput(f"section: {name!r} ends at {end_s} and begins at {start_s}; give the later moment last")
+        trace = self._trace(run_id, case_id)
+        trace.put("sections", [(trace.name(name), round(1e6 * start_s), round(1e9 * (end_s - start_s)))])
+
+    def _trace(self, run_id: str, case_id: str) -> Trace:
+        run_id = run_id or self.resolve("latest")[-1]
+        if (run_id, case_id) not in self._traces:
+            self._traces[run_id, case_id] = self.new_trace(run_id, case_id)
+        return self._traces[run_id, case_id]
 
     def commit_transaction(self) -> None:
         """Wait until every queued row of a trace is committed.

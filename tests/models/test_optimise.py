@@ -47,11 +47,6 @@ def test_autocast_costs_digits_and_says_how_many(model, ids, name, least, most):
     assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
-@pytest.mark.slow
-def test_a_compiled_model_gives_the_same_logits(model, ids):
-    assert Inferring(model, ids[:, :-1], "compile").difference() < 1e-5
-
-
 @pytest.mark.parametrize("of", [Inferring, lambda model, ids, name: Generating(model, ids, 4, name)])
 def test_onednn_gives_the_same_logits_and_leaves_the_model_as_it_is(model, ids, of):
     step = of(model, ids[:2, :16], "onednn")

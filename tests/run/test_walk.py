@@ -167,6 +167,9 @@ def test_every_case_runs_or_says_why_it_cannot(tmp_path, name, at):
     said = rows[rows.status == "unsupported"].message
     assert not [text for text in said if not any(re.match(known, text) for known in KNOWN)]
     assert (ends.status == "ok").any()
+    against = rows[(rows.metric == "relative_error") & (rows.scope == "against_eager")]
+    rounded = [factors["optimisation"].startswith("autocast") for factors in against.factors]
+    assert (against.estimate < [0.1 if low else 1e-4 for low in rounded]).all()
     errors = rows[(rows.metric == "relative_error") & (rows.scope == "forward")]
     assert (errors.estimate < [_ALLOWED[factors["dtype"]] for factors in errors.factors]).all()
 

@@ -11,7 +11,7 @@ import functools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
@@ -76,7 +76,9 @@ class LayerProfiler:
         if "preallocate_size" in fields:
             fields["preallocate_metrics"] = fields.pop("preallocate_size")
         self.model = model
-        self.config = config or (ProfilingConfig.custom(**fields) if fields else ProfilingConfig.minimal())
+        self.config = (
+            replace(config) if config else ProfilingConfig.custom(**fields) if fields else ProfilingConfig.minimal()
+        )
         self._chosen = list(_chosen(model, self.config))
         self._roles = [role_of(name, module) for name, _, module in self._chosen]
         blocks = [name for name, kind, _ in self._chosen if kind == "block"]

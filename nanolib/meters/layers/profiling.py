@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 from nanolib.measurement import BadInput
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)  # as a key it must not be changed
 class ProfilingConfig:
-    """What is recorded, and how often.
+    """What is recorded, and how often; assignment is checked, and a profiler works by what it was given when it was made.
 
     Attributes:
         modules: Whether every module is timed in each k-th call. The blocks and what stands beside them are in every call.
@@ -34,18 +34,19 @@ class ProfilingConfig:
     batch_db_commits: bool = True
     preallocate_metrics: int = 64
 
-    def __post_init__(self) -> None:
-        for name in ("every_nth_layer", "every_kth_token", "preallocate_metrics"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise BadInput(f"{name}: {value!r} will not do; give a whole number above 0")
-        for name in ("near_zero", "power_sample_interval_ms"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-                raise BadInput(f"{name}: {value!r} will not do; give a number above 0")
-        for name in ("modules", "capture_activations", "deep_profiling", "batch_db_commits"):
-            if not isinstance(getattr(self, name), bool):
-                raise BadInput(f"{name}: {getattr(self, name)!r} will not do; give true or false")
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a field.
+
+        Raises:
+            BadInput: There is none of that name, or the value will not do; nothing is changed.
+        """
+        if name not in _FIELDS:
+            raise BadInput(f"{name}: there is no such field; use {', '.join(_FIELDS)}")
+        kind, needed = _FIELDS[name]
+        fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+        if not fits or (kind is int and value < 1) or (kind is _Number and not value > 0):
+            raise BadInput(f"{name}: {value!r} will not do; give {needed}")
+        object.__setattr__(self, name, value)
 
     @property
     def looks(self) -> bool:
@@ -74,16 +75,29 @@ class ProfilingConfig:
         Raises:
             BadInput: An unknown field, or a value that will not do.
         """
-        try:
-            return replace(cls.standard(), **fields)
-        except TypeError:
-            unknown = sorted(set(fields) - set(cls.__dataclass_fields__))
-            raise BadInput(f"{unknown[0]}: there is no such field; use {', '.join(cls.__dataclass_fields__)}") from None
+        made = cls.standard()
+        for name, value in fields.items():
+            setattr(made, name, value)
+        return made
 
     @classmethod
     def named(cls, mode: str) -> Self:
         """`minimal`, `standard` or `deep`."""
         return {"minimal": cls.minimal, "standard": cls.standard, "deep": cls.deep}[mode]()
 
+
+_Number = int | float
+_COUNT, _AMOUNT, _SWITCH = (int, "a whole number above 0"), (_Number, "a number above 0"), (bool, "true or false")
+_FIELDS: dict[str, tuple[Any, str]] = {
+    "modules": _SWITCH,
+    "capture_activations": _SWITCH,
+    "deep_profiling": _SWITCH,
+    "every_nth_layer": _COUNT,
+    "every_kth_token": _COUNT,
+    "near_zero": _AMOUNT,
+    "power_sample_interval_ms": _AMOUNT,
+    "batch_db_commits": _SWITCH,
+    "preallocate_metrics": _COUNT,
+}
 
 MODES = ("minimal", "standard", "deep")

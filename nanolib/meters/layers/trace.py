@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +20,7 @@ SORTS = (
     "count",
 )
 _CALLS = 3
+_SILENT = "6"  # of the tracer's own levels; it announces each beginning and end
 
 
 def write_trace(
@@ -43,12 +46,17 @@ def write_trace(
     activities = [ProfilerActivity.CPU]
     if torch.device(device).type == "cuda":
         activities.append(ProfilerActivity.CUDA)
+    os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)
     call()
     with profile(activities=activities, record_shapes=True, profile_memory=True) as found:
         for _ in range(_CALLS):
             call()
     trace, ops = path.with_name(path.name + ".json"), path.with_name(path.name + ".txt")
     found.export_chrome_trace(str(trace))
+    told = json.loads(trace.read_text(encoding="utf-8"))
+    for name in ("host_name", "traceName"):  # the machine's name, and the folder's
+        told.pop(name, None)
+    trace.write_text(json.dumps(told), encoding="utf-8")
     table = found.key_averages().table(sort_by=sort, row_limit=top, max_name_column_width=60)
     ops.write_text(f"{_CALLS} calls, by {sort}\n{table}\n", encoding="utf-8")
     return [trace, ops]

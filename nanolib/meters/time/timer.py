@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
+from nanolib.measurement import BadInput
 from nanolib.meters.time.clock import synchronizer
 
 KINDS = {"comp": "compute", "wait": "wait", "comm": "communication"}
@@ -18,23 +19,34 @@ KINDS = {"comp": "compute", "wait": "wait", "comm": "communication"}
 class Timer:
     """Times named blocks and prints a table of them.
 
+    Where blocks nest, the time of the inner one is not counted into the outer one: all times add up to what passed.
+
     Where there are several ranks, a block whose name begins with `comm_` waits for all of them first: that time is `wait` and not
     the block's, since waiting for a straggler is no communication.
 
     Args:
         device: What must have finished before a reading; a CPU has nothing queued.
+        use_cuda: In the place of a device, as other suites ask for it.
 
     Attributes:
-        seconds: Per block, the time of each of its runs.
+        seconds: Per block, the time of each of its runs, that of blocks within it left out.
+
+    Raises:
+        BadInput: CUDA is wanted, and is not here.
     """
 
-    def __init__(self, device: str | torch.device = "cpu") -> None:
+    def __init__(self, device: str | torch.device = "cpu", *, use_cuda: bool | None = None) -> None:
+        if use_cuda is not None:
+            device = "cuda" if use_cuda else "cpu"
+        if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+            raise BadInput(f"Timer: device {str(device)!r} is not here; give use_cuda=torch.cuda.is_available()")
         self.seconds: dict[str, list[float]] = {}
         self._synchronize = synchronizer(device)
+        self._within: list[float] = []  # of each open block, the seconds of those within it
 
     @contextmanager
     def time_block(self, name: str) -> Iterator[None]:
-        """Add the wall time of the block to `name`."""
+        """Add the wall time of the block to `name`, less that of blocks within it."""
         if name.startswith("comm_") and _ranks() > 1:
             with self._timed("wait"):
                 dist.barrier()
@@ -44,12 +56,16 @@ class Timer:
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
         self._synchronize()
+        self._within.append(0.0)
         start = time.perf_counter()
         try:
             yield
         finally:
             self._synchronize()
-            self.seconds.setdefault(name, []).append(time.perf_counter() - start)
+            took = time.perf_counter() - start
+            self.seconds.setdefault(name, []).append(took - self._within.pop())
+            if self._within:
+                self._within[-1] += took
 
     def totals(self) -> dict[str, float]:
         """Seconds in each block."""

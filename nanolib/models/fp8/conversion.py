@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
-from collections.abc import Sequence
+import logging
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -156,10 +159,28 @@ def convert(
 
 
 def _convert_with_torchao(model: nn.Module, recipe: str, chosen: list[str], emulate: bool = False) -> None:
-    from torchao.float8 import Float8LinearConfig, convert_to_float8_training  # heavy: imported where it is used
+    with _quiet():  # heavy: imported where it is used
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     config = replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulate)
     convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name in chosen)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torchao says of kernels that it cannot load here, and torch of torchao; NANOLIB_VERBOSE lets them speak."""
+    loggers = [] if os.environ.get("NANOLIB_VERBOSE") else [logging.getLogger(name) for name in _CHATTY]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
+
+
+_CHATTY = ("torchao", "torch.utils._pytree")
 
 
 def amdahl_bound(share: float, gain: float = 2.0) -> float:

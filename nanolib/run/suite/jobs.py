@@ -113,6 +113,13 @@ def plan(
     folder = checkout() / "params" / suite
     available = [name for name in notebooks() if (folder / f"{name}.yml").is_file()]
     for name in names:
+        if name.endswith((".yml", ".yaml")):
+            raise BadInput(
+                f"run: {shown(name)} is a params file; write: papermill notebooks/NAME.ipynb NAME.ipynb -f {shown(name)}, or give "
+                "its values by -p"
+            )
+        if "=" in name:
+            raise BadInput(f"run: {shown(name)} is a parameter; write: nano run NOTEBOOK -p {shown(name)}")
         if name not in available:
             raise BadInput(
                 f"run: {shown(name)} is neither a suite ({', '.join(suites())}) nor a notebook of {suite} ({', '.join(available)}) "

@@ -1,0 +1,61 @@
+"""What to type in the place of options that other suites have, and `nano run` has not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, get_origin
+
+import click
+
+_SUITES = ("quick", "full")
+
+
+def hint(error: click.ClickException, arguments: Sequence[str]) -> str:
+    """The command line that was meant, as a sentence; empty where nobody knows.
+
+    Args:
+        error: What click says of the arguments.
+        arguments: Those of the command line.
+    """
+    if not isinstance(error, click.NoSuchOption) or (error.ctx and error.ctx.info_name) != "run":
+        return ""
+    name = error.option_name.lstrip("-").replace("-", "_")
+    if name in _SUITES:
+        return f"Write: nano run {name}"
+    if name in ("f", "file", "params_file", "config"):
+        file = _value_of(error.option_name, arguments) or "file.yml"
+        return f"Write: papermill notebooks/{_notebook_of(file)}.ipynb {_notebook_of(file)}.ipynb -f {file}"
+    if with_it := _notebooks_with(name):
+        value = _value_of(error.option_name, arguments)
+        notebook = next((word for word in arguments if word in with_it), next(iter(with_it)))
+        return f"Write: nano run {notebook} -p {name}='{_as_yaml(value or '…', with_it[notebook])}'"
+    return ""
+
+
+def _notebooks_with(name: str) -> dict[str, Any]:
+    """Notebook → the field of its parameters that has this name."""
+    from nanolib.experiments import ALL
+
+    fields = {notebook: getattr(load(), "Params", None) for notebook, load in ALL.items()}
+    return {
+        notebook: kind.model_fields[name] for notebook, kind in fields.items() if kind and name in kind.model_fields
+    }
+
+
+def _notebook_of(file: str) -> str:
+    from nanolib.experiments import ALL
+
+    return next((name for name in ALL if name in file), "NOTEBOOK")
+
+
+def _value_of(option: str, arguments: Sequence[str]) -> str:
+    for at, word in enumerate(arguments):
+        given, equals, value = word.partition("=")
+        if given == option:
+            return value if equals else next((w for w in arguments[at + 1 : at + 2] if not w.startswith("-")), "")
+    return ""
+
+
+def _as_yaml(value: str, field: Any) -> str:
+    several = get_origin(field.annotation) is list and not value.startswith("[")
+    return f"[{value}]" if several else value

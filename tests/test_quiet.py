@@ -1,0 +1,38 @@
+"""What libraries say of themselves does not reach whoever runs nanolib, unless it is asked for."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from nanolib.meters.layers.trace import write_trace
+
+_CONVERT = """
+import torch
+from nanolib.models import fp8
+from nanolib.models.fp8 import conversion
+model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)).bfloat16()
+conversion._convert_with_torchao(model, "tensorwise", ["0"], emulate=True)
+from nanolib.meters.layers.trace import write_trace
+from pathlib import Path
+write_trace(lambda: torch.ones(3) + 1, Path(__import__("sys").argv[1]) / "trace")
+"""
+
+
+@pytest.mark.slow
+def test_fp8_and_the_profiler_print_nothing(tmp_path):
+    command = [sys.executable, "-c", _CONVERT, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_a_trace_names_no_machine_and_no_folder(tmp_path):
+    import platform
+
+    import torch
+
+    trace, _ = write_trace(lambda: torch.ones(4) + 1, tmp_path / "trace")
+    text = trace.read_text()
+    assert json.loads(text)["traceEvents"] and "host_name" not in text and str(tmp_path) not in text
+    assert f'"{platform.node()}"' not in text
