@@ -76,6 +76,7 @@ class Flag(enum.StrEnum):
     ABOVE_BOUND = "above_bound"
     BUSY_MACHINE = "busy_machine"
     OUTLIERS_REMOVED = "outliers_removed"
+    NOT_SPARSE = "not_sparse"
 
 
 FLAG_TEXT: dict[Flag, str] = {
@@ -89,8 +90,13 @@ FLAG_TEXT: dict[Flag, str] = {
     Flag.OVERSUBSCRIBED: "more ranks than cores or devices; no speed claim rests on this row",
     Flag.ABOVE_BOUND: "faster than the fastest dense kernel by skipping the same; measure dense (tiles) too, or distrust it",
     Flag.BUSY_MACHINE: "other processes used the machine meanwhile; repeat it when the machine is quiet",
+    Flag.NOT_SPARSE: "its mask removes nothing at this length, so it is dense; make block_size or window smaller, or n longer",
     Flag.OUTLIERS_REMOVED: "outliers were removed on request; the interval is not valid",
 }
+
+
+LEARNING_STEPS = 200  # of training: runs that are shorter show that it runs, and nothing of what it would learn
+SMOKE_TEST = f"a smoke test: nothing is said of runs under {LEARNING_STEPS} steps"
 
 
 @dataclass(frozen=True)

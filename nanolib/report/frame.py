@@ -18,20 +18,22 @@ Drawn = tuple[alt.TopLevelMixin, str | Sequence[str]] | tuple[alt.TopLevelMixin,
 HOLLOW = {"filled": False, "strokeWidth": 2}  # the mark of a point that a condition fills
 
 
-def framed(title: str, experiment: str = "", why: str = "") -> Callable[[Callable[..., Drawn | None]], Chart]:
+def framed(title: str, experiment: str = "", why: str = "") -> Callable[[Callable[..., Drawn | str | None]], Chart]:
     """Make a chart of what draws its marks.
 
     Args:
         title: Of the chart.
         experiment: Whose rows it is of: where there is nothing to draw they say why.
-        why: Why there is nothing to draw, in the place of that.
+        why: Why there is nothing to draw, in the place of that; what draws may give a reason of its own.
     """
 
-    def decorate(draw: Callable[..., Drawn | None]) -> Chart:
+    def decorate(draw: Callable[..., Drawn | str | None]) -> Chart:
         @each_machine(experiment)
         @functools.wraps(draw)
         def chart(rows: pd.DataFrame, *more_of: Any) -> alt.TopLevelMixin:
             drawn = draw(rows, *more_of)
+            if isinstance(drawn, str):
+                return empty_chart(title, drawn)
             if drawn is None:
                 return empty_chart(title, why or why_empty(of_experiment(rows, experiment), experiment))
             marks, subtitle, *more = drawn

@@ -15,7 +15,7 @@ def scaling_exponent(size: ArrayLike, value: ArrayLike, confidence: float = 0.95
     """Exponent p of value ≈ c · size^p, by least squares on logarithms.
 
     Args:
-        size: Shape [n], positive, at least three of them different.
+        size: Shape [n], positive, at least four of them different.
         value: Shape [n], positive.
         confidence: Nominal coverage.
 
@@ -23,11 +23,11 @@ def scaling_exponent(size: ArrayLike, value: ArrayLike, confidence: float = 0.95
         The exponent with its interval from Student's t on n − 2 degrees of freedom.
 
     Raises:
-        TooFewSamples: Fewer than three different sizes: a line through two points has no interval.
+        TooFewSamples: Fewer than four different sizes: they are points, and no law.
     """
     x, y = np.log(np.asarray(size, dtype=float)), np.log(np.asarray(value, dtype=float))
-    if len(np.unique(x)) < 3:
-        raise TooFewSamples(f"{len(np.unique(x))} different sizes cannot give an exponent's interval; take at least 3")
+    if len(np.unique(x)) < 4:
+        raise TooFewSamples(f"{len(np.unique(x))} different sizes cannot give an exponent's interval; take at least 4")
     if not np.ptp(y):
         return Interval(0.0, 0.0, 0.0)
     from scipy.special import stdtrit  # Student's quantiles; scipy.stats takes a second to import

@@ -64,7 +64,7 @@ ATTENTION = attention_rows(
 
 def model_rows():
     rows = {}
-    for seq_len in (128, 256, 512):
+    for seq_len in (64, 128, 256, 512):
         shape = {"name": "tiny", "attention_type": "dense", "seq_len": seq_len, "batch_size": 1}
         shape |= {"dtype": "float32", "device": "cpu"}
         weights = [exact("parameters", 1000, method="count"), exact("footprint", 4.0, method="count")]

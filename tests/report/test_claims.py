@@ -417,13 +417,13 @@ def parity_case(arm, verdict, difference=None, control=False, **rest):
     low, high = (None, None) if difference is None else (difference - 0.002, difference + 0.001)
     details = {"verdict": verdict, "control": control, "margin_nats": 0.0025, "tenths": None}
     row = Measurement("parity", difference, low, high, 0.95, 3, scope=arm, details=details, **rest)
-    return {"arm": arm, "seeds": 3, "steps": 40}, [row]
+    return {"arm": arm, "seeds": 3, "steps": 400}, [row]
 
 
 def test_parity_is_told_with_its_pairs_and_a_control_that_was_not_found_worse_takes_the_trust(say):
     arm = parity_case("row_wise", "equivalent", 0.0005, provenance=Provenance.EMULATED)
     lines = say("fp8", [arm, parity_case("off_by_2", "worse", 0.5, control=True)])
-    assert lines[0].startswith("row wise (emulated): equivalent after 40 steps, 5.00e-04 [-0.00150 … 0.00150]")
+    assert lines[0].startswith("row wise (emulated): equivalent after 400 steps, 5.00e-04 [-0.00150 … 0.00150]")
     assert lines[0].endswith("nats per byte above bf16, margin 0.0025, 3 pairs.")
     assert not any("The control" in line for line in lines)
     lines = say("fp8", [arm, parity_case("off_by_2", "inconclusive", 0.5, control=True)])

@@ -253,7 +253,7 @@ def test_every_figure_of_a_model_stands_in_its_own_column(measured):
 def test_scaling_is_fitted_to_one_model_type_and_batch_by_itself(measured):
     cases = []
     for batch, power in ((5, 2), (3, 1)):
-        for seq_len in (16, 32, 64):
+        for seq_len in (16, 32, 64, 128):
             factors = SIZES | {"name": "tiny", "attention_type": "dense", "mode": "inference"}
             ms = seq_len**power / 4
             found = [ended(), interval("latency", ms, ms, ms, scope="inference")]

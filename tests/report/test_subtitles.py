@@ -76,8 +76,8 @@ def test_the_schema_names_the_columns_without_factors_and_samples(measured):
 def test_parity_is_called_emulated_where_it_is(measured, provenance, said):
     details = {"verdict": "equivalent", "control": False, "margin_nats": 0.0025, "tenths": None}
     row = Measurement("parity", 0.0, -1e-3, 1e-3, 0.95, 3, scope="a", details=details, provenance=provenance)
-    table = parity_table(measured("fp8", [({"arm": "fp8_rowwise", "seeds": 3, "steps": 9}, [ended(), row])]))
-    assert parity_words(table)[0].startswith(f"fp8 rowwise{said}: equivalent after 9 steps")
+    table = parity_table(measured("fp8", [({"arm": "fp8_rowwise", "seeds": 3, "steps": 900}, [ended(), row])]))
+    assert parity_words(table)[0].startswith(f"fp8 rowwise{said}: equivalent after 900 steps")
 
 
 def test_a_rate_without_a_type_has_no_roof(measured):

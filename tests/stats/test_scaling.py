@@ -12,7 +12,7 @@ def test_scaling_exponent_of_a_power_law_is_its_power():
 
 
 def test_values_that_do_not_change_have_exponent_zero():
-    assert tuple(scaling_exponent([1, 2, 4], [7, 7, 7])) == (0, 0, 0)
+    assert tuple(scaling_exponent([1, 2, 4, 8], [7, 7, 7, 7])) == (0, 0, 0)
 
 
 def test_scaling_interval_covers_the_power():
@@ -33,10 +33,10 @@ def test_the_exponents_interval_is_that_of_ordinary_least_squares(confidence):
     assert tuple(scaling_exponent(size, value, confidence)) == pytest.approx((low, fitted.params[1], high))
 
 
-def test_two_sizes_give_no_exponent_and_three_do():
-    with pytest.raises(TooFewSamples, match="2 different sizes cannot give an exponent's interval; take at least 3"):
-        scaling_exponent([1, 2, 2], [1, 2, 2])
-    assert scaling_exponent([1, 2, 4], [1, 2.1, 4]).estimate == pytest.approx(1, abs=0.05)
+def test_three_sizes_give_no_exponent_and_four_do():
+    with pytest.raises(TooFewSamples, match="3 different sizes cannot give an exponent's interval; take at least 4"):
+        scaling_exponent([1, 2, 2, 4], [1, 2, 2, 4])
+    assert scaling_exponent([1, 2, 4, 8], [1, 2.1, 4, 8]).estimate == pytest.approx(1, abs=0.05)
 
 
 def test_a_link_that_keeps_to_the_model_gives_its_two_costs_back():

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from nanolib.measurement import Measurement, Unsupported, exact
+from nanolib.measurement import FLAG_TEXT, Flag, Measurement, Unsupported, exact
 from nanolib.meters import measure
 from nanolib.meters.flops import BACKWARD_FACTOR, RECOMPUTING_BACKWARD_FACTOR, count_flops
 from nanolib.meters.memory import MIB
@@ -180,7 +180,7 @@ class AttentionCase(Case):
             yield from self._against_dense(out, q, k, v)
         work = mask.work if mask is not None else self.work
         flops = work.flops(self.batch_size, self.num_heads, self.head_dim)
-        yield exact("sparsity", work.sparsity, method="mask")
+        yield from self._sparsity(work, mask)
         yield exact("block_sparsity", work.block_sparsity, method="mask", message=self._other_tile(mask))
         yield exact("flops", flops, scope="forward")
         if self.attention_type not in (
@@ -200,6 +200,18 @@ class AttentionCase(Case):
             counted = self.attention_type != "flex" or self.device.startswith("cuda")
             trace(each, self, params)
             yield from memory_rows(each, self.device, self.plan(), counted)
+
+    def _sparsity(self, work: attention.Work, mask: BlockMask | None) -> Iterator[Measurement]:
+        """What the mask removes, beside what was asked for; flagged where that is nothing."""
+        dense = mask is not None and not work.sparsity
+        yield exact(
+            "sparsity",
+            work.sparsity,
+            method="mask",
+            predicted=self.options.get("sparsity"),
+            flags=(Flag.NOT_SPARSE,) if dense else (),
+            message=FLAG_TEXT[Flag.NOT_SPARSE] if dense else "",
+        )
 
     def _other_tile(self, mask: BlockMask | None) -> str:
         """What the kernel skips by, where it cannot take the tile that was asked for."""

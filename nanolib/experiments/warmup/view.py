@@ -123,6 +123,8 @@ def verdict(rows: pd.DataFrame) -> list[str]:
     if curves.empty:
         return ["No warm-up curve was measured, so there is no verdict. Run: nano run quick warmup."]
     lines = []
+    table = warmup_table(rows)
+    cold = table[(table["warmup_steps"] == 0) & table["difference"].notna()]
     for _, curve in curves.iterrows():
         direction = curve["scope"].replace("_", " + ")
         if pd.isna(curve["estimate"]):
@@ -136,9 +138,13 @@ def verdict(rows: pd.DataFrame) -> list[str]:
             )
         else:
             steps = "no warm-up was detected in this one fresh process; a step"
+            others = cold[(cold["run_id"] == curve["run_id"]) & (cold["direction"] == curve["scope"])]
+            if (others["difference"] > _MOVED).any():
+                steps = (
+                    "no warm-up was detected in the curve's process, but in another the mean without it was "
+                    f"{others['difference'].max():+.0%}, so some is needed now and then: use 5 steps, or measure again; a step"
+                )
         lines.append(f"{direction}: {steps} takes {steady:.3g} ms.")
-    table = warmup_table(rows)
-    cold = table[(table["warmup_steps"] == 0) & table["difference"].notna()]
     for _, row in cold.iterrows():
         lines.append(
             f"{row['direction'].replace('_', ' + ')}: without warm-up the mean is {row['difference']:+.0%} against that after 5 "
@@ -148,6 +154,9 @@ def verdict(rows: pd.DataFrame) -> list[str]:
         "Fresh processes differ. Next question: is the answer the same in a second run? Repeat it before you rely on it."
     )
     return lines
+
+
+_MOVED = 0.05  # of the mean: from here on warm-up shows in what a setting reports
 
 
 def _median_moved(row: pd.Series, table: pd.DataFrame) -> str:

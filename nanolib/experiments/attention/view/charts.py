@@ -50,7 +50,9 @@ def attention_efficiency(rows: pd.DataFrame) -> alt.TopLevelMixin:
 def attention_speed_up(rows: pd.DataFrame) -> Drawn | None:
     """Forward speed-up of sparse kinds over dense, beside the bound that skipped tiles set for the fastest dense kernel."""
     table = attention_table(rows)
-    sparse = table[~table["name"].str.startswith("dense") & table["speed_up"].notna()] if len(table) else table
+    sparse = table
+    if len(table):
+        sparse = table[~table["name"].str.startswith("dense") & table["speed_up"].notna() & ~table["not_sparse"]]
     if sparse.empty:
         return None
     data = sparse[["name", "seq_len", "speed_up", "speed_up_low", "speed_up_high", "bound", "baseline"]]

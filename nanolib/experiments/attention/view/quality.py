@@ -5,6 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
+from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
 from nanolib.report import tables
 from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, colour_and_shape
 from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
@@ -29,14 +30,15 @@ def quality_table(rows: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         Columns: `pattern`, `target`, `sparsity` (as it came out), `dense_loss`, `replaced` and `fine_tuned` (loss above dense, nats
-        per byte) each with `_low` and `_high`, `seeds`, `status`, `message`.
+        per byte) each with `_low` and `_high`, `seeds`, `steps` of training, `status`, `message`.
     """
     rows = of_experiment(rows, "attention")
     if "factor.pattern" not in rows:
         return pd.DataFrame()
     rows = rows[rows["factor.pattern"].notna()]
+    rows = rows.assign(**{"factor.steps": rows.get("factor.steps", float("nan"))})
     key = ["run_id", "case_id"]
-    names = ["pattern", "target", "seeds"]
+    names = ["pattern", "target", "seeds", "steps"]
     table = rows[rows["metric"] == "case_time"][[*key, *(f"factor.{n}" for n in names), "status", "message"]]
     for metric, scope, name in (
         ("sparsity", None, "sparsity"),
@@ -85,15 +87,23 @@ def attention_quality(rows: pd.DataFrame) -> Drawn | None:
     subtitle = (
         f"Small decoders trained on bytes of real text, {seeds} seeds; differences paired by seed, with 95 % intervals."
     )
-    return panels(pd.concat(parts), draw), subtitle
+    more = f" {int(table['steps'].max())} steps: {SMOKE_TEST}." if (table["steps"] < LEARNING_STEPS).all() else ""
+    return panels(pd.concat(parts), draw), [subtitle, more.strip()] if more else subtitle
 
 
 def quality_words(rows: pd.DataFrame) -> list[str]:
     """What each pattern costs at its highest sparsity, and whether training on takes it back."""
     table = quality_table(rows)
+    if len(table) and (table["steps"] < LEARNING_STEPS).all():
+        return [f"The loss of sparse patterns was tried over {int(table['steps'].max())} steps: {SMOKE_TEST}."]
     lines = []
+    if len(table):
+        table = table[~(table["steps"] < LEARNING_STEPS)]
     for pattern, group in table[table["replaced"].notna()].groupby("pattern", sort=False) if len(table) else []:
         row = group.sort_values("sparsity").iloc[-1]
+        if not row["sparsity"]:
+            lines.append(f"In a trained decoder {pattern} removed nothing, so its loss says nothing of sparsity.")
+            continue
         lines.append(
             f"In a trained decoder {pattern}, which removes {row['sparsity']:.0%}, adds {_nats(row, 'replaced')} to a loss of "
             f"{row['dense_loss']:.2f}{_after(row)}."

@@ -15,6 +15,7 @@ _COLUMNS = (
     Column("seq_len", "n"),
     Column("batch_size", "Batch"),
     Column("dtype", "Type"),
+    Column("sparsity_predicted", "Asked to remove"),
     Column("sparsity", "Connections removed", "sparsity"),
     Column("block_sparsity", "Tiles skipped", "block_sparsity"),
     Column("mask", "Mask, ms", "latency", "mask"),
@@ -48,7 +49,8 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         Columns: the factors, those of `_COLUMNS` (`paid`: ms of mask, compile and one forward; `error_to_dense` and `cosine`: on
-        random inputs), `speed_up` over dense with `speed_up_low` and `speed_up_high`, its `bound`, `message`.
+        random inputs), `speed_up` over dense with `speed_up_low` and `speed_up_high`, its `bound`, `above_bound`, `not_sparse`
+        (its mask removes nothing), `message`.
     """
     rows = of_experiment(rows, "attention")
     if "factor.pattern" in rows:  # what sparsity does to a model has a table of its own
@@ -85,9 +87,12 @@ def _with_speed_up(table: pd.DataFrame) -> pd.DataFrame:
 def _with_flags(table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     flags = rows.groupby(["run_id", "case_id"], sort=False)["flags"].agg(all_flags).reset_index()
     table = table.merge(flags, on=["run_id", "case_id"], how="left")
-    above = (table["speed_up_low"] > table["bound"]) & ~table["name"].str.startswith("dense")
-    table["flags"] = [
-        [*flags, Flag.ABOVE_BOUND.value] if is_above else flags
-        for flags, is_above in zip(table["flags"], above, strict=True)
-    ]
+    kind = ~table["name"].str.startswith(("dense", "flash_attn"))
+    table["above_bound"] = (table["speed_up_low"] > table["bound"]) & kind
+    table["not_sparse"] = (table["sparsity"] == 0) & kind  # rows of earlier versions have no flag
+    for name, flag in (("above_bound", Flag.ABOVE_BOUND), ("not_sparse", Flag.NOT_SPARSE)):
+        table["flags"] = [
+            [*flags, flag.value] if is_so and flag.value not in flags else flags
+            for flags, is_so in zip(table["flags"], table[name], strict=True)
+        ]
     return table

@@ -236,12 +236,23 @@ def decode_words(rows: pd.DataFrame) -> list[str]:
     return lines
 
 
+_SCALES = 0.8  # of perfect scaling: from here on one more rank is worth its cores
+
+
 def _bound_words(best: pd.Series, tied: pd.DataFrame) -> str:
     """What bounds a form where the intervals of its parts tell; as a remedy only a form that is not slower."""
     parts = {kind: best[kind] for kind in KINDS}
     total = sum(parts.values())
     ms = ", ".join(f"{kind} {format_number(value)} ms" for kind, value in parts.items())
     if best["compute_low"] >= best["wait_high"] + best["communication_high"]:
+        if not best["efficiency_low"] > _SCALES:
+            known = pd.notna(best["efficiency"])
+            why = (
+                f"only {best['efficiency']:.0%} of perfect scaling was reached"
+                if known
+                else "one rank was not measured"
+            )
+            return f"compute-bound ({ms}), and {why}: nothing says that more ranks would help. Next: one rank with as many threads."
         return f"compute-bound ({ms}): more ranks would help as long as each has cores of its own."
     sends = best["compute_high"] < best["wait_low"] + best["communication_low"]
     if sends and best["wait_low"] > best["communication_high"]:

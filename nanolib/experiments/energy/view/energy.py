@@ -29,6 +29,7 @@ ENERGY_COLUMNS = {
     "status": "Status",
     "message": "Why",
 }
+NO_READING = "no sensor read this machine's power; what is estimated from how busy its cores were stands in the table"
 _RANGES = ("power", "idle_power", "energy_per_token", "net_per_token", "energy", "energy_delay")
 
 
@@ -96,12 +97,14 @@ def _source_line(case: pd.DataFrame, energy: pd.Series) -> dict[str, object]:
 
 
 @framed("Energy per token", "energy")
-def energy_per_token(rows: pd.DataFrame) -> Drawn | None:
-    """Joules per token by phase: a reading is a point with its bounds, an estimate a hatched range without a point."""
+def energy_per_token(rows: pd.DataFrame) -> Drawn | str | None:
+    """Joules per token by phase, as a sensor read them, with bounds. What is estimated stands in the table alone."""
     table = energy_table(rows)
     if table.empty or not table["energy_per_token"].notna().any():
         return None
-    table = table[table["energy_per_token"].notna()]
+    table = table[table["energy_per_token"].notna() & (table["provenance"] != Provenance.ESTIMATED.value)]
+    if table.empty:
+        return NO_READING
     case = "n = " + table["seq_len"].astype(int).astype(str)
     several = table["name"].nunique() > 1
     of_model = "" if several else f": {table['name'].iloc[0]}"
@@ -111,7 +114,6 @@ def energy_per_token(rows: pd.DataFrame) -> Drawn | None:
             "case": case + ", " + table["phase"].str.replace("_", " "),
             "phase": table["phase"].str.replace("_", " "),
             "source": table["source"] + " " + table["of"],
-            "estimated": table["provenance"] == Provenance.ESTIMATED.value,
             "joules": table["energy_per_token"],
             "low": table["energy_per_token_low"],
             "high": table["energy_per_token_high"],
@@ -127,28 +129,19 @@ def energy_per_token(rows: pd.DataFrame) -> Drawn | None:
     colour = alt.Color("phase:N", scale=colours, legend=None)  # the labels name the phase
     tooltip = tooltips("case source", "joules low high")
     x = {"title": "Energy per token (J)", "scale": scale}
-    box = {"x": alt.X("low:Q", **x), "x2": alt.X2("high:Q")}
     y = alt.Y("case:N", title=None, sort=order, axis=alt.Axis(labelLimit=420))
     base = alt.Chart(data).encode(y=y, color=colour, tooltip=tooltip)
-    layers = []
-    if data["estimated"].any():  # thin strokes side by side: a hatched bar, which no reading ever is
-        ranges = base.transform_filter("datum.estimated")
-        layers.append(ranges.mark_bar(filled=False, strokeDash=[2, 3], strokeWidth=1.5, height=12).encode(**box))
-        layers.append(ranges.mark_bar(opacity=0.15, height=12).encode(**box))
-    read = base.transform_filter("!datum.estimated")
-    layers += with_interval(read, "x", ("joules", "low", "high"), x, size=70)
-    subtitle = [
-        "Points: read from a sensor, with bounds.",
-        "Dashed boxes: a range estimated from how busy the cores were, and no reading.",
-    ]
+    layers = with_interval(base, "x", ("joules", "low", "high"), x, size=70)
+    subtitle = "Read from a sensor, with bounds."
     return alt.layer(*layers, width=int(1.6 * WIDTH), height=alt.Step(26)), subtitle, of_model
 
 
 @framed("Power over time", "energy")
-def power_over_time(rows: pd.DataFrame) -> Drawn | None:
-    """The course of the power in each window, the idle one before it; dashed where it is estimated."""
+def power_over_time(rows: pd.DataFrame) -> Drawn | str | None:
+    """The course of the power in each window, as a sensor read it, the idle one before it."""
     rows = of_experiment(rows, "energy")
     found = pick(rows, "power")
+    found = found[found["provenance"] != Provenance.ESTIMATED.value] if len(found) else found
     parts = []
     for _, row in found.iterrows() if len(found) else []:
         idle = row["scope"] == "idle"
@@ -161,13 +154,12 @@ def power_over_time(rows: pd.DataFrame) -> Drawn | None:
                     "watts": watts,
                     "phase": row["scope"].replace("_", " "),
                     "series": f"{row['case_id']} {row['scope']} {row['details'].get('of', '')}",
-                    "estimated": row["provenance"] == Provenance.ESTIMATED.value,
                 }
             )
         )
     data = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
     if data.empty:
-        return None
+        return NO_READING if len(pick(rows, "power")) else None
     phases = list(dict.fromkeys(data["phase"]))
     colours = ["#888888" if phase == "idle" else PALETTE[i % len(PALETTE)] for i, phase in enumerate(phases)]
     chart = (
@@ -177,13 +169,11 @@ def power_over_time(rows: pd.DataFrame) -> Drawn | None:
             x=alt.X("seconds:Q", title="Seconds since the work began; idle before it"),
             y=alt.Y("watts:Q", title="Power (W)", scale=alt.Scale(zero=True)),
             color=alt.Color("phase:N", title="Phase", scale=alt.Scale(domain=phases, range=colours)),
-            strokeDash=alt.condition("datum.estimated", alt.value([4, 4]), alt.value([1, 0])),
             detail=alt.Detail("series:N"),
             tooltip=tooltips("phase", "seconds watts"),
         )
     )
-    subtitle = "Solid: read from a sensor. Dashed: the middle of a range estimated from how busy the cores were, and no reading."
-    return chart.properties(width=2 * WIDTH, height=HEIGHT), subtitle
+    return chart.properties(width=2 * WIDTH, height=HEIGHT), "Read from a sensor."
 
 
 @cached("energy")

@@ -337,12 +337,16 @@ def layer_words(rows: pd.DataFrame) -> list[str]:
         lines.append(f"{case}: most of the time goes to {text}.{remedy}")
     table = overhead_table(rows)
     for case, part in table[table["mode"] != "again"].groupby("case", sort=False) if len(table) else []:
-        costs = [
-            f"{row['mode']} {format_with_interval(100 * row['wall'], 100 * row['wall_low'], 100 * row['wall_high'])} %"
-            for _, row in part.iterrows()
-        ]
+        costs = [_cost(row) for _, row in part.iterrows()]
         lines.append(f"{case}: profiling costs {'; '.join(costs)}.")
     return lines
+
+
+def _cost(row: pd.Series) -> str:
+    ends = format_with_interval(100 * row["wall"], 100 * row["wall_low"], 100 * row["wall_high"])
+    if row["wall_low"] <= 0 <= row["wall_high"]:
+        return f"{row['mode']} nothing that can be distinguished from zero ({ends} %)"
+    return f"{row['mode']} {ends} %"
 
 
 # What the report draws of it, in this order.

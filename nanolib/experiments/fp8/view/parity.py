@@ -5,10 +5,10 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from nanolib.measurement import format_with_interval, words_of
+from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, format_with_interval, words_of
 from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape
 from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
-from nanolib.report.overview import cached, ending_of, having, pick
+from nanolib.report.overview import cached, ending_of, having, listed, pick
 
 PARITY_COLUMNS = {
     "arm": "Arm",
@@ -60,6 +60,9 @@ def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
             line |= {"loss": row["estimate"], "loss_low": row["low"], "loss_high": row["high"]}
         line["arm"] = words.get(str(line["arm"]), line["arm"])
         lines.append(line)
+    for line in lines:
+        if line["steps"] < LEARNING_STEPS and "verdict" in line:
+            line["verdict"] = "smoke test"
     columns = ["verdict", "margin_nats", "tenths", "control", "provenance", "loss", "loss_low", "loss_high"]
     columns += ["difference", "difference_low", "difference_high"]
     table = pd.DataFrame(lines)
@@ -120,6 +123,12 @@ def fp8_parity(rows: pd.DataFrame) -> Drawn | None:
 def parity_words(table: pd.DataFrame) -> list[str]:
     """The verdict of every arm against its pair, a sentence each."""
     lines = []
+    if len(table) and (short := table[(table["steps"] < LEARNING_STEPS) & (table["status"] == "ok")]).shape[0]:
+        arms = listed(arm.replace("_", " ") for arm in short["arm"])
+        lines.append(
+            f"{arms}: trained beside bf16 for {int(short['steps'].max())} steps, {SMOKE_TEST}. Raise parity_steps."
+        )
+        table = table[~(table["steps"] < LEARNING_STEPS)]
     for _, row in table[table["status"] == "ok"].iterrows() if len(table) else []:
         arm = row["arm"].replace("_", " ")
         emulated = " (emulated)" if row["provenance"] == "emulated" else ""

@@ -6,6 +6,7 @@ import altair as alt
 import pandas as pd
 
 from nanolib.experiments.model.view.tables import loss_table, model_table
+from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
 from nanolib.report.drawing import (
     HEIGHT,
     KEY,
@@ -92,7 +93,9 @@ def model_loss(rows: pd.DataFrame) -> Drawn | None:
             tooltip=tooltips("series", "step loss", ".4~f"),
         )
     )
-    subtitle = "Before each step, on bytes of the standard library's sources. One seed."
+    subtitle = ["Before each step, on bytes of the standard library's sources. One seed."]
+    if (steps := int(data["step"].max())) < LEARNING_STEPS:
+        subtitle.append(f"{steps} steps: {SMOKE_TEST}.")
     return chart.properties(width=2 * WIDTH, height=HEIGHT), subtitle
 
 

@@ -118,7 +118,7 @@ def scaling_table(rows: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         Columns: `name`, `attention_type`, `dtype`, `batch_size`, `quantity`, `exponent` with `exponent_low` and `exponent_high`,
-        `meaning`; a series of fewer than three lengths has no exponent and says so.
+        `meaning`; a series of fewer than four lengths has no exponent and says so.
     """
     table = model_table(rows)
     lines: list[dict[str, Any]] = []

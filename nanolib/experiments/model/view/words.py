@@ -60,7 +60,10 @@ def verdict(rows: pd.DataFrame) -> list[str]:
             f"{line['name']} ({line['attention_type']}): {line['quantity']} grows as n^{line['exponent']:.2f} "
             f"[{line['exponent_low']:.2f} … {line['exponent_high']:.2f}]: {line['meaning']}."
         )
-    lines.append("Next question: at which length does the attention, quadratic in n, overtake the linear rest?")
+    if len(scaling) and scaling.get("exponent", pd.Series(dtype=float)).notna().any():
+        lines.append("Next question: at which length does the attention, quadratic in n, overtake the linear rest?")
+    else:
+        lines.append("Next question: how does it grow with the length? From four seq_lens on an exponent is fitted.")
     return lines
 
 

@@ -1,0 +1,102 @@
+"""No sentence says more than its rows: advice, gains, losses and absences, each from both sides."""
+
+import pytest
+
+from nanolib.measurement import LEARNING_STEPS, Measurement, exact
+from nanolib.report.frame import framed
+from tests.report.rows import ended, latency
+from tests.report.test_claims import COMPUTING, attention_case, decode_case, timed
+from tests.shown import CHARTS
+
+
+@pytest.mark.parametrize(
+    ("tiles", "said"), [(0.9, "of a bound of 10.00×"), (0.5, "above the 2.00× that skipping alone can give")]
+)
+def test_a_gain_beyond_its_bound_is_called_so(say, tiles, said):
+    cases = [attention_case("dense", 9.9, 10, 10.1), attention_case("window", 1.9, 2, 2.1, tiles=tiles)]
+    (line,) = [line for line in say("attention", cases) if "window beats" in line]
+    assert f"5.00× [4.71 … 5.32] {said}" in line and ("distrust it" in line) == (tiles == 0.5)
+
+
+@pytest.mark.parametrize("removed", [0.0, 0.001])
+def test_what_removes_nothing_is_dense_and_gains_nothing(say, measured, removed):
+    factors, found = attention_case("window", 1.9, 2, 2.1)
+    found = [row for row in found if row.metric != "sparsity"] + [exact("sparsity", removed, method="mask")]
+    cases = [attention_case("dense", 9.9, 10, 10.1), (factors, found)]
+    text = "\n".join(say("attention", cases))
+    assert ("window removes nothing at n = " in text) == (not removed) == ("window beats" not in text)
+    stored = measured("attention", [(factors, [ended(), *found]) for factors, found in cases])
+    drawn = str(CHARTS["attention_speed_up"](stored).to_dict())
+    assert ("no sparse kind was measured" in drawn) == (not removed)
+
+
+def _scaled(say, one_rank_ms):
+    parts = COMPUTING
+    cases = [
+        decode_case({"fused": ((one_rank_ms - 0.1, one_rank_ms, one_rank_ms + 0.1), 1, parts)}, world=1),
+        decode_case({"fused": ((8.9, 9, 9.1), 1, parts)}, world=2),
+    ]
+    return "\n".join(say("distributed", cases))
+
+
+def test_more_ranks_are_advised_only_where_they_have_helped(say):
+    assert "only 50% of perfect scaling was reached: nothing says that more ranks would help" in _scaled(say, 9.0)
+    assert "more ranks would help as long as" in _scaled(say, 17.0)
+
+
+@pytest.mark.parametrize(("cold_ms", "said"), [(12.5, True), (10.4, False)])
+def test_no_warm_up_is_not_said_beside_a_mean_that_needs_it(say, cold_ms, said):
+    cases = [({"direction": "forward", "warmup_steps": n, "curve": False}, [latency("forward", ms)])
+             for n, ms in ((0, cold_ms), (5, 10.0))]  # fmt: skip
+    needed = Measurement("warmup_needed", 0.0, scope="forward", details={"steady_median": 10.0})
+    cases.append(({"direction": "forward", "warmup_steps": 0, "curve": True}, [needed]))
+    first = say("warmup", cases)[0]
+    assert ("in another the mean without it was +25%" in first and "use 5 steps" in first) == said
+
+
+@pytest.mark.parametrize("steps", [LEARNING_STEPS - 1, LEARNING_STEPS])
+def test_runs_too_short_to_learn_are_smoke_tests(say, steps):
+    details = {"verdict": "equivalent", "control": False, "margin_nats": 0.0025, "tenths": None}
+    parity = Measurement("parity", 0.0, -1e-3, 1e-3, 0.95, 3, scope="a", details=details)
+    text = "\n".join(say("fp8", [({"arm": "fp8_rowwise", "seeds": 3, "steps": steps}, [parity])]))
+    assert ("a smoke test" in text) == (steps < LEARNING_STEPS) == ("equivalent after" not in text)
+    shape = {
+        "name": "w",
+        "pattern": "window",
+        "target": 0.5,
+        "seeds": 2,
+        "steps": steps,
+        "seq_len": 64,
+        "batch_size": 1,
+    }
+    rows = [exact("sparsity", 0.5, method="mask"), Measurement("loss", 2.0, 1.9, 2.1, 0.95, 5, scope="dense")]
+    rows += [
+        Measurement("loss_difference", 0.2, 0.1, 0.3, 0.95, 5, scope=scope) for scope in ("replaced", "fine_tuned")
+    ]
+    cases = [attention_case("dense", 9.9, 10, 10.1), (shape | {"dtype": "float32"}, rows)]
+    text = "\n".join(say("attention", cases))
+    assert ("a smoke test" in text) == (steps < LEARNING_STEPS) == ("a loss that the fine-tune" not in text)
+
+
+@pytest.mark.parametrize(("low", "nothing"), [(-0.5, True), (0.0, True), (0.5, False)])
+def test_an_overhead_that_may_be_zero_is_not_told_from_zero(low, nothing):
+    from nanolib.experiments.energy.view.layers import _cost
+
+    said = _cost({"mode": "deep", "wall": 0.02, "wall_low": low / 100, "wall_high": 0.04})
+    assert said.startswith("deep nothing that can be distinguished from zero (") == nothing and said.startswith("deep ")
+
+
+@pytest.mark.parametrize(("lengths", "fitted"), [((64, 128, 256), False), ((64, 128, 256, 512), True)])
+def test_a_law_takes_four_lengths(say, lengths, fitted):
+    shape = {"name": "tiny", "attention_type": "dense", "batch_size": 1, "dtype": "float32", "device": "cpu"}
+    cases = [
+        (shape | {"seq_len": n, "mode": "inference"}, [timed("inference", n, n, n), exact("footprint", 4.0)])
+        for n in lengths
+    ]
+    text = "\n".join(say("model", cases))
+    assert ("grows as n^" in text) == fitted == ("From four seq_lens on" not in text)
+
+
+def test_what_draws_may_say_why_it_does_not(measured):
+    chart = framed("Title", "model")(lambda rows: "the sensor is asleep")
+    assert "the sensor is asleep" in str(chart(measured("model", [])).to_dict())
