@@ -59,6 +59,7 @@ class Provenance(enum.StrEnum):
     EMULATED = "emulated"
     ESTIMATED = "estimated"
     MODELLED = "modelled"
+    REPLAYED = "replayed"
     QUOTED = "quoted"
 
 

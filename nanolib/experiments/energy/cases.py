@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pydantic
@@ -15,9 +16,11 @@ from nanolib.experiments.model.model_cases import GenerationCase, ModelCase, mod
 from nanolib.experiments.model.steps import Generating, Training
 from nanolib.measurement import Measurement, exact
 from nanolib.meters.energy.meter import EnergyMeter
+from nanolib.meters.energy.power import ReplaySource, read_trace
 from nanolib.meters.layers.profiling import MODES, ProfilingConfig
 from nanolib.meters.machine import resolve_device
 from nanolib.models import text
+from nanolib.paths import expanded
 from nanolib.run import params as shared
 from nanolib.run.case import Case, Plan
 from nanolib.run.params import distinct, fitting_config, known_presets
@@ -41,6 +44,8 @@ class Params(shared.Params):
         phases: `prefill`, `decode`, `training_step`.
         window_s: The work is repeated for so long under one window; a sensor needs ten of its updates.
         idle_s: How long the idle machine is watched first.
+        power_trace: A recording that is replayed in the place of a sensor: a CSV file with the columns `t_s` (s) and `power_w`
+            (W); empty for this machine's own power.
         profiling: Modes whose cost is measured; the last looks into the layers; empty for none.
         every_kth_token: So often a call is looked at closely.
         every_nth_layer: Of the blocks, only each n-th is looked into.
@@ -57,12 +62,33 @@ class Params(shared.Params):
     phases: list[Phase] = pydantic.Field(list(PHASES), min_length=1)
     window_s: float = pydantic.Field(1.2, gt=0, le=86_400)
     idle_s: float = pydantic.Field(0.5, ge=0.1, le=3600)
+    power_trace: str = ""
     profiling: list[Literal[MODES]] = pydantic.Field(list(MODES))  # type: ignore[valid-type]
     every_kth_token: int = pydantic.Field(4, gt=0, le=1_000_000)
     every_nth_layer: int = pydantic.Field(1, gt=0, le=10_000)
 
     _presets = pydantic.field_validator("presets")(known_presets)
     _distinct = pydantic.field_validator("presets", "seq_lens", "phases", "profiling")(distinct)
+
+    @pydantic.field_validator("power_trace")
+    @classmethod
+    def _from_any_folder(cls, value: str) -> str:
+        return str(expanded(value).absolute()) if value else ""  # a notebook's kernel runs in another folder
+
+    @pydantic.model_validator(mode="after")
+    def _trace_is_long_enough(self) -> Params:
+        if self.power_trace:
+            t_s, _ = read_trace(Path(self.power_trace))
+            if t_s[-1] < self.idle_s + self.window_s:
+                raise ValueError(
+                    f"power_trace: {Path(self.power_trace).name!r} lasts {t_s[-1]:g} s, and idle_s and window_s need "
+                    f"{self.idle_s + self.window_s:g} s; give a longer one, or shorten them"
+                )
+        return self
+
+    def sources(self) -> list[ReplaySource] | None:
+        """What tells the power: the recording, from its beginning; None for what this machine has."""
+        return [ReplaySource(*read_trace(Path(self.power_trace)))] if self.power_trace else None
 
     @pydantic.model_validator(mode="after")
     def _configs_fit(self) -> Params:
@@ -141,7 +167,7 @@ class EnergyCase(Case):
     def _rows(self, params: Params, built: nn.Module, call: Callable[[], object]) -> Iterator[Measurement]:
         """FLOPs, time per call over the window, and energy and power of each source, estimated where none measures."""
         yield exact("flops", int(self.predict()["flops"]), scope=self.phase)
-        with EnergyMeter(sink=traces.current(), device=self.device) as meter:
+        with EnergyMeter(params.sources(), sink=traces.current(), device=self.device) as meter:
             idle = meter.idle(params.idle_s)
             call()
             calls = 0
@@ -179,7 +205,7 @@ class ProfileCase(EnergyCase):
         often = {"every_kth_token": self.every_kth_token, "every_nth_layer": self.every_nth_layer}
         modes = {name: replace(ProfilingConfig.named(name), **often) for name in params.profiling}
         deepest = max(params.profiling, key=MODES.index)
-        yield from profile(self.phase, built, call, modes[deepest], params.window_s)
+        yield from profile(self.phase, built, call, modes[deepest], params.window_s, params.sources())
         yield from overheads(self.phase, built, call, modes, params.budget_s, params.rel_ci)
 
 

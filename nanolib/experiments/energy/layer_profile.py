@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from torch import nn
 
 from nanolib.measurement import BadInput, Measurement, Provenance
 from nanolib.meters.energy.meter import EnergyMeter, Window
+from nanolib.meters.energy.power import Source
 from nanolib.meters.layers.activations import STATISTICS
 from nanolib.meters.layers.overhead import measure_overhead
 from nanolib.meters.layers.profiler import DeepLayer, LayerProfiler, ModuleTime
@@ -23,7 +24,12 @@ _MIN_CALLS = 12
 
 
 def profile(
-    phase: str, model: nn.Module, call: Callable[[], object], config: ProfilingConfig, window_s: float
+    phase: str,
+    model: nn.Module,
+    call: Callable[[], object],
+    config: ProfilingConfig,
+    window_s: float,
+    sources: Sequence[Source] | None = None,
 ) -> Iterator[Measurement]:
     """Watch calls for a while; rows, samples and statistics go to the trace of the case as well.
 
@@ -32,6 +38,7 @@ def profile(
         model: What is called.
         call: Calls it once.
         config: How closely to look.
+        sources: Of power; by default those of this machine.
         window_s: How long; at least twelve calls are made, and two that are looked at closely.
 
     Returns:
@@ -40,7 +47,7 @@ def profile(
     """
     trace = traces.current()
     device = next(model.parameters()).device
-    meter = EnergyMeter(sample_s=config.power_sample_interval_ms / 1e3, sink=trace, device=device)
+    meter = EnergyMeter(sources, sample_s=config.power_sample_interval_ms / 1e3, sink=trace, device=device)
     synchronize = synchronizer(device)
     least = max(_MIN_CALLS, config.every_kth_token + 1 if config.looks else 0)
     calls = 0

@@ -212,7 +212,9 @@ class EnergyMeter:
             yield Measurement("energy", status=Status.UNSUPPORTED, message=str(error), **common)
             return
         estimated = track.source.provenance is Provenance.ESTIMATED
+        replayed = track.source.provenance is Provenance.REPLAYED
         message = "from how busy the cores were: a range, not a reading" if estimated else ""
+        message = "from a recording, and no reading of this machine" if replayed else message
 
         seconds, watts = track.course(window)
         course = {"course_s": seconds, "course_w": watts}

@@ -8,7 +8,7 @@ import pandas as pd
 from nanolib.experiments.energy.view.layers import layer_words
 from nanolib.measurement import Provenance, format_with_interval
 from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH
-from nanolib.report.frame import Drawn, framed, tooltips, with_interval
+from nanolib.report.frame import HOLLOW, Drawn, framed, tooltips, with_interval
 from nanolib.report.linking import links
 from nanolib.report.overview import cached, ending_of, of_experiment, pick
 
@@ -30,6 +30,7 @@ ENERGY_COLUMNS = {
     "message": "Why",
 }
 NO_READING = "no sensor read this machine's power; what is estimated from how busy its cores were stands in the table"
+_HOLLOW_SAYS = "Hollow and dotted: replayed from a recording, and no reading of this machine."
 _RANGES = ("power", "idle_power", "energy_per_token", "net_per_token", "energy", "energy_delay")
 
 
@@ -114,6 +115,7 @@ def energy_per_token(rows: pd.DataFrame) -> Drawn | str | None:
             "case": case + ", " + table["phase"].str.replace("_", " "),
             "phase": table["phase"].str.replace("_", " "),
             "source": table["source"] + " " + table["of"],
+            "replayed": table["provenance"] == Provenance.REPLAYED.value,
             "joules": table["energy_per_token"],
             "low": table["energy_per_token_low"],
             "high": table["energy_per_token_high"],
@@ -131,9 +133,10 @@ def energy_per_token(rows: pd.DataFrame) -> Drawn | str | None:
     x = {"title": "Energy per token (J)", "scale": scale}
     y = alt.Y("case:N", title=None, sort=order, axis=alt.Axis(labelLimit=420))
     base = alt.Chart(data).encode(y=y, color=colour, tooltip=tooltip)
-    layers = with_interval(base, "x", ("joules", "low", "high"), x, size=70)
-    subtitle = "Read from a sensor, with bounds."
-    return alt.layer(*layers, width=int(1.6 * WIDTH), height=alt.Step(26)), subtitle, of_model
+    ends = ("joules", "low", "high")
+    layers = with_interval(base.transform_filter("!datum.replayed"), "x", ends, x, size=70)
+    layers += with_interval(base.transform_filter("datum.replayed"), "x", ends, x, size=70, mark=HOLLOW)
+    return alt.layer(*layers, width=int(1.6 * WIDTH), height=alt.Step(26)), _sources(data["replayed"]), of_model
 
 
 @framed("Power over time", "energy")
@@ -153,6 +156,7 @@ def power_over_time(rows: pd.DataFrame) -> Drawn | str | None:
                     "seconds": [at + shift for at in course],
                     "watts": watts,
                     "phase": row["scope"].replace("_", " "),
+                    "replayed": row["provenance"] == Provenance.REPLAYED.value,
                     "series": f"{row['case_id']} {row['scope']} {row['details'].get('of', '')}",
                 }
             )
@@ -169,11 +173,17 @@ def power_over_time(rows: pd.DataFrame) -> Drawn | str | None:
             x=alt.X("seconds:Q", title="Seconds since the work began; idle before it"),
             y=alt.Y("watts:Q", title="Power (W)", scale=alt.Scale(zero=True)),
             color=alt.Color("phase:N", title="Phase", scale=alt.Scale(domain=phases, range=colours)),
+            strokeDash=alt.condition("datum.replayed", alt.value([1, 3]), alt.value([1, 0])),
             detail=alt.Detail("series:N"),
             tooltip=tooltips("phase", "seconds watts"),
         )
     )
-    return chart.properties(width=2 * WIDTH, height=HEIGHT), "Read from a sensor."
+    return chart.properties(width=2 * WIDTH, height=HEIGHT), _sources(data["replayed"])
+
+
+def _sources(replayed: pd.Series) -> list[str]:
+    read = [] if replayed.all() else ["Read from a sensor, with bounds."]
+    return [*read, *([_HOLLOW_SAYS] if replayed.any() else [])]
 
 
 @cached("energy")
@@ -187,7 +197,8 @@ def verdict(rows: pd.DataFrame) -> list[str]:
         ["name", "seq_len", "source"], sort=False
     ):
         estimated = (group["provenance"] == Provenance.ESTIMATED.value).all()
-        verb = "is estimated at" if estimated else "takes"
+        replayed = (group["provenance"] == Provenance.REPLAYED.value).all()
+        verb = "is estimated at" if estimated else "takes, by a recording that was replayed," if replayed else "takes"
         parts = [f"{row['phase'].replace('_', ' ')} {_joules(row, estimated)}" for _, row in group.iterrows()]
         lines.append(f"{name}, n = {int(seq_len)}, by {source}: a token {verb} {'; '.join(parts)}.")
     if len(table) and (table["provenance"] == Provenance.ESTIMATED.value).any():
