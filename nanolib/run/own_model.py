@@ -11,19 +11,57 @@ import functools
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from nanolib.measurement import BadInput, printable
+from nanolib.measurement import BadInput, Unsupported, printable
 from nanolib.meters.memory import fake_tensors
 from nanolib.models import text
-from nanolib.models.user import build_model, cause, hugging_face_config, logits_of, runs_code
+from nanolib.models.user import build_model, cause, check_name, hugging_face_config, logits_of, runs_code
 from nanolib.run.launch import command
 
 _START_S = 60.0  # what importing torch may take on a busy machine
 _REFUSED = 3  # the exit code that says so
+
+
+def known_model(value: str) -> str:
+    """`value`, when it may name a model of the user's own; a validator of the field `model`.
+
+    Raises:
+        ValueError: It may not.
+    """
+    try:
+        check_name(value)
+    except BadInput as error:
+        raise ValueError(error.lines[0].removeprefix("model: ")) from None
+    return value
+
+
+def check_own(params: Any, longest: int) -> None:
+    """Whether `model` and `model_options` of parameters fit together, without running code of the user's.
+
+    Args:
+        params: Of a notebook.
+        longest: The longest sequence that the model is given, tokens.
+
+    Raises:
+        ValueError: Options without a model.
+        BadInput: As `check_hugging_face`.
+    """
+    if params.model_options and not params.model:
+        raise ValueError("model_options: there is no model to take them; set model, or use overrides for presets")
+    if params.model and not runs_code(params.model):
+        with contextlib.suppress(Unsupported):  # its cases will say so
+            check_hugging_face(params.model, params.model_options, longest)
+
+
+def sources(params: Any, presets: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
+    """What is built: the user's own model with its options, or else each preset with the overrides."""
+    if params.model:
+        return [(params.model, params.model_options)]
+    return [(preset, params.overrides) for preset in presets]
 
 
 def check_hugging_face(name: str, options: Mapping[str, Any], longest: int) -> None:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 import pydantic
 from torch import nn
 
+from nanolib.config import PRESETS
 from nanolib.experiments.energy.layer_profile import overheads, profile
 from nanolib.experiments.model.model_cases import GenerationCase, ModelCase, model_name, text_batch
 from nanolib.experiments.model.steps import Generating, Training
@@ -23,6 +24,7 @@ from nanolib.models import text
 from nanolib.paths import expanded
 from nanolib.run import params as shared
 from nanolib.run.case import Case, Plan
+from nanolib.run.own_model import check_own, known_model, rehearse, sources
 from nanolib.run.params import distinct, fitting_config, known_presets
 from nanolib.run.workload import Workload, trace
 from nanolib.store import traces
@@ -37,6 +39,8 @@ class Params(shared.Params):
     Attributes:
         presets: Names in `nanolib.PRESETS`.
         overrides: Fields of `NanoConfig` that differ from the preset.
+        model: A model of your own in the presets' place: `package.module:build`, or `hf:LlamaForCausalLM` (extra `hf`).
+        model_options: What that function, or that class's configuration, takes.
         seq_lens: Tokens of the prompt, and of a sequence in training.
         batch_size: Sequences.
         new_tokens: Tokens generated before the cache starts over.
@@ -55,6 +59,8 @@ class Params(shared.Params):
 
     presets: list[str] = pydantic.Field(["decoder_tiny"], min_length=1)
     overrides: dict[str, Any] = pydantic.Field(shared.SMALL)
+    model: str = pydantic.Field("", max_length=500)
+    model_options: dict[str, Any] = pydantic.Field(default_factory=dict)
     seq_lens: list[shared.Length] = pydantic.Field([64], min_length=1, max_length=64)
     batch_size: int = pydantic.Field(1, gt=0, le=65_536)
     new_tokens: int = pydantic.Field(16, gt=0, le=1_000_000)
@@ -67,8 +73,13 @@ class Params(shared.Params):
     every_kth_token: int = pydantic.Field(4, gt=0, le=1_000_000)
     every_nth_layer: int = pydantic.Field(1, gt=0, le=10_000)
 
+    _model = pydantic.field_validator("model")(known_model)
     _presets = pydantic.field_validator("presets")(known_presets)
     _distinct = pydantic.field_validator("presets", "seq_lens", "phases", "profiling")(distinct)
+
+    def rehearse(self) -> None:
+        """See `own_model.rehearse`."""
+        rehearse(self.model, self.model_options)
 
     @pydantic.field_validator("power_trace")
     @classmethod
@@ -92,9 +103,10 @@ class Params(shared.Params):
 
     @pydantic.model_validator(mode="after")
     def _configs_fit(self) -> Params:
-        for preset in self.presets:
+        longest = max(self.seq_lens) + (self.new_tokens if "decode" in self.phases else 0)
+        check_own(self, longest)
+        for preset in [] if self.model else self.presets:
             config = fitting_config(preset, self.overrides)
-            longest = max(self.seq_lens) + (self.new_tokens if "decode" in self.phases else 0)
             if longest > config.context_length:
                 raise ValueError(
                     f"seq_lens: {longest} tokens, new ones included, exceed the context_length {config.context_length} of "
@@ -133,7 +145,8 @@ class EnergyCase(Case):
     def shape(self) -> tuple[Any, ...]:
         """The first fields of a `ModelCase`."""
         named = (self.device, self.name, self.preset, self.overrides)
-        return (*named, "dense", self.seq_len, self.batch_size, self.dtype)
+        kind = "dense" if self.preset in PRESETS else "own"
+        return (*named, kind, self.seq_len, self.batch_size, self.dtype)
 
     @property
     def tokens(self) -> int:
@@ -144,11 +157,20 @@ class EnergyCase(Case):
         """The model, the phase and the shape."""
         return f"{self.name} {self.phase} n={self.seq_len} batch={self.batch_size} {self.dtype}"
 
+    @property
+    def runs_code(self) -> bool:
+        """See `Case.runs_code`."""
+        return self.model_case.runs_code
+
+    def unsupported(self) -> str:
+        """Why the model notebook could not run it either."""
+        return self.model_case.unsupported()
+
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
         """`parameters`, `flops` of one call and `tokens`; what a joule buys here only a sensor tells."""
         like = ModelCase(*self.shape, "inference") if self.phase == "prefill" else self.model_case
         found = like.predict(ceilings)
-        return {"parameters": found["parameters"], "flops": found["flops"], "tokens": self.tokens}
+        return {name: found[name] for name in ("parameters", "flops") if name in found} | {"tokens": self.tokens}
 
     def plan(self) -> Plan:
         """The peak memory of the same work in the model notebook."""
@@ -215,16 +237,16 @@ def cases(params: Params) -> list[Case]:
     shapes = [
         (
             device,
-            model_name(preset, params.overrides),
+            model_name(preset, overrides),
             preset,
-            params.overrides,
+            overrides,
             phase,
             seq_len,
             params.batch_size,
             params.new_tokens,
             params.dtype,
         )
-        for preset in params.presets
+        for preset, overrides in sources(params, params.presets)
         for seq_len in params.seq_lens
         for phase in params.phases
     ]

@@ -18,6 +18,7 @@ from nanolib.models import create_model, fp8
 from nanolib.run import params as shared
 from nanolib.run.case import Case, Plan
 from nanolib.run.ceilings import ceiling_cases
+from nanolib.run.own_model import check_own, known_model, rehearse, sources
 from nanolib.run.params import distinct, fitting_config, known_corpus, known_presets
 
 
@@ -27,6 +28,9 @@ class Params(shared.Params):
     Attributes:
         presets: Models whose speed is measured; names in `nanolib.PRESETS`.
         overrides: Fields of `NanoConfig` that differ from the preset.
+        model: A model of your own in the presets' place: `package.module:build`, or `hf:LlamaForCausalLM` (extra `hf`).
+        model_options: What that function, or that class's configuration, takes.
+            Parity and numerics are of the small decoder all the same.
         precisions: `float32`, `tf32`, `float16`, `bfloat16`, `fp8_tensorwise`, `fp8_rowwise`, `fp8_rowwise_with_gw_hp`.
         modes: `forward`, `training_step`.
         compiled: Whether to compile: `[false]`, `[true]` or both.
@@ -54,6 +58,8 @@ class Params(shared.Params):
 
     presets: list[str] = pydantic.Field(["gpt_125M"])
     overrides: dict[str, Any] = pydantic.Field(shared.SMALL)
+    model: str = pydantic.Field("", max_length=500)
+    model_options: dict[str, Any] = pydantic.Field(default_factory=dict)
     precisions: list[Literal[tuple(DTYPES)]] = pydantic.Field(["float32", "bfloat16", "fp8_tensorwise"])  # type: ignore[valid-type]
     modes: list[Literal[MODES]] = pydantic.Field(["training_step"])  # type: ignore[valid-type]
     compiled: list[bool] = pydantic.Field([False])
@@ -77,6 +83,7 @@ class Params(shared.Params):
     quoted: bool = True
     corpus: str = pydantic.Field("", max_length=4096)
 
+    _model = pydantic.field_validator("model")(known_model)
     _presets = pydantic.field_validator("presets")(known_presets)
 
     @pydantic.field_validator("parity_arms", mode="before")
@@ -107,7 +114,7 @@ class Params(shared.Params):
     @pydantic.model_validator(mode="after")
     def _small_decoder_converts(self) -> Params:
         """Patterns in `excluded_modules` must mean something in the decoder that is trained, too."""
-        if any(arm in STORED_AS["arm"] or arm in fp8.CONTROLS for arm in self.parity_arms):
+        if not self.model and any(arm in STORED_AS["arm"] or arm in fp8.CONTROLS for arm in self.parity_arms):
             config = small_decoder(self.d_model, self.num_layers, self.train_seq_len)
             try:
                 fp8.chosen_layers(create_model(config, "meta"), self.excluded_modules)
@@ -115,13 +122,18 @@ class Params(shared.Params):
                 raise ValueError(f"{error.lines[0]} (in the decoder that is trained for parity)") from None
         return self
 
+    def rehearse(self) -> None:
+        """See `own_model.rehearse`."""
+        rehearse(self.model, self.model_options)
+
     @pydantic.model_validator(mode="after")
     def _models_fit(self) -> Params:
         if self.overrides and not self.presets and self.overrides != type(self).model_fields["overrides"].default:
             raise ValueError("overrides: there is no preset to change; name one in presets, or leave them out")
         if "dtype" in self.overrides:
             raise ValueError("overrides: dtype is chosen by precisions; leave it out")
-        for preset in self.presets:
+        check_own(self, self.seq_len)
+        for preset in [] if self.model else self.presets:
             config = fitting_config(preset, self.overrides)
             try:
                 if any(precision.startswith("fp8_") for precision in self.precisions):
@@ -195,15 +207,17 @@ QUOTED = (
 def cases(params: Params) -> list[Case]:
     """Ceilings, models, products, training in pairs, numerics, and what others report."""
     device = resolve_device(params.device)
-    types = list(dict.fromkeys(DTYPES[precision] for precision in params.precisions)) if params.presets else []
+    types = list(dict.fromkeys(DTYPES[precision] for precision in params.precisions))
+    types = types if params.presets or params.model else []
     keep = tuple(params.excluded_modules)
+    in_small = ("head",) if params.model else keep
     small = (params.train_seq_len, params.train_batch_size, params.d_model, params.num_layers)
     speed = [
         SpeedCase(
             device,
-            models.model_name(preset, params.overrides),
+            models.model_name(preset, overrides),
             preset,
-            params.overrides,
+            overrides,
             precision,
             mode,
             compiled,
@@ -211,7 +225,7 @@ def cases(params: Params) -> list[Case]:
             params.batch_size,
             keep,
         )
-        for preset in params.presets
+        for preset, overrides in sources(params, params.presets)
         for mode in params.modes
         for compiled in params.compiled
         for precision in params.precisions
@@ -226,7 +240,7 @@ def cases(params: Params) -> list[Case]:
             params.parity_steps,
             *small,
             params.parity_margin,
-            keep,
+            in_small,
         )
         for arm in params.parity_arms
     ]

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from nanolib.config import NanoConfig
+from nanolib.config import PRESETS
 from nanolib.experiments.model.model_cases import ModelCase, text_batch
 from nanolib.experiments.model.steps import Inferring, Training, held
 from nanolib.measurement import Measurement, exact
 from nanolib.meters.ceilings import rate
 from nanolib.meters.memory import MIB, peak_memory
 from nanolib.meters.time.latency import measure
-from nanolib.models import create_model, fp8
+from nanolib.models import fp8
 from nanolib.run.case import Case, Plan
 from nanolib.run.ceilings import rate_rows
 from nanolib.run.workload import Workload, first_call_ms
@@ -50,16 +50,17 @@ class SpeedCase(Case):
         return self.precision.removeprefix("fp8_") if self.precision.startswith("fp8_") else ""
 
     @property
-    def config(self) -> NanoConfig:
-        """The model, its weights in the precision's type."""
-        return NanoConfig.from_preset(self.preset, **self.overrides, dtype=DTYPES[self.precision])
+    def runs_code(self) -> bool:
+        """See `Case.runs_code`."""
+        return self.model_case.runs_code
 
     @property
     def model_case(self) -> ModelCase:
         """The same work as the model notebook knows it, for its FLOPs and its plan."""
         mode = "inference" if self.mode == "forward" else "training"
         shape = (self.seq_len, self.batch_size, DTYPES[self.precision])
-        return ModelCase(self.device, self.name, self.preset, self.overrides, "dense", *shape, mode)
+        kind = "dense" if self.preset in PRESETS else "own"
+        return ModelCase(self.device, self.name, self.preset, self.overrides, kind, *shape, mode)
 
     def __str__(self) -> str:
         """The model, the precision and the shape."""
@@ -68,7 +69,7 @@ class SpeedCase(Case):
 
     def unsupported(self) -> str:
         """Why this machine cannot run it."""
-        return _unsupported(self.precision, self.device)
+        return _unsupported(self.precision, self.device) or self.model_case.unsupported()
 
     def plan(self) -> Plan:
         """The peak memory, as the model notebook plans it; 8 bits need some more for the casts."""
@@ -76,9 +77,10 @@ class SpeedCase(Case):
 
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
         """`flops` and `parameters`; for 8 bits the share of FLOPs that is converted and the bound that follows."""
-        found: dict[str, float | str] = {"parameters": self.config.parameter_count, "flops": self.model_case.flops}
-        if self.recipe:
-            built = create_model(self.config, "meta")
+        predicted = self.model_case.predict()
+        found = {name: predicted[name] for name in ("parameters", "flops") if name in predicted}
+        if self.recipe and found and not self.runs_code:
+            built = dataclasses.replace(self.model_case, device="meta").build()
             fp8.convert(built, self.recipe, excluded_modules=self.keep, emulate=True)
             row = self.converted_share(built)
             found |= {"converted_share": round(row.estimate, 4), "amdahl_bound": round(row.details["amdahl_bound"], 4)}
@@ -86,7 +88,7 @@ class SpeedCase(Case):
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """Time, rates, memory by what holds it, and for 8 bits which layers were converted and what Amdahl's law allows."""
-        model = create_model(self.config, self.device, seed=params.seed)
+        model = self.model_case.build(params.seed)
         if self.recipe:
             fp8.convert(model, self.recipe, excluded_modules=self.keep, emulate=False)
             yield self.converted_share(model)
@@ -99,7 +101,9 @@ class SpeedCase(Case):
             first_call_ms(work.call)
             latency = measure(work.call, scope=self.mode, **params.timing(self.device))
             flops = self.model_case.flops
-            yield dataclasses.replace(latency, details={**latency.details, "parameters": self.config.parameter_count})
+            yield dataclasses.replace(
+                latency, details={**latency.details, "parameters": self.model_case.parameter_count}
+            )
             yield exact("flops", flops, scope=self.mode)
             own = self.precision if self.recipe or self.precision == "tf32" else DTYPES[self.precision]
             yield from rate_rows(latency, flops, own, ceilings)  # of another type's ceiling a share would say nothing

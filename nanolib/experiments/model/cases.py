@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -11,16 +10,15 @@ import pydantic
 import torch
 
 from nanolib.experiments.model.model_cases import GenerationCase, LossCase, Mode, ModelCase, model_name
-from nanolib.measurement import BadInput, Unsupported, shown
+from nanolib.measurement import shown
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.memory import total_bytes
 from nanolib.models import text
 from nanolib.models.optimise import OPTIMISATIONS, applies
-from nanolib.models.user import check_name, runs_code
 from nanolib.run import params as shared
 from nanolib.run.case import Case, Plan
 from nanolib.run.ceilings import ceiling_cases
-from nanolib.run.own_model import check_hugging_face, rehearse
+from nanolib.run.own_model import check_own, known_model, rehearse, sources
 from nanolib.run.params import distinct, fitting_config, known_corpus, known_dtypes, known_kinds, known_presets
 from nanolib.run.workload import fits
 
@@ -74,14 +72,7 @@ class Params(shared.Params):
         "presets", "seq_lens", "batch_sizes", "dtypes", "attention_types", "optimisations"
     )(distinct)
 
-    @pydantic.field_validator("model")
-    @classmethod
-    def _model_is_there(cls, value: str) -> str:
-        try:
-            check_name(value)
-        except BadInput as error:
-            raise ValueError(error.lines[0].removeprefix("model: ")) from None
-        return value
+    _model = pydantic.field_validator("model")(known_model)
 
     @pydantic.field_validator("optimisations")
     @classmethod
@@ -95,11 +86,7 @@ class Params(shared.Params):
 
     @pydantic.model_validator(mode="after")
     def _configs_fit(self) -> Params:
-        if self.model_options and not self.model:
-            raise ValueError("model_options: there is no model to take them; set model, or use overrides for presets")
-        if self.model and not runs_code(self.model):
-            with contextlib.suppress(Unsupported):  # its cases will say so
-                check_hugging_face(self.model, self.model_options, max(self.seq_lens))
+        check_own(self, max(self.seq_lens))
         for preset in [] if self.model else self.presets:
             for kind in self.attention_types:
                 config = fitting_config(preset, self.overrides | {"attention_type": kind})
@@ -130,11 +117,8 @@ def cases(params: Params) -> list[Case]:
     A case that will not fit into this machine's memory stays, to be refused, and a smaller one follows it.
     """
     device = resolve_device(params.device)
-    sources = (
-        [(params.model, params.model_options)] if params.model else [(p, params.overrides) for p in params.presets]
-    )
     result = ceiling_cases(device, params.dtypes, params.budget_s)
-    for preset, overrides in sources:
+    for preset, overrides in sources(params, params.presets):
         for kind in ["own"] if params.model else params.attention_types:
             for dtype in params.dtypes:
                 for case in _model_cases(params, device, preset, overrides, kind, dtype):

@@ -107,7 +107,7 @@ class ModelCase(Case):
 
     def unsupported(self) -> str:
         """Why this machine cannot run it, as far as can be told without running code of the user's."""
-        if self.own and not self.runs_code and (reason := _missing(self.preset) or self.plan().unsupported):
+        if self.own and not self.runs_code and (reason := missing(self.preset) or self.plan().unsupported):
             return reason
         return unsupported_on(self.optimisation, self.device)
 
@@ -260,7 +260,7 @@ class LossCase(Case):
 
     def unsupported(self) -> str:
         """Why it cannot be built here."""
-        return _missing(self.preset) if self.own and not self.runs_code else ""
+        return missing(self.preset) if self.own and not self.runs_code else ""
 
     def plan(self) -> Plan:
         """The peak memory of a training step of the same model."""
@@ -329,7 +329,7 @@ def text_batch(case: Any, corpus: str, seed: int) -> torch.Tensor:
     return text.batch(text.load(corpus), case.batch_size, case.seq_len + 1, generator).to(case.device)
 
 
-def _missing(name: str) -> str:
+def missing(name: str) -> str:
     """Why an own model cannot be looked up; empty when it can."""
     try:
         resolve(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -11,14 +11,19 @@ import numpy as np
 import pydantic
 import torch
 
-from nanolib.config import NanoConfig
+from nanolib.config import PRESETS, NanoConfig
+from nanolib.experiments.model.model_cases import missing
+from nanolib.experiments.model.steps import check_loss
 from nanolib.measurement import Measurement
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.time.clock import clock_for
 from nanolib.meters.time.latency import summarise
-from nanolib.models import create_model, generate_random_batch
+from nanolib.models import create_model, generate_random_batch, text
+from nanolib.models.transformer import next_token_loss
+from nanolib.models.user import build_model, logits_of, runs_code
 from nanolib.run import params as shared
 from nanolib.run.case import Case, Plan
+from nanolib.run.own_model import check_own, known_model, rehearse, sources
 from nanolib.run.params import distinct, fitting_config, known_presets
 from nanolib.run.workload import Workload, trace
 from nanolib.stats.steady import leading_slow_samples, steady_state
@@ -32,6 +37,8 @@ class Params(shared.Params):
     Attributes:
         preset: A name in `nanolib.PRESETS`.
         overrides: Fields of `NanoConfig` that differ from the preset.
+        model: A model of your own in the preset's place: `package.module:build`, or `hf:LlamaForCausalLM` (extra `hf`).
+        model_options: What that function, or that class's configuration, takes.
         seq_len: Tokens per sequence.
         batch_size: Sequences.
         warmup_steps: Settings: how many steps run before timing starts.
@@ -45,6 +52,8 @@ class Params(shared.Params):
 
     preset: str = "decoder_tiny"
     overrides: dict[str, Any] = pydantic.Field(shared.SMALL)
+    model: str = pydantic.Field("", max_length=500)
+    model_options: dict[str, Any] = pydantic.Field(default_factory=dict)
     seq_len: int = pydantic.Field(64, gt=0, le=shared.MAX_SEQ_LEN)
     batch_size: int = pydantic.Field(1, gt=0, le=65_536)
     warmup_steps: list[Annotated[int, pydantic.Field(ge=0, le=1_000_000)]] = pydantic.Field(
@@ -57,6 +66,8 @@ class Params(shared.Params):
 
     _distinct = pydantic.field_validator("warmup_steps", "directions")(distinct)
 
+    _model = pydantic.field_validator("model")(known_model)
+
     @pydantic.field_validator("preset")
     @classmethod
     def _preset_exists(cls, value: str) -> str:
@@ -64,12 +75,19 @@ class Params(shared.Params):
 
     @pydantic.model_validator(mode="after")
     def _config_fits(self) -> Params:
+        check_own(self, self.seq_len)
+        if self.model:
+            return self
         config = fitting_config(self.preset, self.overrides)
         if self.seq_len > config.context_length:
             raise ValueError(
                 f"seq_len: {self.seq_len} exceeds the context_length {config.context_length} of {self.preset}; shorten it"
             )
         return self
+
+    def rehearse(self) -> None:
+        """See `own_model.rehearse`."""
+        rehearse(self.model, self.model_options)
 
 
 @dataclass(frozen=True)
@@ -91,6 +109,15 @@ class WarmupCase(Case):
         """Direction and setting."""
         return f"{self.direction} " + (f"curve of {self.steps}" if self.curve else f"warmup={self.warmup_steps}")
 
+    @property
+    def runs_code(self) -> bool:
+        """See `Case.runs_code`."""
+        return self.preset not in PRESETS and runs_code(self.preset)
+
+    def unsupported(self) -> str:
+        """Why the user's own model cannot be looked up."""
+        return "" if self.preset in PRESETS or self.runs_code else missing(self.preset)
+
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
         """The steps that run: what a cold process costs is in no formula."""
         return {"steps": self.warmup_steps + self.steps}
@@ -101,16 +128,23 @@ class WarmupCase(Case):
 
     def measure(self, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """The latency of a step after `warmup_steps`; for the curve also how many steps are slower than the steady state."""
-        config = NanoConfig.from_preset(self.preset, **self.overrides)
-        model = create_model(config, self.device, seed=params.seed)
-        ids = generate_random_batch(self.batch_size, self.seq_len + 1, config.vocab_size, self.device, seed=params.seed)
+        if self.preset in PRESETS:
+            config = NanoConfig.from_preset(self.preset, **self.overrides)
+            model, vocabulary = create_model(config, self.device, seed=params.seed), config.vocab_size
+            call: Callable[[torch.Tensor], torch.Tensor] = model
+        else:
+            model = build_model(self.preset, self.overrides, self.device, "float32", params.seed)
+            call, vocabulary = logits_of(model), text.VOCAB_SIZE
+            if self.direction == "forward_backward":
+                check_loss(model)
+        ids = generate_random_batch(self.batch_size, self.seq_len + 1, vocabulary, self.device, seed=params.seed)
 
         def forward() -> None:
             with torch.inference_mode():
-                model(ids[:, :-1])
+                call(ids[:, :-1])
 
         def forward_backward() -> None:
-            model.loss(ids).backward()
+            next_token_loss(call, ids).backward()
             model.zero_grad()
 
         step = forward if self.direction == "forward" else forward_backward
@@ -133,7 +167,8 @@ class WarmupCase(Case):
 def cases(params: Params) -> list[Case]:
     """For each direction every setting, then the curve."""
     device = resolve_device(params.device)
-    shape = (device, params.preset, params.overrides, params.seq_len, params.batch_size)
+    ((preset, overrides),) = sources(params, [params.preset])
+    shape = (device, preset, overrides, params.seq_len, params.batch_size)
     return [
         case
         for direction in params.directions
