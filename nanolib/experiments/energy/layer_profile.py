@@ -84,6 +84,8 @@ def _layer_row(phase: str, layer: ModuleTime, deep: DeepLayer | None, whole_ms: 
             "deep_passes": len(deep.passes_ms),
             "deep": {name: statistics.fmean(values) for name, values in deep.statistics.items()},
         }
+        if deep.unseen:
+            details["unseen"] = deep.unseen
         if deep.fused_ms:
             details["fused_ms"] = statistics.median(deep.fused_ms)
     try:

@@ -2,14 +2,16 @@
 
 Every torch function that the model calls passes by here and is called as it stands, so the output is the same to the last bit.
 Where the model calls the fused attention kernel, the kernel's result goes on, and QKᵀ, scale and mask, softmax and AV are computed
-once more from the same inputs, timed one by one, and looked at.
+once more from the same inputs, timed one by one, and looked at. Where it computes these steps itself (transformers' `eager`
+attention), they are known by what they do: a product whose softmax is multiplied by something.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,15 +24,23 @@ ATTENTION_STEPS = ("qk", "scale_mask", "softmax", "av")
 FUSED = "attention_fused"
 ATTENTION_STATISTICS = ("attention_entropy", "attention_max_weight", "attention_sparsity")
 
-_BY_LAST_NAME = {
-    "o_proj": "out_proj",
-    "gate_proj": "gate",
-    "up_proj": "up",
-    "down_proj": "down",
-    "lm_head": "head",
-    "embed_tokens": "embedding",
-    "act_fn": "activation",
-}
+# The end of a module's path, as a pattern of whole names → what it does. Of several the first; what none knows keeps its own name.
+_BY_PATH = tuple(
+    (re.compile(rf"(?:^|\.)(?:{path})$"), role)
+    for path, role in (
+        (r"o_proj|(?:attn|attention)\.c_proj|attention\.output\.dense|SelfAttention\.o|EncDecAttention\.o", "out_proj"),
+        (r"query|SelfAttention\.q|EncDecAttention\.q", "q_proj"),
+        (r"key|SelfAttention\.k|EncDecAttention\.k", "k_proj"),
+        (r"value|SelfAttention\.v|EncDecAttention\.v", "v_proj"),
+        (r"c_attn|qkv_proj|query_key_value", "qkv_proj"),
+        (r"gate_proj|wi_0", "gate"),
+        (r"up_proj|mlp\.c_fc|intermediate\.dense|wi_1|wi|mlp\.fc1", "up"),
+        (r"down_proj|mlp\.c_proj|output\.dense|wo|mlp\.fc2", "down"),
+        (r"lm_head", "head"),
+        (r"embed_tokens|wte|wpe|shared|\w+_embeddings|relative_attention_bias", "embedding"),
+        (r"act_fn|intermediate_act_fn|act", "activation"),
+    )
+)
 _BY_FUNCTION = {"silu": "activation", "gelu": "activation", "add": "residual", "__setitem__": "cache"}
 
 
@@ -41,8 +51,9 @@ def role_of(name: str, module: torch.nn.Module) -> str:
         return "norm"
     if "rotary" in kind:
         return "rope"
-    last = name.rsplit(".", 1)[-1]
-    return "" if any(module.children()) else _BY_LAST_NAME.get(last, last)
+    if any(module.children()):
+        return ""
+    return next((role for path, role in _BY_PATH if path.search(name)), name.rsplit(".", 1)[-1])
 
 
 @dataclass(frozen=True)
@@ -86,6 +97,7 @@ class OperationTimer(TorchFunctionMode):
         super().__init__()
         self._watch, self._place, self._near_zero = watch, place, near_zero
         self._dead_ns = _dead_time_ns() if dead_ns is None else dead_ns
+        self._scores, self._weights = _Chain(), _Chain()
         self.marks: list[OperationMark] = []
         self.statistics: list[tuple[int, str, torch.Tensor]] = []
 
@@ -112,8 +124,35 @@ class OperationTimer(TorchFunctionMode):
         end = watch.mark()
         watch.pause()
         self.marks.append(OperationMark(layer, operation, begin, end))
+        if isinstance(out, torch.Tensor) and not isinstance(out, torch.nn.Parameter):
+            self._follow(layer, name, [*args, *kwargs.values()], out)
         watch.resume()
         return out
+
+    def _follow(self, layer: int, name: str, given: list[Any], out: torch.Tensor) -> None:
+        """Recognise the steps of attention among what a model calls: qk · … · softmax · … · av; the watch stands still."""
+        at = len(self.marks) - 1
+        if name in _PRODUCTS and out.dim() >= 3:
+            if self._weights.holds(given):
+                self._name([at], "av")
+                self._scores, self._weights = _Chain(), _Chain()
+            else:
+                self._scores = _Chain(out, at)
+        elif name == "softmax" and self._scores.holds(given):
+            product, *between = self._scores.marks
+            for marks, step in (([product], "qk"), (between, "scale_mask"), ([at], "softmax")):
+                self._name(marks, step)
+            with torch.no_grad():
+                self._look(layer, out.detach(), self._scores.seen)
+            self._scores, self._weights = _Chain(), _Chain(out, at)
+        elif self._scores.holds(given):
+            self._scores.grow(out, at, name, given)
+        elif self._weights.holds(given):  # a dropout, another type
+            self._weights.grow(out, at, name, given)
+
+    def _name(self, marks: list[int], operation: str) -> None:
+        for at in marks:
+            self.marks[at] = replace(self.marks[at], operation=operation)
 
     def _attention(self, layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         """The fused result; its steps count as the layer's time in its place. The watch stands still before and after."""
@@ -155,6 +194,40 @@ class OperationTimer(TorchFunctionMode):
         near = small.float().mean() if seen is None else (small & seen).sum() / seen.expand_as(p).sum()
         values = (entropy, p.amax(dim=-1).mean(), near)
         self.statistics += [(layer, name, value) for name, value in zip(ATTENTION_STATISTICS, values, strict=True)]
+
+
+_PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
+
+
+class _Chain:
+    """A tensor and what was made of it, element by element.
+
+    Attributes:
+        marks: Which operations made it.
+        seen: True where no mask was added; None where none was.
+    """
+
+    def __init__(self, out: torch.Tensor | None = None, mark: int = -1) -> None:
+        self._made = {} if out is None else {id(out): out}  # held, so that no other tensor gets its id
+        self.marks = [] if out is None else [mark]
+        self.seen: torch.Tensor | None = None
+
+    def holds(self, given: list[Any]) -> bool:
+        """Whether one of these is of it."""
+        return any(id(x) in self._made for x in given)
+
+    def grow(self, out: torch.Tensor, mark: int, name: str, given: list[Any]) -> None:
+        """What was made of it; a mask that was added or filled in is kept."""
+        others = [x for x in given if isinstance(x, torch.Tensor) and id(x) not in self._made]
+        if name in ("add", "__add__", "__iadd__", "add_") and others and others[0].is_floating_point():
+            self._hide(others[0] > torch.finfo(others[0].dtype).min / 2)
+        elif name in ("masked_fill", "masked_fill_") and others and others[0].dtype == torch.bool:
+            self._hide(~others[0])
+        self._made[id(out)] = out
+        self.marks.append(mark)
+
+    def _hide(self, seen: torch.Tensor) -> None:
+        self.seen = seen if self.seen is None else self.seen & seen
 
 
 @functools.cache

@@ -28,6 +28,7 @@ from nanolib.meters.time.stopwatch import stopwatch_for
 _ENTRIES = ("forward", "prefill", "decode")  # a call of the model is a call of one of these
 READ_S = 0.4  # marks are read so often: a kill loses the rows of less than a second
 _NOTHING = contextlib.nullcontext()
+_MLP_WORDS = ("mlp", "intermediate", "DenseReluDense", "feed_forward")  # in the path of a module
 
 
 @dataclass
@@ -83,7 +84,7 @@ class LayerProfiler:
         self._roles = [role_of(name, module) for name, _, module in self._chosen]
         blocks = [name for name, kind, _ in self._chosen if kind == "block"]
         self._inside = [any(name.startswith(f"{block}.") for block in blocks) for name, _, _ in self._chosen]
-        self._in_mlp = ["mlp" in name for name, _, _ in self._chosen]
+        self._in_mlp = [any(word in name for word in _MLP_WORDS) for name, _, _ in self._chosen]
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._watch = stopwatch_for(device)
         self._sink = sink
@@ -143,7 +144,7 @@ class LayerProfiler:
                 opened.pop()
             call.marks.append((at, opened[-1], begin, end))
             if call.close:
-                self._look(call, at, args, out)
+                self._look(call, at, [*args, *kwargs.values()], out)
             return out
 
         return watched
@@ -198,14 +199,15 @@ class LayerProfiler:
 
     # looking
 
-    def _look(self, call: _Call, at: int, args: tuple[Any, ...], out: Any) -> None:
+    def _look(self, call: _Call, at: int, given: list[Any], out: Any) -> None:
         """Numbers of an output, left where they are: nothing waits for the device."""
         self._watch.pause()
         with torch._C.DisableTorchFunction(), torch.no_grad():
             if self._activations is not None:
                 self._activations.take(at, out)
-            if call.timer is not None and args and isinstance(args[0], torch.Tensor) and isinstance(out, torch.Tensor):
-                self._look_deep(call, at, args[0], out)
+            x = next((x for x in given if isinstance(x, torch.Tensor)), None)
+            if call.timer is not None and x is not None and isinstance(out, torch.Tensor):
+                self._look_deep(call, at, x, out)
         self._watch.resume()
 
     def _look_deep(self, call: _Call, at: int, x: torch.Tensor, out: torch.Tensor) -> None:
@@ -305,10 +307,24 @@ class LayerProfiler:
             for (at, name), values in looked.items():
                 if at in found:
                     found[at].statistics.setdefault(name, []).append(sum(values) / len(values))
-        for layer in found.values():
+        for at, layer in found.items():
+            layer.unseen = self._unseen(at, layer)
             for series in layer.operations.values():  # an operation may be missing from the last passes
                 _add(series, len(layer.passes_ms) - 1, 0.0)
         return [found[at] for at in sorted(found)]
+
+    def _unseen(self, at: int, layer: DeepLayer) -> list[str]:
+        """What a block does not show, and why; what stands beside the blocks is no block."""
+        if self._chosen[at][1] != "block":
+            return []
+        said = []
+        if not layer.fused_ms and "softmax" not in layer.operations:
+            said.append(
+                "attention: no softmax of a product and no fused kernel of torch's was called; it has another way, or none"
+            )
+        if "mlp_kill_ratio" not in layer.statistics:
+            said.append("dead activations: no layer was known as the MLP's last by its name")
+        return said
 
     def reset(self) -> None:
         """Forget what was seen."""

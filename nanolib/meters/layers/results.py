@@ -44,6 +44,7 @@ class DeepLayer:
         fused_ms: Of the fused attention that the model used, in each pass.
         statistics: `attention_entropy` (nats), `attention_max_weight`, `attention_sparsity`, `mlp_kill_ratio`,
             `norm_variance_ratio` → one value per pass (mean, where the layer has several).
+        unseen: Of a block, what the passes did not show, and why.
     """
 
     name: str
@@ -51,6 +52,7 @@ class DeepLayer:
     operations: dict[str, list[float]] = field(default_factory=dict)
     fused_ms: list[float] = field(default_factory=list)
     statistics: dict[str, list[float]] = field(default_factory=dict)
+    unseen: list[str] = field(default_factory=list)
 
     @property
     def between_ms(self) -> list[float]:

@@ -15,6 +15,7 @@ OPERATIONS = {
     "q_proj": "#08519c",
     "k_proj": "#3182bd",
     "v_proj": "#6baed6",
+    "qkv_proj": "#3182bd",
     "out_proj": "#bdd7e7",
     "rope": "#dadaeb",
     "qk": "#a63603",
@@ -117,11 +118,14 @@ def _operations(rows: pd.DataFrame) -> pd.DataFrame:
     has_energy = "joules" in table
     lines = []
     for _, row in table[table["operations_ms"].notna()].iterrows():
-        whole = sum(row["operations_ms"].values())
+        operations = dict(row["operations_ms"])
+        for name in set(operations) - set(OPERATIONS):  # modules that go by their own names
+            operations["other"] = operations.get("other", 0.0) + operations.pop(name)
+        whole = sum(operations.values())
         for place, name in enumerate(OPERATIONS):
-            if name not in row["operations_ms"]:
+            if name not in operations:
                 continue
-            ms = row["operations_ms"][name]
+            ms = operations[name]
             line = {"case": row["case"], "phase": row["phase"], "layer": row["layer"], "operation": name, "ms": ms}
             line |= {"order": place, "place": row["place"], "share": ms / whole, "passes": row["deep_passes"]}
             if has_energy:
@@ -335,11 +339,19 @@ def layer_words(rows: pd.DataFrame) -> list[str]:
             remedy = f" Much lies between operations: larger batches or compiling would help{more}."
         text = ", ".join(f"{name} {share:.0%}" for name, share in most.items())
         lines.append(f"{case}: most of the time goes to {text}.{remedy}")
+    lines += _unseen(rows)
     table = overhead_table(rows)
     for case, part in table[table["mode"] != "again"].groupby("case", sort=False) if len(table) else []:
         costs = [_cost(row) for _, row in part.iterrows()]
         lines.append(f"{case}: profiling costs {'; '.join(costs)}.")
     return lines
+
+
+def _unseen(rows: pd.DataFrame) -> list[str]:
+    """What deep passes did not show of the blocks, and why, once for all of them."""
+    found = pick(of_experiment(rows, "energy"), "layer_time")
+    told = [(line, row["factor.name"]) for _, row in found.iterrows() for line in row["details"].get("unseen", [])]
+    return [f"{name}: of its blocks this was not seen: {line}." for line, name in dict.fromkeys(told)]
 
 
 def _cost(row: pd.Series) -> str:

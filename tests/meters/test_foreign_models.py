@@ -1,0 +1,106 @@
+"""Models that others wrote, operation by operation: attention in steps, an MLP in its layers, or a line that says why not."""
+
+import pytest
+import torch
+
+from nanolib.meters.layers.profiler import LayerProfiler
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.slow
+
+SMALL = {"vocab_size": 64}
+MODELS = {
+    "gpt2": ("GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 32}, "GPT2LMHeadModel"),
+    "llama": (
+        "Llama",
+        {
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+        },
+        "LlamaForCausalLM",
+    ),
+    "bert": (
+        "Bert",
+        {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2},
+        "BertForMaskedLM",
+    ),
+    "t5": (
+        "T5",
+        {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2},
+        "T5ForConditionalGeneration",
+    ),
+}
+ATTENTION = {"qk", "scale_mask", "softmax", "av"}
+MLP = {
+    "gpt2": {"up", "activation", "down"},
+    "llama": {"gate", "up", "activation", "down"},
+    "bert": {"up", "activation", "down"},
+}
+MLP["t5"] = {"up", "activation", "down"}
+PROJECTIONS = {name: {"q_proj", "k_proj", "v_proj", "out_proj"} for name in MODELS} | {"gpt2": {"qkv_proj", "out_proj"}}
+
+
+def _model(name, attention):
+    kind, fields, model = MODELS[name]
+    config = getattr(transformers, f"{kind}Config")(**fields, **SMALL, attn_implementation=attention)
+    torch.manual_seed(0)
+    return getattr(transformers, model)(config).eval()
+
+
+def _looked_into(model, **given):
+    profiler = LayerProfiler(model, deep_profiling=True, every_kth_token=1)
+    with torch.no_grad():
+        before = model(**given).logits
+        with profiler:
+            for _ in range(3):
+                out = model(**given).logits
+    assert torch.equal(before, out)  # to the last bit
+    return profiler.deep_results()
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_attention_and_mlp_are_named_whatever_computes_them(name, attention):
+    ids = torch.randint(0, 64, (2, 8))
+    given = {"input_ids": ids} | ({"decoder_input_ids": ids} if name == "t5" else {})
+    layers = _looked_into(_model(name, attention), **given)
+    blocks = [layer for layer in layers if "softmax" in layer.operations]
+    assert len(blocks) == (4 if name == "t5" else 2)
+    for layer in blocks:
+        assert ATTENTION | PROJECTIONS[name] | MLP[name] <= {*layer.operations}, layer.operations.keys()
+        assert not layer.unseen and bool(layer.fused_ms) == (attention == "sdpa")
+        assert {"attention_entropy", "attention_max_weight", "attention_sparsity", "mlp_kill_ratio"} <= {
+            *layer.statistics
+        }
+        for at, whole in enumerate(layer.passes_ms):
+            parts = sum(ms[at] for ms in layer.operations.values()) + layer.between_ms[at]
+            assert parts == pytest.approx(whole, rel=0.02)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_eager_attention_shows_the_weights_that_the_fused_one_has(name):
+    """Two ways to see the same weights, masks included."""
+    ids = torch.randint(0, 64, (2, 8))
+    given = {"input_ids": ids} | ({"decoder_input_ids": ids} if name == "t5" else {})
+    ways = []
+    for attention in ("eager", "sdpa"):
+        blocks = [layer for layer in _looked_into(_model(name, attention), **given) if "softmax" in layer.operations]
+        ways.append(
+            [[layer.statistics[s][-1] for s in ("attention_entropy", "attention_max_weight")] for layer in blocks]
+        )
+    assert torch.tensor(ways[0]) == pytest.approx(torch.tensor(ways[1]), abs=1e-4)
+
+
+def test_what_is_not_seen_is_said():
+    config = transformers.MambaConfig(hidden_size=32, state_size=8, num_hidden_layers=2, **SMALL)
+    torch.manual_seed(0)
+    layers = _looked_into(transformers.MambaForCausalLM(config).eval(), input_ids=torch.randint(0, 64, (2, 8)))
+    blocks = [layer for layer in layers if layer.unseen]
+    assert len(blocks) == 2
+    for layer in blocks:
+        said = " ".join(layer.unseen)
+        assert "attention: no softmax of a product" in said and "dead activations: no layer was known" in said
+        assert {"in_proj", "x_proj", "out_proj"} <= {*layer.operations}
