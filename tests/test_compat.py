@@ -1,3 +1,8 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -72,6 +77,36 @@ def test_tree_decoding_in_a_block_of_the_users_own(capsys):
     shares = timer.shares()
     assert shares["compute"] > 0 and sum(shares.values()) == pytest.approx(sum(timer.totals().values()))
     assert "my_attention" in capsys.readouterr().out
+
+
+_DECODE = """
+import torch, torch.distributed as dist
+from nanolib.compat import Timer, profiled_tree_attn_decode
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+q, k, v = torch.randn(1, 4, 1, 16), torch.randn(1, 2, 96, 16), torch.randn(1, 2, 96, 16)
+timer = Timer(use_cuda=torch.cuda.is_available())
+out = profiled_tree_attn_decode(q, k, v, timer)
+whole = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+assert torch.allclose(out, whole, atol=1e-5)
+timer.print_stats()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_three_ranks_decode_under_torchrun_with_a_table_of_components(tmp_path):
+    """As such users start it; each rank prints its own table, whole."""
+    script = tmp_path / "decode.py"
+    script.write_text(_DECODE)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", str(script)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd()), "GLOO_SOCKET_IFNAME": "lo"}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    for rank in range(3):
+        assert f"rank {rank} of 3" in ended.stdout
+    for part in ("comp_shard_kv", "comp_local_attention", "comm_max_lse", "compute", "communication", "total"):
+        assert ended.stdout.count(f"\n{part} ") == 3, part
 
 
 def test_the_memory_profiler_counts_live_bytes():

@@ -77,11 +77,8 @@ def compact(table: pd.DataFrame, width: int = 120) -> tuple[str, pd.DataFrame]:
     """
     names = [name.split(" ") for name in table["case"]]
     shared = [word for word in dict.fromkeys(names[0]) if all(word in name for name in names)]
-    if len(set(table["case"])) > 1:
-        table = table.assign(case=[" ".join(word for word in name if word not in shared) for name in names])
-    else:
-        shared = []
-    if len(table) > 1 and table["experiment"].nunique() == 1:
+    table = table.assign(case=[" ".join(word for word in name if word not in shared) for name in names])
+    if table["experiment"].nunique() == 1:
         shared, table = [table["experiment"].iloc[0], *shared], table.drop(columns="experiment")
     table = table.loc[:, [bool(table[name].astype(bool).any()) for name in table]]
     for column in ("p", "note", "case"):  # in this order they give way

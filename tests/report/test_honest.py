@@ -2,11 +2,15 @@
 
 import pytest
 
-from nanolib.measurement import LEARNING_STEPS, Measurement, exact
+from nanolib.experiments import ALL
+from nanolib.experiments.attention.view.tables import attention_table
+from nanolib.measurement import LEARNING_STEPS, Flag, Measurement, exact
 from nanolib.report.frame import framed
+from nanolib.run import sweep
+from nanolib.store import Store
 from tests.report.rows import ended, latency
 from tests.report.test_claims import COMPUTING, attention_case, decode_case, timed
-from tests.shown import CHARTS
+from tests.shown import CHARTS, VERDICTS
 
 
 @pytest.mark.parametrize(
@@ -28,6 +32,31 @@ def test_what_removes_nothing_is_dense_and_gains_nothing(say, measured, removed)
     stored = measured("attention", [(factors, [ended(), *found]) for factors, found in cases])
     drawn = str(CHARTS["attention_speed_up"](stored).to_dict())
     assert ("no sparse kind was measured" in drawn) == (not removed)
+
+
+@pytest.mark.parametrize(
+    ("options", "n", "removed"),
+    [
+        ({"pattern": "strided", "window": 40, "block_size": 128}, 1024, False),
+        ({"pattern": "strided", "window": 512, "block_size": 128}, 1024, True),
+        ({"pattern": "top_k", "sparsity": 0.75, "block_size": 128}, 96, False),
+        ({"pattern": "top_k", "sparsity": 0.75, "block_size": 8}, 96, True),
+        ({"pattern": "window", "window": 2000}, 1024, False),
+    ],
+)
+def test_a_mask_that_removes_nothing_is_flagged_beside_what_was_asked(tmp_path, options, n, removed):
+    shape = {"seq_lens": [n], "num_heads": 1, "head_dim": 8, "quality_patterns": [], "backward": False, "device": "cpu"}
+    kinds = [{"kind": "dense", "backend": "flash"}, {"kind": "sparse", **options}]
+    params = ALL["attention"]().Params(attention_types=kinds, budget_s=0.01, rel_ci=0.5, **shape)
+    with Store(tmp_path / "results.sqlite") as store:
+        rows = sweep.measure(ALL["attention"](), params, store=store, progress=False).measurements()
+    row = rows[(rows.metric == "sparsity") & (rows["factor.attention_type"] == "sparse")].iloc[0]
+    asked = options.get("sparsity")
+    assert (row["estimate"] > 0) == removed == (Flag.NOT_SPARSE.value not in row["flags"])
+    assert row["predicted"] == asked if asked else row["predicted"] != row["predicted"]
+    table = attention_table(rows)
+    assert list(table["not_sparse"]) == [False, not removed]
+    assert ("removes nothing at n = " in "\n".join(VERDICTS["attention"](rows))) != removed
 
 
 def _scaled(say, one_rank_ms):

@@ -1,0 +1,119 @@
+"""What `nano compare` says of runs on busy machines, of sides that share nothing, of lost cases; and that a terminal holds it."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from nanolib.cli import main
+from nanolib.compare.compare import BUSY
+from nanolib.measurement import Flag, Status, case_name
+from nanolib.store import Run, Store
+from tests.compare.test_compare import _case, _machine
+
+LONG = "decoder_tiny with num_layers 2, vocab_size 4096"
+
+
+@pytest.fixture
+def nano(tmp_path, monkeypatch):
+    """Adds runs of (id, cases by name, experiment, what disturbed them), then asks."""
+    monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path))
+
+    def asked(runs, *arguments):
+        with Store(tmp_path / "results.sqlite") as store:
+            for run_id, cases, experiment, disturbed in runs:
+                rows = {
+                    name: ({"name": f"{LONG} {name}", "seq_len": 8, "dtype": "float32"}, found)
+                    for name, found in cases.items()
+                }
+                store.add(Run(experiment, _machine(), rows=rows, run_id=run_id, disturbances=disturbed))
+        return CliRunner().invoke(main, ["compare", *arguments])
+
+    return asked
+
+
+def _pair(disturbed=(), flags=(), **now):
+    return [
+        ("base0001", {"a": _case(1), "b": _case(2)}, "attention", []),
+        ("curr0001", {"a": _case(3, level=13.0, flags=flags), "b": _case(4)} | now, "attention", list(disturbed)),
+    ]
+
+
+def test_a_quiet_machine_regresses(nano):
+    ended = nano(_pair(), "base0001", "curr0001")
+    assert ended.exit_code == 1 and "1 regressed" in ended.output and "busy" not in ended.output
+
+
+@pytest.mark.parametrize(
+    "how", [{"disturbed": ["other processes use 60% of the CPUs"]}, {"flags": (Flag.BUSY_MACHINE,)}]
+)
+def test_a_busy_one_is_suspect_at_most_and_says_so_above_the_table(nano, tmp_path, how):
+    ended = nano(_pair(**how), "base0001", "curr0001", "--json", str(tmp_path / "found.json"))
+    assert ended.exit_code == 0 and "1 suspect" in ended.output and "regressed" not in ended.output
+    assert BUSY in ended.output
+    told = json.loads((tmp_path / "found.json").read_text())
+    if "disturbed" in how:
+        first, *_ = ended.output.splitlines()
+        assert first == "run curr0001 began on a busy machine: other processes use 60% of the CPUs" == told["noise"][0]
+    assert next(line for line in told["lines"] if line["finding"] == "suspect")["ratio"] > 1.2
+
+
+def test_memory_is_counted_and_no_noise_moves_it(nano):
+    cases = {"a": _case(3, memory=16.0)}
+    ended = nano(_pair(disturbed=["a load of 9"], **cases), "base0001", "curr0001")
+    assert ended.exit_code == 1 and "peak_memory" in ended.output
+
+
+def test_sides_without_a_common_case_are_refused_and_the_nearest_named(nano):
+    runs = [
+        *_pair(),
+        ("modl0001", {"c": _case(5)}, "model", []),
+        ("modl0002", {"c": _case(6)}, "model", []),
+    ]
+    ended = nano(runs, "base0001", "modl0002")
+    assert ended.exit_code == 2 and ended.output.count("\n") == 1
+    assert "'base0001' (attention) and 'modl0002' (model) have no case in common" in ended.output
+    assert "'modl0002' can be compared with modl0001" in ended.output
+    alone = nano([], "modl0001", "curr0001")
+    assert "'curr0001' can be compared with base0001" in alone.output
+
+
+@pytest.mark.parametrize("lost", ["vanished", "broke"])
+def test_strict_fails_where_cases_are_lost(nano, lost):
+    runs = _pair()
+    runs[1] = (
+        "curr0001",
+        {"b": _case(4)} | ({} if lost == "vanished" else {"a": _case(1, status=Status.ERROR)}),
+        "attention",
+        [],
+    )
+    for strict, code in (([], 0), (["--strict"], 1)):
+        ended = nano(runs, "base0001", "curr0001", *strict)
+        assert ended.exit_code == code and f"1 {lost}" in ended.output
+        runs = []
+
+
+def test_lines_fit_120_columns_and_shared_words_stand_once(nano):
+    cases = {f"{kind} n={n}": (kind, n) for kind in ("sliding", "random") for n in (1, 2)}
+    runs = [
+        (run_id, {name: _case(seed + at, spread=0.2, blocks=12) for at, name in enumerate(cases)}, "attention", [])
+        for seed, run_id in ((10, "base0001"), (50, "curr0001"))
+    ]
+    ended = nano(runs, "base0001", "curr0001")
+    lines = ended.output.splitlines()
+    assert lines[0] == f"all: attention {LONG} seq_len=8 dtype=float32"
+    assert max(map(len, lines)) <= 120 and ended.output.count(LONG) == 1
+    assert all(any(name in line for line in lines) for name in cases)
+
+
+def test_every_kind_of_case_has_a_name_of_its_own():
+    names = [
+        {"variant": "e4m3 per row", "seq_len": 32},
+        {"variant": "e5m2 per row", "seq_len": 32},
+        {"m": 16, "k": 32, "n": 48, "precision": "fp8"},
+        {"m": 16, "k": 32, "n": 64, "precision": "fp8"},
+        {"quoted": "405B, 512 GPUs"},
+        {"name": "a", "precision": "fp8", "compiled": True},
+        {"name": "a", "precision": "fp8", "compiled": False},
+    ]
+    assert len({case_name(factors) for factors in names}) == len(names)
