@@ -11,8 +11,9 @@ from torch import nn
 from nanolib.experiments.fp8 import speed
 from nanolib.experiments.model.steps import Inferring
 from nanolib.meters import links, machine, memory
-from nanolib.meters.energy import power
+from nanolib.meters.energy import meter, power
 from nanolib.meters.time import stopwatch
+from nanolib.meters.time.clock import CudaClock
 from nanolib.models import NanoConfig, create_model, fp8, optimise
 from nanolib.models.attention.reference import relative_error
 from nanolib.run import sweep
@@ -45,6 +46,9 @@ class _Nvml:
             raise _Error("Insufficient Permissions")
         return index
 
+    def nvmlDeviceGetUUID(self, handle):
+        return f"GPU-{handle}"
+
     def nvmlDeviceGetTotalEnergyConsumption(self, handle):
         if handle in (4, 6, 7):
             raise _Error("Not Supported")
@@ -68,6 +72,57 @@ def test_a_gpu_that_refuses_loses_no_other():
     assert "gpu 2 tells neither energy nor power (Insufficient Permissions)" in missing and "gpu 4" in missing
     assert {source.name for source in sources[:4]} == {"nvml_counter"}
     assert [(source.name, source.period_s) for source in sources[4:]] == [("nvml_power", 0.1), ("nvml_power", 1.0)]
+
+
+def test_the_gpu_under_test_is_marked_whatever_its_number_here(monkeypatch):
+    """With CUDA_VISIBLE_DEVICES=5,1 torch's first GPU is the driver's sixth; part of a GPU has no meter of its own."""
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="5" if device == "cuda:0" else "1")
+    )
+    asked = []
+    monkeypatch.setattr(meter, "find_sources", lambda under_test: asked.append(under_test) or power.Found([], {}))
+    for device in ("cuda:0", "cuda:1", "cpu"):
+        meter.EnergyMeter(device=device)
+    assert asked == ["GPU-5", "GPU-1", ""]
+    names = [[source.of for source in power._nvml_sources(_Nvml(), uuid)[0]] for uuid in (*asked, "MIG-4")]
+    assert [[name for name in some if "under test" in name] for some in names] == [
+        ["gpu 5 (under test)"],
+        ["gpu 1 (under test)"],
+        [],
+        [],
+    ]
+
+
+class _Stream:
+    """A device that begins a kernel when it is launched or when the one before has ended, whichever is later."""
+
+    def __init__(self, launch_ms, kernel_ms):
+        self.host_ms = self.device_ms = 0.0
+        self.launch_ms, self.kernel_ms = launch_ms, kernel_ms
+
+    def launch(self):
+        self.host_ms += self.launch_ms
+        self.device_ms = max(self.host_ms, self.device_ms) + self.kernel_ms
+
+    def event(self, **_):
+        made = SimpleNamespace(at=None)
+        made.record = lambda *_: setattr(made, "at", max(self.device_ms, self.host_ms))
+        made.elapsed_time = lambda other: other.at - made.at
+        return made
+
+
+@pytest.mark.parametrize(("launch_ms", "kernel_ms", "each"), [(0.01, 2.0, 2.0), (0.008, 0.002, 0.008)])
+def test_events_tell_what_the_device_did_and_launching_where_that_takes_longer(monkeypatch, launch_ms, kernel_ms, each):
+    stream = _Stream(launch_ms, kernel_ms)
+    monkeypatch.setattr(torch.cuda, "Event", stream.event)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(
+        torch.cuda, "synchronize", lambda *_: setattr(stream, "host_ms", max(stream.host_ms, stream.device_ms))
+    )
+    twice = lambda: (stream.launch(), stream.launch())  # noqa: E731
+    blocks = CudaClock("cuda:1").time_block([stream.launch, twice], 3, 4)
+    for once, two in blocks[1:]:  # the first follows an empty queue
+        assert once == pytest.approx(each, rel=0.01) and two == pytest.approx(2 * each, rel=0.01)
 
 
 def test_after_a_lost_device_cases_have_a_process_of_their_own(tmp_path, monkeypatch):

@@ -426,9 +426,9 @@ def test_leaving_a_window_waits_for_a_reading_but_not_for_ever(monkeypatch):
 
 
 def test_without_a_sensor_named_the_machines_own_are_taken(monkeypatch):
-    monkeypatch.setattr(energy, "find_sources", lambda: power.Found([NoSensor()], {}))
+    monkeypatch.setattr(energy, "find_sources", lambda **_: power.Found([NoSensor()], {}))
     assert [track.source.name for track in EnergyMeter().tracks] == ["none"]
-    monkeypatch.setattr(energy, "find_sources", lambda: power.Found([], {}))
+    monkeypatch.setattr(energy, "find_sources", lambda **_: power.Found([], {}))
     assert [track.source.name for track in EnergyMeter().tracks] == ["utilisation"]
 
 

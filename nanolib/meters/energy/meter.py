@@ -24,6 +24,7 @@ import torch
 from nanolib.measurement import BadInput, Measurement, Provenance, Status
 from nanolib.meters.energy.integration import count, counter_steps, integrate
 from nanolib.meters.energy.power import MIN_PERIODS, EstimateSource, Reading, Source, find_sources
+from nanolib.meters.machine import gpu_uuid
 from nanolib.meters.sink import Sink
 from nanolib.meters.time.clock import synchronizer
 from nanolib.stats.intervals import Interval
@@ -123,7 +124,8 @@ class EnergyMeter:
         device: str | torch.device = "cpu",
     ) -> None:
         if sources is None:
-            sources = find_sources().sources or [EstimateSource()]
+            under_test = gpu_uuid(str(device)) if torch.device(device).type == "cuda" else ""
+            sources = find_sources(under_test=under_test).sources or [EstimateSource()]
         self.tracks = [Track(source) for source in sources]
         self._sink = sink
         self._synchronize = synchronizer(device)

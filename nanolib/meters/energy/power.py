@@ -234,6 +234,11 @@ class NvmlSource:
     def _average_watts(self) -> float:
         return self._nvml.nvmlDeviceGetPowerUsage(self._handle) / 1e3
 
+    @property
+    def uuid(self) -> str:
+        """The driver's name of it."""
+        return str(self._nvml.nvmlDeviceGetUUID(self._handle))
+
     def read(self) -> Reading:
         """The counter in J, or the power in W."""
         now = time.monotonic()
@@ -338,7 +343,9 @@ class Found:
     missing: dict[str, str]
 
 
-def find_sources(rapl_root: Path = _RAPL_ROOT, nvml: Any = None, amdsmi: Any = None, apple: Any = None) -> Found:
+def find_sources(
+    rapl_root: Path = _RAPL_ROOT, nvml: Any = None, amdsmi: Any = None, apple: Any = None, under_test: str = ""
+) -> Found:
     """The sensors of this machine.
 
     Args:
@@ -346,10 +353,11 @@ def find_sources(rapl_root: Path = _RAPL_ROOT, nvml: Any = None, amdsmi: Any = N
         nvml: The module to ask for NVIDIA's; `pynvml` by default.
         amdsmi: The module to ask for AMD's; `amdsmi` by default.
         apple: The module to ask for Apple's; `zeus_apple_silicon` by default.
+        under_test: UUID of the NVIDIA GPU that is measured: it is marked, since the driver numbers GPUs by itself.
     """
     found = Found([], {})
     for kind, look in (
-        ("NVIDIA (NVML)", lambda: _nvml_sources(nvml)),
+        ("NVIDIA (NVML)", lambda: _nvml_sources(nvml, under_test)),
         ("AMD (amdsmi)", lambda: _amd_sources(amdsmi)),
         ("Apple (IOReport)", lambda: _apple_sources(apple)),
         ("RAPL (powercap)", lambda: _rapl_sources(rapl_root)),
@@ -361,7 +369,7 @@ def find_sources(rapl_root: Path = _RAPL_ROOT, nvml: Any = None, amdsmi: Any = N
     return found
 
 
-def _nvml_sources(nvml: Any) -> tuple[list[Source], str]:
+def _nvml_sources(nvml: Any, under_test: str = "") -> tuple[list[Source], str]:
     if nvml is None:
         try:
             import pynvml as nvml
@@ -375,7 +383,10 @@ def _nvml_sources(nvml: Any) -> tuple[list[Source], str]:
     sources, refused = [], []
     for index in range(count):
         try:
-            sources.append(NvmlSource(nvml, index))
+            source = NvmlSource(nvml, index)
+            if under_test and source.uuid == under_test:
+                source.of += " (under test)"
+            sources.append(source)
         except nvml.NVMLError as error:  # forbidden, or in parts that share one meter: the others still answer
             refused.append(f"gpu {index} tells neither energy nor power ({error})")
     return sources, "; ".join(refused)
