@@ -12,7 +12,8 @@ from nanolib.meters.energy import meter as energy
 from nanolib.meters.energy import power
 from nanolib.meters.energy.integration import count, integrate
 from nanolib.meters.energy.meter import EnergyMeter, Track, Window, too_short
-from nanolib.meters.energy.power import EstimateSource, NoSensor, Reading, ReplaySource
+from nanolib.meters.energy.power import EstimateSource, NoSensor, Reading
+from nanolib.meters.energy.replay import ReplaySource
 from nanolib.store import Run, Store
 
 NAN = math.nan

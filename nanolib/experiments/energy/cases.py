@@ -17,7 +17,7 @@ from nanolib.experiments.model.model_cases import GenerationCase, ModelCase, mod
 from nanolib.experiments.model.steps import Generating, Training
 from nanolib.measurement import Measurement, exact
 from nanolib.meters.energy.meter import EnergyMeter
-from nanolib.meters.energy.power import ReplaySource, read_trace
+from nanolib.meters.energy.replay import ReplaySource, read_trace
 from nanolib.meters.layers.profiling import MODES, ProfilingConfig
 from nanolib.meters.machine import resolve_device
 from nanolib.models import text
