@@ -10,10 +10,10 @@ from nanolib.meters.energy.power import (
     NvmlSource,
     RaplSource,
     Reading,
-    ReplaySource,
     Source,
     find_sources,
 )
+from nanolib.meters.energy.replay import ReplaySource
 
 __all__ = [
     "AmdSource",
