@@ -22,12 +22,14 @@ def _said(capsys, arguments):
     [
         ("--quick", "nano run quick"),
         ("--full", "nano run full"),
-        ("--seq_lens 1024", "nano run attention -p seq_lens='[1024]'"),
-        ("--seq-lens=1024,2048", "nano run attention -p seq_lens='[1024,2048]'"),
+        ("attention --seq_lens 1024", "nano run attention -p seq_lens='[1024]'"),
+        ("attention --seq-lens=1024,2048", "nano run attention -p seq_lens='[1024,2048]'"),
+        ("attention --seq_lens 1024 2048", "nano run attention -p seq_lens='[1024,2048]'"),
+        ("--head_dim 64", "nano run attention -p head_dim='64' (or of distributed)"),
         ("model --seq_lens '[1024]'", "nano run model -p seq_lens='[1024]'"),
-        ("--presets small", "nano run model -p presets='[small]'"),
-        ("--attention_types dense", "nano run attention -p attention_types='[dense]'"),
-        ("--new_tokens 4", "nano run model -p new_tokens='4'"),
+        ("--presets small", "nano run model -p presets='[small]' (or of energy, fp8)"),
+        ("--attention_types dense", "nano run attention -p attention_types='[dense]' (or of model)"),
+        ("--new_tokens 4", "nano run model -p new_tokens='4' (or of energy)"),
         ("-f my-fp8.yml", "papermill notebooks/fp8.ipynb fp8.ipynb -f my-fp8.yml"),
     ],
 )
@@ -35,7 +37,7 @@ def test_a_habit_gets_a_line_that_shows_the_command(capsys, typed, meant):
     said = _said(capsys, shlex.split(typed))
     assert said.startswith("nano: No such option ") and said.endswith(f"Write: {meant}")
     if meant.startswith("nano run") and "-p" in meant:  # what is shown is taken
-        *_, notebook, _, given = shlex.split(meant)
+        *_, notebook, _, given = shlex.split(meant.partition(" (or of")[0])
         name, _, value = given.partition("=")
         import yaml
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, get_origin
 
@@ -27,8 +28,10 @@ def hint(error: click.ClickException, arguments: Sequence[str]) -> str:
         return f"Write: papermill notebooks/{_notebook_of(file)}.ipynb {_notebook_of(file)}.ipynb -f {file}"
     if with_it := _notebooks_with(name):
         value = _value_of(error.option_name, arguments)
-        notebook = next((word for word in arguments if word in with_it), next(iter(with_it)))
-        return f"Write: nano run {notebook} -p {name}='{_as_yaml(value or '…', with_it[notebook])}'"
+        named = next((word for word in arguments if word in with_it), "")
+        notebook = named or next(iter(with_it))
+        others = "" if named or len(with_it) == 1 else f" (or of {', '.join(list(with_it)[1:])})"
+        return f"Write: nano run {notebook} -p {name}='{_as_yaml(value or '…', with_it[notebook])}'{others}"
     return ""
 
 
@@ -52,7 +55,8 @@ def _value_of(option: str, arguments: Sequence[str]) -> str:
     for at, word in enumerate(arguments):
         given, equals, value = word.partition("=")
         if given == option:
-            return value if equals else next((w for w in arguments[at + 1 : at + 2] if not w.startswith("-")), "")
+            taken = itertools.takewhile(lambda word: not word.startswith("-"), arguments[at + 1 :])
+            return value if equals else ",".join(taken)
     return ""
 
 

@@ -190,7 +190,11 @@ def compare_rows(
             )
         lines = _lines(base, current, threshold, versions or {}, noise)
         return Comparison.of(_adjusted(lines), False, threshold, said)
-    machines = sorted(sides[0] | sides[1])
+    machines = sorted(sides[0] & sides[1])
+    if alone := sorted(sides[0] ^ sides[1]):
+        said.append(
+            f"left out, since one side alone has runs of it: {', '.join(f'machine {one[:6]}' for one in alone)}"
+        )
     lines = [
         replace(line, machine=machine[:6] if len(machines) > 1 else "")
         for machine in machines

@@ -145,10 +145,12 @@ def table(found: list[History]) -> pd.DataFrame:
     """One row per history, those that changed first, the latest change first."""
     ordered = sorted(found, key=lambda h: (not h.changes, len(h.points) - (h.changes[-1].at if h.changes else 0)))
     lines = []
+    several = len({history.machine_id for history in found}) > 1
     for history in ordered:
         first, last = (history.points.iloc[end] for end in (0, -1))
         lines.append(
-            {
+            ({"machine": history.machine_id[:6]} if several else {})
+            | {
                 "experiment": history.experiment,
                 "case": history.case,
                 "metric": f"{history.metric} {history.scope}".strip(),

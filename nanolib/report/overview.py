@@ -18,18 +18,21 @@ _Made = TypeVar("_Made", pd.DataFrame, list[str])
 def cached(experiment: str) -> Callable[[Callable[[pd.DataFrame], _Made]], Callable[[pd.DataFrame], _Made]]:
     """A table or verdict of an experiment is made machine by machine, and of the same rows once; each caller gets a copy.
 
-    Where rows are of several machines, a table has the column `machine`, and each line of a verdict begins with its machine.
+    Rows that were changed in place are the same rows to it. Where rows are of several machines, a table has the column
+    `machine`, and each line of a verdict begins with its machine.
     """
 
     def decorate(table: Callable[[pd.DataFrame], _Made]) -> Callable[[pd.DataFrame], _Made]:
-        last: list[Any] = [lambda: None, None]
+        last: list[Any] = [(lambda: None, None)]
 
         @functools.wraps(table)
         def made(rows: pd.DataFrame) -> _Made:
-            if last[0]() is not rows:
+            known, found = last[0]  # taken at once: panels draw in threads of their own
+            if known() is not rows:
                 parts = by_machine(rows, experiment)
-                last[:] = weakref.ref(rows), _together([(name, table(part)) for name, part in parts])
-            return last[1].copy()
+                found = _together([(name, table(part)) for name, part in parts])
+                last[0] = weakref.ref(rows), found
+            return found.copy()
 
         return made
 
@@ -60,14 +63,15 @@ def by_machine(rows: pd.DataFrame, experiment: str = "") -> list[tuple[str, pd.D
         One part without a name, `rows` itself, where all that counts is of one machine.
     """
     global _parts
-    if _parts[0]() is not rows:
-        _parts = weakref.ref(rows), {}
-    if experiment not in _parts[1]:
+    known = _parts
+    if known[0]() is not rows:
+        known = _parts = weakref.ref(rows), {}
+    if experiment not in known[1]:
         own = of_experiment(rows, experiment) if experiment else rows
         machines = list(dict.fromkeys(own["machine_id"])) if "machine_id" in own else []
         several = [(machine_name(one), own[own["machine_id"] == one]) for one in machines] if len(machines) > 1 else []
-        _parts[1][experiment] = several
-    return _parts[1][experiment] or [("", rows)]
+        known[1][experiment] = several
+    return known[1][experiment] or [("", rows)]
 
 
 def machine_name(machine_id: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -208,7 +209,7 @@ class Store(Reader):
         Raises:
             BadInput: No such run, or a section that ends before it begins.
         """
-        if not end_s >= start_s:
+        if not (math.isfinite(start_s) and math.isfinite(end_s) and end_s >= start_s):
             raise BadInput(f"section: {name!r} ends at {end_s} and begins at {start_s}; give the later moment last")
         trace = self._trace(run_id, case_id)
         trace.put("sections", [(trace.name(name), round(1e6 * start_s), round(1e9 * (end_s - start_s)))])

@@ -43,6 +43,9 @@ def test_a_recording_begins_at_zero(tmp_path):
     assert read_trace(_trace(tmp_path, "t_s,power_w\n1000,5\n1000.5,7\n")) == ([0.0, 0.5], [5.0, 7.0])
     with pytest.raises(BadInput, match=r"cannot be read .No such file or directory.; give a CSV file"):
         read_trace(tmp_path / "missing.csv")
+    (tmp_path / "excel.csv").write_text("\ufefft_s,power_w\n\n0,1\n\n0,2\n", encoding="utf-8")
+    with pytest.raises(BadInput, match=r"line 5 of 'excel.csv' is not later"):
+        read_trace(tmp_path / "excel.csv")
     (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(BadInput, match=r"cannot be read .it is no text.; give a CSV file"):
         read_trace(tmp_path / "bytes.csv")
@@ -50,7 +53,9 @@ def test_a_recording_begins_at_zero(tmp_path):
 
 def test_one_that_is_too_short_is_refused_before_anything_runs(tmp_path):
     file = _trace(tmp_path, "t_s,power_w\n0,5\n1,5\n")
-    with pytest.raises(BadInput, match=r"'trace.csv' lasts 1 s, and idle_s and window_s need 1.7 s"):
+    with pytest.raises(
+        BadInput, match=r"'trace.csv' lasts 1 s, and idle_s and window_s, with room for calls, need 2.55 s"
+    ):
         ALL["energy"]().Params(power_trace=str(file))
 
 

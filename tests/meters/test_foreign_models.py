@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from nanolib.meters.layers.operations import OperationTimer
 from nanolib.meters.layers.profiler import LayerProfiler
+from nanolib.meters.time.stopwatch import CpuStopwatch
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow
@@ -104,3 +106,44 @@ def test_what_is_not_seen_is_said():
         said = " ".join(layer.unseen)
         assert "attention: no softmax of a product" in said and "dead activations: no layer was known" in said
         assert {"in_proj", "x_proj", "out_proj"} <= {*layer.operations}
+
+
+def _timed(call):
+    with OperationTimer(CpuStopwatch(), lambda: (0, "", False), near_zero=1e-2, dead_ns=0) as timer:
+        out = call()
+    return out, [mark.operation for mark in timer.marks], {name: float(value) for _, name, value in timer.statistics}
+
+
+@pytest.mark.parametrize("mask", ["added", "large", "written", "where", "filled"])
+def test_whatever_hides_a_pair_it_is_not_counted(mask):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 3, 8, 4) for _ in range(3))
+    keep = torch.ones(8, 8, dtype=torch.bool).tril()
+
+    def attend():
+        scores = q @ k.mT
+        if mask == "added":
+            scores = scores + torch.zeros(8, 8).masked_fill(~keep, float("-inf"))
+        elif mask == "large":
+            scores = scores + (~keep) * -1e9
+        elif mask == "written":
+            scores[..., ~keep] = float("-inf")
+        elif mask == "where":
+            scores = torch.where(keep, scores, torch.finfo(scores.dtype).min)
+        else:
+            scores = scores.masked_fill(~keep, float("-inf"))
+        return scores.view(6, 8, 8).softmax(-1).view(2, 3, 8, 8) @ v
+
+    out, operations, seen = _timed(attend)
+    assert torch.equal(out, attend())
+    assert {"qk", "scale_mask", "softmax", "av"} <= {*operations} and "cache" not in operations
+    weights = (q @ k.mT).masked_fill(~keep, float("-inf")).softmax(-1)
+    near = ((weights < 1e-2) & keep).sum() / keep.expand_as(weights).sum()
+    assert seen["attention_sparsity"] == pytest.approx(float(near), abs=1e-6)
+    assert seen["attention_entropy"] == pytest.approx(float(torch.special.entr(weights).sum(-1).mean()), abs=1e-5)
+
+
+def test_a_router_is_no_attention():
+    x, w = torch.randn(2, 8, 4), torch.randn(4, 6)
+    _, operations, seen = _timed(lambda: (x @ w).softmax(-1).topk(2))
+    assert not seen and not {"qk", "softmax", "av"} & {*operations}

@@ -121,6 +121,10 @@ def test_a_comparison_pairs_a_machine_with_itself_whatever_the_order(rows):
     found = compare_rows(pd.concat([first, second]), pd.concat([second, first]))
     assert found.same_machine and not found.regressed and {line.finding for line in found.lines} == {Kind.EQUIVALENT}
     assert {line.machine for line in found.lines} == {machine[:6] for machine in (first["machine_id"].iloc[0], OTHER)}
+    fewer = compare_rows(pd.concat([first, second]), second)
+    assert (
+        not fewer.lost and "left out" in fewer.noise[0] and {line.finding for line in fewer.lines} == {Kind.EQUIVALENT}
+    )
     across = compare_rows(first, second)
     assert not across.same_machine and not across.regressed and {line.machine for line in across.lines} == {""}
     third = first.assign(machine_id="g" * 12)

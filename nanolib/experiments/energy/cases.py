@@ -29,6 +29,7 @@ from nanolib.run.params import distinct, fitting_config, known_presets
 from nanolib.run.workload import Workload, trace
 from nanolib.store import traces
 
+_TRACE_ROOM = 1.5
 PHASES = ("prefill", "decode", "training_step")
 Phase = Literal["prefill", "decode", "training_step"]
 
@@ -90,10 +91,13 @@ class Params(shared.Params):
     def _trace_is_long_enough(self) -> Params:
         if self.power_trace:
             t_s, _ = read_trace(Path(self.power_trace))
-            if t_s[-1] < self.idle_s + self.window_s:
+            needed = _TRACE_ROOM * (
+                self.idle_s + self.window_s
+            )  # a call comes between the two, and the last one ends late
+            if t_s[-1] < needed:
                 raise ValueError(
-                    f"power_trace: {Path(self.power_trace).name!r} lasts {t_s[-1]:g} s, and idle_s and window_s need "
-                    f"{self.idle_s + self.window_s:g} s; give a longer one, or shorten them"
+                    f"power_trace: {Path(self.power_trace).name!r} lasts {t_s[-1]:g} s, and idle_s and window_s, with room for "
+                    f"calls, need {needed:g} s; give a longer one, or shorten them"
                 )
         return self
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import pydantic
+from torch import nn
 
 from nanolib.experiments.fp8.numerics import VARIANTS, NumericsCase
 from nanolib.experiments.fp8.parity import ARMS, ParityCase, small_decoder
 from nanolib.experiments.fp8.speed import DTYPES, MODES, ShapeCase, SpeedCase
 from nanolib.experiments.model import cases as models
-from nanolib.measurement import STORED_AS, BadInput, Measurement, Provenance, words_of
+from nanolib.measurement import STORED_AS, BadInput, Measurement, Provenance, Unsupported, words_of
 from nanolib.meters.machine import resolve_device
 from nanolib.models import create_model, fp8
+from nanolib.models.user import build_model
 from nanolib.run import params as shared
 from nanolib.run.case import Case, Plan
 from nanolib.run.ceilings import ceiling_cases
@@ -126,6 +129,18 @@ class Params(shared.Params):
         """See `own_model.rehearse`."""
         rehearse(self.model, self.model_options)
 
+    @property
+    def kept(self) -> list[str]:
+        """Layers that stay in high precision; transformers calls the head of a language model by another name."""
+        unset = "excluded_modules" not in self.model_fields_set
+        return ["lm_head"] if unset and self.model.startswith("hf:") else self.excluded_modules
+
+    def _check_kept(self, model: nn.Module) -> None:
+        try:
+            fp8.chosen_layers(model, self.kept)
+        except BadInput as error:
+            raise ValueError(error.lines[0]) from None
+
     @pydantic.model_validator(mode="after")
     def _models_fit(self) -> Params:
         if self.overrides and not self.presets and self.overrides != type(self).model_fields["overrides"].default:
@@ -133,13 +148,13 @@ class Params(shared.Params):
         if "dtype" in self.overrides:
             raise ValueError("overrides: dtype is chosen by precisions; leave it out")
         check_own(self, self.seq_len)
+        if self.model.startswith("hf:") and any(precision.startswith("fp8_") for precision in self.precisions):
+            with contextlib.suppress(Unsupported):
+                self._check_kept(build_model(self.model, self.model_options, "meta", "float32"))
         for preset in [] if self.model else self.presets:
             config = fitting_config(preset, self.overrides)
-            try:
-                if any(precision.startswith("fp8_") for precision in self.precisions):
-                    fp8.chosen_layers(create_model(config, "meta"), self.excluded_modules)
-            except BadInput as error:
-                raise ValueError(error.lines[0]) from None
+            if any(precision.startswith("fp8_") for precision in self.precisions):
+                self._check_kept(create_model(config, "meta"))
             if self.seq_len > config.context_length:
                 raise ValueError(
                     f"seq_len: {self.seq_len} exceeds the context_length {config.context_length} of {preset}; shorten it"
@@ -209,7 +224,7 @@ def cases(params: Params) -> list[Case]:
     device = resolve_device(params.device)
     types = list(dict.fromkeys(DTYPES[precision] for precision in params.precisions))
     types = types if params.presets or params.model else []
-    keep = tuple(params.excluded_modules)
+    keep = tuple(params.kept)
     in_small = ("head",) if params.model else keep
     small = (params.train_seq_len, params.train_batch_size, params.d_model, params.num_layers)
     speed = [

@@ -48,16 +48,16 @@ def read_trace(path: Path) -> tuple[list[float], list[float]]:
         BadInput: It cannot be read, lacks a column, holds fewer than two samples or what is no number, or is not in order of time.
     """
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             table = csv.DictReader(file)
             if missing := {"t_s", "power_w"} - set(table.fieldnames or ()):
                 raise BadInput(f"power_trace: {shown(path.name)} has no column {min(missing)}; give t_s and power_w")
-            lines = [(row["t_s"], row["power_w"]) for row in table]
+            lines = [(table.line_num, (row["t_s"], row["power_w"])) for row in table]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         why = getattr(error, "strerror", "") or "it is no text"
         raise BadInput(f"power_trace: {shown(str(path))} cannot be read ({why}); give a CSV file") from None
     samples = []
-    for number, line in enumerate(lines, 2):
+    for number, line in lines:
         try:
             t_s, watts = map(float, line)
         except (TypeError, ValueError):

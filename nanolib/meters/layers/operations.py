@@ -97,7 +97,7 @@ class OperationTimer(TorchFunctionMode):
         super().__init__()
         self._watch, self._place, self._near_zero = watch, place, near_zero
         self._dead_ns = _dead_time_ns() if dead_ns is None else dead_ns
-        self._scores, self._weights = _Chain(), _Chain()
+        self._scores, self._weights, self._soft = _Chain(), _Chain(), None
         self.marks: list[OperationMark] = []
         self.statistics: list[tuple[int, str, torch.Tensor]] = []
 
@@ -124,7 +124,9 @@ class OperationTimer(TorchFunctionMode):
         end = watch.mark()
         watch.pause()
         self.marks.append(OperationMark(layer, operation, begin, end))
-        if isinstance(out, torch.Tensor) and not isinstance(out, torch.nn.Parameter):
+        if name == "__setitem__" and self._scores.holds(list(args[:1])):  # a mask that is written into them
+            self._scores.grow(args[0], len(self.marks) - 1)
+        elif isinstance(out, torch.Tensor) and not isinstance(out, torch.nn.Parameter):
             self._follow(layer, name, [*args, *kwargs.values()], out)
         watch.resume()
         return out
@@ -134,21 +136,29 @@ class OperationTimer(TorchFunctionMode):
         at = len(self.marks) - 1
         if name in _PRODUCTS and out.dim() >= 3:
             if self._weights.holds(given):
-                self._name([at], "av")
-                self._scores, self._weights = _Chain(), _Chain()
+                self._recognised(layer, at)
             else:
                 self._scores = _Chain(out, at)
         elif name == "softmax" and self._scores.holds(given):
-            product, *between = self._scores.marks
-            for marks, step in (([product], "qk"), (between, "scale_mask"), ([at], "softmax")):
-                self._name(marks, step)
-            with torch.no_grad():
-                self._look(layer, out.detach(), self._scores.seen)
-            self._scores, self._weights = _Chain(), _Chain(out, at)
+            self._weights = _Chain(out, at)
+            self._soft = next(x for x in given if self._scores.holds([x])), out, list(self._scores.marks)
         elif self._scores.holds(given):
-            self._scores.grow(out, at, name, given)
+            self._scores.grow(out, at)
         elif self._weights.holds(given):  # a dropout, another type
-            self._weights.grow(out, at, name, given)
+            self._weights.grow(out, at)
+
+    def _recognised(self, layer: int, at: int) -> None:
+        """A softmax of a product has been multiplied by something: name the steps and look at the weights.
+
+        What is masked has scores that no sum of products has: minus infinity, or what stands for it.
+        """
+        scores, weights, (product, *between) = self._soft
+        soft = self._weights.marks[0]
+        for marks, step in (([product], "qk"), (between, "scale_mask"), ([soft], "softmax"), ([at], "av")):
+            self._name(marks, step)
+        with torch.no_grad():
+            self._look(layer, weights.detach(), scores.detach() > _MASKED)
+        self._scores, self._weights, self._soft = _Chain(), _Chain(), None
 
     def _name(self, marks: list[int], operation: str) -> None:
         for at in marks:
@@ -199,35 +209,28 @@ class OperationTimer(TorchFunctionMode):
 _PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
 
 
+_MASKED = -1e4  # scores below this stand for minus infinity, in 16 bits too
+
+
 class _Chain:
     """A tensor and what was made of it, element by element.
 
     Attributes:
         marks: Which operations made it.
-        seen: True where no mask was added; None where none was.
     """
 
     def __init__(self, out: torch.Tensor | None = None, mark: int = -1) -> None:
         self._made = {} if out is None else {id(out): out}  # held, so that no other tensor gets its id
         self.marks = [] if out is None else [mark]
-        self.seen: torch.Tensor | None = None
 
     def holds(self, given: list[Any]) -> bool:
         """Whether one of these is of it."""
         return any(id(x) in self._made for x in given)
 
-    def grow(self, out: torch.Tensor, mark: int, name: str, given: list[Any]) -> None:
-        """What was made of it; a mask that was added or filled in is kept."""
-        others = [x for x in given if isinstance(x, torch.Tensor) and id(x) not in self._made]
-        if name in ("add", "__add__", "__iadd__", "add_") and others and others[0].is_floating_point():
-            self._hide(others[0] > torch.finfo(others[0].dtype).min / 2)
-        elif name in ("masked_fill", "masked_fill_") and others and others[0].dtype == torch.bool:
-            self._hide(~others[0])
+    def grow(self, out: torch.Tensor, mark: int) -> None:
+        """What was made of it."""
         self._made[id(out)] = out
         self.marks.append(mark)
-
-    def _hide(self, seen: torch.Tensor) -> None:
-        self.seen = seen if self.seen is None else self.seen & seen
 
 
 @functools.cache
