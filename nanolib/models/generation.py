@@ -91,5 +91,6 @@ def generation_of(model: nn.Module, prompt: torch.Tensor, new_tokens: int) -> Ge
     if hasattr(getattr(model, "config", None), "use_cache") and _generates(model):
         return HuggingFaceGeneration(model, prompt, new_tokens)
     raise Unsupported(
-        f"{type(model).__name__} has neither new_cache, prefill and decode nor the cache of transformers; set new_tokens to 0"
+        f"{type(model).__name__} has neither new_cache, prefill and decode nor the cache of transformers; "
+        "set new_tokens to 0, or in energy phases: [training_step]"
     )
