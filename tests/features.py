@@ -65,7 +65,7 @@ def report(folder):
             "question": section.question,
             "charts": list(section.charts),
             "columns": dict(section.columns),
-            "verdict": section.verdict(rows),
+            "verdict": list(map(str, section.verdict(rows))),
         }
         for section in SECTIONS
     }

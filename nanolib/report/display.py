@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 import pandas as pd
 
+from nanolib.report.claim import Claim, grouped
+
 
 class Table:
     """A table whose cells do not wrap; wide ones scroll.
@@ -29,17 +31,35 @@ class Table:
 
 
 class Lines:
-    """Sentences as a list.
+    """A verdict as a list: what it is about once, then each answer, how sure it is, and what to try next.
 
     Args:
-        lines: The sentences; what they hold is shown as text.
+        lines: Claims, or sentences; what they hold is shown as text.
     """
 
-    def __init__(self, lines: Iterable[str]) -> None:
-        self.lines = list(lines)
+    def __init__(self, lines: Iterable[Claim | str]) -> None:
+        self.groups = grouped(lines)
 
     def _repr_html_(self) -> str:
-        return "<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in self.lines) + "</ul>" if self.lines else ""
+        parts = []
+        for heading, claims in self.groups:
+            items = "".join(f"<li>{_claim_html(claim)}</li>" for claim in claims)
+            parts += [f"<p><small>{html.escape(heading)}</small></p>"] if heading else []
+            parts.append(f"<ul>{items}</ul>")
+        return "".join(parts)
 
     def __repr__(self) -> str:
-        return "\n".join(f"• {line}" for line in self.lines)
+        lines = []
+        for heading, claims in self.groups:
+            if heading and len(claims) == 1:
+                lines.append(f"• {claims[0]}")
+                continue
+            lines += [f"• {heading}:"] if heading else []
+            lines += [f"{'  – ' if heading else '• '}{claim.sentence}" for claim in claims]
+        return "\n".join(lines)
+
+
+def _claim_html(claim: Claim) -> str:
+    answer, sure, advice = (html.escape(part.rstrip(".")) for part in (claim.answer, claim.sure, claim.advice))
+    text = f"<b>{answer}</b>" + (f": {sure}." if sure else ".")
+    return text + (f" <i>Next: {advice}.</i>" if advice else "")

@@ -6,20 +6,22 @@ import functools
 import textwrap
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pandas as pd
 
 from nanolib.measurement import FLAG_TEXT, METRICS, Direction, case_name, format_number
+from nanolib.report.claim import Claim
 
-_Made = TypeVar("_Made", pd.DataFrame, list[str])
+_Made = TypeVar("_Made", pd.DataFrame, list[Claim])
 
 
 def cached(experiment: str) -> Callable[[Callable[[pd.DataFrame], _Made]], Callable[[pd.DataFrame], _Made]]:
     """A table or verdict of an experiment is made machine by machine, and of the same rows once; each caller gets a copy.
 
     Rows that were changed in place are the same rows to it. Where rows are of several machines, a table has the column
-    `machine`, and each line of a verdict begins with its machine.
+    `machine`, and each claim of a verdict names its machine.
     """
 
     def decorate(table: Callable[[pd.DataFrame], _Made]) -> Callable[[pd.DataFrame], _Made]:
@@ -43,9 +45,9 @@ def _together(parts: list[tuple[str, _Made]]) -> _Made:
     if len(parts) == 1:
         return parts[0][1]
     if isinstance(parts[0][1], list):
-        alike = set.intersection(*(set(lines) for _, lines in parts))  # the question at the end
-        own = [f"{name}: {line}" for name, lines in parts for line in lines if line not in alike]
-        return own + [line for line in parts[0][1] if line in alike]
+        alike = set.intersection(*(set(claims) for _, claims in parts))  # the question at the end
+        own = [replace(claim, machine=name) for name, claims in parts for claim in claims if claim not in alike]
+        return own + [claim for claim in parts[0][1] if claim in alike]
     return pd.concat([frame.assign(machine=name) for name, frame in parts], ignore_index=True)
 
 

@@ -90,7 +90,7 @@ def _write_files(section: Section, rows: pd.DataFrame, runs: pd.DataFrame, folde
     profile = {
         "runs": public_runs(runs[runs["experiment"] == section.experiment]),
         "measurements": measurement_records(chosen, runs),
-        "verdict": section.verdict(rows),
+        "verdict": [claim.to_dict() for claim in section.verdict(rows)],
     }
     text = json.dumps(profile, indent=1, ensure_ascii=False, allow_nan=False)
     (folder / f"{section.experiment}_profile.json").write_text(text, encoding="utf-8")
@@ -150,11 +150,11 @@ def _markdown(
     for section in sections:
         parts += [
             f"## {section.question}",
-            *(f"- {_markdown_text(line)}" for line in section.verdict(rows)),
+            *(f"- {_markdown_text(str(claim))}" for claim in section.verdict(rows)),
         ]
         parts += [f"![{name}]({name}.png)" for name in section.charts]
         parts.append(markdown_table(section.readable(rows)))
-    parts += ["## What changed?", *(f"- {_markdown_text(line)}" for line in changes.verdict)]
+    parts += ["## What changed?", *(f"- {_markdown_text(str(claim))}" for claim in changes.verdict)]
     parts += [f"![{name}]({name}.png)" for name in changes.charts]
     if len(changes.table):
         parts.append(markdown_table(changes.table))

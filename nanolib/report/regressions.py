@@ -10,6 +10,7 @@ import pandas as pd
 from nanolib.compare.compare import Comparison
 from nanolib.compare.history import History
 from nanolib.measurement import METRICS, case_name, format_number, format_with_interval
+from nanolib.report.claim import Claim, Figure, comparing
 from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, empty_chart, theme
 from nanolib.report.overview import cached, machine_name, of_experiment, pick
 from nanolib.report.section import Section
@@ -72,20 +73,20 @@ def ab_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 @cached("ab")
-def ab_verdict(rows: pd.DataFrame) -> list[str]:
-    """What `nano ab` found, in words."""
+def ab_verdict(rows: pd.DataFrame) -> list[Claim]:
+    """What `nano ab` found."""
     table = ab_table(rows)
     if table.empty:
-        return ["No two versions were compared. Run: nano ab HEAD~1 ."]
-    lines = [f"A is {table['a'].iloc[0]}, B is {table['b'].iloc[0]}. {_counted(table['verdict'])}."]
+        return [Claim("No two versions were compared", advice="nano ab HEAD~1 .")]
+    claims = [Claim(f"A is {table['a'].iloc[0]}, B is {table['b'].iloc[0]}", _counted(table["verdict"]))]
     for kind in (Kind.REGRESSED, Kind.SUSPECT, Kind.IMPROVED):
         for _, row in table[table["verdict"] == kind].head(5).iterrows():
-            lines.append(f"{kind}: {row['case']} {row['scope']}, {row['change']}, in {row['rounds']} rounds.")
-    lines.append(
-        "Blocks of A and B were interleaved and paired, so drift of the machine hits both alike. "
-        "Next question: which commit? nano ab takes any two revisions."
-    )
-    return lines
+            ratio = Figure(row["low"], row["ratio"], row["high"], "ratio", row["scope"], row["case"])
+            sure = f"{row['change']}, in {row['rounds']} rounds"
+            answer = f"{kind}, {row['case']} {row['scope']}".strip()
+            claims.append(Claim(answer, sure, compared=comparing(ratio, Figure.exactly(1.0))))
+    drift = "Blocks of A and B were interleaved and paired, so drift of the machine hits both alike"
+    return [*claims, Claim(drift, advice="which commit? nano ab takes any two revisions")]
 
 
 def ab_ratio(rows: pd.DataFrame) -> alt.TopLevelMixin:
@@ -182,24 +183,24 @@ def since_chart(since: Comparison | None) -> alt.TopLevelMixin:
     return comparison_chart(since, title, "The newest runs (B) against those before them (A), collected apart.")
 
 
-def changes_verdict(since: Comparison | None, found: list[History]) -> list[str]:
-    """What changed since the run before and over all runs, in words."""
-    lines = comparison_verdict(since, "Against the runs before") if since is not None else []
-    return lines + history_verdict(found)
+def changes_verdict(since: Comparison | None, found: list[History]) -> list[Claim]:
+    """What changed since the run before and over all runs."""
+    claims = comparison_verdict(since, "Against the runs before") if since is not None else []
+    return claims + history_verdict(found)
 
 
-def comparison_verdict(found: Comparison, what: str) -> list[str]:
-    """What a comparison of stored runs found, in words."""
-    counted = ", ".join(f"{n} {finding}" for finding, n in found.counts.items())
-    lines = [f"{what}: {counted}."]
+def comparison_verdict(found: Comparison, what: str) -> list[Claim]:
+    """What a comparison of stored runs found."""
+    claims = [Claim(what, ", ".join(f"{n} {finding}" for finding, n in found.counts.items()))]
     for line in found.lines[:5]:
         if line.finding not in (Kind.EQUIVALENT, Kind.INCONCLUSIVE, "new"):
-            told = f"{line.change}" if line.current is not None else line.message
-            lines.append(f"{line.finding}: {line.experiment} {line.case} {line.metric}: {told}".replace(" : ", ": "))
-    lines.append(
-        "The runs were collected apart, so drift between them is not controlled. To be sure: nano ab REV_A REV_B."
-    )
-    return lines
+            answer = f"{line.finding}, {line.experiment} {line.case} {line.metric}".strip()
+            compared = ()
+            if line.verdict is not None:
+                compared = comparing(Figure(*line.verdict.interval, name=line.case), Figure.exactly(1.0))
+            claims.append(Claim(answer, line.change if line.current is not None else line.message, compared=compared))
+    drift = "The runs were collected apart, so drift between them is not controlled"
+    return [*claims, Claim(drift, advice="to be sure, nano ab REV_A REV_B")]
 
 
 def history_chart(found: list[History]) -> alt.TopLevelMixin:
@@ -270,21 +271,22 @@ def history_chart(found: list[History]) -> alt.TopLevelMixin:
     return theme(chart)
 
 
-def history_verdict(found: list[History]) -> list[str]:
+def history_verdict(found: list[History]) -> list[Claim]:
     """Which cases changed, and between which revisions."""
     changed = [history for history in found if history.changes]
     if not found:
-        return ["No case was run twice on one machine, so there is no history yet."]
+        return [Claim("No case was run twice on one machine, so there is no history yet")]
     runs = max(len(history.points) for history in found)
-    lines = [f"{len(changed)} of {len(found)} timings changed their level over up to {runs} runs."]
+    claims = [Claim(f"{len(changed)} of {len(found)} timings changed their level over up to {runs} runs")]
     if runs < 4:
-        lines.append("A change of level takes at least four runs to be seen. Until then: nano compare latest~1 latest.")
+        few = "A change of level takes at least four runs to be seen"
+        claims.append(Claim(few, advice="until then, nano compare latest~1 latest"))
     names = dict(zip(map(id, found), _history_names(found), strict=True))
     for history in sorted(changed, key=lambda h: -h.changes[-1].at)[:6]:
         last = history.changes[-1]
         word = "worse" if last.worse else "better"
-        lines.append(f"{word}: {names[id(history)]} {last}.")
-    return lines
+        claims.append(Claim(f"{word}, {names[id(history)]}", str(last)))
+    return claims
 
 
 def without_common(names: list[str]) -> list[str]:

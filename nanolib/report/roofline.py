@@ -9,9 +9,10 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
+from nanolib.report.claim import Claim, Figure, comparing
 from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, short_names
 from nanolib.report.frame import Drawn, framed, tooltips, with_interval
-from nanolib.report.overview import leaders, pick
+from nanolib.report.overview import leaders, listed, pick
 
 _CASE = ["name", "optimisation", "seq_len", "batch_size", "dtype"]
 
@@ -114,23 +115,20 @@ def roofline_chart(rows: pd.DataFrame, experiment: str = "") -> Drawn | None:
     return alt.layer(*layers, width=2 * WIDTH, height=int(1.3 * HEIGHT)), subtitle, shared
 
 
-def roofline_words(rows: pd.DataFrame, experiment: str) -> list[str]:
+def roofline_words(rows: pd.DataFrame, experiment: str) -> list[Claim]:
     """What binds each kind of timing, and the best share of it that was reached."""
     table = roofline_table(rows, experiment)
-    lines = []
+    claims = []
     for scope, group in table.groupby("scope", sort=False) if len(table) else []:
-        nearest = leaders(group, "share", ascending=False)
-        best = nearest.iloc[0]
-        comes = (
-            "comes nearest to its roof,"
-            if len(nearest) == 1
-            else f"and {len(nearest) - 1} that cannot be told from it come nearest,"
-        )
-        bounds = " and ".join(
-            f"{bound} in {count} of {len(group)}" for bound, count in group["bound"].value_counts().items()
-        )
-        lines.append(
-            f"{scope.replace('_', ' ').capitalize()} is bound by {bounds} cases; {best['case']} {comes} "
-            f"{best['share']:.0%} of {best['attainable']:.3g} FLOP/s."
-        )
-    return lines
+        near = leaders(group, "share", ascending=False)
+        best = near.iloc[0]
+        counts = group["bound"].value_counts().items()
+        answer = f"{scope.replace('_', ' ').capitalize()} is bound by "
+        answer += listed(f"{bound} in {count} of {len(group)} cases" for bound, count in counts)
+        also = f" (not told apart from {len(near) - 1} more)" if len(near) > 1 else ""
+        sure = f"{best['case']} comes nearest to its roof{also}, {best['share']:.0%} of {best['attainable']:.3g} FLOP/s"
+        shares = {at: Figure.of(row, "share", name=row["case"]) for at, row in group.iterrows()}
+        others = near.index[1:] if len(near) > 1 else [at for at in group.index if at != near.index[0]]
+        compared = comparing(shares[near.index[0]], *(shares[at] for at in others))
+        claims.append(Claim(answer, sure, compared=compared))
+    return claims

@@ -10,6 +10,7 @@ import altair as alt
 import pandas as pd
 
 from nanolib.report import tables
+from nanolib.report.claim import Claim
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Section:
         charts: File name → what draws it, the main one first.
         table: Makes its table of rows of any experiments.
         columns: Column of the table → title.
-        verdict: What the rows say, in sentences.
+        verdict: What the rows say.
     """
 
     experiment: str
@@ -30,7 +31,7 @@ class Section:
     charts: Mapping[str, Callable[[pd.DataFrame], alt.TopLevelMixin]]
     table: Callable[[pd.DataFrame], pd.DataFrame]
     columns: Mapping[str, str]
-    verdict: Callable[[pd.DataFrame], list[str]]
+    verdict: Callable[[pd.DataFrame], list[Claim]]
 
     def readable(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Its table for people."""
@@ -42,11 +43,11 @@ class Changes:
     """What changed since the runs before, and over all runs.
 
     Attributes:
-        verdict: In words.
+        verdict: What changed.
         charts: By name.
         table: The findings that are not equivalent.
     """
 
-    verdict: list[str]
+    verdict: list[Claim]
     charts: Mapping[str, Any]
     table: pd.DataFrame

@@ -11,6 +11,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from nanolib.report import linking, overview, regressions, renderer
+from nanolib.report.claim import grouped
 from nanolib.report.display import Table
 from nanolib.report.section import Changes, Section
 from nanolib.store import SHOWN_CASES
@@ -46,6 +47,7 @@ def web_page(
     picked = linking.choices(rows, runs, machines)
     return environment.get_template("page.html.jinja").render(
         sections=sections,
+        grouped=grouped,
         said={section.experiment: section.verdict(rows) for section in sections},
         changes=changes,
         rows=rows,

@@ -60,7 +60,7 @@ def test_a_slower_revision_regressed_in_two_rounds(repository, ab, tmp_path):
         rows = store.measurements(samples=True)
     (table,) = ab_table(rows).to_dict("records")
     assert (table["verdict"], table["rounds"]) == ("regressed", 2) and table["a"].startswith("base (")
-    assert any("regressed: work:run" in said for said in ab_verdict(rows))
+    assert any("regressed, work:run" in said.answer for said in ab_verdict(rows))
     assert "work:run" in json.dumps(ab_ratio(rows).to_dict())
 
 

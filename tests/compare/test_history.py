@@ -49,7 +49,7 @@ def test_a_change_is_named_with_the_revisions_around_it(store):
     assert change.ratio == pytest.approx(1.2, rel=0.01)
     assert str(change) == f"{change.ratio - 1:+.1%} between rev5 and rev6"
     assert any(
-        "worse: attention dense seq_len=8 batch_size=1 dtype=float32 forward" in line
+        "worse, attention dense seq_len=8 batch_size=1 dtype=float32 forward" in line.answer
         for line in history_verdict([history])
     )
 
@@ -83,7 +83,7 @@ def test_machines_are_never_mixed_in_one_history(store):
 def test_one_run_has_no_history_and_an_unknown_metric_is_told(store):
     store.add(_run(0, 10.0))
     assert histories(store, machine_ids=["m1"]) == []
-    assert "no history yet" in history_verdict([])[0]
+    assert "no history yet" in history_verdict([])[0].answer
     with pytest.raises(BadInput, match="--metric: 'speed' is unknown"):
         histories(store, "speed", ["m1"])
 
@@ -160,17 +160,17 @@ def _history(case, values, *changes, metric="latency"):
 def test_the_verdict_of_a_history_names_the_latest_changes_and_which_way_they_went():
     changes = [Change(at, 1.25 if at % 2 else 0.8, bool(at % 2), f"r{at - 1}", f"r{at}") for at in range(1, 9)]
     found = [_history(f"case{change.at}", [10.0] * 9, *changes[: change.at]) for change in changes]
-    lines = history_verdict([*found, _history("flat", [10.0] * 3)])
+    lines = list(map(str, history_verdict([*found, _history("flat", [10.0] * 3)])))
     assert lines[0] == "8 of 9 timings changed their level over up to 9 runs."
     assert lines[1:] == [
-        f"{'worse' if at % 2 else 'better'}: model case{at} decode {'+25.0%' if at % 2 else '-20.0%'} between r{at - 1} and r{at}."
+        f"{'worse' if at % 2 else 'better'}, model case{at} decode: {'+25.0%' if at % 2 else '-20.0%'} between r{at - 1} and r{at}."
         for at in (8, 7, 6, 5, 4, 3)
     ]
 
 
 @pytest.mark.parametrize(("runs", "said"), [(3, True), (4, False)])
 def test_fewer_than_four_runs_are_said_to_be_too_few(runs, said):
-    assert any("at least four runs" in line for line in history_verdict([_history("a", [10.0] * runs)])) == said
+    assert any("at least four runs" in line.answer for line in history_verdict([_history("a", [10.0] * runs)])) == said
 
 
 def test_the_table_of_histories_has_the_latest_change_first_and_flat_ones_last():

@@ -373,7 +373,7 @@ def test_without_rows_a_chart_says_so(tmp_path, name):
         report.decode_table(rows).empty and sharding.prefill_table(rows).empty and sharding.training_table(rows).empty
     )
     assert VERDICTS["distributed"](rows) == [
-        "No case across ranks gave a time, so there is no verdict. Run: nano run quick distributed."
+        "No case across ranks gave a time, so there is no verdict. Next: nano run quick distributed."
     ]
 
 

@@ -3,6 +3,7 @@
 import gzip
 import shutil
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,10 +74,12 @@ def _names(rows):
 def test_each_sentence_is_one_that_its_machine_alone_gives(section, rows):
     first, second, both = (section.verdict(part) for part in rows)
     told = [
-        line
-        for name, lines in zip(_names(rows[2]), (first, second), strict=True)
-        for line in (f"{name}: {one}" for one in lines if not (one in first and one in second))
+        replace(one, machine=name)
+        for name, claims in zip(_names(rows[2]), (first, second), strict=True)
+        for one in claims
+        if not (one in first and one in second)
     ]
+    assert all(str(one).startswith(one.machine) for one in both)
     assert both == [*told, *(line for line in first if line in second)]
 
 

@@ -180,4 +180,4 @@ def test_what_binds_is_said_in_the_order_of_the_timings(measured):
     timings = [*rates_of("forward", 4e6, 1e5, 8e10), *rates_of("backward", 8e6, 1e5, 4e10)]
     case = (SIZES | {"name": "dense"}, [ended(), *timings])
     lines = roofline_words(measured("attention", [*ceilings_of().values(), case]), "attention")
-    assert [line.split()[0] for line in lines] == ["Forward", "Backward"]
+    assert [line.answer.split()[0] for line in lines] == ["Forward", "Backward"]

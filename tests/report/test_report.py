@@ -92,8 +92,11 @@ def test_the_warm_up_table_compares_with_five_steps(rows):
 
 def test_verdicts_are_computed_from_the_rows(rows):
     text = "\n".join(VERDICTS["attention"](rows))
-    assert "at n = 256 dense (flash) is the fastest forward" in text
-    assert "window 64 beats dense (flash) from n = 1024 on: 2.50× [2.26 … 2.76] of a bound of 3.00× at n = 4096" in text
+    assert "at 256 tokens dense (flash) is the fastest forward" in text
+    assert (
+        "from 1,024 tokens on window 64 is faster than dense (flash): 2.50× [2.26 … 2.76] at 4,096 tokens, at most 3.00×"
+        in text
+    )
     text = "\n".join(VERDICTS["model"](rows))
     assert (
         "inference takes 51.2 ms" in text
@@ -110,7 +113,7 @@ def test_sparse_that_wins_only_in_between_does_not_beat_dense(tmp_path):
     with Store(tmp_path / "x.sqlite") as other:
         other.add(Run("attention", MACHINE, rows=attention_rows(times)))
         text = "\n".join(VERDICTS["attention"](other.measurements()))
-    assert "window 8 does not beat dense up to n = 256" in text
+    assert "at 256 tokens window 8 is slower than dense, though it is faster at 128" in text
 
 
 def test_overlapping_intervals_are_not_told_apart(tmp_path):

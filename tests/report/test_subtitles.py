@@ -77,7 +77,7 @@ def test_parity_is_called_emulated_where_it_is(measured, provenance, said):
     details = {"verdict": "equivalent", "control": False, "margin_nats": 0.0025, "tenths": None}
     row = Measurement("parity", 0.0, -1e-3, 1e-3, 0.95, 3, scope="a", details=details, provenance=provenance)
     table = parity_table(measured("fp8", [({"arm": "fp8_rowwise", "seeds": 3, "steps": 900}, [ended(), row])]))
-    assert parity_words(table)[0].startswith(f"fp8 rowwise{said}: equivalent after 900 steps")
+    assert str(parity_words(table)[0]).startswith(f"fp8 rowwise{said}: equivalent after 900 steps")
 
 
 def test_a_rate_without_a_type_has_no_roof(measured):
@@ -96,7 +96,7 @@ def test_patterns_are_told_in_the_order_in_which_they_were_measured(measured):
         for pattern in ("window", "block", "random")
     ]  # fmt: skip
     lines = quality_words(measured("attention", cases))
-    assert [line.split()[4].strip(",") for line in lines] == ["window", "block", "random"]
+    assert [line.answer.split()[4].strip(",") for line in lines] == ["window", "block", "random"]
 
 
 def test_modes_and_types_are_told_in_the_order_in_which_they_were_measured(say):

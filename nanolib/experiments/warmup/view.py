@@ -7,6 +7,7 @@ import pandas as pd
 
 from nanolib.measurement import format_number
 from nanolib.report import overview
+from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.drawing import (
     HEIGHT,
     PALETTE,
@@ -116,57 +117,57 @@ def warmup_settings(rows: pd.DataFrame) -> Drawn | None:
 
 
 @cached("warmup")
-def verdict(rows: pd.DataFrame) -> list[str]:
+def verdict(rows: pd.DataFrame) -> list[Claim]:
     """How many warm-up steps are enough on this machine."""
     found = overview.of_experiment(rows, "warmup")
     curves = found[found["metric"] == "warmup_needed"] if len(found) else found
     if curves.empty:
-        return ["No warm-up curve was measured, so there is no verdict. Run: nano run quick warmup."]
-    lines = []
+        return [Claim("No warm-up curve was measured, so there is no verdict", advice="nano run quick warmup")]
     table = warmup_table(rows)
     cold = table[(table["warmup_steps"] == 0) & table["difference"].notna()]
-    for _, curve in curves.iterrows():
-        direction = curve["scope"].replace("_", " + ")
-        if pd.isna(curve["estimate"]):
-            lines.append(f"{direction}: {curve['message']}.")
-            continue
-        needed = int(curve["estimate"])
-        steady = curve["details"]["steady_median"]
-        if needed:
-            steps = (
-                f"{needed} warm-up step{'s are' if needed > 1 else ' is'} enough in this one fresh process, then a step"
-            )
-        else:
-            steps = "no warm-up was detected in this one fresh process; a step"
-            others = cold[(cold["run_id"] == curve["run_id"]) & (cold["direction"] == curve["scope"])]
-            if (others["difference"] > _MOVED).any():
-                steps = (
-                    "no warm-up was detected in the curve's process, but in another the mean without it was "
-                    f"{others['difference'].max():+.0%}, so some is needed now and then: use 5 steps, or measure again; a step"
-                )
-        lines.append(f"{direction}: {steps} takes {steady:.3g} ms.")
-    for _, row in cold.iterrows():
-        lines.append(
-            f"{row['direction'].replace('_', ' + ')}: without warm-up the mean is {row['difference']:+.0%} against that after 5 "
-            f"steps, with a CV of {row['cv']:.0%}; the median, {format_number(row['median'])} ms, {_median_moved(row, table)}."
-        )
-    lines.append(
-        "Fresh processes differ. Next question: is the answer the same in a second run? Repeat it before you rely on it."
-    )
-    return lines
+    claims = [_enough(curve, cold) for _, curve in curves.iterrows()]
+    claims += [_without(row, table) for _, row in cold.iterrows()]
+    question = "is the answer the same in a second run? Repeat it before you rely on it"
+    return [*claims, Claim("Fresh processes differ", advice=question)]
 
 
 _MOVED = 0.05  # of the mean: from here on warm-up shows in what a setting reports
 
 
-def _median_moved(row: pd.Series, table: pd.DataFrame) -> str:
-    """What the same does to the median, as far as the two intervals tell."""
+def _enough(curve: pd.Series, cold: pd.DataFrame) -> Claim:
+    """What the curve says, unless another fresh process says otherwise."""
+    about = curve["scope"].replace("_", " + ")
+    if pd.isna(curve["estimate"]):
+        return Claim(curve["message"], about=about)
+    needed, steady = int(curve["estimate"]), f"a step then takes {curve['details']['steady_median']:.3g} ms"
+    figures = (Figure.exactly(float(needed)),)
+    if needed:
+        answer = f"{needed} warm-up step{'s are' if needed > 1 else ' is'} enough in this one fresh process"
+        return Claim(answer, steady, about=about, figures=figures)
+    others = cold[(cold["run_id"] == curve["run_id"]) & (cold["direction"] == curve["scope"])]
+    if (others["difference"] > _MOVED).any():
+        most = others["difference"].max()
+        answer = "some warm-up is needed now and then"
+        sure = f"none was detected in the curve's process, but in another the mean without it was {most:+.0%}; {steady}"
+        return Claim(answer, sure, "use 5 steps, or measure again", about, figures=figures)
+    return Claim("no warm-up was detected in this one fresh process", steady, about=about, figures=figures)
+
+
+def _without(row: pd.Series, table: pd.DataFrame) -> Claim:
+    """What no warm-up does to the mean, and to the median as far as the two intervals tell."""
     same = (table["run_id"] == row["run_id"]) & (table["direction"] == row["direction"])
-    after = table[same & table["warmup_steps"].isin([row["warmup_steps"], 5])]
-    if len(overview.leaders(after.rename(columns={"low": "median_low", "high": "median_high"}), "median")) > 1:
-        return "cannot be told from that after 5"
-    warm = after[after["warmup_steps"] == 5].iloc[0]
-    return f"is {row['median'] / warm['median'] - 1:+.0%} against that after 5"
+    warm = table[same & (table["warmup_steps"] == 5)].iloc[0]
+    medians = [
+        Figure(*(line[end] for end in ("low", "median", "high")), "latency", row["direction"]) for line in (row, warm)
+    ]
+    moved = "cannot be told from that after 5"
+    if medians[0].against(medians[1]) is not Order.ALIKE:
+        moved = f"is {row['median'] / warm['median'] - 1:+.0%} against that after 5"
+    answer = (
+        f"without warm-up the mean is {row['difference']:+.0%} against that after 5 steps, with a CV of {row['cv']:.0%}"
+    )
+    sure = f"the median, {format_number(row['median'])} ms, {moved}"
+    return Claim(answer, sure, about=row["direction"].replace("_", " + "), compared=comparing(*medians))
 
 
 SECTION = Section(

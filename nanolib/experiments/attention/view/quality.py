@@ -7,6 +7,7 @@ import pandas as pd
 
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
 from nanolib.report import tables
+from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, colour_and_shape
 from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
 from nanolib.report.overview import cached, of_experiment, pick
@@ -91,42 +92,58 @@ def attention_quality(rows: pd.DataFrame) -> Drawn | None:
     return panels(pd.concat(parts), draw), [subtitle, more.strip()] if more else subtitle
 
 
-def quality_words(rows: pd.DataFrame) -> list[str]:
+def quality_words(rows: pd.DataFrame) -> list[Claim]:
     """What each pattern costs at its highest sparsity, and whether training on takes it back."""
     table = quality_table(rows)
     if len(table) and (table["steps"] < LEARNING_STEPS).all():
-        return [f"The loss of sparse patterns was tried over {int(table['steps'].max())} steps: {SMOKE_TEST}."]
-    lines = []
+        tried = f"The loss of sparse patterns was tried over {int(table['steps'].max())} steps"
+        return [Claim(tried, SMOKE_TEST, f"quality_steps: {LEARNING_STEPS} or more")]
+    claims = []
     if len(table):
         table = table[~(table["steps"] < LEARNING_STEPS)]
     for pattern, group in table[table["replaced"].notna()].groupby("pattern", sort=False) if len(table) else []:
         row = group.sort_values("sparsity").iloc[-1]
         if not row["sparsity"]:
-            lines.append(f"In a trained decoder {pattern} removed nothing, so its loss says nothing of sparsity.")
+            claims.append(
+                Claim(f"In a trained decoder {pattern} removed nothing, so its loss says nothing of sparsity")
+            )
             continue
-        lines.append(
-            f"In a trained decoder {pattern}, which removes {row['sparsity']:.0%}, adds {_nats(row, 'replaced')} to a loss of "
-            f"{row['dense_loss']:.2f}{_after(row)}."
-        )
-    return lines
+        figures = [_loss(row, name) for name in ("replaced", "fine_tuned") if pd.notna(row[name])]
+        answer = f"In a trained decoder {pattern}, which removes {row['sparsity']:.0%}, {_meaning(*figures)}"
+        sure = f"{_nats(row, 'replaced')} on a loss of {row['dense_loss']:.2f}"
+        if len(figures) > 1:
+            sure += f", {_nats(row, 'fine_tuned')} after both were trained on"
+        sure += f"; {int(row['seeds'])} seeds"
+        compared = tuple(pair for figure in figures for pair in comparing(figure, _NONE))
+        claims.append(Claim(answer, sure, compared=compared))
+    return claims
 
 
 def _nats(row: pd.Series, name: str) -> str:
     return f"{row[name]:+.3f} [{row[f'{name}_low']:+.3f} … {row[f'{name}_high']:+.3f}] nats per byte"
 
 
-def _after(row: pd.Series) -> str:
-    if pd.isna(row["fine_tuned"]):
-        return ""
-    return f", and {_nats(row, 'fine_tuned')} after both were trained on{_meaning(row)}"
+_NONE = Figure.exactly(0.0, "no difference")
 
 
-def _meaning(row: pd.Series) -> str:
-    if row["fine_tuned_low"] > 0:
-        return ": a loss that the fine-tune does not take back"
-    if row["fine_tuned_high"] < 0:
-        return ": lower than dense"
-    return ": no difference that these seeds show"
+def _loss(row: pd.Series, scope: str) -> Figure:
+    return Figure.of(row, scope, "loss_difference", scope, row["pattern"])
+
+
+def _meaning(replaced: Figure, tuned: Figure | None = None) -> str:
+    """What replacing dense attention does to the loss, and whether training on takes it back, as the intervals tell."""
+    said = {Order.ABOVE: "costs loss", Order.BELOW: "lowers the loss", Order.ALIKE: "shows no difference in loss"}
+    text = said[replaced.against(_NONE)]
+    if tuned is None:
+        return text
+    after = {
+        Order.ABOVE: "the fine-tune does not take back all of it",
+        Order.BELOW: "after a fine-tune it is lower than dense",
+        Order.ALIKE: "after a fine-tune these seeds show no difference",
+    }
+    if replaced.against(_NONE) is not Order.ABOVE:
+        after[Order.ABOVE] = "after a fine-tune it is higher than dense"
+    return f"{text}, and {after[tuned.against(_NONE)]}"
 
 
 def readable(rows: pd.DataFrame) -> pd.DataFrame:

@@ -49,8 +49,8 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         Columns: the factors, those of `_COLUMNS` (`paid`: ms of mask, compile and one forward; `error_to_dense` and `cosine`: on
-        random inputs), `speed_up` over dense with `speed_up_low` and `speed_up_high`, its `bound`, `above_bound`, `not_sparse`
-        (its mask removes nothing), `message`.
+        random inputs), `baseline` and its time `dense` (ms), `speed_up` over it, each with `_low` and `_high`, its `bound`,
+        `above_bound`, `not_sparse` (its mask removes nothing), `message`.
     """
     rows = of_experiment(rows, "attention")
     if "factor.pattern" in rows:  # what sparsity does to a model has a table of its own
@@ -74,14 +74,14 @@ def _with_speed_up(table: pd.DataFrame) -> pd.DataFrame:
     dense = table[table["name"].str.startswith("dense") & table["forward"].notna()]
     dense = dense.assign(order=(dense["name"] != "dense (flash)").astype(int)).sort_values("order", kind="stable")
     dense["fastest"] = dense.groupby(shape, dropna=False)["forward"].transform("min")
-    columns = {"name": "baseline", "forward": "b", "forward_low": "b_low", "forward_high": "b_high"}
+    columns = {"name": "baseline", "forward": "dense", "forward_low": "dense_low", "forward_high": "dense_high"}
     dense = dense.drop_duplicates(shape)[[*shape, *columns, "fastest", "block_sparsity"]]
-    table = table.merge(dense.rename(columns=columns | {"block_sparsity": "b_tiles"}), on=shape, how="left")
-    table["speed_up"] = table["b"] / table["forward"]
-    table["speed_up_low"] = table["b_low"] / table["forward_high"]
-    table["speed_up_high"] = table["b_high"] / table["forward_low"]
-    table["bound"] = table["b"] / table["fastest"] * (1 - table["b_tiles"]) / (1 - table["block_sparsity"])
-    return table.drop(columns=["b", "b_low", "b_high", "b_tiles", "fastest"])
+    table = table.merge(dense.rename(columns=columns | {"block_sparsity": "tiles"}), on=shape, how="left")
+    table["speed_up"] = table["dense"] / table["forward"]
+    table["speed_up_low"] = table["dense_low"] / table["forward_high"]
+    table["speed_up_high"] = table["dense_high"] / table["forward_low"]
+    table["bound"] = table["dense"] / table["fastest"] * (1 - table["tiles"]) / (1 - table["block_sparsity"])
+    return table.drop(columns=["tiles", "fastest"])
 
 
 def _with_flags(table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:

@@ -20,6 +20,7 @@ from nanolib.experiments.distributed.view.sharding import (
     training_scaling,
     training_table,
 )
+from nanolib.report.claim import Claim
 from nanolib.report.overview import cached
 from nanolib.report.section import Section
 
@@ -44,10 +45,10 @@ __all__ = [
 
 
 @cached("distributed")
-def verdict(rows: pd.DataFrame) -> list[str]:
+def verdict(rows: pd.DataFrame) -> list[Claim]:
     """Which form on how many ranks, what bounds it, and what training's communication costs."""
-    words = [*decode_words(rows), *sharding_words(rows)]
-    return words or ["No case across ranks gave a time, so there is no verdict. Run: nano run quick distributed."]
+    nothing = Claim("No case across ranks gave a time, so there is no verdict", advice="nano run quick distributed")
+    return [*decode_words(rows), *sharding_words(rows)] or [nothing]
 
 
 SECTION = Section(

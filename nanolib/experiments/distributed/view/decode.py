@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import altair as alt
 import pandas as pd
 
@@ -15,6 +17,7 @@ from nanolib.experiments.distributed.view.decode_tables import (
     ranks_words,
 )
 from nanolib.measurement import Flag, Provenance, format_number, format_with_interval
+from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, colour_and_shape
 from nanolib.report.frame import HOLLOW, Drawn, framed, panels, tooltips, with_interval
 from nanolib.report.linking import links
@@ -199,73 +202,90 @@ def _link_words(rows: pd.DataFrame) -> str:
     return f"Dashed: the model, {row['estimate'] * 1e3:.0f} us per message{rate} ({row['scope']}); off by up to {largest:.0%}."
 
 
-def decode_words(rows: pd.DataFrame) -> list[str]:
+def decode_words(rows: pd.DataFrame) -> list[Claim]:
     """Which form, how well it scales, and what bounds it; with one remedy."""
     table = _decoded(rows)
-    if table.empty:
-        return []
-    lines = []
-    for (seq_len, dtype), group in table.groupby(["seq_len", "dtype"], sort=False):
-        where = f"Decoding over {int(seq_len):,} keys, {dtype}"
+    claims = []
+    for (seq_len, dtype), group in table.groupby(["seq_len", "dtype"], sort=False) if len(table) else []:
+        about = f"Decoding over {int(seq_len):,} keys, {dtype}"
         several = group[group["world_size"] > 1]
         with_cores = fair(several)
         if several.empty:
-            lines.append(f"{where}: only one rank was measured. Next question: world_sizes: [1, 2].")
+            claims.append(Claim("only one rank was measured", advice="world_sizes: [1, 2]", about=about))
             continue
         if with_cores.empty:
-            lines.append(
-                f"{where}: all ranks together want more cores than there are; bytes and errors are results, speed is not."
-            )
+            answer = "all ranks together want more cores than there are"
+            claims.append(Claim(answer, "bytes and errors are results, speed is not", about=about))
             continue
-        most = with_cores[with_cores["world_size"] == with_cores["world_size"].max()].sort_values("latency")
+        most = with_cores[with_cores["world_size"] == with_cores["world_size"].max()]
         tied = leaders(most, "latency")
-        best = tied.iloc[0]
-        form, ranks = best["form"].replace("_", " "), ranks_words(best)
-        took = format_with_interval(best["latency"], best["latency_low"], best["latency_high"])
-        if len(tied) == 1:
-            text = f"{where}: on {ranks} {form} is the fastest, {took} ms per token"
-        else:
-            names = listed(tied["form"].str.replace("_", " "))
-            text = f"{where}: on {ranks} {names} cannot be told apart ({form}: {took} ms per token)"
-        if pd.notna(best["efficiency"]):
-            low, high = best["efficiency_low"], best["efficiency_high"]
-            ends = f" [{low:.0%} … {high:.0%}]" if pd.notna(low) and pd.notna(high) else ""
-            text += f"; {best['efficiency']:.0%} parallel efficiency{ends} (100 % = perfect scaling)"
-        lines.append(text + ".")
-        lines.append(f"{where}: {_bound_words(best, tied)}")
-    return lines
+        claims += [_fastest(most, tied, about), replace(_bound(tied), about=about)]
+    return claims
+
+
+def _figure(row: pd.Series) -> Figure:
+    return Figure.of(row, "latency", "latency", row["form"], row["ranks"])
+
+
+def _fastest(most: pd.DataFrame, tied: pd.DataFrame, about: str) -> Claim:
+    """Which form is the fastest on the most ranks that have cores, and what it makes of them."""
+    best = tied.iloc[0]
+    form, ranks = best["form"].replace("_", " "), ranks_words(best)
+    took = f"{format_with_interval(best['latency'], best['latency_low'], best['latency_high'])} ms per token"
+    if len(most) == 1:
+        answer, sure = f"on {ranks} {form} was measured alone", took
+        others = most.iloc[1:]
+    elif len(tied) == 1:
+        answer, sure = f"on {ranks} {form} is the fastest", took
+        others = most.drop(index=tied.index)
+    else:
+        names = listed(tied["form"].str.replace("_", " "))
+        answer, sure = f"on {ranks} {names} cannot be told apart", f"{form} {took}"
+        others = tied.iloc[1:]
+    if pd.notna(best["efficiency"]):
+        low, high = best["efficiency_low"], best["efficiency_high"]
+        ends = f" [{low:.0%} … {high:.0%}]" if pd.notna(low) and pd.notna(high) else ""
+        sure += f"; {best['efficiency']:.0%} parallel efficiency{ends} (100 % = perfect scaling)"
+    compared = comparing(_figure(best), *(_figure(row) for _, row in others.iterrows()))
+    return Claim(answer, sure, about=about, compared=compared)
 
 
 _SCALES = 0.8  # of perfect scaling: from here on one more rank is worth its cores
 
 
-def _bound_words(best: pd.Series, tied: pd.DataFrame) -> str:
+def _bound(tied: pd.DataFrame) -> Claim:
     """What bounds a form where the intervals of its parts tell; as a remedy only a form that is not slower."""
+    best = tied.iloc[0]
+    compute, wait, communication = (
+        Figure.of(best, kind, "part_time", f"{best['form']}: {kind}", best["ranks"]) for kind in KINDS
+    )
+    sending = Figure(*(getattr(wait, end) + getattr(communication, end) for end in ("low", "estimate", "high")))
     parts = {kind: best[kind] for kind in KINDS}
-    total = sum(parts.values())
     ms = ", ".join(f"{kind} {format_number(value)} ms" for kind, value in parts.items())
-    if best["compute_low"] >= best["wait_high"] + best["communication_high"]:
-        if not best["efficiency_low"] > _SCALES:
-            known = pd.notna(best["efficiency"])
-            why = (
-                f"only {best['efficiency']:.0%} of perfect scaling was reached"
-                if known
-                else "one rank was not measured"
-            )
-            return f"compute-bound ({ms}), and {why}: nothing says that more ranks would help. Next: one rank with as many threads."
-        return f"compute-bound ({ms}): more ranks would help as long as each has cores of its own."
-    sends = best["compute_high"] < best["wait_low"] + best["communication_low"]
-    if sends and best["wait_low"] > best["communication_high"]:
-        return (
-            f"bound by waiting ({ms}): ranks are not ready at the same time. Remedy: a core for each, or equal shards."
-        )
-    if not (sends and best["communication_low"] >= best["wait_high"]):
-        return f"what bounds it cannot be told ({ms}): the intervals of the parts overlap. Remedy: raise budget_s."
+    if compute.against(sending) is Order.ABOVE:
+        compared = comparing(compute, sending)
+        efficiency, scales = Figure.of(best, "efficiency"), Figure.exactly(_SCALES)
+        if efficiency.against(scales) is Order.ABOVE:
+            advice = "more ranks would help as long as each has cores of its own"
+            return Claim("compute-bound", ms, advice, compared=compared + comparing(efficiency, scales))
+        known = pd.notna(best["efficiency"])
+        why = f"only {best['efficiency']:.0%} of perfect scaling was reached" if known else "one rank was not measured"
+        sure = f"{ms}, and {why}: nothing says that more ranks would help"
+        return Claim("compute-bound", sure, "one rank with as many threads", compared=compared)
+    if compute.against(sending) is not Order.BELOW or wait.against(communication) is Order.ALIKE:
+        answer, sure = "what bounds it cannot be told", f"{ms}: the intervals of the parts overlap"
+        return Claim(answer, sure, "raise budget_s")
+    compared = comparing(sending, compute) + comparing(wait, communication)
+    if wait.against(communication) is Order.ABOVE:
+        sure = f"{ms}: ranks are not ready at the same time"
+        return Claim("bound by waiting", sure, "a core for each, or equal shards", compared=compared)
     fewest = tied.sort_values("rounds").iloc[0]
     if fewest["rounds"] < best["rounds"]:
-        return f"communication-bound ({ms}). Remedy: {fewest['form'].replace('_', ' ')} meets {int(fewest['rounds'])} time(s)."
-    share = parts["communication"] / total
-    return f"communication-bound ({ms}, {share:.0%}). Remedy: longer sequences per rank, or fewer ranks."
+        advice = f"{fewest['form'].replace('_', ' ')} meets {int(fewest['rounds'])} time(s)"
+    else:
+        advice = "longer sequences per rank, or fewer ranks"
+    share = parts["communication"] / sum(parts.values())
+    return Claim("communication-bound", f"{ms}, {share:.0%}", advice, compared=compared)
 
 
 # What the report draws of it, in this order.

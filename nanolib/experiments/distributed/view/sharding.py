@@ -16,6 +16,7 @@ from nanolib.experiments.distributed.view.decode_tables import (
     with_ends,
 )
 from nanolib.measurement import Flag, Provenance, format_with_interval
+from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape
 from nanolib.report.frame import HOLLOW, Drawn, framed, panels, tooltips, with_interval
 from nanolib.report.linking import links
@@ -251,12 +252,12 @@ def training_scaling(rows: pd.DataFrame) -> Drawn | None:
     return alt.layer(*layers, width=WIDTH, height=HEIGHT), subtitle
 
 
-def prefill_words(rows: pd.DataFrame) -> list[str]:
+def prefill_words(rows: pd.DataFrame) -> list[Claim]:
     """Which form across ranks is the fastest, and what it takes of one rank's time and memory."""
     table = prefill_table(rows)
     if "latency" not in table:
         return []
-    lines = []
+    claims = []
     timed = table[table["latency"].notna()]
     for (seq_len, direction), group in timed.groupby(["seq_len", "direction"], sort=False):
         dense = group[group["form"] == "dense"]
@@ -265,42 +266,55 @@ def prefill_words(rows: pd.DataFrame) -> list[str]:
             continue
         tied = leaders(across, "latency")
         best = tied.iloc[0]
-        took = format_with_interval(best["latency"], best["latency_low"], best["latency_high"])
-        text = f"Over {int(seq_len):,} tokens, {direction}: {best['form']} on {ranks_words(best)} takes {took} ms"
+        named = [f"{row['form']} on {ranks_words(row)}" for _, row in tied.iterrows()]
+        if len(tied) == 1:
+            answer, others = f"{named[0]} is the fastest across ranks", across.drop(index=tied.index)
+        else:
+            answer, others = f"{listed(named)} cannot be told apart", tied.iloc[1:]
+        if len(across) == 1:
+            answer = f"{named[0]} was measured alone across ranks"
+        sure = f"{named[0]} takes {_ms(best)} ms"
+        compared = comparing(_prefill(best), *(_prefill(row) for _, row in others.iterrows()))
         if len(dense):
             one = dense.iloc[0]
-            text += (
-                f", one rank {format_with_interval(one['latency'], one['latency_low'], one['latency_high'])} ms; its peak is "
-                f"{best['memory'] / one['memory']:.2f} of one rank's"
-            )
-        if len(tied) > 1:
-            names = [f"{row['form']} on {ranks_words(row)}" for _, row in tied.iloc[1:].iterrows()]
-            text += f"; {listed(names)} cannot be told from it"
-        lines.append(text + ".")
-    return lines
+            how = {Order.BELOW: "faster", Order.ABOVE: "slower", Order.ALIKE: "not told apart"}
+            pair = comparing(_prefill(best), _prefill(one))
+            sure += f", one rank {_ms(one)} ms ({how[pair[0][1]]}); its peak is {best['memory'] / one['memory']:.2f} of one rank's"
+            compared += pair
+        claims.append(Claim(answer, sure, about=f"Over {int(seq_len):,} tokens, {direction}", compared=compared))
+    return claims
 
 
-def training_words(rows: pd.DataFrame) -> list[str]:
+def _ms(row: pd.Series) -> str:
+    return format_with_interval(row["latency"], row["latency_low"], row["latency_high"])
+
+
+def _prefill(row: pd.Series) -> Figure:
+    return Figure.of(row, "latency", "latency", f"{row['form']} {row['direction']}", row["ranks"])
+
+
+def training_words(rows: pd.DataFrame) -> list[Claim]:
     """What each strategy's communication costs a step."""
     table = training_table(rows)
     if "exposed" not in table:
         return []
-    lines = []
+    claims = []
     for _, row in fair(table[table["exposed"].notna()]).iterrows():
+        figure, zero = Figure.of(row, "exposed"), Figure.exactly(0.0)
         exposed = format_with_interval(row["exposed"], row["exposed_low"], row["exposed_high"])
-        text = f"Training {row['name']} on {ranks_words(row)} with {row['strategy']}: {exposed} ms of a step "
-        text += f"({row['exposed'] / row['latency']:.0%}) is communication that computing does not hide"
-        if row["exposed_low"] <= 0:
-            text += ", not distinguishable from zero"
+        answer = f"{exposed} ms of a step ({row['exposed'] / row['latency']:.0%}) is communication that computing does not hide"
+        if figure.against(zero) is not Order.ABOVE:
+            answer += ", not distinguishable from zero"
+        sure = ""
         if pd.notna(row.get("efficiency")):
-            text += (
-                f"; efficiency {format_with_interval(row['efficiency'], row['efficiency_low'], row['efficiency_high'])}"
-            )
-        lines.append(text + ".")
-    return lines
+            ends = format_with_interval(row["efficiency"], row["efficiency_low"], row["efficiency_high"])
+            sure = f"efficiency {ends}"
+        about = f"Training {row['name']} on {ranks_words(row)} with {row['strategy']}"
+        claims.append(Claim(answer, sure, about=about, compared=comparing(figure, zero)))
+    return claims
 
 
-def sharding_words(rows: pd.DataFrame) -> list[str]:
+def sharding_words(rows: pd.DataFrame) -> list[Claim]:
     """Of prefill and training."""
     return [*prefill_words(rows), *training_words(rows)]
 

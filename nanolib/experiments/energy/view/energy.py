@@ -7,6 +7,7 @@ import pandas as pd
 
 from nanolib.experiments.energy.view.layers import layer_words
 from nanolib.measurement import Provenance, format_with_interval
+from nanolib.report.claim import Claim, Figure
 from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH
 from nanolib.report.frame import HOLLOW, Drawn, framed, tooltips, with_interval
 from nanolib.report.linking import links
@@ -187,30 +188,43 @@ def _sources(replayed: pd.Series) -> list[str]:
 
 
 @cached("energy")
-def verdict(rows: pd.DataFrame) -> list[str]:
+def verdict(rows: pd.DataFrame) -> list[Claim]:
     """What a token costs in each phase, and by which source."""
     table = energy_table(rows)
     if table.empty:
-        return ["No energy was measured or estimated, so there is no verdict. Run: nano run quick energy."]
-    lines = []
-    for (name, seq_len, source), group in table[table["energy_per_token"].notna()].groupby(
-        ["name", "seq_len", "source"], sort=False
-    ):
-        estimated = (group["provenance"] == Provenance.ESTIMATED.value).all()
-        replayed = (group["provenance"] == Provenance.REPLAYED.value).all()
-        verb = "is estimated at" if estimated else "takes, by a recording that was replayed," if replayed else "takes"
-        parts = [f"{row['phase'].replace('_', ' ')} {_joules(row, estimated)}" for _, row in group.iterrows()]
-        lines.append(f"{name}, n = {int(seq_len)}, by {source}: a token {verb} {'; '.join(parts)}.")
-    if len(table) and (table["provenance"] == Provenance.ESTIMATED.value).any():
-        lines.append(
-            "No sensor tells this machine's power: the ranges follow from how busy its cores were, and no difference rests on "
-            "them. nano doctor says why, and what would help."
-        )
-    else:
-        lines.append("Next question: does a larger batch lower the joules per token?")
+        return [Claim("No energy was measured or estimated, so there is no verdict", advice="nano run quick energy")]
+    known = table[table["energy_per_token"].notna()]
+    claims = [
+        _per_token(f"{name}, n = {int(seq_len)}", source, group)
+        for (name, seq_len, source), group in known.groupby(["name", "seq_len", "source"], sort=False)
+    ]
+    if (table["provenance"] == Provenance.ESTIMATED.value).any():
+        why = "the ranges follow from how busy its cores were, and no difference rests on them"
+        advice = "nano doctor says why, and what would help"
+        claims.append(Claim("No sensor tells this machine's power", why, advice))
     for _, row in table[(table["status"] != "ok")].iterrows():
-        lines.append(f"{row['name']} {row['phase']}, n = {int(row['seq_len'])}: {row['message']}.")
-    return [*lines, *layer_words(rows)]
+        about = f"{row['name']}, n = {int(row['seq_len'])}"
+        claims.append(Claim(f"{row['phase']} has no energy", row["message"], about=about))
+    if len(known) and not (table["provenance"] == Provenance.ESTIMATED.value).any():
+        question = "does a larger batch lower the joules per token?"
+        claims.append(Claim("The joules are those of this batch size", advice=question))
+    return [*claims, *layer_words(rows)]
+
+
+_SAID = {
+    Provenance.ESTIMATED.value: "is estimated at",
+    Provenance.REPLAYED.value: "takes, by a recording that was replayed,",
+}
+
+
+def _per_token(about: str, source: str, group: pd.DataFrame) -> Claim:
+    """What a token costs in each phase, by one source."""
+    (provenance,) = set(group["provenance"]) if group["provenance"].nunique() == 1 else ("",)
+    estimated = provenance == Provenance.ESTIMATED.value
+    parts = [f"{row['phase'].replace('_', ' ')} {_joules(row, estimated)}" for _, row in group.iterrows()]
+    answer = f"by {source}, a token {_SAID.get(provenance, 'takes')} {'; '.join(parts)}"
+    figures = [Figure.of(row, "energy_per_token", "energy_per_token", name=row["phase"]) for _, row in group.iterrows()]
+    return Claim(answer, about=about, figures=tuple(figures))
 
 
 def _joules(row: pd.Series, estimated: bool) -> str:

@@ -6,6 +6,7 @@ import altair as alt
 import pandas as pd
 
 from nanolib.measurement import format_with_interval
+from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.drawing import PALETTE, WIDTH
 from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
 from nanolib.report.overview import of_experiment, pick
@@ -324,39 +325,46 @@ def profiling_overhead(rows: pd.DataFrame) -> Drawn | None:
     return panels(data, draw, "case", columns=2, spacing=18), subtitle, _of_model(rows)
 
 
-def layer_words(rows: pd.DataFrame) -> list[str]:
+def layer_words(rows: pd.DataFrame) -> list[Claim]:
     """Which operations take most of each phase, and what it cost to find out."""
-    lines = []
+    claims = []
     data = _operations(rows)
     for case, part in data.groupby("case", sort=False) if len(data) else []:
         total = part.groupby("operation")["ms"].sum().sort_values(ascending=False)
         shares = total / total.sum()
         most = shares.head(max(3, int((shares.cumsum() <= 0.5).sum()) + 1))  # so many that it is more than half of it
-        between = shares.get("between", 0)
-        remedy = ""
+        between, sure, advice = shares.get("between", 0), "", ""
         if between > 0.2:
-            more = " more than faster kernels" if between > 0.5 else ""
-            remedy = f" Much lies between operations: larger batches or compiling would help{more}."
+            more = ", more than faster kernels" if between > 0.5 else ""
+            sure, advice = "much lies between operations", f"larger batches or compiling would help{more}"
         text = ", ".join(f"{name} {share:.0%}" for name, share in most.items())
-        lines.append(f"{case}: most of the time goes to {text}.{remedy}")
-    lines += _unseen(rows)
+        claims.append(Claim(f"most of the time goes to {text}", sure, advice, case))
+    claims += _unseen(rows)
     table = overhead_table(rows)
     for case, part in table[table["mode"] != "again"].groupby("case", sort=False) if len(table) else []:
         costs = [_cost(row) for _, row in part.iterrows()]
-        lines.append(f"{case}: profiling costs {'; '.join(costs)}.")
-    return lines
+        compared = [pair for _, row in part.iterrows() for pair in comparing(_overhead(row), _NOTHING)]
+        claims.append(Claim(f"profiling costs {'; '.join(costs)}", about=case, compared=tuple(compared)))
+    return claims
 
 
-def _unseen(rows: pd.DataFrame) -> list[str]:
+def _unseen(rows: pd.DataFrame) -> list[Claim]:
     """What deep passes did not show of the blocks, and why, once for all of them."""
     found = pick(of_experiment(rows, "energy"), "layer_time")
     told = [(line, row["factor.name"]) for _, row in found.iterrows() for line in row["details"].get("unseen", [])]
-    return [f"{name}: of its blocks this was not seen: {line}." for line, name in dict.fromkeys(told)]
+    return [Claim("of its blocks this was not seen", line, about=name) for line, name in dict.fromkeys(told)]
+
+
+_NOTHING = Figure.exactly(0.0, "the bare call")
+
+
+def _overhead(row: pd.Series) -> Figure:
+    return Figure.of(row, "wall", "overhead", name=row["mode"])
 
 
 def _cost(row: pd.Series) -> str:
     ends = format_with_interval(100 * row["wall"], 100 * row["wall_low"], 100 * row["wall_high"])
-    if row["wall_low"] <= 0 <= row["wall_high"]:
+    if _overhead(row).against(_NOTHING) is Order.ALIKE:
         return f"{row['mode']} nothing that can be distinguished from zero ({ends} %)"
     return f"{row['mode']} {ends} %"
 

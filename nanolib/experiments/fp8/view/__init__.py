@@ -19,6 +19,7 @@ from nanolib.experiments.fp8.view.speed import (
     speed_table,
     speed_words,
 )
+from nanolib.report.claim import Claim
 from nanolib.report.overview import cached, of_experiment
 from nanolib.report.section import Section
 
@@ -39,10 +40,10 @@ __all__ = [
 
 
 @cached("fp8")
-def verdict(rows: pd.DataFrame) -> list[str]:
+def verdict(rows: pd.DataFrame) -> list[Claim]:
     """Does fp8 pay here, from which size, and at what loss."""
     if of_experiment(rows, "fp8").empty:
-        return ["Nothing of fp8 was measured, so there is no verdict. Run: nano run quick fp8."]
+        return [Claim("Nothing of fp8 was measured, so there is no verdict", advice="nano run quick fp8")]
     return [
         *speed_words(speed_table(rows)),
         *shape_words(rows),

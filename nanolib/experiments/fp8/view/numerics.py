@@ -5,6 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
+from nanolib.report.claim import Claim
 from nanolib.report.drawing import PALETTE, colour_and_shape
 from nanolib.report.frame import Drawn, framed, panels, tooltips
 from nanolib.report.overview import cached, having, pick
@@ -135,13 +136,13 @@ def fp8_scales(rows: pd.DataFrame) -> Drawn | None:
     return panels(data, draw, "operand", spacing=16), subtitle
 
 
-def numerics_words(table: pd.DataFrame) -> list[str]:
-    """What the numerics table says, a sentence each."""
+def numerics_words(table: pd.DataFrame) -> list[Claim]:
+    """What the numerics table says: signal to noise by cast, without an order."""
     if table.empty:
         return []
     medians = table.groupby("variant", sort=False)["sqnr"].median().sort_values(ascending=False)
     text = ", ".join(f"{name} {value:.1f} dB" for name, value in medians.items())
-    return [f"Median signal to noise of the products, emulated: {text}."]
+    return [Claim("Median signal to noise of the products, emulated", text)]
 
 
 # What the report draws of it, in this order.

@@ -6,6 +6,7 @@ import altair as alt
 import pandas as pd
 
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, format_with_interval, words_of
+from nanolib.report.claim import Claim, Figure, comparing
 from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape
 from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
 from nanolib.report.overview import cached, ending_of, having, listed, pick
@@ -120,34 +121,39 @@ def fp8_parity(rows: pd.DataFrame) -> Drawn | None:
     return shown.resolve_scale(color="independent", shape="independent"), subtitle
 
 
-def parity_words(table: pd.DataFrame) -> list[str]:
-    """The verdict of every arm against its pair, a sentence each."""
-    lines = []
-    if len(table) and (short := table[(table["steps"] < LEARNING_STEPS) & (table["status"] == "ok")]).shape[0]:
+def parity_words(table: pd.DataFrame) -> list[Claim]:
+    """The verdict of every arm against its pair."""
+    if table.empty:
+        return []
+    claims = []
+    ended = table[table["status"] == "ok"]
+    short = ended[ended["steps"] < LEARNING_STEPS]
+    if len(short):
         arms = listed(arm.replace("_", " ") for arm in short["arm"])
-        lines.append(
-            f"{arms}: trained beside bf16 for {int(short['steps'].max())} steps, {SMOKE_TEST}. Raise parity_steps."
-        )
-        table = table[~(table["steps"] < LEARNING_STEPS)]
-    for _, row in table[table["status"] == "ok"].iterrows() if len(table) else []:
-        arm = row["arm"].replace("_", " ")
-        emulated = " (emulated)" if row["provenance"] == "emulated" else ""
-        if pd.isna(row["difference"]):
-            lines.append(f"{arm}{emulated}: worse than bf16; {row['message']}.")
-            continue
-        figure = format_with_interval(row["difference"], row["difference_low"], row["difference_high"])
-        lines.append(
-            f"{arm}{emulated}: {row['verdict']} after {int(row['steps'])} steps, {figure} nats per byte above bf16, margin "
-            f"{row['margin_nats']:.4f}, {int(row['seeds'])} pairs."
-        )
-    controls = table[(table["control"] == True) & (table["status"] == "ok")] if len(table) else table  # noqa: E712
-    blind = [row["arm"].replace("_", " ") for _, row in controls.iterrows() if row["verdict"] != "worse"]
+        trained = f"{arms}: trained beside bf16 for {int(short['steps'].max())} steps"
+        claims.append(Claim(trained, SMOKE_TEST, "raise parity_steps"))
+    long = ended[~(ended["steps"] < LEARNING_STEPS)]
+    claims += [_parity(row) for _, row in long.iterrows()]
+    controls = long[long["control"] == True]  # noqa: E712  a column, not a bool
+    blind = [arm.replace("_", " ") for arm in controls[controls["verdict"] != "worse"]["arm"]]
     if blind:
-        lines.append(
-            f"The control {', '.join(blind)} was not found worse, so these runs are too short or too few to trust an 'equivalent'. "
-            "Raise parity_steps or parity_seeds."
-        )
-    return lines
+        answer = f"The control {', '.join(blind)} was not found worse"
+        why = "so these runs are too short or too few to trust an 'equivalent'"
+        claims.append(Claim(f"{answer}, {why}", advice="raise parity_steps or parity_seeds"))
+    return claims
+
+
+def _parity(row: pd.Series) -> Claim:
+    about = row["arm"].replace("_", " ") + (" (emulated)" if row["provenance"] == "emulated" else "")
+    if pd.isna(row["difference"]):
+        return Claim("worse than bf16", row["message"], about=about)
+    difference = Figure.of(row, "difference", "parity", name=row["arm"])
+    text = format_with_interval(row["difference"], row["difference_low"], row["difference_high"])
+    sure = f"{text} nats per byte above bf16, margin {row['margin_nats']:.4f}, {int(row['seeds'])} pairs"
+    answer = f"{row['verdict']} after {int(row['steps'])} steps"
+    if row["verdict"] in ("worse", "better"):
+        return Claim(answer, sure, about=about, compared=comparing(difference, Figure.exactly(0.0, "bf16")))
+    return Claim(answer, sure, about=about, figures=(difference,))  # equivalent goes by two one-sided tests, at 90 %
 
 
 # What the report draws of it, in this order.

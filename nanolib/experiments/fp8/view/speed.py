@@ -6,6 +6,7 @@ import altair as alt
 import pandas as pd
 
 from nanolib.measurement import Status, format_with_interval
+from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.drawing import PALETTE, WIDTH
 from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
 from nanolib.report.overview import cached, ending_of, having, leaders, listed, of_experiment, pick
@@ -34,8 +35,8 @@ def speed_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per model, precision and mode, with its speed-up over bf16 of the same run.
 
     Returns:
-        Columns: `name`, `mode`, `precision`, `compiled`, `seq_len`, `batch_size`, `latency` (ms), `speed_up` each with `_low` and
-        `_high`, `bound` (Amdahl's, of the converted share), `tokens_per_second`, `mfu` (share of the measured ceiling), `weights`,
+        Columns: `name`, `mode`, `precision`, `compiled`, `seq_len`, `batch_size`, `latency`, `bf16` (ms), `speed_up` each
+        with `_low` and `_high`, `bound` (Amdahl's, of the converted share), `tokens_per_second`, `mfu` (of the ceiling), `weights`,
         `gradients`, `optimizer`, `activations` (MiB), `parameters`, `status`, `message`.
     """
     rows = having(rows, "fp8", "precision")
@@ -77,21 +78,18 @@ def _with_speed_ups(table: pd.DataFrame) -> pd.DataFrame:
     table = table.assign(**{name: float("nan") for name in columns if name not in table})
     key = ["run_id", "name", "mode", "compiled", "seq_len", "batch_size"]
     base = table[table["precision"] == "bfloat16"].drop_duplicates(key).set_index(key)
-    ups = []
+    lines = []
     for _, row in table.iterrows():
         at = tuple(row[name] for name in key)
         known = at in base.index and row["precision"] != "bfloat16"
-        of = base.loc[at] if known else None
-        ups.append(
-            (
-                of["latency"] / row["latency"],
-                of["latency_low"] / row["latency_high"],
-                of["latency_high"] / row["latency_low"],
-            )
-            if of is not None
-            else (float("nan"),) * 3
-        )
-    return table.assign(**dict(zip(("speed_up", "speed_up_low", "speed_up_high"), zip(*ups, strict=True), strict=True)))
+        of = base.loc[at] if known else dict.fromkeys(("latency", "latency_low", "latency_high"), float("nan"))
+        line = {f"bf16{end}": of[f"latency{end}"] for end in ("", "_low", "_high")}
+        line |= {
+            f"speed_up{end}": of[f"latency{end}"] / row[f"latency{other}"]
+            for end, other in (("", ""), ("_low", "_high"), ("_high", "_low"))
+        }
+        lines.append(line)
+    return table.join(pd.DataFrame(lines, index=table.index))
 
 
 @framed("Precision: time of a step", "fp8")
@@ -182,7 +180,7 @@ def fp8_quoted(rows: pd.DataFrame) -> Drawn | None:
     return alt.layer(*layers, width=int(1.4 * WIDTH), height=alt.Step(26)), subtitle
 
 
-def speed_words(table: pd.DataFrame) -> list[str]:
+def speed_words(table: pd.DataFrame) -> list[Claim]:
     """Whether a step in FP8 is faster than one in bf16, and from which size on."""
     if table.empty:
         return []
@@ -192,30 +190,41 @@ def speed_words(table: pd.DataFrame) -> list[str]:
         reasons = [said for said in fp8["message"].dropna().unique() if said]
         why = reasons[0] if reasons else "no fp8 case was run to its end"
         cannot = len(fp8) and (fp8["status"] == Status.UNSUPPORTED).all()
-        said = f"FP8 gains no time here: {why}" if cannot else f"No FP8 case gave a time: {why}"
-        return [f"{said}. Published results are shown for comparison; they say nothing about this machine."]
-    lines = []
-    for mode, group in timed.groupby("mode", sort=False):
-        sizes = group.assign(pays=group["speed_up_low"] > 1).groupby(["parameters", "name"], sort=True)["pays"].any()
-        lasting = sizes[::-1].cummin()[::-1]  # it pays from a size on only if it does at every larger one too
-        found = leaders(group, "speed_up", ascending=False)
-        best = found.iloc[0]
-        figure = format_with_interval(best["speed_up"], best["speed_up_low"], best["speed_up_high"])
-        what = mode.replace("_", " ")
-        if lasting.any():
-            pays = f"FP8 pays from {lasting[lasting].index[0][1]} on"
-        elif sizes.any():
-            pays = (
-                f"FP8 pays at {listed(name for _, name in sizes[sizes].index)} and is not seen to at the largest size"
-            )
-        elif (group["speed_up_high"] < 1).all():
-            pays = "FP8 does not pay at any size measured"
-        else:
-            pays = "FP8 is not seen to pay at any size measured"
-        who = listed(found["name"] + " in " + found["precision"]) + (", not told apart" if len(found) > 1 else "")
-        allowed = f", where Amdahl allows {best['bound']:.2f}" if sizes.any() and pd.notna(best["bound"]) else ""
-        lines.append(f"{what}: {pays}; at best {figure} times bf16 ({who}){allowed}.")
-    return lines
+        answer = "FP8 gains no time here" if cannot else "No FP8 case gave a time"
+        return [
+            Claim(answer, why),
+            Claim("Published results are shown for comparison; they say nothing about this machine"),
+        ]
+    return [_pays(str(mode), group) for mode, group in timed.groupby("mode", sort=False)]
+
+
+def _pays(mode: str, group: pd.DataFrame) -> Claim:
+    """From which size on FP8 is faster; only where it is at every larger one too."""
+    compared = tuple(
+        pair
+        for _, row in group.iterrows()
+        for pair in comparing(
+            Figure.of(row, "latency", "latency", name=f"{row['name']} {row['precision']}"),
+            Figure.of(row, "bf16", "latency", name=f"{row['name']} bf16"),
+        )
+    )
+    faster, slower = ([order is one for _, order, _ in compared] for one in (Order.BELOW, Order.ABOVE))
+    sizes = group.assign(pays=faster).groupby(["parameters", "name"], sort=True)["pays"].any()
+    lasting = sizes[::-1].cummin()[::-1]
+    if lasting.any():
+        pays = f"FP8 pays from {lasting[lasting].index[0][1]} on"
+    elif sizes.any():
+        pays = f"FP8 pays at {listed(name for _, name in sizes[sizes].index)} and is not seen to at the largest size"
+    elif all(slower):
+        pays = "FP8 does not pay at any size measured"
+    else:
+        pays = "FP8 is not seen to pay at any size measured"
+    found = leaders(group, "speed_up", ascending=False)
+    best = found.iloc[0]
+    figure = format_with_interval(best["speed_up"], best["speed_up_low"], best["speed_up_high"])
+    who = listed(found["name"] + " in " + found["precision"]) + (", not told apart" if len(found) > 1 else "")
+    allowed = f", where Amdahl allows {best['bound']:.2f}" if sizes.any() and pd.notna(best["bound"]) else ""
+    return Claim(pays, f"at best {figure} times bf16 ({who}){allowed}", about=mode.replace("_", " "), compared=compared)
 
 
 def shape_table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -243,19 +252,22 @@ def shape_table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def shape_words(rows: pd.DataFrame) -> list[str]:
+def shape_words(rows: pd.DataFrame) -> list[Claim]:
     """The same of single products, with and without their casts."""
     table = shape_table(rows)
     if table.empty or table["with_cast"].isna().all():
         return []
-    wins = table[table["with_cast_low"] > 1].assign(size=lambda t: t["m"] * t["k"] * t["n"]).sort_values("size")
+    table = table[table["with_cast"].notna()].assign(size=lambda t: t["m"] * t["k"] * t["n"]).sort_values("size")
+    one = Figure.exactly(1.0, "bf16")
+    compared = tuple(pair for _, row in table.iterrows() for pair in comparing(Figure.of(row, "with_cast"), one))
+    wins = table[[order is Order.ABOVE for _, order, _ in compared]]
     if wins.empty:
-        gains = "gains" if (table["with_cast_high"].dropna() < 1).all() else "is seen to gain"
-        return [f"No product measured {gains} from fp8 once its cast is paid."]
+        gains = "gains" if all(order is Order.BELOW for _, order, _ in compared) else "is seen to gain"
+        return [Claim(f"No product measured {gains} from fp8 once its cast is paid", compared=compared)]
     least = wins.iloc[0]
     size = f"{least['m']} x {least['k']} x {least['n']}"
     figure = format_with_interval(least["with_cast"], least["with_cast_low"], least["with_cast_high"])
-    return [f"The smallest product that gains with its cast is {size} ({figure} times)."]
+    return [Claim(f"The smallest product that gains with its cast is {size}", f"{figure} times", compared=compared)]
 
 
 # What the report draws of it, in this order.

@@ -117,8 +117,8 @@ def scaling_table(rows: pd.DataFrame) -> pd.DataFrame:
     """How time and memory of each model grow with the sequence length.
 
     Returns:
-        Columns: `name`, `attention_type`, `dtype`, `batch_size`, `quantity`, `exponent` with `exponent_low` and `exponent_high`,
-        `meaning`; a series of fewer than four lengths has no exponent and says so.
+        Columns: `name`, `attention_type`, `dtype`, `batch_size`, `quantity`, `lengths` (how many), `exponent` with `exponent_low`
+        and `exponent_high`, `meaning`; a series of fewer than four lengths has no exponent and says so.
     """
     table = model_table(rows)
     lines: list[dict[str, Any]] = []
@@ -141,7 +141,12 @@ def scaling_table(rows: pd.DataFrame) -> pd.DataFrame:
             except TooFewSamples as error:
                 lines.append(line | {"meaning": str(error)})
                 continue
-            numbers = {"exponent": found.estimate, "exponent_low": found.low, "exponent_high": found.high}
+            numbers = {
+                "lengths": known["seq_len"].nunique(),
+                "exponent": found.estimate,
+                "exponent_low": found.low,
+                "exponent_high": found.high,
+            }
             lines.append(line | numbers | {"meaning": scaling_words(found.low, found.high)})
     return pd.DataFrame(lines)
 

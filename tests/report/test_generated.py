@@ -1,0 +1,49 @@
+"""On databases drawn at random no claim contradicts its rows; 1,000 of them stand in the benchmarks."""
+
+import itertools
+
+import pytest
+from hypothesis import HealthCheck, Phase, Verbosity, given, settings
+
+from nanolib.report.claim import Claim, Figure, comparing
+from tests.report.generated import contradictions, databases
+
+_numbers = itertools.count()
+
+
+@settings(
+    max_examples=100,
+    deadline=None,
+    phases=(Phase.generate,),
+    verbosity=Verbosity.quiet,
+    suppress_health_check=list(HealthCheck),
+)
+@given(drawn=databases())
+def test_no_claim_contradicts_its_rows(tmp_path_factory, drawn):
+    wrong = contradictions(*drawn, tmp_path_factory.mktemp("drawn") / f"{next(_numbers)}.sqlite")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_three_parts_make_a_sentence_and_json():
+    figures = comparing(Figure(1.0, 2.0, 3.0, "latency"), Figure(4.0, float("nan"), 6.0))
+    claim = Claim("a is fast.", "2 ms", "ask b", "n = 4", figures, machine="machine m1")
+    assert str(claim) == "machine m1: n = 4: a is fast.: 2 ms. Next: ask b." and str(Claim("so.")) == "so."
+    found = claim.to_dict()
+    assert (
+        found["text"] == str(claim)
+        and found["compared"][0][1] == "below"
+        and found["compared"][0][2]["estimate"] is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("second", "order"),
+    [
+        ((3.1, 4, 5), "below"),
+        ((3, 4, 5), "not told apart"),
+        ((0.1, 0.2, 0.9), "above"),
+        ((float("nan"),) * 3, "not told apart"),
+    ],
+)
+def test_an_order_is_what_two_intervals_allow(second, order):
+    assert Figure(1.0, 2.0, 3.0).against(Figure(*second)) == order
