@@ -74,7 +74,7 @@ def test_what_the_recipes_add_has_its_numbers_in_the_report(tmp_path):
     for name in ("dilated", "chunked"):
         cells = [line.split("|") for line in lines if line.startswith(f"| {name}")]
         assert cells and all(re.match(r" [\d.,]+", row[heads.index(" Page faults ")]) for row in cells), name
-    (line,) = [line for line in lines if line.startswith("| 64")]
+    (line,) = [line for line in lines if line.startswith("| 64 |")]
     assert re.match(r"\| 64 \| [\d.,]+ \\\[[\d.,]+ … [\d.,]+\\\] \| ok \|", line), line
     assert any("A copy of 64 MiB takes" in line for line in lines)
     unknown = set(re.findall(r"^`([\w/.]+)`$", PAGE, re.MULTILINE)) - set().union(*touched.values())
