@@ -191,28 +191,23 @@ def _both(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lines(one: Compared, metric: str, settings: Settings) -> list[Line]:
-    last = one.rounds[-1]
-    task, (fine_a, fine_b) = one.task, (status == Status.OK for status, _ in last.endings)
+    task, (fine_a, fine_b) = one.task, (status == Status.OK for status, _ in one.round.endings)
     if not (fine_a and fine_b):
         finding = BROKE if fine_a else NEW if fine_b else Kind.INCONCLUSIVE
         return [Line(task.experiment, task.case, "", finding, message=_told(one))]
-    frames = [_frame(task, rows) for rows in last.rows]
+    frames = [_frame(task, rows) for rows in one.round.rows]
     exact = list(exact_lines(*frames, settings.threshold)) if all(len(frame) for frame in frames) else []
     lines = [line for line in exact if line.finding == CHANGED or line.metric.split()[0] == metric]
     if metric not in TIMED:
         return lines or [
             Line(task.experiment, task.case, metric, Kind.INCONCLUSIVE, message="the case has no such figure")
         ]
-    for scope in last.blocks:
-        found = one.pairs(scope)
+    for scope, found in one.round.blocks.items():
         verdict = one.verdicts.get(scope)
-        pairs = f"{found}, {len(one.rounds)} round{'s' * (len(one.rounds) > 1)}"
         if verdict is None:
-            message = f"{pairs} are too few; raise --budget"
-        elif verdict.kind is Kind.INCONCLUSIVE:
-            message = f"{pairs}; a change of {verdict.minimum_detectable_effect:.1%} would have been seen"
+            message = f"{found} are too few; raise --budget"
         else:
-            message = pairs
+            message = "; ".join(part for part in (verdict.open, str(found)) if part)
         kind = verdict.kind if verdict else Kind.INCONCLUSIVE
         name = f"{metric} {scope}".strip()
         values = [_median(side, metric) for side in (found.a, found.b)]
@@ -222,7 +217,7 @@ def _lines(one: Compared, metric: str, settings: Settings) -> list[Line]:
 
 def _told(one: Compared) -> str:
     """Why it did not end well; empty when it did."""
-    sides = zip("AB", one.rounds[-1].endings, strict=True)
+    sides = zip("AB", one.round.endings, strict=True)
     return "; ".join(f"{side}: {status}: {said}" for side, (status, said) in sides if status != Status.OK)
 
 
@@ -258,9 +253,9 @@ def stored(answer: Answer, question: Question, label: str = "") -> Run:
     for one in answer.compared:
         measured = []
         for scope, verdict in one.verdicts.items():
-            pairs = one.pairs(scope)
+            pairs = one.round.blocks[scope]
             statistics = {"kind": verdict.kind, "p": verdict.p, "threshold": verdict.threshold}
-            statistics |= {"minimum_detectable_effect": verdict.minimum_detectable_effect, "rounds": len(one.rounds)}
+            statistics |= {"minimum_detectable_effect": verdict.minimum_detectable_effect, "rounds": 1}
             statistics["generations"] = pairs.generations
             measured.append(
                 Measurement(

@@ -1,7 +1,8 @@
 """Two versions, interleaved: blocks of A and B back to back in random order, each version in a process of its own.
 
 Blocks are compared in pairs, so that drift of the machine hits both alike, and in many pairs of processes (generations), since how
-a process happens to lie in memory and on the cores is an effect of its own. A change counts only when a second round repeats it.
+a process happens to lie in memory and on the cores is an effect of its own: each pair of processes is one datum, and all of them
+together are judged once, when they are precise enough or the time is up, and never because it looks significant.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from nanolib.ab.worktree import Version
 from nanolib.measurement import Direction, Status, case_name
 from nanolib.stats.compare import (
     THRESHOLD,
-    Kind,
     Verdict,
     compare_paired,
-    confirm,
-    hodges_lehmann,
+    compare_processes,
     judge_together,
 )
 from nanolib.stats.intervals import TooFewSamples
+from nanolib.stats.signed_ranks import capped_centre, hodges_lehmann
 
 MIN_PAIRS, MAX_PAIRS, FEWEST_PAIRS = 10, 1000, 6  # of blocks, in one generation
-GENERATIONS, FEWEST_GENERATIONS = 18, 2  # of a round
+GENERATIONS, FEWEST_GENERATIONS = 36, 2  # that the budget is shared out for; of short ones there are more
 ENOUGH_GENERATIONS = 6  # the least of which a median has a 95 % interval: from there on a generation is the datum
+SURE_GENERATIONS = 20  # before that many no interval is believed to be narrow: of a few, chance makes one so
 TIMED = 0.55  # of the budget; starting processes takes the rest
 # Long beside the answer's way between the processes. Short, since a shared machine changes its pace every few tenths of a second,
 # and a pair should be over before; so a long call is a block by itself.
@@ -52,8 +53,8 @@ class Settings:
 
     Attributes:
         threshold: The share from which a change counts.
-        budget_s: Seconds for one case, both rounds and the starting of processes included.
-        rel_ci: A generation stops when what it adds to the half-width of the ratio's interval is at most this.
+        budget_s: Seconds for one case, the starting of processes included.
+        rel_ci: A case is done when the half-width of its ratio's interval is at most this share.
         direction: Which way the metric is better.
         timeout_s: How long one answer of a version may take.
         pairs: Whether timings are wanted; without them each is called once and its rows count.
@@ -114,10 +115,15 @@ class Pairs:
     def __add__(self, other: Pairs) -> Pairs:
         return Pairs(self.a + other.a, self.b + other.b, self.generations + other.generations)
 
+    @property
+    def by_process(self) -> bool:
+        """Whether there are so many pairs of processes that each is one datum."""
+        return len(self.generations) >= ENOUGH_GENERATIONS
+
     def data(self) -> tuple[np.ndarray, np.ndarray]:
         """What a verdict rests on, A and B: a median ratio for each pair of processes, or the blocks where these are few."""
         a, b = np.asarray(self.a), np.asarray(self.b)
-        if len(self.generations) < ENOUGH_GENERATIONS:
+        if not self.by_process:
             return a, b
         parts = np.split(b / a, np.cumsum(self.generations)[:-1])
         return np.ones(len(parts)), np.array([np.median(part) for part in parts])
@@ -129,7 +135,7 @@ class Pairs:
 
 @dataclass
 class Round:
-    """What one round of one task gave.
+    """What one task gave.
 
     Attributes:
         blocks: Scope → its pairs.
@@ -153,17 +159,13 @@ class Compared:
 
     Attributes:
         task: What was compared.
-        rounds: The first, and the second where there was one.
+        round: What came of it.
         verdicts: Scope → verdict; a scope with too few pairs has none.
     """
 
     task: Task
-    rounds: tuple[Round, ...]
+    round: Round
     verdicts: dict[str, Verdict]
-
-    def pairs(self, scope: str) -> Pairs:
-        """All pairs, round after round."""
-        return _joined(scope, self.rounds)
 
 
 def device_of(task: Task) -> str:
@@ -185,7 +187,6 @@ def compare_versions(
     Raises:
         BadInput: A version cannot serve a task at all.
     """
-    second: dict[int, Round] = {}
     on_cores = settings.pairs and device_of(tasks[0]) == "cpu" and sys.platform == "linux"
     modules = imported_by_all(versions, [name for task in tasks for name in task.modules]) if on_cores else None
     if on_cores and modules is None:
@@ -193,25 +194,9 @@ def compare_versions(
             "the code sets environment variables, so each process imports everything anew: fewer of them, or raise --budget"
         )
     with Sides(versions, settings.timeout_s, modules, bound=on_cores) as sides:
-        first = _run_round(sides, tasks, settings, log, "")
-        judged = _judge(first, settings)
-        again = [i for i, found in enumerate(judged) if any(v.kind is not Kind.EQUIVALENT for v in found.values())]
-        if again:
-            log(f"{len(again)} of {len(tasks)} are not clear; a second round in fresh processes decides")
-            repeated = _run_round(sides, [tasks[i] for i in again], settings, log, ", second round")
-            second = dict(zip(again, repeated, strict=True))
-    repeated_verdicts = dict(zip(again, _judge([second[i] for i in again], settings), strict=True))
-    result = []
-    for i, (task, round_one) in enumerate(zip(tasks, first, strict=True)):
-        rounds = (round_one, second[i]) if i in second else (round_one,)
-        verdicts = judged[i]
-        if i in second:
-            verdicts = {
-                scope: confirm(verdict, repeated_verdicts[i].get(scope), _compare(_joined(scope, rounds), settings))
-                for scope, verdict in verdicts.items()
-            }
-        result.append(Compared(task, rounds, verdicts))
-    return result
+        rounds = _run_rounds(sides, tasks, settings, log)
+    judged = _judge(rounds, settings)
+    return [Compared(*one) for one in zip(tasks, rounds, judged, strict=True)]
 
 
 def _joined(scope: str, rounds: Sequence[Round]) -> Pairs:
@@ -219,14 +204,15 @@ def _joined(scope: str, rounds: Sequence[Round]) -> Pairs:
 
 
 def _compare(pairs: Pairs, settings: Settings) -> Verdict:
+    how = {"threshold": settings.threshold, "direction": settings.direction}
     a, b = pairs.data()
     if settings.direction is Direction.HIGHER:  # a rate: the same work over the time
         a, b = 1 / a, 1 / b
-    return compare_paired(a, b, threshold=settings.threshold, direction=settings.direction)
+    return compare_processes(b / a, **how) if pairs.by_process else compare_paired(a, b, **how)
 
 
 def _judge(rounds: Sequence[Round], settings: Settings) -> list[dict[str, Verdict]]:
-    """Verdicts of one round by task and scope, p adjusted over all of them."""
+    """Verdicts by task and scope, p adjusted over all of them."""
     places, verdicts = [], []
     for i, round_ in enumerate(rounds):
         for scope, blocks in round_.blocks.items():
@@ -239,33 +225,48 @@ def _judge(rounds: Sequence[Round], settings: Settings) -> list[dict[str, Verdic
     return result
 
 
-def _run_round(sides: Sides, tasks: Sequence[Task], settings: Settings, log: Log, what: str) -> list[Round]:
-    """All tasks, in one pair of processes after the other until the time is up."""
+def _run_rounds(sides: Sides, tasks: Sequence[Task], settings: Settings, log: Log) -> list[Round]:
+    """All tasks, in one pair of processes after the other, until each is known well enough or the time is up."""
     begun = time.monotonic()
-    window_s = least_s = settings.budget_s * TIMED / 2 / GENERATIONS
+    budget_s = len(tasks) * settings.budget_s
+    window_s = least_s = settings.budget_s * TIMED / GENERATIONS
     timed_s = 0.0
     rounds = [Round() for _ in tasks]
-    for number in range(1, (GENERATIONS if settings.pairs else 1) + 1):
-        fine = [at for at, round_ in enumerate(rounds) if round_.fine]  # what broke is not tried again
-        if not fine:
-            break
-        parts = _run_generation(sides, [tasks[at] for at in fine], settings, window_s)
-        for at, part in zip(fine, parts, strict=True):
+    number, open_ = 0, list(range(len(tasks)))
+    while open_:
+        number += 1
+        parts = _run_generation(sides, [tasks[at] for at in open_], settings, window_s)
+        timed_s += len(open_) * window_s
+        for at, part in zip(open_, parts, strict=True):
             rounds[at] = _merged(rounds[at], part)
-        timed_s += len(fine) * window_s
         spent_s = time.monotonic() - begun
-        if ends_after(number, spent_s, len(tasks) * settings.budget_s):
+        if not settings.pairs or ends_after(number, spent_s, budget_s):
             break
         # where starting takes long, more is made of it
-        window_s = max(least_s, (spent_s - timed_s) / number / len(fine) / 2)
+        window_s = max(least_s, (spent_s - timed_s) / number / len(open_) / 2)
+        # what broke is not tried again
+        open_ = [at for at in open_ if rounds[at].fine and not known_well(rounds[at], settings.rel_ci)]
     for task, round_ in zip(tasks, rounds, strict=True):
-        log(f"{task.experiment} {task.case}{what}: {_progress(round_)}")
+        log(f"{task.experiment} {task.case}: {_progress(round_)}")
     return rounds
 
 
 def ends_after(number: int, spent_s: float, budget_s: float) -> bool:
-    """Whether a round ends with its n-th pair of processes: another like them would take it over its half of the budget."""
-    return number >= FEWEST_GENERATIONS and spent_s * (1 + 1 / number) > budget_s / 2
+    """Whether the n-th pair of processes is the last: another like them would take more than the budget."""
+    return number >= FEWEST_GENERATIONS and spent_s * (1 + 1 / number) > budget_s
+
+
+def known_well(round_: Round, rel_ci: float) -> bool:
+    """Whether the interval of every ratio is narrow enough, of enough pairs of processes."""
+    return bool(round_.blocks) and all(
+        len(pairs.generations) >= SURE_GENERATIONS and half_width(pairs) <= rel_ci for pairs in round_.blocks.values()
+    )
+
+
+def half_width(pairs: Pairs) -> float:
+    """Of the interval of the ratio, as a share."""
+    low, _, high = capped_centre(np.log(pairs.data()[1]))
+    return (high - low) / 2
 
 
 def _merged(earlier: Round, later: Round) -> Round:
@@ -371,9 +372,9 @@ def _interleave(
 
 
 def precise_enough(a: np.ndarray, b: np.ndarray, rel_ci: float) -> bool:
-    """Whether one pair of processes has given what it must for a round's ratio to be known to ± `rel_ci`."""
+    """Whether one pair of processes has given what it must for the ratio of all of them to be known to ± `rel_ci`."""
     low, _, high = hodges_lehmann(np.log(b / a))
-    return (high - low) / 2 <= rel_ci * math.sqrt(GENERATIONS)
+    return (high - low) / 2 <= rel_ci * math.sqrt(SURE_GENERATIONS)
 
 
 def next_look(pairs: int) -> int:

@@ -156,7 +156,7 @@ def _write(option: str, file: str, text: str) -> None:
     default="50s",
     show_default=True,
     metavar="SECONDS",
-    help="For one case, both rounds included.",
+    help="For one case, the starting of processes included.",
 )
 @click.option(
     "--timeout", type=SECONDS, default="300s", show_default=True, metavar="SECONDS", help="For one answer of a version."

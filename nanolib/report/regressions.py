@@ -34,7 +34,7 @@ AB_COLUMNS = {
     "base_ms": "A (ms)",
     "current_ms": "B (ms)",
     "pairs": "Pairs",
-    "rounds": "Rounds",
+    "processes": "Pairs of processes",
 }
 
 
@@ -43,7 +43,7 @@ def ab_table(rows: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         Columns: `case`, `scope`, `verdict`, `ratio` with `low` and `high`, `change` (text), `base_ms`, `current_ms` (medians),
-        `pairs`, `rounds`, `threshold`, `a`, `b`.
+        `pairs`, `processes` (pairs of them), `threshold`, `a`, `b`.
     """
     found = pick(of_experiment(rows, "ab"), "ratio")
     lines = []
@@ -63,7 +63,7 @@ def ab_table(rows: pd.DataFrame) -> pd.DataFrame:
                 "base_ms": float(pd.Series(told["base_ms"]).median()),
                 "current_ms": float(pd.Series(told["current_ms"]).median()),
                 "pairs": row["n"],
-                "rounds": told["rounds"],
+                "processes": len(told.get("generations", [])),
                 "threshold": told["threshold"],
                 "a": told["a"],
                 "b": told["b"],
@@ -82,7 +82,7 @@ def ab_verdict(rows: pd.DataFrame) -> list[Claim]:
     for kind in (Kind.REGRESSED, Kind.SUSPECT, Kind.IMPROVED):
         for _, row in table[table["verdict"] == kind].head(5).iterrows():
             ratio = Figure(row["low"], row["ratio"], row["high"], "ratio", row["scope"], row["case"])
-            sure = f"{row['change']}, in {row['rounds']} rounds"
+            sure = f"{row['change']}, in {row['processes']} pairs of processes"
             answer = f"{kind}, {row['case']} {row['scope']}".strip()
             claims.append(Claim(answer, sure, compared=comparing(ratio, Figure.exactly(1.0))))
     drift = "Blocks of A and B were interleaved and paired, so drift of the machine hits both alike"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from nanolib.measurement import BadInput, Direction
 from nanolib.stats.intervals import Interval, TooFewSamples
+from nanolib.stats.signed_ranks import capped_centre, capped_p, hodges_lehmann
 
 THRESHOLD = 0.05  # a change below this is never called regressed or improved
 MARGIN = 0.03  # suspect beyond it, equivalent within it
@@ -61,12 +61,26 @@ class Verdict:
         return self.ratio - 1 if self.direction is Direction.LOWER else 1 / self.ratio - 1
 
     def __str__(self) -> str:
-        """The word, the change with its interval, p, and for want of a word what could have been seen."""
+        """The word, the change with its interval, p, and what the word leaves open."""
         low, _, high = (f"{end - 1:+.1%}" for end in self.interval)
         text = f"{self.kind}: {self.ratio - 1:+.1%} [{low} … {high}], p = {self.p:.2g}"
-        if self.kind is Kind.INCONCLUSIVE:
-            text += f"; a change of {self.minimum_detectable_effect:.1%} would have been seen"
-        return text
+        return f"{text}; {self.open}" if self.open else text
+
+    @property
+    def open(self) -> str:
+        """What the word alone does not say of a time: which way, how far within the margin, what could have been seen."""
+        way = "slower" if self.worse > 0 else "faster"
+        by = f"{abs(self.ratio - 1):.1%} {way}"
+        seen = not self.interval.low <= 1 <= self.interval.high
+        if self.kind is Kind.SUSPECT:
+            return way
+        if self.kind is Kind.EQUIVALENT:
+            return f"{by}, within the margin" if seen else ""
+        if self.kind is not Kind.INCONCLUSIVE:
+            return ""
+        if seen:
+            return f"{by}; whether it is more than {MARGIN:.0%} is not clear"
+        return f"a change of {self.minimum_detectable_effect:.1%} would have been seen"
 
 
 def compare_paired(
@@ -94,8 +108,7 @@ def compare_paired(
         raise BadInput(f"current: {len(b)} blocks against {len(a)} of base; pairs need as many of each")
     delta = b - a
     p = float(wilcoxon(delta).pvalue) if np.any(delta) else 1.0
-    walsh = _walsh(delta)
-    intervals = [_centre(walsh, len(delta), confidence) for confidence in (0.95, 0.90)]
+    intervals = [hodges_lehmann(delta, confidence) for confidence in (0.95, 0.90)]
     effect = _detectable(float(delta.std(ddof=1)) / math.sqrt(len(delta)), len(delta) - 1)
     return _verdict(intervals, p, effect, threshold, direction)
 
@@ -135,48 +148,35 @@ def compare(
     return _verdict(intervals, p, _detectable(error, freedom), threshold, direction)
 
 
-def hodges_lehmann(delta: ArrayLike, confidence: float = 0.95) -> Interval:
-    """Hodges and Lehmann's estimate of a centre, and the interval that Wilcoxon's signed-rank test does not reject.
+def compare_processes(
+    ratios: ArrayLike, *, threshold: float = THRESHOLD, direction: Direction = Direction.LOWER
+) -> Verdict:
+    """Compare two versions by a ratio for each pair of processes, of which some lie far off.
+
+    How a process comes to lie on the cores and in memory is an effect of its own: in most pairs one or two per cent, but now and
+    then one of the two runs a quarter slower for all of its life. Whose it is, is chance; so the centre is found by a test that a
+    symmetric share of such pairs does not move, and that stands before anything is measured.
 
     Args:
-        delta: Shape [n], n >= 6 at 95 %; symmetric about the centre.
-        confidence: Nominal coverage.
+        ratios: B / A for each pair of processes, shape [n], positive; n >= 6.
+        threshold: As in `compare_paired`.
+        direction: As in `compare_paired`.
+
+    Returns:
+        The verdict; estimate, interval and p by signed ranks capped at a quarter, so that none contradicts another.
 
     Raises:
-        TooFewSamples: n is too small for the confidence.
-
-    Source: Hodges & Lehmann (1963); Hollander, Wolfe & Chicken (2014), section 3.2-3.3.
+        TooFewSamples: Fewer than six pairs.
+        BadInput: Values that are not positive.
     """
-    x = np.asarray(delta, dtype=float)
-    return _centre(_walsh(x), len(x), confidence)
+    delta, _ = _logs(ratios, ratios)
+    intervals = [capped_centre(delta, confidence) for confidence in (0.95, 0.90)]
+    from scipy.special import ndtri
 
-
-def _walsh(x: np.ndarray) -> np.ndarray:
-    """The means of all pairs of `x`, each element with itself among them, in order."""
-    rows, columns = np.triu_indices(len(x))
-    return np.sort((x[rows] + x[columns]) / 2)
-
-
-def _centre(walsh: np.ndarray, n: int, confidence: float) -> Interval:
-    depth = _signed_rank_quantile(n, (1 - confidence) / 2)
-    if depth < 1:
-        raise TooFewSamples(f"{n} pairs cannot give a {confidence:.0%} interval; take more")
-    return Interval(float(walsh[depth - 1]), float(np.median(walsh)), float(walsh[-depth]))
-
-
-@functools.lru_cache(maxsize=256)
-def _signed_rank_quantile(n: int, tail: float) -> int:
-    """The largest d with P(W+ < d) <= tail, W+ being the signed-rank statistic of n: exact to 60, normal beyond."""
-    if n > 60:
-        mean, sd = n * (n + 1) / 4, math.sqrt(n * (n + 1) * (2 * n + 1) / 24)
-        from scipy.special import ndtri
-
-        return max(0, math.floor(mean + float(ndtri(tail)) * sd + 0.5))
-    ways = np.zeros(n * (n + 1) // 2 + 1)
-    ways[0] = 1
-    for rank in range(1, n + 1):
-        ways[rank:] = ways[rank:] + ways[:-rank]
-    return int(np.searchsorted(np.cumsum(ways) / 2.0**n, tail, side="right"))
+    error = (
+        (intervals[0].high - intervals[0].low) / 2 / float(ndtri(0.975))
+    )  # what lies far off widens no standard deviation
+    return _verdict(intervals, capped_p(delta), _detectable(error, len(delta) - 1), threshold, direction)
 
 
 def judge_together(verdicts: Sequence[Verdict], method: str = "holm") -> list[Verdict]:
@@ -192,24 +192,6 @@ def judge_together(verdicts: Sequence[Verdict], method: str = "holm") -> list[Ve
 
     adjusted = multipletests([verdict.raw_p for verdict in verdicts], method=method)[1]
     return [replace(v, p=float(p), kind=_kind(v, float(p))) for v, p in zip(verdicts, adjusted, strict=True)]
-
-
-def confirm(first: Verdict, second: Verdict | None, pooled: Verdict) -> Verdict:
-    """The verdict of two rounds: a change counts only when both, each by itself, call it so.
-
-    Args:
-        first: Of the first round, p adjusted.
-        second: Of the second, fresh one, p adjusted; None where it gave none.
-        pooled: Of the pairs of both, which gives the estimate and its interval.
-
-    Returns:
-        `pooled` with the word that both rounds allow: regressed or improved when both say it; else suspect at most.
-    """
-    p = first.p if second is None else max(first.p, second.p)
-    if second is not None and first.kind is second.kind and first.kind in (Kind.REGRESSED, Kind.IMPROVED):
-        return replace(pooled, kind=first.kind, p=p)
-    kinds = {Kind.REGRESSED: Kind.SUSPECT, Kind.IMPROVED: Kind.INCONCLUSIVE}
-    return replace(pooled, kind=kinds.get(pooled.kind, pooled.kind), p=p)
 
 
 def _logs(base: ArrayLike, current: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
@@ -238,12 +220,12 @@ def _verdict(logs: list[Interval], p: float, effect: float, threshold: float, di
 def _kind(verdict: Verdict, p: float) -> Kind:
     """The word for a verdict whose adjusted p is `p`."""
     worse = verdict.worse
-    better = 1 / (1 + worse) - 1
+    better = 1 / (1 + worse) - 1  # the same measure the other way round
     if p < _ALPHA and worse > verdict.threshold:
         return Kind.REGRESSED
     if p < _ALPHA and better > verdict.threshold:
         return Kind.IMPROVED
-    if verdict.raw_p < _ALPHA and worse > MARGIN:
+    if verdict.raw_p < _ALPHA and max(worse, better) > MARGIN:
         return Kind.SUSPECT
     if verdict.equivalence.low > 1 - MARGIN and verdict.equivalence.high < 1 + MARGIN:
         return Kind.EQUIVALENT

@@ -10,11 +10,13 @@ from nanolib.ab.rounds import (
     _merged,
     block_calls,
     ends_after,
+    known_well,
     next_look,
     precise_enough,
 )
 from nanolib.measurement import Direction
-from nanolib.stats.compare import Kind, compare_paired, hodges_lehmann
+from nanolib.stats.compare import Kind, compare_paired, compare_processes
+from nanolib.stats.signed_ranks import capped_centre, hodges_lehmann
 
 
 def _series(generations, ratio):
@@ -43,7 +45,7 @@ def test_processes_that_differ_by_chance_are_no_regression():
         a = np.exp(rng.normal(0, 0.02, len(ratio)))
         b = ratio * np.exp(rng.normal(0, 0.02, len(ratio)))
         pairs = Pairs(a.tolist(), b.tolist(), [20] * 8)
-        alarms["processes"] += compare_paired(*pairs.data()).p < 0.05
+        alarms["processes"] += compare_processes(pairs.data()[1]).p < 0.05
         alarms["blocks"] += compare_paired(a, b).p < 0.05
     assert alarms["processes"] / 200 < 0.08 < 0.4 < alarms["blocks"] / 200
 
@@ -56,9 +58,9 @@ def test_a_block_is_as_many_calls_as_come_nearest_to_twenty_milliseconds(call_ms
 
 
 @pytest.mark.parametrize(
-    ("number", "spent_s", "ends"), [(1, 99, False), (2, 20, False), (2, 20.1, True), (5, 25, False), (5, 25.1, True)]
+    ("number", "spent_s", "ends"), [(1, 99, False), (2, 40, False), (2, 40.1, True), (5, 50, False), (5, 50.1, True)]
 )
-def test_a_round_ends_before_it_takes_more_than_half_the_budget(number, spent_s, ends):
+def test_it_ends_before_it_takes_more_than_the_budget(number, spent_s, ends):
     assert ends_after(number, spent_s, 60) == ends
 
 
@@ -71,7 +73,7 @@ def test_a_generation_is_precise_enough_at_its_share_of_the_rounds_precision():
     a = np.random.default_rng(2).lognormal(0, 0.1, 20)
     b = np.random.default_rng(3).lognormal(0, 0.1, 20)
     low, _, high = hodges_lehmann(np.log(b / a))
-    just = (high - low) / 2 / 18**0.5  # of eighteen generations
+    just = (high - low) / 2 / 20**0.5  # of twenty generations
     assert precise_enough(a, b, just * 1.001) and not precise_enough(a, b, just * 0.999)
 
 
@@ -98,3 +100,12 @@ def test_more_pairs_of_processes_add_to_what_a_task_has():
         [1],
         [2],
     )
+
+
+def test_a_case_is_done_when_each_of_its_intervals_is_narrow_and_rests_on_twenty_pairs_of_processes():
+    rng = np.random.default_rng(4)
+    narrow, wide = (_series(20, np.exp(rng.normal(0, spread, 20))) for spread in (0.001, 0.1))
+    assert known_well(Round({"": narrow}), 0.01) and not known_well(Round({"": narrow, "b": wide}), 0.01)
+    low, _, high = capped_centre(np.log(wide.data()[1]))
+    assert known_well(Round({"": wide}), (high - low) / 2 * 1.001) and not known_well(Round(), 0.01)
+    assert not known_well(Round({"": _series(19, np.ones(19))}), 0.01)

@@ -40,25 +40,25 @@ from scipy.stats import binomtest
 
 from nanolib.ab.client import CHILDREN
 from nanolib.ab.rounds import (
-    ENOUGH_GENERATIONS,
     FEWEST_PAIRS,
-    GENERATIONS,
     MIN_PAIRS,
     TIMED,
     WARM_UP_S,
     Pairs,
+    Round,
     Settings,
     Task,
     compare_versions,
     ends_after,
+    known_well,
     next_look,
     precise_enough,
 )
 from nanolib.ab.worktree import Version, checked_out
-from nanolib.stats.compare import Kind, compare_paired, confirm, hodges_lehmann
+from nanolib.stats.compare import Kind, Verdict, compare_processes
+from nanolib.stats.signed_ranks import hodges_lehmann
 
 EFFECTS = list(VERSIONS)[1:]
-ALARMS = (Kind.REGRESSED, Kind.SUSPECT)
 REPLAYS = 200
 _MOST_SETS = 100  # of processes, until an interval is given up
 
@@ -68,9 +68,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--minutes", type=float, default=30.0, help="of recording, over all cells")
     options.add_argument("--live", type=int, default=1, help="comparisons per cell through nano ab itself")
-    options.add_argument(
-        "--budget", type=float, default=60.0, help="seconds for a live comparison, both rounds included"
-    )
+    options.add_argument("--budget", type=float, default=60.0, help="seconds for a live comparison, all included")
     options.add_argument(
         "--recordings", metavar="FILE", help="JSON: replay these where the file is there, else keep ours in it"
     )
@@ -113,31 +111,22 @@ def _rate(called: int, of: int) -> str:
     return f"{called / of:5.1%} [{low:4.0%} … {high:4.0%}]"
 
 
-def _replayed_ab(recording: Recording, effect: int, rng: np.random.Generator, budget_s: float) -> Kind:
-    """Two rounds as nano ab would end them, with so much time; every set of processes is in one of them only."""
-    own = rng.permutation(len(recording.generations)).tolist()
-    rounds = []
-    for _ in range(2):
-        rounds.append(_replayed_round(recording, own, effect, rng, budget_s))
-        first = compare_paired(*rounds[0].data())
-        if first.kind is Kind.EQUIVALENT:
-            return first.kind
-    return confirm(first, compare_paired(*rounds[1].data()), compare_paired(*sum(rounds, Pairs()).data())).kind
-
-
-def _replayed_round(
-    recording: Recording, own: list[int], effect: int, rng: np.random.Generator, budget_s: float
-) -> Pairs:
-    """One round; what it takes is taken from `own`."""
+def _replayed_ab(recording: Recording, effect: int, rng: np.random.Generator, budget_s: float) -> Verdict:
+    """As nano ab would end it, with so much time; every set of processes is in it once."""
     pairs, spent_s = Pairs(), 0.0
-    for number in range(1, GENERATIONS + 1):
-        generation = recording.generations[own.pop()]
+    for number, at in enumerate(rng.permutation(len(recording.generations)), 1):
+        generation = recording.generations[at]
         found = _replayed_pairs(generation, effect, rng, budget_s)
         pairs += found
         spent_s += _seconds(recording, generation, found, number)
-        if ends_after(number, spent_s, budget_s):
+        if ends_after(number, spent_s, budget_s) or known_well(Round({"": pairs}), Settings.rel_ci):
             break
-    return pairs
+    return compare_processes(pairs.data()[1])
+
+
+def _slower(verdict: Verdict) -> bool:
+    """Whether B is called slower."""
+    return verdict.kind in (Kind.REGRESSED, Kind.SUSPECT) and verdict.ratio > 1
 
 
 def _seconds(recording: Recording, generation: Generation, pairs: Pairs, number: int) -> float:
@@ -196,8 +185,11 @@ def _print_rates(recordings: dict[tuple[str, bool], Recording]) -> None:
                 continue
             print(f"  {'loaded' if loaded else 'quiet'}: " + "".join(f"{e:>22}" for e in EFFECTS))
             ours = [[_replayed_ab(chosen[k % 3], e, rng, budget_s) for k in range(REPLAYS)] for e in range(1, 5)]
-            _print_row("nano ab", [sum(kind in ALARMS for kind in kinds) for kinds in ours])
-            _print_row("nano ab, regressed alone", [sum(kind is Kind.REGRESSED for kind in kinds) for kinds in ours])
+            _print_row("nano ab", [sum(map(_slower, verdicts)) for verdicts in ours])
+            regressed = [sum(v.kind is Kind.REGRESSED for v in verdicts) for verdicts in ours]
+            _print_row("nano ab, regressed alone", regressed)
+            beyond = [sum(v.interval.low > 1 for v in verdicts) for verdicts in ours]
+            _print_row("nano ab, interval above 1", beyond)
             if 2 * length > min(len(r.generations) for r in chosen):
                 print("    the recording is too short for A and then B of this length: raise --minutes")
                 continue
@@ -239,11 +231,9 @@ def _ours_until(recording: Recording, rng: np.random.Generator) -> tuple[float, 
         found = _replayed_pairs(generation, 3, rng, Settings.budget_s)
         pairs += found
         seconds += _seconds(recording, generation, found, number)
-        if len(pairs.generations) >= ENOUGH_GENERATIONS:
-            a, b = pairs.data()
-            low, _, high = np.exp(hodges_lehmann(np.log(b / a)))
-            if (high - low) / 2 <= 0.02:
-                return seconds, bool(low <= 1.05 <= high)
+        if known_well(Round({"": pairs}), 0.02):
+            low, _, high = compare_processes(pairs.data()[1]).interval
+            return seconds, bool(low <= 1.05 <= high)
     return np.inf, False
 
 
@@ -267,22 +257,33 @@ def _asv_until(recording: Recording, rng: np.random.Generator) -> tuple[float, b
 
 
 def _print_live(versions: list[Version], loads: list[bool], count: int, budget: float) -> None:
-    print(f"\nlive: nano ab with {budget:.0f} s per comparison, both rounds and the starts included")
+    """Each version against the first, and the first against the one that is 5 % slower, by `nano ab` itself."""
+    print(f"\nlive: nano ab with {budget:.0f} s per comparison, the starts included")
+    cells = [(name, 0, at) for at, name in enumerate(VERSIONS) if at]
+    cells.append(("-5 %", list(VERSIONS).index("+5 %"), 0))
     for loaded in loads:
-        for effect, version in zip(EFFECTS, versions[1:], strict=True):
-            kinds, seconds = [], []
+        for name, a, b in cells:
+            verdicts, seconds = [], []
             with load(loaded):
                 for i in range(count):
                     work = WORKS[i % 3]
                     task = Task("call", "live", {"name": work}, (request(work), request(work)))
                     start = time.monotonic()
-                    (found,) = compare_versions((versions[0], version), [task], Settings(budget_s=budget))
+                    (found,) = compare_versions((versions[a], versions[b]), [task], Settings(budget_s=budget))
                     seconds.append(time.monotonic() - start)
-                    kinds += [verdict.kind for verdict in found.verdicts.values()]
-            alarms = _rate(sum(kind in ALARMS for kind in kinds), len(kinds))
+                    verdicts += found.verdicts.values()
+            truth = UNITS[b] / UNITS[a]
+            called = sum(v.kind in (Kind.REGRESSED, Kind.SUSPECT, Kind.IMPROVED) for v in verdicts)
+            apart = sum(not v.interval.low <= 1 <= v.interval.high for v in verdicts)
+            holds = sum(v.interval.low <= truth <= v.interval.high for v in verdicts)
+            kinds = [v.kind for v in verdicts]
             words = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+            rates = "; ".join(
+                f"{what} {_rate(n, len(kinds))}"
+                for what, n in (("called", called), ("interval apart from 1", apart), ("holds the truth", holds))
+            )
             print(
-                f"  {'loaded' if loaded else 'quiet':7}{effect:8} slower: {alarms}  ({words}; {np.median(seconds):.0f} s each)",
+                f"  {'loaded' if loaded else 'quiet':7}{name:12} {rates}  ({words}; {np.median(seconds):.0f} s each)",
                 flush=True,
             )
 

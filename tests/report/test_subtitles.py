@@ -125,7 +125,10 @@ def test_a_length_that_one_rank_alone_decoded_does_not_silence_the_next(say):
         return factors, [interval("latency", 1.0, 2.0, 3.0, scope="fused")]
 
     lines = say("distributed", [case(1, 64), case(1, 128), case(2, 128)])
-    assert lines[0].startswith("Decoding over 64 keys, float32: only one rank") and "on 2 ranks fused was measured alone" in lines[1]
+    assert (
+        lines[0].startswith("Decoding over 64 keys, float32: only one rank")
+        and "on 2 ranks fused was measured alone" in lines[1]
+    )
 
 
 def test_an_arm_that_ran_out_of_memory_has_no_verdict(measured):

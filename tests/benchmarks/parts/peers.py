@@ -8,7 +8,7 @@ import math
 import numpy as np
 import torch.utils.benchmark
 from pyperf._utils import is_significant
-from scipy.stats import mannwhitneyu
+from scipy.stats import mannwhitneyu, ttest_ind
 
 GUARD = 0.03  # the change from which anything is called; the same for all, so that the rules alone differ
 _VALUE_S = 0.1  # pyperf: one value is the mean over at least so long
@@ -24,8 +24,8 @@ def pyperf_compare(a: np.ndarray, b: np.ndarray) -> bool:
     return bool(is_significant(list(x), list(y))[0]) and y.mean() / x.mean() - 1 > GUARD
 
 
-def _values(calls: np.ndarray) -> np.ndarray:
-    per_value = max(1, math.ceil(_VALUE_S / float(np.median(calls))))
+def _values(calls: np.ndarray, value_s: float = _VALUE_S) -> np.ndarray:
+    per_value = max(1, math.ceil(value_s / float(np.median(calls))))
     whole = len(calls) // per_value
     return calls[: whole * per_value].reshape(whole, per_value).mean(axis=1)
 
@@ -56,7 +56,24 @@ def plain_means(a: np.ndarray, b: np.ndarray) -> bool:
     return y.mean() - y.std(ddof=1) > x.mean() + x.std(ddof=1) and y.mean() / x.mean() - 1 > GUARD
 
 
+def benchstat(a: np.ndarray, b: np.ndarray) -> bool:
+    """Go's benchstat: Mann and Whitney's U at 5 % on results of a second each, and the medians' change."""
+    x, y = (_values(side, 1.0) for side in (a, b))
+    return min(len(x), len(y)) >= 4 and mannwhitneyu(x, y).pvalue < 0.05 and np.median(y) / np.median(x) - 1 > GUARD
+
+
+def tritonbench_ab(a: np.ndarray, b: np.ndarray) -> bool:
+    """An A/B of raw iterations: Welch's t at 5 %, and the bootstrapped interval of the medians' ratio leaves out 1."""
+    if ttest_ind(a, b, equal_var=False).pvalue >= 0.05:
+        return False
+    rng = np.random.default_rng(0)
+    ratios = [np.median(rng.choice(b, len(b))) / np.median(rng.choice(a, len(a))) for _ in range(200)]
+    return float(np.quantile(ratios, 0.025)) > 1 and float(np.median(b) / np.median(a)) - 1 > GUARD
+
+
 RULES = {
+    "Go's benchstat": benchstat,
+    "tritonbench A/B": tritonbench_ab,
     "pyperf compare_to": pyperf_compare,
     "torch.utils.benchmark": torch_compare,
     "hyperfine's ratio": hyperfine_ratio,

@@ -24,7 +24,7 @@ WORKS = ("matmul", "block", "decode")
 VERSIONS = {"A": 100, "A again": 100, "+3 %": 103, "+5 %": 105, "+10 %": 110}
 UNITS = list(VERSIONS.values())
 # Of interleaved blocks of two versions, in each pair of processes.
-WINDOW_S = Settings.budget_s * TIMED / 2 / GENERATIONS
+WINDOW_S = Settings.budget_s * TIMED / GENERATIONS
 IN_A_ROW_S = 1.0  # of calls, per version
 
 
@@ -144,7 +144,7 @@ def record(versions: list[Version], work: str, loaded: bool, seconds: float) -> 
     with load(loaded), Sides(versions, 120, modules) as sides:
         recording = Recording([], _seconds_to_start(versions[0], work))
         end, forks = time.monotonic() + seconds, []
-        while time.monotonic() < end or len(recording.generations) < 2 * GENERATIONS:
+        while time.monotonic() < end or len(recording.generations) < GENERATIONS:
             begun = time.monotonic()
             processes = sides.renew()
             for process in processes:
