@@ -37,6 +37,7 @@ class Question:
         setup: A function whose result they are called with instead; empty for none.
         metric: What is compared.
         titles: What A and B are called where `names` do not tell them apart.
+        case_ids: Of the jobs' cases only these; empty for all.
     """
 
     names: tuple[str, str]
@@ -46,6 +47,7 @@ class Question:
     setup: str = ""
     metric: str = "latency"
     titles: tuple[str, str] = ("", "")
+    case_ids: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         exact = [name for name, metric in METRICS.items() if metric.direction is Direction.EQUAL]
@@ -124,7 +126,7 @@ def _tasks(question: Question, versions: Sequence[Version], settings: Settings) 
             for experiment, *params in question.jobs:
                 for side, values in zip((a, b), params, strict=True):
                     side.send(do="cases", experiment=experiment, params=dict(values))
-                listed = [_listed(side) for side in (a, b)]
+                listed = [_listed(side, question.case_ids) for side in (a, b)]
                 more, only = _paired(experiment, params, listed, by_position=params[0] != params[1])
                 tasks += more
                 lines += only
@@ -135,14 +137,14 @@ def _tasks(question: Question, versions: Sequence[Version], settings: Settings) 
     return tasks, lines
 
 
-def _listed(side: VersionProcess) -> list[dict[str, Any]]:
+def _listed(side: VersionProcess, wanted: frozenset[str]) -> list[dict[str, Any]]:
     try:
         answer = side.receive()
     except VersionDied as death:
         raise BadInput(f"{side.version.name}: {death}") from None
     if "cases" not in answer:
         raise BadInput(f"{side.version.name}: {answer['message']}")
-    return answer["cases"]
+    return [case for case in answer["cases"] if not wanted or case["case_id"] in wanted]
 
 
 def _paired(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,15 @@ from nanolib.cli.command import (
 )
 from nanolib.measurement import BadInput
 from nanolib.paths import database_path
+
+_budget_option = click.option(
+    "--budget",
+    type=SECONDS,
+    default="50s",
+    show_default=True,
+    metavar="SECONDS",
+    help="For one case, the starting of processes included.",
+)
 
 
 def _findings(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -150,14 +159,7 @@ def _write(option: str, file: str, text: str) -> None:
     "--setup", default="", metavar="PACKAGE.MODULE:FUNCTION", help="Makes what --call is called with, untimed."
 )
 @click.option("--metric", default="latency", show_default=True, help="Or tokens_per_second, peak_memory, flops, ...")
-@click.option(
-    "--budget",
-    type=SECONDS,
-    default="50s",
-    show_default=True,
-    metavar="SECONDS",
-    help="For one case, the starting of processes included.",
-)
+@_budget_option
 @click.option(
     "--timeout", type=SECONDS, default="300s", show_default=True, metavar="SECONDS", help="For one answer of a version."
 )
@@ -183,7 +185,7 @@ def ab(
 ) -> None:
     """Compare two versions side by side: git revisions, `.` for the working tree, or two params files.
 
-    Blocks of both are interleaved in random order; a change counts when a second round in fresh processes repeats it.
+    Blocks of both are interleaved in random order, in many pairs of fresh processes, and all pairs are judged once.
     Exit code 1 on a regression. Without a notebook and --call: the timed cases of the quick suite.
     """
     from nanolib.ab.question import TIMED, ask, stored
@@ -212,12 +214,24 @@ def ab(
 @click.argument("experiments", nargs=-1, metavar="[EXPERIMENT]...")
 @click.option("--metric", default="latency", show_default=True, help="Which figure.")
 @click.option("--all", "everything", is_flag=True, help="Show those that never changed too.")
+@click.option(
+    "--confirm", "confirms", is_flag=True, help="Measure both revisions of each latest step, as nano ab does."
+)
+@_budget_option
 @output_option
 @handle_errors
-def history(experiments: tuple[str, ...], metric: str, everything: bool, output: str | None) -> None:
-    """Each case over its runs on one machine: where its level changed, and between which revisions."""
+def history(
+    experiments: tuple[str, ...], metric: str, everything: bool, confirms: bool, budget: float, output: str | None
+) -> None:
+    """Each case over its runs on one machine: where its level changed, and between which revisions.
+
+    A level is what at least three runs show; one or two that stick out are named and are no change yet. With --confirm both
+    revisions around each case's latest step are measured side by side, and exit code 1 tells of a regression.
+    """
     from nanolib.compare.history import histories, table
     from nanolib.report.tables import compact
+    from nanolib.stats.changes import LEAST_HISTORY
+    from nanolib.stats.compare import Kind
     from nanolib.store import Store
 
     use_output(output)
@@ -229,14 +243,35 @@ def history(experiments: tuple[str, ...], metric: str, everything: bool, output:
         found = histories(store, metric, sorted(set(runs.machine_id)))
     found = [one for one in found if not experiments or one.experiment in experiments]
     changed = [one for one in found if one.changes]
-    if shown := found if everything else changed:
-        alike, lines = compact(table(shown))
+    stepped = [one for one in found if one.latest]
+    shown = found if everything else stepped
+    answers = _confirmed(shown, metric, budget) if confirms and stepped else {}
+    if shown:
+        alike, lines = compact(table(shown, answers))
         echo(*([f"all: {alike}"] if alike else []))
         echo_table(lines)
     runs_of = max((len(one.points) for one in found), default=0)
     echo(f"{len(changed)} of {len(found)} {metric} figures changed their level over up to {runs_of} runs")
-    if found and runs_of < 4:
-        echo("a change of level takes four runs to be seen; nano compare tells two of them apart")
+    if newest := sum(one.newest is not None for one in found):
+        echo(f"{newest} stuck out in the last run or two: a change, or a spike; nano history --confirm measures it")
+    if found and runs_of < LEAST_HISTORY:
+        echo(f"a change of level takes {LEAST_HISTORY} runs to be seen; nano compare tells two of them apart")
+    regressed = any(getattr(answer, "finding", None) == Kind.REGRESSED for answer in answers.values())
+    sys.exit(EXIT_FAILED if regressed else EXIT_OK)
+
+
+def _confirmed(found: Sequence[Any], metric: str, budget: float) -> dict[int, Any]:
+    """What measuring the latest steps again gave."""
+    from nanolib.ab.confirm import confirm
+    from nanolib.ab.rounds import Settings
+    from nanolib.measurement import METRICS
+    from nanolib.meters.machine import this_machine
+    from nanolib.paths import checkout
+    from nanolib.store import Store
+
+    settings = Settings(budget_s=budget, direction=METRICS[metric].direction)
+    with Store() as store:
+        return confirm(found, store, checkout(), this_machine().machine_id, settings, lambda line: echo(line, err=True))
 
 
 def _ab_question(

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from nanolib.compare.compare import Comparison, since_before
+from nanolib.compare.compare import Comparison, Line, since_before
 from nanolib.compare.operations import WHY, is_float32_model, is_untuned, versions_of
 from nanolib.measurement import METRICS, BadInput, Direction, case_name, format_number
-from nanolib.stats.changes import changes_of_level
+from nanolib.stats.changes import changes_of_level, sticks_out
 from nanolib.stats.compare import MARGIN
 from nanolib.store import Store
 
@@ -31,6 +31,7 @@ class Change:
         worse: Whether that is the wrong way.
         before: Revision of the last run before.
         after: Revision of the first run after.
+        runs: How many runs it rests on where they are too few for a change of level; else None.
     """
 
     at: int
@@ -38,13 +39,15 @@ class Change:
     worse: bool
     before: str
     after: str
+    runs: int | None = None
 
     def __str__(self) -> str:
         """By how much, and where to look."""
         where = f"between {self.before or '?'} and {self.after or '?'}"
         if self.before == self.after:
             where = f"at the same revision {self.after or '?'}: look at the machine or its versions"
-        return f"{'from 0' if math.isinf(self.ratio) else f'{self.ratio - 1:+.1%}'} {where}"
+        so_far = f", in {self.runs} run{'s' if self.runs > 1 else ''} so far" if self.runs else ""
+        return f"{'from 0' if math.isinf(self.ratio) else f'{self.ratio - 1:+.1%}'} {where}{so_far}"
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,8 @@ class History:
         points: Oldest first: `run_id`, `started`, `git_revision`, `estimate`, `low`, `high`.
         changes: Where its level changed.
         note: Why a step in it is no change.
+        case_id: The case.
+        newest: The last one or two runs where they stick out: a change, or a spike, as further runs or `confirm` will tell.
     """
 
     machine_id: str
@@ -70,6 +75,18 @@ class History:
     points: pd.DataFrame
     changes: tuple[Change, ...]
     note: str = ""
+    case_id: str = ""
+    newest: Change | None = None
+
+    @property
+    def figure(self) -> str:
+        """Which figure of the case."""
+        return f"{self.metric} {self.scope}".strip()
+
+    @property
+    def latest(self) -> Change | None:
+        """Its latest step, whether it is a change already or not."""
+        return self.newest or (self.changes[-1] if self.changes else None)
 
 
 def histories(
@@ -91,7 +108,7 @@ def histories(
     result = []
     figures = store.figures(metric, machine_ids, last)
     made_by = versions_of(store, figures["run_id"].unique())
-    for (machine_id, experiment, _, scope, _), group in figures.groupby(_KEY, sort=False):
+    for (machine_id, experiment, case_id, scope, _), group in figures.groupby(_KEY, sort=False):
         if len(group) < 2:
             continue
         columns = ["run_id", "started", "git_revision", "estimate", "low", "high"]
@@ -103,7 +120,8 @@ def histories(
             parts = [part for _, part in points.groupby(untuned)]
         changes = tuple(change for part in parts for change in _changes(part, metric))
         note = WHY if len(parts) > 1 else ""
-        result.append(History(machine_id, experiment, case_name(factors), metric, scope, points, changes, note))
+        case, newest = case_name(factors), _newest(parts[-1], metric)
+        result.append(History(machine_id, experiment, case, metric, scope, points, changes, note, case_id, newest))
     return result
 
 
@@ -121,17 +139,31 @@ def what_changed(store: Store, runs: pd.DataFrame) -> tuple[Comparison | None, l
 
 def _changes(points: pd.DataFrame, metric: str) -> tuple[Change, ...]:
     values = points["estimate"].to_numpy(dtype=float)
-    exact = METRICS[metric].direction is Direction.EQUAL
-    if (values <= 0).any() and not exact:
+    if METRICS[metric].direction is Direction.EQUAL:
+        return tuple(_change(points, metric, at, ratio) for at, ratio in _steps(values))
+    if (values <= 0).any():
         return ()
-    half = ((points["high"] - points["low"]) / 2 / points["estimate"]).fillna(0.0).to_numpy(dtype=float)
-    revisions = list(points["git_revision"])
-    found = _steps(values) if exact else changes_of_level(values, half, MARGIN)
-    better = METRICS[metric].direction is Direction.HIGHER
-    return tuple(
-        Change(int(points.index[at]), ratio, exact or (ratio > 1) is not better, revisions[at - 1], revisions[at])
-        for at, ratio in found
-    )
+    return tuple(_change(points, metric, *step) for step in changes_of_level(values, _half_widths(points), MARGIN))
+
+
+def _newest(points: pd.DataFrame, metric: str) -> Change | None:
+    """The last run or two, where they stick out from those before."""
+    values = points["estimate"].to_numpy(dtype=float)
+    if METRICS[metric].direction is Direction.EQUAL or (values <= 0).any():
+        return None
+    step = sticks_out(values, _half_widths(points), MARGIN)
+    return step and _change(points, metric, *step, runs=len(points) - step[0])
+
+
+def _half_widths(points: pd.DataFrame) -> np.ndarray:
+    """Of the 95 % intervals, as shares."""
+    return ((points["high"] - points["low"]) / 2 / points["estimate"]).fillna(0.0).to_numpy(dtype=float)
+
+
+def _change(points: pd.DataFrame, metric: str, at: int, ratio: float, runs: int | None = None) -> Change:
+    direction, revisions = METRICS[metric].direction, points["git_revision"]
+    worse = direction is Direction.EQUAL or (ratio > 1) is not (direction is Direction.HIGHER)
+    return Change(int(points.index[at]), ratio, worse, revisions.iloc[at - 1], revisions.iloc[at], runs)
 
 
 def _steps(values: np.ndarray) -> list[tuple[int, float]]:
@@ -141,24 +173,38 @@ def _steps(values: np.ndarray) -> list[tuple[int, float]]:
         return [(int(at), float(values[at] / values[at - 1])) for at in places]
 
 
-def table(found: list[History]) -> pd.DataFrame:
-    """One row per history, those that changed first, the latest change first."""
-    ordered = sorted(found, key=lambda h: (not h.changes, len(h.points) - (h.changes[-1].at if h.changes else 0)))
+def _told(answer: Line | str) -> str:
+    return answer if isinstance(answer, str) else f"{answer.finding} {answer.change}"
+
+
+def table(found: Sequence[History], answers: Mapping[int, Line | str] | None = None) -> pd.DataFrame:
+    """One row per history, those that changed first, the latest change first.
+
+    Args:
+        found: The histories.
+        answers: Index of the history → what measuring its latest step again gave.
+    """
+    answers = answers or {}
+    ordered = sorted(
+        enumerate(found),
+        key=lambda at: (not at[1].changes, len(at[1].points) - (at[1].latest.at if at[1].latest else 0)),
+    )
     lines = []
     several = len({history.machine_id for history in found}) > 1
-    for history in ordered:
+    for index, history in ordered:
         first, last = (history.points.iloc[end] for end in (0, -1))
         lines.append(
             ({"machine": history.machine_id[:6]} if several else {})
             | {
                 "experiment": history.experiment,
                 "case": history.case,
-                "metric": f"{history.metric} {history.scope}".strip(),
+                "metric": history.figure,
                 "runs": len(history.points),
                 "first": format_number(first["estimate"], first["low"], first["high"]),
                 "last": format_number(last["estimate"], last["low"], last["high"]),
                 "last / first": f"{last['estimate'] / first['estimate'] - 1:+.1%}" if first["estimate"] else "",
-                "changes": "; ".join([*map(str, history.changes), *filter(None, [history.note])]),
+                "changes": "; ".join(map(str, filter(None, [*history.changes, history.newest, history.note]))),
             }
+            | ({"side by side": _told(answers.get(index, ""))} if answers else {})
         )
     return pd.DataFrame(lines)

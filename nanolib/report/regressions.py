@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import altair as alt
@@ -14,6 +15,7 @@ from nanolib.report.claim import Claim, Figure, comparing
 from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, empty_chart, theme
 from nanolib.report.overview import cached, machine_name, of_experiment, pick
 from nanolib.report.section import Section
+from nanolib.stats.changes import LEAST_HISTORY
 from nanolib.stats.compare import MARGIN, THRESHOLD, Kind
 
 _COLOURS = {
@@ -278,14 +280,17 @@ def history_verdict(found: list[History]) -> list[Claim]:
         return [Claim("No case was run twice on one machine, so there is no history yet")]
     runs = max(len(history.points) for history in found)
     claims = [Claim(f"{len(changed)} of {len(found)} timings changed their level over up to {runs} runs")]
-    if runs < 4:
-        few = "A change of level takes at least four runs to be seen"
+    if runs < LEAST_HISTORY:
+        few = f"A change of level takes at least {LEAST_HISTORY} runs to be seen"
         claims.append(Claim(few, advice="until then, nano compare latest~1 latest"))
     names = dict(zip(map(id, found), _history_names(found), strict=True))
     for history in sorted(changed, key=lambda h: -h.changes[-1].at)[:6]:
         last = history.changes[-1]
         word = "worse" if last.worse else "better"
         claims.append(Claim(f"{word}, {names[id(history)]}", str(last)))
+    newest = [history for history in found if history.newest]
+    for history in sorted(newest, key=lambda h: -abs(math.log(h.newest.ratio)))[:3]:
+        claims.append(Claim(f"sticks out, {names[id(history)]}", str(history.newest), "nano history --confirm"))
     return claims
 
 

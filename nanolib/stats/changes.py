@@ -8,8 +8,11 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-MIN_SEGMENT = 2  # values between two changes
-PENALTY = 10.0  # per ln n: larger finds fewer changes
+MIN_SEGMENT = 2  # values between two changes of a series of timings
+LEAST_RUNS = 3  # of a history on either side of a change: one or two that stick out are a spike
+LEAST_HISTORY = 2 * LEAST_RUNS  # runs that can show one
+PENALTY = 8.0  # per ln n: larger finds fewer changes
+_FAR = 5.0  # deviations: what lies further from the level before sticks out
 
 
 def step_noise(series: ArrayLike) -> float:
@@ -18,12 +21,13 @@ def step_noise(series: ArrayLike) -> float:
     return 1.4826 * float(np.median(np.abs(steps - np.median(steps)))) / math.sqrt(2)
 
 
-def change_points(series: ArrayLike, penalty: float) -> list[int]:
+def change_points(series: ArrayLike, penalty: float, least: int = MIN_SEGMENT) -> list[int]:
     """Where the level of a series changes: PELT with the L2 cost.
 
     Args:
         series: Shape [n], in units of its own noise.
         penalty: What one more change must gain in squared deviation.
+        least: Values between two changes.
 
     Returns:
         Indices of the first value after each change.
@@ -34,7 +38,7 @@ def change_points(series: ArrayLike, penalty: float) -> list[int]:
 
     x = np.asarray(series, dtype=float)
     # the linear kernel is the L2 cost; this search is compiled, `ruptures.Pelt` took hundreds of times as long
-    search = ruptures.KernelCPD(kernel="linear", min_size=MIN_SEGMENT).fit(x[:, None])
+    search = ruptures.KernelCPD(kernel="linear", min_size=least).fit(x[:, None])
     return [int(point) for point in search.predict(pen=penalty)[:-1]]
 
 
@@ -42,10 +46,11 @@ def changes_of_level(values: ArrayLike, uncertainty: ArrayLike, least: float) ->
     """Where a history of estimates changed, and by which factor.
 
     The scale is the larger of the noise between neighbours and the estimates' own uncertainty, so that neither a quiet
-    stretch nor a wide interval makes a change of nothing.
+    stretch nor a wide interval makes a change of nothing. One or two values that stick out are no level, wherever they lie:
+    the medians of five neighbours, in which changes are sought, do not show them.
 
     Args:
-        values: Estimates in the order taken, shape [n], above 0; with n < 4 nothing can be said.
+        values: Estimates in the order taken, shape [n], above 0; with n < 6 nothing can be said.
         uncertainty: Half-width of each one's 95 % interval as a share, shape [n].
         least: Changes by a smaller share are left out.
 
@@ -54,11 +59,51 @@ def changes_of_level(values: ArrayLike, uncertainty: ArrayLike, least: float) ->
     """
     logs = np.log(np.asarray(values, dtype=float))
     n = len(logs)
-    if n < 2 * MIN_SEGMENT:
+    if n < LEAST_HISTORY:
         return []
-    noise = max(step_noise(logs), float(np.median(np.asarray(uncertainty, dtype=float))) / 1.96, 1e-4)
-    bounds = [0, *change_points(logs / noise, PENALTY * math.log(n)), n]
+    noise = history_noise(logs, uncertainty)
+    smooth = _without_spikes(logs)
+    bounds = [0, *change_points(smooth / noise, PENALTY * math.log(n), LEAST_RUNS), n]
+    seen, steps = (_steps_between(series, bounds) for series in (smooth, logs))
+    found = zip(bounds[1:-1], seen, steps, strict=True)
+    return [(index, math.exp(step)) for index, smoothed, step in found if abs(smoothed) > math.log1p(least)]
+
+
+def _steps_between(logs: np.ndarray, bounds: list[int]) -> list[float]:
+    """From the median of each segment to that of the next."""
     levels = [float(np.median(logs[a:b])) for a, b in itertools.pairwise(bounds)]
-    ratios = [math.exp(after - before) for before, after in itertools.pairwise(levels)]
-    found = zip(bounds[1:-1], ratios, strict=True)
-    return [(index, ratio) for index, ratio in found if abs(math.log(ratio)) > math.log1p(least)]
+    return [after - before for before, after in itertools.pairwise(levels)]
+
+
+def sticks_out(values: ArrayLike, uncertainty: ArrayLike, least: float) -> tuple[int, float] | None:
+    """The last one or two values where they lie apart from those before: a change, or a spike, as further runs will tell.
+
+    Args:
+        values: As in `changes_of_level`.
+        uncertainty: As in `changes_of_level`.
+        least: As in `changes_of_level`.
+
+    Returns:
+        Index of the first of them, and their ratio to the median of the `LEAST_RUNS` before them; None where they do not.
+    """
+    logs = np.log(np.asarray(values, dtype=float))
+    for index in (len(logs) - LEAST_RUNS + 1, len(logs) - 1):
+        if index >= LEAST_RUNS:
+            before, last = logs[index - LEAST_RUNS : index], logs[index:] - np.median(logs[index - LEAST_RUNS : index])
+            noise = history_noise(logs[:index], np.asarray(uncertainty, dtype=float))
+            least_step = max(math.log1p(least), _FAR * noise, float(np.ptp(before)))
+            if (last > least_step).all() or (last < -least_step).all():
+                return index, math.exp(float(np.median(last)))
+    return None
+
+
+def history_noise(logs: np.ndarray, uncertainty: ArrayLike) -> float:
+    """Standard deviation of estimates about their level: what neighbours or their own intervals say, whichever is larger."""
+    return max(step_noise(logs), float(np.median(np.asarray(uncertainty, dtype=float))) / 1.96, 1e-4)
+
+
+def _without_spikes(series: np.ndarray) -> np.ndarray:
+    """The median of each value's five neighbours, itself included; at the ends that of the first or last five."""
+    width = 2 * LEAST_RUNS - 1
+    medians = np.median(np.lib.stride_tricks.sliding_window_view(series, width), axis=1)
+    return np.pad(medians, LEAST_RUNS - 1, mode="edge")

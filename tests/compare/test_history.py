@@ -168,9 +168,9 @@ def test_the_verdict_of_a_history_names_the_latest_changes_and_which_way_they_we
     ]
 
 
-@pytest.mark.parametrize(("runs", "said"), [(3, True), (4, False)])
-def test_fewer_than_four_runs_are_said_to_be_too_few(runs, said):
-    assert any("at least four runs" in line.answer for line in history_verdict([_history("a", [10.0] * runs)])) == said
+@pytest.mark.parametrize(("runs", "said"), [(5, True), (6, False)])
+def test_fewer_than_six_runs_are_said_to_be_too_few(runs, said):
+    assert any("at least 6 runs" in line.answer for line in history_verdict([_history("a", [10.0] * runs)])) == said
 
 
 def test_the_table_of_histories_has_the_latest_change_first_and_flat_ones_last():
@@ -224,3 +224,24 @@ def test_a_change_after_the_step_is_found_at_its_place(store):
         store.add(dataclasses.replace(run, versions={"nanolib": "0.2.0" if index < 5 else "0.3.0"}))
     (history,) = histories(store, machine_ids=["m1"])
     assert [(change.at, change.before, change.after) for change in history.changes] == [(10, "rev9", "rev10")]
+
+
+def test_a_last_run_that_sticks_out_is_named_and_is_no_change_yet(tmp_path):
+    with Store(tmp_path / "results.sqlite") as store:
+        for index in range(8):
+            store.add(_run(index, 10.0 if index < 7 else 13.0))
+        (history,) = histories(store, machine_ids=["m1"])
+    assert not history.changes and str(history.newest).endswith("% between rev6 and rev7, in 1 run so far")
+    assert any("sticks out" in str(line) and "--confirm" in str(line) for line in history_verdict([history]))
+    ended = CliRunner().invoke(main, ["history", "--output", str(tmp_path)])
+    assert "0 of 1 latency figures changed" in ended.output and "1 stuck out in the last run or two" in ended.output
+    assert "in 1 run so far" in ended.output and ended.exit_code == 0
+
+
+def test_two_runs_that_stick_out_are_counted_and_gone_again_they_are_a_spike(store):
+    for index in range(9):
+        store.add(_run(index, 13.0 if index in (6, 7) else 10.0))
+    (history,) = histories(store, machine_ids=["m1"])
+    assert not history.changes and history.newest is None
+    store.connection.execute("DELETE FROM runs WHERE run_id = 'run8m1'")
+    assert histories(store, machine_ids=["m1"])[0].newest.runs == 2

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import ruptures
 
-from nanolib.stats.changes import PENALTY, change_points, changes_of_level, step_noise
+from nanolib.stats.changes import PENALTY, change_points, changes_of_level, step_noise, sticks_out
 from nanolib.stats.compare import MARGIN
 
 RUNS = 1000
@@ -59,14 +59,47 @@ def test_an_interval_is_taken_for_196_deviations():
 
 
 def test_a_change_is_between_the_medians_of_all_before_and_all_after():
-    (change,) = changes_of_level([10, 10.2, 13, 13, 13, 13.2], np.full(6, 0.001), MARGIN)
-    assert change == (2, pytest.approx(13 / np.sqrt(10 * 10.2)))
+    (change,) = changes_of_level([10, 10.2, 10, 13, 13, 13, 13.2], np.full(7, 0.001), MARGIN)
+    assert change == (3, pytest.approx(1.3))
 
 
 def test_small_changes_and_short_histories_are_left_out():
     series = np.array([10, 10.0001, 10, 10.0001, 10.2, 10.2001, 10.2, 10.2001])
     assert not changes_of_level(series, np.zeros(8), MARGIN)
-    assert not changes_of_level([1, 2, 3], np.zeros(3), MARGIN)
+    assert not changes_of_level([1, 1, 3, 3, 3], np.zeros(5), MARGIN)
+    assert changes_of_level([1, 1, 1, 3, 3, 3], np.zeros(6), MARGIN) == [(3, pytest.approx(3))]
+
+
+@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("at", [0, 1, 4, 9, -2, -1])
+def test_one_or_two_values_that_stick_out_are_a_spike_wherever_they_lie(width, at):
+    rng = np.random.default_rng(at + 50)
+    alarms = 0
+    for _ in range(200):
+        series = _history(rng, 20)
+        series[slice(at, at + width or None)] *= 1.5
+        alarms += bool(changes_of_level(series, np.full(20, 0.02), MARGIN))
+    assert alarms <= 2
+
+
+def test_three_values_at_the_end_are_a_level_and_fewer_stick_out():
+    level = np.array([10, 10.1, 9.9, 10, 10.1, 10])
+    for runs in (1, 2, 3):
+        series = np.append(level, [12.0, 12.1, 12.0][:runs])
+        assert [at for at, _ in changes_of_level(series, np.full(len(series), 0.01), MARGIN)] == [6] * (runs > 2)
+        assert sticks_out(series, np.full(len(series), 0.01), MARGIN) == (
+            None if runs > 2 else (6, pytest.approx(1.2, rel=0.01))
+        )
+    assert sticks_out(1 / np.append(level, 12.0), np.full(7, 0.01), MARGIN)[1] == pytest.approx(1 / 1.2)
+    assert sticks_out(np.append(level, 12.0), np.full(7, 0.2), MARGIN) is None  # its intervals are as wide
+    assert sticks_out([10, 10, 10.25], np.zeros(3), MARGIN) is None  # before that there is no level
+
+
+@pytest.mark.parametrize("n", [4, 8, 20])
+def test_in_a_level_history_hardly_ever_a_run_sticks_out(n):
+    rng = np.random.default_rng(n + 7)
+    found = sum(sticks_out(_history(rng, n), np.full(n, 0.02), MARGIN) is not None for _ in range(RUNS))
+    assert found / RUNS <= 0.01
 
 
 def test_step_noise_is_the_standard_deviation_and_a_step_hardly_moves_it():
