@@ -75,7 +75,7 @@ class VersionProcess:
                 )
             else:
                 self._process = start(
-                    [*SERVER, str(os.getpid()), *version.import_folders],
+                    [version.python, *SERVER, str(os.getpid()), *version.import_folders],
                     stdin=read,
                     stdout=written,
                     stderr=self._log,
@@ -111,7 +111,7 @@ class VersionProcess:
         """
         answer = self._answer()
         if "refused" in answer:
-            raise BadInput(f"{self.version.name}: {answer['refused']}")
+            raise BadInput(f"{self.version.called}: {answer['refused']}")
         return answer
 
     def _answer(self) -> dict[str, Any]:

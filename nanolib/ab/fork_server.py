@@ -21,7 +21,7 @@ from nanolib.run.process import end_group, ending, start
 # another does in 18, all its life long.
 BOUND = {"OMP_PROC_BIND": "true"}
 
-SERVER = [sys.executable, "-P", "-W", "ignore", str(Path(__file__).with_name("server.py"))]
+SERVER = ["-P", "-W", "ignore", str(Path(__file__).with_name("server.py"))]  # after the interpreter
 CHUNK = 1 << 16  # bytes of an answer, read at once
 
 
@@ -41,7 +41,7 @@ class ForkServer:
         absolute = named_folders(absolute=True)  # others are within the versions
         with theirs:
             self._process = start(
-                [*SERVER, str(os.getpid()), "--forks", str(theirs.fileno())],
+                [sys.executable, *SERVER, str(os.getpid()), "--forks", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,

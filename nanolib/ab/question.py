@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from nanolib.ab.client import VersionDied, VersionProcess
+from nanolib.ab.environment import Environment, differences, titles
 from nanolib.ab.rounds import CALL, Compared, Settings, Task, compare_versions, device_of
 from nanolib.ab.worktree import Version, checked_out
 from nanolib.compare.compare import BROKE, CHANGED, EXACT_WITH_THRESHOLD, NEW, VANISHED, Comparison, Line, exact_lines
@@ -38,6 +39,7 @@ class Question:
         metric: What is compared.
         titles: What A and B are called where `names` do not tell them apart.
         case_ids: Of the jobs' cases only these; empty for all.
+        environments: The interpreters of A and B, where they are two.
     """
 
     names: tuple[str, str]
@@ -48,12 +50,16 @@ class Question:
     metric: str = "latency"
     titles: tuple[str, str] = ("", "")
     case_ids: frozenset[str] = frozenset()
+    environments: tuple[Environment, Environment] | None = None
 
     def __post_init__(self) -> None:
         exact = [name for name, metric in METRICS.items() if metric.direction is Direction.EQUAL]
         allowed = (*TIMED, *EXACT_WITH_THRESHOLD, *exact)
         if self.metric not in allowed:
             raise BadInput(f"--metric: {self.metric!r} cannot be compared so; use one of {', '.join(allowed)}")
+        for environment in self.environments or ():
+            if self.jobs and (lacking := environment.lacks("nanolib")):
+                raise BadInput(f"{environment.python}: it lacks {', '.join(lacking)}; install what nanolib needs there")
         for name in (*self.functions, *([self.setup] if self.setup else [])):
             module, colon, function = name.partition(":")
             if not (colon and module and function):
@@ -61,7 +67,19 @@ class Question:
 
     def named(self, versions: Sequence[Version]) -> list[str]:
         """A and B as people read them."""
-        return [title or f"{v.name} ({v.revision})" for title, v in zip(self.titles, versions, strict=True)]
+        return [title or version.title for title, version in zip(self.titles, versions, strict=True)]
+
+    @property
+    def differ(self) -> list[str]:
+        """What differs between the environments, for people."""
+        return [f"{name} {a} → {b}" for name, a, b in differences(*self.environments)] if self.environments else []
+
+    def run_by(self, versions: Sequence[Version]) -> list[Version]:
+        """The versions, each with its interpreter."""
+        if self.environments is None:
+            return list(versions)
+        told = zip(versions, self.environments, titles(*self.environments), strict=True)
+        return [replace(version, python=each.python, environment=title) for version, each, title in told]
 
 
 @dataclass(frozen=True)
@@ -91,7 +109,8 @@ def ask(question: Question, settings: Settings, log: Log = lambda _: None) -> An
         BadInput: Revisions that do not exist, cannot be imported or hold nothing in common, or a working tree that was
             edited meanwhile.
     """
-    with checked_out(question.names, question.start) as versions:
+    with checked_out(question.names, question.start) as found:
+        versions = question.run_by(found)
         before = [_sources(version) for version in versions]
         tasks, lines = _tasks(question, versions, settings)
         titles = question.named(versions)
@@ -103,7 +122,7 @@ def ask(question: Question, settings: Settings, log: Log = lambda _: None) -> An
             raise BadInput("revision: files of the working tree were edited while it was measured; run it again")
     for one in compared:
         lines += _lines(one, question.metric, settings)
-    comparison = Comparison.of(lines, True, settings.threshold)
+    comparison = Comparison.of(lines, True, settings.threshold, differ=question.differ)
     return Answer(comparison, (versions[0], versions[1]), tuple(compared))
 
 
@@ -141,9 +160,9 @@ def _listed(side: VersionProcess, wanted: frozenset[str]) -> list[dict[str, Any]
     try:
         answer = side.receive()
     except VersionDied as death:
-        raise BadInput(f"{side.version.name}: {death}") from None
+        raise BadInput(f"{side.version.called}: {death}") from None
     if "cases" not in answer:
-        raise BadInput(f"{side.version.name}: {answer['message']}")
+        raise BadInput(f"{side.version.called}: {answer['message']}")
     return [case for case in answer["cases"] if not wanted or case["case_id"] in wanted]
 
 
@@ -250,7 +269,7 @@ def stored(answer: Answer, question: Question, label: str = "") -> Run:
     """
     from nanolib.meters.machine import this_machine, versions
 
-    titles = dict(zip("ab", question.named(answer.versions), strict=True))
+    called = dict(zip("ab", question.named(answer.versions), strict=True))
     rows = {}
     for one in answer.compared:
         measured = []
@@ -267,7 +286,7 @@ def stored(answer: Answer, question: Question, label: str = "") -> Run:
                     method="interleaved pairs",
                     scope=scope,
                     details=statistics
-                    | titles
+                    | called
                     | {"metric": question.metric, "base_ms": pairs.a, "current_ms": pairs.b},
                 )
             )
@@ -275,7 +294,13 @@ def stored(answer: Answer, question: Question, label: str = "") -> Run:
         status = Status.OK if measured and not told else Status.ERROR
         ending = Measurement("case_time", status=status, message=told)
         rows[one.task.case_id] = ({"experiment": one.task.experiment, **one.task.factors}, [ending, *measured])
-    params = {"a": titles["a"], "b": titles["b"], "metric": question.metric, "functions": list(question.functions)}
+    params = {
+        "a": called["a"],
+        "b": called["b"],
+        "differ": question.differ,
+        "metric": question.metric,
+        "functions": list(question.functions),
+    }
     return Run(
         EXPERIMENT,
         this_machine().to_dict(),

@@ -188,11 +188,16 @@ def compare_versions(
         BadInput: A version cannot serve a task at all.
     """
     on_cores = settings.pairs and device_of(tasks[0]) == "cpu" and sys.platform == "linux"
-    modules = imported_by_all(versions, [name for task in tasks for name in task.modules]) if on_cores else None
-    if on_cores and modules is None:
-        log(
-            "the code sets environment variables, so each process imports everything anew: fewer of them, or raise --budget"
-        )
+    # what two interpreters import does not come from one process: how each lies in memory would be taken for its package
+    modules = None
+    if any(version.environment for version in versions):
+        log("two interpreters: each process imports everything anew")
+    elif on_cores:
+        modules = imported_by_all(versions, [name for task in tasks for name in task.modules])
+        if modules is None:
+            log(
+                "the code sets environment variables, so each process imports everything anew: fewer of them, or raise --budget"
+            )
     with Sides(versions, settings.timeout_s, modules, bound=on_cores) as sides:
         rounds = _run_rounds(sides, tasks, settings, log)
     judged = _judge(rounds, settings)

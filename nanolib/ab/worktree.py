@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,17 +30,35 @@ class Version:
         revision: The commit; with `+` at the end when it is a working tree that differs from it.
         root: Where its files are.
         folder: Inside the repository, the folder from which the command was given.
+        python: The interpreter that runs it.
+        environment: What tells that one's packages from the other version's; empty where one interpreter runs both.
     """
 
     name: str
     revision: str
     root: Path
     folder: Path
+    python: str = sys.executable
+    environment: str = ""
+
+    @property
+    def called(self) -> str:
+        """It, for people who know what they asked for."""
+        return f"{self.name} with {self.environment}" if self.environment else self.name
+
+    @property
+    def title(self) -> str:
+        """It, for people."""
+        return (f"{self.name} ({self.revision})" if self.revision else self.name) + (
+            f" with {self.environment}" if self.environment else ""
+        )
 
     def python_files(self) -> list[Path]:
         """The Python files of a working tree, which its owner may edit meanwhile; a revision's are out of everyone's way."""
         if self.name != WORKING_TREE:
             return []
+        if not self.revision:  # a folder without a repository
+            return [*self.root.glob("*.py"), *self.root.glob("*/*.py")]
         listed = _git(self.root, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", "*.py")
         return [file for name in listed.split("\0") if name and (file := self.root / name).is_file()]
 
@@ -73,13 +92,15 @@ def checked_out(names: Sequence[str], start: Path) -> Iterator[list[Version]]:
         start: A folder inside the repository.
 
     Raises:
-        BadInput: No repository, or a name that stands for no commit; nothing was made then.
+        BadInput: No repository for a name other than `.`, or a name that stands for no commit; nothing was made then.
     """
-    top = Path(
-        _git(
-            start, "rev-parse", "--show-toplevel", complaint=f"{start} is in no git repository; run nano ab inside one"
-        )
-    )
+    try:
+        top = Path(_git(start, "rev-parse", "--show-toplevel"))
+    except BadInput:
+        if any(name != WORKING_TREE for name in names):
+            raise BadInput(f"{start} is in no git repository; run nano ab inside one") from None
+        yield [Version(name, "", start, Path()) for name in names]
+        return
     folder = Path(_git(start, "rev-parse", "--show-prefix"))
     commits = [_commit(top, name) for name in names]
     with _ended_by_signal(), Scratch("ab") as made:

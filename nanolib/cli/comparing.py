@@ -1,4 +1,4 @@
-"""Commands that compare: runs, versions side by side, and each case over its runs."""
+"""Commands that compare what is stored: runs, and each case over its runs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from nanolib.cli.command import (
     echo_table,
     handle_errors,
     output_option,
-    pairs_of,
     use_output,
 )
 from nanolib.measurement import BadInput
 from nanolib.paths import database_path
 
-_budget_option = click.option(
+budget_option = click.option(
     "--budget",
     type=SECONDS,
     default="50s",
@@ -35,7 +34,7 @@ _budget_option = click.option(
 )
 
 
-def _findings(command: Callable[..., Any]) -> Callable[..., Any]:
+def findings(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options of a command that compares."""
     for option in (
         click.option("--markdown", "markdown_file", metavar="FILE", help="Write the findings as Markdown."),
@@ -58,7 +57,7 @@ def _findings(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("current")
 @click.option("--all", "everything", is_flag=True, help="Show the equivalent ones too.")
 @click.option("--strict", is_flag=True, help="Exit with 1 also where cases vanished or broke.")
-@_findings
+@findings
 @click.option("--chart", "chart_file", metavar="FILE", help="Draw them: .html, .png or .svg.")
 @output_option
 @handle_errors
@@ -77,7 +76,7 @@ def compare(
     from nanolib.compare.compare import compare_rows
 
     use_output(output)
-    _have_folders(json_file, markdown_file, chart_file)
+    have_folders(json_file, markdown_file, chart_file)
     (then, made, noise), (now, made_now, noise_now) = _rows_of("base", base), _rows_of("current", current)
     _check_common(base, then, current, now)
     found = compare_rows(then, now, threshold, made | made_now, noise | noise_now)
@@ -86,7 +85,7 @@ def compare(
         from nanolib.report.renderer import save_as
 
         save_as(comparison_chart(found, "Two sets of runs", f"A: {base}. B: {current}."), Path(chart_file))
-    _show_comparison(found, everything, json_file, markdown_file)
+    show_comparison(found, everything, json_file, markdown_file)
     echo("the two were collected apart: drift between them is not controlled")
     if not found.same_machine:
         echo("they come from different machines: a comparison, not a gate")
@@ -113,23 +112,25 @@ def _check_common(base: str, then: Any, current: str, now: Any) -> None:
     raise BadInput(f"compare: {base!r} ({holds[0]}) and {current!r} ({holds[1]}) have no case in common; {remedy}")
 
 
-def _have_folders(*files: str | None) -> None:
+def have_folders(*files: str | None) -> None:
     """What is measured for a minute, or written first, must not be lost for a folder that is not there."""
     for file in filter(None, files):
         if not Path(file).absolute().parent.is_dir():
             raise BadInput(f"{file}: {Path(file).parent} is no folder; make it or name another")
 
 
-def _show_comparison(found: Any, everything: bool, json_file: str | None, markdown_file: str | None) -> None:
+def show_comparison(found: Any, everything: bool, json_file: str | None, markdown_file: str | None) -> None:
+    """Print a comparison, and write it to the files that were named."""
     from nanolib.report.page import markdown_table
     from nanolib.report.tables import compact
 
     summary = ", ".join(f"{n} {finding}" for finding, n in found.counts.items())
+    said = [*found.noise, *([f"A → B: {', '.join(found.differ)}"] if found.differ else [])]
     if json_file:
         _write("--json", json_file, json.dumps(found.to_dict(), indent=1))
     if markdown_file:
-        _write("--markdown", markdown_file, f"{summary}\n\n{markdown_table(found.table())}\n")
-    echo(*found.noise)
+        _write("--markdown", markdown_file, "\n\n".join([summary, *said, markdown_table(found.table())]) + "\n")
+    echo(*said)
     table = found.table(everything)
     if len(table):
         shared, table = compact(table)
@@ -150,74 +151,13 @@ def _write(option: str, file: str, text: str) -> None:
 
 
 @click.command()
-@click.argument("a", metavar="REV_A")
-@click.argument("b", metavar="REV_B")
-@click.argument("notebooks", nargs=-1, metavar="[NOTEBOOK]...")
-@click.option("-p", "--param", "pairs", multiple=True, metavar="NAME=VALUE", help="A parameter of the notebook named.")
-@click.option("--call", "functions", multiple=True, metavar="PACKAGE.MODULE:FUNCTION", help="A function of your own.")
-@click.option(
-    "--setup", default="", metavar="PACKAGE.MODULE:FUNCTION", help="Makes what --call is called with, untimed."
-)
-@click.option("--metric", default="latency", show_default=True, help="Or tokens_per_second, peak_memory, flops, ...")
-@_budget_option
-@click.option(
-    "--timeout", type=SECONDS, default="300s", show_default=True, metavar="SECONDS", help="For one answer of a version."
-)
-@click.option("--label", default="", help="Your name for this comparison.")
-@_findings
-@output_option
-@handle_errors
-def ab(
-    a: str,
-    b: str,
-    notebooks: tuple[str, ...],
-    pairs: tuple[str, ...],
-    functions: tuple[str, ...],
-    setup: str,
-    metric: str,
-    threshold: float,
-    budget: float,
-    timeout: float,
-    label: str,
-    json_file: str | None,
-    markdown_file: str | None,
-    output: str | None,
-) -> None:
-    """Compare two versions side by side: git revisions, `.` for the working tree, or two params files.
-
-    Blocks of both are interleaved in random order, in many pairs of fresh processes, and all pairs are judged once.
-    Exit code 1 on a regression. Without a notebook and --call: the timed cases of the quick suite.
-    """
-    from nanolib.ab.question import TIMED, ask, stored
-    from nanolib.ab.rounds import Settings
-    from nanolib.measurement import METRICS
-    from nanolib.validation import one_line_of
-
-    use_output(output)
-    _have_folders(json_file, markdown_file)
-    one_line_of("--label", label)
-    given = {"threshold": threshold, "budget_s": budget, "timeout_s": timeout}
-    question = _ab_question(a, b, notebooks, pairs_of(pairs), functions, setup, metric)
-    settings = Settings(**given, direction=METRICS[metric].direction, pairs=metric in TIMED)
-    answer = ask(question, settings, lambda line: echo(line, err=True))
-    _show_comparison(answer.comparison, True, json_file, markdown_file)
-    echo("interleaved and paired, in processes of their own")
-    if metric in TIMED:
-        from nanolib.store import Store
-
-        with Store() as store:
-            store.add(stored(answer, question, label))
-    sys.exit(EXIT_FAILED if answer.comparison.regressed else EXIT_OK)
-
-
-@click.command()
 @click.argument("experiments", nargs=-1, metavar="[EXPERIMENT]...")
 @click.option("--metric", default="latency", show_default=True, help="Which figure.")
 @click.option("--all", "everything", is_flag=True, help="Show those that never changed too.")
 @click.option(
     "--confirm", "confirms", is_flag=True, help="Measure both revisions of each latest step, as nano ab does."
 )
-@_budget_option
+@budget_option
 @output_option
 @handle_errors
 def history(
@@ -272,37 +212,6 @@ def _confirmed(found: Sequence[Any], metric: str, budget: float) -> dict[int, An
     settings = Settings(budget_s=budget, direction=METRICS[metric].direction)
     with Store() as store:
         return confirm(found, store, checkout(), this_machine().machine_id, settings, lambda line: echo(line, err=True))
-
-
-def _ab_question(
-    a: str,
-    b: str,
-    notebooks: tuple[str, ...],
-    overrides: dict[str, str],
-    functions: tuple[str, ...],
-    setup: str,
-    metric: str,
-) -> Any:
-    from nanolib.ab.question import Question
-    from nanolib.experiments import ALL
-    from nanolib.paths import checkout
-    from nanolib.run.suite.jobs import plan, read_job
-
-    if functions:
-        if notebooks or overrides:
-            raise BadInput("--call: a function takes no notebook and no -p; give one or the other")
-        return Question((a, b), Path.cwd(), functions=functions, setup=setup, metric=metric)
-    if setup:
-        raise BadInput(f"--setup: {setup!r} needs a --call to set up for")
-    if all(name.endswith((".yml", ".yaml")) for name in (a, b)):
-        experiment, *values = read_job(Path(a), Path(b), notebooks, overrides)
-        return Question(
-            (".", "."), checkout(), [(experiment, *values)], metric=metric, titles=(Path(a).name, Path(b).name)
-        )
-    jobs = [job for job in plan(ALL, notebooks, overrides, {}) if any(case.interleaves for case in job.cases())]
-    if not jobs:
-        raise BadInput(f"ab: {', '.join(notebooks)} times nothing that can be interleaved; name another notebook")
-    return Question((a, b), checkout(), [(job.name, job.given, job.given) for job in jobs], metric=metric)
 
 
 def _rows_of(side: str, name: str) -> tuple[Any, dict[str, str], dict[str, list[str]]]:

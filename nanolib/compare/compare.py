@@ -83,16 +83,25 @@ class Comparison:
         same_machine: Whether both sides ran on one machine.
         threshold: The share from which a change counts.
         noise: What the noise checks of the runs found, for people.
+        differ: What differs between the environments of both sides, where they have two.
     """
 
     lines: tuple[Line, ...]
     same_machine: bool
     threshold: float = THRESHOLD
     noise: tuple[str, ...] = ()
+    differ: tuple[str, ...] = ()
     counts: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, lines: Iterable[Line], same_machine: bool, threshold: float, noise: Sequence[str] = ()) -> Comparison:
+    def of(
+        cls,
+        lines: Iterable[Line],
+        same_machine: bool,
+        threshold: float,
+        noise: Sequence[str] = (),
+        differ: Sequence[str] = (),
+    ) -> Comparison:
         """The findings in order, counted."""
 
         def badness(line: Line) -> tuple[int, float]:
@@ -100,7 +109,7 @@ class Comparison:
 
         ordered = tuple(sorted(lines, key=badness))
         counts = {str(finding): n for finding in _ORDER if (n := sum(line.finding == finding for line in ordered))}
-        return cls(ordered, same_machine, threshold, tuple(noise), counts)
+        return cls(ordered, same_machine, threshold, tuple(noise), tuple(differ), counts)
 
     @property
     def regressed(self) -> bool:
@@ -156,6 +165,7 @@ class Comparison:
             "same_machine": self.same_machine,
             "threshold": self.threshold,
             "noise": list(self.noise),
+            "differ": list(self.differ),
             "counts": self.counts,
             "lines": lines,
         }

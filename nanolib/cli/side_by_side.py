@@ -1,0 +1,151 @@
+"""The command that measures two versions in turns: of the code, of its parameters, or of what it runs in."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from nanolib.cli.command import EXIT_FAILED, EXIT_OK, SECONDS, echo, handle_errors, output_option, pairs_of, use_output
+from nanolib.cli.comparing import budget_option, findings, have_folders, show_comparison
+from nanolib.measurement import BadInput, shown
+
+_CALLABLE = "PACKAGE.MODULE:FUNCTION"
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[REV_A REV_B] [NOTEBOOK]...")
+@click.option("-p", "--param", "pairs", multiple=True, metavar="NAME=VALUE", help="A parameter of the notebook named.")
+@click.option("--call", "functions", multiple=True, metavar=_CALLABLE, help="A function of your own.")
+@click.option("--setup", default="", metavar=_CALLABLE, help="Makes what --call is called with, untimed.")
+@click.option("--python", "pythons", multiple=True, metavar="FILE", help="Given twice: the interpreters of A and B.")
+@click.option(
+    "--with", "packages", multiple=True, metavar="PACKAGE", help="Given twice: what A and B have, as pip takes it."
+)
+@click.option("--metric", default="latency", show_default=True, help="Or tokens_per_second, peak_memory, flops, ...")
+@budget_option
+@click.option(
+    "--timeout", type=SECONDS, default="300s", show_default=True, metavar="SECONDS", help="For one answer of a version."
+)
+@click.option("--label", default="", help="Your name for this comparison.")
+@findings
+@output_option
+@handle_errors
+def ab(
+    names: tuple[str, ...],
+    pairs: tuple[str, ...],
+    functions: tuple[str, ...],
+    setup: str,
+    pythons: tuple[str, ...],
+    packages: tuple[str, ...],
+    metric: str,
+    threshold: float,
+    budget: float,
+    timeout: float,
+    label: str,
+    json_file: str | None,
+    markdown_file: str | None,
+    output: str | None,
+) -> None:
+    """Compare two versions side by side: git revisions, `.` for the working tree, two params files, or two environments.
+
+    Blocks of both are interleaved in random order, in many pairs of fresh processes, and all pairs are judged once.
+    Exit code 1 on a regression. Without a notebook and --call: the timed cases of the quick suite.
+    With --python or --with the code is the working tree's, unless a revision is named.
+    """
+    from nanolib.ab.question import TIMED, ask, stored
+    from nanolib.ab.rounds import Settings
+    from nanolib.measurement import METRICS
+    from nanolib.validation import one_line_of
+
+    use_output(output)
+    have_folders(json_file, markdown_file)
+    one_line_of("--label", label)
+    revisions, notebooks = _sorted_out(names, bool(pythons or packages))
+    question = _question(revisions, notebooks, pairs_of(pairs), functions, setup, metric, pythons, packages)
+    settings = Settings(
+        threshold, budget, direction=METRICS[metric].direction, timeout_s=timeout, pairs=metric in TIMED
+    )
+    answer = ask(question, settings, lambda line: echo(line, err=True))
+    show_comparison(answer.comparison, True, json_file, markdown_file)
+    echo("interleaved and paired, in processes of their own")
+    if metric in TIMED:
+        from nanolib.store import Store
+
+        with Store() as store:
+            store.add(stored(answer, question, label))
+    sys.exit(EXIT_FAILED if answer.comparison.regressed else EXIT_OK)
+
+
+def _sorted_out(names: Sequence[str], environments: bool) -> tuple[tuple[str, str], tuple[str, ...]]:
+    """The two revisions and the notebooks; of two environments one revision will do, or none for the working tree."""
+    from nanolib.experiments import ALL
+
+    if not environments:
+        if len(names) < 2:
+            given = shown(names[0]) if names else "none"
+            raise BadInput(f"revision: {given} is given; give two, such as main and . for the working tree")
+        return (names[0], names[1]), tuple(names[2:])
+    count = 0
+    while count < min(2, len(names)) and names[count] not in ALL:
+        count += 1
+    a, b = {0: (".", "."), 1: (names[0],) * 2 if count else (), 2: tuple(names[:2])}[count]
+    return (a, b), tuple(names[count:])
+
+
+def _question(
+    names: tuple[str, str],
+    notebooks: tuple[str, ...],
+    overrides: dict[str, str],
+    functions: tuple[str, ...],
+    setup: str,
+    metric: str,
+    pythons: tuple[str, ...],
+    packages: tuple[str, ...],
+) -> Any:
+    from nanolib.ab.question import Question
+    from nanolib.experiments import ALL
+    from nanolib.paths import checkout
+    from nanolib.run.suite.jobs import plan, read_job
+
+    if functions and (notebooks or overrides):
+        raise BadInput("--call: a function takes no notebook and no -p; give one or the other")
+    if setup and not functions:
+        raise BadInput(f"--setup: {setup!r} needs a --call to set up for")
+    files = all(name.endswith((".yml", ".yaml")) for name in names)
+    if files and (pythons or packages):
+        raise BadInput("--python, --with: two params files are compared in one environment; give revisions, or neither")
+    rest = {"metric": metric, "environments": _environments(pythons, packages)}
+    if functions:
+        return Question(names, Path.cwd(), functions=functions, setup=setup, **rest)
+    if files:
+        experiment, *values = read_job(Path(names[0]), Path(names[1]), notebooks, overrides)
+        titles = (Path(names[0]).name, Path(names[1]).name)
+        return Question((".", "."), checkout(), [(experiment, *values)], titles=titles, **rest)
+    jobs = [job for job in plan(ALL, notebooks, overrides, {}) if any(case.interleaves for case in job.cases())]
+    if not jobs:
+        raise BadInput(f"ab: {', '.join(notebooks)} times nothing that can be interleaved; name another notebook")
+    return Question(names, checkout(), [(job.name, job.given, job.given) for job in jobs], **rest)
+
+
+def _environments(pythons: tuple[str, ...], packages: tuple[str, ...]) -> tuple[Any, Any] | None:
+    """The environments of A and B, where they have two."""
+    from nanolib.ab.environment import inspected, made
+
+    if not (pythons or packages):
+        return None
+    if (len(pythons), len(packages)) not in ((2, 0), (0, 2)):
+        given = " and ".join(
+            f"{option} {len(values)} time{'s' if len(values) > 1 else ''}"
+            for option, values in (("--python", pythons), ("--with", packages))
+            if values
+        )
+        raise BadInput(f"--python, --with: {given} will not do; give --python twice, or --with twice: for A and for B")
+    if pythons:
+        a, b = (inspected(python) for python in pythons)
+    else:
+        a, b = (made(package, lambda line: echo(line, err=True)) for package in packages)
+    return a, b
