@@ -12,7 +12,7 @@ import pandas as pd
 
 from nanolib.ab.client import VersionDied, VersionProcess
 from nanolib.ab.environment import Environment, differences, titles
-from nanolib.ab.rounds import CALL, Compared, Settings, Task, compare_versions, device_of
+from nanolib.ab.rounds import CALL, PYTEST, Compared, Settings, Task, compare_versions, device_of
 from nanolib.ab.worktree import Version, checked_out
 from nanolib.compare.compare import BROKE, CHANGED, EXACT_WITH_THRESHOLD, NEW, VANISHED, Comparison, Line, exact_lines
 from nanolib.measurement import METRICS, BadInput, Direction, Measurement, Status, case_name
@@ -35,22 +35,26 @@ class Question:
         start: A folder of the repository.
         jobs: Experiments, each with the parameters for A and for B.
         functions: Functions `package.module:function`, called without arguments.
+        tests: What pytest is given to collect tests that take the fixture `nano`; empty for none.
         setup: A function whose result they are called with instead; empty for none.
         metric: What is compared.
         titles: What A and B are called where `names` do not tell them apart.
         case_ids: Of the jobs' cases only these; empty for all.
         environments: The interpreters of A and B, where they are two.
+        shard: (2, 4) for the second of four parts of the cases.
     """
 
     names: tuple[str, str]
     start: Path
     jobs: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = ()
     functions: Sequence[str] = ()
+    tests: Sequence[str] = ()
     setup: str = ""
     metric: str = "latency"
     titles: tuple[str, str] = ("", "")
     case_ids: frozenset[str] = frozenset()
     environments: tuple[Environment, Environment] | None = None
+    shard: tuple[int, int] = (1, 1)
 
     def __post_init__(self) -> None:
         exact = [name for name, metric in METRICS.items() if metric.direction is Direction.EQUAL]
@@ -114,8 +118,14 @@ def ask(question: Question, settings: Settings, log: Log = lambda _: None) -> An
         before = [_sources(version) for version in versions]
         tasks, lines = _tasks(question, versions, settings)
         titles = question.named(versions)
+        number, of = question.shard
+        tasks, lines = tasks[number - 1 :: of], lines if number == 1 else []
+        if settings.total_s is not None and tasks:
+            settings = replace(settings, budget_s=min(settings.budget_s, settings.total_s / len(tasks)))
         minutes = len(tasks) * settings.budget_s / 60
         log(f"A is {titles[0]}, B is {titles[1]}; {len(tasks)} case(s), at most {minutes:.0f} min")
+        if not tasks:
+            return Answer(Comparison.of(lines, True, settings.threshold), (versions[0], versions[1]), ())
         with device_lock(device_of(tasks[0]), f"ab {question.names[0]} {question.names[1]}", log):
             compared = compare_versions(versions, tasks, settings, log)
         if before != [_sources(version) for version in versions]:
@@ -140,13 +150,26 @@ def _tasks(question: Question, versions: Sequence[Version], settings: Settings) 
         for request in [{"do": "function", "function": name, "setup": question.setup}]
     ]
     lines: list[Line] = []
-    if question.jobs:
+    asked = (
+        [(PYTEST, "test", [{"do": "test", "lists": False, "arguments": list(question.tests)}] * 2)]
+        if question.tests
+        else []
+    )
+    for experiment, *params in question.jobs:
+        asked.append(
+            (
+                experiment,
+                "cases",
+                [{"do": "case", "experiment": experiment, "params": dict(values)} for values in params],
+            )
+        )
+    if asked:
         with VersionProcess(versions[0], settings.timeout_s) as a, VersionProcess(versions[1], settings.timeout_s) as b:
-            for experiment, *params in question.jobs:
-                for side, values in zip((a, b), params, strict=True):
-                    side.send(do="cases", experiment=experiment, params=dict(values))
+            for experiment, lists, requests in asked:
+                for side, request in zip((a, b), requests, strict=True):
+                    side.send(**request | {"do": lists, "lists": True})
                 listed = [_listed(side, question.case_ids) for side in (a, b)]
-                more, only = _paired(experiment, params, listed, by_position=params[0] != params[1])
+                more, only = _paired(experiment, requests, listed)
                 tasks += more
                 lines += only
     if not tasks:
@@ -157,20 +180,22 @@ def _tasks(question: Question, versions: Sequence[Version], settings: Settings) 
 
 
 def _listed(side: VersionProcess, wanted: frozenset[str]) -> list[dict[str, Any]]:
+    """The cases, or tests, of one side."""
     try:
         answer = side.receive()
     except VersionDied as death:
         raise BadInput(f"{side.version.called}: {death}") from None
     if "cases" not in answer:
         raise BadInput(f"{side.version.called}: {answer['message']}")
-    return [case for case in answer["cases"] if not wanted or case["case_id"] in wanted]
+    modules = answer.get("modules", ())
+    return [case | {"modules": modules} for case in answer["cases"] if not wanted or case["case_id"] in wanted]
 
 
 def _paired(
-    experiment: str, params: Sequence[Mapping[str, Any]], listed: Sequence[list[dict[str, Any]]], by_position: bool
+    experiment: str, requests: Sequence[Mapping[str, Any]], listed: Sequence[list[dict[str, Any]]]
 ) -> tuple[list[Task], list[Line]]:
     """Cases of A and B that belong together: by their id, or under different parameters by their place."""
-    if by_position:
+    if requests[0] != requests[1]:
         if len(listed[0]) != len(listed[1]):
             counts = " and ".join(str(len(cases)) for cases in listed)
             raise BadInput(
@@ -180,16 +205,13 @@ def _paired(
     else:
         by_id = {case["case_id"]: case for case in listed[1]}
         pairs = [(case, by_id[case["case_id"]]) for case in listed[0] if case["case_id"] in by_id]
-    request = {"do": "case", "experiment": experiment}
     tasks = [
         Task(
             experiment,
             a["case_id"],
             _both(a["factors"], b["factors"]),
-            tuple(
-                request | {"params": dict(values), "case_id": case["case_id"]}
-                for values, case in zip(params, (a, b), strict=True)
-            ),
+            tuple(request | {"case_id": case["case_id"]} for request, case in zip(requests, (a, b), strict=True)),
+            tuple(a["modules"]),
         )
         for a, b in pairs
     ]
@@ -300,6 +322,7 @@ def stored(answer: Answer, question: Question, label: str = "") -> Run:
         "differ": question.differ,
         "metric": question.metric,
         "functions": list(question.functions),
+        "tests": list(question.tests),
     }
     return Run(
         EXPERIMENT,

@@ -43,7 +43,7 @@ TIMED = 0.55  # of the budget; starting processes takes the rest
 _BLOCK_MS = 20.0
 WARM_UP_S = 0.1
 
-CALL = "call"
+CALL, PYTEST = "call", "pytest"
 Log = Callable[[str], None]
 
 
@@ -58,6 +58,7 @@ class Settings:
         direction: Which way the metric is better.
         timeout_s: How long one answer of a version may take.
         pairs: Whether timings are wanted; without them each is called once and its rows count.
+        total_s: Seconds for all cases together; None for `budget_s` each.
     """
 
     threshold: float = THRESHOLD
@@ -66,6 +67,7 @@ class Settings:
     direction: Direction = Direction.LOWER
     timeout_s: float = 300.0
     pairs: bool = True
+    total_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -77,12 +79,14 @@ class Task:
         case_id: The case.
         factors: What the case is.
         requests: What to ask A and B.
+        tests: Of a test, the module that it lies in.
     """
 
     experiment: str
     case_id: str
     factors: Mapping[str, Any]
     requests: tuple[Mapping[str, Any], Mapping[str, Any]]
+    tests: tuple[str, ...] = ()
 
     @property
     def case(self) -> str:
@@ -92,6 +96,8 @@ class Task:
     @property
     def modules(self) -> list[str]:
         """Where its code begins."""
+        if self.tests:
+            return ["pytest", *self.tests]
         if self.experiment != CALL:
             return [f"nanolib.experiments.{self.experiment}.cases"]
         asked = self.requests[0]

@@ -96,6 +96,14 @@ def _serve_function(request: dict[str, Any], root: Path) -> None:
     else:
         call = function
 
+    _serve_call(call, "")
+    rows = _version().memory().measure_memory(call, device="cpu") if request["rows"] else []
+    _answer(ended="ok", message="", rows=[row.to_dict() for row in rows])
+
+
+def _serve_call(call: Call, scope: str) -> None:
+    """Time blocks of a call until told to go on, the collector out of the way."""
+
     def time_block(calls: int) -> list[list[float]]:
         rows = []
         for _ in range(calls):
@@ -109,14 +117,10 @@ def _serve_function(request: dict[str, Any], root: Path) -> None:
     gc.freeze()
     gc.disable()
     try:
-        _serve_blocks([""], time_block, last=True)
+        _serve_blocks([scope], time_block, last=True)
     finally:
         gc.enable()
         gc.unfreeze()
-    rows = []
-    if request["rows"]:
-        rows = [row.to_dict() for row in _version().memory().measure_memory(call, device="cpu")]
-    _answer(ended="ok", message="", rows=rows)
 
 
 def _imported(name: str, root: Path) -> Any:
@@ -208,6 +212,24 @@ def _one_line(error: BaseException) -> str:
     return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
 
 
+# tests of the user's own
+
+_tests: Any = None  # the session of pytest that serves, once one was asked for
+
+
+def _serve_tests(request: dict[str, Any], root: Path) -> None:
+    """List the tests, or run one; the first request opens a session, in which all that follow are served."""
+    global _tests
+    if _tests is None:
+        try:
+            own = _loaded(Path(__file__).with_name("pytest_session.py"))
+        except ImportError as error:
+            raise Refused(f"--pytest: {_one_line(error)}") from None
+        _tests = own.Session(_answer, _serve_call, lambda: [_dispatch(later, root) for later in _requested()])
+    if why := _tests.serve(request):
+        raise Refused(why)
+
+
 # children
 
 
@@ -225,7 +247,7 @@ def _version() -> ModuleType:
 def _loaded(file: Path) -> ModuleType:
     """A file of ours, without the package that it lies in."""
     spec = importlib.util.spec_from_file_location(f"_{file.stem}", file)
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
@@ -340,19 +362,23 @@ def _serve(folders: list[str]) -> None:
     sys.path[:0] = [folder for folder in reversed(folders) if Path(folder).is_dir()]
     root = Path(folders[0]).resolve()
     for request in _requested():
-        try:
-            if request["do"] == "tell":
-                _answer(modules=_imported_elsewhere(root))
-            elif request["do"] == "cases":
-                _list_cases(request, root)
-            elif request["do"] == "case":
-                _serve_case(request, root)
-            elif request["do"] == "function":
-                _serve_function(request, root)
-        except Refused as refusal:
-            _answer(refused=str(refusal))
-        except Exception as error:
-            _answer(ended="error", message=_one_line(error), rows=[])
+        _dispatch(request, root)
+
+
+_SERVES = {"cases": _list_cases, "case": _serve_case, "function": _serve_function, "test": _serve_tests}
+
+
+def _dispatch(request: dict[str, Any], root: Path) -> None:
+    """Do what is asked, and answer."""
+    try:
+        if request["do"] == "tell":
+            _answer(modules=_imported_elsewhere(root))
+        elif serve := _SERVES.get(request["do"]):  # a `next` that came too late is nobody's
+            serve(request, root)
+    except Refused as refusal:
+        _answer(refused=str(refusal))
+    except Exception as error:
+        _answer(ended="error", message=_one_line(error), rows=[])
 
 
 def main() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,19 @@ _CALLABLE = "PACKAGE.MODULE:FUNCTION"
 @click.option("-p", "--param", "pairs", multiple=True, metavar="NAME=VALUE", help="A parameter of the notebook named.")
 @click.option("--call", "functions", multiple=True, metavar=_CALLABLE, help="A function of your own.")
 @click.option("--setup", default="", metavar=_CALLABLE, help="Makes what --call is called with, untimed.")
+@click.option(
+    "--pytest", "tests", metavar="ARGUMENTS", help="Tests that take the fixture nano, such as 'tests/perf -k step'."
+)
 @click.option("--python", "pythons", multiple=True, metavar="FILE", help="Given twice: the interpreters of A and B.")
 @click.option(
     "--with", "packages", multiple=True, metavar="PACKAGE", help="Given twice: what A and B have, as pip takes it."
 )
 @click.option("--metric", default="latency", show_default=True, help="Or tokens_per_second, peak_memory, flops, ...")
 @budget_option
+@click.option(
+    "--total", type=SECONDS, metavar="SECONDS", help="For all cases together; each gets its share, at most --budget."
+)
+@click.option("--shard", default="1/1", metavar="2/4", help="Of the cases only the second of four parts.")
 @click.option(
     "--timeout", type=SECONDS, default="300s", show_default=True, metavar="SECONDS", help="For one answer of a version."
 )
@@ -39,11 +48,14 @@ def ab(
     pairs: tuple[str, ...],
     functions: tuple[str, ...],
     setup: str,
+    tests: str | None,
     pythons: tuple[str, ...],
     packages: tuple[str, ...],
     metric: str,
     threshold: float,
     budget: float,
+    total: float | None,
+    shard: str,
     timeout: float,
     label: str,
     json_file: str | None,
@@ -53,7 +65,7 @@ def ab(
     """Compare two versions side by side: git revisions, `.` for the working tree, two params files, or two environments.
 
     Blocks of both are interleaved in random order, in many pairs of fresh processes, and all pairs are judged once.
-    Exit code 1 on a regression. Without a notebook and --call: the timed cases of the quick suite.
+    Exit code 1 on a regression. Without a notebook, --call and --pytest: the timed cases of the quick suite.
     With --python or --with the code is the working tree's, unless a revision is named.
     """
     from nanolib.ab.question import TIMED, ask, stored
@@ -65,14 +77,16 @@ def ab(
     have_folders(json_file, markdown_file)
     one_line_of("--label", label)
     revisions, notebooks = _sorted_out(names, bool(pythons or packages))
-    question = _question(revisions, notebooks, pairs_of(pairs), functions, setup, metric, pythons, packages)
+    part = _part(shard)
+    question = _question(revisions, notebooks, pairs_of(pairs), functions, setup, tests, metric, pythons, packages)
+    question = replace(question, shard=part)
     settings = Settings(
-        threshold, budget, direction=METRICS[metric].direction, timeout_s=timeout, pairs=metric in TIMED
+        threshold, budget, direction=METRICS[metric].direction, timeout_s=timeout, pairs=metric in TIMED, total_s=total
     )
     answer = ask(question, settings, lambda line: echo(line, err=True))
     show_comparison(answer.comparison, True, json_file, markdown_file)
     echo("interleaved and paired, in processes of their own")
-    if metric in TIMED:
+    if metric in TIMED and answer.compared:
         from nanolib.store import Store
 
         with Store() as store:
@@ -102,6 +116,7 @@ def _question(
     overrides: dict[str, str],
     functions: tuple[str, ...],
     setup: str,
+    tests: str | None,
     metric: str,
     pythons: tuple[str, ...],
     packages: tuple[str, ...],
@@ -111,16 +126,17 @@ def _question(
     from nanolib.paths import checkout
     from nanolib.run.suite.jobs import plan, read_job
 
-    if functions and (notebooks or overrides):
-        raise BadInput("--call: a function takes no notebook and no -p; give one or the other")
+    for option, given, what in (("--call", functions, "function"), ("--pytest", tests is not None, "test")):
+        if given and (notebooks or overrides):
+            raise BadInput(f"{option}: a {what} takes no notebook and no -p; give one or the other")
     if setup and not functions:
         raise BadInput(f"--setup: {setup!r} needs a --call to set up for")
     files = all(name.endswith((".yml", ".yaml")) for name in names)
     if files and (pythons or packages):
         raise BadInput("--python, --with: two params files are compared in one environment; give revisions, or neither")
     rest = {"metric": metric, "environments": _environments(pythons, packages)}
-    if functions:
-        return Question(names, Path.cwd(), functions=functions, setup=setup, **rest)
+    if functions or tests is not None:
+        return Question(names, Path.cwd(), functions=functions, tests=_arguments(tests, metric), setup=setup, **rest)
     if files:
         experiment, *values = read_job(Path(names[0]), Path(names[1]), notebooks, overrides)
         titles = (Path(names[0]).name, Path(names[1]).name)
@@ -129,6 +145,29 @@ def _question(
     if not jobs:
         raise BadInput(f"ab: {', '.join(notebooks)} times nothing that can be interleaved; name another notebook")
     return Question(names, checkout(), [(job.name, job.given, job.given) for job in jobs], **rest)
+
+
+def _part(shard: str) -> tuple[int, int]:
+    """`2/4` as its numbers."""
+    number, slash, of = shard.partition("/")
+    if slash and number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of):
+        return int(number), int(of)
+    raise BadInput(f"--shard: {shown(shard)} is no part; give its number and how many there are, such as 2/4")
+
+
+def _arguments(tests: str | None, metric: str) -> list[str]:
+    """What `--pytest` holds, as a shell would split it."""
+    if tests is None:
+        return []
+    if metric != "latency":
+        raise BadInput(f"--metric: {metric!r} is no figure of a test; of tests the latency is compared")
+    try:
+        arguments = shlex.split(tests)
+    except ValueError as error:
+        raise BadInput(f"--pytest: {shown(tests)} cannot be split into arguments ({error}); close its quotes") from None
+    if not arguments:
+        raise BadInput("--pytest: it is empty; name a folder of tests, such as tests/perf")
+    return arguments
 
 
 def _environments(pythons: tuple[str, ...], packages: tuple[str, ...]) -> tuple[Any, Any] | None:

@@ -122,7 +122,7 @@ def measure(
         disturbed = disturbances(device)
         for line in disturbed:
             print(printable(f"not a quiet machine: {line}"), file=sys.stderr, flush=True)
-        run = _new_run(name, params, machine, device, len(cases), disturbed)
+        run = new_run(name, params, machine, device, len(cases), disturbed)
         run_id = _resumed(store, run) if params.resume else ""
         if run_id:
             _say_resumed(store, run_id, cases)
@@ -191,7 +191,7 @@ def _measure_all(
                 outcome = _outcome(experiment, params, case, store, run_id, isolated, stop)
                 if not was_killed(outcome):
                     break
-            _store_outcome(store, run_id, case, outcome, tried)
+            store_outcome(store, run_id, case, outcome, tried)
             isolated = isolated or bool(outcome.details.get("device_lost"))  # a fresh process still has it
             bar.update()
 
@@ -226,7 +226,7 @@ def _outcome(
         return attempt(lambda: measure_case(case, params, ceilings), params.case_timeout_s)
 
 
-def _store_outcome(store: Store, run_id: str, case: Case, outcome: Outcome, attempts: int) -> None:
+def store_outcome(store: Store, run_id: str, case: Case, outcome: Outcome, attempts: int) -> None:
     """All rows of the case, its `case_time` first, in one transaction; a row that cannot be stored is an error row."""
     ending = Measurement(
         "case_time",
@@ -254,7 +254,17 @@ def ceilings_of(store: Store, run_id: str) -> dict[str, float]:
 # runs
 
 
-def _new_run(name: str, params: Params, machine: Machine, device: str, cases: int, disturbed: Sequence[str]) -> Run:
+def new_run(name: str, params: Params, machine: Machine, device: str, cases: int, disturbed: Sequence[str]) -> Run:
+    """A run that begins now.
+
+    Args:
+        name: Of its experiment.
+        params: Its parameters.
+        machine: This one.
+        device: Where it runs.
+        cases: How many cases it has.
+        disturbed: What makes the machine less than quiet.
+    """
     made_by = versions() | {"nanolib": nanolib.__version__, "sources": source_digest()}
     identity = [name, params.defining(), made_by, machine.machine_id, device]
     identity += filter(None, [os.environ.get(PART_VARIABLE)])
@@ -324,9 +334,9 @@ def source_digest() -> str:
 
 
 @functools.cache
-def git_revision() -> str:
-    """The checkout's revision, with `+` when files differ from it; empty outside a checkout."""
-    root = Path(nanolib.__file__).parent.parent
+def git_revision(root: Path | None = None) -> str:
+    """The revision of a checkout, nanolib's own by default, with `+` when files differ from it; empty outside one."""
+    root = root or Path(nanolib.__file__).parent.parent
     if not (root / ".git").exists():
         return ""
     command = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--exclude=*"]

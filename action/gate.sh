@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Compares the base with the working tree by `nano ab`; its findings go to the job's summary and to one comment, which later runs
+# update. Exit code as `nano ab`: 0, 1 on a regression, 2 on bad input. Settings come in variables, as action.yml fills them.
+set -euo pipefail
+
+findings=$(mktemp -d)
+arguments=(ab "$NANO_BASE" . --threshold "$NANO_THRESHOLD" --budget "$NANO_BUDGET" --shard "$NANO_SHARD")
+arguments+=(--markdown "$findings/table.md" --json "$findings/findings.json")
+[ -z "$NANO_TOTAL" ] || arguments+=(--total "$NANO_TOTAL")
+[ -z "$NANO_PYTEST" ] || arguments+=(--pytest "$NANO_PYTEST")
+while read -r name; do
+  [ -z "$name" ] || arguments+=(--call "$name")
+done <<<"$NANO_CALL"
+[ -z "$NANO_SETUP" ] || arguments+=(--setup "$NANO_SETUP")
+if [ -n "$NANO_WITH" ]; then
+  while read -r requirement; do
+    [ -z "$requirement" ] || arguments+=(--with "$requirement")
+  done <<<"$NANO_WITH"
+  arguments[1]=. # one source in two environments
+elif ! git rev-parse --verify --quiet "$NANO_BASE^{commit}" >/dev/null; then
+  git fetch --quiet --depth=1 origin "$NANO_BASE" # a shallow checkout holds the head alone
+fi
+
+code=0
+nano "${arguments[@]}" || code=$?
+[ "$code" -le 1 ] || exit "$code"
+
+part=$([ "$NANO_SHARD" = 1/1 ] || echo " (part $NANO_SHARD)")
+marker="<!-- nanolib $NANO_SHARD -->"
+{
+  echo "$marker"
+  echo "### $([ "$code" = 0 ] && echo "No regression" || echo "Slower")$part"
+  echo
+  cat "$findings/table.md"
+  echo
+  echo "Interleaved and paired by \`nano ab\`; a change counts from $NANO_THRESHOLD on."
+} >"$findings/comment.md"
+cat "$findings/comment.md" >>"${GITHUB_STEP_SUMMARY:-/dev/stdout}"
+[ -z "${GITHUB_OUTPUT:-}" ] || echo "findings=$findings/findings.json" >>"$GITHUB_OUTPUT"
+
+if [ -n "$NANO_PULL_REQUEST" ]; then
+  comments="repos/$GITHUB_REPOSITORY/issues/$NANO_PULL_REQUEST/comments"
+  ours=$(gh api --paginate "$comments" --jq ".[] | select(.body | startswith(\"$marker\")) | .id" | head -n 1)
+  if [ -n "$ours" ]; then
+    gh api --silent --method PATCH "repos/$GITHUB_REPOSITORY/issues/comments/$ours" --field "body=@$findings/comment.md"
+  else
+    gh api --silent --method POST "$comments" --field "body=@$findings/comment.md"
+  fi || echo "the comment could not be written; may the job write to pull requests?" >&2
+fi
+exit "$code"
