@@ -188,7 +188,7 @@ WITHOUT_DATABASE = [
     ("merge HERE/newer.sqlite", "newer than this nanolib's"),
     ("merge HERE/cut.sqlite", "cut.sqlite"),
     ("merge HERE/good.sqlite HERE/text.txt", "text.txt cannot be opened"),
-    ("ab one", "Missing argument 'REV_B'"),
+    ("ab one", "revision: 'one' is given; give two"),
     ("ab nowhere . --call json:dumps", "'nowhere' is no commit"),
     ("ab . . --call dumps", "'dumps' names no function; write package.module:function"),
     ("ab . . --call json:dumps --budget soon", "--budget: 'soon' will not do"),
