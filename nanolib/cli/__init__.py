@@ -8,7 +8,7 @@ from __future__ import annotations
 import click
 
 import nanolib
-from nanolib.cli import comparing, results, running, side_by_side
+from nanolib.cli import comparing, reproducing, results, running, side_by_side
 from nanolib.cli.command import Commands
 
 
@@ -20,7 +20,7 @@ def main() -> None:
 
 for command in (
     *(running.run, running.join, running.doctor),
-    *(comparing.compare, side_by_side.ab, comparing.history),
+    *(comparing.compare, side_by_side.ab, comparing.history, reproducing.reproduce),
     *(results.runs, results.report, results.export, results.merge, results.clean),
 ):
     main.add_command(command)

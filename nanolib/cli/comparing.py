@@ -127,9 +127,9 @@ def show_comparison(found: Any, everything: bool, json_file: str | None, markdow
     summary = ", ".join(f"{n} {finding}" for finding, n in found.counts.items())
     said = [*found.noise, *([f"A → B: {', '.join(found.differ)}"] if found.differ else [])]
     if json_file:
-        _write("--json", json_file, json.dumps(found.to_dict(), indent=1))
+        write_text("--json", json_file, json.dumps(found.to_dict(), indent=1))
     if markdown_file:
-        _write("--markdown", markdown_file, "\n\n".join([summary, *said, markdown_table(found.table())]) + "\n")
+        write_text("--markdown", markdown_file, "\n\n".join([summary, *said, markdown_table(found.table())]) + "\n")
     echo(*said)
     table = found.table(everything)
     if len(table):
@@ -139,7 +139,8 @@ def show_comparison(found: Any, everything: bool, json_file: str | None, markdow
     echo(summary)
 
 
-def _write(option: str, file: str, text: str) -> None:
+def write_text(option: str, file: str, text: str) -> None:
+    """Write a file that the user named, whole or not at all."""
     from nanolib.store.sharing import new_file
 
     target = Path(file)
