@@ -13,7 +13,7 @@ __version__ = "0.3.0"
 # kernel and rank.
 atexit.register(gc.freeze)
 
-__all__ = ["PRESETS", "NanoConfig", "Store", "create_model", "generate_random_batch", "measure"]
+__all__ = ["PRESETS", "NanoConfig", "Store", "create_model", "generate_random_batch", "measure", "plan"]
 
 
 def __getattr__(name: str) -> Any:
@@ -25,6 +25,8 @@ def __getattr__(name: str) -> Any:
             from nanolib import models as home
         case "measure":
             from nanolib import meters as home
+        case "plan":
+            from nanolib.experiments.model import planning as home
         case "Store":
             from nanolib import store as home
         case _:

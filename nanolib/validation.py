@@ -294,6 +294,18 @@ def _parse(text: str) -> Any:
         loader.dispose()
 
 
+def read_value(name: str, text: str) -> Any:
+    """A value of a command line as YAML has it: `16` is a number.
+
+    Raises:
+        BadInput: It is not YAML.
+    """
+    try:
+        return _parse(text)
+    except yaml.YAMLError as error:
+        raise BadInput(f"-p {name}: {shown(text)} is not YAML ({' '.join(str(error).split())[:100]})") from None
+
+
 def read_yaml(path: Any) -> dict[str, Any]:
     """The mapping in a YAML file, by the safe loader.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import click
 
 import nanolib
-from nanolib.cli import comparing, reproducing, results, running, side_by_side
+from nanolib.cli import comparing, planning, reproducing, results, running, side_by_side
 from nanolib.cli.command import Commands
 
 
@@ -19,7 +19,7 @@ def main() -> None:
 
 
 for command in (
-    *(running.run, running.join, running.doctor),
+    *(running.run, running.join, running.doctor, planning.plan),
     *(comparing.compare, side_by_side.ab, comparing.history, reproducing.reproduce),
     *(results.runs, results.report, results.export, results.merge, results.clean),
 ):

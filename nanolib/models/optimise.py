@@ -65,7 +65,9 @@ class _Module(nn.Module):
 def _checkpointed(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forward:
     if hasattr(model, "checkpointing"):
         model.checkpointing = True
-    elif hasattr(model, "gradient_checkpointing_enable"):
+    elif hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    elif hasattr(model, "gradient_checkpointing_enable"):  # before transformers 5
         model.gradient_checkpointing_enable({"use_reentrant": False})
     else:
         raise Unsupported(f"{type(model).__name__} has no way to checkpoint its blocks")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from nanolib.measurement import Measurement, Status, Unsupported
+from nanolib.meters.holders import Holders, Holding
 from nanolib.meters.layers.trace import write_trace
 from nanolib.meters.memory import MIB, LiveBytes, fake_tensors, free_bytes, measure_memory, resident_row
 from nanolib.paths import make_folder, output_folder
@@ -30,12 +32,25 @@ class Workload:
         call: What is called.
         existing: Gives the tensors that count although they were there before: weights, inputs, the optimizer's states.
         keeps: Whether its first call leaves tensors behind that later ones find: gradients, the optimizer's states, a cache.
+        kinds: The same tensors by what they are: one of `nanolib.meters.holders.KINDS` → tensors.
     """
 
     scope: str
     call: Callable[[], object]
     existing: Callable[[], Iterable[torch.Tensor]]
     keeps: bool = True
+    kinds: Callable[[], Mapping[str, Iterable[torch.Tensor]]] | None = None
+
+    @classmethod
+    def of_kinds(
+        cls,
+        scope: str,
+        call: Callable[[], object],
+        kinds: Callable[[], Mapping[str, Iterable[torch.Tensor]]],
+        **rest: Any,
+    ) -> Workload:
+        """One whose tensors are known by what they are."""
+        return cls(scope, call, lambda: [tensor for held in kinds().values() for tensor in held], kinds=kinds, **rest)
 
 
 UNCOUNTED = "a compiled kernel allocates out of the counter's sight"
@@ -68,7 +83,7 @@ def planned_by_depth(case: Case, depth: int, at: Callable[[int], tuple[nn.Module
 
     def sections(blocks: int) -> dict[str, dict[Any, int]]:
         model, works = at(blocks)
-        return {work.scope: _by_section(_counted(work, _stacks(model, blocks)), blocks) for work in works}
+        return {work.scope: _by_place(_counted(work, _stacks(model, blocks)).sections, blocks) for work in works}
 
     def peaks() -> dict[str, int]:
         low, high = sections(_LOW), sections(_LOW + 1)
@@ -100,13 +115,69 @@ def _counted(work: Workload, stacks: Iterable[nn.ModuleList] = ()) -> LiveBytes:
     """The counter of one call; sections begin with each block of `stacks`, after it, and with its backward pass."""
     if work.keeps:
         work.call()
-    with LiveBytes() as counter, contextlib.ExitStack() as hooks:
-        for name, stack in enumerate(stacks):
-            for at, block in enumerate(stack):
-                _mark(counter, block, (name, at), hooks)
+    with LiveBytes() as counter, _sections(counter, stacks):
         counter.watch(*work.existing())
         work.call()
     return counter
+
+
+@contextmanager
+def _sections(counter: LiveBytes, stacks: Iterable[nn.ModuleList]) -> Iterator[None]:
+    with contextlib.ExitStack() as hooks:
+        for name, stack in enumerate(stacks):
+            for at, block in enumerate(stack):
+                _mark(counter, block, (name, at), hooks)
+        yield
+
+
+def holding(work: Workload, model: nn.Module) -> Holding:
+    """What is alive at the peak of one call, by kind and module.
+
+    Args:
+        work: Whose tensors are known by kind.
+        model: Whose modules are named.
+    """
+    return max(_held(work, model, ()).holdings().values(), key=lambda held: held.peak)
+
+
+def _held(work: Workload, model: nn.Module, stacks: Iterable[nn.ModuleList]) -> Holders:
+    if work.keeps:
+        work.call()
+    with Holders(model) as counter, counter.watching(), _sections(counter, stacks):
+        for kind, tensors in work.kinds().items():
+            counter.hold(kind, tensors)
+        work.call()
+    return counter
+
+
+def holdings_by_depth(
+    depth: int,
+    at: Callable[[int], tuple[nn.Module, Iterable[Workload]]],
+    shared: Callable[[Holding], Holding] = lambda whole: whole,
+) -> dict[str, Holding]:
+    """What is alive at each scope's peak, in a stack of equal blocks, from two low ones on tensors without data.
+
+    Args:
+        depth: How many blocks; 0 where it is not known what is stacked.
+        at: As in `planned_by_depth`, with workloads whose tensors are known by kind.
+        shared: What is held of it where it is shared out.
+    """
+
+    def sections(blocks: int) -> dict[str, dict[Any, Holding]]:
+        model, works = at(blocks)
+        stacks = _stacks(model, blocks) if blocks else ()
+        return {work.scope: _by_place(_held(work, model, stacks).holdings(), blocks) for work in works}
+
+    with fake_tensors():
+        if depth <= _LOW + 1:
+            whole = {scope: list(found.values()) for scope, found in sections(depth).items()}
+        else:
+            low, high = sections(_LOW), sections(_LOW + 1)
+            whole = {
+                scope: [held.extrapolated(high[scope][place], depth - _LOW) for place, held in found.items()]
+                for scope, found in low.items()
+            }
+    return {scope: max(map(shared, found), key=lambda held: held.peak) for scope, found in whole.items()}
 
 
 def _mark(counter: LiveBytes, block: nn.Module, place: tuple[int, int], hooks: contextlib.ExitStack) -> None:
@@ -124,18 +195,18 @@ def _mark(counter: LiveBytes, block: nn.Module, place: tuple[int, int], hooks: c
 
 
 def _stacks(model: nn.Module, blocks: int) -> list[nn.ModuleList]:
-    return [module for module in model.children() if isinstance(module, nn.ModuleList) and len(module) == blocks]
+    return [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == blocks]
 
 
-def _by_section(counter: LiveBytes, blocks: int) -> dict[Any, int]:
-    """Its sections' peaks, blocks counted from the first and from the last, so that stacks of two heights have the same."""
+def _by_place(sections: Mapping[Any, Any], blocks: int) -> dict[Any, Any]:
+    """What sections have, blocks counted from the first and from the last, so that stacks of two heights have the same."""
     found = {}
-    for section, peak in counter.sections.items():
+    for section, value in sections.items():
         if section is None:
-            found[section] = peak
+            found[section] = value
             continue
         direction, stack, at = section
-        found |= {(direction, stack, place): peak for place in (at, at - blocks) if place in (0, -1)}
+        found |= {(direction, stack, place): value for place in (at, at - blocks) if place in (0, -1)}
     return found
 
 

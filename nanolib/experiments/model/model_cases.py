@@ -113,7 +113,7 @@ class ModelCase(Case):
 
     def plan(self) -> Plan:
         """The peak memory of a case, counted without running it; of a compiled or captured model it is the eager one's."""
-        if reason := self._not_planned():
+        if reason := self.not_planned():
             return Plan(reason=reason)
         like = self.planned_as
 
@@ -137,7 +137,8 @@ class ModelCase(Case):
         """See `Case.alike`."""
         return self.planned_as.case_id
 
-    def _not_planned(self) -> str:
+    def not_planned(self) -> str:
+        """Why its memory cannot be planned; empty where it can."""
         if self.own:
             return ""
         options = attention.shared_options(self.attention_type, self.config.attention_options)

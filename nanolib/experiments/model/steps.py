@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +13,7 @@ from nanolib.measurement import Measurement, Unsupported, exact
 from nanolib.meters import measure, measure_phases
 from nanolib.meters.ceilings import rate
 from nanolib.meters.flops import count_flops
+from nanolib.meters.holders import CACHE, INPUTS, STATES, WEIGHTS
 from nanolib.models.attention.reference import relative_error
 from nanolib.models.generation import generation_of
 from nanolib.models.onednn_linear import with_onednn
@@ -101,7 +102,9 @@ class Inferring:
 
     def workloads(self) -> Iterator[Workload]:
         """The forward pass."""
-        yield Workload("inference", self.forward, lambda: (*held(self.model), self.ids), keeps=False)
+        yield Workload.of_kinds(
+            "inference", self.forward, lambda: {WEIGHTS: held(self.model), INPUTS: [self.ids]}, keeps=False
+        )
 
 
 def check_loss(model: nn.Module) -> None:
@@ -114,22 +117,33 @@ def check_loss(model: nn.Module) -> None:
         raise Unsupported(f"{type(model).__name__} gives no logits of tokens; set train to false and loss_steps to 0")
 
 
+# Name → (weights, learning rate) → the optimizer.
+OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter], float], torch.optim.Optimizer]] = {
+    "adamw": lambda weights, rate: torch.optim.AdamW(weights, lr=rate, fused=True),
+    "sgd": lambda weights, rate: torch.optim.SGD(weights, lr=rate, fused=True),
+    "momentum": lambda weights, rate: torch.optim.SGD(weights, lr=rate, momentum=0.9, fused=True),
+}
+
+
 class Training:
-    """Forward, backward and a step of AdamW; with fp16 autocast the loss is scaled.
+    """Forward, backward and a step of the optimizer; with fp16 autocast the loss is scaled.
 
     Args:
         model: Is put into training mode.
         ids: int64, shape [batch, length + 1].
         optimisation: A key of `OPTIMISATIONS`.
-        learning_rate: Of AdamW.
+        learning_rate: Of the optimizer.
+        optimizer: A key of `OPTIMIZERS`.
     """
 
-    def __init__(self, model: nn.Module, ids: torch.Tensor, optimisation: str, learning_rate: float) -> None:
+    def __init__(
+        self, model: nn.Module, ids: torch.Tensor, optimisation: str, learning_rate: float, optimizer: str = "adamw"
+    ) -> None:
         check_loss(model)
         self.model, self.ids = model.train(), ids
         self._eager = logits_of(model)
         self._forward = optimise(optimisation, model, self._eager, ids[:, :-1])
-        self._optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, fused=True)
+        self._optimizer = OPTIMIZERS[optimizer](model.parameters(), learning_rate)
         # a scaler looks at its tensors' values, which a plan has not
         scaled = optimisation == "autocast_float16" and not isinstance(ids, torch._subclasses.FakeTensor)
         self._scaler = torch.amp.GradScaler(ids.device.type, enabled=scaled)
@@ -204,7 +218,8 @@ class Training:
 
     def workloads(self) -> Iterator[Workload]:
         """The whole step."""
-        yield Workload("training_step", self, lambda: (*held(self.model), *self._states(), self.ids))
+        kinds = lambda: {WEIGHTS: held(self.model), STATES: self._states(), INPUTS: [self.ids]}  # noqa: E731
+        yield Workload.of_kinds("training_step", self, kinds)
 
 
 class Generating:
@@ -249,8 +264,9 @@ class Generating:
     def workloads(self) -> Iterator[Workload]:
         """Reading the prompt, and one token after it."""
 
-        def existing() -> tuple[torch.Tensor, ...]:
-            return (*held(self.model), *self.generation.tensors)
+        def kinds() -> dict[str, list[torch.Tensor]]:
+            *cache, prompt, token = self.generation.tensors
+            return {WEIGHTS: [*held(self.model)], CACHE: cache, INPUTS: [prompt, token]}
 
-        yield Workload("prefill", self.generation.prefill, existing)
-        yield Workload("decode", self.generation.decode, existing)
+        yield Workload.of_kinds("prefill", self.generation.prefill, kinds)
+        yield Workload.of_kinds("decode", self.generation.decode, kinds)

@@ -1,0 +1,73 @@
+"""The command that says whether a model fits into memory, and who holds it."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+
+from nanolib.cli.command import EXIT_FAILED, EXIT_OK, echo, echo_table, handle_errors, pairs_of
+from nanolib.cli.comparing import have_folders, write_text
+
+
+@click.command()
+@click.argument("model")
+@click.option("--memory", required=True, metavar="SIZE", help="What there is, of one rank: 80GiB, 24GB.")
+@click.option("--seq-len", default=1024, show_default=True, metavar="N", help="Tokens of a sequence.")
+@click.option("--batch-size", default=1, show_default=True, metavar="N", help="Sequences, over all ranks.")
+@click.option("--dtype", default="float32", show_default=True, help="Of weights and activations.")
+@click.option("--optimizer", default="adamw", show_default=True, help="adamw, sgd or momentum.")
+@click.option("--attention-type", default="dense", show_default=True, help="Of a preset: dense, sparse, ...")
+@click.option(
+    "--ranks", default=1, show_default=True, metavar="N", help="FSDP shares the model out over so many; modelled."
+)
+@click.option(
+    "-p", "--param", "pairs", multiple=True, metavar="NAME=VALUE", help="A field of the model's configuration."
+)
+@click.option("--json", "json_file", metavar="FILE", help="Write the plan as JSON.")
+@handle_errors
+def plan(
+    model: str,
+    memory: str,
+    seq_len: int,
+    batch_size: int,
+    dtype: str,
+    optimizer: str,
+    attention_type: str,
+    ranks: int,
+    pairs: tuple[str, ...],
+    json_file: str | None,
+) -> None:
+    r"""Say whether MODEL fits into memory, what would, and who holds it. Nothing is run: it is counted on tensors without data.
+
+    MODEL: a preset, hf:LlamaForCausalLM, or package.module:build. Peaks are of live tensors, to the byte; what the process and
+    its allocator need comes on top. Exit code 1 where nothing fits.
+
+    \b
+    nano plan gpt_6.7B --memory 80GiB --seq-len 8192 --batch-size 4 --dtype bfloat16
+    nano plan hf:LlamaForCausalLM --memory 24GB -p num_hidden_layers=16 -p hidden_size=2048
+    """
+    from nanolib.experiments.model import planning
+    from nanolib.validation import read_value
+
+    have_folders(json_file)
+    found = planning.plan(
+        model,
+        memory,
+        seq_len=seq_len,
+        batch_size=batch_size,
+        dtype=dtype,
+        optimizer=optimizer,
+        attention_type=attention_type,
+        ranks=ranks,
+        options={name: read_value(name, value) for name, value in pairs_of(pairs).items()},
+    )
+    if json_file:
+        write_text("--json", json_file, json.dumps(found.to_dict(), indent=1))
+    echo(found.title, *found.sentences, "")
+    echo_table(found.table())
+    if use := found.most_wanting:
+        echo("", f"{use.name}: who holds the peak")
+        echo_table(found.holders(use))
+    sys.exit(EXIT_OK if any(use.fits for use in found.uses) else EXIT_FAILED)

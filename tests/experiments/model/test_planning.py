@@ -1,0 +1,188 @@
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+import nanolib
+from nanolib.cli import main
+from nanolib.experiments.model.planning import GATHERED, USES, _checked, _Planner, largest, memory_bytes, plan
+from nanolib.measurement import BadInput
+from nanolib.meters.holders import SAVED, STATES, WEIGHTS
+
+SMALL = {"num_layers": 4, "d_model": 64, "num_heads": 4, "vocab_size": 128}
+LLAMA = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+}
+
+
+def test_amounts_of_memory_are_read():
+    assert memory_bytes("80GiB") == 80 * 2**30 and memory_bytes("24 GB") == 24 * 10**9 and memory_bytes(5) == 5
+    assert memory_bytes("1.5MiB") == 3 * 2**19
+    for wrong in ("80gib", "many", "-3GiB", "0GiB", "1e9", "GiB", ""):
+        with pytest.raises(BadInput, match=r"memory: .* is no amount; give one such as 80GiB"):
+            memory_bytes(wrong)
+
+
+@given(st.integers(0, 1000), st.integers(1, 50), st.integers(0, 3), st.integers(1, 5000), st.integers(1, 40))
+def test_the_largest_that_fits_fits_and_the_next_does_not(fixed, slope, bend, memory, start):
+    asked = []
+
+    def need(n):
+        asked.append(n)
+        return fixed + slope * n + bend * n * n
+
+    found = largest(need, memory, start, 60, fixed)
+    assert found == max((n for n in range(1, 61) if fixed + slope * n + bend * n * n <= memory), default=0)
+    assert len(asked) <= 20
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("decoder_tiny", SMALL),
+        ("encoder_decoder_tiny", SMALL),
+        ("hf:LlamaForCausalLM", LLAMA | {"max_position_embeddings": 512}),
+    ],
+)
+def test_what_it_names_fits_by_plan_and_the_next_does_not(model, options):
+    memory = 20 * 2**20
+    planner = _Planner(_checked(model, 32, 4, "float32", "dense", dict(options)), "adamw", 1)
+    for name in USES if model == "decoder_tiny" else ("training",):
+        use = planner.use(name, memory)
+        assert use.holding.peak == sum(use.holding.parts.values())
+        assert use.fits == (use.holding.peak <= memory)
+        assert planner.holding(name, use.largest_batch, 32).peak <= memory
+        assert planner.holding(name, use.largest_batch + 1, 32).peak > memory
+        assert planner.holding(name, 4, use.longest).peak <= memory
+        assert use.longest == 512 or planner.holding(name, 4, use.longest + 1).peak > memory
+
+
+@pytest.mark.parametrize("options", [LLAMA, LLAMA | {"num_hidden_layers": 5, "tie_word_embeddings": True}])
+def test_a_stack_of_equal_blocks_is_planned_from_two_low_ones_as_it_would_be_whole(options):
+    source = _checked("hf:LlamaForCausalLM", 16, 2, "float32", "dense", dict(options))
+    low = _Planner(source, "adamw", 1)
+    assert low._depth == options["num_hidden_layers"]
+    whole = _Planner(source, "adamw", 1)
+    whole.__dict__["_depth"] = 0
+    for name in USES:
+        assert low.holding(name, 2, 16).parts == whole.holding(name, 2, 16).parts
+
+
+def test_blocks_that_differ_are_planned_one_by_one():
+    source = _checked("hf:Gemma2ForCausalLM", 16, 2, "float32", "dense", LLAMA | {"head_dim": 16})
+    assert _Planner(source, "adamw", 1)._depth == 0  # every second one sees a window alone
+
+
+def test_ranks_share_weights_gradients_and_states_out():
+    source = _checked("decoder_tiny", 32, 4, "float32", "dense", SMALL)
+    alone, shared = (_Planner(source, "adamw", ranks).holding("training", 4, 32).by_kind for ranks in (1, 4))
+    assert shared[WEIGHTS] == pytest.approx(alone[WEIGHTS] / 4, rel=0.02)
+    assert shared[STATES] == pytest.approx(alone[STATES] / 4, rel=0.02)
+    assert 0 < shared[GATHERED] < alone[WEIGHTS]
+    found = plan("decoder_tiny", "8MiB", seq_len=32, batch_size=4, ranks=4, options=SMALL | {"num_layers": 2})
+    assert "4 ranks (FSDP, modelled)" in found.title and all(use.largest_batch % 4 == 0 for use in found.uses)
+
+
+def test_checkpointing_keeps_less_and_sgd_has_no_states():
+    planner = _Planner(_checked("decoder_tiny", 64, 8, "float32", "dense", SMALL), "sgd", 1)
+    training, checkpointed = (planner.holding(name, 8, 64).by_kind for name in list(USES)[2:])
+    assert checkpointed[SAVED] < training[SAVED] and STATES not in training
+
+
+def test_it_is_public_and_says_what_is_missing():
+    found = nanolib.plan("decoder_tiny", "1MiB", seq_len=32, options=SMALL)
+    assert "nothing fits as it is" in str(found) and "more ranks, or a smaller model" in str(found)
+    assert json.dumps(found.to_dict())
+
+
+BAD = [
+    (["nope"], "model: 'nope' is no preset"),
+    (["decoder_tiny", "--memory", "5parsec"], "memory: '5parsec' is no amount"),
+    (["decoder_tiny", "--ranks", "3", "--batch-size", "4"], "ranks: 3 does not divide batch_size 4"),
+    (["decoder_tiny", "--ranks", "0"], "ranks: 0 does not divide"),
+    (["decoder_tiny", "--dtype", "int3"], "dtype: 'int3' is no dtype"),
+    (["decoder_tiny", "--seq-len", "0"], "seq_len: 0 will not do"),
+    (["decoder_tiny", "--seq-len", "many"], "--seq-len"),
+    (["decoder_tiny", "--batch-size", "-1"], "batch_size: -1 will not do"),
+    (["decoder_tiny", "--optimizer", "lion"], "optimizer: 'lion' is unknown; use one of adamw, sgd, momentum"),
+    (
+        ["decoder_tiny", "--attention-type", "flex"],
+        "cannot be planned: a compiled kernel allocates out of the counter's sight",
+    ),
+    (["decoder_tiny", "--attention-type", "odd"], "attention_type: 'odd' is no attention kind"),
+    (["decoder_tiny", "-p", "d_model=x"], "config.d_model: 'x' will not do"),
+    (["decoder_tiny", "-p", "d_model=[1"], "-p d_model: '[1' is not YAML"),
+    (["hf:Nope"], "transformers has no model class 'Nope'"),
+    (["hf:LlamaForCausalLM", "-p", "foo=1"], "'foo' is no field of LlamaConfig"),
+    (["mymodule:build"], "there is no module 'mymodule'"),
+    (["decoder_tiny", "--json", "nowhere/f.json"], "nowhere is no folder"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), BAD)
+def test_bad_input_is_one_line(arguments, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given_memory = [] if "--memory" in arguments else ["--memory", "1GiB"]
+    ended = CliRunner().invoke(main, ["plan", *arguments, *given_memory])
+    assert ended.exit_code == 2 and said in ended.output, ended.output
+    assert len(ended.output.strip().splitlines()) == 1
+
+
+def test_the_command_shows_what_fits_and_who_holds_it(tmp_path):
+    small = [text for name, value in SMALL.items() for text in ("-p", f"{name}={value}")]
+    asked = ["plan", "decoder_tiny", "--memory", "3MiB", "--seq-len", "64", *small, "--json", str(tmp_path / "f.json")]
+    ended = CliRunner().invoke(main, asked)
+    assert ended.exit_code == 0, ended.output
+    assert "fits: inference; decoding" in ended.output and "training needs " in ended.output
+    assert "training: who holds the peak" in ended.output and "blocks.*" in ended.output
+    found = json.loads((tmp_path / "f.json").read_text())
+    assert [use["use"] for use in found["uses"]] == list(USES)
+    for use in found["uses"]:
+        assert sum(use["kinds"].values()) == sum(part["bytes"] for part in use["parts"]) == use["bytes"]
+    ended = CliRunner().invoke(main, ["plan", "decoder_tiny", "--memory", "1KiB", *small])
+    assert ended.exit_code == 1 and "nothing fits as it is" in ended.output
+
+
+RUN = """
+import resource, sys, torch
+from nanolib.config import NanoConfig
+from nanolib.models import create_model
+batch, memory = map(int, sys.argv[1:])
+torch.set_num_threads(1)
+torch.randn(64, 64) @ torch.randn(64, 64)
+def used():
+    return int(next(line for line in open("/proc/self/status") if line.startswith("VmData")).split()[1]) * 1024
+begun = used()
+config = NanoConfig.from_preset("decoder_tiny", num_layers=2)
+model = create_model(config).eval()
+resource.setrlimit(resource.RLIMIT_DATA, (begun + memory,) * 2)
+try:
+    with torch.no_grad():
+        model(torch.zeros(batch, 1024, dtype=torch.int64))
+except RuntimeError as error:
+    sys.exit(3 if "allocate memory" in str(error) else str(error))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit on memory is Linux's")
+def test_the_largest_batch_runs_under_that_limit_and_the_next_does_not():
+    planner = _Planner(_checked("decoder_tiny", 1024, 4, "float32", "dense", {"num_layers": 2}), "adamw", 1)
+    memory = planner.holding("inference", 4, 1024).peak
+    assert planner.use("inference", memory).largest_batch == 4
+    own = 128 * 2**20  # of the process and its allocator; one sequence more needs 198 MiB
+
+    def ended(sequences):
+        command = [sys.executable, "-c", RUN, str(sequences), str(memory + own)]
+        return subprocess.run(command, timeout=120, check=False).returncode
+
+    assert (ended(4), ended(5)) == (0, 3)
