@@ -179,6 +179,10 @@ class StrictModel(pydantic.BaseModel):
             except _Refused as error:
                 raise ValueError(f"{name}: {shown(value)} will not do; {error}") from None
             except yaml.YAMLError:
+                if odd := [pair for pair in ("[]", "{}") if value.count(pair[0]) != value.count(pair[1])]:
+                    raise ValueError(
+                        f"{name}: {shown(value)} has not as many {odd[0][0]} as {odd[0][1]}; close each"
+                    ) from None
                 parsed = value
             value = value if isinstance(parsed, str) else parsed
         if _is_list(field.annotation) and not isinstance(value, list | tuple | Mapping) and value is not None:

@@ -4,7 +4,10 @@ import pytest
 from click.testing import CliRunner
 
 from nanolib.cli import main
-from nanolib.store import Store
+from nanolib.measurement import Measurement
+from nanolib.meters.machine import this_machine
+from nanolib.meters.time.latency import summarise
+from nanolib.store import Run, Store
 
 
 @pytest.fixture
@@ -21,6 +24,9 @@ BAD = [
         "'quik' is neither a suite (full, quick) nor a notebook of quick (attention, ",
     ),
     (["run", "attention", "-p", "seq_len=[8]"], "attention.seq_len: unknown name; did you mean seq_lens?"),
+    (["run", "atention"], "; did you mean attention?"),
+    (["run", "attention", "-p", "seq_lens=[8"], "attention.seq_lens: '[8' has not as many [ as ]; close each"),
+    (["open"], "index.html is not there; run nano run, or nano report"),
     (["run", "attention", "-p", "seq_lens=[0]"], "attention.seq_lens: 0 will not do"),
     (["run", "attention", "-p", "seq_lens"], "-p: 'seq_lens' is no name=value pair"),
     (["run", "quick", "-p", "seed=1"], "-p: parameters belong to one notebook"),
@@ -115,3 +121,29 @@ def test_merge_takes_in_another_database(nano, tmp_path):
 def test_every_command_has_help(command):
     ended = CliRunner().invoke(main, [command, "--help"])
     assert ended.exit_code == 0 and len(ended.output.splitlines()) > 5
+
+
+def test_lists_come_as_json_too_and_a_name_that_is_nearly_right_is_named(nano, tmp_path):
+    with Store(tmp_path / "out" / "results.sqlite") as store:
+        for at in range(7):
+            times = [10.0 + at // 6 * 5 + 0.01 * (i % 7) for i in range(40)]
+            rows = {"c": ({"name": "dense", "device": "cpu"}, [Measurement("case_time", 1.0), summarise(times)])}
+            store.add(Run("attention", this_machine().to_dict(), rows=rows, label="before", git_revision=f"r{at}"))
+    (*_, last) = json.loads(nano("runs", "--json").stdout)
+    assert (last["experiment"], last["label"], last["git_revision"]) == ("attention", "before", "r6")
+    ended = nano("history", "--json")
+    (told,) = json.loads(ended.stdout)["shown"]
+    assert told["newest"]["after"] == "r6" and len(told["points"]) == 7 and told["case"] == "dense"
+    assert "stuck out" in ended.stderr
+    ended = nano("compare", "befor", "latest")
+    assert ended.exit_code == 2 and "'befor' is not in the database; did you mean 'before'?" in ended.output
+
+
+def test_the_report_is_opened_where_it_is(nano, tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    page = tmp_path / "out" / "report" / "index.html"
+    page.parent.mkdir(parents=True)
+    page.write_text("<html>")
+    ended = nano("open")
+    assert ended.exit_code == 0 and opened == [page.as_uri()] and str(page) in ended.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -13,7 +14,8 @@ import site
 import subprocess
 import sys
 import venv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,7 +73,13 @@ def inspected(python: str, option: str = "--python") -> Environment:
     found = str(Path(found).absolute())  # and not resolved: a venv's interpreter is known by its own path
     try:
         done = subprocess.run(
-            [found, "-c", _TELL], capture_output=True, text=True, timeout=_LOOK_S, check=True, stdin=subprocess.DEVNULL
+            [found, "-c", _TELL],
+            capture_output=True,
+            text=True,
+            timeout=_LOOK_S,
+            check=True,
+            stdin=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONSAFEPATH": "1"},  # a json.py of the working folder is not what is asked
         )
         told = json.loads(done.stdout.splitlines()[-1])
         version = tuple(told["python"])
@@ -121,16 +129,30 @@ def made(requirement: str, log: Callable[[str], None] = lambda _: None) -> Envir
     key = hashlib.sha256(json.dumps([sys.executable, here.packages, asked], sort_keys=True).encode()).hexdigest()[:16]
     folder = _cache() / key
     python, lock = folder / "bin" / "python", folder / "lock.json"
-    if lock.is_file() and python.exists():
-        kept = inspected(str(python), "--with")
-        if json.loads(lock.read_text()) == kept.packages:
-            return kept
-    log(f"making an environment with {requirement}; it is kept for the next time")
-    shutil.rmtree(folder, ignore_errors=True)
-    _install(requirement, folder)
-    new = inspected(str(python), "--with")
-    lock.write_text(json.dumps(new.packages, indent=1))
+    with _one_at_a_time(folder):
+        if lock.is_file() and python.exists():
+            kept = inspected(str(python), "--with")
+            if json.loads(lock.read_text()) == kept.packages:
+                return kept
+        log(f"making an environment with {requirement}; it is kept for the next time")
+        shutil.rmtree(folder, ignore_errors=True)
+        _install(requirement, folder)
+        new = inspected(str(python), "--with")
+        lock.write_text(json.dumps(new.packages, indent=1))
     return new
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Two commands that want the same environment wait for each other."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        claim = folder.with_suffix(".lock").open("w")
+    except OSError as error:
+        raise BadInput(f"--with: {folder.parent} cannot be written ({error.strerror}); set XDG_CACHE_HOME") from None
+    with claim:
+        fcntl.flock(claim, fcntl.LOCK_EX)
+        yield
 
 
 def _cache() -> Path:
@@ -139,7 +161,6 @@ def _cache() -> Path:
 
 def _install(requirement: str, folder: Path) -> None:
     """A venv that sees this environment's packages behind its own, and the requirement in it."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         venv.create(folder, with_pip=False, symlinks=True)
         (own,) = folder.glob("lib/python*/site-packages")

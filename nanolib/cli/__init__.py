@@ -24,3 +24,4 @@ for command in (
     *(results.runs, results.report, results.export, results.merge, results.clean),
 ):
     main.add_command(command)
+main.add_command(results.open_report, "open")

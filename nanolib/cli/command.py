@@ -9,7 +9,7 @@ import os
 import sqlite3
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -157,6 +157,29 @@ class FiniteRange(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value!r} will not do; give a finite number.", param, ctx)
         return number
+
+
+class Command(click.Command):
+    """A command whose help ends with examples.
+
+    Args:
+        examples: Command lines.
+    """
+
+    def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.examples = tuple(examples)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The examples, each on a line of its own, so that it can be copied."""
+        with formatter.section("Examples"):
+            for example in self.examples:
+                formatter.write(f"{' ' * formatter.current_indent}{example}\n")
+
+
+def command(*examples: str) -> Callable[[Callable[..., Any]], Command]:
+    """A command, with examples for its help."""
+    return click.command(cls=Command, examples=examples)
 
 
 class Commands(click.Group):

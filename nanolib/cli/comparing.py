@@ -15,6 +15,7 @@ from nanolib.cli.command import (
     EXIT_OK,
     SECONDS,
     SHARE,
+    command,
     echo,
     echo_table,
     handle_errors,
@@ -52,7 +53,10 @@ def findings(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.command()
+@command(
+    "nano compare latest~1 latest",
+    "nano compare before after --threshold 3% --markdown summary.md",
+)
 @click.argument("base")
 @click.argument("current")
 @click.option("--all", "everything", is_flag=True, help="Show the equivalent ones too.")
@@ -151,10 +155,14 @@ def write_text(option: str, file: str, text: str) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-@click.command()
+@command(
+    "nano history",
+    "nano history attention --confirm",
+)
 @click.argument("experiments", nargs=-1, metavar="[EXPERIMENT]...")
 @click.option("--metric", default="latency", show_default=True, help="Which figure.")
 @click.option("--all", "everything", is_flag=True, help="Show those that never changed too.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.option(
     "--confirm", "confirms", is_flag=True, help="Measure both revisions of each latest step, as nano ab does."
 )
@@ -162,9 +170,15 @@ def write_text(option: str, file: str, text: str) -> None:
 @output_option
 @handle_errors
 def history(
-    experiments: tuple[str, ...], metric: str, everything: bool, confirms: bool, budget: float, output: str | None
+    experiments: tuple[str, ...],
+    metric: str,
+    everything: bool,
+    as_json: bool,
+    confirms: bool,
+    budget: float,
+    output: str | None,
 ) -> None:
-    """Each case over its runs on one machine: where its level changed, and between which revisions.
+    """Each case over its runs: where its level changed, and when.
 
     A level is what at least three runs show; one or two that stick out are named and are no change yet. With --confirm both
     revisions around each case's latest step are measured side by side, and exit code 1 tells of a regression.
@@ -187,16 +201,22 @@ def history(
     stepped = [one for one in found if one.latest]
     shown = found if everything else stepped
     answers = _confirmed(shown, metric, budget) if confirms and stepped else {}
-    if shown:
+    if as_json:
+        told = [one.to_dict(answers.get(index)) for index, one in enumerate(shown)]
+        echo(*json.dumps({"metric": metric, "figures": len(found), "shown": told}, indent=1).split("\n"))
+    elif shown:
         alike, lines = compact(table(shown, answers))
         echo(*([f"all: {alike}"] if alike else []))
         echo_table(lines)
     runs_of = max((len(one.points) for one in found), default=0)
-    echo(f"{len(changed)} of {len(found)} {metric} figures changed their level over up to {runs_of} runs")
+    said = [f"{len(changed)} of {len(found)} {metric} figures changed their level over up to {runs_of} runs"]
     if newest := sum(one.newest is not None for one in found):
-        echo(f"{newest} stuck out in the last run or two: a change, or a spike; nano history --confirm measures it")
+        said.append(
+            f"{newest} stuck out in the last run or two: a change, or a spike; nano history --confirm measures it"
+        )
     if found and runs_of < LEAST_HISTORY:
-        echo(f"a change of level takes {LEAST_HISTORY} runs to be seen; nano compare tells two of them apart")
+        said.append(f"a change of level takes {LEAST_HISTORY} runs to be seen; nano compare tells two of them apart")
+    echo(*said, err=as_json)
     regressed = any(getattr(answer, "finding", None) == Kind.REGRESSED for answer in answers.values())
     sys.exit(EXIT_FAILED if regressed else EXIT_OK)
 

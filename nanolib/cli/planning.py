@@ -7,11 +7,14 @@ import sys
 
 import click
 
-from nanolib.cli.command import EXIT_FAILED, EXIT_OK, echo, echo_table, handle_errors, pairs_of
+from nanolib.cli.command import EXIT_FAILED, EXIT_OK, command, echo, echo_table, handle_errors, pairs_of
 from nanolib.cli.comparing import have_folders, write_text
 
 
-@click.command()
+@command(
+    "nano plan gpt_6.7B --memory 80GiB --seq-len 8192 --batch-size 4 --dtype bfloat16",
+    "nano plan hf:LlamaForCausalLM --memory 24GB -p num_hidden_layers=16",
+)
 @click.argument("model")
 @click.option("--memory", required=True, metavar="SIZE", help="What there is, of one rank: 80GiB, 24GB.")
 @click.option("--seq-len", default=1024, show_default=True, metavar="N", help="Tokens of a sequence.")
@@ -39,14 +42,12 @@ def plan(
     pairs: tuple[str, ...],
     json_file: str | None,
 ) -> None:
-    r"""Say whether MODEL fits into memory, what would, and who holds it. Nothing is run: it is counted on tensors without data.
+    """Say whether a model fits into memory, and who holds it.
+
+    Nothing is run: it is counted on tensors without data.
 
     MODEL: a preset, hf:LlamaForCausalLM, or package.module:build. Peaks are of live tensors, to the byte; what the process and
     its allocator need comes on top. Exit code 1 where nothing fits.
-
-    \b
-    nano plan gpt_6.7B --memory 80GiB --seq-len 8192 --batch-size 4 --dtype bfloat16
-    nano plan hf:LlamaForCausalLM --memory 24GB -p num_hidden_layers=16 -p hidden_size=2048
     """
     from nanolib.experiments.model import planning
     from nanolib.validation import read_value

@@ -14,6 +14,7 @@ from nanolib.cli.command import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_OK,
+    command,
     echo,
     echo_table,
     handle_errors,
@@ -25,7 +26,10 @@ from nanolib.measurement import BadInput, shown
 from nanolib.paths import DATABASE, checkout, expanded
 
 
-@click.command()
+@command(
+    "nano reproduce outputs/reference/NAME",
+    "nano reproduce theirs.sqlite --all --json findings.json",
+)
 @click.argument("name", metavar="REFERENCE")
 @click.option("--all", "everything", is_flag=True, help="Show what was reproduced too.")
 @click.option("--label", default="", help="Your name for the runs; default: reproduce and the reference's name.")
@@ -36,7 +40,7 @@ from nanolib.paths import DATABASE, checkout, expanded
 def reproduce(
     name: str, everything: bool, label: str, markdown_file: str | None, json_file: str | None, output: str | None
 ) -> None:
-    """Run the cases of a reference here, and say of each figure whether it comes out again.
+    """Run the cases of a reference: which figures come out again?
 
     REFERENCE: a folder of outputs/reference, a folder with a results.sqlite, or a database. A figure is reproduced where the 95 %
     interval of here / there lies within 10 %, and differs where it lies wholly outside; on another machine times are scaled by

@@ -7,21 +7,28 @@ from pathlib import Path
 
 import click
 
-from nanolib.cli.command import DAYS, echo, echo_table, handle_errors, output_option, selected, use_output
+from nanolib.cli.command import DAYS, command, echo, echo_table, handle_errors, output_option, selected, use_output
 from nanolib.measurement import BadInput
 from nanolib.paths import database_path
 
 
-@click.command()
+@command(
+    "nano runs",
+    "nano runs --json",
+)
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @output_option
 @handle_errors
-def runs(output: str | None) -> None:
+def runs(as_json: bool, output: str | None) -> None:
     """List what is in the database."""
     from nanolib.store import Store
 
     use_output(output)
     with Store(create=False) as store:
         frame = store.runs()
+    if as_json:
+        echo(*frame.to_json(orient="records", indent=1, default_handler=str).split("\n"))
+        return
     if frame.empty:
         echo("no runs yet; run: nano run quick")
         return
@@ -47,7 +54,10 @@ def runs(output: str | None) -> None:
     echo_table(frame[columns])
 
 
-@click.command()
+@command(
+    "nano report --open",
+    "nano report latest --to report",
+)
 @click.argument("names", nargs=-1, metavar="[RUN]...")
 @click.option("--to", "folder", metavar="DIR", help="Where to; default: report/ in the output folder.")
 @click.option("--open", "show", is_flag=True, help="Open the page in a browser.")
@@ -68,7 +78,24 @@ def report(names: tuple[str, ...], folder: str | None, show: bool, output: str |
         webbrowser.open(page.absolute().as_uri())
 
 
-@click.command()
+@command(
+    "nano open",
+)
+@output_option
+@handle_errors
+def open_report(output: str | None) -> None:
+    """Open the report that was written last, in a browser."""
+    page = use_output(output) / "report" / "index.html"
+    if not page.is_file():
+        raise BadInput(f"report: {page} is not there; run nano run, or nano report")
+    echo(str(page))
+    webbrowser.open(page.absolute().as_uri())
+
+
+@command(
+    "nano export share.sqlite",
+    "nano export table.csv --run latest",
+)
 @click.argument("target", metavar="FILE")
 @click.option("--run", "names", multiple=True, metavar="RUN", help="Which runs; default: each experiment's newest.")
 @output_option
@@ -84,12 +111,14 @@ def export(target: str, names: tuple[str, ...], output: str | None) -> None:
     echo(target)
 
 
-@click.command()
+@command(
+    "nano merge theirs.sqlite",
+)
 @click.argument("databases", nargs=-1, required=True, metavar="DATABASE...")
 @output_option
 @handle_errors
 def merge(databases: tuple[str, ...], output: str | None) -> None:
-    """Bring in the runs of other databases; doing it twice changes nothing."""
+    """Bring in the runs of other databases; twice changes nothing."""
     from nanolib.store import Store, check_mergeable
 
     use_output(output)
@@ -100,7 +129,10 @@ def merge(databases: tuple[str, ...], output: str | None) -> None:
             echo(f"{path}: {store.merge(path)} run(s) came in")
 
 
-@click.command()
+@command(
+    "nano clean --older-than 30d --dry-run",
+    "nano clean --run 1a2b3c4d",
+)
 @click.option("--older-than", "days", type=DAYS, metavar="30d", help="Delete runs that are older than this many days.")
 @click.option("--keep", type=click.IntRange(min=0), help="Delete all but so many of the newest runs.")
 @click.option(

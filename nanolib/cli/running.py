@@ -17,6 +17,7 @@ from nanolib.cli.command import (
     EXIT_INTERRUPTED,
     EXIT_OK,
     FiniteRange,
+    command,
     echo,
     handle_errors,
     output_option,
@@ -26,10 +27,16 @@ from nanolib.cli.command import (
 from nanolib.measurement import printable
 from nanolib.paths import database_path
 
+_MOST_SAID = 8  # lines of a notebook's answer
 _FEW = 40  # cases that are planned before helpers would have begun
 
 
-@click.command()
+@command(
+    "nano run",
+    "nano run full attention --label before",
+    "nano run model -p seq_lens='[512, 1024]' -p dtypes='[bfloat16]'",
+    "nano run full --dry-run",
+)
 @click.argument("targets", nargs=-1, metavar="[SUITE] [NOTEBOOK]...")
 @click.option(
     "-p", "--param", "pairs", multiple=True, metavar="NAME=VALUE", help="A parameter of the one notebook named."
@@ -57,7 +64,7 @@ def run(
     parts: int,
     output: str | None,
 ) -> None:
-    """Run a suite (default: quick), or some of its notebooks, then write the report."""
+    """Run a suite (default: quick) or some notebooks, then report."""
     from nanolib.run.suite.warm_kernel import WarmKernel
 
     folder = use_output(output)
@@ -78,7 +85,7 @@ def run(
             ended, log = run_on_ray(jobs, folder, echo)
         else:
             rehearse_jobs(jobs)
-            ended, log = run_jobs(jobs, folder, echo, kernel=kernel)
+            ended, log = run_jobs(jobs, folder, echo, kernel=kernel, answered=_answers)
     echo("", *closing_table(ended))
     for end in ended:
         if end.message:
@@ -92,6 +99,26 @@ def run(
     if any(end.status == "interrupted" for end in ended):
         sys.exit(EXIT_INTERRUPTED)
     sys.exit(EXIT_OK if all(end.status == "done" for end in ended) else EXIT_FAILED)
+
+
+def _answers(end: Any) -> list[str]:
+    """What a notebook that has ended answers, as far as a terminal wants to hear it."""
+    from nanolib.experiments import sections
+    from nanolib.report.claim import grouped
+    from nanolib.store import Store
+
+    with Store(create=False) as store:
+        rows = store.measurements([end.run_id] if end.run_id else [])
+    section = next((one for one in sections() if one.experiment in set(rows["experiment"])), None)
+    if section is None:
+        return []
+    groups = grouped(section.verdict(rows))
+    lines = [section.question]
+    for heading, claims in groups:
+        lines += [f"  {heading}:"] if heading else []
+        lines += [f"  {'  ' if heading else ''}{claim.sentence}" for claim in claims]
+    more = len(lines) - 1 - _MOST_SAID
+    return [*lines[: _MOST_SAID + 1], *([f"  … and {more} more in the report"] if more > 0 else []), ""]
 
 
 def _show_plan(jobs: list[Any]) -> None:
@@ -149,7 +176,9 @@ def _write_report(run_ids: list[str], folder: Path) -> Path:
         return build(store, run_ids, folder, sections())
 
 
-@click.command()
+@command(
+    "NANOLIB_SECRET=... nano join first-machine:29500",
+)
 @click.argument("rendezvous", metavar="HOST:PORT")
 @click.option(
     "--wait",
@@ -162,7 +191,9 @@ def _write_report(run_ids: list[str], folder: Path) -> Path:
 )
 @handle_errors
 def join(rendezvous: str, wait_s: float) -> None:
-    """Lend this machine to a distributed notebook on another: `nano run distributed -p nodes=2 -p rendezvous=HOST:PORT`.
+    """Lend this machine to a distributed notebook on another.
+
+    There: `nano run distributed -p nodes=2 -p rendezvous=HOST:PORT`.
 
     Both need the same secret in NANOLIB_SECRET. What their ranks send each other is neither encrypted nor authenticated: a
     network that you do not trust is unsupported.
@@ -175,7 +206,10 @@ def join(rendezvous: str, wait_s: float) -> None:
     nodes.join(rendezvous, wait_s=wait_s, log=echo)
 
 
-@click.command()
+@command(
+    "nano doctor",
+    "nano doctor --json",
+)
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.option("--budget", default=2.0, show_default=True, help="Seconds for each ceiling.")
 @output_option

@@ -11,14 +11,29 @@ from typing import Any
 
 import click
 
-from nanolib.cli.command import EXIT_FAILED, EXIT_OK, SECONDS, echo, handle_errors, output_option, pairs_of, use_output
+from nanolib.cli.command import (
+    EXIT_FAILED,
+    EXIT_OK,
+    SECONDS,
+    command,
+    echo,
+    handle_errors,
+    output_option,
+    pairs_of,
+    use_output,
+)
 from nanolib.cli.comparing import budget_option, findings, have_folders, show_comparison
 from nanolib.measurement import BadInput, shown
 
 _CALLABLE = "PACKAGE.MODULE:FUNCTION"
 
 
-@click.command()
+@command(
+    "nano ab main . attention -p seq_lens='[4096]'",
+    "nano ab main . --call mypackage.module:step --budget 60s",
+    "nano ab main . --pytest tests/perf",
+    "nano ab --with numpy==1.26.4 --with numpy==2.3.5 --call mypackage.module:step",
+)
 @click.argument("names", nargs=-1, metavar="[REV_A REV_B] [NOTEBOOK]...")
 @click.option("-p", "--param", "pairs", multiple=True, metavar="NAME=VALUE", help="A parameter of the notebook named.")
 @click.option("--call", "functions", multiple=True, metavar=_CALLABLE, help="A function of your own.")
@@ -62,7 +77,9 @@ def ab(
     markdown_file: str | None,
     output: str | None,
 ) -> None:
-    """Compare two versions side by side: git revisions, `.` for the working tree, two params files, or two environments.
+    """Compare two versions side by side, or two environments.
+
+    REV_A, REV_B: git revisions, `.` for the working tree, or two params files.
 
     Blocks of both are interleaved in random order, in many pairs of fresh processes, and all pairs are judged once.
     Exit code 1 on a regression. Without a notebook, --call and --pytest: the timed cases of the quick suite.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -82,6 +83,14 @@ class History:
     def figure(self) -> str:
         """Which figure of the case."""
         return f"{self.metric} {self.scope}".strip()
+
+    def to_dict(self, answer: Line | str | None = None) -> dict[str, Any]:
+        """JSON types, with what measuring its latest step again gave."""
+        names = ("machine_id", "experiment", "case", "case_id", "metric", "scope", "note")
+        told = {name: getattr(self, name) for name in names}
+        told |= {"changes": [asdict(change) for change in self.changes], "newest": self.newest and asdict(self.newest)}
+        points = self.points.astype(object).where(self.points.notna(), None).to_dict("records")
+        return told | {"points": points, "side_by_side": answer and _told(answer)}
 
     @property
     def latest(self) -> Change | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Iterable
@@ -278,7 +279,10 @@ class Reader(Connection):
         found = found or [run_id for run_id, *_ in runs if name and run_id == name]
         found = found or [run_id for run_id, *_ in runs if len(name) >= 4 and run_id.startswith(name)]
         if not found:
-            raise BadInput(f"run: {name!r} is not in the database; `nano runs` lists what is")
+            known = dict.fromkeys(word for _, label, _, *groups in runs for word in (label, *groups) if word)
+            near = difflib.get_close_matches(name, known, 1)
+            meant = f"did you mean {near[0]!r}? " if near else ""
+            raise BadInput(f"run: {name!r} is not in the database; {meant}`nano runs` lists what is")
         return found
 
     def started_attempts(self, run_id: str) -> dict[str, int]:

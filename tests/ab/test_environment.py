@@ -86,7 +86,7 @@ def test_one_environment_twice_is_equivalent_and_is_made_once(repository, packag
     assert ended.exit_code == 0, ended.output
     assert json.loads((tmp_path / "f.json").read_text())["lines"][0]["finding"] == "equivalent"
     assert "A → B" not in ended.output
-    assert len(list((tmp_path / "cache" / "nanolib" / "environments").iterdir())) == 1
+    assert len(list((tmp_path / "cache" / "nanolib" / "environments").glob("*/lock.json"))) == 1
     assert ended.output.count("making an environment") == 1
 
 
@@ -126,7 +126,20 @@ def test_a_wheel_is_known_by_what_is_in_it(packages):
 def test_what_cannot_be_installed_leaves_nothing(packages, tmp_path):
     with pytest.raises(BadInput, match=r"--with: 'planted==3' cannot be installed \(.*planted==3"):
         made("planted==3")
-    assert not list((tmp_path / "cache" / "nanolib" / "environments").iterdir())
+    assert not [place for place in (tmp_path / "cache" / "nanolib" / "environments").iterdir() if place.is_dir()]
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(BadInput, match=r"cannot be written .*; set XDG_CACHE_HOME"):
+        made("planted==1.0")
+
+
+def test_what_lies_in_the_working_folder_is_not_asked(monkeypatch, tmp_path):
+    (tmp_path / "json.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    assert inspected(sys.executable).packages["python"].startswith("3.")
 
 
 def test_without_pip_and_uv_it_says_so(packages, monkeypatch):

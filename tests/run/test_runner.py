@@ -78,6 +78,8 @@ def test_run_measures_reports_and_says_where_the_time_went(tmp_path):
     ended = _nano("run", "attention", *SMALL, "--label", "mine", folder=tmp_path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "attention  done    3      3   —" in ended.stdout and "measuring s" in ended.stdout
+    answer = ended.stdout.index("When does sparse attention pay?\n  ")  # as its notebook ends, before the closing table
+    assert ended.stdout.index("attention: done in") < answer < ended.stdout.index("measuring s")
     with Store(tmp_path / "results.sqlite") as store:
         runs = store.runs()
         assert list(runs.status) == ["done"] and runs.label.iloc[0] == "mine" and runs.suite.iloc[0] == "quick"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -121,9 +122,11 @@ def plan(
         if "=" in name:
             raise BadInput(f"run: {shown(name)} is a parameter; write: nano run NOTEBOOK -p {shown(name)}")
         if name not in available:
+            near = difflib.get_close_matches(name, [*suites(), *available, *scenarios()], 1)
+            meant = f"; did you mean {near[0]}?" if near else ""
             raise BadInput(
                 f"run: {shown(name)} is neither a suite ({', '.join(suites())}) nor a notebook of {suite} ({', '.join(available)}) "
-                f"nor a scenario ({', '.join(scenarios())})"
+                f"nor a scenario ({', '.join(scenarios())}){meant}"
             )
     chosen = [name for name in available if name in names] or available
     if overrides and len(chosen) > 1 and not names:

@@ -37,6 +37,7 @@ from nanolib.scratch import Scratch
 from nanolib.store import Store
 
 _POLL_S = 0.3
+_BAR = "{desc} · case {n_fmt} of {total_fmt} {bar} {elapsed} · about {remaining} left"
 _KERNEL_DIED = 138  # papermill's own exit code for it
 
 
@@ -83,6 +84,7 @@ class _Launch:
     token: str
     kernel: WarmKernel | None
     bar: tqdm
+    answered: Callable[[Ended], Sequence[str]] = lambda _: ()
     finished: dict[str, int] = field(default_factory=dict)
     claimed: set[str] = field(default_factory=set)
     stop: threading.Event = field(default_factory=threading.Event)
@@ -95,6 +97,7 @@ def run_jobs(
     *,
     token: str = "",
     kernel: WarmKernel | None = None,
+    answered: Callable[[Ended], Sequence[str]] = lambda _: (),
 ) -> tuple[list[Ended], Path]:
     """Run the jobs: those that any one GPU can do on all GPUs at once, and the others in turn.
 
@@ -104,6 +107,7 @@ def run_jobs(
         log: Takes lines for the terminal.
         token: Of the command, where it has one already.
         kernel: Started by the command, for the first job.
+        answered: What is to be said of a job that has ended, in lines for the terminal.
 
     Returns:
         How each ended, and the log file.
@@ -115,8 +119,8 @@ def run_jobs(
     total = sum(end.cases for end in ended)
     places = gpu_places()
     together = [at for at, job in enumerate(jobs) if on_any_gpu(job)] if len(places) > 1 else []
-    with tqdm(total=total, unit="case", disable=None, file=sys.stderr, dynamic_ncols=True) as bar:
-        shared = _Launch(output, token, kernel, bar)
+    with tqdm(total=total, bar_format=_BAR, disable=None, file=sys.stderr, dynamic_ncols=True) as bar:
+        shared = _Launch(output, token, kernel, bar, answered)
         if together:
             _run_together(shared, [(jobs[at], ended[at]) for at in together], places, log_path, log)
         for at, (job, end) in enumerate(zip(jobs, ended, strict=True)):
@@ -170,8 +174,11 @@ def _run_one(
             end.status = RunStatus.INTERRUPTED
             end.message = "stopped by Ctrl-C; finished cases are saved (--resume)"
         _settle(store, end)
-    if shared.bar.disable:
-        log(f"{end.name}: {end.status} in {end.seconds:.0f} s {end.message}".rstrip())
+    with shared.bar.external_write_mode(sys.stderr):
+        if shared.bar.disable:
+            log(f"{end.name}: {end.status} in {end.seconds:.0f} s {end.message}".rstrip())
+        for line in shared.answered(end):
+            log(line)
 
 
 def _run(job: Job, end: Ended, shared: _Launch, place: dict[str, str], store: Store, log_file: IO[str]) -> None:

@@ -1,0 +1,224 @@
+"""One model's uses planned at one shape after the other, and the largest shapes that fit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from nanolib.config import PRESETS
+from nanolib.experiments.model.model_cases import GenerationCase, ModelCase
+from nanolib.experiments.model.steps import Generating, Inferring, Training
+from nanolib.measurement import BadInput, Unsupported
+from nanolib.meters.holders import GRADIENTS, STATES, TEMPORARIES, WEIGHTS, Holding
+from nanolib.meters.memory import fake_tensors
+from nanolib.models.user import hugging_face_config
+from nanolib.run.params import MAX_SEQ_LEN
+from nanolib.run.workload import Workload, holdings_by_depth
+
+MAX_BATCH = 65_536
+_ENOUGH = 12  # guesses along a line; then the rest is halved
+GATHERED = "gathered weights"  # FSDP's: those of the block that computes, of the next, and of what lies in no block
+_SHARDED = (WEIGHTS, GRADIENTS, STATES)
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")  # what transformers' configurations call it
+
+# Use → mode of the case, optimisation.
+USES = {
+    "inference": ("inference", "eager"),
+    "decoding": ("generation", "eager"),
+    "training": ("training", "eager"),
+    "training, checkpointed": ("training", "checkpoint"),
+}
+
+
+@dataclass(frozen=True)
+class Use:
+    """What one use of the model needs.
+
+    Attributes:
+        name: One of `USES`.
+        holding: Who holds its peak; of one rank where there are several.
+        memory: How much there is, bytes.
+        largest_batch: At this length; 0 where not one sequence fits.
+        longest: At this batch, tokens; 0 where none fits.
+        refused: Why it is not known, in one line; then there is no holding.
+    """
+
+    name: str
+    holding: Holding
+    memory: int
+    largest_batch: int = 0
+    longest: int = 0
+    refused: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Whether its peak is at most what there is."""
+        return not self.refused and self.holding.peak <= self.memory
+
+
+def room(preset: str, options: Mapping[str, Any], seq_len: int) -> dict[str, int]:
+    """A preset's context made as long as the sequence."""
+    context = options.get("context_length") or PRESETS.get(preset, {}).get("context_length", 0)
+    return {"context_length": seq_len} if isinstance(context, int) and context < seq_len else {}
+
+
+class Planner:
+    """Plans uses of one model at one shape after the other; each is counted once."""
+
+    def __init__(self, source: ModelCase, optimizer: str, ranks: int) -> None:
+        self.source, self.optimizer, self.ranks = source, optimizer, ranks
+        self._known: dict[tuple[str, int, int], Holding] = {}
+
+    def use(self, name: str, memory: int) -> Use:
+        """What a use needs, and the most that fits."""
+        batch, length = self.source.batch_size, self.source.seq_len
+        try:
+            here = self.holding(name, batch, length)
+            fixed = sum(size for (kind, _), size in here.parts.items() if kind in (*_SHARDED, GATHERED))
+            peaks = lambda n: self.holding(name, n * self.ranks, length).peak  # noqa: E731
+            most = largest(peaks, memory, batch // self.ranks, MAX_BATCH // self.ranks, fixed) * self.ranks
+            peaks = lambda n: self.holding(name, batch, n).peak  # noqa: E731
+            longest = largest(peaks, memory, length, self._longest(), fixed, least=2 if name == "decoding" else 1)
+        except Unsupported as error:
+            return Use(name, Holding({}), memory, refused=str(error))
+        except BadInput as error:
+            return Use(name, Holding({}), memory, refused=error.lines[0])
+        except Exception as error:  # a model may look at its data, which is not there
+            return Use(
+                name, Holding({}), memory, refused=f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            )
+        return Use(name, here, memory, most, longest)
+
+    def holding(self, name: str, batch: int, length: int) -> Holding:
+        """Who holds a use's peak at a shape, on one rank."""
+        key = (name, batch, length)
+        if key not in self._known:
+            case = self._case(name, batch // self.ranks, length)
+            scopes = holdings_by_depth(self._depth, lambda depth: self._at(case, depth), self._shared)
+            self._known[key] = max(scopes.values(), key=lambda held: held.peak)
+        return self._known[key]
+
+    def _case(self, name: str, batch: int, length: int) -> ModelCase:
+        mode, optimisation = USES[name]
+        fields = {field.name: getattr(self.source, field.name) for field in dataclasses.fields(ModelCase)}
+        fields |= {"mode": mode, "optimisation": optimisation, "batch_size": batch, "seq_len": length}
+        if not self.source.own:
+            fields["overrides"] = self.source.overrides | room(self.source.preset, self.source.overrides, length)
+        case = ModelCase(**fields)
+        if mode == "generation":  # the cache holds `length` tokens in the end
+            case = GenerationCase(**fields | {"seq_len": length - 1}, new_tokens=1)
+        if reason := case.not_planned():
+            raise Unsupported(reason)
+        return case
+
+    def _at(self, case: ModelCase, depth: int) -> tuple[nn.Module, Iterator[Workload]]:
+        low = dataclasses.replace(case, overrides=case.overrides | self._layers(depth)) if depth else case
+        ids = torch.zeros(case.batch_size, case.seq_len + 1, dtype=torch.int64)
+        model = low.build()
+        if isinstance(case, GenerationCase):
+            return model, Generating(model, ids[:, :-1], 1).workloads()
+        if case.mode == "inference":
+            return model, Inferring(model, ids[:, :-1], case.optimisation).workloads()
+        return model, Training(model, ids, case.optimisation, 1e-3, self.optimizer).workloads()
+
+    def _layers(self, depth: int) -> dict[str, int]:
+        return {self._layers_field: depth}
+
+    @cached_property
+    def _layers_field(self) -> str:
+        """What the option is called that says how many blocks there are; empty where nobody knows."""
+        if not self.source.own:
+            return "num_layers"
+        if self.source.runs_code:
+            return ""
+        config = hugging_face_config(self.source.preset, self.source.overrides)
+        return next((name for name in _LAYERS if isinstance(config.to_dict().get(name), int)), "")
+
+    @cached_property
+    def _depth(self) -> int:
+        """How many equal blocks lie on one another; 0 where they differ, or nobody knows."""
+        if not self.source.own:
+            return self.source.config.num_layers
+        if not self._layers_field:
+            return 0
+        config = hugging_face_config(self.source.preset, self.source.overrides)
+        depth = getattr(config, self._layers_field)
+        lists = [value for value in self.source.overrides.values() if isinstance(value, list | tuple)]
+        return depth if not lists and equal_blocks(self.source, depth) else 0
+
+    def _longest(self) -> int:
+        """The longest sequence that the model takes."""
+        return (self.source.context_length if self.source.own else None) or MAX_SEQ_LEN
+
+    def _shared(self, whole: Holding) -> Holding:
+        """What one of several ranks holds under FSDP: its share, and the weights that are gathered to compute."""
+        if self.ranks == 1:
+            return whole
+        parts = {
+            (kind, module): -(-size // self.ranks) if kind in _SHARDED else size
+            for (kind, module), size in whole.parts.items()
+        }
+        weights = {module: size for (kind, module), size in whole.parts.items() if kind == WEIGHTS}
+        blocks = sum(size for module, size in weights.items() if ".*" in module)
+        outside, block = sum(weights.values()) - blocks, blocks // max(self._depth, 1)
+        gathered = outside + 2 * block  # the block that computes, and the next
+        if any(kind == GRADIENTS for kind, _ in parts):
+            parts[TEMPORARIES, "gradients before they are scattered"] = block
+        return Holding(parts | {(GATHERED, ""): gathered})
+
+
+def equal_blocks(source: ModelCase, depth: int) -> bool:
+    """Whether the one stack of so many blocks in a model of transformers is of equal ones, in shapes and in settings."""
+    with fake_tensors():
+        model = source.build()
+    stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == depth]
+    return len(stacks) == 1 and len({_signature(block) for block in stacks[0]}) == 1
+
+
+def _signature(block: nn.Module) -> str:
+    """What a block is: its modules, their plain settings but for the block's number, and the shapes of what they hold."""
+    told = []
+    for name, module in block.named_modules():
+        plain = {
+            key: value for key, value in vars(module).items() if isinstance(value, bool | int | float | str | None)
+        }
+        plain = {key: value for key, value in plain.items() if not key.endswith(("idx", "index", "_id"))}
+        held = {
+            key: tuple(p.shape)
+            for key, p in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+        }
+        told.append((name, type(module).__name__, sorted(plain.items(), key=str), sorted(held.items())))
+    return repr(told)
+
+
+def largest(need: Callable[[int], int], memory: int, start: int, most: int, fixed: int = 0, least: int = 1) -> int:
+    """The largest n whose need fits and that of n + 1 does not; 0 where not even the least fits, `most` where all do.
+
+    Args:
+        need: n → bytes, growing.
+        memory: Bytes that there are.
+        start: Where to begin.
+        most: The largest that is asked for.
+        fixed: Bytes that do not grow with n, as far as is known.
+        least: The smallest that means anything.
+    """
+    known = {0: fixed}
+    fits, too_many, at = least - 1, most + 1, min(max(start, least), most)
+    while too_many - fits > 1:
+        known[at] = need(at)
+        if known[at] <= memory:
+            fits = at
+        else:
+            too_many = at
+        # along the line through the two that lie next to the limit, which meets a parabola's in a few steps
+        a, b = sorted(known, key=lambda n: abs(known[n] - memory))[:2]
+        slope = (known[b] - known[a]) / (b - a)
+        guess = a + int((memory - known[a]) // slope) if slope > 0 and len(known) < _ENOUGH else (fits + too_many) // 2
+        at = min(max(guess, fits + 1), too_many - 1)
+    return fits if fits >= least else 0

@@ -1,0 +1,32 @@
+"""Examples in the commands' help: each is one that the command takes."""
+
+import shlex
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from nanolib.cli import main
+
+EXAMPLES = [(name, example) for name, command in main.commands.items() for example in command.examples]
+
+
+def test_each_command_has_one_and_its_help_shows_it_in_a_line():
+    assert {name for name, _ in EXAMPLES} == set(main.commands)
+    for name, example in EXAMPLES:
+        shown = CliRunner().invoke(main, [name, "--help"], terminal_width=80).output
+        assert f"\n  {example}\n" in shown and shown.index("Examples:") > shown.index("Options:")
+
+
+@pytest.mark.parametrize(("name", "example"), EXAMPLES)
+def test_an_example_is_taken(name, example):
+    words = [word for word in shlex.split(example) if "=" not in word or not word.split("=")[0].isupper()]
+    assert words[:2] == ["nano", name]
+    command = main.commands[name]
+    command.make_context(name, words[2:])  # raises what the command line would be refused for
+
+
+def test_the_list_of_commands_cuts_no_sentence_at_80_columns():
+    shown = CliRunner().invoke(main, ["--help"], terminal_width=80).output
+    assert "..." not in shown.partition("Commands:")[2] and all(len(line) <= 80 for line in shown.splitlines())
+    assert isinstance(main, click.Group) and all(command.help for command in main.commands.values())
