@@ -6,6 +6,7 @@ import errno
 import functools
 import math
 import os
+import re
 import sqlite3
 import sys
 import tempfile
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NUMBER = re.compile(r"[-+]?\d|—$|yes$|no$")  # what a column of numbers holds
 EXIT_OK, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 output_option = click.option("--output", metavar="DIR", help="Output folder; default: $NANOLIB_OUTPUT, or outputs/.")
@@ -68,10 +70,16 @@ def echo(*lines: Any, err: bool = False) -> None:
 
 
 def echo_table(table: pd.DataFrame) -> None:
-    """Print a table; no cell of it breaks its line."""
-    shown = table.map(lambda cell: printable(cell) if isinstance(cell, str) else cell)
-    shown = shown.set_axis([printable(str(name)) for name in table.columns], axis=1)
-    echo(*shown.to_string(index=False).split("\n"))
+    """Print a table, words to the left and numbers to the right; no cell of it breaks its line."""
+    shown = {}
+    for name, column in table.items():
+        cells, title = [printable(str(cell)) for cell in column], printable(str(name))
+        if not all(_NUMBER.match(cell) for cell in cells if cell):
+            width = max(map(len, (title, *cells)))
+            cells, title = [cell.ljust(width) for cell in cells], title.ljust(width)
+        shown[title] = cells
+    text = table.__class__(shown).to_string(index=False)
+    echo(*(line.rstrip() for line in text.split("\n")))
 
 
 def handle_errors(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -126,7 +126,6 @@ def have_folders(*files: str | None) -> None:
 def show_comparison(found: Any, everything: bool, json_file: str | None, markdown_file: str | None) -> None:
     """Print a comparison, and write it to the files that were named."""
     from nanolib.report.page import markdown_table
-    from nanolib.report.tables import compact
 
     summary = ", ".join(f"{n} {finding}" for finding, n in found.counts.items())
     said = [*found.noise, *([f"A → B: {', '.join(found.differ)}"] if found.differ else [])]
@@ -136,11 +135,21 @@ def show_comparison(found: Any, everything: bool, json_file: str | None, markdow
         write_text("--markdown", markdown_file, "\n\n".join([summary, *said, markdown_table(found.table())]) + "\n")
     echo(*said)
     table = found.table(everything)
-    if len(table):
-        shared, table = compact(table)
-        echo(*([f"all: {shared}"] if shared else []))
-        echo_table(table)
+    echo_findings(table)
     echo(summary)
+
+
+def echo_findings(table: Any) -> None:
+    """Print findings, experiment by experiment; notes that leave no room for the case's name stand below."""
+    from nanolib.report.tables import compact
+
+    notes: dict[str, str] = {}
+    parts = [part for _, part in table.groupby("experiment", sort=False)] if len(table) else []
+    for part in parts:
+        shared, lines = compact(part, notes=notes)
+        echo(*([""] if len(parts) > 1 else []), f"all: {shared}")
+        echo_table(lines)
+    echo(*([""] if notes else []), *(f"{number}: {note}" for note, number in notes.items()))
 
 
 def write_text(option: str, file: str, text: str) -> None:

@@ -16,12 +16,11 @@ from nanolib.cli.command import (
     EXIT_OK,
     command,
     echo,
-    echo_table,
     handle_errors,
     output_option,
     use_output,
 )
-from nanolib.cli.comparing import have_folders, write_text
+from nanolib.cli.comparing import echo_findings, have_folders, write_text
 from nanolib.measurement import BadInput, shown
 from nanolib.paths import DATABASE, checkout, expanded
 
@@ -116,7 +115,6 @@ def _here(params: Mapping[str, Any], known: Any, label: str) -> dict[str, Any]:
 
 def _show(found: Any, everything: bool, json_file: str | None, markdown_file: str | None) -> None:
     from nanolib.report.page import markdown_table
-    from nanolib.report.tables import compact
 
     counts = ", ".join(f"{n} {verdict}" for verdict, n in found.counts.items())
     if json_file:
@@ -125,9 +123,7 @@ def _show(found: Any, everything: bool, json_file: str | None, markdown_file: st
         write_text(
             "--markdown", markdown_file, "\n\n".join([counts, found.sentence, markdown_table(found.table())]) + "\n"
         )
-    table = found.table(everything)
-    if len(table):
-        alike, lines = compact(table)
-        echo("", *([f"all: {alike}"] if alike else []))
-        echo_table(lines)
+    echo("")
+    echo_findings(found.table(everything))
+    echo("")
     echo(counts, found.sentence)

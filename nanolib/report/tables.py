@@ -65,12 +65,13 @@ def readable(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
     return result
 
 
-def compact(table: pd.DataFrame, width: int = 120) -> tuple[str, pd.DataFrame]:
+def compact(table: pd.DataFrame, width: int = 120, notes: dict[str, str] | None = None) -> tuple[str, pd.DataFrame]:
     """A table of findings for a terminal: words that all cases share are said once, empty columns go, and long texts are cut.
 
     Args:
         table: With the columns `experiment` and `case`.
         width: Characters of a line.
+        notes: Note → its number, to be said below: they take a number's place where the table is too wide otherwise.
 
     Returns:
         What the cases share, and the table.
@@ -87,6 +88,10 @@ def compact(table: pd.DataFrame, width: int = 120) -> tuple[str, pd.DataFrame]:
             continue
         if column == "p":  # the interval beside it says as much
             table = table.drop(columns=column)
+            continue
+        if column == "note" and notes is not None:
+            numbers = [text and notes.setdefault(text, str(len(notes) + 1)) for text in table[column]]
+            table = table.assign(note=numbers)
             continue
         most = max(16, widths[column] - too_much)
         table = table.assign(
