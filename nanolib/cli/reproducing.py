@@ -76,7 +76,7 @@ def _database(name: str) -> Path:
     """The database that a name stands for."""
     given = expanded(name)
     shipped = checkout() / "outputs" / "reference"
-    for place in (given, given / DATABASE, shipped / name / DATABASE):
+    for place in (given, given / DATABASE, checkout() / name / DATABASE, shipped / name / DATABASE):
         if place.is_file():
             return place
     known = sorted(folder.parent.name for folder in shipped.glob(f"*/{DATABASE}"))

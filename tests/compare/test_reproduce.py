@@ -11,6 +11,7 @@ from nanolib.experiments.attention.cases import Params, cases
 from nanolib.measurement import Measurement, Status, exact
 from nanolib.meters.machine import this_machine
 from nanolib.meters.time.latency import summarise
+from nanolib.paths import checkout
 from nanolib.store import Run, Store
 
 MACHINE = {"machine_id": "m1", "cpu": "c", "cores": 2, "ram_gib": 8, "dtypes": {"float32": "vector"}}
@@ -154,3 +155,23 @@ def test_a_strangers_reference_runs_no_code_and_joins_no_machine(tmp_path, exper
         store.add(Run(experiment, this_machine().to_dict(), params, rows={}))
     ended = _reproduce(tmp_path, str(tmp_path / "theirs.sqlite"))
     assert ended.exit_code == 2 and said in ended.output, ended.output
+
+
+@pytest.mark.parametrize("name", ["outputs/reference/{}", "{}"])
+def test_a_reference_is_found_from_anywhere_by_its_path_or_its_name(name, tmp_path, monkeypatch):
+    from nanolib.cli.reproducing import _database
+
+    monkeypatch.chdir(tmp_path)
+    for shipped in (checkout() / "outputs" / "reference").glob("*/results.sqlite"):
+        assert _database(name.format(shipped.parent.name)) == shipped
+
+
+def test_the_references_that_are_shipped_hold_runs_and_name_nobody():
+    shipped = list((checkout() / "outputs" / "reference").glob("*/results.sqlite"))
+    assert shipped
+    for file in shipped:
+        with Store(file, create=False) as store:
+            assert (store.runs()["status"] == "done").all() and len(store.measurements()) > 100
+        assert file.stat().st_size < 5e6
+        listed = (file.parents[1] / "README.md").read_text()
+        assert f"`{file.parent.name}`" in listed
