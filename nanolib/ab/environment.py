@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import importlib.metadata
-import importlib.util
 import json
 import os
 import re
@@ -183,8 +182,16 @@ def _install(requirement: str, folder: Path) -> None:
         raise
 
 
+def _has_pip() -> bool:
+    """By its metadata: to look for the module makes setuptools' hook give up its distutils, for the rest of this process."""
+    try:
+        return bool(importlib.metadata.version("pip"))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
 def _installer(python: Path) -> Sequence[str]:
-    if importlib.util.find_spec("pip"):
+    if _has_pip():
         return [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-input", "--"]
     if uv := shutil.which("uv"):
         return [uv, "pip", "install", "--quiet", "--python", str(python), "--"]

@@ -1,6 +1,7 @@
 import base64
 import hashlib
 import json
+import subprocess
 import sys
 import venv
 import zipfile
@@ -143,14 +144,14 @@ def test_what_lies_in_the_working_folder_is_not_asked(monkeypatch, tmp_path):
 
 
 def test_without_pip_and_uv_it_says_so(packages, monkeypatch):
-    monkeypatch.setattr(environment.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(environment, "_has_pip", lambda: False)
     monkeypatch.setattr(environment.shutil, "which", lambda name: None if name == "uv" else name)
     with pytest.raises(BadInput, match="neither pip nor uv is here"):
         made("planted==1.0")
 
 
 def test_uv_does_where_there_is_no_pip(monkeypatch):
-    monkeypatch.setattr(environment.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(environment, "_has_pip", lambda: False)
     monkeypatch.setattr(environment.shutil, "which", lambda name: f"/bin/{name}")
     assert environment._installer(Path("v/bin/python"))[:3] == ["/bin/uv", "pip", "install"]
 
@@ -199,3 +200,12 @@ def test_an_interpreter_without_what_the_code_needs_is_one_line(repository, tmp_
     ended = CliRunner().invoke(main, ["ab", "--python", bare, "--python", bare, "attention", *more])
     assert ended.exit_code == 2 and f"{bare}: it lacks torch, " in ended.output
     assert not (tmp_path / "out").exists()
+
+
+def test_to_look_for_pip_leaves_the_imports_of_this_process_alone():
+    code = "import nanolib.ab.environment as e; assert e._has_pip(); import distutils; print(distutils.__file__)"
+    told = [
+        subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True).stdout
+        for text in (code, code.replace("assert e._has_pip(); ", ""))
+    ]
+    assert told[0] == told[1]

@@ -434,11 +434,11 @@ def test_findings_are_written_through_what_is_no_regular_file(tmp_path, there):
     target = tmp_path / "out.json"
     if there == "link":
         target.symlink_to(tmp_path / "precious")
-        comparing._write("--json", str(target), "new")
+        comparing.write_text("--json", str(target), "new")
         assert target.is_symlink() and (tmp_path / "precious").read_text() == "new"
         return
     os.mkfifo(target)
     reader = os.open(target, os.O_RDONLY | os.O_NONBLOCK)
-    comparing._write("--json", str(target), "new")
+    comparing.write_text("--json", str(target), "new")
     assert os.read(reader, 10) == b"new" and target.is_fifo()
     os.close(reader)
