@@ -106,7 +106,7 @@ class Reproduction:
                     "metric": row.metric,
                     "there": "" if row.there is None else format_number(row.there),
                     "here": "" if row.here is None else format_number(row.here),
-                    "ratio": "" if math.isnan(row.ratio) else f"{row.ratio:.2f} [{row.low:.2f} … {row.high:.2f}]",
+                    "ratio": _with_interval(row),
                     "note": row.message,
                 }
                 for row in self.rows
@@ -214,6 +214,12 @@ def _row(told: tuple[str, str, str, float], then: pd.Series, now: pd.Series, sam
     if Flag.NO_STEADY_STATE in {*then["flags"], *now["flags"]}:
         return Row(UNDECIDED, *told, here, low, ratio, high, "one side never settled")
     return Row(_verdict(low, ratio, high), *told, here, low, ratio, high)
+
+
+def _with_interval(row: Row) -> str:
+    if math.isnan(row.ratio):
+        return ""
+    return f"{row.ratio:.2f}" + ("" if math.isnan(row.low) else f" [{row.low:.2f} … {row.high:.2f}]")
 
 
 def _log_half_width(row: pd.Series) -> float:
