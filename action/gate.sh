@@ -38,13 +38,13 @@ marker="<!-- nanolib $NANO_SHARD -->"
 cat "$findings/comment.md" >>"${GITHUB_STEP_SUMMARY:-/dev/stdout}"
 [ -z "${GITHUB_OUTPUT:-}" ] || echo "findings=$findings/findings.json" >>"$GITHUB_OUTPUT"
 
-if [ -n "$NANO_PULL_REQUEST" ]; then
-  comments="repos/$GITHUB_REPOSITORY/issues/$NANO_PULL_REQUEST/comments"
-  ours=$(gh api --paginate "$comments" --jq ".[] | select(.body | startswith(\"$marker\")) | .id" | head -n 1)
-  if [ -n "$ours" ]; then
-    gh api --silent --method PATCH "repos/$GITHUB_REPOSITORY/issues/comments/$ours" --field "body=@$findings/comment.md"
-  else
-    gh api --silent --method POST "$comments" --field "body=@$findings/comment.md"
-  fi || echo "the comment could not be written; may the job write to pull requests?" >&2
-fi
+comment() {
+  local comments="repos/$GITHUB_REPOSITORY/issues/$NANO_PULL_REQUEST/comments" ours place method=POST
+  ours=$(gh api --paginate "$comments" --jq ".[] | select(.body | startswith(\"$marker\")) | .id") || return
+  place=$comments
+  [ -z "$ours" ] || method=PATCH place="repos/$GITHUB_REPOSITORY/issues/comments/${ours%%$'\n'*}"
+  gh api --silent --method "$method" "$place" --field "body=@$findings/comment.md"
+}
+# a comment that cannot be written changes no finding
+[ -z "$NANO_PULL_REQUEST" ] || comment || echo "the comment could not be written; may the job write to pull requests?" >&2
 exit "$code"

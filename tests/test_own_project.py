@@ -146,7 +146,7 @@ def test_two_versions_of_a_test_side_by_side(project, cost, code, finding):
 GH = """#!/bin/sh
 echo "$@" >> gh.log
 case "$*" in
-  *--paginate*) cat ids ;;
+  *--paginate*) grep -q broken ids && exit 1; cat ids ;;
 esac
 """
 
@@ -194,6 +194,13 @@ def _written(project):
     """How comments were written, and where."""
     calls = (project.folder / "gh.log").read_text().splitlines()
     return [call.split("--method ")[1].split()[:2] for call in calls if "--method" in call]
+
+
+def test_a_comment_that_cannot_be_written_changes_no_finding(project, tmp_path):
+    (project.folder / "ids").write_text("broken")
+    ended = _gate(project, tmp_path, shard="3/3")
+    assert ended.returncode == 0 and "the comment could not be written" in ended.stderr, ended.stderr
+    assert "No regression" in (tmp_path / "summary.md").read_text()
 
 
 def test_the_action_tells_bad_input_and_writes_no_comment(project, tmp_path):
