@@ -167,6 +167,9 @@ class Reader(Connection):
             }
             for name in frame.columns:
                 frame.at[place, name] = told[name] if name in told else COLUMNS["measurements"][name].instead()
+        frame = frame.astype(
+            dict.fromkeys(("estimate", "low", "high", "confidence", "predicted"), float)
+        )  # all None too
         if samples:
             frame["samples"] = [np.frombuffer(blob or b"", dtype="<f8") for blob in frame["samples"]]
         factors = pd.json_normalize(list(frame["factors"]), max_level=0).add_prefix("factor.")

@@ -141,6 +141,13 @@ def test_a_figure_without_a_number_is_no_history(store):
     assert len(store.figures("latency", ["m1"])) == 1
 
 
+def test_numbers_are_numbers_where_no_row_has_one(store):
+    store.add(make_run("a", rows={"x": ({}, [Measurement("latency", 2.0, n=1)])}))
+    frame = store.measurements()
+    numbers = frame[["estimate", "low", "high", "predicted"]]
+    assert {*map(str, numbers.dtypes)} == {"float64"} and numbers["low"].isna().all()
+
+
 def test_the_run_before_is_the_last_done_of_its_like(store):
     kinds = {
         "a": {},
