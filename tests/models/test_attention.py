@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from nanolib.measurement import BadInput, Unsupported
 from nanolib.models import attention
-from nanolib.models.attention import block_sparse, dense, flash_attn, flex
+from nanolib.models.attention import block_sparse, dense, flash_attn, flex, lowering
 from nanolib.models.attention.block_mask import BlockMask, QueryBlock
-from nanolib.models.attention.choice import CHOOSERS, global_tokens
+from nanolib.models.attention.choice import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.sparse import Options, build_mask, choose_mask, watched_work
@@ -156,10 +156,8 @@ def test_threshold_keeps_more_where_attention_is_spread():
 
 
 def test_dca_takes_as_many_globals_as_the_scores_stand_out():
-    flat, peaks = torch.zeros(100), torch.zeros(100)
+    peaks = torch.zeros(100)
     peaks[[3, 50, 97]] = 5.0
-    assert global_tokens(peaks, 10).tolist() == [3, 50, 97]
-    assert len(global_tokens(peaks, 2)) == 2 and len(global_tokens(flat, 10)) == 1 and len(global_tokens(peaks, 0)) == 0
     q, k, _ = qkv(1, 2, 2, 100, 100)
     options = Options(pattern="dca", window=4, global_tokens=10, random_tokens=0, block_size=25)
     mask = choose_mask(q, k, causal=True, options=options, scores=peaks[None]).elements(0)
@@ -233,12 +231,12 @@ def test_flex_is_given_the_same_mask(batch, heads, per_head):
     q, k, _ = qkv(batch, heads, 1, 64, 96)
     options = Options(pattern="random", sparsity=0.5, block_size=16, per_head=per_head)
     dense_mask, mask = masked_by((q, k), True, options)
-    found = flex.flex_mask(mask, q)
+    found = lowering.of_blocks(mask, q.device)
     kept = torch.stack([found.mask_mod(*at) for at in torch.cartesian_prod(*map(torch.arange, (batch, heads, 64, 96)))])
     assert torch.equal(kept.view(batch, heads, 64, 96), dense_mask.expand(batch, heads, 64, 96))
-    assert found.shape == (*dense_mask.shape[:2], 64, 96) and found.BLOCK_SIZE == (16, 16)
+    assert found.shape == (1, *dense_mask.shape[1:2], 64, 96) and found.BLOCK_SIZE == (16, 16)
     tiles = dense_mask.unflatten(3, (-1, 16)).unflatten(2, (-1, 16)).any(dim=-1).any(dim=3)
-    assert torch.equal(found.to_dense().bool(), tiles)
+    assert torch.equal(found.to_dense().bool(), tiles[:1])
     assert flex.work(64, 96, causal=True, options=options) == attention.work(
         "sparse", 64, 96, causal=True, options=options
     )
@@ -246,13 +244,13 @@ def test_flex_is_given_the_same_mask(batch, heads, per_head):
 
 def test_flex_keeps_the_masks_of_the_last_sixteen(monkeypatch):
     made = []
-    monkeypatch.setattr(flex, "_masks", {})
-    monkeypatch.setattr(flex, "_made", lambda mask, q: made.append(mask) or len(made))
-    masks, q = [object() for _ in range(17)], torch.zeros(1)
-    assert [flex.flex_mask(mask, q) for mask in masks[:16]] == list(range(1, 17))
-    assert flex.flex_mask(masks[0], q) == 1 and len(made) == 16
-    assert flex.flex_mask(masks[16], q) == 17 and flex.flex_mask(masks[1], q) == 2
-    assert flex.flex_mask(masks[0], q) == 18  # the oldest made room
+    monkeypatch.setattr(lowering, "_masks", {})
+    monkeypatch.setattr(lowering, "_made", lambda mask, device: made.append(mask) or len(made))
+    masks, here = [object() for _ in range(17)], torch.device("cpu")
+    assert [lowering.of_blocks(mask, here) for mask in masks[:16]] == list(range(1, 17))
+    assert lowering.of_blocks(masks[0], here) == 1 and len(made) == 16
+    assert lowering.of_blocks(masks[16], here) == 17 and lowering.of_blocks(masks[1], here) == 2
+    assert lowering.of_blocks(masks[0], here) == 18  # the oldest made room
 
 
 def test_flash_attn_says_what_it_lacks(monkeypatch):

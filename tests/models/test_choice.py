@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from nanolib.models.attention.choice import CHOOSERS, global_tokens
+from nanolib.models.attention.choice import CHOOSERS
 from nanolib.models.attention.sparse import Options, choose_mask
 
 SIZE = 16
@@ -82,6 +82,12 @@ def test_threshold_keeps_its_own_tiles_and_the_fewest_that_hold_the_mass(shape, 
             assert (own & set(scores)) | expected <= kept <= own | expected | unsure
 
 
+def global_tokens(scores, most):
+    """The definition, of one sequence: those more than one standard deviation above the mean, at least one, at most so many."""
+    count = int((scores > scores.mean() + scores.std(unbiased=False)).sum())
+    return scores.topk(min(max(1, count), most, len(scores))).indices.sort().values
+
+
 def test_globals_are_those_more_than_a_deviation_above_the_mean():
     scores = torch.tensor([0.0, 4.0, 0, 0, 3.0, 0, 0, 0])  # mean 0.875, deviation 1.54
     assert global_tokens(scores, 8).tolist() == [1, 4] and global_tokens(scores, 1).tolist() == [1]
@@ -100,7 +106,7 @@ def test_dca_sees_its_window_and_what_it_chose_among_the_tokens_it_may_know(q_le
     scores = torch.rand(2, kv_len, generator=generator)
     q, k = _inputs(q_len, kv_len)
     options = Options(pattern="dca", window=5, global_tokens=6, random_tokens=4, block_size=SIZE, seed=3)
-    mask = CHOOSERS["dca"](q, k, causal, options, scores)
+    mask = CHOOSERS["dca"](q, k, causal, options, scores).blocks()
     assert len(mask.plans) == 8 and mask.plans[0] is mask.plans[3] and mask.plans[0] is not mask.plans[4]
     offset = kv_len - q_len
     for b in range(2):
@@ -123,7 +129,7 @@ def test_without_scores_dca_takes_the_norms_of_the_keys():
     q, k = _inputs(60, 60)
     options = Options(pattern="dca", window=2, global_tokens=5, random_tokens=0, block_size=SIZE)
     norms = k.double().norm(dim=-1).mean(dim=1).float()
-    found, expected = (CHOOSERS["dca"](q, k, True, options, scores) for scores in (None, norms))
+    found, expected = (CHOOSERS["dca"](q, k, True, options, scores).blocks() for scores in (None, norms))
     assert [a.runs for a in found.plans[0]] == [b.runs for b in expected.plans[0]]
     assert [a.runs for a in found.plans[4]] == [b.runs for b in expected.plans[4]]
 
@@ -133,6 +139,6 @@ def test_the_work_of_chosen_keys_is_that_of_tiles_packed_with_them():
     scores = torch.zeros(2, 64)
     scores[:, [1, 20]] = 1.0
     options = Options(pattern="dca", window=1, global_tokens=2, random_tokens=0, block_size=SIZE)
-    plan = CHOOSERS["dca"](q, k, True, options, scores).plans[0]
+    plan = CHOOSERS["dca"](q, k, True, options, scores).blocks().plans[0]
     assert [block.keys for block in plan] == [16, 17, 18, 18]  # itself, and one or two chosen ones
     assert [block.kept_tiles for block in plan] == [1, 2, 2, 2] and [block.kept for block in plan] == [16, 32, 48, 48]

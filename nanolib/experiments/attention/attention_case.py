@@ -14,7 +14,7 @@ from nanolib.meters import measure
 from nanolib.meters.flops import BACKWARD_FACTOR, RECOMPUTING_BACKWARD_FACTOR, count_flops
 from nanolib.meters.memory import MIB
 from nanolib.models import attention
-from nanolib.models.attention import flex
+from nanolib.models.attention import flex, lowering
 from nanolib.models.attention.block_mask import BlockMask
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.sparse import build_mask, choose_mask
@@ -216,7 +216,7 @@ class AttentionCase(Case):
     def _other_tile(self, mask: BlockMask | None) -> str:
         """What the kernel skips by, where it cannot take the tile that was asked for."""
         asked = mask.block_size if mask is not None and self.attention_type == "flex" else 0
-        tile = flex.kernel_tile(self.device, asked)
+        tile = lowering.kernel_tile(self.device, asked)
         return "" if tile == asked else f"of tiles of {asked}; this kernel skips whole tiles of {tile}, so fewer"
 
     def _measure_backward(

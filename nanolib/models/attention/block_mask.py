@@ -26,6 +26,23 @@ def on_device(x: torch.Tensor, device: torch.device) -> torch.Tensor:
     return (planning.from_tensor(x) if planning else x).to(device)
 
 
+class OnDevices:
+    """A mask's own tensor, moved to each device once: each upload would let the host wait for the device."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self._x = x
+        self._moved: dict[torch.device, torch.Tensor] = {}
+
+    def on(self, device: torch.device) -> torch.Tensor:
+        """The tensor there; without data where someone plans."""
+        if self._x.device == device:
+            return self._x
+        moved, planning = self._moved.get(device), detect_fake_mode()
+        if moved is None or getattr(moved, "fake_mode", None) is not planning:  # what a plan has moved holds no data
+            moved = self._moved[device] = on_device(self._x, device)
+        return moved
+
+
 @dataclass(frozen=True)
 class QueryBlock:
     """One block of queries and the keys it attends to.
@@ -103,16 +120,11 @@ class QueryBlock:
         return self._masks[group]
 
     def on(self, x: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """One of this block's own tensors on a device, moved there once: each upload would let the host wait for the device."""
-        if x.device == device:
-            return x
-        moved, planning = self._moved.get((id(x), device)), detect_fake_mode()
-        if moved is None or getattr(moved, "fake_mode", None) is not planning:  # what a plan has moved holds no data
-            moved = self._moved[id(x), device] = on_device(x, device)
-        return moved
+        """One of this block's own tensors on a device."""
+        return self._moved.setdefault(id(x), OnDevices(x)).on(device)
 
     @functools.cached_property
-    def _moved(self) -> dict[tuple[int, torch.device], torch.Tensor]:
+    def _moved(self) -> dict[int, OnDevices]:
         return {}
 
     @functools.cached_property
@@ -142,6 +154,7 @@ class BlockMask:
         kv_len: Keys.
         causal: Whether the future is masked.
         block_size: Side of a tile.
+        patterns: What each head's plan was made of, causality apart; none where it was chosen from the input.
     """
 
     plans: tuple[Plan, ...]
@@ -149,6 +162,7 @@ class BlockMask:
     kv_len: int
     causal: bool
     block_size: int
+    patterns: tuple[Pattern, ...] = ()
 
     @property
     def shared(self) -> bool:
@@ -222,7 +236,7 @@ def positional_mask(pattern: Pattern, q0: int, q1: int, k0: int, k1: int, offset
     """The pattern over queries [q0, q1) and keys [k0, k1), causality applied: bool [q1 − q0, k1 − k0]."""
     i = torch.arange(q0 + offset, q1 + offset)[:, None]
     j = torch.arange(k0, k1)[None, :]
-    mask = pattern.mask(i, j)
+    mask = pattern.sees(i, j)
     return mask & (j <= i) if causal else mask
 
 

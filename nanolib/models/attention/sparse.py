@@ -9,10 +9,13 @@ from typing import Any
 
 import pydantic
 import torch
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from nanolib.measurement import shown
-from nanolib.models.attention import block_sparse
-from nanolib.models.attention.block_mask import BlockMask, Plan, plan_of, real_tensors, window_for
+from nanolib.models.attention import block_sparse, lowering
+from nanolib.models.attention.block_mask import BlockMask, plan_of, real_tensors, window_for
 from nanolib.models.attention.choice import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS, WINDOWED, Pattern
 from nanolib.models.attention.patterns.options import SparseOptions
@@ -63,10 +66,37 @@ def attend(
     scores: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Sparse attention; see `nanolib.models.attention.attend`."""
+    if is_lowered(q, options):
+        if _WATCHERS:
+            work = choose_mask(q, k, causal=causal, options=options, scores=scores).work
+            for watcher in _WATCHERS:
+                watcher(work)
+        return lowering.attend(q, k, v, lowered_mask(q, k, causal=causal, options=options, scores=scores), scale)
     mask = choose_mask(q, k, causal=causal, options=options, scores=scores)
     for watcher in _WATCHERS:
         watcher(mask.work)
     return block_sparse.attend(q, k, v, mask, q.shape[-1] ** -0.5 if scale is None else scale)
+
+
+def is_lowered(q: torch.Tensor, options: Options) -> bool:
+    """Whether FlexAttention computes it: on CUDA, where a loop over blocks of queries would be thousands of launches.
+
+    The queries of a single block, as in decoding, are one product without a loop, and each new length of keys would be compiled.
+    A counter of operations sees what torch's own do.
+    """
+    counters = [mode for mode in _get_current_dispatch_mode_stack() if not isinstance(mode, FakeTensorMode)]
+    counted = bool(counters) and detect_fake_mode() is None
+    few = q.shape[2] <= options.block_size
+    return not (few or counted or lowering.not_taken(q.device.type, q.dtype, q.shape[-1]))
+
+
+def lowered_mask(
+    q: torch.Tensor, k: torch.Tensor, *, causal: bool, options: Options, scores: torch.Tensor | None = None
+) -> lowering.FlexMask:
+    """The mask as FlexAttention takes it; arguments as of `choose_mask`."""
+    if options.pattern in CHOOSERS:
+        return lowering.of_choice(CHOOSERS[options.pattern](q, k, causal, options, scores))
+    return lowering.of_blocks(_static(*_shape(q, k, causal, options)), q.device)
 
 
 def choose_mask(
@@ -85,14 +115,14 @@ def choose_mask(
         A mask; kept for the next call where it depends on the shape alone.
     """
     if options.pattern in CHOOSERS:
-        return CHOOSERS[options.pattern](q, k, causal, options, scores)
+        return CHOOSERS[options.pattern](q, k, causal, options, scores).blocks()
     return _static(*_shape(q, k, causal, options))
 
 
 def build_mask(q: torch.Tensor, k: torch.Tensor, *, causal: bool, options: Options) -> BlockMask:
     """`choose_mask` without its memory: what making the mask costs."""
     if options.pattern in CHOOSERS:
-        return CHOOSERS[options.pattern](q, k, causal, options, None)
+        return CHOOSERS[options.pattern](q, k, causal, options, None).blocks()
     return _static.__wrapped__(*_shape(q, k, causal, options))
 
 
@@ -121,14 +151,15 @@ def _made(q_len: int, kv_len: int, causal: bool, key: tuple[Any, ...], plans: in
         make = functools.partial(_with_window, options, kv_len)
         window = window_for(options.sparsity, make, q_len, kv_len, causal, options.block_size)
         options = options.model_construct(**{**options.__dict__, "window": window})
-    drawn = {head: _plan(options, head, q_len, kv_len, causal) for head in range(min(plans, heads))}
+    patterns = tuple(_of_head(options, head, kv_len) for head in range(min(plans, heads)))
+    drawn = [plan_of(pattern, q_len, kv_len, causal, options.block_size) for pattern in patterns]
     made = tuple(drawn[plan % heads] for plan in range(plans))
-    return BlockMask(made, q_len, kv_len, causal, options.block_size)
+    return BlockMask(made, q_len, kv_len, causal, options.block_size, patterns)
 
 
-def _plan(options: Options, head: int, q_len: int, kv_len: int, causal: bool) -> Plan:
+def _of_head(options: Options, head: int, kv_len: int) -> Pattern:
     seeded = options.model_construct(**{**options.__dict__, "seed": options.seed + 1000003 * head})
-    return plan_of(PATTERNS[options.pattern](seeded, kv_len), q_len, kv_len, causal, options.block_size)
+    return PATTERNS[options.pattern](seeded, kv_len)
 
 
 def _with_window(options: Options, kv_len: int, window: int) -> Pattern:

@@ -22,6 +22,8 @@ def pattern(options: SparseOptions, kv_len: int) -> Pattern:
     kept = min(tiles, 1 + -(-options.random_tokens // options.block_size))
     far = of_tiles(random.draw(tiles, kept if options.random_tokens else 0, options.seed), options.block_size)
     return Pattern(
-        mask=lambda i, j: near.mask(i, j) | far.mask(i, j),
+        mask=near.mask,
         runs=lambda first, last: [*near.runs(first, last), *far.runs(first, last)],
+        table=far.table,
+        size=far.size,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -17,13 +18,29 @@ class Pattern:
     """A sparse pattern, without causality (which is applied on top).
 
     Attributes:
-        mask: (query positions [m, 1], key positions [1, n]) -> bool [m, n], True where a query sees a key.
+        mask: (query positions [m, 1], key positions [1, n]) -> bool [m, n], True where a query sees a key, by arithmetic on the
+            positions alone; None where whole tiles are kept.
         runs: (first and last query position) -> key ranges [start, stop) that hold every kept key of these
             queries, in order, disjoint; they may exceed the sequence's ends.
+        table: Tiles that are kept beside it, bool [tiles, tiles], rows for queries; None for none.
+        size: Side of such a tile, positions.
     """
 
-    mask: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    mask: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None
     runs: Callable[[int, int], list[Run]]
+    table: torch.Tensor | None = None
+    size: int = 1
+
+    def sees(self, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+        """True where a query sees a key; positions and result as of `mask`."""
+        return seen(i, j, self.mask, None if self.table is None else self.table[i // self.size, j // self.size])
+
+
+def seen(i: Any, j: Any, mask: Callable[[Any, Any], Any] | None, looked_up: Any) -> Any:
+    """What index arithmetic, a table, or either of them keeps."""
+    if mask is None:
+        return looked_up
+    return mask(i, j) if looked_up is None else mask(i, j) | looked_up
 
 
 def tile_count(length: int, size: int) -> int:
@@ -51,7 +68,7 @@ def of_tiles(table: torch.Tensor, size: int) -> Pattern:
         kept = {tile for row in range(first // size, last // size + 1) for tile in rows[row]}
         return [(tile * size, (tile + 1) * size) for tile in sorted(kept)]
 
-    return Pattern(mask=lambda i, j: table[i // size, j // size], runs=runs)
+    return Pattern(None, runs, table, size)
 
 
 def merge_runs(runs: list[Run], length: int) -> list[Run]:

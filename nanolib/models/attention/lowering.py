@@ -1,0 +1,212 @@
+"""Masks as torch's FlexAttention takes them: which tiles it computes, which of them are whole, and a rule for the others.
+
+The rule is arithmetic on positions, and a look into a small table where tiles or keys were drawn or chosen: no mask of
+queries × keys is ever in memory.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._guards import detect_fake_mode
+from torch._higher_order_ops.flex_attention import flex_attention as operation
+from torch.nn.attention.flex_attention import BlockMask as FlexMask
+from torch.nn.attention.flex_attention import flex_attention
+
+from nanolib.models.attention.block_mask import BlockMask, OnDevices, Plan, real_tensors
+from nanolib.models.attention.choice import Choice
+from nanolib.models.attention.patterns.pattern import seen, tile_count
+
+Rule = Callable[[Any, Any, Any, Any], Any]  # (batch, head, query, key) -> whether the query sees the key
+
+_KERNEL_TILE = (
+    128  # of queries and of keys: torch's kernels for GPUs need multiples of it, backward ones for Hopper too
+)
+_LEAST_HEAD_DIM = 16
+
+
+def kernel_tile(device: str, block_size: int) -> int:
+    """The tile in which the kernel skips: the one asked for, or on a GPU the next larger one that it can take."""
+    if torch.device(device).type != "cuda":
+        return block_size
+    return -(-block_size // _KERNEL_TILE) * _KERNEL_TILE
+
+
+def not_taken(device: str, dtype: torch.dtype, head_dim: int) -> str:
+    """Why torch's kernel cannot compute it there; empty where it can."""
+    if torch.device(device).type != "cuda":
+        return "FlexAttention is compiled for CUDA alone"
+    if dtype == torch.float64:
+        return "FlexAttention has no kernel for float64"
+    return f"FlexAttention needs a head_dim of {_LEAST_HEAD_DIM} or more" if head_dim < _LEAST_HEAD_DIM else ""
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: FlexMask, scale: float | None) -> torch.Tensor:
+    """Attention over the kept tiles by FlexAttention, compiled; planned, by its operation without a kernel.
+
+    Args:
+        q: Shape [batch, heads, q_len, head_dim].
+        k: Shape [batch, kv_heads, kv_len, head_dim].
+        v: Shape as `k`.
+        mask: Of the same lengths.
+        scale: Factor on the scores; None means head_dim ** -0.5.
+
+    Returns:
+        Shape and dtype of `q`; a query without any key gets zero.
+    """
+    if detect_fake_mode():
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        return operation(q, k, v, lambda score, *_: score, mask.as_tuple(), scale, {}, (), ())[0]
+    call = functools.partial(compiled(), q, k, v, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    try:
+        return call().to(q.dtype)
+    except torch._dynamo.exc.FailOnRecompileLimitHit:  # it forgets what it has compiled, and begins anew
+        torch._dynamo.reset()
+        return call().to(q.dtype)
+
+
+@functools.cache
+def compiled() -> Any:
+    """FlexAttention through torch.compile, once per process.
+
+    A full graph, since dynamo would else run all shapes beyond its limit unfused, and say nothing.
+    """
+    return torch.compile(flex_attention, dynamic=False, fullgraph=True)
+
+
+# masks that depend on the shape alone
+
+_masks: dict[tuple[int, torch.device, int], tuple[Any, FlexMask]] = {}
+_KEPT = 16
+
+
+def of_blocks(mask: BlockMask, device: torch.device) -> FlexMask:
+    """A pattern's mask, kept for the next call with the same one.
+
+    Args:
+        mask: As `sparse.choose_mask` makes it of a pattern.
+        device: Where the inputs lie.
+    """
+    planning = detect_fake_mode()
+    key = (id(mask), device, id(planning))
+    if key not in _masks:
+        while len(_masks) >= _KEPT:
+            _masks.pop(next(iter(_masks)))
+        _masks[key] = ((mask, planning), _made(mask, device))  # both are held, so that their ids stay their own
+    return _masks[key][1]
+
+
+def _made(mask: BlockMask, device: torch.device) -> FlexMask:
+    size = kernel_tile(device.type, mask.block_size)
+    first, offset = mask.patterns[0], mask.kv_len - mask.q_len
+    with real_tensors():
+        kept, whole = (torch.stack(each)[None] for each in zip(*_tiles_of(mask, size), strict=True))
+        table = None if first.table is None else torch.stack([pattern.table for pattern in mask.patterns])[None]
+    kept, whole = (OnDevices(x).on(device) for x in (kept, whole))
+    table = None if table is None else OnDevices(table).on(device)
+    rule = _rule(first.mask, table, (offset, first.size, first.size), offset, mask.causal)
+    return _flex_mask(kept, whole, mask.q_len, mask.kv_len, size, rule)
+
+
+def _tiles_of(mask: BlockMask, size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    counts = [_pairs_in_tiles(plan, mask.q_len, mask.kv_len, size) for plan in mask.plans[: len(mask.patterns)]]
+    return [(count > 0, count == size * size) for count in counts]
+
+
+def _pairs_in_tiles(plan: Plan, q_len: int, kv_len: int, size: int) -> torch.Tensor:
+    """How many pairs of each tile are kept: int64 [query tiles, key tiles]."""
+    columns = tile_count(kv_len, size)
+    counts = torch.zeros(tile_count(q_len, size), columns * size, dtype=torch.int64)
+    for block in plan:
+        if not block.runs:
+            continue
+        start, stop = block.rows
+        for tile in range(
+            start // size, tile_count(stop, size)
+        ):  # the kernel's tile may be another one than the plan's
+            first, last = max(start, tile * size), min(stop, (tile + 1) * size)
+            rows = None if block.mask is None else block.mask[first - start : last - start]
+            counts[tile, block.index] += last - first if rows is None else rows.sum(dim=0)
+    return counts.unflatten(1, (columns, size)).sum(dim=-1)
+
+
+# masks that follow the input
+
+
+def of_choice(choice: Choice) -> FlexMask:
+    """The mask of a chooser, made on its device."""
+    device, offset, size = choice.table.device, choice.kv_len - choice.q_len, choice.block_size
+    tile = kernel_tile(device.type, size)
+    rows, columns = (torch.arange(0, n, tile, device=device) for n in (choice.q_len, choice.kv_len))
+    first, start = (rows + offset)[:, None], columns[None, :]
+    last, end = (first + tile).clamp(max=choice.kv_len) - 1, (start + tile).clamp(max=choice.kv_len) - 1
+    by_row, by_key = _overlaps(rows, tile, choice.q_len, size), _overlaps(columns, tile, choice.kv_len, choice.key_size)
+    kept = by_row @ choice.table.float() @ by_key.mT > 0
+    whole = by_row @ (~choice.table).float() @ by_key.mT == 0
+    near = None
+    if choice.window:
+        kept = kept | ((first - end < choice.window) & (start - last < choice.window))
+        whole = whole | ((last - start < choice.window) & (end - first < choice.window))
+        window = choice.window
+        near = lambda i, j: (i - j).abs() < window  # noqa: E731  a rule, as patterns give theirs
+    whole = whole & (first + tile <= choice.kv_len) & (start + tile <= choice.kv_len)
+    if choice.causal:
+        kept, whole = kept & (start <= last), whole & (end <= first)
+    rule = _rule(near, choice.table, (0, size, choice.key_size), offset, choice.causal)
+    return _flex_mask(kept, whole, choice.q_len, choice.kv_len, tile, rule)
+
+
+def _overlaps(starts: torch.Tensor, tile: int, length: int, size: int) -> torch.Tensor:
+    """Which of the pieces of one size lie in which tiles, float32 [tiles, pieces]."""
+    pieces = torch.arange(0, length, size, device=starts.device)
+    return ((pieces < starts[:, None] + tile) & (pieces + size > starts[:, None])).float()
+
+
+# what both need
+
+
+def _rule(
+    near: Callable[[Any, Any], Any] | None,
+    table: torch.Tensor | None,
+    grid: tuple[int, int, int],
+    offset: int,
+    causal: bool,
+) -> Rule:
+    """Whether a query sees a key.
+
+    Args:
+        near: By arithmetic on two positions.
+        table: By where they lie in it: bool [batch or 1, heads or 1, rows, columns].
+        grid: Position of the table's first row less the first query's, queries per row, keys per column.
+        offset: Position of the first query.
+        causal: Whether the future is masked.
+    """
+    batches, heads = (1, 1) if table is None else table.shape[:2]
+    before, row_size, key_size = grid
+
+    def rule(b: Any, h: Any, q: Any, j: Any) -> Any:
+        i = q + offset
+        found = None
+        if table is not None:
+            place = (q + before) // row_size, j // key_size
+            found = table[b if batches > 1 else 0, h if heads > 1 else 0, *place]
+        kept = seen(i, j, near, found)
+        return kept & (j <= i) if causal else kept
+
+    return rule
+
+
+def _flex_mask(kept: torch.Tensor, whole: torch.Tensor, q_len: int, kv_len: int, tile: int, rule: Rule) -> FlexMask:
+    """From tables of tiles, bool [batch or 1, heads or 1, query tiles, key tiles]; as `from_kv_blocks`, which asks the host."""
+    part = kept & ~whole
+    by_query, by_key = ((*_listed(x), *_listed(y)) for x, y in ((part, whole), (part.mT, whole.mT)))
+    return FlexMask((q_len, kv_len), *by_query, *by_key, BLOCK_SIZE=(tile, tile), mask_mod=rule)
+
+
+def _listed(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """How many columns are true in each row, and which, in order; the others follow."""
+    ordered = table.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
+    return table.sum(dim=-1, dtype=torch.int32), ordered.to(torch.int32).contiguous()
