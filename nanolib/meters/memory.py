@@ -37,6 +37,8 @@ class LiveBytes(TorchDispatchMode):
         sections: The peak of each.
     """
 
+    supports_higher_order_operators = True  # FlexAttention is one operation, and returns its results like another
+
     def __init__(self) -> None:
         super().__init__()
         self.current = 0

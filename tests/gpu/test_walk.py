@@ -8,6 +8,7 @@ import pytest
 
 from nanolib.models import fp8
 from nanolib.models.attention.choice import CHOOSERS
+from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.attention.tree import ALGORITHMS
 from tests.gpu.simulated import needs_compiler, run_python
 from tests.run.test_walk import WALK
@@ -53,9 +54,8 @@ def test_every_case_stays_on_its_gpu_and_fits_its_plan(name):
     cases = _walked(name)
     assert cases
     for case in cases:
-        reads = [
-            word for word in CHOOSERS if f"{word} " in case["case"]
-        ]  # which keys are kept is known on the host alone
+        # a single block of queries follows its keys in a loop, which knows on the host alone which are chosen
+        reads = [word for word in CHOOSERS if f"{word} " in case["case"]]
         assert case["planned"] or any(re.match(known, case["reason"]) for known in KNOWN) or reads, case
         for call in case["calls"]:
             assert not call["copies"] and not call["read"], case
@@ -63,6 +63,23 @@ def test_every_case_stays_on_its_gpu_and_fits_its_plan(name):
             bounds = OPERATIONS[case["kind"]]
             assert call["operations"] <= bounds[call["scope"].split()[-1]], case
     assert any(case["calls"] for case in cases)
+
+
+@pytest.mark.parametrize("pattern", [*PATTERNS, *CHOOSERS])
+def test_sparse_attention_is_one_operation_over_its_mask(pattern):
+    """A mask of the shape alone is made once; a chosen one in each call, by some hundred operations of the device alone."""
+    calls = {call["scope"]: call for call in _walked("sparse") if call["case"] == pattern}
+    assert {*calls} == {"forward", "forward_backward"}
+    choosing = 240 if pattern in CHOOSERS else 0
+    for call, traced in (
+        (calls["forward"], 1),
+        (calls["forward_backward"], 50),
+    ):  # whose rules torch traces, here alone
+        assert call["devices"] == ["cuda:0"] and call["shapes"][0] == [1, 8, 8192, 64]
+        assert not call["copies"] and not call["read"] and call["operations"] <= choosing + traced, call
+        if pattern in PATTERNS:
+            assert 0 < call["peaks"]["cuda:0"] <= 1.5 * call["peaks"]["cpu"], call
+    assert len(calls["forward_backward"]["shapes"]) == 3
 
 
 def test_fp8_is_trained_and_asked_in_every_recipe():

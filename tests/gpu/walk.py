@@ -13,18 +13,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from nanolib.config import NanoConfig
 from nanolib.experiments import ALL
+from nanolib.experiments.attention.attention_case import AttentionCase
 from nanolib.experiments.distributed.prefill import _pretended_ranks
 from nanolib.experiments.model.steps import Inferring, Training
 from nanolib.meters.memory import fake_tensors
 from nanolib.models import create_model, fp8
 from nanolib.models.attention import block_sparse, dense
+from nanolib.models.attention.choice import CHOOSERS
+from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.attention.tree import ALGORITHMS, tree_attention_decode
 from nanolib.run import workload
 from nanolib.run.case import Plan
@@ -36,6 +39,8 @@ _HOST = {"aten::_local_scalar_dense", "aten::equal", "aten::nonzero"}  # the hos
 
 class Watched(TorchDispatchMode):
     """Counts operations, and those by which the host and the device wait for each other."""
+
+    supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +128,7 @@ def walk() -> None:
                 with fake_tensors():
                     reason = case.unsupported()
                 plan = Plan() if reason else _planned(case)
-            except DataDependentOutputException as error:
+            except (DataDependentOutputException, DynamicOutputShapeException) as error:
                 plan, reason = Plan(), f"it reads values on the host: {error}"
             here = [dict(one) for one in told]
             on_cpu = {} if reason else _planned(dataclasses.replace(case, device="cpu")).peaks
@@ -175,6 +180,27 @@ def walk_decode() -> None:
             say(case=algorithm, device=str(out.device), shape=list(out.shape), **vars_of(seen))
 
 
+def walk_sparse() -> None:
+    """A call, and one with gradients, over a long sequence by each pattern, drawn per head where it draws; and the case's plan."""
+    for pattern in [*PATTERNS, *CHOOSERS]:
+        options = {"pattern": pattern, "random_tokens": 128, "per_head": pattern in ("random", "bigbird")}
+        shape = {"seq_len": 8192, "batch_size": 1, "num_heads": 8, "num_kv_heads": 2, "head_dim": 64}
+        asked = {"name": pattern, "attention_type": "sparse", "options": options, "causal": True, "backward": True}
+        case = AttentionCase(device=DEVICE, dtype="bfloat16", **asked, **shape)
+        peaks = {at.device: at.plan().peaks for at in (case, dataclasses.replace(case, device="cpu"))}
+        with fake_tensors():
+            like = {"dtype": torch.bfloat16, "device": DEVICE}
+            inputs = [torch.empty(1, heads, 8192, 64, **like) for heads in (8, 2, 2)]
+            for work in case.workloads(*inputs):
+                work.call()
+                with Watched() as seen:
+                    out = work.call()
+                outs = [out] if isinstance(out, torch.Tensor) else list(out)
+                devices, shapes = {str(x.device) for x in outs}, [list(x.shape) for x in outs]
+                planned = {device: peak.get(work.scope) for device, peak in peaks.items()}
+                say(case=pattern, scope=work.scope, devices=[*devices], shapes=shapes, peaks=planned, **vars_of(seen))
+
+
 def vars_of(seen: Watched) -> dict[str, Any]:
     """What it has counted."""
     return {name: getattr(seen, name) for name in ("copies", "read", "operations", "sent")}
@@ -187,5 +213,5 @@ def say(**told: Any) -> None:
 
 if __name__ == "__main__":
     simulate()
-    {"fp8 recipes": walk_fp8, "decode": walk_decode}.get(sys.argv[1], walk)()
+    {"fp8 recipes": walk_fp8, "decode": walk_decode, "sparse": walk_sparse}.get(sys.argv[1], walk)()
     os._exit(0)  # the hooks would not survive that torch is taken down

@@ -245,7 +245,7 @@ def test_flex_is_given_the_same_mask(batch, heads, per_head):
 def test_flex_keeps_the_masks_of_the_last_sixteen(monkeypatch):
     made = []
     monkeypatch.setattr(lowering, "_masks", {})
-    monkeypatch.setattr(lowering, "_made", lambda mask, device: made.append(mask) or len(made))
+    monkeypatch.setattr(lowering, "made", lambda mask, device: made.append(mask) or len(made))
     masks, here = [object() for _ in range(17)], torch.device("cpu")
     assert [lowering.of_blocks(mask, here) for mask in masks[:16]] == list(range(1, 17))
     assert lowering.of_blocks(masks[0], here) == 1 and len(made) == 16

@@ -102,7 +102,9 @@ def test_on_a_gpu_it_skips_by_tiles_that_its_kernels_take():
 
 
 def test_what_the_kernel_does_not_take_is_told():
-    assert lowering.not_taken("cpu", torch.float32, 64) == "FlexAttention is compiled for CUDA alone"
-    assert lowering.not_taken("cuda:1", torch.float64, 64) == "FlexAttention has no kernel for float64"
-    assert lowering.not_taken("cuda", torch.bfloat16, 8) == "FlexAttention needs a head_dim of 16 or more"
-    assert lowering.not_taken("cuda", torch.float16, 16) == ""
+    why = lowering.not_lowered
+    assert why("cpu", torch.float32, 64, 512, 128) == "FlexAttention is compiled for CUDA alone"
+    assert why("cuda:1", torch.float64, 64, 512, 128) == "FlexAttention has no kernel for float64"
+    assert why("cuda", torch.bfloat16, 8, 512, 128) == "FlexAttention needs a head_dim of 16 or more"
+    assert why("cuda", torch.bfloat16, 64, 128, 128) == "a single block of queries needs no loop"
+    assert why("cuda", torch.float16, 16, 129, 128) == ""

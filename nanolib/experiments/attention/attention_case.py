@@ -55,6 +55,15 @@ class AttentionCase(Case):
         return self.attention_type in ("sparse", "flex")
 
     @property
+    def compiled(self) -> bool:
+        """Whether FlexAttention computes it: always for `flex`, and for `sparse` on CUDA."""
+        if self.attention_type != "sparse":
+            return self.attention_type == "flex"
+        block_size = attention.parse_options("sparse", self.options).block_size
+        dtype = getattr(torch, self.dtype)
+        return not lowering.not_lowered(self.device, dtype, self.head_dim, self.seq_len, block_size)
+
+    @property
     def moved(self) -> int:
         """Bytes of q, k, v and the output, each once."""
         item = getattr(torch, self.dtype).itemsize
@@ -109,8 +118,8 @@ class AttentionCase(Case):
             yield Workload("forward_backward", both, lambda: (*inputs, gradient), keeps=False)
 
     def plan(self) -> Plan:
-        """The peak memory of a case, counted without running it; none where the mask follows the input, or a kernel is compiled."""
-        if self.attention_type == "flex":
+        """The peak memory of a case, counted without running it; none where the mask follows the input, or a CPU compiles."""
+        if self.attention_type == "flex" and not self.device.startswith("cuda"):
             return Plan(reason=UNCOUNTED)
         if self.work is None:
             return Plan(reason="how much is kept depends on the input")
@@ -171,9 +180,13 @@ class AttentionCase(Case):
             options = attention.parse_options(self.attention_type, self.options)
             mask = choose_mask(q, k, causal=self.causal, options=options)
             few = timing | {"budget_s": params.budget_s / 4}  # it is paid once, or hides behind the attention
-            yield measure(lambda: build_mask(q, k, causal=self.causal, options=options), scope="mask", **few)
+            yield measure(
+                lambda: build_mask(q, k, causal=self.causal, options=options, lowered=self.compiled),
+                scope="mask",
+                **few,
+            )
         forward = workloads["forward"].call
-        first_ms = first_call_ms(forward) if self.attention_type == "flex" else 0.0  # nothing else is compiled
+        first_ms = first_call_ms(forward) if self.compiled else 0.0  # nothing else is compiled
         out = forward()
         yield self._error(out, q, k, v, mask)
         if mask is not None:
@@ -183,21 +196,20 @@ class AttentionCase(Case):
         yield from self._sparsity(work, mask)
         yield exact("block_sparsity", work.block_sparsity, method="mask", message=self._other_tile(mask))
         yield exact("flops", flops, scope="forward")
-        if self.attention_type not in (
-            "flex",
-            "flash_attn",
+        if (
+            not self.compiled and self.attention_type != "flash_attn"
         ):  # the counter knows torch's own operations, not what others compile
             yield exact("flops", count_flops(forward), scope="forward", method="flop_counter", predicted=flops)
         yield exact("bytes", self.moved, scope="forward")
         latency = measure(forward, scope="forward", predicted=predicted.get("latency"), **timing)
         yield latency
-        if self.attention_type == "flex":
+        if self.compiled:
             yield compile_row(first_ms, latency.estimate)
         yield from rate_rows(latency, flops, self.dtype, ceilings)
         if self.backward:
             yield from self._measure_backward(params, (q, k, v), flops, ceilings)
         for each in workloads.values():
-            counted = self.attention_type != "flex" or self.device.startswith("cuda")
+            counted = not self.compiled or self.device.startswith("cuda")
             trace(each, self, params)
             yield from memory_rows(each, self.device, self.plan(), counted)
 
@@ -215,7 +227,7 @@ class AttentionCase(Case):
 
     def _other_tile(self, mask: BlockMask | None) -> str:
         """What the kernel skips by, where it cannot take the tile that was asked for."""
-        asked = mask.block_size if mask is not None and self.attention_type == "flex" else 0
+        asked = mask.block_size if mask is not None and self.compiled else 0
         tile = lowering.kernel_tile(self.device, asked)
         return "" if tile == asked else f"of tiles of {asked}; this kernel skips whole tiles of {tile}, so fewer"
 

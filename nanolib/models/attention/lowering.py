@@ -35,10 +35,16 @@ def kernel_tile(device: str, block_size: int) -> int:
     return -(-block_size // _KERNEL_TILE) * _KERNEL_TILE
 
 
-def not_taken(device: str, dtype: torch.dtype, head_dim: int) -> str:
-    """Why torch's kernel cannot compute it there; empty where it can."""
+def not_lowered(device: str, dtype: torch.dtype, head_dim: int, q_len: int, block_size: int) -> str:
+    """Why `sparse` follows its blocks in a loop; empty where it goes through FlexAttention.
+
+    On CUDA a loop over blocks of queries would be thousands of launches. The queries of a single block, as in decoding, are one
+    product without a loop, and FlexAttention would be compiled for each new length of keys.
+    """
     if torch.device(device).type != "cuda":
         return "FlexAttention is compiled for CUDA alone"
+    if q_len <= block_size:
+        return "a single block of queries needs no loop"
     if dtype == torch.float64:
         return "FlexAttention has no kernel for float64"
     return f"FlexAttention needs a head_dim of {_LEAST_HEAD_DIM} or more" if head_dim < _LEAST_HEAD_DIM else ""
@@ -95,11 +101,12 @@ def of_blocks(mask: BlockMask, device: torch.device) -> FlexMask:
     if key not in _masks:
         while len(_masks) >= _KEPT:
             _masks.pop(next(iter(_masks)))
-        _masks[key] = ((mask, planning), _made(mask, device))  # both are held, so that their ids stay their own
+        _masks[key] = ((mask, planning), made(mask, device))  # both are held, so that their ids stay their own
     return _masks[key][1]
 
 
-def _made(mask: BlockMask, device: torch.device) -> FlexMask:
+def made(mask: BlockMask, device: torch.device) -> FlexMask:
+    """`of_blocks` without its memory."""
     size = kernel_tile(device.type, mask.block_size)
     first, offset = mask.patterns[0], mask.kv_len - mask.q_len
     with real_tensors():

@@ -79,15 +79,11 @@ def attend(
 
 
 def is_lowered(q: torch.Tensor, options: Options) -> bool:
-    """Whether FlexAttention computes it: on CUDA, where a loop over blocks of queries would be thousands of launches.
-
-    The queries of a single block, as in decoding, are one product without a loop, and each new length of keys would be compiled.
-    A counter of operations sees what torch's own do.
-    """
+    """Whether FlexAttention computes it; a counter of operations is shown the loop, whose operations it knows."""
     counters = [mode for mode in _get_current_dispatch_mode_stack() if not isinstance(mode, FakeTensorMode)]
     counted = bool(counters) and detect_fake_mode() is None
-    few = q.shape[2] <= options.block_size
-    return not (few or counted or lowering.not_taken(q.device.type, q.dtype, q.shape[-1]))
+    shape = q.device.type, q.dtype, q.shape[-1], q.shape[2], options.block_size
+    return not (counted or lowering.not_lowered(*shape))
 
 
 def lowered_mask(
@@ -119,11 +115,15 @@ def choose_mask(
     return _static(*_shape(q, k, causal, options))
 
 
-def build_mask(q: torch.Tensor, k: torch.Tensor, *, causal: bool, options: Options) -> BlockMask:
-    """`choose_mask` without its memory: what making the mask costs."""
+def build_mask(
+    q: torch.Tensor, k: torch.Tensor, *, causal: bool, options: Options, lowered: bool = False
+) -> BlockMask | lowering.FlexMask:
+    """`choose_mask`, or `lowered_mask`, without its memory: what making the mask costs."""
     if options.pattern in CHOOSERS:
-        return CHOOSERS[options.pattern](q, k, causal, options, None).blocks()
-    return _static.__wrapped__(*_shape(q, k, causal, options))
+        choice = CHOOSERS[options.pattern](q, k, causal, options, None)
+        return lowering.of_choice(choice) if lowered else choice.blocks()
+    made = _static.__wrapped__(*_shape(q, k, causal, options))
+    return lowering.made(made, q.device) if lowered else made
 
 
 def _shape(q: torch.Tensor, k: torch.Tensor, causal: bool, options: Options) -> tuple[Any, ...]:
