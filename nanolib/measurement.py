@@ -73,6 +73,7 @@ class Flag(enum.StrEnum):
     AUTOCORRELATED = "autocorrelated"
     FEW_BLOCKS = "few_blocks"
     THROTTLED = "throttled"
+    LAUNCH_BOUND = "launch_bound"
     OVERSUBSCRIBED = "oversubscribed"
     ABOVE_BOUND = "above_bound"
     BUSY_MACHINE = "busy_machine"
@@ -88,6 +89,7 @@ FLAG_TEXT: dict[Flag, str] = {
     Flag.AUTOCORRELATED: "neighbouring blocks resemble each other, so the interval is too narrow; use longer blocks",
     Flag.FEW_BLOCKS: "fewer than 20 blocks fitted the time budget; raise budget_s for a narrower interval",
     Flag.THROTTLED: "the device lowered its clock while it ran",
+    Flag.LAUNCH_BOUND: "launching takes the host as long as the device takes to compute; a CUDA graph or compiling would help",
     Flag.OVERSUBSCRIBED: "more ranks than cores or devices; no speed claim rests on this row",
     Flag.ABOVE_BOUND: "faster than the fastest dense kernel by skipping the same; measure dense (tiles) too, or distrust it",
     Flag.BUSY_MACHINE: "other processes used the machine meanwhile; repeat it when the machine is quiet",

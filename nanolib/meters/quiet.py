@@ -8,13 +8,12 @@ from typing import Any
 
 import psutil
 
+from nanolib.meters.gpu_state import SLOWED_BY
 from nanolib.meters.machine import gpu_uuid
 
 WATCHED_S = 0.3
 _BUSY, _STOLEN = 0.10, 0.02  # shares of all CPUs, above which a timing suffers
 _GPU_BUSY_PERCENT = 10
-# NVML's reasons for a lower clock that are no choice of the user's, by their bits.
-_THROTTLED = {0x08: "hardware slowdown", 0x20: "heat", 0x40: "heat, in hardware", 0x80: "power brake"}
 
 
 def disturbances(device: str, *, watch_s: float = WATCHED_S, nvml: Any = None) -> list[str]:
@@ -94,5 +93,5 @@ def _cap(nvml: Any, gpu: Any) -> list[str]:
 
 def _throttle(nvml: Any, gpu: Any) -> list[str]:
     reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
-    named = [name for bit, name in _THROTTLED.items() if reasons & bit]
+    named = [name for bit, name in SLOWED_BY.items() if reasons & bit]
     return [f"the GPU's clock is lowered by {', '.join(named)}"] if named else []

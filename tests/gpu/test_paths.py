@@ -22,6 +22,7 @@ from nanolib.run.ranks import launcher
 from nanolib.run.ranks import rank as one_rank
 from nanolib.run.ranks.ranks import RanksCase, _failure
 from nanolib.store import Store
+from tests.gpu.streams import Stream
 from tests.run import sample_experiment as sample
 
 
@@ -93,32 +94,9 @@ def test_the_gpu_under_test_is_marked_whatever_its_number_here(monkeypatch):
     ]
 
 
-class _Stream:
-    """A device that begins a kernel when it is launched or when the one before has ended, whichever is later."""
-
-    def __init__(self, launch_ms, kernel_ms):
-        self.host_ms = self.device_ms = 0.0
-        self.launch_ms, self.kernel_ms = launch_ms, kernel_ms
-
-    def launch(self):
-        self.host_ms += self.launch_ms
-        self.device_ms = max(self.host_ms, self.device_ms) + self.kernel_ms
-
-    def event(self, **_):
-        made = SimpleNamespace(at=None)
-        made.record = lambda *_: setattr(made, "at", max(self.device_ms, self.host_ms))
-        made.elapsed_time = lambda other: other.at - made.at
-        return made
-
-
 @pytest.mark.parametrize(("launch_ms", "kernel_ms", "each"), [(0.01, 2.0, 2.0), (0.008, 0.002, 0.008)])
 def test_events_tell_what_the_device_did_and_launching_where_that_takes_longer(monkeypatch, launch_ms, kernel_ms, each):
-    stream = _Stream(launch_ms, kernel_ms)
-    monkeypatch.setattr(torch.cuda, "Event", stream.event)
-    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(
-        torch.cuda, "synchronize", lambda *_: setattr(stream, "host_ms", max(stream.host_ms, stream.device_ms))
-    )
+    stream = Stream(launch_ms, kernel_ms).installed(monkeypatch)
     twice = lambda: (stream.launch(), stream.launch())  # noqa: E731
     blocks = CudaClock("cuda:1").time_block([stream.launch, twice], 3, 4)
     for once, two in blocks[1:]:  # the first follows an empty queue

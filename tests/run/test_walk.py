@@ -44,6 +44,7 @@ WALK = {
             "quality_layers": 1,
             "quality_sparsities": [0.5],
             "backward": True,
+            "cold": True,
         },
         {  # forward alone, where a compiled kernel has no backward pass here; a pattern's compiled shape once
             "seq_lens": [64],

@@ -206,6 +206,8 @@ class AttentionCase(Case):
         if self.compiled:
             yield compile_row(first_ms, latency.estimate)
         yield from rate_rows(latency, flops, self.dtype, ceilings)
+        if params.cold:
+            yield measure(forward, scope="forward, cold", cold=True, predicted=predicted.get("latency"), **timing)
         if self.backward:
             yield from self._measure_backward(params, (q, k, v), flops, ceilings)
         for each in workloads.values():

@@ -33,6 +33,7 @@ class Params(shared.Params):
         head_dim: Width of a head.
         causal: Whether the future is masked.
         backward: Whether to measure the backward pass too.
+        cold: Whether to time the forward pass with a cold cache too: what it holds is overwritten before each call.
         quality_patterns: Sparse patterns that take the place of a trained decoder's dense attention; none for no such cases.
         quality_sparsities: Shares of connections that they remove there.
         quality_seq_len: Tokens that the decoder sees.
@@ -61,6 +62,7 @@ class Params(shared.Params):
     head_dim: int = pydantic.Field(32, gt=0, le=4096)
     causal: bool = True
     backward: bool = True
+    cold: bool = False
     quality_patterns: list[str] = pydantic.Field(["window"], max_length=64)
     quality_sparsities: list[float] = pydantic.Field([0.5], min_length=1, max_length=64)
     quality_seq_len: int = pydantic.Field(64, ge=16, le=65_536)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import itertools
+import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+
+from nanolib.meters.gpu_state import GpuState
 
 Call = Callable[[], object]
 
@@ -67,22 +70,77 @@ def _perf_counter_step_ns() -> int:
     return min(b - a for a, b in itertools.pairwise(readings) if b > a)
 
 
+_WARM_UP_S = 0.5  # a GPU's clock ramps up within it
+_HELD_CYCLES, _HELD_TIMES, _HELD_ROUNDS = 2**20, 10, 3
+
+
 class CudaClock:
-    """CUDA events around each phase and one synchronisation at the end of the block: the device's own time.
+    """CUDA events around each phase and one synchronisation at the end of the block: what calls in a row take.
+
+    The device is warm from the second block on; its sensors are read in each, while it computes.
 
     Args:
         device: Which GPU; events belong to one, and the current one need not be it.
+        nvml: As of `GpuState`.
     """
 
     method = "cuda_event"
 
-    def __init__(self, device: str | torch.device = "cuda") -> None:
+    def __init__(self, device: str | torch.device = "cuda", nvml: Any = None) -> None:
         self.device = torch.device(device)
+        self.state = GpuState(str(self.device), nvml)
+        self._blocks = 0
 
     def time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
         """See `Clock.time_block`."""
         with torch.cuda.device(self.device):
+            self._blocks += 1
+            if self._blocks == 2:
+                self._warm_up(phases)
             return self._time_block(phases, calls, inner)
+
+    def _warm_up(self, phases: Sequence[Call]) -> None:
+        until = time.perf_counter() + _WARM_UP_S
+        while time.perf_counter() < until:
+            for phase in phases:
+                phase()
+            torch.cuda.synchronize()
+
+    def apart(self, phases: Sequence[Call]) -> list[dict[str, float]]:
+        """How long the host takes to launch each phase, and how long the device to compute it, ms; empty where they cannot be told.
+
+        The device is held until all is queued, so that it never waits for the host. A phase that waits for the device itself, or
+        that launches more than a queue takes, cannot be told apart.
+        """
+        cycles = _HELD_CYCLES
+        with torch.cuda.device(self.device):
+            for _ in range(_HELD_TIMES):
+                marks, host = self._held(phases, cycles)
+                if host:
+                    rows = [[a.elapsed_time(b) for a, b in itertools.pairwise(row)] for row in marks]
+                    each = zip(zip(*host, strict=True), zip(*rows, strict=True), strict=True)
+                    return [{"host_ms": statistics.median(a), "device_ms": statistics.median(b)} for a, b in each]
+                cycles *= 2
+        return [{} for _ in phases]
+
+    def _held(self, phases: Sequence[Call], cycles: int) -> tuple[list[list[torch.cuda.Event]], list[list[float]]]:
+        """Events around each phase, and the host's ms; none where the device came to the first event before all was queued."""
+        marks = [[torch.cuda.Event(enable_timing=True) for _ in range(len(phases) + 1)] for _ in range(_HELD_ROUNDS)]
+        host, now = [], time.perf_counter_ns
+        torch.cuda.synchronize()
+        torch.cuda._sleep(cycles)
+        for row in marks:
+            row[0].record()
+            took = []
+            for phase, mark in zip(phases, row[1:], strict=True):
+                start = now()
+                phase()
+                took.append((now() - start) / 1e6)
+                mark.record()
+            host.append(took)
+        held = not marks[0][0].query()
+        torch.cuda.synchronize()
+        return marks, host if held else []
 
     def _time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
         marks = [[torch.cuda.Event(enable_timing=True) for _ in range(len(phases) + 1)] for _ in range(calls)]
@@ -93,6 +151,7 @@ class CudaClock:
                 for _ in range(inner):
                     phase()
                 mark.record()
+        self.state.read()  # while it computes
         torch.cuda.synchronize()
         return [[a.elapsed_time(b) / inner for a, b in itertools.pairwise(row)] for row in marks]
 

@@ -14,7 +14,8 @@ import psutil
 import torch
 
 from nanolib.measurement import BadInput, Flag, Measurement
-from nanolib.meters.time.clock import Call, Clock, clock_for
+from nanolib.meters.time.clock import Call, Clock, CudaClock, clock_for
+from nanolib.meters.time.cold import ColdClock
 from nanolib.meters.time.collector import quiet_collector
 from nanolib.stats.autocorrelation import ljung_box_p
 from nanolib.stats.intervals import TooFewSamples, median_interval, range_confidence
@@ -40,6 +41,7 @@ def measure(
     scope: str = "",
     predicted: float | None = None,
     outliers: Outliers = "keep",
+    cold: bool = False,
     collect: Collect | None = None,
 ) -> Measurement:
     """How long one call of `fn` takes.
@@ -52,6 +54,7 @@ def measure(
         scope: What the row says was measured.
         predicted: What a formula says, ms.
         outliers: `keep` labels them; `remove` drops them, to reproduce figures made that way, and says so.
+        cold: Overwrite the last-level cache before each call.
         collect: Takes the blocks in the place of the rule above; `nano ab` interleaves them with another version's.
 
     Returns:
@@ -60,7 +63,8 @@ def measure(
     Raises:
         BadInput: A rel_ci or budget that is not positive.
     """
-    result = measure_phases({scope: fn}, rel_ci, budget_s, device=device, outliers=outliers, collect=collect)[scope]
+    more = {"device": device, "outliers": outliers, "cold": cold, "collect": collect}
+    result = measure_phases({scope: fn}, rel_ci, budget_s, **more)[scope]
     return result if predicted is None else _with_prediction(result, predicted)
 
 
@@ -71,6 +75,7 @@ def measure_phases(
     *,
     device: str | torch.device = "cpu",
     outliers: Outliers = "keep",
+    cold: bool = False,
     collect: Collect | None = None,
 ) -> dict[str, Measurement]:
     """How long each phase of a repeated sequence takes (a training step: forward, backward, optimizer).
@@ -84,6 +89,7 @@ def measure_phases(
         budget_s: As in `measure`.
         device: As in `measure`.
         outliers: As in `measure`.
+        cold: As in `measure`; before each phase.
         collect: As in `measure`.
 
     Returns:
@@ -92,7 +98,7 @@ def measure_phases(
     for name, value in (("rel_ci", rel_ci), ("budget_s", budget_s)):
         if not (isinstance(value, int | float) and 0 < value < math.inf):
             raise BadInput(f"{name}: {value!r} will not do; give a number above 0")
-    clock = clock_for(device)
+    clock = ColdClock(clock_for(device), device) if cold else clock_for(device)
     with quiet_collector(), _others() as others:
         blocks, shape = (collect or _collect)(clock, phases, rel_ci, budget_s)
     series = blocks.reshape(-1, len(phases))
@@ -101,6 +107,12 @@ def measure_phases(
     if len(phases) > 1:
         scopes["total"] = series.sum(axis=1)
     shared = shape | {"others_share": others["share"], "threads": torch.get_num_threads()}
+    own: dict[str, dict[str, float]] = {}
+    if isinstance(clock, CudaClock):
+        shared |= clock.state.summary()
+        own = dict(zip(phases, clock.apart(list(phases.values())), strict=True))
+        if len(phases) > 1 and all(own.values()):
+            own["total"] = {name: sum(apart[name] for apart in own.values()) for name in ("host_ms", "device_ms")}
     return {
         scope: summarise(
             samples,
@@ -109,7 +121,7 @@ def measure_phases(
             scope=scope,
             method=clock.method,
             outliers=outliers,
-            details=shared,
+            details=shared | own.get(scope, {}),
         )
         for scope, samples in scopes.items()
     }
@@ -206,6 +218,8 @@ def _flags(medians: np.ndarray, steady: SteadyState, details: Mapping[str, Any])
         Flag.SLOWDOWN: steady.slowdown,
         Flag.FEW_BLOCKS: len(medians) < MIN_BLOCKS,
         Flag.BUSY_MACHINE: details.get("others_share", 0) > _BUSY_SHARE,
+        Flag.THROTTLED: "throttled_by" in details,
+        Flag.LAUNCH_BOUND: details.get("host_ms", 0.0) >= details.get("device_ms", math.inf),
     }
     return [flag for flag, holds in told.items() if holds]
 

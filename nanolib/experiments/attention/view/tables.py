@@ -22,6 +22,7 @@ _COLUMNS = (
     Column("compile", "Compile, ms", "latency", "compile"),
     Column("flops", "", "flops", "forward", "formula"),
     Column("forward", "Forward, ms [95 %]", "latency", "forward", interval=True),
+    Column("cold", "Forward, cold cache, ms [95 %]", "latency", "forward, cold", interval=True),
     Column("paid", "Total incl. mask, ms"),
     Column("forward_predicted", "Predicted, ms"),
     Column("forward_share", "Share of ceiling", "ceiling_share", "forward"),

@@ -1,0 +1,73 @@
+"""What a GPU did while something was timed: its clock, power and temperature, and why it lowered its clock."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from nanolib.meters.machine import gpu_uuid
+
+# NVML's reasons for a lower clock that are no choice of the user's, by their bits.
+SLOWED_BY = {0x08: "hardware slowdown", 0x20: "heat", 0x40: "heat, in hardware", 0x80: "power brake"}
+_UNDER_LOAD = {0x04: "power cap", **SLOWED_BY}
+
+
+class GpuState:
+    """Reads one GPU's sensors; where its driver tells nothing, it tells nothing either.
+
+    Args:
+        device: As torch names it.
+        nvml: The module to ask; `pynvml` by default.
+    """
+
+    def __init__(self, device: str, nvml: Any = None) -> None:
+        self._device = str(device)
+        self._nvml = nvml
+        self._gpu: Any = None
+        self._asked = False
+        self._seen: dict[str, list[float]] = {}
+        self._reasons = 0
+
+    def read(self) -> None:
+        """Read all sensors once; what one of them refuses is left out."""
+        if not self._asked:
+            self._asked = True
+            self._gpu = self._found()
+        if self._gpu is None:
+            return
+        nvml, gpu = self._nvml, self._gpu
+        for name, look in {
+            "clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
+            "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3,
+            "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
+        }.items():
+            try:
+                self._seen.setdefault(name, []).append(float(look()))
+            except nvml.NVMLError:
+                continue
+        try:
+            self._reasons |= nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
+        except nvml.NVMLError:
+            return
+
+    def summary(self) -> dict[str, Any]:
+        """Medians over the readings, the lowest clock, and by what it was lowered; empty where nothing was told."""
+        told: dict[str, Any] = {name: statistics.median(values) for name, values in self._seen.items() if values}
+        if clocks := self._seen.get("clock_mhz"):
+            told["clock_least_mhz"] = min(clocks)
+        if named := [name for bit, name in _UNDER_LOAD.items() if self._reasons & bit]:
+            told["throttled_by"] = ", ".join(named)
+        return told
+
+    def _found(self) -> Any:
+        if self._nvml is None:
+            try:
+                import pynvml
+            except ImportError:  # AMD's GPUs come without it
+                return None
+            self._nvml = pynvml
+        try:
+            self._nvml.nvmlInit()
+            return self._nvml.nvmlDeviceGetHandleByUUID(gpu_uuid(self._device))
+        except self._nvml.NVMLError:
+            return None

@@ -1,0 +1,34 @@
+"""What a cold cache costs here: a copy that fits it comes down to about memory's bandwidth. python tests/benchmarks/cold.py."""
+
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from nanolib.meters import measure
+from nanolib.meters.time.cold import last_level_bytes
+
+
+def main() -> None:
+    """Print GB/s, read and written, of a small copy hot and cold and of a large one, in turns."""
+    cache = last_level_bytes("cpu")
+    for _ in range(3):
+        hot, cold, memory = _rate(cache // 8), _rate(cache // 8, cold=True), _rate(8 * cache)
+        print(
+            f"copy of {cache / 2**23:.0f} MiB hot {hot:.1f} GB/s, cold {cold:.1f}; of {cache / 2**17:.0f} MiB {memory:.1f};"
+            f" hot over cold {hot / cold:.2f}, cold over memory {cold / memory:.2f}",
+            flush=True,
+        )
+        # what a small copy writes stays in the cache for the time being: of its traffic a third does not reach memory
+        assert cold < 1.6 * memory and cold < hot
+
+
+def _rate(size: int, cold: bool = False) -> float:
+    source, target = (torch.ones(size, dtype=torch.uint8) for _ in range(2))
+    return 2 * size / measure(lambda: target.copy_(source), 0.02, 2.0, cold=cold).estimate / 1e6
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""How a GPU is timed, on a simulated stream: who waits for whom, a throttled clock, a cold cache."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from nanolib.measurement import Flag
+from nanolib.meters.gpu_state import GpuState
+from nanolib.meters.time import cold, latency
+from nanolib.meters.time.clock import CudaClock, HostClock
+from tests.gpu.streams import Stream
+
+
+class _Error(Exception):
+    pass
+
+
+class _Nvml:
+    """One GPU whose clock falls, and that says why."""
+
+    NVMLError, NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = _Error, 1, 0
+
+    def __init__(self, reasons=0, refuses=()):
+        self.reasons, self.refuses, self.clocks = reasons, refuses, iter([1980, 1980, 1410, *[1980] * 10_000])
+
+    def _told(self, name, value):
+        if name in self.refuses:
+            raise _Error("Not Supported")
+        return value
+
+    def nvmlInit(self):
+        self._told("init", None)
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        return self._told("handle", uuid)
+
+    def nvmlDeviceGetClockInfo(self, gpu, kind):
+        return self._told("clock", next(self.clocks))
+
+    def nvmlDeviceGetPowerUsage(self, gpu):
+        return self._told("power", 612_000)
+
+    def nvmlDeviceGetTemperature(self, gpu, kind):
+        return self._told("temperature", 71)
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu):
+        return self._told("reasons", self.reasons)
+
+
+@pytest.fixture(autouse=True)
+def _named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="0", L2_cache_size=2**20))
+
+
+def _measured(monkeypatch, call, nvml, **more):
+    monkeypatch.setattr(latency, "clock_for", lambda device: CudaClock("cuda:0", nvml))
+    return latency.measure(call, 0.01, 0.5, device="cuda:0", **more)
+
+
+@pytest.mark.parametrize(
+    ("launch_ms", "kernel_ms", "bound"), [(0.008, 0.002, True), (0.008, 0.5, False), (2.0, 0.002, True)]
+)
+def test_where_the_host_takes_longer_it_is_launch_bound_and_both_times_are_told(
+    monkeypatch, launch_ms, kernel_ms, bound
+):
+    stream = Stream(launch_ms, kernel_ms).installed(monkeypatch)
+    row = _measured(monkeypatch, stream.launch, _Nvml())
+    assert row.details["host_ms"] == pytest.approx(launch_ms) and row.details["device_ms"] == pytest.approx(kernel_ms)
+    assert (Flag.LAUNCH_BOUND in row.flags) == bound
+    assert row.estimate == pytest.approx(max(launch_ms, kernel_ms), rel=0.01)  # what calls in a row take
+
+
+def test_the_queue_is_full_before_its_first_event(monkeypatch):
+    """The device is held ever longer, until the host has queued all."""
+    stream = Stream(2.0, 0.1).installed(monkeypatch)
+    (apart,) = CudaClock("cuda:0", _Nvml()).apart([stream.launch])
+    assert apart["device_ms"] == pytest.approx(0.1) and len(stream.held) > 1
+    assert stream.held[-1] / 1e6 >= 3 * 2.0 > stream.held[-2] / 1e6
+
+
+def test_a_call_that_waits_for_the_device_is_not_told_apart(monkeypatch):
+    stream = Stream(0.01, 0.1).installed(monkeypatch)
+
+    def waits():
+        stream.launch()
+        stream.synchronize()
+
+    row = _measured(monkeypatch, waits, _Nvml())
+    assert "host_ms" not in row.details and Flag.LAUNCH_BOUND not in row.flags
+
+
+def test_a_device_is_warm_before_it_is_timed(monkeypatch):
+    """Its clock ramps up over half a second: each kernel takes twice as long before."""
+    stream = Stream(0.01, 1.0).installed(monkeypatch)
+    row = _measured(monkeypatch, lambda: stream.launch(2.0 if stream.host_ms < 400 else 1.0), _Nvml())
+    assert row.estimate == pytest.approx(1.0) and max(row.samples[1:]) < 1.1
+
+
+def test_phases_of_a_step_are_told_apart_and_added_up(monkeypatch):
+    stream = Stream(0.02, 0.0).installed(monkeypatch)
+    monkeypatch.setattr(latency, "clock_for", lambda device: CudaClock("cuda:0", _Nvml()))
+    phases = {"forward": lambda: stream.launch(0.5), "optimizer": lambda: stream.launch(0.001)}
+    rows = latency.measure_phases(phases, 0.01, 0.2, device="cuda:0")
+    assert [Flag.LAUNCH_BOUND in rows[scope].flags for scope in (*phases, "total")] == [False, True, False]
+    assert rows["total"].details["device_ms"] == pytest.approx(0.501)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "words"), [(0x40, "heat, in hardware"), (0x04 | 0x80, "power cap, power brake"), (0x01, None)]
+)
+def test_a_throttled_clock_is_flagged_with_what_the_gpu_says(monkeypatch, reasons, words):
+    stream = Stream(0.01, 1.0).installed(monkeypatch)
+    row = _measured(monkeypatch, stream.launch, _Nvml(reasons))
+    assert (Flag.THROTTLED in row.flags) == (words is not None) and row.details.get("throttled_by") == words
+    told = {name: row.details[name] for name in ("clock_mhz", "clock_least_mhz", "power_w", "temperature_c")}
+    assert told == {"clock_mhz": 1980, "clock_least_mhz": 1410, "power_w": 612, "temperature_c": 71}
+
+
+@pytest.mark.parametrize("refused", ["init", "handle", "clock", "power", "temperature", "reasons"])
+def test_a_sensor_that_refuses_loses_no_other_and_no_timing(refused):
+    state = GpuState("cuda:0", _Nvml(refuses=(refused,)))
+    state.read()
+    told = state.summary()
+    lost = {"init": 4, "handle": 4, "clock": 2, "power": 1, "temperature": 1, "reasons": 0}[refused]
+    assert len(told) == 4 - lost
+
+
+def test_a_cold_call_finds_nothing_in_the_cache_and_overwriting_it_is_not_counted(monkeypatch):
+    stream = Stream(0.001, 0.0).installed(monkeypatch)
+    warm = []  # what lies in the cache
+
+    def call():
+        stream.launch(0.2 if warm else 1.0)
+        warm.append(1)
+
+    def overwrite(self):
+        warm.clear()
+        stream.launch(0.05)
+
+    monkeypatch.setattr(cold.ColdClock, "_overwrite", overwrite)
+    monkeypatch.setattr(cold, "last_level_bytes", lambda _: 8)
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, device, **rest: empty(*size, **rest))
+    hot = _measured(monkeypatch, call, _Nvml())
+    found = _measured(monkeypatch, call, _Nvml(), cold=True)
+    assert hot.estimate == pytest.approx(0.2) and found.estimate == pytest.approx(1.0)
+    assert hot.method == "cuda_event" and found.method == "cuda_event, cold cache"
+
+
+def test_on_a_cpu_too_the_cache_is_overwritten_before_each_call(monkeypatch):
+    done = []
+    clock = cold.ColdClock(HostClock(), "cpu")
+    monkeypatch.setattr(clock, "_overwrite", lambda: done.append("|"))
+    rows = clock.time_block([lambda: done.append("a"), lambda: done.append("b")], 2, 3)
+    assert "".join(done) == "|a|b" * 6 and np.shape(rows) == (2, 2)
+
+
+def test_the_last_level_cache_is_all_of_it(tmp_path):
+    for cpu, shared in enumerate(["0-1", "0-1", "2-3", "2-3"]):
+        for index, (level, size, of) in enumerate(
+            [("1", "32K", str(cpu)), ("2", "512K", str(cpu)), ("3", "16384K", shared)]
+        ):
+            folder = tmp_path / f"cpu{cpu}" / "cache" / f"index{index}"
+            folder.mkdir(parents=True)
+            for name, text in {"level": level, "size": size, "shared_cpu_list": of}.items():
+                (folder / name).write_text(text + "\n")
+    assert cold.last_level_bytes("cpu", tmp_path) == 2 * 16 * 2**20
+    assert cold.last_level_bytes("cpu", tmp_path / "none") == cold.last_level_bytes("mps") == 64 * 2**20
+    assert cold.last_level_bytes("cuda:0") == 2**20
