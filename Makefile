@@ -6,7 +6,7 @@ BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONPATH
 
-.PHONY: run test test-fast lint bench lab notebooks clean setup
+.PHONY: run test test-fast lint bench gpu lab notebooks clean setup
 
 run: setup
 	$(BIN)/nano run quick
@@ -27,6 +27,10 @@ lint: setup
 bench: setup
 	$(BIN)/python -m pip install --quiet -r tests/benchmarks/requirements.txt
 	for script in tests/benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+
+# The first ten minutes on an NVIDIA GPU: each line is an assertion; results in outputs/gpu. Without one it says what it would do.
+gpu: setup
+	$(BIN)/python -m tests.gpu.first_minutes
 
 # JupyterLab on this machine only, with the token that it prints.
 lab: setup

@@ -159,13 +159,23 @@ def _factor_text(value: Any) -> str:
     return str(value)
 
 
+GPUS_SEEN: frozenset[str] = frozenset()  # on which `make gpu` has been run; see docs/gpu.md
+
+
+def _gpus(run: pd.Series, machine: pd.Series) -> str:
+    """The machine's GPUs, and whether what ran on them has been seen to work on such a one."""
+    names = [gpu["name"] for gpu in machine["gpus"]]
+    unseen = not run["device"].startswith("cpu") and not GPUS_SEEN.intersection(names)
+    return (", ".join(names) or "no GPU") + (" (nanolib is not yet seen on this GPU: docs/gpu.md)" if unseen else "")
+
+
 def run_facts(runs: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
     """One line per run, for people: what, where, when, which version."""
     by_id = machines.set_index("machine_id")
     lines = []
     for _, run in runs.iterrows():
         machine = by_id.loc[run["machine_id"]]
-        gpus = ", ".join(gpu["name"] for gpu in machine["gpus"]) or "no GPU"
+        gpus = _gpus(run, machine)
         lines.append(
             {
                 "Run": run["run_id"][:8],

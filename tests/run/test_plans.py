@@ -7,6 +7,7 @@ import pytest
 from nanolib.experiments import ALL
 from nanolib.experiments.attention.attention_case import AttentionCase
 from nanolib.experiments.model.model_cases import GenerationCase, LossCase, ModelCase
+from nanolib.meters.memory import peak_memory
 from nanolib.models.attention import block_sparse
 from nanolib.models.attention.choice import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
@@ -92,6 +93,17 @@ def test_a_sparse_plan_from_a_few_blocks_is_that_from_all(monkeypatch, pattern, 
         assert quick.peaks.keys() == whole.peaks.keys() == {"forward", "forward_backward"}
         for scope, peak in whole.peaks.items():
             assert quick.peaks[scope] == pytest.approx(peak, rel=0.005), (scope, more)
+
+
+@pytest.mark.parametrize(("batch_size", "kv_heads"), [(1, 4), (3, 2)])
+def test_the_plan_of_a_single_block_is_the_live_peak(batch_size, kv_heads):
+    options = {"pattern": "window", "window": 70, "block_size": 128}
+    case = AttentionCase("cpu", "window", "sparse", options, 100, batch_size, "bfloat16", 4, kv_heads, 16, True, True)
+    for work in case.workloads(*case.inputs(0)):
+        work.call()
+        with peak_memory("cpu", *work.existing()) as peak:
+            work.call()
+        assert case.plan().peaks[work.scope] == peak.live
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name != "summary"])

@@ -1,0 +1,219 @@
+"""What the first minutes ask of a GPU: readings of its driver, timings, kernels by name, and experiments on it."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pandas as pd
+import pydantic
+import torch
+
+from nanolib.experiments import ALL
+from nanolib.experiments.doctor import cases as doctor
+from nanolib.measurement import Measurement, exact
+from nanolib.meters import measure
+from nanolib.meters.machine import gpu_uuid
+from nanolib.models import attention, fp8
+from nanolib.run import params as shared
+from nanolib.run import sweep
+from nanolib.run.case import Case
+from nanolib.run.ranks.ranks import run_ranks
+from nanolib.store import Store
+
+Call = Callable[[], object]
+SECONDS = 2.0
+
+
+class Params(shared.Params):
+    """Which accidents to cause."""
+
+    NAME: ClassVar[str] = "accidents"
+    accidents: list[str] = pydantic.Field(["none"])
+
+
+@dataclass(frozen=True)
+class AccidentCase(Case):
+    """It runs out of memory, loses its device, or nothing happens."""
+
+    accident: str
+
+    def measure(self, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
+        """See `nanolib.run.case.Case.measure`."""
+        if self.accident == "memory":
+            torch.empty(2**42, dtype=torch.uint8, device=self.device)
+        if self.accident == "assert":  # an index beyond its end, which the device alone finds
+            found = torch.zeros(1, device=self.device)[torch.tensor([8], device=self.device)]
+            torch.cuda.synchronize(self.device)
+            yield exact("flops", float(found))
+        yield exact("flops", float(torch.ones(2, device=self.device).sum()))
+
+
+def cases(params: Params) -> list[Case]:
+    """One per accident."""
+    return [AccidentCase(params.device, accident) for accident in params.accidents]
+
+
+class Hardware:
+    """One NVIDIA GPU, its driver and torch.
+
+    Args:
+        device: As torch names it.
+    """
+
+    device = "cuda:0"
+    doctor: ClassVar[dict[str, Any]] = {"budget_s": 2.0}
+    attention: ClassVar[dict[str, Any]] = {"seq_lens": [2048], "num_heads": 8, "head_dim": 64, "budget_s": 0.3}
+    long: ClassVar[int] = 8192
+    model: ClassVar[dict[str, Any]] = {"presets": ["gpt_125M"], "seq_lens": [512], "batch_sizes": [4]}
+    fp8: ClassVar[dict[str, Any]] = {"presets": ["gpt_125M"], "overrides": {}, "seq_len": 512, "batch_size": 4}
+    ranks: ClassVar[dict[str, Any]] = {"seq_lens": [65_536], "prefill_seq_lens": [4096], "num_heads": 8, "head_dim": 64}
+
+    def __init__(self) -> None:
+        import pynvml
+
+        pynvml.nvmlInit()
+        self._nvml = pynvml
+        self._gpu = pynvml.nvmlDeviceGetHandleByUUID(gpu_uuid(self.device))
+        self._store = Path(tempfile.mkdtemp(prefix="nanolib-gpu-")) / "results.sqlite"
+
+    # the driver
+
+    def names(self) -> tuple[str, str]:
+        """What torch calls it, and what the driver calls the GPU of torch's UUID."""
+        return torch.cuda.get_device_properties(self.device).name, self._nvml.nvmlDeviceGetName(self._gpu)
+
+    def count(self) -> int:
+        """How many GPUs torch sees."""
+        return torch.cuda.device_count()
+
+    def busy(self, working: bool) -> dict[str, Any]:
+        """Two seconds of matrix products, or of nothing: the counter's joules before and after, and W with their seconds.
+
+        Returns:
+            `joules` (before, after), `t_s` and `watts` of the same length.
+        """
+        product, before = self.product("bfloat16"), self._joules()
+        start, t_s, watts = time.monotonic(), [], []
+        while (now := time.monotonic() - start) < SECONDS:
+            if working:
+                product()
+                torch.cuda.synchronize(self.device)
+            else:
+                time.sleep(0.02)
+            t_s.append(now)
+            watts.append(self._nvml.nvmlDeviceGetPowerUsage(self._gpu) / 1e3)
+        return {"joules": (before, self._joules()), "t_s": t_s, "watts": watts}
+
+    def _joules(self) -> float:
+        return self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._gpu) / 1e3
+
+    # calls
+
+    def product(self, kind: str) -> Call:
+        """A product of 8192³ in a type, in tf32, or in 8 bits."""
+        size = 8192
+        a, b = (torch.randn(size, size, device=self.device) for _ in range(2))
+        if kind == "fp8":
+            one = torch.ones((), device=self.device)
+            a8, b8 = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).t().contiguous().t()
+            return lambda: torch._scaled_mm(a8, b8, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+        if kind == "tf32":
+            return lambda: self._in_tf32(lambda: a @ b)
+        a, b = a.to(getattr(torch, kind)), b.to(getattr(torch, kind))
+        return lambda: a @ b
+
+    @staticmethod
+    def _in_tf32(call: Call) -> None:
+        products = torch.backends.cuda.matmul
+        before, products.fp32_precision = products.fp32_precision, "tf32"
+        call()
+        products.fp32_precision = before
+
+    def small(self) -> Call:
+        """A kernel that does next to nothing."""
+        x = torch.zeros(1, device=self.device)
+        return lambda: x.add_(1)
+
+    def sleep(self, cycles: int) -> Call:
+        """The device waits so many cycles."""
+        return lambda: torch.cuda._sleep(cycles)
+
+    def copy(self, mib: int) -> Call:
+        """So much is read, and as much written."""
+        source, target = (torch.ones(mib * 2**20, dtype=torch.uint8, device=self.device) for _ in range(2))
+        return lambda: target.copy_(source)
+
+    def attend(self, backend: str, seq_len: int = 2048) -> Call:
+        """Dense attention by a backend, in bfloat16."""
+        q = torch.randn(1, 8, seq_len, 64, device=self.device, dtype=torch.bfloat16)
+        return lambda: attention.attend("dense", q, q, q, causal=True, options={"backend": backend})
+
+    def flex(self, seq_len: int) -> Call:
+        """A window by FlexAttention."""
+        q = torch.randn(1, 8, seq_len, 64, device=self.device, dtype=torch.bfloat16)
+        options = {"pattern": "window", "window": 256}
+        return lambda: attention.attend("flex", q, q, q, causal=True, options=options)
+
+    def convert(self) -> Call:
+        """A layer in 8 bits, forward."""
+        layer = torch.nn.Sequential(torch.nn.Linear(1024, 1024, bias=False)).to(self.device, torch.bfloat16)
+        fp8.convert(layer, "fp8_tensorwise", excluded_modules=(), emulate=False)
+        x = torch.randn(1024, 1024, device=self.device, dtype=torch.bfloat16)
+        return lambda: layer(x)
+
+    # looking on
+
+    def measure(self, call: Call, *, cold: bool = False) -> Measurement:
+        """As everything is timed here."""
+        return measure(call, 0.005, 1.0, device=self.device, cold=cold)
+
+    def do_bench_ms(self, call: Call) -> float:
+        """As Triton times it."""
+        from triton.testing import do_bench
+
+        return do_bench(call, return_mode="median")
+
+    def kernels(self, call: Call) -> list[str]:
+        """The names of the kernels that a call launches."""
+        call()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+            call()
+            torch.cuda.synchronize(self.device)
+        return [event.key for event in seen.key_averages()]
+
+    def reserved(self) -> int:
+        """Bytes that torch holds of the GPU."""
+        return torch.cuda.memory_reserved(self.device)
+
+    def forget_compiled(self) -> None:
+        """As in a fresh process."""
+        torch._dynamo.reset()
+
+    # experiments
+
+    def run(self, name: str, **asked: Any) -> pd.DataFrame:
+        """All rows of an experiment on this GPU; `accidents` is the one above."""
+        own = {"accidents": sys.modules[__name__], "doctor": doctor}
+        experiment = own[name] if name in own else ALL[name]()
+        with Store(self._store) as store:
+            run = sweep.measure(experiment, experiment.Params(device=self.device, **asked), store=store, progress=False)
+            rows = run.measurements()
+            run.finish()
+        return rows
+
+    def hang(self) -> None:
+        """Two ranks, of which the second lets the other wait.
+
+        Raises:
+            RankFailed: It says which, and where it was.
+        """
+        from tests.run import rank_bodies
+
+        kind = torch.device(self.device).type
+        run_ranks(rank_bodies.misbehave, {"how": "hang", "rank": 1}, world_size=2, device=kind, timeout_s=120, hang_s=8)

@@ -1,0 +1,109 @@
+"""What the first minutes have shown, as a page; and docs/gpu.md, which says what has been seen on which GPU.
+
+`python -m tests.gpu.page` writes docs/gpu.md from the results under outputs/reference/gpu.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+ROOT = Path(__file__).parents[2]
+DOCS, RESULTS = ROOT / "docs" / "gpu.md", ROOT / "outputs" / "reference" / "gpu"
+
+_PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>nanolib on {{ found.gpu }}</title>
+<style>
+:root { color-scheme: light dark }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem }
+table { border-collapse: collapse; width: 100% }
+td { padding: .3rem .6rem; border-top: 1px solid #8886; vertical-align: top; width: 45% }
+td:first-child { white-space: nowrap; font-weight: 600; width: 10% }
+.no { color: light-dark(#a40000, #ff9a9a) } .yes { color: light-dark(#116611, #8fe08f) }
+</style>
+<h1>nanolib on {{ found.gpu }}</h1>
+<p>torch {{ found.torch }}, {{ found.date }}: {{ held }} of {{ total }} assertions hold
+{%- if unknown %}, {{ unknown }} could not be shown here{% endif %}.</p>
+{% for part in found.parts %}
+<h2>{{ part.name }}</h2>
+<p>{{ part.seconds }} s{% if part.broke %}. <b class="no">It broke: {{ part.broke }}</b>{% endif %}</p>
+<table>
+{% for check in part.checks %}
+<tr><td class="{{ marks[check.holds][1] }}">{{ marks[check.holds][0] }}</td><td>{{ check.text }}</td><td>{{ check.found }}</td></tr>
+{% endfor %}
+</table>
+{% endfor %}
+</html>
+"""
+_MARKS = {True: ("holds", "yes"), False: ("does not hold", "no"), None: ("not shown here", "unknown")}
+
+# What is asked of the hardware, and by which tests it is walked without any.
+PATHS = {
+    "identity": "the driver's sensors belong to the GPU under test: stubs of 8 GPUs (`tests/gpu/test_paths.py`)",
+    "clock": "events, host and device times, warm-up, cold cache, clocks: a simulated stream (`tests/gpu/test_timing.py`)",
+    "ceilings": "products and copies as yardsticks: the same code on a CPU (`tests/meters`)",
+    "attention": "every kind and pattern: tensors without data on `cuda:0` (`tests/gpu/test_walk.py`), masks and gradients by"
+    " FlexAttention's math path (`tests/models/test_lowering.py`)",
+    "memory": "plans against the CPU's, out of memory: tensors without data, stubs (`tests/gpu`)",
+    "models": "compile, captured graphs, generation: tensors without data, stubs (`tests/gpu`)",
+    "fp8": "torchao's recipes, forward and training: tensors without data (`tests/gpu/test_walk.py`)",
+    "energy": "counters, power, gaps, wraps: stubs and recorded traces (`tests/meters/test_power.py`)",
+    "ranks": "all algorithms over gloo, for real; over NCCL's interface on the fake backend (`tests/gpu/test_walk.py`)",
+    "lost device": "the cases after a device assert get processes of their own: stubs (`tests/gpu/test_paths.py`)",
+}
+OTHERS = {
+    "AMD (ROCm)": "energy by amdsmi on stubs (`tests/meters/test_sensors.py`); FP8 is refused until it was seen",
+    "Apple (MPS)": "energy by IOReport on stubs (`tests/meters/test_sensors.py`); timing waits for the device; no float64",
+}
+
+
+def html(found: dict[str, Any]) -> str:
+    """A page of its own, without anything from elsewhere."""
+    checks = [check["holds"] for part in found["parts"] for check in part["checks"]]
+    counts = {"held": checks.count(True), "total": len(checks), "unknown": checks.count(None)}
+    environment = jinja2.Environment(autoescape=True)
+    return environment.from_string(_PAGE).render(found=found, marks=_MARKS, **counts)
+
+
+def markdown(results: Sequence[dict[str, Any]]) -> str:
+    """The text of docs/gpu.md: which paths were seen on which GPU, and which on simulated devices alone."""
+    lines = [
+        "# What has been seen on which GPU",
+        "",
+        "Made by `python -m tests.gpu.page` from what `make gpu` wrote on each machine (`outputs/reference/gpu`)."
+        " `make gpu` takes about ten minutes; each of its lines is an assertion, and a part that fails stops no other.",
+        "",
+    ]
+    if results:
+        lines += [f"- **{one['gpu']}**, torch {one['torch']}, {one['date']}" for one in results]
+    else:
+        lines.append(
+            "**No path of nanolib has been seen on a GPU yet.** All of them are walked on simulated devices alone."
+        )
+    lines += ["", "| path | seen on | walked without a GPU |", "|---|---|---|"]
+    for name, walked in PATHS.items():
+        seen = [_state(one, name) for one in results if any(part["name"] == name for part in one["parts"])]
+        lines.append(f"| {name} | {'; '.join(seen) or 'not yet seen on a GPU'} | {walked} |")
+    lines += [f"| {name} | not yet seen on one | {walked} |" for name, walked in OTHERS.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _state(result: dict[str, Any], name: str) -> str:
+    part = next(part for part in result["parts"] if part["name"] == name)
+    held = [check["holds"] for check in part["checks"]]
+    text = f"{result['gpu']}: {held.count(True)} of {len(held)} hold"
+    return f"{text}, then it broke ({part['broke']})" if part["broke"] else text
+
+
+def results() -> list[dict[str, Any]]:
+    """Those that are kept, by name."""
+    return [json.loads(file.read_text()) for file in sorted(RESULTS.glob("*.json"))]
+
+
+if __name__ == "__main__":
+    DOCS.write_text(markdown(results()))
