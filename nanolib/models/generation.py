@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 from nanolib.measurement import Unsupported
+from nanolib.models import optimise
 
 
 class Generation:
@@ -46,6 +48,47 @@ class Generation:
         return [*self.cache.tensors, self.prompt, self.token]
 
 
+class CapturedGeneration(Generation):
+    """The same, each decoded token a CUDA graph of its own, captured when its position is first reached.
+
+    A graph for each position has the shapes and kernels of eager decoding, over the same cache of fixed size.
+    """
+
+    def __init__(self, model: Any, prompt: torch.Tensor, new_tokens: int) -> None:
+        super().__init__(model, prompt, new_tokens)
+        self.token = self.token.clone()  # which graphs read and write in place
+        self._graphs: dict[int, Callable[[], None]] = {}
+
+    @torch.no_grad()
+    def prefill(self) -> None:
+        """Read the prompt from the beginning and choose the first token."""
+        self.cache.length = 0
+        self.token.copy_(self.model.prefill(self.prompt, self.cache).argmax(dim=-1))
+        self._start = self.cache.length
+
+    @torch.no_grad()
+    def decode(self) -> None:
+        """Read the last token and choose the next."""
+        if self.cache.length == self._start + self.new_tokens:
+            self.cache.length = self._start
+        position = self.cache.length
+        if position not in self._graphs:
+            self._graphs[position] = self._captured(position)
+        self._graphs[position]()
+        self.cache.length = position + 1
+
+    def _captured(self, position: int) -> Callable[[], None]:
+        token = self.token.clone()
+
+        def step() -> torch.Tensor:
+            self.cache.length = position
+            return self.token.copy_(self.model.decode(self.token, self.cache).argmax(dim=-1))
+
+        replay, _ = optimise.captured(step)
+        self.token.copy_(token)  # warming up has gone on from what it chose itself
+        return replay
+
+
 class HuggingFaceGeneration(Generation):
     """The same for a model of transformers, whose cache grows."""
 
@@ -80,14 +123,18 @@ def _generates(model: Any) -> bool:
     return model.can_generate() and all(name in takes for name in ("past_key_values", "use_cache", "logits_to_keep"))
 
 
-def generation_of(model: nn.Module, prompt: torch.Tensor, new_tokens: int) -> Generation:
-    """The generation that fits a model.
+def generation_of(model: nn.Module, prompt: torch.Tensor, new_tokens: int, captured: bool = False) -> Generation:
+    """The generation that fits a model; `captured` in CUDA graphs.
 
     Raises:
-        Unsupported: The model has no cache that is known here.
+        Unsupported: The model has no cache that is known here, or none whose size stays.
     """
     if all(hasattr(model, name) for name in ("new_cache", "prefill", "decode")):
-        return Generation(model, prompt, new_tokens)
+        return (CapturedGeneration if captured else Generation)(model, prompt, new_tokens)
+    if captured:
+        raise Unsupported(
+            f"decoding by CUDA graphs needs a cache of fixed size, and that of {type(model).__name__} grows"
+        )
     if hasattr(getattr(model, "config", None), "use_cache") and _generates(model):
         return HuggingFaceGeneration(model, prompt, new_tokens)
     raise Unsupported(

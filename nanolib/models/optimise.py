@@ -19,9 +19,12 @@ def _eager(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forward:
     return forward
 
 
-def _compiled(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forward:
-    torch._dynamo.reset()  # it gives a function up for good that was once called under a counter of FLOPs or of bytes
-    return torch.compile(forward, dynamic=False)
+def _compiled(mode: str) -> Callable[[nn.Module, Forward, torch.Tensor], Forward]:
+    def compiled(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forward:
+        torch._dynamo.reset()  # it gives a function up for good that was once called under a counter of FLOPs or of bytes
+        return torch.compile(forward, mode=mode, dynamic=False)
+
+    return compiled
 
 
 def _cuda_graph(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forward:
@@ -32,23 +35,29 @@ def _cuda_graph(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forwar
 
 def _captured(forward: Forward, ids: torch.Tensor) -> Forward:
     """A graph of the forward pass alone, which takes its input and leaves its output in one place each."""
-    graph, aside = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     with torch.no_grad():
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):  # what libraries make at a first call must not be captured
-            for _ in range(_WARM_CALLS):
-                forward(ids)
-        torch.cuda.current_stream().wait_stream(aside)
-        with torch.cuda.graph(graph):
-            out = forward(ids)
+        replay, out = captured(lambda: forward(ids))
 
     def replayed(new: torch.Tensor) -> torch.Tensor:
         if new is not ids:
             ids.copy_(new)
-        graph.replay()
+        replay()
         return out
 
     return replayed
+
+
+def captured(call: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+    """A CUDA graph of a call: what replays it, and where its result then lies. It has been called before, to warm up."""
+    graph, aside = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):  # what libraries make at a first call must not be captured
+        for _ in range(_WARM_CALLS):
+            call()
+    torch.cuda.current_stream().wait_stream(aside)
+    with torch.cuda.graph(graph):
+        out = call()
+    return graph.replay, out
 
 
 class _Module(nn.Module):
@@ -92,7 +101,9 @@ def _onednn(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forward:
 # Name → (model, its forward, example ids) → the forward to use in its place.
 OPTIMISATIONS: dict[str, Callable[[nn.Module, Forward, torch.Tensor], Forward]] = {
     "eager": _eager,
-    "compile": _compiled,
+    "compile": _compiled("default"),
+    "compile_reduce_overhead": _compiled("reduce-overhead"),
+    "compile_max_autotune": _compiled("max-autotune"),
     "onednn": _onednn,
     "cuda_graph": _cuda_graph,
     "checkpoint": _checkpointed,
@@ -103,8 +114,14 @@ OPTIMISATIONS: dict[str, Callable[[nn.Module, Forward, torch.Tensor], Forward]] 
 _MODES = {
     "eager": ("inference", "training", "generation"),
     "onednn": ("inference", "generation"),
+    "cuda_graph": ("inference", "training", "generation"),
     "checkpoint": ("training",),
 }
+
+
+def is_compiled(name: str) -> bool:
+    """Whether an optimisation compiles the model, in whichever mode of `torch.compile`."""
+    return name.startswith("compile")
 
 
 def applies(name: str, mode: str, dtype: str) -> bool:
@@ -119,6 +136,8 @@ def unsupported(name: str, device: str) -> str:
     kind = torch.device(device).type
     if name == "cuda_graph" and kind != "cuda":
         return f"CUDA graphs need a CUDA device, and this is {kind}"
+    if name == "compile_reduce_overhead" and kind != "cuda":
+        return f"reduce-overhead is compile with CUDA graphs, and this is {kind}; use compile"
     if name == "onednn" and kind != "cpu":
         return f"oneDNN multiplies on a CPU, and this is {kind}"
     if name == "onednn" and not torch.backends.mkldnn.is_available():

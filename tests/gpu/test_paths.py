@@ -10,12 +10,14 @@ from torch import nn
 
 from nanolib.experiments.fp8 import speed
 from nanolib.experiments.model.steps import Inferring
+from nanolib.measurement import Unsupported
 from nanolib.meters import links, machine, memory
 from nanolib.meters.energy import meter, power
 from nanolib.meters.time import stopwatch
 from nanolib.meters.time.clock import CudaClock
 from nanolib.models import NanoConfig, create_model, fp8, optimise
 from nanolib.models.attention.reference import relative_error
+from nanolib.models.generation import generation_of
 from nanolib.run import sweep
 from nanolib.run.outcome import attempt, is_out_of_memory
 from nanolib.run.ranks import launcher
@@ -328,3 +330,31 @@ def test_marks_on_a_device_without_events_wait_for_its_work(monkeypatch):
     watch.pause()
     watch.resume()
     assert watch.nanoseconds(begin, watch.mark()) >= 0 and len(waited) == 3
+
+
+@pytest.mark.parametrize("preset", ["decoder_tiny", "encoder_decoder_tiny"])
+def test_decoding_by_graphs_is_eager_decoding(monkeypatch, preset):
+    """Captures are simulated: the call is made as often as warming up makes it, and again for each replay."""
+    captures = []
+
+    def captured(call):
+        captures.append([call() for _ in range(4)])
+        return call, captures[-1][-1]
+
+    monkeypatch.setattr(optimise, "captured", captured)
+    overrides = {"num_layers": 2, "d_model": 32, "num_heads": 2, "vocab_size": 97, "context_length": 32}
+    model = create_model(NanoConfig.from_preset(preset, **overrides), "cpu", seed=0).eval()
+    prompt = torch.randint(97, (2, 5), generator=torch.Generator().manual_seed(1))
+    eager, graphs = (generation_of(model, prompt, 4, captured) for captured in (False, True))
+    for _ in range(3):  # rounds: the second and third replay what the first has captured
+        eager.prefill(), graphs.prefill()
+        for _ in range(6):  # and beyond the last token it begins anew
+            eager.decode(), graphs.decode()
+            assert torch.equal(eager.token, graphs.token) and eager.cache.length == graphs.cache.length
+    assert len(captures) == 4  # one for each position
+    assert all(torch.equal(a, b) for a, b in zip(eager.cache.tensors, graphs.cache.tensors, strict=True))
+
+
+def test_a_cache_that_grows_cannot_be_captured():
+    with pytest.raises(Unsupported, match="needs a cache of fixed size, and that of Linear grows"):
+        generation_of(nn.Linear(1, 1), torch.zeros(1, 1, dtype=torch.int64), 1, captured=True)

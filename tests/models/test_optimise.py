@@ -64,12 +64,13 @@ def test_an_encoder_decoder_generates_by_onednn_too():
         work.call()
 
 
-def test_generation_is_measured_eagerly_and_by_onednn_alone():
+def test_generation_is_measured_eagerly_by_onednn_and_by_graphs():
     params = Params(
         presets=["decoder_tiny"], seq_lens=[16], dtypes=["float32", "bfloat16"], optimisations=list(OPTIMISATIONS)
     )
     found = {(case.dtype, case.optimisation) for case in cases(params) if isinstance(case, GenerationCase)}
-    assert found == {("float32", "eager"), ("float32", "onednn"), ("bfloat16", "eager")}
+    graphs = {("float32", "cuda_graph"), ("bfloat16", "cuda_graph")}
+    assert found == {("float32", "eager"), ("float32", "onednn"), ("bfloat16", "eager")} | graphs
     modes = {case.mode for case in cases(params) if getattr(case, "optimisation", "") == "onednn"}
     assert modes == {"inference", "generation"}
 

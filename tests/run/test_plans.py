@@ -11,7 +11,7 @@ from nanolib.meters.memory import peak_memory
 from nanolib.models.attention import block_sparse
 from nanolib.models.attention.choice import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
-from nanolib.models.optimise import OPTIMISATIONS, applies
+from nanolib.models.optimise import OPTIMISATIONS, applies, is_compiled
 from nanolib.paths import checkout
 from nanolib.run import workload
 from nanolib.run.plan import dry_run, helpers
@@ -36,7 +36,10 @@ def _model(preset, optimisation, mode, dtype, num_layers):
     return GenerationCase(*shape, new_tokens=3) if mode == "generation" else ModelCase(*shape)
 
 
-AS_EAGER = {"compile", "cuda_graph", "onednn"}  # planned as the eager model
+AS_EAGER = {name for name in OPTIMISATIONS if is_compiled(name)} | {
+    "cuda_graph",
+    "onednn",
+}  # planned as the eager model
 
 
 @pytest.mark.parametrize("optimisation", sorted(set(OPTIMISATIONS) - AS_EAGER))

@@ -144,6 +144,7 @@ KNOWN = (
     r"flash_attn is not installed",
     r"FlexAttention has no backward pass on CPU",
     r"CUDA graphs need a CUDA device",
+    r"reduce-overhead is compile with CUDA graphs, and this is cpu; use compile",
     r"cpu has no (FP8 tensor cores|tf32)",
     r"torch's context_parallel has no ring for cpu",
     r"a compiled kernel allocates out of the counter's sight",

@@ -39,7 +39,7 @@ class Params(shared.Params):
         dtypes: Types of the weights.
         attention_types: Attention kinds.
         overrides: Fields of `NanoConfig` that differ from the preset, such as `{num_layers: 2}`.
-        optimisations: Names in `nanolib.models.optimise.OPTIMISATIONS`; generation is measured eagerly and with `onednn` alone.
+        optimisations: Names in `nanolib.models.optimise.OPTIMISATIONS`; generation is eager, or by `onednn` or `cuda_graph`.
         train: Whether to measure training steps too.
         new_tokens: Tokens generated one by one after a prompt of each sequence length; 0 for none.
         loss_steps: Steps of training on real text whose loss is recorded; 0 for none.

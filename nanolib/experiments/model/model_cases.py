@@ -19,6 +19,7 @@ from nanolib.measurement import BadInput, Measurement, Unsupported, exact
 from nanolib.meters.flops import BACKWARD_FACTOR, count_flops, model_flops
 from nanolib.meters.memory import MIB, fake_tensors
 from nanolib.models import attention, create_model, text
+from nanolib.models.optimise import is_compiled
 from nanolib.models.optimise import unsupported as unsupported_on
 from nanolib.models.training import train
 from nanolib.models.user import build_model, hugging_face_config, logits_of, resolve, runs_code
@@ -128,7 +129,8 @@ class ModelCase(Case):
     @property
     def planned_as(self) -> ModelCase:
         """What has the same plan: what is called otherwise, and a preset that is compiled, captured or multiplied elsewhere."""
-        eager = self.optimisation in ("compile", "cuda_graph") or (self.optimisation == "onednn" and not self.own)
+        as_eager = self.optimisation == "cuda_graph" or (self.optimisation == "onednn" and not self.own)
+        eager = is_compiled(self.optimisation) or as_eager
         optimisation = "eager" if eager else self.optimisation
         return dataclasses.replace(self, name="", reduced="", optimisation=optimisation)
 
@@ -201,7 +203,7 @@ class ModelCase(Case):
         ids = text_batch(self, params.corpus, params.seed)
         step = self.step(model, ids, params.learning_rate)
         yield from step.measure(self, params, predicted, ceilings)
-        counted = self.optimisation != "compile" or self.device.startswith("cuda")
+        counted = not is_compiled(self.optimisation) or self.device.startswith("cuda")
         for work in step.workloads():
             trace(work, self, params)  # before the memory is counted: under a counter nothing compiled runs
             yield from memory_rows(work, self.device, self.plan(), counted)

@@ -17,7 +17,7 @@ from nanolib.meters.holders import CACHE, INPUTS, STATES, WEIGHTS
 from nanolib.models.attention.reference import relative_error
 from nanolib.models.generation import generation_of
 from nanolib.models.onednn_linear import with_onednn
-from nanolib.models.optimise import optimise
+from nanolib.models.optimise import is_compiled, optimise
 from nanolib.models.transformer import next_token_loss
 from nanolib.models.user import logits_of, predicts_tokens
 from nanolib.run.ceilings import rate_rows
@@ -97,7 +97,7 @@ class Inferring:
         yield rate("tokens_per_second", self.ids.numel(), latency)
         if case.optimisation != "eager":
             yield exact("relative_error", self.difference(), scope="against_eager", method="logits")
-        if case.optimisation == "compile":
+        if is_compiled(case.optimisation):
             yield compile_row(first_ms, latency.estimate)
 
     def workloads(self) -> Iterator[Workload]:
@@ -202,7 +202,7 @@ class Training:
         yield exact("bytes", predicted["bytes"], scope="training_step")
         if case.optimisation != "eager":  # before the first step changes the weights
             first_ms, later_ms = (first_call_ms(self.gradient) for _ in range(2))
-            if case.optimisation == "compile":
+            if is_compiled(case.optimisation):
                 yield compile_row(first_ms, later_ms)
             yield exact("relative_error", self.difference(), scope="against_eager", method="gradient")
         timings = measure_phases(self.phases, **params.timing(case.device))
@@ -229,24 +229,36 @@ class Generating:
         model: Is put into evaluation mode.
         prompt: int64, shape [batch, length].
         new_tokens: After so many it goes back to the end of the prompt.
-        optimisation: `eager` or `onednn`.
+        optimisation: `eager`, `onednn` or `cuda_graph`.
     """
 
     def __init__(self, model: nn.Module, prompt: torch.Tensor, new_tokens: int, optimisation: str = "eager") -> None:
         self.model = model.eval()
         self._used = with_onednn(model, prompt) if optimisation == "onednn" else model
-        self.generation = generation_of(self._used, prompt, new_tokens)
+        self._captured = optimisation == "cuda_graph"
+        self.generation = generation_of(self._used, prompt, new_tokens, self._captured)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def difference(self) -> float:
-        """Relative error of the prompt's logits against the eager ones."""
+        """Relative error of the prompt's logits against the eager ones; of what is captured, that of the cache after all tokens."""
         prompt = self.generation.prompt
+        if self._captured:
+            caches = []
+            for one in (self.generation, generation_of(self.model, prompt, self.generation.new_tokens)):
+                one.prefill()
+                for _ in range(one.new_tokens):
+                    one.decode()
+                caches.append(torch.cat([x.flatten() for x in one.cache.tensors]))
+            return relative_error(*caches)
         return relative_error(logits_of(self._used)(prompt), logits_of(self.model)(prompt))
 
     def measure(
         self, case: Any, params: Any, predicted: dict[str, Any], ceilings: dict[str, float]
     ) -> Iterator[Measurement]:
         """Time to the first token (the prompt read), then time per token over the cache that grows and starts over."""
+        if case.optimisation != "eager":  # by which every token's graph is captured before it is timed
+            method = "cache" if self._captured else "logits"
+            yield exact("relative_error", self.difference(), scope="against_eager", method=method)
         first = measure(self.generation.prefill, scope="prefill", **params.timing(case.device))
         yield first
         yield rate("tokens_per_second", self.generation.prompt.numel(), first)
@@ -258,8 +270,6 @@ class Generating:
         yield each
         yield from rate_rows(each, predicted["flops"], case.dtype, ceilings)
         yield rate("tokens_per_second", case.batch_size, each)
-        if case.optimisation != "eager":
-            yield exact("relative_error", self.difference(), scope="against_eager", method="logits")
 
     def workloads(self) -> Iterator[Workload]:
         """Reading the prompt, and one token after it."""
