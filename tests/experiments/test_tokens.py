@@ -1,5 +1,6 @@
 """Tokens per second count every sequence, every token and every rank: sizes are all different, and a call takes 4 ms."""
 
+import dataclasses
 import types
 
 import pytest
@@ -84,5 +85,7 @@ def test_of_training_they_are_of_all_ranks_but_of_one_that_is_alone(monkeypatch)
     rows = list(case.measure(types.SimpleNamespace(), {}))
     found = {row.scope: row.estimate for row in rows if row.metric == "tokens_per_second"}
     assert found == pytest.approx({"alone": 48 / 3e-3, "local": 96 / 4e-3, "ddp": 96 / 6e-3})
+    in_bf16 = dataclasses.replace(case, overrides={"dtype": "bfloat16"})
+    assert in_bf16.sent("ddp") == case.sent("ddp") / 2 and in_bf16.plan().most < 0.6 * case.plan().most
     (exposed,) = (row for row in rows if row.metric == "exposed_communication")
     assert (exposed.estimate, exposed.scope) == (2.0, "ddp")

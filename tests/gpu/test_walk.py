@@ -38,7 +38,7 @@ OPERATIONS = {
     "ParityCase": {"training_step": 800},
     "NumericsCase": {"training_step": 800},
     "QualityCase": {"training_step": 2500},
-    "ShardedTrainingCase": {"training_step": 800},
+    "ShardedTrainingCase": {"training_step": 850},
     "PrefillCase": {"forward": 600, "training": 1850},
     "MemoryCase": {"forward": 70},
 }

@@ -134,7 +134,17 @@ WALK = {
             "overrides": TINY,
             "train_seq_len": 16,
             "train_batch_size": 1,
-        }
+        },
+        {  # in the type that is trained
+            "world_sizes": [2],
+            "seq_lens": [],
+            "prefill_seq_lens": [],
+            "memory_seq_lens": [],
+            "training_preset": "decoder_tiny",
+            "overrides": TINY | {"dtype": "bfloat16"},
+            "train_seq_len": 16,
+            "train_batch_size": 1,
+        },
     ],
 }
 KNOWN = (

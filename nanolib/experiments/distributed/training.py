@@ -47,9 +47,14 @@ class ShardedTrainingCase(RanksCase):
         """The model."""
         return NanoConfig.from_preset(self.preset, **self.overrides)
 
+    @property
+    def _weight_bytes(self) -> float:
+        """Of all weights, as many as of their gradients and of each of the optimizer's states."""
+        return float(getattr(torch, self.config.dtype).itemsize * self.config.parameter_count)
+
     def sent(self, strategy: str) -> float:
         """Bytes that each rank sends in a step: gradients reduced; or weights gathered twice and gradients scattered."""
-        weights = 4.0 * self.config.parameter_count
+        weights = self._weight_bytes
         if strategy == DDP:
             return all_reduce_bytes(weights, self.world_size)
         return 3 * all_gather_bytes(weights / self.world_size, self.world_size)
@@ -64,9 +69,9 @@ class ShardedTrainingCase(RanksCase):
         Weights and the optimizer's two states stay; beside DDP's lie its gradients. FSDP's are counted whole, which they are for
         one rank alone.
         """
-        shape = (self.preset, self.overrides, "dense", self.seq_len, self.batch_size, "float32")
+        shape = (self.preset, self.overrides, "dense", self.seq_len, self.batch_size, self.config.dtype)
         one = ModelCase(self.device, self.name, *shape, "training").plan()
-        others = 4.0 * self.config.parameter_count * (3 * len(self.strategies) + (DDP in self.strategies))
+        others = self._weight_bytes * (3 * len(self.strategies) + (DDP in self.strategies))
         return Plan({scope: round((peak + others) * self.sharing) for scope, peak in one.peaks.items()}, one.reason)
 
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
