@@ -208,18 +208,22 @@ def join(rendezvous: str, wait_s: float) -> None:
 
 @command(
     "nano doctor",
+    "nano doctor --sustained 30",
     "nano doctor --json",
 )
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.option("--budget", default=2.0, show_default=True, help="Seconds for each ceiling.")
+@click.option(
+    "--sustained", default=0.0, help="Time each product for so many seconds too, and tell what its second half gives."
+)
 @output_option
 @handle_errors
-def doctor(as_json: bool, budget: float, output: str | None) -> None:
+def doctor(as_json: bool, budget: float, sustained: float, output: str | None) -> None:
     """Tell what this machine can measure, and measure its ceilings."""
     from nanolib.experiments.doctor.examine import examine
 
     use_output(output)
-    found = examine(budget)
+    found = examine(budget, sustained)
     if as_json:
         echo(*json.dumps(found, indent=1).split("\n"))
         return

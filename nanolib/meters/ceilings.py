@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import torch
 
 from nanolib import onednn
 from nanolib.measurement import Measurement
+from nanolib.meters.time.clock import Clock
 from nanolib.meters.time.latency import measure
 
 _MATRIX = {"cpu": 1536, "cuda": 8192}
 _COPY_BYTES = {"cpu": 2**27, "cuda": 2**30}  # far beyond the last cache
 _COPY_ELSEWHERE = 2**29
+# Ways to multiply that are no type of torch's: the type of the operands as they are drawn or kept.
+PRODUCTS = {"tf32": "float32", "fp8": "float8_e4m3fn"}
+_SUSTAINED_CALLS = 4
 
 
 def measure_ceilings(
@@ -23,7 +31,7 @@ def measure_ceilings(
 
     Args:
         device: Where.
-        dtypes: For which dtypes to time a matrix product.
+        dtypes: For which dtypes to time a matrix product; `tf32` and `fp8` too, where the device has them.
         rel_ci: As in `measure`.
         budget_s: As in `measure`, for each ceiling.
         copy: Whether to time a copy too.
@@ -34,9 +42,7 @@ def measure_ceilings(
     """
     kind = torch.device(device).type
     for dtype in dtypes:
-        size = _size(kind, dtype)
-        a, b = (torch.randn(size, size, device=device).to(getattr(torch, dtype)) for _ in range(2))
-        torchs, *others = _products(a, b, rel_ci, budget_s)
+        torchs, *others = _products(*_operands(device, dtype), dtype, rel_ci, budget_s)
         best = max((torchs, *others), key=lambda found: found.estimate)
         yield best
         if best is not torchs:
@@ -45,8 +51,10 @@ def measure_ceilings(
         return
     source = torch.empty(_COPY_BYTES.get(kind, _COPY_ELSEWHERE), dtype=torch.uint8, device=device).fill_(1)
     target = torch.empty_like(source)
-    time = measure(lambda: target.copy_(source), rel_ci, budget_s, device=device)
-    yield rate("ceiling_bytes", 2 * source.nbytes, time, scope="copy", message=f"copy of {source.nbytes // 2**20} MiB")
+    latency = measure(lambda: target.copy_(source), rel_ci, budget_s, device=device)
+    yield rate(
+        "ceiling_bytes", 2 * source.nbytes, latency, scope="copy", message=f"copy of {source.nbytes // 2**20} MiB"
+    )
 
 
 def operand_bytes(device: str, ceiling: str) -> int:
@@ -54,7 +62,62 @@ def operand_bytes(device: str, ceiling: str) -> int:
     kind = torch.device(device).type
     if ceiling == "copy":
         return 2 * _COPY_BYTES.get(kind, _COPY_ELSEWHERE)
-    return _size(kind, ceiling) ** 2 * (3 * getattr(torch, ceiling).itemsize + torch.float32.itemsize)
+    itemsize = getattr(torch, PRODUCTS.get(ceiling, ceiling)).itemsize
+    return _size(kind, ceiling) ** 2 * (3 * itemsize + torch.float32.itemsize)
+
+
+def measure_sustained(device: str, dtype: str, seconds: float) -> Measurement:
+    """What a matrix product reaches when the device has been at it for a while: the second half of so many seconds.
+
+    Args:
+        device: Where.
+        dtype: As in `measure_ceilings`.
+        seconds: How long; its first half is heard and not counted.
+
+    Returns:
+        `ceiling_flops`, FLOP/s, scope `DTYPE sustained`.
+    """
+    a, b = _operands(device, dtype)
+    with tf32_products(dtype == "tf32"):
+        latency = measure(_product(a, b, dtype), 0.01, seconds, device=device, collect=_second_half)
+    text = f"matrix product {a.shape[0]}³, the second half of {seconds:g} s"
+    return rate("ceiling_flops", 2 * a.shape[0] ** 3, latency, scope=f"{dtype} sustained", message=text)
+
+
+def _second_half(
+    clock: Clock, phases: Mapping[str, Callable[[], object]], rel_ci: float, budget_s: float
+) -> tuple[np.ndarray, dict[str, Any]]:
+    """Blocks over a time; a `Collect`."""
+    start, calls, blocks = time.perf_counter(), list(phases.values()), []
+    while time.perf_counter() - start < budget_s or len(blocks) < 12:
+        blocks.append(clock.time_block(calls, _SUSTAINED_CALLS, 1))
+    shape = {"calls_per_block": _SUSTAINED_CALLS, "inner": 1, "stop": "second_half", "budget_s": budget_s}
+    return np.asarray(blocks[len(blocks) // 2 :]), shape
+
+
+@contextlib.contextmanager
+def tf32_products(wanted: bool) -> Iterator[None]:
+    """Products of float32 in tf32 on a GPU, or exactly."""
+    products = torch.backends.cuda.matmul  # by the name that stays: where it was used, the older one raises
+    before, products.fp32_precision = products.fp32_precision, "tf32" if wanted else "ieee"
+    try:
+        yield
+    finally:
+        products.fp32_precision = before
+
+
+def _operands(device: str, dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
+    size = _size(torch.device(device).type, dtype)
+    a, b = (torch.randn(size, size, device=device).to(getattr(torch, PRODUCTS.get(dtype, dtype))) for _ in range(2))
+    return (a, b.t().contiguous().t()) if dtype == "fp8" else (a, b)  # whose kernels take columns
+
+
+def _product(a: torch.Tensor, b: torch.Tensor, dtype: str) -> Callable[[], object]:
+    if dtype == "fp8":
+        one = torch.ones((), device=a.device)
+        return lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    out = torch.empty_like(a)
+    return lambda: torch.mm(a, b, out=out)
 
 
 def _size(kind: str, dtype: str) -> int:
@@ -63,16 +126,15 @@ def _size(kind: str, dtype: str) -> int:
     return size // 2 if kind == "cpu" and dtype not in ("float32", "float64") else size
 
 
-def _products(a: torch.Tensor, b: torch.Tensor, rel_ci: float, budget_s: float) -> Iterator[Measurement]:
+def _products(a: torch.Tensor, b: torch.Tensor, dtype: str, rel_ci: float, budget_s: float) -> Iterator[Measurement]:
     """The rate of a · b, by torch and, in float32 on a CPU, by oneDNN, which has AVX-512 where torch's MKL has none."""
-    out, size = torch.empty_like(a), a.shape[0]
-    calls = {"": lambda: torch.mm(a, b, out=out)}
+    size, calls = a.shape[0], {"": _product(a, b, dtype)}
     if a.device.type == "cpu" and a.dtype == torch.float32:
         calls[", by oneDNN"] = lambda: onednn.linear(a, b)
     for by, call in calls.items():
-        time = measure(call, rel_ci, budget_s, device=str(a.device))
-        scope = str(a.dtype).removeprefix("torch.")
-        yield rate("ceiling_flops", 2 * size**3, time, scope=scope, message=f"matrix product {size}³{by}")
+        with tf32_products(dtype == "tf32"):
+            latency = measure(call, rel_ci, budget_s, device=str(a.device))
+        yield rate("ceiling_flops", 2 * size**3, latency, scope=dtype, message=f"matrix product {size}³{by}")
 
 
 def rate(metric: str, amount: float, latency: Measurement, *, scope: str = "", message: str = "") -> Measurement:

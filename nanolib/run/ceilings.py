@@ -6,19 +6,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
+
 from nanolib.measurement import Measurement
-from nanolib.meters.ceilings import measure_ceilings, operand_bytes, rate
+from nanolib.meters.ceilings import measure_ceilings, measure_sustained, operand_bytes, rate
+from nanolib.models import fp8
 from nanolib.run.case import Case, Plan
 
 
 @dataclass(frozen=True)
 class CeilingCase(Case):
-    """The ceilings of one device for one dtype: its matrix product, and (`copy`) its memory."""
+    """A ceiling of one device: the matrix product of a dtype, `tf32` or `fp8`, or (`copy`) its memory."""
 
     interleaves: ClassVar[bool] = False  # a ceiling is the machine's, not the code's
 
     ceiling: str
     budget_s: float
+
+    def unsupported(self) -> str:
+        """Why the device has no such product."""
+        return no_product(self.ceiling, self.device)
 
     def plan(self) -> Plan:
         """Its operands."""
@@ -32,6 +39,32 @@ class CeilingCase(Case):
     def __str__(self) -> str:
         """What is measured."""
         return f"ceiling {self.ceiling}"
+
+
+@dataclass(frozen=True)
+class SustainedCase(CeilingCase):
+    """The same product after the device has been at it for half of `budget_s`."""
+
+    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
+        """See `measure_sustained`."""
+        yield measure_sustained(self.device, self.ceiling, self.budget_s)
+
+    def __str__(self) -> str:
+        """What is measured."""
+        return f"ceiling {self.ceiling} sustained"
+
+
+def no_product(kind: str, device: str) -> str:
+    """Why a device has no tf32 or no 8 bits; empty where it has, and for torch's own types."""
+    if kind == "fp8":
+        return fp8.native(device)
+    if kind != "tf32":
+        return ""
+    if not device.startswith("cuda"):
+        return f"{device} has no tf32; NVIDIA GPUs from compute capability 8.0 have"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "this GPU has no tf32; those from compute capability 8.0 have"
+    return ""
 
 
 def ceiling_cases(device: str, dtypes: list[str], budget_s: float) -> list[Case]:

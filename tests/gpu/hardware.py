@@ -17,7 +17,7 @@ import torch
 from nanolib.experiments import ALL
 from nanolib.experiments.doctor import cases as doctor
 from nanolib.measurement import Measurement, exact
-from nanolib.meters import measure
+from nanolib.meters import ceilings, measure
 from nanolib.meters.machine import gpu_uuid
 from nanolib.models import attention, fp8
 from nanolib.run import params as shared
@@ -117,23 +117,14 @@ class Hardware:
 
     def product(self, kind: str) -> Call:
         """A product of 8192³ in a type, in tf32, or in 8 bits."""
-        size = 8192
-        a, b = (torch.randn(size, size, device=self.device) for _ in range(2))
-        if kind == "fp8":
-            one = torch.ones((), device=self.device)
-            a8, b8 = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).t().contiguous().t()
-            return lambda: torch._scaled_mm(a8, b8, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
-        if kind == "tf32":
-            return lambda: self._in_tf32(lambda: a @ b)
-        a, b = a.to(getattr(torch, kind)), b.to(getattr(torch, kind))
-        return lambda: a @ b
+        a, b = ceilings._operands(self.device, kind)
+        call = ceilings._product(a, b, kind)
 
-    @staticmethod
-    def _in_tf32(call: Call) -> None:
-        products = torch.backends.cuda.matmul
-        before, products.fp32_precision = products.fp32_precision, "tf32"
-        call()
-        products.fp32_precision = before
+        def in_its_way() -> None:
+            with ceilings.tf32_products(kind == "tf32"):
+                call()
+
+        return in_its_way
 
     def small(self) -> Call:
         """A kernel that does next to nothing."""

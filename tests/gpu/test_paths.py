@@ -12,6 +12,7 @@ from nanolib.experiments.fp8 import speed
 from nanolib.experiments.model.steps import Inferring
 from nanolib.measurement import Unsupported
 from nanolib.meters import links, machine, memory
+from nanolib.meters.ceilings import tf32_products
 from nanolib.meters.energy import meter, power
 from nanolib.meters.time import stopwatch
 from nanolib.meters.time.clock import CudaClock
@@ -159,7 +160,7 @@ def test_products_in_tf32_are_wanted_by_the_name_that_stays():
     before = products.fp32_precision
     products.fp32_precision = "ieee"
     try:
-        with speed._tf32(True):
+        with tf32_products(True):
             assert products.fp32_precision == "tf32"
         assert products.fp32_precision == "ieee"
     finally:
@@ -303,13 +304,13 @@ def test_a_product_in_8_bits_is_timed_without_what_was_prepared(monkeypatch):
 def test_a_rate_has_no_share_of_another_types_ceiling(monkeypatch, precision):
     asked = []
     monkeypatch.setattr(speed, "rate_rows", lambda latency, flops, dtype, ceilings: asked.append(dtype) or iter(()))
-    monkeypatch.setattr(speed, "_tf32", lambda wanted: contextlib.nullcontext())
+    monkeypatch.setattr(speed, "tf32_products", lambda wanted: contextlib.nullcontext())
     monkeypatch.setattr(fp8, "convert", lambda *_, **__: None)
     tiny = {"num_layers": 1, "d_model": 32, "num_heads": 2, "vocab_size": 256}
     case = speed.SpeedCase("cpu", "x", "gpt_125M", tiny, precision, "forward", False, 8, 1, ())
     timing = {"rel_ci": 0.5, "budget_s": 0.01}
     list(case.measure(SimpleNamespace(seed=0, corpus="", timing=lambda _: timing), {"float32": 1.0, "bfloat16": 1.0}))
-    assert asked == [precision]
+    assert asked == [speed.product_of(precision)]
 
 
 def test_a_device_without_float64_is_compared_on_the_host(monkeypatch):

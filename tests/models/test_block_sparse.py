@@ -1,6 +1,8 @@
 """The loops over tiles: what fits, who shares the cores, which products go where."""
 
 import contextlib
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -197,3 +199,18 @@ def test_autocast_changes_no_product_of_the_tiles(monkeypatch, threads):
         "sparse", q, k, v, causal=True, options={"pattern": "window", "window": 16, "block_size": 16}
     )
     assert torch.equal(out, expected)
+
+
+def test_it_can_first_be_imported_by_whoever_plans():
+    code = """
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+with FakeTensorMode(), torch.device("meta"):
+    from nanolib.models.attention import sparse
+    sparse.work(40, 40, causal=True, options=sparse.Options(block_size=16))
+from nanolib.models import attention
+x = torch.ones(1, 1, 40, 8)
+assert torch.allclose(attention.attend("sparse", x, x, x, causal=True, options={"block_size": 16}), x)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr

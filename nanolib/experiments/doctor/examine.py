@@ -19,11 +19,12 @@ from nanolib.paths import make_folder, output_folder
 from nanolib.run import sweep
 
 
-def examine(budget_s: float) -> dict[str, dict[str, str]]:
+def examine(budget_s: float, sustained_s: float = 0.0) -> dict[str, dict[str, str]]:
     """Facts, capabilities and ceilings of this machine; the ceilings are stored as a run.
 
     Args:
         budget_s: Seconds for each ceiling.
+        sustained_s: Seconds for what each product sustains; 0 for not.
 
     Returns:
         Heading → name → text.
@@ -31,7 +32,7 @@ def examine(budget_s: float) -> dict[str, dict[str, str]]:
     Raises:
         BadInput: A budget that is not positive, or no place for the results.
     """
-    params = doctor.Params(budget_s=budget_s)
+    params = doctor.Params(budget_s=budget_s, sustained_s=sustained_s)
     make_folder(output_folder())  # that it cannot be made is told now, and not when all has been measured
     machine, device = this_machine(), resolve_device("auto")
     return {

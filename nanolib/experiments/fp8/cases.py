@@ -12,7 +12,7 @@ from torch import nn
 
 from nanolib.experiments.fp8.numerics import VARIANTS, NumericsCase
 from nanolib.experiments.fp8.parity import ARMS, ParityCase, small_decoder
-from nanolib.experiments.fp8.speed import DTYPES, MODES, ShapeCase, SpeedCase
+from nanolib.experiments.fp8.speed import DTYPES, MODES, ShapeCase, SpeedCase, product_of
 from nanolib.experiments.model import cases as models
 from nanolib.measurement import STORED_AS, BadInput, Measurement, Provenance, Unsupported, words_of
 from nanolib.meters.machine import resolve_device
@@ -20,7 +20,7 @@ from nanolib.models import create_model, fp8
 from nanolib.models.user import build_model
 from nanolib.run import params as shared
 from nanolib.run.case import Case, Plan
-from nanolib.run.ceilings import ceiling_cases
+from nanolib.run.ceilings import ceiling_cases, no_product
 from nanolib.run.own_model import check_own, known_model, rehearse, sources
 from nanolib.run.params import distinct, fitting_config, known_corpus, known_presets
 
@@ -222,8 +222,9 @@ QUOTED = (
 def cases(params: Params) -> list[Case]:
     """Ceilings, models, products, training in pairs, numerics, and what others report."""
     device = resolve_device(params.device)
-    types = list(dict.fromkeys(DTYPES[precision] for precision in params.precisions))
-    types = types if params.presets or params.model else []
+    asked = params.precisions if params.presets or params.model else []
+    types = list(dict.fromkeys([*(DTYPES[precision] for precision in asked), *map(product_of, asked)]))
+    types = [kind for kind in types if not no_product(kind, device)]
     keep = tuple(params.kept)
     in_small = ("head",) if params.model else keep
     small = (params.train_seq_len, params.train_batch_size, params.d_model, params.num_layers)

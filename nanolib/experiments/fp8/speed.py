@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,12 +14,12 @@ from nanolib.config import PRESETS
 from nanolib.experiments.model.model_cases import ModelCase, text_batch
 from nanolib.experiments.model.steps import Inferring, Training, held
 from nanolib.measurement import Measurement, exact
-from nanolib.meters.ceilings import rate
+from nanolib.meters.ceilings import rate, tf32_products
 from nanolib.meters.memory import MIB, peak_memory
 from nanolib.meters.time.latency import measure
 from nanolib.models import fp8
 from nanolib.run.case import Case, Plan
-from nanolib.run.ceilings import rate_rows
+from nanolib.run.ceilings import no_product, rate_rows
 from nanolib.run.workload import Workload, first_call_ms
 
 # Precision → the type of the weights; `tf32` and the recipes change the products alone.
@@ -94,7 +93,7 @@ class SpeedCase(Case):
             yield self.converted_share(model)
         ids = text_batch(self, params.corpus, params.seed)
         optimisation = "compile" if self.compiled else "eager"
-        with _tf32(self.precision == "tf32"):
+        with tf32_products(self.precision == "tf32"):
             forward = self.mode == "forward"
             step = Inferring(model, ids[:, :-1], optimisation) if forward else Training(model, ids, optimisation, 1e-4)
             work = next(step.workloads())
@@ -105,8 +104,8 @@ class SpeedCase(Case):
                 latency, details={**latency.details, "parameters": self.model_case.parameter_count}
             )
             yield exact("flops", flops, scope=self.mode)
-            own = self.precision if self.recipe or self.precision == "tf32" else DTYPES[self.precision]
-            yield from rate_rows(latency, flops, own, ceilings)  # of another type's ceiling a share would say nothing
+            # of another type's ceiling a share would say nothing
+            yield from rate_rows(latency, flops, product_of(self.precision), ceilings)
             yield rate("tokens_per_second", self.batch_size * self.seq_len, latency)
             yield from self._memory(model, ids, work)
 
@@ -193,21 +192,9 @@ class ShapeCase(Case):
 
 def _unsupported(precision: str, device: str) -> str:
     """Why a device has no such precision; 8 bits are never timed where they are emulated."""
-    if precision.startswith("fp8"):
-        return fp8.native(device)
-    if precision == "tf32":
-        if not device.startswith("cuda"):
-            return f"{device} has no tf32; NVIDIA GPUs from compute capability 8.0 have"
-        if torch.cuda.get_device_capability(device) < (8, 0):
-            return "this GPU has no tf32; those from compute capability 8.0 have"
-    return ""
+    return no_product(product_of(precision), device)
 
 
-@contextlib.contextmanager
-def _tf32(wanted: bool) -> Iterator[None]:
-    products = torch.backends.cuda.matmul  # by the name that stays: where it was used, the older one raises
-    before, products.fp32_precision = products.fp32_precision, "tf32" if wanted else "ieee"
-    try:
-        yield
-    finally:
-        products.fp32_precision = before
+def product_of(precision: str) -> str:
+    """As what the products of a precision are rated: `fp8` for all recipes."""
+    return "fp8" if precision.startswith("fp8") else precision

@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +17,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from nanolib.models.attention.patterns.pattern import Pattern, Run, merge_runs, tile_count
 from nanolib.models.attention.work import Work, allowed_pairs
 
-# Masks are kept between calls: made while someone plans with fake tensors, they must be real all the same.
-real_tensors = _disable_current_modes
+
+@contextmanager
+def real_tensors() -> Iterator[None]:
+    """Masks are kept between calls: made while someone plans, or builds a model without data, they must be real all the same."""
+    with _disable_current_modes(), torch.device("cpu"):
+        yield
 
 
 def on_device(x: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -140,7 +145,8 @@ class QueryBlock:
         return {}
 
 
-_NO_MASK = torch.tensor([], dtype=torch.bool)
+with real_tensors():  # whoever plans may be the first to import this
+    _NO_MASK = torch.tensor([], dtype=torch.bool)
 Plan = tuple[QueryBlock, ...]
 
 

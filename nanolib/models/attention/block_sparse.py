@@ -23,7 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from nanolib.models.attention import block_loops
-from nanolib.models.attention.block_mask import BlockMask, Plan, QueryBlock
+from nanolib.models.attention.block_mask import BlockMask, Plan, QueryBlock, real_tensors
 from nanolib.models.attention.patterns.pattern import Run
 
 _Turn = tuple[int, slice, slice, Plan]  # a sequence, its query heads, its key heads, and their plan
@@ -281,7 +281,8 @@ class _Lists:
         return [getattr(self, field.name) for field in fields(self)]
 
 
-_NO_PIECES = torch.tensor([], dtype=torch.int64)
+with real_tensors():  # whoever plans may be the first to import this
+    _NO_PIECES = torch.tensor([], dtype=torch.int64)
 
 
 def _loop(name: str) -> Callable[..., None]:
