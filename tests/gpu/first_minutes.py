@@ -82,9 +82,10 @@ def ceilings(gpu: Hardware) -> Iterator[Check]:
     found = dict(rows[rows.metric.isin(["ceiling_flops", "ceiling_bytes"])][["scope", "estimate"]].values)
     hopper = "H100" in gpu.names()[0] or "H200" in gpu.names()[0]
     for scope, (least, most) in H100.items():
-        unit = "B/s" if scope == "copy" else "FLOP/s"
-        text = f"{scope} on an H100 or H200: {least:.3g} to {most:.3g} {unit}"
-        yield Check(text, f"{found[scope]:.3g} {unit}", least <= found[scope] <= most if hopper else None)
+        unit = "TB/s" if scope == "copy" else "TFLOP/s"
+        ends = f"at least {least / 1e12:g}" if math.isinf(most) else f"{least / 1e12:g} to {most / 1e12:g}"
+        text = f"{scope} on an H100 or H200: {ends} {unit}"
+        yield Check(text, f"{found[scope] / 1e12:.3g} {unit}", least <= found[scope] <= most if hopper else None)
     seconds = {kind: gpu.measure(gpu.product(kind)).estimate for kind in ("float32", "tf32", "bfloat16")}
     gain = seconds["float32"] / seconds["tf32"]
     yield Check("tf32 is more than 3 × as fast as float32", f"{gain:.2f} ×", gain > 3)
@@ -206,6 +207,10 @@ def ranks(gpu: Hardware) -> Iterator[Check]:
     yield from _every_case("distributed", rows)
     for scope in sorted({*rows[rows.metric == "relative_error"].scope}):
         yield from _errors(f"{scope} against float64", rows, scope, 1e-2)
+    peaks = rows[rows.metric == "peak_memory"].groupby("scope").estimate.max()
+    ring, dense = (float(peaks.get(f"{name} training", math.nan)) for name in ("ring", "dense"))
+    text = "a ring's training holds less than twice one rank's"
+    yield Check(text, f"{ring:.4g} and {dense:.4g} MiB", ring < 2 * dense if gpu.count() > 1 else None)
     if gpu.count() < 2:
         yield Check("a rank that hangs is named", "one GPU: NCCL wants one for each rank", None)
         return

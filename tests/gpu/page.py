@@ -21,14 +21,15 @@ _PAGE = """<!doctype html>
 <style>
 :root { color-scheme: light dark }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem }
-table { border-collapse: collapse; width: 100% }
-td { padding: .3rem .6rem; border-top: 1px solid #8886; vertical-align: top; width: 45% }
-td:first-child { white-space: nowrap; font-weight: 600; width: 10% }
+table { border-collapse: collapse; width: 100%; table-layout: fixed }
+td { padding: .3rem .6rem; border-top: 1px solid #8886; vertical-align: top; overflow-wrap: anywhere }
+td:first-child { font-weight: 600; width: 5.5rem }
 .no { color: light-dark(#a40000, #ff9a9a) } .yes { color: light-dark(#116611, #8fe08f) }
 </style>
 <h1>nanolib on {{ found.gpu }}</h1>
 <p>torch {{ found.torch }}, {{ found.date }}: {{ held }} of {{ total }} assertions hold
-{%- if unknown %}, {{ unknown }} could not be shown here{% endif %}.</p>
+{%- if unknown %}, {{ unknown }} could not be shown here{% endif %}
+{%- if broken %}; parts that broke: {{ broken | join(", ") }}{% endif %}.</p>
 {% for part in found.parts %}
 <h2>{{ part.name }}</h2>
 <p>{{ part.seconds }} s{% if part.broke %}. <b class="no">It broke: {{ part.broke }}</b>{% endif %}</p>
@@ -66,8 +67,9 @@ def html(found: dict[str, Any]) -> str:
     """A page of its own, without anything from elsewhere."""
     checks = [check["holds"] for part in found["parts"] for check in part["checks"]]
     counts = {"held": checks.count(True), "total": len(checks), "unknown": checks.count(None)}
+    broken = [part["name"] for part in found["parts"] if part["broke"]]
     environment = jinja2.Environment(autoescape=True)
-    return environment.from_string(_PAGE).render(found=found, marks=_MARKS, **counts)
+    return environment.from_string(_PAGE).render(found=found, marks=_MARKS, broken=broken, **counts)
 
 
 def markdown(results: Sequence[dict[str, Any]]) -> str:

@@ -208,6 +208,9 @@ WRONG = {
     "idle seconds are flat": {"idle_w": [70.0, 300.0]},
     "distributed: every case": {"rows": {"distributed": _changed("status", "error", **ENDS)}},
     "fused against float64": {"rows": {"distributed": _changed("estimate", 0.1, scope="fused", **ERROR)}},
+    "a ring's training": {
+        "rows": {"distributed": _changed("estimate", 1e3, metric="peak_memory", scope="ring training")}
+    },
     "a rank that hangs": {"hangs": "rank 0 of 2 did not end within 120 s"},
     "assert: the case is error": {"rows": {"accidents": _changed("status", "ok", **ENDS)}},
 }
