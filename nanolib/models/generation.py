@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -57,7 +56,7 @@ class CapturedGeneration(Generation):
     def __init__(self, model: Any, prompt: torch.Tensor, new_tokens: int) -> None:
         super().__init__(model, prompt, new_tokens)
         self.token = self.token.clone()  # which graphs read and write in place
-        self._graphs: dict[int, Callable[[], None]] = {}
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     @torch.no_grad()
     def prefill(self) -> None:
@@ -74,19 +73,19 @@ class CapturedGeneration(Generation):
         position = self.cache.length
         if position not in self._graphs:
             self._graphs[position] = self._captured(position)
-        self._graphs[position]()
+        self._graphs[position].replay()
         self.cache.length = position + 1
 
-    def _captured(self, position: int) -> Callable[[], None]:
+    def _captured(self, position: int) -> torch.cuda.CUDAGraph:
         token = self.token.clone()
 
         def step() -> torch.Tensor:
             self.cache.length = position
             return self.token.copy_(self.model.decode(self.token, self.cache).argmax(dim=-1))
 
-        replay, _ = optimise.captured(step)
+        graph, _ = optimise.captured(step, beside=next(iter(self._graphs.values()), None))
         self.token.copy_(token)  # warming up has gone on from what it chose itself
-        return replay
+        return graph
 
 
 class HuggingFaceGeneration(Generation):

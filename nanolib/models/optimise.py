@@ -36,28 +36,35 @@ def _cuda_graph(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forwar
 def _captured(forward: Forward, ids: torch.Tensor) -> Forward:
     """A graph of the forward pass alone, which takes its input and leaves its output in one place each."""
     with torch.no_grad():
-        replay, out = captured(lambda: forward(ids))
+        graph, out = captured(lambda: forward(ids))
 
     def replayed(new: torch.Tensor) -> torch.Tensor:
         if new is not ids:
             ids.copy_(new)
-        replay()
+        graph.replay()
         return out
 
     return replayed
 
 
-def captured(call: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-    """A CUDA graph of a call: what replays it, and where its result then lies. It has been called before, to warm up."""
+def captured(
+    call: Callable[[], torch.Tensor], beside: torch.cuda.CUDAGraph | None = None
+) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    """A CUDA graph of a call, and where its result lies once it is replayed. The call has been made before, to warm up.
+
+    Args:
+        call: What to capture.
+        beside: A graph that is replayed in turn with this one, so that they can share their memory.
+    """
     graph, aside = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):  # what libraries make at a first call must not be captured
         for _ in range(_WARM_CALLS):
             call()
     torch.cuda.current_stream().wait_stream(aside)
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, pool=beside.pool() if beside else None):
         out = call()
-    return graph.replay, out
+    return graph, out
 
 
 class _Module(nn.Module):

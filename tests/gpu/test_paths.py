@@ -193,7 +193,7 @@ def test_a_graph_for_inference_captures_no_backward_pass(monkeypatch):
         ("Stream", lambda: stream),
         ("current_stream", lambda: stream),
         ("stream", lambda _: contextlib.nullcontext()),
-        ("graph", lambda _: contextlib.nullcontext()),
+        ("graph", lambda _, pool: contextlib.nullcontext()),
     ):
         monkeypatch.setattr(torch.cuda, name, stub)
     monkeypatch.setattr(optimise, "unsupported", lambda *_: "")
@@ -338,9 +338,9 @@ def test_decoding_by_graphs_is_eager_decoding(monkeypatch, preset):
     """Captures are simulated: the call is made as often as warming up makes it, and again for each replay."""
     captures = []
 
-    def captured(call):
+    def captured(call, beside):
         captures.append([call() for _ in range(4)])
-        return call, captures[-1][-1]
+        return SimpleNamespace(replay=call), captures[-1][-1]
 
     monkeypatch.setattr(optimise, "captured", captured)
     overrides = {"num_layers": 2, "d_model": 32, "num_heads": 2, "vocab_size": 97, "context_length": 32}
