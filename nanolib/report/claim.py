@@ -104,13 +104,14 @@ def comparing(first: Figure, *others: Figure) -> tuple[tuple[Figure, Order, Figu
 
 
 def grouped(lines: Iterable[Claim | str]) -> list[tuple[str, list[Claim]]]:
-    """Claims under what they are about, which is said once; a sentence that is no claim stands for itself."""
+    """Claims under what they are about, which is said once; those about nothing in particular stay where they are."""
     groups: list[tuple[str, list[Claim]]] = []
     for line in lines:
         claim = Claim(line) if isinstance(line, str) else line
-        if not groups or groups[-1][0] != claim.heading:
+        same = [group for heading, group in groups if heading == claim.heading != ""]
+        if not same and (claim.heading or not groups or groups[-1][0]):
             groups.append((claim.heading, []))
-        groups[-1][1].append(claim)
+        (same[0] if same else groups[-1][1]).append(claim)
     return groups
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable
 
 import pandas as pd
@@ -23,11 +24,31 @@ class Table:
     def _repr_html_(self) -> str:
         if self.frame.empty:
             return "<p>Nothing was measured.</p>"
-        table = self.frame.to_html(index=False, border=0, escape=True)
-        return f'<div style="overflow-x: auto; white-space: nowrap">{table}</div>'
+        sides = ["left" if words else "right" for _, words in aligned(self.frame)]
+        lines = [("th", self.frame.columns), *(("td", line) for line in self.frame.itertuples(index=False, name=None))]
+        rows = "".join(
+            f"<tr>{''.join(_cell(tag, side, value) for side, value in zip(sides, line, strict=True))}</tr>"
+            for tag, line in lines
+        )
+        return f'<div style="overflow-x: auto; white-space: nowrap"><table>{rows}</table></div>'
 
     def __repr__(self) -> str:
         return "Nothing was measured." if self.frame.empty else self.frame.to_string(index=False)
+
+
+def _cell(tag: str, side: str, value: object) -> str:
+    return f'<{tag} style="text-align: {side}">{html.escape(str(value))}</{tag}>'
+
+
+_NUMBER = re.compile(r"[-+−]?[\d—]")
+
+
+def aligned(frame: pd.DataFrame) -> list[tuple[str, bool]]:
+    """Title of each column, and whether it holds words, which stand to the left; numbers stand to the right."""
+    return [
+        (str(title), not all(_NUMBER.match(str(cell)) for cell in frame.iloc[:, at] if str(cell)))
+        for at, title in enumerate(frame)
+    ]
 
 
 class Lines:

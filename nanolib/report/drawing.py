@@ -12,17 +12,16 @@ import numpy as np
 import pandas as pd
 
 from nanolib.measurement import METRICS
-from nanolib.report.linking import links
+from nanolib.report.linking import ONLY_ALL, links
 from nanolib.report.overview import by_machine, of_experiment, pick
+from nanolib.report.palette import FAILED, FRAME, GRID, GUIDE, INK, PALETTE, PAPER, QUIET, TEXT
 
-# Okabe & Ito (2008): told apart by every common kind of colour vision.
-PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 _SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right"]
 WIDTH, HEIGHT = 340, 260
 KEY = "Points: measured, with 95 % intervals. Dashed: predicted. Grey: as n and as n² grow."
+COUNTED_KEY = "Points: counted, exact. Dashed: predicted. Grey: as n and as n² grow."
 ROOFLINE_KEY = "The prediction is the roofline of the ceilings measured in the same run."
 PLAN_KEY = "The prediction counts the same bytes on tensors that have shapes and no data."
-_FAILED = "#B00020"
 Chart = Callable[..., alt.TopLevelMixin]
 
 
@@ -36,21 +35,38 @@ def theme(chart: alt.TopLevelMixin) -> alt.TopLevelMixin:
     """Fonts, grid and frame, the same for every chart."""
     # Set, not by `configure_…`: each of those copies the whole chart.
     chart.config = alt.Config(
-        axis=alt.AxisConfig(labelFontSize=12, titleFontSize=12, gridColor="#e8e8e8", titleFontWeight="normal"),
-        legend=alt.LegendConfig(labelFontSize=12, titleFontSize=12, symbolStrokeWidth=2, labelLimit=260),
-        title=alt.TitleConfig(
-            fontSize=14, anchor="start", fontWeight="bold", subtitleFontSize=12, subtitleColor="#555"
+        axis=alt.AxisConfig(
+            labelFontSize=12,
+            titleFontSize=12,
+            titleFontWeight="normal",
+            labelColor=TEXT,
+            titleColor=TEXT,
+            gridColor=GRID,
+            domainColor=FRAME,
+            tickColor=FRAME,
         ),
-        header=alt.HeaderConfig(labelFontSize=13, titleFontSize=0, labelFontWeight="bold"),
-        view=alt.ViewConfig(stroke="#ccc"),
+        legend=alt.LegendConfig(
+            labelFontSize=12, titleFontSize=12, symbolStrokeWidth=2, labelLimit=260, labelColor=TEXT, titleColor=TEXT
+        ),
+        title=alt.TitleConfig(
+            fontSize=14, anchor="start", fontWeight="bold", color=INK, subtitleFontSize=12, subtitleColor=QUIET
+        ),
+        header=alt.HeaderConfig(labelFontSize=13, titleFontSize=0, labelFontWeight="bold", labelColor=INK),
+        background=PAPER,
+        view=alt.ViewConfig(stroke=GUIDE),
     )
     return chart
 
 
 def empty_chart(title: str, why: str) -> alt.TopLevelMixin:
     """A chart that says that there is nothing to draw, and why."""
-    text = alt.Chart(pd.DataFrame({"why": [why]})).mark_text(fontSize=13, color="#555").encode(text=alt.Text("why:N"))
-    return theme(text.properties(width=2 * WIDTH, height=60, title=title))
+    text = alt.Chart(pd.DataFrame({"why": [why]})).mark_text(fontSize=13, color=QUIET).encode(text=alt.Text("why:N"))
+    return theme(text.properties(width=2 * WIDTH, height=60, title=title, usermeta={"empty": why}))
+
+
+def is_empty(chart: alt.TopLevelMixin) -> bool:
+    """Whether it is one that says that there is nothing to draw."""
+    return isinstance(getattr(chart, "usermeta", None), dict)
 
 
 def each_machine(experiment: str = "") -> Callable[[Chart], Chart]:
@@ -67,8 +83,11 @@ def each_machine(experiment: str = "") -> Callable[[Chart], Chart]:
             charts = [chart(part, *more, **named) for _, part in parts]
             if len(parts) == 1:
                 return charts[0]
-            title = charts[0].title
-            for (name, _), one in zip(parts, charts, strict=True):
+            drawable = [(name, one) for (name, _), one in zip(parts, charts, strict=True) if not is_empty(one)]
+            if not drawable:
+                return charts[0]
+            title, charts = drawable[0][1].title, [one for _, one in drawable]
+            for name, one in drawable:
                 one.title, one.config = alt.Title(f"On {name}", fontSize=13), alt.Undefined
             with warnings.catch_warnings():  # one choice in the legend for all machines is what we want
                 warnings.filterwarnings("ignore", message="Automatically deduplicated selection parameter")
@@ -227,7 +246,6 @@ def measured_and_predicted(
             continue
         base = alt.Chart(part).encode(x=x, color=colour)
         layers = [
-            *(_slopes(part, domain, x, y) if log else []),
             base.mark_line(strokeDash=[4, 4], opacity=0.8, strokeWidth=1.2)
             .encode(y=alt.Y("predicted:Q", scale=scale, title=axis_title(metric)))
             .transform_filter("isValid(datum.predicted)"),
@@ -241,9 +259,11 @@ def measured_and_predicted(
             reasons = [alt.Tooltip("series:N", title="kind"), alt.Tooltip("status:N"), alt.Tooltip("message:N")]
             layers.append(
                 alt.Chart(failed)
-                .mark_text(text="✕", fontSize=15, color=_FAILED, baseline="bottom")
+                .mark_text(text="✕", fontSize=15, color=FAILED, baseline="bottom")
                 .encode(x=x, y=alt.value(HEIGHT - 4), tooltip=reasons)
             )
+        # Last, since a selection in the legend works on the first layer, and these have no colour to pick.
+        layers += _slopes(part, domain, x, y) if log else []
         charts.append(alt.layer(*layers, width=WIDTH, height=HEIGHT, title=alt.Title(panel, fontSize=12)))
     with warnings.catch_warnings():  # one selection for all panels is what we want, and what it warns of
         warnings.filterwarnings("ignore", message="Automatically deduplicated selection parameter")
@@ -263,12 +283,11 @@ def _slopes(data: pd.DataFrame, domain: list[float], x: alt.X, y: alt.Y) -> list
     for power, name in ((1, "n"), (2, "n²")):
         end = min(last, first * (domain[1] / begin) ** (1 / power))  # where it would leave the chart
         ends += [(name, first, begin, ""), (name, end, begin * (end / first) ** power, name)]
-    drawn = alt.Chart(pd.DataFrame(ends, columns=["slope", "seq_len", "estimate", "text"])).encode(
-        x=x, y=y, detail=alt.Detail("slope:N")
-    )
+    guides = pd.DataFrame(ends, columns=["slope", "seq_len", "estimate", "text"])
+    drawn = alt.Chart(guides.assign(link_n=ONLY_ALL)).encode(x=x, y=y, detail=alt.Detail("slope:N"))
     return [
-        drawn.mark_line(color="#bbb", strokeWidth=1),
-        drawn.mark_text(color="#777", align="right", baseline="top", dx=-3, dy=2, fontSize=11).encode(
+        drawn.mark_line(color=GUIDE, strokeWidth=1),
+        drawn.mark_text(color=QUIET, align="right", baseline="top", dx=-3, dy=2, fontSize=11).encode(
             text=alt.Text("text:N")
         ),
     ]

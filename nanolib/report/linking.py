@@ -14,20 +14,25 @@ _SOURCES = {
     "link_run": ("run_id",),
     "link_model": ("factor.name", "name"),
     "link_n": ("factor.seq_len", "seq_len"),
+    "link_row": ("id", "latency_row"),
 }
 PICKS = {"run": "link_run", "model": "link_model", "n": "link_n"}
-_MODELS_OF = ("model", "energy", "fp8", "distributed")  # elsewhere a name is that of an attention kind
+ONLY_ALL = -1  # as `link_n`: what guides the eye over all lengths, and goes where one is picked
+MODELS_OF = ("model", "energy", "fp8", "distributed")  # elsewhere a name is that of an attention kind
 
 
 def links(frame: pd.DataFrame) -> dict[str, Any]:
-    """The columns by which a chart's data follow a choice, as far as rows or a table have them; with the index of `frame`."""
+    """The columns by which a chart's data follow a choice, as far as rows or a table have them; with the index of `frame`.
+
+    `link_row` is the measurement that a point shows, by which a page finds its samples.
+    """
     found = {}
     for column, sources in _SOURCES.items():
         source = next((name for name in sources if name in frame), None)
         if source is not None:
             found[column] = frame[source].str[:8] if column == "link_run" else frame[source]
     if "factor.name" in frame and "experiment" in frame:
-        found["link_model"] = frame["factor.name"].where(frame["experiment"].isin(_MODELS_OF))
+        found["link_model"] = frame["factor.name"].where(frame["experiment"].isin(MODELS_OF))
     return found
 
 
@@ -44,6 +49,12 @@ def kept(frame: pd.DataFrame, picked: Mapping[str, Sequence[Any] | None]) -> pd.
             column = columns[PICKS[name]]
             left &= column.isna() | column.isin(values)
     return frame[left]
+
+
+def fits(place: Sequence[Any], picked: Mapping[str, Sequence[Any] | None]) -> bool:
+    """Whether what is of a run, model and length (None: of none) is left by a choice."""
+    pairs = zip(place, (picked[name] for name in PICKS), strict=True)
+    return all(values is None or value is None or value in values for value, values in pairs)
 
 
 def linked(chart: alt.TopLevelMixin) -> dict[str, Any]:
@@ -97,7 +108,7 @@ def choices(rows: pd.DataFrame, runs: pd.DataFrame, machines: pd.DataFrame) -> d
     }
     together = short["launch"].where(short["launch"].fillna("") != "", short["run_id"])  # a suite is picked as a whole
     by_launch = {_launch_name(group): list(group["short"]) for _, group in short.groupby(together, sort=False)}
-    shaped = rows[rows["experiment"].isin(_MODELS_OF)]
+    shaped = rows[rows["experiment"].isin(MODELS_OF)]
     names = sorted(set(shaped["factor.name"].dropna())) if "factor.name" in shaped else []
     lengths = sorted({int(n) for n in rows["factor.seq_len"].dropna()}) if "factor.seq_len" in rows else []
     for title, name, options in (
@@ -108,6 +119,21 @@ def choices(rows: pd.DataFrame, runs: pd.DataFrame, machines: pd.DataFrame) -> d
     ):
         if len(options) > 1:
             found[title] = {"pick": name, "options": options}
+    return found
+
+
+def picked(choices: Mapping[str, Mapping[str, Any]], chosen: Mapping[str, str]) -> dict[str, list[Any] | None]:
+    """Pick → the values that all its lists leave; None for everything.
+
+    Args:
+        choices: From `choices`.
+        chosen: Title → the option that is picked; one that is missing stands for everything.
+    """
+    found: dict[str, list[Any] | None] = dict.fromkeys(PICKS)
+    for title, option in chosen.items():
+        name, values = choices[title]["pick"], choices[title]["options"][option]
+        before = found[name]
+        found[name] = values if before is None else [value for value in before if value in values]
     return found
 
 

@@ -12,18 +12,19 @@ from nanolib.compare.compare import Comparison
 from nanolib.compare.history import History
 from nanolib.measurement import METRICS, case_name, format_number, format_with_interval
 from nanolib.report.claim import Claim, Figure, comparing
-from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, empty_chart, theme
+from nanolib.report.drawing import HEIGHT, WIDTH, empty_chart, theme
 from nanolib.report.overview import cached, machine_name, of_experiment, pick
+from nanolib.report.palette import FRAME, GUIDE, PALETTE
 from nanolib.report.section import Section
 from nanolib.stats.changes import LEAST_HISTORY
 from nanolib.stats.compare import MARGIN, THRESHOLD, Kind
 
 _COLOURS = {
-    Kind.REGRESSED: "#D55E00",
-    Kind.SUSPECT: "#E69F00",
-    Kind.INCONCLUSIVE: "#888888",
-    Kind.EQUIVALENT: "#0072B2",
-    Kind.IMPROVED: "#009E73",
+    Kind.REGRESSED: PALETTE[1],
+    Kind.SUSPECT: PALETTE[4],
+    Kind.INCONCLUSIVE: FRAME,
+    Kind.EQUIVALENT: PALETTE[0],
+    Kind.IMPROVED: PALETTE[2],
 }
 _MOST_SHOWN = 40
 _ROW = 20
@@ -164,10 +165,10 @@ def ratio_chart(table: pd.DataFrame, title: str, subtitle: str, threshold: float
     base = alt.Chart(shown).encode(y=order, color=colour)
     layers = [
         alt.Chart(band)
-        .mark_rect(color="#0072B2", opacity=0.08)
+        .mark_rect(color=PALETTE[0], opacity=0.08)
         .encode(x=alt.X("from:Q", scale=scale, title="B / A (right: slower)"), x2=alt.X2("to:Q")),
         alt.Chart(limit)
-        .mark_rule(color="#D55E00", strokeDash=[4, 4])
+        .mark_rule(color=PALETTE[1], strokeDash=[4, 4])
         .encode(x=alt.X("limit:Q", scale=scale, title="")),
         base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", scale=scale, title=""), x2=alt.X2("high:Q")),
         base.mark_point(filled=True, size=60, opacity=1).encode(x=x, tooltip=tooltip),
@@ -241,7 +242,7 @@ def history_chart(found: list[History]) -> alt.TopLevelMixin:
         "series:N",
         title="Case",
         sort=names,
-        scale=alt.Scale(domain=names, range=[*PALETTE[: len(names) - 1], "#bbbbbb"]),
+        scale=alt.Scale(domain=names, range=[*PALETTE[: len(names) - 1], GUIDE]),
     )
     x = alt.X("run:Q", title="Run, oldest first", axis=alt.Axis(tickMinStep=1, format="d", grid=False))
     domain = [float(data["low"].min()) / 1.05, float(data["high"].max()) * 1.05]

@@ -52,7 +52,7 @@ def _without_control(value: Any) -> Any:
 
 
 class LinkedSpecs:
-    """Charts compiled for a page, where they follow what is picked for all of them; in a thread, while others are made.
+    """Charts of a page, where they follow what is picked for all of them; their pictures in a thread, while others are made.
 
     Args:
         pictures: Where NAME.png and NAME.svg of each go, which takes longer than all the rest; nowhere if None.
@@ -61,7 +61,8 @@ class LinkedSpecs:
     def __init__(self, pictures: Path | None) -> None:
         self._pictures = pictures
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="nanolib-charts")
-        self._coming: dict[str, Future[dict[str, Any]]] = {}
+        self._made: dict[str, dict[str, Any]] = {}
+        self._coming: list[Future[None]] = []
 
     def __enter__(self) -> Self:
         return self
@@ -71,17 +72,19 @@ class LinkedSpecs:
 
     def add(self, name: str, chart: alt.TopLevelMixin) -> None:
         """One more."""
-        self._coming[name] = self._thread.submit(self._compiled, name, linked(chart))
-
-    def _compiled(self, name: str, spec: dict[str, Any]) -> dict[str, Any]:
-        compiled = _compiled(spec, PAGE_VERSION)
+        spec = self._made[name] = linked(chart)
         if self._pictures is not None:
-            save(compiled, self._pictures, name)
-        return compiled
+            self._coming.append(self._thread.submit(self._draw, name, spec, self._pictures))
+
+    @staticmethod
+    def _draw(name: str, spec: dict[str, Any], folder: Path) -> None:
+        save(_compiled(spec, PAGE_VERSION), folder, name)
 
     def all(self) -> dict[str, dict[str, Any]]:
-        """Wait for all of them; name → specification."""
-        return {name: one.result() for name, one in self._coming.items()}
+        """Wait for all of them; name → its Vega-Lite, which the page compiles for the width and the theme that it has."""
+        for one in self._coming:
+            one.result()
+        return self._made
 
 
 @contextlib.contextmanager

@@ -12,7 +12,9 @@ import pandas as pd
 from nanolib.report.claim import Claim, Figure, comparing
 from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, short_names
 from nanolib.report.frame import Drawn, framed, tooltips, with_interval
+from nanolib.report.linking import links
 from nanolib.report.overview import leaders, listed, pick
+from nanolib.report.palette import QUIET
 
 _CASE = ["name", "optimisation", "seq_len", "batch_size", "dtype"]
 
@@ -32,6 +34,7 @@ def roofline_table(rows: pd.DataFrame, experiment: str = "") -> pd.DataFrame:
     if experiment and len(rows):
         rows = rows[rows["experiment"] == experiment]
     achieved = pick(rows, "flops_per_second")
+    achieved = achieved.assign(**links(achieved))
     if achieved.empty or "factor.dtype" not in rows:
         return pd.DataFrame()
     key = ["run_id", "case_id", "scope"]
@@ -45,7 +48,8 @@ def roofline_table(rows: pd.DataFrame, experiment: str = "") -> pd.DataFrame:
         "low": "achieved_low",
         "high": "achieved_high",
     }
-    table = achieved[[*key, *(name for name in columns if name in achieved)]].rename(columns=columns)
+    followed = [name for name in achieved if name.startswith("link_")]
+    table = achieved[[*key, *followed, *(name for name in columns if name in achieved)]].rename(columns=columns)
     for part, on in ((work, key), (moved, key), (peaks, ["run_id", "dtype"])):
         table = table.merge(part, on=on, how="inner")
     table = table.merge(copies.rename(columns={"estimate": "bandwidth"}), on="run_id", how="inner")
@@ -69,16 +73,23 @@ def roofline_chart(rows: pd.DataFrame, experiment: str = "") -> Drawn | None:
         return None
     table, shared = short_names(table, "name", "optimisation")
     columns = ["name", "scope", "case", "dtype", "intensity", "achieved", "achieved_low", "achieved_high", "attainable"]
-    columns += ["share", "bound"]
+    columns += ["share", "bound", *(name for name in table if name.startswith("link_"))]
     data = table[columns].assign(scope=table["scope"].str.replace("_", " "))
     data[["achieved_low", "achieved_high"]] = data[["achieved_low", "achieved_high"]].apply(
         lambda c: c.fillna(data["achieved"])
     )
     low, high = data["intensity"].min() / 2, max(data["intensity"].max(), table["ridge"].max()) * 2
     roofs = []
-    for (dtype, peak, bandwidth), _ in table.groupby(["dtype", "peak", "bandwidth"], sort=False):
+    for (dtype, peak, bandwidth, run), _ in table.groupby(["dtype", "peak", "bandwidth", "run_id"], sort=False):
         for x in (low, peak / bandwidth, high):
-            roofs.append({"roof": f"ceiling {dtype}", "intensity": x, "attainable": min(peak, x * bandwidth)})
+            roofs.append(
+                {
+                    "roof": f"ceiling {dtype}",
+                    "intensity": x,
+                    "attainable": min(peak, x * bandwidth),
+                    "link_run": run[:8],
+                }
+            )
     roofs = pd.DataFrame(roofs)
     x = alt.X(
         "intensity:Q",
@@ -98,13 +109,13 @@ def roofline_chart(rows: pd.DataFrame, experiment: str = "") -> Drawn | None:
         *tooltips("", "share", ".0%"),
     ]
     along = {"x": x, "y": alt.Y("attainable:Q", **y)}
-    dashed = alt.Chart(roofs).mark_line(strokeDash=[6, 4], color="#666", strokeWidth=1.5)
-    named = alt.Chart(roofs.groupby("roof", sort=False).tail(1)).mark_text(
-        align="right", dy=-8, color="#555", fontSize=11
+    dashed = alt.Chart(roofs).mark_line(strokeDash=[6, 4], color=QUIET, strokeWidth=1.5, clip=True)
+    named = alt.Chart(roofs.groupby(["roof", "link_run"], sort=False).tail(1)).mark_text(
+        align="right", dy=-8, color=QUIET, fontSize=11
     )
     ends = ("achieved", "achieved_low", "achieved_high")
     layers = [
-        dashed.encode(**along, detail=alt.Detail("roof:N")),
+        dashed.encode(**along, detail=[alt.Detail("roof:N"), alt.Detail("link_run:N")]),
         named.encode(**along, text=alt.Text("roof:N")),
         *with_interval(points, "y", ends, y, shape=shape, tooltip=tooltip),
     ]

@@ -115,6 +115,8 @@ def base(rows: pd.DataFrame, factors: list[str], required: str) -> pd.DataFrame:
     if f"factor.{required}" not in rows:
         return pd.DataFrame()
     ends = rows[(rows["metric"] == "case_time") & rows[f"factor.{required}"].notna()]
+    if ends.empty:  # what is left may know nothing of the other factors
+        return pd.DataFrame()
     columns = ["run_id", "case_id", *(f"factor.{name}" for name in factors), "status", "message"]
     return ends[columns].rename(columns=lambda name: name.removeprefix("factor.")).reset_index(drop=True)
 

@@ -2,23 +2,144 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import mistune
 import pandas as pd
-from markupsafe import Markup
 
-from nanolib.report import linking, overview, regressions, renderer
-from nanolib.report.claim import grouped
-from nanolib.report.display import Table
+from nanolib.report import linking, overview, regressions, renderer, samples
+from nanolib.report.claim import Claim, grouped
+from nanolib.report.display import aligned
+from nanolib.report.palette import DARK_PAPER, PAPER, on_dark
 from nanolib.report.section import Changes, Section
 from nanolib.store import SHOWN_CASES
 
 _METHOD = Path(__file__).parents[2] / "docs" / "method.md"
 
 _PAGE = Path(__file__).parent / "page_files"
+_MOST_SAID = 24  # choices of a section for which sentences are made; the fewest lists first
+
+# Of which run, model and length something is; None where that is no question of it.
+Place = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class PageChart:
+    """One chart of the page.
+
+    Attributes:
+        name: Of its files.
+        title: Above it, outside of the picture.
+        subtitle: The lines under the title.
+        spec: Its Vega-Lite without them.
+        empty: Why there is nothing to draw; empty where there is.
+        places: Of what its points are.
+    """
+
+    name: str
+    title: str
+    subtitle: tuple[str, ...]
+    spec: dict[str, Any]
+    empty: str
+    places: tuple[Place, ...]
+
+    @classmethod
+    def of(cls, name: str, spec: dict[str, Any]) -> PageChart:
+        """Take title and lines out of a chart's Vega-Lite: as text of the page they wrap, and are read aloud."""
+        spec = dict(spec)
+        title = spec.pop("title", name.replace("_", " "))
+        title = title if isinstance(title, dict) else {"text": title}
+        lines = title.get("subtitle", [])
+        places = dict.fromkeys(
+            tuple(value.get(column) for column in linking.PICKS.values())
+            for values in spec.get("datasets", {}).values()
+            for value in values
+            if value.keys() & set(linking.PICKS.values()) and value.get("link_n") != linking.ONLY_ALL
+        )
+        most = max((sum(value is not None for value in place) for place in places), default=0)
+        places = [place for place in places if sum(value is not None for value in place) == most]  # no mere background
+        empty = spec.get("usermeta", {}).get("empty", "")
+        return cls(name, title["text"], tuple([lines] if isinstance(lines, str) else lines), spec, empty, tuple(places))
+
+    @property
+    def rows(self) -> set[int]:
+        """The measurements that its points show."""
+        values = itertools.chain.from_iterable(self.spec.get("datasets", {}).values())
+        return {int(value["link_row"]) for value in values if value.get("link_row") is not None}
+
+
+@dataclass(frozen=True)
+class PageSection:
+    """One question of the page, for everything and for each choice.
+
+    Attributes:
+        section: What is asked.
+        said: Claims, and the choices for which they are made (title of a list → option).
+        table: For people.
+        places: Of what each line of the table is.
+        charts: Those that can be drawn, the main one first.
+        left_out: Those that cannot.
+    """
+
+    section: Section
+    said: list[tuple[list[Claim], list[dict[str, str]]]]
+    table: pd.DataFrame
+    places: list[Place]
+    charts: list[PageChart]
+    left_out: list[PageChart]
+
+    @classmethod
+    def of(
+        cls, section: Section, rows: pd.DataFrame, picked: Mapping[str, Mapping[str, Any]], drawn: dict[str, Any]
+    ) -> PageSection:
+        """Everything that the page shows of a question."""
+        table = section.table(rows)
+        charts = [PageChart.of(name, drawn[name]) for name in section.charts]
+        places = _places(section, table)
+        known = {*places, *(place for chart in charts for place in chart.places)}
+        said: dict[frozenset[Place], tuple[list[Claim], list[dict[str, str]]]] = {}
+        for choice in _choices(picked, known):
+            left = frozenset(place for place in known if linking.fits(place, linking.picked(picked, choice)))
+            if left in said:  # another name for the same: the only run of a machine
+                said[left][1].append(choice)
+            elif (left or not known) and len(said) < _MOST_SAID:
+                chosen = linking.kept(rows, linking.picked(picked, choice)) if choice else rows
+                said[left] = section.verdict(chosen), [choice]
+        can = [chart for chart in charts if not chart.empty]
+        shown = section.readable(rows)
+        shown = shown.loc[:, [not set(shown[name]) <= {"", "—"} for name in shown]]  # a column that nothing fills
+        return cls(section, list(said.values()), shown, places, can, [chart for chart in charts if chart.empty])
+
+
+def _places(section: Section, table: pd.DataFrame) -> list[Place]:
+    links = linking.links(table)
+    if section.experiment not in linking.MODELS_OF:
+        links.pop("link_model", None)
+    columns = [
+        links[column].astype(object).where(links[column].notna(), None) if column in links else [None] * len(table)
+        for column in linking.PICKS.values()
+    ]
+    return list(zip(*columns, strict=True))
+
+
+def _choices(picked: Mapping[str, Mapping[str, Any]], known: Iterable[Place]) -> list[dict[str, str]]:
+    """What can be chosen so that something of these places is left; none first, then the fewest lists first."""
+    known = list(known)
+    lists = []
+    for title, choice in picked.items():
+        at = list(linking.PICKS).index(choice["pick"])
+        has = {place[at] for place in known}
+        lists.append([None, *((title, option) for option, values in choice["options"].items() if has & set(values))])
+    several = [dict(filter(None, one)) for one in itertools.product(*lists)] if known else [{}]
+    return sorted(several, key=len)
 
 
 def web_page(
@@ -35,7 +156,7 @@ def web_page(
     Args:
         sections: What is asked, in order.
         changes: Since the runs before, and over all runs.
-        drawn: Chart → its compiled specification.
+        drawn: Chart → its Vega-Lite.
         rows: The measurements shown.
         runs: Their runs.
         machines: All machines.
@@ -43,13 +164,20 @@ def web_page(
     """
     loader = jinja2.FileSystemLoader(_PAGE)
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
+    environment.filters["script"] = linking.as_script
     markdown = mistune.create_markdown(escape=True, plugins=["table"])
     picked = linking.choices(rows, runs, machines)
+    asked = [PageSection.of(section, rows, picked, drawn) for section in sections]
+    changed = [PageChart.of(name, drawn[name]) for name in changes.charts]
+    charts = [chart for one in asked for chart in one.charts] + [chart for chart in changed if not chart.empty]
+    points = samples.behind(rows, set().union(*(chart.rows for chart in charts)))
     return environment.get_template("page.html.jinja").render(
-        sections=sections,
+        asked=asked,
         grouped=grouped,
-        said={section.experiment: section.verdict(rows) for section in sections},
+        columns=aligned,
+        zip=zip,
         changes=changes,
+        changed=changed,
         rows=rows,
         runs=runs,
         left_out=left_out,
@@ -61,10 +189,30 @@ def web_page(
         flagged=overview.flag_lines(rows),
         facts=overview.run_facts(runs, machines),
         method=markdown(_METHOD.read_text(encoding="utf-8")) if _METHOD.is_file() else "",
-        libraries=renderer.javascript().replace("</script", "<\\/script") if drawn else "",
-        specs=linking.as_script(drawn) if drawn else "",
-        choices=linking.as_script(picked),
+        libraries=renderer.javascript().replace("</script", "<\\/script") if charts else "",
+        data={
+            "specs": {chart.name: chart.spec for chart in charts},
+            "places": {chart.name: chart.places for chart in charts},
+            "choices": picked,
+            "picks": list(linking.PICKS),
+            "points": points,
+            "series": samples_spec(),
+            "kinds": list(samples.KINDS),
+            "dark": dark_colours([*(chart.spec for chart in charts), samples_spec()]),
+        },
         style=(_PAGE / "style.css").read_text(encoding="utf-8"),
         script=(_PAGE / "script.js").read_text(encoding="utf-8"),
-        table=lambda frame: Markup(Table(frame)._repr_html_()),
+        papers={"light": PAPER, "dark": DARK_PAPER},
     )
+
+
+@functools.cache
+def samples_spec() -> dict[str, Any]:
+    """The chart of one point's samples."""
+    return samples.samples_chart()
+
+
+def dark_colours(specs: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """Every colour that the charts use → what it becomes on a dark page."""
+    written = "".join(json.dumps({**spec, "datasets": None}) for spec in specs)
+    return {colour: on_dark(colour) for colour in sorted(set(re.findall(r'"(#[0-9a-fA-F]{6})"', written)))}

@@ -1,8 +1,14 @@
 """Rows as the notebooks store them, made by hand: what reports, pages and hostile databases are tried with."""
 
+import sqlite3
+from pathlib import Path
+
 from nanolib.measurement import Measurement, Status, exact
 
 MACHINE = {"machine_id": "m1", "cpu": "A <b>CPU</b>", "cores": 2, "ram_gib": 8, "gpus": [], "dtypes": {}}
+STORED = Path(__file__).parents[1] / "stored" / "results-0.1.sqlite.gz"
+SLOWER = 1.7
+OTHER = "f" * 12  # another machine
 EVIL = "<script>alert(1)</script> `x` | \"q\" 'p' \U0001f600 \u202ertl ](http://x)"
 
 
@@ -116,3 +122,18 @@ SIZES = {"seq_len": 64, "batch_size": 3, "dtype": "float32", "device": "cpu"}
 
 def interval(metric, low, value, high, **rest):
     return Measurement(metric, value, low, high, 0.95, 20, **rest)
+
+
+def elsewhere(file):
+    """The same runs on another machine, where every timing takes longer."""
+    with sqlite3.connect(file) as connection:
+        connection.execute("PRAGMA foreign_keys = OFF")
+        connection.execute("UPDATE machines SET machine_id = ?, cpu = 'another CPU'", (OTHER,))
+        for table in ("runs", "measurements"):
+            connection.execute(f"UPDATE {table} SET machine_id = ?", (OTHER,))
+        for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+            if "run_id" in {column[1] for column in connection.execute(f"PRAGMA table_info({table})")}:
+                connection.execute(f"UPDATE {table} SET run_id = 'ffff' || substr(run_id, 5)")
+        slower = ", ".join(f"{name} = {name} * {SLOWER}" for name in ("estimate", "low", "high"))
+        connection.execute(f"UPDATE measurements SET {slower} WHERE metric IN ('latency', 'part_time')")
+    connection.close()

@@ -57,13 +57,8 @@ class SummaryPanel:
 
     def picked(self) -> dict[str, list[Any] | None]:
         """Pick → the values that all its lists leave; None for everything."""
-        found: dict[str, list[Any] | None] = dict.fromkeys(linking.PICKS)
-        for title, choice in self._choices.items():
-            if (option := self.picks[title].value) != "all":
-                name, values = choice["pick"], choice["options"][option]
-                before = found[name]
-                found[name] = values if before is None else [value for value in before if value in values]
-        return found
+        chosen = {title: pick.value for title, pick in self.picks.items() if pick.value != "all"}
+        return linking.picked(self._choices, chosen)
 
     def _follow(self, _: Any = None) -> None:
         picked = self.picked()

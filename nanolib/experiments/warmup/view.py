@@ -10,11 +10,12 @@ from nanolib.report import overview
 from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.drawing import (
     HEIGHT,
-    PALETTE,
     WIDTH,
 )
 from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
+from nanolib.report.linking import links
 from nanolib.report.overview import cached, having, pick
+from nanolib.report.palette import FRAME, GUIDE, PALETTE
 from nanolib.report.section import Section
 
 WARMUP_COLUMNS = {
@@ -34,7 +35,8 @@ def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per direction and warm-up setting.
 
     Returns:
-        Columns: `direction`, `warmup_steps`, `mean`, `sd`, `cv`, `median` with `low` and `high` (ms), `difference` of the
+        Columns: `run_id`, `case_id`, `seq_len`,
+        `direction`, `warmup_steps`, `mean`, `sd`, `cv`, `median` with `low` and `high` (ms), `difference` of the
         mean to that of warmup = 5 (a share; missing where 5 was not measured), `status`, `message`.
     """
     rows = having(rows, "warmup", "curve")
@@ -42,13 +44,14 @@ def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame()
     settings = rows[rows["factor.curve"] == False]  # noqa: E712  a column, not a bool
     ends = settings[settings["metric"] == "case_time"]
-    table = ends[["run_id", "case_id", "factor.direction", "factor.warmup_steps", "status", "message"]]
+    names = ["run_id", "case_id", "factor.seq_len", "factor.direction", "factor.warmup_steps", "status", "message"]
+    table = ends.reindex(columns=names)
     found = pick(settings, "latency")
     spread = ["mean", "sd", "cv"]
     described = pd.DataFrame([[d[key] for key in spread] for d in found["details"]], index=found.index, columns=spread)
     columns = {"estimate": "median", "low": "low", "high": "high"}
     found = pd.concat([found[["run_id", "case_id", *columns]].rename(columns=columns), described], axis=1)
-    table = table.merge(found, on=["run_id", "case_id"], how="left").drop(columns="case_id")
+    table = table.merge(found, on=["run_id", "case_id"], how="left")
     table = table.rename(columns=lambda name: name.removeprefix("factor."))
     table["warmup_steps"] = table["warmup_steps"].astype(int)
     reference = table[table["warmup_steps"] == 5].set_index(["run_id", "direction"])["mean"]
@@ -58,7 +61,7 @@ def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def curve_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """The per-step curve: columns `direction`, `step`, `ms`, `phase` (`warm-up` or `steady`); needs samples."""
+    """The per-step curve: `direction`, `step`, `ms`, `phase` (`warm-up` or `steady`), `run_id`, `seq_len`; needs samples."""
     rows = having(rows, "warmup", "curve")
     if rows.empty:
         return pd.DataFrame(columns=["direction", "step", "ms", "phase"])
@@ -69,7 +72,8 @@ def curve_table(rows: pd.DataFrame) -> pd.DataFrame:
         cut = needed.get((row["run_id"], row["case_id"]))
         steps = range(1, len(row["samples"]) + 1)
         phase = ["not settled" if pd.isna(cut) else "warm-up" if step <= cut else "steady" for step in steps]
-        parts.append(pd.DataFrame({"direction": row["scope"], "step": steps, "ms": row["samples"], "phase": phase}))
+        part = {"direction": row["scope"], "step": steps, "ms": row["samples"], "phase": phase}
+        parts.append(pd.DataFrame(part | {"run_id": row["run_id"], "seq_len": row.get("factor.seq_len")}))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["direction", "step", "ms", "phase"])
 
 
@@ -80,20 +84,20 @@ def warmup_curve(rows: pd.DataFrame) -> Drawn | None:
     if data.empty:
         return None
     phases = ["warm-up", "steady", "not settled"]
-    colours = alt.Scale(domain=phases, range=[PALETTE[1], PALETTE[0], "#888888"])
+    colours = alt.Scale(domain=phases, range=[PALETTE[1], PALETTE[0], FRAME])
 
     def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
         base = alt.Chart(part).encode(
             x=alt.X("step:Q", title="Step", axis=alt.Axis(format="d", tickMinStep=1)),
             y=alt.Y("ms:Q", title="Time of the step (ms)", scale=alt.Scale(zero=True)),
         )
-        line = base.mark_line(color="#bbb", strokeWidth=1)
+        line = base.mark_line(color=GUIDE, strokeWidth=1)
         points = base.mark_point(filled=True, size=45, opacity=1).encode(
             color=alt.Color("phase:N", title="Phase", scale=colours), tooltip=tooltips("phase", "step ms", ",.4~g")
         )
         return alt.layer(line, points, width=WIDTH, height=HEIGHT)
 
-    return panels(data.assign(panel=data["direction"].str.replace("_", " + ")), draw), ""
+    return panels(_followed(data), draw), ""
 
 
 @framed("What each setting would report", "warmup")
@@ -112,8 +116,13 @@ def warmup_settings(rows: pd.DataFrame) -> Drawn | None:
         marks = with_interval(base, "y", ("mean", "lower", "upper"), y, size=70, tooltip=tooltip)
         return alt.layer(*marks, width=WIDTH, height=HEIGHT)
 
-    named = data.assign(panel=data["direction"].str.replace("_", " + ")).drop(columns="run_id")
-    return panels(named, draw), ""
+    return panels(_followed(data), draw), ""
+
+
+def _followed(table: pd.DataFrame) -> pd.DataFrame:
+    """A panel per direction, and what a page's choice goes by in the place of ids."""
+    ids = [name for name in ("run_id", "case_id") if name in table]
+    return table.assign(panel=table["direction"].str.replace("_", " + "), **links(table)).drop(columns=ids)
 
 
 @cached("warmup")

@@ -1,27 +1,289 @@
-// One list per thing that can be picked; a chart is told of what its data know.
-const views = {}, chosen = {}, actions = {export: true, source: false, compiled: false, editor: false};
-for (const [name, spec] of Object.entries(specs))
-  vegaEmbed('#chart-' + name, spec, {mode: 'vega', renderer: 'svg', actions: actions}).then(result => {
-    views[name] = result.view;
-    document.body.dataset.drawn = Object.keys(views).length;
-  });
-const bar = document.getElementById('picks');
-for (const [title, choice] of Object.entries(choices)) {
-  const label = document.createElement('label'), select = document.createElement('select');
-  label.textContent = title + ' ';
-  for (const name of ['all', ...Object.keys(choice.options)]) select.add(new Option(name, name));
-  select.onchange = () => {
-    chosen[title] = select.selectedIndex ? choice.options[select.value] : null;
-    tell(choice.pick);
-  };
-  label.append(select);
-  bar.append(label);
+// What is picked at the top is followed by every sentence, chart and table; the choice is in the address.
+const {specs, places, choices, picks, points, series, kinds, dark} = page;
+const root = document.documentElement, main = document.querySelector('main');
+const all = (selector, within = document) => [...within.querySelectorAll(selector)];
+const views = {}, factors = {}, state = new URLSearchParams(location.hash.includes('=') ? location.hash.slice(1) : '');
+const key = title => title.toLowerCase().replaceAll(' ', '-');
+
+// Choices
+function chosen() {
+  const found = {};
+  for (const [title, choice] of Object.entries(choices))
+    if (state.get(key(title)) in choice.options) found[title] = state.get(key(title));
+  return found;
 }
-function tell(pick) {
-  const lists = Object.keys(choices).filter(title => choices[title].pick === pick && chosen[title]).map(title => chosen[title]);
-  const kept = lists.length ? lists.reduce((a, b) => a.filter(value => b.includes(value))) : null;
-  for (const view of Object.values(views)) {
-    try { view.signal('pick_' + pick, kept); } catch { continue; }  // a chart whose data do not know it
-    view.runAsync();
+function kept(of) {
+  const left = Object.fromEntries(picks.map(name => [name, null]));
+  for (const [title, option] of Object.entries(of)) {
+    const {pick, options} = choices[title];
+    left[pick] = left[pick] ? left[pick].filter(value => options[option].includes(value)) : options[option];
+  }
+  return left;
+}
+const fits = (place, left) => picks.every((name, at) => left[name] === null || place[at] === null || left[name].includes(place[at]));
+const options = (title, known) => Object.keys(choices[title].options).filter(option =>
+  known.some(place => choices[title].options[option].includes(place[picks.indexOf(choices[title].pick)])));
+const words = (title, option) => choices[title].pick === 'n' ? 'n = ' + option : option;
+function nothing(known) {
+  for (const [title, option] of Object.entries(chosen()))
+    if (!known.some(place => fits(place, kept({[title]: option})))) {
+      const which = choices[title].pick === 'n' ? 'lengths' : key(title) + 's';
+      return `nothing ${choices[title].pick === 'n' ? 'at' : 'of'} ${words(title, option)} here; ${which}: ${options(title, known).join(', ')}`;
+    }
+  return 'nothing is left by these choices together';
+}
+const applying = known => Object.fromEntries(Object.entries(chosen()).filter(([title, option]) => options(title, known).includes(option)));
+function told(element, text) {
+  element.hidden = !text;
+  element.textContent = text;
+}
+function say(within, choice) {  // the sentences made for this choice, if any were
+  const wanted = JSON.stringify(choice);
+  return all('[data-choices]', within).map(one => {
+    one.hidden = !JSON.parse(one.dataset.choices).some(other => JSON.stringify(other) === wanted);
+    return !one.hidden;
+  }).includes(true);
+}
+function follow() {
+  const left = kept(chosen());
+  for (const section of all('section[data-asked]')) {
+    const rows = all('tr[data-place]', section), figures = all('figure', section);
+    const of = rows.map(row => JSON.parse(row.dataset.place));
+    rows.forEach((row, at) => { row.hidden = !fits(of[at], left); });
+    const shown = rows.filter(row => !row.hidden).length;
+    section.querySelector('.count').textContent = shown < rows.length ? `(${shown} of ${rows.length})` : '';
+    const known = [...of, ...figures.flatMap(figure => places[figure.id.slice(6)])];
+    const none = known.length && !known.some(place => fits(place, left)) ? nothing(known) : '';
+    told(section.querySelector('.none'), none);
+    section.querySelector('.answers').hidden = Boolean(none);
+    section.querySelector('.unsaid').hidden = say(section, applying(known)) || Boolean(none);
+    const short = document.querySelector(`#short [data-of="${section.id}"]`);
+    if (none) all('[data-choices]', short).forEach(one => { one.hidden = true; }); else say(short, applying(known));
+    told(short.querySelector('.none'), none);
+    for (const figure of figures) {
+      const mine = places[figure.id.slice(6)];
+      const empty = mine.length && !mine.some(place => fits(place, left)) ? nothing(mine) : '';
+      told(figure.querySelector('.none'), empty);
+      figure.querySelector('.scroll').hidden = Boolean(empty);
+      figure.querySelector('.picked').textContent = Object.entries(applying(mine)).map(([title, option]) => ' · ' + words(title, option)).join('');
+    }
+  }
+  return Promise.all(Object.entries(views).map(([name, view]) => {
+    for (const pick of picks)
+      try { view.signal('pick_' + pick, left[pick]); } catch { continue; }  // a chart whose data do not know it
+    return view.runAsync().then(() => reachable(name));
+  }));
+}
+function remember() {
+  history.replaceState(null, '', state.size ? '#' + state : location.pathname + location.search);
+}
+function fillPicks() {
+  const bar = document.getElementById('picks'), picked = chosen();
+  all('label', bar).forEach(label => label.remove());
+  for (const [title, choice] of Object.entries(choices)) {
+    const label = document.createElement('label'), select = document.createElement('select');
+    label.append(title + ' ', select);
+    for (const name of ['all', ...Object.keys(choice.options)]) select.add(new Option(name, name));
+    select.value = picked[title] ?? 'all';
+    select.onchange = () => {
+      if (select.selectedIndex) state.set(key(title), select.value); else state.delete(key(title));
+      remember();
+      follow();
+    };
+    bar.insertBefore(label, bar.querySelector('button'));
   }
 }
+
+// Charts, for the width and the theme that there is
+const rooms = () => Math.floor(main.clientWidth);
+const isNarrow = room => room < 768;
+function across(node) {
+  const sum = list => list.reduce((total, one) => total + across(one), 0);
+  if (node.hconcat) return sum(node.hconcat);
+  if (node.vconcat) return Math.max(...node.vconcat.map(across));
+  if (node.concat) {
+    const columns = node.columns || node.concat.length, widths = [];
+    for (let at = 0; at < node.concat.length; at += columns) widths.push(sum(node.concat.slice(at, at + columns)));
+    return Math.max(...widths);
+  }
+  return typeof node.width === 'number' ? node.width : 0;
+}
+function widen(node, factor) {
+  for (const part of node.hconcat || node.vconcat || node.concat || []) widen(part, factor);
+  if (typeof node.width === 'number') node.width = Math.round(node.width * factor);
+  if (typeof node.height === 'number' && factor > 1) node.height = Math.round(node.height * Math.sqrt(factor));
+}
+function stack(node) {
+  for (const part of node.hconcat || node.vconcat || node.concat || []) stack(part);
+  if (node.hconcat) { node.vconcat = node.hconcat; delete node.hconcat; }
+  if (node.concat) node.columns = 1;
+}
+function themed(spec) {
+  const text = JSON.stringify(spec);
+  return JSON.parse(root.dataset.theme === 'dark' ? text.replace(/"(#[0-9a-fA-F]{6})"/g, (all, colour) => JSON.stringify(dark[colour] ?? colour)) : text);
+}
+function dressed(name, room, factor) {
+  const {datasets, ...rest} = specs[name], spec = {...themed(rest), datasets}, left = kept(chosen());
+  if (isNarrow(room)) {
+    stack(spec);
+    spec.config.legend = {...spec.config.legend, orient: 'bottom', columns: 1, labelLimit: room - 60, layout: {bottom: {direction: 'vertical', anchor: 'start'}}};
+    spec.config.axisY = {...spec.config.axisY, labelLimit: 130};
+  }
+  widen(spec, factor);
+  for (const param of spec.params || []) if (param.name.startsWith('pick_')) param.value = left[param.name.slice(5)];
+  return {...spec, description: describe(name)};
+}
+function describe(name) {
+  const figure = document.getElementById('chart-' + name);
+  const said = figure.closest('section').querySelector('.verdict:not([hidden]) li');
+  return figure.querySelector('figcaption').innerText.replace(/\s+/g, ' ') + (said ? ' ' + said.innerText : '');
+}
+async function embed(target, spec) {
+  const result = await vegaEmbed(target, spec, {mode: 'vega-lite', renderer: 'svg', actions: false});
+  const tip = result.view.tooltip();
+  result.view.tooltip((handler, event, item, value) => {
+    const {n, ...facts} = points[item?.datum?.link_row]?.facts ?? {};
+    const more = n === undefined ? {} : value?.blocks || value?.pairs ? facts : {...facts, n};
+    tip(handler, event, item, value && typeof value === 'object' ? {...value, ...more} : value);
+  });
+  await result.view.runAsync();  // another tooltip makes the view draw anew
+  result.view.addEventListener('click', (event, item) => { if (points[item?.datum?.link_row]?.values) showSamples(item.datum.link_row); });
+  return result;
+}
+async function draw(name) {
+  const figure = document.getElementById('chart-' + name), target = figure.querySelector('.plot');
+  const room = rooms(), layout = name + room;
+  try {
+    let result = await embed(target, dressed(name, room, factors[layout] ?? 1));
+    const inner = across(specs[name]) && across(dressed(name, room, 1));
+    if (!(layout in factors) && inner) {
+      const beside = target.querySelector('svg.marks').width.baseVal.value - inner;
+      factors[layout] = Math.min(1.8, Math.max(0.35, (room - beside - 4) / inner));
+      if (Math.abs(factors[layout] - 1) > 0.02) {
+        result.finalize();
+        result = await embed(target, dressed(name, room, factors[layout]));
+      }
+    }
+    views[name] = result.view;
+    reachable(name);
+  } catch (error) {
+    told(figure.querySelector('.none'), 'this chart could not be drawn: ' + error.message);
+    throw error;
+  }
+}
+async function save(figure, type) {  // a picture has its title within
+  const name = figure.id.slice(6), spec = dressed(name, rooms(), factors[name + rooms()] ?? 1);
+  const text = figure.querySelector('b').textContent + figure.querySelector('.picked').textContent;
+  spec.title = {text, subtitle: all('.line', figure).map(line => line.textContent)};
+  const result = await vegaEmbed(document.createElement('div'), spec, {mode: 'vega-lite', actions: false});
+  const link = document.createElement('a');
+  link.href = await result.view.toImageURL(type, 2);
+  link.download = `${name}.${type}`;
+  link.click();
+  result.finalize();
+}
+for (const button of all('.save button')) button.onclick = () => save(button.closest('figure'), button.textContent.toLowerCase());
+let drawing = 0;
+async function drawAll() {
+  const mine = ++drawing, names = Object.keys(specs);
+  const hidden = name => Boolean(document.getElementById('chart-' + name).closest('details'));
+  document.body.dataset.drawn = 0;
+  for (const name of [...names.filter(name => !hidden(name)), ...names.filter(hidden)]) {
+    await draw(name);
+    if (mine !== drawing) return;  // a newer width or theme has begun
+    document.body.dataset.drawn = Number(document.body.dataset.drawn) + 1;
+    await new Promise(done => (window.requestIdleCallback || setTimeout)(done, {timeout: 50}));
+  }
+}
+
+// By keyboard: one stop for the points and one for the legend of a chart, arrows go on from there
+function reachable(name) {
+  const plot = document.querySelector(`#chart-${name} .plot`);
+  for (const group of all('[role=graphics-symbol]:not([aria-label])', plot)) group.removeAttribute('role');  // containers of marks
+  for (const group of all('.role-legend', plot)) group.setAttribute('role', 'group');
+  const marks = all('.mark-symbol.role-mark path', plot).filter(mark => points[mark.__data__?.datum?.link_row]?.values);
+  const legend = JSON.stringify(specs[name].params ?? []).includes('"legend"') ? all('.role-legend-label text', plot) : [];
+  for (const group of [marks, legend])
+    group.forEach((mark, at) => {
+      mark.setAttribute('tabindex', at ? -1 : 0);
+      mark.setAttribute('role', 'button');
+      if (group === legend) mark.setAttribute('aria-label', 'Pick out ' + mark.textContent);
+      mark.onkeydown = event => {
+        const step = {ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1}[event.key];
+        if (step) group[(at + step + group.length) % group.length].focus();
+        else if (event.key === 'Enter' || event.key === ' ') mark.dispatchEvent(new MouseEvent('click', {bubbles: true, view: window}));
+        else return;
+        event.preventDefault();
+      };
+    });
+}
+
+// The samples behind a point
+function showSamples(row) {
+  const point = points[row], dialog = document.getElementById('samples'), [low, estimate, high] = point.ends;
+  const {facts, values} = point, cut = point.kinds.filter(kind => kind === kinds.length - 1).length;
+  document.getElementById('samples-title').textContent = point.title;
+  document.getElementById('samples-facts').textContent = [point.what, point.how, cut && `${cut} of them cut as warm-up`,
+    point.changes.length && `${point.changes.length} change of level (dashed)`, point.stop && 'ended by ' + point.stop,
+    facts.method, facts.clock, 'flags: ' + facts.flags, facts.provenance].filter(Boolean).join(' · ');
+  const spec = themed(series);
+  spec.width = Math.min(680, window.innerWidth * 0.92 - 190);
+  spec.datasets = {
+    samples: values.map((value, at) => ({block: at + 1, value, kind: kinds[point.kinds[at]]})),
+    changes: point.changes.map(at => ({block: at + 0.5})),
+    ends: [{low: low ?? estimate, estimate, high: high ?? estimate}],
+  };
+  spec.description = `${values.length} samples of ${point.title}`;
+  dialog.showModal();
+  embed(dialog.querySelector('.plot'), spec);
+}
+
+// Theme, address, print
+function setTheme() {
+  root.dataset.theme = state.get('theme') ?? (matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light');
+  document.getElementById('theme').textContent = root.dataset.theme === 'dark' ? 'Light theme' : 'Dark theme';
+}
+document.getElementById('theme').onclick = () => {
+  state.set('theme', root.dataset.theme === 'dark' ? 'light' : 'dark');
+  remember();
+  setTheme();
+  drawAll();
+};
+matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { setTheme(); drawAll(); });
+function goTo(id) {
+  const target = document.getElementById(id);
+  for (const one of target ? all('details', target).slice(0, id === 'method' ? 1 : 0) : []) one.open = true;
+  target?.scrollIntoView();
+}
+for (const link of all('a[href^="#"]'))
+  link.onclick = event => {
+    event.preventDefault();
+    state.set('at', link.hash.slice(1));
+    remember();
+    goTo(link.hash.slice(1));
+  };
+addEventListener('hashchange', () => {
+  const given = location.hash.includes('=') ? new URLSearchParams(location.hash.slice(1)) : new URLSearchParams({at: location.hash.slice(1)});
+  for (const name of [...state.keys()]) state.delete(name);
+  for (const [name, value] of given) state.set(name, value);
+  const before = root.dataset.theme;
+  setTheme();
+  fillPicks();
+  follow();
+  if (root.dataset.theme !== before) drawAll();
+  if (state.get('at')) goTo(state.get('at'));
+});
+let wide = rooms(), waiting;
+new ResizeObserver(() => {
+  clearTimeout(waiting);
+  waiting = setTimeout(() => { if (Math.abs(rooms() - wide) > 16) { wide = rooms(); drawAll(); } }, 150);
+}).observe(main);
+let closed = [];
+addEventListener('beforeprint', () => { closed = all('details:not([open])', main); closed.forEach(one => { one.open = true; }); });
+addEventListener('afterprint', () => closed.forEach(one => { one.open = false; }));
+
+setTheme();
+fillPicks();
+follow();
+drawAll();
+if (state.get('at')) goTo(state.get('at'));

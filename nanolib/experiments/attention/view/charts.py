@@ -8,6 +8,7 @@ import pandas as pd
 from nanolib.experiments.attention.view.quality import attention_quality
 from nanolib.experiments.attention.view.tables import attention_table
 from nanolib.report.drawing import (
+    COUNTED_KEY,
     HEIGHT,
     KEY,
     PLAN_KEY,
@@ -20,6 +21,7 @@ from nanolib.report.drawing import (
 )
 from nanolib.report.frame import Drawn, framed, tooltips, with_interval
 from nanolib.report.linking import links
+from nanolib.report.palette import FRAME
 from nanolib.report.roofline import roofline_chart
 
 _OTHERS = ["batch_size", "dtype", "causal"]
@@ -34,7 +36,7 @@ def attention_latency(rows: pd.DataFrame) -> alt.TopLevelMixin:
 def attention_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Peak memory of attention kinds over sequence length."""
     panels = {"forward": "forward", "forward_backward": "forward + backward"}
-    return over_length(rows, "attention", "peak_memory", "Attention memory", [KEY, PLAN_KEY], panels, _OTHERS)
+    return over_length(rows, "attention", "peak_memory", "Attention memory", [COUNTED_KEY, PLAN_KEY], panels, _OTHERS)
 
 
 def attention_efficiency(rows: pd.DataFrame) -> alt.TopLevelMixin:
@@ -65,7 +67,7 @@ def attention_speed_up(rows: pd.DataFrame) -> Drawn | None:
     tooltip = tooltips(
         "name baseline", "seq_len speed_up speed_up_low speed_up_high bound", ",.4~g", name="kind", baseline="against"
     )
-    one = alt.Chart(pd.DataFrame({"y": [1.0]})).mark_rule(color="#888")
+    one = alt.Chart(pd.DataFrame({"y": [1.0]})).mark_rule(color=FRAME)
     ends = ("speed_up", "speed_up_low", "speed_up_high")
     layers = [
         one.encode(y=alt.Y("y:Q", **y)),

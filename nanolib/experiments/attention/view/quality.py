@@ -8,9 +8,11 @@ import pandas as pd
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
 from nanolib.report import tables
 from nanolib.report.claim import Claim, Figure, Order, comparing
-from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, colour_and_shape
+from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape
 from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
+from nanolib.report.linking import links
 from nanolib.report.overview import cached, of_experiment, pick
+from nanolib.report.palette import PALETTE
 
 QUALITY_COLUMNS = {
     "pattern": "Pattern",
@@ -30,16 +32,17 @@ def quality_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per pattern and sparsity.
 
     Returns:
-        Columns: `pattern`, `target`, `sparsity` (as it came out), `dense_loss`, `replaced` and `fine_tuned` (loss above dense, nats
+        Columns: `run_id`, `case_id`, `seq_len`,
+        `pattern`, `target`, `sparsity` (as it came out), `dense_loss`, `replaced` and `fine_tuned` (loss above dense, nats
         per byte) each with `_low` and `_high`, `seeds`, `steps` of training, `status`, `message`.
     """
     rows = of_experiment(rows, "attention")
     if "factor.pattern" not in rows:
         return pd.DataFrame()
     rows = rows[rows["factor.pattern"].notna()]
-    rows = rows.assign(**{"factor.steps": rows.get("factor.steps", float("nan"))})
+    rows = rows.assign(**{name: rows.get(name, float("nan")) for name in ("factor.steps", "factor.seq_len")})
     key = ["run_id", "case_id"]
-    names = ["pattern", "target", "seeds", "steps"]
+    names = ["pattern", "target", "seq_len", "seeds", "steps"]
     table = rows[rows["metric"] == "case_time"][[*key, *(f"factor.{n}" for n in names), "status", "message"]]
     for metric, scope, name in (
         ("sparsity", None, "sparsity"),
@@ -50,7 +53,7 @@ def quality_table(rows: pd.DataFrame) -> pd.DataFrame:
         columns = {"estimate": name, "low": f"{name}_low", "high": f"{name}_high"}
         found = pick(rows, metric, scope).drop_duplicates(key)[[*key, *columns]].rename(columns=columns)
         table = table.merge(found, on=key, how="left")
-    return table.rename(columns=lambda name: name.removeprefix("factor.")).drop(columns=key)
+    return table.rename(columns=lambda name: name.removeprefix("factor."))
 
 
 @framed("What sparsity does to a trained model", why="no pattern was tried in a trained model; set quality_patterns")
@@ -68,7 +71,7 @@ def attention_quality(rows: pd.DataFrame) -> Drawn | None:
     y = {"title": "Loss above dense (nats per byte)", "scale": scale}
     parts = [
         table[["pattern", "sparsity", "target"]].assign(
-            panel=words, difference=table[name], low=table[f"{name}_low"], high=table[f"{name}_high"]
+            **links(table), panel=words, difference=table[name], low=table[f"{name}_low"], high=table[f"{name}_high"]
         )
         for name, words in _PANELS.items()
     ]

@@ -18,10 +18,11 @@ from nanolib.experiments.distributed.view.decode_tables import (
 )
 from nanolib.measurement import Flag, Provenance, format_number, format_with_interval
 from nanolib.report.claim import Claim, Figure, Order, comparing
-from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH, colour_and_shape
+from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape
 from nanolib.report.frame import HOLLOW, Drawn, framed, panels, tooltips, with_interval
 from nanolib.report.linking import links
 from nanolib.report.overview import having, leaders, listed, pick
+from nanolib.report.palette import PALETTE, PAPER
 
 
 def _decoded(rows: pd.DataFrame) -> pd.DataFrame:
@@ -63,7 +64,7 @@ def decode_scaling(rows: pd.DataFrame) -> Drawn | None:
     def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
         base = alt.Chart(part).encode(x=x, color=colour)
         hollow = {
-            "fill": alt.condition("datum.oversubscribed", alt.value("white"), colour),
+            "fill": alt.condition("datum.oversubscribed", alt.value(PAPER), colour),
             "tooltip": tooltips("form bound oversubscribed", "ranks ms low high", form="algorithm"),
         }
         layers = [
@@ -172,6 +173,9 @@ def link_model(rows: pd.DataFrame) -> Drawn | None:
             "high": sent["high"].fillna(sent["estimate"]),
             "predicted": sent["predicted"],
             "case": sent["case_id"],
+            **{
+                name: values for name, values in links(sent).items() if name != "link_n"
+            },  # it sends bytes, of any length
         }
     )
     data = data[data["case"].isin(data.groupby("panel")["case"].first())]  # one fit per number of ranks

@@ -131,8 +131,8 @@ def efficiency(alone: pd.Series, row: pd.Series, ranks: int) -> dict[str, float]
 
 
 def with_ends(name: str, row: pd.Series | dict[str, object]) -> dict[str, object]:
-    """A row's estimate under a name, and its interval."""
-    return {name: row["estimate"], f"{name}_low": row["low"], f"{name}_high": row["high"]}
+    """A row's estimate under a name, its interval, and which row it is."""
+    return {name: row["estimate"], f"{name}_low": row["low"], f"{name}_high": row["high"], f"{name}_row": row.get("id")}
 
 
 def _with_efficiency(table: pd.DataFrame) -> pd.DataFrame:

@@ -21,6 +21,7 @@ from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape
 from nanolib.report.frame import HOLLOW, Drawn, framed, panels, tooltips, with_interval
 from nanolib.report.linking import links
 from nanolib.report.overview import cached, ending_of, having, leaders, listed, pick
+from nanolib.report.palette import GUIDE, PAPER
 
 PREFILL_COLUMNS = {
     "ranks": "Ranks",
@@ -237,7 +238,7 @@ def training_scaling(rows: pd.DataFrame) -> Drawn | None:
     y = {"title": "Tokens per second, all ranks", "scale": alt.Scale(domainMin=0)}
     base = alt.Chart(data).encode(x=x, color=colour)
     hollow = {
-        "fill": alt.condition("datum.oversubscribed", alt.value("white"), colour),
+        "fill": alt.condition("datum.oversubscribed", alt.value(PAPER), colour),
         "tooltip": tooltips("strategy flags", "ranks rate low high", ",.0f"),
     }
     layers = [
@@ -247,7 +248,7 @@ def training_scaling(rows: pd.DataFrame) -> Drawn | None:
     one = data[data["strategy"] == "one rank"]
     if len(one):
         ideal = pd.DataFrame({"ranks": ticks, "rate": [float(one["rate"].iloc[0]) * rank for rank in ticks]})
-        layers.insert(0, alt.Chart(ideal).mark_line(color="#bbb", strokeDash=[2, 2]).encode(x=x, y=alt.Y("rate:Q")))
+        layers.insert(0, alt.Chart(ideal).mark_line(color=GUIDE, strokeDash=[2, 2]).encode(x=x, y=alt.Y("rate:Q")))
     subtitle = "95 % intervals; hollow: more ranks than cores. Grey: one rank's rate, as many times."
     return alt.layer(*layers, width=WIDTH, height=HEIGHT), subtitle
 

@@ -8,10 +8,11 @@ import pandas as pd
 from nanolib.experiments.energy.view.layers import layer_words
 from nanolib.measurement import Provenance, format_with_interval
 from nanolib.report.claim import Claim, Figure
-from nanolib.report.drawing import HEIGHT, PALETTE, WIDTH
+from nanolib.report.drawing import HEIGHT, WIDTH
 from nanolib.report.frame import HOLLOW, Drawn, framed, tooltips, with_interval
 from nanolib.report.linking import links
 from nanolib.report.overview import cached, ending_of, of_experiment, pick
+from nanolib.report.palette import FRAME, PALETTE
 
 ENERGY_COLUMNS = {
     "name": "Model",
@@ -158,6 +159,9 @@ def power_over_time(rows: pd.DataFrame) -> Drawn | str | None:
                     "watts": watts,
                     "phase": row["scope"].replace("_", " "),
                     "replayed": row["provenance"] == Provenance.REPLAYED.value,
+                    "run_id": row["run_id"],
+                    "name": row["factor.name"],
+                    "seq_len": row["factor.seq_len"],
                     "series": f"{row['case_id']} {row['scope']} {row['details'].get('of', '')}",
                 }
             )
@@ -165,8 +169,9 @@ def power_over_time(rows: pd.DataFrame) -> Drawn | str | None:
     data = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
     if data.empty:
         return NO_READING if len(pick(rows, "power")) else None
+    data = data.assign(**links(data)).drop(columns=["run_id", "name", "seq_len"])
     phases = list(dict.fromkeys(data["phase"]))
-    colours = ["#888888" if phase == "idle" else PALETTE[i % len(PALETTE)] for i, phase in enumerate(phases)]
+    colours = [FRAME if phase == "idle" else PALETTE[i % len(PALETTE)] for i, phase in enumerate(phases)]
     chart = (
         alt.Chart(data)
         .mark_line(strokeWidth=1.5)

@@ -7,9 +7,11 @@ import pandas as pd
 
 from nanolib.measurement import format_with_interval
 from nanolib.report.claim import Claim, Figure, Order, comparing
-from nanolib.report.drawing import PALETTE, WIDTH
+from nanolib.report.drawing import WIDTH
 from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
+from nanolib.report.linking import links
 from nanolib.report.overview import of_experiment, pick
+from nanolib.report.palette import FRAME, PALETTE, PAPER
 
 # What belongs together lies together and shares a hue: projections blue, attention's steps orange, the MLP green, the rest grey.
 OPERATIONS = {
@@ -68,7 +70,8 @@ def layer_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per layer of each model, shape and phase.
 
     Returns:
-        Columns: `case`, `name`, `phase`, `seq_len`, `batch_size`, `layer`, `place`, `ms`, `low`, `high`, `share`, `calls`,
+        Columns: `run_id`, `case`, `name`,
+        `phase`, `seq_len`, `batch_size`, `layer`, `place`, `ms`, `low`, `high`, `share`, `calls`,
         `joules`, `joules_low`, `joules_high` (attributed), `source`, and the JSON details `operations_ms`,
         `activations`, `deep`, `fused_ms`, `deep_passes`.
     """
@@ -82,7 +85,13 @@ def layer_table(rows: pd.DataFrame) -> pd.DataFrame:
         for place, (_, row) in enumerate(group.iterrows()):
             details = row["details"]
             line = {name: row[f"factor.{name}"] for name in ("name", "phase", "seq_len", "batch_size")}
-            line |= {"layer": details["layer"], "place": place, "share": details["share"], "calls": row["n"]}
+            line |= {
+                "run_id": run_id,
+                "layer": details["layer"],
+                "place": place,
+                "share": details["share"],
+                "calls": row["n"],
+            }
             line |= {"ms": row["estimate"], "low": row["low"], "high": row["high"]}
             line |= {
                 key: details.get(key) for key in ("operations_ms", "activations", "deep", "fused_ms", "deep_passes")
@@ -129,12 +138,14 @@ def _operations(rows: pd.DataFrame) -> pd.DataFrame:
             ms = operations[name]
             line = {"case": row["case"], "phase": row["phase"], "layer": row["layer"], "operation": name, "ms": ms}
             line |= {"order": place, "place": row["place"], "share": ms / whole, "passes": row["deep_passes"]}
+            line |= {name: row[name] for name in ("run_id", "name", "seq_len")}
             if has_energy:
                 line["joules"] = "{:.2g} to {:.2g} J".format(
                     *(row[end] * ms / whole for end in ("joules_low", "joules_high"))
                 )
             lines.append(line)
-    return pd.DataFrame(lines)
+    data = pd.DataFrame(lines)
+    return data.assign(**links(data)).drop(columns=["run_id", "name", "seq_len"])
 
 
 def _tooltip(data: pd.DataFrame, *names: str) -> list[alt.Tooltip]:
@@ -159,7 +170,7 @@ def layer_heat_map(rows: pd.DataFrame) -> Drawn | None:
         layers = list(part.sort_values("place")["layer"].unique())
         used = [name for name in OPERATIONS if name in set(part["operation"])]
         cells = alt.Chart(part, width=alt.Step(26), height=alt.Step(22 if len(layers) < 20 else 12))
-        return cells.mark_rect(stroke="white", strokeWidth=1).encode(
+        return cells.mark_rect(stroke=PAPER, strokeWidth=1).encode(
             x=alt.X("operation:N", sort=used, title=None, axis=alt.Axis(labelAngle=-50)),
             y=alt.Y("layer:N", sort=layers, title=None),
             color=colour,
@@ -180,7 +191,8 @@ def operation_breakdown(rows: pd.DataFrame) -> Drawn | None:
     data = _operations(rows)
     if data.empty:
         return None
-    total = data.groupby(["case", "operation", "order"], sort=False)["ms"].sum().reset_index()
+    known = [name for name in data if name.startswith("link_")]
+    total = data.groupby(["case", "operation", "order", *known], sort=False)["ms"].sum().reset_index()
     total["share"] = total["ms"] / total.groupby("case")["ms"].transform("sum")
     used = [name for name in OPERATIONS if name in set(total["operation"])]
     colour = alt.Color(
@@ -192,7 +204,7 @@ def operation_breakdown(rows: pd.DataFrame) -> Drawn | None:
     )
     bars = (
         alt.Chart(total)
-        .mark_bar(stroke="#888", strokeWidth=0.4, height=22)
+        .mark_bar(stroke=FRAME, strokeWidth=0.4, height=22)
         .encode(
             x=alt.X(
                 "share:Q",
@@ -223,19 +235,25 @@ def activation_profile(rows: pd.DataFrame) -> Drawn | None:
     blocks = blocks.assign(depth=blocks.groupby("case").cumcount())
     lines = [
         {"case": row["case"], "depth": row["depth"], "layer": row["layer"], "what": words, "value": values[key]}
+        | {name: row[name] for name in ("run_id", "name", "seq_len")}
         for _, row in blocks.iterrows()
         for values, known in ((row["activations"], ACTIVATIONS), (row["deep"] or {}, DEEP))
         for key, words in known.items()
         if key in values
     ]
     data = pd.DataFrame(lines)
+    data = data.assign(**links(data)).drop(columns=["run_id", "name", "seq_len"])
     cases = list(dict.fromkeys(data["case"]))
     colour = alt.Color("case:N", title="Case", sort=cases, scale=alt.Scale(domain=cases, range=PALETTE[: len(cases)]))
 
     def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
         depths = sorted(part["depth"].unique())
         positive = part["value"].min() > 0 and part["value"].max() > 20 * part["value"].min()
-        y = alt.Y("value:Q", title=None, scale=alt.Scale(type="log" if positive else "linear", zero=False, nice=True))
+        y = alt.Y(
+            "value:Q",
+            title=None,
+            scale=alt.Scale(type="log", nice=True) if positive else alt.Scale(zero=False, nice=True),
+        )
         x = alt.X("depth:Q", title="Block", axis=alt.Axis(values=depths[:: max(1, len(depths) // 8)], format="d"))
         line = alt.Chart(part, width=190, height=130).mark_line(point=alt.OverlayMarkDef(size=40), strokeWidth=1.5)
         return line.encode(x=x, y=y, color=colour, tooltip=tooltips("case layer", "value"))
@@ -251,14 +269,16 @@ def overhead_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per mode of profiling, phase and shape.
 
     Returns:
-        Columns: `case`, `name`, `phase`, `seq_len`, `mode`, `wall`, `wall_low`, `wall_high`, `cpu`, `cpu_low`, `cpu_high`,
+        Columns: `run_id`, `latency_row`, `case`, `name`,
+        `phase`, `seq_len`, `mode`, `wall`, `wall_low`, `wall_high`, `cpu`, `cpu_low`, `cpu_high`,
         `threads` (shares of the bare call), `plain_ms`, `pass_ms`, `n`.
     """
     found = pick(of_experiment(rows, "energy"), "overhead")
     lines = []
     for _, row in found.iterrows() if len(found) else []:
         details = row["details"]
-        line = {name: row[f"factor.{name}"] for name in ("name", "phase", "seq_len")}
+        line = {"run_id": row["run_id"], "latency_row": row.get("id")}
+        line |= {name: row[f"factor.{name}"] for name in ("name", "phase", "seq_len")}
         line |= {"mode": row["scope"].split()[-1], "n": row["n"]}
         line |= {
             "wall": row["estimate"],
@@ -296,16 +316,17 @@ def profiling_overhead(rows: pd.DataFrame) -> Drawn | None:
     data = overhead_table(rows)
     if data.empty:
         return None
+    data = data.assign(**links(data)).drop(columns=["run_id", "name", "seq_len", "latency_row"])
     data = data.assign(limit=[LIMITS.get(mode, float("nan")) for mode in data["mode"]])
     colour = alt.Color(
         "mode:N",
         title="Mode",
         sort=MODES,
-        scale=alt.Scale(domain=list(MODES), range=["#888888", *PALETTE[:3]]),
+        scale=alt.Scale(domain=list(MODES), range=[FRAME, *PALETTE[:3]]),
     )
     x = {"title": "Wall time on top of the bare call"}
     percent = x | {"axis": alt.Axis(format="+.0%")}
-    zero = alt.Chart(pd.DataFrame({"zero": [0.0]})).mark_rule(color="#999")
+    zero = alt.Chart(pd.DataFrame({"zero": [0.0]})).mark_rule(color=FRAME)
     shown = {"pass_ms": "closest call, ms", "plain_ms": "bare call, ms", "n": "pairs"}
     tooltip = tooltips("case mode", "wall wall_low wall_high cpu threads", "+.2%")
     tooltip += tooltips("", "pass_ms plain_ms n", ",.3~g", **shown)
@@ -313,7 +334,7 @@ def profiling_overhead(rows: pd.DataFrame) -> Drawn | None:
 
     def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
         base = alt.Chart(part).encode(y=alt.Y("mode:N", sort=MODES, title=None))
-        limits = base.mark_tick(color="#000", thickness=2, size=22, strokeDash=[3, 2])
+        limits = base.mark_tick(color=PALETTE[-1], thickness=2, size=22, strokeDash=[3, 2])
         marks = with_interval(base.encode(color=colour), "x", ends, percent, size=70, tooltip=tooltip)
         layers = [zero.encode(x=alt.X("zero:Q", **x)), limits.encode(x=alt.X("limit:Q", **x)), *marks]
         return alt.layer(*layers, width=WIDTH, height=110)

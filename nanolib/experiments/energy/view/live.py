@@ -5,7 +5,8 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from nanolib.report.drawing import PALETTE, WIDTH, theme
+from nanolib.report.drawing import WIDTH, theme
+from nanolib.report.palette import PALETTE
 
 
 def live_chart(points: pd.DataFrame, estimated: bool) -> alt.TopLevelMixin:

@@ -6,9 +6,11 @@ import altair as alt
 import pandas as pd
 
 from nanolib.report.claim import Claim
-from nanolib.report.drawing import PALETTE, colour_and_shape
+from nanolib.report.drawing import colour_and_shape
 from nanolib.report.frame import Drawn, framed, panels, tooltips
+from nanolib.report.linking import links
 from nanolib.report.overview import cached, having, pick
+from nanolib.report.palette import PALETTE
 
 
 @cached("fp8")
@@ -16,7 +18,7 @@ def numerics_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Errors of emulated products, one line per way to cast, layer and product.
 
     Returns:
-        Columns: `variant`, `layer`, `product`, `relative_error`, `sqnr` (dB).
+        Columns: `variant`, `layer`, `product`, `relative_error`, `sqnr` (dB), and those by which a page's choice is followed.
     """
     rows = having(rows, "fp8", "variant")
     errors, noise = pick(rows, "relative_error"), pick(rows, "sqnr")
@@ -31,6 +33,7 @@ def numerics_table(rows: pd.DataFrame) -> pd.DataFrame:
             "product": parts.str[1],
             "relative_error": table["estimate"],
             "sqnr": table["sqnr"],
+            **links(table),
         }
     ).reset_index(drop=True)
 
@@ -84,6 +87,7 @@ def fp8_losses(rows: pd.DataFrame) -> Drawn | None:
             "layer": parts.str[0],
             "operand": parts.str[1],
             "share": found["estimate"],
+            **links(found),
             "what": found["metric"].map({"underflow": "vanish (underflow)", "overflow": "saturate (overflow)"}),
         }
     )
@@ -114,9 +118,11 @@ def fp8_scales(rows: pd.DataFrame) -> Drawn | None:
         layer, operand = row["scope"].rsplit(" ", 1)
         lines += [
             {"layer": layer, "operand": operand, "step": step, "scale": float(value)}
+            | {"run_id": row["run_id"], "seq_len": row.get("factor.seq_len")}
             for step, value in enumerate(row["samples"])
         ]
     data = pd.DataFrame(lines)
+    data = data.assign(**links(data)).drop(columns=["run_id", "seq_len"])
     step = max(1, data["step"].nunique() // 60)  # a chart needs no more points than that
     data = data[data["step"] % step == 0]
     tooltip = tooltips("layer step", "scale")

@@ -9,7 +9,9 @@ from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, format_with_interval
 from nanolib.report.claim import Claim, Figure, comparing
 from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape
 from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
+from nanolib.report.linking import links
 from nanolib.report.overview import cached, ending_of, having, listed, pick
+from nanolib.report.palette import FRAME, PALETTE
 
 PARITY_COLUMNS = {
     "arm": "Arm",
@@ -30,15 +32,17 @@ def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per arm that was trained beside bf16.
 
     Returns:
-        Columns: `arm`, `control`, `verdict`, `difference` and `loss` (nats per byte) each with `_low` and `_high`, `margin_nats`,
+        Columns: `run_id`, `case_id`, `seq_len`,
+        `arm`, `control`, `verdict`, `difference` and `loss` (nats per byte) each with `_low` and `_high`, `margin_nats`,
         `tenths` (intervals), `seeds`, `steps`, `provenance`, `status`, `message`.
     """
     rows = having(rows, "fp8", "arm")
     words = words_of("arm")
     lines = []
-    for _, case in rows.groupby(["run_id", "case_id"], sort=False):
+    for (run_id, case_id), case in rows.groupby(["run_id", "case_id"], sort=False):
         first = case.iloc[0]
-        line = {name: first[f"factor.{name}"] for name in ("arm", "seeds", "steps")}
+        line = {"run_id": run_id, "case_id": case_id}
+        line |= {name: first.get(f"factor.{name}") for name in ("arm", "seq_len", "seeds", "steps")}
         line |= ending_of(case)
         found = case[case["metric"] == "parity"]
         if len(found):
@@ -82,6 +86,7 @@ def fp8_parity(rows: pd.DataFrame) -> Drawn | None:
             "control": bool(row["control"]),
             "tenth": at + 1,
             "verdict": row["verdict"],
+            **{name: row[name] for name in ("run_id", "seq_len")},
         }
         | dict(zip(("low", "difference", "high"), interval, strict=True))
         for _, row in table.iterrows()
@@ -89,10 +94,11 @@ def fp8_parity(rows: pd.DataFrame) -> Drawn | None:
         for at, interval in enumerate(row["tenths"])
     ]
     data = pd.DataFrame(lines)
+    data = data.assign(**links(data)).drop(columns=["run_id", "seq_len"])
     data["panel"] = data["control"].map({False: "arms", True: "controls that must be found worse"})
     margin = float(table["margin_nats"].dropna().iloc[0])
-    band = alt.Chart(pd.DataFrame({"low": [-margin], "high": [margin]})).mark_rect(color="#009E73", opacity=0.12)
-    zero = alt.Chart(pd.DataFrame({"zero": [0.0]})).mark_rule(color="#999")
+    band = alt.Chart(pd.DataFrame({"low": [-margin], "high": [margin]})).mark_rect(color=PALETTE[2], opacity=0.12)
+    zero = alt.Chart(pd.DataFrame({"zero": [0.0]})).mark_rule(color=FRAME)
     x = alt.X(
         "tenth:Q",
         title="Tenth of the run",

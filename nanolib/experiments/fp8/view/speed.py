@@ -7,9 +7,11 @@ import pandas as pd
 
 from nanolib.measurement import Status, format_with_interval
 from nanolib.report.claim import Claim, Figure, Order, comparing
-from nanolib.report.drawing import PALETTE, WIDTH
+from nanolib.report.drawing import WIDTH
 from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
+from nanolib.report.linking import links
 from nanolib.report.overview import cached, ending_of, having, leaders, listed, of_experiment, pick
+from nanolib.report.palette import FAILED, FRAME, PALETTE, QUIET
 
 SPEED_COLUMNS = {
     "name": "Model",
@@ -51,6 +53,7 @@ def speed_table(rows: pd.DataFrame) -> pd.DataFrame:
         if len(latency):
             row = latency.iloc[0]
             line |= {"latency": row["estimate"], "latency_low": row["low"], "latency_high": row["high"]}
+            line["latency_row"] = row.get("id")
             line["parameters"] = row["details"].get("parameters")
         for metric, name in (("tokens_per_second", "tokens_per_second"), ("ceiling_share", "mfu")):
             found = pick(case, metric)
@@ -101,7 +104,8 @@ def fp8_precisions(rows: pd.DataFrame) -> Drawn | None:
     table = table.assign(
         mode=table["mode"].str.replace("_", " "), compiled=table["compiled"].map({True: "compiled", False: "eager"})
     )
-    table = table.assign(panel=table["name"] + ", " + table["mode"] + ", " + table["compiled"])
+    table = table.assign(panel=table["name"] + ", " + table["mode"] + ", " + table["compiled"], **links(table))
+    table = table.drop(columns=["run_id", "latency_row"], errors="ignore")
     order = list(dict.fromkeys(table["precision"]))
     y = alt.Y("precision:N", sort=order, title=None, scale=alt.Scale(domain=order))
     x = {"title": "Latency (ms)", "scale": alt.Scale(zero=True)}
@@ -117,8 +121,8 @@ def fp8_precisions(rows: pd.DataFrame) -> Drawn | None:
         layers = with_interval(base, "x", ends, x, size=65, tooltip=tooltip)
         if len(failed := part[part["latency"].isna()]):
             said = alt.Chart(failed).encode(y=y, x=alt.value(6), tooltip=tooltips("precision status message"))
-            layers.append(said.mark_text(text="✕", fontSize=14, color="#B00020", align="left"))
-            why = said.mark_text(fontSize=11, color="#B00020", align="left", dx=16, limit=WIDTH + 60)
+            layers.append(said.mark_text(text="✕", fontSize=14, color=FAILED, align="left"))
+            why = said.mark_text(fontSize=11, color=FAILED, align="left", dx=16, limit=WIDTH + 60)
             layers.append(why.encode(text=alt.Text("message:N")))
         return alt.layer(*layers, width=WIDTH + 80, height=alt.Step(26))
 
@@ -150,31 +154,34 @@ def fp8_quoted(rows: pd.DataFrame) -> Drawn | None:
             ", compiled" if row["compiled"] else ""
         )
         ends = {"low": row["speed_up_low"], "high": row["speed_up_high"]}
-        lines.append({"what": what, "kind": "measured here", "speed_up": row["speed_up"], "source": "this run"} | ends)
+        followed = {name: row[name] for name in ("run_id", "name", "seq_len")}
+        measured = {"what": what, "kind": "measured here", "speed_up": row["speed_up"], "source": "this run"}
+        lines.append(measured | ends | followed)
         bounds.append({"what": what, "bound": row["bound"]})
     if not len(own):
         lines.append(
             {"what": "this machine", "kind": "measured here", "source": "no FP8 tensor cores: nothing to measure"}
         )
     data = pd.DataFrame(lines).drop_duplicates("what")
+    data = data.assign(**links(data)).drop(columns=["run_id", "name", "seq_len"], errors="ignore")
     order = list(data["what"])
     y = alt.Y("what:N", sort=order, title=None, scale=alt.Scale(domain=order), axis=alt.Axis(labelLimit=320))
     kinds = ["quoted", "measured here"]
-    colour = alt.Color("kind:N", title=None, scale=alt.Scale(domain=kinds, range=["#888888", PALETTE[0]]))
+    colour = alt.Color("kind:N", title=None, scale=alt.Scale(domain=kinds, range=[FRAME, PALETTE[0]]))
     tooltip = tooltips("what kind source", "speed_up low high", ".3f")
     x = {"title": "Times as fast as bf16", "scale": alt.Scale(domain=[0.9, 2.0], clamp=True)}
     base = alt.Chart(data).encode(y=y, color=colour, tooltip=tooltip)
     ends = ("speed_up", "low", "high")
-    one = alt.Chart(pd.DataFrame({"one": [1.0]})).mark_rule(color="#999")
+    one = alt.Chart(pd.DataFrame({"one": [1.0]})).mark_rule(color=FRAME)
     layers = [one.encode(x=alt.X("one:Q", **x))]
     hollow = {"filled": False, "strokeWidth": 1.5}
     for kind, mark in zip(kinds, (hollow, None), strict=True):
         drawn = base.transform_filter(f"datum.kind == '{kind}' && isValid(datum.speed_up)")
         layers += with_interval(drawn, "x", ends, x, mark=mark)
-    said = alt.Chart(data[data["speed_up"].isna()]).mark_text(align="left", color="#666", fontSize=11)
+    said = alt.Chart(data[data["speed_up"].isna()]).mark_text(align="left", color=QUIET, fontSize=11)
     layers.append(said.encode(y=y, x=alt.value(8), text=alt.Text("source:N")))
     if bounds:
-        ticks = alt.Chart(pd.DataFrame(bounds)).mark_tick(color="#000", thickness=2, size=18, strokeDash=[3, 2])
+        ticks = alt.Chart(pd.DataFrame(bounds)).mark_tick(color=PALETTE[-1], thickness=2, size=18, strokeDash=[3, 2])
         layers.append(ticks.encode(y=y, x=alt.X("bound:Q", **x)))
     subtitle = "Hollow: what others report, source in the tooltip. Filled: measured here. Dashed tick: Amdahl's bound."
     return alt.layer(*layers, width=int(1.4 * WIDTH), height=alt.Step(26)), subtitle

@@ -8,6 +8,7 @@ import pandas as pd
 from nanolib.experiments.model.view.tables import loss_table, model_table
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
 from nanolib.report.drawing import (
+    COUNTED_KEY,
     HEIGHT,
     KEY,
     PALETTE,
@@ -33,7 +34,7 @@ def model_performance(rows: pd.DataFrame) -> alt.TopLevelMixin:
 
 def model_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Peak memory of whole models over sequence length."""
-    return over_length(rows, "model", "peak_memory", "Model memory", [KEY, PLAN_KEY], _PANELS, _OTHERS)
+    return over_length(rows, "model", "peak_memory", "Model memory", [COUNTED_KEY, PLAN_KEY], _PANELS, _OTHERS)
 
 
 def model_generation(rows: pd.DataFrame) -> alt.TopLevelMixin:
@@ -82,6 +83,7 @@ def model_loss(rows: pd.DataFrame) -> Drawn | None:
     data = loss_table(rows)
     if data.empty:
         return None
+    data = data.assign(**links(data)).drop(columns=["run_id", "name", "seq_len"])
     colour, _ = colour_and_shape("series", "Model", data["series"])
     chart = (
         alt.Chart(data)

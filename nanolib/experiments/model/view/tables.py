@@ -97,7 +97,7 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 @cached("model")
 def loss_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Loss per step: columns `series`, `step`, `loss` (nats per byte); `rows` must carry their samples."""
+    """Loss per step: columns `series`, `step`, `loss` (nats per byte), `run_id`, `name`, `seq_len`; `rows` must carry samples."""
     found = pick(of_experiment(rows, "model"), "loss")
     parts = [
         pd.DataFrame(
@@ -105,6 +105,9 @@ def loss_table(rows: pd.DataFrame) -> pd.DataFrame:
                 "series": f"{row['factor.name']} ({row['factor.attention_type']}, {row['factor.dtype']})",
                 "step": range(1, len(row["samples"]) + 1),
                 "loss": row["samples"],
+                "run_id": row["run_id"],
+                "name": row["factor.name"],
+                "seq_len": row.get("factor.seq_len"),
             }
         )
         for _, row in found.iterrows()

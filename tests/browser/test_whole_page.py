@@ -1,0 +1,256 @@
+"""The report of a whole suite, as its readers use it: lists, legends, points, keyboard, phone, dark, print, a screen reader."""
+
+import gzip
+import json
+import re
+import shutil
+import unicodedata
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from pypdf import PdfReader
+
+from nanolib.paths import checkout
+from nanolib.report import page
+from nanolib.report.palette import DARK_PAPER, PAPER, contrast
+from nanolib.store import Store
+from tests.report.rows import STORED, elsewhere
+from tests.shown import SECTIONS
+
+pytestmark = pytest.mark.slow
+
+REFERENCE = checkout() / "outputs" / "reference" / "amd-epyc-2-cores-quick" / "results.sqlite"
+POINTS = "#chart-attention_latency .mark-symbol.role-mark path"
+DRAWN = "Number(document.body.dataset.drawn) === Object.keys(specs).length"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """A quick run of each notebook on one machine, and those of an earlier version on another."""
+    folder = tmp_path_factory.mktemp("whole")
+    shutil.copy(REFERENCE, folder / "results.sqlite")
+    older = folder / "older.sqlite"
+    older.write_bytes(gzip.decompress(STORED.read_bytes()))
+    with Store(older):
+        pass  # brought to today's layout
+    elsewhere(older)
+    with Store(folder / "results.sqlite") as store:
+        store.merge(older)
+        return page.build(store, store.resolve("all"), folder / "report", SECTIONS, pictures=False)
+
+
+@pytest.fixture
+def opened(watched, report):
+    watched.page.goto(report.as_uri())
+    watched.page.wait_for_function(DRAWN, timeout=120_000)
+    return watched.page
+
+
+def _pick(page, title, option):
+    page.locator("#picks").get_by_label(title).select_option(option)
+    page.evaluate("() => follow()")  # waits for every chart
+
+
+def _left(page):
+    return page.evaluate("() => kept(chosen())")
+
+
+def test_what_is_picked_every_sentence_chart_and_table_follows_or_says_why_not(opened, watched):
+    choices = opened.evaluate("choices")
+    assert list(choices) == ["Machine", "Run", "Model", "Sequence length"]
+    for title, choice in choices.items():
+        for option in list(choice["options"])[:8]:
+            _pick(opened, title, option)
+            found = opened.evaluate(
+                """() => [...document.querySelectorAll('section[data-asked]')].map(section => ({
+                    none: section.querySelector('.none').innerText,
+                    open: !section.querySelector('.answers').hidden,
+                    sentences: [...section.querySelectorAll('.verdict')].filter(one => !one.hidden).length,
+                    unsaid: !section.querySelector('.unsaid').hidden,
+                    lines: [...section.querySelectorAll('tr[data-place]')].filter(row => !row.hidden)
+                        .map(row => JSON.parse(row.dataset.place)),
+                    charts: [...section.querySelectorAll('figure')].map(figure => ({
+                        name: figure.id.slice(6),
+                        none: figure.querySelector('.none').textContent,
+                        hidden: figure.querySelector('.scroll').hidden,
+                        marks: figure.querySelectorAll('svg.marks .mark-symbol.role-mark path, '
+                            + 'svg.marks .mark-rect.role-mark path, svg.marks .mark-line.role-mark path').length,
+                    })),
+                }))"""
+            )
+            at, values = opened.evaluate("picks").index(choice["pick"]), choice["options"][option]
+            for section in found:
+                assert bool(section["none"]) != section["open"]
+                if not section["open"]:
+                    assert re.match(
+                        r"Nothing (at n = .* here; lengths: |of .* here; (machine|run|model)s: )", section["none"]
+                    )
+                    continue
+                assert section["sentences"] == 1 and not section["unsaid"]
+                assert all(place[at] is None or place[at] in values for place in section["lines"])
+                for chart in section["charts"]:
+                    assert chart["hidden"] if chart["none"] else chart["marks"], (title, option, chart)
+        _pick(opened, title, "all")
+    assert watched.complaints == []
+
+
+def test_charts_sentences_and_titles_are_those_of_the_choice(opened):
+    before = opened.locator("#attention .verdict:visible").inner_text()
+    lengths = opened.evaluate("options('Sequence length', places.attention_latency)")
+    _pick(opened, "Sequence length", lengths[-1])
+    after = opened.locator("#attention .verdict:visible").inner_text()
+    assert after != before and lengths[-1] in after
+    assert lengths[-1] in opened.locator("#chart-attention_latency figcaption .picked").inner_text()
+    assert opened.locator("#short [data-of=attention] .verdict-line:visible").inner_text().count("Causal") == 1
+    wanted = {float(lengths[-1].replace(",", ""))}
+    assert set(opened.evaluate(f"() => all('{POINTS}').map(e => e.__data__.datum.link_n)")) == wanted
+    assert "of" in opened.locator("#attention .count").inner_text()
+
+
+def test_the_choice_is_in_the_address(opened, report):
+    _pick(opened, "Sequence length", "1,024")
+    opened.locator("#short a", has_text="sparse attention").click()
+    address = opened.url
+    assert "sequence-length=1%2C024" in address and "at=attention" in address
+    opened.goto("about:blank")
+    opened.goto(address)
+    opened.wait_for_function(DRAWN, timeout=60_000)
+    assert opened.locator("#picks").get_by_label("Sequence length").input_value() == "1,024"
+    assert _left(opened)["n"] == [1024]
+    opened.goto(report.as_uri() + "#sequence-length=7&model=%3Cscript%3E")  # nothing of the kind is here
+    opened.wait_for_timeout(300)
+    assert _left(opened) == {"run": None, "model": None, "n": None}
+
+
+def test_a_click_on_every_legend_that_says_so_picks_a_series_out(opened):
+    opened.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    named = [figure for figure in opened.locator("figure").all() if "Click a legend" in figure.inner_text()]
+    assert len(named) >= 3
+    faded = "e => [...e.querySelectorAll('.mark-symbol.role-mark path')].filter(m => m.getAttribute('opacity') === '0.12').length"
+    for figure in named:
+        labels = figure.locator(".role-legend-label text")
+        assert labels.count() >= 2 and figure.evaluate(faded) == 0
+        labels.nth(0).click(force=True)
+        opened.wait_for_timeout(150)
+        assert figure.evaluate(faded) > 0, figure.get_attribute("id")
+
+
+def test_a_click_on_a_point_shows_its_samples_with_what_was_cut_and_what_sticks_out(opened):
+    rows = opened.evaluate("Object.entries(points).filter(([, one]) => one.values).map(([row]) => Number(row))")
+    assert len(rows) > 100
+    row = opened.evaluate("Object.entries(points).find(([, one]) => one.changes?.length && one.kinds.includes(2))[0]")
+    point = opened.evaluate("row => points[row]", row)
+    opened.evaluate("row => showSamples(row)", row)
+    opened.wait_for_selector("#samples svg.marks .role-mark path")
+    opened.wait_for_timeout(300)
+    assert opened.locator("#samples .mark-symbol.role-mark path").count() == len(point["values"])
+    drawn = opened.evaluate(
+        "() => all('#samples .mark-symbol.role-mark path').map(e => kinds.indexOf(e.__data__.datum.kind))"
+    )
+    assert drawn == point["kinds"]
+    assert opened.locator("#samples .mark-rule.role-mark line").count() == len(point["changes"]) + 1  # and the estimate
+    assert "flags: " in opened.locator("#samples-facts").inner_text()
+
+
+def test_by_keyboard_alone(opened):
+    opened.locator("body").press("Tab")
+    seen = []
+    for _ in range(60):
+        seen.append(opened.evaluate("() => document.activeElement.outerHTML.slice(0, 80)"))
+        kind = opened.evaluate("() => document.activeElement.closest('svg.marks') && document.activeElement.tagName")
+        if kind == "path":
+            break
+        opened.keyboard.press("Tab")
+    assert kind == "path", seen
+    opened.keyboard.press("ArrowRight")
+    opened.keyboard.press("Enter")
+    opened.wait_for_selector("#samples[open] svg.marks .role-mark path")
+    opened.keyboard.press("Escape")
+    assert not opened.evaluate("document.getElementById('samples').open")
+    assert opened.evaluate("document.activeElement.closest('svg.marks') !== null")  # and one is where one was
+    legend = opened.locator("#chart-attention_latency .role-legend-label text").first
+    legend.focus()
+    opened.keyboard.press("Enter")
+    opened.wait_for_timeout(200)
+    assert opened.locator("#chart-attention_latency .mark-symbol.role-mark path[opacity='0.12']").count() > 0
+    opened.locator("#theme").focus()
+    opened.keyboard.press("Enter")
+    opened.wait_for_function(DRAWN, timeout=60_000)
+    assert opened.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+@pytest.mark.parametrize("width", [390, 768, 1280, 1920])
+def test_it_fits_the_screen(opened, width):
+    opened.set_viewport_size({"width": width, "height": 900})
+    opened.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    opened.wait_for_timeout(400)
+    opened.wait_for_function(DRAWN, timeout=120_000)
+    assert opened.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    panels = (
+        "all('#chart-attention_latency .role-title text').filter(e => ['forward', 'backward'].includes(e.textContent))"
+    )
+    beside = opened.evaluate(f"() => {panels}.map(e => Math.round(e.getBoundingClientRect().left / 50))")
+    assert len(set(beside)) == (1 if width < 800 else 2), beside  # stacked, or side by side
+    used = opened.evaluate(
+        "document.querySelector('#chart-attention_latency svg.marks').getBoundingClientRect().width / rooms()"
+    )
+    assert 0.9 < used <= 1.0
+    small = opened.evaluate(
+        "() => [...new Set([...document.querySelectorAll('.role-axis-label text')].map(e => e.getAttribute('font-size')))]"
+    )
+    assert small == ["12px"] or set(small) <= {"12px", "11px", "10px"}
+
+
+def test_printed_it_says_all_that_the_page_says(opened, tmp_path):
+    opened.pdf(path=tmp_path / "report.pdf", prefer_css_page_size=True)
+    printed = "".join(read.extract_text() for read in PdfReader(tmp_path / "report.pdf").pages)
+
+    def bare(text):
+        return re.sub(r"\W", "", unicodedata.normalize("NFKC", text))  # a font may join letters
+
+    held = bare(printed)
+    said = "td, th, .verdict:not([hidden]) li, figcaption b, h2"
+    cells = opened.evaluate(f"() => all('{said}').map(e => e.textContent)")
+    missing = [cell for cell in dict.fromkeys(cells) if bare(cell) and bare(cell) not in held]
+    assert len(cells) > 500 and not missing, missing[:10]
+    opened.emulate_media(media="print")
+    opened.set_viewport_size({"width": 1032, "height": 700})  # A4 across, less its margins
+    opened.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    cut = opened.evaluate(
+        """() => all('table, svg.marks').filter(e => e.getBoundingClientRect().right > 1034)
+            .map(e => e.closest('section').id)"""
+    )
+    assert cut == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_it_can_be_read_aloud_and_seen(opened, theme):
+    opened.emulate_media(color_scheme=theme)
+    opened.wait_for_timeout(300)
+    opened.wait_for_function(DRAWN, timeout=60_000)
+    opened.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    found = [one for one in Axe().run(opened).response["violations"] if one["impact"] in ("serious", "critical")]
+    assert not found, json.dumps([(one["id"], one["nodes"][0]["html"][:300]) for one in found], indent=1)
+    described = opened.evaluate(
+        "() => [...document.querySelectorAll('figure .plot[role=graphics-document]')].map(e => e.getAttribute('aria-label'))"
+    )
+    assert len(described) == len(opened.evaluate("Object.keys(specs)")) and all(len(text) > 20 for text in described)
+
+
+def test_text_and_series_stand_out_on_a_dark_page(opened):
+    colours = opened.evaluate("dark")
+    assert colours
+    for light, dark in colours.items():
+        if light in ("#ffffff", "#e8e8e8"):  # paper and grid
+            continue
+        least = 3 if light == "#bbbbbb" else 4.5  # what only guides the eye
+        assert contrast(dark, DARK_PAPER) >= least, (light, dark)
+    for text in ("#1b1b1b", "#333333", "#555555"):
+        assert contrast(text, PAPER) >= 4.5
+    opened.locator("#theme").click()
+    opened.wait_for_function(DRAWN, timeout=60_000)
+    drawn = opened.evaluate(
+        "() => [...new Set(all('figure svg.marks text').map(e => e.getAttribute('fill')))].filter(Boolean)"
+    )
+    assert drawn and all(contrast(colour, DARK_PAPER) >= 4.5 for colour in drawn if colour.startswith("#")), drawn
+    assert all(colour.startswith("#") for colour in drawn), drawn
