@@ -37,6 +37,7 @@ def theme(chart: alt.TopLevelMixin) -> alt.TopLevelMixin:
     chart.config = alt.Config(
         axis=alt.AxisConfig(
             labelFontSize=12,
+            labelFlush=False,  # or the last label leans on the one before it
             titleFontSize=12,
             titleFontWeight="normal",
             labelColor=TEXT,

@@ -154,15 +154,16 @@ async function draw(name) {
   const figure = document.getElementById('chart-' + name), target = figure.querySelector('.plot');
   const room = rooms(), layout = name + room;
   try {
+    const known = layout in factors;
     let result = await embed(target, dressed(name, room, factors[layout] ?? 1));
     const inner = across(specs[name]) && across(dressed(name, room, 1));
-    if (!(layout in factors) && inner) {
-      const beside = target.querySelector('svg.marks').width.baseVal.value - inner;
-      factors[layout] = Math.min(1.8, Math.max(0.35, (room - beside - 4) / inner));
-      if (Math.abs(factors[layout] - 1) > 0.02) {
-        result.finalize();
-        result = await embed(target, dressed(name, room, factors[layout]));
-      }
+    for (let tries = 0; inner && !known && tries < 3; tries++) {  // what stands beside the panels changes a little with them
+      const whole = target.querySelector('svg.marks').width.baseVal.value, beside = whole - inner * (factors[layout] ?? 1);
+      const factor = Math.min(1.8, Math.max(0.35, (room - beside - 4) / inner));
+      if (Math.abs(factor / (factors[layout] ?? 1) - 1) < 0.02 && whole <= room) break;
+      factors[layout] = factor;
+      result.finalize();
+      result = await embed(target, dressed(name, room, factor));
     }
     views[name] = result.view;
     reachable(name);

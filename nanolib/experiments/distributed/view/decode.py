@@ -203,7 +203,7 @@ def _link_words(rows: pd.DataFrame) -> str:
     speed = pick(rows[rows["case_id"] == row["case_id"]], "link_bandwidth", row["scope"])
     rate = f", then {speed['estimate'].iloc[0] / 1e9:.2f} GB/s" if len(speed) else ""
     largest = row["details"]["largest_residual"]
-    return f"Dashed: the model, {row['estimate'] * 1e3:.0f} us per message{rate} ({row['scope']}); off by up to {largest:.0%}."
+    return f"Dashed: the model, {row['estimate'] * 1e3:.0f} µs per message{rate} ({row['scope']}); off by up to {largest:.0%}."
 
 
 def decode_words(rows: pd.DataFrame) -> list[Claim]:
