@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,16 @@ def run(
 
     folder = use_output(output)
     alone = place == "here" and parts == 1 and not dry_run
-    with WarmKernel(folder) if alone else contextlib.nullcontext() as kernel:
+    pages: list[Future[Path]] = []
+    with (
+        ThreadPoolExecutor(1, thread_name_prefix="nanolib-report") as beside,
+        WarmKernel(folder) if alone else contextlib.nullcontext() as kernel,
+    ):
+
+        def write_report(run_ids: list[str]) -> None:
+            if run_ids and not no_report and not pages:
+                pages.append(beside.submit(_write_report, run_ids, folder / "report"))
+
         from nanolib.experiments import ALL
         from nanolib.run.suite.jobs import in_parts, plan, rehearse_jobs
 
@@ -85,17 +95,25 @@ def run(
             ended, log = run_on_ray(jobs, folder, echo)
         else:
             rehearse_jobs(jobs)
-            ended, log = run_jobs(jobs, folder, echo, kernel=kernel, answered=_answers)
-    echo("", *closing_table(ended))
-    for end in ended:
-        if end.message:
-            echo(f"{end.name}: {end.message}")
-    run_ids = [end.run_id for end in ended if end.run_id]
-    if run_ids:
-        _show_failures(run_ids)
-    echo("", f"notebooks  {folder}", f"database   {database_path()}", f"log        {log}")
-    if run_ids and not no_report:
-        echo(f"report     {_write_report(run_ids, folder / 'report')}")
+            ended, log = run_jobs(
+                jobs,
+                folder,
+                echo,
+                kernel=kernel,
+                answered=_answers,
+                measured=write_report,  # beside the summary, which reads what is stored too
+            )
+        echo("", *closing_table(ended))
+        for end in ended:
+            if end.message:
+                echo(f"{end.name}: {end.message}")
+        run_ids = [end.run_id for end in ended if end.run_id]
+        if run_ids:
+            _show_failures(run_ids)
+        echo("", f"notebooks  {folder}", f"database   {database_path()}", f"log        {log}")
+        write_report(run_ids)
+        for page in pages:
+            echo(f"report     {page.result()}")
     if any(end.status == "interrupted" for end in ended):
         sys.exit(EXIT_INTERRUPTED)
     sys.exit(EXIT_OK if all(end.status == "done" for end in ended) else EXIT_FAILED)

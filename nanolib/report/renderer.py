@@ -141,7 +141,9 @@ def _palette(picture: bytes) -> bytes:
     from PIL import Image
 
     packed = io.BytesIO()
-    Image.open(io.BytesIO(picture)).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(packed, "PNG")
+    Image.open(io.BytesIO(picture)).convert("RGB").quantize(
+        256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
+    ).save(packed, "PNG")
     return packed.getvalue()
 
 

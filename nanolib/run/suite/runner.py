@@ -73,7 +73,9 @@ class _Launch:
     Attributes:
         output: The output folder.
         token: By which their runs are found.
-        kernel: The process that waits for the first of them, where there is one.
+        kernel: The process that waits for the next of them, where there is one.
+        kernels: Ends it with the command.
+        waiting: Jobs that have not begun, of those that run in turn.
         bar: Moves with the cases of all of them.
         finished: Cases that have ended, by the job's title.
         claimed: Runs whose job is known.
@@ -84,10 +86,17 @@ class _Launch:
     token: str
     kernel: WarmKernel | None
     bar: tqdm
-    answered: Callable[[Ended], Sequence[str]] = lambda _: ()
+    answered: Callable[[Ended], Sequence[str]]
+    kernels: contextlib.ExitStack
+    waiting: list[Job] = field(default_factory=list)
     finished: dict[str, int] = field(default_factory=dict)
     claimed: set[str] = field(default_factory=set)
     stop: threading.Event = field(default_factory=threading.Event)
+
+    def prepare_next(self) -> None:
+        """Start the next job's imports: nothing is measured any more while this one draws its charts."""
+        if self.waiting and not self.waiting[0].part and not (self.kernel and self.kernel.is_waiting):
+            self.kernel = self.kernels.enter_context(WarmKernel(self.output, self.token))
 
 
 def run_jobs(
@@ -98,6 +107,7 @@ def run_jobs(
     token: str = "",
     kernel: WarmKernel | None = None,
     answered: Callable[[Ended], Sequence[str]] = lambda _: (),
+    measured: Callable[[list[str]], None] = lambda _: None,
 ) -> tuple[list[Ended], Path]:
     """Run the jobs: those that any one GPU can do on all GPUs at once, and the others in turn.
 
@@ -108,6 +118,7 @@ def run_jobs(
         token: Of the command, where it has one already.
         kernel: Started by the command, for the first job.
         answered: What is to be said of a job that has ended, in lines for the terminal.
+        measured: Called with the runs before the last job, where that measures nothing.
 
     Returns:
         How each ended, and the log file.
@@ -119,15 +130,22 @@ def run_jobs(
     total = sum(end.cases for end in ended)
     places = gpu_places()
     together = [at for at, job in enumerate(jobs) if on_any_gpu(job)] if len(places) > 1 else []
-    with tqdm(total=total, bar_format=_BAR, disable=None, file=sys.stderr, dynamic_ncols=True) as bar:
-        shared = _Launch(output, token, kernel, bar, answered)
+    with (
+        contextlib.ExitStack() as kernels,
+        tqdm(total=total, bar_format=_BAR, disable=None, file=sys.stderr, dynamic_ncols=True) as bar,
+    ):
+        shared = _Launch(output, token, kernel, bar, answered, kernels)
         if together:
             _run_together(shared, [(jobs[at], ended[at]) for at in together], places, log_path, log)
         for at, (job, end) in enumerate(zip(jobs, ended, strict=True)):
             if shared.stop.is_set():
                 break
-            if at not in together:
-                _run_one(job, end, shared, {}, log_path, log)
+            if at in together:
+                continue
+            shared.waiting = [other for place, other in enumerate(jobs) if place > at and place not in together]
+            if job is jobs[-1] and not end.cases:  # it reads what the others have stored
+                measured([done.run_id for done in ended if done.run_id])
+            _run_one(job, end, shared, {}, log_path, log)
     return ended, log_path
 
 
@@ -252,6 +270,8 @@ def _watch(job: Job, end: Ended, shared: _Launch, store: Store, names: dict[str,
     in_flight = [names[case_id] for case_id in store.started_attempts(end.run_id) if case_id in names]
     shared.bar.set_description_str(printable(": ".join([end.name, *in_flight[:1]])))
     shared.bar.update(sum(shared.finished.values()) - shared.bar.n)
+    if shared.finished[end.name] == len(names):
+        shared.prepare_next()
 
 
 def _below(process: str, pid: int) -> bool:

@@ -26,7 +26,8 @@ _GRACE_S = 1.5  # between asking processes to end and ending them
 _SETTLE_S = 2.0  # whoever outlives the process may hold its output open
 _ENGINE = "nanolib-ahead"
 _KERNEL = ("--HistoryManager.hist_file=:memory:",)  # as papermill starts one
-_IMPORTS = "import nanolib.run.plan, nanolib.report.drawing"  # what the first cell of a notebook needs
+# What the first cells of a notebook need: the first tensor without data imports dynamo and sympy.
+_IMPORTS = "import nanolib.run.plan, nanolib.report.drawing, torch._dynamo"
 
 
 class WarmKernel:
