@@ -42,3 +42,35 @@ def test_one_that_died_in_the_meantime_is_not_used(tmp_path):
         kernel._process.wait()
         assert not kernel.is_waiting
         assert kernel.papermill(["anything"], log).returncode == -signal.SIGKILL
+
+
+def test_the_next_kernel_starts_when_every_case_of_the_last_has_ended_and_the_report_beside_the_summary(
+    tmp_path, monkeypatch
+):
+    from nanolib.experiments import ALL
+    from nanolib.run.suite import runner
+    from nanolib.run.suite.jobs import plan
+    from nanolib.store import Store
+
+    small = {"seq_lens": [16], "num_heads": 2, "attention_types": ["dense"], "quality_patterns": [], "budget_s": 0.02}
+    scheduling = {"label": "", "resume": False}
+    jobs = [*plan(ALL, ("attention",), small, scheduling), *plan(ALL, ("summary",), {}, scheduling)]
+    started, measured = [], []
+
+    class Recorded(WarmKernel):
+        def __init__(self, output, *more):
+            with Store(output / "results.sqlite") as store:
+                rows = store.measurements()
+            started.append(int((rows["metric"] == "case_time").sum()))
+            super().__init__(output, *more)
+
+    monkeypatch.setattr(runner, "WarmKernel", Recorded)
+    ended, _ = runner.run_jobs(jobs, tmp_path, measured=lambda runs: measured.append((list(runs), len(started))))
+    assert [end.status for end in ended] == ["done", "done"]
+    assert started == [
+        0,
+        ended[0].cases,
+    ]  # the first job's own, and the summary's, made ready when nothing was left to measure
+    assert measured == [([ended[0].run_id], 2)]
+    below = psutil.Process().children(recursive=True)
+    assert not [child for child in below if "ipykernel_launcher" in " ".join(child.cmdline())]
