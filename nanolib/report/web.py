@@ -18,6 +18,7 @@ import pandas as pd
 from nanolib.report import linking, overview, regressions, renderer, samples
 from nanolib.report.claim import Claim, grouped
 from nanolib.report.display import aligned
+from nanolib.report.glossary import explained
 from nanolib.report.palette import DARK_PAPER, PAPER, on_dark
 from nanolib.report.section import Changes, Section
 from nanolib.store import SHOWN_CASES
@@ -164,7 +165,7 @@ def web_page(
     """
     loader = jinja2.FileSystemLoader(_PAGE)
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
-    environment.filters["script"] = linking.as_script
+    environment.filters |= {"script": linking.as_script, "explained": explained}
     markdown = mistune.create_markdown(escape=True, plugins=["table"])
     picked = linking.choices(rows, runs, machines)
     asked = [PageSection.of(section, rows, picked, drawn) for section in sections]

@@ -62,6 +62,7 @@ def _literal(value: Any) -> str:
 def new_notebook(name: str, section: Section) -> nbformat.NotebookNode:
     """A notebook as the others are laid out, for an experiment that has none yet."""
     text, code = new_markdown_cell, new_code_cell
+    hidden = {"jupyter": {"source_hidden": True}}  # plumbing
     setup = f"""from nanolib.experiments.{name} import cases as experiment
 from nanolib.experiments.{name} import view
 from nanolib.report import display, overview, renderer, tables
@@ -74,17 +75,18 @@ params = experiment.Params.collect(globals())"""
         text(f"# {section.question}"),
         text("## Parameters"),
         code("", metadata={"tags": ["parameters"]}),
-        code(setup),
+        code(setup, metadata=hidden),
         text("## What we predict"),
         code("# NBVAL_CHECK_OUTPUT\nprint(prediction_table(experiment, params).to_string(index=False))"),
         text("## What we measure"),
         code("run = sweep.measure(experiment, params)\nrows = run.measurements(samples=True)\nrun"),
-        code("# NBVAL_CHECK_OUTPUT\nprint(overview.schema_of(rows))"),
+        text("## The verdict"),
+        code("display.Lines([*view.SECTION.verdict(rows), *overview.flag_lines(rows)])"),
         text("## Predicted against measured"),
         *(code(f'view.SECTION.charts["{chart}"](rows)') for chart in section.charts),
         code("display.Table(tables.readable(view.SECTION.table(rows), view.SECTION.columns))"),
-        text("## The verdict"),
-        code("display.Lines([*view.SECTION.verdict(rows), *overview.flag_lines(rows)])"),
+        text("## What must match exactly"),
+        code("# NBVAL_CHECK_OUTPUT\nprint(overview.schema_of(rows))", metadata=hidden),
         text("## Where the results went"),
         code("print(run.finish())"),
     ]

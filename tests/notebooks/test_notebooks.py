@@ -19,27 +19,27 @@ ROOMS = {
         "Parameters",
         "What we predict",
         "What we measure",
-        "Predicted against measured",
         "The verdict",
+        "Predicted against measured",
         "Explore",
     ],
     "model": [
         "Parameters",
         "What we predict",
         "What we measure",
-        "Predicted against measured",
         "The verdict",
+        "Predicted against measured",
         "Explore",
     ],
-    "warmup": ["Parameters", "What we predict", "What we measure", "Assumed against found", "The verdict", "Explore"],
-    "energy": ["Parameters", "What we predict", "What we measure", "Measured or estimated", "The verdict", "Explore"],
-    "fp8": ["Parameters", "What we predict", "What we measure", "Quoted and measured", "The verdict", "Explore"],
+    "warmup": ["Parameters", "What we predict", "What we measure", "The verdict", "Assumed against found", "Explore"],
+    "energy": ["Parameters", "What we predict", "What we measure", "The verdict", "Measured or estimated", "Explore"],
+    "fp8": ["Parameters", "What we predict", "What we measure", "The verdict", "Quoted and measured", "Explore"],
     "distributed": [
         "Parameters",
         "What we predict",
         "What we measure",
-        "Predicted against measured",
         "The verdict",
+        "Predicted against measured",
         "Explore",
     ],
     "summary": ["Parameters", "What was measured, where, when"],
@@ -120,6 +120,15 @@ def test_the_rooms_are_in_their_order(name):
         for room in ROOMS.get(name, ["Parameters", "What we predict", "What we measure", "The verdict"])
     ]
     assert positions == sorted(positions) and headings[-1] == "Where the results went"
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "summary"])
+def test_the_answer_stands_right_under_what_was_measured_and_plumbing_is_folded(name):
+    code = _cells(name)
+    measured = next(at for at, cell in enumerate(code) if cell.source.startswith("run = sweep.measure"))
+    assert "verdict(rows)" in code[measured + 1].source
+    plumbing = [cell for cell in code if "renderer.enable()" in cell.source or "overview.schema_of" in cell.source]
+    assert plumbing and all(cell.metadata["jupyter"]["source_hidden"] for cell in plumbing)
 
 
 @pytest.mark.parametrize("name", NAMES)
