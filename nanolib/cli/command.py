@@ -7,10 +7,11 @@ import functools
 import math
 import os
 import re
+import shutil
 import sqlite3
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,8 +70,17 @@ def echo(*lines: Any, err: bool = False) -> None:
         click.echo(printable(str(line)), err=err)
 
 
+def columns(unlimited: int = sys.maxsize) -> int:
+    """How many characters a line of the terminal has, or COLUMNS says; `unlimited` where it is neither."""
+    limited = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    return shutil.get_terminal_size().columns if limited else unlimited
+
+
 def echo_table(table: pd.DataFrame) -> None:
-    """Print a table, words to the left and numbers to the right; no cell of it breaks its line."""
+    """Print a table, words to the left and numbers to the right; no cell of it breaks its line.
+
+    Where the terminal is too narrow for it, each line of the table becomes its first cell, and under it the others by name.
+    """
     shown = {}
     for name, column in table.items():
         cells, title = [printable(str(cell)) for cell in column], printable(str(name))
@@ -78,8 +88,22 @@ def echo_table(table: pd.DataFrame) -> None:
             width = max(map(len, (title, *cells)))
             cells, title = [cell.ljust(width) for cell in cells], title.ljust(width)
         shown[title] = cells
-    text = table.__class__(shown).to_string(index=False)
-    echo(*(line.rstrip() for line in text.split("\n")))
+    lines = [line.rstrip() for line in table.__class__(shown).to_string(index=False).split("\n")]
+    if max(map(len, lines)) <= columns():
+        echo(*lines)
+        return
+    for first, *rest in table.itertuples(index=False, name=None):
+        named = zip(table.columns[1:], map(str, rest), strict=True)
+        echo(first, *under(f"{name} {cell}" for name, cell in named if cell))
+
+
+def under(parts: Iterable[str]) -> list[str]:
+    """What stands under a name in a narrow terminal: parts in lines that are indented, none of which is broken if it fits."""
+    lines = [""]
+    for part in map(printable, parts):
+        lines += [""] if lines[-1] and len(lines[-1]) + len(part) + 7 > columns() else []
+        lines[-1] += f" · {part}" if lines[-1] else part
+    return [f"    {line}" for line in lines]
 
 
 def handle_errors(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,6 +15,7 @@ from nanolib.cli.command import (
     EXIT_OK,
     SECONDS,
     SHARE,
+    columns,
     command,
     echo,
     echo_table,
@@ -146,7 +147,7 @@ def echo_findings(table: Any) -> None:
     notes: dict[str, str] = {}
     parts = [part for _, part in table.groupby("experiment", sort=False)] if len(table) else []
     for part in parts:
-        shared, lines = compact(part, notes=notes)
+        shared, lines = compact(part, columns(120), notes)
         echo(*([""] if len(parts) > 1 else []), f"all: {shared}")
         echo_table(lines)
     echo(*([""] if notes else []), *(f"{number}: {note}" for note, number in notes.items()))
@@ -214,7 +215,7 @@ def history(
         told = [one.to_dict(answers.get(index)) for index, one in enumerate(shown)]
         echo(*json.dumps({"metric": metric, "figures": len(found), "shown": told}, indent=1).split("\n"))
     elif shown:
-        alike, lines = compact(table(shown, answers))
+        alike, lines = compact(table(shown, answers), columns(120))
         echo(*([f"all: {alike}"] if alike else []))
         echo_table(lines)
     runs_of = max((len(one.points) for one in found), default=0)

@@ -12,7 +12,7 @@ from nanolib.cli.comparing import have_folders, write_text
 
 
 @command(
-    "nano plan gpt_6.7B --memory 80GiB --seq-len 8192 --batch-size 4 --dtype bfloat16",
+    "nano plan gpt_6.7B --memory 80GiB --seq-len 8192 --dtype bfloat16",
     "nano plan hf:LlamaForCausalLM --memory 24GB -p num_hidden_layers=16",
 )
 @click.argument("model")

@@ -18,11 +18,13 @@ from nanolib.cli.command import (
     EXIT_INTERRUPTED,
     EXIT_OK,
     FiniteRange,
+    columns,
     command,
     echo,
     handle_errors,
     output_option,
     pairs_of,
+    under,
     use_output,
 )
 from nanolib.measurement import printable
@@ -168,11 +170,16 @@ def _show_cases(cases: list[Any], foreseen: Iterable[Any]) -> None:
     from tqdm import tqdm
 
     width = max(len(str(case)) for case in cases)
-    echo(f"{'case':{width}}  predicted ms  predicted MiB  here")
+    narrow = width + 45 > columns()
+    if not narrow:
+        echo(f"{'case':{width}}  predicted ms  predicted MiB  here")
     with tqdm(foreseen, "planning", len(cases), leave=False, disable=None, unit="case") as bar:
         for line in bar:
             with bar.external_write_mode():
-                echo(f"{printable(line.case):{width}}  {line.ms:>12}  {line.mib:>13}  {printable(line.here)}")
+                if narrow:
+                    echo(line.case, *under((f"{line.ms} ms predicted", f"{line.mib} MiB", line.here)))
+                else:
+                    echo(f"{printable(line.case):{width}}  {line.ms:>12}  {line.mib:>13}  {printable(line.here)}")
 
 
 def _show_failures(run_ids: list[str]) -> None:

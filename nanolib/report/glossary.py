@@ -10,7 +10,7 @@ from markupsafe import Markup
 from nanolib.measurement import FLAG_TEXT
 
 TERMS = {
-    "block": "One uninterrupted round of calls, summarised by its median: the unit of evidence, since its calls resemble each other.",
+    "block": "One uninterrupted round of calls, summarised by its median: the unit of evidence.",
     "interval": "The range [low … high] that holds the true figure 95 times in 100, unless another confidence is said.",
     "ceiling": "The best rate that this machine reached in the same run: of a matrix product per type, and of copying.",
     "roofline": "The least time that the ceilings allow: the larger of FLOPs over the product's rate and bytes over the copy's.",
@@ -29,7 +29,7 @@ TERMS = {
 # What is said of it in a report: plural, and longer words first.
 _WORDS = re.compile(
     r"(?<![\w-])(" + "|".join(sorted((re.escape(term) + "s?" for term in TERMS), key=len, reverse=True)) + r"|"
-    r"" + "|".join(map(re.escape, FLAG_TEXT)) + r")(?![\w-])",
+    r"" + "|".join(map(re.escape, FLAG_TEXT)) + r")(?![\w-]| s=)",  # a pattern is called block too
     re.IGNORECASE,
 )
 

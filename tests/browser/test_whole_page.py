@@ -117,7 +117,7 @@ def test_the_choice_is_in_the_address(opened, report):
     opened.wait_for_function(DRAWN, timeout=60_000)
     assert opened.locator("#picks").get_by_label("Sequence length").input_value() == "1,024"
     assert _left(opened)["n"] == [1024]
-    opened.goto(report.as_uri() + "#sequence-length=7&model=%3Cscript%3E")  # nothing of the kind is here
+    opened.goto(report.as_uri() + "#sequence-length=7&model=constructor")  # nothing of the kind is here
     opened.wait_for_timeout(300)
     assert _left(opened) == {"run": None, "model": None, "n": None}
 

@@ -21,6 +21,7 @@ def test_the_page_is_made_from_the_words_and_every_flag_is_on_it():
         ("few_blocks, outliers_mild", ["few_blocks", "outliers_mild"]),
         ("blockchain, unbound, rebound, tile_size", []),
         ("no steady state", []),
+        ("at 8,192 tokens block s=0.9 is the fastest", []),
     ],
 )
 def test_terms_are_marked_as_whole_words(text, marked):

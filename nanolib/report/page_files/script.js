@@ -9,7 +9,7 @@ const key = title => title.toLowerCase().replaceAll(' ', '-');
 function chosen() {
   const found = {};
   for (const [title, choice] of Object.entries(choices))
-    if (state.get(key(title)) in choice.options) found[title] = state.get(key(title));
+    if (Object.hasOwn(choice.options, state.get(key(title)))) found[title] = state.get(key(title));
   return found;
 }
 function kept(of) {
@@ -120,7 +120,7 @@ function stack(node) {
 }
 function themed(spec) {
   const text = JSON.stringify(spec);
-  return JSON.parse(root.dataset.theme === 'dark' ? text.replace(/"(#[0-9a-fA-F]{6})"/g, (all, colour) => JSON.stringify(dark[colour] ?? colour)) : text);
+  return JSON.parse(root.dataset.theme === 'dark' ? text.replace(/"(#[0-9a-fA-F]{6})"/g, (quoted, colour) => JSON.stringify(dark[colour] ?? colour)) : text);
 }
 function dressed(name, room, factor) {
   const {datasets, ...rest} = specs[name], spec = {...themed(rest), datasets}, left = kept(chosen());
@@ -152,9 +152,10 @@ async function embed(target, spec) {
 }
 async function draw(name) {
   const figure = document.getElementById('chart-' + name), target = figure.querySelector('.plot');
-  const room = rooms(), layout = name + room;
+  const room = rooms(), layout = name + room, left = JSON.stringify(kept(chosen()));
   try {
     const known = layout in factors;
+    views[name]?.finalize();
     let result = await embed(target, dressed(name, room, factors[layout] ?? 1));
     const inner = across(specs[name]) && across(dressed(name, room, 1));
     for (let tries = 0; inner && !known && tries < 3; tries++) {  // what stands beside the panels changes a little with them
@@ -166,6 +167,7 @@ async function draw(name) {
       result = await embed(target, dressed(name, room, factor));
     }
     views[name] = result.view;
+    if (JSON.stringify(kept(chosen())) !== left) await follow();  // picked while it was drawn
     reachable(name);
   } catch (error) {
     told(figure.querySelector('.none'), 'this chart could not be drawn: ' + error.message);

@@ -1,0 +1,56 @@
+"""Tables and help in terminals of 80 columns, of 120, and where nothing says how wide it is."""
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+
+from nanolib.cli import main
+from nanolib.cli.command import echo_table
+from nanolib.paths import checkout
+
+REFERENCE = checkout() / "outputs" / "reference" / "amd-epyc-2-cores-quick"
+WIDE = pd.DataFrame({"case": ["dense", "window"], "note": ["x" * 30, "y" * 50], "ms": ["1.5", "2"], "p": ["", "0.01"]})
+
+
+def _printed(capsys, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", width)
+    echo_table(WIDE)
+    return capsys.readouterr().out.splitlines()
+
+
+def test_a_table_that_is_too_wide_is_told_line_by_line_and_loses_nothing(capsys, monkeypatch):
+    lines = _printed(capsys, monkeypatch, "40")
+    assert lines == [
+        "dense",
+        f"    note {'x' * 30}",
+        "    ms 1.5",
+        "window",
+        f"    note {'y' * 50}",
+        "    ms 2 · p 0.01",
+    ]
+    assert len(_printed(capsys, monkeypatch, "120")) == 3
+    monkeypatch.delenv("COLUMNS")
+    echo_table(pd.concat([WIDE] * 2, axis=1).set_axis([f"c{i}" for i in range(8)], axis=1))
+    assert len(capsys.readouterr().out.splitlines()) == 3  # in a pipe nothing limits it
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["runs"],
+        ["history", "--all"],
+        ["plan", "gpt_125M", "--memory", "8GiB", "--seq-len", "256"],
+        ["run", "quick", "attention", "--dry-run"],
+        *([name, "--help"] for name in main.commands),
+    ],
+    ids=" ".join,
+)
+def test_no_line_is_wider_than_the_terminal(command, width, tmp_path, monkeypatch):
+    (tmp_path / "results.sqlite").write_bytes((REFERENCE / "results.sqlite").read_bytes())
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path))
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 0, result.output
+    long = [line for line in result.stdout.splitlines() if len(line) > width and " " in line.strip()[:width]]
+    assert not long, long[:3]

@@ -1,0 +1,58 @@
+"""docs/tutorial.md: its commands print what stands there, but for figures and the answers that rest on them."""
+
+import doctest
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from nanolib.paths import checkout
+
+PAGE = checkout() / "docs" / "tutorial.md"
+BLOCK = re.compile(r"^```console\n\$ (?P<command>[^\n]+)\n(?P<output>.*?)^```$", re.MULTILINE | re.DOTALL)
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+def _without_figures(text):
+    """What does not rest on what was measured: neither figures nor the indented lines of an answer that hold some."""
+    kept = [line for line in text.splitlines() if not (line.startswith("  ") and re.search(r"\d", line))]
+    return re.sub(r"[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?|-{5,}", "#", "\n".join(kept)) + "\n"
+
+
+def _differences(wanted, got):
+    wanted, got = _without_figures(wanted), _without_figures(got)
+    return "" if doctest.OutputChecker().check_output(wanted, got, FLAGS) else f"wanted:\n{wanted}\ngot:\n{got}"
+
+
+@pytest.mark.notebook
+def test_each_command_prints_what_the_tutorial_shows(tmp_path):
+    blocks = [(found["command"], found["output"]) for found in BLOCK.finditer(PAGE.read_text(encoding="utf-8"))]
+    assert len(blocks) == 5 and all(output.strip() for _, output in blocks)
+    for command, output in blocks:
+        nano, *arguments = shlex.split(command)
+        assert nano == "nano"
+        run = subprocess.run(
+            [sys.executable, "-m", "nanolib.cli", *arguments],
+            cwd=tmp_path,
+            env=os.environ | {"NANOLIB_OUTPUT": str(tmp_path / "outputs"), "PYTHONPATH": str(checkout())},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+        assert run.returncode == 0, run.stdout + run.stderr
+        assert "When does" not in run.stdout or re.search(
+            r"^  .*\d.*\.$", run.stdout, re.MULTILINE
+        )  # an answer with figures
+        assert not (wrong := _differences(output, run.stdout.replace(str(tmp_path), "."))), f"{command}\n{wrong}"
+    assert (tmp_path / "service-report" / "index.html").exists() and (tmp_path / "service.sqlite").exists()
+
+
+def test_the_comparison_sees_other_words_and_no_other_figures():
+    assert not _differences("at 4,096 tokens: 25.5 ms [25.2 … 26.2]\n", "at 512 tokens: 3 ms [1e-3 … 4]\n")
+    assert _differences("random is fastest\n", "window is fastest\n") and not _differences(
+        "a\n...\nb\n", "a\nx\ny\nb\n"
+    )
