@@ -37,7 +37,8 @@ def test_each_command_prints_what_the_tutorial_shows(tmp_path):
         run = subprocess.run(
             [sys.executable, "-m", "nanolib.cli", *arguments],
             cwd=tmp_path,
-            env=os.environ | {"NANOLIB_OUTPUT": str(tmp_path / "outputs"), "PYTHONPATH": str(checkout())},
+            env=os.environ
+            | {"NANOLIB_OUTPUT": str(tmp_path / "outputs"), "PYTHONPATH": str(checkout()), "COLUMNS": "120"},
             capture_output=True,
             text=True,
             check=False,

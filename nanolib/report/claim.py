@@ -107,7 +107,7 @@ def grouped(lines: Iterable[Claim | str]) -> list[tuple[str, list[Claim]]]:
     """Claims under what they are about, which is said once; those about nothing in particular stay where they are."""
     groups: list[tuple[str, list[Claim]]] = []
     for line in lines:
-        claim = Claim(line) if isinstance(line, str) else line
+        claim = Claim(*line.split(": ", 1)) if isinstance(line, str) else line  # a label, and what it means
         same = [group for heading, group in groups if heading == claim.heading != ""]
         if not same and (claim.heading or not groups or groups[-1][0]):
             groups.append((claim.heading, []))

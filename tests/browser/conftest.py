@@ -30,7 +30,7 @@ FLAGS = [
 ]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # one that idles starts processes of its own beside other tests
 def browser():
     """Chromium without a window; skipped, with the reason, where there is none."""
     if CHROMIUM is None:

@@ -24,13 +24,13 @@ def _link(ranks, us, gb_per_s, residual):
 
 def test_the_fit_of_the_most_ranks_is_said_with_what_it_misses(measured):
     rows = measured("distributed", [_link(2, 20, 4, 0.1), _link(4, 50, 2.5, 0.24)])
-    said = "Dashed: the model, 50 us per message, then 2.50 GB/s (gloo); off by up to 24%."
+    said = "Dashed: the model, 50 µs per message, then 2.50 GB/s (gloo); off by up to 24%."
     assert _link_words(rows) == said
 
 
 def test_a_link_too_quick_for_its_bytes_has_no_rate(measured):
     assert _link_words(measured("distributed", [_link(2, 20, 0, 0.1)])) == (
-        "Dashed: the model, 20 us per message (gloo); off by up to 10%."
+        "Dashed: the model, 20 µs per message (gloo); off by up to 10%."
     )
 
 
@@ -148,7 +148,7 @@ def test_a_link_of_more_ranks_than_cores_is_not_the_one_that_is_told(measured):
     factors, found = _link(4, 50, 2.5, 0.24)
     flagged = [Measurement.from_dict(row.to_dict() | {"flags": [Flag.OVERSUBSCRIBED]}) for row in found]
     said = _link_words(measured("distributed", [_link(2, 20, 4, 0.1), (factors, flagged)]))
-    assert said.startswith("Dashed: the model, 20 us per message, then 4.00 GB/s")
+    assert said.startswith("Dashed: the model, 20 µs per message, then 4.00 GB/s")
 
 
 def test_the_roofline_is_of_all_experiments_unless_one_is_named(measured):

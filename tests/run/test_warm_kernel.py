@@ -55,7 +55,7 @@ def test_the_next_kernel_starts_when_every_case_of_the_last_has_ended_and_the_re
     small = {"seq_lens": [16], "num_heads": 2, "attention_types": ["dense"], "quality_patterns": [], "budget_s": 0.02}
     scheduling = {"label": "", "resume": False}
     jobs = [*plan(ALL, ("attention",), small, scheduling), *plan(ALL, ("summary",), {}, scheduling)]
-    started, measured = [], []
+    started, measured, kernels = [], [], []
 
     class Recorded(WarmKernel):
         def __init__(self, output, *more):
@@ -63,6 +63,7 @@ def test_the_next_kernel_starts_when_every_case_of_the_last_has_ended_and_the_re
                 rows = store.measurements()
             started.append(int((rows["metric"] == "case_time").sum()))
             super().__init__(output, *more)
+            kernels.append(self)
 
     monkeypatch.setattr(runner, "WarmKernel", Recorded)
     ended, _ = runner.run_jobs(jobs, tmp_path, measured=lambda runs: measured.append((list(runs), len(started))))
@@ -72,5 +73,5 @@ def test_the_next_kernel_starts_when_every_case_of_the_last_has_ended_and_the_re
         ended[0].cases,
     ]  # the first job's own, and the summary's, made ready when nothing was left to measure
     assert measured == [([ended[0].run_id], 2)]
-    below = psutil.Process().children(recursive=True)
-    assert not [child for child in below if "ipykernel_launcher" in " ".join(child.cmdline())]
+    assert len(kernels) == 2 and not any(kernel.is_waiting for kernel in kernels)
+    assert not any(psutil.pid_exists(kernel._process.pid) for kernel in kernels)
