@@ -129,7 +129,7 @@ def test_with_it_each_test_is_a_case_whose_parameters_are_factors(project):
     assert [factors["size"] for factors in latencies["factors"]] == [1, 2]
     assert (latencies["estimate"] > 0).all() and all(map(len, latencies["samples"]))
     project.call(project.python, "-m", "pytest", "-q", "perf", "--nano")
-    compared = project.nano("compare", "latest~1", "latest")
+    compared = project.nano("compare", "latest~1", "latest", "--all")
     assert compared.returncode in (0, 1) and "test_step[2]" in compared.stdout, compared.stdout + compared.stderr
 
 

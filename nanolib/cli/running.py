@@ -162,7 +162,7 @@ def _show_plan(jobs: list[Any]) -> None:
             else:
                 echo("", f"{name}: reads the database, measures nothing")
     if not ceilings:
-        echo("", "Times are predicted from this machine's ceilings, which are not known yet: run nano doctor")
+        echo("", "Times are predicted from ceilings, not known here yet: run nano doctor")
 
 
 def _show_cases(cases: list[Any], foreseen: Iterable[Any]) -> None:

@@ -22,7 +22,8 @@ class Column:
         metric: What its numbers are of; empty for a factor, or for what is computed of other columns.
         scope: Of what; None takes any.
         method: How; None takes any.
-        interval: Whether `_low`, `_high` and `_predicted` stand beside it.
+        interval: Whether `_low`, `_high`, `_predicted` and `_row`, the measurement's id, stand beside it.
+        detail: What of the measurement's details it shows; empty for the estimate.
     """
 
     name: str
@@ -31,12 +32,14 @@ class Column:
     scope: str | None = None
     method: str | None = None
     interval: bool = False
+    detail: str = ""
 
-    @property
-    def taken(self) -> dict[str, str]:
-        """Columns of a measurement → those of the table."""
-        ends = {end: f"{self.name}_{end}" for end in ("low", "high", "predicted")} if self.interval else {}
-        return {"estimate": self.name} | ends
+    def of(self, found: pd.DataFrame) -> dict[str, Any]:
+        """Its columns in the table, of the measurements that it shows."""
+        if self.detail:
+            return {self.name: [details.get(self.detail) for details in found["details"]]}
+        sources = {"_low": "low", "_high": "high", "_predicted": "predicted", "_row": "id"} if self.interval else {}
+        return {self.name: found["estimate"]} | {self.name + end: found.get(name) for end, name in sources.items()}
 
 
 def titles(columns: Iterable[Column]) -> dict[str, str]:
@@ -110,19 +113,27 @@ def _cell(value: Any, low: float | None = None, high: float | None = None) -> st
     return format_with_interval(float(value), low, high)
 
 
-def base(rows: pd.DataFrame, factors: list[str], required: str) -> pd.DataFrame:
-    """One line per case that has the factor `required`: ids, factors, status, message."""
-    if f"factor.{required}" not in rows:
-        return pd.DataFrame()
-    ends = rows[(rows["metric"] == "case_time") & rows[f"factor.{required}"].notna()]
-    if ends.empty:  # what is left may know nothing of the other factors
-        return pd.DataFrame()
-    columns = ["run_id", "case_id", *(f"factor.{name}" for name in factors), "status", "message"]
-    return ends[columns].rename(columns=lambda name: name.removeprefix("factor.")).reset_index(drop=True)
+CASE = ("run_id", "case_id")  # tells cases apart
+
+
+def base(rows: pd.DataFrame, factors: Sequence[str], required: str) -> pd.DataFrame:
+    """One line per case that has the factor `required`: ids, factors, status, message.
+
+    A case that others stored without its ending was measured.
+    """
+    columns = [*CASE, *(f"factor.{name}" for name in factors)]
+    rows = rows[rows[f"factor.{required}"].notna()] if f"factor.{required}" in rows else rows.iloc[:0]
+    if rows.empty:
+        return pd.DataFrame(columns=[*CASE, *factors, "status", "message"])
+    table = rows.drop_duplicates(CASE).reindex(columns=columns)
+    ends = rows[rows["metric"] == "case_time"].drop_duplicates(CASE, keep="last")
+    table = table.merge(ends[[*CASE, "status", "message"]], on=list(CASE), how="left")
+    table = table.fillna({"status": "ok", "message": ""})
+    return table.rename(columns=lambda name: name.removeprefix("factor."))
 
 
 def filled(
-    table: pd.DataFrame, rows: pd.DataFrame, columns: Iterable[Column], key: Sequence[str] = ("run_id", "case_id")
+    table: pd.DataFrame, rows: pd.DataFrame, columns: Iterable[Column], key: Sequence[str] = CASE
 ) -> pd.DataFrame:
     """The table with its columns of metrics; empty where a line has none.
 
@@ -134,9 +145,16 @@ def filled(
     """
     for column in columns if set(key) <= set(table.columns) else ():
         if column.metric:
-            found = pick(rows, column.metric, column.scope, column.method).drop_duplicates(list(key))
-            table = table.merge(found[[*key, *column.taken]].rename(columns=column.taken), on=list(key), how="left")
+            known = rows.assign(estimate=0.0) if column.detail else rows  # one without a number may tell why
+            found = pick(known, column.metric, column.scope, column.method).drop_duplicates(list(key))
+            table = table.merge(found[[*key]].assign(**column.of(found)), on=list(key), how="left")
     return table
+
+
+def ratios(name: str, table: pd.DataFrame, above: str, below: str) -> dict[str, pd.Series]:
+    """The column `above` over the column `below`, with the widest interval that both allow; what drifts between them is in it."""
+    ends = (("", "", ""), ("_low", "_low", "_high"), ("_high", "_high", "_low"))
+    return {f"{name}{end}": table[f"{above}{up}"] / table[f"{below}{down}"] for end, up, down in ends}
 
 
 def all_flags(flags: Iterable[list[str]]) -> list[str]:

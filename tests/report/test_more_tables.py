@@ -306,7 +306,7 @@ def test_the_warm_up_table_holds_the_means_against_each_other_and_not_the_median
         and table["difference"].isna().sum() == 1
     )
     line = table.iloc[1]
-    assert (line["median"], line["low"], line["high"], line["mean"], line["sd"], line["cv"]) == (
+    assert (line["median"], line["median_low"], line["median_high"], line["mean"], line["sd"], line["cv"]) == (
         15,
         14,
         17,

@@ -17,17 +17,19 @@ from nanolib.report.linking import links
 from nanolib.report.overview import cached, having, pick
 from nanolib.report.palette import FRAME, GUIDE, PALETTE
 from nanolib.report.section import Section
+from nanolib.report.tables import Column, base, filled, titles
 
-WARMUP_COLUMNS = {
-    "direction": "Direction",
-    "warmup_steps": "Warm-up steps",
-    "mean": "Mean, ms",
-    "sd": "SD, ms",
-    "cv": "CV",
-    "median": "Median, ms",
-    "difference": "Mean against 5 steps",
-    "status": "Status",
-}
+_WARMUP = (
+    Column("direction", "Direction"),
+    Column("warmup_steps", "Warm-up steps"),
+    Column("mean", "Mean, ms", "latency", detail="mean"),
+    Column("sd", "SD, ms", "latency", detail="sd"),
+    Column("cv", "CV", "latency", detail="cv"),
+    Column("median", "Median, ms [95 %]", "latency", interval=True),
+    Column("difference", "Mean against 5 steps"),
+    Column("status", "Status"),
+)
+WARMUP_COLUMNS = titles(_WARMUP)
 
 
 @cached("warmup")
@@ -36,23 +38,14 @@ def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         Columns: `run_id`, `case_id`, `seq_len`,
-        `direction`, `warmup_steps`, `mean`, `sd`, `cv`, `median` with `low` and `high` (ms), `difference` of the
+        `direction`, `warmup_steps`, `mean`, `sd`, `cv`, `median` with `_low` and `_high` (ms), `difference` of the
         mean to that of warmup = 5 (a share; missing where 5 was not measured), `status`, `message`.
     """
     rows = having(rows, "warmup", "curve")
     if rows.empty:
         return pd.DataFrame()
     settings = rows[rows["factor.curve"] == False]  # noqa: E712  a column, not a bool
-    ends = settings[settings["metric"] == "case_time"]
-    names = ["run_id", "case_id", "factor.seq_len", "factor.direction", "factor.warmup_steps", "status", "message"]
-    table = ends.reindex(columns=names)
-    found = pick(settings, "latency")
-    spread = ["mean", "sd", "cv"]
-    described = pd.DataFrame([[d[key] for key in spread] for d in found["details"]], index=found.index, columns=spread)
-    columns = {"estimate": "median", "low": "low", "high": "high"}
-    found = pd.concat([found[["run_id", "case_id", *columns]].rename(columns=columns), described], axis=1)
-    table = table.merge(found, on=["run_id", "case_id"], how="left")
-    table = table.rename(columns=lambda name: name.removeprefix("factor."))
+    table = filled(base(settings, ["seq_len", "direction", "warmup_steps"], "warmup_steps"), settings, _WARMUP)
     table["warmup_steps"] = table["warmup_steps"].astype(int)
     reference = table[table["warmup_steps"] == 5].set_index(["run_id", "direction"])["mean"]
     keys = pd.MultiIndex.from_frame(table[["run_id", "direction"]])
@@ -166,9 +159,7 @@ def _without(row: pd.Series, table: pd.DataFrame) -> Claim:
     """What no warm-up does to the mean, and to the median as far as the two intervals tell."""
     same = (table["run_id"] == row["run_id"]) & (table["direction"] == row["direction"])
     warm = table[same & (table["warmup_steps"] == 5)].iloc[0]
-    medians = [
-        Figure(*(line[end] for end in ("low", "median", "high")), "latency", row["direction"]) for line in (row, warm)
-    ]
+    medians = [Figure.of(line, "median", "latency", row["direction"]) for line in (row, warm)]
     moved = "cannot be told from that after 5"
     if medians[0].against(medians[1]) is not Order.ALIKE:
         moved = f"is {row['median'] / warm['median'] - 1:+.0%} against that after 5"

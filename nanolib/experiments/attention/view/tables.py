@@ -6,7 +6,7 @@ import pandas as pd
 
 from nanolib.measurement import Flag
 from nanolib.report.overview import cached, of_experiment
-from nanolib.report.tables import Column, all_flags, base, filled, titles
+from nanolib.report.tables import Column, all_flags, base, filled, ratios, titles
 
 _FACTORS = ["name", "seq_len", "batch_size", "dtype", "causal", "device"]
 
@@ -78,9 +78,7 @@ def _with_speed_up(table: pd.DataFrame) -> pd.DataFrame:
     columns = {"name": "baseline", "forward": "dense", "forward_low": "dense_low", "forward_high": "dense_high"}
     dense = dense.drop_duplicates(shape)[[*shape, *columns, "fastest", "block_sparsity"]]
     table = table.merge(dense.rename(columns=columns | {"block_sparsity": "tiles"}), on=shape, how="left")
-    table["speed_up"] = table["dense"] / table["forward"]
-    table["speed_up_low"] = table["dense_low"] / table["forward_high"]
-    table["speed_up_high"] = table["dense_high"] / table["forward_low"]
+    table = table.assign(**ratios("speed_up", table, "dense", "forward"))
     table["bound"] = table["dense"] / table["fastest"] * (1 - table["tiles"]) / (1 - table["block_sparsity"])
     return table.drop(columns=["tiles", "fastest"])
 

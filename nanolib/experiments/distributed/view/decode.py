@@ -12,9 +12,9 @@ from nanolib.experiments.distributed.view.decode_tables import (
     KINDS,
     decode_table,
     fair,
-    of_ranks,
     over_nodes,
     ranks_words,
+    with_ranks,
 )
 from nanolib.measurement import Flag, Provenance, format_number, format_with_interval
 from nanolib.report.claim import Claim, Figure, Order, comparing
@@ -165,7 +165,7 @@ def link_model(rows: pd.DataFrame) -> Drawn | None:
     details = list(sent["details"])
     data = pd.DataFrame(
         {
-            "panel": ["Ranks: " + str(of_ranks(row)["ranks"]) for _, row in sent.iterrows()],
+            "panel": "Ranks: " + with_ranks(sent.rename(columns=lambda name: name.removeprefix("factor.")))["ranks"],
             "collective": [d["collective"].replace("_", " ") for d in details],
             "payload": [d["payload"] for d in details],
             "ms": sent["estimate"],

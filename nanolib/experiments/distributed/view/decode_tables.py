@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 
 from nanolib.measurement import Flag
-from nanolib.report.overview import cached, ending_of, having, pick
+from nanolib.report.overview import cached, having, pick
+from nanolib.report.tables import CASE, Column, base, filled, ratios, titles
 
 EXPERIMENT = "distributed"
 KINDS = ("compute", "wait", "communication")
-DECODE_COLUMNS = {
-    "ranks": "Ranks",
-    "seq_len": "n",
-    "dtype": "Type",
-    "form": "Algorithm",
-    "latency": "Token, ms [95 %]",
-    "compute": "Compute, ms [95 %]",
-    "wait": "Wait, ms [95 %]",
-    "communication": "Communication, ms [95 %]",
-    "predicted": "Predicted, ms",
-    "bound": "Bound by",
-    "efficiency": "Efficiency [range]",
-    "rounds": "Steps",
-    "sent": "Sent, B",
-    "counted": "Counted, B",
-    "relative_error": "Error to float64",
-    "status": "Status",
-    "message": "Why",
-    "flags": "Flags",
-}
+SENT = (
+    Column("rounds", "Steps", "rounds"),
+    Column("sent", "Sent, B", "wire_bytes", method="formula"),
+    Column("counted", "Counted, B", "wire_bytes", method="interface"),
+    Column("relative_error", "Error to float64", "relative_error"),
+)
+_DECODE = (
+    Column("ranks", "Ranks"),
+    Column("seq_len", "n"),
+    Column("dtype", "Type"),
+    Column("form", "Algorithm"),
+    Column("latency", "Token, ms [95 %]", "latency", "", interval=True),
+    *(Column(kind, f"{kind.capitalize()}, ms [95 %]", "part_time", kind, interval=True) for kind in KINDS),
+    *(Column(f"{kind}_share", "", "time_share", kind) for kind in KINDS),
+    Column("communication_predicted", "Predicted, ms"),
+    Column("bound", "Bound by"),
+    Column("efficiency", "Efficiency [range]"),
+    *SENT,
+    Column("status", "Status"),
+    Column("message", "Why"),
+    Column("flags", "Flags"),
+)
+DECODE_COLUMNS = titles(_DECODE)
 COMPONENT_COLUMNS = {
     "ranks": "Ranks",
     "seq_len": "n",
@@ -40,11 +46,32 @@ COMPONENT_COLUMNS = {
 }
 
 
-def of_ranks(row: pd.Series) -> dict[str, object]:
-    """`world_size`, `nodes`, and `ranks`: both in words, where there is more than one machine."""
-    world, nodes = int(row["factor.world_size"]), row.get("factor.nodes")
-    nodes = 1 if pd.isna(nodes) else int(nodes)
-    return {"world_size": world, "nodes": nodes, "ranks": f"{world} on {nodes} nodes" if nodes > 1 else str(world)}
+def with_ranks(table: pd.DataFrame) -> pd.DataFrame:
+    """With `world_size`, `nodes`, and `ranks`: both in words, where there is more than one machine."""
+    world = table["world_size"].astype(int)
+    nodes = table.get("nodes", pd.Series(1, index=table.index)).fillna(1).astype(int)
+    ranks = world.astype(str)
+    ranks = ranks.where(nodes == 1, ranks + " on " + nodes.astype(str) + " nodes")
+    return table.assign(world_size=world, nodes=nodes, ranks=ranks)
+
+
+def lines_of(rows: pd.DataFrame, asked: str, factors: Sequence[str], names: Sequence[str]) -> pd.DataFrame:
+    """One line per timed scope of a case; a case without times has one, of all that it was asked for.
+
+    Args:
+        rows: With the parts of each scope in columns of their own.
+        asked: Factor that lists the scopes.
+        factors: Others that the lines show, beside `world_size`, `nodes` and `ranks`.
+        names: Columns of the scope's parts, the one that is listed first.
+    """
+    table = base(rows, [*factors, "world_size", "nodes", asked], asked)
+    if table.empty:
+        return table
+    timed = pick(rows, "latency")
+    table = table.merge(timed[[*CASE, *names, "flags"]], on=list(CASE), how="left")
+    table["flags"] = [flags if isinstance(flags, list) else [] for flags in table["flags"]]
+    table[names[0]] = table[names[0]].fillna(table.pop(asked).str.join(", "))
+    return with_ranks(table).fillna(dict.fromkeys(names, ""))
 
 
 def ranks_words(row: pd.Series) -> str:
@@ -63,58 +90,31 @@ def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per form, number of ranks and length.
 
     Returns:
-        Columns: `world_size`, `nodes`, `ranks` (both in words), `seq_len`, `dtype`, `form`; `latency`, `compute`, `wait`,
-        `communication` (ms, slowest rank), `efficiency` (time of one rank over ranks × time), each with `_low` and `_high`;
-        `predicted` (communication, ms), `bound`, `rounds`, `sent` and `counted` (B per rank), `relative_error`, `status`,
-        `message`, `flags`.
+        Columns: `run_id`, `case_id`, `world_size`, `nodes` and those of `_DECODE`: `latency`, `compute`, `wait`, `communication`
+        (ms, slowest rank), `efficiency` (time of one rank over ranks × time), each with `_low` and `_high`; `ranks` in words;
+        `sent` and `counted` of one rank.
     """
     rows = having(rows, EXPERIMENT, "forms")
-    lines = []
-    for (run_id, case_id), case in rows.groupby(["run_id", "case_id"], sort=False):
-        first = case.iloc[0]
-        base = {"run_id": run_id, "case_id": case_id}
-        base |= {name: first[f"factor.{name}"] for name in ("seq_len", "dtype")} | of_ranks(first)
-        base |= ending_of(case)
-        forms = [form for form in first["factor.forms"] if len(pick(case, "latency", form))]
-        lines += [base | {"form": form} | _form_line(case, form) for form in forms] or [
-            base | {"form": "", "flags": []}
-        ]
-    table = pd.DataFrame(lines)
-    if table.empty:
-        return table
-    names = [f"{name}{end}" for name in ("latency", *KINDS, "efficiency") for end in ("", "_low", "_high")]
-    names += ["predicted", "rounds", "sent", "counted", "relative_error", "bound"]
-    table = table.assign(**{name: float("nan") for name in names if name not in table})
-    return _with_efficiency(table).sort_values(["dtype", "seq_len", "world_size"], kind="stable").reset_index(drop=True)
+    if rows.empty:
+        return pd.DataFrame()
+    parts = rows["scope"].str.partition(": ")
+    rows = rows.assign(form=parts[0], scope=parts[2])
+    ofs = [form in forms for form, forms in zip(rows["form"], rows["factor.forms"], strict=True)]
+    rows = rows[pd.Series(ofs, index=rows.index) | (rows["metric"] == "case_time")]  # and not of a link
+    table = filled(lines_of(rows, "forms", ["seq_len", "dtype"], ["form"]), rows, _DECODE, [*CASE, "form"])
+    shares = table[[f"{kind}_share" for kind in KINDS]].set_axis(list(KINDS), axis=1)
+    table["bound"] = [_bound(line) for line in shares.to_dict("records")]
+    one = table["world_size"] == 1
+    table = with_efficiency(table, one, ["seq_len", "dtype", "form"], table["world_size"])
+    return table.sort_values(["dtype", "seq_len", "world_size"], kind="stable").reset_index(drop=True)
 
 
-def _form_line(case: pd.DataFrame, form: str) -> dict[str, object]:
-    timed = pick(case, "latency", form).iloc[0]
-    line: dict[str, object] = {"flags": list(timed["flags"])} | with_ends("latency", timed)
-    shares = {}
-    for kind in KINDS:
-        for row in pick(case, "part_time", f"{form}: {kind}").to_dict("records"):
-            line |= with_ends(kind, row)
-            if kind == "communication":
-                line["predicted"] = row["predicted"]
-        for row in pick(case, "time_share", f"{form}: {kind}").to_dict("records"):
-            shares[kind] = row["estimate"]
-    if shares:
-        sending = max(("wait", "communication"), key=lambda kind: shares[kind])
-        bound = "compute" if shares["compute"] >= 0.5 else sending
-        line["bound"] = f"{bound} ({shares[bound]:.0%})"
-    return line | sent_and_error(case, form)
-
-
-def sent_and_error(case: pd.DataFrame, form: str) -> dict[str, float]:
-    """`rounds`, `sent`, `counted` (B) and `relative_error` of a form, as far as they are known."""
-    found = {
-        "rounds": pick(case, "rounds", form),
-        "sent": pick(case, "wire_bytes", form, "formula"),
-        "counted": pick(case, "wire_bytes", form, "interface"),
-        "relative_error": pick(case, "relative_error", form),
-    }
-    return {name: rows["estimate"].iloc[0] for name, rows in found.items() if len(rows)}
+def _bound(shares: dict[str, float]) -> str | None:
+    """Computing, or what takes more of the rest."""
+    if pd.isna(shares["compute"]):
+        return None
+    bound = "compute" if shares["compute"] >= 0.5 else max(("wait", "communication"), key=lambda kind: shares[kind])
+    return f"{bound} ({shares[bound]:.0%})"
 
 
 def fair(table: pd.DataFrame) -> pd.DataFrame:
@@ -122,48 +122,34 @@ def fair(table: pd.DataFrame) -> pd.DataFrame:
     return table.loc[[Flag.OVERSUBSCRIBED.value not in flags for flags in table["flags"]]]
 
 
-def efficiency(alone: pd.Series, row: pd.Series, ranks: int) -> dict[str, float]:
-    """Time of one rank over `ranks` × time; the range is that of the two intervals, wider than 95 %."""
-    ends = (("", "", ""), ("_low", "_low", "_high"), ("_high", "_high", "_low"))
-    return {
-        f"efficiency{end}": alone[f"latency{above}"] / (ranks * row[f"latency{below}"]) for end, above, below in ends
-    }
+def with_efficiency(table: pd.DataFrame, alone: pd.Series, key: list[str], share: pd.Series | int) -> pd.DataFrame:
+    """With what ranks make of one rank's time: `efficiency`, whose range is that of the two intervals, wider than 95 %.
 
-
-def with_ends(name: str, row: pd.Series | dict[str, object]) -> dict[str, object]:
-    """A row's estimate under a name, its interval, and which row it is."""
-    return {name: row["estimate"], f"{name}_low": row["low"], f"{name}_high": row["high"], f"{name}_row": row.get("id")}
-
-
-def _with_efficiency(table: pd.DataFrame) -> pd.DataFrame:
-    """Where one rank was measured alone, what several make of its time shared out."""
-    one = table[(table["world_size"] == 1) & table["latency"].notna()]
-    known = {(row["seq_len"], row["dtype"], row["form"]): row for _, row in one.iterrows()}
-    for at, row in table.iterrows():
-        alone = known.get((row["seq_len"], row["dtype"], row["form"]))
-        if alone is None or row["world_size"] == 1 or pd.isna(row["latency"]):
-            continue
-        for name, value in efficiency(alone, row, row["world_size"]).items():
-            table.loc[at, name] = value
-    return table
+    Args:
+        table: Lines with `latency` and its ends.
+        alone: Which of them are one rank by itself.
+        key: Columns that a line shares with the rank it is set beside.
+        share: By how many its time is shared out.
+    """
+    ends = {f"latency{end}": f"alone{end}" for end in ("", "_low", "_high")}
+    one = table[alone & table["latency"].notna()].drop_duplicates(key, keep="last")
+    beside = table[key].merge(one[[*key, *ends]].rename(columns=ends), on=key, how="left").set_index(table.index)
+    beside = beside[list(ends.values())].div(share, axis=0).where(~alone)
+    return table.assign(**ratios("efficiency", table.assign(**beside), "alone", "latency"))
 
 
 @cached("distributed")
 def component_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per component of a form: columns `ranks`, `seq_len`, `form`, `component`, `ms` (with ends), `mean`, `sd`."""
-    rows = having(rows, EXPERIMENT, "world_size")
-    lines = []
-    for _, row in pick(rows, "part_time").iterrows():
-        form, component = row["scope"].split(": ")
-        if component in KINDS:
-            continue
-        ranks = row["details"]["ranks"]
-        line = {
-            **of_ranks(row),
-            "seq_len": row["factor.seq_len"],
-            "form": form,
-            "component": component,
-        }
-        line |= {name: sum(rank[name] for rank in ranks) / len(ranks) for name in ("mean", "sd")}
-        lines.append(line | with_ends("ms", row))
-    return pd.DataFrame(lines)
+    found = pick(having(rows, EXPERIMENT, "world_size"), "part_time")
+    if found.empty:
+        return pd.DataFrame()
+    parts = found["scope"].str.split(": ", expand=True)
+    found = found.rename(columns=lambda name: name.removeprefix("factor."))
+    found = with_ranks(found.assign(form=parts[0], component=parts[1]))
+    found = found[~found["component"].isin(KINDS)]
+    of_ranks = [pd.DataFrame(details["ranks"])[["mean", "sd"]].mean() for details in found["details"]]
+    spread = pd.DataFrame(of_ranks, index=found.index, columns=["mean", "sd"])
+    ends = {"estimate": "ms", "low": "ms_low", "high": "ms_high"}
+    names = ["world_size", "nodes", "ranks", "seq_len", "form", "component"]
+    return found[[*names, *ends]].rename(columns=ends).join(spread).reset_index(drop=True)

@@ -7,52 +7,52 @@ import pandas as pd
 
 from nanolib.experiments.distributed.view.decode_tables import (
     EXPERIMENT,
-    efficiency,
+    SENT,
     fair,
-    of_ranks,
+    lines_of,
     over_nodes,
     ranks_words,
-    sent_and_error,
-    with_ends,
+    with_efficiency,
 )
 from nanolib.measurement import Flag, Provenance, format_with_interval
 from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape
 from nanolib.report.frame import HOLLOW, Drawn, framed, panels, tooltips, with_interval
 from nanolib.report.linking import links
-from nanolib.report.overview import cached, ending_of, having, leaders, listed, pick
+from nanolib.report.overview import cached, having, leaders, listed, pick
 from nanolib.report.palette import GUIDE, PAPER
+from nanolib.report.tables import CASE, Column, filled, titles
 
-PREFILL_COLUMNS = {
-    "ranks": "Ranks",
-    "seq_len": "n",
-    "dtype": "Type",
-    "form": "Algorithm",
-    "direction": "Direction",
-    "latency": "Time, ms [95 %]",
-    "memory": "Peak per rank, MiB",
-    "planned": "Planned, MiB",
-    "sent": "Sent, B",
-    "counted": "Counted, B",
-    "relative_error": "Error to float64",
-    "status": "Status",
-    "message": "Why",
-    "flags": "Flags",
-}
-TRAINING_COLUMNS = {
-    "name": "Model",
-    "ranks": "Ranks",
-    "strategy": "Strategy",
-    "latency": "Step, ms [95 %]",
-    "tokens_per_second": "Tokens/s [95 %]",
-    "efficiency": "Efficiency [range]",
-    "exposed": "Exposed communication, ms [95 %]",
-    "weights": "Weights of a rank, MiB",
-    "sent": "Sent, B",
-    "status": "Status",
-    "message": "Why",
-    "flags": "Flags",
-}
+_PREFILL = (
+    Column("ranks", "Ranks"),
+    Column("seq_len", "n"),
+    Column("dtype", "Type"),
+    Column("form", "Algorithm"),
+    Column("direction", "Direction"),
+    Column("latency", "Time, ms [95 %]", "latency", interval=True),
+    Column("memory", "Peak per rank, MiB", "peak_memory", interval=True),
+    Column("memory_predicted", "Planned, MiB"),
+    *SENT,
+    Column("status", "Status"),
+    Column("message", "Why"),
+    Column("flags", "Flags"),
+)
+PREFILL_COLUMNS = titles(_PREFILL)
+_TRAINING = (
+    Column("name", "Model"),
+    Column("ranks", "Ranks"),
+    Column("strategy", "Strategy"),
+    Column("latency", "Step, ms [95 %]", "latency", interval=True),
+    Column("tokens_per_second", "Tokens/s [95 %]", "tokens_per_second", interval=True),
+    Column("efficiency", "Efficiency [range]"),
+    Column("exposed", "Exposed communication, ms [95 %]", "exposed_communication", interval=True),
+    Column("weights", "Weights of a rank, MiB", "footprint"),
+    Column("sent", "Sent, B", "wire_bytes"),
+    Column("status", "Status"),
+    Column("message", "Why"),
+    Column("flags", "Flags"),
+)
+TRAINING_COLUMNS = titles(_TRAINING)
 
 
 _BINARY = "datum.value >= 1048576 ? datum.value / 1048576 + 'M' : datum.value >= 1024 ? datum.value / 1024 + 'K' : datum.value"
@@ -60,28 +60,16 @@ _BINARY = "datum.value >= 1048576 ? datum.value / 1048576 + 'M' : datum.value >=
 
 @cached("distributed")
 def prefill_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """One line per form, direction, number of ranks and length; columns as in `PREFILL_COLUMNS`, `latency` with its ends."""
+    """One line per form, direction, number of ranks and length; columns as in `_PREFILL`, and `run_id`, `case_id`."""
     rows = having(rows, EXPERIMENT, "prefill_forms")
-    lines = []
-    for _, case in rows.groupby(["run_id", "case_id"], sort=False):
-        first = case.iloc[0]
-        base = {"run_id": first["run_id"]}
-        base |= {name: first[f"factor.{name}"] for name in ("seq_len", "dtype")} | of_ranks(first)
-        base |= {**ending_of(case), "flags": []}
-        timed = pick(case, "latency")
-        if timed.empty:
-            lines.append(base | {"form": ", ".join(first["factor.prefill_forms"]), "direction": ""})
-        for _, row in timed.iterrows():
-            form, direction = row["scope"].split()
-            line = (
-                base | {"form": form, "direction": direction, "flags": list(row["flags"])} | with_ends("latency", row)
-            )
-            for peak in pick(case, "peak_memory", row["scope"]).to_dict("records"):
-                line |= {"memory": peak["estimate"], "planned": peak["predicted"]}
-            if direction == "forward":
-                line |= sent_and_error(case, form)
-            lines.append(line)
-    return pd.DataFrame(lines)
+    if rows.empty:
+        return pd.DataFrame()
+    parts = rows["scope"].str.partition(" ")
+    rows = rows.assign(
+        form=parts[0], direction=parts[2].replace("", "forward")
+    )  # what is sent is told of the form alone
+    table = lines_of(rows, "prefill_forms", ["seq_len", "dtype"], ["form", "direction"])
+    return filled(table, rows, _PREFILL, [*CASE, "form", "direction"])
 
 
 def _what(form: pd.Series, world_size: pd.Series) -> pd.Series:
@@ -171,42 +159,15 @@ def sharded_memory(rows: pd.DataFrame) -> Drawn | None:
 
 @cached("distributed")
 def training_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """One line per strategy and number of ranks; columns as in `TRAINING_COLUMNS`."""
+    """One line per strategy and number of ranks; columns as in `_TRAINING`, and `run_id`, `case_id`."""
     rows = having(rows, EXPERIMENT, "strategies")
-    lines = []
-    for _, case in rows.groupby(["run_id", "case_id"], sort=False):
-        first = case.iloc[0]
-        base = {"run_id": first["run_id"]} | {"name": first["factor.name"]} | of_ranks(first)
-        base |= {**ending_of(case), "flags": []}
-        timed = pick(case, "latency")
-        if timed.empty:
-            lines.append(base | {"strategy": ", ".join(first["factor.strategies"])})
-        for _, row in timed.iterrows():
-            line = base | {"strategy": row["scope"], "flags": list(row["flags"])} | with_ends("latency", row)
-            for name, metric in (
-                ("tokens_per_second", "tokens_per_second"),
-                ("exposed", "exposed_communication"),
-                ("weights", "footprint"),
-                ("sent", "wire_bytes"),
-            ):
-                for found in pick(case, metric, row["scope"]).to_dict("records"):
-                    line |= (
-                        with_ends(name, found)
-                        if name in ("tokens_per_second", "exposed")
-                        else {name: found["estimate"]}
-                    )
-            lines.append(line)
-    table = pd.DataFrame(lines)
-    if table.empty or "latency" not in table:
-        return table
-    launch = ["run_id", "name", "world_size", "nodes"]
-    alone = table[table["strategy"] == "alone"].set_index(launch)
-    for at, row in table.iterrows():
-        if tuple(row[launch]) in alone.index and row["strategy"] != "alone" and pd.notna(row["latency"]):
-            one = alone.loc[tuple(row[launch])]
-            for name, value in efficiency(one, row, 1).items():  # every rank has a batch of its own
-                table.loc[at, name] = value
-    return table
+    if rows.empty:
+        return pd.DataFrame()
+    rows = rows.assign(strategy=rows["scope"])
+    table = lines_of(rows, "strategies", ["name"], ["strategy"])
+    table = filled(table, rows, _TRAINING, [*CASE, "strategy"])
+    alone = table["strategy"] == "alone"  # beside ranks each of which has a batch of its own
+    return with_efficiency(table, alone, ["run_id", "name", "world_size", "nodes"], 1)
 
 
 @framed("Training over ranks", why="no training step was measured; set training_preset")

@@ -11,29 +11,31 @@ from nanolib.report.claim import Claim, Figure
 from nanolib.report.drawing import HEIGHT, WIDTH
 from nanolib.report.frame import HOLLOW, Drawn, framed, tooltips, with_interval
 from nanolib.report.linking import links
-from nanolib.report.overview import cached, ending_of, of_experiment, pick
+from nanolib.report.overview import cached, of_experiment, pick
 from nanolib.report.palette import FRAME, PALETTE
+from nanolib.report.tables import CASE, Column, base, filled, titles
 
-ENERGY_COLUMNS = {
-    "name": "Model",
-    "phase": "Phase",
-    "seq_len": "n",
-    "batch_size": "Batch",
-    "source": "Source",
-    "provenance": "Provenance",
-    "power": "Power, W [range]",
-    "idle_power": "Idle, W [range]",
-    "energy_per_token": "J per token [range]",
-    "net_per_token": "Above idle, J per token [range]",
-    "energy": "Window, J [range]",
-    "energy_delay": "Energy × delay, J·s [range]",
-    "tokens_per_second": "Tokens/s",
-    "status": "Status",
-    "message": "Why",
-}
+_ENERGY = (
+    Column("name", "Model"),
+    Column("phase", "Phase"),
+    Column("seq_len", "n"),
+    Column("batch_size", "Batch"),
+    Column("source", "Source"),
+    Column("provenance", "Provenance"),
+    Column("power", "Power, W [range]", "power", "", interval=True),
+    Column("idle_power", "Idle, W [range]", "power", "idle", interval=True),
+    Column("energy_per_token", "J per token [range]", "energy_per_token", interval=True),
+    Column("net_per_token", "Above idle, J per token [range]"),
+    Column("energy", "Window, J [range]", "energy", interval=True),
+    Column("net", "", "net_energy", interval=True),
+    Column("energy_delay", "Energy × delay, J·s [range]", "energy_delay", interval=True),
+    Column("tokens_per_second", "Tokens/s"),
+    Column("status", "Status"),
+    Column("message", "Why"),
+)
+ENERGY_COLUMNS = titles(_ENERGY)
 NO_READING = "no sensor read this machine's power; what is estimated from how busy its cores were stands in the table"
 _HOLLOW_SAYS = "Hollow and dotted: replayed from a recording, and no reading of this machine."
-_RANGES = ("power", "idle_power", "energy_per_token", "net_per_token", "energy", "energy_delay")
 
 
 @cached("energy")
@@ -46,57 +48,24 @@ def energy_table(rows: pd.DataFrame) -> pd.DataFrame:
         `tokens_per_second`, `status`, `message`.
     """
     rows = of_experiment(rows, "energy")
-    if "factor.phase" not in rows:
-        return pd.DataFrame()
     if "factor.look" in rows:  # what looks into layers has a table of its own
         rows = rows[rows["factor.look"].isna()]
-    lines = []
-    for (run_id, case_id), case in rows.groupby(["run_id", "case_id"], sort=False):
-        first = case.iloc[0]
-        base = {"run_id": run_id, "case_id": case_id}
-        base |= {name: first[f"factor.{name}"] for name in ("name", "phase", "seq_len", "batch_size")}
-        speed = pick(case, "tokens_per_second")
-        base["tokens_per_second"] = speed["estimate"].iloc[0] if len(speed) else float("nan")
-        found = case[case["metric"] == "energy"]
-        if found.empty:
-            lines.append(base | ending_of(case))
-        lines += [base | _source_line(case, row) for _, row in found.iterrows()]
-    table = pd.DataFrame(lines)
-    texts = {name: "" for name in ("source", "of", "provenance") if name not in table}
-    return table.assign(**texts, **{c: float("nan") for c in _columns() if c not in table})
-
-
-def _columns() -> list[str]:
-    return [f"{name}{end}" for name in _RANGES for end in ("", "_low", "_high")]
-
-
-def _source_line(case: pd.DataFrame, energy: pd.Series) -> dict[str, object]:
-    line: dict[str, object] = {
-        "source": energy["method"],
-        "of": energy["details"].get("of", ""),
-        "provenance": energy["provenance"],
-        "status": energy["status"],
-        "message": energy["message"],
-    }
-    of_source = case[case["method"] == energy["method"]]
-    of_source = of_source[[details.get("of", "") == line["of"] for details in of_source["details"]]]
-    tokens_row = pick(of_source, "energy_per_token")
-    for name, metric, scope in (
-        ("energy", "energy", energy["scope"]),
-        ("power", "power", energy["scope"]),
-        ("idle_power", "power", "idle"),
-        ("energy_per_token", "energy_per_token", energy["scope"]),
-        ("energy_delay", "energy_delay", energy["scope"]),
-        ("net", "net_energy", energy["scope"]),
-    ):
-        found = pick(of_source, metric, scope)
-        if len(found):
-            row = found.iloc[0]
-            line |= {name: row["estimate"], f"{name}_low": row["low"], f"{name}_high": row["high"]}
-    if "net" in line and len(tokens_row) and line.get("energy"):
-        share = tokens_row["estimate"].iloc[0] / line["energy"]
-        line |= {f"net_per_token{end}": line.pop(f"net{end}") * share for end in ("", "_low", "_high")}
-    return line
+    table = base(rows, ["name", "phase", "seq_len", "batch_size"], "phase")
+    if table.empty:
+        return table
+    table = filled(table, rows, [Column("tokens_per_second", "", "tokens_per_second")])
+    of = pd.Series([details.get("of", "") for details in rows["details"]], index=rows.index)
+    windows = rows["scope"].where(rows["scope"] == "idle", "")
+    rows = rows.assign(source=rows["method"], of=of, scope=windows)
+    found = rows[rows["metric"] == "energy"]
+    found = found[[*CASE, "source", "of", "provenance", "status", "message"]]
+    table = table.merge(found, on=list(CASE), how="left", suffixes=("_of_case", ""))
+    for name in ("status", "message"):
+        table[name] = table[name].fillna(table.pop(f"{name}_of_case"))
+    table = table.fillna(dict.fromkeys(("source", "of", "provenance"), ""))
+    table = filled(table, rows, _ENERGY, [*CASE, "source", "of"])
+    share = table["energy_per_token"] / table["energy"].where(table["energy"] != 0)
+    return table.assign(**{f"net_per_token{end}": table[f"net{end}"] * share for end in ("", "_low", "_high")})
 
 
 @framed("Energy per token", "energy")

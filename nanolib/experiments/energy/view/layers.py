@@ -12,6 +12,7 @@ from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
 from nanolib.report.linking import links
 from nanolib.report.overview import of_experiment, pick
 from nanolib.report.palette import FRAME, PALETTE, PAPER
+from nanolib.report.tables import CASE
 
 # What belongs together lies together and shares a hue: projections blue, attention's steps orange, the MLP green, the rest grey.
 OPERATIONS = {
@@ -66,6 +67,9 @@ OVERHEAD_COLUMNS = {
 }
 
 
+_FACTORS = ("name", "phase", "seq_len", "batch_size")
+
+
 def layer_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per layer of each model, shape and phase.
 
@@ -79,31 +83,17 @@ def layer_table(rows: pd.DataFrame) -> pd.DataFrame:
     found = pick(rows, "layer_time")
     if found.empty:
         return pd.DataFrame()
+    details = ["layer", "share", "operations_ms", "activations", "deep", "fused_ms", "deep_passes"]
+    told = pd.DataFrame([{name: one.get(name) for name in details} for one in found["details"]], index=found.index)
+    names = {"estimate": "ms", "n": "calls"} | {f"factor.{name}": name for name in _FACTORS}
+    table = found[[*CASE, "scope", "low", "high", *names]].rename(columns=names).join(told)
+    table = table.assign(place=table.groupby(list(CASE), sort=False).cumcount())
     energy = pick(rows, "layer_energy")
-    lines = []
-    for (run_id, case_id), group in found.groupby(["run_id", "case_id"], sort=False):
-        for place, (_, row) in enumerate(group.iterrows()):
-            details = row["details"]
-            line = {name: row[f"factor.{name}"] for name in ("name", "phase", "seq_len", "batch_size")}
-            line |= {
-                "run_id": run_id,
-                "layer": details["layer"],
-                "place": place,
-                "share": details["share"],
-                "calls": row["n"],
-            }
-            line |= {"ms": row["estimate"], "low": row["low"], "high": row["high"]}
-            line |= {
-                key: details.get(key) for key in ("operations_ms", "activations", "deep", "fused_ms", "deep_passes")
-            }
-            of_layer = energy[(energy["run_id"] == run_id) & (energy["case_id"] == case_id)]
-            of_layer = of_layer[of_layer["scope"] == row["scope"]] if len(of_layer) else of_layer
-            if len(of_layer):
-                first = of_layer.iloc[0]
-                line |= {"joules": first["estimate"], "joules_low": first["low"], "joules_high": first["high"]}
-                line["source"] = first["method"]
-            lines.append(line)
-    return _with_case(pd.DataFrame(lines))
+    if len(energy):
+        taken = {"estimate": "joules", "low": "joules_low", "high": "joules_high", "method": "source"}
+        key = [*CASE, "scope"]
+        table = table.merge(energy.drop_duplicates(key)[[*key, *taken]].rename(columns=taken), on=key, how="left")
+    return _with_case(table.reset_index(drop=True))
 
 
 def _with_case(table: pd.DataFrame) -> pd.DataFrame:

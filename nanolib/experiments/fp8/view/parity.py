@@ -10,21 +10,25 @@ from nanolib.report.claim import Claim, Figure, comparing
 from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape
 from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
 from nanolib.report.linking import links
-from nanolib.report.overview import cached, ending_of, having, listed, pick
+from nanolib.report.overview import cached, having, listed
 from nanolib.report.palette import FRAME, PALETTE
+from nanolib.report.tables import CASE, Column, base, filled, titles
 
-PARITY_COLUMNS = {
-    "arm": "Arm",
-    "verdict": "Against bf16",
-    "difference": "Loss above bf16, nats/byte [95 %]",
-    "margin_nats": "Margin, nats",
-    "loss": "Loss, nats/byte [95 %]",
-    "seeds": "Seeds",
-    "steps": "Steps",
-    "provenance": "Products",
-    "status": "Status",
-    "message": "Why",
-}
+_PARITY = (
+    Column("arm", "Arm"),
+    Column("verdict", "Against bf16", "parity", detail="verdict"),
+    Column("difference", "Loss above bf16, nats/byte [95 %]", "parity", interval=True),
+    Column("margin_nats", "Margin, nats", "parity", detail="margin_nats"),
+    Column("tenths", "", "parity", detail="tenths"),
+    Column("control", "", "parity", detail="control"),
+    Column("loss", "Loss, nats/byte [95 %]", "loss", interval=True),
+    Column("seeds", "Seeds"),
+    Column("steps", "Steps"),
+    Column("provenance", "Products"),
+    Column("status", "Status"),
+    Column("message", "Why"),
+)
+PARITY_COLUMNS = titles(_PARITY)
 
 
 @cached("fp8")
@@ -37,41 +41,16 @@ def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
         `tenths` (intervals), `seeds`, `steps`, `provenance`, `status`, `message`.
     """
     rows = having(rows, "fp8", "arm")
-    words = words_of("arm")
-    lines = []
-    for (run_id, case_id), case in rows.groupby(["run_id", "case_id"], sort=False):
-        first = case.iloc[0]
-        line = {"run_id": run_id, "case_id": case_id}
-        line |= {name: first.get(f"factor.{name}") for name in ("arm", "seq_len", "seeds", "steps")}
-        line |= ending_of(case)
-        found = case[case["metric"] == "parity"]
-        if len(found):
-            row = found.iloc[0]
-            details = row["details"]
-            line |= {
-                "verdict": details["verdict"],
-                "margin_nats": details.get("margin_nats"),
-                "tenths": details.get("tenths"),
-            }
-            line |= {"difference": row["estimate"], "difference_low": row["low"], "difference_high": row["high"]}
-            line |= {
-                "provenance": row["provenance"],
-                "control": details["control"],
-                "message": row["message"] or line["message"],
-            }
-        loss = pick(case, "loss", str(line["arm"]))
-        if len(loss):
-            row = loss.iloc[0]
-            line |= {"loss": row["estimate"], "loss_low": row["low"], "loss_high": row["high"]}
-        line["arm"] = words.get(str(line["arm"]), line["arm"])
-        lines.append(line)
-    for line in lines:
-        if line["steps"] < LEARNING_STEPS and "verdict" in line:
-            line["verdict"] = "smoke test"
-    columns = ["verdict", "margin_nats", "tenths", "control", "provenance", "loss", "loss_low", "loss_high"]
-    columns += ["difference", "difference_low", "difference_high"]
-    table = pd.DataFrame(lines)
-    return table.assign(**{name: float("nan") for name in columns if name not in table}) if len(table) else table
+    rows = rows[(rows["metric"] != "loss") | (rows["scope"] == rows["factor.arm"])] if len(rows) else rows
+    table = filled(base(rows, ["arm", "seq_len", "seeds", "steps"], "arm"), rows, _PARITY)
+    if table.empty:
+        return table
+    pairs = rows[rows["metric"] == "parity"][[*CASE, "provenance", "message"]]
+    table = table.merge(pairs, on=list(CASE), how="left", suffixes=("_of_case", ""))
+    of_case = table.pop("message_of_case")
+    table["message"] = table["message"].where(table["message"].fillna("") != "", of_case)
+    smoke = (table["steps"] < LEARNING_STEPS) & table["verdict"].notna()
+    return table.assign(arm=table["arm"].replace(words_of("arm")), verdict=table["verdict"].mask(smoke, "smoke test"))
 
 
 @framed("Loss above bf16, in pairs of one seed", "fp8")

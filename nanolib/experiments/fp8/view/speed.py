@@ -10,26 +10,29 @@ from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.drawing import WIDTH
 from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
 from nanolib.report.linking import links
-from nanolib.report.overview import cached, ending_of, having, leaders, listed, of_experiment, pick
+from nanolib.report.overview import cached, having, leaders, listed, of_experiment, pick
 from nanolib.report.palette import FAILED, FRAME, PALETTE, QUIET
+from nanolib.report.tables import Column, base, filled, ratios, titles
 
-SPEED_COLUMNS = {
-    "name": "Model",
-    "mode": "What",
-    "precision": "Precision",
-    "compiled": "Compiled",
-    "latency": "Latency, ms [95 %]",
-    "speed_up": "Over bf16 [95 %]",
-    "bound": "Bound",
-    "tokens_per_second": "Tokens/s",
-    "mfu": "Of the ceiling",
-    "weights": "Weights, MiB",
-    "gradients": "Gradients, MiB",
-    "optimizer": "Optimizer, MiB",
-    "activations": "Activations, MiB",
-    "status": "Status",
-    "message": "Why",
-}
+_SPEED = (
+    Column("name", "Model"),
+    Column("mode", "What"),
+    Column("precision", "Precision"),
+    Column("compiled", "Compiled"),
+    Column("latency", "Latency, ms [95 %]", "latency", interval=True),
+    Column("parameters", "", "latency", detail="parameters"),
+    Column("speed_up", "Over bf16 [95 %]"),
+    Column("bound", "Bound", "converted_share", detail="amdahl_bound"),
+    Column("tokens_per_second", "Tokens/s", "tokens_per_second"),
+    Column("mfu", "Of the ceiling", "ceiling_share"),
+    Column("weights", "Weights, MiB", "memory_part", "weights"),
+    Column("gradients", "Gradients, MiB", "memory_part", "gradients"),
+    Column("optimizer", "Optimizer, MiB", "memory_part", "optimizer"),
+    Column("activations", "Activations, MiB", "memory_part", "activations"),
+    Column("status", "Status"),
+    Column("message", "Why"),
+)
+SPEED_COLUMNS = titles(_SPEED)
 
 
 @cached("fp8")
@@ -37,62 +40,20 @@ def speed_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per model, precision and mode, with its speed-up over bf16 of the same run.
 
     Returns:
-        Columns: `name`, `mode`, `precision`, `compiled`, `seq_len`, `batch_size`, `latency`, `bf16` (ms), `speed_up` each
-        with `_low` and `_high`, `bound` (Amdahl's, of the converted share), `tokens_per_second`, `mfu` (of the ceiling), `weights`,
-        `gradients`, `optimizer`, `activations` (MiB), `parameters`, `status`, `message`.
+        Columns: `run_id`, `seq_len`, `batch_size` and those of `_SPEED` (`bound`: Amdahl's, of the converted share), `bf16` (ms)
+        with `_low` and `_high`.
     """
     rows = having(rows, "fp8", "precision")
-    rows = rows[rows["factor.preset"].notna()] if "factor.preset" in rows else rows.iloc[:0]
-    lines = []
-    for (run_id, _), case in rows.groupby(["run_id", "case_id"], sort=False):
-        first = case.iloc[0]
-        names = ("name", "mode", "precision", "compiled", "seq_len", "batch_size")
-        line = {"run_id": run_id} | {name: first[f"factor.{name}"] for name in names}
-        line |= ending_of(case)
-        latency = pick(case, "latency")
-        if len(latency):
-            row = latency.iloc[0]
-            line |= {"latency": row["estimate"], "latency_low": row["low"], "latency_high": row["high"]}
-            line["latency_row"] = row.get("id")
-            line["parameters"] = row["details"].get("parameters")
-        for metric, name in (("tokens_per_second", "tokens_per_second"), ("ceiling_share", "mfu")):
-            found = pick(case, metric)
-            line[name] = found["estimate"].iloc[0] if len(found) else float("nan")
-        for _, part in pick(case, "memory_part").iterrows():
-            line[part["scope"]] = part["estimate"]
-        share = pick(case, "converted_share")
-        line["bound"] = share.iloc[0]["details"]["amdahl_bound"] if len(share) else float("nan")
-        lines.append(line)
-    table = pd.DataFrame(lines)
-    return _with_speed_ups(table) if len(table) else table
-
-
-def _with_speed_ups(table: pd.DataFrame) -> pd.DataFrame:
-    columns = [
-        "latency",
-        "latency_low",
-        "latency_high",
-        "weights",
-        "gradients",
-        "optimizer",
-        "activations",
-        "parameters",
-    ]
-    table = table.assign(**{name: float("nan") for name in columns if name not in table})
+    factors = ["name", "mode", "precision", "compiled", "seq_len", "batch_size"]
+    table = filled(base(rows, factors, "preset"), rows, _SPEED)
+    if table.empty:
+        return table
     key = ["run_id", "name", "mode", "compiled", "seq_len", "batch_size"]
-    base = table[table["precision"] == "bfloat16"].drop_duplicates(key).set_index(key)
-    lines = []
-    for _, row in table.iterrows():
-        at = tuple(row[name] for name in key)
-        known = at in base.index and row["precision"] != "bfloat16"
-        of = base.loc[at] if known else dict.fromkeys(("latency", "latency_low", "latency_high"), float("nan"))
-        line = {f"bf16{end}": of[f"latency{end}"] for end in ("", "_low", "_high")}
-        line |= {
-            f"speed_up{end}": of[f"latency{end}"] / row[f"latency{other}"]
-            for end, other in (("", ""), ("_low", "_high"), ("_high", "_low"))
-        }
-        lines.append(line)
-    return table.join(pd.DataFrame(lines, index=table.index))
+    ends = {f"latency{end}": f"bf16{end}" for end in ("", "_low", "_high")}
+    bf16 = table[table["precision"] == "bfloat16"].drop_duplicates(key)
+    table = table.merge(bf16[[*key, *ends]].rename(columns=ends), on=key, how="left")
+    table.loc[table["precision"] == "bfloat16", list(ends.values())] = float("nan")
+    return table.assign(**ratios("speed_up", table, "bf16", "latency"))
 
 
 @framed("Precision: time of a step", "fp8")
@@ -234,29 +195,32 @@ def _pays(mode: str, group: pd.DataFrame) -> Claim:
     return Claim(pays, f"at best {figure} times bf16 ({who}){allowed}", about=mode.replace("_", " "), compared=compared)
 
 
+_PRODUCTS = {
+    "bfloat16": (Column("bf16_ms", "", "latency", "product", interval=True),),
+    "fp8": (
+        Column("fp8_ms", "", "latency", "product", interval=True),
+        Column("fp8_with_cast_ms", "", "latency", "product_with_cast", interval=True),
+    ),
+}
+
+
+@cached("fp8")
 def shape_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Products: columns `m`, `k`, `n`, `bf16_ms`, `fp8_ms`, `fp8_with_cast_ms`, `speed_up`, `with_cast` (and ends), `message`."""
+    """Products: columns `m`, `k`, `n`, those of `_PRODUCTS`, `speed_up`, `with_cast` (each with `_low`, `_high`), `message`."""
     rows = having(rows, "fp8", "m")
-    if rows.empty:
-        return pd.DataFrame()
-    lines = []
-    for (_, m, k, n), group in rows.groupby(["run_id", "factor.m", "factor.k", "factor.n"], sort=False):
-        line = {"m": int(m), "k": int(k), "n": int(n)}
-        for name, precision, scope in (
-            ("bf16_ms", "bfloat16", "product"),
-            ("fp8_ms", "fp8", "product"),
-            ("fp8_with_cast_ms", "fp8", "product_with_cast"),
-        ):
-            found = pick(group[group["factor.precision"] == precision], "latency", scope)
-            ends = found[["estimate", "low", "high"]].iloc[0] if len(found) else [float("nan")] * 3
-            line |= dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
-        ending = group[(group["metric"] == "case_time") & (group["factor.precision"] == "fp8")]
-        line["message"] = ending["message"].iloc[-1] if len(ending) else ""
-        line |= {"speed_up": line["bf16_ms"] / line["fp8_ms"], "with_cast": line["bf16_ms"] / line["fp8_with_cast_ms"]}
-        line["with_cast_low"] = line["bf16_ms_low"] / line["fp8_with_cast_ms_high"]
-        line["with_cast_high"] = line["bf16_ms_high"] / line["fp8_with_cast_ms_low"]
-        lines.append(line)
-    return pd.DataFrame(lines)
+    cases = base(rows, ["m", "k", "n", "precision"], "m")
+    if cases.empty:
+        return cases
+    sizes, key = ["m", "k", "n"], ["run_id", "m", "k", "n"]
+    table = cases.drop_duplicates(key)[key]
+    ends = cases[cases["precision"] == "fp8"].drop_duplicates(key, keep="last")
+    table = table.merge(ends[[*key, "message"]], on=key, how="left").fillna({"message": ""})
+    named = rows.drop(columns="n").rename(columns={f"factor.{name}": name for name in sizes})  # `n`: of blocks
+    for precision, columns in _PRODUCTS.items():
+        table = filled(table, named[named["factor.precision"] == precision], columns, key)
+    table = table.assign(**ratios("speed_up", table, "bf16_ms", "fp8_ms"))
+    table = table.assign(**ratios("with_cast", table, "bf16_ms", "fp8_with_cast_ms"))
+    return table.astype(dict.fromkeys(sizes, int))
 
 
 def shape_words(rows: pd.DataFrame) -> list[Claim]:
