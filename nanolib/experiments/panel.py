@@ -5,9 +5,12 @@ What was measured stands in the chart beside what the notebook measured, and goe
 
 from __future__ import annotations
 
+import functools
 import html
+import json
+import shlex
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +20,13 @@ from nanolib.measurement import BadInput
 from nanolib.meters.machine import this_machine
 from nanolib.report import renderer, tables
 from nanolib.report.display import Table
+from nanolib.report.foreseen import MOST, foreseen_chart, timed_points, timed_table
 from nanolib.run import sweep
+from nanolib.run.case import Case
+from nanolib.run.ceilings import CeilingCase
 from nanolib.run.params import Params
-from nanolib.run.plan import known_ceilings, prediction_table
+from nanolib.run.plan import known_ceilings, predictions, table_of
+from nanolib.run.suite.jobs import DEFAULT_SUITE, plan
 from nanolib.run.worker import Cancelled
 from nanolib.scratch import Scratch
 from nanolib.store import Store
@@ -35,11 +42,37 @@ class Shown:
         chart: Draws it.
         table: Makes a table of the rows.
         columns: Column → title.
+        timed: Scopes of the latencies that formulas predict. Where there are some, the panel draws the prediction and what was
+            measured in one chart, and lists both, in the place of `chart` and `table`.
     """
 
     chart: Callable[[pd.DataFrame], Any]
     table: Callable[[pd.DataFrame], pd.DataFrame]
     columns: Mapping[str, str]
+    timed: tuple[str, ...] = ()
+
+
+def _named(case: Case) -> str:
+    """What a model does, or the kind of attention: the rest of a case stands in its controls."""
+    return str(case.factors.get("mode") or case.factors["name"])
+
+
+@functools.cache
+def _usual(experiment: str) -> dict[str, Any]:
+    from nanolib.experiments import ALL
+
+    (job,) = plan(ALL, [DEFAULT_SUITE, experiment], {}, {})
+    return job.params.defining()
+
+
+def command_of(params: Params) -> str:
+    """The `nano run` of a notebook's parameters: those that differ from the suite's."""
+    usual = _usual(params.NAME)
+    words = ["nano", "run", DEFAULT_SUITE, params.NAME]
+    for name, value in params.defining().items():
+        if value != usual[name]:
+            words += ["-p", f"{name}={value if isinstance(value, str) and value else json.dumps(value)}"]
+    return shlex.join(words)
 
 
 class Panel:
@@ -51,6 +84,7 @@ class Panel:
         build: Makes parameters of the controls' values; may raise `BadInput`.
         shown: How to show what was measured.
         rows: What the notebook measured: drawn beside the new points.
+        idle: Of the controls' values, the names of those that do nothing now; they are grey.
 
     Attributes:
         widget: What a notebook shows.
@@ -63,9 +97,14 @@ class Panel:
         build: Callable[[Mapping[str, Any]], Params],
         shown: Shown,
         rows: pd.DataFrame | None = None,
+        idle: Callable[[Mapping[str, Any]], Collection[str]] = lambda _: (),
     ) -> None:
         import ipywidgets as widgets
 
+        from nanolib.report.command_line import CommandLine
+
+        self._idle, self._moves, self._planning = idle, 0, threading.Lock()
+        self._foreseen: list[dict[str, Any]] = []
         self._experiment, self.controls, self._build, self._shown = experiment, controls, build, shown
         self._before = pd.DataFrame() if rows is None else rows
         self._folder = Scratch("explore")
@@ -77,18 +116,19 @@ class Panel:
         self.predicted, self.measured, self.said = widgets.HTML(), widgets.HTML(), widgets.HTML()
         self.measure = widgets.Button(description="Measure", button_style="primary", icon="play")
         self.cancel = widgets.Button(description="Cancel", icon="stop", disabled=True)
-        self.save = widgets.Button(description="Save", icon="save", disabled=True)
+        self.save = widgets.Button(description="Keep in database", icon="save", disabled=True, layout={"width": "auto"})
+        self.command = CommandLine()
         self.bar = widgets.IntProgress(min=0, max=1, layout={"visibility": "hidden"})
         self.chart = renderer.live_chart(self._draw())
         for control in controls.values():
-            control.observe(self._predict, names="value")
+            control.observe(self._moved, names="value")
         self.measure.on_click(self._begin)
-        self.cancel.on_click(lambda _: self._stop.set())
+        self.cancel.on_click(self._end)
         self.save.on_click(self._keep)
-        self._predict()
+        self._moved()
         buttons = widgets.HBox([self.measure, self.cancel, self.save, self.bar, self.said])
         boxes = widgets.HBox(list(controls.values()), layout={"flex_flow": "wrap"})
-        self.widget = widgets.VBox([boxes, self.predicted, buttons, self.chart, self.measured])
+        self.widget = widgets.VBox([boxes, self.predicted, buttons, self.chart, self.measured, self.command])
 
     def params(self) -> Params:
         """The parameters that the controls stand for.
@@ -96,25 +136,67 @@ class Panel:
         Raises:
             BadInput: They do not fit together.
         """
-        return self._build({name: control.value for name, control in self.controls.items()})
+        return self._build(self._values())
 
-    def _predict(self, _: Any = None) -> None:
-        busy = self._thread is not None and self._thread.is_alive()
+    def _values(self) -> dict[str, Any]:
+        return {name: control.value for name, control in self.controls.items()}
+
+    def _moved(self, _: Any = None) -> None:
+        """Say at once what formulas tell; the rest takes planning, in a thread, of which only the newest counts."""
+        self._moves += 1
+        values = self._values()
+        idle = self._idle(values)
+        for name, control in self.controls.items():
+            control.disabled = name in idle
         try:
-            frame = prediction_table(self._experiment, self.params(), self._ceilings)
+            params = self._build(values)
+            if self._shown.timed:
+                self._foresee(params)
         except BadInput as error:
-            self.predicted.value = f"<b>{html.escape(error.lines[0])}</b>"
-            self.measure.disabled = True
+            self._refuse(error)
             return
-        self.predicted.value = "<i>Predicted</i>" + Table(frame)._repr_html_()
-        self.measure.disabled = busy
+        self.measure.disabled = self._thread is not None and self._thread.is_alive()
+        self.command.text = command_of(params)
+        planning = threading.Thread(target=self._plan, args=(self._moves, params), name="nanolib-plan", daemon=True)
+        planning.start()
+
+    def _plan(self, move: int, params: Params) -> None:
+        with self._planning:
+            if move != self._moves:
+                return
+            try:
+                table = Table(table_of(predictions(self._experiment, params, self._ceilings)))._repr_html_()
+            except BadInput as error:
+                self._refuse(error)
+                return
+            unknown = "" if self._ceilings else "; times need this machine's ceilings: measure once, or run nano doctor"
+            if move == self._moves:
+                self.predicted.value = f"<i>Predicted{unknown}</i>{table}"
+
+    def _refuse(self, error: BadInput) -> None:
+        self.predicted.value = f"<b>{html.escape(error.lines[0])}</b>"
+        self.measure.disabled = True
+
+    def _foresee(self, params: Params) -> None:
+        """Move the predicted points of the chart."""
+        said = [(case, case.formulas(self._ceilings).get("latency")) for case in self._experiment.cases(params)]
+        points = [{"what": _named(case), "n": case.factors["seq_len"], "ms": ms} for case, ms in said if ms is not None]
+        self._foreseen = self.chart.params.foreseen = points[:MOST]
 
     def _begin(self, _: Any) -> None:
+        params = self.params()
         self._stop.clear()
         self.measure.disabled, self.cancel.disabled = True, False
         self.bar.value, self.bar.layout.visibility = 0, "visible"
-        self._thread = threading.Thread(target=self._run, args=(self.params(),), name="nanolib-panel", daemon=True)
+        cases = [str(case) for case in self._experiment.cases(params) if not isinstance(case, CeilingCase)]
+        more = f" and {len(cases) - 1} more" if len(cases) > 1 else ""
+        self.said.value = f"Starting {html.escape(cases[0] if cases else params.NAME)}{more} …"
+        self._thread = threading.Thread(target=self._run, args=(params,), name="nanolib-panel", daemon=True)
         self._thread.start()
+
+    def _end(self, _: Any) -> None:
+        self.cancel.disabled, self.said.value = True, "Cancelling …"
+        self._stop.set()
 
     def _run(self, params: Params) -> None:
         try:
@@ -123,8 +205,10 @@ class Panel:
                     self._experiment, params, store=store, progress=False, stop=self._stop, on_progress=self._tell
                 )
                 run.finish()
-            self.said.value = "Measured; not saved yet."
+            self.said.value = "Measured; not kept yet."
             self.save.disabled = False
+            with Store(self._path) as store:
+                self._ceilings |= known_ceilings(store, this_machine().machine_id)
         except Cancelled:
             self.said.value = "Cancelled."
         except (BadInput, RuntimeError) as error:  # told where the person looks; a thread's traceback goes nowhere
@@ -145,7 +229,12 @@ class Panel:
             return store.measurements(samples=True)
 
     def _draw(self) -> Any:
-        rows = [part for part in (self._before, self._new()) if len(part)]
+        new = self._new()
+        if self._shown.timed:
+            parts = [timed_points(self._before, self._shown.timed, False), timed_points(new, self._shown.timed, True)]
+            parts = [part for part in parts if len(part)] or parts[:1]
+            return foreseen_chart(pd.concat(parts, ignore_index=True), self._foreseen)
+        rows = [part for part in (self._before, new) if len(part)]
         with Store() as store:
             nothing = store.measurements([], samples=True)
         return self._shown.chart(pd.concat(rows, ignore_index=True) if rows else nothing)
@@ -153,12 +242,17 @@ class Panel:
     def _show(self) -> None:
         new = self._new()
         self.chart.chart = self._draw()
-        if len(new):
-            shown = tables.readable(self._shown.table(new), self._shown.columns)
-            self.measured.value = "<i>Measured here</i>" + Table(shown)._repr_html_()
+        if not len(new):
+            return
+        if self._shown.timed:
+            shown = timed_table(timed_points(new, self._shown.timed, True))
+        else:
+            shown = tables.readable(self._shown.table(new), self._shown.columns).iloc[::-1].head(10)
+        if len(shown):
+            self.measured.value = "<i>Measured here, the newest first</i>" + Table(shown)._repr_html_()
 
     def _keep(self, _: Any) -> None:
         with Store() as store:
             store.merge(self._path)
-            self.said.value = f"Saved in {html.escape(store.path.name)}."
+            self.said.value = f"Kept in {html.escape(store.path.name)}."
         self.save.disabled = True

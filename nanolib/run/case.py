@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
 
 from nanolib.measurement import Measurement
+from nanolib.meters.memory import MIB
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,21 @@ class Case:
         return Plan()
 
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
-        """What formulas say before anything runs; nothing where no formula knows.
+        """What formulas say before anything runs, and after `bytes` the `peak_memory` (MiB) where it can be planned.
 
         Args:
             ceilings: As `roofline_ms` takes them; without them no time is predicted.
         """
+        said = self.formulas(ceilings)
+        planned = self.plan().most if "bytes" in said else None
+        if planned is None:
+            return said
+        known = list(said.items())
+        after = list(said).index("bytes") + 1
+        return dict([*known[:after], ("peak_memory", planned / MIB), *known[after:]])
+
+    def formulas(self, ceilings: dict[str, float] | None = None) -> dict[str, Any]:
+        """What can be said at once, while a control moves; nothing where no formula knows."""
         return {}
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:

@@ -38,13 +38,16 @@ def _log(message: str) -> None:
 
 
 @contextmanager
-def device_lock(device: str, what: str, log: Callable[[str], None] = _log) -> Iterator[None]:
+def device_lock(
+    device: str, what: str, log: Callable[[str], object] = _log, pause: Callable[[float], object] = time.sleep
+) -> Iterator[None]:
     """Hold the device for the block; wait while another process does.
 
     Args:
         device: As `resolve_device` names it.
         what: Who holds it, for those who wait.
         log: Told once, in one line, when there is a wait and when it ends.
+        pause: Called between two tries with how long to wait, s; what it raises ends the wait.
 
     Raises:
         BadInput: Something else lies where its file should.
@@ -64,7 +67,7 @@ def device_lock(device: str, what: str, log: Callable[[str], None] = _log) -> It
             raise
         os.close(handle)  # somebody may have removed the file meanwhile, and others made a new one
         if not held:
-            time.sleep(_POLL_S)
+            pause(_POLL_S)
     try:
         if waiting:
             log(f"{device} is free; starting")

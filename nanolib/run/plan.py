@@ -21,6 +21,7 @@ from nanolib.store import Store
 
 _UNITS = {"flops": "FLOP", "bytes": "MiB", "peak_memory": "MiB", "footprint": "MiB", "latency": "ms"}
 
+Prediction = tuple[Case, dict[str, Any]]
 _NOT_LOOKED_AT = "told by running it: its model is code of yours"
 
 
@@ -32,11 +33,21 @@ def prediction_table(experiment: Any, params: Params, ceilings: dict[str, float]
         params: Its parameters.
         ceilings: As `roofline_ms` takes them; without them no time is predicted, and the table is the same everywhere.
     """
-    lines = []
-    for case in experiment.cases(params):
-        predicted = case.predict(ceilings)
-        if predicted:
-            lines.append({"case": str(case)} | {_title(name): _text(name, value) for name, value in predicted.items()})
+    return table_of(predictions(experiment, params, ceilings))
+
+
+def predictions(experiment: Any, params: Params, ceilings: dict[str, float] | None = None) -> list[Prediction]:
+    """Each case with what formulas say of it; takes what `prediction_table` takes."""
+    return [(case, case.predict(ceilings)) for case in experiment.cases(params)]
+
+
+def table_of(predicted: Sequence[Prediction]) -> pd.DataFrame:
+    """Predictions for people, as `prediction_table` returns them."""
+    lines = [
+        {"case": str(case)} | {_title(name): _text(name, value) for name, value in values.items()}
+        for case, values in predicted
+        if values
+    ]
     return pd.DataFrame(lines).fillna("")
 
 

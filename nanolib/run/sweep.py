@@ -111,11 +111,16 @@ def measure(
     params.rehearse()
     device = resolve_device(params.device)
     name = params.NAME
+    waiting: dict[str, Any] = {}
+    if stop is not None:
+        waiting["pause"] = functools.partial(_pause, stop)
+    if on_progress is not None:
+        waiting["log"] = functools.partial(on_progress, 0, len(cases))
     with contextlib.ExitStack() as locks:
         needed = {lock_path(each): each for each in (device, *(each for case in cases for each in case.devices))}
         # In one order on the whole machine, or two runs would wait for each other.
         for _, each in sorted(needed.items()):
-            locks.enter_context(device_lock(each, f"{name} {params.label}".strip()))
+            locks.enter_context(device_lock(each, f"{name} {params.label}".strip(), **waiting))
         store = store or Store()
         machine = this_machine()
         mark_dead_runs(store)
@@ -137,6 +142,11 @@ def measure(
             sweep_run.end(RunStatus.INTERRUPTED if asked else RunStatus.FAILED, message)
             raise
     return sweep_run
+
+
+def _pause(stop: threading.Event, seconds: float) -> None:
+    if stop.wait(seconds):
+        raise Cancelled
 
 
 def part_of(cases: Sequence[Case], part: str) -> list[Case]:

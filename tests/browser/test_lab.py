@@ -69,34 +69,43 @@ def test_what_is_picked_in_the_summary_its_charts_and_tables_follow(watched, lab
         page.screenshot(path=f"{folder}/summary_panel.png")
 
 
-def test_the_attention_notebook_runs_and_its_panel_predicts_measures_and_cancels(watched, lab):
-    opened = Lab(watched, lab, "attention")
+PANELS = {"attention": ("heads", "2", "num_heads=2"), "model": ("batch", "2", "batch_sizes=[2]")}
+
+
+@pytest.mark.parametrize("name", PANELS)
+def test_explore_predicts_measures_keeps_copies_and_cancels(watched, lab, name):
+    control, value, said = PANELS[name]
+    opened = Lab(watched, lab, name)
     page = opened.page
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     opened.run_all()
-    opened.show("panel.attention_panel")
-    page.wait_for_selector("button:has-text('Measure')", timeout=180_000)
-    tokens = page.locator(".widget-readout").first
-    prediction = page.locator(".widget-html-content", has_text="Predicted")
+    opened.show(f"panel.{name}_panel")
+    page.wait_for_selector("button:has-text('Measure')", timeout=240_000)
+    prediction = page.locator(".widget-html-content", has_text="Predicted").first
     before = prediction.inner_text()
-    heads = page.locator("input[type=number]").first
-    heads.fill("2")
-    heads.press("Enter")
+    field = page.locator(".widget-inline-hbox", has=page.locator(f"label:text-is('{control}')")).locator("input")
+    field.fill(value)
+    field.press("Enter")
     page.wait_for_function(
         "before => [...document.querySelectorAll('.widget-html-content')].some("
         "e => e.innerText.includes('Predicted') && e.innerText !== before)",
         arg=before,
         timeout=20_000,
     )
-    assert tokens.inner_text() == "1024"
+    page.locator("button:has-text('Copy as nano run')").click()
+    page.wait_for_selector("button:has-text('Copied')", timeout=10_000)
+    copied = page.evaluate("() => navigator.clipboard.readText()")
+    assert copied.startswith(f"nano run quick {name} ") and said in copied
     page.locator("button:has-text('Measure')").click()
-    page.wait_for_selector("text=Measured; not saved yet.", timeout=120_000)
-    page.locator(".widget-html-content", has_text="Measured here").locator("tbody tr").first.wait_for(timeout=20_000)
+    page.wait_for_selector("text=/^Starting |^[0-9]+ of /", timeout=10_000)
+    page.wait_for_selector("text=Measured; not kept yet.", timeout=240_000)
+    page.locator(".widget-html-content", has_text="Measured here").locator("tr").nth(1).wait_for(timeout=20_000)
     page.wait_for_selector(".jupyter-widgets canvas, .jupyter-widgets svg.marks", timeout=20_000)
     page.wait_for_timeout(500)
     if folder := os.environ.get("NANOLIB_SCREENSHOTS"):
-        page.screenshot(path=f"{folder}/panel.png")
-    page.locator("button:has-text('Save')").click()
-    page.wait_for_selector("text=Saved in results.sqlite.", timeout=10_000)
+        page.screenshot(path=f"{folder}/{name}_panel.png")
+    page.locator("button:has-text('Keep in database')").click()
+    page.wait_for_selector("text=Kept in results.sqlite.", timeout=10_000)
     page.locator("button:has-text('Measure')").click()
     page.locator("button:has-text('Cancel'):not([disabled])").click(timeout=10_000)
     page.wait_for_selector("text=Cancelled.", timeout=20_000)

@@ -1,19 +1,24 @@
 import importlib
+import shlex
 import time
 
 import psutil
 import pytest
 
+from nanolib.experiments import ALL
 from nanolib.experiments.attention import cases as attention
 from nanolib.experiments.attention import panel as attention_panel
 from nanolib.experiments.energy import cases as energy
 from nanolib.experiments.energy import panel as energy_panel
 from nanolib.experiments.energy.live import LivePower, live_panel
+from nanolib.experiments.model import cases as model
 from nanolib.experiments.panel import Panel
 from nanolib.experiments.summary import cases as summary
 from nanolib.experiments.summary import panel as summary_panel
 from nanolib.paths import checkout
 from nanolib.run import sweep
+from nanolib.run.lock import device_lock
+from nanolib.run.suite import jobs
 from nanolib.store import Store
 
 SMALL = {
@@ -68,13 +73,35 @@ def _wait(condition, seconds=90):
     assert condition()
 
 
-def test_the_prediction_follows_the_controls_and_says_what_does_not_fit(panel):
-    before = panel.predicted.value
-    panel.controls["seq_len"].value = 512
-    assert panel.predicted.value != before and "512" in panel.predicted.value and not panel.measure.disabled
+def test_the_prediction_follows_the_controls_at_once_and_says_what_does_not_fit(panel):
+    panel._ceilings = {"float32": 1e11, "copy": 1e10}
+    for n in (64, 128, 256, 512):
+        panel.controls["seq_len"].value = n
+    (said,) = panel.chart.params.foreseen
+    assert (said["what"], said["n"]) == ("window 256", 512) and said["ms"] > 0 and not panel.measure.disabled
+    _wait(lambda: "n=512" in panel.predicted.value)  # of four moves the last is planned
+    assert "seq_lens=[512]" in panel.command.text
+    panel.controls["kind"].value = "random"
+    assert panel.controls["window"].disabled
+    panel.controls["kind"].value = "strided"
+    assert not panel.controls["window"].disabled
     panel.controls["heads"].value = 7
-    assert "7" in panel.predicted.value
-    panel.params().replace()  # fits
+    assert panel.params().num_heads == 7 and panel.chart.params.foreseen[0]["ms"] != said["ms"]
+
+
+def test_without_ceilings_it_says_what_tells_them(panel):
+    _wait(lambda: "measure once, or run nano doctor" in panel.predicted.value)
+    assert panel.chart.params.foreseen == []
+
+
+def test_values_that_do_not_fit_are_a_line_and_cannot_be_measured(tmp_path, monkeypatch):
+    monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path))
+    panel = _panels("model", monkeypatch)(model.Params())
+    panel.controls["seq_len"].value = 8192
+    assert "<b>" in panel.predicted.value and "8192" in panel.predicted.value and panel.measure.disabled
+    panel.controls["seq_len"].value = 64
+    _wait(lambda: "<b>" not in panel.predicted.value)
+    assert not panel.measure.disabled
 
 
 @pytest.mark.slow
@@ -83,10 +110,15 @@ def test_a_measured_point_stands_in_the_chart_and_is_saved_when_asked_for(panel,
     before = panel.chart.chart
     panel.measure.click()
     assert panel.measure.disabled and not panel.cancel.disabled
+    assert panel.said.value.startswith("Starting window 256 n=64")
     _wait(lambda: not panel.measure.disabled)
-    assert "not saved yet" in panel.said.value and panel.chart.chart is not before
-    drawn = [row for rows in panel.chart.chart.to_dict()["datasets"].values() for row in rows]
-    assert {row["seq_len"] for row in drawn} == {64} and "window" in panel.measured.value
+    assert "not kept yet" in panel.said.value and panel.chart.chart is not before
+    (drawn,) = [row for rows in panel.chart.chart.to_dict()["datasets"].values() for row in rows]
+    assert (drawn["what"], drawn["n"], drawn["here"]) == ("window 256", 64, True)
+    assert drawn["low"] <= drawn["ms"] <= drawn["high"] and drawn["predicted"] > 0  # of the ceilings of this run
+    assert panel.measured.value.count("<td") == 5 and "window" in panel.measured.value
+    panel.controls["seq_len"].value = 128
+    assert panel.chart.params.foreseen[0]["n"] == 128  # and now they are known
     with Store(tmp_path / "results.sqlite") as store:
         assert store.runs().empty
     panel.save.click()
@@ -152,9 +184,9 @@ def test_each_panel_is_walked():
     assert set(PANELS) == rooms - {"summary"}
 
 
-@pytest.mark.parametrize("name", PANELS)
-def test_what_its_controls_stand_for_is_predicted_and_would_be_measured(name, tmp_path, monkeypatch):
-    room = {part: importlib.import_module(f"nanolib.experiments.{name}.{part}") for part in ("cases", "panel")}
+def _panels(name, monkeypatch):
+    """Makes the panel of a notebook, as JupyterLab would show it, of its parameters."""
+    room = importlib.import_module(f"nanolib.experiments.{name}.panel")
     made = []
 
     class Kept(Panel):
@@ -162,18 +194,49 @@ def test_what_its_controls_stand_for_is_predicted_and_would_be_measured(name, tm
             super().__init__(*arguments)
             made.append(self)
 
-    monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path))
     monkeypatch.setattr(sweep, "live_front_end", lambda: True)
-    monkeypatch.setattr(room["panel"], "Panel", Kept)
-    show = getattr(room["panel"], f"{name}_panel")
-    changed = {"overrides": {"num_layers": 1}} if "overrides" in room["cases"].Params.model_fields else {}
-    assert show(room["cases"].Params(**changed)) is made[0].widget
+    monkeypatch.setattr(room, "Panel", Kept)
+
+    def make(params):
+        assert getattr(room, f"{name}_panel")(params) is made[-1].widget
+        return made[-1]
+
+    return make
+
+
+@pytest.mark.parametrize("name", PANELS)
+def test_what_its_controls_stand_for_is_predicted_and_would_be_measured_or_run_by_its_command(
+    name, tmp_path, monkeypatch
+):
+    cases = importlib.import_module(f"nanolib.experiments.{name}.cases")
+    monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path))
+    changed = {"overrides": {"num_layers": 1}} if "overrides" in cases.Params.model_fields else {}
+    panel = _panels(name, monkeypatch)(cases.Params(**changed))
     values, said = PANELS[name]
-    assert set(values) <= set(made[0].controls)
+    assert set(values) <= set(panel.controls)
     for control, value in values.items():
-        made[0].controls[control].value = value
-    params = made[0].params()
-    assert said in " ".join(map(str, room["cases"].cases(params))) and "<b>" not in made[0].predicted.value
-    assert not made[0].measure.disabled and name == params.NAME
+        panel.controls[control].value = value
+    params = panel.params()
+    assert said in " ".join(map(str, cases.cases(params))) and "<b>" not in panel.predicted.value
+    assert not panel.measure.disabled and name == params.NAME
+    words = shlex.split(panel.command.text)
+    given = dict(word.split("=", 1) for word in words[5::2])
+    assert words[:4] == ["nano", "run", "quick", name] and set(words[4::2]) <= {"-p"}
+    (job,) = jobs.plan(ALL, words[2:4], given, {})
+    assert [case.case_id for case in job.cases()] == [case.case_id for case in cases.cases(params)]
+
+
+@pytest.mark.parametrize("name", PANELS)
+def test_a_batch_run_has_none(name, monkeypatch):
+    room = {part: importlib.import_module(f"nanolib.experiments.{name}.{part}") for part in ("cases", "panel")}
     monkeypatch.setattr(sweep, "live_front_end", lambda: False)
-    assert show(room["cases"].Params()) is None
+    assert getattr(room["panel"], f"{name}_panel")(room["cases"].Params()) is None
+
+
+def test_a_wait_for_the_device_is_told_and_can_be_cancelled(panel):
+    with device_lock("cpu", "another run"):
+        panel.measure.click()
+        _wait(lambda: "waiting for cpu: in use by" in panel.said.value and "another run" in panel.said.value)
+        panel.cancel.click()
+        _wait(lambda: panel.said.value == "Cancelled.")
+    assert panel._new().empty

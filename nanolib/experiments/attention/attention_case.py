@@ -12,7 +12,6 @@ import torch
 from nanolib.measurement import FLAG_TEXT, Flag, Measurement, Unsupported, exact
 from nanolib.meters import measure
 from nanolib.meters.flops import BACKWARD_FACTOR, RECOMPUTING_BACKWARD_FACTOR, count_flops
-from nanolib.meters.memory import MIB
 from nanolib.models import attention
 from nanolib.models.attention import flex, lowering
 from nanolib.models.attention.block_mask import BlockMask
@@ -132,21 +131,19 @@ class AttentionCase(Case):
 
         return planned(self, workloads)
 
-    def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
-        """What formulas say before anything runs.
+    def formulas(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+        """What formulas say before anything runs, without planning its memory.
 
         Args:
             ceilings: As `roofline_ms` takes them; without them no time is predicted.
 
         Returns:
-            `bytes` (q, k, v and out once), `peak_memory` (MiB, of forward and backward) where it can be planned; unless the
-            pattern follows the input, `flops` (FLOP, forward), `sparsity`, `block_sparsity`, and `latency` (ms, roofline) where
+            `bytes` (q, k, v and out once); unless the pattern follows the input, `flops`
+            (FLOP, forward), `sparsity`, `block_sparsity`, and `latency` (ms, roofline) where
             the ceilings are known.
         """
         moved = self.moved
         predicted: dict[str, float | str] = {"bytes": moved}
-        if (most := self.plan().most) is not None:
-            predicted["peak_memory"] = most / MIB
         work = self.work
         if work is None:  # how much is kept depends on the input: there is nothing to predict from
             return predicted

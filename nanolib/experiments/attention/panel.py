@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+_WITH_WINDOW = set(PATTERNS) - {"random"}  # the others take it as reach, stride or chunk
+
+
 def attention_panel(params: cases.Params, rows: pd.DataFrame | None = None) -> Any:
     """Controls for one attention case; the notebook's parameters give the rest. Returns nothing in a batch run."""
     if not sweep.live_front_end():
@@ -46,5 +49,8 @@ def attention_panel(params: cases.Params, rows: pd.DataFrame | None = None) -> A
             quality_patterns=[],
         )
 
-    shown = Shown(view.attention_latency, view.attention_table, view.ATTENTION_COLUMNS)
-    return Panel(cases, controls, build, shown, rows).widget
+    def idle(values: Mapping[str, Any]) -> tuple[str, ...]:
+        return () if values["kind"] in _WITH_WINDOW else ("window",)
+
+    shown = Shown(view.attention_latency, view.attention_table, view.ATTENTION_COLUMNS, ("forward",))
+    return Panel(cases, controls, build, shown, rows, idle).widget

@@ -149,16 +149,16 @@ class ModelCase(Case):
         known = attention.work(self.attention_type, 1, 1, causal=True, options=options)
         return "" if known else "what is kept depends on the input"
 
-    def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
-        """What formulas say before anything runs.
+    def formulas(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+        """What formulas say before anything runs, without planning its memory.
 
         Args:
             ceilings: As `roofline_ms` takes them.
 
         Returns:
             `parameters`, `footprint` (MiB of weights), `flops` (FLOP: the forward pass, or in training forward and backward),
-            `bytes` (weights and, in generation, the cache, each as often as it must move), `peak_memory` (MiB, counted on tensors
-            without data) where it can be planned, `latency` (ms, roofline) where the ceilings are known; in generation `flops`,
+            `bytes` (weights and, in generation, the cache, each as often as it must move),
+            `latency` (ms, roofline) where the ceilings are known; in generation `flops`,
             `bytes` and `latency` are those of one token.
         """
         try:
@@ -179,8 +179,6 @@ class ModelCase(Case):
             "flops": work,
             "bytes": moved,
         }
-        if (most := self.plan().most) is not None:
-            predicted["peak_memory"] = most / MIB
         if (latency := roofline_ms(work, moved, self.dtype, ceilings or {})) is not None:
             predicted["latency"] = latency
         return predicted

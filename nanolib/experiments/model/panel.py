@@ -40,5 +40,7 @@ def model_panel(params: cases.Params, rows: pd.DataFrame | None = None) -> Any:
             loss_steps=0,
         )
 
-    shown = Shown(view.model_performance, view.model_table, view.MODEL_COLUMNS)
+    shown = Shown(
+        view.model_performance, view.model_table, view.MODEL_COLUMNS, ("inference", "training_step", "decode")
+    )
     return Panel(cases, controls, build, shown, rows).widget
