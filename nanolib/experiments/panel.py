@@ -116,9 +116,11 @@ class Panel:
         self.predicted, self.measured, self.said = widgets.HTML(), widgets.HTML(), widgets.HTML()
         self.measure = widgets.Button(description="Measure", button_style="primary", icon="play")
         self.cancel = widgets.Button(description="Cancel", icon="stop", disabled=True)
-        self.save = widgets.Button(description="Keep in database", icon="save", disabled=True, layout={"width": "auto"})
+        self.save = widgets.Button(
+            description="Keep in database", icon="save", disabled=True, layout={"width": "160px"}
+        )
         self.command = CommandLine()
-        self.bar = widgets.IntProgress(min=0, max=1, layout={"visibility": "hidden"})
+        self.bar = widgets.IntProgress(min=0, max=1, layout={"display": "none"})
         self.chart = renderer.live_chart(self._draw())
         for control in controls.values():
             control.observe(self._moved, names="value")
@@ -187,7 +189,7 @@ class Panel:
         params = self.params()
         self._stop.clear()
         self.measure.disabled, self.cancel.disabled = True, False
-        self.bar.value, self.bar.layout.visibility = 0, "visible"
+        self.bar.value, self.bar.layout.display = 0, ""
         cases = [str(case) for case in self._experiment.cases(params) if not isinstance(case, CeilingCase)]
         more = f" and {len(cases) - 1} more" if len(cases) > 1 else ""
         self.said.value = f"Starting {html.escape(cases[0] if cases else params.NAME)}{more} …"
@@ -215,7 +217,7 @@ class Panel:
             self.said.value = html.escape(str(error))
         finally:
             self._show()
-            self.bar.layout.visibility = "hidden"
+            self.bar.layout.display = "none"
             self.measure.disabled, self.cancel.disabled = False, True
 
     def _tell(self, done: int, total: int, case: str) -> None:

@@ -9,11 +9,12 @@ import altair as alt
 import pandas as pd
 
 from nanolib.measurement import case_name, format_number, format_with_interval
-from nanolib.report.drawing import HEIGHT, WIDTH, theme
+from nanolib.report.drawing import HEIGHT, theme
 from nanolib.report.frame import tooltips, with_interval
 from nanolib.report.overview import pick
 from nanolib.report.palette import GUIDE, INK, PALETTE
 
+_WIDTH = 560
 _TICKS = [2**power for power in range(4, 21)]
 MOST = 8  # predictions that one setting of the controls may have: a model's inference, its training
 _COLUMNS = ["case", "what", "n", "ms", "low", "high", "predicted", "here", "run_id"]
@@ -37,7 +38,7 @@ def timed_points(rows: pd.DataFrame, scopes: Sequence[str], here: bool) -> pd.Da
         return pd.DataFrame(columns=_COLUMNS)
     ends = {"run_id": found["run_id"], "ms": found["estimate"], "predicted": found["predicted"], "here": here}
     ends |= {end: found[end].fillna(found["estimate"]) for end in ("low", "high")}
-    what = found["factor.name"] + (", " + found["scope"].str.replace("_", " ") if len(scopes) > 1 else "")
+    what = found["scope"].str.replace("_", " ") if len(scopes) > 1 else found["factor.name"]
     case = [case_name(factors) for factors in found["factors"]]
     return pd.DataFrame({"case": case, "what": what, "n": found["factor.seq_len"].astype(int), **ends})[_COLUMNS]
 
@@ -80,7 +81,7 @@ def foreseen_chart(points: pd.DataFrame, foreseen: Sequence[Mapping[str, Any]]) 
         "Predicted and measured",
         subtitle="Hollow, dashed: predicted. Filled: measured, with 95 % intervals. Grey: measured by the notebook.",
     )
-    return theme(alt.layer(*layers, width=2 * WIDTH, height=HEIGHT, title=title).add_params(known))
+    return theme(alt.layer(*layers, width=_WIDTH, height=HEIGHT, title=title).add_params(known))
 
 
 def timed_table(points: pd.DataFrame, most: int = 10) -> pd.DataFrame:
@@ -88,14 +89,14 @@ def timed_table(points: pd.DataFrame, most: int = 10) -> pd.DataFrame:
     last = points.iloc[::-1].head(most)
     return pd.DataFrame(
         {
-            "Case": last["case"],
-            "Of": last["what"],
+            "Measured": last["what"],
             "Predicted, ms": ["—" if pd.isna(one) else format_number(one) for one in last["predicted"]],
             "Measured, ms [95 %]": [
                 format_with_interval(*of) for of in zip(last["ms"], last["low"], last["high"], strict=True)
             ],
-            "Measured / predicted": [
+            "Over predicted": [
                 "—" if pd.isna(one) else format_number(one) for one in last["ms"] / last["predicted"].astype(float)
             ],
+            "Case": last["case"],
         }
     )
