@@ -25,6 +25,7 @@ class SummaryPanel:
     Attributes:
         picks: Title → the list.
         charts: Experiment → its chart.
+        said: What is picked and what it leaves, in words.
         texts: Experiment → its verdict and table.
         widget: What a notebook shows.
     """
@@ -46,6 +47,7 @@ class SummaryPanel:
             for section in self._sections
         }
         self.texts = {section.experiment: widgets.HTML() for section in self._sections}
+        self.said = widgets.HTML()
         for pick in self.picks.values():
             pick.observe(self._follow, names="value")
         self._follow()
@@ -53,16 +55,26 @@ class SummaryPanel:
             children=[widgets.VBox([self.charts[name], self.texts[name]]) for name in self.charts],
             titles=[section.experiment for section in self._sections],
         )
-        self.widget = widgets.VBox([widgets.HBox(list(self.picks.values()), layout={"flex_flow": "wrap"}), tabs])
+        lists = widgets.HBox(list(self.picks.values()), layout={"flex_flow": "wrap"})
+        self.widget = widgets.VBox([lists, self.said, tabs])
 
     def picked(self) -> dict[str, list[Any] | None]:
         """Pick → the values that all its lists leave; None for everything."""
-        chosen = {title: pick.value for title, pick in self.picks.items() if pick.value != "all"}
-        return linking.picked(self._choices, chosen)
+        return linking.picked(self._choices, self._chosen())
+
+    def _chosen(self) -> dict[str, str]:
+        return {title: pick.value for title, pick in self.picks.items() if pick.value != "all"}
+
+    def _in_words(self, kept: pd.DataFrame) -> str:
+        """`sequence length 1,024: 40 of 1,117 measurements, of 2 of 6 runs`."""
+        chosen = ", ".join(f"{title.lower()} {value}" for title, value in self._chosen().items()) or "everything"
+        runs = f"{kept['run_id'].nunique()} of {self._rows['run_id'].nunique()} runs"
+        return html.escape(f"Shown: {chosen}: {len(kept):,} of {len(self._rows):,} measurements, of {runs}")
 
     def _follow(self, _: Any = None) -> None:
         picked = self.picked()
         kept = linking.kept(self._rows, picked)
+        self.said.value = self._in_words(kept)
         for section in self._sections:
             params = self.charts[section.experiment].params
             for name, values in picked.items():
