@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import re
 import stat
 import types
 import typing
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -199,9 +200,14 @@ class StrictModel(pydantic.BaseModel):
         """One out of a notebook's `globals()`.
 
         Raises:
-            BadInput: One line per field that will not do, or that goes by an earlier name.
+            BadInput: One line per field that will not do, or that goes by an earlier name; with the cell and line that set it.
         """
-        return cls(**{name: namespace[name] for name in (*cls.model_fields, *cls.RENAMED) if name in namespace})
+        names = [name for name in (*cls.model_fields, *cls.RENAMED) if name in namespace]
+        try:
+            return cls(**{name: namespace[name] for name in names})
+        except BadInput as error:
+            cells = namespace.get("In", [])  # what IPython has run, by its numbers
+            raise BadInput(*(line + _set_at(line, names, cells) for line in error.lines)) from None
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Validate the whole object with the new value, then take it."""
@@ -216,6 +222,19 @@ class StrictModel(pydantic.BaseModel):
     def replace(self, **changes: Any) -> Self:
         """A copy with `changes`, validated."""
         return type(self)(**self.model_dump() | changes)
+
+
+def _set_at(complaint: str, names: Sequence[str], cells: Sequence[str]) -> str:
+    """Where a notebook last set the field that a complaint begins with: ` (cell [2], line 7)`; empty where nothing tells."""
+    field = re.match(r"(?:\w+\.)?(\w+)", complaint)
+    if field is None or field[1] not in names:
+        return ""
+    sets = re.compile(rf"{field[1]}\s*(?::[^=]*)?=(?!=)")
+    for at in reversed(range(len(cells))):
+        lines = [number for number, line in enumerate(cells[at].split("\n"), 1) if sets.match(line)]
+        if lines:
+            return f" (cell [{at}], line {lines[-1]})"
+    return ""
 
 
 def _allows_bool(annotation: Any) -> bool:

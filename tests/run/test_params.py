@@ -289,3 +289,19 @@ def test_all_that_measures_knows_the_earlier_name_of_rel_ci():
         ("prefill_forms", "prefill_algorithms"),
         ("keep", "excluded_modules"),
     }
+
+
+@pytest.mark.parametrize(
+    ("cells", "where"),
+    [
+        (["", "seq_lens: list = [128]  # tokens\nheads = 4\nseq_lens: list = [-1]"], " (cell [1], line 3)"),
+        (["", "seq_lens: list = [128]", "# Parameters\nseq_lens = [-1]", "seq_lens == [-1]"], " (cell [2], line 2)"),
+        (["", "other_seq_lens = [-1]"], ""),
+        ([], ""),
+    ],
+)
+def test_a_notebook_is_told_the_line_that_set_what_does_not_fit(cells, where):
+    with pytest.raises(BadInput) as found:
+        _params("attention").collect({"seq_lens": [-1], "num_heads": 4, "In": cells})
+    (line,) = found.value.lines
+    assert line.startswith("attention.seq_lens") and line.endswith(where) and line.count("cell [") == bool(where)
