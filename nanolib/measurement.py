@@ -344,6 +344,7 @@ def case_name(factors: Mapping[str, Any]) -> str:
         "precision",
         "arm",
         "variant",
+        "remedy",
     )
     named = [str(factors[name]) for name in kinds if name in factors]
     if {"m", "k", "n"} <= factors.keys():

@@ -1,15 +1,17 @@
-"""Who holds the memory: the live bytes at the peak by kind and by module, on tensors with data or without."""
+"""Who holds the memory: the live bytes at the peak by kind, module and operation, on tensors with data or without."""
 
 from __future__ import annotations
 
 import contextlib
 import re
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -25,8 +27,25 @@ WEIGHTS, GRADIENTS, STATES, SAVED, CACHE, INPUTS, TEMPORARIES = KINDS = (
     "inputs",
     "temporaries",
 )
-Part = tuple[str, str]  # kind, module: blocks of a stack count as one, `blocks.*`
+UNATTRIBUTED = "unattributed"  # a peak's, where or as far as nobody knows what fills it
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+_MARKS = 200  # of a timeline, which a chart can draw
+
+
+class Part(NamedTuple):
+    """What holds some of the memory.
+
+    Attributes:
+        kind: One of `KINDS`.
+        module: Whose; blocks of a stack count as one, `blocks.*`.
+        operation: By which it was made, such as `aten::addmm`; empty for what was there before.
+        line: Module and line of the code that saved it for the backward pass.
+    """
+
+    kind: str
+    module: str = ""
+    operation: str = ""
+    line: str = ""
 
 
 @dataclass(frozen=True)
@@ -34,7 +53,7 @@ class Holding:
     """What is alive at a peak.
 
     Attributes:
-        parts: Kind and module → bytes; they add up to the peak.
+        parts: What holds it → bytes; they add up to the peak.
     """
 
     parts: Mapping[Part, int]
@@ -48,17 +67,44 @@ class Holding:
     def by_kind(self) -> dict[str, int]:
         """Kind → bytes, in the order of `KINDS`, then others; what holds nothing is left out."""
         found: Counter[str] = Counter()
-        for (kind, _), size in self.parts.items():
-            found[kind] += size
+        for part, size in self.parts.items():
+            found[part.kind] += size
         return {kind: found[kind] for kind in dict.fromkeys((*KINDS, *found)) if found[kind]}
 
-    def extrapolated(self, higher: Holding, steps: int) -> Holding:
-        """The same with `steps` times what another one has more of each part: a stack with so many blocks more."""
-        names = {**self.parts, **higher.parts}
-        grown = {name: self.parts.get(name, 0) for name in names}
-        for name in names:
-            grown[name] += steps * (higher.parts.get(name, 0) - grown[name])
-        return Holding({name: size for name, size in grown.items() if size})
+    @property
+    def by_module(self) -> dict[tuple[str, str], int]:
+        """Kind and module → bytes."""
+        found: Counter[tuple[str, str]] = Counter()
+        for part, size in self.parts.items():
+            found[part[:2]] += size
+        return dict(found)
+
+    def largest(self, most: int) -> list[tuple[Part, int]]:
+        """The parts that hold most, in order."""
+        return sorted(self.parts.items(), key=lambda item: -item[1])[:most]
+
+    def extrapolated(self, *steps: tuple[Holding, int]) -> Holding:
+        """The same, and so many times what each of the others has more of each part: stacks with one more block of some kind."""
+        grown = Counter(self.parts)
+        for higher, times in steps:
+            for part in {*self.parts, *higher.parts}:
+                grown[part] += times * (higher.parts.get(part, 0) - self.parts.get(part, 0))
+        return Holding({part: size for part, size in grown.items() if size})
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What is alive over a call, thinned out so that it can be drawn; the peak is always in it.
+
+    Attributes:
+        at: How many tensors had been born or had died.
+        sections: The section of each moment.
+        kinds: Kind → bytes at each moment.
+    """
+
+    at: list[int]
+    sections: list[Any]
+    kinds: dict[str, list[int]]
 
 
 class Holders(LiveBytes):
@@ -76,6 +122,9 @@ class Holders(LiveBytes):
         self._model = model
         self._kinds: dict[int, str] = {}
         self._modules: dict[int, str] = {}
+        self._operations: dict[int, str] = {}
+        self._lines: dict[int, str] = {}
+        self._operation = ""
         self._serials: dict[int, int] = {}  # of a storage's key, of the one that lives
         self._events: list[tuple[int, int, Any]] = []  # serial (0: a section begins), bytes, section
         self._inside: list[str] = []
@@ -86,14 +135,33 @@ class Holders(LiveBytes):
         self._events.append((0, 0, section))
         super().begin(section)
 
-    def hold(self, kind: str, tensors: Iterable[torch.Tensor]) -> None:
-        """Count tensors that existed before, as of this kind; weights under their modules."""
+    def hold(
+        self, kind: str, tensors: Iterable[torch.Tensor], owners: Mapping[int, torch.Tensor] | None = None
+    ) -> None:
+        """Count tensors that existed before, as of this kind; weights under their modules, and states under their weights'.
+
+        Args:
+            kind: One of `KINDS`.
+            tensors: Those.
+            owners: A tensor's `id` → the weight that it belongs to.
+        """
         names = {id(p): name for name, p in (*self._model.named_parameters(), *self._model.named_buffers())}
         for tensor in tensors:
-            self._inside = [names.get(id(tensor), "").rpartition(".")[0]]
+            owner = (owners or {}).get(id(tensor), tensor)
+            self._inside = [names.get(id(owner), "").rpartition(".")[0]]
             self.watch(tensor)
             self._mark(tensor, kind)
         self._inside = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """See `LiveBytes`; what is born is remembered to be of this operation."""
+        self._operation = func.name()
+        try:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        finally:
+            self._operation = ""
 
     def _born(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
@@ -103,6 +171,7 @@ class Holders(LiveBytes):
         self._born_count += 1
         serial = self._serials[key] = self._born_count
         self._modules[serial] = self._inside[-1] if self._inside else ""
+        self._operations[serial] = self._operation
         self._events.append((serial, size, None))
 
         def died(_: Any) -> None:
@@ -114,10 +183,16 @@ class Holders(LiveBytes):
         self.current += size
         self._note()
 
-    def _mark(self, tensor: torch.Tensor, kind: str) -> None:
-        """Say what a storage is; what it was found to be first, it stays."""
-        if (serial := self._serials.get(tensor.untyped_storage()._cdata)) is not None:
-            self._kinds.setdefault(serial, kind)
+    def _mark(self, tensor: torch.Tensor, kind: str, module: str | None = None) -> None:
+        """Say what a storage is, and whose; what it was found to be first, it stays."""
+        serial = self._serials.get(tensor.untyped_storage()._cdata)
+        if serial is None or serial in self._kinds:
+            return
+        self._kinds[serial] = kind
+        if kind == SAVED:
+            self._lines[serial] = _line()
+        if module is not None:
+            self._modules[serial] = module
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -137,9 +212,10 @@ class Holders(LiveBytes):
             for name, module in self._model.named_modules():
                 hooks.callback(module.register_forward_pre_hook(entered(name)).remove)
                 hooks.callback(module.register_forward_hook(left, always_call=True).remove)
-            for weight in self._model.parameters():
+            for name, weight in self._model.named_parameters():
                 if weight.requires_grad:
-                    hook = weight.register_post_accumulate_grad_hook(lambda p: self._mark(p.grad, GRADIENTS))
+                    of = name.rpartition(".")[0]
+                    hook = weight.register_post_accumulate_grad_hook(lambda p, of=of: self._mark(p.grad, GRADIENTS, of))
                     hooks.callback(hook.remove)
             hooks.enter_context(torch.autograd.graph.saved_tensors_hooks(saved, lambda tensor: tensor))
             yield
@@ -170,5 +246,40 @@ class Holders(LiveBytes):
             places.setdefault(index, []).append(section)
         return places
 
+    def timeline(self) -> Timeline:
+        """What was alive from the first section on, by kind: of each stretch of events the moment at which most was."""
+        totals, current, begin = [], 0, 0
+        for index, (serial, size, _) in enumerate(self._events):
+            begin = begin if serial or begin else index
+            current += size
+            totals.append(current)
+        step = max(1, -(-(len(totals) - begin) // _MARKS))
+        borders = [*range(begin, len(totals), step), len(totals)]
+        shown = {max(range(*stretch), key=totals.__getitem__) for stretch in pairwise(borders)}
+        alive: Counter[str] = Counter()
+        at, sections, moments, section = [], [], [], None
+        for index, (serial, size, begun) in enumerate(self._events):
+            alive[self._kinds.get(serial, TEMPORARIES)] += size
+            section = section if serial else begun
+            if index in shown:
+                at.append(index - begin)
+                sections.append(section)
+                moments.append(dict(alive))
+        kinds = {kind: [held.get(kind, 0) for held in moments] for kind in KINDS}
+        return Timeline(at, sections, {kind: held for kind, held in kinds.items() if any(held)})
+
     def _part(self, serial: int) -> Part:
-        return self._kinds.get(serial, TEMPORARIES), _NUMBER.sub("*", self._modules[serial])
+        module = _NUMBER.sub("*", self._modules[serial])
+        kind = self._kinds.get(serial, TEMPORARIES)
+        return Part(kind, module, self._operations[serial], self._lines.get(serial, ""))
+
+
+def _line() -> str:
+    """Where the code of a model runs now: the innermost module and line that is neither torch's nor this one's."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name != __name__ and name.partition(".")[0] != "torch":
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

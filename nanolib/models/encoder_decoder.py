@@ -102,7 +102,7 @@ class EncoderDecoder(nn.Module):
         self.decoder = nn.ModuleList(DecoderBlock(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.d_model, eps=1e-5)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        self.checkpointing = False
+        self.checkpointing: bool | int = False  # or how many of the first blocks of each stack
         initialise(self, config.num_layers)
         if config.tie_embeddings:
             self.head.weight = self.embedding.weight
@@ -128,7 +128,7 @@ class EncoderDecoder(nn.Module):
         """The encoder's normed result, shape [batch, source, d_model]."""
         x = self.embedding(source)
         for layer, block in enumerate(self.encoder):
-            x = run_block(block, self.checkpointing, x, self.rope, None, layer)
+            x = run_block(block, self.checkpointing, layer, x, self.rope, None, layer)
         return self.encoder_norm(x)
 
     def _hidden(
@@ -136,7 +136,7 @@ class EncoderDecoder(nn.Module):
     ) -> torch.Tensor:
         x = self.embedding(ids)
         for layer, block in enumerate(self.decoder):
-            x = run_block(block, self.checkpointing, x, memory[layer], self.rope, cache, layer)
+            x = run_block(block, self.checkpointing, layer, x, memory[layer], self.rope, cache, layer)
         if cache is not None:
             cache.length += ids.shape[1]
         return self.norm(x)

@@ -90,6 +90,13 @@ def _checkpointed(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forw
     return forward
 
 
+def _half_checkpointed(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forward:
+    if not hasattr(model, "checkpointing"):
+        raise Unsupported(f"{type(model).__name__} has no way to checkpoint some of its blocks; use checkpoint")
+    model.checkpointing = max(1, model.config.num_layers // 2)
+    return forward
+
+
 def _autocast(dtype: torch.dtype) -> Callable[[nn.Module, Forward, torch.Tensor], Forward]:
     def wrapped(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forward:
         def cast(ids: torch.Tensor) -> torch.Tensor:
@@ -114,6 +121,7 @@ OPTIMISATIONS: dict[str, Callable[[nn.Module, Forward, torch.Tensor], Forward]] 
     "onednn": _onednn,
     "cuda_graph": _cuda_graph,
     "checkpoint": _checkpointed,
+    "checkpoint_half": _half_checkpointed,
     "autocast_bfloat16": _autocast(torch.bfloat16),
     "autocast_float16": _autocast(torch.float16),
 }
@@ -123,6 +131,7 @@ _MODES = {
     "onednn": ("inference", "generation"),
     "cuda_graph": ("inference", "training", "generation"),
     "checkpoint": ("training",),
+    "checkpoint_half": ("training",),
 }
 
 

@@ -114,9 +114,17 @@ def next_token_loss(model: Callable[[torch.Tensor], torch.Tensor], ids: torch.Te
     return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, -logits.shape[1] :].flatten())
 
 
-def run_block(block: nn.Module, checkpointing: bool, x: torch.Tensor, *rest: Any) -> torch.Tensor:
-    """One block; with `checkpointing` its activations are computed again in the backward pass instead of kept."""
-    if checkpointing and torch.is_grad_enabled():
+def run_block(block: nn.Module, checkpointing: bool | int, layer: int, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+    """One block; one that is checkpointed computes its activations again in the backward pass instead of keeping them.
+
+    Args:
+        block: Takes `x` and `rest`.
+        checkpointing: Whether all blocks are checkpointed, or how many of the first are.
+        layer: Which block it is.
+        x: What it works on.
+        rest: More of its arguments.
+    """
+    if (checkpointing is True or layer < checkpointing) and torch.is_grad_enabled():
         return checkpoint(block, x, *rest, use_reentrant=False)
     return block(x, *rest)
 
@@ -151,7 +159,7 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.d_model, eps=1e-5)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        self.checkpointing = False
+        self.checkpointing: bool | int = False  # or how many of the first blocks
         initialise(self, config.num_layers)
         if config.tie_embeddings:
             self.head.weight = self.embedding.weight
@@ -176,7 +184,7 @@ class Transformer(nn.Module):
         check_length(ids, cache.length if cache else 0, self.config)
         x = self.embedding(ids)
         for layer, block in enumerate(self.blocks):
-            x = run_block(block, self.checkpointing, x, self.rope, cache, layer)
+            x = run_block(block, self.checkpointing, layer, x, self.rope, cache, layer)
         if cache is not None:
             cache.length += ids.shape[1]
         return self.norm(x)

@@ -11,6 +11,7 @@ class CommandLine(anywidget.AnyWidget):
 
     Attributes:
         text: The command.
+        label: Of the button.
     """
 
     _esm = """
@@ -20,7 +21,7 @@ class CommandLine(anywidget.AnyWidget):
       button.style.cssText = "flex: none; width: auto; padding: 0 10px";
       code.style.cssText = "white-space: pre-wrap; overflow-wrap: anywhere";
       el.style.cssText = "display: flex; gap: 8px; align-items: center; margin: 4px 2px";
-      const show = () => { code.textContent = model.get("text"); button.textContent = "Copy as nano run …"; };
+      const show = () => { code.textContent = model.get("text"); button.textContent = model.get("label"); };
       button.addEventListener("click", async () => {
         try {
           await navigator.clipboard.writeText(model.get("text"));
@@ -36,3 +37,4 @@ class CommandLine(anywidget.AnyWidget):
     } };
     """
     text = traitlets.Unicode().tag(sync=True)
+    label = traitlets.Unicode("Copy as nano run …").tag(sync=True)

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,6 +33,8 @@ class Workload:
         existing: Gives the tensors that count although they were there before: weights, inputs, the optimizer's states.
         keeps: Whether its first call leaves tensors behind that later ones find: gradients, the optimizer's states, a cache.
         kinds: The same tensors by what they are: one of `nanolib.meters.holders.KINDS` → tensors.
+        phases: What the call does in turn, where it has parts.
+        owners: The `id` of an optimizer's state → the weight that it belongs to.
     """
 
     scope: str
@@ -40,6 +42,8 @@ class Workload:
     existing: Callable[[], Iterable[torch.Tensor]]
     keeps: bool = True
     kinds: Callable[[], Mapping[str, Iterable[torch.Tensor]]] | None = None
+    phases: Mapping[str, Callable[[], object]] = field(default_factory=dict)
+    owners: Callable[[], Mapping[int, torch.Tensor]] = dict
 
     @classmethod
     def of_kinds(
@@ -83,7 +87,8 @@ def planned_by_depth(case: Case, depth: int, at: Callable[[int], tuple[nn.Module
 
     def sections(blocks: int) -> dict[str, dict[Any, int]]:
         model, works = at(blocks)
-        return {work.scope: _by_place(_counted(work, _stacks(model, blocks)).sections, blocks) for work in works}
+        places = {"first": 0, "last": blocks - 1}
+        return {work.scope: _by_place(_counted(work, _stacks(model, blocks)).sections, places) for work in works}
 
     def peaks() -> dict[str, int]:
         low, high = sections(_LOW), sections(_LOW + 1)
@@ -145,7 +150,7 @@ def _held(work: Workload, model: nn.Module, stacks: Iterable[nn.ModuleList]) -> 
         work.call()
     with Holders(model) as counter, counter.watching(), _sections(counter, stacks):
         for kind, tensors in work.kinds().items():
-            counter.hold(kind, tensors)
+            counter.hold(kind, tensors, work.owners())
         work.call()
     return counter
 
@@ -164,9 +169,7 @@ def holdings_by_depth(
     """
 
     def sections(blocks: int) -> dict[str, dict[Any, Holding]]:
-        model, works = at(blocks)
-        stacks = _stacks(model, blocks) if blocks else ()
-        return {work.scope: _by_place(_held(work, model, stacks).holdings(), blocks) for work in works}
+        return _held_by_place(*at(blocks), blocks, {"first": 0, "last": blocks - 1})
 
     with fake_tensors():
         if depth <= _LOW + 1:
@@ -174,10 +177,50 @@ def holdings_by_depth(
         else:
             low, high = sections(_LOW), sections(_LOW + 1)
             whole = {
-                scope: [held.extrapolated(high[scope][place], depth - _LOW) for place, held in found.items()]
+                scope: [held.extrapolated((high[scope][place], depth - _LOW)) for place, held in found.items()]
                 for scope, found in low.items()
             }
     return {scope: max(map(shared, found), key=lambda held: held.peak) for scope, found in whole.items()}
+
+
+def holdings_by_checkpointing(
+    at: Callable[[int, int], tuple[nn.Module, Iterable[Workload]]],
+    shared: Callable[[Holding], Holding] = lambda whole: whole,
+) -> Callable[[int, int], Holding]:
+    """What is alive at the peak of a training step whose first blocks are checkpointed, from three low stacks.
+
+    Args:
+        at: The model with so many blocks that are checkpointed and then so many that are not, and its one workload.
+        shared: As in `holdings_by_depth`.
+
+    Returns:
+        What tells it for any number of each, from one on.
+    """
+
+    def sections(checkpointed: int, plain: int) -> dict[Any, Holding]:
+        blocks = checkpointed + plain
+        borders = {"first": 0, "last checkpointed": checkpointed - 1, "first plain": checkpointed, "last": blocks - 1}
+        (found,) = _held_by_place(*at(checkpointed, plain), blocks, borders).values()
+        return found
+
+    with fake_tensors():
+        low, more_checkpointed, more_plain = sections(1, 1), sections(2, 1), sections(1, 2)
+
+    def holding(checkpointed: int, plain: int) -> Holding:
+        whole = (
+            held.extrapolated((more_checkpointed[place], checkpointed - 1), (more_plain[place], plain - 1))
+            for place, held in low.items()
+        )
+        return max(map(shared, whole), key=lambda held: held.peak)
+
+    return holding
+
+
+def _held_by_place(
+    model: nn.Module, works: Iterable[Workload], blocks: int, places: Mapping[str, int]
+) -> dict[str, dict[Any, Holding]]:
+    stacks = _stacks(model, blocks) if blocks else ()
+    return {work.scope: _by_place(_held(work, model, stacks).holdings(), places) for work in works}
 
 
 def _mark(counter: LiveBytes, block: nn.Module, place: tuple[int, int], hooks: contextlib.ExitStack) -> None:
@@ -198,15 +241,15 @@ def _stacks(model: nn.Module, blocks: int) -> list[nn.ModuleList]:
     return [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == blocks]
 
 
-def _by_place(sections: Mapping[Any, Any], blocks: int) -> dict[Any, Any]:
-    """What sections have, blocks counted from the first and from the last, so that stacks of two heights have the same."""
+def _by_place(sections: Mapping[Any, Any], places: Mapping[str, int]) -> dict[Any, Any]:
+    """What sections have, of blocks at named places alone, so that stacks of several heights have the same."""
     found = {}
     for section, value in sections.items():
         if section is None:
             found[section] = value
             continue
         direction, stack, at = section
-        found |= {(direction, stack, place): value for place in (at, at - blocks) if place in (0, -1)}
+        found |= {(direction, stack, name): value for name, place in places.items() if place == at}
     return found
 
 

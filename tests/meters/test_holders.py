@@ -17,6 +17,7 @@ from nanolib.meters.holders import (
     WEIGHTS,
     Holders,
     Holding,
+    Part,
 )
 from nanolib.meters.memory import LiveBytes, fake_tensors
 from nanolib.models import create_model
@@ -159,7 +160,7 @@ def test_a_gpt_block_saves_what_the_closed_form_says():
                 counter.hold(kind, tensors)
             work.call.forward()
             counter.begin("saved")
-        return counter.holdings()["saved"].parts
+        return counter.holdings()["saved"].by_module
 
     low, high = at(2), at(3)
     kept = {
@@ -203,5 +204,6 @@ def test_parts_of_a_cache_and_of_inputs_are_told_apart():
 
 
 def test_extrapolation_adds_what_one_more_block_adds():
-    low, high = Holding({(WEIGHTS, "a.*"): 10, (SAVED, "x"): 5}), Holding({(WEIGHTS, "a.*"): 14, (CACHE, ""): 3})
-    assert low.extrapolated(high, 3).parts == {(WEIGHTS, "a.*"): 22, (SAVED, "x"): -10, (CACHE, ""): 9}
+    weights, saved, cache = Part(WEIGHTS, "a.*"), Part(SAVED, "x", "aten::mm", "mine:3"), Part(CACHE)
+    low, high = Holding({weights: 10, saved: 5}), Holding({weights: 14, cache: 3})
+    assert low.extrapolated((high, 3)).parts == {weights: 22, saved: -10, cache: 9}

@@ -12,6 +12,7 @@ from nanolib.experiments import ALL
 from nanolib.experiments.distributed import prefill, training
 from nanolib.experiments.fp8 import parity, speed
 from nanolib.experiments.fp8.numerics import VARIANTS
+from nanolib.experiments.model.remedies import REMEDIES
 from nanolib.measurement import STORED_AS
 from nanolib.models.attention.choice import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
@@ -65,6 +66,7 @@ WALK = {
             "batch_sizes": [2],
             "dtypes": ["float32"],
             "new_tokens": 3,
+            "generation_batch_sizes": [3],
             "loss_steps": 2,
             "optimisations": ["eager"],
         },
@@ -74,6 +76,8 @@ WALK = {
             "seq_lens": [16],
             "batch_sizes": [1],
             "new_tokens": 3,
+            "generation_batch_sizes": [],
+            "peak_remedies": [],
             "loss_steps": 0,
             "optimisations": list(OPTIMISATIONS),
             "dtypes": ["float32"],
@@ -84,6 +88,8 @@ WALK = {
             "seq_lens": [16],
             "batch_sizes": [1],
             "new_tokens": 2,
+            "generation_batch_sizes": [],
+            "peak_remedies": [],
             "loss_steps": 1,
             "optimisations": ["eager", "checkpoint"],
             "dtypes": [dtype for dtype in DTYPES if dtype != "float32"],
@@ -95,6 +101,8 @@ WALK = {
             "seq_lens": [16],
             "batch_sizes": [1],
             "new_tokens": 2,
+            "generation_batch_sizes": [],
+            "peak_remedies": [],
             "loss_steps": 0,
             "optimisations": ["eager"],
         },
@@ -161,6 +169,7 @@ KNOWN = (
     r"the ranks have no network of their own",
     r"[\w ]+ took [\d.e-]+ s, and \w+ changes every",
     r"the idle baseline",
+    r"a batch of 1 cannot be halved",
 )
 
 
@@ -197,6 +206,7 @@ def _walked(name, field):
         ("attention", "quality_patterns", {*PATTERNS, *CHOOSERS}),
         ("model", "dtypes", DTYPES),
         ("model", "optimisations", OPTIMISATIONS),
+        ("model", "peak_remedies", REMEDIES),
         ("fp8", "precisions", speed.DTYPES),
         ("fp8", "modes", speed.MODES),
         ("fp8", "parity_arms", {*parity.ARMS} - {*STORED_AS["arm"].values()}),

@@ -10,6 +10,7 @@ import pydantic
 import torch
 
 from nanolib.experiments.model.model_cases import GenerationCase, LossCase, Mode, ModelCase, model_name
+from nanolib.experiments.model.remedies import REMEDIES, RemedyCase
 from nanolib.measurement import shown
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.memory import total_bytes
@@ -42,6 +43,8 @@ class Params(shared.Params):
         optimisations: Names in `nanolib.models.optimise.OPTIMISATIONS`; generation is eager, or by `onednn` or `cuda_graph`.
         train: Whether to measure training steps too.
         new_tokens: Tokens generated one by one after a prompt of each sequence length; 0 for none.
+        generation_batch_sizes: More batches of generation, after a prompt of the longest sequence length.
+        peak_remedies: What to try against the peak of a training step: names in `nanolib.experiments.model.remedies.REMEDIES`.
         loss_steps: Steps of training on real text whose loss is recorded; 0 for none.
         learning_rate: Of AdamW, for those steps.
         corpus: A text file or folder; empty means the standard library's sources.
@@ -60,6 +63,8 @@ class Params(shared.Params):
     optimisations: list[str] = pydantic.Field(["eager"], min_length=1)
     train: bool = True
     new_tokens: int = pydantic.Field(8, ge=0, le=1_000_000)
+    generation_batch_sizes: list[shared.Batch] = pydantic.Field([2, 4], max_length=64)
+    peak_remedies: list[str] = pydantic.Field(["checkpoint", "bfloat16", "sgd"])
     loss_steps: int = pydantic.Field(20, ge=0, le=1_000_000)
     learning_rate: float = pydantic.Field(1e-3, gt=0, le=10)
     corpus: str = pydantic.Field("", max_length=4096)
@@ -69,7 +74,14 @@ class Params(shared.Params):
     _dtypes = pydantic.field_validator("dtypes")(known_dtypes)
     _kinds = pydantic.field_validator("attention_types")(known_kinds)
     _distinct = pydantic.field_validator(
-        "presets", "seq_lens", "batch_sizes", "dtypes", "attention_types", "optimisations"
+        "presets",
+        "seq_lens",
+        "batch_sizes",
+        "dtypes",
+        "attention_types",
+        "optimisations",
+        "generation_batch_sizes",
+        "peak_remedies",
     )(distinct)
 
     _model = pydantic.field_validator("model")(known_model)
@@ -80,6 +92,14 @@ class Params(shared.Params):
         for value in values:
             if value not in OPTIMISATIONS:
                 raise ValueError(f"{shown(value)} is no optimisation; use {', '.join(OPTIMISATIONS)}")
+        return values
+
+    @pydantic.field_validator("peak_remedies")
+    @classmethod
+    def _known_remedies(cls, values: list[str]) -> list[str]:
+        for value in values:
+            if value not in REMEDIES:
+                raise ValueError(f"{shown(value)} is no remedy; use {', '.join(REMEDIES)}")
         return values
 
     _corpus = pydantic.field_validator("corpus")(known_corpus)
@@ -123,6 +143,7 @@ def cases(params: Params) -> list[Case]:
             for dtype in params.dtypes:
                 for case in _model_cases(params, device, preset, overrides, kind, dtype):
                     result += [case] if (smaller := _smaller(case)) is None else [case, smaller]
+                result += _remedies(params, device, preset, overrides, kind, dtype)
                 if params.loss_steps:
                     model = (device, model_name(preset, overrides), preset, overrides, kind)
                     shape = (min(params.seq_lens), max(params.batch_sizes), dtype)
@@ -142,10 +163,22 @@ def _model_cases(
                 if applies(optimisation, mode, dtype):
                     yield ModelCase(*model, *shape, dtype, mode, optimisation)
     others = [name for name in params.optimisations if applies(name, "generation", dtype) and name != "eager"]
+    longest = max(params.seq_lens)
+    shapes += [(longest, batch) for batch in params.generation_batch_sizes if batch not in params.batch_sizes]
     for optimisation in ["eager", *others] if params.new_tokens else ():
         model = (device, model_name(preset, overrides, optimisation), preset, overrides, kind)
         for shape in shapes:
             yield GenerationCase(*model, *shape, dtype, "generation", optimisation, new_tokens=params.new_tokens)
+
+
+def _remedies(
+    params: Params, device: str, preset: str, overrides: dict[str, Any], kind: str, dtype: str
+) -> list[RemedyCase]:
+    """What is tried against the peak of the largest training step; not what it does already."""
+    model = (device, model_name(preset, overrides), preset, overrides, kind)
+    shape = (max(params.seq_lens), max(params.batch_sizes), dtype)
+    names = params.peak_remedies if params.train else ()
+    return [RemedyCase(*model, *shape, name) for name in names if REMEDIES[name].dtype != dtype]
 
 
 def _smaller(case: ModelCase) -> ModelCase | None:

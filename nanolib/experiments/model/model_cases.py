@@ -17,6 +17,7 @@ from nanolib.config import PRESETS, NanoConfig
 from nanolib.experiments.model.steps import Generating, Inferring, Step, Training, check_loss
 from nanolib.measurement import BadInput, Measurement, Unsupported, exact
 from nanolib.meters.flops import BACKWARD_FACTOR, count_flops, model_flops
+from nanolib.meters.holders import Holding
 from nanolib.meters.memory import MIB, fake_tensors
 from nanolib.models import attention, create_model, text
 from nanolib.models.optimise import is_compiled
@@ -25,8 +26,9 @@ from nanolib.models.training import train
 from nanolib.models.user import build_model, hugging_face_config, logits_of, resolve, runs_code
 from nanolib.run.case import Case, Plan
 from nanolib.run.ceilings import roofline_ms
+from nanolib.run.holding_rows import holding_rows, unattributed_rows
 from nanolib.run.own_model import context_length
-from nanolib.run.workload import UNCOUNTED, Workload, memory_rows, planned_by_depth, trace
+from nanolib.run.workload import UNCOUNTED, Workload, holdings_by_depth, memory_rows, planned_by_depth, trace
 
 Mode = Literal["inference", "training", "generation"]
 
@@ -117,14 +119,28 @@ class ModelCase(Case):
         if reason := self.not_planned():
             return Plan(reason=reason)
         like = self.planned_as
+        return planned_by_depth(like, self.depth, like.at_depth)
 
-        def at(depth: int) -> tuple[nn.Module, Iterator[Workload]]:
-            low = dataclasses.replace(like, overrides=like.overrides | {"num_layers": depth}) if depth else like
-            ids = torch.zeros(self.batch_size, self.seq_len + 1, dtype=torch.int64, device=self.device)
-            model = low.build()
-            return model, low.step(model, ids, 1e-3).workloads()
+    @property
+    def depth(self) -> int:
+        """How many blocks lie on one another and do the same; 0 where that is not known, or some are checkpointed."""
+        return 0 if self.own or self.optimisation == "checkpoint_half" else self.config.num_layers
 
-        return planned_by_depth(like, 0 if self.own else self.config.num_layers, at)
+    def holdings(self) -> dict[str, Holding]:
+        """Who will hold the peak of each of its calls; nothing where that cannot be planned."""
+        like = self.planned_as
+        if like.plan().reason:
+            return {}
+        if like.case_id not in _HELD:
+            _HELD[like.case_id] = holdings_by_depth(self.depth, like.at_depth)
+        return _HELD[like.case_id]
+
+    def at_depth(self, depth: int) -> tuple[nn.Module, Iterator[Workload]]:
+        """Its model with so many blocks, and its calls; its own depth for 0."""
+        low = dataclasses.replace(self, overrides=self.overrides | {"num_layers": depth}) if depth else self
+        ids = torch.zeros(self.batch_size, self.seq_len + 1, dtype=torch.int64, device=self.device)
+        model = low.build()
+        return model, low.step(model, ids, 1e-3).workloads()
 
     @property
     def planned_as(self) -> ModelCase:
@@ -201,10 +217,14 @@ class ModelCase(Case):
         ids = text_batch(self, params.corpus, params.seed)
         step = self.step(model, ids, params.learning_rate)
         yield from step.measure(self, params, predicted, ceilings)
-        counted = not is_compiled(self.optimisation) or self.device.startswith("cuda")
         for work in step.workloads():
             trace(work, self, params)  # before the memory is counted: under a counter nothing compiled runs
-            yield from memory_rows(work, self.device, self.plan(), counted)
+            if self.optimisation == "cuda_graph" or (is_compiled(self.optimisation) and self.device.startswith("cuda")):
+                yield from memory_rows(work, self.device, self.plan())
+            elif is_compiled(self.optimisation):
+                yield from unattributed_rows(work, self.device, self.plan())
+            else:
+                yield from holding_rows(work, model, self.device, self.plan(), self.holdings().get(work.scope))
 
 
 @dataclass(frozen=True)
@@ -301,6 +321,7 @@ def planned_training(case: Case, config: NanoConfig, batch_size: int, seq_len: i
 
 
 _KNOWN: dict[str, tuple[int, int]] = {}
+_HELD: dict[str, dict[str, Holding]] = {}
 
 
 def _counted(case_id: str, case: ModelCase) -> tuple[int, int]:

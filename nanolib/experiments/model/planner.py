@@ -15,11 +15,11 @@ from nanolib.config import PRESETS
 from nanolib.experiments.model.model_cases import GenerationCase, ModelCase
 from nanolib.experiments.model.steps import Generating, Inferring, Training
 from nanolib.measurement import BadInput, Unsupported
-from nanolib.meters.holders import GRADIENTS, STATES, TEMPORARIES, WEIGHTS, Holding
+from nanolib.meters.holders import GRADIENTS, STATES, TEMPORARIES, WEIGHTS, Holding, Part
 from nanolib.meters.memory import fake_tensors
 from nanolib.models.user import hugging_face_config
 from nanolib.run.params import MAX_SEQ_LEN
-from nanolib.run.workload import Workload, holdings_by_depth
+from nanolib.run.workload import Workload, holdings_by_checkpointing, holdings_by_depth
 
 MAX_BATCH = 65_536
 _ENOUGH = 12  # guesses along a line; then the rest is halved
@@ -46,6 +46,8 @@ class Use:
         memory: How much there is, bytes.
         largest_batch: At this length; 0 where not one sequence fits.
         longest: At this batch, tokens; 0 where none fits.
+        checkpointed: Of training that does not fit, how many of the first blocks to checkpoint so that it does, and of how many;
+            zeros where that would not do, or nothing need be done.
         refused: Why it is not known, in one line; then there is no holding.
     """
 
@@ -54,6 +56,7 @@ class Use:
     memory: int
     largest_batch: int = 0
     longest: int = 0
+    checkpointed: tuple[int, int] = (0, 0)
     refused: str = ""
 
     @property
@@ -77,23 +80,30 @@ class Planner:
 
     def use(self, name: str, memory: int) -> Use:
         """What a use needs, and the most that fits."""
+        here = self.needs(name, memory)
+        if here.refused:
+            return here
         batch, length = self.source.batch_size, self.source.seq_len
+        fixed = sum(size for kind, size in here.holding.by_kind.items() if kind in (*_SHARDED, GATHERED))
+        peaks = lambda n: self.holding(name, n * self.ranks, length).peak  # noqa: E731
+        most = largest(peaks, memory, batch // self.ranks, MAX_BATCH // self.ranks, fixed) * self.ranks
+        peaks = lambda n: self.holding(name, batch, n).peak  # noqa: E731
+        longest = largest(peaks, memory, length, self._longest(), fixed, least=2 if name == "decoding" else 1)
+        return dataclasses.replace(here, largest_batch=most, longest=longest)
+
+    def needs(self, name: str, memory: int) -> Use:
+        """What a use needs, without the most that fits."""
         try:
-            here = self.holding(name, batch, length)
-            fixed = sum(size for (kind, _), size in here.parts.items() if kind in (*_SHARDED, GATHERED))
-            peaks = lambda n: self.holding(name, n * self.ranks, length).peak  # noqa: E731
-            most = largest(peaks, memory, batch // self.ranks, MAX_BATCH // self.ranks, fixed) * self.ranks
-            peaks = lambda n: self.holding(name, batch, n).peak  # noqa: E731
-            longest = largest(peaks, memory, length, self._longest(), fixed, least=2 if name == "decoding" else 1)
+            here = self.holding(name, self.source.batch_size, self.source.seq_len)
+            some = self.checkpointed(memory) if name == "training" and here.peak > memory else (0, 0)
         except Unsupported as error:
             return Use(name, Holding({}), memory, refused=str(error))
         except BadInput as error:
             return Use(name, Holding({}), memory, refused=error.lines[0])
         except Exception as error:  # a model may look at its data, which is not there
-            return Use(
-                name, Holding({}), memory, refused=f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            )
-        return Use(name, here, memory, most, longest)
+            said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            return Use(name, Holding({}), memory, refused=said)
+        return Use(name, here, memory, checkpointed=some)
 
     def holding(self, name: str, batch: int, length: int) -> Holding:
         """Who holds a use's peak at a shape, on one rank."""
@@ -103,6 +113,22 @@ class Planner:
             scopes = holdings_by_depth(self._depth, lambda depth: self._at(case, depth), self._shared)
             self._known[key] = max(scopes.values(), key=lambda held: held.peak)
         return self._known[key]
+
+    def checkpointed(self, memory: int) -> tuple[int, int]:
+        """The fewest of the first blocks whose checkpointing makes a training step fit, and of how many; zeros where none do."""
+        batch, length = self.source.batch_size, self.source.seq_len
+        if self.source.own or self._depth < 2 or self.holding("training, checkpointed", batch, length).peak > memory:
+            return 0, 0
+        case = self._case("training", batch // self.ranks, length)
+
+        def at(checkpointed: int, plain: int) -> tuple[nn.Module, Iterator[Workload]]:
+            model, works = self._at(case, checkpointed + plain)
+            model.checkpointing = checkpointed
+            return model, works
+
+        holding = holdings_by_checkpointing(at, self._shared)
+        fitting = (count for count in range(1, self._depth) if holding(count, self._depth - count).peak <= memory)
+        return next(fitting, self._depth), self._depth
 
     def _case(self, name: str, batch: int, length: int) -> ModelCase:
         mode, optimisation = USES[name]
@@ -160,17 +186,14 @@ class Planner:
         """What one of several ranks holds under FSDP: its share, and the weights that are gathered to compute."""
         if self.ranks == 1:
             return whole
-        parts = {
-            (kind, module): -(-size // self.ranks) if kind in _SHARDED else size
-            for (kind, module), size in whole.parts.items()
-        }
-        weights = {module: size for (kind, module), size in whole.parts.items() if kind == WEIGHTS}
+        parts = {part: -(-size // self.ranks) if part.kind in _SHARDED else size for part, size in whole.parts.items()}
+        weights = {module: size for (kind, module), size in whole.by_module.items() if kind == WEIGHTS}
         blocks = sum(size for module, size in weights.items() if ".*" in module)
         outside, block = sum(weights.values()) - blocks, blocks // max(self._depth, 1)
         gathered = outside + 2 * block  # the block that computes, and the next
-        if any(kind == GRADIENTS for kind, _ in parts):
-            parts[TEMPORARIES, "gradients before they are scattered"] = block
-        return Holding(parts | {(GATHERED, ""): gathered})
+        if any(part.kind == GRADIENTS for part in parts):
+            parts[Part(TEMPORARIES, "gradients before they are scattered")] = block
+        return Holding(parts | {Part(GATHERED): gathered})
 
 
 def equal_blocks(source: ModelCase, depth: int) -> bool:

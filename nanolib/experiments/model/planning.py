@@ -102,17 +102,17 @@ class MemoryPlan:
         return found[[*found.columns[:5], *(kind for kind in (*KINDS, GATHERED) if kind in found)]]
 
     def holders(self, use: Use, most: int = 6) -> pd.DataFrame:
-        """Who holds a use's peak: the largest parts by kind and module."""
+        """Who holds a use's peak: the largest parts, with the line that saved them or the operation that made them."""
         name, unit = self._unit
-        parts = sorted(use.holding.parts.items(), key=lambda item: -item[1])[:most]
         return pd.DataFrame(
             {
-                "kind": kind,
-                "module": module or "—",
+                "kind": part.kind,
+                "module": part.module or "—",
+                "saved or made by": part.line or part.operation or "—",
                 name: f"{size / unit:.2f}",
                 "share": f"{size / use.holding.peak:.0%}",
             }
-            for (kind, module), size in parts
+            for part, size in use.holding.largest(most)
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -126,11 +126,9 @@ class MemoryPlan:
                 "fits": use.fits,
                 "largest_batch": use.largest_batch,
                 "longest": use.longest,
+                "checkpointed_blocks": use.checkpointed[0],
                 "kinds": use.holding.by_kind,
-                "parts": [
-                    {"kind": kind, "module": module, "bytes": size}
-                    for (kind, module), size in use.holding.parts.items()
-                ],
+                "parts": [part._asdict() | {"bytes": size} for part, size in use.holding.parts.items()],
             }
             for use in self.uses
         ]
@@ -177,7 +175,7 @@ def plan(
         raise BadInput(f"optimizer: {shown(optimizer)} is unknown; use one of {', '.join(OPTIMIZERS)}")
     if not (isinstance(ranks, int) and ranks > 0 and batch_size % ranks == 0):
         raise BadInput(f"ranks: {ranks} does not divide batch_size {batch_size}; give a divisor of it")
-    source = _checked(model, seq_len, batch_size, dtype, attention_type, dict(options or {}))
+    source = checked(model, seq_len, batch_size, dtype, attention_type, dict(options or {}))
     planner = Planner(source, optimizer, ranks)
     uses = [planner.use(name, available) for name in USES]
     if len(refused := {use.refused for use in uses}) == 1 and "" not in refused:
@@ -187,10 +185,14 @@ def plan(
     return MemoryPlan(title, tuple(uses), available)
 
 
-def _checked(
+def checked(
     model: str, seq_len: int, batch_size: int, dtype: str, attention_type: str, options: dict[str, Any]
 ) -> ModelCase:
-    """The case that all others are made from, its parameters looked at as the notebook's are."""
+    """The case that all others are made from, its parameters looked at as the notebook's are.
+
+    Raises:
+        BadInput: Something of this will not do; the line names it as `plan` calls it.
+    """
     named = {"model": model, "model_options": options} if ":" in model else {"presets": [model]}
     given = {"seq_lens": [seq_len], "batch_sizes": [batch_size], "dtypes": [dtype], "attention_types": [attention_type]}
     preset = "model" not in named
@@ -209,9 +211,17 @@ def _checked(
 
 
 def _remedy(use: Use) -> str:
-    if use.largest_batch:
-        return f"Next: batch {use.largest_batch}" + (f", or {use.longest} tokens" if use.longest else "")
-    return f"Next: {use.longest} tokens" if use.longest else "Next: more ranks, or a smaller model"
+    some, depth = use.checkpointed
+    ways = [
+        f"checkpoint the first {some} of {depth} blocks"
+        if 0 < some < depth
+        else "checkpoint all blocks"
+        if some
+        else "",
+        f"batch {use.largest_batch}" if use.largest_batch else "",
+        f"{use.longest} tokens" if use.longest else "",
+    ]
+    return "Next: " + (", or ".join(filter(None, ways)) or "more ranks, or a smaller model")
 
 
 def _size(size: int) -> str:

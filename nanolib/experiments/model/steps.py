@@ -117,11 +117,18 @@ def check_loss(model: nn.Module) -> None:
         raise Unsupported(f"{type(model).__name__} gives no logits of tokens; set train to false and loss_steps to 0")
 
 
+def _sgd(weights: Iterable[nn.Parameter], rate: float, momentum: float = 0.0) -> torch.optim.Optimizer:
+    weights = list(weights)
+    # on tensors without data torch runs its fused kernel on real ones in their place; one weight after the other holds as much
+    fused = not any(isinstance(weight, torch._subclasses.FakeTensor) for weight in weights)
+    return torch.optim.SGD(weights, lr=rate, momentum=momentum, fused=fused, foreach=False)
+
+
 # Name → (weights, learning rate) → the optimizer.
 OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter], float], torch.optim.Optimizer]] = {
     "adamw": lambda weights, rate: torch.optim.AdamW(weights, lr=rate, fused=True),
-    "sgd": lambda weights, rate: torch.optim.SGD(weights, lr=rate, fused=True),
-    "momentum": lambda weights, rate: torch.optim.SGD(weights, lr=rate, momentum=0.9, fused=True),
+    "sgd": _sgd,
+    "momentum": lambda weights, rate: _sgd(weights, rate, 0.9),
 }
 
 
@@ -185,12 +192,12 @@ class Training:
     def difference(self) -> float:
         """Relative error of the gradient against the eager one."""
         found = self.gradient()
-        checkpointing = getattr(self.model, "checkpointing", None)
+        checkpointing = getattr(self.model, "checkpointing", False)
         if checkpointing:
             self.model.checkpointing = False
         eager = self._gradient(self._eager)
         if checkpointing:
-            self.model.checkpointing = True
+            self.model.checkpointing = checkpointing
         return relative_error(found, eager)
 
     def measure(
@@ -213,13 +220,19 @@ class Training:
         yield from rate_rows(total, flops, case.dtype, ceilings)
         yield rate("tokens_per_second", self.ids[:, :-1].numel(), total)
 
-    def _states(self) -> list[torch.Tensor]:
-        return [v for state in self._optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
+    def _states(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Each weight with a state of its."""
+        states = self._optimizer.state.items()
+        return [(weight, v) for weight, state in states for v in state.values() if isinstance(v, torch.Tensor)]
 
     def workloads(self) -> Iterator[Workload]:
         """The whole step."""
-        kinds = lambda: {WEIGHTS: held(self.model), STATES: self._states(), INPUTS: [self.ids]}  # noqa: E731
-        yield Workload.of_kinds("training_step", self, kinds)
+
+        def kinds() -> dict[str, Iterable[torch.Tensor]]:
+            return {WEIGHTS: held(self.model), STATES: [state for _, state in self._states()], INPUTS: [self.ids]}
+
+        owners = lambda: {id(state): weight for weight, state in self._states()}  # noqa: E731
+        yield Workload.of_kinds("training_step", self, kinds, phases=self.phases, owners=owners)
 
 
 class Generating:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import nanolib
 from nanolib.cli import main
 from nanolib.experiments.model.planner import GATHERED, USES, Planner, largest
-from nanolib.experiments.model.planning import _checked, memory_bytes, plan
+from nanolib.experiments.model.planning import checked, memory_bytes, plan
 from nanolib.measurement import BadInput
 from nanolib.meters.holders import SAVED, STATES, WEIGHTS
 
@@ -56,7 +56,7 @@ def test_the_largest_that_fits_fits_and_the_next_does_not(fixed, slope, bend, me
 )
 def test_what_it_names_fits_by_plan_and_the_next_does_not(model, options):
     memory = 20 * 2**20
-    planner = Planner(_checked(model, 32, 4, "float32", "dense", dict(options)), "adamw", 1)
+    planner = Planner(checked(model, 32, 4, "float32", "dense", dict(options)), "adamw", 1)
     for name in USES if model == "decoder_tiny" else ("training",):
         use = planner.use(name, memory)
         assert use.holding.peak == sum(use.holding.parts.values())
@@ -69,7 +69,7 @@ def test_what_it_names_fits_by_plan_and_the_next_does_not(model, options):
 
 @pytest.mark.parametrize("options", [LLAMA, LLAMA | {"num_hidden_layers": 5, "tie_word_embeddings": True}])
 def test_a_stack_of_equal_blocks_is_planned_from_two_low_ones_as_it_would_be_whole(options):
-    source = _checked("hf:LlamaForCausalLM", 16, 2, "float32", "dense", dict(options))
+    source = checked("hf:LlamaForCausalLM", 16, 2, "float32", "dense", dict(options))
     low = Planner(source, "adamw", 1)
     assert low._depth == options["num_hidden_layers"]
     whole = Planner(source, "adamw", 1)
@@ -79,12 +79,12 @@ def test_a_stack_of_equal_blocks_is_planned_from_two_low_ones_as_it_would_be_who
 
 
 def test_blocks_that_differ_are_planned_one_by_one():
-    source = _checked("hf:Gemma2ForCausalLM", 16, 2, "float32", "dense", LLAMA | {"head_dim": 16})
+    source = checked("hf:Gemma2ForCausalLM", 16, 2, "float32", "dense", LLAMA | {"head_dim": 16})
     assert Planner(source, "adamw", 1)._depth == 0  # every second one sees a window alone
 
 
 def test_ranks_share_weights_gradients_and_states_out():
-    source = _checked("decoder_tiny", 32, 4, "float32", "dense", SMALL)
+    source = checked("decoder_tiny", 32, 4, "float32", "dense", SMALL)
     alone, shared = (Planner(source, "adamw", ranks).holding("training", 4, 32).by_kind for ranks in (1, 4))
     assert shared[WEIGHTS] == pytest.approx(alone[WEIGHTS] / 4, rel=0.02)
     assert shared[STATES] == pytest.approx(alone[STATES] / 4, rel=0.02)
@@ -94,7 +94,7 @@ def test_ranks_share_weights_gradients_and_states_out():
 
 
 def test_checkpointing_keeps_less_and_sgd_has_no_states():
-    planner = Planner(_checked("decoder_tiny", 64, 8, "float32", "dense", SMALL), "sgd", 1)
+    planner = Planner(checked("decoder_tiny", 64, 8, "float32", "dense", SMALL), "sgd", 1)
     training, checkpointed = (planner.holding(name, 8, 64).by_kind for name in list(USES)[2:])
     assert checkpointed[SAVED] < training[SAVED] and STATES not in training
 
@@ -177,7 +177,7 @@ except RuntimeError as error:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit on memory is Linux's")
 def test_the_largest_batch_runs_under_that_limit_and_the_next_does_not():
-    planner = Planner(_checked("decoder_tiny", 1024, 4, "float32", "dense", {"num_layers": 2}), "adamw", 1)
+    planner = Planner(checked("decoder_tiny", 1024, 4, "float32", "dense", {"num_layers": 2}), "adamw", 1)
     memory = planner.holding("inference", 4, 1024).peak
     assert planner.use("inference", memory).largest_batch == 4
     own = 128 * 2**20  # of the process and its allocator; one sequence more needs 198 MiB

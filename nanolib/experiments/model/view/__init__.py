@@ -1,6 +1,7 @@
-"""What a person sees of whole models: inference, generation, training, loss, and how they grow with the length."""
+"""What a person sees of whole models: inference, generation, training, memory, loss, and how they grow with the length."""
 
 from nanolib.experiments.model.view import charts
+from nanolib.experiments.model.view.batches import BATCH_COLUMNS, batch_table, generation_batches
 from nanolib.experiments.model.view.charts import (
     model_generation,
     model_loss,
@@ -8,6 +9,13 @@ from nanolib.experiments.model.view.charts import (
     model_performance,
     model_roofline,
     training_phases,
+)
+from nanolib.experiments.model.view.memory import (
+    HOLDER_COLUMNS,
+    REMEDY_COLUMNS,
+    holders_table,
+    memory_timeline,
+    remedy_table,
 )
 from nanolib.experiments.model.view.tables import (
     MODEL_COLUMNS,
@@ -18,22 +26,6 @@ from nanolib.experiments.model.view.tables import (
 )
 from nanolib.experiments.model.view.words import verdict
 from nanolib.report.section import Section
-
-__all__ = [
-    "MODEL_COLUMNS",
-    "SCALING_COLUMNS",
-    "SECTION",
-    "loss_table",
-    "model_generation",
-    "model_loss",
-    "model_memory",
-    "model_performance",
-    "model_roofline",
-    "model_table",
-    "scaling_table",
-    "training_phases",
-    "verdict",
-]
 
 SECTION = Section(
     "model",

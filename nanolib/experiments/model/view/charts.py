@@ -5,6 +5,8 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
+from nanolib.experiments.model.view.batches import generation_batches
+from nanolib.experiments.model.view.memory import memory_timeline
 from nanolib.experiments.model.view.tables import loss_table, model_table
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
 from nanolib.report.drawing import (
@@ -110,8 +112,10 @@ def model_roofline(rows: pd.DataFrame) -> alt.TopLevelMixin:
 CHARTS = {
     "model_performance": model_performance,
     "model_generation": model_generation,
+    "generation_batches": generation_batches,
     "training_phases": training_phases,
     "model_memory": model_memory,
+    "memory_timeline": memory_timeline,
     "model_loss": model_loss,
     "model_roofline": model_roofline,
 }

@@ -31,6 +31,7 @@ _COLUMNS = (
     Column("decode", "Per token, ms [95 %]", "latency", "decode", interval=True),
     Column("decode_predicted", "Predicted, ms  "),
     Column("decode_p99", "p99, ms"),
+    Column("decode_memory", "", "peak_memory", "decode", interval=True),
     Column("decode_tokens_per_second", "Generated tokens/s", "tokens_per_second", "decode"),
     Column("forward", "", "latency", "forward", interval=True),
     Column("backward", "", "latency", "backward", interval=True),

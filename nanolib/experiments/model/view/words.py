@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pandas as pd
 
+from nanolib.experiments.model.view.batches import batch_words
+from nanolib.experiments.model.view.memory import memory_words
 from nanolib.experiments.model.view.tables import model_table, scaling_table
 from nanolib.measurement import format_number
 from nanolib.report import overview
@@ -29,6 +31,8 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
     claims: list[Claim] = []
     for _, group in eager.groupby(["name", "attention_type", "dtype"], sort=False):
         claims += _of_model(group.sort_values("seq_len").iloc[-1])
+    claims += memory_words(rows)
+    claims += batch_words(rows)
     claims += _optimised(table)
     claims += _slow_products(rows, table)
     claims += roofline_words(rows, "model")

@@ -1,0 +1,183 @@
+"""Tokens per second of one user against those of all over batch sizes: which no other beats, and where more stops paying."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+
+import altair as alt
+import pandas as pd
+
+from nanolib.experiments.model.view.tables import model_table
+from nanolib.report.claim import Claim, Figure, Order, comparing
+from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, domain_of, short_names
+from nanolib.report.frame import Drawn, framed, tooltips, with_interval
+from nanolib.report.linking import links
+from nanolib.report.overview import cached, listed
+
+FRONT, UNDECIDED, BEATEN = "on the front", "not told apart", "beaten"
+_SERIES = ["run_id", "name", "optimisation", "attention_type", "seq_len", "dtype", "device"]
+_HALF = 0.5  # of what would be gained if tokens/s grew with the batch: below it more batch hardly pays
+
+BATCH_COLUMNS = {
+    "name": "Model",
+    "attention_type": "Attention",
+    "seq_len": "n",
+    "dtype": "Type",
+    "batch_size": "Batch",
+    "user": "Tokens/s of one user [95 %]",
+    "total": "Tokens/s in all [95 %]",
+    "gain": "Growth per batch [95 %]",
+    "memory": "Peak, MiB",
+    "planned": "Planned, MiB",
+    "front": "No other batch is better",
+}
+
+
+@cached("model")
+def batch_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """One line per batch of a generation that was measured with several.
+
+    Returns:
+        The columns of `BATCH_COLUMNS`, `run_id`, `optimisation`, `device`, and the ends of intervals. `gain` is d ln(tokens/s in
+        all) / d ln(batch) since the batch before: 1 where they grow with the batch, 0 where not at all.
+    """
+    table = model_table(rows)
+    if "decode" not in table or not table["decode"].notna().any():
+        return pd.DataFrame()
+    parts = []
+    for _, group in table[table["decode"].notna()].groupby(_SERIES, sort=False):
+        if group["batch_size"].nunique() > 1:
+            parts.append(_rated(group.sort_values("batch_size")))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
+def _rated(group: pd.DataFrame) -> pd.DataFrame:
+    found = group[[*_SERIES, "batch_size"]].assign(
+        memory=group["decode_memory"], planned=group["decode_memory_predicted"]
+    )
+    for end, other in (("", ""), ("_low", "_high"), ("_high", "_low")):
+        found[f"user{end}"] = 1e3 / group[f"decode{other}"]
+        found[f"total{end}"] = found[f"user{end}"] * group["batch_size"]
+    found["latency_row"] = group["decode_row"]
+    lines = [line for _, line in found.iterrows()]
+    gains = [(math.nan,) * 3, *(_gain(a, b) for a, b in pairwise(lines))]
+    found[["gain_low", "gain", "gain_high"]] = gains
+    return found.assign(front=[_standing(line, lines) for line in lines])
+
+
+def _gain(before: pd.Series, after: pd.Series) -> tuple[float, float, float]:
+    """How tokens/s in all grow with the batch between two batches: low, estimate, high."""
+    more = math.log(after["batch_size"] / before["batch_size"])
+    pairs = (
+        (after["total_low"], before["total_high"]),
+        (after["total"], before["total"]),
+        (after["total_high"], before["total_low"]),
+    )
+    low, estimate, high = (math.log(up / down) / more for up, down in pairs)
+    return low, estimate, high
+
+
+def _standing(line: pd.Series, others: list[pd.Series]) -> str:
+    """Whether another batch is better for one user and for all, as far as intervals tell."""
+    standing = FRONT
+    for other in others:
+        orders = [Figure.of(line, name).against(Figure.of(other, name)) for name in ("user", "total")]
+        if orders == [Order.BELOW, Order.BELOW]:
+            return BEATEN
+        if other is not line and Order.ABOVE not in orders:
+            standing = UNDECIDED
+    return standing
+
+
+@framed(
+    "Tokens per second of one user and of all",
+    why="no generation was measured with several batches; give generation_batch_sizes",
+)
+def generation_batches(rows: pd.DataFrame) -> Drawn | None:
+    """Each batch by what one user gets and what all get; up and to the right is better."""
+    table = batch_table(rows)
+    if table.empty:
+        return None
+    table, shared = short_names(table, "name", "optimisation")
+    varying = [name for name in ("attention_type", "seq_len", "dtype") if table[name].nunique() > 1]
+    series = table["name"].astype(str)
+    for name in varying:
+        series = series + ", " + ("n = " if name == "seq_len" else "") + table[name].astype(str)
+    data = table.assign(series=series, batch="batch " + table["batch_size"].astype(int).astype(str), **links(table))
+    for name in ("user", "total"):
+        for end in ("_low", "_high"):
+            data[name + end] = data[name + end].fillna(data[name])
+    colour, shape = colour_and_shape("series", "Model", data["series"])
+    if data["series"].nunique() == 1:
+        colour.legend = shape.legend = None
+        shared = shared or f": {data['series'].iloc[0]}"
+    axes = {}
+    for name, title in (("user", "Tokens/s of one user"), ("total", "Tokens/s in all")):
+        domain = domain_of(data[[name, f"{name}_low", f"{name}_high"]], True)
+        axes[name] = {"title": title, "scale": alt.Scale(type="log", domain=domain, nice=False)}
+    x, y = alt.X("user:Q", **axes["user"]), alt.Y("total:Q", **axes["total"])
+    base = alt.Chart(data).encode(color=colour)
+    fill = alt.condition(f"datum.front == '{BEATEN}'", alt.value("transparent"), colour)
+    tooltip = tooltips(
+        "series batch front", "user total memory planned", ",.4~g", memory="peak, MiB", planned="planned, MiB"
+    )
+    layers = [
+        base.mark_line(strokeWidth=1, opacity=0.6).encode(x=x, y=y, order=alt.Order("batch_size:Q")),
+        base.mark_rule(strokeWidth=2).encode(x=alt.X("user_low:Q", **axes["user"]), x2="user_high:Q", y=y),
+        *with_interval(
+            base.encode(x=x),
+            "y",
+            ("total", "total_low", "total_high"),
+            axes["total"],
+            size=90,
+            shape=shape,
+            fill=fill,
+            tooltip=tooltip,
+        ),
+        alt.Chart(data)
+        .mark_text(align="left", dx=9, dy=-9, fontSize=12)
+        .encode(x=x, y=y, text="batch:N", color=colour),
+    ]
+    subtitle = (
+        "Decoding; up and right is better. 95 % intervals. Hollow: another batch is better for one user and for all."
+    )
+    return alt.layer(*layers, width=2 * WIDTH, height=HEIGHT), subtitle, shared
+
+
+def batch_words(rows: pd.DataFrame) -> Iterator[Claim]:
+    """Which batch pays, up to where, and which no other beats."""
+    table = batch_table(rows)
+    if table.empty:
+        return
+    for _, group in table.groupby(_SERIES, sort=False):
+        lines = [line for _, line in group.iterrows()]
+        first, last = lines[0], lines[-1]
+        about = f"{first['name']} ({first['attention_type']}, {first['dtype']}), generating after n = {int(first['seq_len'])}"
+        totals = [Figure.of(line, "total", name=f"batch {int(line['batch_size'])}") for line in lines]
+        answer, compared = _knee(lines, totals)
+        one, all_ = (f"{first['user']:,.0f} → {last['user']:,.0f}", f"{first['total']:,.0f} → {last['total']:,.0f}")
+        sure = f"from batch {int(first['batch_size'])} to {int(last['batch_size'])} one user gets {one} tokens/s and all get {all_}"
+        beaten = [str(int(line["batch_size"])) for line in lines if line["front"] == BEATEN]
+        if beaten:
+            sure += f"; batch {listed(beaten)} is beaten in both by another"
+        open_ = [str(int(line["batch_size"])) for line in lines if line["front"] == UNDECIDED]
+        if open_:
+            sure += f"; whether batch {listed(open_)} is beaten cannot be told"
+        yield Claim(answer, sure, about=about, compared=compared, figures=tuple(totals))
+
+
+def _knee(lines: list[pd.Series], totals: list[Figure]) -> tuple[str, tuple[tuple[Figure, Order, Figure], ...]]:
+    """From which batch on more of it brings less than half of what it could, in words."""
+    gains = [Figure.of(line, "gain", name=f"to batch {int(line['batch_size'])}") for line in lines[1:]]
+    half = Figure.exactly(_HALF, "half")
+    for before, line, gain in zip(lines, lines[1:], gains, strict=False):
+        order = gain.against(half)
+        if order is not Order.ABOVE:
+            at, to = int(before["batch_size"]), int(line["batch_size"])
+            grew = f"{line['total'] / before['total']:.2f}× the tokens/s for {to / at:g}× the batch"
+            if order is Order.BELOW:
+                return f"more than batch {at} hardly pays: {to} gives {grew}", comparing(gain, half)
+            return f"up to batch {at} more pays; whether {to} does cannot be told ({grew})", comparing(gain, half)
+    return f"no knee up to batch {int(lines[-1]['batch_size'])}: more still pays", comparing(half, *gains)

@@ -1,0 +1,105 @@
+"""Who holds the memory of a call, as rows: its peak, and each kind's share of it beside the plan's."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from nanolib.measurement import Measurement, exact
+from nanolib.meters.allocator import allocated_lines
+from nanolib.meters.holders import UNATTRIBUTED, Holders, Holding, Timeline
+from nanolib.meters.memory import MIB, measure_memory, resident_row
+from nanolib.run.case import Plan
+from nanolib.run.workload import UNCOUNTED, Workload, memory_rows
+
+
+def holding_rows(
+    work: Workload, model: nn.Module, device: str, plan: Plan, foreseen: Holding | None
+) -> list[Measurement]:
+    """The peak of one call and what fills it, kind by kind; they add up to it.
+
+    On a GPU the peak is the allocator's, and what it holds beyond the live tensors is a kind of its own, `unattributed`.
+
+    Args:
+        work: Whose tensors are known by kind; it has been called before.
+        model: Whose modules are named.
+        device: Where it computes.
+        plan: What was planned of the peak.
+        foreseen: What was planned of its parts; None where nobody knows.
+
+    Returns:
+        `peak_memory`, whose details hold its parts, the peak of each phase and the timeline, bytes; `reserved_memory` or
+        `resident_memory`; and `memory_part` by kind, MiB.
+    """
+    counter, before = _followed(work, model)
+    holdings = counter.holdings()
+    holding = max(holdings.values(), key=lambda held: held.peak)
+    details = {
+        "parts": [[*part, size] for part, size in holding.largest(len(holding.parts))],
+        "phases": {phase: held.peak for phase, held in holdings.items() if phase is not None},
+        "timeline": _drawable(counter.timeline()),
+    }
+    kinds = holding.by_kind
+    predicted = plan.peaks.get(work.scope)
+    if device.startswith("cuda"):
+        with allocated_lines(device) as lines:
+            existing = tuple(work.existing())
+            peak, *others = measure_memory(
+                work.call, device=device, existing=existing, scope=work.scope, predicted_bytes=predicted
+            )
+        details["allocator"] = lines
+        kinds[UNATTRIBUTED] = max(0, round(peak.estimate * MIB) - holding.peak)
+        peak.details.update(details)
+    else:
+        said = {"scope": work.scope, "method": "live_tensor_bytes", "details": {"before": before / MIB} | details}
+        peak = exact(
+            "peak_memory", holding.peak / MIB, predicted=None if predicted is None else predicted / MIB, **said
+        )
+        others = [resident_row(work.call, work.scope)]
+    planned = foreseen.by_kind if foreseen else {}
+    parts = [
+        exact(
+            "memory_part",
+            size / MIB,
+            scope=f"{work.scope}: {kind}",
+            method=peak.method,
+            predicted=planned.get(kind, 0) / MIB if planned and kind != UNATTRIBUTED else None,
+        )
+        for kind, size in {**dict.fromkeys(planned, 0), **kinds}.items()
+    ]
+    return [peak, *others, *parts]
+
+
+def unattributed_rows(work: Workload, device: str, plan: Plan) -> list[Measurement]:
+    """The memory of a call whose tensors are born where no counter sees them: of its resident peak nobody knows what fills it."""
+    refused, resident = memory_rows(work, device, plan, counted=False)
+    of = f"{work.scope}: {UNATTRIBUTED}"
+    part = Measurement(
+        "memory_part", resident.estimate, n=resident.n, method=resident.method, scope=of, status=resident.status
+    )
+    return [refused, resident, _because(part, f"{UNCOUNTED}, so its parts are not known")]
+
+
+def _because(row: Measurement, message: str) -> Measurement:
+    return Measurement.from_dict(row.to_dict() | {"message": message})
+
+
+def _followed(work: Workload, model: nn.Module) -> tuple[Holders, int]:
+    """The counter of one call, phase by phase, and what was alive before."""
+    gc.collect()
+    with Holders(model) as counter, counter.watching():
+        for kind, tensors in work.kinds().items():
+            counter.hold(kind, tensors, work.owners())
+        before = counter.current
+        for phase, call in (work.phases or {work.scope: work.call}).items():
+            counter.begin(phase)
+            call()
+    return counter, before
+
+
+def _drawable(timeline: Timeline) -> Mapping[str, Any]:
+    """JSON types."""
+    return {"at": timeline.at, "phases": timeline.sections, "kinds": timeline.kinds}

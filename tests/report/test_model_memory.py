@@ -1,0 +1,176 @@
+"""What is said and drawn of who holds a model's memory, and of batches."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nanolib.experiments.model import view
+from nanolib.experiments.model.view.batches import BEATEN, FRONT
+from nanolib.measurement import Measurement, Status, exact
+from tests.report.rows import ended
+from tests.report.test_claims import MODEL, inference, model_case, timed, training
+
+PARTS = [["weights", "a", "", "", 2**20], ["saved activations", "b.*", "aten::mm", "mine:7", 3 * 2**20]]
+TIMELINE = {
+    "at": [0, 1, 2],
+    "phases": ["forward", "forward", "backward"],
+    "kinds": {"weights": [2**20] * 3, "saved activations": [0, 3 * 2**20, 2**19]},
+}
+
+
+def peak(details, **more):
+    shape = {name: more.pop(name) for name in ("name", "seq_len") if name in more}
+    row = exact("peak_memory", 4.0, scope="training_step", predicted=4.0, details=details, **more)
+    return model_case("training", [row], **shape)
+
+
+def changed(remedy, after, ratio=(None, None, None), **shape):
+    low, estimate, high = ratio
+    rows = [exact("peak_memory", 4.0, scope="as_it_is"), exact("peak_memory", after, scope="changed", predicted=after)]
+    if estimate is not None:
+        rows.append(Measurement("ratio", estimate, low, high, 0.95, 9, scope="changed", method="interleaved_pairs"))
+    return MODEL | {"name": "tiny", "remedy": remedy} | shape, rows
+
+
+KNOWN = {"parts": PARTS, "timeline": TIMELINE, "phases": {}}
+
+
+def _held(lines):
+    return next(line for line in lines if "hold " in line)
+
+
+def test_a_peak_is_told_with_who_holds_it_and_what_lowers_it(say):
+    cases = [
+        inference(),
+        peak(KNOWN),
+        changed("checkpoint", 2.0, (1.2, 1.3, 1.4)),
+        changed("sgd", 1.0, (0.9, 1.0, 1.1)),
+        changed("bfloat16", 3.0),
+        changed("momentum", 5.0, (1.0, 1.1, 1.2)),
+    ]
+    assert _held(say("model", cases)) == (
+        "tiny (dense, float32), batch 3, n = 64: at the peak of a training step, 4 MiB, saved activations hold 75%: "
+        "counted to the byte; weights 25%; as planned. "
+        "Next: sgd for 1 MiB (−75%) at 1.00× [0.90 … 1.10] the time per token (no difference seen); "
+        "checkpoint for 2 MiB (−50%) at 1.30× [1.20 … 1.40] the time per token; "
+        "bfloat16 for 3 MiB (−25%) (time not measured)."
+    )
+
+
+def test_what_was_measured_at_another_shape_advises_nothing(say):
+    cases = [inference(), peak(KNOWN), changed("checkpoint", 2.0, (1.2, 1.3, 1.4), seq_len=128)]
+    assert "Next" not in _held(say("model", cases))
+
+
+def test_a_plan_that_was_off_is_said(say):
+    off = (
+        MODEL | {"name": "tiny", "mode": "training"},
+        [exact("peak_memory", 4.0, scope="training_step", predicted=5.0, details=KNOWN)],
+    )
+    assert "20.0% below the plan" in _held(say("model", [inference(), off]))
+
+
+HOSTILE = [
+    {},
+    {"parts": PARTS},
+    {"timeline": TIMELINE},
+    {"parts": [["weights", "a", "", "", "much"]], "timeline": TIMELINE},
+    {"parts": [["weights", "a"]], "timeline": TIMELINE},
+    {"parts": [], "timeline": TIMELINE},
+    {"parts": PARTS, "timeline": TIMELINE | {"at": [0]}},
+    {"parts": PARTS, "timeline": TIMELINE | {"at": [0, 1, 1e300]}},
+    {"parts": PARTS, "timeline": TIMELINE | {"kinds": {"weights": [1, 2, -3]}}},
+    {"parts": PARTS, "timeline": TIMELINE | {"kinds": {"<b>": [1, 2, 3]}}},
+    {"parts": PARTS, "timeline": TIMELINE | {"phases": "forward"}},
+    {"parts": "all", "timeline": 3},
+]
+
+
+@pytest.mark.parametrize("details", HOSTILE)
+def test_rows_that_do_not_tell_their_holders_are_left_out(measured, details):
+    factors, rows = peak(details)
+    found = measured("model", [(factors, [ended(), *rows])])
+    assert view.holders_table(found).empty
+    assert "no peak was measured whose holders are known" in str(view.memory_timeline(found).to_dict())
+
+
+def test_the_timeline_marks_the_peak_and_the_table_names_the_line(measured):
+    found = measured(
+        "model", [[factors, [ended(), *rows]] for factors, rows in (peak(KNOWN), peak(KNOWN, name="other"))]
+    )
+    spec = str(view.memory_timeline(found).to_dict())
+    assert "peak 4 MiB" in spec and "tiny, a training step, n = 64" in spec and "other, a training step" in spec
+    table = view.holders_table(found)
+    assert list(table["by"])[:2] == ["mine:7", "—"] and list(table["share"])[:2] == ["75%", "25%"]
+
+
+def test_a_change_that_failed_says_why(measured):
+    factors = MODEL | {"name": "tiny", "remedy": "half_batch"}
+    failed = Measurement("case_time", 0.1, status=Status.UNSUPPORTED, message="a batch of 1 cannot be halved")
+    (line,) = view.remedy_table(measured("model", [(factors, [failed])])).to_dict("records")
+    assert line["status"] == "unsupported" and "halved" in line["message"] and line["saved"] == ""
+
+
+def generation(batch, low, ms, high, **shape):
+    rows = [
+        timed("prefill", 1, 2, 3),
+        timed("decode", low, ms, high),
+        exact("peak_memory", 2.0, scope="decode", predicted=2.5),
+    ]
+    rows.append(Measurement("tokens_per_second", 1e3 * batch / ms, scope="decode"))
+    return model_case("generation", rows, batch_size=batch, **shape)
+
+
+def test_the_knee_is_where_more_batch_brings_less_than_half(say):
+    grows = [inference(), generation(1, 1.9, 2, 2.1), generation(4, 1.9, 2, 2.1)]
+    line = next(line for line in say("model", grows) if "generating after" in line)
+    assert (
+        "no knee up to batch 4: more still pays: from batch 1 to 4 one user gets 500 → 500 tokens/s and all get 500 → 2,000"
+        in line
+    )
+    assert "whether batch 1 is beaten cannot be told" in line
+    flat = [*grows, generation(16, 7.9, 8, 8.1)]
+    line = next(line for line in say("model", flat) if "generating after" in line)
+    assert "more than batch 4 hardly pays: 16 gives 1.00× the tokens/s for 4× the batch" in line
+    open_ = [*grows, generation(16, 2, 4, 9)]
+    line = next(line for line in say("model", open_) if "generating after" in line)
+    assert "up to batch 4 more pays; whether 16 does cannot be told" in line
+    worse = [*grows, generation(16, 20, 21, 22)]
+    assert "batch 16 is beaten in both by another" in next(line for line in say("model", worse) if "generating" in line)
+
+
+def test_one_batch_is_no_front(measured, say):
+    assert not [line for line in say("model", [inference(), generation(1, 1.9, 2, 2.1)]) if "generating" in line]
+    factors, rows = generation(1, 1.9, 2, 2.1)
+    assert view.batch_table(measured("model", [(factors, [ended(), *rows])])).empty
+
+
+_times = st.tuples(*[st.integers(1, 60)] * 3).map(sorted)
+
+
+@given(st.dictionaries(st.sampled_from((1, 2, 3, 4, 8, 16)), _times, min_size=2))
+def test_no_point_of_the_front_is_beaten_with_confidence_on_both_axes(batches):
+    import pandas as pd
+
+    from nanolib.experiments.model.view.batches import _SERIES, _rated
+
+    group = pd.DataFrame(
+        [
+            {name: "x" for name in _SERIES}
+            | {"batch_size": batch, "decode": ms, "decode_low": low, "decode_high": high, "decode_row": 1}
+            | {"decode_memory": 1.0, "decode_memory_predicted": 1.0}
+            for batch, (low, ms, high) in sorted(batches.items())
+        ]
+    )
+    lines = _rated(group).to_dict("records")
+    for line in lines:
+        beaten = [o for o in lines if o["user_low"] > line["user_high"] and o["total_low"] > line["total_high"]]
+        assert bool(beaten) == (line["front"] == BEATEN)
+        if line["front"] == FRONT:
+            for other in lines:
+                assert other is line or line["user_low"] > other["user_high"] or line["total_low"] > other["total_high"]
+    assert any(line["front"] != BEATEN for line in lines)
+
+
+def test_training_without_remedies_has_no_advice(say):
+    assert not [line for line in say("model", [inference(), training([(9, 10, 11)] * 3)]) if "hold " in line]
