@@ -74,10 +74,14 @@ def create_model(
 
 
 def _series(
-    step: Callable[[], object], device: torch.device | str, warmup_steps: int, measure_steps: int
+    step: Callable[[], object],
+    device: torch.device | str,
+    warmup_steps: int,
+    measure_steps: int,
+    names: tuple[str, str] = ("warmup_steps", "measure_steps"),
 ) -> list[float]:
-    """Milliseconds of each of `measure_steps` calls after `warmup_steps` more."""
-    for name, value, least in (("warmup_steps", warmup_steps, 0), ("measure_steps", measure_steps, 1)):
+    """Milliseconds of each of `measure_steps` calls after `warmup_steps` more; `names` are what the caller calls them."""
+    for name, value, least in zip(names, (warmup_steps, measure_steps), (0, 1), strict=True):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise BadInput(f"{name}: {value!r} will not do; give a whole number of at least {least}")
     clock = clock_for(device)
@@ -105,7 +109,8 @@ def benchmark_with_statistics(
     Returns:
         A `latency`, ms; mean, sd and percentiles are in its details.
     """
-    samples = _series(func, "cpu" if not torch.cuda.is_available() else "cuda", warmup, trials)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    samples = _series(func, device, warmup, trials, ("warmup", "trials"))
     return summarise(samples, outliers="remove" if remove_outliers else "keep")
 
 
@@ -175,8 +180,8 @@ class MemoryProfiler:
         existing: On CPU, tensors from before that count too (weights, inputs).
     """
 
-    def __init__(self, device: str | None = None, existing: tuple[torch.Tensor, ...] = ()) -> None:
-        self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    def __init__(self, device: str | torch.device | None = None, existing: tuple[torch.Tensor, ...] = ()) -> None:
+        self._device = str(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._existing = existing
         self._peak: Peak | None = None
         self._resident: Peak | None = None

@@ -1,6 +1,8 @@
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,20 @@ def test_blocks_within_blocks_are_counted_once(monkeypatch):
         Timer(use_cuda=True)
 
 
+def test_blocks_of_several_threads_do_not_lie_in_one_another():
+    timer, together = Timer(), threading.Barrier(2)
+
+    def one(name):
+        together.wait()
+        with timer.time_block(name):
+            together.wait()
+            together.wait()
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(one, ["comp_a", "comp_b"]))
+    assert all(seconds > 0 for times in timer.seconds.values() for seconds in times) and len(timer.seconds) == 2
+
+
 def test_tree_decoding_in_a_block_of_the_users_own(capsys):
     q, k = torch.randn(1, 4, 1, 16), torch.randn(1, 2, 32, 16)
     timer = Timer(use_cuda=torch.cuda.is_available())
@@ -117,6 +133,16 @@ def test_the_memory_profiler_counts_live_bytes():
     assert profiler.peak_memory_cpu() == 2**26 / 2**30 and profiler.peak_memory_gpu() == 0
     assert 0 < profiler.efficiency_score() <= 1
     del x
+
+
+def test_the_memory_profiler_takes_a_device_as_models_do_and_counts_are_named_as_they_are_called():
+    with MemoryProfiler(torch.device("cpu")) as memory:
+        torch.zeros(2**20)
+    assert memory.peak_memory_cpu() > 0 and memory.peak_memory_gpu() == 0
+    with pytest.raises(BadInput, match=r"^trials: 0 will not do"):
+        benchmark_with_statistics(lambda: None, trials=0)
+    with pytest.raises(BadInput, match=r"^warmup: -1 will not do"):
+        benchmark_with_statistics(lambda: None, warmup=-1)
 
 
 def test_the_memory_profiler_can_be_read_after_an_exception():

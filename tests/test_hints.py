@@ -22,6 +22,11 @@ def _said(capsys, arguments):
     [
         ("--quick", "nano run quick"),
         ("--full", "nano run full"),
+        ("model --full", "nano run full model"),
+        ("--quick attention model", "nano run quick attention model"),
+        ("--seq_lens 128 model", "nano run model -p seq_lens='[128]'"),
+        ("-f attention/model.yml", "papermill notebooks/model.ipynb model.ipynb -f attention/model.yml"),
+        ("model -f 'my params.yml'", "papermill notebooks/model.ipynb model.ipynb -f 'my params.yml'"),
         ("attention --seq_lens 1024", "nano run attention -p seq_lens='[1024]'"),
         ("attention --seq-lens=1024,2048", "nano run attention -p seq_lens='[1024,2048]'"),
         ("attention --seq_lens 1024 2048", "nano run attention -p seq_lens='[1024,2048]'"),

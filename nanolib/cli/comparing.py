@@ -94,7 +94,7 @@ def compare(
     echo("the two were collected apart: drift between them is not controlled")
     if not found.same_machine:
         echo("they come from different machines: a comparison, not a gate")
-    sys.exit(EXIT_FAILED if found.regressed or (strict and found.lost) else EXIT_OK)
+    sys.exit(EXIT_FAILED if found.regressed or (strict and found.same_machine and found.lost) else EXIT_OK)
 
 
 def _check_common(base: str, then: Any, current: str, now: Any) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Any, get_origin
 
 import click
@@ -21,11 +23,13 @@ def hint(error: click.ClickException, arguments: Sequence[str]) -> str:
     if not isinstance(error, click.NoSuchOption) or (error.ctx and error.ctx.info_name) != "run":
         return ""
     name = error.option_name.lstrip("-").replace("-", "_")
+    asked = [word for word in arguments if word in _notebooks()]
     if name in _SUITES:
-        return f"Write: nano run {name}"
+        return f"Write: nano run {' '.join([name, *asked])}"
     if name in ("f", "file", "params_file", "config"):
         file = _value_of(error.option_name, arguments) or "file.yml"
-        return f"Write: papermill notebooks/{_notebook_of(file)}.ipynb {_notebook_of(file)}.ipynb -f {file}"
+        notebook = (asked or [_notebook_of(file)])[0]
+        return f"Write: papermill notebooks/{notebook}.ipynb {notebook}.ipynb -f {shlex.quote(file)}"
     if with_it := _notebooks_with(name):
         value = _value_of(error.option_name, arguments)
         named = next((word for word in arguments if word in with_it), "")
@@ -45,17 +49,22 @@ def _notebooks_with(name: str) -> dict[str, Any]:
     }
 
 
-def _notebook_of(file: str) -> str:
+def _notebooks() -> Sequence[str]:
     from nanolib.experiments import ALL
 
-    return next((name for name in ALL if name in file), "NOTEBOOK")
+    return list(ALL)
+
+
+def _notebook_of(file: str) -> str:
+    return next((name for name in _notebooks() if name in PurePath(file).name), "NOTEBOOK")
 
 
 def _value_of(option: str, arguments: Sequence[str]) -> str:
+    names = _notebooks()
     for at, word in enumerate(arguments):
         given, equals, value = word.partition("=")
         if given == option:
-            taken = itertools.takewhile(lambda word: not word.startswith("-"), arguments[at + 1 :])
+            taken = itertools.takewhile(lambda word: not (word.startswith("-") or word in names), arguments[at + 1 :])
             return value if equals else ",".join(taken)
     return ""
 

@@ -313,7 +313,7 @@ def _timing_lines(
 ) -> Iterator[Line]:
     """Latencies by their blocks, p not adjusted yet; one that is unsteady, or of other operations, gets no verdict.
 
-    What was timed while others were at work regresses nothing: it is `suspect` at most.
+    What was timed while others were at work has neither regressed nor improved: it is `suspect` at most.
     """
     for then, now in _pairs(base, current, ["latency"]):
         if Provenance.MODELLED in (then["provenance"], now["provenance"]):
@@ -327,6 +327,10 @@ def _timing_lines(
             continue
         if Flag.NO_STEADY_STATE in {*then["flags"], *now["flags"]}:
             yield _line(then, now, Kind.INCONCLUSIVE, message="one side never settled; measure it again")
+            continue
+        if not (len(then["samples"]) and len(now["samples"])):
+            message = "timed once over a window, without blocks: no verdict"
+            yield _line(then, now, Kind.INCONCLUSIVE, message=message)
             continue
         try:
             verdict = compare(block_medians(then), block_medians(now), threshold=threshold)
@@ -345,10 +349,14 @@ def _adjusted(lines: Sequence[Line]) -> Iterator[Line]:
             yield line
             continue
         verdict, message = next(judged), ""
-        if verdict.kind is Kind.REGRESSED and line.message == BUSY:
-            verdict, message = replace(verdict, kind=Kind.SUSPECT), BUSY
+        if verdict.kind in (Kind.REGRESSED, Kind.IMPROVED) and line.message == BUSY:
+            verdict = replace(verdict, kind=Kind.SUSPECT)
         if verdict.kind is Kind.INCONCLUSIVE:
             message = f"sees changes from {verdict.minimum_detectable_effect:.1%}"
+        elif verdict.kind in (Kind.SUSPECT, Kind.EQUIVALENT):
+            message = verdict.open
+        if verdict.kind is Kind.SUSPECT and line.message == BUSY:
+            message = f"{message}; {BUSY}"
         yield replace(line, finding=verdict.kind, verdict=verdict, message=message)
 
 

@@ -138,5 +138,5 @@ def generation_of(model: nn.Module, prompt: torch.Tensor, new_tokens: int, captu
         return HuggingFaceGeneration(model, prompt, new_tokens)
     raise Unsupported(
         f"{type(model).__name__} has neither new_cache, prefill and decode nor the cache of transformers; "
-        "set new_tokens to 0, or in energy phases: [training_step]"
+        "measure what it can do: new_tokens: 0 in the model notebook, phases: [training_step] in energy"
     )

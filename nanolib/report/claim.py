@@ -86,7 +86,8 @@ class Claim:
     def sentence(self) -> str:
         """The three parts without the heading."""
         text = f"{self.answer}: {self.sure}" if self.sure else self.answer
-        return " ".join(f"{part.rstrip('.')}." for part in (text, self.advice and f"Next: {self.advice}") if part)
+        parts = (text, self.advice and f"Next: {self.advice}")
+        return " ".join(part if part.endswith(("?", "!")) else f"{part.rstrip('.')}." for part in parts if part)
 
     def __str__(self) -> str:
         return f"{self.heading}: {self.sentence}" if self.heading else self.sentence

@@ -83,4 +83,4 @@ class Lines:
 def _claim_html(claim: Claim) -> str:
     answer, sure, advice = (html.escape(part.rstrip(".")) for part in (claim.answer, claim.sure, claim.advice))
     text = f"<b>{answer}</b>" + (f": {sure}." if sure else ".")
-    return text + (f" <i>Next: {advice}.</i>" if advice else "")
+    return text + (f" <i>Next: {advice}{'' if advice.endswith('?') else '.'}</i>" if advice else "")

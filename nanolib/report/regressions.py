@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import altair as alt
 import pandas as pd
 
-from nanolib.compare.compare import Comparison
+from nanolib.compare.compare import Comparison, Line
 from nanolib.compare.history import History
 from nanolib.measurement import METRICS, case_name, format_number, format_with_interval
 from nanolib.report.claim import Claim, Figure, comparing
@@ -108,7 +108,7 @@ def comparison_table(found: Comparison) -> pd.DataFrame:
     return pd.DataFrame(
         [
             {
-                "label": f"{line.experiment}: {line.case} {line.metric}",
+                "label": f"{_place(line)}{line.experiment}: {line.case} {line.metric}",
                 "verdict": str(line.finding),
                 "ratio": line.verdict.ratio,
                 "low": line.verdict.interval.low,
@@ -118,6 +118,11 @@ def comparison_table(found: Comparison) -> pd.DataFrame:
             if line.verdict is not None
         ]
     )
+
+
+def _place(line: Line) -> str:
+    """On which machine, where there are several."""
+    return f"machine {line.machine}: " if line.machine else ""
 
 
 def comparison_chart(found: Comparison, title: str, subtitle: str) -> alt.TopLevelMixin:
@@ -195,13 +200,15 @@ def changes_verdict(since: Comparison | None, found: list[History]) -> list[Clai
 def comparison_verdict(found: Comparison, what: str) -> list[Claim]:
     """What a comparison of stored runs found."""
     claims = [Claim(what, ", ".join(f"{n} {finding}" for finding, n in found.counts.items()))]
+    claims += [Claim("Take these times with care", said) for said in found.noise]
     for line in found.lines[:5]:
         if line.finding not in (Kind.EQUIVALENT, Kind.INCONCLUSIVE, "new"):
             answer = f"{line.finding}, {line.experiment} {line.case} {line.metric}".strip()
             compared = ()
             if line.verdict is not None:
                 compared = comparing(Figure(*line.verdict.interval, name=line.case), Figure.exactly(1.0))
-            claims.append(Claim(answer, line.change if line.current is not None else line.message, compared=compared))
+            sure = line.change if line.current is not None else line.message
+            claims.append(Claim(answer, sure, compared=compared, machine=_place(line).removesuffix(": ")))
     drift = "The runs were collected apart, so drift between them is not controlled"
     return [*claims, Claim(drift, advice="to be sure, nano ab REV_A REV_B")]
 

@@ -39,12 +39,13 @@ def known_model(value: str) -> str:
     return value
 
 
-def check_own(params: Any, longest: int) -> None:
+def check_own(params: Any, longest: int, field: str = "seq_lens") -> None:
     """Whether `model` and `model_options` of parameters fit together, without running code of the user's.
 
     Args:
         params: Of a notebook.
         longest: The longest sequence that the model is given, tokens.
+        field: The parameter that says so.
 
     Raises:
         ValueError: Options without a model.
@@ -54,7 +55,7 @@ def check_own(params: Any, longest: int) -> None:
         raise ValueError("model_options: there is no model to take them; set model, or use overrides for presets")
     if params.model and not runs_code(params.model):
         with contextlib.suppress(Unsupported):  # its cases will say so
-            check_hugging_face(params.model, params.model_options, longest)
+            check_hugging_face(params.model, params.model_options, longest, field)
 
 
 def sources(params: Any, presets: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
@@ -64,23 +65,24 @@ def sources(params: Any, presets: Sequence[str]) -> list[tuple[str, dict[str, An
     return [(preset, params.overrides) for preset in presets]
 
 
-def check_hugging_face(name: str, options: Mapping[str, Any], longest: int) -> None:
+def check_hugging_face(name: str, options: Mapping[str, Any], longest: int, field: str = "seq_lens") -> None:
     """Look at a model of transformers, without data.
 
     Args:
         name: `hf:` and a class.
         options: Fields of its configuration.
         longest: The longest sequence it is given, tokens.
+        field: The parameter that says so.
 
     Raises:
         BadInput: It cannot be built, does not read ids, or has too small a vocabulary or context; the message begins with a field.
         Unsupported: transformers is not installed.
     """
-    _check_hugging_face(name, json.dumps(options), longest)
+    _check_hugging_face(name, json.dumps(options), longest, field)
 
 
 @functools.lru_cache(maxsize=16)
-def _check_hugging_face(name: str, options_text: str, longest: int) -> None:
+def _check_hugging_face(name: str, options_text: str, longest: int, field: str) -> None:
     options = json.loads(options_text)
     config = hugging_face_config(name, options)
     vocabulary, context = getattr(config.get_text_config(), "vocab_size", None), context_length(config)
@@ -90,7 +92,7 @@ def _check_hugging_face(name: str, options_text: str, longest: int) -> None:
         )
     if context is not None and longest > context:
         raise BadInput(
-            f"seq_lens: {longest} exceeds the max_position_embeddings {context} of {name}; "
+            f"{field}: {longest} exceeds the max_position_embeddings {context} of {name}; "
             f"shorten it or set model_options: {{max_position_embeddings: {longest}}}"
         )
     try:

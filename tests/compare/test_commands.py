@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from nanolib.cli import main
 from nanolib.compare.compare import BUSY
-from nanolib.measurement import Flag, Status, case_name
+from nanolib.measurement import Flag, Measurement, Status, case_name
 from nanolib.store import Run, Store
 from tests.compare.test_compare import _case, _machine
 
@@ -56,6 +56,21 @@ def test_a_busy_one_is_suspect_at_most_and_says_so_above_the_table(nano, tmp_pat
         first, *_ = ended.output.splitlines()
         assert first == "run curr0001 began on a busy machine: other processes use 60% of the CPUs" == told["noise"][0]
     assert next(line for line in told["lines"] if line["finding"] == "suspect")["ratio"] > 1.2
+
+
+def test_faster_on_a_busy_machine_is_suspect_too_and_every_suspect_says_which_way(nano):
+    runs = _pair(disturbed=["a load of 9"])
+    swapped = nano(runs, "curr0001", "base0001")
+    assert swapped.exit_code == 0 and "1 suspect" in swapped.output and "improved" not in swapped.output
+    assert f"faster; {BUSY}" in swapped.output
+    assert f"slower; {BUSY}" in nano([], "base0001", "curr0001").output
+
+
+def test_what_has_no_blocks_gets_no_verdict_and_no_remedy_that_cannot_help(nano):
+    once = {"c": [Measurement("case_time", 1.0), Measurement("latency", 5.0, scope="decode", method="window")]}
+    runs = [("base0001", once, "energy", []), ("curr0001", once, "energy", [])]
+    said = nano(runs, "base0001", "curr0001", "--all").output
+    assert "timed once over a window, without blocks: no verdict" in said and "budget_s" not in said
 
 
 def test_memory_is_counted_and_no_noise_moves_it(nano):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nanolib.meters.layers.operations import OperationTimer
+from nanolib.meters.layers.operations import OperationTimer, role_of
 from nanolib.meters.layers.profiler import LayerProfiler
 from nanolib.meters.time.stopwatch import CpuStopwatch
 
@@ -141,6 +141,25 @@ def test_whatever_hides_a_pair_it_is_not_counted(mask):
     near = ((weights < 1e-2) & keep).sum() / keep.expand_as(weights).sum()
     assert seen["attention_sparsity"] == pytest.approx(float(near), abs=1e-6)
     assert seen["attention_entropy"] == pytest.approx(float(torch.special.entr(weights).sum(-1).mean()), abs=1e-5)
+
+
+@pytest.mark.parametrize("hides", [float("-inf"), torch.finfo(torch.float32).min])
+def test_a_mask_that_is_added_hides_the_same_in_the_fused_kernel(hides):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 3, 8, 4) for _ in range(3))
+    mask = torch.zeros(8, 8).masked_fill(~torch.ones(8, 8, dtype=torch.bool).tril(), hides)
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    with OperationTimer(CpuStopwatch(), lambda: (0, "", False), near_zero=1e-2, dead_ns=0) as timer:
+        sdpa(q, k, v, attn_mask=mask)
+    _, _, eager = _timed(lambda: (q @ k.mT / 2 + mask).softmax(-1) @ v)
+    fused = {name: float(value) for _, name, value in timer.statistics}
+    assert fused["attention_sparsity"] == pytest.approx(eager["attention_sparsity"], abs=1e-6)
+
+
+def test_what_projects_cross_attentions_result_is_no_mlp():
+    linear = torch.nn.Linear(2, 2)
+    assert role_of("encoder.layer.0.crossattention.output.dense", linear) == "out_proj"
+    assert role_of("encoder.layer.0.output.dense", linear) == "down"
 
 
 def test_a_router_is_no_attention():

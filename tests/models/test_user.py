@@ -157,7 +157,7 @@ def _bert():
 
 def test_an_encoder_neither_generates_nor_learns_and_says_so():
     bert, ids = _bert()
-    with pytest.raises(Unsupported, match="set new_tokens to 0"):
+    with pytest.raises(Unsupported, match="new_tokens: 0 in the model notebook"):
         generation_of(bert, ids, 2)
     with pytest.raises(Unsupported, match="BertModel gives no logits of tokens"):
         Training(bert, ids, "eager", 1e-3)

@@ -5,6 +5,9 @@ import math
 import pytest
 
 from nanolib.measurement import Flag, Measurement, Provenance, exact
+from nanolib.report.claim import Claim
+from tests.report.rows import ended
+from tests.shown import CHARTS
 
 
 def timed(scope, low, ms, high, **rest):
@@ -535,6 +538,17 @@ def test_most_of_the_time_is_more_than_half_of_it(say, others, named):
         line for line in say("energy", [layer_case("blocks.0", operations)]) if "most of the time goes to" in line
     )
     assert line.count("%") == named
+
+
+def test_a_model_without_numbered_blocks_has_no_depth(measured):
+    factors, (row,) = layer_case("body", {"up": 1.0})
+    row.details.update(activations={"mean": 0.1, "std": 1.0})
+    chart = CHARTS["activation_profile"](measured("energy", [(factors, [ended(), row])])).to_dict()
+    assert "the model's layers are no numbered blocks" in str(chart)
+
+
+def test_a_question_ends_in_one_mark():
+    assert str(Claim("It grows.", advice="how far?")) == "It grows. Next: how far?"
 
 
 def layer_case(layer, operations):

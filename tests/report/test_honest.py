@@ -38,6 +38,24 @@ def test_what_removes_nothing_is_dense_and_gains_nothing(say, measured, removed)
     assert ("no sparse kind was measured" in drawn) == (not removed)
 
 
+def test_kinds_that_remove_nothing_are_named_together_with_what_helps_each_and_are_not_ranked(say):
+    """Also where no dense kind was measured beside them."""
+    cases = []
+    for name in ("strided 40", "strided 8", "window 4096", "random s=0.5"):
+        factors, found = attention_case(name, 1.9, 2, 2.1)
+        found = [row for row in found if row.metric != "sparsity"] + [exact("sparsity", 0.0, method="mask")]
+        cases.append((factors, found))
+    lines = [line for line in say("attention", cases) if "strided" in line or "window" in line or "random" in line]
+    assert [line.partition("Next: ")[2] for line in lines] == [
+        "smaller tiles (block_size), or a larger window, make it sparse.",
+        "smaller tiles (block_size), a smaller window, or longer sequences make it sparse.",
+        "smaller tiles (block_size), or longer sequences, make it sparse.",
+    ]
+    assert (
+        "strided 40 and strided 8 remove nothing at 64 tokens: they are dense there, and no gain is claimed" in lines[0]
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "n", "removed"),
     [

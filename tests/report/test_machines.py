@@ -10,7 +10,8 @@ from nanolib.compare.compare import compare_rows, since_before
 from nanolib.compare.history import histories
 from nanolib.measurement import BadInput
 from nanolib.report import overview, page
-from nanolib.stats.compare import Kind
+from nanolib.report.regressions import comparison_table, comparison_verdict
+from nanolib.stats.compare import Kind, compare
 from nanolib.store import Store
 from tests.report.rows import OTHER, STORED, elsewhere
 from tests.shown import CHARTS, SECTIONS
@@ -104,6 +105,12 @@ def test_a_comparison_pairs_a_machine_with_itself_whatever_the_order(rows):
     found = compare_rows(pd.concat([first, second]), pd.concat([second, first]))
     assert found.same_machine and not found.regressed and {line.finding for line in found.lines} == {Kind.EQUIVALENT}
     assert {line.machine for line in found.lines} == {machine[:6] for machine in (first["machine_id"].iloc[0], OTHER)}
+    verdict = compare([1.0, 1.1, 1.2] * 3, [2.0, 2.1, 2.2] * 3)
+    judged = replace(found, lines=[replace(line, verdict=verdict) for line in found.lines])
+    labels = list(comparison_table(judged)["label"])
+    assert len(labels) == len(set(labels)) and all(label.startswith("machine ") for label in labels)
+    worse = replace(found, lines=[replace(line, finding=Kind.REGRESSED) for line in found.lines])
+    assert all(claim.machine for claim in comparison_verdict(worse, "x") if claim.answer.startswith("regressed"))
     fewer = compare_rows(pd.concat([first, second]), second)
     assert (
         not fewer.lost and "left out" in fewer.noise[0] and {line.finding for line in fewer.lines} == {Kind.EQUIVALENT}

@@ -108,7 +108,7 @@ class Params(shared.Params):
     @pydantic.model_validator(mode="after")
     def _configs_fit(self) -> Params:
         longest = max(self.seq_lens) + (self.new_tokens if "decode" in self.phases else 0)
-        check_own(self, longest)
+        check_own(self, longest, "seq_lens" if longest == max(self.seq_lens) else "seq_lens and new_tokens")
         for preset in [] if self.model else self.presets:
             config = fitting_config(preset, self.overrides)
             if longest > config.context_length:

@@ -147,7 +147,7 @@ class Params(shared.Params):
             raise ValueError("overrides: there is no preset to change; name one in presets, or leave them out")
         if "dtype" in self.overrides:
             raise ValueError("overrides: dtype is chosen by precisions; leave it out")
-        check_own(self, self.seq_len)
+        check_own(self, self.seq_len, "seq_len")
         if self.model.startswith("hf:") and any(precision.startswith("fp8_") for precision in self.precisions):
             with contextlib.suppress(Unsupported):
                 self._check_kept(build_model(self.model, self.model_options, "meta", "float32"))

@@ -75,7 +75,7 @@ class Params(shared.Params):
 
     @pydantic.model_validator(mode="after")
     def _config_fits(self) -> Params:
-        check_own(self, self.seq_len)
+        check_own(self, self.seq_len, "seq_len")
         if self.model:
             return self
         config = fitting_config(self.preset, self.overrides)

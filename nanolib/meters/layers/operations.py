@@ -28,7 +28,10 @@ ATTENTION_STATISTICS = ("attention_entropy", "attention_max_weight", "attention_
 _BY_PATH = tuple(
     (re.compile(rf"(?:^|\.)(?:{path})$"), role)
     for path, role in (
-        (r"o_proj|(?:attn|attention)\.c_proj|attention\.output\.dense|SelfAttention\.o|EncDecAttention\.o", "out_proj"),
+        (
+            r"o_proj|(?:attn|(?:cross)?attention)\.c_proj|(?:cross)?attention\.output\.dense|SelfAttention\.o|EncDecAttention\.o",
+            "out_proj",
+        ),
         (r"query|SelfAttention\.q|EncDecAttention\.q", "q_proj"),
         (r"key|SelfAttention\.k|EncDecAttention\.k", "k_proj"),
         (r"value|SelfAttention\.v|EncDecAttention\.v", "v_proj"),
@@ -257,7 +260,7 @@ _SDPA_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal
 def _seen(mask: torch.Tensor | None, causal: bool, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
     """True where a query sees a key, as SDPA takes its arguments; None where all do."""
     if mask is not None:
-        return mask if mask.dtype == torch.bool else mask > float("-inf")
+        return mask if mask.dtype == torch.bool else mask > _MASKED
     if causal:
         return torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
     return None

@@ -320,7 +320,9 @@ class LayerProfiler:
         said = []
         if not layer.fused_ms and "softmax" not in layer.operations:
             said.append(
-                "attention: no softmax of a product and no fused kernel of torch's was called; it has another way, or none"
+                "attention: no softmax of a product and no fused kernel of torch's was called; it has another way (torch's "
+                "nn.MultiheadAttention and nn.TransformerEncoderLayer are one operation, whose fast path is off while it is "
+                "looked at), or none"
             )
         if "mlp_kill_ratio" not in layer.statistics:
             said.append("dead activations: no layer was known as the MLP's last by its name")

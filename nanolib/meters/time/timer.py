@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,7 +43,7 @@ class Timer:
             raise BadInput(f"Timer: device {str(device)!r} is not here; give use_cuda=torch.cuda.is_available()")
         self.seconds: dict[str, list[float]] = {}
         self._synchronize = synchronizer(device)
-        self._within: list[float] = []  # of each open block, the seconds of those within it
+        self._open = threading.local()  # what is timed in one thread lies in no block of another
 
     @contextmanager
     def time_block(self, name: str) -> Iterator[None]:
@@ -56,16 +57,18 @@ class Timer:
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
         self._synchronize()
-        self._within.append(0.0)
+        # of each open block, the seconds of those within it
+        within: list[float] = self._open.__dict__.setdefault("within", [])
+        within.append(0.0)
         start = time.perf_counter()
         try:
             yield
         finally:
             self._synchronize()
             took = time.perf_counter() - start
-            self.seconds.setdefault(name, []).append(took - self._within.pop())
-            if self._within:
-                self._within[-1] += took
+            self.seconds.setdefault(name, []).append(took - within.pop())
+            if within:
+                within[-1] += took
 
     def totals(self) -> dict[str, float]:
         """Seconds in each block."""

@@ -48,6 +48,7 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
 
 def _fastest(group: pd.DataFrame, about: str) -> Iterator[Claim]:
     longest = group["seq_len"].max()
+    group = group[~group["not_sparse"] | group["name"].str.startswith("dense")]  # a dense mask is no kind of its own
     for seq_len, at in reversed(list(group.groupby("seq_len"))):  # the longest is what most people ask for
         if at["name"].nunique() < 2:
             continue
@@ -76,14 +77,26 @@ def _dense(row: pd.Series) -> Figure:
 
 
 def _payoff(group: pd.DataFrame, about: str) -> Iterator[Claim]:
-    sparse = group[~group["name"].str.startswith("dense") & group["speed_up"].notna()]
-    for name, cases in sparse[sparse["not_sparse"]].groupby("name", sort=False):
-        lengths = overview.listed(f"{int(n):,}" for n in sorted(cases["seq_len"]))
-        answer = f"{name} removes nothing at {lengths} tokens"
-        advice = "smaller tiles (block_size), a smaller window, or longer sequences make it sparse"
-        yield Claim(answer, "it is dense there, and no gain is claimed", advice, about)
+    sparse = group[~group["name"].str.startswith("dense")]
+    empty = sparse[sparse["not_sparse"]]
+    lengths = {name: tuple(sorted(set(cases["seq_len"]))) for name, cases in empty.groupby("name", sort=False)}
+    for at, advice in dict.fromkeys((at, _sparser(name)) for name, at in lengths.items()):
+        names = [name for name, own in lengths.items() if (own, _sparser(name)) == (at, advice)]
+        removes, dense = ("removes", "it is") if len(names) == 1 else ("remove", "they are")
+        answer = f"{overview.listed(names)} {removes} nothing at {overview.listed(f'{int(n):,}' for n in at)} tokens"
+        yield Claim(answer, f"{dense} dense there, and no gain is claimed", advice, about)
+    sparse = sparse[sparse["speed_up"].notna()]
     for name, cases in sparse[~sparse["not_sparse"]].groupby("name", sort=False):
         yield _against_dense(str(name), cases.sort_values("seq_len"), about)
+
+
+def _sparser(name: str) -> str:
+    """What would make a mask sparse that removes nothing, by the kind's name."""
+    if name.startswith("strided"):  # its stride is its window, in whole tiles
+        return "smaller tiles (block_size), or a larger window, make it sparse"
+    if " s=" in name:
+        return "smaller tiles (block_size), or longer sequences, make it sparse"
+    return "smaller tiles (block_size), a smaller window, or longer sequences make it sparse"
 
 
 def _against_dense(name: str, cases: pd.DataFrame, about: str) -> Claim:

@@ -187,7 +187,7 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
 
 _SAID = {
     Provenance.ESTIMATED.value: "is estimated at",
-    Provenance.REPLAYED.value: "takes, by a recording that was replayed,",
+    Provenance.REPLAYED.value: "takes",  # the source says that a recording was replayed
 }
 
 

@@ -216,7 +216,7 @@ def operation_breakdown(rows: pd.DataFrame) -> Drawn | None:
 
 
 @framed("Activations over depth", "energy")
-def activation_profile(rows: pd.DataFrame) -> Drawn | None:
+def activation_profile(rows: pd.DataFrame) -> Drawn | str | None:
     """What the blocks' outputs, their attention and their MLPs look like, over depth."""
     table = layer_table(rows)
     if table.empty or not table["activations"].notna().any():
@@ -231,6 +231,8 @@ def activation_profile(rows: pd.DataFrame) -> Drawn | None:
         for key, words in known.items()
         if key in values
     ]
+    if not lines:
+        return "the model's layers are no numbered blocks, so they have no depth"
     data = pd.DataFrame(lines)
     data = data.assign(**links(data)).drop(columns=["run_id", "name", "seq_len"])
     cases = list(dict.fromkeys(data["case"]))
