@@ -29,7 +29,7 @@ WEIGHTS, GRADIENTS, STATES, SAVED, CACHE, INPUTS, TEMPORARIES = KINDS = (
 )
 UNATTRIBUTED = "unattributed"  # a peak's, where or as far as nobody knows what fills it
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
-_MARKS = 200  # of a timeline, which a chart can draw
+_MARKS = 120  # of a timeline, which a chart can draw
 
 
 class Part(NamedTuple):

@@ -5,10 +5,15 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterable
+from typing import Any
 
 import pandas as pd
 
 from nanolib.report.claim import Claim, grouped
+from nanolib.report.drawing import is_empty
+from nanolib.report.section import Section
+
+_FIRST = 3  # claims that a first screen holds beside a chart
 
 
 class Table:
@@ -78,6 +83,25 @@ class Lines:
             lines += [f"• {heading}:"] if heading else []
             lines += [f"{'  – ' if heading else '• '}{claim.sentence}" for claim in claims]
         return "\n".join(lines)
+
+
+class Answer:
+    """What a notebook answers, at its top: filled once its cases are measured, so that its reader need not scroll."""
+
+    def __init__(self) -> None:
+        from IPython.display import display
+
+        waiting = Lines([Claim("Not measured yet", advice="run all cells")])
+        self._places = [display(place, display_id=True) for place in (waiting, Lines([]))]
+
+    def show(self, *sections: Section, rows: pd.DataFrame) -> None:
+        """Put the answer in its place: of one question its first claims, of several the first of each, and the first chart."""
+        said = [section.verdict(rows) for section in sections]
+        lines = said[0][:_FIRST] if len(said) == 1 else [claims[0] for claims in said if claims]
+        charts = (draw(rows) for section in sections for draw in section.charts.values())
+        shown: list[Any] = [Lines(lines), next((chart for chart in charts if not is_empty(chart)), Lines([]))]
+        for place, one in zip(self._places, shown, strict=True):
+            place.update(one)
 
 
 def _claim_html(claim: Claim) -> str:

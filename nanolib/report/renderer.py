@@ -28,7 +28,7 @@ from nanolib.report.linking import linked
 VEGALITE_VERSION = "5.20"  # compiles to Vega 5, which JupyterLab bundles
 PAGE_VERSION = "6.4"  # compiles to Vega 6, which vl-convert bundles for pages of our own
 _SCALE = 2  # pixels per point of pictures in a report
-_NOTEBOOK_SCALE = 1.4  # and in notebooks, which are committed with them
+_NOTEBOOK_SCALE = 1.3  # and in notebooks, which are committed with them
 _CONTROL = re.compile(r"\\u00(?:[01][0-9a-f]|7f|[89][0-9a-f])|\\[bfr]")  # as JSON writes them
 
 
@@ -176,7 +176,12 @@ def save_as(chart: alt.TopLevelMixin, path: Path) -> None:
 
 
 def _mime_bundle(spec: dict[str, Any], **_: Any) -> dict[str, Any]:
-    compiled = _compiled(spec, VEGALITE_VERSION)
+    return dict(_shown(json.dumps(spec)))
+
+
+@functools.lru_cache(maxsize=2)  # a notebook's main chart is drawn at its top too
+def _shown(spec: str) -> dict[str, Any]:
+    compiled = _compiled(json.loads(spec), VEGALITE_VERSION)
     picture = _palette(vl_convert.vega_to_png(compiled, scale=_NOTEBOOK_SCALE))
     return {
         "application/vnd.vega.v5+json": compiled,

@@ -16,6 +16,9 @@ from nanolib.paths import checkout
 from nanolib.report.section import Section
 
 
+ANSWER = "from nanolib.report import display\n\nanswer = display.Answer()"  # what a reader sees first, filled by what follows
+
+
 def cell_of(params: type) -> str:
     """A line per parameter, the notebook's own first: type, default and, as a comment, what the class says of it."""
     said: dict[str, str] = {}
@@ -73,6 +76,7 @@ renderer.enable()
 params = experiment.Params.collect(globals())"""
     cells = [
         text(f"# {section.question}"),
+        code(ANSWER, metadata=hidden),
         text("## Parameters"),
         code("", metadata={"tags": ["parameters"]}),
         code(setup, metadata=hidden),
@@ -81,7 +85,10 @@ params = experiment.Params.collect(globals())"""
         text("## What we measure"),
         code("run = sweep.measure(experiment, params)\nrows = run.measurements(samples=True)\nrun"),
         text("## The verdict"),
-        code("display.Lines([*view.SECTION.verdict(rows), *overview.flag_lines(rows)])"),
+        code(
+            "answer.show(view.SECTION, rows=rows)\n"
+            "display.Lines([*view.SECTION.verdict(rows), *overview.flag_lines(rows)])"
+        ),
         text("## Predicted against measured"),
         *(code(f'view.SECTION.charts["{chart}"](rows)') for chart in section.charts),
         code("display.Table(tables.readable(view.SECTION.table(rows), view.SECTION.columns))"),

@@ -13,21 +13,6 @@ from nanolib.experiments.attention.view.tables import ATTENTION_COLUMNS, attenti
 from nanolib.experiments.attention.view.words import verdict
 from nanolib.report.section import Section
 
-__all__ = [
-    "ATTENTION_COLUMNS",
-    "QUALITY_COLUMNS",
-    "SECTION",
-    "attention_efficiency",
-    "attention_latency",
-    "attention_memory",
-    "attention_quality",
-    "attention_roofline",
-    "attention_speed_up",
-    "attention_table",
-    "quality_table",
-    "verdict",
-]
-
 SECTION = Section(
     "attention",
     "When does sparse attention pay?",

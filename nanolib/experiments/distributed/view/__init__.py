@@ -24,25 +24,6 @@ from nanolib.report.claim import Claim
 from nanolib.report.overview import cached
 from nanolib.report.section import Section
 
-__all__ = [
-    "COMPONENT_COLUMNS",
-    "DECODE_COLUMNS",
-    "PREFILL_COLUMNS",
-    "SECTION",
-    "TRAINING_COLUMNS",
-    "component_table",
-    "decode_scaling",
-    "decode_shares",
-    "decode_table",
-    "link_model",
-    "prefill_table",
-    "prefill_times",
-    "sharded_memory",
-    "training_scaling",
-    "training_table",
-    "verdict",
-]
-
 
 @cached("distributed")
 def verdict(rows: pd.DataFrame) -> list[Claim]:

@@ -17,20 +17,6 @@ from nanolib.experiments.energy.view.layers import (
 )
 from nanolib.report.section import Section
 
-__all__ = [
-    "ENERGY_COLUMNS",
-    "SECTION",
-    "activation_profile",
-    "energy_per_token",
-    "energy_table",
-    "layer_heat_map",
-    "operation_breakdown",
-    "power_over_time",
-    "profiling_overhead",
-    "readable_overheads",
-    "verdict",
-]
-
 SECTION = Section(
     "energy",
     "What does a token cost in joules?",

@@ -23,21 +23,6 @@ from nanolib.report.claim import Claim
 from nanolib.report.overview import cached, of_experiment
 from nanolib.report.section import Section
 
-__all__ = [
-    "PARITY_COLUMNS",
-    "SECTION",
-    "SPEED_COLUMNS",
-    "fp8_losses",
-    "fp8_numerics",
-    "fp8_parity",
-    "fp8_precisions",
-    "fp8_quoted",
-    "fp8_scales",
-    "parity_table",
-    "speed_table",
-    "verdict",
-]
-
 
 @cached("fp8")
 def verdict(rows: pd.DataFrame) -> list[Claim]:
