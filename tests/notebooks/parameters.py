@@ -15,7 +15,6 @@ from nanolib.experiments import ALL, sections
 from nanolib.paths import checkout
 from nanolib.report.section import Section
 
-
 ANSWER = "from nanolib.report import display\n\nanswer = display.Answer()"  # what a reader sees first, filled by what follows
 
 

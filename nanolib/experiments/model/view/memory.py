@@ -141,6 +141,7 @@ def memory_timeline(rows: pd.DataFrame) -> Drawn | None:
     width = 2 * WIDTH if alone else WIDTH
 
     def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
+        said, part = part["said"].iloc[0], part.drop(columns=["panel", "said"])
         top = float(part["whole"].max())
         y = {"title": "Live tensors (MiB)", "scale": alt.Scale(domain=[0, top * 1.18], nice=False)}
         x = alt.X("at:Q", title="Tensors born and died, in order", axis=alt.Axis(grid=False, format="~s"))
@@ -170,7 +171,7 @@ def memory_timeline(rows: pd.DataFrame) -> Drawn | None:
             ),
             peak.mark_point(size=70, filled=True, color=INK, opacity=1).encode(x="at:Q", y=alt.Y("whole:Q", **y)),
             peak.mark_text(dy=-10, fontSize=12, color=INK).encode(
-                x="at:Q", y=alt.Y("whole:Q", **y), text=alt.Text("said:N")
+                x="at:Q", y=alt.Y("whole:Q", **y), text=alt.value(said)
             ),
         ]
         if phases["phase"].nunique() > 1:
@@ -189,7 +190,7 @@ def _moments(row: pd.Series) -> pd.DataFrame:
     held = pd.DataFrame(timeline["kinds"]).div(_MIB)
     held = held.assign(at=timeline["at"], phase=[str(phase) for phase in timeline["phases"]])
     held["whole"] = held[list(timeline["kinds"])].sum(axis=1)
-    data = held.melt(["at", "phase", "whole"], var_name="kind", value_name="mib")
+    data = held.melt(["at", "phase", "whole"], var_name="kind", value_name="mib").round(3)
     data["order"] = data["kind"].map(KINDS.index)
     scope = _WORDS.get(row["scope"], row["scope"])
     panel = f"{row['name']}, {scope}, n = {int(row['seq_len'])}, batch {int(row['batch_size'])}, {row['dtype']}"
