@@ -17,10 +17,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "nanolib"
 _SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 _COMMENTS = {
-    ".js": r"/\*.*?\*/|(?m:^\s*//.*$)",
-    ".css": r"/\*.*?\*/",
-    ".html": r"<!--.*?-->|\{#.*?#\}",
-    ".jinja": r"<!--.*?-->|\{#.*?#\}",
+    ".js": r"(?s:/\*.*?\*/)|(?m:^\s*//.*$)",
+    ".css": r"(?s:/\*.*?\*/)",
+    ".html": r"(?s:<!--.*?-->|\{#.*?#\})",
+    ".jinja": r"(?s:<!--.*?-->|\{#.*?#\})",
 }
 
 
@@ -41,7 +41,7 @@ def python(source: str) -> int:
 
 def written(source: str, suffix: str) -> int:
     """Lines of a template, a script or a style that hold more than a comment."""
-    return sum(bool(line.strip()) for line in re.sub(_COMMENTS[suffix], "", source, flags=re.DOTALL).splitlines())
+    return sum(bool(line.strip()) for line in re.sub(_COMMENTS[suffix], "", source).splitlines())
 
 
 def counted(root: Path = ROOT) -> Counter[str]:
