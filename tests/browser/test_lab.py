@@ -111,6 +111,27 @@ def test_explore_predicts_measures_keeps_copies_and_cancels(watched, lab, name):
     page.wait_for_selector("text=Cancelled.", timeout=20_000)
 
 
+def test_the_memory_plan_follows_its_controls_and_can_be_copied(watched, lab):
+    opened = Lab(watched, lab, "model")
+    page = opened.page
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    opened.run_all()
+    opened.show("memory_panel.memory_panel")
+    said = page.locator(".widget-html-content", has_text="fits: inference; decoding; training; training, checkpointed")
+    said.first.wait_for(timeout=240_000)
+    field = page.locator(".widget-inline-hbox", has=page.locator("label:text-is('sequences')")).locator("input")
+    field.fill("512")
+    field.press("Enter")
+    page.wait_for_selector("text=/training needs .* more than there is; .* Next: .*batch/", timeout=60_000)
+    page.locator("button:has-text('Copy as nano plan')").click()
+    page.wait_for_selector("button:has-text('Copied')", timeout=10_000)
+    assert "nano plan decoder_tiny --memory 24GiB --seq-len 1024 --batch-size 512" in page.evaluate(
+        "() => navigator.clipboard.readText()"
+    )
+    if folder := os.environ.get("NANOLIB_SCREENSHOTS"):
+        page.screenshot(path=f"{folder}/memory_panel.png")
+
+
 def test_the_energy_notebook_runs_all_its_cells(watched, lab):
     opened = Lab(watched, lab, "energy")
     opened.run_all()

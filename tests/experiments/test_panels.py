@@ -258,3 +258,23 @@ def test_a_wait_for_the_device_is_told_and_can_be_cancelled(panel):
         panel.cancel.click()
         _wait(lambda: panel.said.value == "Cancelled.")
     assert panel._new().empty
+
+
+def test_the_memory_panel_plans_the_newest_setting_and_says_what_would_fit(tmp_path, monkeypatch):
+    from nanolib.experiments.model import memory_panel
+
+    monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path))
+    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
+    assert memory_panel.memory_panel(model.Params()) is None
+    panel = memory_panel.MemoryPanel(model.Params())
+    _wait(lambda: panel.said.value == "fits: inference; decoding; training; training, checkpointed")
+    held = panel.chart.params.held
+    assert {part["use"] for part in held} == {"inference", "decoding", "training", "training, checkpointed"}
+    for batch in (8, 64, 512):  # the last one wins
+        panel.controls["batch_size"].value = batch
+    _wait(lambda: "training needs" in panel.said.value and "batch " in panel.said.value)
+    assert "--batch-size 512" in panel.command.text and panel.chart.params.memory == 24.0
+    assert sum(p["gib"] for p in panel.chart.params.held) > sum(p["gib"] for p in held)
+    panel.controls["seq_len"].value = 8192
+    panel.controls["model"].value = "small"
+    _wait(lambda: "small" in panel.command.text and "training needs" in panel.said.value)
