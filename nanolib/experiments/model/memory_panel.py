@@ -52,7 +52,7 @@ class MemoryPanel:
             "batch_size": widgets.BoundedIntText(value=1, min=1, max=4096, description="sequences"),
             "dtype": widgets.Dropdown(options=dtypes, value=params.dtypes[0], description="type"),
             "optimizer": widgets.Dropdown(options=list(OPTIMIZERS), description="optimizer"),
-            "memory": widgets.SelectionSlider(options=_MEMORY, value=24, description="memory, GiB"),
+            "memory": widgets.SelectionSlider(options=_MEMORY, value=24, description="GiB"),
         }
         self.said, self.command = widgets.HTML(), CommandLine(label="Copy as nano plan …")
         self.chart = renderer.live_chart(plan_chart(list(USES)))

@@ -10,7 +10,7 @@ from nanolib.report.frame import tooltips
 from nanolib.report.palette import FAILED, INK
 
 MOST = 40  # parts of all bars
-_WIDTH = 620
+_WIDTH = 540
 
 
 def plan_chart(uses: list[str]) -> alt.TopLevelMixin:
