@@ -185,18 +185,13 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
     return [*claims, *layer_words(rows)]
 
 
-_SAID = {
-    Provenance.ESTIMATED.value: "is estimated at",
-    Provenance.REPLAYED.value: "takes",  # the source says that a recording was replayed
-}
-
-
 def _per_token(about: str, source: str, group: pd.DataFrame) -> Claim:
     """What a token costs in each phase, by one source."""
     (provenance,) = set(group["provenance"]) if group["provenance"].nunique() == 1 else ("",)
     estimated = provenance == Provenance.ESTIMATED.value
     parts = [f"{row['phase'].replace('_', ' ')} {_joules(row, estimated)}" for _, row in group.iterrows()]
-    answer = f"by {source}, a token {_SAID.get(provenance, 'takes')} {'; '.join(parts)}"
+    told = "a recording that was replayed" if provenance == Provenance.REPLAYED.value else source
+    answer = f"by {told}, a token {'is estimated at' if estimated else 'takes'} {'; '.join(parts)}"
     figures = [Figure.of(row, "energy_per_token", "energy_per_token", name=row["phase"]) for _, row in group.iterrows()]
     return Claim(answer, about=about, figures=tuple(figures))
 
