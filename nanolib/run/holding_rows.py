@@ -77,14 +77,9 @@ def unattributed_rows(work: Workload, device: str, plan: Plan) -> list[Measureme
     """The memory of a call whose tensors are born where no counter sees them: of its resident peak nobody knows what fills it."""
     refused, resident = memory_rows(work, device, plan, counted=False)
     of = f"{work.scope}: {UNATTRIBUTED}"
-    part = Measurement(
-        "memory_part", resident.estimate, n=resident.n, method=resident.method, scope=of, status=resident.status
-    )
-    return [refused, resident, _because(part, f"{UNCOUNTED}, so its parts are not known")]
-
-
-def _because(row: Measurement, message: str) -> Measurement:
-    return Measurement.from_dict(row.to_dict() | {"message": message})
+    message = f"{UNCOUNTED}, so its parts are not known"
+    told = {"n": resident.n, "method": resident.method, "status": resident.status, "message": message}
+    return [refused, resident, Measurement("memory_part", resident.estimate, scope=of, **told)]
 
 
 def _followed(work: Workload, model: nn.Module) -> tuple[Holders, int]:

@@ -119,17 +119,17 @@ def distinct(values: list[Any]) -> list[Any]:
 
 def known_presets(values: list[str]) -> list[str]:
     """`values`, when each is a preset."""
-    return _known(values, PRESETS, "preset")
+    return known(values, PRESETS, "preset")
 
 
 def known_dtypes(values: list[str]) -> list[str]:
     """`values`, when each is a dtype."""
-    return _known(values, DTYPES, "dtype")
+    return known(values, DTYPES, "dtype")
 
 
 def known_kinds(values: list[str]) -> list[str]:
     """`values`, when each is an attention kind."""
-    return _known(values, ATTENTION_KINDS, "attention kind")
+    return known(values, ATTENTION_KINDS, "attention kind")
 
 
 def known_corpus(value: str) -> str:
@@ -138,10 +138,11 @@ def known_corpus(value: str) -> str:
     return value
 
 
-def _known(values: list[str], known: Any, what: str) -> list[str]:
+def known(values: list[str], names: Any, what: str) -> list[str]:
+    """`values`, when each is one of the names."""
     for value in values:
-        if value not in known:
-            raise ValueError(f"{shown(value)} is no {what}; use {', '.join(known)}")
+        if value not in names:
+            raise ValueError(f"{shown(value)} is no {what}; use {', '.join(names)}")
     return values
 
 

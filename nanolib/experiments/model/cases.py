@@ -11,7 +11,6 @@ import torch
 
 from nanolib.experiments.model.model_cases import GenerationCase, LossCase, Mode, ModelCase, model_name
 from nanolib.experiments.model.remedies import REMEDIES, RemedyCase
-from nanolib.measurement import shown
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.memory import total_bytes
 from nanolib.models import text
@@ -20,7 +19,7 @@ from nanolib.run import params as shared
 from nanolib.run.case import Case, Plan
 from nanolib.run.ceilings import ceiling_cases
 from nanolib.run.own_model import check_own, known_model, rehearse, sources
-from nanolib.run.params import distinct, fitting_config, known_corpus, known_dtypes, known_kinds, known_presets
+from nanolib.run.params import distinct, fitting_config, known, known_corpus, known_dtypes, known_kinds, known_presets
 from nanolib.run.workload import fits
 
 _ADAMW_STATES = 2
@@ -89,18 +88,12 @@ class Params(shared.Params):
     @pydantic.field_validator("optimisations")
     @classmethod
     def _known_optimisations(cls, values: list[str]) -> list[str]:
-        for value in values:
-            if value not in OPTIMISATIONS:
-                raise ValueError(f"{shown(value)} is no optimisation; use {', '.join(OPTIMISATIONS)}")
-        return values
+        return known(values, OPTIMISATIONS, "optimisation")
 
     @pydantic.field_validator("peak_remedies")
     @classmethod
     def _known_remedies(cls, values: list[str]) -> list[str]:
-        for value in values:
-            if value not in REMEDIES:
-                raise ValueError(f"{shown(value)} is no remedy; use {', '.join(REMEDIES)}")
-        return values
+        return known(values, REMEDIES, "remedy")
 
     _corpus = pydantic.field_validator("corpus")(known_corpus)
 
