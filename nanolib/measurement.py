@@ -6,9 +6,10 @@ same thing everywhere. Standard library only: anything may import this module an
 
 from __future__ import annotations
 
+import difflib
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -41,6 +42,24 @@ class Status(enum.StrEnum):
     UNSUPPORTED = "unsupported"
     TIMEOUT = "timeout"
     ERROR = "error"
+
+
+class Held(enum.StrEnum):
+    """What bytes at a peak are held as, in the order of charts and tables.
+
+    `GATHERED` is FSDP's: the weights of the block that computes, of the next, and of what lies in no block. `UNATTRIBUTED` is a
+    peak, where or as far as nobody knows what fills it.
+    """
+
+    WEIGHTS = "weights"
+    GRADIENTS = "gradients"
+    STATES = "optimizer states"
+    SAVED = "saved activations"
+    CACHE = "cache"
+    INPUTS = "inputs"
+    TEMPORARIES = "temporaries"
+    GATHERED = "gathered weights"
+    UNATTRIBUTED = "unattributed"
 
 
 class RunStatus(enum.StrEnum):
@@ -289,6 +308,12 @@ def exact(metric: str, value: float, *, scope: str = "", method: str = "formula"
 def printable(text: str) -> str:
     """The text with escapes, as `repr` writes them, for what acts on a terminal or hides: control, direction, line ends."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def did_you_mean(word: Any, known: Iterable[str], otherwise: str = "") -> str:
+    """A question that names the known word nearest to one that is not known; `otherwise` where none is near."""
+    near = difflib.get_close_matches(str(word), [*known], 1)
+    return f"did you mean {near[0]}?" if near else otherwise
 
 
 def shown(value: Any) -> str:

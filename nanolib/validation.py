@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import re
@@ -18,7 +17,7 @@ from typing import Any, ClassVar, Self
 import pydantic
 import yaml
 
-from nanolib.measurement import BadInput, shown
+from nanolib.measurement import BadInput, did_you_mean, shown
 
 _REMEDY = {
     "greater_than": "give a number above {gt}",
@@ -105,9 +104,8 @@ def _complaint(error: Mapping[str, Any], prefix: str, known: list[str], renamed:
     if error["type"] == "extra_forbidden":
         if new := renamed.get(str(error["loc"][-1])):
             return f"{where}: is now called {new}; write {new}"
-        near = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        return f"{where}: unknown name; {hint}known: {', '.join(known)}"
+        hint = did_you_mean(error["loc"][-1], known)
+        return f"{where}: unknown name; {hint and f'{hint} '}known: {', '.join(known)}"
     if error["type"] == "missing":
         return f"{where}: is missing; give a value"
     if error["type"] == "value_error":  # our own validators: they say it all
@@ -214,8 +212,9 @@ class StrictModel(pydantic.BaseModel):
         if name in type(self).__private_attributes__:
             return super().__setattr__(name, value)
         if name not in type(self).model_fields:
-            near = difflib.get_close_matches(name, list(type(self).model_fields), n=1)
-            raise BadInput(f"{name}: unknown name; {f'did you mean {near[0]}?' if near else 'it has no such field'}")
+            raise BadInput(
+                f"{name}: unknown name; {did_you_mean(name, type(self).model_fields, 'it has no such field')}"
+            )
         changed = type(self)(**self.model_dump() | {name: value})
         return super().__setattr__(name, getattr(changed, name))
 

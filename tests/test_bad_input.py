@@ -43,6 +43,7 @@ WITHOUT_DATABASE = [
     ("run attention -p rel_ci=2", "attention.rel_ci: 2 will not do"),
     ("run attention -p seed=x", "attention.seed: 'x' will not do; give a whole number"),
     ("run model -p presets=[tiny]", "'tiny' is no preset; use "),
+    ("run model -p presets=[decoder-tiny]", "'decoder-tiny' is no preset; did you mean decoder_tiny? use "),
     ("run model -p model=mine", "model.model"),
     ("run model -p model=no.such:thing", "there is no module 'no'; install it or start where it lies"),
     ("run model -p model=hf:Nope", "transformers has no model class 'Nope'"),

@@ -1,11 +1,13 @@
 """Tables and help in terminals of 80 columns, of 120, and where nothing says how wide it is."""
 
+import json
+
 import pandas as pd
 import pytest
 from click.testing import CliRunner
 
 from nanolib.cli import main
-from nanolib.cli.command import echo_table
+from nanolib.cli.command import echo, echo_json, echo_table
 from nanolib.paths import checkout
 
 REFERENCE = checkout() / "outputs" / "reference" / "amd-epyc-2-cores-quick"
@@ -32,6 +34,13 @@ def test_a_table_that_is_too_wide_is_told_line_by_line_and_loses_nothing(capsys,
     monkeypatch.delenv("COLUMNS")
     echo_table(pd.concat([WIDE] * 2, axis=1).set_axis([f"c{i}" for i in range(8)], axis=1))
     assert len(capsys.readouterr().out.splitlines()) == 3  # in a pipe nothing limits it
+
+
+def test_a_sentence_breaks_between_words_and_json_never(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    echo("  twelve twelve twelve", "x" * 25)
+    echo_json(text := json.dumps({"said": "a sentence of many more letters than fit"}))
+    assert capsys.readouterr().out.splitlines() == ["  twelve twelve", "    twelve", "x" * 25, text]
 
 
 @pytest.mark.parametrize("width", [80, 120])

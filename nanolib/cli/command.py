@@ -11,6 +11,7 @@ import shutil
 import sqlite3
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,9 +66,22 @@ DAYS = Amount("d", 1e6, "days, such as 30d", above=False)
 
 
 def echo(*lines: Any, err: bool = False) -> None:
-    """Print lines; what was stored or typed and stands in them does nothing to the terminal. Commands print by this alone."""
-    for line in lines:
-        click.echo(printable(str(line)), err=err)
+    """Print lines, broken between words where the terminal ends. Commands print by this alone.
+
+    What was stored or typed and stands in them does nothing to the terminal.
+    """
+    for line in map(printable, map(str, lines)):
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        broken = textwrap.TextWrapper(
+            columns(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+        click.echo(broken.fill(line) if len(line) > columns() else line, err=err)
+
+
+def echo_json(text: str) -> None:
+    """Print JSON as it is: a line that is broken would be none."""
+    for line in text.split("\n"):
+        click.echo(printable(line))
 
 
 def columns(unlimited: int = sys.maxsize) -> int:

@@ -7,7 +7,17 @@ from pathlib import Path
 
 import click
 
-from nanolib.cli.command import DAYS, command, echo, echo_table, handle_errors, output_option, selected, use_output
+from nanolib.cli.command import (
+    DAYS,
+    command,
+    echo,
+    echo_json,
+    echo_table,
+    handle_errors,
+    output_option,
+    selected,
+    use_output,
+)
 from nanolib.measurement import BadInput
 from nanolib.paths import database_path
 
@@ -27,7 +37,7 @@ def runs(as_json: bool, output: str | None) -> None:
     with Store(create=False) as store:
         frame = store.runs()
     if as_json:
-        echo(*frame.to_json(orient="records", indent=1, default_handler=str).split("\n"))
+        echo_json(frame.to_json(orient="records", indent=1, default_handler=str))
         return
     if frame.empty:
         echo("no runs yet; run: nano run quick")

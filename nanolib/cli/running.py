@@ -21,6 +21,7 @@ from nanolib.cli.command import (
     columns,
     command,
     echo,
+    echo_json,
     handle_errors,
     output_option,
     pairs_of,
@@ -250,7 +251,7 @@ def doctor(as_json: bool, budget: float, sustained: float, output: str | None) -
     use_output(output)
     found = examine(budget, sustained)
     if as_json:
-        echo(*json.dumps(found, indent=1).split("\n"))
+        echo_json(json.dumps(found, indent=1))
         return
     for title, lines in found.items():
         echo(f"{title}")

@@ -16,18 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from nanolib.measurement import Held
 from nanolib.meters.memory import LiveBytes
 
-WEIGHTS, GRADIENTS, STATES, SAVED, CACHE, INPUTS, TEMPORARIES = KINDS = (
-    "weights",
-    "gradients",
-    "optimizer states",
-    "saved activations",
-    "cache",
-    "inputs",
-    "temporaries",
-)
-UNATTRIBUTED = "unattributed"  # a peak's, where or as far as nobody knows what fills it
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _MARKS = 120  # of a timeline, which a chart can draw
 
@@ -36,7 +27,7 @@ class Part(NamedTuple):
     """What holds some of the memory.
 
     Attributes:
-        kind: One of `KINDS`.
+        kind: One of `Held`.
         module: Whose; blocks of a stack count as one, `blocks.*`.
         operation: By which it was made, such as `aten::addmm`; empty for what was there before.
         line: Module and line of the code that saved it for the backward pass.
@@ -65,11 +56,11 @@ class Holding:
 
     @property
     def by_kind(self) -> dict[str, int]:
-        """Kind → bytes, in the order of `KINDS`, then others; what holds nothing is left out."""
+        """Kind → bytes, in the order of `Held`, then others; what holds nothing is left out."""
         found: Counter[str] = Counter()
         for part, size in self.parts.items():
             found[part.kind] += size
-        return {kind: found[kind] for kind in dict.fromkeys((*KINDS, *found)) if found[kind]}
+        return {kind: found[kind] for kind in dict.fromkeys((*Held, *found)) if found[kind]}
 
     @property
     def by_module(self) -> dict[tuple[str, str], int]:
@@ -141,7 +132,7 @@ class Holders(LiveBytes):
         """Count tensors that existed before, as of this kind; weights under their modules, and states under their weights'.
 
         Args:
-            kind: One of `KINDS`.
+            kind: One of `Held`.
             tensors: Those.
             owners: A tensor's `id` → the weight that it belongs to.
         """
@@ -189,7 +180,7 @@ class Holders(LiveBytes):
         if serial is None or serial in self._kinds:
             return
         self._kinds[serial] = kind
-        if kind == SAVED:
+        if kind == Held.SAVED:
             self._lines[serial] = _line()
         if module is not None:
             self._modules[serial] = module
@@ -205,7 +196,7 @@ class Holders(LiveBytes):
             self._inside.pop()
 
         def saved(tensor: torch.Tensor) -> torch.Tensor:
-            self._mark(tensor, SAVED)
+            self._mark(tensor, Held.SAVED)
             return tensor.detach() if tensor.requires_grad else tensor  # an output that holds itself would never die
 
         with contextlib.ExitStack() as hooks:
@@ -215,7 +206,9 @@ class Holders(LiveBytes):
             for name, weight in self._model.named_parameters():
                 if weight.requires_grad:
                     of = name.rpartition(".")[0]
-                    hook = weight.register_post_accumulate_grad_hook(lambda p, of=of: self._mark(p.grad, GRADIENTS, of))
+                    hook = weight.register_post_accumulate_grad_hook(
+                        lambda p, of=of: self._mark(p.grad, Held.GRADIENTS, of)
+                    )
                     hooks.callback(hook.remove)
             hooks.enter_context(torch.autograd.graph.saved_tensors_hooks(saved, lambda tensor: tensor))
             yield
@@ -259,18 +252,18 @@ class Holders(LiveBytes):
         alive: Counter[str] = Counter()
         at, sections, moments, section = [], [], [], None
         for index, (serial, size, begun) in enumerate(self._events):
-            alive[self._kinds.get(serial, TEMPORARIES)] += size
+            alive[self._kinds.get(serial, Held.TEMPORARIES)] += size
             section = section if serial else begun
             if index in shown:
                 at.append(index - begin)
                 sections.append(section)
                 moments.append(dict(alive))
-        kinds = {kind: [held.get(kind, 0) for held in moments] for kind in KINDS}
+        kinds = {kind: [held.get(kind, 0) for held in moments] for kind in Held}
         return Timeline(at, sections, {kind: held for kind, held in kinds.items() if any(held)})
 
     def _part(self, serial: int) -> Part:
         module = _NUMBER.sub("*", self._modules[serial])
-        kind = self._kinds.get(serial, TEMPORARIES)
+        kind = self._kinds.get(serial, Held.TEMPORARIES)
         return Part(kind, module, self._operations[serial], self._lines.get(serial, ""))
 
 

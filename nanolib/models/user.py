@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nanolib.measurement import BadInput, Unsupported, shown
+from nanolib.measurement import BadInput, Unsupported, did_you_mean, shown
 from nanolib.models.casting import cast
 
 _HF = "hf:"
@@ -143,11 +142,8 @@ def hugging_face_config(name: str, options: Mapping[str, Any]) -> Any:
     known = _fields(config_class)
     for option, value in options.items():
         if option not in known:
-            near = difflib.get_close_matches(option, known, n=1)
-            raise BadInput(
-                f"model_options: {shown(option)} is no field of {config_class.__name__}; "
-                f"{f'did you mean {near[0]}?' if near else 'leave it out'}"
-            )
+            hint = did_you_mean(option, known, "leave it out")
+            raise BadInput(f"model_options: {shown(option)} is no field of {config_class.__name__}; {hint}")
         if option == "use_pretrained_backbone" or (option == "attn_implementation" and "/" in str(value)):
             raise BadInput(f"model_options: {option} {shown(value)} asks for a download; leave it out")
     try:

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from nanolib.measurement import Measurement, exact
+from nanolib.measurement import Held, Measurement, exact
 from nanolib.meters.allocator import allocated_lines
-from nanolib.meters.holders import UNATTRIBUTED, Holders, Holding, Timeline
+from nanolib.meters.holders import Holders, Holding, Timeline
 from nanolib.meters.memory import MIB, measure_memory, resident_row
 from nanolib.run.case import Plan
 from nanolib.run.workload import UNCOUNTED, Workload, memory_rows
@@ -51,7 +51,7 @@ def holding_rows(
                 work.call, device=device, existing=existing, scope=work.scope, predicted_bytes=predicted
             )
         details["allocator"] = lines
-        kinds[UNATTRIBUTED] = max(0, round(peak.estimate * MIB) - holding.peak)
+        kinds[Held.UNATTRIBUTED] = max(0, round(peak.estimate * MIB) - holding.peak)
         peak.details.update(details)
     else:
         said = {"scope": work.scope, "method": "live_tensor_bytes", "details": {"before": before / MIB} | details}
@@ -66,7 +66,7 @@ def holding_rows(
             size / MIB,
             scope=f"{work.scope}: {kind}",
             method=peak.method,
-            predicted=planned.get(kind, 0) / MIB if planned and kind != UNATTRIBUTED else None,
+            predicted=planned.get(kind, 0) / MIB if planned and kind != Held.UNATTRIBUTED else None,
         )
         for kind, size in {**dict.fromkeys(planned, 0), **kinds}.items()
     ]
@@ -76,7 +76,7 @@ def holding_rows(
 def unattributed_rows(work: Workload, device: str, plan: Plan) -> list[Measurement]:
     """The memory of a call whose tensors are born where no counter sees them: of its resident peak nobody knows what fills it."""
     refused, resident = memory_rows(work, device, plan, counted=False)
-    of = f"{work.scope}: {UNATTRIBUTED}"
+    of = f"{work.scope}: {Held.UNATTRIBUTED}"
     message = f"{UNCOUNTED}, so its parts are not known"
     told = {"n": resident.n, "method": resident.method, "status": resident.status, "message": message}
     return [refused, resident, Measurement("memory_part", resident.estimate, scope=of, **told)]

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import pydantic
 
 from nanolib.config import ATTENTION_KINDS, DTYPES, PRESETS, NanoConfig
-from nanolib.measurement import BadInput, shown
+from nanolib.measurement import BadInput, did_you_mean, shown
 from nanolib.meters.layers.trace import SORTS
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.time.latency import Collect
@@ -142,7 +142,8 @@ def known(values: list[str], names: Any, what: str) -> list[str]:
     """`values`, when each is one of the names."""
     for value in values:
         if value not in names:
-            raise ValueError(f"{shown(value)} is no {what}; use {', '.join(names)}")
+            hint = did_you_mean(value, names)
+            raise ValueError(f"{shown(value)} is no {what}; {hint and f'{hint} '}use {', '.join(names)}")
     return values
 
 

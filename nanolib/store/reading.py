@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from nanolib.measurement import BadInput, RunStatus, Status
+from nanolib.measurement import BadInput, RunStatus, Status, did_you_mean
 from nanolib.store.checks import BROKEN, COLUMNS, read_row, trace_condition
 from nanolib.store.needs import lacking
 from nanolib.store.schema import HAS_RUN, LISTED, NAMED, REAL, TRACE_TABLES
@@ -283,9 +282,8 @@ class Reader(Connection):
         found = found or [run_id for run_id, *_ in runs if len(name) >= 4 and run_id.startswith(name)]
         if not found:
             known = dict.fromkeys(word for _, label, _, *groups in runs for word in (label, *groups) if word)
-            near = difflib.get_close_matches(name, known, 1)
-            meant = f"did you mean {near[0]!r}? " if near else ""
-            raise BadInput(f"run: {name!r} is not in the database; {meant}`nano runs` lists what is")
+            hint = did_you_mean(name, known)
+            raise BadInput(f"run: {name!r} is not in the database; {hint and f'{hint} '}`nano runs` lists what is")
         return found
 
     def started_attempts(self, run_id: str) -> dict[str, int]:

@@ -6,19 +6,8 @@ from torch import nn
 
 from nanolib.config import NanoConfig
 from nanolib.experiments.model.steps import OPTIMIZERS, Generating, Inferring, Training
-from nanolib.meters.holders import (
-    CACHE,
-    GRADIENTS,
-    INPUTS,
-    KINDS,
-    SAVED,
-    STATES,
-    TEMPORARIES,
-    WEIGHTS,
-    Holders,
-    Holding,
-    Part,
-)
+from nanolib.measurement import Held
+from nanolib.meters.holders import Holders, Holding, Part
 from nanolib.meters.memory import LiveBytes, fake_tensors
 from nanolib.models import create_model
 from nanolib.models.user import build_model
@@ -91,9 +80,9 @@ def test_parts_add_up_to_the_peak_measured_and_planned(name, use):
     with fake_tensors():
         planned = peaks()[1]
     for scope, one in held.items():
-        assert set(one.by_kind) <= set(KINDS)
+        assert set(one.by_kind) <= set(Held)
         assert planned[scope].peak == pytest.approx(one.peak, rel=0.05)
-        assert planned[scope].by_kind[WEIGHTS] == one.by_kind[WEIGHTS]
+        assert planned[scope].by_kind[Held.WEIGHTS] == one.by_kind[Held.WEIGHTS]
 
 
 @pytest.mark.parametrize(("optimizer", "copies"), [("adamw", 2), ("momentum", 1), ("sgd", 0)])
@@ -111,8 +100,8 @@ def test_gradients_and_states_are_as_large_as_weights(optimizer, copies):
         counter.begin("after")
         step.optimizer_step()
     after = counter.holdings()["after"].by_kind
-    assert after[GRADIENTS] == weights
-    assert after.get(STATES, 0) == pytest.approx(copies * weights, rel=0.001)  # AdamW counts its steps too
+    assert after[Held.GRADIENTS] == weights
+    assert after.get(Held.STATES, 0) == pytest.approx(copies * weights, rel=0.001)  # AdamW counts its steps too
     assert set(OPTIMIZERS) == {"adamw", "momentum", "sgd"}
 
 
@@ -138,7 +127,7 @@ def test_saved_activations_are_what_autograd_saves(name):
             counter.hold(kind, tensors)
         work.call.forward()
         counter.begin("saved")
-    assert counter.holdings()["saved"].by_kind[SAVED] == alone
+    assert counter.holdings()["saved"].by_kind[Held.SAVED] == alone
 
 
 def test_a_gpt_block_saves_what_the_closed_form_says():
@@ -164,9 +153,9 @@ def test_a_gpt_block_saves_what_the_closed_form_says():
 
     low, high = at(2), at(3)
     kept = {
-        module: high[SAVED, module] - low.get((SAVED, module), 0)
+        module: high[Held.SAVED, module] - low.get((Held.SAVED, module), 0)
         for kind, module in high
-        if kind == SAVED and high[SAVED, module] != low.get((SAVED, module))
+        if kind == Held.SAVED and high[Held.SAVED, module] != low.get((Held.SAVED, module))
     }
     per_token = batch * length * 4  # a float32 per token
     logsum = batch * heads * length * 4
@@ -198,12 +187,14 @@ def test_what_a_higher_stack_holds_follows_from_two_low_ones():
 def test_parts_of_a_cache_and_of_inputs_are_told_apart():
     model = MODELS["decoder"]()
     prefill, decode = (holding(work, model) for work in _steps(model, "decoding").workloads())
-    assert prefill.by_kind[CACHE] == decode.by_kind[CACHE] == 2 * 3 * 2 * 34 * 64 * 4
-    assert prefill.by_kind[INPUTS] == 2 * 33 * 8 + 2 * 8  # the ids that the prompt is a view of, and the last token
-    assert prefill.by_kind[TEMPORARIES] > decode.by_kind[TEMPORARIES]
+    assert prefill.by_kind[Held.CACHE] == decode.by_kind[Held.CACHE] == 2 * 3 * 2 * 34 * 64 * 4
+    assert (
+        prefill.by_kind[Held.INPUTS] == 2 * 33 * 8 + 2 * 8
+    )  # the ids that the prompt is a view of, and the last token
+    assert prefill.by_kind[Held.TEMPORARIES] > decode.by_kind[Held.TEMPORARIES]
 
 
 def test_extrapolation_adds_what_one_more_block_adds():
-    weights, saved, cache = Part(WEIGHTS, "a.*"), Part(SAVED, "x", "aten::mm", "mine:3"), Part(CACHE)
+    weights, saved, cache = Part(Held.WEIGHTS, "a.*"), Part(Held.SAVED, "x", "aten::mm", "mine:3"), Part(Held.CACHE)
     low, high = Holding({weights: 10, saved: 5}), Holding({weights: 14, cache: 3})
     assert low.extrapolated((high, 3)).parts == {weights: 22, saved: -10, cache: 9}

@@ -7,9 +7,8 @@ import torch
 
 from nanolib.experiments.model import cases as model
 from nanolib.experiments.model.model_cases import GenerationCase, ModelCase
-from nanolib.measurement import Status
+from nanolib.measurement import Held, Status
 from nanolib.meters import memory
-from nanolib.meters.holders import KINDS, SAVED, UNATTRIBUTED
 from nanolib.run import holding_rows as rows_of
 from tests.experiments.own import LLAMA, TINY
 
@@ -45,7 +44,7 @@ def test_parts_add_up_to_the_peak_and_stand_beside_their_plan(case):
     peaks, parts = _memory(case)
     for scope, peak in peaks.items():
         own = [row for row in parts if row.scope.startswith(f"{scope}: ")]
-        assert {row.scope.partition(": ")[2] for row in own} <= set(KINDS)
+        assert {row.scope.partition(": ")[2] for row in own} <= set(Held)
         assert sum(row.estimate for row in own) == peak.estimate
         assert sum(part[-1] for part in peak.details["parts"]) == peak.estimate * 2**20
         assert (
@@ -57,7 +56,7 @@ def test_parts_add_up_to_the_peak_and_stand_beside_their_plan(case):
         assert max(peak.details["phases"].values()) == peak.estimate * 2**20
     if case.mode == "training":
         assert set(peaks["training_step"].details["phases"]) == {"forward", "backward", "optimizer_step"}
-        lines = {part[3] for part in peaks["training_step"].details["parts"] if part[0] == SAVED}
+        lines = {part[3] for part in peaks["training_step"].details["parts"] if part[0] == Held.SAVED}
         assert lines and all(line.rpartition(":")[2].isdigit() and "/" not in line for line in lines)
 
 
@@ -66,7 +65,7 @@ def test_of_a_compiled_model_the_whole_is_told_and_why_no_parts_are():
     peaks, parts = _memory(_case(mode="inference", optimisation="compile"))
     assert peaks["inference"].status is Status.UNSUPPORTED
     (part,) = parts
-    assert part.scope == f"inference: {UNATTRIBUTED}" and "its parts are not known" in part.message
+    assert part.scope == f"inference: {Held.UNATTRIBUTED}" and "its parts are not known" in part.message
     assert part.estimate is None or part.estimate >= 0
 
 
@@ -88,7 +87,7 @@ def test_what_a_gpus_allocator_holds_beyond_the_tensors_is_a_part_of_its_own(mon
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda device: {"device_traces": [[]]})
     peak, _, *parts = rows_of.holding_rows(work, torch.nn.Module(), "cuda:0", dataclasses.replace(_case()).plan(), None)
     held = {row.scope.partition(": ")[2]: row for row in parts}
-    assert held[UNATTRIBUTED].estimate == 512 / 2**20 and held[UNATTRIBUTED].predicted is None
+    assert held[Held.UNATTRIBUTED].estimate == 512 / 2**20 and held[Held.UNATTRIBUTED].predicted is None
     assert sum(row.estimate for row in parts) == peak.estimate and peak.details["allocator"] == []
 
 

@@ -13,10 +13,9 @@ from nanolib.experiments.model.cases import Params
 from nanolib.experiments.model.planner import USES, Planner, Use
 from nanolib.experiments.model.planning import GIB, MemoryPlan, checked, memory_bytes
 from nanolib.experiments.model.steps import OPTIMIZERS
-from nanolib.experiments.model.view.memory import KINDS
 from nanolib.experiments.model.view.plan_chart import plan_chart
 from nanolib.experiments.panel import LENGTHS
-from nanolib.measurement import BadInput
+from nanolib.measurement import BadInput, Held
 from nanolib.report import renderer
 from nanolib.run import sweep
 
@@ -106,7 +105,7 @@ class MemoryPanel:
 def _parts(uses: list[Use]) -> list[dict[str, Any]]:
     """Of each use what each kind holds, as the chart takes it."""
     return [
-        {"use": use.name, "kind": kind, "order": KINDS.index(kind), "gib": size / GIB}
+        {"use": use.name, "kind": kind, "order": [*Held].index(kind), "gib": size / GIB}
         for use in uses
         for kind, size in use.holding.by_kind.items()
     ]

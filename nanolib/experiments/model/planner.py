@@ -14,8 +14,8 @@ from torch import nn
 from nanolib.config import PRESETS
 from nanolib.experiments.model.model_cases import GenerationCase, ModelCase
 from nanolib.experiments.model.steps import Generating, Inferring, Training
-from nanolib.measurement import BadInput, Unsupported
-from nanolib.meters.holders import GRADIENTS, STATES, TEMPORARIES, WEIGHTS, Holding, Part
+from nanolib.measurement import BadInput, Held, Unsupported
+from nanolib.meters.holders import Holding, Part
 from nanolib.meters.memory import fake_tensors
 from nanolib.models.user import hugging_face_config
 from nanolib.run.params import MAX_SEQ_LEN
@@ -23,8 +23,7 @@ from nanolib.run.workload import Workload, holdings_by_checkpointing, holdings_b
 
 MAX_BATCH = 65_536
 _ENOUGH = 12  # guesses along a line; then the rest is halved
-GATHERED = "gathered weights"  # FSDP's: those of the block that computes, of the next, and of what lies in no block
-_SHARDED = (WEIGHTS, GRADIENTS, STATES)
+_SHARDED = (Held.WEIGHTS, Held.GRADIENTS, Held.STATES)
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")  # what transformers' configurations call it
 
 # Use → mode of the case, optimisation.
@@ -84,7 +83,7 @@ class Planner:
         if here.refused:
             return here
         batch, length = self.source.batch_size, self.source.seq_len
-        fixed = sum(size for kind, size in here.holding.by_kind.items() if kind in (*_SHARDED, GATHERED))
+        fixed = sum(size for kind, size in here.holding.by_kind.items() if kind in (*_SHARDED, Held.GATHERED))
         peaks = lambda n: self.holding(name, n * self.ranks, length).peak  # noqa: E731
         most = largest(peaks, memory, batch // self.ranks, MAX_BATCH // self.ranks, fixed) * self.ranks
         peaks = lambda n: self.holding(name, batch, n).peak  # noqa: E731
@@ -187,13 +186,13 @@ class Planner:
         if self.ranks == 1:
             return whole
         parts = {part: -(-size // self.ranks) if part.kind in _SHARDED else size for part, size in whole.parts.items()}
-        weights = {module: size for (kind, module), size in whole.by_module.items() if kind == WEIGHTS}
+        weights = {module: size for (kind, module), size in whole.by_module.items() if kind == Held.WEIGHTS}
         blocks = sum(size for module, size in weights.items() if ".*" in module)
         outside, block = sum(weights.values()) - blocks, blocks // max(self._depth, 1)
         gathered = outside + 2 * block  # the block that computes, and the next
-        if any(part.kind == GRADIENTS for part in parts):
-            parts[Part(TEMPORARIES, "gradients before they are scattered")] = block
-        return Holding(parts | {Part(GATHERED): gathered})
+        if any(part.kind == Held.GRADIENTS for part in parts):
+            parts[Part(Held.TEMPORARIES, "gradients before they are scattered")] = block
+        return Holding(parts | {Part(Held.GATHERED): gathered})
 
 
 def equal_blocks(source: ModelCase, depth: int) -> bool:

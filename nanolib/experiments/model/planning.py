@@ -11,10 +11,9 @@ import pandas as pd
 
 from nanolib.experiments.model.cases import Params
 from nanolib.experiments.model.model_cases import ModelCase
-from nanolib.experiments.model.planner import GATHERED, USES, Planner, Use, room
+from nanolib.experiments.model.planner import USES, Planner, Use, room
 from nanolib.experiments.model.steps import OPTIMIZERS
-from nanolib.measurement import BadInput, shown
-from nanolib.meters.holders import KINDS
+from nanolib.measurement import BadInput, Held, shown
 
 MIB, GIB = 2**20, 2**30
 _UNITS = (
@@ -22,6 +21,7 @@ _UNITS = (
     | {f"{p}iB": 1024**n for n, p in enumerate("KMGT", 1)}
     | {f"{p}B": 1000**n for n, p in enumerate("KMGT", 1)}
 )
+LETTERS = {kind: "w" if kind is Held.GATHERED else kind[0].upper() for kind in Held}  # of bars in a terminal
 _FIELDS = {  # of the notebook's parameters → how they are asked for here
     "model.presets": "model",
     "model.model": "model",
@@ -84,22 +84,43 @@ class MemoryPlan:
         return ("GiB", GIB) if use and use.holding.peak >= GIB else ("MiB", MIB)
 
     def table(self) -> pd.DataFrame:
-        """One line per use: what it needs, whether that fits, the most that fits, and who holds it."""
+        """One line per use: what it needs, whether that fits, and the most that fits."""
         name, unit = self._unit
+        return pd.DataFrame(
+            {
+                "use": use.name,
+                f"needs ({name})": f"{use.holding.peak / unit:.2f}",
+                "fits": "yes" if use.fits else "no",
+                "largest batch": use.largest_batch,
+                "longest": use.longest,
+            }
+            for use in self.uses
+            if not use.refused
+        )
+
+    def kinds(self) -> pd.DataFrame:
+        """What fills the peaks: a line per kind, a column per use."""
+        name, unit = self._unit
+        sizes = {use.name: use.holding.by_kind for use in self.uses if not use.refused}
+        held = [kind for kind in Held if any(of.get(kind, 0) / unit >= 0.005 for of in sizes.values())]
+        uses = {use: [f"{of[kind] / unit:.2f}" if kind in of else "" for kind in held] for use, of in sizes.items()}
+        return pd.DataFrame({f"{name} of": [f"{LETTERS[kind]} {kind}" for kind in held], **uses})
+
+    def bars(self, width: int) -> list[str]:
+        """A bar per use in `width` columns, a letter per kind as in `kinds`; `|` stands where the memory ends."""
+        uses = [use for use in self.uses if not use.refused]
+        names = max((len(use.name) for use in uses), default=0)
+        full = max(self.memory, *(use.holding.peak for use in uses))
+        cells = max(width - names - 3, 1) / full
         lines = []
-        for use in self.uses:
-            if not use.refused:
-                what = {
-                    "use": use.name,
-                    f"needs ({name})": f"{use.holding.peak / unit:.2f}",
-                    "fits": "yes" if use.fits else "no",
-                }
-                kinds = {
-                    kind: f"{size / unit:.2f}" for kind, size in use.holding.by_kind.items() if size / unit >= 0.005
-                }
-                lines.append(what | {"largest batch": use.largest_batch, "longest": use.longest} | kinds)
-        found = pd.DataFrame(lines).fillna("")
-        return found[[*found.columns[:5], *(kind for kind in (*KINDS, GATHERED) if kind in found)]]
+        for use in uses:
+            bar, held = "", 0
+            for kind in sorted(use.holding.by_kind, key=[*Held].index):
+                held += use.holding.by_kind[kind]
+                bar += LETTERS[kind] * (round(held * cells) - len(bar))
+            at = round(self.memory * cells)
+            lines.append(f"{use.name:{names}}  {bar[:at]:{at}}|{bar[at:]}")
+        return lines
 
     def holders(self, use: Use, most: int = 6) -> pd.DataFrame:
         """Who holds a use's peak: the largest parts, with the line that saved them or the operation that made them."""
@@ -135,8 +156,9 @@ class MemoryPlan:
         return {"title": self.title, "memory": self.memory, "said": self.sentences, "uses": uses}
 
     def __str__(self) -> str:
-        """The sentences and the table."""
-        return "\n".join([self.title, *self.sentences, self.table().to_string(index=False)])
+        """The sentences, and who holds the memory."""
+        tables = [table.to_string(index=False) for table in (self.table(), self.kinds())]
+        return "\n".join([self.title, *self.sentences, "", *self.bars(100), "", *tables])
 
 
 def plan(

@@ -9,11 +9,10 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from nanolib.measurement import Measurement, Unsupported, exact
+from nanolib.measurement import Held, Measurement, Unsupported, exact
 from nanolib.meters import measure, measure_phases
 from nanolib.meters.ceilings import rate
 from nanolib.meters.flops import count_flops
-from nanolib.meters.holders import CACHE, INPUTS, STATES, WEIGHTS
 from nanolib.models.attention.reference import relative_error
 from nanolib.models.generation import generation_of
 from nanolib.models.onednn_linear import with_onednn
@@ -103,7 +102,7 @@ class Inferring:
     def workloads(self) -> Iterator[Workload]:
         """The forward pass."""
         yield Workload.of_kinds(
-            "inference", self.forward, lambda: {WEIGHTS: held(self.model), INPUTS: [self.ids]}, keeps=False
+            "inference", self.forward, lambda: {Held.WEIGHTS: held(self.model), Held.INPUTS: [self.ids]}, keeps=False
         )
 
 
@@ -229,7 +228,11 @@ class Training:
         """The whole step."""
 
         def kinds() -> dict[str, Iterable[torch.Tensor]]:
-            return {WEIGHTS: held(self.model), STATES: [state for _, state in self._states()], INPUTS: [self.ids]}
+            return {
+                Held.WEIGHTS: held(self.model),
+                Held.STATES: [state for _, state in self._states()],
+                Held.INPUTS: [self.ids],
+            }
 
         owners = lambda: {id(state): weight for weight, state in self._states()}  # noqa: E731
         yield Workload.of_kinds("training_step", self, kinds, phases=self.phases, owners=owners)
@@ -289,7 +292,7 @@ class Generating:
 
         def kinds() -> dict[str, list[torch.Tensor]]:
             *cache, prompt, token = self.generation.tensors
-            return {WEIGHTS: [*held(self.model)], CACHE: cache, INPUTS: [prompt, token]}
+            return {Held.WEIGHTS: [*held(self.model)], Held.CACHE: cache, Held.INPUTS: [prompt, token]}
 
         yield Workload.of_kinds("prefill", self.generation.prefill, kinds)
         yield Workload.of_kinds("decode", self.generation.decode, kinds)

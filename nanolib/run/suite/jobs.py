@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from nanolib.measurement import BadInput, shown
+from nanolib.measurement import BadInput, did_you_mean, shown
 from nanolib.models.user import runs_code
 from nanolib.paths import checkout
 from nanolib.run.own_model import rehearse_in_process
@@ -122,11 +121,10 @@ def plan(
         if "=" in name:
             raise BadInput(f"run: {shown(name)} is a parameter; write: nano run NOTEBOOK -p {shown(name)}")
         if name not in available:
-            near = difflib.get_close_matches(name, [*suites(), *available, *scenarios()], 1)
-            meant = f"; did you mean {near[0]}?" if near else ""
+            hint = did_you_mean(name, [*suites(), *available, *scenarios()])
             raise BadInput(
                 f"run: {shown(name)} is neither a suite ({', '.join(suites())}) nor a notebook of {suite} ({', '.join(available)}) "
-                f"nor a scenario ({', '.join(scenarios())}){meant}"
+                f"nor a scenario ({', '.join(scenarios())}){hint and f'; {hint}'}"
             )
     chosen = [name for name in available if name in names] or available
     if overrides and len(chosen) > 1 and not names:

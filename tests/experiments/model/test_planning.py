@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 import nanolib
 from nanolib.cli import main
-from nanolib.experiments.model.planner import GATHERED, USES, Planner, largest
-from nanolib.experiments.model.planning import checked, memory_bytes, plan
-from nanolib.measurement import BadInput
-from nanolib.meters.holders import SAVED, STATES, WEIGHTS
+from nanolib.experiments.model.planner import USES, Planner, largest
+from nanolib.experiments.model.planning import LETTERS, checked, memory_bytes, plan
+from nanolib.measurement import BadInput, Held
 
 SMALL = {"num_layers": 4, "d_model": 64, "num_heads": 4, "vocab_size": 128}
 LLAMA = {
@@ -86,17 +85,40 @@ def test_blocks_that_differ_are_planned_one_by_one():
 def test_ranks_share_weights_gradients_and_states_out():
     source = checked("decoder_tiny", 32, 4, "float32", "dense", SMALL)
     alone, shared = (Planner(source, "adamw", ranks).holding("training", 4, 32).by_kind for ranks in (1, 4))
-    assert shared[WEIGHTS] == pytest.approx(alone[WEIGHTS] / 4, rel=0.02)
-    assert shared[STATES] == pytest.approx(alone[STATES] / 4, rel=0.02)
-    assert 0 < shared[GATHERED] < alone[WEIGHTS]
+    assert shared[Held.WEIGHTS] == pytest.approx(alone[Held.WEIGHTS] / 4, rel=0.02)
+    assert shared[Held.STATES] == pytest.approx(alone[Held.STATES] / 4, rel=0.02)
+    assert 0 < shared[Held.GATHERED] < alone[Held.WEIGHTS]
     found = plan("decoder_tiny", "8MiB", seq_len=32, batch_size=4, ranks=4, options=SMALL | {"num_layers": 2})
     assert "4 ranks (FSDP, modelled)" in found.title and all(use.largest_batch % 4 == 0 for use in found.uses)
+
+
+@pytest.mark.parametrize("width", [30, 80, 200])
+def test_a_bar_is_as_long_as_its_bytes_and_shows_where_the_memory_ends(width):
+    options = SMALL | {"num_layers": 2}
+    found = plan("decoder_tiny", "8MiB", seq_len=32, batch_size=4, ranks=2, options=options)
+    bars = found.bars(width)
+    assert max(map(len, bars)) == width or width == 30
+    full = max(found.memory, found.most_wanting.holding.peak)
+    for use, bar in zip(found.uses, bars, strict=True):
+        drawn = bar.removeprefix(use.name).replace(" ", "")
+        cells = len(drawn) - 1
+        if width > 30:
+            cell = full / (width - max(len(use.name) for use in found.uses) - 3)
+            assert cells == pytest.approx(use.holding.peak / cell, abs=0.51)
+            for kind, size in use.holding.by_kind.items():
+                assert drawn.count(LETTERS[kind]) == pytest.approx(size / cell, abs=1)
+        assert drawn.endswith("|") == use.fits or round(found.memory / cell) == cells
+    assert len(set(LETTERS.values())) == len(LETTERS)
+    told = found.kinds()
+    assert [line[0] for line in told.iloc[:, 0]] == [
+        LETTERS[kind] for kind in Held if any(use.holding.by_kind.get(kind, 0) / 2**20 >= 0.005 for use in found.uses)
+    ]
 
 
 def test_checkpointing_keeps_less_and_sgd_has_no_states():
     planner = Planner(checked("decoder_tiny", 64, 8, "float32", "dense", SMALL), "sgd", 1)
     training, checkpointed = (planner.holding(name, 8, 64).by_kind for name in list(USES)[2:])
-    assert checkpointed[SAVED] < training[SAVED] and STATES not in training
+    assert checkpointed[Held.SAVED] < training[Held.SAVED] and Held.STATES not in training
 
 
 def test_it_is_public_and_says_what_is_missing():

@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from nanolib.measurement import format_number
+from nanolib.measurement import Held, format_number
 from nanolib.report.claim import Claim, Figure, Order
 from nanolib.report.drawing import HEIGHT, WIDTH
 from nanolib.report.frame import Drawn, framed, panels, tooltips
@@ -17,17 +17,9 @@ from nanolib.report.overview import cached, having, of_experiment, pick
 from nanolib.report.palette import FRAME, INK, PALETTE, QUIET
 from nanolib.report.tables import Column, base, filled, titles
 
-KINDS = (
-    "weights",
-    "gradients",
-    "optimizer states",
-    "saved activations",
-    "cache",
-    "inputs",
-    "temporaries",
-    "unattributed",
+KIND_COLOURS = dict(
+    zip([kind for kind in Held if kind != Held.GATHERED], [*PALETTE[:6], FRAME, PALETTE[6]], strict=True)
 )
-KIND_COLOURS = dict(zip(KINDS, [*PALETTE[:6], FRAME, PALETTE[6]], strict=True))
 _MODELS = 4  # as many as one sees beside each other
 _MIB = 2**20
 _LARGEST = 8
@@ -105,7 +97,7 @@ def _told(details: Any) -> bool:
     ):
         return False
     series = [one for one in kinds.values() if isinstance(one, list) and len(one) == len(at) and _counts(one)]
-    return len(series) == len(kinds) > 0 and len(phases) == len(at) and set(kinds) <= set(KINDS)
+    return len(series) == len(kinds) > 0 and len(phases) == len(at) and set(kinds) <= set(Held)
 
 
 def _counts(values: list[Any]) -> bool:
@@ -134,7 +126,7 @@ def memory_timeline(rows: pd.DataFrame) -> Drawn | None:
         return None
     parts = [_moments(row) for _, row in table.head(_MODELS).iterrows()]
     data = pd.concat(parts, ignore_index=True)
-    kinds = [kind for kind in KINDS if kind in set(data["kind"])]
+    kinds = [kind for kind in Held if kind in set(data["kind"])]
     colours = [KIND_COLOURS[kind] for kind in kinds]
     colour = alt.Color("kind:N", title="Held as", sort=kinds, scale=alt.Scale(domain=kinds, range=colours))
     alone = len(parts) == 1
@@ -191,7 +183,7 @@ def _moments(row: pd.Series) -> pd.DataFrame:
     held = held.assign(at=timeline["at"], phase=[str(phase) for phase in timeline["phases"]])
     held["whole"] = held[list(timeline["kinds"])].sum(axis=1)
     data = held.melt(["at", "phase", "whole"], var_name="kind", value_name="mib").round(3)
-    data["order"] = data["kind"].map(KINDS.index)
+    data["order"] = data["kind"].map([*Held].index)
     scope = _WORDS.get(row["scope"], row["scope"])
     panel = f"{row['name']}, {scope}, n = {int(row['seq_len'])}, batch {int(row['batch_size'])}, {row['dtype']}"
     peak = f"peak {format_number(row['mib'])} MiB"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import altair as alt
 
-from nanolib.experiments.model.view.memory import KIND_COLOURS, KINDS
+from nanolib.experiments.model.view.memory import KIND_COLOURS
+from nanolib.measurement import Held
 from nanolib.report.drawing import theme
 from nanolib.report.frame import tooltips
 from nanolib.report.palette import FAILED, INK
@@ -23,7 +24,7 @@ def plan_chart(uses: list[str]) -> alt.TopLevelMixin:
         A chart with the parameters `held` (of each part its `use`, `kind`, `order`, `gib`) and `memory` (GiB), to be set anew.
     """
     held, memory = alt.param(name="held", value=[]), alt.param(name="memory", value=0.0)
-    kinds = [kind for kind in KINDS if kind != "unattributed"]
+    kinds = [kind for kind in KIND_COLOURS if kind != Held.UNATTRIBUTED]
     scale = alt.Scale(domain=kinds, range=[KIND_COLOURS[kind] for kind in kinds])
     x = alt.X("sum(gib):Q", title="Live tensors at the peak (GiB)", scale=alt.Scale(nice=False, padding=24))
     fields = ("use", "kind", "order", "gib")
