@@ -136,7 +136,7 @@ def test_lists_come_as_json_too_and_a_name_that_is_nearly_right_is_named(nano, t
     assert told["newest"]["after"] == "r6" and len(told["points"]) == 7 and told["case"] == "dense"
     assert "stuck out" in ended.stderr
     ended = nano("compare", "befor", "latest")
-    assert ended.exit_code == 2 and "'befor' is not in the database; did you mean 'before'?" in ended.output
+    assert ended.exit_code == 2 and "'befor' is not in the database; did you mean before?" in ended.output
 
 
 def test_the_report_is_opened_where_it_is(nano, tmp_path, monkeypatch):

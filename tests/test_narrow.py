@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from nanolib.cli import main
-from nanolib.cli.command import echo, echo_json, echo_table
+from nanolib.cli.command import echo, echo_table
 from nanolib.paths import checkout
 
 REFERENCE = checkout() / "outputs" / "reference" / "amd-epyc-2-cores-quick"
@@ -38,9 +38,9 @@ def test_a_table_that_is_too_wide_is_told_line_by_line_and_loses_nothing(capsys,
 
 def test_a_sentence_breaks_between_words_and_json_never(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "20")
-    echo("  twelve twelve twelve", "x" * 25)
-    echo_json(text := json.dumps({"said": "a sentence of many more letters than fit"}))
-    assert capsys.readouterr().out.splitlines() == ["  twelve twelve", "    twelve", "x" * 25, text]
+    echo("  twelve twelve twelve", "say " + "x" * 25)
+    echo(text := json.dumps({"said": "a sentence of many more letters than fit"}), whole=True)
+    assert capsys.readouterr().out.splitlines() == ["  twelve twelve", "    twelve", "say " + "x" * 25, text]
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -65,23 +65,22 @@ SHARE = Amount("%", 1.0, "a share such as 5% or 0.05")
 DAYS = Amount("d", 1e6, "days, such as 30d", above=False)
 
 
-def echo(*lines: Any, err: bool = False) -> None:
+def echo(*lines: Any, err: bool = False, whole: bool = False) -> None:
     """Print lines, broken between words where the terminal ends. Commands print by this alone.
 
     What was stored or typed and stands in them does nothing to the terminal.
+
+    Args:
+        lines: What to print.
+        err: To the standard error; a complaint stays one line.
+        whole: Lines stay as they are; one of JSON that is broken would be none.
     """
     for line in map(printable, map(str, lines)):
         indent = " " * (len(line) - len(line.lstrip()) + 2)
-        broken = textwrap.TextWrapper(
-            columns(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-        )
-        click.echo(broken.fill(line) if len(line) > columns() else line, err=err)
-
-
-def echo_json(text: str) -> None:
-    """Print JSON as it is: a line that is broken would be none."""
-    for line in text.split("\n"):
-        click.echo(printable(line))
+        narrow = len(line) > columns() >= max(map(len, line.split()), default=0) + len(indent)  # a path stays whole
+        if narrow and not err and not whole:
+            line = textwrap.fill(line, columns(), subsequent_indent=indent, break_on_hyphens=False)
+        click.echo(line, err=err)
 
 
 def columns(unlimited: int = sys.maxsize) -> int:

@@ -18,7 +18,6 @@ from nanolib.cli.command import (
     columns,
     command,
     echo,
-    echo_json,
     echo_table,
     handle_errors,
     output_option,
@@ -214,7 +213,7 @@ def history(
     answers = _confirmed(shown, metric, budget) if confirms and stepped else {}
     if as_json:
         told = [one.to_dict(answers.get(index)) for index, one in enumerate(shown)]
-        echo_json(json.dumps({"metric": metric, "figures": len(found), "shown": told}, indent=1))
+        echo(*json.dumps({"metric": metric, "figures": len(found), "shown": told}, indent=1).split("\n"), whole=True)
     elif shown:
         alike, lines = compact(table(shown, answers), columns(120))
         echo(*([f"all: {alike}"] if alike else []))

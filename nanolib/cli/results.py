@@ -11,7 +11,6 @@ from nanolib.cli.command import (
     DAYS,
     command,
     echo,
-    echo_json,
     echo_table,
     handle_errors,
     output_option,
@@ -37,7 +36,7 @@ def runs(as_json: bool, output: str | None) -> None:
     with Store(create=False) as store:
         frame = store.runs()
     if as_json:
-        echo_json(frame.to_json(orient="records", indent=1, default_handler=str))
+        echo(*frame.to_json(orient="records", indent=1, default_handler=str).split("\n"), whole=True)
         return
     if frame.empty:
         echo("no runs yet; run: nano run quick")

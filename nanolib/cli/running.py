@@ -21,7 +21,6 @@ from nanolib.cli.command import (
     columns,
     command,
     echo,
-    echo_json,
     handle_errors,
     output_option,
     pairs_of,
@@ -251,7 +250,7 @@ def doctor(as_json: bool, budget: float, sustained: float, output: str | None) -
     use_output(output)
     found = examine(budget, sustained)
     if as_json:
-        echo_json(json.dumps(found, indent=1))
+        echo(*json.dumps(found, indent=1).split("\n"), whole=True)
         return
     for title, lines in found.items():
         echo(f"{title}")
