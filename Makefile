@@ -6,7 +6,7 @@ BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONPATH
 
-.PHONY: run test test-fast lint bench gpu lab notebooks clean setup
+.PHONY: run test test-fast lint bench gpu lab notebooks docs clean setup
 
 run: setup
 	$(BIN)/nano run quick
@@ -41,6 +41,10 @@ notebooks: setup
 	$(BIN)/python -m tests.notebooks.parameters
 	folder=$$(mktemp -d) && NANOLIB_OUTPUT=$$folder $(BIN)/jupyter nbconvert --to notebook --execute --inplace \
 	  $$(ls notebooks/*.ipynb | grep -v summary) notebooks/summary.ipynb && rm -r $$folder
+
+# The API page, from the docstrings whose examples the tests run.
+docs: setup
+	$(BIN)/python -m docs.api build/api
 
 # Removes what can be made again; results in outputs/ stay.
 clean:

@@ -36,6 +36,14 @@ class NanoConfig(StrictModel):
         attention_type: One of `ATTENTION_KINDS`.
         attention_options: What that kind accepts (see its module).
         dtype: Type of the weights.
+
+    Example:
+        >>> config = NanoConfig.from_preset("decoder_tiny", num_layers=2, attention_type="sparse")
+        >>> config.d_model, config.num_layers
+        (512, 2)
+        >>> config.attention_type = "spares"
+        Traceback (most recent call last):
+        nanolib.measurement.BadInput: config.attention_type: 'spares' is no attention kind; use one of ...
     """
 
     NAME: ClassVar[str] = "config"

@@ -28,6 +28,11 @@ def create_model(
 
     Raises:
         BadInput: The config's attention options do not fit its kind.
+
+    Example:
+        >>> model = create_model(NanoConfig(num_layers=2, vocab_size=256, context_length=64), seed=0)
+        >>> model(generate_random_batch(1, 64, vocab_size=256)).shape
+        torch.Size([1, 64, 256])
     """
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
@@ -54,6 +59,10 @@ def generate_random_batch(
 
     Raises:
         BadInput: A size that is not positive.
+
+    Example:
+        >>> generate_random_batch(2, 8, vocab_size=256).shape
+        torch.Size([2, 8])
     """
     sizes = {"batch_size": batch_size, "context_length": context_length, "vocab_size": vocab_size}
     for name, size in sizes.items():

@@ -89,7 +89,13 @@ class DecoderBlock(nn.Module):
 
 
 class EncoderDecoder(nn.Module):
-    """The model that a `NanoConfig` of architecture `encoder_decoder` describes; `attention_type` is that of self-attention."""
+    """The model that a `NanoConfig` of architecture `encoder_decoder` describes; `attention_type` is that of self-attention.
+
+    Example:
+        >>> model = EncoderDecoder(NanoConfig(architecture="encoder_decoder", num_layers=2, d_model=64, vocab_size=256))
+        >>> model(torch.zeros(1, 8, dtype=torch.long)).shape  # the encoder reads four tokens, the decoder the other four
+        torch.Size([1, 4, 256])
+    """
 
     def __init__(self, config: NanoConfig) -> None:
         super().__init__()

@@ -148,7 +148,13 @@ def initialise(model: nn.Module, num_layers: int) -> None:
 
 
 class Transformer(nn.Module):
-    """The model that `NanoConfig` describes."""
+    """The model that `NanoConfig` describes.
+
+    Example:
+        >>> model = Transformer(NanoConfig(num_layers=2, d_model=64, vocab_size=256))
+        >>> len(model.blocks)
+        2
+    """
 
     def __init__(self, config: NanoConfig) -> None:
         super().__init__()

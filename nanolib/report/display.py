@@ -13,6 +13,8 @@ from nanolib.report.claim import Claim, grouped
 from nanolib.report.drawing import is_empty
 from nanolib.report.section import Section
 
+__all__ = ["Answer", "Lines", "Table"]
+
 _FIRST = 3  # claims that a first screen holds beside a chart
 
 
@@ -21,6 +23,11 @@ class Table:
 
     Args:
         frame: From `tables.readable`, or any frame of text.
+
+    Example:
+        >>> Table(pd.DataFrame({"case": ["dense"], "ms": ["1.5"]}))  # in a notebook it is drawn
+          case  ms
+         dense 1.5
     """
 
     def __init__(self, frame: pd.DataFrame) -> None:
@@ -49,7 +56,12 @@ _NUMBER = re.compile(r"[-+−]?[\d—]")
 
 
 def aligned(frame: pd.DataFrame) -> list[tuple[str, bool]]:
-    """Title of each column, and whether it holds words, which stand to the left; numbers stand to the right."""
+    """Title of each column, and whether it holds words, which stand to the left; numbers stand to the right.
+
+    Example:
+        >>> aligned(pd.DataFrame({"case": ["dense"], "ms": ["1.5"]}))
+        [('case', True), ('ms', False)]
+    """
     return [
         (str(title), not all(_NUMBER.match(str(cell)) for cell in frame.iloc[:, at] if str(cell)))
         for at, title in enumerate(frame)
@@ -61,6 +73,11 @@ class Lines:
 
     Args:
         lines: Claims, or sentences; what they hold is shown as text.
+
+    Example:
+        >>> Lines(["dense is faster", "undecided: batch 2"])
+        • dense is faster.
+        • undecided: batch 2.
     """
 
     def __init__(self, lines: Iterable[Claim | str]) -> None:
@@ -86,7 +103,12 @@ class Lines:
 
 
 class Answer:
-    """What a notebook answers, at its top: filled once its cases are measured, so that its reader need not scroll."""
+    """What a notebook answers, at its top: filled once its cases are measured, so that its reader need not scroll.
+
+    Example:
+        >>> answer = Answer()  # `answer.show(view.SECTION, rows=run.measurements())` fills it
+        • Not measured yet...
+    """
 
     def __init__(self) -> None:
         from IPython.display import display

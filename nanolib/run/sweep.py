@@ -43,6 +43,8 @@ from nanolib.store.traces import recording
 if TYPE_CHECKING:
     import pandas as pd
 
+__all__ = ["SweepRun", "measure"]
+
 MAX_ATTEMPTS = 2
 
 
@@ -52,6 +54,12 @@ class SweepRun:
     Attributes:
         run_id: Its UUID.
         store: Where its rows are.
+
+    Example:
+        >>> store = Store("results.sqlite")
+        >>> run = SweepRun(store, store.add(Run("attention", machine=this_machine().to_dict())))
+        >>> run.finish()
+        'run ... is in results.sqlite'
     """
 
     def __init__(self, store: Store, run_id: str) -> None:
@@ -104,6 +112,14 @@ def measure(
 
     Raises:
         Cancelled: `stop` was set.
+
+    Example:
+        >>> from nanolib.experiments.warmup import cases as experiment
+        >>> params = experiment.Params(overrides={"num_layers": 1}, seq_len=16, curve_steps=20, budget_s=0.1)
+        >>> run = measure(experiment, params, store=Store("results.sqlite"), progress=False)
+        >>> rows, run_id = run.measurements(), run.finish()
+        >>> set(rows["status"])
+        {'ok'}
     """
     cases = part_of(experiment.cases(params), os.environ.get(PART_VARIABLE, ""))
     if not cases:

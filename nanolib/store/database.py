@@ -40,6 +40,11 @@ class Store(Reader):
     Raises:
         BadInput: The file is missing or empty (with `create=False`), is no database, not ours, newer than this version (or
             older, where it cannot be written), or damaged.
+
+    Example:
+        >>> with Store("results.sqlite") as store:
+        ...     len(store.runs())
+        0
     """
 
     def __init__(self, path: str | Path | None = None, *, create: bool = True) -> None:
@@ -326,6 +331,12 @@ def check_mergeable(path: Path, into: Path) -> None:
 
     Raises:
         BadInput: It is missing, not ours, newer, damaged, too large, the same file, or holds what nanolib does not make.
+
+    Example:
+        >>> from pathlib import Path
+        >>> check_mergeable(Path("colleague.sqlite"), Path("results.sqlite"))
+        Traceback (most recent call last):
+        nanolib.measurement.BadInput: ...colleague.sqlite...
     """
     with opening(path), closing(open_for_reading(path)) as other:
         version = version_of(other, path)

@@ -98,6 +98,10 @@ class Run:
         disturbances: What made the machine less than quiet when it began.
         rows: Case id → (factors, measurements), for a run that is added whole.
         run_id: Its UUID.
+
+    Example:
+        >>> Run("attention", machine={"name": "a machine"}, label="before").label
+        'before'
     """
 
     experiment: str

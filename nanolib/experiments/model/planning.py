@@ -191,6 +191,11 @@ def plan(
 
     Raises:
         BadInput: Something of this will not do.
+
+    Example:
+        >>> found = plan("decoder_tiny", "1GiB", seq_len=128, batch_size=2, options={"num_layers": 2})
+        >>> [use.name for use in found.uses if use.fits]
+        ['inference', 'decoding', 'training', 'training, checkpointed']
     """
     available = memory_bytes(memory)
     if optimizer not in OPTIMIZERS:

@@ -114,6 +114,12 @@ class EnergyMeter:
         sample_s: How often.
         sink: Where samples and windows go as they are made.
         device: What works in the windows: each begins and ends when all that was queued there is done.
+
+    Example:
+        >>> with EnergyMeter(device="cpu") as meter, meter.window("generation") as window:
+        ...     _ = [torch.rand(256, 256) @ torch.rand(256, 256) for _ in range(100)]
+        >>> [row.provenance for row in meter.measurements(window, tokens=100)]  # where there is no sensor: from the processor's use
+        [<Provenance...
     """
 
     def __init__(

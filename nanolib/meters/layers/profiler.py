@@ -67,6 +67,13 @@ class LayerProfiler:
         config: How closely to look.
         sink: Where rows go as they are made (`layers`, `statistics`, `ops`); what `results` gives is kept all the same.
         fields: Of `ProfilingConfig.custom`, instead of `config`; `preallocate_size` is another name of `preallocate_metrics`.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+        >>> with LayerProfiler(model, modules=True, every_kth_token=1) as profiler:
+        ...     _ = model(torch.rand(1, 8))
+        >>> [found.name for found in profiler.results()]
+        ['', '0', '1']
     """
 
     def __init__(
@@ -374,5 +381,9 @@ def _chosen(model: nn.Module, config: ProfilingConfig) -> Iterator[tuple[str, st
 
 
 def create_profiler(model: nn.Module, config: ProfilingConfig | None = None, sink: Sink | None = None) -> LayerProfiler:
-    """A profiler of a model; see `LayerProfiler`."""
+    """A profiler of a model; see `LayerProfiler`.
+
+    Example:
+        >>> profiler = create_profiler(nn.Linear(8, 8), ProfilingConfig(modules=True))
+    """
     return LayerProfiler(model, config, sink=sink)

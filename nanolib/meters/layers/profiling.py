@@ -22,6 +22,11 @@ class ProfilingConfig:
         power_sample_interval_ms: How often power is read beside it.
         batch_db_commits: Whether rows of a trace are committed in batches, or else after each call of the model.
         preallocate_metrics: For so many summarised calls there is room on the device between two copies to the host.
+
+    Example:
+        >>> ProfilingConfig(modules=True, every_kth_token=0)
+        Traceback (most recent call last):
+        nanolib.measurement.BadInput: ...every_kth_token...
     """
 
     modules: bool = False

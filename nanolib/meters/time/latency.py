@@ -62,6 +62,14 @@ def measure(
 
     Raises:
         BadInput: A rel_ci or budget that is not positive.
+
+    Example:
+        >>> a = torch.rand(64, 64)
+        >>> row = measure(lambda: a @ a, budget_s=0.2, scope="product")
+        >>> row.unit, row.low <= row.estimate <= row.high
+        ('ms', True)
+        >>> print(row)
+        latency product: ... ms [... … ...] (n=..., perf_counter)...
     """
     more = {"device": device, "outliers": outliers, "cold": cold, "collect": collect}
     result = measure_phases({scope: fn}, rel_ci, budget_s, **more)[scope]
@@ -94,6 +102,12 @@ def measure_phases(
 
     Returns:
         For each scope a `latency`; with several phases also their sum, with scope `total`.
+
+    Example:
+        >>> a = torch.rand(64, 64)
+        >>> rows = measure_phases({"product": lambda: a @ a, "sum": lambda: a + a}, budget_s=0.2)
+        >>> list(rows)
+        ['product', 'sum', 'total']
     """
     for name, value in (("rel_ci", rel_ci), ("budget_s", budget_s)):
         if not (isinstance(value, int | float) and 0 < value < math.inf):

@@ -22,7 +22,12 @@ __all__ = ["Work", "attend", "check_shapes", "chooses_by_score", "kinds", "parse
 
 
 def kinds() -> tuple[str, ...]:
-    """The names that `attend` takes."""
+    """The names that `attend` takes.
+
+    Example:
+        >>> kinds()
+        ('dense', 'flash_attn', 'flex', 'sparse')
+    """
     return ATTENTION_KINDS
 
 
@@ -47,6 +52,11 @@ def parse_options(kind: str, options: Any = None) -> Any:
 
     Raises:
         BadInput: An unknown kind or option, or a value that does not fit.
+
+    Example:
+        >>> parse_options("sparse", {"pattern": "window", "windw": 32})
+        Traceback (most recent call last):
+        nanolib.measurement.BadInput: ...windw...
     """
     model = _module(kind).Options
     return options if isinstance(options, model) else model(**(options or {}))
@@ -57,6 +67,10 @@ def shared_options(kind: str, bag: Mapping[str, Any]) -> Any:
 
     Raises:
         BadInput: A name that no kind knows, or a value that does not fit.
+
+    Example:
+        >>> shared_options("sparse", {"pattern": "window", "window": 32}).window
+        32
     """
     mine = _module(kind).Options.model_fields
     for name in bag:
@@ -66,7 +80,12 @@ def shared_options(kind: str, bag: Mapping[str, Any]) -> Any:
 
 
 def chooses_by_score(kind: str, bag: Mapping[str, Any]) -> bool:
-    """Whether the kind, with these options, chooses keys by a score that a model learns."""
+    """Whether the kind, with these options, chooses keys by a score that a model learns.
+
+    Example:
+        >>> chooses_by_score("sparse", {"pattern": "dca"})
+        True
+    """
     return getattr(shared_options(kind, bag), "pattern", "") == "dca"
 
 
@@ -99,6 +118,11 @@ def attend(
     Raises:
         BadInput: Shapes, kind or options that do not fit.
         Unsupported: This machine cannot run what was asked for.
+
+    Example:
+        >>> q, k, v = torch.rand(3, 1, 2, 128, 16)
+        >>> attend("sparse", q, k, v, causal=True, options={"pattern": "window", "window": 32}).shape
+        torch.Size([1, 2, 128, 16])
     """
     check_shapes(q, k, v, causal)
     more = {} if scores is None else {"scores": scores}
@@ -106,7 +130,13 @@ def attend(
 
 
 def work(kind: str, q_len: int, kv_len: int, *, causal: bool, options: Any = None) -> Work | None:
-    """How many connections and tiles the kind keeps, counted from its mask; None where that depends on the input."""
+    """How many connections and tiles the kind keeps, counted from its mask; None where that depends on the input.
+
+    Example:
+        >>> kept = work("sparse", 1024, 1024, causal=True, options={"pattern": "window", "window": 64})
+        >>> kept.kept / kept.total < 0.2
+        True
+    """
     return _module(kind).work(q_len, kv_len, causal=causal, options=parse_options(kind, options))
 
 
@@ -115,6 +145,11 @@ def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
 
     Raises:
         BadInput: They do not.
+
+    Example:
+        >>> check_shapes(torch.rand(1, 2, 8, 16), torch.rand(1, 3, 8, 16), torch.rand(1, 3, 8, 16), causal=True)
+        Traceback (most recent call last):
+        nanolib.measurement.BadInput: ...
     """
     if q.dim() != 4 or k.dim() != 4:
         raise BadInput(f"q, k: {q.dim()} and {k.dim()} dimensions; give [batch, heads, length, head_dim]")

@@ -16,6 +16,10 @@ class Work:
         total: Pairs that dense attention of the same causality has: the causal triangle, or all.
         kept_tiles: Tiles of the score matrix that are computed.
         total_tiles: Tiles of the whole grid.
+
+    Example:
+        >>> Work(kept=10, total=40, kept_tiles=1, total_tiles=4)
+        Work(kept=10, total=40, kept_tiles=1, total_tiles=4)
     """
 
     kept: int

@@ -1,0 +1,36 @@
+"""Public names: each has an example in its docstring, which runs as it is written there, and a place on the API page."""
+
+import doctest
+import importlib
+import inspect
+
+import pytest
+
+from docs.api import MODULES, write
+
+PUBLIC = {
+    f"{module}.{name}": value
+    for module in MODULES
+    for name in importlib.import_module(module).__all__
+    if inspect.isroutine(value := getattr(importlib.import_module(module), name)) or inspect.isclass(value)
+}
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_name_has_an_example_that_runs(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = doctest.DocTestFinder(recurse=False).find(PUBLIC[name], name, inspect.getmodule(PUBLIC[name]))
+    examples = [test for test in found if test.examples]
+    assert examples, f"{name}: its docstring has no example"
+    for test in examples:
+        said = []
+        assert not doctest.DocTestRunner(optionflags=FLAGS).run(test, out=said.append).failed, "".join(said)
+
+
+def test_the_api_page_shows_each_public_name_with_its_example(tmp_path):
+    assert write(tmp_path).read_text()
+    for name in PUBLIC:
+        module, _, own = name.rpartition(".")
+        page = (tmp_path / f"{module.replace('.', '/')}.html").read_text()
+        assert f'id="{own}"' in page and "&gt;&gt;&gt;" in page
