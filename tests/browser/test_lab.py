@@ -10,8 +10,8 @@ pytestmark = pytest.mark.slow
 class Lab:
     """A notebook that is open in JupyterLab."""
 
-    def __init__(self, watched, address, name):
-        self.page = watched.page
+    def __init__(self, page, address, name):
+        self.page = page
         self.page.goto(address % name)
         self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
         self.page.wait_for_function(
@@ -19,7 +19,24 @@ class Lab:
         )
 
     def run_all(self):
-        self.page.evaluate("() => void window.jupyterapp.commands.execute('notebook:run-all-cells')")  # not its end
+        """Restart the kernel and run all cells, from no outputs on; what a person asks for in the Run menu."""
+        execute = "command => void window.jupyterapp.commands.execute(command)"  # not its end
+        self.page.evaluate(execute, "notebook:clear-all-cell-outputs")
+        self.page.evaluate(execute, "notebook:restart-run-all")
+        self.page.locator(".jp-Dialog button.jp-mod-accept").click()
+
+    def ended(self):
+        """Wait until each cell has run. Returns what they printed, and their errors."""
+        cells = """window.jupyterapp.shell.currentWidget.content.widgets
+            .filter(cell => cell.model.type === 'code').map(cell => cell.model)"""
+        self.page.wait_for_function(
+            f"{cells}.every(cell => cell.executionCount || !cell.sharedModel.getSource() || cell.outputs.toJSON().some("
+            "output => output.output_type === 'error'))",
+            timeout=240_000,
+        )
+        outputs = self.page.evaluate(f"{cells}.flatMap(cell => cell.outputs.toJSON())")
+        said = "".join("".join(one["text"]) for one in outputs if one["output_type"] == "stream")
+        return said, [one["evalue"] for one in outputs if one["output_type"] == "error"]
 
     def show(self, text):
         """Cells out of sight are not there: the one that holds the text comes into view."""
@@ -27,7 +44,8 @@ class Lab:
             """text => {
                 const notebook = window.jupyterapp.shell.currentWidget.content;
                 const at = notebook.widgets.findIndex(cell => cell.model.sharedModel.getSource().includes(text));
-                return notebook.scrollToItem(at, 'start').then(() => at);
+                const go = () => notebook.scrollToItem(at, 'start');
+                return go().catch(go).then(() => at);  // what runs scrolls too
             }""",
             text,
         )
@@ -40,7 +58,7 @@ class Lab:
 
 @pytest.mark.parametrize("name", ["attention", "summary"])
 def test_a_committed_notebook_shows_its_charts_before_anything_is_trusted_or_run(watched, lab, name):
-    opened = Lab(watched, lab, name)
+    opened = Lab(watched.page, lab, name)
     opened.show("view.")
     chart = ".jp-OutputArea-output canvas, .jp-OutputArea-output svg.marks"
     opened.page.wait_for_selector(chart, timeout=30_000)
@@ -48,7 +66,7 @@ def test_a_committed_notebook_shows_its_charts_before_anything_is_trusted_or_run
 
 
 def test_what_is_picked_in_the_summary_its_charts_and_tables_follow(watched, lab):
-    opened = Lab(watched, lab, "summary")
+    opened = Lab(watched.page, lab, "summary")
     page = opened.page
     opened.run_all()
     opened.show("panel.summary_panel")
@@ -65,8 +83,28 @@ def test_what_is_picked_in_the_summary_its_charts_and_tables_follow(watched, lab
     )
     page.wait_for_timeout(500)
     assert page.locator(".jupyter-widgets .vega-embed").first.screenshot() != before
+    assert not opened.ended()[1]
     if folder := os.environ.get("NANOLIB_SCREENSHOTS"):
         page.screenshot(path=f"{folder}/summary_panel.png")
+
+
+def _plans_memory(opened):
+    """The memory plan follows its controls and can be copied."""
+    page = opened.page
+    opened.show("memory_panel.memory_panel")
+    said = page.locator(".widget-html-content", has_text="fits: inference; decoding; training; training, checkpointed")
+    said.first.wait_for(timeout=240_000)
+    field = page.locator(".widget-inline-hbox", has=page.locator("label:text-is('sequences')")).locator("input")
+    field.fill("512")
+    field.press("Enter")
+    page.wait_for_selector("text=/training needs .* more than there is; .* Next: .*batch/", timeout=60_000)
+    page.locator("button:has-text('Copy as nano plan')").click()
+    page.wait_for_selector("button:has-text('Copied')", timeout=10_000)
+    assert "nano plan decoder_tiny --memory 24GiB --seq-len 1024 --batch-size 512" in page.evaluate(
+        "() => navigator.clipboard.readText()"
+    )
+    if folder := os.environ.get("NANOLIB_SCREENSHOTS"):
+        page.screenshot(path=f"{folder}/memory_panel.png")
 
 
 PANELS = {"attention": ("heads", "2", "num_heads=2"), "model": ("batch", "2", "batch_sizes=[2]")}
@@ -75,7 +113,7 @@ PANELS = {"attention": ("heads", "2", "num_heads=2"), "model": ("batch", "2", "b
 @pytest.mark.parametrize("name", PANELS)
 def test_explore_predicts_measures_keeps_copies_and_cancels(watched, lab, name):
     control, value, said = PANELS[name]
-    opened = Lab(watched, lab, name)
+    opened = Lab(watched.page, lab, name)
     page = opened.page
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     opened.run_all()
@@ -109,34 +147,27 @@ def test_explore_predicts_measures_keeps_copies_and_cancels(watched, lab, name):
     page.locator("button:has-text('Measure')").click()
     page.locator("button:has-text('Cancel'):not([disabled])").click(timeout=10_000)
     page.wait_for_selector("text=Cancelled.", timeout=20_000)
+    if name == "model":
+        _plans_memory(opened)
+    assert not opened.ended()[1]
 
 
-def test_the_memory_plan_follows_its_controls_and_can_be_copied(watched, lab):
-    opened = Lab(watched, lab, "model")
-    page = opened.page
-    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+@pytest.mark.parametrize("name", ["distributed", "energy"])
+def test_restart_and_run_all_ends_without_an_error(watched, lab, name):
+    opened = Lab(watched.page, lab, name)
     opened.run_all()
-    opened.show("memory_panel.memory_panel")
-    said = page.locator(".widget-html-content", has_text="fits: inference; decoding; training; training, checkpointed")
-    said.first.wait_for(timeout=240_000)
-    field = page.locator(".widget-inline-hbox", has=page.locator("label:text-is('sequences')")).locator("input")
-    field.fill("512")
-    field.press("Enter")
-    page.wait_for_selector("text=/training needs .* more than there is; .* Next: .*batch/", timeout=60_000)
-    page.locator("button:has-text('Copy as nano plan')").click()
-    page.wait_for_selector("button:has-text('Copied')", timeout=10_000)
-    assert "nano plan decoder_tiny --memory 24GiB --seq-len 1024 --batch-size 512" in page.evaluate(
-        "() => navigator.clipboard.readText()"
-    )
-    if folder := os.environ.get("NANOLIB_SCREENSHOTS"):
-        page.screenshot(path=f"{folder}/memory_panel.png")
+    assert not opened.ended()[1]
+    if name == "energy":
+        opened.show("live.live_panel")
+        opened.page.wait_for_selector("button:has-text('Generate')", timeout=30_000)
+        assert opened.page.locator("button:has-text('Generate')").is_enabled()
 
 
-def test_the_energy_notebook_runs_all_its_cells(watched, lab):
-    opened = Lab(watched, lab, "energy")
-    opened.run_all()
-    opened.show("run.finish()")
-    opened.page.wait_for_selector("text=/run [0-9a-f]{8} is in results.sqlite/", timeout=240_000)
-    opened.show("live.live_panel")
-    opened.page.wait_for_selector("button:has-text('Generate')", timeout=30_000)
-    assert opened.page.locator("button:has-text('Generate')").is_enabled()
+def test_of_two_notebooks_at_once_one_waits_says_for_whom_and_goes_on(watched, lab):
+    both = [Lab(page, lab, name) for page, name in ((watched.page, "fp8"), (watched.context.new_page(), "warmup"))]
+    for opened in both:
+        opened.run_all()
+    ended = [opened.ended() for opened in both]
+    assert not any(errors for _, errors in ended)
+    (waited,) = [said for said, _ in ended if "waiting for cpu: in use by" in said]
+    assert "cpu is free; starting" in waited
