@@ -38,7 +38,7 @@ def test_each_command_prints_what_the_tutorial_shows(tmp_path):
             [sys.executable, "-m", "nanolib.cli", *arguments],
             cwd=tmp_path,
             env=os.environ
-            | {"NANOLIB_OUTPUT": str(tmp_path / "outputs"), "PYTHONPATH": str(checkout()), "COLUMNS": "120"},
+            | {"NANOLIB_OUTPUT": str(tmp_path / "outputs"), "PYTHONPATH": str(checkout()), "COLUMNS": "1000"},
             capture_output=True,
             text=True,
             check=False,

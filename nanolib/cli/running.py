@@ -112,10 +112,10 @@ def run(
         run_ids = [end.run_id for end in ended if end.run_id]
         if run_ids:
             _show_failures(run_ids)
-        echo("", f"notebooks  {folder}", f"database   {database_path()}", f"log        {log}")
+        echo("", f"notebooks  {folder}", f"database   {database_path()}", f"log        {log}", whole=True)
         write_report(run_ids)
         for page in pages:
-            echo(f"report     {page.result()}")
+            echo(f"report     {page.result()}", whole=True)
     if any(end.status == "interrupted" for end in ended):
         sys.exit(EXIT_INTERRUPTED)
     sys.exit(EXIT_OK if all(end.status == "done" for end in ended) else EXIT_FAILED)

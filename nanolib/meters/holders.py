@@ -106,6 +106,9 @@ class Holders(LiveBytes):
 
     Args:
         model: Whose modules are named.
+
+    Attributes:
+        existing: Bytes that `hold` counted.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -120,6 +123,7 @@ class Holders(LiveBytes):
         self._events: list[tuple[int, int, Any]] = []  # serial (0: a section begins), bytes, section
         self._inside: list[str] = []
         self._born_count = 0
+        self.existing = 0
 
     def begin(self, section: Any) -> None:
         """See `LiveBytes.begin`."""
@@ -142,7 +146,7 @@ class Holders(LiveBytes):
             self._inside = [names.get(id(owner), "").rpartition(".")[0]]
             self.watch(tensor)
             self._mark(tensor, kind)
-        self._inside = []
+        self._inside, self.existing = [], self.current
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -92,7 +92,7 @@ def _hugging_face_class(name: str) -> Any:
         raise Unsupported("transformers is not installed; pip install 'nanolib[hf]'") from None
     class_name = name.removeprefix(_HF)
     try:
-        with _closed_off():
+        with closed_off():
             found = getattr(transformers, class_name, None)
             config_class = getattr(found, "config_class", None)
     except (ImportError, RuntimeError) as error:  # a class that needs what is not installed
@@ -106,14 +106,14 @@ def _hugging_face(name: str) -> Callable[..., nn.Module]:
     found = _hugging_face_class(name)
 
     def build(**options: Any) -> nn.Module:
-        with _closed_off():
+        with closed_off():
             return found(found.config_class(**options))
 
     return build
 
 
 @contextlib.contextmanager
-def _closed_off() -> Iterator[None]:
+def closed_off() -> Iterator[None]:
     """Nothing is fetched, since weights are random and what would be is a mistake; nothing is logged between our lines."""
     from huggingface_hub import constants
 
@@ -147,7 +147,7 @@ def hugging_face_config(name: str, options: Mapping[str, Any]) -> Any:
         if option == "use_pretrained_backbone" or (option == "attn_implementation" and "/" in str(value)):
             raise BadInput(f"model_options: {option} {shown(value)} asks for a download; leave it out")
     try:
-        with _closed_off():
+        with closed_off():
             config = config_class(**options)
             config.get_text_config()
     except Exception as error:

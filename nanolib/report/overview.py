@@ -121,12 +121,6 @@ def listed(names: Iterable[str]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def ending_of(case: pd.DataFrame) -> dict[str, Any]:
-    """How a case ended: `status` and `message` of its `case_time`; what others stored without one was measured."""
-    ends = case[case["metric"] == "case_time"]
-    return dict(ends[["status", "message"]].iloc[-1]) if len(ends) else {"status": "ok", "message": ""}
-
-
 def schema_of(rows: pd.DataFrame) -> str:
     """The columns of the measurement table, the same on every machine."""
     names = [name for name in rows.columns if not name.startswith("factor.") and name != "samples"]

@@ -97,10 +97,13 @@ def compact(table: pd.DataFrame, width: int = 120, notes: dict[str, str] | None 
             table = table.assign(note=numbers)
             continue
         most = max(16, widths[column] - too_much)
-        table = table.assign(
-            **{column: [text if len(text) <= most else text[: most - 1] + "…" for text in table[column]]}
-        )
+        table = table.assign(**{column: [_shortened(text, most) for text in table[column]]})
     return " ".join(shared), table
+
+
+def _shortened(text: str, most: int) -> str:
+    """A text without its middle: names of cases differ at their ends too."""
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - (most - 1) // 2 :]}"
 
 
 def _cell(value: Any, low: float | None = None, high: float | None = None) -> str:

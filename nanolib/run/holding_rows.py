@@ -10,10 +10,10 @@ from torch import nn
 
 from nanolib.measurement import Held, Measurement, exact
 from nanolib.meters.allocator import allocated_lines
-from nanolib.meters.holders import Holders, Holding, Timeline
+from nanolib.meters.holders import Holding, Timeline
 from nanolib.meters.memory import MIB, measure_memory, resident_row
 from nanolib.run.case import Plan
-from nanolib.run.workload import UNCOUNTED, Workload, memory_rows
+from nanolib.run.workload import UNCOUNTED, Workload, followed, memory_rows
 
 
 def holding_rows(
@@ -34,7 +34,8 @@ def holding_rows(
         `peak_memory`, whose details hold its parts, the peak of each phase and the timeline, bytes; `reserved_memory` or
         `resident_memory`; and `memory_part` by kind, MiB.
     """
-    counter, before = _followed(work, model)
+    gc.collect()
+    counter = followed(work, model)
     holdings = counter.holdings()
     holding = max(holdings.values(), key=lambda held: held.peak)
     details = {
@@ -54,7 +55,11 @@ def holding_rows(
         kinds[Held.UNATTRIBUTED] = max(0, round(peak.estimate * MIB) - holding.peak)
         peak.details.update(details)
     else:
-        said = {"scope": work.scope, "method": "live_tensor_bytes", "details": {"before": before / MIB} | details}
+        said = {
+            "scope": work.scope,
+            "method": "live_tensor_bytes",
+            "details": {"before": counter.existing / MIB} | details,
+        }
         peak = exact(
             "peak_memory", holding.peak / MIB, predicted=None if predicted is None else predicted / MIB, **said
         )
@@ -80,19 +85,6 @@ def unattributed_rows(work: Workload, device: str, plan: Plan) -> list[Measureme
     message = f"{UNCOUNTED}, so its parts are not known"
     told = {"n": resident.n, "method": resident.method, "status": resident.status, "message": message}
     return [refused, resident, Measurement("memory_part", resident.estimate, scope=of, **told)]
-
-
-def _followed(work: Workload, model: nn.Module) -> tuple[Holders, int]:
-    """The counter of one call, phase by phase, and what was alive before."""
-    gc.collect()
-    with Holders(model) as counter, counter.watching():
-        for kind, tensors in work.kinds().items():
-            counter.hold(kind, tensors, work.owners())
-        before = counter.current
-        for phase, call in (work.phases or {work.scope: work.call}).items():
-            counter.begin(phase)
-            call()
-    return counter, before
 
 
 def _drawable(timeline: Timeline) -> Mapping[str, Any]:

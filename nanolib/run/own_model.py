@@ -19,7 +19,7 @@ import torch
 from nanolib.measurement import BadInput, Unsupported, printable
 from nanolib.meters.memory import fake_tensors
 from nanolib.models import text
-from nanolib.models.user import build_model, cause, check_name, hugging_face_config, logits_of, runs_code
+from nanolib.models.user import build_model, cause, check_name, closed_off, hugging_face_config, logits_of, runs_code
 from nanolib.run.launch import command
 
 _START_S = 60.0  # what importing torch may take on a busy machine
@@ -96,7 +96,7 @@ def _check_hugging_face(name: str, options_text: str, longest: int, field: str) 
             f"shorten it or set model_options: {{max_position_embeddings: {longest}}}"
         )
     try:
-        with fake_tensors(), torch.no_grad():
+        with fake_tensors(), torch.no_grad(), closed_off():
             logits_of(build_model(name, options, "cpu", "float32").eval())(torch.zeros(1, 2, dtype=torch.int64))
     except (TypeError, ValueError, LookupError, AttributeError, ImportError, OSError) as error:
         raise BadInput(

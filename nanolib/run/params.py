@@ -147,15 +147,39 @@ def known(values: list[str], names: Any, what: str) -> list[str]:
     return values
 
 
-def fitting_config(preset: str, overrides: Mapping[str, Any], field: str = "overrides") -> NanoConfig:
+def fitting_config(
+    preset: str,
+    overrides: Mapping[str, Any],
+    field: str = "overrides",
+    *,
+    longest: tuple[str, int] = ("", 0),
+    reads_text: bool = False,
+) -> NanoConfig:
     """The preset with `overrides`, options of its attention included.
 
+    Args:
+        preset: A key of `PRESETS`.
+        overrides: Fields that differ.
+        field: Where those stand.
+        longest: The field of the longest sequence, and its tokens.
+        reads_text: Whether it is given bytes of text, and not ids of its own vocabulary.
+
     Raises:
-        ValueError: They do not fit; the message begins with `field`.
+        ValueError: They do not fit, or the model does not hold that; the message begins with a field.
     """
     try:
         config = NanoConfig.from_preset(preset, **overrides)
         attention.shared_options(config.attention_type, config.attention_options)
     except BadInput as error:
         raise ValueError("; ".join(f"{field}: {preset}: {line}" for line in error.lines)) from None
+    name, tokens = longest
+    if tokens > config.context_length:
+        raise ValueError(
+            f"{name}: {tokens} exceeds the context_length {config.context_length} of {preset}; "
+            f"shorten it or set {field}: {{context_length: {tokens}}}"
+        )
+    if reads_text and config.vocab_size < text.VOCAB_SIZE:
+        raise ValueError(
+            f"{field}: vocab_size {config.vocab_size} cannot hold the {text.VOCAB_SIZE} bytes of the text; raise it"
+        )
     return config

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,7 +32,7 @@ class Workload:
         call: What is called.
         existing: Gives the tensors that count although they were there before: weights, inputs, the optimizer's states.
         keeps: Whether its first call leaves tensors behind that later ones find: gradients, the optimizer's states, a cache.
-        kinds: The same tensors by what they are: one of `nanolib.meters.holders.KINDS` → tensors.
+        kinds: The same tensors by what they are: a `Held` → tensors.
         phases: What the call does in turn, where it has parts.
         owners: The `id` of an optimizer's state → the weight that it belongs to.
     """
@@ -142,16 +142,22 @@ def holding(work: Workload, model: nn.Module) -> Holding:
         work: Whose tensors are known by kind.
         model: Whose modules are named.
     """
-    return max(_held(work, model, ()).holdings().values(), key=lambda held: held.peak)
-
-
-def _held(work: Workload, model: nn.Module, stacks: Iterable[nn.ModuleList]) -> Holders:
     if work.keeps:
         work.call()
+    return max(followed(work, model).holdings().values(), key=lambda held: held.peak)
+
+
+def followed(work: Workload, model: nn.Module, stacks: Sequence[nn.ModuleList] = ()) -> Holders:
+    """The counter of one call: by its phases; or by the sections that begin with each block of `stacks`."""
     with Holders(model) as counter, counter.watching(), _sections(counter, stacks):
         for kind, tensors in work.kinds().items():
             counter.hold(kind, tensors, work.owners())
-        work.call()
+        if stacks:
+            work.call()
+            return counter
+        for phase, call in (work.phases or {work.scope: work.call}).items():
+            counter.begin(phase)
+            call()
     return counter
 
 
@@ -220,7 +226,12 @@ def _held_by_place(
     model: nn.Module, works: Iterable[Workload], blocks: int, places: Mapping[str, int]
 ) -> dict[str, dict[Any, Holding]]:
     stacks = _stacks(model, blocks) if blocks else ()
-    return {work.scope: _by_place(_held(work, model, stacks).holdings(), places) for work in works}
+    found = {}
+    for work in works:
+        if work.keeps:
+            work.call()
+        found[work.scope] = _by_place(followed(work, model, stacks).holdings(), places)
+    return found
 
 
 def _mark(counter: LiveBytes, block: nn.Module, place: tuple[int, int], hooks: contextlib.ExitStack) -> None:

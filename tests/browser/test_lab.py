@@ -119,6 +119,8 @@ def test_explore_predicts_measures_keeps_copies_and_cancels(watched, lab, name):
     opened.run_all()
     opened.show(f"panel.{name}_panel")
     page.wait_for_selector("button:has-text('Measure')", timeout=240_000)
+    assert not opened.ended()[1]
+    opened.show(f"panel.{name}_panel")
     prediction = page.locator(".widget-html-content", has_text="Predicted").first
     before = prediction.inner_text()
     field = page.locator(".widget-inline-hbox", has=page.locator(f"label:text-is('{control}')")).locator("input")

@@ -144,12 +144,7 @@ class Params(shared.Params):
             if self.overrides and self.overrides != type(self).model_fields["overrides"].default:
                 raise ValueError("overrides: there is no preset to change; set training_preset, or leave them out")
             return self
-        config = fitting_config(self.training_preset, self.overrides)
-        if self.train_seq_len > config.context_length:
-            raise ValueError(
-                f"train_seq_len: {self.train_seq_len} exceeds the context_length {config.context_length} of "
-                f"{self.training_preset}; shorten it"
-            )
+        fitting_config(self.training_preset, self.overrides, longest=("train_seq_len", self.train_seq_len))
         return self
 
 

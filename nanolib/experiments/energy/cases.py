@@ -20,7 +20,6 @@ from nanolib.meters.energy.meter import EnergyMeter
 from nanolib.meters.energy.replay import ReplaySource, read_trace
 from nanolib.meters.layers.profiling import MODES, ProfilingConfig
 from nanolib.meters.machine import resolve_device
-from nanolib.models import text
 from nanolib.paths import expanded
 from nanolib.run import params as shared
 from nanolib.run.case import Case, Plan
@@ -108,18 +107,10 @@ class Params(shared.Params):
     @pydantic.model_validator(mode="after")
     def _configs_fit(self) -> Params:
         longest = max(self.seq_lens) + (self.new_tokens if "decode" in self.phases else 0)
-        check_own(self, longest, "seq_lens" if longest == max(self.seq_lens) else "seq_lens and new_tokens")
+        field = "seq_lens" if longest == max(self.seq_lens) else "seq_lens and new_tokens"
+        check_own(self, longest, field)
         for preset in [] if self.model else self.presets:
-            config = fitting_config(preset, self.overrides)
-            if longest > config.context_length:
-                raise ValueError(
-                    f"seq_lens: {longest} tokens, new ones included, exceed the context_length {config.context_length} of "
-                    f"{preset}; shorten them or lower new_tokens"
-                )
-            if config.vocab_size < text.VOCAB_SIZE:
-                raise ValueError(
-                    f"overrides: vocab_size {config.vocab_size} cannot hold the {text.VOCAB_SIZE} bytes of the text; raise it"
-                )
+            fitting_config(preset, self.overrides, longest=(field, longest), reads_text=True)
         return self
 
 

@@ -152,13 +152,10 @@ class Params(shared.Params):
             with contextlib.suppress(Unsupported):
                 self._check_kept(build_model(self.model, self.model_options, "meta", "float32"))
         for preset in [] if self.model else self.presets:
-            config = fitting_config(preset, self.overrides)
+            longest = ("seq_len", self.seq_len)
+            config = fitting_config(preset, self.overrides, longest=longest, reads_text=True)
             if any(precision.startswith("fp8_") for precision in self.precisions):
                 self._check_kept(create_model(config, "meta"))
-            if self.seq_len > config.context_length:
-                raise ValueError(
-                    f"seq_len: {self.seq_len} exceeds the context_length {config.context_length} of {preset}; shorten it"
-                )
         return self
 
 

@@ -13,7 +13,6 @@ from nanolib.experiments.model.model_cases import GenerationCase, LossCase, Mode
 from nanolib.experiments.model.remedies import REMEDIES, RemedyCase
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.memory import total_bytes
-from nanolib.models import text
 from nanolib.models.optimise import OPTIMISATIONS, applies
 from nanolib.run import params as shared
 from nanolib.run.case import Case, Plan
@@ -102,17 +101,8 @@ class Params(shared.Params):
         check_own(self, max(self.seq_lens))
         for preset in [] if self.model else self.presets:
             for kind in self.attention_types:
-                config = fitting_config(preset, self.overrides | {"attention_type": kind})
-            if max(self.seq_lens) > config.context_length:
-                raise ValueError(
-                    f"seq_lens: {max(self.seq_lens)} exceeds the context_length {config.context_length} of {preset}; "
-                    f"shorten it or set overrides: {{context_length: {max(self.seq_lens)}}}"
-                )
-            if self.loss_steps and config.vocab_size < text.VOCAB_SIZE:
-                raise ValueError(
-                    f"overrides: vocab_size {config.vocab_size} cannot hold the {text.VOCAB_SIZE} bytes of the text; "
-                    "raise it, or set loss_steps to 0"
-                )
+                longest = ("seq_lens", max(self.seq_lens))
+                fitting_config(preset, self.overrides | {"attention_type": kind}, longest=longest, reads_text=True)
         return self
 
     def rehearse(self) -> None:

@@ -34,8 +34,8 @@ Mode = Literal["inference", "training", "generation"]
 
 
 @dataclass(frozen=True)
-class ModelCase(Case):
-    """One model on one shape; `name` is what charts call the model, `reduced` what was made smaller so that it fits."""
+class ShapedCase(Case):
+    """A model at one shape; `name` is what charts call the model."""
 
     name: str
     preset: str
@@ -44,9 +44,6 @@ class ModelCase(Case):
     seq_len: int
     batch_size: int
     dtype: str
-    mode: Mode
-    optimisation: str = "eager"
-    reduced: str = ""
 
     @property
     def own(self) -> bool:
@@ -59,6 +56,32 @@ class ModelCase(Case):
         return self.own and runs_code(self.preset)
 
     @property
+    def config(self) -> NanoConfig:
+        """The configuration of a preset's model."""
+        changes = {"attention_type": self.attention_type, "dtype": self.dtype}
+        return NanoConfig.from_preset(self.preset, **self.overrides | changes)
+
+    def build(self, seed: int | None = None) -> nn.Module:
+        """The model, in training mode."""
+        if self.own:
+            return build_model(self.preset, self.overrides, self.device, self.dtype, seed)
+        return create_model(self.config, self.device, seed)
+
+    def training_step(self) -> ModelCase:
+        """The training step of the same model at the same shape."""
+        shape = {field.name: getattr(self, field.name) for field in dataclasses.fields(ShapedCase)}
+        return ModelCase(**shape, mode="training")
+
+
+@dataclass(frozen=True)
+class ModelCase(ShapedCase):
+    """A model that runs, trains or generates; `reduced` is what was made smaller so that it fits."""
+
+    mode: Mode
+    optimisation: str = "eager"
+    reduced: str = ""
+
+    @property
     def context_length(self) -> int | None:
         """The longest sequence, tokens; None where nobody knows one."""
         if self.runs_code:
@@ -68,21 +91,9 @@ class ModelCase(Case):
         )
 
     @property
-    def config(self) -> NanoConfig:
-        """The configuration of a preset's model."""
-        changes = {"attention_type": self.attention_type, "dtype": self.dtype}
-        return NanoConfig.from_preset(self.preset, **self.overrides | changes)
-
-    @property
     def position(self) -> int:
         """Tokens that are cached before those whose work is counted."""
         return 0
-
-    def build(self, seed: int | None = None) -> nn.Module:
-        """The model, in training mode."""
-        if self.own:
-            return build_model(self.preset, self.overrides, self.device, self.dtype, seed)
-        return create_model(self.config, self.device, seed)
 
     @property
     def flops(self) -> int:
@@ -135,12 +146,20 @@ class ModelCase(Case):
             _HELD[like.case_id] = holdings_by_depth(self.depth, like.at_depth)
         return _HELD[like.case_id]
 
-    def at_depth(self, depth: int) -> tuple[nn.Module, Iterator[Workload]]:
-        """Its model with so many blocks, and its calls; its own depth for 0."""
-        low = dataclasses.replace(self, overrides=self.overrides | {"num_layers": depth}) if depth else self
+    def at_depth(
+        self, depth: int, optimizer: str = "adamw", layers: str = "num_layers"
+    ) -> tuple[nn.Module, Iterator[Workload]]:
+        """Its model with so many blocks, and its calls.
+
+        Args:
+            depth: 0 for its own.
+            optimizer: Of a training step, a key of `OPTIMIZERS`.
+            layers: What the option is called that says how many blocks there are.
+        """
+        low = dataclasses.replace(self, overrides=self.overrides | {layers: depth}) if depth else self
         ids = torch.zeros(self.batch_size, self.seq_len + 1, dtype=torch.int64, device=self.device)
         model = low.build()
-        return model, low.step(model, ids, 1e-3).workloads()
+        return model, low.step(model, ids, 1e-3, optimizer).workloads()
 
     @property
     def planned_as(self) -> ModelCase:
@@ -199,11 +218,11 @@ class ModelCase(Case):
             predicted["latency"] = latency
         return predicted
 
-    def step(self, model: nn.Module, ids: torch.Tensor, learning_rate: float) -> Step:
+    def step(self, model: nn.Module, ids: torch.Tensor, learning_rate: float, optimizer: str = "adamw") -> Step:
         """Its calls: what its times and its memory are of."""
         if self.mode == "inference":
             return Inferring(model, ids[:, :-1], self.optimisation)
-        return Training(model, ids, self.optimisation, learning_rate)
+        return Training(model, ids, self.optimisation, learning_rate, optimizer)
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """Its size, times, rates and memory."""
@@ -238,7 +257,7 @@ class GenerationCase(ModelCase):
         """The prompt's length."""
         return self.seq_len
 
-    def step(self, model: nn.Module, ids: torch.Tensor, learning_rate: float) -> Step:
+    def step(self, model: nn.Module, ids: torch.Tensor, learning_rate: float, optimizer: str = "adamw") -> Step:
         """Reading the prompt, and one token after it."""
         return Generating(model, ids[:, :-1], self.new_tokens, self.optimisation)
 
@@ -254,26 +273,14 @@ class GenerationCase(ModelCase):
 
 
 @dataclass(frozen=True)
-class LossCase(Case):
+class LossCase(ShapedCase):
     """One model trained on real text for some steps."""
 
     interleaves: ClassVar[bool] = False  # nothing is timed
 
-    name: str
-    preset: str
-    overrides: dict[str, Any]
-    attention_type: str
-    seq_len: int
-    batch_size: int
-    dtype: str
     steps: int
     learning_rate: float
     corpus: str
-
-    own = ModelCase.own
-    runs_code = ModelCase.runs_code
-    config = ModelCase.config
-    build = ModelCase.build
 
     def __str__(self) -> str:
         """Preset and steps."""
@@ -285,8 +292,7 @@ class LossCase(Case):
 
     def plan(self) -> Plan:
         """The peak memory of a training step of the same model."""
-        shape = (self.preset, self.overrides, self.attention_type, self.seq_len, self.batch_size, self.dtype)
-        return ModelCase(self.device, self.name, *shape, "training").plan()
+        return self.training_step().plan()
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """The loss before each step, on fresh windows of real text; the estimate is the mean of the last tenth of them."""

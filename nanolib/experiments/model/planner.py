@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import nn
 
 from nanolib.config import PRESETS
 from nanolib.experiments.model.model_cases import GenerationCase, ModelCase
-from nanolib.experiments.model.steps import Generating, Inferring, Training
 from nanolib.measurement import BadInput, Held, Unsupported
 from nanolib.meters.holders import Holding, Part
 from nanolib.meters.memory import fake_tensors
@@ -143,17 +141,7 @@ class Planner:
         return case
 
     def _at(self, case: ModelCase, depth: int) -> tuple[nn.Module, Iterator[Workload]]:
-        low = dataclasses.replace(case, overrides=case.overrides | self._layers(depth)) if depth else case
-        ids = torch.zeros(case.batch_size, case.seq_len + 1, dtype=torch.int64)
-        model = low.build()
-        if isinstance(case, GenerationCase):
-            return model, Generating(model, ids[:, :-1], 1).workloads()
-        if case.mode == "inference":
-            return model, Inferring(model, ids[:, :-1], case.optimisation).workloads()
-        return model, Training(model, ids, case.optimisation, 1e-3, self.optimizer).workloads()
-
-    def _layers(self, depth: int) -> dict[str, int]:
-        return {self._layers_field: depth}
+        return case.at_depth(depth, self.optimizer, self._layers_field)
 
     @cached_property
     def _layers_field(self) -> str:

@@ -14,6 +14,7 @@ from nanolib.experiments.model.model_cases import ModelCase
 from nanolib.experiments.model.planner import USES, Planner, Use, room
 from nanolib.experiments.model.steps import OPTIMIZERS
 from nanolib.measurement import BadInput, Held, shown
+from nanolib.models import text
 
 MIB, GIB = 2**20, 2**30
 _UNITS = (
@@ -220,21 +221,21 @@ def checked(
     Raises:
         BadInput: Something of this will not do; the line names it as `plan` calls it.
     """
-    named = {"model": model, "model_options": options} if ":" in model else {"presets": [model]}
+    preset, vocabulary = ":" not in model, options.get("vocab_size")
+    small = type(vocabulary) is int and 0 < vocabulary < text.VOCAB_SIZE
+    read = options | ({"vocab_size": text.VOCAB_SIZE} if small else {})  # no text is read here
+    longer = room(model, options, seq_len) if preset else {}
+    named = {"presets": [model], "overrides": read | longer} if preset else {"model": model, "model_options": read}
     given = {"seq_lens": [seq_len], "batch_sizes": [batch_size], "dtypes": [dtype], "attention_types": [attention_type]}
-    preset = "model" not in named
-    overrides = options | room(model, options, seq_len) if preset else {}
     try:
-        Params(**named, **given, overrides=overrides, loss_steps=0, new_tokens=0, device="cpu")
+        Params(**named, **given, loss_steps=0, new_tokens=0, device="cpu")
     except BadInput as error:
         line = error.lines[0]
         for field, asked in _FIELDS.items():
             line = re.sub(rf"^{re.escape(field)}(\[0\])?:", f"{asked}:", line)
         raise BadInput(line) from None
     kind = attention_type if preset else "own"
-    return ModelCase(
-        "cpu", model, model, overrides if preset else options, kind, seq_len, batch_size, dtype, "inference"
-    )
+    return ModelCase("cpu", model, model, options | longer, kind, seq_len, batch_size, dtype, "inference")
 
 
 def _remedy(use: Use) -> str:

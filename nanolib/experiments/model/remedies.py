@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
-from nanolib.experiments.model.model_cases import LossCase, ModelCase, missing, model_name, text_batch
-from nanolib.experiments.model.steps import Training
+from nanolib.experiments.model.model_cases import ModelCase, ShapedCase, missing, model_name, text_batch
 from nanolib.measurement import Measurement, exact
 from nanolib.meters import measure_phases
 from nanolib.meters.memory import MIB, peak_memory
 from nanolib.models.optimise import unsupported as unsupported_on
-from nanolib.run.case import Case, Plan
-from nanolib.run.workload import Workload, planned_by_depth
+from nanolib.run.case import Plan
+from nanolib.run.workload import planned_by_depth
 from nanolib.stats.intervals import Interval, TooFewSamples
 from nanolib.stats.signed_ranks import hodges_lehmann
 
@@ -57,33 +56,17 @@ REMEDIES: dict[str, Remedy] = {
 
 
 @dataclass(frozen=True)
-class RemedyCase(Case):
+class RemedyCase(ShapedCase):
     """A model's training step as it is and with one change, in turns: what that saves and what it costs."""
 
-    name: str
-    preset: str
-    overrides: dict[str, Any]
-    attention_type: str
-    seq_len: int
-    batch_size: int
-    dtype: str
     remedy: str
-
-    own = LossCase.own
-    runs_code = LossCase.runs_code
-
-    @property
-    def as_it_is(self) -> ModelCase:
-        """The step that is to hold less."""
-        shape = (self.attention_type, self.seq_len, self.batch_size, self.dtype)
-        return ModelCase(self.device, self.name, self.preset, self.overrides, *shape, "training")
 
     @property
     def changed(self) -> ModelCase:
         """The step that does, but for its optimizer."""
         change = REMEDIES[self.remedy]
         return dataclasses.replace(
-            self.as_it_is,
+            self.training_step(),
             name=model_name(self.preset, self.overrides, change.optimisation),
             optimisation=change.optimisation,
             dtype=change.dtype or self.dtype,
@@ -106,7 +89,7 @@ class RemedyCase(Case):
         """Both peaks; and the larger one beside what the other step holds while it waits."""
         if self.unsupported():
             return Plan()
-        plans = [self.as_it_is.plan(), self._plan_changed()]
+        plans = [self.training_step().plan(), self._plan_changed()]
         if reason := next((plan.reason for plan in plans if plan.reason), ""):
             return Plan(reason=reason, unsupported=next((plan.unsupported for plan in plans if plan.unsupported), ""))
         before, after = (plan.peaks["training_step"] for plan in plans)
@@ -114,7 +97,7 @@ class RemedyCase(Case):
             {
                 AS_IT_IS: before,
                 CHANGED: after,
-                "both": max(before + self._waiting(self.changed), after + self._waiting(self.as_it_is)),
+                "both": max(before + self._waiting(self.changed), after + self._waiting(self.training_step())),
             }
         )
 
@@ -123,23 +106,13 @@ class RemedyCase(Case):
         return case.parameter_count * getattr(torch, case.dtype).itemsize * (1 + states)
 
     def _plan_changed(self) -> Plan:
-        case = self.changed
-        if REMEDIES[self.remedy].optimizer == "adamw":
+        case, optimizer = self.changed, REMEDIES[self.remedy].optimizer
+        if optimizer == "adamw":
             return case.plan()
         if reason := case.not_planned():
             return Plan(reason=reason)
-
-        def at(depth: int) -> tuple[nn.Module, Iterator[Workload]]:
-            low = dataclasses.replace(case, overrides=case.overrides | {"num_layers": depth}) if depth else case
-            ids = torch.zeros(case.batch_size, case.seq_len + 1, dtype=torch.int64, device=case.device)
-            model = low.build()
-            return model, self._step(model, ids).workloads()
-
+        at = functools.partial(case.at_depth, optimizer=optimizer)
         return planned_by_depth(dataclasses.replace(self, name=""), case.depth, at)
-
-    def _step(self, model: nn.Module, ids: torch.Tensor, rate: float = 1e-3) -> Training:
-        change = REMEDIES[self.remedy]
-        return Training(model, ids, change.optimisation, rate, change.optimizer)
 
     def formulas(self, ceilings: dict[str, float] | None = None) -> dict[str, Any]:
         """The bytes of its weights."""
@@ -156,12 +129,16 @@ class RemedyCase(Case):
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """Times of both, their ratio per token, and both peaks."""
-        cases = (self.as_it_is, self.changed)
-        models = [case.build(params.seed) for case in cases]
-        ids = [text_batch(case, params.corpus, params.seed) for case in cases]
+        cases = {AS_IT_IS: self.training_step(), CHANGED: self.changed}
+        optimizers = {CHANGED: REMEDIES[self.remedy].optimizer}
         steps = {
-            AS_IT_IS: Training(models[0], ids[0], "eager", params.learning_rate),
-            CHANGED: self._step(models[1], ids[1], params.learning_rate),
+            scope: case.step(
+                case.build(params.seed),
+                text_batch(case, params.corpus, params.seed),
+                params.learning_rate,
+                optimizers.get(scope, "adamw"),
+            )
+            for scope, case in cases.items()
         }
         timing = params.timing(self.device)
         timings = measure_phases(steps, **timing | {"budget_s": _TURNS * timing["budget_s"]})

@@ -78,11 +78,7 @@ class Params(shared.Params):
         check_own(self, self.seq_len, "seq_len")
         if self.model:
             return self
-        config = fitting_config(self.preset, self.overrides)
-        if self.seq_len > config.context_length:
-            raise ValueError(
-                f"seq_len: {self.seq_len} exceeds the context_length {config.context_length} of {self.preset}; shorten it"
-            )
+        fitting_config(self.preset, self.overrides, longest=("seq_len", self.seq_len))
         return self
 
     def rehearse(self) -> None:

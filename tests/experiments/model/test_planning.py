@@ -115,6 +115,16 @@ def test_a_bar_is_as_long_as_its_bytes_and_shows_where_the_memory_ends(width):
     ]
 
 
+@pytest.mark.parametrize("model", ["decoder_tiny", "hf:LlamaForCausalLM"])
+def test_a_vocabulary_of_characters_is_planned_though_no_bytes_of_text_fit_into_it(model):
+    options = (LLAMA if ":" in model else SMALL) | {"vocab_size": 65}
+    source = checked(model, 16, 2, "float32", "dense", options)
+    assert source.overrides["vocab_size"] == 65
+    assert plan(model, "1GiB", seq_len=16, options=options).uses[0].fits
+    with pytest.raises(BadInput):
+        plan(model, "1GiB", seq_len=16, options=options | {"vocab_size": 0})
+
+
 def test_checkpointing_keeps_less_and_sgd_has_no_states():
     planner = Planner(checked("decoder_tiny", 64, 8, "float32", "dense", SMALL), "sgd", 1)
     training, checkpointed = (planner.holding(name, 8, 64).by_kind for name in list(USES)[2:])
