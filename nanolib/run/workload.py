@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -147,12 +147,12 @@ def holding(work: Workload, model: nn.Module) -> Holding:
     return max(followed(work, model).holdings().values(), key=lambda held: held.peak)
 
 
-def followed(work: Workload, model: nn.Module, stacks: Sequence[nn.ModuleList] = ()) -> Holders:
+def followed(work: Workload, model: nn.Module, stacks: Iterable[nn.ModuleList] | None = None) -> Holders:
     """The counter of one call: by its phases; or by the sections that begin with each block of `stacks`."""
-    with Holders(model) as counter, counter.watching(), _sections(counter, stacks):
+    with Holders(model) as counter, counter.watching(), _sections(counter, stacks or ()):
         for kind, tensors in work.kinds().items():
             counter.hold(kind, tensors, work.owners())
-        if stacks:
+        if stacks is not None:
             work.call()
             return counter
         for phase, call in (work.phases or {work.scope: work.call}).items():
