@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from nanolib.measurement import Flag, Measurement
+from nanolib.meters import ceilings
 from nanolib.models import fp8
 from nanolib.report import overview
 from nanolib.report.overview import GPUS_SEEN
@@ -120,6 +121,7 @@ class Simulated(Hardware):
 @pytest.fixture(autouse=True)
 def _store(tmp_path_factory, monkeypatch):
     monkeypatch.setattr(fp8, "native", lambda device: "")
+    monkeypatch.setattr(ceilings, "_MATRIX", {"cpu": 256})  # products of 8 bits take seconds on a CPU
     _STORE.setdefault("path", tmp_path_factory.getbasetemp() / "simulated.sqlite")
 
 
