@@ -49,7 +49,7 @@ def test_a_sentence_breaks_between_words_and_json_never(capsys, monkeypatch):
     [
         ["runs"],
         ["history", "--all"],
-        ["plan", "gpt_125M", "--memory", "8GiB", "--seq-len", "256"],
+        ["plan", "decoder_tiny", "--memory", "8GiB", "-p", "num_layers=2"],
         ["run", "quick", "attention", "--dry-run"],
         *([name, "--help"] for name in main.commands),
     ],

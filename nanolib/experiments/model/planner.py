@@ -226,9 +226,11 @@ def largest(need: Callable[[int], int], memory: int, start: int, most: int, fixe
             fits = at
         else:
             too_many = at
-        # along the line through the two that lie next to the limit, which meets a parabola's in a few steps
+        # along the line through the two that lie next to the limit, which meets a parabola's in a few steps; not where it leads
+        # past what is known not to fit, since the need grows faster from somewhere on
         a, b = sorted(known, key=lambda n: abs(known[n] - memory))[:2]
         slope = (known[b] - known[a]) / (b - a)
-        guess = a + int((memory - known[a]) // slope) if slope > 0 and len(known) < _ENOUGH else (fits + too_many) // 2
-        at = min(max(guess, fits + 1), too_many - 1)
+        guess = a + int((memory - known[a]) // slope) if slope > 0 and len(known) < _ENOUGH else None
+        astray = guess is None or (too_many in known and not fits <= guess <= too_many)
+        at = (fits + too_many) // 2 if astray else min(max(guess, fits + 1), too_many - 1)
     return fits if fits >= least else 0

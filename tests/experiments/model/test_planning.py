@@ -32,17 +32,27 @@ def test_amounts_of_memory_are_read():
             memory_bytes(wrong)
 
 
-@given(st.integers(0, 1000), st.integers(1, 50), st.integers(0, 3), st.integers(1, 5000), st.integers(1, 40))
-def test_the_largest_that_fits_fits_and_the_next_does_not(fixed, slope, bend, memory, start):
+@given(
+    *(st.integers(0, 1000), st.integers(1, 50), st.integers(0, 3), st.integers(1, 5000), st.integers(1, 40)),
+    *(st.integers(0, 60), st.integers(0, 500)),
+)
+def test_the_largest_that_fits_fits_and_the_next_does_not(fixed, slope, bend, memory, start, kink, more):
     asked = []
 
     def need(n):
         asked.append(n)
-        return fixed + slope * n + bend * n * n
+        return fixed + slope * n + bend * n * n + more * max(0, n - kink)
 
     found = largest(need, memory, start, 60, fixed)
-    assert found == max((n for n in range(1, 61) if fixed + slope * n + bend * n * n <= memory), default=0)
     assert len(asked) <= 20
+    assert found == max((n for n in range(1, 61) if need(n) <= memory), default=0)
+
+
+def test_a_need_that_grows_faster_from_somewhere_on_takes_few_counts():
+    asked = []
+    need = lambda n: asked.append(n) or max(740 + 0.3 * n, 415 + 1.22 * n)  # noqa: E731
+    assert largest(need, 1073, 128, 2**24, 546) == 539
+    assert len(asked) <= 8
 
 
 @pytest.mark.parametrize(
@@ -120,7 +130,7 @@ def test_a_vocabulary_of_characters_is_planned_though_no_bytes_of_text_fit_into_
     options = (LLAMA if ":" in model else SMALL) | {"vocab_size": 65}
     source = checked(model, 16, 2, "float32", "dense", options)
     assert source.overrides["vocab_size"] == 65
-    assert plan(model, "1GiB", seq_len=16, options=options).uses[0].fits
+    assert Planner(source, "adamw", 1).needs("inference", 2**30).fits
     with pytest.raises(BadInput):
         plan(model, "1GiB", seq_len=16, options=options | {"vocab_size": 0})
 
