@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -231,6 +232,7 @@ def largest(need: Callable[[int], int], memory: int, start: int, most: int, fixe
         a, b = sorted(known, key=lambda n: abs(known[n] - memory))[:2]
         slope = (known[b] - known[a]) / (b - a)
         guess = a + int((memory - known[a]) // slope) if slope > 0 and len(known) < _ENOUGH else None
-        astray = guess is None or (too_many in known and not fits <= guess <= too_many)
+        lowest = fits if fits >= least else -math.inf  # where the least may not fit either, it is asked at once
+        astray = guess is None or (too_many in known and not lowest <= guess <= too_many)
         at = (fits + too_many) // 2 if astray else min(max(guess, fits + 1), too_many - 1)
     return fits if fits >= least else 0

@@ -53,6 +53,9 @@ def test_a_need_that_grows_faster_from_somewhere_on_takes_few_counts():
     need = lambda n: asked.append(n) or max(740 + 0.3 * n, 415 + 1.22 * n)  # noqa: E731
     assert largest(need, 1073, 128, 2**24, 546) == 539
     assert len(asked) <= 8
+    asked.clear()
+    assert largest(need, 600, 2**20, 2**24, 546) == 0
+    assert len(asked) == 3
 
 
 @pytest.mark.parametrize(
