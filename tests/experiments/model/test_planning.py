@@ -55,7 +55,7 @@ def test_a_need_that_grows_faster_from_somewhere_on_takes_few_counts():
     assert len(asked) <= 8
     asked.clear()
     assert largest(need, 600, 2**20, 2**24, 546) == 0
-    assert len(asked) == 3
+    assert len(asked) <= 5
 
 
 @pytest.mark.parametrize(
