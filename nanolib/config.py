@@ -120,7 +120,7 @@ class NanoConfig(StrictModel):
         return embeddings + self.num_layers * block + d
 
     @classmethod
-    def from_preset(cls, name: str, **changes: Any) -> NanoConfig:
+    def from_preset(cls, name: str, /, **changes: Any) -> NanoConfig:
         """The preset `name` with `changes`.
 
         Raises:

@@ -134,7 +134,7 @@ def test_the_knee_is_where_more_batch_brings_less_than_half(say):
     assert "more than batch 4 hardly pays: 16 gives 1.00× the tokens/s for 4× the batch" in line
     open_ = [*grows, generation(16, 2, 4, 9)]
     line = next(line for line in say("model", open_) if "generating after" in line)
-    assert "up to batch 4 more pays; whether 16 does cannot be told" in line
+    assert "up to batch 4 more pays; whether batch 16 pays cannot be told" in line
     worse = [*grows, generation(16, 20, 21, 22)]
     assert "batch 16 is beaten in both by another" in next(line for line in say("model", worse) if "generating" in line)
 

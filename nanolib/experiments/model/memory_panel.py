@@ -49,7 +49,11 @@ class MemoryPanel:
             "model": widgets.Dropdown(options=list(PRESETS), value=params.presets[0], description="preset"),
             "seq_len": widgets.SelectionSlider(options=LENGTHS, value=1024, description="tokens"),
             "batch_size": widgets.BoundedIntText(value=1, min=1, max=4096, description="sequences"),
-            "dtype": widgets.Dropdown(options=dtypes, value=params.dtypes[0], description="type"),
+            "dtype": widgets.Dropdown(
+                options=dtypes,
+                value=next((dtype for dtype in params.dtypes if dtype in dtypes), dtypes[0]),
+                description="type",
+            ),
             "optimizer": widgets.Dropdown(options=list(OPTIMIZERS), description="optimizer"),
             "memory": widgets.SelectionSlider(options=_MEMORY, value=24, description="GiB"),
         }

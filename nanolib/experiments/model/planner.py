@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +27,7 @@ _SHARDED = (Held.WEIGHTS, Held.GRADIENTS, Held.STATES)
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")  # what transformers' configurations call it
 
 # Use → mode of the case, optimisation.
+_LEAST = {"decoding": 2}  # tokens: one in the cache, and a new one
 USES = {
     "inference": ("inference", "eager"),
     "decoding": ("generation", "eager"),
@@ -83,14 +85,16 @@ class Planner:
             return here
         batch, length = self.source.batch_size, self.source.seq_len
         fixed = sum(size for kind, size in here.holding.by_kind.items() if kind in (*_SHARDED, Held.GATHERED))
-        peaks = lambda n: self.holding(name, n * self.ranks, length).peak  # noqa: E731
+        peaks = lambda n: self._peak(name, n * self.ranks, length)  # noqa: E731
         most = largest(peaks, memory, batch // self.ranks, MAX_BATCH // self.ranks, fixed) * self.ranks
-        peaks = lambda n: self.holding(name, batch, n).peak  # noqa: E731
-        longest = largest(peaks, memory, length, self._longest(), fixed, least=2 if name == "decoding" else 1)
+        peaks = lambda n: self._peak(name, batch, n)  # noqa: E731
+        longest = largest(peaks, memory, length, self._longest(), fixed, least=_LEAST.get(name, 1))
         return dataclasses.replace(here, largest_batch=most, longest=longest)
 
     def needs(self, name: str, memory: int) -> Use:
         """What a use needs, without the most that fits."""
+        if self.source.seq_len < (least := _LEAST.get(name, 1)):
+            return Use(name, Holding({}), memory, refused=f"it takes {least} tokens or more")
         try:
             here = self.holding(name, self.source.batch_size, self.source.seq_len)
             some = self.checkpointed(memory) if name == "training" and here.peak > memory else (0, 0)
@@ -108,14 +112,21 @@ class Planner:
         key = (name, batch, length)
         if key not in self._known:
             case = self._case(name, batch // self.ranks, length)
-            scopes = holdings_by_depth(self._depth, lambda depth: self._at(case, depth), self._shared)
+            scopes = holdings_by_depth(self.depth, lambda depth: self._at(case, depth), self._shared)
             self._known[key] = max(scopes.values(), key=lambda held: held.peak)
         return self._known[key]
+
+    def _peak(self, name: str, batch: int, length: int) -> float:
+        """Bytes at a shape; none are enough where the model does not take it, as one of the user's own may have its limits."""
+        try:
+            return self.holding(name, batch, length).peak
+        except Exception:
+            return math.inf
 
     def checkpointed(self, memory: int) -> tuple[int, int]:
         """The fewest of the first blocks whose checkpointing makes a training step fit, and of how many; zeros where none do."""
         batch, length = self.source.batch_size, self.source.seq_len
-        if self.source.own or self._depth < 2 or self.holding("training, checkpointed", batch, length).peak > memory:
+        if self.source.own or self.depth < 2 or self.holding("training, checkpointed", batch, length).peak > memory:
             return 0, 0
         case = self._case("training", batch // self.ranks, length)
 
@@ -125,8 +136,8 @@ class Planner:
             return model, works
 
         holding = holdings_by_checkpointing(at, self._shared)
-        fitting = (count for count in range(1, self._depth) if holding(count, self._depth - count).peak <= memory)
-        return next(fitting, self._depth), self._depth
+        fitting = (count for count in range(1, self.depth) if holding(count, self.depth - count).peak <= memory)
+        return next(fitting, self.depth), self.depth
 
     def _case(self, name: str, batch: int, length: int) -> ModelCase:
         mode, optimisation = USES[name]
@@ -155,7 +166,7 @@ class Planner:
         return next((name for name in _LAYERS if isinstance(config.to_dict().get(name), int)), "")
 
     @cached_property
-    def _depth(self) -> int:
+    def depth(self) -> int:
         """How many equal blocks lie on one another; 0 where they differ, or nobody knows."""
         if not self.source.own:
             return self.source.config.num_layers
@@ -175,12 +186,15 @@ class Planner:
         if self.ranks == 1:
             return whole
         parts = {part: -(-size // self.ranks) if part.kind in _SHARDED else size for part, size in whole.parts.items()}
-        weights = {module: size for (kind, module), size in whole.by_module.items() if kind == Held.WEIGHTS}
-        blocks = sum(size for module, size in weights.items() if ".*" in module)
-        outside, block = sum(weights.values()) - blocks, blocks // max(self._depth, 1)
-        gathered = outside + 2 * block  # the block that computes, and the next
+        stacks: Counter[str] = Counter()
+        for (kind, module), size in whole.by_module.items():
+            if kind == Held.WEIGHTS:
+                stacks[module.partition(".*")[0] if ".*" in module else ""] += size
+        outside = stacks.pop("", 0)
+        block = max(stacks.values(), default=0) // self.depth
+        gathered = outside + min(2, self.depth * len(stacks)) * block  # the block that computes, and the next
         if any(part.kind == Held.GRADIENTS for part in parts):
-            parts[Part(Held.TEMPORARIES, "gradients before they are scattered")] = block
+            parts[Part(Held.TEMPORARIES, "gradients before they are scattered")] = outside + block
         return Holding(parts | {Part(Held.GATHERED): gathered})
 
 
@@ -208,31 +222,33 @@ def _signature(block: nn.Module) -> str:
     return repr(told)
 
 
-def largest(need: Callable[[int], int], memory: int, start: int, most: int, fixed: int = 0, least: int = 1) -> int:
+def largest(need: Callable[[int], float], memory: int, start: int, most: int, fixed: int = 0, least: int = 1) -> int:
     """The largest n whose need fits and that of n + 1 does not; 0 where not even the least fits, `most` where all do.
 
     Args:
-        need: n → bytes, growing.
+        need: n → bytes, growing; infinite where n is not taken.
         memory: Bytes that there are.
         start: Where to begin.
         most: The largest that is asked for.
         fixed: Bytes that do not grow with n, as far as is known.
         least: The smallest that means anything.
     """
-    known = {0: fixed}
+    known: dict[int, float] = {0: fixed}
     fits, too_many, at = least - 1, most + 1, min(max(start, least), most)
     while too_many - fits > 1:
-        known[at] = need(at)
-        if known[at] <= memory:
+        needed = need(at)
+        if needed <= memory:
             fits = at
         else:
             too_many = at
+        if needed < math.inf:
+            known[at] = needed
         # along the line through the two that lie next to the limit, which meets a parabola's in a few steps; not where it leads
         # past what is known not to fit, since the need grows faster from somewhere on
-        a, b = sorted(known, key=lambda n: abs(known[n] - memory))[:2]
-        slope = (known[b] - known[a]) / (b - a)
+        a, b = (sorted(known, key=lambda n: abs(known[n] - memory)) * 2)[:2]
+        slope = (known[b] - known[a]) / (b - a) if b != a else 0.0
         guess = a + int((memory - known[a]) // slope) if slope > 0 and len(known) < _ENOUGH else None
         lowest = fits if fits >= least else -math.inf  # where the least may not fit either, it is asked at once
-        astray = guess is None or (too_many in known and not lowest <= guess <= too_many)
+        astray = guess is None or (too_many <= most and not lowest <= guess <= too_many)
         at = (fits + too_many) // 2 if astray else min(max(guess, fits + 1), too_many - 1)
     return fits if fits >= least else 0

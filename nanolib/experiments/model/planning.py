@@ -11,10 +11,11 @@ import pandas as pd
 
 from nanolib.experiments.model.cases import Params
 from nanolib.experiments.model.model_cases import ModelCase
-from nanolib.experiments.model.planner import USES, Planner, Use, room
+from nanolib.experiments.model.planner import MAX_BATCH, USES, Planner, Use, room
 from nanolib.experiments.model.steps import OPTIMIZERS
 from nanolib.measurement import BadInput, Held, shown
 from nanolib.models import text
+from nanolib.run.params import MAX_SEQ_LEN
 
 MIB, GIB = 2**20, 2**30
 _UNITS = (
@@ -23,13 +24,12 @@ _UNITS = (
     | {f"{p}B": 1000**n for n, p in enumerate("KMGT", 1)}
 )
 LETTERS = {kind: "w" if kind is Held.GATHERED else kind[0].upper() for kind in Held}  # of bars in a terminal
-_FIELDS = {  # of the notebook's parameters → how they are asked for here
-    "model.presets": "model",
-    "model.model": "model",
-    "model.seq_lens": "seq_len",
-    "model.batch_sizes": "batch_size",
-    "model.dtypes": "dtype",
-    "model.attention_types": "attention_type",
+_ASKED = {  # of the lines about the notebook's parameters → how they are asked for here
+    r"^model\.(?:presets|model)(?:\[0\])?:": "model:",
+    r"^model\.(seq_len|batch_size|dtype|attention_type)s(?:\[0\])?:": r"\1:",
+    r"^model\.overrides: [^:]+: config\.": "options: ",
+    r"^model\.(?:overrides|model_options):": "options:",
+    r"set (?:overrides|model_options): \{(\w+): (\d+)\}": r"give -p \1=\2",
 }
 
 
@@ -39,7 +39,7 @@ def memory_bytes(text: str | int) -> int:
     Raises:
         BadInput: It is neither.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", str(text).strip())
+    found = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)\s*([A-Za-z]*)", str(text).strip())
     size = int(float(found[1]) * _UNITS.get(found[2] or "B", 0)) if found else 0
     if size <= 0:
         raise BadInput(f"memory: {shown(str(text))} is no amount; give one such as 80GiB or 24GB")
@@ -199,15 +199,25 @@ def plan(
         ['inference', 'decoding', 'training', 'training, checkpointed']
     """
     available = memory_bytes(memory)
-    if optimizer not in OPTIMIZERS:
+    for name, value in {"model": model, "dtype": dtype, "attention_type": attention_type}.items():
+        if not isinstance(value, str):
+            raise BadInput(f"{name}: {shown(value)} will not do; give a name")
+    for name, value, most in (("seq_len", seq_len, MAX_SEQ_LEN), ("batch_size", batch_size, MAX_BATCH)):
+        if type(value) is not int or not 0 < value <= most:
+            raise BadInput(f"{name}: {shown(value)} will not do; give a number from 1 to {most}")
+    if optimizer not in [*OPTIMIZERS]:
         raise BadInput(f"optimizer: {shown(optimizer)} is unknown; use one of {', '.join(OPTIMIZERS)}")
-    if not (isinstance(ranks, int) and ranks > 0 and batch_size % ranks == 0):
-        raise BadInput(f"ranks: {ranks} does not divide batch_size {batch_size}; give a divisor of it")
+    if type(ranks) is not int or ranks < 1 or batch_size % ranks:
+        raise BadInput(f"ranks: {shown(ranks)} does not divide batch_size {batch_size}; give a divisor of it")
     source = checked(model, seq_len, batch_size, dtype, attention_type, dict(options or {}))
     planner = Planner(source, optimizer, ranks)
+    if ranks > 1 and not planner.depth:
+        raise BadInput(
+            f"ranks: {model} is not known to be a stack of equal blocks, which FSDP would gather; leave it out"
+        )
     uses = [planner.use(name, available) for name in USES]
-    if len(refused := {use.refused for use in uses}) == 1 and "" not in refused:
-        raise BadInput(f"model: {shown(model)} cannot be planned: {refused.pop()}")
+    if all(use.refused for use in uses):
+        raise BadInput(f"model: {shown(model)} cannot be planned: {uses[0].refused.removeprefix('model: ')}")
     of = f" over {ranks} ranks (FSDP, modelled)" if ranks > 1 else ""
     title = f"{model} in {dtype}, {batch_size} × {seq_len} tokens{of}, {optimizer}, into {_size(available)}{' each' if of else ''}"
     return MemoryPlan(title, tuple(uses), available)
@@ -222,20 +232,28 @@ def checked(
         BadInput: Something of this will not do; the line names it as `plan` calls it.
     """
     preset, vocabulary = ":" not in model, options.get("vocab_size")
+    for name in ("dtype", "attention_type"):
+        if name in options:
+            raise BadInput(f"options: {name} is none of them; give --{name.replace('_', '-')}, or {name}= in Python")
+    if not preset and attention_type != "dense":
+        raise BadInput(f"attention_type: {shown(attention_type)} is of presets; leave it out, {model} has its own")
     small = type(vocabulary) is int and 0 < vocabulary < text.VOCAB_SIZE
     read = options | ({"vocab_size": text.VOCAB_SIZE} if small else {})  # no text is read here
-    longer = room(model, options, seq_len) if preset else {}
+    longer = room(model, options, seq_len) if preset and "context_length" not in options else {}
     named = {"presets": [model], "overrides": read | longer} if preset else {"model": model, "model_options": read}
     given = {"seq_lens": [seq_len], "batch_sizes": [batch_size], "dtypes": [dtype], "attention_types": [attention_type]}
     try:
         Params(**named, **given, loss_steps=0, new_tokens=0, device="cpu")
     except BadInput as error:
         line = error.lines[0]
-        for field, asked in _FIELDS.items():
-            line = re.sub(rf"^{re.escape(field)}(\[0\])?:", f"{asked}:", line)
+        for pattern, asked in _ASKED.items():
+            line = re.sub(pattern, asked, line)
         raise BadInput(line) from None
     kind = attention_type if preset else "own"
-    return ModelCase("cpu", model, model, options | longer, kind, seq_len, batch_size, dtype, "inference")
+    case = ModelCase("cpu", model, model, options | longer, kind, seq_len, batch_size, dtype, "inference")
+    if reason := case.not_planned():
+        raise BadInput(f"attention_type: {shown(kind)} cannot be planned: {reason}; use dense, or sparse by position")
+    return case
 
 
 def _remedy(use: Use) -> str:
@@ -249,7 +267,7 @@ def _remedy(use: Use) -> str:
         f"batch {use.largest_batch}" if use.largest_batch else "",
         f"{use.longest} tokens" if use.longest else "",
     ]
-    return "Next: " + (", or ".join(filter(None, ways)) or "more ranks, or a smaller model")
+    return "Next: " + (", or ".join(filter(None, ways)) or "more ranks, each with a sequence, or a smaller model")
 
 
 def _size(size: int) -> str:

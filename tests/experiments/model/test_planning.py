@@ -83,16 +83,16 @@ def test_what_it_names_fits_by_plan_and_the_next_does_not(model, options):
 def test_a_stack_of_equal_blocks_is_planned_from_two_low_ones_as_it_would_be_whole(options):
     source = checked("hf:LlamaForCausalLM", 16, 2, "float32", "dense", dict(options))
     low = Planner(source, "adamw", 1)
-    assert low._depth == options["num_hidden_layers"]
+    assert low.depth == options["num_hidden_layers"]
     whole = Planner(source, "adamw", 1)
-    whole.__dict__["_depth"] = 0
+    whole.__dict__["depth"] = 0
     for name in USES:
         assert low.holding(name, 2, 16).parts == whole.holding(name, 2, 16).parts
 
 
 def test_blocks_that_differ_are_planned_one_by_one():
     source = checked("hf:Gemma2ForCausalLM", 16, 2, "float32", "dense", LLAMA | {"head_dim": 16})
-    assert Planner(source, "adamw", 1)._depth == 0  # every second one sees a window alone
+    assert Planner(source, "adamw", 1).depth == 0  # every second one sees a window alone
 
 
 def test_ranks_share_weights_gradients_and_states_out():
@@ -146,8 +146,68 @@ def test_checkpointing_keeps_less_and_sgd_has_no_states():
 
 def test_it_is_public_and_says_what_is_missing():
     found = nanolib.plan("decoder_tiny", "1MiB", seq_len=32, options=SMALL)
-    assert "nothing fits as it is" in str(found) and "more ranks, or a smaller model" in str(found)
+    assert "nothing fits as it is" in str(found) and "more ranks, each with a sequence, or a smaller model" in str(
+        found
+    )
     assert json.dumps(found.to_dict())
+
+
+OWN = """
+import torch
+class Fails(torch.nn.Linear):
+    def forward(self, ids):
+        assert not self.weight.numel(), "never"
+class Short(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.at, self.out = torch.nn.Embedding(300, 8), torch.nn.Embedding(100, 8), torch.nn.Linear(8, 300)
+    def forward(self, ids):
+        assert ids.shape[1] <= 100 and ids.shape[0] <= 9
+        return self.out(self.embed(ids) + self.at(torch.arange(ids.shape[1], device=ids.device)))
+def fails():
+    return Fails(2, 2)
+def short():
+    return Short()
+"""
+
+
+def test_where_a_model_of_ones_own_ends_the_search_ends(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "limited.py").write_text(OWN)
+    inference, _, training, _ = plan("limited:short", "80GiB", seq_len=16).uses
+    assert (inference.largest_batch, inference.longest) == (training.largest_batch, training.longest) == (9, 100)
+
+
+def test_decoding_takes_two_tokens():
+    uses = plan("decoder_tiny", "1GiB", seq_len=1, options=SMALL | {"num_layers": 1}).uses
+    assert [use.refused for use in uses] == ["", "it takes 2 tokens or more", "", ""]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"model": 5}, {"batch_size": "4"}, {"seq_len": "128"}, {"optimizer": []}, {"ranks": 2.0}]
+)
+def test_what_is_no_number_or_name_is_told(wrong):
+    with pytest.raises(BadInput, match=f"^{next(iter(wrong))}: "):
+        plan(**{"model": "decoder_tiny", "memory": "1GiB"} | wrong)
+
+
+def test_a_rank_gathers_two_blocks_at_the_most_and_holds_the_gradients_of_one_and_of_what_lies_in_none():
+    sizes = {}
+    for preset, layers in (("decoder_tiny", 1), ("decoder_tiny", 4), ("encoder_decoder_tiny", 4)):
+        source = checked(preset, 32, 2, "float32", "dense", SMALL | {"num_layers": layers})
+        held = Planner(source, "adamw", 2).holding("training", 2, 32)
+        model = source.build()
+        stacks = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == layers]
+        size = lambda module: sum(p.nbytes for p in module.parameters())  # noqa: E731
+        block = max(size(stack[0]) for stack in stacks)
+        outside = size(model) - sum(map(size, stacks))
+        scattered = next((size for part, size in held.parts.items() if part.module.startswith("gradients before")), 0)
+        sizes[preset, layers] = (held.by_kind[Held.GATHERED], scattered)
+        buffers = 2 * 2 * 32 * 16 * 4 * 4  # tables of positions count as weights
+        assert 0 <= held.by_kind[Held.GATHERED] - outside - min(2, len(stacks) * layers) * block <= buffers
+        assert scattered == 0 or 0 <= scattered - outside - block <= buffers
+    assert any(scattered for _, scattered in sizes.values())
 
 
 BAD = [
@@ -165,7 +225,26 @@ BAD = [
         "cannot be planned: a compiled kernel allocates out of the counter's sight",
     ),
     (["decoder_tiny", "--attention-type", "odd"], "attention_type: 'odd' is no attention kind"),
-    (["decoder_tiny", "-p", "d_model=x"], "config.d_model: 'x' will not do"),
+    (["decoder_tiny", "-p", "d_model=x"], "nano: options: d_model: 'x' will not do"),
+    (["decoder_tiny", "--attention-type", "flex"], "nano: attention_type: 'flex' cannot be planned: "),
+    (["decoder_tiny", "-p", "dtype=bfloat16"], "options: dtype is none of them; give --dtype"),
+    (
+        ["hf:LlamaForCausalLM", "-p", "attention_type=x"],
+        "options: attention_type is none of them; give --attention-type",
+    ),
+    (["hf:LlamaForCausalLM", "--attention-type", "sparse"], "attention_type: 'sparse' is of presets; leave it out"),
+    (["decoder_tiny", "-p", "name=x"], "name: unknown name"),
+    (["decoder_tiny", "-p", "self=x"], "self: unknown name"),
+    (["decoder_tiny", "-p", "context_length=-5"], "options: context_length: -5 will not do"),
+    (["decoder_tiny", "-p", "context_length=64", "--seq-len", "128"], "shorten it or give -p context_length=128"),
+    (["hf:LlamaForCausalLM", "--seq-len", "9999"], "shorten it or give -p max_position_embeddings=9999"),
+    (["decoder_tiny", "--seq-len", "9" * 20], "nano: seq_len: "),
+    (["decoder_tiny", "--memory", f"{'9' * 400}GiB"], "is no amount; give one such as 80GiB"),
+    (
+        ["hf:Gemma2ForCausalLM", "--ranks", "2", "--batch-size", "2"],
+        "ranks: hf:Gemma2ForCausalLM is not known to be a stack",
+    ),
+    (["own:fails"], "model: 'own:fails' cannot be planned: AssertionError: never"),
     (["decoder_tiny", "-p", "d_model=[1"], "-p d_model: '[1' is not YAML"),
     (["hf:Nope"], "transformers has no model class 'Nope'"),
     (["hf:LlamaForCausalLM", "-p", "foo=1"], "'foo' is no field of LlamaConfig"),
@@ -177,6 +256,7 @@ BAD = [
 @pytest.mark.parametrize(("arguments", "said"), BAD)
 def test_bad_input_is_one_line(arguments, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(OWN)
     given_memory = [] if "--memory" in arguments else ["--memory", "1GiB"]
     ended = CliRunner().invoke(main, ["plan", *arguments, *given_memory])
     assert ended.exit_code == 2 and said in ended.output, ended.output

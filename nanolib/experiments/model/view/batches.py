@@ -179,5 +179,6 @@ def _knee(lines: list[pd.Series], totals: list[Figure]) -> tuple[str, tuple[tupl
             grew = f"{line['total'] / before['total']:.2f}× the tokens/s for {to / at:g}× the batch"
             if order is Order.BELOW:
                 return f"more than batch {at} hardly pays: {to} gives {grew}", comparing(gain, half)
-            return f"up to batch {at} more pays; whether {to} does cannot be told ({grew})", comparing(gain, half)
+            paid = f"up to batch {at} more pays; " if before is not lines[0] else ""
+            return f"{paid}whether batch {to} pays cannot be told: it gives {grew}", comparing(gain, half)
     return f"no knee up to batch {int(lines[-1]['batch_size'])}: more still pays", comparing(half, *gains)
