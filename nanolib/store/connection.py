@@ -26,9 +26,9 @@ class Connection:
             make_folder(self.path.parent)
         with opening(self.path, create=create):
             self.connection = sqlite3.connect(address(self.path), timeout=_WAIT_S, isolation_level=None, uri=True)
-            self._open()
+            self._open(create)
 
-    def _open(self) -> None:
+    def _open(self, create: bool) -> None:
         execute = self.connection.execute
         version = version_of(self.connection, self.path)
         if not writable(self.path):
@@ -41,7 +41,8 @@ class Connection:
         if version is None:
             execute("PRAGMA auto_vacuum = INCREMENTAL")  # only takes hold before the first table
         # A network file system may refuse WAL; the mode in force is asked for, and the classic journal serves as well.
-        self.journal_mode = value_of(self._patiently("PRAGMA journal_mode = WAL"))
+        # What is merely looked at, such as a reference, keeps its own, which stands in its bytes.
+        self.journal_mode = value_of(self._patiently(f"PRAGMA journal_mode{' = WAL' if create else ''}"))
         execute("PRAGMA synchronous = NORMAL" if self.journal_mode == "wal" else "PRAGMA synchronous = FULL")
         execute("PRAGMA foreign_keys = ON")
         if version is None or version < SCHEMA_VERSION:
