@@ -118,13 +118,22 @@ def closed_off() -> Iterator[None]:
     from huggingface_hub import constants
 
     before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    try:
+        with silent():
+            yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """Nothing is logged between our lines."""
     logged = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
         yield
     finally:
         logging.disable(logged)
-        constants.HF_HUB_OFFLINE = before
 
 
 def hugging_face_config(name: str, options: Mapping[str, Any]) -> Any:

@@ -17,11 +17,12 @@ from nanolib.experiments.model.model_cases import GenerationCase, ModelCase
 from nanolib.measurement import BadInput, Held, Unsupported
 from nanolib.meters.holders import Holding, Part
 from nanolib.meters.memory import fake_tensors
-from nanolib.models.user import hugging_face_config
+from nanolib.models.user import hugging_face_config, silent
 from nanolib.run.params import MAX_SEQ_LEN
 from nanolib.run.workload import Workload, holdings_by_checkpointing, holdings_by_depth
 
 MAX_BATCH = 65_536
+MAX_MASKED = 2**17  # tokens: where a mask is made, its tiles are real ones, and grow with the square
 _ENOUGH = 12  # guesses along a line; then the rest is halved
 _SHARDED = (Held.WEIGHTS, Held.GRADIENTS, Held.STATES)
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")  # what transformers' configurations call it
@@ -46,6 +47,7 @@ class Use:
         memory: How much there is, bytes.
         largest_batch: At this length; 0 where not one sequence fits.
         longest: At this batch, tokens; 0 where none fits.
+        unbounded: Whether more than that batch, and than that length, was not tried.
         checkpointed: Of training that does not fit, how many of the first blocks to checkpoint so that it does, and of how many;
             zeros where that would not do, or nothing need be done.
         refused: Why it is not known, in one line; then there is no holding.
@@ -56,6 +58,7 @@ class Use:
     memory: int
     largest_batch: int = 0
     longest: int = 0
+    unbounded: tuple[bool, bool] = (False, False)
     checkpointed: tuple[int, int] = (0, 0)
     refused: str = ""
 
@@ -89,7 +92,8 @@ class Planner:
         most = largest(peaks, memory, batch // self.ranks, MAX_BATCH // self.ranks, fixed) * self.ranks
         peaks = lambda n: self._peak(name, batch, n)  # noqa: E731
         longest = largest(peaks, memory, length, self._longest(), fixed, least=_LEAST.get(name, 1))
-        return dataclasses.replace(here, largest_batch=most, longest=longest)
+        ends = (most == MAX_BATCH // self.ranks * self.ranks, longest == self._longest() and not self.source.own)
+        return dataclasses.replace(here, largest_batch=most, longest=longest, unbounded=ends)
 
     def needs(self, name: str, memory: int) -> Use:
         """What a use needs, without the most that fits."""
@@ -112,7 +116,8 @@ class Planner:
         key = (name, batch, length)
         if key not in self._known:
             case = self._case(name, batch // self.ranks, length)
-            scopes = holdings_by_depth(self.depth, lambda depth: self._at(case, depth), self._shared)
+            with silent():  # of a shape that a model does not take torch says more than its error
+                scopes = holdings_by_depth(self.depth, lambda depth: self._at(case, depth), self._shared)
             self._known[key] = max(scopes.values(), key=lambda held: held.peak)
         return self._known[key]
 
@@ -178,8 +183,10 @@ class Planner:
         return depth if not lists and equal_blocks(self.source, depth) else 0
 
     def _longest(self) -> int:
-        """The longest sequence that the model takes."""
-        return (self.source.context_length if self.source.own else None) or MAX_SEQ_LEN
+        """The longest sequence that the model takes, or that is tried."""
+        if self.source.own:
+            return self.source.context_length or MAX_SEQ_LEN
+        return MAX_SEQ_LEN if self.source.attention_type == "dense" else MAX_MASKED
 
     def _shared(self, whole: Holding) -> Holding:
         """What one of several ranks holds under FSDP: its share, and the weights that are gathered to compute."""

@@ -11,7 +11,7 @@ import pandas as pd
 
 from nanolib.experiments.model.cases import Params
 from nanolib.experiments.model.model_cases import ModelCase
-from nanolib.experiments.model.planner import MAX_BATCH, USES, Planner, Use, room
+from nanolib.experiments.model.planner import MAX_BATCH, MAX_MASKED, USES, Planner, Use, room
 from nanolib.experiments.model.steps import OPTIMIZERS
 from nanolib.measurement import BadInput, Held, shown
 from nanolib.models import text
@@ -92,8 +92,8 @@ class MemoryPlan:
                 "use": use.name,
                 f"needs ({name})": f"{use.holding.peak / unit:.2f}",
                 "fits": "yes" if use.fits else "no",
-                "largest batch": use.largest_batch,
-                "longest": use.longest,
+                "largest batch": f"{use.largest_batch}{'+' if use.unbounded[0] else ''}",
+                "longest": f"{use.longest}{'+' if use.unbounded[1] else ''}",
             }
             for use in self.uses
             if not use.refused
@@ -207,6 +207,8 @@ def plan(
             raise BadInput(f"{name}: {shown(value)} will not do; give a number from 1 to {most}")
     if optimizer not in [*OPTIMIZERS]:
         raise BadInput(f"optimizer: {shown(optimizer)} is unknown; use one of {', '.join(OPTIMIZERS)}")
+    if attention_type != "dense" and seq_len > MAX_MASKED:
+        raise BadInput(f"seq_len: {seq_len} is planned with dense attention alone; give {MAX_MASKED} or less")
     if type(ranks) is not int or ranks < 1 or batch_size % ranks:
         raise BadInput(f"ranks: {shown(ranks)} does not divide batch_size {batch_size}; give a divisor of it")
     source = checked(model, seq_len, batch_size, dtype, attention_type, dict(options or {}))

@@ -180,6 +180,12 @@ def test_where_a_model_of_ones_own_ends_the_search_ends(tmp_path, monkeypatch):
     assert (inference.largest_batch, inference.longest) == (training.largest_batch, training.longest) == (9, 100)
 
 
+def test_what_was_not_tried_is_said():
+    found = plan("decoder_tiny", "640GiB", seq_len=64, attention_type="sparse", options=SMALL | {"num_layers": 1})
+    assert {use.longest for use in found.uses} == {2**17} and set(found.table()["longest"]) == {"131072+"}
+    assert found.table()["largest batch"].iloc[0] == "65536+"
+
+
 def test_decoding_takes_two_tokens():
     uses = plan("decoder_tiny", "1GiB", seq_len=1, options=SMALL | {"num_layers": 1}).uses
     assert [use.refused for use in uses] == ["", "it takes 2 tokens or more", "", ""]
@@ -240,6 +246,7 @@ BAD = [
     (["decoder_tiny", "-p", "context_length=64", "--seq-len", "128"], "shorten it or give -p context_length=128"),
     (["hf:LlamaForCausalLM", "--seq-len", "9999"], "shorten it or give -p max_position_embeddings=9999"),
     (["decoder_tiny", "--seq-len", "9" * 20], "nano: seq_len: "),
+    (["decoder_tiny", "--seq-len", "200000", "--attention-type", "sparse"], "seq_len: 200000 is planned with dense"),
     (["decoder_tiny", "--memory", f"{'9' * 400}GiB"], "is no amount; give one such as 80GiB"),
     (
         ["hf:Gemma2ForCausalLM", "--ranks", "2", "--batch-size", "2"],
