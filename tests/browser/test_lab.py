@@ -32,7 +32,7 @@ class Lab:
         self.page.wait_for_function(
             f"{cells}.every(cell => cell.executionCount || !cell.sharedModel.getSource() || cell.outputs.toJSON().some("
             "output => output.output_type === 'error'))",
-            timeout=240_000,
+            timeout=480_000,
         )
         outputs = self.page.evaluate(f"{cells}.flatMap(cell => cell.outputs.toJSON())")
         said = "".join("".join(one["text"]) for one in outputs if one["output_type"] == "stream")
@@ -154,22 +154,16 @@ def test_explore_predicts_measures_keeps_copies_and_cancels(watched, lab, name):
     assert not opened.ended()[1]
 
 
-@pytest.mark.parametrize("name", ["distributed", "energy"])
-def test_restart_and_run_all_ends_without_an_error(watched, lab, name):
-    opened = Lab(watched.page, lab, name)
-    opened.run_all()
-    assert not opened.ended()[1]
-    if name == "energy":
-        opened.show("live.live_panel")
-        opened.page.wait_for_selector("button:has-text('Generate')", timeout=30_000)
-        assert opened.page.locator("button:has-text('Generate')").is_enabled()
-
-
-def test_of_two_notebooks_at_once_one_waits_says_for_whom_and_goes_on(watched, lab):
-    both = [Lab(page, lab, name) for page, name in ((watched.page, "fp8"), (watched.context.new_page(), "warmup"))]
-    for opened in both:
+def test_notebooks_that_run_at_once_wait_say_for_whom_and_go_on(watched, lab):
+    names = ("fp8", "warmup", "energy", "distributed")
+    every = [Lab(watched.page if name == "fp8" else watched.context.new_page(), lab, name) for name in names]
+    for opened in every:
         opened.run_all()
-    ended = [opened.ended() for opened in both]
+    ended = [opened.ended() for opened in every]
     assert not any(errors for _, errors in ended)
-    (waited,) = [said for said, _ in ended if "waiting for cpu: in use by" in said]
-    assert "cpu is free; starting" in waited
+    waited = [said for said, _ in ended if "waiting for cpu: in use by" in said]
+    assert len(waited) >= 2 and all("cpu is free; starting" in said for said in waited)
+    energy = every[2]
+    energy.show("live.live_panel")
+    energy.page.wait_for_selector("button:has-text('Generate')", timeout=30_000)
+    assert energy.page.locator("button:has-text('Generate')").is_enabled()

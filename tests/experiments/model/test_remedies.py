@@ -113,13 +113,13 @@ def test_any_number_of_checkpointed_blocks_follows_from_three_low_stacks(preset,
 def test_the_plan_names_the_fewest_blocks_that_make_it_fit():
     small = {"num_layers": 8, "d_model": 64, "num_heads": 4, "vocab_size": 128}
     asked = {"seq_len": 128, "batch_size": 32, "options": small}
-    lowest, highest = (use.holding.peak for use in plan("decoder_tiny", "1TiB", **asked).uses[:1:-1])
+    planner = Planner(checked("decoder_tiny", 128, 32, "float32", "dense", small), "adamw", 1)
+    lowest, highest = (planner.holding(name, 32, 128).peak for name in ("training, checkpointed", "training"))
     between = (lowest + highest) // 2
     found = plan("decoder_tiny", between, **asked)
     some, of = found.uses[2].checkpointed
     assert of == 8 and 0 < some < 8
     assert f"checkpoint the first {some} of 8 blocks, or batch " in str(found)
-    planner = Planner(checked("decoder_tiny", 128, 32, "float32", "dense", small), "adamw", 1)
     assert planner.checkpointed(between) == (some, 8)
     assert planner.checkpointed(lowest) == (7, 8)  # at the peak the last block computes, checkpointed or not
     assert planner.checkpointed(lowest - 1) == (0, 0)
