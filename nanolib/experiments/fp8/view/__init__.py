@@ -37,11 +37,17 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
     ]
 
 
+def fp8_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """The report's table: what was trained beside bf16; where nothing was, how fast the models are."""
+    trained = parity_table(rows)
+    return speed_table(rows) if trained.empty else trained
+
+
 SECTION = Section(
     "fp8",
     "Does 8-bit floating point pay?",
     {**speed.CHARTS, **parity.CHARTS, **numerics.CHARTS},
-    parity_table,
-    PARITY_COLUMNS,
+    fp8_table,
+    SPEED_COLUMNS | PARITY_COLUMNS,
     verdict,
 )
