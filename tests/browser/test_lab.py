@@ -132,9 +132,14 @@ def test_explore_predicts_measures_keeps_copies_and_cancels(watched, lab, name):
         arg=before,
         timeout=20_000,
     )
-    page.locator("button:has-text('Copy as nano run')").click()
-    page.wait_for_selector("button:has-text('Copied')", timeout=10_000)
-    copied = page.evaluate("() => navigator.clipboard.readText()")
+    copied = ""
+    for _ in range(100):  # the kernel says what there is to copy when it has heard of the control
+        if said in copied:
+            break
+        page.locator("button:text-matches('Cop(y as nano run|ied)')").first.click()
+        page.wait_for_selector("button:has-text('Copied')", timeout=10_000)
+        copied = page.evaluate("() => navigator.clipboard.readText()")
+        page.wait_for_timeout(200)
     assert copied.startswith(f"nano run quick {name} ") and said in copied
     page.locator("button:has-text('Measure')").click()
     page.wait_for_selector("text=/^Starting |^[0-9]+ of /", timeout=10_000)
@@ -165,5 +170,11 @@ def test_notebooks_that_run_at_once_wait_say_for_whom_and_go_on(watched, lab):
     assert len(waited) >= 2 and all("cpu is free; starting" in said for said in waited)
     energy = every[2]
     energy.show("live.live_panel")
-    energy.page.wait_for_selector("button:has-text('Generate')", timeout=30_000)
-    assert energy.page.locator("button:has-text('Generate')").is_enabled()
+    energy.page.locator("button:has-text('Generate')").click(timeout=30_000)
+    energy.page.wait_for_selector("text=/^decode: .* tokens\\/s, [0-9]+ W by /", timeout=60_000)
+    energy.page.wait_for_selector(".jupyter-widgets svg .mark-symbol path, .jupyter-widgets canvas", timeout=20_000)
+    if folder := os.environ.get("NANOLIB_SCREENSHOTS"):
+        energy.page.wait_for_timeout(3000)
+        energy.page.screenshot(path=f"{folder}/live.png")
+    energy.page.locator("button:has-text('Stop')").click()
+    energy.page.wait_for_selector("text=Stopped.", timeout=20_000)

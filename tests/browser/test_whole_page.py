@@ -189,8 +189,8 @@ def test_it_fits_the_screen(opened, width):
     panels = (
         "all('#chart-attention_latency .role-title text').filter(e => ['forward', 'backward'].includes(e.textContent))"
     )
-    beside = opened.evaluate(f"() => {panels}.map(e => Math.round(e.getBoundingClientRect().left / 50))")
-    assert len(set(beside)) == (1 if width < 800 else 2), beside  # stacked, or side by side
+    columns = f"new Set({panels}.map(e => Math.round(e.getBoundingClientRect().left / 50))).size"
+    opened.wait_for_function(f"{columns} === {1 if width < 800 else 2}", timeout=60_000)  # stacked, or side by side
     used = opened.evaluate(
         "document.querySelector('#chart-attention_latency svg.marks').getBoundingClientRect().width / rooms()"
     )
