@@ -6,7 +6,6 @@ same thing everywhere. Standard library only: anything may import this module an
 
 from __future__ import annotations
 
-import difflib
 import enum
 import math
 from collections.abc import Iterable, Mapping
@@ -312,6 +311,8 @@ def printable(text: str) -> str:
 
 def did_you_mean(word: Any, known: Iterable[str], otherwise: str = "") -> str:
     """A question that names the known word nearest to one that is not known; `otherwise` where none is near."""
+    import difflib  # for mistakes alone
+
     near = difflib.get_close_matches(str(word), [*known], 1)
     return f"did you mean {near[0]}?" if near else otherwise
 

@@ -7,16 +7,7 @@ from pathlib import Path
 
 import click
 
-from nanolib.cli.command import (
-    DAYS,
-    command,
-    echo,
-    echo_table,
-    handle_errors,
-    output_option,
-    selected,
-    use_output,
-)
+from nanolib.cli.command import DAYS, command, echo, echo_table, handle_errors, output_option, selected, use_output
 from nanolib.measurement import BadInput
 from nanolib.paths import database_path
 

@@ -81,6 +81,7 @@ HOSTILE = [
     {"parts": PARTS, "timeline": TIMELINE | {"at": [0, 1, 1e300]}},
     {"parts": PARTS, "timeline": TIMELINE | {"kinds": {"weights": [1, 2, -3]}}},
     {"parts": PARTS, "timeline": TIMELINE | {"kinds": {"<b>": [1, 2, 3]}}},
+    {"parts": PARTS, "timeline": TIMELINE | {"kinds": {"gathered weights": [1, 2, 3]}}},
     {"parts": PARTS, "timeline": TIMELINE | {"phases": "forward"}},
     {"parts": "all", "timeline": 3},
 ]

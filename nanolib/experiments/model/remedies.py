@@ -130,13 +130,13 @@ class RemedyCase(ShapedCase):
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """Times of both, their ratio per token, and both peaks."""
         cases = {AS_IT_IS: self.training_step(), CHANGED: self.changed}
-        optimizers = {CHANGED: REMEDIES[self.remedy].optimizer}
+        optimizers = {AS_IT_IS: "adamw", CHANGED: REMEDIES[self.remedy].optimizer}
         steps = {
             scope: case.step(
                 case.build(params.seed),
                 text_batch(case, params.corpus, params.seed),
                 params.learning_rate,
-                optimizers.get(scope, "adamw"),
+                optimizers[scope],
             )
             for scope, case in cases.items()
         }

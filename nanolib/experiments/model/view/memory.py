@@ -97,7 +97,7 @@ def _told(details: Any) -> bool:
     ):
         return False
     series = [one for one in kinds.values() if isinstance(one, list) and len(one) == len(at) and _counts(one)]
-    return len(series) == len(kinds) > 0 and len(phases) == len(at) and set(kinds) <= set(Held)
+    return len(series) == len(kinds) > 0 and len(phases) == len(at) and set(kinds) <= set(KIND_COLOURS)
 
 
 def _counts(values: list[Any]) -> bool:
@@ -126,7 +126,7 @@ def memory_timeline(rows: pd.DataFrame) -> Drawn | None:
         return None
     parts = [_moments(row) for _, row in table.head(_MODELS).iterrows()]
     data = pd.concat(parts, ignore_index=True)
-    kinds = [kind for kind in Held if kind in set(data["kind"])]
+    kinds = [kind for kind in KIND_COLOURS if kind in set(data["kind"])]
     colours = [KIND_COLOURS[kind] for kind in kinds]
     colour = alt.Color("kind:N", title="Held as", sort=kinds, scale=alt.Scale(domain=kinds, range=colours))
     alone = len(parts) == 1
