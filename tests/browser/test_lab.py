@@ -98,10 +98,11 @@ def _plans_memory(opened):
     field.fill("512")
     field.press("Enter")
     page.wait_for_selector("text=/training needs .* more than there is; .* Next: .*batch/", timeout=60_000)
+    line = "nano plan decoder_tiny --memory 24GiB --seq-len 1024 --batch-size 512"
+    page.locator("code", has_text=line).wait_for(timeout=10_000)
     page.locator("button:has-text('Copy as nano plan')").click()
-    page.wait_for_selector("button:has-text('Copied')", timeout=10_000)
-    assert "nano plan decoder_tiny --memory 24GiB --seq-len 1024 --batch-size 512" in page.evaluate(
-        "() => navigator.clipboard.readText()"
+    page.wait_for_function(
+        "async line => (await navigator.clipboard.readText()).includes(line)", arg=line, timeout=10_000
     )
     if folder := os.environ.get("NANOLIB_SCREENSHOTS"):
         page.screenshot(path=f"{folder}/memory_panel.png")
@@ -132,14 +133,12 @@ def test_explore_predicts_measures_keeps_copies_and_cancels(watched, lab, name):
         arg=before,
         timeout=20_000,
     )
-    copied = ""
-    for _ in range(100):  # the kernel says what there is to copy when it has heard of the control
-        if said in copied:
-            break
-        page.locator("button:text-matches('Cop(y as nano run|ied)')").first.click()
-        page.wait_for_selector("button:has-text('Copied')", timeout=10_000)
-        copied = page.evaluate("() => navigator.clipboard.readText()")
-        page.wait_for_timeout(200)
+    # The kernel says what there is to copy when it has heard of the control; until then the button names the old line.
+    line = page.locator("code", has_text=said)
+    line.wait_for(timeout=60_000)
+    page.locator("button:has-text('Copy as nano run')").click()
+    page.wait_for_selector("button:has-text('Copied')", timeout=10_000)
+    copied = page.evaluate("() => navigator.clipboard.readText()")
     assert copied.startswith(f"nano run quick {name} ") and said in copied
     page.locator("button:has-text('Measure')").click()
     page.wait_for_selector("text=/^Starting |^[0-9]+ of /", timeout=10_000)
