@@ -61,7 +61,7 @@ def test_a_committed_notebook_shows_its_charts_before_anything_is_trusted_or_run
     opened = Lab(watched.page, lab, name)
     opened.show("view.")
     chart = ".jp-OutputArea-output canvas, .jp-OutputArea-output svg.marks"
-    opened.page.wait_for_selector(chart, timeout=30_000)
+    opened.page.wait_for_selector(chart, timeout=60_000)
     assert opened.page.locator(chart).first.bounding_box()["width"] > 200
 
 
@@ -79,7 +79,7 @@ def test_what_is_picked_in_the_summary_its_charts_and_tables_follow(watched, lab
     lengths.select_option("32")
     page.wait_for_function(
         "() => ![...document.querySelectorAll('.widget-html-content td')].some(cell => cell.innerText === '16')",
-        timeout=20_000,
+        timeout=60_000,
     )
     page.wait_for_timeout(500)
     assert page.locator(".jupyter-widgets .vega-embed").first.screenshot() != before
@@ -99,10 +99,10 @@ def _plans_memory(opened):
     field.press("Enter")
     page.wait_for_selector("text=/training needs .* more than there is; .* Next: .*batch/", timeout=60_000)
     line = "nano plan decoder_tiny --memory 24GiB --seq-len 1024 --batch-size 512"
-    page.locator("code", has_text=line).wait_for(timeout=10_000)
+    page.locator("code", has_text=line).wait_for(timeout=60_000)
     page.locator("button:has-text('Copy as nano plan')").click()
     page.wait_for_function(
-        "async line => (await navigator.clipboard.readText()).includes(line)", arg=line, timeout=10_000
+        "async line => (await navigator.clipboard.readText()).includes(line)", arg=line, timeout=60_000
     )
     if folder := os.environ.get("NANOLIB_SCREENSHOTS"):
         page.screenshot(path=f"{folder}/memory_panel.png")
@@ -131,28 +131,28 @@ def test_explore_predicts_measures_keeps_copies_and_cancels(watched, lab, name):
         "before => [...document.querySelectorAll('.widget-html-content')].some("
         "e => e.innerText.includes('Predicted') && e.innerText !== before)",
         arg=before,
-        timeout=20_000,
+        timeout=60_000,
     )
     # The kernel says what there is to copy when it has heard of the control; until then the button names the old line.
     line = page.locator("code", has_text=said)
     line.wait_for(timeout=60_000)
     page.locator("button:has-text('Copy as nano run')").click()
-    page.wait_for_selector("button:has-text('Copied')", timeout=10_000)
+    page.wait_for_selector("button:has-text('Copied')", timeout=60_000)
     copied = page.evaluate("() => navigator.clipboard.readText()")
     assert copied.startswith(f"nano run quick {name} ") and said in copied
     page.locator("button:has-text('Measure')").click()
-    page.wait_for_selector("text=/^Starting |^[0-9]+ of /", timeout=10_000)
+    page.wait_for_selector("text=/^Starting |^[0-9]+ of /", timeout=60_000)
     page.wait_for_selector("text=Measured; not kept yet.", timeout=240_000)
-    page.locator(".widget-html-content", has_text="Measured here").locator("tr").nth(1).wait_for(timeout=20_000)
-    page.wait_for_selector(".jupyter-widgets canvas, .jupyter-widgets svg.marks", timeout=20_000)
+    page.locator(".widget-html-content", has_text="Measured here").locator("tr").nth(1).wait_for(timeout=60_000)
+    page.wait_for_selector(".jupyter-widgets canvas, .jupyter-widgets svg.marks", timeout=60_000)
     page.wait_for_timeout(500)
     if folder := os.environ.get("NANOLIB_SCREENSHOTS"):
         page.screenshot(path=f"{folder}/{name}_panel.png")
     page.locator("button:has-text('Keep in database')").click()
-    page.wait_for_selector("text=Kept in results.sqlite.", timeout=10_000)
+    page.wait_for_selector("text=Kept in results.sqlite.", timeout=60_000)
     page.locator("button:has-text('Measure')").click()
-    page.locator("button:has-text('Cancel'):not([disabled])").click(timeout=10_000)
-    page.wait_for_selector("text=Cancelled.", timeout=20_000)
+    page.locator("button:has-text('Cancel'):not([disabled])").click(timeout=60_000)
+    page.wait_for_selector("text=Cancelled.", timeout=60_000)
     if name == "model":
         _plans_memory(opened)
     assert not opened.ended()[1]
@@ -169,11 +169,11 @@ def test_notebooks_that_run_at_once_wait_say_for_whom_and_go_on(watched, lab):
     assert len(waited) >= 2 and all("cpu is free; starting" in said for said in waited)
     energy = every[2]
     energy.show("live.live_panel")
-    energy.page.locator("button:has-text('Generate')").click(timeout=30_000)
+    energy.page.locator("button:has-text('Generate')").click(timeout=60_000)
     energy.page.wait_for_selector("text=/^decode: .* tokens\\/s, [0-9]+ W by /", timeout=60_000)
-    energy.page.wait_for_selector(".jupyter-widgets svg .mark-symbol path, .jupyter-widgets canvas", timeout=20_000)
+    energy.page.wait_for_selector(".jupyter-widgets svg .mark-symbol path, .jupyter-widgets canvas", timeout=60_000)
     if folder := os.environ.get("NANOLIB_SCREENSHOTS"):
         energy.page.wait_for_timeout(3000)
         energy.page.screenshot(path=f"{folder}/live.png")
     energy.page.locator("button:has-text('Stop')").click()
-    energy.page.wait_for_selector("text=Stopped.", timeout=20_000)
+    energy.page.wait_for_selector("text=Stopped.", timeout=60_000)
