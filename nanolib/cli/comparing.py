@@ -224,7 +224,9 @@ def history(
         said.append(
             f"{newest} stuck out in the last run or two: a change, or a spike; nano history --confirm measures it"
         )
-    if found and runs_of < LEAST_HISTORY:
+    if not found:
+        said = [f"no {metric} figure is of two runs on one machine yet; run the same again after a change"]
+    elif runs_of < LEAST_HISTORY:
         said.append(f"a change of level takes {LEAST_HISTORY} runs to be seen; nano compare tells two of them apart")
     echo(*said, err=as_json)
     regressed = any(getattr(answer, "finding", None) == Kind.REGRESSED for answer in answers.values())

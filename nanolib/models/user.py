@@ -20,6 +20,7 @@ from nanolib.measurement import BadInput, Unsupported, did_you_mean, shown
 from nanolib.models.casting import cast
 
 _HF = "hf:"
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")  # what transformers' configurations call it
 
 
 def runs_code(name: str) -> bool:
@@ -164,6 +165,12 @@ def hugging_face_config(name: str, options: Mapping[str, Any]) -> Any:
     if config.is_encoder_decoder:
         raise BadInput(f"model: {name} reads two sequences; use a class that reads one, such as LlamaForCausalLM")
     return config
+
+
+def layers_field(config: Any) -> str:
+    """The field of a configuration that says how many blocks there are; empty where nobody knows."""
+    known = config.to_dict()
+    return next((name for name in _LAYERS if isinstance(known.get(name), int)), "")
 
 
 def _fields(config_class: Any) -> list[str]:

@@ -19,11 +19,21 @@ import torch
 from nanolib.measurement import BadInput, Unsupported, printable
 from nanolib.meters.memory import fake_tensors
 from nanolib.models import text
-from nanolib.models.user import build_model, cause, check_name, closed_off, hugging_face_config, logits_of, runs_code
+from nanolib.models.user import (
+    build_model,
+    cause,
+    check_name,
+    closed_off,
+    hugging_face_config,
+    layers_field,
+    logits_of,
+    runs_code,
+)
 from nanolib.run.launch import command
 
 _START_S = 60.0  # what importing torch may take on a busy machine
 _REFUSED = 3  # the exit code that says so
+_LOW = 2  # blocks that are looked at, of many: more of them take long, and say no more
 
 
 def known_model(value: str) -> str:
@@ -95,15 +105,24 @@ def _check_hugging_face(name: str, options_text: str, longest: int, field: str) 
             f"{field}: {longest} exceeds the max_position_embeddings {context} of {name}; "
             f"shorten it or set model_options: {{max_position_embeddings: {longest}}}"
         )
+    layers = layers_field(config)
+    low = options | ({layers: min(getattr(config, layers), _LOW)} if layers else {})
     try:
-        with fake_tensors(), torch.no_grad(), closed_off():
-            logits_of(build_model(name, options, "cpu", "float32").eval())(torch.zeros(1, 2, dtype=torch.int64))
+        try:
+            _read(name, low)
+        except Exception:  # it may say something of each of its blocks, which are more
+            _read(name, options)
     except (TypeError, ValueError, LookupError, AttributeError, ImportError, OSError) as error:
         raise BadInput(
             f"model: {name} with {options_text} cannot be built and read ids ({cause(error)}); use another"
         ) from None
     except RuntimeError:  # it asks for values, which are not there: running it will tell
         return
+
+
+def _read(name: str, options: Mapping[str, Any]) -> None:
+    with fake_tensors(), torch.no_grad(), closed_off():
+        logits_of(build_model(name, options, "cpu", "float32").eval())(torch.zeros(1, 2, dtype=torch.int64))
 
 
 def context_length(config: Any) -> int | None:

@@ -99,10 +99,12 @@ def test_runs_are_held_against_the_ones_before(store):
 
 
 def test_the_command_shows_what_changed(tmp_path):
-    with Store(tmp_path / "results.sqlite") as store:
-        for index in range(8):
-            store.add(_run(index, 10.0 if index < 4 else 12.0))
     call = lambda *more: CliRunner().invoke(main, ["history", *more, "--output", str(tmp_path)])  # noqa: E731
+    with Store(tmp_path / "results.sqlite") as store:
+        store.add(_run(0, 10.0))
+        assert "no latency figure is of two runs on one machine yet" in call().output
+        for index in range(1, 8):
+            store.add(_run(index, 10.0 if index < 4 else 12.0))
     ended = call()
     assert ended.exit_code == 0 and "between rev3 and rev4" in ended.output
     assert "1 of 1 latency figures changed their level over up to 8 runs" in ended.output

@@ -17,7 +17,7 @@ from nanolib.experiments.model.model_cases import GenerationCase, ModelCase
 from nanolib.measurement import BadInput, Held, Unsupported
 from nanolib.meters.holders import Holding, Part
 from nanolib.meters.memory import fake_tensors
-from nanolib.models.user import hugging_face_config, silent
+from nanolib.models.user import hugging_face_config, layers_field, silent
 from nanolib.run.params import MAX_SEQ_LEN
 from nanolib.run.workload import Workload, holdings_by_checkpointing, holdings_by_depth
 
@@ -25,7 +25,6 @@ MAX_BATCH = 65_536
 MAX_MASKED = 2**17  # tokens: where a mask is made, its tiles are real ones, and grow with the square
 _ENOUGH = 12  # guesses along a line; then the rest is halved
 _SHARDED = (Held.WEIGHTS, Held.GRADIENTS, Held.STATES)
-_LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")  # what transformers' configurations call it
 
 # Use → mode of the case, optimisation.
 _LEAST = {"decoding": 2}  # tokens: one in the cache, and a new one
@@ -167,8 +166,7 @@ class Planner:
             return "num_layers"
         if self.source.runs_code:
             return ""
-        config = hugging_face_config(self.source.preset, self.source.overrides)
-        return next((name for name in _LAYERS if isinstance(config.to_dict().get(name), int)), "")
+        return layers_field(hugging_face_config(self.source.preset, self.source.overrides))
 
     @cached_property
     def depth(self) -> int:
