@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import torch
+from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -139,11 +140,12 @@ def peak_memory(device: str | torch.device = "cpu", *existing: torch.Tensor) -> 
         peak.live = counter.peak
 
 
-@contextmanager
-def fake_tensors() -> Iterator[None]:
-    """Within it tensors have shapes, types and devices and no data: whatever runs costs time and no memory."""
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        yield
+def fake_tensors() -> FakeTensorMode:
+    """Within it tensors have shapes, types and devices and no data: whatever runs costs time and no memory.
+
+    Tensors of one such block are strangers in another, so a block within one goes on with it.
+    """
+    return detect_fake_mode() or FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def free_bytes(device: str | torch.device = "cpu") -> int | None:

@@ -146,10 +146,13 @@ class ModelCase(ShapedCase):
             _HELD[like.case_id] = holdings_by_depth(self.depth, like.at_depth)
         return _HELD[like.case_id]
 
-    def at_depth(
-        self, depth: int, optimizer: str = "adamw", layers: str = "num_layers"
-    ) -> tuple[nn.Module, Iterator[Workload]]:
-        """Its model with so many blocks, and its calls.
+    def at_depth(self, depth: int, optimizer: str = "adamw") -> tuple[nn.Module, Iterator[Workload]]:
+        """Its model with so many blocks, or its own where that is 0, and its calls; `optimizer` as in `step_at_depth`."""
+        step = self.step_at_depth(depth, optimizer)
+        return step.model, step.workloads()
+
+    def step_at_depth(self, depth: int, optimizer: str = "adamw", layers: str = "num_layers") -> Step:
+        """What it calls, of a model with so many blocks.
 
         Args:
             depth: 0 for its own.
@@ -157,9 +160,11 @@ class ModelCase(ShapedCase):
             layers: What the option is called that says how many blocks there are.
         """
         low = dataclasses.replace(self, overrides=self.overrides | {layers: depth}) if depth else self
-        ids = torch.zeros(self.batch_size, self.seq_len + 1, dtype=torch.int64, device=self.device)
-        model = low.build()
-        return model, low.step(model, ids, 1e-3, optimizer).workloads()
+        return low.step(low.build(), self.no_ids(), 1e-3, optimizer)
+
+    def no_ids(self) -> torch.Tensor:
+        """Ids of its shape, all 0: int64 [batch, length + 1]."""
+        return torch.zeros(self.batch_size, self.seq_len + 1, dtype=torch.int64, device=self.device)
 
     @property
     def planned_as(self) -> ModelCase:

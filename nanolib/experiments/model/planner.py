@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +16,7 @@ from torch import nn
 
 from nanolib.config import PRESETS
 from nanolib.experiments.model.model_cases import GenerationCase, ModelCase
+from nanolib.experiments.model.steps import Training
 from nanolib.measurement import BadInput, Held, Unsupported
 from nanolib.meters.holders import Holding, Part
 from nanolib.meters.memory import fake_tensors
@@ -79,6 +82,8 @@ class Planner:
     def __init__(self, source: ModelCase, optimizer: str, ranks: int) -> None:
         self.source, self.optimizer, self.ranks = source, optimizer, ranks
         self._known: dict[tuple[str, int, int], Holding] = {}
+        self._fakes = fake_tensors()
+        self._trainings: dict[str, Training] = {}
 
     def use(self, name: str, memory: int) -> Use:
         """What a use needs, and the most that fits."""
@@ -115,7 +120,7 @@ class Planner:
         key = (name, batch, length)
         if key not in self._known:
             case = self._case(name, batch // self.ranks, length)
-            with silent():  # of a shape that a model does not take torch says more than its error
+            with self._fakes, silent():  # of a shape that a model does not take torch says more than its error
                 scopes = holdings_by_depth(self.depth, lambda depth: self._at(case, depth), self._shared)
             self._known[key] = max(scopes.values(), key=lambda held: held.peak)
         return self._known[key]
@@ -135,9 +140,9 @@ class Planner:
         case = self._case("training", batch // self.ranks, length)
 
         def at(checkpointed: int, plain: int) -> tuple[nn.Module, Iterator[Workload]]:
-            model, works = self._at(case, checkpointed + plain)
-            model.checkpointing = checkpointed
-            return model, works
+            step = case.step_at_depth(checkpointed + plain, self.optimizer)
+            step.model.checkpointing = checkpointed
+            return step.model, step.workloads()
 
         holding = holdings_by_checkpointing(at, self._shared)
         fitting = (count for count in range(1, self.depth) if holding(count, self.depth - count).peak <= memory)
@@ -157,7 +162,14 @@ class Planner:
         return case
 
     def _at(self, case: ModelCase, depth: int) -> tuple[nn.Module, Iterator[Workload]]:
-        return case.at_depth(depth, self.optimizer, self._layers_field)
+        build = functools.partial(case.step_at_depth, depth, self.optimizer, self._layers_field)
+        if case.mode != "training" or not depth:
+            step = build()
+        else:  # one of another shape has made the optimizer's states, which takes a step
+            key = json.dumps([case.optimisation, depth, case.overrides], default=str)
+            step = self._trainings[key] if key in self._trainings else self._trainings.setdefault(key, build())
+            step.ids = case.no_ids()
+        return step.model, step.workloads()
 
     @cached_property
     def _layers_field(self) -> str:

@@ -26,6 +26,8 @@ from nanolib.run.workload import Workload, compile_row, first_call_ms
 class Step(Protocol):
     """What one mode of a model does."""
 
+    model: nn.Module
+
     def workloads(self) -> Iterator[Workload]:
         """Its calls, each with what is there before it."""
         ...
@@ -235,7 +237,8 @@ class Training:
             }
 
         owners = lambda: {id(state): weight for weight, state in self._states()}  # noqa: E731
-        yield Workload.of_kinds("training_step", self, kinds, phases=self.phases, owners=owners)
+        keeps = not self._optimizer.state
+        yield Workload.of_kinds("training_step", self, kinds, keeps=keeps, phases=self.phases, owners=owners)
 
 
 class Generating:

@@ -78,6 +78,8 @@ def test_what_it_names_fits_by_plan_and_the_next_does_not(model, options):
         assert planner.holding(name, use.largest_batch + 1, 32).peak > memory
         assert planner.holding(name, 4, use.longest).peak <= memory
         assert use.longest == 512 or planner.holding(name, 4, use.longest + 1).peak > memory
+        alone = Planner(planner.source, "adamw", 1).holding(name, 4, use.longest)
+        assert planner.holding(name, 4, use.longest).parts == alone.parts  # whatever was planned before it
 
 
 @pytest.mark.parametrize("options", [LLAMA, LLAMA | {"num_hidden_layers": 5, "tie_word_embeddings": True}])
@@ -102,7 +104,8 @@ def test_ranks_share_weights_gradients_and_states_out():
     assert shared[Held.WEIGHTS] == pytest.approx(alone[Held.WEIGHTS] / 4, rel=0.02)
     assert shared[Held.STATES] == pytest.approx(alone[Held.STATES] / 4, rel=0.02)
     assert 0 < shared[Held.GATHERED] < alone[Held.WEIGHTS]
-    found = plan("decoder_tiny", "8MiB", seq_len=32, batch_size=4, ranks=4, options=SMALL | {"num_layers": 2})
+    few = SMALL | {"num_layers": 2}
+    found = plan("decoder_tiny", "8MiB", seq_len=32, batch_size=4, ranks=4, optimizer="momentum", options=few)
     assert "4 ranks (FSDP, modelled)" in found.title and all(use.largest_batch % 4 == 0 for use in found.uses)
 
 
