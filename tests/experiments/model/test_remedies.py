@@ -94,13 +94,12 @@ def test_some_blocks_checkpointed_give_the_same_gradient(preset):
 def test_any_number_of_checkpointed_blocks_follows_from_three_low_stacks(preset, shape):
     batch, length = shape
     small = {"num_layers": 7, "d_model": 64, "num_heads": 4, "vocab_size": 128}
-    planner = Planner(checked(preset, length, batch, "float32", "dense", small), "adamw", 1)
-    case = planner._case("training", batch, length)
+    case = Planner(checked(preset, length, batch, "float32", "dense", small), "adamw", 1)._case("training", *shape)
 
     def at(checkpointed, plain):
-        made, works = planner._at(case, checkpointed + plain)
-        made.checkpointing = checkpointed
-        return made, works
+        step = case.step_at_depth(checkpointed + plain)
+        step.model.checkpointing = checkpointed
+        return step.model, step.workloads()
 
     tell = holdings_by_checkpointing(at)
     for checkpointed in (1, 4, 6):
