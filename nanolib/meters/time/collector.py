@@ -13,18 +13,17 @@ def quiet_collector() -> Iterator[None]:
 
     The collector is left as it was found: off where it was off, and what someone else froze stays frozen.
     """
-    was_enabled, was_frozen = gc.isenabled(), gc.get_freeze_count() > 0
-    gc.collect()
-    if not was_frozen:
-        gc.freeze()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if not was_frozen:
-            gc.unfreeze()
-        if was_enabled:
-            gc.enable()
+    was_enabled = gc.isenabled()
+    with _freezing() as freezes:
+        gc.collect()
+        if freezes:
+            gc.freeze()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was_enabled:
+                gc.enable()
 
 
 @contextmanager
@@ -36,15 +35,30 @@ def settled_heap() -> Iterator[Callable[[], None]]:
     Yields:
         What sets aside; to be called between cases. Where someone else has frozen objects it does nothing.
     """
-    if gc.get_freeze_count() > 0:
-        yield lambda: None
-        return
 
     def settle() -> None:
-        gc.collect()
-        gc.freeze()
+        if freezes:
+            gc.collect()
+            gc.freeze()
 
-    try:
+    with _freezing() as freezes:
         yield settle
+
+
+_frozen_here = False
+
+
+@contextmanager
+def _freezing() -> Iterator[bool]:
+    """Whether nobody has frozen anything, so that one may within; what one has frozen is let go at the end."""
+    global _frozen_here
+    # torch's half a million of objects take 20 ms to count, so it is known without where it was done here
+    if _frozen_here or gc.get_freeze_count() > 0:
+        yield False
+        return
+    _frozen_here = True
+    try:
+        yield True
     finally:
+        _frozen_here = False
         gc.unfreeze()
