@@ -33,6 +33,7 @@ class Lab:
             f"{cells}.every(cell => cell.executionCount || !cell.sharedModel.getSource() || cell.outputs.toJSON().some("
             "output => output.output_type === 'error'))",
             timeout=480_000,
+            polling=500,  # not with each picture: there are megabytes of outputs to look through
         )
         outputs = self.page.evaluate(f"{cells}.flatMap(cell => cell.outputs.toJSON())")
         said = "".join("".join(one["text"]) for one in outputs if one["output_type"] == "stream")
