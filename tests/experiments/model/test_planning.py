@@ -109,10 +109,14 @@ def test_ranks_share_weights_gradients_and_states_out():
     assert "4 ranks (FSDP, modelled)" in found.title and all(use.largest_batch % 4 == 0 for use in found.uses)
 
 
+@pytest.fixture(scope="module")
+def over_two_ranks():
+    return plan("decoder_tiny", "8MiB", seq_len=32, batch_size=4, ranks=2, options=SMALL | {"num_layers": 2})
+
+
 @pytest.mark.parametrize("width", [30, 80, 200])
-def test_a_bar_is_as_long_as_its_bytes_and_shows_where_the_memory_ends(width):
-    options = SMALL | {"num_layers": 2}
-    found = plan("decoder_tiny", "8MiB", seq_len=32, batch_size=4, ranks=2, options=options)
+def test_a_bar_is_as_long_as_its_bytes_and_shows_where_the_memory_ends(width, over_two_ranks):
+    found = over_two_ranks
     bars = found.bars(width)
     assert max(map(len, bars)) == width or width == 30
     full = max(found.memory, found.most_wanting.holding.peak)
