@@ -274,9 +274,11 @@ def _case_lines(base: pd.DataFrame, current: pd.DataFrame) -> Iterator[Line]:
 def _pairs(base: pd.DataFrame, current: pd.DataFrame, metrics: list[str]) -> Iterator[tuple[pd.Series, pd.Series]]:
     wanted = [rows[rows["metric"].isin(metrics) & rows["estimate"].notna()] for rows in (base, current)]
     now = {tuple(row[_KEY]): row for _, row in wanted[1].iterrows()}
-    for _, row in wanted[0].iterrows():
-        if tuple(row[_KEY]) in now:
-            yield row, now[tuple(row[_KEY])]
+    for (_, row), several in zip(wanted[0].iterrows(), wanted[0].duplicated(_KEY[:-1], keep=False), strict=True):
+        if (other := now.get(tuple(row[_KEY]))) is not None:
+            if several:  # by more than one method
+                row["scope"] += f" by {row['method']}"
+            yield row, other
 
 
 def _line(then: pd.Series, now: pd.Series, finding: str, **rest: Any) -> Line:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,7 +71,9 @@ def readable(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
 
 
 def compact(table: pd.DataFrame, width: int = 120, notes: dict[str, str] | None = None) -> tuple[str, pd.DataFrame]:
-    """A table of findings for a terminal: words that all cases share are said once, empty columns go, and long texts are cut.
+    """A table of findings for a terminal: what all cases share is said once, empty columns go, and long texts are cut.
+
+    A factor that most cases have, all with one value, is said once too.
 
     Args:
         table: With the columns `experiment` and `case`.
@@ -80,30 +84,60 @@ def compact(table: pd.DataFrame, width: int = 120, notes: dict[str, str] | None 
         What the cases share, and the table.
     """
     names = [name.split(" ") for name in table["case"]]
-    shared = [word for word in dict.fromkeys(names[0]) if all(word in name for name in names)]
-    table = table.assign(case=[" ".join(word for word in name if word not in shared) for name in names])
+    words = Counter(word for name in names for word in dict.fromkeys(name))
+    shared = [word for word, times in words.items() if times == len(names)]
+    values = Counter(word.partition("=")[0] for word in words if "=" in word)
+    of_some = [
+        word
+        for word, times in words.items()
+        if len(names) / 2 <= times < len(names) and values[word.partition("=")[0]] == 1
+    ]
+    short, shorter = (_without(names, [*shared, *more]) for more in ((), of_some))
+    apart = len(set(shorter)) == len(set(short))
+    table = table.assign(case=shorter if apart else short)
     if table["experiment"].nunique() == 1:
         shared, table = [table["experiment"].iloc[0], *shared], table.drop(columns="experiment")
+    said = "; where it applies: ".join(" ".join(part) for part in (shared, of_some if apart else []) if part)
     table = table.loc[:, [bool(table[name].astype(bool).any()) for name in table]]
-    for column in ("p", "note", "case"):  # in this order they give way
-        widths = {name: max(len(name), *map(len, table[name].astype(str))) for name in table}
-        if column not in table or (too_much := sum(widths.values()) + len(widths) - 1 - width) <= 0:
+    whole = table
+    for column in ("p", "note", "base", "current", "case"):  # in this order they give way
+        too_much = _width(table) - width
+        if column not in table or too_much <= 0:
             continue
         if column == "p":  # the interval beside it says as much
-            table = table.drop(columns=column)
-            continue
-        if column == "note" and notes is not None:
+            whole = table = table.drop(columns=column)
+        elif column == "note" and notes is not None:
             numbers = [text and notes.setdefault(text, str(len(notes) + 1)) for text in table[column]]
-            table = table.assign(note=numbers)
-            continue
-        most = max(16, widths[column] - too_much)
-        table = table.assign(**{column: [_shortened(text, most) for text in table[column]]})
-    return " ".join(shared), table
+            whole = table = table.assign(note=numbers)
+        elif column in ("note", "case"):
+            most = max(16, table[column].astype(str).map(len).max() - too_much)
+            table = table.assign(**{column: _shortened(list(table[column]), most)})
+        else:
+            table = table.assign(**{column: [_COUNT.sub(_rounded, text) for text in table[column]]})
+    return said, table if _width(table) <= width else whole  # which will not be shown as a table
 
 
-def _shortened(text: str, most: int) -> str:
-    """A text without its middle: names of cases differ at their ends too."""
-    return text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - (most - 1) // 2 :]}"
+def _width(table: pd.DataFrame) -> int:
+    return sum(max(len(name), *map(len, table[name].astype(str))) + 1 for name in table) - 1
+
+
+_COUNT = re.compile(r"^\d{1,3}(,\d{3}){2,}$")
+
+
+def _rounded(count: re.Match[str]) -> str:
+    return f"{int(count[0].replace(',', '')):.4g}"
+
+
+def _without(names: list[list[str]], words: list[str]) -> list[str]:
+    return [" ".join(word for word in name if word not in words) for name in names]
+
+
+def _shortened(texts: list[str], most: int) -> list[str]:
+    """Texts without their middle, since names of cases differ at their ends too; no two that differ become the same."""
+    cut = [
+        text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - (most - 1) // 2 :]}" for text in texts
+    ]
+    return cut if len(set(cut)) == len(set(texts)) else _shortened(texts, most + 1)
 
 
 def _cell(value: Any, low: float | None = None, high: float | None = None) -> str:

@@ -2,12 +2,14 @@
 
 import json
 
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 
 from nanolib.cli import main
 from nanolib.compare.compare import BUSY
-from nanolib.measurement import Flag, Measurement, Status, case_name
+from nanolib.measurement import Flag, Measurement, Status, case_name, exact
+from nanolib.report.tables import compact
 from nanolib.store import Run, Store
 from tests.compare.test_compare import _case, _machine
 
@@ -119,6 +121,25 @@ def test_lines_fit_120_columns_and_shared_words_stand_once(nano):
     assert said.startswith(f"all: attention {LONG} seq_len=8 dtype=float32 ")
     assert max(map(len, lines)) <= 120 and said.count(LONG) == 1
     assert all(any(name in line for line in lines) for name in cases)
+
+
+def test_names_of_cases_stay_apart_whatever_the_width():
+    names = [f"dense ({kind}) seq_len={n} batch_size=1 dtype=float32" for kind in ("flash", "tiles") for n in (64, 128)]
+    table = pd.DataFrame({"experiment": "attention", "case": [*names, "window steps=24"], "base": "17,184,063,488"})
+    for width, base in ((120, "17,184,063,488"), (38, "1.718e+10"), (30, "1.718e+10"), (12, "17,184,063,488")):
+        said, shown = compact(table, width)
+        assert said == "attention; where it applies: batch_size=1 dtype=float32"
+        assert shown["case"].nunique() == 5
+        assert shown["base"].iloc[0] == base
+    alike = table.assign(case=["window n=4 dtype=float32", "window n=4", *["window n=8 dtype=float32"] * 3])
+    assert compact(alike)[1]["case"].nunique() == 3  # without its dtype the first would be the second
+
+
+def test_figures_of_two_methods_have_two_names(nano):
+    flops = [exact("flops", 7, scope="backward"), exact("flops", 9, scope="backward", method="flop_counter")]
+    runs = [(run_id, {"a": [*_case(1), *flops]}, "attention", []) for run_id in ("base0001", "curr0001")]
+    said = " ".join(nano(runs, "base0001", "curr0001", "--all").output.split())
+    assert "flops backward by formula 7 7" in said and "flops backward by flop_counter 9 9" in said
 
 
 def test_every_kind_of_case_has_a_name_of_its_own():
