@@ -177,7 +177,8 @@ def _show_cases(cases: list[Any], foreseen: Iterable[Any]) -> None:
         for line in bar:
             with bar.external_write_mode():
                 if narrow:
-                    echo(line.case, *under((f"{line.ms} ms predicted", f"{line.mib} MiB", line.here)))
+                    known = (f"{line.ms} ms predicted" * (line.ms != "—"), f"{line.mib} MiB" * (line.mib != "—"))
+                    echo(line.case, *under([*filter(None, known), line.here]))
                 else:
                     echo(f"{printable(line.case):{width}}  {line.ms:>12}  {line.mib:>13}  {printable(line.here)}")
 
