@@ -56,8 +56,19 @@ _UNPRINTABLE = (
 )  # control characters, those that turn text around, half characters, line ends
 
 
-def one_line_of(name: str, text: str) -> str:
-    """`text`, when it can stand in a line and is no longer than a name.
+def free_label(text: str) -> str:
+    """`text`, when it does not name runs already.
+
+    Raises:
+        ValueError: It does.
+    """
+    if text in ("all", "latest") or text.startswith("latest~"):
+        raise ValueError(f"{shown(text)} names runs already; choose another")
+    return text
+
+
+def label_of(name: str, text: str) -> str:
+    """`text`, when it can stand in a line, is no longer than a name and names no runs already.
 
     Raises:
         BadInput: It cannot, or is longer.
@@ -66,7 +77,10 @@ def one_line_of(name: str, text: str) -> str:
         raise BadInput(f"{name}: {shown(text)} will not do; give at most 200 characters")
     if complaint := _misfit(text):
         raise BadInput(f"{name}: {complaint}")
-    return text
+    try:
+        return free_label(text)
+    except ValueError as error:
+        raise BadInput(f"{name}: {error}") from None
 
 
 def _misfit(value: Any, depth: int = 0) -> str:

@@ -1,9 +1,13 @@
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
 
 from nanolib.cli import main
+from nanolib.cli.command import EXIT_CLOSED
 from nanolib.measurement import Measurement
 from nanolib.meters.machine import this_machine
 from nanolib.meters.time.latency import summarise
@@ -37,6 +41,10 @@ BAD = [
     (["merge", "/nowhere.sqlite"], "/nowhere.sqlite does not exist"),
     (["clean", "--older-than", "soon"], "--older-than: 'soon' will not do; give days, such as 30d"),
     (["clean", "--older-than", "-3d"], "--older-than: '-3d' will not do"),
+    (["run", "attention", "--label", "latest~1"], "label: 'latest~1' names runs already; choose another"),
+    (["ab", ".", ".", "--call", "a:b", "--label", "all"], "--label: 'all' names runs already; choose another"),
+    (["ab", ".", ".", "--call", "a:b", "--json", "/"], "/: this is a folder; name a file"),
+    (["ab", ".", ".", "--call", "a:b", "--json", "x", "--markdown", "./x"], "./x: two outputs are to be written here"),
     (["doctor", "--budget", "0"], "doctor.budget_s: 0.0 will not do; give a number above 0"),
 ]
 
@@ -102,8 +110,26 @@ def test_doctor_measures_ceilings_that_a_dry_run_then_uses(nano, tmp_path):
     assert float(line.split()[-3]) > 0 and line.split()[-1] == "runs"
     with Store(tmp_path / "out" / "results.sqlite") as store:
         assert list(store.runs().status) == ["done"]
-    assert nano("clean", "--older-than", "0d").output == "1 run(s) were deleted\n"
+    cleaned = nano("clean", "--older-than", "0d").output
+    assert "doctor" in cleaned and cleaned.endswith("1 run(s) were deleted\n")
     assert "no runs yet" in nano("runs").output
+
+
+def test_who_stops_reading_ends_a_command_and_gets_no_verdict(tmp_path):
+    with Store(tmp_path / "results.sqlite"):
+        pass
+    command = [sys.executable, "-m", "nanolib.cli", "runs", "--output", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as ended:
+        ended.stdout.close()
+        assert ended.stderr.read() == b"" and ended.wait() == EXIT_CLOSED
+
+
+def test_a_pipe_is_not_waited_for(nano, tmp_path):
+    with Store(tmp_path / "out" / "results.sqlite"):
+        pass
+    os.mkfifo(tmp_path / "pipe")
+    ended = nano("compare", str(tmp_path / "pipe"), "latest")
+    assert ended.exit_code == 2 and len(ended.output.splitlines()) == 1
 
 
 def test_merge_takes_in_another_database(nano, tmp_path):

@@ -122,8 +122,9 @@ def ask(question: Question, settings: Settings, log: Log = lambda _: None) -> An
         tasks, lines = tasks[number - 1 :: of], lines if number == 1 else []
         if settings.total_s is not None and tasks:
             settings = replace(settings, budget_s=min(settings.budget_s, settings.total_s / len(tasks)))
-        minutes = len(tasks) * settings.budget_s / 60
-        log(f"A is {titles[0]}, B is {titles[1]}; {len(tasks)} case(s), at most {minutes:.0f} min")
+        seconds = len(tasks) * settings.budget_s
+        most = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+        log(f"A is {titles[0]}, B is {titles[1]}; {len(tasks)} case(s), at most {most}")
         if not tasks:
             return Answer(Comparison.of(lines, True, settings.threshold), (versions[0], versions[1]), ())
         with device_lock(device_of(tasks[0]), f"ab {question.names[0]} {question.names[1]}", log):

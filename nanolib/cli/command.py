@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NUMBER = re.compile(r"[-+]?\d|—$|yes$|no$")  # what a column of numbers holds
 EXIT_OK, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
+EXIT_CLOSED = 141  # as of what SIGPIPE ends: 1 would tell of a regression
 
 output_option = click.option("--output", metavar="DIR", help="Output folder; default: $NANOLIB_OUTPUT, or outputs/.")
 
@@ -139,7 +140,7 @@ def handle_errors(command: Callable[..., Any]) -> Callable[..., Any]:
             sys.exit(EXIT_BAD_INPUT)
         except BrokenPipeError:  # whoever read has seen enough; what is left to flush goes nowhere
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(EXIT_FAILED)
+            sys.exit(EXIT_CLOSED)
         except OSError as error:
             remedy = "free space there, or name another place" if error.errno in _FULL else "name another place"
             echo(f"nano: {error.filename or output_folder()}: {error.strerror or error}; {remedy}", err=True)

@@ -119,9 +119,14 @@ def _check_common(base: str, then: Any, current: str, now: Any) -> None:
 
 def have_folders(*files: str | None) -> None:
     """What is measured for a minute, or written first, must not be lost for a folder that is not there."""
-    for file in filter(None, files):
+    named = list(filter(None, files))
+    for at, file in enumerate(named):
         if not Path(file).absolute().parent.is_dir():
             raise BadInput(f"{file}: {Path(file).parent} is no folder; make it or name another")
+        if Path(file).is_dir():
+            raise BadInput(f"{file}: this is a folder; name a file")
+        if Path(file).absolute() in [Path(other).absolute() for other in named[:at]] and not file.startswith("/dev/"):
+            raise BadInput(f"{file}: two outputs are to be written here; name another file for one of them")
 
 
 def show_comparison(found: Any, everything: bool, json_file: str | None, markdown_file: str | None) -> None:
@@ -130,14 +135,13 @@ def show_comparison(found: Any, everything: bool, json_file: str | None, markdow
 
     summary = ", ".join(f"{n} {finding}" for finding, n in found.counts.items())
     said = [*found.noise, *([f"A → B: {', '.join(found.differ)}"] if found.differ else [])]
+    echo(*said)
+    echo_findings(found.table(everything))
+    echo(summary)
     if json_file:
         write_text("--json", json_file, json.dumps(found.to_dict(), indent=1))
     if markdown_file:
         write_text("--markdown", markdown_file, "\n\n".join([summary, *said, markdown_table(found.table())]) + "\n")
-    echo(*said)
-    table = found.table(everything)
-    echo_findings(table)
-    echo(summary)
 
 
 def echo_findings(table: Any) -> None:

@@ -48,11 +48,11 @@ def reproduce(
     from nanolib.compare.reproduce import reproduction
     from nanolib.run.suite.runner import closing_table, run_jobs
     from nanolib.store import Store
-    from nanolib.validation import one_line_of
+    from nanolib.validation import label_of
 
     place = use_output(output)
     have_folders(json_file, markdown_file)
-    one_line_of("--label", label)
+    label_of("--label", label)
     file = _database(name)
     with Store(file, create=False) as store:
         runs = store.runs_of(store.newest_runs())

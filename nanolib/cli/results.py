@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import webbrowser
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -32,13 +33,7 @@ def runs(as_json: bool, output: str | None) -> None:
     if frame.empty:
         echo("no runs yet; run: nano run quick")
         return
-    frame = frame.assign(
-        run=frame.run_id.str[:8],
-        started=frame.started.str[:19].str.replace("T", " "),
-        took=[
-            f"{seconds:.0f} s" if seconds == seconds and seconds is not None else "—" for seconds in frame.duration_s
-        ],
-    )
+    frame = _listed(frame)
     columns = [
         "run",
         "experiment",
@@ -52,6 +47,17 @@ def runs(as_json: bool, output: str | None) -> None:
         "git_revision",
     ]
     echo_table(frame[columns])
+
+
+def _listed(frame: Any) -> Any:
+    """Runs as people see them: a short id, and when."""
+    return frame.assign(
+        run=frame.run_id.str[:8],
+        started=frame.started.str[:19].str.replace("T", " "),
+        took=[
+            f"{seconds:.0f} s" if seconds == seconds and seconds is not None else "—" for seconds in frame.duration_s
+        ],
+    )
 
 
 @command(
@@ -153,5 +159,8 @@ def clean(days: float | None, keep: int | None, names: tuple[str, ...], dry_run:
     with Store(create=False) as store:
         mark_dead_runs(store)
         named = {run_id for name in names for run_id in store.resolve(name)}
+        known = store.runs()
         gone = store.cleanup_old_runs(days, max_runs=keep, run_ids=named, dry_run=dry_run)
+    if len(gone):
+        echo_table(_listed(known[known["run_id"].isin(gone)])[["run", "experiment", "suite", "label", "started"]])
     echo(f"{len(gone)} run(s) {'would be' if dry_run else 'were'} deleted")

@@ -88,11 +88,11 @@ def ab(
     from nanolib.ab.question import TIMED, ask, stored
     from nanolib.ab.rounds import Settings
     from nanolib.measurement import METRICS
-    from nanolib.validation import one_line_of
+    from nanolib.validation import label_of
 
     use_output(output)
     have_folders(json_file, markdown_file)
-    one_line_of("--label", label)
+    label_of("--label", label)
     revisions, notebooks = _sorted_out(names, bool(pythons or packages))
     part = _part(shard)
     question = _question(revisions, notebooks, pairs_of(pairs), functions, setup, tests, metric, pythons, packages)
@@ -101,13 +101,13 @@ def ab(
         threshold, budget, direction=METRICS[metric].direction, timeout_s=timeout, pairs=metric in TIMED, total_s=total
     )
     answer = ask(question, settings, lambda line: echo(line, err=True))
-    show_comparison(answer.comparison, True, json_file, markdown_file)
-    echo("interleaved and paired, in processes of their own")
     if metric in TIMED and answer.compared:
         from nanolib.store import Store
 
-        with Store() as store:
+        with Store() as store:  # before a file that was named may refuse it
             store.add(stored(answer, question, label))
+    show_comparison(answer.comparison, True, json_file, markdown_file)
+    echo("interleaved and paired, in processes of their own")
     sys.exit(EXIT_FAILED if answer.comparison.regressed else EXIT_OK)
 
 

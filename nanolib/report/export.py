@@ -70,5 +70,7 @@ def _csv(store: Store, run_ids: list[str]) -> str:
 
 
 def _markdown(store: Store, run_ids: list[str]) -> str:
-    table = _flat(store, run_ids)[_SHOWN].map(lambda value: ", ".join(value) if isinstance(value, list) else value)
+    rows = _flat(store, run_ids)
+    several = [name for name in ("machine_id", "run_id") if rows[name].nunique() > 1]
+    table = rows[[*several, *_SHOWN]].map(lambda value: ", ".join(value) if isinstance(value, list) else value)
     return markdown_table(table.astype(object).where(table.notna(), "")) + "\n"

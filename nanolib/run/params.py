@@ -16,7 +16,7 @@ from nanolib.meters.layers.trace import SORTS
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.time.latency import Collect
 from nanolib.models import attention, text
-from nanolib.validation import StrictModel
+from nanolib.validation import StrictModel, free_label
 
 # Parameters that say how to schedule and name a run, not what it measures: a run may be continued under another label.
 SCHEDULING = ("suite", "label", "resume", "trace", "trace_sort", "trace_top")
@@ -69,6 +69,8 @@ class Params(StrictModel):
     label: str = pydantic.Field("", max_length=200)
     resume: bool = False
     _collect: Collect | None = pydantic.PrivateAttr(None)
+
+    _label = pydantic.field_validator("label")(free_label)
 
     @pydantic.field_validator("device")
     @classmethod

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from nanolib.measurement import METRICS, Provenance, RunStatus, Status, shown
+from nanolib.measurement import METRICS, BadInput, Provenance, RunStatus, Status, shown
 
 BROKEN = "broken"  # how the row of a run that cannot be read is shown; no run is stored with it
 
@@ -319,6 +319,12 @@ COLUMNS: dict[str, dict[str, Column]] = {
 COLUMNS["figures"] = {**COLUMNS["runs"], **COLUMNS["measurements"], "factors": Column(_json_factors, str)}
 
 
+def _columns(table: str, names: Sequence[str]) -> dict[str, Column]:
+    if strangers := [name for name in names if name not in COLUMNS[table]]:
+        raise BadInput(f"database: {table} has a column {shown(strangers[0])} that is none of its own; drop it")
+    return COLUMNS[table]
+
+
 def read_row(table: str, names: Sequence[str], row: Sequence[Any]) -> tuple[list[Any], str]:
     """What the values of a row stand for, and what is wrong with the first that stands for nothing; empty for a sound one.
 
@@ -327,7 +333,7 @@ def read_row(table: str, names: Sequence[str], row: Sequence[Any]) -> tuple[list
         names: The columns of the row.
         row: As SQLite gives it.
     """
-    columns, wrong, values = COLUMNS[table], "", []
+    columns, wrong, values = _columns(table, names), "", []
     for name, value in zip(names, row, strict=True):
         try:
             values.append(columns[name].read(value))
@@ -346,7 +352,7 @@ def unsound(table: str, names: Sequence[str], row: Sequence[Any], sound: set[Any
         row: As SQLite gives it.
         sound: Texts of columns that were found sound before, to which those of this row are added: most come again and again.
     """
-    columns = COLUMNS[table]
+    columns = _columns(table, names)
     for name, value in zip(names, row, strict=True):
         known = (name, value) if type(value) is str else None
         if known not in sound:

@@ -79,9 +79,9 @@ class Connection:
             self.connection.execute("COMMIT")
         except sqlite3.OperationalError as error:
             self._roll_back()
-            raise BadInput(
-                f"database: {self.path} cannot be written ({error}); free space there, or name another folder"
-            ) from error
+            other = "already exists" in str(error) or "no such" in str(error)  # its tables are not those of its version
+            remedy = "move it away" if other else "free space there, or name another folder"
+            raise BadInput(f"database: {self.path} cannot be written ({error}); {remedy}") from error
         except BaseException:
             self._roll_back()
             raise

@@ -278,8 +278,13 @@ class Reader(Connection):
             ]
         found = [run_id for run_id, label, *_ in runs if label == name and name]
         found = found or [run_id for run_id, _, _, *groups in runs if name and name in groups]
-        found = found or [run_id for run_id, *_ in runs if name and run_id == name]
-        found = found or [run_id for run_id, *_ in runs if len(name) >= 4 and run_id.startswith(name)]
+        by_id = [run_id for run_id, *_ in runs if name and run_id == name]
+        by_id = by_id or [run_id for run_id, *_ in runs if len(name) >= 4 and run_id.startswith(name)]
+        if found and by_id and set(found) != set(by_id):
+            raise BadInput(
+                f"run: {name!r} is what run {found[0]} is called, and how the id of run {by_id[0]} begins; give a whole id"
+            )
+        found = found or by_id
         if not found:
             known = dict.fromkeys(word for _, label, _, *groups in runs for word in (label, *groups) if word)
             hint = did_you_mean(name, known)

@@ -242,7 +242,7 @@ def test_a_run_that_is_broken_in_our_own_is_listed_as_such_and_can_be_removed(ou
         assert broken["status"] == ("broken" if "machine_id" not in change else "done")
     if "machine_id" not in change:
         assert f"nano clean --run {broken['run_id']} removes it" in broken["message"]
-    assert _nano("clean", "--run", broken["run_id"], folder=ours.parent).output == "1 run(s) were deleted\n"
+    assert _nano("clean", "--run", broken["run_id"], folder=ours.parent).output.endswith("\n1 run(s) were deleted\n")
     with Store(ours) as store:
         assert list(store.runs().run_id) == ["ours"]
 
@@ -279,8 +279,10 @@ def test_named_runs_are_deleted_with_all_that_hangs_off_them(tmp_path, options, 
             store.add_power_samples([{"t_s": 0.1, "watts": 5.0}], run_id=name * 4)
     count = 3 - len(left or "c")
     dry = _nano("clean", *options, "--dry-run", folder=tmp_path)
-    assert dry.output == f"{count} run(s) would be deleted\n"
-    assert _nano("clean", *options, folder=tmp_path).output == f"{count} run(s) were deleted\n"
+    lines = dry.output.splitlines()
+    assert lines.pop() == f"{count} run(s) would be deleted"
+    assert {line.split()[0] for line in lines[1:]} == {name * 4 for name in "abc" if name not in (left or "c")}
+    assert _nano("clean", *options, folder=tmp_path).output.endswith(f"\n{count} run(s) were deleted\n")
     with Store(tmp_path / "results.sqlite") as store:
         kept = [name * 4 for name in left or "c"]
         assert list(store.runs().run_id) == kept and set(store.measurements().run_id) == set(kept)
@@ -291,6 +293,38 @@ def test_named_runs_are_deleted_with_all_that_hangs_off_them(tmp_path, options, 
         assert store.connection.execute("SELECT count(*) FROM power_samples").fetchone() == (len(kept),)
         assert store.connection.execute("PRAGMA foreign_key_check").fetchall() == []
         assert store.connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_a_name_that_is_one_runs_label_and_anothers_id_deletes_neither(tmp_path):
+    with Store(tmp_path / "results.sqlite") as store:
+        for run_id, label in (("abcd1234", ""), ("11111111", "abcd1234")):
+            store.add(Run("attention", MACHINE, rows={"c": ({}, [exact("flops", 1)])}, run_id=run_id, label=label))
+    ended = _nano("clean", "--run", "abcd1234", folder=tmp_path)
+    assert ended.exit_code == 2 and "what run 11111111 is called, and how the id of run abcd1234 begins" in ended.output
+    assert _nano("clean", "--run", "1111", folder=tmp_path).exit_code == 0
+
+
+@pytest.mark.parametrize("command", [["runs"], ["history"], ["export", "x.json"], ["report", "all"]])
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("ALTER TABLE runs ADD COLUMN z", "runs has a column 'z' that is none of its own; drop it"),
+        ("PRAGMA user_version = 0", "already exists); move it away"),
+    ],
+)
+def test_a_database_whose_tables_are_not_its_own_is_told_in_one_line(ours, command, change, told, monkeypatch):
+    monkeypatch.chdir(ours.parent)
+    _execute(ours, change)
+    ended = _nano(*command, folder=ours.parent)
+    assert ended.exit_code == 2 and told in ended.output and len(ended.output.splitlines()) == 1
+
+
+def test_the_pages_of_several_runs_name_them(tmp_path, ours):
+    with Store(ours) as store:
+        store.add(Run("attention", MACHINE, rows={"case": ({"name": "sparse"}, [exact("flops", 2)])}, run_id="later"))
+    assert _nano("export", str(tmp_path / "x.md"), "--run", "all", folder=ours.parent).exit_code == 0
+    text = (tmp_path / "x.md").read_text()
+    assert "| run_id" in text and "ours" in text and "later" in text and "machine_id" not in text
 
 
 def test_a_run_in_flight_is_not_deleted_by_name(tmp_path):

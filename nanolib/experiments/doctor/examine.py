@@ -17,6 +17,7 @@ from nanolib.models import attention
 from nanolib.models.attention import flash_attn
 from nanolib.paths import make_folder, output_folder
 from nanolib.run import sweep
+from nanolib.run.outcome import one_line
 
 
 def examine(budget_s: float, sustained_s: float = 0.0) -> dict[str, dict[str, str]]:
@@ -89,6 +90,8 @@ def _attention_support(kind: str, device: str) -> str:
         attention.attend(kind, x, x, x, causal=True)
     except Unsupported as error:
         return f"unsupported: {error}"
+    except Exception as error:  # a compiler that does not work: telling so is what this is for
+        return f"fails: {one_line(error)}"
     return "runs"
 
 
