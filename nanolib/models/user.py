@@ -156,6 +156,8 @@ def hugging_face_config(name: str, options: Mapping[str, Any]) -> Any:
             raise BadInput(f"model_options: {shown(option)} is no field of {config_class.__name__}; {hint}")
         if option == "use_pretrained_backbone" or (option == "attn_implementation" and "/" in str(value)):
             raise BadInput(f"model_options: {option} {shown(value)} asks for a download; leave it out")
+        if option == "attn_implementation" and value == "flex_attention":  # its kernel crashes on tensors without data
+            raise BadInput(f"model_options: {option} {shown(value)} cannot be planned; use sdpa or eager")
     try:
         with closed_off():
             config = config_class(**options)

@@ -138,10 +138,13 @@ def deterministic(rows: pd.DataFrame) -> pd.DataFrame:
     chosen = rows[rows["metric"].isin(fixed) & (rows["status"] == "ok")]
     names = ["factor.name", "factor.world_size", "factor.mode"]
     names += ["factor.seq_len", "factor.batch_size", "factor.dtype", "factor.precision"]
+    if chosen.get("factor.attention_type", pd.Series(dtype=str)).nunique() > 1:
+        names.append("factor.attention_type")
     parts = [chosen[name].map(_factor_text) for name in names if name in chosen]
     case = parts[0].str.cat(parts[1:], sep=" ") if len(chosen) else []
     table = chosen.assign(case=case, value=[format_number(value) for value in chosen["estimate"]])
     key = ["case", "metric", "scope"]
+    table = table.drop_duplicates([*key, "method"], keep="last")
     wide = table.pivot(index=key, columns="method", values="value").fillna("")
     order = list(dict.fromkeys(table[key].itertuples(index=False, name=None)))
     return wide.reindex(order).reset_index().rename_axis(columns=None)

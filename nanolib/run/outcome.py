@@ -72,7 +72,7 @@ def attempt(
         outcome.status, outcome.message = Status.OOM_PREDICTED, one_line(error)
     except Unsupported as error:
         outcome.status, outcome.message = Status.UNSUPPORTED, one_line(error)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # code of the user's may end itself
         outcome.status = Status.OOM if is_out_of_memory(error) else Status.ERROR
         outcome.message = f"{type(error).__name__}: {one_line(error)}"
         outcome.details = getattr(error, "details", {})

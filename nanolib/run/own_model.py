@@ -112,7 +112,7 @@ def _check_hugging_face(name: str, options_text: str, longest: int, field: str) 
             _read(name, low)
         except Exception:  # it may say something of each of its blocks, which are more
             _read(name, options)
-    except (TypeError, ValueError, LookupError, AttributeError, ImportError, OSError) as error:
+    except (TypeError, ValueError, LookupError, AttributeError, ImportError, OSError, AssertionError) as error:
         raise BadInput(
             f"model: {name} with {options_text} cannot be built and read ids ({cause(error)}); use another"
         ) from None

@@ -17,6 +17,7 @@ from nanolib.measurement import Measurement, Status, Unsupported
 from nanolib.meters.holders import Holders, Holding
 from nanolib.meters.layers.trace import write_trace
 from nanolib.meters.memory import MIB, LiveBytes, fake_tensors, free_bytes, measure_memory, resident_row
+from nanolib.models.user import silent
 from nanolib.paths import make_folder, output_folder
 from nanolib.run.case import Case, Plan
 from nanolib.run.outcome import WillNotFit, one_line
@@ -106,12 +107,12 @@ _LOW = 2  # blocks: a first one and a last one
 def _made_once(case: Case, peaks: Callable[[], dict[str, int]]) -> Plan:
     if case.case_id not in _PLANS:
         try:
-            with fake_tensors():
+            with fake_tensors(), silent():
                 _PLANS[case.case_id] = Plan(peaks())
         except Unsupported as error:
             _PLANS[case.case_id] = Plan(reason=one_line(error), unsupported=one_line(error))
         # A model may look at its data; the plan then says so, and the case decides by running.
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             _PLANS[case.case_id] = Plan(reason=f"cannot be planned: {type(error).__name__}: {one_line(error)}")
     return _PLANS[case.case_id]
 

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -15,7 +16,7 @@ from torch import nn
 
 from nanolib.config import PRESETS, NanoConfig
 from nanolib.experiments.model.steps import Generating, Inferring, Step, Training, check_loss
-from nanolib.measurement import BadInput, Measurement, Unsupported, exact
+from nanolib.measurement import Measurement, Unsupported, exact
 from nanolib.meters.flops import BACKWARD_FACTOR, count_flops, model_flops
 from nanolib.meters.holders import Holding
 from nanolib.meters.memory import MIB, fake_tensors
@@ -23,7 +24,7 @@ from nanolib.models import attention, create_model, text
 from nanolib.models.optimise import is_compiled
 from nanolib.models.optimise import unsupported as unsupported_on
 from nanolib.models.training import train
-from nanolib.models.user import build_model, hugging_face_config, logits_of, resolve, runs_code
+from nanolib.models.user import build_model, hugging_face_config, logits_of, resolve, runs_code, silent
 from nanolib.run.case import Case, Plan
 from nanolib.run.ceilings import roofline_ms
 from nanolib.run.holding_rows import holding_rows, unattributed_rows
@@ -203,8 +204,8 @@ class ModelCase(ShapedCase):
         """
         try:
             count, flops = self.parameter_count, self.flops
-        except (Unsupported, BadInput):
-            return {}  # what is missing is said by `unsupported`
+        except (Exception, SystemExit):
+            return {}  # what is missing is said by `unsupported`; and one may look at its data, which is not there
         item = getattr(torch, self.dtype).itemsize
         weights = count * item
         training = self.mode == "training"
@@ -223,6 +224,12 @@ class ModelCase(ShapedCase):
             predicted["latency"] = latency
         return predicted
 
+    def known(self, ceilings: dict[str, float]) -> dict[str, Any]:
+        """What is predicted; where tensors without data would not do, its FLOPs are counted by a run first."""
+        if self.own and "flops" not in self.formulas():
+            _KNOWN[self.case_id] = _count(self)
+        return self.predict(ceilings)
+
     def step(self, model: nn.Module, ids: torch.Tensor, learning_rate: float, optimizer: str = "adamw") -> Step:
         """Its calls: what its times and its memory are of."""
         if self.mode == "inference":
@@ -231,7 +238,7 @@ class ModelCase(ShapedCase):
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """Its size, times, rates and memory."""
-        predicted = self.predict(ceilings)
+        predicted = self.known(ceilings)
         model = self.build(params.seed)
         weights = tuple(model.parameters())
         count = sum(p.numel() for p in weights)
@@ -307,6 +314,13 @@ class LossCase(ShapedCase):
         data = text.load(self.corpus)
         batches = text.batches(data, self.steps, self.batch_size, self.seq_len + 1, generator, self.device)
         losses = train(model, batches, self.learning_rate).tolist()
+        finite = next((at for at, loss in enumerate(losses) if not math.isfinite(loss)), len(losses))
+        diverged = (
+            f"the loss is not finite from step {finite + 1} of {self.steps} on; lower learning_rate, or take float32"
+        )
+        losses = losses[:finite]
+        if not losses:
+            raise ArithmeticError(diverged)
         last = losses[-max(1, len(losses) // 10) :]
         yield Measurement(
             "loss",
@@ -315,9 +329,11 @@ class LossCase(ShapedCase):
             samples=tuple(losses),
             method="byte text, AdamW",
             scope="training",
-            message=f"mean over the last {len(last)} of {self.steps} steps; one seed, so no interval",
+            message=f"mean over the last {len(last)} of {finite} steps; one seed, so no interval",
             details={"first": losses[0], "last": losses[-1]},
         )
+        if finite < self.steps:
+            raise ArithmeticError(diverged)
 
 
 def planned_training(case: Case, config: NanoConfig, batch_size: int, seq_len: int) -> Plan:
@@ -338,13 +354,17 @@ _HELD: dict[str, dict[str, Holding]] = {}
 def _counted(case_id: str, case: ModelCase) -> tuple[int, int]:
     """Parameters, and FLOPs of a forward pass as torch counts them, of a model that no formula knows; without running it."""
     if case_id not in _KNOWN:
-        with fake_tensors():
-            model = case.build().eval()
-            ids = torch.zeros(case.batch_size, case.seq_len, dtype=torch.int64, device=case.device)
-            with torch.no_grad():
-                flops = count_flops(functools.partial(logits_of(model), ids))
-            _KNOWN[case_id] = sum(p.numel() for p in model.parameters()), flops
+        with fake_tensors(), silent():
+            _KNOWN[case_id] = _count(case)
     return _KNOWN[case_id]
+
+
+def _count(case: ModelCase) -> tuple[int, int]:
+    model = case.build().eval()
+    ids = torch.zeros(case.batch_size, case.seq_len, dtype=torch.int64, device=case.device)
+    with torch.no_grad():
+        flops = count_flops(functools.partial(logits_of(model), ids))
+    return sum(p.numel() for p in model.parameters()), flops
 
 
 def model_name(preset: str, overrides: dict[str, Any], optimisation: str = "eager") -> str:

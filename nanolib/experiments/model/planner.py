@@ -110,7 +110,7 @@ class Planner:
             return Use(name, Holding({}), memory, refused=str(error))
         except BadInput as error:
             return Use(name, Holding({}), memory, refused=error.lines[0])
-        except Exception as error:  # a model may look at its data, which is not there
+        except (Exception, SystemExit) as error:  # a model may look at its data, which is not there
             said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             return Use(name, Holding({}), memory, refused=said)
         return Use(name, here, memory, checkpointed=some)
@@ -129,7 +129,7 @@ class Planner:
         """Bytes at a shape; none are enough where the model does not take it, as one of the user's own may have its limits."""
         try:
             return self.holding(name, batch, length).peak
-        except Exception:
+        except (Exception, SystemExit):
             return math.inf
 
     def checkpointed(self, memory: int) -> tuple[int, int]:

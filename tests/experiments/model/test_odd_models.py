@@ -1,0 +1,123 @@
+"""Models that look at their data, end themselves or diverge: measured, or told in a line."""
+
+import pytest
+from click.testing import CliRunner
+
+from nanolib.cli import main
+from nanolib.experiments.energy import cases as energy
+from nanolib.experiments.model import cases as model
+from nanolib.experiments.model.planning import plan
+from nanolib.measurement import BadInput
+from nanolib.report.overview import deterministic
+from nanolib.run import plan as plans
+from nanolib.run import sweep
+from nanolib.store import Store
+
+QUICK = {"budget_s": 0.01, "new_tokens": 0, "loss_steps": 0, "peak_remedies": [], "generation_batch_sizes": []}
+SMALL = {"num_layers": 1, "d_model": 32, "num_heads": 2, "vocab_size": 256}
+MIXTRAL = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "intermediate_size": 64,
+}
+OWN = """
+import torch
+class Looks(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = torch.nn.Embedding(300, 8), torch.nn.Linear(8, 300)
+    def forward(self, ids):
+        assert int(ids.sum()) >= 0
+        return self.out(self.embed(ids))
+class Ends(Looks):
+    def forward(self, ids):
+        raise SystemExit(3)
+"""
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "odd_models.py").write_text(OWN)
+    with Store(tmp_path / "results.sqlite") as store:
+        yield store
+
+
+def _measured(store, experiment, params):
+    run = sweep.measure(experiment, params, store=store, progress=False)
+    run.finish()
+    return store.measurements(samples=True)
+
+
+def _ends(rows):
+    return rows[rows["metric"] == "case_time"].set_index("case_id")["status"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("odd_models:Looks", {}), pytest.param("hf:MixtralForCausalLM", MIXTRAL, id="mixture")]
+)
+def test_what_cannot_be_foreseen_is_measured_all_the_same(store, name, options):
+    params = model.Params(model=name, model_options=options, seq_lens=[16], device="cpu", **QUICK)
+    plans.predictions(model, params)  # which must not fail where nothing can be foreseen
+    rows = _measured(store, model, params)
+    assert set(_ends(rows)) == {"ok"}
+    counted = rows[(rows["metric"] == "flops") & (rows["scope"] == "inference")]
+    assert counted["estimate"].nunique() == 1 and counted["estimate"].iloc[0] > 0
+
+
+def test_its_energy_is_measured_too(store):
+    params = energy.Params(
+        model="odd_models:Looks", seq_lens=[16], phases=["training_step"], window_s=0.05, idle_s=0.1, profiling=[]
+    )
+    assert set(_ends(_measured(store, energy, params.replace(device="cpu", budget_s=0.01)))) == {"ok"}
+
+
+def test_one_that_ends_itself_ends_its_case_alone(store):
+    params = model.Params(model="odd_models:Ends", seq_lens=[16], train=False, device="cpu", **QUICK)
+    ends = _ends(_measured(store, model, params))
+    assert "error" in set(ends) and len(ends) > 1
+    with pytest.raises(BadInput, match="cannot be planned: SystemExit: 3"):
+        plan("odd_models:Ends", "1GiB")
+
+
+def test_a_loss_that_diverges_keeps_what_was_finite_and_says_from_where_on_it_is_not(store):
+    asked = QUICK | {"loss_steps": 12, "learning_rate": 10, "dtypes": ["float16"]}
+    rows = _measured(store, model, model.Params(seq_lens=[32], overrides=SMALL, train=False, device="cpu", **asked))
+    (loss,) = rows[rows["metric"] == "loss"].to_dict("records")
+    (ended,) = rows[(rows["metric"] == "case_time") & (rows["case_id"] == loss["case_id"])].to_dict("records")
+    assert (
+        ended["status"] == "error" and f"not finite from step {len(loss['samples']) + 1} of 12 on" in ended["message"]
+    )
+
+
+def test_attention_types_stand_apart_among_what_is_the_same_everywhere(store):
+    params = model.Params(
+        seq_lens=[32], overrides=SMALL, attention_types=["sparse", "dense"], train=False, device="cpu", **QUICK
+    )
+    found = deterministic(_measured(store, model, params))
+    assert not found.duplicated(["case", "metric", "scope"]).any()
+    assert {"sparse", "dense"} <= {word for case in found["case"] for word in case.split()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["run", "model", "-p", "presets=[encoder_decoder_tiny]", "-p", "seq_lens=[1, 33]"],
+            "seq_lens: 1 cannot be halved",
+        ),
+        (["plan", "encoder_decoder_tiny", "--memory", "8GB", "--seq-len", "1"], "seq_len: 1 cannot be halved"),
+        (["run", "model", "-p", "model=hf:ReformerModelWithLMHead"], "cannot be built and read ids (AssertionError"),
+        (
+            ["plan", "hf:LlamaForCausalLM", "--memory", "1GB", "-p", "attn_implementation=flex_attention"],
+            "cannot be planned; use sdpa or eager",
+        ),
+    ],
+)
+def test_what_would_fail_in_each_case_is_refused_once(arguments, said):
+    ended = CliRunner().invoke(main, arguments)
+    assert ended.exit_code == 2 and said in ended.output and len(ended.output.splitlines()) == 1
