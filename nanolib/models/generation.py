@@ -105,7 +105,13 @@ class HuggingFaceGeneration(Generation):
     def decode(self) -> None:
         """Read the last token and choose the next."""
         if self.cache.get_seq_length() == self.prompt.shape[1] + self.new_tokens:
-            self.cache.crop(-self.new_tokens)
+            try:
+                self.cache.crop(-self.new_tokens)
+            except RuntimeError:
+                raise Unsupported(
+                    f"the cache of {type(self.model).__name__} forgets what lies outside its window, and cannot be taken back "
+                    "to the prompt; set sliding_window to null in model_options, or new_tokens to 0"
+                ) from None
         out = self.model(self.token[:, None], past_key_values=self.cache, use_cache=True)
         self.token = out.logits[:, -1].argmax(dim=-1)
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from nanolib.config import NanoConfig
-from nanolib.measurement import BadInput
+from nanolib.measurement import BadInput, Unsupported
 from nanolib.models import attention
 from nanolib.models.cache import KVCache
 
@@ -109,8 +109,16 @@ def next_token_loss(model: Callable[[torch.Tensor], torch.Tensor], ids: torch.Te
     Args:
         model: ids → logits, of all positions or of the last ones.
         ids: int64, shape [batch, length + 1].
+
+    Raises:
+        Unsupported: The model returns something else.
     """
     logits = model(ids[:, :-1])
+    if not isinstance(logits, torch.Tensor):
+        raise Unsupported(
+            f"the model returns {type(logits).__name__}, and a loss takes logits; return them, alone or as .logits, or set "
+            "train to false and loss_steps to 0"
+        )
     return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, -logits.shape[1] :].flatten())
 
 

@@ -106,6 +106,8 @@ def _check_hugging_face(name: str, options_text: str, longest: int, field: str) 
             f"shorten it or set model_options: {{max_position_embeddings: {longest}}}"
         )
     layers = layers_field(config)
+    if layers and getattr(config, layers) < 1:
+        raise BadInput(f"model_options: {layers} {getattr(config, layers)} makes no model; give 1 or more")
     low = options | ({layers: min(getattr(config, layers), _LOW)} if layers else {})
     try:
         try:

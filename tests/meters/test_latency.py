@@ -117,6 +117,9 @@ def test_removed_outliers_are_told(clocked):
     clocked(series)
     row = measure(lambda: None, outliers="remove")
     assert Flag.OUTLIERS_REMOVED in row.flags and "outliers removed" in row.method and 900 in row.samples
+    assert not {Flag.OUTLIERS_MILD, Flag.OUTLIERS_SEVERE} & set(row.flags)  # which say that they are kept
+    with pytest.raises(BadInput, match="outliers: 'drop' will not do; use one of keep, remove"):
+        measure(lambda: None, outliers="drop")
 
 
 def test_a_series_that_keeps_changing_has_no_steady_state(clocked):

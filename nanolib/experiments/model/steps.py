@@ -116,6 +116,8 @@ def check_loss(model: nn.Module) -> None:
     """
     if not predicts_tokens(model):
         raise Unsupported(f"{type(model).__name__} gives no logits of tokens; set train to false and loss_steps to 0")
+    if not any(weight.requires_grad for weight in model.parameters()):
+        raise Unsupported(f"{type(model).__name__} has no weight that learns; set train to false and loss_steps to 0")
 
 
 def _sgd(weights: Iterable[nn.Parameter], rate: float, momentum: float = 0.0) -> torch.optim.Optimizer:

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import psutil
@@ -112,6 +112,8 @@ def measure_phases(
     for name, value in (("rel_ci", rel_ci), ("budget_s", budget_s)):
         if not (isinstance(value, int | float) and 0 < value < math.inf):
             raise BadInput(f"{name}: {value!r} will not do; give a number above 0")
+    if outliers not in get_args(Outliers):
+        raise BadInput(f"outliers: {outliers!r} will not do; use one of {', '.join(get_args(Outliers))}")
     clock = ColdClock(clock_for(device), device) if cold else clock_for(device)
     with quiet_collector(), _others() as others:
         blocks, shape = (collect or _collect)(clock, phases, rel_ci, budget_s)
@@ -170,6 +172,7 @@ def summarise(
     flags = _flags(medians, steady, details or {})
     if outliers == "remove":
         medians = remove_outliers(medians)
+        flags = [flag for flag in flags if flag not in (Flag.OUTLIERS_MILD, Flag.OUTLIERS_SEVERE)]
         flags.append(Flag.OUTLIERS_REMOVED)
         method += ", outliers removed"
     low, estimate, high, confidence = _interval(medians)

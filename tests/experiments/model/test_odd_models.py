@@ -32,6 +32,11 @@ class Looks(torch.nn.Module):
     def forward(self, ids):
         assert int(ids.sum()) >= 0
         return self.out(self.embed(ids))
+class Pair(Looks):
+    def forward(self, ids):
+        return (super().forward(ids), None)
+def frozen():
+    return Looks().requires_grad_(False)
 class Ends(Looks):
     def forward(self, ids):
         raise SystemExit(3)
@@ -67,6 +72,33 @@ def test_what_cannot_be_foreseen_is_measured_all_the_same(store, name, options):
     assert set(_ends(rows)) == {"ok"}
     counted = rows[(rows["metric"] == "flops") & (rows["scope"] == "inference")]
     assert counted["estimate"].nunique() == 1 and counted["estimate"].iloc[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "asked", "scope", "said"),
+    [
+        ("odd_models:Pair", {}, {}, "training", "the model returns tuple, and a loss takes logits; return them"),
+        ("odd_models:frozen", {}, {}, "training", "has no weight that learns; set train to false"),
+        (
+            *(
+                "hf:MistralForCausalLM",
+                MIXTRAL | {"sliding_window": 8},
+                {"new_tokens": 2, "train": False},
+                "generation",
+            ),
+            "forgets what lies outside its window, and cannot be taken back to the prompt; set sliding_window to null",
+        ),
+    ],
+)
+def test_what_a_model_cannot_do_is_unsupported_with_a_reason_and_the_rest_measured(
+    store, name, options, asked, scope, said
+):
+    params = model.Params(model=name, model_options=options, seq_lens=[16], device="cpu", **QUICK | asked)
+    rows = _measured(store, model, params)
+    ends = rows[rows["metric"] == "case_time"]
+    refused = ends[ends["status"] != "ok"]
+    assert len(refused) and set(refused["status"]) == {"unsupported"} and refused["message"].str.contains(said).all()
+    assert set(refused["factor.mode"]) == {scope} and (ends["factor.mode"] == "inference").any()
 
 
 def test_its_energy_is_measured_too(store):
@@ -115,6 +147,10 @@ def test_attention_types_stand_apart_among_what_is_the_same_everywhere(store):
         (
             ["plan", "hf:LlamaForCausalLM", "--memory", "1GB", "-p", "attn_implementation=flex_attention"],
             "cannot be planned; use sdpa or eager",
+        ),
+        (
+            ["plan", "hf:LlamaForCausalLM", "--memory", "1GB", "-p", "num_hidden_layers=-1"],
+            "num_hidden_layers -1 makes no model; give 1 or more",
         ),
     ],
 )
