@@ -138,8 +138,9 @@ def deterministic(rows: pd.DataFrame) -> pd.DataFrame:
     chosen = rows[rows["metric"].isin(fixed) & (rows["status"] == "ok")]
     names = ["factor.name", "factor.world_size", "factor.mode"]
     names += ["factor.seq_len", "factor.batch_size", "factor.dtype", "factor.precision"]
-    if chosen.get("factor.attention_type", pd.Series(dtype=str)).nunique() > 1:
-        names.append("factor.attention_type")
+    if "factor.attention_type" in chosen:
+        types = chosen["factor.attention_type"].where(chosen["experiment"] == "model")  # other names say it
+        chosen, names = chosen.assign(types=types), [*names, *(["types"] if types.nunique() > 1 else [])]
     parts = [chosen[name].map(_factor_text) for name in names if name in chosen]
     case = parts[0].str.cat(parts[1:], sep=" ") if len(chosen) else []
     table = chosen.assign(case=case, value=[format_number(value) for value in chosen["estimate"]])

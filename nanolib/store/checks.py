@@ -319,12 +319,6 @@ COLUMNS: dict[str, dict[str, Column]] = {
 COLUMNS["figures"] = {**COLUMNS["runs"], **COLUMNS["measurements"], "factors": Column(_json_factors, str)}
 
 
-def _columns(table: str, names: Sequence[str]) -> dict[str, Column]:
-    if strangers := [name for name in names if name not in COLUMNS[table]]:
-        raise BadInput(f"database: {table} has a column {shown(strangers[0])} that is none of its own; drop it")
-    return COLUMNS[table]
-
-
 def read_row(table: str, names: Sequence[str], row: Sequence[Any]) -> tuple[list[Any], str]:
     """What the values of a row stand for, and what is wrong with the first that stands for nothing; empty for a sound one.
 
@@ -333,7 +327,9 @@ def read_row(table: str, names: Sequence[str], row: Sequence[Any]) -> tuple[list
         names: The columns of the row.
         row: As SQLite gives it.
     """
-    columns, wrong, values = _columns(table, names), "", []
+    if strangers := set(names) - COLUMNS[table].keys():
+        raise BadInput(f"database: {table} has a column {shown(min(strangers))} that is none of its own; drop it")
+    columns, wrong, values = COLUMNS[table], "", []
     for name, value in zip(names, row, strict=True):
         try:
             values.append(columns[name].read(value))
@@ -352,7 +348,7 @@ def unsound(table: str, names: Sequence[str], row: Sequence[Any], sound: set[Any
         row: As SQLite gives it.
         sound: Texts of columns that were found sound before, to which those of this row are added: most come again and again.
     """
-    columns = _columns(table, names)
+    columns = COLUMNS[table]
     for name, value in zip(names, row, strict=True):
         known = (name, value) if type(value) is str else None
         if known not in sound:
