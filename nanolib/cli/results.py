@@ -161,6 +161,6 @@ def clean(days: float | None, keep: int | None, names: tuple[str, ...], dry_run:
         named = {run_id for name in names for run_id in store.resolve(name)}
         known = store.runs()
         gone = store.cleanup_old_runs(days, max_runs=keep, run_ids=named, dry_run=dry_run)
-    if len(gone):
+    if gone:
         echo_table(_listed(known[known["run_id"].isin(gone)])[["run", "experiment", "suite", "label", "started"]])
     echo(f"{len(gone)} run(s) {'would be' if dry_run else 'were'} deleted")

@@ -177,8 +177,9 @@ def _show_cases(cases: list[Any], foreseen: Iterable[Any]) -> None:
         for line in bar:
             with bar.external_write_mode():
                 if narrow:
-                    known = (f"{line.ms} ms predicted" * (line.ms != "—"), f"{line.mib} MiB" * (line.mib != "—"))
-                    echo(line.case, *under([*filter(None, known), line.here]))
+                    figures = ((line.ms, "ms predicted"), (line.mib, "MiB"))
+                    known = [f"{value} {unit}" for value, unit in figures if value != "—"]
+                    echo(line.case, *under([*known, line.here]))
                 else:
                     echo(f"{printable(line.case):{width}}  {line.ms:>12}  {line.mib:>13}  {printable(line.here)}")
 

@@ -111,7 +111,9 @@ def compact(table: pd.DataFrame, width: int = 120, notes: dict[str, str] | None 
             whole = table = table.assign(note=numbers)
         elif column in ("note", "case"):
             most = max(16, table[column].astype(str).map(len).max() - too_much)
-            table = table.assign(**{column: _shortened(list(table[column]), most)})
+            cut = [_shortened(text, most) for text in table[column]]
+            if column == "note" or len(set(cut)) == table[column].nunique():  # else no table is narrow enough
+                table = table.assign(**{column: cut})
         else:
             table = table.assign(**{column: [_COUNT.sub(_rounded, text) for text in table[column]]})
     return said, table if _width(table) <= width else whole  # which will not be shown as a table
@@ -132,12 +134,9 @@ def _without(names: list[list[str]], words: list[str]) -> list[str]:
     return [" ".join(word for word in name if word not in words) for name in names]
 
 
-def _shortened(texts: list[str], most: int) -> list[str]:
-    """Texts without their middle, since names of cases differ at their ends too; no two that differ become the same."""
-    cut = [
-        text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - (most - 1) // 2 :]}" for text in texts
-    ]
-    return cut if len(set(cut)) == len(set(texts)) else _shortened(texts, most + 1)
+def _shortened(text: str, most: int) -> str:
+    """A text without its middle: names of cases differ at their ends too."""
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - (most - 1) // 2 :]}"
 
 
 def _cell(value: Any, low: float | None = None, high: float | None = None) -> str:

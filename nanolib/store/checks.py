@@ -327,15 +327,18 @@ def read_row(table: str, names: Sequence[str], row: Sequence[Any]) -> tuple[list
         names: The columns of the row.
         row: As SQLite gives it.
     """
-    if strangers := set(names) - COLUMNS[table].keys():
-        raise BadInput(f"database: {table} has a column {shown(min(strangers))} that is none of its own; drop it")
-    columns, wrong, values = COLUMNS[table], "", []
-    for name, value in zip(names, row, strict=True):
+    try:
+        columns = [COLUMNS[table][name] for name in names]
+    except KeyError as error:
+        name = shown(error.args[0])
+        raise BadInput(f"database: {table} has a column {name} that is none of its own; drop it") from None
+    wrong, values = "", []
+    for name, column, value in zip(names, columns, row, strict=True):
         try:
-            values.append(columns[name].read(value))
+            values.append(column.read(value))
         except Broken as error:
             wrong = wrong or f"{name}: {error}"
-            values.append(columns[name].instead())
+            values.append(column.instead())
     return values, wrong or _wrong_together(table, dict(zip(names, values, strict=True)))
 
 

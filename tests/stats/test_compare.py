@@ -66,7 +66,7 @@ def test_interleaved_false_alarms_are_five_in_a_hundred(shape):
 @pytest.mark.slow
 def test_a_gate_of_a_hundred_equal_cases_hardly_ever_fails():
     rng, (_, pool) = np.random.default_rng(2), _equal_versions("process")
-    gates = [judge_together([pool[i] for i in rng.integers(len(pool), size=100)]) for _ in range(60 if MANY else 6)]
+    gates = [judge_together([pool[i] for i in rng.integers(len(pool), size=100)]) for _ in range(60 if MANY else 15)]
     assert np.mean([any(v.kind is Kind.REGRESSED for v in gate) for gate in gates]) <= 0.015
 
 
@@ -352,7 +352,7 @@ def test_wilcoxons_own_test_fails_where_a_third_of_the_processes_is_far_off():
 def test_a_gate_of_a_hundred_comparisons_of_equal_versions_hardly_ever_fails(share):
     rng = np.random.default_rng(23)
     pool = [compare_processes(_processes(rng, 0.0, 0.02, share)) for _ in range(RUNS)]
-    gates = [judge_together([pool[i] for i in rng.integers(len(pool), size=100)]) for _ in range(60 if MANY else 6)]
+    gates = [judge_together([pool[i] for i in rng.integers(len(pool), size=100)]) for _ in range(60 if MANY else 15)]
     assert np.mean([any(v.kind is Kind.REGRESSED for v in gate) for gate in gates]) <= 0.015
 
 

@@ -167,7 +167,9 @@ class Planner:
             step = build()
         else:  # one of another shape has made the optimizer's states, which takes a step
             key = json.dumps([case.optimisation, depth, case.overrides], default=str)
-            step = self._trainings[key] if key in self._trainings else self._trainings.setdefault(key, build())
+            if key not in self._trainings:
+                self._trainings[key] = build()
+            step = self._trainings[key]
             step.ids = case.no_ids()
         return step.model, step.workloads()
 

@@ -12,17 +12,11 @@ from nanolib.report.overview import deterministic
 from nanolib.run import plan as plans
 from nanolib.run import sweep
 from nanolib.store import Store
+from tests.experiments.own import LLAMA
 
 QUICK = {"budget_s": 0.01, "new_tokens": 0, "loss_steps": 0, "peak_remedies": [], "generation_batch_sizes": []}
 SMALL = {"num_layers": 1, "d_model": 32, "num_heads": 2, "vocab_size": 256}
-MIXTRAL = {
-    "hidden_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 256,
-    "intermediate_size": 64,
-}
+MIXTRAL = LLAMA | {"num_hidden_layers": 1}
 OWN = """
 import torch
 class Looks(torch.nn.Module):

@@ -13,16 +13,10 @@ from nanolib.cli import main
 from nanolib.experiments.model.planner import USES, Planner, largest
 from nanolib.experiments.model.planning import LETTERS, checked, memory_bytes, plan
 from nanolib.measurement import BadInput, Held
+from tests.experiments import own
 
 SMALL = {"num_layers": 4, "d_model": 64, "num_heads": 4, "vocab_size": 128}
-LLAMA = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 256,
-}
+LLAMA = own.LLAMA | {"num_hidden_layers": 6, "vocab_size": 256}
 
 
 def test_amounts_of_memory_are_read():
