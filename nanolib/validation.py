@@ -56,13 +56,16 @@ _UNPRINTABLE = (
 )  # control characters, those that turn text around, half characters, line ends
 
 
+_RUN_ID = re.compile("-".join(f"[0-9a-f]{{{n}}}" for n in (8, 4, 4, 4, 12)))
+
+
 def free_label(text: str) -> str:
     """`text`, when it does not name runs already.
 
     Raises:
         ValueError: It does.
     """
-    if text in ("all", "latest") or text.startswith("latest~"):
+    if text in ("all", "latest") or text.startswith("latest~") or _RUN_ID.fullmatch(text):
         raise ValueError(f"{shown(text)} names runs already; choose another")
     return text
 

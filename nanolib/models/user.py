@@ -55,8 +55,8 @@ def resolve(name: str) -> Callable[..., nn.Module]:
         name: `package.module:build`, imported from the working directory or the environment; or `hf:` and a class of transformers.
 
     Returns:
-        A function that takes the model's options and gives a module: int64 ids [batch, length] → logits [batch, length, vocab], or
-        an object that has them as `logits`.
+        A function that takes the model's options and gives a module: int64 ids [batch, length] → logits [batch, length, vocab], an
+        object that has them as `logits`, or a tuple that begins with them.
 
     Raises:
         BadInput: There is no such thing, or it cannot be imported.
@@ -145,7 +145,7 @@ def hugging_face_config(name: str, options: Mapping[str, Any]) -> Any:
         options: Fields of its configuration.
 
     Raises:
-        BadInput: There is no such class, it takes no such options, or it reads more than one sequence of ids.
+        BadInput: There is no such class, or it takes no such options.
         Unsupported: transformers is not installed.
     """
     config_class = _hugging_face_class(name).config_class
@@ -164,8 +164,6 @@ def hugging_face_config(name: str, options: Mapping[str, Any]) -> Any:
             config.get_text_config()
     except Exception as error:
         raise BadInput(f"model_options: {name} does not take {shown(dict(options))}: {cause(error)}") from None
-    if config.is_encoder_decoder:
-        raise BadInput(f"model: {name} reads two sequences; use a class that reads one, such as LlamaForCausalLM")
     return config
 
 
@@ -221,11 +219,13 @@ def build_model(
 
 
 def logits_of(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Ids → logits of a model of any source; its cache, if it makes one, is left out."""
+    """Ids → logits of a model of any source: what it returns, has as `logits`, or returns first; a cache is left out."""
     cacheless = {"use_cache": False} if hasattr(getattr(model, "config", None), "use_cache") else {}
 
     def logits(ids: torch.Tensor) -> torch.Tensor:
         out = model(ids, **cacheless)
-        return getattr(out, "logits", out)
+        if isinstance(out, tuple | list):  # beside a loss, as many small models return them
+            return out[0]
+        return out.get("logits", out) if isinstance(out, dict) else getattr(out, "logits", out)
 
     return logits

@@ -138,8 +138,13 @@ def roofline_words(rows: pd.DataFrame, experiment: str) -> list[Claim]:
         answer += listed(f"{bound} in {count} of {len(group)} cases" for bound, count in counts)
         also = f" (not told apart from {len(near) - 1} more)" if len(near) > 1 else ""
         sure = f"{best['case']} comes nearest to its roof{also}, {best['share']:.0%} of {best['attainable']:.3g} FLOP/s"
+        advice = ""
+        if best["share_low"] > 1:
+            sure += ", which is above it: "
+            sure += "some of it stays in a cache" if best["bound"] == "memory" else "the ceiling was measured too low"
+            advice = "" if best["bound"] == "memory" else "a quiet machine, or nano doctor, for its ceiling"
         shares = {at: Figure.of(row, "share", name=row["case"]) for at, row in group.iterrows()}
         others = near.index[1:] if len(near) > 1 else [at for at in group.index if at != near.index[0]]
         compared = comparing(shares[near.index[0]], *(shares[at] for at in others))
-        claims.append(Claim(answer, sure, compared=compared))
+        claims.append(Claim(answer, sure, advice, compared=compared))
     return claims

@@ -16,10 +16,15 @@ import torch
 from nanolib.measurement import Measurement, Status, Unsupported
 
 _IMPORT_RETRY_S = 0.05
+_LOOK_S = 60.0
 
 
 class CaseTimeout(BaseException):
     """The case's time is over; no `except Exception` on the way may swallow it."""
+
+
+class LookTimeout(Exception):
+    """What was looked at without data did not come to an end."""
 
 
 class WillNotFit(Exception):
@@ -60,7 +65,7 @@ def attempt(
     """
     outcome, start = Outcome(), time.perf_counter()
     try:
-        with _time_limit(timeout_s):
+        with _time_limit(timeout_s, CaseTimeout()):
             for row in measure():
                 outcome.rows.append(row)
                 if keep:
@@ -99,7 +104,27 @@ def one_line(error: BaseException) -> str:
 
 
 @contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
+def time_to_look() -> Iterator[None]:
+    """Code of a user's is looked at here, on tensors without data; off the main thread nothing ends it.
+
+    Raises:
+        LookTimeout: It took longer than it may.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    mine = CaseTimeout()
+    try:
+        with _time_limit(_LOOK_S, mine):
+            yield
+    except CaseTimeout as error:
+        if error is not mine:
+            raise
+        raise LookTimeout(f"it takes over {_LOOK_S:g} s on tensors without data") from None
+
+
+@contextmanager
+def _time_limit(seconds: float, error: BaseException) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("a time limit needs the main thread; use isolation: process elsewhere")
 
@@ -110,12 +135,14 @@ def _time_limit(seconds: float) -> Iterator[None]:
                 signal.setitimer(signal.ITIMER_REAL, _IMPORT_RETRY_S)
                 return
             frame = frame.f_back
-        raise CaseTimeout
+        raise error
 
     before = signal.signal(signal.SIGALRM, expire)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    outer_s, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+    start = time.monotonic()
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        left_s = outer_s - (time.monotonic() - start)
         signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, max(left_s, _IMPORT_RETRY_S) if outer_s else 0)  # a limit around this one

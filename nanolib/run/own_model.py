@@ -112,8 +112,12 @@ def _check_hugging_face(name: str, options_text: str, longest: int, field: str) 
     try:
         try:
             _read(name, low)
+        except BadInput:
+            raise
         except Exception:  # it may say something of each of its blocks, which are more
             _read(name, options)
+    except BadInput:
+        raise
     except (TypeError, ValueError, LookupError, AttributeError, ImportError, OSError, AssertionError) as error:
         raise BadInput(
             f"model: {name} with {options_text} cannot be built and read ids ({cause(error)}); use another"
@@ -124,7 +128,10 @@ def _check_hugging_face(name: str, options_text: str, longest: int, field: str) 
 
 def _read(name: str, options: Mapping[str, Any]) -> None:
     with fake_tensors(), torch.no_grad(), closed_off():
-        logits_of(build_model(name, options, "cpu", "float32").eval())(torch.zeros(1, 2, dtype=torch.int64))
+        model = build_model(name, options, "cpu", "float32").eval()
+        if model.config.is_encoder_decoder:  # the half of one is none: its configuration does not tell
+            raise BadInput(f"model: {name} reads two sequences; use a class that reads one, such as LlamaForCausalLM")
+        logits_of(model)(torch.zeros(1, 2, dtype=torch.int64))
 
 
 def context_length(config: Any) -> int | None:

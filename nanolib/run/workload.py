@@ -20,7 +20,7 @@ from nanolib.meters.memory import MIB, LiveBytes, fake_tensors, free_bytes, meas
 from nanolib.models.user import silent
 from nanolib.paths import make_folder, output_folder
 from nanolib.run.case import Case, Plan
-from nanolib.run.outcome import WillNotFit, one_line
+from nanolib.run.outcome import WillNotFit, one_line, time_to_look
 from nanolib.run.params import Params
 
 
@@ -107,7 +107,7 @@ _LOW = 2  # blocks: a first one and a last one
 def _made_once(case: Case, peaks: Callable[[], dict[str, int]]) -> Plan:
     if case.case_id not in _PLANS:
         try:
-            with fake_tensors(), silent():
+            with fake_tensors(), silent(), time_to_look():
                 _PLANS[case.case_id] = Plan(peaks())
         except Unsupported as error:
             _PLANS[case.case_id] = Plan(reason=one_line(error), unsupported=one_line(error))
@@ -338,6 +338,6 @@ def trace(work: Workload, case: Case, params: Params) -> None:
     """Write the profiler's trace and table of one call into the folder `traces` of the output, where the parameters ask for it."""
     if not params.trace:
         return
-    name = re.sub(r"[^A-Za-z0-9=.,+-]+", "-", f"{params.NAME} {case} {work.scope}").strip("-")
-    path = make_folder(output_folder() / "traces") / f"{name[:120]}-{case.case_id[:6]}"
+    case_name, scope = (re.sub(r"[^A-Za-z0-9=.,+-]+", "-", text) for text in (f"{params.NAME} {case}", work.scope))
+    path = make_folder(output_folder() / "traces") / f"{case_name[:100].strip('-')}-{scope}-{case.case_id[:6]}"
     write_trace(work.call, path, sort=params.trace_sort, top=params.trace_top, device=case.device)

@@ -55,11 +55,14 @@ from nanolib.ab.rounds import (
     precise_enough,
 )
 from nanolib.ab.worktree import Version, checked_out
-from nanolib.stats.compare import Kind, Verdict, compare_processes
+from nanolib.stats.compare import THRESHOLD, Kind, Verdict, compare_processes
 from nanolib.stats.signed_ranks import hodges_lehmann
 
-EFFECTS = list(VERSIONS)[1:]
+# What is replayed: B against A → units of B, of which A has a hundred; what was recorded is scaled to them.
+EFFECTS = {"A again": 100.0, "+2 %": 102.0, "+3 %": 103.0, "+5 %": 105.0, "+10 %": 110.0, "-5 %": 100 / 1.05}
+_SHARP = 0.025  # a threshold at which a true 5 % must be called regressed, or improved
 REPLAYS = 200
+_CALLED = (Kind.REGRESSED, Kind.SUSPECT, Kind.IMPROVED)
 _MOST_SETS = 100  # of processes, until an interval is given up
 
 
@@ -111,22 +114,32 @@ def _rate(called: int, of: int) -> str:
     return f"{called / of:5.1%} [{low:4.0%} … {high:4.0%}]"
 
 
-def _replayed_ab(recording: Recording, effect: int, rng: np.random.Generator, budget_s: float) -> Verdict:
-    """As nano ab would end it, with so much time; every set of processes is in it once."""
+def _replayed_ab(recording: Recording, units: float, rng: np.random.Generator, budget_s: float) -> np.ndarray:
+    """What nano ab would judge, with so much time: B / A of each pair of processes; every set of them is in it once."""
     pairs, spent_s = Pairs(), 0.0
     for number, at in enumerate(rng.permutation(len(recording.generations)), 1):
         generation = recording.generations[at]
-        found = _replayed_pairs(generation, effect, rng, budget_s)
+        found = _replayed_pairs(generation, units, rng, budget_s)
         pairs += found
         spent_s += _seconds(recording, generation, found, number)
         if ends_after(number, spent_s, budget_s) or known_well(Round({"": pairs}), Settings.rel_ci):
             break
-    return compare_processes(pairs.data()[1])
+    return np.asarray(pairs.data()[1])
 
 
-def _slower(verdict: Verdict) -> bool:
-    """Whether B is called slower."""
-    return verdict.kind in (Kind.REGRESSED, Kind.SUSPECT) and verdict.ratio > 1
+def _called(verdict: Verdict, units: float) -> bool:
+    """Whether B is called slower, or faster where it does less."""
+    return verdict.kind in _CALLED and (verdict.ratio > 1) == (units >= UNITS[0])
+
+
+def _beyond(verdict: Verdict, units: float) -> bool:
+    """Whether it is called beyond the threshold."""
+    return _called(verdict, units) and verdict.kind is not Kind.SUSPECT
+
+
+def _apart(verdict: Verdict, units: float) -> bool:
+    """Whether its interval leaves out 1, to the side where B is, or to the slower one."""
+    return verdict.interval.low > 1 if units >= UNITS[0] else verdict.interval.high < 1
 
 
 def _seconds(recording: Recording, generation: Generation, pairs: Pairs, number: int) -> float:
@@ -143,11 +156,11 @@ def _drawn(rng: np.random.Generator) -> Sequence[int]:
     return rng.choice(len(UNITS), 2, replace=False).tolist()
 
 
-def _replayed_pairs(generation: Generation, effect: int, rng: np.random.Generator, budget_s: float) -> Pairs:
+def _replayed_pairs(generation: Generation, units: float, rng: np.random.Generator, budget_s: float) -> Pairs:
     """Pairs of one pair of processes until they are precise enough or used up."""
     a, b = (
-        generation.pairs[version] / UNITS[version] * units
-        for version, units in zip(_drawn(rng), (UNITS[0], UNITS[effect]), strict=True)
+        generation.pairs[version] / UNITS[version] * done
+        for version, done in zip(_drawn(rng), (UNITS[0], units), strict=True)
     )
     most, n = max(FEWEST_PAIRS, round(budget_s / Settings.budget_s * len(a))), MIN_PAIRS
     while n < most and not precise_enough(a[:n], b[:n], Settings.rel_ci):
@@ -156,18 +169,19 @@ def _replayed_pairs(generation: Generation, effect: int, rng: np.random.Generato
     return Pairs(a[:n].tolist(), b[:n].tolist(), [n])
 
 
-def _in_turn(recording: Recording, at: int, version: int, units: int) -> list[np.ndarray]:
+def _in_turn(recording: Recording, at: int, version: int, units: float) -> list[np.ndarray]:
     """Calls of all sets of processes from one on, ms, as if the version did so many units of work."""
     order = [*recording.generations[at:], *recording.generations[:at]]
     return [generation.calls[version] / UNITS[version] * units for generation in order]
 
 
-def _replayed_peer(rule: Callable, recording: Recording, effect: int, rng: np.random.Generator, length: int) -> bool:
-    """A for so many sets of processes in a row, then B for as many."""
+def _replayed_peer(rule: Callable, recording: Recording, units: float, rng: np.random.Generator, length: int) -> bool:
+    """A for so many sets of processes in a row, then B for as many; the rule says whether the second is slower."""
     start, (a, b) = int(rng.integers(len(recording.generations))), _drawn(rng)
     first = _in_turn(recording, start, a, UNITS[0])[:length]
-    then = _in_turn(recording, start, b, UNITS[effect])[length : 2 * length]
-    return rule(np.concatenate(first) / 1000, np.concatenate(then) / 1000)
+    then = _in_turn(recording, start, b, units)[length : 2 * length]
+    sides = [np.concatenate(calls) / 1000 for calls in (first, then)]
+    return rule(*(sides if units >= UNITS[0] else reversed(sides)))
 
 
 def _print_rates(recordings: dict[tuple[str, bool], Recording]) -> None:
@@ -176,7 +190,7 @@ def _print_rates(recordings: dict[tuple[str, bool], Recording]) -> None:
         measuring = budget_s * TIMED
         length = round(measuring / 2 / IN_A_ROW_S)
         print(
-            f"\nB called slower (ours: regressed or suspect), {REPLAYS} replays per cell: "
+            f"\nB called slower, or faster where it is (ours: regressed, improved or suspect), {REPLAYS} replays per cell: "
             f"nano ab with {budget_s:.0f} s, all included; the others with {measuring:.0f} s of calls"
         )
         for loaded in (False, True):
@@ -184,19 +198,27 @@ def _print_rates(recordings: dict[tuple[str, bool], Recording]) -> None:
             if not chosen:
                 continue
             print(f"  {'loaded' if loaded else 'quiet'}: " + "".join(f"{e:>22}" for e in EFFECTS))
-            ours = [[_replayed_ab(chosen[k % 3], e, rng, budget_s) for k in range(REPLAYS)] for e in range(1, 5)]
-            _print_row("nano ab", [sum(map(_slower, verdicts)) for verdicts in ours])
-            regressed = [sum(v.kind is Kind.REGRESSED for v in verdicts) for verdicts in ours]
-            _print_row("nano ab, regressed alone", regressed)
-            beyond = [sum(v.interval.low > 1 for v in verdicts) for verdicts in ours]
-            _print_row("nano ab, interval above 1", beyond)
+            ours = {
+                units: [_replayed_ab(chosen[k % 3], units, rng, budget_s) for k in range(REPLAYS)]
+                for units in EFFECTS.values()
+            }
+            for name, threshold, holds in (
+                ("nano ab", THRESHOLD, _called),
+                ("  regressed or improved", THRESHOLD, _beyond),
+                ("  the same at 2.5 %", _SHARP, _beyond),
+                ("  interval apart from 1", THRESHOLD, _apart),
+            ):
+                verdicts = {
+                    units: [compare_processes(r, threshold=threshold) for r in all_of] for units, all_of in ours.items()
+                }
+                _print_row(name, [sum(holds(v, units) for v in found) for units, found in verdicts.items()])
             if 2 * length > min(len(r.generations) for r in chosen):
                 print("    the recording is too short for A and then B of this length: raise --minutes")
                 continue
             for name, rule in RULES.items():
                 called = [
-                    sum(_replayed_peer(rule, chosen[k % 3], e, rng, length) for k in range(REPLAYS))
-                    for e in range(1, 5)
+                    sum(_replayed_peer(rule, chosen[k % 3], units, rng, length) for k in range(REPLAYS))
+                    for units in EFFECTS.values()
                 ]
                 _print_row(name, called)
 
@@ -228,7 +250,7 @@ def _ours_until(recording: Recording, rng: np.random.Generator) -> tuple[float, 
     pairs, seconds = Pairs(), 0.0
     for number, chosen in enumerate(rng.choice(len(recording.generations), _MOST_SETS), 1):
         generation = recording.generations[chosen]
-        found = _replayed_pairs(generation, 3, rng, Settings.budget_s)
+        found = _replayed_pairs(generation, EFFECTS["+5 %"], rng, Settings.budget_s)
         pairs += found
         seconds += _seconds(recording, generation, found, number)
         if known_well(Round({"": pairs}), 0.02):
@@ -241,7 +263,7 @@ def _asv_until(recording: Recording, rng: np.random.Generator) -> tuple[float, b
     """A until its interval is tight enough, then B: the halves add in quadrature; each side takes two processes."""
     at = int(rng.integers(len(recording.generations)))
     seconds, medians, halves = 0.0, [], []
-    for version, units in zip(_drawn(rng), (UNITS[0], UNITS[3]), strict=True):
+    for version, units in zip(_drawn(rng), (UNITS[0], EFFECTS["+5 %"]), strict=True):
         calls, n = np.concatenate(_in_turn(recording, at, version, units)), 10
         while n < len(calls) and asv_interval(calls[:n]) > 0.02 / np.sqrt(2):
             n = next_look(n)
@@ -273,7 +295,7 @@ def _print_live(versions: list[Version], loads: list[bool], count: int, budget: 
                     seconds.append(time.monotonic() - start)
                     verdicts += found.verdicts.values()
             truth = UNITS[b] / UNITS[a]
-            called = sum(v.kind in (Kind.REGRESSED, Kind.SUSPECT, Kind.IMPROVED) for v in verdicts)
+            called = sum(v.kind in _CALLED for v in verdicts)
             apart = sum(not v.interval.low <= 1 <= v.interval.high for v in verdicts)
             holds = sum(v.interval.low <= truth <= v.interval.high for v in verdicts)
             kinds = [v.kind for v in verdicts]

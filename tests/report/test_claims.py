@@ -474,6 +474,19 @@ def test_who_comes_nearest_to_its_roof_overlaps_no_other(say, second, said):
     assert line == f"Forward is bound by compute in 2 of 3 cases and memory in 1 of 3 cases: {said}"
 
 
+@pytest.mark.parametrize(
+    ("moved", "rate", "said"),
+    [
+        (1e5, 1.2e11, "120% of 1e+11 FLOP/s, which is above it: the ceiling was measured too low"),
+        (1e6, 6e10, "150% of 4e+10 FLOP/s, which is above it: some of it stays in a cache"),
+    ],
+)
+def test_why_a_kernel_can_lie_above_its_roof_is_said(say, moved, rate, said):
+    cases = [*CEILINGS, rated("dense", 0.99 * rate, rate, 1.01 * rate, moved=moved), rated("b", 1e9, 2e9, 3e9)]
+    (line,) = (line for line in say("attention", cases) if "Forward is bound" in line)
+    assert said in line and ("nano doctor" in line) == (moved == 1e5)
+
+
 def test_at_the_ridge_compute_is_the_bound_and_several_batches_are_named(say):
     cases = [*CEILINGS, rated("a", 6e10, 8e10, 9e10, 1e6, 1e5), rated("b", 1e9, 2e9, 3e9, 1e6, 1e5, batch_size=4)]
     (line,) = (line for line in say("attention", cases) if "Forward is bound" in line)
@@ -518,11 +531,11 @@ def test_what_a_pattern_costs_after_training_on_is_held_against_zero(say, tuned,
 @pytest.mark.parametrize(
     ("between", "said"),
     [
-        (60, "most of the time goes to between 60%, gate 20%, up 15%: much lies between operations. Next: larger batches or "
-             "compiling would help, more than faster kernels."),
-        (40, "most of the time goes to between 40%, gate 30%, up 22%: much lies between operations. Next: larger batches or "
-             "compiling would help."),
-        (20, "most of the time goes to gate 40%, up 30%, between 20%."),
+        (60, "most of the time goes to gaps between operations 60%, gate 20%, up 15%: much lies between operations. "
+             "Next: larger batches or compiling would help, more than faster kernels."),
+        (40, "most of the time goes to gaps between operations 40%, gate 30%, up 22%: much lies between operations. "
+             "Next: larger batches or compiling would help."),
+        (20, "most of the time goes to gate 40%, up 30%, gaps between operations 20%."),
     ],
 )  # fmt: skip
 def test_advice_on_what_lies_between_operations_goes_no_further_than_its_share(say, between, said):

@@ -100,6 +100,13 @@ class Params(shared.Params):
         *("strategies", "model_world_sizes"),
     )(distinct)
 
+    @pydantic.field_validator("trace")
+    @classmethod
+    def _ranks_are_not_traced(cls, value: bool) -> bool:
+        if value:
+            raise ValueError("ranks are processes of their own, whose calls are not traced; leave it out")
+        return value
+
     @pydantic.field_validator("training_preset")
     @classmethod
     def _known_preset(cls, value: str) -> str:

@@ -20,7 +20,7 @@ from nanolib.meters.time.latency import measure
 from nanolib.models import fp8
 from nanolib.run.case import Case, Plan
 from nanolib.run.ceilings import no_product, rate_rows
-from nanolib.run.workload import Workload, first_call_ms
+from nanolib.run.workload import Workload, first_call_ms, trace
 
 # Precision → the type of the weights; `tf32` and the recipes change the products alone.
 DTYPES = {"float32": "float32", "tf32": "float32", "float16": "float16", "bfloat16": "bfloat16"} | {
@@ -107,6 +107,7 @@ class SpeedCase(Case):
             # of another type's ceiling a share would say nothing
             yield from rate_rows(latency, flops, product_of(self.precision), ceilings)
             yield rate("tokens_per_second", self.batch_size * self.seq_len, latency)
+            trace(work, self, params)
             yield from self._memory(model, ids, work)
 
     def converted_share(self, model: nn.Module) -> Measurement:
@@ -170,6 +171,7 @@ class ShapeCase(Case):
         timing = params.timing(self.device)
         if self.precision == "bfloat16":
             yield measure(lambda: a @ b.t(), scope="product", **timing)
+            trace(Workload("product", lambda: a @ b.t(), tuple), self, params)
             return
         cast = fp8.Cast()
         q_a, q_b = fp8.quantise(a, cast), fp8.quantise(b, cast)
@@ -188,6 +190,7 @@ class ShapeCase(Case):
         first_call_ms(compiled)
         yield measure(product, scope="product", **timing)
         yield measure(compiled, scope="product_with_cast", **timing)
+        trace(Workload("product", product, tuple), self, params)
 
 
 def _unsupported(precision: str, device: str) -> str:

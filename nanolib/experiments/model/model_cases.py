@@ -28,6 +28,7 @@ from nanolib.models.user import build_model, hugging_face_config, logits_of, res
 from nanolib.run.case import Case, Plan
 from nanolib.run.ceilings import roofline_ms
 from nanolib.run.holding_rows import holding_rows, unattributed_rows
+from nanolib.run.outcome import LookTimeout, time_to_look
 from nanolib.run.own_model import context_length
 from nanolib.run.workload import UNCOUNTED, Workload, holdings_by_depth, memory_rows, planned_by_depth, trace
 
@@ -347,16 +348,22 @@ def planned_training(case: Case, config: NanoConfig, batch_size: int, seq_len: i
     return planned_by_depth(case, config.num_layers, at)
 
 
-_KNOWN: dict[str, tuple[int, int]] = {}
+_KNOWN: dict[str, tuple[int, int] | LookTimeout] = {}
 _HELD: dict[str, dict[str, Holding]] = {}
 
 
 def _counted(case_id: str, case: ModelCase) -> tuple[int, int]:
     """Parameters, and FLOPs of a forward pass as torch counts them, of a model that no formula knows; without running it."""
     if case_id not in _KNOWN:
-        with fake_tensors(), silent():
-            _KNOWN[case_id] = _count(case)
-    return _KNOWN[case_id]
+        try:
+            with fake_tensors(), silent(), time_to_look():
+                _KNOWN[case_id] = _count(case)
+        except LookTimeout as error:  # it would not come to an end the next time either
+            _KNOWN[case_id] = error
+    found = _KNOWN[case_id]
+    if isinstance(found, LookTimeout):
+        raise found
+    return found
 
 
 def _count(case: ModelCase) -> tuple[int, int]:

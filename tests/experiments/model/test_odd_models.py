@@ -9,14 +9,15 @@ from nanolib.experiments.model import cases as model
 from nanolib.experiments.model.planning import plan
 from nanolib.measurement import BadInput
 from nanolib.report.overview import deterministic
+from nanolib.run import outcome, sweep
 from nanolib.run import plan as plans
-from nanolib.run import sweep
 from nanolib.store import Store
 from tests.experiments.own import LLAMA
 
 QUICK = {"budget_s": 0.01, "new_tokens": 0, "loss_steps": 0, "peak_remedies": [], "generation_batch_sizes": []}
 SMALL = {"num_layers": 1, "d_model": 32, "num_heads": 2, "vocab_size": 256}
 MIXTRAL = LLAMA | {"num_hidden_layers": 1}
+BART = {"d_model": 32, "vocab_size": 300, "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 32}
 OWN = """
 import torch
 class Looks(torch.nn.Module):
@@ -29,6 +30,13 @@ class Looks(torch.nn.Module):
 class Pair(Looks):
     def forward(self, ids):
         return (super().forward(ids), None)
+class Hidden(Looks):
+    def forward(self, ids):
+        return {"hidden": super().forward(ids)}
+class Hangs(Looks):
+    def forward(self, ids):
+        while True:
+            pass
 def frozen():
     return Looks().requires_grad_(False)
 class Ends(Looks):
@@ -57,7 +65,13 @@ def _ends(rows):
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("odd_models:Looks", {}), pytest.param("hf:MixtralForCausalLM", MIXTRAL, id="mixture")]
+    ("name", "options"),
+    [
+        ("odd_models:Looks", {}),
+        ("odd_models:Pair", {}),
+        pytest.param("hf:MixtralForCausalLM", MIXTRAL, id="mixture"),
+        pytest.param("hf:BartForCausalLM", BART, id="the half of an encoder-decoder"),
+    ],
 )
 def test_what_cannot_be_foreseen_is_measured_all_the_same(store, name, options):
     params = model.Params(model=name, model_options=options, seq_lens=[16], device="cpu", **QUICK)
@@ -71,7 +85,7 @@ def test_what_cannot_be_foreseen_is_measured_all_the_same(store, name, options):
 @pytest.mark.parametrize(
     ("name", "options", "asked", "scope", "said"),
     [
-        ("odd_models:Pair", {}, {}, "training", "the model returns tuple, and a loss takes logits; return them"),
+        ("odd_models:Hidden", {}, {}, "training", "the model returns dict, and a loss takes logits; return them"),
         ("odd_models:frozen", {}, {}, "training", "has no weight that learns; set train to false"),
         (
             *(
@@ -108,6 +122,18 @@ def test_one_that_ends_itself_ends_its_case_alone(store):
     assert "error" in set(ends) and len(ends) > 1
     with pytest.raises(BadInput, match="cannot be planned: SystemExit: 3"):
         plan("odd_models:Ends", "1GiB")
+
+
+def test_one_that_never_returns_is_timed_out_and_does_not_hold_up_what_is_predicted(store, monkeypatch):
+    monkeypatch.setattr(outcome, "_LOOK_S", 0.5)
+    params = model.Params(
+        model="odd_models:Hangs", seq_lens=[16], train=False, device="cpu", **QUICK | {"case_timeout_s": 1.5}
+    )
+    (own,) = (case for case, _ in plans.predictions(model, params) if case.runs_code)
+    assert "over 0.5 s on tensors without data" in own.plan().reason
+    ends = _measured(store, model, params)
+    ends = ends[(ends["metric"] == "case_time") & (ends["factor.preset"] == "odd_models:Hangs")]
+    assert set(ends["status"]) == {"timeout"} and (ends["estimate"] >= 1.4).all()
 
 
 def test_a_loss_that_diverges_keeps_what_was_finite_and_says_from_where_on_it_is_not(store):

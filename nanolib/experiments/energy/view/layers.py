@@ -38,6 +38,7 @@ OPERATIONS = {
     "other": "#d0d0d0",
     "between": "#f0f0f0",
 }
+_SPOKEN = {"between": "gaps between operations"}
 ACTIVATIONS = {
     "mean_abs": "mean |x|",
     "sd": "standard deviation",
@@ -350,7 +351,7 @@ def layer_words(rows: pd.DataFrame) -> list[Claim]:
         if between > 0.2:
             more = ", more than faster kernels" if between > 0.5 else ""
             sure, advice = "much lies between operations", f"larger batches or compiling would help{more}"
-        text = ", ".join(f"{name} {share:.0%}" for name, share in most.items())
+        text = ", ".join(f"{_SPOKEN.get(name, name)} {share:.0%}" for name, share in most.items())
         claims.append(Claim(f"most of the time goes to {text}", sure, advice, case))
     claims += _unseen(rows)
     table = overhead_table(rows)

@@ -1,0 +1,51 @@
+"""`trace: true` leaves a profile of each call that a notebook times, or is refused."""
+
+import pytest
+
+from nanolib.experiments import ALL
+from nanolib.measurement import BadInput
+from nanolib.run import sweep
+from nanolib.store import Store
+
+_MODEL = {"overrides": {"num_layers": 1, "d_model": 32, "num_heads": 2, "vocab_size": 256}}
+# Notebook → parameters that make it small, and what it profiles: scopes of one call each.
+GIVEN = {
+    "attention": ({"seq_lens": [32], "quality_patterns": []}, {"forward", "backward"}),
+    "model": (
+        _MODEL | {"seq_lens": [16], "generation_batch_sizes": [1], "new_tokens": 2, "loss_steps": 0},
+        {"inference", "training_step", "prefill", "decode"},
+    ),
+    "warmup": (_MODEL | {"seq_len": 8, "steps": 6, "curve_steps": 20, "warmup_steps": [0]}, {"forward"}),
+    "energy": (
+        _MODEL
+        | {"seq_lens": [8], "new_tokens": 2, "window_s": 0.1, "idle_s": 0.1, "profiling": [], "phases": ["decode"]},
+        {"decode"},
+    ),
+    "fp8": (
+        _MODEL
+        | {"seq_len": 8, "precisions": ["bfloat16"], "shapes": [[16, 16, 16]], "parity_arms": [], "numerics": []},
+        {"training_step", "product"},
+    ),
+}
+REFUSED = {"distributed"}
+
+
+@pytest.mark.parametrize("name", sorted({*ALL} - REFUSED - {"summary"}))
+def test_what_is_timed_is_profiled_on_request(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path))
+    given, scopes = GIVEN[name]
+    params = ALL[name]().Params(**given, trace=True, trace_top=3, device="cpu", budget_s=0.01, rel_ci=0.5)
+    with Store(tmp_path / "results.sqlite") as store:
+        rows = sweep.measure(ALL[name](), params, store=store, progress=False).measurements()
+    ended = rows[rows["metric"] == "case_time"]
+    assert set(ended["status"]) <= {"ok", "unsupported"}, ended["message"].tolist()
+    found = sorted((tmp_path / "traces").iterdir())
+    assert {path.suffix for path in found} == {".json", ".txt"}
+    assert {path.stem for path in found if path.suffix == ".json"} == {p.stem for p in found if p.suffix == ".txt"}
+    assert {scope for scope in scopes if any(f"{scope.replace('_', '-')}-" in path.name for path in found)} == scopes
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_where_nothing_can_be_profiled_that_is_refused(name):
+    with pytest.raises(BadInput, match="trace: ranks are processes of their own"):
+        ALL[name]().Params(trace=True)
