@@ -16,6 +16,7 @@ from nanolib.cli.command import (
     EXIT_OK,
     command,
     echo,
+    echo_table,
     handle_errors,
     output_option,
     use_output,
@@ -62,7 +63,8 @@ def reproduce(
         why = "; ".join(f"{experiment}: {reason}" for experiment, reason in refused.items()) or "it holds no run"
         raise BadInput(f"reference: {shown(name)} holds nothing that can be run here ({why}); name another")
     ended, _ = run_jobs(jobs, place, echo)
-    echo("", *closing_table(ended))
+    echo("")
+    echo_table(closing_table(ended))
     with Store(create=False) as store:
         here = store.measurements([end.run_id for end in ended if end.run_id])
     found = reproduction(there[there["experiment"].isin([*refused, *(job.name for job in jobs)])], here, refused)

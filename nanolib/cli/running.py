@@ -21,6 +21,7 @@ from nanolib.cli.command import (
     columns,
     command,
     echo,
+    echo_table,
     handle_errors,
     output_option,
     pairs_of,
@@ -105,7 +106,8 @@ def run(
                 answered=_answers,
                 measured=write_report,  # beside the summary, which reads what is stored too
             )
-        echo("", *closing_table(ended))
+        echo("")
+        echo_table(closing_table(ended))
         for end in ended:
             if end.message:
                 echo(f"{end.name}: {end.message}")

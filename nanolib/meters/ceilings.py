@@ -134,7 +134,13 @@ def _products(a: torch.Tensor, b: torch.Tensor, dtype: str, rel_ci: float, budge
     for by, call in calls.items():
         with tf32_products(dtype == "tf32"):
             latency = measure(call, rel_ci, budget_s, device=str(a.device))
-        yield rate("ceiling_flops", 2 * size**3, latency, scope=dtype, message=f"matrix product {size}³{by}")
+        yield rate(
+            "ceiling_flops",
+            2 * size**3,
+            latency,
+            scope=dtype,
+            message=f"matrix product {size}³{by}, in a burst of {budget_s:g} s",
+        )
 
 
 def rate(metric: str, amount: float, latency: Measurement, *, scope: str = "", message: str = "") -> Measurement:

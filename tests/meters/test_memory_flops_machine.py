@@ -381,7 +381,7 @@ def test_the_ceiling_is_the_faster_product(monkeypatch, ms, said):
         [("float32 by torch", 2 * 64**3 * 250)] if ms[0] > ms[1] else []
     )  # what torch alone reaches is said beside it
     assert [(row.scope, row.estimate) for row in torchs] == slower
-    assert (found.estimate, found.message, found.scope) == (2 * 64**3 * 500, said, "float32")
+    assert (found.estimate, found.message, found.scope) == (2 * 64**3 * 500, f"{said}, in a burst of 2 s", "float32")
 
 
 def test_ceilings_are_two_operations_per_product_and_two_bytes_per_byte(monkeypatch):
@@ -398,7 +398,8 @@ def test_ceilings_are_two_operations_per_product_and_two_bytes_per_byte(monkeypa
     found = {row.scope: row for row in ceilings.measure_ceilings("cpu", ["float32", "float64", "bfloat16"], 0.03, 4.0)}
     assert found["float32"].estimate == found["float64"].estimate == 2 * 64**3 * 100
     assert found["bfloat16"].estimate == 2 * 32**3 * 100 and found["copy"].estimate == 2 * 2**21 * 100
-    assert found["float32"].message == "matrix product 64³" and found["copy"].message == "copy of 2 MiB"
+    assert found["float32"].message == "matrix product 64³, in a burst of 4 s"
+    assert found["copy"].message == "copy of 2 MiB"
     assert (found["copy"].low, found["copy"].high) == (found["copy"].estimate / 2, found["copy"].estimate * 2)
     assert asked == [(0.03, 4.0, "cpu")] * 5  # float32 by torch and by oneDNN
     assert [row.scope for row in ceilings.measure_ceilings("cpu", ["float32"], copy=False)] == ["float32"]
@@ -431,7 +432,7 @@ def test_a_ceilings_work_is_as_large_as_its_device_wants(monkeypatch, device, dt
     second = Measurement("latency", 1000.0, 1000.0, 1000.0)
     monkeypatch.setattr(ceilings, "measure", lambda call, rel_ci, budget_s, device: second)
     product, copy = ceilings.measure_ceilings(device, [dtype])
-    assert (product.estimate, product.message) == (2.0 * size**3, f"matrix product {size}³")
+    assert (product.estimate, product.message) == (2.0 * size**3, f"matrix product {size}³, in a burst of 2 s")
     assert (copy.estimate, copy.message) == (2.0 * mib * 2**20, f"copy of {mib} MiB")
 
 

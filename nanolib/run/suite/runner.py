@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+import pandas as pd
 import psutil
 import yaml
 from tqdm import tqdm
@@ -308,25 +309,18 @@ def _reason(returncode: int, log_file: Path, said: int) -> str:
     return f"{last} (exit {returncode})"
 
 
-def closing_table(ended: Sequence[Ended]) -> list[str]:
-    """What ran, how long and where the time went, what failed and why."""
-    header = ["notebook", "status", "cases", "ok", "other", "measuring s", "rest s", "total s"]
-    lines = [header]
+def closing_table(ended: Sequence[Ended]) -> pd.DataFrame:
+    """What ran, how long and where the time went; the sum of it in the last line."""
+    lines = []
     for end in ended:
         statuses = end.statuses or {}
         other = ", ".join(f"{count} {status}" for status, count in statuses.items() if status != "ok") or "—"
-        rest = max(0.0, end.seconds - end.measured_s)
-        numbers = [f"{end.measured_s:.1f}", f"{rest:.1f}", f"{end.seconds:.1f}"]
-        lines.append([end.name, str(end.status), str(end.cases or "—"), str(statuses.get("ok", "—")), other, *numbers])
-    total = [sum(values) for values in zip(*((end.measured_s, end.seconds) for end in ended), strict=True)]
-    lines.append(
-        ["total", "", "", "", "", f"{total[0]:.1f}", f"{max(0.0, total[1] - total[0]):.1f}", f"{total[1]:.1f}"]
-    )
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-    text = [
-        "  ".join(
-            cell.ljust(w) if i < 5 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    ]
-    return [text[0], "-" * len(text[0]), *text[1:-1], "-" * len(text[0]), text[-1]]
+        counts = {"cases": end.cases or "—", "ok": statuses.get("ok", "—"), "other": other}
+        lines.append({"notebook": end.name, "status": end.status} | counts | _times(end.measured_s, end.seconds))
+    measured_s, seconds = (sum(getattr(end, name) for end in ended) for name in ("measured_s", "seconds"))
+    return pd.DataFrame([*lines, {"notebook": "total"} | _times(measured_s, seconds)]).fillna("")
+
+
+def _times(measured_s: float, seconds: float) -> dict[str, str]:
+    parts = {"measuring s": measured_s, "rest s": max(0.0, seconds - measured_s), "total s": seconds}
+    return {name: f"{value:.1f}" for name, value in parts.items()}
