@@ -41,6 +41,10 @@ BAD = [
     (["merge", "/nowhere.sqlite"], "/nowhere.sqlite does not exist"),
     (["clean", "--older-than", "soon"], "--older-than: 'soon' will not do; give days, such as 30d"),
     (["clean", "--older-than", "-3d"], "--older-than: '-3d' will not do"),
+    (
+        ["run", "attention", "--label", "01234567-89ab-cdef-0123-456789abcdef"],
+        "label: '01234567-89ab-cdef-0123-456789abcdef' names runs already; choose another",
+    ),
     (["run", "attention", "--label", "latest~1"], "label: 'latest~1' names runs already; choose another"),
     (["ab", ".", ".", "--call", "a:b", "--label", "all"], "--label: 'all' names runs already; choose another"),
     (["ab", ".", ".", "--call", "a:b", "--json", "/"], "/: this is a folder; name a file"),
@@ -113,6 +117,33 @@ def test_doctor_measures_ceilings_that_a_dry_run_then_uses(nano, tmp_path):
     cleaned = nano("clean", "--older-than", "0d").output
     assert "doctor" in cleaned and cleaned.endswith("1 run(s) were deleted\n")
     assert "no runs yet" in nano("runs").output
+
+
+def test_doctor_tells_of_a_compiler_that_fails_and_goes_on(nano, monkeypatch):
+    from nanolib.models import attention
+
+    real = attention.attend
+
+    def attend(kind, *tensors, **options):
+        if kind == "flex":
+            raise RuntimeError("CppCompileError: g++: not found\nand more")
+        return real(kind, *tensors, **options)
+
+    monkeypatch.setattr(attention, "attend", attend)
+    found = json.loads(nano("doctor", "--json", "--budget", "0.02").stdout)
+    told = found["what can be measured here"]
+    assert told["attention flex"] == "fails: CppCompileError: g++: not found and more"
+    assert told["attention dense"] == "runs" and "GFLOP/s" in found["ceilings of cpu, measured now"]["float32"]
+
+
+@pytest.mark.parametrize("columns", ["40", "300"])
+def test_a_dry_run_leaves_out_what_is_not_known(nano, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    asked = ["-p", "warmup_steps=[0]", "-p", "directions=[forward]", "-p", "preset=decoder_tiny"]
+    lines = nano("run", "warmup", "--dry-run", *asked).output.splitlines()
+    assert [line for line in lines if line.endswith("runs")]
+    if columns == "40":
+        assert not any("ms predicted" in line or "MiB" in line for line in lines) and max(map(len, lines)) <= 40
 
 
 def test_who_stops_reading_ends_a_command_and_gets_no_verdict(tmp_path):

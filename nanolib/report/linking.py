@@ -145,4 +145,4 @@ def _launch_name(runs: pd.DataFrame) -> str:
 
 def as_script(data: Any) -> str:
     """JSON that may stand inside a script: no «<» at all, since `</script` and `<!--` mean something in any string."""
-    return json.dumps(data).replace("<", "\\u003c")
+    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")

@@ -64,6 +64,14 @@ def test_a_slower_revision_regressed(repository, ab, tmp_path):
     assert "work:run" in json.dumps(ab_ratio(rows).to_dict())
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is full")
+def test_what_was_found_is_kept_though_its_file_cannot_be_written(repository, ab, tmp_path):
+    ended = ab("base", ".", "--call", "work:run", "--json", "/dev/full")
+    assert ended.exit_code == 2 and "No space left on device; free space there, or name another place" in ended.output
+    with Store(tmp_path / "out" / "results.sqlite") as store:
+        assert ab_table(store.measurements())["verdict"].tolist() == ["equivalent"]
+
+
 def test_a_revision_against_itself_is_equivalent(repository, ab, tmp_path):
     ended, line = _call(ab, tmp_path, "base", ".")
     assert ended.exit_code == 0

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from nanolib.measurement import Held, Measurement, Unsupported, exact
+from nanolib.measurement import Held, Measurement, Status, Unsupported, exact
 from nanolib.meters import measure, measure_phases
 from nanolib.meters.ceilings import rate
 from nanolib.meters.flops import count_flops
@@ -79,6 +79,13 @@ class Inferring:
         """Relative error of the logits against the eager ones."""
         return relative_error(self.forward(), self.eager())
 
+    def _against_eager(self) -> Measurement:
+        found = self.eager()
+        if isinstance(found, torch.Tensor):
+            return exact("relative_error", self.difference(), scope="against_eager", method="logits")
+        message = f"the model returns {type(found).__name__}: how far that is from eager's is known of logits alone"
+        return Measurement("relative_error", scope="against_eager", status=Status.UNSUPPORTED, message=message)
+
     def measure(
         self, case: Any, params: Any, predicted: dict[str, Any], ceilings: dict[str, float]
     ) -> Iterator[Measurement]:
@@ -97,7 +104,7 @@ class Inferring:
         yield from rate_rows(latency, flops, case.dtype, ceilings)
         yield rate("tokens_per_second", self.ids.numel(), latency)
         if case.optimisation != "eager":
-            yield exact("relative_error", self.difference(), scope="against_eager", method="logits")
+            yield self._against_eager()
         if is_compiled(case.optimisation):
             yield compile_row(first_ms, latency.estimate)
 

@@ -109,6 +109,14 @@ def test_what_a_model_cannot_do_is_unsupported_with_a_reason_and_the_rest_measur
     assert set(refused["factor.mode"]) == {scope} and (ends["factor.mode"] == "inference").any()
 
 
+def test_what_gives_no_logits_is_timed_under_an_optimisation_and_its_error_is_not_known(store):
+    asked = QUICK | {"optimisations": ["eager", "onednn"], "train": False}
+    rows = _measured(store, model, model.Params(model="odd_models:Hidden", seq_lens=[16], device="cpu", **asked))
+    assert set(_ends(rows)) == {"ok"}
+    (error,) = rows[rows["metric"] == "relative_error"].to_dict("records")
+    assert error["status"] == "unsupported" and "the model returns dict" in error["message"]
+
+
 def test_its_energy_is_measured_too(store):
     params = energy.Params(
         model="odd_models:Looks", seq_lens=[16], phases=["training_step"], window_s=0.05, idle_s=0.1, profiling=[]
