@@ -3,28 +3,33 @@ PYTHON ?= python3
 # of the tests, which wait for kernels and ranks half of their time
 WORKERS ?= 3
 BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONPATH
 
-.PHONY: run test test-fast lint bench gpu lab notebooks docs clean setup
+.PHONY: run test test-fast thorough lint bench gpu lab notebooks docs clean setup
 
 run: setup
 	$(BIN)/nano run quick
 
 test: setup lint
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder --nbval-lax --nbval-cell-timeout=300 tests notebooks
+	$(PYTEST) -m "not thorough" --nbval-lax --nbval-cell-timeout=300 tests notebooks
 
 # Without simulations, kernels, ranks and compilers: under two minutes.
 test-fast: setup lint
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder -m "not notebook and not slow" tests
+	$(PYTEST) -m "not notebook and not slow and not thorough" tests
 
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
 
+# Variants of tests that show once more what others show.
+thorough: setup
+	$(PYTEST) -m thorough tests
+
 # Ratios measured side by side in one run; nothing in the tests depends on them.
-bench: setup
+bench: setup thorough
 	$(BIN)/python -m pip install --quiet -r tests/benchmarks/requirements.txt
 	for script in tests/benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
 

@@ -1,6 +1,7 @@
 """Tests write nowhere but to a folder of their own, and wait for no device that someone measures on."""
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -32,6 +33,13 @@ os.environ.pop("JPY_SESSION_NAME", None)  # notebooks run here as in a batch, fr
 def _output_folder_stays(monkeypatch):
     """A command's --output sets the variable for its own process; in tests that process goes on."""
     monkeypatch.setenv("NANOLIB_OUTPUT", os.environ["NANOLIB_OUTPUT"])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _old_objects_are_set_aside():
+    """Each measurement collects garbage first, and would look at all that the files before have imported."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items):

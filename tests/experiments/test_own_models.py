@@ -53,8 +53,14 @@ def own(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(ASKED))
-@pytest.mark.parametrize(("model", "options"), [("hf:LlamaForCausalLM", LLAMA), ("mine:build", {"width": 48})])
+@pytest.mark.parametrize(
+    ("name", "model", "options"),
+    [
+        *((name, "mine:build", {"width": 48}) for name in sorted(ASKED)),
+        *((name, "hf:LlamaForCausalLM", LLAMA) for name in ("energy", "fp8")),
+        pytest.param("warmup", "hf:LlamaForCausalLM", LLAMA, marks=pytest.mark.thorough),
+    ],
+)
 def test_it_is_measured_as_a_preset_is(tmp_path, own, name, model, options):
     if model.startswith("hf:"):
         pytest.importorskip("transformers")

@@ -290,7 +290,7 @@ def test_a_product_in_8_bits_is_timed_without_what_was_prepared(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda call, **_: call)
     monkeypatch.setattr(speed, "measure", lambda call, scope, **_: timed.update({scope: call}))
     monkeypatch.setattr(torch, "_scaled_mm", lambda a, b, **_: a.float() @ b.float(), raising=False)
-    params = SimpleNamespace(seed=0, timing=lambda _: {})
+    params = SimpleNamespace(seed=0, trace=False, timing=lambda _: {})
     list(speed.ShapeCase("cpu", 16, 32, 48, "fp8").measure(params, {}))
     reciprocals = []
     monkeypatch.setattr(torch.Tensor, "reciprocal", lambda x: reciprocals.append(1) or torch.reciprocal(x))
@@ -309,7 +309,11 @@ def test_a_rate_has_no_share_of_another_types_ceiling(monkeypatch, precision):
     tiny = {"num_layers": 1, "d_model": 32, "num_heads": 2, "vocab_size": 256}
     case = speed.SpeedCase("cpu", "x", "gpt_125M", tiny, precision, "forward", False, 8, 1, ())
     timing = {"rel_ci": 0.5, "budget_s": 0.01}
-    list(case.measure(SimpleNamespace(seed=0, corpus="", timing=lambda _: timing), {"float32": 1.0, "bfloat16": 1.0}))
+    list(
+        case.measure(
+            SimpleNamespace(seed=0, corpus="", trace=False, timing=lambda _: timing), {"float32": 1.0, "bfloat16": 1.0}
+        )
+    )
     assert asked == [speed.product_of(precision)]
 
 

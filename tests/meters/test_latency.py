@@ -154,6 +154,7 @@ def test_details_describe_all_kept_samples():
 
 def test_the_collector_is_off_inside_and_as_before_afterwards(clocked):
     clocked([10.0] * 100)
+    gc.unfreeze()
     inside = []
     measure(lambda: inside.append(gc.isenabled()))
     assert not any(inside) and gc.isenabled() and gc.get_freeze_count() == 0
@@ -446,6 +447,7 @@ def test_a_gpus_clock_gives_each_phase_its_own_time_on_its_own_device(monkeypatc
 @pytest.mark.parametrize("enabled", [True, False])
 @pytest.mark.parametrize("frozen", [True, False])
 def test_the_collector_is_left_as_it_was_found(enabled, frozen):
+    gc.unfreeze()
     if frozen:
         gc.freeze()
     if not enabled:

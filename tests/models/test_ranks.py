@@ -24,7 +24,7 @@ from tests.models.layouts import restore
 
 pytestmark = pytest.mark.slow
 
-WORLDS = (1, 2, 3, 4, 8)
+WORLDS = (1, 2, 3, 4, pytest.param(8, marks=pytest.mark.thorough))
 
 
 @functools.cache

@@ -315,7 +315,7 @@ def closing_table(ended: Sequence[Ended]) -> pd.DataFrame:
     for end in ended:
         statuses = end.statuses or {}
         other = ", ".join(f"{count} {status}" for status, count in statuses.items() if status != "ok") or "—"
-        counts = {"cases": end.cases or "—", "ok": statuses.get("ok", "—"), "other": other}
+        counts = {"cases": str(end.cases or "—"), "ok": str(statuses.get("ok", "—")), "other": other}
         lines.append({"notebook": end.name, "status": end.status} | counts | _times(end.measured_s, end.seconds))
     measured_s, seconds = (sum(getattr(end, name) for end in ended) for name in ("measured_s", "seconds"))
     return pd.DataFrame([*lines, {"notebook": "total"} | _times(measured_s, seconds)]).fillna("")

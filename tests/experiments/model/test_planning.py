@@ -57,7 +57,7 @@ def test_a_need_that_grows_faster_from_somewhere_on_takes_few_counts():
     ("model", "options"),
     [
         ("decoder_tiny", SMALL),
-        ("encoder_decoder_tiny", SMALL),
+        pytest.param("encoder_decoder_tiny", SMALL, marks=pytest.mark.thorough),
         ("hf:LlamaForCausalLM", LLAMA | {"max_position_embeddings": 512}),
     ],
 )
@@ -181,6 +181,7 @@ def test_where_a_model_of_ones_own_ends_the_search_ends(tmp_path, monkeypatch):
     assert (inference.largest_batch, inference.longest) == (training.largest_batch, training.longest) == (9, 100)
 
 
+@pytest.mark.thorough
 def test_what_was_not_tried_is_said():
     found = plan("decoder_tiny", "640GiB", seq_len=64, attention_type="sparse", options=SMALL | {"num_layers": 1})
     assert {use.longest for use in found.uses} == {2**17} and set(found.table()["longest"]) == {"131072+"}

@@ -23,7 +23,10 @@ def _case(remedy, preset="decoder_tiny", overrides=TINY, batch=4):
     return RemedyCase("cpu", preset, preset, overrides, kind, 32, batch, "float32", remedy)
 
 
-@pytest.mark.parametrize("preset", ["decoder_tiny", "encoder_decoder_tiny", "hf:LlamaForCausalLM"])
+@pytest.mark.parametrize(
+    "preset",
+    ["decoder_tiny", pytest.param("encoder_decoder_tiny", marks=pytest.mark.thorough), "hf:LlamaForCausalLM"],
+)
 @pytest.mark.parametrize("remedy", REMEDIES)
 def test_both_peaks_are_as_planned_and_the_ratio_is_of_steps_in_turns(remedy, preset):
     if remedy == "checkpoint_half" and preset.startswith("hf:"):
@@ -89,8 +92,10 @@ def test_some_blocks_checkpointed_give_the_same_gradient(preset):
     assert one.checkpointing == 1
 
 
-@pytest.mark.parametrize("preset", ["decoder_tiny", "encoder_decoder_tiny", "gpt_125M"])
-@pytest.mark.parametrize("shape", [(1, 16), (8, 64)])
+@pytest.mark.parametrize(
+    "preset", ["decoder_tiny", "encoder_decoder_tiny", pytest.param("gpt_125M", marks=pytest.mark.thorough)]
+)
+@pytest.mark.parametrize("shape", [pytest.param((1, 16), marks=pytest.mark.thorough), (8, 64)])
 def test_any_number_of_checkpointed_blocks_follows_from_three_low_stacks(preset, shape):
     batch, length = shape
     small = {"num_layers": 7, "d_model": 64, "num_heads": 4, "vocab_size": 128}
