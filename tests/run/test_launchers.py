@@ -62,7 +62,8 @@ STARTERS = {
         from nanolib.ab.worktree import Version
         version, forks = Version(".", "", Path.cwd(), Path(".")), ForkServer(600)
         forks.imports(["json"])
-        for side in (VersionProcess(version, 600), VersionProcess(version, 600, forks)):
+        sides = [VersionProcess(version, 600), VersionProcess(version, 600, forks)]  # one that nobody holds ends
+        for side in sides:
             side.send(do="function", function="endless:run", setup="", rows=False)
             side.receive()
         side._stop()  # as while the other side computes
