@@ -59,7 +59,7 @@ def _ab(tmp_path, *arguments, budget="6s"):
 PLANTED = WORK.replace("import time", "import time, planted").replace("{cost}", "planted.COST")
 
 
-@pytest.mark.parametrize("is_repository", [True, False])
+@pytest.mark.parametrize("is_repository", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_a_slower_package_regressed_and_what_differs_stands_beside(
     repository, packages, tmp_path, monkeypatch, is_repository
 ):

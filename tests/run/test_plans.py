@@ -84,8 +84,14 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("pattern", sorted(set(PATTERNS) - set(CHOOSERS)))
-@pytest.mark.parametrize(("heads", "kv_heads", "causal"), [(4, 4, True), (4, 2, False)])
+@pytest.mark.parametrize(
+    ("pattern", "heads", "kv_heads", "causal"),
+    [
+        pytest.param(pattern, *shape, marks=[pytest.mark.thorough] * ((at + other) % 2))  # each pattern at one of both
+        for at, pattern in enumerate(sorted(set(PATTERNS) - set(CHOOSERS)))
+        for other, shape in enumerate([(4, 4, True), (4, 2, False)])
+    ],
+)
 def test_a_sparse_plan_from_a_few_blocks_is_that_from_all(monkeypatch, pattern, heads, kv_heads, causal):
     for more in ({}, {"per_head": True}) if pattern == "random" else ({},):
         options = {"pattern": pattern, "block_size": 32, **OPTIONS[pattern], **more}
