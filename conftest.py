@@ -1,7 +1,6 @@
 """Tests write nowhere but to a folder of their own, and wait for no device that someone measures on."""
 
 import atexit
-import gc
 import os
 import shutil
 import signal
@@ -38,8 +37,11 @@ def _output_folder_stays(monkeypatch):
 @pytest.fixture(autouse=True, scope="module")
 def _old_objects_are_set_aside():
     """Each measurement collects garbage first, and would look at all that the files before have imported."""
-    gc.collect()
-    gc.freeze()
+    from nanolib.meters.time.collector import settled_heap
+
+    with settled_heap() as settle:
+        settle()
+        yield
 
 
 def pytest_collection_modifyitems(items):

@@ -130,7 +130,13 @@ def test_every_generation_has_a_process_of_its_own_that_imports_the_version_anew
 
 
 @pytest.mark.skipif(sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2, reason="needs two cores to tell apart")
-@pytest.mark.parametrize("before", ["", "import os\nos.environ['A'] = 'b'\n"], ids=["forked", "started anew"])
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param("", id="forked"),
+        pytest.param("import os\nos.environ['A'] = 'b'\n", id="started anew", marks=pytest.mark.thorough),
+    ],
+)
 def test_threads_of_openmp_are_bound_to_cores_and_those_of_python_are_not(repository, ab, tmp_path, before):
     text = (
         before + WORK + "\nimport os, threading, torch\ntorch.ones(1000, 1000) @ torch.ones(1000, 1000)\nfound = []\n"

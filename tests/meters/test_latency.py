@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from nanolib.measurement import BadInput, Flag
-from nanolib.meters.time import clock, latency
-from nanolib.meters.time.collector import quiet_collector
+from nanolib.meters.time import clock, collector, latency
+from nanolib.meters.time.collector import quiet_collector, settled_heap
 from nanolib.meters.time.latency import measure, measure_phases, summarise
 from nanolib.stats.intervals import median_interval
 from nanolib.stats.steady import SteadyState
@@ -152,9 +152,33 @@ def test_details_describe_all_kept_samples():
     assert details["mad"] == pytest.approx(np.median(np.abs(x - np.median(x))))
 
 
-def test_the_collector_is_off_inside_and_as_before_afterwards(clocked):
-    clocked([10.0] * 100)
+@pytest.fixture
+def nothing_is_frozen(monkeypatch):
+    """As in a process of a user's: here the objects of earlier files are."""
     gc.unfreeze()
+    monkeypatch.setattr(collector, "_frozen_here", False)
+    yield
+    gc.unfreeze()
+
+
+def test_between_cases_what_lives_is_set_aside_and_let_go_by_the_outermost(nothing_is_frozen):
+    with settled_heap() as settle:
+        with settled_heap() as again:
+            settle()
+            before, made = gc.get_freeze_count(), [[] for _ in range(10_000)]
+            again()
+            assert gc.get_freeze_count() > before + 9_000 and made
+        assert gc.get_freeze_count() > 9_000
+    assert gc.get_freeze_count() == 0
+    gc.freeze()
+    with settled_heap() as settle:  # by whoever it was
+        before, made = gc.get_freeze_count(), [[] for _ in range(10_000)]
+        settle()
+        assert gc.get_freeze_count() < before + 9_000 and made
+
+
+def test_the_collector_is_off_inside_and_as_before_afterwards(clocked, nothing_is_frozen):
+    clocked([10.0] * 100)
     inside = []
     measure(lambda: inside.append(gc.isenabled()))
     assert not any(inside) and gc.isenabled() and gc.get_freeze_count() == 0
@@ -446,8 +470,7 @@ def test_a_gpus_clock_gives_each_phase_its_own_time_on_its_own_device(monkeypatc
 
 @pytest.mark.parametrize("enabled", [True, False])
 @pytest.mark.parametrize("frozen", [True, False])
-def test_the_collector_is_left_as_it_was_found(enabled, frozen):
-    gc.unfreeze()
+def test_the_collector_is_left_as_it_was_found(nothing_is_frozen, enabled, frozen):
     if frozen:
         gc.freeze()
     if not enabled:
@@ -458,5 +481,4 @@ def test_the_collector_is_left_as_it_was_found(enabled, frozen):
         # what is frozen may still die of old age: how much is left says nothing
         assert (gc.isenabled(), gc.get_freeze_count() > 0) == (enabled, frozen)
     finally:
-        gc.unfreeze()
         gc.enable()

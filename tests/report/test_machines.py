@@ -128,6 +128,7 @@ def test_no_history_and_no_run_before_is_of_another_machine(stores):
     assert not histories(both, machine_ids=sorted(both.runs().machine_id))
 
 
+@pytest.mark.thorough  # the browser's page is of two machines too
 def test_the_page_of_both_opens_with_each_machine_by_name(stores, tmp_path):
     both = stores[2]
     page.build(both, both.resolve("all"), tmp_path, SECTIONS, pictures=False)

@@ -33,11 +33,13 @@ def settled_heap() -> Iterator[Callable[[], None]]:
     A process that has torch and a notebook's packages in it takes a tenth of a second to look at all, a hundred times per sweep.
 
     Yields:
-        What sets aside; to be called between cases. Where someone else has frozen objects it does nothing.
+        What sets aside; to be called between cases. Where someone else has frozen objects it does nothing. Within another of
+        these it sets aside too, and the outer one lets it go.
     """
+    within = _frozen_here
 
     def settle() -> None:
-        if freezes:
+        if freezes or within:
             gc.collect()
             gc.freeze()
 
