@@ -159,6 +159,7 @@ def nothing_is_frozen(monkeypatch):
     monkeypatch.setattr(collector, "_frozen_here", False)
     yield
     gc.unfreeze()
+    gc.freeze()
 
 
 def test_between_cases_what_lives_is_set_aside_and_let_go_by_the_outermost(nothing_is_frozen):
