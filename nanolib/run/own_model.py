@@ -111,27 +111,27 @@ def _check_hugging_face(name: str, options_text: str, longest: int, field: str) 
     low = options | ({layers: min(getattr(config, layers), _LOW)} if layers else {})
     try:
         try:
-            _read(name, low)
-        except BadInput:
-            raise
+            sequences = _sequences_read(name, low)
         except Exception:  # it may say something of each of its blocks, which are more
-            _read(name, options)
-    except BadInput:
-        raise
+            sequences = _sequences_read(name, options)
     except (TypeError, ValueError, LookupError, AttributeError, ImportError, OSError, AssertionError) as error:
         raise BadInput(
             f"model: {name} with {options_text} cannot be built and read ids ({cause(error)}); use another"
         ) from None
     except RuntimeError:  # it asks for values, which are not there: running it will tell
         return
+    if sequences > 1:
+        raise BadInput(f"model: {name} reads two sequences; use a class that reads one, such as LlamaForCausalLM")
 
 
-def _read(name: str, options: Mapping[str, Any]) -> None:
+def _sequences_read(name: str, options: Mapping[str, Any]) -> int:
+    """How many sequences of ids a model reads; one that reads one has read it. The half of two tells by its own configuration."""
     with fake_tensors(), torch.no_grad(), closed_off():
         model = build_model(name, options, "cpu", "float32").eval()
-        if model.config.is_encoder_decoder:  # the half of one is none: its configuration does not tell
-            raise BadInput(f"model: {name} reads two sequences; use a class that reads one, such as LlamaForCausalLM")
+        if model.config.is_encoder_decoder:
+            return 2
         logits_of(model)(torch.zeros(1, 2, dtype=torch.int64))
+        return 1
 
 
 def context_length(config: Any) -> int | None:
