@@ -31,18 +31,18 @@ KNOWN = (
 )
 # Most operations of a second call on a model of one block, or on 64 tokens; what exceeds them has become a loop in Python.
 OPERATIONS = {
-    "AttentionCase": {"forward": 70, "forward_backward": 370},
-    "ModelCase": {"inference": 300, "training_step": 1900},
-    "RemedyCase": {"training_step": 2400},
-    "GenerationCase": {"prefill": 160, "decode": 100},
-    "EnergyCase": {"prefill": 80, "decode": 80, "training_step": 810},
-    "SpeedCase": {"inference": 120, "training_step": 800},
-    "ParityCase": {"training_step": 800},
-    "NumericsCase": {"training_step": 800},
-    "QualityCase": {"training_step": 2500},
-    "ShardedTrainingCase": {"training_step": 850},
-    "PrefillCase": {"forward": 600, "training": 1850},
-    "MemoryCase": {"forward": 70},
+    "AttentionCase": {"forward": 30, "forward_backward": 100},
+    "ModelCase": {"inference": 200, "training_step": 650},
+    "RemedyCase": {"training_step": 950},
+    "GenerationCase": {"prefill": 115, "decode": 65},
+    "EnergyCase": {"prefill": 55, "decode": 55, "training_step": 290},
+    "SpeedCase": {"inference": 85, "training_step": 290},
+    "ParityCase": {"training_step": 290},
+    "NumericsCase": {"training_step": 290},
+    "QualityCase": {"training_step": 290},
+    "ShardedTrainingCase": {"training_step": 310},
+    "PrefillCase": {"forward": 310, "training": 900},
+    "MemoryCase": {"forward": 40},
 }
 
 
@@ -69,13 +69,13 @@ def test_every_case_stays_on_its_gpu_and_fits_its_plan(name):
 
 @pytest.mark.parametrize("pattern", [*PATTERNS, *CHOOSERS])
 def test_sparse_attention_is_one_operation_over_its_mask(pattern):
-    """A mask of the shape alone is made once; a chosen one in each call, by some hundred operations of the device alone."""
+    """A mask of the shape alone is made once; a chosen one in each call, by some 50 operations of the device alone."""
     calls = {call["scope"]: call for call in _walked("sparse") if call["case"] == pattern}
     assert {*calls} == {"forward", "forward_backward"}
-    choosing = 240 if pattern in CHOOSERS else 0
+    choosing = 60 if pattern in CHOOSERS else 0
     for call, traced in (
         (calls["forward"], 1),
-        (calls["forward_backward"], 50),
+        (calls["forward_backward"], 20),
     ):  # whose rules torch traces, here alone
         assert call["devices"] == ["cuda:0"] and call["shapes"][0] == [1, 8, 8192, 64]
         assert not call["copies"] and not call["read"] and call["operations"] <= choosing + traced, call
@@ -90,14 +90,12 @@ def test_fp8_is_trained_and_asked_in_every_recipe():
         (recipe, scope) for recipe in fp8.RECIPES for scope in ("forward", "training_step")
     }
     for call in calls:
-        assert not call["copies"] and not call["read"] and call["operations"] <= 1500, call
+        assert not call["copies"] and not call["read"] and call["operations"] <= 950, call
 
 
 def test_a_token_is_decoded_by_every_algorithm():
-    """Ring learns the lengths of the others' shards on the host, in each call: named here until it does not."""
     calls = {call["case"]: call for call in _walked("decode")}
     assert {*calls} == {*ALGORITHMS}
-    assert calls.pop("ring")["reason"] == "it reads values on the host"
     for call in calls.values():
         assert call["device"] == "cuda:0" and call["shape"] == [1, 4, 1, 16]
-        assert not call["copies"] and not call["read"] and call["sent"] and call["operations"] <= 250, call
+        assert not call["copies"] and not call["read"] and call["sent"] and call["operations"] <= 110, call

@@ -56,9 +56,11 @@ def _decode_errors(dtype):
         q, k, v = (torch.randn(shape).to(dtype) for shape in shapes)
         expected = masked_attention(q, k, v, causal_mask(q_len, total))
         for form in ALGORITHMS:
-            out = tree_attention_decode(q, layout.take(k, rank), layout.take(v, rank), algorithm=form)
-            assert out.dtype == dtype and out.shape == q.shape
-            found[f"{what} {form}"] = relative_error(out, expected)
+            parts = layout.take(k, rank), layout.take(v, rank)
+            for told in (None, layout):
+                out = tree_attention_decode(q, *parts, algorithm=form, layout=told)
+                assert out.dtype == dtype and out.shape == q.shape
+                found[f"{what} {form} {'told' if told else 'asked'}"] = relative_error(out, expected)
     return found
 
 
@@ -133,7 +135,7 @@ def _rounds():
     found = {}
     for form in ALGORITHMS:
         with _Counted() as counted:
-            tree_attention_decode(q, k, v, algorithm=form)
+            tree_attention_decode(q, k, v, algorithm=form, layout=layout)
         found[form] = [counted.rounds, decode_traffic(form, layout, **shape).rounds]
     q = torch.randn(2, 8, layout.length(rank), 16)
     for form, attend in _whole_forms(world).items():
@@ -149,10 +151,9 @@ def _bytes():
     layout, shape = Layout.plain(2048, world), {"batch": 8, "heads": 32, "kv_heads": 32, "head_dim": 32, "itemsize": 4}
     q = torch.randn(8, 32, 32, 32)
     k, v = torch.randn(2, 8, 32, layout.length(rank), 32).unbind()
-    places = {"start": layout.pieces[rank][0][0], "total": 2048}
     found = {}
     for form in TREE_ALGORITHMS:
-        counted = count_bytes(lambda form=form: tree_attention_decode(q, k, v, algorithm=form, **places), calls=2)
+        counted = count_bytes(lambda form=form: tree_attention_decode(q, k, v, algorithm=form, layout=layout), calls=2)
         found[form] = [counted, decode_traffic(form, layout, q_len=32, **shape).total]
     q, k, v = torch.randn(3, 1, 8, layout.length(rank), 64).unbind()
     shape = {"batch": 1, "heads": 8, "kv_heads": 8, "head_dim": 64, "itemsize": 4}

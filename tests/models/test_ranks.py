@@ -149,7 +149,7 @@ def test_without_a_process_group_there_is_one_rank():
     expected = masked_attention(q, k, v, torch.ones(3, 10, dtype=torch.bool).tril(7))
     for form in ALGORITHMS:
         assert relative_error(tree_attention_decode(q, k, v, algorithm=form), expected) < 1e-6
-    assert not tree_attention_decode(q, k[:, :, :0], v[:, :, :0], start=0, total=3).any()
+    assert not tree_attention_decode(q, k[:, :, :0], v[:, :, :0], layout=Layout.plain(0, 1)).any()
 
 
 @pytest.mark.parametrize("scale", [None, 0.9])
@@ -173,11 +173,20 @@ def test_ranks_that_know_where_they_stand_ask_no_other(monkeypatch):
     asked = []
     monkeypatch.setattr(tree, "gather_lengths", lambda length, *_: asked.append(length) or [length])
     q, k, v = torch.randn(1, 2, 3, 8), *torch.randn(2, 1, 2, 10, 8).unbind()
-    told = [{"start": 0, "total": 10}, {"start": 0}, {"total": 10}, {}]
-    outs = [tree_attention_decode(q, k, v, **rest) for rest in told]
-    assert asked == [10] * 3 and all(torch.equal(out, outs[0]) for out in outs)
-    tree_attention_decode(q[:, :, :1], k, v)  # a single query sees every key
-    assert len(asked) == 3
+    for form in ALGORITHMS:
+        outs = [tree_attention_decode(q, k, v, algorithm=form, layout=layout) for layout in (Layout.plain(10, 1), None)]
+        assert asked == [10] and torch.equal(*outs)
+        asked.clear()
+    for form in ALGORITHMS:  # a single query sees every key, and the ring alone needs to know how many come
+        tree_attention_decode(q[:, :, :1], k, v, algorithm=form)
+    assert asked == [10]
+
+
+@pytest.mark.parametrize("layout", [Layout.plain(10, 2), Layout.plain(9, 1), Layout(pieces=(((0, 5), (5, 10)),))])
+def test_decoding_refuses_a_layout_that_is_not_its_own(layout):
+    q, k = torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 10, 8)
+    with pytest.raises(BadInput, match="layout: "):
+        tree_attention_decode(q, k, k, layout=layout)
 
 
 def test_ulysses_attends_in_the_wide_type_on_a_cpu(monkeypatch):
@@ -243,9 +252,10 @@ def test_a_device_without_a_kernel_that_tells_its_sums_gets_two_products():
 
 def test_a_mask_is_made_only_where_some_key_is_hidden():
     """Of three new tokens in a sequence of thirteen the first stands at the tenth position."""
-    assert tree._visible(3, 10, 1, 13, torch.device("cpu")) is None
-    (first, second, third) = tree._visible(3, 10, 2, 13, torch.device("cpu")).sum(dim=1)
-    assert (first, second, third) == (9, 10, 10)
+    q, rest = torch.zeros(1, 1, 3, 8), (None, None, "fused")
+    of = lambda lengths: tree._Decode(q, q, q, Layout.of_lengths(lengths), *rest).visible(1)  # noqa: E731
+    assert of([1, 10, 2]) is None
+    assert of([2, 10, 1]).sum(dim=1).tolist() == [9, 10, 10]
 
 
 def test_ulysses_refuses_heads_that_do_not_share_out(monkeypatch):

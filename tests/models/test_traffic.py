@@ -21,10 +21,10 @@ SHAPE = {"batch": 1, "heads": 4, "kv_heads": 2, "head_dim": 8, "itemsize": 2}
         ("gather", 1, 1, (4 * 4 * 9,) * 2),
         (
             "ring",
-            2,
-            2,
-            (8 + 5 * 2 * 2 * 8 * 2, 8 + 6 * 2 * 2 * 8 * 2),
-        ),  # a length, then this rank's own keys and values
+            1,
+            1,
+            (5 * 2 * 2 * 8 * 2, 6 * 2 * 2 * 8 * 2),
+        ),  # this rank's own keys and values
         (
             "pass_q",
             2,

@@ -191,10 +191,11 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
     links = time_collectives(budget_s, device=device, seed=seed) if case.world_size > 1 else []
     with torch.no_grad():
         q, k, v = _inputs(case, me, seed, device)
-        here = {"start": case.layout.pieces[me][0][0], "total": case.seq_len}
 
         def calling(form: str) -> Any:
-            return lambda timer=NO_TIMER: tree_attention_decode(q, k, v, algorithm=form, **here, timer=timer)
+            return lambda timer=NO_TIMER: tree_attention_decode(
+                q, k, v, algorithm=form, layout=case.layout, timer=timer
+            )
 
         calls = {form: calling(form) for form in case.forms}
         errors = {}

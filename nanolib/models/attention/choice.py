@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import avg_pool1d
+from torch.nn.functional import avg_pool2d
 
 from nanolib.models.attention.block_mask import BlockMask, OnDevices, Plan, QueryBlock, plan_of_tiles, real_tensors
 from nanolib.models.attention.patterns.options import SparseOptions
@@ -82,13 +82,13 @@ def top_k(
     """
     size = options.block_size
     estimated, allowed, own = _tile_scores(q, k, causal, size)
-    counts = allowed.sum(dim=1)
+    counts = allowed.sum(dim=1, keepdim=True)
     if options.sparsity is None:
         kept = counts.clamp(max=max(1, round(options.window / size)))
     else:
         kept = ((1 - options.sparsity) * counts).round().clamp(min=1)
     rank = estimated.masked_fill(own, float("inf")).argsort(dim=-1, descending=True).argsort(dim=-1)
-    return _of_tiles((rank < kept[:, None]) & allowed, q, k, causal, size)
+    return _of_tiles((rank < kept) & allowed, q, k, causal, size)
 
 
 def threshold(
@@ -119,25 +119,31 @@ def _tile_scores(
 
     Source: the pooled estimate of MInference (Jiang et al., 2024, arXiv 2407.02490).
     """
-    q_len, kv_len, offset = q.shape[2], k.shape[2], k.shape[2] - q.shape[2]
+    batch, heads, q_len, _ = q.shape
     q_means = q.detach()[:, :, ::size].float() if causal else _tile_means(q.detach(), size)
     k_means = _tile_means(k.detach(), size)
-    k_means = k_means.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-    scores = q_means @ k_means.mT * q.shape[-1] ** -0.5
-    # positions of each row's first query
-    first = torch.arange(tile_count(q_len, size), device=q.device)[:, None] * size + offset
-    last = (first + size - 1).clamp(max=kv_len - 1)
-    tiles = torch.arange(tile_count(kv_len, size), device=q.device)[None, :]
-    allowed = tiles * size <= last if causal else torch.ones_like(tiles <= first)
-    own = (first // size <= tiles) & (tiles <= last // size)
-    return scores.masked_fill(~allowed, float("-inf")), allowed, own
+    q_means = q_means.reshape(
+        batch, k.shape[1], -1, q.shape[-1]
+    )  # query heads that share their keys, one after the other
+    scores = (q_means @ k_means.mT).view(batch, heads, -1, k_means.shape[2]) * q.shape[-1] ** -0.5
+    allowed, forbidden, own = (x.on(q.device) for x in _grid(q_len, k.shape[2], causal, size))
+    return scores.masked_fill(forbidden, float("-inf")), allowed, own
+
+
+@functools.lru_cache(maxsize=64)
+def _grid(q_len: int, kv_len: int, causal: bool, size: int) -> tuple[OnDevices, OnDevices, OnDevices]:
+    """Tiles that causality allows, those that it forbids, and each row's own: bool [query tiles, key tiles]."""
+    with real_tensors():
+        first = torch.arange(0, q_len, size)[:, None] + kv_len - q_len  # position of each row's first query
+        last = (first + size - 1).clamp(max=kv_len - 1)
+        starts = torch.arange(0, kv_len, size)
+        allowed = starts <= last if causal else torch.ones_like(starts <= first)
+        return tuple(OnDevices(x) for x in (allowed, ~allowed, (first - size < starts) & (starts <= last)))
 
 
 def _tile_means(x: torch.Tensor, size: int) -> torch.Tensor:
-    batch, heads, length, width = x.shape
-    flat = x.float().mT.reshape(batch * heads, width, length)
-    pooled = avg_pool1d(flat, size, ceil_mode=True)
-    return pooled.mT.reshape(batch, heads, -1, width)
+    """Over each tile's tokens, float32 [batch, heads, tiles, head_dim]; of the last one, over those that there are."""
+    return avg_pool2d(x.float(), (size, 1), ceil_mode=True)
 
 
 def _of_tiles(table: torch.Tensor, q: torch.Tensor, k: torch.Tensor, causal: bool, size: int) -> Choice:
@@ -160,13 +166,10 @@ def dca(q: torch.Tensor, k: torch.Tensor, causal: bool, options: SparseOptions, 
     """
     values = k.detach().float().norm(dim=-1).mean(dim=1) if scores is None else scores.detach()
     q_len, kv_len, size = q.shape[2], k.shape[2], options.block_size
-    first = torch.arange(tile_count(q_len, size), device=q.device) * size + kv_len - q_len
-    known = (
-        first // size * size if causal else torch.full_like(first, kv_len)
-    )  # how many tokens each block chooses among
+    drawn = _drawn(q_len, kv_len, causal, size, options.random_tokens, options.seed)
+    known, drawn = (x.on(q.device) for x in drawn)
     values = values.to(torch.float32 if q.device.type == "mps" else torch.float64)  # MPS has no float64
     table = _stand_out(values, known, options.global_tokens)
-    drawn = _drawn(q_len, kv_len, causal, size, options.random_tokens, options.seed).on(q.device)
     table = table.scatter(-1, drawn.expand(len(table), -1, -1), True)[:, None, :, :kv_len]
     return Choice(table, 1, options.window, q.shape[1], q_len, kv_len, causal, size)
 
@@ -176,32 +179,41 @@ def _stand_out(scores: torch.Tensor, known: torch.Tensor, most: int) -> torch.Te
 
     Args:
         scores: Of each token, [batch, tokens].
-        known: Among how many leading tokens each block of queries chooses, int64 [blocks].
+        known: Among how many leading tokens each block of queries chooses, int64 [blocks, 1].
         most: At most so many of them.
     """
     tokens = scores.shape[-1]
-    inside = torch.arange(tokens, device=scores.device) < known[:, None]
-    among = torch.where(inside, scores[:, None], 0.0)
-    mean = among.sum(dim=-1, keepdim=True) / known[:, None]
-    spread = ((torch.where(inside, among - mean, 0.0) ** 2).sum(dim=-1, keepdim=True) / known[:, None]).sqrt()
-    count = (inside & (among > mean + spread)).sum(dim=-1, keepdim=True).clamp(min=1).minimum(known[:, None])
-    best = torch.where(inside, among, float("-inf")).topk(min(most, tokens), dim=-1).indices
-    best = torch.where(torch.arange(best.shape[-1], device=best.device) < count, best, tokens)
+    beyond = torch.arange(tokens, device=scores.device) >= known
+    among = scores[:, None].masked_fill(beyond, 0)
+    mean = among.sum(dim=-1, keepdim=True) / known
+    spread = ((among - mean).masked_fill(beyond, 0).square().sum(dim=-1, keepdim=True) / known).sqrt()
+    among = among.masked_fill(beyond, float("-inf"))
+    count = (among > mean + spread).sum(dim=-1, keepdim=True).clamp(min=1).minimum(known)
+    best = among.topk(min(most, tokens), dim=-1).indices
+    best = best.masked_fill(torch.arange(best.shape[-1], device=best.device) >= count, tokens)
     return torch.zeros(*among.shape[:-1], tokens + 1, dtype=torch.bool, device=best.device).scatter(-1, best, True)
 
 
 @functools.lru_cache(maxsize=64)
-def _drawn(q_len: int, kv_len: int, causal: bool, size: int, count: int, seed: int) -> OnDevices:
-    """Random keys of each block of queries, int64 [blocks, count]; `kv_len` where it knows none."""
-    rows = []
+def _drawn(q_len: int, kv_len: int, causal: bool, size: int, count: int, seed: int) -> tuple[OnDevices, OnDevices]:
+    """Among how many leading tokens each block of queries chooses, int64 [blocks, 1], and its random ones.
+
+    Returns:
+        The latter int64 [blocks, count]; `kv_len` where it knows none.
+    """
     with real_tensors():
-        for start in range(0, q_len, size):
-            place = (start + kv_len - q_len) // size
-            known = place * size if causal else kv_len
-            generator = torch.Generator().manual_seed(seed * 1_000_003 + place)
-            none = torch.full((count,), kv_len)
-            rows.append(torch.randint(known, (count,), generator=generator) if known else none)
-        return OnDevices(torch.stack(rows))
+        places = [(start + kv_len - q_len) // size for start in range(0, q_len, size)]
+        known = [place * size if causal else kv_len for place in places]
+        rows = [
+            _some(count, among, kv_len, seed * 1_000_003 + place) for among, place in zip(known, places, strict=True)
+        ]
+        return OnDevices(torch.tensor(known)[:, None]), OnDevices(torch.stack(rows))
+
+
+def _some(count: int, among: int, none: int, seed: int) -> torch.Tensor:
+    if not among:
+        return torch.full((count,), none)
+    return torch.randint(among, (count,), generator=torch.Generator().manual_seed(seed))
 
 
 CHOOSERS: dict[str, Callable[..., Choice]] = {"top_k": top_k, "threshold": threshold, "dca": dca}

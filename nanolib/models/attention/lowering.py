@@ -7,6 +7,7 @@ queries × keys is ever in memory.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch._guards import detect_fake_mode
 from torch._higher_order_ops.flex_attention import flex_attention as operation
 from torch.nn.attention.flex_attention import BlockMask as FlexMask
 from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.functional import avg_pool2d
 
 from nanolib.models.attention.block_mask import BlockMask, OnDevices, Plan, real_tensors
 from nanolib.models.attention.choice import Choice
@@ -145,31 +147,44 @@ def _pairs_in_tiles(plan: Plan, q_len: int, kv_len: int, size: int) -> torch.Ten
 
 def of_choice(choice: Choice) -> FlexMask:
     """The mask of a chooser, made on its device."""
-    device, offset, size = choice.table.device, choice.kv_len - choice.q_len, choice.block_size
+    device, size, shape = choice.table.device, choice.block_size, (choice.q_len, choice.kv_len, choice.causal)
     tile = kernel_tile(device.type, size)
-    rows, columns = (torch.arange(0, n, tile, device=device) for n in (choice.q_len, choice.kv_len))
-    first, start = (rows + offset)[:, None], columns[None, :]
-    last, end = (first + tile).clamp(max=choice.kv_len) - 1, (start + tile).clamp(max=choice.kv_len) - 1
-    by_row, by_key = _overlaps(rows, tile, choice.q_len, size), _overlaps(columns, tile, choice.kv_len, choice.key_size)
-    kept = by_row @ choice.table.float() @ by_key.mT > 0
-    whole = by_row @ (~choice.table).float() @ by_key.mT == 0
-    near = None
-    if choice.window:
-        kept = kept | ((first - end < choice.window) & (start - last < choice.window))
-        whole = whole | ((last - start < choice.window) & (end - first < choice.window))
-        window = choice.window
-        near = lambda i, j: (i - j).abs() < window  # noqa: E731  a rule, as patterns give theirs
-    whole = whole & (first + tile <= choice.kv_len) & (start + tile <= choice.kv_len)
-    if choice.causal:
-        kept, whole = kept & (start <= last), whole & (end <= first)
-    rule = _rule(near, choice.table, (0, size, choice.key_size), offset, choice.causal)
+    may, fits, near, within = (x.on(device) for x in _reach(*shape, choice.window, tile))
+    share = _shares(choice, tile)
+    kept, whole = (share > 0) & may | near, (share == 1) & fits | within
+    window = choice.window
+    local = (lambda i, j: (i - j).abs() < window) if window else None
+    rule = _rule(local, choice.table, (0, size, choice.key_size), choice.kv_len - choice.q_len, choice.causal)
     return _flex_mask(kept, whole, choice.q_len, choice.kv_len, tile, rule)
 
 
-def _overlaps(starts: torch.Tensor, tile: int, length: int, size: int) -> torch.Tensor:
-    """Which of the pieces of one size lie in which tiles, float32 [tiles, pieces]."""
-    pieces = torch.arange(0, length, size, device=starts.device)
-    return ((pieces < starts[:, None] + tile) & (pieces + size > starts[:, None])).float()
+def _shares(choice: Choice, tile: int) -> torch.Tensor:
+    """How much of each of the kernel's tiles is kept, float32 [batch, heads or 1, query tiles, key tiles]."""
+    table, sides = choice.table, []
+    for dim, size, length in ((2, choice.block_size, choice.q_len), (3, choice.key_size, choice.kv_len)):
+        piece = math.gcd(size, tile)
+        if piece < size:  # in pieces that fit both
+            table = table.repeat_interleave(size // piece, dim).narrow(dim, 0, tile_count(length, piece))
+        sides.append(tile // piece)
+    return avg_pool2d(table.float(), sides, ceil_mode=True)
+
+
+@functools.lru_cache(maxsize=64)
+def _reach(q_len: int, kv_len: int, causal: bool, window: int, tile: int) -> tuple[OnDevices, ...]:
+    """What the shape alone says of the kernel's tiles: bool [query tiles, key tiles] each.
+
+    Returns:
+        Which may be kept, which may be kept whole, of which the window keeps something, and which it keeps whole.
+    """
+    with real_tensors():
+        first, start = torch.arange(0, q_len, tile)[:, None] + kv_len - q_len, torch.arange(0, kv_len, tile)
+        last, end = ((x + tile).clamp(max=kv_len) - 1 for x in (first, start))
+        may = start <= last if causal else torch.ones_like(start <= last)
+        fits = (first + tile <= kv_len) & (start + tile <= kv_len)
+        fits = fits & (end <= first) if causal else fits
+        near = (first - end < window) & (start - last < window) & may
+        within = (last - start < window) & (end - first < window) & fits
+        return tuple(OnDevices(x) for x in (may, fits, near & (window > 0), within))
 
 
 # what both need
@@ -208,8 +223,11 @@ def _rule(
 
 def _flex_mask(kept: torch.Tensor, whole: torch.Tensor, q_len: int, kv_len: int, tile: int, rule: Rule) -> FlexMask:
     """From tables of tiles, bool [batch or 1, heads or 1, query tiles, key tiles]; as `from_kv_blocks`, which asks the host."""
-    part = kept & ~whole
-    by_query, by_key = ((*_listed(x), *_listed(y)) for x, y in ((part, whole), (part.mT, whole.mT)))
+    tables = torch.stack([kept > whole, whole])
+    (part_counts, whole_counts), (parts, wholes) = _listed(tables)
+    (q_part_counts, q_whole_counts), (q_parts, q_wholes) = _listed(tables.mT)
+    by_query = part_counts, parts, whole_counts, wholes
+    by_key = q_part_counts, q_parts, q_whole_counts, q_wholes
     return FlexMask((q_len, kv_len), *by_query, *by_key, BLOCK_SIZE=(tile, tile), mask_mod=rule)
 
 

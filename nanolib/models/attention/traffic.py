@@ -57,7 +57,7 @@ def decode_traffic(
     q_len: int = 1,
     itemsize: int,
 ) -> Traffic:
-    """Of `tree_attention_decode`, with positions given.
+    """Of `tree_attention_decode`, with the layout given.
 
     Args:
         algorithm: One of `tree.ALGORITHMS`.
@@ -80,10 +80,10 @@ def decode_traffic(
         return Traffic(2, 4 * (world - 1), (sum(all_reduce_bytes(part, world) for part in parts),) * world)
     if algorithm == "gather":
         return Traffic(1, world - 1, (all_gather_bytes(4 * rows * (head_dim + 1), world),) * world)
-    if algorithm == "ring":  # the lengths, then every shard but that of the next rank passes by
+    if algorithm == "ring":  # every shard but that of the next rank passes by
         per_key = 2 * batch * kv_heads * head_dim * itemsize
         sent = (per_key * (layout.total - layout.length((rank + 1) % world)) for rank in range(world))
-        return Traffic(world, 2 * (world - 1), tuple(all_gather_bytes(8, world) + part for part in sent))
+        return Traffic(world - 1, world - 1, tuple(sent))
     # pass_q: a share of the queries with its sums at each hop; then the outputs, padded to the largest share
     group = heads // kv_heads * q_len
     edges = [batch * kv_heads * share // world for share in range(world + 1)]

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from nanolib.measurement import BadInput
 from nanolib.models.attention import check_shapes
+from nanolib.models.attention.layout import Layout
 from nanolib.models.attention.partial import finite, merge, nonzero, partial_attention
 from nanolib.models.attention.ranks import NO_TIMER, BlockTimer, Hop, all_gather, gather_lengths, world_of
 
@@ -32,8 +33,7 @@ def tree_attention_decode(
     group: Any = None,
     algorithm: str = "fused",
     scale: float | None = None,
-    start: int | None = None,
-    total: int | None = None,
+    layout: Layout | None = None,
     timer: BlockTimer = NO_TIMER,
 ) -> torch.Tensor:
     """Attention of the newest tokens over a sequence whose keys lie on several ranks, each holding the next stretch of it.
@@ -47,54 +47,67 @@ def tree_attention_decode(
             `gather` (one all-gather of outputs and lse); or `ring` (keys and values go around), `pass_q` (shares of the queries
             go around).
         scale: Factor on the scores; None means head_dim ** -0.5.
-        start: The position of this rank's first key. Needed for several queries alone, where a query sees no later key; found by an
-            all-gather of lengths when None.
-        total: The length of the whole sequence; as `start`.
+        layout: Which positions each rank holds, one piece each in order of rank. Several queries need it, and `ring`: when None
+            they gather the lengths, for which the host waits.
         timer: Times the parts.
 
     Returns:
         Shape and dtype of `q`, the same on every rank. Zero where there is no key at all.
 
     Raises:
-        BadInput: An unknown algorithm, or shapes that do not fit.
+        BadInput: An unknown algorithm, or shapes that do not fit each other or the layout.
     """
     if algorithm not in ALGORITHMS:
         raise BadInput(f"algorithm: {algorithm!r} is not known; use one of {', '.join(ALGORITHMS)}")
     check_shapes(q, k, v, causal=False)
     if q.dtype != k.dtype or q.dtype != v.dtype:
         raise BadInput(f"k, v: {k.dtype} and {v.dtype}; give q's {q.dtype}, on empty shards too")
-    mask = None
-    if q.shape[2] > 1:
-        if start is None or total is None:
-            lengths = gather_lengths(k.shape[2], k.device, group)
-            start, total = sum(lengths[: world_of(group)[0]]), sum(lengths)
-        mask = _visible(q.shape[2], k.shape[2], start, total, q.device)
-    return _BY_NAME[algorithm](_Decode(q, k, v, mask, scale, group, timer)).to(q.dtype)
+    rank, world = world_of(group)
+    if layout is None and (q.shape[2] > 1 or algorithm == "ring"):
+        with timer.time_block("comm_lengths"):
+            layout = Layout.of_lengths(gather_lengths(k.shape[2], k.device, group))
+    if layout is not None:
+        _check(layout, rank, world, k.shape[2])
+    return _BY_NAME[algorithm](_Decode(q, k, v, layout, scale, group, timer)).to(q.dtype)
 
 
-def _visible(q_len: int, kv_len: int, start: int, total: int, device: torch.device) -> torch.Tensor | None:
-    """True where a key lies at or before its query; None where all do. Shape [q_len, kv_len]."""
-    if start + kv_len <= total - q_len + 1:
-        return None
-    positions = torch.arange(total - q_len, total, device=device)
-    return torch.arange(start, start + kv_len, device=device)[None, :] <= positions[:, None]
+def _check(layout: Layout, rank: int, world: int, kv_len: int) -> None:
+    if layout.world != world or layout.length(rank) != kv_len:
+        held = layout.length(rank % layout.world)
+        raise BadInput(
+            f"layout: {layout.world} ranks, {held} positions here; there are {world} ranks and {kv_len} keys here"
+        )
+    if layout != Layout.of_lengths([layout.length(each) for each in range(world)]):
+        raise BadInput("layout: decoding takes one piece per rank, in order; use Layout.plain or Layout.of_lengths")
 
 
 @dataclass(frozen=True)
 class _Decode:
-    """The arguments of `tree_attention_decode`, checked, and the mask of this rank's keys."""
+    """The arguments of `tree_attention_decode`, checked."""
 
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
-    mask: torch.Tensor | None
+    layout: Layout | None
     scale: float | None
     group: Any
     timer: BlockTimer
 
+    def visible(self, rank: int) -> torch.Tensor | None:
+        """True where a rank's key lies at or before the query, [q_len, local_len]; None where all do."""
+        q_len = self.q.shape[2]
+        if q_len == 1:
+            return None
+        ((start, stop),), total = self.layout.pieces[rank], self.layout.total
+        if stop <= total - q_len + 1:
+            return None
+        queries, keys = (torch.arange(*span, device=self.q.device) for span in ((total - q_len, total), (start, stop)))
+        return keys <= queries[:, None]
+
     def local(self) -> tuple[torch.Tensor, torch.Tensor]:
         with self.timer.time_block("comp_local_attention"):
-            return partial_attention(self.q, self.k, self.v, mask=self.mask, scale=self.scale)
+            mask = self.visible(world_of(self.group)[0])
+            return partial_attention(self.q, self.k, self.v, mask=mask, scale=self.scale)
 
     def largest(self, lse: torch.Tensor) -> torch.Tensor:
         """The largest log-sum-exp of all ranks; 0 where no rank has a key."""
@@ -148,20 +161,14 @@ def _ring(call: _Decode) -> torch.Tensor:
     """Every rank's keys and values pass by every rank."""
     rank, world = world_of(call.group)
     q, k, timer = call.q, call.k, call.timer
-    with timer.time_block("comm_lengths"):
-        lengths = gather_lengths(k.shape[2], k.device, call.group)
     out, lse = call.local()
     held = [k, call.v]
     for step in range(1, world):
         owner = (rank - step) % world
         with timer.time_block("comm_hop"):
-            held = Hop(held, [(*k.shape[:2], lengths[owner], k.shape[3])] * 2, call.group).wait()
+            held = Hop(held, [(*k.shape[:2], call.layout.length(owner), k.shape[3])] * 2, call.group).wait()
         with timer.time_block("comp_local_attention"):
-            several = q.shape[2] > 1
-            seen = (
-                _visible(q.shape[2], lengths[owner], sum(lengths[:owner]), sum(lengths), q.device) if several else None
-            )
-            part = partial_attention(q, *held, mask=seen, scale=call.scale)
+            part = partial_attention(q, *held, mask=call.visible(owner), scale=call.scale)
         with timer.time_block("comp_num_den"):
             out, lse = merge(out, lse, *part)
     return out
@@ -176,7 +183,8 @@ def _pass_q(call: _Decode) -> torch.Tensor:
     # Queries of one key head stay together, so that its keys are read once; they travel with sums in the wide type.
     edges = [batch * kv_heads * share // world for share in range(world + 1)]
     keys, values = (x.reshape(1, batch * kv_heads, kv_len, head_dim) for x in (call.k, call.v))
-    mask = None if call.mask is None else call.mask.repeat(group, 1)
+    mask = call.visible(rank)
+    mask = None if mask is None else mask.repeat(group, 1)
     state = None  # share of the heads × (query | output | log-sum-exp)
     for step in range(world):
         share = slice(edges[(rank - step) % world], edges[(rank - step) % world + 1])
