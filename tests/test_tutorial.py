@@ -46,9 +46,8 @@ def test_each_command_prints_what_the_tutorial_shows(tmp_path, without):
             timeout=600,
         )
         assert run.returncode == 0, run.stdout + run.stderr
-        assert "When does" not in run.stdout or re.search(
-            r"^  .*\d.*\.$", run.stdout, re.MULTILINE
-        )  # an answer with figures
+        # an answer with figures
+        assert "When does" not in run.stdout or re.search(r"^  .*\d.*\.$", run.stdout, re.MULTILINE)
         assert not (wrong := _differences(output, run.stdout.replace(str(tmp_path), "."))), f"{command}\n{wrong}"
     assert (tmp_path / "service-report" / "index.html").exists() and (tmp_path / "service.sqlite").exists()
 

@@ -227,9 +227,8 @@ def join(rendezvous: str, wait_s: float) -> None:
     Both need the same secret in NANOLIB_SECRET. What their ranks send each other is neither encrypted nor authenticated: a
     network that you do not trust is unsupported.
     """
-    os.environ.setdefault(
-        "TORCH_CPP_LOG_LEVEL", "ERROR"
-    )  # that the asker has ended is nothing to print a C++ stack for
+    # that the asker has ended is nothing to print a C++ stack for
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from nanolib.run.ranks import nodes
 
     nodes.join(rendezvous, wait_s=wait_s, log=echo)

@@ -27,9 +27,8 @@ def versions_of(store: Store, run_ids: Iterable[str]) -> dict[str, str]:
 def is_float32_model(experiment: str, factors: Mapping[str, Any]) -> bool:
     """Whether a case runs one of nanolib's models in float32 on a CPU as torch would: forward, eagerly, not training."""
     number_format = factors.get("dtype", factors.get("precision", "float32"))
-    does = factors.get(
-        "mode", factors.get("phase", factors.get("direction", ""))
-    )  # a ceiling, a product, a loss: none of these
+    # a ceiling, a product, a loss: none of these
+    does = factors.get("mode", factors.get("phase", factors.get("direction", "")))
     return (
         experiment in _WITH_MODELS
         and number_format == "float32"

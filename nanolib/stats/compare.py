@@ -173,9 +173,8 @@ def compare_processes(
     intervals = [capped_centre(delta, confidence) for confidence in (0.95, 0.90)]
     from scipy.special import ndtri
 
-    error = (
-        (intervals[0].high - intervals[0].low) / 2 / float(ndtri(0.975))
-    )  # what lies far off widens no standard deviation
+    # what lies far off widens no standard deviation
+    error = (intervals[0].high - intervals[0].low) / 2 / float(ndtri(0.975))
     return _verdict(intervals, capped_p(delta), _detectable(error, len(delta) - 1), threshold, direction)
 
 

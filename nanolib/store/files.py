@@ -41,9 +41,8 @@ def check_length(path: Path) -> None:
     Raises:
         BadInput: It is shorter.
     """
-    if (
-        not path.is_file() or path.with_name(f"{path.name}-wal").exists()
-    ):  # with a log beside it that is not settled yet
+    # with a log beside it that is not settled yet
+    if not path.is_file() or path.with_name(f"{path.name}-wal").exists():
         return
     with path.open("rb") as file:
         header = file.read(100)

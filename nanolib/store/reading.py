@@ -19,6 +19,7 @@ from nanolib.store.connection import Connection, value_of
 
 SHOWN_CASES = 400  # of an experiment, the newest: what a person can still look at, and a browser draw
 _PLACE = "row-{}"  # names a run whose id is broken
+# of a broken row, as far as they can be read
 _KEPT = (
     "id",
     "run_id",
@@ -27,7 +28,7 @@ _KEPT = (
     "label",
     "machine_id",
     "case_id",
-)  # of a broken row, as far as they can be read
+)
 _NEWEST = (
     "WITH pairs AS (SELECT DISTINCT run_id, case_id FROM measurements WHERE {condition}),"
     " aged AS (SELECT run_id, case_id, r.rowid AS number, experiment,"
@@ -166,9 +167,8 @@ class Reader(Connection):
             }
             for name in frame.columns:
                 frame.at[place, name] = told[name] if name in told else COLUMNS["measurements"][name].instead()
-        frame = frame.astype(
-            dict.fromkeys(("estimate", "low", "high", "confidence", "predicted"), float)
-        )  # all None too
+        # all None too
+        frame = frame.astype(dict.fromkeys(("estimate", "low", "high", "confidence", "predicted"), float))
         if samples:
             frame["samples"] = [np.frombuffer(blob or b"", dtype="<f8") for blob in frame["samples"]]
         factors = pd.json_normalize(list(frame["factors"]), max_level=0).add_prefix("factor.")

@@ -60,9 +60,8 @@ def test_products_are_in_tf32_while_they_are_timed_and_as_before_afterwards(monk
     before = products.fp32_precision
     rows = list(ceilings.measure_ceilings("cpu", ["tf32", "float32"], budget_s=0.02, copy=False))
     ceilings.measure_sustained("cpu", "tf32", 0.02)
-    assert (
-        seen == ["tf32", "tf32", "ieee", "ieee", "tf32"] and products.fp32_precision == before
-    )  # by torch and oneDNN each
+    # by torch and oneDNN each
+    assert seen == ["tf32", "tf32", "ieee", "ieee", "tf32"] and products.fp32_precision == before
     assert rows[0].scope == "tf32" and ceilings.operand_bytes("cpu", "fp8") == 16**2 * (3 + 4)
 
 

@@ -73,10 +73,11 @@ def test_sparse_attention_is_one_operation_over_its_mask(pattern):
     calls = {call["scope"]: call for call in _walked("sparse") if call["case"] == pattern}
     assert {*calls} == {"forward", "forward_backward"}
     choosing = 60 if pattern in CHOOSERS else 0
+    # whose rules torch traces, here alone
     for call, traced in (
         (calls["forward"], 1),
         (calls["forward_backward"], 20),
-    ):  # whose rules torch traces, here alone
+    ):
         assert call["devices"] == ["cuda:0"] and call["shapes"][0] == [1, 8, 8192, 64]
         assert not call["copies"] and not call["read"] and call["operations"] <= choosing + traced, call
         if pattern in PATTERNS:

@@ -188,9 +188,8 @@ def test_parts_of_a_cache_and_of_inputs_are_told_apart():
     model = MODELS["decoder"]()
     prefill, decode = (holding(work, model) for work in _steps(model, "decoding").workloads())
     assert prefill.by_kind[Held.CACHE] == decode.by_kind[Held.CACHE] == 2 * 3 * 2 * 34 * 64 * 4
-    assert (
-        prefill.by_kind[Held.INPUTS] == 2 * 33 * 8 + 2 * 8
-    )  # the ids that the prompt is a view of, and the last token
+    # the ids that the prompt is a view of, and the last token
+    assert prefill.by_kind[Held.INPUTS] == 2 * 33 * 8 + 2 * 8
     assert prefill.by_kind[Held.TEMPORARIES] > decode.by_kind[Held.TEMPORARIES]
 
 

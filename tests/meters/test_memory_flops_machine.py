@@ -377,9 +377,8 @@ def test_the_ceiling_is_the_faster_product(monkeypatch, ms, said):
         lambda fn, *_, **__: Measurement("latency", next(times), 1.0, 8.0, 0.95, 20, (2.0,), method="m"),
     )
     found, *torchs = ceilings.measure_ceilings("cpu", ["float32"], copy=False)
-    slower = (
-        [("float32 by torch", 2 * 64**3 * 250)] if ms[0] > ms[1] else []
-    )  # what torch alone reaches is said beside it
+    # what torch alone reaches is said beside it
+    slower = [("float32 by torch", 2 * 64**3 * 250)] if ms[0] > ms[1] else []
     assert [(row.scope, row.estimate) for row in torchs] == slower
     assert (found.estimate, found.message, found.scope) == (2 * 64**3 * 500, f"{said}, in a burst of 2 s", "float32")
 

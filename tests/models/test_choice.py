@@ -93,9 +93,8 @@ def test_globals_are_those_more_than_a_deviation_above_the_mean():
     assert global_tokens(scores, 8).tolist() == [1, 4] and global_tokens(scores, 1).tolist() == [1]
     close = torch.tensor([0.0, 1, 1, 3, 2, 0, 0, 0])  # mean 0.875, deviation 1.05; a sample's would be 1.13
     assert global_tokens(close, 8).tolist() == [3, 4]
-    assert global_tokens(torch.tensor([0.0, 2.0]), 8).tolist() == [
-        1
-    ]  # exactly one deviation above: at least one all the same
+    # exactly one deviation above: at least one all the same
+    assert global_tokens(torch.tensor([0.0, 2.0]), 8).tolist() == [1]
     assert global_tokens(torch.tensor([5.0]), 8).tolist() == [0] and global_tokens(scores, 0).tolist() == []
 
 

@@ -11,26 +11,29 @@ SHAPE = {"batch": 1, "heads": 4, "kv_heads": 2, "head_dim": 8, "itemsize": 2}
 @pytest.mark.parametrize(
     ("form", "rounds", "hops", "sent"),
     [
+        # on two ranks an all-reduce sends its payload once
         (
             "three_allreduce",
             3,
             6,
             (4 * 4 + 4 * 4 + 4 * 4 * 8,) * 2,
-        ),  # on two ranks an all-reduce sends its payload once
+        ),
         ("fused", 2, 4, (4 * 4 + 4 * 4 * 9,) * 2),
         ("gather", 1, 1, (4 * 4 * 9,) * 2),
+        # this rank's own keys and values
         (
             "ring",
             1,
             1,
             (5 * 2 * 2 * 8 * 2, 6 * 2 * 2 * 8 * 2),
-        ),  # this rank's own keys and values
+        ),
+        # one key head's queries with their sums; their outputs
         (
             "pass_q",
             2,
             2,
             (2 * (8 + 8 + 1) * 4 + 2 * 8 * 4,) * 2,
-        ),  # one key head's queries with their sums; their outputs
+        ),
     ],
 )
 def test_decode_sends_what_one_counts_by_hand(form, rounds, hops, sent):
@@ -49,13 +52,14 @@ def test_shares_of_queries_that_differ_pass_by_unevenly():
     [
         ("ring", Layout.plain(11, 2), 1, 1, (5 * 2 * 2 * 8 * 2, 6 * 2 * 2 * 8 * 2)),
         ("zigzag", Layout.zigzag(12, 3), 2, 2, (2 * 4 * 2 * 2 * 8 * 2,) * 3),
+        # half of q, k, v and the outputs
         (
             "ulysses",
             Layout.plain(10, 2),
             4,
             4,
             (5 * (4 + 2 + 2 + 4) * 8 * 2 / 2,) * 2,
-        ),  # half of q, k, v and the outputs
+        ),
         ("ulysses", Layout.plain(8, 4), 4, 12, (2 * (4 + 4 + 4 + 4) * 8 * 2 * 3 / 4,) * 4),  # two key heads, each twice
     ],
 )

@@ -85,8 +85,7 @@ def test_without_gpus_nothing_is_put_anywhere():
 def test_a_gpus_lock_is_the_same_under_whichever_number_it_has(monkeypatch):
     monkeypatch.setattr(lock, "gpu_uuid", lambda device: {"cuda:0": "GPU-a", "cuda:1": "GPU-b"}[device])
     assert lock.lock_path("cuda:1").name == "nanolib-GPU-b.lock" != lock.lock_path("cuda:0").name
-    monkeypatch.setattr(
-        lock, "gpu_uuid", lambda device: {"cuda:0": "GPU-b"}[device]
-    )  # the other is hidden from this process
+    # the other is hidden from this process
+    monkeypatch.setattr(lock, "gpu_uuid", lambda device: {"cuda:0": "GPU-b"}[device])
     assert lock.lock_path("cuda:0").name == "nanolib-GPU-b.lock"
     assert lock.lock_path("cpu").name == "nanolib-cpu.lock"

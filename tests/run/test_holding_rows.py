@@ -63,9 +63,8 @@ def test_parts_add_up_to_the_peak_and_stand_beside_their_plan(case):
 
 @pytest.mark.slow
 def test_of_a_compiled_model_the_whole_is_told_and_why_no_parts_are(monkeypatch):
-    monkeypatch.setattr(
-        torch, "compile", functools.partial(torch.compile, backend="eager")
-    )  # no kernel's are, whoever makes it
+    # no kernel's are, whoever makes it
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     peaks, parts = _memory(_case(mode="inference", optimisation="compile"))
     assert peaks["inference"].status is Status.UNSUPPORTED
     (part,) = parts

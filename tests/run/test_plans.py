@@ -36,10 +36,11 @@ def _model(preset, optimisation, mode, dtype, num_layers):
     return GenerationCase(*shape, new_tokens=3) if mode == "generation" else ModelCase(*shape)
 
 
+# planned as the eager model
 AS_EAGER = {name for name in OPTIMISATIONS if is_compiled(name)} | {
     "cuda_graph",
     "onednn",
-}  # planned as the eager model
+}
 
 
 @pytest.mark.parametrize("optimisation", sorted(set(OPTIMISATIONS) - AS_EAGER))

@@ -68,10 +68,11 @@ def test_the_next_kernel_starts_when_every_case_of_the_last_has_ended_and_the_re
     monkeypatch.setattr(runner, "WarmKernel", Recorded)
     ended, _ = runner.run_jobs(jobs, tmp_path, measured=lambda runs: measured.append((list(runs), len(started))))
     assert [end.status for end in ended] == ["done", "done"]
+    # the first job's own, and the summary's, made ready when nothing was left to measure
     assert started == [
         0,
         ended[0].cases,
-    ]  # the first job's own, and the summary's, made ready when nothing was left to measure
+    ]
     assert measured == [([ended[0].run_id], 2)]
     assert len(kernels) == 2 and not any(kernel.is_waiting for kernel in kernels)
     assert not any(psutil.pid_exists(kernel._process.pid) for kernel in kernels)

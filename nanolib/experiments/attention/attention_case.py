@@ -193,9 +193,8 @@ class AttentionCase(Case):
         yield from self._sparsity(work, mask)
         yield exact("block_sparsity", work.block_sparsity, method="mask", message=self._other_tile(mask))
         yield exact("flops", flops, scope="forward")
-        if (
-            not self.compiled and self.attention_type != "flash_attn"
-        ):  # the counter knows torch's own operations, not what others compile
+        # the counter knows torch's own operations, not what others compile
+        if not self.compiled and self.attention_type != "flash_attn":
             yield exact("flops", count_flops(forward), scope="forward", method="flop_counter", predicted=flops)
         yield exact("bytes", self.moved, scope="forward")
         latency = measure(forward, scope="forward", predicted=predicted.get("latency"), **timing)

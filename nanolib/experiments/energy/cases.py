@@ -90,9 +90,8 @@ class Params(shared.Params):
     def _trace_is_long_enough(self) -> Params:
         if self.power_trace:
             t_s, _ = read_trace(Path(self.power_trace))
-            needed = _TRACE_ROOM * (
-                self.idle_s + self.window_s
-            )  # a call comes between the two, and the last one ends late
+            # a call comes between the two, and the last one ends late
+            needed = _TRACE_ROOM * (self.idle_s + self.window_s)
             if t_s[-1] < needed:
                 raise ValueError(
                     f"power_trace: {Path(self.power_trace).name!r} lasts {t_s[-1]:g} s, and idle_s and window_s, with room for "

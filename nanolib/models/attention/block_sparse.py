@@ -170,9 +170,8 @@ def _telling(turns: list[_Turn], k: torch.Tensor) -> list[tuple[_Turn, list[Quer
         heads = turn[2].stop - turn[2].start
         most, scores, together = _at_once(blocks, (turn[1].stop - turn[1].start) // heads, heads, k)
         after = [*blocks[1:], *(blocks[:1] if together < heads else [])]
-        for pair in list(zip(blocks, after, strict=False)) or [
-            blocks
-        ]:  # a single one, of all heads at once, has none beside it
+        # a single one, of all heads at once, has none beside it
+        for pair in list(zip(blocks, after, strict=False)) or [blocks]:
             kinds = tuple(len(block.runs) > 1 for block in pair)
             sizes = (scores, most, *(n for block in pair for n in (block.rows[1] - block.rows[0], block.keys)))
             pairs.setdefault((kinds, sizes), (turn, list(pair)))

@@ -122,9 +122,8 @@ def _tile_scores(
     batch, heads, q_len, _ = q.shape
     q_means = q.detach()[:, :, ::size].float() if causal else _tile_means(q.detach(), size)
     k_means = _tile_means(k.detach(), size)
-    q_means = q_means.reshape(
-        batch, k.shape[1], -1, q.shape[-1]
-    )  # query heads that share their keys, one after the other
+    # query heads that share their keys, one after the other
+    q_means = q_means.reshape(batch, k.shape[1], -1, q.shape[-1])
     scores = (q_means @ k_means.mT).view(batch, heads, -1, k_means.shape[2]) * q.shape[-1] ** -0.5
     allowed, forbidden, own = (x.on(q.device) for x in _grid(q_len, k.shape[2], causal, size))
     return scores.masked_fill(forbidden, float("-inf")), allowed, own

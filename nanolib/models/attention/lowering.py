@@ -133,9 +133,8 @@ def _pairs_in_tiles(plan: Plan, q_len: int, kv_len: int, size: int) -> torch.Ten
         if not block.runs:
             continue
         start, stop = block.rows
-        for tile in range(
-            start // size, tile_count(stop, size)
-        ):  # the kernel's tile may be another one than the plan's
+        # the kernel's tile may be another one than the plan's
+        for tile in range(start // size, tile_count(stop, size)):
             first, last = max(start, tile * size), min(stop, (tile + 1) * size)
             rows = None if block.mask is None else block.mask[first - start : last - start]
             counts[tile, block.index] += last - first if rows is None else rows.sum(dim=0)

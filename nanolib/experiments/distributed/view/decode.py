@@ -173,9 +173,8 @@ def link_model(rows: pd.DataFrame) -> Drawn | None:
             "high": sent["high"].fillna(sent["estimate"]),
             "predicted": sent["predicted"],
             "case": sent["case_id"],
-            **{
-                name: values for name, values in links(sent).items() if name != "link_n"
-            },  # it sends bytes, of any length
+            # it sends bytes, of any length
+            **{name: values for name, values in links(sent).items() if name != "link_n"},
         }
     )
     data = data[data["case"].isin(data.groupby("panel")["case"].first())]  # one fit per number of ranks

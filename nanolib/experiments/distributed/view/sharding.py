@@ -65,9 +65,8 @@ def prefill_table(rows: pd.DataFrame) -> pd.DataFrame:
     if rows.empty:
         return pd.DataFrame()
     parts = rows["scope"].str.partition(" ")
-    rows = rows.assign(
-        form=parts[0], direction=parts[2].replace("", "forward")
-    )  # what is sent is told of the form alone
+    # what is sent is told of the form alone
+    rows = rows.assign(form=parts[0], direction=parts[2].replace("", "forward"))
     table = lines_of(rows, "prefill_forms", ["seq_len", "dtype"], ["form", "direction"])
     return filled(table, rows, _PREFILL, [*CASE, "form", "direction"])
 
