@@ -44,6 +44,7 @@ STAYS = {
 BY_STRING = {
     "nanolib/models/user.py",
     "nanolib/models/attention/flash_attn.py",
+    "nanolib/run/launch.py",
     "nanolib/run/worker.py",
     "nanolib/run/ranks/rank.py",
     "nanolib/ab/server.py",

@@ -28,11 +28,11 @@ def _differences(wanted, got):
 
 
 @pytest.mark.notebook
-@pytest.mark.parametrize("without", ["--label quality", pytest.param("nothing", marks=pytest.mark.thorough)])
-def test_each_command_prints_what_the_tutorial_shows(tmp_path, without):
+@pytest.mark.thorough  # two minutes; tests of `nano run` and of recipes use the same commands
+def test_each_command_prints_what_the_tutorial_shows(tmp_path):
     blocks = [(found["command"], found["output"]) for found in BLOCK.finditer(PAGE.read_text(encoding="utf-8"))]
     assert len(blocks) == 5 and all(output.strip() for _, output in blocks)
-    for command, output in [block for block in blocks if without not in block[0]]:  # it trains for half a minute
+    for command, output in blocks:
         nano, *arguments = shlex.split(command)
         assert nano == "nano"
         run = subprocess.run(

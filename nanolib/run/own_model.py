@@ -183,7 +183,3 @@ def main() -> None:
         print()  # after what the code of the user's has printed
         print(printable(json.dumps(error.lines)))
         sys.exit(_REFUSED)
-
-
-if __name__ == "__main__":
-    main()

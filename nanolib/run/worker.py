@@ -153,7 +153,3 @@ def main() -> None:
                 keep=lambda row: write(row.to_dict()),
             )
         write({"status": outcome.status, "message": outcome.message, "details": outcome.details})
-
-
-if __name__ == "__main__":
-    main()

@@ -112,7 +112,9 @@ def _plans_memory(opened):
 PANELS = {"attention": ("heads", "2", "num_heads=2"), "model": ("batch", "2", "batch_sizes=[2]")}
 
 
-@pytest.mark.parametrize("name", PANELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.thorough] * (name != "attention")) for name in PANELS]
+)
 def test_explore_predicts_measures_keeps_copies_and_cancels(watched, lab, name):
     control, value, said = PANELS[name]
     opened = Lab(watched.page, lab, name)
@@ -159,16 +161,18 @@ def test_explore_predicts_measures_keeps_copies_and_cancels(watched, lab, name):
     assert not opened.ended()[1]
 
 
-def test_notebooks_that_run_at_once_wait_say_for_whom_and_go_on(watched, lab):
-    names = ("fp8", "warmup", "energy", "distributed")
-    every = [Lab(watched.page if name == "fp8" else watched.context.new_page(), lab, name) for name in names]
+@pytest.mark.parametrize(
+    "others", [("warmup",), pytest.param(("fp8", "warmup", "distributed"), marks=pytest.mark.thorough)]
+)
+def test_notebooks_that_run_at_once_wait_say_for_whom_and_go_on(watched, lab, others):
+    every = [Lab(watched.context.new_page(), lab, name) for name in others] + [Lab(watched.page, lab, "energy")]
     for opened in every:
         opened.run_all()
     ended = [opened.ended() for opened in every]
     assert not any(errors for _, errors in ended)
     waited = [said for said, _ in ended if "waiting for cpu: in use by" in said]
-    assert len(waited) >= 2 and all("cpu is free; starting" in said for said in waited)
-    energy = every[2]
+    assert 2 * len(waited) >= len(every) and all("cpu is free; starting" in said for said in waited)
+    energy = every[-1]
     energy.show("live.live_panel")
     energy.page.locator("button:has-text('Generate')").click(timeout=60_000)
     energy.page.wait_for_selector("text=/^decode: .* tokens\\/s, [0-9]+ W by /", timeout=60_000)

@@ -179,7 +179,7 @@ def test_by_keyboard_alone(opened):
     assert opened.evaluate("document.documentElement.dataset.theme") == "dark"
 
 
-@pytest.mark.parametrize("width", [390, 768, 1280, 1920])
+@pytest.mark.parametrize("width", [390, *(pytest.param(n, marks=pytest.mark.thorough) for n in (768, 1920)), 1280])
 def test_it_fits_the_screen(opened, width):
     opened.set_viewport_size({"width": width, "height": 900})
     opened.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
@@ -221,7 +221,7 @@ def test_printed_it_says_all_that_the_page_says(opened, tmp_path):
     assert cut == []
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.thorough)])
 def test_it_can_be_read_aloud_and_seen(opened, theme):
     opened.emulate_media(color_scheme=theme)
     opened.wait_for_timeout(300)

@@ -37,9 +37,20 @@ def _elements(q, k, causal, options):
     return elements.unflatten(0, (1, 1) if mask.shared else q.shape[:2])
 
 
-@pytest.mark.parametrize("tile", [16, 32, 24])  # the plan's own, twice it, and one that it does not divide
+TILES = (16, 32, 24)  # the plan's own, twice it, and one that it does not divide
+
+
+@pytest.mark.parametrize(
+    ("shape", "tile"),
+    [
+        pytest.param(
+            shape, tile, marks=[pytest.mark.thorough] * (tile != 16 and at != place)
+        )  # each tile once at least
+        for at, shape in enumerate(SHAPES)
+        for place, tile in enumerate(TILES)
+    ],
+)
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("pattern", sorted([*PATTERNS, *CHOOSERS]))
 def test_outputs_and_gradients_are_those_of_the_reference(monkeypatch, pattern, shape, causal, tile):
     monkeypatch.setattr(lowering, "kernel_tile", lambda device, block_size: tile)

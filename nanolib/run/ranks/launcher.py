@@ -77,8 +77,9 @@ def end_ranks(process: subprocess.Popen[bytes]) -> None:
         process.wait(2 * GRACE_S)
 
 
-def main(folder: Path) -> None:
+def main() -> None:
     """Start the ranks and wait for them; exits with 1 where one fails, which ends the others."""
+    folder = Path(sys.argv[1])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     share = read_request(folder)["share"]
     ranks: dict[int, subprocess.Popen[bytes]] = {}
@@ -105,7 +106,3 @@ def main(folder: Path) -> None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 one.wait(max(0.0, end - time.monotonic()))
             one.kill()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

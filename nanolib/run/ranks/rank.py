@@ -22,8 +22,9 @@ from nanolib.run.ranks.launcher import read_request
 _WAITING = ("timed out", "timeout", "connection closed", "connection reset", "connection refused", "broken pipe")
 
 
-def main(folder: Path) -> None:
+def main() -> None:
     """Answer the request; exits with 1 where that fails."""
+    folder = Path(sys.argv[1])
     rank, device = int(os.environ["RANK"]), torch.device("cpu")
     faulthandler.register(signal.SIGTERM, (folder / f"{rank}.stack").open("w"), all_threads=False, chain=True)
     asked = read_request(folder)
@@ -69,7 +70,3 @@ def _write(path: Path, value: Any) -> None:
     half = path.with_suffix(".half")
     half.write_text(json.dumps(value))
     half.replace(path)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
