@@ -43,8 +43,14 @@ AS_EAGER = {name for name in OPTIMISATIONS if is_compiled(name)} | {
 }
 
 
-@pytest.mark.parametrize("optimisation", sorted(set(OPTIMISATIONS) - AS_EAGER))
-@pytest.mark.parametrize("preset", ["decoder_small", "encoder_decoder_small"])
+@pytest.mark.parametrize(
+    ("preset", "optimisation"),
+    [
+        pytest.param(preset, name, marks=[pytest.mark.thorough] * (preset != "decoder_small" and name != "checkpoint"))
+        for preset in ("decoder_small", "encoder_decoder_small")
+        for name in sorted(set(OPTIMISATIONS) - AS_EAGER)
+    ],
+)
 def test_a_high_stack_is_planned_from_two_low_ones(monkeypatch, preset, optimisation):
     for mode in MODES:
         if not applies(optimisation, mode, "float32"):
