@@ -178,7 +178,9 @@ def test_what_is_asked_without_the_secret_is_not_run(asker, monkeypatch):
         return json.dumps({"said": text, "code": "0" * 64})
 
     _asked(store, "{}/asked", seal)
+    deadline = time.monotonic() + 30
     while not any("launch 1: asked without this node's NANOLIB_SECRET; nothing was run" in line for line in said):
+        assert time.monotonic() < deadline, said
         time.sleep(0.05)
 
 
