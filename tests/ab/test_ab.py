@@ -286,7 +286,7 @@ def test_cases_of_an_experiment_are_interleaved_on_the_one_path(tmp_path, monkey
     small = ["-p", "seq_lens=[32]", "-p", "num_heads=1", "-p", "attention_types=[dense]", "--output", str(tmp_path)]
     ended = CliRunner().invoke(
         main,
-        ["ab", ".", ".", "attention", *small, "--threshold", "90%", "--budget", "8s", "--json", str(tmp_path / "f")],
+        ["ab", ".", ".", "attention", *small, "--threshold", "90%", "--budget", "4s", "--json", str(tmp_path / "f")],
     )
     assert ended.exit_code == 0, ended.output
     lines = json.loads((tmp_path / "f").read_text())["lines"]

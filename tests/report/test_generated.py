@@ -12,7 +12,7 @@ _numbers = itertools.count()
 
 
 @settings(
-    max_examples=100,
+    max_examples=60,
     deadline=None,
     phases=(Phase.generate,),
     verbosity=Verbosity.quiet,

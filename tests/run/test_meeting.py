@@ -76,7 +76,7 @@ LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFF
 
 
 @pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="this system has no /proc")
-@pytest.mark.parametrize("private_network", [False, True])
+@pytest.mark.parametrize("private_network", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_during_training_on_ranks_all_listen_on_loopback(monkeypatch, private_network):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")  # as a user may have it, for scripts of his own
     with _watched() as seen:

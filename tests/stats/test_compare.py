@@ -321,7 +321,12 @@ def _processes(rng, effect, spread, share, pairs=45):
     return np.exp(delta + far * rng.choice([-1, 1], pairs) * rng.uniform(0.10, 0.38, pairs))
 
 
-CONTAMINATED = [(0.01, 0.0), (0.015, 0.1), (0.015, 0.33), (0.03, 0.2)]
+CONTAMINATED = [
+    (0.01, 0.0),
+    (0.015, 0.33),
+    pytest.param(0.015, 0.1, marks=pytest.mark.thorough),
+    pytest.param(0.03, 0.2, marks=pytest.mark.thorough),
+]
 CALLED = (Kind.REGRESSED, Kind.SUSPECT, Kind.IMPROVED)
 
 
