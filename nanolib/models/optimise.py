@@ -93,8 +93,13 @@ def _checkpointed(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forw
 def _half_checkpointed(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forward:
     if not hasattr(model, "checkpointing"):
         raise Unsupported(f"{type(model).__name__} has no way to checkpoint some of its blocks; use checkpoint")
-    model.checkpointing = max(1, model.config.num_layers // 2)
+    model.checkpointing = first_half(model.config.num_layers)
     return forward
+
+
+def first_half(blocks: int) -> int:
+    """How many blocks `checkpoint_half` checkpoints."""
+    return max(1, blocks // 2)
 
 
 def _autocast(dtype: torch.dtype) -> Callable[[nn.Module, Forward, torch.Tensor], Forward]:

@@ -86,6 +86,15 @@ def resolve(name: str) -> Callable[..., nn.Module]:
     return build
 
 
+def missing(name: str) -> str:
+    """Why an own model cannot be looked up; empty when it can."""
+    try:
+        resolve(name)
+    except Unsupported as error:
+        return str(error)
+    return ""
+
+
 def _hugging_face_class(name: str) -> Any:
     try:
         import transformers

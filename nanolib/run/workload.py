@@ -86,22 +86,62 @@ def planned_by_depth(case: Case, depth: int, at: Callable[[int], tuple[nn.Module
         at: The model with so many blocks, and its workloads.
     """
 
-    def sections(blocks: int) -> dict[str, dict[Any, int]]:
-        model, works = at(blocks)
-        places = {"first": 0, "last": blocks - 1}
-        return {work.scope: _by_place(_counted(work, _stacks(model, blocks)).sections, places) for work in works}
+    def sections(blocks: int) -> _Sections:
+        return _peaks_by_place(*at(blocks), blocks, {"first": 0, "last": blocks - 1})
 
     def peaks() -> dict[str, int]:
-        low, high = sections(_LOW), sections(_LOW + 1)
-        return {
-            scope: max(peak + (depth - _LOW) * (high[scope][name] - peak) for name, peak in found.items())
-            for scope, found in low.items()
-        }
+        return _extrapolated(sections(_LOW), (sections(_LOW + 1), depth - _LOW))
 
     return _made_once(case, peaks) if depth > _LOW + 1 else planned(case, lambda: at(depth)[1])
 
 
 _LOW = 2  # blocks: a first one and a last one
+_Sections = dict[str, dict[Any, int]]  # scope → section → bytes at its peak
+
+
+def planned_by_checkpointing(
+    case: Case, checkpointed: int, plain: int, at: Callable[[int, int], tuple[nn.Module, Iterable[Workload]]]
+) -> Plan:
+    """`planned_by_depth` of a stack whose first blocks are checkpointed, counted on three low stacks.
+
+    Args:
+        case: Its identity.
+        checkpointed: How many are, from one on.
+        plain: How many are not, from one on.
+        at: The model with so many of each, and its workloads.
+    """
+
+    def sections(*blocks: int) -> _Sections:
+        return _peaks_by_place(*at(*blocks), sum(blocks), _borders(*blocks))
+
+    def peaks() -> dict[str, int]:
+        return _extrapolated(sections(1, 1), (sections(2, 1), checkpointed - 1), (sections(1, 2), plain - 1))
+
+    return (
+        _made_once(case, peaks)
+        if checkpointed + plain > _LOW + 1
+        else planned(case, lambda: at(checkpointed, plain)[1])
+    )
+
+
+def _peaks_by_place(model: nn.Module, works: Iterable[Workload], blocks: int, places: Mapping[str, int]) -> _Sections:
+    return {work.scope: _by_place(_counted(work, _stacks(model, blocks)).sections, places) for work in works}
+
+
+def _extrapolated(low: _Sections, *steps: tuple[_Sections, int]) -> dict[str, int]:
+    """Scope → the largest of the sections' peaks, each with so many times what it grows by in each of the higher stacks."""
+    return {
+        scope: max(
+            peak + sum(times * (higher[scope][section] - peak) for higher, times in steps)
+            for section, peak in found.items()
+        )
+        for scope, found in low.items()
+    }
+
+
+def _borders(checkpointed: int, plain: int) -> dict[str, int]:
+    blocks = checkpointed + plain
+    return {"first": 0, "last checkpointed": checkpointed - 1, "first plain": checkpointed, "last": blocks - 1}
 
 
 def _made_once(case: Case, peaks: Callable[[], dict[str, int]]) -> Plan:
@@ -205,9 +245,8 @@ def holdings_by_checkpointing(
     """
 
     def sections(checkpointed: int, plain: int) -> dict[Any, Holding]:
-        blocks = checkpointed + plain
-        borders = {"first": 0, "last checkpointed": checkpointed - 1, "first plain": checkpointed, "last": blocks - 1}
-        (found,) = _held_by_place(*at(checkpointed, plain), blocks, borders).values()
+        borders = _borders(checkpointed, plain)
+        (found,) = _held_by_place(*at(checkpointed, plain), checkpointed + plain, borders).values()
         return found
 
     with fake_tensors():

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 
 from nanolib.config import NanoConfig
-from nanolib.experiments.model.model_cases import planned_training
+from nanolib.experiments.model.steps import planned_training
 from nanolib.measurement import Measurement, exact
 from nanolib.models import Transformer, create_model, text
 from nanolib.models.attention.choice import CHOOSERS

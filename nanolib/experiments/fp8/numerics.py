@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from nanolib.experiments.fp8.parity import small_decoder
-from nanolib.experiments.model.model_cases import planned_training
+from nanolib.experiments.model.steps import planned_training
 from nanolib.measurement import Measurement, Provenance, exact
 from nanolib.models import create_model, fp8, text
 from nanolib.models.attention.reference import relative_error

@@ -16,21 +16,29 @@ from torch import nn
 
 from nanolib.config import PRESETS, NanoConfig
 from nanolib.experiments.model.steps import Generating, Inferring, Step, Training, check_loss
-from nanolib.measurement import Measurement, Unsupported, exact
+from nanolib.measurement import Measurement, exact
 from nanolib.meters.flops import BACKWARD_FACTOR, count_flops, model_flops
 from nanolib.meters.holders import Holding
 from nanolib.meters.memory import MIB, fake_tensors
 from nanolib.models import attention, create_model, text
-from nanolib.models.optimise import is_compiled
+from nanolib.models.optimise import first_half, is_compiled
 from nanolib.models.optimise import unsupported as unsupported_on
 from nanolib.models.training import train
-from nanolib.models.user import build_model, hugging_face_config, logits_of, resolve, runs_code, silent
+from nanolib.models.user import build_model, hugging_face_config, logits_of, missing, runs_code, silent
 from nanolib.run.case import Case, Plan
 from nanolib.run.ceilings import roofline_ms
 from nanolib.run.holding_rows import holding_rows, unattributed_rows
 from nanolib.run.outcome import LookTimeout, time_to_look
 from nanolib.run.own_model import context_length
-from nanolib.run.workload import UNCOUNTED, Workload, holdings_by_depth, memory_rows, planned_by_depth, trace
+from nanolib.run.workload import (
+    UNCOUNTED,
+    Workload,
+    holdings_by_depth,
+    memory_rows,
+    planned_by_checkpointing,
+    planned_by_depth,
+    trace,
+)
 
 Mode = Literal["inference", "training", "generation"]
 
@@ -132,6 +140,8 @@ class ModelCase(ShapedCase):
         if reason := self.not_planned():
             return Plan(reason=reason)
         like = self.planned_as
+        if like.optimisation == "checkpoint_half" and not self.own and (blocks := self.config.num_layers) > 1:
+            return planned_by_checkpointing(like, half := first_half(blocks), blocks - half, like.at_checkpointing)
         return planned_by_depth(like, self.depth, like.at_depth)
 
     @property
@@ -151,6 +161,14 @@ class ModelCase(ShapedCase):
     def at_depth(self, depth: int, optimizer: str = "adamw") -> tuple[nn.Module, Iterator[Workload]]:
         """Its model with so many blocks, or its own where that is 0, and its calls; `optimizer` as in `step_at_depth`."""
         step = self.step_at_depth(depth, optimizer)
+        return step.model, step.workloads()
+
+    def at_checkpointing(
+        self, checkpointed: int, plain: int, optimizer: str = "adamw"
+    ) -> tuple[nn.Module, Iterator[Workload]]:
+        """`at_depth`, of a model whose first blocks are checkpointed and the others are not."""
+        step = self.step_at_depth(checkpointed + plain, optimizer)
+        step.model.checkpointing = checkpointed
         return step.model, step.workloads()
 
     def step_at_depth(self, depth: int, optimizer: str = "adamw", layers: str = "num_layers") -> Step:
@@ -337,17 +355,6 @@ class LossCase(ShapedCase):
             raise ArithmeticError(diverged)
 
 
-def planned_training(case: Case, config: NanoConfig, batch_size: int, seq_len: int) -> Plan:
-    """The peak memory of a training step of any config's model, on a case's device."""
-
-    def at(depth: int) -> tuple[nn.Module, Iterator[Workload]]:
-        model = create_model(config.model_copy(update={"num_layers": depth}), case.device)
-        ids = torch.zeros(batch_size, seq_len + 1, dtype=torch.int64, device=case.device)
-        return model, Training(model, ids, "eager", 1e-3).workloads()
-
-    return planned_by_depth(case, config.num_layers, at)
-
-
 _KNOWN: dict[str, tuple[int, int] | LookTimeout] = {}
 _HELD: dict[str, dict[str, Holding]] = {}
 
@@ -387,12 +394,3 @@ def text_batch(case: Any, corpus: str, seed: int) -> torch.Tensor:
     """Ids that a case works on: real text, int64 [batch_size, seq_len + 1], on its device."""
     generator = torch.Generator().manual_seed(seed)
     return text.batch(text.load(corpus), case.batch_size, case.seq_len + 1, generator).to(case.device)
-
-
-def missing(name: str) -> str:
-    """Why an own model cannot be looked up; empty when it can."""
-    try:
-        resolve(name)
-    except Unsupported as error:
-        return str(error)
-    return ""

@@ -138,12 +138,7 @@ class Planner:
         if self.source.own or self.depth < 2 or self.holding("training, checkpointed", batch, length).peak > memory:
             return 0, 0
         case = self._case("training", batch // self.ranks, length)
-
-        def at(checkpointed: int, plain: int) -> tuple[nn.Module, Iterator[Workload]]:
-            step = case.step_at_depth(checkpointed + plain, self.optimizer)
-            step.model.checkpointing = checkpointed
-            return step.model, step.workloads()
-
+        at = functools.partial(case.at_checkpointing, optimizer=self.optimizer)
         holding = holdings_by_checkpointing(at, self._shared)
         fitting = (count for count in range(1, self.depth) if holding(count, self.depth - count).peak <= memory)
         return next(fitting, self.depth), self.depth

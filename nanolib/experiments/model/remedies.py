@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from nanolib.experiments.model.model_cases import ModelCase, ShapedCase, missing, model_name, text_batch
+from nanolib.experiments.model.model_cases import ModelCase, ShapedCase, model_name, text_batch
 from nanolib.measurement import Measurement, exact
 from nanolib.meters import measure_phases
 from nanolib.meters.memory import MIB, peak_memory
 from nanolib.models.optimise import unsupported as unsupported_on
+from nanolib.models.user import missing
 from nanolib.run.case import Plan
 from nanolib.run.workload import planned_by_depth
 from nanolib.stats.intervals import Interval, TooFewSamples

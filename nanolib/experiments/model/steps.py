@@ -9,18 +9,21 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from nanolib.config import NanoConfig
 from nanolib.measurement import Held, Measurement, Status, Unsupported, exact
 from nanolib.meters import measure, measure_phases
 from nanolib.meters.ceilings import rate
 from nanolib.meters.flops import count_flops
+from nanolib.models import create_model
 from nanolib.models.attention.reference import relative_error
 from nanolib.models.generation import generation_of
 from nanolib.models.onednn_linear import with_onednn
 from nanolib.models.optimise import is_compiled, optimise
 from nanolib.models.transformer import next_token_loss
 from nanolib.models.user import logits_of, predicts_tokens
+from nanolib.run.case import Case, Plan
 from nanolib.run.ceilings import rate_rows
-from nanolib.run.workload import Workload, compile_row, first_call_ms
+from nanolib.run.workload import Workload, compile_row, first_call_ms, planned_by_depth
 
 
 class Step(Protocol):
@@ -125,6 +128,17 @@ def check_loss(model: nn.Module) -> None:
         raise Unsupported(f"{type(model).__name__} gives no logits of tokens; set train to false and loss_steps to 0")
     if not any(weight.requires_grad for weight in model.parameters()):
         raise Unsupported(f"{type(model).__name__} has no weight that learns; set train to false and loss_steps to 0")
+
+
+def planned_training(case: Case, config: NanoConfig, batch_size: int, seq_len: int) -> Plan:
+    """The peak memory of a training step of any config's model, on a case's device."""
+
+    def at(depth: int) -> tuple[nn.Module, Iterator[Workload]]:
+        model = create_model(config.model_copy(update={"num_layers": depth}), case.device)
+        ids = torch.zeros(batch_size, seq_len + 1, dtype=torch.int64, device=case.device)
+        return model, Training(model, ids, "eager", 1e-3).workloads()
+
+    return planned_by_depth(case, config.num_layers, at)
 
 
 def _sgd(weights: Iterable[nn.Parameter], rate: float, momentum: float = 0.0) -> torch.optim.Optimizer:

@@ -12,7 +12,6 @@ import pydantic
 import torch
 
 from nanolib.config import PRESETS, NanoConfig
-from nanolib.experiments.model.model_cases import missing
 from nanolib.experiments.model.steps import check_loss
 from nanolib.measurement import Measurement
 from nanolib.meters.machine import resolve_device
@@ -20,7 +19,7 @@ from nanolib.meters.time.clock import clock_for
 from nanolib.meters.time.latency import summarise
 from nanolib.models import create_model, generate_random_batch, text
 from nanolib.models.transformer import next_token_loss
-from nanolib.models.user import build_model, logits_of, runs_code
+from nanolib.models.user import build_model, logits_of, missing, runs_code
 from nanolib.run import params as shared
 from nanolib.run.case import Case, Plan
 from nanolib.run.own_model import check_own, known_model, rehearse, sources

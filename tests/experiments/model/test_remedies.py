@@ -100,16 +100,10 @@ def test_any_number_of_checkpointed_blocks_follows_from_three_low_stacks(preset,
     batch, length = shape
     small = {"num_layers": 7, "d_model": 64, "num_heads": 4, "vocab_size": 128}
     case = Planner(checked(preset, length, batch, "float32", "dense", small), "adamw", 1)._case("training", *shape)
-
-    def at(checkpointed, plain):
-        step = case.step_at_depth(checkpointed + plain)
-        step.model.checkpointing = checkpointed
-        return step.model, step.workloads()
-
-    tell = holdings_by_checkpointing(at)
+    tell = holdings_by_checkpointing(case.at_checkpointing)
     for checkpointed in (1, 4, 6):
         with fake_tensors():
-            made, works = at(checkpointed, 7 - checkpointed)
+            made, works = case.at_checkpointing(checkpointed, 7 - checkpointed)
             whole = holding(next(works), made)
         assert tell(checkpointed, 7 - checkpointed).parts == whole.parts
 
