@@ -41,6 +41,7 @@ from nanolib.run.workload import (
 )
 
 Mode = Literal["inference", "training", "generation"]
+_Made = tuple[nn.Module, Iterator[Workload]]
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,11 @@ class ShapedCase(Case):
         """The training step of the same model at the same shape."""
         shape = {field.name: getattr(self, field.name) for field in dataclasses.fields(ShapedCase)}
         return ModelCase(**shape, mode="training")
+
+    @property
+    def alike(self) -> str:
+        """See `Case.alike`; its plan begins with that of a training step."""
+        return self.training_step().alike
 
 
 @dataclass(frozen=True)
@@ -158,14 +164,12 @@ class ModelCase(ShapedCase):
             _HELD[like.case_id] = holdings_by_depth(self.depth, like.at_depth)
         return _HELD[like.case_id]
 
-    def at_depth(self, depth: int, optimizer: str = "adamw") -> tuple[nn.Module, Iterator[Workload]]:
+    def at_depth(self, depth: int, optimizer: str = "adamw") -> _Made:
         """Its model with so many blocks, or its own where that is 0, and its calls; `optimizer` as in `step_at_depth`."""
         step = self.step_at_depth(depth, optimizer)
         return step.model, step.workloads()
 
-    def at_checkpointing(
-        self, checkpointed: int, plain: int, optimizer: str = "adamw"
-    ) -> tuple[nn.Module, Iterator[Workload]]:
+    def at_checkpointing(self, checkpointed: int, plain: int, optimizer: str = "adamw") -> _Made:
         """`at_depth`, of a model whose first blocks are checkpointed and the others are not."""
         step = self.step_at_depth(checkpointed + plain, optimizer)
         step.model.checkpointing = checkpointed

@@ -122,3 +122,8 @@ def test_the_plan_names_the_fewest_blocks_that_make_it_fit():
     assert planner.checkpointed(lowest) == (7, 8)  # at the peak the last block computes, checkpointed or not
     assert planner.checkpointed(lowest - 1) == (0, 0)
     assert next(u for u in found.to_dict()["uses"] if u["use"] == "training")["checkpointed_blocks"] == some
+
+
+def test_remedies_of_a_step_are_planned_with_it():
+    case = RemedyCase("cpu", "a model", "decoder_tiny", {}, "dense", 32, 2, "float32", "sgd")
+    assert case.alike == case.training_step().alike != case.changed.case_id
