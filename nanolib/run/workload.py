@@ -117,11 +117,9 @@ def planned_by_checkpointing(
     def peaks() -> dict[str, int]:
         return _extrapolated(sections(1, 1), (sections(2, 1), checkpointed - 1), (sections(1, 2), plain - 1))
 
-    return (
-        _made_once(case, peaks)
-        if checkpointed + plain > _LOW + 1
-        else planned(case, lambda: at(checkpointed, plain)[1])
-    )
+    if checkpointed + plain <= _LOW + 1:
+        return planned(case, lambda: at(checkpointed, plain)[1])
+    return _made_once(case, peaks)
 
 
 def _peaks_by_place(model: nn.Module, works: Iterable[Workload], blocks: int, places: Mapping[str, int]) -> _Sections:
