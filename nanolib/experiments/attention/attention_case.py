@@ -105,7 +105,7 @@ class AttentionCase(Case):
             with torch.no_grad():
                 return attend()
 
-        yield Workload("forward", forward, lambda: inputs, keeps=False)
+        yield Workload("forward", forward, lambda: inputs)
         if self.backward:
             gradient = torch.empty_like(q)
 
@@ -114,7 +114,7 @@ class AttentionCase(Case):
                     x.requires_grad_()
                 return torch.autograd.grad(attend(), inputs, gradient)
 
-            yield Workload("forward_backward", both, lambda: (*inputs, gradient), keeps=False)
+            yield Workload("forward_backward", both, lambda: (*inputs, gradient))
 
     def plan(self) -> Plan:
         """The peak memory of a case, counted without running it; none where the mask follows the input, or a CPU compiles."""

@@ -118,7 +118,7 @@ class PrefillCase(RanksCase):
             for scope in self.scopes:
                 form = scope.split()[0]
                 tensors = _shard(self, form, 0, 0, torch.device(self.device))
-                yield Workload(scope, _calls(self, form, tensors, None)[scope], lambda held=tensors: held, keeps=False)
+                yield Workload(scope, _calls(self, form, tensors, None)[scope], lambda held=tensors: held)
 
         with _pretended_ranks(self.world_size):
             return planned(self, workloads)
@@ -217,7 +217,7 @@ class MemoryCase(Case):
             with torch.no_grad():
                 return attention.attend("dense", *tensors, causal=True, options=options)
 
-        return Workload(f"{self.memory_form} forward", call, lambda: tensors, keeps=False)
+        return Workload(f"{self.memory_form} forward", call, lambda: tensors)
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """`peak_memory`: measured where that is asked for, fits, and takes one rank alone; else planned (`modelled`)."""

@@ -114,7 +114,7 @@ class Inferring:
     def workloads(self) -> Iterator[Workload]:
         """The forward pass."""
         yield Workload.of_kinds(
-            "inference", self.forward, lambda: {Held.WEIGHTS: held(self.model), Held.INPUTS: [self.ids]}, keeps=False
+            "inference", self.forward, lambda: {Held.WEIGHTS: held(self.model), Held.INPUTS: [self.ids]}
         )
 
 
@@ -249,6 +249,15 @@ class Training:
         states = self._optimizer.state.items()
         return [(weight, v) for weight, state in states for v in state.values() if isinstance(v, torch.Tensor)]
 
+    def _leave_states(self) -> None:
+        """What a first call leaves behind: the optimizer's states."""
+        if not isinstance(getattr(self.model, "config", None), NanoConfig):
+            return self()  # not every weight need get a gradient
+        for weight in self.model.parameters():
+            weight.grad = torch.zeros_like(weight)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
     def workloads(self) -> Iterator[Workload]:
         """The whole step."""
 
@@ -260,8 +269,8 @@ class Training:
             }
 
         owners = lambda: {id(state): weight for weight, state in self._states()}  # noqa: E731
-        keeps = not self._optimizer.state
-        yield Workload.of_kinds("training_step", self, kinds, keeps=keeps, phases=self.phases, owners=owners)
+        first = None if self._optimizer.state else self._leave_states
+        yield Workload.of_kinds("training_step", self, kinds, first=first, phases=self.phases, owners=owners)
 
 
 class Generating:
@@ -320,5 +329,5 @@ class Generating:
             *cache, prompt, token = self.generation.tensors
             return {Held.WEIGHTS: [*held(self.model)], Held.CACHE: cache, Held.INPUTS: [prompt, token]}
 
-        yield Workload.of_kinds("prefill", self.generation.prefill, kinds)
-        yield Workload.of_kinds("decode", self.generation.decode, kinds)
+        for call in (self.generation.prefill, self.generation.decode):
+            yield Workload.of_kinds(call.__name__, call, kinds, first=call)
