@@ -46,6 +46,7 @@ BY_STRING = {
     "nanolib/models/attention/flash_attn.py",
     "nanolib/run/launch.py",
     "nanolib/run/worker.py",
+    "nanolib/run/ranks/launcher.py",
     "nanolib/run/ranks/rank.py",
     "nanolib/ab/server.py",
     "nanolib/ab/before_move.py",

@@ -80,6 +80,8 @@ class LiveBytes(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run the operation and count what it returns, unless that lies in what it was given: a view, or a result in place."""
+        if func is torch.ops.prim.device.default:  # fake tensors ask it of each other twice as often as they compute
+            return func(*args)
         given = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
         out = func(*args, **kwargs or {})
         for leaf in tree_leaves(out):

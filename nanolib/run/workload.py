@@ -32,7 +32,7 @@ class Workload:
         scope: What its rows say was measured.
         call: What is called.
         existing: Gives the tensors that count although they were there before: weights, inputs, the optimizer's states.
-        first: Leaves behind what a first call does and later ones find: the optimizer's states, a cache; None where that is nothing.
+        first: Leaves behind what a first call does and later calls find: states, a cache; None for nothing.
         kinds: The same tensors by what they are: a `Held` → tensors.
         phases: What the call does in turn, where it has parts.
         owners: The `id` of an optimizer's state → the weight that it belongs to.

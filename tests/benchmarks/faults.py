@@ -132,7 +132,7 @@ def _killed_suites(kills: int, suite: list[str], rng: random.Random) -> int:
         known: set[tuple[str, str]] = set()
         for number in range(kills):
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            victim = _victim(process, ("nanolib.cli", "ipykernel_launcher", "nanolib.run.ranks.rank")[number % 3], rng)
+            victim = _victim(process, ("nanolib.cli", "ipykernel_launcher", "nano rank")[number % 3], rng)
             tree = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
             if victim is None:
                 print(f"kill {number + 1}: the suite ended before it", flush=True)
@@ -146,7 +146,7 @@ def _killed_suites(kills: int, suite: list[str], rng: random.Random) -> int:
             with sqlite3.connect(database) as db:
                 whole = db.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
             wrong = not whole or not known <= finished or bool(alive)
-            what = " ".join(victim.info["cmdline"][1:4]) if victim else "nothing"
+            what = victim.what if victim else "nothing"
             print(
                 f"kill {number + 1}: {what}: {len(finished)} cases finished, {len(alive)} processes left, "
                 f"{'FAILED' if wrong else 'whole'}",
@@ -183,8 +183,8 @@ def _victim(process: subprocess.Popen[bytes], kind: str, rng: random.Random) -> 
         found = []
         for one in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
             with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-                one.info = {"cmdline": one.cmdline()}
-                found += [one] if kind in one.info["cmdline"] else []
+                one.what = one.name() if one.name().startswith("nano rank") else " ".join(one.cmdline()[1:4])
+                found += [one] if kind in one.what else []
         if found and wait <= 0:
             return rng.choice(found)
         time.sleep(0.2)

@@ -19,9 +19,10 @@ from nanolib.experiments.distributed.view import sharding
 from nanolib.measurement import BadInput, Flag, Provenance, Unsupported
 from nanolib.meters import links
 from nanolib.run import sweep
-from nanolib.run.ranks import ranks
+from nanolib.run.ranks import launcher, ranks
 from nanolib.run.ranks.ranks import RankFailed, oversubscribed, run_ranks
 from nanolib.store import Store
+from tests.processes import said
 from tests.run import rank_bodies
 from tests.shown import CHARTS, VERDICTS
 
@@ -33,13 +34,13 @@ def _nothing_stays_behind():
     yield
     left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
     assert not [child for child in left if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
-    mine = "nanolib.run.ranks.rank"
-    for process in psutil.process_iter(["cmdline"]):
-        assert not (mine in (process.info["cmdline"] or []) and process.ppid() in (1, os.getpid()))
+    assert not [one for one in psutil.process_iter() if "nano rank" in said(one) and one.ppid() in (1, os.getpid())]
 
 
 @pytest.mark.slow
-def test_ranks_answer_in_order_with_their_threads():
+@pytest.mark.parametrize("method", sorted({launcher.start_method(device) for device in ("cpu", "cuda")}))
+def test_ranks_answer_in_order_with_their_threads(method, monkeypatch):
+    monkeypatch.setattr(launcher, "start_method", lambda device: method)
     with _nothing_stays_behind():
         answers = run_ranks(rank_bodies.answer, {"a": [1]}, world_size=2, device="cpu", timeout_s=120, threads=2)
     assert [answer["rank"] for answer in answers] == [0, 1]

@@ -1,7 +1,6 @@
 """What only GPUs reach, on stubs of driver and device: none of it has been seen on the hardware."""
 
 import contextlib
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -253,9 +252,7 @@ def test_ranks_name_their_gpu_to_nccl(tmp_path, monkeypatch):
     monkeypatch.setattr(one_rank, "_function", lambda _: lambda request: {"answer": request})
     monkeypatch.setattr(one_rank.os, "_exit", lambda code: made.update(code=code))
     asked = {"device": "cuda", "threads": torch.get_num_threads(), "hang_s": 5.0, "body": "any:body", "request": 7}
-    (tmp_path / "request.json").write_text(json.dumps(asked))
-    monkeypatch.setattr(one_rank.sys, "argv", ["rank", str(tmp_path)])
-    one_rank.main()
+    one_rank.main(tmp_path, asked)
     assert (made["backend"], made["device_id"], made["code"]) == ("nccl", torch.device("cuda", 1), 0)
     assert (tmp_path / "1.json").read_text() == '{"answer": 7}'
 

@@ -1,6 +1,5 @@
 """SIGKILL of each process of a run in turn: what it started ends, the database is whole, the next command tidies up."""
 
-import contextlib
 import os
 import sqlite3
 import subprocess
@@ -12,6 +11,7 @@ import psutil
 import pytest
 
 from nanolib.store import Store
+from tests.processes import said
 
 pytestmark = [
     pytest.mark.notebook,
@@ -26,7 +26,7 @@ KINDS = {
     "kernel": "ipykernel_launcher",
     "worker": "nanolib.run.worker",
     "launcher": "nanolib.run.ranks.launcher",
-    "rank": "nanolib.run.ranks.rank",
+    "rank": "nano rank",
 }
 # Cases of two ranks, which would take for ever.
 LONG = {
@@ -57,11 +57,7 @@ def _start(place, *arguments, cwd=ROOT):
 
 
 def _below(process):
-    found = {}
-    for one in process.children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            found[one] = " ".join(one.cmdline())
-    return found
+    return {one: said(one) for one in process.children(recursive=True)}
 
 
 def _wait(process, wanted):
@@ -75,7 +71,7 @@ def _wait(process, wanted):
 
 
 def _ranks(below):
-    ranks = [one for one, said in below.items() if KINDS["rank"] in said.split()]
+    ranks = [one for one, said in below.items() if KINDS["rank"] in said]
     return ranks if len(ranks) == 2 else None
 
 
@@ -106,12 +102,12 @@ def test_what_a_run_started_ends_with_whoever_started_it(place):
     for kind in ("rank", "launcher", "worker", "kernel"):
         below = _wait(nano, new_ranks)
         seen |= set(_ranks(below))
-        _kill(next(one for one, said in below.items() if KINDS[kind] in said.split() or KINDS[kind] in said))
+        _kill(next(one for one, said in below.items() if KINDS[kind] in said))
     assert nano.wait(HANGING_S) == 1
     with Store(place / "results" / "results.sqlite") as store:
         rows = store.measurements().query("metric == 'case_time'").set_index("factor.seq_len")
         messages, statuses = dict(rows.message), dict(rows.status)
-    assert "was killed by SIGKILL" in messages[64] and "the launcher" in messages[128]
+    assert "was killed by SIGKILL" in messages[64] and "the launcher of 2 rank(s) was killed" in messages[128]
     assert statuses == {64: "error", 128: "error", 256: "started"}
     _tidy(place)
 
@@ -148,10 +144,10 @@ def test_both_sides_of_a_comparison_end_with_it(place, victim):
     nano = _start(place, "ab", "HEAD", ".", "--call", "work:run", "--timeout", "80000s", cwd=repository)
 
     def sides(below):
-        return [one for one, said in below.items() if "server.py" in said] if mark.exists() else None
+        found = [one for one, said in below.items() if "server.py" in said]
+        return found if mark.exists() and len(found) >= 2 else None
 
     served = _wait(nano, sides)
-    assert len(served) >= 2
     _kill({"nano": nano, "fork server": served[0], "side": served[-1]}[victim])
     nano.kill()
     _, alive = psutil.wait_procs([nano, *served], timeout=HANGING_S)

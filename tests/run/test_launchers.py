@@ -10,6 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.processes import said
+
 ROOT = Path(__file__).parents[2]
 COMES_UP_S, ENDS_S = 60, 5
 
@@ -38,7 +40,7 @@ STARTERS = {
         from tests.run.rank_bodies import spin
         run_ranks(spin, {}, world_size=2, device="cpu", timeout_s=600)
         """,
-        {"nanolib.run.ranks.launcher": 1, "nanolib.run.ranks.rank": 2},
+        {"nanolib.run.ranks.launcher": 1, "nano rank": 2},
     ),
     "run/suite/warm_kernel.py": (
         """
@@ -106,15 +108,8 @@ def _up(starter, expected):
     end = time.monotonic() + COMES_UP_S
     while time.monotonic() < end and starter.is_running():
         below = starter.children(recursive=True)
-        said = [_said(process) for process in below]
-        if all(sum(word in each for each in said) >= count for word, count in expected.items()):
+        told = [said(process) for process in below]
+        if all(sum(word in each for each in told) >= count for word, count in expected.items()):
             return below
         time.sleep(0.05)
-    raise AssertionError(f"they did not come up: {[_said(process) for process in starter.children(recursive=True)]}")
-
-
-def _said(process):
-    try:
-        return " ".join(process.cmdline())
-    except psutil.NoSuchProcess:
-        return ""
+    raise AssertionError(f"they did not come up: {[said(process) for process in starter.children(recursive=True)]}")

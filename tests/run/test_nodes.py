@@ -20,6 +20,7 @@ from nanolib.run.ranks import nodes
 from nanolib.run.ranks.nodes import NodesMissing
 from nanolib.run.ranks.ranks import RankFailed, run_ranks
 from tests.ports import free_port
+from tests.processes import said
 from tests.run import rank_bodies
 
 pytestmark = pytest.mark.slow
@@ -71,7 +72,7 @@ def _run(body, request, endpoint, world_size=2, **rest):
 def _ranks_of(pid):
     children = psutil.Process(pid).children(recursive=True)
     running = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
-    return [child for child in running if "nanolib.run.ranks.rank" in child.cmdline()]
+    return [child for child in running if "nano rank" in said(child)]
 
 
 def test_ranks_of_two_nodes_answer_in_order_launch_after_launch(other_node):

@@ -1,14 +1,17 @@
 """One machine's share of the ranks: processes in a folder where the request lies and answers are put.
 
 `-m nanolib.run.ranks.launcher FOLDER` starts them, each with torchrun's variables (RANK, LOCAL_RANK, WORLD_SIZE, ...), and ends
-them all when one fails. On one machine they meet at a file in that folder: nothing listens but gloo, on loopback. Over nodes they
-meet at the store where the launch was asked for; see `nodes`.
+them all when one fails. Ranks on a CPU, which share its cores, are forked from it, so that torch is imported once for all of them.
+On one machine they meet at a file in that folder: nothing listens but gloo, on loopback. Over nodes they meet at the store where
+the launch was asked for; see `nodes`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -17,14 +20,20 @@ import time
 from pathlib import Path
 from typing import Any
 
-from nanolib.run.launch import command
+from nanolib.run.launch import command, die_with_parent
 from nanolib.run.process import import_path
+from nanolib.run.ranks import rank
 
 GRACE_S = 3.0  # for writing where it is, when a rank is told to end
 LOG = "launcher.log"
 _REQUEST = "request.json"
 _POLL_S = 0.05
 _LOOPBACK = {"linux": "lo", "darwin": "lo0"}
+
+
+def start_method(device: str) -> str:
+    """How ranks begin: CUDA does not survive a fork of who has asked for it, nor do the libraries of macOS."""
+    return "fork" if sys.platform == "linux" and device == "cpu" else "spawn"
 
 
 def start(
@@ -48,7 +57,7 @@ def start(
         interface: Of the network, through which they meet those on other machines.
         private_network: Whether they get a network of their own, where the system allows it.
     """
-    share = {"first": node * ranks, "ranks": ranks, "world_size": nodes * ranks}
+    share = {"first": node * ranks, "ranks": ranks, "world_size": nodes * ranks, "by": start_method(asked["device"])}
     (folder / _REQUEST).write_text(json.dumps(asked | {"share": share}))
     environment = os.environ | {
         "PYTHONPATH": import_path(),
@@ -65,11 +74,6 @@ def start(
         return subprocess.Popen(started, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
 
 
-def read_request(folder: Path) -> dict[str, Any]:
-    """What the ranks of a folder were asked."""
-    return json.loads((folder / _REQUEST).read_text())
-
-
 def end_ranks(process: subprocess.Popen[bytes]) -> None:
     """Have the ranks of a launcher write where they are, and end."""
     process.terminate()
@@ -81,28 +85,39 @@ def main() -> None:
     """Start the ranks and wait for them; exits with 1 where one fails, which ends the others."""
     folder = Path(sys.argv[1])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    share = read_request(folder)["share"]
-    ranks: dict[int, subprocess.Popen[bytes]] = {}
+    asked = json.loads((folder / _REQUEST).read_text())
+    share, parent = asked["share"], os.getpid()
+    if (body := asked["body"].partition(":")[0]).startswith("nanolib."):  # another's may fail, which a rank tells
+        importlib.import_module(body)
+    context, ranks = multiprocessing.get_context(share["by"]), {}
     try:
         for local in range(share["ranks"]):
-            rank = share["first"] + local
-            variables = {"RANK": rank, "LOCAL_RANK": local, "WORLD_SIZE": share["world_size"]}
+            number = share["first"] + local
+            variables = {"RANK": number, "LOCAL_RANK": local, "WORLD_SIZE": share["world_size"]}
             variables |= {"LOCAL_WORLD_SIZE": share["ranks"]}
-            environment = os.environ | {name: str(value) for name, value in variables.items()}
-            ranks[rank] = subprocess.Popen(command("nanolib.run.ranks.rank", str(folder)), env=environment)
+            ranks[number] = context.Process(target=_rank, args=(folder, asked, variables, parent))
+            ranks[number].start()
         codes: dict[int, int | None] = dict.fromkeys(ranks)
         while None in codes.values() and not any(codes.values()):
             time.sleep(_POLL_S)
-            codes = {rank: one.poll() for rank, one in ranks.items()}
-        for rank, code in codes.items():
+            codes = {number: one.exitcode for number, one in ranks.items()}
+        for number, code in codes.items():
             if code:  # what a rank that died cannot tell itself
-                (folder / f"{rank}.ended").write_text(str(code))
+                (folder / f"{number}.ended").write_text(str(code))
         sys.exit(any(codes.values()))
     finally:
         for one in ranks.values():
             one.terminate()
         end = time.monotonic() + GRACE_S
         for one in ranks.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                one.wait(max(0.0, end - time.monotonic()))
+            one.join(max(0.0, end - time.monotonic()))
             one.kill()
+
+
+def _rank(folder: Path, asked: dict[str, Any], variables: dict[str, int], parent: int) -> None:
+    die_with_parent(parent)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if sys.platform == "linux":  # what `ps` and `top` call it
+        Path("/proc/self/comm").write_text(f"nano rank {variables['RANK']}")
+    os.environ.update({name: str(value) for name, value in variables.items()})
+    rank.main(folder, asked)

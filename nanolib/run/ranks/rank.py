@@ -1,4 +1,4 @@
-"""One rank of a case: `-m nanolib.run.ranks.rank FOLDER`; the request and the answers are files there."""
+"""One rank of a case: its answer, or what went wrong, is a file in the folder of its launch."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nanolib.run.ranks.launcher import read_request
-
 # What the backends say when another rank has not come, or is gone.
 _WAITING = ("timed out", "timeout", "connection closed", "connection reset", "connection refused", "broken pipe")
 
 
-def main() -> None:
-    """Answer the request; exits with 1 where that fails."""
-    folder = Path(sys.argv[1])
+def main(folder: Path, asked: dict[str, Any]) -> None:
+    """Answer the request and end; with 1 where that fails.
+
+    Args:
+        folder: Of the launch.
+        asked: What `launcher.start` was given.
+    """
     rank, device = int(os.environ["RANK"]), torch.device("cpu")
     faulthandler.register(signal.SIGTERM, (folder / f"{rank}.stack").open("w"), all_threads=False, chain=True)
-    asked = read_request(folder)
     torch.set_num_threads(asked["threads"])
     try:
         if asked["device"].startswith("cuda"):

@@ -161,7 +161,7 @@ def run_ranks(
             process = launcher.start(folder, launch.asked, ranks=here, nodes=nodes, interface=launch.interface)
         try:
             late = _await(process, launch, deadline)
-            if process.poll() is None:
+            if (code := process.poll()) is None:
                 launcher.end_ranks(process)
         finally:
             end_tree(process)
@@ -170,6 +170,8 @@ def run_ranks(
         # What a process group does when it is torn down changes nothing.
         if all(answer.is_file() for answer in answers):
             return [json.loads(answer.read_text()) for answer in answers]
+        if code is not None and code < 0:
+            raise RankFailed(f"the launcher of {here} rank(s) was killed by {signal.Signals(-code).name}", -1, "")
         raise _failure(folder, world_size, timeout_s if late else None, lost)
 
 
