@@ -39,7 +39,7 @@ def _filled(folder, revisions, levels):
 
 
 def _confirmed(folder, *more):
-    ended = CliRunner().invoke(main, ["history", "--confirm", "--budget", "8s", "--output", str(folder), *more])
+    ended = CliRunner().invoke(main, ["history", "--confirm", "--budget", "4s", "--output", str(folder), *more])
     assert not ended.exception or isinstance(ended.exception, SystemExit), ended.output
     return ended
 

@@ -161,9 +161,8 @@ def test_explore_predicts_measures_keeps_copies_and_cancels(watched, lab, name):
     assert not opened.ended()[1]
 
 
-@pytest.mark.parametrize(
-    "others", [("warmup",), pytest.param(("fp8", "warmup", "distributed"), marks=pytest.mark.thorough)]
-)
+@pytest.mark.thorough  # two runs at once wait for each other in tests of the lock, too
+@pytest.mark.parametrize("others", [("warmup",), ("fp8", "warmup", "distributed")])
 def test_notebooks_that_run_at_once_wait_say_for_whom_and_go_on(watched, lab, others):
     every = [Lab(watched.context.new_page(), lab, name) for name in others] + [Lab(watched.page, lab, "energy")]
     for opened in every:

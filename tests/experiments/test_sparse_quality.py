@@ -40,6 +40,7 @@ def test_what_removes_nothing_costs_nothing():
         assert rows["loss_difference", scope].estimate == pytest.approx(0, abs=2e-3)
 
 
+@pytest.mark.thorough  # it trains
 def test_removing_nearly_everything_from_a_model_that_looks_back_costs_loss():
     """Trained long enough to use what it sees; a window of a few bytes must then be worse than all."""
     (_, _, replaced, _) = _case("window", 0.97, steps=150, d_model=64, seeds=3).measure(None, {})

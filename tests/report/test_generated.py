@@ -12,7 +12,7 @@ _numbers = itertools.count()
 
 
 @settings(
-    max_examples=60,
+    max_examples=40,
     deadline=None,
     phases=(Phase.generate,),
     verbosity=Verbosity.quiet,

@@ -69,7 +69,7 @@ def _nano(*arguments, folder):
     return CliRunner().invoke(main, [*arguments, "--output", str(folder)])
 
 
-@pytest.mark.parametrize("reported", [False, True])
+@pytest.mark.parametrize("reported", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_any_value_in_any_column_is_refused_or_every_command_works(good, reported):
     @settings(
         max_examples=2 if reported else 20,

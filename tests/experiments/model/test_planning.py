@@ -56,7 +56,7 @@ def test_a_need_that_grows_faster_from_somewhere_on_takes_few_counts():
 @pytest.mark.parametrize(
     ("model", "options"),
     [
-        ("decoder_tiny", SMALL),
+        pytest.param("decoder_tiny", SMALL, marks=pytest.mark.thorough),
         pytest.param("encoder_decoder_tiny", SMALL, marks=pytest.mark.thorough),
         ("hf:LlamaForCausalLM", LLAMA | {"max_position_embeddings": 512}),
     ],
