@@ -5,7 +5,7 @@ WORKERS ?= 3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
-unexport PYTHONPATH
+unexport PYTHONPATH PYTHONDONTWRITEBYTECODE
 
 .PHONY: run test test-fast thorough lint bench gpu lab notebooks docs clean setup
 
