@@ -6,7 +6,8 @@ import pytest
 
 from nanolib.experiments import ALL
 from nanolib.experiments.attention.attention_case import AttentionCase
-from nanolib.experiments.model.model_cases import GenerationCase, LossCase, ModelCase
+from nanolib.experiments.model.loss_case import LossCase
+from nanolib.experiments.model.model_cases import GenerationCase, ModelCase
 from nanolib.meters.memory import peak_memory
 from nanolib.models.attention import block_sparse
 from nanolib.models.attention.choice import CHOOSERS

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import pydantic
 import torch
 
-from nanolib.experiments.model.model_cases import GenerationCase, LossCase, Mode, ModelCase, model_name
+from nanolib.experiments.model.loss_case import LossCase
+from nanolib.experiments.model.model_cases import GenerationCase, Mode, ModelCase, model_name
 from nanolib.experiments.model.remedies import REMEDIES, RemedyCase
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.memory import total_bytes

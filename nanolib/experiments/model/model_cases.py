@@ -1,4 +1,4 @@
-"""The model notebook's cases: a model at one shape, running, training or generating; or trained on text for its loss."""
+"""The model notebook's cases: a model at one shape, running, training or generating."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import dataclasses
 import functools
 import hashlib
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from nanolib.config import PRESETS, NanoConfig
-from nanolib.experiments.model.steps import Generating, Inferring, Step, Training, check_loss
+from nanolib.experiments.model.steps import Generating, Inferring, Step, Training
 from nanolib.measurement import Measurement, exact
 from nanolib.meters.flops import BACKWARD_FACTOR, count_flops, model_flops
 from nanolib.meters.holders import Holding
@@ -23,7 +22,6 @@ from nanolib.meters.memory import MIB, fake_tensors
 from nanolib.models import attention, create_model, text
 from nanolib.models.optimise import first_half, is_compiled
 from nanolib.models.optimise import unsupported as unsupported_on
-from nanolib.models.training import train
 from nanolib.models.user import build_model, hugging_face_config, logits_of, missing, runs_code, silent
 from nanolib.run.case import Case, Plan
 from nanolib.run.ceilings import roofline_ms
@@ -33,6 +31,7 @@ from nanolib.run.own_model import context_length
 from nanolib.run.workload import (
     UNCOUNTED,
     Workload,
+    holdings_by_checkpointing,
     holdings_by_depth,
     memory_rows,
     planned_by_checkpointing,
@@ -146,14 +145,20 @@ class ModelCase(ShapedCase):
         if reason := self.not_planned():
             return Plan(reason=reason)
         like = self.planned_as
-        if like.optimisation == "checkpoint_half" and not self.own and (blocks := self.config.num_layers) > 1:
-            return planned_by_checkpointing(like, half := first_half(blocks), blocks - half, like.at_checkpointing)
+        if like.halves:
+            return planned_by_checkpointing(like, *like.halves, like.at_checkpointing)
         return planned_by_depth(like, self.depth, like.at_depth)
 
     @property
     def depth(self) -> int:
-        """How many blocks lie on one another and do the same; 0 where that is not known, or some are checkpointed."""
-        return 0 if self.own or self.optimisation == "checkpoint_half" else self.config.num_layers
+        """How many blocks lie on one another; 0 where that is not known."""
+        return 0 if self.own else self.config.num_layers
+
+    @property
+    def halves(self) -> tuple[int, ...]:
+        """How many of the blocks are checkpointed and how many are not; nothing where all do the same."""
+        half = first_half(self.depth)
+        return (half, self.depth - half) if self.optimisation == "checkpoint_half" and half < self.depth else ()
 
     def holdings(self) -> dict[str, Holding]:
         """Who will hold the peak of each of its calls; nothing where that cannot be planned."""
@@ -161,7 +166,10 @@ class ModelCase(ShapedCase):
         if like.plan().reason:
             return {}
         if like.case_id not in _HELD:
-            _HELD[like.case_id] = holdings_by_depth(self.depth, like.at_depth)
+            if like.halves:
+                _HELD[like.case_id] = {"training_step": holdings_by_checkpointing(like.at_checkpointing)(*like.halves)}
+            else:
+                _HELD[like.case_id] = holdings_by_depth(like.depth, like.at_depth)
         return _HELD[like.case_id]
 
     def at_depth(self, depth: int, optimizer: str = "adamw") -> _Made:
@@ -305,58 +313,6 @@ class GenerationCase(ModelCase):
                 "shorten seq_lens or lower new_tokens"
             )
         return super().unsupported()
-
-
-@dataclass(frozen=True)
-class LossCase(ShapedCase):
-    """One model trained on real text for some steps."""
-
-    interleaves: ClassVar[bool] = False  # nothing is timed
-
-    steps: int
-    learning_rate: float
-    corpus: str
-
-    def __str__(self) -> str:
-        """Preset and steps."""
-        return f"{self.name} loss over {self.steps} steps"
-
-    def unsupported(self) -> str:
-        """Why it cannot be built here."""
-        return missing(self.preset) if self.own and not self.runs_code else ""
-
-    def plan(self) -> Plan:
-        """The peak memory of a training step of the same model."""
-        return self.training_step().plan()
-
-    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
-        """The loss before each step, on fresh windows of real text; the estimate is the mean of the last tenth of them."""
-        model = self.build(params.seed)
-        check_loss(model)
-        generator = torch.Generator().manual_seed(params.seed)
-        data = text.load(self.corpus)
-        batches = text.batches(data, self.steps, self.batch_size, self.seq_len + 1, generator, self.device)
-        losses = train(model, batches, self.learning_rate).tolist()
-        finite = next((at for at, loss in enumerate(losses) if not math.isfinite(loss)), len(losses))
-        diverged = (
-            f"the loss is not finite from step {finite + 1} of {self.steps} on; lower learning_rate, or take float32"
-        )
-        losses = losses[:finite]
-        if not losses:
-            raise ArithmeticError(diverged)
-        last = losses[-max(1, len(losses) // 10) :]
-        yield Measurement(
-            "loss",
-            sum(last) / len(last),
-            n=len(last),
-            samples=tuple(losses),
-            method="byte text, AdamW",
-            scope="training",
-            message=f"mean over the last {len(last)} of {finite} steps; one seed, so no interval",
-            details={"first": losses[0], "last": losses[-1]},
-        )
-        if finite < self.steps:
-            raise ArithmeticError(diverged)
 
 
 _KNOWN: dict[str, tuple[int, int] | LookTimeout] = {}
