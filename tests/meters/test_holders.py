@@ -59,7 +59,7 @@ def _cases():
                 yield name, use
 
 
-@pytest.mark.parametrize(("name", "use"), _cases())
+@pytest.mark.parametrize(("name", "use"), list(_cases()))
 def test_parts_add_up_to_the_peak_measured_and_planned(name, use):
     def peaks():
         model = MODELS[name]()
