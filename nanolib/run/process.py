@@ -73,6 +73,12 @@ def end_tree(process: subprocess.Popen[Any], grace_s: float = 0.0) -> None:
     process.wait()
 
 
+def signal_name(number: int) -> str:
+    """What a signal is called, such as SIGKILL; not all of them have a name."""
+    known = number in {one.value for one in signal.Signals}
+    return signal.Signals(number).name if known else f"signal {number}"
+
+
 def ending(code: int, errors: str) -> str:
     """How a process ended that should not have, and its last words.
 
@@ -81,7 +87,6 @@ def ending(code: int, errors: str) -> str:
         errors: What it wrote.
     """
     if code < 0:
-        known = -code in {one.value for one in signal.Signals}
-        return f"{KILLED} {signal.Signals(-code).name if known else f'signal {-code}'}"
+        return f"{KILLED} {signal_name(-code)}"
     lines = errors.strip().splitlines()
     return f"its process ended with {code}: {lines[-1] if lines else 'no message'}"

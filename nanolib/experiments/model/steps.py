@@ -251,8 +251,10 @@ class Training:
 
     def _leave_states(self) -> None:
         """What a first call leaves behind: the optimizer's states."""
-        if not isinstance(getattr(self.model, "config", None), NanoConfig):
-            return self()  # not every weight need get a gradient
+        config = getattr(self.model, "config", None)
+        # of a foreign model not every weight need get a gradient, and sparse attention keeps its masks too
+        if not isinstance(config, NanoConfig) or config.attention_type == "sparse":
+            return self()
         for weight in self.model.parameters():
             weight.grad = torch.zeros_like(weight)
         self._optimizer.step()

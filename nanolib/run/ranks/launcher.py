@@ -22,12 +22,12 @@ from typing import Any
 
 from nanolib.run.launch import command, die_with_parent
 from nanolib.run.process import import_path
-from nanolib.run.ranks import rank
 
 GRACE_S = 3.0  # for writing where it is, when a rank is told to end
 LOG = "launcher.log"
 _REQUEST = "request.json"
 _POLL_S = 0.05
+_RANK = "nanolib.run.ranks.rank"  # it imports torch
 _LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 
 
@@ -85,10 +85,13 @@ def main() -> None:
     """Start the ranks and wait for them; exits with 1 where one fails, which ends the others."""
     folder = Path(sys.argv[1])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored nobody learns how a rank ended
     asked = json.loads((folder / _REQUEST).read_text())
     share, parent = asked["share"], os.getpid()
-    if (body := asked["body"].partition(":")[0]).startswith("nanolib."):  # another's may fail, which a rank tells
-        importlib.import_module(body)
+    if share["by"] == "fork":
+        importlib.import_module(_RANK)
+        if (body := asked["body"].partition(":")[0]).startswith("nanolib."):  # another's may fail, which a rank tells
+            importlib.import_module(body)
     context, ranks = multiprocessing.get_context(share["by"]), {}
     try:
         for local in range(share["ranks"]):
@@ -106,10 +109,12 @@ def main() -> None:
                 (folder / f"{number}.ended").write_text(str(code))
         sys.exit(any(codes.values()))
     finally:
-        for one in ranks.values():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        begun = [one for one in ranks.values() if one.pid]
+        for one in begun:
             one.terminate()
         end = time.monotonic() + GRACE_S
-        for one in ranks.values():
+        for one in begun:
             one.join(max(0.0, end - time.monotonic()))
             one.kill()
 
@@ -117,7 +122,7 @@ def main() -> None:
 def _rank(folder: Path, asked: dict[str, Any], variables: dict[str, int], parent: int) -> None:
     die_with_parent(parent)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if sys.platform == "linux":  # what `ps` and `top` call it
+    with contextlib.suppress(OSError):  # what `ps` and `top` call it, where that can be said
         Path("/proc/self/comm").write_text(f"nano rank {variables['RANK']}")
     os.environ.update({name: str(value) for name, value in variables.items()})
-    rank.main(folder, asked)
+    importlib.import_module(_RANK).main(folder, asked)

@@ -30,6 +30,7 @@ def main(folder: Path, asked: dict[str, Any]) -> None:
     rank, device = int(os.environ["RANK"]), torch.device("cpu")
     faulthandler.register(signal.SIGTERM, (folder / f"{rank}.stack").open("w"), all_threads=False, chain=True)
     torch.set_num_threads(asked["threads"])
+    torch.seed()  # ranks that were forked would draw the same
     try:
         if asked["device"].startswith("cuda"):
             device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))

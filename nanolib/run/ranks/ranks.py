@@ -24,7 +24,7 @@ import torch
 
 from nanolib.measurement import Flag, Unsupported
 from nanolib.run.case import Case
-from nanolib.run.process import end_tree
+from nanolib.run.process import end_tree, signal_name
 from nanolib.run.ranks import launcher
 from nanolib.run.ranks.nodes import Launch, ask
 from nanolib.scratch import Scratch
@@ -170,9 +170,7 @@ def run_ranks(
         # What a process group does when it is torn down changes nothing.
         if all(answer.is_file() for answer in answers):
             return [json.loads(answer.read_text()) for answer in answers]
-        if code is not None and code < 0:
-            raise RankFailed(f"the launcher of {here} rank(s) was killed by {signal.Signals(-code).name}", -1, "")
-        raise _failure(folder, world_size, timeout_s if late else None, lost)
+        raise _failure(folder, world_size, timeout_s if late else None, lost, code or 0)
 
 
 def _await(process: subprocess.Popen[bytes], launch: Launch | None, deadline: float) -> bool:
@@ -220,7 +218,7 @@ def asked_case(kind: Callable[..., CaseT], asked: dict[str, Any]) -> tuple[CaseT
     return kind(**factors), seed, budget_s, torch.device(asked["device"].split(":")[0])
 
 
-def _failure(folder: Path, world_size: int, late_s: float | None, lost: int) -> RankFailed:
+def _failure(folder: Path, world_size: int, late_s: float | None, lost: int, code: int = 0) -> RankFailed:
     """Whose fault it was: who raised first; if that was only waiting for another, the one that was waited for."""
     raised = [
         json.loads(file.read_text()) for file in sorted(folder.glob("*.error"), key=lambda f: f.stat().st_mtime_ns)
@@ -229,6 +227,8 @@ def _failure(folder: Path, world_size: int, late_s: float | None, lost: int) -> 
     if first and not first["waiting"]:
         message = f"rank {first['rank']} of {world_size} raised {first['message']}"
         return RankFailed(message, first["rank"], first["traceback"])
+    if code < 0:
+        return RankFailed(f"the launcher of {world_size} rank(s) was killed by {signal_name(-code)}", -1, "")
     log = (folder / launcher.LOG).read_text(errors="replace")
     ended = ((int(file.stem), -int(file.read_text())) for file in sorted(folder.glob("*.ended")))
     # NCCL does not raise where another rank has not come: its watchdog writes so, and aborts the process that waited.
@@ -236,7 +236,7 @@ def _failure(folder: Path, world_size: int, late_s: float | None, lost: int) -> 
     died = [(rank, number) for rank, number in ended if number > 0 and number != signal.SIGTERM and rank not in waited]
     if died and late_s is None:
         rank, number = died[0]
-        return RankFailed(f"rank {rank} of {world_size} was killed by {signal.Signals(number).name}", rank, "")
+        return RankFailed(f"rank {rank} of {world_size} was killed by {signal_name(number)}", rank, "")
     if lost:
         return RankFailed(f"{lost} of the other nodes is gone, with its ranks; start nano join there again", -1, log)
     for rank in range(world_size):
