@@ -1,5 +1,6 @@
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -45,6 +46,25 @@ def test_ranks_answer_in_order_with_their_threads(method, monkeypatch):
         answers = run_ranks(rank_bodies.answer, {"a": [1]}, world_size=2, device="cpu", timeout_s=120, threads=2)
     assert [answer["rank"] for answer in answers] == [0, 1]
     assert all(answer["sum"] == 1 and answer["threads"] == 2 and answer["asked"] == {"a": [1]} for answer in answers)
+
+
+@pytest.mark.slow
+def test_ranks_draw_numbers_of_their_own():
+    drawn = run_ranks(rank_bodies.draw, {}, world_size=2, device="cpu", timeout_s=120)
+    assert all(one != other for one, other in zip(*drawn, strict=True))
+
+
+@pytest.mark.slow
+def test_ranks_end_where_the_signal_that_says_so_is_ignored(monkeypatch):
+    """A supervisor may have it so, and what it starts inherits that."""
+    late, wait = [], ranks._await
+    monkeypatch.setattr(ranks, "_await", lambda *given: late.append(wait(*given)) or late[-1])
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert len(run_ranks(rank_bodies.draw, {}, world_size=1, device="cpu", timeout_s=40)) == 1
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert late == [False]
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """What ranks do in the tests: answer, raise, die, hang."""
 
 import os
+import random
 import signal
 import time
 
@@ -12,6 +13,10 @@ def answer(request):
     total = torch.tensor([float(dist.get_rank())])
     dist.all_reduce(total)
     return {"rank": dist.get_rank(), "sum": total.item(), "threads": torch.get_num_threads(), "asked": request}
+
+
+def draw(request):
+    return [torch.rand(()).item(), random.random()]
 
 
 def misbehave(request):
