@@ -112,7 +112,7 @@ def test_what_a_run_started_ends_with_whoever_started_it(place):
     _tidy(place)
 
 
-@pytest.mark.parametrize("victim", ["nano", "papermill"])
+@pytest.mark.parametrize("victim", ["nano", pytest.param("papermill", marks=pytest.mark.thorough)])
 def test_a_run_ends_with_the_command_that_started_it(place, victim):
     nano = _start(place, "run", "distributed", "--no-report", *(a for p in LONG.items() for a in ("-p", "=".join(p))))
     below = _wait(nano, lambda below: below if _ranks(below) else None)

@@ -72,7 +72,7 @@ def _nano(*arguments, folder):
 @pytest.mark.parametrize("reported", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_any_value_in_any_column_is_refused_or_every_command_works(good, reported):
     @settings(
-        max_examples=2 if reported else 20,
+        max_examples=2 if reported else 14,
         derandomize=True,
         phases=[hypothesis.Phase.generate],  # a smaller example is worth less than the minutes it takes
         suppress_health_check=list(hypothesis.HealthCheck),

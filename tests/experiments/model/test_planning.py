@@ -76,7 +76,10 @@ def test_what_it_names_fits_by_plan_and_the_next_does_not(model, options):
         assert planner.holding(name, 4, use.longest).parts == alone.parts  # whatever was planned before it
 
 
-@pytest.mark.parametrize("options", [LLAMA, LLAMA | {"num_hidden_layers": 5, "tie_word_embeddings": True}])
+@pytest.mark.parametrize(
+    "options",
+    [LLAMA | {"num_hidden_layers": 5, "tie_word_embeddings": True}, pytest.param(LLAMA, marks=pytest.mark.thorough)],
+)
 def test_a_stack_of_equal_blocks_is_planned_from_two_low_ones_as_it_would_be_whole(options):
     source = checked("hf:LlamaForCausalLM", 16, 2, "float32", "dense", dict(options))
     low = Planner(source, "adamw", 1)

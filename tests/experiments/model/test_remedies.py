@@ -93,7 +93,8 @@ def test_some_blocks_checkpointed_give_the_same_gradient(preset):
 
 
 @pytest.mark.parametrize(
-    "preset", ["decoder_tiny", "encoder_decoder_tiny", pytest.param("gpt_125M", marks=pytest.mark.thorough)]
+    "preset",
+    ["decoder_tiny", *(pytest.param(n, marks=pytest.mark.thorough) for n in ("encoder_decoder_tiny", "gpt_125M"))],
 )
 @pytest.mark.parametrize("shape", [pytest.param((1, 16), marks=pytest.mark.thorough), (8, 64)])
 def test_any_number_of_checkpointed_blocks_follows_from_three_low_stacks(preset, shape):
