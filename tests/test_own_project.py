@@ -234,6 +234,7 @@ def test_bad_input_is_one_line(project, options, said):
     assert not (project.folder / "outputs").exists()
 
 
+@pytest.mark.thorough  # bad input has a line each
 def test_a_test_that_breaks_or_cannot_be_collected_is_told(project):
     file = project.folder / "mine" / "step.py"
     text = file.read_text()

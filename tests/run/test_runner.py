@@ -95,6 +95,7 @@ def test_run_measures_reports_and_says_where_the_time_went(tmp_path):
         assert len(store.runs()) == 1  # all was done: nothing was measured again
 
 
+@pytest.mark.thorough  # tests of kills kill one, and those of a sweep resume
 def test_a_killed_kernel_is_told_and_resume_finishes_the_rest(tmp_path):
     process = _start("run", "attention", *LONG, folder=tmp_path)
     kernel = _kernel(process)

@@ -44,6 +44,7 @@ def test_one_that_died_in_the_meantime_is_not_used(tmp_path):
         assert kernel.papermill(["anything"], log).returncode == -signal.SIGKILL
 
 
+@pytest.mark.thorough  # a run that measures all goes this way
 def test_the_next_kernel_starts_when_every_case_of_the_last_has_ended_and_the_report_beside_the_summary(
     tmp_path, monkeypatch
 ):
