@@ -32,7 +32,7 @@ class Workload:
         scope: What its rows say was measured.
         call: What is called.
         existing: Gives the tensors that count although they were there before: weights, inputs, the optimizer's states.
-        first: Leaves behind what a first call does and later calls find: states, a cache; None for nothing.
+        first: Leaves behind what a first call does and later calls find: the optimizer's states, a cache.
         kinds: The same tensors by what they are: a `Held` → tensors.
         phases: What the call does in turn, where it has parts.
         owners: The `id` of an optimizer's state → the weight that it belongs to.
@@ -41,7 +41,7 @@ class Workload:
     scope: str
     call: Callable[[], object]
     existing: Callable[[], Iterable[torch.Tensor]]
-    first: Callable[[], object] | None = None
+    first: Callable[[], object] = lambda: None
     kinds: Callable[[], Mapping[str, Iterable[torch.Tensor]]] | None = None
     phases: Mapping[str, Callable[[], object]] = field(default_factory=dict)
     owners: Callable[[], Mapping[int, torch.Tensor]] = dict
@@ -157,8 +157,7 @@ def _made_once(case: Case, peaks: Callable[[], dict[str, int]]) -> Plan:
 
 def _counted(work: Workload, stacks: Iterable[nn.ModuleList] = ()) -> LiveBytes:
     """The counter of a later call; sections begin with each block of `stacks`, after it, and with its backward pass."""
-    if work.first:
-        work.first()
+    work.first()
     with LiveBytes() as counter, _sections(counter, stacks):
         counter.watch(*work.existing())
         work.call()
@@ -181,8 +180,7 @@ def holding(work: Workload, model: nn.Module) -> Holding:
         work: Whose tensors are known by kind.
         model: Whose modules are named.
     """
-    if work.first:
-        work.first()
+    work.first()
     return max(followed(work, model).holdings().values(), key=lambda held: held.peak)
 
 
@@ -266,8 +264,7 @@ def _held_by_place(
     stacks = _stacks(model, blocks) if blocks else ()
     found = {}
     for work in works:
-        if work.first:
-            work.first()
+        work.first()
         found[work.scope] = _by_place(followed(work, model, stacks).holdings(), places)
     return found
 

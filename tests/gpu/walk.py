@@ -116,7 +116,7 @@ def walk() -> None:
     def watched(work: workload.Workload, stacks: Any = ()) -> Any:
         work.call()
         with Watched() as seen:
-            found = counted(dataclasses.replace(work, first=None), stacks)
+            found = counted(dataclasses.replace(work, first=lambda: None), stacks)
         told.append({"scope": work.scope, "peak": found.peak, **vars_of(seen)})
         return found
 

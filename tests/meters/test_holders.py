@@ -65,8 +65,7 @@ def test_parts_add_up_to_the_peak_measured_and_planned(name, use):
         model = MODELS[name]()
         plain, held = {}, {}
         for work in _steps(model, use).workloads():
-            if work.first:
-                work.first()
+            work.first()
             with LiveBytes() as counter:
                 counter.watch(*work.existing())
                 work.call()

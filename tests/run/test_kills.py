@@ -107,7 +107,9 @@ def test_what_a_run_started_ends_with_whoever_started_it(place):
     with Store(place / "results" / "results.sqlite") as store:
         rows = store.measurements().query("metric == 'case_time'").set_index("factor.seq_len")
         messages, statuses = dict(rows.message), dict(rows.status)
-    assert "was killed by SIGKILL" in messages[64] and "the launcher of 2 rank(s) was killed" in messages[128]
+    assert (
+        "was killed by SIGKILL" in messages[64] and "the launcher of the ranks was killed by SIGKILL" in messages[128]
+    )
     assert statuses == {64: "error", 128: "error", 256: "started"}
     _tidy(place)
 

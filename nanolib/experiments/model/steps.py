@@ -251,6 +251,8 @@ class Training:
 
     def _leave_states(self) -> None:
         """What a first call leaves behind: the optimizer's states."""
+        if self._optimizer.state:  # an earlier call has
+            return
         config = getattr(self.model, "config", None)
         # of a foreign model not every weight need get a gradient, and sparse attention keeps its masks too
         if not isinstance(config, NanoConfig) or config.attention_type == "sparse":
@@ -271,8 +273,9 @@ class Training:
             }
 
         owners = lambda: {id(state): weight for weight, state in self._states()}  # noqa: E731
-        first = None if self._optimizer.state else self._leave_states
-        yield Workload.of_kinds("training_step", self, kinds, first=first, phases=self.phases, owners=owners)
+        yield Workload.of_kinds(
+            "training_step", self, kinds, first=self._leave_states, phases=self.phases, owners=owners
+        )
 
 
 class Generating:

@@ -228,7 +228,7 @@ def _failure(folder: Path, world_size: int, late_s: float | None, lost: int, cod
         message = f"rank {first['rank']} of {world_size} raised {first['message']}"
         return RankFailed(message, first["rank"], first["traceback"])
     if code < 0:
-        return RankFailed(f"the launcher of {world_size} rank(s) was killed by {signal_name(-code)}", -1, "")
+        return RankFailed(f"the launcher of the ranks was killed by {signal_name(-code)}", -1, "")
     log = (folder / launcher.LOG).read_text(errors="replace")
     ended = ((int(file.stem), -int(file.read_text())) for file in sorted(folder.glob("*.ended")))
     # NCCL does not raise where another rank has not come: its watchdog writes so, and aborts the process that waited.
