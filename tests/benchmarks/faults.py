@@ -7,7 +7,6 @@ complete the run with no case twice. Printed: how many kills, cases and failures
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import random
@@ -29,6 +28,9 @@ from nanolib.run import params as shared
 from nanolib.run import sweep
 from nanolib.run.case import Case
 from nanolib.store import Store
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.processes import said
 
 
 class Params(shared.Params):
@@ -182,9 +184,8 @@ def _victim(process: subprocess.Popen[bytes], kind: str, rng: random.Random) -> 
     while process.poll() is None:
         found = []
         for one in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-                one.what = one.name() if one.name().startswith("nano rank") else " ".join(one.cmdline()[1:4])
-                found += [one] if kind in one.what else []
+            one.what = said(one)
+            found += [one] if kind in one.what else []
         if found and wait <= 0:
             return rng.choice(found)
         time.sleep(0.2)
