@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nanolib.measurement import BadInput, printable
-from nanolib.meters.machine import gpu_uuid
 from nanolib.run.identity import alive, pid_of, process_name
 
 _POLL_S = 0.2
@@ -29,7 +28,11 @@ _OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 def lock_path(device: str) -> Path:
     """The lock file of a device, one for all users of the machine."""
-    name = gpu_uuid(device) if device.startswith("cuda") else device.replace(":", "-")
+    name = device.replace(":", "-")
+    if device.startswith("cuda"):
+        from nanolib.meters.machine import gpu_uuid  # imports torch, for which a command that is mistaken need not wait
+
+        name = gpu_uuid(device)
     return Path(tempfile.gettempdir()) / f"nanolib-{name}.lock"
 
 

@@ -8,6 +8,8 @@ import time
 import torch
 import torch.distributed as dist
 
+from nanolib.run.ranks import ranks
+
 
 def answer(request):
     total = torch.tensor([float(dist.get_rank())])
@@ -41,6 +43,18 @@ def mark(request):
     with open(request["file"], "w") as file:
         file.write(str(os.getpid()))
     spin(request)
+
+
+def late_once_there(monkeypatch, file):
+    """Have the time of a launch be over as soon as a rank has marked the file."""
+    wait = ranks._await
+
+    def late(process, launch, deadline):
+        while process.poll() is None and time.monotonic() < deadline and not (file.is_file() and file.read_text()):
+            time.sleep(0.05)
+        return wait(process, launch, time.monotonic())
+
+    monkeypatch.setattr(ranks, "_await", late)
 
 
 def call_then_wait(request):

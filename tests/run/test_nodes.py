@@ -97,9 +97,10 @@ def test_the_rank_whose_fault_it_is_is_named_also_on_the_other_node(other_node, 
     assert not _ranks_of(os.getpid())
 
 
-def test_ranks_that_take_too_long_are_ended_on_both_nodes(other_node):
-    with pytest.raises(RankFailed, match=r"rank 0 of 2 did not end within 40 s: it was in \w+ \("):
-        _run("spin", {}, other_node, timeout_s=40)
+def test_ranks_that_take_too_long_are_ended_on_both_nodes(other_node, tmp_path, monkeypatch):
+    rank_bodies.late_once_there(monkeypatch, tmp_path / "pid")
+    with pytest.raises(RankFailed, match=r"rank \d of 2 did not end within 40 s: it was in \w+ \("):
+        _run("mark", {"file": str(tmp_path / "pid")}, other_node, timeout_s=40)
     assert not _ranks_of(os.getpid())
 
 
@@ -133,7 +134,8 @@ def test_a_node_that_must_not_take_part_says_why(options, said):
         _run("answer", {}, endpoint)
 
 
-def test_a_node_that_is_lost_ends_the_case_and_another_takes_its_place():
+def test_a_node_that_is_lost_ends_the_case_and_another_takes_its_place(monkeypatch):
+    monkeypatch.setattr(nodes, "_SILENT_S", 5.0)
     endpoint = f"127.0.0.1:{free_port()}"
     with _joined(endpoint) as joined:
         os_kill = f"import os, signal; os.kill({joined.pid}, signal.SIGKILL)"

@@ -78,9 +78,10 @@ def test_the_rank_whose_fault_it_is_is_named_with_its_traceback(how, rank, said,
 
 
 @pytest.mark.slow
-def test_ranks_that_take_too_long_are_ended_where_they_are():
+def test_ranks_that_take_too_long_are_ended_where_they_are(tmp_path, monkeypatch):
+    rank_bodies.late_once_there(monkeypatch, tmp_path / "pid")
     with _nothing_stays_behind(), pytest.raises(RankFailed, match=r"did not end within 40 s: it was in \w+ \("):
-        run_ranks(rank_bodies.spin, {}, world_size=1, device="cpu", timeout_s=40)
+        run_ranks(rank_bodies.mark, {"file": str(tmp_path / "pid")}, world_size=1, device="cpu", timeout_s=40)
 
 
 @pytest.mark.slow

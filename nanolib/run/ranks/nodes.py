@@ -135,7 +135,7 @@ class Launch:
         deadline = time.monotonic() + 2 * launcher.GRACE_S
         lost = 0
         for node in self._others:
-            while not (there := self._reported(node)) and time.monotonic() < deadline:
+            while not (there := self._reported(node)) and not self._silent(node) and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
             report = self._report(node) if there else None
             if report is None:
