@@ -1,7 +1,7 @@
 # Each target sets up .venv by itself; a second call installs nothing.
 PYTHON ?= python3
 # of the tests, which wait for kernels and ranks half of their time
-WORKERS ?= 3
+WORKERS ?= 4
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 export PIP_DISABLE_PIP_VERSION_CHECK = 1

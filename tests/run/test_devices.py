@@ -6,6 +6,7 @@ import pytest
 
 from nanolib.experiments import ALL
 from nanolib.measurement import RunStatus
+from nanolib.meters import machine
 from nanolib.run import lock
 from nanolib.run.suite import devices, runner
 from nanolib.run.suite.jobs import in_parts, plan
@@ -83,9 +84,9 @@ def test_without_gpus_nothing_is_put_anywhere():
 
 
 def test_a_gpus_lock_is_the_same_under_whichever_number_it_has(monkeypatch):
-    monkeypatch.setattr(lock, "gpu_uuid", lambda device: {"cuda:0": "GPU-a", "cuda:1": "GPU-b"}[device])
+    monkeypatch.setattr(machine, "gpu_uuid", lambda device: {"cuda:0": "GPU-a", "cuda:1": "GPU-b"}[device])
     assert lock.lock_path("cuda:1").name == "nanolib-GPU-b.lock" != lock.lock_path("cuda:0").name
     # the other is hidden from this process
-    monkeypatch.setattr(lock, "gpu_uuid", lambda device: {"cuda:0": "GPU-b"}[device])
+    monkeypatch.setattr(machine, "gpu_uuid", lambda device: {"cuda:0": "GPU-b"}[device])
     assert lock.lock_path("cuda:0").name == "nanolib-GPU-b.lock"
     assert lock.lock_path("cpu").name == "nanolib-cpu.lock"
