@@ -38,6 +38,16 @@ def test_ranks_answer_in_order_with_their_threads(method, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(launcher.start_method("cpu") != "fork", reason="ranks are forked on Linux alone")
+def test_where_the_system_has_no_room_for_a_rank_that_is_what_is_said(tmp_path, monkeypatch):
+    full = "import os\n\ndef fork():\n    raise BlockingIOError(11, 'no more processes')\n\nos.fork = fork\n"
+    (tmp_path / "sitecustomize.py").write_text(full)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RankFailed, match=r"no rank started: BlockingIOError: \[Errno 11\] no more processes"):
+        run_ranks(rank_bodies.answer, {}, world_size=2, device="cpu", timeout_s=120)
+
+
+@pytest.mark.slow
 def test_ranks_draw_numbers_of_their_own():
     drawn = run_ranks(rank_bodies.draw, {}, world_size=2, device="cpu", timeout_s=120)
     assert all(one != other for one, other in zip(*drawn, strict=True))
