@@ -64,7 +64,7 @@ def report(folder):
         section.experiment: {
             "question": section.question,
             "charts": list(section.charts),
-            "columns": dict(section.columns),
+            "tables": {title: dict(table.columns) for title, table in section.tables.items()},
             "verdict": list(map(str, section.verdict(rows))),
         }
         for section in SECTIONS

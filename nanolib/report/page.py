@@ -37,8 +37,8 @@ def build(
         store: Where they are.
         run_ids: Which.
         folder: Where to: `index.html`, `profiling_report.md`, a PNG and SVG of each chart, `attention_summary.csv` and `.md`,
-            `model_summary.csv` and `.md`, `warmup_summary.csv` and `.md`, `attention_profile.json`, `model_profile.json`,
-            `warmup_profile.json`.
+            `model_summary.csv` and `.md`, `warmup_summary.csv` and `.md`, and of each further table that has a line a pair named
+            after its title; `attention_profile.json`, `model_profile.json`, `warmup_profile.json`.
         sections: What is asked, in order; those without a run are left out.
         pictures: Whether to draw the PNG and SVG files, which takes longer than all the rest.
 
@@ -82,10 +82,14 @@ def _changes(store: Store, runs: pd.DataFrame) -> Changes:
 
 
 def _write_files(section: Section, rows: pd.DataFrame, runs: pd.DataFrame, folder: Path) -> None:
-    table = section.table(rows)
-    (folder / f"{section.experiment}_summary.csv").write_text(csv_text(table), encoding="utf-8")
-    shown = tables.readable(table, section.columns)
-    (folder / f"{section.experiment}_summary.md").write_text(markdown_table(shown) + "\n", encoding="utf-8")
+    for at, (title, table) in enumerate(section.tables.items()):
+        made = table.of(rows)
+        if at and made.empty:
+            continue
+        file = f"{section.experiment}_{re.sub(r'[^a-z0-9]+', '_', title.lower()) if at else 'summary'}"
+        (folder / f"{file}.csv").write_text(csv_text(made), encoding="utf-8")
+        shown = tables.readable(made, table.columns)
+        (folder / f"{file}.md").write_text(markdown_table(shown) + "\n", encoding="utf-8")
     chosen = overview.of_experiment(rows, section.experiment)
     profile = {
         "runs": public_runs(runs[runs["experiment"] == section.experiment]),
@@ -153,7 +157,9 @@ def _markdown(
             *(f"- {_markdown_text(str(claim))}" for claim in section.verdict(rows)),
         ]
         parts += [f"![{name}]({name}.png)" for name in section.charts]
-        parts.append(markdown_table(section.readable(rows)))
+        for at, (title, table) in enumerate(section.tables.items()):
+            shown = table.readable(rows)
+            parts += [f"### {title}", markdown_table(shown)] if len(shown) or not at else []
     parts += ["## What changed?", *(f"- {_markdown_text(str(claim))}" for claim in changes.verdict)]
     parts += [f"![{name}]({name}.png)" for name in changes.charts]
     if len(changes.table):

@@ -15,7 +15,7 @@ from nanolib.report.claim import Claim, Figure, comparing
 from nanolib.report.drawing import HEIGHT, WIDTH, empty_chart, theme
 from nanolib.report.overview import cached, machine_name, of_experiment, pick
 from nanolib.report.palette import FRAME, GUIDE, PALETTE
-from nanolib.report.section import Section
+from nanolib.report.section import CaseTable, Section
 from nanolib.stats.changes import LEAST_HISTORY
 from nanolib.stats.compare import MARGIN, THRESHOLD, Kind
 
@@ -380,4 +380,10 @@ def machine_ratios(rows: pd.DataFrame) -> pd.DataFrame:
     return wide.dropna(thresh=2).fillna("—").reset_index().rename_axis(columns=None)
 
 
-AB_SECTION = Section("ab", "Which of two versions is slower?", {"ab_ratio": ab_ratio}, ab_table, AB_COLUMNS, ab_verdict)
+AB_SECTION = Section(
+    "ab",
+    "Which of two versions is slower?",
+    {"ab_ratio": ab_ratio},
+    {"All cases": CaseTable(ab_table, AB_COLUMNS)},
+    ab_verdict,
+)

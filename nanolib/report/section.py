@@ -14,6 +14,23 @@ from nanolib.report.claim import Claim
 
 
 @dataclass(frozen=True)
+class CaseTable:
+    """One table of a section.
+
+    Attributes:
+        of: Makes it of rows of any experiments.
+        columns: Column → title, of those that people see.
+    """
+
+    of: Callable[[pd.DataFrame], pd.DataFrame]
+    columns: Mapping[str, str]
+
+    def readable(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """The table for people."""
+        return tables.readable(self.of(rows), self.columns)
+
+
+@dataclass(frozen=True)
 class Section:
     """One question of the report.
 
@@ -21,21 +38,15 @@ class Section:
         experiment: Whose rows answer it.
         question: In words.
         charts: File name → what draws it, the main one first.
-        table: Makes its table of rows of any experiments.
-        columns: Column of the table → title.
+        tables: Title → table, the main one first.
         verdict: What the rows say.
     """
 
     experiment: str
     question: str
     charts: Mapping[str, Callable[[pd.DataFrame], alt.TopLevelMixin]]
-    table: Callable[[pd.DataFrame], pd.DataFrame]
-    columns: Mapping[str, str]
+    tables: Mapping[str, CaseTable]
     verdict: Callable[[pd.DataFrame], list[Claim]]
-
-    def readable(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """Its table for people."""
-        return tables.readable(self.table(rows), self.columns)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from nanolib.report.claim import Claim, grouped
 from nanolib.report.display import aligned
 from nanolib.report.glossary import explained
 from nanolib.report.palette import DARK_PAPER, PAPER, on_dark
-from nanolib.report.section import Changes, Section
+from nanolib.report.section import CaseTable, Changes, Section
 from nanolib.store import SHOWN_CASES
 
 _METHOD = Path(__file__).parents[2] / "docs" / "method.md"
@@ -78,22 +78,49 @@ class PageChart:
 
 
 @dataclass(frozen=True)
+class PageTable:
+    """One table of the page.
+
+    Attributes:
+        title: Above it.
+        frame: For people.
+        places: Of what each of its lines is.
+    """
+
+    title: str
+    frame: pd.DataFrame
+    places: list[Place]
+
+    @classmethod
+    def of(cls, title: str, table: CaseTable, section: Section, rows: pd.DataFrame) -> PageTable:
+        """A table of a section without the columns that nothing fills."""
+        made, shown = table.of(rows), table.readable(rows)
+        links = linking.links(made)
+        if section.experiment not in linking.MODELS_OF:
+            links.pop("link_model", None)
+        columns = [
+            links[column].astype(object).where(links[column].notna(), None) if column in links else [None] * len(made)
+            for column in linking.PICKS.values()
+        ]
+        filled = shown.loc[:, [not set(shown[name]) <= {"", "—"} for name in shown]]
+        return cls(title, filled, list(zip(*columns, strict=True)))
+
+
+@dataclass(frozen=True)
 class PageSection:
     """One question of the page, for everything and for each choice.
 
     Attributes:
         section: What is asked.
         said: Claims, and the choices for which they are made (title of a list → option).
-        table: For people.
-        places: Of what each line of the table is.
+        tables: Those that have a line, and the main one.
         charts: Those that can be drawn, the main one first.
         left_out: Those that cannot.
     """
 
     section: Section
     said: list[tuple[list[Claim], list[dict[str, str]]]]
-    table: pd.DataFrame
-    places: list[Place]
+    tables: list[PageTable]
     charts: list[PageChart]
     left_out: list[PageChart]
 
@@ -102,10 +129,10 @@ class PageSection:
         cls, section: Section, rows: pd.DataFrame, picked: Mapping[str, Mapping[str, Any]], drawn: dict[str, Any]
     ) -> PageSection:
         """Everything that the page shows of a question."""
-        table = section.table(rows)
+        tables = [PageTable.of(title, table, section, rows) for title, table in section.tables.items()]
+        tables = tables[:1] + [table for table in tables[1:] if len(table.frame)]
         charts = [PageChart.of(name, drawn[name]) for name in section.charts]
-        places = _places(section, table)
-        known = {*places, *(place for chart in charts for place in chart.places)}
+        known = {place for shown in (*tables, *charts) for place in shown.places}
         said: dict[frozenset[Place], tuple[list[Claim], list[dict[str, str]]]] = {}
         for choice in _choices(picked, known):
             left = frozenset(place for place in known if linking.fits(place, linking.picked(picked, choice)))
@@ -115,20 +142,7 @@ class PageSection:
                 chosen = linking.kept(rows, linking.picked(picked, choice)) if choice else rows
                 said[left] = section.verdict(chosen), [choice]
         can = [chart for chart in charts if not chart.empty]
-        shown = section.readable(rows)
-        shown = shown.loc[:, [not set(shown[name]) <= {"", "—"} for name in shown]]  # a column that nothing fills
-        return cls(section, list(said.values()), shown, places, can, [chart for chart in charts if chart.empty])
-
-
-def _places(section: Section, table: pd.DataFrame) -> list[Place]:
-    links = linking.links(table)
-    if section.experiment not in linking.MODELS_OF:
-        links.pop("link_model", None)
-    columns = [
-        links[column].astype(object).where(links[column].notna(), None) if column in links else [None] * len(table)
-        for column in linking.PICKS.values()
-    ]
-    return list(zip(*columns, strict=True))
+        return cls(section, list(said.values()), tables, can, [chart for chart in charts if chart.empty])
 
 
 def _choices(picked: Mapping[str, Mapping[str, Any]], known: Iterable[Place]) -> list[dict[str, str]]:

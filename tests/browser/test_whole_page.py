@@ -104,7 +104,7 @@ def test_charts_sentences_and_titles_are_those_of_the_choice(opened):
     assert opened.locator("#short [data-of=attention] .verdict-line:visible").inner_text().count("Causal") == 1
     wanted = {float(lengths[-1].replace(",", ""))}
     assert set(opened.evaluate(f"() => all('{POINTS}').map(e => e.__data__.datum.link_n)")) == wanted
-    assert "of" in opened.locator("#attention .count").inner_text()
+    assert all(" of " in said for said in opened.locator("#attention .count").all_inner_texts())
 
 
 def test_the_choice_is_in_the_address(opened, report):

@@ -67,7 +67,7 @@ def new_notebook(name: str, section: Section) -> nbformat.NotebookNode:
     hidden = {"jupyter": {"source_hidden": True}}  # plumbing
     setup = f"""from nanolib.experiments.{name} import cases as experiment
 from nanolib.experiments.{name} import view
-from nanolib.report import display, overview, renderer, tables
+from nanolib.report import display, overview, renderer
 from nanolib.run import sweep
 from nanolib.run.plan import prediction_table
 
@@ -90,7 +90,7 @@ params = experiment.Params.collect(globals())"""
         ),
         text("## Predicted against measured"),
         *(code(f'view.SECTION.charts["{chart}"](rows)') for chart in section.charts),
-        code("display.Table(tables.readable(view.SECTION.table(rows), view.SECTION.columns))"),
+        *(code(f'display.Table(view.SECTION.tables["{title}"].readable(rows))') for title in section.tables),
         text("## What must match exactly"),
         code("# NBVAL_CHECK_OUTPUT\nprint(overview.schema_of(rows))", metadata=hidden),
         text("## Where the results went"),

@@ -64,9 +64,12 @@ def test_each_sentence_is_one_that_its_machine_alone_gives(section, rows):
     assert both == [*told, *(line for line in first if line in second)]
 
 
-@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.experiment)
-def test_each_line_of_a_table_is_one_of_its_machine(section, rows):
-    first, second, both = (section.readable(part) for part in rows)
+@pytest.mark.parametrize(
+    "table",
+    [pytest.param(table, id=f"{one.experiment}: {title}") for one in SECTIONS for title, table in one.tables.items()],
+)
+def test_each_line_of_a_table_is_one_of_its_machine(table, rows):
+    first, second, both = (table.readable(part) for part in rows)
     if len(first) == 0:
         assert len(both) == 0
         return

@@ -385,18 +385,18 @@ def test_the_cost_of_looking_has_its_wall_and_its_processor_time(measured):
     numbers = {"wall": 0.02, "wall_low": 0.01, "wall_high": 0.04, "cpu": 0.05, "cpu_low": 0.03, "cpu_high": 0.06}
     numbers |= {"threads": 0.005, "plain_ms": 4, "pass_ms": 8, "n": 17}
     assert {name: deep[name] for name in numbers} == numbers and pd.isna(again["pass_ms"])
-    shown = layers.readable_overheads(rows).iloc[0].to_list()
+    shown = tables.readable(layers.overhead_words(rows), layers.OVERHEAD_COLUMNS).iloc[0].to_list()
     assert shown == [
         "tiny",
         "decode",
-        64,
+        "64",
         "deep",
         "+2.0% [+1.0% … +4.0%]",
         "+5.0% [+3.0% … +6.0%]",
         "0.50%",
         "4",
         "8",
-        17,
+        "17",
     ]
     (line,) = map(str, layers.layer_words(rows))
     assert line == "decode, n = 64: profiling costs deep 2.00 [1.00 … 4.00] %."

@@ -15,7 +15,7 @@ from nanolib.run import sweep
 
 
 class SummaryPanel:
-    """A list for each thing that can be picked, over a tab per question: its main chart, its verdict and its table.
+    """A list for each thing that can be picked, over a tab per question: its main chart, its verdict and its tables.
 
     Args:
         rows: As `summary.load` gives them.
@@ -26,7 +26,7 @@ class SummaryPanel:
         picks: Title → the list.
         charts: Experiment → its chart.
         said: What is picked and what it leaves, in words.
-        texts: Experiment → its verdict and table.
+        texts: Experiment → its verdict and tables.
         widget: What a notebook shows.
     """
 
@@ -84,11 +84,12 @@ class SummaryPanel:
 
 
 def _text(section: Section, rows: pd.DataFrame) -> str:
-    """The verdict and the table of what is left."""
-    table = section.readable(rows)
-    if table.empty:
+    """The verdict and the tables of what is left."""
+    left = {title: shown for title, table in section.tables.items() if len(shown := table.readable(rows))}
+    if not left:
         return f"<i>Nothing of {html.escape(section.experiment)} is left by what is picked.</i>"
-    return Lines(section.verdict(rows))._repr_html_() + Table(table)._repr_html_()
+    shown = (f"<b>{html.escape(title)}</b>{Table(table)._repr_html_()}" for title, table in left.items())
+    return Lines(section.verdict(rows))._repr_html_() + "".join(shown)
 
 
 def summary_panel(rows: pd.DataFrame, runs: pd.DataFrame, machines: pd.DataFrame) -> Any:

@@ -16,7 +16,7 @@ from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
 from nanolib.report.linking import links
 from nanolib.report.overview import cached, having, pick
 from nanolib.report.palette import FRAME, GUIDE, PALETTE
-from nanolib.report.section import Section
+from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import Column, base, filled, titles
 
 _WARMUP = (
@@ -174,7 +174,6 @@ SECTION = Section(
     "warmup",
     "How much warm-up is enough?",
     {"warmup_curve": warmup_curve, "warmup_settings": warmup_settings},
-    warmup_table,
-    WARMUP_COLUMNS,
+    {"All cases": CaseTable(warmup_table, WARMUP_COLUMNS)},
     verdict,
 )

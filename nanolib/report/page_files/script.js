@@ -47,12 +47,14 @@ function say(within, choice) {  // the sentences made for this choice, if any we
 function follow() {
   const left = kept(chosen());
   for (const section of all('section[data-asked]')) {
-    const rows = all('tr[data-place]', section), figures = all('figure', section);
-    const of = rows.map(row => JSON.parse(row.dataset.place));
-    rows.forEach((row, at) => { row.hidden = !fits(of[at], left); });
-    const shown = rows.filter(row => !row.hidden).length;
-    section.querySelector('.count').textContent = shown < rows.length ? `(${shown} of ${rows.length})` : '';
-    const known = [...of, ...figures.flatMap(figure => places[figure.id.slice(6)])];
+    const figures = all('figure', section), known = figures.flatMap(figure => places[figure.id.slice(6)]);
+    for (const count of all('.count', section)) {
+      const rows = all('tr[data-place]', count.closest('details')), of = rows.map(row => JSON.parse(row.dataset.place));
+      rows.forEach((row, at) => { row.hidden = !fits(of[at], left); });
+      const shown = rows.filter(row => !row.hidden).length;
+      count.textContent = shown < rows.length ? `(${shown} of ${rows.length})` : '';
+      known.push(...of);
+    }
     const none = known.length && !known.some(place => fits(place, left)) ? nothing(known) : '';
     told(section.querySelector('.none'), none);
     section.querySelector('.answers').hidden = Boolean(none);

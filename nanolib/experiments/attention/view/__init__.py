@@ -11,13 +11,15 @@ from nanolib.experiments.attention.view.charts import (
 from nanolib.experiments.attention.view.quality import QUALITY_COLUMNS, attention_quality, quality_table
 from nanolib.experiments.attention.view.tables import ATTENTION_COLUMNS, attention_table
 from nanolib.experiments.attention.view.words import verdict
-from nanolib.report.section import Section
+from nanolib.report.section import CaseTable, Section
 
 SECTION = Section(
     "attention",
     "When does sparse attention pay?",
     charts.CHARTS,
-    attention_table,
-    ATTENTION_COLUMNS,
+    {
+        "Time, memory and error": CaseTable(attention_table, ATTENTION_COLUMNS),
+        "Loss in a trained model": CaseTable(quality_table, QUALITY_COLUMNS),
+    },
     verdict,
 )

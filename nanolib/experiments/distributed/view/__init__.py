@@ -22,7 +22,7 @@ from nanolib.experiments.distributed.view.sharding import (
 )
 from nanolib.report.claim import Claim
 from nanolib.report.overview import cached
-from nanolib.report.section import Section
+from nanolib.report.section import CaseTable, Section
 
 
 @cached("distributed")
@@ -36,7 +36,11 @@ SECTION = Section(
     "distributed",
     "How far does it scale across ranks?",
     {**decode.CHARTS, **sharding.CHARTS},
-    decode_table,
-    DECODE_COLUMNS,
+    {
+        "Decoding": CaseTable(decode_table, DECODE_COLUMNS),
+        "Components of decoding": CaseTable(component_table, COMPONENT_COLUMNS),
+        "Whole sequences": CaseTable(prefill_table, PREFILL_COLUMNS),
+        "Training": CaseTable(training_table, TRAINING_COLUMNS),
+    },
     verdict,
 )

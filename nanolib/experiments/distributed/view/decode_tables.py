@@ -140,7 +140,7 @@ def with_efficiency(table: pd.DataFrame, alone: pd.Series, key: list[str], share
 
 @cached("distributed")
 def component_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """One line per component of a form: columns `ranks`, `seq_len`, `form`, `component`, `ms` (with ends), `mean`, `sd`."""
+    """One line per component of a form: columns `run_id`, `ranks`, `seq_len`, `form`, `component`, `ms` (with ends), `mean`, `sd`."""
     found = pick(having(rows, EXPERIMENT, "world_size"), "part_time")
     if found.empty:
         return pd.DataFrame()
@@ -151,5 +151,5 @@ def component_table(rows: pd.DataFrame) -> pd.DataFrame:
     of_ranks = [pd.DataFrame(details["ranks"])[["mean", "sd"]].mean() for details in found["details"]]
     spread = pd.DataFrame(of_ranks, index=found.index, columns=["mean", "sd"])
     ends = {"estimate": "ms", "low": "ms_low", "high": "ms_high"}
-    names = ["world_size", "nodes", "ranks", "seq_len", "form", "component"]
+    names = ["run_id", "world_size", "nodes", "ranks", "seq_len", "form", "component"]
     return found[[*names, *ends]].rename(columns=ends).join(spread).reset_index(drop=True)

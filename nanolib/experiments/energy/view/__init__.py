@@ -9,19 +9,22 @@ from nanolib.experiments.energy.view.energy import (
     verdict,
 )
 from nanolib.experiments.energy.view.layers import (
+    OVERHEAD_COLUMNS,
     activation_profile,
     layer_heat_map,
     operation_breakdown,
+    overhead_words,
     profiling_overhead,
-    readable_overheads,
 )
-from nanolib.report.section import Section
+from nanolib.report.section import CaseTable, Section
 
 SECTION = Section(
     "energy",
     "What does a token cost in joules?",
     {**energy.CHARTS, **layers.CHARTS},
-    energy_table,
-    ENERGY_COLUMNS,
+    {
+        "Joules, power and time": CaseTable(energy_table, ENERGY_COLUMNS),
+        "Profiling overhead": CaseTable(overhead_words, OVERHEAD_COLUMNS),
+    },
     verdict,
 )

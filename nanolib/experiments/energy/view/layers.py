@@ -10,7 +10,7 @@ from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.drawing import WIDTH
 from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
 from nanolib.report.linking import links
-from nanolib.report.overview import of_experiment, pick
+from nanolib.report.overview import cached, of_experiment, pick
 from nanolib.report.palette import FRAME, PALETTE, PAPER
 from nanolib.report.tables import CASE
 
@@ -258,6 +258,7 @@ def activation_profile(rows: pd.DataFrame) -> Drawn | str | None:
     return panels(data, draw, "what", columns=3, spacing=18), subtitle, _of_model(rows)
 
 
+@cached("energy")
 def overhead_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per mode of profiling, phase and shape.
 
@@ -285,8 +286,8 @@ def overhead_table(rows: pd.DataFrame) -> pd.DataFrame:
     return _with_case(pd.DataFrame(lines))
 
 
-def readable_overheads(rows: pd.DataFrame) -> pd.DataFrame:
-    """The table in words, shares in per cent."""
+def overhead_words(rows: pd.DataFrame) -> pd.DataFrame:
+    """The table in words, shares in per cent: the columns of `OVERHEAD_COLUMNS`, and those by which a choice is followed."""
     table = overhead_table(rows)
     if table.empty:
         return table
@@ -300,7 +301,7 @@ def readable_overheads(rows: pd.DataFrame) -> pd.DataFrame:
     for name in ("plain_ms", "pass_ms"):
         shown[name] = ["—" if pd.isna(value) else f"{value:.3g}" for value in table[name]]
     shown["phase"] = shown["phase"].str.replace("_", " ")
-    return shown[list(OVERHEAD_COLUMNS)].rename(columns=OVERHEAD_COLUMNS)
+    return shown.drop(columns=[f"{name}_{end}" for name in ("wall", "cpu") for end in ("low", "high")])
 
 
 @framed("Profiling overhead", "energy")

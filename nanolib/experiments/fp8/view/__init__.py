@@ -21,7 +21,7 @@ from nanolib.experiments.fp8.view.speed import (
 )
 from nanolib.report.claim import Claim
 from nanolib.report.overview import cached, of_experiment
-from nanolib.report.section import Section
+from nanolib.report.section import CaseTable, Section
 
 
 @cached("fp8")
@@ -37,17 +37,13 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
     ]
 
 
-def fp8_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """The report's table: what was trained beside bf16; where nothing was, how fast the models are."""
-    trained = parity_table(rows)
-    return speed_table(rows) if trained.empty else trained
-
-
 SECTION = Section(
     "fp8",
     "Does 8-bit floating point pay?",
     {**speed.CHARTS, **parity.CHARTS, **numerics.CHARTS},
-    fp8_table,
-    SPEED_COLUMNS | PARITY_COLUMNS,
+    {
+        "Speed and memory": CaseTable(speed_table, SPEED_COLUMNS),
+        "Loss beside bf16": CaseTable(parity_table, PARITY_COLUMNS),
+    },
     verdict,
 )

@@ -25,13 +25,18 @@ from nanolib.experiments.model.view.tables import (
     scaling_table,
 )
 from nanolib.experiments.model.view.words import verdict
-from nanolib.report.section import Section
+from nanolib.report.section import CaseTable, Section
 
 SECTION = Section(
     "model",
     "What does a whole model cost?",
     charts.CHARTS,
-    model_table,
-    MODEL_COLUMNS,
+    {
+        "Inference, generation and training": CaseTable(model_table, MODEL_COLUMNS),
+        "Batches of a generation": CaseTable(batch_table, BATCH_COLUMNS),
+        "How it grows with the length": CaseTable(scaling_table, SCALING_COLUMNS),
+        "Who holds the memory": CaseTable(holders_table, HOLDER_COLUMNS),
+        "What makes the peak smaller": CaseTable(remedy_table, REMEDY_COLUMNS),
+    },
     verdict,
 )

@@ -106,12 +106,13 @@ def _counts(values: list[Any]) -> bool:
 
 @cached("model")
 def holders_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """The parts that hold most of each model's largest peak: columns as in `HOLDER_COLUMNS`."""
+    """The parts that hold most of each model's largest peak: `run_id`, `seq_len` and columns as in `HOLDER_COLUMNS`."""
     lines = []
     for _, row in peak_table(rows).head(_MODELS).iterrows():
         whole = sum(part[4] for part in row["parts"])
         for kind, module, operation, line, size in sorted(row["parts"], key=lambda part: -part[4])[:_LARGEST]:
-            of = {"name": row["name"], "scope": f"{_WORDS.get(row['scope'], row['scope'])}, n = {int(row['seq_len'])}"}
+            of = {name: row[name] for name in ("run_id", "name", "seq_len")}
+            of["scope"] = f"{_WORDS.get(row['scope'], row['scope'])}, n = {int(row['seq_len'])}"
             by = line or operation.removeprefix("aten::") or "—"
             held = {"kind": kind, "module": module or "—", "by": by, "mib": size / _MIB, "share": f"{size / whole:.0%}"}
             lines.append(of | held)
