@@ -140,7 +140,7 @@ def with_efficiency(table: pd.DataFrame, alone: pd.Series, key: list[str], share
 
 @cached("distributed")
 def component_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """One line per component of a form: columns `run_id`, `ranks`, `seq_len`, `form`, `component`, `ms` (with ends), `mean`, `sd`."""
+    """One line per component: columns `run_id`, `ranks`, `seq_len`, `form`, `component`, `ms` (with ends), `mean`, `sd`."""
     found = pick(having(rows, EXPERIMENT, "world_size"), "part_time")
     if found.empty:
         return pd.DataFrame()
