@@ -113,9 +113,10 @@ def test_efficiency_is_one_ranks_time_over_that_of_all_of_them(measured):
 def test_half_of_the_time_binds(measured, parts, bound):
     found = [ended(), interval("latency", 9, 10, 12, scope="ring")]
     found += [
-        Measurement("time_share", ms / 10, scope=f"ring: {kind}")
+        interval("part_time", ms - 1, ms, ms + 1, scope=f"ring: {kind}")
         for kind, ms in zip(distributed.KINDS, parts, strict=True)
     ]
+    found += [Measurement("time_share", 1.0, scope="ring: compute")]  # of one rank: not what is drawn
     shape = {"seq_len": 64, "dtype": "float32", "world_size": 4, "forms": ["ring"]}
     (line,) = distributed.decode_table(measured("distributed", [(shape, found)])).to_dict("records")
     assert line["bound"] == bound

@@ -25,8 +25,7 @@ _DECODE = (
     Column("form", "Algorithm"),
     Column("latency", "Token, ms [95 %]", "latency", "", interval=True),
     *(Column(kind, f"{kind.capitalize()}, ms [95 %]", "part_time", kind, interval=True) for kind in KINDS),
-    *(Column(f"{kind}_share", "", "time_share", kind) for kind in KINDS),
-    Column("communication_predicted", "Predicted, ms"),
+    Column("communication_predicted", "Communication predicted, ms"),
     Column("bound", "Bound by"),
     Column("efficiency", "Efficiency [range]"),
     *SENT,
@@ -102,19 +101,20 @@ def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
     ofs = [form in forms for form, forms in zip(rows["form"], rows["factor.forms"], strict=True)]
     rows = rows[pd.Series(ofs, index=rows.index) | (rows["metric"] == "case_time")]  # and not of a link
     table = filled(lines_of(rows, "forms", ["seq_len", "dtype"], ["form"]), rows, _DECODE, [*CASE, "form"])
-    shares = table[[f"{kind}_share" for kind in KINDS]].set_axis(list(KINDS), axis=1)
-    table["bound"] = [_bound(line) for line in shares.to_dict("records")]
+    table["bound"] = [_bound(line) for line in table.reindex(columns=list(KINDS)).to_dict("records")]
     one = table["world_size"] == 1
     table = with_efficiency(table, one, ["seq_len", "dtype", "form"], table["world_size"])
     return table.sort_values(["dtype", "seq_len", "world_size"], kind="stable").reset_index(drop=True)
 
 
-def _bound(shares: dict[str, float]) -> str | None:
-    """Computing, or what takes more of the rest."""
-    if pd.isna(shares["compute"]):
+def _bound(parts: dict[str, float]) -> str | None:
+    """Computing, or what takes more of the rest, and its share of the parts as they are drawn."""
+    whole = sum(parts.values())
+    if not whole > 0:
         return None
-    bound = "compute" if shares["compute"] >= 0.5 else max(("wait", "communication"), key=lambda kind: shares[kind])
-    return f"{bound} ({shares[bound]:.0%})"
+    most = max(("wait", "communication"), key=lambda kind: parts[kind])
+    bound = "compute" if parts["compute"] >= whole / 2 else most
+    return f"{bound} ({parts[bound] / whole:.0%})"
 
 
 def fair(table: pd.DataFrame) -> pd.DataFrame:
