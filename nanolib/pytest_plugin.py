@@ -59,6 +59,10 @@ def nano(request: pytest.FixtureRequest) -> Callable[..., Any]:
         calls += 1
         result = function(*args, **kwargs)
         if recorder is not None:
+            from nanolib.ab.pytest_session import ONLY_BEGUN, only_begun
+
+            if only_begun(result):
+                pytest.fail(ONLY_BEGUN, pytrace=False)
             recorder.record(request.node, lambda: function(*args, **kwargs), calls, (args, kwargs, result))
         return result
 
@@ -69,21 +73,22 @@ class _Recorder:
     """A run of the tests that measure: it begins with the first, and ends with the session."""
 
     def __init__(self, config: pytest.Config) -> None:
-        if folder := config.getoption("nano_output"):
-            from nanolib.paths import OUTPUT_VARIABLE, expanded
-
-            os.environ[OUTPUT_VARIABLE] = str(expanded(folder).absolute())
         from nanolib.measurement import BadInput
+        from nanolib.paths import OUTPUT_VARIABLE, expanded, make_folder, output_folder
         from nanolib.run.params import Params
 
         class TestParams(Params):
             NAME = EXPERIMENT
 
         options = {name: config.getoption(f"nano_{name}") for name in ("label", "rel_ci")}
+        if folder := config.getoption("nano_output"):
+            os.environ[OUTPUT_VARIABLE] = str(expanded(folder).absolute())
         try:
             self.params = TestParams(budget_s=config.getoption("nano_budget"), **options)
+            make_folder(output_folder())
         except BadInput as error:
-            raise pytest.UsageError("\n".join(error.lines)) from None
+            asked = "\n".join(error.lines).replace(f"{EXPERIMENT}.budget_s", "--nano-budget")
+            raise pytest.UsageError(asked.replace(f"{EXPERIMENT}.rel_ci", "--nano-rel-ci")) from None
         self._root = config.rootpath
         self._open = contextlib.ExitStack()
         self._run: Any = None

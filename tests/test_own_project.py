@@ -254,7 +254,15 @@ def test_the_plugin_refuses_what_it_cannot_do_and_keeps_what_it_has(project):
     ended = test("-n", "2")
     assert ended.returncode == 4 and "--nano: tests are timed one at a time; leave out -n" in ended.stderr
     ended = test("--nano-rel-ci", "7")
-    assert ended.returncode == 4 and "rel_ci: 7.0" in ended.stderr, ended.stderr
+    assert ended.returncode == 4 and "--nano-rel-ci: 7.0" in ended.stderr, ended.stderr
+    ended = test("--nano-output", "/dev/null/x")
+    assert ended.returncode == 4 and "output: /dev/null/x cannot be made" in ended.stderr, ended.stderr
+    (project.folder / "perf" / "test_later.py").write_text(
+        "async def co():\n    pass\n\ndef test_later(nano):\n    nano(co)\n"
+    )
+    ended = test("-k", "later")
+    assert ended.returncode == 1 and "nano: the call only begins, as it is async or a generator" in ended.stdout
+    (project.folder / "perf" / "test_later.py").unlink()
     file = project.folder / "mine" / "step.py"
     later = "\ncalls = 0\nfirst = step\ndef step(size=1):\n    global calls\n    calls += 1\n    assert calls < 300, 'worn out'\n"
     file.write_text(file.read_text() + later + "    return first(size)\n")

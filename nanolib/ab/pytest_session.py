@@ -6,6 +6,7 @@ Like `server.py`, which loads it, it imports nothing of nanolib's.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import math
 import os
 from collections.abc import Callable, Iterable
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 FIXTURE = "nano"
+ONLY_BEGUN = "nano: the call only begins, as it is async or a generator; give a function that runs it to its end"
 _TAKEN = ("name", "device")  # factors that say something else
 
 
@@ -28,6 +30,11 @@ def factors_of(item: pytest.Item) -> dict[str, Any]:
 def scope_of(call: int) -> str:
     """What the timing of a test's n-th call is named, from 1."""
     return "" if call == 1 else f"call {call}"
+
+
+def only_begun(result: object) -> bool:
+    """Whether a call has run nothing yet: what it gave is a coroutine or a generator."""
+    return inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)
 
 
 def _is_plain(value: Any) -> bool:
@@ -120,7 +127,8 @@ class Session:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Remember how set-up, call and tear-down ended."""
         status = {"passed": "ok", "skipped": "unsupported"}.get(report.outcome, "error")
-        self._endings.append((status, "" if status == "ok" else _last_line(report.longreprtext)))
+        told = report.longrepr[2] if isinstance(report.longrepr, tuple) else _last_line(report.longreprtext)
+        self._endings.append((status, "" if status == "ok" else told))
 
     @pytest.fixture
     def nano(self) -> Callable[..., Any]:
@@ -128,6 +136,8 @@ class Session:
 
         def timed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             result = function(*args, **kwargs)
+            if only_begun(result):
+                raise TypeError(ONLY_BEGUN)
             self._calls += 1
             self._time_calls(lambda: function(*args, **kwargs), scope_of(self._calls))
             return result
@@ -149,7 +159,8 @@ def _modules(items: Iterable[pytest.Item]) -> list[str]:
 
 
 def _last_line(text: str) -> str:
-    lines = [
-        line.removeprefix("E").strip() for line in text.splitlines() if line.startswith("E ")
-    ] or text.strip().splitlines()
-    return lines[-1][:300] if lines else ""
+    """The first line of the last error, which may go on over several; or the last line of all."""
+    lines = ["", *text.splitlines()]
+    begins = [i for i, line in enumerate(lines) if line.startswith("E ") and not lines[i - 1].startswith("E ")]
+    said = lines[begins[-1]].removeprefix("E") if begins else text.strip().rpartition("\n")[2]
+    return said.strip()[:300]

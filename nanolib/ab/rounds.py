@@ -312,7 +312,7 @@ def _run_task(sides: Sequence[VersionProcess], task: Task, settings: Settings, w
     Returns:
         What it gave, and whether both processes can take another task.
     """
-    round_ = Round()
+    round_, timing = Round(), False
     try:
         rest = {"timeout_s": settings.timeout_s, "rows": not settings.pairs}
         answers = _asked(sides, [{**request, **rest} for request in task.requests])
@@ -321,13 +321,20 @@ def _run_task(sides: Sequence[VersionProcess], task: Task, settings: Settings, w
                 break
             if not answers[0]["last"]:
                 window_s /= 2
+            timing = True
             round_.blocks.update(_interleave(sides, answers[0]["timing"], settings, window_s))
+            timing = False
             answers = _asked(sides, [{"do": "next"}] * 2)
     except VersionDied as death:
-        died = sides.index(death.process)
-        endings = [(Status.OK, ""), (Status.OK, "")]
-        endings[died] = (death.status, str(death))
-        round_.endings = (endings[0], endings[1])
+        deaths = {death.process: death}
+        if timing:  # what A cannot do B may not be able to do either
+            (other,) = (side for side in sides if side is not death.process)
+            try:
+                other.time_block(1, keep=False)
+            except VersionDied as second:
+                deaths[other] = second
+        one, two = ((deaths[side].status, str(deaths[side])) if side in deaths else (Status.OK, "") for side in sides)
+        round_.endings = one, two
         return round_, False
     ended = [(a.get("ended", Status.OK), a.get("message", "")) for a in answers]
     if all(status == Status.OK for status, _ in ended) and answers[0].get("timing") != answers[1].get("timing"):

@@ -12,6 +12,7 @@ import functools
 import gc
 import importlib
 import importlib.util
+import inspect
 import json
 import mmap
 import os
@@ -30,6 +31,8 @@ Call = Callable[[], object]
 TimeBlock = Callable[[int], list[list[float]]]  # how many calls → ms of each call and phase
 
 _NAP_S, _PATIENCE_S = 0.005, 0.05  # the time of a thread on another core is brought up to date every 4 ms
+
+_ONLY_BEGIN = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
 
 _requests = sys.stdin
 _answers = sys.stdout
@@ -136,6 +139,10 @@ def _imported(name: str, root: Path) -> Any:
         found = getattr(found, part, None)
     if not callable(found):
         raise Refused(f"{name}: {module_name} has no callable {attribute!r}")
+    if any(kind(found) for kind in _ONLY_BEGIN):
+        raise Refused(
+            f"{name}: a call only begins it, as it is async or a generator; name a function that runs it to its end"
+        )
     return found
 
 
@@ -178,7 +185,7 @@ def _experiment(request: dict[str, Any], root: Path) -> tuple[Any, Any, dict[str
         params = module.Params(**_version().parameters(request["params"], module.Params))
         return module, params, {case.case_id: case for case in module.cases(params)}
     except ValueError as error:
-        raise Refused(_one_line(error)) from None
+        raise Refused(" ".join(str(error).split())[:300]) from None
 
 
 def _serve_case(request: dict[str, Any], root: Path) -> None:
@@ -208,8 +215,7 @@ def _list_cases(request: dict[str, Any], root: Path) -> None:
 
 
 def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())[:300]
-    return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 # tests of the user's own

@@ -165,6 +165,28 @@ def test_a_version_that_is_killed_is_told_and_the_next_case_goes_on(repository, 
     assert "equivalent" in ended.output
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("raise ValueError('two\\nlines')", "error: ValueError: two lines"),
+        ("import os\n    os._exit(5)", "its process ended with 5"),
+    ],
+)
+def test_what_fails_on_both_sides_is_told_of_both_and_is_not_new(repository, ab, tmp_path, body, said):
+    repository.commit("fails", WORK + f"def fails():\n    {body}\n")
+    ended = ab("fails", ".", "--call", "work:fails", "--json", str(tmp_path / "f.json"))
+    (line,) = json.loads((tmp_path / "f.json").read_text())["lines"]
+    assert ended.exit_code == 0 and line["finding"] == "inconclusive", ended.output
+    assert line["message"].count(said) == 2 and line["message"].startswith("A: ")
+
+
+@pytest.mark.parametrize("begins", ["async def only():\n    run()\n", "def only():\n    yield run()\n"])
+def test_what_a_call_only_begins_is_refused(repository, ab, begins):
+    repository.commit("begins", WORK + begins)
+    ended = ab("begins", ".", "--call", "work:only")
+    assert ended.exit_code == 2 and "work:only: a call only begins it, as it is async or a generator" in ended.output
+
+
 def test_setup_makes_what_the_function_is_called_with(repository, ab, tmp_path):
     repository.commit("setup", WORK + "def make():\n    return 7\ndef use(x):\n    assert x == 7\n    run()\n")
     ended = ab("setup", ".", "--call", "work:use", "--setup", "work:make")
@@ -330,4 +352,4 @@ def test_a_version_that_raises_while_it_is_timed_is_told_at_once(repository, ab,
     repository.commit("fails", text.replace("    pass", fails))
     ended = ab("lives", "fails", "--call", "work:fails", "--call", "work:fine")
     assert ended.exit_code == 0, ended.output
-    assert "broke" in ended.output and "B: error: no more of it" in ended.output and "equivalent" in ended.output
+    assert "broke" in ended.output and "B: error: ValueError: no more of it" in ended.output and "equivalent" in ended.output

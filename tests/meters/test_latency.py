@@ -56,6 +56,18 @@ def _noisy(n, level=100.0, cv=0.001, seed=0):
     return level * (1 + cv * np.random.default_rng(seed).normal(size=n))
 
 
+def test_a_call_that_only_begins_is_refused():
+    async def waits():
+        pass
+
+    def gives():
+        yield
+
+    for call in (waits, gives):
+        with pytest.raises(BadInput, match="fn: a call only begins it"):
+            measure(call)
+
+
 def test_it_stops_at_the_precision_asked_for(clocked):
     clocked(_noisy(500))
     row = measure(lambda: None, rel_ci=0.01)

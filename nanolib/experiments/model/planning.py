@@ -54,11 +54,13 @@ class MemoryPlan:
         title: Model, shape and memory, for people.
         uses: One per use.
         memory: Bytes that there are, of one rank.
+        shared: Whether ranks could share the model out.
     """
 
     title: str
     uses: tuple[Use, ...]
     memory: int
+    shared: bool = True
 
     @property
     def most_wanting(self) -> Use | None:
@@ -75,7 +77,7 @@ class MemoryPlan:
             if not use.fits:
                 short = f"{use.name} needs {_size(use.holding.peak)}, {_size(use.holding.peak - self.memory)} more than there is"
                 kind, size = max(use.holding.by_kind.items(), key=lambda item: item[1])
-                lines.append(f"{short}; {kind} hold {size / use.holding.peak:.0%} of it. {_remedy(use)}")
+                lines.append(f"{short}; {kind} hold {size / use.holding.peak:.0%} of it. {_remedy(use, self.shared)}")
         return [*lines, *(f"{use.name} is not known: {use.refused}" for use in self.uses if use.refused)]
 
     @property
@@ -222,7 +224,7 @@ def plan(
         raise BadInput(f"model: {shown(model)} cannot be planned: {uses[0].refused.removeprefix('model: ')}")
     of = f" over {ranks} ranks (FSDP, modelled)" if ranks > 1 else ""
     title = f"{model} in {dtype}, {batch_size} × {seq_len} tokens{of}, {optimizer}, into {_size(available)}{' each' if of else ''}"
-    return MemoryPlan(title, tuple(uses), available)
+    return MemoryPlan(title, tuple(uses), available, shared=planner.depth > 0)
 
 
 def checked(
@@ -258,7 +260,7 @@ def checked(
     return case
 
 
-def _remedy(use: Use) -> str:
+def _remedy(use: Use, shared: bool) -> str:
     some, depth = use.checkpointed
     ways = [
         f"checkpoint the first {some} of {depth} blocks"
@@ -269,7 +271,8 @@ def _remedy(use: Use) -> str:
         f"batch {use.largest_batch}" if use.largest_batch else "",
         f"{use.longest} tokens" if use.longest else "",
     ]
-    return "Next: " + (", or ".join(filter(None, ways)) or "more ranks, each with a sequence, or a smaller model")
+    rest = "more ranks, each with a sequence, or a smaller model" if shared else "a smaller model"
+    return "Next: " + (", or ".join(filter(None, ways)) or rest)
 
 
 def _size(size: int) -> str:

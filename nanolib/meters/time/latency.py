@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -61,7 +62,7 @@ def measure(
         Metric `latency`, ms: the median of block medians, and why it stopped in `details`.
 
     Raises:
-        BadInput: A rel_ci or budget that is not positive.
+        BadInput: A rel_ci or budget that is not positive, or a call that only begins: a coroutine's, a generator's.
 
     Example:
         >>> a = torch.rand(64, 64)
@@ -112,6 +113,10 @@ def measure_phases(
     for name, value in (("rel_ci", rel_ci), ("budget_s", budget_s)):
         if not (isinstance(value, int | float) and 0 < value < math.inf):
             raise BadInput(f"{name}: {value!r} will not do; give a number above 0")
+    for scope, call in phases.items():
+        if inspect.iscoroutinefunction(call) or inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
+            said = "a call only begins it, as it is async or a generator; give a function that runs it to its end"
+            raise BadInput(f"{scope or 'fn'}: {said}")
     if outliers not in get_args(Outliers):
         raise BadInput(f"outliers: {outliers!r} will not do; use one of {', '.join(get_args(Outliers))}")
     clock = ColdClock(clock_for(device), device) if cold else clock_for(device)
