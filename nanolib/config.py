@@ -105,19 +105,35 @@ class NanoConfig(StrictModel):
         return self.d_ff or 4 * self.d_model
 
     @property
+    def _block_parameters(self) -> int:
+        """Of a block that attends to its own sequence alone."""
+        d, kv = self.d_model, self.kv_heads * self.head_dim
+        mlp = (3 if self.mlp == "swiglu" else 2) * d * self.mlp_width
+        sparse = self.attention_type in ("sparse", "flex")
+        score = d if sparse and self.attention_options.get("pattern") == "dca" else 0
+        return 2 * d * d + 2 * d * kv + mlp + score + 2 * d
+
+    @property
     def parameter_count(self) -> int:
         """How many weights `create_model` makes, counted from the shapes."""
         d, kv = self.d_model, self.kv_heads * self.head_dim
-        attention = 2 * d * d + 2 * d * kv
-        mlp = (3 if self.mlp == "swiglu" else 2) * d * self.mlp_width
         embeddings = self.vocab_size * d * (1 if self.tie_embeddings else 2)
-        sparse = self.attention_type in ("sparse", "flex")
-        score = d if sparse and self.attention_options.get("pattern") == "dca" else 0
-        block = attention + mlp + score + 2 * d
         if self.architecture == "encoder_decoder":
             # the decoder's blocks attend to the encoder too; each half has a last norm
-            return embeddings + self.num_layers * (2 * block + attention + d) + 2 * d
-        return embeddings + self.num_layers * block + d
+            return embeddings + self.num_layers * (2 * self._block_parameters + 2 * d * d + 2 * d * kv + d) + 2 * d
+        return embeddings + self.num_layers * self._block_parameters + d
+
+    def decoded_parameters(self, batch_size: int) -> int:
+        """How many weights are read for one token of each sequence, after the prompt.
+
+        Of an untied embedding these are the rows of the tokens. An encoder has done its work by then, and so have the projections
+        of what it read.
+        """
+        d, kv = self.d_model, self.kv_heads * self.head_dim
+        idle = 0 if self.tie_embeddings else max(0, self.vocab_size - batch_size) * d
+        if self.architecture == "encoder_decoder":
+            idle += self.num_layers * (self._block_parameters + 2 * d * kv) + d
+        return self.parameter_count - idle
 
     @classmethod
     def from_preset(cls, name: str, /, **changes: Any) -> NanoConfig:

@@ -24,7 +24,7 @@ def holding_rows(
     On a GPU the peak is the allocator's, and what it holds beyond the live tensors is a kind of its own, `unattributed`.
 
     Args:
-        work: Whose tensors are known by kind; it has been called before.
+        work: Whose tensors are known by kind.
         model: Whose modules are named.
         device: Where it computes.
         plan: What was planned of the peak.
@@ -34,6 +34,7 @@ def holding_rows(
         `peak_memory`, whose details hold its parts, the peak of each phase and the timeline, bytes; `reserved_memory` or
         `resident_memory`; and `memory_part` by kind, MiB.
     """
+    work.first()  # counted from where the plan was
     gc.collect()
     counter = followed(work, model)
     holdings = counter.holdings()
@@ -46,6 +47,7 @@ def holding_rows(
     kinds = holding.by_kind
     predicted = plan.peaks.get(work.scope)
     if device.startswith("cuda"):
+        work.first()
         with allocated_lines(device) as lines:
             existing = tuple(work.existing())
             peak, *others = measure_memory(

@@ -346,6 +346,7 @@ def memory_rows(work: Workload, device: str, plan: Plan, counted: bool = True) -
         message = f"{UNCOUNTED}; see resident_memory"
         refused = Measurement("peak_memory", scope=work.scope, status=Status.UNSUPPORTED, message=message)
         return [refused, resident_row(work.call, work.scope)]
+    work.first()  # counted from where the plan was
     return measure_memory(
         work.call,
         device=device,

@@ -93,7 +93,7 @@ def test_a_counter_that_wraps_twice():
     true = 40.0 * t
     found = count(t, true % 500, 0, 30, wrap_j=500)
     assert found.estimate == pytest.approx(1200)
-    assert found.low == pytest.approx(1200 - 80) and found.high == pytest.approx(1200 + 80)
+    assert found.low == pytest.approx(1200 - 40) and found.high == pytest.approx(1200 + 40)
     assert count(t, true % 500, 10.5, 20.5, wrap_j=500).estimate == pytest.approx(400)
 
 
@@ -102,12 +102,28 @@ def test_a_counter_that_goes_backwards_lost_something_and_says_so():
     joules = np.where(t < 10, 1000 + 10 * t, 10 * (t - 10))  # a driver that was loaded again
     found = count(t, joules, 0, 20)
     assert found.estimate == pytest.approx(200)
-    assert found.low == pytest.approx(200 - 3 * 20) and found.high == pytest.approx(200 + 3 * 20)
+    assert found.low == pytest.approx(200 - 2 * 20) and found.high == pytest.approx(200 + 2 * 20)
 
 
 def test_a_counter_that_stands_still_between_its_steps_is_unsure_by_a_step():
     found = count(np.arange(6.0), [0, 0, 20, 20, 40, 40], 0.0, 5.0)
-    assert tuple(found) == (0.0, 40.0, 80.0)
+    assert tuple(found) == (20.0, 40.0, 60.0)
+
+
+@pytest.mark.parametrize("period_s", [0.001, 0.1])
+@pytest.mark.parametrize(("before", "within"), [(10.0, 200.0), (200.0, 10.0)])
+@pytest.mark.parametrize("seconds", [0.02, 1.0])
+def test_what_a_window_took_lies_within_its_bounds_wherever_readings_and_updates_fall(
+    period_s, before, within, seconds
+):
+    for at in np.linspace(0, 0.15, 31):
+        t = np.arange(-2 + at % 0.05, 3, 0.05)
+        updated = np.floor((t - at) / period_s) * period_s + at
+        joules = before * (updated + 5) + (within - before) * np.clip(updated, 0, seconds)
+        failed = np.where(np.arange(len(t)) % 3 == 1, NAN, joules)
+        for told in (joules, failed):
+            low, value, high = count(t, told, 0, seconds, lag_s=period_s)
+            assert low <= within * seconds <= high and low <= value <= high
 
 
 def test_a_failed_read_of_a_counter_loses_nothing():
@@ -285,10 +301,10 @@ def test_each_edge_within_a_change_adds_the_change_over_its_step():
     assert integrate(t, p, 1, 3).half_width == 0  # edges on samples are sure
 
 
-def test_a_counters_edges_are_unsure_by_its_usual_step():
+def test_a_counters_edges_are_unsure_by_its_smallest_step():
     t, joules = np.arange(0, 6.0), np.array([0.0, 10, 10, 30, 40, 50])
     found = count(t, joules, 0, 5)
-    assert found == (50 - 20, 50, 50 + 20)  # the median of the steps that moved: 10
+    assert found == (50 - 10, 50, 50 + 10)
     still = count(t, np.full(6, 7.0), 0, 5)
     assert still == (0, 0, 0)
 
@@ -424,6 +440,17 @@ def test_leaving_a_window_waits_for_a_reading_but_not_for_ever(monkeypatch):
     with meter.window("w"):
         pass
     assert len(slept) == 4
+
+
+def test_leaving_a_window_waits_until_a_counter_tells_its_end(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(energy, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: meter.read()))
+    meter = EnergyMeter([_track(joules=[0.0]).source])
+    meter.tracks[0].source.read = lambda: (now.__setitem__(0, now[0] + 0.0625), Reading(now[0], joules=10 * now[0]))[1]
+    meter.read()
+    with meter.window("w") as window:
+        now[0] += 2.0
+    assert window.end_s + 0.1 <= now[0] < window.end_s + 0.2  # its state may be 0.1 s old
 
 
 def test_without_a_sensor_named_the_machines_own_are_taken(monkeypatch):

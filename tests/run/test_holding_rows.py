@@ -61,6 +61,26 @@ def test_parts_add_up_to_the_peak_and_stand_beside_their_plan(case):
         assert lines and all(line.rpartition(":")[2].isdigit() and "/" not in line for line in lines)
 
 
+def test_a_tokens_peak_is_its_plan_wherever_decoding_stood():
+    """Sparse attention in float32 copies the cache unless it is full."""
+    options = {"pattern": "window", "window": 8, "block_size": 8}
+    overrides = TINY | {"attention_options": options}
+    case = dataclasses.replace(
+        _case(overrides=overrides, mode="generation", kind=GenerationCase, new_tokens=3), attention_type="sparse"
+    )
+    step = case.step(case.build(0), case.no_ids(), 1e-3)
+    prefill, decode = step.workloads()
+    prefill.call()
+    for rows in (
+        functools.partial(rows_of.holding_rows, decode, step.model, "cpu", case.plan(), None),
+        functools.partial(rows_of.memory_rows, decode, "cpu", case.plan()),
+    ):
+        for _ in range(3):
+            peak, *_ = rows()
+            assert peak.estimate == peak.predicted
+            decode.call()
+
+
 @pytest.mark.slow
 def test_of_a_compiled_model_the_whole_is_told_and_why_no_parts_are(monkeypatch):
     # no kernel's are, whoever makes it

@@ -229,7 +229,7 @@ class ModelCase(ShapedCase):
 
         Returns:
             `parameters`, `footprint` (MiB of weights), `flops` (FLOP: the forward pass, or in training forward and backward),
-            `bytes` (weights and, in generation, the cache, each as often as it must move),
+            `bytes` (weights, of a token those that it reads, and the cache, each as often as it must move),
             `latency` (ms, roofline) where the ceilings are known; in generation `flops`,
             `bytes` and `latency` are those of one token.
         """
@@ -244,6 +244,7 @@ class ModelCase(ShapedCase):
         moved = (3 if training else 1) * weights
         if self.position and not self.own:
             config = self.config
+            moved = config.decoded_parameters(self.batch_size) * item
             moved += 2 * config.num_layers * self.batch_size * self.seq_len * config.kv_heads * config.head_dim * item
         predicted: dict[str, float | str] = {
             "parameters": count,

@@ -334,5 +334,10 @@ class Generating:
             *cache, prompt, token = self.generation.tensors
             return {Held.WEIGHTS: [*held(self.model)], Held.CACHE: cache, Held.INPUTS: [prompt, token]}
 
-        for call in (self.generation.prefill, self.generation.decode):
-            yield Workload.of_kinds(call.__name__, call, kinds, first=call)
+        for call, first in ((self.generation.prefill, self.generation.prefill), (self.generation.decode, self._first)):
+            yield Workload.of_kinds(call.__name__, call, kinds, first=first)
+
+    def _first(self) -> None:
+        """The prompt and one token: a later token's memory may depend on how full the cache is."""
+        self.generation.prefill()
+        self.generation.decode()

@@ -54,8 +54,12 @@ def integrate(t_s: ArrayLike, power_w: ArrayLike, start_s: float, end_s: float) 
     return Interval(float(low), float(energy.sum()), float(high))
 
 
-def count(t_s: ArrayLike, joules: ArrayLike, start_s: float, end_s: float, wrap_j: float = math.inf) -> Interval:
+def count(
+    t_s: ArrayLike, joules: ArrayLike, start_s: float, end_s: float, wrap_j: float = math.inf, lag_s: float = 0.0
+) -> Interval:
     """Energy between two moments, from a counter.
+
+    The least is what was counted between readings inside the window, the most between those just outside it.
 
     Args:
         t_s: Moments in order, s, shape [n].
@@ -63,18 +67,19 @@ def count(t_s: ArrayLike, joules: ArrayLike, start_s: float, end_s: float, wrap_
         start_s: Beginning of the window.
         end_s: Its end.
         wrap_j: Where the counter starts again at zero; every step is taken modulo this.
+        lag_s: How long its state may be old when it is read.
 
     Returns:
-        Joules. Each edge is unsure by one step of the counter; so is what a counter without a wrap lost by going backwards, which
-        counts as if the steps around it had gone on.
+        Joules. Both ends are wider by the counter's smallest step, and by what a counter without a wrap lost by going backwards,
+        which counts as if the steps around it had gone on.
 
     Raises:
-        BadInput: As for `integrate`.
+        BadInput: As for `integrate`; the samples must reach beyond the window by the lag.
     """
     t, counted = _checked(t_s, joules, start_s, end_s)
     read = ~np.isnan(counted)
     t, counted = t[read], counted[read]
-    _check_reach(t, start_s, end_s)
+    _check_reach(t, start_s, end_s + lag_s)
     steps = counter_steps(counted, wrap_j)
     length = np.diff(t)
     backwards = steps < 0
@@ -83,12 +88,12 @@ def count(t_s: ArrayLike, joules: ArrayLike, start_s: float, end_s: float, wrap_
     steps = np.where(backwards, np.median(rates) * length, steps)
     total = np.concatenate([[0.0], np.cumsum(steps)])
     energy = float(np.interp(end_s, t, total) - np.interp(start_s, t, total))
-    seen = (t[1:] > start_s) & (t[:-1] < end_s)
-    lost = float((length * rates.max())[backwards & seen].sum())
-    # a counter moves in steps: the last one before an edge may have been due for as long as its neighbours take
-    moved = steps[steps > 0]
-    quantum = float(np.median(moved)) if len(moved) else 0.0
-    return Interval(energy - 2 * quantum - lost, energy, energy + 2 * quantum + lost)
+    before, last_inside = np.searchsorted(t, [start_s, end_s], side="right") - 1
+    first_inside, after = np.searchsorted(t, [start_s + lag_s, end_s + lag_s])  # such a state is no older than the edge
+    unsure = float((length * rates.max())[before:after][backwards[before:after]].sum())
+    unsure += float(min(steps[steps > 0], default=0.0))
+    low = max(0.0, float(total[last_inside] - total[first_inside]) - unsure)
+    return Interval(low, energy, float(total[after] - total[before]) + unsure)
 
 
 def counter_steps(joules: np.ndarray, wrap_j: float) -> np.ndarray:

@@ -62,6 +62,12 @@ class Track:
     source: Source
     readings: list[Reading] = field(default_factory=list)
 
+    @property
+    def told_s(self) -> float:
+        """Up to when its last reading tells all; a counter's may be old by its period."""
+        last = self.readings[-1]
+        return last.t_s if math.isnan(last.joules) else last.t_s - self.source.period_s
+
     def energy(self, window: Window) -> Interval:
         """Joules in a window.
 
@@ -72,7 +78,7 @@ class Track:
         t = [reading.t_s for reading in readings]
         joules = [reading.joules for reading in readings]
         if not np.isnan(joules).all():
-            return count(t, joules, window.start_s, window.end_s, self.source.wrap_j)
+            return count(t, joules, window.start_s, window.end_s, self.source.wrap_j, self.source.period_s)
         found = integrate(t, [reading.watts for reading in readings], window.start_s, window.end_s)
         if self.source.provenance is not Provenance.ESTIMATED:
             return found
@@ -182,9 +188,9 @@ class EnergyMeter:
             self._wait_until(window.end_s)
 
     def _wait_until(self, moment_s: float) -> None:
-        """Until every source has been read after a moment, so that its edge lies between two readings."""
+        """Until every source has told what was at a moment, so that its edge lies between two readings."""
         give_up = time.monotonic() + _SETTLE_S
-        while any(track.readings[-1].t_s < moment_s for track in self.tracks) and time.monotonic() < give_up:
+        while any(track.told_s < moment_s for track in self.tracks) and time.monotonic() < give_up:
             time.sleep(self._sample_s / 4)
 
     def idle(self, seconds: float = IDLE_S) -> Window:
