@@ -352,4 +352,8 @@ def test_a_version_that_raises_while_it_is_timed_is_told_at_once(repository, ab,
     repository.commit("fails", text.replace("    pass", fails))
     ended = ab("lives", "fails", "--call", "work:fails", "--call", "work:fine")
     assert ended.exit_code == 0, ended.output
-    assert "broke" in ended.output and "B: error: ValueError: no more of it" in ended.output and "equivalent" in ended.output
+    assert (
+        "broke" in ended.output
+        and "B: error: ValueError: no more of it" in ended.output
+        and "equivalent" in ended.output
+    )
