@@ -1,12 +1,17 @@
 """What is said and drawn of who holds a model's memory, and of batches."""
 
+import re
+
 import pytest
+import vl_convert
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nanolib.experiments.model import view
-from nanolib.experiments.model.view.batches import BEATEN, FRONT
+from nanolib.experiments.model.view.batches import BEATEN, FRONT, generation_batches
 from nanolib.measurement import Measurement, Status, exact
+from nanolib.report.palette import PALETTE, PAPER
+from nanolib.report.renderer import vega_spec
 from tests.report.rows import ended
 from tests.report.test_claims import MODEL, inference, model_case, timed, training
 
@@ -138,6 +143,15 @@ def test_the_knee_is_where_more_batch_brings_less_than_half(say):
     assert "up to batch 4 more pays; whether batch 16 pays cannot be told" in line
     worse = [*grows, generation(16, 20, 21, 22)]
     assert "batch 16 is beaten in both by another" in next(line for line in say("model", worse) if "generating" in line)
+
+
+def test_a_beaten_batch_is_drawn_hollow(measured):
+    cases = [generation(1, 1.9, 2, 2.1), generation(4, 15, 16, 17), generation(16, 20, 21, 22)]
+    rows = measured("model", [(factors, [ended(), *found]) for factors, found in cases])
+    drawn = vl_convert.vega_to_svg(vega_spec(generation_batches(rows)))
+    points = re.findall(r'aria-roledescription="point".*?/>', drawn)
+    assert len(points) == 3 and all(f'stroke="{PALETTE[0]}"' in point for point in points)
+    assert [f'fill="{PAPER}"' in point for point in points] == [False, True, False]
 
 
 def test_one_batch_is_no_front(measured, say):

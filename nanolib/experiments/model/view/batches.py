@@ -12,9 +12,10 @@ import pandas as pd
 from nanolib.experiments.model.view.tables import model_table
 from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, domain_of, short_names
-from nanolib.report.frame import Drawn, framed, tooltips, with_interval
+from nanolib.report.frame import HOLLOW, Drawn, framed, tooltips, with_interval
 from nanolib.report.linking import links
 from nanolib.report.overview import cached, listed
+from nanolib.report.palette import PAPER
 
 FRONT, UNDECIDED, BEATEN = "on the front", "not told apart", "beaten"
 _SERIES = ["run_id", "name", "optimisation", "attention_type", "seq_len", "dtype", "device"]
@@ -119,7 +120,7 @@ def generation_batches(rows: pd.DataFrame) -> Drawn | None:
         axes[name] = {"title": title, "scale": alt.Scale(type="log", domain=domain, nice=False)}
     x, y = alt.X("user:Q", **axes["user"]), alt.Y("total:Q", **axes["total"])
     base = alt.Chart(data).encode(color=colour)
-    fill = alt.condition(f"datum.front == '{BEATEN}'", alt.value("transparent"), colour)
+    fill = alt.condition(f"datum.front == '{BEATEN}'", alt.value(PAPER), colour)
     tooltip = tooltips(
         "series batch front", "user total memory planned", ",.4~g", memory="peak, MiB", planned="planned, MiB"
     )
@@ -132,6 +133,7 @@ def generation_batches(rows: pd.DataFrame) -> Drawn | None:
             ("total", "total_low", "total_high"),
             axes["total"],
             size=90,
+            mark=HOLLOW,
             shape=shape,
             fill=fill,
             tooltip=tooltip,
