@@ -47,7 +47,13 @@ def theme(chart: alt.TopLevelMixin) -> alt.TopLevelMixin:
             tickColor=FRAME,
         ),
         legend=alt.LegendConfig(
-            labelFontSize=12, titleFontSize=12, symbolStrokeWidth=2, labelLimit=260, labelColor=TEXT, titleColor=TEXT
+            labelFontSize=12,
+            titleFontSize=12,
+            symbolStrokeWidth=2,
+            symbolBaseFillColor=TEXT,  # where shapes alone are told; black is on no dark page
+            labelLimit=260,
+            labelColor=TEXT,
+            titleColor=TEXT,
         ),
         title=alt.TitleConfig(
             fontSize=14, anchor="start", fontWeight="bold", color=INK, subtitleFontSize=12, subtitleColor=QUIET

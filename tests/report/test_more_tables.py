@@ -1,9 +1,11 @@
 """Roofline, what sparsity does to a model, optimisations beside eager."""
 
 import itertools
+import re
 
 import pandas as pd
 import pytest
+import vl_convert
 
 from nanolib.experiments.attention.view import tables as attention_tables
 from nanolib.experiments.attention.view.quality import quality_table, quality_words
@@ -11,7 +13,8 @@ from nanolib.experiments.energy.view import energy_table, layers
 from nanolib.experiments.model.view import tables as model_tables
 from nanolib.experiments.warmup import view as warmup_view
 from nanolib.measurement import Flag, Measurement, Status, exact
-from nanolib.report import tables
+from nanolib.report import renderer, tables
+from nanolib.report.palette import DARK, PALETTE, TEXT
 from nanolib.report.roofline import roofline_table, roofline_words
 from nanolib.store import Run, Store
 from tests.report.rows import MACHINE, SIZES, ceilings_of, ended, interval, latency, rates_of
@@ -121,6 +124,12 @@ def test_predictions_are_dashed_and_measurements_have_intervals(rows):
         assert "'rule'" in text and "'point'" in text
     assert "strokeDash" in str(CHARTS["attention_roofline"](rows).to_dict())
     assert "text" in str(CHARTS["model_roofline"](rows).to_dict())  # says why it is empty
+
+
+def test_a_legend_of_shapes_alone_has_a_colour_that_a_dark_page_knows(rows):
+    drawn = vl_convert.vega_to_svg(renderer.vega_spec(CHARTS["attention_roofline"](rows)))
+    fills = re.findall(r'role-legend-symbol.*?fill="(.*?)"', drawn)
+    assert set(fills) == {*PALETTE[:2], TEXT} <= set(DARK)
 
 
 # every figure of a table, all different, of shapes whose sizes are all different, too
