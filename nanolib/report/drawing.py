@@ -132,12 +132,13 @@ def colour_and_shape(
 
 
 def _series(rows: pd.DataFrame, first: str, others: list[str]) -> pd.Series:
-    """A name per series: the first factor, and those others that vary."""
+    """A name per series: those other factors that vary, then the first one, which may be so long that it is cut."""
     varying = [name for name in others if rows[f"factor.{name}"].astype(str).nunique() > 1]
     label = rows[f"factor.{first}"].astype(str)
     for name in varying:
         short = {"batch_size": "batch "}.get(name, "")
-        label = label + ", " + short + rows[f"factor.{name}"].astype(str)
+        values = rows[f"factor.{name}"].map(lambda value: f"{value:g}" if isinstance(value, float) else str(value))
+        label = short + values + ", " + label
     return label
 
 

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from nanolib.experiments.model import view
 from nanolib.experiments.model.view.batches import BEATEN, FRONT, generation_batches
+from nanolib.experiments.model.view.charts import CHARTS
 from nanolib.measurement import Measurement, Status, exact
 from nanolib.report.palette import PALETTE, PAPER
 from nanolib.report.renderer import vega_spec
-from tests.report.rows import ended
+from tests.report.rows import ceilings_of, ended
 from tests.report.test_claims import MODEL, inference, model_case, timed, training
 
 PARTS = [["weights", "a", "", "", 2**20], ["saved activations", "b.*", "aten::mm", "mine:7", 3 * 2**20]]
@@ -152,6 +153,19 @@ def test_a_beaten_batch_is_drawn_hollow(measured):
     points = re.findall(r'aria-roledescription="point".*?/>', drawn)
     assert len(points) == 3 and all(f'stroke="{PALETTE[0]}"' in point for point in points)
     assert [f'fill="{PAPER}"' in point for point in points] == [False, True, False]
+
+
+def test_what_tells_series_apart_stands_before_a_long_name(measured):
+    long = "decoder with num_layers 2, vocab_size 4096"
+    cases = [generation(batch, 1, 2, 3, name=long, seq_len=n) for batch in (1, 4) for n in (64, 128)]
+    step = [training([(9, 10, 11)] * 3, name=name) for name in (long, "tiny")]
+    found = measured(
+        "model", [*ceilings_of().values(), *((factors, [ended(), *rows]) for factors, rows in cases + step)]
+    )
+    drawn = {name: vl_convert.vega_to_svg(vega_spec(CHARTS[name](found))) for name in CHARTS}
+    assert all(f">batch {batch}, decoder with num_layers" in drawn["model_generation"] for batch in (1, 4))
+    assert all(f">n = {n}, decoder with num_layers" in drawn["generation_batches"] for n in (64, 128))
+    assert ">n = 64, decoder with" in drawn["training_phases"] and ">n = 64, tiny" in drawn["training_phases"]
 
 
 def test_one_batch_is_no_front(measured, say):

@@ -101,11 +101,11 @@ def generation_batches(rows: pd.DataFrame) -> Drawn | None:
     table = batch_table(rows)
     if table.empty:
         return None
-    table, shared = short_names(table, "name", "optimisation")
+    table, shared = short_names(table.astype({"seq_len": int}), "name", "optimisation")
     varying = [name for name in ("attention_type", "seq_len", "dtype") if table[name].nunique() > 1]
     series = table["name"].astype(str)
     for name in varying:
-        series = series + ", " + ("n = " if name == "seq_len" else "") + table[name].astype(str)
+        series = ("n = " if name == "seq_len" else "") + table[name].astype(str) + ", " + series
     data = table.assign(series=series, batch="batch " + table["batch_size"].astype(int).astype(str), **links(table))
     for name in ("user", "total"):
         for end in ("_low", "_high"):
