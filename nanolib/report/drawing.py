@@ -46,6 +46,7 @@ def theme(chart: alt.TopLevelMixin) -> alt.TopLevelMixin:
             domainColor=FRAME,
             tickColor=FRAME,
         ),
+        axisX=alt.AxisConfig(labelSeparation=6),
         legend=alt.LegendConfig(
             labelFontSize=12,
             titleFontSize=12,
@@ -230,7 +231,7 @@ def measured_and_predicted(
     # Plain dictionaries and named channels: Altair copies an `Axis` with its ninety unset fields each time that charts are
     # joined, and searches its whole schema for the class of a channel given as text.
     scale = {"type": "log" if log else "linear", "domain": domain, "nice": False}
-    axis = {"format": ",.3~r" if log else ".0%", "minExtent": 42}
+    axis = {"format": ",.3~r" if log else ".1~%", "minExtent": 42}
     y = alt.Y("estimate:Q", title=axis_title(metric), scale=scale, axis=axis)
     tooltip = [
         alt.Tooltip("series:N", title="kind"),
