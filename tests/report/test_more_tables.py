@@ -126,6 +126,16 @@ def test_predictions_are_dashed_and_measurements_have_intervals(rows):
     assert "text" in str(CHARTS["model_roofline"](rows).to_dict())  # says why it is empty
 
 
+def test_names_in_tables_are_written_as_in_charts_and_flags_as_they_are_stored():
+    table = pd.DataFrame({"form": ["pass_q", None], "direction": "forward_backward", "flags": [["few_blocks"]] * 2})
+    shown = tables.readable(table, {name: name for name in table})
+    assert shown.to_dict("list") == {
+        "form": ["pass q", ""],
+        "direction": ["forward + backward"] * 2,
+        "flags": ["few_blocks"] * 2,
+    }
+
+
 def test_a_legend_of_shapes_alone_has_a_colour_that_a_dark_page_knows(rows):
     drawn = vl_convert.vega_to_svg(renderer.vega_spec(CHARTS["attention_roofline"](rows)))
     fills = re.findall(r'role-legend-symbol.*?fill="(.*?)"', drawn)
