@@ -146,6 +146,14 @@ def test_the_knee_is_where_more_batch_brings_less_than_half(say):
     assert "batch 16 is beaten in both by another" in next(line for line in say("model", worse) if "generating" in line)
 
 
+def test_a_slow_batch_between_two_is_no_knee_and_small_factors_have_digits(say):
+    first, slow, last = generation(1, 1.9, 2, 2.1), generation(2, 1900, 2000, 2100), generation(4, 1.9, 2, 2.1)
+    line = next(line for line in say("model", [inference(), first, slow, last]) if "generating after" in line)
+    assert "no knee up to batch 4: more still pays" in line and "batch 2 is beaten in both by another" in line
+    line = next(line for line in say("model", [inference(), first, slow]) if "generating after" in line)
+    assert "more than batch 1 hardly pays: 2 gives 0.00200× the tokens/s for 2× the batch" in line
+
+
 def test_a_beaten_batch_is_drawn_hollow(measured):
     cases = [generation(1, 1.9, 2, 2.1), generation(4, 15, 16, 17), generation(16, 20, 21, 22)]
     rows = measured("model", [(factors, [ended(), *found]) for factors, found in cases])

@@ -418,7 +418,7 @@ def test_the_cost_of_looking_has_its_wall_and_its_processor_time(measured):
         "17",
     ]
     (line,) = map(str, layers.layer_words(rows))
-    assert line == "decode, n = 64: profiling costs deep 2.00 [1.00 … 4.00] %."
+    assert line == "decode, n = 64: profiling costs: deep 2.00 [1.00 … 4.00] %."
 
 
 def test_a_layer_has_its_energy_its_share_and_its_calls(measured):
