@@ -46,8 +46,15 @@ def theme(chart: alt.TopLevelMixin) -> alt.TopLevelMixin:
             domainColor=FRAME,
             tickColor=FRAME,
         ),
+        axisX=alt.AxisConfig(labelSeparation=6),
         legend=alt.LegendConfig(
-            labelFontSize=12, titleFontSize=12, symbolStrokeWidth=2, labelLimit=260, labelColor=TEXT, titleColor=TEXT
+            labelFontSize=12,
+            titleFontSize=12,
+            symbolStrokeWidth=2,
+            symbolBaseFillColor=TEXT,  # where shapes alone are told; black is on no dark page
+            labelLimit=260,
+            labelColor=TEXT,
+            titleColor=TEXT,
         ),
         title=alt.TitleConfig(
             fontSize=14, anchor="start", fontWeight="bold", color=INK, subtitleFontSize=12, subtitleColor=QUIET
@@ -126,12 +133,13 @@ def colour_and_shape(
 
 
 def _series(rows: pd.DataFrame, first: str, others: list[str]) -> pd.Series:
-    """A name per series: the first factor, and those others that vary."""
+    """A name per series: those other factors that vary, then the first one, which may be so long that it is cut."""
     varying = [name for name in others if rows[f"factor.{name}"].astype(str).nunique() > 1]
     label = rows[f"factor.{first}"].astype(str)
     for name in varying:
         short = {"batch_size": "batch "}.get(name, "")
-        label = label + ", " + short + rows[f"factor.{name}"].astype(str)
+        values = rows[f"factor.{name}"].map(lambda value: f"{value:g}" if isinstance(value, float) else str(value))
+        label = short + values + ", " + label
     return label
 
 
@@ -223,7 +231,7 @@ def measured_and_predicted(
     # Plain dictionaries and named channels: Altair copies an `Axis` with its ninety unset fields each time that charts are
     # joined, and searches its whole schema for the class of a channel given as text.
     scale = {"type": "log" if log else "linear", "domain": domain, "nice": False}
-    axis = {"format": ",.3~r" if log else ".0%", "minExtent": 42}
+    axis = {"format": ",.3~r" if log else ".1~%", "minExtent": 42}
     y = alt.Y("estimate:Q", title=axis_title(metric), scale=scale, axis=axis)
     tooltip = [
         alt.Tooltip("series:N", title="kind"),

@@ -251,7 +251,9 @@ def history_chart(found: list[History]) -> alt.TopLevelMixin:
         sort=names,
         scale=alt.Scale(domain=names, range=[*PALETTE[: len(names) - 1], GUIDE]),
     )
-    x = alt.X("run:Q", title="Run, oldest first", axis=alt.Axis(tickMinStep=1, format="d", grid=False))
+    runs = int(data["run"].max())
+    ticks = list(range(1, runs + 1, math.ceil(runs / 20)))
+    x = alt.X("run:Q", title="Run, oldest first", axis=alt.Axis(values=ticks, format="d", grid=False))
     domain = [float(data["low"].min()) / 1.05, float(data["high"].max()) * 1.05]
     scale = alt.Scale(type="log", domain=domain, nice=False)
     y = alt.Y("relative:Q", title="Relative to the first run", scale=scale, axis=alt.Axis(format=".2~f"))

@@ -44,6 +44,9 @@ class Column:
         return {self.name: found["estimate"]} | {self.name + end: found.get(name) for end, name in sources.items()}
 
 
+_IN_WORDS = ("form", "direction", "phase", "mode", "arm")  # columns of names that charts and sentences write as words
+
+
 def titles(columns: Iterable[Column]) -> dict[str, str]:
     """Name → title of those that people see, in order."""
     return {column.name: column.title for column in columns if column.title}
@@ -63,7 +66,10 @@ def readable(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
         if column not in table:
             continue
         low, high = (table.get(f"{column}_{end}") for end in ("low", "high"))
-        if low is None or high is None:
+        if column in _IN_WORDS:
+            spoken = table[column].str.replace("forward_backward", "forward + backward")
+            result[title] = spoken.str.replace("_", " ").fillna("")
+        elif low is None or high is None:
             result[title] = [_cell(value) for value in table[column]]
         else:
             result[title] = [_cell(*values) for values in zip(table[column], low, high, strict=True)]

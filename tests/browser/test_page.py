@@ -73,6 +73,13 @@ def test_nothing_overflows(opened, width):
     assert opened.page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
 
 
+def test_a_chart_under_a_caption_of_one_line_has_the_whole_width(opened):
+    opened.page.evaluate("document.querySelectorAll('figcaption .line').forEach(line => line.remove())")
+    figure = opened.page.locator("#chart-attention_latency")
+    buttons, drawn = (figure.locator(part).bounding_box() for part in (".save", ".scroll"))
+    assert buttons["y"] + buttons["height"] <= drawn["y"]
+
+
 def test_a_choice_is_followed_by_every_chart(opened):
     everything = _marks(opened.page)
     opened.page.locator("#picks").get_by_label("Sequence length").select_option("4,096")

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 
 import pandas as pd
 import pytest
@@ -144,6 +145,14 @@ def test_the_chart_draws_every_run_and_marks_the_change(store):
     data = pd.DataFrame(next(iter(spec["datasets"].values())))
     assert len(data) == 8 and list(data[data["change"] != ""]["run"]) == [5]
     assert "between rev3 and rev4" in table(found)["changes"].iloc[0]
+
+
+@pytest.mark.parametrize(("runs", "ticks"), [(2, [1, 2]), (41, list(range(1, 42, 3)))])
+def test_each_tick_of_the_history_is_one_run(store, runs, ticks):
+    for index in range(runs):
+        store.add(_run(index, 10.0))
+    spec = json.dumps(history_chart(histories(store, machine_ids=["m1"])).to_dict())
+    assert f'"values": {ticks}' in spec and "tickMinStep" not in spec
 
 
 def test_a_deterministic_figure_that_was_nothing_changes_too(store):

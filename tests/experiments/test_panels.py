@@ -270,6 +270,9 @@ def test_the_memory_panel_plans_the_newest_setting_and_says_what_would_fit(tmp_p
     _wait(lambda: panel.said.value == "fits: inference; decoding; training; training, checkpointed")
     held = panel.chart.params.held
     assert {part["use"] for part in held} == {"inference", "decoding", "training", "training, checkpointed"}
+    assert {"name": "memory", "value": 24.0} in panel.chart.spec["params"]
+    panel.chart.set_state({"_params": {"held": [], "memory": 0.0}})  # as a browser does that drew only now
+    assert panel.chart._params == {"held": held, "memory": 24.0}
     for batch in (8, 64, 512):  # the last one wins
         panel.controls["batch_size"].value = batch
     _wait(lambda: "training needs" in panel.said.value and "batch " in panel.said.value)

@@ -189,7 +189,9 @@ _SAYS = (
     (r"costs loss|: worse after|communication that computing does not hide(?!, not)", {"above"}),
     (r"lowers the loss|: better after", {"below"}),
     (r"does not pay at any size|No product measured gains", {"above"}),
-    (r"not distinguishable from zero", {"below", "not told apart"}),
+    (r"^(?!profiling costs).*not distinguishable from zero", {"below", "not told apart"}),
+    (r"^profiling costs: \w+, not distinguishable from zero", {"not told apart"}),  # the first of its modes
+    (r"^profiling costs: \w+ [-\d]", {"above", "below"}),
 )
 _ORDERING = re.compile(
     r"fastest|faster|slower|largest part|compute-bound|bound by waiting|communication-bound|FP8 pays|gains with"

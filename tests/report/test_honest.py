@@ -134,7 +134,7 @@ def test_an_overhead_that_may_be_zero_is_not_told_from_zero(low, nothing):
     from nanolib.experiments.energy.view.layers import _cost
 
     said = _cost({"mode": "deep", "wall": 0.02, "wall_low": low / 100, "wall_high": 0.04})
-    assert said.startswith("deep nothing that can be distinguished from zero (") == nothing and said.startswith("deep ")
+    assert said.startswith("deep, not distinguishable from zero (") == nothing and said.startswith("deep")
 
 
 @pytest.mark.parametrize(("lengths", "fitted"), [((64, 128, 256), False), ((64, 128, 256, 512), True)])

@@ -1,9 +1,11 @@
 """Roofline, what sparsity does to a model, optimisations beside eager."""
 
 import itertools
+import re
 
 import pandas as pd
 import pytest
+import vl_convert
 
 from nanolib.experiments.attention.view import tables as attention_tables
 from nanolib.experiments.attention.view.quality import quality_table, quality_words
@@ -11,7 +13,8 @@ from nanolib.experiments.energy.view import energy_table, layers
 from nanolib.experiments.model.view import tables as model_tables
 from nanolib.experiments.warmup import view as warmup_view
 from nanolib.measurement import Flag, Measurement, Status, exact
-from nanolib.report import tables
+from nanolib.report import renderer, tables
+from nanolib.report.palette import DARK, PALETTE, TEXT
 from nanolib.report.roofline import roofline_table, roofline_words
 from nanolib.store import Run, Store
 from tests.report.rows import MACHINE, SIZES, ceilings_of, ended, interval, latency, rates_of
@@ -121,6 +124,22 @@ def test_predictions_are_dashed_and_measurements_have_intervals(rows):
         assert "'rule'" in text and "'point'" in text
     assert "strokeDash" in str(CHARTS["attention_roofline"](rows).to_dict())
     assert "text" in str(CHARTS["model_roofline"](rows).to_dict())  # says why it is empty
+
+
+def test_names_in_tables_are_written_as_in_charts_and_flags_as_they_are_stored():
+    table = pd.DataFrame({"form": ["pass_q", None], "direction": "forward_backward", "flags": [["few_blocks"]] * 2})
+    shown = tables.readable(table, {name: name for name in table})
+    assert shown.to_dict("list") == {
+        "form": ["pass q", ""],
+        "direction": ["forward + backward"] * 2,
+        "flags": ["few_blocks"] * 2,
+    }
+
+
+def test_a_legend_of_shapes_alone_has_a_colour_that_a_dark_page_knows(rows):
+    drawn = vl_convert.vega_to_svg(renderer.vega_spec(CHARTS["attention_roofline"](rows)))
+    fills = re.findall(r'role-legend-symbol.*?fill="(.*?)"', drawn)
+    assert set(fills) == {*PALETTE[:2], TEXT} <= set(DARK)
 
 
 # every figure of a table, all different, of shapes whose sizes are all different, too
@@ -399,7 +418,7 @@ def test_the_cost_of_looking_has_its_wall_and_its_processor_time(measured):
         "17",
     ]
     (line,) = map(str, layers.layer_words(rows))
-    assert line == "decode, n = 64: profiling costs deep 2.00 [1.00 … 4.00] %."
+    assert line == "decode, n = 64: profiling costs: deep 2.00 [1.00 … 4.00] %."
 
 
 def test_a_layer_has_its_energy_its_share_and_its_calls(measured):

@@ -1,3 +1,4 @@
+import itertools
 import json
 import re
 import xml.etree.ElementTree as ET
@@ -5,6 +6,7 @@ import xml.etree.ElementTree as ET
 import altair as alt
 import pandas as pd
 import pytest
+import vl_convert
 
 from nanolib.experiments.attention.view import tables as attention_tables
 from nanolib.experiments.model.view import tables as model_tables
@@ -231,6 +233,22 @@ def test_reference_lines_grow_as_n_and_as_n_squared_and_stay_inside_the_chart():
         assert last[0] <= 1024 and last[1] <= 40.0 * (1 + 1e-9)
     assert list(text.data["text"]) == ["", "n", "", "n²"]
     assert drawing._slopes(data[data["seq_len"] == 128], [0.5, 40.0], alt.X("seq_len"), alt.Y("estimate")) == []
+
+
+def test_labels_of_an_axis_leave_room_between_them():
+    x = alt.X("x:Q", scale=alt.Scale(type="log"), axis=alt.Axis(format=".1~e"))
+    chart = alt.Chart(pd.DataFrame({"x": [0.011, 0.1]}), width=210).mark_point().encode(x=x)
+    drawn = vl_convert.vega_to_svg(renderer.vega_spec(drawing.theme(chart)))
+    label = r'translate\(([\d.]+),[\d.]+\)" font-family="sans-serif" font-size="12px" fill="\S+" opacity="1">\de-\d<'
+    at = [float(place) for place in re.findall(label, drawn)]
+    assert len(at) > 3 and all(right - left > 28 for left, right in itertools.pairwise(at))
+
+
+def test_ticks_of_small_shares_read_differently(rows):
+    spec = CHARTS["attention_efficiency"](rows.assign(estimate=rows["estimate"] / 20, low=None, high=None))
+    drawn = vl_convert.vega_to_svg(renderer.vega_spec(spec))
+    labels = re.findall(r">([\d.]+%)<", drawn.split(">backward<")[0])
+    assert len(labels) > 3 and len(set(labels)) == len(labels)
 
 
 def test_a_table_that_many_layers_draw_is_turned_into_values_once(monkeypatch):

@@ -359,7 +359,7 @@ def layer_words(rows: pd.DataFrame) -> list[Claim]:
     for case, part in table[table["mode"] != "again"].groupby("case", sort=False) if len(table) else []:
         costs = [_cost(row) for _, row in part.iterrows()]
         compared = [pair for _, row in part.iterrows() for pair in comparing(_overhead(row), _NOTHING)]
-        claims.append(Claim(f"profiling costs {'; '.join(costs)}", about=case, compared=tuple(compared)))
+        claims.append(Claim(f"profiling costs: {'; '.join(costs)}", about=case, compared=tuple(compared)))
     return claims
 
 
@@ -380,7 +380,7 @@ def _overhead(row: pd.Series) -> Figure:
 def _cost(row: pd.Series) -> str:
     ends = format_with_interval(100 * row["wall"], 100 * row["wall_low"], 100 * row["wall_high"])
     if _overhead(row).against(_NOTHING) is Order.ALIKE:
-        return f"{row['mode']} nothing that can be distinguished from zero ({ends} %)"
+        return f"{row['mode']}, not distinguishable from zero ({ends} %)"
     return f"{row['mode']} {ends} %"
 
 

@@ -12,9 +12,10 @@ import pandas as pd
 from nanolib.experiments.model.view.tables import model_table
 from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, domain_of, short_names
-from nanolib.report.frame import Drawn, framed, tooltips, with_interval
+from nanolib.report.frame import HOLLOW, Drawn, framed, tooltips, with_interval
 from nanolib.report.linking import links
 from nanolib.report.overview import cached, listed
+from nanolib.report.palette import PAPER
 
 FRONT, UNDECIDED, BEATEN = "on the front", "not told apart", "beaten"
 _SERIES = ["run_id", "name", "optimisation", "attention_type", "seq_len", "dtype", "device"]
@@ -100,11 +101,11 @@ def generation_batches(rows: pd.DataFrame) -> Drawn | None:
     table = batch_table(rows)
     if table.empty:
         return None
-    table, shared = short_names(table, "name", "optimisation")
+    table, shared = short_names(table.astype({"seq_len": int}), "name", "optimisation")
     varying = [name for name in ("attention_type", "seq_len", "dtype") if table[name].nunique() > 1]
     series = table["name"].astype(str)
     for name in varying:
-        series = series + ", " + ("n = " if name == "seq_len" else "") + table[name].astype(str)
+        series = ("n = " if name == "seq_len" else "") + table[name].astype(str) + ", " + series
     data = table.assign(series=series, batch="batch " + table["batch_size"].astype(int).astype(str), **links(table))
     for name in ("user", "total"):
         for end in ("_low", "_high"):
@@ -119,7 +120,7 @@ def generation_batches(rows: pd.DataFrame) -> Drawn | None:
         axes[name] = {"title": title, "scale": alt.Scale(type="log", domain=domain, nice=False)}
     x, y = alt.X("user:Q", **axes["user"]), alt.Y("total:Q", **axes["total"])
     base = alt.Chart(data).encode(color=colour)
-    fill = alt.condition(f"datum.front == '{BEATEN}'", alt.value("transparent"), colour)
+    fill = alt.condition(f"datum.front == '{BEATEN}'", alt.value(PAPER), colour)
     tooltip = tooltips(
         "series batch front", "user total memory planned", ",.4~g", memory="peak, MiB", planned="planned, MiB"
     )
@@ -132,6 +133,7 @@ def generation_batches(rows: pd.DataFrame) -> Drawn | None:
             ("total", "total_low", "total_high"),
             axes["total"],
             size=90,
+            mark=HOLLOW,
             shape=shape,
             fill=fill,
             tooltip=tooltip,
@@ -156,7 +158,7 @@ def batch_words(rows: pd.DataFrame) -> Iterator[Claim]:
         first, last = lines[0], lines[-1]
         about = f"{first['name']} ({first['attention_type']}, {first['dtype']}), generating after n = {int(first['seq_len'])}"
         totals = [Figure.of(line, "total", name=f"batch {int(line['batch_size'])}") for line in lines]
-        answer, compared = _knee(lines, totals)
+        answer, compared = _knee(lines)
         one, all_ = (f"{first['user']:,.0f} → {last['user']:,.0f}", f"{first['total']:,.0f} → {last['total']:,.0f}")
         sure = f"from batch {int(first['batch_size'])} to {int(last['batch_size'])} one user gets {one} tokens/s and all get {all_}"
         beaten = [str(int(line["batch_size"])) for line in lines if line["front"] == BEATEN]
@@ -168,17 +170,22 @@ def batch_words(rows: pd.DataFrame) -> Iterator[Claim]:
         yield Claim(answer, sure, about=about, compared=compared, figures=tuple(totals))
 
 
-def _knee(lines: list[pd.Series], totals: list[Figure]) -> tuple[str, tuple[tuple[Figure, Order, Figure], ...]]:
-    """From which batch on more of it brings less than half of what it could, in words."""
-    gains = [Figure.of(line, "gain", name=f"to batch {int(line['batch_size'])}") for line in lines[1:]]
-    half = Figure.exactly(_HALF, "half")
-    for before, line, gain in zip(lines, lines[1:], gains, strict=False):
-        order = gain.against(half)
-        if order is not Order.ABOVE:
-            at, to = int(before["batch_size"]), int(line["batch_size"])
-            grew = f"{line['total'] / before['total']:.2f}× the tokens/s for {to / at:g}× the batch"
-            if order is Order.BELOW:
-                return f"more than batch {at} hardly pays: {to} gives {grew}", comparing(gain, half)
-            paid = f"up to batch {at} more pays; " if before is not lines[0] else ""
-            return f"{paid}whether batch {to} pays cannot be told: it gives {grew}", comparing(gain, half)
-    return f"no knee up to batch {int(lines[-1]['batch_size'])}: more still pays", comparing(half, *gains)
+def _knee(lines: list[pd.Series]) -> tuple[str, tuple[tuple[Figure, Order, Figure], ...]]:
+    """From which batch on no larger one brings half of what it could, in words."""
+    half, paying = Figure.exactly(_HALF, "half"), []
+    for at, before in enumerate(lines[:-1], 1):
+        gains = [Figure(*_gain(before, line), name=f"to batch {int(line['batch_size'])}") for line in lines[at:]]
+        orders = [gain.against(half) for gain in gains]
+        if Order.ABOVE in orders:
+            paying.append(gains[orders.index(Order.ABOVE)])
+            continue
+        told = orders.index(Order.ALIKE) if Order.ALIKE in orders else 0
+        batch, to = int(before["batch_size"]), int(lines[at + told]["batch_size"])
+        more = lines[at + told]["total"] / before["total"]
+        grew = f"{more:#.3g}× the tokens/s for {to / batch:g}× the batch"
+        compared = comparing(gains[told], half)
+        if orders[told] is Order.BELOW:
+            return f"more than batch {batch} hardly pays: {to} gives {grew}", compared
+        paid = f"up to batch {batch} more pays; " if paying else ""
+        return f"{paid}whether batch {to} pays cannot be told: it gives {grew}", compared
+    return f"no knee up to batch {int(lines[-1]['batch_size'])}: more still pays", comparing(half, *paying)

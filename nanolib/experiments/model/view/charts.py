@@ -55,7 +55,7 @@ def training_phases(rows: pd.DataFrame) -> Drawn | None:
     table, shared = short_names(table[table["training_step"].notna()], "name", "optimisation")
     cases = "n = " + table["seq_len"].astype(int).astype(str)
     if table["name"].nunique() > 1:
-        cases = table["name"] + ", " + cases
+        cases = cases + ", " + table["name"]  # the name may be so long that it is cut
     elif not shared:
         shared = f": {table['name'].iloc[0]}"
     table = table.assign(case=cases)

@@ -14,16 +14,17 @@ MOST = 40  # parts of all bars
 _WIDTH = 540
 
 
-def plan_chart(uses: list[str]) -> alt.TopLevelMixin:
+def plan_chart(uses: list[str], gib: float) -> alt.TopLevelMixin:
     """A bar for each use, by what holds the memory; a line stands where the memory ends.
 
     Args:
         uses: Names of the bars, from the top.
+        gib: The memory, until it is set anew.
 
     Returns:
         A chart with the parameters `held` (of each part its `use`, `kind`, `order`, `gib`) and `memory` (GiB), to be set anew.
     """
-    held, memory = alt.param(name="held", value=[]), alt.param(name="memory", value=0.0)
+    held, memory = alt.param(name="held", value=[]), alt.param(name="memory", value=gib)
     kinds = [kind for kind in KIND_COLOURS if kind != Held.UNATTRIBUTED]
     scale = alt.Scale(domain=kinds, range=[KIND_COLOURS[kind] for kind in kinds])
     x = alt.X("sum(gib):Q", title="Live tensors at the peak (GiB)", scale=alt.Scale(nice=False, padding=24))
