@@ -67,13 +67,17 @@ def readable(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
             continue
         low, high = (table.get(f"{column}_{end}") for end in ("low", "high"))
         if column in _IN_WORDS:
-            spoken = table[column].str.replace("forward_backward", "forward + backward")
-            result[title] = spoken.str.replace("_", " ").fillna("")
+            result[title] = [_cell(_spoken(value)) for value in table[column]]
         elif low is None or high is None:
             result[title] = [_cell(value) for value in table[column]]
         else:
             result[title] = [_cell(*values) for values in zip(table[column], low, high, strict=True)]
     return result
+
+
+def _spoken(name: Any) -> Any:
+    """A name such as `pass_q` in words; what is no text is left as it is."""
+    return name.replace("forward_backward", "forward + backward").replace("_", " ") if isinstance(name, str) else name
 
 
 def compact(table: pd.DataFrame, width: int = 120, notes: dict[str, str] | None = None) -> tuple[str, pd.DataFrame]:
