@@ -162,6 +162,22 @@ def test_of_several_runs_the_newest_counts_on_either_side(tmp_path):
     assert line.verdict.ratio == pytest.approx(1.2, rel=0.02)
 
 
+def test_of_a_case_whose_newest_run_failed_no_older_run_is_compared(tmp_path):
+    with Store(tmp_path / "n.sqlite") as store:
+        failed = _case(3, status=Status.ERROR)
+        for run_id, case in (("base", _case(1)), ("older", _case(2, level=20)), ("current", failed)):
+            store.add(_run({"a": case}, run_id))
+        sides = [store.measurements(ids, samples=True) for ids in (["base"], ["older", "current"])]
+    comparison = compare_rows(*sides)
+    assert comparison.counts == {"broke": 1} and not comparison.regressed
+
+
+def test_a_figure_that_is_gone_from_a_case_that_is_fine_has_vanished(found):
+    comparison = found({"a": _case(1), "b": _case(2)}, {"a": _case(1)[:1], "b": _case(2, status=Status.OOM)})
+    told = [(line.case[0], line.metric) for line in comparison.lines if line.finding == "vanished"]
+    assert told == [("a", "latency forward"), ("a", "flops forward"), ("a", "peak_memory forward")] and comparison.lost
+
+
 def test_a_block_is_told_by_its_median_and_one_that_is_not_whole_is_left_out():
     blocks = [[1, 2, 9], [3, 4, 50], [5, 6, 70], [8, 8]]
     row = {"details": {"calls_per_block": 3, "warmup_cut": 3}, "samples": [call for block in blocks for call in block]}
