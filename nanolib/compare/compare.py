@@ -15,7 +15,17 @@ import numpy as np
 import pandas as pd
 
 from nanolib.compare.operations import WHY, is_float32_model, is_untuned, noise_of, versions_of
-from nanolib.measurement import METRICS, BadInput, Direction, Flag, Provenance, Status, case_name, format_number
+from nanolib.measurement import (
+    METRICS,
+    BadInput,
+    Direction,
+    Flag,
+    Provenance,
+    Status,
+    case_name,
+    format_number,
+    with_unit,
+)
 from nanolib.stats.compare import THRESHOLD, Kind, Verdict, compare, judge_together
 from nanolib.stats.intervals import TooFewSamples
 from nanolib.store import Store
@@ -47,7 +57,7 @@ class Line:
         case: The case, for people.
         metric: What is compared; empty when the case itself is the finding.
         finding: One of `Kind`, or `changed`, `vanished`, `broke`, `new`.
-        base: The estimate then, in the metric's unit.
+        base: The estimate then, in the metric's unit; of a timing with a verdict the geometric mean of its blocks.
         current: The estimate now.
         verdict: The statistics, where there are any.
         message: What the finding leaves open.
@@ -132,7 +142,7 @@ class Comparison:
                     "verdict": str(line.finding),
                     "experiment": line.experiment,
                     "case": line.case,
-                    "metric": line.metric,
+                    "metric": with_unit(line.metric),
                     "base": _number(line.base),
                     "current": _number(line.current),
                     "change": line.change,
@@ -355,12 +365,15 @@ def _timing_lines(
             yield _line(then, now, Kind.INCONCLUSIVE, message=message)
             continue
         try:
-            verdict = compare(block_medians(then), block_medians(now), threshold=threshold)
+            blocks = block_medians(then), block_medians(now)
+            verdict = compare(*blocks, threshold=threshold)
         except TooFewSamples as error:
             yield _line(then, now, Kind.INCONCLUSIVE, message=f"too few blocks: {error}; raise budget_s")
             continue
         busy = any(row["run_id"] in noise or Flag.BUSY_MACHINE in row["flags"] for row in (then, now))
-        yield _line(then, now, verdict.kind, verdict=verdict, message=BUSY if busy else "")
+        line = _line(then, now, verdict.kind, verdict=verdict, message=BUSY if busy else "")
+        mean_base, mean_current = (float(np.exp(np.log(one).mean())) for one in blocks)
+        yield replace(line, base=mean_base, current=mean_current)  # whose ratio is the change
 
 
 def _adjusted(lines: Sequence[Line]) -> Iterator[Line]:

@@ -14,7 +14,7 @@ from scipy.special import ndtri
 
 from nanolib.compare.compare import Comparison, Line, since_before
 from nanolib.compare.operations import WHY, is_float32_model, is_untuned, versions_of
-from nanolib.measurement import METRICS, BadInput, Direction, case_name, format_number
+from nanolib.measurement import METRICS, BadInput, Direction, case_name, format_number, with_unit
 from nanolib.stats.changes import changes_of_level, sticks_out
 from nanolib.stats.compare import MARGIN
 from nanolib.store import Store
@@ -209,7 +209,7 @@ def table(found: Sequence[History], answers: Mapping[int, Line | str] | None = N
             | {
                 "experiment": history.experiment,
                 "case": history.case,
-                "metric": history.figure,
+                "metric": with_unit(history.figure),
                 "runs": len(history.points),
                 "first": format_number(first["estimate"], first["low"], first["high"]),
                 "last": format_number(last["estimate"], last["low"], last["high"]),

@@ -116,7 +116,7 @@ def test_a_finding_has_its_sides_its_change_and_what_it_leaves_open(found, tmp_p
     assert (memory.base, memory.current, memory.change) == (8.0, 10.0, "+25.00%")
     low, ratio, high = slow.verdict.interval
     assert slow.change == f"{ratio - 1:+.1%} [{low - 1:+.1%} … {high - 1:+.1%}]" and low < 1.2 < high
-    assert slow.current / slow.base == pytest.approx(1.2, rel=0.02)
+    assert slow.current / slow.base == pytest.approx(ratio)  # the change is that of the two columns
     noisy, gone, new = told["noisy", "latency forward"], told["gone", ""], told["new", ""]
     seen = f"sees changes from {noisy.verdict.minimum_detectable_effect:.1%}"
     assert (noisy.finding, noisy.message) == ("inconclusive", seen) and slow.message == ""
@@ -126,8 +126,8 @@ def test_a_finding_has_its_sides_its_change_and_what_it_leaves_open(found, tmp_p
     shown, worst = comparison.table(), comparison.table(everything=False)
     assert len(shown) == len(comparison.lines) and "equivalent" not in set(worst["verdict"])
     assert set(shown["verdict"]) - set(worst["verdict"]) == {"equivalent"}
-    row = shown[shown["metric"] == "peak_memory forward"].iloc[0].to_dict()
-    assert row == {"verdict": "regressed", "experiment": "attention", "case": "a seq_len=8", "metric": "peak_memory forward",
+    row = shown[shown["metric"] == "peak_memory forward, MiB"].iloc[0].to_dict()
+    assert row == {"verdict": "regressed", "experiment": "attention", "case": "a seq_len=8", "metric": "peak_memory forward, MiB",
                    "base": "8", "current": "10", "change": "+25.00%", "p": "", "note": ""}  # fmt: skip
     assert shown[shown["verdict"] == "new"].iloc[0]["base"] == ""
     assert f"{slow.verdict.p:.2g}" in set(shown["p"])

@@ -186,7 +186,7 @@ def test_the_table_of_histories_has_the_latest_change_first_and_flat_ones_last()
     assert list(lines["case"]) == ["late", "early", "nothing", "flat"]
     assert list(lines["last / first"]) == ["+0.0%", "+25.0%", "", "+0.0%"] and list(lines["runs"]) == [7, 7, 2, 7]
     assert lines["changes"][0] == "+25.0% between a and b; -20.0% between c and ?"
-    assert (lines["first"][1], lines["last"][1], lines["metric"][1]) == ("10.0", "12.5", "latency decode")
+    assert (lines["first"][1], lines["last"][1], lines["metric"][1]) == ("10.0", "12.5", "latency decode, ms")
     assert str(Change(1, 1.25, True, "a", "a")) == "+25.0% at the same revision a: look at the machine or its versions"
 
 
