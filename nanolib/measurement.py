@@ -326,6 +326,12 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:28]}...{text[-28:]}"  # of a path the end tells most
 
 
+def with_unit(figure: str) -> str:
+    """A metric, with its scope or without, and its unit where it has one: `latency forward, ms`."""
+    metric = METRICS.get(figure.partition(" ")[0])
+    return figure if metric is None or metric.unit == "1" else f"{figure}, {metric.unit}"
+
+
 def format_number(value: float, low: float | None = None, high: float | None = None) -> str:
     """`value` in as many digits as the width of its interval supports (3 to 6 significant ones).
 

@@ -23,13 +23,7 @@ from nanolib.ab.client import Sides, VersionDied, VersionProcess
 from nanolib.ab.imports import imported_by_all
 from nanolib.ab.worktree import Version
 from nanolib.measurement import Direction, Status, case_name
-from nanolib.stats.compare import (
-    THRESHOLD,
-    Verdict,
-    compare_paired,
-    compare_processes,
-    judge_together,
-)
+from nanolib.stats.compare import THRESHOLD, Verdict, compare_paired, compare_processes, judge_together
 from nanolib.stats.intervals import TooFewSamples
 from nanolib.stats.signed_ranks import capped_centre, hodges_lehmann
 

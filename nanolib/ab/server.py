@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import importlib
 import importlib.util
 import inspect
 import json
@@ -31,8 +30,6 @@ Call = Callable[[], object]
 TimeBlock = Callable[[int], list[list[float]]]  # how many calls → ms of each call and phase
 
 _NAP_S, _PATIENCE_S = 0.005, 0.05  # the time of a thread on another core is brought up to date every 4 ms
-
-_ONLY_BEGIN = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
 
 _requests = sys.stdin
 _answers = sys.stdout
@@ -139,7 +136,7 @@ def _imported(name: str, root: Path) -> Any:
         found = getattr(found, part, None)
     if not callable(found):
         raise Refused(f"{name}: {module_name} has no callable {attribute!r}")
-    if any(kind(found) for kind in _ONLY_BEGIN):
+    if any(getattr(inspect, f"is{kind}function")(found) for kind in ("coroutine", "generator", "asyncgen")):
         raise Refused(
             f"{name}: a call only begins it, as it is async or a generator; name a function that runs it to its end"
         )
@@ -234,9 +231,6 @@ def _serve_tests(request: dict[str, Any], root: Path) -> None:
         _tests = own.Session(_answer, _serve_call, lambda: [_dispatch(later, root) for later in _requested()])
     if why := _tests.serve(request):
         raise Refused(why)
-
-
-# children
 
 
 def _die_with_parent(parent: int) -> None:

@@ -61,7 +61,7 @@ def findings(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("base")
 @click.argument("current")
 @click.option("--all", "everything", is_flag=True, help="Show the equivalent ones too.")
-@click.option("--strict", is_flag=True, help="Exit with 1 also where cases vanished or broke.")
+@click.option("--strict", is_flag=True, help="Exit with 1 also where cases or figures vanished, or cases broke.")
 @findings
 @click.option("--chart", "chart_file", metavar="FILE", help="Draw them: .html, .png or .svg.")
 @output_option

@@ -15,7 +15,17 @@ import numpy as np
 import pandas as pd
 
 from nanolib.compare.operations import WHY, is_float32_model, is_untuned, noise_of, versions_of
-from nanolib.measurement import METRICS, BadInput, Direction, Flag, Provenance, Status, case_name, format_number
+from nanolib.measurement import (
+    METRICS,
+    BadInput,
+    Direction,
+    Flag,
+    Provenance,
+    Status,
+    case_name,
+    format_number,
+    with_unit,
+)
 from nanolib.stats.compare import THRESHOLD, Kind, Verdict, compare, judge_together
 from nanolib.stats.intervals import TooFewSamples
 from nanolib.store import Store
@@ -32,6 +42,7 @@ _ORDER = (
     NEW,
     Kind.EQUIVALENT,
 )
+_EQUAL = [name for name, metric in METRICS.items() if metric.direction is Direction.EQUAL]
 EXACT_WITH_THRESHOLD = ("peak_memory", "reserved_memory")
 _KEY = ["experiment", "case_id", "metric", "scope", "method"]
 BUSY = "busy machine: measure again, or nano ab"
@@ -46,7 +57,7 @@ class Line:
         case: The case, for people.
         metric: What is compared; empty when the case itself is the finding.
         finding: One of `Kind`, or `changed`, `vanished`, `broke`, `new`.
-        base: The estimate then, in the metric's unit.
+        base: The estimate then, in the metric's unit; of a timing with a verdict the geometric mean of its blocks.
         current: The estimate now.
         verdict: The statistics, where there are any.
         message: What the finding leaves open.
@@ -118,7 +129,7 @@ class Comparison:
 
     @property
     def lost(self) -> bool:
-        """Whether cases of the base are gone, or fail now."""
+        """Whether cases or figures of the base are gone, or fail now."""
         return any(line.finding in (VANISHED, BROKE) for line in self.lines)
 
     def table(self, everything: bool = True) -> pd.DataFrame:
@@ -131,7 +142,7 @@ class Comparison:
                     "verdict": str(line.finding),
                     "experiment": line.experiment,
                     "case": line.case,
-                    "metric": line.metric,
+                    "metric": with_unit(line.metric),
                     "base": _number(line.base),
                     "current": _number(line.current),
                     "change": line.change,
@@ -182,7 +193,7 @@ def compare_rows(
 
     Args:
         base: Measurements with their samples, from `Store.measurements(samples=True)`.
-        current: Likewise; of a case that several runs hold, the newest counts on either side.
+        current: Likewise; of a case that several runs hold, the newest alone counts on either side.
         threshold: The share from which a change counts.
         versions: Run → the version of nanolib that made it, as `versions_of` gives them.
         noise: Run → what its noise checks found, as `noise_of` gives them: its timings are `suspect` at most.
@@ -225,12 +236,19 @@ def _lines(
     noise: Mapping[str, Sequence[str]],
 ) -> list[Line]:
     """The findings of one machine's runs, or of one machine's against another's."""
-    base, current = (rows.drop_duplicates(_KEY, keep="last") for rows in (base, current))
+    base, current = (_newest(rows) for rows in (base, current))
     return [
         *_case_lines(base, current),
+        *_vanished_figures(base, current),
         *exact_lines(base, current, threshold),
         *_timing_lines(base, current, threshold, versions, noise),
     ]
+
+
+def _newest(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of each case the rows of the newest run that holds it, also where that run failed."""
+    newest = rows.groupby(_KEY[:2])["run_id"].transform("last")
+    return rows[rows["run_id"] == newest].drop_duplicates(_KEY, keep="last")
 
 
 def since_before(store: Store, run_ids: Sequence[str]) -> Comparison | None:
@@ -271,6 +289,19 @@ def _case_lines(base: pd.DataFrame, current: pd.DataFrame) -> Iterator[Line]:
             yield Line(row.name[0], case_name(row["factors"]), "", NEW, message="base does not hold this case")
 
 
+def _vanished_figures(base: pd.DataFrame, current: pd.DataFrame) -> Iterator[Line]:
+    """Figures that would be compared and are gone from a case that is fine on both sides."""
+    ended = [rows[(rows["metric"] == "case_time") & (rows["status"] == Status.OK)] for rows in (base, current)]
+    fine = set.intersection(*({tuple(key) for key in rows[_KEY[:2]].to_numpy()} for rows in ended))
+    held = {tuple(key) for key in current.loc[current["estimate"].notna(), _KEY].to_numpy()}
+    modelled = (base["metric"] == "latency") & (base["provenance"] == Provenance.MODELLED)
+    wanted = base["metric"].isin([*_EQUAL, *EXACT_WITH_THRESHOLD, "latency"]) & base["estimate"].notna() & ~modelled
+    for _, row in base[wanted].iterrows():
+        if tuple(row[_KEY[:2]]) in fine and tuple(row[_KEY]) not in held:
+            message = f"current does not hold this figure, by {row['method']}"
+            yield replace(_line(row, row, VANISHED, message=message), current=None)
+
+
 def _pairs(base: pd.DataFrame, current: pd.DataFrame, metrics: list[str]) -> Iterator[tuple[pd.Series, pd.Series]]:
     wanted = [rows[rows["metric"].isin(metrics) & rows["estimate"].notna()] for rows in (base, current)]
     now = {tuple(row[_KEY]): row for _, row in wanted[1].iterrows()}
@@ -289,8 +320,7 @@ def _line(then: pd.Series, now: pd.Series, finding: str, **rest: Any) -> Line:
 
 def exact_lines(base: pd.DataFrame, current: pd.DataFrame, threshold: float) -> Iterator[Line]:
     """Deterministic metrics, which must be equal; memory, which is counted exactly, against the threshold."""
-    equal = [name for name, metric in METRICS.items() if metric.direction is Direction.EQUAL]
-    for then, now in _pairs(base, current, equal):
+    for then, now in _pairs(base, current, _EQUAL):
         if then["estimate"] == now["estimate"]:
             yield _line(then, now, Kind.EQUIVALENT)
         else:
@@ -335,12 +365,15 @@ def _timing_lines(
             yield _line(then, now, Kind.INCONCLUSIVE, message=message)
             continue
         try:
-            verdict = compare(block_medians(then), block_medians(now), threshold=threshold)
+            blocks = block_medians(then), block_medians(now)
+            verdict = compare(*blocks, threshold=threshold)
         except TooFewSamples as error:
             yield _line(then, now, Kind.INCONCLUSIVE, message=f"too few blocks: {error}; raise budget_s")
             continue
         busy = any(row["run_id"] in noise or Flag.BUSY_MACHINE in row["flags"] for row in (then, now))
-        yield _line(then, now, verdict.kind, verdict=verdict, message=BUSY if busy else "")
+        line = _line(then, now, verdict.kind, verdict=verdict, message=BUSY if busy else "")
+        mean_base, mean_current = (float(np.exp(np.log(one).mean())) for one in blocks)
+        yield replace(line, base=mean_base, current=mean_current)  # whose ratio is the change
 
 
 def _adjusted(lines: Sequence[Line]) -> Iterator[Line]:

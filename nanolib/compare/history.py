@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.special import ndtri
 
 from nanolib.compare.compare import Comparison, Line, since_before
 from nanolib.compare.operations import WHY, is_float32_model, is_untuned, versions_of
-from nanolib.measurement import METRICS, BadInput, Direction, case_name, format_number
+from nanolib.measurement import METRICS, BadInput, Direction, case_name, format_number, with_unit
 from nanolib.stats.changes import changes_of_level, sticks_out
 from nanolib.stats.compare import MARGIN
 from nanolib.store import Store
@@ -61,7 +62,7 @@ class History:
         case: The case, for people.
         metric: What was measured.
         scope: Of what.
-        points: Oldest first: `run_id`, `started`, `git_revision`, `estimate`, `low`, `high`.
+        points: Oldest first: `run_id`, `started`, `git_revision`, `estimate`, `low`, `high`, `confidence`.
         changes: Where its level changed.
         note: Why a step in it is no change.
         case_id: The case.
@@ -120,7 +121,7 @@ def histories(
     for (machine_id, experiment, case_id, scope, _), group in figures.groupby(_KEY, sort=False):
         if len(group) < 2:
             continue
-        columns = ["run_id", "started", "git_revision", "estimate", "low", "high"]
+        columns = ["run_id", "started", "git_revision", "estimate", "low", "high", "confidence"]
         points = group[columns].reset_index(drop=True)
         factors = json.loads(group["factors"].iloc[-1])
         untuned = [is_untuned(made_by.get(run_id, "")) for run_id in points["run_id"]]
@@ -165,8 +166,9 @@ def _newest(points: pd.DataFrame, metric: str) -> Change | None:
 
 
 def _half_widths(points: pd.DataFrame) -> np.ndarray:
-    """Of the 95 % intervals, as shares."""
-    return ((points["high"] - points["low"]) / 2 / points["estimate"]).fillna(0.0).to_numpy(dtype=float)
+    """Of the 95 % intervals, as shares; the range of a few blocks, which holds less, is widened to one."""
+    widening = 1.96 / ndtri((1 + points["confidence"].astype(float).fillna(0.95)) / 2)
+    return (widening * (points["high"] - points["low"]) / 2 / points["estimate"]).fillna(0.0).to_numpy(dtype=float)
 
 
 def _change(points: pd.DataFrame, metric: str, at: int, ratio: float, runs: int | None = None) -> Change:
@@ -207,7 +209,7 @@ def table(found: Sequence[History], answers: Mapping[int, Line | str] | None = N
             | {
                 "experiment": history.experiment,
                 "case": history.case,
-                "metric": history.figure,
+                "metric": with_unit(history.figure),
                 "runs": len(history.points),
                 "first": format_number(first["estimate"], first["low"], first["high"]),
                 "last": format_number(last["estimate"], last["low"], last["high"]),

@@ -14,6 +14,7 @@ from nanolib.compare.compare import EXACT_WITH_THRESHOLD
 from nanolib.measurement import METRICS, Direction, Flag, Provenance, Status, case_name, format_number
 from nanolib.stats.intervals import Interval, TooFewSamples, median_interval
 
+CONFIDENCE = 0.95  # of what decides; the range of fewer than 6 blocks has less
 MARGIN = 0.10  # what lies within is the same
 REPRODUCED, DIFFERS, UNDECIDED, CANNOT_RUN = "reproduced", "differs", "undecided", "cannot run"
 _ORDER = (DIFFERS, CANNOT_RUN, UNDECIDED, REPRODUCED)
@@ -210,6 +211,9 @@ def _row(told: tuple[str, str, str, float], then: pd.Series, now: pd.Series, sam
     half = math.hypot(*(_log_half_width(row) for row in (then, now)))
     if math.isnan(half):
         return Row(UNDECIDED, *told, here, ratio=ratio, message="one side has no interval")
+    if min(then["confidence"], now["confidence"]) < CONFIDENCE:
+        message = "too few blocks for a 95 % interval; raise budget_s"
+        return Row(UNDECIDED, *told, here, ratio=ratio, message=message)
     low, high = ratio * math.exp(-half), ratio * math.exp(half)
     if Flag.NO_STEADY_STATE in {*then["flags"], *now["flags"]}:
         return Row(UNDECIDED, *told, here, low, ratio, high, "one side never settled")

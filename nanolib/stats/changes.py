@@ -7,12 +7,14 @@ import math
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.special import stdtrit
 
 MIN_SEGMENT = 2  # values between two changes of a series of timings
 LEAST_RUNS = 3  # of a history on either side of a change: one or two that stick out are a spike
 LEAST_HISTORY = 2 * LEAST_RUNS  # runs that can show one
 PENALTY = 8.0  # per ln n: larger finds fewer changes
-_FAR = 5.0  # deviations: what lies further from the level before sticks out
+_ALARMS = 0.01  # share of level histories in which a run may stick out
+_FAR = 5.0  # deviations by its own interval: what lies nearer to the level before does not stick out
 
 
 def step_noise(series: ArrayLike) -> float:
@@ -84,16 +86,21 @@ def sticks_out(values: ArrayLike, uncertainty: ArrayLike, least: float) -> tuple
         least: As in `changes_of_level`.
 
     Returns:
-        Index of the first of them, and their ratio to the median of the `LEAST_RUNS` before them; None where they do not.
+        Index of the first of them, and their ratio to the median of the level before them; None where they do not.
+
+    Source: Student's prediction interval for one more value, from those since the last change of level; it is wide for a few.
     """
-    logs = np.log(np.asarray(values, dtype=float))
-    for index in (len(logs) - LEAST_RUNS + 1, len(logs) - 1):
+    x, widths = np.asarray(values, dtype=float), np.asarray(uncertainty, dtype=float)
+    for index in (len(x) - LEAST_RUNS + 1, len(x) - 1):
         if index >= LEAST_RUNS:
-            before, last = logs[index - LEAST_RUNS : index], logs[index:] - np.median(logs[index - LEAST_RUNS : index])
-            noise = history_noise(logs[:index], np.asarray(uncertainty, dtype=float))
-            least_step = max(math.log1p(least), _FAR * noise, float(np.ptp(before)))
+            changes = changes_of_level(x[:index], widths[:index], least)
+            level = np.log(x[changes[-1][0] if changes else 0 : index])
+            student = float(stdtrit(len(level) - 1, 1 - _ALARMS / 4))  # two sides, and two looks
+            noise = float(level.std(ddof=1)) * math.sqrt(1 + 1 / len(level))
+            least_step = max(math.log1p(least), student * noise, _FAR * float(np.median(widths)) / 1.96)
+            last = np.log(x[index:]) - level.mean()
             if (last > least_step).all() or (last < -least_step).all():
-                return index, math.exp(float(np.median(last)))
+                return index, math.exp(float(np.median(np.log(x[index:])) - np.median(level)))
     return None
 
 

@@ -7,6 +7,8 @@ one that this program writes.
 from __future__ import annotations
 
 import functools
+import hashlib
+import itertools
 import re
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -18,6 +20,7 @@ from nanolib.store.checks import MOST_ROWS, MOST_SAMPLES, Broken, check_moment, 
 from nanolib.store.schema import MIGRATIONS, NAMED, REAL, SCHEMA_VERSION, TRACE_TABLES
 
 _Row = dict[str, Any]
+_RANKED = ("case_id", "metric", "status")
 _STEPS, _MOST_STEPS = 100_000, 10**8  # between two looks at how far reading has come; for a file without a byte
 _THEIRS = {
     "SQLITE_CORRUPT",
@@ -156,10 +159,12 @@ def _merge_run(db: sqlite3.Connection, theirs: _Row) -> bool:
     ours = next(iter(_rows(db, "main.runs", "run_id = ?", run_id)), None)
     if ours is not None and read_row("runs", list(ours), list(ours.values()))[1]:
         ours = None  # what is broken here is replaced
-    if ours is not None and ours["status"] == RunStatus.DONE:
-        return False
-    if ours is not None and theirs["status"] != RunStatus.DONE:
-        return _merge_unfinished(db, ours, theirs)
+    if ours is not None:
+        done = [run["status"] == RunStatus.DONE for run in (ours, theirs)]
+        if not any(done):
+            return _merge_unfinished(db, ours, theirs)
+        if done == [True, False] or (all(done) and _rank(db, "other", theirs) <= _rank(db, "main", ours)):
+            return False
     place = db.execute("SELECT rowid FROM main.runs WHERE run_id = ?", (run_id,)).fetchone() or (None,)
     for table in ("traces", "runs"):
         db.execute(f"DELETE FROM main.{table} WHERE run_id = ?", (run_id,))
@@ -170,21 +175,40 @@ def _merge_run(db: sqlite3.Connection, theirs: _Row) -> bool:
 
 
 def _merge_unfinished(db: sqlite3.Connection, ours: _Row, theirs: _Row) -> bool:
-    """Of a run that neither finished: the cases that have ended there and not here, and the fate of whichever got further."""
+    """Of a run that neither finished: of each case the one of higher rank, and the fate of whichever got further."""
     run_id = theirs["run_id"]
-    ended = f"SELECT case_id FROM {{}}.measurements WHERE run_id = ? AND metric = 'case_time' AND status != '{Status.STARTED}'"
-    new = db.execute(f"{ended.format('other')} EXCEPT {ended.format('main')}", (run_id, run_id)).fetchall()
-    for (case_id,) in new:
+    here, there = (_ranks(db, schema, run_id) for schema in ("main", "other"))
+    new = [case_id for case_id, rank in there.items() if rank > here.get(case_id, ())]
+    for case_id in new:
         db.execute("DELETE FROM main.measurements WHERE run_id = ? AND case_id = ?", (run_id, case_id))
         db.execute("DELETE FROM main.traces WHERE run_id = ? AND case_id = ?", (run_id, case_id))
         _merge_rows(db, theirs, "case_id = ?", case_id)
         _merge_traces(db, theirs, "case_id = ?", case_id)
-    names = ("duration_s", "status", "message")
+    names = ("duration_s", "status", "message", "process", "launch")
     fates = [((run["duration_s"] or 0), *(str(run[name]) for name in names)) for run in (ours, theirs)]
     if fates[1] > fates[0]:
         fate = [theirs[name] for name in names]
-        db.execute("UPDATE main.runs SET duration_s = ?, status = ?, message = ? WHERE run_id = ?", (*fate, run_id))
+        db.execute(f"UPDATE main.runs SET {' = ?, '.join(names)} = ? WHERE run_id = ?", (*fate, run_id))
     return bool(new)
+
+
+def _ranks(db: sqlite3.Connection, schema: str, run_id: str) -> dict[str, tuple[bool, int, str]]:
+    """What decides between two copies of each case of a run: whether it ended, how much its rows tell, and their digest."""
+    query = f"SELECT * FROM {schema}.measurements WHERE run_id = ? ORDER BY case_id, metric, scope, method"
+    cursor = db.execute(query, (run_id,))
+    case_id, metric, status = ([column[0] for column in cursor.description].index(n) for n in _RANKED)
+    ranks = {}
+    for case, rows in itertools.groupby(cursor, key=lambda row: row[case_id]):
+        told = [(row[metric] == "case_time" and row[status] != Status.STARTED, repr(row[1:])) for row in rows]
+        text = "".join(one for _, one in told)
+        ranks[case] = (any(ended for ended, _ in told), len(text), hashlib.sha256(text.encode()).hexdigest())
+    return ranks
+
+
+def _rank(db: sqlite3.Connection, schema: str, run: _Row) -> tuple[Any, ...]:
+    """What decides between two copies of a run that are both done: the longer one, that which tells more, then the rows."""
+    ranks, text = sorted(_ranks(db, schema, run["run_id"]).values()), repr(sorted(run.items()))
+    return run["duration_s"] or 0, len(text) + sum(length for _, length, _ in ranks), text, ranks
 
 
 def _insert(db: sqlite3.Connection, table: str, rows: Iterable[_Row]) -> None:

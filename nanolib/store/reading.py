@@ -198,14 +198,14 @@ class Reader(Connection):
 
         Returns:
             Columns `run_id`, `started`, `git_revision`, `machine_id`, `experiment`, `case_id`, `factors` (JSON), `scope`, `method`,
-            `estimate`, `low`, `high`.
+            `estimate`, `low`, `high`, `confidence`.
         """
         query = (
             "WITH chosen AS (SELECT run_id, started, git_revision, row_number() OVER"
             " (PARTITION BY machine_id, experiment ORDER BY rowid DESC) AS place"
             f" FROM runs WHERE machine_id IN {LISTED})"
             " SELECT run_id, started, git_revision, m.machine_id, m.experiment, case_id, factors, scope, method,"
-            " estimate, low, high"
+            " estimate, low, high, confidence"
             " FROM chosen JOIN measurements m USING (run_id) WHERE place <= ? AND metric = ? AND estimate IS NOT NULL"
             " ORDER BY started, id"
         )

@@ -21,6 +21,7 @@ from typing import Any
 from nanolib.measurement import BadInput, RunStatus
 from nanolib.scratch import Scratch
 
+_ANY_HOST = ("localhost", "host", "node", "server", "master", "main", "head", "worker", "rank", "gpu", "cpu")
 DROPPED = ("corpus", "rendezvous", "traceback")
 # Columns that tie rows together: one that tells something becomes a digest, the same wherever it stands.
 _KEYS = ("run_id", "machine_id", "case_id", "launch", "fingerprint")
@@ -54,6 +55,7 @@ _TOLD = re.compile(
     rf"|(?P<login>(?<!{_TOKEN})(?:(?!@){_TOKEN})++@{_TOKEN}+)"
     rf"|(?P<path>(?:(?<![\w\-])-{{1,2}}[A-Za-z]\w*?(?P<flagged>{_SEPARATOR}|[A-Z]:{_SEPARATOR})|{_SCHEME}|{_DRIVE}|{_UPWARDS}"
     rf"|{_APART}(?:\\{{2,}}|{_SEPARATOR}{_WORD}{_SEPARATOR})|[/\\]{_HOMES}{_SEPARATOR}){_FOLDERS}(?:{_WORD})?)"
+    rf"|{_APART}/(?=[\w\-]*[^\W\d])\w[\w.\-]{{2,}}+(?![/\\])"  # of one name: no /s, no lone /
 )
 _ENCODED = re.compile(r"(?<!\S)\S*%(?:2[fF]|5[cC])\S*")  # as an address writes a path within it
 
@@ -86,7 +88,7 @@ class Redaction:
     """
 
     def __init__(self, params: Iterable[Any] = ()) -> None:
-        names = _own_names() | {host for one in params if (host := _rendezvous_host(one))}
+        names = _own_names().union(*map(_rendezvous_names, params))
         # a user may be called `dense`: what nanolib itself writes tells nothing
         told = sorted((name for name in names if name and name.lower() not in _own_words()), key=len, reverse=True)
         ends = r"(?<![^\W_])", r"(?![^\W_])"  # an underscore is no letter: results_of_NAME
@@ -195,14 +197,16 @@ def _free(name: Any, taken: Mapping[str, Any]) -> Any:
     return free
 
 
-def _rendezvous_host(params: Any) -> str:
-    """The host that a run's parameters name, unless it is every machine's own."""
+def _rendezvous_names(params: Any) -> set[str]:
+    """The host that a run's parameters name, unless it is every machine's own, and its short name, unless that is any host's."""
     if isinstance(params, str):
         with contextlib.suppress(ValueError, RecursionError):  # what is broken names no host
             params = json.loads(params)
     told = params.get("rendezvous") if isinstance(params, Mapping) else ""
     host = str(told or "").rpartition(":")[0].strip("[]")
-    return "" if host in ("localhost", "127.0.0.1", "::1", "0.0.0.0", "::") else host
+    short = host.partition(".")[0]
+    tells = len(short) >= 3 and not short.isdigit() and short.lower() not in _ANY_HOST
+    return {host, short if tells else ""} - {"", "localhost", "127.0.0.1", "::1", "0.0.0.0", "::"}
 
 
 def _own_names() -> set[str]:

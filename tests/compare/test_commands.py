@@ -139,7 +139,7 @@ def test_figures_of_two_methods_have_two_names(nano):
     flops = [exact("flops", 7, scope="backward"), exact("flops", 9, scope="backward", method="flop_counter")]
     runs = [(run_id, {"a": [*_case(1), *flops]}, "attention", []) for run_id in ("base0001", "curr0001")]
     said = " ".join(nano(runs, "base0001", "curr0001", "--all").output.split())
-    assert "flops backward by formula 7 7" in said and "flops backward by flop_counter 9 9" in said
+    assert "flops backward by formula, FLOP 7 7" in said and "flops backward by flop_counter, FLOP 9 9" in said
 
 
 def test_every_kind_of_case_has_a_name_of_its_own():

@@ -116,7 +116,7 @@ def test_a_finding_has_its_sides_its_change_and_what_it_leaves_open(found, tmp_p
     assert (memory.base, memory.current, memory.change) == (8.0, 10.0, "+25.00%")
     low, ratio, high = slow.verdict.interval
     assert slow.change == f"{ratio - 1:+.1%} [{low - 1:+.1%} … {high - 1:+.1%}]" and low < 1.2 < high
-    assert slow.current / slow.base == pytest.approx(1.2, rel=0.02)
+    assert slow.current / slow.base == pytest.approx(ratio)  # the change is that of the two columns
     noisy, gone, new = told["noisy", "latency forward"], told["gone", ""], told["new", ""]
     seen = f"sees changes from {noisy.verdict.minimum_detectable_effect:.1%}"
     assert (noisy.finding, noisy.message) == ("inconclusive", seen) and slow.message == ""
@@ -126,8 +126,8 @@ def test_a_finding_has_its_sides_its_change_and_what_it_leaves_open(found, tmp_p
     shown, worst = comparison.table(), comparison.table(everything=False)
     assert len(shown) == len(comparison.lines) and "equivalent" not in set(worst["verdict"])
     assert set(shown["verdict"]) - set(worst["verdict"]) == {"equivalent"}
-    row = shown[shown["metric"] == "peak_memory forward"].iloc[0].to_dict()
-    assert row == {"verdict": "regressed", "experiment": "attention", "case": "a seq_len=8", "metric": "peak_memory forward",
+    row = shown[shown["metric"] == "peak_memory forward, MiB"].iloc[0].to_dict()
+    assert row == {"verdict": "regressed", "experiment": "attention", "case": "a seq_len=8", "metric": "peak_memory forward, MiB",
                    "base": "8", "current": "10", "change": "+25.00%", "p": "", "note": ""}  # fmt: skip
     assert shown[shown["verdict"] == "new"].iloc[0]["base"] == ""
     assert f"{slow.verdict.p:.2g}" in set(shown["p"])
@@ -160,6 +160,22 @@ def test_of_several_runs_the_newest_counts_on_either_side(tmp_path):
         sides = [store.measurements(ids, samples=True) for ids in (["old", "base"], ["older", "current"])]
     (line,) = (line for line in compare_rows(*sides).lines if line.metric == "latency forward")
     assert line.verdict.ratio == pytest.approx(1.2, rel=0.02)
+
+
+def test_of_a_case_whose_newest_run_failed_no_older_run_is_compared(tmp_path):
+    with Store(tmp_path / "n.sqlite") as store:
+        failed = _case(3, status=Status.ERROR)
+        for run_id, case in (("base", _case(1)), ("older", _case(2, level=20)), ("current", failed)):
+            store.add(_run({"a": case}, run_id))
+        sides = [store.measurements(ids, samples=True) for ids in (["base"], ["older", "current"])]
+    comparison = compare_rows(*sides)
+    assert comparison.counts == {"broke": 1} and not comparison.regressed
+
+
+def test_a_figure_that_is_gone_from_a_case_that_is_fine_has_vanished(found):
+    comparison = found({"a": _case(1), "b": _case(2)}, {"a": _case(1)[:1], "b": _case(2, status=Status.OOM)})
+    told = [(line.case[0], line.metric) for line in comparison.lines if line.finding == "vanished"]
+    assert told == [("a", "latency forward"), ("a", "flops forward"), ("a", "peak_memory forward")] and comparison.lost
 
 
 def test_a_block_is_told_by_its_median_and_one_that_is_not_whole_is_left_out():

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from nanolib.cli import main
 from nanolib.compare.compare import since_before
-from nanolib.compare.history import Change, History, _changes, histories, table
+from nanolib.compare.history import Change, History, _changes, _half_widths, histories, table
 from nanolib.measurement import BadInput, Measurement, exact
 from nanolib.meters.time.latency import summarise
 from nanolib.report.page import build
@@ -195,7 +195,7 @@ def test_the_table_of_histories_has_the_latest_change_first_and_flat_ones_last()
     assert list(lines["case"]) == ["late", "early", "nothing", "flat"]
     assert list(lines["last / first"]) == ["+0.0%", "+25.0%", "", "+0.0%"] and list(lines["runs"]) == [7, 7, 2, 7]
     assert lines["changes"][0] == "+25.0% between a and b; -20.0% between c and ?"
-    assert (lines["first"][1], lines["last"][1], lines["metric"][1]) == ("10.0", "12.5", "latency decode")
+    assert (lines["first"][1], lines["last"][1], lines["metric"][1]) == ("10.0", "12.5", "latency decode, ms")
     assert str(Change(1, 1.25, True, "a", "a")) == "+25.0% at the same revision a: look at the machine or its versions"
 
 
@@ -210,13 +210,19 @@ def test_the_table_of_histories_has_the_latest_change_first_and_flat_ones_last()
 )
 def test_which_way_is_worse_follows_the_metric(metric, ratio, worse):
     values = [10.0] * 5 + [10.0 * ratio] * 5
+    revisions = [f"r{at}" for at in range(10)]
     points = pd.DataFrame(
-        {"estimate": values, "low": values, "high": values, "git_revision": [f"r{at}" for at in range(10)]}
+        {"estimate": values, "low": values, "high": values, "confidence": 0.95, "git_revision": revisions}
     )
     assert _changes(points, metric) == (Change(5, pytest.approx(ratio), worse, "r4", "r5"),)
     assert _changes(points.assign(estimate=[0.0, *values[1:]]), metric) == ()
     wide = points.assign(low=points["estimate"] * 0.1, high=points["estimate"] * 1.9)
     assert _changes(wide, metric) == ()  # a change that the intervals swallow
+
+
+def test_a_range_of_few_blocks_is_widened_to_a_95_percent_interval():
+    points = pd.DataFrame({"estimate": 10.0, "low": 9.0, "high": 11.0, "confidence": [None, 0.95, 0.75, 0.5]})
+    assert list(_half_widths(points)) == pytest.approx([0.1, 0.1, 0.1704, 0.2906], rel=1e-3)
 
 
 @pytest.mark.parametrize(("experiment", "changes", "said"), [("model", [], True), ("attention", [5], False)])

@@ -18,13 +18,22 @@ MACHINE = {"machine_id": "m1", "cpu": "c", "cores": 2, "ram_gib": 8, "dtypes": {
 
 
 def _rows(
-    tmp_path, name, factor=1.0, spread=0.002, machine="m1", predicted=None, status=Status.OK, flops=100.0, count=8
+    tmp_path,
+    name,
+    factor=1.0,
+    spread=0.002,
+    machine="m1",
+    predicted=None,
+    status=Status.OK,
+    flops=100.0,
+    count=8,
+    blocks=60,
 ):
     """Measurements of `count` cases of 10, 11, … ms, each `factor` times as slow."""
     rng = np.random.default_rng(len(name))
     made = {}
     for at in range(count):
-        times = (10.0 + at) * factor * (1 + spread * rng.normal(size=60))
+        times = (10.0 + at) * factor * (1 + spread * rng.normal(size=blocks))
         latency = dataclasses.replace(summarise(times, scope="forward"), predicted=predicted)
         measured = [latency, exact("flops", flops, scope="forward")] if status == Status.OK else []
         ending = Measurement("case_time", 1.0, status=status, message="" if status == Status.OK else "too large")
@@ -53,6 +62,17 @@ def test_wide_intervals_decide_nothing(tmp_path):
     verdicts = {row.verdict for row in found.rows if row.metric == "latency forward"}
     assert verdicts == {"undecided"}
     assert "undecided" in found.sentence and not found.shifted
+
+
+def test_the_range_of_a_few_blocks_is_no_95_percent_interval_and_decides_nothing(tmp_path):
+    there = _rows(tmp_path, "a", blocks=5)
+    for found in (reproduction(there, _rows(tmp_path, "bb", 1.5)), reproduction(_rows(tmp_path, "ccc", 1.5), there)):
+        told = {(row.verdict, row.message) for row in found.rows if row.metric == "latency forward"}
+        assert told == {("undecided", "too few blocks for a 95 % interval; raise budget_s")}
+    assert reproduction(there, _rows(tmp_path, "bbbb", 1.5, blocks=6)).counts == {"undecided": 8, "reproduced": 8}
+    assert (
+        reproduction(_rows(tmp_path, "f" * 5, blocks=6), _rows(tmp_path, "f" * 6, 1.5, blocks=6)).counts["differs"] == 8
+    )
 
 
 def test_another_machine_is_scaled_by_what_its_ceilings_predict(tmp_path):

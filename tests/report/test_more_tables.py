@@ -130,7 +130,7 @@ def test_names_in_tables_are_written_as_in_charts_and_flags_as_they_are_stored()
     table = pd.DataFrame({"form": ["pass_q", None], "direction": "forward_backward", "flags": [["few_blocks"]] * 2})
     shown = tables.readable(table, {name: name for name in table})
     assert shown.to_dict("list") == {
-        "form": ["pass q", ""],
+        "form": ["pass q", "—"],
         "direction": ["forward + backward"] * 2,
         "flags": ["few_blocks"] * 2,
     }

@@ -95,11 +95,24 @@ def test_three_values_at_the_end_are_a_level_and_fewer_stick_out():
     assert sticks_out([10, 10, 10.25], np.zeros(3), MARGIN) is None  # before that there is no level
 
 
-@pytest.mark.parametrize("n", [4, 8, 20])
-def test_in_a_level_history_hardly_ever_a_run_sticks_out(n):
+@pytest.mark.parametrize("noise", [0.01, 0.02, 0.05])
+@pytest.mark.parametrize("n", [4, 5, 6, 8, 20])
+def test_in_a_level_history_hardly_ever_a_run_sticks_out_also_beyond_its_own_interval(n, noise):
     rng = np.random.default_rng(n + 7)
-    found = sum(sticks_out(_history(rng, n), np.full(n, 0.02), MARGIN) is not None for _ in range(RUNS))
-    assert found / RUNS <= 0.01
+    found = sum(sticks_out(_history(rng, n, noise=noise), np.full(n, 0.01), MARGIN) is not None for _ in range(RUNS))
+    assert found / RUNS <= 0.012
+
+
+@pytest.mark.parametrize(("deviations", "share"), [(5, 0.6), (8, 0.95)])
+def test_a_step_after_eight_runs_sticks_out(deviations, share):
+    rng = np.random.default_rng(deviations)
+    series = [_history(rng, 9, np.expm1(deviations * 0.02), 8, noise=0.02) for _ in range(200)]
+    assert np.mean([sticks_out(one, np.full(9, 0.01), MARGIN) is not None for one in series]) >= share
+
+
+def test_the_level_before_begins_at_the_last_change():
+    series = [10, 10.1, 9.9, 10, 20, 20.2, 19.8, 20, 22.5]
+    assert sticks_out(series, np.full(9, 0.01), MARGIN) == (8, pytest.approx(1.125, rel=0.01))
 
 
 def test_step_noise_is_the_standard_deviation_and_a_step_hardly_moves_it():

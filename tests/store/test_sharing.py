@@ -72,6 +72,10 @@ PRIVATE = [
     "on vaultbox",
     "VAULTBOX.corp.example:3",
     "meetpoint:29500 is gone",
+    "rank 3 on meetpoint was lost; cannot connect to Meetpoint:29500",
+    "mount /quilla is full",
+    "no space left on /quilla",
+    "weights in (/quilla), cache=/sharedisk.",
     "token=s3same",
     "API_KEY = 's3same'",
     "run with HF_TOKEN=s3same, then",
@@ -113,6 +117,7 @@ HARMLESS = [
     *("every_kth_token=16", "J/token=0.3", "per token = 4", "bearer of news", "$5/hour", "fix:attn/ring", "main:ab/cd"),
     *("ratio:a/b", "mode:inference/training", "secret: no", "asked without this node's NANOLIB_SECRET; nothing was run"),
     *("https://docs.pytorch.org/x/y 3/4", "x: y/z", "1:2/3", "GB/s, read and written", "50 %", "dense (flash)", "a@", "@b"),
+    *("192 or 50 on a node", "read / written", "ms / token", "10 /s", "1 /2", "/", "/ alone", "either/or /", "x/ y", "(n) /3"),
 ]  # fmt: skip
 
 
@@ -127,13 +132,15 @@ def here(monkeypatch):
 
 @pytest.mark.parametrize("text", PRIVATE)
 def test_nothing_private_is_left_of_a_text(here, text):
-    told = Redaction([{"rendezvous": "meetpoint:29500"}]).value({text: [text]})
+    hosts = ("meetpoint", "meetpoint.corp.example")
+    told = [Redaction([{"rendezvous": f"{host}:29500"}]).value({text: [text]}) for host in hosts]
     assert not [mark for mark in (*MARKS, "/home") if mark in json.dumps(told).lower()], told
 
 
 @pytest.mark.parametrize("text", HARMLESS)
 def test_what_is_no_path_stays(here, text):
-    assert Redaction([{"rendezvous": "localhost:29500"}]).value(text) == text
+    for host in ("localhost", "node.corp.example", "192.168.50.1", "c4.corp.example"):
+        assert Redaction([{"rendezvous": f"{host}:29500"}]).value(text) == text
 
 
 @pytest.mark.parametrize(

@@ -83,9 +83,9 @@ def test_deleting_a_run_takes_its_rows_along(store):
 
 
 def test_merge_brings_runs_in_once(tmp_path, store):
-    store.add(make_run("a"))
     with Store(tmp_path / "other.sqlite") as other:
         other.add(make_run("a"))
+        assert store.merge(tmp_path / "other.sqlite") == 1
         other.add(make_run("b"))
     assert store.merge(tmp_path / "other.sqlite") == 1
     assert store.merge(tmp_path / "other.sqlite") == 0
@@ -226,23 +226,28 @@ _RUN = st.tuples(
     st.sampled_from(["done", "running", "interrupted", "failed"]),
     st.sets(st.integers(0, 3)),  # cases that have ended; of a run that is done all have
     st.sampled_from(["2.11", "2.13"]),
+    st.sampled_from([1.0, 2.0]),  # what was measured: an interrupted run may have been resumed on two sides
 )
 _HELD = st.lists(_RUN, max_size=3, unique_by=lambda run: run[0])
 
 
 def _hold(path, held):
     with Store(path) as store:
-        for run_id, status, ended, torch in held:
+        for run_id, status, ended, torch, level in held:
             ended = {0, 1, 2, 3} if status == "done" else ended
-            rows = {f"c{n}": ({"n": n}, [Measurement("case_time", float(n), n=1)]) for n in ended}
+            rows = {f"c{n}": ({"n": n}, [Measurement("case_time", n + level, n=1)]) for n in ended}
+            started = Measurement("case_time", status=Status.STARTED, message=f"{level}")
+            rows |= {} if status == "done" else {"in flight": ({"n": 9}, [started])}
             store.add(make_run(run_id, machine=MACHINE | {"torch": torch}, rows=rows))
-            store.update_run(run_id, status=status)
+            store.update_run(run_id, status=status, duration_s=level if status == "done" else 1.0)
 
 
 def _held(path):
     with Store(path, create=False) as store:
-        runs = store.connection.execute("SELECT run_id, status, machine_id FROM runs ORDER BY run_id").fetchall()
-        rows = store.connection.execute("SELECT run_id, case_id, estimate FROM measurements ORDER BY 1, 2").fetchall()
+        runs = store.connection.execute("SELECT run_id, status, duration_s FROM runs ORDER BY 1").fetchall()
+        rows = store.connection.execute(
+            "SELECT run_id, case_id, estimate, message FROM measurements ORDER BY 1, 2"
+        ).fetchall()
         return runs, rows, store.connection.execute("SELECT machine_id, torch FROM machines").fetchall()
 
 
@@ -261,8 +266,8 @@ def test_a_merge_is_the_same_in_any_order_and_however_often(one, two, three):
             results.append(_held(folder / f"into-{order}"))
         assert all(result == results[0] for result in results)
         runs, rows, _ = results[0]
-        ended = {run_id: {case for run, case, _ in rows if run == run_id} for run_id, *_ in runs}
-        for run_id, _, cases, _ in (*one, *two, *three):
+        ended = {run_id: {case for run, case, *_ in rows if run == run_id} for run_id, *_ in runs}
+        for run_id, _, cases, *_ in (*one, *two, *three):
             assert ended[run_id] >= {f"c{case}" for case in cases}  # nothing that ended anywhere is missing
 
 
