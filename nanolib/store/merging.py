@@ -163,7 +163,9 @@ def _merge_run(db: sqlite3.Connection, theirs: _Row) -> bool:
         done = [run["status"] == RunStatus.DONE for run in (ours, theirs)]
         if not any(done):
             return _merge_unfinished(db, ours, theirs)
-        if done == [True, False] or (all(done) and _rank(db, "other", theirs) <= _rank(db, "main", ours)):
+        if done == [True, False] or theirs == ours:
+            return False
+        if all(done) and _rank(db, "other", theirs) <= _rank(db, "main", ours):
             return False
     place = db.execute("SELECT rowid FROM main.runs WHERE run_id = ?", (run_id,)).fetchone() or (None,)
     for table in ("traces", "runs"):

@@ -31,11 +31,11 @@ _KEPT = (
 )
 _NEWEST = (
     "WITH pairs AS (SELECT DISTINCT run_id, case_id FROM measurements WHERE {condition}),"
-    " aged AS (SELECT run_id, case_id, started, r.rowid AS number, experiment,"
-    " row_number() OVER (PARTITION BY machine_id, experiment, case_id ORDER BY started DESC, r.rowid DESC) AS age"
+    " aged AS (SELECT run_id, case_id, r.rowid AS number, experiment,"
+    " row_number() OVER (PARTITION BY machine_id, experiment, case_id ORDER BY r.rowid DESC) AS age"
     " FROM pairs JOIN runs r USING (run_id)),"
-    " shown AS (SELECT run_id, case_id, row_number() OVER (PARTITION BY experiment ORDER BY started DESC, number DESC)"
-    " AS place FROM aged WHERE age = 1)"
+    " shown AS (SELECT run_id, case_id, row_number() OVER (PARTITION BY experiment ORDER BY number DESC) AS place"
+    " FROM aged WHERE age = 1)"
     " SELECT {columns} FROM shown JOIN measurements m USING (run_id, case_id) WHERE place <= ? ORDER BY m.id"
 )
 

@@ -58,7 +58,7 @@ def test_a_slower_revision_regressed(repository, ab, tmp_path):
     assert (line["finding"], line["ratio"]) == ("regressed", pytest.approx(1.1))
     assert (line["base"], line["current"]) == (pytest.approx(30), pytest.approx(33))
     assert "in 20 pairs of processes" in line["message"]
-    assert "| regressed | call | work:run | latency |" in (tmp_path / "f.md").read_text()
+    assert "| regressed | call | work:run | latency, ms |" in (tmp_path / "f.md").read_text()
     with Store(tmp_path / "out" / "results.sqlite") as store:
         rows = store.measurements(samples=True)
     (table,) = ab_table(rows).to_dict("records")

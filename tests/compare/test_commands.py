@@ -135,7 +135,8 @@ def test_names_of_cases_stay_apart_whatever_the_width():
     assert compact(alike)[1]["case"].nunique() == 3  # without its dtype the first would be the second
 
 
-def test_figures_of_two_methods_have_two_names(nano):
+def test_figures_of_two_methods_have_two_names(nano, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
     flops = [exact("flops", 7, scope="backward"), exact("flops", 9, scope="backward", method="flop_counter")]
     runs = [(run_id, {"a": [*_case(1), *flops]}, "attention", []) for run_id in ("base0001", "curr0001")]
     said = " ".join(nano(runs, "base0001", "curr0001", "--all").output.split())

@@ -78,13 +78,6 @@ def test_of_a_case_in_several_runs_the_newest_on_each_machine_is_shown(store):
     assert list(runs.run_id) == list("abcd")
 
 
-def test_the_newest_is_that_which_began_last_whichever_was_merged_last(store):
-    for day, run_id in ((2, "newer"), (1, "older")):
-        store.add(make_run(run_id, rows=_cases("x")))
-        _at(store, run_id, day)
-    assert _shown(store.measurements(newest=1)) == [("newer", "x")]
-
-
 def test_each_experiment_keeps_the_ceilings_of_its_own_run(store):
     for run_id, experiment in (("a", "attention"), ("b", "model")):
         store.add(make_run(run_id, experiment=experiment, rows=_cases("ceiling", run_id)))
