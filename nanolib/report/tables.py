@@ -156,7 +156,7 @@ def _cell(value: Any, low: float | None = None, high: float | None = None) -> st
         return "" if value is None else str(value)
     if pd.isna(value):
         return "—"
-    return format_with_interval(float(value), low, high)
+    return format_number(value) if low == value == high else format_with_interval(float(value), low, high)
 
 
 CASE = ("run_id", "case_id")  # tells cases apart

@@ -38,7 +38,7 @@ SECTION = Section(
     {**decode.CHARTS, **sharding.CHARTS},
     {
         "Decoding": CaseTable(decode_table, DECODE_COLUMNS),
-        "Components of decoding": CaseTable(component_table, COMPONENT_COLUMNS),
+        "Components of a call": CaseTable(component_table, COMPONENT_COLUMNS),
         "Whole sequences": CaseTable(prefill_table, PREFILL_COLUMNS),
         "Training": CaseTable(training_table, TRAINING_COLUMNS),
     },
