@@ -54,7 +54,7 @@ def steady_state(series: ArrayLike, penalty: float = 10.0, group: int = GROUP) -
     steps = np.diff(medians)
     # Two views of the noise of one median: between neighbouring medians, and from neighbouring samples (the median of 5
     # normal ones has 0.54 of their sd). Few medians make the first a lottery, autocorrelation makes the second too small.
-    noise = max(step_noise(medians), math.sqrt(math.pi / 2 / (group + 0.5)) * step_noise(x))
+    noise = max(_noise(medians), math.sqrt(math.pi / 2 / (group + 0.5)) * _noise(x))
     if noise == 0:  # a coarse clock: the smallest step seen is the scale
         distinct = np.abs(steps[steps != 0])
         if not len(distinct):
@@ -77,6 +77,13 @@ def steady_state(series: ArrayLike, penalty: float = 10.0, group: int = GROUP) -
         steady=not late and cut < groups / 2,
         slowdown=slowdown,
     )
+
+
+def _noise(series: np.ndarray) -> float:
+    """As `step_noise`, or what all steps but the four largest tell: of two modes the median of the steps knows one alone."""
+    steps = np.sort(np.abs(np.diff(series)))[:-4]
+    rest = math.sqrt(float(np.mean(steps**2)) / 2) if len(steps) > 4 else 0.0  # of fewer nobody knows which are changes
+    return max(step_noise(series), rest)
 
 
 def leading_slow_samples(series: ArrayLike) -> int:

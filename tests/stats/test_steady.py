@@ -29,6 +29,15 @@ def test_short_series_raise_no_false_alarm_either(n):
     assert np.mean([bool(steady_state(x).changes) for x in draws]) <= 0.01
 
 
+@pytest.mark.parametrize(("share", "slower"), [(0.3, 0.1), (0.1, 0.5)])
+@pytest.mark.parametrize("n", [20, 50, 100, 200])
+def test_calls_of_two_kinds_are_no_change_of_level(n, share, slower):
+    """As where a core is shared: now and then a call takes longer, in no order."""
+    rng = np.random.default_rng(n)
+    draws = [10 * (1 + slower * (rng.random(n) < share)) + rng.normal(0, 0.02, n) for _ in range(RUNS)]
+    assert np.mean([bool(steady_state(x).changes) for x in draws]) <= 0.04
+
+
 @pytest.mark.slow
 def test_a_decay_is_cut():
     rng = np.random.default_rng(1)
