@@ -19,7 +19,6 @@ from nanolib.report import (
     overview,
     regressions,
     renderer,
-    tables,
 )
 from nanolib.report.section import Changes, Section
 from nanolib.report.web import web_page
@@ -82,14 +81,11 @@ def _changes(store: Store, runs: pd.DataFrame) -> Changes:
 
 
 def _write_files(section: Section, rows: pd.DataFrame, runs: pd.DataFrame, folder: Path) -> None:
-    for at, (title, table) in enumerate(section.tables.items()):
-        made = table.of(rows)
-        if at and made.empty:
-            continue
-        file = f"{section.experiment}_{re.sub(r'[^a-z0-9]+', '_', title.lower()) if at else 'summary'}"
-        (folder / f"{file}.csv").write_text(csv_text(made), encoding="utf-8")
-        shown = tables.readable(made, table.columns)
-        (folder / f"{file}.md").write_text(markdown_table(shown) + "\n", encoding="utf-8")
+    for at, (title, table) in enumerate(section.shown(rows).items()):
+        name = re.sub(r"[^a-z0-9]+", "_", title.lower()) if at else "summary"
+        (folder / f"{section.experiment}_{name}.csv").write_text(csv_text(table.of(rows)), encoding="utf-8")
+        text = markdown_table(table.readable(rows)) + "\n"
+        (folder / f"{section.experiment}_{name}.md").write_text(text, encoding="utf-8")
     chosen = overview.of_experiment(rows, section.experiment)
     profile = {
         "runs": public_runs(runs[runs["experiment"] == section.experiment]),
@@ -157,9 +153,8 @@ def _markdown(
             *(f"- {_markdown_text(str(claim))}" for claim in section.verdict(rows)),
         ]
         parts += [f"![{name}]({name}.png)" for name in section.charts]
-        for at, (title, table) in enumerate(section.tables.items()):
-            shown = table.readable(rows)
-            parts += [f"### {title}", markdown_table(shown)] if len(shown) or not at else []
+        for title, table in section.shown(rows).items():
+            parts += [f"### {title}", markdown_table(table.readable(rows))]
     parts += ["## What changed?", *(f"- {_markdown_text(str(claim))}" for claim in changes.verdict)]
     parts += [f"![{name}]({name}.png)" for name in changes.charts]
     if len(changes.table):

@@ -48,6 +48,11 @@ class Section:
     tables: Mapping[str, CaseTable]
     verdict: Callable[[pd.DataFrame], list[Claim]]
 
+    def shown(self, rows: pd.DataFrame) -> dict[str, CaseTable]:
+        """The main table, which says where nothing was measured, and the others that have a line."""
+        main = next(iter(self.tables))
+        return {title: table for title, table in self.tables.items() if title == main or len(table.of(rows))}
+
 
 @dataclass(frozen=True)
 class Changes:

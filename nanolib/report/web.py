@@ -129,8 +129,7 @@ class PageSection:
         cls, section: Section, rows: pd.DataFrame, picked: Mapping[str, Mapping[str, Any]], drawn: dict[str, Any]
     ) -> PageSection:
         """Everything that the page shows of a question."""
-        tables = [PageTable.of(title, table, section, rows) for title, table in section.tables.items()]
-        tables = tables[:1] + [table for table in tables[1:] if len(table.frame)]
+        tables = [PageTable.of(title, table, section, rows) for title, table in section.shown(rows).items()]
         charts = [PageChart.of(name, drawn[name]) for name in section.charts]
         known = {place for shown in (*tables, *charts) for place in shown.places}
         said: dict[frozenset[Place], tuple[list[Claim], list[dict[str, str]]]] = {}

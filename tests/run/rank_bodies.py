@@ -40,6 +40,7 @@ def spin(request):
 
 
 def mark(request):
+    dist.barrier()  # all ranks are there
     with open(request["file"], "w") as file:
         file.write(str(os.getpid()))
     spin(request)

@@ -99,7 +99,7 @@ def test_the_rank_whose_fault_it_is_is_named_also_on_the_other_node(other_node, 
 
 def test_ranks_that_take_too_long_are_ended_on_both_nodes(other_node, tmp_path, monkeypatch):
     rank_bodies.late_once_there(monkeypatch, tmp_path / "pid")
-    with pytest.raises(RankFailed, match=r"rank \d of 2 did not end within 40 s: it was in \w+ \("):
+    with pytest.raises(RankFailed, match=r"rank 0 of 2 did not end within 40 s: it was in \w+ \("):
         _run("mark", {"file": str(tmp_path / "pid")}, other_node, timeout_s=40)
     assert not _ranks_of(os.getpid())
 
