@@ -16,8 +16,8 @@ from nanolib.paths import checkout
 from nanolib.report import renderer
 from nanolib.report.page import csv_text, markdown_table
 from nanolib.store import Store
+from tests.store.columns import LISTS, MAPPINGS, text_columns
 from tests.store.rows import LATENCY, make_run
-from tests.store.test_sharing import _LISTS, _MAPPINGS, _text_columns
 
 HOSTILE = "a\x1b[31mred\x1b]0;title\x07\x9b2J\r\x08\u202eevil\u2066\u200b\ufeff\u2028nano: fine\x00\x7fz"
 TYPED = HOSTILE.replace("\x00", "")  # no command line holds one
@@ -42,12 +42,12 @@ def hostile(tmp_path):
         store.connection.execute(
             "UPDATE measurements SET status = 'error' WHERE run_id = 'run-b' AND metric = 'case_time'"
         )
-        for table, columns in _text_columns(store.connection).items():
+        for table, columns in text_columns(store.connection).items():
             for column in set(columns) - set(kept):
                 text = HOSTILE
-                if column in _LISTS:
+                if column in LISTS:
                     text = json.dumps([{"name": HOSTILE}] if column == "gpus" else [HOSTILE])
-                if column in _MAPPINGS:
+                if column in MAPPINGS:
                     text = json.dumps({"name": HOSTILE, "torch": HOSTILE, HOSTILE: HOSTILE})
                 store.connection.execute(f"UPDATE {table} SET {column} = ?", (text,))  # columns of the schema
     return tmp_path

@@ -38,11 +38,13 @@ from tests.working_tree import copied  # which takes the tree as the test of the
 
 # Where mutants are drawn → the tests that must find them, the nearest first: a file, or a folder's other files.
 _CORE, _DCA, _RANKS = "tests/models/test_attention.py", "tests/models/test_dca.py", "tests/models/test_ranks.py"
-_MACHINE, _LAYERS = "tests/meters/test_memory_flops_machine.py", "tests/meters/test_layers.py"
+_CEILINGS, _LAYERS = "tests/meters/test_ceilings.py", "tests/meters/test_layers.py"
 _PLANS, _ENERGY = "tests/run/test_plan_memory.py", "tests/experiments/test_energy.py"
 _LAYOUT, _DISTRIBUTED = "tests/models/test_layout.py", "tests/experiments/test_distributed.py"
 _CLOCKWORK, _TOGETHER = "tests/meters/test_clockwork.py", "tests/meters/test_together.py"
-_CLAIMS = [f"tests/report/test_{name}.py" for name in ("claims", "subtitles", "more_tables", "more_rooms", "report")]
+_SAID = ("claims", "attention_claims", "model_claims", "rank_claims", "fp8_claims")
+_SHOWN = ("subtitles", "more_tables", "columns", "more_rooms", "report")
+_CLAIMS = [f"tests/report/test_{name}.py" for name in (*_SAID, *_SHOWN)]
 _CLAIMS.append("tests/test_features.py")  # the sentences and tables of stored results
 _VIEWS = "nanolib/experiments/{}/view"
 TESTS = {
@@ -52,27 +54,27 @@ TESTS = {
     "nanolib/stats/steady.py": ["tests/stats/test_steady.py", "tests/meters/test_latency.py"],
     "nanolib/meters": ["tests/meters", _ENERGY],
     "nanolib/meters/layers/activations.py": [_CLOCKWORK, _LAYERS],
-    "nanolib/meters/ceilings.py": [_MACHINE],
-    "nanolib/meters/time/clock.py": ["tests/meters/test_latency.py", _MACHINE],
-    "nanolib/meters/flops.py": [_MACHINE, _PLANS],
+    "nanolib/meters/ceilings.py": [_CEILINGS],
+    "nanolib/meters/time/clock.py": ["tests/meters/test_clock.py", "tests/meters/test_memory.py"],
+    "nanolib/meters/flops.py": ["tests/meters/test_flops.py", _PLANS],
     "nanolib/meters/time/latency.py": ["tests/meters/test_latency.py"],
     "nanolib/meters/layers/profiler.py": [_CLOCKWORK, _LAYERS, _ENERGY],
-    "nanolib/meters/machine.py": [_MACHINE, "tests/run/test_devices.py"],
-    "nanolib/meters/memory.py": [_MACHINE, _PLANS],
+    "nanolib/meters/machine.py": ["tests/meters/test_machine.py", "tests/run/test_devices.py"],
+    "nanolib/meters/memory.py": ["tests/meters/test_memory.py", _PLANS],
     "nanolib/meters/layers/operations.py": [_CLOCKWORK, _LAYERS, _ENERGY],
     "nanolib/meters/layers/overhead.py": ["tests/meters/test_overhead.py", _CLOCKWORK, _ENERGY],
     "nanolib/meters/energy/power.py": ["tests/meters/test_power.py", "tests/meters/test_sensors.py"],
     "nanolib/meters/energy/meter.py": ["tests/meters/test_power.py", _ENERGY],
-    "nanolib/meters/energy/integration.py": ["tests/meters/test_power.py", "tests/meters/test_sensors.py"],
+    "nanolib/meters/energy/integration.py": ["tests/meters/test_integration.py", "tests/meters/test_sensors.py"],
     "nanolib/meters/quiet.py": ["tests/meters/test_quiet.py"],
     "nanolib/meters/layers/trace.py": ["tests/meters/test_trace.py"],
     "nanolib/meters/links.py": [_TOGETHER, _DISTRIBUTED],
     "nanolib/meters/network.py": [_TOGETHER, _DISTRIBUTED],
     "nanolib/meters/layers/profiling.py": [_CLOCKWORK, _LAYERS],
-    "nanolib/meters/time/stopwatch.py": [_CLOCKWORK, _LAYERS],
+    "nanolib/meters/time/stopwatch.py": ["tests/meters/test_stopwatch.py", _CLOCKWORK, _LAYERS],
     "nanolib/meters/time/timer.py": [_TOGETHER, _RANKS],
     "nanolib/meters/time/together.py": [_TOGETHER, _DISTRIBUTED],
-    "nanolib/models/attention": [_CORE, "tests/models/test_block_sparse.py", _DCA],
+    "nanolib/models/attention": [_CORE, "tests/models/test_block_sparse.py", "tests/models/test_flash_attn.py", _DCA],
     "nanolib/models/attention/choice.py": ["tests/models/test_choice.py", _DCA, _CORE],
     "nanolib/models/attention/layout.py": [_LAYOUT, _RANKS],
     "nanolib/models/attention/partial.py": [_RANKS],

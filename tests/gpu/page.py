@@ -53,7 +53,7 @@ PATHS = {
     "memory": "plans against the CPU's, out of memory: tensors without data, stubs (`tests/gpu`)",
     "models": "compile, captured graphs, generation: tensors without data, stubs (`tests/gpu`)",
     "fp8": "torchao's recipes, forward and training: tensors without data (`tests/gpu/test_walk.py`)",
-    "energy": "counters, power, gaps, wraps: stubs and recorded traces (`tests/meters/test_power.py`)",
+    "energy": "counters, power, gaps, wraps: stubs and recorded traces (`tests/meters/test_integration.py`, `test_power.py`)",
     "ranks": "all algorithms over gloo, for real; over NCCL's interface on the fake backend (`tests/gpu/test_walk.py`)",
     "lost device": "the cases after a device assert get processes of their own: stubs (`tests/gpu/test_paths.py`)",
 }

@@ -1,4 +1,4 @@
-"""A clock that stands still unless it is told to go on."""
+"""A clock that stands still unless it is told to go on, and one that hands out a series."""
 
 from types import SimpleNamespace
 
@@ -7,7 +7,7 @@ import pytest
 from nanolib.meters.layers import operations, overhead
 from nanolib.meters.layers import profiler as layers
 from nanolib.meters.time import clock as clocks
-from nanolib.meters.time import stopwatch, timer, together
+from nanolib.meters.time import latency, stopwatch, timer, together
 
 
 @pytest.fixture
@@ -24,3 +24,40 @@ def clock(monkeypatch):
         monkeypatch.setattr(module, "time", watch)
     monkeypatch.setattr(operations, "_dead_time_ns", lambda: 0)
     return now
+
+
+class FakeClock:
+    """Hands out a series of milliseconds in place of time; after its end the last value repeats."""
+
+    method = "fake"
+
+    def __init__(self, series, resolution=1e-6):
+        self.series, self.at, self.resolution = list(series), 0, resolution
+        self.asked = []
+
+    def time_block(self, phases, calls, inner):
+        self.asked.append((calls, inner))
+        rows = []
+        for _ in range(calls):
+            for phase in phases:
+                phase()
+            rows.append([self._next() for _ in phases])
+        return rows
+
+    def _next(self):
+        value = self.series[min(self.at, len(self.series) - 1)]
+        self.at += 1
+        return value
+
+    def resolution_ms(self):
+        return self.resolution
+
+
+@pytest.fixture
+def clocked(monkeypatch):
+    def use(series, **rest):
+        clock = FakeClock(series, **rest)
+        monkeypatch.setattr(latency, "clock_for", lambda device: clock)
+        return clock
+
+    return use

@@ -1,6 +1,5 @@
-import contextlib
-import gc
-import itertools
+"""Latency: which blocks are timed, when it stops, and what the row says of them."""
+
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,48 +7,10 @@ import pytest
 import torch
 
 from nanolib.measurement import BadInput, Flag
-from nanolib.meters.time import clock, collector, latency
-from nanolib.meters.time.collector import quiet_collector, settled_heap
+from nanolib.meters.time import latency
 from nanolib.meters.time.latency import measure, measure_phases, summarise
 from nanolib.stats.intervals import median_interval
 from nanolib.stats.steady import SteadyState
-
-
-class FakeClock:
-    """Hands out a series of milliseconds in place of time; after its end the last value repeats."""
-
-    method = "fake"
-
-    def __init__(self, series, resolution=1e-6):
-        self.series, self.at, self.resolution = list(series), 0, resolution
-        self.asked = []
-
-    def time_block(self, phases, calls, inner):
-        self.asked.append((calls, inner))
-        rows = []
-        for _ in range(calls):
-            for phase in phases:
-                phase()
-            rows.append([self._next() for _ in phases])
-        return rows
-
-    def _next(self):
-        value = self.series[min(self.at, len(self.series) - 1)]
-        self.at += 1
-        return value
-
-    def resolution_ms(self):
-        return self.resolution
-
-
-@pytest.fixture
-def clocked(monkeypatch):
-    def use(series, **rest):
-        clock = FakeClock(series, **rest)
-        monkeypatch.setattr(latency, "clock_for", lambda device: clock)
-        return clock
-
-    return use
 
 
 def _noisy(n, level=100.0, cv=0.001, seed=0):
@@ -162,45 +123,6 @@ def test_details_describe_all_kept_samples():
     assert details["cv"] == pytest.approx(x.std(ddof=1) / x.mean())
     assert [details[f"p{p}"] for p in (5, 50, 95, 99)] == pytest.approx(list(np.percentile(x, [5, 50, 95, 99])))
     assert details["mad"] == pytest.approx(np.median(np.abs(x - np.median(x))))
-
-
-@pytest.fixture
-def nothing_is_frozen(monkeypatch):
-    """As in a process of a user's: here the objects of earlier files are."""
-    gc.unfreeze()
-    monkeypatch.setattr(collector, "_frozen_here", False)
-    yield
-    gc.unfreeze()
-    gc.freeze()
-
-
-def test_between_cases_what_lives_is_set_aside_and_let_go_by_the_outermost(nothing_is_frozen):
-    with settled_heap() as settle:
-        with settled_heap() as again:
-            settle()
-            before, made = gc.get_freeze_count(), [[] for _ in range(10_000)]
-            again()
-            assert gc.get_freeze_count() > before + 9_000 and made
-        assert gc.get_freeze_count() > 9_000
-    assert gc.get_freeze_count() == 0
-    gc.freeze()
-    with settled_heap() as settle:  # by whoever it was
-        before, made = gc.get_freeze_count(), [[] for _ in range(10_000)]
-        settle()
-        assert gc.get_freeze_count() < before + 9_000 and made
-
-
-def test_the_collector_is_off_inside_and_as_before_afterwards(clocked, nothing_is_frozen):
-    clocked([10.0] * 100)
-    inside = []
-    measure(lambda: inside.append(gc.isenabled()))
-    assert not any(inside) and gc.isenabled() and gc.get_freeze_count() == 0
-
-
-def test_an_error_in_the_call_reaches_the_caller_and_restores_the_collector():
-    with pytest.raises(ZeroDivisionError):
-        measure(lambda: 1 / 0)
-    assert gc.isenabled()
 
 
 @pytest.mark.parametrize("name", ["rel_ci", "budget_s"])
@@ -399,99 +321,3 @@ def test_blocks_that_depend_on_each_other_are_flagged():
     assert Flag.AUTOCORRELATED in row.flags and row.details["ljung_box_p"] < 0.01
     alone = summarise(_noisy(60), steady=steady)
     assert Flag.AUTOCORRELATED not in alone.flags and alone.details["ljung_box_p"] > 0.01
-
-
-def test_the_collector_stays_off_where_it_was_off(clocked):
-    clocked([30.0])
-    gc.disable()
-    try:
-        measure(lambda: None, budget_s=1e-9)
-        assert not gc.isenabled()
-    finally:
-        gc.enable()
-
-
-def test_the_host_clock_reads_each_phase_and_waits_for_the_device(monkeypatch):
-    now, told = iter(range(0, 10**9, 10**6)), []
-    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter_ns=lambda: next(now)))
-    calls = [lambda: told.append("a"), lambda: told.append("b")]
-    rows = clock.HostClock(lambda: told.append("|")).time_block(calls, 2, 2)
-    assert rows == [[0.5, 0.5], [0.5, 0.5]]  # a millisecond per reading, two calls in each
-    assert "".join(told) == "|" + "aa|bb|" * 2
-    assert clock.HostClock().time_block(calls, 1, 1) == [[1.0, 1.0]]
-
-
-def test_a_clocks_step_is_the_smallest_that_is_seen(monkeypatch):
-    now = itertools.accumulate(itertools.cycle([0, 700, 300, 0]))
-    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter_ns=lambda: next(now)))
-    clock._perf_counter_step_ns.cache_clear()
-    try:
-        assert clock.HostClock().resolution_ms() == pytest.approx(300e-6)
-    finally:
-        clock._perf_counter_step_ns.cache_clear()
-
-
-def test_each_device_has_its_clock():
-    assert clock.clock_for("cpu").synchronize is None and clock.clock_for("cpu").method == "perf_counter"
-    assert clock.clock_for("cuda:0").device == torch.device("cuda:0") and clock.clock_for("cuda").method == "cuda_event"
-    assert clock.clock_for("mps").synchronize is torch.mps.synchronize
-    assert clock.synchronizer("cpu")() is None
-    assert clock.clock_for("cuda").resolution_ms() == 0.5e-3
-    for name in ("cuda", "xpu"):
-        waiting = clock.synchronizer(f"{name}:0")
-        assert waiting.func is getattr(torch, name).synchronize and waiting.args == (torch.device(f"{name}:0"),)
-
-
-class _Event:
-    """A CUDA event of a device whose clock is `now`, in ms."""
-
-    now = 0.0
-
-    def __init__(self, enable_timing):
-        assert enable_timing
-
-    def record(self):
-        self.at = _Event.now
-
-    def elapsed_time(self, end):
-        return end.at - self.at
-
-
-def test_a_gpus_clock_gives_each_phase_its_own_time_on_its_own_device(monkeypatch):
-    seen = []
-
-    @contextlib.contextmanager
-    def device(chosen):
-        seen.append(str(chosen))
-        yield
-        seen.append("left")
-
-    def phase(ms):
-        def call():
-            seen.append(ms)
-            _Event.now += ms
-
-        return call
-
-    monkeypatch.setattr(torch.cuda, "Event", _Event)
-    monkeypatch.setattr(torch.cuda, "device", device)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: seen.append("synchronize"))
-    rows = clock.clock_for("cuda:1").time_block([phase(3.0), phase(5.0)], 2, 2)
-    assert rows == [[3.0, 5.0], [3.0, 5.0]]
-    assert seen == ["cuda:1", "synchronize", *[3.0, 3.0, 5.0, 5.0] * 2, "synchronize", "left"]
-
-
-@pytest.mark.parametrize("enabled", [True, False])
-@pytest.mark.parametrize("frozen", [True, False])
-def test_the_collector_is_left_as_it_was_found(nothing_is_frozen, enabled, frozen):
-    if frozen:
-        gc.freeze()
-    if not enabled:
-        gc.disable()
-    try:
-        with quiet_collector():
-            assert not gc.isenabled() and gc.get_freeze_count() > 0
-        # what is frozen may still die of old age: how much is left says nothing
-        assert (gc.isenabled(), gc.get_freeze_count() > 0) == (enabled, frozen)
-    finally:
-        gc.enable()

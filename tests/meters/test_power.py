@@ -1,4 +1,4 @@
-"""Energy in closed form, sensors as recorded traces, a fake sysfs tree and a stub of NVML."""
+"""Energy of windows, from sources that are recorded traces, counters or estimates."""
 
 import math
 import time
@@ -7,133 +7,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from nanolib.measurement import BadInput, Provenance, Status
+from nanolib.measurement import Provenance, Status
 from nanolib.meters.energy import meter as energy
 from nanolib.meters.energy import power
-from nanolib.meters.energy.integration import count, integrate
 from nanolib.meters.energy.meter import EnergyMeter, Track, Window, too_short
 from nanolib.meters.energy.power import EstimateSource, NoSensor, Reading
 from nanolib.meters.energy.replay import ReplaySource
 from nanolib.store import Run, Store
 
 NAN = math.nan
-
-
-def test_two_levels():
-    t, p = [0, 10, 10, 20], [100, 100, 300, 300]
-    assert integrate(t, p, 0, 20) == (4000, 4000, 4000)
-    assert integrate(t, p, 0, 10).estimate == 1000
-    assert integrate(t, p, 10, 20).estimate == 3000
-    assert integrate(t, p, 5, 15).estimate == pytest.approx(2000)
-
-
-@pytest.mark.parametrize(
-    ("power", "start", "end", "joules"),
-    [
-        (lambda t: np.full_like(t, 50.0), 1.25, 7.75, 325.0),
-        (lambda t: 10 * t, 2.0, 8.0, 300.0),
-        (lambda t: 10 * t, 2.5, 7.5, 250.0),
-        (lambda t: 20 + 5 * t, 0.0, 10.0, 450.0),
-    ],
-)
-def test_constant_and_ramp_are_exact(power, start, end, joules):
-    t = np.linspace(0, 10, 41)
-    found = integrate(t, power(t), start, end)
-    assert found.estimate == pytest.approx(joules)
-    assert found.low <= found.estimate <= found.high
-
-
-def test_a_sawtooth_with_its_drops_as_duplicates_is_exact():
-    t = np.repeat(np.arange(0, 11.0), 2)[1:-1]
-    p = np.tile([0.0, 100.0], 10)
-    assert integrate(t, p, 0, 10).estimate == pytest.approx(500)
-    assert integrate(t, p, 2, 4).estimate == pytest.approx(100)
-    assert integrate(t, p, 0, 0.5).estimate == pytest.approx(12.5)
-
-
-def test_an_edge_within_a_step_is_unsure_by_the_step():
-    t, p = np.arange(0, 21.0), np.where(np.arange(0, 21) < 10, 100.0, 300.0)
-    found = integrate(t, p, 0, 9.5)
-    assert found.low <= 950 <= found.high  # the step may have come anywhere between 9 and 10 s
-    assert found.half_width > 0
-    assert integrate(t, p, 0, 5).half_width == 0
-
-
-def test_gaps_and_failed_reads_are_unknown_and_never_zero():
-    t = np.array([0, 1, 2, 3, 4, 5, 6, 7, 8, 9.0])
-    p = np.array([100, 100, 100, NAN, NAN, 200, 200, 200, 200, 200])
-    found = integrate(t, p, 0, 9)
-    assert found.estimate == pytest.approx(200 + 450 + 800)
-    assert found.low == pytest.approx(200 + 300 + 800)
-    assert found.high == pytest.approx(200 + 600 + 800)
-    kept = ~np.isnan(p)
-    assert integrate(t[kept], p[kept], 0, 9).high == pytest.approx(found.high)  # a long silence is a gap too
-    assert integrate(t, p, 5, 9).half_width == 0
-
-
-@pytest.mark.parametrize(
-    ("t", "p", "start", "end", "words"),
-    [
-        ([0, 1], [1, 1], -1, 1, "reaches beyond"),
-        ([0, 1], [1, 1], 0, 2, "reaches beyond"),
-        ([0, 1], [1, 1], 1, 1, "not after"),
-        ([1, 0], [1, 1], 0, 1, "backwards"),
-        ([0, 1], [1, NAN], 0, 1, "at least two"),
-        ([0, 1, 2], [1, 1], 0, 1, "one moment per sample"),
-        ([0, 1, 2], [1, 1, NAN], 0, 2, "reaches beyond"),
-    ],
-)
-def test_what_cannot_be_integrated_is_one_line(t, p, start, end, words):
-    with pytest.raises(BadInput, match=words):
-        integrate(t, p, start, end)
-
-
-def test_a_counter_that_wraps_twice():
-    t = np.arange(0, 31.0)
-    true = 40.0 * t
-    found = count(t, true % 500, 0, 30, wrap_j=500)
-    assert found.estimate == pytest.approx(1200)
-    assert found.low == pytest.approx(1200 - 40) and found.high == pytest.approx(1200 + 40)
-    assert count(t, true % 500, 10.5, 20.5, wrap_j=500).estimate == pytest.approx(400)
-
-
-def test_a_counter_that_goes_backwards_lost_something_and_says_so():
-    t = np.array([0.0, 2, 4, 4, 6, 8, 10, 12, 14, 16, 18, 20])  # one read twice
-    joules = np.where(t < 10, 1000 + 10 * t, 10 * (t - 10))  # a driver that was loaded again
-    found = count(t, joules, 0, 20)
-    assert found.estimate == pytest.approx(200)
-    assert found.low == pytest.approx(200 - 2 * 20) and found.high == pytest.approx(200 + 2 * 20)
-
-
-def test_a_counter_that_stands_still_between_its_steps_is_unsure_by_a_step():
-    found = count(np.arange(6.0), [0, 0, 20, 20, 40, 40], 0.0, 5.0)
-    assert tuple(found) == (20.0, 40.0, 60.0)
-
-
-@pytest.mark.parametrize("period_s", [0.001, 0.1])
-@pytest.mark.parametrize(("before", "within"), [(10.0, 200.0), (200.0, 10.0)])
-@pytest.mark.parametrize("seconds", [0.02, 1.0])
-def test_what_a_window_took_lies_within_its_bounds_wherever_readings_and_updates_fall(
-    period_s, before, within, seconds
-):
-    for at in np.linspace(0, 0.15, 31):
-        t = np.arange(-2 + at % 0.05, 3, 0.05)
-        updated = np.floor((t - at) / period_s) * period_s + at
-        joules = before * (updated + 5) + (within - before) * np.clip(updated, 0, seconds)
-        failed = np.where(np.arange(len(t)) % 3 == 1, NAN, joules)
-        for told in (joules, failed):
-            low, value, high = count(t, told, 0, seconds, lag_s=period_s)
-            assert low <= within * seconds <= high and low <= value <= high
-
-
-def test_a_failed_read_of_a_counter_loses_nothing():
-    t = np.arange(0, 11.0)
-    joules = 10 * t
-    joules[[3, 4, 7]] = NAN
-    assert count(t, joules, 0, 10).estimate == pytest.approx(100)
-
-
-# meters
 
 
 class _Clock:
@@ -233,9 +115,6 @@ def test_a_recorded_trace_goes_through_the_same_code():
     assert math.isnan(source.read().watts)
 
 
-# sensors
-
-
 def test_samples_and_windows_go_to_the_trace(tmp_path):
     with Store(tmp_path / "results.sqlite") as store:
         store.add(Run(experiment="energy", machine={"machine_id": "m"}, run_id="a"))
@@ -280,42 +159,6 @@ def test_a_baseline_that_is_not_known_costs_its_own_row_alone(unread):
     rows = {row.metric: row for row in meter.measurements(work, idle=idle)}
     assert rows["energy"].estimate == pytest.approx(20 * work.seconds, rel=1e-6)
     assert rows["net_energy"].status is Status.UNSUPPORTED and "idle" in rows["net_energy"].message
-
-
-# exact figures, at the bounds
-
-
-def test_a_sample_much_later_than_usual_is_a_gap_and_one_a_little_later_is_none():
-    usual = [0.0, 1, 2, 3]
-    for end, gap in ((5.5, False), (5.6, True)):  # two and a half usual steps
-        t, p = [*usual, end, end + 1], [100.0, 100, 100, 100, 200, 200]
-        found = integrate(t, p, 0, end + 1)
-        assert (found.high - found.low > 0) is gap
-
-
-def test_each_edge_within_a_change_adds_the_change_over_its_step():
-    t, p = [0.0, 1, 2, 3, 4], [10.0, 20, 40, 40, 10]
-    found = integrate(t, p, 0.5, 3.5)
-    assert found.estimate == pytest.approx(8.75 + 30 + 40 + 16.25)
-    assert (found.low, found.high) == pytest.approx((found.estimate - 40, found.estimate + 40))  # 10 before, 30 after
-    assert integrate(t, p, 1, 3).half_width == 0  # edges on samples are sure
-
-
-def test_a_counters_edges_are_unsure_by_its_smallest_step():
-    t, joules = np.arange(0, 6.0), np.array([0.0, 10, 10, 30, 40, 50])
-    found = count(t, joules, 0, 5)
-    assert found == (50 - 10, 50, 50 + 10)
-    still = count(t, np.full(6, 7.0), 0, 5)
-    assert still == (0, 0, 0)
-
-
-def test_the_first_readings_that_failed_are_no_part_of_the_samples():
-    found = integrate([0, 1, 2, 3], [NAN, 100, 100, 100], 1, 3)
-    assert found == (200, 200, 200)
-    with pytest.raises(BadInput, match=r"0\.5 to 3 reaches beyond the samples, 1\.0 to 3\.0"):
-        integrate([0, 1, 2, 3], [NAN, 100, 100, 100], 0.5, 3)
-    with pytest.raises(BadInput, match="1 samples could be read"):
-        integrate([0, 1], [NAN, 1.0], 0, 1)
 
 
 def test_the_estimate_is_between_all_idle_and_all_at_work(monkeypatch):

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from nanolib.measurement import Flag, Measurement, exact
 from nanolib.store import Run, Store
-from tests.report.rows import MACHINE, ended
-from tests.report.test_claims import (
+from tests.report.cases import (
     CEILINGS,
     attention_case,
     decode_case,
@@ -21,6 +20,7 @@ from tests.report.test_claims import (
     timed,
     training,
 )
+from tests.report.rows import MACHINE, ended
 from tests.shown import CLAIMS
 
 _LENGTHS = (64, 128, 256, 512, 1024)

@@ -8,8 +8,8 @@ from nanolib.measurement import LEARNING_STEPS, Flag, Measurement, exact
 from nanolib.report.frame import framed
 from nanolib.run import sweep
 from nanolib.store import Store
+from tests.report.cases import COMPUTING, attention_case, decode_case, timed
 from tests.report.rows import ended, latency
-from tests.report.test_claims import COMPUTING, attention_case, decode_case, timed
 from tests.shown import CHARTS, VERDICTS
 
 

@@ -13,8 +13,8 @@ from nanolib.experiments.model.view.charts import CHARTS
 from nanolib.measurement import Measurement, Status, exact
 from nanolib.report.palette import PALETTE, PAPER
 from nanolib.report.renderer import vega_spec
+from tests.report.cases import MODEL, inference, model_case, timed, training
 from tests.report.rows import ceilings_of, ended
-from tests.report.test_claims import MODEL, inference, model_case, timed, training
 
 PARTS = [["weights", "a", "", "", 2**20], ["saved activations", "b.*", "aten::mm", "mine:7", 3 * 2**20]]
 TIMELINE = {

@@ -1,12 +1,17 @@
 """The file as others and older versions leave it: locked, read-only, of an earlier schema, damaged."""
 
+import os
+import random
 import sqlite3
+import subprocess
+import sys
 from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import pytest
 
 from nanolib.measurement import BadInput
+from nanolib.paths import checkout
 from nanolib.store import Store
 from nanolib.store.schema import SCHEMA_VERSION
 from tests.store.rows import make_run
@@ -105,3 +110,121 @@ def test_power_samples_are_those_of_the_newest_run_or_the_one_named(store):
     assert list(store.trace("power_samples", ["a"]).run_id) == ["a"] and store.trace("power_samples", []).empty
     with pytest.raises(BadInput, match="has no t_s, or neither watts nor joules"):
         store.add_power_samples([{"watts": 1.0}])
+
+
+@pytest.mark.parametrize("content", [b"", b"hello, I am no database at all" * 100])
+def test_a_file_that_is_not_ours_is_told_and_left_alone(tmp_path, content):
+    path = tmp_path / "x.sqlite"
+    path.write_bytes(content)
+    if content:
+        with pytest.raises(BadInput, match="cannot be opened"):
+            Store(path)
+        assert path.read_bytes() == content
+    else:
+        Store(path).close()  # an empty file is an empty database
+
+
+def test_another_programs_database_is_told(tmp_path):
+    with sqlite3.connect(tmp_path / "x.sqlite") as other:
+        other.execute("CREATE TABLE t (a)")
+    with pytest.raises(BadInput, match="is not nanolib's"):
+        Store(tmp_path / "x.sqlite")
+
+
+def test_a_newer_database_is_told(tmp_path, store):
+    store.connection.execute("PRAGMA user_version = 99")
+    with pytest.raises(BadInput, match="has schema 99, newer than"):
+        Store(store.path)
+
+
+def test_a_missing_database_is_told_and_not_made(tmp_path):
+    with pytest.raises(BadInput, match="does not exist"):
+        Store(tmp_path / "no.sqlite", create=False)
+    assert not (tmp_path / "no.sqlite").exists()
+
+
+_FILLING = """
+import resource, sys
+from nanolib.measurement import BadInput, Measurement
+from nanolib.store import Run
+from nanolib.store import Store
+from tests.store.rows import MACHINE
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, resource.RLIM_INFINITY))  # as on a disk that fills up
+with Store(sys.argv[1]) as store:
+    try:
+        for number in range(1000):
+            big = Measurement("latency", 1.0, samples=tuple(map(float, range(500))))
+            store.add(Run("attention", MACHINE, rows={"case": ({"n": number}, [big])}))
+            print(number, flush=True)
+    except BadInput as error:
+        print(error.lines[0])
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a limit of file size")
+def test_a_full_disk_is_told_and_what_was_there_stays(tmp_path):
+    path = tmp_path / "results.sqlite"
+    ended = subprocess.run(
+        [sys.executable, "-c", _FILLING, str(path)], capture_output=True, text=True, check=True, cwd=checkout()
+    )
+    *stored, said = ended.stdout.splitlines()
+    assert "cannot be written (d" in said and said.endswith("free space there, or name another folder")
+    with Store(path, create=False) as store:
+        assert store.connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+        assert len(store.runs()) == len(stored) == len(store.measurements()) > 5
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only for root")
+def test_a_folder_that_is_read_only_is_told(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(BadInput, match="cannot be"):
+        Store(tmp_path / "results.sqlite")
+
+
+def test_a_database_that_is_cut_at_any_byte_is_told_or_whole(tmp_path):
+    with Store(tmp_path / "whole.sqlite") as store:
+        for number in range(40):
+            store.add(make_run(f"r{number}"))
+    whole, rng, told = (tmp_path / "whole.sqlite").read_bytes(), random.Random(0), 0
+    for number in range(60):
+        at = rng.randrange(1, len(whole))
+        path = tmp_path / f"{number}.sqlite"
+        path.write_bytes(whole[:at])
+        try:
+            with Store(path, create=False) as store:
+                store.runs()
+                store.measurements()
+        except (BadInput, sqlite3.DatabaseError):
+            told += 1
+        assert len(path.read_bytes()) == at  # and it is left as it is
+        with Store(tmp_path / "into.sqlite") as store, pytest.raises((BadInput, sqlite3.DatabaseError)):
+            store.merge(path)
+            assert len(store.runs()) == 40  # a cut that hurts nothing may go through whole
+            raise BadInput("whole")
+        with Store(tmp_path / "into.sqlite") as store:
+            assert len(store.runs()) in (0, 40)  # nothing is half taken in
+            store.connection.execute("DELETE FROM runs")
+    assert told > 50
+
+
+def test_what_cannot_be_written_is_read(tmp_path, store, monkeypatch):
+    store.add(make_run("a"))
+    store.copy_to(tmp_path / "share.sqlite", ["a"])
+    before = (tmp_path / "share.sqlite").read_bytes()
+    writable = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: "share" not in str(path) and writable(path, mode))
+    with Store(tmp_path / "share.sqlite", create=False) as shared:
+        assert len(shared.measurements()) == 2
+        with pytest.raises(BadInput, match="cannot be written"):
+            shared.add(make_run("b"))
+    with Store(tmp_path / "other.sqlite") as other:
+        assert other.merge(tmp_path / "share.sqlite") == 1
+    assert (tmp_path / "share.sqlite").read_bytes() == before
+
+
+def test_an_empty_file_is_left_empty_by_who_reads(tmp_path):
+    (tmp_path / "empty.sqlite").touch()
+    with pytest.raises(BadInput, match=r"empty\.sqlite is empty"):
+        Store(tmp_path / "empty.sqlite", create=False)
+    assert not (tmp_path / "empty.sqlite").stat().st_size

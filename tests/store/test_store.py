@@ -1,9 +1,6 @@
+"""Runs and rows as they go in, come out and are merged."""
+
 import json
-import os
-import random
-import sqlite3
-import subprocess
-import sys
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanolib.measurement import BadInput, Flag, Measurement, Provenance, Status, exact
-from nanolib.paths import checkout
 from nanolib.report.export import write
 from nanolib.store import Store
 from nanolib.store.schema import SCHEMA_VERSION
@@ -161,37 +157,6 @@ def test_names_stand_for_runs(store):
             store.resolve(name)
 
 
-@pytest.mark.parametrize("content", [b"", b"hello, I am no database at all" * 100])
-def test_a_file_that_is_not_ours_is_told_and_left_alone(tmp_path, content):
-    path = tmp_path / "x.sqlite"
-    path.write_bytes(content)
-    if content:
-        with pytest.raises(BadInput, match="cannot be opened"):
-            Store(path)
-        assert path.read_bytes() == content
-    else:
-        Store(path).close()  # an empty file is an empty database
-
-
-def test_another_programs_database_is_told(tmp_path):
-    with sqlite3.connect(tmp_path / "x.sqlite") as other:
-        other.execute("CREATE TABLE t (a)")
-    with pytest.raises(BadInput, match="is not nanolib's"):
-        Store(tmp_path / "x.sqlite")
-
-
-def test_a_newer_database_is_told(tmp_path, store):
-    store.connection.execute("PRAGMA user_version = 99")
-    with pytest.raises(BadInput, match="has schema 99, newer than"):
-        Store(store.path)
-
-
-def test_a_missing_database_is_told_and_not_made(tmp_path):
-    with pytest.raises(BadInput, match="does not exist"):
-        Store(tmp_path / "no.sqlite", create=False)
-    assert not (tmp_path / "no.sqlite").exists()
-
-
 def test_two_connections_write_at_once(tmp_path):
     with Store(tmp_path / "r.sqlite") as a, Store(tmp_path / "r.sqlite") as b:
         for i in range(20):
@@ -221,6 +186,7 @@ def test_several_that_make_the_same_database_at_once_all_get_it(tmp_path):
 
 # merge: of what several people hold of the same runs, one result
 
+
 _RUN = st.tuples(
     st.sampled_from(["r1", "r2", "r3"]),
     st.sampled_from(["done", "running", "interrupted", "failed"]),
@@ -228,6 +194,8 @@ _RUN = st.tuples(
     st.sampled_from(["2.11", "2.13"]),
     st.sampled_from([1.0, 2.0]),  # what was measured: an interrupted run may have been resumed on two sides
 )
+
+
 _HELD = st.lists(_RUN, max_size=3, unique_by=lambda run: run[0])
 
 
@@ -272,7 +240,11 @@ def test_a_merge_is_the_same_in_any_order_and_however_often(one, two, three):
 
 
 _TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
+
+
 _FLOAT = st.floats(allow_nan=False, allow_infinity=False)
+
+
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | _FLOAT | _TEXT,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXT, inner, max_size=3),
@@ -313,71 +285,6 @@ def test_whatever_a_measurement_holds_comes_back_as_it_was(factors, samples, end
     assert list(back["samples"]) == samples and list(back["flags"]) == [flag.value for flag in flags]
 
 
-_FILLING = """
-import resource, sys
-from nanolib.measurement import BadInput, Measurement
-from nanolib.store import Run
-from nanolib.store import Store
-from tests.store.rows import MACHINE
-
-resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, resource.RLIM_INFINITY))  # as on a disk that fills up
-with Store(sys.argv[1]) as store:
-    try:
-        for number in range(1000):
-            big = Measurement("latency", 1.0, samples=tuple(map(float, range(500))))
-            store.add(Run("attention", MACHINE, rows={"case": ({"n": number}, [big])}))
-            print(number, flush=True)
-    except BadInput as error:
-        print(error.lines[0])
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs a limit of file size")
-def test_a_full_disk_is_told_and_what_was_there_stays(tmp_path):
-    path = tmp_path / "results.sqlite"
-    ended = subprocess.run(
-        [sys.executable, "-c", _FILLING, str(path)], capture_output=True, text=True, check=True, cwd=checkout()
-    )
-    *stored, said = ended.stdout.splitlines()
-    assert "cannot be written (d" in said and said.endswith("free space there, or name another folder")
-    with Store(path, create=False) as store:
-        assert store.connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
-        assert len(store.runs()) == len(stored) == len(store.measurements()) > 5
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only for root")
-def test_a_folder_that_is_read_only_is_told(tmp_path):
-    tmp_path.chmod(0o500)
-    with pytest.raises(BadInput, match="cannot be"):
-        Store(tmp_path / "results.sqlite")
-
-
-def test_a_database_that_is_cut_at_any_byte_is_told_or_whole(tmp_path):
-    with Store(tmp_path / "whole.sqlite") as store:
-        for number in range(40):
-            store.add(make_run(f"r{number}"))
-    whole, rng, told = (tmp_path / "whole.sqlite").read_bytes(), random.Random(0), 0
-    for number in range(60):
-        at = rng.randrange(1, len(whole))
-        path = tmp_path / f"{number}.sqlite"
-        path.write_bytes(whole[:at])
-        try:
-            with Store(path, create=False) as store:
-                store.runs()
-                store.measurements()
-        except (BadInput, sqlite3.DatabaseError):
-            told += 1
-        assert len(path.read_bytes()) == at  # and it is left as it is
-        with Store(tmp_path / "into.sqlite") as store, pytest.raises((BadInput, sqlite3.DatabaseError)):
-            store.merge(path)
-            assert len(store.runs()) == 40  # a cut that hurts nothing may go through whole
-            raise BadInput("whole")
-        with Store(tmp_path / "into.sqlite") as store:
-            assert len(store.runs()) in (0, 40)  # nothing is half taken in
-            store.connection.execute("DELETE FROM runs")
-    assert told > 50
-
-
 def test_the_newest_runs_are_done_where_any_is(store):
     old, new, running = (store.add(make_run(label=label)) for label in ("old", "new", "running"))
     failed = store.add(make_run(label="failed", experiment="warmup"))
@@ -416,37 +323,9 @@ def test_json_keeps_every_digit(tmp_path, store):
     assert (row["estimate"], row["low"], row["predicted"]) == (1.2345678901234e-17, 1e-17, None)
 
 
-def test_what_cannot_be_written_is_read(tmp_path, store, monkeypatch):
-    store.add(make_run("a"))
-    store.copy_to(tmp_path / "share.sqlite", ["a"])
-    before = (tmp_path / "share.sqlite").read_bytes()
-    writable = os.access
-    monkeypatch.setattr(os, "access", lambda path, mode: "share" not in str(path) and writable(path, mode))
-    with Store(tmp_path / "share.sqlite", create=False) as shared:
-        assert len(shared.measurements()) == 2
-        with pytest.raises(BadInput, match="cannot be written"):
-            shared.add(make_run("b"))
-    with Store(tmp_path / "other.sqlite") as other:
-        assert other.merge(tmp_path / "share.sqlite") == 1
-    assert (tmp_path / "share.sqlite").read_bytes() == before
-
-
-def test_an_empty_file_is_left_empty_by_who_reads(tmp_path):
-    (tmp_path / "empty.sqlite").touch()
-    with pytest.raises(BadInput, match=r"empty\.sqlite is empty"):
-        Store(tmp_path / "empty.sqlite", create=False)
-    assert not (tmp_path / "empty.sqlite").stat().st_size
-
-
 def test_a_runs_new_label_is_that_of_its_rows(store):
     store.add(make_run("a", label="old"))
     store.add(make_run("b", label="old"))
     store.update_run("a", label="new")
     rows = store.measurements()
     assert set(zip(rows.run_id, rows.label, strict=True)) == {("a", "new"), ("b", "old")}
-
-
-# what is asked of runs
-
-
-# the file itself

@@ -1,0 +1,93 @@
+"""Ceilings of products and copies, and rates."""
+
+import pytest
+import torch
+
+from nanolib.measurement import Flag, Measurement
+from nanolib.meters import ceilings
+from nanolib.meters.ceilings import measure_ceilings, rate
+
+
+def test_a_rate_turns_the_interval_round():
+    latency = Measurement("latency", 2.0, 1.0, 4.0, 0.95, 20, (2.0, 4.0))
+    row = rate("tokens_per_second", 8, latency)
+    assert (row.low, row.estimate, row.high, row.samples) == (2000, 4000, 8000, (4000, 2000))
+
+
+def test_ceilings_are_measured_for_each_dtype_and_the_copy():
+    rows = list(measure_ceilings("cpu", ["float32"], budget_s=0.05))
+    assert {(row.metric, row.scope) for row in rows} - {("ceiling_flops", "float32 by torch")} == {
+        ("ceiling_flops", "float32"),
+        ("ceiling_bytes", "copy"),
+    }
+    assert all(row.estimate > 1e6 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("ms", "said"), [((4.0, 2.0), "matrix product 64³, by oneDNN"), ((2.0, 4.0), "matrix product 64³")]
+)
+def test_the_ceiling_is_the_faster_product(monkeypatch, ms, said):
+    times = iter(ms)
+    monkeypatch.setattr(ceilings, "_MATRIX", {"cpu": 64})
+    monkeypatch.setattr(
+        ceilings,
+        "measure",
+        lambda fn, *_, **__: Measurement("latency", next(times), 1.0, 8.0, 0.95, 20, (2.0,), method="m"),
+    )
+    found, *torchs = ceilings.measure_ceilings("cpu", ["float32"], copy=False)
+    # what torch alone reaches is said beside it
+    slower = [("float32 by torch", 2 * 64**3 * 250)] if ms[0] > ms[1] else []
+    assert [(row.scope, row.estimate) for row in torchs] == slower
+    assert (found.estimate, found.message, found.scope) == (2 * 64**3 * 500, f"{said}, in a burst of 2 s", "float32")
+
+
+def test_ceilings_are_two_operations_per_product_and_two_bytes_per_byte(monkeypatch):
+    asked = []
+
+    def measured(fn, rel_ci, budget_s, *, device):
+        fn()
+        asked.append((rel_ci, budget_s, device))
+        return Measurement("latency", 10.0, 5.0, 20.0, 0.95, 20, (10.0,), method="m")
+
+    monkeypatch.setattr(ceilings, "measure", measured)
+    monkeypatch.setattr(ceilings, "_MATRIX", {"cpu": 64})
+    monkeypatch.setattr(ceilings, "_COPY_BYTES", {"cpu": 2**21})
+    found = {row.scope: row for row in ceilings.measure_ceilings("cpu", ["float32", "float64", "bfloat16"], 0.03, 4.0)}
+    assert found["float32"].estimate == found["float64"].estimate == 2 * 64**3 * 100
+    assert found["bfloat16"].estimate == 2 * 32**3 * 100 and found["copy"].estimate == 2 * 2**21 * 100
+    assert found["float32"].message == "matrix product 64³, in a burst of 4 s"
+    assert found["copy"].message == "copy of 2 MiB"
+    assert (found["copy"].low, found["copy"].high) == (found["copy"].estimate / 2, found["copy"].estimate * 2)
+    assert asked == [(0.03, 4.0, "cpu")] * 5  # float32 by torch and by oneDNN
+    assert [row.scope for row in ceilings.measure_ceilings("cpu", ["float32"], copy=False)] == ["float32"]
+
+
+def test_a_rate_without_an_interval_has_none_and_keeps_what_it_came_from():
+    latency = Measurement(
+        "latency", 2.0, n=1, samples=(2.0,), method="perf_counter", scope="decode", flags=(Flag.SLOWDOWN,)
+    )
+    row = rate("tokens_per_second", 8, latency, message="how")
+    assert (row.low, row.high, row.estimate, row.n, row.message) == (None, None, 4000.0, 1, "how")
+    assert (row.scope, row.method, row.flags) == ("decode", "amount/perf_counter", (Flag.SLOWDOWN,))
+    assert rate("tokens_per_second", 8, latency, scope="other").scope == "other"
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "size", "mib"),
+    [
+        ("cpu", "float32", 1536, 128),
+        ("cpu", "float64", 1536, 128),
+        ("cpu", "bfloat16", 768, 128),
+        ("cuda:1", "bfloat16", 8192, 1024),
+        ("meta", "float32", 4096, 512),
+    ],
+)
+def test_a_ceilings_work_is_as_large_as_its_device_wants(monkeypatch, device, dtype, size, mib):
+    for name in ("randn", "empty"):
+        real = getattr(torch, name)
+        monkeypatch.setattr(torch, name, lambda *shape, device, real=real, **kw: real(*shape, device="meta", **kw))
+    second = Measurement("latency", 1000.0, 1000.0, 1000.0)
+    monkeypatch.setattr(ceilings, "measure", lambda call, rel_ci, budget_s, device: second)
+    product, copy = ceilings.measure_ceilings(device, [dtype])
+    assert (product.estimate, product.message) == (2.0 * size**3, f"matrix product {size}³, in a burst of 2 s")
+    assert (copy.estimate, copy.message) == (2.0 * mib * 2**20, f"copy of {mib} MiB")

@@ -1,0 +1,74 @@
+"""Garbage is collected between blocks, never in one, and the collector is left as it was found."""
+
+import gc
+
+import pytest
+
+from nanolib.meters.time import collector
+from nanolib.meters.time.collector import quiet_collector, settled_heap
+from nanolib.meters.time.latency import measure
+
+
+@pytest.fixture
+def nothing_is_frozen(monkeypatch):
+    """As in a process of a user's: here the objects of earlier files are."""
+    gc.unfreeze()
+    monkeypatch.setattr(collector, "_frozen_here", False)
+    yield
+    gc.unfreeze()
+    gc.freeze()
+
+
+def test_between_cases_what_lives_is_set_aside_and_let_go_by_the_outermost(nothing_is_frozen):
+    with settled_heap() as settle:
+        with settled_heap() as again:
+            settle()
+            before, made = gc.get_freeze_count(), [[] for _ in range(10_000)]
+            again()
+            assert gc.get_freeze_count() > before + 9_000 and made
+        assert gc.get_freeze_count() > 9_000
+    assert gc.get_freeze_count() == 0
+    gc.freeze()
+    with settled_heap() as settle:  # by whoever it was
+        before, made = gc.get_freeze_count(), [[] for _ in range(10_000)]
+        settle()
+        assert gc.get_freeze_count() < before + 9_000 and made
+
+
+def test_the_collector_is_off_inside_and_as_before_afterwards(clocked, nothing_is_frozen):
+    clocked([10.0] * 100)
+    inside = []
+    measure(lambda: inside.append(gc.isenabled()))
+    assert not any(inside) and gc.isenabled() and gc.get_freeze_count() == 0
+
+
+def test_an_error_in_the_call_reaches_the_caller_and_restores_the_collector():
+    with pytest.raises(ZeroDivisionError):
+        measure(lambda: 1 / 0)
+    assert gc.isenabled()
+
+
+def test_the_collector_stays_off_where_it_was_off(clocked):
+    clocked([30.0])
+    gc.disable()
+    try:
+        measure(lambda: None, budget_s=1e-9)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("frozen", [True, False])
+def test_the_collector_is_left_as_it_was_found(nothing_is_frozen, enabled, frozen):
+    if frozen:
+        gc.freeze()
+    if not enabled:
+        gc.disable()
+    try:
+        with quiet_collector():
+            assert not gc.isenabled() and gc.get_freeze_count() > 0
+        # what is frozen may still die of old age: how much is left says nothing
+        assert (gc.isenabled(), gc.get_freeze_count() > 0) == (enabled, frozen)
+    finally:
+        gc.enable()

@@ -1,0 +1,170 @@
+"""Memory: what lives, what is resident, and what is left."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from nanolib.measurement import Status
+from nanolib.meters import memory
+from nanolib.meters.memory import LiveBytes, measure_memory, peak_memory
+from nanolib.meters.time.clock import clock_for, synchronizer
+
+KIB = 1024
+
+
+def test_live_bytes_follow_birth_and_death():
+    with LiveBytes() as counter:
+        a = torch.empty(KIB, dtype=torch.uint8)
+        b = torch.empty(2 * KIB, dtype=torch.uint8)
+        del a
+        c = torch.empty(KIB // 2, dtype=torch.uint8)
+    assert counter.peak == 3 * KIB and counter.current == 2.5 * KIB
+    del b, c
+    assert counter.current == 0
+
+
+def test_views_and_in_place_results_count_once():
+    with LiveBytes() as counter:
+        x = torch.zeros(KIB, dtype=torch.uint8)
+        y = x.view(2, -1)[0]
+        y.add_(1)
+        x.t()
+    assert counter.peak == KIB
+
+
+def test_the_peak_of_a_product_and_its_gradient_is_pinned():
+    x = torch.randn(64, 64, requires_grad=True)
+    w = torch.randn(64, 64)
+    one = 64 * 64 * 4
+
+    def step():
+        ((x @ w).relu() @ w).sum().backward()
+        x.grad = None
+
+    rows = {row.metric: row for row in measure_memory(step, existing=(x, w))}
+    again = {row.metric: row for row in measure_memory(step, existing=(x, w))}
+    assert rows["peak_memory"].estimate == again["peak_memory"].estimate
+    assert rows["peak_memory"].details["before"] == 2 * one / 2**20
+    # x, w, the activation kept for the backward, two gradients in flight; the sum's scalars beside them
+    assert 5 * one <= rows["peak_memory"].estimate * 2**20 <= 5 * one + 64
+
+
+def test_the_resident_peak_sees_what_was_touched():
+    def touch():
+        torch.ones(512 * 2**20, dtype=torch.uint8)  # much beside what a process of many tests gives back meanwhile
+
+    row = next(row for row in measure_memory(touch) if row.metric == "resident_memory")
+    if row.status is Status.UNSUPPORTED:
+        pytest.skip(row.message)
+    assert 300 <= row.estimate <= 700
+
+
+def test_a_system_without_clear_refs_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(memory, "_PROC", tmp_path / "nowhere")
+    row = measure_memory(lambda: None)[1]
+    assert row.status is Status.UNSUPPORTED and row.estimate is None and "does not tell" in row.message
+
+
+def test_what_was_there_before_is_not_born_by_a_view_or_in_place():
+    x = torch.zeros(256, 256)
+    with peak_memory() as peak:
+        x.t().add_(1)
+        x[:8, :8] @ x[:8, :8]
+    assert peak.live == 8 * 8 * 4
+
+
+def test_the_device_named_is_the_one_that_is_asked(monkeypatch):
+    asked = []
+    for name in ("synchronize", "reset_peak_memory_stats", "memory_allocated", "max_memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda device, name=name: asked.append((name, str(device))) or 0)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: asked.append(("reserved", str(device))) or 0)
+    with peak_memory("cuda:1"):
+        pass
+    synchronizer("cuda:1")()
+    assert clock_for("cuda:1").device == torch.device("cuda", 1)
+    assert len(asked) == 7 and {device for _, device in asked} == {"cuda:1"}
+
+
+# memory that is left
+
+
+@pytest.fixture
+def group(monkeypatch, tmp_path):
+    def make(limit, used, cached):
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        (tmp_path / "memory.current").write_text(f"{used}\n")
+        (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {cached}\nactive_file 9\n")
+        monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+
+    system = SimpleNamespace(available=5000, total=9000)
+    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: system)
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path / "none")
+    return make
+
+
+def test_what_is_free_is_the_lesser_of_the_system_and_the_control_group(group):
+    assert memory.free_bytes() == 5000 and memory.total_bytes() == 9000
+    group(8000, 6000, 1500)  # what the cache of files holds is given back
+    assert memory.free_bytes("cpu") == 3500 and memory.total_bytes("cpu") == 8000
+    group(80000, 6000, 0)
+    assert memory.free_bytes() == 5000 and memory.total_bytes() == 9000
+    group(1000, 6000, 0)
+    assert memory.free_bytes() == 0
+    group("max", 6000, 0)
+    assert memory.free_bytes() == 5000 and memory.total_bytes() == 9000
+    assert memory.free_bytes("meta") is None and memory.total_bytes("meta") is None
+
+
+def test_what_is_free_on_a_gpu_includes_what_its_allocator_holds_unused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 1000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 50)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 30)
+    assert memory.free_bytes("cuda:0") == 120 and memory.total_bytes("cuda:0") == 1000
+
+
+def test_the_resident_peak_is_what_the_kernel_says_above_the_start(monkeypatch, tmp_path):
+    monkeypatch.setattr(memory, "_PROC", tmp_path)
+
+    def status(rss, most):
+        (tmp_path / "status").write_text(f"Name: x\nVmHWM:\t {most} kB\nVmRSS:\t {rss} kB\n")
+
+    status(100, 100)
+    with memory.resident_peak() as peak:
+        status(100, 340)
+    assert (peak.before, peak.resident) == (100 * 1024, 240 * 1024)
+    assert (tmp_path / "clear_refs").read_text() == "5"
+    with memory.resident_peak() as peak:
+        status(50, 50)
+    assert peak.resident == 0
+
+    def touch():
+        status(100, 340 + 1024)
+
+    status(100, 340)
+    row = measure_memory(touch, scope="forward")[1]
+    assert row.estimate == pytest.approx((264 + 1000) / 1024) and row.details["before"] == pytest.approx(100 / 1024)
+    assert (row.n, row.samples, row.scope) == (1, (row.estimate,), "forward")
+    (tmp_path / "status").write_text("Name: x\n")
+    assert "no VmRSS" in measure_memory(lambda: None)[1].message
+
+
+def test_a_gpus_allocator_gives_both_peaks_in_mib(monkeypatch):
+    for name, value in (
+        ("synchronize", None),
+        ("reset_peak_memory_stats", None),
+        ("memory_allocated", 2**20),
+        ("max_memory_allocated", 3 * 2**20),
+        ("max_memory_reserved", 5 * 2**20),
+    ):
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    live, reserved = measure_memory(lambda: None, device="cuda:0", scope="s", predicted_bytes=4 * 2**20)
+    assert (live.metric, live.estimate, live.predicted, live.scope) == ("peak_memory", 3.0, 4.0, "s")
+    assert (reserved.metric, reserved.estimate, reserved.predicted) == ("reserved_memory", 5.0, None)
+    assert live.details == reserved.details == {"before": 1.0} and live.method == reserved.method == "cuda_allocator"
+
+
+def test_a_plan_stands_beside_what_was_live():
+    row = measure_memory(lambda: torch.zeros(KIB, KIB), predicted_bytes=2**21)[0]
+    assert (row.metric, row.estimate, row.predicted, row.method) == ("peak_memory", 4.0, 2.0, "live_tensor_bytes")
+    assert measure_memory(lambda: None)[0].predicted is None

@@ -1,0 +1,322 @@
+"""Every figure of a table stands in its own column: all are different, of shapes whose sizes are all different too."""
+
+import itertools
+
+import pandas as pd
+import pytest
+
+from nanolib.experiments.attention.view import tables as attention_tables
+from nanolib.experiments.energy.view import energy_table, layers
+from nanolib.experiments.model.view import tables as model_tables
+from nanolib.experiments.warmup import view as warmup_view
+from nanolib.measurement import Flag, Measurement, Status, exact
+from nanolib.report import tables
+from tests.report.rows import SIZES, ended, interval
+
+
+def _attention_case(name, ends, *more, tiles=0.0, ending=None, **shape):
+    found = [ending or ended(), interval("latency", *ends, scope="forward", predicted=ends[1] / 4)]
+    found.append(exact("block_sparsity", tiles, method="mask"))
+    return SIZES | {"causal": True, "options": {}, "name": name} | shape, [*found, *more]
+
+
+def test_every_figure_of_attention_stands_in_its_own_column(measured):
+    more = [
+        exact("sparsity", 0.8, method="mask"),
+        exact("sparsity", 0.1, method="kept"),
+        exact("flops", 1e9, scope="forward"),
+        exact("flops", 3e9, scope="backward"),
+        interval("latency", 1, 2, 4, scope="mask"),
+        interval("latency", 10, 20, 40, scope="compile"),
+        interval("latency", 21, 22, 24, scope="backward", predicted=5.0, flags=(Flag.SLOWDOWN,)),
+        interval("ceiling_share", 0.3, 0.4, 0.6, scope="forward"),
+        interval("ceiling_share", 0.6, 0.7, 0.9, scope="backward"),
+        exact("peak_memory", 11.0, scope="forward"),
+        exact("peak_memory", 33.0, scope="forward_backward"),
+        exact("relative_error", 1e-7, scope="forward"),
+        exact("relative_error", 0.25, scope="against_dense"),
+        exact("cosine", 0.875, scope="against_dense"),
+    ]
+    dense = _attention_case("dense", (16, 18, 24), tiles=0.5)
+    line = attention_tables.attention_table(
+        measured("attention", [dense, _attention_case("a", (5, 6, 8), *more, tiles=0.75)])
+    ).iloc[1]
+    numbers = {
+        "sparsity": 0.8, "block_sparsity": 0.75, "flops": 1e9, "mask": 2, "compile": 20, "paid": 28,
+        "forward": 6, "forward_low": 5, "forward_high": 8, "forward_predicted": 1.5, "forward_share": 0.4,
+        "backward": 22, "backward_low": 21, "backward_high": 24, "backward_predicted": 5, "backward_share": 0.7,
+        "peak_memory": 11, "peak_memory_backward": 33, "relative_error": 1e-7, "error_to_dense": 0.25, "cosine": 0.875,
+        "speed_up": 3, "speed_up_low": 2, "speed_up_high": 4.8, "bound": 2,
+    }  # fmt: skip
+    assert {name: line[name] for name in numbers} == pytest.approx(numbers)
+    assert (line["name"], line["baseline"], line["batch_size"], line["status"]) == ("a", "dense", 3, "ok")
+    assert line["flags"] == [Flag.SLOWDOWN]
+
+
+def test_what_was_not_paid_once_costs_nothing(measured):
+    mask, compiling = (interval("latency", 1, 2, 4, scope=scope) for scope in ("mask", "compile"))
+    cases = [_attention_case(name, (5, 6, 8), *more) for name, more in
+             (("a", []), ("b", [mask]), ("c", [compiling]), ("d", [mask, compiling]))]  # fmt: skip
+    assert list(attention_tables.attention_table(measured("attention", cases))["paid"]) == [6, 8, 8, 10]
+
+
+@pytest.mark.parametrize(("low", "flagged"), [(16.0, False), (16.5, True)])
+def test_a_speed_up_is_above_its_bound_beyond_it_and_not_at_it(measured, low, flagged):
+    cases = [_attention_case("dense", (low, 18, 24), tiles=0.5), _attention_case("a", (5, 6, 8), tiles=0.75)]
+    table = attention_tables.attention_table(measured("attention", cases)).set_index("name")
+    assert (table.loc["a", "flags"] == [Flag.ABOVE_BOUND]) == flagged and table.loc["dense", "flags"] == []
+
+
+def test_the_baseline_is_of_the_same_run_and_shape(measured):
+    shapes = ({}, {"seq_len": 128}, {"batch_size": 5}, {"dtype": "bfloat16"}, {"causal": False}, {"device": "cuda:0"})
+    times = itertools.count(10)
+    cases = [[_attention_case(name, (at - 1, at, at + 1), **shape) for shape in shapes for name, at in
+              (("dense (math)", next(times)), ("dense (flash)", next(times)), ("a", 10))] for _ in range(2)]  # fmt: skip
+    table = attention_tables.attention_table(measured("attention", *cases))
+    sparse = table[table["name"] == "a"]
+    assert list(sparse["speed_up"]) == pytest.approx([at / 10 for at in range(11, 34, 2)])
+    assert set(sparse["baseline"]) == {"dense (flash)"}
+
+
+def test_every_figure_of_a_model_stands_in_its_own_column(measured):
+    factors = SIZES | {"name": "tiny", "attention_type": "dense"}
+    tails = {"p50": 4.5, "p95": 8.0, "p99": 9.0}
+    inference = [
+        ended(),
+        exact("parameters", 700.0),
+        exact("footprint", 5.0),
+        exact("flops", 1e6, scope="inference", method="formula"),
+        exact("flops", 2e6, scope="inference", method="flop_counter"),
+        interval("latency", 11, 12, 15, scope="inference", predicted=4.0),
+        interval("latency", 100, 200, 300, scope="compile"),
+        Measurement("tokens_per_second", 16_000.0, scope="inference"),
+        interval("ceiling_share", 0.3, 0.4, 0.6, scope="inference"),
+        exact("peak_memory", 8.0, scope="inference"),
+        exact("relative_error", 1e-3, scope="against_eager", method="logits"),
+    ]
+    training = [
+        ended(Status.ERROR, "it broke"),
+        *(interval("latency", at - 1, at, at + 2, scope=scope) for scope, at in (("forward", 10), ("backward", 20))),
+        interval("latency", 5, 6, 9, scope="optimizer_step"),
+        interval("latency", 35, 36, 39, scope="training_step", predicted=7.0),
+        interval("latency", 1000, 2000, 3000, scope="compile"),
+        Measurement("tokens_per_second", 5300.0, scope="training_step"),
+        interval("ceiling_share", 0.5, 0.6, 0.9, scope="training_step"),
+        exact("peak_memory", 60.0, scope="training_step"),
+        exact("relative_error", 2e-3, scope="against_eager", method="gradient"),
+    ]
+    generation = [
+        ended(Status.OOM, "it broke"),
+        interval("latency", 19, 20, 22, scope="prefill"),
+        interval("latency", 3, 4, 7, scope="decode", predicted=2.0, details=tails, flags=(Flag.SLOWDOWN,)),
+        Measurement("tokens_per_second", 750.0, scope="decode"),
+    ]
+    modes = {"inference": inference, "training": training, "generation": generation}
+    table = model_tables.model_table(
+        measured("model", [(factors | {"mode": mode}, found) for mode, found in modes.items()])
+    )
+    (line,) = table.to_dict("records")
+    numbers = {
+        "parameters": 700, "footprint": 5, "flops": 1e6, "compile": 2200,
+        "inference": 12, "inference_low": 11, "inference_high": 15, "inference_predicted": 4,
+        "inference_tokens_per_second": 16_000, "inference_memory": 8, "inference_share": 0.4,
+        "prefill": 20, "prefill_low": 19, "prefill_high": 22,
+        "decode": 4, "decode_low": 3, "decode_high": 7, "decode_predicted": 2, "decode_tokens_per_second": 750,
+        "decode_p50": 4.5, "decode_p95": 8, "decode_p99": 9,
+        "forward": 10, "backward": 20, "optimizer_step": 6, "optimizer_step_low": 5, "optimizer_step_high": 9,
+        "training_step": 36, "training_step_low": 35, "training_step_high": 39, "training_step_predicted": 7,
+        "training_tokens_per_second": 5300, "training_memory": 60, "training_share": 0.6,
+        "training_to_inference": 3, "difference": 1e-3, "gradient_difference": 2e-3,
+    }  # fmt: skip
+    assert {name: line[name] for name in numbers} == pytest.approx(numbers)
+    assert (line["optimisation"], line["batch_size"], line["status"], line["message"]) == (
+        "eager",
+        3,
+        "error",
+        "it broke",
+    )
+    assert line["flags"] == [Flag.SLOWDOWN]
+
+
+def test_scaling_is_fitted_to_one_model_type_and_batch_by_itself(measured):
+    cases = []
+    for batch, power in ((5, 2), (3, 1)):
+        for seq_len in (16, 32, 64, 128):
+            factors = SIZES | {"name": "tiny", "attention_type": "dense", "mode": "inference"}
+            ms = seq_len**power / 4
+            found = [ended(), interval("latency", ms, ms, ms, scope="inference")]
+            cases.append((factors | {"seq_len": seq_len, "batch_size": batch}, found))
+    table = model_tables.scaling_table(measured("model", cases))
+    assert list(dict.fromkeys(table["batch_size"])) == [5, 3]  # in the order of the cases
+    table = table.set_index(["batch_size", "quantity"])
+    for batch, word in ((3, "linear"), (5, "quadratic")):
+        line = table.loc[(batch, "inference time")]
+        assert line["meaning"] == word and line["exponent_low"] == pytest.approx(line["exponent_high"])
+        assert "0 different sizes cannot give" in table.loc[(batch, "training memory"), "meaning"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (1.02, 1.5, "linear"),
+        (1.021, 1.5, "between linear and quadratic"),
+        (1.5, 1.98, "quadratic"),
+        (1.5, 1.979, "between linear and quadratic"),
+        (0.5, 0.98, "linear"),
+        (0.5, 0.979, "below linear"),
+        (-0.5, -0.02, "constant"),
+        (-0.5, -0.021, "falls"),
+        (0.02, 0.3, "constant"),
+        (2.02, 2.5, "quadratic"),
+        (2.021, 2.5, "above quadratic"),
+        (-0.1, 2.1, "undecided between constant, linear and quadratic; measure more lengths"),
+    ],
+)
+def test_the_words_of_an_exponent_change_at_their_bounds(low, high, words):
+    assert model_tables.scaling_words(low, high) == words
+
+
+def test_the_warm_up_table_holds_the_means_against_each_other_and_not_the_medians(measured):
+    def case(direction, steps, ends, mean):
+        latency = interval("latency", *ends, scope=direction, details={"mean": mean, "sd": mean / 5, "cv": 0.2})
+        return {"direction": direction, "warmup_steps": steps, "curve": False}, [ended(), latency]
+
+    forward = [case("forward", 5, (9, 10, 14), 20.0), case("forward", 0, (14, 15, 17), 50.0)]
+    backward = [case("backward", 5, (1, 2, 3), 40.0), case("backward", 2, (1, 2, 3), 30.0)]
+    other = [
+        case("forward", 5, (9, 10, 14), 10.0),
+        case("forward", 3, (9, 10, 14), 5.0),
+        case("backward", 1, (1, 2, 3), 7.0),
+    ]
+    table = warmup_view.warmup_table(measured("warmup", [*forward, *backward], other))
+    assert (
+        list(table["difference"])[:6] == pytest.approx([0, 1.5, 0, -0.25, 0, -0.5])
+        and table["difference"].isna().sum() == 1
+    )
+    line = table.iloc[1]
+    assert (line["median"], line["median_low"], line["median_high"], line["mean"], line["sd"], line["cv"]) == (
+        15,
+        14,
+        17,
+        50,
+        10,
+        0.2,
+    )
+    assert list(table["warmup_steps"]) == [5, 0, 5, 2, 5, 3, 1]
+
+
+def test_a_curve_is_warm_up_as_far_as_it_was_needed(measured):
+    def case(direction, needed):
+        latency = interval("latency", 1, 2, 3, scope=direction, samples=(9.0, 5.0, 2.0))
+        row = Measurement("warmup_needed", needed, scope=direction, details={})
+        return {"direction": direction, "warmup_steps": 0, "curve": True}, [ended(), latency, row]
+
+    table = warmup_view.curve_table(measured("warmup", [case("a", 1.0), case("b", None), case("c", 0.0)]))
+    assert list(table["phase"]) == ["warm-up", "steady", "steady", *["not settled"] * 3, *["steady"] * 3]
+    assert list(table["step"]) == [1, 2, 3] * 3 and list(table["ms"]) == [9, 5, 2] * 3
+    assert list(table["direction"]) == [*"aaabbbccc"]
+
+
+def test_the_losses_are_counted_from_the_first_step(measured):
+    factors = SIZES | {"name": "tiny", "attention_type": "dense"}
+    loss = Measurement("loss", 2.0, samples=(5.0, 3.0, 1.0), scope="training")
+    table = model_tables.loss_table(measured("model", [(factors, [ended(), loss])]))
+    shown = table[["series", "step", "loss", "name", "seq_len"]].to_numpy().tolist()
+    assert shown == [["tiny (dense, float32)", step, 7 - 2 * step, "tiny", 64] for step in (1, 2, 3)]
+
+
+def test_cells_are_for_people():
+    table = pd.DataFrame(
+        {"a": [12.0, float("nan")], "a_low": [11.0, 1.0], "a_high": [15.0, 2.0], "flags": [["x", "y"], []],
+         "b": [True, None], "c": [0.5, 2.0], "c_low": [0.25, 1.0], "hidden": [1, 2]}
+    )  # fmt: skip
+    shown = tables.readable(table, {"c": "C", "a": "A [95 %]", "flags": "F", "b": "B", "none": "N"})
+    assert list(shown.columns) == ["C", "A [95 %]", "F", "B"]
+    assert shown.to_numpy().tolist() == [["0.5000", "12.0 [11.0 … 15.0]", "x, y", "True"], ["2", "—", "", ""]]
+
+
+def test_energy_above_idle_is_shared_out_as_the_windows_energy_is(measured):
+    def row(metric, low, value, high, scope="decode", **rest):
+        return Measurement(
+            metric, value, low, high, 1.0, 1, method="rapl", scope=scope, details={"of": "package"}, **rest
+        )
+
+    factors = SIZES | {"name": "tiny", "phase": "decode"}
+    found = [ended(), Measurement("tokens_per_second", 75.0, scope="decode", method="window")]
+    found += [row("energy", 36, 40, 50), row("power", 18, 20, 25), row("power", 6, 8, 9, "idle")]
+    found += [row("energy_per_token", 0.18, 0.2, 0.25), row("energy_delay", 70, 80, 100), row("net_energy", 12, 24, 30)]
+    other = Measurement("energy", 7.0, 5.0, 9.0, 1.0, 1, method="rapl_dram", scope="decode", details={"of": "dram"})
+    package, dram = energy_table(measured("energy", [(factors, [*found, other])])).to_dict("records")
+    numbers = {
+        "energy": 40, "energy_low": 36, "energy_high": 50, "power": 20, "power_low": 18, "power_high": 25,
+        "idle_power": 8, "idle_power_low": 6, "idle_power_high": 9, "energy_per_token": 0.2, "energy_delay": 80,
+        "net_per_token": 0.12, "net_per_token_low": 0.06, "net_per_token_high": 0.15, "tokens_per_second": 75,
+    }  # fmt: skip
+    assert {name: package[name] for name in numbers} == pytest.approx(numbers)
+    assert (package["of"], dram["of"], dram["energy"], package["batch_size"]) == ("package", "dram", 7, 3)
+    assert pd.isna(dram["power"]) and pd.isna(dram["net_per_token"])
+
+
+def test_the_cost_of_looking_has_its_wall_and_its_processor_time(measured):
+    def row(mode, wall, cpu, closest):
+        details = {"threads": 0.005, "cpu": cpu, "plain_ms": 4.0, "pass_ms": closest}
+        return Measurement("overhead", wall[1], wall[0], wall[2], 0.95, 17, scope=f"decode {mode}", details=details)
+
+    factors = SIZES | {"name": "tiny", "phase": "decode"}
+    found = [
+        ended(),
+        row("deep", (0.01, 0.02, 0.04), (0.03, 0.05, 0.06), 8.0),
+        row("again", (-0.01, 0.0, 0.01), (0, 0, 0), None),
+    ]
+    rows = measured("energy", [(factors, found)])
+    deep, again = layers.overhead_table(rows).to_dict("records")
+    numbers = {"wall": 0.02, "wall_low": 0.01, "wall_high": 0.04, "cpu": 0.05, "cpu_low": 0.03, "cpu_high": 0.06}
+    numbers |= {"threads": 0.005, "plain_ms": 4, "pass_ms": 8, "n": 17}
+    assert {name: deep[name] for name in numbers} == numbers and pd.isna(again["pass_ms"])
+    shown = tables.readable(layers.overhead_words(rows), layers.OVERHEAD_COLUMNS).iloc[0].to_list()
+    assert shown == [
+        "tiny",
+        "decode",
+        "64",
+        "deep",
+        "+2.0% [+1.0% … +4.0%]",
+        "+5.0% [+3.0% … +6.0%]",
+        "0.50%",
+        "4",
+        "8",
+        "17",
+    ]
+    (line,) = map(str, layers.layer_words(rows))
+    assert line == "decode, n = 64: profiling costs: deep 2.00 [1.00 … 4.00] %."
+
+
+def test_a_layer_has_its_energy_its_share_and_its_calls(measured):
+    def layer(name, ms, share):
+        details = {"layer": name, "share": share, "operations_ms": {"gate": 3.0, "up": 1.0}, "deep_passes": 5}
+        return Measurement("layer_time", ms, ms - 1, ms + 2, 0.95, 7, scope=f"decode {name}", details=details)
+
+    joules = Measurement("layer_energy", 2.0, 1.0, 5.0, 1.0, 1, scope="decode head", method="attributed")
+    factors = SIZES | {"name": "tiny", "phase": "decode"}
+    rows = measured("energy", [(factors, [ended(), layer("blocks.0", 30.0, 0.75), layer("head", 10.0, 0.25), joules])])
+    first, head = layers.layer_table(rows).to_dict("records")
+    numbers = {
+        "ms": 10,
+        "low": 9,
+        "high": 12,
+        "share": 0.25,
+        "calls": 7,
+        "place": 1,
+        "joules": 2,
+        "joules_low": 1,
+        "joules_high": 5,
+    }
+    assert {name: head[name] for name in numbers} == numbers and pd.isna(first["joules"])
+    assert (head["case"], head["source"], first["place"], first["layer"]) == (
+        "decode, n = 64",
+        "attributed",
+        0,
+        "blocks.0",
+    )
+    operations = layers._operations(rows)
+    assert list(operations["share"]) == [0.75, 0.25] * 2 and set(operations["passes"]) == {5}
+    assert list(operations["joules"][2:]) == ["0.75 to 3.8 J", "0.25 to 1.2 J"]

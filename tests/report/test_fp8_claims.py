@@ -1,0 +1,103 @@
+"""No verdict on FP8 claims more than its intervals."""
+
+import pytest
+
+from nanolib.measurement import Measurement, Provenance
+from tests.report.cases import (
+    fp8_case,
+    parity_case,
+    timed,
+)
+
+
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [
+        ({1: 4, 2: 4, 4: 4}, "FP8 pays from size 1 on: at best 2.00 [1.40 … 3.00] times"),
+        ({1: 8, 2: 4, 4: 4}, "FP8 pays from size 2 on"),
+        ({1: 4, 2: 8, 4: 4}, "FP8 pays from size 4 on"),
+        ({1: 4, 2: 4, 4: 8}, "FP8 pays at size 1 and size 2 and is not seen to at the largest size"),
+        ({1: 8, 2: 8, 4: 8}, "FP8 is not seen to pay at any size measured: at best 1.00 [0.778 … 1.29] times"),
+        ({1: 16, 2: 16, 4: 16}, "FP8 does not pay at any size measured: at best 0.500 [0.412 … 0.600] times"),
+    ],
+)
+def test_fp8_pays_where_its_whole_range_is_above_one_and_from_there_on(say, times, said):
+    cases = []
+    for size in (4, 1, 2):
+        cases.append(fp8_case(size, "bfloat16", 7, 8, 9))
+        cases.append(fp8_case(size, "fp8_rowwise", {4: 3, 8: 7, 16: 15}[times[size]], times[size], times[size] + 1))
+    line = say("fp8", cases)[0]
+    assert line.startswith(f"inference: {said}")
+    assert (", where Amdahl allows 1.75." in line) == ("FP8 pays" in line)
+
+
+@pytest.mark.parametrize(
+    ("endings", "said"),
+    [
+        ([("unsupported", "no tensor cores"), ("unsupported", "none")], "FP8 gains no time here: no tensor cores."),
+        ([("unsupported", ""), ("unsupported", "none")], "FP8 gains no time here: none."),
+        ([("unsupported", "no tensor cores"), ("oom", "too large")], "No FP8 case gave a time: no tensor cores."),
+        ([("error", "")], "No FP8 case gave a time: no fp8 case was run to its end."),
+    ],
+)
+def test_why_fp8_gives_no_time_is_said_with_the_first_reason(say, endings, said):
+    cases = [fp8_case(1, "bfloat16", 7, 8, 9)]
+    for size, (status, message) in enumerate(endings, 1):
+        factors, _ = fp8_case(size, "fp8_rowwise", 1, 2, 3)
+        cases.append((factors, [Measurement("case_time", 1.0, n=1, status=status, message=message, method="last")]))
+    assert say("fp8", cases)[0].startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("other", "who"),
+    [((7, 8, 9), "(size 1 in fp8_a)"), ((4.5, 5, 6), "(size 1 in fp8_a and size 1 in fp8_b, not told apart)")],
+)
+def test_the_best_recipe_of_fp8_is_named_with_those_it_cannot_be_told_from(say, other, who):
+    base, best = fp8_case(1, "bfloat16", 19.9, 20, 20.1), fp8_case(1, "fp8_a", 4, 4.9, 5)
+    assert f"times bf16 {who}" in say("fp8", [base, fp8_case(1, "fp8_b", *other), best])[0]
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ((6, 7, 7.9), "The smallest product that gains with its cast is 2 x 3 x 5: 1.29 [1.01 … 1.67] times."),
+        ((6, 7, 8), "No product measured is seen to gain from fp8 once its cast is paid."),
+        ((10, 11, 12), "No product measured is seen to gain from fp8 once its cast is paid."),
+        ((11, 12, 13), "No product measured gains from fp8 once its cast is paid."),
+    ],
+)
+def test_a_product_gains_when_the_whole_range_with_its_cast_is_above_one(say, ends, said):
+    cases = [({"m": 2, "k": 3, "n": 5, "precision": "bfloat16"}, [timed("product", 8, 9, 10)])]
+    fp8 = [timed("product", 1, 2, 3), timed("product_with_cast", *ends)]
+    cases.append(({"m": 2, "k": 3, "n": 5, "precision": "fp8"}, fp8))
+    if "smallest" in said:  # a larger one gains more
+        for larger in (
+            {"m": 4, "k": 3, "n": 5},
+            {"m": 1, "k": 3, "n": 60},
+            {"m": 60, "k": 1, "n": 3},
+            {"m": 8, "k": 1, "n": 8},
+        ):
+            cases.append((larger | {"precision": "bfloat16"}, [timed("product", 80, 90, 100)]))
+            cases.append((larger | {"precision": "fp8"}, fp8))
+    assert said in say("fp8", cases)
+
+
+def test_formats_are_told_the_least_noisy_first(say):
+    cases = [
+        (
+            {"variant": name},
+            [Measurement(metric, value, n=1, scope="a forward") for metric in ("relative_error", "sqnr")],
+        )
+        for name, value in (("coarse", 20.0), ("fine", 40.0), ("middling", 30.0))
+    ]
+    assert "fine 40.0 dB, middling 30.0 dB, coarse 20.0 dB" in " ".join(say("fp8", cases))
+
+
+def test_parity_is_told_with_its_pairs_and_a_control_that_was_not_found_worse_takes_the_trust(say):
+    arm = parity_case("row_wise", "equivalent", 0.0005, provenance=Provenance.EMULATED)
+    lines = say("fp8", [arm, parity_case("off_by_2", "worse", 0.5, control=True)])
+    assert lines[0].startswith("row wise (emulated): equivalent after 400 steps: 5.00e-04 [-0.00150 … 0.00150]")
+    assert lines[0].endswith("nats per byte above bf16, margin 0.0025, 3 pairs.")
+    assert not any("The control" in line for line in lines)
+    lines = say("fp8", [arm, parity_case("off_by_2", "inconclusive", 0.5, control=True)])
+    assert any(line.startswith("The control off by 2 was not found worse") for line in lines)

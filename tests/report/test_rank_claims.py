@@ -1,0 +1,99 @@
+"""No verdict across ranks claims more than its intervals."""
+
+import pytest
+
+from nanolib.measurement import Measurement, exact
+from tests.report.cases import (
+    COMPUTING,
+    CORES,
+    decode_case,
+    timed,
+)
+
+
+@pytest.mark.parametrize(
+    ("ring", "gather", "said"),
+    [
+        ((9.6, 11, 13), (10, 12, 30), "fused is the fastest: 9.00 [8.00 … 9.50] ms per token"),
+        ((9.5, 11, 13), (10, 12, 30), "fused and ring cannot be told apart: fused 9.00 [8.00 … 9.50] ms per token"),
+        ((9.6, 11, 13), (9, 12, 30), "fused and gather cannot be told apart"),
+        ((9, 11, 13), (9, 12, 30), "fused, ring and gather cannot be told apart"),
+    ],
+)
+def test_the_fastest_form_across_ranks_overlaps_no_other(say, ring, gather, said):
+    forms = {"gather": (gather, 1, COMPUTING), "ring": (ring, 3, COMPUTING), "fused": ((8, 9, 9.5), 2, COMPUTING)}
+    alone = decode_case({"fused": ((26, 27, 30), 0, COMPUTING)}, world=1)
+    fewer = decode_case({"ring": ((1, 2, 3), 2, COMPUTING)}, world=2)
+    crowded = decode_case({"ring": ((1, 2, 3), 2, COMPUTING)}, world=8, flags=(CORES,))
+    line = say("distributed", [alone, decode_case(forms), fewer, crowded])[0]
+    assert line.startswith(f"Decoding over 4,096 keys, float32: on 4 ranks {said}")
+    assert line.endswith("; 75% parallel efficiency [68% … 94%] (100 % = perfect scaling).")
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ([(3.1, 5, 6), (1, 1.2, 1.4), (1, 1.3, 1.6)], "compute-bound: compute 5 ms, wait 1.200 ms, communication 1.300 ms, and"),
+        ([(2.9, 5, 6), (1, 1.2, 1.4), (1, 1.3, 1.6)], "what bounds it cannot be told: compute 5 ms"),
+        ([(1, 1.5, 1.9), (1.7, 3, 4), (0.3, 1, 1.6)], "bound by waiting: compute 1.500 ms"),
+        ([(1, 1.5, 2), (1.7, 3, 4), (0.3, 1, 1.6)], "what bounds it cannot be told"),
+        ([(1, 1.5, 1.9), (1.6, 3, 4), (0.5, 1, 1.6)], "what bounds it cannot be told"),
+        ([(1, 1.5, 1.9), (0.3, 1, 1.6), (1.7, 3, 4)], "communication-bound: compute 1.500 ms, wait 1 ms, communication 3 ms, 55%."),
+        ([(1, 1.5, 1.9), (0.5, 1, 1.6), (1.5, 3, 4)], "what bounds it cannot be told"),
+    ],
+)  # fmt: skip
+def test_what_bounds_a_token_is_said_when_the_intervals_of_its_parts_tell(say, parts, said):
+    lines = say("distributed", [decode_case({"fused": ((8, 9, 9.5), 2, parts)})])
+    assert lines[1].startswith(f"Decoding over 4,096 keys, float32: {said}")
+
+
+@pytest.mark.parametrize(
+    ("other", "rounds", "said"),
+    [
+        ((9, 11, 13), 1, "Next: one message meets 1 time(s)."),
+        ((9.6, 11, 13), 1, "Next: longer sequences per rank, or fewer ranks."),
+        ((9, 11, 13), 2, "Next: longer sequences per rank, or fewer ranks."),
+    ],
+)
+def test_a_form_with_fewer_rounds_is_advised_unless_it_was_slower(say, other, rounds, said):
+    sending = [(1, 1.5, 1.9), (0.3, 1, 1.6), (1.7, 3, 4)]
+    forms = {"one_message": (other, rounds, sending), "fused": ((8, 9, 9.5), 2, sending)}
+    assert say("distributed", [decode_case(forms)])[1].endswith(said)
+
+
+def test_without_cores_or_several_ranks_no_form_is_the_fastest(say):
+    forms = {"fused": ((8, 9, 9.5), 2, COMPUTING), "ring": ((18, 19, 20), 2, COMPUTING)}
+    (line,) = say("distributed", [decode_case(forms, flags=(CORES,))])
+    assert "speed is not" in line and "fastest" not in line
+    (line,) = say("distributed", [decode_case(forms, world=1)])
+    assert "only one rank was measured" in line and "fastest" not in line
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        ((5.1, 6, 7), "ring on 4 ranks is the fastest across ranks"),
+        ((5, 6, 7), "ring on 4 ranks and zigzag on 4 ranks cannot be told apart"),
+    ],
+)
+def test_a_form_for_whole_sequences_is_told_with_those_that_tie_with_it(say, second, said):
+    found = [exact("peak_memory", 8.0, scope="dense forward"), exact("peak_memory", 2.0, scope="ring forward")]
+    found += [timed("dense forward", 14, 15, 17), timed("zigzag forward", *second), timed("ring forward", 3, 4, 5)]
+    case = {"seq_len": 2048, "dtype": "float32", "world_size": 4, "prefill_forms": ["ring", "zigzag"], "batch_size": 3}
+    (line,) = say("distributed", [(case, found)])
+    took = "ring on 4 ranks takes 4.00 [3.00 … 5.00] ms, one rank 15.0 [14.0 … 17.0] ms (faster)"
+    assert line == f"Over 2,048 tokens, forward: {said}: {took}; its peak is 0.25 of one rank's."
+
+
+@pytest.mark.parametrize(
+    ("low", "zero"), [(0.1, ""), (0.0, ", not distinguishable from zero"), (-1.0, ", not disting")]
+)
+def test_communication_that_is_not_hidden_is_held_against_zero(say, low, zero):
+    found = [timed("alone", 7, 8, 9), timed("ddp", 15, 16, 20)]
+    found.append(Measurement("exposed_communication", 4.0, low, 6.0, 0.95, 20, scope="ddp"))
+    case = {"name": "tiny", "world_size": 4, "strategies": ["ddp"], "batch_size": 3, "seq_len": 64}
+    (line,) = say("distributed", [(case, found)])
+    assert line.startswith("Training tiny on 4 ranks with ddp: 4.00 [")
+    assert f" ms of a step (25%) is communication that computing does not hide{zero}" in line
+    assert ("not distinguishable" in line) == bool(zero)
+    assert line.endswith(": efficiency 0.500 [0.350 … 0.600].")
