@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nanolib.measurement import BadInput, RunStatus, Status, did_you_mean
 from nanolib.store.checks import BROKEN, COLUMNS, read_row, trace_condition
+from nanolib.store.identity import gone
 from nanolib.store.needs import lacking
 from nanolib.store.schema import HAS_RUN, LISTED, NAMED, REAL, TRACE_TABLES
 
@@ -80,7 +81,7 @@ class Reader(Connection):
         return pd.concat(full, ignore_index=True) if full else pd.DataFrame(columns=["run_id", "case_id", *columns])
 
     def runs(self, where: str = "1", values: Iterable[Any] = ()) -> pd.DataFrame:
-        """The runs, newest last; JSON columns parsed.
+        """The runs, newest last; JSON columns parsed. One whose process is gone is `interrupted`, whatever it said last.
 
         Args:
             where: An SQL condition with `?` for values; never built from input.
@@ -91,6 +92,11 @@ class Reader(Connection):
             run_id = frame.loc[place, "run_id"] or _PLACE.format(frame.loc[place, "rowid"])
             told = f"this run is broken: {_which(why)}; nano clean --run {short_name(run_id)} removes it"
             frame.loc[place, ["run_id", "status", "message"]] = run_id, BROKEN, told
+        dead = [
+            status == RunStatus.RUNNING and gone(process, self.path)
+            for status, process in zip(frame["status"], frame["process"], strict=True)
+        ]
+        frame.loc[dead, "status"] = RunStatus.INTERRUPTED.value
         return frame.drop(columns="rowid")
 
     def runs_of(self, run_ids: Iterable[str]) -> pd.DataFrame:
