@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from nanolib.measurement import METRICS, BadInput, Measurement, RunStatus
+from nanolib.measurement import METRICS, MOST_LABEL, BadInput, Measurement, RunStatus, shown
 from nanolib.scratch import Scratch
 from nanolib.store.connection import open_for_reading, opening, version_of
 from nanolib.store.copying import write_copy
@@ -65,7 +65,11 @@ class Store(Reader):
 
         Returns:
             Its run_id.
+
+        Raises:
+            BadInput: Its label or suite is too long, or the file cannot be written.
         """
+        _check_names({"label": run.label, "suite": run.suite})
         machine = dict(run.machine)
         status = RunStatus.DONE if run.rows else RunStatus.RUNNING
         with self.transaction() as db:
@@ -157,6 +161,7 @@ class Store(Reader):
         allowed = {"status", "message", "duration_s", "process", "launch", "cases", "label", "suite"}
         if unknown := set(values) - allowed:
             raise BadInput(f"run: {', '.join(sorted(unknown))} cannot be set; only {', '.join(sorted(allowed))} can")
+        _check_names(values)
         settings = ", ".join(f"{name} = ?" for name in values)
         with self.transaction() as db:
             db.execute(f"UPDATE runs SET {settings} WHERE run_id = ?", (*values.values(), run_id))
@@ -366,6 +371,12 @@ def _migrated(path: Path) -> Iterator[Path]:
             other.backup(connection)
         Store(copy).close()
         yield copy
+
+
+def _check_names(values: Mapping[str, Any]) -> None:
+    for name in {"label", "suite"} & values.keys():
+        if len(values[name]) > MOST_LABEL:
+            raise BadInput(f"run: {name} {shown(values[name])} will not do; give at most {MOST_LABEL} characters")
 
 
 def _json(value: Any) -> str:
