@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -59,6 +60,10 @@ class Held(enum.StrEnum):
     TEMPORARIES = "temporaries"
     GATHERED = "gathered weights"
     UNATTRIBUTED = "unattributed"
+
+
+RUN_ID = re.compile("-".join(f"[0-9a-f]{{{n}}}" for n in (8, 4, 4, 4, 12)))  # a UUID; people see its first part
+MOST_LABEL = 200  # characters of what people call a run
 
 
 class RunStatus(enum.StrEnum):

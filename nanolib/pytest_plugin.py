@@ -107,13 +107,13 @@ class _Recorder:
             from nanolib.meters.machine import resolve_device, this_machine
             from nanolib.meters.quiet import disturbances
             from nanolib.run.lock import device_lock
-            from nanolib.run.sweep import SweepRun, git_revision, mark_dead_runs, new_run
+            from nanolib.run.sweep import SweepRun, git_revision, new_run
             from nanolib.store import Store
 
             device = resolve_device(self.params.device)
             self._open.enter_context(device_lock(device, f"{EXPERIMENT} {self.params.label}".strip()))
             store = self._open.enter_context(Store())
-            mark_dead_runs(store)
+            store.mark_dead_runs()
             run = new_run(EXPERIMENT, self.params, this_machine(), device, self._cases, disturbances(device))
             run = replace(run, git_revision=git_revision(self._root))
             self._run = SweepRun(store, store.add(run))

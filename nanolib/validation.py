@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 import pydantic
 import yaml
 
-from nanolib.measurement import BadInput, did_you_mean, shown
+from nanolib.measurement import MOST_LABEL, RUN_ID, BadInput, did_you_mean, shown
 
 _REMEDY = {
     "greater_than": "give a number above {gt}",
@@ -56,16 +56,13 @@ _UNPRINTABLE = (
 )  # control characters, those that turn text around, half characters, line ends
 
 
-_RUN_ID = re.compile("-".join(f"[0-9a-f]{{{n}}}" for n in (8, 4, 4, 4, 12)))
-
-
 def free_label(text: str) -> str:
     """`text`, when it does not name runs already.
 
     Raises:
         ValueError: It does.
     """
-    if text in ("all", "latest") or text.startswith("latest~") or _RUN_ID.fullmatch(text):
+    if text in ("all", "latest") or text.startswith("latest~") or RUN_ID.fullmatch(text):
         raise ValueError(f"{shown(text)} names runs already; choose another")
     return text
 
@@ -76,8 +73,8 @@ def label_of(name: str, text: str) -> str:
     Raises:
         BadInput: It cannot, or is longer.
     """
-    if len(text) > 200:
-        raise BadInput(f"{name}: {shown(text)} will not do; give at most 200 characters")
+    if len(text) > MOST_LABEL:
+        raise BadInput(f"{name}: {shown(text)} will not do; give at most {MOST_LABEL} characters")
     if complaint := _misfit(text):
         raise BadInput(f"{name}: {complaint}")
     try:

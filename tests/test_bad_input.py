@@ -208,6 +208,7 @@ PARAMS_FILES = {
     "latin.yml": b"label: \xe9",
     "empty.txt": b"",
 }
+LONG = "x" * 5000
 WITH_DATABASE = [
     ("report nowhere --to HERE/report", "'nowhere'"),
     ("report latest~9 --to HERE/report", "'latest~9'"),
@@ -222,6 +223,13 @@ WITH_DATABASE = [
     ("compare latest latest --chart HERE/x.doc", "x.doc"),
     ("compare latest latest --json HERE/ok.json --markdown HERE/none/x.md", "none is no folder; make it or name"),
     ("ab . . --call json:dumps --json HERE/none/x.json", "none is no folder; make it or name another"),
+    (f"compare {LONG} latest", "xxx' is not in the database"),
+    (f"compare {LONG}/{LONG} latest", "File name too long; name another place"),
+    (f"export HERE/x.json --run {LONG}", "xxx' is not in the database"),
+    (f"clean --run latest~{LONG}", "xxx' is not there; the database holds 1 launch(es) of attention"),
+    (f"reproduce {LONG}", "File name too long; name another place"),
+    (f"{LONG}", "No such command"),
+    (f"report --to HERE/{LONG}", "cannot be made (File name too long); name another folder"),
     ("history nowhere", "no run of nowhere is in the database; it holds attention"),
     ("history --metric speed", "'speed'"),
     ("clean --older-than nan", "--older-than: 'nan' will not do"),
@@ -304,4 +312,5 @@ def test_it_is_told_in_one_line_and_the_database_stays_as_it_is(tmp_path, here, 
     assert ended.exit_code == 2, ended.output
     assert said in ended.output, ended.output
     assert len(ended.output.strip().splitlines()) == 1 and "Traceback" not in ended.output
+    assert LONG not in ended.output
     assert _files(tmp_path) == before

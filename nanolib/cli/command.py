@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_ENDLESS = re.compile(r"(\S{100})\S{400,}(\S{100})")  # longer than any name of a file
 _NUMBER = re.compile(r"[-+]?\d|—$|yes$|no$")  # what a column of numbers holds
 EXIT_OK, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
 EXIT_CLOSED = 141  # as of what SIGPIPE ends: 1 would tell of a regression
@@ -84,6 +85,11 @@ def echo(*lines: Any, err: bool = False, whole: bool = False) -> None:
         click.echo(line, err=err)
 
 
+def complain(*lines: str) -> None:
+    """Print to the standard error what is wrong, a line each; of an endless word its two ends."""
+    echo(*("nano: " + _ENDLESS.sub(r"\1...\2", line) for line in lines), err=True)
+
+
 def columns(unlimited: int = sys.maxsize) -> int:
     """How many characters a line of the terminal has, or COLUMNS says; `unlimited` where it is neither."""
     limited = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
@@ -132,21 +138,20 @@ def handle_errors(command: Callable[..., Any]) -> Callable[..., Any]:
             remove_left_behind(Path(tempfile.gettempdir()))
             return command(*args, **kwargs)
         except BadInput as error:
-            for line in error.lines:
-                echo(f"nano: {line}", err=True)
+            complain(*error.lines)
             sys.exit(EXIT_BAD_INPUT)
         except sqlite3.DatabaseError as error:
-            echo(f"nano: database: {database_path()} cannot be used ({error}); move it away or name another", err=True)
+            complain(f"database: {database_path()} cannot be used ({error}); move it away or name another")
             sys.exit(EXIT_BAD_INPUT)
         except BrokenPipeError:  # whoever read has seen enough; what is left to flush goes nowhere
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(EXIT_CLOSED)
         except OSError as error:
             remedy = "free space there, or name another place" if error.errno in _FULL else "name another place"
-            echo(f"nano: {error.filename or output_folder()}: {error.strerror or error}; {remedy}", err=True)
+            complain(f"{error.filename or output_folder()}: {error.strerror or error}; {remedy}")
             sys.exit(EXIT_BAD_INPUT)
         except KeyboardInterrupt:
-            echo("nano: stopped", err=True)
+            complain("stopped")
             sys.exit(EXIT_INTERRUPTED)
 
     return wrapped
@@ -238,7 +243,7 @@ class Commands(click.Group):
         except click.exceptions.NoArgsIsHelpError as error:
             error.show()
         except BadInput as error:
-            echo(*(f"nano: {line}" for line in error.lines), err=True)
+            complain(*error.lines)
         except click.ClickException as error:
             context = getattr(error, "ctx", None)
             path = context.command_path if context else "nano"
@@ -246,7 +251,7 @@ class Commands(click.Group):
 
             meant = hint(error, list(args[0] if args else kwargs.get("args") or sys.argv[1:]))
             said = f"No such option {error.option_name!r}." if meant else " ".join(error.format_message().split())
-            echo(f"nano: {said} {meant or f'See: {path} --help'}", err=True)
+            complain(f"{said} {meant or f'See: {path} --help'}")
         except click.Abort:
             sys.exit(EXIT_INTERRUPTED)
         sys.exit(EXIT_BAD_INPUT)

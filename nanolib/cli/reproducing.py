@@ -22,7 +22,7 @@ from nanolib.cli.command import (
     use_output,
 )
 from nanolib.cli.comparing import echo_findings, have_folders, write_text
-from nanolib.measurement import BadInput, shown
+from nanolib.measurement import MOST_LABEL, BadInput, printable, shown
 from nanolib.paths import DATABASE, checkout, expanded
 
 
@@ -58,7 +58,7 @@ def reproduce(
     with Store(file, create=False) as store:
         runs = store.runs_of(store.newest_runs())
         there = store.measurements(list(runs["run_id"]))
-    jobs, refused = _jobs(runs, label or f"reproduce {Path(name).name}")
+    jobs, refused = _jobs(runs, label or printable(f"reproduce {Path(name).name}")[:MOST_LABEL])
     if not jobs:
         why = "; ".join(f"{experiment}: {reason}" for experiment, reason in refused.items()) or "it holds no run"
         raise BadInput(f"reference: {shown(name)} holds nothing that can be run here ({why}); name another")

@@ -154,10 +154,7 @@ def clean(days: float | None, keep: int | None, names: tuple[str, ...], dry_run:
     use_output(output)
     if days is None and keep is None and not names:
         raise BadInput("--older-than, --keep, --run: none is given; say which runs to delete, such as --older-than 30d")
-    from nanolib.run.sweep import mark_dead_runs
-
     with Store(create=False) as store:
-        mark_dead_runs(store)
         named = {run_id for name in names for run_id in store.resolve(name)}
         known = store.runs()
         gone = store.cleanup_old_runs(days, max_runs=keep, run_ids=named, dry_run=dry_run)

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nanolib.measurement import BadInput, printable
-from nanolib.run.identity import alive, pid_of, process_name
+from nanolib.store.identity import alive, pid_of, process_name
 
 _POLL_S = 0.2
 _LONGEST = 4096  # bytes of what a holder says

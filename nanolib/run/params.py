@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import pydantic
 
 from nanolib.config import ATTENTION_KINDS, DTYPES, PRESETS, NanoConfig
-from nanolib.measurement import BadInput, did_you_mean, shown
+from nanolib.measurement import MOST_LABEL, BadInput, did_you_mean, shown
 from nanolib.meters.layers.trace import SORTS
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.time.latency import Collect
@@ -66,7 +66,7 @@ class Params(StrictModel):
     trace_sort: Literal[SORTS] = "self_cpu_time_total"  # type: ignore[valid-type]
     trace_top: int = pydantic.Field(20, gt=0, le=10_000)
     suite: str = pydantic.Field("", max_length=200)
-    label: str = pydantic.Field("", max_length=200)
+    label: str = pydantic.Field("", max_length=MOST_LABEL)
     resume: bool = False
     _collect: Collect | None = pydantic.PrivateAttr(None)
 

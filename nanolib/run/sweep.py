@@ -30,7 +30,6 @@ from nanolib.meters.quiet import disturbances
 from nanolib.meters.time.collector import settled_heap
 from nanolib.run.case import Case
 from nanolib.run.ceilings import CeilingCase
-from nanolib.run.identity import alive, host, process_name
 from nanolib.run.launch import LAUNCH_VARIABLE, PART_VARIABLE
 from nanolib.run.lock import device_lock, lock_path
 from nanolib.run.outcome import Outcome, attempt, one_line
@@ -38,6 +37,7 @@ from nanolib.run.params import Params
 from nanolib.run.worker import Cancelled, run_in_process, was_killed
 from nanolib.run.workload import measure_case
 from nanolib.store import Run, Store
+from nanolib.store.identity import alive, process_name
 from nanolib.store.traces import recording
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def measure(
             locks.enter_context(device_lock(each, f"{name} {params.label}".strip(), **waiting))
         store = store or Store()
         machine = this_machine()
-        mark_dead_runs(store)
+        store.mark_dead_runs()
         disturbed = disturbances(device)
         for line in disturbed:
             print(printable(f"not a quiet machine: {line}"), file=sys.stderr, flush=True)
@@ -339,14 +339,6 @@ def _say_resumed(store: Store, run_id: str, cases: Sequence[Case]) -> None:
         file=sys.stderr,
         flush=True,
     )
-
-
-def mark_dead_runs(store: Store) -> None:
-    """Runs of this machine that say `running` though their process is gone become `interrupted`."""
-    runs = store.runs("status = ?", (RunStatus.RUNNING,))
-    for run_id, process in zip(runs.run_id, runs.process, strict=True):
-        if process.startswith(host()) and not alive(process):
-            store.update_run(run_id, status=RunStatus.INTERRUPTED, message="its process ended before the run did")
 
 
 @functools.cache

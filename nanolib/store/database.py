@@ -12,14 +12,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from nanolib.measurement import METRICS, BadInput, Measurement, RunStatus
+from nanolib.measurement import METRICS, MOST_LABEL, BadInput, Measurement, RunStatus, shown
 from nanolib.scratch import Scratch
 from nanolib.store.connection import open_for_reading, opening, version_of
 from nanolib.store.copying import write_copy
-from nanolib.store.deleting import delete_runs
+from nanolib.store.deleting import delete_runs, old_runs
 from nanolib.store.files import address
+from nanolib.store.identity import gone
 from nanolib.store.merging import check_objects, guarded, merge_all
-from nanolib.store.reading import Reader, run_name, short_name
+from nanolib.store.reading import Reader
 from nanolib.store.schema import SCHEMA_VERSION, Run, marks
 from nanolib.store.traces import Trace, TraceWriter
 
@@ -64,7 +65,11 @@ class Store(Reader):
 
         Returns:
             Its run_id.
+
+        Raises:
+            BadInput: Its label or suite is too long, or the file cannot be written.
         """
+        _check_names({"label": run.label, "suite": run.suite})
         machine = dict(run.machine)
         status = RunStatus.DONE if run.rows else RunStatus.RUNNING
         with self.transaction() as db:
@@ -156,6 +161,7 @@ class Store(Reader):
         allowed = {"status", "message", "duration_s", "process", "launch", "cases", "label", "suite"}
         if unknown := set(values) - allowed:
             raise BadInput(f"run: {', '.join(sorted(unknown))} cannot be set; only {', '.join(sorted(allowed))} can")
+        _check_names(values)
         settings = ", ".join(f"{name} = ?" for name in values)
         with self.transaction() as db:
             db.execute(f"UPDATE runs SET {settings} WHERE run_id = ?", (*values.values(), run_id))
@@ -261,6 +267,14 @@ class Store(Reader):
             finally:
                 self.connection.execute("DETACH DATABASE other")
 
+    def mark_dead_runs(self) -> None:
+        """Runs that say `running` though their process is gone become `interrupted`."""
+        for run_id, process in self.connection.execute(
+            "SELECT run_id, process FROM runs WHERE status = 'running'"
+        ).fetchall():
+            if gone(str(process), self.path):
+                self.update_run(run_id, status=RunStatus.INTERRUPTED, message="its process ended before the run did")
+
     def cleanup_old_runs(
         self,
         max_age_days: float | None = 30,
@@ -286,24 +300,10 @@ class Store(Reader):
         for name, value in (("max_age_days", max_age_days), ("max_runs", max_runs)):
             if value is not None and not value >= 0:
                 raise BadInput(f"{name}: {value!r} will not do; give 0 or more")
-        query = "SELECT rowid, run_id, status, julianday('now') - julianday(started) FROM runs ORDER BY rowid"
-        runs = [(at, run_name(at, run_id), *rest) for at, run_id, *rest in self.connection.execute(query).fetchall()]
-        kept = len(runs) if max_runs is None else max_runs
-        for _, run_id, status, _ in runs:
-            if run_id in run_ids and status == RunStatus.RUNNING:
-                raise BadInput(f"run: {short_name(run_id)} is in flight; stop it first")
-        old = {
-            at: run_id
-            for place, (at, run_id, status, age) in enumerate(runs)
-            if status != RunStatus.RUNNING
-            and (
-                (max_age_days is not None and age is not None and age > max_age_days)
-                or len(runs) - place > kept
-                or run_id in run_ids
-            )
-        }
+        old = old_runs(self, max_age_days, max_runs, run_ids)
         if not dry_run:
             self.commit_transaction()
+            self.mark_dead_runs()
             delete_runs(self, old)
         return list(old.values())
 
@@ -371,6 +371,12 @@ def _migrated(path: Path) -> Iterator[Path]:
             other.backup(connection)
         Store(copy).close()
         yield copy
+
+
+def _check_names(values: Mapping[str, Any]) -> None:
+    for name in {"label", "suite"} & values.keys():
+        if len(values[name]) > MOST_LABEL:
+            raise BadInput(f"run: {name} {shown(values[name])} will not do; give at most {MOST_LABEL} characters")
 
 
 def _json(value: Any) -> str:

@@ -2,13 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
-from nanolib.measurement import RunStatus
+from nanolib.measurement import BadInput, RunStatus
 from nanolib.store.connection import Connection, value_of
+from nanolib.store.identity import gone
+from nanolib.store.reading import run_name, short_name
 from nanolib.store.schema import HAS_RUN, TRACE_TABLES
 
 _STEP_ROWS, _STEP_PAGES = 1_000_000, 20_000  # freed at once, a second or two, while others wait
+
+
+def old_runs(
+    database: Connection, max_age_days: float | None, max_runs: int | None, run_ids: Collection[str]
+) -> dict[int, str]:
+    """Place in the table → run_id of the runs that may go, oldest first; arguments as in `Store.cleanup_old_runs`.
+
+    Raises:
+        BadInput: One of `run_ids` is in flight.
+    """
+    query = "SELECT rowid, run_id, status, process, julianday('now') - julianday(started) FROM runs ORDER BY rowid"
+    runs = [
+        (at, run_name(at, run_id), status == RunStatus.RUNNING and not gone(str(process), database.path), age)
+        for at, run_id, status, process, age in database.connection.execute(query).fetchall()
+    ]
+    kept = len(runs) if max_runs is None else max_runs
+    for _, run_id, in_flight, _ in runs:
+        if run_id in run_ids and in_flight:
+            raise BadInput(f"run: {short_name(run_id)} is in flight; stop it first")
+    return {
+        at: run_id
+        for place, (at, run_id, in_flight, age) in enumerate(runs)
+        if not in_flight
+        and (
+            (max_age_days is not None and age is not None and age > max_age_days)
+            or len(runs) - place > kept
+            or run_id in run_ids
+        )
+    }
 
 
 def delete_runs(database: Connection, places: Iterable[int]) -> None:

@@ -13,9 +13,9 @@ _MAGIC = b"SQLite format 3\0"
 
 def is_database(path: Path) -> bool:
     """Whether a file looks like one of SQLite's, whatever its name: a label may be a file's name too."""
-    if not path.is_file():  # a pipe would be waited for
-        return False
     try:
+        if not path.is_file():  # a pipe would be waited for
+            return False
         with path.open("rb") as file:
             return file.read(len(_MAGIC)) == _MAGIC
     except OSError:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
-import re
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any
 
-from nanolib.measurement import BadInput, RunStatus, Status, shown
+from nanolib.measurement import RUN_ID, BadInput, RunStatus, Status, shown
 from nanolib.store.checks import MOST_ROWS, MOST_SAMPLES, Broken, check_moment, read_row, trace_condition, unsound
 from nanolib.store.schema import MIGRATIONS, NAMED, REAL, SCHEMA_VERSION, TRACE_TABLES
 
@@ -150,7 +149,7 @@ def _broken(run: _Row | None, table: str, wrong: str, row: Mapping[str, Any] | N
 
 def _short(value: Any) -> str:
     text = value if isinstance(value, str) and value.isprintable() and value.isascii() else shown(value)
-    return text[:8] if re.fullmatch(r"[0-9a-f-]{36}", text) else text[:40]
+    return text[:8] if RUN_ID.fullmatch(text) else text[:40]
 
 
 def _merge_run(db: sqlite3.Connection, theirs: _Row) -> bool:

@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from nanolib.measurement import BadInput, RunStatus, Status, did_you_mean
+from nanolib.measurement import RUN_ID, BadInput, RunStatus, Status, did_you_mean, shown
 from nanolib.store.checks import BROKEN, COLUMNS, read_row, trace_condition
+from nanolib.store.identity import gone
 from nanolib.store.needs import lacking
 from nanolib.store.schema import HAS_RUN, LISTED, NAMED, REAL, TRACE_TABLES
 
@@ -80,7 +81,7 @@ class Reader(Connection):
         return pd.concat(full, ignore_index=True) if full else pd.DataFrame(columns=["run_id", "case_id", *columns])
 
     def runs(self, where: str = "1", values: Iterable[Any] = ()) -> pd.DataFrame:
-        """The runs, newest last; JSON columns parsed.
+        """The runs, newest last; JSON columns parsed. One whose process is gone is `interrupted`, whatever it said last.
 
         Args:
             where: An SQL condition with `?` for values; never built from input.
@@ -91,6 +92,11 @@ class Reader(Connection):
             run_id = frame.loc[place, "run_id"] or _PLACE.format(frame.loc[place, "rowid"])
             told = f"this run is broken: {_which(why)}; nano clean --run {short_name(run_id)} removes it"
             frame.loc[place, ["run_id", "status", "message"]] = run_id, BROKEN, told
+        dead = [
+            status == RunStatus.RUNNING and gone(process, self.path)
+            for status, process in zip(frame["status"], frame["process"], strict=True)
+        ]
+        frame.loc[dead, "status"] = RunStatus.INTERRUPTED.value
         return frame.drop(columns="rowid")
 
     def runs_of(self, run_ids: Iterable[str]) -> pd.DataFrame:
@@ -272,7 +278,7 @@ class Reader(Connection):
             by_place = {str(place): launch for place, launch in enumerate(launches)}
             if back not in by_place:
                 of = f" of {', '.join(same)}" if same else ""
-                raise BadInput(f"run: {name!r} is not there; the database holds {len(launches)} launch(es){of}")
+                raise BadInput(f"run: {shown(name)} is not there; the database holds {len(launches)} launch(es){of}")
             return [
                 run_id for run_id, _, launch, experiment, _ in runs if launch == by_place[back] and experiment in same
             ]
@@ -282,13 +288,13 @@ class Reader(Connection):
         by_id = by_id or [run_id for run_id, *_ in runs if len(name) >= 4 and run_id.startswith(name)]
         if found and by_id and set(found) != set(by_id):
             raise BadInput(
-                f"run: {name!r} is what run {found[0]} is called, and how the id of run {by_id[0]} begins; give a whole id"
+                f"run: {shown(name)} is what run {found[0]} is called, and how the id of run {by_id[0]} begins; give a whole id"
             )
         found = found or by_id
         if not found:
             known = dict.fromkeys(word for _, label, _, *groups in runs for word in (label, *groups) if word)
             hint = did_you_mean(name, known)
-            raise BadInput(f"run: {name!r} is not in the database; {hint and f'{hint} '}`nano runs` lists what is")
+            raise BadInput(f"run: {shown(name)} is not in the database; {hint and f'{hint} '}`nano runs` lists what is")
         return found
 
     def started_attempts(self, run_id: str) -> dict[str, int]:
@@ -331,4 +337,4 @@ def short_name(run_id: str) -> str:
     """As much of an id as names its run; one that is no single word may tell what an export must not."""
     if not re.fullmatch(r"[\w-]{1,64}", run_id):
         return "ID"
-    return run_id[:8] if len(run_id) == 36 else run_id
+    return run_id[:8] if RUN_ID.fullmatch(run_id) else run_id

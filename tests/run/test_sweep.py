@@ -14,10 +14,10 @@ from nanolib.measurement import BadInput, Measurement, exact
 from nanolib.run import sweep
 from nanolib.run.case import Case
 from nanolib.run.ceilings import CeilingCase
-from nanolib.run.identity import host, process_name
 from nanolib.run.outcome import Outcome, attempt
 from nanolib.run.worker import Cancelled
 from nanolib.store import Run, Store
+from nanolib.store.identity import host, process_name
 from tests.run import sample_experiment as sample
 
 ROOT = Path(__file__).parents[2]
@@ -188,7 +188,8 @@ def test_a_killed_run_is_marked_at_the_next_start(store, tmp_path):
     )
     died = subprocess.run([sys.executable, "-c", code, str(store.path)], cwd=ROOT, check=False)
     assert died.returncode == -signal.SIGKILL
-    assert list(store.runs().status) == ["running"]
+    assert store.connection.execute("SELECT status FROM runs").fetchall() == [("running",)]
+    assert list(store.runs().status) == ["interrupted"]  # seen, and not written yet
     _measure(store, "ok-2").finish()
     assert list(store.runs().status) == ["interrupted", "done"]
     assert store.started_attempts(store.runs().run_id.iloc[0])  # the case in flight is known
@@ -313,7 +314,7 @@ def test_runs_of_other_machines_and_living_processes_are_not_marked(store):
         ("elsewhere", "0000:1:1.00"),
     ):
         store.add(Run("sample", {"machine_id": "m"}, run_id=run_id, process=process))
-    sweep.mark_dead_runs(store)
+    store.mark_dead_runs()
     runs = store.runs().set_index("run_id")
     assert dict(runs.status) == {"gone": "interrupted", "here": "running", "elsewhere": "running"}
     assert runs.message["gone"] == "its process ended before the run did"

@@ -81,6 +81,19 @@ def test_a_database_is_made_with_its_folder_and_the_default_is_in_the_output_fol
         assert store.path.parent == tmp_path / "out"
 
 
+def test_a_label_that_is_too_long_is_told_wherever_it_comes_from(store):
+    store.add(make_run("a", "x" * 200, suite="y" * 200))
+    assert list(store.runs().status) == ["done"] and store.resolve("x" * 200) == ["a"]
+    for name in ("label", "suite"):
+        for refuse in (
+            lambda name=name: store.add(make_run("b", **{name: "x" * 201})),
+            lambda name=name: store.update_run("a", **{name: "x" * 201}),
+        ):
+            with pytest.raises(BadInput, match=rf"^run: {name} 'x+\.\.\.x+' will not do; give at most 200 characters$"):
+                refuse()
+    assert list(store.runs().run_id) == ["a"] and list(store.runs().label) == ["x" * 200]
+
+
 def test_what_json_has_no_form_for_is_told(store):
     with pytest.raises(TypeError, match="object has no JSON form"):
         store.add(make_run("a", params={"x": object()}))

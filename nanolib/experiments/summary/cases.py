@@ -9,7 +9,7 @@ import pydantic
 
 from nanolib.compare.compare import Comparison
 from nanolib.compare.history import History, what_changed
-from nanolib.measurement import shown
+from nanolib.measurement import MOST_LABEL, shown
 from nanolib.paths import database_path
 from nanolib.store import Store
 from nanolib.validation import StrictModel
@@ -36,7 +36,7 @@ class Params(StrictModel):
     )
     database: str = pydantic.Field("", max_length=4096)
     suite: str = pydantic.Field("", max_length=200)
-    label: str = pydantic.Field("", max_length=200)
+    label: str = pydantic.Field("", max_length=MOST_LABEL)
     resume: bool = False
 
     @pydantic.field_validator("database")

@@ -28,7 +28,6 @@ from tqdm import tqdm
 from nanolib.measurement import RunStatus, printable
 from nanolib.meters.machine import resolve_device
 from nanolib.paths import DATABASE, make_folder
-from nanolib.run.identity import pid_of
 from nanolib.run.launch import PART_VARIABLE, new_token
 from nanolib.run.lock import holder
 from nanolib.run.suite.devices import gpu_places, on_any_gpu
@@ -36,6 +35,7 @@ from nanolib.run.suite.jobs import Job
 from nanolib.run.suite.warm_kernel import WarmKernel
 from nanolib.scratch import Scratch
 from nanolib.store import Store
+from nanolib.store.identity import pid_of
 
 _POLL_S = 0.3
 _BAR = "{desc} · case {n_fmt} of {total_fmt} {bar} {elapsed} · about {remaining} left"
