@@ -143,6 +143,9 @@ def test_the_memory_profiler_takes_a_device_as_models_do_and_counts_are_named_as
         benchmark_with_statistics(lambda: None, trials=0)
     with pytest.raises(BadInput, match=r"^warmup: -1 will not do"):
         benchmark_with_statistics(lambda: None, warmup=-1)
+    for warmup in (0, 1):
+        with pytest.raises(BadInput, match=r"^func: a call only begins it"):
+            benchmark_with_statistics(lambda: (x for x in "ab"), warmup=warmup)
 
 
 def test_the_memory_profiler_can_be_read_after_an_exception():

@@ -6,7 +6,6 @@ Like `server.py`, which loads it, it imports nothing of nanolib's.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import math
 import os
 from collections.abc import Callable, Iterable
@@ -16,7 +15,6 @@ from typing import Any
 import pytest
 
 FIXTURE = "nano"
-ONLY_BEGUN = "nano: the call only begins, as it is async or a generator; give a function that runs it to its end"
 _TAKEN = ("name", "device")  # factors that say something else
 
 
@@ -30,11 +28,6 @@ def factors_of(item: pytest.Item) -> dict[str, Any]:
 def scope_of(call: int) -> str:
     """What the timing of a test's n-th call is named, from 1."""
     return "" if call == 1 else f"call {call}"
-
-
-def only_begun(result: object) -> bool:
-    """Whether a call has run nothing yet: what it gave is a coroutine or a generator."""
-    return inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)
 
 
 def _is_plain(value: Any) -> bool:
@@ -136,8 +129,6 @@ class Session:
 
         def timed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             result = function(*args, **kwargs)
-            if only_begun(result):
-                raise TypeError(ONLY_BEGUN)
             self._calls += 1
             self._time_calls(lambda: function(*args, **kwargs), scope_of(self._calls))
             return result

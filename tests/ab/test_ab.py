@@ -180,7 +180,14 @@ def test_what_fails_on_both_sides_is_told_of_both_and_is_not_new(repository, ab,
     assert line["message"].count(said) == 2 and line["message"].startswith("A: ")
 
 
-@pytest.mark.parametrize("begins", ["async def only():\n    run()\n", "def only():\n    yield run()\n"])
+@pytest.mark.parametrize(
+    "begins",
+    [
+        "async def only():\n    run()\n",
+        "def only():\n    yield run()\n",
+        "async def waits():\n    run()\nonly = lambda: waits()\n",
+    ],
+)
 def test_what_a_call_only_begins_is_refused(repository, ab, begins):
     repository.commit("begins", WORK + begins)
     ended = ab("begins", ".", "--call", "work:only")

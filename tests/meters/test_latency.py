@@ -1,5 +1,6 @@
 """Latency: which blocks are timed, when it stops, and what the row says of them."""
 
+import functools
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,9 +25,15 @@ def test_a_call_that_only_begins_is_refused():
     def gives():
         yield
 
-    for call in (waits, gives):
-        with pytest.raises(BadInput, match="fn: a call only begins it"):
-            measure(call)
+    async def gives_later():
+        yield
+
+    for begins in (waits, gives, gives_later):
+        for call in (begins, lambda begins=begins: begins(), functools.partial(begins)):
+            with pytest.raises(BadInput, match="fn: a call only begins it"):
+                measure(call)
+    with pytest.raises(BadInput, match="second: a call only begins it"):
+        measure_phases({"first": lambda: None, "second": lambda: waits()})
 
 
 def test_it_stops_at_the_precision_asked_for(clocked):

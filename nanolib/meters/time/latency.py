@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ import psutil
 import torch
 
 from nanolib.measurement import BadInput, Flag, Measurement
+from nanolib.meters.time.begun import looked_at
 from nanolib.meters.time.clock import Call, Clock, CudaClock, clock_for
 from nanolib.meters.time.cold import ColdClock
 from nanolib.meters.time.collector import quiet_collector
@@ -113,10 +113,6 @@ def measure_phases(
     for name, value in (("rel_ci", rel_ci), ("budget_s", budget_s)):
         if not (isinstance(value, int | float) and 0 < value < math.inf):
             raise BadInput(f"{name}: {value!r} will not do; give a number above 0")
-    for scope, call in phases.items():
-        if inspect.iscoroutinefunction(call) or inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
-            said = "a call only begins it, as it is async or a generator; give a function that runs it to its end"
-            raise BadInput(f"{scope or 'fn'}: {said}")
     if outliers not in get_args(Outliers):
         raise BadInput(f"outliers: {outliers!r} will not do; use one of {', '.join(get_args(Outliers))}")
     clock = ColdClock(clock_for(device), device) if cold else clock_for(device)
@@ -260,7 +256,7 @@ def _collect(
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Blocks until one of the rules stops it: ms, shape [blocks, calls per block, phases]."""
     start, calls = time.perf_counter(), list(phases.values())
-    first = clock.time_block(calls, 1, 1)
+    first = clock.time_block([looked_at(call, scope or "fn", BadInput) for scope, call in phases.items()], 1, 1)
     probes = [sum(first[0])]
     slow = probes[0] >= _BLOCK_MS * 4
     if not slow:  # the first call is cold: size the block by a second one
