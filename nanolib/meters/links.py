@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,31 +26,19 @@ def time_collectives(budget_s: float, *, seed: int, device: str | torch.device =
     found, calls = [], {}
     for payload in PAYLOADS:
         x = torch.zeros(payload // 4, device=device)
-        gathered = torch.empty(world, *x.shape, device=device)
+        gathered = torch.empty(world * len(x), device=device)
         whole = torch.zeros(payload // 4 // world * world, device=device)
         received = torch.empty_like(whole)
         part = (world - 1) / world
         for name, call, messages, sent in (
-            ("all_reduce", _reducing(x), 2 * (world - 1), 2 * part * payload),
-            ("all_gather", _gathering(x, gathered), world - 1, (world - 1) * payload),
-            ("all_to_all", _exchanging(whole, received), world - 1, part * payload),
+            ("all_reduce", partial(dist.all_reduce, x), 2 * (world - 1), 2 * part * payload),
+            ("all_gather", partial(dist.all_gather_into_tensor, gathered, x), world - 1, (world - 1) * payload),
+            ("all_to_all", partial(dist.all_to_all_single, received, whole), world - 1, part * payload),
         ):
             calls[f"{name} {payload}"] = call
             found.append({"collective": name, "payload": payload, "messages": messages, "sent": sent})
     blocks = time_together(calls, budget_s, device=device, seed=seed)
     return [row | {"blocks": blocks[f"{row['collective']} {row['payload']}"]} for row in found]
-
-
-def _reducing(x: torch.Tensor) -> Callable[[], object]:
-    return lambda: dist.all_reduce(x)
-
-
-def _gathering(x: torch.Tensor, gathered: torch.Tensor) -> Callable[[], object]:
-    return lambda: dist.all_gather_into_tensor(gathered.view(-1), x)
-
-
-def _exchanging(x: torch.Tensor, received: torch.Tensor) -> Callable[[], object]:
-    return lambda: dist.all_to_all_single(received, x)
 
 
 def count_bytes(call: Callable[[], object], calls: int = 5) -> float | None:

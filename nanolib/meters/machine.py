@@ -64,16 +64,21 @@ def this_machine() -> Machine:
     gpus = tuple(_gpu(index) for index in range(torch.cuda.device_count())) if torch.cuda.is_available() else ()
     return Machine(
         cpu=_cpu_model(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=usable_cores(),
         ram_gib=round(psutil.virtual_memory().total / 2**30),
         gpus=gpus,
         system=f"{platform.system()} {platform.machine()}",
         driver=_driver() if gpus else "",
         torch=torch.__version__,
         threads=torch.get_num_threads(),
-        governor=_first_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        governor=_text_of("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         dtypes=_dtypes(gpus),
     )
+
+
+def usable_cores() -> int:
+    """Cores that this process may use; all of them where the system does not tell."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def resolve_device(name: str) -> str:
@@ -101,15 +106,16 @@ def gpu_uuid(device: str) -> str:
 
 
 def _cpu_model() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+    return _cpu_info("model name") or platform.processor() or platform.machine()
 
 
-def _first_line(path: str) -> str:
+def _cpu_info(field: str) -> str:
+    """What Linux says of the first CPU; empty elsewhere."""
+    lines = _text_of("/proc/cpuinfo").splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")
+
+
+def _text_of(path: str) -> str:
     file = Path(path)
     return file.read_text().strip() if file.exists() else ""
 
@@ -145,7 +151,7 @@ def _dtypes(gpus: tuple[dict[str, Any], ...]) -> dict[str, str]:
             "float16": "tensor_cores" if major >= 7 else "vector",
             "float8": "tensor_cores" if (major, minor) >= FP8_COMPUTE_CAPABILITY else "emulated",
         }
-    flags = _cpu_flags()
+    flags = _cpu_info("flags").split()
     vector = "avx512" if "avx512f" in flags else "vector"
     return {
         "float32": vector,
@@ -153,13 +159,6 @@ def _dtypes(gpus: tuple[dict[str, Any], ...]) -> dict[str, str]:
         "float16": "amx" if "amx_fp16" in flags else "avx512" if "avx512_fp16" in flags else "emulated",
         "float8": "emulated",
     }
-
-
-def _cpu_flags() -> set[str]:
-    info = Path("/proc/cpuinfo")
-    if not info.exists():
-        return set()
-    return next((set(line.split()[2:]) for line in info.read_text().splitlines() if line.startswith("flags")), set())
 
 
 def versions() -> dict[str, str]:

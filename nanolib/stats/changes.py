@@ -66,15 +66,19 @@ def changes_of_level(values: ArrayLike, uncertainty: ArrayLike, least: float) ->
     noise = history_noise(logs, uncertainty)
     smooth = _without_spikes(logs)
     bounds = [0, *change_points(smooth / noise, PENALTY * math.log(n), LEAST_RUNS), n]
-    seen, steps = (_steps_between(series, bounds) for series in (smooth, logs))
+    seen, steps = (np.diff(levels_between(series, bounds)) for series in (smooth, logs))
     found = zip(bounds[1:-1], seen, steps, strict=True)
     return [(index, math.exp(step)) for index, smoothed, step in found if abs(smoothed) > math.log1p(least)]
 
 
-def _steps_between(logs: np.ndarray, bounds: list[int]) -> list[float]:
-    """From the median of each segment to that of the next."""
-    levels = [float(np.median(logs[a:b])) for a, b in itertools.pairwise(bounds)]
-    return [after - before for before, after in itertools.pairwise(levels)]
+def levels_between(series: np.ndarray, bounds: list[int]) -> list[float]:
+    """The median of each segment from one bound to the next.
+
+    Example:
+        >>> levels_between(np.array([1.0, 2.0, 3.0, 7.0]), [0, 3, 4])
+        [2.0, 7.0]
+    """
+    return [float(np.median(series[a:b])) for a, b in itertools.pairwise(bounds)]
 
 
 def sticks_out(values: ArrayLike, uncertainty: ArrayLike, least: float) -> tuple[int, float] | None:

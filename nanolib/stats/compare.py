@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.special import ndtri, stdtrit
 
 from nanolib.measurement import BadInput, Direction
 from nanolib.stats.intervals import Interval, TooFewSamples
@@ -131,7 +132,6 @@ def compare(
         TooFewSamples: Fewer than six blocks of either.
         BadInput: Values that are not positive.
     """
-    from scipy.special import stdtrit
     from scipy.stats import ttest_ind
 
     a, b = _logs(base, current)
@@ -171,8 +171,6 @@ def compare_processes(
     """
     delta, _ = _logs(ratios, ratios)
     intervals = [capped_centre(delta, confidence) for confidence in (0.95, 0.90)]
-    from scipy.special import ndtri
-
     # what lies far off widens no standard deviation
     error = (intervals[0].high - intervals[0].low) / 2 / float(ndtri(0.975))
     return _verdict(intervals, capped_p(delta), _detectable(error, len(delta) - 1), threshold, direction)
@@ -205,8 +203,6 @@ def _logs(base: ArrayLike, current: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
 
 def _detectable(error: float, freedom: float) -> float:
     """(t.975 + t.8) standard errors, as a share."""
-    from scipy.special import stdtrit
-
     return math.expm1(float(stdtrit(freedom, 0.975) + stdtrit(freedom, 0.8)) * error)
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.special import stdtrit  # Student's quantiles; scipy.stats takes a second to import
 
 from nanolib.stats.intervals import Interval, TooFewSamples
 
@@ -30,8 +31,6 @@ def scaling_exponent(size: ArrayLike, value: ArrayLike, confidence: float = 0.95
         raise TooFewSamples(f"{len(np.unique(x))} different sizes cannot give an exponent's interval; take at least 4")
     if not np.ptp(y):
         return Interval(0.0, 0.0, 0.0)
-    from scipy.special import stdtrit  # Student's quantiles; scipy.stats takes a second to import
-
     slope, constant = np.polyfit(x, y, 1)
     freedom, spread = len(x) - 2, float(((x - x.mean()) ** 2).sum())
     error = math.sqrt(float(((y - slope * x - constant) ** 2).sum()) / freedom / spread)

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.special import ndtri
 
 from nanolib.stats.intervals import Interval, TooFewSamples
 
@@ -120,8 +121,6 @@ def _quantile(n: int, cap: int, tail: float) -> int:
     """Exact, but for Wilcoxon's own statistic of many, which is normal then."""
     if cap == n > _EXACT:
         mean, sd = n * (n + 1) / 4, math.sqrt(n * (n + 1) * (2 * n + 1) / 24)
-        from scipy.special import ndtri
-
         return max(0, math.floor(mean + float(ndtri(tail)) * sd + 0.5))
     return int(np.searchsorted(_distribution(n, cap), tail, side="right"))
 

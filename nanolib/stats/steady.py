@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from nanolib.stats.changes import MIN_SEGMENT, change_points, step_noise
+from nanolib.stats.changes import MIN_SEGMENT, change_points, levels_between, step_noise
 from nanolib.stats.outliers import fences
 
 GROUP = 5  # samples per median: an isolated spike must not look like a change
+_PENALTY = 10.0  # per ln n
 
 
 @dataclass(frozen=True)
@@ -32,16 +33,15 @@ class SteadyState:
     slowdown: bool
 
 
-def steady_state(series: ArrayLike, penalty: float = 10.0, group: int = GROUP) -> SteadyState:
+def steady_state(series: ArrayLike, group: int = GROUP) -> SteadyState:
     """Find the warm-up of a series of timings by change points in its level.
 
     Change points are those of PELT with the L2 cost on medians of 5, scaled by the noise between neighbouring medians
-    (which a change of level barely touches), penalty `penalty` · ln n. The head is cut only if what follows is faster. A
+    (which a change of level barely touches), penalty 10 ln n. The head is cut only if what follows is faster. A
     change in the last quarter, or a cut of half or more, means that there is no steady state.
 
     Args:
         series: Timings in the order taken, shape [n], any unit; with n < 20 nothing can be said and nothing is cut.
-        penalty: Factor on ln n; larger finds fewer changes.
         group: Samples per median; a block, where blocks are longer than 5 samples.
 
     Source: Killick, Fearnhead & Eckley (2012) for PELT; Barrett et al. (2017) for the classification.
@@ -60,9 +60,9 @@ def steady_state(series: ArrayLike, penalty: float = 10.0, group: int = GROUP) -
         if not len(distinct):
             return SteadyState(0, (), True, False)
         noise = float(distinct.min())
-    changes = change_points(medians / noise, penalty * math.log(groups))
+    changes = change_points(medians / noise, _PENALTY * math.log(groups))
     bounds = [0, *changes, groups]
-    levels = [float(np.median(medians[a:b])) for a, b in itertools.pairwise(bounds)]
+    levels = levels_between(medians, bounds)
     cut = 0
     for index, change in enumerate(changes):
         if levels[index + 1] >= levels[index]:

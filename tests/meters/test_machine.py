@@ -55,14 +55,14 @@ def test_this_machine_is_read_from_where_the_system_tells_it(monkeypatch, tmp_pa
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(machine, "_driver", lambda: "of no GPU")
     found = this_machine()
-    assert (found.gpus, found.driver) == ((), "") and machine._cpu_flags() == {"fpu", "avx512f", "amx_bf16"}
+    assert (found.gpus, found.driver) == ((), "") and machine._cpu_info("flags") == "fpu avx512f amx_bf16"
     assert (found.cpu, found.ram_gib, found.torch) == ("Some CPU: the 3rd", 32, torch.__version__)
     assert found.threads == torch.get_num_threads() and found.cores == len(os.sched_getaffinity(0))
     assert found.system == f"{platform.system()} {platform.machine()}"
     (tmp_path / "governor").write_text("performance\n")
-    assert machine._first_line(str(tmp_path / "governor")) == "performance" and machine._first_line("/no/such") == ""
+    assert machine._text_of(str(tmp_path / "governor")) == "performance" and machine._text_of("/no/such") == ""
     (tmp_path / "cpuinfo").unlink()
-    assert machine._cpu_flags() == set() and machine._cpu_model() == (platform.processor() or platform.machine())
+    assert machine._cpu_info("flags") == "" and machine._cpu_model() == (platform.processor() or platform.machine())
 
 
 def test_the_cores_are_those_that_this_process_may_use(monkeypatch):
@@ -85,7 +85,7 @@ def test_the_cores_are_those_that_this_process_may_use(monkeypatch):
     ],
 )
 def test_what_computes_a_type_follows_the_cpus_flags(monkeypatch, flags, told):
-    monkeypatch.setattr(machine, "_cpu_flags", lambda: set(flags.split()))
+    monkeypatch.setattr(machine, "_cpu_info", {"flags": flags}.get)
     names = ("float32", "bfloat16", "float16")
     assert machine._dtypes(()) == dict(zip(names, told, strict=True)) | {"float8": "emulated"}
 

@@ -12,7 +12,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -102,7 +102,36 @@ class EstimateSource:
         return Reading(time.monotonic(), watts=math.sqrt(ends[0] * ends[1]), low=ends[0], high=ends[1])
 
 
-class RaplSource:
+class _Sensor:
+    """Asks in the first of several ways that answers; what it refuses later is a gap."""
+
+    period_s, wrap_j, provenance = 0.1, math.inf, Provenance.MEASURED
+
+    def _ask_by(self, *ways: tuple[str, str, Callable[[], float]], refusals: tuple[type[Exception], ...]) -> None:
+        """Choose one.
+
+        Args:
+            ways: The name that rows give it, whether it tells `joules` or `watts`, and what asks.
+            refusals: Errors by which the sensor refuses; that of the last way is raised.
+        """
+        self._refusals = refusals
+        for self.name, self._unit, self._ask in ways[:-1]:
+            with contextlib.suppress(*refusals):
+                self._ask()
+                return
+        self.name, self._unit, self._ask = ways[-1]
+        self._ask()
+
+    def read(self) -> Reading:
+        """The counter in J, or the power in W."""
+        now = time.monotonic()
+        try:
+            return Reading(now, **{self._unit: self._ask()})
+        except self._refusals:
+            return Reading(now)
+
+
+class RaplSource(_Sensor):
     """One RAPL domain, through Linux's powercap.
 
     Args:
@@ -112,27 +141,19 @@ class RaplSource:
         OSError: Its counter cannot be read.
     """
 
-    name, period_s, provenance = "rapl", 0.001, Provenance.MEASURED
+    period_s = 0.001
 
     def __init__(self, folder: Path) -> None:
-        self._counter = folder / "energy_uj"
         self.of = (folder / "name").read_text().strip()
         self.wrap_j = int((folder / "max_energy_range_uj").read_text()) / 1e6
-        self._counter.read_text()
-
-    def read(self) -> Reading:
-        """The counter."""
-        now = time.monotonic()
-        try:
-            return Reading(now, joules=int(self._counter.read_text()) / 1e6)
-        except (OSError, ValueError):
-            return Reading(now)
+        counter = folder / "energy_uj"
+        self._ask_by(("rapl", "joules", lambda: int(counter.read_text()) / 1e6), refusals=(OSError, ValueError))
 
 
 _AMPERE = 8  # compute capability
 
 
-class NvmlSource:
+class NvmlSource(_Sensor):
     """One NVIDIA GPU: its energy counter where it has one, else its power at the moment, else that of the last second.
 
     Args:
@@ -143,23 +164,16 @@ class NvmlSource:
         NVMLError: It tells neither energy nor power.
     """
 
-    wrap_j, provenance = math.inf, Provenance.MEASURED
-
     def __init__(self, nvml: Any, index: int) -> None:
         self._nvml, self._handle, self.of = nvml, nvml.nvmlDeviceGetHandleByIndex(index), f"gpu {index}"
-        self.name, self.period_s = "nvml_power", 0.1
-        for name, read in (("nvml_counter", self._joules), ("nvml_power_instant", self._instant_watts)):
-            with contextlib.suppress(nvml.NVMLError):  # not every GPU has it: the next is asked
-                read()
-                self.name = name
-                return
-        self._average_watts()
-        with contextlib.suppress(nvml.NVMLError):
-            if nvml.nvmlDeviceGetCudaComputeCapability(self._handle)[0] >= _AMPERE:
-                self.period_s = 1.0  # from there on it is the mean over a second
-
-    def _joules(self) -> float:
-        return self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1e3
+        counter = ("nvml_counter", "joules", lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1e3)
+        average = ("nvml_power", "watts", lambda: nvml.nvmlDeviceGetPowerUsage(self._handle) / 1e3)
+        instant = ("nvml_power_instant", "watts", self._instant_watts)
+        self._ask_by(counter, instant, average, refusals=(nvml.NVMLError,))
+        if self.name == "nvml_power":
+            with contextlib.suppress(nvml.NVMLError):
+                if nvml.nvmlDeviceGetCudaComputeCapability(self._handle)[0] >= _AMPERE:
+                    self.period_s = 1.0  # from there on it is the mean over a second
 
     def _instant_watts(self) -> float:
         field = self._nvml.nvmlDeviceGetFieldValues(self._handle, [self._nvml.NVML_FI_DEV_POWER_INSTANT])[0]
@@ -167,54 +181,38 @@ class NvmlSource:
             raise self._nvml.NVMLError(field.nvmlReturn)
         return field.value.uiVal / 1e3
 
-    def _average_watts(self) -> float:
-        return self._nvml.nvmlDeviceGetPowerUsage(self._handle) / 1e3
-
     @property
     def uuid(self) -> str:
         """The driver's name of it."""
         return str(self._nvml.nvmlDeviceGetUUID(self._handle))
 
-    def read(self) -> Reading:
-        """The counter in J, or the power in W."""
-        now = time.monotonic()
-        try:
-            if self.name == "nvml_counter":
-                return Reading(now, joules=self._joules())
-            return Reading(now, watts=self._average_watts() if self.name == "nvml_power" else self._instant_watts())
-        except self._nvml.NVMLError:
-            return Reading(now)
 
-
-class AppleSource:
-    """Apple's own counters of processor, GPU and neural engine, through IOReport.
+class AppleSource(_Sensor):
+    """Apple's own counters of processor, GPU and neural engine, through IOReport; those that the chip lacks are left out.
 
     Args:
         module: `zeus_apple_silicon`.
+
+    Raises:
+        OSError: It has none of them.
     """
 
-    name, of, period_s, wrap_j, provenance = "ioreport", "soc", 0.1, math.inf, Provenance.MEASURED
+    of = "soc"
     _PARTS = ("cpu_total_mj", "gpu_mj", "ane_mj", "dram_mj")  # parts of a whole, none within another
 
     def __init__(self, module: Any) -> None:
         self._monitor = module.AppleEnergyMonitor()
-        if all(value is None for value in self._values()):
-            raise OSError("none of its counters answers")
+        self._ask_by(("ioreport", "joules", self._joules), refusals=(OSError, RuntimeError))
 
-    def _values(self) -> list[float | None]:
+    def _joules(self) -> float:
         metrics = self._monitor.get_cumulative_energy()
-        return [getattr(metrics, name, None) for name in self._PARTS]
-
-    def read(self) -> Reading:
-        """The sum of its counters; those that the chip lacks are left out."""
-        now = time.monotonic()
-        try:
-            return Reading(now, joules=sum(value for value in self._values() if value is not None) / 1e3)
-        except (OSError, RuntimeError):
-            return Reading(now)
+        told = [value for name in self._PARTS if (value := getattr(metrics, name, None)) is not None]
+        if not told:
+            raise OSError("none of its counters answers")
+        return sum(told) / 1e3
 
 
-class AmdSource:
+class AmdSource(_Sensor):
     """One AMD GPU: its energy counter where it has one, else its power.
 
     Args:
@@ -223,16 +221,10 @@ class AmdSource:
         index: Of the GPU.
     """
 
-    period_s, wrap_j, provenance = 0.1, math.inf, Provenance.MEASURED
-
     def __init__(self, module: Any, handle: Any, index: int) -> None:
         self._amdsmi, self._handle, self.of = module, handle, f"gpu {index}"
-        try:
-            self._joules()
-            self.name = "amdsmi_counter"
-        except (module.AmdSmiException, StopIteration):
-            self._watts()
-            self.name = "amdsmi_power"
+        ways = (("amdsmi_counter", "joules", self._joules), ("amdsmi_power", "watts", self._watts))
+        self._ask_by(*ways, refusals=(module.AmdSmiException, StopIteration))
 
     def _joules(self) -> float:
         found = self._amdsmi.amdsmi_get_energy_count(self._handle)
@@ -242,16 +234,6 @@ class AmdSource:
     def _watts(self) -> float:
         found = self._amdsmi.amdsmi_get_power_info(self._handle)
         return _told(found, "current_socket_power", "average_socket_power")
-
-    def read(self) -> Reading:
-        """The counter in J, or the power in W."""
-        now = time.monotonic()
-        try:
-            if self.name == "amdsmi_counter":
-                return Reading(now, joules=self._joules())
-            return Reading(now, watts=self._watts())
-        except (self._amdsmi.AmdSmiException, StopIteration):
-            return Reading(now)
 
 
 def _told(found: Mapping[str, Any], *names: str) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from nanolib.measurement import BadInput
@@ -49,7 +49,7 @@ class ProfilingConfig:
             raise BadInput(f"{name}: there is no such field; use {', '.join(_FIELDS)}")
         kind, needed = _FIELDS[name]
         fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-        if not fits or (kind is int and value < 1) or (kind is _Number and not value > 0):
+        if not fits or (kind is not bool and not value > 0):
             raise BadInput(f"{name}: {value!r} will not do; give {needed}")
         object.__setattr__(self, name, value)
 
@@ -91,18 +91,11 @@ class ProfilingConfig:
         return {"minimal": cls.minimal, "standard": cls.standard, "deep": cls.deep}[mode]()
 
 
-_Number = int | float
-_COUNT, _AMOUNT, _SWITCH = (int, "a whole number above 0"), (_Number, "a number above 0"), (bool, "true or false")
-_FIELDS: dict[str, tuple[Any, str]] = {
-    "modules": _SWITCH,
-    "capture_activations": _SWITCH,
-    "deep_profiling": _SWITCH,
-    "every_nth_layer": _COUNT,
-    "every_kth_token": _COUNT,
-    "near_zero": _AMOUNT,
-    "power_sample_interval_ms": _AMOUNT,
-    "batch_db_commits": _SWITCH,
-    "preallocate_metrics": _COUNT,
+_GIVE = {
+    "bool": (bool, "true or false"),
+    "int": (int, "a whole number above 0"),
+    "float": (int | float, "a number above 0"),
 }
+_FIELDS = {each.name: _GIVE[each.type] for each in fields(ProfilingConfig)}
 
 MODES = ("minimal", "standard", "deep")

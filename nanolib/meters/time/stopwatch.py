@@ -3,47 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from nanolib.meters.time.clock import synchronizer
 
 
-class Stopwatch(Protocol):
-    """Marks moments; the time between two of them leaves pauses out."""
-
-    def mark(self) -> Any:
-        """Now."""
-        ...
-
-    def pause(self) -> None:
-        """What follows is the instrument's own work; pauses do not nest."""
-        ...
-
-    def resume(self) -> None:
-        """It ends."""
-        ...
-
-    def skip(self, ns: int) -> None:
-        """So much of what was just counted was the instrument's too."""
-        ...
-
-    def settle(self) -> None:
-        """Wait until marks can be read."""
-        ...
-
-    def nanoseconds(self, begin: Any, end: Any) -> int:
-        """From one mark to another."""
-        ...
-
-    def forget(self) -> None:
-        """No mark made so far is read again."""
-        ...
-
-
 class CpuStopwatch:
-    """On `time.perf_counter_ns`; a mark is a number."""
+    """On `time.perf_counter_ns`; a mark is a number. The time between two marks leaves pauses out, which do not nest."""
 
     def __init__(self) -> None:
         self._paused = self._since = 0
@@ -53,26 +21,26 @@ class CpuStopwatch:
         return time.perf_counter_ns() - self._paused
 
     def pause(self) -> None:
-        """Stop."""
+        """What follows is the instrument's own work."""
         self._since = time.perf_counter_ns()
 
     def resume(self) -> None:
-        """Go on."""
+        """It ends."""
         self._paused += time.perf_counter_ns() - self._since
 
     def skip(self, ns: int) -> None:
-        """Taken off what follows."""
+        """So much of what was just counted was the instrument's too."""
         self._paused += ns
 
     def settle(self) -> None:
-        """Nothing to wait for."""
+        """Wait until marks can be read; here they can."""
 
     def nanoseconds(self, begin: int, end: int) -> int:
-        """Their difference."""
+        """From one mark to another."""
         return end - begin
 
     def forget(self) -> None:
-        """Nothing is kept."""
+        """No mark made so far is read again; here none is kept."""
 
 
 class WaitingStopwatch(CpuStopwatch):
@@ -92,7 +60,7 @@ class WaitingStopwatch(CpuStopwatch):
         return super().mark()
 
     def pause(self) -> None:
-        """Stop, when all that was launched is done."""
+        """Begin when all that was launched is done."""
         self._synchronize()
         super().pause()
 
@@ -146,6 +114,9 @@ class CudaStopwatch:
         self._free += self._used
         self._used.clear()
         self._pauses.clear()
+
+
+Stopwatch = CpuStopwatch | CudaStopwatch
 
 
 def stopwatch_for(device: torch.device | str) -> Stopwatch:
