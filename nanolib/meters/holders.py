@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -74,13 +73,16 @@ class Holding:
         """The parts that hold most, in order."""
         return sorted(self.parts.items(), key=lambda item: -item[1])[:most]
 
-    def extrapolated(self, *steps: tuple[Holding, int]) -> Holding:
-        """The same, and so many times what each of the others has more of each part: stacks with one more block of some kind."""
-        grown = Counter(self.parts)
-        for higher, times in steps:
-            for part in {*self.parts, *higher.parts}:
-                grown[part] += times * (higher.parts.get(part, 0) - self.parts.get(part, 0))
-        return Holding({part: size for part, size in grown.items() if size})
+    def __add__(self, other: Holding) -> Holding:
+        sums = Counter(self.parts)
+        sums.update(other.parts)
+        return Holding({part: size for part, size in sums.items() if size})
+
+    def __sub__(self, other: Holding) -> Holding:
+        return self + other * -1
+
+    def __mul__(self, times: int) -> Holding:
+        return Holding({part: size * times for part, size in self.parts.items()})
 
 
 @dataclass(frozen=True)
@@ -158,25 +160,14 @@ class Holders(LiveBytes):
         finally:
             self._operation = ""
 
-    def _born(self, tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
-        if key in self._alive or not size:
-            return
-        self._born_count += 1
-        serial = self._serials[key] = self._born_count
-        self._modules[serial] = self._inside[-1] if self._inside else ""
-        self._operations[serial] = self._operation
-        self._events.append((serial, size, None))
-
-        def died(_: Any) -> None:
-            del self._alive[key], self._serials[key]
-            self.current -= size
-            self._events.append((serial, -size, None))
-
-        self._alive[key] = weakref.ref(storage, died)
-        self.current += size
-        self._note()
+    def _count(self, key: int, size: int) -> None:
+        super()._count(key, size)
+        if size > 0:
+            self._born_count += 1
+            self._serials[key] = self._born_count
+            self._modules[self._born_count] = self._inside[-1] if self._inside else ""
+            self._operations[self._born_count] = self._operation
+        self._events.append((self._serials[key] if size > 0 else self._serials.pop(key), size, None))
 
     def _mark(self, tensor: torch.Tensor, kind: str, module: str | None = None) -> None:
         """Say what a storage is, and whose; what it was found to be first, it stays."""

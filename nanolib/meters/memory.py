@@ -68,13 +68,17 @@ class LiveBytes(TorchDispatchMode):
         if key in self._alive or not size:
             return
 
-        def died(_: Any, key: int = key, size: int = size) -> None:
+        def died(_: Any) -> None:
             del self._alive[key]
-            self.current -= size
+            self._count(key, -size)
 
         self._alive[key] = weakref.ref(storage, died)
-        self.current += size
+        self._count(key, size)
         self._note()
+
+    def _count(self, key: int, size: int) -> None:
+        """A storage is born, or has died where its size is below zero."""
+        self.current += size
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

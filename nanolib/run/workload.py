@@ -85,18 +85,7 @@ def planned_by_depth(case: Case, depth: int, at: Callable[[int], tuple[nn.Module
         depth: How many blocks.
         at: The model with so many blocks, and its workloads.
     """
-
-    def sections(blocks: int) -> _Sections:
-        return _peaks_by_place(*at(blocks), blocks, {"first": 0, "last": blocks - 1})
-
-    def peaks() -> dict[str, int]:
-        return _extrapolated(sections(_LOW), (sections(_LOW + 1), depth - _LOW))
-
-    return _made_once(case, peaks) if depth > _LOW + 1 else planned(case, lambda: at(depth)[1])
-
-
-_LOW = 2  # blocks: a first one and a last one
-_Sections = dict[str, dict[Any, int]]  # scope → section → bytes at its peak
+    return _made_once(case, lambda: _most(_by_depth(_peaks, depth, at), max))
 
 
 def planned_by_checkpointing(
@@ -110,36 +99,75 @@ def planned_by_checkpointing(
         plain: How many are not, from one on.
         at: The model with so many of each, and its workloads.
     """
-
-    def sections(*blocks: int) -> _Sections:
-        return _peaks_by_place(*at(*blocks), sum(blocks), _borders(*blocks))
-
-    def peaks() -> dict[str, int]:
-        return _extrapolated(sections(1, 1), (sections(2, 1), checkpointed - 1), (sections(1, 2), plain - 1))
-
     if checkpointed + plain <= _LOW + 1:
         return planned(case, lambda: at(checkpointed, plain)[1])
-    return _made_once(case, peaks)
+    return _made_once(case, lambda: _most(_by_checkpointing(_peaks, at)(checkpointed, plain), max))
 
 
-def _peaks_by_place(model: nn.Module, works: Iterable[Workload], blocks: int, places: Mapping[str, int]) -> _Sections:
-    return {work.scope: _by_place(_counted(work, _stacks(model, blocks)).sections, places) for work in works}
+_LOW = 2  # blocks: a first one and a last one
+_At = Callable[..., tuple[nn.Module, Iterable[Workload]]]
+_Held = dict[str, dict[Any, Any]]  # scope → section → bytes at its peak, or the `Holding` of them
+_Count = Callable[[Workload, nn.Module, list[nn.ModuleList]], Mapping[Any, Any]]  # → section → the same
 
 
-def _extrapolated(low: _Sections, *steps: tuple[_Sections, int]) -> dict[str, int]:
-    """Scope → the largest of the sections' peaks, each with so many times what it grows by in each of the higher stacks."""
-    return {
-        scope: max(
-            peak + sum(times * (higher[scope][section] - peak) for higher, times in steps)
-            for section, peak in found.items()
-        )
-        for scope, found in low.items()
-    }
+def _by_depth(count: _Count, depth: int, at: _At) -> _Held:
+    """What a stack's sections hold, by two low ones."""
+    if depth <= _LOW + 1:
+        return _at_places(count, at, {str(n): n for n in range(depth)}, depth)
+    low, high = (_at_places(count, at, {"first": 0, "last": n - 1}, n) for n in (_LOW, _LOW + 1))
+    return _extrapolated(low, (high, depth - _LOW))
 
 
-def _borders(checkpointed: int, plain: int) -> dict[str, int]:
-    blocks = checkpointed + plain
-    return {"first": 0, "last checkpointed": checkpointed - 1, "first plain": checkpointed, "last": blocks - 1}
+def _by_checkpointing(count: _Count, at: _At) -> Callable[[int, int], _Held]:
+    """The same, by three, of any number of blocks that are checkpointed and of those that are not."""
+
+    def low(checkpointed: int, plain: int) -> _Held:
+        last = checkpointed + plain - 1
+        places = {"first": 0, "last checkpointed": checkpointed - 1, "first plain": checkpointed, "last": last}
+        return _at_places(count, at, places, checkpointed, plain)
+
+    lowest, checkpointed, plain = low(1, 1), low(2, 1), low(1, 2)
+    return lambda many, others: _extrapolated(lowest, (checkpointed, many - 1), (plain, others - 1))
+
+
+def _extrapolated(low: _Held, *steps: tuple[_Held, int]) -> _Held:
+    """What sections hold with so many times what they grow by in each of the higher stacks."""
+
+    def grown(scope: str, section: Any, held: Any) -> Any:
+        return sum(((higher[scope][section] - held) * times for higher, times in steps), held)
+
+    return {scope: {key: grown(scope, key, held) for key, held in found.items()} for scope, found in low.items()}
+
+
+def _at_places(count: _Count, at: _At, places: Mapping[str, int], *blocks: int) -> _Held:
+    """What sections hold, of blocks at named places alone, so that stacks of several heights have the same."""
+    model, works = at(*blocks)
+    stacks = [part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) == sum(blocks)]
+    return {work.scope: _by_place(count(work, model, stacks), places) for work in works}
+
+
+def _by_place(sections: Mapping[Any, Any], places: Mapping[str, int]) -> dict[Any, Any]:
+    found = {}
+    for section, held in sections.items():
+        if section is None:
+            found[section] = held
+            continue
+        direction, stack, at = section
+        found |= {(direction, stack, name): held for name, place in places.items() if place == at}
+    return found
+
+
+def _most(found: _Held, largest: Callable[[Iterable[Any]], Any]) -> dict[str, Any]:
+    return {scope: largest(sections.values()) for scope, sections in found.items()}
+
+
+def _peaks(work: Workload, model: nn.Module, stacks: list[nn.ModuleList]) -> Mapping[Any, int]:
+    return _counted(work, stacks).sections
+
+
+def _holdings(work: Workload, model: nn.Module, stacks: list[nn.ModuleList]) -> Mapping[Any, Holding]:
+    work.first()
+    return followed(work, model, stacks).holdings()
 
 
 def _made_once(case: Case, peaks: Callable[[], dict[str, int]]) -> Plan:
@@ -181,7 +209,7 @@ def holding(work: Workload, model: nn.Module) -> Holding:
         model: Whose modules are named.
     """
     work.first()
-    return max(followed(work, model).holdings().values(), key=lambda held: held.peak)
+    return _largest(followed(work, model).holdings().values())
 
 
 def followed(work: Workload, model: nn.Module, stacks: Iterable[nn.ModuleList] | None = None) -> Holders:
@@ -210,20 +238,8 @@ def holdings_by_depth(
         at: As in `planned_by_depth`, with workloads whose tensors are known by kind.
         shared: What is held of it where it is shared out.
     """
-
-    def sections(blocks: int) -> dict[str, dict[Any, Holding]]:
-        return _held_by_place(*at(blocks), blocks, {"first": 0, "last": blocks - 1})
-
     with fake_tensors():
-        if depth <= _LOW + 1:
-            whole = {scope: list(found.values()) for scope, found in sections(depth).items()}
-        else:
-            low, high = sections(_LOW), sections(_LOW + 1)
-            whole = {
-                scope: [held.extrapolated((high[scope][place], depth - _LOW)) for place, held in found.items()]
-                for scope, found in low.items()
-            }
-    return {scope: max(map(shared, found), key=lambda held: held.peak) for scope, found in whole.items()}
+        return _most(_by_depth(_holdings, depth, at), lambda found: _largest(map(shared, found)))
 
 
 def holdings_by_checkpointing(
@@ -239,34 +255,18 @@ def holdings_by_checkpointing(
     Returns:
         What tells it for any number of each, from one on.
     """
-
-    def sections(checkpointed: int, plain: int) -> dict[Any, Holding]:
-        borders = _borders(checkpointed, plain)
-        (found,) = _held_by_place(*at(checkpointed, plain), checkpointed + plain, borders).values()
-        return found
-
     with fake_tensors():
-        low, more_checkpointed, more_plain = sections(1, 1), sections(2, 1), sections(1, 2)
+        held = _by_checkpointing(_holdings, at)
 
     def holding(checkpointed: int, plain: int) -> Holding:
-        whole = (
-            held.extrapolated((more_checkpointed[place], checkpointed - 1), (more_plain[place], plain - 1))
-            for place, held in low.items()
-        )
-        return max(map(shared, whole), key=lambda held: held.peak)
+        (found,) = held(checkpointed, plain).values()
+        return _largest(map(shared, found.values()))
 
     return holding
 
 
-def _held_by_place(
-    model: nn.Module, works: Iterable[Workload], blocks: int, places: Mapping[str, int]
-) -> dict[str, dict[Any, Holding]]:
-    stacks = _stacks(model, blocks) if blocks else ()
-    found = {}
-    for work in works:
-        work.first()
-        found[work.scope] = _by_place(followed(work, model, stacks).holdings(), places)
-    return found
+def _largest(found: Iterable[Holding]) -> Holding:
+    return max(found, key=lambda held: held.peak)
 
 
 def _mark(counter: LiveBytes, block: nn.Module, place: tuple[int, int], hooks: contextlib.ExitStack) -> None:
@@ -283,22 +283,6 @@ def _mark(counter: LiveBytes, block: nn.Module, place: tuple[int, int], hooks: c
     hooks.callback(block.register_forward_hook(made).remove)
 
 
-def _stacks(model: nn.Module, blocks: int) -> list[nn.ModuleList]:
-    return [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == blocks]
-
-
-def _by_place(sections: Mapping[Any, Any], places: Mapping[str, int]) -> dict[Any, Any]:
-    """What sections have, of blocks at named places alone, so that stacks of several heights have the same."""
-    found = {}
-    for section, value in sections.items():
-        if section is None:
-            found[section] = value
-            continue
-        direction, stack, at = section
-        found |= {(direction, stack, name): value for name, place in places.items() if place == at}
-    return found
-
-
 def fits(plan: Plan, memory: int) -> bool:
     """Whether so many bytes are enough, as far as anybody knows."""
     return plan.most is None or plan.most <= _HEADROOM * memory
@@ -310,16 +294,6 @@ def shortage(plan: Plan, device: str) -> str:
     if free is None or fits(plan, free):
         return ""
     return f"it needs {plan.most / MIB:,.0f} MiB and {free / MIB:,.0f} MiB are free; shorten it, or give fewer sequences or layers"
-
-
-def check_fits(plan: Plan, device: str) -> None:
-    """Refuse a case before anything of it is made.
-
-    Raises:
-        WillNotFit: Its plan exceeds the memory that is free.
-    """
-    if reason := shortage(plan, device):
-        raise WillNotFit(reason)
 
 
 def measure_case(case: Case, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
@@ -336,7 +310,8 @@ def measure_case(case: Case, params: Params, ceilings: dict[str, float]) -> Iter
     """
     if reason := case.unsupported():
         raise Unsupported(reason)
-    check_fits(case.plan(), case.device)
+    if reason := shortage(case.plan(), case.device):
+        raise WillNotFit(reason)
     yield from case.measure(params, ceilings)
 
 

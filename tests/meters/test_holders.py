@@ -195,4 +195,4 @@ def test_parts_of_a_cache_and_of_inputs_are_told_apart():
 def test_extrapolation_adds_what_one_more_block_adds():
     weights, saved, cache = Part(Held.WEIGHTS, "a.*"), Part(Held.SAVED, "x", "aten::mm", "mine:3"), Part(Held.CACHE)
     low, high = Holding({weights: 10, saved: 5}), Holding({weights: 14, cache: 3})
-    assert low.extrapolated((high, 3)).parts == {weights: 22, saved: -10, cache: 9}
+    assert (low + (high - low) * 3).parts == {weights: 22, saved: -10, cache: 9}
