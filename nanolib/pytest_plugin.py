@@ -100,17 +100,16 @@ class _Recorder:
     def _begin(self) -> Any:
         """The run, with the device locked; made with the first measurement."""
         if self._run is None:
-            from nanolib.meters.machine import resolve_device, this_machine
-            from nanolib.meters.quiet import disturbances
+            from nanolib.meters.machine import resolve_device
             from nanolib.run.lock import device_lock
-            from nanolib.run.sweep import SweepRun, git_revision, new_run
+            from nanolib.run.sources import git_revision
+            from nanolib.run.sweep import SweepRun, new_run
             from nanolib.store import Store
 
             device = resolve_device(self.params.device)
             self._open.enter_context(device_lock(device, f"{EXPERIMENT} {self.params.label}".strip()))
             store = self._open.enter_context(Store())
-            store.mark_dead_runs()
-            run = new_run(EXPERIMENT, self.params, this_machine(), device, self._cases, disturbances(device))
+            run = new_run(store, EXPERIMENT, self.params, device, self._cases)
             run = replace(run, git_revision=git_revision(self._root))
             self._run = SweepRun(store, store.add(run))
         return self._run

@@ -49,6 +49,11 @@ class Outcome:
     seconds: float = 0.0
     details: dict[str, Any] = field(default_factory=dict)
 
+    def was_late(self, limit_s: float) -> None:
+        """It did not end by itself."""
+        self.status = Status.TIMEOUT
+        self.message = f"ran longer than case_timeout_s {limit_s:g}; raise it or shrink the case"
+
 
 def attempt(
     measure: Callable[[], Iterable[Measurement]],
@@ -71,8 +76,7 @@ def attempt(
                 if keep:
                     keep(row)
     except CaseTimeout:
-        outcome.status = Status.TIMEOUT
-        outcome.message = f"ran longer than case_timeout_s {timeout_s:g}; raise it or shrink the case"
+        outcome.was_late(timeout_s)
     except WillNotFit as error:
         outcome.status, outcome.message = Status.OOM_PREDICTED, one_line(error)
     except Unsupported as error:

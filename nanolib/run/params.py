@@ -152,7 +152,6 @@ def known(values: list[str], names: Any, what: str) -> list[str]:
 def fitting_config(
     preset: str,
     overrides: Mapping[str, Any],
-    field: str = "overrides",
     *,
     longest: tuple[str, int] = ("", 0),
     reads_text: bool = False,
@@ -162,7 +161,6 @@ def fitting_config(
     Args:
         preset: A key of `PRESETS`.
         overrides: Fields that differ.
-        field: Where those stand.
         longest: The field of the longest sequence, and its tokens.
         reads_text: Whether it is given bytes of text, and not ids of its own vocabulary.
 
@@ -173,15 +171,15 @@ def fitting_config(
         config = NanoConfig.from_preset(preset, **overrides)
         attention.shared_options(config.attention_type, config.attention_options)
     except BadInput as error:
-        raise ValueError("; ".join(f"{field}: {preset}: {line}" for line in error.lines)) from None
+        raise ValueError("; ".join(f"overrides: {preset}: {line}" for line in error.lines)) from None
     name, tokens = longest
     if tokens > config.context_length:
         raise ValueError(
             f"{name}: {tokens} exceeds the context_length {config.context_length} of {preset}; "
-            f"shorten it or set {field}: {{context_length: {tokens}}}"
+            f"shorten it or set overrides: {{context_length: {tokens}}}"
         )
     if reads_text and config.vocab_size < text.VOCAB_SIZE:
         raise ValueError(
-            f"{field}: vocab_size {config.vocab_size} cannot hold the {text.VOCAB_SIZE} bytes of the text; raise it"
+            f"overrides: vocab_size {config.vocab_size} cannot hold the {text.VOCAB_SIZE} bytes of the text; raise it"
         )
     return config

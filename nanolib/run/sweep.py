@@ -12,20 +12,18 @@ import hashlib
 import json
 import os
 import sqlite3
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
 import nanolib
 from nanolib.measurement import BadInput, Measurement, RunStatus, Status, printable
-from nanolib.meters.machine import Machine, resolve_device, this_machine, versions
+from nanolib.meters.machine import resolve_device, this_machine, versions
 from nanolib.meters.quiet import disturbances
 from nanolib.meters.time.collector import settled_heap
 from nanolib.run.case import Case
@@ -34,6 +32,7 @@ from nanolib.run.launch import LAUNCH_VARIABLE, PART_VARIABLE
 from nanolib.run.lock import device_lock, lock_path
 from nanolib.run.outcome import Outcome, attempt, one_line
 from nanolib.run.params import Params
+from nanolib.run.sources import git_revision, source_digest
 from nanolib.run.worker import Cancelled, run_in_process, was_killed
 from nanolib.run.workload import measure_case
 from nanolib.store import Run, Store
@@ -138,26 +137,23 @@ def measure(
         for _, each in sorted(needed.items()):
             locks.enter_context(device_lock(each, f"{name} {params.label}".strip(), **waiting))
         store = store or Store()
-        machine = this_machine()
-        store.mark_dead_runs()
-        disturbed = disturbances(device)
-        for line in disturbed:
-            print(printable(f"not a quiet machine: {line}"), file=sys.stderr, flush=True)
-        run = new_run(name, params, machine, device, len(cases), disturbed)
-        run_id = _resumed(store, run) if params.resume else ""
-        if run_id:
-            _say_resumed(store, run_id, cases)
-        else:
-            run_id = store.add(run)
-        sweep_run = SweepRun(store, run_id)
+        run = new_run(store, name, params, device, len(cases))
+        if run_id := _resumed(store, run) if params.resume else "":
+            done = len({case.case_id for case in cases} & store.finished_cases(run_id))
+            _say(f"resuming run {run_id[:8]}: {done} of {len(cases)} cases are done and skipped")
+        sweep_run = SweepRun(store, run_id or store.add(run))
         try:
-            _measure_all(experiment, params, cases, store, run_id, progress, stop, on_progress)
+            _measure_all(experiment, params, cases, sweep_run, progress, stop, on_progress)
         except BaseException as error:
             asked = isinstance(error, KeyboardInterrupt | Cancelled)
             message = "stopped by the user" if asked else f"{type(error).__name__}: {one_line(error)}"
             sweep_run.end(RunStatus.INTERRUPTED if asked else RunStatus.FAILED, message)
             raise
     return sweep_run
+
+
+def _say(line: str) -> None:
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 def _pause(stop: threading.Event, seconds: float) -> None:
@@ -186,12 +182,12 @@ def _measure_all(
     experiment: Any,
     params: Params,
     cases: Sequence[Case],
-    store: Store,
-    run_id: str,
+    run: SweepRun,
     progress: bool,
     stop: threading.Event | None,
     on_progress: Callable[[int, int, str], object] | None,
 ) -> None:
+    store, run_id = run.store, run.run_id
     finished, attempts = store.finished_cases(run_id), store.started_attempts(run_id)
     todo = [case for case in cases if case.case_id not in finished]
     bar = _progress_bar(progress, total=len(cases), initial=len(cases) - len(todo), unit="case")
@@ -214,7 +210,7 @@ def _measure_all(
                 tried += 1
                 started = Measurement("case_time", status=Status.STARTED, details={"attempts": tried})
                 store.write_case(run_id, case.case_id, case.factors, [started])
-                outcome = _outcome(experiment, params, case, store, run_id, isolated, stop)
+                outcome = _outcome(experiment, params, case, run, isolated, stop)
                 if not was_killed(outcome):
                     break
             store_outcome(store, run_id, case, outcome, tried)
@@ -237,18 +233,12 @@ def _progress_bar(wanted: bool, **settings: Any) -> tqdm:
 
 
 def _outcome(
-    experiment: Any,
-    params: Params,
-    case: Case,
-    store: Store,
-    run_id: str,
-    isolated: bool,
-    stop: threading.Event | None,
+    experiment: Any, params: Params, case: Case, run: SweepRun, isolated: bool, stop: threading.Event | None
 ) -> Outcome:
-    ceilings = ceilings_of(store, run_id)
+    ceilings = ceilings_of(run.store, run.run_id)
     if isolated:
-        return run_in_process(experiment, params, case, ceilings, store.path, run_id, stop)
-    with recording(lambda: store.new_trace(run_id, case.case_id)):
+        return run_in_process(experiment, params, case, ceilings, run.store.path, run.run_id, stop)
+    with recording(lambda: run.store.new_trace(run.run_id, case.case_id)):
         return attempt(lambda: measure_case(case, params, ceilings), params.case_timeout_s)
 
 
@@ -280,17 +270,20 @@ def ceilings_of(store: Store, run_id: str) -> dict[str, float]:
 # runs
 
 
-def new_run(name: str, params: Params, machine: Machine, device: str, cases: int, disturbed: Sequence[str]) -> Run:
-    """A run that begins now.
+def new_run(store: Store, name: str, params: Params, device: str, cases: int) -> Run:
+    """A run that begins now; what makes the machine less than quiet is told.
 
     Args:
+        store: Where runs that have died are marked first.
         name: Of its experiment.
         params: Its parameters.
-        machine: This one.
-        device: Where it runs.
+        device: Where it runs; held.
         cases: How many cases it has.
-        disturbed: What makes the machine less than quiet.
     """
+    store.mark_dead_runs()
+    machine, disturbed = this_machine(), disturbances(device)
+    for line in disturbed:
+        _say(f"not a quiet machine: {line}")
     made_by = versions() | {"nanolib": nanolib.__version__, "sources": source_digest()}
     identity = [name, params.defining(), made_by, machine.machine_id, device]
     identity += filter(None, [os.environ.get(PART_VARIABLE)])
@@ -330,35 +323,3 @@ def _resumed(store: Store, run: Run) -> str:
         label=run.label or str(runs.label.iloc[-1]),
     )
     return run_id
-
-
-def _say_resumed(store: Store, run_id: str, cases: Sequence[Case]) -> None:
-    done = len({case.case_id for case in cases} & store.finished_cases(run_id))
-    print(
-        printable(f"resuming run {run_id[:8]}: {done} of {len(cases)} cases are done and skipped"),
-        file=sys.stderr,
-        flush=True,
-    )
-
-
-@functools.cache
-def source_digest() -> str:
-    """A hash of nanolib's own sources: edited code is another version, whatever git says."""
-    root = Path(nanolib.__file__).parent
-    digest = hashlib.sha256()
-    for file in sorted(root.rglob("*.py")):
-        digest.update(str(file.relative_to(root)).encode() + file.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-@functools.cache
-def git_revision(root: Path | None = None) -> str:
-    """The revision of a checkout, nanolib's own by default, with `+` when files differ from it; empty outside one."""
-    root = root or Path(nanolib.__file__).parent.parent
-    if not (root / ".git").exists():
-        return ""
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--exclude=*"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):  # no git, or no commit yet: the sources' digest still tells
-        return ""

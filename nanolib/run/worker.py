@@ -89,8 +89,7 @@ def run_in_process(
         outcome = _read(Path(request["answer"]))
     outcome.seconds = time.perf_counter() - began
     if late:
-        outcome.status = Status.TIMEOUT
-        outcome.message = f"ran longer than case_timeout_s {params.case_timeout_s:g}; raise it or shrink the case"
+        outcome.was_late(params.case_timeout_s)
     elif process.returncode:
         outcome.status, outcome.message = Status.ERROR, ending(process.returncode, errors)
     return outcome

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import signal
 import subprocess
@@ -23,6 +22,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from nanolib.measurement import Flag, Unsupported
+from nanolib.meters.machine import usable_cores
 from nanolib.run.case import Case
 from nanolib.run.process import end_tree, signal_name
 from nanolib.run.ranks import launcher
@@ -103,7 +103,7 @@ def oversubscribed(device: str, world_size: int, threads: int) -> bool:
     """Whether the ranks together want more cores, or GPUs, than there are."""
     if torch.device(device).type == "cuda":
         return world_size > torch.cuda.device_count()
-    return world_size * threads > len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else False
+    return world_size * threads > usable_cores()
 
 
 def run_ranks(
@@ -224,9 +224,11 @@ def _failure(folder: Path, world_size: int, late_s: float | None, lost: int, cod
         json.loads(file.read_text()) for file in sorted(folder.glob("*.error"), key=lambda f: f.stat().st_mtime_ns)
     ]
     first = next((error for error in raised if not error["waiting"]), raised[0] if raised else None)
-    if first and not first["waiting"]:
-        message = f"rank {first['rank']} of {world_size} raised {first['message']}"
-        return RankFailed(message, first["rank"], first["traceback"])
+    if first:
+        said = f"rank {first['rank']} of {world_size} raised {first['message']}"
+        raising = RankFailed(said, first["rank"], first["traceback"])
+        if not first["waiting"]:
+            return raising
     if code < 0:
         return RankFailed(f"the launcher of the ranks was killed by {signal_name(-code)}", -1, "")
     log = (folder / launcher.LOG).read_text(errors="replace")
@@ -247,8 +249,7 @@ def _failure(folder: Path, world_size: int, late_s: float | None, lost: int, cod
             said = "let the others wait until they gave up" if late_s is None else f"did not end within {late_s:g} s"
             return RankFailed(f"rank {rank} of {world_size} {said}: {_innermost(text)}", rank, text)
     if first:
-        message = f"rank {first['rank']} of {world_size} raised {first['message']}"
-        return RankFailed(message, first["rank"], first["traceback"])
+        return raising
     lines = [line for line in log.splitlines() if line.strip() and "*****" not in line]
     within = "" if late_s is None else f" within {late_s:g} s"
     return RankFailed(f"no rank started{within}: {lines[-1] if lines else 'the launcher said nothing'}", -1, log)

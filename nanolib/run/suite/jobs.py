@@ -57,14 +57,10 @@ class Job:
         read = self.params.model_dump(mode="json")
         return {name: read[name] for name in self.values}
 
-    @property
-    def experiment(self) -> Any:
-        """The experiment's module."""
-        return self.load()
-
     def cases(self) -> list[Any]:
         """Its cases; the summary has none."""
-        return part_of(self.experiment.cases(self.params), self.part) if hasattr(self.experiment, "cases") else []
+        experiment = self.load()
+        return part_of(experiment.cases(self.params), self.part) if hasattr(experiment, "cases") else []
 
 
 def suites() -> list[str]:

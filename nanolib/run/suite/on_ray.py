@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,11 +16,11 @@ from typing import IO, Any
 
 import nanolib
 from nanolib.measurement import BadInput, RunStatus
-from nanolib.paths import DATABASE, make_folder
+from nanolib.paths import DATABASE
 from nanolib.run.launch import new_token
+from nanolib.run.sources import source_digest
 from nanolib.run.suite.jobs import Job, Load, make_job
-from nanolib.run.suite.runner import Ended, run_jobs
-from nanolib.run.sweep import source_digest
+from nanolib.run.suite.runner import Ended, new_log, run_jobs
 from nanolib.scratch import Scratch
 from nanolib.store import Store
 
@@ -51,7 +50,7 @@ def run_on_ray(jobs: Sequence[Job], output: Path, log: Callable[[str], None] = p
     with _connected(ray):
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         needs = [resources(job, nodes) for job in measuring]
-        log_path = make_folder(output / "logs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{token}-ray.log"
+        log_path = new_log(output, f"{token}-ray")
         cpus, gpus = (sum(node.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU"))
         log(f"ray: {len(nodes)} node(s) with {cpus:g} CPUs and {gpus:g} GPUs")
         with Store(output / DATABASE) as store, log_path.open("w", encoding="utf-8") as log_file:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import signal
 import subprocess
 import sys
 import threading
@@ -30,6 +29,7 @@ from nanolib.meters.machine import resolve_device
 from nanolib.paths import DATABASE, make_folder
 from nanolib.run.launch import PART_VARIABLE, new_token
 from nanolib.run.lock import holder
+from nanolib.run.process import signal_name
 from nanolib.run.suite.devices import gpu_places, on_any_gpu
 from nanolib.run.suite.jobs import Job
 from nanolib.run.suite.warm_kernel import WarmKernel
@@ -125,8 +125,7 @@ def run_jobs(
         How each ended, and the log file.
     """
     token = kernel.token if kernel else token or new_token()
-    log_path = output / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{token}.log"
-    make_folder(log_path.parent)
+    log_path = new_log(output, token)
     ended = [Ended(job.title, cases=len(job.cases())) for job in jobs]
     total = sum(end.cases for end in ended)
     places = gpu_places()
@@ -148,6 +147,11 @@ def run_jobs(
                 measured([done.run_id for done in ended if done.run_id])
             _run_one(job, end, shared, {}, log_path, log)
     return ended, log_path
+
+
+def new_log(output: Path, token: str) -> Path:
+    """Where a command's log will be; its folder exists then."""
+    return make_folder(output / "logs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{token}.log"
 
 
 def _run_together(
@@ -301,7 +305,7 @@ def _reason(returncode: int, log_file: Path, said: int) -> str:
         lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
     last = lines[-1] if lines else "it wrote nothing"
     if returncode < 0:
-        return f"papermill was killed by {signal.Signals(-returncode).name}"
+        return f"papermill was killed by {signal_name(-returncode)}"
     if returncode == _KERNEL_DIED or "died" in last.lower():
         return f"its kernel died before the run was done (exit {returncode}); out of memory? see the log"
     if returncode == 0:
