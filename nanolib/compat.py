@@ -5,6 +5,7 @@ What they leave out (intervals, labels, every sample) is in the `Measurement` th
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import statistics
 from collections.abc import Callable, Mapping
@@ -189,13 +190,13 @@ class MemoryProfiler:
         self._resident: Peak | None = None
 
     def __enter__(self) -> MemoryProfiler:
-        self._contexts = (resident_peak(), peak_memory(self._device, *self._existing))
-        self._resident, self._peak = (context.__enter__() for context in self._contexts)
+        self._open = contextlib.ExitStack()
+        self._resident = self._open.enter_context(resident_peak())
+        self._peak = self._open.enter_context(peak_memory(self._device, *self._existing))
         return self
 
     def __exit__(self, *error: Any) -> None:
-        for context in reversed(self._contexts):
-            context.__exit__(*error)
+        self._open.__exit__(*error)
 
     def _live(self) -> int:
         if self._peak is None or self._peak.live is None:

@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from nanolib.ab.question import TIMED, Log, Question, ask, stored
-from nanolib.ab.rounds import Settings
+from nanolib.ab.question import TIMED, Question, ask, stored
+from nanolib.ab.rounds import Log, Settings
 from nanolib.compare.compare import Line
 from nanolib.compare.history import Change, History
 from nanolib.measurement import BadInput

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,18 +12,16 @@ import pandas as pd
 
 from nanolib.ab.client import VersionDied, VersionProcess
 from nanolib.ab.environment import Environment, differences, titles
-from nanolib.ab.rounds import CALL, PYTEST, Compared, Settings, Task, compare_versions, device_of
+from nanolib.ab.rounds import CALL, PYTEST, Compared, Log, Settings, Task, compare_versions, device_of
 from nanolib.ab.worktree import Version, checked_out
-from nanolib.compare.compare import BROKE, CHANGED, EXACT_WITH_THRESHOLD, NEW, VANISHED, Comparison, Line, exact_lines
-from nanolib.measurement import METRICS, BadInput, Direction, Measurement, Status, case_name
+from nanolib.compare.compare import BROKE, CHANGED, COUNTED, NEW, VANISHED, Comparison, Line, exact_lines
+from nanolib.measurement import BadInput, Direction, Measurement, Status, case_name
 from nanolib.run.lock import device_lock
 from nanolib.stats.compare import Kind, Verdict
 from nanolib.store.schema import Run
 
 TIMED = ("latency", "tokens_per_second")
 EXPERIMENT = "ab"
-
-Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -57,8 +55,7 @@ class Question:
     shard: tuple[int, int] = (1, 1)
 
     def __post_init__(self) -> None:
-        exact = [name for name, metric in METRICS.items() if metric.direction is Direction.EQUAL]
-        allowed = (*TIMED, *EXACT_WITH_THRESHOLD, *exact)
+        allowed = (*TIMED, *COUNTED)
         if self.metric not in allowed:
             raise BadInput(f"--metric: {self.metric!r} cannot be compared so; use one of {', '.join(allowed)}")
         for environment in self.environments or ():

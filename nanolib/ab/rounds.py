@@ -204,10 +204,6 @@ def compare_versions(
     return [Compared(*one) for one in zip(tasks, rounds, judged, strict=True)]
 
 
-def _joined(scope: str, rounds: Sequence[Round]) -> Pairs:
-    return sum((round_.blocks[scope] for round_ in rounds if scope in round_.blocks), Pairs())
-
-
 def _compare(pairs: Pairs, settings: Settings) -> Verdict:
     how = {"threshold": settings.threshold, "direction": settings.direction}
     a, b = pairs.data()
@@ -276,7 +272,8 @@ def half_width(pairs: Pairs) -> float:
 
 def _merged(earlier: Round, later: Round) -> Round:
     """The same task in more pairs of processes."""
-    blocks = {scope: _joined(scope, [earlier, later]) for scope in {**earlier.blocks, **later.blocks}}
+    scopes = {**earlier.blocks, **later.blocks}
+    blocks = {scope: earlier.blocks.get(scope, Pairs()) + later.blocks.get(scope, Pairs()) for scope in scopes}
     return Round(blocks, later.rows, later.endings)
 
 

@@ -43,7 +43,8 @@ _ORDER = (
     Kind.EQUIVALENT,
 )
 _EQUAL = [name for name, metric in METRICS.items() if metric.direction is Direction.EQUAL]
-EXACT_WITH_THRESHOLD = ("peak_memory", "reserved_memory")
+_EXACT_WITH_THRESHOLD = ("peak_memory", "reserved_memory")
+COUNTED = (*_EXACT_WITH_THRESHOLD, *_EQUAL)
 _KEY = ["experiment", "case_id", "metric", "scope", "method"]
 BUSY = "busy machine: measure again, or nano ab"
 
@@ -295,14 +296,14 @@ def _vanished_figures(base: pd.DataFrame, current: pd.DataFrame) -> Iterator[Lin
     fine = set.intersection(*({tuple(key) for key in rows[_KEY[:2]].to_numpy()} for rows in ended))
     held = {tuple(key) for key in current.loc[current["estimate"].notna(), _KEY].to_numpy()}
     modelled = (base["metric"] == "latency") & (base["provenance"] == Provenance.MODELLED)
-    wanted = base["metric"].isin([*_EQUAL, *EXACT_WITH_THRESHOLD, "latency"]) & base["estimate"].notna() & ~modelled
+    wanted = base["metric"].isin([*COUNTED, "latency"]) & base["estimate"].notna() & ~modelled
     for _, row in base[wanted].iterrows():
         if tuple(row[_KEY[:2]]) in fine and tuple(row[_KEY]) not in held:
             message = f"current does not hold this figure, by {row['method']}"
             yield replace(_line(row, row, VANISHED, message=message), current=None)
 
 
-def _pairs(base: pd.DataFrame, current: pd.DataFrame, metrics: list[str]) -> Iterator[tuple[pd.Series, pd.Series]]:
+def _pairs(base: pd.DataFrame, current: pd.DataFrame, metrics: Sequence[str]) -> Iterator[tuple[pd.Series, pd.Series]]:
     wanted = [rows[rows["metric"].isin(metrics) & rows["estimate"].notna()] for rows in (base, current)]
     now = {tuple(row[_KEY]): row for _, row in wanted[1].iterrows()}
     for (_, row), several in zip(wanted[0].iterrows(), wanted[0].duplicated(_KEY[:-1], keep=False), strict=True):
@@ -325,7 +326,7 @@ def exact_lines(base: pd.DataFrame, current: pd.DataFrame, threshold: float) -> 
             yield _line(then, now, Kind.EQUIVALENT)
         else:
             yield _line(then, now, CHANGED, message="this must be equal")
-    for then, now in _pairs(base, current, list(EXACT_WITH_THRESHOLD)):
+    for then, now in _pairs(base, current, _EXACT_WITH_THRESHOLD):
         before, after = then["estimate"], now["estimate"]
         worse = after / before - 1 if before else math.inf if after else 0.0
         if worse > threshold:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nanolib.compare.compare import EXACT_WITH_THRESHOLD
-from nanolib.measurement import METRICS, Direction, Flag, Provenance, Status, case_name, format_number
+from nanolib.compare.compare import COUNTED
+from nanolib.measurement import Flag, Provenance, Status, case_name, format_number
 from nanolib.stats.intervals import Interval, TooFewSamples, median_interval
 
 CONFIDENCE = 0.95  # of what decides; the range of fewer than 6 blocks has less
@@ -20,7 +20,6 @@ REPRODUCED, DIFFERS, UNDECIDED, CANNOT_RUN = "reproduced", "differs", "undecided
 _ORDER = (DIFFERS, CANNOT_RUN, UNDECIDED, REPRODUCED)
 _SHIFT = "latency"  # the figure that all rows together are judged by
 _TIMED = (_SHIFT, "tokens_per_second")
-_COUNTED = (*(name for name, metric in METRICS.items() if metric.direction is Direction.EQUAL), *EXACT_WITH_THRESHOLD)
 _CASE = ["experiment", "case_id"]
 _KEY = [*_CASE, "metric", "scope", "method"]
 
@@ -184,7 +183,7 @@ def _why_not(
 
 def _compared(group: pd.DataFrame, mine: Mapping[tuple[Any, ...], pd.Series], same: bool) -> Iterator[Row]:
     """The rows of one case that hold a figure to be reproduced."""
-    wanted = group["metric"].isin((*_TIMED, *_COUNTED)) & group["estimate"].notna()
+    wanted = group["metric"].isin((*_TIMED, *COUNTED)) & group["estimate"].notna()
     for _, then in group[wanted & (group["provenance"] != Provenance.MODELLED)].iterrows():
         metric = " ".join(part for part in (then["metric"], then["scope"]) if part)
         told = (then["experiment"], case_name(then["factors"]), metric, float(then["estimate"]))
@@ -197,7 +196,7 @@ def _compared(group: pd.DataFrame, mine: Mapping[tuple[Any, ...], pd.Series], sa
 
 def _row(told: tuple[str, str, str, float], then: pd.Series, now: pd.Series, same: bool) -> Row:
     here = float(now["estimate"])
-    if then["metric"] in _COUNTED:
+    if then["metric"] in COUNTED:
         ratio = here / told[3] if told[3] else 1.0 if here == told[3] else math.inf
         return Row(_verdict(ratio, ratio, ratio), *told, here, ratio, ratio, ratio)
     scale = 1.0

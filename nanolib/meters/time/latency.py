@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -74,7 +75,7 @@ def measure(
     """
     more = {"device": device, "outliers": outliers, "cold": cold, "collect": collect}
     result = measure_phases({scope: fn}, rel_ci, budget_s, **more)[scope]
-    return result if predicted is None else _with_prediction(result, predicted)
+    return replace(result, predicted=predicted)
 
 
 def measure_phases(
@@ -200,10 +201,6 @@ def summarise(
             "ljung_box_p": lag_p,
         },
     )
-
-
-def _with_prediction(measurement: Measurement, predicted: float) -> Measurement:
-    return Measurement.from_dict(measurement.to_dict() | {"predicted": predicted})
 
 
 def _steady(series: np.ndarray, calls_per_block: int) -> SteadyState:
