@@ -148,19 +148,12 @@ def _tasks(question: Question, versions: Sequence[Version], settings: Settings) 
         for request in [{"do": "function", "function": name, "setup": question.setup}]
     ]
     lines: list[Line] = []
-    asked = (
-        [(PYTEST, "test", [{"do": "test", "lists": False, "arguments": list(question.tests)}] * 2)]
-        if question.tests
-        else []
-    )
+    asked = []
+    if question.tests:
+        asked.append((PYTEST, "test", [{"do": "test", "lists": False, "arguments": list(question.tests)}] * 2))
     for experiment, *params in question.jobs:
-        asked.append(
-            (
-                experiment,
-                "cases",
-                [{"do": "case", "experiment": experiment, "params": dict(values)} for values in params],
-            )
-        )
+        requests = [{"do": "case", "experiment": experiment, "params": dict(values)} for values in params]
+        asked.append((experiment, "cases", requests))
     if asked:
         with VersionProcess(versions[0], settings.timeout_s) as a, VersionProcess(versions[1], settings.timeout_s) as b:
             for experiment, lists, requests in asked:
@@ -235,7 +228,7 @@ def _lines(one: Compared, metric: str, settings: Settings) -> list[Line]:
     task, (fine_a, fine_b) = one.task, (status == Status.OK for status, _ in one.round.endings)
     if not (fine_a and fine_b):
         finding = BROKE if fine_a else NEW if fine_b else Kind.INCONCLUSIVE
-        return [Line(task.experiment, task.case, "", finding, message=_told(one))]
+        return [Line(task.experiment, task.case, "", finding, message=one.round.failures)]
     frames = [_frame(task, rows) for rows in one.round.rows]
     exact = list(exact_lines(*frames, settings.threshold)) if all(len(frame) for frame in frames) else []
     lines = [line for line in exact if line.finding == CHANGED or line.metric.split()[0] == metric]
@@ -254,12 +247,6 @@ def _lines(one: Compared, metric: str, settings: Settings) -> list[Line]:
         values = [_median(side, metric) for side in (found.a, found.b)]
         lines.append(Line(task.experiment, task.case, name, kind, *values, verdict, message))
     return lines or [Line(task.experiment, task.case, "", Kind.INCONCLUSIVE, message="nothing is timed in it")]
-
-
-def _told(one: Compared) -> str:
-    """Why it did not end well; empty when it did."""
-    sides = zip("AB", one.round.endings, strict=True)
-    return "; ".join(f"{side}: {status}: {said}" for side, (status, said) in sides if status != Status.OK)
 
 
 def _median(blocks: list[float], metric: str) -> float | None:
@@ -310,9 +297,8 @@ def stored(answer: Answer, question: Question, label: str = "") -> Run:
                     | {"metric": question.metric, "base_ms": pairs.a, "current_ms": pairs.b},
                 )
             )
-        told = _told(one)
-        status = Status.OK if measured and not told else Status.ERROR
-        ending = Measurement("case_time", status=status, message=told)
+        status = Status.OK if measured and one.round.fine else Status.ERROR
+        ending = Measurement("case_time", status=status, message=one.round.failures)
         rows[one.task.case_id] = ({"experiment": one.task.experiment, **one.task.factors}, [ending, *measured])
     params = {
         "a": called["a"],

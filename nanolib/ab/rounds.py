@@ -150,7 +150,13 @@ class Round:
     @property
     def fine(self) -> bool:
         """Whether both sides ended well."""
-        return all(status == Status.OK for status, _ in self.endings)
+        return not self.failures
+
+    @property
+    def failures(self) -> str:
+        """Why sides did not end well; empty when both did."""
+        sides = zip("AB", self.endings, strict=True)
+        return "; ".join(f"{side}: {status}: {said}" for side, (status, said) in sides if status != Status.OK)
 
 
 @dataclass(frozen=True)
@@ -248,7 +254,8 @@ def _run_rounds(sides: Sides, tasks: Sequence[Task], settings: Settings, log: Lo
         # what broke is not tried again
         open_ = [at for at in open_ if rounds[at].fine and not known_well(rounds[at], settings.rel_ci)]
     for task, round_ in zip(tasks, rounds, strict=True):
-        log(f"{task.experiment} {task.case}: {_progress(round_)}")
+        told = [round_.failures, *(f"{scope or 'call'} {pairs}" for scope, pairs in round_.blocks.items())]
+        log(f"{task.experiment} {task.case}: {'; '.join(filter(None, told)) or 'nothing to time'}")
     return rounds
 
 
@@ -290,13 +297,6 @@ def _run_generation(sides: Sides, tasks: Sequence[Task], settings: Settings, win
     return rounds
 
 
-def _progress(round_: Round) -> str:
-    sides = zip("AB", round_.endings, strict=True)
-    bad = [f"{side} {status}: {message}" for side, (status, message) in sides if status != Status.OK]
-    pairs = [f"{scope or 'call'} {pairs}" for scope, pairs in round_.blocks.items()]
-    return "; ".join(bad + pairs) or "nothing to time"
-
-
 def _run_task(sides: Sequence[VersionProcess], task: Task, settings: Settings, window_s: float) -> tuple[Round, bool]:
     """Run a task on both sides to its end, its timings interleaved for so long in all.
 
@@ -307,9 +307,7 @@ def _run_task(sides: Sequence[VersionProcess], task: Task, settings: Settings, w
     try:
         rest = {"timeout_s": settings.timeout_s, "rows": not settings.pairs}
         answers = _asked(sides, [{**request, **rest} for request in task.requests])
-        while True:
-            if answers[0].get("timing") is None or answers[0].get("timing") != answers[1].get("timing"):
-                break
+        while "timing" in answers[0] and answers[0]["timing"] == answers[1].get("timing"):
             if not answers[0]["last"]:
                 window_s /= 2
             timing = True

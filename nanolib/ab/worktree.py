@@ -16,7 +16,6 @@ from pathlib import Path
 from types import FrameType
 
 from nanolib.measurement import BadInput
-from nanolib.run.sources import git_revision
 from nanolib.scratch import Scratch
 
 WORKING_TREE = "."
@@ -113,7 +112,7 @@ def checked_out(names: Sequence[str], start: Path) -> Iterator[list[Version]]:
                     places[commit] = made.path / commit[:12]
                     _add(top, places[commit], commit)
             yield [
-                Version(name, git_revision(top) or "+", top, folder)  # which has no commit yet
+                Version(name, _revision(top), top, folder)
                 if name == WORKING_TREE
                 else Version(name, commit[:12], places[commit], folder)
                 for name, commit in zip(names, commits, strict=True)
@@ -130,6 +129,13 @@ def _commit(top: Path, name: str) -> str:
     if name.startswith("-"):
         raise BadInput(wrong)
     return _git(top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}", complaint=wrong)
+
+
+def _revision(top: Path) -> str:
+    try:
+        return _git(top, "describe", "--always", "--dirty=+", "--exclude=*")
+    except BadInput:  # a repository without a commit
+        return "+"
 
 
 def _git(folder: Path, *arguments: str, complaint: str = "") -> str:

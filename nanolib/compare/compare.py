@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -101,27 +101,22 @@ class Comparison:
     lines: tuple[Line, ...]
     same_machine: bool
     threshold: float = THRESHOLD
-    noise: tuple[str, ...] = ()
-    differ: tuple[str, ...] = ()
-    counts: dict[str, int] = field(default_factory=dict)
+    noise: Sequence[str] = ()
+    differ: Sequence[str] = ()
 
     @classmethod
-    def of(
-        cls,
-        lines: Iterable[Line],
-        same_machine: bool,
-        threshold: float,
-        noise: Sequence[str] = (),
-        differ: Sequence[str] = (),
-    ) -> Comparison:
-        """The findings in order, counted."""
+    def of(cls, lines: Iterable[Line], same_machine: bool, threshold: float, **rest: Sequence[str]) -> Comparison:
+        """The findings in order; `rest` is what else is known of both sides."""
 
         def badness(line: Line) -> tuple[int, float]:
             return _ORDER.index(line.finding), -(line.verdict.worse if line.verdict else math.inf)
 
-        ordered = tuple(sorted(lines, key=badness))
-        counts = {str(finding): n for finding in _ORDER if (n := sum(line.finding == finding for line in ordered))}
-        return cls(ordered, same_machine, threshold, tuple(noise), tuple(differ), counts)
+        return cls(tuple(sorted(lines, key=badness)), same_machine, threshold, **rest)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many lines have each finding."""
+        return {str(name): n for name in _ORDER if (n := sum(line.finding == name for line in self.lines))}
 
     @property
     def regressed(self) -> bool:
@@ -211,22 +206,18 @@ def compare_rows(
                 f"compare: the runs are of {len(sides[0])} and {len(sides[1])} machines that differ; name runs of one machine"
             )
         lines = _lines(base, current, threshold, versions or {}, noise)
-        return Comparison.of(_adjusted(lines), False, threshold, said)
+        return Comparison.of(_adjusted(lines), False, threshold, noise=said)
     machines = sorted(sides[0] & sides[1])
     if alone := sorted(sides[0] ^ sides[1]):
         said.append(
             f"left out, since one side alone has runs of it: {', '.join(f'machine {one[:6]}' for one in alone)}"
         )
-    lines = [
-        replace(line, machine=machine[:6] if len(machines) > 1 else "")
-        for machine in machines
-        for line in _lines(*_of_machine(base, current, machine), threshold, versions or {}, noise)
-    ]
-    return Comparison.of(_adjusted(lines), True, threshold, said)
-
-
-def _of_machine(base: pd.DataFrame, current: pd.DataFrame, machine: str) -> list[pd.DataFrame]:
-    return [rows[rows["machine_id"] == machine] for rows in (base, current)]
+    lines = []
+    for machine in machines:
+        mine = (rows[rows["machine_id"] == machine] for rows in (base, current))
+        found = _lines(*mine, threshold, versions or {}, noise)
+        lines += [replace(line, machine=machine[:6] if len(machines) > 1 else "") for line in found]
+    return Comparison.of(_adjusted(lines), True, threshold, noise=said)
 
 
 def _lines(
