@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,40 +21,34 @@ _COPY_BYTES = {"cpu": 2**27, "cuda": 2**30}  # far beyond the last cache
 _COPY_ELSEWHERE = 2**29
 # Ways to multiply that are no type of torch's: the type of the operands as they are drawn or kept.
 PRODUCTS = {"tf32": "float32", "fp8": "float8_e4m3fn"}
+_REL_CI = 0.02
 _SUSTAINED_CALLS = 4
 
 
-def measure_ceilings(
-    device: str, dtypes: Sequence[str], rel_ci: float = 0.02, budget_s: float = 2.0, copy: bool = True
-) -> Iterator[Measurement]:
+def measure_ceiling(device: str, ceiling: str, budget_s: float = 2.0) -> Iterator[Measurement]:
     """What this device reaches at best: the yardstick for every share.
 
     Args:
         device: Where.
-        dtypes: For which dtypes to time a matrix product; `tf32` and `fp8` too, where the device has them.
-        rel_ci: As in `measure`.
-        budget_s: As in `measure`, for each ceiling.
-        copy: Whether to time a copy too.
+        ceiling: Of which matrix product, by its dtype, or `tf32` or `fp8` where the device has them; or `copy`.
+        budget_s: As in `measure`.
 
     Yields:
-        `ceiling_flops` (FLOP/s, the dtype in `scope`; of torch's own product too, where another is faster) and `ceiling_bytes`
+        `ceiling_flops` (FLOP/s, the dtype in `scope`; of torch's own product too, where another is faster); or `ceiling_bytes`
         (B/s, read and written, scope `copy`).
     """
-    kind = torch.device(device).type
-    for dtype in dtypes:
-        torchs, *others = _products(*_operands(device, dtype), dtype, rel_ci, budget_s)
+    if ceiling != "copy":
+        torchs, *others = _products(*_operands(device, ceiling), ceiling, budget_s)
         best = max((torchs, *others), key=lambda found: found.estimate)
         yield best
         if best is not torchs:
-            yield replace(torchs, scope=f"{dtype} by torch")
-    if not copy:
+            yield replace(torchs, scope=f"{ceiling} by torch")
         return
-    source = torch.empty(_COPY_BYTES.get(kind, _COPY_ELSEWHERE), dtype=torch.uint8, device=device).fill_(1)
+    size = _COPY_BYTES.get(torch.device(device).type, _COPY_ELSEWHERE)
+    source = torch.empty(size, dtype=torch.uint8, device=device).fill_(1)
     target = torch.empty_like(source)
-    latency = measure(lambda: target.copy_(source), rel_ci, budget_s, device=device)
-    yield rate(
-        "ceiling_bytes", 2 * source.nbytes, latency, scope="copy", message=f"copy of {source.nbytes // 2**20} MiB"
-    )
+    latency = measure(lambda: target.copy_(source), _REL_CI, budget_s, device=device)
+    yield rate("ceiling_bytes", 2 * size, latency, scope="copy", message=f"copy of {size // 2**20} MiB")
 
 
 def operand_bytes(device: str, ceiling: str) -> int:
@@ -71,7 +65,7 @@ def measure_sustained(device: str, dtype: str, seconds: float) -> Measurement:
 
     Args:
         device: Where.
-        dtype: As in `measure_ceilings`.
+        dtype: Of the product, as in `measure_ceiling`.
         seconds: How long; its first half is heard and not counted.
 
     Returns:
@@ -126,14 +120,14 @@ def _size(kind: str, dtype: str) -> int:
     return size // 2 if kind == "cpu" and dtype not in ("float32", "float64") else size
 
 
-def _products(a: torch.Tensor, b: torch.Tensor, dtype: str, rel_ci: float, budget_s: float) -> Iterator[Measurement]:
+def _products(a: torch.Tensor, b: torch.Tensor, dtype: str, budget_s: float) -> Iterator[Measurement]:
     """The rate of a · b, by torch and, in float32 on a CPU, by oneDNN, which has AVX-512 where torch's MKL has none."""
     size, calls = a.shape[0], {"": _product(a, b, dtype)}
     if a.device.type == "cpu" and a.dtype == torch.float32:
         calls[", by oneDNN"] = lambda: onednn.linear(a, b)
     for by, call in calls.items():
         with tf32_products(dtype == "tf32"):
-            latency = measure(call, rel_ci, budget_s, device=str(a.device))
+            latency = measure(call, _REL_CI, budget_s, device=str(a.device))
         yield rate(
             "ceiling_flops",
             2 * size**3,

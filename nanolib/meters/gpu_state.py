@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 from typing import Any
 
@@ -23,19 +24,14 @@ class GpuState:
     def __init__(self, device: str, nvml: Any = None) -> None:
         self._device = str(device)
         self._nvml = nvml
-        self._gpu: Any = None
-        self._asked = False
         self._seen: dict[str, list[float]] = {}
         self._reasons = 0
 
     def read(self) -> None:
         """Read all sensors once; what one of them refuses is left out."""
-        if not self._asked:
-            self._asked = True
-            self._gpu = self._found()
-        if self._gpu is None:
+        gpu, nvml = self._gpu, self._nvml
+        if gpu is None:
             return
-        nvml, gpu = self._nvml, self._gpu
         for name, look in {
             "clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
             "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3,
@@ -59,7 +55,9 @@ class GpuState:
             told["throttled_by"] = ", ".join(named)
         return told
 
-    def _found(self) -> Any:
+    @functools.cached_property
+    def _gpu(self) -> Any:
+        """Its handle; None where the driver tells nothing of it."""
         if self._nvml is None:
             try:
                 import pynvml

@@ -6,7 +6,7 @@ import contextlib
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -56,18 +56,19 @@ class Holding:
     @property
     def by_kind(self) -> dict[str, int]:
         """Kind → bytes, in the order of `Held`, then others; what holds nothing is left out."""
-        found: Counter[str] = Counter()
-        for part, size in self.parts.items():
-            found[part.kind] += size
+        found = self._summed(lambda part: part.kind)
         return {kind: found[kind] for kind in dict.fromkeys((*Held, *found)) if found[kind]}
 
     @property
     def by_module(self) -> dict[tuple[str, str], int]:
         """Kind and module → bytes."""
-        found: Counter[tuple[str, str]] = Counter()
+        return dict(self._summed(lambda part: part[:2]))
+
+    def _summed(self, by: Callable[[Part], Any]) -> Counter[Any]:
+        found: Counter[Any] = Counter()
         for part, size in self.parts.items():
-            found[part[:2]] += size
-        return dict(found)
+            found[by(part)] += size
+        return found
 
     def largest(self, most: int) -> list[tuple[Part, int]]:
         """The parts that hold most, in order."""
@@ -91,12 +92,12 @@ class Timeline:
 
     Attributes:
         at: How many tensors had been born or had died.
-        sections: The section of each moment.
+        phases: The section of each moment.
         kinds: Kind → bytes at each moment.
     """
 
     at: list[int]
-    sections: list[Any]
+    phases: list[Any]
     kinds: dict[str, list[int]]
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from nanolib.measurement import Measurement
-from nanolib.meters.ceilings import measure_ceilings, measure_sustained, operand_bytes, rate
+from nanolib.meters.ceilings import measure_ceiling, measure_sustained, operand_bytes, rate
 from nanolib.models import fp8
 from nanolib.run.case import Case, Plan
 
@@ -32,9 +32,8 @@ class CeilingCase(Case):
         return Plan({"ceiling": operand_bytes(self.device, self.ceiling)})
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
-        """See `measure_ceilings`."""
-        dtypes = [] if self.ceiling == "copy" else [self.ceiling]
-        yield from measure_ceilings(self.device, dtypes, copy=self.ceiling == "copy", budget_s=self.budget_s)
+        """See `measure_ceiling`."""
+        yield from measure_ceiling(self.device, self.ceiling, self.budget_s)
 
     def __str__(self) -> str:
         """What is measured."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import asdict
 
 from torch import nn
 
 from nanolib.measurement import Held, Measurement, exact
 from nanolib.meters.allocator import allocated_lines
-from nanolib.meters.holders import Holding, Timeline
+from nanolib.meters.holders import Holding
 from nanolib.meters.memory import MIB, measure_memory, resident_row
 from nanolib.run.case import Plan
 from nanolib.run.workload import UNCOUNTED, Workload, followed, memory_rows
@@ -42,7 +41,7 @@ def holding_rows(
     details = {
         "parts": [[*part, size] for part, size in holding.largest(len(holding.parts))],
         "phases": {phase: held.peak for phase, held in holdings.items() if phase is not None},
-        "timeline": _drawable(counter.timeline()),
+        "timeline": asdict(counter.timeline()),
     }
     kinds = holding.by_kind
     predicted = plan.peaks.get(work.scope)
@@ -87,8 +86,3 @@ def unattributed_rows(work: Workload, device: str, plan: Plan) -> list[Measureme
     message = f"{UNCOUNTED}, so its parts are not known"
     told = {"n": resident.n, "method": resident.method, "status": resident.status, "message": message}
     return [refused, resident, Measurement("memory_part", resident.estimate, scope=of, **told)]
-
-
-def _drawable(timeline: Timeline) -> Mapping[str, Any]:
-    """JSON types."""
-    return {"at": timeline.at, "phases": timeline.sections, "kinds": timeline.kinds}

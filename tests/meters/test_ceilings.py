@@ -5,7 +5,7 @@ import torch
 
 from nanolib.measurement import Flag, Measurement
 from nanolib.meters import ceilings
-from nanolib.meters.ceilings import measure_ceilings, rate
+from nanolib.meters.ceilings import measure_ceiling, rate
 
 
 def test_a_rate_turns_the_interval_round():
@@ -15,7 +15,7 @@ def test_a_rate_turns_the_interval_round():
 
 
 def test_ceilings_are_measured_for_each_dtype_and_the_copy():
-    rows = list(measure_ceilings("cpu", ["float32"], budget_s=0.05))
+    rows = [row for name in ("float32", "copy") for row in measure_ceiling("cpu", name, budget_s=0.05)]
     assert {(row.metric, row.scope) for row in rows} - {("ceiling_flops", "float32 by torch")} == {
         ("ceiling_flops", "float32"),
         ("ceiling_bytes", "copy"),
@@ -34,7 +34,7 @@ def test_the_ceiling_is_the_faster_product(monkeypatch, ms, said):
         "measure",
         lambda fn, *_, **__: Measurement("latency", next(times), 1.0, 8.0, 0.95, 20, (2.0,), method="m"),
     )
-    found, *torchs = ceilings.measure_ceilings("cpu", ["float32"], copy=False)
+    found, *torchs = measure_ceiling("cpu", "float32")
     # what torch alone reaches is said beside it
     slower = [("float32 by torch", 2 * 64**3 * 250)] if ms[0] > ms[1] else []
     assert [(row.scope, row.estimate) for row in torchs] == slower
@@ -52,14 +52,15 @@ def test_ceilings_are_two_operations_per_product_and_two_bytes_per_byte(monkeypa
     monkeypatch.setattr(ceilings, "measure", measured)
     monkeypatch.setattr(ceilings, "_MATRIX", {"cpu": 64})
     monkeypatch.setattr(ceilings, "_COPY_BYTES", {"cpu": 2**21})
-    found = {row.scope: row for row in ceilings.measure_ceilings("cpu", ["float32", "float64", "bfloat16"], 0.03, 4.0)}
+    names = ("float32", "float64", "bfloat16", "copy")
+    found = {row.scope: row for name in names for row in measure_ceiling("cpu", name, 4.0)}
     assert found["float32"].estimate == found["float64"].estimate == 2 * 64**3 * 100
     assert found["bfloat16"].estimate == 2 * 32**3 * 100 and found["copy"].estimate == 2 * 2**21 * 100
     assert found["float32"].message == "matrix product 64³, in a burst of 4 s"
     assert found["copy"].message == "copy of 2 MiB"
     assert (found["copy"].low, found["copy"].high) == (found["copy"].estimate / 2, found["copy"].estimate * 2)
-    assert asked == [(0.03, 4.0, "cpu")] * 5  # float32 by torch and by oneDNN
-    assert [row.scope for row in ceilings.measure_ceilings("cpu", ["float32"], copy=False)] == ["float32"]
+    assert asked == [(0.02, 4.0, "cpu")] * 5  # float32 by torch and by oneDNN
+    assert [row.scope for row in measure_ceiling("cpu", "float32")] == ["float32"]
 
 
 def test_a_rate_without_an_interval_has_none_and_keeps_what_it_came_from():
@@ -88,6 +89,6 @@ def test_a_ceilings_work_is_as_large_as_its_device_wants(monkeypatch, device, dt
         monkeypatch.setattr(torch, name, lambda *shape, device, real=real, **kw: real(*shape, device="meta", **kw))
     second = Measurement("latency", 1000.0, 1000.0, 1000.0)
     monkeypatch.setattr(ceilings, "measure", lambda call, rel_ci, budget_s, device: second)
-    product, copy = ceilings.measure_ceilings(device, [dtype])
+    (product,), (copy,) = (measure_ceiling(device, name) for name in (dtype, "copy"))
     assert (product.estimate, product.message) == (2.0 * size**3, f"matrix product {size}³, in a burst of 2 s")
     assert (copy.estimate, copy.message) == (2.0 * mib * 2**20, f"copy of {mib} MiB")

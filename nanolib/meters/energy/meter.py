@@ -33,6 +33,10 @@ _SAMPLE_S = 0.05
 _COURSE = 60
 _SETTLE_S = 2.0  # how long leaving waits for one more reading of a slow source
 IDLE_S = 2.0
+_NO_READING = {
+    Provenance.ESTIMATED: "from how busy the cores were: a range, not a reading",
+    Provenance.REPLAYED: "from a recording, and no reading of this machine",
+}
 
 
 @dataclass
@@ -225,11 +229,7 @@ class EnergyMeter:
         except BadInput as error:
             yield Measurement("energy", status=Status.UNSUPPORTED, message=str(error), **common)
             return
-        estimated = track.source.provenance is Provenance.ESTIMATED
-        replayed = track.source.provenance is Provenance.REPLAYED
-        message = "from how busy the cores were: a range, not a reading" if estimated else ""
-        message = "from a recording, and no reading of this machine" if replayed else message
-
+        message = _NO_READING.get(track.source.provenance, "")
         seconds, watts = track.course(window)
         course = {"course_s": seconds, "course_w": watts}
 
@@ -243,7 +243,7 @@ class EnergyMeter:
         yield row("energy_delay", window.seconds)
         if tokens:
             yield row("energy_per_token", 1 / tokens)
-        if idle is not None and not estimated:
+        if idle is not None and track.source.provenance is not Provenance.ESTIMATED:
             try:
                 base = track.checked_energy(idle)
             except BadInput as error:

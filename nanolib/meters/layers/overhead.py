@@ -18,8 +18,8 @@ from nanolib.meters.layers.profiler import READ_S, LayerProfiler
 from nanolib.meters.layers.profiling import ProfilingConfig
 from nanolib.meters.sink import Sink
 from nanolib.meters.time.clock import synchronizer
-from nanolib.stats.compare import hodges_lehmann
 from nanolib.stats.intervals import Interval
+from nanolib.stats.signed_ranks import hodges_lehmann
 
 PLAIN, AGAIN = "plain", "again"
 _Kind = str | ProfilingConfig  # of a call: bare, or with a profiler

@@ -15,7 +15,7 @@ from nanolib.meters.time.collector import quiet_collector
 from nanolib.meters.time.timer import Timer
 
 MAX_BLOCKS, FLOOR_BLOCKS = 100, 3
-_BLOCK_S = 5e-3
+_BLOCK_MS = 5.0
 
 
 def time_together(
@@ -36,7 +36,10 @@ def time_together(
         Milliseconds per call, a value per block: the largest over ranks is what the call takes.
     """
     clock, order = HostClock(synchronizer(device)), random.Random(seed)
-    inner = {name: math.ceil(_BLOCK_S / _largest(_probe(call, clock), device)) for name, call in calls.items()}
+    inner = {}
+    for name, call in calls.items():
+        (_, (second_ms,)) = clock.time_block([call], 2, 1)
+        inner[name] = math.ceil(_BLOCK_MS / _largest(second_ms, device))
     blocks: dict[str, list[float]] = {name: [] for name in calls}
     start = time.perf_counter()
     with quiet_collector():
@@ -75,11 +78,6 @@ def parts_together(
             if count >= FLOOR_BLOCKS and _largest(time.perf_counter() - start, device) >= budget_s:
                 break
     return found
-
-
-def _probe(call: Callable[[], object], clock: HostClock) -> float:
-    """Seconds of a second call."""
-    return clock.time_block([call], 2, 1)[1][0] / 1e3
 
 
 def _largest(value: float, device: str | torch.device) -> float:
