@@ -55,11 +55,10 @@ class Outcome:
         self.message = f"ran longer than case_timeout_s {limit_s:g}; raise it or shrink the case"
 
 
-def attempt(
-    measure: Callable[[], Iterable[Measurement]],
-    timeout_s: float,
-    keep: Callable[[Measurement], None] | None = None,
-) -> Outcome:
+Keep = Callable[[Measurement], None]
+
+
+def attempt(measure: Callable[[], Iterable[Measurement]], timeout_s: float, keep: Keep | None = None) -> Outcome:
     """Run `measure` to its end, its failure, or its time limit; never raises but for KeyboardInterrupt and the like.
 
     Args:

@@ -25,19 +25,19 @@ Prediction = tuple[Case, dict[str, Any]]
 _NOT_LOOKED_AT = "told by running it: its model is code of yours"
 
 
-def prediction_table(experiment: Any, params: Params, ceilings: dict[str, float] | None = None) -> pd.DataFrame:
-    """One line per case that formulas speak of: the case, and each prediction with its unit.
+def prediction_table(experiment: Any, params: Params) -> pd.DataFrame:
+    """One line per case that formulas speak of: the case, and each prediction with its unit; no times, so the same everywhere."""
+    return table_of(predictions(experiment, params))
+
+
+def predictions(experiment: Any, params: Params, ceilings: dict[str, float] | None = None) -> list[Prediction]:
+    """Each case with what formulas say of it.
 
     Args:
         experiment: A module of `nanolib.experiments`.
         params: Its parameters.
-        ceilings: As `roofline_ms` takes them; without them no time is predicted, and the table is the same everywhere.
+        ceilings: As `roofline_ms` takes them; without them no time is predicted.
     """
-    return table_of(predictions(experiment, params, ceilings))
-
-
-def predictions(experiment: Any, params: Params, ceilings: dict[str, float] | None = None) -> list[Prediction]:
-    """Each case with what formulas say of it; takes what `prediction_table` takes."""
     return [(case, case.predict(ceilings)) for case in experiment.cases(params)]
 
 

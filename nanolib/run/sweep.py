@@ -30,14 +30,12 @@ from nanolib.run.case import Case
 from nanolib.run.ceilings import CeilingCase
 from nanolib.run.launch import LAUNCH_VARIABLE, PART_VARIABLE
 from nanolib.run.lock import device_lock, lock_path
-from nanolib.run.outcome import Outcome, attempt, one_line
+from nanolib.run.outcome import Outcome, one_line
 from nanolib.run.params import Params
 from nanolib.run.sources import git_revision, source_digest
-from nanolib.run.worker import Cancelled, run_in_process, was_killed
-from nanolib.run.workload import measure_case
+from nanolib.run.worker import Cancelled, run_here, run_in_process, was_killed
 from nanolib.store import Run, Store
 from nanolib.store.identity import alive, process_name
-from nanolib.store.traces import recording
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -138,7 +136,8 @@ def measure(
             locks.enter_context(device_lock(each, f"{name} {params.label}".strip(), **waiting))
         store = store or Store()
         run = new_run(store, name, params, device, len(cases))
-        if run_id := _resumed(store, run) if params.resume else "":
+        run_id = _resumed(store, run) if params.resume else ""
+        if run_id:
             done = len({case.case_id for case in cases} & store.finished_cases(run_id))
             _say(f"resuming run {run_id[:8]}: {done} of {len(cases)} cases are done and skipped")
         sweep_run = SweepRun(store, run_id or store.add(run))
@@ -238,8 +237,7 @@ def _outcome(
     ceilings = ceilings_of(run.store, run.run_id)
     if isolated:
         return run_in_process(experiment, params, case, ceilings, run.store.path, run.run_id, stop)
-    with recording(lambda: run.store.new_trace(run.run_id, case.case_id)):
-        return attempt(lambda: measure_case(case, params, ceilings), params.case_timeout_s)
+    return run_here(params, case, ceilings, run.store, run.run_id)
 
 
 def store_outcome(store: Store, run_id: str, case: Case, outcome: Outcome, attempts: int) -> None:

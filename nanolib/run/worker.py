@@ -5,7 +5,6 @@ Each row is written as it is made, so that a worker which is killed leaves what 
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import os
@@ -19,7 +18,7 @@ from typing import Any
 from nanolib.measurement import BadInput, Measurement, Status
 from nanolib.run.case import Case
 from nanolib.run.launch import command
-from nanolib.run.outcome import Outcome, attempt
+from nanolib.run.outcome import Keep, Outcome, attempt
 from nanolib.run.params import Params
 from nanolib.run.process import KILLED, end_group, ending, import_path, start
 from nanolib.run.workload import measure_case
@@ -33,6 +32,14 @@ _START_S = 60.0  # what importing torch may take on a busy machine, on top of th
 
 class Cancelled(BaseException):
     """Someone asked for the case to end; no `except Exception` on the way may swallow it."""
+
+
+def run_here(
+    params: Params, case: Case, ceilings: dict[str, float], store: Store, run_id: str, keep: Keep | None = None
+) -> Outcome:
+    """Measure one case in this process; its traces go to the store. Arguments are as in `run_in_process` and `attempt`."""
+    with recording(lambda: store.new_trace(run_id, case.case_id)):
+        return attempt(lambda: measure_case(case, params, ceilings), params.case_timeout_s, keep)
 
 
 def run_in_process(
@@ -142,13 +149,7 @@ def main() -> None:
             answer.write(json.dumps(value) + "\n")
             answer.flush()
 
-        with (
-            contextlib.closing(Store(request["database"], create=False)) as store,
-            recording(lambda: store.new_trace(request["run_id"], case.case_id)),
-        ):
-            outcome = attempt(
-                lambda: measure_case(case, params, request["ceilings"]),
-                params.case_timeout_s,
-                keep=lambda row: write(row.to_dict()),
-            )
+        with Store(request["database"], create=False) as store:
+            ceilings, run_id = request["ceilings"], request["run_id"]
+            outcome = run_here(params, case, ceilings, store, run_id, keep=lambda row: write(row.to_dict()))
         write({"status": outcome.status, "message": outcome.message, "details": outcome.details})

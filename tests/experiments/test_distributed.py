@@ -77,6 +77,9 @@ def _rows_of_a_real_case_hold(rows):
 def test_more_ranks_than_cores_are_flagged(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
     assert not oversubscribed("cpu", 2, 2) and oversubscribed("cpu", 2, 3) and oversubscribed("cpu", 5, 1)
+    monkeypatch.delattr(os, "sched_getaffinity")  # Linux alone has it
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert not oversubscribed("cpu", 2, 1) and oversubscribed("cpu", 3, 1)
 
 
 def test_more_ranks_than_gpus_are_unsupported(monkeypatch):

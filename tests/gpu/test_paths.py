@@ -112,7 +112,7 @@ def test_after_a_lost_device_cases_have_a_process_of_their_own(tmp_path, monkeyp
 
     asked = []
 
-    def outcome(experiment, params, case, store, run_id, isolated, stop):
+    def outcome(experiment, params, case, run, isolated, stop):
         asked.append(isolated)
 
         def rows():

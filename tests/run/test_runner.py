@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from nanolib.run.suite import runner
 from nanolib.store import Store
 
 ROOT = Path(__file__).parents[2]
@@ -187,3 +188,10 @@ def test_a_bad_parameter_in_plain_papermill_is_one_line(tmp_path):
     assert ended.returncode != 0 and "BadInput: attention.seq_lens: -3 will not do" in ended.stderr
     assert "Traceback" not in (tmp_path / "out.ipynb").read_text()
     assert not (tmp_path / "results.sqlite").exists()
+
+
+def test_a_signal_without_a_name_is_told_by_its_number(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("")
+    said = [runner._reason(-number, log, 0) for number in (signal.SIGTERM, 40)]
+    assert said == ["papermill was killed by SIGTERM", "papermill was killed by signal 40"]

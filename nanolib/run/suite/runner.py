@@ -63,7 +63,7 @@ class Ended:
     seconds: float = 0.0
     measured_s: float = 0.0
     cases: int = 0
-    statuses: dict[str, int] | None = None
+    statuses: dict[str, int] = field(default_factory=dict)
     run_id: str = ""
 
 
@@ -317,9 +317,8 @@ def closing_table(ended: Sequence[Ended]) -> pd.DataFrame:
     """What ran, how long and where the time went; the sum of it in the last line."""
     lines = []
     for end in ended:
-        statuses = end.statuses or {}
-        other = ", ".join(f"{count} {status}" for status, count in statuses.items() if status != "ok") or "—"
-        counts = {"cases": str(end.cases or "—"), "ok": str(statuses.get("ok", "—")), "other": other}
+        other = ", ".join(f"{count} {status}" for status, count in end.statuses.items() if status != "ok") or "—"
+        counts = {"cases": str(end.cases or "—"), "ok": str(end.statuses.get("ok", "—")), "other": other}
         lines.append({"notebook": end.name, "status": end.status} | counts | _times(end.measured_s, end.seconds))
     measured_s, seconds = (sum(getattr(end, name) for end in ended) for name in ("measured_s", "seconds"))
     return pd.DataFrame([*lines, {"notebook": "total"} | _times(measured_s, seconds)]).fillna("")
