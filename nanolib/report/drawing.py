@@ -14,7 +14,7 @@ import pandas as pd
 from nanolib.measurement import METRICS
 from nanolib.report.linking import ONLY_ALL, links
 from nanolib.report.overview import by_machine, of_experiment, pick
-from nanolib.report.palette import FAILED, FRAME, GRID, GUIDE, INK, PALETTE, PAPER, QUIET, TEXT
+from nanolib.report.palette import FAILED, FRAME, GRID, GUIDE, INK, PAPER, QUIET, SERIES, TEXT
 
 _SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right"]
 WIDTH, HEIGHT = 340, 260
@@ -51,6 +51,7 @@ def theme(chart: alt.TopLevelMixin) -> alt.TopLevelMixin:
             labelFontSize=12,
             titleFontSize=12,
             symbolStrokeWidth=2,
+            symbolLimit=0,  # or the names beyond thirty are left out
             symbolBaseFillColor=TEXT,  # where shapes alone are told; black is on no dark page
             labelLimit=260,
             labelColor=TEXT,
@@ -121,11 +122,14 @@ def seq_axis(values: pd.Series, title: str = "Sequence length (tokens)") -> alt.
 def colour_and_shape(
     field: str, title: str, values: pd.Series, everything: pd.Series | None = None
 ) -> tuple[alt.Color, alt.Shape]:
-    """A colour and a shape per name; with `everything` a name looks as it does in the chart of all of them."""
+    """A colour and a shape per name; with `everything` a name looks as it does in the chart of all of them.
+
+    Where colours come again they come with other shapes, so that 98 names look different.
+    """
     places = {name: i for i, name in enumerate(dict.fromkeys(values if everything is None else everything))}
     names = [name for name in places if name in set(values)]
-    colours = [PALETTE[places[name] % len(PALETTE)] for name in names]
-    shapes = [_SHAPES[places[name] % len(_SHAPES)] for name in names]
+    colours = [SERIES[places[name] % len(SERIES)] for name in names]
+    shapes = [_SHAPES[(places[name] + places[name] // len(_SHAPES)) % len(_SHAPES)] for name in names]
     return (
         alt.Color(f"{field}:N", title=title, sort=names, scale=alt.Scale(domain=names, range=colours)),
         alt.Shape(f"{field}:N", title=title, sort=names, scale=alt.Scale(domain=names, range=shapes)),
