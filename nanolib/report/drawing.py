@@ -95,9 +95,20 @@ def each_machine(experiment: str = "") -> Callable[[Chart], Chart]:
             drawable = [(name, one) for (name, _), one in zip(parts, charts, strict=True) if not is_empty(one)]
             if not drawable:
                 return charts[0]
-            title, charts = drawable[0][1].title, [one for _, one in drawable]
-            for name, one in drawable:
-                one.title, one.config = alt.Title(f"On {name}", fontSize=13), alt.Undefined
+            charts, titles = [one for _, one in drawable], [_title_of(one) for _, one in drawable]
+            # What depends on the rows of one machine stands over its own picture.
+            shared = [line for line in titles[0][1] if all(line in lines for _, lines in titles)]
+            heads = {text.partition(": ")[0] for text, _ in titles}
+            alike = len({text for text, _ in titles}) == 1 or len(heads) > 1
+            title = alt.Title(titles[0][0] if alike else heads.pop(), **({"subtitle": shared} if shared else {}))
+            for (name, one), (text, lines) in zip(drawable, titles, strict=True):
+                more = "" if alike else text.partition(": ")[2]
+                own = [line for line in lines if line not in shared]
+                under = {"subtitle": own} if own else {}
+                one.title, one.config = (
+                    alt.Title(f"On {name}{more and f': {more}'}", fontSize=13, **under),
+                    alt.Undefined,
+                )
             with warnings.catch_warnings():  # one choice in the legend for all machines is what we want
                 warnings.filterwarnings("ignore", message="Automatically deduplicated selection parameter")
                 return theme(alt.vconcat(*charts, spacing=32).properties(title=title))
@@ -105,6 +116,15 @@ def each_machine(experiment: str = "") -> Callable[[Chart], Chart]:
         return drawn
 
     return decorate
+
+
+def _title_of(chart: alt.TopLevelMixin) -> tuple[str, list[str]]:
+    """A chart's title and the lines under it."""
+    if isinstance(chart.title, str):
+        return chart.title, []
+    told = chart.title.to_dict()
+    lines = told.get("subtitle", [])
+    return told["text"], [lines] if isinstance(lines, str) else list(lines)
 
 
 def seq_axis(values: pd.Series, title: str = "Sequence length (tokens)") -> alt.X:
