@@ -58,7 +58,7 @@ def create_model(
     seed: int | None = None,
     **fields: Any,
 ) -> Transformer | EncoderDecoder:
-    """A transformer with random weights, of a config or of one of `MODEL_CONFIGS`.
+    """Build a transformer with random weights, of a config or of `MODEL_CONFIGS`.
 
     Args:
         config: What to build; sizes alone are those of the preset `small`'s kind of model.
@@ -120,7 +120,7 @@ def benchmark_with_statistics(
 def benchmark_forward(
     model: torch.nn.Module, ids: torch.Tensor, warmup_steps: int = 5, measure_steps: int = 10
 ) -> tuple[float, float]:
-    """Mean and standard deviation (ddof = 1) of a forward pass without gradients, s.
+    """Time a forward pass without gradients: mean and standard deviation (ddof = 1), s.
 
     Args:
         model: Takes `ids`.
@@ -139,7 +139,7 @@ def benchmark_forward(
 def benchmark_forward_backward(
     model: torch.nn.Module, ids: torch.Tensor, warmup_steps: int = 5, measure_steps: int = 10
 ) -> tuple[float, float]:
-    """Mean and standard deviation (ddof = 1) of a forward and backward pass, s; arguments as in `benchmark_forward`."""
+    """Time a forward and backward pass; arguments and result as of `benchmark_forward`."""
 
     def forward_backward() -> None:
         model(ids).float().mean().backward()
@@ -151,7 +151,7 @@ def benchmark_forward_backward(
 def profiled_tree_attn_decode(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, timer: Timer, shard_kv_seq: bool = True, group: Any = None
 ) -> torch.Tensor:
-    """Tree attention in its three all-reduces, each part timed.
+    """Decode by tree attention in its three all-reduces, each part timed.
 
     The parts: `comp_shard_kv`, `comp_local_attention`, `comm_max_lse`, `comp_num_den`, `comm_sum_den`, `comm_sum_num`,
     `comp_final_output`, and `wait` before what is communicated.
@@ -204,17 +204,23 @@ class MemoryProfiler:
         return self._peak.live
 
     def peak_memory_gpu(self) -> float:
-        """Peak bytes allocated on the GPU, GiB; 0 when the block ran on the CPU."""
+        """Give the peak allocated on the GPU, GiB; 0 on the CPU."""
         return self._live() / _GIB if self._device.startswith("cuda") else 0.0
 
     def peak_memory_cpu(self) -> float:
-        """Peak live tensor bytes on the CPU, GiB; the rise of the resident set when the block ran on the GPU."""
+        """Give the peak of live tensors on the CPU, GiB.
+
+        Of a block that ran on the GPU: the rise of the resident set.
+        """
         if not self._device.startswith("cuda"):
             return self._live() / _GIB
         return (self._resident.resident or 0) / _GIB if self._resident else 0.0
 
     def efficiency_score(self) -> float:
-        """Peak live / peak reserved, in [0, 1]: reserved by CUDA's allocator, or on CPU the resident rise plus what was alive."""
+        """Give peak live / peak reserved, in [0, 1].
+
+        Reserved by CUDA's allocator; on a CPU the resident rise plus what was alive before.
+        """
         live = self._live()
         reserved = self._peak.reserved if self._peak else None
         if reserved is None:

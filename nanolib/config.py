@@ -137,7 +137,7 @@ class NanoConfig(StrictModel):
 
     @classmethod
     def from_preset(cls, name: str, /, **changes: Any) -> NanoConfig:
-        """The preset `name` with `changes`.
+        """Take the preset `name` with `changes`.
 
         Raises:
             BadInput: No such preset, or a change that does not fit.

@@ -50,7 +50,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def nano(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """Calls a function with its arguments and returns its result; with `--nano` it measures how long a call takes as well."""
+    """Call a function with its arguments and return its result.
+
+    With `--nano` how long a call takes is measured as well.
+    """
     recorder = request.config.pluginmanager.get_plugin("nanolib_recorder")
     calls = 0
 

@@ -22,45 +22,6 @@ def nano(tmp_path):
     return call
 
 
-BAD = [
-    (
-        ["run", "quik"],
-        "'quik' is neither a suite (full, quick) nor a notebook of quick (attention, ",
-    ),
-    (["run", "attention", "-p", "seq_len=[8]"], "attention.seq_len: unknown name; did you mean seq_lens?"),
-    (["run", "atention"], "; did you mean attention?"),
-    (["run", "attention", "-p", "seq_lens=[8"], "attention.seq_lens: '[8' has not as many [ as ]; close each"),
-    (["open"], "index.html is not there; run nano run, or nano report"),
-    (["run", "attention", "-p", "seq_lens=[0]"], "attention.seq_lens: 0 will not do"),
-    (["run", "attention", "-p", "seq_lens"], "-p: 'seq_lens' is no name=value pair"),
-    (["run", "quick", "-p", "seed=1"], "-p: parameters belong to one notebook"),
-    (["run", "quick", "attention", "nothing"], "'nothing' is neither a suite"),
-    (["runs"], "does not exist; run `nano run quick` first"),
-    (["report"], "does not exist"),
-    (["export", "x.json"], "does not exist"),
-    (["merge", "/nowhere.sqlite"], "/nowhere.sqlite does not exist"),
-    (["clean", "--older-than", "soon"], "--older-than: 'soon' will not do; give days, such as 30d"),
-    (["clean", "--older-than", "-3d"], "--older-than: '-3d' will not do"),
-    (
-        ["run", "attention", "--label", "01234567-89ab-cdef-0123-456789abcdef"],
-        "label: '01234567-89ab-cdef-0123-456789abcdef' names runs already; choose another",
-    ),
-    (["run", "attention", "--label", "latest~1"], "label: 'latest~1' names runs already; choose another"),
-    (["ab", ".", ".", "--call", "a:b", "--label", "all"], "--label: 'all' names runs already; choose another"),
-    (["ab", ".", ".", "--call", "a:b", "--json", "/"], "/: this is a folder; name a file"),
-    (["ab", ".", ".", "--call", "a:b", "--json", "x", "--markdown", "./x"], "./x: two outputs are to be written here"),
-    (["doctor", "--budget", "0"], "doctor.budget_s: 0.0 will not do; give a number above 0"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "said"), BAD)
-def test_bad_input_is_told_in_one_line_with_exit_code_2_and_nothing_is_written(nano, tmp_path, arguments, said):
-    ended = nano(*arguments)
-    assert ended.exit_code == 2, ended.output
-    assert said in ended.output and len(ended.output.strip().splitlines()) == 1
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize("command", [["run", "attention"], ["doctor"]])
 def test_an_output_folder_that_cannot_be_made_is_told(tmp_path, command):
     (tmp_path / "file").touch()

@@ -107,7 +107,10 @@ def ab(
         with Store() as store:  # before a file that was named may refuse it
             store.add(stored(answer, question, label))
     show_comparison(answer.comparison, True, json_file, markdown_file)
-    echo("interleaved and paired, in processes of their own")
+    if any(one.verdicts for one in answer.compared):
+        echo("interleaved and paired, in processes of their own")
+    elif metric not in TIMED and answer.compared:
+        echo("each version ran once, in a process of its own")
     sys.exit(EXIT_FAILED if answer.comparison.regressed else EXIT_OK)
 
 

@@ -5,6 +5,7 @@ What was measured stands in the chart beside what the notebook measured, and goe
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import html
 import json
@@ -20,7 +21,9 @@ from nanolib.measurement import BadInput
 from nanolib.meters.machine import this_machine
 from nanolib.report import renderer, tables
 from nanolib.report.display import Table
+from nanolib.report.drawing import empty_chart
 from nanolib.report.foreseen import MOST, foreseen_chart, timed_points, timed_table
+from nanolib.report.overview import failures, pick
 from nanolib.run import sweep
 from nanolib.run.case import Case
 from nanolib.run.ceilings import CeilingCase
@@ -44,17 +47,24 @@ class Shown:
         columns: Column → title.
         timed: Scopes of the latencies that formulas predict. Where there are some, the panel draws the prediction and what was
             measured in one chart, and lists both, in the place of `chart` and `table`.
+        follows: Factors that `chart` does not tell apart: it shows what is in them like the case of the controls.
     """
 
     chart: Callable[[pd.DataFrame], Any]
     table: Callable[[pd.DataFrame], pd.DataFrame]
     columns: Mapping[str, str]
     timed: tuple[str, ...] = ()
+    follows: tuple[str, ...] = ()
 
 
 def _named(case: Case) -> str:
     """What a model does, or the kind of attention: the rest of a case stands in its controls."""
     return str(case.factors.get("mode") or case.factors["name"])
+
+
+def _newest(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of a case that was measured again the newest alone."""
+    return rows[rows["run_id"] == rows.groupby("case_id")["run_id"].transform("last")] if len(rows) else rows
 
 
 @functools.cache
@@ -103,14 +113,18 @@ class Panel:
 
         from nanolib.report.command_line import CommandLine
 
-        self._idle, self._moves, self._planning = idle, 0, threading.Lock()
+        self._idle, self._moves, self._planning, self._drawing = idle, 0, threading.Lock(), threading.Lock()
         self._foreseen: list[dict[str, Any]] = []
+        # Factor → its values in the cases of the controls, and when the chart was drawn.
+        self._like: dict[str, set[Any]] = {}
+        self._drawn = self._like
+        self._here: set[str] = set()  # cases that were measured: their prediction is the one they were measured beside
         self._experiment, self.controls, self._build, self._shown = experiment, controls, build, shown
         self._before = pd.DataFrame() if rows is None else rows
         self._folder = Scratch("explore")
         self._path = self._folder.path / "unsaved.sqlite"
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._busy = False
         with Store() as store:
             self._ceilings = known_ceilings(store, this_machine().machine_id)
         self.predicted, self.measured, self.said = widgets.HTML(), widgets.HTML(), widgets.HTML()
@@ -121,6 +135,8 @@ class Panel:
         )
         self.command = CommandLine()
         self.bar = widgets.IntProgress(min=0, max=1, layout={"display": "none"})
+        with contextlib.suppress(BadInput):  # which is said once all is there
+            self._aim()
         self.chart = renderer.live_chart(self._draw())
         for control in controls.values():
             control.observe(self._moved, names="value")
@@ -151,13 +167,13 @@ class Panel:
         for name, control in self.controls.items():
             control.disabled = name in idle
         try:
-            params = self._build(values)
-            if self._shown.timed:
-                self._foresee(params)
+            params = self._aim()
         except BadInput as error:
             self._refuse(error)
             return
-        self.measure.disabled = self._thread is not None and self._thread.is_alive()
+        if self._shown.timed:
+            self.chart.params.foreseen = self._foreseen
+        self.measure.disabled = self._busy
         self.command.text = command_of(params)
         planning = threading.Thread(target=self._plan, args=(self._moves, params), name="nanolib-plan", daemon=True)
         planning.start()
@@ -166,6 +182,7 @@ class Panel:
         with self._planning:
             if move != self._moves:
                 return
+            self._redraw()
             try:
                 table = Table(table_of(predictions(self._experiment, params, self._ceilings)))._repr_html_()
             except BadInput as error:
@@ -179,22 +196,29 @@ class Panel:
         self.predicted.value = f"<b>{html.escape(error.lines[0])}</b>"
         self.measure.disabled = True
 
-    def _foresee(self, params: Params) -> None:
-        """Move the predicted points of the chart."""
-        said = [(case, case.formulas(self._ceilings).get("latency")) for case in self._experiment.cases(params)]
+    def _aim(self) -> Params:
+        """What the controls stand for, what formulas predict of it, and what the chart shows beside it."""
+        params = self.params()
+        cases = list(self._experiment.cases(params))
+        of = [case.factors for case in cases]
+        self._like = {name: {one[name] for one in of if name in one} for name in self._shown.follows}
+        said = [
+            (case, case.formulas(self._ceilings).get("latency")) for case in cases if case.case_id not in self._here
+        ]
         points = [{"what": _named(case), "n": case.factors["seq_len"], "ms": ms} for case, ms in said if ms is not None]
-        self._foreseen = self.chart.params.foreseen = points[:MOST]
+        self._foreseen = points[:MOST] if self._shown.timed else []
+        return params
 
     def _begin(self, _: Any) -> None:
         params = self.params()
+        self._busy = True
         self._stop.clear()
         self.measure.disabled, self.cancel.disabled = True, False
         self.bar.value, self.bar.layout.display = 0, ""
         cases = [str(case) for case in self._experiment.cases(params) if not isinstance(case, CeilingCase)]
         more = f" and {len(cases) - 1} more" if len(cases) > 1 else ""
         self.said.value = f"Starting {html.escape(cases[0] if cases else params.NAME)}{more} …"
-        self._thread = threading.Thread(target=self._run, args=(params,), name="nanolib-panel", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, args=(params,), name="nanolib-panel", daemon=True).start()
 
     def _end(self, _: Any) -> None:
         self.cancel.disabled, self.said.value = True, "Cancelling …"
@@ -207,18 +231,20 @@ class Panel:
                     self._experiment, params, store=store, progress=False, stop=self._stop, on_progress=self._tell
                 )
                 run.finish()
-            self.said.value = "Measured; not kept yet."
+                failed = failures(run.measurements()).drop(columns="experiment")
+            told = "; ".join(f"{case}: {status}: {why}" for case, status, why in failed.itertuples(index=False))
+            self.said.value = html.escape(f"{told or 'Measured'}; not kept yet.")
             self.save.disabled = False
             with Store(self._path) as store:
                 self._ceilings |= known_ceilings(store, this_machine().machine_id)
         except Cancelled:
             self.said.value = "Cancelled."
-        except (BadInput, RuntimeError) as error:  # told where the person looks; a thread's traceback goes nowhere
-            self.said.value = html.escape(str(error))
+        except Exception as error:  # told where the person looks; a thread's traceback goes nowhere
+            self.said.value = html.escape(str(error) or type(error).__name__)
         finally:
+            self._busy, self.cancel.disabled, self.bar.layout.display = False, True, "none"
             self._show()
-            self.bar.layout.display = "none"
-            self.measure.disabled, self.cancel.disabled = False, True
+            self._moved()
 
     def _tell(self, done: int, total: int, case: str) -> None:
         self.bar.max, self.bar.value = total, done
@@ -232,18 +258,29 @@ class Panel:
 
     def _draw(self) -> Any:
         new = self._new()
+        self._drawn = self._like
         if self._shown.timed:
-            parts = [timed_points(self._before, self._shown.timed, False), timed_points(new, self._shown.timed, True)]
+            parts = [(self._before, False), (_newest(new), True)]
+            parts = [timed_points(rows, self._shown.timed, here) for rows, here in parts]
             parts = [part for part in parts if len(part)] or parts[:1]
             return foreseen_chart(pd.concat(parts, ignore_index=True), self._foreseen)
-        rows = [part for part in (self._before, new) if len(part)]
-        with Store() as store:
-            nothing = store.measurements([], samples=True)
-        return self._shown.chart(pd.concat(rows, ignore_index=True) if rows else nothing)
+        rows = _newest(pd.concat([part for part in (self._before, new) if len(part)] or [new], ignore_index=True))
+        for name, values in self._like.items():
+            rows = rows[rows.get(f"factor.{name}", pd.Series(index=rows.index)).isin(values)]
+        if len(rows):
+            return self._shown.chart(rows)
+        return empty_chart("What was measured", "nothing was measured with these settings yet: press Measure")
+
+    def _redraw(self, anew: bool = False) -> None:
+        """Draw the chart anew; unless it must be, only where the controls have left what it shows."""
+        with self._drawing:
+            if anew or self._like != self._drawn:
+                self.chart.chart = self._draw()
 
     def _show(self) -> None:
         new = self._new()
-        self.chart.chart = self._draw()
+        self._redraw(anew=True)
+        self._here = {*pick(new, "latency")["case_id"]} if len(new) else set()
         if not len(new):
             return
         if self._shown.timed:
@@ -254,7 +291,10 @@ class Panel:
             self.measured.value = "<i>Measured here, the newest first</i>" + Table(shown)._repr_html_()
 
     def _keep(self, _: Any) -> None:
-        with Store() as store:
-            store.merge(self._path)
-            self.said.value = f"Kept in {html.escape(store.path.name)}."
-        self.save.disabled = True
+        try:
+            with Store() as store:
+                store.merge(self._path)
+        except BadInput as error:
+            self.said.value = html.escape(error.lines[0])
+            return
+        self.said.value, self.save.disabled = f"Kept in {html.escape(store.path.name)}.", True

@@ -16,7 +16,7 @@ __all__ = ["EncoderDecoder", "Transformer", "create_model", "generate_random_bat
 def create_model(
     config: NanoConfig, device: str | torch.device = "cpu", seed: int | None = None
 ) -> Transformer | EncoderDecoder:
-    """A transformer with random weights, of the config's architecture.
+    """Build a transformer with random weights, of the config's architecture.
 
     Args:
         config: What to build; its dtype is that of the weights.
@@ -45,7 +45,7 @@ def create_model(
 def generate_random_batch(
     batch_size: int, context_length: int, vocab_size: int, device: str | torch.device = "cpu", seed: int | None = None
 ) -> torch.Tensor:
-    """Uniform random token ids.
+    """Draw uniform random token ids.
 
     Args:
         batch_size: Sequences.

@@ -56,7 +56,9 @@ _NUMBER = re.compile(r"[-+−]?[\d—]")
 
 
 def aligned(frame: pd.DataFrame) -> list[tuple[str, bool]]:
-    """Title of each column, and whether it holds words, which stand to the left; numbers stand to the right.
+    """Tell the title of each column, and whether it holds words.
+
+    Words stand to the left, numbers to the right.
 
     Example:
         >>> aligned(pd.DataFrame({"case": ["dense"], "ms": ["1.5"]}))
@@ -69,7 +71,9 @@ def aligned(frame: pd.DataFrame) -> list[tuple[str, bool]]:
 
 
 class Lines:
-    """A verdict as a list: what it is about once, then each answer, how sure it is, and what to try next.
+    """A verdict as a list.
+
+    It says once what it is about, then each answer, how sure it is, and what to try next.
 
     Args:
         lines: Claims, or sentences; what they hold is shown as text.
@@ -103,7 +107,7 @@ class Lines:
 
 
 class Answer:
-    """What a notebook answers, at its top: filled once its cases are measured, so that its reader need not scroll.
+    """The answer at a notebook's top, filled once its cases are measured.
 
     Example:
         >>> answer = Answer()  # `answer.show(view.SECTION, rows=run.measurements())` fills it
@@ -117,7 +121,10 @@ class Answer:
         self._places = [display(place, display_id=True) for place in (waiting, Lines([]))]
 
     def show(self, *sections: Section, rows: pd.DataFrame) -> None:
-        """Put the answer in its place: of one question its first claims, of several the first of each, and the first chart."""
+        """Show the answer and the first chart.
+
+        Of one question the first claims are shown, of several the first of each.
+        """
         said = [section.verdict(rows) for section in sections]
         lines = said[0][:_FIRST] if len(said) == 1 else [claims[0] for claims in said if claims]
         charts = (draw(rows) for section in sections for draw in section.charts.values())

@@ -14,7 +14,7 @@ import pandas as pd
 from nanolib.measurement import METRICS
 from nanolib.report.linking import ONLY_ALL, links
 from nanolib.report.overview import by_machine, of_experiment, pick
-from nanolib.report.palette import FAILED, FRAME, GRID, GUIDE, INK, PALETTE, PAPER, QUIET, TEXT
+from nanolib.report.palette import FAILED, FRAME, GRID, GUIDE, INK, PAPER, QUIET, SERIES, TEXT
 
 _SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right"]
 WIDTH, HEIGHT = 340, 260
@@ -51,6 +51,7 @@ def theme(chart: alt.TopLevelMixin) -> alt.TopLevelMixin:
             labelFontSize=12,
             titleFontSize=12,
             symbolStrokeWidth=2,
+            symbolLimit=0,  # or the names beyond thirty are left out
             symbolBaseFillColor=TEXT,  # where shapes alone are told; black is on no dark page
             labelLimit=260,
             labelColor=TEXT,
@@ -94,9 +95,20 @@ def each_machine(experiment: str = "") -> Callable[[Chart], Chart]:
             drawable = [(name, one) for (name, _), one in zip(parts, charts, strict=True) if not is_empty(one)]
             if not drawable:
                 return charts[0]
-            title, charts = drawable[0][1].title, [one for _, one in drawable]
-            for name, one in drawable:
-                one.title, one.config = alt.Title(f"On {name}", fontSize=13), alt.Undefined
+            charts, titles = [one for _, one in drawable], [_title_of(one) for _, one in drawable]
+            # What depends on the rows of one machine stands over its own picture.
+            shared = [line for line in titles[0][1] if all(line in lines for _, lines in titles)]
+            heads = {text.partition(": ")[0] for text, _ in titles}
+            alike = len({text for text, _ in titles}) == 1 or len(heads) > 1
+            title = alt.Title(titles[0][0] if alike else heads.pop(), **({"subtitle": shared} if shared else {}))
+            for (name, one), (text, lines) in zip(drawable, titles, strict=True):
+                more = "" if alike else text.partition(": ")[2]
+                own = [line for line in lines if line not in shared]
+                under = {"subtitle": own} if own else {}
+                one.title, one.config = (
+                    alt.Title(f"On {name}{more and f': {more}'}", fontSize=13, **under),
+                    alt.Undefined,
+                )
             with warnings.catch_warnings():  # one choice in the legend for all machines is what we want
                 warnings.filterwarnings("ignore", message="Automatically deduplicated selection parameter")
                 return theme(alt.vconcat(*charts, spacing=32).properties(title=title))
@@ -104,6 +116,15 @@ def each_machine(experiment: str = "") -> Callable[[Chart], Chart]:
         return drawn
 
     return decorate
+
+
+def _title_of(chart: alt.TopLevelMixin) -> tuple[str, list[str]]:
+    """A chart's title and the lines under it."""
+    if isinstance(chart.title, str):
+        return chart.title, []
+    told = chart.title.to_dict()
+    lines = told.get("subtitle", [])
+    return told["text"], [lines] if isinstance(lines, str) else list(lines)
 
 
 def seq_axis(values: pd.Series, title: str = "Sequence length (tokens)") -> alt.X:
@@ -121,11 +142,14 @@ def seq_axis(values: pd.Series, title: str = "Sequence length (tokens)") -> alt.
 def colour_and_shape(
     field: str, title: str, values: pd.Series, everything: pd.Series | None = None
 ) -> tuple[alt.Color, alt.Shape]:
-    """A colour and a shape per name; with `everything` a name looks as it does in the chart of all of them."""
+    """A colour and a shape per name; with `everything` a name looks as it does in the chart of all of them.
+
+    Where colours come again they come with other shapes, so that 98 names look different.
+    """
     places = {name: i for i, name in enumerate(dict.fromkeys(values if everything is None else everything))}
     names = [name for name in places if name in set(values)]
-    colours = [PALETTE[places[name] % len(PALETTE)] for name in names]
-    shapes = [_SHAPES[places[name] % len(_SHAPES)] for name in names]
+    colours = [SERIES[places[name] % len(SERIES)] for name in names]
+    shapes = [_SHAPES[(places[name] + places[name] // len(_SHAPES)) % len(_SHAPES)] for name in names]
     return (
         alt.Color(f"{field}:N", title=title, sort=names, scale=alt.Scale(domain=names, range=colours)),
         alt.Shape(f"{field}:N", title=title, sort=names, scale=alt.Scale(domain=names, range=shapes)),

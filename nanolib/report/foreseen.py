@@ -9,10 +9,10 @@ import altair as alt
 import pandas as pd
 
 from nanolib.measurement import case_name, format_number, format_with_interval
-from nanolib.report.drawing import HEIGHT, theme
+from nanolib.report.drawing import HEIGHT, colour_and_shape, theme
 from nanolib.report.frame import tooltips, with_interval
 from nanolib.report.overview import pick
-from nanolib.report.palette import GUIDE, INK, PALETTE
+from nanolib.report.palette import GUIDE, INK
 
 _WIDTH = 560
 _TICKS = [2**power for power in range(4, 21)]
@@ -55,14 +55,15 @@ def foreseen_chart(points: pd.DataFrame, foreseen: Sequence[Mapping[str, Any]]) 
     x = x.axis(grid=False, format=",d", values=_TICKS, labelOverlap=True)
     axis = {"title": "Time (ms)", "scale": alt.Scale(type="log", nice=False, padding=30)}
     y = alt.Y("ms:Q", **axis)
-    names = list(dict.fromkeys(points.loc[points["here"].astype(bool), "what"])) or [""]
-    scale = alt.Scale(domain=names, range=[PALETTE[at % len(PALETTE)] for at in range(len(names))])
-    colour = alt.Color("what:N", title="Measured here", scale=scale, legend=alt.Legend() if names != [""] else None)
+    names = points.loc[points["here"].astype(bool), "what"]
+    colour, shape = colour_and_shape("what", "Measured here", names if len(names) else pd.Series([""]))
+    if names.empty:
+        colour.legend = shape.legend = None
     base = alt.Chart(points).encode(x=x)
     tooltip = tooltips("case what", "ms low high predicted")
     ends = ("ms", "low", "high")
     before = base.transform_filter("!datum.here").encode(color=alt.value(GUIDE))
-    here = base.transform_filter("datum.here").encode(color=colour)
+    here = base.transform_filter("datum.here").encode(color=colour, shape=shape)
     next_ = (
         alt.Chart(alt.sequence(0, MOST, as_="at"))
         .transform_filter("datum.at < length(foreseen)")

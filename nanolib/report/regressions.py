@@ -14,7 +14,7 @@ from nanolib.measurement import METRICS, case_name, format_number, format_with_i
 from nanolib.report.claim import Claim, Figure, comparing
 from nanolib.report.drawing import HEIGHT, WIDTH, empty_chart, theme
 from nanolib.report.overview import cached, machine_name, of_experiment, pick
-from nanolib.report.palette import FRAME, GUIDE, PALETTE
+from nanolib.report.palette import FRAME, GUIDE, PALETTE, SERIES
 from nanolib.report.section import CaseTable, Section
 from nanolib.stats.changes import LEAST_HISTORY
 from nanolib.stats.compare import MARGIN, THRESHOLD, Kind
@@ -219,14 +219,14 @@ def history_chart(found: list[History]) -> alt.TopLevelMixin:
     if not found:
         return empty_chart(title, "no case was run twice on one machine; run the suite again after a change")
     changed = [history for history in found if history.changes]
-    told = changed[: len(PALETTE) - 1]
+    told = changed[: len(SERIES)]
     names = dict(zip(map(id, found), _history_names(found), strict=True))
     short = without_common([names[id(history)] for history in told])
     named = {id(history): name for history, name in zip(told, short, strict=True)}
     parts = [
         pd.DataFrame(
             {
-                "series": named.get(id(history), "no change of level"),
+                "series": named.get(id(history), "others that changed" if history.changes else "no change of level"),
                 "line": str(index),
                 "case": names[id(history)],
                 "run": range(1, len(history.points) + 1),
@@ -244,12 +244,13 @@ def history_chart(found: list[History]) -> alt.TopLevelMixin:
         if history.points["estimate"].iloc[0]
     ]
     data = pd.concat(parts, ignore_index=True)
-    names = [*named.values(), "no change of level"]
+    others = ["others that changed"] if len(changed) > len(told) else []
+    names = [*named.values(), *others, "no change of level"]
     colour = alt.Color(
         "series:N",
         title="Case",
         sort=names,
-        scale=alt.Scale(domain=names, range=[*PALETTE[: len(names) - 1], GUIDE]),
+        scale=alt.Scale(domain=names, range=[*SERIES[: len(named)], *([FRAME] if others else []), GUIDE]),
     )
     runs = int(data["run"].max())
     ticks = list(range(1, runs + 1, math.ceil(runs / 20)))

@@ -122,13 +122,24 @@ def javascript() -> str:
     return bundle
 
 
-def live_chart(chart: alt.TopLevelMixin) -> alt.JupyterChart:
+class LiveChart(alt.JupyterChart):
+    """A chart whose parameters are the kernel's: a browser that draws late sends back what they were, and is told again."""
+
+    def set_state(self, sync_data: dict[str, Any]) -> None:
+        """Take what a browser sends but the parameters."""
+        theirs = sync_data.pop("_params", self._params)
+        super().set_state(sync_data)
+        if theirs != self._params:
+            self.send_state("_params")
+
+
+def live_chart(chart: alt.TopLevelMixin) -> LiveChart:
     """A chart whose `chart` can be set anew; offline, or it would ask the network for Vega."""
-    alt.JupyterChart.enable_offline()
-    return alt.JupyterChart(chart, embed_options={"actions": False})
+    LiveChart.enable_offline()
+    return LiveChart(chart, embed_options={"actions": False})
 
 
-def linked_chart(chart: alt.TopLevelMixin) -> alt.JupyterChart:
+def linked_chart(chart: alt.TopLevelMixin) -> LiveChart:
     """A live chart with parameters `pick_run`, `pick_model` and `pick_n`, as far as its data know of them; see `linking.linked`."""
     spec = linked(chart)
     kinds = {"hconcat": alt.HConcatChart, "vconcat": alt.VConcatChart, "layer": alt.LayerChart}

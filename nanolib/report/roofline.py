@@ -101,7 +101,9 @@ def roofline_chart(rows: pd.DataFrame, experiment: str = "") -> Drawn | None:
     y = {"title": "Rate (FLOP/s)", "scale": scale, "axis": alt.Axis(format="~s", tickCount=6)}
     colour, _ = colour_and_shape("name", "Kind", data["name"])
     _, shape = colour_and_shape("scope", "Of", data["scope"])
-    points = alt.Chart(data).encode(x=x, color=colour)
+    chosen = alt.selection_point(fields=["name"], bind="legend", name="picked")
+    faded = alt.OpacityValue(0.12, condition={"param": "picked", "value": 1.0})
+    points = alt.Chart(data).encode(x=x, color=colour, opacity=faded)
     tooltip = [
         *tooltips("case scope bound"),
         *tooltips("", "intensity", ",.3~g", intensity="FLOP per byte"),
@@ -114,16 +116,18 @@ def roofline_chart(rows: pd.DataFrame, experiment: str = "") -> Drawn | None:
         align="right", dy=-8, color=QUIET, fontSize=11
     )
     ends = ("achieved", "achieved_low", "achieved_high")
-    layers = [
+    layers = [  # the points first: a selection in the legend works on the first layer
+        *with_interval(points, "y", ends, y, shape=shape, tooltip=tooltip),
         dashed.encode(**along, detail=[alt.Detail("roof:N"), alt.Detail("link_run:N")]),
         named.encode(**along, text=alt.Text("roof:N")),
-        *with_interval(points, "y", ends, y, shape=shape, tooltip=tooltip),
     ]
     subtitle = [
         "Left of the bend memory is the limit, right of it arithmetic. Dashed: this machine's ceilings, measured in the same run.",
         "Bytes are those that must move at least once: what stays in a cache can lie above the slope.",
+        "Click a legend entry to pick it out.",
     ]
-    return alt.layer(*layers, width=2 * WIDTH, height=int(1.3 * HEIGHT)), subtitle, shared
+    drawn = alt.layer(*layers, width=2 * WIDTH, height=int(1.3 * HEIGHT)).add_params(chosen)
+    return drawn, subtitle, shared
 
 
 def roofline_words(rows: pd.DataFrame, experiment: str) -> list[Claim]:

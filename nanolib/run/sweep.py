@@ -46,7 +46,9 @@ MAX_ATTEMPTS = 2
 
 
 class SweepRun:
-    """A run whose cases have been measured; shown in a notebook it says how they ended; `finish` makes it `done`.
+    """A run whose cases have been measured.
+
+    Shown in a notebook it says how they ended; `finish` makes it `done`.
 
     Attributes:
         run_id: Its UUID.
@@ -65,7 +67,7 @@ class SweepRun:
         self._before = float(before or 0)  # a run that is continued has taken time already
 
     def measurements(self, *, samples: bool = False) -> pd.DataFrame:
-        """The rows of the whole run, those of an earlier start included; see `Store.measurements`."""
+        """Read the rows of the run, of an earlier start too; see `Store.measurements`."""
         return self.store.measurements([self.run_id], samples=samples)
 
     def __repr__(self) -> str:
@@ -75,7 +77,11 @@ class SweepRun:
         return f"run {self.run_id[:8]}: {ended}; {sum(seconds for *_, seconds in rows):.0f} s inside cases"
 
     def finish(self) -> str:
-        """Mark the run as done: the last thing that a notebook does. Returns a line that says where the results are."""
+        """Mark the run as done, the last thing that a notebook does.
+
+        Returns:
+            A line that says where the results are.
+        """
         self.end(RunStatus.DONE)
         return f"run {self.run_id[:8]} is in {self.store.path.name}"
 

@@ -61,7 +61,9 @@ class Store(Reader):
         super().close()
 
     def add(self, run: Run) -> str:
-        """Add a run: its row with status `running`, or, when it brings its rows along, all of it as `done`.
+        """Add a run.
+
+        Without rows it is `running`; one that brings its rows along is `done`.
 
         Returns:
             Its run_id.
@@ -157,7 +159,7 @@ class Store(Reader):
         )
 
     def update_run(self, run_id: str, **values: Any) -> None:
-        """Set columns of a run: status, message, duration_s, process, launch, cases, label or suite."""
+        """Set columns of a run by name, such as `status` and `message`."""
         allowed = {"status", "message", "duration_s", "process", "launch", "cases", "label", "suite"}
         if unknown := set(values) - allowed:
             raise BadInput(f"run: {', '.join(sorted(unknown))} cannot be set; only {', '.join(sorted(allowed))} can")
@@ -169,7 +171,7 @@ class Store(Reader):
                 db.execute(f"UPDATE measurements SET {name} = ? WHERE run_id = ?", (values[name], run_id))
 
     def new_trace(self, run_id: str, case_id: str) -> Trace:
-        """An empty trace of a case; what an earlier try of it left is deleted.
+        """Begin an empty trace of a case, in place of an earlier try's.
 
         Raises:
             BadInput: There is no such run.
@@ -243,7 +245,9 @@ class Store(Reader):
             )
 
     def merge(self, path: str | Path, run_ids: Iterable[str] | None = None) -> int:
-        """Bring in the runs of another database, by run_id; of a run that both hold and neither finished, the cases of both.
+        """Bring in the runs of another database, by run_id.
+
+        Of a run that both hold and neither finished, the cases of both are kept.
 
         Whichever is merged into which, and how often, the result is the same.
 
@@ -283,7 +287,7 @@ class Store(Reader):
         run_ids: Collection[str] = (),
         dry_run: bool = False,
     ) -> list[str]:
-        """Delete old runs with all that hangs off them, and give their space back; a run in flight stays.
+        """Delete old runs, and give their space back; a run in flight stays.
 
         Args:
             max_age_days: Those that started longer ago go; None keeps them whatever their age.
@@ -308,7 +312,9 @@ class Store(Reader):
         return list(old.values())
 
     def copy_to(self, path: str | Path, run_ids: Iterable[str]) -> None:
-        """Write these runs to a new database for sharing; it names no process, person, machine or folder.
+        """Write runs to a new database for sharing.
+
+        It names no process, person, machine or folder.
 
         Raises:
             BadInput: The file is there already or cannot be written, or this one cannot be read.
@@ -327,7 +333,9 @@ def _power_row(sample: Any) -> tuple[int, float | None, float | None, float | No
 
 
 def check_mergeable(path: Path, into: Path) -> None:
-    """Whether a file is a database whose runs can be brought into another; nothing is written to it.
+    """Check that a file is a database whose runs can be merged.
+
+    Nothing is written to it.
 
     Raises:
         BadInput: It is missing, not ours, newer, damaged, too large, the same file, or holds what nanolib does not make.

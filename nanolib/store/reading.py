@@ -45,7 +45,7 @@ class Reader(Connection):
     """A database that is read."""
 
     def trace(self, table: str, run_ids: Iterable[str] | None = None) -> pd.DataFrame:
-        """The rows of one kind of trace, in the order in which they were seen.
+        """Read the rows of one kind of trace, in the order seen.
 
         Args:
             table: A key of `TRACE_TABLES`: `power_samples`, `sections`, `tokens`, `layers`, `statistics`, `ops`.
@@ -81,7 +81,7 @@ class Reader(Connection):
         return pd.concat(full, ignore_index=True) if full else pd.DataFrame(columns=["run_id", "case_id", *columns])
 
     def runs(self, where: str = "1", values: Iterable[Any] = ()) -> pd.DataFrame:
-        """The runs, newest last; JSON columns parsed. One whose process is gone is `interrupted`, whatever it said last.
+        """Read the runs, newest last; JSON columns parsed. One whose process is gone is `interrupted`, whatever it said last.
 
         Args:
             where: An SQL condition with `?` for values; never built from input.
@@ -100,11 +100,11 @@ class Reader(Connection):
         return frame.drop(columns="rowid")
 
     def runs_of(self, run_ids: Iterable[str]) -> pd.DataFrame:
-        """The runs with these ids, newest last."""
+        """Read the runs with these ids, newest last."""
         return self.runs(f"run_id IN {LISTED}", [listed(run_ids)])
 
     def newest_runs(self) -> list[str]:
-        """Of each experiment the newest run that is done; where none is, the newest at all."""
+        """Find each experiment's newest run that is done, or its newest where none is."""
         query = (
             "SELECT run_id FROM (SELECT run_id, experiment, row_number()"
             " OVER (PARTITION BY experiment ORDER BY status = ? DESC, rowid DESC) AS place FROM runs)"
@@ -113,7 +113,10 @@ class Reader(Connection):
         return [run_id for (run_id,) in self.connection.execute(query, [RunStatus.DONE])]
 
     def machines(self) -> pd.DataFrame:
-        """The machines; JSON columns parsed. One that runs name and nothing describes says so in `cpu`."""
+        """Read the machines; JSON columns parsed.
+
+        A machine that runs name and nothing describes says so in `cpu`.
+        """
         import pandas as pd
 
         frame, wrong = self._checked("machines", "SELECT * FROM machines", ())
@@ -135,7 +138,9 @@ class Reader(Connection):
         newest: int | None = None,
         whole: bool = False,
     ) -> pd.DataFrame:
-        """The measurements in the order written, each factor as a column `factor.NAME` beside the parsed `factors`.
+        """Read the measurements, in the order written.
+
+        Each factor is a column `factor.NAME` beside the parsed `factors`.
 
         Args:
             run_ids: Of which runs; None means all.
@@ -181,13 +186,17 @@ class Reader(Connection):
         return pd.concat([frame, factors.set_index(frame.index)], axis=1)
 
     def shown(self, run_ids: Iterable[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """What a person is shown of runs: the newest cases, with samples, and their runs, as well as the newest that hold none."""
+        """Read what a person is shown of runs.
+
+        Returns:
+            The newest cases, with samples; and their runs, with the newest that hold no case.
+        """
         ids = list(run_ids)
         rows = self.measurements(ids, samples=True, newest=SHOWN_CASES, whole=True)
         return rows, self.runs_of({*rows["run_id"], *ids[-SHOWN_CASES:]})
 
     def count_cases(self, run_ids: Iterable[str]) -> int:
-        """How many cases the runs hold, counting each once on each machine and experiment: ceilings are in several."""
+        """Count the cases of runs, each once per machine and experiment: ceilings are in several."""
         query = (
             "SELECT count(*) FROM (SELECT DISTINCT r.machine_id, r.experiment, case_id FROM"
             f" (SELECT DISTINCT run_id, case_id FROM measurements WHERE run_id IN {LISTED}) JOIN runs r USING (run_id))"
@@ -258,7 +267,9 @@ class Reader(Connection):
         return frame, {place: wrong for place, (_, wrong) in enumerate(read) if wrong}
 
     def resolve(self, name: str) -> list[str]:
-        """Run ids that a name stands for: an id or its beginning, a label, an experiment, a suite, `latest`, `latest~1`.
+        """Find the run ids that a name stands for.
+
+        A name is an id or its beginning, a label, an experiment, a suite, `latest`, `latest~1` or `all`.
 
         `latest` is the latest launch: all runs that one command started. `latest~1` is the launch before it that ran one of
         the same notebooks, and its runs of these alone.

@@ -57,7 +57,7 @@ def test_a_slower_revision_regressed(repository, ab, tmp_path):
     assert ended.exit_code == 1
     assert (line["finding"], line["ratio"]) == ("regressed", pytest.approx(1.1))
     assert (line["base"], line["current"]) == (pytest.approx(30), pytest.approx(33))
-    assert "in 20 pairs of processes" in line["message"]
+    assert "in 20 pairs of processes" in line["message"] and "interleaved and paired" in ended.output
     assert "| regressed | call | work:run | latency, ms |" in (tmp_path / "f.md").read_text()
     with Store(tmp_path / "out" / "results.sqlite") as store:
         rows = store.measurements(samples=True)
@@ -177,7 +177,7 @@ def test_what_fails_on_both_sides_is_told_of_both_and_is_not_new(repository, ab,
     ended = ab("fails", ".", "--call", "work:fails", "--json", str(tmp_path / "f.json"))
     (line,) = json.loads((tmp_path / "f.json").read_text())["lines"]
     assert ended.exit_code == 0 and line["finding"] == "inconclusive", ended.output
-    assert line["message"].count(said) == 2 and line["message"].startswith("A: ")
+    assert line["message"].count(said) == 2 and line["message"].startswith("A: ") and "paired" not in ended.output
 
 
 @pytest.mark.parametrize(
@@ -341,6 +341,7 @@ def test_two_params_files_and_a_deterministic_metric(tmp_path, monkeypatch):
         (line["finding"], line["current"] / line["base"]) for line in json.loads((tmp_path / "f").read_text())["lines"]
     }
     assert findings == {("changed", 2.0)}
+    assert "each version ran once, in a process of its own" in ended.output and "paired" not in ended.output
 
 
 def test_params_files_with_different_numbers_of_cases_are_refused(tmp_path, monkeypatch, ab):

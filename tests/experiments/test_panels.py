@@ -8,6 +8,7 @@ import pytest
 from nanolib.experiments import ALL
 from nanolib.experiments.attention import cases as attention
 from nanolib.experiments.attention import panel as attention_panel
+from nanolib.experiments.distributed import cases as distributed
 from nanolib.experiments.energy import cases as energy
 from nanolib.experiments.energy import panel as energy_panel
 from nanolib.experiments.energy.live import LivePower, live_panel
@@ -19,7 +20,9 @@ from nanolib.paths import checkout
 from nanolib.run import sweep
 from nanolib.run.lock import device_lock
 from nanolib.run.suite import jobs
-from nanolib.store import Store
+from nanolib.store import Run, Store
+from tests.report.generated import decode_case
+from tests.report.rows import MACHINE, ended
 
 SMALL = {
     "presets": ["decoder_tiny"],
@@ -104,6 +107,23 @@ def test_the_prediction_follows_the_controls_at_once_and_says_what_does_not_fit(
     assert panel.params().num_heads == 7 and panel.chart.params.foreseen[0]["ms"] != said["ms"]
 
 
+def test_what_was_predicted_stays_when_a_browser_draws_late(panel):
+    assert panel.chart.spec["params"][0]["value"] == []
+    panel._ceilings = {"float32": 1e11, "copy": 1e10}
+    panel.controls["seq_len"].value = 64
+    told = panel.chart.params.foreseen
+    panel.chart.set_state({"_params": {"foreseen": []}})  # what it began with
+    assert len(told) == 1 and panel.chart.params.foreseen == panel.chart._params["foreseen"] == told
+
+
+def test_a_prediction_is_there_from_the_start_where_ceilings_are_known(tmp_path, monkeypatch):
+    monkeypatch.setattr("nanolib.experiments.panel.known_ceilings", lambda *_: {"float32": 1e11, "copy": 1e10})
+    monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path))
+    panel = _panels("attention", monkeypatch)(attention.Params())
+    (said,) = panel.chart.spec["params"][0]["value"]
+    assert said["n"] == panel.controls["seq_len"].value and said["ms"] > 0
+
+
 def test_without_ceilings_it_says_what_tells_them(panel):
     _wait(lambda: "measure once, or run nano doctor" in panel.predicted.value)
     assert panel.chart.params.foreseen == []
@@ -132,13 +152,56 @@ def test_a_measured_point_stands_in_the_chart_and_is_saved_when_asked_for(panel,
     assert (drawn["what"], drawn["n"], drawn["here"]) == ("window 256", 64, True)
     assert drawn["low"] <= drawn["ms"] <= drawn["high"] and drawn["predicted"] > 0  # of the ceilings of this run
     assert panel.measured.value.count("<td") == 5 and "window" in panel.measured.value
+    assert panel.chart.params.foreseen == []  # its prediction is the one that it was measured beside
+    _wait(lambda: "measure once" not in panel.predicted.value)
     panel.controls["seq_len"].value = 128
     assert panel.chart.params.foreseen[0]["n"] == 128  # and now they are known
+    panel.controls["seq_len"].value = 64
+    assert panel.chart.params.foreseen == []
     with Store(tmp_path / "results.sqlite") as store:
         assert store.runs().empty
     panel.save.click()
     with Store(tmp_path / "results.sqlite") as store:
         assert list(store.runs().status) == ["done"] and panel.save.disabled
+
+
+def test_what_could_not_be_measured_is_said_with_the_reason(panel):
+    for control, value in {"kind": "dense (math)", "seq_len": 8192, "heads": 256}.items():
+        panel.controls[control].value = value
+    panel.measure.click()
+    _wait(lambda: not panel.measure.disabled)
+    assert panel.said.value.startswith("dense (math) seq_len=8192 batch_size=1 dtype=float32: oom_predicted: it needs")
+    assert panel.said.value.endswith("; not kept yet.") and "Measured" not in panel.said.value
+
+
+def test_settings_that_do_not_fit_once_it_has_ended_cannot_be_measured(tmp_path, monkeypatch):
+    monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path))
+    panel = _panels("model", monkeypatch)(model.Params())
+    with device_lock("cpu", "another run"):
+        panel.measure.click()
+        _wait(lambda: "waiting for cpu" in panel.said.value)
+        panel.controls["seq_len"].value = 8192
+        panel.cancel.click()
+        _wait(lambda: panel.said.value == "Cancelled." and not panel._busy)
+    _wait(lambda: "8192" in panel.predicted.value)
+    assert panel.measure.disabled
+
+
+def test_a_chart_over_other_things_than_a_control_shows_what_is_like_its_case(tmp_path, monkeypatch):
+    monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path))
+    with Store(tmp_path / "notebook.sqlite") as store:
+        cases = [decode_case({"fused": ((8, 9, 10), 2, [(1, 2, 3)] * 3)}, seq_len=n) for n in (2048, 4096)]
+        store.add(
+            Run("distributed", MACHINE, rows={str(at): (of, [ended(), *found]) for at, (of, found) in enumerate(cases)})
+        )
+        rows = store.measurements(samples=True)
+    panel = _panels("distributed", monkeypatch)(distributed.Params(seq_lens=[4096]), rows)
+    titles = lambda: [part["title"]["text"] for part in panel.chart.spec["hconcat"]]  # noqa: E731
+    assert titles() == ["n = 4,096, float32"] and panel.controls["seq_len"].value == 4096
+    panel.controls["seq_len"].value = 2048
+    _wait(lambda: titles() == ["n = 2,048, float32"])
+    panel.controls["seq_len"].value = 1024
+    _wait(lambda: "nothing was measured with these settings yet" in str(panel.chart.spec["datasets"]))
 
 
 def test_cancel_ends_the_case_in_flight_and_nothing_is_saved(panel, tmp_path):
@@ -215,8 +278,8 @@ def _panels(name, monkeypatch):
     monkeypatch.setattr(sweep, "live_front_end", lambda: True)
     monkeypatch.setattr(room, "Panel", Kept)
 
-    def make(params):
-        assert getattr(room, f"{name}_panel")(params) is made[-1].widget
+    def make(params, rows=None):
+        assert getattr(room, f"{name}_panel")(params, rows) is made[-1].widget
         return made[-1]
 
     return make

@@ -158,6 +158,9 @@ def test_scaling_is_fitted_to_one_model_type_and_batch_by_itself(measured):
 @pytest.mark.parametrize(
     ("low", "high", "words"),
     [
+        (0.9, 1.1, "linear"),
+        (1.9, 2.2, "quadratic"),
+        (0.5, 2.5, "undecided between linear and quadratic; measure more lengths"),
         (1.02, 1.5, "linear"),
         (1.021, 1.5, "between linear and quadratic"),
         (1.5, 1.98, "quadratic"),

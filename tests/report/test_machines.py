@@ -4,6 +4,7 @@ import gzip
 import shutil
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 
 from nanolib.compare.compare import compare_rows, since_before
@@ -95,6 +96,38 @@ def test_each_picture_holds_the_points_of_one_machine(name, rows):
     assert held == set(first["datasets"]) | set(second["datasets"])
     titles = [one["title"]["text"] for one in both["vconcat"]]
     assert titles == [f"On {name}" for name in _names(rows[2])]
+    for alone, together in zip((first, second), both["vconcat"], strict=True):
+        assert set(_lines(alone)) == set(_lines(both)) | set(_lines(together))  # no line is of the other's rows
+
+
+def _lines(spec):
+    told = spec["title"].get("subtitle", []) if isinstance(spec["title"], dict) else []
+    return [told] if isinstance(told, str) else told
+
+
+def test_a_chart_names_the_dense_kernel_that_the_sentences_do(rows):
+    """The one machine has no FlashAttention; of one machine two runs may differ in it too."""
+    first, second, _ = (part[part["experiment"] == "attention"] for part in rows)
+    first = first[first["factor.name"] != "dense (flash)"]
+    speed_up, verdict = CHARTS["attention_speed_up"], SECTIONS[0].verdict
+    apart = pd.concat([first, second], ignore_index=True)
+    said = [next(line for line in _lines(one) if "against" in line) for one in speed_up(apart).to_dict()["vconcat"]]
+    for name, line, dense in zip(_names(apart), said, ("dense (tiles)", "dense (flash)"), strict=True):
+        assert f"against {dense}. " in line
+        faster = [str(claim) for claim in verdict(apart) if claim.machine == name and "faster than" in str(claim)]
+        assert faster and all(f"faster than {dense}" in sentence for sentence in faster)
+    alone = apart.assign(machine_id=first["machine_id"].iloc[0])
+    (line,) = (line for line in _lines(speed_up(alone).to_dict()) if "against" in line)
+    assert "against dense (tiles) and dense (flash). " in line
+    assert {
+        dense
+        for claim in verdict(alone)
+        for dense in ("(tiles)", "(flash)")
+        if f"faster than dense {dense}" in str(claim)
+    } == {
+        "(tiles)",
+        "(flash)",
+    }
 
 
 def test_what_must_be_equal_everywhere_is_told_of_each_machine(rows):
@@ -103,8 +136,6 @@ def test_what_must_be_equal_everywhere_is_told_of_each_machine(rows):
 
 def test_a_comparison_pairs_a_machine_with_itself_whatever_the_order(rows):
     first, second, _ = rows
-    import pandas as pd
-
     found = compare_rows(pd.concat([first, second]), pd.concat([second, first]))
     assert found.same_machine and not found.regressed and {line.finding for line in found.lines} == {Kind.EQUIVALENT}
     assert {line.machine for line in found.lines} == {machine[:6] for machine in (first["machine_id"].iloc[0], OTHER)}

@@ -9,7 +9,7 @@ from nanolib.experiments.fp8.view import SECTION as FP8
 from nanolib.experiments.fp8.view import parity as fp8_parity
 from nanolib.experiments.fp8.view import speed as fp8
 from nanolib.measurement import Flag, Measurement, Status, exact
-from nanolib.report import overview
+from nanolib.report import overview, tables
 from nanolib.report.roofline import roofline_words
 from tests.report.rows import SIZES, ceilings_of, ended, interval, rates_of
 
@@ -90,7 +90,7 @@ def test_efficiency_is_one_ranks_time_over_that_of_all_of_them(measured):
         found.append(exact("relative_error", 1e-7, scope="ring"))
         for kind, ms in zip(distributed.KINDS, parts, strict=True):
             found.append(interval("part_time", ms - 1, ms, ms + 2, scope=f"ring: {kind}", predicted=ms / 4))
-            found.append(Measurement("time_share", ms / 10, scope=f"ring: {kind}"))
+            found.append(Measurement("time_share", ms / 10, scope=f"ring: {kind}", details={"rank": 2}))
         shape = {"seq_len": 4096, "dtype": "float32", "world_size": world, "forms": ["ring", "fused"]}
         return shape | changes, found
 
@@ -103,6 +103,9 @@ def test_efficiency_is_one_ranks_time_over_that_of_all_of_them(measured):
     }  # fmt: skip
     assert {name: line[name] for name in numbers} == pytest.approx(numbers)
     assert (line["bound"], line["ranks"], line["world_size"]) == ("wait (50%)", "4", 4)
+    assert [line[f"{kind}_share"] for kind in distributed.KINDS] == [0.2, 0.5, 0.3] and line["critical"] == 2
+    shown = tables.readable(pd.DataFrame([line]), decode_tables.DECODE_COLUMNS).iloc[0]
+    assert (shown["Critical rank"], shown["Its share of wait [95 %]"]) == ("2", "0.5000")
     assert pd.isna(short["efficiency"]) and pd.isna(alone["efficiency"])
 
 
@@ -124,14 +127,14 @@ def test_half_of_the_time_binds(measured, parts, bound):
 
 def test_a_component_is_told_by_its_slowest_rank_and_the_mean_of_all(measured):
     ranks = [{"mean": 1.0, "sd": 0.5}, {"mean": 4.0, "sd": 0.25}, {"mean": 7.0, "sd": 0.75}]
-    part = interval("part_time", 6, 8, 11, scope="ring: exchange", details={"ranks": ranks})
+    part = interval("part_time", 6, 8, 11, scope="ring: comm_max_lse", details={"ranks": ranks})
     shape = {"seq_len": 64, "dtype": "float32", "world_size": 3, "nodes": 1, "forms": ["ring"]}
     kind = interval("part_time", 1, 2, 3, scope="ring: wait")
     (line,) = decode_tables.component_table(measured("distributed", [(shape, [ended(), part, kind])])).to_dict(
         "records"
     )
     assert (line["ms"], line["ms_low"], line["ms_high"], line["mean"], line["sd"]) == (8, 6, 11, 4, 0.5)
-    assert (line["form"], line["component"], line["ranks"]) == ("ring", "exchange", "3")
+    assert (line["form"], line["component"], line["ranks"]) == ("ring", "communication: max log-sum-exp", "3")
 
 
 def test_cases_that_did_not_end_well_and_flags_are_counted(measured):

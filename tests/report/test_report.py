@@ -71,21 +71,6 @@ def test_scaling_exponents_say_what_they_mean(rows):
     assert table.loc["training memory"].meaning == "constant"
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "words"),
-    [
-        (0.9, 1.1, "linear"),
-        (1.9, 2.2, "quadratic"),
-        (1.2, 1.8, "between linear and quadratic"),
-        (0.5, 2.5, "undecided between linear and quadratic; measure more lengths"),
-        (2.1, 2.5, "above quadratic"),
-        (0.2, 0.8, "below linear"),
-    ],
-)
-def test_scaling_words(low, high, words):
-    assert model_tables.scaling_words(low, high) == words
-
-
 def test_the_warm_up_table_compares_with_five_steps(rows):
     table = warmup_view.warmup_table(rows).set_index("warmup_steps")
     assert table.loc[0].difference == pytest.approx(1.0) and table.loc[5].difference == 0

@@ -1,6 +1,7 @@
 """Where ranks meet nobody else listens, and nothing that comes from the network is run."""
 
 import contextlib
+import functools
 import json
 import os
 import pickle
@@ -13,7 +14,6 @@ import psutil
 import pytest
 import torch.distributed as dist
 
-from nanolib.experiments.distributed import training
 from nanolib.measurement import BadInput
 from nanolib.run.ranks import nodes
 from nanolib.run.ranks.nodes import NodesMissing
@@ -75,20 +75,26 @@ def _watched():
 LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
 
 
+@functools.cache
+def _trained(private_network=False):
+    """What two ranks answer that train, in which whatever unpickles fails, and at what anyone listened meanwhile."""
+    with pytest.MonkeyPatch.context() as patch, _watched() as seen:
+        patch.setenv("GLOO_SOCKET_IFNAME", "eth0")  # as a user may have it, for scripts of his own
+        request = {"world_size": 2, "device": "cpu", "timeout_s": 120, "private_network": private_network}
+        answers = run_ranks(rank_bodies.train_without_pickle, TRAINING, **request)
+    return answers, seen
+
+
 @pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="this system has no /proc")
 @pytest.mark.parametrize("private_network", [False, pytest.param(True, marks=pytest.mark.thorough)])
-def test_during_training_on_ranks_all_listen_on_loopback(monkeypatch, private_network):
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")  # as a user may have it, for scripts of his own
-    with _watched() as seen:
-        request = {"world_size": 2, "device": "cpu", "timeout_s": 120, "private_network": private_network}
-        answers = run_ranks(training.rank, TRAINING, **request)
-    assert set(answers[0]["blocks"]) == {"alone", "local", "ddp", "fsdp"}
+def test_during_training_on_ranks_all_listen_on_loopback(private_network):
+    _, seen = _trained(private_network)
     assert seen and {address for _, address in seen} <= LOOPBACK
 
 
 def test_nothing_is_unpickled_when_ranks_train():
-    answers = run_ranks(rank_bodies.train_without_pickle, TRAINING, world_size=2, device="cpu", timeout_s=120)
-    assert len(answers) == 2
+    answers, _ = _trained()
+    assert len(answers) == 2 and set(answers[0]["blocks"]) == {"alone", "local", "ddp", "fsdp"}
 
 
 def _join(endpoint, secret=SECRET, **rest):

@@ -147,10 +147,11 @@ def test_a_path_leaves_its_files_name_and_the_sentence_around_it(text, told):
     assert Redaction().value(text) == told and Redaction().value(told) == told
 
 
-def test_text_of_any_shape_takes_time_in_proportion():
-    """Every pattern of a redaction begins in few places: the worst of these took minutes otherwise."""
+def test_a_long_text_of_any_shape_is_redacted_as_a_short_one():
+    """Every pattern of a redaction begins in few places: the worst of these would not end otherwise."""
     for part in ("a", "/a", "a ", " /a", "'/a", "a@", "~a", "a:/", "\\", "../", "--a", "/a a a a"):
-        Redaction().value(part * 5_000)
+        short, long = (Redaction().value(part * times) for times in (50, 5_000))
+        assert long in (short, short * 100), part
 
 
 def test_a_number_per_token_stays_and_a_key_goes_whatever_it_is():

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+_LENGTHS = [2**power for power in range(10, 21)]
+_DTYPES = ["float32", "bfloat16"]
+
+
 def distributed_panel(params: cases.Params, rows: pd.DataFrame | None = None) -> Any:
     """Controls for decoding over a sharded cache. Returns nothing in a batch run."""
     if not sweep.live_front_end():
@@ -23,10 +27,12 @@ def distributed_panel(params: cases.Params, rows: pd.DataFrame | None = None) ->
     controls = {
         "ranks": widgets.BoundedIntText(value=2, min=1, max=64, description="ranks"),
         "seq_len": widgets.SelectionSlider(
-            options=[2**power for power in range(10, 21)], value=8192, description="tokens"
+            options=_LENGTHS, value=next((n for n in params.seq_lens if n in _LENGTHS), 8192), description="tokens"
         ),
         "form": widgets.Dropdown(options=list(tree.ALGORITHMS), value="fused", description="algorithm"),
-        "dtype": widgets.Dropdown(options=["float32", "bfloat16"], description="type"),
+        "dtype": widgets.Dropdown(
+            options=_DTYPES, value=next((one for one in params.dtypes if one in _DTYPES), "float32"), description="type"
+        ),
     }
 
     def build(values: Mapping[str, Any]) -> cases.Params:
@@ -34,10 +40,5 @@ def distributed_panel(params: cases.Params, rows: pd.DataFrame | None = None) ->
         shape = {"world_sizes": [values["ranks"]], "seq_lens": [values["seq_len"]], "dtypes": [values["dtype"]]}
         return params.replace(**nothing_else, **shape, algorithms=[values["form"]])
 
-    return Panel(
-        cases,
-        controls,
-        build,
-        Shown(view.decode_scaling, view.decode_table, view.DECODE_COLUMNS),
-        rows,
-    ).widget
+    shown = Shown(view.decode_scaling, view.decode_table, view.DECODE_COLUMNS, follows=("seq_len", "dtype"))
+    return Panel(cases, controls, build, shown, rows).widget

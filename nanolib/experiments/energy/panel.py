@@ -32,10 +32,5 @@ def energy_panel(params: cases.Params, rows: pd.DataFrame | None = None) -> Any:
         shape |= {"profiling": []}
         return params.replace(presets=[values["preset"]], overrides={"num_layers": values["layers"]}, **shape)
 
-    return Panel(
-        cases,
-        controls,
-        build,
-        Shown(view.energy_per_token, view.energy_table, view.ENERGY_COLUMNS),
-        rows,
-    ).widget
+    shown = Shown(view.energy_per_token, view.energy_table, view.ENERGY_COLUMNS, follows=("batch_size",))
+    return Panel(cases, controls, build, shown, rows).widget

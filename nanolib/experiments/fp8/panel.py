@@ -22,8 +22,8 @@ def fp8_panel(params: cases.Params, rows: pd.DataFrame | None = None) -> Any:
 
     controls = {
         "arm": widgets.Dropdown(options=list(ARMS), value="fp8_tensorwise", description="arm"),
-        "seeds": widgets.BoundedIntText(value=3, min=2, max=100, description="pairs"),
-        "steps": widgets.BoundedIntText(value=50, min=10, max=100_000, description="steps"),
+        "seeds": widgets.BoundedIntText(value=params.parity_seeds, min=2, max=100, description="pairs"),
+        "steps": widgets.BoundedIntText(value=params.parity_steps, min=10, max=100_000, description="steps"),
     }
 
     def build(values: Mapping[str, Any]) -> cases.Params:
@@ -32,5 +32,5 @@ def fp8_panel(params: cases.Params, rows: pd.DataFrame | None = None) -> Any:
             **shape, parity_arms=[values["arm"]], parity_seeds=values["seeds"], parity_steps=values["steps"]
         )
 
-    shown = Shown(view.fp8_parity, view.parity_table, view.PARITY_COLUMNS)
+    shown = Shown(view.fp8_parity, view.parity_table, view.PARITY_COLUMNS, follows=("seeds", "steps"))
     return Panel(cases, controls, build, shown, rows).widget

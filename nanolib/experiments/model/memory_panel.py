@@ -59,8 +59,6 @@ class MemoryPanel:
         }
         self.said, self.command = widgets.HTML(), CommandLine(label="Copy as nano plan …")
         self.chart = renderer.live_chart(plan_chart(list(USES), float(self.controls["memory"].value)))
-        self._shown: dict[str, Any] = {}
-        self.chart.params.observe(self._keep)
         for control in self.controls.values():
             control.observe(self._moved, names="value")
         self._moved()
@@ -74,7 +72,7 @@ class MemoryPanel:
             f"--{name.replace('_', '-')} {values[name]}" for name in ("seq_len", "batch_size", "dtype", "optimizer")
         )
         self.command.text = f"nano plan {shlex.quote(values['model'])} --memory {values['memory']}GiB {options}"
-        self._show("memory", float(values["memory"]))
+        self.chart.params.memory = float(values["memory"])
         threading.Thread(target=self._plan, args=(self._moves, values), name="nanolib-memory-plan", daemon=True).start()
 
     def _plan(self, move: int, values: Mapping[str, Any]) -> None:
@@ -88,7 +86,7 @@ class MemoryPanel:
                     if move != self._moves:
                         return
                     uses.append(planner.needs(name, memory))
-                    self._show("held", _parts(uses))
+                    self.chart.params.held = _parts(uses)
             except BadInput as error:
                 self.said.value = f"<b>{html.escape(error.lines[0])}</b>"
                 return
@@ -100,16 +98,6 @@ class MemoryPanel:
                 uses[at] = use if use.fits or use.refused else planner.use(use.name, memory)
             if move == self._moves:
                 self.said.value = "<br>".join(map(html.escape, MemoryPlan("", tuple(uses), memory).sentences))
-
-    def _show(self, name: str, value: Any) -> None:
-        self._shown[name] = value
-        setattr(self.chart.params, name, value)
-
-    def _keep(self, change: Mapping[str, Any]) -> None:
-        """Set again what a browser takes back: once it has drawn, it sends the values that the chart was made with."""
-        name = change["name"]
-        if change["new"] != self._shown.get(name, change["new"]):
-            setattr(self.chart.params, name, self._shown[name])
 
     def _planner(self, values: Mapping[str, Any]) -> Planner:
         key = tuple(values[name] for name in ("model", "seq_len", "batch_size", "dtype", "optimizer"))

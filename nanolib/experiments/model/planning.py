@@ -176,7 +176,9 @@ def plan(
     ranks: int = 1,
     options: Mapping[str, Any] | None = None,
 ) -> MemoryPlan:
-    """Whether a model fits into so much memory, for inference, decoding and training, and who holds it.
+    """Plan whether a model fits into memory, and who holds it.
+
+    For inference, decoding and training, on tensors without data.
 
     Args:
         model: A preset; `package.module:build`; or `hf:` and a class of transformers.

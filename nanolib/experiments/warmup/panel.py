@@ -29,5 +29,5 @@ def warmup_panel(params: cases.Params, rows: pd.DataFrame | None = None) -> Any:
         settings = {"warmup_steps": [values["warmup_steps"]], "directions": [values["direction"]]}
         return params.replace(**settings, seq_len=values["seq_len"])
 
-    shown = Shown(view.warmup_settings, view.warmup_table, view.WARMUP_COLUMNS)
+    shown = Shown(view.warmup_settings, view.warmup_table, view.WARMUP_COLUMNS, follows=("seq_len",))
     return Panel(cases, controls, build, shown, rows).widget

@@ -166,7 +166,7 @@ class EnergyMeter:
             self.read()
 
     def read(self) -> None:
-        """One sample of every source; the thread takes them by itself."""
+        """Take one sample of every source; the thread does so by itself."""
         for track in self.tracks:
             track.readings.append(track.source.read())
         if self._sink is not None:
@@ -178,7 +178,10 @@ class EnergyMeter:
 
     @contextmanager
     def window(self, name: str) -> Iterator[Window]:
-        """A section; it ends with the block, however that ends, and one reading after it is waited for."""
+        """Open a window that ends with the block, however that ends.
+
+        Leaving waits for one more reading.
+        """
         self._synchronize()
         window = Window(name, time.monotonic())
         try:
@@ -198,13 +201,15 @@ class EnergyMeter:
             time.sleep(self._sample_s / 4)
 
     def idle(self, seconds: float = IDLE_S) -> Window:
-        """A window in which this process does nothing: the baseline."""
+        """Measure the baseline: a window in which this process does nothing."""
         with self.window("idle") as window:
             time.sleep(seconds)
         return window
 
     def measurements(self, window: Window, *, idle: Window | None = None, tokens: int = 0) -> list[Measurement]:
-        """The rows of one window: per source its energy and power, per token where tokens are given, and above idle.
+        """Give the rows of one window.
+
+        Per source its energy and power; per token where tokens are given, and above idle.
 
         Args:
             window: Closed.

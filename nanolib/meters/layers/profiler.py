@@ -229,7 +229,7 @@ class LayerProfiler:
     # what was seen
 
     def flush(self) -> None:
-        """Read all marks and statistics, waiting for the device once, and hand them to the sink."""
+        """Hand all marks and statistics to the sink; waits for the device once."""
         calls, self._unread, self._read_s = self._unread, [], time.monotonic()
         self._watch.settle()
         nanoseconds = self._watch.nanoseconds
@@ -280,7 +280,7 @@ class LayerProfiler:
             sink.flush()
 
     def results(self) -> list[ModuleTime]:
-        """What every module took so far, in the order of the model; waits for the device once."""
+        """Give the time of every module so far, in the model's order; waits for the device once."""
         self.flush()
         found = [ModuleTime(name, kind) for name, kind, _ in self._chosen]
         for call in self._read:
@@ -295,7 +295,7 @@ class LayerProfiler:
         return found
 
     def deep_results(self) -> list[DeepLayer]:
-        """What the deep passes saw, layer by layer in the order of the model; empty without one."""
+        """Give what the deep passes saw of each layer, in the model's order."""
         self.flush()
         found: dict[int, DeepLayer] = {}
         for number, call in enumerate(call for call in self._read if call.operations):
@@ -381,7 +381,7 @@ def _chosen(model: nn.Module, config: ProfilingConfig) -> Iterator[tuple[str, st
 
 
 def create_profiler(model: nn.Module, config: ProfilingConfig | None = None, sink: Sink | None = None) -> LayerProfiler:
-    """A profiler of a model; see `LayerProfiler`.
+    """Make a profiler of a model; see `LayerProfiler`.
 
     Example:
         >>> profiler = create_profiler(nn.Linear(8, 8), ProfilingConfig(modules=True))

@@ -10,7 +10,9 @@ from nanolib.measurement import BadInput
 
 @dataclass(unsafe_hash=True)  # as a key it must not be changed
 class ProfilingConfig:
-    """What is recorded, and how often; assignment is checked, and a profiler works by what it was given when it was made.
+    """Settings of a profiler: what it records, and how often.
+
+    Assignment is checked. A profiler keeps the settings that it was made with.
 
     Attributes:
         modules: Whether every module is timed in each k-th call. The blocks and what stands beside them are in every call.
@@ -60,22 +62,22 @@ class ProfilingConfig:
 
     @classmethod
     def minimal(cls) -> Self:
-        """Blocks alone."""
+        """Record blocks alone."""
         return cls()
 
     @classmethod
     def standard(cls) -> Self:
-        """Every module, and activations now and then."""
+        """Record every module, and activations, in each k-th call."""
         return cls(modules=True, capture_activations=True)
 
     @classmethod
     def deep(cls) -> Self:
-        """The standard one, and deep passes."""
+        """Record as `standard` does, and deep passes."""
         return cls(modules=True, capture_activations=True, deep_profiling=True)
 
     @classmethod
     def custom(cls, **fields: Any) -> Self:
-        """The standard one, changed.
+        """Change fields of `standard`.
 
         Raises:
             BadInput: An unknown field, or a value that will not do.
@@ -87,7 +89,7 @@ class ProfilingConfig:
 
     @classmethod
     def named(cls, mode: str) -> Self:
-        """`minimal`, `standard` or `deep`."""
+        """Give the settings of `minimal`, `standard` or `deep`."""
         return {"minimal": cls.minimal, "standard": cls.standard, "deep": cls.deep}[mode]()
 
 

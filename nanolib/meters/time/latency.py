@@ -46,7 +46,7 @@ def measure(
     cold: bool = False,
     collect: Collect | None = None,
 ) -> Measurement:
-    """How long one call of `fn` takes.
+    """Measure how long one call of `fn` takes.
 
     Args:
         fn: What to call; it takes no arguments.
@@ -88,10 +88,10 @@ def measure_phases(
     cold: bool = False,
     collect: Collect | None = None,
 ) -> dict[str, Measurement]:
-    """How long each phase of a repeated sequence takes (a training step: forward, backward, optimizer).
+    """Measure how long each phase of a repeated sequence takes.
 
-    The phases run in turn, so that each is measured in the state that the one before leaves. The stopping rule and the steady
-    state are those of the whole sequence.
+    Such as a training step: forward, backward, optimizer. The phases run in turn, so that each is measured in the state that the
+    one before leaves. The stopping rule and the steady state are those of the whole sequence.
 
     Args:
         phases: Scope of each phase and its call, in order.
@@ -155,7 +155,9 @@ def summarise(
     outliers: Outliers = "keep",
     details: Mapping[str, Any] | None = None,
 ) -> Measurement:
-    """The `latency` row of a series of timings: its estimate, interval, labels and descriptive figures.
+    """Summarise a series of timings as a `latency` row.
+
+    It has the estimate with its interval, labels and descriptive figures.
 
     Args:
         samples: Milliseconds per call in the order taken, shape [blocks · calls_per_block].

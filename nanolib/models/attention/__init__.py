@@ -22,7 +22,7 @@ __all__ = ["Work", "attend", "check_shapes", "chooses_by_score", "kinds", "parse
 
 
 def kinds() -> tuple[str, ...]:
-    """The names that `attend` takes.
+    """List the attention kinds that `attend` takes.
 
     Example:
         >>> kinds()
@@ -48,7 +48,7 @@ def _module(kind: str) -> Any:
 
 
 def parse_options(kind: str, options: Any = None) -> Any:
-    """The kind's own `Options`, checked.
+    """Check options against the kind's own `Options`.
 
     Raises:
         BadInput: An unknown kind or option, or a value that does not fit.
@@ -63,7 +63,9 @@ def parse_options(kind: str, options: Any = None) -> Any:
 
 
 def shared_options(kind: str, bag: Mapping[str, Any]) -> Any:
-    """Options from a bag that serves several kinds, as `NanoConfig.attention_options` does.
+    """Pick one kind's options from a bag that serves several.
+
+    Such a bag is `NanoConfig.attention_options`.
 
     Raises:
         BadInput: A name that no kind knows, or a value that does not fit.
@@ -80,7 +82,7 @@ def shared_options(kind: str, bag: Mapping[str, Any]) -> Any:
 
 
 def chooses_by_score(kind: str, bag: Mapping[str, Any]) -> bool:
-    """Whether the kind, with these options, chooses keys by a score that a model learns.
+    """Tell whether a score that the model learns chooses the keys.
 
     Example:
         >>> chooses_by_score("sparse", {"pattern": "dca"})
@@ -100,7 +102,7 @@ def attend(
     options: Any = None,
     scores: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of one kind.
+    """Compute attention of one kind.
 
     Args:
         kind: One of `kinds()`.
@@ -130,7 +132,10 @@ def attend(
 
 
 def work(kind: str, q_len: int, kv_len: int, *, causal: bool, options: Any = None) -> Work | None:
-    """How many connections and tiles the kind keeps, counted from its mask; None where that depends on the input.
+    """Count the connections and tiles that the kind's mask keeps.
+
+    Returns:
+        The counts; None where they depend on the input.
 
     Example:
         >>> kept = work("sparse", 1024, 1024, causal=True, options={"pattern": "window", "window": 64})
@@ -141,7 +146,7 @@ def work(kind: str, q_len: int, kv_len: int, *, causal: bool, options: Any = Non
 
 
 def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> None:
-    """Whether q, k and v fit each other.
+    """Check that q, k and v fit each other.
 
     Raises:
         BadInput: They do not.

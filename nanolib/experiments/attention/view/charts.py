@@ -21,6 +21,7 @@ from nanolib.report.drawing import (
 )
 from nanolib.report.frame import Drawn, framed, tooltips, with_interval
 from nanolib.report.linking import links
+from nanolib.report.overview import listed
 from nanolib.report.palette import FRAME
 from nanolib.report.roofline import roofline_chart
 
@@ -76,7 +77,7 @@ def attention_speed_up(rows: pd.DataFrame) -> Drawn | None:
         *with_interval(base, "y", ends, y, size=55, shape=shape, tooltip=tooltip),
     ]
     subtitle = [
-        f"Forward, against {data['baseline'].iloc[0]}. Above the grey line sparse is faster.",
+        f"Forward, against {listed(data['baseline'])}. Above the grey line sparse is faster.",
         "Dashed: what the fastest dense kernel measured would gain by skipping the same tiles.",
     ]
     return alt.layer(*layers, width=2 * WIDTH, height=HEIGHT), subtitle

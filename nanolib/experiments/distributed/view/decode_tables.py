@@ -27,6 +27,8 @@ _DECODE = (
     *(Column(kind, f"{kind.capitalize()}, ms [95 %]", "part_time", kind, interval=True) for kind in KINDS),
     Column("communication_predicted", "Communication predicted, ms"),
     Column("bound", "Bound by"),
+    Column("critical", "Critical rank", "time_share", KINDS[0], detail="rank"),
+    *(Column(f"{kind}_share", f"Its share of {kind} [95 %]", "time_share", kind, interval=True) for kind in KINDS),
     Column("efficiency", "Efficiency [range]"),
     *SENT,
     Column("status", "Status"),
@@ -91,7 +93,7 @@ def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
     Returns:
         Columns: `run_id`, `case_id`, `world_size`, `nodes` and those of `_DECODE`: `latency`, `compute`, `wait`, `communication`
         (ms, slowest rank), `efficiency` (time of one rank over ranks × time), each with `_low` and `_high`; `ranks` in words;
-        `sent` and `counted` of one rank.
+        `sent` and `counted` of one rank; `critical`, the rank for which the others wait, and each kind's share of its own time.
     """
     rows = having(rows, EXPERIMENT, "forms")
     if rows.empty:
@@ -152,4 +154,13 @@ def component_table(rows: pd.DataFrame) -> pd.DataFrame:
     spread = pd.DataFrame(of_ranks, index=found.index, columns=["mean", "sd"])
     ends = {"estimate": "ms", "low": "ms_low", "high": "ms_high"}
     names = ["run_id", "world_size", "nodes", "ranks", "seq_len", "form", "component"]
+    found = found.assign(component=found["component"].map(_spoken))
     return found[[*names, *ends]].rename(columns=ends).join(spread).reset_index(drop=True)
+
+
+_WORDS = {"comp": "compute:", "comm": "communication:", "lse": "log-sum-exp", "num": "numerator", "den": "denominator"}
+
+
+def _spoken(component: str) -> str:
+    """A timer's name in words: `comm_max_lse` as `communication: max log-sum-exp`."""
+    return " ".join(_WORDS.get(word, word) for word in component.split("_"))

@@ -7,7 +7,7 @@ import pandas as pd
 
 from nanolib.measurement import format_with_interval
 from nanolib.report.claim import Claim, Figure, Order, comparing
-from nanolib.report.drawing import WIDTH
+from nanolib.report.drawing import WIDTH, colour_and_shape
 from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
 from nanolib.report.linking import links
 from nanolib.report.overview import cached, of_experiment, pick
@@ -98,11 +98,11 @@ def layer_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_case(table: pd.DataFrame) -> pd.DataFrame:
-    """A name for each case: the phase and length, and the model where there are several."""
+    """A name for each case: the phase and length, and the model where there are several, whose name may be cut."""
     if table.empty:
         return table
     words = table["phase"].str.replace("_", " ") + ", n = " + table["seq_len"].astype(int).astype(str)
-    return table.assign(case=words if table["name"].nunique() == 1 else table["name"] + " " + words)
+    return table.assign(case=words if table["name"].nunique() == 1 else words + ", " + table["name"])
 
 
 def _of_model(rows: pd.DataFrame) -> str:
@@ -236,8 +236,7 @@ def activation_profile(rows: pd.DataFrame) -> Drawn | str | None:
         return "the model's layers are no numbered blocks, so they have no depth"
     data = pd.DataFrame(lines)
     data = data.assign(**links(data)).drop(columns=["run_id", "name", "seq_len"])
-    cases = list(dict.fromkeys(data["case"]))
-    colour = alt.Color("case:N", title="Case", sort=cases, scale=alt.Scale(domain=cases, range=PALETTE[: len(cases)]))
+    colour, shape = colour_and_shape("case", "Case", data["case"])
 
     def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
         depths = sorted(part["depth"].unique())
@@ -249,7 +248,7 @@ def activation_profile(rows: pd.DataFrame) -> Drawn | str | None:
         )
         x = alt.X("depth:Q", title="Block", axis=alt.Axis(values=depths[:: max(1, len(depths) // 8)], format="d"))
         line = alt.Chart(part, width=190, height=130).mark_line(point=alt.OverlayMarkDef(size=40), strokeWidth=1.5)
-        return line.encode(x=x, y=y, color=colour, tooltip=tooltips("case layer", "value"))
+        return line.encode(x=x, y=y, color=colour, shape=shape, tooltip=tooltips("case layer", "value"))
 
     subtitle = [
         "Means over the calls that were looked at closely. Of a large output an even sample of 2,048 elements is looked at,"

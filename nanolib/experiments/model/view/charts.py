@@ -13,7 +13,6 @@ from nanolib.report.drawing import (
     COUNTED_KEY,
     HEIGHT,
     KEY,
-    PALETTE,
     PLAN_KEY,
     ROOFLINE_KEY,
     WIDTH,
@@ -23,6 +22,7 @@ from nanolib.report.drawing import (
 )
 from nanolib.report.frame import Drawn, framed, tooltips
 from nanolib.report.linking import links
+from nanolib.report.palette import PALETTE
 from nanolib.report.roofline import roofline_chart
 
 _OTHERS = ["attention_type", "batch_size", "dtype"]
@@ -86,7 +86,7 @@ def model_loss(rows: pd.DataFrame) -> Drawn | None:
     if data.empty:
         return None
     data = data.assign(**links(data)).drop(columns=["run_id", "name", "seq_len"])
-    colour, _ = colour_and_shape("series", "Model", data["series"])
+    colour, shape = colour_and_shape("series", "Model", data["series"])
     chart = (
         alt.Chart(data)
         .mark_line(point=alt.OverlayMarkDef(size=18), strokeWidth=1.5)
@@ -94,6 +94,7 @@ def model_loss(rows: pd.DataFrame) -> Drawn | None:
             x=alt.X("step:Q", title="Step", axis=alt.Axis(format="d", tickMinStep=1)),
             y=alt.Y("loss:Q", title="Loss (nats per byte)", scale=alt.Scale(zero=False)),
             color=colour,
+            shape=shape,
             tooltip=tooltips("series", "step loss", ".4~f"),
         )
     )
