@@ -81,6 +81,7 @@ class Connection:
             self._roll_back()
             other = "already exists" in str(error) or "no such" in str(error)  # its tables are not those of its version
             remedy = "move it away" if other else "free space there, or name another folder"
+            remedy = "make it writable, or name another folder" if "readonly" in str(error) else remedy
             raise BadInput(f"database: {self.path} cannot be written ({error}); {remedy}") from error
         except BaseException:
             self._roll_back()
@@ -113,7 +114,9 @@ def opening(path: Path, *, create: bool = False) -> Iterator[None]:
         check_length(path)
         yield
     except sqlite3.DatabaseError as error:
-        raise BadInput(f"database: {path} cannot be opened ({error}); name another, or move it away") from None
+        unsettled = Path(f"{path}-wal").exists() and not writable(path)
+        remedy = "copy it with its -wal to where it can be written" if unsettled else "name another, or move it away"
+        raise BadInput(f"database: {path} cannot be opened ({error}); {remedy}") from None
 
 
 def version_of(connection: sqlite3.Connection, path: Path) -> int | None:

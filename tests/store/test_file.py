@@ -1,12 +1,19 @@
 """The file as others and older versions leave it: locked, read-only, of an earlier schema, damaged."""
 
+import os
+import shutil
 import sqlite3
+import subprocess
+import sys
 from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from nanolib.cli import main
 from nanolib.measurement import BadInput
+from nanolib.paths import checkout
 from nanolib.store import Store
 from nanolib.store.schema import SCHEMA_VERSION
 from tests.store.rows import make_run
@@ -118,3 +125,77 @@ def test_power_samples_are_those_of_the_newest_run_or_the_one_named(store):
     assert list(store.trace("power_samples", ["a"]).run_id) == ["a"] and store.trace("power_samples", []).empty
     with pytest.raises(BadInput, match="has no t_s, or neither watts nor joules"):
         store.add_power_samples([{"watts": 1.0}])
+
+
+_UNPRIVILEGED = ["unshare", "--user"] if os.geteuid() == 0 else []  # nothing is read-only for root
+_CAN = not _UNPRIVILEGED or (
+    shutil.which("unshare") and not subprocess.run([*_UNPRIVILEGED, "true"], capture_output=True).returncode
+)
+
+
+def _nano(*arguments, folder):
+    command = [*_UNPRIVILEGED, sys.executable, "-m", "nanolib.cli", *arguments, "--output", str(folder)]
+    environment = os.environ | {"PYTHONPATH": str(checkout())}
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=checkout(), env=environment)
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not _CAN, reason="nothing is read-only for root")
+def test_what_lies_where_nothing_can_be_written_is_shown_and_each_refusal_names_it(tmp_path):
+    place, theirs = tmp_path / "place", tmp_path / "theirs.sqlite"
+    for path in (place / "results.sqlite", theirs):
+        with Store(path) as store:
+            store.add(make_run(path.stem))
+    content = (place / "results.sqlite").read_bytes()
+    place.chmod(0o500)
+    try:
+        returncode, said = _nano("runs", folder=place)
+        assert returncode == 0 and "results" in said
+        for arguments in (["merge", str(theirs)], ["clean", "--older-than", "0d"]):
+            returncode, said = _nano(*arguments, folder=place)
+            refused = (
+                "cannot be written (attempt to write a readonly database); make it writable, or name another folder"
+            )
+            assert (returncode, said) == (2, f"nano: database: {place / 'results.sqlite'} {refused}\n")
+    finally:
+        place.chmod(0o700)
+    assert (place / "results.sqlite").read_bytes() == content
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not _CAN, reason="nothing is read-only for root")
+def test_a_killed_runs_database_that_was_copied_to_where_nothing_can_be_written_is_told(tmp_path):
+    place = tmp_path / "place"
+    place.mkdir()
+    with Store(tmp_path / "results.sqlite") as store:
+        store.add(make_run("killed"))
+        for ending in ("", "-wal"):  # as a kill leaves it, and somebody copies it
+            shutil.copy(f"{store.path}{ending}", place)
+    place.chmod(0o500)
+    try:
+        returncode, said = _nano("runs", folder=place)
+        assert returncode == 2 and said.endswith("; copy it with its -wal to where it can be written\n")
+        assert len(said.splitlines()) == 1
+    finally:
+        place.chmod(0o700)
+    returncode, said = _nano("runs", folder=place)
+    assert returncode == 0 and "killed" in said  # nothing is lost
+
+
+def test_of_two_databases_the_damaged_one_is_named(tmp_path):
+    for name in ("ours", "theirs"):
+        with Store(tmp_path / name / "results.sqlite") as store:
+            for number in range(30):
+                store.add(make_run(f"{name}-{number}"))
+            store.connection.execute("PRAGMA journal_mode = DELETE").fetchall()
+    ours, theirs = (tmp_path / name / "results.sqlite" for name in ("ours", "theirs"))
+    for damaged in (ours, theirs):
+        content = damaged.read_bytes()
+        damaged.write_bytes(content[:8192] + b"\xff" * (len(content) - 8192))
+        ended = CliRunner().invoke(main, ["merge", str(theirs), "--output", str(ours.parent)])
+        assert ended.exit_code == 2 and len(ended.output.splitlines()) == 1
+        assert ended.output.startswith(f"nano: database: {damaged}") and "malformed" in ended.output, ended.output
+        damaged.write_bytes(content)
+    ended = CliRunner().invoke(main, ["merge", str(theirs), "--output", str(ours.parent)])
+    assert ended.output == f"{theirs}: 30 run(s) came in\n"
