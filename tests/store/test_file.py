@@ -16,6 +16,7 @@ from nanolib.measurement import BadInput
 from nanolib.paths import checkout
 from nanolib.store import Store
 from nanolib.store.schema import SCHEMA_VERSION
+from nanolib.store.traces import TraceWriter
 from tests.store.rows import make_run
 
 
@@ -199,3 +200,31 @@ def test_of_two_databases_the_damaged_one_is_named(tmp_path):
         damaged.write_bytes(content)
     ended = CliRunner().invoke(main, ["merge", str(theirs), "--output", str(ours.parent)])
     assert ended.output == f"{theirs}: 30 run(s) came in\n"
+
+
+def test_what_is_deleted_while_it_is_open_takes_no_more_results(tmp_path, monkeypatch):
+    place = tmp_path / "place"
+    monkeypatch.chdir(tmp_path)
+    with Store("place/results.sqlite") as store:
+        run_id = store.add(make_run("first", rows={}))
+        monkeypatch.chdir("/")
+        store.write_case(run_id, "case", {}, [])  # wherever the process goes meanwhile
+        place.rename(tmp_path / "moved")
+        for write in (
+            lambda: store.add(make_run("second")),
+            lambda: store.write_case(run_id, "case", {}, []),
+            lambda: store.new_trace(run_id, "case"),
+        ):
+            with pytest.raises(
+                BadInput, match=r"results.sqlite was deleted or moved while it was open; put it back, or"
+            ):
+                write()
+        (tmp_path / "moved").rename(place)
+        store.add(make_run("third"))
+    with Store(place / "results.sqlite") as store:
+        assert list(store.runs().run_id) == ["first", "third"]
+
+
+def test_a_trace_whose_file_cannot_be_opened_is_told_where_it_is_asked_for(store, tmp_path):
+    with pytest.raises(sqlite3.OperationalError, match="unable to open database file"):
+        TraceWriter(tmp_path / "nowhere" / "results.sqlite")
