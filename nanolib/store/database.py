@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sqlite3
 import struct
@@ -21,7 +20,7 @@ from nanolib.store.files import address
 from nanolib.store.identity import gone
 from nanolib.store.merging import check_objects, guarded, merge_all
 from nanolib.store.reading import Reader
-from nanolib.store.schema import SCHEMA_VERSION, Run, marks
+from nanolib.store.schema import SCHEMA_VERSION, Run, as_json, marks
 from nanolib.store.traces import Trace, TraceWriter
 
 __all__ = ["Run", "Store"]
@@ -79,7 +78,7 @@ class Store(Reader):
             values = [machine.get(name) for name in columns]
             db.execute(
                 f"INSERT OR REPLACE INTO machines ({', '.join(columns)}, gpus, dtypes) VALUES ({marks(11)})",
-                [*values, _json(machine.get("gpus", [])), _json(machine.get("dtypes", {}))],
+                [*values, as_json(machine.get("gpus", [])), as_json(machine.get("dtypes", {}))],
             )
             db.execute(
                 f"INSERT INTO runs VALUES ({marks(18)})",
@@ -90,8 +89,8 @@ class Store(Reader):
                     run.label,
                     machine["machine_id"],
                     run.device,
-                    _json(run.params),
-                    _json(run.versions),
+                    as_json(run.params),
+                    as_json(run.versions),
                     run.git_revision,
                     run.fingerprint,
                     run.cases or len(run.rows),
@@ -101,7 +100,7 @@ class Store(Reader):
                     "",
                     run.process,
                     run.launch,
-                    _json(list(run.disturbances)),
+                    as_json(list(run.disturbances)),
                 ),
             )
             for case_id, (factors, measurements) in run.rows.items():
@@ -136,7 +135,7 @@ class Store(Reader):
                     run_id,
                     *run,
                     case_id,
-                    _json(factors),
+                    as_json(factors),
                     m.metric,
                     m.scope,
                     METRICS[m.metric].unit,
@@ -151,8 +150,8 @@ class Store(Reader):
                     m.method,
                     m.status,
                     m.message,
-                    _json(m.flags),
-                    _json(m.details),
+                    as_json(m.flags),
+                    as_json(m.details),
                 )
                 for m in measurements
             ],
@@ -385,18 +384,6 @@ def _check_names(values: Mapping[str, Any]) -> None:
     for name in {"label", "suite"} & values.keys():
         if len(values[name]) > MOST_LABEL:
             raise BadInput(f"run: {name} {shown(values[name])} will not do; give at most {MOST_LABEL} characters")
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, default=_plain, allow_nan=False)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return dict(value)
-    if hasattr(value, "item"):  # a numpy scalar
-        return value.item()
-    raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 def _now() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -119,3 +120,16 @@ class Run:
     disturbances: Sequence[str] = ()
     rows: Mapping[str, tuple[Mapping[str, Any], list[Measurement]]] = field(default_factory=dict)
     run_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+
+
+def as_json(value: Any) -> str:
+    """Write a value as the JSON of a column; mappings and numbers of numpy become plain ones."""
+    return json.dumps(value, default=_plain, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if hasattr(value, "item"):  # a numpy scalar
+        return value.item()
+    raise TypeError(f"{type(value).__name__} has no JSON form")
