@@ -18,7 +18,9 @@ Drawn = tuple[alt.TopLevelMixin, str | Sequence[str]] | tuple[alt.TopLevelMixin,
 HOLLOW = {"filled": False, "strokeWidth": 2}  # the mark of a point that a condition fills
 
 
-def framed(title: str, experiment: str = "", why: str = "") -> Callable[[Callable[..., Drawn | str | None]], Chart]:
+def framed(
+    title: str, experiment: str = "", why: str = ""
+) -> Callable[[Callable[[pd.DataFrame], Drawn | str | None]], Chart]:
     """Make a chart of what draws its marks.
 
     Args:
@@ -27,11 +29,11 @@ def framed(title: str, experiment: str = "", why: str = "") -> Callable[[Callabl
         why: Why there is nothing to draw, in the place of that; what draws may give a reason of its own.
     """
 
-    def decorate(draw: Callable[..., Drawn | str | None]) -> Chart:
+    def decorate(draw: Callable[[pd.DataFrame], Drawn | str | None]) -> Chart:
         @each_machine(experiment)
         @functools.wraps(draw)
-        def chart(rows: pd.DataFrame, *more_of: Any) -> alt.TopLevelMixin:
-            drawn = draw(rows, *more_of)
+        def chart(rows: pd.DataFrame) -> alt.TopLevelMixin:
+            drawn = draw(rows)
             if isinstance(drawn, str):
                 return empty_chart(title, drawn)
             if drawn is None:

@@ -10,11 +10,12 @@ import numpy as np
 import pandas as pd
 
 from nanolib.report.claim import Claim, Figure, comparing
-from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, short_names
+from nanolib.report.drawing import HEIGHT, WIDTH, Chart, colour_and_shape, short_names
 from nanolib.report.frame import Drawn, framed, tooltips, with_interval
 from nanolib.report.linking import links
 from nanolib.report.overview import leaders, listed, pick
 from nanolib.report.palette import QUIET
+from nanolib.report.tables import Column, filled
 
 _CASE = ["name", "optimisation", "seq_len", "batch_size", "dtype"]
 
@@ -38,11 +39,6 @@ def roofline_table(rows: pd.DataFrame, experiment: str = "") -> pd.DataFrame:
     if achieved.empty or "factor.dtype" not in rows:
         return pd.DataFrame()
     key = ["run_id", "case_id", "scope"]
-    work = pick(rows, "flops").drop_duplicates(key)[[*key, "estimate"]].rename(columns={"estimate": "flops"})
-    moved = pick(rows, "bytes").drop_duplicates(key)[[*key, "estimate"]].rename(columns={"estimate": "moved"})
-    peaks = pick(rows, "ceiling_flops").drop_duplicates(["run_id", "scope"])
-    peaks = peaks[["run_id", "scope", "estimate"]].rename(columns={"scope": "dtype", "estimate": "peak"})
-    copies = pick(rows, "ceiling_bytes").drop_duplicates("run_id")[["run_id", "estimate"]]
     columns = {f"factor.{name}": name for name in _CASE} | {
         "estimate": "achieved",
         "low": "achieved_low",
@@ -50,9 +46,11 @@ def roofline_table(rows: pd.DataFrame, experiment: str = "") -> pd.DataFrame:
     }
     followed = [name for name in achieved if name.startswith("link_")]
     table = achieved[[*key, *followed, *(name for name in columns if name in achieved)]].rename(columns=columns)
-    for part, on in ((work, key), (moved, key), (peaks, ["run_id", "dtype"])):
-        table = table.merge(part, on=on, how="inner")
-    table = table.merge(copies.rename(columns={"estimate": "bandwidth"}), on="run_id", how="inner")
+    table = filled(table, rows, (Column("flops", "", "flops"), Column("moved", "", "bytes")), key)
+    peaks = rows.assign(dtype=rows["scope"])  # a ceiling is of a type, or of the copy
+    table = filled(table, peaks, (Column("peak", "", "ceiling_flops"),), ["run_id", "dtype"])
+    table = filled(table, rows, (Column("bandwidth", "", "ceiling_bytes"),), ["run_id"])
+    table = table.dropna(subset=["flops", "moved", "peak", "bandwidth"]).reset_index(drop=True)
     table["case"] = table["name"] + " n=" + table["seq_len"].astype(int).astype(str)
     if table["batch_size"].nunique() > 1:
         table["case"] += " batch=" + table["batch_size"].astype(int).astype(str)
@@ -65,9 +63,13 @@ def roofline_table(rows: pd.DataFrame, experiment: str = "") -> pd.DataFrame:
     return table.drop(columns=["flops", "moved"])
 
 
-@framed("Under the roofline", why="no timing has its work, its bytes and its run's ceilings")
-def roofline_chart(rows: pd.DataFrame, experiment: str = "") -> Drawn | None:
+def roofline_chart(experiment: str) -> Chart:
     """Points: measured rates over the intensity that formulas give. Dashed: the ceilings of the same run, a roof per type."""
+    why = "no timing has its work, its bytes and its run's ceilings"
+    return framed("Under the roofline", experiment, why)(lambda rows: _drawn(rows, experiment))
+
+
+def _drawn(rows: pd.DataFrame, experiment: str) -> Drawn | None:
     table = roofline_table(rows, experiment)
     if table.empty:
         return None

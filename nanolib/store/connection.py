@@ -22,6 +22,7 @@ class Connection:
 
     def __init__(self, path: str | Path | None = None, *, create: bool = True) -> None:
         self.path = Path(path) if path is not None else database_path()
+        self._place = self.path.absolute()  # wherever this process goes
         if create and not self.path.exists():
             make_folder(self.path.parent)
         with opening(self.path, create=create):
@@ -71,8 +72,9 @@ class Connection:
         """All or nothing.
 
         Raises:
-            BadInput: The file cannot be written: its disk is full, it is read-only, or others write for too long.
+            BadInput: The file cannot be written: its disk is full, it is read-only, others write for too long, or it was deleted.
         """
+        self._check_place()
         try:
             self.connection.execute("BEGIN IMMEDIATE")
             yield self.connection
@@ -81,10 +83,22 @@ class Connection:
             self._roll_back()
             other = "already exists" in str(error) or "no such" in str(error)  # its tables are not those of its version
             remedy = "move it away" if other else "free space there, or name another folder"
+            remedy = "make it writable, or name another folder" if "readonly" in str(error) else remedy
             raise BadInput(f"database: {self.path} cannot be written ({error}); {remedy}") from error
         except BaseException:
             self._roll_back()
             raise
+
+    def _check_place(self) -> None:
+        """A file that was deleted is still written to by whoever has it open, and all of it lost."""
+        try:
+            self._place.stat()
+        except FileNotFoundError:
+            raise BadInput(
+                f"database: {self.path} was deleted or moved while it was open; put it back, or run again"
+            ) from None
+        except OSError:  # what cannot be looked at may well be written
+            return
 
     def _roll_back(self) -> None:
         if self.connection.in_transaction:  # of some errors SQLite does it by itself
@@ -113,7 +127,9 @@ def opening(path: Path, *, create: bool = False) -> Iterator[None]:
         check_length(path)
         yield
     except sqlite3.DatabaseError as error:
-        raise BadInput(f"database: {path} cannot be opened ({error}); name another, or move it away") from None
+        unsettled = Path(f"{path}-wal").exists() and not writable(path)
+        remedy = "copy it with its -wal to where it can be written" if unsettled else "name another, or move it away"
+        raise BadInput(f"database: {path} cannot be opened ({error}); {remedy}") from None
 
 
 def version_of(connection: sqlite3.Connection, path: Path) -> int | None:

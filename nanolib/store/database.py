@@ -266,7 +266,7 @@ class Store(Reader):
         with _migrated(Path(path)) as source:
             self.connection.execute("ATTACH DATABASE ? AS other", (address(source),))
             try:
-                with _of_database(Path(path)), self.transaction() as db, guarded(db, source.stat().st_size):
+                with self.transaction() as db, _of_database(Path(path)), guarded(db, source.stat().st_size):
                     return merge_all(db, chosen)
             finally:
                 self.connection.execute("DETACH DATABASE other")

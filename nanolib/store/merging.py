@@ -98,10 +98,21 @@ def guarded(db: sqlite3.Connection, size: int) -> Iterator[None]:
         name = getattr(error, "sqlite_errorname", "SQLITE_ERROR")
         if not any(name.startswith(theirs) for theirs in _THEIRS):
             raise
+        db.set_progress_handler(None, 0)
+        if name.startswith("SQLITE_CORRUPT") and not _is_sound(db):
+            raise
         raise BadInput(f"it cannot be read ({error})") from error
     finally:
         db.set_progress_handler(None, 0)
         db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, before)
+
+
+def _is_sound(db: sqlite3.Connection) -> bool:
+    """Whether our own database is; both are read at once."""
+    try:
+        return db.execute("PRAGMA main.quick_check(1)").fetchone() == ("ok",)
+    except sqlite3.DatabaseError:
+        return False
 
 
 def merge_all(db: sqlite3.Connection, run_ids: Collection[str] | None = None) -> int:

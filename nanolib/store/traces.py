@@ -45,7 +45,10 @@ class TraceWriter:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        # Opened here, where whoever asks is told if it cannot be.
+        self._db = sqlite3.connect(path, timeout=5, isolation_level=None, check_same_thread=False)
+        self._db.execute("PRAGMA foreign_keys = ON")
+        self._db.execute("PRAGMA synchronous = NORMAL")
         self._queue: queue.SimpleQueue[_Batch | threading.Event] = queue.SimpleQueue()
         self._wake, self._over = threading.Event(), False
         self._failure = ""
@@ -75,10 +78,7 @@ class TraceWriter:
         return failure
 
     def _run(self) -> None:
-        db = sqlite3.connect(self._path, timeout=5, isolation_level=None)
-        with contextlib.closing(db):
-            db.execute("PRAGMA foreign_keys = ON")
-            db.execute("PRAGMA synchronous = NORMAL")
+        with contextlib.closing(self._db) as db:
             while True:
                 self._wake.wait(_COMMIT_S)
                 self._wake.clear()

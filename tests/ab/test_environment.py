@@ -38,17 +38,33 @@ def wheel(folder, version, source):
     return path
 
 
-@pytest.fixture
-def packages(tmp_path, monkeypatch):
+def _shelf(place, monkeypatch):
     """Two versions of a package, the second slower by a tenth, where pip looks; and a cache of our own."""
-    folder = tmp_path / "wheels"
-    folder.mkdir()
-    for version, cost in (("1.0", 30_000_000), ("2.0", 33_000_000)):
-        wheel(folder, version, f"COST = {cost}\n")
+    folder = place / "wheels"
+    if not folder.exists():
+        folder.mkdir()
+        for version, cost in (("1.0", 30_000_000), ("2.0", 33_000_000)):
+            wheel(folder, version, f"COST = {cost}\n")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
     return folder
+
+
+@pytest.fixture
+def packages(tmp_path, monkeypatch):
+    return _shelf(tmp_path, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("kept")
+
+
+@pytest.fixture
+def kept(place, monkeypatch):
+    """The same for several tests, whose environments are then made once."""
+    return _shelf(place, monkeypatch)
 
 
 def _ab(tmp_path, *arguments, budget="6s"):
@@ -61,7 +77,7 @@ PLANTED = WORK.replace("import time", "import time, planted").replace("{cost}", 
 
 @pytest.mark.parametrize("is_repository", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_a_slower_package_regressed_and_what_differs_stands_beside(
-    repository, packages, tmp_path, monkeypatch, is_repository
+    repository, kept, tmp_path, monkeypatch, is_repository
 ):
     if not is_repository:
         (tmp_path / "plain").mkdir()
@@ -91,14 +107,14 @@ def test_one_environment_twice_is_equivalent_and_is_made_once(repository, packag
     assert ended.output.count("making an environment") == 1
 
 
-def test_interpreters_are_taken_as_named_with_revisions_of_their_own(repository, packages, tmp_path):
+def test_interpreters_are_taken_as_named_with_revisions_of_their_own(repository, kept, tmp_path):
     repository.commit("planted", PLANTED)
     a, b = made("planted==1.0"), made("planted==2.0")
     ended = _ab(tmp_path, "base", "planted", "--python", a.python, "--python", b.python)
     assert ended.exit_code == 1 and "A is base (" in ended.output and "planted 2.0" in ended.output
 
 
-def test_an_environment_sees_what_lies_behind_it_and_its_own_first(packages):
+def test_an_environment_sees_what_lies_behind_it_and_its_own_first(kept):
     one = made("planted==1.0")
     assert one.packages["planted"] == "1.0"
     here = inspected(sys.executable)

@@ -1,5 +1,6 @@
 """The system's Chromium, from which nothing may leave this machine."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -64,13 +65,31 @@ class Watched:
             route.abort()
 
 
-@pytest.fixture
-def watched(browser):
+@contextlib.contextmanager
+def watching(browser):
     """A page under watch; at its end nothing has left this machine."""
     made = Watched(browser)
     yield made
     made.context.close()
     assert made.left == []
+
+
+@pytest.fixture
+def watched(browser):
+    with watching(browser) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def as_it_was(page):
+    """A page at which several tests look, since drawing it takes seconds: its size, its folds and the mouse are put back."""
+    folds = page.evaluate("() => [...document.querySelectorAll('details')].map(one => one.open)")
+    yield page
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.evaluate(
+        "folds => document.querySelectorAll('details').forEach((one, at) => { one.open = folds[at]; })", folds
+    )
+    page.mouse.move(0, 0)
 
 
 def _replay_power(folder):

@@ -6,6 +6,7 @@ import pytest
 
 from nanolib.report import page
 from nanolib.store import Store
+from tests.browser.conftest import as_it_was, watching
 from tests.report.rows import EVIL, MACHINE, attention_rows
 from tests.shown import SECTIONS
 
@@ -36,13 +37,19 @@ def report(tmp_path_factory):
         return page.build(store, store.resolve("all"), folder / "report", SECTIONS, pictures=False)
 
 
+@pytest.fixture(scope="module")
+def drawn(browser, report):
+    with watching(browser) as made:
+        made.page.on("dialog", lambda dialog: made.complaints.append(f"dialog: {dialog.message}"))
+        made.page.goto(report.as_uri())
+        made.page.wait_for_function("Number(document.body.dataset.drawn) === Object.keys(specs).length", timeout=60_000)
+        yield made
+
+
 @pytest.fixture
-def opened(watched, report):
-    watched.page.on("dialog", lambda dialog: watched.complaints.append(f"dialog: {dialog.message}"))
-    watched.page.goto(report.as_uri())
-    drawn = "Number(document.body.dataset.drawn) === Object.keys(specs).length"
-    watched.page.wait_for_function(drawn, timeout=60_000)
-    return watched
+def opened(drawn):
+    with as_it_was(drawn.page):
+        yield drawn
 
 
 def _marks(page):
@@ -74,9 +81,11 @@ def test_nothing_overflows(opened, width):
 
 
 def test_a_chart_under_a_caption_of_one_line_has_the_whole_width(opened):
-    opened.page.evaluate("document.querySelectorAll('figcaption .line').forEach(line => line.remove())")
+    shown = "shown => document.querySelectorAll('figcaption .line').forEach(line => { line.style.display = shown; })"
+    opened.page.evaluate(shown, "none")
     figure = opened.page.locator("#chart-attention_latency")
     buttons, drawn = (figure.locator(part).bounding_box() for part in (".save", ".scroll"))
+    opened.page.evaluate(shown, "")
     assert buttons["y"] + buttons["height"] <= drawn["y"]
 
 

@@ -14,6 +14,7 @@ from nanolib.paths import checkout
 from nanolib.report import page
 from nanolib.report.palette import DARK_PAPER, PAPER, contrast
 from nanolib.store import Store
+from tests.browser.conftest import as_it_was, watching
 from tests.report.rows import STORED, elsewhere
 from tests.shown import SECTIONS
 
@@ -39,11 +40,38 @@ def report(tmp_path_factory):
         return page.build(store, store.resolve("all"), folder / "report", SECTIONS, pictures=False)
 
 
-@pytest.fixture
-def opened(watched, report):
+def _opened(watched, report):
     watched.page.goto(report.as_uri())
     watched.page.wait_for_function(DRAWN, timeout=120_000)
     return watched.page
+
+
+@pytest.fixture
+def opened(watched, report):
+    return _opened(watched, report)
+
+
+@pytest.fixture(scope="module")
+def resized(browser, report):
+    """For each width the charts are drawn anew."""
+    with watching(browser) as made:
+        yield _opened(made, report)
+
+
+@pytest.fixture(scope="module")
+def drawn(browser, report):
+    with watching(browser) as made:
+        _opened(made, report)
+        yield made
+
+
+@pytest.fixture
+def still(drawn, report):
+    """The page for tests that leave it as it was."""
+    with as_it_was(drawn.page):
+        yield drawn.page
+    if any(_left(drawn.page).values()):
+        _opened(drawn, report)
 
 
 def _pick(page, title, option):
@@ -55,13 +83,13 @@ def _left(page):
     return page.evaluate("() => kept(chosen())")
 
 
-def test_what_is_picked_every_sentence_chart_and_table_follows_or_says_why_not(opened, watched):
-    choices = opened.evaluate("choices")
+def test_what_is_picked_every_sentence_chart_and_table_follows_or_says_why_not(still, drawn):
+    choices = still.evaluate("choices")
     assert list(choices) == ["Machine", "Run", "Model", "Sequence length"]
     for title, choice in choices.items():
         for option in list(choice["options"])[:8]:
-            _pick(opened, title, option)
-            found = opened.evaluate(
+            _pick(still, title, option)
+            found = still.evaluate(
                 """() => [...document.querySelectorAll('section[data-asked]')].map(section => ({
                     none: section.querySelector('.none').innerText,
                     open: !section.querySelector('.answers').hidden,
@@ -78,7 +106,7 @@ def test_what_is_picked_every_sentence_chart_and_table_follows_or_says_why_not(o
                     })),
                 }))"""
             )
-            at, values = opened.evaluate("picks").index(choice["pick"]), choice["options"][option]
+            at, values = still.evaluate("picks").index(choice["pick"]), choice["options"][option]
             for section in found:
                 assert bool(section["none"]) != section["open"]
                 if not section["open"]:
@@ -90,21 +118,22 @@ def test_what_is_picked_every_sentence_chart_and_table_follows_or_says_why_not(o
                 assert all(place[at] is None or place[at] in values for place in section["lines"])
                 for chart in section["charts"]:
                     assert chart["hidden"] if chart["none"] else chart["marks"], (title, option, chart)
-        _pick(opened, title, "all")
-    assert watched.complaints == []
+        _pick(still, title, "all")
+    assert drawn.complaints == []
 
 
-def test_charts_sentences_and_titles_are_those_of_the_choice(opened):
-    before = opened.locator("#attention .verdict:visible").inner_text()
-    lengths = opened.evaluate("options('Sequence length', places.attention_latency)")
-    _pick(opened, "Sequence length", lengths[-1])
-    after = opened.locator("#attention .verdict:visible").inner_text()
+def test_charts_sentences_and_titles_are_those_of_the_choice(still):
+    before = still.locator("#attention .verdict:visible").inner_text()
+    lengths = still.evaluate("options('Sequence length', places.attention_latency)")
+    _pick(still, "Sequence length", lengths[-1])
+    after = still.locator("#attention .verdict:visible").inner_text()
     assert after != before and lengths[-1] in after
-    assert lengths[-1] in opened.locator("#chart-attention_latency figcaption .picked").inner_text()
-    assert opened.locator("#short [data-of=attention] .verdict-line:visible").inner_text().count("Causal") == 1
+    assert lengths[-1] in still.locator("#chart-attention_latency figcaption .picked").inner_text()
+    assert still.locator("#short [data-of=attention] .verdict-line:visible").inner_text().count("Causal") == 1
     wanted = {float(lengths[-1].replace(",", ""))}
-    assert set(opened.evaluate(f"() => all('{POINTS}').map(e => e.__data__.datum.link_n)")) == wanted
-    assert all(" of " in said for said in opened.locator("#attention .count").all_inner_texts())
+    assert set(still.evaluate(f"() => all('{POINTS}').map(e => e.__data__.datum.link_n)")) == wanted
+    assert all(" of " in said for said in still.locator("#attention .count").all_inner_texts())
+    _pick(still, "Sequence length", "all")
 
 
 def test_the_choice_is_in_the_address(opened, report):
@@ -135,21 +164,22 @@ def test_a_click_on_every_legend_that_says_so_picks_a_series_out(opened):
         assert figure.evaluate(faded) > 0, figure.get_attribute("id")
 
 
-def test_a_click_on_a_point_shows_its_samples_with_what_was_cut_and_what_sticks_out(opened):
-    rows = opened.evaluate("Object.entries(points).filter(([, one]) => one.values).map(([row]) => Number(row))")
+def test_a_click_on_a_point_shows_its_samples_with_what_was_cut_and_what_sticks_out(still):
+    rows = still.evaluate("Object.entries(points).filter(([, one]) => one.values).map(([row]) => Number(row))")
     assert len(rows) > 100
-    row = opened.evaluate("Object.entries(points).find(([, one]) => one.changes?.length && one.kinds.includes(2))[0]")
-    point = opened.evaluate("row => points[row]", row)
-    opened.evaluate("row => showSamples(row)", row)
-    opened.wait_for_selector("#samples svg.marks .role-mark path")
-    opened.wait_for_timeout(300)
-    assert opened.locator("#samples .mark-symbol.role-mark path").count() == len(point["values"])
-    drawn = opened.evaluate(
+    row = still.evaluate("Object.entries(points).find(([, one]) => one.changes?.length && one.kinds.includes(2))[0]")
+    point = still.evaluate("row => points[row]", row)
+    still.evaluate("row => showSamples(row)", row)
+    still.wait_for_selector("#samples svg.marks .role-mark path")
+    still.wait_for_timeout(300)
+    assert still.locator("#samples .mark-symbol.role-mark path").count() == len(point["values"])
+    drawn = still.evaluate(
         "() => all('#samples .mark-symbol.role-mark path').map(e => kinds.indexOf(e.__data__.datum.kind))"
     )
     assert drawn == point["kinds"]
-    assert opened.locator("#samples .mark-rule.role-mark line").count() == len(point["changes"]) + 1  # and the estimate
-    assert "flags: " in opened.locator("#samples-facts").inner_text()
+    assert still.locator("#samples .mark-rule.role-mark line").count() == len(point["changes"]) + 1  # and the estimate
+    assert "flags: " in still.locator("#samples-facts").inner_text()
+    still.evaluate("document.getElementById('samples').close()")
 
 
 def test_by_keyboard_alone(opened):
@@ -180,20 +210,20 @@ def test_by_keyboard_alone(opened):
 
 
 @pytest.mark.parametrize("width", [390, *(pytest.param(n, marks=pytest.mark.thorough) for n in (768, 1920)), 1280])
-def test_it_fits_the_screen(opened, width):
-    opened.set_viewport_size({"width": width, "height": 900})
-    opened.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
-    opened.wait_for_timeout(400)
-    opened.wait_for_function(DRAWN, timeout=120_000)
-    assert opened.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+def test_it_fits_the_screen(resized, width):
+    resized.set_viewport_size({"width": width, "height": 900})
+    resized.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    resized.wait_for_timeout(400)
+    resized.wait_for_function(DRAWN, timeout=120_000)
+    assert resized.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
     panels = (
         "all('#chart-attention_latency .role-title text').filter(e => ['forward', 'backward'].includes(e.textContent))"
     )
     columns = f"new Set({panels}.map(e => Math.round(e.getBoundingClientRect().left / 50))).size"
-    opened.wait_for_function(f"{columns} === {1 if width < 800 else 2}", timeout=60_000)  # stacked, or side by side
+    resized.wait_for_function(f"{columns} === {1 if width < 800 else 2}", timeout=60_000)  # stacked, or side by side
     used = "document.querySelector('#chart-attention_latency svg.marks').getBoundingClientRect().width / rooms()"
-    opened.wait_for_function(f"0.9 < {used} && {used} <= 1.0", timeout=60_000)  # drawn anew for the new width
-    small = opened.evaluate(
+    resized.wait_for_function(f"0.9 < {used} && {used} <= 1.0", timeout=60_000)  # drawn anew for the new width
+    small = resized.evaluate(
         "() => [...new Set([...document.querySelectorAll('.role-axis-label text')].map(e => e.getAttribute('font-size')))]"
     )
     assert small == ["12px"] or set(small) <= {"12px", "11px", "10px"}
@@ -222,17 +252,17 @@ def test_printed_it_says_all_that_the_page_says(opened, tmp_path):
 
 
 @pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.thorough)])
-def test_it_can_be_read_aloud_and_seen(opened, theme):
-    opened.emulate_media(color_scheme=theme)
-    opened.wait_for_timeout(300)
-    opened.wait_for_function(DRAWN, timeout=60_000)
-    opened.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
-    found = [one for one in Axe().run(opened).response["violations"] if one["impact"] in ("serious", "critical")]
+def test_it_can_be_read_aloud_and_seen(still, theme):
+    still.emulate_media(color_scheme=theme)
+    still.wait_for_timeout(300)
+    still.wait_for_function(DRAWN, timeout=60_000)
+    still.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    found = [one for one in Axe().run(still).response["violations"] if one["impact"] in ("serious", "critical")]
     assert not found, json.dumps([(one["id"], one["nodes"][0]["html"][:300]) for one in found], indent=1)
-    described = opened.evaluate(
+    described = still.evaluate(
         "() => [...document.querySelectorAll('figure .plot[role=graphics-document]')].map(e => e.getAttribute('aria-label'))"
     )
-    assert len(described) == len(opened.evaluate("Object.keys(specs)")) and all(len(text) > 20 for text in described)
+    assert len(described) == len(still.evaluate("Object.keys(specs)")) and all(len(text) > 20 for text in described)
 
 
 def test_text_and_series_stand_out_on_a_dark_page(opened):

@@ -12,7 +12,7 @@ from nanolib.experiments.attention.view import tables as attention_tables
 from nanolib.experiments.model.view import tables as model_tables
 from nanolib.experiments.warmup import view as warmup_view
 from nanolib.measurement import BadInput, Flag, Status
-from nanolib.report import drawing, export, page, renderer
+from nanolib.report import drawing, export, over_length, page, renderer
 from nanolib.store import Run, Store
 from tests.report.rows import ATTENTION, EVIL, MACHINE, attention_rows, model_rows, warmup_rows
 from tests.shown import CHARTS, SECTIONS, VERDICTS
@@ -209,7 +209,7 @@ def test_bad_exports_are_told_and_nothing_is_written(store, tmp_path):
 def test_reference_lines_grow_as_n_and_as_n_squared_and_stay_inside_the_chart():
     lengths = [128, 256, 1024]
     data = pd.DataFrame({"seq_len": lengths * 2, "estimate": [1.0, 2.0, 4.0, 4.0, 16.0, 20.0]})
-    line, text = drawing._slopes(data, [0.5, 40.0], drawing.seq_axis(data["seq_len"]), alt.Y("estimate:Q"))
+    line, text = over_length._slopes(data, [0.5, 40.0], drawing.seq_axis(data["seq_len"]), alt.Y("estimate:Q"))
     drawn = line.data.groupby("slope")
     for name, power in (("n", 1), ("n²", 2)):
         first, last = drawn.get_group(name)[["seq_len", "estimate"]].to_numpy()
@@ -217,7 +217,7 @@ def test_reference_lines_grow_as_n_and_as_n_squared_and_stay_inside_the_chart():
         assert last[1] / first[1] == pytest.approx((last[0] / first[0]) ** power)
         assert last[0] <= 1024 and last[1] <= 40.0 * (1 + 1e-9)
     assert list(text.data["text"]) == ["", "n", "", "n²"]
-    assert drawing._slopes(data[data["seq_len"] == 128], [0.5, 40.0], alt.X("seq_len"), alt.Y("estimate")) == []
+    assert over_length._slopes(data[data["seq_len"] == 128], [0.5, 40.0], alt.X("seq_len"), alt.Y("estimate")) == []
 
 
 def test_labels_of_an_axis_leave_room_between_them():

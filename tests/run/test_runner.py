@@ -8,8 +8,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from click.testing import CliRunner
+from papermill.cli import papermill
 
 from nanolib.run.suite import runner
+from nanolib.run.suite.jobs import notebooks
 from nanolib.store import Store
 
 ROOT = Path(__file__).parents[2]
@@ -162,12 +165,11 @@ def test_plain_papermill_works_from_any_folder(tmp_path):
         assert list(store.runs().label) == ["plain"] and list(store.runs().status) == ["done"]
 
 
-@pytest.mark.parametrize("name", ["attention", "energy", "fp8", "model", "warmup", "summary"])
+@pytest.mark.parametrize("name", notebooks())
 def test_papermill_help_reads_as_help(name):
-    command = [sys.executable, "-m", "papermill", "--help-notebook", str(ROOT / f"notebooks/{name}.ipynb")]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert ended.returncode == 0 and "Unknown" not in ended.stdout
-    lines = [line for line in ended.stdout.splitlines() if line.startswith("  ") and ":" in line]
+    ended = CliRunner().invoke(papermill, ["--help-notebook", str(ROOT / f"notebooks/{name}.ipynb")])
+    assert ended.exit_code == 0 and "Unknown" not in ended.output
+    lines = [line for line in ended.output.splitlines() if line.startswith("  ") and ":" in line]
     assert len(lines) >= 5
 
 

@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -9,11 +10,14 @@ from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from nanolib.cli import main
 from nanolib.measurement import BadInput
 from nanolib.paths import checkout
 from nanolib.store import Store
 from nanolib.store.schema import SCHEMA_VERSION
+from nanolib.store.traces import TraceWriter
 from tests.store.rows import make_run
 
 
@@ -241,3 +245,105 @@ def test_an_empty_file_is_left_empty_by_who_reads(tmp_path):
     with pytest.raises(BadInput, match=r"empty\.sqlite is empty"):
         Store(tmp_path / "empty.sqlite", create=False)
     assert not (tmp_path / "empty.sqlite").stat().st_size
+
+
+_UNPRIVILEGED = ["unshare", "--user"] if os.geteuid() == 0 else []  # nothing is read-only for root
+_CAN = not _UNPRIVILEGED or (
+    shutil.which("unshare") and not subprocess.run([*_UNPRIVILEGED, "true"], capture_output=True).returncode
+)
+
+
+def _nano(*arguments, folder):
+    command = [*_UNPRIVILEGED, sys.executable, "-m", "nanolib.cli", *arguments, "--output", str(folder)]
+    environment = os.environ | {"PYTHONPATH": str(checkout())}
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=checkout(), env=environment)
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not _CAN, reason="nothing is read-only for root")
+def test_what_lies_where_nothing_can_be_written_is_shown_and_each_refusal_names_it(tmp_path):
+    place, theirs = tmp_path / "place", tmp_path / "theirs.sqlite"
+    for path in (place / "results.sqlite", theirs):
+        with Store(path) as store:
+            store.add(make_run(path.stem))
+    content = (place / "results.sqlite").read_bytes()
+    place.chmod(0o500)
+    try:
+        returncode, said = _nano("runs", folder=place)
+        assert returncode == 0 and "results" in said
+        for arguments in (["merge", str(theirs)], ["clean", "--older-than", "0d"]):
+            returncode, said = _nano(*arguments, folder=place)
+            refused = (
+                "cannot be written (attempt to write a readonly database); make it writable, or name another folder"
+            )
+            assert (returncode, said) == (2, f"nano: database: {place / 'results.sqlite'} {refused}\n")
+    finally:
+        place.chmod(0o700)
+    assert (place / "results.sqlite").read_bytes() == content
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not _CAN, reason="nothing is read-only for root")
+def test_a_killed_runs_database_that_was_copied_to_where_nothing_can_be_written_is_told(tmp_path):
+    place = tmp_path / "place"
+    place.mkdir()
+    with Store(tmp_path / "results.sqlite") as store:
+        store.add(make_run("killed"))
+        for ending in ("", "-wal"):  # as a kill leaves it, and somebody copies it
+            shutil.copy(f"{store.path}{ending}", place)
+    place.chmod(0o500)
+    try:
+        returncode, said = _nano("runs", folder=place)
+        assert returncode == 2 and said.endswith("; copy it with its -wal to where it can be written\n")
+        assert len(said.splitlines()) == 1
+    finally:
+        place.chmod(0o700)
+    returncode, said = _nano("runs", folder=place)
+    assert returncode == 0 and "killed" in said  # nothing is lost
+
+
+def test_of_two_databases_the_damaged_one_is_named(tmp_path):
+    for name in ("ours", "theirs"):
+        with Store(tmp_path / name / "results.sqlite") as store:
+            for number in range(30):
+                store.add(make_run(f"{name}-{number}"))
+            store.connection.execute("PRAGMA journal_mode = DELETE").fetchall()
+    ours, theirs = (tmp_path / name / "results.sqlite" for name in ("ours", "theirs"))
+    for damaged in (ours, theirs):
+        content = damaged.read_bytes()
+        damaged.write_bytes(content[:8192] + b"\xff" * (len(content) - 8192))
+        ended = CliRunner().invoke(main, ["merge", str(theirs), "--output", str(ours.parent)])
+        assert ended.exit_code == 2 and len(ended.output.splitlines()) == 1
+        assert ended.output.startswith(f"nano: database: {damaged}") and "malformed" in ended.output, ended.output
+        damaged.write_bytes(content)
+    ended = CliRunner().invoke(main, ["merge", str(theirs), "--output", str(ours.parent)])
+    assert ended.output == f"{theirs}: 30 run(s) came in\n"
+
+
+def test_what_is_deleted_while_it_is_open_takes_no_more_results(tmp_path, monkeypatch):
+    place = tmp_path / "place"
+    monkeypatch.chdir(tmp_path)
+    with Store("place/results.sqlite") as store:
+        run_id = store.add(make_run("first", rows={}))
+        monkeypatch.chdir("/")
+        store.write_case(run_id, "case", {}, [])  # wherever the process goes meanwhile
+        place.rename(tmp_path / "moved")
+        for write in (
+            lambda: store.add(make_run("second")),
+            lambda: store.write_case(run_id, "case", {}, []),
+            lambda: store.new_trace(run_id, "case"),
+        ):
+            with pytest.raises(
+                BadInput, match=r"results.sqlite was deleted or moved while it was open; put it back, or"
+            ):
+                write()
+        (tmp_path / "moved").rename(place)
+        store.add(make_run("third"))
+    with Store(place / "results.sqlite") as store:
+        assert list(store.runs().run_id) == ["first", "third"]
+
+
+def test_a_trace_whose_file_cannot_be_opened_is_told_where_it_is_asked_for(store, tmp_path):
+    with pytest.raises(sqlite3.OperationalError, match="unable to open database file"):
+        TraceWriter(tmp_path / "nowhere" / "results.sqlite")

@@ -7,20 +7,10 @@ import pandas as pd
 
 from nanolib.experiments.attention.view.quality import attention_quality
 from nanolib.experiments.attention.view.tables import attention_table
-from nanolib.report.drawing import (
-    COUNTED_KEY,
-    HEIGHT,
-    KEY,
-    PLAN_KEY,
-    ROOFLINE_KEY,
-    WIDTH,
-    colour_and_shape,
-    domain_of,
-    over_length,
-    seq_axis,
-)
+from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, domain_of, seq_axis
 from nanolib.report.frame import Drawn, framed, tooltips, with_interval
 from nanolib.report.linking import links
+from nanolib.report.over_length import COUNTED_KEY, KEY, PLAN_KEY, ROOFLINE_KEY, over_length
 from nanolib.report.overview import listed
 from nanolib.report.palette import FRAME
 from nanolib.report.roofline import roofline_chart
@@ -28,25 +18,27 @@ from nanolib.report.roofline import roofline_chart
 _OTHERS = ["batch_size", "dtype", "causal"]
 
 
-def attention_latency(rows: pd.DataFrame) -> alt.TopLevelMixin:
-    """Latency of attention kinds over sequence length, forward and backward, with the roofline's prediction."""
-    panels = {"forward": "forward", "backward": "backward"}
-    return over_length(rows, "attention", "latency", "Attention latency", [KEY, ROOFLINE_KEY], panels, _OTHERS)
+_TIMED = {"forward": "forward", "backward": "backward"}
 
-
-def attention_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
-    """Peak memory of attention kinds over sequence length."""
-    panels = {"forward": "forward", "forward_backward": "forward + backward"}
-    return over_length(rows, "attention", "peak_memory", "Attention memory", [COUNTED_KEY, PLAN_KEY], panels, _OTHERS)
-
-
-def attention_efficiency(rows: pd.DataFrame) -> alt.TopLevelMixin:
-    """Share of the measured matrix-product ceiling that each kind reaches."""
-    said = [
-        "Useful FLOP/s (of kept connections) as a share of this machine's matrix product, measured in the same run."
-    ]
-    panels = {"forward": "forward", "backward": "backward"}
-    return over_length(rows, "attention", "ceiling_share", "Attention efficiency", said, panels, _OTHERS, log=False)
+attention_latency = over_length("attention", "latency", "Attention latency", [KEY, ROOFLINE_KEY], _TIMED, _OTHERS)
+attention_memory = over_length(
+    "attention",
+    "peak_memory",
+    "Attention memory",
+    [COUNTED_KEY, PLAN_KEY],
+    {"forward": "forward", "forward_backward": "forward + backward"},
+    _OTHERS,
+)
+attention_efficiency = over_length(
+    "attention",
+    "ceiling_share",
+    "Attention efficiency",
+    ["Useful FLOP/s (of kept connections) as a share of this machine's matrix product, measured in the same run."],
+    _TIMED,
+    _OTHERS,
+    log=False,
+)
+attention_roofline = roofline_chart("attention")
 
 
 @framed("Sparse against dense", why="no sparse kind was measured beside a dense one")
@@ -81,11 +73,6 @@ def attention_speed_up(rows: pd.DataFrame) -> Drawn | None:
         "Dashed: what the fastest dense kernel measured would gain by skipping the same tiles.",
     ]
     return alt.layer(*layers, width=2 * WIDTH, height=HEIGHT), subtitle
-
-
-def attention_roofline(rows: pd.DataFrame) -> alt.TopLevelMixin:
-    """The attention cases under the ceilings of their run."""
-    return roofline_chart(rows, "attention")
 
 
 # What the report draws of it, in this order.

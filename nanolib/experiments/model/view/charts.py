@@ -9,19 +9,10 @@ from nanolib.experiments.model.view.batches import generation_batches
 from nanolib.experiments.model.view.memory import memory_timeline
 from nanolib.experiments.model.view.tables import loss_table, model_table
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
-from nanolib.report.drawing import (
-    COUNTED_KEY,
-    HEIGHT,
-    KEY,
-    PLAN_KEY,
-    ROOFLINE_KEY,
-    WIDTH,
-    colour_and_shape,
-    over_length,
-    short_names,
-)
+from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, short_names
 from nanolib.report.frame import Drawn, framed, tooltips
 from nanolib.report.linking import links
+from nanolib.report.over_length import COUNTED_KEY, KEY, PLAN_KEY, ROOFLINE_KEY, over_length
 from nanolib.report.palette import PALETTE
 from nanolib.report.roofline import roofline_chart
 
@@ -29,20 +20,17 @@ _OTHERS = ["attention_type", "batch_size", "dtype"]
 _PANELS = {"inference": "inference", "training_step": "training step"}
 
 
-def model_performance(rows: pd.DataFrame) -> alt.TopLevelMixin:
-    """Latency of whole models over sequence length: inference and a training step."""
-    return over_length(rows, "model", "latency", "Model latency", [KEY, ROOFLINE_KEY], _PANELS, _OTHERS)
-
-
-def model_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
-    """Peak memory of whole models over sequence length."""
-    return over_length(rows, "model", "peak_memory", "Model memory", [COUNTED_KEY, PLAN_KEY], _PANELS, _OTHERS)
-
-
-def model_generation(rows: pd.DataFrame) -> alt.TopLevelMixin:
-    """The time to the first token, and of each after it, over the prompt's length."""
-    panels = {"prefill": "first token", "decode": "each token after it"}
-    return over_length(rows, "model", "latency", "Generation", [KEY, ROOFLINE_KEY], panels, _OTHERS)
+model_performance = over_length("model", "latency", "Model latency", [KEY, ROOFLINE_KEY], _PANELS, _OTHERS)
+model_memory = over_length("model", "peak_memory", "Model memory", [COUNTED_KEY, PLAN_KEY], _PANELS, _OTHERS)
+model_generation = over_length(
+    "model",
+    "latency",
+    "Generation",
+    [KEY, ROOFLINE_KEY],
+    {"prefill": "first token", "decode": "each token after it"},
+    _OTHERS,
+)
+model_roofline = roofline_chart("model")
 
 
 @framed("Where a training step goes", why="no training step was measured")
@@ -102,11 +90,6 @@ def model_loss(rows: pd.DataFrame) -> Drawn | None:
     if (steps := int(data["step"].max())) < LEARNING_STEPS:
         subtitle.append(f"{steps} steps: {SMOKE_TEST}.")
     return chart.properties(width=2 * WIDTH, height=HEIGHT), subtitle
-
-
-def model_roofline(rows: pd.DataFrame) -> alt.TopLevelMixin:
-    """The models under the ceilings of their run."""
-    return roofline_chart(rows, "model")
 
 
 # What the report draws of it, in this order.
