@@ -36,13 +36,14 @@ def lock_path(device: str) -> Path:
     return Path(tempfile.gettempdir()) / f"nanolib-{name}.lock"
 
 
-def _log(message: str) -> None:
-    print(printable(message), file=sys.stderr, flush=True)
+def say(line: str) -> None:
+    """A line beside what a command answers, at once."""
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 @contextmanager
 def device_lock(
-    device: str, what: str, log: Callable[[str], object] = _log, pause: Callable[[float], object] = time.sleep
+    device: str, what: str, log: Callable[[str], object] = say, pause: Callable[[float], object] = time.sleep
 ) -> Iterator[None]:
     """Hold the device for the block; wait while another process does.
 

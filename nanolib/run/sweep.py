@@ -29,7 +29,7 @@ from nanolib.meters.time.collector import settled_heap
 from nanolib.run.case import Case
 from nanolib.run.ceilings import CeilingCase
 from nanolib.run.launch import LAUNCH_VARIABLE, PART_VARIABLE
-from nanolib.run.lock import device_lock, lock_path
+from nanolib.run.lock import device_lock, lock_path, say
 from nanolib.run.outcome import Outcome, one_line
 from nanolib.run.params import Params
 from nanolib.run.sources import git_revision, source_digest
@@ -145,7 +145,7 @@ def measure(
         run_id = _resumed(store, run) if params.resume else ""
         if run_id:
             done = len({case.case_id for case in cases} & store.finished_cases(run_id))
-            _say(f"resuming run {run_id[:8]}: {done} of {len(cases)} cases are done and skipped")
+            say(f"resuming run {run_id[:8]}: {done} of {len(cases)} cases are done and skipped")
         sweep_run = SweepRun(store, run_id or store.add(run))
         try:
             _measure_all(experiment, params, cases, sweep_run, progress, stop, on_progress)
@@ -155,10 +155,6 @@ def measure(
             sweep_run.end(RunStatus.INTERRUPTED if asked else RunStatus.FAILED, message)
             raise
     return sweep_run
-
-
-def _say(line: str) -> None:
-    print(printable(line), file=sys.stderr, flush=True)
 
 
 def _pause(stop: threading.Event, seconds: float) -> None:
@@ -287,7 +283,7 @@ def new_run(store: Store, name: str, params: Params, device: str, cases: int) ->
     store.mark_dead_runs()
     machine, disturbed = this_machine(), disturbances(device)
     for line in disturbed:
-        _say(f"not a quiet machine: {line}")
+        say(f"not a quiet machine: {line}")
     made_by = versions() | {"nanolib": nanolib.__version__, "sources": source_digest()}
     identity = [name, params.defining(), made_by, machine.machine_id, device]
     identity += filter(None, [os.environ.get(PART_VARIABLE)])
