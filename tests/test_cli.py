@@ -46,6 +46,7 @@ BAD = [
         "label: '01234567-89ab-cdef-0123-456789abcdef' names runs already; choose another",
     ),
     (["run", "attention", "--label", "latest~1"], "label: 'latest~1' names runs already; choose another"),
+    (["run", "attention", "--label", "newest"], "label: 'newest' names runs already; choose another"),
     (["ab", ".", ".", "--call", "a:b", "--label", "all"], "--label: 'all' names runs already; choose another"),
     (["ab", ".", ".", "--call", "a:b", "--json", "/"], "/: this is a folder; name a file"),
     (["ab", ".", ".", "--call", "a:b", "--json", "x", "--markdown", "./x"], "./x: two outputs are to be written here"),
