@@ -46,6 +46,7 @@ _MAX_BYTES = 100_000  # of a params file
 _MAX_VALUES = 10_000  # in a document, each alias counted as what it stands for
 _MAX_DEPTH = 32
 _MAX_LINES = 20  # of complaints
+_OTHER_NUMBER = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-9.]+)+)")  # to base 8 or 60, as YAML 1.1 has it
 _MAX_INT = 2**63 - 1  # what a database can hold
 _UNPRINTABLE = (
     "Cc",
@@ -62,7 +63,7 @@ def free_label(text: str) -> str:
     Raises:
         ValueError: It does.
     """
-    if text in ("all", "latest") or text.startswith("latest~") or RUN_ID.fullmatch(text):
+    if text in ("all", "latest", "newest") or text.startswith("latest~") or RUN_ID.fullmatch(text):
         raise ValueError(f"{shown(text)} names runs already; choose another")
     return text
 
@@ -292,8 +293,11 @@ class _Loader(yaml.SafeLoader):
         """What a node stands for.
 
         Raises:
-            _Refused: It looks like a date or a number, and is none.
+            _Refused: It looks like a date or a number, and is none; or YAML reads another number than stands there.
         """
+        if node.tag.endswith((":int", ":float")) and _OTHER_NUMBER.fullmatch(node.value):
+            number = super().construct_object(node)
+            raise _Refused(f"{shown(node.value)} is {number} to YAML; write {number}, or what you mean in plain digits")
         try:
             return super().construct_object(node, deep)
         except (ValueError, OverflowError) as error:
@@ -363,10 +367,14 @@ def read_yaml(path: Any) -> dict[str, Any]:
         values = _parse(data.decode())
     except _Refused as error:
         raise BadInput(f"{path}: {error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path}: is not valid YAML ({error}); save it as UTF-8") from None
+    except yaml.YAMLError as error:
         raise BadInput(f"{path}: is not valid YAML ({error}); write `name: value` lines") from None
     if values is None:
         return {}
-    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+    if isinstance(values, dict) and (odd := [key for key in values if not isinstance(key, str)]):
+        raise BadInput(f"{path}: a name is {shown(odd[0])} to YAML; put quotes around it")
+    if not isinstance(values, dict):
         raise BadInput(f"{path}: holds {type(values).__name__}, not `name: value` lines; write one per parameter")
     return values

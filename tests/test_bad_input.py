@@ -110,6 +110,7 @@ WITHOUT_DATABASE = [
         "label: '01234567-89ab-cdef-0123-456789abcdef' names runs already; choose another",
     ),
     ("run attention --label latest~1", "label: 'latest~1' names runs already; choose another"),
+    ("run attention --label newest", "label: 'newest' names runs already; choose another"),
     ("run attention --label 'a\nb'", r"attention.label: 'a\nb' will not do; leave out the unprintable character '\n'"),
     ("run attention --label a\0b", r"leave out the unprintable character '\x00'"),
     ("run attention --label a\x1b[31mb", r"leave out the unprintable character '\x1b'"),

@@ -174,12 +174,32 @@ def test_every_params_file_fits_its_notebook(file):
         (b"- 1\n- 2", "holds list, not"),
         (b"!!python/object/apply:os.system ['true']", "is not valid YAML"),
         (b"\xff\xfe\x00bad", "is not valid YAML"),
+        ("seed: 1".encode("utf-16"), "is not valid YAML .* save it as UTF-8$"),
+        (b"on: 1", "a name is True to YAML; put quotes around it$"),
+        (b"null: 1", "a name is None to YAML; put quotes around it$"),
+        (b"seq_lens: [016]", "'016' is 14 to YAML; write 14, or what you mean in plain digits$"),
+        (b"budget_s: 1:30", "'1:30' is 90 to YAML; write 90, or what you mean in plain digits$"),
+        (b"budget_s: 1:30.5", r"'1:30\.5' is 90\.5 to YAML; write 90\.5, or what"),
     ],
 )
 def test_a_broken_params_file_is_told(tmp_path, content, said):
     (tmp_path / "p.yml").write_bytes(content)
     with pytest.raises(BadInput, match=said):
         read_yaml(tmp_path / "p.yml")
+
+
+def test_a_params_file_is_read_however_an_editor_saves_it(tmp_path):
+    meant = {"seq_lens": [16, 32], "batch_sizes": [16, 32], "budget_s": "1e-2", "seed": 16, "head_dim": 1000}
+    text = "seq_lens: &a [16, 32]\nbatch_sizes: *a\nbudget_s: 1e-2\nseed: 0x10\nhead_dim: 1_000\n"
+    for content in (text, text.replace("\n", "\r\n"), "\ufeff" + text, "---\n" + text + "...\n", "# x\n\n" + text):
+        (tmp_path / "p.yml").write_bytes(content.encode())
+        assert read_yaml(tmp_path / "p.yml") == meant
+
+
+def test_a_number_of_a_command_line_is_none_that_only_yaml_sees():
+    with pytest.raises(BadInput, match=r"attention\.seq_lens: '\[010\]' will not do; '010' is 8 to YAML; write 8, or"):
+        _params("attention")(seq_lens="[010]")
+    assert _params("attention")(seq_lens="[0x10, 10]", label="01:30").label == "01:30"
 
 
 def test_a_missing_params_file_is_told(tmp_path):
