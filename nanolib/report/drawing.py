@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import altair as alt
 import pandas as pd
@@ -100,16 +101,22 @@ def seq_axis(values: pd.Series, title: str = "Sequence length (tokens)") -> alt.
     )
 
 
+def coloured(field: str, title: str | None, colours: Mapping[str, str], **more: Any) -> alt.Color:
+    """A colour per name, as given: name → colour."""
+    scale = alt.Scale(domain=list(colours), range=list(colours.values()))
+    return alt.Color(f"{field}:N", title=title, scale=scale, **more)
+
+
 def colour_and_shape(
     field: str, title: str, values: pd.Series, everything: pd.Series | None = None
 ) -> tuple[alt.Color, alt.Shape]:
     """A colour and a shape per name; with `everything` a name looks as it does in the chart of all of them."""
     places = {name: i for i, name in enumerate(dict.fromkeys(values if everything is None else everything))}
     names = [name for name in places if name in set(values)]
-    colours = [PALETTE[places[name] % len(PALETTE)] for name in names]
+    colours = {name: PALETTE[places[name] % len(PALETTE)] for name in names}
     shapes = [_SHAPES[places[name] % len(_SHAPES)] for name in names]
     return (
-        alt.Color(f"{field}:N", title=title, sort=names, scale=alt.Scale(domain=names, range=colours)),
+        coloured(field, title, colours, sort=names),
         alt.Shape(f"{field}:N", title=title, sort=names, scale=alt.Scale(domain=names, range=shapes)),
     )
 

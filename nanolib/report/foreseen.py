@@ -9,7 +9,7 @@ import altair as alt
 import pandas as pd
 
 from nanolib.measurement import case_name, format_number, format_with_interval
-from nanolib.report.drawing import HEIGHT, theme
+from nanolib.report.drawing import HEIGHT, coloured, theme
 from nanolib.report.frame import tooltips, with_interval
 from nanolib.report.overview import pick
 from nanolib.report.palette import GUIDE, INK, PALETTE
@@ -56,8 +56,8 @@ def foreseen_chart(points: pd.DataFrame, foreseen: Sequence[Mapping[str, Any]]) 
     axis = {"title": "Time (ms)", "scale": alt.Scale(type="log", nice=False, padding=30)}
     y = alt.Y("ms:Q", **axis)
     names = list(dict.fromkeys(points.loc[points["here"].astype(bool), "what"])) or [""]
-    scale = alt.Scale(domain=names, range=[PALETTE[at % len(PALETTE)] for at in range(len(names))])
-    colour = alt.Color("what:N", title="Measured here", scale=scale, legend=alt.Legend() if names != [""] else None)
+    colours = {name: PALETTE[at % len(PALETTE)] for at, name in enumerate(names)}
+    colour = coloured("what", "Measured here", colours, legend=alt.Legend() if names != [""] else None)
     base = alt.Chart(points).encode(x=x)
     tooltip = tooltips("case what", "ms low high predicted")
     ends = ("ms", "low", "high")
