@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import altair as alt
 import pandas as pd
@@ -121,6 +122,12 @@ def seq_axis(values: pd.Series, title: str = "Sequence length (tokens)") -> alt.
     )
 
 
+def coloured(field: str, title: str | None, colours: Mapping[str, str], **more: Any) -> alt.Color:
+    """A colour per name, as given: name → colour."""
+    scale = alt.Scale(domain=list(colours), range=list(colours.values()))
+    return alt.Color(f"{field}:N", title=title, scale=scale, **more)
+
+
 def colour_and_shape(
     field: str, title: str, values: pd.Series, everything: pd.Series | None = None
 ) -> tuple[alt.Color, alt.Shape]:
@@ -130,10 +137,10 @@ def colour_and_shape(
     """
     places = {name: i for i, name in enumerate(dict.fromkeys(values if everything is None else everything))}
     names = [name for name in places if name in set(values)]
-    colours = [SERIES[places[name] % len(SERIES)] for name in names]
+    colours = {name: SERIES[places[name] % len(SERIES)] for name in names}
     shapes = [_SHAPES[(places[name] + places[name] // len(_SHAPES)) % len(_SHAPES)] for name in names]
     return (
-        alt.Color(f"{field}:N", title=title, sort=names, scale=alt.Scale(domain=names, range=colours)),
+        coloured(field, title, colours, sort=names),
         alt.Shape(f"{field}:N", title=title, sort=names, scale=alt.Scale(domain=names, range=shapes)),
     )
 

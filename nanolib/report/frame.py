@@ -11,6 +11,7 @@ import pandas as pd
 
 from nanolib.report.drawing import Chart, each_machine, empty_chart, theme, why_empty
 from nanolib.report.overview import of_experiment
+from nanolib.report.palette import FRAME
 
 # What is drawn, the lines under its title, and where they depend on the rows, words after the title.
 Drawn = tuple[alt.TopLevelMixin, str | Sequence[str]] | tuple[alt.TopLevelMixin, str | Sequence[str], str]
@@ -103,6 +104,12 @@ def with_interval(
         ),
         base.mark_point(size=size, opacity=1, **point).encode(**{channel: along(f"{estimate}:Q", **axis)}, **encodings),
     ]
+
+
+def rule(channel: str, value: float, axis: dict[str, Any], name: str, **mark: Any) -> alt.Chart:
+    """A line across a chart, where the channel `x` or `y` has a value; `name` is what its column is called."""
+    at = {"x": alt.X, "y": alt.Y}[channel](f"{name}:Q", **axis)
+    return alt.Chart(pd.DataFrame({name: [value]})).mark_rule(**{"color": FRAME} | mark).encode(**{channel: at})
 
 
 def tooltips(names: str, numbers: str = "", format: str = ".3~g", **titles: str) -> list[alt.Tooltip]:

@@ -21,10 +21,10 @@ ONLY_ALL = -1  # as `link_n`: what guides the eye over all lengths, and goes whe
 MODELS_OF = ("model", "energy", "fp8", "distributed")  # elsewhere a name is that of an attention kind
 
 
-def links(frame: pd.DataFrame) -> dict[str, Any]:
+def links(frame: pd.DataFrame, but: str = "") -> dict[str, Any]:
     """The columns by which a chart's data follow a choice, as far as rows or a table have them; with the index of `frame`.
 
-    `link_row` is the measurement that a point shows, by which a page finds its samples.
+    `link_row` is the measurement that a point shows, by which a page finds its samples. The column `but` is left out.
     """
     found = {}
     for column, sources in _SOURCES.items():
@@ -33,7 +33,14 @@ def links(frame: pd.DataFrame) -> dict[str, Any]:
             found[column] = frame[source].str[:8] if column == "link_run" else frame[source]
     if "factor.name" in frame and "experiment" in frame:
         found["link_model"] = frame["factor.name"].where(frame["experiment"].isin(MODELS_OF))
+    found.pop(but, None)
     return found
+
+
+def followed(data: pd.DataFrame) -> pd.DataFrame:
+    """A chart's data with those columns in the place of what they come from."""
+    known = [name for name in ("run_id", "name", "seq_len", "latency_row") if name in data]
+    return data.assign(**links(data)).drop(columns=known)
 
 
 def kept(frame: pd.DataFrame, picked: Mapping[str, Sequence[Any] | None]) -> pd.DataFrame:

@@ -12,7 +12,8 @@ from nanolib.compare.compare import Comparison, Line
 from nanolib.compare.history import History
 from nanolib.measurement import METRICS, case_name, format_number, format_with_interval
 from nanolib.report.claim import Claim, Figure, comparing
-from nanolib.report.drawing import HEIGHT, WIDTH, empty_chart, theme
+from nanolib.report.drawing import HEIGHT, WIDTH, coloured, empty_chart, theme
+from nanolib.report.frame import tooltips
 from nanolib.report.overview import cached, machine_name, of_experiment, pick
 from nanolib.report.palette import FRAME, GUIDE, PALETTE, SERIES
 from nanolib.report.section import CaseTable, Section
@@ -145,12 +146,8 @@ def ratio_chart(table: pd.DataFrame, title: str, subtitle: str, threshold: float
     shown = table.head(_MOST_SHOWN)[["label", "verdict", "ratio", "low", "high"]]
     shown = shown.assign(label=without_common(list(shown["label"])))
     left_out = f" The first {_MOST_SHOWN} of {len(table)}." if len(table) > _MOST_SHOWN else ""
-    kinds = [kind for kind in _COLOURS if kind in set(shown["verdict"])]
-    colour = alt.Color(
-        "verdict:N",
-        title="Verdict",
-        scale=alt.Scale(domain=kinds, range=[_COLOURS[kind] for kind in kinds]),
-    )
+    kinds = set(shown["verdict"])
+    colour = coloured("verdict", "Verdict", {kind: _COLOURS[kind] for kind in _COLOURS if kind in kinds})
     reach = max(1.12, float(shown["high"].max()) * 1.02, 1.02 / float(shown["low"].min()))
     scale = alt.Scale(type="log", domain=[1 / reach, reach], nice=False)
     x = alt.X("ratio:Q", scale=scale, title="B / A (right: slower)", axis=alt.Axis(format=".2~f", tickCount=8))
@@ -162,11 +159,7 @@ def ratio_chart(table: pd.DataFrame, title: str, subtitle: str, threshold: float
     )
     band = pd.DataFrame({"from": [1 - MARGIN], "to": [1 + MARGIN]})
     limit = pd.DataFrame({"limit": [1 + threshold]})
-    tooltip = [
-        alt.Tooltip("label:N", title="case"),
-        alt.Tooltip("verdict:N"),
-        *(alt.Tooltip(f"{c}:Q", format=".4f") for c in ("ratio", "low", "high")),
-    ]
+    tooltip = tooltips("label verdict", "ratio low high", ".4f", label="case")
     base = alt.Chart(shown).encode(y=order, color=colour)
     layers = [
         alt.Chart(band)
@@ -246,12 +239,8 @@ def history_chart(found: list[History]) -> alt.TopLevelMixin:
     data = pd.concat(parts, ignore_index=True)
     others = ["others that changed"] if len(changed) > len(told) else []
     names = [*named.values(), *others, "no change of level"]
-    colour = alt.Color(
-        "series:N",
-        title="Case",
-        sort=names,
-        scale=alt.Scale(domain=names, range=[*SERIES[: len(named)], *([FRAME] if others else []), GUIDE]),
-    )
+    shades = [*SERIES[: len(named)], *([FRAME] if others else []), GUIDE]
+    colour = coloured("series", "Case", dict(zip(names, shades, strict=True)), sort=names)
     runs = int(data["run"].max())
     ticks = list(range(1, runs + 1, math.ceil(runs / 20)))
     x = alt.X("run:Q", title="Run, oldest first", axis=alt.Axis(values=ticks, format="d", grid=False))
@@ -259,12 +248,10 @@ def history_chart(found: list[History]) -> alt.TopLevelMixin:
     scale = alt.Scale(type="log", domain=domain, nice=False)
     y = alt.Y("relative:Q", title="Relative to the first run", scale=scale, axis=alt.Axis(format=".2~f"))
     tooltip = [
-        alt.Tooltip("case:N"),
+        *tooltips("case"),
         alt.Tooltip("run:Q"),
-        alt.Tooltip("revision:N"),
-        alt.Tooltip("started:N"),
-        alt.Tooltip("relative:Q", format=".3f"),
-        alt.Tooltip("change:N"),
+        *tooltips("revision started", "relative", ".3f"),
+        *tooltips("change"),
     ]
     base = alt.Chart(data).encode(x=x, color=colour, detail=alt.Detail("line:N"))
     layers = [

@@ -13,7 +13,7 @@ from nanolib.report.claim import Claim, Figure, comparing
 from nanolib.report.drawing import HEIGHT, WIDTH, Chart, colour_and_shape, short_names
 from nanolib.report.frame import Drawn, framed, tooltips, with_interval
 from nanolib.report.linking import links
-from nanolib.report.overview import leaders, listed, pick
+from nanolib.report.overview import listed, pick, ranked
 from nanolib.report.palette import QUIET
 from nanolib.report.tables import Column, filled
 
@@ -137,7 +137,7 @@ def roofline_words(rows: pd.DataFrame, experiment: str) -> list[Claim]:
     table = roofline_table(rows, experiment)
     claims = []
     for scope, group in table.groupby("scope", sort=False) if len(table) else []:
-        near = leaders(group, "share", ascending=False)
+        near, others = ranked(group, "share", ascending=False)
         best = near.iloc[0]
         counts = group["bound"].value_counts().items()
         answer = f"{scope.replace('_', ' ').capitalize()} is bound by "
@@ -149,8 +149,7 @@ def roofline_words(rows: pd.DataFrame, experiment: str) -> list[Claim]:
             sure += ", which is above it: "
             sure += "some of it stays in a cache" if best["bound"] == "memory" else "the ceiling was measured too low"
             advice = "" if best["bound"] == "memory" else "a quiet machine, or nano doctor, for its ceiling"
-        shares = {at: Figure.of(row, "share", name=row["case"]) for at, row in group.iterrows()}
-        others = near.index[1:] if len(near) > 1 else [at for at in group.index if at != near.index[0]]
-        compared = comparing(shares[near.index[0]], *(shares[at] for at in others))
+        shares = (Figure.of(row, "share", name=row["case"]) for row in (best, *(row for _, row in others.iterrows())))
+        compared = comparing(*shares)
         claims.append(Claim(answer, sure, advice, compared=compared))
     return claims

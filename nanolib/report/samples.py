@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Set
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from nanolib.measurement import METRICS, case_name, format_with_interval
-from nanolib.report.drawing import HEIGHT, WIDTH, theme
+from nanolib.report.drawing import HEIGHT, WIDTH, coloured, theme
 from nanolib.report.palette import FRAME, PALETTE
 from nanolib.stats.outliers import fences
 
@@ -90,17 +91,17 @@ def _kind(value: float, cut: bool, limits: Any) -> int:
     return 0 if limits.mild_low <= value <= limits.mild_high else 1
 
 
+@functools.cache
 def samples_chart() -> dict[str, Any]:
     """The series of one point, whose data the page puts in: `samples` (block, value, kind), `changes` (block), `ends`."""
-    kinds = list(KINDS)
     x = alt.X("block:Q", title="Block, in the order of time", axis=alt.Axis(format="d", tickMinStep=1))
     y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False))
     series = alt.Chart(alt.NamedData("samples"))
     points = series.mark_point(filled=True, size=45, opacity=1).encode(
         x=x,
         y=y,
-        color=alt.Color("kind:N", title="Block", scale=alt.Scale(domain=kinds, range=list(KINDS.values()))),
-        shape=alt.Shape("kind:N", title="Block", scale=alt.Scale(domain=kinds)),
+        color=coloured("kind", "Block", KINDS),
+        shape=alt.Shape("kind:N", title="Block", scale=alt.Scale(domain=list(KINDS))),
         tooltip=[alt.Tooltip("block:Q"), alt.Tooltip("value:Q", format=",.5~g"), alt.Tooltip("kind:N")],
     )
     ends = alt.Chart(alt.NamedData("ends"))

@@ -203,9 +203,15 @@ def ratios(name: str, table: pd.DataFrame, above: str, below: str) -> dict[str, 
     return {f"{name}{end}": table[f"{above}{up}"] / table[f"{below}{down}"] for end, up, down in ends}
 
 
-def all_flags(flags: Iterable[list[str]]) -> list[str]:
-    """Each flag once."""
-    return sorted({flag for some in flags for flag in some})
+def known(table: pd.DataFrame, column: str) -> pd.DataFrame:
+    """The lines that have something in a column; none where there is no such column."""
+    return table[table[column].notna()] if column in table else table.iloc[:0]
+
+
+def flagged(table: pd.DataFrame, rows: pd.DataFrame, key: Sequence[str] = CASE) -> pd.DataFrame:
+    """The table with the column `flags`: each flag of a line's rows once; `key` as in `filled`."""
+    flags = rows.groupby(list(key), sort=False)["flags"].agg(lambda some: sorted(set().union(*some)))
+    return table.merge(flags.reset_index(), on=list(key), how="left")
 
 
 def worst(statuses: pd.Series) -> str:
@@ -217,6 +223,11 @@ def worst(statuses: pd.Series) -> str:
 def joined(messages: pd.Series) -> str:
     """Each message once, on one line."""
     return "; ".join(dict.fromkeys(message for message in messages if message))
+
+
+def with_ends(row: pd.Series, column: str) -> str:
+    """A figure of a table's line with its interval."""
+    return format_with_interval(*(row[f"{column}{end}"] for end in ("", "_low", "_high")))
 
 
 def in_ms(row: pd.Series, column: str) -> str:

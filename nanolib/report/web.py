@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import re
@@ -210,20 +209,14 @@ def web_page(
             "choices": picked,
             "picks": list(linking.PICKS),
             "points": points,
-            "series": samples_spec(),
+            "series": samples.samples_chart(),
             "kinds": list(samples.KINDS),
-            "dark": dark_colours([*(chart.spec for chart in charts), samples_spec()]),
+            "dark": dark_colours([*(chart.spec for chart in charts), samples.samples_chart()]),
         },
         style=(_PAGE / "style.css").read_text(encoding="utf-8"),
         script=(_PAGE / "script.js").read_text(encoding="utf-8"),
         papers={"light": PAPER, "dark": DARK_PAPER},
     )
-
-
-@functools.cache
-def samples_spec() -> dict[str, Any]:
-    """The chart of one point's samples."""
-    return samples.samples_chart()
 
 
 def dark_colours(specs: Iterable[dict[str, Any]]) -> dict[str, str]:

@@ -8,16 +8,13 @@ import pandas as pd
 from nanolib.measurement import format_number
 from nanolib.report import overview
 from nanolib.report.claim import Claim, Figure, Order, comparing
-from nanolib.report.drawing import (
-    HEIGHT,
-    WIDTH,
-)
+from nanolib.report.drawing import HEIGHT, WIDTH, coloured
 from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
 from nanolib.report.linking import links
 from nanolib.report.overview import cached, having, pick
 from nanolib.report.palette import FRAME, GUIDE, PALETTE
 from nanolib.report.section import CaseTable, Section
-from nanolib.report.tables import Column, base, filled, titles
+from nanolib.report.tables import Column, base, filled, known, titles
 
 _WARMUP = (
     Column("direction", "Direction"),
@@ -76,8 +73,7 @@ def warmup_curve(rows: pd.DataFrame) -> Drawn | None:
     data = curve_table(rows)
     if data.empty:
         return None
-    phases = ["warm-up", "steady", "not settled"]
-    colours = alt.Scale(domain=phases, range=[PALETTE[1], PALETTE[0], FRAME])
+    colour = coloured("phase", "Phase", {"warm-up": PALETTE[1], "steady": PALETTE[0], "not settled": FRAME})
 
     def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
         base = alt.Chart(part).encode(
@@ -86,7 +82,7 @@ def warmup_curve(rows: pd.DataFrame) -> Drawn | None:
         )
         line = base.mark_line(color=GUIDE, strokeWidth=1)
         points = base.mark_point(filled=True, size=45, opacity=1).encode(
-            color=alt.Color("phase:N", title="Phase", scale=colours), tooltip=tooltips("phase", "step ms", ",.4~g")
+            color=colour, tooltip=tooltips("phase", "step ms", ",.4~g")
         )
         return alt.layer(line, points, width=WIDTH, height=HEIGHT)
 
@@ -96,10 +92,10 @@ def warmup_curve(rows: pd.DataFrame) -> Drawn | None:
 @framed("What each setting would report", "warmup")
 def warmup_settings(rows: pd.DataFrame) -> Drawn | None:
     """What each warm-up setting would report: mean with its standard deviation, each in a fresh process."""
-    data = warmup_table(rows)
-    if data.empty or not data["mean"].notna().any():
+    data = known(warmup_table(rows), "mean")
+    if data.empty:
         return None
-    data = data[data["mean"].notna()].assign(upper=lambda t: t["mean"] + t["sd"], lower=lambda t: t["mean"] - t["sd"])
+    data = data.assign(upper=lambda t: t["mean"] + t["sd"], lower=lambda t: t["mean"] - t["sd"])
 
     def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
         x = alt.X("warmup_steps:O", title="Warm-up steps", axis=alt.Axis(labelAngle=0))

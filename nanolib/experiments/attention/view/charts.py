@@ -8,12 +8,12 @@ import pandas as pd
 from nanolib.experiments.attention.view.quality import attention_quality
 from nanolib.experiments.attention.view.tables import attention_table
 from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, domain_of, seq_axis
-from nanolib.report.frame import Drawn, framed, tooltips, with_interval
+from nanolib.report.frame import Drawn, framed, rule, tooltips, with_interval
 from nanolib.report.linking import links
 from nanolib.report.over_length import COUNTED_KEY, KEY, PLAN_KEY, ROOFLINE_KEY, over_length
 from nanolib.report.overview import listed
-from nanolib.report.palette import FRAME
 from nanolib.report.roofline import roofline_chart
+from nanolib.report.tables import known
 
 _OTHERS = ["batch_size", "dtype", "causal"]
 
@@ -45,13 +45,11 @@ attention_roofline = roofline_chart("attention")
 def attention_speed_up(rows: pd.DataFrame) -> Drawn | None:
     """Forward speed-up of sparse kinds over dense, beside the bound that skipped tiles set for the fastest dense kernel."""
     table = attention_table(rows)
-    sparse = table
-    if len(table):
-        sparse = table[~table["name"].str.startswith("dense") & table["speed_up"].notna() & ~table["not_sparse"]]
-    if sparse.empty:
+    sparse = known(table, "speed_up")
+    if sparse.empty or (sparse := sparse[~sparse["name"].str.startswith("dense") & ~sparse["not_sparse"]]).empty:
         return None
     data = sparse[["name", "seq_len", "speed_up", "speed_up_low", "speed_up_high", "bound", "baseline"]]
-    data = data.assign(**{name: values for name, values in links(sparse).items() if name != "link_model"})
+    data = data.assign(**links(sparse, but="link_model"))
     colour, shape = colour_and_shape("name", "Kind", data["name"], table["name"])
     base = alt.Chart(data).encode(x=seq_axis(data["seq_len"]), color=colour)
     domain = domain_of(data[["speed_up_low", "speed_up_high", "bound"]].assign(one=1.0), log=True)
@@ -60,10 +58,9 @@ def attention_speed_up(rows: pd.DataFrame) -> Drawn | None:
     tooltip = tooltips(
         "name baseline", "seq_len speed_up speed_up_low speed_up_high bound", ",.4~g", name="kind", baseline="against"
     )
-    one = alt.Chart(pd.DataFrame({"y": [1.0]})).mark_rule(color=FRAME)
     ends = ("speed_up", "speed_up_low", "speed_up_high")
     layers = [
-        one.encode(y=alt.Y("y:Q", **y)),
+        rule("y", 1.0, y, "y"),
         base.mark_line(strokeDash=[4, 4], strokeWidth=1.2).encode(y=alt.Y("bound:Q", **y)),
         base.mark_line(strokeWidth=2).encode(y=alt.Y("speed_up:Q", **y)),
         *with_interval(base, "y", ends, y, size=55, shape=shape, tooltip=tooltip),

@@ -6,24 +6,25 @@ import altair as alt
 import pandas as pd
 
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
-from nanolib.report import tables
 from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape
-from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
+from nanolib.report.frame import Drawn, framed, panels, rule, tooltips, with_interval
 from nanolib.report.linking import links
-from nanolib.report.overview import cached, of_experiment, pick
+from nanolib.report.overview import cached, having
 from nanolib.report.palette import PALETTE
+from nanolib.report.tables import Column, base, filled, known, titles
 
-QUALITY_COLUMNS = {
-    "pattern": "Pattern",
-    "target": "Asked to remove",
-    "sparsity": "Removed",
-    "dense_loss": "Dense loss, nats/byte [95 %]",
-    "replaced": "Replaced, Δ [95 %]",
-    "fine_tuned": "Fine-tuned, Δ [95 %]",
-    "seeds": "Seeds",
-    "status": "Status",
-}
+_QUALITY = (
+    Column("pattern", "Pattern"),
+    Column("target", "Asked to remove"),
+    Column("sparsity", "Removed", "sparsity", interval=True),
+    Column("dense_loss", "Dense loss, nats/byte [95 %]", "loss", "dense", interval=True),
+    Column("replaced", "Replaced, Δ [95 %]", "loss_difference", "replaced", interval=True),
+    Column("fine_tuned", "Fine-tuned, Δ [95 %]", "loss_difference", "fine_tuned", interval=True),
+    Column("seeds", "Seeds"),
+    Column("status", "Status"),
+)
+QUALITY_COLUMNS = titles(_QUALITY)
 _PANELS = {"replaced": "dense attention replaced", "fine_tuned": "and trained on with it"}
 
 
@@ -36,33 +37,17 @@ def quality_table(rows: pd.DataFrame) -> pd.DataFrame:
         `pattern`, `target`, `sparsity` (as it came out), `dense_loss`, `replaced` and `fine_tuned` (loss above dense, nats
         per byte) each with `_low` and `_high`, `seeds`, `steps` of training, `status`, `message`.
     """
-    rows = of_experiment(rows, "attention")
-    if "factor.pattern" not in rows:
-        return pd.DataFrame()
-    rows = rows[rows["factor.pattern"].notna()]
-    rows = rows.assign(**{name: rows.get(name, float("nan")) for name in ("factor.steps", "factor.seq_len")})
-    key = ["run_id", "case_id"]
-    names = ["pattern", "target", "seq_len", "seeds", "steps"]
-    table = rows[rows["metric"] == "case_time"][[*key, *(f"factor.{n}" for n in names), "status", "message"]]
-    for metric, scope, name in (
-        ("sparsity", None, "sparsity"),
-        ("loss", "dense", "dense_loss"),
-        ("loss_difference", "replaced", "replaced"),
-        ("loss_difference", "fine_tuned", "fine_tuned"),
-    ):
-        columns = {"estimate": name, "low": f"{name}_low", "high": f"{name}_high"}
-        found = pick(rows, metric, scope).drop_duplicates(key)[[*key, *columns]].rename(columns=columns)
-        table = table.merge(found, on=key, how="left")
-    return table.rename(columns=lambda name: name.removeprefix("factor."))
+    rows = having(rows, "attention", "pattern")
+    table = filled(base(rows, ["pattern", "target", "seq_len", "seeds", "steps"], "pattern"), rows, _QUALITY)
+    return table.drop(columns=[name for name in table if name.endswith(("_predicted", "_row"))])
 
 
 @framed("What sparsity does to a trained model", why="no pattern was tried in a trained model; set quality_patterns")
 def attention_quality(rows: pd.DataFrame) -> Drawn | None:
     """Loss above dense over the share of connections removed, a panel before and one after the fine-tune."""
-    table = quality_table(rows)
-    if table.empty or not table["replaced"].notna().any():
+    table = known(quality_table(rows), "replaced")
+    if table.empty:
         return None
-    table = table[table["replaced"].notna()]
     colour, shape = colour_and_shape("pattern", "Pattern", table["pattern"])
     ends = table[[f"{name}_{end}" for name in _PANELS for end in ("low", "high")]].to_numpy()
     room = 0.05 * (max(ends.max(), 0) - min(ends.min(), 0))
@@ -79,9 +64,8 @@ def attention_quality(rows: pd.DataFrame) -> Drawn | None:
 
     def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
         base = alt.Chart(part).encode(x=x, color=colour)
-        zero = alt.Chart(pd.DataFrame({"y": [0.0]})).mark_rule(color=PALETTE[-1], strokeWidth=0.8)
         layers = [
-            zero.encode(y=alt.Y("y:Q", **y)),
+            rule("y", 0.0, y, "y", color=PALETTE[-1], strokeWidth=0.8),
             base.mark_line(strokeWidth=1.5, opacity=0.7).encode(y=alt.Y("difference:Q", **y)),
             *with_interval(base, "y", ("difference", "low", "high"), y, size=55, shape=shape, tooltip=tooltip),
         ]
@@ -102,9 +86,8 @@ def quality_words(rows: pd.DataFrame) -> list[Claim]:
         tried = f"The loss of sparse patterns was tried over {int(table['steps'].max())} steps"
         return [Claim(tried, SMOKE_TEST, f"quality_steps: {LEARNING_STEPS} or more")]
     claims = []
-    if len(table):
-        table = table[~(table["steps"] < LEARNING_STEPS)]
-    for pattern, group in table[table["replaced"].notna()].groupby("pattern", sort=False) if len(table) else []:
+    tried = known(table[~(table["steps"] < LEARNING_STEPS)], "replaced")
+    for pattern, group in tried.groupby("pattern", sort=False):
         row = group.sort_values("sparsity").iloc[-1]
         if not row["sparsity"]:
             claims.append(
@@ -147,8 +130,3 @@ def _meaning(replaced: Figure, tuned: Figure | None = None) -> str:
     if replaced.against(_NONE) is not Order.ABOVE:
         after[Order.ABOVE] = "after a fine-tune it is higher than dense"
     return f"{text}, and {after[tuned.against(_NONE)]}"
-
-
-def readable(rows: pd.DataFrame) -> pd.DataFrame:
-    """The table for people."""
-    return tables.readable(quality_table(rows), QUALITY_COLUMNS)

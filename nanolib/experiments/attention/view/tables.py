@@ -6,7 +6,7 @@ import pandas as pd
 
 from nanolib.measurement import Flag
 from nanolib.report.overview import cached, of_experiment
-from nanolib.report.tables import Column, all_flags, base, filled, ratios, titles
+from nanolib.report.tables import Column, base, filled, flagged, ratios, titles
 
 _FACTORS = ["name", "seq_len", "batch_size", "dtype", "causal", "device"]
 
@@ -84,8 +84,7 @@ def _with_speed_up(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_flags(table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
-    flags = rows.groupby(["run_id", "case_id"], sort=False)["flags"].agg(all_flags).reset_index()
-    table = table.merge(flags, on=["run_id", "case_id"], how="left")
+    table = flagged(table, rows)
     kind = ~table["name"].str.startswith(("dense", "flash_attn"))
     table["above_bound"] = (table["speed_up_low"] > table["bound"]) & kind
     table["not_sparse"] = (table["sparsity"] == 0) & kind  # rows of earlier versions have no flag

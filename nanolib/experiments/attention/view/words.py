@@ -13,7 +13,7 @@ from nanolib.report import overview
 from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.overview import cached
 from nanolib.report.roofline import roofline_words
-from nanolib.report.tables import in_ms
+from nanolib.report.tables import in_ms, known
 
 _UNSTEADY = Flag.NO_STEADY_STATE.value
 
@@ -22,7 +22,7 @@ _UNSTEADY = Flag.NO_STEADY_STATE.value
 def verdict(rows: pd.DataFrame) -> list[Claim]:
     """Which attention is the fastest at each length, and from which length sparse pays."""
     table = attention_table(rows)
-    timed = table[table["forward"].notna()] if len(table) else table
+    timed = known(table, "forward")
     if timed.empty:
         return [Claim("No attention case gave a time, so there is no verdict", advice="nano run quick attention")]
     claims: list[Claim] = []
@@ -85,8 +85,7 @@ def _payoff(group: pd.DataFrame, about: str) -> Iterator[Claim]:
         removes, dense = ("removes", "it is") if len(names) == 1 else ("remove", "they are")
         answer = f"{overview.listed(names)} {removes} nothing at {overview.listed(f'{int(n):,}' for n in at)} tokens"
         yield Claim(answer, f"{dense} dense there, and no gain is claimed", advice, about)
-    sparse = sparse[sparse["speed_up"].notna()]
-    for name, cases in sparse[~sparse["not_sparse"]].groupby("name", sort=False):
+    for name, cases in known(sparse[~sparse["not_sparse"]], "speed_up").groupby("name", sort=False):
         yield _against_dense(str(name), cases.sort_values("seq_len"), about)
 
 

@@ -13,27 +13,24 @@ from nanolib.experiments.distributed.view.decode_tables import (
     decode_table,
     fair,
     over_nodes,
+    over_ranks,
     ranks_words,
     with_ranks,
 )
-from nanolib.measurement import Flag, Provenance, format_number, format_with_interval
+from nanolib.measurement import Flag, Provenance, format_number
 from nanolib.report.claim import Claim, Figure, Order, comparing
-from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape
-from nanolib.report.frame import HOLLOW, Drawn, framed, panels, tooltips, with_interval
+from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, coloured
+from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
 from nanolib.report.linking import links
-from nanolib.report.overview import having, leaders, listed, pick
-from nanolib.report.palette import PALETTE, PAPER
-
-
-def _decoded(rows: pd.DataFrame) -> pd.DataFrame:
-    table = decode_table(rows)
-    return table[table["latency"].notna()] if len(table) else table
+from nanolib.report.overview import having, listed, pick, ranked
+from nanolib.report.palette import PALETTE
+from nanolib.report.tables import known, with_ends
 
 
 @framed("Decoding over a sharded cache: time per token", EXPERIMENT)
 def decode_scaling(rows: pd.DataFrame) -> Drawn | None:
     """Time of a token over the number of ranks: measured with intervals; what the cost model says of more ranks dashed."""
-    table = _decoded(rows)
+    table = known(decode_table(rows), "latency")
     if table.empty:
         return None
     table = _beside_several(table)
@@ -63,14 +60,8 @@ def decode_scaling(rows: pd.DataFrame) -> Drawn | None:
 
     def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
         base = alt.Chart(part).encode(x=x, color=colour)
-        hollow = {
-            "fill": alt.condition("datum.oversubscribed", alt.value(PAPER), colour),
-            "tooltip": tooltips("form bound oversubscribed", "ranks ms low high", form="algorithm"),
-        }
-        layers = [
-            base.mark_line(strokeWidth=2).encode(y=alt.Y("ms:Q", **y)),
-            *with_interval(base, "y", ("ms", "low", "high"), y, mark=HOLLOW, shape=shape, **hollow),
-        ]
+        tooltip = tooltips("form bound oversubscribed", "ranks ms low high", form="algorithm")
+        layers = over_ranks(base, ("ms", "low", "high"), y, colour, shape=shape, tooltip=tooltip)
         more = modelled[modelled["panel"] == part["panel"].iloc[0]] if len(modelled) else modelled
         if len(more):
             joint = part[part["ranks"] == more["from"].iloc[0]][["panel", "form", "ranks", "ms", *links(table)]]
@@ -121,7 +112,7 @@ def _modelled(rows: pd.DataFrame) -> pd.DataFrame:
 @framed("Where the time of a token goes", EXPERIMENT)
 def decode_shares(rows: pd.DataFrame) -> Drawn | None:
     """Where the time of a token goes, by form: compute, wait, communication, stacked."""
-    table = _decoded(rows)
+    table = known(decode_table(rows), "latency")
     if table.empty:
         return None
     lines = [
@@ -138,7 +129,7 @@ def decode_shares(rows: pd.DataFrame) -> Drawn | None:
         for place, kind in enumerate(KINDS)
     ]
     data = pd.DataFrame(lines)
-    colour = alt.Color("kind:N", title="Part", sort=list(KINDS), scale=alt.Scale(domain=list(KINDS), range=PALETTE[:3]))
+    colour = coloured("kind", "Part", dict(zip(KINDS, PALETTE[:3], strict=True)), sort=list(KINDS))
     words = "Median over calls, each part on its slowest rank (ms)"
 
     def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
@@ -173,8 +164,7 @@ def link_model(rows: pd.DataFrame) -> Drawn | None:
             "high": sent["high"].fillna(sent["estimate"]),
             "predicted": sent["predicted"],
             "case": sent["case_id"],
-            # it sends bytes, of any length
-            **{name: values for name, values in links(sent).items() if name != "link_n"},
+            **links(sent, but="link_n"),  # it sends bytes, of any length
         }
     )
     data = data[data["case"].isin(data.groupby("panel")["case"].first())]  # one fit per number of ranks
@@ -207,7 +197,7 @@ def _link_words(rows: pd.DataFrame) -> str:
 
 def decode_words(rows: pd.DataFrame) -> list[Claim]:
     """Which form, how well it scales, and what bounds it; with one remedy."""
-    table = _decoded(rows)
+    table = known(decode_table(rows), "latency")
     claims = []
     for (seq_len, dtype), group in table.groupby(["seq_len", "dtype"], sort=False) if len(table) else []:
         about = f"Decoding over {int(seq_len):,} keys, {dtype}"
@@ -221,8 +211,8 @@ def decode_words(rows: pd.DataFrame) -> list[Claim]:
             claims.append(Claim(answer, "bytes and errors are results, speed is not", about=about))
             continue
         most = with_cores[with_cores["world_size"] == with_cores["world_size"].max()]
-        tied = leaders(most, "latency")
-        claims += [_fastest(most, tied, about), replace(_bound(tied), about=about)]
+        tied, others = ranked(most, "latency")
+        claims += [_fastest(tied, others, about), replace(_bound(tied), about=about)]
     return claims
 
 
@@ -230,21 +220,18 @@ def _figure(row: pd.Series) -> Figure:
     return Figure.of(row, "latency", "latency", row["form"], row["ranks"])
 
 
-def _fastest(most: pd.DataFrame, tied: pd.DataFrame, about: str) -> Claim:
+def _fastest(tied: pd.DataFrame, others: pd.DataFrame, about: str) -> Claim:
     """Which form is the fastest on the most ranks that have cores, and what it makes of them."""
     best = tied.iloc[0]
     form, ranks = best["form"].replace("_", " "), ranks_words(best)
-    took = f"{format_with_interval(best['latency'], best['latency_low'], best['latency_high'])} ms per token"
-    if len(most) == 1:
-        answer, sure = f"on {ranks} {form} was measured alone", took
-        others = most.iloc[1:]
+    sure = f"{with_ends(best, 'latency')} ms per token"
+    if others.empty:
+        answer = f"on {ranks} {form} was measured alone"
     elif len(tied) == 1:
-        answer, sure = f"on {ranks} {form} is the fastest", took
-        others = most.drop(index=tied.index)
+        answer = f"on {ranks} {form} is the fastest"
     else:
         names = listed(tied["form"].str.replace("_", " "))
-        answer, sure = f"on {ranks} {names} cannot be told apart", f"{form} {took}"
-        others = tied.iloc[1:]
+        answer, sure = f"on {ranks} {names} cannot be told apart", f"{form} {sure}"
     if pd.notna(best["efficiency"]):
         low, high = best["efficiency_low"], best["efficiency_high"]
         ends = f" [{low:.0%} … {high:.0%}]" if pd.notna(low) and pd.notna(high) else ""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import altair as alt
 import pandas as pd
 
 from nanolib.measurement import Flag
+from nanolib.report.frame import HOLLOW, with_interval
 from nanolib.report.overview import cached, having, pick
+from nanolib.report.palette import PAPER
 from nanolib.report.tables import CASE, Column, base, filled, ratios, titles
 
 EXPERIMENT = "distributed"
@@ -84,6 +88,15 @@ def over_nodes(names: pd.Series, nodes: pd.Series) -> pd.Series:
     """The names, with the number of machines where there are several."""
     nodes = nodes.fillna(1).astype(int)
     return names.where(nodes == 1, names + ", " + nodes.astype(str) + " nodes")
+
+
+def over_ranks(
+    base: alt.Chart, fields: tuple[str, str, str], y: dict[str, Any], colour: alt.Color, **encodings: Any
+) -> list[alt.Chart]:
+    """A line and points with their intervals; hollow where there were more ranks than cores. Arguments as of `with_interval`."""
+    fill = alt.condition("datum.oversubscribed", alt.value(PAPER), colour)
+    line = base.mark_line(strokeWidth=2).encode(y=alt.Y(f"{fields[0]}:Q", **y))
+    return [line, *with_interval(base, "y", fields, y, mark=HOLLOW, fill=fill, **encodings)]
 
 
 @cached("distributed")

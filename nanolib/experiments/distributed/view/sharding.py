@@ -11,17 +11,18 @@ from nanolib.experiments.distributed.view.decode_tables import (
     fair,
     lines_of,
     over_nodes,
+    over_ranks,
     ranks_words,
     with_efficiency,
 )
-from nanolib.measurement import Flag, Provenance, format_with_interval
+from nanolib.measurement import Flag, Provenance
 from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape
-from nanolib.report.frame import HOLLOW, Drawn, framed, panels, tooltips, with_interval
+from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
 from nanolib.report.linking import links
-from nanolib.report.overview import cached, having, leaders, listed, pick
-from nanolib.report.palette import GUIDE, PAPER
-from nanolib.report.tables import CASE, Column, filled, titles
+from nanolib.report.overview import cached, having, listed, pick, ranked
+from nanolib.report.palette import GUIDE
+from nanolib.report.tables import CASE, Column, filled, known, titles, with_ends
 
 _PREFILL = (
     Column("ranks", "Ranks"),
@@ -80,10 +81,9 @@ def _what(form: pd.Series, world_size: pd.Series) -> pd.Series:
 @framed("Attention over a sequence that is sharded", EXPERIMENT)
 def prefill_times(rows: pd.DataFrame) -> Drawn | None:
     """Attention over a whole sequence: one rank's dense beside the forms across ranks."""
-    table = prefill_table(rows)
-    if "latency" not in table or not table["latency"].notna().any():
+    table = known(prefill_table(rows), "latency")
+    if table.empty:
         return None
-    table = table[table["latency"].notna()]
     data = pd.DataFrame(
         {
             "panel": "n = " + table["seq_len"].astype(int).map("{:,}".format) + ", " + table["direction"],
@@ -172,10 +172,9 @@ def training_table(rows: pd.DataFrame) -> pd.DataFrame:
 @framed("Training over ranks", why="no training step was measured; set training_preset")
 def training_scaling(rows: pd.DataFrame) -> Drawn | None:
     """Tokens per second over ranks, each with a batch of its own; grey: one rank's, as many times."""
-    table = training_table(rows)
-    if "tokens_per_second" not in table or not table["tokens_per_second"].notna().any():
+    table = known(training_table(rows), "tokens_per_second")
+    if table.empty:
         return None
-    table = table[table["tokens_per_second"].notna()]
     data = pd.DataFrame(
         {
             "strategy": over_nodes(
@@ -197,14 +196,8 @@ def training_scaling(rows: pd.DataFrame) -> Drawn | None:
     x = x.scale(domain=[min(ticks) - 0.3, max(ticks) + 0.3], nice=False)
     y = {"title": "Tokens per second, all ranks", "scale": alt.Scale(domainMin=0)}
     base = alt.Chart(data).encode(x=x, color=colour)
-    hollow = {
-        "fill": alt.condition("datum.oversubscribed", alt.value(PAPER), colour),
-        "tooltip": tooltips("strategy flags", "ranks rate low high", ",.0f"),
-    }
-    layers = [
-        base.mark_line(strokeWidth=2).encode(y=alt.Y("rate:Q", **y)),
-        *with_interval(base, "y", ("rate", "low", "high"), y, mark=HOLLOW, shape=shape, **hollow),
-    ]
+    tooltip = tooltips("strategy flags", "ranks rate low high", ",.0f")
+    layers = over_ranks(base, ("rate", "low", "high"), y, colour, shape=shape, tooltip=tooltip)
     one = data[data["strategy"] == "one rank"]
     if len(one):
         ideal = pd.DataFrame({"ranks": ticks, "rate": [float(one["rate"].iloc[0]) * rank for rank in ticks]})
@@ -215,39 +208,33 @@ def training_scaling(rows: pd.DataFrame) -> Drawn | None:
 
 def prefill_words(rows: pd.DataFrame) -> list[Claim]:
     """Which form across ranks is the fastest, and what it takes of one rank's time and memory."""
-    table = prefill_table(rows)
-    if "latency" not in table:
-        return []
+    timed = known(prefill_table(rows), "latency")
     claims = []
-    timed = table[table["latency"].notna()]
-    for (seq_len, direction), group in timed.groupby(["seq_len", "direction"], sort=False):
+    for (seq_len, direction), group in timed.groupby(["seq_len", "direction"], sort=False) if len(timed) else ():
         dense = group[group["form"] == "dense"]
         across = fair(group[group["form"] != "dense"])
         if across.empty:
             continue
-        tied = leaders(across, "latency")
+        tied, others = ranked(across, "latency")
         best = tied.iloc[0]
         named = [f"{row['form']} on {ranks_words(row)}" for _, row in tied.iterrows()]
-        if len(tied) == 1:
-            answer, others = f"{named[0]} is the fastest across ranks", across.drop(index=tied.index)
-        else:
-            answer, others = f"{listed(named)} cannot be told apart", tied.iloc[1:]
-        if len(across) == 1:
+        if others.empty:
             answer = f"{named[0]} was measured alone across ranks"
-        sure = f"{named[0]} takes {_ms(best)} ms"
+        elif len(tied) == 1:
+            answer = f"{named[0]} is the fastest across ranks"
+        else:
+            answer = f"{listed(named)} cannot be told apart"
+        sure = f"{named[0]} takes {with_ends(best, 'latency')} ms"
         compared = comparing(_prefill(best), *(_prefill(row) for _, row in others.iterrows()))
         if len(dense):
             one = dense.iloc[0]
             how = {Order.BELOW: "faster", Order.ABOVE: "slower", Order.ALIKE: "not told apart"}
             pair = comparing(_prefill(best), _prefill(one))
-            sure += f", one rank {_ms(one)} ms ({how[pair[0][1]]}); its peak is {best['memory'] / one['memory']:.2f} of one rank's"
+            sure += f", one rank {with_ends(one, 'latency')} ms ({how[pair[0][1]]})"
+            sure += f"; its peak is {best['memory'] / one['memory']:.2f} of one rank's"
             compared += pair
         claims.append(Claim(answer, sure, about=f"Over {int(seq_len):,} tokens, {direction}", compared=compared))
     return claims
-
-
-def _ms(row: pd.Series) -> str:
-    return format_with_interval(row["latency"], row["latency_low"], row["latency_high"])
 
 
 def _prefill(row: pd.Series) -> Figure:
@@ -256,20 +243,15 @@ def _prefill(row: pd.Series) -> Figure:
 
 def training_words(rows: pd.DataFrame) -> list[Claim]:
     """What each strategy's communication costs a step."""
-    table = training_table(rows)
-    if "exposed" not in table:
-        return []
+    table = known(training_table(rows), "exposed")
     claims = []
-    for _, row in fair(table[table["exposed"].notna()]).iterrows():
+    for _, row in fair(table).iterrows() if len(table) else ():
         figure, zero = Figure.of(row, "exposed"), Figure.exactly(0.0)
-        exposed = format_with_interval(row["exposed"], row["exposed_low"], row["exposed_high"])
-        answer = f"{exposed} ms of a step ({row['exposed'] / row['latency']:.0%}) is communication that computing does not hide"
+        of_step = f"{with_ends(row, 'exposed')} ms of a step ({row['exposed'] / row['latency']:.0%})"
+        answer = f"{of_step} is communication that computing does not hide"
         if figure.against(zero) is not Order.ABOVE:
             answer += ", not distinguishable from zero"
-        sure = ""
-        if pd.notna(row.get("efficiency")):
-            ends = format_with_interval(row["efficiency"], row["efficiency_low"], row["efficiency_high"])
-            sure = f"efficiency {ends}"
+        sure = f"efficiency {with_ends(row, 'efficiency')}" if pd.notna(row["efficiency"]) else ""
         about = f"Training {row['name']} on {ranks_words(row)} with {row['strategy']}"
         claims.append(Claim(answer, sure, about=about, compared=comparing(figure, zero)))
     return claims

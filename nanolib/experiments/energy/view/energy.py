@@ -6,14 +6,14 @@ import altair as alt
 import pandas as pd
 
 from nanolib.experiments.energy.view.layers import layer_words
-from nanolib.measurement import Provenance, format_with_interval
+from nanolib.measurement import Provenance
 from nanolib.report.claim import Claim, Figure
-from nanolib.report.drawing import HEIGHT, WIDTH
+from nanolib.report.drawing import HEIGHT, WIDTH, coloured
 from nanolib.report.frame import HOLLOW, Drawn, framed, tooltips, with_interval
-from nanolib.report.linking import links
+from nanolib.report.linking import followed, links
 from nanolib.report.overview import cached, of_experiment, pick
 from nanolib.report.palette import FRAME, PALETTE
-from nanolib.report.tables import CASE, Column, base, filled, titles
+from nanolib.report.tables import CASE, Column, base, filled, known, titles, with_ends
 
 _ENERGY = (
     Column("name", "Model"),
@@ -71,10 +71,10 @@ def energy_table(rows: pd.DataFrame) -> pd.DataFrame:
 @framed("Energy per token", "energy")
 def energy_per_token(rows: pd.DataFrame) -> Drawn | str | None:
     """Joules per token by phase, as a sensor read them, with bounds. What is estimated stands in the table alone."""
-    table = energy_table(rows)
-    if table.empty or not table["energy_per_token"].notna().any():
+    table = known(energy_table(rows), "energy_per_token")
+    if table.empty:
         return None
-    table = table[table["energy_per_token"].notna() & (table["provenance"] != Provenance.ESTIMATED.value)]
+    table = table[table["provenance"] != Provenance.ESTIMATED.value]
     if table.empty:
         return NO_READING
     case = "n = " + table["seq_len"].astype(int).astype(str)
@@ -97,9 +97,8 @@ def energy_per_token(rows: pd.DataFrame) -> Drawn | str | None:
     data["low"] = ends["low"]
     scale = alt.Scale(type="log", domain=[float(ends["low"].min()) / 1.5, float(ends["high"].max()) * 1.5], nice=False)
     order = list(dict.fromkeys(data["case"]))
-    phases = list(dict.fromkeys(data["phase"]))
-    colours = alt.Scale(domain=phases, range=PALETTE[: len(phases)])
-    colour = alt.Color("phase:N", scale=colours, legend=None)  # the labels name the phase
+    colours = dict(zip(dict.fromkeys(data["phase"]), PALETTE, strict=False))
+    colour = coloured("phase", alt.Undefined, colours, legend=None)  # the labels name the phase
     tooltip = tooltips("case source", "joules low high")
     x = {"title": "Energy per token (J)", "scale": scale}
     y = alt.Y("case:N", title=None, sort=order, axis=alt.Axis(labelLimit=420))
@@ -138,16 +137,16 @@ def power_over_time(rows: pd.DataFrame) -> Drawn | str | None:
     data = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
     if data.empty:
         return NO_READING if len(pick(rows, "power")) else None
-    data = data.assign(**links(data)).drop(columns=["run_id", "name", "seq_len"])
-    phases = list(dict.fromkeys(data["phase"]))
-    colours = [FRAME if phase == "idle" else PALETTE[i % len(PALETTE)] for i, phase in enumerate(phases)]
+    data = followed(data)
+    phases = enumerate(dict.fromkeys(data["phase"]))
+    colours = {phase: FRAME if phase == "idle" else PALETTE[i % len(PALETTE)] for i, phase in phases}
     chart = (
         alt.Chart(data)
         .mark_line(strokeWidth=1.5)
         .encode(
             x=alt.X("seconds:Q", title="Seconds since the work began; idle before it"),
             y=alt.Y("watts:Q", title="Power (W)", scale=alt.Scale(zero=True)),
-            color=alt.Color("phase:N", title="Phase", scale=alt.Scale(domain=phases, range=colours)),
+            color=coloured("phase", "Phase", colours),
             strokeDash=alt.condition("datum.replayed", alt.value([1, 3]), alt.value([1, 0])),
             detail=alt.Detail("series:N"),
             tooltip=tooltips("phase", "seconds watts"),
@@ -167,10 +166,10 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
     table = energy_table(rows)
     if table.empty:
         return [Claim("No energy was measured or estimated, so there is no verdict", advice="nano run quick energy")]
-    known = table[table["energy_per_token"].notna()]
+    told = known(table, "energy_per_token")
     claims = [
         _per_token(f"{name}, n = {int(seq_len)}", source, group)
-        for (name, seq_len, source), group in known.groupby(["name", "seq_len", "source"], sort=False)
+        for (name, seq_len, source), group in told.groupby(["name", "seq_len", "source"], sort=False)
     ]
     if (table["provenance"] == Provenance.ESTIMATED.value).any():
         why = "the ranges follow from how busy its cores were, and no difference rests on them"
@@ -179,7 +178,7 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
     for _, row in table[(table["status"] != "ok")].iterrows():
         about = f"{row['name']}, n = {int(row['seq_len'])}"
         claims.append(Claim(f"{row['phase']} has no energy", row["message"], about=about))
-    if len(known) and not (table["provenance"] == Provenance.ESTIMATED.value).any():
+    if len(told) and not (table["provenance"] == Provenance.ESTIMATED.value).any():
         question = "does a larger batch lower the joules per token?"
         claims.append(Claim("The joules are those of this batch size", advice=question))
     return [*claims, *layer_words(rows)]
@@ -200,8 +199,7 @@ def _joules(row: pd.Series, estimated: bool) -> str:
     if estimated:
         low, high = row["energy_per_token_low"], row["energy_per_token_high"]
         return f"{low:.2g} to {high:.2g} J"
-    text = format_with_interval(row["energy_per_token"], row["energy_per_token_low"], row["energy_per_token_high"])
-    return f"{text} J at {row['power']:.0f} W"
+    return f"{with_ends(row, 'energy_per_token')} J at {row['power']:.0f} W"
 
 
 # What the report draws of it, in this order.

@@ -7,12 +7,12 @@ import pandas as pd
 
 from nanolib.measurement import format_with_interval
 from nanolib.report.claim import Claim, Figure, Order, comparing
-from nanolib.report.drawing import WIDTH, colour_and_shape
-from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
-from nanolib.report.linking import links
+from nanolib.report.drawing import WIDTH, colour_and_shape, coloured
+from nanolib.report.frame import Drawn, framed, panels, rule, tooltips, with_interval
+from nanolib.report.linking import followed
 from nanolib.report.overview import cached, of_experiment, pick
 from nanolib.report.palette import FRAME, PALETTE, PAPER
-from nanolib.report.tables import CASE
+from nanolib.report.tables import CASE, known
 
 # What belongs together lies together and shares a hue: projections blue, attention's steps orange, the MLP green, the rest grey.
 OPERATIONS = {
@@ -113,12 +113,11 @@ def _of_model(rows: pd.DataFrame) -> str:
 
 def _operations(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per layer and operation of the deep passes."""
-    table = layer_table(rows)
-    if table.empty or not table["operations_ms"].notna().any():
+    table = known(layer_table(rows), "operations_ms")
+    if table.empty:
         return pd.DataFrame()
-    has_energy = "joules" in table
     lines = []
-    for _, row in table[table["operations_ms"].notna()].iterrows():
+    for _, row in table.iterrows():
         operations = dict(row["operations_ms"])
         for name in set(operations) - set(OPERATIONS):  # modules that go by their own names
             operations["other"] = operations.get("other", 0.0) + operations.pop(name)
@@ -130,13 +129,12 @@ def _operations(rows: pd.DataFrame) -> pd.DataFrame:
             line = {"case": row["case"], "phase": row["phase"], "layer": row["layer"], "operation": name, "ms": ms}
             line |= {"order": place, "place": row["place"], "share": ms / whole, "passes": row["deep_passes"]}
             line |= {name: row[name] for name in ("run_id", "name", "seq_len")}
-            if has_energy:
+            if "joules" in table:
                 line["joules"] = "{:.2g} to {:.2g} J".format(
                     *(row[end] * ms / whole for end in ("joules_low", "joules_high"))
                 )
             lines.append(line)
-    data = pd.DataFrame(lines)
-    return data.assign(**links(data)).drop(columns=["run_id", "name", "seq_len"])
+    return followed(pd.DataFrame(lines))
 
 
 def _tooltip(data: pd.DataFrame, *names: str) -> list[alt.Tooltip]:
@@ -186,13 +184,8 @@ def operation_breakdown(rows: pd.DataFrame) -> Drawn | None:
     total = data.groupby(["case", "operation", "order", *known], sort=False)["ms"].sum().reset_index()
     total["share"] = total["ms"] / total.groupby("case")["ms"].transform("sum")
     used = [name for name in OPERATIONS if name in set(total["operation"])]
-    colour = alt.Color(
-        "operation:N",
-        title="Operation",
-        legend=alt.Legend(columns=2),
-        sort=used,
-        scale=alt.Scale(domain=used, range=[OPERATIONS[name] for name in used]),
-    )
+    colours = {name: OPERATIONS[name] for name in used}
+    colour = coloured("operation", "Operation", colours, legend=alt.Legend(columns=2), sort=used)
     bars = (
         alt.Chart(total)
         .mark_bar(stroke=FRAME, strokeWidth=0.4, height=22)
@@ -219,10 +212,10 @@ def operation_breakdown(rows: pd.DataFrame) -> Drawn | None:
 @framed("Activations over depth", "energy")
 def activation_profile(rows: pd.DataFrame) -> Drawn | str | None:
     """What the blocks' outputs, their attention and their MLPs look like, over depth."""
-    table = layer_table(rows)
-    if table.empty or not table["activations"].notna().any():
+    table = known(layer_table(rows), "activations")
+    if table.empty:
         return None
-    blocks = table[table["layer"].str.contains(r"\d") & table["activations"].notna()]
+    blocks = table[table["layer"].str.contains(r"\d")]
     blocks = blocks.assign(depth=blocks.groupby("case").cumcount())
     lines = [
         {"case": row["case"], "depth": row["depth"], "layer": row["layer"], "what": words, "value": values[key]}
@@ -234,8 +227,7 @@ def activation_profile(rows: pd.DataFrame) -> Drawn | str | None:
     ]
     if not lines:
         return "the model's layers are no numbered blocks, so they have no depth"
-    data = pd.DataFrame(lines)
-    data = data.assign(**links(data)).drop(columns=["run_id", "name", "seq_len"])
+    data = followed(pd.DataFrame(lines))
     colour, shape = colour_and_shape("case", "Case", data["case"])
 
     def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
@@ -267,21 +259,15 @@ def overhead_table(rows: pd.DataFrame) -> pd.DataFrame:
         `threads` (shares of the bare call), `plain_ms`, `pass_ms`, `n`.
     """
     found = pick(of_experiment(rows, "energy"), "overhead")
-    lines = []
-    for _, row in found.iterrows() if len(found) else []:
-        details = row["details"]
-        line = {"run_id": row["run_id"], "latency_row": row.get("id")}
-        line |= {name: row[f"factor.{name}"] for name in ("name", "phase", "seq_len")}
-        line |= {"mode": row["scope"].split()[-1], "n": row["n"]}
-        line |= {
-            "wall": row["estimate"],
-            "wall_low": row["low"],
-            "wall_high": row["high"],
-            "threads": details["threads"],
-        }
-        line |= dict(zip(("cpu_low", "cpu", "cpu_high"), details["cpu"], strict=True))
-        line |= {"plain_ms": details["plain_ms"], "pass_ms": details["pass_ms"] or float("nan")}
-        lines.append(line)
+    lines = [
+        {"run_id": row["run_id"], "latency_row": row.get("id")}
+        | {name: row[f"factor.{name}"] for name in ("name", "phase", "seq_len")}
+        | {"mode": row["scope"].split()[-1], "n": row["n"]}
+        | {"wall": row["estimate"], "wall_low": row["low"], "wall_high": row["high"], "threads": details["threads"]}
+        | dict(zip(("cpu_low", "cpu", "cpu_high"), details["cpu"], strict=True))
+        | {"plain_ms": details["plain_ms"], "pass_ms": details["pass_ms"] or float("nan")}
+        for row, details in zip(found.to_dict("records"), found["details"], strict=True)
+    ]
     return _with_case(pd.DataFrame(lines))
 
 
@@ -309,17 +295,10 @@ def profiling_overhead(rows: pd.DataFrame) -> Drawn | None:
     data = overhead_table(rows)
     if data.empty:
         return None
-    data = data.assign(**links(data)).drop(columns=["run_id", "name", "seq_len", "latency_row"])
-    data = data.assign(limit=[LIMITS.get(mode, float("nan")) for mode in data["mode"]])
-    colour = alt.Color(
-        "mode:N",
-        title="Mode",
-        sort=MODES,
-        scale=alt.Scale(domain=list(MODES), range=[FRAME, *PALETTE[:3]]),
-    )
+    data = followed(data).assign(limit=[LIMITS.get(mode, float("nan")) for mode in data["mode"]])
+    colour = coloured("mode", "Mode", dict(zip(MODES, [FRAME, *PALETTE[:3]], strict=True)), sort=MODES)
     x = {"title": "Wall time on top of the bare call"}
     percent = x | {"axis": alt.Axis(format="+.0%")}
-    zero = alt.Chart(pd.DataFrame({"zero": [0.0]})).mark_rule(color=FRAME)
     shown = {"pass_ms": "closest call, ms", "plain_ms": "bare call, ms", "n": "pairs"}
     tooltip = tooltips("case mode", "wall wall_low wall_high cpu threads", "+.2%")
     tooltip += tooltips("", "pass_ms plain_ms n", ",.3~g", **shown)
@@ -329,7 +308,7 @@ def profiling_overhead(rows: pd.DataFrame) -> Drawn | None:
         base = alt.Chart(part).encode(y=alt.Y("mode:N", sort=MODES, title=None))
         limits = base.mark_tick(color=PALETTE[-1], thickness=2, size=22, strokeDash=[3, 2])
         marks = with_interval(base.encode(color=colour), "x", ends, percent, size=70, tooltip=tooltip)
-        layers = [zero.encode(x=alt.X("zero:Q", **x)), limits.encode(x=alt.X("limit:Q", **x)), *marks]
+        layers = [rule("x", 0.0, x, "zero"), limits.encode(x=alt.X("limit:Q", **x)), *marks]
         return alt.layer(*layers, width=WIDTH, height=110)
 
     subtitle = [

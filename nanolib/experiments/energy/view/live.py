@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from nanolib.report.drawing import WIDTH, theme
+from nanolib.report.drawing import WIDTH, coloured, theme
 from nanolib.report.frame import tooltips
 from nanolib.report.palette import FRAME, PALETTE
 
@@ -26,8 +26,7 @@ def live_chart(points: pd.DataFrame, estimated: bool) -> alt.TopLevelMixin:
     span = alt.Scale(domain=ends, nice=False)
     x = alt.X("seconds:Q", title=None, scale=span)
     base = alt.Chart(points).encode(x=x)
-    phases = alt.Scale(domain=["idle", "prefill", "decode"], range=[FRAME, PALETTE[2], PALETTE[0]])
-    colour = alt.Color("phase:N", title="Phase", scale=phases)
+    colour = coloured("phase", "Phase", {"idle": FRAME, "prefill": PALETTE[2], "decode": PALETTE[0]})
     tooltip = tooltips("phase", "seconds low watts high tokens_per_second")
     y = alt.Y("low:Q", title="Power (W)" + (", estimated range" if estimated else ""), scale=alt.Scale(zero=True))
     band = base.mark_area(opacity=0.25, color=PALETTE[1]).encode(y=y, y2=alt.Y2("high:Q"))

@@ -8,7 +8,7 @@ import pandas as pd
 from nanolib.report.claim import Claim
 from nanolib.report.drawing import colour_and_shape
 from nanolib.report.frame import Drawn, framed, panels, tooltips
-from nanolib.report.linking import links
+from nanolib.report.linking import followed, links
 from nanolib.report.overview import cached, having, pick
 from nanolib.report.palette import PALETTE
 
@@ -121,8 +121,7 @@ def fp8_scales(rows: pd.DataFrame) -> Drawn | None:
             | {"run_id": row["run_id"], "seq_len": row.get("factor.seq_len")}
             for step, value in enumerate(row["samples"])
         ]
-    data = pd.DataFrame(lines)
-    data = data.assign(**links(data)).drop(columns=["run_id", "seq_len"])
+    data = followed(pd.DataFrame(lines))
     step = max(1, data["step"].nunique() // 60)  # a chart needs no more points than that
     data = data[data["step"] % step == 0]
     tooltip = tooltips("layer step", "scale")

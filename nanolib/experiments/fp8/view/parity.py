@@ -5,14 +5,14 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, format_with_interval, words_of
+from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, words_of
 from nanolib.report.claim import Claim, Figure, comparing
 from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape
-from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
-from nanolib.report.linking import links
+from nanolib.report.frame import Drawn, framed, panels, rule, tooltips, with_interval
+from nanolib.report.linking import followed
 from nanolib.report.overview import cached, having, listed
-from nanolib.report.palette import FRAME, PALETTE
-from nanolib.report.tables import CASE, Column, base, filled, titles
+from nanolib.report.palette import PALETTE
+from nanolib.report.tables import CASE, Column, base, filled, titles, with_ends
 
 _PARITY = (
     Column("arm", "Arm"),
@@ -72,12 +72,10 @@ def fp8_parity(rows: pd.DataFrame) -> Drawn | None:
         if isinstance(row["tenths"], list)
         for at, interval in enumerate(row["tenths"])
     ]
-    data = pd.DataFrame(lines)
-    data = data.assign(**links(data)).drop(columns=["run_id", "seq_len"])
+    data = followed(pd.DataFrame(lines))
     data["panel"] = data["control"].map({False: "arms", True: "controls that must be found worse"})
     margin = float(table["margin_nats"].dropna().iloc[0])
     band = alt.Chart(pd.DataFrame({"low": [-margin], "high": [margin]})).mark_rect(color=PALETTE[2], opacity=0.12)
-    zero = alt.Chart(pd.DataFrame({"zero": [0.0]})).mark_rule(color=FRAME)
     x = alt.X(
         "tenth:Q",
         title="Tenth of the run",
@@ -93,7 +91,7 @@ def fp8_parity(rows: pd.DataFrame) -> Drawn | None:
         dash = {"strokeDash": [4, 3]} if part["control"].any() else {}
         layers = [
             band.encode(y=alt.Y("low:Q", **y), y2=alt.Y2("high:Q")),
-            zero.encode(y=alt.Y("zero:Q", **y)),
+            rule("y", 0.0, y, "zero"),
             base.mark_line(strokeWidth=1.5, **dash).encode(y=alt.Y("difference:Q", **y)),
             *with_interval(base, "y", ("difference", "low", "high"), y, size=50, shape=shape, tooltip=tooltip),
         ]
@@ -133,8 +131,7 @@ def _parity(row: pd.Series) -> Claim:
     if pd.isna(row["difference"]):
         return Claim("worse than bf16", row["message"], about=about)
     difference = Figure.of(row, "difference", "parity", name=row["arm"])
-    text = format_with_interval(row["difference"], row["difference_low"], row["difference_high"])
-    sure = f"{text} nats per byte above bf16, margin {row['margin_nats']:.4f}, {int(row['seeds'])} pairs"
+    sure = f"{with_ends(row, 'difference')} nats per byte above bf16, margin {row['margin_nats']:.4f}, {int(row['seeds'])} pairs"
     answer = f"{row['verdict']} after {int(row['steps'])} steps"
     if row["verdict"] in ("worse", "better"):
         return Claim(answer, sure, about=about, compared=comparing(difference, Figure.exactly(0.0, "bf16")))

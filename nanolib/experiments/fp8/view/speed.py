@@ -5,14 +5,14 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from nanolib.measurement import Status, format_with_interval
+from nanolib.measurement import Status
 from nanolib.report.claim import Claim, Figure, Order, comparing
-from nanolib.report.drawing import WIDTH
-from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
-from nanolib.report.linking import links
+from nanolib.report.drawing import WIDTH, coloured
+from nanolib.report.frame import Drawn, framed, panels, rule, tooltips, with_interval
+from nanolib.report.linking import followed, links
 from nanolib.report.overview import cached, having, leaders, listed, of_experiment, pick
 from nanolib.report.palette import FAILED, FRAME, PALETTE, QUIET
-from nanolib.report.tables import Column, base, filled, ratios, titles
+from nanolib.report.tables import Column, base, filled, known, ratios, titles, with_ends
 
 _SPEED = (
     Column("name", "Model"),
@@ -95,7 +95,7 @@ def fp8_quoted(rows: pd.DataFrame) -> Drawn | None:
     """What others report of fp8 over bf16, and this machine's own figures; empty where there are none."""
     quoted = pick(of_experiment(rows, "fp8"), "speed_up")
     own = speed_table(rows)
-    own = own[own["precision"].str.startswith("fp8") & own["speed_up"].notna()] if len(own) else own
+    own = known(own[own["precision"].str.startswith("fp8")], "speed_up") if len(own) else own
     if quoted.empty and not len(own):
         return None
     lines = [
@@ -115,28 +115,24 @@ def fp8_quoted(rows: pd.DataFrame) -> Drawn | None:
             ", compiled" if row["compiled"] else ""
         )
         ends = {"low": row["speed_up_low"], "high": row["speed_up_high"]}
-        followed = {name: row[name] for name in ("run_id", "name", "seq_len")}
+        of = {name: row[name] for name in ("run_id", "name", "seq_len")}
         measured = {"what": what, "kind": "measured here", "speed_up": row["speed_up"], "source": "this run"}
-        lines.append(measured | ends | followed)
+        lines.append(measured | ends | of)
         bounds.append({"what": what, "bound": row["bound"]})
     if not len(own):
         lines.append(
             {"what": "this machine", "kind": "measured here", "source": "no FP8 tensor cores: nothing to measure"}
         )
-    data = pd.DataFrame(lines).drop_duplicates("what")
-    data = data.assign(**links(data)).drop(columns=["run_id", "name", "seq_len"], errors="ignore")
+    data = followed(pd.DataFrame(lines).drop_duplicates("what"))
     order = list(data["what"])
     y = alt.Y("what:N", sort=order, title=None, scale=alt.Scale(domain=order), axis=alt.Axis(labelLimit=320))
-    kinds = ["quoted", "measured here"]
-    colour = alt.Color("kind:N", title=None, scale=alt.Scale(domain=kinds, range=[FRAME, PALETTE[0]]))
+    colour = coloured("kind", None, {"quoted": FRAME, "measured here": PALETTE[0]})
     tooltip = tooltips("what kind source", "speed_up low high", ".3f")
     x = {"title": "Times as fast as bf16", "scale": alt.Scale(domain=[0.9, 2.0], clamp=True)}
     base = alt.Chart(data).encode(y=y, color=colour, tooltip=tooltip)
     ends = ("speed_up", "low", "high")
-    one = alt.Chart(pd.DataFrame({"one": [1.0]})).mark_rule(color=FRAME)
-    layers = [one.encode(x=alt.X("one:Q", **x))]
-    hollow = {"filled": False, "strokeWidth": 1.5}
-    for kind, mark in zip(kinds, (hollow, None), strict=True):
+    layers = [rule("x", 1.0, x, "one")]
+    for kind, mark in (("quoted", {"filled": False, "strokeWidth": 1.5}), ("measured here", None)):
         drawn = base.transform_filter(f"datum.kind == '{kind}' && isValid(datum.speed_up)")
         layers += with_interval(drawn, "x", ends, x, mark=mark)
     said = alt.Chart(data[data["speed_up"].isna()]).mark_text(align="left", color=QUIET, fontSize=11)
@@ -153,7 +149,7 @@ def speed_words(table: pd.DataFrame) -> list[Claim]:
     if table.empty:
         return []
     fp8 = table[table["precision"].str.startswith("fp8")]
-    timed = fp8[fp8["speed_up"].notna()]
+    timed = known(fp8, "speed_up")
     if timed.empty:
         reasons = [said for said in fp8["message"].dropna().unique() if said]
         why = reasons[0] if reasons else "no fp8 case was run to its end"
@@ -189,10 +185,14 @@ def _pays(mode: str, group: pd.DataFrame) -> Claim:
         pays = "FP8 is not seen to pay at any size measured"
     found = leaders(group, "speed_up", ascending=False)
     best = found.iloc[0]
-    figure = format_with_interval(best["speed_up"], best["speed_up_low"], best["speed_up_high"])
     who = listed(found["name"] + " in " + found["precision"]) + (", not told apart" if len(found) > 1 else "")
     allowed = f", where Amdahl allows {best['bound']:.2f}" if sizes.any() and pd.notna(best["bound"]) else ""
-    return Claim(pays, f"at best {figure} times bf16 ({who}){allowed}", about=mode.replace("_", " "), compared=compared)
+    return Claim(
+        pays,
+        f"at best {with_ends(best, 'speed_up')} times bf16 ({who}){allowed}",
+        about=mode.replace("_", " "),
+        compared=compared,
+    )
 
 
 _PRODUCTS = {
@@ -225,10 +225,10 @@ def shape_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 def shape_words(rows: pd.DataFrame) -> list[Claim]:
     """The same of single products, with and without their casts."""
-    table = shape_table(rows)
-    if table.empty or table["with_cast"].isna().all():
+    table = known(shape_table(rows), "with_cast")
+    if table.empty:
         return []
-    table = table[table["with_cast"].notna()].assign(size=lambda t: t["m"] * t["k"] * t["n"]).sort_values("size")
+    table = table.assign(size=lambda t: t["m"] * t["k"] * t["n"]).sort_values("size")
     one = Figure.exactly(1.0, "bf16")
     compared = tuple(pair for _, row in table.iterrows() for pair in comparing(Figure.of(row, "with_cast"), one))
     wins = table[[order is Order.ABOVE for _, order, _ in compared]]
@@ -237,8 +237,8 @@ def shape_words(rows: pd.DataFrame) -> list[Claim]:
         return [Claim(f"No product measured {gains} from fp8 once its cast is paid", compared=compared)]
     least = wins.iloc[0]
     size = f"{least['m']} x {least['k']} x {least['n']}"
-    figure = format_with_interval(least["with_cast"], least["with_cast_low"], least["with_cast_high"])
-    return [Claim(f"The smallest product that gains with its cast is {size}", f"{figure} times", compared=compared)]
+    sure = f"{with_ends(least, 'with_cast')} times"
+    return [Claim(f"The smallest product that gains with its cast is {size}", sure, compared=compared)]
 
 
 # What the report draws of it, in this order.

@@ -16,6 +16,7 @@ from nanolib.report.frame import HOLLOW, Drawn, framed, tooltips, with_interval
 from nanolib.report.linking import links
 from nanolib.report.overview import cached, listed
 from nanolib.report.palette import PAPER
+from nanolib.report.tables import known
 
 FRONT, UNDECIDED, BEATEN = "on the front", "not told apart", "beaten"
 _SERIES = ["run_id", "name", "optimisation", "attention_type", "seq_len", "dtype", "device"]
@@ -44,13 +45,12 @@ def batch_table(rows: pd.DataFrame) -> pd.DataFrame:
         The columns of `BATCH_COLUMNS`, `run_id`, `optimisation`, `device`, and the ends of intervals. `gain` is d ln(tokens/s in
         all) / d ln(batch) since the batch before: 1 where they grow with the batch, 0 where not at all.
     """
-    table = model_table(rows)
-    if "decode" not in table or not table["decode"].notna().any():
-        return pd.DataFrame()
-    parts = []
-    for _, group in table[table["decode"].notna()].groupby(_SERIES, sort=False):
-        if group["batch_size"].nunique() > 1:
-            parts.append(_rated(group.sort_values("batch_size")))
+    table = known(model_table(rows), "decode")
+    parts = [
+        _rated(group.sort_values("batch_size"))
+        for _, group in (table.groupby(_SERIES, sort=False) if len(table) else ())
+        if group["batch_size"].nunique() > 1
+    ]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 

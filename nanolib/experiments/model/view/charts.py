@@ -9,12 +9,13 @@ from nanolib.experiments.model.view.batches import generation_batches
 from nanolib.experiments.model.view.memory import memory_timeline
 from nanolib.experiments.model.view.tables import loss_table, model_table
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
-from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, short_names
+from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, coloured, short_names
 from nanolib.report.frame import Drawn, framed, tooltips
-from nanolib.report.linking import links
+from nanolib.report.linking import followed, links
 from nanolib.report.over_length import COUNTED_KEY, KEY, PLAN_KEY, ROOFLINE_KEY, over_length
 from nanolib.report.palette import PALETTE
 from nanolib.report.roofline import roofline_chart
+from nanolib.report.tables import known
 
 _OTHERS = ["attention_type", "batch_size", "dtype"]
 _PANELS = {"inference": "inference", "training_step": "training step"}
@@ -36,11 +37,11 @@ model_roofline = roofline_chart("model")
 @framed("Where a training step goes", why="no training step was measured")
 def training_phases(rows: pd.DataFrame) -> Drawn | None:
     """Where a training step's time goes: forward, backward, optimizer."""
-    table = model_table(rows)
-    phases = ["forward", "backward", "optimizer_step"]
-    if table.empty or not table["training_step"].notna().any():
+    table = known(model_table(rows), "training_step")
+    if table.empty:
         return None
-    table, shared = short_names(table[table["training_step"].notna()], "name", "optimisation")
+    phases = ["forward", "backward", "optimizer_step"]
+    table, shared = short_names(table, "name", "optimisation")
     cases = "n = " + table["seq_len"].astype(int).astype(str)
     if table["name"].nunique() > 1:
         cases = cases + ", " + table["name"]  # the name may be so long that it is cut
@@ -59,7 +60,7 @@ def training_phases(rows: pd.DataFrame) -> Drawn | None:
         .encode(
             x=alt.X("sum(ms):Q", title="Median time (ms)"),
             y=alt.Y("case:N", title=None, sort=list(dict.fromkeys(data["case"]))),
-            color=alt.Color("phase:N", title="Phase", sort=order, scale=alt.Scale(domain=order, range=PALETTE[:3])),
+            color=coloured("phase", "Phase", dict(zip(order, PALETTE[:3], strict=True)), sort=order),
             order=alt.Order("order:Q"),
             tooltip=tooltips("case phase", "ms", ",.4~g"),
         )
@@ -73,7 +74,7 @@ def model_loss(rows: pd.DataFrame) -> Drawn | None:
     data = loss_table(rows)
     if data.empty:
         return None
-    data = data.assign(**links(data)).drop(columns=["run_id", "name", "seq_len"])
+    data = followed(data)
     colour, shape = colour_and_shape("series", "Model", data["series"])
     chart = (
         alt.Chart(data)

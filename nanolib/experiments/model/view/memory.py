@@ -10,7 +10,7 @@ import pandas as pd
 
 from nanolib.measurement import Held, format_number
 from nanolib.report.claim import Claim, Figure, Order
-from nanolib.report.drawing import HEIGHT, WIDTH
+from nanolib.report.drawing import HEIGHT, WIDTH, coloured
 from nanolib.report.frame import Drawn, framed, panels, tooltips
 from nanolib.report.linking import links
 from nanolib.report.overview import cached, having, of_experiment, pick
@@ -54,6 +54,11 @@ _REMEDIES = (
     Column("message", "Why"),
 )
 REMEDY_COLUMNS = titles(_REMEDIES)
+
+
+def held_colour(kinds: list[Held]) -> alt.Color:
+    """The colour of each kind, in this order."""
+    return coloured("kind", "Held as", {kind: KIND_COLOURS[kind] for kind in kinds}, sort=kinds)
 
 
 @cached("model")
@@ -127,9 +132,7 @@ def memory_timeline(rows: pd.DataFrame) -> Drawn | None:
         return None
     parts = [_moments(row) for _, row in table.head(_MODELS).iterrows()]
     data = pd.concat(parts, ignore_index=True)
-    kinds = [kind for kind in KIND_COLOURS if kind in set(data["kind"])]
-    colours = [KIND_COLOURS[kind] for kind in kinds]
-    colour = alt.Color("kind:N", title="Held as", sort=kinds, scale=alt.Scale(domain=kinds, range=colours))
+    colour = held_colour([kind for kind in KIND_COLOURS if kind in set(data["kind"])])
     alone = len(parts) == 1
     width = 2 * WIDTH if alone else WIDTH
 
@@ -188,7 +191,7 @@ def _moments(row: pd.Series) -> pd.DataFrame:
     scope = _WORDS.get(row["scope"], row["scope"])
     panel = f"{row['name']}, {scope}, n = {int(row['seq_len'])}, batch {int(row['batch_size'])}, {row['dtype']}"
     peak = f"peak {format_number(row['mib'])} MiB"
-    linked = {name: value.iloc[0] for name, value in links(pd.DataFrame([row])).items() if name != "link_row"}
+    linked = {name: value.iloc[0] for name, value in links(pd.DataFrame([row]), but="link_row").items()}
     return data.assign(panel=panel, said=peak, **linked)
 
 

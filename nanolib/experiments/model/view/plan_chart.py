@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import altair as alt
 
-from nanolib.experiments.model.view.memory import KIND_COLOURS
+from nanolib.experiments.model.view.memory import KIND_COLOURS, held_colour
 from nanolib.measurement import Held
 from nanolib.report.drawing import theme
 from nanolib.report.frame import tooltips
@@ -25,8 +25,6 @@ def plan_chart(uses: list[str], gib: float) -> alt.TopLevelMixin:
         A chart with the parameters `held` (of each part its `use`, `kind`, `order`, `gib`) and `memory` (GiB), to be set anew.
     """
     held, memory = alt.param(name="held", value=[]), alt.param(name="memory", value=gib)
-    kinds = [kind for kind in KIND_COLOURS if kind != Held.UNATTRIBUTED]
-    scale = alt.Scale(domain=kinds, range=[KIND_COLOURS[kind] for kind in kinds])
     x = alt.X("sum(gib):Q", title="Live tensors at the peak (GiB)", scale=alt.Scale(nice=False, padding=24))
     fields = ("use", "kind", "order", "gib")
     bars = (
@@ -37,7 +35,7 @@ def plan_chart(uses: list[str], gib: float) -> alt.TopLevelMixin:
         .encode(
             x=x,
             y=alt.Y("use:N", title=None, scale=alt.Scale(domain=uses), axis=alt.Axis(labelLimit=200)),
-            color=alt.Color("kind:N", title="Held as", sort=kinds, scale=scale),
+            color=held_colour([kind for kind in KIND_COLOURS if kind != Held.UNATTRIBUTED]),
             order=alt.Order("order:Q"),
             tooltip=tooltips("use kind", "gib", ",.3f", gib="GiB"),
         )

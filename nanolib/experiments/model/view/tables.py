@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from nanolib.report.overview import cached, of_experiment, pick
-from nanolib.report.tables import Column, all_flags, filled, joined, titles, worst
+from nanolib.report.tables import Column, filled, flagged, joined, known, titles, worst
 from nanolib.stats.intervals import TooFewSamples
 from nanolib.stats.scaling import scaling_exponent
 
@@ -83,16 +83,14 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
     table = ends.groupby(key, sort=False).agg(status=("status", worst), message=("message", joined)).reset_index()
     table = filled(table, shaped, _COLUMNS, key)
     for mode, column in (("inference", "difference"), ("training", "gradient_difference")):
-        found = pick(shaped[shaped["factor.mode"] == mode], "relative_error", "against_eager").drop_duplicates(key)
-        table = table.merge(found[[*key, "estimate"]].rename(columns={"estimate": column}), on=key, how="left")
+        against = Column(column, "", "relative_error", "against_eager")
+        table = filled(table, shaped[shaped["factor.mode"] == mode], [against], key)
     compiled = pick(shaped, "latency", "compile").groupby(key)["estimate"].sum().rename("compile")
     table = table.merge(compiled, on=key, how="left")
-    tails = pick(shaped, "latency", "decode").drop_duplicates(key)
-    tails = tails.assign(**{f"decode_{p}": [d[p] for d in tails["details"]] for p in ("p50", "p95", "p99")})
-    table = table.merge(tails[[*key, "decode_p50", "decode_p95", "decode_p99"]], on=key, how="left")
+    tails = [Column(f"decode_{p}", "", "latency", "decode", detail=p) for p in ("p50", "p95", "p99")]
+    table = filled(table, shaped, tails, key)
     table["training_to_inference"] = table["training_step"] / table["inference"]
-    flags = shaped.groupby(key, sort=False)["flags"].agg(all_flags).reset_index()
-    table = table.merge(flags, on=key, how="left")
+    table = flagged(table, shaped, key)
     return table.rename(columns=lambda name: name.removeprefix("factor."))
 
 
@@ -138,15 +136,15 @@ def scaling_table(rows: pd.DataFrame) -> pd.DataFrame:
         ["name", "attention_type", "dtype", "batch_size"], sort=False
     ):
         for title, column in quantities.items():
-            known = group[group[column].notna()]
+            had = known(group, column)
             line = {"name": name, "attention_type": kind, "dtype": dtype, "batch_size": batch, "quantity": title}
             try:
-                found = scaling_exponent(known["seq_len"], known[column])
+                found = scaling_exponent(had["seq_len"], had[column])
             except TooFewSamples as error:
                 lines.append(line | {"meaning": str(error)})
                 continue
             numbers = {
-                "lengths": known["seq_len"].nunique(),
+                "lengths": had["seq_len"].nunique(),
                 "exponent": found.estimate,
                 "exponent_low": found.low,
                 "exponent_high": found.high,

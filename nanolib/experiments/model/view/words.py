@@ -14,7 +14,7 @@ from nanolib.report import overview
 from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.overview import cached, of_experiment, pick
 from nanolib.report.roofline import roofline_words
-from nanolib.report.tables import in_ms
+from nanolib.report.tables import in_ms, known
 
 _PHASES = ("forward", "backward", "optimizer_step")
 _SPEED = {Order.BELOW: "faster", Order.ABOVE: "slower", Order.ALIKE: "not told apart"}
@@ -24,7 +24,7 @@ _SPEED = {Order.BELOW: "faster", Order.ABOVE: "slower", Order.ALIKE: "not told a
 def verdict(rows: pd.DataFrame) -> list[Claim]:
     """What inference and training cost, where the time goes, how they scale."""
     table = model_table(rows)
-    timed = table[table["inference"].notna()] if len(table) else table
+    timed = known(table, "inference")
     if timed.empty:
         return [Claim("No model case gave a time, so there is no verdict", advice="nano run quick model")]
     eager = timed[timed["optimisation"] == "eager"] if (timed["optimisation"] == "eager").any() else timed
@@ -78,10 +78,8 @@ def _of_model(row: pd.Series) -> Iterator[Claim]:
 
 def _laws(rows: pd.DataFrame, eager: pd.DataFrame) -> Iterator[Claim]:
     """How each quantity grows with the length; what an optimisation changes is said elsewhere."""
-    scaling = scaling_table(rows)
-    if "exponent" not in scaling:
-        return
-    for _, line in scaling[scaling["name"].isin(eager["name"]) & scaling["exponent"].notna()].iterrows():
+    scaling = known(scaling_table(rows), "exponent")
+    for _, line in scaling[scaling["name"].isin(eager["name"])].iterrows() if len(scaling) else ():
         grows = f"{line['quantity']} grows as n^{line['exponent']:.2f} [{line['exponent_low']:.2f} … {line['exponent_high']:.2f}]"
         sure = f"{line['meaning']}, over {int(line['lengths'])} lengths"
         about, exponent = f"{line['name']} ({line['attention_type']}, {line['dtype']})", Figure.of(line, "exponent")
@@ -142,13 +140,12 @@ def _largest_phase(row: pd.Series) -> tuple[str, tuple[tuple[Figure, Order, Figu
     phases = pd.DataFrame(
         [{"name": name} | {f"ms{end}": row[f"{name}{end}"] for end in ("", "_low", "_high")} for name in _PHASES]
     )
-    found = overview.leaders(phases, "ms", ascending=False)
+    found, others = overview.ranked(phases, "ms", ascending=False)
     figures = {name: Figure.of(row, name, "latency", name, row["name"]) for name in _PHASES}
     words = [
         f"the {name.replace('_', ' ')} ({format_number(ms)} ms)"
         for name, ms in zip(found["name"], found["ms"], strict=True)
     ]
-    first, *tied = found["name"]
-    which = "cannot be told apart as the largest part" if tied else "is the largest part"
-    others = tied or [name for name in _PHASES if name != first]
-    return f"{overview.listed(words)} {which}", comparing(figures[first], *(figures[name] for name in others))
+    which = "cannot be told apart as the largest part" if len(found) > 1 else "is the largest part"
+    compared = comparing(*(figures[name] for name in (found["name"].iloc[0], *others["name"])))
+    return f"{overview.listed(words)} {which}", compared
