@@ -222,11 +222,11 @@ class MemoryProfiler:
         Reserved by CUDA's allocator; on a CPU the resident rise plus what was alive before.
         """
         live = self._live()
-        reserved = self._peak.reserved if self._peak else None
+        reserved = self._peak.reserved
         if reserved is None:
-            if self._resident is None or self._resident.resident is None:
+            if self._resident.resident is None:
                 raise BadInput(
                     "MemoryProfiler: this system does not tell the resident peak, so there is no efficiency score"
                 )
-            reserved = self._resident.resident + (self._peak.before if self._peak else 0)
+            reserved = self._resident.resident + self._peak.before
         return min(1.0, live / reserved) if reserved else 1.0

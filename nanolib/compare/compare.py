@@ -305,9 +305,12 @@ def _pairs(base: pd.DataFrame, current: pd.DataFrame, metrics: Sequence[str]) ->
 
 
 def _line(then: pd.Series, now: pd.Series, finding: str, **rest: Any) -> Line:
-    metric = " ".join(part for part in (then["metric"], then["scope"]) if part)
-    case = case_name(then["factors"])
-    return Line(then["experiment"], case, metric, finding, float(then["estimate"]), float(now["estimate"]), **rest)
+    return Line(*named(then), finding, float(then["estimate"]), float(now["estimate"]), **rest)
+
+
+def named(row: pd.Series) -> tuple[str, str, str]:
+    """A figure for people: its experiment, its case, its metric with the scope."""
+    return row["experiment"], case_name(row["factors"]), f"{row['metric']} {row['scope']}".strip()
 
 
 def exact_lines(base: pd.DataFrame, current: pd.DataFrame, threshold: float) -> Iterator[Line]:

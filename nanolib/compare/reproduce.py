@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nanolib.compare.compare import COUNTED
+from nanolib.compare.compare import COUNTED, named
 from nanolib.measurement import Flag, Provenance, Status, case_name, format_number
 from nanolib.stats.intervals import Interval, TooFewSamples, median_interval
 
@@ -185,8 +185,7 @@ def _compared(group: pd.DataFrame, mine: Mapping[tuple[Any, ...], pd.Series], sa
     """The rows of one case that hold a figure to be reproduced."""
     wanted = group["metric"].isin((*_TIMED, *COUNTED)) & group["estimate"].notna()
     for _, then in group[wanted & (group["provenance"] != Provenance.MODELLED)].iterrows():
-        metric = " ".join(part for part in (then["metric"], then["scope"]) if part)
-        told = (then["experiment"], case_name(then["factors"]), metric, float(then["estimate"]))
+        told = (*named(then), float(then["estimate"]))
         now = mine.get(tuple(then[_KEY]))
         if now is None or pd.isna(now["estimate"]):
             yield Row(CANNOT_RUN, *told, message="it is not measured here")

@@ -59,10 +59,8 @@ class GpuState:
     def _gpu(self) -> Any:
         """Its handle; None where the driver tells nothing of it."""
         if self._nvml is None:
-            try:
-                import pynvml
-            except ImportError:  # AMD's GPUs come without it
-                return None
+            import pynvml  # most machines have no driver for it
+
             self._nvml = pynvml
         try:
             self._nvml.nvmlInit()

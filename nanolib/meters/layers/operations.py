@@ -20,7 +20,6 @@ from torch.overrides import TorchFunctionMode
 
 from nanolib.meters.time.stopwatch import CpuStopwatch, Stopwatch
 
-ATTENTION_STEPS = ("qk", "scale_mask", "softmax", "av")
 FUSED = "attention_fused"
 ATTENTION_STATISTICS = ("attention_entropy", "attention_max_weight", "attention_sparsity")
 
