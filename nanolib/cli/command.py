@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import math
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_STREAMS = ("standard input", "standard output", "standard error")
 _ENDLESS = re.compile(r"(\S{100})\S{400,}(\S{100})")  # longer than any name of a file
 _NUMBER = re.compile(r"[-+]?\d|—$|yes$|no$")  # what a column of numbers holds
 EXIT_OK, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
@@ -82,12 +84,18 @@ def echo(*lines: Any, err: bool = False, whole: bool = False) -> None:
         narrow = len(line) > columns() >= max(map(len, line.split()), default=0) + len(indent)  # a path stays whole
         if narrow and not err and not whole:
             line = textwrap.fill(line, columns(), subsequent_indent=indent, break_on_hyphens=False)
-        click.echo(line, err=err)
+        try:
+            click.echo(line, err=err)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, _STREAMS[1 + err]) from None
 
 
 def complain(*lines: str) -> None:
     """Print to the standard error what is wrong, a line each; of an endless word its two ends."""
-    echo(*("nano: " + _ENDLESS.sub(r"\1...\2", line) for line in lines), err=True)
+    with contextlib.suppress(OSError):  # nobody hears it; the exit code still tells
+        echo(*("nano: " + _ENDLESS.sub(r"\1...\2", line) for line in lines), err=True)
 
 
 def columns(unlimited: int = sys.maxsize) -> int:
@@ -233,11 +241,21 @@ def command(*examples: str) -> Callable[[Callable[..., Any]], Command]:
     return click.command(cls=Command, examples=examples)
 
 
+def _open_streams() -> None:
+    """A standard stream that is closed leads nowhere; else the next file that is opened would take its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115  # as long as this process lives
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
+
+
 class Commands(click.Group):
     """Commands that tell a wrong use in one line, as they do bad input."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command that the command line names, and end."""
+        _open_streams()
         try:
             sys.exit(super().main(*args, **kwargs | {"standalone_mode": False}) or EXIT_OK)
         except click.exceptions.NoArgsIsHelpError as error:
@@ -254,4 +272,6 @@ class Commands(click.Group):
             complain(f"{said} {meant or f'See: {path} --help'}")
         except click.Abort:
             sys.exit(EXIT_INTERRUPTED)
+        except OSError as error:  # of its help, which click prints
+            complain(f"{_STREAMS[1]}: {error.strerror or error}; name another place")
         sys.exit(EXIT_BAD_INPUT)
