@@ -34,6 +34,15 @@ def _output_folder_stays(monkeypatch):
     monkeypatch.setenv("NANOLIB_OUTPUT", os.environ["NANOLIB_OUTPUT"])
 
 
+@pytest.fixture
+def small_ceilings(monkeypatch):
+    """For sweeps of which nothing is looked at that a ceiling decides: each measures some over products and copies of its own."""
+    from nanolib.meters import ceilings
+
+    monkeypatch.setattr(ceilings, "_MATRIX", {"cpu": 256})
+    monkeypatch.setattr(ceilings, "_COPY_BYTES", {"cpu": 2**22})
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _old_objects_are_set_aside():
     """Each measurement collects garbage first, and would look at all that the files before have imported."""

@@ -19,11 +19,12 @@ SMALL = {
 }
 
 
-@pytest.fixture
-def rows(tmp_path, monkeypatch):
-    monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path))
-    run = sweep.measure(energy, energy.Params(**SMALL, phases=["decode"], every_kth_token=4), progress=False)
-    run.finish()
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NANOLIB_OUTPUT", str(tmp_path_factory.mktemp("energy")))
+        run = sweep.measure(energy, energy.Params(**SMALL, phases=["decode"], every_kth_token=4), progress=False)
+        run.finish()
     yield run.measurements(samples=True), run.store
     run.store.close()
 

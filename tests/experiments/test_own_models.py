@@ -53,6 +53,7 @@ def own(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("small_ceilings")
 @pytest.mark.parametrize(
     ("name", "model", "options"),
     [

@@ -30,6 +30,7 @@ GIVEN = {
 REFUSED = {"distributed"}
 
 
+@pytest.mark.usefixtures("small_ceilings")
 @pytest.mark.parametrize("name", sorted({*ALL} - REFUSED - {"summary"}))
 def test_what_is_timed_is_profiled_on_request(tmp_path, monkeypatch, name):
     monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path))

@@ -56,6 +56,7 @@ def test_kinds_that_remove_nothing_are_named_together_with_what_helps_each_and_a
     )
 
 
+@pytest.mark.usefixtures("small_ceilings")
 @pytest.mark.parametrize(
     ("options", "n", "removed"),
     [

@@ -24,7 +24,7 @@ from nanolib.run import sweep
 from nanolib.store import Store
 from nanolib.validation import read_yaml
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_ceilings")]
 
 TINY = {"num_layers": 1, "d_model": 64, "num_heads": 2, "vocab_size": 512}
 _ALLOWED = {"float64": 1e-12, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}  # against float64

@@ -46,7 +46,7 @@ class Ends(Looks):
 
 
 @pytest.fixture
-def store(tmp_path, monkeypatch):
+def store(tmp_path, monkeypatch, small_ceilings):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "odd_models.py").write_text(OWN)
