@@ -13,6 +13,7 @@ from nanolib.report.drawing import HEIGHT, colour_and_shape, theme
 from nanolib.report.frame import tooltips, with_interval
 from nanolib.report.overview import pick
 from nanolib.report.palette import GUIDE, INK
+from nanolib.report.tables import drawn_ends
 
 _WIDTH = 560
 _TICKS = [2**power for power in range(4, 21)]
@@ -37,7 +38,7 @@ def timed_points(rows: pd.DataFrame, scopes: Sequence[str], here: bool) -> pd.Da
     if found.empty:
         return pd.DataFrame(columns=_COLUMNS)
     ends = {"run_id": found["run_id"], "ms": found["estimate"], "predicted": found["predicted"], "here": here}
-    ends |= {end: found[end].fillna(found["estimate"]) for end in ("low", "high")}
+    ends |= drawn_ends(found)
     what = found["scope"].str.replace("_", " ") if len(scopes) > 1 else found["factor.name"]
     case = [case_name(factors) for factors in found["factors"]]
     return pd.DataFrame({"case": case, "what": what, "n": found["factor.seq_len"].astype(int), **ends})[_COLUMNS]

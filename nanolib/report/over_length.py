@@ -15,6 +15,7 @@ from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
 from nanolib.report.linking import ONLY_ALL, links
 from nanolib.report.overview import of_experiment, pick
 from nanolib.report.palette import FAILED, GUIDE, QUIET
+from nanolib.report.tables import drawn_ends
 
 KEY = "Points: measured, with 95 % intervals. Dashed: predicted. Grey: as n and as n² grow."
 COUNTED_KEY = "Points: counted, exact. Dashed: predicted. Grey: as n and as n² grow."
@@ -143,8 +144,7 @@ def _points(rows: pd.DataFrame, others: Sequence[str], scopes: Mapping[str, str]
             "panel": rows["scope"].map(scopes),
             "seq_len": rows["factor.seq_len"].astype(int),
             "estimate": rows["estimate"],
-            "low": rows["low"].fillna(rows["estimate"]),
-            "high": rows["high"].fillna(rows["estimate"]),
+            **drawn_ends(rows),
             "predicted": rows["predicted"],
             "n": rows["n"],
             "method": rows["method"],

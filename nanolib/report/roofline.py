@@ -15,7 +15,7 @@ from nanolib.report.frame import Drawn, framed, tooltips, with_interval
 from nanolib.report.linking import links
 from nanolib.report.overview import listed, pick, ranked
 from nanolib.report.palette import QUIET
-from nanolib.report.tables import Column, filled
+from nanolib.report.tables import Column, drawn_ends, filled
 
 _CASE = ["name", "optimisation", "seq_len", "batch_size", "dtype"]
 
@@ -77,9 +77,7 @@ def _drawn(rows: pd.DataFrame, experiment: str) -> Drawn | None:
     columns = ["name", "scope", "case", "dtype", "intensity", "achieved", "achieved_low", "achieved_high", "attainable"]
     columns += ["share", "bound", *(name for name in table if name.startswith("link_"))]
     data = table[columns].assign(scope=table["scope"].str.replace("_", " "))
-    data[["achieved_low", "achieved_high"]] = data[["achieved_low", "achieved_high"]].apply(
-        lambda c: c.fillna(data["achieved"])
-    )
+    data = data.assign(**{f"achieved_{end}": values for end, values in drawn_ends(data, "achieved").items()})
     low, high = data["intensity"].min() / 2, max(data["intensity"].max(), table["ridge"].max()) * 2
     roofs = []
     for (dtype, peak, bandwidth, run), _ in table.groupby(["dtype", "peak", "bandwidth", "run_id"], sort=False):

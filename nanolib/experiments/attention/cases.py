@@ -14,9 +14,7 @@ from nanolib.models import attention
 from nanolib.run import params as shared
 from nanolib.run.case import Case
 from nanolib.run.ceilings import ceiling_cases
-from nanolib.run.params import MAX_SEQ_LEN, distinct, known_dtypes
-
-Size = pydantic.PositiveInt
+from nanolib.run.params import MAX_SEQ_LEN, distinct, known, known_dtypes
 
 
 class Params(shared.Params):
@@ -78,13 +76,7 @@ class Params(shared.Params):
         "seq_lens", "batch_sizes", "attention_types", "dtypes", "quality_patterns", "quality_sparsities"
     )(distinct)
 
-    @pydantic.field_validator("quality_patterns")
-    @classmethod
-    def _patterns_exist(cls, values: list[str]) -> list[str]:
-        for value in values:
-            if value not in QUALITY_PATTERNS:
-                raise ValueError(f"{shown(value)} is no pattern; use {', '.join(QUALITY_PATTERNS)}")
-        return values
+    _patterns = pydantic.field_validator("quality_patterns")(lambda names: known(names, QUALITY_PATTERNS, "pattern"))
 
     @pydantic.field_validator("quality_sparsities")
     @classmethod

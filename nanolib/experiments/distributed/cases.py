@@ -87,17 +87,17 @@ class Params(shared.Params):
     )
 
     _dtypes = pydantic.field_validator("dtypes")(known_dtypes)
+    _preset = pydantic.field_validator("training_preset")(lambda name: name and known_presets([name])[0])
     _distinct = pydantic.field_validator(
-        *(
-            "world_sizes",
-            "seq_lens",
-            "algorithms",
-            "prefill_seq_lens",
-            "prefill_algorithms",
-            "memory_seq_lens",
-            "dtypes",
-        ),
-        *("strategies", "model_world_sizes"),
+        "world_sizes",
+        "seq_lens",
+        "algorithms",
+        "prefill_seq_lens",
+        "prefill_algorithms",
+        "memory_seq_lens",
+        "dtypes",
+        "strategies",
+        "model_world_sizes",
     )(distinct)
 
     @pydantic.field_validator("trace")
@@ -106,11 +106,6 @@ class Params(shared.Params):
         if value:
             raise ValueError("ranks are processes of their own, whose calls are not traced; leave it out")
         return value
-
-    @pydantic.field_validator("training_preset")
-    @classmethod
-    def _known_preset(cls, value: str) -> str:
-        return known_presets([value])[0] if value else value
 
     @pydantic.model_validator(mode="after")
     def _nodes_meet(self) -> Params:

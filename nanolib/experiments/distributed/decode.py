@@ -10,7 +10,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from nanolib.experiments.distributed.rank_rows import bytes_rows, latency_row, part_rows, ratio_row, slowest
+from nanolib.experiments.distributed.rank_rows import (
+    bytes_rows,
+    latency_row,
+    part_rows,
+    ratio_row,
+    slowest,
+    traffic_words,
+)
 from nanolib.measurement import Flag, Measurement, Provenance, Status, exact
 from nanolib.meters.links import count_bytes, time_collectives
 from nanolib.meters.memory import MIB
@@ -81,11 +88,7 @@ class DecodeCase(RanksCase):
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
         """Rounds and bytes of each form, and what each rank holds."""
         sent = {form: self.traffic(form) for form in self.forms}
-        return {
-            "shard": f"{self.shard_bytes / MIB:.4g} MiB",
-            "rounds": ", ".join(f"{form} {traffic.rounds}" for form, traffic in sent.items()),
-            "bytes sent per rank": ", ".join(f"{form} {max(traffic.sent):,.0f}" for form, traffic in sent.items()),
-        }
+        return {"shard": f"{self.shard_bytes / MIB:.4g} MiB"} | traffic_words(sent)
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """All rows of a case: the forms' times and ratios, their parts, bytes, errors, and the cost model."""

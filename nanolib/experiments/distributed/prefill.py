@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
-from nanolib.experiments.distributed.rank_rows import bytes_rows, latency_row, part_rows, ratio_row
+from nanolib.experiments.distributed.rank_rows import bytes_rows, latency_row, part_rows, ratio_row, traffic_words
 from nanolib.measurement import Measurement, Provenance, exact
 from nanolib.meters.links import count_bytes
 from nanolib.meters.memory import MIB, peak_memory
@@ -102,11 +102,7 @@ class PrefillCase(RanksCase):
             )
         }
         if forms and self.world_size > 1:
-            sent = {form: self.traffic(form) for form in forms}
-            found["rounds"] = ", ".join(f"{form} {traffic.rounds}" for form, traffic in sent.items())
-            found["bytes sent per rank"] = ", ".join(
-                f"{form} {max(traffic.sent):,.0f}" for form, traffic in sent.items()
-            )
+            found |= traffic_words({form: self.traffic(form) for form in forms})
         return found
 
     def rank_plan(self) -> Plan:
@@ -200,17 +196,14 @@ class MemoryCase(Case):
             twin = PrefillCase(self.device, self.world_size, self.seq_len, (self.memory_form,), *shape, False, 1)
             return twin.rank_plan()
 
-        def workloads() -> Iterator[Workload]:
-            yield self._dense_workload(self.device)
+        return planned(self, lambda: [self._dense_workload()])
 
-        return planned(self, workloads)
-
-    def _dense_workload(self, device: str) -> Workload:
+    def _dense_workload(self) -> Workload:
         shapes = [
             (self.batch_size, heads, self.seq_len, self.head_dim)
             for heads in (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         ]
-        tensors = [torch.randn(shape, dtype=getattr(torch, self.dtype), device=device) for shape in shapes]
+        tensors = [torch.randn(shape, dtype=getattr(torch, self.dtype), device=self.device) for shape in shapes]
         options = {"backend": self.memory_form}
 
         def call() -> torch.Tensor:
@@ -224,7 +217,7 @@ class MemoryCase(Case):
         scope = f"{self.memory_form} forward"
         plan = self._rank_plan()
         if self._is_run:
-            work = self._dense_workload(self.device)
+            work = self._dense_workload()
             work.call()
             with peak_memory(self.device, *work.existing()) as peak:
                 work.call()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,10 +10,19 @@ import numpy as np
 from nanolib.measurement import Flag, Measurement, exact
 from nanolib.meters.time.latency import summarise
 from nanolib.meters.time.timer import KINDS
+from nanolib.models.attention.traffic import Traffic
 from nanolib.stats.compare import compare_paired
 from nanolib.stats.intervals import Interval, TooFewSamples, mean_interval, median_interval
 
 Parts = Sequence[Sequence[dict[str, float]]]  # [ranks][runs]: block → ms
+
+
+def traffic_words(sent: Mapping[str, Traffic]) -> dict[str, str]:
+    """Rounds, and bytes of the rank that sends most, of each form."""
+    return {
+        "rounds": ", ".join(f"{form} {traffic.rounds}" for form, traffic in sent.items()),
+        "bytes sent per rank": ", ".join(f"{form} {max(traffic.sent):,.0f}" for form, traffic in sent.items()),
+    }
 
 
 def slowest(ranks: Sequence[Sequence[float]]) -> np.ndarray:
@@ -51,12 +60,10 @@ def part_rows(ranks: Parts, form: str, flags: tuple[Flag, ...], predicted_ms: fl
         predicted_ms: What the cost model says of the communication.
     """
     names = dict.fromkeys(name for runs in ranks for run in runs for name in run if name not in KINDS.values())
-    for name in names:
-        series = [[run.get(name, 0.0) for run in runs] for runs in ranks]
-        yield _part(series, f"{form}: {name}", flags, None)
+    blocks = {name: [[run.get(name, 0.0) for run in runs] for runs in ranks] for name in names}
     kinds = {kind: [[_of_kind(run, kind) for run in runs] for runs in ranks] for kind in KINDS.values()}
-    for kind, series in kinds.items():
-        yield _part(series, f"{form}: {kind}", flags, predicted_ms if kind == "communication" else None)
+    for name, series in (*blocks.items(), *kinds.items()):
+        yield _part(series, f"{form}: {name}", flags, predicted_ms if name == "communication" else None)
     # The rank that the others wait for is the one whose time the call takes.
     rank = int(np.argmin([np.sum(waits) for waits in kinds["wait"]]))
     own = np.array([series[rank] for series in kinds.values()])

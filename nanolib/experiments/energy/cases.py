@@ -14,6 +14,7 @@ from torch import nn
 from nanolib.config import PRESETS
 from nanolib.experiments.energy.layer_profile import overheads, profile
 from nanolib.experiments.model.model_cases import GenerationCase, ModelCase, model_name, text_batch
+from nanolib.experiments.model.own_model import OwnModelParams
 from nanolib.experiments.model.steps import Generating, Training
 from nanolib.measurement import Measurement, exact
 from nanolib.meters.energy.meter import EnergyMeter
@@ -23,7 +24,7 @@ from nanolib.meters.machine import resolve_device
 from nanolib.paths import expanded
 from nanolib.run import params as shared
 from nanolib.run.case import Case, Plan
-from nanolib.run.own_model import check_own, known_model, rehearse, sources
+from nanolib.run.own_model import check_own, sources
 from nanolib.run.params import distinct, fitting_config, known_presets
 from nanolib.run.workload import Workload, trace
 from nanolib.store import traces
@@ -33,7 +34,7 @@ PHASES = ("prefill", "decode", "training_step")
 Phase = Literal["prefill", "decode", "training_step"]
 
 
-class Params(shared.Params):
+class Params(OwnModelParams):
     """Parameters of the energy notebook.
 
     Attributes:
@@ -73,13 +74,8 @@ class Params(shared.Params):
     every_kth_token: int = pydantic.Field(4, gt=0, le=1_000_000)
     every_nth_layer: int = pydantic.Field(1, gt=0, le=10_000)
 
-    _model = pydantic.field_validator("model")(known_model)
     _presets = pydantic.field_validator("presets")(known_presets)
     _distinct = pydantic.field_validator("presets", "seq_lens", "phases", "profiling")(distinct)
-
-    def rehearse(self) -> None:
-        """See `own_model.rehearse`."""
-        rehearse(self.model, self.model_options)
 
     @pydantic.field_validator("power_trace")
     @classmethod
@@ -247,12 +243,8 @@ def cases(params: Params) -> list[Case]:
         for seq_len in params.seq_lens
         for phase in params.phases
     ]
-    looked: list[Case] = []
-    if params.profiling:
-        looked = [
-            ProfileCase(*shape, every_kth_token=params.every_kth_token, every_nth_layer=params.every_nth_layer)
-            for shape in shapes
-        ]
+    often = (params.every_kth_token, params.every_nth_layer)
+    looked = [ProfileCase(*shape, "layers", *often) for shape in shapes] if params.profiling else []
     return [*(EnergyCase(*shape) for shape in shapes), *looked]
 
 

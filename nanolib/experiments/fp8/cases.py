@@ -14,6 +14,7 @@ from nanolib.experiments.fp8.numerics import VARIANTS, NumericsCase
 from nanolib.experiments.fp8.parity import ARMS, ParityCase, small_decoder
 from nanolib.experiments.fp8.speed import DTYPES, MODES, ShapeCase, SpeedCase, product_of
 from nanolib.experiments.model import cases as models
+from nanolib.experiments.model.own_model import OwnModelParams
 from nanolib.measurement import STORED_AS, BadInput, Measurement, Provenance, Unsupported, words_of
 from nanolib.meters.machine import resolve_device
 from nanolib.models import create_model, fp8
@@ -21,11 +22,11 @@ from nanolib.models.user import build_model
 from nanolib.run import params as shared
 from nanolib.run.case import Case, Plan
 from nanolib.run.ceilings import ceiling_cases, no_product
-from nanolib.run.own_model import check_own, known_model, rehearse, sources
+from nanolib.run.own_model import check_own, sources
 from nanolib.run.params import distinct, fitting_config, known_corpus, known_presets
 
 
-class Params(shared.Params):
+class Params(OwnModelParams):
     """Parameters of the FP8 notebook.
 
     Attributes:
@@ -86,7 +87,6 @@ class Params(shared.Params):
     quoted: bool = True
     corpus: str = pydantic.Field("", max_length=4096)
 
-    _model = pydantic.field_validator("model")(known_model)
     _presets = pydantic.field_validator("presets")(known_presets)
 
     @pydantic.field_validator("parity_arms", mode="before")
@@ -124,10 +124,6 @@ class Params(shared.Params):
             except BadInput as error:
                 raise ValueError(f"{error.lines[0]} (in the decoder that is trained for parity)") from None
         return self
-
-    def rehearse(self) -> None:
-        """See `own_model.rehearse`."""
-        rehearse(self.model, self.model_options)
 
     @property
     def kept(self) -> list[str]:

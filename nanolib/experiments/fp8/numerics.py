@@ -6,18 +6,16 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
 
-from nanolib.experiments.fp8.parity import small_decoder
-from nanolib.experiments.model.steps import planned_training
+from nanolib.experiments.fp8.parity import SmallDecoderCase, small_decoder
 from nanolib.measurement import Measurement, Provenance, exact
 from nanolib.models import create_model, fp8, text
 from nanolib.models.attention.reference import relative_error
 from nanolib.models.training import train
-from nanolib.run.case import Case, Plan
 
 VARIANTS = {
     f"{format} per {granularity}": fp8.Cast(format, granularity)
@@ -28,15 +26,13 @@ _OPERANDS = ("input", "weight", "gradient")
 
 
 @dataclass(frozen=True)
-class NumericsCase(Case):
+class NumericsCase(SmallDecoderCase):
     """One way to cast, on the operands of a small decoder that has been trained for a while.
 
     Attributes:
         variant: A key of `VARIANTS`, or `scales`: how each layer's scales moved while it was trained.
         steps: Of training, in bf16.
     """
-
-    interleaves: ClassVar[bool] = False
 
     variant: str
     steps: int
@@ -51,18 +47,9 @@ class NumericsCase(Case):
         return f"numerics {self.variant}"
 
     @property
-    def _like(self) -> NumericsCase:
+    def like(self) -> NumericsCase:
+        """The same before any cast, a step of it."""
         return replace(self, variant="", steps=1, seed=0)
-
-    @property
-    def alike(self) -> str:
-        """See `Case.alike`."""
-        return self._like.case_id
-
-    def plan(self) -> Plan:
-        """The peak memory of a training step; the casts come after it, layer by layer."""
-        config = small_decoder(self.d_model, self.num_layers, self.seq_len)
-        return planned_training(self._like, config, self.batch_size, self.seq_len)
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """Per layer and product the error of the product in float32, and per operand what its cast loses.

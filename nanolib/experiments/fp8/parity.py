@@ -28,16 +28,35 @@ TENTHS = 10
 _RATE = 1e-3
 
 
+class SmallDecoderCase(Case):
+    """Training of the small decoder: its plan is that of one step, whatever else the case asks."""
+
+    interleaves: ClassVar[bool] = False  # nothing is timed
+
+    @property
+    def like(self) -> SmallDecoderCase:
+        """The case that stands for all with its plan."""
+        raise NotImplementedError
+
+    @property
+    def alike(self) -> str:
+        """See `Case.alike`."""
+        return self.like.case_id
+
+    def plan(self) -> Plan:
+        """The peak memory of a training step in float32; casts need some more."""
+        config = small_decoder(self.d_model, self.num_layers, self.seq_len)
+        return planned_training(self.like, config, self.batch_size, self.seq_len)
+
+
 @dataclass(frozen=True)
-class ParityCase(Case):
+class ParityCase(SmallDecoderCase):
     """One arm against bf16, over seeds.
 
     Attributes:
         arm: `bf16_again` is bf16 with initial weights that differ in their last bit; the rest are types, recipes and controls.
         margin: A difference of this share of the loss counts as none; declared beforehand.
     """
-
-    interleaves: ClassVar[bool] = False
 
     arm: str
     seeds: int
@@ -55,18 +74,9 @@ class ParityCase(Case):
         return f"parity {self.arm.replace('_', ' ')} {self.seeds} seeds {self.steps} steps"
 
     @property
-    def _like(self) -> ParityCase:
+    def like(self) -> ParityCase:
+        """The same of bf16 alone, a step of one seed."""
         return replace(self, arm=BASE, seeds=1, first_seed=0, steps=1, margin=0.0, keep=())
-
-    @property
-    def alike(self) -> str:
-        """See `Case.alike`."""
-        return self._like.case_id
-
-    def plan(self) -> Plan:
-        """The peak memory of a training step in float32; casts need some more."""
-        config = small_decoder(self.d_model, self.num_layers, self.seq_len)
-        return planned_training(self._like, config, self.batch_size, self.seq_len)
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """The difference in loss from bf16 at each tenth of the run, and what is said of it.

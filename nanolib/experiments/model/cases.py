@@ -11,6 +11,7 @@ import torch
 
 from nanolib.experiments.model.loss_case import LossCase
 from nanolib.experiments.model.model_cases import GenerationCase, Mode, ModelCase, model_name
+from nanolib.experiments.model.own_model import OwnModelParams
 from nanolib.experiments.model.remedies import REMEDIES, RemedyCase
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.memory import total_bytes
@@ -18,7 +19,7 @@ from nanolib.models.optimise import OPTIMISATIONS, applies
 from nanolib.run import params as shared
 from nanolib.run.case import Case, Plan
 from nanolib.run.ceilings import ceiling_cases
-from nanolib.run.own_model import check_own, known_model, rehearse, sources
+from nanolib.run.own_model import check_own, sources
 from nanolib.run.params import distinct, fitting_config, known, known_corpus, known_dtypes, known_kinds, known_presets
 from nanolib.run.workload import fits
 
@@ -27,7 +28,7 @@ _LOGITS = {"training": 4, "inference": 1, "generation": 0}  # copies of those of
 _ACTIVATIONS = 40  # tensors of a token's width that a block keeps for its backward pass, roughly
 
 
-class Params(shared.Params):
+class Params(OwnModelParams):
     """Parameters of the model notebook.
 
     Attributes:
@@ -83,18 +84,10 @@ class Params(shared.Params):
         "peak_remedies",
     )(distinct)
 
-    _model = pydantic.field_validator("model")(known_model)
-
-    @pydantic.field_validator("optimisations")
-    @classmethod
-    def _known_optimisations(cls, values: list[str]) -> list[str]:
-        return known(values, OPTIMISATIONS, "optimisation")
-
-    @pydantic.field_validator("peak_remedies")
-    @classmethod
-    def _known_remedies(cls, values: list[str]) -> list[str]:
-        return known(values, REMEDIES, "remedy")
-
+    _optimisations = pydantic.field_validator("optimisations")(
+        lambda names: known(names, OPTIMISATIONS, "optimisation")
+    )
+    _remedies = pydantic.field_validator("peak_remedies")(lambda names: known(names, REMEDIES, "remedy"))
     _corpus = pydantic.field_validator("corpus")(known_corpus)
 
     @pydantic.model_validator(mode="after")
@@ -110,14 +103,6 @@ class Params(shared.Params):
                         f"seq_lens: 1 cannot be halved between encoder and decoder of {preset}; give 2 or more"
                     )
         return self
-
-    def rehearse(self) -> None:
-        """Build a model of the user's own once, so that what is wrong with it is told once.
-
-        Raises:
-            BadInput: It cannot be built.
-        """
-        rehearse(self.model, self.model_options)
 
 
 def cases(params: Params) -> list[Case]:

@@ -62,10 +62,13 @@ def select_runs(store: Store, names: list[str]) -> list[str]:
     return list(dict.fromkeys(ids))
 
 
+def _opened(params: Params) -> Store:
+    return Store(params.database or database_path(), create=not params.database)
+
+
 def changes(params: Params) -> tuple[Comparison | None, list[History]]:
     """The chosen runs against those before them, and every timing over all runs of their machines."""
-    path = params.database or database_path()
-    with Store(path, create=not params.database) as store:
+    with _opened(params) as store:
         return what_changed(store, store.runs_of(select_runs(store, params.runs)))
 
 
@@ -75,8 +78,6 @@ def load(params: Params) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     Raises:
         BadInput: A name that stands for no run, or a database that cannot be read.
     """
-    path = params.database or database_path()
-    with Store(path, create=not params.database) as store:
-        ids = select_runs(store, params.runs)
-        rows, runs = store.shown(ids)
+    with _opened(params) as store:
+        rows, runs = store.shown(select_runs(store, params.runs))
         return runs, store.machines(), rows

@@ -12,6 +12,7 @@ import pydantic
 import torch
 
 from nanolib.config import PRESETS, NanoConfig
+from nanolib.experiments.model.own_model import OwnModelParams
 from nanolib.experiments.model.steps import check_loss
 from nanolib.measurement import Measurement
 from nanolib.meters.machine import resolve_device
@@ -22,7 +23,7 @@ from nanolib.models.transformer import next_token_loss
 from nanolib.models.user import build_model, logits_of, missing, runs_code
 from nanolib.run import params as shared
 from nanolib.run.case import Case, Plan
-from nanolib.run.own_model import check_own, known_model, rehearse, sources
+from nanolib.run.own_model import check_own, sources
 from nanolib.run.params import distinct, fitting_config, known_presets
 from nanolib.run.workload import Workload, trace
 from nanolib.stats.steady import leading_slow_samples, steady_state
@@ -30,7 +31,7 @@ from nanolib.stats.steady import leading_slow_samples, steady_state
 DIRECTIONS = ("forward", "forward_backward")
 
 
-class Params(shared.Params):
+class Params(OwnModelParams):
     """Parameters of the warm-up notebook.
 
     Attributes:
@@ -65,12 +66,7 @@ class Params(shared.Params):
 
     _distinct = pydantic.field_validator("warmup_steps", "directions")(distinct)
 
-    _model = pydantic.field_validator("model")(known_model)
-
-    @pydantic.field_validator("preset")
-    @classmethod
-    def _preset_exists(cls, value: str) -> str:
-        return known_presets([value])[0]
+    _preset = pydantic.field_validator("preset")(lambda name: known_presets([name])[0])
 
     @pydantic.model_validator(mode="after")
     def _config_fits(self) -> Params:
@@ -79,10 +75,6 @@ class Params(shared.Params):
             return self
         fitting_config(self.preset, self.overrides, longest=("seq_len", self.seq_len))
         return self
-
-    def rehearse(self) -> None:
-        """See `own_model.rehearse`."""
-        rehearse(self.model, self.model_options)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
 from nanolib.report.linking import links
 from nanolib.report.overview import having, listed, pick, ranked
 from nanolib.report.palette import PALETTE
-from nanolib.report.tables import known, with_ends
+from nanolib.report.tables import drawn_ends, known, with_ends
 
 
 @framed("Decoding over a sharded cache: time per token", EXPERIMENT)
@@ -40,8 +40,7 @@ def decode_scaling(rows: pd.DataFrame) -> Drawn | None:
             "form": table["form"].str.replace("_", " "),
             "ranks": table["world_size"].astype(int),
             "ms": table["latency"],
-            "low": table["latency_low"].fillna(table["latency"]),
-            "high": table["latency_high"].fillna(table["latency"]),
+            **drawn_ends(table, "latency"),
             "bound": table["bound"].fillna(""),
             "oversubscribed": [Flag.OVERSUBSCRIBED.value in flags for flags in table["flags"]],
             **links(table),
@@ -160,8 +159,7 @@ def link_model(rows: pd.DataFrame) -> Drawn | None:
             "collective": [d["collective"].replace("_", " ") for d in details],
             "payload": [d["payload"] for d in details],
             "ms": sent["estimate"],
-            "low": sent["low"].fillna(sent["estimate"]),
-            "high": sent["high"].fillna(sent["estimate"]),
+            **drawn_ends(sent),
             "predicted": sent["predicted"],
             "case": sent["case_id"],
             **links(sent, but="link_n"),  # it sends bytes, of any length

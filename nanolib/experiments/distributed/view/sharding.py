@@ -22,7 +22,7 @@ from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
 from nanolib.report.linking import links
 from nanolib.report.overview import cached, having, listed, pick, ranked
 from nanolib.report.palette import GUIDE
-from nanolib.report.tables import CASE, Column, filled, known, titles, with_ends
+from nanolib.report.tables import CASE, Column, drawn_ends, filled, known, titles, with_ends
 
 _PREFILL = (
     Column("ranks", "Ranks"),
@@ -92,8 +92,7 @@ def prefill_times(rows: pd.DataFrame) -> Drawn | None:
             ),
             "form": table["form"],
             "ms": table["latency"],
-            "low": table["latency_low"].fillna(table["latency"]),
-            "high": table["latency_high"].fillna(table["latency"]),
+            **drawn_ends(table, "latency"),
             "flags": [", ".join(flags) or "none" for flags in table["flags"]],
             **links(table),
         }
@@ -183,8 +182,7 @@ def training_scaling(rows: pd.DataFrame) -> Drawn | None:
             ),
             "ranks": table["world_size"].where(table["strategy"] != "alone", 1).astype(int),
             "rate": table["tokens_per_second"],
-            "low": table["tokens_per_second_low"].fillna(table["tokens_per_second"]),
-            "high": table["tokens_per_second_high"].fillna(table["tokens_per_second"]),
+            **drawn_ends(table, "tokens_per_second"),
             "flags": [", ".join(flags) or "none" for flags in table["flags"]],
             "oversubscribed": [Flag.OVERSUBSCRIBED.value in flags for flags in table["flags"]],
             **links(table),

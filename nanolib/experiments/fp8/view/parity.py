@@ -12,7 +12,7 @@ from nanolib.report.frame import Drawn, framed, panels, rule, tooltips, with_int
 from nanolib.report.linking import followed
 from nanolib.report.overview import cached, having, listed
 from nanolib.report.palette import PALETTE
-from nanolib.report.tables import CASE, Column, base, filled, titles, with_ends
+from nanolib.report.tables import CASE, Column, base, filled, known, titles, with_ends
 
 _PARITY = (
     Column("arm", "Arm"),
@@ -56,8 +56,8 @@ def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
 @framed("Loss above bf16, in pairs of one seed", "fp8")
 def fp8_parity(rows: pd.DataFrame) -> Drawn | None:
     """The difference in loss at each tenth of the run, the margin shaded; controls dashed."""
-    table = parity_table(rows)
-    if table.empty or not any(isinstance(tenths, list) for tenths in table["tenths"]):
+    table = known(parity_table(rows), "tenths")
+    if table.empty:
         return None
     lines = [
         {
@@ -69,7 +69,6 @@ def fp8_parity(rows: pd.DataFrame) -> Drawn | None:
         }
         | dict(zip(("low", "difference", "high"), interval, strict=True))
         for _, row in table.iterrows()
-        if isinstance(row["tenths"], list)
         for at, interval in enumerate(row["tenths"])
     ]
     data = followed(pd.DataFrame(lines))

@@ -16,7 +16,7 @@ from nanolib.report.frame import HOLLOW, Drawn, framed, tooltips, with_interval
 from nanolib.report.linking import links
 from nanolib.report.overview import cached, listed
 from nanolib.report.palette import PAPER
-from nanolib.report.tables import known
+from nanolib.report.tables import drawn_ends, known
 
 FRONT, UNDECIDED, BEATEN = "on the front", "not told apart", "beaten"
 _SERIES = ["run_id", "name", "optimisation", "attention_type", "seq_len", "dtype", "device"]
@@ -108,8 +108,7 @@ def generation_batches(rows: pd.DataFrame) -> Drawn | None:
         series = ("n = " if name == "seq_len" else "") + table[name].astype(str) + ", " + series
     data = table.assign(series=series, batch="batch " + table["batch_size"].astype(int).astype(str), **links(table))
     for name in ("user", "total"):
-        for end in ("_low", "_high"):
-            data[name + end] = data[name + end].fillna(data[name])
+        data = data.assign(**{f"{name}_{end}": values for end, values in drawn_ends(data, name).items()})
     colour, shape = colour_and_shape("series", "Model", data["series"])
     if data["series"].nunique() == 1:
         colour.legend = shape.legend = None

@@ -1,0 +1,22 @@
+"""What the parameters of notebooks share that take a model of the user's own."""
+
+from __future__ import annotations
+
+import pydantic
+
+from nanolib.run import params as shared
+from nanolib.run.own_model import known_model, rehearse
+
+
+class OwnModelParams(shared.Params):
+    """Parameters whose notebook declares `model` and `model_options`, among its own and in their order."""
+
+    _model = pydantic.field_validator("model", check_fields=False)(known_model)
+
+    def rehearse(self) -> None:
+        """Build a model of the user's own once, so that what is wrong with it is told once.
+
+        Raises:
+            BadInput: It cannot be built.
+        """
+        rehearse(self.model, self.model_options)
