@@ -17,7 +17,7 @@ from typing import Any
 
 import pandas as pd
 
-from nanolib.measurement import BadInput
+from nanolib.measurement import BadInput, Status
 from nanolib.meters.machine import this_machine
 from nanolib.report import renderer, tables
 from nanolib.report.display import Table
@@ -63,8 +63,12 @@ def _named(case: Case) -> str:
 
 
 def _newest(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of a case that was measured again the newest alone."""
-    return rows[rows["run_id"] == rows.groupby("case_id")["run_id"].transform("last")] if len(rows) else rows
+    """Of what was measured again the newest alone, whatever was measured along with it (lists of algorithms)."""
+    if rows.empty:
+        return rows
+    of = [json.dumps({k: v for k, v in factors.items() if not isinstance(v, list)}) for factors in rows["factors"]]
+    newest = rows.groupby([pd.Series(of, index=rows.index), "metric", "scope", "method"])["run_id"].transform("last")
+    return rows[rows["run_id"] == newest]
 
 
 @functools.cache
@@ -144,7 +148,9 @@ class Panel:
         self.cancel.on_click(self._end)
         self.save.on_click(self._keep)
         self._moved()
-        buttons = widgets.HBox([self.measure, self.cancel, self.save, self.bar, self.said])
+        buttons = widgets.HBox(
+            [self.measure, self.cancel, self.save, self.bar, self.said], layout={"flex_flow": "wrap"}
+        )
         boxes = widgets.HBox(list(controls.values()), layout={"flex_flow": "wrap"})
         self.widget = widgets.VBox([boxes, self.predicted, buttons, self.chart, self.measured, self.command])
 
@@ -254,7 +260,8 @@ class Panel:
         if not self._path.exists():
             return pd.DataFrame()
         with Store(self._path) as store:
-            return store.measurements(samples=True)
+            rows = store.measurements(samples=True)
+        return rows[rows["status"] != Status.STARTED]  # which was cancelled
 
     def _draw(self) -> Any:
         new = self._new()
@@ -286,7 +293,9 @@ class Panel:
         if self._shown.timed:
             shown = timed_table(timed_points(new, self._shown.timed, True))
         else:
-            shown = tables.readable(self._shown.table(new), self._shown.columns).iloc[::-1].head(10)
+            runs = list(dict.fromkeys(new["run_id"]))
+            table = self._shown.table(new).sort_values("run_id", key=lambda ids: -ids.map(runs.index), kind="stable")
+            shown = tables.readable(table, self._shown.columns).head(10)
         if len(shown):
             self.measured.value = "<i>Measured here, the newest first</i>" + Table(shown)._repr_html_()
 

@@ -42,14 +42,15 @@ class Table:
             f"<tr>{''.join(_cell(tag, side, value) for side, value in zip(sides, line, strict=True))}</tr>"
             for tag, line in lines
         )
-        return f'<div style="overflow-x: auto; white-space: nowrap"><table>{rows}</table></div>'
+        return f'<div style="overflow-x: auto"><table>{rows}</table></div>'
 
     def __repr__(self) -> str:
         return "Nothing was measured." if self.frame.empty else self.frame.to_string(index=False)
 
 
 def _cell(tag: str, side: str, value: object) -> str:
-    return f'<{tag} style="text-align: {side}">{html.escape(str(value))}</{tag}>'
+    # In JupyterLab each cell would wrap, whatever is around it, and in a widget touch the next.
+    return f'<{tag} style="text-align: {side}; white-space: nowrap; padding: 2px 8px">{html.escape(str(value))}</{tag}>'
 
 
 _NUMBER = re.compile(r"[-+−]?[\d—]")

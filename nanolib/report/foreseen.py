@@ -18,6 +18,7 @@ from nanolib.report.tables import drawn_ends
 _WIDTH = 560
 _TICKS = [2**power for power in range(4, 21)]
 MOST = 8  # predictions that one setting of the controls may have: a model's inference, its training
+_APART = ("num_heads", "causal")  # that a panel's controls change, and a case's name does not tell
 _COLUMNS = ["case", "what", "n", "ms", "low", "high", "predicted", "here", "run_id"]
 _DASHED = {"filled": False, "strokeDash": [3, 2], "strokeWidth": 1.6, "size": 130}
 
@@ -40,7 +41,10 @@ def timed_points(rows: pd.DataFrame, scopes: Sequence[str], here: bool) -> pd.Da
     ends = {"run_id": found["run_id"], "ms": found["estimate"], "predicted": found["predicted"], "here": here}
     ends |= drawn_ends(found)
     what = found["scope"].str.replace("_", " ") if len(scopes) > 1 else found["factor.name"]
-    case = [case_name(factors) for factors in found["factors"]]
+    apart = [name for name in _APART if found.get(f"factor.{name}", pd.Series()).nunique() > 1]
+    case = [
+        " ".join([case_name(of), *(f"{name}={of[name]}" for name in apart if name in of)]) for of in found["factors"]
+    ]
     return pd.DataFrame({"case": case, "what": what, "n": found["factor.seq_len"].astype(int), **ends})[_COLUMNS]
 
 
@@ -52,7 +56,9 @@ def foreseen_chart(points: pd.DataFrame, foreseen: Sequence[Mapping[str, Any]]) 
         foreseen: The value of the parameter `foreseen`: of each prediction its `what`, `n` and `ms`; it can be set anew.
     """
     known = alt.param(name="foreseen", value=list(foreseen))
-    x = alt.X("n:Q", title="Sequence length (tokens)", scale=alt.Scale(type="log", base=2, nice=False, padding=80))
+    x = alt.X(
+        "n:Q", title="Sequence length (tokens)", scale=alt.Scale(type="log", base=2, nice=False, padding=115)
+    )  # for the words at a point
     x = x.axis(grid=False, format=",d", values=_TICKS, labelOverlap=True)
     axis = {"title": "Time (ms)", "scale": alt.Scale(type="log", nice=False, padding=30)}
     y = alt.Y("ms:Q", **axis)

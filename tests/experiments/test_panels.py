@@ -16,6 +16,7 @@ from nanolib.experiments.model import cases as model
 from nanolib.experiments.panel import Panel
 from nanolib.experiments.summary import cases as summary
 from nanolib.experiments.summary import panel as summary_panel
+from nanolib.measurement import Status
 from nanolib.paths import checkout
 from nanolib.run import sweep
 from nanolib.run.lock import device_lock
@@ -165,6 +166,14 @@ def test_a_measured_point_stands_in_the_chart_and_is_saved_when_asked_for(panel,
         assert list(store.runs().status) == ["done"] and panel.save.disabled
 
 
+def test_of_one_model_what_it_does_is_measured_and_nothing_beside(tmp_path, monkeypatch):
+    monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path))
+    panel = _panels("model", monkeypatch)(model.Params(peak_remedies=["checkpoint"], generation_batch_sizes=[4]))
+    panel.controls["train"].value = True
+    modes = [case.factors["mode"] for case in model.cases(panel.params()) if "name" in case.factors]
+    assert modes == ["inference", "training", "generation"]
+
+
 def test_what_could_not_be_measured_is_said_with_the_reason(panel):
     for control, value in {"kind": "dense (math)", "seq_len": 8192, "heads": 256}.items():
         panel.controls[control].value = value
@@ -202,6 +211,27 @@ def test_a_chart_over_other_things_than_a_control_shows_what_is_like_its_case(tm
     _wait(lambda: titles() == ["n = 2,048, float32"])
     panel.controls["seq_len"].value = 1024
     _wait(lambda: "nothing was measured with these settings yet" in str(panel.chart.spec["datasets"]))
+
+
+def test_what_is_measured_again_takes_the_place_of_what_it_was_and_the_newest_is_listed_first(tmp_path, monkeypatch):
+    monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path))
+    notebook, first, again, cut = (
+        decode_case({form: ((8, ms, 90), 2, [(1, 2, 3)] * 3) for form in forms}, seq_len=2048, world=world)
+        for forms, ms, world in (("fg", 9, 2), ("f", 10, 2), ("f", 11, 1), ("f", 12, 8))
+    )
+    with Store(tmp_path / "notebook.sqlite") as store:
+        store.add(Run("distributed", MACHINE, rows={"0": (notebook[0], [ended(), *notebook[1]])}))
+        rows = store.measurements(samples=True)
+    panel = _panels("distributed", monkeypatch)(distributed.Params(seq_lens=[2048]), rows)
+    with Store(panel._path) as store:
+        for at, (of, found) in enumerate((first, again)):
+            store.add(Run("distributed", MACHINE, rows={str(at): (of, [ended(), *found])}))
+        store.add(Run("distributed", MACHINE, rows={"cut": (cut[0], [ended(Status.STARTED)])}))
+    panel._show()
+    drawn = next(values for values in panel.chart.spec["datasets"].values() if "ms" in values[0])
+    assert sorted((row["form"], row["ranks"], row["ms"]) for row in drawn) == [("f", 1, 11), ("f", 2, 10), ("g", 2, 9)]
+    listed = [line.split(">")[1].split("<")[0] for line in panel.measured.value.split("<tr>")[2:]]
+    assert listed == ["1", "2"]
 
 
 def test_cancel_ends_the_case_in_flight_and_nothing_is_saved(panel, tmp_path):

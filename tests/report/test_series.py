@@ -13,10 +13,11 @@ from nanolib.compare.history import Change, History
 from nanolib.paths import checkout
 from nanolib.report import renderer
 from nanolib.report.drawing import colour_and_shape
-from nanolib.report.foreseen import foreseen_chart
+from nanolib.report.foreseen import foreseen_chart, timed_points
 from nanolib.report.palette import DARK, DARK_PAPER, PALETTE, SERIES, contrast, on_dark
 from nanolib.report.regressions import history_chart
 from nanolib.store import Store
+from tests.report.rows import ended, latency
 from tests.shown import CHARTS
 
 _REFERENCE = checkout() / "outputs" / "reference" / "amd-epyc-2-cores-quick" / "results.sqlite"
@@ -123,6 +124,16 @@ def test_each_case_that_changed_has_a_colour_of_its_own_and_those_beyond_are_not
     looks = max(_legends(history_chart(found)), key=len)
     assert list(looks)[-2:] == ["others that changed", "no change of level"] and len(looks) == len(SERIES) + 2
     assert len(set(looks.values())) == len(looks)
+
+
+def test_cases_of_a_panel_that_differ_in_a_control_alone_have_names_that_differ(measured):
+    shape = {"name": "dense", "seq_len": 64, "batch_size": 1, "dtype": "float32", "causal": True}
+    found = [ended(), latency("forward", 1.0, predicted=0.5)]
+    rows = measured("attention", [(shape | {"num_heads": heads}, found) for heads in (8, 2)])
+    alone = rows[rows["case_id"] == "0"]
+    assert list(timed_points(alone, ["forward"], True)["case"]) == ["dense seq_len=64 batch_size=1 dtype=float32"]
+    names = timed_points(rows, ["forward"], True)["case"]
+    assert [name.split()[-1] for name in names] == ["num_heads=8", "num_heads=2"]
 
 
 def test_what_is_measured_in_a_panel_looks_like_nothing_else_there():

@@ -50,7 +50,8 @@ class LivePower:
         self.chart = renderer.live_chart(live_chart(pd.DataFrame(), False))
         self.start.on_click(self._begin)
         self.stop.on_click(lambda _: self._stop.set())
-        self.widget = widgets.VBox([widgets.HBox([self.start, self.stop, self.said]), self.chart])
+        buttons = widgets.HBox([self.start, self.stop, self.said], layout={"flex_flow": "wrap"})
+        self.widget = widgets.VBox([buttons, self.chart])
 
     def _begin(self, _: Any) -> None:
         self._stop.clear()

@@ -38,6 +38,8 @@ def model_panel(params: cases.Params, rows: pd.DataFrame | None = None) -> Any:
             attention_types=params.attention_types[:1],
             train=values["train"],
             loss_steps=0,
+            generation_batch_sizes=[],
+            peak_remedies=[],
         )
 
     shown = Shown(

@@ -77,13 +77,13 @@ def energy_per_token(rows: pd.DataFrame) -> Drawn | str | None:
     table = table[table["provenance"] != Provenance.ESTIMATED.value]
     if table.empty:
         return NO_READING
-    case = "n = " + table["seq_len"].astype(int).astype(str)
+    case = "n = " + table["seq_len"].astype(int).astype(str) + ", " + table["phase"].str.replace("_", " ")
     several = table["name"].nunique() > 1
     of_model = "" if several else f": {table['name'].iloc[0]}"
-    case = table["name"] + ", " + case if several else case
+    case = case + ", " + table["name"] if several else case  # the name may be so long that it is cut
     data = pd.DataFrame(
         {
-            "case": case + ", " + table["phase"].str.replace("_", " "),
+            "case": case,
             "phase": table["phase"].str.replace("_", " "),
             "source": table["source"] + " " + table["of"],
             "replayed": table["provenance"] == Provenance.REPLAYED.value,
