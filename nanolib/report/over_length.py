@@ -48,7 +48,7 @@ def over_length(
     def chart(rows: pd.DataFrame) -> Drawn | None:
         rows = of_experiment(rows, experiment)
         found = pick(rows, metric)
-        found = found[found["scope"].isin(list(scopes))] if len(found) else found
+        found = found[found["scope"].isin(list(scopes))]
         if found.empty:
             return None
         found, more = short_names(found)

@@ -354,7 +354,7 @@ def machine_ratios(rows: pd.DataFrame) -> pd.DataFrame:
     Returns:
         One line per timing that at least two machines hold: `Case`, and per machine its latency with the interval, ms.
     """
-    found = pick(rows, "latency") if len(rows) else rows
+    found = pick(rows, "latency")
     if found.empty or found["machine_id"].nunique() < 2:
         return pd.DataFrame()
     key = ["experiment", "case_id", "scope", "machine_id"]

@@ -118,7 +118,7 @@ def _followed(table: pd.DataFrame) -> pd.DataFrame:
 def verdict(rows: pd.DataFrame) -> list[Claim]:
     """How many warm-up steps are enough on this machine."""
     found = overview.of_experiment(rows, "warmup")
-    curves = found[found["metric"] == "warmup_needed"] if len(found) else found
+    curves = found[found["metric"] == "warmup_needed"]
     if curves.empty:
         return [Claim("No warm-up curve was measured, so there is no verdict", advice="nano run quick warmup")]
     table = warmup_table(rows)

@@ -90,7 +90,7 @@ def _beside_several(table: pd.DataFrame) -> pd.DataFrame:
 def _modelled(rows: pd.DataFrame) -> pd.DataFrame:
     """What the model says of more ranks, from the largest number measured that has a core each."""
     chosen = pick(having(rows, EXPERIMENT, "forms"), "latency")
-    chosen = chosen[chosen["provenance"] == Provenance.MODELLED.value] if len(chosen) else chosen
+    chosen = chosen[chosen["provenance"] == Provenance.MODELLED.value]
     if chosen.empty:
         return pd.DataFrame()
     chosen = chosen.assign(**{"factor.nodes": chosen.get("factor.nodes", 1)})

@@ -116,7 +116,7 @@ def prefill_times(rows: pd.DataFrame) -> Drawn | None:
 def sharded_memory(rows: pd.DataFrame) -> Drawn | None:
     """Peak memory of a rank over the length of the sequence: measured points, planned dashed."""
     peaks = pick(having(rows, EXPERIMENT, "world_size"), "peak_memory")
-    peaks = peaks[peaks["scope"].str.endswith(" forward")] if len(peaks) else peaks
+    peaks = peaks[peaks["scope"].str.endswith(" forward")]
     if peaks.empty:
         return None
     sharded = ~peaks["scope"].isin(["dense forward", "math forward", "flash forward"])

@@ -114,9 +114,8 @@ def power_over_time(rows: pd.DataFrame) -> Drawn | str | None:
     """The course of the power in each window, as a sensor read it, the idle one before it."""
     rows = of_experiment(rows, "energy")
     found = pick(rows, "power")
-    found = found[found["provenance"] != Provenance.ESTIMATED.value] if len(found) else found
     parts = []
-    for _, row in found.iterrows() if len(found) else []:
+    for _, row in found[found["provenance"] != Provenance.ESTIMATED.value].iterrows():
         idle = row["scope"] == "idle"
         course, watts = row["details"].get("course_s", []), row["details"].get("course_w", [])
         shift = -(course[-1] if idle and course else 0.0)  # idle comes before the work, which begins at zero

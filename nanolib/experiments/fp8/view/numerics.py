@@ -77,7 +77,7 @@ def fp8_numerics(rows: pd.DataFrame) -> Drawn | None:
 def fp8_losses(rows: pd.DataFrame) -> Drawn | None:
     """Elements that vanish or saturate in each operand's cast."""
     rows = having(rows, "fp8", "variant")
-    found = pd.concat([pick(rows, "underflow"), pick(rows, "overflow")]) if len(rows) else rows
+    found = pd.concat([pick(rows, "underflow"), pick(rows, "overflow")])
     if found.empty:
         return None
     parts = found["scope"].str.rsplit(" ", n=1)

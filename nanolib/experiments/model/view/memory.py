@@ -71,7 +71,7 @@ def peak_table(rows: pd.DataFrame) -> pd.DataFrame:
     """
     found = pick(having(rows, "model", "mode"), "peak_memory")
     optimisation = found.get("factor.optimisation", pd.Series("eager", index=found.index)).fillna("eager")
-    found = found[optimisation == "eager"] if len(found) else found
+    found = found[optimisation == "eager"]
     found = found[[_told(details) for details in found["details"]]] if len(found) else found
     if found.empty:
         return pd.DataFrame()
