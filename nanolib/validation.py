@@ -342,6 +342,8 @@ def read_value(name: str, text: str) -> Any:
     """
     try:
         return _parse(text)
+    except _Refused as error:
+        raise BadInput(f"-p {name}: {error}") from None
     except yaml.YAMLError as error:
         raise BadInput(f"-p {name}: {shown(text)} is not YAML ({' '.join(str(error).split())[:100]})") from None
 

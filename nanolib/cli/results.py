@@ -10,7 +10,7 @@ import click
 
 from nanolib.cli.command import DAYS, command, echo, echo_table, handle_errors, output_option, selected, use_output
 from nanolib.measurement import BadInput
-from nanolib.paths import database_path
+from nanolib.paths import database_path, expanded
 
 
 @command(
@@ -75,7 +75,7 @@ def report(names: tuple[str, ...], folder: str | None, show: bool, output: str |
     from nanolib.report.page import build
     from nanolib.store import Store
 
-    target = Path(folder) if folder else use_output(output) / "report"
+    target = expanded(folder) if folder else use_output(output) / "report"
     use_output(output)
     with Store(create=False) as store:
         page = build(store, selected(store, names), target, sections())

@@ -2,7 +2,7 @@
 
 `database` writes, `reading` reads, both over a `connection`; runs go out by `copying` and `deleting` and come in by `merging`,
 which `checks` every row. `schema` says what a file holds, `traces` takes what comes by the thousand, `needs` says what charts
-rely on, `sharing` what others may see, `files` what a path may be.
+rely on, `sharing` what others may see, `files` what a path may be, `identity` whether the process of a run is gone.
 """
 
 from nanolib.store.database import Store, check_mergeable

@@ -10,7 +10,7 @@ from nanolib.experiments import ALL
 from nanolib.measurement import BadInput
 from nanolib.paths import checkout
 from nanolib.run.params import MAX_CASES
-from nanolib.validation import read_yaml
+from nanolib.validation import read_value, read_yaml
 
 BAD = [
     ("attention", {"seq_len": [8]}, "attention.seq_len: unknown name; did you mean seq_lens?"),
@@ -199,6 +199,8 @@ def test_a_params_file_is_read_however_an_editor_saves_it(tmp_path):
 def test_a_number_of_a_command_line_is_none_that_only_yaml_sees():
     with pytest.raises(BadInput, match=r"attention\.seq_lens: '\[010\]' will not do; '010' is 8 to YAML; write 8, or"):
         _params("attention")(seq_lens="[010]")
+    with pytest.raises(BadInput, match=r"^-p num_layers: '010' is 8 to YAML; write 8, or what you mean"):
+        read_value("num_layers", "010")
     assert _params("attention")(seq_lens="[0x10, 10]", label="01:30").label == "01:30"
 
 
