@@ -272,8 +272,8 @@ def measured_and_predicted(
             reasons = [alt.Tooltip("series:N", title="kind"), alt.Tooltip("status:N"), alt.Tooltip("message:N")]
             layers.append(
                 alt.Chart(failed)
-                .mark_text(text="✕", fontSize=15, color=FAILED, baseline="bottom")
-                .encode(x=x, y=alt.value(HEIGHT - 4), tooltip=reasons)
+                .mark_text(text="✕", fontSize=15, color=FAILED, baseline="bottom", dy=-4)
+                .encode(x=x, y=alt.value("height"), tooltip=reasons)  # a page draws it higher
             )
         # Last, since a selection in the legend works on the first layer, and these have no colour to pick.
         layers += _slopes(part, domain, x, y) if log else []
