@@ -67,8 +67,10 @@ def _newest(rows: pd.DataFrame) -> pd.DataFrame:
     if rows.empty:
         return rows
     of = [json.dumps({k: v for k, v in factors.items() if not isinstance(v, list)}) for factors in rows["factors"]]
-    newest = rows.groupby([pd.Series(of, index=rows.index), "metric", "scope", "method"])["run_id"].transform("last")
-    return rows[rows["run_id"] == newest]
+    alike = rows.assign(place=range(len(rows))).groupby([pd.Series(of, index=rows.index), "metric", "scope", "method"])
+    kept = rows["run_id"] == alike["run_id"].transform("last")
+    # where it was, so that series keep their colours
+    return rows.loc[alike["place"].transform("min")[kept].sort_values(kind="stable").index]
 
 
 @functools.cache
@@ -190,13 +192,14 @@ class Panel:
                 return
             self._redraw()
             try:
-                table = Table(table_of(predictions(self._experiment, params, self._ceilings)))._repr_html_()
+                known = table_of(predictions(self._experiment, params, self._ceilings))
             except BadInput as error:
                 self._refuse(error)
                 return
             unknown = "" if self._ceilings else "; times need this machine's ceilings: measure once, or run nano doctor"
             if move == self._moves:
-                self.predicted.value = f"<i>Predicted{unknown}</i>{table}"
+                table = f"<i>Predicted{unknown}</i>{Table(known)._repr_html_()}"
+                self.predicted.value = table if len(known) else "<i>No formula predicts this case</i>"
 
     def _refuse(self, error: BadInput) -> None:
         self.predicted.value = f"<b>{html.escape(error.lines[0])}</b>"

@@ -89,7 +89,9 @@ def foreseen_chart(points: pd.DataFrame, foreseen: Sequence[Mapping[str, Any]]) 
         "Predicted and measured",
         subtitle="Hollow, dashed: predicted. Filled: measured, with 95 % intervals. Grey: measured by the notebook.",
     )
-    return theme(alt.layer(*layers, width=_WIDTH, height=HEIGHT, title=title).add_params(known))
+    chart = alt.layer(*layers, width=_WIDTH, height=HEIGHT, title=title).add_params(known)
+    chart.autosize = alt.AutoSizeParams(type="pad", resize=True)  # longer labels need room when a prediction moves
+    return theme(chart)
 
 
 def timed_table(points: pd.DataFrame, most: int = 10) -> pd.DataFrame:

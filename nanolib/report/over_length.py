@@ -88,9 +88,9 @@ def over_length(
                 *with_interval(shown, "y", ("estimate", "low", "high"), axis, size=55, shape=shape, tooltip=tooltip),
             ]
             if len(failed):
-                crosses = alt.Chart(failed).mark_text(text="✕", fontSize=15, color=FAILED, baseline="bottom")
+                crosses = alt.Chart(failed).mark_text(text="✕", fontSize=15, color=FAILED, baseline="bottom", dy=-4)
                 reasons = tooltips("series status message", series="kind")
-                layers.append(crosses.encode(x=x, y=alt.value(HEIGHT - 4), tooltip=reasons))
+                layers.append(crosses.encode(x=x, y=alt.value("height"), tooltip=reasons))  # a page draws it higher
             # Last, since a selection in the legend works on the first layer, and these have no colour to pick.
             layers += _slopes(part, domain, x, y) if log else []
             return alt.layer(*layers, width=WIDTH, height=HEIGHT)

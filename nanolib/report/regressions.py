@@ -130,7 +130,7 @@ def comparison_chart(found: Comparison, title: str, subtitle: str) -> alt.TopLev
     """Timings of two sets of runs, the worst first."""
     table = comparison_table(found)
     if table.empty:
-        return empty_chart(title, "no timing is in both")
+        return empty_chart(title, "no timing is in both with enough blocks to compare")
     return ratio_chart(table, title, subtitle, found.threshold)
 
 
@@ -215,6 +215,9 @@ def history_chart(found: list[History]) -> alt.TopLevelMixin:
     told = changed[: len(SERIES)]
     names = dict(zip(map(id, found), _history_names(found), strict=True))
     short = without_common([names[id(history)] for history in told])
+    words = [name.split() for name in short]  # a legend cuts long names: without the first ones, which all may share
+    alike = next((at for at, column in enumerate(zip(*words, strict=False)) if len(set(column)) > 1), 0)
+    short = [" ".join(name[alike:]) for name in words]
     named = {id(history): name for history, name in zip(told, short, strict=True)}
     parts = [
         pd.DataFrame(

@@ -101,8 +101,9 @@ def _drawn(rows: pd.DataFrame, experiment: str) -> Drawn | None:
     y = {"title": "Rate (FLOP/s)", "scale": scale, "axis": alt.Axis(format="~s", tickCount=6)}
     colour, _ = colour_and_shape("name", "Kind", data["name"])
     _, shape = colour_and_shape("scope", "Of", data["scope"])
+    several = data["name"].nunique() > 1
     chosen = alt.selection_point(fields=["name"], bind="legend", name="picked")
-    faded = alt.OpacityValue(0.12, condition={"param": "picked", "value": 1.0})
+    faded = alt.OpacityValue(0.12, condition={"param": "picked", "value": 1.0}) if several else alt.OpacityValue(1.0)
     points = alt.Chart(data).encode(x=x, color=colour, opacity=faded)
     tooltip = [
         *tooltips("case scope bound"),
@@ -124,10 +125,10 @@ def _drawn(rows: pd.DataFrame, experiment: str) -> Drawn | None:
     subtitle = [
         "Left of the bend memory is the limit, right of it arithmetic. Dashed: this machine's ceilings, measured in the same run.",
         "Bytes are those that must move at least once: what stays in a cache can lie above the slope.",
-        "Click a legend entry to pick it out.",
+        *(["Click a legend entry to pick it out."] if several else []),
     ]
-    drawn = alt.layer(*layers, width=2 * WIDTH, height=int(1.3 * HEIGHT)).add_params(chosen)
-    return drawn, subtitle, shared
+    drawn = alt.layer(*layers, width=2 * WIDTH, height=int(1.3 * HEIGHT))
+    return drawn.add_params(chosen) if several else drawn, subtitle, shared
 
 
 def roofline_words(rows: pd.DataFrame, experiment: str) -> list[Claim]:

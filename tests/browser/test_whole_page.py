@@ -162,6 +162,9 @@ def test_a_click_on_every_legend_that_says_so_picks_a_series_out(opened):
         labels.nth(0).click(force=True)
         opened.wait_for_timeout(150)
         assert figure.evaluate(faded) > 0, figure.get_attribute("id")
+    buttons = opened.locator("#chart-attention_roofline .role-legend-label [role=button]")
+    labels = opened.locator("#chart-attention_roofline .role-legend-label text")
+    assert 4 <= buttons.count() < labels.count()  # of the two legends the one that picks
 
 
 def test_a_click_on_a_point_shows_its_samples_with_what_was_cut_and_what_sticks_out(still):
@@ -223,6 +226,9 @@ def test_it_fits_the_screen(resized, width):
     resized.wait_for_function(f"{columns} === {1 if width < 800 else 2}", timeout=60_000)  # stacked, or side by side
     used = "document.querySelector('#chart-attention_latency svg.marks').getBoundingClientRect().width / rooms()"
     resized.wait_for_function(f"0.9 < {used} && {used} <= 1.0", timeout=60_000)  # drawn anew for the new width
+    cut = """() => all('.role-legend-label text').filter(e =>
+        e.getBoundingClientRect().right > e.closest('svg.marks').getBoundingClientRect().right + 1).map(e => e.textContent)"""
+    assert resized.evaluate(cut) == []
     small = resized.evaluate(
         "() => [...new Set([...document.querySelectorAll('.role-axis-label text')].map(e => e.getAttribute('font-size')))]"
     )

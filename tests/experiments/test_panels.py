@@ -125,6 +125,16 @@ def test_a_prediction_is_there_from_the_start_where_ceilings_are_known(tmp_path,
     assert said["n"] == panel.controls["seq_len"].value and said["ms"] > 0
 
 
+def test_where_no_formula_speaks_of_a_case_that_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path))
+    panel = _panels("fp8", monkeypatch)(importlib.import_module("nanolib.experiments.fp8.cases").Params())
+    _wait(lambda: panel.predicted.value == "<i>No formula predicts this case</i>")
+    assert _panels("attention", monkeypatch)(attention.Params()).chart.spec["autosize"] == {
+        "type": "pad",
+        "resize": True,
+    }
+
+
 def test_without_ceilings_it_says_what_tells_them(panel):
     _wait(lambda: "measure once, or run nano doctor" in panel.predicted.value)
     assert panel.chart.params.foreseen == []
@@ -230,6 +240,7 @@ def test_what_is_measured_again_takes_the_place_of_what_it_was_and_the_newest_is
     panel._show()
     drawn = next(values for values in panel.chart.spec["datasets"].values() if "ms" in values[0])
     assert sorted((row["form"], row["ranks"], row["ms"]) for row in drawn) == [("f", 1, 11), ("f", 2, 10), ("g", 2, 9)]
+    assert next(row["form"] for row in drawn) == "f"  # so that each has the colour that it had
     listed = [line.split(">")[1].split("<")[0] for line in panel.measured.value.split("<tr>")[2:]]
     assert listed == ["1", "2"]
 

@@ -17,7 +17,7 @@ from nanolib.report.foreseen import foreseen_chart, timed_points
 from nanolib.report.palette import DARK, DARK_PAPER, PALETTE, SERIES, contrast, on_dark
 from nanolib.report.regressions import history_chart
 from nanolib.store import Store
-from tests.report.rows import ended, latency
+from tests.report.rows import ATTENTION, ended, latency
 from tests.shown import CHARTS
 
 _REFERENCE = checkout() / "outputs" / "reference" / "amd-epyc-2-cores-quick" / "results.sqlite"
@@ -118,12 +118,26 @@ def test_each_case_that_changed_has_a_colour_of_its_own_and_those_beyond_are_not
     )
     change = Change(1, 2.0, True, "a", "b")
     found = [
-        History("m1", "model", f"case{at}", "latency", "decode", values, (change,) if at < 16 else ())
+        History(
+            "m1",
+            "model",
+            f"decoder_tiny with num_layers 2, vocab_size 4096 inference seq_len={at}",
+            "latency",
+            "decode",
+            values,
+            (change,) if at < 16 else (),
+        )
         for at in range(17)
     ]
     looks = max(_legends(history_chart(found)), key=len)
     assert list(looks)[-2:] == ["others that changed", "no change of level"] and len(looks) == len(SERIES) + 2
     assert len(set(looks.values())) == len(looks)
+
+
+def test_a_case_that_failed_stands_at_the_bottom_however_high_a_page_draws_the_chart(measured):
+    panels = CHARTS["attention_latency"](measured("attention", list(ATTENTION.values()))).to_dict()["hconcat"]
+    crosses = [layer for panel in panels for layer in panel["layer"] if layer["mark"].get("text") == "✕"]
+    assert len(crosses) == 2 and all(layer["encoding"]["y"] == {"value": "height"} for layer in crosses)
 
 
 def test_cases_of_a_panel_that_differ_in_a_control_alone_have_names_that_differ(measured):

@@ -128,7 +128,7 @@ function dressed(name, room, factor) {
   const {datasets, ...rest} = specs[name], spec = {...themed(rest), datasets}, left = kept(chosen());
   if (isNarrow(room)) {
     stack(spec);
-    spec.config.legend = {...spec.config.legend, orient: 'bottom', columns: 1, labelLimit: room - 60, layout: {bottom: {direction: 'vertical', anchor: 'start'}}};
+    spec.config.legend = {...spec.config.legend, orient: 'bottom', columns: 1, labelLimit: room - 100, layout: {bottom: {direction: 'vertical', anchor: 'start'}}};
     spec.config.axisY = {...spec.config.axisY, labelLimit: 130};
   }
   widen(spec, factor);
@@ -207,7 +207,7 @@ function reachable(name) {
   for (const group of all('[role=graphics-symbol]:not([aria-label])', plot)) group.removeAttribute('role');  // containers of marks
   for (const group of all('.role-legend', plot)) group.setAttribute('role', 'group');
   const marks = all('.mark-symbol.role-mark path', plot).filter(mark => points[mark.__data__?.datum?.link_row]?.values);
-  const legend = JSON.stringify(specs[name].params ?? []).includes('"legend"') ? all('.role-legend-label text', plot) : [];
+  const legend = all('.role-legend-label[class*=_legend_labels] text', plot);  // of the one that picks
   for (const group of [marks, legend])
     group.forEach((mark, at) => {
       mark.setAttribute('tabindex', at ? -1 : 0);
