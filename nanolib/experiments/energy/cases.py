@@ -77,9 +77,14 @@ class Params(shared.Params):
     _presets = pydantic.field_validator("presets")(known_presets)
     _distinct = pydantic.field_validator("presets", "seq_lens", "phases", "profiling")(distinct)
 
+    @property
+    def reads(self) -> tuple[int, str]:
+        """The longest sequence that any model is given, tokens, and the parameter that says so."""
+        return max(self.seq_lens), "seq_lens"
+
     def rehearse(self) -> None:
         """See `own_model.rehearse`."""
-        rehearse(self.model, self.model_options)
+        rehearse(self.model, self.model_options, *self.reads, resolve_device(self.device))
 
     @pydantic.field_validator("power_trace")
     @classmethod

@@ -125,9 +125,14 @@ class Params(shared.Params):
                 raise ValueError(f"{error.lines[0]} (in the decoder that is trained for parity)") from None
         return self
 
+    @property
+    def reads(self) -> tuple[int, str]:
+        """The longest sequence that a model is given, tokens, and the parameter that says so."""
+        return self.seq_len, "seq_len"
+
     def rehearse(self) -> None:
         """See `own_model.rehearse`."""
-        rehearse(self.model, self.model_options)
+        rehearse(self.model, self.model_options, *self.reads, resolve_device(self.device))
 
     @property
     def kept(self) -> list[str]:
@@ -147,7 +152,7 @@ class Params(shared.Params):
             raise ValueError("overrides: there is no preset to change; name one in presets, or leave them out")
         if "dtype" in self.overrides:
             raise ValueError("overrides: dtype is chosen by precisions; leave it out")
-        check_own(self, self.seq_len, "seq_len")
+        check_own(self, *self.reads)
         if self.model.startswith("hf:") and any(precision.startswith("fp8_") for precision in self.precisions):
             with contextlib.suppress(Unsupported):
                 self._check_kept(build_model(self.model, self.model_options, "meta", "float32"))

@@ -99,7 +99,7 @@ class Params(shared.Params):
 
     @pydantic.model_validator(mode="after")
     def _configs_fit(self) -> Params:
-        check_own(self, max(self.seq_lens))
+        check_own(self, *self.reads)
         for preset in [] if self.model else self.presets:
             for kind in self.attention_types:
                 longest = ("seq_lens", max(self.seq_lens))
@@ -111,13 +111,18 @@ class Params(shared.Params):
                     )
         return self
 
+    @property
+    def reads(self) -> tuple[int, str]:
+        """The longest sequence that a model is given, tokens, and the parameter that says so."""
+        return max(self.seq_lens), "seq_lens"
+
     def rehearse(self) -> None:
         """Build a model of the user's own once, so that what is wrong with it is told once.
 
         Raises:
             BadInput: It cannot be built.
         """
-        rehearse(self.model, self.model_options)
+        rehearse(self.model, self.model_options, *self.reads, resolve_device(self.device))
 
 
 def cases(params: Params) -> list[Case]:
