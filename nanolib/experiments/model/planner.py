@@ -93,8 +93,8 @@ class Planner:
         self._known: dict[tuple[str, int, int], Holding] = {}
         self._fakes = fake_tensors()
         self._trainings: dict[str, Training] = {}
-        self._pace: dict[str, float] = {}  # use → the most tokens of a shape that it planned in a second
-        self._late: dict[str, float] = {}  # use → the most tokens that it is asked for, once a shape took too long
+        self._pace: dict[str, float] = {}  # use → the most tokens of a sequence that it planned in a second
+        self._late: dict[str, float] = {}  # use → the longest that it is asked for, once one took too long
 
     def use(self, name: str, memory: int) -> Use:
         """What a use needs, and the most that fits."""
@@ -138,7 +138,7 @@ class Planner:
             with self._fakes, silent(), watched:  # of a shape that a model does not take torch says more than its error
                 scopes = holdings_by_depth(self.depth, lambda depth: self._at(case, depth), self._shared)
             self._known[key] = max(scopes.values(), key=lambda held: held.peak)
-            self._pace[name] = max(self._pace.get(name, 0), batch * length / (time.monotonic() - begin))
+            self._pace[name] = max(self._pace.get(name, 0), length / (time.monotonic() - begin))
         return self._known[key]
 
     @contextlib.contextmanager
@@ -152,7 +152,7 @@ class Planner:
 
         Where planning a shape took too long, as in a loop over tokens, no shape is tried that would take as long.
         """
-        if batch * length > self._late.get(name, math.inf):
+        if length > self._late.get(name, math.inf):
             return math.inf
         try:
             return self.holding(name, batch, length).peak
