@@ -14,11 +14,11 @@ from typing import Any
 import psutil
 import torch
 from torch._guards import detect_fake_mode
-from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from nanolib.measurement import Measurement, Status, exact
+from nanolib.meters.fakes import Fakes
 
 MIB = 2**20
 _PROC = Path("/proc/self")
@@ -146,12 +146,12 @@ def peak_memory(device: str | torch.device = "cpu", *existing: torch.Tensor) -> 
         peak.live = counter.peak
 
 
-def fake_tensors() -> FakeTensorMode:
+def fake_tensors() -> Fakes:
     """Within it tensors have shapes, types and devices and no data: whatever runs costs time and no memory.
 
     Tensors of one such block are strangers in another, so a block within one goes on with it.
     """
-    return detect_fake_mode() or FakeTensorMode(allow_non_fake_inputs=True)
+    return detect_fake_mode() or Fakes()
 
 
 def free_bytes(device: str | torch.device = "cpu") -> int | None:

@@ -23,5 +23,7 @@ def cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
         for tensors in (part._parameters, part._buffers):
             for name, x in tensors.items():
                 if x is not None and x.is_floating_point() and x.dtype is not dtype:
-                    tensors[name] = changed(x)
+                    setattr(
+                        part, name, changed(x)
+                    )  # and wherever else the module itself keeps it, as recurrent ones do
     return module

@@ -125,7 +125,11 @@ class HuggingFaceGeneration(Generation):
 def _generates(model: Any) -> bool:
     """Whether a model of transformers generates, over a cache that it takes and gives back."""
     takes = inspect.signature(model.forward).parameters
-    return model.can_generate() and all(name in takes for name in ("past_key_values", "use_cache", "logits_to_keep"))
+    return (
+        hasattr(model, "can_generate")
+        and model.can_generate()
+        and all(name in takes for name in ("past_key_values", "use_cache", "logits_to_keep"))
+    )
 
 
 def generation_of(model: nn.Module, prompt: torch.Tensor, new_tokens: int, captured: bool = False) -> Generation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 
 import torch
@@ -84,7 +85,8 @@ def _checkpointed(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forw
     elif hasattr(model, "activation_checkpointing_enable"):
         model.activation_checkpointing_enable({"use_reentrant": False})
     elif hasattr(model, "gradient_checkpointing_enable"):  # before transformers 5
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        enable = model.gradient_checkpointing_enable  # of a user's own it may take nothing
+        enable(*[{"use_reentrant": False}] if inspect.signature(enable).parameters else [])
     else:
         raise Unsupported(f"{type(model).__name__} has no way to checkpoint its blocks")
     return forward

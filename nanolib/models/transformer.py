@@ -119,6 +119,12 @@ def next_token_loss(model: Callable[[torch.Tensor], torch.Tensor], ids: torch.Te
             f"the model returns {type(logits).__name__}, and a loss takes logits; return them, alone or as .logits, or set "
             "train to false and loss_steps to 0"
         )
+    batch, length = ids.shape[0], ids.shape[1] - 1
+    if logits.dim() != 3 or logits.shape[0] != batch or not length <= 2 * logits.shape[1] <= 2 * length:
+        raise Unsupported(
+            f"the model returns logits of shape {list(logits.shape)} for {batch} × {length} tokens; return [batch, length, "
+            "vocab], of all positions, or set train to false and loss_steps to 0"
+        )
     return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, -logits.shape[1] :].flatten())
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
+import copy
 import importlib.util
 import inspect
 import logging
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch import nn
 
 from nanolib.measurement import BadInput, Unsupported, did_you_mean, shown
 from nanolib.models.casting import cast
+from nanolib.models.twins import imported
 
 _HF = "hf:"
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")  # what transformers' configurations call it
@@ -70,7 +72,7 @@ def resolve(name: str) -> Callable[..., nn.Module]:
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        build = getattr(importlib.import_module(module_name), function)
+        build = getattr(imported(module_name), function)
     except ModuleNotFoundError as error:
         raise BadInput(
             f"model: {name!r}: there is no module {error.name!r}; install it or start where it lies"
@@ -81,7 +83,7 @@ def resolve(name: str) -> Callable[..., nn.Module]:
         ) from None
     except (Exception, SystemExit) as error:
         raise BadInput(f"model: {name!r} cannot be imported: {type(error).__name__}: {error}") from error
-    if not callable(build):
+    if not callable(build) or isinstance(build, nn.Module):
         raise BadInput(f"model: {name!r} is {type(build).__name__}; name a function that returns a module")
     return build
 
@@ -211,25 +213,69 @@ def build_model(
         BadInput: It cannot be built with these options, or is no module.
         Unsupported: What it needs is not installed.
     """
-    build = resolve(name)
-    with torch.random.fork_rng(devices=[], enabled=seed is not None):
+    with _left_as_it_was(), torch.random.fork_rng(devices=[], enabled=seed is not None):
+        build = resolve(name)
         if seed is not None:
             torch.manual_seed(seed)
         try:
             with torch.device(device):
-                model = build(**options)
+                model = build(**copy.deepcopy(dict(options)))  # which it may use up
         except (TypeError, ValueError, BadInput) as error:
             raise BadInput(f"model_options: {name} does not take {shown(dict(options))}: {error}") from error
-    if not isinstance(model, nn.Module):
-        raise BadInput(f"model: {name!r} returned {type(model).__name__}; return a torch.nn.Module")
+    _check_built(name, model, torch.device(device))
     if any(p.device.type != torch.device(device).type for p in model.parameters()):  # it did not ask where it is built
         model = model.to(device)
     return cast(model, getattr(torch, dtype)).train()
 
 
+_BUILT: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
+
+
+def _check_built(name: str, model: Any, device: torch.device) -> None:
+    """Refuse what cannot be measured, or not again.
+
+    Raises:
+        BadInput: As `build_model`.
+    """
+    told = f"model: {name!r} returned"
+    if not isinstance(model, nn.Module):
+        raise BadInput(f"{told} {type(model).__name__}; return a torch.nn.Module")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise BadInput(
+            f"{told} a ScriptModule, whose parts cannot be followed; return the module that it was made from"
+        )
+    if _BUILT.get(id(model)) is model:
+        raise BadInput(f"{told} the module that it has returned before; build another in each call")
+    held = (*model.parameters(), *model.buffers())
+    if any(map(nn.parameter.is_lazy, held)):
+        raise BadInput(f"{told} lazy modules, whose shapes nobody knows; call it once with ids, in your function")
+    if device.type != "meta" and any(x.device.type == "meta" for x in held):
+        raise BadInput(f"{told} weights on the device meta, which holds no data; build them without it, or fill them")
+    _BUILT[id(model)] = model
+
+
+@contextlib.contextmanager
+def _left_as_it_was() -> Iterator[None]:
+    """What code of the user's sets for the whole process is put back: other cases are measured there too."""
+    before = torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled(), torch.get_default_device()
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before[0])
+        if torch.get_num_threads() != before[1]:
+            torch.set_num_threads(before[1])
+        torch.set_grad_enabled(before[2])
+        if torch.get_default_device() != before[3]:
+            torch.set_default_device(None)
+
+
 def logits_of(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
     """Ids → logits of a model of any source: what it returns, has as `logits`, or returns first; a cache is left out."""
-    cacheless = {"use_cache": False} if hasattr(getattr(model, "config", None), "use_cache") else {}
+    cacheless = {}
+    if hasattr(getattr(model, "config", None), "use_cache"):
+        taken = inspect.signature(model.forward).parameters.values()
+        if any(one.name == "use_cache" or one.kind is one.VAR_KEYWORD for one in taken):
+            cacheless = {"use_cache": False}
 
     def logits(ids: torch.Tensor) -> torch.Tensor:
         out = model(ids, **cacheless)

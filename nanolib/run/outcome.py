@@ -107,8 +107,11 @@ def one_line(error: BaseException) -> str:
 
 
 @contextmanager
-def time_to_look() -> Iterator[None]:
+def time_to_look(seconds: float | None = None) -> Iterator[None]:
     """Code of a user's is looked at here, on tensors without data; off the main thread nothing ends it.
+
+    Args:
+        seconds: How long it may take; a minute by default.
 
     Raises:
         LookTimeout: It took longer than it may.
@@ -116,14 +119,14 @@ def time_to_look() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    mine = CaseTimeout()
+    mine, seconds = CaseTimeout(), seconds or _LOOK_S
     try:
-        with _time_limit(_LOOK_S, mine):
+        with _time_limit(seconds, mine):
             yield
     except CaseTimeout as error:
         if error is not mine:
             raise
-        raise LookTimeout(f"it takes over {_LOOK_S:g} s on tensors without data") from None
+        raise LookTimeout(f"it takes over {seconds:g} s on tensors without data") from None
 
 
 @contextmanager

@@ -11,12 +11,14 @@ import functools
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from nanolib.measurement import BadInput, Unsupported, printable
+from nanolib.measurement import BadInput, Unsupported, printable, shown
+from nanolib.meters.fakes import NEEDS_DATA, Fakes, OutOfTable
 from nanolib.meters.memory import fake_tensors
 from nanolib.models import text
 from nanolib.models.user import (
@@ -28,8 +30,10 @@ from nanolib.models.user import (
     layers_field,
     logits_of,
     runs_code,
+    silent,
 )
 from nanolib.run.launch import command
+from nanolib.run.outcome import LookTimeout, time_to_look
 
 _START_S = 60.0  # what importing torch may take on a busy machine
 _REFUSED = 3  # the exit code that says so
@@ -140,24 +144,78 @@ def context_length(config: Any) -> int | None:
     return found if isinstance(found, int) and found > 0 else None
 
 
-def rehearse(name: str, options: Mapping[str, Any]) -> None:
-    """Build a model of the user's own once, on tensors without data. This runs the user's code.
+def rehearse(
+    name: str, options: Mapping[str, Any], longest: int = 1, field: str = "seq_lens", device: str = "cpu"
+) -> None:
+    """Build a model of the user's own once and let it read ids: without data, and with it where that ends in an error.
+
+    This runs the user's code.
+
+    Args:
+        name: `package.module:build`; nothing is done with others.
+        options: What that function takes.
+        longest: The longest sequence it is given, tokens.
+        field: The parameter that says so.
+        device: Where it will be measured.
 
     Raises:
-        BadInput: It cannot be imported or built, or is no module.
+        BadInput: It cannot be imported or built, is no module, or cannot read so many ids of a text.
     """
     if not runs_code(name):
         return
     try:
-        with fake_tensors():
-            build_model(name, options, "cpu", "float32")
+        with fake_tensors() as fakes, silent():
+            _read_once(name, options, longest, device, fakes)
+        return
+    except OutOfTable as error:
+        if error.of_text:
+            raise BadInput(f"model: {shown(name)}: {error}") from None
+        raise BadInput(
+            f"{field}: {longest} exceeds the {error.rows} positions of {name}; shorten it, or give the model a longer table"
+        ) from None
+    except (BadInput, LookTimeout, *NEEDS_DATA) as error:
+        if isinstance(error, BadInput):
+            raise
+        return  # running it will tell
+    except (Exception, SystemExit) as error:  # which data may not have
+        found = error
+    if isinstance(found, SystemExit):
+        return
+    try:
+        _read_once(name, options, longest, device)
     except BadInput:
         raise
-    except Exception as error:  # it may want data: running it will tell
-        print(printable(f"model: {name} was not rehearsed ({cause(error)})"), file=sys.stderr)
+    except LookTimeout:
+        return
+    except Exception as error:
+        of = f" with {shown(dict(options))}" if options else ""
+        raise BadInput(
+            f"model: {shown(name)}{of} cannot be built and read {longest} ids ({cause(error)}); mend it, or change "
+            f"model_options or {field}"
+        ) from None
 
 
-def rehearse_in_process(name: str, options: Mapping[str, Any], timeout_s: float) -> None:
+def _read_once(name: str, options: Mapping[str, Any], length: int, device: str, fakes: Fakes | None = None) -> None:
+    """Build it, and let it read a sequence of bytes where its time can be limited."""
+    if threading.current_thread() is not threading.main_thread():
+        build_model(name, options, device, "float32")
+        return
+    with time_to_look(), torch.no_grad():
+        model = build_model(name, options, device, "float32").eval()
+        ids = torch.arange(length, device=device)[None] % text.VOCAB_SIZE
+        if fakes:
+            fakes.holds_ids(ids, text.VOCAB_SIZE)
+        logits_of(model)(ids)
+
+
+def rehearse_in_process(
+    name: str,
+    options: Mapping[str, Any],
+    timeout_s: float,
+    longest: int = 1,
+    field: str = "seq_lens",
+    device: str = "cpu",
+) -> None:
     """The same in a process of its own, for one that checks parameters and runs no code of the user's.
 
     Raises:
@@ -166,7 +224,7 @@ def rehearse_in_process(name: str, options: Mapping[str, Any], timeout_s: float)
     with contextlib.suppress(subprocess.TimeoutExpired):  # each case will be timed out and say so
         done = subprocess.run(
             command(__name__),
-            input=json.dumps([name, options]),
+            input=json.dumps([name, options, longest, field, device]),
             capture_output=True,
             text=True,
             timeout=timeout_s + _START_S,
@@ -176,7 +234,7 @@ def rehearse_in_process(name: str, options: Mapping[str, Any], timeout_s: float)
 
 
 def main() -> None:
-    """Read a model's name and options from standard input, and build it; what is wrong is written as the last line."""
+    """Read `rehearse`'s arguments from standard input; what is wrong is written as the last line."""
     try:
         rehearse(*json.load(sys.stdin))
     except BadInput as error:

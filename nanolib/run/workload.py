@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from nanolib.measurement import Measurement, Status, Unsupported
+from nanolib.meters.fakes import OutOfTable, why_unknown
 from nanolib.meters.holders import Holders, Holding
 from nanolib.meters.layers.trace import write_trace
 from nanolib.meters.memory import MIB, LiveBytes, fake_tensors, free_bytes, measure_memory, resident_row
@@ -175,11 +176,11 @@ def _made_once(case: Case, peaks: Callable[[], dict[str, int]]) -> Plan:
         try:
             with fake_tensors(), silent(), time_to_look():
                 _PLANS[case.case_id] = Plan(peaks())
-        except Unsupported as error:
+        except (Unsupported, OutOfTable) as error:
             _PLANS[case.case_id] = Plan(reason=one_line(error), unsupported=one_line(error))
         # A model may look at its data; the plan then says so, and the case decides by running.
         except (Exception, SystemExit) as error:
-            _PLANS[case.case_id] = Plan(reason=f"cannot be planned: {type(error).__name__}: {one_line(error)}")
+            _PLANS[case.case_id] = Plan(reason=f"cannot be planned: {why_unknown(error)}")
     return _PLANS[case.case_id]
 
 
@@ -310,7 +311,10 @@ def measure_case(case: Case, params: Params, ceilings: dict[str, float]) -> Iter
     """
     if reason := case.unsupported():
         raise Unsupported(reason)
-    if reason := shortage(case.plan(), case.device):
+    plan = case.plan()
+    if plan.unsupported:
+        raise Unsupported(plan.unsupported)
+    if reason := shortage(plan, case.device):
         raise WillNotFit(reason)
     yield from case.measure(params, ceilings)
 

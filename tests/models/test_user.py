@@ -36,6 +36,55 @@ SOURCE = """
         return 3
 
     number = 4
+    instance = Bag()
+    CONSTANT = torch.linspace(0, 1, 256)
+    kept = {}
+
+    class Keeps(Bag):
+        def forward(self, ids):
+            size = ids.shape[1]
+            if size not in kept:
+                kept[size] = torch.ones(size, size).tril()
+            return kept[size] @ super().forward(ids) * CONSTANT
+
+    def keeps():
+        return Keeps()
+
+    def uses_up(shape):
+        return Bag(**{name: shape.pop(name) for name in list(shape)})
+
+    def changes_the_process():
+        torch.set_default_dtype(torch.float64)
+        torch.set_default_device("meta")
+        torch.set_grad_enabled(False)
+        torch.set_num_threads(torch.get_num_threads() + 1)
+        with torch.device("cpu"):
+            return Bag()
+
+    def the_same():
+        return instance
+
+    def without_data():
+        with torch.device("meta"):
+            return Bag()
+
+    def lazy():
+        model = Bag()
+        model.head = torch.nn.LazyLinear(256)
+        return model
+
+    def scripted():
+        return torch.jit.script(Bag())
+
+    def recurrent():
+        model = Bag()
+        model.layer = torch.nn.LSTM(8, 8)
+        return model
+
+    def configured():
+        model = Bag()
+        model.config = type("Config", (), {"use_cache": True})()
+        return model
 """
 
 
@@ -79,6 +128,64 @@ def test_what_cannot_be_built_is_one_line(module):
         build_model(f"{module}:build", {"wdth": 16}, "cpu", "float32")
     with pytest.raises(BadInput, match=r"returned int; return a torch\.nn\.Module"):
         build_model(f"{module}:nothing", {}, "cpu", "float32")
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("instance", "is Bag; name a function that returns a module"),
+        ("without_data", "weights on the device meta, which holds no data"),
+        ("lazy", "returned lazy modules, whose shapes nobody knows"),
+        ("scripted", "returned a ScriptModule, whose parts cannot be followed"),
+    ],
+)
+def test_what_is_built_and_cannot_be_measured_is_told_in_one_line(module, function, said):
+    with pytest.raises(BadInput, match=said) as caught:
+        build_model(f"{module}:{function}", {}, "cpu", "float32")
+    assert len(caught.value.lines) == 1
+
+
+def test_one_that_is_returned_again_would_be_trained_already(module):
+    build_model(f"{module}:the_same", {}, "cpu", "float32")
+    with pytest.raises(BadInput, match="returned before; build another in each call"):
+        build_model(f"{module}:the_same", {}, "cpu", "float32")
+
+
+def test_options_are_not_used_up(module):
+    options = {"shape": {"width": 16}}
+    for _ in range(2):
+        assert build_model(f"{module}:uses_up", options, "cpu", "float32").embedding.weight.shape == (256, 16)
+    assert options == {"shape": {"width": 16}}
+
+
+def test_what_building_sets_for_the_whole_process_is_put_back(module):
+    def found():
+        return torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled(), torch.get_num_threads()
+
+    before = found()
+    assert build_model(f"{module}:changes_the_process", {}, "cpu", "float32").head.weight.dtype is torch.float32
+    assert found() == before
+
+
+def test_what_code_keeps_of_a_plan_has_no_part_in_the_run_that_follows(module):
+    case = model_cases.ModelCase("cpu", "", f"{module}:keeps", {}, "own", 8, 1, "float32", "inference")
+    assert case.plan().peaks
+    ids = torch.zeros(1, 8, dtype=torch.int64)
+    logits = logits_of(case.build())(ids)
+    assert type(logits) is torch.Tensor and logits.isfinite().all()
+
+
+def test_a_recurrent_layer_computes_in_the_type_that_was_asked_for(module):
+    layer = build_model(f"{module}:recurrent", {}, "cpu", "bfloat16").layer
+    assert layer(torch.ones(2, 8, dtype=torch.bfloat16))[0].dtype is torch.bfloat16
+
+
+def test_a_configuration_that_speaks_of_a_cache_asks_for_no_argument(module):
+    model = build_model(f"{module}:configured", {}, "cpu", "float32")
+    ids = torch.zeros(1, 4, dtype=torch.int64)
+    assert logits_of(model)(ids).shape == (1, 4, 256)
+    with pytest.raises(Unsupported, match="new_tokens: 0"):
+        generation_of(model, ids, 2)
 
 
 def test_a_name_is_looked_at_without_running_anything(module, tmp_path):

@@ -46,7 +46,7 @@ def profile(
         `layer_energy` (J per call), which is the window's by the layer's share of the time.
     """
     trace = traces.current()
-    device = next(model.parameters()).device
+    device = next((weight.device for weight in model.parameters()), "cpu")
     meter = EnergyMeter(sources, sample_s=config.power_sample_interval_ms / 1e3, sink=trace, device=device)
     synchronize = synchronizer(device)
     least = max(_MIN_CALLS, config.every_kth_token + 1 if config.looks else 0)

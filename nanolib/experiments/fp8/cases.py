@@ -126,6 +126,11 @@ class Params(OwnModelParams):
         return self
 
     @property
+    def reads(self) -> tuple[int, str]:
+        """The longest sequence that a model is given, tokens, and the parameter that says so."""
+        return self.seq_len, "seq_len"
+
+    @property
     def kept(self) -> list[str]:
         """Layers that stay in high precision; transformers calls the head of a language model by another name."""
         unset = "excluded_modules" not in self.model_fields_set
@@ -143,7 +148,7 @@ class Params(OwnModelParams):
             raise ValueError("overrides: there is no preset to change; name one in presets, or leave them out")
         if "dtype" in self.overrides:
             raise ValueError("overrides: dtype is chosen by precisions; leave it out")
-        check_own(self, self.seq_len, "seq_len")
+        check_own(self, *self.reads)
         if self.model.startswith("hf:") and any(precision.startswith("fp8_") for precision in self.precisions):
             with contextlib.suppress(Unsupported):
                 self._check_kept(build_model(self.model, self.model_options, "meta", "float32"))

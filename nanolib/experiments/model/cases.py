@@ -92,7 +92,7 @@ class Params(OwnModelParams):
 
     @pydantic.model_validator(mode="after")
     def _configs_fit(self) -> Params:
-        check_own(self, max(self.seq_lens))
+        check_own(self, *self.reads)
         for preset in [] if self.model else self.presets:
             for kind in self.attention_types:
                 longest = ("seq_lens", max(self.seq_lens))
@@ -103,6 +103,11 @@ class Params(OwnModelParams):
                         f"seq_lens: 1 cannot be halved between encoder and decoder of {preset}; give 2 or more"
                     )
         return self
+
+    @property
+    def reads(self) -> tuple[int, str]:
+        """The longest sequence that a model is given, tokens, and the parameter that says so."""
+        return max(self.seq_lens), "seq_lens"
 
 
 def cases(params: Params) -> list[Case]:

@@ -174,7 +174,7 @@ class ModelCase(ShapedCase):
 
     def at_depth(self, depth: int, optimizer: str = "adamw") -> _Made:
         """Its model with so many blocks, or its own where that is 0, and its calls; `optimizer` as in `step_at_depth`."""
-        step = self.step_at_depth(depth, optimizer)
+        step = self.step_at_depth(depth, optimizer, reads_text=True)
         return step.model, step.workloads()
 
     def at_checkpointing(self, checkpointed: int, plain: int, optimizer: str = "adamw") -> _Made:
@@ -183,16 +183,22 @@ class ModelCase(ShapedCase):
         step.model.checkpointing = checkpointed
         return step.model, step.workloads()
 
-    def step_at_depth(self, depth: int, optimizer: str = "adamw", layers: str = "num_layers") -> Step:
+    def step_at_depth(
+        self, depth: int, optimizer: str = "adamw", layers: str = "num_layers", reads_text: bool = False
+    ) -> Step:
         """What it calls, of a model with so many blocks.
 
         Args:
             depth: 0 for its own.
             optimizer: Of a training step, a key of `OPTIMIZERS`.
             layers: What the option is called that says how many blocks there are.
+            reads_text: Whether the ids of a model of the user's own may be any byte.
         """
+        ids = self.no_ids()
+        if reads_text and self.own:
+            fake_tensors().holds_ids(ids, text.VOCAB_SIZE)
         low = dataclasses.replace(self, overrides=self.overrides | {layers: depth}) if depth else self
-        return low.step(low.build(), self.no_ids(), 1e-3, optimizer)
+        return low.step(low.build(), ids, 1e-3, optimizer)
 
     def no_ids(self) -> torch.Tensor:
         """Ids of its shape, all 0: int64 [batch, length + 1]."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pydantic
 
+from nanolib.meters.machine import resolve_device
 from nanolib.run import params as shared
 from nanolib.run.own_model import known_model, rehearse
 
@@ -14,9 +15,9 @@ class OwnModelParams(shared.Params):
     _model = pydantic.field_validator("model", check_fields=False)(known_model)
 
     def rehearse(self) -> None:
-        """Build a model of the user's own once, so that what is wrong with it is told once.
+        """Build a model of the user's own once, and let it read, so that what is wrong with it is told once.
 
         Raises:
             BadInput: It cannot be built.
         """
-        rehearse(self.model, self.model_options)
+        rehearse(self.model, self.model_options, *self.reads, resolve_device(self.device))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
 import math
+import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,14 +21,20 @@ from nanolib.config import PRESETS
 from nanolib.experiments.model.model_cases import GenerationCase, ModelCase
 from nanolib.experiments.model.steps import Training
 from nanolib.measurement import BadInput, Held, Unsupported
+from nanolib.meters.fakes import why_unknown
 from nanolib.meters.holders import Holding, Part
 from nanolib.meters.memory import fake_tensors
 from nanolib.models.user import hugging_face_config, layers_field, silent
+from nanolib.run.outcome import LookTimeout, time_to_look
 from nanolib.run.params import MAX_SEQ_LEN
 from nanolib.run.workload import Workload, holdings_by_checkpointing, holdings_by_depth
 
 MAX_BATCH = 65_536
 MAX_MASKED = 2**17  # tokens: where a mask is made, its tiles are real ones, and grow with the square
+_ASK_S, _SOON_S = (
+    15.0,
+    3.0,
+)  # what a shape may take of a model that is code, and what others should once one took longer
 _ENOUGH = 12  # guesses along a line; then the rest is halved
 _SHARDED = (Held.WEIGHTS, Held.GRADIENTS, Held.STATES)
 
@@ -84,6 +93,8 @@ class Planner:
         self._known: dict[tuple[str, int, int], Holding] = {}
         self._fakes = fake_tensors()
         self._trainings: dict[str, Training] = {}
+        self._pace: dict[str, float] = {}  # use → the most tokens of a sequence that it planned in a second
+        self._late: dict[str, float] = {}  # use → the longest that it is asked for, once one took too long
 
     def use(self, name: str, memory: int) -> Use:
         """What a use needs, and the most that fits."""
@@ -96,7 +107,11 @@ class Planner:
         most = largest(peaks, memory, batch // self.ranks, MAX_BATCH // self.ranks, fixed) * self.ranks
         peaks = lambda n: self._peak(name, batch, n)  # noqa: E731
         longest = largest(peaks, memory, length, self._longest(), fixed, least=_LEAST.get(name, 1))
-        ends = (most == MAX_BATCH // self.ranks * self.ranks, longest == self._longest() and not self.source.own)
+        late = name in self._late
+        ends = (
+            late or most == MAX_BATCH // self.ranks * self.ranks,
+            late or (longest == self._longest() and not self.source.own),
+        )
         return dataclasses.replace(here, largest_batch=most, longest=longest, unbounded=ends)
 
     def needs(self, name: str, memory: int) -> Use:
@@ -111,24 +126,39 @@ class Planner:
         except BadInput as error:
             return Use(name, Holding({}), memory, refused=error.lines[0])
         except (Exception, SystemExit) as error:  # a model may look at its data, which is not there
-            said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            return Use(name, Holding({}), memory, refused=said)
+            return Use(name, Holding({}), memory, refused=why_unknown(error))
         return Use(name, here, memory, checkpointed=some)
 
     def holding(self, name: str, batch: int, length: int) -> Holding:
         """Who holds a use's peak at a shape, on one rank."""
         key = (name, batch, length)
         if key not in self._known:
-            case = self._case(name, batch // self.ranks, length)
-            with self._fakes, silent():  # of a shape that a model does not take torch says more than its error
+            case, begin = self._case(name, batch // self.ranks, length), time.monotonic()
+            watched = self._watched(name) if case.runs_code else contextlib.nullcontext()
+            with self._fakes, silent(), watched:  # of a shape that a model does not take torch says more than its error
                 scopes = holdings_by_depth(self.depth, lambda depth: self._at(case, depth), self._shared)
             self._known[key] = max(scopes.values(), key=lambda held: held.peak)
+            self._pace[name] = max(self._pace.get(name, 0), length / (time.monotonic() - begin))
         return self._known[key]
 
+    @contextlib.contextmanager
+    def _watched(self, name: str) -> Iterator[None]:
+        """Code of the user's runs here: its time is limited, and what it prints stands aside."""
+        with contextlib.redirect_stdout(sys.stderr), time_to_look(_ASK_S if name in self._pace else None):
+            yield
+
     def _peak(self, name: str, batch: int, length: int) -> float:
-        """Bytes at a shape; none are enough where the model does not take it, as one of the user's own may have its limits."""
+        """Bytes at a shape; none are enough where the model does not take it, as one of the user's own may have its limits.
+
+        Where planning a shape took too long, as in a loop over tokens, no shape is tried that would take as long.
+        """
+        if length > self._late.get(name, math.inf):
+            return math.inf
         try:
             return self.holding(name, batch, length).peak
+        except LookTimeout:
+            self._late[name] = self._pace[name] * _SOON_S
+            return math.inf
         except (Exception, SystemExit):
             return math.inf
 

@@ -128,6 +128,11 @@ def check_loss(model: nn.Module) -> None:
         raise Unsupported(f"{type(model).__name__} gives no logits of tokens; set train to false and loss_steps to 0")
     if not any(weight.requires_grad for weight in model.parameters()):
         raise Unsupported(f"{type(model).__name__} has no weight that learns; set train to false and loss_steps to 0")
+    if complex_ := next((name for name, weight in model.named_parameters() if weight.is_complex()), ""):
+        raise Unsupported(
+            f"{type(model).__name__}.{complex_} is complex, and fused AdamW takes real weights; keep it as pairs of them "
+            "(torch.view_as_real), or set train to false and loss_steps to 0"
+        )
 
 
 def planned_training(case: Case, config: NanoConfig, batch_size: int, seq_len: int) -> Plan:
@@ -258,7 +263,7 @@ class Training:
         if not isinstance(config, NanoConfig) or config.attention_type == "sparse":
             return self()
         for weight in self.model.parameters():
-            weight.grad = torch.zeros_like(weight)
+            weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
         self._optimizer.step()
         self._optimizer.zero_grad()
 

@@ -70,11 +70,16 @@ class Params(OwnModelParams):
 
     @pydantic.model_validator(mode="after")
     def _config_fits(self) -> Params:
-        check_own(self, self.seq_len, "seq_len")
+        check_own(self, *self.reads)
         if self.model:
             return self
         fitting_config(self.preset, self.overrides, longest=("seq_len", self.seq_len))
         return self
+
+    @property
+    def reads(self) -> tuple[int, str]:
+        """The longest sequence that a model is given, tokens, and the parameter that says so."""
+        return self.seq_len, "seq_len"
 
 
 @dataclass(frozen=True)

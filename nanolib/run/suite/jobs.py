@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nanolib.measurement import BadInput, did_you_mean, shown
+from nanolib.meters.machine import resolve_device
 from nanolib.models.user import runs_code
 from nanolib.paths import checkout
 from nanolib.run.own_model import rehearse_in_process
@@ -160,7 +161,8 @@ def rehearse_jobs(jobs: Sequence[Job]) -> None:
         BadInput: One cannot be built.
     """
     for params in [job.params for job in jobs if runs_code(getattr(job.params, "model", ""))]:
-        rehearse_in_process(params.model, params.model_options, params.case_timeout_s)
+        device = resolve_device(params.device)
+        rehearse_in_process(params.model, params.model_options, params.case_timeout_s, *params.reads, device)
 
 
 def _jobs(

@@ -6,6 +6,7 @@ from click.testing import CliRunner
 from nanolib.cli import main
 from nanolib.experiments.energy import cases as energy
 from nanolib.experiments.model import cases as model
+from nanolib.experiments.model import planner
 from nanolib.experiments.model.planning import plan
 from nanolib.measurement import BadInput
 from nanolib.report.overview import deterministic
@@ -42,6 +43,30 @@ def frozen():
 class Ends(Looks):
     def forward(self, ids):
         raise SystemExit(3)
+class Small(torch.nn.Module):
+    def __init__(self, vocabulary=300, logits=300, positions=None):
+        super().__init__()
+        self.embed, self.out = torch.nn.Embedding(vocabulary, 8), torch.nn.Linear(8, logits)
+        self.at = torch.nn.Embedding(positions or 1, 8)
+        self.positions = positions
+    def forward(self, ids):
+        at = torch.arange(ids.shape[1], device=ids.device) if self.positions else ids * 0
+        return self.out(self.embed(ids) + self.at(at))
+class Masked(Small):
+    def forward(self, ids, attention_mask):
+        return super().forward(ids)
+class Short(Small):
+    def forward(self, ids):
+        assert ids.shape[1] <= 16, "sequences are 16 tokens at the most"
+        return super().forward(ids)
+class Last(Small):
+    def forward(self, ids):
+        return super().forward(ids)[:, [-1]]
+class Loop(Small):
+    def forward(self, ids):
+        return torch.stack([super(Loop, self).forward(ids[:, [t]])[:, 0] for t in range(ids.shape[1])], 1)
+def missing():
+    raise RuntimeError("no checkpoint here")
 """
 
 
@@ -107,6 +132,64 @@ def test_what_a_model_cannot_do_is_unsupported_with_a_reason_and_the_rest_measur
     refused = ends[ends["status"] != "ok"]
     assert len(refused) and set(refused["status"]) == {"unsupported"} and refused["message"].str.contains(said).all()
     assert set(refused["factor.mode"]) == {scope} and (ends["factor.mode"] == "inference").any()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        (
+            "Small",
+            {"vocabulary": 65},
+            "model: 'odd_models:Small': id 255 is out of the model's table of 65; give it a ",
+        ),
+        ("Small", {"positions": 16}, "seq_lens: 24 exceeds the 16 positions of odd_models:Small; shorten it, or give"),
+        ("Masked", {}, "cannot be built and read 24 ids (TypeError: Masked.forward() missing 1 required positional"),
+        ("Short", {}, "24 ids (AssertionError: sequences are 16 tokens at the most); mend it, or change model_options"),
+        (
+            "missing",
+            {},
+            "model: 'odd_models:missing' cannot be built and read 24 ids (RuntimeError: no checkpoint here)",
+        ),
+    ],
+)
+def test_what_would_fail_in_each_case_of_ones_own_is_told_before_any(store, name, options, said):
+    given = {"model": f"odd_models:{name}", "model_options": options, "device": "cpu"}
+    for experiment, lengths in ((model, {"seq_lens": [8, 24]}), (energy, {"seq_lens": [24]})):
+        with pytest.raises(BadInput) as told:
+            sweep.measure(experiment, experiment.Params(**given, **lengths), store=store, progress=False)
+        (line,) = told.value.lines
+        assert said in line
+    assert store.runs().empty
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("Small", {"logits": 65}, "id 255 is out of the model's logits of 65; give it a vocabulary of 256 or more"),
+        ("Last", {}, "logits of shape [1, 1, 300] for 1 × 16 tokens; return [batch, length, vocab], of all positions"),
+    ],
+)
+def test_what_a_loss_needs_is_said_of_training_alone(store, name, options, said):
+    asked = QUICK | {"loss_steps": 2}
+    params = model.Params(model=f"odd_models:{name}", model_options=options, seq_lens=[16], device="cpu", **asked)
+    ends = _measured(store, model, params)
+    ends = ends[(ends["metric"] == "case_time") & ends["factor.preset"].notna()].set_index("case_id")
+    assert (ends[ends["factor.mode"] == "inference"]["status"] == "ok").all()
+    others = ends[ends["factor.mode"] != "inference"]
+    assert len(others) == 2 and set(others["status"]) == {"unsupported"}
+    assert all(said in message for message in others["message"])
+
+
+def test_a_plan_of_memory_ends_where_the_models_positions_do_and_reads_no_text(store):
+    for use in plan("odd_models:Small", "1GiB", seq_len=8, options={"vocabulary": 65, "positions": 100}).uses:
+        assert use.refused or (use.longest, use.unbounded[1]) == (100, False)
+
+
+def test_a_loop_over_tokens_does_not_hold_up_the_search_for_the_longest(store, monkeypatch):
+    monkeypatch.setattr(planner, "_ASK_S", 0.5)
+    monkeypatch.setattr(planner, "_SOON_S", 0.1)
+    inference = plan("odd_models:Loop", "1GiB", seq_len=8).uses[0]
+    assert inference.longest >= 8 and inference.unbounded[1]
 
 
 def test_what_gives_no_logits_is_timed_under_an_optimisation_and_its_error_is_not_known(store):
