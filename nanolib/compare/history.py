@@ -46,8 +46,10 @@ class Change:
     def __str__(self) -> str:
         """By how much, and where to look."""
         where = f"between {self.before or '?'} and {self.after or '?'}"
-        if self.before == self.after:
-            where = f"at the same revision {self.after or '?'}: look at the machine or its versions"
+        if not (self.before or self.after):
+            where = "between runs that know no revision: look at the code, the machine or its versions"
+        elif self.before == self.after:
+            where = f"at the same revision {self.after}: look at the machine or its versions"
         so_far = f", in {self.runs} run{'s' if self.runs > 1 else ''} so far" if self.runs else ""
         return f"{'from 0' if math.isinf(self.ratio) else f'{self.ratio - 1:+.1%}'} {where}{so_far}"
 

@@ -33,7 +33,7 @@ from nanolib.models.user import (
     silent,
 )
 from nanolib.run.launch import command
-from nanolib.run.outcome import LookTimeout, time_to_look
+from nanolib.run.outcome import LookTimeout, is_out_of_memory, time_to_look
 
 _START_S = 60.0  # what importing torch may take on a busy machine
 _REFUSED = 3  # the exit code that says so
@@ -188,6 +188,8 @@ def rehearse(
     except LookTimeout:
         return
     except Exception as error:
+        if is_out_of_memory(error):  # shorter sequences may fit
+            return
         of = f" with {shown(dict(options))}" if options else ""
         raise BadInput(
             f"model: {shown(name)}{of} cannot be built and read {longest} ids ({cause(error)}); mend it, or change "

@@ -197,6 +197,8 @@ def test_the_table_of_histories_has_the_latest_change_first_and_flat_ones_last()
     assert lines["changes"][0] == "+25.0% between a and b; -20.0% between c and ?"
     assert (lines["first"][1], lines["last"][1], lines["metric"][1]) == ("10.0", "12.5", "latency decode, ms")
     assert str(Change(1, 1.25, True, "a", "a")) == "+25.0% at the same revision a: look at the machine or its versions"
+    unknown = "+25.0% between runs that know no revision: look at the code, the machine or its versions"
+    assert str(Change(1, 1.25, True, "", "")) == unknown
 
 
 @pytest.mark.parametrize(

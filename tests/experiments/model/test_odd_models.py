@@ -59,6 +59,11 @@ class Short(Small):
     def forward(self, ids):
         assert ids.shape[1] <= 16, "sequences are 16 tokens at the most"
         return super().forward(ids)
+class Hungry(Small):
+    def forward(self, ids):
+        if ids.shape[1] > 16:
+            raise MemoryError
+        return super().forward(ids)
 class Last(Small):
     def forward(self, ids):
         return super().forward(ids)[:, [-1]]
@@ -160,6 +165,13 @@ def test_what_would_fail_in_each_case_of_ones_own_is_told_before_any(store, name
         (line,) = told.value.lines
         assert said in line
     assert store.runs().empty
+
+
+def test_a_length_for_which_there_is_too_little_memory_leaves_the_shorter_theirs(store):
+    params = model.Params(model="odd_models:Hungry", seq_lens=[8, 24], device="cpu", **QUICK | {"train": False})
+    rows = _measured(store, model, params)
+    ends = rows[(rows["metric"] == "case_time") & rows["factor.preset"].notna()]
+    assert list(zip(ends["factor.seq_len"], ends["status"], strict=True)) == [(8, "ok"), (24, "oom")]
 
 
 @pytest.mark.parametrize(
