@@ -52,6 +52,8 @@ class OutOfTable(IndexError):
 class Fakes(FakeTensorMode):
     """torch's mode, and where it says other than tensors with data would: layouts, tables, types, `.to` and deep copies."""
 
+    supports_higher_order_operators = True  # as torch's own does by its type: FlexAttention is one
+
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self._ranges: dict[int, tuple[weakref.ref[Any], int, int, bool]] = {}
