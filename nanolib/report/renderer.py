@@ -147,14 +147,19 @@ def linked_chart(chart: alt.TopLevelMixin) -> LiveChart:
     return live_chart(kind.from_dict(spec, validate=False))
 
 
-def _palette(picture: bytes) -> bytes:
-    """A PNG in 256 colours, which a chart has; an eighth of the bytes that vl-convert's four channels take."""
+def _palette(picture: bytes, small: bool = False) -> bytes:
+    """A PNG in 256 colours, which a chart has; an eighth of the bytes that vl-convert's four channels take.
+
+    Args:
+        picture: A PNG.
+        small: Take the time that a tenth less takes.
+    """
     from PIL import Image
 
     packed = io.BytesIO()
     Image.open(io.BytesIO(picture)).convert("RGB").quantize(
         256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
-    ).save(packed, "PNG")
+    ).save(packed, "PNG", optimize=small)
     return packed.getvalue()
 
 
@@ -193,7 +198,7 @@ def _mime_bundle(spec: dict[str, Any], **_: Any) -> dict[str, Any]:
 @functools.lru_cache(maxsize=2)  # a notebook's main chart is drawn at its top too
 def _shown(spec: str) -> dict[str, Any]:
     compiled = _compiled(json.loads(spec), VEGALITE_VERSION)
-    picture = _palette(vl_convert.vega_to_png(compiled, scale=_NOTEBOOK_SCALE))
+    picture = _palette(vl_convert.vega_to_png(compiled, scale=_NOTEBOOK_SCALE), small=True)
     return {
         "application/vnd.vega.v5+json": compiled,
         "image/png": base64.b64encode(picture).decode(),
