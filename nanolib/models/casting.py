@@ -23,7 +23,6 @@ def cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
         for tensors in (part._parameters, part._buffers):
             for name, x in tensors.items():
                 if x is not None and x.is_floating_point() and x.dtype is not dtype:
-                    setattr(
-                        part, name, changed(x)
-                    )  # and wherever else the module itself keeps it, as recurrent ones do
+                    # which the module may keep elsewhere too, as recurrent ones do
+                    setattr(part, name, changed(x))
     return module

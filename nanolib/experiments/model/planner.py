@@ -31,10 +31,8 @@ from nanolib.run.workload import Workload, holdings_by_checkpointing, holdings_b
 
 MAX_BATCH = 65_536
 MAX_MASKED = 2**17  # tokens: where a mask is made, its tiles are real ones, and grow with the square
-_ASK_S, _SOON_S = (
-    15.0,
-    3.0,
-)  # what a shape may take of a model that is code, and what others should once one took longer
+_ASK_S = 15.0  # what a shape may take of a model that is code
+_SOON_S = 3.0  # and what others should, once one took longer
 _ENOUGH = 12  # guesses along a line; then the rest is halved
 _SHARDED = (Held.WEIGHTS, Held.GRADIENTS, Held.STATES)
 
