@@ -173,20 +173,21 @@ def rehearse(
         raise BadInput(
             f"{field}: {longest} exceeds the {error.rows} positions of {name}; shorten it, or give the model a longer table"
         ) from None
-    except (BadInput, LookTimeout, *NEEDS_DATA) as error:
-        if isinstance(error, BadInput):
-            raise
+    except BadInput:
+        raise
+    except (LookTimeout, SystemExit, *NEEDS_DATA):
         return  # running it will tell
-    except (Exception, SystemExit) as error:  # which data may not have
-        found = error
-    if isinstance(found, SystemExit):
-        return
+    except Exception:  # an error that it may not have with data
+        _read_with_data(name, options, longest, field, device)
+
+
+def _read_with_data(name: str, options: Mapping[str, Any], longest: int, field: str, device: str) -> None:
     try:
         _read_once(name, options, longest, device)
     except BadInput:
         raise
     except LookTimeout:
-        return
+        return  # running it will tell
     except Exception as error:
         if is_out_of_memory(error):  # shorter sequences may fit
             return
