@@ -88,10 +88,8 @@ def each_machine(experiment: str) -> Callable[[Chart], Chart]:
                 more = "" if alike else text.partition(": ")[2]
                 own = [line for line in lines if line not in shared]
                 under = {"subtitle": own} if own else {}
-                one.title, one.config = (
-                    alt.Title(f"On {name}{more and f': {more}'}", fontSize=13, **under),
-                    alt.Undefined,
-                )
+                one.title = alt.Title(f"On {name}{more and f': {more}'}", fontSize=13, **under)
+                one.config = alt.Undefined
             with warnings.catch_warnings():  # one choice in the legend for all machines is what we want
                 warnings.filterwarnings("ignore", message="Automatically deduplicated selection parameter")
                 return theme(alt.vconcat(*charts, spacing=32).properties(title=title))

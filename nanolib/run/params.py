@@ -65,7 +65,7 @@ class Params(StrictModel):
     trace: bool = False
     trace_sort: Literal[SORTS] = "self_cpu_time_total"  # type: ignore[valid-type]
     trace_top: int = pydantic.Field(20, gt=0, le=10_000)
-    suite: str = pydantic.Field("", max_length=200)
+    suite: str = pydantic.Field("", max_length=MOST_LABEL)
     label: str = pydantic.Field("", max_length=MOST_LABEL)
     resume: bool = False
     _collect: Collect | None = pydantic.PrivateAttr(None)

@@ -77,11 +77,6 @@ class Params(OwnModelParams):
     _presets = pydantic.field_validator("presets")(known_presets)
     _distinct = pydantic.field_validator("presets", "seq_lens", "phases", "profiling")(distinct)
 
-    @property
-    def reads(self) -> tuple[int, str]:
-        """The longest sequence that any model is given, tokens, and the parameter that says so."""
-        return max(self.seq_lens), "seq_lens"
-
     @pydantic.field_validator("power_trace")
     @classmethod
     def _from_any_folder(cls, value: str) -> str:

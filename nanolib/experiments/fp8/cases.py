@@ -58,6 +58,7 @@ class Params(OwnModelParams):
     """
 
     NAME: ClassVar[str] = "fp8"
+    LENGTHS: ClassVar[str] = "seq_len"
     RENAMED: ClassVar = {**shared.Params.RENAMED, "keep": "excluded_modules"}
 
     presets: list[str] = pydantic.Field(["gpt_125M"])
@@ -124,11 +125,6 @@ class Params(OwnModelParams):
             except BadInput as error:
                 raise ValueError(f"{error.lines[0]} (in the decoder that is trained for parity)") from None
         return self
-
-    @property
-    def reads(self) -> tuple[int, str]:
-        """The longest sequence that a model is given, tokens, and the parameter that says so."""
-        return self.seq_len, "seq_len"
 
     @property
     def kept(self) -> list[str]:

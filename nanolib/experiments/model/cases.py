@@ -104,11 +104,6 @@ class Params(OwnModelParams):
                     )
         return self
 
-    @property
-    def reads(self) -> tuple[int, str]:
-        """The longest sequence that a model is given, tokens, and the parameter that says so."""
-        return max(self.seq_lens), "seq_lens"
-
 
 def cases(params: Params) -> list[Case]:
     """The ceilings, each model's inference, training and generation at each shape, then its loss at the shortest length.

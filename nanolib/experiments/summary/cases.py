@@ -31,11 +31,11 @@ class Params(StrictModel):
 
     NAME: ClassVar[str] = "summary"
 
-    runs: list[Annotated[str, pydantic.Field(max_length=200)]] = pydantic.Field(
+    runs: list[Annotated[str, pydantic.Field(max_length=MOST_LABEL)]] = pydantic.Field(
         ["newest"], min_length=1, max_length=1000
     )
     database: str = pydantic.Field("", max_length=4096)
-    suite: str = pydantic.Field("", max_length=200)
+    suite: str = pydantic.Field("", max_length=MOST_LABEL)
     label: str = pydantic.Field("", max_length=MOST_LABEL)
     resume: bool = False
 

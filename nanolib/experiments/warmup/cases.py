@@ -49,6 +49,7 @@ class Params(OwnModelParams):
     """
 
     NAME: ClassVar[str] = "warmup"
+    LENGTHS: ClassVar[str] = "seq_len"
 
     preset: str = "decoder_tiny"
     overrides: dict[str, Any] = pydantic.Field(shared.SMALL)
@@ -75,11 +76,6 @@ class Params(OwnModelParams):
             return self
         fitting_config(self.preset, self.overrides, longest=("seq_len", self.seq_len))
         return self
-
-    @property
-    def reads(self) -> tuple[int, str]:
-        """The longest sequence that a model is given, tokens, and the parameter that says so."""
-        return self.seq_len, "seq_len"
 
 
 @dataclass(frozen=True)
