@@ -7,6 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from nanolib.measurement import METRICS, format_with_interval
+
+_MOST_FIGURES = 4
+MOST_CLAIMS = 5  # of a section: a reader takes in no more; its tables have the rest
+
 
 class Order(enum.StrEnum):
     """How two figures lie; a claim says no more of them than that."""
@@ -27,6 +32,7 @@ class Figure:
         metric: Of which metric; empty for what is worked out from several rows, or declared.
         scope: Of what, as in the row.
         name: Of which case, for people.
+        busy: Whether other processes used the machine while it was timed.
     """
 
     low: float
@@ -35,11 +41,13 @@ class Figure:
     metric: str = ""
     scope: str = ""
     name: str = ""
+    busy: bool = False
 
     @classmethod
     def of(cls, line: Mapping[str, Any], column: str, metric: str = "", scope: str = "", name: str = "") -> Figure:
-        """A column of a table's line, with the ends `_low` and `_high` beside it."""
-        return cls(*(float(line[f"{column}{end}"]) for end in ("_low", "", "_high")), metric, scope, name)
+        """A column of a table's line, with the ends `_low` and `_high` and the label `_busy` beside it."""
+        ends = (float(line[f"{column}{end}"]) for end in ("_low", "", "_high"))
+        return cls(*ends, metric, scope, name, bool(line.get(f"{column}_busy") == 1))
 
     @classmethod
     def exactly(cls, value: float, name: str = "") -> Figure:
@@ -51,6 +59,12 @@ class Figure:
         if self.high < other.low:
             return Order.BELOW
         return Order.ABOVE if self.low > other.high else Order.ALIKE
+
+    def __str__(self) -> str:
+        """The name, the figure with its interval, and the unit."""
+        unit = METRICS[self.metric].unit if self.metric else "1"
+        number = format_with_interval(self.estimate, self.low, self.high)
+        return f"{self.name} {number}{'' if unit == '1' else f' {unit}'}".strip()
 
 
 @dataclass(frozen=True)
@@ -76,6 +90,16 @@ class Claim:
     figures: tuple[Figure, ...] = ()
     lengths: int = 0
     machine: str = ""
+
+    def without_busy_order(self) -> Claim:
+        """The claim itself; or the figures alone, if it orders timings that other processes disturbed."""
+        pairs = [pair for pair in self.compared if any(figure.busy for figure in pair[::2])]
+        if not pairs:
+            return self
+        figures = dict.fromkeys(figure for pair in pairs for figure in pair[::2])
+        sure = ", ".join(str(figure) for figure in list(figures)[:_MOST_FIGURES])
+        advice = "repeat the run when no other process uses the machine"
+        return Claim("Machine busy: no order drawn", sure, advice, self.about, (), tuple(figures), machine=self.machine)
 
     @property
     def heading(self) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from nanolib.measurement import format_number, format_with_interval
+from nanolib.measurement import Flag, format_number, format_with_interval
 from nanolib.report.overview import pick
 
 
@@ -24,7 +26,8 @@ class Column:
         metric: What its numbers are of; empty for a factor, or for what is computed of other columns.
         scope: Of what; None takes any.
         method: How; None takes any.
-        interval: Whether `_low`, `_high`, `_predicted` and `_row`, the measurement's id, stand beside it.
+        interval: Whether `_low`, `_high`, `_predicted`, `_row`, the measurement's id, and `_busy`, whether other processes
+            disturbed it, stand beside it.
         detail: What of the measurement's details it shows; empty for the estimate.
     """
 
@@ -40,8 +43,12 @@ class Column:
         """Its columns in the table, of the measurements that it shows."""
         if self.detail:
             return {self.name: [details.get(self.detail) for details in found["details"]]}
-        sources = {"_low": "low", "_high": "high", "_predicted": "predicted", "_row": "id"} if self.interval else {}
-        return {self.name: found["estimate"]} | {self.name + end: found.get(name) for end, name in sources.items()}
+        if not self.interval:
+            return {self.name: found["estimate"]}
+        sources = {"_low": "low", "_high": "high", "_predicted": "predicted", "_row": "id"}
+        busy = [Flag.BUSY_MACHINE in flags for flags in found["flags"]]
+        ends = {self.name + end: found.get(name) for end, name in sources.items()}
+        return {self.name: found["estimate"], **ends, f"{self.name}_busy": busy}
 
 
 _IN_WORDS = ("form", "direction", "phase", "mode", "arm")  # columns of names that charts and sentences write as words
@@ -200,7 +207,9 @@ def filled(
 def ratios(name: str, table: pd.DataFrame, above: str, below: str) -> dict[str, pd.Series]:
     """The column `above` over the column `below`, with the widest interval that both allow; what drifts between them is in it."""
     ends = (("", "", ""), ("_low", "_low", "_high"), ("_high", "_high", "_low"))
-    return {f"{name}{end}": table[f"{above}{up}"] / table[f"{below}{down}"] for end, up, down in ends}
+    both = {f"{name}{end}": table[f"{above}{up}"] / table[f"{below}{down}"] for end, up, down in ends}
+    busy = [table[f"{one}_busy"].eq(True) for one in (above, below) if f"{one}_busy" in table]
+    return both | ({f"{name}_busy": functools.reduce(operator.or_, busy)} if busy else {})
 
 
 def known(table: pd.DataFrame, column: str) -> pd.DataFrame:
@@ -243,3 +252,15 @@ def in_ms(row: pd.Series, column: str) -> str:
         return f"{format_number(row[column])} ms"
     ends = f"{format_number(low, low, high)} … {format_number(high, low, high)}"
     return f"{format_number(row[column], low, high)} ms [{ends}]"
+
+
+def percent(row: pd.Series, column: str) -> str:
+    """A share of a table's line with its interval, none of it above 1: what seems to exceed the whole is the whole."""
+    share, low, high = (min(row[f"{column}{end}"], 1.0) for end in ("", "_low", "_high"))
+    return f"{share:.0%}" if pd.isna(low) or pd.isna(high) else f"{share:.0%} [{low:.0%} … {high:.0%}]"
+
+
+def times(row: pd.Series, column: str) -> str:
+    """A ratio of a table's line with its interval: `4.06× [3.98 … 4.10]`."""
+    ratio, space, ends = with_ends(row, column).partition(" ")
+    return f"{ratio}×{space}{ends}"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from nanolib.meters.flops import BACKWARD_FACTOR, RECOMPUTING_BACKWARD_FACTOR, c
 from nanolib.models import attention
 from nanolib.models.attention import flex, lowering
 from nanolib.models.attention.block_mask import BlockMask
+from nanolib.models.attention.choice import CHOOSERS
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.sparse import build_mask, choose_mask
 from nanolib.run.case import Case, Plan
@@ -157,7 +157,7 @@ class AttentionCase(Case):
         """Why this machine cannot run it, found by a call on a few tokens; of what is compiled, by asking."""
         if self.attention_type == "flex":
             return flex.unsupported(self.device, self.backward)
-        few = dataclasses.replace(self, seq_len=16, batch_size=1)
+        few = replace(self, seq_len=16, batch_size=1)
         try:
             with torch.set_grad_enabled(self.backward):
                 inputs = tuple(x.requires_grad_(self.backward) for x in few.inputs(0))
@@ -177,11 +177,13 @@ class AttentionCase(Case):
             options = attention.parse_options(self.attention_type, self.options)
             mask = choose_mask(q, k, causal=self.causal, options=options)
             few = timing | {"budget_s": params.budget_s / 4}  # it is paid once, or hides behind the attention
-            yield measure(
+            built = measure(
                 lambda: build_mask(q, k, causal=self.causal, options=options, lowered=self.compiled),
                 scope="mask",
                 **few,
             )
+            kept = options.pattern not in CHOOSERS  # otherwise each call chooses it anew, within the forward's own time
+            yield replace(built, details=built.details | {"kept": kept})
         forward = workloads["forward"].call
         first_ms = first_call_ms(forward) if self.compiled else 0.0  # nothing else is compiled
         out = forward()

@@ -39,7 +39,7 @@ def quality_table(rows: pd.DataFrame) -> pd.DataFrame:
     """
     rows = having(rows, "attention", "pattern")
     table = filled(base(rows, ["pattern", "target", "seq_len", "seeds", "steps"], "pattern"), rows, _QUALITY)
-    return table.drop(columns=[name for name in table if name.endswith(("_predicted", "_row"))])
+    return table.drop(columns=[name for name in table if name.endswith(("_predicted", "_row", "_busy"))])
 
 
 @framed("What sparsity does to a trained model", why="no pattern was tried in a trained model; set quality_patterns")

@@ -18,14 +18,15 @@ _COLUMNS = (
     Column("sparsity_predicted", "Asked to remove"),
     Column("sparsity", "Connections removed", "sparsity"),
     Column("block_sparsity", "Tiles skipped", "block_sparsity"),
-    Column("mask", "Mask, ms", "latency", "mask"),
+    Column("mask", "Mask, ms [95 %]", "latency", "mask", interval=True),
+    Column("mask_kept", "", "latency", "mask", detail="kept"),
     Column("compile", "Compile, ms", "latency", "compile"),
     Column("flops", "", "flops", "forward", "formula"),
     Column("forward", "Forward, ms [95 %]", "latency", "forward", interval=True),
     Column("cold", "Forward, cold cache, ms [95 %]", "latency", "forward, cold", interval=True),
-    Column("paid", "Total incl. mask, ms"),
+    Column("paid", "First call, ms [range]"),
     Column("forward_predicted", "Predicted, ms"),
-    Column("forward_share", "Share of ceiling", "ceiling_share", "forward"),
+    Column("forward_share", "Share of ceiling", "ceiling_share", "forward", interval=True),
     Column("backward", "Backward, ms [95 %]", "latency", "backward", interval=True),
     Column("backward_share", "", "ceiling_share", "backward"),
     Column("peak_memory", "Peak forward, MiB", "peak_memory", "forward"),
@@ -34,6 +35,7 @@ _COLUMNS = (
     Column("error_to_dense", "Difference from dense", "relative_error", "against_dense"),
     Column("cosine", "Cosine with dense", "cosine"),
     Column("speed_up", "Speed-up [range]"),
+    Column("speed_up_paid", "Speed-up of the first call [range]"),
     Column("bound", "Bound"),
     Column("status", "Status"),
     Column("flags", "Flags"),
@@ -49,9 +51,10 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
         rows: Measurements of any experiments.
 
     Returns:
-        Columns: the factors, those of `_COLUMNS` (`paid`: ms of mask, compile and one forward; `error_to_dense` and `cosine`: on
-        random inputs), `baseline` and its time `dense` (ms), `speed_up` over it, each with `_low` and `_high`, its `bound`,
-        `above_bound`, `not_sparse` (its mask removes nothing), `message`.
+        Columns: the factors, those of `_COLUMNS` (`error_to_dense` and `cosine`: on random inputs), `once` (ms of a mask that is
+        built once, and of compiling), `paid` (ms of one forward with `once`), the fastest dense `baseline`, its time `dense` (ms),
+        `speed_up` over it and `speed_up_paid` with `once`, each with `_low` and `_high`, its `bound`, `above_bound`, `not_sparse`
+        (its mask removes nothing), `is_dense`, `message`.
     """
     rows = of_experiment(rows, "attention")
     if "factor.pattern" in rows:  # what sparsity does to a model has a table of its own
@@ -60,32 +63,50 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
     if table.empty:
         return table
     table = filled(table, rows, _COLUMNS)
-    table["paid"] = table["mask"].fillna(0) + table["compile"].fillna(0) + table["forward"]
-    return _with_flags(_with_speed_up(table), rows)
+    table["is_dense"] = table["name"].str.startswith(("dense", "flash_attn"))
+    return _with_flags(_with_speed_up(_with_paid(table)), rows)
+
+
+def _with_paid(table: pd.DataFrame) -> pd.DataFrame:
+    """What is paid once, and a forward with it. A mask that each input decides (`mask_kept` is False) is in every forward."""
+    kept = table["mask_kept"].ne(False)
+    for end in ("", "_low", "_high"):
+        table[f"once{end}"] = table[f"mask{end}"].where(kept).fillna(0) + table["compile"].fillna(0)
+        table[f"paid{end}"] = table[f"forward{end}"] + table[f"once{end}"]
+    table["paid_busy"] = table["forward_busy"].eq(True) | table["mask_busy"].eq(True)
+    return table
 
 
 def _with_speed_up(table: pd.DataFrame) -> pd.DataFrame:
-    """Forward speed-up over the dense baseline of the same run and shape.
+    """Forward speed-up over the fastest dense kernel of the same run and shape: the smallest ratio to any of them.
 
-    The baseline is `dense (flash)` where it was measured, else the first dense kind. The two were timed one after the other, so the
-    interval is the widest that both allow and drift is not controlled. The bound is what the fastest dense kernel would gain by
-    skipping the same tiles.
+    They were timed one after the other, so the interval is the widest that all of them allow, and drift is not controlled. The
+    bound is what the fastest dense kernel would gain by skipping the same tiles.
     """
     shape = ["run_id", "seq_len", "batch_size", "dtype", "causal", "device"]
-    dense = table[table["name"].str.startswith("dense") & table["forward"].notna()]
-    dense = dense.assign(order=(dense["name"] != "dense (flash)").astype(int)).sort_values("order", kind="stable")
-    dense["fastest"] = dense.groupby(shape, dropna=False)["forward"].transform("min")
-    columns = {"name": "baseline", "forward": "dense", "forward_low": "dense_low", "forward_high": "dense_high"}
-    dense = dense.drop_duplicates(shape)[[*shape, *columns, "fastest", "block_sparsity"]]
-    table = table.merge(dense.rename(columns=columns | {"block_sparsity": "tiles"}), on=shape, how="left")
-    table = table.assign(**ratios("speed_up", table, "dense", "forward"))
-    table["bound"] = table["dense"] / table["fastest"] * (1 - table["tiles"]) / (1 - table["block_sparsity"])
-    return table.drop(columns=["tiles", "fastest"])
+    dense = table[table["is_dense"] & table["forward"].notna()].sort_values("forward", kind="stable")
+    ends = {
+        f"dense{end}": dense.groupby(shape, dropna=False)[f"forward{end}"].transform(_least)
+        for end in ("_low", "_high")
+    }
+    ends["dense_busy"] = dense.groupby(shape, dropna=False)["forward_busy"].transform("any")
+    dense = dense.assign(**ends).rename(columns={"name": "baseline", "forward": "dense", "block_sparsity": "tiles"})
+    dense = dense.drop_duplicates(shape)[[*shape, "baseline", "dense", *ends, "tiles"]]
+    table = table.merge(dense, on=shape, how="left")
+    table = table.assign(
+        **ratios("speed_up", table, "dense", "forward"), **ratios("speed_up_paid", table, "dense", "paid")
+    )
+    table["bound"] = (1 - table["tiles"]) / (1 - table["block_sparsity"])
+    return table.drop(columns=["tiles"])
+
+
+def _least(values: pd.Series) -> float:
+    return values.min(skipna=False)  # of an end that is not known nothing is said
 
 
 def _with_flags(table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     table = flagged(table, rows)
-    kind = ~table["name"].str.startswith(("dense", "flash_attn"))
+    kind = ~table["is_dense"]
     table["above_bound"] = (table["speed_up_low"] > table["bound"]) & kind
     table["not_sparse"] = (table["sparsity"] == 0) & kind  # rows of earlier versions have no flag
     for name, flag in (("above_bound", Flag.ABOVE_BOUND), ("not_sparse", Flag.NOT_SPARSE)):

@@ -1,4 +1,4 @@
-"""The verdict on attention, computed from the rows; it ends with one next question."""
+"""The verdict on attention, computed from the rows; its first sentence answers the notebook's question."""
 
 from __future__ import annotations
 
@@ -8,85 +8,161 @@ import pandas as pd
 
 from nanolib.experiments.attention.view.quality import quality_words
 from nanolib.experiments.attention.view.tables import attention_table
-from nanolib.measurement import Flag
+from nanolib.measurement import Flag, format_number
 from nanolib.report import overview
 from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.overview import cached
 from nanolib.report.roofline import roofline_words
-from nanolib.report.tables import in_ms, known
+from nanolib.report.tables import in_ms, known, percent, times
 
 _UNSTEADY = Flag.NO_STEADY_STATE.value
+_MOST_PATTERNS = 6
+_Pairs = tuple[tuple[Figure, Order, Figure], ...]
 
 
 @cached("attention")
 def verdict(rows: pd.DataFrame) -> list[Claim]:
-    """Which attention is the fastest at each length, and from which length sparse pays."""
+    """At which lengths sparse attention is faster than dense, by how much, and what it costs in loss."""
     table = attention_table(rows)
     timed = known(table, "forward")
     if timed.empty:
         return [Claim("No attention case gave a time, so there is no verdict", advice="nano run quick attention")]
-    claims: list[Claim] = []
+    groups: list[tuple[str, pd.DataFrame]] = []
     places = [name for name in ("run_id", "device") if timed[name].nunique() > 1]  # times of two places are not ranked
     for (batch, dtype, causal, *place), group in timed.groupby(["batch_size", "dtype", "causal", *places], sort=False):
         named = [f"run {value[:8]}" if name == "run_id" else value for name, value in zip(places, place, strict=True)]
         about = ", ".join([f"{'Causal' if causal else 'Non-causal'}, batch {int(batch)}, {dtype}", *named])
-        claims += [*_fastest(group, about), *_payoff(group, about)]
+        groups.append((about, group))
+    claims = [claim for about, group in groups for claim in _answer(group, about)]
+    if not _kinds(timed).any():
+        advice = "add a kind such as {kind: sparse, pattern: window} to attention_types"
+        claims.append(Claim("Only dense kernels were measured, so nothing is known of sparse attention", advice=advice))
     unsteady = sum(_UNSTEADY in flags for flags in timed["flags"])
     if unsteady:
         said = f"{unsteady} of {len(timed)} cases never settled"
-        claims.append(Claim(said, "trust no difference that rests on them", "a larger budget_s, or a quieter machine"))
-    claims += roofline_words(rows, "attention")
-    if quality := quality_words(rows):
-        question = "does it hold for your model and your text? Set the quality_ parameters"
-        return [*claims, *quality, Claim("The loss is that of a small decoder", advice=question)]
-    if (~timed["name"].str.startswith("dense")).any():
-        question = "what do the removed connections cost in loss? Set quality_patterns"
-        return [*claims, Claim("This speaks of speed alone", advice=question)]
-    question = "would a sparse kind be faster at the longest length?"
-    return [*claims, Claim("Only dense kinds were measured", advice=question)]
+        claims.append(
+            Claim(said, "their intervals hold for this run alone", "raise budget_s, or repeat on an idle machine")
+        )
+    claims += quality_words(rows)
+    for further in (_other_patterns, _removes_nothing, _fastest):
+        claims += [claim for about, group in groups for claim in further(group, about)]
+    return [*claims, *roofline_words(rows, "attention")]
 
 
-def _fastest(group: pd.DataFrame, about: str) -> Iterator[Claim]:
-    longest = group["seq_len"].max()
-    group = group[~group["not_sparse"] | group["name"].str.startswith("dense")]  # a dense mask is no kind of its own
-    for seq_len, at in reversed(list(group.groupby("seq_len"))):  # the longest is what most people ask for
-        if at["name"].nunique() < 2:
-            continue
-        found = overview.leaders(at, "forward")
-        best = found.iloc[0]
-        share = ""
-        if seq_len == longest and pd.notna(best["forward_share"]):
-            share = f", at {best['forward_share']:.0%} of the machine's matrix-product ceiling"
-        if found["name"].nunique() == 1:
-            answer, advice = f"at {int(seq_len):,} tokens {best['name']} is the fastest forward", ""
-            sure, others = in_ms(best, "forward"), at[at["name"] != best["name"]]
-        else:
-            answer = f"at {int(seq_len):,} tokens {overview.listed(found['name'])} cannot be told apart forward"
-            sure, others = f"{best['name']} {in_ms(best, 'forward')}", found.iloc[1:]
-            advice = "a larger budget_s, or a smaller rel_ci, narrows their intervals" if seq_len == longest else ""
-        compared = comparing(_forward(best), *(_forward(row) for _, row in others.iterrows()))
-        yield Claim(answer, sure + share, advice, about, compared)
+def _answer(group: pd.DataFrame, about: str) -> Iterator[Claim]:
+    """Whether a pattern is faster than every dense kernel, at each length that was measured."""
+    sparse = _sparse(group)
+    if sparse.empty:
+        if _kinds(group).any():
+            yield from _removes_nothing(group, about)
+        return
+    found: dict[str, list[int]] = {"faster": [], "slower": [], "unclear": [], "busy": []}
+    best: dict[int, pd.Series] = {}
+    pairs: dict[int, _Pairs] = {}
+    for seq_len, at in known(sparse, "dense").groupby("seq_len"):
+        dense = _dense(group, seq_len)
+        compared = [comparing(_forward(row), *dense) for _, row in at.iterrows()]
+        words = [_order(of_one) for of_one in compared]
+        word = next((one for one in ("faster", "busy", "unclear") if one in words), "slower")
+        likely = at[[one == word for one in words]]
+        best[int(seq_len)] = likely.loc[likely["speed_up"].idxmax()]
+        pairs[int(seq_len)] = tuple(
+            pair for of_one, one in zip(compared, words, strict=True) if one == word for pair in of_one
+        )
+        found[word].append(int(seq_len))
+    if not best:
+        advice = "add {kind: dense} to attention_types"
+        yield Claim(
+            "No dense kernel was measured at these shapes, so sparse attention has no baseline", "", advice, about
+        )
+        return
+    faster, slower, unclear, busy = found.values()
+    shown = faster or unclear or slower or busy
+    if faster:
+        answer = f"Sparse attention is faster than {_backends(group, faster)} at {_tokens(faster)}"
+    elif unclear:
+        answer = f"No clear difference between sparse and dense attention at {_tokens(unclear)}"
+    else:
+        answer = f"Dense attention is faster than sparse at {_tokens(shown)}"
+    sure = [_gain(best[seq_len]) for seq_len in dict.fromkeys((shown[-1], shown[0]))]
+    for lengths, words in ((slower, "it is slower"), (unclear, "there is no clear difference")):
+        sure += [f"{words} at {_tokens(lengths)}"] if lengths and lengths is not shown else []
+    sure += [f"the machine was busy at {_tokens(busy)}: no order drawn"] if busy and busy is not shown else []
+    compared = tuple(
+        pair for seq_len, of_one in pairs.items() for pair in of_one if seq_len not in busy or busy is shown
+    )
+    advice = "raise budget_s for narrower intervals" if shown is unclear else ""
+    yield Claim(answer, "; ".join(sure), advice, about, compared)
 
 
-def _forward(row: pd.Series) -> Figure:
-    return Figure.of(row, "forward", "latency", "forward", row["name"])
+def _order(compared: _Pairs) -> str:
+    """What one pattern is to all dense kernels of its shape."""
+    orders = {order for _, order, _ in compared}
+    if any(figure.busy for pair in compared for figure in pair[::2]):
+        return "busy"
+    if orders == {Order.BELOW}:
+        return "faster"
+    return "slower" if Order.ABOVE in orders else "unclear"
 
 
-def _dense(row: pd.Series) -> Figure:
-    return Figure.of(row, "dense", "latency", "forward", row["baseline"])
+def _gain(row: pd.Series) -> str:
+    """How much faster one pattern is than the fastest dense kernel, what it removes, and what its mask takes."""
+    text = (
+        f"at {int(row['seq_len']):,} tokens {row['name']}, which removes {row['sparsity']:.0%} of the connections, is "
+    )
+    text += f"{times(row, 'speed_up')} as fast as {row['baseline']}"
+    if row["above_bound"]:
+        text += f", more than the {row['bound']:.2f}× that skipped tiles explain"
+    if row["once"] > 0:
+        what = " and ".join(
+            name for name in ("mask", "compile") if row[name] > 0 and (name, row["mask_kept"]) != ("mask", False)
+        )
+        what = {"mask": "builds the mask", "compile": "compiles", "mask and compile": "builds the mask and compiles"}[
+            what
+        ]
+        text += (
+            f" ({times(row, 'speed_up_paid')} in the first call, which also {what} in {format_number(row['once'])} ms)"
+        )
+    elif row["mask_kept"] == 0:
+        text += ", with choosing the mask in each call"
+    return text
 
 
-def _payoff(group: pd.DataFrame, about: str) -> Iterator[Claim]:
-    sparse = group[~group["name"].str.startswith("dense")]
-    empty = sparse[sparse["not_sparse"]]
-    lengths = {name: tuple(sorted(set(cases["seq_len"]))) for name, cases in empty.groupby("name", sort=False)}
+def _backends(group: pd.DataFrame, lengths: list[int]) -> str:
+    """The dense kernels measured at these lengths."""
+    names = list(dict.fromkeys(group[group["is_dense"] & group["seq_len"].isin(lengths)]["name"]))
+    return names[0] if len(names) == 1 else f"every dense kernel measured ({', '.join(names)})"
+
+
+def _tokens(lengths: list[int]) -> str:
+    return f"{overview.listed(f'{n:,}' for n in lengths)} tokens"
+
+
+def _other_patterns(group: pd.DataFrame, about: str) -> Iterator[Claim]:
+    """Each pattern's gain at the longest length, where there are several."""
+    sparse = known(_sparse(group), "speed_up")
+    at = sparse[sparse["seq_len"] == sparse["seq_len"].max()].sort_values("speed_up", ascending=False)
+    if len(at) < 2:
+        return
+    gains = [f"{row['name']} {times(row, 'speed_up')} (removes {row['sparsity']:.0%})" for _, row in at.iterrows()]
+    more = [f"{len(gains) - _MOST_PATTERNS} more in the table"] if len(gains) > _MOST_PATTERNS else []
+    dense = _dense(group, at["seq_len"].iloc[0])
+    pairs = tuple(pair for _, row in at.iterrows() for pair in comparing(_forward(row), *dense))
+    answer = f"Each pattern at {_tokens([int(at['seq_len'].iloc[0])])}, as fast as {at['baseline'].iloc[0]}"
+    yield Claim(answer, ", ".join([*gains[:_MOST_PATTERNS], *more]), "", about, pairs)
+
+
+def _removes_nothing(group: pd.DataFrame, about: str) -> Iterator[Claim]:
+    """Which kinds are dense at which lengths, since their masks remove nothing there, and what would change that."""
+    lengths = {
+        str(name): tuple(sorted(cases["seq_len"]))
+        for name, cases in group[_kinds(group) & group["not_sparse"]].groupby("name", sort=False)
+    }
     for at, advice in dict.fromkeys((at, _sparser(name)) for name, at in lengths.items()):
         names = [name for name, own in lengths.items() if (own, _sparser(name)) == (at, advice)]
         removes, dense = ("removes", "it is") if len(names) == 1 else ("remove", "they are")
-        answer = f"{overview.listed(names)} {removes} nothing at {overview.listed(f'{int(n):,}' for n in at)} tokens"
+        answer = f"{overview.listed(names)} {removes} nothing at {_tokens([int(n) for n in at])}"
         yield Claim(answer, f"{dense} dense there, and no gain is claimed", advice, about)
-    for name, cases in known(sparse[~sparse["not_sparse"]], "speed_up").groupby("name", sort=False):
-        yield _against_dense(str(name), cases.sort_values("seq_len"), about)
 
 
 def _sparser(name: str) -> str:
@@ -98,29 +174,41 @@ def _sparser(name: str) -> str:
     return "smaller tiles (block_size), a smaller window, or longer sequences make it sparse"
 
 
-def _against_dense(name: str, cases: pd.DataFrame, about: str) -> Claim:
-    """Whether a sparse kind is faster than dense; from a length on only where it is at every longer one too."""
-    last = cases.iloc[-1]
-    baseline, longest = last["baseline"], f"{int(last['seq_len']):,} tokens"
-    compared = tuple(pair for _, row in cases.iterrows() for pair in comparing(_forward(row), _dense(row)))
-    lengths = [int(n) for n in cases["seq_len"]]
-    faster = [n for n, (_, order, _) in zip(lengths, compared, strict=True) if order is Order.BELOW]
-    since = min((n for n in lengths if all(longer in faster for longer in lengths if longer >= n)), default=None)
-    most, advice = f"at most {last['bound']:.2f}× possible", ""
-    if last["above_bound"]:
-        most = f"above the {last['bound']:.2f}× that skipping alone can give"
-        advice = "distrust it, or measure dense (tiles) too"
-    order, ends = compared[-1][1], f" [{last['speed_up_low']:.2f} … {last['speed_up_high']:.2f}]"
-    sure = f"{last['speed_up']:.2f}×{ends if pd.notna(last['speed_up_low']) else ''} at {longest}, {most}"
-    sure += f"; it removes {last['sparsity']:.0%} of the connections there"
-    if since is not None:
-        answer = f"from {since:,} tokens on {name} is faster than {baseline}"
-    elif order is Order.ALIKE:
-        answer = f"at {longest} {name} and {baseline} cannot be told apart"
-    elif faster:
-        answer = f"at {longest} {name} is slower than {baseline}"
-    else:
-        answer = f"{name} is not faster than {baseline} up to {longest}"
-    if since is None and faster:
-        answer += f", though it is faster at {overview.listed(f'{n:,}' for n in faster)}"
-    return Claim(answer, sure, advice, about, compared)
+def _fastest(group: pd.DataFrame, about: str) -> Iterator[Claim]:
+    """The fastest forward pass at the longest length with two kinds."""
+    group = group[~group["not_sparse"] | group["is_dense"]]  # a dense mask is no kind of its own
+    for seq_len, at in reversed(list(group.groupby("seq_len"))):
+        if at["name"].nunique() < 2:
+            continue
+        found = overview.leaders(at, "forward")
+        best = found.iloc[0]
+        sure, advice = in_ms(best, "forward"), ""
+        if pd.notna(best["forward_share"]):
+            sure += f", {percent(best, 'forward_share')} of the measured {best['dtype']} peak"
+        if found["name"].nunique() == 1:
+            answer, others = f"{best['name']} has the fastest forward pass", at[at["name"] != best["name"]]
+        else:
+            answer, others = f"No clear difference between {overview.listed(found['name'])}", found.iloc[1:]
+            sure, advice = f"{best['name']} {sure}", "raise budget_s for narrower intervals"
+        compared = comparing(_forward(best), *(_forward(row) for _, row in others.iterrows()))
+        yield Claim(f"{answer} at {_tokens([int(seq_len)])}", sure, advice, about, compared)
+        return
+
+
+def _kinds(group: pd.DataFrame) -> pd.Series:
+    """Which lines are of a sparse kind, whatever its mask removes."""
+    return ~group["is_dense"]
+
+
+def _sparse(group: pd.DataFrame) -> pd.DataFrame:
+    """The lines whose mask removes something."""
+    return group[_kinds(group) & ~group["not_sparse"]]
+
+
+def _forward(row: pd.Series) -> Figure:
+    return Figure.of(row, "forward", "latency", "forward", row["name"])
+
+
+def _dense(group: pd.DataFrame, seq_len: int) -> list[Figure]:
+    """The dense kernels of one length."""
+    return [_forward(row) for _, row in group[group["is_dense"] & (group["seq_len"] == seq_len)].iterrows()]
