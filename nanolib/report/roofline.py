@@ -15,7 +15,7 @@ from nanolib.report.frame import Drawn, framed, tooltips, with_interval
 from nanolib.report.linking import links
 from nanolib.report.overview import listed, pick, ranked
 from nanolib.report.palette import QUIET
-from nanolib.report.tables import Column, drawn_ends, filled
+from nanolib.report.tables import Column, drawn_ends, filled, percent, ratios
 
 _CASE = ["name", "optimisation", "seq_len", "batch_size", "dtype"]
 
@@ -29,8 +29,9 @@ def roofline_table(rows: pd.DataFrame, experiment: str = "") -> pd.DataFrame:
 
     Returns:
         Columns: `case`, `name`, `dtype`, `scope`, `intensity` (FLOP per byte: formulas alone), `achieved` with `low` and `high`,
-        `attainable` (the lower of the two ceilings at this intensity) in FLOP/s, `share` with `low` and `high`, `bound`
-        (`compute` or `memory`), `ridge` (the intensity at which the two ceilings meet), `peak`, `bandwidth`.
+        `attainable` (the lower of the two ceilings at this intensity) in FLOP/s and `share`, each with `low` and `high`
+        (the widest that timing and ceilings allow), `bound` (`compute` or `memory`), `ridge` (the intensity at which the two
+        ceilings meet), `peak`, `bandwidth`.
     """
     if experiment and len(rows):
         rows = rows[rows["experiment"] == experiment]
@@ -48,19 +49,22 @@ def roofline_table(rows: pd.DataFrame, experiment: str = "") -> pd.DataFrame:
     table = achieved[[*key, *followed, *(name for name in columns if name in achieved)]].rename(columns=columns)
     table = filled(table, rows, (Column("flops", "", "flops"), Column("moved", "", "bytes")), key)
     peaks = rows.assign(dtype=rows["scope"])  # a ceiling is of a type, or of the copy
-    table = filled(table, peaks, (Column("peak", "", "ceiling_flops"),), ["run_id", "dtype"])
-    table = filled(table, rows, (Column("bandwidth", "", "ceiling_bytes"),), ["run_id"])
+    table = filled(table, peaks, (Column("peak", "", "ceiling_flops", interval=True),), ["run_id", "dtype"])
+    table = filled(table, rows, (Column("bandwidth", "", "ceiling_bytes", interval=True),), ["run_id"])
     table = table.dropna(subset=["flops", "moved", "peak", "bandwidth"]).reset_index(drop=True)
     table["case"] = table["name"] + " n=" + table["seq_len"].astype(int).astype(str)
     if table["batch_size"].nunique() > 1:
         table["case"] += " batch=" + table["batch_size"].astype(int).astype(str)
     table["intensity"] = table["flops"] / table["moved"]
     table["ridge"] = table["peak"] / table["bandwidth"]
+    peak, bandwidth = drawn_ends(table, "peak"), drawn_ends(table, "bandwidth")
     table["attainable"] = np.minimum(table["peak"], table["intensity"] * table["bandwidth"])
-    for end in ("", "_low", "_high"):
-        table[f"share{end}"] = table[f"achieved{end}"] / table["attainable"]
+    for end in ("low", "high"):
+        table[f"attainable_{end}"] = np.minimum(peak[end], table["intensity"] * bandwidth[end])
+    table = table.assign(**ratios("share", table, "achieved", "attainable"))
     table["bound"] = np.where(table["intensity"] < table["ridge"], "memory", "compute")
-    return table.drop(columns=["flops", "moved"])
+    ends = [f"{name}_{end}" for name in ("peak", "bandwidth") for end in ("low", "high", "predicted", "row", "busy")]
+    return table.drop(columns=["flops", "moved", *ends])
 
 
 def roofline_chart(experiment: str) -> Chart:
@@ -75,7 +79,7 @@ def _drawn(rows: pd.DataFrame, experiment: str) -> Drawn | None:
         return None
     table, shared = short_names(table, "name", "optimisation")
     columns = ["name", "scope", "case", "dtype", "intensity", "achieved", "achieved_low", "achieved_high", "attainable"]
-    columns += ["share", "bound", *(name for name in table if name.startswith("link_"))]
+    columns += ["share", "share_low", "share_high", "bound", *(name for name in table if name.startswith("link_"))]
     data = table[columns].assign(scope=table["scope"].str.replace("_", " "))
     data = data.assign(**{f"achieved_{end}": values for end, values in drawn_ends(data, "achieved").items()})
     low, high = data["intensity"].min() / 2, max(data["intensity"].max(), table["ridge"].max()) * 2
@@ -109,7 +113,7 @@ def _drawn(rows: pd.DataFrame, experiment: str) -> Drawn | None:
         *tooltips("case scope bound"),
         *tooltips("", "intensity", ",.3~g", intensity="FLOP per byte"),
         *tooltips("", "achieved attainable", ".3s", achieved="achieved (FLOP/s)", attainable="attainable (FLOP/s)"),
-        *tooltips("", "share", ".0%"),
+        *tooltips("", "share share_low share_high", ".0%"),
     ]
     along = {"x": x, "y": alt.Y("attainable:Q", **y)}
     dashed = alt.Chart(roofs).mark_line(strokeDash=[6, 4], color=QUIET, strokeWidth=1.5, clip=True)
@@ -142,12 +146,13 @@ def roofline_words(rows: pd.DataFrame, experiment: str) -> list[Claim]:
         answer = f"{scope.replace('_', ' ').capitalize()} is bound by "
         answer += listed(f"{bound} in {count} of {len(group)} cases" for bound, count in counts)
         also = f" (not told apart from {len(near) - 1} more)" if len(near) > 1 else ""
-        sure = f"{best['case']} comes nearest to its roof{also}, {best['share']:.0%} of {best['attainable']:.3g} FLOP/s"
-        advice = ""
-        if best["share_low"] > 1:
-            sure += ", which is above it: "
+        sure, advice = f"{best['case']} comes nearest to its roof{also}", ""
+        if best["share_low"] > 1:  # a share of more than all there is would be no share
+            sure += f" and is above it, {best['achieved']:.3g} beside {best['attainable']:.3g} FLOP/s: "
             sure += "some of it stays in a cache" if best["bound"] == "memory" else "the ceiling was measured too low"
-            advice = "" if best["bound"] == "memory" else "a quiet machine, or nano doctor, for its ceiling"
+            advice = "" if best["bound"] == "memory" else "run nano doctor on an idle machine, for its ceiling"
+        else:
+            sure += f", {percent(best, 'share')} of {best['attainable']:.3g} FLOP/s"
         shares = (Figure.of(row, "share", name=row["case"]) for row in (best, *(row for _, row in others.iterrows())))
         compared = comparing(*shares)
         claims.append(Claim(answer, sure, advice, compared=compared))

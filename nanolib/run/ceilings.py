@@ -1,17 +1,52 @@
-"""The machine's ceilings as the first case of a run: every share in the run is of a ceiling measured in that run."""
+"""The machine's ceilings as the first cases of a run: every share is of a ceiling that this run, or one beside it, measured."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import torch
 
-from nanolib.measurement import Measurement
+from nanolib.measurement import Flag, Measurement, Status
 from nanolib.meters.ceilings import measure_ceiling, measure_sustained, operand_bytes, rate
 from nanolib.models import fp8
 from nanolib.run.case import Case, Plan
+from nanolib.store import Store
+
+METRICS_OF_CEILINGS = ("ceiling_flops", "ceiling_bytes")
+_LONGER = 4  # than another timing: each is measured once per command, and every share and prediction rests on it
+
+
+class Ceiling(float):
+    """A measured ceiling, FLOP/s or B/s, with the ends of its interval; those of a plain number are that number.
+
+    Attributes:
+        low: Lower end.
+        high: Upper end.
+
+    Example:
+        >>> Ceiling.of([1e11, 1.1e11, 1.2e11]).high
+        120000000000.0
+    """
+
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, ends: float | Sequence[float | None]) -> Self:
+        """From `(low, estimate, high)`, or a number."""
+        if isinstance(ends, Ceiling):
+            ends = ends.ends
+        low, value, high = ends if isinstance(ends, Sequence) else (ends, ends, ends)
+        made = cls(value)
+        made.low, made.high = (float(value if end is None else end) for end in (low, high))
+        return made
+
+    @property
+    def ends(self) -> list[float]:
+        """`[low, estimate, high]`, from which `of` makes it again."""
+        return [self.low, float(self), self.high]
 
 
 @dataclass(frozen=True)
@@ -68,7 +103,48 @@ def no_product(kind: str, device: str) -> str:
 
 def ceiling_cases(device: str, dtypes: list[str], budget_s: float) -> list[Case]:
     """One case per dtype and one for the copy, each at most 2 s."""
-    return [CeilingCase(device, name, min(budget_s, 2.0)) for name in (*dtypes, "copy")]
+    return [CeilingCase(device, name, min(_LONGER * budget_s, 2.0)) for name in (*dtypes, "copy")]
+
+
+def measured_before(case: Case, store: Store, run_id: str) -> list[Measurement]:
+    """What another notebook of the same command has measured of a ceiling here; nothing for any other case.
+
+    So one command has one yardstick, though its notebooks are runs of their own.
+
+    Args:
+        case: Any.
+        store: Where the runs are.
+        run_id: That which would measure it.
+    """
+    if type(case) is not CeilingCase or not (run := store.runs_of([run_id]).iloc[0]).launch:
+        return []
+    beside = "launch = ? AND machine_id = ? AND device = ? AND run_id != ?"
+    others = store.runs(beside, (run.launch, run.machine_id, run.device, run_id))
+    rows = store.measurements(list(others.run_id), samples=True)
+    if "factor.ceiling" not in rows:
+        return []
+    rows = rows[
+        rows["metric"].isin(METRICS_OF_CEILINGS) & (rows["factor.ceiling"] == case.ceiling) & rows["estimate"].notna()
+    ]
+    first = rows[rows["run_id"] == rows["run_id"].iloc[0]] if len(rows) else rows
+    return [
+        Measurement(
+            row.metric,
+            row.estimate,
+            row.low,
+            row.high,
+            row.confidence,
+            row.n,
+            tuple(row.samples),
+            method=row.method,
+            scope=row.scope,
+            status=Status(row.status),
+            message=f"{row.message}; measured by run {row.run_id[:8]} of the same command",
+            flags=tuple(map(Flag, row.flags)),
+            details=row.details,
+        )
+        for row in first.itertuples()
+    ]
 
 
 def roofline_ms(flops: float, bytes_moved: float, dtype: str, ceilings: dict[str, float]) -> float | None:
@@ -90,8 +166,13 @@ def roofline_ms(flops: float, bytes_moved: float, dtype: str, ceilings: dict[str
 def rate_rows(latency: Measurement, flops: float, dtype: str, ceilings: dict[str, float]) -> Iterator[Measurement]:
     """`flops_per_second`, and `ceiling_share` where the ceiling is known, of one latency.
 
-    The share's interval is that of the latency: the ceiling's own is in its row.
+    The share's interval is the widest that the latency's and the ceiling's allow.
     """
     yield rate("flops_per_second", flops, latency)
     if dtype in ceilings:
-        yield rate("ceiling_share", flops / ceilings[dtype], latency, message=f"of {ceilings[dtype]:.3g} FLOP/s")
+        ceiling = Ceiling.of(ceilings[dtype])
+        share = rate("ceiling_share", flops / ceiling, latency)
+        low = None if share.low is None else share.low * ceiling / ceiling.high
+        high = None if share.high is None else share.high * ceiling / ceiling.low
+        said = f"of {ceiling:.3g} [{ceiling.low:.3g} … {ceiling.high:.3g}] FLOP/s"
+        yield replace(share, low=low, high=high, message=said)

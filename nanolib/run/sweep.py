@@ -27,7 +27,7 @@ from nanolib.meters.machine import resolve_device, this_machine, versions
 from nanolib.meters.quiet import disturbances
 from nanolib.meters.time.collector import settled_heap
 from nanolib.run.case import Case
-from nanolib.run.ceilings import CeilingCase
+from nanolib.run.ceilings import Ceiling, CeilingCase, measured_before
 from nanolib.run.launch import LAUNCH_VARIABLE, PART_VARIABLE
 from nanolib.run.lock import device_lock, lock_path, say
 from nanolib.run.outcome import Outcome, one_line
@@ -236,6 +236,8 @@ def _progress_bar(wanted: bool, **settings: Any) -> tqdm:
 def _outcome(
     experiment: Any, params: Params, case: Case, run: SweepRun, isolated: bool, stop: threading.Event | None
 ) -> Outcome:
+    if rows := measured_before(case, run.store, run.run_id):
+        return Outcome(rows)
     ceilings = ceilings_of(run.store, run.run_id)
     if isolated:
         return run_in_process(experiment, params, case, ceilings, run.store.path, run.run_id, stop)
@@ -262,9 +264,12 @@ def store_outcome(store: Store, run_id: str, case: Case, outcome: Outcome, attem
 
 
 def ceilings_of(store: Store, run_id: str) -> dict[str, float]:
-    """The machine's ceilings that this run has measured: dtype → FLOP/s, and `copy` → B/s."""
-    query = "SELECT scope, estimate FROM measurements WHERE run_id = ? AND metric IN ('ceiling_flops', 'ceiling_bytes')"
-    return dict(store.connection.execute(query, (run_id,)).fetchall())
+    """The machine's ceilings that this run has measured: dtype → FLOP/s, and `copy` → B/s, each a `Ceiling`."""
+    query = (
+        "SELECT scope, low, estimate, high FROM measurements WHERE run_id = ? AND estimate IS NOT NULL"
+        " AND metric IN ('ceiling_flops', 'ceiling_bytes')"
+    )
+    return {scope: Ceiling.of(ends) for scope, *ends in store.connection.execute(query, (run_id,))}
 
 
 # runs

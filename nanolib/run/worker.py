@@ -17,6 +17,7 @@ from typing import Any
 
 from nanolib.measurement import BadInput, Measurement, Status
 from nanolib.run.case import Case
+from nanolib.run.ceilings import Ceiling
 from nanolib.run.launch import command
 from nanolib.run.outcome import Keep, Outcome, attempt
 from nanolib.run.params import Params
@@ -72,7 +73,7 @@ def run_in_process(
         "module": experiment.__name__,
         "params": params.model_dump(mode="json"),
         "case_id": case.case_id,
-        "ceilings": ceilings,
+        "ceilings": {name: Ceiling.of(value).ends for name, value in ceilings.items()},
         "database": str(database.absolute()),
         "run_id": run_id,
     }
@@ -150,6 +151,7 @@ def main() -> None:
             answer.flush()
 
         with Store(request["database"], create=False) as store:
-            ceilings, run_id = request["ceilings"], request["run_id"]
+            ceilings = {name: Ceiling.of(ends) for name, ends in request["ceilings"].items()}
+            run_id = request["run_id"]
             outcome = run_here(params, case, ceilings, store, run_id, keep=lambda row: write(row.to_dict()))
         write({"status": outcome.status, "message": outcome.message, "details": outcome.details})
