@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import altair as alt
+import numpy as np
 import pandas as pd
 
+from nanolib.report.log_axes import leave_out
 from nanolib.report.overview import by_machine
 from nanolib.report.palette import FRAME, GRID, GUIDE, INK, PAPER, QUIET, SERIES, TEXT
 
@@ -19,7 +21,8 @@ Chart = Callable[[pd.DataFrame], alt.TopLevelMixin]
 
 
 def theme(chart: alt.TopLevelMixin) -> alt.TopLevelMixin:
-    """Fonts, grid and frame, the same for every chart."""
+    """Fonts, grid and frame, the same for every chart; what no logarithmic axis can show is left out of it, and named."""
+    leave_out(chart)
     # Set, not by `configure_…`: each of those copies the whole chart.
     chart.config = alt.Config(
         axis=alt.AxisConfig(
@@ -161,7 +164,7 @@ def short_names(
 def domain_of(values: pd.DataFrame, log: bool) -> list[float]:
     """One range for all panels, with room at both ends."""
     numbers = values.to_numpy(dtype=float)
-    numbers = numbers[numbers > 0] if log else numbers[~pd.isna(numbers)]
+    numbers = numbers[np.isfinite(numbers) & ((numbers > 0) | (not log))]
     if not len(numbers):
         return [0.1, 1]
     return [float(numbers.min()) / 1.3, float(numbers.max()) * 1.3] if log else [0, float(numbers.max()) * 1.08]

@@ -13,6 +13,7 @@ from nanolib.report.claim import Claim, Figure, comparing
 from nanolib.report.drawing import HEIGHT, WIDTH, Chart, colour_and_shape, short_names
 from nanolib.report.frame import Drawn, framed, tooltips, with_interval
 from nanolib.report.linking import links
+from nanolib.report.log_axes import drawable
 from nanolib.report.overview import listed, pick, ranked
 from nanolib.report.palette import QUIET
 from nanolib.report.tables import Column, drawn_ends, filled, percent, ratios
@@ -82,7 +83,9 @@ def _drawn(rows: pd.DataFrame, experiment: str) -> Drawn | None:
     columns += ["share", "share_low", "share_high", "bound", *(name for name in table if name.startswith("link_"))]
     data = table[columns].assign(scope=table["scope"].str.replace("_", " "))
     data = data.assign(**{f"achieved_{end}": values for end, values in drawn_ends(data, "achieved").items()})
-    low, high = data["intensity"].min() / 2, max(data["intensity"].max(), table["ridge"].max()) * 2
+    bends = drawable(table["ridge"])
+    at = drawable(data["intensity"])
+    low, high = (at if len(at) else bends).min() / 2, max([*at, *bends], default=1.0) * 2
     roofs = []
     for (dtype, peak, bandwidth, run), _ in table.groupby(["dtype", "peak", "bandwidth", "run_id"], sort=False):
         for x in (low, peak / bandwidth, high):
@@ -100,7 +103,8 @@ def _drawn(rows: pd.DataFrame, experiment: str) -> Drawn | None:
         title="Arithmetic intensity (FLOP per byte)",
         scale=alt.Scale(type="log", domain=[low, high], nice=False),
     )
-    bottom = min(data["achieved_low"].min(), roofs["attainable"].min()) / 2
+    rates = pd.concat([data["achieved"], data["achieved_low"], roofs["attainable"]])
+    bottom = drawable(rates).min() / 2
     scale = alt.Scale(type="log", domain=[bottom, roofs["attainable"].max() * 2], nice=False)
     y = {"title": "Rate (FLOP/s)", "scale": scale, "axis": alt.Axis(format="~s", tickCount=6)}
     colour, _ = colour_and_shape("name", "Kind", data["name"])
@@ -138,6 +142,7 @@ def _drawn(rows: pd.DataFrame, experiment: str) -> Drawn | None:
 def roofline_words(rows: pd.DataFrame, experiment: str) -> list[Claim]:
     """What binds each kind of timing, and the best share of it that was reached."""
     table = roofline_table(rows, experiment)
+    table = table[table["attainable"] > 0] if len(table) else table  # without work there is no share of a ceiling
     claims = []
     for scope, group in table.groupby("scope", sort=False) if len(table) else []:
         near, others = ranked(group, "share", ascending=False)

@@ -64,7 +64,7 @@ def changes_of_level(values: ArrayLike, uncertainty: ArrayLike, least: float) ->
     if n < LEAST_HISTORY:
         return []
     noise = history_noise(logs, uncertainty)
-    smooth = _without_spikes(logs)
+    smooth = median_of_neighbours(logs)
     bounds = [0, *change_points(smooth / noise, PENALTY * math.log(n), LEAST_RUNS), n]
     seen, steps = (np.diff(levels_between(series, bounds)) for series in (smooth, logs))
     found = zip(bounds[1:-1], seen, steps, strict=True)
@@ -113,7 +113,7 @@ def history_noise(logs: np.ndarray, uncertainty: ArrayLike) -> float:
     return max(step_noise(logs), float(np.median(np.asarray(uncertainty, dtype=float))) / 1.96, 1e-4)
 
 
-def _without_spikes(series: np.ndarray) -> np.ndarray:
+def median_of_neighbours(series: np.ndarray) -> np.ndarray:
     """The median of each value's five neighbours, itself included; at the ends that of the first or last five."""
     width = 2 * LEAST_RUNS - 1
     medians = np.median(np.lib.stride_tricks.sliding_window_view(series, width), axis=1)

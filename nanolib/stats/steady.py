@@ -9,11 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from nanolib.stats.changes import MIN_SEGMENT, change_points, levels_between, step_noise
+from nanolib.stats.changes import MIN_SEGMENT, change_points, levels_between, median_of_neighbours, step_noise
 from nanolib.stats.outliers import fences
 
 GROUP = 5  # samples per median: an isolated spike must not look like a change
 _PENALTY = 10.0  # per ln n
+MOVED = 0.05  # of the level: a smaller difference between the first steps and the later ones counts as none
+_CLEAR = 4.0  # standard deviations: what lies further above the level is no noise
 
 
 @dataclass(frozen=True)
@@ -98,3 +100,46 @@ def leading_slow_samples(series: ArrayLike) -> int:
     limit = fences(x[len(x) // 2 :]).severe_high
     above = x > limit
     return int(np.argmin(above)) if not above.all() else len(x)
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """How many steps at the head of a curve are slower than its later level.
+
+    Attributes:
+        steps: Their number; None where the curve gives no clear answer.
+        reason: Why there is none.
+    """
+
+    steps: int | None
+    reason: str = ""
+
+
+def warm_up(curve: ArrayLike) -> WarmUp:
+    """Find how many warm-up steps a curve of single steps asks for, or why that cannot be determined.
+
+    The second half is taken for warm. The curve is smoothed (the median of five neighbours), and its head ends where the
+    smoothed curve comes down to what the second half's own noise reaches. Single cold calls and changes of level lengthen
+    the head. There is no clear answer where the next step still lies above the level and only the noise could explain it.
+
+    Args:
+        curve: Times of single steps from the first one of a process, shape [n], any unit; n >= 20.
+    """
+    x = np.asarray(curve, dtype=float)
+    half = len(x) // 2
+    smooth, level = median_of_neighbours(x), float(np.median(x[half:]))
+    deviation = max(step_noise(x[half:]), 1.4826 * float(np.median(np.abs(x[half:] - level))))
+    # The median of five normal values has 0.54 of their deviation; the level has its own share.
+    limit = max(level + _CLEAR * 0.6 * deviation, float(smooth[half:].max()), level * (1 + MOVED))
+    slow = smooth[:half] > limit
+    found = steady_state(x)
+    head = half if slow.all() else int(np.argmin(slow))
+    steps = max(head, found.cut, leading_slow_samples(x))
+    if not found.steady or steps >= half:
+        return WarmUp(None, "the curve does not settle within its first half")
+    if slow[steps:].any():
+        return WarmUp(None, f"the curve rises again at step {steps + int(np.argmax(slow[steps:])) + 1}")
+    if smooth[steps] > level * (1 + MOVED):
+        over = f"from step {steps + 1} on the steps still take {smooth[steps] / level:.2f}× the later median"
+        return WarmUp(None, f"{over}, and the curve's noise is as large")
+    return WarmUp(steps)

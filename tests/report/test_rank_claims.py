@@ -2,13 +2,11 @@
 
 import pytest
 
+from nanolib.experiments.distributed.view import decode_table
 from nanolib.measurement import Measurement, exact
-from tests.report.cases import (
-    COMPUTING,
-    CORES,
-    decode_case,
-    timed,
-)
+from tests.report.cases import COMPUTING, CORES, decode_case, timed
+from tests.report.rows import ended
+from tests.shown import CHARTS
 
 
 @pytest.mark.parametrize(
@@ -27,7 +25,48 @@ def test_the_fastest_form_across_ranks_overlaps_no_other(say, ring, gather, said
     crowded = decode_case({"ring": ((1, 2, 3), 2, COMPUTING)}, world=8, flags=(CORES,))
     line = say("distributed", [alone, decode_case(forms), fewer, crowded])[0]
     assert line.startswith(f"Decoding over 4,096 keys, float32: on 4 ranks {said}")
-    assert line.endswith("; 75% parallel efficiency [68% … 94%] (100 % = perfect scaling).")
+    against = "fused, the fastest on one rank, 27.0 [26.0 … 30.0] ms"
+    assert line.endswith(f"; 75% parallel efficiency [68% … 94%] against {against} (100 % = perfect scaling).")
+
+
+def test_scaling_is_against_the_best_single_rank_and_not_the_algorithms_own(say, measured):
+    alone = {"gather": ((14.0, 14.8, 15.0), 0, COMPUTING), "one_message": ((12.0, 12.6, 13.0), 0, COMPUTING)}
+    crowd = {"gather": ((9.5, 10, 10.5), 1, COMPUTING), "one_message": ((11, 12, 13), 1, COMPUTING)}
+    cases = [decode_case(alone, world=1), decode_case(crowd, world=2)]
+    line = say("distributed", cases)[0]
+    assert (
+        "; 63% parallel efficiency [57% … 68%] against one message, the fastest on one rank, 12.6 [12.0 … 13.0] ms ("
+        in line
+    )
+    other = {"fused": ((3, 4, 5), 0, COMPUTING)}  # of another shape
+    cases.append(decode_case(other, world=1, seq_len=64))
+    table = decode_table(measured("distributed", [(factors, [ended(), *found]) for factors, found in cases]))
+    two = table[table["world_size"] == 2].set_index("form")
+    assert dict(two["efficiency"]) == pytest.approx({"gather": 0.63, "one_message": 0.525})
+    assert set(two["baseline"]) == {"one_message"}
+    assert table.loc[table["world_size"] == 1, ["efficiency", "baseline"]].isna().all(axis=None)
+
+
+PARTS = [
+    [(3.1, 5, 6), (1, 1.2, 1.4), (1, 1.3, 1.6)],
+    [(2.9, 5, 6), (0.5, 0.8, 1.4), (1, 1.3, 1.6)],  # 70 % of it is computing, and the intervals meet
+    [(1, 1.5, 1.9), (1.7, 3, 4), (0.3, 1, 1.6)],
+    [(1, 1.5, 1.9), (0.5, 1, 1.6), (1.5, 3, 4)],
+    [(1, 1.5, 1.9), (0.3, 1, 1.6), (1.7, 3, 4)],
+]
+
+
+@pytest.mark.parametrize(("parts", "kind"), [*zip(PARTS, ["compute", "", "wait", "", "communication"], strict=True)])
+def test_the_table_the_chart_and_the_sentence_name_the_same_bound(say, measured, parts, kind):
+    case = decode_case({"fused": ((8, 9, 9.5), 2, parts)})
+    rows = measured("distributed", [(case[0], [ended(), *case[1]])])
+    (cell,) = decode_table(rows)["bound"]
+    spec = CHARTS["decode_scaling"](rows).to_dict()
+    drawn = {line["bound"] for data in spec["datasets"].values() for line in data if "bound" in line}
+    sentence = say("distributed", [case])[1]
+    told = next((one for one in ("compute-bound", "bound by waiting", "communication-bound") if one in sentence), "")
+    assert drawn == {cell} and cell.startswith(kind or "unclear")
+    assert told == {"compute": "compute-bound", "wait": "bound by waiting", "": ""}.get(kind, "communication-bound")
 
 
 @pytest.mark.parametrize(

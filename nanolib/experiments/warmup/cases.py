@@ -26,7 +26,7 @@ from nanolib.run.case import Case, Plan
 from nanolib.run.own_model import check_own, sources
 from nanolib.run.params import distinct, fitting_config, known_presets
 from nanolib.run.workload import Workload, trace
-from nanolib.stats.steady import leading_slow_samples, steady_state
+from nanolib.stats.steady import steady_state, warm_up
 
 DIRECTIONS = ("forward", "forward_backward")
 
@@ -175,16 +175,14 @@ def _uncut(samples: list[float], scope: str, method: str, details: dict[str, Any
 
 
 def _needed(samples: list[float], scope: str) -> Measurement:
-    """Steps at the head that are slower than the steady state: by change points, or beyond its severe fence."""
-    found = steady_state(samples)
-    needed = max(found.cut, leading_slow_samples(samples))
-    settled = found.steady and needed < len(samples) / 2
+    """Steps at the head that are slower than the later ones; without a number where the curve gives no clear answer."""
+    found = warm_up(samples)
     return Measurement(
         "warmup_needed",
-        float(needed) if settled else None,
+        None if found.steps is None else float(found.steps),
         n=1,
-        method="PELT on medians of 5, and Tukey's severe fence",
+        method="smoothed curve and PELT on medians of 5, and Tukey's severe fence",
         scope=scope,
-        message="" if settled else "the curve did not settle within its first half; raise curve_steps",
-        details={"steady_median": float(np.median(samples[needed:])) if settled else None},
+        message=found.reason,
+        details={"steady_median": None if found.steps is None else float(np.median(samples[found.steps :]))},
     )

@@ -15,6 +15,7 @@ from nanolib.report.overview import cached, having, pick
 from nanolib.report.palette import FRAME, GUIDE, PALETTE
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import Column, base, filled, known, titles
+from nanolib.stats.steady import MOVED
 
 _WARMUP = (
     Column("direction", "Direction"),
@@ -129,21 +130,19 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
     return [*claims, Claim("Fresh processes differ", advice=question)]
 
 
-_MOVED = 0.05  # of the mean: from here on warm-up shows in what a setting reports
-
-
 def _enough(curve: pd.Series, cold: pd.DataFrame) -> Claim:
     """What the curve says, unless another fresh process says otherwise."""
     about = curve["scope"].replace("_", " + ")
     if pd.isna(curve["estimate"]):
-        return Claim(curve["message"], about=about)
+        advice = "raise curve_steps, or repeat it on a quieter machine"
+        return Claim("no clear answer", curve["message"], advice, about)
     needed, steady = int(curve["estimate"]), f"a step then takes {curve['details']['steady_median']:.3g} ms"
     figures = (Figure.exactly(float(needed)),)
     if needed:
         answer = f"{needed} warm-up step{'s are' if needed > 1 else ' is'} enough in this one fresh process"
         return Claim(answer, steady, about=about, figures=figures)
     others = cold[(cold["run_id"] == curve["run_id"]) & (cold["direction"] == curve["scope"])]
-    if (others["difference"] > _MOVED).any():
+    if (others["difference"] > MOVED).any():
         most = others["difference"].max()
         answer = "some warm-up is needed now and then"
         sure = f"none was detected in the curve's process, but in another the mean without it was {most:+.0%}; {steady}"

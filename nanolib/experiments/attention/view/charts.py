@@ -52,7 +52,7 @@ def attention_speed_up(rows: pd.DataFrame) -> Drawn | None:
     data = data.assign(**links(sparse, but="link_model"))
     colour, shape = colour_and_shape("name", "Kind", data["name"], table["name"])
     base = alt.Chart(data).encode(x=seq_axis(data["seq_len"]), color=colour)
-    domain = domain_of(data[["speed_up_low", "speed_up_high", "bound"]].assign(one=1.0), log=True)
+    domain = domain_of(data[["speed_up", "speed_up_low", "speed_up_high", "bound"]].assign(one=1.0), log=True)
     scale = alt.Scale(type="log", base=2, domain=domain, nice=False)
     y = {"title": "Speed-up over dense (×)", "scale": scale}
     tooltip = tooltips(

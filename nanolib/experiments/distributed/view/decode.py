@@ -14,6 +14,7 @@ from nanolib.experiments.distributed.view.decode_tables import (
     fair,
     over_nodes,
     over_ranks,
+    part_figures,
     ranks_words,
     with_ranks,
 )
@@ -233,7 +234,8 @@ def _fastest(tied: pd.DataFrame, others: pd.DataFrame, about: str) -> Claim:
     if pd.notna(best["efficiency"]):
         low, high = best["efficiency_low"], best["efficiency_high"]
         ends = f" [{low:.0%} … {high:.0%}]" if pd.notna(low) and pd.notna(high) else ""
-        sure += f"; {best['efficiency']:.0%} parallel efficiency{ends} (100 % = perfect scaling)"
+        one = f"{best['baseline'].replace('_', ' ')}, the fastest on one rank, {with_ends(best, 'alone')} ms"
+        sure += f"; {best['efficiency']:.0%} parallel efficiency{ends} against {one} (100 % = perfect scaling)"
     compared = comparing(_figure(best), *(_figure(row) for _, row in others.iterrows()))
     return Claim(answer, sure, about=about, compared=compared)
 
@@ -244,13 +246,11 @@ _SCALES = 0.8  # of perfect scaling: from here on one more rank is worth its cor
 def _bound(tied: pd.DataFrame) -> Claim:
     """What bounds a form where the intervals of its parts tell; as a remedy only a form that is not slower."""
     best = tied.iloc[0]
-    compute, wait, communication = (
-        Figure.of(best, kind, "part_time", f"{best['form']}: {kind}", best["ranks"]) for kind in KINDS
-    )
-    sending = Figure(*(getattr(wait, end) + getattr(communication, end) for end in ("low", "estimate", "high")))
+    figures = part_figures(best, best["form"], best["ranks"])
+    compute, wait, communication, sending = (figures[name] for name in (*KINDS, "sending"))
     parts = {kind: best[kind] for kind in KINDS}
     ms = ", ".join(f"{kind} {format_number(value)} ms" for kind, value in parts.items())
-    if compute.against(sending) is Order.ABOVE:
+    if best["binds"] == "compute":
         compared = comparing(compute, sending)
         efficiency, scales = Figure.of(best, "efficiency"), Figure.exactly(_SCALES)
         if efficiency.against(scales) is Order.ABOVE:
@@ -260,11 +260,11 @@ def _bound(tied: pd.DataFrame) -> Claim:
         why = f"only {best['efficiency']:.0%} of perfect scaling was reached" if known else "one rank was not measured"
         sure = f"{ms}, and {why}: nothing says that more ranks would help"
         return Claim("compute-bound", sure, "one rank with as many threads", compared=compared)
-    if compute.against(sending) is not Order.BELOW or wait.against(communication) is Order.ALIKE:
+    if best["binds"] not in KINDS:
         answer, sure = "what bounds it cannot be told", f"{ms}: the intervals of the parts overlap"
         return Claim(answer, sure, "raise budget_s")
     compared = comparing(sending, compute) + comparing(wait, communication)
-    if wait.against(communication) is Order.ABOVE:
+    if best["binds"] == "wait":
         sure = f"{ms}: ranks are not ready at the same time"
         return Claim("bound by waiting", sure, "a core for each, or equal shards", compared=compared)
     fewest = tied.sort_values("rounds").iloc[0]

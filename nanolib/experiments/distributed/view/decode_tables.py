@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import altair as alt
 import pandas as pd
 
 from nanolib.measurement import Flag
+from nanolib.report.claim import Figure, Order
 from nanolib.report.frame import HOLLOW, with_interval
 from nanolib.report.overview import cached, having, pick
 from nanolib.report.palette import PAPER
@@ -34,6 +35,7 @@ _DECODE = (
     Column("critical", "Critical rank", "time_share", KINDS[0], detail="rank"),
     *(Column(f"{kind}_share", f"Its share of {kind} [95 %]", "time_share", kind, interval=True) for kind in KINDS),
     Column("efficiency", "Efficiency [range]"),
+    Column("baseline", "Against one rank's"),
     *SENT,
     Column("status", "Status"),
     Column("message", "Why"),
@@ -105,7 +107,8 @@ def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         Columns: `run_id`, `case_id`, `world_size`, `nodes` and those of `_DECODE`: `latency`, `compute`, `wait`, `communication`
-        (ms, slowest rank), `efficiency` (time of one rank over ranks × time), each with `_low` and `_high`; `ranks` in words;
+        (ms, slowest rank), `efficiency` (one rank's time over ranks × time), each with `_low` and `_high`; `baseline`, the
+        algorithm that was the fastest on one rank, and its time `alone`; `binds`, a kind or `unclear`; `ranks` in words;
         `sent` and `counted` of one rank; `critical`, the rank for which the others wait, and each kind's share of its own time.
     """
     rows = having(rows, EXPERIMENT, "forms")
@@ -116,20 +119,46 @@ def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
     ofs = [form in forms for form, forms in zip(rows["form"], rows["factor.forms"], strict=True)]
     rows = rows[pd.Series(ofs, index=rows.index) | (rows["metric"] == "case_time")]  # and not of a link
     table = filled(lines_of(rows, "forms", ["seq_len", "dtype"], ["form"]), rows, _DECODE, [*CASE, "form"])
-    table["bound"] = [_bound(line) for line in table.reindex(columns=list(KINDS)).to_dict("records")]
-    one = table["world_size"] == 1
-    table = with_efficiency(table, one, ["seq_len", "dtype", "form"], table["world_size"])
+    lines = table.reindex(columns=[f"{kind}{end}" for kind in KINDS for end in _ENDS]).to_dict("records")
+    table["binds"] = [what_binds(line) for line in lines]
+    table["bound"] = [_bound_words(line, kind) for line, kind in zip(lines, table["binds"], strict=True)]
+    table = with_efficiency(table, table["world_size"] == 1, ["seq_len", "dtype"], table["world_size"])
     return table.sort_values(["dtype", "seq_len", "world_size"], kind="stable").reset_index(drop=True)
 
 
-def _bound(parts: dict[str, float]) -> str | None:
-    """Computing, or what takes more of the rest, and its share of the parts as they are drawn."""
-    whole = sum(parts.values())
-    if not whole > 0:
+_ENDS = ("", "_low", "_high")
+UNCLEAR = "unclear"
+
+
+def part_figures(line: Mapping[str, Any], name: str = "", ranks: str = "") -> dict[str, Figure]:
+    """The parts of a token's time as figures, and `sending`: what is not computing."""
+    found = {kind: Figure.of(line, kind, "part_time", f"{name}: {kind}", ranks) for kind in KINDS}
+    wait, communication = found["wait"], found["communication"]
+    ends = (getattr(wait, end) + getattr(communication, end) for end in ("low", "estimate", "high"))
+    return found | {"sending": Figure(*ends)}
+
+
+def what_binds(line: Mapping[str, Any]) -> str | None:
+    """What a decoded token is bound by, as far as the intervals of its parts allow: for the table, the chart and the sentence.
+
+    Returns:
+        One of `KINDS`; `unclear` where intervals overlap; None where there are no parts.
+    """
+    parts = part_figures(line)
+    compute, sending, wait, communication = (parts[name] for name in ("compute", "sending", *KINDS[1:]))
+    if not compute.estimate + sending.estimate > 0:
         return None
-    most = max(("wait", "communication"), key=lambda kind: parts[kind])
-    bound = "compute" if parts["compute"] >= whole / 2 else most
-    return f"{bound} ({parts[bound] / whole:.0%})"
+    if compute.against(sending) is Order.ABOVE:
+        return "compute"
+    more = wait.against(communication)
+    if compute.against(sending) is not Order.BELOW or more is Order.ALIKE:
+        return UNCLEAR
+    return "wait" if more is Order.ABOVE else "communication"
+
+
+def _bound_words(line: Mapping[str, Any], kind: str | None) -> str | None:
+    """What binds, and its share of the parts as they are drawn."""
+    return f"{kind} ({line[kind] / sum(line[name] for name in KINDS):.0%})" if kind in KINDS else kind
 
 
 def fair(table: pd.DataFrame) -> pd.DataFrame:
@@ -142,15 +171,18 @@ def with_efficiency(table: pd.DataFrame, alone: pd.Series, key: list[str], share
 
     Args:
         table: Lines with `latency` and its ends.
-        alone: Which of them are one rank by itself.
+        alone: Which of them are one rank by itself; of several in one run the fastest counts, of several runs the newest.
         key: Columns that a line shares with the rank it is set beside.
         share: By how many its time is shared out.
     """
-    ends = {f"latency{end}": f"alone{end}" for end in ("", "_low", "_high")}
-    one = table[alone & table["latency"].notna()].drop_duplicates(key, keep="last")
-    beside = table[key].merge(one[[*key, *ends]].rename(columns=ends), on=key, how="left").set_index(table.index)
-    beside = beside[list(ends.values())].div(share, axis=0).where(~alone)
-    return table.assign(**ratios("efficiency", table.assign(**beside), "alone", "latency"))
+    taken = {f"latency{end}": f"alone{end}" for end in _ENDS} | ({"form": "baseline"} if "form" in table else {})
+    one = table[alone & table["latency"].notna()]
+    one = one[one["run_id"] == one.groupby(key)["run_id"].transform("last")]
+    one = one.sort_values("latency", kind="stable").drop_duplicates(key)
+    beside = table[key].merge(one[[*key, *taken]].rename(columns=taken), on=key, how="left").set_index(table.index)
+    table = table.assign(**{name: beside[name].where(~alone) for name in taken.values()})
+    shared_out = {f"alone{end}": table[f"alone{end}"] / share for end in _ENDS}
+    return table.assign(**ratios("efficiency", table.assign(**shared_out), "alone", "latency"))
 
 
 @cached("distributed")

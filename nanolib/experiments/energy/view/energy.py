@@ -8,9 +8,10 @@ import pandas as pd
 from nanolib.experiments.energy.view.layers import layer_words
 from nanolib.measurement import Provenance
 from nanolib.report.claim import Claim, Figure
-from nanolib.report.drawing import HEIGHT, WIDTH, coloured
+from nanolib.report.drawing import HEIGHT, WIDTH, coloured, domain_of
 from nanolib.report.frame import HOLLOW, Drawn, framed, tooltips, with_interval
 from nanolib.report.linking import followed, links
+from nanolib.report.log_axes import drawable
 from nanolib.report.overview import cached, of_experiment, pick
 from nanolib.report.palette import FRAME, PALETTE
 from nanolib.report.tables import CASE, Column, base, filled, known, titles, with_ends
@@ -93,9 +94,8 @@ def energy_per_token(rows: pd.DataFrame) -> Drawn | str | None:
             **links(table),
         }
     )
-    ends = data[["low", "high"]].clip(lower=data["joules"].min() / 100)
-    data["low"] = ends["low"]
-    scale = alt.Scale(type="log", domain=[float(ends["low"].min()) / 1.5, float(ends["high"].max()) * 1.5], nice=False)
+    data["low"] = data["low"].clip(lower=drawable(data["joules"]).min() / 100)
+    scale = alt.Scale(type="log", domain=domain_of(data[["joules", "low", "high"]], log=True), nice=False)
     order = list(dict.fromkeys(data["case"]))
     colours = dict(zip(dict.fromkeys(data["phase"]), PALETTE, strict=False))
     colour = coloured("phase", alt.Undefined, colours, legend=None)  # the labels name the phase

@@ -36,7 +36,8 @@ def live_chart(points: pd.DataFrame, estimated: bool) -> alt.TopLevelMixin:
         width=2 * WIDTH, height=110
     )
     speed = (
-        base.mark_point(filled=True, opacity=1, size=50)
+        alt.Chart(points[points["tokens_per_second"].notna()])  # an idle window makes none
+        .mark_point(filled=True, opacity=1, size=50)
         .encode(
             x=alt.X("seconds:Q", title="Seconds", scale=span),
             y=alt.Y("tokens_per_second:Q", title="Tokens per second", scale=alt.Scale(type="log")),
