@@ -58,8 +58,8 @@ class Line:
         case: The case, for people.
         metric: What is compared; empty when the case itself is the finding.
         finding: One of `Kind`, or `changed`, `vanished`, `broke`, `new`.
-        base: The estimate then, in the metric's unit; of a timing with a verdict the geometric mean of its blocks.
-        current: The estimate now.
+        base: The estimate then, in the metric's unit; of a timing with a verdict a level of its blocks.
+        current: The estimate now; with a verdict, current / base is its ratio.
         verdict: The statistics, where there are any.
         message: What the finding leaves open.
         machine: On which machine, where there are several.

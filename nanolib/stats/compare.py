@@ -116,6 +116,24 @@ def compare_paired(
     return _verdict(intervals, p, effect, threshold, direction)
 
 
+def paired_levels(base: ArrayLike, current: ArrayLike, ratio: float) -> tuple[float, float]:
+    """The levels of A and B to show beside their ratio: their medians, moved so that B / A is that ratio.
+
+    The ratio of pairs is not that of the two medians. Pairs that were slow as a whole move either median, and the ratio not.
+
+    Args:
+        base: Block times of A, shape [n].
+        current: Block times of B, shape [m], in the same unit.
+        ratio: B / A, as estimated from pairs.
+
+    Returns:
+        Levels of A and of B, whose geometric mean is that of the two medians.
+    """
+    with np.errstate(all="ignore"):  # a row of another database may hold anything; what has no level is nan
+        middle, half = np.sqrt(np.median(base) * np.median(current)), np.sqrt(np.float64(ratio))
+        return float(middle / half), float(middle * half)
+
+
 def compare(
     base: ArrayLike, current: ArrayLike, *, threshold: float = THRESHOLD, direction: Direction = Direction.LOWER
 ) -> Verdict:
