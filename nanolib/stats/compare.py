@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import nctdtrinc, ndtri, stdtrit
+from scipy.special import nctdtrinc, ndtri, stdtr, stdtrit
 
 from nanolib.measurement import BadInput, Direction
 from nanolib.stats.intervals import Interval, TooFewSamples
@@ -28,6 +28,19 @@ class Kind(enum.StrEnum):
     SUSPECT = "suspect"
     EQUIVALENT = "equivalent"
     INCONCLUSIVE = "inconclusive"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How far runs of the same code lie apart.
+
+    Attributes:
+        sd: Standard deviation from run to run, in logarithms.
+        freedom: Degrees of freedom behind it.
+    """
+
+    sd: float
+    freedom: int
 
 
 @dataclass(frozen=True)
@@ -135,7 +148,12 @@ def paired_levels(base: ArrayLike, current: ArrayLike, ratio: float) -> tuple[fl
 
 
 def compare(
-    base: ArrayLike, current: ArrayLike, *, threshold: float = THRESHOLD, direction: Direction = Direction.LOWER
+    base: ArrayLike,
+    current: ArrayLike,
+    *,
+    threshold: float = THRESHOLD,
+    direction: Direction = Direction.LOWER,
+    spread: Spread | None = None,
 ) -> Verdict:
     """Compare blocks that were collected apart; drift between the two collections is not controlled.
 
@@ -144,9 +162,12 @@ def compare(
         current: Block medians of B, shape [m], m >= 6.
         threshold: As in `compare_paired`.
         direction: As in `compare_paired`.
+        spread: How far runs of the same code lie apart. Blocks of one run do not show it; without it, a difference of two runs
+            says nothing of two versions.
 
     Returns:
-        The verdict by Welch's test on logarithms.
+        The verdict by Welch's test on logarithms. With a spread, also by a t-test on the two runs; p is the larger one, and the
+        interval the wider.
 
     Raises:
         TooFewSamples: Fewer than six blocks of either.
@@ -157,15 +178,22 @@ def compare(
     a, b = _logs(base, current)
     difference = float(b.mean() - a.mean())
     parts = [float(x.var(ddof=1)) / len(x) for x in (a, b)]
-    error = math.sqrt(sum(parts))
-    if error == 0:  # a clock so coarse that nothing varies
+    found = []  # error, degrees of freedom, p
+    if error := math.sqrt(sum(parts)):
+        freedom = sum(parts) ** 2 / sum(part**2 / (len(x) - 1) for part, x in zip(parts, (a, b), strict=True))
+        found.append((error, freedom, float(ttest_ind(b, a, equal_var=False).pvalue)))
+    if spread is not None and spread.sd:
+        error = math.sqrt(2) * spread.sd
+        found.append((error, spread.freedom, 2 * float(stdtr(spread.freedom, -abs(difference) / error))))
+    if not found:  # a clock so coarse that nothing varies
         intervals = [Interval(difference, difference, difference)] * 2
         return _verdict(intervals, 1.0 if difference == 0 else 0.0, 0.0, threshold, direction)
-    freedom = sum(parts) ** 2 / sum(part**2 / (len(x) - 1) for part, x in zip(parts, (a, b), strict=True))
-    reaches = [float(stdtrit(freedom, (1 + confidence) / 2)) * error for confidence in (0.95, 0.90)]
+    reaches = [
+        max(float(stdtrit(freedom, (1 + level) / 2)) * error for error, freedom, _ in found) for level in (0.95, 0.90)
+    ]
     intervals = [Interval(difference - reach, difference, difference + reach) for reach in reaches]
-    p = float(ttest_ind(b, a, equal_var=False).pvalue)
-    return _verdict(intervals, p, _detectable(error, freedom), threshold, direction)
+    effect = max(_detectable(error, freedom) for error, freedom, _ in found)
+    return _verdict(intervals, max(p for *_, p in found), effect, threshold, direction)
 
 
 def compare_processes(
