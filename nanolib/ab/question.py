@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from nanolib.ab.client import VersionDied, VersionProcess
@@ -17,7 +18,7 @@ from nanolib.ab.worktree import Version, checked_out
 from nanolib.compare.compare import BROKE, CHANGED, COUNTED, NEW, VANISHED, Comparison, Line, exact_lines
 from nanolib.measurement import BadInput, Direction, Measurement, Status, case_name
 from nanolib.run.lock import device_lock
-from nanolib.stats.compare import Kind, Verdict
+from nanolib.stats.compare import Kind, Verdict, paired_levels
 from nanolib.store.schema import Run
 
 TIMED = ("latency", "tokens_per_second")
@@ -244,14 +245,18 @@ def _lines(one: Compared, metric: str, settings: Settings) -> list[Line]:
             message = "; ".join(part for part in (verdict.open, str(found)) if part)
         kind = verdict.kind if verdict else Kind.INCONCLUSIVE
         name = f"{metric} {scope}".strip()
-        values = [_median(side, metric) for side in (found.a, found.b)]
+        values = _levels(found.a, found.b, verdict, metric)
         lines.append(Line(task.experiment, task.case, name, kind, *values, verdict, message))
     return lines or [Line(task.experiment, task.case, "", Kind.INCONCLUSIVE, message="nothing is timed in it")]
 
 
-def _median(blocks: list[float], metric: str) -> float | None:
-    """The median block time, ms; none of a rate, whose work per call is the version's own affair."""
-    return float(pd.Series(blocks).median()) if metric == "latency" else None
+def _levels(a: list[float], b: list[float], verdict: Verdict | None, metric: str) -> tuple[float | None, float | None]:
+    """The block times of A and B, ms, as far apart as the verdict says; none of a rate, whose work is the version's own affair."""
+    if metric != "latency":
+        return None, None
+    if verdict is None:
+        return float(np.median(a)), float(np.median(b))
+    return paired_levels(a, b, verdict.ratio)
 
 
 def _frame(task: Task, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

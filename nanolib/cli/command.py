@@ -149,7 +149,10 @@ def handle_errors(command: Callable[..., Any]) -> Callable[..., Any]:
             complain(*error.lines)
             sys.exit(EXIT_BAD_INPUT)
         except sqlite3.DatabaseError as error:
-            complain(f"database: {database_path()} cannot be used ({error}); move it away or name another")
+            from nanolib.store.connection import is_locked, locked
+
+            unusable = f"database: {database_path()} cannot be used ({error}); move it away or name another"
+            complain(locked(database_path()) if is_locked(error) else unusable)
             sys.exit(EXIT_BAD_INPUT)
         except BrokenPipeError:  # whoever read has seen enough; what is left to flush goes nowhere
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

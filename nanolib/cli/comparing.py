@@ -79,12 +79,16 @@ def compare(
 ) -> None:
     """Compare two runs; exit code 1 on a regression. BASE, CURRENT: id, label, suite, latest~1, or a database."""
     from nanolib.compare.compare import compare_rows
+    from nanolib.compare.spread import repeats
 
     use_output(output)
     have_folders(json_file, markdown_file, chart_file)
-    (then, made, noise), (now, made_now, noise_now) = _rows_of("base", base), _rows_of("current", current)
+    (then, made, noise, runs), (now, made_now, noise_now, runs_now) = (
+        _rows_of("base", base),
+        _rows_of("current", current),
+    )
     _check_common(base, then, current, now)
-    found = compare_rows(then, now, threshold, made | made_now, noise | noise_now)
+    found = compare_rows(then, now, threshold, made | made_now, noise | noise_now, repeats([runs, runs_now]))
     if chart_file:
         from nanolib.report.regressions import comparison_chart
         from nanolib.report.renderer import save_as
@@ -251,9 +255,10 @@ def _confirmed(found: Sequence[Any], metric: str, budget: float) -> dict[int, An
         return confirm(found, store, checkout(), this_machine().machine_id, settings, lambda line: echo(line, err=True))
 
 
-def _rows_of(side: str, name: str) -> tuple[Any, dict[str, str], dict[str, list[str]]]:
-    """The measurements that a name or a database stands for, which version made each run, and what disturbed it."""
+def _rows_of(side: str, name: str) -> tuple[Any, dict[str, str], dict[str, list[str]], Any]:
+    """The measurements that a name or a database stands for, which version made each run, what disturbed it, and all timings."""
     from nanolib.compare.operations import noise_of, versions_of
+    from nanolib.compare.spread import RECENT_RUNS
     from nanolib.store import Store
     from nanolib.store.files import is_database
 
@@ -263,6 +268,7 @@ def _rows_of(side: str, name: str) -> tuple[Any, dict[str, str], dict[str, list[
         run_ids = store.resolve("all" if is_file else name)
         rows = store.measurements(run_ids, samples=True)
         made_by, noise = versions_of(store, run_ids), noise_of(store, run_ids)
+        timings = store.figures("latency", sorted(set(rows["machine_id"])), RECENT_RUNS)
     if rows.empty:
         raise BadInput(f"{side}: {name!r} holds no measurement; name another run")
-    return rows, made_by, noise
+    return rows, made_by, noise, timings

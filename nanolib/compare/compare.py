@@ -1,7 +1,8 @@
 """Two sets of stored runs, compared case by case.
 
 They were collected apart, so drift between the two is not controlled; the words are those of `nanolib.stats.compare`, adjusted by
-Holm over all timings. A deterministic metric must be equal. Another machine is a comparison and never a gate.
+Holm over all timings. A timing fails a gate only beyond the spread between runs of one revision. A deterministic metric must be
+equal. Another machine is a comparison and never a gate.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nanolib.compare.operations import WHY, is_float32_model, is_untuned, noise_of, versions_of
+from nanolib.compare.operations import WHY, is_float32_model, is_untuned
+from nanolib.compare.spread import UNKNOWN, Repeats, said_of_unknown, spread_between_runs
 from nanolib.measurement import (
     METRICS,
     BadInput,
@@ -28,7 +30,6 @@ from nanolib.measurement import (
 )
 from nanolib.stats.compare import THRESHOLD, Kind, Verdict, compare, judge_together
 from nanolib.stats.intervals import TooFewSamples
-from nanolib.store import Store
 
 CHANGED, VANISHED, BROKE, NEW = "changed", "vanished", "broke", "new"
 _ORDER = (
@@ -58,8 +59,8 @@ class Line:
         case: The case, for people.
         metric: What is compared; empty when the case itself is the finding.
         finding: One of `Kind`, or `changed`, `vanished`, `broke`, `new`.
-        base: The estimate then, in the metric's unit; of a timing with a verdict the geometric mean of its blocks.
-        current: The estimate now.
+        base: The estimate then, in the metric's unit; of a timing with a verdict a level of its blocks.
+        current: The estimate now; with a verdict, current / base is its ratio.
         verdict: The statistics, where there are any.
         message: What the finding leaves open.
         machine: On which machine, where there are several.
@@ -96,6 +97,7 @@ class Comparison:
         threshold: The share from which a change counts.
         noise: What the noise checks of the runs found, for people.
         differ: What differs between the environments of both sides, where they have two.
+        missing: Notebooks that only the base has; none of their cases is compared.
     """
 
     lines: tuple[Line, ...]
@@ -103,6 +105,7 @@ class Comparison:
     threshold: float = THRESHOLD
     noise: Sequence[str] = ()
     differ: Sequence[str] = ()
+    missing: Sequence[str] = ()
 
     @classmethod
     def of(cls, lines: Iterable[Line], same_machine: bool, threshold: float, **rest: Sequence[str]) -> Comparison:
@@ -125,8 +128,8 @@ class Comparison:
 
     @property
     def lost(self) -> bool:
-        """Whether cases or figures of the base are gone, or fail now."""
-        return any(line.finding in (VANISHED, BROKE) for line in self.lines)
+        """Whether notebooks, cases or figures of the base are gone, or fail now."""
+        return bool(self.missing) or any(line.finding in (VANISHED, BROKE) for line in self.lines)
 
     def table(self, everything: bool = True) -> pd.DataFrame:
         """One row per finding as text, of whole case names; without `everything` the equivalent ones are left out."""
@@ -173,6 +176,7 @@ class Comparison:
             "threshold": self.threshold,
             "noise": list(self.noise),
             "differ": list(self.differ),
+            "missing": list(self.missing),
             "counts": self.counts,
             "lines": lines,
         }
@@ -184,8 +188,9 @@ def compare_rows(
     threshold: float = THRESHOLD,
     versions: Mapping[str, str] | None = None,
     noise: Mapping[str, Sequence[str]] | None = None,
+    repeats: Repeats | None = None,
 ) -> Comparison:
-    """Compare the measurements of two sets of runs.
+    """Compare the measurements of two sets of runs, notebook by notebook that both have.
 
     Args:
         base: Measurements with their samples, from `Store.measurements(samples=True)`.
@@ -193,31 +198,37 @@ def compare_rows(
         threshold: The share from which a change counts.
         versions: Run → the version of nanolib that made it, as `versions_of` gives them.
         noise: Run → what its noise checks found, as `noise_of` gives them: its timings are `suspect` at most.
+        repeats: Each timing's runs, as `repeats` gives them; a timing whose spread they do not tell is `suspect` at most.
 
     Raises:
         BadInput: The machines of both sides differ, and one side has several: it is not known which to compare.
     """
-    noise = noise or {}
+    noise, known = noise or {}, repeats or {}
     said = [f"run {run_id[:8]} began on a busy machine: {'; '.join(found)}" for run_id, found in noise.items()]
     sides = [set(rows["machine_id"]) for rows in (base, current)]
-    if not sides[0] & sides[1]:  # a comparison of two machines
-        if max(map(len, sides)) > 1:
-            raise BadInput(
-                f"compare: the runs are of {len(sides[0])} and {len(sides[1])} machines that differ; name runs of one machine"
-            )
-        lines = _lines(base, current, threshold, versions or {}, noise)
-        return Comparison.of(_adjusted(lines), False, threshold, noise=said)
     machines = sorted(sides[0] & sides[1])
-    if alone := sorted(sides[0] ^ sides[1]):
+    if not machines and max(map(len, sides)) > 1:
+        raise BadInput(
+            f"compare: the runs are of {len(sides[0])} and {len(sides[1])} machines that differ; name runs of one machine"
+        )
+    if machines and (alone := sorted(sides[0] ^ sides[1])):
         said.append(
             f"left out, since one side alone has runs of it: {', '.join(f'machine {one[:6]}' for one in alone)}"
         )
-    lines = []
-    for machine in machines:
-        mine = (rows[rows["machine_id"] == machine] for rows in (base, current))
-        found = _lines(*mine, threshold, versions or {}, noise)
-        lines += [replace(line, machine=machine[:6] if len(machines) > 1 else "") for line in found]
-    return Comparison.of(_adjusted(lines), True, threshold, noise=said)
+    lines, missing = [], set()
+    for machine in machines or [""]:  # or one machine with another, where no spread is known and nothing is a gate
+        pair = [rows[rows["machine_id"] == machine] if machines else rows for rows in (base, current)]
+        names = [set(rows["experiment"]) for rows in pair]
+        then, now = (rows[rows["experiment"].isin(names[0] & names[1])] for rows in pair)
+        place = machine[:6] if len(machines) > 1 else ""
+        for side, only in (("base", names[0] - names[1]), ("current", names[1] - names[0])):
+            on = f" on machine {place}" if place else ""
+            said += [f"not compared, since only {side} has them{on}: {', '.join(sorted(only))}"] if only else []
+        missing |= names[0] - names[1]
+        found = _lines(then, now, threshold, versions or {}, noise, known if machines else None)
+        lines += [replace(line, machine=place) for line in found]
+    said += said_of_unknown([line.message for line in lines if line.verdict is not None])
+    return Comparison.of(_adjusted(lines), bool(machines), threshold, noise=said, missing=sorted(missing))
 
 
 def _lines(
@@ -226,6 +237,7 @@ def _lines(
     threshold: float,
     versions: Mapping[str, str],
     noise: Mapping[str, Sequence[str]],
+    repeats: Repeats | None,
 ) -> list[Line]:
     """The findings of one machine's runs, or of one machine's against another's."""
     base, current = (_newest(rows) for rows in (base, current))
@@ -233,7 +245,7 @@ def _lines(
         *_case_lines(base, current),
         *_vanished_figures(base, current),
         *exact_lines(base, current, threshold),
-        *_timing_lines(base, current, threshold, versions, noise),
+        *_timing_lines(base, current, threshold, versions, noise, repeats),
     ]
 
 
@@ -241,20 +253,6 @@ def _newest(rows: pd.DataFrame) -> pd.DataFrame:
     """Of each case the rows of the newest run that holds it, also where that run failed."""
     newest = rows.groupby(_KEY[:2])["run_id"].transform("last")
     return rows[rows["run_id"] == newest].drop_duplicates(_KEY, keep="last")
-
-
-def since_before(store: Store, run_ids: Sequence[str]) -> Comparison | None:
-    """Runs against those before them, of the same experiment, suite and machine; None when there are none.
-
-    What `nano ab` stored is left out: each of its runs is a comparison already.
-    """
-    before = store.runs_before(run_ids, but="ab")
-    if not before:
-        return None
-    base, current = (store.measurements(ids, samples=True) for ids in (before, run_ids))
-    ids = [*before, *run_ids]
-    current = current[current["experiment"].isin(base["experiment"])]
-    return compare_rows(base, current, versions=versions_of(store, ids), noise=noise_of(store, ids))
 
 
 def block_medians(row: pd.Series) -> np.ndarray:
@@ -337,10 +335,11 @@ def _timing_lines(
     threshold: float,
     versions: Mapping[str, str],
     noise: Mapping[str, Sequence[str]],
+    repeats: Repeats | None,
 ) -> Iterator[Line]:
     """Latencies by their blocks, p not adjusted yet; one that is unsteady, or of other operations, gets no verdict.
 
-    What was timed while others were at work has neither regressed nor improved: it is `suspect` at most.
+    What was timed while others were at work, or has no known spread between runs, is `suspect` at most.
     """
     for then, now in _pairs(base, current, ["latency"]):
         if Provenance.MODELLED in (then["provenance"], now["provenance"]):
@@ -361,32 +360,39 @@ def _timing_lines(
             continue
         try:
             blocks = block_medians(then), block_medians(now)
-            verdict = compare(*blocks, threshold=threshold)
+            spread = None if repeats is None else spread_between_runs(repeats, now)
+            verdict = compare(*blocks, threshold=threshold, spread=spread)
         except TooFewSamples as error:
             yield _line(then, now, Kind.INCONCLUSIVE, message=f"too few blocks: {error}; raise budget_s")
             continue
         busy = any(row["run_id"] in noise or Flag.BUSY_MACHINE in row["flags"] for row in (then, now))
-        line = _line(then, now, verdict.kind, verdict=verdict, message=BUSY if busy else "")
+        message = BUSY if busy else UNKNOWN if spread is None and repeats is not None else ""
+        line = _line(then, now, verdict.kind, verdict=verdict, message=message)
         mean_base, mean_current = (float(np.exp(np.log(one).mean())) for one in blocks)
         yield replace(line, base=mean_base, current=mean_current)  # whose ratio is the change
 
 
 def _adjusted(lines: Sequence[Line]) -> Iterator[Line]:
-    """The findings with p adjusted over all timings."""
-    judged = iter(judge_together([line.verdict for line in lines if line.verdict is not None]))
+    """The findings with p adjusted over all timings that can fail a gate, and over the others."""
+    caps = (BUSY, UNKNOWN)
+    judged = {
+        capped: iter(judge_together([one.verdict for one in lines if one.verdict and (one.message in caps) is capped]))
+        for capped in (True, False)
+    }
     for line in lines:
         if line.verdict is None:
             yield line
             continue
-        verdict, message = next(judged), ""
-        if verdict.kind in (Kind.REGRESSED, Kind.IMPROVED) and line.message == BUSY:
+        capped, message = line.message in caps, ""
+        verdict = next(judged[capped])
+        if capped and verdict.kind in (Kind.REGRESSED, Kind.IMPROVED):
             verdict = replace(verdict, kind=Kind.SUSPECT)
         if verdict.kind is Kind.INCONCLUSIVE:
             message = f"sees changes from {verdict.minimum_detectable_effect:.1%}"
         elif verdict.kind in (Kind.SUSPECT, Kind.EQUIVALENT):
             message = verdict.open
-        if verdict.kind is Kind.SUSPECT and line.message == BUSY:
-            message = f"{message}; {BUSY}"
+        if capped and verdict.kind is Kind.SUSPECT:
+            message = f"{message}; {line.message}"
         yield replace(line, finding=verdict.kind, verdict=verdict, message=message)
 
 

@@ -12,8 +12,9 @@ import numpy as np
 import pandas as pd
 from scipy.special import ndtri
 
-from nanolib.compare.compare import Comparison, Line, since_before
-from nanolib.compare.operations import WHY, is_float32_model, is_untuned, versions_of
+from nanolib.compare.compare import Comparison, Line, compare_rows
+from nanolib.compare.operations import WHY, is_float32_model, is_untuned, noise_of, versions_of
+from nanolib.compare.spread import RECENT_RUNS, repeats
 from nanolib.measurement import METRICS, BadInput, Direction, case_name, format_number, with_unit
 from nanolib.stats.changes import changes_of_level, sticks_out
 from nanolib.stats.compare import MARGIN
@@ -147,6 +148,21 @@ def what_changed(store: Store, runs: pd.DataFrame) -> tuple[Comparison | None, l
     newest = runs.drop_duplicates(["experiment", "machine_id", "suite"], keep="last")
     found = histories(store, machine_ids=sorted(set(runs["machine_id"])), last=HISTORY_RUNS)
     return since_before(store, list(newest["run_id"])), found
+
+
+def since_before(store: Store, run_ids: Sequence[str]) -> Comparison | None:
+    """Runs against those before them, of the same experiment, suite and machine; None when there are none.
+
+    What `nano ab` stored is left out: each of its runs is a comparison already.
+    """
+    before = store.runs_before(run_ids, but="ab")
+    if not before:
+        return None
+    base, current = (store.measurements(ids, samples=True) for ids in (before, run_ids))
+    ids = [*before, *run_ids]
+    current = current[current["experiment"].isin(base["experiment"])]
+    known = repeats([store.figures("latency", sorted(set(current["machine_id"])), RECENT_RUNS)])
+    return compare_rows(base, current, versions=versions_of(store, ids), noise=noise_of(store, ids), repeats=known)
 
 
 def _changes(points: pd.DataFrame, metric: str) -> tuple[Change, ...]:

@@ -18,7 +18,7 @@ from nanolib.report.overview import cached, machine_name, of_experiment, pick
 from nanolib.report.palette import FRAME, GUIDE, PALETTE, SERIES
 from nanolib.report.section import CaseTable, Section
 from nanolib.stats.changes import LEAST_HISTORY
-from nanolib.stats.compare import MARGIN, THRESHOLD, Kind
+from nanolib.stats.compare import MARGIN, THRESHOLD, Kind, paired_levels
 
 _COLOURS = {
     Kind.REGRESSED: PALETTE[1],
@@ -46,8 +46,8 @@ def ab_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per timing that `nano ab` compared.
 
     Returns:
-        Columns: `case`, `scope`, `verdict`, `ratio` with `low` and `high`, `change` (text), `base_ms`, `current_ms` (medians),
-        `pairs`, `processes` (pairs of them), `threshold`, `a`, `b`.
+        Columns: `case`, `scope`, `verdict`, `ratio` with `low` and `high`, `change` (text), `base_ms`, `current_ms` (of that
+        ratio), `pairs`, `processes` (pairs of them), `threshold`, `a`, `b`.
     """
     found = pick(of_experiment(rows, "ab"), "ratio")
     lines = []
@@ -55,6 +55,7 @@ def ab_table(rows: pd.DataFrame) -> pd.DataFrame:
         told = row["details"]
         ends = (f"{row[end] - 1:+.1%}" for end in ("estimate", "low", "high"))
         estimate, low, high = ends
+        base_ms, current_ms = paired_levels(told["base_ms"], told["current_ms"], row["estimate"])
         lines.append(
             {
                 "case": case_name(row["factors"]),
@@ -64,8 +65,8 @@ def ab_table(rows: pd.DataFrame) -> pd.DataFrame:
                 "low": row["low"],
                 "high": row["high"],
                 "change": f"{estimate} [{low} … {high}]",
-                "base_ms": float(pd.Series(told["base_ms"]).median()),
-                "current_ms": float(pd.Series(told["current_ms"]).median()),
+                "base_ms": base_ms,
+                "current_ms": current_ms,
                 "pairs": row["n"],
                 "processes": len(told.get("generations", [])),
                 "threshold": told["threshold"],

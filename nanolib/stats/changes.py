@@ -13,6 +13,8 @@ MIN_SEGMENT = 2  # values between two changes of a series of timings
 LEAST_RUNS = 3  # of a history on either side of a change: one or two that stick out are a spike
 LEAST_HISTORY = 2 * LEAST_RUNS  # runs that can show one
 PENALTY = 8.0  # per ln n: larger finds fewer changes
+_NEAR = 8  # runs on either side of a change whose noise it must exceed, since noise may grow while the level stays
+_RECENT = 10  # runs before the last ones, whose noise is that of now
 _ALARMS = 0.01  # share of level histories in which a run may stick out
 _FAR = 5.0  # deviations by its own interval: what lies nearer to the level before does not stick out
 
@@ -48,7 +50,8 @@ def changes_of_level(values: ArrayLike, uncertainty: ArrayLike, least: float) ->
     """Where a history of estimates changed, and by which factor.
 
     The scale is the larger of the noise between neighbours and the estimates' own uncertainty, so that neither a quiet
-    stretch nor a wide interval makes a change of nothing. One or two values that stick out are no level, wherever they lie:
+    stretch nor a wide interval makes a change of nothing. A change must also exceed the noise near it: noise that grows at a
+    constant level is no change. One or two values that stick out are no level, wherever they lie:
     the medians of five neighbours, in which changes are sought, do not show them.
 
     Args:
@@ -66,9 +69,38 @@ def changes_of_level(values: ArrayLike, uncertainty: ArrayLike, least: float) ->
     noise = history_noise(logs, uncertainty)
     smooth = median_of_neighbours(logs)
     bounds = [0, *change_points(smooth / noise, PENALTY * math.log(n), LEAST_RUNS), n]
+    bounds = _beyond_local_noise(bounds, smooth, logs, np.asarray(uncertainty, dtype=float))
     seen, steps = (np.diff(levels_between(series, bounds)) for series in (smooth, logs))
     found = zip(bounds[1:-1], seen, steps, strict=True)
     return [(index, math.exp(step)) for index, smoothed, step in found if abs(smoothed) > math.log1p(least)]
+
+
+def _beyond_local_noise(bounds: list[int], smooth: np.ndarray, logs: np.ndarray, uncertainty: np.ndarray) -> list[int]:
+    """The bounds whose change is worth the penalty in units of the noise near them, found by dropping the weakest one by one."""
+    while len(bounds) > 2:
+        levels = np.repeat(levels_between(logs, bounds), np.diff(bounds))
+        gains = [
+            _gain(smooth[before:at], smooth[at:after]) / _noise_near(at, logs - levels, uncertainty) ** 2
+            for before, at, after in zip(bounds, bounds[1:], bounds[2:], strict=False)
+        ]
+        weakest = int(np.argmin(gains))
+        if gains[weakest] >= PENALTY * math.log(len(logs)):
+            break
+        bounds = [*bounds[: weakest + 1], *bounds[weakest + 2 :]]
+    return bounds
+
+
+def _gain(before: np.ndarray, after: np.ndarray) -> float:
+    """By how much the squared deviation falls if two neighboring segments have a level each."""
+    share = len(before) * len(after) / (len(before) + len(after))
+    return share * float(after.mean() - before.mean()) ** 2
+
+
+def _noise_near(at: int, residuals: np.ndarray, uncertainty: np.ndarray) -> float:
+    """The larger noise of the runs before and after a change; near an end the window reaches across the change."""
+    last = max(0, len(residuals) - _NEAR)
+    starts = (min(max(0, at - _NEAR), last), min(at, last))
+    return max(history_noise(residuals[a : a + _NEAR], uncertainty[a : a + _NEAR]) for a in starts)
 
 
 def levels_between(series: np.ndarray, bounds: list[int]) -> list[float]:
@@ -93,19 +125,25 @@ def sticks_out(values: ArrayLike, uncertainty: ArrayLike, least: float) -> tuple
         Index of the first of them, and their ratio to the median of the level before them; None where they do not.
 
     Source: Student's prediction interval for one more value, from those since the last change of level; it is wide for a few.
+    The noise may have grown, so the interval is the wider of all these values and of the latest ten.
     """
     x, widths = np.asarray(values, dtype=float), np.asarray(uncertainty, dtype=float)
     for index in (len(x) - LEAST_RUNS + 1, len(x) - 1):
         if index >= LEAST_RUNS:
             changes = changes_of_level(x[:index], widths[:index], least)
             level = np.log(x[changes[-1][0] if changes else 0 : index])
-            student = float(stdtrit(len(level) - 1, 1 - _ALARMS / 4))  # two sides, and two looks
-            noise = float(level.std(ddof=1)) * math.sqrt(1 + 1 / len(level))
-            least_step = max(math.log1p(least), student * noise, _FAR * float(np.median(widths)) / 1.96)
+            noise = max(_prediction_reach(level), _prediction_reach(level[-_RECENT:]))
+            least_step = max(math.log1p(least), noise, _FAR * float(np.median(widths)) / 1.96)
             last = np.log(x[index:]) - level.mean()
             if (last > least_step).all() or (last < -least_step).all():
                 return index, math.exp(float(np.median(np.log(x[index:])) - np.median(level)))
     return None
+
+
+def _prediction_reach(level: np.ndarray) -> float:
+    """How far from the mean of a level one more value lies, at most."""
+    student = float(stdtrit(len(level) - 1, 1 - _ALARMS / 4))  # two sides, and two looks
+    return student * float(level.std(ddof=1)) * math.sqrt(1 + 1 / len(level))
 
 
 def history_noise(logs: np.ndarray, uncertainty: ArrayLike) -> float:

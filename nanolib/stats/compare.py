@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import ndtri, stdtrit
+from scipy.special import nctdtrinc, ndtri, stdtr, stdtrit
 
 from nanolib.measurement import BadInput, Direction
 from nanolib.stats.intervals import Interval, TooFewSamples
-from nanolib.stats.signed_ranks import capped_centre, capped_p, hodges_lehmann
+from nanolib.stats.signed_ranks import attained_level, capped_centre, capped_p, hodges_lehmann
 
 THRESHOLD = 0.05  # a change below this is never called regressed or improved
 MARGIN = 0.03  # suspect beyond it, equivalent within it
@@ -28,6 +28,19 @@ class Kind(enum.StrEnum):
     SUSPECT = "suspect"
     EQUIVALENT = "equivalent"
     INCONCLUSIVE = "inconclusive"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How far runs of the same code lie apart.
+
+    Attributes:
+        sd: Standard deviation from run to run, in logarithms.
+        freedom: Degrees of freedom behind it.
+    """
+
+    sd: float
+    freedom: int
 
 
 @dataclass(frozen=True)
@@ -110,12 +123,37 @@ def compare_paired(
     delta = b - a
     p = float(wilcoxon(delta).pvalue) if np.any(delta) else 1.0
     intervals = [hodges_lehmann(delta, confidence) for confidence in (0.95, 0.90)]
-    effect = _detectable(float(delta.std(ddof=1)) / math.sqrt(len(delta)), len(delta) - 1)
+    # against normal differences the signed ranks are worth 3 / pi of a t-test's pairs
+    error = float(delta.std(ddof=1)) / math.sqrt(len(delta)) * math.sqrt(math.pi / 3)
+    effect = _detectable(error, len(delta) - 1, attained_level(len(delta), _ALPHA))
     return _verdict(intervals, p, effect, threshold, direction)
 
 
+def paired_levels(base: ArrayLike, current: ArrayLike, ratio: float) -> tuple[float, float]:
+    """The levels of A and B to show beside their ratio: their medians, moved so that B / A is that ratio.
+
+    The ratio of pairs is not that of the two medians. Pairs that were slow as a whole move either median, and the ratio not.
+
+    Args:
+        base: Block times of A, shape [n].
+        current: Block times of B, shape [m], in the same unit.
+        ratio: B / A, as estimated from pairs.
+
+    Returns:
+        Levels of A and of B, whose geometric mean is that of the two medians.
+    """
+    with np.errstate(all="ignore"):  # a row of another database may hold anything; what has no level is nan
+        middle, half = np.sqrt(np.median(base) * np.median(current)), np.sqrt(np.float64(ratio))
+        return float(middle / half), float(middle * half)
+
+
 def compare(
-    base: ArrayLike, current: ArrayLike, *, threshold: float = THRESHOLD, direction: Direction = Direction.LOWER
+    base: ArrayLike,
+    current: ArrayLike,
+    *,
+    threshold: float = THRESHOLD,
+    direction: Direction = Direction.LOWER,
+    spread: Spread | None = None,
 ) -> Verdict:
     """Compare blocks that were collected apart; drift between the two collections is not controlled.
 
@@ -124,9 +162,12 @@ def compare(
         current: Block medians of B, shape [m], m >= 6.
         threshold: As in `compare_paired`.
         direction: As in `compare_paired`.
+        spread: How far runs of the same code lie apart. Blocks of one run do not show it; without it, a difference of two runs
+            says nothing of two versions.
 
     Returns:
-        The verdict by Welch's test on logarithms.
+        The verdict by Welch's test on logarithms. With a spread, also by a t-test on the two runs; p is the larger one, and the
+        interval the wider.
 
     Raises:
         TooFewSamples: Fewer than six blocks of either.
@@ -137,15 +178,22 @@ def compare(
     a, b = _logs(base, current)
     difference = float(b.mean() - a.mean())
     parts = [float(x.var(ddof=1)) / len(x) for x in (a, b)]
-    error = math.sqrt(sum(parts))
-    if error == 0:  # a clock so coarse that nothing varies
+    found = []  # error, degrees of freedom, p
+    if error := math.sqrt(sum(parts)):
+        freedom = sum(parts) ** 2 / sum(part**2 / (len(x) - 1) for part, x in zip(parts, (a, b), strict=True))
+        found.append((error, freedom, float(ttest_ind(b, a, equal_var=False).pvalue)))
+    if spread is not None and spread.sd:
+        error = math.sqrt(2) * spread.sd
+        found.append((error, spread.freedom, 2 * float(stdtr(spread.freedom, -abs(difference) / error))))
+    if not found:  # a clock so coarse that nothing varies
         intervals = [Interval(difference, difference, difference)] * 2
         return _verdict(intervals, 1.0 if difference == 0 else 0.0, 0.0, threshold, direction)
-    freedom = sum(parts) ** 2 / sum(part**2 / (len(x) - 1) for part, x in zip(parts, (a, b), strict=True))
-    reaches = [float(stdtrit(freedom, (1 + confidence) / 2)) * error for confidence in (0.95, 0.90)]
+    reaches = [
+        max(float(stdtrit(freedom, (1 + level) / 2)) * error for error, freedom, _ in found) for level in (0.95, 0.90)
+    ]
     intervals = [Interval(difference - reach, difference, difference + reach) for reach in reaches]
-    p = float(ttest_ind(b, a, equal_var=False).pvalue)
-    return _verdict(intervals, p, _detectable(error, freedom), threshold, direction)
+    effect = max(_detectable(error, freedom) for error, freedom, _ in found)
+    return _verdict(intervals, max(p for *_, p in found), effect, threshold, direction)
 
 
 def compare_processes(
@@ -201,9 +249,9 @@ def _logs(base: ArrayLike, current: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     return np.log(a), np.log(b)
 
 
-def _detectable(error: float, freedom: float) -> float:
-    """(t.975 + t.8) standard errors, as a share."""
-    return math.expm1(float(stdtrit(freedom, 0.975) + stdtrit(freedom, 0.8)) * error)
+def _detectable(error: float, freedom: float, alpha: float = _ALPHA) -> float:
+    """The effect that a two-sided t-test at this level finds 80 times in 100, as a share; by the noncentral t."""
+    return math.expm1(float(nctdtrinc(freedom, 0.2, stdtrit(freedom, 1 - alpha / 2))) * error)
 
 
 def _verdict(logs: list[Interval], p: float, effect: float, threshold: float, direction: Direction) -> Verdict:

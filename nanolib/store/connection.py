@@ -14,19 +14,20 @@ from nanolib.paths import database_path, make_folder
 from nanolib.store.files import address, check_length, writable
 from nanolib.store.schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
 
-_WAIT_S, _RETRY_S = 5, 0.02  # for another who writes; between two tries
+WAIT_S, _RETRY_S = 30.0, 0.02  # for another program that has the file locked; between two tries
 
 
 class Connection:
     """A database that is open; `Store` says what it takes and what it refuses."""
 
-    def __init__(self, path: str | Path | None = None, *, create: bool = True) -> None:
+    def __init__(self, path: str | Path | None = None, *, create: bool = True, wait_s: float = WAIT_S) -> None:
+        self._wait_s = wait_s
         self.path = Path(path) if path is not None else database_path()
         self._place = self.path.absolute()  # wherever this process goes
         if create and not self.path.exists():
             make_folder(self.path.parent)
         with opening(self.path, create=create):
-            self.connection = sqlite3.connect(address(self.path), timeout=_WAIT_S, isolation_level=None, uri=True)
+            self.connection = sqlite3.connect(address(self.path), timeout=wait_s, isolation_level=None, uri=True)
             self._open(create)
 
     def _open(self, create: bool) -> None:
@@ -58,12 +59,12 @@ class Connection:
 
     def _patiently(self, statement: str) -> sqlite3.Cursor:
         """Try again while others are opening the file: for a change of its journal SQLite itself does not wait."""
-        deadline = time.monotonic() + _WAIT_S
+        deadline = time.monotonic() + self._wait_s
         while True:
             try:
                 return self.connection.execute(statement)
             except sqlite3.OperationalError as error:
-                if "locked" not in str(error) or time.monotonic() > deadline:
+                if not is_locked(error) or time.monotonic() > deadline:
                     raise
             time.sleep(_RETRY_S)
 
@@ -72,7 +73,8 @@ class Connection:
         """All or nothing.
 
         Raises:
-            BadInput: The file cannot be written: its disk is full, it is read-only, others write for too long, or it was deleted.
+            BadInput: The file cannot be written: its disk is full, it is read-only, another program keeps it locked, or it was
+                deleted.
         """
         self._check_place()
         try:
@@ -81,6 +83,8 @@ class Connection:
             self.connection.execute("COMMIT")
         except sqlite3.OperationalError as error:
             self._roll_back()
+            if is_locked(error):
+                raise BadInput(locked(self.path)) from error
             other = "already exists" in str(error) or "no such" in str(error)  # its tables are not those of its version
             remedy = "move it away" if other else "free space there, or name another folder"
             remedy = "make it writable, or name another folder" if "readonly" in str(error) else remedy
@@ -117,7 +121,7 @@ class Connection:
 
 @contextmanager
 def opening(path: Path, *, create: bool = False) -> Iterator[None]:
-    """Around what opens a file: one that is not there, empty, cut off or damaged is told."""
+    """Around what opens a file: one that is not there, empty, cut off, damaged or locked is told."""
     if not path.exists():
         if not create:
             raise BadInput(f"database: {path} does not exist; run `nano run quick` first or name another")
@@ -127,9 +131,21 @@ def opening(path: Path, *, create: bool = False) -> Iterator[None]:
         check_length(path)
         yield
     except sqlite3.DatabaseError as error:
+        if is_locked(error):
+            raise BadInput(locked(path)) from None
         unsettled = Path(f"{path}-wal").exists() and not writable(path)
         remedy = "copy it with its -wal to where it can be written" if unsettled else "name another, or move it away"
         raise BadInput(f"database: {path} cannot be opened ({error}); {remedy}") from None
+
+
+def is_locked(error: sqlite3.Error) -> bool:
+    """Return whether another program kept the file locked until the wait was over."""
+    return "is locked" in str(error)
+
+
+def locked(path: Path) -> str:
+    """Return the line for a file that another program keeps locked."""
+    return f"database: {path} is locked by another program; close that program and run again, or name another folder"
 
 
 def version_of(connection: sqlite3.Connection, path: Path) -> int | None:
@@ -140,7 +156,6 @@ def version_of(connection: sqlite3.Connection, path: Path) -> int | None:
     """
     execute = connection.execute
     connection.text_factory = _decoded
-    execute(f"PRAGMA busy_timeout = {1000 * _WAIT_S}")
     execute("PRAGMA trusted_schema = OFF")
     execute("BEGIN")  # one moment's view: another process may be making the same file
     version = value_of(execute("PRAGMA user_version"))
@@ -161,9 +176,9 @@ def _decoded(text: bytes) -> str:
     return text.decode("utf-8", "surrogateescape")
 
 
-def open_for_reading(path: Path) -> sqlite3.Connection:
+def open_for_reading(path: Path, wait_s: float = WAIT_S) -> sqlite3.Connection:
     """Opened for a look: nothing is written. Read-only, a journal of its own would be left beside the file."""
-    connection = sqlite3.connect(address(path), timeout=_WAIT_S, isolation_level=None, uri=True)
+    connection = sqlite3.connect(address(path), timeout=wait_s, isolation_level=None, uri=True)
     connection.execute("PRAGMA query_only = ON")
     return connection
 

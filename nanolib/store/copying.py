@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nanolib.measurement import BadInput
-from nanolib.store.connection import Connection
+from nanolib.store.connection import Connection, is_locked, locked
 from nanolib.store.schema import APPLICATION_ID, LISTED, MIGRATIONS, SCHEMA_VERSION, marks
 from nanolib.store.sharing import Redaction, new_file
 
@@ -67,4 +67,6 @@ def _rows_of(database: Connection, table: str, columns: Iterable[str], key: str,
         for row in database.connection.execute(query, [ids]):
             yield dict(zip(names, row, strict=True))
     except sqlite3.DatabaseError as error:
+        if is_locked(error):
+            raise BadInput(locked(database.path)) from None
         raise BadInput(f"database: {database.path} cannot be read ({error}); name another, or copy it again") from None

@@ -13,7 +13,7 @@ from typing import Any
 
 from nanolib.measurement import METRICS, MOST_LABEL, BadInput, Measurement, RunStatus, shown
 from nanolib.scratch import Scratch
-from nanolib.store.connection import open_for_reading, opening, version_of
+from nanolib.store.connection import WAIT_S, open_for_reading, opening, version_of
 from nanolib.store.copying import write_copy
 from nanolib.store.deleting import delete_runs, old_runs
 from nanolib.store.files import address
@@ -34,12 +34,13 @@ class Store(Reader):
     Args:
         path: The database; made if it is missing, together with its folder.
         create: Whether a missing file, or an empty one, may be made into a database.
+        wait_s: How long to wait while another program has the file locked, in seconds.
 
     A file that cannot be written, or whose folder cannot, is read as it is.
 
     Raises:
         BadInput: The file is missing or empty (with `create=False`), is no database, not ours, newer than this version (or
-            older, where it cannot be written), or damaged.
+            older, where it cannot be written), locked, or damaged.
 
     Example:
         >>> with Store("results.sqlite") as store:
@@ -47,10 +48,10 @@ class Store(Reader):
         0
     """
 
-    def __init__(self, path: str | Path | None = None, *, create: bool = True) -> None:
+    def __init__(self, path: str | Path | None = None, *, create: bool = True, wait_s: float = WAIT_S) -> None:
         self._writer: TraceWriter | None = None
         self._traces: dict[tuple[str, str], Trace] = {}
-        super().__init__(path, create=create)
+        super().__init__(path, create=create, wait_s=wait_s)
 
     def close(self) -> None:
         """Close the file; traces on their way are written first."""

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from nanolib.measurement import printable
+from nanolib.store.connection import WAIT_S
 from nanolib.store.schema import TRACE_TABLES
 
 _COMMIT_S = 0.5
@@ -46,7 +47,7 @@ class TraceWriter:
 
     def __init__(self, path: Path) -> None:
         # Opened here, where whoever asks is told if it cannot be.
-        self._db = sqlite3.connect(path, timeout=5, isolation_level=None, check_same_thread=False)
+        self._db = sqlite3.connect(path, timeout=WAIT_S, isolation_level=None, check_same_thread=False)
         self._db.execute("PRAGMA foreign_keys = ON")
         self._db.execute("PRAGMA synchronous = NORMAL")
         self._queue: queue.SimpleQueue[_Batch | threading.Event] = queue.SimpleQueue()

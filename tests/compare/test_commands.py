@@ -28,14 +28,19 @@ def nano(tmp_path, monkeypatch):
                     name: ({"name": f"{LONG} {name}", "seq_len": 8, "dtype": "float32"}, found)
                     for name, found in cases.items()
                 }
-                store.add(Run(experiment, _machine(), rows=rows, run_id=run_id, disturbances=disturbed))
+                revision = "new" if run_id.startswith("curr") else "rev"
+                run = Run(
+                    experiment, _machine(), rows=rows, run_id=run_id, disturbances=disturbed, git_revision=revision
+                )
+                store.add(run)
         return CliRunner().invoke(main, ["compare", *arguments])
 
     return asked
 
 
-def _pair(disturbed=(), flags=(), **now):
+def _pair(disturbed=(), flags=(), earlier=5, **now):
     return [
+        *((f"earl000{at}", {"a": _case(10 + at), "b": _case(20 + at)}, "attention", []) for at in range(earlier)),
         ("base0001", {"a": _case(1), "b": _case(2)}, "attention", []),
         ("curr0001", {"a": _case(3, level=13.0, flags=flags), "b": _case(4)} | now, "attention", list(disturbed)),
     ]
@@ -83,7 +88,7 @@ def test_memory_is_counted_and_no_noise_moves_it(nano):
 
 def test_sides_without_a_common_case_are_refused_and_the_nearest_named(nano):
     runs = [
-        *_pair(),
+        *_pair(earlier=0),
         ("modl0001", {"c": _case(5)}, "model", []),
         ("modl0002", {"c": _case(6)}, "model", []),
     ]
@@ -97,7 +102,7 @@ def test_sides_without_a_common_case_are_refused_and_the_nearest_named(nano):
 
 @pytest.mark.parametrize("lost", ["vanished", "broke"])
 def test_strict_fails_where_cases_are_lost(nano, lost):
-    runs = _pair()
+    runs = _pair(earlier=0)
     runs[1] = (
         "curr0001",
         {"b": _case(4)} | ({} if lost == "vanished" else {"a": _case(1, status=Status.ERROR)}),
@@ -118,7 +123,7 @@ def test_lines_fit_120_columns_and_shared_words_stand_once(nano):
     ]
     ended = nano(runs, "base0001", "curr0001")
     lines, said = ended.output.splitlines(), " ".join(ended.output.split())
-    assert said.startswith(f"all: attention {LONG} seq_len=8 dtype=float32 ")
+    assert f"nano ab decides all: attention {LONG} seq_len=8 dtype=float32 " in said
     assert max(map(len, lines)) <= 120 and said.count(LONG) == 1
     assert all(any(name in line for line in lines) for name in cases)
 

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import json
 from collections import Counter
@@ -7,10 +8,12 @@ import pytest
 from click.testing import CliRunner
 
 from nanolib.cli import main
-from nanolib.compare.compare import block_medians, compare_rows, since_before
+from nanolib.compare.compare import block_medians, compare_rows
+from nanolib.compare.history import since_before
 from nanolib.measurement import Flag, Measurement, Status, exact
 from nanolib.meters.time.latency import summarise
 from nanolib.store import Run, Store
+from tests.compare.earlier import earlier_runs
 
 
 def _machine(machine_id="m1"):
@@ -40,7 +43,8 @@ def found(tmp_path):
         with Store(tmp_path / f"{next(numbers)}.sqlite") as store:
             store.add(_run(base, "base", machines[0]))
             store.add(_run(current, "current", machines[1]))
-            return compare_rows(*(store.measurements([name], samples=True) for name in ("base", "current")), **options)
+            rows = [store.measurements([name], samples=True) for name in ("base", "current")]
+        return compare_rows(*rows, **{"repeats": earlier_runs(rows[1])} | options)
 
     return compare
 
@@ -244,6 +248,8 @@ def test_a_run_against_its_own_rows_is_equivalent_however_noisy(tmp_path):
 @pytest.fixture
 def nano(tmp_path):
     with Store(tmp_path / "results.sqlite") as store:
+        for at in range(4):
+            store.add(_run({"a": _case(10 + at)}, f"earlier{at}", git_revision="rev"))
         store.add(_run({"a": _case(1)}, "aaaa", label="before", suite="quick"))
         store.add(_run({"a": _case(2, level=12)}, "bbbb", label="after"))
         store.add(_run({"z": _case(2)}, "cccc", label="else"))
@@ -305,6 +311,9 @@ def _model_run(version, seed, run_id, **factors):
 )
 def test_models_that_multiplied_by_onednn_unasked_pair_and_get_no_verdict(tmp_path, then, now, factors, finding):
     with Store(tmp_path / "results.sqlite") as store:
+        for at in range(4):
+            run = _model_run(then, 3 + at, "base", **factors)
+            store.add(dataclasses.replace(run, run_id=f"earlier{at}", git_revision="rev"))
         store.add(_model_run(then, 1, "base", **factors))
         store.add(_model_run(now, 2, "current", **factors))
         found = since_before(store, ["current"])

@@ -6,8 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from nanolib.cli import main
-from nanolib.compare.compare import since_before
-from nanolib.compare.history import Change, History, _changes, _half_widths, histories, table
+from nanolib.compare.history import Change, History, _changes, _half_widths, histories, since_before, table
 from nanolib.measurement import BadInput, Measurement, exact
 from nanolib.meters.time.latency import summarise
 from nanolib.report.page import build
@@ -96,7 +95,15 @@ def test_runs_are_held_against_the_ones_before(store):
     store.add(_run(1, 13.0))
     store.add(_run(2, 13.0, M2))
     found = since_before(store, ["run1m1"])
-    assert found.regressed and found.lines[0].verdict.ratio == pytest.approx(1.3, rel=0.01)
+    assert (found.lines[0].finding, found.regressed) == ("suspect", False)
+    assert found.lines[0].verdict.ratio == pytest.approx(1.3, rel=0.01)
+
+
+def test_runs_are_held_against_the_spread_of_earlier_ones(store):
+    for index in range(5):
+        store.add(dataclasses.replace(_run(index, 10.0), git_revision="same"))
+    store.add(_run(5, 13.0))
+    assert since_before(store, ["run5m1"]).regressed
 
 
 def test_the_command_shows_what_changed(tmp_path):

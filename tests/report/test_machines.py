@@ -7,8 +7,8 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from nanolib.compare.compare import compare_rows, since_before
-from nanolib.compare.history import histories
+from nanolib.compare.compare import compare_rows
+from nanolib.compare.history import histories, since_before
 from nanolib.measurement import BadInput
 from nanolib.report import overview, page
 from nanolib.report.regressions import comparison_table, comparison_verdict

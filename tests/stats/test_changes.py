@@ -31,6 +31,30 @@ def test_a_step_of_ten_per_cent_is_found_where_it_is(n, at):
     assert np.mean(ratios) == pytest.approx(1.10, abs=0.01)
 
 
+def _growing_noise(shape, n):
+    """Noise of 1 % that becomes 5 %: evenly, at two thirds of the runs, or at half of them."""
+    if shape == "evenly":
+        return np.linspace(0.01, 0.05, n)
+    return np.where(np.arange(n) < n * {"at two thirds": 2 / 3, "at half": 1 / 2}[shape], 0.01, 0.05)
+
+
+@pytest.mark.parametrize("shape", ["evenly", "at two thirds", "at half"])
+@pytest.mark.parametrize("n", [30, 60, 120])
+def test_noise_that_grows_at_one_level_is_hardly_ever_a_change(n, shape):
+    rng, noise = np.random.default_rng(n + 1), _growing_noise(shape, n)
+    series = [_history(rng, n, noise=noise) for _ in range(300)]
+    assert np.mean([bool(changes_of_level(one, np.full(n, 0.02), MARGIN)) for one in series]) <= 0.05
+    assert np.mean([sticks_out(one, np.full(n, 0.02), MARGIN) is not None for one in series]) <= 0.05
+
+
+@pytest.mark.parametrize(("at", "noise_before", "noise_after"), [(20, 0.01, 0.05), (20, 0.05, 0.01), (30, 0.01, 0.05)])
+def test_a_step_beside_noise_that_grows_is_still_found(at, noise_before, noise_after):
+    rng, n = np.random.default_rng(at), 40
+    noise = np.where(np.arange(n) < at, noise_before, noise_after)
+    found = [changes_of_level(_history(rng, n, 0.30, at, noise), np.full(n, 0.02), MARGIN) for _ in range(300)]
+    assert np.mean([len(changes) == 1 and abs(changes[0][0] - at) <= 1 for changes in found]) >= 0.95
+
+
 def test_change_points_are_those_of_the_plain_search():
     rng = np.random.default_rng(3)
     for _ in range(40):

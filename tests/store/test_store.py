@@ -32,7 +32,7 @@ def test_the_pragmas_are_in_force(store):
         return store.connection.execute(f"PRAGMA {name}").fetchone()[0]
 
     assert (pragma("journal_mode"), pragma("foreign_keys"), pragma("auto_vacuum")) == ("wal", 1, 2)
-    assert (pragma("synchronous"), pragma("busy_timeout"), pragma("user_version")) == (1, 5000, SCHEMA_VERSION)
+    assert (pragma("synchronous"), pragma("busy_timeout"), pragma("user_version")) == (1, 30_000, SCHEMA_VERSION)
 
 
 def test_where_there_is_no_wal_every_write_is_waited_for(tmp_path, monkeypatch):

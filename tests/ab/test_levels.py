@@ -1,0 +1,60 @@
+"""What stands beside a ratio of two versions: levels that have this ratio, wherever they are shown."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from nanolib.ab.question import Answer, Question, _lines, stored
+from nanolib.ab.rounds import Compared, Pairs, Round, Settings, Task, _judge
+from nanolib.cli.comparing import show_comparison
+from nanolib.compare.compare import Comparison
+from nanolib.report.regressions import ab_table
+from nanolib.stats.compare import paired_levels
+from nanolib.store import Store
+
+
+@pytest.fixture
+def compared():
+    """Seven pairs of processes; three of them, of many blocks, lie far off, so that the medians of A and B cross."""
+    counts, ratios = [10] * 4 + [60] * 3, [1.16, 1.165, 1.17, 1.16, 0.7, 0.72, 1.5]
+    a = np.concatenate([np.full(n, 20.0 + 0.5 * at) for at, n in enumerate(counts)])
+    b = a * np.repeat(ratios, counts)
+    assert np.median(b) < np.median(a)
+    task = Task("call", "c1", {"name": "work:run"}, ({}, {}))
+    round_ = Round({"": Pairs(a.tolist(), b.tolist(), counts)})
+    (verdicts,) = _judge([round_], Settings())
+    assert verdicts[""].ratio > 1.1
+    return Compared(task, round_, verdicts)
+
+
+def test_base_and_current_have_the_ratio_that_stands_beside_them(compared, tmp_path, capsys):
+    found = Comparison.of(_lines(compared, "latency", Settings()), True, 0.05)
+    show_comparison(found, True, str(tmp_path / "f.json"), str(tmp_path / "f.md"))
+    (line,) = json.loads((tmp_path / "f.json").read_text())["lines"]
+    assert line["current"] / line["base"] == pytest.approx(line["ratio"])
+    assert found.lines[0].change.startswith(f"{line['current'] / line['base'] - 1:+.1%} ")
+    for text in (capsys.readouterr().out, (tmp_path / "f.md").read_text()):
+        assert f"{line['base']:.2f}" in text and f"{line['current']:.2f}" in text
+
+
+def test_the_reports_table_of_two_versions_shows_levels_of_its_ratio(compared, tmp_path):
+    version = SimpleNamespace(title="v", revision="r")
+    answer = Answer(Comparison((), True), (version, version), (compared,))
+    with Store(tmp_path / "results.sqlite") as store:
+        store.add(stored(answer, Question(("a", "b"), tmp_path)))
+        (row,) = ab_table(store.measurements()).to_dict("records")
+    assert row["current_ms"] / row["base_ms"] == pytest.approx(row["ratio"])
+
+
+def test_levels_are_the_medians_where_these_have_the_ratio_and_else_keep_their_middle():
+    assert paired_levels([10, 20, 30], [11, 22, 33], 1.1) == pytest.approx((20, 22))
+    low, high = paired_levels([10, 20, 30], [10, 20, 30], 1.21)
+    assert (high / low, low * high) == pytest.approx((1.21, 400))
+
+
+def test_too_few_pairs_for_a_ratio_show_their_medians(compared):
+    few = Compared(compared.task, Round({"": Pairs([1.0, 2.0, 4.0], [2.0, 3.0, 8.0], [3])}), {})
+    (line,) = _lines(few, "latency", Settings())
+    assert (line.base, line.current, line.change) == (2.0, 3.0, "+50.00%")
