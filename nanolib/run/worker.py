@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nanolib.measurement import BadInput, Measurement, Status
+from nanolib.meters.limits import fitting_threads
 from nanolib.run.case import Case
 from nanolib.run.launch import command
 from nanolib.run.outcome import Keep, Outcome, attempt
@@ -149,7 +150,7 @@ def main() -> None:
             answer.write(json.dumps(value) + "\n")
             answer.flush()
 
-        with Store(request["database"], create=False) as store:
+        with Store(request["database"], create=False) as store, fitting_threads():
             ceilings, run_id = request["ceilings"], request["run_id"]
             outcome = run_here(params, case, ceilings, store, run_id, keep=lambda row: write(row.to_dict()))
         write({"status": outcome.status, "message": outcome.message, "details": outcome.details})
