@@ -111,7 +111,7 @@ FLAG_TEXT: dict[Flag, str] = {
     Flag.SLOWDOWN: "it got slower while it ran; look for throttling or a growing cache",
     Flag.AUTOCORRELATED: "neighbouring blocks resemble each other, so the interval is too narrow; use longer blocks",
     Flag.FEW_BLOCKS: "fewer than 20 blocks fitted the time budget; raise budget_s for a narrower interval",
-    Flag.THROTTLED: "the device lowered its clock while it ran",
+    Flag.THROTTLED: "the device lowered its clock while it ran, or a CPU quota held the process back",
     Flag.LAUNCH_BOUND: "launching takes the host as long as the device takes to compute; a CUDA graph or compiling would help",
     Flag.OVERSUBSCRIBED: "more ranks than cores or devices; no speed claim rests on this row",
     Flag.ABOVE_BOUND: "faster than the fastest dense kernel by skipping the same; measure dense (tiles) too, or distrust it",
@@ -141,7 +141,14 @@ class Metric:
     direction: Direction
     title: str
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether what else runs on the machine changes it."""
+        return self.unit in _TIMED_UNITS or self.name in _TIMED
 
+
+_TIMED_UNITS = frozenset({"ms", "s", "1/s", "FLOP/s", "B/s", "J", "J·s", "W"})
+_TIMED = frozenset({"ceiling_share", "speed_up", "ratio", "overhead", "time_share", "warmup_needed"})
 _LOWER, _HIGHER, _EQUAL = Direction.LOWER, Direction.HIGHER, Direction.EQUAL
 
 METRICS: dict[str, Metric] = {

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nanolib.store import Store
+from nanolib.store.schema import DURING
 
 UNTUNED_SINCE = (0, 3)
 _WITH_MODELS = ("model", "energy", "warmup", "fp8")
@@ -14,9 +15,15 @@ WHY = "before 0.3, models in float32 on a CPU could multiply by oneDNN unasked; 
 
 
 def noise_of(store: Store, run_ids: Iterable[str]) -> dict[str, list[str]]:
-    """What the noise checks of each run found when it began; runs on a quiet machine are left out."""
-    runs = store.runs_of(run_ids)
-    return {run["run_id"]: list(run["disturbances"]) for _, run in runs.iterrows() if len(run["disturbances"])}
+    """What the noise checks of each run found when it began; runs on a quiet machine are left out.
+
+    What came while cases were measured is left out too: the rows that it met carry a flag of their own.
+    """
+    found = {
+        run["run_id"]: [line for line in run["disturbances"] if not line.startswith(DURING)]
+        for _, run in store.runs_of(run_ids).iterrows()
+    }
+    return {run_id: lines for run_id, lines in found.items() if lines}
 
 
 def versions_of(store: Store, run_ids: Iterable[str]) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import shutil
 import sys
@@ -16,6 +15,7 @@ import psutil
 import torch
 
 from nanolib.measurement import BadInput, shown
+from nanolib.meters.limits import usable_cores
 
 FP8_COMPUTE_CAPABILITY = (8, 9)
 
@@ -26,7 +26,7 @@ class Machine:
 
     Attributes:
         cpu: Model of the CPU.
-        cores: Cores that this process may use.
+        cores: Cores that this process may use, by affinity and by its container's quota.
         ram_gib: Memory, rounded to GiB.
         gpus: Per GPU: name, memory_gib, compute_capability, fp8.
         system: Operating system and architecture.
@@ -74,11 +74,6 @@ def this_machine() -> Machine:
         governor=_text_of("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         dtypes=_dtypes(gpus),
     )
-
-
-def usable_cores() -> int:
-    """Cores that this process may use; all of them where the system does not tell."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def resolve_device(name: str) -> str:

@@ -19,10 +19,10 @@ from torch.utils._pytree import tree_leaves
 
 from nanolib.measurement import Measurement, Status, exact
 from nanolib.meters.fakes import Fakes
+from nanolib.meters.limits import memory_limits
 
 MIB = 2**20
 _PROC = Path("/proc/self")
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 class LiveBytes(TorchDispatchMode):
@@ -157,7 +157,7 @@ def fake_tensors() -> Fakes:
 def free_bytes(device: str | torch.device = "cpu") -> int | None:
     """Memory that a new tensor could take now; None where the device does not tell.
 
-    On the host it is the lesser of what the system has to give and what the control group has left.
+    On the host it is the least of what the system has to give and what this process's control groups have left.
     """
     device = torch.device(device)
     if device.type == "cuda":
@@ -165,10 +165,8 @@ def free_bytes(device: str | torch.device = "cpu") -> int | None:
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if device.type != "cpu":
         return None
-    left = [psutil.virtual_memory().available]
-    if (group := _control_group()) is not None:
-        left.append(group[0] - group[1])
-    return max(0, min(left))
+    left = [limit - used for limit, used in memory_limits()]
+    return max(0, min([psutil.virtual_memory().available, *left]))
 
 
 def total_bytes(device: str | torch.device = "cpu") -> int | None:
@@ -178,18 +176,7 @@ def total_bytes(device: str | torch.device = "cpu") -> int | None:
         return torch.cuda.mem_get_info(device)[1]
     if device.type != "cpu":
         return None
-    total, group = psutil.virtual_memory().total, _control_group()
-    return total if group is None else min(total, group[0])
-
-
-def _control_group() -> tuple[int, int] | None:
-    """Limit and use of the control group, bytes; what the cache of files holds is given back when asked for."""
-    try:
-        limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
-        cached = int((_CGROUP / "memory.stat").read_text().split("inactive_file ")[1].split()[0])
-    except (OSError, ValueError):  # no control groups of this version, or no limit ("max")
-        return None
-    return limit, used - cached
+    return min([psutil.virtual_memory().total, *(limit for limit, _ in memory_limits())])
 
 
 @contextmanager

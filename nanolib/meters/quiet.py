@@ -6,13 +6,13 @@ import os
 import time
 from typing import Any
 
-import psutil
-
+from nanolib.meters.cpu_load import BUSY_SHARE, LEAST_S, CpuLoad, watched_cpus
 from nanolib.meters.gpu_state import SLOWED_BY
+from nanolib.meters.limits import usable_cpus
 from nanolib.meters.machine import gpu_uuid
 
 WATCHED_S = 0.3
-_BUSY, _STOLEN = 0.10, 0.02  # shares of all CPUs, above which a timing suffers
+_STOLEN = 0.02  # of the CPUs' time, above which a timing suffers
 _GPU_BUSY_PERCENT = 10
 
 
@@ -21,7 +21,7 @@ def disturbances(device: str, *, watch_s: float = WATCHED_S, nvml: Any = None) -
 
     Args:
         device: As `resolve_device` names it.
-        watch_s: How long to watch the CPUs, s.
+        watch_s: How long to watch the CPUs, s; longer where they are too few for their clock.
         nvml: The module to ask about NVIDIA's GPUs; `pynvml` by default.
     """
     lines = _of_cpus(watch_s)
@@ -31,26 +31,18 @@ def disturbances(device: str, *, watch_s: float = WATCHED_S, nvml: Any = None) -
 
 
 def _of_cpus(watch_s: float) -> list[str]:
-    own, before = time.process_time(), psutil.cpu_times()
-    time.sleep(watch_s)
-    after = psutil.cpu_times()
-    spent = {name: getattr(after, name) - getattr(before, name) for name in after._fields}
-    return of_cpus(spent, time.process_time() - own)
+    with watched_cpus() as load:
+        time.sleep(max(watch_s, 1.1 * LEAST_S / (len(usable_cpus()) or os.cpu_count() or 1)))
+    return of_cpus(load)
 
 
-def of_cpus(spent: dict[str, float], own: float) -> list[str]:
-    """Of CPU seconds by kind, as the system counts them, and those of this process."""
-    total = sum(
-        spent[name] for name in ("user", "system", "idle", "nice", "iowait", "irq", "softirq", "steal") if name in spent
-    )
-    if total <= 0:
-        return []
-    idle, stolen = spent["idle"] + spent.get("iowait", 0.0), spent.get("steal", 0.0)
-    others = (total - idle - stolen - own) / total
-    lines = [f"other processes use {others:.0%} of the CPUs"] if others > _BUSY else []
-    return lines + (
-        [f"a hypervisor takes {stolen / total:.0%} of the CPU time (steal)"] if stolen / total > _STOLEN else []
-    )
+def of_cpus(load: CpuLoad) -> list[str]:
+    """What the CPUs did while nothing was measured yet."""
+    if load.others is None or load.stolen is None:
+        return ["what other processes do is not known: this system counts no CPU time"]
+    lines = [f"other processes use {load.others:.0%} of the CPUs"] if load.others > BUSY_SHARE else []
+    stolen = f"a hypervisor takes {load.stolen:.0%} of the CPU time (steal)"
+    return [*lines, stolen] if load.stolen > _STOLEN else lines
 
 
 def of_gpu(uuid: str, nvml: Any = None) -> list[str]:

@@ -200,7 +200,7 @@ def run_facts(runs: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
                 "Machine": f"{run['machine_id'][:6]}: {machine['cpu']}, {machine['cores']} cores, {machine['ram_gib']} GiB, {gpus}",
                 "torch": run["versions"].get("torch", ""),
                 "Revision": run["git_revision"],
-                "When it began": "; ".join(run["disturbances"]) or "quiet",
+                "Interference": "; ".join(run["disturbances"]) or "none found",
             }
         )
     return pd.DataFrame(lines)

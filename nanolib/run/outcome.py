@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from nanolib.measurement import Measurement, Status, Unsupported
+from nanolib.measurement import Flag, Measurement, Status, Unsupported
 
 _IMPORT_RETRY_S = 0.05
 _LOOK_S = 60.0
@@ -40,7 +40,8 @@ class Outcome:
         status: How it ended.
         message: Why, in one line.
         seconds: How long it took.
-        details: What else is known of a failure: `rank`, `traceback`, `device_lost`.
+        details: What else is known: of a failure `rank`, `traceback`, `device_lost`; how much of the CPUs others took.
+        flags: What the time that it took carries.
     """
 
     rows: list[Measurement] = field(default_factory=list)
@@ -48,6 +49,7 @@ class Outcome:
     message: str = ""
     seconds: float = 0.0
     details: dict[str, Any] = field(default_factory=dict)
+    flags: tuple[Flag, ...] = ()
 
     def was_late(self, limit_s: float) -> None:
         """It did not end by itself."""

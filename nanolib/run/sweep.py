@@ -23,11 +23,14 @@ from tqdm import tqdm
 
 import nanolib
 from nanolib.measurement import BadInput, Measurement, RunStatus, Status, printable
+from nanolib.meters.cpu_load import watched_cpus
+from nanolib.meters.limits import fitting_threads
 from nanolib.meters.machine import resolve_device, this_machine, versions
 from nanolib.meters.quiet import disturbances
 from nanolib.meters.time.collector import settled_heap
 from nanolib.run.case import Case
 from nanolib.run.ceilings import Ceiling, CeilingCase, measured_before
+from nanolib.run.interference import Interference
 from nanolib.run.launch import LAUNCH_VARIABLE, PART_VARIABLE
 from nanolib.run.lock import device_lock, lock_path, say
 from nanolib.run.outcome import Outcome, one_line
@@ -135,7 +138,7 @@ def measure(
         waiting["pause"] = functools.partial(_pause, stop)
     if on_progress is not None:
         waiting["log"] = functools.partial(on_progress, 0, len(cases))
-    with contextlib.ExitStack() as locks:
+    with contextlib.ExitStack() as locks, fitting_threads():
         needed = {lock_path(each): each for each in (device, *(each for case in cases for each in case.devices))}
         # In one order on the whole machine, or two runs would wait for each other.
         for _, each in sorted(needed.items()):
@@ -146,6 +149,8 @@ def measure(
         if run_id:
             done = len({case.case_id for case in cases} & store.finished_cases(run_id))
             say(f"resuming run {run_id[:8]}: {done} of {len(cases)} cases are done and skipped")
+            before = store.runs_of([run_id]).disturbances.iloc[0]
+            store.update_run(run_id, disturbances=list(dict.fromkeys([*before, *run.disturbances])))
         sweep_run = SweepRun(store, run_id or store.add(run))
         try:
             _measure_all(experiment, params, cases, sweep_run, progress, stop, on_progress)
@@ -191,6 +196,7 @@ def _measure_all(
     store, run_id = run.store, run.run_id
     finished, attempts = store.finished_cases(run_id), store.started_attempts(run_id)
     todo = [case for case in cases if case.case_id not in finished]
+    interference = Interference(store, run_id, len(todo))
     bar = _progress_bar(progress, total=len(cases), initial=len(cases) - len(todo), unit="case")
     # a worker process is used off the main thread too, where nothing else can enforce the time limit
     isolated = params.isolation == "process" or threading.current_thread() is not threading.main_thread()
@@ -211,12 +217,16 @@ def _measure_all(
                 tried += 1
                 started = Measurement("case_time", status=Status.STARTED, details={"attempts": tried})
                 store.write_case(run_id, case.case_id, case.factors, [started])
-                outcome = _outcome(experiment, params, case, run, isolated, stop)
+                with watched_cpus() as load:
+                    outcome = _outcome(experiment, params, case, run, isolated, stop)
                 if not was_killed(outcome):
+                    interference.met(load, outcome)
                     break
             store_outcome(store, run_id, case, outcome, tried)
             isolated = isolated or bool(outcome.details.get("device_lost"))  # a fresh process still has it
             bar.update()
+    for line in interference.lines:
+        say(f"not a quiet machine: {line}")
 
 
 def live_front_end() -> bool:
@@ -254,6 +264,7 @@ def store_outcome(store: Store, run_id: str, case: Case, outcome: Outcome, attem
         method="perf_counter",
         status=outcome.status,
         message=outcome.message,
+        flags=outcome.flags,
         details={"attempts": attempts} | outcome.details,
     )
     try:

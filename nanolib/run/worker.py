@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nanolib.measurement import BadInput, Measurement, Status
+from nanolib.meters.limits import fitting_threads
 from nanolib.run.case import Case
 from nanolib.run.ceilings import Ceiling
 from nanolib.run.launch import command
@@ -150,7 +151,7 @@ def main() -> None:
             answer.write(json.dumps(value) + "\n")
             answer.flush()
 
-        with Store(request["database"], create=False) as store:
+        with Store(request["database"], create=False) as store, fitting_threads():
             ceilings = {name: Ceiling.of(ends) for name, ends in request["ceilings"].items()}
             run_id = request["run_id"]
             outcome = run_here(params, case, ceilings, store, run_id, keep=lambda row: write(row.to_dict()))

@@ -160,11 +160,12 @@ class Store(Reader):
 
     def update_run(self, run_id: str, **values: Any) -> None:
         """Set columns of a run by name, such as `status` and `message`."""
-        allowed = {"status", "message", "duration_s", "process", "launch", "cases", "label", "suite"}
+        allowed = {"status", "message", "duration_s", "process", "launch", "cases", "label", "suite", "disturbances"}
         if unknown := set(values) - allowed:
             raise BadInput(f"run: {', '.join(sorted(unknown))} cannot be set; only {', '.join(sorted(allowed))} can")
         _check_names(values)
         settings = ", ".join(f"{name} = ?" for name in values)
+        values = {name: as_json(value) if isinstance(value, list) else value for name, value in values.items()}
         with self.transaction() as db:
             db.execute(f"UPDATE runs SET {settings} WHERE run_id = ?", (*values.values(), run_id))
             for name in {"label", "suite"} & set(values):  # which each row has too

@@ -79,6 +79,9 @@ def marks(count: int) -> str:
     return ", ".join("?" * count)
 
 
+DURING = "during "  # so begins what a run met while its cases were measured
+
+
 @dataclass(frozen=True)
 class Run:
     """One execution of one experiment.
@@ -96,7 +99,7 @@ class Run:
         cases: How many cases it has.
         process: Which process writes it, so that a dead one is told.
         launch: Token of the command that started it.
-        disturbances: What made the machine less than quiet when it began.
+        disturbances: What made the machine less than quiet when it began, and during its cases: such lines begin with `DURING`.
         rows: Case id → (factors, measurements), for a run that is added whole.
         run_id: Its UUID.
 

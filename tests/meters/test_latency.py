@@ -1,13 +1,14 @@
 """Latency: which blocks are timed, when it stops, and what the row says of them."""
 
 import functools
-from types import SimpleNamespace
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
 
 from nanolib.measurement import BadInput, Flag
+from nanolib.meters.cpu_load import CpuLoad
 from nanolib.meters.time import latency
 from nanolib.meters.time.latency import measure, measure_phases, summarise
 from nanolib.stats.intervals import median_interval
@@ -263,45 +264,21 @@ def test_a_machine_that_others_use_is_flagged_beyond_a_tenth():
     assert shares[0.11].details["others_share"] == 0.11
 
 
-def test_the_share_of_others_is_the_cores_time_that_was_not_ours(monkeypatch):
-    clock, own, everyone = iter([100.0, 110.0]), iter([5.0, 8.0]), iter([50.0, 57.0])
-    watch = SimpleNamespace(perf_counter=lambda: next(clock), process_time=lambda: next(own))
-    monkeypatch.setattr(latency, "time", watch)
-    monkeypatch.setattr(latency.psutil, "cpu_count", lambda: 2)
+def test_a_row_says_what_others_did_while_it_was_measured(monkeypatch):
+    @contextmanager
+    def watched():
+        yield CpuLoad(others=0.2, stolen=0.05, held_back=0.5, quota=0.5)
 
-    class Times:
-        def __init__(self, user):
-            self.user = user
-
-        def _asdict(self):  # idle and waiting are nobody's work
-            return {
-                "user": self.user - 5,
-                "nice": 1,
-                "system": 1,
-                "irq": 1,
-                "softirq": 1,
-                "steal": 1,
-                "idle": 9 * self.user,
-            }
-
-    monkeypatch.setattr(latency.psutil, "cpu_times", lambda: Times(next(everyone)))
-    with latency._others() as others:
-        pass
-    assert others["share"] == pytest.approx((57 - 50 - 3) / 20)
+    monkeypatch.setattr(latency, "watched_cpus", watched)
+    row = measure(lambda: None, budget_s=1e-9)
+    assert (row.details["others_share"], row.details["throttled_by"]) == (0.25, "a CPU quota of 0.5 cores")
+    assert {Flag.BUSY_MACHINE, Flag.THROTTLED} <= set(row.flags)
 
 
-@pytest.mark.parametrize(
-    ("span", "busy", "share"), [(0.25, 0.3, 0.0), (0.3, 0.3, 0.5), (0.3, 9.0, 1.0), (0.3, -1.0, 0.0)]
-)
-def test_the_share_of_others_is_a_share_and_none_over_a_short_span(monkeypatch, span, busy, share):
-    clock, everyone = iter([0.0, span]), iter([{"user": 0.0}, {"user": busy}])
-    watch = SimpleNamespace(perf_counter=lambda: next(clock), process_time=lambda: 0.0)
-    monkeypatch.setattr(latency, "time", watch)
-    monkeypatch.setattr(latency.psutil, "cpu_count", lambda: 2)
-    monkeypatch.setattr(latency.psutil, "cpu_times", lambda: SimpleNamespace(_asdict=lambda: next(everyone)))
-    with latency._others() as others:
-        pass
-    assert others["share"] == pytest.approx(share)
+def test_a_share_that_is_not_known_flags_nothing():
+    steady = SteadyState(0, (), steady=True, slowdown=False)
+    row = summarise([10.0, 11, 12] * 10, steady=steady, details={"others_share": None})
+    assert Flag.BUSY_MACHINE not in row.flags
 
 
 def test_one_block_has_no_interval_and_five_their_range():

@@ -89,30 +89,20 @@ def test_the_device_named_is_the_one_that_is_asked(monkeypatch):
 # memory that is left
 
 
-@pytest.fixture
-def group(monkeypatch, tmp_path):
-    def make(limit, used, cached):
-        (tmp_path / "memory.max").write_text(f"{limit}\n")
-        (tmp_path / "memory.current").write_text(f"{used}\n")
-        (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {cached}\nactive_file 9\n")
-        monkeypatch.setattr(memory, "_CGROUP", tmp_path)
-
-    system = SimpleNamespace(available=5000, total=9000)
-    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: system)
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path / "none")
-    return make
-
-
-def test_what_is_free_is_the_lesser_of_the_system_and_the_control_group(group):
-    assert memory.free_bytes() == 5000 and memory.total_bytes() == 9000
-    group(8000, 6000, 1500)  # what the cache of files holds is given back
-    assert memory.free_bytes("cpu") == 3500 and memory.total_bytes("cpu") == 8000
-    group(80000, 6000, 0)
-    assert memory.free_bytes() == 5000 and memory.total_bytes() == 9000
-    group(1000, 6000, 0)
-    assert memory.free_bytes() == 0
-    group("max", 6000, 0)
-    assert memory.free_bytes() == 5000 and memory.total_bytes() == 9000
+@pytest.mark.parametrize(
+    ("limits", "free", "total"),
+    [
+        ([], 5000, 9000),
+        ([(8000, 4500)], 3500, 8000),
+        ([(80000, 6000)], 5000, 9000),
+        ([(1000, 6000)], 0, 1000),
+        ([(8000, 100), (7000, 6000), (9**20, 0)], 1000, 7000),
+    ],
+)
+def test_what_is_free_is_the_least_of_the_system_and_the_control_groups(monkeypatch, limits, free, total):
+    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=5000, total=9000))
+    monkeypatch.setattr(memory, "memory_limits", lambda: limits)
+    assert (memory.free_bytes(), memory.total_bytes("cpu")) == (free, total)
     assert memory.free_bytes("meta") is None and memory.total_bytes("meta") is None
 
 

@@ -307,3 +307,65 @@ def test_the_baseline_lasts_as_long_as_asked():
     with EnergyMeter([_Clock(20.0)], sample_s=0.002) as meter:
         window = meter.idle(0.05)
     assert window.name == "idle" and 0.05 <= window.seconds < 2
+
+
+def _rows_of(source, seconds):
+    with EnergyMeter([source], sample_s=0.002) as meter:
+        idle = meter.idle(0.02)
+        with meter.window("work") as work:
+            time.sleep(seconds)
+    return meter.measurements(work, idle=idle, tokens=5)
+
+
+class _Counter(_Clock):
+    """A counter that is a function of the time since it was made."""
+
+    period_s = 0.005
+
+    def __init__(self, joules):
+        self._joules, self._start = joules, time.monotonic()
+
+    def read(self):
+        now = time.monotonic()
+        return Reading(now, joules=self._joules(now - self._start))
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (lambda: _Clock(0.0), "work: test of bench read 0 W, which is no reading; "),
+        (lambda: ReplaySource(np.arange(400) / 100, np.zeros(400)), "work: replay of trace read 0 W, which is "),
+        (lambda: _Counter(lambda t: 5198685.76), "work: test of bench stood still for "),
+        (lambda: _Counter(lambda t: 50 * min(t, 0.1)), "work: test of bench stood still for "),
+    ],
+)
+def test_no_power_and_a_counter_that_stands_still_are_no_readings(source, said):
+    (row,) = _rows_of(source(), 0.15)
+    assert (row.metric, row.status, row.estimate) == ("energy", Status.UNSUPPORTED, None)
+    assert row.message.startswith(said) and "power_trace" in row.message
+
+
+def test_a_baseline_that_read_no_power_costs_its_own_row_alone():
+    meter = EnergyMeter([])
+    meter.tracks = [_track(watts=[0.0, 0, 0, 0, 0, 30, 30, 30, 30, 30])]
+    rows = {row.metric: row for row in meter.measurements(Window("w", 6.0, 8.0), idle=Window("idle", 1.0, 3.0))}
+    assert rows["energy"].estimate == 60.0
+    assert rows["net_energy"].status is Status.UNSUPPORTED and "read 0 W" in rows["net_energy"].message
+
+
+def test_power_of_zero_in_between_is_a_gap_and_is_not_drawn():
+    meter = EnergyMeter([])
+    meter.tracks = [_track(watts=[60.0, 60, 60, 0, 0, 40, 40, 40])]
+    rows = {row.metric: row for row in meter.measurements(Window("w", 0.0, 7.0))}
+    low, estimate, high = (getattr(rows["energy"], name) for name in ("low", "estimate", "high"))
+    assert (low, estimate, high) == pytest.approx((120 + 120 + 80, 120 + 150 + 80, 120 + 180 + 80))
+    assert rows["power"].details["course_w"] == [60.0, 60, 60, 40, 40, 40]
+
+
+def test_a_counter_that_was_reset_is_not_drawn_where_it_was():
+    track = _track(joules=[0, 400, 800, 100, 500], wrap_j=262143.3)
+    assert track.course(Window("x", 0.0, 4.0)) == ([1.0, 2.0, 4.0], [400.0, 400.0, 400.0])
+
+
+def test_a_counter_that_changes_as_often_as_it_should_stands_nowhere():
+    assert _track(joules=np.repeat(np.arange(20), 4), period_s=4.0).energy(Window("w", 20.0, 60.0)).estimate > 0

@@ -31,12 +31,62 @@ class _NoDriver:
 
 def test_packages_alone_are_counted(powercap):
     found = find_sources(powercap, _NoDriver())
-    assert [(source.name, source.of) for source in found.sources] == [("rapl", "package-0")]
-    assert found.sources[0].wrap_j == pytest.approx(262143.32885)
+    assert [(source.name, source.of) for source in found.sources] == [("rapl (package)", "package-0")]
     assert found.sources[0].read().joules == 1.0
     assert "Driver Not Loaded" in found.missing["NVIDIA (NVML)"]
     (powercap / "intel-rapl:0" / "energy_uj").write_text("no number")
     assert math.isnan(found.sources[0].read().joules)
+
+
+def _zone(root, folder, name, uj=0, range_uj=1000):
+    (root / folder).mkdir(exist_ok=True)
+    for file, value in (("name", name), ("energy_uj", uj), ("max_energy_range_uj", range_uj)):
+        (root / folder / file).write_text(f"{value}\n")
+
+
+def test_a_packages_memory_is_counted_beside_it_and_its_parts_and_psys_are_not(tmp_path):
+    zones = (":0 package-0 10", ":0:0 core 1", ":0:1 uncore 2", ":0:2 dram 300", ":1 package-1 4000", ":2 psys 9")
+    for folder, name, joules in map(str.split, (*zones, "-mmio:0 package-0 10")):
+        _zone(tmp_path, f"intel-rapl{folder}", name, int(joules) * 10**6, 10**12)
+    found = find_sources(tmp_path, _NoDriver()).sources
+    assert [(source.name, source.of, source.read().joules) for source in found] == [
+        ("rapl (package + dram)", "package-0", 310.0),
+        ("rapl (package)", "package-1", 4000.0),
+    ]
+
+
+def test_each_zone_of_rapl_starts_again_at_a_range_of_its_own_and_one_that_is_reset_goes_backwards(
+    tmp_path, monkeypatch
+):
+    def counted(package, dram):
+        for folder, name, uj, range_uj in (
+            ("", "package-0", package, 262_143 * 10**6),
+            (":0", "dram", dram, 65 * 10**6),
+        ):
+            _zone(tmp_path, f"intel-rapl:0{folder}", name, uj, range_uj)
+
+    now = [100.0]
+    monkeypatch.setattr(power, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    counted(262_100_000_000, 30_000_000)
+    (source,) = find_sources(tmp_path, _NoDriver()).sources
+    for package, dram, total in (
+        (57_000_000, 60_000_000, 262_260),
+        (157_000_000, 25_000_000, 262_390),
+        (0, 35_000_000, 100),
+    ):
+        now[0] += 1.0
+        counted(package, dram)
+        assert source.read().joules == pytest.approx(total)  # 100 W, and 30 W of its memory
+
+
+@pytest.mark.parametrize("broken", [{"max_energy_range_uj": ""}, {"energy_uj": "none"}, {"name": None}])
+def test_a_zone_that_tells_no_number_or_name_is_missing_with_its_reason(powercap, broken):
+    ((file, text),) = broken.items()
+    (powercap / "intel-rapl:0" / file).unlink()
+    if text is not None:
+        (powercap / "intel-rapl:0" / file).write_text(text)
+    found = find_sources(powercap, _NoDriver())
+    assert not found.sources and "cannot be read" in found.missing["RAPL (powercap)"]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +94,7 @@ def test_packages_alone_are_counted(powercap):
     [(PermissionError(13, "Permission denied"), "chmod a+r"), (OSError(5, "I/O error"), "cannot be read (I/O error)")],
 )
 def test_a_counter_that_cannot_be_read_says_what_helps(powercap, monkeypatch, error, said):
-    def refuse(folder):
+    def refuse(folder, dram):
         raise error
 
     monkeypatch.setattr(power, "RaplSource", refuse)
@@ -99,6 +149,22 @@ def test_a_gpu_counts_energy_if_it_can_and_else_tells_its_power_now(tmp_path, na
     assert math.isnan(found.sources[1].read().joules) and math.isnan(found.sources[1].read().watts)
 
 
+def test_a_gpus_counter_that_answers_zero_is_passed_over_for_its_power(tmp_path):
+    nvml = SimpleNamespace(
+        NVMLError=RuntimeError,
+        NVML_FI_DEV_POWER_INSTANT=186,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 1,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetTotalEnergyConsumption=lambda handle: 0,
+        nvmlDeviceGetFieldValues=lambda *_: [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=0))],
+        nvmlDeviceGetPowerUsage=lambda handle: 70000,
+        nvmlDeviceGetCudaComputeCapability=lambda handle: (7, 5),
+    )
+    (source,) = find_sources(tmp_path, nvml).sources
+    assert (source.name, source.read().watts) == ("nvml_power", 70.0)
+
+
 @pytest.mark.parametrize(
     ("counter", "power", "name", "joules", "watts"),
     [
@@ -106,6 +172,9 @@ def test_a_gpu_counts_energy_if_it_can_and_else_tells_its_power_now(tmp_path, na
         ({"power": 10**8, "counter_resolution": 15.3}, {}, "amdsmi_counter", 1530.0, None),  # before amdsmi 6.2.1
         ({}, {"current_socket_power": "N/A", "average_socket_power": 250}, "amdsmi_power", None, 250.0),
         ({}, {"current_socket_power": 300, "average_socket_power": 250}, "amdsmi_power", None, 300.0),
+        # 0 is no reading: the next way, and the next field, is asked
+        ({"power": 0, "counter_resolution": 15.3}, {"average_socket_power": 250}, "amdsmi_power", None, 250.0),
+        ({}, {"current_socket_power": 0, "average_socket_power": 250}, "amdsmi_power", None, 250.0),
     ],
 )
 def test_an_amd_gpu_likewise(tmp_path, counter, power, name, joules, watts):

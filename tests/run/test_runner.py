@@ -90,6 +90,8 @@ def test_run_measures_reports_and_says_where_the_time_went(tmp_path):
     with Store(tmp_path / "results.sqlite") as store:
         runs = store.runs()
         assert list(runs.status) == ["done"] and runs.label.iloc[0] == "mine" and runs.suite.iloc[0] == "quick"
+        found = [f"attention: not a quiet machine: {line}" for line in runs.disturbances.iloc[0]]
+        assert found == [line for line in ended.stdout.splitlines() if line.startswith("attention: not a quiet")]
     assert (tmp_path / "attention.ipynb").exists() and (tmp_path / "report" / "index.html").exists()
     listed = _nano("runs", folder=tmp_path)
     assert "mine" in listed.stdout and "done" in listed.stdout

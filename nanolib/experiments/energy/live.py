@@ -102,8 +102,8 @@ class LivePower:
             low, watts, high = (joules / window.seconds for joules in track.energy(window))
         except BadInput as error:  # tokens are counted on
             low = watts = high = math.nan
-            replayed = track.source.provenance is Provenance.REPLAYED
-            why = "the recording has ended" if replayed else error.lines[0]
+            ended = track.source.provenance is Provenance.REPLAYED and math.isnan(track.readings[-1].watts)
+            why = "the recording has ended" if ended else error.lines[0]
         self._began = self._began or window.start_s
         point = {"phase": phase, "seconds": window.end_s - self._began, "watts": watts, "low": low, "high": high}
         self._points.append(point | {"tokens_per_second": made / window.seconds if call else math.nan})

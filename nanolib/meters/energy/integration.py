@@ -11,6 +11,7 @@ from nanolib.measurement import BadInput
 from nanolib.stats.intervals import Interval
 
 _GAP = 2.5  # samples further apart than this many times the usual are a gap
+_MOST_W = 10_000.0  # no processor, memory or GPU draws more: a counter that jumps further was reset
 
 
 def integrate(t_s: ArrayLike, power_w: ArrayLike, start_s: float, end_s: float) -> Interval:
@@ -66,12 +67,12 @@ def count(
         joules: The counter at each, J, shape [n]; NaN where it could not be read.
         start_s: Beginning of the window.
         end_s: Its end.
-        wrap_j: Where the counter starts again at zero; every step is taken modulo this.
+        wrap_j: Where the counter starts again at zero; every step is taken modulo this, unless no power could make it.
         lag_s: How long its state may be old when it is read.
 
     Returns:
-        Joules. Both ends are wider by the counter's smallest step, and by what a counter without a wrap lost by going backwards,
-        which counts as if the steps around it had gone on.
+        Joules. Both ends are wider by the counter's smallest step, and by what a counter that was reset has lost, which counts as
+        if the steps around it had gone on.
 
     Raises:
         BadInput: As for `integrate`; the samples must reach beyond the window by the lag.
@@ -80,26 +81,46 @@ def count(
     read = ~np.isnan(counted)
     t, counted = t[read], counted[read]
     _check_reach(t, start_s, end_s + lag_s)
-    steps = counter_steps(counted, wrap_j)
+    steps = counter_steps(t, counted, wrap_j, lag_s)
     length = np.diff(t)
-    backwards = steps < 0
-    good = ~backwards & (length > 0)
+    reset = np.isnan(steps)
+    good = ~reset & (length > 0)
     rates = steps[good] / length[good] if good.any() else np.zeros(1)
-    steps = np.where(backwards, np.median(rates) * length, steps)
+    steps = np.where(reset, np.median(rates) * length, steps)
     total = np.concatenate([[0.0], np.cumsum(steps)])
     energy = float(np.interp(end_s, t, total) - np.interp(start_s, t, total))
     before, last_inside = np.searchsorted(t, [start_s, end_s], side="right") - 1
     first_inside, after = np.searchsorted(t, [start_s + lag_s, end_s + lag_s])  # such a state is no older than the edge
-    unsure = float((length * rates.max())[before:after][backwards[before:after]].sum())
+    unsure = float((length * rates.max())[before:after][reset[before:after]].sum())
     unsure += float(min(steps[steps > 0], default=0.0))
     low = max(0.0, float(total[last_inside] - total[first_inside]) - unsure)
     return Interval(low, energy, float(total[after] - total[before]) + unsure)
 
 
-def counter_steps(joules: np.ndarray, wrap_j: float) -> np.ndarray:
-    """From each state of a counter to the next, J, shape [n − 1]; modulo where it starts again at zero."""
+def counter_steps(t_s: np.ndarray, joules: np.ndarray, wrap_j: float, lag_s: float = 0.0) -> np.ndarray:
+    """What a counter counted from each reading to the next.
+
+    Args:
+        t_s: Moments in order, s, shape [n].
+        joules: The counter at each, J, shape [n]; NaN where it could not be read.
+        wrap_j: Where it starts again at zero; infinite where it does not.
+        lag_s: How long its state may be old when it is read.
+
+    Returns:
+        Joules, shape [n − 1]; NaN where the counter was reset: it went backwards, or further than any power could take it.
+    """
     steps = np.diff(joules)
-    return steps % wrap_j if math.isfinite(wrap_j) else steps
+    steps = steps % wrap_j if math.isfinite(wrap_j) else steps
+    return np.where((steps >= 0) & (steps <= _MOST_W * (np.diff(t_s) + lag_s)), steps, math.nan)
+
+
+def longest_standstill(t_s: np.ndarray, joules: np.ndarray) -> float:
+    """For how long a counter said the same at the most, s; readings that failed (NaN) are left out."""
+    read = ~np.isnan(joules)
+    t, counted = t_s[read], joules[read]
+    changes = np.flatnonzero(np.diff(counted)) + 1
+    first, last = np.r_[0, changes], np.r_[changes, len(t)] - 1
+    return float((t[last] - t[first]).max(initial=0.0))
 
 
 def _checked(t_s: ArrayLike, values: ArrayLike, start_s: float, end_s: float) -> tuple[np.ndarray, np.ndarray]:

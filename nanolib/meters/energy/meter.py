@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from nanolib.measurement import BadInput, Measurement, Provenance, Status
-from nanolib.meters.energy.integration import count, counter_steps, integrate
+from nanolib.meters.energy.integration import count, counter_steps, integrate, longest_standstill
 from nanolib.meters.energy.power import MIN_PERIODS, EstimateSource, Reading, Source, find_sources
 from nanolib.meters.machine import gpu_uuid
 from nanolib.meters.sink import Sink
@@ -33,6 +33,7 @@ _SAMPLE_S = 0.05
 _COURSE = 60
 _SETTLE_S = 2.0  # how long leaving waits for one more reading of a slow source
 IDLE_S = 2.0
+_ELSEWHERE = "read it with the vendor's own tool, or replay a recording (power_trace)"
 _NO_READING = {
     Provenance.ESTIMATED: "from how busy the cores were: a range, not a reading",
     Provenance.REPLAYED: "from a recording, and no reading of this machine",
@@ -76,14 +77,20 @@ class Track:
         """Joules in a window.
 
         Raises:
-            BadInput: Too few readings around it.
+            BadInput: Too few readings lie around it, or what was read is no power.
         """
         readings = list(self.readings)  # the thread goes on adding to them
         t = [reading.t_s for reading in readings]
         joules = [reading.joules for reading in readings]
         if not np.isnan(joules).all():
+            if reason := self._stands_still(window, np.array(t), np.array(joules)):
+                raise BadInput(reason)
             return count(t, joules, window.start_s, window.end_s, self.source.wrap_j, self.source.period_s)
-        found = integrate(t, [reading.watts for reading in readings], window.start_s, window.end_s)
+        watts = np.array([reading.watts for reading in readings])
+        inside = watts[(np.array(t) >= window.start_s) & (np.array(t) <= window.end_s)]
+        if (inside <= 0).any() and not (inside > 0).any():
+            raise BadInput(f"{window.name}: {self._named} read 0 W, which is no reading; {_ELSEWHERE}")
+        found = integrate(t, np.where(watts > 0, watts, math.nan), window.start_s, window.end_s)
         if self.source.provenance is not Provenance.ESTIMATED:
             return found
         ends = [
@@ -91,6 +98,22 @@ class Track:
             for end in ("low", "high")
         ]
         return Interval(ends[0], found.estimate, ends[1])
+
+    def _stands_still(self, window: Window, t: np.ndarray, joules: np.ndarray) -> str:
+        """Why a counter tells nothing of a window: it missed half as many updates as a window must hold."""
+        inside = (t >= window.start_s) & (t <= window.end_s)
+        usual_s = max(self.source.period_s, float(np.median(np.diff(t))) if len(t) > 1 else 0.0)
+        stood_s = longest_standstill(t[inside], joules[inside])
+        if stood_s < MIN_PERIODS / 2 * usual_s:
+            return ""
+        return (
+            f"{window.name}: {self._named} stood still for {stood_s:.3g} of {window.seconds:.3g} s, which is no reading; "
+            f"{_ELSEWHERE}"
+        )
+
+    @property
+    def _named(self) -> str:
+        return " of ".join(filter(None, [self.source.name, self.source.of]))
 
     def checked_energy(self, window: Window) -> Interval:
         """Joules in a window that is long enough for its sensor.
@@ -108,8 +131,10 @@ class Track:
         t, watts = np.array([r.t_s for r in inside]), np.array([r.watts for r in inside])
         joules = np.array([r.joules for r in inside])
         if not np.isnan(joules).all():
-            t, watts = t[1:], counter_steps(joules, self.source.wrap_j) / np.diff(t)
-        read = ~np.isnan(watts)
+            watts = counter_steps(t, joules, self.source.wrap_j, self.source.period_s) / np.diff(t)
+            t, read = t[1:], ~np.isnan(watts)
+        else:
+            read = watts > 0
         t, watts = t[read], watts[read]
         parts = np.array_split(np.arange(len(t)), min(_COURSE, len(t)) or 1)
         means = [(float(t[part].mean() - window.start_s), float(watts[part].mean())) for part in parts if len(part)]

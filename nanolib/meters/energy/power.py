@@ -1,7 +1,7 @@
 """Where power readings come from; `meters.energy.integration` makes energy of them.
 
 A source is asked again and again by a sampler (`nanolib.meters.energy.meter`). It gives watts, or the joules of a counter that only
-grows. What cannot be read is a gap, never zero.
+grows. What cannot be read is a gap, never zero; power of 0 W is none either, since whatever answers draws some.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import psutil
 
 from nanolib.measurement import Provenance
+from nanolib.meters.energy.integration import counter_steps
 
 MIN_PERIODS = 10  # a window must hold so many updates of its sensor
 _RAPL_ROOT = Path("/sys/class/powercap")
@@ -52,7 +54,7 @@ class Source(Protocol):
     """Something that tells power or counts energy.
 
     Attributes:
-        name: The `method` of the rows: `nvml_counter`, `nvml_power`, `rapl`, `replay`, `utilisation`, ...
+        name: The `method` of the rows: `nvml_counter`, `nvml_power`, `rapl (package + dram)`, `replay`, `utilisation`, ...
         of: What it covers: `gpu 0`, `package 0`, ...
         period_s: How often its reading changes.
         wrap_j: Where its counter starts again at zero, J; infinite where it does not.
@@ -111,14 +113,15 @@ class _Sensor:
         """Choose one.
 
         Args:
-            ways: The name that rows give it, whether it tells `joules` or `watts`, and what asks.
+            ways: The name that rows give it, whether it tells `joules` or `watts`, and what asks. One that answers 0, as drivers
+                do for what they do not support, is passed over.
             refusals: Errors by which the sensor refuses; that of the last way is raised.
         """
         self._refusals = refusals
         for self.name, self._unit, self._ask in ways[:-1]:
             with contextlib.suppress(*refusals):
-                self._ask()
-                return
+                if self._ask() > 0:
+                    return
         self.name, self._unit, self._ask = ways[-1]
         self._ask()
 
@@ -132,22 +135,50 @@ class _Sensor:
 
 
 class RaplSource(_Sensor):
-    """One RAPL domain, through Linux's powercap.
+    """A package by RAPL, through Linux's powercap, and its memory where that has a zone: the one is no part of the other.
 
     Args:
-        folder: Of the domain, such as /sys/class/powercap/intel-rapl:0.
+        package: Folder of its zone, such as /sys/class/powercap/intel-rapl:0.
+        dram: Those of its memory's zones.
 
     Raises:
-        OSError: Its counter cannot be read.
+        OSError: A counter cannot be read.
+        ValueError: It is no number.
     """
 
     period_s = 0.001
 
-    def __init__(self, folder: Path) -> None:
-        self.of = (folder / "name").read_text().strip()
-        self.wrap_j = int((folder / "max_energy_range_uj").read_text()) / 1e6
-        counter = folder / "energy_uj"
-        self._ask_by(("rapl", "joules", lambda: int(counter.read_text()) / 1e6), refusals=(OSError, ValueError))
+    def __init__(self, package: Path, dram: Sequence[Path] = ()) -> None:
+        self.of = (package / "name").read_text().strip()
+        self._zones = [_RaplZone(folder, self.period_s) for folder in (package, *dram)]
+        name = "rapl (package + dram)" if dram else "rapl (package)"
+        self._ask_by((name, "joules", self._joules), refusals=(OSError, ValueError))
+
+    def _joules(self) -> float:
+        return sum(zone.joules() for zone in self._zones)
+
+
+class _RaplZone:
+    """One counter of RAPL's, which goes on where the register starts again at zero: its zones do so at ranges of their own."""
+
+    def __init__(self, folder: Path, period_s: float) -> None:
+        self._counter, self._period_s = folder / "energy_uj", period_s
+        self._range_j = int((folder / "max_energy_range_uj").read_text()) / 1e6 or math.inf
+        self._t_s, self._read_j = time.monotonic(), self._now()
+        self._joules = self._read_j
+
+    def _now(self) -> float:
+        return int(self._counter.read_text()) / 1e6
+
+    def joules(self) -> float:
+        """What it has counted; one that was reset goes backwards."""
+        t_s, read_j = time.monotonic(), self._now()
+        (step,) = counter_steps(
+            np.array([self._t_s, t_s]), np.array([self._read_j, read_j]), self._range_j, self._period_s
+        )
+        self._joules = read_j if math.isnan(step) else self._joules + float(step)
+        self._t_s, self._read_j = t_s, read_j
+        return self._joules
 
 
 _AMPERE = 8  # compute capability
@@ -237,12 +268,12 @@ class AmdSource(_Sensor):
 
 
 def _told(found: Mapping[str, Any], *names: str) -> float:
-    """The first of these that is a number; amdsmi says "N/A" where it has none.
+    """The first of these that is a number; amdsmi says "N/A", or 0, where it has none.
 
     Raises:
         StopIteration: None is.
     """
-    return float(next(found[name] for name in names if isinstance(found.get(name), int | float)))
+    return float(next(found[name] for name in names if isinstance(found.get(name), int | float) and found[name] > 0))
 
 
 # what this machine has
@@ -342,15 +373,18 @@ def _apple_sources(apple: Any) -> tuple[list[Source], str]:
 
 
 def _rapl_sources(root: Path) -> tuple[list[Source], str]:
-    """Packages alone: cores are a part of them, and psys a whole of which they are a part; summed they would count twice."""
+    """Packages, each with its memory: cores are a part of a package, and psys is a whole of which it is one: these count twice."""
     domains = [folder for folder in sorted(root.glob("*-rapl:*")) if (folder / "energy_uj").exists()]
-    packages = [folder for folder in domains if (folder / "name").read_text().startswith("package")]
-    if not packages:
-        return [], "Linux shows no power domain of the processor here (a virtual machine has none)"
     try:
-        return [RaplSource(folder) for folder in packages], ""
+        names = {folder: (folder / "name").read_text().strip() for folder in domains}
+        packages = [folder for folder, name in names.items() if name.startswith("package")]
+        if not packages:
+            return [], "Linux shows no power domain of the processor here (a virtual machine has none)"
+        dram = [folder for folder, name in names.items() if name == "dram"]
+        of = {package: [one for one in dram if one.name.startswith(f"{package.name}:")] for package in packages}
+        return [RaplSource(package, zones) for package, zones in of.items()], ""
     except PermissionError:
         counter = packages[0] / "energy_uj"
         return [], f"{counter} may be read by root alone; as root: chmod a+r {root}/*-rapl:*/energy_uj"
-    except OSError as error:
-        return [], f"its counter cannot be read ({error.strerror})"
+    except (OSError, ValueError) as error:
+        return [], f"its counter cannot be read ({getattr(error, 'strerror', None) or error})"

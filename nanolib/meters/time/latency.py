@@ -5,16 +5,15 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import numpy as np
-import psutil
 import torch
 
 from nanolib.measurement import BadInput, Flag, Measurement
+from nanolib.meters.cpu_load import BUSY_SHARE, watched_cpus
 from nanolib.meters.time.begun import looked_at
 from nanolib.meters.time.clock import Call, Clock, CudaClock, clock_for
 from nanolib.meters.time.cold import ColdClock
@@ -27,7 +26,6 @@ from nanolib.stats.steady import GROUP, SteadyState, leading_slow_samples, stead
 MIN_BLOCKS, MAX_BLOCKS, FLOOR_BLOCKS = 20, 100, 3
 _BLOCK_MS = 5.0  # a block lasts at least this: long beside the clock and the scheduler's slices
 _BLOCK_RESOLUTIONS = 1000
-_BUSY_SHARE = 0.10  # of all cores, used by others while we measured
 
 Outliers = Literal["keep", "remove"]
 # Clock, phases, rel_ci, budget → ms, shape [blocks, calls per block, phases], and what is told of how they were taken.
@@ -117,14 +115,14 @@ def measure_phases(
     if outliers not in get_args(Outliers):
         raise BadInput(f"outliers: {outliers!r} will not do; use one of {', '.join(get_args(Outliers))}")
     clock = ColdClock(clock_for(device), device) if cold else clock_for(device)
-    with quiet_collector(), _others() as others:
+    with watched_cpus() as load, quiet_collector():
         blocks, shape = (collect or _collect)(clock, phases, rel_ci, budget_s)
     series = blocks.reshape(-1, len(phases))
     steady = _steady(series.sum(axis=1), shape["calls_per_block"])
     scopes = {scope: series[:, i] for i, scope in enumerate(phases)}
     if len(phases) > 1:
         scopes["total"] = series.sum(axis=1)
-    shared = shape | {"others_share": others["share"], "threads": torch.get_num_threads()}
+    shared = shape | load.details() | {"threads": torch.get_num_threads()}
     own: dict[str, dict[str, float]] = {}
     if isinstance(clock, CudaClock):
         shared |= clock.state.summary()
@@ -234,7 +232,7 @@ def _flags(medians: np.ndarray, steady: SteadyState, details: Mapping[str, Any])
         Flag.NO_STEADY_STATE: not steady.steady,
         Flag.SLOWDOWN: steady.slowdown,
         Flag.FEW_BLOCKS: len(medians) < MIN_BLOCKS,
-        Flag.BUSY_MACHINE: details.get("others_share", 0) > _BUSY_SHARE,
+        Flag.BUSY_MACHINE: (details.get("others_share") or 0.0) > BUSY_SHARE,
         Flag.THROTTLED: "throttled_by" in details,
         Flag.LAUNCH_BOUND: details.get("host_ms", 0.0) >= details.get("device_ms", math.inf),
     }
@@ -295,20 +293,3 @@ def _precise(totals: np.ndarray, rel_ci: float) -> bool:
     medians = medians[math.ceil(steady.cut / totals.shape[1]) :] if steady.steady else medians
     low, estimate, high, _ = _interval(medians)
     return len(medians) >= MIN_BLOCKS and high - low <= 2 * rel_ci * estimate
-
-
-@contextmanager
-def _others() -> Iterator[dict[str, float]]:
-    """The share of all cores that other processes (and the hypervisor) took meanwhile."""
-    result: dict[str, float] = {}
-
-    def busy() -> float:
-        times = psutil.cpu_times()._asdict()
-        return sum(times.get(name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
-
-    wall, own, everyone = time.perf_counter(), time.process_time(), busy()
-    yield result
-    span = (time.perf_counter() - wall) * (psutil.cpu_count() or 1)
-    # cpu_times counts in ticks of 10 ms: over a short span the difference says nothing
-    share = (busy() - everyone - (time.process_time() - own)) / span if span > 0.5 else 0.0
-    result["share"] = min(1.0, max(0.0, share))

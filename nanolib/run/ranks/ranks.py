@@ -22,7 +22,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from nanolib.measurement import Flag, Unsupported
-from nanolib.meters.machine import usable_cores
+from nanolib.meters.limits import usable_cores
 from nanolib.run.case import Case
 from nanolib.run.process import end_tree, signal_name
 from nanolib.run.ranks import launcher

@@ -85,6 +85,8 @@ def _measure_all(
             job, end = pending[ready]
             _bring_back(ray, ready, job, end, output, store, log_file)
             del pending[ready]
+            for line in end.interference:
+                log(f"{end.name}: not a quiet machine: {line}")
             log(f"{end.name}: {end.status} in {end.seconds:.0f} s {end.message}".rstrip())
     except KeyboardInterrupt:
         for reference, (_, end) in pending.items():

@@ -7,6 +7,7 @@ status `done`, written last by the notebook itself, and never the notebook's own
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import queue
 import subprocess
@@ -26,6 +27,7 @@ from tqdm import tqdm
 
 from nanolib.measurement import RunStatus, printable
 from nanolib.meters.machine import resolve_device
+from nanolib.meters.quiet import disturbances
 from nanolib.paths import DATABASE, make_folder
 from nanolib.run.launch import PART_VARIABLE, new_token
 from nanolib.run.lock import holder
@@ -36,6 +38,7 @@ from nanolib.run.suite.warm_kernel import WarmKernel
 from nanolib.scratch import Scratch
 from nanolib.store import Store
 from nanolib.store.identity import pid_of
+from nanolib.store.schema import DURING
 
 _POLL_S = 0.3
 _BAR = "{desc} · case {n_fmt} of {total_fmt} {bar} {elapsed} · about {remaining} left"
@@ -55,6 +58,7 @@ class Ended:
         cases: How many cases it has.
         statuses: Status → how many cases ended so.
         run_id: Its run; empty when it made none.
+        interference: What else the machine did, as far as the terminal has shown it.
     """
 
     name: str
@@ -65,6 +69,7 @@ class Ended:
     cases: int = 0
     statuses: dict[str, int] = field(default_factory=dict)
     run_id: str = ""
+    interference: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -78,6 +83,7 @@ class _Launch:
         kernels: Ends it with the command.
         waiting: Jobs that have not begun, of those that run in turn.
         bar: Moves with the cases of all of them.
+        log: Takes lines for the terminal.
         finished: Cases that have ended, by the job's title.
         claimed: Runs whose job is known.
         stop: Set when they are to end.
@@ -87,6 +93,7 @@ class _Launch:
     token: str
     kernel: WarmKernel | None
     bar: tqdm
+    log: Callable[[str], None]
     answered: Callable[[Ended], Sequence[str]]
     kernels: contextlib.ExitStack
     waiting: list[Job] = field(default_factory=list)
@@ -127,6 +134,8 @@ def run_jobs(
     token = kernel.token if kernel else token or new_token()
     log_path = new_log(output, token)
     ended = [Ended(job.title, cases=len(job.cases())) for job in jobs]
+    for line in disturbances("cpu") if any(end.cases for end in ended) else ():
+        log(f"not a quiet machine: {line}")
     total = sum(end.cases for end in ended)
     places = gpu_places()
     together = [at for at, job in enumerate(jobs) if on_any_gpu(job)] if len(places) > 1 else []
@@ -134,7 +143,7 @@ def run_jobs(
         contextlib.ExitStack() as kernels,
         tqdm(total=total, bar_format=_BAR, disable=None, file=sys.stderr, dynamic_ncols=True) as bar,
     ):
-        shared = _Launch(output, token, kernel, bar, answered, kernels)
+        shared = _Launch(output, token, kernel, bar, log, answered, kernels)
         if together:
             _run_together(shared, [(jobs[at], ended[at]) for at in together], places, log_path, log)
         for at, (job, end) in enumerate(zip(jobs, ended, strict=True)):
@@ -197,6 +206,8 @@ def _run_one(
             end.status = RunStatus.INTERRUPTED
             end.message = "stopped by Ctrl-C; finished cases are saved (--resume)"
         _settle(store, end)
+        if end.run_id:
+            _show_interference(end, shared, store, ended=True)
     with shared.bar.external_write_mode(sys.stderr):
         if shared.bar.disable:
             log(f"{end.name}: {end.status} in {end.seconds:.0f} s {end.message}".rstrip())
@@ -271,12 +282,22 @@ def _watch(job: Job, end: Ended, shared: _Launch, store: Store, names: dict[str,
         if busy := holder(resolve_device(getattr(job.params, "device", "cpu"))):
             shared.bar.set_description_str(printable(f"{end.name} waits: the device is in use by {busy}"))
         return
+    _show_interference(end, shared, store, ended=False)
     shared.finished[end.name] = len(store.finished_cases(end.run_id) & names.keys())
     in_flight = [names[case_id] for case_id in store.started_attempts(end.run_id) if case_id in names]
     shared.bar.set_description_str(printable(": ".join([end.name, *in_flight[:1]])))
     shared.bar.update(sum(shared.finished.values()) - shared.bar.n)
     if shared.finished[end.name] == len(names):
         shared.prepare_next()
+
+
+def _show_interference(end: Ended, shared: _Launch, store: Store, ended: bool) -> None:
+    """What the run found when it began, at once; what its cases met, when it has ended: until then that line changes."""
+    for line in itertools.chain(*store.runs_of([end.run_id]).disturbances):
+        if line not in end.interference and (ended or not line.startswith(DURING)):
+            end.interference.append(line)
+            with shared.bar.external_write_mode(sys.stderr):
+                shared.log(f"{end.name}: not a quiet machine: {line}")
 
 
 def _below(process: str, pid: int) -> bool:

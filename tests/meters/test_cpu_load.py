@@ -1,0 +1,96 @@
+"""Who used the CPUs: stand-ins for the system's counts, and two real processes, of ours and of others."""
+
+import os
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from nanolib.measurement import Flag
+from nanolib.meters import cpu_load
+from nanolib.meters.cpu_load import CpuTimes, cpu_times, load_between, watched_cpus
+from nanolib.run import launch
+
+
+def _load(ours=0.0, periods=None, **spent):
+    before = CpuTimes(dict.fromkeys(spent, 100.0), 50.0, {name: (10, 5) for name in periods or {}})
+    return load_between(before, CpuTimes({k: 100 + v for k, v in spent.items()}, 50.0 + ours, periods or {}))
+
+
+@pytest.mark.parametrize(
+    ("spent", "ours", "others", "stolen"),
+    [
+        ({"user": 7.0, "idle": 13.0}, 3.0, 0.2, 0.0),
+        ({"user": 1.0, "system": 2.0, "nice": 1.0, "irq": 1.0, "softirq": 1.0, "idle": 4.0}, 1.0, 0.5, 0.0),
+        ({"user": 2.0, "iowait": 4.0, "idle": 4.0}, 2.0, 0.0, 0.0),
+        ({"user": 2.0, "steal": 3.0, "idle": 5.0}, 2.0, 0.0, 0.3),
+        ({"user": 1.0, "idle": 9.0}, 5.0, 0.0, 0.0),  # of more than was counted nothing is left
+    ],
+)
+def test_what_others_used_is_what_was_neither_idle_nor_ours(spent, ours, others, stolen):
+    load = _load(ours, **spent)
+    assert (load.others, load.stolen) == pytest.approx((others, stolen))
+    assert load.taken == pytest.approx(others + stolen)
+
+
+@pytest.mark.parametrize(("busy", "flags"), [(1.0, ()), (1.1, (Flag.BUSY_MACHINE,))])
+def test_a_timing_suffers_from_more_than_a_tenth(busy, flags):
+    load = _load(user=busy, idle=10 - busy)
+    assert load.flags == flags and load.details() == {"others_share": pytest.approx(busy / 10)}
+
+
+@pytest.mark.parametrize("spent", [{"user": 0.25, "idle": 0.25}, {"user": 0.0, "idle": 0.0}])
+def test_over_a_short_span_or_where_nothing_is_counted_nobody_is_known_to_be_quiet(spent):
+    load = _load(**spent)
+    assert load.others is load.stolen is load.taken is None
+    assert load.details() == {"others_share": None} and not load.flags
+
+
+def test_what_ones_own_quota_held_back_is_no_use_by_others(monkeypatch):
+    monkeypatch.setattr(cpu_load, "cpu_quota", lambda: 0.5)
+    load = _load(1.0, {"a": (30, 15), "b": (10, 5)}, user=1.0, idle=3.0)
+    assert (load.held_back, load.flags) == (0.5, (Flag.THROTTLED,))
+    assert load.details() == {"others_share": 0.0, "throttled_by": "a CPU quota of 0.5 cores"}
+    assert not _load(1.0, {"a": (30, 7)}, user=1.0, idle=3.0).flags  # now and then
+
+
+def test_cpus_on_which_this_process_may_not_run_do_not_count(monkeypatch):
+    every = [SimpleNamespace(user=10.0 * n, idle=1.0) for n in range(4)]
+    monkeypatch.setattr(cpu_load.psutil, "cpu_times", lambda percpu: every)
+    monkeypatch.setattr(cpu_load, "usable_cpus", lambda: {1, 3})
+    assert (cpu_times().everyone["user"], cpu_times().everyone["idle"]) == (40.0, 2.0)
+    for unknown in (set(), {1, 4}):  # the system does not tell, or numbers CPUs of which some are off
+        monkeypatch.setattr(cpu_load, "usable_cpus", lambda unknown=unknown: unknown)
+        assert cpu_times().everyone["user"] == 60.0
+
+
+_WORK = "import time\nwhile time.process_time() < 0.8: pass\n"
+
+
+def test_the_work_of_a_child_that_has_ended_is_ours():
+    before = cpu_times()
+    subprocess.run([sys.executable, "-c", _WORK], check=True)
+    assert cpu_times().ours - before.ours > 0.7
+
+
+def test_the_work_of_a_process_outside_the_tree_is_that_of_others(tmp_path):
+    done = tmp_path / "done"
+    detached = f"import os\nif os.fork(): os._exit(0)\nos.setsid()\n{_WORK}open({str(done)!r}, 'w').close()"
+    with watched_cpus() as load:
+        subprocess.run([sys.executable, "-c", detached], check=True)
+        while not done.exists():
+            time.sleep(0.05)
+    assert load.others_s > 0.6
+
+
+def test_what_nanolib_starts_belongs_to_the_command_that_started_it():
+    """A kernel looks up: papermill and `nano`, and all that they started, are no others."""
+    assert launch.command("x")[2] == cpu_load.STARTS
+    code = "import os, time\nfrom nanolib.meters import cpu_load\nprint(cpu_load._family()[0].pid)"
+    alone = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert int(alone.stdout) != os.getpid()  # somebody else's process
+    ours = [sys.executable, "-c", code, cpu_load.STARTS]
+    started = subprocess.run(ours, check=True, capture_output=True, text=True)
+    assert int(started.stdout) == os.getpid()
