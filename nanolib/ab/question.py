@@ -241,12 +241,18 @@ def _lines(one: Compared, metric: str, settings: Settings) -> list[Line]:
         if verdict is None:
             message = f"{found} are too few; raise --budget"
         else:
-            message = "; ".join(part for part in (verdict.open, str(found)) if part)
+            message = "; ".join(part for part in (verdict.open, _notes(one), str(found)) if part)
         kind = verdict.kind if verdict else Kind.INCONCLUSIVE
         name = f"{metric} {scope}".strip()
         values = [_median(side, metric) for side in (found.a, found.b)]
         lines.append(Line(task.experiment, task.case, name, kind, *values, verdict, message))
     return lines or [Line(task.experiment, task.case, "", Kind.INCONCLUSIVE, message="nothing is timed in it")]
+
+
+def _notes(one: Compared) -> str:
+    """What a reader should know of sides that ended well."""
+    sides = zip("AB", one.round.endings, strict=True)
+    return "; ".join(f"{side}: {said}" for side, (status, said) in sides if status == Status.OK and said)
 
 
 def _median(blocks: list[float], metric: str) -> float | None:
