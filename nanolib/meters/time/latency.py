@@ -27,6 +27,7 @@ from nanolib.stats.steady import GROUP, SteadyState, leading_slow_samples, stead
 MIN_BLOCKS, MAX_BLOCKS, FLOOR_BLOCKS = 20, 100, 3
 _BLOCK_MS = 5.0  # a block lasts at least this: long beside the clock and the scheduler's slices
 _BLOCK_RESOLUTIONS = 1000
+_CONFIDENCE = 0.95
 _BUSY_SHARE = 0.10  # of all cores, used by others while we measured
 
 Outliers = Literal["keep", "remove"]
@@ -219,13 +220,13 @@ def _steady(series: np.ndarray, calls_per_block: int) -> SteadyState:
 def _interval(medians: np.ndarray) -> tuple[float | None, float, float | None, float | None]:
     """The 95 % interval of the median; with too few blocks their range and the coverage that it has."""
     try:
-        low, estimate, high = median_interval(medians)
+        low, estimate, high = median_interval(medians, _CONFIDENCE)
     except TooFewSamples:
         estimate = float(np.median(medians))
         if len(medians) < 2:
             return None, estimate, None, None
         return float(medians.min()), estimate, float(medians.max()), range_confidence(len(medians))
-    return low, estimate, high, 0.95
+    return low, estimate, high, _CONFIDENCE
 
 
 def _flags(medians: np.ndarray, steady: SteadyState, details: Mapping[str, Any]) -> list[Flag]:
@@ -235,7 +236,7 @@ def _flags(medians: np.ndarray, steady: SteadyState, details: Mapping[str, Any])
         Flag.OUTLIERS_MILD: counts.mild > 0 and not counts.severe,
         Flag.NO_STEADY_STATE: not steady.steady,
         Flag.SLOWDOWN: steady.slowdown,
-        Flag.FEW_BLOCKS: len(medians) < MIN_BLOCKS,
+        Flag.FEW_BLOCKS: range_confidence(len(medians)) < _CONFIDENCE,
         Flag.CACHED_RESULT: details.get("cached", False),
         Flag.BUSY_MACHINE: details.get("others_share", 0) > _BUSY_SHARE,
         Flag.THROTTLED: "throttled_by" in details,
