@@ -18,7 +18,7 @@ from nanolib.measurement import BadInput, Measurement
 from nanolib.meters.layers.profiler import LayerProfiler, create_profiler
 from nanolib.meters.layers.profiling import ProfilingConfig
 from nanolib.meters.memory import Peak, peak_memory, resident_peak
-from nanolib.meters.time.begun import looked_at
+from nanolib.meters.time.call_check import CallCheck
 from nanolib.meters.time.clock import clock_for
 from nanolib.meters.time.latency import summarise
 from nanolib.meters.time.timer import Timer
@@ -87,7 +87,7 @@ def _series(
     for name, value, least in zip(names, (warmup_steps, measure_steps), (0, 1), strict=True):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise BadInput(f"{name}: {value!r} will not do; give a whole number of at least {least}")
-    clock, steps = clock_for(device), itertools.chain([looked_at(step, "func", BadInput)], itertools.repeat(step))
+    clock, steps = clock_for(device), itertools.chain([CallCheck(step, "func", BadInput)], itertools.repeat(step))
     for _ in range(warmup_steps):
         next(steps)()
     return [clock.time_block([next(steps)], 1, 1)[0][0] for _ in range(measure_steps)]

@@ -95,6 +95,7 @@ class Flag(enum.StrEnum):
     SLOWDOWN = "slowdown"
     AUTOCORRELATED = "autocorrelated"
     FEW_BLOCKS = "few_blocks"
+    CACHED_RESULT = "cached_result"
     THROTTLED = "throttled"
     LAUNCH_BOUND = "launch_bound"
     OVERSUBSCRIBED = "oversubscribed"
@@ -110,7 +111,8 @@ FLAG_TEXT: dict[Flag, str] = {
     Flag.NO_STEADY_STATE: "the timing kept changing; draw no verdict, measure longer or on a quieter machine",
     Flag.SLOWDOWN: "it got slower while it ran; look for throttling or a growing cache",
     Flag.AUTOCORRELATED: "neighbouring blocks resemble each other, so the interval is too narrow; use longer blocks",
-    Flag.FEW_BLOCKS: "fewer than 20 blocks fitted the time budget; raise budget_s for a narrower interval",
+    Flag.FEW_BLOCKS: "fewer than 6 blocks fitted the time budget, too few for a 95 % interval; raise budget_s",
+    Flag.CACHED_RESULT: "later calls returned the first call's result; time a function that computes it in each call",
     Flag.THROTTLED: "the device lowered its clock while it ran, or a CPU quota held the process back",
     Flag.LAUNCH_BOUND: "launching takes the host as long as the device takes to compute; a CUDA graph or compiling would help",
     Flag.OVERSUBSCRIBED: "more ranks than cores or devices; no speed claim rests on this row",

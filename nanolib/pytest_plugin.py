@@ -18,6 +18,7 @@ import pytest
 
 if TYPE_CHECKING:
     from nanolib.measurement import Measurement
+    from nanolib.meters.time.call_check import CallCheck
     from nanolib.run.outcome import Outcome
 
 EXPERIMENT = "pytest"
@@ -60,9 +61,11 @@ def nano(request: pytest.FixtureRequest) -> Callable[..., Any]:
     def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         nonlocal calls
         calls += 1
-        result = function(*args, **kwargs)
-        if recorder is not None:
-            recorder.record(request.node, lambda: function(*args, **kwargs), calls, (args, kwargs, result))
+        if recorder is None:
+            return function(*args, **kwargs)
+        check = recorder.check(lambda: function(*args, **kwargs))
+        result = check()
+        recorder.record(request.node, check, calls, (args, kwargs, result))
         return result
 
     return call
@@ -117,7 +120,15 @@ class _Recorder:
             self._run = SweepRun(store, store.add(run))
         return self._run
 
-    def record(self, item: pytest.Item, call: Callable[[], object], number: int, values: object) -> None:
+    @staticmethod
+    def check(call: Callable[[], object]) -> CallCheck:
+        """The call, whose first two calls are looked at."""
+        from nanolib.measurement import BadInput
+        from nanolib.meters.time.call_check import CallCheck
+
+        return CallCheck(call, "nano", BadInput)
+
+    def record(self, item: pytest.Item, call: CallCheck, number: int, values: object) -> None:
         """Measure a call, and store it as a case.
 
         Args:

@@ -144,7 +144,7 @@ def test_the_memory_profiler_takes_a_device_as_models_do_and_counts_are_named_as
     with pytest.raises(BadInput, match=r"^warmup: -1 will not do"):
         benchmark_with_statistics(lambda: None, warmup=-1)
     for warmup in (0, 1):
-        with pytest.raises(BadInput, match=r"^func: a call only begins it"):
+        with pytest.raises(BadInput, match=r"^func: a call only begins the work"):
             benchmark_with_statistics(lambda: (x for x in "ab"), warmup=warmup)
 
 

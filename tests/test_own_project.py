@@ -270,7 +270,7 @@ def test_the_plugin_refuses_what_it_cannot_do_and_keeps_what_it_has(project):
         "async def co():\n    pass\n\ndef test_later(nano):\n    nano(co)\n"
     )
     ended = test("-k", "later")
-    assert ended.returncode == 1 and "fn: a call only begins it, as it is async or a generator" in ended.stdout
+    assert ended.returncode == 1 and "nano: a call only begins the work and returns a coroutine" in ended.stdout
     (project.folder / "perf" / "test_later.py").unlink()
     file = project.folder / "mine" / "step.py"
     later = "\ncalls = 0\nfirst = step\ndef step(size=1):\n    global calls\n    calls += 1\n    assert calls < 300, 'worn out'\n"

@@ -49,20 +49,23 @@ class Session:
 
     Args:
         answer: Answers a request.
-        time_calls: Serves timings of a call until it is told to go on; its arguments are the call and what its timing is named.
+        check: Makes a `CallCheck` of a call.
+        time_calls: Serves timings of a call until it is told to go on, and returns what a reader should know of them; its
+            arguments are the check of the call and what its timing is named.
         serve_rest: Serves all requests that follow the first; pytest ends when it returns.
     """
 
     def __init__(
         self,
         answer: Callable[..., None],
-        time_calls: Callable[[Callable[[], object], str], None],
+        check: Callable[[Callable[[], object]], Any],
+        time_calls: Callable[[Any, str], str],
         serve_rest: Callable[[], object],
     ) -> None:
-        self._answer, self._time_calls, self._serve_rest = answer, time_calls, serve_rest
+        self._answer, self._check, self._time_calls, self._serve_rest = answer, check, time_calls, serve_rest
         self._request: dict[str, Any] = {}
         self._items: dict[str, pytest.Item] = {}
-        self._calls, self._endings, self._said = 0, [], ""
+        self._calls, self._endings, self._notes, self._said = 0, [], [], ""
 
     def serve(self, request: dict[str, Any]) -> str:
         """List the tests or run one, as it is asked; the first request collects them.
@@ -95,9 +98,9 @@ class Session:
 
     def _run(self, item: pytest.Item) -> tuple[str, str]:
         """Run one test, its fixtures set up and torn down. Returns its status and why."""
-        self._calls, self._endings = 0, []
+        self._calls, self._endings, self._notes = 0, [], []
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
-        return next((ending for ending in self._endings if ending[0] != "ok"), ("ok", ""))
+        return next((ending for ending in self._endings if ending[0] != "ok"), ("ok", "; ".join(self._notes)))
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Keep what takes the fixture."""
@@ -128,9 +131,11 @@ class Session:
         """Calls a function with its arguments, and times it."""
 
         def timed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            result = function(*args, **kwargs)
+            check = self._check(lambda: function(*args, **kwargs))
+            result = check()
             self._calls += 1
-            self._time_calls(lambda: function(*args, **kwargs), scope_of(self._calls))
+            if note := self._time_calls(check, scope_of(self._calls)):
+                self._notes.append(note)
             return result
 
         return timed

@@ -242,7 +242,7 @@ def _lines(one: Compared, metric: str, settings: Settings) -> list[Line]:
         if verdict is None:
             message = f"{found} are too few; raise --budget"
         else:
-            message = "; ".join(part for part in (verdict.open, str(found)) if part)
+            message = "; ".join(part for part in (verdict.open, _notes(one), str(found)) if part)
         kind = verdict.kind if verdict else Kind.INCONCLUSIVE
         name = f"{metric} {scope}".strip()
         values = _levels(found.a, found.b, verdict, metric)
@@ -257,6 +257,12 @@ def _levels(a: list[float], b: list[float], verdict: Verdict | None, metric: str
     if verdict is None:
         return float(np.median(a)), float(np.median(b))
     return paired_levels(a, b, verdict.ratio)
+
+
+def _notes(one: Compared) -> str:
+    """What a reader should know of sides that ended well."""
+    sides = zip("AB", one.round.endings, strict=True)
+    return "; ".join(f"{side}: {said}" for side, (status, said) in sides if status == Status.OK and said)
 
 
 def _frame(task: Task, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 Call = Callable[[], object]
 TimeBlock = Callable[[int], list[list[float]]]  # how many calls → ms of each call and phase
 
+_CALL_CHECK = Path(__file__).parents[1] / "meters" / "time" / "call_check.py"
 _NAP_S, _PATIENCE_S = 0.005, 0.05  # the time of a thread on another core is brought up to date every 4 ms
 
 _requests = sys.stdin
@@ -95,20 +96,19 @@ def _serve_function(request: dict[str, Any], root: Path) -> None:
     else:
         call = function
 
-    _serve_call(call, "", request["function"])
+    note = _serve_call(_loaded(_CALL_CHECK).CallCheck(call, request["function"], Refused), "")
     rows = _version().memory().measure_memory(call, device="cpu") if request["rows"] else []
-    _answer(ended="ok", message="", rows=[row.to_dict() for row in rows])
+    _answer(ended="ok", message=note, rows=[row.to_dict() for row in rows])
 
 
-def _serve_call(call: Call, scope: str, name: str = "nano") -> None:
-    """Time blocks of a call until told to go on, the collector out of the way; what it is called by stands in complaints."""
-    begun = _loaded(Path(__file__).parents[1] / "meters" / "time" / "begun.py")
-    first = [begun.looked_at(call, name, Refused)]
+def _serve_call(check: Any, scope: str) -> str:
+    """Time blocks of a `CallCheck` until told to go on, the collector out of the way; returns what a reader should know of them."""
+    checked = [check, check]
 
     def time_block(calls: int) -> list[list[float]]:
         rows = []
         for _ in range(calls):
-            now = first.pop() if first else call
+            now = checked.pop() if checked else check.call
             start = time.perf_counter_ns()
             now()
             _synchronize()
@@ -123,6 +123,7 @@ def _serve_call(call: Call, scope: str, name: str = "nano") -> None:
     finally:
         gc.enable()
         gc.unfreeze()
+    return _loaded(_CALL_CHECK).CACHED if check.is_cached else ""
 
 
 def _imported(name: str, root: Path) -> Any:
@@ -226,7 +227,8 @@ def _serve_tests(request: dict[str, Any], root: Path) -> None:
             own = _loaded(Path(__file__).with_name("pytest_session.py"))
         except ImportError as error:
             raise Refused(f"--pytest: {_one_line(error)}") from None
-        _tests = own.Session(_answer, _serve_call, lambda: [_dispatch(later, root) for later in _requested()])
+        check = functools.partial(_loaded(_CALL_CHECK).CallCheck, what=own.FIXTURE, error=Refused)
+        _tests = own.Session(_answer, check, _serve_call, lambda: [_dispatch(later, root) for later in _requested()])
     if why := _tests.serve(request):
         raise Refused(why)
 
@@ -236,14 +238,14 @@ def _die_with_parent(parent: int) -> None:
     _loaded(Path(__file__).parents[1] / "run" / "launch.py").die_with_parent(parent)
 
 
-@functools.cache
 def _version() -> ModuleType:
     """What the version calls what we need of it."""
     return _loaded(Path(__file__).with_name("before_move.py"))
 
 
+@functools.cache
 def _loaded(file: Path) -> ModuleType:
-    """A file of ours, without the package that it lies in."""
+    """A file of ours, loaded once, without the package that it lies in."""
     spec = importlib.util.spec_from_file_location(f"_{file.stem}", file)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

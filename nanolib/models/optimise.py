@@ -23,7 +23,23 @@ def _eager(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forward:
 def _compiled(mode: str) -> Callable[[nn.Module, Forward, torch.Tensor], Forward]:
     def compiled(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forward:
         torch._dynamo.reset()  # it gives a function up for good that was once called under a counter of FLOPs or of bytes
-        return torch.compile(forward, mode=mode, dynamic=False)
+        return _never_uncompiled(torch.compile(forward, mode=mode, dynamic=False))
+
+    return compiled
+
+
+def _never_uncompiled(forward: Forward) -> Forward:
+    """A compiled forward that raises where dynamo would run part of it uncompiled, beyond its limit of recompiles."""
+    known: set[tuple[torch.Size, bool]] = set()
+
+    def compiled(ids: torch.Tensor) -> torch.Tensor:
+        key = ids.shape, torch.is_grad_enabled()
+        if key in known:  # to change the setting takes 0.1 ms
+            return forward(ids)
+        with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+            out = forward(ids)
+        known.add(key)
+        return out
 
     return compiled
 

@@ -18,6 +18,7 @@ from nanolib.meters.fakes import OutOfTable, why_unknown
 from nanolib.meters.holders import Holders, Holding
 from nanolib.meters.layers.trace import write_trace
 from nanolib.meters.memory import MIB, LiveBytes, fake_tensors, free_bytes, measure_memory, resident_row
+from nanolib.meters.time.call_check import CallCheck
 from nanolib.models.user import silent
 from nanolib.paths import make_folder, output_folder
 from nanolib.run.case import Case, Plan
@@ -336,9 +337,13 @@ def memory_rows(work: Workload, device: str, plan: Plan, counted: bool = True) -
 
 
 def first_call_ms(call: Callable[[], object]) -> float:
-    """What one call takes, compiling included where it is the first."""
-    start = time.perf_counter()
-    call()
+    """What one call takes, compiling included where it is the first.
+
+    Raises:
+        Unsupported: The call only begins its work, or torch gives up compiling it.
+    """
+    checked, start = CallCheck(call, "call", Unsupported), time.perf_counter()
+    checked()
     return (time.perf_counter() - start) * 1e3
 
 

@@ -186,12 +186,24 @@ def test_what_fails_on_both_sides_is_told_of_both_and_is_not_new(repository, ab,
         "async def only():\n    run()\n",
         "def only():\n    yield run()\n",
         "async def waits():\n    run()\nonly = lambda: waits()\n",
+        "def only():\n    return map(run, ())\n",
     ],
 )
 def test_what_a_call_only_begins_is_refused(repository, ab, begins):
     repository.commit("begins", WORK + begins)
     ended = ab("begins", ".", "--call", "work:only")
-    assert ended.exit_code == 2 and "work:only: a call only begins it, as it is async or a generator" in ended.output
+    assert ended.exit_code == 2 and "work:only: a call only begins the work and returns a" in ended.output
+
+
+def test_a_kept_result_is_said_of_both_sides(repository, ab, tmp_path):
+    repository.commit(
+        "keeps",
+        WORK
+        + "kept = []\ndef keeps():\n    global now\n    now += 20_000\n    kept or (run(), kept.append([]))\n    return kept[0]\n",
+    )
+    ended = ab("keeps", ".", "--call", "work:keeps", "--json", str(tmp_path / "f.json"))
+    (line,) = json.loads((tmp_path / "f.json").read_text())["lines"]
+    assert line["message"].count("later calls returned the first call's result") == 2, ended.output
 
 
 def test_setup_makes_what_the_function_is_called_with(repository, ab, tmp_path):

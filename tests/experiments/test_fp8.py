@@ -1,3 +1,4 @@
+import functools
 import math
 
 import pytest
@@ -5,7 +6,7 @@ import torch
 
 from nanolib.experiments.fp8 import cases as fp8
 from nanolib.experiments.fp8 import parity as fp8_parity
-from nanolib.experiments.fp8 import view
+from nanolib.experiments.fp8 import speed, view
 from nanolib.experiments.fp8.numerics import VARIANTS
 from nanolib.experiments.fp8.parity import ParityCase, parity_verdict, rate_share
 from nanolib.experiments.fp8.view import parity as fp8_report
@@ -206,3 +207,18 @@ def test_a_gpu_would_compute_what_is_emulated_here():
     emulated = casts.emulated_linear(x, source.weight, casts.RECIPES["tensorwise"])
     casts.convert(model, "tensorwise", excluded_modules=[], emulate=False)
     torch.testing.assert_close(model(x), emulated, rtol=2e-2, atol=2e-2)
+
+
+def test_the_product_with_its_cast_is_compiled_for_every_shape(monkeypatch):
+    """One more shape than dynamo compiles a function for: without a word it would run that one uncompiled."""
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    graphs = []
+    for number in range(torch._dynamo.config.recompile_limit + 1):
+        case = speed.ShapeCase("cpu", 16 * (number + 1), 16, 16, "fp8_tensorwise")
+        before = counters["stats"]["unique_graphs"]
+        list(case.measure(fp8.Params(budget_s=1e-9), {}))
+        graphs.append(counters["stats"]["unique_graphs"] - before)
+    torch._dynamo.reset()
+    assert set(graphs) == {1}

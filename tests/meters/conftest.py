@@ -1,5 +1,6 @@
 """A clock that stands still unless it is told to go on, and one that hands out a series."""
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -55,8 +56,12 @@ class FakeClock:
 
 @pytest.fixture
 def clocked(monkeypatch):
+    ticks = itertools.count()  # so that a budget of seconds is never spent, however slow the machine is
+
     def use(series, **rest):
         clock = FakeClock(series, **rest)
+        watch = SimpleNamespace(perf_counter=lambda: next(ticks) / 1e6, process_time=lambda: 0.0)
+        monkeypatch.setattr(latency, "time", watch)
         monkeypatch.setattr(latency, "clock_for", lambda device: clock)
         return clock
 

@@ -1,6 +1,5 @@
 """Latency: which blocks are timed, when it stops, and what the row says of them."""
 
-import functools
 from contextlib import contextmanager
 
 import numpy as np
@@ -17,24 +16,6 @@ from nanolib.stats.steady import SteadyState
 
 def _noisy(n, level=100.0, cv=0.001, seed=0):
     return level * (1 + cv * np.random.default_rng(seed).normal(size=n))
-
-
-def test_a_call_that_only_begins_is_refused():
-    async def waits():
-        pass
-
-    def gives():
-        yield
-
-    async def gives_later():
-        yield
-
-    for begins in (waits, gives, gives_later):
-        for call in (begins, lambda begins=begins: begins(), functools.partial(begins)):
-            with pytest.raises(BadInput, match="fn: a call only begins it"):
-                measure(call)
-    with pytest.raises(BadInput, match="second: a call only begins it"):
-        measure_phases({"first": lambda: None, "second": lambda: waits()})
 
 
 def test_it_stops_at_the_precision_asked_for(clocked):
@@ -151,7 +132,8 @@ def test_the_real_clock_gives_positive_samples():
 @pytest.mark.parametrize(
     ("series", "samples", "per_block"),
     [
-        ([20.0, 21.0, 22.0, 23.0], [20.0, 21.0, 22.0], 1),  # a first call this slow is a block itself
+        ([20.0, 21.0, 22.0, 23.0], [20.0, 21.0, 22.0], 1),  # a first call this slow is a block itself, as is the second
+        ([20.0, 1.1, 7.0], [7.0] * 15, 5),  # unless the second one is fast
         ([19.9, 21.0, 22.0, 23.0, 24.0], [22.0, 23.0, 24.0], 1),  # else it is cold, and the second sizes the block
         ([19.0, 5.0, 7.0], [7.0] * 3, 1),
         ([19.0, 4.9, 7.0], [7.0] * 6, 2),
@@ -163,7 +145,7 @@ def test_blocks_last_five_milliseconds_and_cold_calls_are_in_none(clocked, serie
     clocked(series)
     row = measure(lambda: None, budget_s=1e-9)
     assert list(row.samples) == samples and row.details["calls_per_block"] == per_block
-    assert row.details["first_calls"] == series[: 1 if series[0] >= 20 else 2]
+    assert row.details["first_calls"] == series[:2]
     assert row.details["inner"] == 1 and row.details["threads"] == torch.get_num_threads()
     assert (row.details["precision"], row.details["budget_s"]) == (0.01, 1e-9) and row.details["elapsed_s"] > 0
 
@@ -243,8 +225,8 @@ def test_a_cut_within_a_block_takes_all_of_it():
     ("series", "flags"),
     [
         ([10.0, 11, 12] * 10, []),
-        ([10.0, 11, 12] * 6 + [11.0], [Flag.FEW_BLOCKS]),
-        ([10.0, 11, 12] * 6 + [11.0] * 2, []),
+        ([10.0, 11, 12, 11, 12], [Flag.FEW_BLOCKS]),
+        ([10.0, 11, 12, 11, 12, 11], []),  # six give a 95 % interval
         ([*[10.0, 11, 12] * 10, 16.0], [Flag.OUTLIERS_MILD]),
         ([*[10.0, 11, 12] * 10, 16.0, 30.0], [Flag.OUTLIERS_SEVERE]),
     ],

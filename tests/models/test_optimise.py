@@ -11,6 +11,7 @@ from nanolib.experiments.model.steps import Generating, Inferring, Training
 from nanolib.measurement import Unsupported
 from nanolib.meters.memory import peak_memory
 from nanolib.models.optimise import OPTIMISATIONS
+from nanolib.run.workload import first_call_ms
 
 
 @pytest.fixture
@@ -109,3 +110,46 @@ def test_compiling_helps_after_a_counter_has_seen_the_model(monkeypatch, model, 
     counters.clear()
     again.forward()
     assert counters["stats"]["unique_graphs"] >= 1
+
+
+class _Broken(torch.nn.Module):
+    """Five blocks, each of which breaks the graph, as a print would: five versions of one function."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.blocks = torch.nn.Embedding(8, 8), torch.nn.ModuleList(map(_Block, range(5)))
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class _Block(torch.nn.Module):
+    def __init__(self, number):
+        super().__init__()
+        self.number = number
+
+    def forward(self, x):
+        x = x * (1 + self.number)
+        torch._dynamo.graph_break()
+        return torch.relu(x) * self.number
+
+
+@pytest.mark.parametrize(("limit", "compiles"), [(5, True), (4, False)])
+def test_a_model_of_which_a_part_would_run_uncompiled_is_not_timed_as_compiled(monkeypatch, limit, compiles):
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    step = Inferring(_Broken(), torch.zeros(1, 4, dtype=torch.int64), "compile")
+    with torch._dynamo.config.patch(recompile_limit=limit):
+        if compiles:
+            assert first_call_ms(step.forward) > 0
+        else:
+            for _ in range(2):
+                with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
+                    step.forward()
+            with pytest.raises(
+                Unsupported, match=r"^call: torch would run part of it uncompiled, beyond .* \(4\); raise"
+            ):
+                first_call_ms(step.forward)
+    torch._dynamo.reset()

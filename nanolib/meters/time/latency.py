@@ -14,7 +14,7 @@ import torch
 
 from nanolib.measurement import BadInput, Flag, Measurement
 from nanolib.meters.cpu_load import BUSY_SHARE, watched_cpus
-from nanolib.meters.time.begun import looked_at
+from nanolib.meters.time.call_check import CallCheck
 from nanolib.meters.time.clock import Call, Clock, CudaClock, clock_for
 from nanolib.meters.time.cold import ColdClock
 from nanolib.meters.time.collector import quiet_collector
@@ -26,6 +26,7 @@ from nanolib.stats.steady import GROUP, SteadyState, leading_slow_samples, stead
 MIN_BLOCKS, MAX_BLOCKS, FLOOR_BLOCKS = 20, 100, 3
 _BLOCK_MS = 5.0  # a block lasts at least this: long beside the clock and the scheduler's slices
 _BLOCK_RESOLUTIONS = 1000
+_CONFIDENCE = 0.95
 
 Outliers = Literal["keep", "remove"]
 # Clock, phases, rel_ci, budget → ms, shape [blocks, calls per block, phases], and what is told of how they were taken.
@@ -61,7 +62,8 @@ def measure(
         Metric `latency`, ms: the median of block medians, and why it stopped in `details`.
 
     Raises:
-        BadInput: A rel_ci or budget that is not positive, or a call that only begins: a coroutine's, a generator's.
+        BadInput: A rel_ci or budget that is not positive, a call that only begins its work (it returns an iterator or a future),
+            or one that torch gives up compiling.
 
     Example:
         >>> a = torch.rand(64, 64)
@@ -123,6 +125,7 @@ def measure_phases(
     if len(phases) > 1:
         scopes["total"] = series.sum(axis=1)
     shared = shape | load.details() | {"threads": torch.get_num_threads()}
+    cached = shared.pop("cached", [])
     own: dict[str, dict[str, float]] = {}
     if isinstance(clock, CudaClock):
         shared |= clock.state.summary()
@@ -137,7 +140,7 @@ def measure_phases(
             scope=scope,
             method=clock.method,
             outliers=outliers,
-            details=shared | own.get(scope, {}),
+            details=shared | own.get(scope, {}) | ({"cached": True} if scope in cached else {}),
         )
         for scope, samples in scopes.items()
     }
@@ -215,13 +218,13 @@ def _steady(series: np.ndarray, calls_per_block: int) -> SteadyState:
 def _interval(medians: np.ndarray) -> tuple[float | None, float, float | None, float | None]:
     """The 95 % interval of the median; with too few blocks their range and the coverage that it has."""
     try:
-        low, estimate, high = median_interval(medians)
+        low, estimate, high = median_interval(medians, _CONFIDENCE)
     except TooFewSamples:
         estimate = float(np.median(medians))
         if len(medians) < 2:
             return None, estimate, None, None
         return float(medians.min()), estimate, float(medians.max()), range_confidence(len(medians))
-    return low, estimate, high, 0.95
+    return low, estimate, high, _CONFIDENCE
 
 
 def _flags(medians: np.ndarray, steady: SteadyState, details: Mapping[str, Any]) -> list[Flag]:
@@ -231,7 +234,8 @@ def _flags(medians: np.ndarray, steady: SteadyState, details: Mapping[str, Any])
         Flag.OUTLIERS_MILD: counts.mild > 0 and not counts.severe,
         Flag.NO_STEADY_STATE: not steady.steady,
         Flag.SLOWDOWN: steady.slowdown,
-        Flag.FEW_BLOCKS: len(medians) < MIN_BLOCKS,
+        Flag.FEW_BLOCKS: range_confidence(len(medians)) < _CONFIDENCE,
+        Flag.CACHED_RESULT: details.get("cached", False),
         Flag.BUSY_MACHINE: (details.get("others_share") or 0.0) > BUSY_SHARE,
         Flag.THROTTLED: "throttled_by" in details,
         Flag.LAUNCH_BOUND: details.get("host_ms", 0.0) >= details.get("device_ms", math.inf),
@@ -252,14 +256,17 @@ def _collect(
     clock: Clock, phases: Mapping[str, Call], rel_ci: float, budget_s: float
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Blocks until one of the rules stops it: ms, shape [blocks, calls per block, phases]."""
-    start, calls = time.perf_counter(), list(phases.values())
-    first = clock.time_block([looked_at(call, scope or "fn", BadInput) for scope, call in phases.items()], 1, 1)
-    probes = [sum(first[0])]
-    slow = probes[0] >= _BLOCK_MS * 4
-    if not slow:  # the first call is cold: size the block by a second one
-        probes.append(sum(clock.time_block(calls, 1, 1)[0]))
-    per_block, inner = _block_shape(max(probes[-1], 1e-6), clock, several=len(calls) > 1)
-    blocks = [first] if slow and per_block == 1 else []
+    start = time.perf_counter()
+    checks = {
+        scope: call if isinstance(call, CallCheck) else CallCheck(call, scope or "fn", BadInput)
+        for scope, call in phases.items()
+    }
+    calls = [check.call for check in checks.values()]
+    # the first call is cold, and may compile: the second one sizes the block
+    first, second = (clock.time_block(list(checks.values()), 1, 1) for _ in range(2))
+    probes = [sum(first[0]), sum(second[0])]
+    per_block, inner = _block_shape(max(probes[1], 1e-6), clock, several=len(calls) > 1)
+    blocks = [first, second] if probes[0] >= _BLOCK_MS * 4 and per_block == 1 else []
     while True:
         blocks.append(clock.time_block(calls, per_block, inner))
         gc.collect()  # cheap: what lived before is frozen
@@ -273,6 +280,7 @@ def _collect(
         else:
             continue
         shape = {"calls_per_block": per_block, "inner": inner, "first_calls": probes, "stop": stop}
+        shape["cached"] = [scope for scope, check in checks.items() if check.is_cached]
         return np.asarray(blocks), shape | {"precision": rel_ci, "budget_s": budget_s, "elapsed_s": elapsed}
 
 

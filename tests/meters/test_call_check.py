@@ -1,0 +1,193 @@
+"""What the first two calls of a timed function show."""
+
+import asyncio
+import concurrent.futures
+import functools
+import multiprocessing.pool
+import os
+import threading
+import weakref
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from nanolib.compat import benchmark_with_statistics
+from nanolib.measurement import FLAG_TEXT, BadInput, Flag, Unsupported
+from nanolib.meters.time import call_check
+from nanolib.meters.time.call_check import CallCheck
+from nanolib.meters.time.latency import measure, measure_phases
+from nanolib.run.workload import first_call_ms
+
+
+async def _coroutine():
+    pass
+
+
+def _generator():
+    yield
+
+
+async def _async_generator():
+    yield
+
+
+def _map():
+    return map(abs, [-1])
+
+
+def _future():
+    return concurrent.futures.Future()
+
+
+def _asyncio_future():
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.create_future()
+    finally:
+        loop.close()
+
+
+def _torch_future():
+    return torch.futures.Future()
+
+
+def _fork():
+    return torch.jit.fork(abs, -1)
+
+
+def _pool_result():
+    with multiprocessing.pool.ThreadPool(1) as pool:
+        return pool.apply_async(abs, [-1])
+
+
+def _thread():
+    thread = threading.Thread(target=_generator)
+    thread.start()
+    return thread
+
+
+def _futures():
+    return [_future(), _future()]
+
+
+BEGINS = (
+    _coroutine,
+    _generator,
+    _async_generator,
+    _map,
+    _future,
+    _asyncio_future,
+    _torch_future,
+    _fork,
+    _pool_result,
+    _thread,
+    _futures,
+)
+
+
+class _Object:
+    def __init__(self, call):
+        self._call = call
+
+    def method(self):
+        return self._call()
+
+    def __call__(self):
+        return self._call()
+
+
+@pytest.mark.parametrize("begins", BEGINS)
+def test_a_call_that_only_begins_is_refused_whatever_wraps_it(begins):
+    wrapped = begins, lambda: begins(), functools.partial(begins), _Object(begins), _Object(begins).method
+    for call in wrapped:
+        with pytest.raises(BadInput, match=r"^fn: a call only begins the work and returns an? "):
+            measure(call)
+
+
+def test_everything_that_times_a_call_refuses_one_that_only_begins():
+    with pytest.raises(BadInput, match=r"^second: a call only begins the work and returns a map; give a function that"):
+        measure_phases({"first": lambda: None, "second": _map})
+    with pytest.raises(BadInput, match=r"^func: a call only begins the work"):
+        benchmark_with_statistics(_map, warmup=0)
+    with pytest.raises(Unsupported, match=r"^call: a call only begins the work"):
+        first_call_ms(_map)
+
+
+@pytest.mark.parametrize("result", [None, 7, "done", [1.0], (), {"a": 1}, torch.zeros(2), range(3), os])
+def test_a_call_that_returns_what_it_has_computed_is_timed(result, clocked):
+    clocked([30.0])
+    assert measure(lambda: result, budget_s=1e-9).n == 3
+
+
+@pytest.fixture
+def spend(monkeypatch):
+    """Lets ms pass on the clock of the check."""
+    now = [0]
+    monkeypatch.setattr(call_check, "time", SimpleNamespace(perf_counter_ns=lambda: now[0]))
+
+    def spend(ms):
+        now[0] += round(ms * 1e6)
+
+    return spend
+
+
+def _slow_once(spend, first_ms, later_ms, result):
+    times = iter([first_ms])
+
+    def call():
+        spend(next(times, later_ms))
+        return result()
+
+    return call
+
+
+@pytest.mark.parametrize("result", [torch.zeros(2), 1234.5, (torch.zeros(2),)])
+@pytest.mark.parametrize(("later_ms", "cached"), [(0.0004, True), (0.75, True), (0.76, False)])
+def test_a_kept_result_is_flagged_if_later_calls_take_hardly_any_time(spend, clocked, result, later_ms, cached):
+    clocked([75.0, later_ms])
+    rows = measure_phases(
+        {"a": _slow_once(spend, 75.0, later_ms, lambda: result), "b": lambda: spend(1)}, budget_s=1e-9
+    )
+    assert [Flag.CACHED_RESULT in rows[scope].flags for scope in "ab"] == [cached, False]
+
+
+def test_a_slow_first_call_alone_is_no_kept_result(spend, clocked):
+    """It may have compiled: what it returns is new, is written to in place, or is nothing."""
+    x = torch.zeros(2)
+    for result in (lambda: torch.zeros(2), lambda: x.add_(1), lambda: None, lambda: (torch.zeros(2),)):
+        clocked([75.0, 0.0004])
+        row = measure(_slow_once(spend, 75.0, 0.0004, result), budget_s=1e-9)
+        assert Flag.CACHED_RESULT not in row.flags
+
+
+def test_a_tensor_that_nobody_else_keeps_is_not_kept_until_the_second_call():
+    made = []
+
+    def call():
+        result = torch.zeros(2)
+        made.append(weakref.ref(result))
+        return result
+
+    check = CallCheck(call, "fn", BadInput)
+    check()
+    assert made[0]() is None
+
+
+def test_the_words_of_nano_ab_are_those_of_the_flag():
+    assert FLAG_TEXT[Flag.CACHED_RESULT] == call_check.CACHED
+
+
+@pytest.mark.parametrize(("limit", "compiled"), [(8, True), (3, False)])
+def test_a_call_that_dynamo_gives_up_compiling_is_refused(limit, compiled):
+    torch._dynamo.reset()
+    call = torch.compile(lambda x: x * 2, dynamic=False, backend="eager")
+    with torch._dynamo.config.patch(recompile_limit=limit):
+        checks = [CallCheck(lambda n=n: call(torch.zeros(n)), "fn", BadInput) for n in range(2, 7)]
+        if compiled:
+            assert [check().shape[0] for check in checks] == [2, 3, 4, 5, 6]
+        else:
+            with pytest.raises(BadInput, match=r"^fn: torch would run part of it uncompiled, beyond .*_limit \(3\)"):
+                [check() for check in checks]
+    torch._dynamo.reset()
+    assert not torch._dynamo.config.fail_on_recompile_limit_hit  # as others have it
