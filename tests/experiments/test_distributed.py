@@ -238,7 +238,7 @@ def test_the_verdict_says_what_bounds_it_with_one_remedy(tmp_path, share, bound,
     )
     assert two["bound"] == bound
     words = VERDICTS["distributed"](rows)
-    assert "on 2 ranks gather is the fastest" in words[0] and remedy in words[1]
+    assert "as fast as the best single rank: gather takes" in words[0] and remedy in words[1]
 
 
 def test_what_the_model_says_is_dashed_and_never_a_mark(tmp_path):

@@ -182,7 +182,9 @@ def contradictions(name, runs, path):
 
 # What a sentence says of two figures, the first against each of the others.
 _SAYS = (
-    (r" is the fastest", {"below"}),
+    (r" is the fastest|has the fastest", {"below"}),
+    (r"(?i)^no clear difference between (?!sparse)", {"not told apart"}),
+    (r"as fast as the best single rank", {"below", "above"}),
     (r"cannot be told apart(?! as)", {"not told apart"}),
     (r" is the largest part", {"above"}),
     (r"runs at \d+% of what", {"below"}),
@@ -212,7 +214,7 @@ def _wrong(claim, rows):
         if lies != order:
             yield f"{first} is {lies} {second}, and not {order}"
     said = str(claim)
-    first = claim.compared[-1:] if "it removes" in claim.sure else claim.compared[:1]  # of several lengths the last
+    first = claim.compared[:1]
     for pattern, allowed in _SAYS:
         if re.search(pattern, claim.answer) and not {str(order) for _, order, _ in first} <= allowed:
             yield f"its figures lie {[str(order) for _, order, _ in first]}"
@@ -220,14 +222,15 @@ def _wrong(claim, rows):
         yield "it orders without figures"
     if "more ranks would help as long" in said and not any(second.estimate == 0.8 for _, _, second in claim.compared):
         yield "it advises more ranks without an efficiency"
-    since = re.search(r"^from ([\d,]+) tokens on (.*) is faster", claim.answer)
-    if since:
-        counted = [order for _, order, _ in claim.compared if order == "below"]
-        longer = {
-            n for n in rows[rows["factor.name"] == since[2]]["factor.seq_len"] if n >= int(since[1].replace(",", ""))
-        }
-        if len(counted) < len(longer):
-            yield f"it is faster at {len(counted)} of {len(longer)} lengths"
+    orders = [order for _, order, _ in claim.compared]
+    if faster := re.search(
+        r"^Sparse attention is faster than .* at ([\d,]+(?:, [\d,]+)*(?: and [\d,]+)?) tokens", claim.answer
+    ):
+        lengths = re.split(r", | and ", faster[1])
+        if orders.count("below") < len(lengths):
+            yield f"it is faster at {orders.count('below')} of {len(lengths)} lengths"
+    if claim.answer.startswith("Dense attention is faster") and "above" not in orders:
+        yield "no dense kernel is faster"
     if "grows as n^" in claim.answer and not 4 <= claim.lengths <= rows["factor.seq_len"].nunique():
         yield f"a law over {claim.lengths} of {rows['factor.seq_len'].nunique()} lengths"
 

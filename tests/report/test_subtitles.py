@@ -126,8 +126,7 @@ def test_a_length_that_one_rank_alone_decoded_does_not_silence_the_next(say):
 
     lines = say("distributed", [case(1, 64), case(1, 128), case(2, 128)])
     assert (
-        lines[0].startswith("Decoding over 64 keys, float32: only one rank")
-        and "on 2 ranks fused was measured alone" in lines[1]
+        lines[0].startswith("Decoding over 64 keys, float32: only one rank") and "fused was measured alone" in lines[1]
     )
 
 

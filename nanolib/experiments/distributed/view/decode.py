@@ -25,7 +25,7 @@ from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
 from nanolib.report.linking import links
 from nanolib.report.overview import having, listed, pick, ranked
 from nanolib.report.palette import PALETTE
-from nanolib.report.tables import drawn_ends, known, with_ends
+from nanolib.report.tables import drawn_ends, in_ms, known, times
 
 
 @framed("Decoding over a sharded cache: time per token", EXPERIMENT)
@@ -220,24 +220,33 @@ def _figure(row: pd.Series) -> Figure:
 
 
 def _fastest(tied: pd.DataFrame, others: pd.DataFrame, about: str) -> Claim:
-    """Which form is the fastest on the most ranks that have cores, and what it makes of them."""
+    """How far the most ranks that have cores scale, by the fastest form, and which forms are as fast."""
     best = tied.iloc[0]
     form, ranks = best["form"].replace("_", " "), ranks_words(best)
-    sure = f"{with_ends(best, 'latency')} ms per token"
-    if others.empty:
-        answer = f"on {ranks} {form} was measured alone"
-    elif len(tied) == 1:
-        answer = f"on {ranks} {form} is the fastest"
-    else:
-        names = listed(tied["form"].str.replace("_", " "))
-        answer, sure = f"on {ranks} {names} cannot be told apart", f"{form} {sure}"
-    if pd.notna(best["efficiency"]):
-        low, high = best["efficiency_low"], best["efficiency_high"]
-        ends = f" [{low:.0%} … {high:.0%}]" if pd.notna(low) and pd.notna(high) else ""
-        one = f"{best['baseline'].replace('_', ' ')}, the fastest on one rank, {with_ends(best, 'alone')} ms"
-        sure += f"; {best['efficiency']:.0%} parallel efficiency{ends} against {one} (100 % = perfect scaling)"
     compared = comparing(_figure(best), *(_figure(row) for _, row in others.iterrows()))
-    return Claim(answer, sure, about=about, compared=compared)
+    takes = f"{form} takes {in_ms(best, 'latency')} per token"
+    if len(tied) > 1:
+        names = listed(tied["form"].str.replace("_", " "))
+        which = f"no clear difference between {names}"
+    else:
+        which = f"{form} is the fastest algorithm" if len(others) else f"{form} was measured alone"
+    if pd.isna(best["alone"]):
+        return Claim(f"on {ranks} {which}", f"{takes}; one rank was not measured", about=about, compared=compared)
+    one = Figure.of(best, "alone", "latency", best["baseline"], "one rank")
+    order = _figure(best).against(one)
+    gain = pd.Series({f"gain{end}": best[f"efficiency{end}"] * best["world_size"] for end in ("", "_low", "_high")})
+    answer = f"{ranks} are {times(gain, 'gain')} as fast as the best single rank"
+    if order is Order.ALIKE:
+        answer = f"no clear difference between {ranks} and the best single rank"
+    sure = f"{takes}, {_percent(best, 'efficiency')} of perfect scaling; one rank takes {in_ms(best, 'alone')} "
+    sure += f"({best['baseline'].replace('_', ' ')}, the fastest there); {which}"
+    return Claim(answer, sure, about=about, compared=comparing(_figure(best), one) + compared)
+
+
+def _percent(row: pd.Series, column: str) -> str:
+    """An efficiency with its interval: it may exceed 100 %, as a shard fits a cache that the whole does not."""
+    low, high = row[f"{column}_low"], row[f"{column}_high"]
+    return f"{row[column]:.0%}" + (f" [{low:.0%} … {high:.0%}]" if pd.notna(low) and pd.notna(high) else "")
 
 
 _SCALES = 0.8  # of perfect scaling: from here on one more rank is worth its cores
