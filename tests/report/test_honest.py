@@ -23,7 +23,7 @@ from tests.shown import CHARTS, VERDICTS
 def test_a_gain_beyond_its_bound_is_called_so(say, tiles, said):
     cases = [attention_case("dense", 9.9, 10, 10.1), attention_case("window", 1.9, 2, 2.1, tiles=tiles)]
     (line,) = [line for line in say("attention", cases) if "window is faster" in line]
-    assert f"5.00× [4.71 … 5.32] at 64 tokens, {said}" in line and ("distrust it" in line) == (tiles == 0.5)
+    assert f"5.00× [4.71 … 5.32] at 64 tokens, {said}" in line and ("with dense (tiles) too" in line) == (tiles == 0.5)
 
 
 @pytest.mark.parametrize("removed", [0.0, 0.001])

@@ -34,10 +34,12 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
     unsteady = sum(_UNSTEADY in flags for flags in timed["flags"])
     if unsteady:
         said = f"{unsteady} of {len(timed)} cases never settled"
-        claims.append(Claim(said, "trust no difference that rests on them", "a larger budget_s, or a quieter machine"))
+        claims.append(
+            Claim(said, "differences that rest on them say nothing", "a larger budget_s, or a quieter machine")
+        )
     claims += roofline_words(rows, "attention")
     if quality := quality_words(rows):
-        question = "does it hold for your model and your text? Set the quality_ parameters"
+        question = "does it hold in a larger decoder? Raise quality_d_model, quality_layers and quality_steps"
         return [*claims, *quality, Claim("The loss is that of a small decoder", advice=question)]
     if (~timed["name"].str.startswith("dense")).any():
         question = "what do the removed connections cost in loss? Set quality_patterns"
@@ -109,7 +111,7 @@ def _against_dense(name: str, cases: pd.DataFrame, about: str) -> Claim:
     most, advice = f"at most {last['bound']:.2f}× possible", ""
     if last["above_bound"]:
         most = f"above the {last['bound']:.2f}× that skipping alone can give"
-        advice = "distrust it, or measure dense (tiles) too"
+        advice = "measure again, with dense (tiles) too"
     order, ends = compared[-1][1], f" [{last['speed_up_low']:.2f} … {last['speed_up_high']:.2f}]"
     sure = f"{last['speed_up']:.2f}×{ends if pd.notna(last['speed_up_low']) else ''} at {longest}, {most}"
     sure += f"; it removes {last['sparsity']:.0%} of the connections there"
