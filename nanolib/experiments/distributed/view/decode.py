@@ -235,7 +235,8 @@ def _fastest(tied: pd.DataFrame, others: pd.DataFrame, about: str) -> Claim:
         low, high = best["efficiency_low"], best["efficiency_high"]
         ends = f" [{low:.0%} … {high:.0%}]" if pd.notna(low) and pd.notna(high) else ""
         one = f"{best['baseline'].replace('_', ' ')}, the fastest on one rank, {with_ends(best, 'alone')} ms"
-        sure += f"; {best['efficiency']:.0%} parallel efficiency{ends} against {one} (100 % = perfect scaling)"
+        perfect = "100 % = perfect scaling" + (", more where a rank's part fits its cache" if high > 1 else "")
+        sure += f"; {best['efficiency']:.0%} parallel efficiency{ends} against {one} ({perfect})"
     compared = comparing(_figure(best), *(_figure(row) for _, row in others.iterrows()))
     return Claim(answer, sure, about=about, compared=compared)
 
