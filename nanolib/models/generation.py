@@ -11,6 +11,8 @@ from torch import nn
 from nanolib.measurement import Unsupported
 from nanolib.models import optimise
 
+WITHOUT_DECODING = "new_tokens: 0 in model, phases: [training_step] in energy"
+
 
 class Generation:
     """A prompt, and the cache of a model that goes on from it.
@@ -110,7 +112,7 @@ class HuggingFaceGeneration(Generation):
             except RuntimeError:
                 raise Unsupported(
                     f"the cache of {type(self.model).__name__} forgets what lies outside its window, and cannot be taken back "
-                    "to the prompt; set sliding_window to null in model_options, or new_tokens to 0"
+                    f"to the prompt; set sliding_window to null in model_options, or leave decoding out: {WITHOUT_DECODING}"
                 ) from None
         out = self.model(self.token[:, None], past_key_values=self.cache, use_cache=True)
         self.token = out.logits[:, -1].argmax(dim=-1)
@@ -148,5 +150,5 @@ def generation_of(model: nn.Module, prompt: torch.Tensor, new_tokens: int, captu
         return HuggingFaceGeneration(model, prompt, new_tokens)
     raise Unsupported(
         f"{type(model).__name__} has neither new_cache, prefill and decode nor the cache of transformers; "
-        "measure what it can do: new_tokens: 0 in the model notebook, phases: [training_step] in energy"
+        f"measure what it can do: {WITHOUT_DECODING}"
     )

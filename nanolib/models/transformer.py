@@ -103,6 +103,13 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
+# Whoever takes a loss of a user's model says how to do without, in the words of each notebook that does.
+WITHOUT_LOSS = (
+    "train: false and loss_steps: 0 in model, directions: [forward] in warmup, "
+    "phases: [prefill] in energy, modes: [forward] in fp8"
+)
+
+
 def next_token_loss(model: Callable[[torch.Tensor], torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
     """Mean cross-entropy of predicting each token from those before it, nats.
 
@@ -116,14 +123,14 @@ def next_token_loss(model: Callable[[torch.Tensor], torch.Tensor], ids: torch.Te
     logits = model(ids[:, :-1])
     if not isinstance(logits, torch.Tensor):
         raise Unsupported(
-            f"the model returns {type(logits).__name__}, and a loss takes logits; return them, alone or as .logits, or set "
-            "train to false and loss_steps to 0"
+            f"the model returns {type(logits).__name__}, and a loss takes logits; return them, alone or as .logits, "
+            f"or leave the loss out: {WITHOUT_LOSS}"
         )
     batch, length = ids.shape[0], ids.shape[1] - 1
     if logits.dim() != 3 or logits.shape[0] != batch or not length <= 2 * logits.shape[1] <= 2 * length:
         raise Unsupported(
             f"the model returns logits of shape {list(logits.shape)} for {batch} × {length} tokens; return [batch, length, "
-            "vocab], of all positions, or set train to false and loss_steps to 0"
+            f"vocab], of all positions, or leave the loss out: {WITHOUT_LOSS}"
         )
     return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, -logits.shape[1] :].flatten())
 

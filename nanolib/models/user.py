@@ -101,7 +101,7 @@ def _hugging_face_class(name: str) -> Any:
     try:
         import transformers
     except ModuleNotFoundError:
-        raise Unsupported("transformers is not installed; pip install 'nanolib[hf]'") from None
+        raise Unsupported('transformers is not installed; in the checkout: pip install -e ".[hf]"') from None
     class_name = name.removeprefix(_HF)
     try:
         with closed_off():

@@ -1,3 +1,4 @@
+import re
 import textwrap
 
 import pytest
@@ -10,7 +11,7 @@ from nanolib.experiments.model import cases as model
 from nanolib.experiments.model import model_cases
 from nanolib.experiments.model.steps import Training
 from nanolib.measurement import BadInput, Unsupported
-from nanolib.models.generation import generation_of
+from nanolib.models.generation import WITHOUT_DECODING, generation_of
 from nanolib.models.user import build_model, check_name, logits_of, resolve
 from nanolib.run import sweep
 from nanolib.run.own_model import rehearse_in_process
@@ -264,7 +265,7 @@ def _bert():
 
 def test_an_encoder_neither_generates_nor_learns_and_says_so():
     bert, ids = _bert()
-    with pytest.raises(Unsupported, match="new_tokens: 0 in the model notebook"):
+    with pytest.raises(Unsupported, match=re.escape(WITHOUT_DECODING)):
         generation_of(bert, ids, 2)
     with pytest.raises(Unsupported, match="BertModel gives no logits of tokens"):
         Training(bert, ids, "eager", 1e-3)

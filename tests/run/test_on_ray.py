@@ -96,7 +96,7 @@ def test_what_no_node_has_is_told(values, nodes, said):
 
 
 @pytest.mark.parametrize(
-    ("error", "said"), [(ImportError, "pip install 'nanolib\\[ray\\]'"), (KeyError, "pip uninstall amdsmi")]
+    ("error", "said"), [(ImportError, r'pip install -e "\.\[ray\]"'), (KeyError, "pip uninstall amdsmi")]
 )
 def test_without_ray_one_line_says_what_to_do(monkeypatch, tmp_path, error, said):
     imported = builtins.__import__

@@ -72,8 +72,8 @@ def part_rows(ranks: Parts, form: str, flags: tuple[Flag, ...], predicted_ms: fl
         yield Measurement(
             "time_share",
             estimate,
-            low,
-            high,
+            max(low, 0.0),  # Student's interval does not know that it is of a share
+            min(high, 1.0),
             0.95,
             n=len(share),
             method="one rank's own time",

@@ -79,7 +79,9 @@ def _capabilities(machine: Machine, device: str) -> dict[str, str]:
         told[f"power by {kind}"] = f"no: {reason}"
     told["resident peak"] = peak.resident_message or "yes, clear_refs and VmHWM"
     told["flash-attn"] = (
-        "installed" if flash_attn.installed() else "not installed; pip install 'nanolib[cuda]' on a machine with CUDA"
+        "installed"
+        if flash_attn.installed()
+        else 'not installed; on a machine with CUDA, in the checkout: pip install -e ".[cuda]"'
     )
     return told
 

@@ -19,7 +19,7 @@ from nanolib.models.attention.reference import relative_error
 from nanolib.models.generation import generation_of
 from nanolib.models.onednn_linear import with_onednn
 from nanolib.models.optimise import is_compiled, optimise
-from nanolib.models.transformer import next_token_loss
+from nanolib.models.transformer import WITHOUT_LOSS, next_token_loss
 from nanolib.models.user import logits_of, predicts_tokens
 from nanolib.run.case import Case, Plan
 from nanolib.run.ceilings import rate_rows
@@ -125,13 +125,13 @@ def check_loss(model: nn.Module) -> None:
         Unsupported: It is one.
     """
     if not predicts_tokens(model):
-        raise Unsupported(f"{type(model).__name__} gives no logits of tokens; set train to false and loss_steps to 0")
+        raise Unsupported(f"{type(model).__name__} gives no logits of tokens; leave the loss out: {WITHOUT_LOSS}")
     if not any(weight.requires_grad for weight in model.parameters()):
-        raise Unsupported(f"{type(model).__name__} has no weight that learns; set train to false and loss_steps to 0")
+        raise Unsupported(f"{type(model).__name__} has no weight that learns; leave the loss out: {WITHOUT_LOSS}")
     if complex_ := next((name for name, weight in model.named_parameters() if weight.is_complex()), ""):
         raise Unsupported(
             f"{type(model).__name__}.{complex_} is complex, and fused AdamW takes real weights; keep it as pairs of them "
-            "(torch.view_as_real), or set train to false and loss_steps to 0"
+            f"(torch.view_as_real), or leave the loss out: {WITHOUT_LOSS}"
         )
 
 

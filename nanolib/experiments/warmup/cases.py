@@ -14,7 +14,7 @@ import torch
 from nanolib.config import PRESETS, NanoConfig
 from nanolib.experiments.model.own_model import OwnModelParams
 from nanolib.experiments.model.steps import check_loss
-from nanolib.measurement import Measurement
+from nanolib.measurement import Flag, Measurement
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.time.clock import clock_for
 from nanolib.meters.time.latency import summarise
@@ -171,7 +171,10 @@ def _uncut(samples: list[float], scope: str, method: str, details: dict[str, Any
     """The latency over all samples, warm or not: what someone who warms up this little would report."""
     whole = steady_state([])
     row = summarise(samples, scope=scope, method=method, details=details, steady=whole)
-    return replace(row, message="no sample is cut: this is what the setting gives")
+    flags = tuple(
+        flag for flag in row.flags if flag is not Flag.FEW_BLOCKS
+    )  # there are as many as `steps`, by no budget
+    return replace(row, flags=flags, message="no sample is cut: this is what the setting gives")
 
 
 def _needed(samples: list[float], scope: str) -> Measurement:

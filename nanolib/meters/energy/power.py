@@ -349,7 +349,10 @@ def _amd_sources(amdsmi: Any) -> tuple[list[Source], str]:
         try:
             import amdsmi
         except Exception as error:
-            return [], f"amdsmi cannot be imported ({type(error).__name__}: {error}); pip install nanolib[amd]"
+            return (
+                [],
+                f"amdsmi cannot be imported ({type(error).__name__}: {error}); in the checkout: pip install -e '.[amd]'",
+            )
     try:
         amdsmi.amdsmi_init()
         handles = amdsmi.amdsmi_get_processor_handles()
@@ -365,7 +368,7 @@ def _apple_sources(apple: Any) -> tuple[list[Source], str]:
         try:
             import zeus_apple_silicon as apple
         except ModuleNotFoundError:
-            return [], "zeus-apple-silicon is not installed; pip install nanolib[apple]"
+            return [], 'zeus-apple-silicon is not installed; in the checkout: pip install -e ".[apple]"'
     try:
         return [AppleSource(apple)], ""
     except (OSError, RuntimeError) as error:

@@ -123,7 +123,7 @@ def _ray() -> Any:
     try:
         import ray  # optional
     except ImportError:
-        raise BadInput("--on ray: Ray is not installed; run: pip install 'nanolib[ray]'") from None
+        raise BadInput('--on ray: Ray is not installed; in the checkout, run: pip install -e ".[ray]"') from None
     except KeyError:
         raise BadInput(
             "--on ray: the package amdsmi keeps Ray from being imported; run: pip uninstall amdsmi"

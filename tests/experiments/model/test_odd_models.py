@@ -116,7 +116,7 @@ def test_what_cannot_be_foreseen_is_measured_all_the_same(store, name, options):
     ("name", "options", "asked", "scope", "said"),
     [
         ("odd_models:Hidden", {}, {}, "training", "the model returns dict, and a loss takes logits; return them"),
-        ("odd_models:frozen", {}, {}, "training", "has no weight that learns; set train to false"),
+        ("odd_models:frozen", {}, {}, "training", "has no weight that learns; leave the loss out: train: false"),
         (
             *(
                 "hf:MistralForCausalLM",

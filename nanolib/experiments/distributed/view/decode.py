@@ -238,7 +238,8 @@ def _fastest(tied: pd.DataFrame, others: pd.DataFrame, about: str) -> Claim:
     answer = f"{ranks} are {times(gain, 'gain')} as fast as the best single rank"
     if order is Order.ALIKE:
         answer = f"no clear difference between {ranks} and the best single rank"
-    sure = f"{takes}, {_percent(best, 'efficiency')} of perfect scaling; one rank takes {in_ms(best, 'alone')} "
+    more = " (more than 100% where a rank's part fits its cache)" if best["efficiency_high"] > 1 else ""
+    sure = f"{takes}, {_percent(best, 'efficiency')} of perfect scaling{more}; one rank takes {in_ms(best, 'alone')} "
     sure += f"({best['baseline'].replace('_', ' ')}, the fastest there); {which}"
     return Claim(answer, sure, about=about, compared=comparing(_figure(best), one) + compared)
 

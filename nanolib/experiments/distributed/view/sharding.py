@@ -245,7 +245,8 @@ def training_words(rows: pd.DataFrame) -> list[Claim]:
     claims = []
     for _, row in fair(table).iterrows() if len(table) else ():
         figure, zero = Figure.of(row, "exposed"), Figure.exactly(0.0)
-        of_step = f"{with_ends(row, 'exposed')} ms of a step ({row['exposed'] / row['latency']:.0%})"
+        share = min(max(row["exposed"] / row["latency"], 0.0), 1.0)  # a difference of two times may be below zero
+        of_step = f"{with_ends(row, 'exposed')} ms of a step ({share:.0%})"
         answer = f"{of_step} is communication that computing does not hide"
         if figure.against(zero) is not Order.ABOVE:
             answer += ", not distinguishable from zero"

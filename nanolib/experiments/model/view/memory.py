@@ -205,7 +205,7 @@ def remedy_table(rows: pd.DataFrame) -> pd.DataFrame:
     table = filled(table, own, _REMEDIES)
     table["planned"] = table["after_predicted"].astype(float)
     share = 1 - table["after"] / table["before"]
-    table["saved"] = ["" if pd.isna(one) else f"{one:.0%}" for one in share]
+    table["saved"] = ["" if pd.isna(one) else f"{one:.0%}" if one >= 0 else f"none, {-one:.0%} more" for one in share]
     return table.drop(columns=[f"{name}_{end}" for name in ("before", "after") for end in ("low", "high")])
 
 

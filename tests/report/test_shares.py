@@ -1,0 +1,52 @@
+"""A share, or an interval of one, is shown between 0 and 1, or it is said why not."""
+
+import pytest
+
+from nanolib.experiments.distributed.rank_rows import part_rows
+from nanolib.experiments.distributed.view import decode_table
+from nanolib.experiments.model.view.memory import remedy_table
+from nanolib.measurement import Measurement, exact
+from tests.report.cases import COMPUTING, MODEL, decode_case, timed
+from tests.report.rows import ended, interval
+
+
+def test_the_interval_of_a_time_share_stays_between_nothing_and_all():
+    waits = [0.0, 0.0, 3.0, 0.0, 0.0, 0.0, 9.0, 0.0]
+    runs = [{"comp_local": 9.0, "wait": ms, "comm_sum": 0.0} for ms in waits]
+    found = [row for row in part_rows([runs], "fused", (), None) if row.metric == "time_share"]
+    assert {row.scope for row in found} == {"fused: compute", "fused: wait", "fused: communication"}
+    assert all(0 <= row.low <= row.estimate <= row.high <= 1 for row in found)
+    assert any(row.low == 0 < row.estimate for row in found) and any(row.high == 1 > row.estimate for row in found)
+
+
+def test_a_stored_share_beyond_its_ends_is_clipped_in_the_table(measured):
+    factors, found = decode_case({"fused": ((8, 9, 9.5), 2, COMPUTING)})
+    found += [interval("time_share", -0.1, 0.02, 0.14, scope="fused: wait")]
+    found += [interval("time_share", 0.9, 1.0, 1.1, scope="fused: compute")]
+    (line,) = decode_table(measured("distributed", [(factors, [ended(), *found])])).to_dict("records")
+    assert [line[f"wait_share{end}"] for end in ("_low", "", "_high")] == [0, 0.02, 0.14]
+    assert [line[f"compute_share{end}"] for end in ("_low", "", "_high")] == [0.9, 1, 1]
+
+
+@pytest.mark.parametrize(("exposed", "said"), [(-2.0, "(0%)"), (4.0, "(25%)"), (20.0, "(100%)")])
+def test_communication_takes_no_negative_share_of_a_step(say, exposed, said):
+    found = [timed("alone", 7, 8, 9), timed("ddp", 15, 16, 20)]
+    found.append(Measurement("exposed_communication", exposed, -3.0, 21.0, 0.95, 20, scope="ddp"))
+    case = {"name": "tiny", "world_size": 4, "strategies": ["ddp"], "batch_size": 3, "seq_len": 64}
+    (line,) = say("distributed", [(case, found)])
+    assert f"ms of a step {said} is communication" in line
+
+
+@pytest.mark.parametrize(("one_rank_ms", "told"), [(30, True), (15, False)])
+def test_an_efficiency_above_perfect_scaling_is_explained(say, one_rank_ms, told):
+    alone = decode_case({"fused": ((one_rank_ms - 1, one_rank_ms, one_rank_ms + 1), 0, COMPUTING)}, world=1)
+    line = say("distributed", [alone, decode_case({"fused": ((9, 10, 11), 1, COMPUTING)}, world=2)])[0]
+    assert ("more where a rank's part fits its cache" in line) == told
+
+
+@pytest.mark.parametrize(("after", "said"), [(60.0, "40%"), (100.0, "0%"), (105.0, "none, 5% more")])
+def test_a_change_that_raises_the_peak_saves_no_negative_share(measured, after, said):
+    peaks = [exact("peak_memory", 100.0, scope="as_it_is"), exact("peak_memory", after, scope="changed")]
+    case = MODEL | {"name": "tiny", "remedy": "checkpoint_half"}
+    (line,) = remedy_table(measured("model", [(case, [ended(), *peaks])])).to_dict("records")
+    assert line["saved"] == said
