@@ -61,7 +61,9 @@ def findings(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("base")
 @click.argument("current")
 @click.option("--all", "everything", is_flag=True, help="Show the equivalent ones too.")
-@click.option("--strict", is_flag=True, help="Exit with 1 also where cases or figures vanished, or cases broke.")
+@click.option(
+    "--strict", is_flag=True, help="Exit with 1 also if notebooks, cases or figures of BASE are missing or broke."
+)
 @findings
 @click.option("--chart", "chart_file", metavar="FILE", help="Draw them: .html, .png or .svg.")
 @output_option
@@ -77,7 +79,11 @@ def compare(
     chart_file: str | None,
     output: str | None,
 ) -> None:
-    """Compare two runs; exit code 1 on a regression. BASE, CURRENT: id, label, suite, latest~1, or a database."""
+    """Compare two runs; exit code 1 on a regression. BASE, CURRENT: id, label, suite, latest~1, or a database.
+
+    The two were collected apart. A slower timing is a regression only beyond the spread between three or more earlier runs of
+    one committed revision on this machine; until there are as many it is suspect at most, and nano ab decides.
+    """
     from nanolib.compare.compare import compare_rows
     from nanolib.compare.spread import repeats
 

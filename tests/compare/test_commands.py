@@ -100,6 +100,25 @@ def test_sides_without_a_common_case_are_refused_and_the_nearest_named(nano):
     assert "'curr0001' can be compared with base0001" in alone.output
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_notebooks_of_one_side_are_named_in_one_line_and_no_case_of_theirs_vanished(nano, tmp_path, strict):
+    runs = [
+        (f"both000{at}", {"a": _case(at)}, experiment, [])
+        for at, experiment in enumerate(("attention", "model", "energy"))
+    ]
+    with Store(tmp_path / "results.sqlite") as store:
+        for run_id, cases, experiment, _ in runs:
+            rows = {name: ({"name": name}, found) for name, found in cases.items()}
+            store.add(Run(experiment, _machine(), rows=rows, run_id=run_id, suite="quick"))
+        store.add(Run("attention", _machine(), rows={"a": ({"name": "a"}, _case(9))}, run_id="mine0001", label="mine"))
+    arguments = ["quick", "mine", "--all", "--json", str(tmp_path / "found.json"), *(["--strict"] if strict else [])]
+    ended = nano([], *arguments)
+    assert "not compared, since only base has them: energy, model" in ended.output.splitlines()
+    told = json.loads((tmp_path / "found.json").read_text())
+    assert "vanished" not in told["counts"] and {line["experiment"] for line in told["lines"]} == {"attention"}
+    assert told["missing"] == ["energy", "model"] and ended.exit_code == (1 if strict else 0)
+
+
 @pytest.mark.parametrize("lost", ["vanished", "broke"])
 def test_strict_fails_where_cases_are_lost(nano, lost):
     runs = _pair(earlier=0)
