@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from nanolib.experiments.doctor import examine
 from nanolib.meters import limits, memory
 from nanolib.meters.machine import this_machine
 
@@ -137,3 +138,10 @@ def test_periods_in_which_a_quota_held_the_process_back_are_counted_per_group(gr
     grouped(V2, "/a/b", {"a/cpu.max": "1 2", "a/cpu.stat": "usage_usec 9\nnr_periods 40\nnr_throttled 30"})
     ((group, counts),) = limits.throttled_periods().items()
     assert group.endswith("/sys/a") and counts == (40, 30)
+
+
+def test_doctor_says_how_much_memory_the_process_is_allowed(grouped):
+    grouped(V2, "/", {"memory.max": GIB // 4 * 3, "memory.current": 0})
+    assert "allow this process 0.75" in examine._facts(this_machine())["memory"]
+    grouped(V2, "/", {"memory.max": "max"})
+    assert examine._facts(this_machine())["memory"].endswith("GiB")

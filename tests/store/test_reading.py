@@ -194,7 +194,7 @@ def test_only_what_changes_in_a_run_can_be_set(store):
     assert rows.loc["b", "status"] == "done" and set(store.measurements(["a"]).suite) == {"s"}
     assert set(store.measurements(["b"]).suite) == {""}
     with pytest.raises(
-        BadInput, match="run: device, git_revision cannot be set; only cases, duration_s, label, launch, "
+        BadInput, match="run: device, git_revision cannot be set; only cases, disturbances, duration_s, label, "
     ):
         store.update_run("a", git_revision="x", device="y", label="z")
     assert store.runs().label.iloc[0] == ""

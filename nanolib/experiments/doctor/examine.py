@@ -5,12 +5,14 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
+import psutil
 import torch
 
 from nanolib.config import ATTENTION_KINDS
 from nanolib.experiments.doctor import cases as doctor
 from nanolib.measurement import FLAG_TEXT, Flag, Unsupported, format_number
 from nanolib.meters.energy.power import find_sources
+from nanolib.meters.limits import fitting_threads, memory_limits
 from nanolib.meters.machine import Machine, free_disk_gib, resolve_device, this_machine
 from nanolib.meters.memory import resident_peak
 from nanolib.models import attention
@@ -35,7 +37,8 @@ def examine(budget_s: float, sustained_s: float = 0.0) -> dict[str, dict[str, st
     """
     params = doctor.Params(budget_s=budget_s, sustained_s=sustained_s)
     make_folder(output_folder())  # that it cannot be made is told now, and not when all has been measured
-    machine, device = this_machine(), resolve_device("auto")
+    with fitting_threads():  # as runs have them
+        machine, device = this_machine(), resolve_device("auto")
     return {
         "machine": _facts(machine),
         "what can be measured here": _capabilities(machine, device),
@@ -48,7 +51,7 @@ def _facts(machine: Machine) -> dict[str, str]:
         "id": machine.machine_id,
         "system": machine.system,
         "cpu": f"{machine.cpu}, {machine.cores} cores",
-        "memory": f"{machine.ram_gib} GiB",
+        "memory": f"{machine.ram_gib} GiB" + _memory_limit(),
         "frequency governor": machine.governor or "not told by this system",
         "python, torch": f"{platform.python_version()}, {machine.torch} with {machine.threads} threads",
         "output": f"{output_folder()}, {free_disk_gib(_existing(output_folder())):.0f} GiB free",
@@ -58,6 +61,12 @@ def _facts(machine: Machine) -> dict[str, str]:
             f"{gpu['name']}, {gpu['memory_gib']} GiB, compute capability {gpu['compute_capability']}, driver {machine.driver}"
         )
     return facts if machine.gpus else facts | {"gpu": "none that torch can use"}
+
+
+def _memory_limit() -> str:
+    least = min((limit for limit, _ in memory_limits()), default=psutil.virtual_memory().total)
+    allowed = least < psutil.virtual_memory().total
+    return f", of which its control groups allow this process {least / 2**30:.3g}" if allowed else ""
 
 
 def _existing(folder: Path) -> Path:
