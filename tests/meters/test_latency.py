@@ -31,12 +31,12 @@ def test_it_stops_at_a_hundred_blocks_when_precision_is_out_of_reach(clocked):
     assert row.details["stop"] == "max_blocks" and row.n + row.details["warmup_cut"] == 100
 
 
-def test_it_stops_at_the_budget_but_not_before_three_blocks(clocked):
+def test_it_stops_at_the_budget_but_not_before_six_blocks_which_give_an_interval(clocked):
     clocked(_noisy(500))
     row = measure(lambda: None, budget_s=1e-9)
-    assert row.details["stop"] == "budget" and row.n == 3
-    assert row.confidence == 0.75 and (row.low, row.high) == (min(row.samples), max(row.samples))
-    assert Flag.FEW_BLOCKS in row.flags
+    assert row.details["stop"] == "budget" and row.n == 6
+    assert row.confidence == 0.95 and (row.low, row.estimate, row.high) == tuple(median_interval(row.samples))
+    assert Flag.FEW_BLOCKS not in row.flags
 
 
 def test_estimate_and_interval_are_those_of_block_medians(clocked):
@@ -132,13 +132,21 @@ def test_the_real_clock_gives_positive_samples():
 @pytest.mark.parametrize(
     ("series", "samples", "per_block"),
     [
-        ([20.0, 21.0, 22.0, 23.0], [20.0, 21.0, 22.0], 1),  # a first call this slow is a block itself, as is the second
-        ([20.0, 1.1, 7.0], [7.0] * 15, 5),  # unless the second one is fast
-        ([19.9, 21.0, 22.0, 23.0, 24.0], [22.0, 23.0, 24.0], 1),  # else it is cold, and the second sizes the block
-        ([19.0, 5.0, 7.0], [7.0] * 3, 1),
-        ([19.0, 4.9, 7.0], [7.0] * 6, 2),
-        ([19.0, 2.5, 7.0], [7.0] * 6, 2),
-        ([19.0, 1.1, 7.0], [7.0] * 15, 5),
+        (
+            [20.0, 21.0, 22.0, 23.0],
+            [20.0, 21.0, 22.0, 23.0, 23.0, 23.0],
+            1,
+        ),  # a first call this slow is a block itself, as is the second
+        ([20.0, 1.1, 7.0], [7.0] * 30, 5),  # unless the second one is fast
+        (
+            [19.9, 21.0, 22.0, 23.0, 24.0],
+            [22.0, 23.0, *[24.0] * 4],
+            1,
+        ),  # else it is cold, and the second sizes the block
+        ([19.0, 5.0, 7.0], [7.0] * 6, 1),
+        ([19.0, 4.9, 7.0], [7.0] * 12, 2),
+        ([19.0, 2.5, 7.0], [7.0] * 12, 2),
+        ([19.0, 1.1, 7.0], [7.0] * 30, 5),
     ],
 )
 def test_blocks_last_five_milliseconds_and_cold_calls_are_in_none(clocked, series, samples, per_block):
@@ -153,7 +161,7 @@ def test_blocks_last_five_milliseconds_and_cold_calls_are_in_none(clocked, serie
 def test_a_reading_spans_a_thousand_steps_of_the_clock(clocked):
     clock = clocked([0.3], resolution=1e-3)
     row = measure(lambda: None, budget_s=1e-9)
-    assert clock.asked == [(1, 1)] * 2 + [(5, 4)] * 3
+    assert clock.asked == [(1, 1)] * 2 + [(5, 4)] * 6
     assert row.details["inner"] == 4 and row.details["calls_per_block"] == 5  # 4 · 0.3 ≥ 1 ms, 5 · 1.2 ≥ 5 ms
     clocked([0.3], resolution=1e-3)
     rows = measure_phases({"a": lambda: None, "b": lambda: None}, budget_s=1e-9)

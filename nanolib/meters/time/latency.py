@@ -23,7 +23,7 @@ from nanolib.stats.intervals import TooFewSamples, median_interval, range_confid
 from nanolib.stats.outliers import count_outliers, remove_outliers
 from nanolib.stats.steady import GROUP, SteadyState, leading_slow_samples, steady_state
 
-MIN_BLOCKS, MAX_BLOCKS, FLOOR_BLOCKS = 20, 100, 3
+MIN_BLOCKS, MAX_BLOCKS, FLOOR_BLOCKS = 20, 100, 6  # six are the fewest that give a 95 % interval
 _BLOCK_MS = 5.0  # a block lasts at least this: long beside the clock and the scheduler's slices
 _BLOCK_RESOLUTIONS = 1000
 _CONFIDENCE = 0.95
@@ -50,7 +50,7 @@ def measure(
     Args:
         fn: What to call; it takes no arguments.
         rel_ci: Stop when the interval's half-width is at most this share of the estimate.
-        budget_s: Stop after this long; at least three calls are made all the same.
+        budget_s: Stop after this long; at least six blocks are taken all the same.
         device: Where `fn` computes, which chooses the clock.
         scope: What the row says was measured.
         predicted: What a formula says, ms.
