@@ -193,6 +193,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "decoder_medium": _decoder(1024, 24, 16, 4096, (1024, 128, 64)),
     "encoder_decoder_tiny": _decoder(512, 6, 8, 1024, (256, 32, 16)) | {"architecture": "encoder_decoder"},
     "encoder_decoder_small": _decoder(768, 12, 12, 2048, (512, 64, 32)) | {"architecture": "encoder_decoder"},
+    # The next five are the sizes of assignment 2 of Stanford's CS336 in 2025; its later handout gives the name `xl` to 2.7B's size.
     "small": _untied(768, 3072, 12, 12),
     "medium": _untied(1024, 4096, 24, 16),
     "large": _untied(1280, 5120, 36, 20),

@@ -99,6 +99,15 @@ class Fakes(FakeTensorMode):
             if (most := self._most(index)) and most[0] >= rows:
                 raise OutOfTable("logits" if operation is aten.nll_loss_forward else "table", rows, *most)
 
+    def _grouped(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        """Products of experts: kernels take other types than bfloat16 too, torch's rule for tensors without data does not."""
+        a, b, *rest = args
+        with self:
+            narrow = a.to(torch.bfloat16), b.to(torch.bfloat16)
+        out = super().__torch_dispatch__(func, types, (*narrow, *rest), kwargs)
+        with self:
+            return torch.empty_like(out, dtype=a.dtype)
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -114,6 +123,8 @@ class Fakes(FakeTensorMode):
             raise NotPlanned(
                 "what its recurrent layers keep for the backward pass is their kernel's own; run it to know"
             )
+        if operation is aten._grouped_mm and args[0].dtype is not torch.bfloat16:
+            return self._grouped(func, types, args, kwargs or {})
         out = super().__torch_dispatch__(func, types, args, kwargs)
         if operation in _LAID_OUT_LIKE and isinstance(out[0], torch.Tensor) and out[0].device.type == "cpu":
             with self:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
@@ -13,18 +14,86 @@ BACKWARD_FACTOR = 2.0  # two products in the backward pass for each one in the f
 RECOMPUTING_BACKWARD_FACTOR = 2.5  # kernels that compute the scores again: five products for the forward's two
 
 
-def _flash_for_cpu(query_shape: tuple, key_shape: tuple, value_shape: tuple, *args: object, **kwargs: object) -> int:
-    return sdpa_flop(query_shape, key_shape, value_shape)
+def _attention(query: tuple, key: tuple, value: tuple, *rest: object, **named: object) -> int:
+    return sdpa_flop(query, key, value)
 
 
-def count_flops(fn: Callable[[], object]) -> int:
+def _attention_backward(gradient: tuple, query: tuple, key: tuple, value: tuple, *rest: object, **named: object) -> int:
+    return round(BACKWARD_FACTOR * sdpa_flop(query, key, value))
+
+
+def _grouped(a: tuple, b: tuple, *rest: object, **named: object) -> int:
+    """Every row meets one group's matrix; two stacks of matrices are multiplied one by one."""
+    return 2 * a[-2] * a[-1] * b[-1] * (a[0] if len(a) == len(b) == 3 else 1)
+
+
+def _row_times_matrix(a: tuple, b: tuple, *rest: object, **named: object) -> int:
+    return 2 * a[0] * (a[1] if len(a) == 2 else 1) * (b[1] if len(b) == 2 else 1)
+
+
+def _multi_head(query: tuple, key: tuple, value: tuple, width: int, *rest: object, **named: object) -> int:
+    batch, queries, keys = query[0], query[1], key[1]
+    return batch * (4 * (queries + keys) * width**2 + 4 * queries * keys * width)
+
+
+def _encoder_layer(x: tuple, width: int, heads: int, *rest: Any, **named: object) -> int:
+    inner = rest[11][0]  # rows of the MLP's first weight
+    return _multi_head(x, x, x, width) + 4 * x[0] * x[1] * width * inner
+
+
+def _lstm(x: tuple, inputs: tuple, hidden: tuple, *rest: object, **named: object) -> int:
+    return 2 * x[0] * x[1] * (inputs[0] * inputs[1] + hidden[0] * hidden[1])
+
+
+def _lstm_backward(*shapes: Any, **named: object) -> int:
+    return round(BACKWARD_FACTOR * _lstm(*shapes))
+
+
+# Products that torch's counter takes for nothing: its attention on a CPU, the experts of a mixture, a matrix with a vector, 8 bits,
+# what modules do in one operation for inference, and a recurrent layer on a CPU.
+_ADDED: dict[str, Callable[..., int]] = {
+    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+    "aten::_grouped_mm": _grouped,
+    "transformers::grouped_mm_fallback": _grouped,
+    "aten::mv": _row_times_matrix,
+    "aten::dot": _row_times_matrix,
+    "aten::_int_mm": _row_times_matrix,
+    "aten::_native_multi_head_attention": _multi_head,
+    "aten::_transformer_encoder_layer_fwd": _encoder_layer,
+    "aten::mkldnn_rnn_layer": _lstm,
+    "aten::mkldnn_rnn_layer_backward": _lstm_backward,
+}
+# An attention that computes its scores again in the backward pass: the work of the model is the same as of one that keeps them.
+_AS_MODEL = {
+    f"aten::_scaled_dot_product_{kind}_attention_backward": _attention_backward
+    for kind in ("flash", "efficient", "cudnn")
+}
+
+
+def _operations(formulas: dict[str, Callable[..., int]]) -> dict[Any, Callable[..., int]]:
+    """Those that exist here: transformers makes its own when a mixture is imported."""
+    found = {}
+    for name, formula in formulas.items():
+        space, _, operation = name.partition("::")
+        if (known := getattr(getattr(torch.ops, space), operation, None)) is not None:
+            found[known] = formula
+    return found
+
+
+def count_flops(fn: Callable[[], object], *, as_model: bool = False) -> int:
     """FLOPs of one call by `torch.utils.flop_counter`, outside any timing.
 
-    It knows matrix products and SDPA, not element-wise work, and counts causal attention in full. torch leaves out its
-    own flash kernel for CPU, which is added here.
+    It knows matrix products and SDPA, not element-wise work, and counts attention in full, whatever is masked. Products that
+    torch's counter leaves out are added.
+
+    Args:
+        fn: What to call.
+        as_model: Whether attention's backward pass counts twice its forward one on every device, as a model's formula has it;
+            otherwise scores that a kernel computes again count too.
     """
-    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    with FlopCounterMode(display=False, custom_mapping={flash: _flash_for_cpu}) as counter:
+    formulas = _operations(_ADDED | (_AS_MODEL if as_model else {}))
+    with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
         fn()
     return counter.get_total_flops()
 

@@ -151,6 +151,11 @@ class Holders(LiveBytes):
             self._mark(tensor, kind)
         self._inside, self.existing = [], self.current
 
+    def left(self, kind: str, tensors: Iterable[torch.Tensor]) -> None:
+        """Say of what kind tensors are that the call has left behind, such as a cache."""
+        for tensor in tensors:
+            self._mark(tensor, kind)
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

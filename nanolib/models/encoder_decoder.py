@@ -158,6 +158,7 @@ class EncoderDecoder(nn.Module):
     def prefill(self, ids: torch.Tensor, cache: CrossCache) -> torch.Tensor:
         """Let the encoder read a prompt, whose last token starts the decoder; logits, shape [batch, vocab_size]."""
         check_length(ids, 0, self.config)
+        cache.memory = []  # of an earlier prompt, before another is made beside it
         encoded = self.encode(ids)
         cache.memory = [block.cross.remember(encoded) for block in self.decoder]
         return self.decode(ids[:, -1], cache)

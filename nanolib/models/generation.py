@@ -43,6 +43,11 @@ class Generation:
             self.cache.length = self._start
         self.token = self.model.decode(self.token, self.cache).argmax(dim=-1)
 
+    def forget(self) -> None:
+        """Hold nothing of a prompt, as before the first one."""
+        self.cache = None
+        self.cache = self.model.new_cache(*self.prompt.shape, self.new_tokens)
+
     @property
     def tensors(self) -> list[torch.Tensor]:
         """The cache's buffers, the prompt and the last token."""
@@ -66,6 +71,9 @@ class CapturedGeneration(Generation):
         self.cache.length = 0
         self.token.copy_(self.model.prefill(self.prompt, self.cache).argmax(dim=-1))
         self._start = self.cache.length
+
+    def forget(self) -> None:
+        """Nothing: its graphs read the cache where it is."""
 
     @torch.no_grad()
     def decode(self) -> None:
@@ -100,8 +108,17 @@ class HuggingFaceGeneration(Generation):
     @torch.inference_mode()
     def prefill(self) -> None:
         """Read the prompt from the beginning and choose the first token."""
+        self.forget()
         out = self.model(self.prompt, use_cache=True, logits_to_keep=1)
         self.cache, self.token = out.past_key_values, out.logits[:, -1].argmax(dim=-1)
+        for layer in self.cache.layers:
+            # a window's keys can be taken back to the prompt only where those that have left it are still there
+            if getattr(layer, "is_sliding", False) and getattr(layer, "is_croppable", False):
+                layer.activate_past_recording()
+
+    def forget(self) -> None:
+        """Drop the cache, before another is made beside it."""
+        self.cache = None
 
     @torch.inference_mode()
     def decode(self) -> None:
@@ -111,8 +128,7 @@ class HuggingFaceGeneration(Generation):
                 self.cache.crop(-self.new_tokens)
             except RuntimeError:
                 raise Unsupported(
-                    f"the cache of {type(self.model).__name__} forgets what lies outside its window, and cannot be taken back "
-                    f"to the prompt; set sliding_window to null in model_options, or leave decoding out: {WITHOUT_DECODING}"
+                    f"the cache of {type(self.model).__name__} cannot go back to the prompt; leave decoding out: {WITHOUT_DECODING}"
                 ) from None
         out = self.model(self.token[:, None], past_key_values=self.cache, use_cache=True)
         self.token = out.logits[:, -1].argmax(dim=-1)

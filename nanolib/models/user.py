@@ -7,6 +7,7 @@ import copy
 import importlib.util
 import inspect
 import logging
+import re
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses import FakeTensor
 
 from nanolib.measurement import BadInput, Unsupported, did_you_mean, shown
 from nanolib.models.casting import cast
@@ -159,10 +161,11 @@ def hugging_face_config(name: str, options: Mapping[str, Any]) -> Any:
         BadInput: There is no such class, or it takes no such options.
         Unsupported: transformers is not installed.
     """
-    config_class = _hugging_face_class(name).config_class
+    model_class = _hugging_face_class(name)
+    config_class = model_class.config_class
     known = _fields(config_class)
     for option, value in options.items():
-        if option not in known:
+        if option not in known and not _reads(model_class, option):
             hint = did_you_mean(option, known, "leave it out")
             raise BadInput(f"model_options: {shown(option)} is no field of {config_class.__name__}; {hint}")
         if option == "use_pretrained_backbone" or (option == "attn_implementation" and "/" in str(value)):
@@ -191,6 +194,12 @@ def _fields(config_class: Any) -> list[str]:
     with contextlib.suppress(Exception):  # one that is made of others has no defaults
         names |= vars(config_class()).keys()
     return sorted(name for name in names - {"self", "args", "kwargs"} if not name.startswith("_"))
+
+
+def _reads(model_class: type, option: str) -> bool:
+    """Whether a model's code reads a field that its configuration does not declare, as many read `head_dim`."""
+    source = inspect.getsource(sys.modules[model_class.__module__])
+    return re.search(rf"\bconfig(\.|, [\"']){re.escape(option)}\b", source) is not None
 
 
 def cause(error: BaseException) -> str:
@@ -269,6 +278,20 @@ def _left_as_it_was() -> Iterator[None]:
             torch.set_default_device(None)
 
 
+@contextlib.contextmanager
+def _one_sequence_per_row(ids: torch.Tensor) -> Iterator[None]:
+    """Without data transformers cannot look whether a row holds several sequences, and makes a mask that no run has."""
+    masks = sys.modules.get("transformers.masking_utils")
+    if not isinstance(ids, FakeTensor) or not hasattr(masks, "find_packed_sequence_indices"):
+        yield
+        return
+    before, masks.find_packed_sequence_indices = masks.find_packed_sequence_indices, lambda position_ids: None
+    try:
+        yield
+    finally:
+        masks.find_packed_sequence_indices = before
+
+
 def logits_of(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
     """Ids → logits of a model of any source: what it returns, has as `logits`, or returns first; a cache is left out."""
     cacheless = {}
@@ -278,7 +301,8 @@ def logits_of(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
             cacheless = {"use_cache": False}
 
     def logits(ids: torch.Tensor) -> torch.Tensor:
-        out = model(ids, **cacheless)
+        with _one_sequence_per_row(ids):
+            out = model(ids, **cacheless)
         if isinstance(out, tuple | list):  # beside a loss, as many small models return them
             return out[0]
         return out.get("logits", out) if isinstance(out, dict) else getattr(out, "logits", out)

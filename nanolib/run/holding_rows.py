@@ -64,6 +64,7 @@ def holding_rows(
         peak = exact(
             "peak_memory", holding.peak / MIB, predicted=None if predicted is None else predicted / MIB, **said
         )
+        work.first()
         others = [resident_row(work.call, work.scope)]
     planned = foreseen.by_kind if foreseen else {}
     parts = [

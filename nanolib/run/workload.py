@@ -221,10 +221,12 @@ def followed(work: Workload, model: nn.Module, stacks: Iterable[nn.ModuleList] |
             counter.hold(kind, tensors, work.owners())
         if stacks is not None:
             work.call()
-            return counter
-        for phase, call in (work.phases or {work.scope: work.call}).items():
-            counter.begin(phase)
-            call()
+        else:
+            for phase, call in (work.phases or {work.scope: work.call}).items():
+                counter.begin(phase)
+                call()
+        for kind, tensors in work.kinds().items():
+            counter.left(kind, tensors)
     return counter
 
 

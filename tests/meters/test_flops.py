@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from nanolib import NanoConfig, create_model, generate_random_batch
 from nanolib.meters.flops import count_flops, model_flops
@@ -94,3 +96,46 @@ def test_attention_is_asked_what_it_keeps_of_each_part(architecture, position, a
     calls = []
     model_flops(config, 1, 7, lambda *call: calls.append(call) or 0.0, position=position)
     assert calls == asked
+
+
+def _encoder_layer(x):
+    return nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()(x)
+
+
+_PAIRS, _PROJECTIONS = 4 * 64 * 16, 4 * 2 * 8 * 16 * 16  # of 8 tokens of width 16
+_OFFSETS = torch.tensor([2, 4, 4, 8], dtype=torch.int32)  # of four experts the third gets no row
+
+
+@pytest.mark.parametrize(
+    ("call", "flops"),
+    [
+        (lambda: F.grouped_mm(torch.ones(8, 16), torch.ones(4, 16, 8), offs=_OFFSETS), 2 * 8 * 16 * 8),
+        (lambda: F.grouped_mm(torch.ones(4, 8, 16), torch.ones(4, 16, 8)), 4 * 2 * 8 * 16 * 8),
+        (lambda: torch.ones(3, 4) @ torch.ones(4), 2 * 3 * 4),
+        (lambda: torch.ones(4) @ torch.ones(4), 2 * 4),
+        (lambda: torch._int_mm(*(torch.ones(32, 32, dtype=torch.int8) for _ in range(2))), 2 * 32**3),
+        (lambda: _encoder_layer(torch.ones(1, 8, 16)), _PROJECTIONS + _PAIRS + 2 * 2 * 8 * 16 * 32),
+        (lambda: nn.LSTM(16, 16)(torch.ones(8, 1, 16)), 2 * 8 * 2 * 16 * 64),
+    ],
+)
+def test_products_that_torchs_counter_leaves_out_are_counted(call, flops):
+    with torch.no_grad():
+        assert count_flops(call) == flops
+
+
+def test_attention_in_one_operation_is_counted():
+    x, layer = torch.ones(1, 8, 16), nn.MultiheadAttention(16, 2, batch_first=True).eval()
+    with torch.no_grad():
+        assert count_flops(lambda: layer(x, x, x, need_weights=False)) == _PROJECTIONS + _PAIRS
+
+
+def test_the_backward_pass_of_products_that_torchs_counter_leaves_out_is_twice_the_forward():
+    x, experts = torch.randn(8, 16, requires_grad=True), torch.randn(4, 16, 8, requires_grad=True)
+    q = torch.randn(1, 2, 8, 16, requires_grad=True)
+    lstm = nn.LSTM(16, 16)
+    for forward, flops in (
+        (lambda: F.grouped_mm(x, experts, offs=_OFFSETS), 2 * 8 * 16 * 8),
+        (lambda: F.scaled_dot_product_attention(q, q, q), 4 * 2 * 64 * 16),
+        (lambda: lstm(torch.randn(8, 1, 16, requires_grad=True))[0], 2 * 8 * 2 * 16 * 64),
+    ):
+        assert count_flops(lambda forward=forward: forward().square().sum().backward()) == 3 * flops

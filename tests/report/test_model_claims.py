@@ -22,7 +22,7 @@ def test_a_model_is_told_with_its_batch_its_tail_and_its_ratios(say):
     assert say("model", cases)[:3] == [
         f"{shape}: inference takes 12.0 ms [11.0 … 15.0], 16,000 tokens/s: 3.0× the roofline's prediction.",
         f"{shape}: the first token comes after 20.0 ms [19.0 … 22.0], then one takes 2.00 ms [1.90 … 2.50]: p99 6 ms, "
-        "1,500 tokens/s, 4.0× what reading the weights once takes.",
+        "1,500 tokens/s, 4.0× the roofline's prediction.",
         f"{shape}: a training step takes 36.0 ms [35.0 … 39.0] and 60 MiB at its peak: 3.0× inference (3× is what the FLOPs "
         "say), 12.0× the weights; the backward (20 ms) is the largest part.",
     ]

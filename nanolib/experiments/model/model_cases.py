@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 from collections.abc import Iterator
@@ -14,19 +13,19 @@ import torch
 from torch import nn
 
 from nanolib.config import PRESETS, NanoConfig
+from nanolib.experiments.model.counted import count_by_running, counted
 from nanolib.experiments.model.steps import Generating, Inferring, Step, Training
 from nanolib.measurement import Measurement, exact
-from nanolib.meters.flops import BACKWARD_FACTOR, count_flops, model_flops
+from nanolib.meters.flops import BACKWARD_FACTOR, model_flops
 from nanolib.meters.holders import Holding
 from nanolib.meters.memory import MIB, fake_tensors
 from nanolib.models import attention, create_model, text
 from nanolib.models.optimise import first_half, is_compiled
 from nanolib.models.optimise import unsupported as unsupported_on
-from nanolib.models.user import build_model, hugging_face_config, logits_of, missing, runs_code, silent
+from nanolib.models.user import build_model, hugging_face_config, missing, runs_code
 from nanolib.run.case import Case, Plan
 from nanolib.run.ceilings import roofline_ms
 from nanolib.run.holding_rows import holding_rows, unattributed_rows
-from nanolib.run.outcome import LookTimeout, time_to_look
 from nanolib.run.own_model import context_length
 from nanolib.run.workload import (
     UNCOUNTED,
@@ -114,21 +113,54 @@ class ModelCase(ShapedCase):
     def flops(self) -> int:
         """Of a forward pass; attention counts the pairs that its mask keeps, all of them where the input decides."""
         if self.own:
-            return _counted(self.case_id, self)[1]
+            return counted(self).flops
+        config = self.config
+        length = 1 if self.position else self.seq_len
+        return model_flops(config, self.batch_size, length, self._kept, position=self.position)["total"]
+
+    def _kept(self, q_len: int, kv_len: int, causal: bool) -> float:
+        """Query-key pairs that its attention keeps per head, all where the input decides."""
         config = self.config
         options = attention.shared_options(config.attention_type, config.attention_options)
+        found = attention.work(config.attention_type, q_len, kv_len, causal=causal, options=options)
+        return (found or attention.work("dense", q_len, kv_len, causal=causal)).kept
 
-        def kept(q_len: int, kv_len: int, causal: bool) -> float:
-            found = attention.work(config.attention_type, q_len, kv_len, causal=causal, options=options)
-            return (found or attention.work("dense", q_len, kv_len, causal=causal)).kept
+    @property
+    def work(self) -> float:
+        """FLOPs of what is timed: in training the backward pass too, as far as weights learn."""
+        if self.mode != "training":
+            return self.flops
+        return counted(self).training_flops if self.own else self.flops * (1 + BACKWARD_FACTOR)
 
-        length = 1 if self.position else self.seq_len
-        return model_flops(config, self.batch_size, length, kept, position=self.position)["total"]
+    @property
+    def moved(self) -> int:
+        """Bytes that must move at least once.
+
+        A forward pass reads the weights. A training step reads them twice, writes gradients, and fused AdamW reads those, the
+        weights and both states, and writes all but the gradients. A token after a prompt reads weights and the keys and values of
+        the cache that its attention keeps.
+        """
+        if self.own and self.position:
+            return counted(self).read
+        if self.mode == "training":
+            learning = counted(self).learning if self.own else self.parameter_count
+            return (2 * self.parameter_count + (1 + 4 + 3) * learning) * self._item
+        if not self.position:
+            return self.parameter_count * self._item
+        config, decoder = self.config, self.config.architecture == "decoder"
+        # a decoder's token sees itself too, which no cache holds yet; what an encoder has read is seen whole
+        keys = self._kept(1, self.position + 1, True) - 1 if decoder else self.position
+        cached = 2 * config.num_layers * self.batch_size * round(keys * config.kv_heads) * config.head_dim
+        return (config.decoded_parameters(self.batch_size) + cached) * self._item
+
+    @property
+    def _item(self) -> int:
+        return getattr(torch, self.dtype).itemsize
 
     @property
     def parameter_count(self) -> int:
         """Weights of the model."""
-        return _counted(self.case_id, self)[0] if self.own else self.config.parameter_count
+        return counted(self).parameters if self.own else self.config.parameter_count
 
     def __str__(self) -> str:
         """Preset, shape and mode."""
@@ -235,26 +267,17 @@ class ModelCase(ShapedCase):
 
         Returns:
             `parameters`, `footprint` (MiB of weights), `flops` (FLOP: the forward pass, or in training forward and backward),
-            `bytes` (weights, of a token those that it reads, and the cache, each as often as it must move),
+            `bytes` (as `moved`),
             `latency` (ms, roofline) where the ceilings are known; in generation `flops`,
             `bytes` and `latency` are those of one token.
         """
         try:
-            count, flops = self.parameter_count, self.flops
+            count, work, moved = self.parameter_count, self.work, self.moved
         except (Exception, SystemExit):
             return {}  # what is missing is said by `unsupported`; and one may look at its data, which is not there
-        item = getattr(torch, self.dtype).itemsize
-        weights = count * item
-        training = self.mode == "training"
-        work = flops * (1 + BACKWARD_FACTOR) if training else flops
-        moved = (3 if training else 1) * weights
-        if self.position and not self.own:
-            config = self.config
-            moved = config.decoded_parameters(self.batch_size) * item
-            moved += 2 * config.num_layers * self.batch_size * self.seq_len * config.kv_heads * config.head_dim * item
         predicted: dict[str, float | str] = {
             "parameters": count,
-            "footprint": weights / MIB,
+            "footprint": count * self._item / MIB,
             "flops": work,
             "bytes": moved,
         }
@@ -265,7 +288,7 @@ class ModelCase(ShapedCase):
     def known(self, ceilings: dict[str, float]) -> dict[str, Any]:
         """What is predicted; where tensors without data would not do, its FLOPs are counted by a run first."""
         if self.own and "flops" not in self.formulas():
-            _KNOWN[self.case_id] = _count(self)
+            count_by_running(self)
         return self.predict(ceilings)
 
     def step(self, model: nn.Module, ids: torch.Tensor, learning_rate: float, optimizer: str = "adamw") -> Step:
@@ -322,30 +345,7 @@ class GenerationCase(ModelCase):
         return super().unsupported()
 
 
-_KNOWN: dict[str, tuple[int, int] | LookTimeout] = {}
 _HELD: dict[str, dict[str, Holding]] = {}
-
-
-def _counted(case_id: str, case: ModelCase) -> tuple[int, int]:
-    """Parameters, and FLOPs of a forward pass as torch counts them, of a model that no formula knows; without running it."""
-    if case_id not in _KNOWN:
-        try:
-            with fake_tensors(), silent(), time_to_look():
-                _KNOWN[case_id] = _count(case)
-        except LookTimeout as error:  # it would not come to an end the next time either
-            _KNOWN[case_id] = error
-    found = _KNOWN[case_id]
-    if isinstance(found, LookTimeout):
-        raise found
-    return found
-
-
-def _count(case: ModelCase) -> tuple[int, int]:
-    model = case.build().eval()
-    ids = torch.zeros(case.batch_size, case.seq_len, dtype=torch.int64, device=case.device)
-    with torch.no_grad():
-        flops = count_flops(functools.partial(logits_of(model), ids))
-    return sum(p.numel() for p in model.parameters()), flops
 
 
 def model_name(preset: str, overrides: dict[str, Any], optimisation: str = "eager") -> str:

@@ -339,8 +339,13 @@ class Generating:
             *cache, prompt, token = self.generation.tensors
             return {Held.WEIGHTS: [*held(self.model)], Held.CACHE: cache, Held.INPUTS: [prompt, token]}
 
-        for call, first in ((self.generation.prefill, self.generation.prefill), (self.generation.decode, self._first)):
+        for call, first in ((self.generation.prefill, self._unread), (self.generation.decode, self._first)):
             yield Workload.of_kinds(call.__name__, call, kinds, first=first)
+
+    def _unread(self) -> None:
+        """What a prompt finds that is read again: masks are kept, the cache is its own to make."""
+        self.generation.prefill()
+        self.generation.forget()
 
     def _first(self) -> None:
         """The prompt and one token: a later token's memory may depend on how full the cache is."""

@@ -62,7 +62,7 @@ def _of_model(row: pd.Series) -> Iterator[Claim]:
         answer = f"the first token comes after {in_ms(row, 'prefill')}, then one takes {in_ms(row, 'decode')}"
         sure = f"p99 {format_number(row['decode_p99'])} ms, {row['decode_tokens_per_second']:,.0f} tokens/s"
         if pd.notna(row["decode_predicted"]):
-            sure += f", {row['decode'] / row['decode_predicted']:.1f}× what reading the weights once takes"
+            sure += f", {row['decode'] / row['decode_predicted']:.1f}× the roofline's prediction"
         yield Claim(answer, sure, about=about, figures=(figure("prefill"), figure("decode")))
     if pd.notna(row["training_step"]):
         answer = (

@@ -1,0 +1,205 @@
+"""What is counted of a model of one's own: one token's work and traffic, a plan that a run holds to, experts, windows."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from nanolib.experiments.model.model_cases import GenerationCase, ModelCase
+from nanolib.experiments.model.planner import Planner
+from nanolib.experiments.model.planning import checked
+from nanolib.measurement import Held
+from nanolib.meters.memory import LiveBytes
+from nanolib.models.generation import generation_of
+from nanolib.models.user import build_model, hugging_face_config
+from nanolib.run.holding_rows import holding_rows
+from nanolib.run.workload import holding
+
+LAYERS, D, HEADS, KV_HEADS, FF, VOCAB = 3, 64, 4, 2, 96, 300
+HEAD_DIM, KV = D // HEADS, KV_HEADS * D // HEADS
+HF = {
+    "hidden_size": D,
+    "intermediate_size": FF,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 2048,
+}
+OWN = """
+from nanolib import NanoConfig, create_model
+def build(**options):
+    return create_model(NanoConfig(mlp="swiglu", **options))
+"""
+MINE = {"d_model": D, "d_ff": FF, "num_layers": LAYERS, "num_heads": HEADS, "num_kv_heads": KV_HEADS}
+MINE |= {"vocab_size": VOCAB, "context_length": 2048, "tie_embeddings": False}
+MODELS = {"hf:LlamaForCausalLM": HF, "hf:MistralForCausalLM": HF, "mine_for_counts:build": MINE}
+EXPERTS = HF | {"num_local_experts": 8, "num_experts_per_tok": 2}
+LINEAR = D * D + 2 * D * KV + D * D + 3 * D * FF  # weights of a block's products
+
+
+@pytest.fixture(autouse=True)
+def _mine(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    (tmp_path / "mine_for_counts.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def _generation(model, options, n, batch=1, dtype="float32"):
+    return GenerationCase("cpu", "m", model, options, "own", n, batch, dtype, "generation", new_tokens=4)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("n", "batch"), [(64, 1), (200, 3)])
+def test_one_tokens_flops_and_bytes_are_those_of_a_closed_form(model, n, batch):
+    said = _generation(model, MODELS[model], n, batch).formulas()
+    seen = n + 1  # the prompt and itself
+    assert said["flops"] == batch * (LAYERS * (2 * LINEAR + 4 * HEADS * HEAD_DIM * seen) + 2 * D * VOCAB)
+    norms, cache = (2 * LAYERS + 1) * D, 2 * LAYERS * batch * n * KV
+    assert said["bytes"] == 4 * (LAYERS * LINEAR + D * VOCAB + norms + batch * D + cache)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_decoding_is_bound_by_memory(model):
+    ceilings = {"float32": 50e9, "copy": 10e9}  # they meet at 5 FLOP per byte
+    said = _generation(model, MODELS[model], 512).formulas(ceilings)
+    assert said["flops"] / said["bytes"] < 1
+    assert said["latency"] == 1e3 * said["bytes"] / ceilings["copy"]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_plan_of_decoding_holds_one_cache_and_so_does_a_run(model):
+    n, item = 256, 4
+    source = checked(model, n, 1, "float32", "dense", dict(MODELS[model]))
+    planned = Planner(source, "adamw", 1).holding("decoding", 1, n)
+    case = _generation(model, MODELS[model], n - 1)
+    cached = n - 1 if model.startswith("hf:") else n  # a cache of fixed size has room for the new token too
+    assert planned.by_kind[Held.CACHE] == 2 * LAYERS * KV_HEADS * HEAD_DIM * cached * item
+    case = GenerationCase(*(getattr(case, name) for name in _SHAPE), "generation", new_tokens=1)
+    built = case.build(0)
+    found = {w.scope: holding(w, built) for w in case.step(built, case.no_ids(), 1e-3).workloads()}
+    assert {scope: held.peak for scope, held in found.items()} == pytest.approx(case.plan().peaks, abs=_WINDOWS)
+    most = max(found.values(), key=lambda held: held.peak)
+    assert most.by_kind == pytest.approx(planned.by_kind, abs=_WINDOWS)
+    assert most.by_kind[Held.CACHE] == planned.by_kind[Held.CACHE]
+
+
+_WINDOWS = (
+    8 * LAYERS
+)  # bytes: the size of each layer's window as a tensor, which a run makes out of the counter's sight
+_SHAPE = ("device", "name", "preset", "overrides", "attention_type", "seq_len", "batch_size", "dtype")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_what_decoding_needs_beside_weights_and_cache_does_not_grow_with_the_layers(model):
+    field = "num_hidden_layers" if model.startswith("hf:") else "num_layers"
+    options = {name: value for name, value in MODELS[model].items() if name != "sliding_window"}
+    low, high = (
+        Planner(checked(model, 256, 1, "float32", "dense", options | {field: layers}), "adamw", 1)
+        .holding("decoding", 1, 256)
+        .by_kind
+        for layers in (LAYERS, 3 * LAYERS)
+    )
+    assert high[Held.TEMPORARIES] == pytest.approx(low[Held.TEMPORARIES], abs=2 * _WINDOWS)
+    assert high[Held.CACHE] == 3 * low[Held.CACHE]
+
+
+@pytest.mark.parametrize(
+    ("model", "options"), [("hf:LlamaForCausalLM", HF), ("encoder_decoder_tiny", MINE | {"num_layers": 9})]
+)
+def test_a_prompt_that_was_read_before_peaks_as_high_as_the_first_one(model, options):
+    kind = "own" if ":" in model else "dense"
+    case = dataclasses.replace(_generation(model, options, 128), attention_type=kind)
+    built = case.build(0)
+    first = generation_of(built, case.no_ids()[:, :-1], 4)
+    with LiveBytes() as counter:
+        counter.watch(*built.parameters(), *built.buffers(), case.no_ids(), *first.tensors)
+        first.prefill()
+    prefill = next(case.step(built, case.no_ids(), 1e-3).workloads())
+    for _ in range(2):
+        rows = {(row.metric, row.scope): row for row in holding_rows(prefill, built, "cpu", case.plan(), None)}
+        measured = rows["peak_memory", "prefill"]
+        assert measured.estimate == measured.predicted
+        assert measured.estimate * 2**20 == counter.peak + 8  # the token that it gave, apart from the prompt
+
+
+@pytest.mark.parametrize("model", ["hf:LlamaForCausalLM", "hf:MistralForCausalLM", "hf:GPTNeoXForCausalLM"])
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_a_plan_holds_no_mask_that_a_run_does_not(model, mode):
+    options = {name: value for name, value in HF.items() if "NeoX" not in model or name != "num_key_value_heads"}
+    case = ModelCase("cpu", "m", model, options, "own", 512, 1, "float32", mode)
+    built = case.build(0)
+    (work,) = case.step(built, case.no_ids(), 1e-3).workloads()
+    assert case.plan().peaks == {work.scope: holding(work, built).peak}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_experts_count_and_are_planned(dtype):
+    n = 64
+    case = ModelCase("cpu", "m", "hf:MixtralForCausalLM", EXPERTS, "own", n, 1, dtype, "training")
+    attention = 2 * n * (2 * D * D + 2 * D * KV) + 4 * HEADS * HEAD_DIM * n * n
+    forward = LAYERS * (attention + 2 * n * D * 8 + 2 * n * 2 * 3 * D * FF) + 2 * n * D * VOCAB
+    assert case.flops == forward
+    assert case.formulas()["flops"] == 3 * forward
+    built = case.build(0)
+    (work,) = case.step(built, case.no_ids(), 1e-3).workloads()
+    assert case.plan().peaks["training_step"] == pytest.approx(holding(work, built).peak, rel=0.05)
+
+
+def test_a_token_reads_the_experts_that_it_can_choose():
+    few, all_of_them = (_generation("hf:MixtralForCausalLM", EXPERTS, 32, batch) for batch in (1, 4))
+    outside = LAYERS * (2 * D * D + 2 * D * KV + D * 8) + D * VOCAB + (2 * LAYERS + 1) * D
+    for case, experts in ((few, 2), (all_of_them, 8)):
+        rest = case.batch_size * (D + 2 * LAYERS * 32 * KV)
+        assert case.formulas()["bytes"] == 4 * (outside + LAYERS * experts * 3 * D * FF + rest)
+
+
+def test_weights_that_do_not_learn_have_neither_a_backward_pass_nor_states(tmp_path, monkeypatch):
+    (tmp_path / "frozen_for_counts.py").write_text(
+        "import torch\n"
+        "def build(frozen):\n"
+        "    body = [torch.nn.Embedding(256, 32), torch.nn.Linear(32, 32, bias=False)]\n"
+        "    body = torch.nn.Sequential(*body).requires_grad_(not frozen)\n"
+        "    return torch.nn.Sequential(body, torch.nn.Linear(32, 256, bias=False))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    n, body, head = 16, 32 * 32, 32 * 256
+    for frozen, flops, learning in (
+        (False, 6 * (body + head), 256 * 32 + body + head),
+        (True, 2 * body + 4 * head, head),
+    ):
+        case = ModelCase("cpu", "m", "frozen_for_counts:build", {"frozen": frozen}, "own", n, 1, "float32", "training")
+        said = case.formulas()
+        assert said["flops"] == n * flops
+        assert said["bytes"] == 4 * (2 * said["parameters"] + 8 * learning)
+
+
+def test_a_window_is_decoded_past_and_goes_back_to_the_prompt():
+    options = HF | {"sliding_window": 16}
+    model = build_model("hf:MistralForCausalLM", options, "cpu", "float64", seed=0).eval()
+    ids = torch.randint(VOCAB, (2, 40), generator=torch.Generator().manual_seed(0))
+    wanted = model.generate(ids, max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0)[:, 40:]
+    generation = generation_of(model, ids, 5)
+    generation.prefill()
+    found = [generation.token]
+    for _ in range(5):
+        generation.decode()
+        found.append(generation.token)
+    assert torch.equal(torch.stack(found, 1), wanted)
+    generation.token = found[0]
+    generation.decode()  # back at the prompt
+    assert torch.equal(generation.token, found[1])
+
+
+def test_a_token_over_a_window_sees_and_reads_the_window():
+    case = _generation("hf:MistralForCausalLM", HF | {"sliding_window": 16}, 40)
+    said = case.formulas()
+    assert said["flops"] == LAYERS * (2 * LINEAR + 4 * HEADS * HEAD_DIM * 16) + 2 * D * VOCAB
+    weights = LAYERS * LINEAR + D * VOCAB + (2 * LAYERS + 1) * D + D
+    assert said["bytes"] == 4 * (weights + 2 * LAYERS * 15 * KV)
+    assert case.plan().peaks
+
+
+def test_fields_that_a_models_code_reads_are_taken_though_its_configuration_declares_none():
+    small = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 32}
+    assert hugging_face_config("hf:Qwen3MoeForCausalLM", small).head_dim == 32

@@ -1,0 +1,74 @@
+"""What a training step must move, counted from what its operations take and change."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from nanolib.experiments.model.model_cases import GenerationCase, ModelCase
+from nanolib.experiments.model.steps import Training
+from tests.experiments.own import TINY
+
+
+class _Moved(TorchDispatchMode):
+    """Bytes of weights that operations take, and of what fused AdamW reads and changes."""
+
+    def __init__(self, model):
+        super().__init__()
+        self._weights = {weight.untyped_storage().data_ptr(): weight.nbytes for weight in model.parameters()}
+        self.phases = {}
+
+    def begin(self, phase):
+        self._taken = self.phases[phase] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func.overloadpacket is torch.ops.aten._fused_adamw_:
+            weights, gradients, means, squares = args[:4]
+            before = [(x, x.clone()) for part in args[:4] for x in part]
+            out = func(*args, **kwargs)
+            changed = sum(x.nbytes for x, was in before if not torch.equal(x, was))
+            self.phases["optimizer_step"]["read"] = sum(x.nbytes for part in args[:4] for x in part)
+            self.phases["optimizer_step"]["written"] = changed
+            assert len(weights) == len(gradients) == len(means) == len(squares)
+            return out
+        for x in tree_leaves((args, kwargs)):
+            if isinstance(x, torch.Tensor) and (at := x.untyped_storage().data_ptr()) in self._weights:
+                self._taken[at] = self._weights[at]
+        return func(*args, **kwargs)
+
+
+@pytest.mark.parametrize("preset", ["decoder_tiny", "encoder_decoder_tiny", "gpt_125M"])
+def test_the_bytes_of_a_training_step_are_those_that_its_operations_take_and_change(preset):
+    case = ModelCase("cpu", "x", preset, TINY, "dense", 16, 2, "float32", "training")
+    step = Training(case.build(0), torch.randint(300, (2, 17)), "eager", 1e-2)
+    step()  # the states are there then
+    with _Moved(step.model) as moved:
+        for phase, call in step.phases.items():
+            moved.begin(phase)
+            call()
+            if phase == "backward":
+                gradients = sum(weight.grad.nbytes for weight in step.model.parameters())
+    taken = sum(sum(parts.values()) for parts in moved.phases.values())
+    assert case.formulas()["bytes"] == taken + gradients
+    assert moved.phases["optimizer_step"]["read"] == 4 * gradients
+
+
+def test_a_step_over_few_tokens_is_bound_by_memory():
+    case = ModelCase("cpu", "x", "gpt_125M", {}, "dense", 64, 1, "float32", "training")
+    ceilings = {"float32": 196e9, "copy": 20e9}  # they meet at 9.8 FLOP per byte
+    said = case.formulas(ceilings)
+    assert 9 < said["flops"] / said["bytes"] < 9.8
+    assert said["latency"] == 1e3 * said["bytes"] / ceilings["copy"]
+
+
+@pytest.mark.parametrize("kind", ["sparse", "flex"])
+@pytest.mark.parametrize(("n", "keys"), [(40, 15), (10, 10)])
+def test_a_token_of_a_window_reads_the_windows_keys(kind, n, keys):
+    options = {"attention_options": {"pattern": "window", "window": 16, "block_size": 8}}
+    dense, window = (
+        GenerationCase("cpu", "x", "decoder_tiny", TINY | options, name, n, 3, "float32", "generation")
+        for name in ("dense", kind)
+    )
+    a_key = 2 * TINY["num_layers"] * 3 * TINY["d_model"] * 4
+    assert dense.formulas()["bytes"] - window.formulas()["bytes"] == (n - keys) * a_key
