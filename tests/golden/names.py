@@ -1,0 +1,158 @@
+"""The one table between nanolib and the sheet: nanolib's word → the sheet's, and the few ways by which answers are asked for.
+
+The sheet keeps the words that it was first written with. A word that is renamed in nanolib moves from its list into the mapping
+beside it, `{"weight_memory": "footprint"}`, and the sheet is reproduced as it stands. A name that is in neither is an error: say
+here what it is called in the sheet, or why it is not in it.
+"""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from nanolib.experiments import ALL
+from nanolib.measurement import METRICS as DECLARED
+from nanolib.measurement import Direction
+from nanolib.paths import checkout
+from nanolib.validation import read_yaml
+
+
+def _same(words: str) -> dict[str, str]:
+    return {word: word for word in words.split()}
+
+
+SUITES = ("quick", "full")
+NOTEBOOKS = _same("attention distributed energy fp8 model warmup")
+
+CASES = _same(
+    "AttentionCase QualityCase CeilingCase ModelCase GenerationCase RemedyCase LossCase WarmupCase EnergyCase ProfileCase SpeedCase"
+    " ShapeCase ParityCase NumericsCase QuotedCase DecodeCase PrefillCase MemoryCase ShardedTrainingCase"
+)
+
+# Classes of which no row is the same everywhere, so that none is run for the sheet: their factors and plans are in it.
+NOT_RUN = {
+    "CeilingCase": "rates of this machine",
+    "WarmupCase": "times",
+    "ProfileCase": "times, and shares of them",
+    "QuotedCase": "what others report",
+    "NumericsCase": "shares and scales after a training in bfloat16, whose rounding differs between processors",
+}
+
+# Classes of which so many rows come first, and the rest is energy.
+ONLY_FIRST = {"EnergyCase": 1}
+
+FACTORS = _same(
+    "attention_type options seq_len batch_size dtype num_heads num_kv_heads head_dim causal backward pattern target"
+    " block_size seeds steps tuning_steps d_model num_layers ceiling budget_s preset overrides mode optimisation"
+    " reduced new_tokens remedy learning_rate corpus direction warmup_steps curve phase look every_kth_token"
+    " every_nth_layer precision compiled keep m k n arm first_seed margin variant seed quoted billions low high"
+    " source world_size forms prefill_forms q_len threads memory_form measured strategies"
+)
+NOT_FACTORS = {
+    "device": "always the CPU here",
+    "name": "for charts, and made of the others",
+}
+
+METRICS = _same(
+    "parameters footprint flops bytes sparsity block_sparsity converted_share rounds wire_bytes peak_memory memory_part loss"
+    " loss_difference parity"
+)
+LEFT_OUT = {
+    "case_time": "a time",
+    "latency": "a time",
+    "reserved_memory": "of a GPU's allocator",
+    "resident_memory": "what the system gave the process",
+    "flops_per_second": "a rate",
+    "ceiling_share": "a rate",
+    "ceiling_flops": "a rate",
+    "ceiling_bytes": "a rate",
+    "tokens_per_second": "a rate",
+    "relative_error": "rounding, which differs between processors",
+    "cosine": "rounding, which differs between processors",
+    "sqnr": "rounding after training, which differs between processors",
+    "underflow": "rounding after training, which differs between processors",
+    "overflow": "rounding after training, which differs between processors",
+    "fp8_scale": "rounding after training, which differs between processors",
+    "speed_up": "what others report",
+    "ratio": "times",
+    "warmup_needed": "times",
+    "energy": "power and times",
+    "net_energy": "power and times",
+    "energy_per_token": "power and times",
+    "energy_delay": "power and times",
+    "power": "power",
+    "layer_time": "a time",
+    "layer_energy": "power and times",
+    "overhead": "times",
+    "part_time": "a time",
+    "time_share": "times",
+    "link_latency": "a time",
+    "link_bandwidth": "a rate",
+    "exposed_communication": "a time",
+}
+EQUAL = {name for name, metric in DECLARED.items() if metric.direction is Direction.EQUAL}
+MIB = {name for name, metric in DECLARED.items() if metric.unit == "MiB"}  # written in bytes
+
+# Metric → decimals, where not all of them are the same everywhere; one unit of the last one more or less is the same. By torch's
+# and oneDNN's code for SSE 4.1, AVX2 and AVX-512, on one thread and two, these losses differ by at most 0.00013 nats.
+DECIMALS = {"loss": 3, "loss_difference": 3, "parity": 3}
+
+# What is said of a case before it runs, other than metrics.
+PREDICTED = {"of the peak as it is": "of the peak as it is"} | _same("tokens steps amdahl_bound") | METRICS
+NOT_PREDICTED = {
+    "peak memory per rank": "a text; the plan says it",
+    "bytes sent per rank": "a text; wire_bytes says it",
+    "shard": "a text; footprint says it",
+    "rounds": "a text; the metric says it",
+}
+
+# How rows were made: nanolib's word → the sheet's.
+METHODS = {
+    word: word for word in ("byte text, AdamW", "mean over seeds", "paired by seed, Student's interval")
+} | _same("formula flop_counter mask count live_tensor_bytes plan audit")
+NOT_METHODS = {
+    "interface": "counted by the system's network",
+}
+
+# Scopes, their words, and values of factors that have been renamed: nanolib's → the sheet's.
+WORDS: dict[str, str] = {}
+
+# The parameters that are set here, beside those of the suite.
+PARAMETERS = {"device": "cpu"}
+
+
+# The ways in.
+
+
+def params_of(suite: str, notebook: str) -> Any:
+    """The checked parameters of a notebook in a suite."""
+    return ALL[notebook]().Params(**read_yaml(checkout() / "params" / suite / f"{notebook}.yml") | PARAMETERS)
+
+
+def cases_of(notebook: str, params: Any) -> list[Any]:
+    """The notebook's cases."""
+    return ALL[notebook]().cases(params)
+
+
+def planned(case: Any) -> dict[str, int]:
+    """Scope → peak, bytes; nothing where none is planned."""
+    return case.plan().peaks
+
+
+def predicted(case: Any) -> dict[str, Any]:
+    """What formulas say before it runs, without measured peaks."""
+    return case.predict()
+
+
+def rows_of(case: Any, params: Any, collect: Any) -> Iterator[Any]:
+    """The rows that it would store; `collect` takes the place of every timing."""
+    if case.unsupported():
+        return iter(())
+    return itertools.islice(case.measure(params.collected_by(collect), {}), ONLY_FIRST.get(type(case).__name__))
+
+
+# What depends on the machine: who asks for it.
+MEMORY = ("nanolib.experiments.model.cases.total_bytes", "nanolib.run.workload.free_bytes")
+TEXT = ("nanolib.models.text.load",)
+RANKS = tuple(f"nanolib.experiments.distributed.{name}.measure_on_ranks" for name in ("decode", "prefill", "training"))
+ON_RANKS = {"DecodeCase", "PrefillCase", "ShardedTrainingCase"}
+RESIDENT = ("nanolib.run.holding_rows.resident_row", "nanolib.meters.memory.resident_row")

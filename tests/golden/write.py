@@ -1,0 +1,34 @@
+"""Make the sheet anew: `python -m tests.golden.write`, or `... write quick` for one suite, `... write full model` for one file."""
+
+import sys
+
+from tests.golden import answers, names, sheet
+
+
+def whole(suite: str, notebook: str) -> sheet.Sheet:
+    """The sheet of a suite's notebook."""
+    by_line = answers.cases(suite, notebook)
+    found = answers.counts(by_line)
+    for line, case in by_line.items():
+        found[line] = answers.all_of(suite, notebook, case)
+    return found
+
+
+def main(asked: list[str]) -> None:
+    """Write those files whose suite and notebook are asked for; all where none is."""
+    for suite in names.SUITES:
+        for notebook in names.NOTEBOOKS:
+            if set(asked) <= {suite, notebook}:
+                path = sheet.path_of(suite, notebook)
+                with answers.everywhere_alike():
+                    made = whole(suite, notebook)
+                lines = sheet.differences(sheet.read(path), made) if path.is_file() else []
+                sheet.write(path, made)
+                print(
+                    f"{path.relative_to(sheet.FOLDER)}: {len(made) - 1} cases, {len(lines)} difference(s)", flush=True
+                )
+                print(*(f"  {line}" for line in lines), sep="\n", end="\n" if lines else "")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
