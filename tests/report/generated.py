@@ -190,13 +190,13 @@ _SAYS = (
     (r"runs at \d+% of what", {"below"}),
     (r"costs loss|: worse after|communication that computing does not hide(?!, not)", {"above"}),
     (r"lowers the loss|: better after", {"below"}),
-    (r"does not pay at any size|No product measured gains", {"above"}),
+    (r"^FP8 is slower|No product measured gains", {"above"}),
     (r"^(?!profiling costs).*not distinguishable from zero", {"below", "not told apart"}),
     (r"^profiling costs: \w+, not distinguishable from zero", {"not told apart"}),  # the first of its modes
     (r"^profiling costs: \w+ [-\d]", {"above", "below"}),
 )
 _ORDERING = re.compile(
-    r"fastest|faster|slower|largest part|compute-bound|bound by waiting|communication-bound|FP8 pays|gains with"
+    r"fastest|faster|slower|largest part|compute-bound|bound by waiting|communication-bound|FP8 is faster|gains with"
 )
 
 

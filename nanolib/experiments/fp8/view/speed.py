@@ -163,7 +163,7 @@ def speed_words(table: pd.DataFrame) -> list[Claim]:
 
 
 def _pays(mode: str, group: pd.DataFrame) -> Claim:
-    """From which size on FP8 is faster; only where it is at every larger one too."""
+    """At which of the sizes measured FP8 is faster."""
     compared = tuple(
         pair
         for _, row in group.iterrows()
@@ -174,15 +174,13 @@ def _pays(mode: str, group: pd.DataFrame) -> Claim:
     )
     faster, slower = ([order is one for _, order, _ in compared] for one in (Order.BELOW, Order.ABOVE))
     sizes = group.assign(pays=faster).groupby(["parameters", "name"], sort=True)["pays"].any()
-    lasting = sizes[::-1].cummin()[::-1]
-    if lasting.any():
-        pays = f"FP8 pays from {lasting[lasting].index[0][1]} on"
-    elif sizes.any():
-        pays = f"FP8 pays at {listed(name for _, name in sizes[sizes].index)} and is not seen to at the largest size"
+    if sizes.any():
+        pays = f"FP8 is faster than bf16 at {listed(name for _, name in sizes[sizes].index)}"
+        pays += "" if sizes.all() else f", and not shown to be at {listed(name for _, name in sizes[~sizes].index)}"
     elif all(slower):
-        pays = "FP8 does not pay at any size measured"
+        pays = "FP8 is slower than bf16 at every size measured"
     else:
-        pays = "FP8 is not seen to pay at any size measured"
+        pays = "No clear difference between FP8 and bf16 at the sizes measured"
     found = leaders(group, "speed_up", ascending=False)
     best = found.iloc[0]
     who = listed(found["name"] + " in " + found["precision"]) + (", not told apart" if len(found) > 1 else "")

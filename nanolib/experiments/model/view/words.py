@@ -28,52 +28,46 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
     if timed.empty:
         return [Claim("No model case gave a time, so there is no verdict", advice="nano run quick model")]
     eager = timed[timed["optimisation"] == "eager"] if (timed["optimisation"] == "eager").any() else timed
-    claims: list[Claim] = []
-    for _, group in eager.groupby(["name", "attention_type", "dtype"], sort=False):
-        claims += _of_model(group.sort_values("seq_len").iloc[-1])
-    claims += memory_words(rows)
-    claims += batch_words(rows)
-    claims += _optimised(table)
-    claims += _slow_products(rows, table)
-    claims += roofline_words(rows, "model")
+    claims = [
+        _of_model(group.sort_values("seq_len").iloc[-1])
+        for _, group in eager.groupby(["name", "attention_type", "dtype"], sort=False)
+    ]
     for _, row in table[table["status"] == "oom_predicted"].iterrows():
         claims.append(Claim(f"{row['name']}, n = {int(row['seq_len'])}, was not started", row["message"]))
+    claims += [*_optimised(table), *memory_words(rows), *batch_words(rows), *_slow_products(rows, table)]
     laws = list(_laws(rows, eager))
-    if laws:
-        question = "at which length does the attention, quadratic in n, overtake the linear rest?"
-        return [*claims, *laws, Claim("A law holds for the lengths that were measured", advice=question)]
-    question = "how does it grow with the length? From four seq_lens on an exponent is fitted"
-    return [*claims, Claim("Fewer than four lengths gave a time", advice=question)]
+    if not laws:
+        question = "how does it grow with the length? From four seq_lens on an exponent is fitted"
+        laws = [Claim("Fewer than four lengths gave a time", advice=question)]
+    return [*claims, *laws, *roofline_words(rows, "model")]
 
 
-def _of_model(row: pd.Series) -> Iterator[Claim]:
+def _of_model(row: pd.Series) -> Claim:
     """What a model costs at its longest length."""
     about = f"{row['name']} ({row['attention_type']}, {row['dtype']}), batch {int(row['batch_size'])}, n = {int(row['seq_len'])}"
-
-    def figure(name: str) -> Figure:
-        return Figure.of(row, name, "latency", name, row["name"])
-
-    answer = f"inference takes {in_ms(row, 'inference')}, {row['inference_tokens_per_second']:,.0f} tokens/s"
-    sure = ""
-    if pd.notna(row["inference_predicted"]):
-        sure = f"{row['inference'] / row['inference_predicted']:.1f}× the roofline's prediction"
-    yield Claim(answer, sure, about=about, figures=(figure("inference"),))
+    times = [f"inference takes {in_ms(row, 'inference')}"]
+    sure = [f"inference {row['inference_tokens_per_second']:,.0f} tokens/s{_beside_roofline(row, 'inference')}"]
+    scopes, compared = ["inference"], ()
     if pd.notna(row["decode"]):
-        answer = f"the first token comes after {in_ms(row, 'prefill')}, then one takes {in_ms(row, 'decode')}"
-        sure = f"p99 {format_number(row['decode_p99'])} ms, {row['decode_tokens_per_second']:,.0f} tokens/s"
-        if pd.notna(row["decode_predicted"]):
-            sure += f", {row['decode'] / row['decode_predicted']:.1f}× the roofline's prediction"
-        yield Claim(answer, sure, about=about, figures=(figure("prefill"), figure("decode")))
+        times.append(f"a generated token {in_ms(row, 'decode')}")
+        tail = f"p99 {format_number(row['decode_p99'])} ms, {row['decode_tokens_per_second']:,.0f} tokens/s"
+        sure.append(f"the first token after {in_ms(row, 'prefill')}, then {tail}{_beside_roofline(row, 'decode')}")
+        scopes += ["prefill", "decode"]
     if pd.notna(row["training_step"]):
-        answer = (
-            f"a training step takes {in_ms(row, 'training_step')} and {row['training_memory']:,.0f} MiB at its peak"
-        )
+        times.append(f"a training step {in_ms(row, 'training_step')}")
         largest, compared = _largest_phase(row)
-        sure = (
-            f"{row['training_to_inference']:.1f}× inference (3× is what the FLOPs say), "
-            f"{row['training_memory'] / row['footprint']:.1f}× the weights; {largest}"
-        )
-        yield Claim(answer, sure, about=about, compared=compared, figures=(figure("training_step"),))
+        more = f"{row['training_to_inference']:.1f}× inference (3× is what the FLOPs say)"
+        peak = f"{row['training_memory']:,.0f} MiB at its peak, {row['training_memory'] / row['footprint']:.1f}× the weights"
+        sure.append(f"training {more}, {peak}; {largest}")
+        scopes.append("training_step")
+    figures = tuple(Figure.of(row, scope, "latency", scope, row["name"]) for scope in scopes)
+    return Claim(overview.listed(times), "; ".join(sure), about=about, compared=compared, figures=figures)
+
+
+def _beside_roofline(row: pd.Series, scope: str) -> str:
+    """How many times as long as its prediction something took; nothing without one."""
+    predicted = row[f"{scope}_predicted"]
+    return "" if pd.isna(predicted) else f", {row[scope] / predicted:.1f}× the roofline's prediction"
 
 
 def _laws(rows: pd.DataFrame, eager: pd.DataFrame) -> Iterator[Claim]:
@@ -137,6 +131,8 @@ def _slow_products(rows: pd.DataFrame, table: pd.DataFrame) -> Iterator[Claim]:
 
 def _largest_phase(row: pd.Series) -> tuple[str, tuple[tuple[Figure, Order, Figure], ...]]:
     """Which part of a training step takes most, in words and as figures."""
+    if any(row[f"{name}_busy"] == 1 for name in _PHASES):
+        return "the machine was busy: no order drawn between its parts", ()
     phases = pd.DataFrame(
         [{"name": name} | {f"ms{end}": row[f"{name}{end}"] for end in ("", "_low", "_high")} for name in _PHASES]
     )
