@@ -173,7 +173,7 @@ def test_a_section_says_at_most_five_things(say):
 
 def test_what_never_settled_is_counted(say):
     cases = [attention_case("dense", 9, 10, 11), attention_case("b", 5, 6, 7, flags=(Flag.NO_STEADY_STATE,))]
-    said = "1 of 2 cases never settled: their intervals hold for this run alone."
+    said = "1 of 2 forward timings never settled: their intervals hold for this run alone."
     assert any(line.startswith(said) for line in say("attention", cases))
     assert not any("never settled" in line for line in say("attention", cases[:1]))
 

@@ -33,6 +33,14 @@ def test_most_of_the_time_is_more_than_half_of_it(say, others, named):
     assert line.count("%") == named
 
 
+@pytest.mark.parametrize("phase", ["decode", "training_step"])
+def test_layers_of_a_training_step_are_those_of_its_forward_pass(say, phase):
+    factors, (row,) = layer_case("blocks.0", {"gate": 3.0, "up": 1.0})
+    text = "\n".join(say("energy", [(factors | {"phase": phase}, [row])]))
+    assert ("most of its forward pass goes to gate 75%" in text) == (phase == "training_step")
+    assert ("most of the time goes to gate 75%" in text) == (phase == "decode")
+
+
 def test_a_model_without_numbered_blocks_has_no_depth(measured):
     factors, (row,) = layer_case("body", {"up": 1.0})
     row.details.update(activations={"mean": 0.1, "std": 1.0})

@@ -2,6 +2,7 @@
 
 import pytest
 
+from nanolib.experiments.distributed.rank_rows import part_rows
 from nanolib.experiments.distributed.view import decode_table
 from nanolib.measurement import Measurement, exact
 from tests.report.cases import COMPUTING, CORES, decode_case, timed
@@ -154,3 +155,10 @@ def test_communication_that_is_not_hidden_is_held_against_zero(say, low, zero):
     assert f" ms of a step (25%) is communication that computing does not hide{zero}" in line
     assert ("not distinguishable" in line) == bool(zero)
     assert line.endswith(": efficiency 0.500 [0.350 … 0.600].")
+
+
+@pytest.mark.parametrize(("runs", "confidence"), [(3, 0.75), (6, 0.95)])
+def test_a_part_of_few_calls_has_the_confidence_that_its_range_has(runs, confidence):
+    calls = [{"compute_a": 1.0 + at, "comm_b": 2.0, "wait_c": 0.5} for at in range(runs)]
+    rows = [row for row in part_rows([calls, calls], "ring", (), None) if row.metric == "part_time"]
+    assert {row.confidence for row in rows} == {confidence}

@@ -12,7 +12,7 @@ from nanolib.meters.time.latency import summarise
 from nanolib.meters.time.timer import KINDS
 from nanolib.models.attention.traffic import Traffic
 from nanolib.stats.compare import compare_paired
-from nanolib.stats.intervals import Interval, TooFewSamples, mean_interval, median_interval
+from nanolib.stats.intervals import Interval, TooFewSamples, mean_interval, median_interval, range_confidence
 
 Parts = Sequence[Sequence[dict[str, float]]]  # [ranks][runs]: block → ms
 
@@ -90,18 +90,19 @@ def _of_kind(run: dict[str, float], kind: str) -> float:
 def _part(
     series: Sequence[Sequence[float]], scope: str, flags: tuple[Flag, ...], predicted: float | None
 ) -> Measurement:
-    longest = slowest(series)
+    longest, confidence = slowest(series), 0.95
     try:
         low, estimate, high = median_interval(longest)
     except TooFewSamples:
         low, estimate, high = float(longest.min()), float(np.median(longest)), float(longest.max())
+        confidence = range_confidence(len(longest))
     each = [{"mean": float(np.mean(s)), "sd": float(np.std(s, ddof=1)) if len(s) > 1 else 0.0} for s in series]
     return Measurement(
         "part_time",
         estimate,
         low,
         high,
-        0.95,
+        confidence,
         n=len(longest),
         samples=tuple(map(float, longest)),
         predicted=predicted,

@@ -144,9 +144,10 @@ def _enough(curve: pd.Series, cold: pd.DataFrame) -> Claim:
     others = cold[(cold["run_id"] == curve["run_id"]) & (cold["direction"] == curve["scope"])]
     if (others["difference"] > MOVED).any():
         most = others["difference"].max()
-        answer = "some warm-up is needed now and then"
-        sure = f"none was detected in the curve's process, but in another the mean without it was {most:+.0%}; {steady}"
-        return Claim(answer, sure, "use 5 steps, or measure again", about, figures=figures)
+        sure = f"the curve's process shows no warm-up, but in another the mean without it was {most:+.0%}; {steady}"
+        return Claim(
+            "no clear answer: two fresh processes differ", sure, "use 5 steps, or measure again", about, figures=figures
+        )
     return Claim("no warm-up was detected in this one fresh process", steady, about=about, figures=figures)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 
 from nanolib.measurement import Flag
-from nanolib.report.overview import cached, of_experiment
-from nanolib.report.tables import Column, base, filled, flagged, ratios, titles
+from nanolib.report.overview import cached, of_experiment, pick
+from nanolib.report.tables import CASE, Column, base, filled, flagged, ratios, titles
 
 _FACTORS = ["name", "seq_len", "batch_size", "dtype", "causal", "device"]
 
@@ -54,7 +54,7 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
         Columns: the factors, those of `_COLUMNS` (`error_to_dense` and `cosine`: on random inputs), `once` (ms of a mask that is
         built once, and of compiling), `paid` (ms of one forward with `once`), the fastest dense `baseline`, its time `dense` (ms),
         `speed_up` over it and `speed_up_paid` with `once`, each with `_low` and `_high`, its `bound`, `above_bound`, `not_sparse`
-        (its mask removes nothing), `is_dense`, `message`.
+        (its mask removes nothing), `is_dense`, `forward_unsteady` (its forward never settled), `message`.
     """
     rows = of_experiment(rows, "attention")
     if "factor.pattern" in rows:  # what sparsity does to a model has a table of its own
@@ -63,6 +63,10 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
     if table.empty:
         return table
     table = filled(table, rows, _COLUMNS)
+    forward = pick(rows, "latency", "forward")
+    unsteady = forward[[Flag.NO_STEADY_STATE in flags for flags in forward["flags"]]]
+    one = [*CASE]
+    table["forward_unsteady"] = pd.MultiIndex.from_frame(table[one]).isin(pd.MultiIndex.from_frame(unsteady[one]))
     table["is_dense"] = table["name"].str.startswith(("dense", "flash_attn"))
     return _with_flags(_with_speed_up(_with_paid(table)), rows)
 

@@ -8,14 +8,13 @@ import pandas as pd
 
 from nanolib.experiments.attention.view.quality import quality_words
 from nanolib.experiments.attention.view.tables import attention_table
-from nanolib.measurement import Flag, format_number
+from nanolib.measurement import format_number
 from nanolib.report import overview
 from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.overview import cached
 from nanolib.report.roofline import roofline_words
 from nanolib.report.tables import in_ms, known, percent, times
 
-_UNSTEADY = Flag.NO_STEADY_STATE.value
 _MOST_PATTERNS = 6
 _Pairs = tuple[tuple[Figure, Order, Figure], ...]
 
@@ -37,9 +36,9 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
     if not _kinds(timed).any():
         advice = "add a kind such as {kind: sparse, pattern: window} to attention_types"
         claims.append(Claim("Only dense kernels were measured, so nothing is known of sparse attention", advice=advice))
-    unsteady = sum(_UNSTEADY in flags for flags in timed["flags"])
+    unsteady = int(timed["forward_unsteady"].sum())
     if unsteady:
-        said = f"{unsteady} of {len(timed)} cases never settled"
+        said = f"{unsteady} of {len(timed)} forward timings never settled"
         claims.append(
             Claim(said, "their intervals hold for this run alone", "raise budget_s, or repeat on an idle machine")
         )
@@ -167,6 +166,8 @@ def _removes_nothing(group: pd.DataFrame, about: str) -> Iterator[Claim]:
 
 def _sparser(name: str) -> str:
     """What would make a mask sparse that removes nothing, by the kind's name."""
+    if name.startswith("threshold"):
+        return "smaller tiles (block_size), a smaller mass, or longer sequences make it sparse"
     if name.startswith("strided"):  # its stride is its window, in whole tiles
         return "smaller tiles (block_size), or a larger window, make it sparse"
     if " s=" in name:

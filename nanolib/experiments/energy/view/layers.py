@@ -331,7 +331,9 @@ def layer_words(rows: pd.DataFrame) -> list[Claim]:
             more = ", more than faster kernels" if between > 0.5 else ""
             sure, advice = "much lies between operations", f"larger batches or compiling would help{more}"
         text = ", ".join(f"{_SPOKEN.get(name, name)} {share:.0%}" for name, share in most.items())
-        claims.append(Claim(f"most of the time goes to {text}", sure, advice, case))
+        # profilers watch the forward calls of modules, of a training step too
+        what = "most of its forward pass" if case.startswith("training step") else "most of the time"
+        claims.append(Claim(f"{what} goes to {text}", sure, advice, case))
     claims += _unseen(rows)
     table = overhead_table(rows)
     for case, part in table[table["mode"] != "again"].groupby("case", sort=False) if len(table) else []:
