@@ -33,7 +33,6 @@ _SAMPLE_S = 0.05
 _COURSE = 60
 _SETTLE_S = 2.0  # how long leaving waits for one more reading of a slow source
 IDLE_S = 2.0
-_ELSEWHERE = "read it with the vendor's own tool, or replay a recording (power_trace)"
 _NO_READING = {
     Provenance.ESTIMATED: "from how busy the cores were: a range, not a reading",
     Provenance.REPLAYED: "from a recording, and no reading of this machine",
@@ -89,7 +88,7 @@ class Track:
         watts = np.array([reading.watts for reading in readings])
         inside = watts[(np.array(t) >= window.start_s) & (np.array(t) <= window.end_s)]
         if (inside <= 0).any() and not (inside > 0).any():
-            raise BadInput(f"{window.name}: {self._named} read 0 W, which is no reading; {_ELSEWHERE}")
+            raise BadInput(f"{self._named} read 0 W, which is no reading; {self._remedy}")
         found = integrate(t, np.where(watts > 0, watts, math.nan), window.start_s, window.end_s)
         if self.source.provenance is not Provenance.ESTIMATED:
             return found
@@ -106,14 +105,17 @@ class Track:
         stood_s = longest_standstill(t[inside], joules[inside])
         if stood_s < MIN_PERIODS / 2 * usual_s:
             return ""
-        return (
-            f"{window.name}: {self._named} stood still for {stood_s:.3g} of {window.seconds:.3g} s, which is no reading; "
-            f"{_ELSEWHERE}"
-        )
+        stood = f"stood still for {stood_s:.3g} of {window.seconds:.3g} s"
+        return f"{self._named} {stood}, which is no reading; {self._remedy}"
 
     @property
     def _named(self) -> str:
         return " of ".join(filter(None, [self.source.name, self.source.of]))
+
+    @property
+    def _remedy(self) -> str:
+        replayed = self.source.provenance is Provenance.REPLAYED
+        return "record it again" if replayed else "record the power by other means, and replay it (power_trace)"
 
     def checked_energy(self, window: Window) -> Interval:
         """Joules in a window that is long enough for its sensor.
