@@ -1,10 +1,13 @@
+from pathlib import Path
+
 import pytest
 
 from nanolib import PRESETS, NanoConfig, create_model
 from nanolib.measurement import BadInput
 
-# From the shapes: small and medium to the digit, the others as the sizes are quoted.
-QUOTED = {"small": 128_625_408, "medium": 423_183_360, "large": 969.4e6, "xl": 1.998e9, "2.7B": 3.41e9}
+# From the shapes: to the digit, and large as the size is quoted.
+QUOTED = {"small": 128_625_408, "medium": 423_183_360, "large": 969.4e6, "xl": 1_998_235_200, "2.7B": 3_406_809_600}
+RECIPES = Path(__file__).parents[1] / "docs" / "recipes.md"
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -16,7 +19,12 @@ def test_parameter_count_is_that_of_the_model(name):
 @pytest.mark.parametrize(("name", "count"), QUOTED.items())
 def test_presets_have_the_quoted_sizes(name, count):
     got = NanoConfig.from_preset(name).parameter_count
-    assert got == count if isinstance(count, int) else got == pytest.approx(count, rel=5e-4 if count < 3e9 else 2e-3)
+    assert got == count if isinstance(count, int) else got == pytest.approx(count, rel=5e-4)
+
+
+def test_the_recipes_say_whose_size_xl_is():
+    (line,) = (line for line in RECIPES.read_text(encoding="utf-8").splitlines() if "`xl`" in line)
+    assert f"2025 ({QUOTED['xl']:,} weights)" in line and f"({QUOTED['2.7B']:,})" in line
 
 
 def test_assignment_is_validated_and_refused_whole():

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from nanolib.measurement import Unsupported
 from nanolib.models import optimise
@@ -136,7 +137,9 @@ class HuggingFaceGeneration(Generation):
     @property
     def tensors(self) -> list[torch.Tensor]:
         """The cache, the prompt and the last token."""
-        cached = [x for layer in self.cache.layers for x in (layer.keys, layer.values)] if self.cache else []
+        # keys and values of attention, states of other layers; not whole numbers such as a window's size
+        kept = tree_leaves([vars(layer) for layer in self.cache.layers]) if self.cache else []
+        cached = [x for x in kept if isinstance(x, torch.Tensor) and x.is_floating_point()]
         return [*cached, self.prompt, self.token]
 
 

@@ -119,12 +119,12 @@ def test_what_cannot_be_foreseen_is_measured_all_the_same(store, name, options):
         ("odd_models:frozen", {}, {}, "training", "has no weight that learns; leave the loss out: train: false"),
         (
             *(
-                "hf:MistralForCausalLM",
-                MIXTRAL | {"sliding_window": 8},
+                "hf:Lfm2ForCausalLM",
+                LLAMA | {"layer_types": ["conv", "full_attention"]},
                 {"new_tokens": 2, "train": False},
                 "generation",
             ),
-            "forgets what lies outside its window, and cannot be taken back to the prompt; set sliding_window to null",
+            "cannot go back to the prompt; set new_tokens to 0",
         ),
     ],
 )
