@@ -68,7 +68,8 @@ def test_the_encoder_sees_its_whole_half_and_the_decoder_no_future():
 def test_it_starts_at_chance_and_learns():
     model = create_model(_config(), seed=0)
     data, generator = text.load(), torch.Generator().manual_seed(0)
-    assert float(model.loss(text.batch(data, 8, 33, generator)).detach()) == pytest.approx(math.log(300), rel=0.02)
+    drawn = torch.randint(300, (8, 33), generator=generator)  # the text is another with each version of Python
+    assert float(model.loss(drawn).detach()) == pytest.approx(math.log(300), rel=0.02)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(30):
         loss = model.loss(text.batch(data, 8, 33, generator))
