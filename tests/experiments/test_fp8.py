@@ -163,6 +163,13 @@ def test_the_learning_rate_rises_over_a_tenth_and_falls_to_zero():
     assert rate_share(0, 10) == 1.0 and 0 < rate_share(9, 10) < 0.2  # the fewest steps that may be asked for
 
 
+def test_a_training_steps_flops_are_those_of_forward_and_backward(rows):
+    counted = rows[(rows["metric"] == "flops") & (rows["scope"] == "training_step")]["estimate"]
+    d, n = 64, 16
+    forward = 2 * n * (4 * d * d + 2 * d * 4 * d) + 2 * n * d * 256 + 4 * 2 * (n * (n + 1) // 2) * 32
+    assert set(counted) == {3 * forward}
+
+
 def test_the_converted_share_is_of_all_flops():
     case = next(case for case in fp8.cases(fp8.Params(**SMALL)) if isinstance(case, fp8.SpeedCase) and case.recipe)
     model = create_model(case.model_case.config, "meta")

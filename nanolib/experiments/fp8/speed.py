@@ -77,7 +77,7 @@ class SpeedCase(Case):
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
         """`flops` and `parameters`; for 8 bits the share of FLOPs that is converted and the bound that follows."""
         predicted = self.model_case.predict()  # empty where an own model is missing
-        found = {"parameters": predicted["parameters"], "flops": self.model_case.flops} if predicted else {}
+        found = {name: predicted[name] for name in ("parameters", "flops")} if predicted else {}
         if self.recipe and found and not self.runs_code:
             built = dataclasses.replace(self.model_case, device="meta").build()
             fp8.convert(built, self.recipe, excluded_modules=self.keep, emulate=True)
@@ -99,7 +99,7 @@ class SpeedCase(Case):
             work = next(step.workloads())
             first_call_ms(work.call)
             latency = measure(work.call, scope=self.mode, **params.timing(self.device))
-            flops = self.model_case.flops
+            flops = int(self.model_case.work)
             yield dataclasses.replace(
                 latency, details={**latency.details, "parameters": self.model_case.parameter_count}
             )
