@@ -45,7 +45,15 @@ def cached(experiment: str) -> Callable[[Callable[[pd.DataFrame], _Made]], Calla
 def _sound(made: _Made) -> _Made:
     """A table as it is; of a verdict what may be said, in the order in which it was given."""
     if isinstance(made, list):
-        return list(dict.fromkeys(claim.without_busy_order() for claim in made))[:MOST_CLAIMS]
+        busy: set[str] = set()  # once of each thing is enough
+        kept = []
+        for claim in made:
+            sound = claim.without_busy_order()
+            if sound is claim or claim.about not in busy:
+                kept.append(sound)
+            if sound is not claim:
+                busy.add(claim.about)
+        return kept[:MOST_CLAIMS]
     return made
 
 

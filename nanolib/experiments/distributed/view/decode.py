@@ -216,7 +216,7 @@ def decode_words(rows: pd.DataFrame) -> list[Claim]:
 
 
 def _figure(row: pd.Series) -> Figure:
-    return Figure.of(row, "latency", "latency", row["form"], row["ranks"])
+    return Figure.of(row, "latency", "latency", row["form"], f"{row['form'].replace('_', ' ')} on {ranks_words(row)}")
 
 
 def _fastest(tied: pd.DataFrame, others: pd.DataFrame, about: str) -> Claim:

@@ -236,7 +236,13 @@ def prefill_words(rows: pd.DataFrame) -> list[Claim]:
 
 
 def _prefill(row: pd.Series) -> Figure:
-    return Figure.of(row, "latency", "latency", f"{row['form']} {row['direction']}", row["ranks"])
+    return Figure.of(
+        row,
+        "latency",
+        "latency",
+        f"{row['form']} {row['direction']}",
+        f"{row['form'].replace('_', ' ')} on {ranks_words(row)}",
+    )
 
 
 def training_words(rows: pd.DataFrame) -> list[Claim]:
