@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nanolib.measurement import METRICS, format_with_interval
+from nanolib.measurement import METRICS, format_number, format_with_interval
 
 _MOST_FIGURES = 4
 MOST_CLAIMS = 5  # of a section: a reader takes in no more; its tables have the rest
@@ -63,7 +63,8 @@ class Figure:
     def __str__(self) -> str:
         """The name, the figure with its interval, and the unit."""
         unit = METRICS[self.metric].unit if self.metric else "1"
-        number = format_with_interval(self.estimate, self.low, self.high)
+        exact = self.low == self.estimate == self.high
+        number = format_number(self.estimate) if exact else format_with_interval(self.estimate, self.low, self.high)
         return f"{self.name} {number}{'' if unit == '1' else f' {unit}'}".strip()
 
 
@@ -96,7 +97,7 @@ class Claim:
         pairs = [pair for pair in self.compared if any(figure.busy for figure in pair[::2])]
         if not pairs:
             return self
-        figures = dict.fromkeys(figure for pair in pairs for figure in pair[::2])
+        figures = dict.fromkeys(figure for pair in pairs for figure in pair[::2] if figure.low != figure.high)
         sure = ", ".join(str(figure) for figure in list(figures)[:_MOST_FIGURES])
         advice = "repeat the run when no other process uses the machine"
         return Claim("Machine busy: no order drawn", sure, advice, self.about, (), tuple(figures), machine=self.machine)

@@ -9,6 +9,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
+from nanolib.measurement import Flag
 from nanolib.report.claim import Claim, Figure, comparing
 from nanolib.report.drawing import HEIGHT, WIDTH, Chart, colour_and_shape, short_names
 from nanolib.report.frame import Drawn, framed, tooltips, with_interval
@@ -48,6 +49,7 @@ def roofline_table(rows: pd.DataFrame, experiment: str = "") -> pd.DataFrame:
     }
     followed = [name for name in achieved if name.startswith("link_")]
     table = achieved[[*key, *followed, *(name for name in columns if name in achieved)]].rename(columns=columns)
+    table["achieved_busy"] = [Flag.BUSY_MACHINE in flags for flags in achieved["flags"]]
     table = filled(table, rows, (Column("flops", "", "flops"), Column("moved", "", "bytes")), key)
     peaks = rows.assign(dtype=rows["scope"])  # a ceiling is of a type, or of the copy
     table = filled(table, peaks, (Column("peak", "", "ceiling_flops", interval=True),), ["run_id", "dtype"])

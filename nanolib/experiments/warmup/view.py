@@ -155,7 +155,10 @@ def _without(row: pd.Series, table: pd.DataFrame) -> Claim:
     """What no warm-up does to the mean, and to the median as far as the two intervals tell."""
     same = (table["run_id"] == row["run_id"]) & (table["direction"] == row["direction"])
     warm = table[same & (table["warmup_steps"] == 5)].iloc[0]
-    medians = [Figure.of(line, "median", "latency", row["direction"]) for line in (row, warm)]
+    medians = [
+        Figure.of(line, "median", "latency", row["direction"], f"after {int(line['warmup_steps'])} steps")
+        for line in (row, warm)
+    ]
     moved = "cannot be told from that after 5"
     if medians[0].against(medians[1]) is not Order.ALIKE:
         moved = f"is {row['median'] / warm['median'] - 1:+.0%} against that after 5"

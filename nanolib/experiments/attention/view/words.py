@@ -87,9 +87,8 @@ def _answer(group: pd.DataFrame, about: str) -> Iterator[Claim]:
     for lengths, words in ((slower, "it is slower"), (unclear, "there is no clear difference")):
         sure += [f"{words} at {_tokens(lengths)}"] if lengths and lengths is not shown else []
     sure += [f"the machine was busy at {_tokens(busy)}: no order drawn"] if busy and busy is not shown else []
-    compared = tuple(
-        pair for seq_len, of_one in pairs.items() for pair in of_one if seq_len not in busy or busy is shown
-    )
+    told = busy[-1:] if busy is shown else [seq_len for seq_len in pairs if seq_len not in busy]
+    compared = tuple(pair for seq_len in told for pair in pairs[seq_len])
     advice = "raise budget_s for narrower intervals" if shown is unclear else ""
     yield Claim(answer, "; ".join(sure), advice, about, compared)
 
@@ -207,7 +206,7 @@ def _sparse(group: pd.DataFrame) -> pd.DataFrame:
 
 
 def _forward(row: pd.Series) -> Figure:
-    return Figure.of(row, "forward", "latency", "forward", row["name"])
+    return Figure.of(row, "forward", "latency", "forward", f"{row['name']} at {_tokens([int(row['seq_len'])])}")
 
 
 def _dense(group: pd.DataFrame, seq_len: int) -> list[Figure]:

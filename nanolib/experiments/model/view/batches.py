@@ -61,6 +61,7 @@ def _rated(group: pd.DataFrame) -> pd.DataFrame:
     for end, other in (("", ""), ("_low", "_high"), ("_high", "_low")):
         found[f"user{end}"] = 1e3 / group[f"decode{other}"]
         found[f"total{end}"] = found[f"user{end}"] * group["batch_size"]
+    found["user_busy"] = found["total_busy"] = group.get("decode_busy", False)
     found["latency_row"] = group["decode_row"]
     lines = [line for _, line in found.iterrows()]
     gains = [(math.nan,) * 3, *(_gain(a, b) for a, b in pairwise(lines))]
@@ -84,10 +85,13 @@ def _standing(line: pd.Series, others: list[pd.Series]) -> str:
     """Whether another batch is better for one user and for all, as far as intervals tell."""
     standing = FRONT
     for other in others:
-        orders = [Figure.of(line, name).against(Figure.of(other, name)) for name in ("user", "total")]
-        if orders == [Order.BELOW, Order.BELOW]:
+        figures = [(Figure.of(line, name), Figure.of(other, name)) for name in ("user", "total")]
+        orders = [first.against(second) for first, second in figures]
+        if other is not line and any(figure.busy for pair in figures for figure in pair):
+            standing = UNDECIDED
+        elif orders == [Order.BELOW, Order.BELOW]:
             return BEATEN
-        if other is not line and Order.ABOVE not in orders:
+        elif other is not line and Order.ABOVE not in orders:
             standing = UNDECIDED
     return standing
 
@@ -173,7 +177,14 @@ def _knee(lines: list[pd.Series]) -> tuple[str, tuple[tuple[Figure, Order, Figur
     """From which batch on no larger one brings half of what it could, in words."""
     half, paying = Figure.exactly(_HALF, "half"), []
     for at, before in enumerate(lines[:-1], 1):
-        gains = [Figure(*_gain(before, line), name=f"to batch {int(line['batch_size'])}") for line in lines[at:]]
+        gains = [
+            Figure(
+                *_gain(before, line),
+                name=f"d ln(tokens/s) / d ln(batch) up to batch {int(line['batch_size'])}",
+                busy=bool(before["total_busy"] == 1 or line["total_busy"] == 1),
+            )
+            for line in lines[at:]
+        ]
         orders = [gain.against(half) for gain in gains]
         if Order.ABOVE in orders:
             paying.append(gains[orders.index(Order.ABOVE)])
