@@ -180,7 +180,7 @@ def _pays(mode: str, group: pd.DataFrame) -> Claim:
     elif all(slower):
         pays = "FP8 is slower than bf16 at every size measured"
     else:
-        pays = "No clear difference between FP8 and bf16 at the sizes measured"
+        pays = "FP8 is not shown to be faster than bf16 at any size measured"
     found = leaders(group, "speed_up", ascending=False)
     best = found.iloc[0]
     who = listed(found["name"] + " in " + found["precision"]) + (", not told apart" if len(found) > 1 else "")
