@@ -215,6 +215,6 @@ def test_of_a_test_that_failed_its_last_error_is_told(text, said):
 
 
 def test_of_a_test_that_was_skipped_the_reason_is_told():
-    session = pytest_session.Session(lambda **_: None, lambda *_: None, lambda: None)
+    session = pytest_session.Session(lambda **_: None, lambda call: call, lambda *_: "", lambda: None)
     session.pytest_runtest_logreport(SimpleNamespace(outcome="skipped", longrepr=("/a/b.py", 6, "Skipped: no GPU")))
     assert session._endings == [("unsupported", "Skipped: no GPU")]
