@@ -389,9 +389,8 @@ def case_name(factors: Mapping[str, Any]) -> str:
         "memory_form",
         "precision",
         "arm",
-        "variant",
-        "remedy",
     )
+    kinds += ("variant", "remedy")
     named = [str(factors[name]) for name in kinds if name in factors]
     if {"m", "k", "n"} <= factors.keys():
         named.append(f"{factors['m']}x{factors['k']}x{factors['n']}")

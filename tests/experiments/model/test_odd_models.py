@@ -124,7 +124,7 @@ def test_what_cannot_be_foreseen_is_measured_all_the_same(store, name, options):
                 {"new_tokens": 2, "train": False},
                 "generation",
             ),
-            "cannot go back to the prompt; set new_tokens to 0",
+            "cannot go back to the prompt; leave decoding out: new_tokens: 0 in model",
         ),
     ],
 )

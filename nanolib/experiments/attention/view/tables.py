@@ -64,7 +64,7 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
         return table
     table = filled(table, rows, _COLUMNS)
     forward = pick(rows, "latency", "forward")
-    unsteady = forward[[Flag.NO_STEADY_STATE in flags for flags in forward["flags"]]]
+    unsteady = forward.loc[[Flag.NO_STEADY_STATE in flags for flags in forward["flags"]]]
     one = [*CASE]
     table["forward_unsteady"] = pd.MultiIndex.from_frame(table[one]).isin(pd.MultiIndex.from_frame(unsteady[one]))
     table["is_dense"] = table["name"].str.startswith(("dense", "flash_attn"))
