@@ -31,7 +31,6 @@ from nanolib.cli.command import (
 from nanolib.measurement import printable
 from nanolib.paths import database_path
 
-_MOST_SAID = 8  # lines of a notebook's answer
 _FEW = 40  # cases that are planned before helpers would have begun
 
 
@@ -139,8 +138,7 @@ def _answers(end: Any) -> list[str]:
     for heading, claims in groups:
         lines += [f"  {heading}:"] if heading else []
         lines += [f"  {'  ' if heading else ''}{claim.sentence}" for claim in claims]
-    more = len(lines) - 1 - _MOST_SAID
-    return [*lines[: _MOST_SAID + 1], *([f"  … and {more} more in the report"] if more > 0 else []), ""]
+    return [*lines, ""]
 
 
 def _show_plan(jobs: list[Any]) -> None:

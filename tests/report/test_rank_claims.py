@@ -54,7 +54,7 @@ def test_scaling_is_against_the_best_single_rank_and_not_the_algorithms_own(say,
     cases = [decode_case(alone, world=1), decode_case(crowd, world=2)]
     line = say("distributed", cases)[0]
     assert (
-        "63% [57% … 68%] of perfect scaling; one rank takes 12.6 ms [12.0 … 13.0] (one message, the fastest there)"
+        "63% [57% … 68%] of perfect scaling; one rank takes 12.6 ms [12.0 … 13.0] (one message, the lowest median there)"
         in line
     )
     other = {"fused": ((3, 4, 5), 0, COMPUTING)}  # of another shape

@@ -84,7 +84,7 @@ def _answer(group: pd.DataFrame, about: str) -> Iterator[Claim]:
     else:
         answer = f"Dense attention is faster than sparse at {_tokens(shown)}"
     sure = [_gain(best[seq_len]) for seq_len in dict.fromkeys((shown[-1], shown[0]))]
-    for lengths, words in ((slower, "it is slower"), (unclear, "there is no clear difference")):
+    for lengths, words in ((slower, "dense is faster"), (unclear, "there is no clear difference")):
         sure += [f"{words} at {_tokens(lengths)}"] if lengths and lengths is not shown else []
     sure += [f"the machine was busy at {_tokens(busy)}: no order drawn"] if busy and busy is not shown else []
     told = busy[-1:] if busy is shown else [seq_len for seq_len in pairs if seq_len not in busy]
@@ -142,12 +142,25 @@ def _other_patterns(group: pd.DataFrame, about: str) -> Iterator[Claim]:
     at = sparse[sparse["seq_len"] == sparse["seq_len"].max()].sort_values("speed_up", ascending=False)
     if len(at) < 2:
         return
-    gains = [f"{row['name']} {times(row, 'speed_up')} (removes {row['sparsity']:.0%})" for _, row in at.iterrows()]
+    gains = [
+        f"{row['name']} {times(row, 'speed_up')} (removes {row['sparsity']:.0%}, {_where_faster(group, row['name'])})"
+        for _, row in at.iterrows()
+    ]
     more = [f"{len(gains) - _MOST_PATTERNS} more in the table"] if len(gains) > _MOST_PATTERNS else []
     dense = _dense(group, at["seq_len"].iloc[0])
     pairs = tuple(pair for _, row in at.iterrows() for pair in comparing(_forward(row), *dense))
     answer = f"Each pattern at {_tokens([int(at['seq_len'].iloc[0])])}, as fast as {at['baseline'].iloc[0]}"
     yield Claim(answer, ", ".join([*gains[:_MOST_PATTERNS], *more]), "", about, pairs)
+
+
+def _where_faster(group: pd.DataFrame, name: str) -> str:
+    """At which lengths one pattern is faster than every dense kernel."""
+    own = _sparse(group)[lambda lines: lines["name"] == name].sort_values("seq_len")
+    orders = (
+        (int(row["seq_len"]), comparing(_forward(row), *_dense(group, row["seq_len"]))) for _, row in own.iterrows()
+    )
+    lengths = [seq_len for seq_len, compared in orders if compared and _order(compared) == "faster"]
+    return f"faster at {_tokens(lengths)}" if lengths else "faster at none"
 
 
 def _removes_nothing(group: pd.DataFrame, about: str) -> Iterator[Claim]:

@@ -240,7 +240,7 @@ def _fastest(tied: pd.DataFrame, others: pd.DataFrame, about: str) -> Claim:
         answer = f"no clear difference between {ranks} and the best single rank"
     more = " (more than 100% where a rank's part fits its cache)" if best["efficiency_high"] > 1 else ""
     sure = f"{takes}, {_percent(best, 'efficiency')} of perfect scaling{more}; one rank takes {in_ms(best, 'alone')} "
-    sure += f"({best['baseline'].replace('_', ' ')}, the fastest there); {which}"
+    sure += f"({best['baseline'].replace('_', ' ')}, the lowest median there); {which}"
     return Claim(answer, sure, about=about, compared=comparing(_figure(best), one) + compared)
 
 
@@ -271,7 +271,10 @@ def _bound(tied: pd.DataFrame) -> Claim:
         sure = f"{ms}, and {why}: nothing says that more ranks would help"
         return Claim("compute-bound", sure, "one rank with as many threads", compared=compared)
     if best["binds"] not in KINDS:
-        answer, sure = "what bounds it cannot be told", f"{ms}: the intervals of the parts overlap"
+        answer, sure = (
+            "what bounds it cannot be told",
+            f"{ms}: the intervals of computing and of wait + communication overlap",
+        )
         return Claim(answer, sure, "raise budget_s")
     compared = comparing(sending, compute) + comparing(wait, communication)
     if best["binds"] == "wait":

@@ -67,7 +67,7 @@ def _of_model(row: pd.Series) -> Claim:
 def _beside_roofline(row: pd.Series, scope: str) -> str:
     """How many times as long as its prediction something took; nothing without one."""
     predicted = row[f"{scope}_predicted"]
-    return "" if pd.isna(predicted) else f", {row[scope] / predicted:.1f}× the roofline's prediction"
+    return "" if pd.isna(predicted) else f", {row[scope] / predicted:.1f}× the time that the roofline predicts"
 
 
 def _laws(rows: pd.DataFrame, eager: pd.DataFrame) -> Iterator[Claim]:
