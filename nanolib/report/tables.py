@@ -254,9 +254,9 @@ def in_ms(row: pd.Series, column: str) -> str:
     return f"{format_number(row[column], low, high)} ms [{ends}]"
 
 
-def percent(row: pd.Series, column: str) -> str:
-    """A share of a table's line with its interval, none of it above 1: what seems to exceed the whole is the whole."""
-    share, low, high = (min(row[f"{column}{end}"], 1.0) for end in ("", "_low", "_high"))
+def percent(row: pd.Series, column: str, most: float = 1.0) -> str:
+    """A share of a table's line with its interval, none of it above `most`: what seems to exceed the whole is the whole."""
+    share, low, high = (min(row[f"{column}{end}"], most) for end in ("", "_low", "_high"))
     return f"{share:.0%}" if pd.isna(low) or pd.isna(high) else f"{share:.0%} [{low:.0%} … {high:.0%}]"
 
 

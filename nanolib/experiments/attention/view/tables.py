@@ -65,8 +65,8 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
     table = filled(table, rows, _COLUMNS)
     forward = pick(rows, "latency", "forward")
     unsteady = forward.loc[[Flag.NO_STEADY_STATE in flags for flags in forward["flags"]]]
-    one = [*CASE]
-    table["forward_unsteady"] = pd.MultiIndex.from_frame(table[one]).isin(pd.MultiIndex.from_frame(unsteady[one]))
+    cases, never_settled = (pd.MultiIndex.from_frame(part[[*CASE]]) for part in (table, unsteady))
+    table["forward_unsteady"] = cases.isin(never_settled)
     table["is_dense"] = table["name"].str.startswith(("dense", "flash_attn"))
     return _with_flags(_with_speed_up(_with_paid(table)), rows)
 
@@ -77,7 +77,6 @@ def _with_paid(table: pd.DataFrame) -> pd.DataFrame:
     for end in ("", "_low", "_high"):
         table[f"once{end}"] = table[f"mask{end}"].where(kept).fillna(0) + table["compile"].fillna(0)
         table[f"paid{end}"] = table[f"forward{end}"] + table[f"once{end}"]
-    table["paid_busy"] = table["forward_busy"].eq(True) | table["mask_busy"].eq(True)
     return table
 
 
@@ -93,7 +92,6 @@ def _with_speed_up(table: pd.DataFrame) -> pd.DataFrame:
         f"dense{end}": dense.groupby(shape, dropna=False)[f"forward{end}"].transform(_least)
         for end in ("_low", "_high")
     }
-    ends["dense_busy"] = dense.groupby(shape, dropna=False)["forward_busy"].transform("any")
     dense = dense.assign(**ends).rename(columns={"name": "baseline", "forward": "dense", "block_sparsity": "tiles"})
     dense = dense.drop_duplicates(shape)[[*shape, "baseline", "dense", *ends, "tiles"]]
     table = table.merge(dense, on=shape, how="left")

@@ -33,7 +33,7 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
         about = ", ".join([f"{'Causal' if causal else 'Non-causal'}, batch {int(batch)}, {dtype}", *named])
         groups.append((about, group))
     claims = [claim for about, group in groups for claim in _answer(group, about)]
-    if not _kinds(timed).any():
+    if not _of_sparse_kind(timed).any():
         advice = "add a kind such as {kind: sparse, pattern: window} to attention_types"
         claims.append(Claim("Only dense kernels were measured, so nothing is known of sparse attention", advice=advice))
     unsteady = int(timed["forward_unsteady"].sum())
@@ -52,7 +52,7 @@ def _answer(group: pd.DataFrame, about: str) -> Iterator[Claim]:
     """Whether a pattern is faster than every dense kernel, at each length that was measured."""
     sparse = _sparse(group)
     if sparse.empty:
-        if _kinds(group).any():
+        if _of_sparse_kind(group).any():
             yield from _removes_nothing(group, about)
         return
     found: dict[str, list[int]] = {"faster": [], "slower": [], "unclear": [], "busy": []}
@@ -112,14 +112,10 @@ def _gain(row: pd.Series) -> str:
     if row["above_bound"]:
         text += f", more than the {row['bound']:.2f}× that skipped tiles explain"
     if row["once"] > 0:
-        what = " and ".join(
-            name for name in ("mask", "compile") if row[name] > 0 and (name, row["mask_kept"]) != ("mask", False)
-        )
-        what = {"mask": "builds the mask", "compile": "compiles", "mask and compile": "builds the mask and compiles"}[
-            what
-        ]
+        built = ["builds the mask"] if row["mask"] > 0 and row["mask_kept"] != 0 else []
+        also = " and ".join([*built, *(["compiles"] if row["compile"] > 0 else [])])
         text += (
-            f" ({times(row, 'speed_up_paid')} in the first call, which also {what} in {format_number(row['once'])} ms)"
+            f" ({times(row, 'speed_up_paid')} in the first call, which also {also} in {format_number(row['once'])} ms)"
         )
     elif row["mask_kept"] == 0:
         text += ", with choosing the mask in each call"
@@ -167,7 +163,7 @@ def _removes_nothing(group: pd.DataFrame, about: str) -> Iterator[Claim]:
     """Which kinds are dense at which lengths, since their masks remove nothing there, and what would change that."""
     lengths = {
         str(name): tuple(sorted(cases["seq_len"]))
-        for name, cases in group[_kinds(group) & group["not_sparse"]].groupby("name", sort=False)
+        for name, cases in group[_of_sparse_kind(group) & group["not_sparse"]].groupby("name", sort=False)
     }
     for at, advice in dict.fromkeys((at, _sparser(name)) for name, at in lengths.items()):
         names = [name for name, own in lengths.items() if (own, _sparser(name)) == (at, advice)]
@@ -208,14 +204,14 @@ def _fastest(group: pd.DataFrame, about: str) -> Iterator[Claim]:
         return
 
 
-def _kinds(group: pd.DataFrame) -> pd.Series:
+def _of_sparse_kind(group: pd.DataFrame) -> pd.Series:
     """Which lines are of a sparse kind, whatever its mask removes."""
     return ~group["is_dense"]
 
 
 def _sparse(group: pd.DataFrame) -> pd.DataFrame:
     """The lines whose mask removes something."""
-    return group[_kinds(group) & ~group["not_sparse"]]
+    return group[_of_sparse_kind(group) & ~group["not_sparse"]]
 
 
 def _forward(row: pd.Series) -> Figure:

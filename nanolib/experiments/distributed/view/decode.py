@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import altair as alt
@@ -25,7 +26,7 @@ from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
 from nanolib.report.linking import links
 from nanolib.report.overview import having, listed, pick, ranked
 from nanolib.report.palette import PALETTE
-from nanolib.report.tables import drawn_ends, in_ms, known, times
+from nanolib.report.tables import drawn_ends, in_ms, known, percent, times
 
 
 @framed("Decoding over a sharded cache: time per token", EXPERIMENT)
@@ -239,15 +240,9 @@ def _fastest(tied: pd.DataFrame, others: pd.DataFrame, about: str) -> Claim:
     if order is Order.ALIKE:
         answer = f"no clear difference between {ranks} and the best single rank"
     more = " (more than 100% where a rank's part fits its cache)" if best["efficiency_high"] > 1 else ""
-    sure = f"{takes}, {_percent(best, 'efficiency')} of perfect scaling{more}; one rank takes {in_ms(best, 'alone')} "
+    sure = f"{takes}, {percent(best, 'efficiency', math.inf)} of perfect scaling{more}; one rank takes {in_ms(best, 'alone')} "
     sure += f"({best['baseline'].replace('_', ' ')}, the lowest median there); {which}"
     return Claim(answer, sure, about=about, compared=comparing(_figure(best), one) + compared)
-
-
-def _percent(row: pd.Series, column: str) -> str:
-    """An efficiency with its interval: it may exceed 100 %, as a shard fits a cache that the whole does not."""
-    low, high = row[f"{column}_low"], row[f"{column}_high"]
-    return f"{row[column]:.0%}" + (f" [{low:.0%} … {high:.0%}]" if pd.notna(low) and pd.notna(high) else "")
 
 
 _SCALES = 0.8  # of perfect scaling: from here on one more rank is worth its cores
