@@ -33,7 +33,7 @@ bench: setup thorough
 	$(BIN)/python -m pip install --quiet -r tests/benchmarks/requirements.txt
 	for script in tests/benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
 
-# The first ten minutes on an NVIDIA GPU: each line is an assertion; results in outputs/gpu. Without one it says what it would do.
+# The first minutes on an NVIDIA GPU: each line is an assertion; results in outputs/gpu. Without one it says what it would do.
 gpu: setup
 	$(BIN)/python -m tests.gpu.first_minutes
 

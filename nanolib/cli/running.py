@@ -28,7 +28,8 @@ from nanolib.cli.command import (
     under,
     use_output,
 )
-from nanolib.measurement import printable
+from nanolib.installed import EVERYTHING, NOTEBOOKS, REPORTS, in_a_line, missing
+from nanolib.measurement import BadInput, printable
 from nanolib.paths import database_path
 
 _FEW = 40  # cases that are planned before helpers would have begun
@@ -68,6 +69,12 @@ def run(
     output: str | None,
 ) -> None:
     """Run a suite (default: quick) or some notebooks, then report."""
+    if gone := missing():
+        needed = (NOTEBOOKS,) if dry_run or no_report else (NOTEBOOKS, REPORTS)
+        line = in_a_line(gone, needed)
+        if any(part in gone for part in (EVERYTHING, *needed)):
+            raise BadInput(line)
+        echo(line, err=True)
     from nanolib.run.suite.warm_kernel import WarmKernel
 
     folder = use_output(output)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_flop
 
 from nanolib.config import NanoConfig
 
@@ -15,11 +15,22 @@ RECOMPUTING_BACKWARD_FACTOR = 2.5  # kernels that compute the scores again: five
 
 
 def _attention(query: tuple, key: tuple, value: tuple, *rest: object, **named: object) -> int:
-    return sdpa_flop(query, key, value)
+    return sdpa_flop(query, *(_per_query_head(query, each) for each in (key, value)))
 
 
 def _attention_backward(gradient: tuple, query: tuple, key: tuple, value: tuple, *rest: object, **named: object) -> int:
-    return round(BACKWARD_FACTOR * sdpa_flop(query, key, value))
+    return round(BACKWARD_FACTOR * _attention(query, key, value))
+
+
+def _attention_computed_again(
+    gradient: tuple, query: tuple, key: tuple, value: tuple, *rest: object, **named: object
+) -> int:
+    return sdpa_backward_flop(gradient, query, *(_per_query_head(query, each) for each in (key, value)))
+
+
+def _per_query_head(query: tuple, shared: tuple) -> tuple:
+    """The shape of keys or values with one head for each of the queries': torch before 2.13 counts no others."""
+    return (shared[0], query[1], *shared[2:])
 
 
 def _grouped(a: tuple, b: tuple, *rest: object, **named: object) -> int:
@@ -49,9 +60,12 @@ def _lstm_backward(*shapes: Any, **named: object) -> int:
     return round(BACKWARD_FACTOR * _lstm(*shapes))
 
 
-# Products that torch's counter takes for nothing: its attention on a CPU, the experts of a mixture, a matrix with a vector, 8 bits,
-# what modules do in one operation for inference, and a recurrent layer on a CPU.
+# Products that torch's counter takes for nothing, or fails on: heads that share keys, attention on a CPU, a mixture's experts, a
+# matrix with a vector, 8 bits, what modules do in one operation for inference, and a recurrent layer on a CPU.
+_KERNELS = ("flash", "efficient", "cudnn")
 _ADDED: dict[str, Callable[..., int]] = {
+    **{f"aten::_scaled_dot_product_{kernel}_attention": _attention for kernel in _KERNELS},
+    **{f"aten::_scaled_dot_product_{kernel}_attention_backward": _attention_computed_again for kernel in _KERNELS},
     "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
     "aten::_grouped_mm": _grouped,
@@ -65,10 +79,7 @@ _ADDED: dict[str, Callable[..., int]] = {
     "aten::mkldnn_rnn_layer_backward": _lstm_backward,
 }
 # An attention that computes its scores again in the backward pass: the work of the model is the same as of one that keeps them.
-_AS_MODEL = {
-    f"aten::_scaled_dot_product_{kind}_attention_backward": _attention_backward
-    for kind in ("flash", "efficient", "cudnn")
-}
+_AS_MODEL = {f"aten::_scaled_dot_product_{kernel}_attention_backward": _attention_backward for kernel in _KERNELS}
 
 
 def _operations(formulas: dict[str, Callable[..., int]]) -> dict[Any, Callable[..., int]]:

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from nanolib.measurement import Measurement, Status, exact
 from nanolib.meters.fakes import Fakes
 from nanolib.meters.limits import memory_limits
+from nanolib.meters.workspace import workspace_bytes
 
 MIB = 2**20
 _PROC = Path("/proc/self")
@@ -29,7 +30,7 @@ class LiveBytes(TorchDispatchMode):
     """Counts the bytes of every storage that an operation returns, from its birth to its death.
 
     Deterministic, so a test can pin it; slow, so it never runs inside a timing. Buffers that a kernel allocates and frees within
-    one operation are not seen.
+    one operation are not seen, but for those that `workspace_bytes` knows.
 
     Attributes:
         current: Bytes alive now, of those born since the mode was entered and those given to `watch`.
@@ -53,9 +54,10 @@ class LiveBytes(TorchDispatchMode):
         self.section = section
         self._note()
 
-    def _note(self) -> None:
-        self.peak = max(self.peak, self.current)
-        self.sections[self.section] = max(self.sections.get(self.section, 0), self.current)
+    def _note(self, workspace: int = 0) -> None:
+        now = self.current + workspace
+        self.peak = max(self.peak, now)
+        self.sections[self.section] = max(self.sections.get(self.section, 0), now)
 
     def watch(self, *tensors: torch.Tensor) -> None:
         """Count tensors that existed before."""
@@ -91,6 +93,7 @@ class LiveBytes(TorchDispatchMode):
         for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor) and leaf.untyped_storage()._cdata not in given:
                 self._born(leaf)
+        self._note(workspace_bytes(func, args))
         return out
 
 
@@ -220,14 +223,14 @@ def measure_memory(
         predicted_bytes: What a formula says of the live peak.
 
     Returns:
-        `peak_memory`, and `reserved_memory` (CUDA) or `resident_memory` (CPU), MiB.
+        `peak_memory` of `existing` and of what the call makes, and `reserved_memory` (CUDA) or `resident_memory` (CPU), MiB. What
+        else was alive is in the details, as part of `before`.
     """
     predicted = None if predicted_bytes is None else predicted_bytes / MIB
     with peak_memory(device, *existing) as live:
         fn()
-    before = {"before": live.before / MIB}
-    said = {"scope": scope, "method": live.method, "details": before}
-    peak = exact("peak_memory", live.live / MIB, predicted=predicted, **said)
+    said = {"scope": scope, "method": live.method, "details": {"before": live.before / MIB}}
+    peak = exact("peak_memory", live.of(*existing) / MIB, predicted=predicted, **said)
     if live.reserved is not None:
         return [peak, exact("reserved_memory", live.reserved / MIB, **said)]
     return [peak, resident_row(fn, scope)]

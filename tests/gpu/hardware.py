@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,6 +28,7 @@ from nanolib.store import Store
 
 Call = Callable[[], object]
 SECONDS = 2.0
+SETTLE_S = 1.5  # where the driver tells no power of the moment, what it tells is the mean over a second
 
 
 class Params(shared.Params):
@@ -47,11 +48,11 @@ class AccidentCase(Case):
         """See `nanolib.run.case.Case.measure`."""
         if self.accident == "memory":
             torch.empty(2**42, dtype=torch.uint8, device=self.device)
+        x = torch.ones(2, device=self.device)
         if self.accident == "assert":  # an index beyond its end, which the device alone finds
-            found = torch.zeros(1, device=self.device)[torch.tensor([8], device=self.device)]
+            x = x[torch.tensor([8], device=self.device)]
             torch.cuda.synchronize(self.device)
-            yield exact("flops", float(found))
-        yield exact("flops", float(torch.ones(2, device=self.device).sum()))
+        yield exact("flops", float(x.sum()))
 
 
 def cases(params: Params) -> list[Case]:
@@ -59,28 +60,74 @@ def cases(params: Params) -> list[Case]:
     return [AccidentCase(params.device, accident) for accident in params.accidents]
 
 
+NO_LOSS = {"parity_arms": [], "numerics": [], "quoted": False}
+DENSE = [
+    {"kind": "dense", "backend": name} for name in ("flash", "efficient", "cudnn")
+]  # math needs more than there is
+RANDOM = [{"kind": "sparse", "pattern": "random", "sparsity": share} for share in (0.5, 0.75, 0.9)]
+WINDOW = {"pattern": "window", "window": 256}
+WIDTHS = {"gpt_125M": 12, "gpt_350M": 8, "gpt_1.3B": 8, "gpt_6.7B": 4}  # blocks: the width decides what 8 bits gain
+
+
 class Hardware:
-    """One NVIDIA GPU, its driver and torch.
+    """One NVIDIA GPU, its driver and torch, and how large what it is asked is.
 
     Args:
-        device: As torch names it.
+        store: The database of its experiments.
     """
 
     device = "cuda:0"
-    doctor: ClassVar[dict[str, Any]] = {"budget_s": 2.0}
-    attention: ClassVar[dict[str, Any]] = {"seq_lens": [2048], "num_heads": 8, "head_dim": 64, "budget_s": 0.3}
+    doctor: ClassVar[dict[str, Any]] = {"budget_s": 1.0}
+    grid: ClassVar[dict[str, Any]] = {
+        "attention_types": [*DENSE, {"kind": "flash_attn"}, {"kind": "flex", **WINDOW}, *RANDOM],
+        "seq_lens": [1024, 4096, 16_384], "num_heads": 16, "head_dim": 128, "dtypes": ["bfloat16"],
+        "backward": True, "quality_patterns": [], "budget_s": 0.5,
+    }  # fmt: skip
+    attention: ClassVar[dict[str, Any]] = {"seq_lens": [2048], "num_heads": 8, "head_dim": 64, "budget_s": 0.2}
     long: ClassVar[int] = 8192
-    model: ClassVar[dict[str, Any]] = {"presets": ["gpt_125M"], "seq_lens": [512], "batch_sizes": [4]}
-    fp8: ClassVar[dict[str, Any]] = {"presets": ["gpt_125M"], "overrides": {}, "seq_len": 512, "batch_size": 4}
+    peaks: ClassVar[dict[str, Any]] = {
+        "attention_types": [DENSE[0], {"kind": "sparse", **WINDOW}],
+        "seq_lens": [32_768], "num_heads": 32, "head_dim": 128, "dtypes": ["bfloat16"],
+        "backward": True, "quality_patterns": [], "budget_s": 0.1,
+    }  # fmt: skip
+    training: ClassVar[dict[str, Any]] = {
+        "presets": ["gpt_350M"], "overrides": {}, "seq_lens": [1024], "batch_sizes": [8], "dtypes": ["bfloat16"], "train": True,
+        "new_tokens": 0, "generation_batch_sizes": [], "peak_remedies": [], "loss_steps": 0, "budget_s": 0.2,
+    }  # fmt: skip
+    planned: ClassVar[set[str]] = {"forward", "forward_backward", "training_step"}
+    model: ClassVar[dict[str, Any]] = {
+        "presets": ["gpt_125M", "gpt_350M"], "overrides": {}, "seq_lens": [512], "batch_sizes": [4], "dtypes": ["bfloat16"],
+        "optimisations": ["eager", "compile", "cuda_graph"], "new_tokens": 32, "generation_batch_sizes": [],
+        "peak_remedies": [], "loss_steps": 0,
+    }  # fmt: skip
+    fp8: ClassVar[dict[str, Any]] = {
+        "presets": ["gpt_125M"],
+        "overrides": {},
+        "seq_len": 512,
+        "batch_size": 4,
+        **NO_LOSS,
+    }
+    fp8_sizes: ClassVar[list[dict[str, Any]]] = [
+        {
+            "presets": [preset], "overrides": {"num_layers": blocks}, "seq_len": 2048, "batch_size": 4, **NO_LOSS,
+            "modes": ["training_step"], "compiled": [True], "precisions": ["bfloat16", "fp8_tensorwise", "fp8_rowwise"],
+            "budget_s": 1.0,
+        }
+        for preset, blocks in WIDTHS.items()
+    ]  # fmt: skip
+    energy: ClassVar[dict[str, Any]] = {
+        "presets": ["gpt_350M"], "overrides": {}, "seq_lens": [512], "batch_size": 8, "new_tokens": 32, "dtype": "bfloat16",
+        "window_s": 2.0, "idle_s": 2.0, "profiling": [],
+    }  # fmt: skip
     ranks: ClassVar[dict[str, Any]] = {"seq_lens": [65_536], "prefill_seq_lens": [4096], "num_heads": 8, "head_dim": 64}
 
-    def __init__(self) -> None:
+    def __init__(self, store: Path) -> None:
         import pynvml
 
         pynvml.nvmlInit()
         self._nvml = pynvml
         self._gpu = pynvml.nvmlDeviceGetHandleByUUID(gpu_uuid(self.device))
-        self._store = Path(tempfile.mkdtemp(prefix="nanolib-gpu-")) / "results.sqlite"
+        self._store = store
 
     # the driver
 
@@ -93,22 +140,35 @@ class Hardware:
         return torch.cuda.device_count()
 
     def busy(self, working: bool) -> dict[str, Any]:
-        """Two seconds of matrix products, or of nothing: the counter's joules before and after, and W with their seconds.
+        """Two seconds of matrix products, or of nothing, begun a while before: joules before and after, and W with their seconds.
 
         Returns:
             `joules` (before, after), `t_s` and `watts` of the same length.
         """
-        product, before = self.product("bfloat16"), self._joules()
+        product = self.product("bfloat16")
+        self._watts_during(product if working else None, SETTLE_S)
+        before = self._joules()
+        t_s, watts = self._watts_during(product if working else None, SECONDS)
+        return {"joules": (before, self._joules()), "t_s": t_s, "watts": watts}
+
+    def _watts_during(self, work: Call | None, seconds: float) -> tuple[list[float], list[float]]:
         start, t_s, watts = time.monotonic(), [], []
-        while (now := time.monotonic() - start) < SECONDS:
-            if working:
-                product()
+        while (now := time.monotonic() - start) < seconds:
+            if work:
+                work()
                 torch.cuda.synchronize(self.device)
             else:
                 time.sleep(0.02)
             t_s.append(now)
-            watts.append(self._nvml.nvmlDeviceGetPowerUsage(self._gpu) / 1e3)
-        return {"joules": (before, self._joules()), "t_s": t_s, "watts": watts}
+            watts.append(self._watts())
+        return t_s, watts
+
+    def _watts(self) -> float:
+        with contextlib.suppress(self._nvml.NVMLError):  # it tells no power of the moment
+            (field,) = self._nvml.nvmlDeviceGetFieldValues(self._gpu, [self._nvml.NVML_FI_DEV_POWER_INSTANT])
+            if not field.nvmlReturn:
+                return field.value.uiVal / 1e3
+        return self._nvml.nvmlDeviceGetPowerUsage(self._gpu) / 1e3
 
     def _joules(self) -> float:
         return self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._gpu) / 1e3
@@ -154,7 +214,7 @@ class Hardware:
     def convert(self) -> Call:
         """A layer in 8 bits, forward."""
         layer = torch.nn.Sequential(torch.nn.Linear(1024, 1024, bias=False)).to(self.device, torch.bfloat16)
-        fp8.convert(layer, "fp8_tensorwise", excluded_modules=(), emulate=False)
+        fp8.convert(layer, "tensorwise", excluded_modules=(), emulate=False)
         x = torch.randn(1024, 1024, device=self.device, dtype=torch.bfloat16)
         return lambda: layer(x)
 

@@ -50,6 +50,7 @@ PATHS = {
     "ceilings": "products and copies as yardsticks: the same code on a CPU (`tests/meters`)",
     "attention": "every kind and pattern: tensors without data on `cuda:0` (`tests/gpu/test_walk.py`), masks and gradients by"
     " FlexAttention's math path (`tests/models/test_lowering.py`)",
+    "patterns": "each pattern once: tensors without data on `cuda:0` (`tests/gpu/test_walk.py`)",
     "memory": "plans against the CPU's, out of memory: tensors without data, stubs (`tests/gpu`)",
     "models": "compile, captured graphs, generation: tensors without data, stubs (`tests/gpu`)",
     "fp8": "torchao's recipes, forward and training: tensors without data (`tests/gpu/test_walk.py`)",
@@ -78,7 +79,8 @@ def markdown(results: Sequence[dict[str, Any]]) -> str:
         "# What has been seen on which GPU",
         "",
         "Made by `python -m tests.gpu.page` from what `make gpu` wrote on each machine (`outputs/reference/gpu`)."
-        " `make gpu` takes about ten minutes; each of its lines is an assertion, and a part that fails stops no other.",
+        " `make gpu` takes nine minutes; each of its lines is an assertion, and a part that fails stops no other. Without a GPU,"
+        " `tests/benchmarks/gpu_rehearsal.py` runs all parts on a stand-in for CUDA that computes nothing.",
         "",
     ]
     if results:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import torch
 
-from nanolib.meters.time import clock
+from nanolib.meters.time import clock, latency
 
 
 class Stream:
@@ -41,7 +41,8 @@ class Stream:
             monkeypatch.setattr(torch.cuda, name, own)
         monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
         own = SimpleNamespace(perf_counter=self._seconds, perf_counter_ns=lambda: round(self.host_ms * 1e6))
-        monkeypatch.setattr(clock, "time", own)
+        for module in (clock, latency):
+            monkeypatch.setattr(module, "time", own)
         return self
 
     def _seconds(self):

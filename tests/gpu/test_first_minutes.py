@@ -6,7 +6,6 @@ from typing import ClassVar
 
 import pandas as pd
 import pytest
-import torch
 
 from nanolib.measurement import Flag, Measurement
 from nanolib.meters import ceilings
@@ -14,9 +13,10 @@ from nanolib.models import fp8
 from nanolib.report import overview
 from nanolib.report.overview import GPUS_SEEN
 from nanolib.run.ranks.ranks import RankFailed
-from tests.gpu import first_minutes, page
-from tests.gpu.first_minutes import PARTS, all_holds, main
+from tests.gpu import page
+from tests.gpu.first_minutes import all_holds, first_minutes, keep
 from tests.gpu.hardware import SECONDS, Hardware
+from tests.gpu.parts import PARTS
 
 pytestmark = pytest.mark.slow  # its experiments run for real
 
@@ -34,9 +34,14 @@ class Simulated(Hardware):
     device = "cpu"
     doctor: ClassVar = {"budget_s": 0.02}
     attention: ClassVar = SMALL
+    grid: ClassVar = Hardware.grid | SMALL
     long = 128
-    model: ClassVar = MODEL | {"seq_lens": [16], "batch_sizes": [1], "budget_s": 0.02}
-    fp8: ClassVar = MODEL | {"seq_len": 16, "batch_size": 1, "budget_s": 0.02}
+    peaks: ClassVar = Hardware.peaks | SMALL
+    training: ClassVar = Hardware.training | MODEL | {"seq_lens": [16], "batch_sizes": [1], "budget_s": 0.02}
+    model: ClassVar = Hardware.model | MODEL | {"seq_lens": [16], "batch_sizes": [1], "budget_s": 0.02, "new_tokens": 4}
+    fp8: ClassVar = Hardware.fp8 | MODEL | {"seq_len": 16, "batch_size": 1, "budget_s": 0.02}
+    fp8_sizes: ClassVar = [fp8 | {"modes": ["training_step"], "precisions": ["bfloat16", "fp8_tensorwise"]}]
+    energy: ClassVar = Hardware.energy | MODEL | {"seq_lens": [16], "batch_size": 1, "window_s": 0.2, "idle_s": 0.1}
     ranks: ClassVar = {"seq_lens": [64], "prefill_seq_lens": [32], "num_heads": 4, "head_dim": 8, "budget_s": 0.02}
 
     def __init__(self, **wrong):
@@ -108,10 +113,11 @@ class Simulated(Hardware):
         self.compiled = 0
 
     def run(self, name, **asked):
+        graphs = "cuda_graph" in asked.get("optimisations", ())
         if name == "model":  # to compile takes long; its error is told
             asked["optimisations"] = ["eager"]
         rows = _rows(name, json.dumps(asked, sort_keys=True)).copy()
-        return self.told["rows"].get(name, lambda rows: rows)(_like_a_gpu(name, rows))
+        return self.told["rows"].get(name, lambda rows: rows)(_like_a_gpu(name, rows, graphs))
 
     def hang(self):
         if self.told["hangs"]:
@@ -136,20 +142,29 @@ def _rows(name, asked):
     return Hardware.run(gpu, name, **json.loads(asked))
 
 
-def _like_a_gpu(name, rows):
-    """What this CPU's own speed and lack of graphs leave out is told."""
+def _like_a_gpu(name, rows, graphs):
+    """What this CPU's own speed, and its lack of graphs and of 8 bits, leave out is told."""
     ceiling = rows.metric.isin(["ceiling_flops", "ceiling_bytes"])
     rates = {"float32": 6e13, "bfloat16": 6.5e14, "copy": 2.6e12}
     for scope, rate in rates.items():
         rows.loc[ceiling & (rows.scope == scope), "estimate"] = rate
     if name == "attention":
-        slower = (rows["factor.seq_len"] == Simulated.long) & (rows["factor.name"] == "dense (flash)")
-        rows.loc[slower, ["low", "estimate", "high"]] *= 1000
-    if name == "model":
+        dense = rows["factor.name"].astype(str).str.startswith("dense") & (rows.metric == "latency")
+        rows.loc[dense, ["low", "estimate", "high"]] *= 1000
+    if name == "model" and graphs:
         eager = rows[(rows["factor.optimisation"] == "eager") & rows.metric.isin(["peak_memory", "latency"])]
+        graph = eager.assign(**{"factor.optimisation": "cuda_graph", "estimate": eager.estimate / 2})
         error = {"metric": "relative_error", "scope": "against_eager", "estimate": 1e-3, "status": "ok"}
-        told = [pd.DataFrame([error]), eager.assign(**{"factor.optimisation": "cuda_graph"})]
-        rows = pd.concat([rows, *told], ignore_index=True)
+        rows = pd.concat([rows, pd.DataFrame([error]), graph], ignore_index=True)
+    if name == "fp8":
+        ends = rows.metric == "case_time"
+        rows.loc[ends, ["status", "message"]] = ["ok", ""]
+        step = {"metric": "latency", "scope": "training_step", "status": "ok"}
+        told = [
+            step | {"factor.precision": name, "estimate": ms}
+            for name, ms in (("bfloat16", 2.0), ("fp8_tensorwise", 1.6))
+        ]
+        rows = pd.concat([rows[~((rows.metric == "latency") & (rows.scope == "training_step"))], pd.DataFrame(told)])
     return rows
 
 
@@ -179,47 +194,58 @@ WRONG = {
     "is launch-bound": {"small": (0.002, 0.008)},
     "twice the cycles": {"sleep": -5.6},
     "longer with a cold cache": {"copy": (0.02, 0.02)},
-    "bfloat16 on an H100": {"rows": {"doctor": _changed("estimate", 9e14, metric="ceiling_flops", scope="bfloat16")}},
+    "bfloat16 on an H100": {"rows": {"doctor": _changed("estimate", 1.1e15, metric="ceiling_flops", scope="bfloat16")}},
     "copy on an H100": {"rows": {"doctor": _changed("estimate", 2e12, metric="ceiling_bytes")}},
     "tf32 is more than 3": {"product": {"float32": 8.0, "tf32": 3.0, "bfloat16": 1.6, "fp8": 0.9}},
     "8 bits are more than 1.5": {"product": {"float32": 20.0, "tf32": 3.0, "bfloat16": 1.6, "fp8": 1.5}},
     "attention: every case": {"rows": {"attention": _changed("status", "error", **ENDS)}},
-    "attention against float64": {"rows": {"attention": _changed("estimate", 0.02, scope="forward", **ERROR)}},
+    "attention at real lengths": {"rows": {"attention": _changed("estimate", 0.02, scope="forward", **ERROR)}},
     "attention: no share": {"rows": {"attention": _changed("estimate", 1.2, metric="ceiling_share")}},
+    "forward: random s=0.9": {"rows": {"attention": _changed("high", 1e9, metric="latency", scope="forward")}},
+    "backward: random s=0.9": {"rows": {"attention": _changed("high", 1e9, metric="latency", scope="backward")}},
+    "model: every case": {"rows": {"model": _changed("status", "timeout", **ENDS)}},
+    "models against eager": {"rows": {"model": _changed("estimate", 0.5, **ERROR)}},
     "model: no share": {"rows": {"model": _changed("estimate", 1.2, metric="ceiling_share")}},
+    "holds no gradients": {
+        "rows": {"model": _changed("estimate", 1e6, metric="peak_memory", factor_optimisation="cuda_graph")}
+    },
+    "a token by a captured graph": {
+        "rows": {"model": _without(scope="decode", **{"factor.optimisation": "cuda_graph"})}
+    },
+    "fp8 decoder_tiny: every case": {"rows": {"fp8": _changed("status", "error", **ENDS)}},
+    "training in 8 bits": {
+        "rows": {"fp8": _changed("estimate", 3.0, metric="latency", factor_precision="fp8_tensorwise")}
+    },
+    "fp8 recipes: every case": {"rows": {"fp8": _changed("status", "error", **ENDS)}},
+    "a kernel of 8 bits": {"kernels": {"flash": "flash", "efficient": "fmha", "cudnn": "cudnn", "fp8": "bf16_gemm"}},
+    "energy: every case": {"rows": {"energy": _changed("status", "error", **ENDS)}},
+    "power samples within 5 %": {"counter_w": 660.0},
+    "idle seconds are flat": {"idle_w": [70.0, 300.0]},
+    "dense (flash) forward: the peak": {
+        "rows": {"attention": _changed("estimate", lambda mib: mib + 40, metric="peak_memory")}
+    },
+    "training_step: the peak": {"rows": {"model": _changed("estimate", lambda mib: mib + 40, metric="peak_memory")}},
+    "peaks are planned": {"rows": {"model": _without(metric="peak_memory")}},
+    "memory: the case is oom": {"rows": {"accidents": _changed("message", "an error of another kind", **ENDS)}},
+    "what was reserved": {"reserved": [2**30, 2**31]},
+    "patterns: every case": {"rows": {"attention": _changed("status", "error", **ENDS)}},
+    "every pattern against float64": {"rows": {"attention": _changed("estimate", 0.02, scope="forward", **ERROR)}},
     "(flash) launches": {"kernels": {"flash": "softmax", "efficient": "fmha", "cudnn": "cudnn", "fp8": "e4m3"}},
     "(efficient) launches": {"kernels": {"flash": "flash", "efficient": "softmax", "cudnn": "cudnn", "fp8": "e4m3"}},
     "(cudnn) launches": {"kernels": {"flash": "flash", "efficient": "fmha", "cudnn": "softmax", "fp8": "e4m3"}},
     "after 12 lengths": {"flex": lambda count: 166.0 if count > 8 else 2.7},
-    "faster than flash at": {"rows": {"attention": _changed("high", 1e9, metric="latency")}},
-    "the peak is the plan's": {
-        "rows": {"attention": _changed("estimate", lambda mib: mib * 3 + 100, metric="peak_memory")}
-    },
-    "peaks are planned": {"rows": {"attention": _without(metric="peak_memory")}},
-    "memory: the case is oom": {"rows": {"accidents": _changed("status", "error", **ENDS)}},
-    "what was reserved": {"reserved": [2**30, 2**31]},
-    "model: every case": {"rows": {"model": _changed("status", "timeout", **ENDS)}},
-    "models against eager": {"rows": {"model": _changed("estimate", 0.5, **ERROR)}},
-    "holds no gradients": {
-        "rows": {"model": _changed("estimate", 1e6, metric="peak_memory", factor_optimisation="cuda_graph")}
-    },
-    "decoding is recorded": {"rows": {"model": _without(scope="decode", **{"factor.optimisation": "cuda_graph"})}},
-    "fp8: every case": {"rows": {"fp8": _changed("status", "error", **ENDS)}},
-    "a kernel of 8 bits": {"kernels": {"flash": "flash", "efficient": "fmha", "cudnn": "cudnn", "fp8": "bf16_gemm"}},
-    "power samples within 5 %": {"counter_w": 660.0},
-    "idle seconds are flat": {"idle_w": [70.0, 300.0]},
     "distributed: every case": {"rows": {"distributed": _changed("status", "error", **ENDS)}},
     "fused against float64": {"rows": {"distributed": _changed("estimate", 0.1, scope="fused", **ERROR)}},
     "a ring's training": {
         "rows": {"distributed": _changed("estimate", 1e3, metric="peak_memory", scope="ring training")}
     },
     "a rank that hangs": {"hangs": "rank 0 of 2 did not end within 120 s"},
-    "assert: the case is error": {"rows": {"accidents": _changed("status", "ok", **ENDS)}},
+    "assert: the case is error": {"rows": {"accidents": _changed("message", "an error of another kind", **ENDS)}},
 }
 
 
 def _simulated(name, **wrong):
-    return list(PARTS[name](Simulated(**wrong)))
+    return list(PARTS[name].checks(Simulated(**wrong)))
 
 
 @functools.cache
@@ -241,8 +267,8 @@ def test_an_assertion_fails_where_the_simulation_is_made_wrong(text):
 
 
 def test_no_assertion_is_left_that_was_not_seen_to_fail():
-    alike = r" against float64"  # one for each algorithm of the ranks
-    left = [text for text in _right() if not any(part in text for part in WRONG) and alike not in text]
+    alike = (" against float64", ": the peak is")  # of each algorithm of the ranks, of each call that is planned
+    left = [text for text in _right() if not any(part in text for part in (*WRONG, *alike))]
     assert not left
 
 
@@ -253,26 +279,27 @@ def test_what_a_machine_cannot_show_is_no_failure(monkeypatch):
         assert None in holds and False not in holds
 
 
-def test_a_part_that_breaks_stops_no_other_and_all_is_written(tmp_path, monkeypatch, capsys):
-    parts = {"clock": PARTS["clock"], "energy": PARTS["energy"], "identity": PARTS["identity"]}
-    monkeypatch.setattr(first_minutes, "PARTS", parts)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert main(tmp_path, Simulated) == 0
-    assert main(tmp_path, lambda: Simulated(small=None, do_bench=1.7, idle_w=[70.0, 300.0])) == 1
-    found = json.loads((tmp_path / "nvidia-h100-80gb-hbm3.json").read_text())
-    assert [part["name"] for part in found["parts"]] == [*parts] and not all_holds(found)
-    clock, energy, identity = found["parts"]
+def test_a_part_that_breaks_stops_no_other_and_each_check_is_written_as_it_comes(tmp_path, capsys):
+    wrong = Simulated(small=None, do_bench=1.7, idle_w=[70.0, 300.0])
+    found, written = {"gpu": wrong.names()[0], "torch": "2.13.0", "date": "2026-12-01"}, []
+
+    def kept(found):
+        written.append(json.loads(keep(found, tmp_path).read_text()))
+
+    first_minutes(found, lambda name: PARTS[name].checks(wrong), ["clock", "identity"], kept)
+    assert not all_holds(found) and [part["name"] for part in found["parts"]] == ["clock", "identity"]
+    clock, identity = found["parts"]
     assert clock["broke"].startswith("TypeError") and clock["checks"][0]["holds"] is False
-    assert not energy["broke"] and identity["checks"][0]["holds"] is True
-    written = (tmp_path / "nvidia-h100-80gb-hbm3.html").read_text()
-    assert "does not hold" in written and "It broke: TypeError" in written and "clock: broke" in capsys.readouterr().out
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="here is one")
-def test_without_a_gpu_it_says_what_it_would_do(capsys):
-    assert main() == 2
-    said = capsys.readouterr().err
-    assert "torch sees no NVIDIA GPU here" in said and all(f"  {name}: " in said for name in PARTS)
+    assert not identity["broke"] and identity["checks"][0]["holds"] is True
+    counts = [sum(len(part["checks"]) for part in one["parts"]) for one in written]
+    assert counts == [1, 1, 2, 3, 4, 4]  # the second is that the part broke, the last that all is over
+    page_text = (tmp_path / "nvidia-h100-80gb-hbm3.html").read_text()
+    assert (
+        "does not hold" in page_text
+        and "It broke: TypeError" in page_text
+        and "clock: broke" in capsys.readouterr().out
+    )
+    assert {file.name for file in tmp_path.iterdir()} == {f"nvidia-h100-80gb-hbm3{end}" for end in (".json", ".html")}
 
 
 def test_the_page_of_what_was_seen_is_made_from_the_results():

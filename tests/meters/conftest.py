@@ -36,6 +36,9 @@ class FakeClock:
         self.series, self.at, self.resolution = list(series), 0, resolution
         self.asked = []
 
+    def warm_up(self, phases):
+        pass
+
     def time_block(self, phases, calls, inner):
         self.asked.append((calls, inner))
         rows = []

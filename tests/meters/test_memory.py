@@ -139,7 +139,7 @@ def test_the_resident_peak_is_what_the_kernel_says_above_the_start(monkeypatch, 
     assert "no VmRSS" in measure_memory(lambda: None)[1].message
 
 
-def test_a_gpus_allocator_gives_both_peaks_in_mib(monkeypatch):
+def test_a_gpus_allocator_gives_both_peaks_in_mib_and_what_else_was_alive_is_no_part_of_the_first(monkeypatch):
     for name, value in (
         ("synchronize", None),
         ("reset_peak_memory_stats", None),
@@ -148,8 +148,9 @@ def test_a_gpus_allocator_gives_both_peaks_in_mib(monkeypatch):
         ("max_memory_reserved", 5 * 2**20),
     ):
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
-    live, reserved = measure_memory(lambda: None, device="cuda:0", scope="s", predicted_bytes=4 * 2**20)
-    assert (live.metric, live.estimate, live.predicted, live.scope) == ("peak_memory", 3.0, 4.0, "s")
+    asked = {"device": "cuda:0", "existing": (torch.empty(2**19, dtype=torch.uint8),), "scope": "s"}
+    live, reserved = measure_memory(lambda: None, predicted_bytes=4 * 2**20, **asked)
+    assert (live.metric, live.estimate, live.predicted, live.scope) == ("peak_memory", 2.5, 4.0, "s")
     assert (reserved.metric, reserved.estimate, reserved.predicted) == ("reserved_memory", 5.0, None)
     assert live.details == reserved.details == {"before": 1.0} and live.method == reserved.method == "cuda_allocator"
 

@@ -119,3 +119,18 @@ def test_what_the_kernel_does_not_take_is_told():
     assert why("cuda", torch.bfloat16, 8, 512, 128) == "FlexAttention needs a head_dim of 16 or more"
     assert why("cuda", torch.bfloat16, 64, 128, 128) == "a single block of queries needs no loop"
     assert why("cuda", torch.float16, 16, 129, 128) == ""
+
+
+@pytest.mark.parametrize(("grad", "donated"), [(True, False), (False, True)])
+def test_a_graph_is_compiled_so_that_its_backward_pass_can_be_repeated(monkeypatch, grad, donated):
+    found = []
+
+    def compiled():
+        return lambda q, *_, **__: found.append(torch._functorch.config.donated_buffer) or q
+
+    monkeypatch.setattr(lowering, "compiled", compiled)
+    q, k, v = _inputs("square")
+    mask = sparse.lowered_mask(q, k, causal=True, options=_options("window"))
+    with torch.set_grad_enabled(grad):
+        lowering.attend(q, k, v, mask, None)
+    assert found == [donated]

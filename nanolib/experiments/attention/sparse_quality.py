@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from statistics import fmean  # unlike `sum`, the same to the last digit in every Python
 from typing import Any, ClassVar
 
 import torch
@@ -83,7 +84,7 @@ class QualityCase(Case):
             sparse = _model(self, dense.weights, _options_for(self, dense.weights, held_out[0]))
             with watched_work() as found:
                 replaced.append(_loss(sparse, held_out) - dense.loss)
-            sparsities.append(sum(work.sparsity for work in found) / len(found))
+            sparsities.append(fmean(work.sparsity for work in found))
             dense_losses.append(dense.loss)
             train(sparse, _batches(data, seed, _TUNED, self.seq_len, self.device, self.tuning_steps), _RATE / 3)
             tuned.append(_loss(sparse, held_out) - dense.tuned_loss)
@@ -182,6 +183,6 @@ def _options_for(case: QualityCase, weights: dict[str, torch.Tensor], ids: torch
         changes = {"attention_type": "sparse", "attention_options": options | {name: value}}
         with watched_work() as found, torch.no_grad():
             _model(case, weights, changes).loss(ids)
-        removed = sum(work.sparsity for work in found) / len(found)
+        removed = fmean(work.sparsity for work in found)
         low, high = (middle, high) if removed > case.target else (low, middle)
     return changes

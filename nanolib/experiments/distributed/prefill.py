@@ -222,7 +222,8 @@ class MemoryCase(Case):
             with peak_memory(self.device, *work.existing()) as peak:
                 work.call()
             predicted = plan.most / MIB if plan.most is not None else None
-            yield exact("peak_memory", peak.live / MIB, scope=scope, method=peak.method, predicted=predicted)
+            live = peak.of(*work.existing()) / MIB
+            yield exact("peak_memory", live, scope=scope, method=peak.method, predicted=predicted)
         elif plan.most is not None:
             yield exact("peak_memory", plan.most / MIB, scope=scope, method="plan", provenance=Provenance.MODELLED)
 

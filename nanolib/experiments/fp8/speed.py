@@ -135,8 +135,9 @@ class SpeedCase(Case):
             gradients = sum(p.nbytes for p in model.parameters() if p.requires_grad)
         with peak_memory(self.device, *existing) as peak:
             work.call()
-        yield exact("peak_memory", (peak.live or 0) / MIB, scope=self.mode, method=peak.method)
-        activations = max(0, (peak.live or 0) - weights - states - gradients)
+        own = peak.of(*existing)
+        yield exact("peak_memory", own / MIB, scope=self.mode, method=peak.method)
+        activations = max(0, own - weights - states - gradients)
         parts = {"weights": weights, "gradients": gradients, "optimizer": states, "activations": activations}
         for name, size in parts.items():
             yield exact("memory_part", size / MIB, scope=name, method=peak.method)

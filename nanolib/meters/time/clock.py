@@ -29,6 +29,10 @@ class Clock(Protocol):
         """
         ...
 
+    def warm_up(self, phases: Sequence[Call]) -> None:
+        """Run the phases until the device is as fast as it stays."""
+        ...
+
     def resolution_ms(self) -> float:
         """The smallest step that the clock shows."""
         ...
@@ -59,6 +63,9 @@ class HostClock:
             rows.append(row)
         return rows
 
+    def warm_up(self, phases: Sequence[Call]) -> None:
+        """Do nothing: the steady state is found in the series."""
+
     def resolution_ms(self) -> float:
         """The smallest step seen between successive readings."""
         return _perf_counter_step_ns() / 1e6
@@ -72,12 +79,13 @@ def _perf_counter_step_ns() -> int:
 
 _WARM_UP_S = 0.5  # a GPU's clock ramps up within it
 _HELD_CYCLES, _HELD_TIMES, _HELD_ROUNDS = 2**20, 10, 3
+_LONGEST_LAUNCH_MS = 100.0  # three such rounds take as long as the longest hold: 2**29 cycles of a GPU of 1.7 GHz
 
 
 class CudaClock:
     """CUDA events around each phase and one synchronisation at the end of the block: what calls in a row take.
 
-    The device is warm from the second block on; its sensors are read in each, while it computes.
+    The device's sensors are read in each block, while it computes.
 
     Args:
         device: Which GPU; events belong to one, and the current one need not be it.
@@ -89,47 +97,45 @@ class CudaClock:
     def __init__(self, device: str | torch.device = "cuda", nvml: Any = None) -> None:
         self.device = torch.device(device)
         self.state = GpuState(str(self.device), nvml)
-        self._blocks = 0
 
     def time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
         """See `Clock.time_block`."""
         with torch.cuda.device(self.device):
-            self._blocks += 1
-            if self._blocks == 2:
-                self._warm_up(phases)
             return self._time_block(phases, calls, inner)
 
-    def _warm_up(self, phases: Sequence[Call]) -> None:
+    def warm_up(self, phases: Sequence[Call]) -> None:
+        """Compute for half a second, in which the GPU's clock ramps up."""
         until = time.perf_counter() + _WARM_UP_S
-        while time.perf_counter() < until:
-            for phase in phases:
-                phase()
-            torch.cuda.synchronize()
+        with torch.cuda.device(self.device):
+            while time.perf_counter() < until:
+                for phase in phases:
+                    phase()
+                torch.cuda.synchronize()
 
     def apart(self, phases: Sequence[Call]) -> list[dict[str, float]]:
         """How long the host takes to launch each phase, and how long the device to compute it, ms; empty where they cannot be told.
 
-        The device is held until all is queued, so that it never waits for the host. A phase that waits for the device itself, or
-        that launches more than a queue takes, cannot be told apart.
+        The device is held until all is queued, so that it never waits for the host. A phase that waits for the device itself,
+        that launches more than a queue takes, or that takes the host longer than a device can be held, cannot be told apart.
         """
-        cycles = _HELD_CYCLES
         with torch.cuda.device(self.device):
-            for _ in range(_HELD_TIMES):
-                marks, host = self._held(phases, cycles)
-                if host:
-                    rows = [[a.elapsed_time(b) for a, b in itertools.pairwise(row)] for row in marks]
-                    each = zip(zip(*host, strict=True), zip(*rows, strict=True), strict=True)
+            for cycles in (_HELD_CYCLES * 2**doubled for doubled in range(_HELD_TIMES)):
+                host, device, held = self._held(phases, cycles)
+                if held:
+                    each = zip(zip(*host, strict=True), zip(*device, strict=True), strict=True)
                     return [{"host_ms": statistics.median(a), "device_ms": statistics.median(b)} for a, b in each]
-                cycles *= 2
+                if sum(host[0]) > _LONGEST_LAUNCH_MS:
+                    break
         return [{} for _ in phases]
 
-    def _held(self, phases: Sequence[Call], cycles: int) -> tuple[list[list[torch.cuda.Event]], list[list[float]]]:
-        """Events around each phase, and the host's ms; none where the device came to the first event before all was queued."""
-        marks = [[torch.cuda.Event(enable_timing=True) for _ in range(len(phases) + 1)] for _ in range(_HELD_ROUNDS)]
-        host, now = [], time.perf_counter_ns
+    def _held(self, phases: Sequence[Call], cycles: int) -> tuple[list[list[float]], list[list[float]], bool]:
+        """The host's and the device's ms in each round and phase, and whether the device was held until all was queued."""
+        marks, host, held = [], [], True
+        now = time.perf_counter_ns
         torch.cuda.synchronize()
         torch.cuda._sleep(cycles)
-        for row in marks:
+        while held and len(host) < _HELD_ROUNDS:
+            row = [torch.cuda.Event(enable_timing=True) for _ in range(len(phases) + 1)]
             row[0].record()
             took = []
             for phase, mark in zip(phases, row[1:], strict=True):
@@ -137,10 +143,11 @@ class CudaClock:
                 phase()
                 took.append((now() - start) / 1e6)
                 mark.record()
+            marks.append(row)
             host.append(took)
-        held = not marks[0][0].query()
+            held = not marks[0][0].query()
         torch.cuda.synchronize()
-        return marks, host if held else []
+        return host, [[a.elapsed_time(b) for a, b in itertools.pairwise(row)] for row in marks], held
 
     def _time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
         marks = [[torch.cuda.Event(enable_timing=True) for _ in range(len(phases) + 1)] for _ in range(calls)]

@@ -36,6 +36,10 @@ class ColdClock:
         rows = np.asarray(self.clock.time_block(between, calls * inner, 1))[:, 1::2]
         return rows.reshape(calls, inner, -1).mean(axis=1).tolist()
 
+    def warm_up(self, phases: Sequence[Call]) -> None:
+        """That of the clock."""
+        self.clock.warm_up(phases)
+
     def resolution_ms(self) -> float:
         """That of the clock."""
         return self.clock.resolution_ms()

@@ -256,14 +256,16 @@ def _collect(
     clock: Clock, phases: Mapping[str, Call], rel_ci: float, budget_s: float
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Blocks until one of the rules stops it: ms, shape [blocks, calls per block, phases]."""
-    start = time.perf_counter()
     checks = {
         scope: call if isinstance(call, CallCheck) else CallCheck(call, scope or "fn", BadInput)
         for scope, call in phases.items()
     }
     calls = [check.call for check in checks.values()]
-    # the first call is cold, and may compile: the second one sizes the block
-    first, second = (clock.time_block(list(checks.values()), 1, 1) for _ in range(2))
+    # the first call is cold, and may compile: the second one sizes the block, and the budget is for what follows it
+    first = clock.time_block(list(checks.values()), 1, 1)
+    clock.warm_up(calls)
+    start = time.perf_counter()
+    second = clock.time_block(list(checks.values()), 1, 1)
     probes = [sum(first[0]), sum(second[0])]
     per_block, inner = _block_shape(max(probes[1], 1e-6), clock, several=len(calls) > 1)
     blocks = [first, second] if probes[0] >= _BLOCK_MS * 4 and per_block == 1 else []

@@ -6,12 +6,14 @@ queries × keys is ever in memory.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._functorch.config
 from torch._guards import detect_fake_mode
 from torch._higher_order_ops.flex_attention import flex_attention as operation
 from torch.nn.attention.flex_attention import BlockMask as FlexMask
@@ -69,11 +71,22 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: FlexMask, sc
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         return operation(q, k, v, lambda score, *_: score, mask.as_tuple(), scale, {}, (), ())[0]
     call = functools.partial(compiled(), q, k, v, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
-    try:
-        return call().to(q.dtype)
-    except torch._dynamo.exc.FailOnRecompileLimitHit:  # it forgets what it has compiled, and begins anew
-        torch._dynamo.reset()
-        return call().to(q.dtype)
+    graph = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    with repeatable_backward() if graph else contextlib.nullcontext():
+        try:
+            return call().to(q.dtype)
+        except torch._dynamo.exc.FailOnRecompileLimitHit:  # it forgets what it has compiled, and begins anew
+            torch._dynamo.reset()
+            return call().to(q.dtype)
+
+
+def repeatable_backward() -> Any:
+    """Within it a compiled graph's backward pass can be called again.
+
+    Otherwise it may write over what the graph has saved. What is compiled here serves other processes too, from torch's cache on
+    disk; and torch asks for the setting again when a backward pass is repeated.
+    """
+    return torch._functorch.config.patch(donated_buffer=False)
 
 
 @functools.cache

@@ -159,8 +159,11 @@ def convert(
 
 
 def _convert_with_torchao(model: nn.Module, recipe: str, chosen: list[str], emulate: bool = False) -> None:
-    with _quiet():  # heavy: imported where it is used
-        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    try:
+        with _quiet():  # heavy: imported where it is used
+            from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    except ModuleNotFoundError:
+        raise Unsupported("torchao is not installed; run: pip install torchao") from None
 
     config = replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulate)
     convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name in chosen)

@@ -1,0 +1,45 @@
+"""Which of the packages that nanolib needs are not installed, and what goes without each.
+
+It imports nothing that could be missing, so that it can be asked first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.util import find_spec
+
+EVERYTHING, NOTEBOOKS, REPORTS = "everything", "notebooks", "reports"
+# package, as it is imported → what needs it
+NEEDED_BY = {
+    **dict.fromkeys(("torch", "numpy", "pandas", "scipy", "statsmodels", "ruptures", "pydantic"), EVERYTHING),
+    **dict.fromkeys(("yaml", "psutil", "tqdm", "click"), EVERYTHING),
+    **dict.fromkeys(
+        ("papermill", "nbclient", "nbformat", "nbconvert", "ipykernel", "ipywidgets", "anywidget"), NOTEBOOKS
+    ),
+    **dict.fromkeys(("altair", "vl_convert", "PIL", "jinja2", "mistune"), REPORTS),
+    "torchao": "FP8",
+    "pynvml": "energy of NVIDIA GPUs",
+}
+
+
+def missing() -> dict[str, list[str]]:
+    """What goes without → the packages that it would need."""
+    found: dict[str, list[str]] = {}
+    for package, part in NEEDED_BY.items():
+        if find_spec(package) is None:
+            found.setdefault(part, []).append(package)
+    return found
+
+
+def in_a_line(found: dict[str, list[str]], needed: Iterable[str] = ()) -> str:
+    """What is missing and what to do, for a reader; empty where nothing is.
+
+    Args:
+        found: As `missing` gives it.
+        needed: Parts without which nothing can be done now.
+    """
+    if not found:
+        return ""
+    parts = "; ".join(f"{', '.join(packages)} (needed for {part})" for part, packages in found.items())
+    end = "nothing was run" if any(part in found for part in (EVERYTHING, *needed)) else "that part is left out"
+    return f"not installed: {parts}; {end}; run: pip install -e . in nanolib's folder"

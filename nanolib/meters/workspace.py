@@ -1,0 +1,40 @@
+"""What a GPU's kernel allocates and frees within one operation, where a counter of tensors does not see it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+_FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
+_ROWS, _COLUMNS = 128, 32  # FlashAttention rounds lengths and head sizes up to these
+
+
+def workspace_bytes(operation: Any, args: Sequence[Any]) -> int:
+    """Bytes that an operation needs beside its inputs and results.
+
+    FlashAttention's backward pass adds up the queries' gradients in float32. Torch copies the output and its gradient for it where
+    heads come before positions, and sums the keys' and values' gradients of each group of heads from one gradient per head.
+
+    Args:
+        operation: As `__torch_dispatch__` receives it.
+        args: Its arguments.
+
+    Source: torch 2.11, `_flash_attention_backward` and `mha_bwd`; the allocator's peak agrees to the byte
+    (tests/gpu/null_cuda).
+    """
+    if operation is not _FLASH_BACKWARD or args[1].device.type != "cuda":
+        return 0
+    grad_out, q, k, _, out = args[:5]
+    batch, heads, q_len, head_dim = q.shape
+    rows = batch * heads * _rounded(q_len, _ROWS)
+    sums = 4 * rows * (_rounded(head_dim, _COLUMNS) + 1)
+    copies = sum(x.nbytes for x in (grad_out, out) if not x.transpose(1, 2).is_contiguous())
+    per_head = 0 if k.shape[1] == heads else 2 * batch * heads * k.shape[2] * head_dim * k.element_size()
+    return sums + copies + per_head
+
+
+def _rounded(size: int, to: int) -> int:
+    return math.ceil(size / to) * to

@@ -1,0 +1,88 @@
+"""Rehearse the first minutes on a GPU where there is none: every part runs to its end on a stand-in that computes nothing.
+
+It needs a CUDA build of torch, Triton and gcc; `--python` names an interpreter that has them. Values mean nothing there, so checks
+on values are printed and not judged. Judged is that no part breaks, that every case runs, that peaks are those of the plan (torch's
+own allocator counts them), that timings have blocks enough, and that rows are stored.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.gpu.alone import REHEARSAL  # noqa: E402
+from tests.gpu.null_cuda.build import build  # noqa: E402
+
+SECONDS, SLOWER = 3600, 30  # a slow core that does other things too
+JUDGED = ("every case runs", "the peak is the plan's", "peaks are planned", "holds no gradients")
+BLOCKS = 20
+
+
+def main() -> int:
+    """Rehearse; 0 where all is as it should be, or nothing can be rehearsed here."""
+    asked = argparse.ArgumentParser(description="Rehearse the first minutes on a GPU.")
+    asked.add_argument(
+        "--python", default=sys.executable, help="an interpreter with a CUDA build of torch; default: this one"
+    )
+    asked.add_argument("parts", nargs="*", metavar="PART")
+    given = asked.parse_args()
+    look = "import torch; print(torch.version.cuda or '', torch.__version__, *torch.__path__)"
+    cuda, version, place = _said(given.python, look).split(" ")
+    if not cuda:
+        print(f"gpu_rehearsal: torch {version} is no CUDA build, so nothing was rehearsed; see CONTRIBUTING.md")
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        stand_in = build(Path(place).parent, Path(folder) / "stand-in")
+        told = os.environ | stand_in | {REHEARSAL: "1", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/compiled"}
+        command = [given.python, "-m", "tests.gpu.first_minutes", "--to", folder, "--slower", str(SLOWER)]
+        subprocess.run([*command, "--seconds", str(SECONDS), *given.parts], env=told, cwd=ROOT, check=False)
+        (written,) = Path(folder).glob("*.json")
+        wrong = [*_wrong_parts(json.loads(written.read_text())), *_wrong_rows(Path(folder) / "results.sqlite")]
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(f"torch {version}: {used.ru_utime + used.ru_stime:.0f} CPU-s")
+    print("\n".join(wrong) or "rehearsed: all parts ran to their end")
+    return 1 if wrong else 0
+
+
+def _said(python: str, code: str) -> str:
+    return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True, timeout=600).stdout.strip()
+
+
+def _wrong_parts(found: dict) -> list[str]:
+    wrong = []
+    for part in found["parts"]:
+        judged = [check for check in part["checks"] if any(text in check["text"] for text in JUDGED)]
+        wrong += [f"{part['name']}: {part['broke']}"] if part["broke"] else []
+        wrong += [f"{part['name']}: {c['text']}: {c['found']}" for c in judged if c["holds"] is False]
+        wrong += [] if part["checks"] else [f"{part['name']}: nothing was checked"]
+    return wrong
+
+
+def _wrong_rows(database: Path) -> list[str]:
+    """Timings by events of too few blocks, without a reason."""
+    store = sqlite3.connect(database)
+    rows = store.execute(
+        "SELECT scope, n, json_extract(details, '$.stop') FROM measurements WHERE metric = 'latency' AND method LIKE 'cuda_event%'"
+    ).fetchall()
+    few = [
+        f"latency {scope}: {n} blocks, stopped by {stop}" for scope, n, stop in rows if n < BLOCKS and stop != "budget"
+    ]
+    reasons = {stop: sum(stop == each[2] for each in rows) for stop in {each[2] for each in rows}}
+    print(
+        f"{len(rows)} timings by events; stopped by {reasons}; fewer than {BLOCKS} blocks: {sum(n < BLOCKS for _, n, _ in rows)}"
+    )
+    return few if rows else ["no timing was stored"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,215 @@
+"""A part of the first minutes in a process of its own: what hangs, crashes or loses its device costs its own limit alone.
+
+The processes are forked from a server that has imported torch and has touched no GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["tests.gpu.parts", "nanolib.run.sweep"])
+_IMPORT_S = 300.0  # a busy machine imports torch in a minute
+_GRACE_S = 5.0  # a sweep that is interrupted marks its run
+REHEARSAL = "NANOLIB_REHEARSAL"  # set where the GPU is a stand-in that computes nothing: see null_cuda
+
+
+class PartFailed(Exception):
+    """It broke, died, or took too long; the message says which."""
+
+
+def begin() -> None:
+    """Start the server, which imports torch while the caller does."""
+    forkserver.ensure_running()
+
+
+def checks(name: str, limit_s: float, store: Path) -> Iterator[Any]:
+    """The checks of a part as they come.
+
+    Args:
+        name: In `PARTS`.
+        limit_s: Then it is stopped; what it compiles ahead counts.
+        store: The database.
+
+    Raises:
+        PartFailed: As it says.
+    """
+    return messages(_send_part, (name, str(store)), limit_s)
+
+
+def gpu_name() -> str:
+    """What torch calls the GPU."""
+    (name,) = messages(_send_name, (), _IMPORT_S)
+    return name
+
+
+def messages(target: Any, arguments: tuple, limit_s: float) -> Iterator[Any]:
+    """What a process of its own sends.
+
+    Args:
+        target: Called there with a function that sends a message, and the arguments.
+        arguments: More for it.
+        limit_s: Then it is stopped.
+
+    Raises:
+        PartFailed: As it says.
+    """
+    receiving, sending = _FORKS.Pipe(duplex=False)
+    process = _FORKS.Process(target=_run, args=(target, arguments, sending))
+    end = time.monotonic() + limit_s
+    process.start()
+    sending.close()
+    try:
+        while receiving.poll(max(0.0, end - time.monotonic())):
+            kind, message = receiving.recv()
+            if kind == "failed":
+                raise PartFailed(message)
+            if kind == "end":
+                return
+            yield message
+        raise PartFailed(f"stopped after {limit_s:.0f} s")
+    except EOFError:
+        process.join(_GRACE_S)
+        raise PartFailed(f"its process ended with exit code {process.exitcode}") from None
+    finally:
+        _stop(process)
+
+
+def _run(target: Any, arguments: tuple, sending: Connection) -> None:
+    os.setsid()  # it is stopped with all that it has started
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    faulthandler.enable()
+    with contextlib.suppress(BrokenPipeError):  # nobody listens to what was stopped
+        try:
+            target(lambda message: sending.send(("message", message)), *arguments)
+            sending.send(("end", None))
+        except KeyboardInterrupt:  # it was stopped, and has said so
+            print(f"stopped in {_where()}", file=sys.stderr)
+        except Exception as error:
+            traceback.print_exc()
+            sending.send(("failed", f"{type(error).__name__}: {error}".splitlines()[0]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # torch's threads and compilers are not waited for
+
+
+def _where() -> str:
+    """The last place of this project's own that was interrupted."""
+    frames = traceback.extract_tb(sys.exc_info()[2])
+    own = [frame for frame in frames if "site-packages" not in frame.filename]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else "torch"
+
+
+def _stop(process: Any) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGINT)
+        process.join(_GRACE_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.join()
+
+
+def _send_part(send: Any, name: str, store: str) -> None:
+    from tests.gpu.hardware import Hardware
+    from tests.gpu.parts import PARTS
+
+    if os.environ.get(REHEARSAL):
+        _rehearse()
+    part = PARTS[name]
+    _compile_ahead(part.compiles(Hardware), Hardware.device)
+    for check in part.checks(Hardware(Path(store))):
+        send(check)
+
+
+def _rehearse() -> None:
+    """Leave out what cannot run where nothing is computed.
+
+    These are kernels that cuDNN builds or that look for their own code, and torchao's check of its scales.
+    """
+    import torch
+    from torchao.float8 import float8_utils
+
+    from tests.gpu import parts
+    from tests.gpu.hardware import Hardware
+
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    float8_utils._round_scale_down_to_power_of_2 = lambda scale: scale
+    for backend in ("efficient", "cudnn"):
+        parts.KERNELS.pop(backend)
+        kinds = [kind for kind in Hardware.grid["attention_types"] if kind.get("backend") != backend]
+        Hardware.grid = Hardware.grid | {"attention_types": kinds}
+    low = [
+        asked | {"overrides": {"num_layers": 1}} for asked in Hardware.fp8_sizes
+    ]  # a core compiles a block in half a minute
+    Hardware.fp8_sizes = low
+
+
+def _send_name(send: Any) -> None:
+    import torch
+
+    send(torch.cuda.get_device_properties(0).name)
+
+
+# what is compiled ahead, on all cores: a part would take most of its time for it
+
+
+def _compile_ahead(asked: list[tuple[str, dict[str, Any]]], device: str) -> None:
+    """Call each compiled case once, in as many processes as there are cores; torch's caches on disk serve the part."""
+    cases = [(name, params, at) for name, params in asked for at in range(len(_compiled(name, params, "cpu")))]
+    workers = min(len(cases), os.cpu_count() or 1)
+    for worker in range(workers):
+        if not os.fork():
+            _compile(cases[worker::workers], device)
+            os._exit(0)
+    for _ in range(workers):
+        os.wait()
+
+
+def _compile(cases: list[tuple[str, dict[str, Any], int]], device: str) -> None:
+    import torch
+
+    torch._inductor.config.compile_threads = 1
+    for name, params, at in cases:
+        try:
+            for call in _calls(_compiled(name, params, device)[at]):
+                call()
+            torch.cuda.synchronize()
+        except Exception as error:  # the part meets it too, and says so
+            print(f"compiling {name} {at}: {type(error).__name__}: {error}"[:200], file=sys.stderr, flush=True)
+
+
+def _compiled(name: str, params: dict[str, Any], device: str) -> list[Any]:
+    """The cases of an experiment that torch compiles; to list them for a CPU touches no GPU."""
+    module = importlib.import_module(f"nanolib.experiments.{name}.cases")
+    return [case for case in module.cases(module.Params(device=device, **params)) if _is_compiled(case)]
+
+
+def _is_compiled(case: Any) -> bool:
+    return getattr(case, "attention_type", "") in ("sparse", "flex") or getattr(case, "compiled", False) is True
+
+
+def _calls(case: Any) -> list[Callable[[], object]]:
+    """What a case compiles, by being called."""
+    if hasattr(case, "workloads"):
+        return [work.call for work in case.workloads(*case.inputs(0))]
+    from nanolib.experiments.model.model_cases import text_batch
+    from nanolib.experiments.model.steps import Training
+    from nanolib.models import fp8
+
+    model = case.model_case.build(0)
+    if case.recipe:
+        fp8.convert(model, case.recipe, excluded_modules=case.keep, emulate=False)
+    return [Training(model, text_batch(case, "", 0), "compile", 1e-4)]

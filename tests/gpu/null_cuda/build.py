@@ -1,0 +1,75 @@
+"""Build a stand-in for CUDA's driver, runtime and libraries that computes nothing, for a CUDA build of torch without a GPU.
+
+With it dispatch, autograd, dynamo, Triton and ptxas run for an H100. Memory and times are the host's, and results are garbage.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+_LIBRARIES = re.compile(r"__cuda|cuda|cublas|cudnn|cusparse|cusolver|curand|nccl")
+# what the real runtime and libraries answer without a driver
+_REAL = re.compile(
+    r"__cuda(Register|Unregister|PopCall|PushCall)|cudnnGet(Version|Cudart|ErrorString|LastError)|cudaGetError(Name|String)|nccl\w*Error"
+)
+_NOT_SUPPORTED = re.compile(r"cudnn(Backend|Conv)")  # torch then takes another kernel
+
+
+def build(packages: Path, folder: Path) -> dict[str, str]:
+    """Compile the stand-in for one torch.
+
+    Args:
+        packages: The `site-packages` with a CUDA build of torch, its `nvidia-*` wheels and Triton.
+        folder: Where the libraries go.
+
+    Returns:
+        The environment variables with which that torch finds the stand-in.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    stubs = folder / "stubs.c"
+    stubs.write_text("\n".join(_stubs(packages / "torch" / "lib")) + "\n")
+    headers = [*packages.glob("nvidia/*/include"), packages / "triton" / "backends" / "nvidia" / "include"]
+    includes = [f"-I{each}" for each in headers]
+    for name, sources in {
+        "runtime.so": [HERE / "runtime.c", stubs],
+        "libcuda.so.1": [HERE / "driver.c"],
+        "libnvidia-ml.so.1": [HERE / "nvml.c"],
+    }.items():
+        command = [
+            "gcc",
+            "-O1",
+            "-w",
+            "-shared",
+            "-fPIC",
+            *includes,
+            *map(str, sources),
+            "-o",
+            str(folder / name),
+            "-ldl",
+        ]
+        subprocess.run(command, check=True, timeout=300)
+    return {
+        "LD_LIBRARY_PATH": str(folder),
+        "LD_PRELOAD": str(folder / "runtime.so"),
+        "TRITON_LIBCUDA_PATH": str(folder),
+    }
+
+
+def _stubs(libraries: Path) -> list[str]:
+    """A function that succeeds for each that torch needs, where neither runtime.c nor the real libraries serve."""
+    asked = ["nm", "-D", "--undefined-only", *map(str, sorted(libraries.glob("lib*.so")))]
+    listed = subprocess.run(asked, check=True, capture_output=True, text=True, timeout=300).stdout
+    needed = {line.split()[-1].split("@")[0] for line in listed.splitlines() if " U " in line}
+    own = set(re.findall(r"^(?:int|size_t) (\w+)\(|^HANDLE\((\w+)\)", (HERE / "runtime.c").read_text(), re.M))
+    own = {name for names in own for name in names}
+    stubbed = sorted(name for name in needed - own if _LIBRARIES.match(name) and not _REAL.match(name))
+    return [f"int {name}() {{ return {3000 if _NOT_SUPPORTED.match(name) else 0}; }}" for name in stubbed]
+
+
+if __name__ == "__main__":
+    for variable in build(Path(sys.argv[1]), Path(sys.argv[2])).items():
+        print("export", "=".join(variable))

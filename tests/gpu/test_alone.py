@@ -1,0 +1,116 @@
+"""A part in a process of its own: what it sends arrives as it comes, and what ends it is said."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from tests.gpu import alone
+from tests.gpu.parts import PARTS
+
+pytestmark = pytest.mark.slow  # a process that imports torch
+ROOT = Path(__file__).parents[2]
+
+
+def two(send):
+    send(1)
+    send(2)
+
+
+def breaks(send):
+    send(1)
+    raise ValueError("no such kernel\nand more")
+
+
+def dies(send):
+    send(1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hangs(send, file):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    Path(file).write_text(json.dumps([os.getpid(), child.pid]))
+    send(1)
+    while True:  # what ignores that it is asked to end
+        with_patience(600)
+
+
+def with_patience(seconds):
+    try:
+        time.sleep(seconds)
+    except KeyboardInterrupt:
+        time.sleep(seconds)
+
+
+def _of(target, *arguments, limit_s=300.0):
+    found = []
+    try:
+        for message in alone.messages(target, arguments, limit_s):
+            found.append(message)
+    except alone.PartFailed as failed:
+        return found, str(failed)
+    return found, ""
+
+
+@pytest.mark.parametrize(
+    ("target", "sent", "said"),
+    [
+        (two, [1, 2], ""),
+        (breaks, [1], "ValueError: no such kernel"),
+        (dies, [1], "its process ended with exit code -9"),
+    ],
+)
+def test_what_is_sent_arrives_and_what_ends_it_is_said(target, sent, said):
+    assert _of(target) == (sent, said)
+
+
+def test_what_hangs_is_stopped_at_its_limit_with_all_that_it_has_started(tmp_path, monkeypatch):
+    monkeypatch.setattr(alone, "_GRACE_S", 0.2)
+    _of(two)  # the server has imported torch by now
+    file = tmp_path / "pids"
+    assert _of(hangs, str(file), limit_s=20.0) == ([1], "stopped after 20 s")
+    for pid in json.loads(file.read_text()):
+        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here is one")
+def test_without_a_gpu_it_says_what_it_would_do():
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.gpu.first_minutes"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ended.returncode == 2 and "torch sees no NVIDIA GPU here" in ended.stderr
+    assert all(f"  {name}: " in ended.stderr for name in PARTS)
+
+
+@pytest.mark.parametrize(
+    ("absent", "said", "code"),
+    [
+        ("pydantic", "pydantic (needed for everything); nothing was run;", 2),
+        ("ruptures", "ruptures (needed for everything); nothing was run;", 2),
+        ("torchao", "torchao (needed for FP8); that part is left out;", 0),
+    ],
+)
+def test_what_is_not_installed_is_said_first_with_what_goes_without(absent, said, code):
+    hidden = f"""
+        import importlib.util, sys
+        known = importlib.util.find_spec
+        importlib.util.find_spec = lambda name, *rest: None if name == {absent!r} else known(name, *rest)
+        from tests.gpu import first_minutes
+        sys.exit(first_minutes.main(["--help"]))
+    """
+    asked = [sys.executable, "-c", textwrap.dedent(hidden)]
+    ended = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.stderr.splitlines()[0].startswith(f"make gpu: not installed: {said}") and ended.returncode == code
