@@ -8,17 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from importlib.util import find_spec
 
-EVERYTHING, NOTEBOOKS, REPORTS = "everything", "notebooks", "reports"
+EVERYTHING, NOTEBOOKS, REPORTS, NVIDIA = "everything", "notebooks", "reports", "NVIDIA GPUs"
 # package, as it is imported → what needs it
 NEEDED_BY = {
     **dict.fromkeys(("torch", "numpy", "pandas", "scipy", "statsmodels", "ruptures", "pydantic"), EVERYTHING),
     **dict.fromkeys(("yaml", "psutil", "tqdm", "click"), EVERYTHING),
-    **dict.fromkeys(
-        ("papermill", "nbclient", "nbformat", "nbconvert", "ipykernel", "ipywidgets", "anywidget"), NOTEBOOKS
-    ),
+    **dict.fromkeys(("papermill", "nbclient", "nbformat", "ipykernel", "ipywidgets", "anywidget"), NOTEBOOKS),
     **dict.fromkeys(("altair", "vl_convert", "PIL", "jinja2", "mistune"), REPORTS),
     "torchao": "FP8",
-    "pynvml": "energy of NVIDIA GPUs",
+    "pynvml": NVIDIA,
 }
 
 
@@ -41,5 +39,5 @@ def in_a_line(found: dict[str, list[str]], needed: Iterable[str] = ()) -> str:
     if not found:
         return ""
     parts = "; ".join(f"{', '.join(packages)} (needed for {part})" for part, packages in found.items())
-    end = "nothing was run" if any(part in found for part in (EVERYTHING, *needed)) else "that part is left out"
+    end = "nothing was run" if any(part in found for part in (EVERYTHING, *needed)) else "the rest runs"
     return f"not installed: {parts}; {end}; run: pip install -e . in nanolib's folder"

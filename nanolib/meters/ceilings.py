@@ -109,7 +109,7 @@ def _operands(device: str, dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
 def _product(a: torch.Tensor, b: torch.Tensor, dtype: str) -> Callable[[], object]:
     if dtype == "fp8":
         one = torch.ones((), device=a.device)
-        # torchao's recipes add up in the fast way too: a ceiling without it would lie below what they reach
+        # as torchao's forward product adds up: without it the ceiling would be below what that product reaches
         return lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True)
     out = torch.empty_like(a)
     return lambda: torch.mm(a, b, out=out)

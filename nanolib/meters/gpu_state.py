@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import statistics
 from typing import Any
@@ -11,6 +12,19 @@ from nanolib.meters.machine import gpu_uuid
 # NVML's reasons for a lower clock that are no choice of the user's, by their bits.
 SLOWED_BY = {0x08: "hardware slowdown", 0x20: "heat", 0x40: "heat, in hardware", 0x80: "power brake"}
 _UNDER_LOAD = {0x04: "power cap", **SLOWED_BY}
+
+
+def gpu_watts(nvml: Any, gpu: Any) -> float:
+    """The power of a moment, W; where the driver tells none, its mean over a second (from Ampere on).
+
+    Raises:
+        NVMLError: It tells neither.
+    """
+    with contextlib.suppress(nvml.NVMLError, AttributeError):  # older drivers, and older bindings, have no such field
+        (field,) = nvml.nvmlDeviceGetFieldValues(gpu, [nvml.NVML_FI_DEV_POWER_INSTANT])
+        if not field.nvmlReturn:
+            return field.value.uiVal / 1e3
+    return nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3
 
 
 class GpuState:
@@ -34,7 +48,7 @@ class GpuState:
             return
         for name, look in {
             "clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
-            "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3,
+            "power_w": lambda: gpu_watts(nvml, gpu),
             "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
         }.items():
             try:

@@ -93,7 +93,8 @@ class LiveBytes(TorchDispatchMode):
         for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor) and leaf.untyped_storage()._cdata not in given:
                 self._born(leaf)
-        self._note(workspace_bytes(func, args))
+        if workspace := workspace_bytes(func, args):
+            self._note(workspace)
         return out
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import sqlite3
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from tests.gpu.null_cuda.build import build  # noqa: E402
 
 SECONDS, SLOWER = 3600, 30  # a slow core that does other things too
 JUDGED = ("every case runs", "the peak is the plan's", "peaks are planned", "holds no gradients")
-BLOCKS = 20
+BLOCKS, MOST_CPU_S = 20, 480
 
 
 def main() -> int:
@@ -36,9 +35,9 @@ def main() -> int:
     )
     asked.add_argument("parts", nargs="*", metavar="PART")
     given = asked.parse_args()
-    look = "import torch; print(torch.version.cuda or '', torch.__version__, *torch.__path__)"
-    cuda, version, place = _said(given.python, look).split(" ")
-    if not cuda:
+    look = "import torch; print(torch.version.cuda or 'none', torch.__version__, *torch.__path__, sep='\\n')"
+    cuda, version, place = _said(given.python, look).splitlines()
+    if cuda == "none":
         print(f"gpu_rehearsal: torch {version} is no CUDA build, so nothing was rehearsed; see CONTRIBUTING.md")
         return 0
     with tempfile.TemporaryDirectory() as folder:
@@ -46,10 +45,16 @@ def main() -> int:
         told = os.environ | stand_in | {REHEARSAL: "1", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/compiled"}
         command = [given.python, "-m", "tests.gpu.first_minutes", "--to", folder, "--slower", str(SLOWER)]
         subprocess.run([*command, "--seconds", str(SECONDS), *given.parts], env=told, cwd=ROOT, check=False)
-        (written,) = Path(folder).glob("*.json")
-        wrong = [*_wrong_parts(json.loads(written.read_text())), *_wrong_rows(Path(folder) / "results.sqlite")]
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    print(f"torch {version}: {used.ru_utime + used.ru_stime:.0f} CPU-s")
+        written = list(Path(folder).glob("*.json"))
+        found = json.loads(written[0].read_text()) if written else {"parts": []}
+        wrong = (
+            [*_wrong_parts(found), *_wrong_rows(Path(folder) / "results.sqlite")]
+            if written
+            else ["nothing was written"]
+        )
+    used = sum(part["cpu_s"] for part in found["parts"])
+    wrong += [f"{used:.0f} CPU-s, more than {MOST_CPU_S}"] if used > MOST_CPU_S else []
+    print(f"torch {version}: {used:.0f} CPU-s in {len(found['parts'])} parts")
     print("\n".join(wrong) or "rehearsed: all parts ran to their end")
     return 1 if wrong else 0
 
@@ -70,16 +75,18 @@ def _wrong_parts(found: dict) -> list[str]:
 
 def _wrong_rows(database: Path) -> list[str]:
     """Timings by events of too few blocks, without a reason."""
-    store = sqlite3.connect(database)
-    rows = store.execute(
-        "SELECT scope, n, json_extract(details, '$.stop') FROM measurements WHERE metric = 'latency' AND method LIKE 'cuda_event%'"
-    ).fetchall()
+    if not database.exists():
+        return ["no row was stored"]
+    asked = "scope, n, json_extract(details, '$.stop'), json_extract(details, '$.elapsed_s'), json_extract(details, '$.budget_s')"
+    where = "metric = 'latency' AND method LIKE 'cuda_event%' AND json_extract(details, '$.stop') IS NOT NULL"
+    rows = sqlite3.connect(database).execute(f"SELECT {asked} FROM measurements WHERE {where}").fetchall()
     few = [
-        f"latency {scope}: {n} blocks, stopped by {stop}" for scope, n, stop in rows if n < BLOCKS and stop != "budget"
+        f"latency {scope}: {n} blocks in {elapsed:.2g} of {budget:g} s, stopped by {stop}"
+        for scope, n, stop, elapsed, budget in rows
+        if n < BLOCKS and (stop != "budget" or elapsed < budget)
     ]
-    reasons = {stop: sum(stop == each[2] for each in rows) for stop in {each[2] for each in rows}}
     print(
-        f"{len(rows)} timings by events; stopped by {reasons}; fewer than {BLOCKS} blocks: {sum(n < BLOCKS for _, n, _ in rows)}"
+        f"{len(rows)} timings by events, {sum(row[1] < BLOCKS for row in rows)} of fewer than {BLOCKS} blocks by their budget"
     )
     return few if rows else ["no timing was stored"]
 

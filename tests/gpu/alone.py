@@ -10,11 +10,15 @@ import faulthandler
 import importlib
 import multiprocessing
 import os
+import resource
+import select
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,7 +27,9 @@ from typing import Any
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["tests.gpu.parts", "nanolib.run.sweep"])
 _IMPORT_S = 300.0  # a busy machine imports torch in a minute
+_END_S = 1.0  # after its last word
 _GRACE_S = 5.0  # a sweep that is interrupted marks its run
+_AHEAD_S = 45.0
 REHEARSAL = "NANOLIB_REHEARSAL"  # set where the GPU is a stand-in that computes nothing: see null_cuda
 
 
@@ -50,10 +56,10 @@ def checks(name: str, limit_s: float, store: Path) -> Iterator[Any]:
     return messages(_send_part, (name, str(store)), limit_s)
 
 
-def gpu_name() -> str:
-    """What torch calls the GPU."""
-    (name,) = messages(_send_name, (), _IMPORT_S)
-    return name
+def identity() -> dict[str, Any]:
+    """What torch calls the GPU, and the versions of what makes its numbers."""
+    (found, _) = messages(_send_identity, (), _IMPORT_S)
+    return found
 
 
 def messages(target: Any, arguments: tuple, limit_s: float) -> Iterator[Any]:
@@ -92,9 +98,12 @@ def _run(target: Any, arguments: tuple, sending: Connection) -> None:
     os.setsid()  # it is stopped with all that it has started
     signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.enable()
+    threading.Thread(target=_die_with, args=(sending,), daemon=True).start()
     with contextlib.suppress(BrokenPipeError):  # nobody listens to what was stopped
         try:
             target(lambda message: sending.send(("message", message)), *arguments)
+            used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+            sending.send(("message", sum(each.ru_utime + each.ru_stime for each in used)))
             sending.send(("end", None))
         except KeyboardInterrupt:  # it was stopped, and has said so
             print(f"stopped in {_where()}", file=sys.stderr)
@@ -106,6 +115,14 @@ def _run(target: Any, arguments: tuple, sending: Connection) -> None:
     os._exit(0)  # torch's threads and compilers are not waited for
 
 
+def _die_with(sending: Connection) -> None:
+    """End this process and all that it has started when nobody listens any more: it would keep the GPU."""
+    gone = select.poll()
+    gone.register(sending.fileno(), 0)  # which tells of errors alone
+    gone.poll()
+    os.killpg(0, signal.SIGKILL)
+
+
 def _where() -> str:
     """The last place of this project's own that was interrupted."""
     frames = traceback.extract_tb(sys.exc_info()[2])
@@ -114,6 +131,7 @@ def _where() -> str:
 
 
 def _stop(process: Any) -> None:
+    process.join(_END_S)
     with contextlib.suppress(ProcessLookupError):
         os.kill(process.pid, signal.SIGINT)
         process.join(_GRACE_S)
@@ -157,25 +175,47 @@ def _rehearse() -> None:
     Hardware.fp8_sizes = low
 
 
-def _send_name(send: Any) -> None:
+def _send_identity(send: Any) -> None:
+    import pynvml
     import torch
 
-    send(torch.cuda.get_device_properties(0).name)
+    from nanolib.run.sources import git_revision
+
+    pynvml.nvmlInit()
+    found = {"gpu": torch.cuda.get_device_properties(0).name, "driver": pynvml.nvmlSystemGetDriverVersion()}
+    found |= {"torch": torch.__version__, "cuda": torch.version.cuda, "python": sys.version.split()[0]}
+    for package in ("triton", "torchao", "numpy"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    send(found | {"nanolib": git_revision()})
 
 
 # what is compiled ahead, on all cores: a part would take most of its time for it
 
 
 def _compile_ahead(asked: list[tuple[str, dict[str, Any]]], device: str) -> None:
-    """Call each compiled case once, in as many processes as there are cores; torch's caches on disk serve the part."""
-    cases = [(name, params, at) for name, params in asked for at in range(len(_compiled(name, params, "cpu")))]
-    workers = min(len(cases), os.cpu_count() or 1)
-    for worker in range(workers):
-        if not os.fork():
-            _compile(cases[worker::workers], device)
-            os._exit(0)
-    for _ in range(workers):
-        os.wait()
+    """Call each compiled case once, in as many processes as there are cores; torch's caches on disk serve the part.
+
+    One entry after the other, since cases of large models fit into a GPU's memory by threes; and not for longer than 45 s.
+    """
+    end = time.monotonic() + _AHEAD_S
+    for name, params in asked:
+        cases = [(name, params, at) for at in range(len(_compiled(name, params, "cpu")))]
+        shares = [cases[worker :: os.cpu_count() or 1] for worker in range(min(len(cases), os.cpu_count() or 1))]
+        workers = [_forked(share, device) for share in shares]
+        while workers and time.monotonic() < end:
+            workers = [pid for pid in workers if os.waitpid(pid, os.WNOHANG) == (0, 0)]
+            time.sleep(0.05)
+        for pid in workers:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _forked(cases: list[tuple[str, dict[str, Any], int]], device: str) -> int:
+    if not (pid := os.fork()):
+        _compile(cases, device)
+        os._exit(0)
+    return pid
 
 
 def _compile(cases: list[tuple[str, dict[str, Any], int]], device: str) -> None:

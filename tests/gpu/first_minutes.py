@@ -11,8 +11,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from nanolib import installed
+from nanolib.run.launch import LAUNCH_VARIABLE
 
 SECONDS = 540.0  # of a lease of ten minutes; the rest is start and transfer
 _MARKS = {True: "holds", False: "DOES NOT HOLD", None: "not shown here"}
@@ -34,22 +37,27 @@ def first_minutes(
     """All parts, each going on where another broke.
 
     Args:
-        found: What is known of the machine; `parts` is added: name, seconds, checks, and what broke it.
+        found: What is known of the machine; its `parts` are replaced where they have the name of one that runs now: name, seconds,
+            CPU-seconds, checks, and what broke it.
         checks_of: The checks of a part, by its name.
         parts: Their names, in order.
         keep: Writes what was found so far.
     """
-    found["parts"] = []
     for name in parts:
         start = time.monotonic()
-        part = {"name": name, "seconds": 0.0, "checks": [], "broke": ""}
-        found["parts"].append(part)
+        part = {"name": name, "seconds": 0.0, "cpu_s": 0.0, "checks": [], "broke": "it was cut"}
+        found["parts"] = [one for one in found.get("parts", []) if one["name"] != name] + [part]
+        keep(found)
         try:
             for check in checks_of(name):
+                if isinstance(check, float):  # its last word
+                    part["cpu_s"] = round(check, 1)
+                    continue
                 part["checks"].append(asdict(check))
                 print(f"{name}: {_MARKS[check.holds]} {check.text}: {check.found}", flush=True)
                 part["seconds"] = round(time.monotonic() - start, 1)
                 keep(found)
+            part["broke"] = ""
         except Exception as error:  # whatever a part meets is its result, and the next one begins
             part["broke"] = f"{type(error).__name__}: {error}".splitlines()[0][:500]
             print(f"{name}: broke: {part['broke']}", flush=True)
@@ -67,11 +75,13 @@ def main(arguments: list[str] | None = None) -> int:
     """Run all parts and write them; see the module."""
     if missing := installed.missing():
         print(f"make gpu: {installed.in_a_line(missing)}", file=sys.stderr)
-    if installed.EVERYTHING in missing:
+    if {installed.EVERYTHING, installed.NVIDIA} & {*missing}:
         return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the part that runs is stopped too
     from tests.gpu import alone
 
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # to ask for a GPU must not begin one here: parts do
+    os.environ.setdefault(LAUNCH_VARIABLE, uuid.uuid4().hex)  # all parts share the ceilings that the first one measures
     alone.begin()
     import torch
 
@@ -97,11 +107,11 @@ def main(arguments: list[str] | None = None) -> int:
 
     def checks_of(name: str) -> Iterator[Any]:
         if (left := end - time.monotonic()) < _LEAST_S:
-            raise TimeoutError("no time was left for it")
+            raise alone.PartFailed("not run: no time was left")
         return alone.checks(name, min(given.slower * PARTS[name].limit_s, left), folder / "results.sqlite")
 
-    found = {"gpu": alone.gpu_name(), "torch": torch.__version__, "python": sys.version.split()[0]}
-    found["date"] = datetime.now(UTC).date().isoformat()
+    found = alone.identity() | {"date": datetime.now(UTC).date().isoformat()}
+    found["parts"] = _parts_before(folder / f"{_name(found)}.json")
     first_minutes(found, checks_of, given.parts or PARTS, lambda found: keep(found, folder))
     print(f"written to {keep(found, folder)}; {'all holds' if all_holds(found) else 'not all holds'}")
     return 0 if all_holds(found) else 1
@@ -118,12 +128,21 @@ def keep(found: dict[str, Any], folder: Path) -> Path:
     """
     from tests.gpu import page
 
-    name = "".join(c if c.isalnum() else "-" for c in found["gpu"].lower())
+    name = _name(found)
     for suffix, text in {".json": json.dumps(found, indent=1) + "\n", ".html": page.html(found)}.items():
         half = folder / f"{name}{suffix}.half"
         half.write_text(text)
         half.replace(folder / f"{name}{suffix}")
     return folder / f"{name}.json"
+
+
+def _name(found: dict[str, Any]) -> str:
+    return "".join(c if c.isalnum() else "-" for c in found["gpu"].lower())
+
+
+def _parts_before(file: Path) -> list[dict[str, Any]]:
+    """Those that an earlier call has written; a call for some parts keeps the others."""
+    return json.loads(file.read_text())["parts"] if file.exists() else []
 
 
 if __name__ == "__main__":

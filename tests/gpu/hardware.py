@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from nanolib.experiments import ALL
 from nanolib.experiments.doctor import cases as doctor
 from nanolib.measurement import Measurement, exact
 from nanolib.meters import ceilings, measure
+from nanolib.meters.gpu_state import gpu_watts
 from nanolib.meters.machine import gpu_uuid
 from nanolib.models import attention, fp8
 from nanolib.run import params as shared
@@ -66,7 +66,7 @@ DENSE = [
 ]  # math needs more than there is
 RANDOM = [{"kind": "sparse", "pattern": "random", "sparsity": share} for share in (0.5, 0.75, 0.9)]
 WINDOW = {"pattern": "window", "window": 256}
-WIDTHS = {"gpt_125M": 12, "gpt_350M": 8, "gpt_1.3B": 8, "gpt_6.7B": 4}  # blocks: the width decides what 8 bits gain
+WIDTHS = ("gpt_1.3B", "gpt_350M", "gpt_6.7B", "gpt_125M")  # which decide what 8 bits gain; of four blocks each
 
 
 class Hardware:
@@ -83,6 +83,10 @@ class Hardware:
         "seq_lens": [1024, 4096, 16_384], "num_heads": 16, "head_dim": 128, "dtypes": ["bfloat16"],
         "backward": True, "quality_patterns": [], "budget_s": 0.5,
     }  # fmt: skip
+    math: ClassVar[dict[str, Any]] = grid | {
+        "attention_types": [{"kind": "dense", "backend": "math"}],
+        "seq_lens": [1024, 4096],
+    }
     attention: ClassVar[dict[str, Any]] = {"seq_lens": [2048], "num_heads": 8, "head_dim": 64, "budget_s": 0.2}
     long: ClassVar[int] = 8192
     peaks: ClassVar[dict[str, Any]] = {
@@ -109,11 +113,11 @@ class Hardware:
     }
     fp8_sizes: ClassVar[list[dict[str, Any]]] = [
         {
-            "presets": [preset], "overrides": {"num_layers": blocks}, "seq_len": 2048, "batch_size": 4, **NO_LOSS,
+            "presets": [preset], "overrides": {"num_layers": 4}, "seq_len": 2048, "batch_size": 4, **NO_LOSS,
             "modes": ["training_step"], "compiled": [True], "precisions": ["bfloat16", "fp8_tensorwise", "fp8_rowwise"],
             "budget_s": 1.0,
         }
-        for preset, blocks in WIDTHS.items()
+        for preset in WIDTHS
     ]  # fmt: skip
     energy: ClassVar[dict[str, Any]] = {
         "presets": ["gpt_350M"], "overrides": {}, "seq_lens": [512], "batch_size": 8, "new_tokens": 32, "dtype": "bfloat16",
@@ -160,15 +164,8 @@ class Hardware:
             else:
                 time.sleep(0.02)
             t_s.append(now)
-            watts.append(self._watts())
+            watts.append(gpu_watts(self._nvml, self._gpu))
         return t_s, watts
-
-    def _watts(self) -> float:
-        with contextlib.suppress(self._nvml.NVMLError):  # it tells no power of the moment
-            (field,) = self._nvml.nvmlDeviceGetFieldValues(self._gpu, [self._nvml.NVML_FI_DEV_POWER_INSTANT])
-            if not field.nvmlReturn:
-                return field.value.uiVal / 1e3
-        return self._nvml.nvmlDeviceGetPowerUsage(self._gpu) / 1e3
 
     def _joules(self) -> float:
         return self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._gpu) / 1e3

@@ -79,8 +79,8 @@ def markdown(results: Sequence[dict[str, Any]]) -> str:
         "# What has been seen on which GPU",
         "",
         "Made by `python -m tests.gpu.page` from what `make gpu` wrote on each machine (`outputs/reference/gpu`)."
-        " `make gpu` takes nine minutes; each of its lines is an assertion, and a part that fails stops no other. Without a GPU,"
-        " `tests/benchmarks/gpu_rehearsal.py` runs all parts on a stand-in for CUDA that computes nothing.",
+        " `make gpu` takes at most nine minutes; each of its lines is an assertion, and a part that fails stops no other."
+        " Without a GPU, `tests/benchmarks/gpu_rehearsal.py` runs all parts on a stand-in for CUDA that computes nothing.",
         "",
     ]
     if results:
@@ -106,7 +106,7 @@ def _state(result: dict[str, Any], name: str) -> str:
 
 def results() -> list[dict[str, Any]]:
     """Those that are kept, by name."""
-    return [json.loads(file.read_text()) for file in sorted(RESULTS.glob("*.json"))]
+    return [json.loads(file.read_text()) for file in sorted(RESULTS.glob("*/*.json"))]
 
 
 if __name__ == "__main__":

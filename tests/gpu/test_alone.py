@@ -100,7 +100,7 @@ def test_without_a_gpu_it_says_what_it_would_do():
     [
         ("pydantic", "pydantic (needed for everything); nothing was run;", 2),
         ("ruptures", "ruptures (needed for everything); nothing was run;", 2),
-        ("torchao", "torchao (needed for FP8); that part is left out;", 0),
+        ("torchao", "torchao (needed for FP8); the rest runs;", 0),
     ],
 )
 def test_what_is_not_installed_is_said_first_with_what_goes_without(absent, said, code):

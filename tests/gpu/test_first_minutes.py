@@ -35,12 +35,16 @@ class Simulated(Hardware):
     doctor: ClassVar = {"budget_s": 0.02}
     attention: ClassVar = SMALL
     grid: ClassVar = Hardware.grid | SMALL
+    math: ClassVar = Hardware.math | SMALL
     long = 128
     peaks: ClassVar = Hardware.peaks | SMALL
     training: ClassVar = Hardware.training | MODEL | {"seq_lens": [16], "batch_sizes": [1], "budget_s": 0.02}
     model: ClassVar = Hardware.model | MODEL | {"seq_lens": [16], "batch_sizes": [1], "budget_s": 0.02, "new_tokens": 4}
     fp8: ClassVar = Hardware.fp8 | MODEL | {"seq_len": 16, "batch_size": 1, "budget_s": 0.02}
-    fp8_sizes: ClassVar = [fp8 | {"modes": ["training_step"], "precisions": ["bfloat16", "fp8_tensorwise"]}]
+    fp8_sizes: ClassVar = [
+        MODEL | Hardware.fp8 | {"presets": [preset], "overrides": MODEL["overrides"], "seq_len": 16, "batch_size": 1}
+        for preset in ("decoder_small", "decoder_tiny")
+    ]
     energy: ClassVar = Hardware.energy | MODEL | {"seq_lens": [16], "batch_size": 1, "window_s": 0.2, "idle_s": 0.1}
     ranks: ClassVar = {"seq_lens": [64], "prefill_seq_lens": [32], "num_heads": 4, "head_dim": 8, "budget_s": 0.02}
 
@@ -148,6 +152,7 @@ def _like_a_gpu(name, rows, graphs):
     rates = {"float32": 6e13, "bfloat16": 6.5e14, "copy": 2.6e12}
     for scope, rate in rates.items():
         rows.loc[ceiling & (rows.scope == scope), "estimate"] = rate
+    rows.loc[rows.metric == "ceiling_share", "estimate"] = 0.5
     if name == "attention":
         dense = rows["factor.name"].astype(str).str.startswith("dense") & (rows.metric == "latency")
         rows.loc[dense, ["low", "estimate", "high"]] *= 1000
@@ -156,10 +161,15 @@ def _like_a_gpu(name, rows, graphs):
         graph = eager.assign(**{"factor.optimisation": "cuda_graph", "estimate": eager.estimate / 2})
         error = {"metric": "relative_error", "scope": "against_eager", "estimate": 1e-3, "status": "ok"}
         rows = pd.concat([rows, pd.DataFrame([error]), graph], ignore_index=True)
+    if name == "accidents" and "error" in {*rows.status}:
+        first = rows.index[(rows.metric == "case_time") & (rows.status == "error")][0]
+        rows.at[first, "message"] = "CUDA error: device-side assert triggered"
+        rows.at[first, "details"] = {"device_lost": True}
     if name == "fp8":
         ends = rows.metric == "case_time"
         rows.loc[ends, ["status", "message"]] = ["ok", ""]
         step = {"metric": "latency", "scope": "training_step", "status": "ok"}
+        step["factor.preset"] = rows["factor.preset"].dropna().iloc[0]
         told = [
             step | {"factor.precision": name, "estimate": ms}
             for name, ms in (("bfloat16", 2.0), ("fp8_tensorwise", 1.6))
@@ -198,12 +208,13 @@ WRONG = {
     "copy on an H100": {"rows": {"doctor": _changed("estimate", 2e12, metric="ceiling_bytes")}},
     "tf32 is more than 3": {"product": {"float32": 8.0, "tf32": 3.0, "bfloat16": 1.6, "fp8": 0.9}},
     "8 bits are more than 1.5": {"product": {"float32": 20.0, "tf32": 3.0, "bfloat16": 1.6, "fp8": 1.5}},
-    "attention: every case": {"rows": {"attention": _changed("status", "error", **ENDS)}},
+    "attention, all kinds": {"rows": {"attention": _changed("status", "error", **ENDS)}},
+    "attention, dense (math)": {"rows": {"attention": _changed("status", "error", factor_name="dense (math)", **ENDS)}},
     "attention at real lengths": {"rows": {"attention": _changed("estimate", 0.02, scope="forward", **ERROR)}},
     "attention: no share": {"rows": {"attention": _changed("estimate", 1.2, metric="ceiling_share")}},
     "forward: random s=0.9": {"rows": {"attention": _changed("high", 1e9, metric="latency", scope="forward")}},
     "backward: random s=0.9": {"rows": {"attention": _changed("high", 1e9, metric="latency", scope="backward")}},
-    "model: every case": {"rows": {"model": _changed("status", "timeout", **ENDS)}},
+    "model decoder_tiny: every case": {"rows": {"model": _changed("status", "timeout", **ENDS)}},
     "models against eager": {"rows": {"model": _changed("estimate", 0.5, **ERROR)}},
     "model: no share": {"rows": {"model": _changed("estimate", 1.2, metric="ceiling_share")}},
     "holds no gradients": {
@@ -212,9 +223,18 @@ WRONG = {
     "a token by a captured graph": {
         "rows": {"model": _without(scope="decode", **{"factor.optimisation": "cuda_graph"})}
     },
+    "fp8 decoder_small: every case": {"rows": {"fp8": _changed("status", "error", **ENDS)}},
     "fp8 decoder_tiny: every case": {"rows": {"fp8": _changed("status", "error", **ENDS)}},
+    "fp8 decoder_small: a step": {
+        "rows": {"fp8": _without(scope="training_step", **{"factor.preset": "decoder_small"})}
+    },
+    "fp8 decoder_tiny: a step": {"rows": {"fp8": _without(scope="training_step", **{"factor.preset": "decoder_tiny"})}},
     "training in 8 bits": {
-        "rows": {"fp8": _changed("estimate", 3.0, metric="latency", factor_precision="fp8_tensorwise")}
+        "rows": {
+            "fp8": _changed(
+                "estimate", 3.0, factor_precision="fp8_tensorwise", factor_preset="decoder_small", metric="latency"
+            )
+        }
     },
     "fp8 recipes: every case": {"rows": {"fp8": _changed("status", "error", **ENDS)}},
     "a kernel of 8 bits": {"kernels": {"flash": "flash", "efficient": "fmha", "cudnn": "cudnn", "fp8": "bf16_gemm"}},
@@ -240,7 +260,7 @@ WRONG = {
         "rows": {"distributed": _changed("estimate", 1e3, metric="peak_memory", scope="ring training")}
     },
     "a rank that hangs": {"hangs": "rank 0 of 2 did not end within 120 s"},
-    "assert: the case is error": {"rows": {"accidents": _changed("message", "an error of another kind", **ENDS)}},
+    "assert: the case is error": {"rows": {"accidents": _changed("message", "index 8 is out of bounds", **ENDS)}},
 }
 
 
@@ -287,12 +307,13 @@ def test_a_part_that_breaks_stops_no_other_and_each_check_is_written_as_it_comes
         written.append(json.loads(keep(found, tmp_path).read_text()))
 
     first_minutes(found, lambda name: PARTS[name].checks(wrong), ["clock", "identity"], kept)
+    assert written[1]["parts"][0]["broke"] == "it was cut"  # as long as it has not ended
     assert not all_holds(found) and [part["name"] for part in found["parts"]] == ["clock", "identity"]
     clock, identity = found["parts"]
     assert clock["broke"].startswith("TypeError") and clock["checks"][0]["holds"] is False
     assert not identity["broke"] and identity["checks"][0]["holds"] is True
     counts = [sum(len(part["checks"]) for part in one["parts"]) for one in written]
-    assert counts == [1, 1, 2, 3, 4, 4]  # the second is that the part broke, the last that all is over
+    assert counts == [0, 1, 1, 1, 2, 3, 4, 4]  # at the begin and the end of a part too
     page_text = (tmp_path / "nvidia-h100-80gb-hbm3.html").read_text()
     assert (
         "does not hold" in page_text

@@ -50,7 +50,7 @@ def measure(
     Args:
         fn: What to call; it takes no arguments.
         rel_ci: Stop when the interval's half-width is at most this share of the estimate.
-        budget_s: Stop after this long; at least six blocks are taken all the same.
+        budget_s: Stop so long after the first call and a GPU's warm-up; at least six blocks are taken all the same.
         device: Where `fn` computes, which chooses the clock.
         scope: What the row says was measured.
         predicted: What a formula says, ms.
@@ -268,7 +268,7 @@ def _collect(
     second = clock.time_block(list(checks.values()), 1, 1)
     probes = [sum(first[0]), sum(second[0])]
     per_block, inner = _block_shape(max(probes[1], 1e-6), clock, several=len(calls) > 1)
-    blocks = [first, second] if probes[0] >= _BLOCK_MS * 4 and per_block == 1 else []
+    blocks = [second] if probes[1] >= _BLOCK_MS * 4 and per_block == 1 else []
     while True:
         blocks.append(clock.time_block(calls, per_block, inner))
         gc.collect()  # cheap: what lived before is frozen

@@ -154,6 +154,11 @@ int cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *count, const voi
   return 0;
 }
 
+int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *count, const void *function, int threads, size_t memory) {
+  *count = 2;
+  return 0;
+}
+
 static int does_nothing(void) { return 0; }
 
 int cudaGetDriverEntryPointByVersion(const char *name, void **entry, unsigned version, unsigned long long flags, int *status) {
