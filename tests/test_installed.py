@@ -26,7 +26,10 @@ def _hide(monkeypatch, *absent):
 
 def test_every_package_that_pyproject_asks_for_is_looked_for():
     asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    names = {re.split("[>=]", line)[0].lower() for line in asked} - {"jupyterlab"}  # which people open themselves
+    names = {re.split("[>=]", line)[0].lower() for line in asked} - {
+        "jupyterlab",
+        "nbconvert",
+    }  # which people run themselves
     owners = {package: {name.lower() for name in owner} for package, owner in packages_distributions().items()}
     looked_for = set().union(*(owners.get(package, set()) for package in installed.NEEDED_BY))
     assert names <= looked_for

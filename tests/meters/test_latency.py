@@ -60,7 +60,7 @@ def test_a_warm_up_is_found_and_cut_and_its_samples_are_kept(clocked):
 
 def test_a_single_cold_call_is_cut(clocked):
     series = _noisy(500)
-    series[0] = 400
+    series[1] = 400  # the first call is no block at all
     clocked(series)
     assert measure(lambda: None).details["warmup_cut"] == 1
 
@@ -134,15 +134,15 @@ def test_the_real_clock_gives_positive_samples():
     [
         (
             [20.0, 21.0, 22.0, 23.0],
-            [20.0, 21.0, 22.0, 23.0, 23.0, 23.0],
+            [21.0, 22.0, 23.0, 23.0, 23.0, 23.0],
             1,
-        ),  # a first call this slow is a block itself, as is the second
+        ),  # the first call is cold; a second one this slow is a block itself
         ([20.0, 1.1, 7.0], [7.0] * 30, 5),  # unless the second one is fast
         (
             [19.9, 21.0, 22.0, 23.0, 24.0],
-            [22.0, 23.0, *[24.0] * 4],
+            [21.0, 22.0, 23.0, *[24.0] * 3],
             1,
-        ),  # else it is cold, and the second sizes the block
+        ),
         ([19.0, 5.0, 7.0], [7.0] * 6, 1),
         ([19.0, 4.9, 7.0], [7.0] * 12, 2),
         ([19.0, 2.5, 7.0], [7.0] * 12, 2),
@@ -193,7 +193,7 @@ def test_a_precise_series_stops_at_twenty_blocks_and_an_imprecise_one_goes_on(cl
 @pytest.mark.parametrize(("precision", "searches"), [(0.044, 1), (0.045, 41)])
 def test_where_an_interval_is_far_too_wide_no_warm_up_is_looked_for(monkeypatch, clocked, precision, searches):
     """It is 13.3 % of the estimate at each even number of blocks, and more at odd ones; the last search is the row's own."""
-    clocked([28.0, 32.0] * 300)
+    clocked([32.0, 28.0] * 300)
     found = []
     steady = latency._steady
     monkeypatch.setattr(latency, "_steady", lambda *given: found.append(given) or steady(*given))
