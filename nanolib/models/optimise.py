@@ -46,6 +46,8 @@ def _never_uncompiled(forward: Forward) -> Forward:
 
 def _cuda_graph(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forward:
     if model.training:
+        # capture needs a stream of its own, and gradients gather on it in each step: torch would warn of that each time
+        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
         return torch.cuda.make_graphed_callables(_Module(model, forward), (ids,))
     return _captured(forward, ids)
 
