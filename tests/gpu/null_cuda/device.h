@@ -25,7 +25,10 @@ static inline double seconds(void) {
 /* cudaDeviceAttr and CUdevice_attribute have the same numbers. */
 static inline int attribute(int *value, int asked) {
   switch (asked) {
-    case 1: *value = 1024; break;                         /* threads per block */
+    case 1: case 2: case 3: *value = 1024; break;         /* threads per block, along x and y */
+    case 4: *value = 64; break;                           /* and along z */
+    case 5: *value = 2147483647; break;                   /* blocks per grid, along x */
+    case 6: case 7: *value = 65535; break;                /* and along y and z */
     case 8: *value = SHARED_MEMORY; break;
     case 10: *value = 32; break;                          /* threads per warp */
     case 12: case 82: *value = REGISTERS; break;
