@@ -29,6 +29,7 @@ int nvmlDeviceGetCurrentClocksEventReasons(void *of, unsigned long long *reasons
 int nvmlDeviceGetEnforcedPowerLimit(void *of, unsigned *mw) { *mw = 700000; return 0; }
 int nvmlDeviceGetPowerManagementDefaultLimit(void *of, unsigned *mw) { *mw = 700000; return 0; }
 int nvmlDeviceGetUtilizationRates(void *of, unsigned *percent) { percent[0] = percent[1] = 0; return 0; }
+int nvmlDeviceGetComputeRunningProcesses(void *of, unsigned *count, void *processes) { *count = 0; return 0; }
 int nvmlDeviceGetComputeRunningProcesses_v3(void *of, unsigned *count, void *processes) { *count = 0; return 0; }
 int nvmlDeviceGetNvLinkRemotePciInfo_v2() { return NOT_SUPPORTED; }
 int nvmlDeviceGetNvLinkRemoteDeviceType() { return NOT_SUPPORTED; }
