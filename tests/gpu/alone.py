@@ -167,8 +167,10 @@ def _rehearse() -> None:
     float8_utils._round_scale_down_to_power_of_2 = lambda scale: scale
     for backend in ("efficient", "cudnn"):
         parts.KERNELS.pop(backend)
-        kinds = [kind for kind in Hardware.grid["attention_types"] if kind.get("backend") != backend]
-        Hardware.grid = Hardware.grid | {"attention_types": kinds}
+        for name in ("grid", "patterns"):
+            asked = getattr(Hardware, name)
+            kinds = [kind for kind in asked["attention_types"] if kind.get("backend") != backend]
+            setattr(Hardware, name, asked | {"attention_types": kinds})
     low = [
         asked | {"overrides": {"num_layers": 1}} for asked in Hardware.fp8_sizes
     ]  # a core compiles a block in half a minute

@@ -20,6 +20,8 @@ from nanolib.meters import ceilings, measure
 from nanolib.meters.gpu_state import gpu_watts
 from nanolib.meters.machine import gpu_uuid
 from nanolib.models import attention, fp8
+from nanolib.models.attention.choice import CHOOSERS
+from nanolib.models.attention.patterns import PATTERNS
 from nanolib.run import params as shared
 from nanolib.run import sweep
 from nanolib.run.case import Case
@@ -87,7 +89,15 @@ class Hardware:
         "attention_types": [{"kind": "dense", "backend": "math"}],
         "seq_lens": [1024, 4096],
     }
-    attention: ClassVar[dict[str, Any]] = {"seq_lens": [2048], "num_heads": 8, "head_dim": 64, "budget_s": 0.2}
+    patterns: ClassVar[dict[str, Any]] = {
+        "attention_types": [
+            *({"kind": "dense", "backend": name} for name in ("math", "flash", "efficient", "cudnn")),
+            {"kind": "flash_attn"}, {"kind": "flex", **WINDOW},
+            *({"kind": "sparse", "pattern": name} for name in (*PATTERNS, *CHOOSERS)),
+        ],
+        "seq_lens": [2048], "num_heads": 8, "head_dim": 64, "dtypes": ["bfloat16"],
+        "backward": True, "quality_patterns": [], "budget_s": 0.2,
+    }  # fmt: skip
     long: ClassVar[int] = 8192
     peaks: ClassVar[dict[str, Any]] = {
         "attention_types": [DENSE[0], {"kind": "sparse", **WINDOW}],
@@ -100,10 +110,11 @@ class Hardware:
     }  # fmt: skip
     planned: ClassVar[set[str]] = {"forward", "forward_backward", "training_step"}
     model: ClassVar[dict[str, Any]] = {
-        "presets": ["gpt_125M", "gpt_350M"], "overrides": {}, "seq_lens": [512], "batch_sizes": [4], "dtypes": ["bfloat16"],
+        "presets": ["gpt_125M"], "overrides": {}, "seq_lens": [512], "batch_sizes": [4], "dtypes": ["bfloat16"],
         "optimisations": ["eager", "compile", "cuda_graph"], "new_tokens": 32, "generation_batch_sizes": [],
         "peak_remedies": [], "loss_steps": 0,
     }  # fmt: skip
+    larger: ClassVar[dict[str, Any]] = model | {"presets": ["gpt_350M"], "optimisations": ["eager", "cuda_graph"]}
     fp8: ClassVar[dict[str, Any]] = {
         "presets": ["gpt_125M"],
         "overrides": {},

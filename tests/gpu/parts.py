@@ -14,8 +14,6 @@ import pandas as pd
 from nanolib.config import PRESETS
 from nanolib.measurement import Flag, Unsupported
 from nanolib.models import fp8
-from nanolib.models.attention.choice import CHOOSERS
-from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.attention.tree import ALGORITHMS
 from nanolib.run.ranks.ranks import RankFailed
 from tests.gpu.hardware import Hardware
@@ -113,11 +111,7 @@ def attention(gpu: Hardware) -> Iterator[Check]:
 
 def patterns(gpu: Hardware) -> Iterator[Check]:
     """Every kind and pattern is right, is the kernel it is called, and does not slow down with new lengths."""
-    kinds = [{"kind": "dense", "backend": name} for name in ("math", *KERNELS)]
-    kinds += [{"kind": "flash_attn"}, {"kind": "flex", "pattern": "window", "window": 256}]
-    kinds += [{"kind": "sparse", "pattern": name} for name in (*PATTERNS, *CHOOSERS)]
-    asked = {"attention_types": kinds, "dtypes": ["bfloat16"], "quality_patterns": [], "backward": True}
-    rows = gpu.run("attention", **asked, **gpu.attention)
+    rows = gpu.run("attention", **gpu.patterns)
     yield from _every_case("patterns", rows)
     yield from _errors("every pattern against float64, in bfloat16", rows, "forward", 1e-2)
     for backend, part in KERNELS.items():
@@ -167,9 +161,9 @@ def memory(gpu: Hardware) -> Iterator[Check]:
 def models(gpu: Hardware) -> Iterator[Check]:
     """Whole models: compiled and captured ones give what the eager one gives, and a captured token is faster."""
     found = []
-    for preset in gpu.model["presets"]:
-        found.append(gpu.run("model", **gpu.model | {"presets": [preset]}))
-        yield from _every_case(f"model {preset}", found[-1])
+    for asked in (gpu.model, gpu.larger):
+        found.append(gpu.run("model", **asked))
+        yield from _every_case(f"model {asked['presets'][0]}", found[-1])
     rows = pd.concat(found, ignore_index=True)
     yield from _errors("compiled and captured models against eager", rows, "against_eager", 2e-2)
     yield from _shares("model", rows)
@@ -293,11 +287,11 @@ PARTS: dict[str, Part] = {
     "clock": Part(clock, 30),
     "ceilings": Part(ceilings, 40),
     "attention": Part(attention, 150, lambda hardware: [("attention", hardware.grid)]),
-    "models": Part(models, 100),
+    "models": Part(models, 120),
     "fp8": Part(eight_bits, 180, lambda hardware: [("fp8", asked) for asked in hardware.fp8_sizes]),
     "energy": Part(energy, 40),
     "memory": Part(memory, 60, lambda hardware: [("attention", hardware.peaks)]),
-    "patterns": Part(patterns, 110),
+    "patterns": Part(patterns, 110, lambda hardware: [("attention", hardware.patterns)]),
     "ranks": Part(ranks, 60),
     "lost device": Part(lost, 30),
 }

@@ -33,13 +33,14 @@ class Simulated(Hardware):
 
     device = "cpu"
     doctor: ClassVar = {"budget_s": 0.02}
-    attention: ClassVar = SMALL
+    patterns: ClassVar = Hardware.patterns | SMALL
     grid: ClassVar = Hardware.grid | SMALL
     math: ClassVar = Hardware.math | SMALL
     long = 128
     peaks: ClassVar = Hardware.peaks | SMALL
     training: ClassVar = Hardware.training | MODEL | {"seq_lens": [16], "batch_sizes": [1], "budget_s": 0.02}
     model: ClassVar = Hardware.model | MODEL | {"seq_lens": [16], "batch_sizes": [1], "budget_s": 0.02, "new_tokens": 4}
+    larger: ClassVar = model | {"presets": ["decoder_small"]}
     fp8: ClassVar = Hardware.fp8 | MODEL | {"seq_len": 16, "batch_size": 1, "budget_s": 0.02}
     fp8_sizes: ClassVar = [
         MODEL | Hardware.fp8 | {"presets": [preset], "overrides": MODEL["overrides"], "seq_len": 16, "batch_size": 1}
@@ -214,6 +215,7 @@ WRONG = {
     "attention: no share": {"rows": {"attention": _changed("estimate", 1.2, metric="ceiling_share")}},
     "forward: random s=0.9": {"rows": {"attention": _changed("high", 1e9, metric="latency", scope="forward")}},
     "backward: random s=0.9": {"rows": {"attention": _changed("high", 1e9, metric="latency", scope="backward")}},
+    "model decoder_small: every case": {"rows": {"model": _changed("status", "timeout", **ENDS)}},
     "model decoder_tiny: every case": {"rows": {"model": _changed("status", "timeout", **ENDS)}},
     "models against eager": {"rows": {"model": _changed("estimate", 0.5, **ERROR)}},
     "model: no share": {"rows": {"model": _changed("estimate", 1.2, metric="ceiling_share")}},
