@@ -54,7 +54,8 @@ def main() -> int:
         )
     used = sum(part["cpu_s"] for part in found["parts"])
     wrong += [f"{used:.0f} CPU-s, more than {MOST_CPU_S}"] if used > MOST_CPU_S else []
-    print(f"torch {version}: {used:.0f} CPU-s in {len(found['parts'])} parts")
+    each = ", ".join(f"{part['name']} {part['cpu_s']:.0f}" for part in found["parts"])
+    print(f"torch {version}: {used:.0f} CPU-s in {len(found['parts'])} parts: {each}")
     print("\n".join(wrong) or "rehearsed: all parts ran to their end")
     return 1 if wrong else 0
 

@@ -12,6 +12,7 @@ int nvmlInitWithFlags(unsigned flags) { return 0; }
 int nvmlShutdown(void) { return 0; }
 const char *nvmlErrorString(int error) { return error == NOT_SUPPORTED ? "Not Supported" : "Success"; }
 int nvmlSystemGetDriverVersion(char *text, unsigned size) { strncpy(text, "580.159.04", size); return 0; }
+int nvmlSystemGetCudaDriverVersion_v2(int *version) { *version = CUDA_VERSION; return 0; }
 int nvmlDeviceGetCount_v2(unsigned *count) { *count = 1; return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **found) { *found = gpu; return 0; }
 int nvmlDeviceGetHandleByUUID(const char *uuid, void **found) { *found = gpu; return 0; }
