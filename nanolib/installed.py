@@ -5,7 +5,6 @@ It imports nothing that could be missing, so that it can be asked first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from importlib.util import find_spec
 
 EVERYTHING, NOTEBOOKS, REPORTS, NVIDIA = "everything", "notebooks", "reports", "NVIDIA GPUs"
@@ -29,15 +28,15 @@ def missing() -> dict[str, list[str]]:
     return found
 
 
-def in_a_line(found: dict[str, list[str]], needed: Iterable[str] = ()) -> str:
+def in_a_line(found: dict[str, list[str]], *, stops: bool) -> str:
     """What is missing and what to do, for a reader; empty where nothing is.
 
     Args:
         found: As `missing` gives it.
-        needed: Parts without which nothing can be done now.
+        stops: Whether nothing can be done without it.
     """
     if not found:
         return ""
     parts = "; ".join(f"{', '.join(packages)} (needed for {part})" for part, packages in found.items())
-    end = "nothing was run" if any(part in found for part in (EVERYTHING, *needed)) else "the rest runs"
+    end = "nothing was run" if stops else "the rest runs"
     return f"not installed: {parts}; {end}; run: pip install -e . in nanolib's folder"

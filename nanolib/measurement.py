@@ -378,19 +378,9 @@ def format_with_interval(value: float, low: float | None, high: float | None) ->
 def case_name(factors: Mapping[str, Any]) -> str:
     """The factors by which people tell cases apart, in the order in which they think of them."""
     kinds = (
-        "name",
-        "quoted",
-        "ceiling",
-        "mode",
-        "phase",
-        "look",
-        "direction",
-        "form",
-        "memory_form",
-        "precision",
-        "arm",
-    )
-    kinds += ("variant", "remedy")
+        "name", "quoted", "ceiling", "mode", "phase", "look", "direction", "form", "memory_form",
+        "precision", "arm", "variant", "remedy",
+    )  # fmt: skip
     named = [str(factors[name]) for name in kinds if name in factors]
     if {"m", "k", "n"} <= factors.keys():
         named.append(f"{factors['m']}x{factors['k']}x{factors['n']}")

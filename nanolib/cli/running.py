@@ -70,11 +70,11 @@ def run(
 ) -> None:
     """Run a suite (default: quick) or some notebooks, then report."""
     if gone := missing():
-        needed = (NOTEBOOKS,) if dry_run or no_report else (NOTEBOOKS, REPORTS)
-        line = in_a_line(gone, needed)
-        if any(part in gone for part in (EVERYTHING, *needed)):
-            raise BadInput(line)
-        echo(line, err=True)
+        needed = {EVERYTHING, NOTEBOOKS} if dry_run or no_report else {EVERYTHING, NOTEBOOKS, REPORTS}
+        stops = bool(needed & {*gone})
+        if stops:
+            raise BadInput(in_a_line(gone, stops=stops))
+        echo(in_a_line(gone, stops=stops), err=True)
     from nanolib.run.suite.warm_kernel import WarmKernel
 
     folder = use_output(output)

@@ -14,16 +14,27 @@ SLOWED_BY = {0x08: "hardware slowdown", 0x20: "heat", 0x40: "heat, in hardware",
 _UNDER_LOAD = {0x04: "power cap", **SLOWED_BY}
 
 
+def instant_watts(nvml: Any, gpu: Any) -> float:
+    """The power of this moment, W.
+
+    Raises:
+        NVMLError: The driver tells none.
+    """
+    (field,) = nvml.nvmlDeviceGetFieldValues(gpu, [nvml.NVML_FI_DEV_POWER_INSTANT])
+    if field.nvmlReturn:
+        raise nvml.NVMLError(field.nvmlReturn)
+    return field.value.uiVal / 1e3
+
+
 def gpu_watts(nvml: Any, gpu: Any) -> float:
-    """The power of a moment, W; where the driver tells none, its mean over a second (from Ampere on).
+    """The power of this moment, W; where the driver tells none, or 0, its mean over a second (from Ampere on).
 
     Raises:
         NVMLError: It tells neither.
     """
-    with contextlib.suppress(nvml.NVMLError, AttributeError):  # older drivers, and older bindings, have no such field
-        (field,) = nvml.nvmlDeviceGetFieldValues(gpu, [nvml.NVML_FI_DEV_POWER_INSTANT])
-        if not field.nvmlReturn:
-            return field.value.uiVal / 1e3
+    with contextlib.suppress(nvml.NVMLError):
+        if (watts := instant_watts(nvml, gpu)) > 0:
+            return watts
     return nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3
 
 

@@ -101,9 +101,6 @@ class Timeline:
     kinds: dict[str, list[int]]
 
 
-_WORKSPACE = -1  # a key that no storage has
-
-
 class Holders(LiveBytes):
     """Counts as `LiveBytes` does, and remembers each storage's birth and death, its module, and what it turned out to be.
 
@@ -177,14 +174,6 @@ class Holders(LiveBytes):
             self._modules[self._born_count] = self._inside[-1] if self._inside else ""
             self._operations[self._born_count] = self._operation
         self._events.append((self._serials[key] if size > 0 else self._serials.pop(key), size, None))
-
-    def _note(self, workspace: int = 0) -> None:
-        """A workspace is alive for a moment, as a temporary of the module that works."""
-        if workspace:
-            self._count(_WORKSPACE, workspace)
-        super()._note()
-        if workspace:
-            self._count(_WORKSPACE, -workspace)
 
     def _mark(self, tensor: torch.Tensor, kind: str, module: str | None = None) -> None:
         """Say what a storage is, and whose; what it was found to be first, it stays."""

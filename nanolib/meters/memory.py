@@ -23,6 +23,7 @@ from nanolib.meters.limits import memory_limits
 from nanolib.meters.workspace import workspace_bytes
 
 MIB = 2**20
+_WORKSPACE = -1  # a key that no storage has
 _PROC = Path("/proc/self")
 
 
@@ -54,10 +55,9 @@ class LiveBytes(TorchDispatchMode):
         self.section = section
         self._note()
 
-    def _note(self, workspace: int = 0) -> None:
-        now = self.current + workspace
-        self.peak = max(self.peak, now)
-        self.sections[self.section] = max(self.sections.get(self.section, 0), now)
+    def _note(self) -> None:
+        self.peak = max(self.peak, self.current)
+        self.sections[self.section] = max(self.sections.get(self.section, 0), self.current)
 
     def watch(self, *tensors: torch.Tensor) -> None:
         """Count tensors that existed before."""
@@ -93,26 +93,29 @@ class LiveBytes(TorchDispatchMode):
         for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor) and leaf.untyped_storage()._cdata not in given:
                 self._born(leaf)
-        if workspace := workspace_bytes(func, args):
-            self._note(workspace)
+        if workspace := workspace_bytes(func, args):  # alive for a moment, beside the results
+            self._count(_WORKSPACE, workspace)
+            self._note()
+            self._count(_WORKSPACE, -workspace)
         return out
 
 
 @dataclass
 class Peak:
-    """Bytes: alive before, and at the most; None where the machine cannot tell."""
+    """Bytes: alive before, of these the case's own, and alive at the most; None where the machine cannot tell."""
 
     before: int = 0
+    existing: int = 0
     live: int | None = None
     reserved: int | None = None
     resident: int | None = None
     resident_message: str = ""
     method: str = "live_tensor_bytes"
 
-    def of(self, *own: torch.Tensor) -> int:
-        """The live peak of a call with its own tensors alone: on a GPU others are alive, and counted, too."""
-        storages = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in own}
-        return self.live - self.before + sum(storages.values())
+    @property
+    def own(self) -> int:
+        """The live peak of the case's own tensors: on a GPU others are alive, and counted, too."""
+        return self.live - self.before + self.existing
 
 
 @contextmanager
@@ -126,7 +129,8 @@ def peak_memory(device: str | torch.device = "cpu", *existing: torch.Tensor) -> 
     Yields:
         A `Peak`, filled when the block ends, however it does.
     """
-    peak = Peak()
+    storages = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in existing}
+    peak = Peak(existing=sum(storages.values()))
     gc.collect()
     if torch.device(device).type == "cuda":
         peak.method = "cuda_allocator"
@@ -231,7 +235,7 @@ def measure_memory(
     with peak_memory(device, *existing) as live:
         fn()
     said = {"scope": scope, "method": live.method, "details": {"before": live.before / MIB}}
-    peak = exact("peak_memory", live.of(*existing) / MIB, predicted=predicted, **said)
+    peak = exact("peak_memory", live.own / MIB, predicted=predicted, **said)
     if live.reserved is not None:
         return [peak, exact("reserved_memory", live.reserved / MIB, **said)]
     return [peak, resident_row(fn, scope)]

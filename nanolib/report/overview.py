@@ -47,7 +47,7 @@ def _sound(made: _Made) -> _Made:
     if isinstance(made, list):
         busy: set[str] = set()  # once of each thing is enough
         kept = []
-        for claim in dict.fromkeys(made):
+        for claim in made:
             sound = claim.without_busy_order()
             if sound is claim or claim.about not in busy:
                 kept.append(sound)

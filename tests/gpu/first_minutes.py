@@ -74,9 +74,10 @@ def all_holds(found: dict[str, Any]) -> bool:
 def main(arguments: list[str] | None = None) -> int:
     """Run all parts and write them; see the module."""
     if missing := installed.missing():
-        print(f"make gpu: {installed.in_a_line(missing)}", file=sys.stderr)
-    if {installed.EVERYTHING, installed.NVIDIA} & {*missing}:
-        return 2
+        stops = bool({installed.EVERYTHING, installed.NVIDIA} & {*missing})
+        print(f"make gpu: {installed.in_a_line(missing, stops=stops)}", file=sys.stderr)
+        if stops:
+            return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the part that runs is stopped too
     from tests.gpu import alone
 

@@ -271,9 +271,15 @@ def test_collectives_are_timed_by_calls_that_nccl_has(monkeypatch):
     assert {*called} == {"all_reduce", "all_gather_into_tensor", "all_to_all_single"}
 
 
-def test_a_peak_on_a_gpu_leaves_out_what_other_forms_hold():
-    own, peak = torch.zeros(100), memory.Peak(before=5000, live=5900, method="cuda_allocator")
-    assert peak.of(own, own[:10]) == 900 + own.nbytes
+def test_a_peak_on_a_gpu_leaves_out_what_other_forms_hold(monkeypatch):
+    own = torch.zeros(100)
+    told = {"memory_allocated": 5000, "max_memory_allocated": 5900, "max_memory_reserved": 6000}
+    told |= dict.fromkeys(("synchronize", "empty_cache", "reset_peak_memory_stats"))
+    for name, value in told.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    with memory.peak_memory("cuda:0", own, own[:10]) as peak:
+        assert peak.method == "cuda_allocator"
+    assert peak.own == 900 + own.nbytes
 
 
 def test_ranks_on_gpus_share_no_memory():

@@ -20,7 +20,7 @@ class _Error(Exception):
 class _Nvml:
     """One GPU whose clock falls, and that says why."""
 
-    NVMLError, NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = _Error, 1, 0
+    NVMLError, NVML_CLOCK_SM, NVML_TEMPERATURE_GPU, NVML_FI_DEV_POWER_INSTANT = _Error, 1, 0, 186
 
     def __init__(self, reasons=0, refuses=()):
         self.reasons, self.refuses, self.clocks = reasons, refuses, iter([1980, 1980, 1410, *[1980] * 10_000])
@@ -38,6 +38,9 @@ class _Nvml:
 
     def nvmlDeviceGetClockInfo(self, gpu, kind):
         return self._told("clock", next(self.clocks))
+
+    def nvmlDeviceGetFieldValues(self, gpu, fields):
+        return [SimpleNamespace(nvmlReturn=3)]  # it tells no power of the moment
 
     def nvmlDeviceGetPowerUsage(self, gpu):
         return self._told("power", 612_000)

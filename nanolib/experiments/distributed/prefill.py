@@ -222,8 +222,7 @@ class MemoryCase(Case):
             with peak_memory(self.device, *work.existing()) as peak:
                 work.call()
             predicted = plan.most / MIB if plan.most is not None else None
-            live = peak.of(*work.existing()) / MIB
-            yield exact("peak_memory", live, scope=scope, method=peak.method, predicted=predicted)
+            yield exact("peak_memory", peak.own / MIB, scope=scope, method=peak.method, predicted=predicted)
         elif plan.most is not None:
             yield exact("peak_memory", plan.most / MIB, scope=scope, method="plan", provenance=Provenance.MODELLED)
 
@@ -261,7 +260,7 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
                 call()
                 with peak_memory(device, *tensors) as peak:
                     call()
-                peaks[scope] = peak.of(*tensors)
+                peaks[scope] = peak.own
             if form == CONTEXT_PARALLEL:
                 continue
             timed[form] = _timed(case, form, tensors)

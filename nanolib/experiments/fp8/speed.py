@@ -135,9 +135,8 @@ class SpeedCase(Case):
             gradients = sum(p.nbytes for p in model.parameters() if p.requires_grad)
         with peak_memory(self.device, *existing) as peak:
             work.call()
-        own = peak.of(*existing)
-        yield exact("peak_memory", own / MIB, scope=self.mode, method=peak.method)
-        activations = max(0, own - weights - states - gradients)
+        yield exact("peak_memory", peak.own / MIB, scope=self.mode, method=peak.method)
+        activations = max(0, peak.own - weights - states - gradients)
         parts = {"weights": weights, "gradients": gradients, "optimizer": states, "activations": activations}
         for name, size in parts.items():
             yield exact("memory_part", size / MIB, scope=name, method=peak.method)

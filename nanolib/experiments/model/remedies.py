@@ -153,7 +153,7 @@ class RemedyCase(ShapedCase):
             with peak_memory(self.device, *existing) as peak:
                 step()
             predicted = planned[scope] / MIB if planned else None
-            yield exact("peak_memory", peak.of(*existing) / MIB, scope=scope, method=peak.method, predicted=predicted)
+            yield exact("peak_memory", peak.own / MIB, scope=scope, method=peak.method, predicted=predicted)
 
 
 def _ratio(before: Measurement, after: Measurement, batches: int) -> Measurement:

@@ -22,6 +22,7 @@ import psutil
 
 from nanolib.measurement import Provenance
 from nanolib.meters.energy.integration import counter_steps
+from nanolib.meters.gpu_state import instant_watts
 
 MIN_PERIODS = 10  # a window must hold so many updates of its sensor
 _RAPL_ROOT = Path("/sys/class/powercap")
@@ -199,18 +200,12 @@ class NvmlSource(_Sensor):
         self._nvml, self._handle, self.of = nvml, nvml.nvmlDeviceGetHandleByIndex(index), f"gpu {index}"
         counter = ("nvml_counter", "joules", lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1e3)
         average = ("nvml_power", "watts", lambda: nvml.nvmlDeviceGetPowerUsage(self._handle) / 1e3)
-        instant = ("nvml_power_instant", "watts", self._instant_watts)
+        instant = ("nvml_power_instant", "watts", lambda: instant_watts(nvml, self._handle))
         self._ask_by(counter, instant, average, refusals=(nvml.NVMLError,))
         if self.name == "nvml_power":
             with contextlib.suppress(nvml.NVMLError):
                 if nvml.nvmlDeviceGetCudaComputeCapability(self._handle)[0] >= _AMPERE:
                     self.period_s = 1.0  # from there on it is the mean over a second
-
-    def _instant_watts(self) -> float:
-        field = self._nvml.nvmlDeviceGetFieldValues(self._handle, [self._nvml.NVML_FI_DEV_POWER_INSTANT])[0]
-        if field.nvmlReturn:
-            raise self._nvml.NVMLError(field.nvmlReturn)
-        return field.value.uiVal / 1e3
 
     @property
     def uuid(self) -> str:

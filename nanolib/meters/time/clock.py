@@ -101,7 +101,17 @@ class CudaClock:
     def time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
         """See `Clock.time_block`."""
         with torch.cuda.device(self.device):
-            return self._time_block(phases, calls, inner)
+            marks = [[torch.cuda.Event(enable_timing=True) for _ in range(len(phases) + 1)] for _ in range(calls)]
+            torch.cuda.synchronize()
+            for row in marks:
+                row[0].record()
+                for phase, mark in zip(phases, row[1:], strict=True):
+                    for _ in range(inner):
+                        phase()
+                    mark.record()
+            self.state.read()  # while it computes
+            torch.cuda.synchronize()
+            return [[a.elapsed_time(b) / inner for a, b in itertools.pairwise(row)] for row in marks]
 
     def warm_up(self, phases: Sequence[Call]) -> None:
         """Compute for half a second, in which the GPU's clock ramps up."""
@@ -148,19 +158,6 @@ class CudaClock:
             held = not marks[0][0].query()
         torch.cuda.synchronize()
         return host, [[a.elapsed_time(b) for a, b in itertools.pairwise(row)] for row in marks], held
-
-    def _time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
-        marks = [[torch.cuda.Event(enable_timing=True) for _ in range(len(phases) + 1)] for _ in range(calls)]
-        torch.cuda.synchronize()
-        for row in marks:
-            row[0].record()
-            for phase, mark in zip(phases, row[1:], strict=True):
-                for _ in range(inner):
-                    phase()
-                mark.record()
-        self.state.read()  # while it computes
-        torch.cuda.synchronize()
-        return [[a.elapsed_time(b) / inner for a, b in itertools.pairwise(row)] for row in marks]
 
     def resolution_ms(self) -> float:
         """CUDA events resolve half a microsecond."""

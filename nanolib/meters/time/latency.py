@@ -268,7 +268,7 @@ def _collect(
     second = clock.time_block(list(checks.values()), 1, 1)
     probes = [sum(first[0]), sum(second[0])]
     per_block, inner = _block_shape(max(probes[1], 1e-6), clock, several=len(calls) > 1)
-    blocks = [second] if probes[1] >= _BLOCK_MS * 4 and per_block == 1 else []
+    blocks = [second] if probes[1] >= _BLOCK_MS * 4 else []  # so slow a call is a block by itself
     while True:
         blocks.append(clock.time_block(calls, per_block, inner))
         gc.collect()  # cheap: what lived before is frozen

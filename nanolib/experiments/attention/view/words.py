@@ -43,7 +43,7 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
             Claim(said, "their intervals hold for this run alone", "raise budget_s, or repeat on an idle machine")
         )
     claims += quality_words(rows)
-    for further in (_other_patterns, _removes_nothing, _fastest):
+    for further in (_other_patterns, _some_remove_nothing, _fastest):
         claims += [claim for about, group in groups for claim in further(group, about)]
     return [*claims, *roofline_words(rows, "attention")]
 
@@ -59,8 +59,7 @@ def _answer(group: pd.DataFrame, about: str) -> Iterator[Claim]:
     best: dict[int, pd.Series] = {}
     pairs: dict[int, _Pairs] = {}
     for seq_len, at in known(sparse, "dense").groupby("seq_len"):
-        dense = _dense(group, seq_len)
-        compared = [comparing(_forward(row), *dense) for _, row in at.iterrows()]
+        compared = [_with_dense(group, row) for _, row in at.iterrows()]
         words = [_order(of_one) for of_one in compared]
         word = next((one for one in ("faster", "busy", "unclear") if one in words), "slower")
         likely = at[[one == word for one in words]]
@@ -143,8 +142,7 @@ def _other_patterns(group: pd.DataFrame, about: str) -> Iterator[Claim]:
         for _, row in at.iterrows()
     ]
     more = [f"{len(gains) - _MOST_PATTERNS} more in the table"] if len(gains) > _MOST_PATTERNS else []
-    dense = _dense(group, at["seq_len"].iloc[0])
-    pairs = tuple(pair for _, row in at.iterrows() for pair in comparing(_forward(row), *dense))
+    pairs = tuple(pair for _, row in at.iterrows() for pair in _with_dense(group, row))
     answer = f"Each pattern at {_tokens([int(at['seq_len'].iloc[0])])}, as fast as {at['baseline'].iloc[0]}"
     yield Claim(answer, ", ".join([*gains[:_MOST_PATTERNS], *more]), "", about, pairs)
 
@@ -152,11 +150,15 @@ def _other_patterns(group: pd.DataFrame, about: str) -> Iterator[Claim]:
 def _where_faster(group: pd.DataFrame, name: str) -> str:
     """At which lengths one pattern is faster than every dense kernel."""
     own = _sparse(group)[lambda lines: lines["name"] == name].sort_values("seq_len")
-    orders = (
-        (int(row["seq_len"]), comparing(_forward(row), *_dense(group, row["seq_len"]))) for _, row in own.iterrows()
-    )
+    orders = ((int(row["seq_len"]), _with_dense(group, row)) for _, row in own.iterrows())
     lengths = [seq_len for seq_len, compared in orders if compared and _order(compared) == "faster"]
     return f"faster at {_tokens(lengths)}" if lengths else "faster at none"
+
+
+def _some_remove_nothing(group: pd.DataFrame, about: str) -> Iterator[Claim]:
+    """The same, where it is not the answer already."""
+    if not _sparse(group).empty:
+        yield from _removes_nothing(group, about)
 
 
 def _removes_nothing(group: pd.DataFrame, about: str) -> Iterator[Claim]:
@@ -218,6 +220,7 @@ def _forward(row: pd.Series) -> Figure:
     return Figure.of(row, "forward", "latency", "forward", f"{row['name']} at {_tokens([int(row['seq_len'])])}")
 
 
-def _dense(group: pd.DataFrame, seq_len: int) -> list[Figure]:
-    """The dense kernels of one length."""
-    return [_forward(row) for _, row in group[group["is_dense"] & (group["seq_len"] == seq_len)].iterrows()]
+def _with_dense(group: pd.DataFrame, row: pd.Series) -> _Pairs:
+    """One pattern's forward compared with that of every dense kernel of its length."""
+    dense = group[group["is_dense"] & (group["seq_len"] == row["seq_len"])]
+    return comparing(_forward(row), *(_forward(line) for _, line in dense.iterrows()))

@@ -266,11 +266,8 @@ def _bound(tied: pd.DataFrame) -> Claim:
         sure = f"{ms}, and {why}: nothing says that more ranks would help"
         return Claim("compute-bound", sure, "one rank with as many threads", compared=compared)
     if best["binds"] not in KINDS:
-        answer, sure = (
-            "what bounds it cannot be told",
-            f"{ms}: the intervals of computing and of wait + communication overlap",
-        )
-        return Claim(answer, sure, "raise budget_s")
+        sure = f"{ms}: the intervals of computing and of wait + communication overlap"
+        return Claim("what bounds it cannot be told", sure, "raise budget_s")
     compared = comparing(sending, compute) + comparing(wait, communication)
     if best["binds"] == "wait":
         sure = f"{ms}: ranks are not ready at the same time"
