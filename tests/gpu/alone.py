@@ -174,6 +174,7 @@ def _rehearse() -> None:
     # a core compiles each shape, density and block anew, in half a minute: one of each, and one width, show as much
     kinds = [kind for kind in Hardware.grid["attention_types"] if kind.get("sparsity") in (None, 0.9)]
     Hardware.grid = Hardware.grid | {"attention_types": kinds, "seq_lens": [1024, 4096]}
+    Hardware.patterns = Hardware.patterns | {"backward": False}
     Hardware.fp8_sizes = [asked | {"overrides": {"num_layers": 1}} for asked in Hardware.fp8_sizes[2:3]]
 
 

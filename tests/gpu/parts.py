@@ -124,17 +124,18 @@ def patterns(gpu: Hardware) -> Iterator[Check]:
             _few(names),
             any(part in name.lower() for name in names),
         )
-    ratio = _after_twelve_shapes(gpu)
-    yield Check("FlexAttention after 12 lengths is within 10 % of a fresh one", f"{ratio:.3f} ×", abs(ratio - 1) <= 0.1)
+    ratio = _after_nine_lengths(gpu)
+    yield Check("FlexAttention after 9 lengths is within 10 % of a fresh one", f"{ratio:.3f} ×", abs(ratio - 1) <= 0.1)
 
 
-def _after_twelve_shapes(gpu: Hardware) -> float:
+def _after_nine_lengths(gpu: Hardware) -> float:
+    """Dynamo gives a function up after eight."""
     gpu.forget_compiled()
     call = gpu.flex(gpu.long)
     fresh = gpu.measure(call).estimate
     gpu.forget_compiled()
-    for at in range(1, 13):
-        gpu.flex(at * gpu.long // 12)()
+    for at in range(1, 10):
+        gpu.flex(at * gpu.long // 9)()
     return gpu.measure(gpu.flex(gpu.long)).estimate / fresh
 
 

@@ -255,7 +255,7 @@ WRONG = {
     "(flash) launches": {"kernels": {"flash": "softmax", "efficient": "fmha", "cudnn": "cudnn", "fp8": "e4m3"}},
     "(efficient) launches": {"kernels": {"flash": "flash", "efficient": "softmax", "cudnn": "cudnn", "fp8": "e4m3"}},
     "(cudnn) launches": {"kernels": {"flash": "flash", "efficient": "fmha", "cudnn": "softmax", "fp8": "e4m3"}},
-    "after 12 lengths": {"flex": lambda count: 166.0 if count > 8 else 2.7},
+    "after 9 lengths": {"flex": lambda count: 166.0 if count > 8 else 2.7},
     "distributed: every case": {"rows": {"distributed": _changed("status", "error", **ENDS)}},
     "fused against float64": {"rows": {"distributed": _changed("estimate", 0.1, scope="fused", **ERROR)}},
     "a ring's training": {
