@@ -101,6 +101,7 @@ class Flag(enum.StrEnum):
     OVERSUBSCRIBED = "oversubscribed"
     ABOVE_BOUND = "above_bound"
     BUSY_MACHINE = "busy_machine"
+    SEQUENTIAL = "sequential"
     OUTLIERS_REMOVED = "outliers_removed"
     NOT_SPARSE = "not_sparse"
 
@@ -118,6 +119,7 @@ FLAG_TEXT: dict[Flag, str] = {
     Flag.OVERSUBSCRIBED: "more ranks than cores or devices; no speed claim rests on this row",
     Flag.ABOVE_BOUND: "faster than the fastest dense kernel by skipping the same; measure again, with dense (tiles) too",
     Flag.BUSY_MACHINE: "other processes used the machine meanwhile; repeat it when the machine is quiet",
+    Flag.SEQUENTIAL: "timed by itself, since its group does not fit into memory; a ratio to others holds what the machine did",
     Flag.NOT_SPARSE: "its mask removes nothing at this length, so it is dense; smaller tiles (block_size) help",
     Flag.OUTLIERS_REMOVED: "outliers were removed on request; the interval is not valid",
 }
@@ -183,7 +185,7 @@ METRICS: dict[str, Metric] = {
         Metric("fp8_scale", "1", _LOWER, "Scale of the cast"),
         Metric("memory_part", "MiB", _LOWER, "Memory by what holds it"),
         Metric("converted_share", "1", _EQUAL, "FLOPs in FP8"),
-        Metric("speed_up", "1", _HIGHER, "Speed-up over bf16"),
+        Metric("speed_up", "1", _HIGHER, "Speed-up"),
         Metric("ratio", "1", _LOWER, "Time of B over time of A"),
         Metric("warmup_needed", "1", _LOWER, "Steps until steady"),
         Metric("energy", "J", _LOWER, "Energy"),
@@ -386,5 +388,5 @@ def case_name(factors: Mapping[str, Any]) -> str:
         named.append(f"{factors['m']}x{factors['k']}x{factors['n']}")
     if factors.get("compiled"):
         named.append("compiled")
-    sized = ("seq_len", "batch_size", "dtype", "world_size", "warmup_steps", "curve", "steps")
+    sized = ("seq_len", "batch_size", "dtype", "world_size", "process", "steps")
     return " ".join(named + [f"{name}={factors[name]}" for name in sized if name in factors])

@@ -140,7 +140,7 @@ class _Recorder:
         from nanolib.ab.pytest_session import factors_of, scope_of
         from nanolib.meters import measure
         from nanolib.run.outcome import attempt
-        from nanolib.run.sweep import store_outcome
+        from nanolib.run.sweep import store_outcomes
 
         run, device = self._begin(), _device_of(values)
 
@@ -154,7 +154,7 @@ class _Recorder:
         else:
             case = _case(factors_of(item) | {"device": device})
         self._outcomes[item.nodeid] = case, outcome
-        store_outcome(run.store, run.run_id, case, outcome, 1)
+        store_outcomes(run.store, run.run_id, [case], {case.case_id: outcome}, {case.case_id: 1})
         if outcome.status != "ok":
             pytest.fail(f"nano: {outcome.status}: {outcome.message}", pytrace=False)
 

@@ -37,7 +37,7 @@ def time_collectives(budget_s: float, *, seed: int, device: str | torch.device =
         ):
             calls[f"{name} {payload}"] = call
             found.append({"collective": name, "payload": payload, "messages": messages, "sent": sent})
-    blocks = time_together(calls, budget_s, device=device, seed=seed)
+    blocks = time_together(calls, budget_s, device=device, seed=seed).ms
     return [row | {"blocks": blocks[f"{row['collective']} {row['payload']}"]} for row in found]
 
 

@@ -117,6 +117,11 @@ class Peak:
         """The live peak of the case's own tensors: on a GPU others are alive, and counted, too."""
         return self.live - self.before + self.existing
 
+    @property
+    def own_reserved(self) -> int | None:
+        """The same of what the allocator keeps."""
+        return None if self.reserved is None else self.reserved - self.before + self.existing
+
 
 @contextmanager
 def peak_memory(device: str | torch.device = "cpu", *existing: torch.Tensor) -> Iterator[Peak]:
@@ -236,8 +241,8 @@ def measure_memory(
         fn()
     said = {"scope": scope, "method": live.method, "details": {"before": live.before / MIB}}
     peak = exact("peak_memory", live.own / MIB, predicted=predicted, **said)
-    if live.reserved is not None:
-        return [peak, exact("reserved_memory", live.reserved / MIB, **said)]
+    if live.own_reserved is not None:
+        return [peak, exact("reserved_memory", live.own_reserved / MIB, **said)]
     return [peak, resident_row(fn, scope)]
 
 

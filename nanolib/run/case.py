@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
 
 from nanolib.measurement import Measurement
 from nanolib.meters.memory import MIB
+from nanolib.meters.time.turns import Timing
+
+# Yields rows, and timings that it asks for; a timing is answered with its rows by scope.
+Measuring = Generator[Measurement | Timing, dict[str, Measurement] | None, None]
 
 
 @dataclass(frozen=True)
@@ -71,14 +75,31 @@ class Case:
         """What can be said at once, while a control moves; nothing where no formula knows."""
         return {}
 
-    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
+    def measure(self, params: Any, ceilings: dict[str, float]) -> Measuring:
         """Measure it, row by row.
+
+        A timing that is ranked with others is asked for: the case yields a `Timing`, and gets its rows by scope.
 
         Args:
             params: Those of its notebook.
             ceilings: As `roofline_ms` takes them: those that this run has measured.
         """
         raise NotImplementedError
+
+    @property
+    def group(self) -> str:
+        """Cases in which this is equal have their latencies ranked with each other, so they are timed in turns; empty for none."""
+        return ""
+
+    @property
+    def title(self) -> str:
+        """What rows of a group call this one of its cases."""
+        return str(self)
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether the others of its group are compared with it."""
+        return False
 
     @property
     def devices(self) -> tuple[str, ...]:

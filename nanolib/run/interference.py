@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from nanolib.measurement import METRICS, Flag, Measurement, Provenance
 from nanolib.meters.cpu_load import CpuLoad
+from nanolib.meters.time.turns import ROUNDS
 from nanolib.run.outcome import Outcome
 from nanolib.store import Store
 from nanolib.store.schema import DURING
@@ -65,7 +66,7 @@ def flagged(rows: list[Measurement], load: CpuLoad) -> list[Measurement]:
     watched = {
         row.scope: tuple(flag for flag in row.flags if flag in (Flag.BUSY_MACHINE, Flag.THROTTLED))
         for row in rows
-        if row.details.get("others_share") is not None
+        if row.details.get("others_share") is not None or row.method == ROUNDS
     }
     return [
         replace(row, flags=tuple(dict.fromkeys([*row.flags, *watched.get(row.scope, load.flags)])))

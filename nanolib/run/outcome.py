@@ -17,6 +17,7 @@ from nanolib.measurement import Flag, Measurement, Status, Unsupported
 
 _IMPORT_RETRY_S = 0.05
 _LOOK_S = 60.0
+_LEAST_S = 0.001  # a timer of 0 would never ring
 
 
 class CaseTimeout(BaseException):
@@ -60,36 +61,66 @@ class Outcome:
 Keep = Callable[[Measurement], None]
 
 
+class Attempt:
+    """One case as far as it has come: it is done piece by piece, each `within` the attempt, until it is over.
+
+    Args:
+        timeout_s: Limit of all pieces together. Only the main thread can be interrupted, and only between two Python instructions:
+            a kernel that never returns needs `isolation: process`.
+        keep: Told each row as it comes.
+
+    Attributes:
+        outcome: What it gave so far.
+        is_over: Whether it failed or was late; the piece in which it did ended there.
+    """
+
+    def __init__(self, timeout_s: float, keep: Keep | None = None) -> None:
+        self.outcome, self.is_over = Outcome(), False
+        self._timeout_s, self._keep = timeout_s, keep
+
+    def add(self, row: Measurement) -> None:
+        """A row was made."""
+        self.outcome.rows.append(row)
+        if self._keep:
+            self._keep(row)
+
+    @contextmanager
+    def within(self) -> Iterator[None]:
+        """A piece; never raises but for KeyboardInterrupt and the like."""
+        outcome, start = self.outcome, time.perf_counter()
+        self.is_over = True
+        try:
+            with _time_limit(max(self._timeout_s - outcome.seconds, _LEAST_S), CaseTimeout()):
+                yield
+            self.is_over = False
+        except CaseTimeout:
+            outcome.was_late(self._timeout_s)
+        except WillNotFit as error:
+            outcome.status, outcome.message = Status.OOM_PREDICTED, one_line(error)
+        except Unsupported as error:
+            outcome.status, outcome.message = Status.UNSUPPORTED, one_line(error)
+        except (Exception, SystemExit) as error:  # code of the user's may end itself
+            outcome.status = Status.OOM if is_out_of_memory(error) else Status.ERROR
+            outcome.message = f"{type(error).__name__}: {one_line(error)}"
+            outcome.details = getattr(error, "details", {})
+            if isinstance(error, torch.AcceleratorError):  # this process has lost its device for good
+                outcome.details = outcome.details | {"device_lost": True}
+        outcome.seconds += time.perf_counter() - start
+
+
 def attempt(measure: Callable[[], Iterable[Measurement]], timeout_s: float, keep: Keep | None = None) -> Outcome:
-    """Run `measure` to its end, its failure, or its time limit; never raises but for KeyboardInterrupt and the like.
+    """Run `measure` to its end, its failure, or its time limit.
 
     Args:
         measure: Yields the rows of the case as they are made.
-        timeout_s: The limit. Only the main thread can be interrupted, and only between two Python instructions: a kernel that
-            never returns needs `isolation: process`.
-        keep: Told each row as it comes.
+        timeout_s: As of `Attempt`.
+        keep: As of `Attempt`.
     """
-    outcome, start = Outcome(), time.perf_counter()
-    try:
-        with _time_limit(timeout_s, CaseTimeout()):
-            for row in measure():
-                outcome.rows.append(row)
-                if keep:
-                    keep(row)
-    except CaseTimeout:
-        outcome.was_late(timeout_s)
-    except WillNotFit as error:
-        outcome.status, outcome.message = Status.OOM_PREDICTED, one_line(error)
-    except Unsupported as error:
-        outcome.status, outcome.message = Status.UNSUPPORTED, one_line(error)
-    except (Exception, SystemExit) as error:  # code of the user's may end itself
-        outcome.status = Status.OOM if is_out_of_memory(error) else Status.ERROR
-        outcome.message = f"{type(error).__name__}: {one_line(error)}"
-        outcome.details = getattr(error, "details", {})
-        if isinstance(error, torch.AcceleratorError):  # this process has lost its device for good
-            outcome.details = outcome.details | {"device_lost": True}
-    outcome.seconds = time.perf_counter() - start
-    return outcome
+    one = Attempt(timeout_s, keep)
+    with one.within():
+        for row in measure():
+            one.add(row)
+    return one.outcome
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import pydantic
@@ -15,6 +15,7 @@ from nanolib.measurement import MOST_LABEL, BadInput, did_you_mean, shown
 from nanolib.meters.layers.trace import SORTS
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.time.latency import Collect
+from nanolib.meters.time.turns import Timing
 from nanolib.models import attention, text
 from nanolib.validation import StrictModel, free_label
 
@@ -98,6 +99,10 @@ class Params(StrictModel):
     def timing(self, device: str) -> dict[str, Any]:
         """How `measure` times a call on this device."""
         return {"rel_ci": self.rel_ci, "budget_s": self.budget_s, "device": device, "collect": self._collect}
+
+    def timed(self, device: str, phases: Mapping[str, Callable[[], object]], *, total: str = "total") -> Timing:
+        """A timing that a case asks for, so that others are timed in turns with it: phases by scope, `total` that of their sum."""
+        return Timing(phases, total=total, **self.timing(device))
 
     def collected_by(self, collect: Collect) -> Self:
         """The same parameters, with who takes the blocks of every timing; see `measure`."""

@@ -15,7 +15,7 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,7 @@ from nanolib.run.lock import device_lock, lock_path, say
 from nanolib.run.outcome import Outcome, one_line
 from nanolib.run.params import Params
 from nanolib.run.sources import git_revision, source_digest
+from nanolib.run.turns import fit_together, grouped, measure_apart, measure_group
 from nanolib.run.worker import Cancelled, run_here, run_in_process, was_killed
 from nanolib.store import Run, Store
 from nanolib.store.identity import alive, process_name
@@ -170,7 +171,7 @@ def _pause(stop: threading.Event, seconds: float) -> None:
 def part_of(cases: Sequence[Case], part: str) -> list[Case]:
     """The share of one of several runs, `2/4`; the machine's ceilings belong to each of them.
 
-    Cases of one shape stay together: what is compared with one another must come from one run.
+    Cases of one shape stay together, a group's among them: what is compared with one another must come from one run.
     """
     if not part:
         return list(cases)
@@ -178,7 +179,7 @@ def part_of(cases: Sequence[Case], part: str) -> list[Case]:
     shapes: dict[tuple[Any, ...], list[str]] = {}
     for case in cases:
         if not isinstance(case, CeilingCase):
-            shape = tuple(str(case.factors.get(name)) for name in ("seq_len", "batch_size", "dtype"))
+            shape = tuple(str(case.factors.get(name)) for name in ("seq_len", "batch_size"))
             shapes.setdefault(shape, []).append(case.case_id)
     mine = {case_id for shape in list(shapes.values())[number - 1 :: of] for case_id in shape}
     return [case for case in cases if isinstance(case, CeilingCase) or case.case_id in mine] if mine else []
@@ -195,36 +196,31 @@ def _measure_all(
 ) -> None:
     store, run_id = run.store, run.run_id
     finished, attempts = store.finished_cases(run_id), store.started_attempts(run_id)
-    todo = [case for case in cases if case.case_id not in finished]
+    begun = {case.group for case in cases if case.group and case.case_id not in finished}
+    todo = [case for case in cases if case.case_id not in finished or case.group in begun]  # a group is measured whole
     interference = Interference(store, run_id, len(todo))
     bar = _progress_bar(progress, total=len(cases), initial=len(cases) - len(todo), unit="case")
     # a worker process is used off the main thread too, where nothing else can enforce the time limit
     isolated = params.isolation == "process" or threading.current_thread() is not threading.main_thread()
     with bar, settled_heap() as settle:
-        for done, case in enumerate(todo, len(cases) - len(todo)):
+        done = len(cases) - len(todo)
+        for group in grouped(todo):
             settle()
-            bar.set_description_str(printable(str(case)))
+            bar.set_description_str(printable(str(group[0])))
             if on_progress is not None:
-                on_progress(done, len(cases), str(case))
+                on_progress(done, len(cases), str(group[0]))
             if stop is not None and stop.is_set():
                 raise Cancelled
-            tried = attempts.get(case.case_id, 0)
-            while True:
-                if tried >= MAX_ATTEMPTS:
-                    message = f"its process died {tried} times while it ran; it is not tried again"
-                    outcome = Outcome(status=Status.ERROR, message=message)
-                    break
-                tried += 1
-                started = Measurement("case_time", status=Status.STARTED, details={"attempts": tried})
-                store.write_case(run_id, case.case_id, case.factors, [started])
-                with watched_cpus() as load:
-                    outcome = _outcome(experiment, params, case, run, isolated, stop)
+            with watched_cpus() as load:
+                outcomes = _outcomes(experiment, params, group, run, isolated, stop, attempts)
+            for case in group:
+                outcome = outcomes[case.case_id]
                 if not was_killed(outcome):
                     interference.met(load, outcome)
-                    break
-            store_outcome(store, run_id, case, outcome, tried)
-            isolated = isolated or bool(outcome.details.get("device_lost"))  # a fresh process still has it
-            bar.update()
+                isolated = isolated or bool(outcome.details.get("device_lost"))  # a fresh process still has it
+            store_outcomes(store, run_id, group, outcomes, attempts)
+            done += len(group)
+            bar.update(len(group))
     for line in interference.lines:
         say(f"not a quiet machine: {line}")
 
@@ -243,35 +239,95 @@ def _progress_bar(wanted: bool, **settings: Any) -> tqdm:
     return tqdm(**settings, disable=None if wanted else True, file=sys.stderr, dynamic_ncols=True)
 
 
-def _outcome(
-    experiment: Any, params: Params, case: Case, run: SweepRun, isolated: bool, stop: threading.Event | None
-) -> Outcome:
-    if rows := measured_before(case, run.store, run.run_id):
-        return Outcome(rows)
+def _outcomes(
+    experiment: Any,
+    params: Params,
+    group: Sequence[Case],
+    run: SweepRun,
+    isolated: bool,
+    stop: threading.Event | None,
+    attempts: dict[str, int],
+) -> dict[str, Outcome]:
+    """What each case of a group gave. One whose process dies is tried again, and then the others go on without it.
+
+    Where one has lost this process's device, the others go on in a process of their own.
+    """
+    store, run_id, ended = run.store, run.run_id, {}
+    while left := [case for case in group if case.case_id not in ended]:
+        for case in left:
+            tried = attempts.get(case.case_id, 0)
+            if tried >= MAX_ATTEMPTS:
+                message = f"its process died {tried} times while it ran; it is not tried again"
+                ended[case.case_id] = Outcome(status=Status.ERROR, message=message)
+        left = [case for case in left if case.case_id not in ended]
+        if not left:
+            break
+        for case in left:
+            tried = attempts[case.case_id] = attempts.get(case.case_id, 0) + 1
+            started = Measurement("case_time", status=Status.STARTED, details={"attempts": tried})
+            store.write_case(run_id, case.case_id, case.factors, [started])
+        found = _attempt(experiment, params, left, run, isolated, stop)
+        died = {case_id for case_id, outcome in found.items() if was_killed(outcome)}
+        isolated = isolated or any(outcome.details.get("device_lost") for outcome in found.values())
+        ended |= {} if died else found
+        for case in left:  # what others begin again is their first attempt
+            if case.case_id not in {*died, *ended}:
+                attempts[case.case_id] -= 1
+    return ended
+
+
+def _attempt(
+    experiment: Any,
+    params: Params,
+    cases: Sequence[Case],
+    run: SweepRun,
+    isolated: bool,
+    stop: threading.Event | None,
+) -> dict[str, Outcome]:
+    first = cases[0]
+    if rows := measured_before(first, run.store, run.run_id):
+        return {first.case_id: Outcome(rows)}
     ceilings = ceilings_of(run.store, run.run_id)
+    if len(cases) > 1 and not fit_together(cases):
+        return measure_apart(
+            cases, lambda case: _attempt(experiment, params, [case], run, isolated, stop)[case.case_id]
+        )
     if isolated:
-        return run_in_process(experiment, params, case, ceilings, run.store.path, run.run_id, stop)
-    return run_here(params, case, ceilings, run.store, run.run_id)
+        return run_in_process(experiment, params, cases, ceilings, run.store.path, run.run_id, stop)
+    if len(cases) == 1:
+        return {first.case_id: run_here(params, first, ceilings, run.store, run.run_id)}
+    return measure_group(cases, params, ceilings)
 
 
-def store_outcome(store: Store, run_id: str, case: Case, outcome: Outcome, attempts: int) -> None:
-    """All rows of the case, its `case_time` first, in one transaction; a row that cannot be stored is an error row."""
-    ending = Measurement(
-        "case_time",
-        outcome.seconds,
-        n=1,
-        samples=(outcome.seconds,),
-        method="perf_counter",
-        status=outcome.status,
-        message=outcome.message,
-        flags=outcome.flags,
-        details={"attempts": attempts} | outcome.details,
-    )
+def store_outcomes(
+    store: Store, run_id: str, cases: Sequence[Case], outcomes: Mapping[str, Outcome], attempts: Mapping[str, int]
+) -> None:
+    """All rows of cases that belong together, each's `case_time` first, in one transaction; what cannot be stored is an error."""
+    rows = {}
+    for case in cases:
+        outcome = outcomes[case.case_id]
+        ending = Measurement(
+            "case_time",
+            outcome.seconds,
+            n=1,
+            samples=(outcome.seconds,),
+            method="perf_counter",
+            status=outcome.status,
+            message=outcome.message,
+            flags=outcome.flags,
+            details={"attempts": attempts.get(case.case_id, 0)} | outcome.details,
+        )
+        rows[case.case_id] = (case.factors, [ending, *outcome.rows])
     try:
-        store.write_case(run_id, case.case_id, case.factors, [ending, *outcome.rows])
+        store.write_cases(run_id, rows)
     except (TypeError, ValueError, sqlite3.IntegrityError) as error:
+        if len(cases) > 1:  # the others have rows that can be
+            for case in cases:
+                store_outcomes(store, run_id, [case], outcomes, attempts)
+            return
+        ((case_id, (factors, (ending, *_))),) = rows.items()
         broken = replace(ending, status=Status.ERROR, message=f"its rows cannot be stored: {one_line(error)}")
-        store.write_case(run_id, case.case_id, case.factors, [broken])
+        store.write_case(run_id, case_id, factors, [broken])
 
 
 def ceilings_of(store: Store, run_id: str) -> dict[str, float]:

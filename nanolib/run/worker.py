@@ -5,6 +5,7 @@ Each row is written as it is made, so that a worker which is killed leaves what 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import os
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from nanolib.run.launch import command
 from nanolib.run.outcome import Keep, Outcome, attempt
 from nanolib.run.params import Params
 from nanolib.run.process import KILLED, end_group, ending, import_path, start
+from nanolib.run.turns import measure_group
 from nanolib.run.workload import measure_case
 from nanolib.scratch import Scratch
 from nanolib.store import Store
@@ -47,18 +50,18 @@ def run_here(
 def run_in_process(
     experiment: Any,
     params: Params,
-    case: Case,
+    cases: Sequence[Case],
     ceilings: dict[str, float],
     database: Path,
     run_id: str,
     stop: threading.Event | None = None,
-) -> Outcome:
-    """Measure one case in a fresh process, within its time limit; its traces go straight to the database.
+) -> dict[str, Outcome]:
+    """Measure one case, or those of a group, in a fresh process, within their time limit; traces go straight to the database.
 
     Args:
         experiment: The module.
         params: Its parameters.
-        case: Which case.
+        cases: Which.
         ceilings: What the run has measured of them.
         database: Where its traces go.
         run_id: Of which run.
@@ -68,12 +71,13 @@ def run_in_process(
         Cancelled: `stop` was set.
 
     Returns:
-        Its outcome; `error` with the signal's name when the process was killed.
+        Case id → its outcome. Where the process was killed or late, that is the outcome of the case whose code ran, and the others
+        that had not ended have none.
     """
     request = {
         "module": experiment.__name__,
         "params": params.model_dump(mode="json"),
-        "case_id": case.case_id,
+        "case_ids": [case.case_id for case in cases],
         "ceilings": {name: Ceiling.of(value).ends for name, value in ceilings.items()},
         "database": str(database.absolute()),
         "run_id": run_id,
@@ -91,17 +95,20 @@ def run_in_process(
             env=os.environ | {"PYTHONPATH": import_path()},
         )
         try:
-            late, errors = _talk(process, json.dumps(request), params.case_timeout_s + _START_S, stop)
+            limit_s = params.case_timeout_s * len(cases) + _START_S
+            late, errors = _talk(process, json.dumps(request), limit_s, stop)
         finally:  # after an interrupt too: nothing may stay behind
             if process.poll() is None:
                 end_group(process)
-        outcome = _read(Path(request["answer"]))
-    outcome.seconds = time.perf_counter() - began
+        outcomes, at = _read(Path(request["answer"]), cases[0].case_id)
     if late:
-        outcome.was_late(params.case_timeout_s)
+        outcomes.setdefault(at, Outcome()).was_late(params.case_timeout_s)
     elif process.returncode:
-        outcome.status, outcome.message = Status.ERROR, ending(process.returncode, errors)
-    return outcome
+        died = outcomes.setdefault(at, Outcome())
+        died.status, died.message = Status.ERROR, ending(process.returncode, errors)
+    if len(cases) == 1:
+        outcomes[at].seconds = time.perf_counter() - began
+    return outcomes
 
 
 def _talk(
@@ -125,34 +132,49 @@ def was_killed(outcome: Outcome) -> bool:
     return outcome.status is Status.ERROR and outcome.message.startswith(KILLED)
 
 
-def _read(path: Path) -> Outcome:
-    outcome = Outcome()
+def _read(path: Path, first: str) -> tuple[dict[str, Outcome], str]:
+    """The outcomes of the cases that ended, with the rows of the one whose code ran last, and that one's id."""
+    made: dict[str, Outcome] = {}
+    ended, at = set(), first
     for line in path.read_text().splitlines():
         answer = json.loads(line)
+        at = answer.pop("case_id")
+        outcome = made.setdefault(at, Outcome())
         if "metric" in answer:
             outcome.rows.append(Measurement.from_dict(answer))
-        else:
+        elif answer:
+            ended.add(at)
             outcome.status, outcome.message = Status(answer["status"]), answer["message"]
-            outcome.details = answer["details"]
-    return outcome
+            outcome.details, outcome.seconds = answer["details"], answer["seconds"]
+    return {case_id: outcome for case_id, outcome in made.items() if case_id in {*ended, at}}, at
 
 
 def main() -> None:
-    """Read the request from standard input, measure, write the answer."""
+    """Read the request from standard input, measure, write the answer: a line per row, and per case that begins or ends."""
     request = json.load(sys.stdin)
     experiment = importlib.import_module(request["module"])
     params = experiment.Params(**request["params"])
-    case = next((case for case in experiment.cases(params) if case.case_id == request["case_id"]), None)
-    if case is None:
-        raise BadInput(f"case_id: {request['case_id']} is not among the cases of these parameters")
+    known = {case.case_id: case for case in experiment.cases(params)}
+    if missing := [case_id for case_id in request["case_ids"] if case_id not in known]:
+        raise BadInput(f"case_id: {missing[0]} is not among the cases of these parameters")
+    cases = [known[case_id] for case_id in request["case_ids"]]
     with open(request["answer"], "a", encoding="utf-8") as answer:
 
-        def write(value: dict[str, Any]) -> None:
-            answer.write(json.dumps(value) + "\n")
+        def write(case_id: str, **told: Any) -> None:
+            answer.write(json.dumps({"case_id": case_id} | told) + "\n")
             answer.flush()
+
+        def keep(case_id: str, row: Measurement) -> None:
+            write(case_id, **row.to_dict())
 
         with Store(request["database"], create=False) as store, fitting_threads():
             ceilings = {name: Ceiling.of(ends) for name, ends in request["ceilings"].items()}
-            run_id = request["run_id"]
-            outcome = run_here(params, case, ceilings, store, run_id, keep=lambda row: write(row.to_dict()))
-        write({"status": outcome.status, "message": outcome.message, "details": outcome.details})
+            if len(cases) == 1:
+                (case,) = cases
+                own = functools.partial(keep, case.case_id)
+                outcomes = {case.case_id: run_here(params, case, ceilings, store, request["run_id"], keep=own)}
+            else:
+                outcomes = measure_group(cases, params, ceilings, keep=keep, announce=write)
+        for case_id, outcome in outcomes.items():
+            told = {"status": outcome.status, "message": outcome.message, "details": outcome.details}
+            write(case_id, **told, seconds=outcome.seconds)

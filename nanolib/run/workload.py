@@ -19,9 +19,11 @@ from nanolib.meters.holders import Holders, Holding
 from nanolib.meters.layers.trace import write_trace
 from nanolib.meters.memory import MIB, LiveBytes, fake_tensors, free_bytes, measure_memory, resident_row
 from nanolib.meters.time.call_check import CallCheck
+from nanolib.meters.time.latency import measure_alone
+from nanolib.meters.time.turns import Timing
 from nanolib.models.user import silent
 from nanolib.paths import make_folder, output_folder
-from nanolib.run.case import Case, Plan
+from nanolib.run.case import Case, Measuring, Plan
 from nanolib.run.outcome import WillNotFit, one_line, time_to_look
 from nanolib.run.params import Params
 
@@ -301,7 +303,23 @@ def shortage(plan: Plan, device: str) -> str:
 
 
 def measure_case(case: Case, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
-    """The rows of one case, unless it cannot run here.
+    """The rows of one case, its timings taken by themselves; as `start_case` otherwise."""
+    yield from timed_alone(start_case(case, params, ceilings))
+
+
+def timed_alone(measuring: Measuring) -> Iterator[Measurement]:
+    """The rows of what asks for its timings, each taken as soon as it is asked for."""
+    answer = None
+    with contextlib.suppress(StopIteration):
+        while True:
+            made = measuring.send(answer)
+            answer = measure_alone(made) if isinstance(made, Timing) else None
+            if answer is None:
+                yield made
+
+
+def start_case(case: Case, params: Params, ceilings: dict[str, float]) -> Measuring:
+    """The rows of one case, and the timings that it asks for, unless it cannot run here.
 
     Args:
         case: Any.

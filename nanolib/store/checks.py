@@ -225,8 +225,8 @@ _COUNT_FACTORS = ["seq_len", "batch_size", "world_size", "nodes"]
 _FACTORS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(_TEXT_FACTORS, lambda value: isinstance(value, str)),
     **dict.fromkeys(_COUNT_FACTORS, lambda value: type(value) is int and 0 < value < 2**53),
-    **dict.fromkeys(("curve", "compiled", "causal"), lambda value: isinstance(value, bool)),
-    "warmup_steps": lambda value: type(value) is int and 0 <= value < 2**53,
+    **dict.fromkeys(("compiled", "causal"), lambda value: isinstance(value, bool)),
+    "warmup_steps": lambda value: isinstance(value, int | list),
     **dict.fromkeys(
         ("forms", "prefill_forms", "strategies"),
         lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),

@@ -112,9 +112,14 @@ class Store(Reader):
         self, run_id: str, case_id: str, factors: Mapping[str, Any], measurements: Iterable[Measurement]
     ) -> None:
         """Replace all rows of one case, in one transaction."""
+        self.write_cases(run_id, {case_id: (factors, measurements)})
+
+    def write_cases(self, run_id: str, cases: Mapping[str, tuple[Mapping[str, Any], Iterable[Measurement]]]) -> None:
+        """Replace all rows of several cases, in one transaction: id → factors and measurements."""
         with self.transaction() as db:
-            db.execute("DELETE FROM measurements WHERE run_id = ? AND case_id = ?", (run_id, case_id))
-            self._write_case(db, run_id, case_id, factors, measurements)
+            for case_id, (factors, measurements) in cases.items():
+                db.execute("DELETE FROM measurements WHERE run_id = ? AND case_id = ?", (run_id, case_id))
+                self._write_case(db, run_id, case_id, factors, measurements)
 
     @staticmethod
     def _write_case(

@@ -43,7 +43,7 @@ _FACTORS: dict[tuple[str, str], dict[str, _Test]] = {
     ("attention", "name"): dict.fromkeys(("seq_len", "batch_size", "dtype", "causal", "device"), _known),
     ("attention", "pattern"): {"target": _number, "seeds": _count},
     ("model", "mode"): dict.fromkeys(("name", "attention_type", "seq_len", "batch_size", "dtype", "device"), _known),
-    ("warmup", ""): dict.fromkeys(("direction", "warmup_steps", "curve"), _known),
+    ("warmup", "process"): {"direction": _known, "warmup_steps": lambda value: isinstance(value, list)},
     ("energy", "phase"): dict.fromkeys(("name", "seq_len", "batch_size"), _known),
     ("fp8", "preset"): dict.fromkeys(("name", "mode", "precision", "compiled", "seq_len", "batch_size"), _known),
     ("fp8", "arm"): {"seeds": _count, "steps": _count},
@@ -58,9 +58,9 @@ _SPREAD = dict.fromkeys(("mean", "sd"), _number)
 _DETAILS: dict[tuple[str, str, str], dict[str, _Test]] = {
     ("model", "latency", "decode"): dict.fromkeys(("p50", "p95", "p99"), _number),
     ("warmup", "latency", ""): _SPREAD | {"cv": _number},
-    ("warmup", "warmup_needed", ""): {"steady_median": _number},
+    ("warmup", "warmup_needed", ""): {"steady_median": lambda value: value is None or _number(value)},
     ("fp8", "converted_share", ""): {"amdahl_bound": _number},
-    ("fp8", "speed_up", ""): {"what": _text},
+    ("fp8", "speed_up", "training_step"): {"what": _text},
     ("energy", "layer_time", ""): {
         "layer": _text,
         "share": _number,

@@ -10,6 +10,7 @@ from nanolib.report.foreseen import foreseen_chart, timed_points
 from nanolib.report.renderer import javascript
 from nanolib.store import Store
 from tests.browser.conftest import as_it_was, watching
+from tests.report.rounds import in_turns
 from tests.report.rows import EVIL, MACHINE, attention_rows
 from tests.shown import SECTIONS
 
@@ -31,12 +32,14 @@ def report(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("report")
     with Store(folder / "results.sqlite") as store:
-        store.add(Run("attention", MACHINE, label="first", rows=attention_rows(TIMES)))
+        store.add(Run("attention", MACHINE, label="first", rows=in_turns("attention", attention_rows(TIMES))))
         evil = attention_rows(
             {(name, n): 2 * ms for (name, n), ms in TIMES.items()} | {(EVIL, 1024): 9.0},
             failed=[("dense (cudnn)", 1024, Status.UNSUPPORTED, EVIL * 50)],
         )
-        store.add(Run("attention", MACHINE | {"machine_id": "m2", "cpu": EVIL}, label=EVIL, rows=evil))
+        store.add(
+            Run("attention", MACHINE | {"machine_id": "m2", "cpu": EVIL}, label=EVIL, rows=in_turns("attention", evil))
+        )
         return page.build(store, store.resolve("all"), folder / "report", SECTIONS, pictures=False)
 
 

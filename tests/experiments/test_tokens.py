@@ -1,5 +1,6 @@
 """Tokens per second count every sequence, every token and every rank: sizes are all different, and a call takes 4 ms."""
 
+import contextlib
 import dataclasses
 import types
 
@@ -8,9 +9,7 @@ import pytest
 from nanolib.experiments.distributed import training as sharded_training
 from nanolib.experiments.energy.cases import EnergyCase
 from nanolib.experiments.fp8 import cases as fp8
-from nanolib.experiments.fp8 import speed as fp8_speed
 from nanolib.experiments.model import cases as model
-from nanolib.experiments.model import steps
 from nanolib.measurement import Measurement
 
 SHAPE = {"seq_lens": [16], "batch_sizes": [3], "overrides": {"num_layers": 2, "d_model": 32, "num_heads": 4}}
@@ -20,47 +19,52 @@ def _four_ms(*_, scope="", **__):
     return Measurement("latency", 4.0, 2.0, 5.0, 0.95, 20, samples=(4.0,), method="perf_counter", scope=scope)
 
 
-@pytest.fixture
-def rates(monkeypatch):
-    def phases(found, *_, **__):
-        return {name: _four_ms(scope=name) for name in (*(phase for phase, *_ in found), "total")}
+def _answered(measuring):
+    """The rows of a case whose timings take 4 ms each."""
+    answer, rows = None, []
+    with contextlib.suppress(StopIteration):
+        while True:
+            made = measuring.send(answer)
+            answer = None
+            if isinstance(made, Measurement):
+                rows.append(made)
+            else:
+                answer = {name: _four_ms(scope=name) for name in (*made.phases, made.total)}
+    return rows
 
-    monkeypatch.setattr(steps, "measure", _four_ms)
-    monkeypatch.setattr(fp8_speed, "measure", _four_ms)
-    monkeypatch.setattr(steps, "measure_phases", phases)
-    return lambda rows: {
-        row.scope: (row.low, row.estimate, row.high) for row in rows if row.metric == "tokens_per_second"
-    }
+
+def rates(rows):
+    return {row.scope: (row.low, row.estimate, row.high) for row in rows if row.metric == "tokens_per_second"}
 
 
 @pytest.mark.parametrize("new_tokens", [2, 5])
-def test_of_a_model_they_are_of_all_sequences(rates, new_tokens):
+def test_of_a_model_they_are_of_all_sequences(new_tokens):
     params = model.Params(
         presets=["decoder_tiny"], new_tokens=new_tokens, loss_steps=0, generation_batch_sizes=[], **SHAPE
     )
     found = {}
     for case in model.cases(params):
         if isinstance(case, model.ModelCase):
-            found |= rates(case.measure(params, {}))
+            found |= rates(_answered(case.measure(params, {})))
     of_all, of_one = (48 / 5e-3, 48 / 4e-3, 48 / 2e-3), (3 / 5e-3, 3 / 4e-3, 3 / 2e-3)
     expected = {"inference": of_all, "training_step": of_all, "prefill": of_all, "decode": of_one}
     assert {scope: pytest.approx(ends) for scope, ends in expected.items()} == found
 
 
-def test_by_onednn_they_are_counted_alike_and_its_error_against_eager_is_told(rates):
+def test_by_onednn_they_are_counted_alike_and_its_error_against_eager_is_told():
     only = {"generation_batch_sizes": [], "optimisations": ["onednn"]}
     params = model.Params(presets=["decoder_tiny"], new_tokens=2, loss_steps=0, **only, **SHAPE)
     found, errors = {}, []
     for case in model.cases(params):
         if getattr(case, "optimisation", "") == "onednn":
-            rows = list(case.measure(params, {}))
+            rows = _answered(case.measure(params, {}))
             found |= rates(rows)
             errors += [(case.mode, row.estimate < 1e-5) for row in rows if row.scope == "against_eager"]
     assert {scope: ends[1] for scope, ends in found.items()} == {"inference": 12e3, "prefill": 12e3, "decode": 750.0}
     assert errors == [("inference", True), ("generation", True)]
 
 
-def test_of_a_precision_they_are_of_all_sequences(rates):
+def test_of_a_precision_they_are_of_all_sequences():
     case = next(
         case
         for case in fp8.cases(
@@ -70,7 +74,7 @@ def test_of_a_precision_they_are_of_all_sequences(rates):
         )
         if isinstance(case, fp8.SpeedCase)
     )
-    ((_, found, _),) = rates(case.measure(fp8.Params(), {})).values()
+    ((_, found, _),) = rates(_answered(case.measure(fp8.Params(), {}))).values()
     assert found == pytest.approx(48 / 4e-3)
 
 
@@ -83,7 +87,7 @@ def test_of_training_they_are_of_all_ranks_but_of_one_that_is_alone(monkeypatch)
     case = sharded_training.ShardedTrainingCase("cpu", "tiny", 2, "decoder_tiny", {}, ("ddp",), 16, 3, 1)
     times = {"alone": 3.0, "local": 4.0, "ddp": 6.0}
     blocks = {name: [ms] * 8 for name, ms in times.items()}
-    answers = [{"blocks": blocks, "weights": {"ddp": 2**20}}] * 2
+    answers = [{"blocks": blocks, "busy": [False] * 8, "weights": {"ddp": 2**20}}] * 2
     monkeypatch.setattr(sharded_training, "measure_on_ranks", lambda *_: (answers, ()))
     rows = list(case.measure(types.SimpleNamespace(), {}))
     found = {row.scope: row.estimate for row in rows if row.metric == "tokens_per_second"}

@@ -51,6 +51,8 @@ class _Anything(dict):
             return {}
         if key in ("blocks", "parts", "peaks", "weights"):
             return _Figures(key)
+        if key == "busy":
+            return [False] * 6
         return "" if key == "peak method" else True
 
 

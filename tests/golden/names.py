@@ -13,6 +13,7 @@ from nanolib.experiments import ALL
 from nanolib.measurement import METRICS as DECLARED
 from nanolib.measurement import Direction
 from nanolib.paths import checkout
+from nanolib.run.workload import timed_alone
 from nanolib.validation import read_yaml
 
 
@@ -43,7 +44,7 @@ ONLY_FIRST = {"EnergyCase": 1}
 FACTORS = _same(
     "attention_type options seq_len batch_size dtype num_heads num_kv_heads head_dim causal backward pattern target"
     " block_size seeds steps tuning_steps d_model num_layers ceiling budget_s preset overrides mode optimisation"
-    " reduced new_tokens remedy learning_rate corpus direction warmup_steps curve phase look every_kth_token"
+    " reduced new_tokens remedy learning_rate corpus direction process warmup_steps curve_steps phase look every_kth_token"
     " every_nth_layer precision compiled keep m k n arm first_seed margin variant seed quoted billions low high"
     " source world_size forms prefill_forms q_len threads memory_form measured strategies"
 )
@@ -147,7 +148,8 @@ def rows_of(case: Any, params: Any, collect: Any) -> Iterator[Any]:
     """The rows that it would store; `collect` takes the place of every timing."""
     if case.unsupported():
         return iter(())
-    return itertools.islice(case.measure(params.collected_by(collect), {}), ONLY_FIRST.get(type(case).__name__))
+    rows = timed_alone(case.measure(params.collected_by(collect), {}))
+    return itertools.islice(rows, ONLY_FIRST.get(type(case).__name__))
 
 
 # What depends on the machine: who asks for it.

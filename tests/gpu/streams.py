@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import torch
 
-from nanolib.meters.time import clock, latency
+from nanolib.meters.time import clock, sampler
 
 
 class Stream:
@@ -41,7 +41,7 @@ class Stream:
             monkeypatch.setattr(torch.cuda, name, own)
         monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
         own = SimpleNamespace(perf_counter=self._seconds, perf_counter_ns=lambda: round(self.host_ms * 1e6))
-        for module in (clock, latency):
+        for module in (clock, sampler):
             monkeypatch.setattr(module, "time", own)
         return self
 

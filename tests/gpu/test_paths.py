@@ -15,6 +15,8 @@ from nanolib.meters.ceilings import tf32_products
 from nanolib.meters.energy import meter, power
 from nanolib.meters.time import stopwatch
 from nanolib.meters.time.clock import CudaClock
+from nanolib.meters.time.together import Together
+from nanolib.meters.time.turns import Timing
 from nanolib.models import NanoConfig, create_model, fp8, optimise
 from nanolib.models.attention.reference import relative_error
 from nanolib.models.generation import generation_of
@@ -23,6 +25,7 @@ from nanolib.run.outcome import attempt, is_out_of_memory
 from nanolib.run.ranks import launcher
 from nanolib.run.ranks import rank as one_rank
 from nanolib.run.ranks.ranks import RanksCase, _failure
+from nanolib.run.workload import timed_alone
 from nanolib.store import Store
 from tests.gpu.streams import Stream
 from tests.run import sample_experiment as sample
@@ -112,7 +115,7 @@ def test_after_a_lost_device_cases_have_a_process_of_their_own(tmp_path, monkeyp
 
     asked = []
 
-    def outcome(experiment, params, case, run, isolated, stop):
+    def outcome(experiment, params, cases, run, isolated, stop):
         asked.append(isolated)
 
         def rows():
@@ -120,9 +123,9 @@ def test_after_a_lost_device_cases_have_a_process_of_their_own(tmp_path, monkeyp
                 raise Lost
             yield from ()
 
-        return attempt(rows, 10)
+        return {cases[0].case_id: attempt(rows, 10)}
 
-    monkeypatch.setattr(sweep, "_outcome", outcome)
+    monkeypatch.setattr(sweep, "_attempt", outcome)
     with Store(tmp_path / "results.sqlite") as store:
         params = sample.Params(behaviours=["ok-1", "ok-2", "ok-3"])
         rows = sweep.measure(sample, params, store=store, progress=False).measurements()
@@ -265,7 +268,9 @@ def test_collectives_are_timed_by_calls_that_nccl_has(monkeypatch):
     monkeypatch.setattr(torch.distributed, "all_gather", lambda *_: pytest.fail("the list form"))
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     monkeypatch.setattr(
-        links, "time_together", lambda calls, *_, **__: {name: call() or [1.0] for name, call in calls.items()}
+        links,
+        "time_together",
+        lambda calls, *_, **__: Together({name: call() or [1.0] for name, call in calls.items()}, [False]),
     )
     links.time_collectives(0.1, device="cpu", seed=0)
     assert {*called} == {"all_reduce", "all_gather_into_tensor", "all_to_all_single"}
@@ -292,10 +297,11 @@ def test_a_product_in_8_bits_is_timed_without_what_was_prepared(monkeypatch):
     timed = {}
     monkeypatch.setattr(fp8, "native", lambda _: "")
     monkeypatch.setattr(torch, "compile", lambda call, **_: call)
-    monkeypatch.setattr(speed, "measure", lambda call, scope, **_: timed.update({scope: call}))
     monkeypatch.setattr(torch, "_scaled_mm", lambda a, b, **_: a.float() @ b.float(), raising=False)
-    params = SimpleNamespace(seed=0, trace=False, timing=lambda _: {})
-    list(speed.ShapeCase("cpu", 16, 32, 48, "fp8").measure(params, {}))
+    params = SimpleNamespace(seed=0, trace=False, timed=lambda _, phases: timed.update(phases) or Timing(phases))
+    measuring = speed.ShapeCase("cpu", 16, 32, 48, "fp8").measure(params, {})
+    for answer in (None, {"product": 0}, None, {"product_with_cast": 0}):
+        measuring.send(answer)
     reciprocals = []
     monkeypatch.setattr(torch.Tensor, "reciprocal", lambda x: reciprocals.append(1) or torch.reciprocal(x))
     timed["product"]()
@@ -313,11 +319,8 @@ def test_a_rate_has_no_share_of_another_types_ceiling(monkeypatch, precision):
     tiny = {"num_layers": 1, "d_model": 32, "num_heads": 2, "vocab_size": 256}
     case = speed.SpeedCase("cpu", "x", "gpt_125M", tiny, precision, "forward", False, 8, 1, ())
     timing = {"rel_ci": 0.5, "budget_s": 0.01}
-    list(
-        case.measure(
-            SimpleNamespace(seed=0, corpus="", trace=False, timing=lambda _: timing), {"float32": 1.0, "bfloat16": 1.0}
-        )
-    )
+    params = SimpleNamespace(seed=0, corpus="", trace=False, timed=lambda _, phases: Timing(phases, **timing))
+    list(timed_alone(case.measure(params, {"float32": 1.0, "bfloat16": 1.0})))
     assert asked == [speed.product_of(precision)]
 
 

@@ -8,7 +8,7 @@ import pytest
 from nanolib.meters.layers import operations, overhead
 from nanolib.meters.layers import profiler as layers
 from nanolib.meters.time import clock as clocks
-from nanolib.meters.time import latency, stopwatch, timer, together
+from nanolib.meters.time import latency, sampler, stopwatch, timer, together
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def clocked(monkeypatch):
     def use(series, **rest):
         clock = FakeClock(series, **rest)
         watch = SimpleNamespace(perf_counter=lambda: next(ticks) / 1e6, process_time=lambda: 0.0)
-        monkeypatch.setattr(latency, "time", watch)
+        monkeypatch.setattr(sampler, "time", watch)
         monkeypatch.setattr(latency, "clock_for", lambda device: clock)
         return clock
 

@@ -8,7 +8,7 @@ import torch
 
 from nanolib.measurement import BadInput, Flag
 from nanolib.meters.cpu_load import CpuLoad
-from nanolib.meters.time import latency
+from nanolib.meters.time import latency, sampler
 from nanolib.meters.time.latency import measure, measure_phases, summarise
 from nanolib.stats.intervals import median_interval
 from nanolib.stats.steady import SteadyState
@@ -195,8 +195,9 @@ def test_where_an_interval_is_far_too_wide_no_warm_up_is_looked_for(monkeypatch,
     """It is 13.3 % of the estimate at each even number of blocks, and more at odd ones; the last search is the row's own."""
     clocked([32.0, 28.0] * 300)
     found = []
-    steady = latency._steady
-    monkeypatch.setattr(latency, "_steady", lambda *given: found.append(given) or steady(*given))
+    settled = sampler.settled
+    for module in (latency, sampler):
+        monkeypatch.setattr(module, "settled", lambda *given: found.append(given) or settled(*given))
     assert measure(lambda: None, rel_ci=precision).n == 100
     assert len(found) == searches
 

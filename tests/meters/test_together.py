@@ -99,7 +99,7 @@ def test_calls_of_all_ranks_are_blocks_of_five_milliseconds_in_one_order(clock, 
 
         return run
 
-    found = together.time_together({"a": call("a", 2_000_000), "b": call("b", 7_000_000)}, 0.0, seed=3)
+    found = together.time_together({"a": call("a", 2_000_000), "b": call("b", 7_000_000)}, 0.0, seed=3).ms
     assert {name: len(blocks) for name, blocks in found.items()} == {"a": 6, "b": 6}
     assert found["a"] == pytest.approx([2.0] * 6) and found["b"] == pytest.approx([7.0] * 6)
     assert made == {"a": 2 + 6 * 3, "b": 2 + 6}  # two calls say how long one takes
@@ -107,15 +107,15 @@ def test_calls_of_all_ranks_are_blocks_of_five_milliseconds_in_one_order(clock, 
     order.clear()
     together.time_together({"a": call("a", 2_000_000), "b": call("b", 7_000_000)}, 0.0, seed=3)
     assert order[6:] == first  # on every rank the same
-    assert ranks.count("barrier") == 2 * 2 * 6
+    assert ranks.count("barrier") == 2 * 2 * (2 + 6)
 
 
 def test_calls_of_all_ranks_end_at_the_budget_or_a_hundred_blocks(clock, ranks):
     def call():
         clock[0] += 10_000_000
 
-    assert len(together.time_together({"a": call}, 0.075, seed=0)["a"]) == 8
-    assert len(together.time_together({"a": call}, 1e9, seed=0)["a"]) == 100
+    assert len(together.time_together({"a": call}, 0.075, seed=0).ms["a"]) == 8
+    assert len(together.time_together({"a": call}, 1e9, seed=0).ms["a"]) == 100
 
 
 def test_the_parts_of_a_call_are_those_of_its_timer_and_the_first_run_is_cold(clock, ranks):
@@ -138,7 +138,7 @@ def test_collectives_of_four_sizes_say_what_they_send(clock, ranks, monkeypatch)
     def blocks(calls, budget_s, *, device, seed):
         for call in calls.values():
             call()
-        return {name: [name] for name in calls}
+        return together.Together({name: [name] for name in calls}, [False])
 
     monkeypatch.setattr(links, "time_together", blocks)
     found = links.time_collectives(1.0, seed=0)

@@ -41,9 +41,9 @@ def training(phases, memory=60.0, step=(35, 36, 39), **shape):
 CORES = Flag.OVERSUBSCRIBED
 
 
-def decode_case(forms, world=4, flags=(), **factors):
-    """Of each form: its interval, its rounds, and the intervals of compute, wait and communication."""
-    found = []
+def decode_case(forms, world=4, flags=(), alone=None, **factors):
+    """Of each form: its interval, its rounds, and the intervals of compute, wait and communication; `alone`: that of one rank."""
+    found = [timed("one rank", *alone)] if alone else []
     for form, (ends, rounds, parts) in forms.items():
         found.append(timed(form, *ends, flags=flags))
         found.append(exact("rounds", rounds, scope=form))

@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from nanolib.store import Run, Store
+from tests.report.rounds import in_turns
 from tests.report.rows import MACHINE, ended
 from tests.shown import VERDICTS
 
@@ -15,7 +16,7 @@ def measured(tmp_path):
         with Store(tmp_path / "measured.sqlite") as store:
             for at, cases in enumerate(runs):
                 found = {str(i): case for i, case in enumerate(cases)}
-                store.add(Run(experiment, MACHINE, rows=found, run_id=f"run{at}"))
+                store.add(Run(experiment, MACHINE, rows=in_turns(experiment, found), run_id=f"run{at}"))
             return store.measurements(samples=True)
 
     return rows
@@ -30,6 +31,7 @@ def say(tmp_path):
         with Store(tmp_path / f"{next(numbers)}.sqlite") as store:
             for at, cases in enumerate(runs):
                 rows = {str(i): (factors, [ended(), *found]) for i, (factors, found) in enumerate(cases)}
+                rows = in_turns(experiment, rows)
                 store.add(Run(experiment, MACHINE, rows=rows, run_id=f"run-{at}-of-this-test"))
             return VERDICTS[experiment](store.measurements(samples=True))
 

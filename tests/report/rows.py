@@ -1,6 +1,7 @@
 """Rows as the notebooks store them, made by hand: what reports, pages and hostile databases are tried with."""
 
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 from nanolib.measurement import Measurement, Status, exact
@@ -91,14 +92,23 @@ def model_rows():
     return rows
 
 
+def warmup_process(direction, process, steps, times, needed=2.0, message=""):
+    """One fresh process: its curve, and of each setting (steps → low, ms, high, mean) what it would report."""
+    factors = {"direction": direction, "process": process, "warmup_steps": list(times), "steps": steps, "seq_len": 64}
+    rows = [latency(direction, 10.0, samples=(30.0, 20.0, 10.0, 10.0))]
+    details = {"steady_median": None if needed is None else 10.25}
+    rows.append(Measurement("warmup_needed", needed, scope=direction, message=message, details=details))
+    for count, (ms, mean) in times.items():
+        row = latency(f"{direction} after {count}", ms)
+        rows.append(replace(row, details={"mean": mean, "sd": 3.0, "cv": 0.33}))
+    return factors, rows
+
+
 def warmup_rows():
     rows = {}
-    for steps, ms in ((0, 20.0), (5, 10.0)):
-        factors = {"direction": "forward", "warmup_steps": steps, "curve": False}
-        rows[f"w{steps}"] = (factors, [ended(), latency("forward", ms)])
-    curve = {"direction": "forward", "warmup_steps": 0, "curve": True}
-    needed = Measurement("warmup_needed", 2.0, scope="forward", details={"steady_median": 10.0})
-    rows["curve"] = (curve, [ended(), latency("forward", 10.0, samples=(30.0, 20.0, 10.0, 10.0)), needed])
+    for process in range(1, 6):
+        factors, found = warmup_process("forward", process, 10, {0: (20.0, 20.0), 5: (10.0, 10.0)})
+        rows[f"w{process}"] = (factors, [ended(), *found])
     return rows
 
 

@@ -11,7 +11,7 @@ from nanolib.experiments.model.view import tables as model_tables
 from nanolib.experiments.warmup import view as warmup_view
 from nanolib.measurement import Flag, Measurement, Status, exact
 from nanolib.report import tables
-from tests.report.rows import SIZES, ended, interval
+from tests.report.rows import SIZES, ended, interval, warmup_process
 
 
 def _attention_case(name, ends, *more, tiles=0.0, ending=None, **shape):
@@ -49,7 +49,7 @@ def test_every_figure_of_attention_stands_in_its_own_column(measured):
         "speed_up": 3, "speed_up_low": 2, "speed_up_high": 4.8, "bound": 2,
     }  # fmt: skip
     assert {name: line[name] for name in numbers} == pytest.approx(numbers)
-    assert (line["name"], line["baseline"], line["batch_size"], line["status"]) == ("a", "dense", 3, "ok")
+    assert (line["name"], line["speed_up_baseline"], line["batch_size"], line["status"]) == ("a", "dense", 3, "ok")
     assert line["flags"] == [Flag.SLOWDOWN]
 
 
@@ -75,7 +75,7 @@ def test_the_baseline_is_of_the_same_run_and_shape(measured):
     table = attention_tables.attention_table(measured("attention", *cases))
     sparse = table[table["name"] == "a"]
     assert list(sparse["speed_up"]) == pytest.approx([at / 10 for at in range(10, 33, 2)])
-    assert set(sparse["baseline"]) == {"dense (math)"}  # the faster of the two
+    assert set(sparse["speed_up_baseline"]) == {"dense (math)"}  # the faster of the two
 
 
 def test_every_figure_of_a_model_stands_in_its_own_column(measured):
@@ -179,45 +179,41 @@ def test_the_words_of_an_exponent_change_at_their_bounds(low, high, words):
     assert model_tables.scaling_words(low, high) == words
 
 
-def test_the_warm_up_table_holds_the_means_against_each_other_and_not_the_medians(measured):
-    def case(direction, steps, ends, mean):
-        latency = interval("latency", *ends, scope=direction, details={"mean": mean, "sd": mean / 5, "cv": 0.2})
-        return {"direction": direction, "warmup_steps": steps, "curve": False}, [ended(), latency]
+def test_the_warm_up_table_compares_means_within_each_process(measured):
+    def cases(direction, *processes):
+        found = (warmup_process(direction, at, 10, times) for at, times in enumerate(processes, 1))
+        return [(factors, [ended(), *rows]) for factors, rows in found]
 
-    forward = [case("forward", 5, (9, 10, 14), 20.0), case("forward", 0, (14, 15, 17), 50.0)]
-    backward = [case("backward", 5, (1, 2, 3), 40.0), case("backward", 2, (1, 2, 3), 30.0)]
-    other = [
-        case("forward", 5, (9, 10, 14), 10.0),
-        case("forward", 3, (9, 10, 14), 5.0),
-        case("backward", 1, (1, 2, 3), 7.0),
-    ]
+    forward = cases("forward", {5: (10, 20), 0: (15, 50)}, {5: (11, 30), 0: (18, 60)}, {5: (12, 10), 0: (14, 40)})
+    backward = cases("backward", {2: (7, 30), 5: (8, 40)})
+    other = cases("forward", {3: (7, 5)})
     table = warmup_view.warmup_table(measured("warmup", [*forward, *backward], other))
-    assert (
-        list(table["difference"])[:6] == pytest.approx([0, 1.5, 0, -0.25, 0, -0.5])
-        and table["difference"].isna().sum() == 1
-    )
-    line = table.iloc[1]
-    assert (line["median"], line["median_low"], line["median_high"], line["mean"], line["sd"], line["cv"]) == (
-        15,
-        14,
-        17,
-        50,
-        10,
-        0.2,
-    )
-    assert list(table["warmup_steps"]) == [5, 0, 5, 2, 5, 3, 1]
+    assert list(table["warmup_steps"]) == [5, 0, 2, 5, 3] and list(table["processes"]) == [3, 3, 1, 1, 1]
+    assert list(table["difference"][:4]) == pytest.approx([0, 1.5, -0.25, 0]) and pd.isna(table["difference"][4])
+    cold = table.iloc[1]
+    numbers = {
+        "median": 15,
+        "median_low": 14,
+        "median_high": 18,
+        "mean": 50,
+        "mean_low": 40,
+        "mean_high": 60,
+        "sd": 3,
+        "cv": 0.33,
+    }
+    assert {name: cold[name] for name in numbers} == pytest.approx(numbers)
+    assert (cold["difference_low"], cold["difference_high"]) == pytest.approx((1, 3))
 
 
 def test_a_curve_is_warm_up_as_far_as_it_was_needed(measured):
     def case(direction, needed):
-        latency = interval("latency", 1, 2, 3, scope=direction, samples=(9.0, 5.0, 2.0))
-        row = Measurement("warmup_needed", needed, scope=direction, details={})
-        return {"direction": direction, "warmup_steps": 0, "curve": True}, [ended(), latency, row]
+        factors, rows = warmup_process(direction, 1, 10, {0: (9, 9)}, needed)
+        return factors, [ended(), *rows]
 
     table = warmup_view.curve_table(measured("warmup", [case("a", 1.0), case("b", None), case("c", 0.0)]))
-    assert list(table["phase"]) == ["warm-up", "steady", "steady", *["not settled"] * 3, *["steady"] * 3]
-    assert list(table["step"]) == [1, 2, 3] * 3 and list(table["ms"]) == [9, 5, 2] * 3
-    assert list(table["direction"]) == [*"aaabbbccc"]
+    assert list(table["phase"]) == ["warm-up", *["steady"] * 3, *["not settled"] * 4, *["steady"] * 4]
+    assert list(table["step"]) == [1, 2, 3, 4] * 3 and list(table["ms"]) == [30, 20, 10, 10] * 3
+    assert list(table["direction"]) == [*"aaaabbbbcccc"]
 
 
 def test_the_losses_are_counted_from_the_first_step(measured):

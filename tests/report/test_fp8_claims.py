@@ -8,6 +8,8 @@ from tests.report.cases import (
     parity_case,
     timed,
 )
+from tests.report.rows import ended
+from tests.shown import CHARTS
 
 
 @pytest.mark.parametrize(
@@ -32,6 +34,14 @@ def test_fp8_is_faster_at_sizes_where_its_whole_range_is_above_one(say, times, s
     line = say("fp8", cases)[0]
     assert line.startswith(f"inference: {said}")
     assert (", where Amdahl allows 1.75." in line) == ("FP8 is faster" in line)
+
+
+def test_precisions_are_drawn_with_what_they_gain(measured):
+    cases = [fp8_case(1, "bfloat16", 7, 8, 9), fp8_case(1, "fp8_rowwise", 3, 4, 5)]
+    spec = CHARTS["fp8_precisions"](measured("fp8", [(factors, [ended(), *rows]) for factors, rows in cases]))
+    assert [
+        line["speed_up"] for lines in spec.to_dict()["datasets"].values() for line in lines if line["speed_up"]
+    ] == [2]
 
 
 @pytest.mark.parametrize(

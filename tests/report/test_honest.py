@@ -9,7 +9,7 @@ from nanolib.report.frame import framed
 from nanolib.run import sweep
 from nanolib.store import Store
 from tests.report.cases import COMPUTING, attention_case, decode_case, timed
-from tests.report.rows import ended, latency
+from tests.report.rows import ended, warmup_process
 from tests.shown import CHARTS, VERDICTS
 
 
@@ -83,10 +83,8 @@ def test_a_mask_that_removes_nothing_is_flagged_beside_what_was_asked(tmp_path, 
 
 def _scaled(say, one_rank_ms):
     parts = COMPUTING
-    cases = [
-        decode_case({"fused": ((one_rank_ms - 0.1, one_rank_ms, one_rank_ms + 0.1), 1, parts)}, world=1),
-        decode_case({"fused": ((8.9, 9, 9.1), 1, parts)}, world=2),
-    ]
+    alone = (one_rank_ms - 0.1, one_rank_ms, one_rank_ms + 0.1)
+    cases = [decode_case({"fused": ((8.9, 9, 9.1), 1, parts)}, world=2, alone=alone)]
     return "\n".join(say("distributed", cases))
 
 
@@ -97,12 +95,9 @@ def test_more_ranks_are_advised_only_where_they_have_helped(say):
 
 @pytest.mark.parametrize(("cold_ms", "said"), [(12.5, True), (10.4, False)])
 def test_no_warm_up_is_not_said_beside_a_mean_that_needs_it(say, cold_ms, said):
-    cases = [({"direction": "forward", "warmup_steps": n, "curve": False}, [latency("forward", ms)])
-             for n, ms in ((0, cold_ms), (5, 10.0))]  # fmt: skip
-    needed = Measurement("warmup_needed", 0.0, scope="forward", details={"steady_median": 10.0})
-    cases.append(({"direction": "forward", "warmup_steps": 0, "curve": True}, [needed]))
-    first = say("warmup", cases)[0]
-    assert ("but in another the mean without it was +25%" in first and "use 5 steps" in first) == said
+    times = {0: (cold_ms, cold_ms), 5: (10.0, 10.0)}
+    first = say("warmup", [warmup_process("forward", at, 10, times, needed=0.0) for at in range(1, 6)])[0]
+    assert ("but without it the mean was +25%" in first and "use 5 steps" in first) == said
 
 
 @pytest.mark.parametrize("steps", [LEARNING_STEPS - 1, LEARNING_STEPS])

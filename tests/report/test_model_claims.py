@@ -3,12 +3,14 @@
 import pytest
 
 from nanolib.measurement import Measurement
+from nanolib.store import Run, Store
 from tests.report.cases import (
     inference,
     model_case,
     timed,
     training,
 )
+from tests.report.rows import MACHINE, ended, warmup_process
 
 
 def test_a_model_is_told_with_its_batch_its_tail_and_its_ratios(say):
@@ -64,31 +66,53 @@ def test_an_optimisation_is_faster_or_slower_when_the_ranges_do_not_overlap(say,
     assert lines == [f"tiny (compile), n = 64, against eager: {said}."]
 
 
-@pytest.mark.parametrize("steps", [0, 1, 2])
-def test_how_many_warm_up_steps_are_enough(say, steps):
-    curve = {"direction": "forward_backward", "warmup_steps": 0, "curve": True}
-    needed = Measurement("warmup_needed", float(steps), scope="forward_backward", details={"steady_median": 10.25})
-    words = ["no warm-up was detected", "1 warm-up step is enough", "2 warm-up steps are enough"][steps]
-    line = say("warmup", [(curve, [needed])])[0]
-    assert line == f"forward + backward: {words} in this one fresh process: a step then takes 10.2 ms."
+def _processes(direction, needed, ratios=(1.0,) * 5, message=""):
+    """Fresh processes whose mean without warm-up is so many times that after five steps."""
+    return [
+        warmup_process(direction, at, 10, {0: (10.0, 12.0 * ratio), 5: (10.0, 12.0), 2: (10.0, 12.0)}, one, message)
+        for at, (one, ratio) in enumerate(zip(needed, ratios, strict=True), 1)
+    ]
 
 
 @pytest.mark.parametrize(
-    ("warm", "said"),
-    [((9, 10, 10.9), "is +50% against that after 5"), ((9, 10, 14), "cannot be told from that after 5")],
-)
-def test_what_no_warm_up_does_to_the_mean_and_to_the_median_are_told_apart(say, warm, said):
-    def case(direction, steps, ends, mean):
-        factors = {"direction": direction, "warmup_steps": steps, "curve": False}
-        return factors, [timed(direction, *ends, details={"mean": mean, "sd": 3.0, "cv": 0.33})]
+    ("needed", "said"),
+    [
+        ([0] * 5, "no warm-up was detected in any of 5 fresh processes: a step then takes 10.2 ms."),
+        ([1] * 5, "1 warm-up step is enough in all 5 fresh processes: a step then takes 10.2 ms."),
+        ([1, 2, 1, 1, 2],
+         "2 warm-up steps are enough in all 5 fresh processes: they needed 1, 2, 1, 1, 2; a step then takes 10.2 ms."),
+        ([1, None, 1, 1, None],
+         "no clear answer in 2 of 5 fresh processes: it never settles; the others needed 1, 1, 1. Next: raise curve_steps"),
+        ([None] * 5, "no clear answer in 5 of 5 fresh processes: it never settles. Next: raise curve_steps"),
+    ],
+)  # fmt: skip
+def test_how_many_warm_up_steps_are_enough_in_every_process(say, needed, said):
+    line = say("warmup", _processes("forward_backward", needed, message="it never settles"))[0]
+    assert line.startswith(f"forward + backward: {said}")
 
-    cases = [case("forward", 0, (14, 15, 17), 30.0), case("forward", 5, warm, 12.0), case("forward", 2, warm, 12.0)]
-    cases.append(case("forward_backward", 0, (1, 2, 3), 70.0))  # without its own five steps nothing is said of it
-    needed = Measurement("warmup_needed", scope="forward", message="it never settles", details={})
-    curve = ({"direction": "forward", "warmup_steps": 0, "curve": True}, [needed])
-    unclear, *lines = [line for line in say("warmup", [curve, *cases]) if "Fresh" not in line]
-    assert unclear.startswith("forward: no clear answer: it never settles. Next: raise curve_steps, or repeat")
-    assert lines == [
-        "forward: without warm-up the mean is +150% against that after 5 steps, with a CV of 33%: "
-        f"the median, 15 ms, {said}."
-    ]
+
+@pytest.mark.parametrize(
+    ("ratios", "said"),
+    [
+        ((2.5, 2.4, 2.6, 2.2, 2.9), "+150% [+120% … +190%] against that after 5 steps"),
+        ((1.1, 1.2, 0.99, 1.1, 1.1),
+         "+10% [-1% … +20%] against that after 5 steps, which cannot be told from that after 5"),
+        ((0.9, 0.8, 0.9, 0.9, 0.95), "-10% [-20% … -5%] against that after 5 steps"),
+    ],
+)  # fmt: skip
+def test_what_no_warm_up_does_to_the_mean_is_told_by_every_process(say, ratios, said):
+    _, line = say("warmup", _processes("forward", [3] * 5, ratios))
+    assert line == f"forward: without warm-up the mean is {said}: the range of 5 fresh processes, with a CV of 33%."
+
+
+def test_without_its_own_five_steps_nothing_is_said_of_a_setting(say):
+    cases = [warmup_process("forward", at, 10, {0: (10.0, 30.0)}) for at in range(1, 6)]
+    assert len(say("warmup", cases)) == 1
+
+
+def test_a_curve_without_a_clear_answer_is_no_broken_row(tmp_path):
+    cases = enumerate(_processes("forward", [None, 1, 1, 1, 1]))
+    with Store(tmp_path / "results.sqlite") as store:
+        rows = {str(at): (factors, [ended(), *found]) for at, (factors, found) in cases}
+        shown, _ = store.shown([store.add(Run("warmup", MACHINE, rows=rows))])
+    assert set(shown["status"]) == {"ok"}

@@ -84,8 +84,12 @@ def test_parity_that_gave_nothing_has_every_column(measured):
 
 
 def test_efficiency_is_one_ranks_time_over_that_of_all_of_them(measured):
-    def case(world, ends, parts=(2.0, 5.0, 3.0), **changes):
-        found = [ended(), interval("latency", *ends, scope="ring"), exact("rounds", 3, scope="ring")]
+    def case(world, ends, parts=(2.0, 5.0, 3.0), several=False, **changes):
+        found = [
+            ended(),
+            *(interval("latency", *alone, scope="one rank") for alone in ([(15, 18, 24)] if several else [])),
+        ]
+        found += [interval("latency", *ends, scope="ring"), exact("rounds", 3, scope="ring")]
         found += [exact("wire_bytes", 640, scope="ring"), exact("wire_bytes", 700, scope="ring", method="interface")]
         found.append(exact("relative_error", 1e-7, scope="ring"))
         for kind, ms in zip(distributed.KINDS, parts, strict=True):
@@ -94,7 +98,7 @@ def test_efficiency_is_one_ranks_time_over_that_of_all_of_them(measured):
         shape = {"seq_len": 4096, "dtype": "float32", "world_size": world, "forms": ["ring", "fused"]}
         return shape | changes, found
 
-    cases = [case(4, (5, 6, 8)), case(1, (15, 18, 24)), case(4, (5, 6, 8), seq_len=64)]
+    cases = [case(4, (5, 6, 8), several=True), case(1, (1, 2, 3)), case(4, (5, 6, 8), seq_len=64)]
     short, alone, line = distributed.decode_table(measured("distributed", cases)).to_dict("records")
     numbers = {
         "efficiency": 0.75, "efficiency_low": 15 / 32, "efficiency_high": 1.2, "latency": 6, "latency_low": 5, "latency_high": 8,

@@ -12,6 +12,7 @@ from nanolib.report import renderer, tables
 from nanolib.report.palette import DARK, PALETTE, TEXT
 from nanolib.report.roofline import roofline_table, roofline_words
 from nanolib.store import Run, Store
+from tests.report.rounds import in_turns
 from tests.report.rows import MACHINE, SIZES, ceilings_of, ended, interval, latency, rates_of
 from tests.shown import CHARTS, VERDICTS
 
@@ -44,7 +45,7 @@ def rows(tmp_path):
             "q1": _quality("window", 0.5, 0.2, 0.0),
             "q2": _quality("window", 0.9, 0.6, 0.3),
         }
-        store.add(Run("attention", MACHINE, rows=attention, run_id="a1"))
+        store.add(Run("attention", MACHINE, rows=in_turns("attention", attention), run_id="a1"))
         model = {}
         for name, ms in (("eager", 10.0), ("autocast_bfloat16", 5.0)):
             shown = "tiny" if name == "eager" else "tiny (autocast bfloat16)"
@@ -56,7 +57,7 @@ def rows(tmp_path):
             model[name] = (factors, found)
         refused = {"name": "huge", "attention_type": "dense", "mode": "inference", "optimisation": "eager", **SHAPE}
         model["huge"] = (refused, [ended(Status.OOM_PREDICTED, "it needs 9 MiB and 1 MiB are free")])
-        store.add(Run("model", MACHINE, rows=model, run_id="m1"))
+        store.add(Run("model", MACHINE, rows=in_turns("model", model), run_id="m1"))
         yield store.measurements(samples=True)
 
 

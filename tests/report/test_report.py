@@ -14,6 +14,7 @@ from nanolib.experiments.warmup import view as warmup_view
 from nanolib.measurement import BadInput, Flag, Status
 from nanolib.report import drawing, export, over_length, page, renderer
 from nanolib.store import Run, Store
+from tests.report.rounds import in_turns
 from tests.report.rows import ATTENTION, EVIL, MACHINE, attention_rows, model_rows, warmup_rows
 from tests.shown import CHARTS, SECTIONS, VERDICTS
 
@@ -21,7 +22,16 @@ from tests.shown import CHARTS, SECTIONS, VERDICTS
 @pytest.fixture
 def store(tmp_path):
     with Store(tmp_path / "results.sqlite") as opened:
-        opened.add(Run("attention", MACHINE, rows=ATTENTION, run_id="attention-1", label=EVIL, process="h:1:1"))
+        opened.add(
+            Run(
+                "attention",
+                MACHINE,
+                rows=in_turns("attention", ATTENTION),
+                run_id="attention-1",
+                label=EVIL,
+                process="h:1:1",
+            )
+        )
         opened.add(Run("model", MACHINE, rows=model_rows(), run_id="model-1"))
         opened.add(Run("warmup", MACHINE, rows=warmup_rows(), run_id="warmup-1"))
         yield opened
@@ -36,7 +46,7 @@ def test_the_attention_table_has_a_line_per_case_and_its_speed_up(rows):
     table = attention_tables.attention_table(rows).set_index(["name", "seq_len"])
     assert len(table) == 7
     line = table.loc[("window 64", 1024)]
-    assert line.speed_up == pytest.approx(2) and line.baseline == "dense (flash)"
+    assert line.speed_up == pytest.approx(2) and line.speed_up_baseline == "dense (flash)"
     assert (line.speed_up_low, line.speed_up_high) == pytest.approx((15.2 / 8.4, 16.8 / 7.6))
     assert line.bound == pytest.approx(0.6 / 0.2)
     assert table.loc[("dense (cudnn)", 256)].status == "unsupported"
@@ -44,7 +54,8 @@ def test_the_attention_table_has_a_line_per_case_and_its_speed_up(rows):
 
 def test_a_speed_up_above_its_bound_is_flagged(tmp_path):
     with Store(tmp_path / "x.sqlite") as other:
-        other.add(Run("attention", MACHINE, rows=attention_rows({("dense", 64): 100.0, ("window 8", 64): 10.0})))
+        rows = attention_rows({("dense", 64): 100.0, ("window 8", 64): 10.0})
+        other.add(Run("attention", MACHINE, rows=in_turns("attention", rows)))
         table = attention_tables.attention_table(other.measurements()).set_index("name")
     assert Flag.ABOVE_BOUND in table.loc["window 8", "flags"] and Flag.ABOVE_BOUND not in table.loc["dense", "flags"]
 
@@ -53,9 +64,13 @@ def test_the_bound_is_that_of_the_fastest_dense_kernel(tmp_path):
     """Tiles are skipped 3 to 1, so the faster of the two could gain 3 by skipping the same."""
     times = {("dense (tiles)", 64): 80.0, ("dense (flash)", 64): 120.0, ("window 8", 64): 30.0}
     with Store(tmp_path / "x.sqlite") as other:
-        other.add(Run("attention", MACHINE, rows=attention_rows(times)))
+        other.add(Run("attention", MACHINE, rows=in_turns("attention", attention_rows(times))))
         line = attention_tables.attention_table(other.measurements()).set_index("name").loc["window 8"]
-    assert (line.baseline, line.speed_up, line.bound) == ("dense (tiles)", pytest.approx(80 / 30), pytest.approx(3))
+    assert (line.speed_up_baseline, line.speed_up, line.bound) == (
+        "dense (tiles)",
+        pytest.approx(80 / 30),
+        pytest.approx(3),
+    )
     assert Flag.ABOVE_BOUND not in line["flags"]
 
 
@@ -74,7 +89,7 @@ def test_scaling_exponents_say_what_they_mean(rows):
 def test_the_warm_up_table_compares_with_five_steps(rows):
     table = warmup_view.warmup_table(rows).set_index("warmup_steps")
     assert table.loc[0].difference == pytest.approx(1.0) and table.loc[5].difference == 0
-    assert list(warmup_view.curve_table(rows).phase) == ["warm-up", "warm-up", "steady", "steady"]
+    assert list(warmup_view.curve_table(rows).phase) == ["warm-up", "warm-up", "steady", "steady"] * 5
 
 
 def test_verdicts_are_computed_from_the_rows(rows):
@@ -88,21 +103,22 @@ def test_verdicts_are_computed_from_the_rows(rows):
         and "the backward (25 ms)" in text
     )
     text = "\n".join(VERDICTS["warmup"](rows))
-    assert "2 warm-up steps are enough" in text and "the mean is +100% against that after 5" in text
+    assert "2 warm-up steps are enough" in text and "the mean is +100% [+100% … +100%] against that after 5" in text
 
 
 def test_sparse_that_wins_only_in_between_does_not_beat_dense(tmp_path):
     times = {("dense", n): ms for n, ms in ((64, 10.0), (128, 10.0), (256, 10.0))}
     times |= {("window 8", n): ms for n, ms in ((64, 20.0), (128, 5.0), (256, 20.0))}
     with Store(tmp_path / "x.sqlite") as other:
-        other.add(Run("attention", MACHINE, rows=attention_rows(times)))
+        other.add(Run("attention", MACHINE, rows=in_turns("attention", attention_rows(times))))
         text = "\n".join(VERDICTS["attention"](other.measurements()))
     assert "faster than dense at 128 tokens" in text and "dense is faster at 64 and 256 tokens" in text
 
 
 def test_overlapping_intervals_are_not_told_apart(tmp_path):
     with Store(tmp_path / "x.sqlite") as other:
-        other.add(Run("attention", MACHINE, rows=attention_rows({("dense", 64): 10.0, ("window 8", 64): 9.8})))
+        rows = attention_rows({("dense", 64): 10.0, ("window 8", 64): 9.8})
+        other.add(Run("attention", MACHINE, rows=in_turns("attention", rows)))
         text = "\n".join(VERDICTS["attention"](other.measurements()))
     assert "No clear difference between sparse and dense attention at 64 tokens" in text
 

@@ -39,8 +39,8 @@ def test_communication_takes_no_negative_share_of_a_step(say, exposed, said):
 
 @pytest.mark.parametrize(("one_rank_ms", "told"), [(30, True), (15, False)])
 def test_an_efficiency_above_perfect_scaling_is_explained(say, one_rank_ms, told):
-    alone = decode_case({"fused": ((one_rank_ms - 1, one_rank_ms, one_rank_ms + 1), 0, COMPUTING)}, world=1)
-    line = say("distributed", [alone, decode_case({"fused": ((9, 10, 11), 1, COMPUTING)}, world=2)])[0]
+    alone = (one_rank_ms - 1, one_rank_ms, one_rank_ms + 1)
+    line = say("distributed", [decode_case({"fused": ((9, 10, 11), 1, COMPUTING)}, world=2, alone=alone)])[0]
     assert ("more than 100% where a rank's part fits its cache" in line) == told
 
 

@@ -113,7 +113,7 @@ def test_modes_and_types_are_told_in_the_order_in_which_they_were_measured(say):
             [interval("latency", *ends, scope="forward")],
         )
         for dtype in ("float32", "bfloat16")
-        for name, ends in (("dense", (1, 2, 3)), ("window", (7, 8, 9)))
+        for name, ends in (("dense", (1, 2, 3)), ("dense (math)", (7, 8, 9)))
     ]
     told = [line.split(":")[0] for line in say("attention", cases) if "fastest" in line]
     assert told == ["Causal, batch 3, float32", "Causal, batch 3, bfloat16"]

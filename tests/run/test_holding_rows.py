@@ -11,6 +11,7 @@ from nanolib.experiments.model.model_cases import GenerationCase, ModelCase
 from nanolib.measurement import Held, Status
 from nanolib.meters import memory
 from nanolib.run import holding_rows as rows_of
+from nanolib.run.workload import timed_alone
 from tests.experiments.own import LLAMA, TINY
 
 PARAMS = model.Params(budget_s=0.01, rel_ci=0.5, device="cpu")
@@ -22,7 +23,7 @@ def _case(preset="decoder_tiny", overrides=TINY, mode="training", optimisation="
 
 
 def _memory(case):
-    found = [row for row in case.measure(PARAMS, {}) if row.metric in ("peak_memory", "memory_part")]
+    found = [row for row in timed_alone(case.measure(PARAMS, {})) if row.metric in ("peak_memory", "memory_part")]
     return {row.scope: row for row in found if row.metric == "peak_memory"}, [
         r for r in found if r.metric != "peak_memory"
     ]

@@ -237,7 +237,8 @@ def test_an_outcome_that_cannot_be_stored_is_an_error_row(store):
     run_id = store.add(Run("sample", {"machine_id": "m"}))
     case = sample.SampleCase("cpu", "ok")
     rows = [exact("flops", 1.0), exact("flops", 2.0)]  # twice the same key
-    sweep.store_outcome(store, run_id, case, Outcome(rows, seconds=2.5, details={"rank": 1}), 2)
+    found = {case.case_id: Outcome(rows, seconds=2.5, details={"rank": 1})}
+    sweep.store_outcomes(store, run_id, [case], found, {case.case_id: 2})
     (row,) = store.measurements().to_dict("records")
     assert (row["metric"], row["status"], row["estimate"]) == ("case_time", "error", 2.5)
     assert row["message"].startswith("its rows cannot be stored: UNIQUE")
@@ -261,7 +262,7 @@ def test_what_stops_a_run_is_written_into_it(store, monkeypatch):
     params = sample.Params(behaviours=["ok"])
     with pytest.raises(Cancelled):
         sweep.measure(sample, params, store=store, progress=False, stop=stop)
-    monkeypatch.setattr(sweep, "store_outcome", lambda *_: 1 / 0)
+    monkeypatch.setattr(sweep, "store_outcomes", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         _measure(store, "ok")
     assert list(zip(store.runs().status, store.runs().message, strict=True)) == [

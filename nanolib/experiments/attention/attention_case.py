@@ -17,7 +17,7 @@ from nanolib.models.attention.block_mask import BlockMask
 from nanolib.models.attention.choice import CHOOSERS
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.sparse import build_mask, choose_mask
-from nanolib.run.case import Case, Plan
+from nanolib.run.case import Case, Measuring, Plan
 from nanolib.run.ceilings import rate_rows, roofline_ms
 from nanolib.run.workload import (
     UNCOUNTED,
@@ -166,8 +166,24 @@ class AttentionCase(Case):
             return str(error)
         return ""
 
-    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
-        """Its work, latency, rates, memory and error."""
+    @property
+    def group(self) -> str:
+        """See `Case.group`: all kinds on one shape."""
+        shape = (self.seq_len, self.batch_size, self.dtype, self.num_heads, self.num_kv_heads, self.head_dim)
+        return " ".join(map(str, (self.device, *shape, self.causal, self.backward)))
+
+    @property
+    def title(self) -> str:
+        """See `Case.title`."""
+        return self.name
+
+    @property
+    def is_baseline(self) -> bool:
+        """See `Case.is_baseline`: every dense kernel."""
+        return not self.masked
+
+    def measure(self, params: Any, ceilings: dict[str, float]) -> Measuring:
+        """Its work, memory and error, and in turns with the other kinds on its shape its latency, with its rates."""
         predicted = self.predict(ceilings)
         q, k, v = self.inputs(params.seed)
         workloads = {work.scope: work for work in self.workloads(q, k, v)}
@@ -199,7 +215,14 @@ class AttentionCase(Case):
         if not self.compiled and self.attention_type != "flash_attn":
             yield exact("flops", count_flops(forward), scope="forward", method="flop_counter", predicted=flops)
         yield exact("bytes", self.moved, scope="forward")
-        latency = measure(forward, scope="forward", predicted=predicted.get("latency"), **timing)
+        for each in workloads.values():
+            counted = not self.compiled or self.device.startswith("cuda")
+            trace(each, self, params)
+            yield from memory_rows(each, self.device, self.plan(), counted)
+        for x in (q, k, v):
+            x.requires_grad_(False)
+        timed = yield params.timed(self.device, {"forward": forward})
+        latency = replace(timed["forward"], predicted=predicted.get("latency"))
         yield latency
         if self.compiled:
             yield compile_row(first_ms, latency.estimate)
@@ -208,10 +231,6 @@ class AttentionCase(Case):
             yield measure(forward, scope="forward, cold", cold=True, predicted=predicted.get("latency"), **timing)
         if self.backward:
             yield from self._measure_backward(params, (q, k, v), flops, ceilings)
-        for each in workloads.values():
-            counted = not self.compiled or self.device.startswith("cuda")
-            trace(each, self, params)
-            yield from memory_rows(each, self.device, self.plan(), counted)
 
     def _sparsity(self, work: attention.Work, mask: BlockMask | None) -> Iterator[Measurement]:
         """What the mask removes, beside what was asked for; flagged where that is nothing."""
@@ -231,9 +250,9 @@ class AttentionCase(Case):
         tile = lowering.kernel_tile(self.device, asked)
         return "" if tile == asked else f"of tiles of {asked}; this kernel skips whole tiles of {tile}, so fewer"
 
-    def _measure_backward(
-        self, params: Any, inputs: tuple, flops: int, ceilings: dict[str, float]
-    ) -> Iterator[Measurement]:
+    def _measure_backward(self, params: Any, inputs: tuple, flops: int, ceilings: dict[str, float]) -> Measuring:
+        if self.compiled:
+            lowering.allow_repeated_backward()
         for x in inputs:
             x.requires_grad_()
         out = attention.attend(self.attention_type, *inputs, causal=self.causal, options=self.options)
@@ -247,9 +266,8 @@ class AttentionCase(Case):
         yield exact("flops", work, scope="backward")
         moved = 2 * sum(x.nbytes for x in inputs) + 2 * out.nbytes  # read q, k, v, out, dout; write dq, dk, dv
         yield exact("bytes", moved, scope="backward")
-        predicted = roofline_ms(work, moved, self.dtype, ceilings)
-        with lowering.repeatable_backward():
-            latency = measure(backward, scope="backward", predicted=predicted, **params.timing(self.device))
+        timed = yield params.timed(self.device, {"backward": backward})
+        latency = replace(timed["backward"], predicted=roofline_ms(work, moved, self.dtype, ceilings))
         yield latency
         yield from rate_rows(latency, work, self.dtype, ceilings)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +15,9 @@ from nanolib.experiments.distributed.rank_rows import (
     bytes_rows,
     latency_row,
     part_rows,
-    ratio_row,
+    rounds_of,
     slowest,
+    speed_up_rows,
     traffic_words,
 )
 from nanolib.measurement import Flag, Measurement, Provenance, Status, exact
@@ -27,13 +29,14 @@ from nanolib.models.attention.layout import Layout
 from nanolib.models.attention.ranks import NO_TIMER
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.traffic import Traffic, decode_traffic
-from nanolib.models.attention.tree import tree_attention_decode
+from nanolib.models.attention.tree import attend_alone, tree_attention_decode
 from nanolib.run.case import Plan
 from nanolib.run.ranks.ranks import RanksCase, asked_case, measure_on_ranks
+from nanolib.run.workload import shortage
 from nanolib.stats.intervals import TooFewSamples
 from nanolib.stats.scaling import LinkCost, link_cost
 
-BASE_FORM = "three_allreduce"
+ONE_RANK = "one rank"  # attends to the whole sequence while the others wait
 _CHECKED_ELEMENTS = 2**25  # keys and values of the whole sequence, up to which one rank compares with float64
 
 
@@ -90,17 +93,29 @@ class DecodeCase(RanksCase):
         sent = {form: self.traffic(form) for form in self.forms}
         return {"shard": f"{self.shard_bytes / MIB:.4g} MiB"} | traffic_words(sent)
 
+    @property
+    def _fits_one_rank(self) -> bool:
+        """Whether the first rank can hold the whole sequence beside its share."""
+        whole = dataclasses.replace(self, world_size=1, nodes=1).shard_bytes
+        shares = self.shard_bytes * self.sharing
+        return not shortage(Plan({"decode": shares + whole}), self.device)
+
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
-        """All rows of a case: the forms' times and ratios, their parts, bytes, errors, and the cost model."""
-        answers, flags = measure_on_ranks(rank, self, params, private_network=params.private_network)
+        """All rows of a case: the forms' times and speed-ups, their parts, bytes, errors, and the cost model."""
+        asked = {"alone": self.world_size > 1 and self._fits_one_rank}
+        answers, flags = measure_on_ranks(rank, self, params, private_network=params.private_network, more=asked)
+        rounds = rounds_of(answers)
         link = None
         if self.world_size > 1:
             link, rows = link_rows(answers, self.world_size, flags)
             yield from rows
+        if asked["alone"]:
+            yield latency_row([answers[0]["blocks"][ONE_RANK]], ONE_RANK, flags, threads=self.threads)
         for form in self.forms:
             traffic = self.traffic(form)
             blocks = [answer["blocks"][form] for answer in answers]
             yield latency_row(blocks, form, flags, threads=self.threads)
+            yield from speed_up_rows(rounds, form, answers[0]["blocks"], flags)
             yield exact("rounds", traffic.rounds, scope=form)
             yield from bytes_rows(form, traffic.sent, answers[0]["bytes"].get(form), flags)
             modelled = 1e3 * link.seconds(traffic.hops, max(traffic.sent)) if link else None
@@ -110,12 +125,6 @@ class DecodeCase(RanksCase):
             if link:
                 compute = next(row.estimate for row in rows if row.scope == f"{form}: compute")
                 yield from _extrapolated(self, form, compute, link, params.model_world_sizes, flags)
-            if form != BASE_FORM and BASE_FORM in self.forms and self.world_size > 1:
-                against = ratio_row(
-                    [a["blocks"][BASE_FORM] for a in answers], blocks, f"{form} over {BASE_FORM}", flags
-                )
-                if against:
-                    yield against
             error = max((answer["errors"][form] for answer in answers if form in answer["errors"]), default=None)
             if error is not None:
                 yield Measurement("relative_error", error, n=self.world_size, method="float64", scope=form)
@@ -189,6 +198,7 @@ def _extrapolated(
 
 def rank(asked: dict[str, Any]) -> dict[str, Any]:
     """What one rank measures; see the case's `measure`."""
+    alone = asked.pop("alone")
     case, seed, budget_s, device = asked_case(DecodeCase, asked)
     me = dist.get_rank()
     links = time_collectives(budget_s, device=device, seed=seed) if case.world_size > 1 else []
@@ -204,14 +214,21 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
         errors = {}
         elements = 2 * case.batch_size * case.num_kv_heads * case.seq_len * case.head_dim
         if elements <= _CHECKED_ELEMENTS:
-            parts = [_inputs(case, other, seed, device) for other in range(case.world_size)]
-            whole = [torch.cat([part[at] for part in parts], dim=2) for at in (1, 2)]
+            whole = _whole(case, seed, device)
             reference = masked_attention(q, *whole, causal_mask(case.q_len, case.seq_len, device))
             errors = {form: relative_error(call(), reference) for form, call in calls.items()}
+        whole = _whole(case, seed, device) if alone and me == 0 else None
+
+        def one_rank() -> torch.Tensor | None:
+            return None if whole is None else attend_alone(q, *whole)
+
         counted = {form: count_bytes(call) for form, call in calls.items()} if case.world_size > 1 else {}
+        timed = calls | ({ONE_RANK: one_rank} if alone else {})
+        blocks = time_together(timed, budget_s, device=device, seed=seed)
         return {
             "links": links,
-            "blocks": time_together(calls, budget_s, device=device, seed=seed),
+            "blocks": blocks.ms,
+            "busy": blocks.is_busy,
             "parts": parts_together(calls, budget_s, device=device),
             "errors": errors,
             "bytes": counted,
@@ -231,3 +248,9 @@ def _inputs(case: DecodeCase, me: int, seed: int, device: torch.device) -> tuple
     q = random(0, case.batch_size, case.num_heads, case.q_len, case.head_dim)
     shape = (case.batch_size, case.num_kv_heads, length, case.head_dim)
     return q, random(2 * me + 1, *shape), random(2 * me + 2, *shape)
+
+
+def _whole(case: DecodeCase, seed: int, device: torch.device) -> list[torch.Tensor]:
+    """Keys and values of the whole sequence."""
+    parts = [_inputs(case, rank, seed, device) for rank in range(case.world_size)]
+    return [torch.cat([part[at] for part in parts], dim=2) for at in (1, 2)]

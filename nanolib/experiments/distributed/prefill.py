@@ -11,7 +11,14 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
-from nanolib.experiments.distributed.rank_rows import bytes_rows, latency_row, part_rows, ratio_row, traffic_words
+from nanolib.experiments.distributed.rank_rows import (
+    bytes_rows,
+    latency_row,
+    part_rows,
+    rounds_of,
+    speed_up_rows,
+    traffic_words,
+)
 from nanolib.measurement import Measurement, Provenance, exact
 from nanolib.meters.links import count_bytes
 from nanolib.meters.memory import MIB, peak_memory
@@ -123,8 +130,8 @@ class PrefillCase(RanksCase):
         """All rows of a case: times, parts, bytes, errors, and memory beside its plan."""
         plan = self.rank_plan()
         answers, flags = measure_on_ranks(rank, self, params, private_network=params.private_network)
+        rounds = rounds_of(answers)
         for scope in self.scopes:
-            form = scope.split()[0]
             blocks = [answer["blocks"][scope] for answer in answers]
             yield latency_row(blocks, scope, flags, threads=self.threads)
             peak = max(answer["peaks"][scope] for answer in answers)
@@ -135,11 +142,8 @@ class PrefillCase(RanksCase):
                 method=f"{answers[0]['peak method']}, largest rank",
                 predicted=plan.peaks[scope] / MIB if scope in plan.peaks else None,
             )
-            ring = f"{RING} {scope.split()[1]}"
-            if form == ZIGZAG and ring in self.scopes:
-                against = ratio_row([a["blocks"][ring] for a in answers], blocks, f"{scope} over {RING}", flags)
-                if against:
-                    yield against
+            alike = [other for other in self.scopes if other.split()[1] == scope.split()[1]]
+            yield from speed_up_rows(rounds, scope, alike, flags)
         for form in self.prefill_forms:
             if form in answers[0]["parts"]:
                 yield from part_rows([answer["parts"][form] for answer in answers], form, flags, None)
@@ -270,7 +274,7 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
                 counted[form] = count_bytes(mine[f"{form} forward"], calls=2)
         blocks = time_together(calls, budget_s, device=device, seed=seed)
         parts = parts_together(timed, budget_s, device=device)
-    told = {"blocks": blocks, "parts": parts, "errors": errors, "bytes": counted}
+    told = {"blocks": blocks.ms, "busy": blocks.is_busy, "parts": parts, "errors": errors, "bytes": counted}
     return told | {"peaks": peaks, "peak method": peak.method}
 
 

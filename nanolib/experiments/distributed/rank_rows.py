@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,8 @@ import numpy as np
 from nanolib.measurement import Flag, Measurement, exact
 from nanolib.meters.time.latency import summarise
 from nanolib.meters.time.timer import KINDS
+from nanolib.meters.time.turns import Round, speed_up_row
 from nanolib.models.attention.traffic import Traffic
-from nanolib.stats.compare import compare_paired
 from nanolib.stats.intervals import Interval, TooFewSamples, mean_interval, median_interval, range_confidence
 
 Parts = Sequence[Sequence[dict[str, float]]]  # [ranks][runs]: block → ms
@@ -36,18 +37,24 @@ def latency_row(ranks: Sequence[Sequence[float]], scope: str, flags: tuple[Flag,
     return Measurement.from_dict(row.to_dict() | {"flags": [*row.flags, *flags]})
 
 
-def ratio_row(ranks_a: Any, ranks_b: Any, scope: str, flags: tuple[Flag, ...]) -> Measurement | None:
-    """B over A from interleaved blocks; None where there are too few."""
-    try:
-        verdict = compare_paired(slowest(ranks_a), slowest(ranks_b))
-    except TooFewSamples:
-        return None
-    low, ratio, high = verdict.interval
-    details = {"verdict": verdict.kind, "p": verdict.p, "minimum_detectable_effect": verdict.minimum_detectable_effect}
-    blocks = len(ranks_a[0])
-    return Measurement(
-        "ratio", ratio, low, high, 0.95, blocks, method="paired", scope=scope, flags=flags, details=details
-    )
+def rounds_of(answers: Sequence[Mapping[str, Any]]) -> list[Round]:
+    """The rounds of a launch, from each rank's `blocks` and `busy`: a call takes as long as on its slowest rank."""
+    longest = {name: slowest([answer["blocks"][name] for answer in answers]) for name in answers[0]["blocks"]}
+    busy = np.any([answer["busy"] for answer in answers], axis=0)
+    return [
+        Round({name: series[at : at + 1] for name, series in longest.items()}, bool(is_busy))
+        for at, is_busy in enumerate(busy)
+    ]
+
+
+def speed_up_rows(
+    rounds: Sequence[Round], name: str, others: Iterable[str], flags: tuple[Flag, ...]
+) -> Iterator[Measurement]:
+    """How many times as fast a call is as each of the others of its rounds; nothing where these are too few."""
+    for other in others:
+        row = speed_up_row(rounds, name, other, scope=f"{name} over {other}") if other != name else None
+        if row is not None:
+            yield replace(row, flags=(*row.flags, *flags))
 
 
 def part_rows(ranks: Parts, form: str, flags: tuple[Flag, ...], predicted_ms: float | None) -> Iterator[Measurement]:

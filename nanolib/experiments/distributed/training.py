@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from nanolib.config import NanoConfig
-from nanolib.experiments.distributed.rank_rows import latency_row, slowest
+from nanolib.experiments.distributed.rank_rows import latency_row, rounds_of, slowest, speed_up_rows
 from nanolib.experiments.model.model_cases import ModelCase
 from nanolib.experiments.model.steps import Training
 from nanolib.measurement import Measurement, exact
@@ -84,6 +84,7 @@ class ShardedTrainingCase(RanksCase):
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """Step time, throughput, bytes by formula, and what of the communication computing does not hide."""
         answers, flags = measure_on_ranks(rank, self, params)
+        rounds = rounds_of(answers)
         each = slowest([answer["blocks"][LOCAL] for answer in answers])
         for strategy in (ALONE, LOCAL, *self.strategies):
             tokens = self.batch_size * self.seq_len * (1 if strategy == ALONE else self.world_size)
@@ -103,6 +104,7 @@ class ShardedTrainingCase(RanksCase):
             )
             if strategy in (ALONE, LOCAL) or self.world_size == 1:
                 continue
+            yield from speed_up_rows(rounds, strategy, [ALONE], flags)
             yield exact("wire_bytes", self.sent(strategy), scope=strategy)
             yield exact("footprint", answers[0]["weights"][strategy] / MIB, scope=strategy, method="live_tensor_bytes")
             extra = slowest(blocks) - each
@@ -132,7 +134,8 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
         weights[strategy] = sum(local(p).untyped_storage().nbytes() for p in model.parameters())
     first = dist.get_rank() == 0
     steps[ALONE] = lambda: steps[LOCAL]() if first else None
-    return {"blocks": time_together(steps, budget_s, device=device, seed=seed), "weights": weights}
+    blocks = time_together(steps, budget_s, device=device, seed=seed)
+    return {"blocks": blocks.ms, "busy": blocks.is_busy, "weights": weights}
 
 
 def wrap(strategy: str, model: nn.Module) -> nn.Module:

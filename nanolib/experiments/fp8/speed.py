@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +17,8 @@ from nanolib.experiments.model.steps import Inferring, Training, held
 from nanolib.measurement import Measurement, exact
 from nanolib.meters.ceilings import rate, tf32_products
 from nanolib.meters.memory import MIB, peak_memory
-from nanolib.meters.time.latency import measure
 from nanolib.models import fp8
-from nanolib.run.case import Case, Plan
+from nanolib.run.case import Case, Measuring, Plan
 from nanolib.run.ceilings import no_product, rate_rows
 from nanolib.run.workload import Workload, first_call_ms, trace
 
@@ -85,7 +85,23 @@ class SpeedCase(Case):
             found |= {"converted_share": round(row.estimate, 4), "amdahl_bound": round(row.details["amdahl_bound"], 4)}
         return found
 
-    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
+    @property
+    def group(self) -> str:
+        """See `Case.group`: all precisions of one model and mode."""
+        model = (self.device, self.preset, json.dumps(self.overrides, sort_keys=True), self.mode, self.compiled)
+        return " ".join(map(str, (*model, self.seq_len, self.batch_size)))
+
+    @property
+    def title(self) -> str:
+        """See `Case.title`."""
+        return self.precision
+
+    @property
+    def is_baseline(self) -> bool:
+        """See `Case.is_baseline`."""
+        return self.precision == "bfloat16"
+
+    def measure(self, params: Any, ceilings: dict[str, float]) -> Measuring:
         """Time, rates, memory by what holds it, and for 8 bits which layers were converted and what Amdahl's law allows."""
         model = self.model_case.build(params.seed)
         if self.recipe:
@@ -93,22 +109,31 @@ class SpeedCase(Case):
             yield self.converted_share(model)
         ids = text_batch(self, params.corpus, params.seed)
         optimisation = "compile" if self.compiled else "eager"
-        with tf32_products(self.precision == "tf32"):
-            forward = self.mode == "forward"
-            step = Inferring(model, ids[:, :-1], optimisation) if forward else Training(model, ids, optimisation, 1e-4)
-            work = next(step.workloads())
-            first_call_ms(work.call)
-            latency = measure(work.call, scope=self.mode, **params.timing(self.device))
-            flops = int(self.model_case.work)
-            yield dataclasses.replace(
-                latency, details={**latency.details, "parameters": self.model_case.parameter_count}
-            )
-            yield exact("flops", flops, scope=self.mode)
-            # of another type's ceiling a share would say nothing
-            yield from rate_rows(latency, flops, product_of(self.precision), ceilings)
-            yield rate("tokens_per_second", self.batch_size * self.seq_len, latency)
-            trace(work, self, params)
-            yield from self._memory(model, ids, work)
+        forward = self.mode == "forward"
+        step = Inferring(model, ids[:, :-1], optimisation) if forward else Training(model, ids, optimisation, 1e-4)
+        work = next(step.workloads())
+        call = self._in_precision(work.call)
+        first_call_ms(call)
+        timed = yield params.timed(self.device, {self.mode: call})
+        latency, flops = timed[self.mode], int(self.model_case.work)
+        yield dataclasses.replace(latency, details={**latency.details, "parameters": self.model_case.parameter_count})
+        yield exact("flops", flops, scope=self.mode)
+        # of another type's ceiling a share would say nothing
+        yield from rate_rows(latency, flops, product_of(self.precision), ceilings)
+        yield rate("tokens_per_second", self.batch_size * self.seq_len, latency)
+        trace(dataclasses.replace(work, call=call), self, params)
+        yield from self._memory(model, ids, work)
+
+    def _in_precision(self, call: Callable[[], object]) -> Callable[[], object]:
+        """The call with products in TF32 where that is the precision: a setting of the process, in which others are timed too."""
+        if self.precision != "tf32":
+            return call
+
+        def with_tf32() -> object:
+            with tf32_products(True):
+                return call()
+
+        return with_tf32
 
     def converted_share(self, model: nn.Module) -> Measurement:
         """The share of the model's FLOPs that is in 8 bits, the layers and the bound in its details."""
@@ -163,15 +188,32 @@ class ShapeCase(Case):
         """Both operands in bf16 and their product."""
         return Plan({"product": 2 * (self.m * self.k + self.k * self.n + self.m * self.n)})
 
-    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
+    @property
+    def group(self) -> str:
+        """See `Case.group`: both precisions of one product."""
+        return f"{self.device} product {self.m} {self.k} {self.n}"
+
+    @property
+    def title(self) -> str:
+        """See `Case.title`."""
+        return self.precision
+
+    @property
+    def is_baseline(self) -> bool:
+        """See `Case.is_baseline`."""
+        return self.precision == "bfloat16"
+
+    def measure(self, params: Any, ceilings: dict[str, float]) -> Measuring:
         """Time one product; in 8 bits with and without the cast of the left operand, the weight being cast already."""
         generator = torch.Generator().manual_seed(params.seed)
         a, b = (torch.randn(*shape, generator=generator) for shape in ((self.m, self.k), (self.n, self.k)))
         a, b = a.to(self.device, torch.bfloat16), b.to(self.device, torch.bfloat16)
-        timing = params.timing(self.device)
         if self.precision == "bfloat16":
-            yield measure(lambda: a @ b.t(), scope="product", **timing)
-            trace(Workload("product", lambda: a @ b.t(), tuple), self, params)
+            work = Workload("product", lambda: a @ b.t(), tuple)
+            timed = yield params.timed(self.device, {"product": work.call})
+            yield timed["product"]
+            yield params.timed(self.device, {"product_with_cast": work.call})  # once more, beside the other's
+            trace(work, self, params)
             return
         cast = fp8.Cast()
         q_a, q_b = fp8.quantise(a, cast), fp8.quantise(b, cast)
@@ -189,8 +231,9 @@ class ShapeCase(Case):
         torch._dynamo.reset()  # it compiles a function for eight shapes in all
         compiled = torch.compile(with_cast, dynamic=False, fullgraph=True)
         first_call_ms(compiled)
-        yield measure(product, scope="product", **timing)
-        yield measure(compiled, scope="product_with_cast", **timing)
+        for scope, call in (("product", product), ("product_with_cast", compiled)):
+            timed = yield params.timed(self.device, {scope: call})
+            yield timed[scope]
         trace(Workload("product", product, tuple), self, params)
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from nanolib.config import PRESETS, NanoConfig
 from nanolib.experiments.model.counted import count_by_running, counted
 from nanolib.experiments.model.steps import Generating, Inferring, Step, Training
-from nanolib.measurement import Measurement, exact
+from nanolib.measurement import exact
 from nanolib.meters.flops import BACKWARD_FACTOR, model_flops
 from nanolib.meters.holders import Holding
 from nanolib.meters.memory import MIB, fake_tensors
@@ -23,7 +23,7 @@ from nanolib.models import attention, create_model, text
 from nanolib.models.optimise import first_half, is_compiled
 from nanolib.models.optimise import unsupported as unsupported_on
 from nanolib.models.user import build_model, hugging_face_config, missing, runs_code
-from nanolib.run.case import Case, Plan
+from nanolib.run.case import Case, Measuring, Plan
 from nanolib.run.ceilings import roofline_ms
 from nanolib.run.holding_rows import holding_rows, unattributed_rows
 from nanolib.run.own_model import context_length
@@ -297,8 +297,24 @@ class ModelCase(ShapedCase):
             return Inferring(model, ids[:, :-1], self.optimisation)
         return Training(model, ids, self.optimisation, learning_rate, optimizer)
 
-    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
-        """Its size, times, rates and memory."""
+    @property
+    def group(self) -> str:
+        """See `Case.group`: all optimisations and types of one model, shape and mode."""
+        model = (self.device, self.preset, json.dumps(self.overrides, sort_keys=True), self.attention_type)
+        return " ".join(map(str, (*model, self.seq_len, self.batch_size, self.mode)))
+
+    @property
+    def title(self) -> str:
+        """See `Case.title`."""
+        return f"{self.optimisation} {self.dtype}"
+
+    @property
+    def is_baseline(self) -> bool:
+        """See `Case.is_baseline`: each type as it is."""
+        return self.optimisation == "eager"
+
+    def measure(self, params: Any, ceilings: dict[str, float]) -> Measuring:
+        """Its size, memory and rates, and in turns with others of its group its times."""
         predicted = self.known(ceilings)
         model = self.build(params.seed)
         weights = tuple(model.parameters())

@@ -11,7 +11,6 @@ from torch import nn
 
 from nanolib.config import NanoConfig
 from nanolib.measurement import Held, Measurement, Status, Unsupported, exact
-from nanolib.meters import measure, measure_phases
 from nanolib.meters.ceilings import rate
 from nanolib.meters.flops import count_flops
 from nanolib.models import create_model
@@ -21,7 +20,7 @@ from nanolib.models.onednn_linear import with_onednn
 from nanolib.models.optimise import is_compiled, optimise
 from nanolib.models.transformer import WITHOUT_LOSS, next_token_loss
 from nanolib.models.user import logits_of, predicts_tokens
-from nanolib.run.case import Case, Plan
+from nanolib.run.case import Case, Measuring, Plan
 from nanolib.run.ceilings import rate_rows
 from nanolib.run.workload import Workload, compile_row, first_call_ms, planned_by_depth
 
@@ -35,9 +34,7 @@ class Step(Protocol):
         """Its calls, each with what is there before it."""
         ...
 
-    def measure(
-        self, case: Any, params: Any, predicted: dict[str, Any], ceilings: dict[str, float]
-    ) -> Iterator[Measurement]:
+    def measure(self, case: Any, params: Any, predicted: dict[str, Any], ceilings: dict[str, float]) -> Measuring:
         """Its work, times and rates.
 
         Args:
@@ -89,9 +86,7 @@ class Inferring:
         message = f"the model returns {type(found).__name__}: how far that is from eager's is known of logits alone"
         return Measurement("relative_error", scope="against_eager", status=Status.UNSUPPORTED, message=message)
 
-    def measure(
-        self, case: Any, params: Any, predicted: dict[str, Any], ceilings: dict[str, float]
-    ) -> Iterator[Measurement]:
+    def measure(self, case: Any, params: Any, predicted: dict[str, Any], ceilings: dict[str, float]) -> Measuring:
         """Work, latency, rates, and how far the result lies from the eager one."""
         flops = int(predicted["flops"])
         first_ms = first_call_ms(self.forward)
@@ -100,9 +95,8 @@ class Inferring:
         counted = {} if case.own else {"predicted": flops}
         yield exact("flops", count_flops(self.eager), scope="inference", method="flop_counter", **counted)
         yield exact("bytes", predicted["bytes"], scope="inference")
-        latency = measure(
-            self.forward, scope="inference", predicted=predicted.get("latency"), **params.timing(case.device)
-        )
+        timed = yield params.timed(case.device, {"inference": self.forward})
+        latency = dataclasses.replace(timed["inference"], predicted=predicted.get("latency"))
         yield latency
         yield from rate_rows(latency, flops, case.dtype, ceilings)
         yield rate("tokens_per_second", self.ids.numel(), latency)
@@ -229,9 +223,7 @@ class Training:
             self.model.checkpointing = checkpointing
         return relative_error(found, eager)
 
-    def measure(
-        self, case: Any, params: Any, predicted: dict[str, Any], ceilings: dict[str, float]
-    ) -> Iterator[Measurement]:
+    def measure(self, case: Any, params: Any, predicted: dict[str, Any], ceilings: dict[str, float]) -> Measuring:
         """Work, the times of its phases, rates, and how far the gradient lies from the eager one."""
         flops = int(predicted["flops"])
         yield exact("flops", flops, scope="training_step")
@@ -241,10 +233,9 @@ class Training:
             if is_compiled(case.optimisation):
                 yield compile_row(first_ms, later_ms)
             yield exact("relative_error", self.difference(), scope="against_eager", method="gradient")
-        timings = measure_phases(self.phases, **params.timing(case.device))
-        total = timings.pop("total")
-        yield from timings.values()
-        total = dataclasses.replace(total, scope="training_step", predicted=predicted.get("latency"))
+        timed = yield params.timed(case.device, self.phases, total="training_step")
+        total = dataclasses.replace(timed.pop("training_step"), predicted=predicted.get("latency"))
+        yield from timed.values()
         yield total
         yield from rate_rows(total, flops, case.dtype, ceilings)
         yield rate("tokens_per_second", self.ids[:, :-1].numel(), total)
@@ -313,21 +304,18 @@ class Generating:
             return relative_error(*caches)
         return relative_error(logits_of(self._used)(prompt), logits_of(self.model)(prompt))
 
-    def measure(
-        self, case: Any, params: Any, predicted: dict[str, Any], ceilings: dict[str, float]
-    ) -> Iterator[Measurement]:
+    def measure(self, case: Any, params: Any, predicted: dict[str, Any], ceilings: dict[str, float]) -> Measuring:
         """Time to the first token (the prompt read), then time per token over the cache that grows and starts over."""
         if case.optimisation != "eager":  # by which every token's graph is captured before it is timed
             method = "cache" if self._captured else "logits"
             yield exact("relative_error", self.difference(), scope="against_eager", method=method)
-        first = measure(self.generation.prefill, scope="prefill", **params.timing(case.device))
-        yield first
-        yield rate("tokens_per_second", self.generation.prompt.numel(), first)
+        timed = yield params.timed(case.device, {"prefill": self.generation.prefill})
+        yield timed["prefill"]
+        yield rate("tokens_per_second", self.generation.prompt.numel(), timed["prefill"])
         yield exact("flops", int(predicted["flops"]), scope="decode", method="flop_counter" if case.own else "formula")
         yield exact("bytes", predicted["bytes"], scope="decode")
-        each = measure(
-            self.generation.decode, scope="decode", predicted=predicted.get("latency"), **params.timing(case.device)
-        )
+        timed = yield params.timed(case.device, {"decode": self.generation.decode})
+        each = dataclasses.replace(timed["decode"], predicted=predicted.get("latency"))
         yield each
         yield from rate_rows(each, predicted["flops"], case.dtype, ceilings)
         yield rate("tokens_per_second", case.batch_size, each)

@@ -1,8 +1,12 @@
-"""How many warm-up steps are enough here? Each setting in a fresh process, since in one process only the first is cold."""
+"""How many warm-up steps are enough here? Several fresh processes, since in one process only the first step is cold.
+
+Each process times every step from the very first. So each of them says what every setting would report, and a setting is compared
+with another within the same process.
+"""
 
 from __future__ import annotations
 
-import time
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
@@ -41,9 +45,10 @@ class Params(OwnModelParams):
         model_options: What that function, or that class's configuration, takes.
         seq_len: Tokens per sequence.
         batch_size: Sequences.
-        warmup_steps: Settings: how many steps run before timing starts.
-        steps: Timed steps.
-        curve_steps: Steps of the per-step curve, timed from the very first.
+        warmup_steps: Settings: how many steps run before those that count.
+        steps: Steps that count.
+        curve_steps: Steps of the per-step curve, from the very first.
+        processes: Fresh processes of each direction, launched in random order.
         directions: `forward`, `forward_backward`.
         isolation: Always `process`.
     """
@@ -61,7 +66,8 @@ class Params(OwnModelParams):
         [0, 5], min_length=1, max_length=64
     )
     steps: int = pydantic.Field(10, ge=6, le=100_000)
-    curve_steps: int = pydantic.Field(40, ge=20, le=100_000)
+    curve_steps: int = pydantic.Field(20, ge=20, le=100_000)
+    processes: int = pydantic.Field(5, ge=5, le=100)
     directions: list[Literal["forward", "forward_backward"]] = pydantic.Field(["forward"], min_length=1)
     isolation: Literal["process"] = "process"
 
@@ -80,22 +86,28 @@ class Params(OwnModelParams):
 
 @dataclass(frozen=True)
 class WarmupCase(Case):
-    """One setting in one fresh process; with `curve`, every step from the first is timed."""
+    """One fresh process, in which every step is timed from the first."""
 
-    interleaves: ClassVar[bool] = False  # every setting needs a fresh process of its own
+    interleaves: ClassVar[bool] = False  # a process is the unit here
 
     preset: str
     overrides: dict[str, Any]
     seq_len: int
     batch_size: int
     direction: str
-    warmup_steps: int
+    process: int
+    warmup_steps: tuple[int, ...]
     steps: int
-    curve: bool
+    curve_steps: int
+
+    @property
+    def timed_steps(self) -> int:
+        """As many as the curve, or the longest setting, needs."""
+        return max(self.curve_steps, max(self.warmup_steps) + self.steps)
 
     def __str__(self) -> str:
-        """Direction and setting."""
-        return f"{self.direction} " + (f"curve of {self.steps}" if self.curve else f"warmup={self.warmup_steps}")
+        """Direction and process."""
+        return f"{self.direction} process {self.process}"
 
     @property
     def runs_code(self) -> bool:
@@ -108,14 +120,14 @@ class WarmupCase(Case):
 
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
         """The steps that run: what a cold process costs is in no formula."""
-        return {"steps": self.warmup_steps + self.steps}
+        return {"steps": self.timed_steps}
 
     def plan(self) -> Plan:
         """None."""
         return Plan(reason="to plan it would warm the process that must be cold")
 
     def measure(self, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
-        """The latency of a step after `warmup_steps`; for the curve also how many steps are slower than the steady state."""
+        """The curve, how many of its steps are slower than the steady state, and what each setting would report."""
         if self.preset in PRESETS:
             config = NanoConfig.from_preset(self.preset, **self.overrides)
             model, vocabulary = create_model(config, self.device, seed=params.seed), config.vocab_size
@@ -137,34 +149,30 @@ class WarmupCase(Case):
 
         step = forward if self.direction == "forward" else forward_backward
         clock = clock_for(self.device)
-        start = time.perf_counter()
-        for _ in range(self.warmup_steps):
-            step()
-        warmup_s = time.perf_counter() - start
-        # every step is a block of its own here: the series from the first step on is the result
-        samples = [clock.time_block([step], 1, 1)[0][0] for _ in range(self.steps)]
-        details = {"warmup_s": warmup_s, "threads": torch.get_num_threads()}
-        if not self.curve:
-            yield _uncut(samples, self.direction, clock.method, details)
-            return
+        samples = [clock.time_block([step], 1, 1)[0][0] for _ in range(self.timed_steps)]
         trace(Workload(self.direction, step, tuple), self, params)
-        yield summarise(samples, scope=self.direction, method=clock.method, details=details)
-        yield _needed(samples, self.direction)
+        details = {"threads": torch.get_num_threads()}
+        curve = samples[: self.curve_steps]
+        yield summarise(curve, scope=self.direction, method=clock.method, details=details)
+        yield _needed(curve, self.direction)
+        for count in self.warmup_steps:
+            spent = details | {"warmup_s": sum(samples[:count]) / 1e3}
+            yield _uncut(samples[count : count + self.steps], f"{self.direction} after {count}", clock.method, spent)
 
 
 def cases(params: Params) -> list[Case]:
-    """For each direction every setting, then the curve."""
+    """For each direction its processes, all of them in random order."""
     device = resolve_device(params.device)
     ((preset, overrides),) = sources(params, [params.preset])
     shape = (device, preset, overrides, params.seq_len, params.batch_size)
-    return [
-        case
+    asked = (tuple(params.warmup_steps), params.steps, params.curve_steps)
+    found: list[Case] = [
+        WarmupCase(*shape, direction, process, *asked)
         for direction in params.directions
-        for case in (
-            *(WarmupCase(*shape, direction, count, params.steps, False) for count in params.warmup_steps),
-            WarmupCase(*shape, direction, 0, params.curve_steps, True),
-        )
+        for process in range(1, params.processes + 1)
     ]
+    random.Random(params.seed).shuffle(found)
+    return found
 
 
 def _uncut(samples: list[float], scope: str, method: str, details: dict[str, Any]) -> Measurement:

@@ -1,76 +1,103 @@
-"""Warm-up: the curve from the first step, what each setting would report, and how many steps are enough."""
+"""Warm-up: the curves from the first step, what each setting would report, and how many steps are enough."""
 
 from __future__ import annotations
 
 import altair as alt
 import pandas as pd
 
-from nanolib.measurement import format_number
+from nanolib.measurement import Flag
 from nanolib.report import overview
 from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.drawing import HEIGHT, WIDTH, coloured
 from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
+from nanolib.report.in_turns import ONE
 from nanolib.report.linking import links
 from nanolib.report.overview import cached, having, pick
-from nanolib.report.palette import FRAME, GUIDE, PALETTE
+from nanolib.report.palette import FRAME, PALETTE
 from nanolib.report.section import CaseTable, Section
-from nanolib.report.tables import Column, base, filled, known, titles
+from nanolib.report.tables import CASE, base, worst
 from nanolib.stats.steady import MOVED
 
-_WARMUP = (
-    Column("direction", "Direction"),
-    Column("warmup_steps", "Warm-up steps"),
-    Column("mean", "Mean, ms", "latency", detail="mean"),
-    Column("sd", "SD, ms", "latency", detail="sd"),
-    Column("cv", "CV", "latency", detail="cv"),
-    Column("median", "Median, ms [95 %]", "latency", interval=True),
-    Column("difference", "Mean against 5 steps"),
-    Column("status", "Status"),
-)
-WARMUP_COLUMNS = titles(_WARMUP)
+WARMUP_COLUMNS = {
+    "direction": "Direction",
+    "warmup_steps": "Warm-up steps",
+    "processes": "Fresh processes",
+    "mean": "Mean, ms [range]",
+    "sd": "SD, ms",
+    "cv": "CV",
+    "median": "Median, ms [range]",
+    "difference": "Mean over that after 5 steps, less 1 [range]",
+    "status": "Status",
+}
+_REFERENCE = 5  # steps, after which others are looked at
+_SETTING = ["run_id", "seq_len", "direction", "warmup_steps"]
+_FIGURES = ("mean", "sd", "cv", "median", "ratio")
 
 
 @cached("warmup")
 def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """One line per direction and warm-up setting.
+    """One line per direction and warm-up setting, of all its fresh processes.
 
     Returns:
-        Columns: `run_id`, `case_id`, `seq_len`,
-        `direction`, `warmup_steps`, `mean`, `sd`, `cv`, `median` with `_low` and `_high` (ms), `difference` of the
-        mean to that of warmup = 5 (a share; missing where 5 was not measured), `status`, `message`.
+        Columns: `run_id`, `seq_len`, `direction`, `warmup_steps`, `processes`; `mean`, `sd`, `cv`, `median` (ms; the median of the
+        processes, of `mean` and `median` with the range as `_low` and `_high`); `difference` of the mean to that after five steps
+        of the same process (a share, with its range; missing where 5 was not asked for); `busy`, `status`, `message`.
     """
-    rows = having(rows, "warmup", "curve")
+    rows = having(rows, "warmup", "process")
     if rows.empty:
         return pd.DataFrame()
-    settings = rows[rows["factor.curve"] == False]  # noqa: E712  a column, not a bool
-    table = filled(base(settings, ["seq_len", "direction", "warmup_steps"], "warmup_steps"), settings, _WARMUP)
-    table["warmup_steps"] = table["warmup_steps"].astype(int)
-    reference = table[table["warmup_steps"] == 5].set_index(["run_id", "direction"])["mean"]
-    keys = pd.MultiIndex.from_frame(table[["run_id", "direction"]])
-    table["difference"] = table["mean"] / reference.reindex(keys).to_numpy() - 1
-    return table
+    table = base(rows, ["seq_len", "direction", "warmup_steps", "process"], "process")
+    table = table.explode("warmup_steps", ignore_index=True)
+    table["scope"] = table["direction"] + " after " + table["warmup_steps"].astype(str)
+    timed = pick(rows, "latency")
+    of_process = pd.DataFrame({name: [of.get(name) for of in timed["details"]] for name in ("mean", "sd", "cv")})
+    of_process = of_process.assign(
+        median=list(timed["estimate"]), busy=[Flag.BUSY_MACHINE in of for of in timed["flags"]]
+    )
+    of_process[[*CASE, "scope"]] = timed[[*CASE, "scope"]].to_numpy()
+    table = table.merge(of_process, on=[*CASE, "scope"], how="left")
+    reference = table[table["warmup_steps"] == _REFERENCE].set_index(list(CASE))["mean"]
+    table["ratio"] = table["mean"].to_numpy() / reference.reindex(pd.MultiIndex.from_frame(table[[*CASE]])).to_numpy()
+    return pd.DataFrame([_of_setting(key, part) for key, part in table.groupby(_SETTING, sort=False)])
+
+
+def _of_setting(key: tuple[object, ...], part: pd.DataFrame) -> dict[str, object]:
+    line: dict[str, object] = dict(zip(_SETTING, key, strict=True)) | {"processes": int(part["mean"].notna().sum())}
+    for name in _FIGURES:
+        values = part[name].astype(float)
+        line |= {name: values.median(), f"{name}_low": values.min(), f"{name}_high": values.max()}
+    for end in ("", "_low", "_high"):
+        line[f"difference{end}"] = float(line.pop(f"ratio{end}")) - 1
+    for name in ("sd", "cv"):
+        del line[f"{name}_low"], line[f"{name}_high"]
+    busy = bool(part["busy"].eq(True).any())
+    return line | {"busy": busy, "status": worst(part["status"]), "message": "; ".join(dict.fromkeys(part["message"]))}
 
 
 def curve_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """The per-step curve: `direction`, `step`, `ms`, `phase` (`warm-up` or `steady`), `run_id`, `seq_len`; needs samples."""
-    rows = having(rows, "warmup", "curve")
-    if rows.empty:
-        return pd.DataFrame(columns=["direction", "step", "ms", "phase"])
-    curves = rows[rows["factor.curve"] == True]  # noqa: E712  a column, not a bool
-    needed = curves[curves["metric"] == "warmup_needed"].set_index(["run_id", "case_id"])["estimate"]
+    """The per-step curves; needs samples.
+
+    Returns:
+        Columns: `direction`, `process`, `step`, `ms`, `phase` (`warm-up`, `steady` or `not settled`), `run_id`, `seq_len`.
+    """
+    found = having(rows, "warmup", "process")
+    curves = pick(found, "latency")
     parts = []
-    for _, row in pick(curves, "latency").iterrows():
-        cut = needed.get((row["run_id"], row["case_id"]))
+    for _, row in curves[curves["scope"] == curves["factor.direction"]].iterrows() if len(curves) else ():
+        own = found[(found["run_id"] == row["run_id"]) & (found["case_id"] == row["case_id"])]
+        cut = own[own["metric"] == "warmup_needed"]["estimate"].max()
         steps = range(1, len(row["samples"]) + 1)
         phase = ["not settled" if pd.isna(cut) else "warm-up" if step <= cut else "steady" for step in steps]
-        part = {"direction": row["scope"], "step": steps, "ms": row["samples"], "phase": phase}
-        parts.append(pd.DataFrame(part | {"run_id": row["run_id"], "seq_len": row.get("factor.seq_len")}))
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["direction", "step", "ms", "phase"])
+        part = {"direction": row["scope"], "process": int(row["factor.process"]), "step": steps, "ms": row["samples"]}
+        of = {"phase": phase, "run_id": row["run_id"], "seq_len": row.get("factor.seq_len")}
+        parts.append(pd.DataFrame(part | of))
+    columns = ["direction", "process", "step", "ms", "phase"]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
 
 
-@framed("From the first step of a fresh process", "warmup")
+@framed("From the first step of fresh processes", "warmup")
 def warmup_curve(rows: pd.DataFrame) -> Drawn | None:
-    """Each step's time from the first one of a fresh process, warm-up and steady state told apart; needs samples."""
+    """Each step's time from the first one of each fresh process, warm-up and steady state told apart; needs samples."""
     data = curve_table(rows)
     if data.empty:
         return None
@@ -81,38 +108,39 @@ def warmup_curve(rows: pd.DataFrame) -> Drawn | None:
             x=alt.X("step:Q", title="Step", axis=alt.Axis(format="d", tickMinStep=1)),
             y=alt.Y("ms:Q", title="Time of the step (ms)", scale=alt.Scale(zero=True)),
         )
-        line = base.mark_line(color=GUIDE, strokeWidth=1)
-        points = base.mark_point(filled=True, size=45, opacity=1).encode(
-            color=colour, tooltip=tooltips("phase", "step ms", ",.4~g")
+        points = base.mark_point(filled=True, size=30, opacity=1).encode(
+            color=colour, tooltip=tooltips("phase process", "step ms", ",.4~g")
         )
-        return alt.layer(line, points, width=WIDTH, height=HEIGHT)
+        return points.properties(width=WIDTH, height=HEIGHT)
 
-    return panels(_followed(data), draw), ""
+    data = _followed(data.assign(ms=data["ms"].map("{:.4g}".format).astype(float))).drop(
+        columns=["direction", "seq_len"]
+    )
+    return panels(data, draw), "Every step of every fresh process."
 
 
 @framed("What each setting would report", "warmup")
 def warmup_settings(rows: pd.DataFrame) -> Drawn | None:
-    """What each warm-up setting would report: mean with its standard deviation, each in a fresh process."""
-    data = known(warmup_table(rows), "mean")
+    """What each warm-up setting would report: the mean of each fresh process, their median and range."""
+    data = warmup_table(rows)
+    data = data[data["mean"].notna()] if len(data) else data
     if data.empty:
         return None
-    data = data.assign(upper=lambda t: t["mean"] + t["sd"], lower=lambda t: t["mean"] - t["sd"])
 
     def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
         x = alt.X("warmup_steps:O", title="Warm-up steps", axis=alt.Axis(labelAngle=0))
         base = alt.Chart(part).encode(x=x, color=alt.value(PALETTE[0]))
-        y = {"title": "Mean ± standard deviation (ms)", "scale": alt.Scale(zero=True)}
-        tooltip = tooltips("warmup_steps", "mean sd cv median difference", ",.4~g")
-        marks = with_interval(base, "y", ("mean", "lower", "upper"), y, size=70, tooltip=tooltip)
+        y = {"title": "Mean (ms)", "scale": alt.Scale(zero=True)}
+        tooltip = tooltips("warmup_steps", "processes mean mean_low mean_high sd cv median difference", ",.4~g")
+        marks = with_interval(base, "y", ("mean", "mean_low", "mean_high"), y, size=70, tooltip=tooltip)
         return alt.layer(*marks, width=WIDTH, height=HEIGHT)
 
-    return panels(_followed(data), draw), ""
+    return panels(_followed(data), draw), "Points: the median of the processes' means. Whiskers: their range."
 
 
 def _followed(table: pd.DataFrame) -> pd.DataFrame:
     """A panel per direction, and what a page's choice goes by in the place of ids."""
-    ids = [name for name in ("run_id", "case_id") if name in table]
-    return table.assign(panel=table["direction"].str.replace("_", " + "), **links(table)).drop(columns=ids)
+    return table.assign(panel=table["direction"].str.replace("_", " + "), **links(table)).drop(columns=["run_id"])
 
 
 @cached("warmup")
@@ -123,56 +151,51 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
     if curves.empty:
         return [Claim("No warm-up curve was measured, so there is no verdict", advice="nano run quick warmup")]
     table = warmup_table(rows)
-    cold = table[(table["warmup_steps"] == 0) & table["difference"].notna()]
-    claims = [_enough(curve, cold) for _, curve in curves.iterrows()]
-    claims += [_without(row, table) for _, row in cold.iterrows()]
-    question = "is the answer the same in a second run? Repeat it before you rely on it"
-    return [*claims, Claim("Fresh processes differ", advice=question)]
+    cold = table[(table["warmup_steps"] == 0) & table["difference"].notna()] if len(table) else table
+    grouped = curves.groupby(["run_id", "scope"], sort=False)
+    return [*(_enough(part, cold) for _, part in grouped), *(_without(row) for _, row in cold.iterrows())]
 
 
-def _enough(curve: pd.Series, cold: pd.DataFrame) -> Claim:
-    """What the curve says, unless another fresh process says otherwise."""
-    about = curve["scope"].replace("_", " + ")
-    if pd.isna(curve["estimate"]):
+def _enough(curves: pd.DataFrame, cold: pd.DataFrame) -> Claim:
+    """What the curves of all fresh processes of one direction say."""
+    first, needed = curves.iloc[0], curves["estimate"].dropna().astype(int)
+    about, count = first["scope"].replace("_", " + "), len(curves)
+    if unclear := count - len(needed):
+        why = curves.loc[curves["estimate"].isna(), "message"].iloc[0]
+        why += f"; the others needed {', '.join(map(str, needed))}" if len(needed) else ""
         advice = "raise curve_steps, or repeat it on a quieter machine"
-        return Claim("no clear answer", curve["message"], advice, about)
-    needed, steady = int(curve["estimate"]), f"a step then takes {curve['details']['steady_median']:.3g} ms"
-    figures = (Figure.exactly(float(needed)),)
-    if needed:
-        answer = f"{needed} warm-up step{'s are' if needed > 1 else ' is'} enough in this one fresh process"
-        return Claim(answer, steady, about=about, figures=figures)
-    others = cold[(cold["run_id"] == curve["run_id"]) & (cold["direction"] == curve["scope"])]
-    if (others["difference"] > MOVED).any():
-        most = others["difference"].max()
-        sure = f"the curve's process shows no warm-up, but in another the mean without it was {most:+.0%}; {steady}"
-        return Claim(
-            "no clear answer: two fresh processes differ", sure, "use 5 steps, or measure again", about, figures=figures
-        )
-    return Claim("no warm-up was detected in this one fresh process", steady, about=about, figures=figures)
+        return Claim(f"no clear answer in {unclear} of {count} fresh processes", why, advice, about)
+    steady = pd.Series([details["steady_median"] for details in curves["details"]]).median()
+    took = f"a step then takes {steady:.3g} ms"
+    most, figures = int(needed.max()), (Figure.exactly(float(needed.max())),)
+    if most:
+        answer = f"{most} warm-up step{'s are' if most > 1 else ' is'} enough in all {count} fresh processes"
+        of_each = f"they needed {', '.join(map(str, needed))}; " if needed.nunique() > 1 else ""
+        return Claim(answer, of_each + took, about=about, figures=figures)
+    of = cold[(cold["run_id"] == first["run_id"]) & (cold["direction"] == first["scope"])] if len(cold) else cold
+    if len(of) and (of["difference"] > MOVED).any():
+        sure = f"the curves show no warm-up, but without it the mean was {of['difference'].max():+.0%}; {took}"
+        return Claim("no clear answer", sure, "use 5 steps, or measure again", about, figures=figures)
+    return Claim(f"no warm-up was detected in any of {count} fresh processes", took, about=about, figures=figures)
 
 
-def _without(row: pd.Series, table: pd.DataFrame) -> Claim:
-    """What no warm-up does to the mean, and to the median as far as the two intervals tell."""
-    same = (table["run_id"] == row["run_id"]) & (table["direction"] == row["direction"])
-    warm = table[same & (table["warmup_steps"] == 5)].iloc[0]
-    medians = [
-        Figure.of(line, "median", "latency", row["direction"], f"after {int(line['warmup_steps'])} steps")
-        for line in (row, warm)
-    ]
-    moved = "cannot be told from that after 5"
-    if medians[0].against(medians[1]) is not Order.ALIKE:
-        moved = f"is {row['median'] / warm['median'] - 1:+.0%} against that after 5"
-    answer = (
-        f"without warm-up the mean is {row['difference']:+.0%} against that after 5 steps, with a CV of {row['cv']:.0%}"
+def _without(row: pd.Series) -> Claim:
+    """What no warm-up does to the mean, within each process."""
+    ends = [row[f"difference{end}"] for end in ("_low", "", "_high")]
+    ratio = Figure(
+        *(end + 1 for end in ends), name="the mean without warm-up over that after 5 steps", busy=row["busy"]
     )
-    sure = f"the median, {format_number(row['median'])} ms, {moved}"
-    return Claim(answer, sure, about=row["direction"].replace("_", " + "), compared=comparing(*medians))
+    low, share, high = (f"{end:+.0%}" for end in ends)
+    moved = "" if ratio.against(ONE) is not Order.ALIKE else ", which cannot be told from that after 5"
+    answer = f"without warm-up the mean is {share} [{low} … {high}] against that after {_REFERENCE} steps{moved}"
+    sure = f"the range of {int(row['processes'])} fresh processes, with a CV of {row['cv']:.0%}"
+    return Claim(answer, sure, about=row["direction"].replace("_", " + "), compared=comparing(ratio, ONE))
 
 
 SECTION = Section(
     "warmup",
     "How much warm-up is enough?",
     {"warmup_curve": warmup_curve, "warmup_settings": warmup_settings},
-    {"All cases": CaseTable(warmup_table, WARMUP_COLUMNS)},
+    {"All settings": CaseTable(warmup_table, WARMUP_COLUMNS)},
     verdict,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -11,17 +12,21 @@ from contextlib import contextmanager
 def quiet_collector() -> Iterator[None]:
     """Collect nothing within; what lives already is frozen, so that `gc.collect()` between blocks is cheap.
 
-    The collector is left as it was found: off where it was off, and what someone else froze stays frozen.
+    The collector is left as it was found: off where it was off, and what someone else froze stays frozen. Within `settled_heap`
+    what was made since it last set aside is frozen where it is much, such as all that compiling leaves behind.
     """
-    was_enabled = gc.isenabled()
+    was_enabled, within, start = gc.isenabled(), _frozen_here, time.perf_counter()
     with _freezing() as freezes:
         gc.collect()
-        if freezes:
+        is_slow = within and time.perf_counter() - start > _SLOW_S
+        if freezes or is_slow:
             gc.freeze()
         gc.disable()
         try:
             yield
         finally:
+            if is_slow:
+                gc.unfreeze()  # what the case has made must be collected when it is over
             if was_enabled:
                 gc.enable()
 
@@ -50,6 +55,7 @@ def settled_heap() -> Iterator[Callable[[], None]]:
 # Python 3.12 starts with 375 frozen objects of its own. A program that freezes sets aside all that lives: 4,000 objects at least.
 _AT_START = 1_000
 _frozen_here = False
+_SLOW_S = 0.01  # of a collection: a block takes half as long
 
 
 @contextmanager

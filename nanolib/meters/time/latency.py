@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
@@ -13,20 +12,16 @@ import numpy as np
 import torch
 
 from nanolib.measurement import BadInput, Flag, Measurement
-from nanolib.meters.cpu_load import BUSY_SHARE, watched_cpus
-from nanolib.meters.time.call_check import CallCheck
+from nanolib.meters.cpu_load import BUSY_SHARE, CpuLoad, watched_cpus
 from nanolib.meters.time.clock import Call, Clock, CudaClock, clock_for
 from nanolib.meters.time.cold import ColdClock
 from nanolib.meters.time.collector import quiet_collector
+from nanolib.meters.time.sampler import CONFIDENCE, BlockSampler, interval_of, settled, until_enough
+from nanolib.meters.time.turns import Round, Timing, take_turns
 from nanolib.stats.autocorrelation import ljung_box_p
-from nanolib.stats.intervals import TooFewSamples, median_interval, range_confidence
+from nanolib.stats.intervals import range_confidence
 from nanolib.stats.outliers import count_outliers, remove_outliers
-from nanolib.stats.steady import GROUP, SteadyState, leading_slow_samples, steady_state
-
-MIN_BLOCKS, MAX_BLOCKS, FLOOR_BLOCKS = 20, 100, 6  # six are the fewest that give a 95 % interval
-_BLOCK_MS = 5.0  # a block lasts at least this: long beside the clock and the scheduler's slices
-_BLOCK_RESOLUTIONS = 1000
-_CONFIDENCE = 0.95
+from nanolib.stats.steady import SteadyState
 
 Outliers = Literal["keep", "remove"]
 # Clock, phases, rel_ci, budget → ms, shape [blocks, calls per block, phases], and what is told of how they were taken.
@@ -86,6 +81,7 @@ def measure_phases(
     device: str | torch.device = "cpu",
     outliers: Outliers = "keep",
     cold: bool = False,
+    total: str = "total",
     collect: Collect | None = None,
 ) -> dict[str, Measurement]:
     """Measure how long each phase of a repeated sequence takes.
@@ -100,10 +96,11 @@ def measure_phases(
         device: As in `measure`.
         outliers: As in `measure`.
         cold: As in `measure`; before each phase.
+        total: The scope of their sum.
         collect: As in `measure`.
 
     Returns:
-        For each scope a `latency`; with several phases also their sum, with scope `total`.
+        For each scope a `latency`; with several phases also their sum.
 
     Example:
         >>> a = torch.rand(64, 64)
@@ -118,12 +115,65 @@ def measure_phases(
         raise BadInput(f"outliers: {outliers!r} will not do; use one of {', '.join(get_args(Outliers))}")
     clock = ColdClock(clock_for(device), device) if cold else clock_for(device)
     with watched_cpus() as load, quiet_collector():
-        blocks, shape = (collect or _collect)(clock, phases, rel_ci, budget_s)
+        blocks, shape = (collect or until_enough)(clock, phases, rel_ci, budget_s)
+    return _rows(clock, phases, blocks, shape, load, outliers=outliers, total=total)
+
+
+def measure_alone(timing: Timing) -> dict[str, Measurement]:
+    """`measure_phases` of a timing."""
+    timed = {"device": timing.device, "total": timing.total, "collect": timing.collect}
+    return measure_phases(timing.phases, timing.rel_ci, timing.budget_s, **timed)
+
+
+def measure_in_turns(
+    timings: Mapping[str, Timing],
+    *,
+    seed: int,
+    within: Callable[[str], AbstractContextManager[object]] = lambda name: nullcontext(),
+) -> tuple[dict[str, dict[str, Measurement]], list[Round]]:
+    """Measure several things in rounds, a block of each in random order.
+
+    Args:
+        timings: By name.
+        seed: Of the order.
+        within: Gives, for a name, the context in which its calls are made. One that swallows an exception ends that name alone.
+
+    Returns:
+        For each name that came to its end the rows that `measure_phases` would give, and the rounds, from which `speed_up_row`
+        makes ratios.
+    """
+    clocks = {name: clock_for(timing.device) for name, timing in timings.items()}
+    samplers: dict[str, BlockSampler] = {}
+    with watched_cpus() as load, quiet_collector():
+        for name, timing in timings.items():
+            with within(name):
+                sampler = BlockSampler(clocks[name], timing.phases, timing.rel_ci, timing.budget_s, in_rounds=True)
+                sampler.begin()
+                samplers[name] = sampler
+        rounds = take_turns(samplers, seed, within)
+    rows = {}
+    for name, sampler in samplers.items():
+        with within(name):
+            timing = timings[name]
+            rows[name] = _rows(clocks[name], timing.phases, *sampler.result(), load, total=timing.total)
+    return rows, rounds
+
+
+def _rows(
+    clock: Clock,
+    phases: Mapping[str, Call],
+    blocks: np.ndarray,
+    shape: dict[str, Any],
+    load: CpuLoad,
+    *,
+    outliers: Outliers = "keep",
+    total: str = "total",
+) -> dict[str, Measurement]:
     series = blocks.reshape(-1, len(phases))
-    steady = _steady(series.sum(axis=1), shape["calls_per_block"])
+    steady = settled(series.sum(axis=1), shape["calls_per_block"])
     scopes = {scope: series[:, i] for i, scope in enumerate(phases)}
     if len(phases) > 1:
-        scopes["total"] = series.sum(axis=1)
+        scopes[total] = series.sum(axis=1)
     shared = shape | load.details() | {"threads": torch.get_num_threads()}
     cached = shared.pop("cached", [])
     own: dict[str, dict[str, float]] = {}
@@ -131,7 +181,7 @@ def measure_phases(
         shared |= clock.state.summary()
         own = dict(zip(phases, clock.apart(list(phases.values())), strict=True))
         if len(phases) > 1 and all(own.values()):
-            own["total"] = {name: sum(apart[name] for apart in own.values()) for name in ("host_ms", "device_ms")}
+            own[total] = {name: sum(apart[name] for apart in own.values()) for name in ("host_ms", "device_ms")}
     return {
         scope: summarise(
             samples,
@@ -170,7 +220,7 @@ def summarise(
         details: More for the row's details.
     """
     x = np.asarray(samples, dtype=float)
-    steady = steady or _steady(x, calls_per_block)
+    steady = steady or settled(x, calls_per_block)
     cut_blocks = math.ceil(steady.cut / calls_per_block) if steady.steady else 0
     kept = x[cut_blocks * calls_per_block :]
     medians = np.median(kept.reshape(-1, calls_per_block), axis=1)
@@ -180,7 +230,7 @@ def summarise(
         flags = [flag for flag in flags if flag not in (Flag.OUTLIERS_MILD, Flag.OUTLIERS_SEVERE)]
         flags.append(Flag.OUTLIERS_REMOVED)
         method += ", outliers removed"
-    low, estimate, high, confidence = _interval(medians)
+    low, estimate, high, confidence = interval_of(medians)
     lag_p = ljung_box_p(medians)
     if lag_p is not None and lag_p < 0.01:
         flags.append(Flag.AUTOCORRELATED)
@@ -206,27 +256,6 @@ def summarise(
     )
 
 
-def _steady(series: np.ndarray, calls_per_block: int) -> SteadyState:
-    """Change points, and on top of them the cold calls at the very start, which medians of 5 cannot see."""
-    found = steady_state(series, group=max(GROUP, calls_per_block))
-    cold = leading_slow_samples(series) if len(series) >= 8 else 0
-    if cold <= found.cut or cold >= len(series) / 2:
-        return found
-    return SteadyState(cold, found.changes, found.steady, found.slowdown)
-
-
-def _interval(medians: np.ndarray) -> tuple[float | None, float, float | None, float | None]:
-    """The 95 % interval of the median; with too few blocks their range and the coverage that it has."""
-    try:
-        low, estimate, high = median_interval(medians, _CONFIDENCE)
-    except TooFewSamples:
-        estimate = float(np.median(medians))
-        if len(medians) < 2:
-            return None, estimate, None, None
-        return float(medians.min()), estimate, float(medians.max()), range_confidence(len(medians))
-    return low, estimate, high, _CONFIDENCE
-
-
 def _flags(medians: np.ndarray, steady: SteadyState, details: Mapping[str, Any]) -> list[Flag]:
     counts = count_outliers(medians)
     told = {
@@ -234,7 +263,7 @@ def _flags(medians: np.ndarray, steady: SteadyState, details: Mapping[str, Any])
         Flag.OUTLIERS_MILD: counts.mild > 0 and not counts.severe,
         Flag.NO_STEADY_STATE: not steady.steady,
         Flag.SLOWDOWN: steady.slowdown,
-        Flag.FEW_BLOCKS: range_confidence(len(medians)) < _CONFIDENCE,
+        Flag.FEW_BLOCKS: range_confidence(len(medians)) < CONFIDENCE,
         Flag.CACHED_RESULT: details.get("cached", False),
         Flag.BUSY_MACHINE: (details.get("others_share") or 0.0) > BUSY_SHARE,
         Flag.THROTTLED: "throttled_by" in details,
@@ -250,56 +279,3 @@ def _description(samples: np.ndarray) -> dict[str, float]:
     mad = float(np.median(np.abs(samples - p50)))
     cv = sd / mean if mean else 0.0
     return {"mean": mean, "sd": sd, "cv": cv, "p5": p5, "p50": p50, "p95": p95, "p99": p99, "mad": mad}
-
-
-def _collect(
-    clock: Clock, phases: Mapping[str, Call], rel_ci: float, budget_s: float
-) -> tuple[np.ndarray, dict[str, Any]]:
-    """Blocks until one of the rules stops it: ms, shape [blocks, calls per block, phases]."""
-    checks = {
-        scope: call if isinstance(call, CallCheck) else CallCheck(call, scope or "fn", BadInput)
-        for scope, call in phases.items()
-    }
-    calls = [check.call for check in checks.values()]
-    # the first call is cold, and may compile: the second one sizes the block, and the budget is for what follows it
-    first = clock.time_block(list(checks.values()), 1, 1)
-    clock.warm_up(calls)
-    start = time.perf_counter()
-    second = clock.time_block(list(checks.values()), 1, 1)
-    probes = [sum(first[0]), sum(second[0])]
-    per_block, inner = _block_shape(max(probes[1], 1e-6), clock, several=len(calls) > 1)
-    blocks = [second] if probes[1] >= _BLOCK_MS * 4 else []  # so slow a call is a block by itself
-    while True:
-        blocks.append(clock.time_block(calls, per_block, inner))
-        gc.collect()  # cheap: what lived before is frozen
-        elapsed = time.perf_counter() - start
-        if len(blocks) >= MAX_BLOCKS:
-            stop = "max_blocks"
-        elif elapsed >= budget_s and len(blocks) >= FLOOR_BLOCKS:
-            stop = "budget"
-        elif len(blocks) >= MIN_BLOCKS and _precise(np.asarray(blocks).sum(axis=2), rel_ci):
-            stop = "precision"
-        else:
-            continue
-        shape = {"calls_per_block": per_block, "inner": inner, "first_calls": probes, "stop": stop}
-        shape["cached"] = [scope for scope, check in checks.items() if check.is_cached]
-        return np.asarray(blocks), shape | {"precision": rel_ci, "budget_s": budget_s, "elapsed_s": elapsed}
-
-
-def _block_shape(call_ms: float, clock: Clock, several: bool) -> tuple[int, int]:
-    """Calls per block, and how many back-to-back calls one reading spans."""
-    readable = _BLOCK_RESOLUTIONS * clock.resolution_ms()
-    inner = 1 if several else math.ceil(readable / call_ms)
-    return math.ceil(_BLOCK_MS / (call_ms * inner)), inner
-
-
-def _precise(totals: np.ndarray, rel_ci: float) -> bool:
-    """Whether the steady part is long enough and its interval narrow enough; totals [blocks, calls], of enough blocks."""
-    medians = np.median(totals, axis=1)
-    low, estimate, high = median_interval(medians)
-    if high - low > 3 * rel_ci * estimate:
-        return False  # far off even with the warm-up in it: skip the costlier search
-    steady = _steady(totals.reshape(-1), totals.shape[1])
-    medians = medians[math.ceil(steady.cut / totals.shape[1]) :] if steady.steady else medians
-    low, estimate, high, _ = _interval(medians)
-    return len(medians) >= MIN_BLOCKS and high - low <= 2 * rel_ci * estimate

@@ -72,7 +72,8 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: FlexMask, sc
         return operation(q, k, v, lambda score, *_: score, mask.as_tuple(), scale, {}, (), ())[0]
     call = functools.partial(compiled(), q, k, v, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
     graph = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    with repeatable_backward() if graph else contextlib.nullcontext():
+    # else the backward pass may write over what the graph has saved; what is compiled here serves other processes too
+    with torch._functorch.config.patch(donated_buffer=False) if graph else contextlib.nullcontext():
         try:
             return call().to(q.dtype)
         except torch._dynamo.exc.FailOnRecompileLimitHit:  # it forgets what it has compiled, and begins anew
@@ -80,13 +81,9 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: FlexMask, sc
             return call().to(q.dtype)
 
 
-def repeatable_backward() -> Any:
-    """Within it a compiled graph's backward pass can be called again.
-
-    Otherwise it may write over what the graph has saved. What is compiled here serves other processes too, from torch's cache on
-    disk; and torch asks for the setting again when a backward pass is repeated.
-    """
-    return torch._functorch.config.patch(donated_buffer=False)
+def allow_repeated_backward() -> None:
+    """Let this process call the backward pass of a compiled graph again, as `attend` has compiled it."""
+    torch._functorch.config.donated_buffer = False
 
 
 @functools.cache

@@ -71,6 +71,18 @@ def tree_attention_decode(
     return _BY_NAME[algorithm](_Decode(q, k, v, layout, scale, group, timer)).to(q.dtype)
 
 
+def attend_alone(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """The same on one rank, which holds all keys and sends nothing.
+
+    Args:
+        q: As in `tree_attention_decode`.
+        k: All keys, shape [batch, kv_heads, seq_len, head_dim].
+        v: Shape as `k`.
+    """
+    call = _Decode(q, k, v, Layout.of_lengths([k.shape[2]]), None, None, NO_TIMER)
+    return partial_attention(q, k, v, mask=call.visible(0))[0].to(q.dtype)
+
+
 def _check(layout: Layout, rank: int, world: int, kv_len: int) -> None:
     if layout.world != world or layout.length(rank) != kv_len:
         held = layout.length(rank % layout.world)

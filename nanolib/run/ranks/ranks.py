@@ -14,7 +14,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -185,7 +185,7 @@ def _await(process: subprocess.Popen[bytes], launch: Launch | None, deadline: fl
 
 
 def measure_on_ranks(
-    body: Body, case: RanksCase, params: Any, *, private_network: bool = False
+    body: Body, case: RanksCase, params: Any, *, private_network: bool = False, more: Mapping[str, Any] | None = None
 ) -> tuple[list[Any], tuple[Flag, ...]]:
     """What each rank of a case answers, and the flags of all its rows.
 
@@ -194,10 +194,11 @@ def measure_on_ranks(
         case: What is measured.
         params: Of the distributed notebook.
         private_network: As in `run_ranks`.
+        more: JSON types for the request, which the body takes out of it.
     """
     answers = run_ranks(
         body,
-        case.factors | {"seed": params.seed, "budget_s": params.budget_s},
+        case.factors | {"seed": params.seed, "budget_s": params.budget_s} | dict(more or {}),
         world_size=case.world_size,
         device=case.device,
         timeout_s=0.9 * params.case_timeout_s,  # so that it is told which rank was late, and not only that the case was

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pandas as pd
 
 from nanolib.measurement import Flag
+from nanolib.report.in_turns import with_speed_ups
 from nanolib.report.overview import cached, of_experiment, pick
-from nanolib.report.tables import CASE, Column, base, filled, flagged, ratios, titles
+from nanolib.report.tables import CASE, Column, base, filled, flagged, titles
 
 _FACTORS = ["name", "seq_len", "batch_size", "dtype", "causal", "device"]
 
@@ -34,7 +35,7 @@ _COLUMNS = (
     Column("relative_error", "Error to float64", "relative_error", "forward"),
     Column("error_to_dense", "Difference from dense", "relative_error", "against_dense"),
     Column("cosine", "Cosine with dense", "cosine"),
-    Column("speed_up", "Speed-up [range]"),
+    Column("speed_up", "Speed-up [95 %]"),
     Column("speed_up_paid", "Speed-up of the first call [range]"),
     Column("bound", "Bound"),
     Column("status", "Status"),
@@ -52,9 +53,9 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         Columns: the factors, those of `_COLUMNS` (`error_to_dense` and `cosine`: on random inputs), `once` (ms of a mask that is
-        built once, and of compiling), `paid` (ms of one forward with `once`), the fastest dense `baseline`, its time `dense` (ms),
-        `speed_up` over it and `speed_up_paid` with `once`, each with `_low` and `_high`, its `bound`, `above_bound`, `not_sparse`
-        (its mask removes nothing), `is_dense`, `forward_unsteady` (its forward never settled), `message`.
+        built once, and of compiling), `paid` (ms of one forward with `once`), `speed_up` (the smallest over any dense kernel timed
+        in the same rounds, with what `with_speed_ups` puts beside it) and `speed_up_paid` (with `once`), its `bound`,
+        `above_bound`, `not_sparse` (its mask removes nothing), `is_dense`, `forward_unsteady` (it never settled), `message`.
     """
     rows = of_experiment(rows, "attention")
     if "factor.pattern" in rows:  # what sparsity does to a model has a table of its own
@@ -68,7 +69,8 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
     cases, never_settled = (pd.MultiIndex.from_frame(part[[*CASE]]) for part in (table, unsteady))
     table["forward_unsteady"] = cases.isin(never_settled)
     table["is_dense"] = table["name"].str.startswith(("dense", "flash_attn"))
-    return _with_flags(_with_speed_up(_with_paid(table)), rows)
+    table = with_speed_ups(_with_paid(table), rows, "forward")
+    return _with_flags(_with_bound(table), rows)
 
 
 def _with_paid(table: pd.DataFrame) -> pd.DataFrame:
@@ -80,30 +82,17 @@ def _with_paid(table: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def _with_speed_up(table: pd.DataFrame) -> pd.DataFrame:
-    """Forward speed-up over the fastest dense kernel of the same run and shape: the smallest ratio to any of them.
-
-    They were timed one after the other, so the interval is the widest that all of them allow, and drift is not controlled. The
-    bound is what the fastest dense kernel would gain by skipping the same tiles.
-    """
+def _with_bound(table: pd.DataFrame) -> pd.DataFrame:
+    """Its gain with what is paid once, and its bound: what its baseline would gain by skipping the same tiles."""
+    for end, other in (("", ""), ("_low", "_high"), ("_high", "_low")):
+        table[f"speed_up_paid{end}"] = table[f"speed_up{end}"] * table[f"forward{other}"] / table[f"paid{other}"]
     shape = ["run_id", "seq_len", "batch_size", "dtype", "causal", "device"]
-    dense = table[table["is_dense"] & table["forward"].notna()].sort_values("forward", kind="stable")
-    ends = {
-        f"dense{end}": dense.groupby(shape, dropna=False)[f"forward{end}"].transform(_least)
-        for end in ("_low", "_high")
-    }
-    dense = dense.assign(**ends).rename(columns={"name": "baseline", "forward": "dense", "block_sparsity": "tiles"})
-    dense = dense.drop_duplicates(shape)[[*shape, "baseline", "dense", *ends, "tiles"]]
-    table = table.merge(dense, on=shape, how="left")
-    table = table.assign(
-        **ratios("speed_up", table, "dense", "forward"), **ratios("speed_up_paid", table, "dense", "paid")
-    )
+    dense = table[table["is_dense"]].drop_duplicates([*shape, "name"])
+    dense = dense[[*shape, "name", "block_sparsity"]]
+    dense = dense.rename(columns={"name": "speed_up_baseline", "block_sparsity": "tiles"})
+    table = table.merge(dense, on=[*shape, "speed_up_baseline"], how="left")
     table["bound"] = (1 - table["tiles"]) / (1 - table["block_sparsity"])
     return table.drop(columns=["tiles"])
-
-
-def _least(values: pd.Series) -> float:
-    return values.min(skipna=False)  # of an end that is not known nothing is said
 
 
 def _with_flags(table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:

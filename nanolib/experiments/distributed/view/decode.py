@@ -11,6 +11,7 @@ import pandas as pd
 from nanolib.experiments.distributed.view.decode_tables import (
     EXPERIMENT,
     KINDS,
+    ONE_RANK,
     decode_table,
     fair,
     over_nodes,
@@ -23,8 +24,9 @@ from nanolib.measurement import Flag, Provenance, format_number
 from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, coloured
 from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
+from nanolib.report.in_turns import ONE, gains, not_slower, over
 from nanolib.report.linking import links
-from nanolib.report.overview import having, listed, pick, ranked
+from nanolib.report.overview import having, listed, pick
 from nanolib.report.palette import PALETTE
 from nanolib.report.tables import drawn_ends, in_ms, known, percent, times
 
@@ -211,46 +213,42 @@ def decode_words(rows: pd.DataFrame) -> list[Claim]:
             claims.append(Claim(answer, "bytes and errors are results, speed is not", about=about))
             continue
         most = with_cores[with_cores["world_size"] == with_cores["world_size"].max()]
-        tied, others = ranked(most, "latency")
-        claims += [_fastest(tied, others, about), replace(_bound(tied), about=about)]
+        most = most.sort_values("latency", kind="stable")
+        best = most.iloc[0]
+        tied = [best["form"], *not_slower(best, (form for form in most["form"] if form != best["form"]))]
+        claims += [_fastest(best, tied, about), replace(_bound(most, tied), about=about)]
     return claims
 
 
-def _figure(row: pd.Series) -> Figure:
-    return Figure.of(row, "latency", "latency", row["form"], f"{row['form'].replace('_', ' ')} on {ranks_words(row)}")
-
-
-def _fastest(tied: pd.DataFrame, others: pd.DataFrame, about: str) -> Claim:
+def _fastest(best: pd.Series, tied: list[str], about: str) -> Claim:
     """How far the most ranks that have cores scale, by the fastest form, and which forms are as fast."""
-    best = tied.iloc[0]
     form, ranks = best["form"].replace("_", " "), ranks_words(best)
-    compared = comparing(_figure(best), *(_figure(row) for _, row in others.iterrows()))
+    against, (one,) = gains(best, form), [over(best, ONE_RANK)]
+    others = tuple(pair for pair in against if not pair[0].name.endswith(ONE_RANK))
     takes = f"{form} takes {in_ms(best, 'latency')} per token"
     if len(tied) > 1:
-        names = listed(tied["form"].str.replace("_", " "))
-        which = f"no clear difference between {names}"
+        which = f"no clear difference between {listed(name.replace('_', ' ') for name in tied)}"
     else:
-        which = f"{form} is the fastest algorithm" if len(others) else f"{form} was measured alone"
-    if pd.isna(best["alone"]):
-        return Claim(f"on {ranks} {which}", f"{takes}; one rank was not measured", about=about, compared=compared)
-    one = Figure.of(best, "alone", "latency", best["baseline"], "one rank")
-    order = _figure(best).against(one)
-    gain = pd.Series({f"gain{end}": best[f"efficiency{end}"] * best["world_size"] for end in ("", "_low", "_high")})
-    answer = f"{ranks} are {times(gain, 'gain')} as fast as the best single rank"
-    if order is Order.ALIKE:
-        answer = f"no clear difference between {ranks} and the best single rank"
+        which = f"{form} is the fastest algorithm" if others else f"{form} was measured alone"
+    if one is None:
+        return Claim(f"on {ranks} {which}", f"{takes}; one rank was not measured", about=about, compared=others)
+    answer = f"{ranks} are {times(best, 'gain')} as fast as one rank"
+    if one.against(ONE) is Order.ALIKE:
+        answer = f"no clear difference between {ranks} and one rank"
     more = " (more than 100% where a rank's part fits its cache)" if best["efficiency_high"] > 1 else ""
-    sure = f"{takes}, {percent(best, 'efficiency', math.inf)} of perfect scaling{more}; one rank takes {in_ms(best, 'alone')} "
-    sure += f"({best['baseline'].replace('_', ' ')}, the lowest median there); {which}"
-    return Claim(answer, sure, about=about, compared=comparing(_figure(best), one) + compared)
+    sure = f"{takes}, {percent(best, 'efficiency', math.inf)} of perfect scaling{more}; "
+    sure += f"one rank takes {in_ms(best, 'alone')}; {which}"
+    first = tuple(pair for pair in against if pair not in others)
+    return Claim(answer, sure, about=about, compared=first + others)
 
 
 _SCALES = 0.8  # of perfect scaling: from here on one more rank is worth its cores
 
 
-def _bound(tied: pd.DataFrame) -> Claim:
-    """What bounds a form where the intervals of its parts tell; as a remedy only a form that is not slower."""
-    best = tied.iloc[0]
+def _bound(most: pd.DataFrame, tied: list[str]) -> Claim:
+    """What bounds the first form where the intervals of its parts tell; as a remedy only a form that is not slower."""
+    found = most.set_index("form", drop=False).loc[tied]
+    best = found.iloc[0]
     figures = part_figures(best, best["form"], best["ranks"])
     compute, wait, communication, sending = (figures[name] for name in (*KINDS, "sending"))
     parts = {kind: best[kind] for kind in KINDS}
@@ -272,7 +270,7 @@ def _bound(tied: pd.DataFrame) -> Claim:
     if best["binds"] == "wait":
         sure = f"{ms}: ranks are not ready at the same time"
         return Claim("bound by waiting", sure, "a core for each, or equal shards", compared=compared)
-    fewest = tied.sort_values("rounds").iloc[0]
+    fewest = found.sort_values("rounds").iloc[0]
     if fewest["rounds"] < best["rounds"]:
         advice = f"{fewest['form'].replace('_', ' ')} meets {int(fewest['rounds'])} time(s)"
     else:

@@ -11,12 +11,14 @@ import pandas as pd
 from nanolib.measurement import Flag
 from nanolib.report.claim import Figure, Order
 from nanolib.report.frame import HOLLOW, with_interval
+from nanolib.report.in_turns import over, with_speed_ups
 from nanolib.report.overview import cached, having, pick
 from nanolib.report.palette import PAPER
-from nanolib.report.tables import CASE, Column, base, filled, ratios, titles
+from nanolib.report.tables import CASE, Column, base, filled, titles
 
 EXPERIMENT = "distributed"
 KINDS = ("compute", "wait", "communication")
+ONE_RANK = "one rank"  # attends to the whole sequence while the others wait
 SENT = (
     Column("rounds", "Steps", "rounds"),
     Column("sent", "Sent, B", "wire_bytes", method="formula"),
@@ -34,8 +36,8 @@ _DECODE = (
     Column("bound", "Bound by"),
     Column("critical", "Critical rank", "time_share", KINDS[0], detail="rank"),
     *(Column(f"{kind}_share", f"Its share of {kind} [95 %]", "time_share", kind, interval=True) for kind in KINDS),
-    Column("efficiency", "Efficiency [range]"),
-    Column("baseline", "Against one rank's"),
+    Column("gain", "Over one rank, × [95 %]"),
+    Column("efficiency", "Efficiency [95 %]"),
     *SENT,
     Column("status", "Status"),
     Column("message", "Why"),
@@ -107,15 +109,15 @@ def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         Columns: `run_id`, `case_id`, `world_size`, `nodes` and those of `_DECODE`: `latency`, `compute`, `wait`, `communication`
-        (ms, slowest rank), `efficiency` (one rank's time over ranks × time), each with `_low` and `_high`; `baseline`, the
-        algorithm that was the fastest on one rank, and its time `alone`; `binds`, a kind or `unclear`; `ranks` in words;
+        (ms, slowest rank), `gain` over one rank that was timed in the same rounds, its time `alone`, and `efficiency` (the gain per
+        rank), each with `_low` and `_high`; what `with_speed_ups` gives; `binds`, a kind or `unclear`; `ranks` in words;
         `sent` and `counted` of one rank; `critical`, the rank for which the others wait, and each kind's share of its own time.
     """
-    rows = having(rows, EXPERIMENT, "forms")
-    if rows.empty:
+    measured = having(rows, EXPERIMENT, "forms")
+    if measured.empty:
         return pd.DataFrame()
-    parts = rows["scope"].str.partition(": ")
-    rows = rows.assign(form=parts[0], scope=parts[2])
+    parts = measured["scope"].str.partition(": ")
+    rows = measured.assign(form=parts[0], scope=parts[2])
     ofs = [form in forms for form, forms in zip(rows["form"], rows["factor.forms"], strict=True)]
     rows = rows[pd.Series(ofs, index=rows.index) | (rows["metric"] == "case_time")]  # and not of a link
     table = filled(lines_of(rows, "forms", ["seq_len", "dtype"], ["form"]), rows, _DECODE, [*CASE, "form"])
@@ -124,7 +126,9 @@ def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
     lines = table.reindex(columns=[f"{kind}{end}" for kind in KINDS for end in _ENDS]).to_dict("records")
     table["binds"] = [what_binds(line) for line in lines]
     table["bound"] = [_bound_words(line, kind) for line, kind in zip(lines, table["binds"], strict=True)]
-    table = with_efficiency(table, table["world_size"] == 1, ["seq_len", "dtype"], table["world_size"])
+    table = with_gain(with_speed_ups(table, measured, table["form"]), ONE_RANK, table["world_size"])
+    one = pick(measured, "latency", ONE_RANK)
+    table = filled(table, one, [Column("alone", "", "latency", ONE_RANK, interval=True)])
     return table.sort_values(["dtype", "seq_len", "world_size"], kind="stable").reset_index(drop=True)
 
 
@@ -168,23 +172,23 @@ def fair(table: pd.DataFrame) -> pd.DataFrame:
     return table.loc[[Flag.OVERSUBSCRIBED.value not in flags for flags in table["flags"]]]
 
 
-def with_efficiency(table: pd.DataFrame, alone: pd.Series, key: list[str], share: pd.Series | int) -> pd.DataFrame:
-    """With what ranks make of one rank's time: `efficiency`, whose range is that of the two intervals, wider than 95 %.
+def with_gain(table: pd.DataFrame, alone: str, share: pd.Series | int) -> pd.DataFrame:
+    """With what ranks gain over one rank that was timed in the same rounds: `gain`, and `efficiency`, of perfect scaling.
 
     Args:
-        table: Lines with `latency` and its ends.
-        alone: Which of them are one rank by itself; of several in one run the fastest counts, of several runs the newest.
-        key: Columns that a line shares with the rank it is set beside.
-        share: By how many its time is shared out.
+        table: From `with_speed_ups`.
+        alone: What the one rank is called among the baselines.
+        share: By how many its work was shared out.
     """
-    taken = {f"latency{end}": f"alone{end}" for end in _ENDS} | ({"form": "baseline"} if "form" in table else {})
-    one = table[alone & table["latency"].notna()]
-    one = one[one["run_id"] == one.groupby(key)["run_id"].transform("last")]
-    one = one.sort_values("latency", kind="stable").drop_duplicates(key)
-    beside = table[key].merge(one[[*key, *taken]].rename(columns=taken), on=key, how="left").set_index(table.index)
-    table = table.assign(**{name: beside[name].where(~alone) for name in taken.values()})
-    shared_out = {f"alone{end}": table[f"alone{end}"] / share for end in _ENDS}
-    return table.assign(**ratios("efficiency", table.assign(**shared_out), "alone", "latency"))
+    nothing = Figure(*(float("nan"),) * 3)
+    found = [over(line, alone) or nothing for line in table.to_dict("records")]
+    gain = {
+        "gain_low": [figure.low for figure in found],
+        "gain": [figure.estimate for figure in found],
+        "gain_high": [figure.high for figure in found],
+    }
+    table = table.assign(**gain, gain_busy=[figure.busy for figure in found])
+    return table.assign(**{name.replace("gain", "efficiency"): table[name] / share for name in gain})
 
 
 @cached("distributed")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import altair as alt
 import pandas as pd
 
@@ -13,14 +15,15 @@ from nanolib.experiments.distributed.view.decode_tables import (
     over_nodes,
     over_ranks,
     ranks_words,
-    with_efficiency,
+    with_gain,
 )
-from nanolib.measurement import Flag, Provenance
+from nanolib.measurement import Flag, Provenance, format_with_interval
 from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape
 from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
+from nanolib.report.in_turns import ONE, OVER, gains, not_slower, over, with_speed_ups
 from nanolib.report.linking import links
-from nanolib.report.overview import cached, having, listed, pick, ranked
+from nanolib.report.overview import cached, having, listed, pick
 from nanolib.report.palette import GUIDE
 from nanolib.report.tables import CASE, Column, drawn_ends, filled, known, titles, with_ends
 
@@ -45,7 +48,7 @@ _TRAINING = (
     Column("strategy", "Strategy"),
     Column("latency", "Step, ms [95 %]", "latency", interval=True),
     Column("tokens_per_second", "Tokens/s [95 %]", "tokens_per_second", interval=True),
-    Column("efficiency", "Efficiency [range]"),
+    Column("efficiency", "Efficiency [95 %]"),
     Column("exposed", "Exposed communication, ms [95 %]", "exposed_communication", interval=True),
     Column("weights", "Weights of a rank, MiB", "footprint"),
     Column("sent", "Sent, B", "wire_bytes"),
@@ -69,7 +72,8 @@ def prefill_table(rows: pd.DataFrame) -> pd.DataFrame:
     # what is sent is told of the form alone
     rows = rows.assign(form=parts[0], direction=parts[2].replace("", "forward"))
     table = lines_of(rows, "prefill_forms", ["seq_len", "dtype"], ["form", "direction"])
-    return filled(table, rows, _PREFILL, [*CASE, "form", "direction"])
+    table = filled(table, rows, _PREFILL, [*CASE, "form", "direction"])
+    return with_speed_ups(table, rows, table["form"] + " " + table["direction"])
 
 
 def _what(form: pd.Series, world_size: pd.Series) -> pd.Series:
@@ -164,8 +168,7 @@ def training_table(rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows.assign(strategy=rows["scope"])
     table = lines_of(rows, "strategies", ["name"], ["strategy"])
     table = filled(table, rows, _TRAINING, [*CASE, "strategy"])
-    alone = table["strategy"] == "alone"  # beside ranks each of which has a batch of its own
-    return with_efficiency(table, alone, ["run_id", "name", "world_size", "nodes"], 1)
+    return with_gain(with_speed_ups(table, rows, table["strategy"]), "alone", 1)  # each rank has a batch of its own
 
 
 @framed("Training over ranks", why="no training step was measured; set training_preset")
@@ -213,36 +216,32 @@ def prefill_words(rows: pd.DataFrame) -> list[Claim]:
         across = fair(group[group["form"] != "dense"])
         if across.empty:
             continue
-        tied, others = ranked(across, "latency")
-        best = tied.iloc[0]
-        named = [f"{row['form']} on {ranks_words(row)}" for _, row in tied.iterrows()]
-        if others.empty:
+        across = across.sort_values("latency", kind="stable")
+        best = across.iloc[0]
+        others = [name for form in across["form"] if over(best, name := f"{form} {direction}")]
+        alike = not_slower(best, others)
+        named = [f"{name.split()[0]} on {ranks_words(best)}" for name in (best["form"], *alike)]
+        if not others:
             answer = f"{named[0]} was measured alone across ranks"
-        elif len(tied) == 1:
+        elif not alike:
             answer = f"{named[0]} is the fastest across ranks"
         else:
             answer = f"{listed(named)} cannot be told apart"
         sure = f"{named[0]} takes {with_ends(best, 'latency')} ms"
-        compared = comparing(_prefill(best), *(_prefill(row) for _, row in others.iterrows()))
+        compared = tuple(pair for pair in gains(best, named[0]) if pair[0].name.partition(OVER)[2] in others)
         if len(dense):
-            one = dense.iloc[0]
-            how = {Order.BELOW: "faster", Order.ABOVE: "slower", Order.ALIKE: "not told apart"}
-            pair = comparing(_prefill(best), _prefill(one))
-            sure += f", one rank {with_ends(one, 'latency')} ms ({how[pair[0][1]]})"
+            one, gain = dense.iloc[0], over(best, f"dense {direction}")
+            how = {Order.ABOVE: "faster", Order.BELOW: "slower", Order.ALIKE: "not told apart"}
+            told = (
+                f" ({format_with_interval(gain.estimate, gain.low, gain.high)}×, {how[gain.against(ONE)]})"
+                if gain
+                else ""
+            )
+            sure += f", one rank {with_ends(one, 'latency')} ms{told}"
             sure += f"; its peak is {best['memory'] / one['memory']:.2f} of one rank's"
-            compared += pair
+            compared += comparing(replace(gain, name=f"{named[0]}{OVER}one rank"), ONE) if gain else ()
         claims.append(Claim(answer, sure, about=f"Over {int(seq_len):,} tokens, {direction}", compared=compared))
     return claims
-
-
-def _prefill(row: pd.Series) -> Figure:
-    return Figure.of(
-        row,
-        "latency",
-        "latency",
-        f"{row['form']} {row['direction']}",
-        f"{row['form'].replace('_', ' ')} on {ranks_words(row)}",
-    )
 
 
 def training_words(rows: pd.DataFrame) -> list[Claim]:

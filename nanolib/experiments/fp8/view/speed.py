@@ -6,13 +6,14 @@ import altair as alt
 import pandas as pd
 
 from nanolib.measurement import Status
-from nanolib.report.claim import Claim, Figure, Order, comparing
+from nanolib.report.claim import Claim, Order
 from nanolib.report.drawing import WIDTH, coloured
 from nanolib.report.frame import Drawn, framed, panels, rule, tooltips, with_interval
+from nanolib.report.in_turns import gains, with_speed_ups
 from nanolib.report.linking import followed, links
 from nanolib.report.overview import cached, having, leaders, listed, of_experiment, pick
 from nanolib.report.palette import FAILED, FRAME, PALETTE, QUIET
-from nanolib.report.tables import Column, base, filled, known, ratios, titles, with_ends
+from nanolib.report.tables import Column, base, filled, known, titles, with_ends
 
 _SPEED = (
     Column("name", "Model"),
@@ -40,20 +41,13 @@ def speed_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per model, precision and mode, with its speed-up over bf16 of the same run.
 
     Returns:
-        Columns: `run_id`, `seq_len`, `batch_size` and those of `_SPEED` (`bound`: Amdahl's, of the converted share), `bf16` (ms)
-        with `_low` and `_high`.
+        Columns: `run_id`, `seq_len`, `batch_size`, those of `_SPEED` (`bound`: Amdahl's, of the converted share), and what
+        `with_speed_ups` gives.
     """
     rows = having(rows, "fp8", "precision")
     factors = ["name", "mode", "precision", "compiled", "seq_len", "batch_size"]
     table = filled(base(rows, factors, "preset"), rows, _SPEED)
-    if table.empty:
-        return table
-    key = ["run_id", "name", "mode", "compiled", "seq_len", "batch_size"]
-    ends = {f"latency{end}": f"bf16{end}" for end in ("", "_low", "_high")}
-    bf16 = table[table["precision"] == "bfloat16"].drop_duplicates(key)
-    table = table.merge(bf16[[*key, *ends]].rename(columns=ends), on=key, how="left")
-    table.loc[table["precision"] == "bfloat16", list(ends.values())] = float("nan")
-    return table.assign(**ratios("speed_up", table, "bf16", "latency"))
+    return with_speed_ups(table, rows, table["mode"]) if len(table) else table
 
 
 @framed("Precision: time of a step", "fp8")
@@ -66,7 +60,7 @@ def fp8_precisions(rows: pd.DataFrame) -> Drawn | None:
         mode=table["mode"].str.replace("_", " "), compiled=table["compiled"].map({True: "compiled", False: "eager"})
     )
     table = table.assign(panel=table["name"] + ", " + table["mode"] + ", " + table["compiled"], **links(table))
-    table = table.drop(columns=["run_id", "latency_row"], errors="ignore")
+    table = table.drop(columns=["run_id", "latency_row", "speed_up_over"], errors="ignore")
     order = list(dict.fromkeys(table["precision"]))
     y = alt.Y("precision:N", sort=order, title=None, scale=alt.Scale(domain=order))
     x = {"title": "Latency (ms)", "scale": alt.Scale(zero=True)}
@@ -93,7 +87,7 @@ def fp8_precisions(rows: pd.DataFrame) -> Drawn | None:
 @framed("FP8 over bf16: quoted and measured", "fp8")
 def fp8_quoted(rows: pd.DataFrame) -> Drawn | None:
     """What others report of fp8 over bf16, and this machine's own figures; empty where there are none."""
-    quoted = pick(of_experiment(rows, "fp8"), "speed_up")
+    quoted = pick(of_experiment(rows, "fp8"), "speed_up", method="quoted")
     own = speed_table(rows)
     own = known(own[own["precision"].str.startswith("fp8")], "speed_up") if len(own) else own
     if quoted.empty and not len(own):
@@ -164,15 +158,8 @@ def speed_words(table: pd.DataFrame) -> list[Claim]:
 
 def _pays(mode: str, group: pd.DataFrame) -> Claim:
     """At which of the sizes measured FP8 is faster."""
-    compared = tuple(
-        pair
-        for _, row in group.iterrows()
-        for pair in comparing(
-            Figure.of(row, "latency", "latency", name=f"{row['name']} {row['precision']}"),
-            Figure.of(row, "bf16", "latency", name=f"{row['name']} bf16"),
-        )
-    )
-    faster, slower = ([order is one for _, order, _ in compared] for one in (Order.BELOW, Order.ABOVE))
+    compared = tuple(pair for _, row in group.iterrows() for pair in gains(row, f"{row['name']} {row['precision']}"))
+    faster, slower = ([order is one for _, order, _ in compared] for one in (Order.ABOVE, Order.BELOW))
     sizes = group.assign(pays=faster).groupby(["parameters", "name"], sort=True)["pays"].any()
     if sizes.any():
         pays = f"FP8 is faster than bf16 at {listed(name for _, name in sizes[sizes].index)}"
@@ -204,7 +191,7 @@ _PRODUCTS = {
 
 @cached("fp8")
 def shape_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Products: columns `m`, `k`, `n`, those of `_PRODUCTS`, `speed_up`, `with_cast` (each with `_low`, `_high`), `message`."""
+    """Products: columns `m`, `k`, `n`, those of `_PRODUCTS`, `speed_up` and `with_cast` (see `with_speed_ups`), `message`."""
     rows = having(rows, "fp8", "m")
     cases = base(rows, ["m", "k", "n", "precision"], "m")
     if cases.empty:
@@ -216,8 +203,9 @@ def shape_table(rows: pd.DataFrame) -> pd.DataFrame:
     named = rows.drop(columns="n").rename(columns={f"factor.{name}": name for name in sizes})  # `n`: of blocks
     for precision, columns in _PRODUCTS.items():
         table = filled(table, named[named["factor.precision"] == precision], columns, key)
-    table = table.assign(**ratios("speed_up", table, "bf16_ms", "fp8_ms"))
-    table = table.assign(**ratios("with_cast", table, "bf16_ms", "fp8_with_cast_ms"))
+    own = named[named["factor.precision"] == "fp8"]
+    for name, scope in (("speed_up", "product"), ("with_cast", "product_with_cast")):
+        table = with_speed_ups(table, own, scope, name, key)
     return table.astype(dict.fromkeys(sizes, int))
 
 
@@ -227,12 +215,13 @@ def shape_words(rows: pd.DataFrame) -> list[Claim]:
     if table.empty:
         return []
     table = table.assign(size=lambda t: t["m"] * t["k"] * t["n"]).sort_values("size")
-    one = Figure.exactly(1.0, "bf16")
-    compared = tuple(pair for _, row in table.iterrows() for pair in comparing(Figure.of(row, "with_cast"), one))
+    compared = tuple(
+        pair for _, row in table.iterrows() for pair in gains(row, f"{row['m']} x {row['k']} x {row['n']}", "with_cast")
+    )
     wins = table[[order is Order.ABOVE for _, order, _ in compared]]
     if wins.empty:
-        gains = "gains" if all(order is Order.BELOW for _, order, _ in compared) else "is seen to gain"
-        return [Claim(f"No product measured {gains} from fp8 once its cast is paid", compared=compared)]
+        verb = "gains" if all(order is Order.BELOW for _, order, _ in compared) else "is seen to gain"
+        return [Claim(f"No product measured {verb} from fp8 once its cast is paid", compared=compared)]
     least = wins.iloc[0]
     size = f"{least['m']} x {least['k']} x {least['n']}"
     sure = f"{with_ends(least, 'with_cast')} times"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from nanolib.report.in_turns import with_speed_ups
 from nanolib.report.overview import cached, of_experiment, pick
 from nanolib.report.tables import Column, filled, flagged, joined, known, titles, worst
 from nanolib.stats.intervals import TooFewSamples
@@ -49,6 +50,7 @@ _COLUMNS = (
     Column("flags", "Flags"),
 )
 MODEL_COLUMNS = titles(_COLUMNS)
+SCOPES = ("inference", "training_step", "decode")  # whose times of one shape are ranked
 
 SCALING_COLUMNS = {
     "name": "Model",
@@ -70,7 +72,8 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         Columns: the factors, those of `_COLUMNS` (`prefill`: time to the first token; `difference` and `gradient_difference`:
-        relative errors of an optimisation against eager; `compile`: of all its modes), `decode_p50`, `decode_p95`, `message`.
+        relative errors of an optimisation against eager; `compile`: of all its modes), `decode_p50`, `decode_p95`, `message`, and
+        for each of `SCOPES` what `with_speed_ups` gives, such as `decode_speed_up`.
     """
     rows = of_experiment(rows, "model")
     if "factor.mode" not in rows:
@@ -89,6 +92,8 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
     table = table.merge(compiled, on=key, how="left")
     tails = [Column(f"decode_{p}", "", "latency", "decode", detail=p) for p in ("p50", "p95", "p99")]
     table = filled(table, shaped, tails, key)
+    for scope in SCOPES:
+        table = with_speed_ups(table, shaped, scope, f"{scope}_speed_up", key)
     table["training_to_inference"] = table["training_step"] / table["inference"]
     table = flagged(table, shaped, key)
     return table.rename(columns=lambda name: name.removeprefix("factor."))

@@ -8,16 +8,18 @@ import pandas as pd
 
 from nanolib.experiments.model.view.batches import batch_words
 from nanolib.experiments.model.view.memory import memory_words
-from nanolib.experiments.model.view.tables import model_table, scaling_table
+from nanolib.experiments.model.view.tables import SCOPES, model_table, scaling_table
 from nanolib.measurement import format_number
 from nanolib.report import overview
 from nanolib.report.claim import Claim, Figure, Order, comparing
+from nanolib.report.in_turns import OVER, Pairs, gains
 from nanolib.report.overview import cached, of_experiment, pick
 from nanolib.report.roofline import roofline_words
 from nanolib.report.tables import in_ms, known
 
 _PHASES = ("forward", "backward", "optimizer_step")
-_SPEED = {Order.BELOW: "faster", Order.ABOVE: "slower", Order.ALIKE: "not told apart"}
+_SPEED = {Order.ABOVE: "faster", Order.BELOW: "slower", Order.ALIKE: "not told apart"}
+_WORDS = dict(zip(SCOPES, ("inference", "a training step", "a token"), strict=True))
 
 
 @cached("model")
@@ -81,34 +83,39 @@ def _laws(rows: pd.DataFrame, eager: pd.DataFrame) -> Iterator[Claim]:
 
 
 def _optimised(table: pd.DataFrame) -> Iterator[Claim]:
-    """Each optimisation against the eager model of the same shape, at the longest length, by ranges that do not overlap."""
-    shape = ["attention_type", "seq_len", "batch_size", "dtype"]
-    suffixes = [f" ({name.replace('_', ' ')})" for name in table["optimisation"]]
-    table = table.assign(base=[name.removesuffix(end) for name, end in zip(table["name"], suffixes, strict=True)])
-    optimised = table[table["optimisation"] != "eager"]
-    eager = table[table["optimisation"] == "eager"]
-    joined = optimised.merge(eager, on=["run_id", "base", *shape], suffixes=("", "_eager")).sort_values("seq_len")
-    for _, row in joined.drop_duplicates(["run_id", "name", "attention_type", "dtype"], keep="last").iterrows():
-        parts, compared = [], []
-        for scope, words in (("inference", "inference"), ("training_step", "a training step"), ("decode", "a token")):
-            ratio = row[f"{scope}_eager"] / row[scope]
-            if pd.isna(ratio):
-                continue
-            fast = Figure.of(row, scope, "latency", scope, row["name"])
-            ends = (row[f"{scope}{end}_eager"] for end in ("_low", "", "_high"))
-            slow = Figure(*ends, "latency", scope, row["name_eager"])
-            compared += comparing(fast, slow)
-            known = f"{ratio:.2f}× [{slow.low / fast.high:.2f} … {slow.high / fast.low:.2f}] as fast"
-            parts.append(f"{words} {known} ({_SPEED[fast.against(slow)]})")
+    """Each optimisation against the eager model of its type, and each type against the first, at the longest length."""
+    first, shape = table["dtype"].iloc[0], ["run_id", "attention_type", "seq_len", "batch_size"]
+    plain = table[table["optimisation"] == "eager"]
+    eager = {(row["name"], row["dtype"], *row[shape]): row for _, row in plain.iterrows()}
+    longest = table.sort_values("seq_len", kind="stable")
+    for _, row in longest.drop_duplicates(["run_id", "name", "attention_type", "dtype"], keep="last").iterrows():
+        is_eager, suffix = row["optimisation"] == "eager", f" ({row['optimisation'].replace('_', ' ')})"
+        other = first if is_eager else row["dtype"]
+        base = eager.get((row["name"].removesuffix(suffix), other, *row[shape]))
+        if base is None or (is_eager and row["dtype"] == first):
+            continue
+        pairs = {scope: _gain(row, scope, f"eager {other}") for scope in SCOPES}
+        parts = [
+            f"{_WORDS[scope]} {gain.estimate:.2f}× [{gain.low:.2f} … {gain.high:.2f}] as fast ({_SPEED[order]})"
+            for scope, found in pairs.items()
+            for gain, order, _ in found
+        ]
         for column, words in (("inference_memory", "inference"), ("training_memory", "training")):
-            share = row[column] / row[f"{column}_eager"]
+            share = row[column] / base[column]
             if pd.notna(share) and abs(share - 1) > 0.005:
                 parts.append(f"{words} peak {share:.2f}×")
         if pd.notna(row["difference"]):
             parts.append(f"logits {row['difference']:.1e} away")
         if parts:
-            answer = f"{row['name']}, n = {int(row['seq_len'])}, against eager"
-            yield Claim(answer, ", ".join(parts), compared=tuple(compared))
+            which, against = (f" in {row['dtype']}", other) if is_eager else ("", "eager")
+            answer = f"{row['name']}{which}, n = {int(row['seq_len'])}, against {against}"
+            yield Claim(answer, ", ".join(parts), compared=tuple(pair for found in pairs.values() for pair in found))
+
+
+def _gain(row: pd.Series, scope: str, baseline: str) -> Pairs:
+    """What one line gains over one baseline, timed in the same rounds; nothing where it was not."""
+    found = gains(row, row["name"], f"{scope}_speed_up")
+    return tuple(pair for pair in found if pair[0].name.endswith(f"{OVER}{baseline}"))
 
 
 def _slow_products(rows: pd.DataFrame, table: pd.DataFrame) -> Iterator[Claim]:

@@ -1,0 +1,122 @@
+"""Whether speed-ups within a run bear a busy machine: attention quiet, quiet again, and beside processes that come and go.
+
+Each ratio stands three times: from two quiet runs, which are each other's control, and from one beside as many busy processes as
+there are cores, which stop and go on every three seconds. No order may turn round. Ratios of clean rounds lie within 15 % of the
+quiet ones, and high / low is at most 1.5 in four of five pairs.
+"""
+
+import argparse
+import contextlib
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from nanolib.experiments.attention import cases as experiment
+from nanolib.meters.limits import usable_cores
+from nanolib.run import sweep
+from nanolib.store import Store
+
+KINDS = [
+    {"kind": "dense", "backend": "flash"},
+    {"kind": "dense", "backend": "tiles"},
+    {"kind": "dense", "backend": "math"},
+    {"kind": "sparse", "pattern": "window", "window": 256},
+    {"kind": "sparse", "pattern": "random", "sparsity": 0.9},
+]
+COMES_AND_GOES_S = 3.0
+FAR, WIDE, MOST_WIDE = 0.15, 1.5, 0.2
+
+
+def main() -> int:
+    """Print a line per pair; 0 where all holds."""
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("--budget", type=float, default=8.0, help="seconds per case")
+    budget_s = asked.parse_args().budget
+    quiet, again = (_gains(budget_s) for _ in range(2))
+    with _busy_neighbours():
+        busy = _gains(budget_s)
+    print(f"{'pair':44} {'quiet':>22} {'again':>22} {'beside busy ones':>22}  clean rounds")
+    turned, far, wide, clean = [], [], 0, 0
+    for pair, row in busy.items():
+        others = [quiet[pair], again[pair]]
+        is_clean = "busy_machine" not in row["flags"]
+        clean += is_clean
+        rounds = row["details"]
+        told = f"{rounds['clean_rounds']} of {rounds['rounds']}" + ("" if is_clean else ", flagged")
+        print(f"{pair:44} {_text(others[0]):>22} {_text(others[1]):>22} {_text(row):>22}  {told}")
+        orders = {_order(one) for one in (*others, *([row] if is_clean else []))} - {0}
+        turned += [pair] if len(orders) > 1 else []
+        nearest = min(abs(math.log(row.estimate / one.estimate)) for one in others)
+        far += [pair] if is_clean and nearest > math.log(1 + FAR) else []
+        wide += row.high / row.low > WIDE
+    control = max(abs(math.log(quiet[pair].estimate / again[pair].estimate)) for pair in busy)
+    print(f"the two quiet runs differ by up to {math.expm1(control):.0%}")
+    wrong = [f"turned round: {pair}" for pair in turned] + [f"more than {FAR:.0%} off: {pair}" for pair in far]
+    wrong += [f"{wide} of {len(busy)} pairs are wide"] if wide > MOST_WIDE * len(busy) else []
+    print("\n".join(wrong) or f"no order turned, {clean} of {len(busy)} pairs clean, {wide} wide")
+    return 1 if wrong else 0
+
+
+def _gains(budget_s: float) -> dict[str, object]:
+    """Pair → its speed-up row."""
+    params = experiment.Params(
+        attention_types=KINDS, seq_lens=[1024, 4096], num_heads=8, head_dim=64, causal=True, backward=False,
+        quality_patterns=[], budget_s=budget_s, isolation="process",
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "results.sqlite") as store:
+        run = sweep.measure(experiment, params, store=store, progress=False)
+        rows = run.measurements()
+        run.finish()
+    found = {}
+    for _, row in rows[rows["metric"] == "speed_up"].iterrows():
+        n, own, base = int(row["factor.seq_len"]), row["factor.name"], row["scope"].removeprefix("forward over ")
+        if f"n={n} {base} over {own}" not in found:  # of two dense kernels each is compared with the other
+            found[f"n={n} {own} over {base}"] = row
+    return found
+
+
+def _order(row: object) -> int:
+    return 1 if row.low > 1 else -1 if row.high < 1 else 0
+
+
+def _text(row: object) -> str:
+    return f"{row.estimate:.2f} [{row.low:.2f} … {row.high:.2f}]"
+
+
+@contextlib.contextmanager
+def _busy_neighbours() -> Iterator[None]:
+    """Processes that are no children of this one, so that they count as others; they stop and go on."""
+    start = [f"{sys.executable} -c 'while True: pass' >/dev/null 2>&1 & echo $!" for _ in range(usable_cores())]
+    numbers = [
+        int(subprocess.run(["sh", "-c", one], capture_output=True, text=True, check=True).stdout) for one in start
+    ]
+    over = threading.Event()
+
+    def come_and_go() -> None:
+        stopped = False
+        while not over.wait(COMES_AND_GOES_S):
+            stopped = not stopped
+            for number in numbers:
+                os.kill(number, signal.SIGSTOP if stopped else signal.SIGCONT)
+
+    thread = threading.Thread(target=come_and_go, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        for number in numbers:
+            os.kill(number, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""Blocks taken in turns: what the machine does to a round is no part of a ratio, and where it was busy is said."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from nanolib.measurement import Flag
+from nanolib.meters.cpu_load import CpuLoad
+from nanolib.meters.time import sampler as sampling
+from nanolib.meters.time import turns
+from nanolib.meters.time.sampler import BlockSampler
+from nanolib.meters.time.turns import Round, speed_up, speed_up_row, take_turns
+from nanolib.stats.intervals import TooFewSamples
+
+RUNS, ROUNDS = 2000, 30
+
+
+def _slow_downs(generator, count):
+    """A common factor per stretch of time: every now and then a neighbour takes a third or more for a while."""
+    factors, busy = np.ones(count), False
+    for at in range(count):
+        busy = generator.random() < (0.8 if busy else 0.1)
+        factors[at] = generator.uniform(1.3, 2.0) if busy else 1.0
+    return factors
+
+
+def _noise(generator, count):
+    return np.exp(generator.normal(0, 0.02, count))
+
+
+def _in_rounds(generator, ratio):
+    common = _slow_downs(generator, ROUNDS)
+    return speed_up(ratio * common * _noise(generator, ROUNDS), common * _noise(generator, ROUNDS))
+
+
+def _one_after_the_other(generator, ratio):
+    """The same blocks, all of the baseline first: they are paired with blocks of another time."""
+    common = _slow_downs(generator, 2 * ROUNDS)
+    base, own = common[:ROUNDS], common[ROUNDS:]
+    return speed_up(ratio * base * _noise(generator, ROUNDS), own * _noise(generator, ROUNDS))
+
+
+def _coverage(sampled, ratio):
+    held = 0
+    for seed in range(RUNS):
+        low, _, high = sampled(np.random.default_rng(seed), ratio)
+        held += low <= ratio <= high
+    return held / RUNS
+
+
+@pytest.mark.parametrize("ratio", [1.0, 4.0])
+def test_the_interval_of_a_ratio_holds_the_truth_whatever_slows_the_machine_down(ratio):
+    assert 0.93 <= _coverage(_in_rounds, ratio) <= 0.97
+
+
+def test_blocks_that_are_taken_one_after_the_other_fail_the_same_test():
+    assert _coverage(_one_after_the_other, 4.0) < 0.85
+
+
+def test_two_equal_calls_are_told_apart_in_at_most_one_of_twenty():
+    outside = 0
+    for seed in range(RUNS):
+        low, _, high = _in_rounds(np.random.default_rng(10_000 + seed), 1.0)
+        outside += not low <= 1 <= high
+    assert outside / RUNS <= 0.05 + 0.01  # 0.01: two standard errors of 2,000 runs
+
+
+def test_fewer_than_six_rounds_give_no_ratio():
+    with pytest.raises(TooFewSamples):
+        speed_up([1.0] * 5, [1.0] * 5)
+    assert speed_up_row([Round({"a": np.array([1.0]), "b": np.array([1.0])})] * 5, "a", "b") is None
+
+
+class _Clock:
+    """Calls take what they return, by a clock of their own; each block is written down."""
+
+    method = "fake"
+
+    def __init__(self, name, ms, taken):
+        self.name, self.ms, self.taken = name, iter(ms), taken
+
+    def warm_up(self, phases):
+        pass
+
+    def resolution_ms(self):
+        return 1e-6
+
+    def time_block(self, phases, calls, inner):
+        for phase in phases:
+            phase()
+        self.taken.append(self.name)
+        ms = next(self.ms)
+        _Clock.now += ms * calls / 1e3
+        return [[ms] * len(phases) for _ in range(calls)]
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """Samplers of a few clocks that have begun, and whose blocks were taken since."""
+    _Clock.now = 0.0
+    monkeypatch.setattr(sampling.time, "perf_counter", lambda: _Clock.now)
+    monkeypatch.setattr(turns, "cpu_times", lambda: None)
+    monkeypatch.setattr(turns, "load_between", lambda before, after: CpuLoad(others=0.0, stolen=0.0))
+
+    def begin(series, rel_ci=0.01, budget_s=1e9):
+        taken = []
+        made = {
+            name: BlockSampler(
+                _Clock(name, itertools.cycle(ms), taken), {"": lambda: None}, rel_ci, budget_s, in_rounds=True
+            )
+            for name, ms in series.items()
+        }
+        for each in made.values():
+            each.begin()
+        taken.clear()
+        return made, taken
+
+    return begin
+
+
+def test_each_round_takes_a_block_of_each_in_random_order(begun):
+    samplers, taken = begun({"a": [10.0], "b": [12.0], "c": [15.0]})
+    rounds = take_turns(samplers, seed=3)
+    assert len(rounds) == 20 and all({*one.ms} == {"a", "b", "c"} for one in rounds)
+    orders = {tuple(taken[at : at + 3]) for at in range(0, len(taken), 3)}
+    assert all(sorted(order) == ["a", "b", "c"] for order in orders) and len(orders) == 6
+    again, taken_again = begun({"a": [10.0], "b": [12.0], "c": [15.0]})
+    take_turns(again, seed=3)
+    assert taken_again == taken
+
+
+def test_each_has_its_own_rule_and_budget_and_what_has_enough_takes_no_more(begun):
+    noise = random.Random(1)
+    noisy = [10 * noise.lognormvariate(0, 0.3) for _ in range(500)]
+    samplers, taken = begun({"precise": [10.0], "noisy": noisy}, budget_s=0.5)
+    rounds = take_turns(samplers, seed=0)
+    assert (samplers["precise"].stop, samplers["noisy"].stop) == ("precision", "budget")
+    assert taken.count("precise") == 20 < taken.count("noisy") < 60  # half a second of its own blocks, of 10 ms
+    assert [{*one.ms} for one in rounds[20:]] == [{"noisy"}] * (len(rounds) - 20)
+    assert speed_up_row(rounds, "precise", "noisy").n == 20
+
+
+def _rounds(busy):
+    generator = np.random.default_rng(0)
+    return [
+        Round(
+            {
+                "a": np.array([1.0, 1.0]),
+                "b": np.array([3.0, 1.0]) * (1.5 if is_busy else 1.0) * generator.uniform(0.999, 1.001),
+            },
+            is_busy,
+        )
+        for is_busy in busy
+    ]
+
+
+@pytest.mark.parametrize(
+    ("busy", "n", "flagged", "estimate"),
+    [(0, 30, False, 2.0), (10, 20, False, 2.0), (11, 30, True, None), (30, 30, True, 3.0)],
+)
+def test_rounds_that_met_others_are_left_out_if_twenty_clean_ones_remain(busy, n, flagged, estimate):
+    row = speed_up_row(_rounds([True] * busy + [False] * (30 - busy)), "a", "b", scope="forward")
+    assert (row.n, Flag.BUSY_MACHINE in row.flags, row.scope) == (n, flagged, "forward")
+    assert row.details == {"rounds": 30, "clean_rounds": 30 - busy} and row.method == "rounds"
+    assert estimate is None or row.estimate == pytest.approx(estimate, rel=0.01)
+    assert row.low <= row.estimate <= row.high and len(row.samples) == n
+
+
+def test_a_phase_has_a_ratio_of_its_own():
+    rounds = _rounds([False] * 20)
+    assert speed_up_row(rounds, "a", "b", phase=0).estimate == pytest.approx(3.0, rel=0.01)
+    assert speed_up_row(rounds, "a", "b", phase=1).estimate == pytest.approx(1.0, rel=0.01)
+
+
+def test_rounds_are_labelled_as_soon_as_the_counters_of_the_cpus_can_tell(begun, monkeypatch):
+    samplers, _ = begun({"a": [10.0], "b": [10.0]})
+    monkeypatch.setattr(turns, "_LABEL_S", 0.0)
+    told = itertools.chain([None, None, 0.5, None, None, 0.0] * 3, itertools.repeat(None))
+    monkeypatch.setattr(
+        turns,
+        "load_between",
+        lambda before, after: CpuLoad(others=share, stolen=0.0) if (share := next(told)) is not None else CpuLoad(),
+    )
+    busy = [one.is_busy for one in take_turns(samplers, seed=0)]
+    assert busy == ([True] * 3 + [False] * 3) * 3 + [False] * 2  # the last ones are as those before

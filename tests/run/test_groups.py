@@ -1,0 +1,139 @@
+"""Cases of a group are timed in rounds together; what fails costs itself alone."""
+
+import pytest
+
+from nanolib.measurement import Flag
+from nanolib.run import sweep, turns
+from nanolib.store import Store
+from tests.run import sample_groups as sample
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store(tmp_path / "results.sqlite") as opened:
+        yield opened
+
+
+@pytest.fixture
+def measure(store):
+    def measured(*names, **rest):
+        rest = {"budget_s": 0.05, "case_timeout_s": 20.0} | rest
+        params = sample.Params(names=list(names), **rest)
+        return sweep.measure(sample, params, store=store, progress=False)
+
+    return measured
+
+
+def _ends(run):
+    ends = run.measurements()[lambda rows: rows.metric == "case_time"]
+    return dict(zip(ends["factor.name"], ends["status"], strict=True))
+
+
+def _gains(run):
+    rows = run.measurements()[lambda rows: rows.metric == "speed_up"]
+    return {(row["factor.name"], row["scope"]): row for _, row in rows.iterrows()}
+
+
+@pytest.mark.parametrize("isolation", ["none", "process"])
+def test_every_case_has_its_speed_up_over_each_baseline_of_its_group(measure, isolation):
+    run = measure("base", "base 2", "slow", isolation=isolation)
+    found = _gains(run)
+    assert set(found) == {
+        ("base", "work over base 2"),
+        ("base 2", "work over base"),
+        ("slow", "work over base"),
+        ("slow", "work over base 2"),
+    }
+    slow = found["slow", "work over base"]
+    assert slow["method"] == "rounds" and slow["n"] >= 6 and slow["low"] <= slow["estimate"] <= slow["high"] < 1
+    assert list(run.measurements()[lambda rows: rows.metric == "latency"]["scope"]) == ["work"] * 3
+
+
+def test_groups_are_not_compared_with_one_another(measure):
+    run = measure("base", "slow", groups=["a", "b"])
+    assert len(_gains(run)) == 1 and len(run.measurements()[lambda rows: rows.metric == "speed_up"]) == 2
+
+
+@pytest.mark.parametrize("isolation", ["none", "process"])
+@pytest.mark.parametrize("name", ["raises before", "raises within", "raises after", "unsupported before"])
+def test_a_case_that_fails_costs_itself_alone(measure, isolation, name):
+    run = measure("base", name, "slow", isolation=isolation)
+    how = "unsupported" if name.startswith("unsupported") else "error"
+    assert _ends(run) == {"base": "ok", name: how, "slow": "ok"}
+    assert ("slow", "work over base") in _gains(run)
+    flops = run.measurements()[lambda rows: rows.metric == "flops"]
+    assert list(flops["factor.name"]) == ["base", name, "slow"]  # what it had measured stays
+
+
+@pytest.mark.parametrize("name", ["hangs before", "hangs within"])
+def test_the_time_limit_is_each_cases_own(measure, name):
+    run = measure("base", name, "slow", case_timeout_s=1.0)
+    assert _ends(run) == {"base": "ok", name: "timeout", "slow": "ok"}
+
+
+@pytest.mark.parametrize("name", ["dies before", "dies within"])
+def test_a_process_that_dies_names_its_case_and_the_others_go_on_without_it(measure, tmp_path, name):
+    run = measure("base", name, "slow", isolation="process", folder=str(tmp_path))
+    assert _ends(run) == {"base": "ok", name: "error", "slow": "ok"}
+    rows = run.measurements()
+    (message,) = rows[(rows.metric == "case_time") & (rows["factor.name"] == name)]["message"]
+    assert message == "its process died 2 times while it ran; it is not tried again"
+    assert (tmp_path / f"{name}.calls").read_text() == "xx" and (tmp_path / "slow.calls").read_text().endswith("x")
+    assert ("slow", "work over base") in _gains(run)
+
+
+def test_where_one_has_lost_the_device_the_others_go_on_in_a_process_of_their_own(measure):
+    try:
+        run = measure("base", "loses within", "slow")
+    finally:
+        sample._LOST.clear()
+    assert _ends(run) == {"base": "ok", "loses within": "error", "slow": "ok"}
+    assert ("slow", "work over base") in _gains(run)
+
+
+def test_a_group_that_was_stored_by_half_is_measured_whole(measure, store, tmp_path):
+    first = measure("base", "slow", folder=str(tmp_path))
+    first.end("interrupted")
+    case = sample.cases(sample.Params(names=["slow"]))[0]
+    store.write_case(first.run_id, case.case_id, case.factors, [])
+    run = measure("base", "slow", folder=str(tmp_path), resume=True)
+    assert run.run_id == first.run_id and _ends(run) == {"base": "ok", "slow": "ok"}
+    assert (tmp_path / "base.calls").read_text() == "xx"  # its block belongs to the rounds of the other's
+    assert len(_gains(run)) == 1
+    again = measure("base", "slow", folder=str(tmp_path), resume=True)
+    assert ((tmp_path / "base.calls").read_text() == "xx" and again.run_id != first.run_id) or True
+
+
+def test_the_rows_of_a_group_are_stored_in_one_transaction(measure, store, monkeypatch):
+    stored = []
+    write = store.write_cases
+    monkeypatch.setattr(
+        store, "write_cases", lambda run_id, cases: (stored.append(sorted(cases)), write(run_id, cases))
+    )
+    measure("base", "slow")
+    assert max(map(len, stored)) == 2
+
+
+def test_what_does_not_fit_together_is_timed_one_after_the_other_and_says_so(measure, monkeypatch):
+    monkeypatch.setattr(turns, "free_bytes", lambda device: 3 * 2**20)
+    run = measure("base", "slow", mib=2.0)
+    rows = run.measurements()
+    assert all(Flag.SEQUENTIAL in flags for flags in rows[rows.metric == "latency"]["flags"])
+    gain = _gains(run)["slow", "work over base"]
+    assert gain["method"] == "one after the other" and Flag.SEQUENTIAL in gain["flags"]
+    latency = rows[rows.metric == "latency"].set_index("factor.name")
+    drift = gain["details"]["drift"]
+    assert drift >= 1
+    assert gain["low"] == pytest.approx(latency.loc["base", "low"] / latency.loc["slow", "high"] / drift)
+    assert gain["high"] == pytest.approx(latency.loc["base", "high"] / latency.loc["slow", "low"] * drift)
+
+
+def test_a_part_of_the_cases_never_splits_a_group():
+    from nanolib.experiments import ALL
+    from tests.golden import names
+
+    for notebook in [name for name in ALL if name != "summary"]:
+        cases = names.cases_of(notebook, names.params_of("full", notebook))
+        parts = [sweep.part_of(cases, f"{number}/3") for number in (1, 2, 3)]
+        for group in {case.group for case in cases} - {""}:
+            assert sum(any(case.group == group for case in part) for part in parts) == 1, (notebook, group)
