@@ -68,7 +68,7 @@ def _legends(chart):
 
 @pytest.mark.parametrize("name", _DRAWN)
 def test_no_two_series_of_a_chart_look_alike(rows, name):
-    chart = CHARTS[name](rows[rows["time"] < 3] if name == "attention_roofline" else rows)  # shapes are taken there
+    chart = CHARTS[name](rows[rows["time"] < 2] if name == "attention_roofline" else rows)  # shapes are taken there
     looks = max(_legends(chart), key=len)
     assert len(looks) >= _TIMES and len(set(looks.values())) == len(looks)
 
