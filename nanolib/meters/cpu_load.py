@@ -21,6 +21,7 @@ from nanolib.meters.limits import cpu_quota, throttled_periods, usable_cpus
 
 BUSY_SHARE = 0.10  # of the CPUs, above which a timing suffers
 STARTS = "nanolib.run.launch"  # what nanolib starts begins with this module
+_SPAWNED = ("--multiprocessing-fork",)  # what Python's own way of starting a process leaves in its command
 _COUNTED = (
     "user",
     "system",
@@ -147,6 +148,6 @@ def _family() -> list[psutil.Process]:
     """Processes of this command: `nano`, papermill, kernel, worker and ranks know who started them, others are their own."""
     first = psutil.Process()
     with contextlib.suppress(psutil.Error):
-        while STARTS in first.cmdline() and (parent := first.parent()) is not None:
+        while {STARTS, *_SPAWNED} & {*first.cmdline()} and (parent := first.parent()) is not None:
             first = parent
     return [first, *first.children(recursive=True)]

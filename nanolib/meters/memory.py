@@ -102,10 +102,11 @@ class LiveBytes(TorchDispatchMode):
 
 @dataclass
 class Peak:
-    """Bytes: alive before, of these the case's own, and alive at the most; None where the machine cannot tell."""
+    """Bytes: alive before, of these the case's own, kept by the allocator before, and the most; None where it cannot be told."""
 
     before: int = 0
     existing: int = 0
+    kept: int = 0
     live: int | None = None
     reserved: int | None = None
     resident: int | None = None
@@ -119,8 +120,8 @@ class Peak:
 
     @property
     def own_reserved(self) -> int | None:
-        """The same of what the allocator keeps."""
-        return None if self.reserved is None else self.reserved - self.before + self.existing
+        """The same of what the allocator keeps: beside what it kept for others, which graphs never give back."""
+        return None if self.reserved is None else self.reserved - self.kept + self.existing
 
 
 @contextmanager
@@ -142,7 +143,7 @@ def peak_memory(device: str | torch.device = "cpu", *existing: torch.Tensor) -> 
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()  # what earlier cases have left in the allocator's cache is no part of this one's reserve
         torch.cuda.reset_peak_memory_stats(device)
-        peak.before = torch.cuda.memory_allocated(device)
+        peak.before, peak.kept = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
         try:
             yield peak
         finally:

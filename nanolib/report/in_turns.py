@@ -67,7 +67,7 @@ def over(line: Mapping[str, Any], baseline: str, name: str = "speed_up") -> Figu
 def not_slower(line: Mapping[str, Any], others: Iterable[str], name: str = "speed_up") -> list[str]:
     """The others, of those timed in its rounds, that a line is not shown to be faster than."""
     slower = {figure.name: figure.against(ONE) is Order.ABOVE for figure in line[f"{name}_over"]}
-    return [other for other in others if not slower.get(other, True)]
+    return [other for other in others if other in slower and not slower[other]]
 
 
 def gains(line: pd.Series, what: str, name: str = "speed_up") -> Pairs:

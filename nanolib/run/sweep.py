@@ -29,14 +29,14 @@ from nanolib.meters.machine import resolve_device, this_machine, versions
 from nanolib.meters.quiet import disturbances
 from nanolib.meters.time.collector import settled_heap
 from nanolib.run.case import Case
-from nanolib.run.ceilings import Ceiling, CeilingCase, measured_before
+from nanolib.run.ceilings import Ceiling, measured_before
 from nanolib.run.interference import Interference
 from nanolib.run.launch import LAUNCH_VARIABLE, PART_VARIABLE
 from nanolib.run.lock import device_lock, lock_path, say
 from nanolib.run.outcome import Outcome, one_line
 from nanolib.run.params import Params
 from nanolib.run.sources import git_revision, source_digest
-from nanolib.run.turns import fit_together, grouped, measure_apart, measure_group
+from nanolib.run.turns import fit_together, grouped, measure_apart, measure_group, part_of
 from nanolib.run.worker import Cancelled, run_here, run_in_process, was_killed
 from nanolib.store import Run, Store
 from nanolib.store.identity import alive, process_name
@@ -168,23 +168,6 @@ def _pause(stop: threading.Event, seconds: float) -> None:
         raise Cancelled
 
 
-def part_of(cases: Sequence[Case], part: str) -> list[Case]:
-    """The share of one of several runs, `2/4`; the machine's ceilings belong to each of them.
-
-    Cases of one shape stay together, a group's among them: what is compared with one another must come from one run.
-    """
-    if not part:
-        return list(cases)
-    number, of = map(int, part.split("/"))
-    shapes: dict[tuple[Any, ...], list[str]] = {}
-    for case in cases:
-        if not isinstance(case, CeilingCase):
-            shape = tuple(str(case.factors.get(name)) for name in ("seq_len", "batch_size"))
-            shapes.setdefault(shape, []).append(case.case_id)
-    mine = {case_id for shape in list(shapes.values())[number - 1 :: of] for case_id in shape}
-    return [case for case in cases if isinstance(case, CeilingCase) or case.case_id in mine] if mine else []
-
-
 def _measure_all(
     experiment: Any,
     params: Params,
@@ -196,6 +179,7 @@ def _measure_all(
 ) -> None:
     store, run_id = run.store, run.run_id
     finished, attempts = store.finished_cases(run_id), store.started_attempts(run_id)
+    begun_before = set(attempts)
     begun = {case.group for case in cases if case.group and case.case_id not in finished}
     todo = [case for case in cases if case.case_id not in finished or case.group in begun]  # a group is measured whole
     interference = Interference(store, run_id, len(todo))
@@ -211,8 +195,11 @@ def _measure_all(
                 on_progress(done, len(cases), str(group[0]))
             if stop is not None and stop.is_set():
                 raise Cancelled
+            again = len(group) > 1 and any(
+                case.case_id in begun_before for case in group
+            )  # in its own process it is told by which
             with watched_cpus() as load:
-                outcomes = _outcomes(experiment, params, group, run, isolated, stop, attempts)
+                outcomes = _outcomes(experiment, params, group, run, isolated or again, stop, attempts)
             for case in group:
                 outcome = outcomes[case.case_id]
                 if not was_killed(outcome):
@@ -264,7 +251,9 @@ def _outcomes(
             break
         for case in left:
             tried = attempts[case.case_id] = attempts.get(case.case_id, 0) + 1
-            started = Measurement("case_time", status=Status.STARTED, details={"attempts": tried})
+            # if all of this dies, nobody knows by which case of several: none is blamed
+            stored = tried if len(left) == 1 else tried - 1
+            started = Measurement("case_time", status=Status.STARTED, details={"attempts": stored})
             store.write_case(run_id, case.case_id, case.factors, [started])
         found = _attempt(experiment, params, left, run, isolated, stop)
         died = {case_id for case_id, outcome in found.items() if was_killed(outcome)}
@@ -289,9 +278,14 @@ def _attempt(
         return {first.case_id: Outcome(rows)}
     ceilings = ceilings_of(run.store, run.run_id)
     if len(cases) > 1 and not fit_together(cases):
-        return measure_apart(
-            cases, lambda case: _attempt(experiment, params, [case], run, isolated, stop)[case.case_id]
-        )
+
+        def alone(case: Case) -> Outcome:
+            nonlocal isolated
+            outcome = _attempt(experiment, params, [case], run, isolated, stop)[case.case_id]
+            isolated = isolated or bool(outcome.details.get("device_lost"))
+            return outcome
+
+        return measure_apart(cases, alone)
     if isolated:
         return run_in_process(experiment, params, cases, ceilings, run.store.path, run.run_id, stop)
     if len(cases) == 1:

@@ -14,6 +14,7 @@ from nanolib.meters.memory import free_bytes
 from nanolib.meters.time.latency import measure, measure_in_turns
 from nanolib.meters.time.turns import Round, Timing, speed_up_row
 from nanolib.run.case import Case, Measuring, Plan
+from nanolib.run.ceilings import CeilingCase
 from nanolib.run.outcome import Attempt, Outcome
 from nanolib.run.params import Params
 from nanolib.run.workload import fits, start_case
@@ -30,10 +31,32 @@ def grouped(cases: Sequence[Case]) -> list[list[Case]]:
     return list(groups.values())
 
 
+def part_of(cases: Sequence[Case], part: str) -> list[Case]:
+    """The share of one of several runs, `2/4`; the machine's ceilings belong to each of them.
+
+    Cases of one shape stay together, a group's among them: what is compared with one another must come from one run.
+    """
+    if not part:
+        return list(cases)
+    number, of = map(int, part.split("/"))
+    shapes: dict[tuple[Any, ...], list[str]] = {}
+    for case in cases:
+        if not isinstance(case, CeilingCase):
+            shape = tuple(str(case.factors.get(name)) for name in ("seq_len", "batch_size"))
+            shapes.setdefault(shape, []).append(case.case_id)
+    mine = {case_id for shape in list(shapes.values())[number - 1 :: of] for case_id in shape}
+    return [case for case in cases if isinstance(case, CeilingCase) or case.case_id in mine] if mine else []
+
+
 def fit_together(cases: Sequence[Case]) -> bool:
-    """Whether all of a group fit into the memory that is free, as far as their plans know."""
-    free = free_bytes(cases[0].device)
-    return free is None or fits(Plan({"all": sum(case.plan().most or 0 for case in cases)}), free)
+    """Whether all of a group that will run fit into the memory that is free, as far as their plans know."""
+    try:
+        free = free_bytes(cases[0].device)
+    except torch.AcceleratorError:  # this process has lost it
+        return True
+    plans = [case.plan() for case in cases if not case.runs_code and not case.unsupported()]
+    together = sum(plan.most or 0 for plan in plans if free is not None and fits(plan, free))
+    return free is None or fits(Plan({"all": together}), free)
 
 
 class _Lane:
@@ -54,6 +77,11 @@ class _Lane:
         with self.attempt.within():
             self.timing = self._next_timing(answer)
             return
+        self.end()
+
+    def end(self) -> None:
+        """Let go what it holds."""
+        self.timing = None
         self._measuring.close()
 
     def _next_timing(self, answer: dict[str, Measurement] | None) -> Timing | None:
@@ -131,7 +159,7 @@ def _go_on(lanes: dict[str, _Lane], seed: int, announce: Announce) -> None:
         for case_id in timings:
             lane = lanes[case_id]
             if case_id not in rows:  # it failed within its own block
-                lane.timing = None
+                lane.end()
                 continue
             for row in _speed_ups(lane.case, [lanes[other].case for other in rows], rounds, timings[case_id]):
                 lane.attempt.add(row)
@@ -154,8 +182,11 @@ def measure_apart(cases: Sequence[Case], measure: Callable[[Case], Outcome]) -> 
     """
     paces, outcomes = [_pace_ms(cases[0].device)], {}
     for case in cases:
-        outcomes[case.case_id] = measure(case)
+        outcome = outcomes[case.case_id] = measure(case)
+        if outcome.details.get("device_lost"):
+            break
         paces.append(_pace_ms(case.device))
+    outcomes |= {case.case_id: measure(case) for case in cases if case.case_id not in outcomes}
     drift = max(paces) / min(paces)
     times = {case_id: [row for row in found.rows if row.metric == "latency"] for case_id, found in outcomes.items()}
     for case in cases:
@@ -192,7 +223,7 @@ def _speed_up_apart(base: Measurement, own: Measurement, drift: float, scope: st
         n=min(base.n, own.n),
         method="one after the other",
         scope=scope,
-        flags=(Flag.SEQUENTIAL,),
+        flags=tuple({Flag.SEQUENTIAL, *base.flags, *own.flags} & {Flag.SEQUENTIAL, Flag.BUSY_MACHINE}),
         details={"drift": drift},
     )
 

@@ -106,7 +106,7 @@ def run_in_process(
     elif process.returncode:
         died = outcomes.setdefault(at, Outcome())
         died.status, died.message = Status.ERROR, ending(process.returncode, errors)
-    if len(cases) == 1:
+    if len(cases) == 1 or late or process.returncode:
         outcomes[at].seconds = time.perf_counter() - began
     return outcomes
 

@@ -310,12 +310,14 @@ def measure_case(case: Case, params: Params, ceilings: dict[str, float]) -> Iter
 def timed_alone(measuring: Measuring) -> Iterator[Measurement]:
     """The rows of what asks for its timings, each taken as soon as it is asked for."""
     answer = None
-    with contextlib.suppress(StopIteration):
-        while True:
+    while True:
+        try:
             made = measuring.send(answer)
-            answer = measure_alone(made) if isinstance(made, Timing) else None
-            if answer is None:
-                yield made
+        except StopIteration:
+            return
+        answer = measure_alone(made) if isinstance(made, Timing) else None
+        if answer is None:
+            yield made
 
 
 def start_case(case: Case, params: Params, ceilings: dict[str, float]) -> Measuring:

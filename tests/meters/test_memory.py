@@ -146,12 +146,13 @@ def test_a_gpus_allocator_gives_both_peaks_in_mib_and_what_else_was_alive_is_no_
         ("memory_allocated", 2**20),
         ("max_memory_allocated", 3 * 2**20),
         ("max_memory_reserved", 5 * 2**20),
+        ("memory_reserved", 2 * 2**20),
     ):
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
     asked = {"device": "cuda:0", "existing": (torch.empty(2**19, dtype=torch.uint8),), "scope": "s"}
     live, reserved = measure_memory(lambda: None, predicted_bytes=4 * 2**20, **asked)
     assert (live.metric, live.estimate, live.predicted, live.scope) == ("peak_memory", 2.5, 4.0, "s")
-    assert (reserved.metric, reserved.estimate, reserved.predicted) == ("reserved_memory", 4.5, None)
+    assert (reserved.metric, reserved.estimate, reserved.predicted) == ("reserved_memory", 3.5, None)
     assert live.details == reserved.details == {"before": 1.0} and live.method == reserved.method == "cuda_allocator"
 
 

@@ -215,12 +215,7 @@ class AttentionCase(Case):
         if not self.compiled and self.attention_type != "flash_attn":
             yield exact("flops", count_flops(forward), scope="forward", method="flop_counter", predicted=flops)
         yield exact("bytes", self.moved, scope="forward")
-        for each in workloads.values():
-            counted = not self.compiled or self.device.startswith("cuda")
-            trace(each, self, params)
-            yield from memory_rows(each, self.device, self.plan(), counted)
-        for x in (q, k, v):
-            x.requires_grad_(False)
+        yield from self._peaks(workloads["forward"], params)
         timed = yield params.timed(self.device, {"forward": forward})
         latency = replace(timed["forward"], predicted=predicted.get("latency"))
         yield latency
@@ -230,7 +225,16 @@ class AttentionCase(Case):
         if params.cold:
             yield measure(forward, scope="forward, cold", cold=True, predicted=predicted.get("latency"), **timing)
         if self.backward:
+            yield from self._peaks(workloads["forward_backward"], params)
             yield from self._measure_backward(params, (q, k, v), flops, ceilings)
+
+    def _peaks(self, work: Workload, params: Any) -> Iterator[Measurement]:
+        """Its peak memory; of what is compiled after a first call, which compiles."""
+        if self.compiled:
+            work.call()
+        trace(work, self, params)
+        counted = not self.compiled or self.device.startswith("cuda")
+        yield from memory_rows(work, self.device, self.plan(), counted)
 
     def _sparsity(self, work: attention.Work, mask: BlockMask | None) -> Iterator[Measurement]:
         """What the mask removes, beside what was asked for; flagged where that is nothing."""

@@ -98,7 +98,7 @@ class DecodeCase(RanksCase):
         """Whether the first rank can hold the whole sequence beside its share."""
         whole = dataclasses.replace(self, world_size=1, nodes=1).shard_bytes
         shares = self.shard_bytes * self.sharing
-        return not shortage(Plan({"decode": shares + whole}), self.device)
+        return not shortage(Plan({"decode": shares + 2 * whole}), self.device)  # it is put together from its parts
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """All rows of a case: the forms' times and speed-ups, their parts, bytes, errors, and the cost model."""

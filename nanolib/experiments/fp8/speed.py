@@ -121,7 +121,8 @@ class SpeedCase(Case):
         # of another type's ceiling a share would say nothing
         yield from rate_rows(latency, flops, product_of(self.precision), ceilings)
         yield rate("tokens_per_second", self.batch_size * self.seq_len, latency)
-        trace(dataclasses.replace(work, call=call), self, params)
+        work = dataclasses.replace(work, call=call)
+        trace(work, self, params)
         yield from self._memory(model, ids, work)
 
     def _in_precision(self, call: Callable[[], object]) -> Callable[[], object]:

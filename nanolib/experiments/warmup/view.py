@@ -29,6 +29,7 @@ WARMUP_COLUMNS = {
     "difference": "Mean over that after 5 steps, less 1 [range]",
     "status": "Status",
 }
+_FEWEST = 5  # processes, whose range says something
 _REFERENCE = 5  # steps, after which others are looked at
 _SETTING = ["run_id", "seq_len", "direction", "warmup_steps"]
 _FIGURES = ("mean", "sd", "cv", "median", "ratio")
@@ -151,7 +152,10 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
     if curves.empty:
         return [Claim("No warm-up curve was measured, so there is no verdict", advice="nano run quick warmup")]
     table = warmup_table(rows)
-    cold = table[(table["warmup_steps"] == 0) & table["difference"].notna()] if len(table) else table
+    if len(table):
+        known = table["difference"].notna() & (table["processes"] >= _FEWEST)
+        table = table[(table["warmup_steps"] == 0) & known]
+    cold = table
     grouped = curves.groupby(["run_id", "scope"], sort=False)
     return [*(_enough(part, cold) for _, part in grouped), *(_without(row) for _, row in cold.iterrows())]
 

@@ -218,6 +218,9 @@ def prefill_words(rows: pd.DataFrame) -> list[Claim]:
             continue
         across = across.sort_values("latency", kind="stable")
         best = across.iloc[0]
+        across, dense = (
+            part[(part["run_id"] == best["run_id"]) & (part["case_id"] == best["case_id"])] for part in (across, dense)
+        )
         others = [name for form in across["form"] if over(best, name := f"{form} {direction}")]
         alike = not_slower(best, others)
         named = [f"{name.split()[0]} on {ranks_words(best)}" for name in (best["form"], *alike)]
