@@ -95,7 +95,9 @@ def each_machine(experiment: str) -> Callable[[Chart], Chart]:
                 one.config = alt.Undefined
             with warnings.catch_warnings():  # one choice in the legend for all machines is what we want
                 warnings.filterwarnings("ignore", message="Automatically deduplicated selection parameter")
-                return theme(alt.vconcat(*charts, spacing=32).properties(title=title))
+                drawn = alt.vconcat(*charts, spacing=32).properties(title=title)
+                # one machine's single series needs no legend, which would take that of the other's
+                return theme(drawn.resolve_legend(color="independent", shape="independent"))
 
         return drawn
 
