@@ -125,6 +125,7 @@ FLAG_TEXT: dict[Flag, str] = {
 }
 
 
+OVER = " over "  # in the scope of a speed-up, between what was timed and its baseline
 LEARNING_STEPS = 200  # of training: runs that are shorter show that it runs, and nothing of what it would learn
 SMOKE_TEST = f"a smoke test: nothing is said of runs under {LEARNING_STEPS} steps"
 

@@ -21,7 +21,7 @@ TERMS = {
     "nats per byte": "Loss per byte of text: the mean of −ln p of the next byte. Divide by 0.693 for bits.",
     "cold cache": "The last-level cache is overwritten before each call, so that inputs come from memory.",
     "utilisation": "An estimate from how busy the cores were, between idle power and the highest power. It is no reading.",
-    "parallel efficiency": "The fastest algorithm's time on one rank, over ranks times their time; 100 % is perfect scaling.",
+    "parallel efficiency": "One rank's time, over ranks times their time; 100 % is perfect scaling.",
     "equivalent": "The 90 % interval of the change lies within ±3 %.",
     "inconclusive": "Too little evidence; the smallest change that could have been seen is given.",
     "suspect": "A change that is likely beyond 3 %, but not sure enough to fail a build.",

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
-from nanolib.measurement import Flag
+from nanolib.measurement import OVER, Flag
 from nanolib.report.claim import Figure, Order, comparing
 from nanolib.report.overview import pick
 from nanolib.report.tables import CASE
 
 ONE = Figure.exactly(1.0)
-OVER = " over "  # between what was timed and whose speed-up it is, in the scope of a row
 Pairs = tuple[tuple[Figure, Order, Figure], ...]
 
 
@@ -70,13 +69,15 @@ def not_slower(line: Mapping[str, Any], others: Iterable[str], name: str = "spee
     return [other for other in others if other in slower and not slower[other]]
 
 
-def gains(line: pd.Series, what: str, name: str = "speed_up") -> Pairs:
-    """What one line gains over each of its baselines, each compared with nothing gained.
+def gains(line: pd.Series, what: str, name: str = "speed_up", among: Container[str] | None = None) -> Pairs:
+    """What one line gains over its baselines, each compared with nothing gained.
 
     Args:
         line: From `with_speed_ups`.
         what: The line is of, for people.
         name: As in `with_speed_ups`.
+        among: Over which of them; None for all.
     """
-    named = (replace(figure, name=f"{what}{OVER}{figure.name}") for figure in line[f"{name}_over"])
+    chosen = (figure for figure in line[f"{name}_over"] if among is None or figure.name in among)
+    named = (replace(figure, name=f"{what}{OVER}{figure.name}") for figure in chosen)
     return tuple(pair for figure in named for pair in comparing(figure, ONE))

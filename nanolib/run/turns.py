@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from nanolib.measurement import Flag, Measurement
+from nanolib.measurement import OVER, Flag, Measurement
 from nanolib.meters.memory import free_bytes
 from nanolib.meters.time.latency import measure, measure_in_turns
 from nanolib.meters.time.turns import Round, Timing, speed_up_row
@@ -193,7 +193,7 @@ def measure_apart(cases: Sequence[Case], measure: Callable[[Case], Outcome]) -> 
         outcome = outcomes[case.case_id]
         outcome.rows = [_sequential(row) if row.metric == "latency" else row for row in outcome.rows]
         outcome.rows += [
-            _speed_up_apart(base, own, drift, f"{own.scope} over {other.title}")
+            _speed_up_apart(base, own, drift, f"{own.scope}{OVER}{other.title}")
             for other in cases
             if other.is_baseline and other is not case
             for own in times[case.case_id]
@@ -242,6 +242,6 @@ def _speed_ups(case: Case, others: Sequence[Case], rounds: Sequence[Round], timi
         asked: list[tuple[str, int | None]] = [(scope, at) for at, scope in enumerate(timing.phases)]
         asked += [(timing.total, None)] if len(asked) > 1 else []
         for scope, phase in asked:
-            row = speed_up_row(rounds, case.case_id, other.case_id, phase=phase, scope=f"{scope} over {other.title}")
+            row = speed_up_row(rounds, case.case_id, other.case_id, phase=phase, scope=f"{scope}{OVER}{other.title}")
             rows += [row] if row is not None else []
     return rows

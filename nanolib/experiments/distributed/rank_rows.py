@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nanolib.measurement import Flag, Measurement, exact
+from nanolib.measurement import OVER, Flag, Measurement, exact
 from nanolib.meters.time.latency import summarise
 from nanolib.meters.time.timer import KINDS
 from nanolib.meters.time.turns import Round, speed_up_row
@@ -52,7 +52,7 @@ def speed_up_rows(
 ) -> Iterator[Measurement]:
     """How many times as fast a call is as each of the others of its rounds; nothing where these are too few."""
     for other in others:
-        row = speed_up_row(rounds, name, other, scope=f"{name} over {other}") if other != name else None
+        row = speed_up_row(rounds, name, other, scope=f"{name}{OVER}{other}") if other != name else None
         if row is not None:
             yield replace(row, flags=(*row.flags, *flags))
 

@@ -29,8 +29,24 @@ DTYPES = {"float32": "float32", "tf32": "float32", "float16": "float16", "bfloat
 MODES = ("forward", "training_step")
 
 
+class _OfPrecision(Case):
+    """A case that is ranked with the other precisions of the same work."""
+
+    precision: str
+
+    @property
+    def title(self) -> str:
+        """See `Case.title`."""
+        return self.precision
+
+    @property
+    def is_baseline(self) -> bool:
+        """See `Case.is_baseline`."""
+        return self.precision == "bfloat16"
+
+
 @dataclass(frozen=True)
-class SpeedCase(Case):
+class SpeedCase(_OfPrecision):
     """One model in one precision."""
 
     name: str
@@ -90,16 +106,6 @@ class SpeedCase(Case):
         """See `Case.group`: all precisions of one model and mode."""
         model = (self.device, self.preset, json.dumps(self.overrides, sort_keys=True), self.mode, self.compiled)
         return " ".join(map(str, (*model, self.seq_len, self.batch_size)))
-
-    @property
-    def title(self) -> str:
-        """See `Case.title`."""
-        return self.precision
-
-    @property
-    def is_baseline(self) -> bool:
-        """See `Case.is_baseline`."""
-        return self.precision == "bfloat16"
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Measuring:
         """Time, rates, memory by what holds it, and for 8 bits which layers were converted and what Amdahl's law allows."""
@@ -169,7 +175,7 @@ class SpeedCase(Case):
 
 
 @dataclass(frozen=True)
-class ShapeCase(Case):
+class ShapeCase(_OfPrecision):
     """One matrix product, [m, k] @ [k, n], in bf16 and in 8 bits."""
 
     m: int
@@ -193,16 +199,6 @@ class ShapeCase(Case):
     def group(self) -> str:
         """See `Case.group`: both precisions of one product."""
         return f"{self.device} product {self.m} {self.k} {self.n}"
-
-    @property
-    def title(self) -> str:
-        """See `Case.title`."""
-        return self.precision
-
-    @property
-    def is_baseline(self) -> bool:
-        """See `Case.is_baseline`."""
-        return self.precision == "bfloat16"
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Measuring:
         """Time one product; in 8 bits with and without the cast of the left operand, the weight being cast already."""

@@ -223,8 +223,10 @@ def decode_words(rows: pd.DataFrame) -> list[Claim]:
 def _fastest(best: pd.Series, tied: list[str], about: str) -> Claim:
     """How far the most ranks that have cores scale, by the fastest form, and which forms are as fast."""
     form, ranks = best["form"].replace("_", " "), ranks_words(best)
-    against, (one,) = gains(best, form), [over(best, ONE_RANK)]
-    others = tuple(pair for pair in against if not pair[0].name.endswith(ONE_RANK))
+    one, others = (
+        over(best, ONE_RANK),
+        gains(best, form, among={figure.name for figure in best["speed_up_over"]} - {ONE_RANK}),
+    )
     takes = f"{form} takes {in_ms(best, 'latency')} per token"
     if len(tied) > 1:
         which = f"no clear difference between {listed(name.replace('_', ' ') for name in tied)}"
@@ -238,8 +240,7 @@ def _fastest(best: pd.Series, tied: list[str], about: str) -> Claim:
     more = " (more than 100% where a rank's part fits its cache)" if best["efficiency_high"] > 1 else ""
     sure = f"{takes}, {percent(best, 'efficiency', math.inf)} of perfect scaling{more}; "
     sure += f"one rank takes {in_ms(best, 'alone')}; {which}"
-    first = tuple(pair for pair in against if pair not in others)
-    return Claim(answer, sure, about=about, compared=first + others)
+    return Claim(answer, sure, about=about, compared=gains(best, form, among={ONE_RANK}) + others)
 
 
 _SCALES = 0.8  # of perfect scaling: from here on one more rank is worth its cores

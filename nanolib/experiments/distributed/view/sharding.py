@@ -231,7 +231,7 @@ def prefill_words(rows: pd.DataFrame) -> list[Claim]:
         else:
             answer = f"{listed(named)} cannot be told apart"
         sure = f"{named[0]} takes {with_ends(best, 'latency')} ms"
-        compared = tuple(pair for pair in gains(best, named[0]) if pair[0].name.partition(OVER)[2] in others)
+        compared = gains(best, named[0], among=others)
         if len(dense):
             one, gain = dense.iloc[0], over(best, f"dense {direction}")
             how = {Order.ABOVE: "faster", Order.BELOW: "slower", Order.ALIKE: "not told apart"}

@@ -12,7 +12,7 @@ from nanolib.experiments.model.view.tables import SCOPES, model_table, scaling_t
 from nanolib.measurement import format_number
 from nanolib.report import overview
 from nanolib.report.claim import Claim, Figure, Order, comparing
-from nanolib.report.in_turns import OVER, Pairs, gains
+from nanolib.report.in_turns import gains
 from nanolib.report.overview import cached, of_experiment, pick
 from nanolib.report.roofline import roofline_words
 from nanolib.report.tables import in_ms, known
@@ -94,7 +94,7 @@ def _optimised(table: pd.DataFrame) -> Iterator[Claim]:
         base = eager.get((row["name"].removesuffix(suffix), other, *row[shape]))
         if base is None or (is_eager and row["dtype"] == first):
             continue
-        pairs = {scope: _gain(row, scope, f"eager {other}") for scope in SCOPES}
+        pairs = {scope: gains(row, row["name"], f"{scope}_speed_up", {f"eager {other}"}) for scope in SCOPES}
         parts = [
             f"{_WORDS[scope]} {gain.estimate:.2f}× [{gain.low:.2f} … {gain.high:.2f}] as fast ({_SPEED[order]})"
             for scope, found in pairs.items()
@@ -110,12 +110,6 @@ def _optimised(table: pd.DataFrame) -> Iterator[Claim]:
             which, against = (f" in {row['dtype']}", other) if is_eager else ("", "eager")
             answer = f"{row['name']}{which}, n = {int(row['seq_len'])}, against {against}"
             yield Claim(answer, ", ".join(parts), compared=tuple(pair for found in pairs.values() for pair in found))
-
-
-def _gain(row: pd.Series, scope: str, baseline: str) -> Pairs:
-    """What one line gains over one baseline, timed in the same rounds; nothing where it was not."""
-    found = gains(row, row["name"], f"{scope}_speed_up")
-    return tuple(pair for pair in found if pair[0].name.endswith(f"{OVER}{baseline}"))
 
 
 def _slow_products(rows: pd.DataFrame, table: pd.DataFrame) -> Iterator[Claim]:
