@@ -23,6 +23,7 @@ from typing import Any
 
 from nanolib import installed
 from nanolib.run.launch import LAUNCH_VARIABLE
+from tests.gpu import alone
 
 SECONDS = 540.0  # of a lease of ten minutes; the rest is start and transfer
 _MARKS = {True: "holds", False: "DOES NOT HOLD", None: "not shown here"}
@@ -59,7 +60,8 @@ def first_minutes(
                 keep(found)
             part["broke"] = ""
         except Exception as error:  # whatever a part meets is its result, and the next one begins
-            part["broke"] = f"{type(error).__name__}: {error}".splitlines()[0][:500]
+            kind = "" if isinstance(error, alone.PartFailed) else f"{type(error).__name__}: "
+            part["broke"] = f"{kind}{error}".splitlines()[0][:500]
             print(f"{name}: broke: {part['broke']}", flush=True)
         part["seconds"] = round(time.monotonic() - start, 1)
         print(f"{name}: {part['seconds']} s", flush=True)
@@ -79,8 +81,6 @@ def main(arguments: list[str] | None = None) -> int:
         if stops:
             return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the part that runs is stopped too
-    from tests.gpu import alone
-
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # to ask for a GPU must not begin one here: parts do
     os.environ.setdefault(LAUNCH_VARIABLE, uuid.uuid4().hex)  # all parts share the ceilings that the first one measures
     alone.begin()

@@ -100,8 +100,9 @@ def markdown(results: Sequence[dict[str, Any]]) -> str:
 def _state(result: dict[str, Any], name: str) -> str:
     part = next(part for part in result["parts"] if part["name"] == name)
     held = [check["holds"] for check in part["checks"]]
-    text = f"{result['gpu']}: {held.count(True)} of {len(held)} hold"
-    return f"{text}, then it broke ({part['broke']})" if part["broke"] else text
+    text = f"{result['gpu']}: {held.count(True)} of {len(held) - held.count(None)} hold"
+    text += f", {held.count(None)} need more than it has" if None in held else ""
+    return f"{text}; then it ended ({part['broke']})" if part["broke"] else text
 
 
 def results() -> list[dict[str, Any]]:

@@ -336,7 +336,7 @@ def test_the_page_of_what_was_seen_is_made_from_the_results():
                   {"name": "fp8", "seconds": 1.0, "checks": [], "broke": "Error: no"}],
     }  # fmt: skip
     told = page.markdown([seen])
-    assert "| clock | NVIDIA L4: 1 of 1 hold |" in told and "then it broke (Error: no)" in told
+    assert "| clock | NVIDIA L4: 1 of 1 hold |" in told and "then it ended (Error: no)" in told
     assert "| ranks | not yet seen on a GPU |" in told and "No path of nanolib has been seen" not in told
 
 
