@@ -10,6 +10,7 @@ from torch import nn
 
 from nanolib.measurement import Unsupported
 from nanolib.models.onednn_linear import with_onednn
+from nanolib.models.own_code import with_own_code
 from nanolib.models.user import logits_of
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
@@ -22,8 +23,9 @@ def _eager(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forward:
 
 def _compiled(mode: str) -> Callable[[nn.Module, Forward, torch.Tensor], Forward]:
     def compiled(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forward:
-        torch._dynamo.reset()  # it gives a function up for good that was once called under a counter of FLOPs or of bytes
-        return _never_uncompiled(torch.compile(forward, mode=mode, dynamic=False))
+        # a function that was once called under a counter of FLOPs or of bytes is given up for good
+        own = with_own_code(lambda ids: forward(ids))
+        return _never_uncompiled(torch.compile(own, mode=mode, dynamic=False))
 
     return compiled
 

@@ -98,7 +98,6 @@ class Hardware:
         "seq_lens": [2048], "num_heads": 8, "head_dim": 64, "dtypes": ["bfloat16"],
         "backward": True, "quality_patterns": [], "budget_s": 0.2,
     }  # fmt: skip
-    long: ClassVar[int] = 8192
     peaks: ClassVar[dict[str, Any]] = {
         "attention_types": [DENSE[0], {"kind": "sparse", **WINDOW}],
         "seq_lens": [32_768], "num_heads": 32, "head_dim": 128, "dtypes": ["bfloat16"],
@@ -213,12 +212,6 @@ class Hardware:
         q = torch.randn(1, 8, seq_len, 64, device=self.device, dtype=torch.bfloat16)
         return lambda: attention.attend("dense", q, q, q, causal=True, options={"backend": backend})
 
-    def flex(self, seq_len: int) -> Call:
-        """A window by FlexAttention."""
-        q = torch.randn(1, 8, seq_len, 64, device=self.device, dtype=torch.bfloat16)
-        options = {"pattern": "window", "window": 256}
-        return lambda: attention.attend("flex", q, q, q, causal=True, options=options)
-
     def convert(self) -> Call:
         """A layer in 8 bits, forward."""
         layer = torch.nn.Sequential(torch.nn.Linear(1024, 1024, bias=False)).to(self.device, torch.bfloat16)
@@ -249,10 +242,6 @@ class Hardware:
     def reserved(self) -> int:
         """Bytes that torch holds of the GPU."""
         return torch.cuda.memory_reserved(self.device)
-
-    def forget_compiled(self) -> None:
-        """As in a fresh process."""
-        torch._dynamo.reset()
 
     # experiments
 

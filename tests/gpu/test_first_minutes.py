@@ -36,7 +36,6 @@ class Simulated(Hardware):
     patterns: ClassVar = Hardware.patterns | SMALL
     grid: ClassVar = Hardware.grid | SMALL
     math: ClassVar = Hardware.math | SMALL
-    long = 128
     peaks: ClassVar = Hardware.peaks | SMALL
     training: ClassVar = Hardware.training | MODEL | {"seq_lens": [16], "batch_sizes": [1], "budget_s": 0.02}
     model: ClassVar = Hardware.model | MODEL | {"seq_lens": [16], "batch_sizes": [1], "budget_s": 0.02, "new_tokens": 4}
@@ -53,11 +52,10 @@ class Simulated(Hardware):
         self.told = {
             "names": ("NVIDIA H100 80GB HBM3",) * 2, "gpus": 2, "working_w": 600.0, "idle_w": [70.0, 71.0], "counter_w": 600.0,
             "product": {"float32": 20.0, "tf32": 3.0, "bfloat16": 1.6, "fp8": 0.9}, "do_bench": 1.6,
-            "small": (0.008, 0.002), "sleep": 5.6, "copy": (0.008, 0.02), "flex": lambda count: 0.3,
+            "small": (0.008, 0.002), "sleep": 5.6, "copy": (0.008, 0.02),
             "kernels": {"flash": "flash_fwd_kernel", "efficient": "fmha_cutlassF", "cudnn": "cudnn_sdpa", "fp8": "sm90_e4m3_gemm"},
             "reserved": [2**30, 2**30], "native": "", "hangs": "rank 1 of 2 let the others wait until they gave up", "rows": {},
         } | wrong  # fmt: skip
-        self.compiled = 0
 
     def names(self):
         return self.told["names"]
@@ -84,13 +82,6 @@ class Simulated(Hardware):
     def copy(self, mib):
         return self.told["copy"], {}
 
-    def flex(self, seq_len):
-        def call():
-            self.compiled += 1
-
-        call.ms = lambda: self.told["flex"](self.compiled)
-        return call
-
     def attend(self, backend, seq_len=2048):
         return backend
 
@@ -98,8 +89,6 @@ class Simulated(Hardware):
         return "fp8"
 
     def measure(self, call, *, cold=False):
-        if callable(call):
-            return Measurement("latency", call.ms())
         ms, details = call
         ms = ms[cold] if isinstance(ms, tuple) else ms
         bound = details and details["host_ms"] >= details["device_ms"]
@@ -113,9 +102,6 @@ class Simulated(Hardware):
 
     def reserved(self):
         return self.told["reserved"].pop(0) if len(self.told["reserved"]) > 1 else self.told["reserved"][0]
-
-    def forget_compiled(self):
-        self.compiled = 0
 
     def run(self, name, **asked):
         graphs = "cuda_graph" in asked.get("optimisations", ())
@@ -255,7 +241,6 @@ WRONG = {
     "(flash) launches": {"kernels": {"flash": "softmax", "efficient": "fmha", "cudnn": "cudnn", "fp8": "e4m3"}},
     "(efficient) launches": {"kernels": {"flash": "flash", "efficient": "softmax", "cudnn": "cudnn", "fp8": "e4m3"}},
     "(cudnn) launches": {"kernels": {"flash": "flash", "efficient": "fmha", "cudnn": "softmax", "fp8": "e4m3"}},
-    "after 9 lengths": {"flex": lambda count: 166.0 if count > 8 else 2.7},
     "distributed: every case": {"rows": {"distributed": _changed("status", "error", **ENDS)}},
     "fused against float64": {"rows": {"distributed": _changed("estimate", 0.1, scope="fused", **ERROR)}},
     "a ring's training": {

@@ -125,12 +125,12 @@ def test_what_the_kernel_does_not_take_is_told():
 def test_a_graph_is_compiled_so_that_its_backward_pass_can_be_repeated(monkeypatch, grad, donated):
     found = []
 
-    def compiled():
+    def compiled(*of):
         return lambda q, *_, **__: found.append(torch._functorch.config.donated_buffer) or q
 
     monkeypatch.setattr(lowering, "compiled", compiled)
     q, k, v = _inputs("square")
     mask = sparse.lowered_mask(q, k, causal=True, options=_options("window"))
     with torch.set_grad_enabled(grad):
-        lowering.attend(q, k, v, mask, None)
+        lowering.attend(q, k, v, mask, None, ())
     assert found == [donated]

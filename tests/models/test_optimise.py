@@ -153,3 +153,18 @@ def test_a_model_of_which_a_part_would_run_uncompiled_is_not_timed_as_compiled(m
             ):
                 first_call_ms(step.forward)
     torch._dynamo.reset()
+
+
+def test_models_compiled_beside_each_other_are_compiled_once_each(monkeypatch, model, ids):
+    """Two that are timed in turns: the second must not make torch forget the first."""
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    torch._dynamo.reset()
+    steps = [Inferring(model, ids[:, :-1], "compile") for _ in range(2)]
+    for step in steps:
+        step.forward()
+    graphs = counters["stats"]["unique_graphs"]
+    for step in steps:
+        step.forward()
+    assert counters["stats"]["unique_graphs"] == graphs

@@ -41,7 +41,7 @@ def attend(
     mask = sparse.lowered_mask(q, k, causal=causal, options=options, scores=scores)
     if q.device.type == "cpu":  # it refuses inputs that ask for a gradient, even where none is taken
         q, k, v = (x.detach() for x in (q, k, v))
-    return lowering.attend(q, k, v, mask, scale)
+    return lowering.attend(q, k, v, mask, scale, sparse.key(options))
 
 
 def work(q_len: int, kv_len: int, *, causal: bool, options: Options) -> Work | None:

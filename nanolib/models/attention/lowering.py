@@ -23,6 +23,7 @@ from torch.nn.functional import avg_pool2d
 from nanolib.models.attention.block_mask import BlockMask, OnDevices, Plan, real_tensors
 from nanolib.models.attention.choice import Choice
 from nanolib.models.attention.patterns.pattern import seen, tile_count
+from nanolib.models.own_code import with_own_code
 
 Rule = Callable[[Any, Any, Any, Any], Any]  # (batch, head, query, key) -> whether the query sees the key
 
@@ -54,7 +55,9 @@ def not_lowered(device: str, dtype: torch.dtype, head_dim: int, q_len: int, bloc
     return f"FlexAttention needs a head_dim of {_LEAST_HEAD_DIM} or more" if head_dim < _LEAST_HEAD_DIM else ""
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: FlexMask, scale: float | None) -> torch.Tensor:
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: FlexMask, scale: float | None, pattern: tuple[Any, ...]
+) -> torch.Tensor:
     """Attention over the kept tiles by FlexAttention, compiled; planned, by its operation without a kernel.
 
     Args:
@@ -63,6 +66,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: FlexMask, sc
         v: Shape as `k`.
         mask: Of the same lengths.
         scale: Factor on the scores; None means head_dim ** -0.5.
+        pattern: What the mask was made of, by which its kernel is kept.
 
     Returns:
         Shape and dtype of `q`; a query without any key gets zero.
@@ -70,15 +74,12 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: FlexMask, sc
     if detect_fake_mode():
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         return operation(q, k, v, lambda score, *_: score, mask.as_tuple(), scale, {}, (), ())[0]
-    call = functools.partial(compiled(), q, k, v, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    kernel = compiled(q.shape, k.shape, q.dtype, pattern)
     graph = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     # else the backward pass may write over what the graph has saved; what is compiled here serves other processes too
     with torch._functorch.config.patch(donated_buffer=False) if graph else contextlib.nullcontext():
-        try:
-            return call().to(q.dtype)
-        except torch._dynamo.exc.FailOnRecompileLimitHit:  # it forgets what it has compiled, and begins anew
-            torch._dynamo.reset()
-            return call().to(q.dtype)
+        out = kernel(q, k, v, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    return out.to(q.dtype)
 
 
 def allow_repeated_backward() -> None:
@@ -86,13 +87,13 @@ def allow_repeated_backward() -> None:
     torch._functorch.config.donated_buffer = False
 
 
-@functools.cache
-def compiled() -> Any:
-    """FlexAttention through torch.compile, once per process.
+@functools.lru_cache(maxsize=64)
+def compiled(*of: Any) -> Any:
+    """FlexAttention through torch.compile, for one shape, dtype and pattern.
 
-    A full graph, since dynamo would else run all shapes beyond its limit unfused, and say nothing.
+    A full graph, since dynamo would else run unfused what it cannot compile, and say nothing.
     """
-    return torch.compile(flex_attention, dynamic=False, fullgraph=True)
+    return torch.compile(with_own_code(flex_attention), dynamic=False, fullgraph=True)
 
 
 # masks that depend on the shape alone

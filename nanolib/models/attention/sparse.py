@@ -71,7 +71,8 @@ def attend(
             work = choose_mask(q, k, causal=causal, options=options, scores=scores).work
             for watcher in _WATCHERS:
                 watcher(work)
-        return lowering.attend(q, k, v, lowered_mask(q, k, causal=causal, options=options, scores=scores), scale)
+        mask = lowered_mask(q, k, causal=causal, options=options, scores=scores)
+        return lowering.attend(q, k, v, mask, scale, key(options))
     mask = choose_mask(q, k, causal=causal, options=options, scores=scores)
     for watcher in _WATCHERS:
         watcher(mask.work)
@@ -128,14 +129,14 @@ def build_mask(
 
 def _shape(q: torch.Tensor, k: torch.Tensor, causal: bool, options: Options) -> tuple[Any, ...]:
     plans = q.shape[0] * q.shape[1] if options.per_head else 1
-    return q.shape[2], k.shape[2], causal, _key(options), plans, q.shape[1]
+    return q.shape[2], k.shape[2], causal, key(options), plans, q.shape[1]
 
 
 def work(q_len: int, kv_len: int, *, causal: bool, options: Options) -> Work | None:
     """Connections and tiles that the pattern keeps, counted from its mask; None where that depends on the input."""
     if options.pattern in CHOOSERS:
         return None
-    return _static(q_len, kv_len, causal, _key(options), 1, 1).work
+    return _static(q_len, kv_len, causal, key(options), 1, 1).work
 
 
 @functools.lru_cache(maxsize=64)
@@ -166,5 +167,6 @@ def _with_window(options: Options, kv_len: int, window: int) -> Pattern:
     return PATTERNS[options.pattern](options.model_construct(**{**options.__dict__, "window": window}), kv_len)
 
 
-def _key(options: Options) -> tuple[Any, ...]:
+def key(options: Options) -> tuple[Any, ...]:
+    """All of them, to keep by what was made."""
     return tuple(getattr(options, name) for name in Options.model_fields)
