@@ -8,7 +8,9 @@ load.others  # share of the CPUs, 0.5
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -129,6 +131,36 @@ def load_between(before: CpuTimes, after: CpuTimes) -> CpuLoad:
         if periods > first:
             load.held_back = max(load.held_back, (throttled - held) / (periods - first))
     return load
+
+
+_REST_S, _LOOK_S, _TICKS_S = 10.0, 0.1, 0.02
+_last_look = -math.inf, -math.inf  # when, and what they had used by then, s
+
+
+def wait_for_compilers() -> None:
+    """Wait, at most 10 s, until the processes that torch compiles with are at rest.
+
+    It starts one per core at the first thing to compile, compiles that by itself meanwhile, and comes back while they still begin.
+    """
+    global _last_look
+    if "torch._inductor.async_compile" not in sys.modules:
+        return
+    end = time.monotonic() + _REST_S
+    while time.monotonic() < end:
+        (moment, before), _last_look = _last_look, (time.monotonic(), _of_descendants())
+        if _last_look[0] - moment >= _LOOK_S and _last_look[1] - before <= _TICKS_S:
+            return
+        time.sleep(_LOOK_S)
+
+
+def _of_descendants() -> float:
+    """CPU seconds of the processes that this one has started, and theirs, as long as they live."""
+    seconds = 0.0
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has ended just now
+            times = process.cpu_times()
+            seconds += times.user + times.system
+    return seconds
 
 
 def _of_this_command() -> float:

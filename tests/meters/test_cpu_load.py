@@ -1,16 +1,21 @@
 """Who used the CPUs: stand-ins for the system's counts, and two real processes, of ours and of others."""
 
+import itertools
+import math
 import os
 import subprocess
 import sys
 import time
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from nanolib.measurement import Flag
 from nanolib.meters import cpu_load
 from nanolib.meters.cpu_load import CpuTimes, cpu_times, load_between, watched_cpus
+from nanolib.meters.time import latency
+from nanolib.meters.time.turns import Timing
 from nanolib.run import launch
 
 
@@ -94,3 +99,35 @@ def test_what_nanolib_starts_belongs_to_the_command_that_started_it():
     ours = [sys.executable, "-c", code, cpu_load.STARTS]
     started = subprocess.run(ours, check=True, capture_output=True, text=True)
     assert int(started.stdout) == os.getpid()
+
+
+def test_a_timing_waits_for_the_processes_that_torch_compiles_with(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch._inductor.async_compile", SimpleNamespace())
+    monkeypatch.setattr(cpu_load, "_last_look", (-math.inf, -math.inf))
+    begins = "import time\nend = time.process_time() + 1.0\nwhile time.process_time() < end: pass\ntime.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", begins]) as child:
+        try:
+            cpu_load.wait_for_compilers()
+            used = psutil.Process(child.pid).cpu_times()
+            assert used.user + used.system >= 1.0 and child.poll() is None
+        finally:
+            child.kill()
+
+
+def test_a_process_that_is_never_at_rest_is_not_waited_for_for_ever(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch._inductor.async_compile", SimpleNamespace())
+    monkeypatch.setattr(cpu_load, "_LOOK_S", 0.0)
+    monkeypatch.setattr(cpu_load, "_REST_S", 0.01)
+    used = itertools.count(1.0)
+    monkeypatch.setattr(cpu_load, "_of_descendants", lambda: next(used))
+    cpu_load.wait_for_compilers()
+    assert next(used) > 2.0
+
+
+def test_every_timing_waits_for_them(monkeypatch):
+    waited = []
+    monkeypatch.setattr(latency, "wait_for_compilers", lambda: waited.append(1))
+    work = {"sum": lambda: sum(range(100))}
+    latency.measure_phases(work, budget_s=1e-9)
+    latency.measure_in_turns({"a": Timing(work, budget_s=1e-9)}, seed=0)
+    assert waited == [1, 1]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from nanolib.measurement import BadInput, Flag, Measurement
-from nanolib.meters.cpu_load import BUSY_SHARE, CpuLoad, watched_cpus
+from nanolib.meters.cpu_load import BUSY_SHARE, CpuLoad, wait_for_compilers, watched_cpus
 from nanolib.meters.time.clock import Call, Clock, CudaClock, clock_for
 from nanolib.meters.time.cold import ColdClock
 from nanolib.meters.time.collector import quiet_collector
@@ -114,6 +114,7 @@ def measure_phases(
     if outliers not in get_args(Outliers):
         raise BadInput(f"outliers: {outliers!r} will not do; use one of {', '.join(get_args(Outliers))}")
     clock = ColdClock(clock_for(device), device) if cold else clock_for(device)
+    wait_for_compilers()
     with watched_cpus() as load, quiet_collector():
         blocks, shape = (collect or until_enough)(clock, phases, rel_ci, budget_s)
     return _rows(clock, phases, blocks, shape, load, outliers=outliers, total=total)
@@ -144,6 +145,7 @@ def measure_in_turns(
     """
     clocks = {name: clock_for(timing.device) for name, timing in timings.items()}
     samplers: dict[str, BlockSampler] = {}
+    wait_for_compilers()
     with watched_cpus() as load, quiet_collector():
         for name, timing in timings.items():
             with within(name):
