@@ -364,6 +364,12 @@ def test_power_of_zero_in_between_is_a_gap_and_is_not_drawn():
     assert rows["power"].details["course_w"] == [60.0, 60, 60, 40, 40, 40]
 
 
+def test_a_counter_that_is_read_more_often_than_it_counts_draws_no_saw():
+    """As an H200's is: it counts every 100 ms, and is read every 50."""
+    track = _track(joules=[0, 12, 12, 24, 24, 36, 36, 36, 60])
+    assert track.course(Window("x", 0.0, 8.0)) == ([1.0, 3.0, 5.0, 8.0], [12.0, 6.0, 6.0, 8.0])
+
+
 def test_a_counter_that_was_reset_is_not_drawn_where_it_was():
     track = _track(joules=[0, 400, 800, 100, 500], wrap_j=262143.3)
     assert track.course(Window("x", 0.0, 4.0)) == ([1.0, 2.0, 4.0], [400.0, 400.0, 400.0])

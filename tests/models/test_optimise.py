@@ -10,6 +10,8 @@ from nanolib.experiments.model.model_cases import GenerationCase
 from nanolib.experiments.model.steps import Generating, Inferring, Training
 from nanolib.measurement import Unsupported
 from nanolib.meters.memory import peak_memory
+from nanolib.meters.time.latency import measure_phases
+from nanolib.meters.time.turns import Timing
 from nanolib.models.optimise import OPTIMISATIONS
 from nanolib.run.workload import first_call_ms
 
@@ -168,3 +170,16 @@ def test_models_compiled_beside_each_other_are_compiled_once_each(monkeypatch, m
     for step in steps:
         step.forward()
     assert counters["stats"]["unique_graphs"] == graphs
+
+
+def test_every_length_of_the_cache_was_met_before_a_token_is_timed(monkeypatch, model, ids):
+    """Kernels may be planned for each: that is no time of a token."""
+    step = Generating(model, ids[:1, :8], 4)
+    met, decode = [], type(step.generation).decode
+    monkeypatch.setattr(type(step.generation), "decode", lambda self: met.append(self.cache.length) or decode(self))
+    case = next(case for case in cases(Params(presets=["decoder_tiny"])) if isinstance(case, GenerationCase))
+    rows = step.measure(case, Params(budget_s=1e-9), {"flops": 1, "bytes": 1}, {})
+    (prefill,) = (row for row in [next(rows)] if "prefill" in row.phases)
+    rows.send({"prefill": measure_phases(prefill.phases, budget_s=1e-9)["prefill"]})
+    timed = next(row for row in rows if isinstance(row, Timing))
+    assert "decode" in timed.phases and met == [8, 9, 10, 11]

@@ -250,5 +250,5 @@ def cases(params: Params) -> list[Case]:
 
 def _token_by_token(step: Generating, phase: Phase) -> Callable[[], object]:
     """Reading the prompt again and again, or a token after it."""
-    step.generation.prefill()
+    step.generation.all_tokens()
     return step.generation.prefill if phase == "prefill" else step.generation.decode

@@ -297,9 +297,7 @@ class Generating:
         if self._captured:
             caches = []
             for one in (self.generation, generation_of(self.model, prompt, self.generation.new_tokens)):
-                one.prefill()
-                for _ in range(one.new_tokens):
-                    one.decode()
+                one.all_tokens()
                 caches.append(torch.cat([x.flatten() for x in one.cache.tensors]))
             return relative_error(*caches)
         return relative_error(logits_of(self._used)(prompt), logits_of(self.model)(prompt))
@@ -314,6 +312,7 @@ class Generating:
         yield rate("tokens_per_second", self.generation.prompt.numel(), timed["prefill"])
         yield exact("flops", int(predicted["flops"]), scope="decode", method="flop_counter" if case.own else "formula")
         yield exact("bytes", predicted["bytes"], scope="decode")
+        self.generation.all_tokens()
         timed = yield params.timed(case.device, {"decode": self.generation.decode})
         each = dataclasses.replace(timed["decode"], predicted=predicted.get("latency"))
         yield each

@@ -128,11 +128,16 @@ class Track:
         return self.energy(window)
 
     def course(self, window: Window) -> tuple[list[float], list[float]]:
-        """Power over a window: seconds since its start, and W, thinned to at most `_COURSE` points; gaps are left out."""
+        """Power over a window: seconds since its start, and W, thinned to at most `_COURSE` points; gaps are left out.
+
+        A counter's power is that between two moments at which it moved.
+        """
         inside = [r for r in self.readings if window.start_s <= r.t_s <= window.end_s]
         t, watts = np.array([r.t_s for r in inside]), np.array([r.watts for r in inside])
         joules = np.array([r.joules for r in inside])
         if not np.isnan(joules).all():
+            moved = np.append(True, np.diff(joules) != 0)  # a counter may be read more often than it counts
+            t, joules = t[moved], joules[moved]
             watts = counter_steps(t, joules, self.source.wrap_j, self.source.period_s) / np.diff(t)
             t, read = t[1:], ~np.isnan(watts)
         else:
