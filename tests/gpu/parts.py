@@ -119,11 +119,8 @@ def patterns(gpu: Hardware) -> Iterator[Check]:
             names = gpu.kernels(gpu.attend(backend))
         except Unsupported as refused:
             names = [str(refused)]
-        yield Check(
-            f"dense ({backend}) launches a kernel named {part}",
-            _few(names),
-            any(part in name.lower() for name in names),
-        )
+        named = [name for name in names if part in name.lower()]
+        yield Check(f"dense ({backend}) launches a kernel named {part}", _few(named or names), bool(named))
 
 
 def memory(gpu: Hardware) -> Iterator[Check]:
@@ -206,7 +203,7 @@ def eight_bits(gpu: Hardware) -> Iterator[Check]:
     yield from _every_case("fp8 recipes", gpu.run("fp8", **gpu.fp8, **recipes))
     names = gpu.kernels(gpu.convert())
     eight = [name for name in names if any(part in name.lower() for part in ("e4m3", "fp8", "f8"))]
-    yield Check("a converted layer launches a kernel of 8 bits", _few(names), bool(eight))
+    yield Check("a converted layer launches a kernel of 8 bits", _few(eight or names), bool(eight))
 
 
 def energy(gpu: Hardware) -> Iterator[Check]:
