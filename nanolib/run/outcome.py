@@ -52,6 +52,11 @@ class Outcome:
     details: dict[str, Any] = field(default_factory=dict)
     flags: tuple[Flag, ...] = ()
 
+    @property
+    def ran_short(self) -> bool:
+        """Whether there was too little memory, which the others of a group may have held."""
+        return self.status in (Status.OOM, Status.OOM_PREDICTED)
+
     def was_late(self, limit_s: float) -> None:
         """It did not end by itself."""
         self.status = Status.TIMEOUT

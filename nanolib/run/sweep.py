@@ -277,20 +277,23 @@ def _attempt(
     if rows := measured_before(first, run.store, run.run_id):
         return {first.case_id: Outcome(rows)}
     ceilings = ceilings_of(run.store, run.run_id)
+
+    def alone(case: Case) -> Outcome:
+        nonlocal isolated
+        outcome = _attempt(experiment, params, [case], run, isolated, stop)[case.case_id]
+        isolated = isolated or bool(outcome.details.get("device_lost"))
+        return outcome
+
     if len(cases) > 1 and not fit_together(cases):
-
-        def alone(case: Case) -> Outcome:
-            nonlocal isolated
-            outcome = _attempt(experiment, params, [case], run, isolated, stop)[case.case_id]
-            isolated = isolated or bool(outcome.details.get("device_lost"))
-            return outcome
-
         return measure_apart(cases, alone)
     if isolated:
-        return run_in_process(experiment, params, cases, ceilings, run.store.path, run.run_id, stop)
-    if len(cases) == 1:
-        return {first.case_id: run_here(params, first, ceilings, run.store, run.run_id)}
-    return measure_group(cases, params, ceilings)
+        found = run_in_process(experiment, params, cases, ceilings, run.store.path, run.run_id, stop)
+    elif len(cases) == 1:
+        found = {first.case_id: run_here(params, first, ceilings, run.store, run.run_id)}
+    else:
+        found = measure_group(cases, params, ceilings)
+    short = [case for case in cases if case.case_id in found and found[case.case_id].ran_short]
+    return found | measure_apart(short, alone) if short and len(cases) > 1 else found
 
 
 def store_outcomes(

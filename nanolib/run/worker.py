@@ -33,6 +33,7 @@ from nanolib.store.traces import recording
 
 _POLL_S = 0.2
 _START_S = 60.0  # what importing torch may take on a busy machine, on top of the case's own limit
+_GRACE_S = 5.0  # in which a case that can still be interrupted says that it was late
 
 
 class Cancelled(BaseException):
@@ -95,8 +96,8 @@ def run_in_process(
             env=os.environ | {"PYTHONPATH": import_path()},
         )
         try:
-            limit_s = params.case_timeout_s * len(cases) + _START_S
-            late, errors = _talk(process, json.dumps(request), limit_s, stop)
+            answer = Path(request["answer"])
+            late, errors = _talk(process, json.dumps(request), answer, params.case_timeout_s, stop)
         finally:  # after an interrupt too: nothing may stay behind
             if process.poll() is None:
                 end_group(process)
@@ -112,18 +113,20 @@ def run_in_process(
 
 
 def _talk(
-    process: subprocess.Popen[str], request: str, timeout_s: float, stop: threading.Event | None
+    process: subprocess.Popen[str], request: str, answer: Path, limit_s: float, stop: threading.Event | None
 ) -> tuple[bool, str]:
-    """Whether the process took too long, and what it complained of."""
-    end, sent = time.monotonic() + timeout_s, request
+    """Whether the process said nothing for longer than a case may take, and what it complained of."""
+    sent, said, since, more_s = request, 0, time.monotonic(), _START_S
     while True:
         try:
-            return False, process.communicate(sent, timeout=min(_POLL_S, max(0.0, end - time.monotonic())))[1]
+            return False, process.communicate(sent, timeout=_POLL_S)[1]
         except subprocess.TimeoutExpired:
             sent = None  # it has been sent
         if stop is not None and stop.is_set():
             raise Cancelled
-        if time.monotonic() >= end:
+        if (length := answer.stat().st_size) != said:
+            said, since, more_s = length, time.monotonic(), _GRACE_S
+        if time.monotonic() - since >= limit_s + more_s:
             return True, ""
 
 
@@ -169,6 +172,7 @@ def main() -> None:
 
         with Store(request["database"], create=False) as store, fitting_threads():
             ceilings = {name: Ceiling.of(ends) for name, ends in request["ceilings"].items()}
+            write(cases[0].case_id)
             if len(cases) == 1:
                 (case,) = cases
                 own = functools.partial(keep, case.case_id)

@@ -1,5 +1,6 @@
 """An experiment whose cases are timed in turns and fail where their names say."""
 
+import contextlib
 import os
 import signal
 import time
@@ -24,6 +25,7 @@ class Lost(torch.AcceleratorError):
 
 
 _FIRST, _LOST = os.getpid(), []
+_HELD = set()  # the cases that hold memory
 
 
 class Params(shared.Params):
@@ -61,6 +63,18 @@ class GroupCase(Case):
         calls = Path(params.folder) / f"{self.name}.calls"
         if params.folder:
             calls.write_text((calls.read_text() if calls.exists() else "") + "x")
+        with self._held():
+            yield from self._rows(params)
+
+    @contextlib.contextmanager
+    def _held(self):
+        _HELD.add(self.name)
+        try:
+            yield
+        finally:
+            _HELD.discard(self.name)
+
+    def _rows(self, params):
         yield exact("flops", 1.0, scope="work")
         self._fail("before")
         blocks = 0
@@ -89,6 +103,11 @@ class GroupCase(Case):
         if how == "hangs":
             while True:
                 time.sleep(0.01)
+        if how == "stuck":  # as in a kernel that never returns
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            time.sleep(1000)
+        if how == "short" and len(_HELD) > 1:
+            raise torch.OutOfMemoryError("out of memory")
         if how == "loses" and os.getpid() == _FIRST:
             raise Lost("an assertion on the device")
         if _LOST:

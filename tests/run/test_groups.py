@@ -3,7 +3,7 @@
 import pytest
 
 from nanolib.measurement import Flag
-from nanolib.run import sweep, turns
+from nanolib.run import sweep, turns, worker
 from nanolib.store import Store
 from tests.run import sample_groups as sample
 
@@ -69,6 +69,25 @@ def test_a_case_that_fails_costs_itself_alone(measure, isolation, name):
 def test_the_time_limit_is_each_cases_own(measure, name):
     run = measure("base", name, "slow", case_timeout_s=1.0)
     assert _ends(run) == {"base": "ok", name: "timeout", "slow": "ok"}
+
+
+@pytest.mark.parametrize("name", ["stuck before", "stuck within"])
+def test_a_process_that_says_nothing_for_longer_than_a_case_may_take_is_ended(measure, monkeypatch, name):
+    monkeypatch.setattr(worker, "_GRACE_S", 0.5)
+    run = measure("base", name, "slow", isolation="process", case_timeout_s=2.0)
+    assert _ends(run) == {"base": "ok", name: "timeout", "slow": "ok"}
+    assert ("slow", "work over base") in _gains(run)
+
+
+@pytest.mark.parametrize("isolation", ["none", "process"])
+@pytest.mark.parametrize("name", ["short before", "short within", "short after"])
+def test_what_runs_out_of_memory_beside_others_is_measured_again_alone(measure, isolation, name):
+    run = measure("base", name, "slow", isolation=isolation)
+    assert _ends(run) == {"base": "ok", name: "ok", "slow": "ok"}
+    rows = run.measurements()
+    times = rows[rows.metric == "latency"].set_index("factor.name")["flags"]
+    assert Flag.SEQUENTIAL in times[name] and Flag.SEQUENTIAL not in times["base"]
+    assert {own for own, _ in _gains(run)} == {"slow"}  # no ratio of what was not timed beside the baseline
 
 
 @pytest.mark.parametrize("name", ["dies before", "dies within"])
