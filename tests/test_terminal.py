@@ -1,6 +1,5 @@
 """What is stored or typed is shown and does nothing: not to a terminal, a spreadsheet or a page."""
 
-import ast
 import csv
 import io
 import json
@@ -12,7 +11,6 @@ from click.testing import CliRunner
 
 from nanolib.cli import main
 from nanolib.measurement import Measurement, printable
-from nanolib.paths import checkout
 from nanolib.report import renderer
 from nanolib.report.page import csv_text, markdown_table
 from nanolib.store import Store
@@ -21,7 +19,6 @@ from tests.store.rows import LATENCY, make_run
 
 HOSTILE = "a\x1b[31mred\x1b]0;title\x07\x9b2J\r\x08\u202eevil\u2066\u200b\ufeff\u2028nano: fine\x00\x7fz"
 TYPED = HOSTILE.replace("\x00", "")  # no command line holds one
-SOURCES = sorted((checkout() / "nanolib").rglob("*.py"))
 
 
 def test_what_acts_is_escaped_and_all_else_stays():
@@ -90,21 +87,6 @@ def test_no_text_acts_on_the_terminal(hostile, monkeypatch, arguments):
     assert not isinstance(ended.exception, Exception), ended.exception
     assert all(c.isprintable() or c == "\n" for c in ended.output), ascii(ended.output)
     assert "\nnano: fine" not in ended.output
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(checkout())))
-def test_all_that_is_printed_is_made_printable(path):
-    """Commands print by `say`; what others print, and say beside a bar, is a constant or goes through `printable`."""
-    tree = ast.parse(path.read_text())
-    echo = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "echo"]
-    inside = {call for function in echo if path.name == "command.py" for call in ast.walk(function)}
-    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call) and node not in inside):
-        name = ast.unparse(call.func)
-        assert name not in ("click.echo", "click.secho", "sys.stdout.write", "sys.stderr.write"), ast.unparse(call)
-        if name == "print" or "set_description" in name or "set_postfix" in name:
-            assert "cli" not in path.parts, ast.unparse(call)
-            texts = [text for text in call.args if not isinstance(text, ast.Constant)]
-            assert all(ast.unparse(text).startswith("printable(") for text in texts), ast.unparse(call)
 
 
 def test_a_chart_draws_what_acts_as_text(tmp_path):
