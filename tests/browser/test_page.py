@@ -2,12 +2,9 @@
 
 import json
 
-import pandas as pd
 import pytest
 
 from nanolib.report import page
-from nanolib.report.foreseen import foreseen_chart, timed_points
-from nanolib.report.renderer import javascript
 from nanolib.store import Store
 from tests.browser.conftest import as_it_was, watching
 from tests.report.rounds import in_turns
@@ -144,17 +141,3 @@ def test_a_page_without_numbers_says_so(watched, tmp_path, kind):
     watched.page.wait_for_timeout(1500)
     said = watched.page.locator("body").inner_text()
     assert ("nothing to show yet" if kind == "empty" else "too little memory") in said and watched.complaints == []
-
-
-def test_a_prediction_that_moves_finds_room_for_its_labels(watched):
-    spec = foreseen_chart(timed_points(pd.DataFrame(), [], True), [{"what": "a", "n": 64, "ms": 1.0}]).to_dict()
-    watched.page.set_content(f"<div id=chart></div><script>{javascript()}</script>")
-    watched.page.evaluate("async spec => { window.made = await vegaEmbed('#chart', spec, {renderer: 'svg'}); }", spec)
-    watched.page.evaluate(
-        "() => made.view.signal('foreseen', [{what: 'a', n: 64, ms: 1e9}]).runAsync().then(() => null)"
-    )
-    outside = """() => [...document.querySelectorAll('svg.marks text')].filter(e =>
-        e.getBoundingClientRect().left < document.querySelector('svg.marks').getBoundingClientRect().left)
-        .map(e => e.textContent)"""
-    watched.page.wait_for_function("() => document.querySelector('svg.marks').textContent.includes('1,000,000,000')")
-    assert watched.page.evaluate(outside) == []

@@ -13,11 +13,10 @@ from nanolib.compare.history import Change, History
 from nanolib.paths import checkout
 from nanolib.report import renderer
 from nanolib.report.drawing import colour_and_shape
-from nanolib.report.foreseen import foreseen_chart, timed_points
 from nanolib.report.palette import DARK, DARK_PAPER, PALETTE, SERIES, contrast, on_dark
 from nanolib.report.regressions import history_chart
 from nanolib.store import Store
-from tests.report.rows import ATTENTION, ended, latency
+from tests.report.rows import ATTENTION
 from tests.shown import CHARTS
 
 _REFERENCE = checkout() / "outputs" / "reference" / "amd-epyc-2-cores-quick" / "results.sqlite"
@@ -138,20 +137,3 @@ def test_a_case_that_failed_stands_at_the_bottom_however_high_a_page_draws_the_c
     panels = CHARTS["attention_latency"](measured("attention", list(ATTENTION.values()))).to_dict()["hconcat"]
     crosses = [layer for panel in panels for layer in panel["layer"] if layer["mark"].get("text") == "✕"]
     assert len(crosses) == 2 and all(layer["encoding"]["y"] == {"value": "height"} for layer in crosses)
-
-
-def test_cases_of_a_panel_that_differ_in_a_control_alone_have_names_that_differ(measured):
-    shape = {"name": "dense", "seq_len": 64, "batch_size": 1, "dtype": "float32", "causal": True}
-    found = [ended(), latency("forward", 1.0, predicted=0.5)]
-    rows = measured("attention", [(shape | {"num_heads": heads}, found) for heads in (8, 2)])
-    alone = rows[rows["case_id"] == "0"]
-    assert list(timed_points(alone, ["forward"], True)["case"]) == ["dense seq_len=64 batch_size=1 dtype=float32"]
-    names = timed_points(rows, ["forward"], True)["case"]
-    assert [name.split()[-1] for name in names] == ["num_heads=8", "num_heads=2"]
-
-
-def test_what_is_measured_in_a_panel_looks_like_nothing_else_there():
-    points = pd.DataFrame({"what": [f"kind {at}" for at in range(12)], "n": 64, "ms": 1.0, "low": 0.9, "high": 1.1})
-    points = points.assign(case="c", predicted=0.5, here=True, run_id="r")
-    (looks,) = _legends(foreseen_chart(points, []))
-    assert len(set(looks.values())) == 12

@@ -1,0 +1,169 @@
+import importlib
+import json
+import shlex
+import time
+
+import psutil
+import pytest
+
+from nanolib.experiments import ALL
+from nanolib.experiments.explore import Explore, explore
+from nanolib.run import sweep
+from nanolib.run.lock import device_lock
+from nanolib.run.suite import jobs
+from nanolib.store import Store
+
+TINY = {"overrides": {"num_layers": 1, "d_model": 64, "num_heads": 4, "vocab_size": 300}}
+# Notebook → its parameters, and controls with their new values as a person writes them.
+WALKED = {
+    "attention": (
+        {"quality_patterns": [], "attention_types": ["dense"], "seq_lens": [64]},
+        {"seq_lens": "[32]", "num_heads": "2", "causal": False, "budget_s": "0.05"},
+    ),
+    "model": (TINY | {"seq_lens": [32]}, {"seq_lens": "[16]", "train": False, "learning_rate": "0.01"}),
+    "warmup": (TINY, {"warmup_steps": "[0, 3]", "directions": "[forward_backward]"}),
+    "energy": (TINY | {"seq_lens": [32]}, {"phases": "[decode]", "batch_size": "2"}),
+    "fp8": ({"presets": [], "overrides": {}, "numerics": []}, {"parity_arms": "[fp8_rowwise]", "parity_seeds": "3"}),
+    "distributed": (TINY, {"world_sizes": "[2]", "algorithms": "[gather]"}),
+}
+
+
+@pytest.fixture
+def shown(tmp_path, monkeypatch):
+    """Makes the controls of a notebook, as JupyterLab would show them."""
+    monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path))
+
+    def make(name, rows=None, **params):
+        experiment = ALL[name]()
+        return Explore(experiment, experiment.Params(**params), rows)
+
+    return make
+
+
+def _wait(condition, seconds=90):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert condition()
+
+
+def test_every_notebook_that_measures_is_walked():
+    assert {*WALKED} == {*ALL} - {"summary"}
+
+
+@pytest.mark.parametrize("name", WALKED)
+def test_a_live_notebook_has_controls_and_a_batch_run_has_none(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path))
+    experiment = importlib.import_module(f"nanolib.experiments.{name}.cases")
+    monkeypatch.setattr(sweep, "live_front_end", lambda: False)
+    assert explore(experiment, experiment.Params()) is None
+    monkeypatch.setattr(sweep, "live_front_end", lambda: True)
+    assert explore(experiment, experiment.Params()).children
+
+
+@pytest.mark.parametrize("name", WALKED)
+def test_what_the_controls_hold_is_predicted_and_is_what_the_command_runs(name, shown):
+    params, changed = WALKED[name]
+    panel = shown(name, **params)
+    assert panel.params() == panel._params  # every default survives its control
+    for control, value in changed.items():
+        panel.controls[control].value = value
+    found = panel.params()
+    assert {key: getattr(found, key) != getattr(panel._params, key) for key in changed} == dict.fromkeys(changed, True)
+    panel.predict.click()
+    assert "<b>" not in panel.predicted.value and "redict" in panel.predicted.value and not panel.measure.disabled
+    words = shlex.split(panel.command.text)
+    given = dict(word.split("=", 1) for word in words[5::2])
+    assert words[:4] == ["nano", "run", "quick", name] and set(words[4::2]) <= {"-p"}
+    (job,) = jobs.plan(ALL, words[2:4], given, {})
+    assert [case.case_id for case in job.cases()] == [case.case_id for case in ALL[name]().cases(found)]
+
+
+@pytest.mark.parametrize(
+    ("control", "value", "said"),
+    [
+        ("seq_lens", "[0]", "seq_lens"),
+        ("seq_lens", "many", "seq_lens"),
+        ("num_heads", "two", "num_heads"),
+        ("attention_types", "[{kind: nothing}]", "nothing"),
+        ("budget_s", "-1", "budget_s"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_a_line_and_cannot_be_measured(shown, control, value, said):
+    panel = shown("attention", **WALKED["attention"][0])
+    before = panel.controls[control].value
+    panel.controls[control].value = value
+    assert panel.predicted.value.startswith("<b>") and said in panel.predicted.value
+    assert panel.measure.disabled and panel.predict.disabled
+    panel.controls[control].value = before
+    assert not panel.predicted.value and not panel.measure.disabled and not panel.predict.disabled
+
+
+def test_what_is_measured_stands_in_the_chart_and_is_kept_when_that_is_asked_for(shown, tmp_path):
+    panel = shown("attention", **WALKED["attention"][0], backward=False, budget_s=0.05)
+    panel.predict.click()
+    assert "keep a measurement, or run nano doctor" in panel.predicted.value
+    before = panel.chart.chart
+    assert "press Measure" in json.dumps(before.to_dict())
+    panel.measure.click()
+    assert panel.measure.disabled and not panel.cancel.disabled and panel.said.value == "Starting 1 case(s) …"
+    _wait(lambda: not panel.measure.disabled)
+    assert panel.said.value == "Measured; not kept yet." and panel.chart.chart is not before
+    assert "dense" in panel.measured.value and "64" in panel.measured.value
+    with Store() as store:
+        assert store.runs().empty
+    panel.keep.click()
+    with Store() as store:
+        assert list(store.runs().status) == ["done"] and panel.keep.disabled
+    panel.predict.click()
+    assert "nano doctor" not in panel.predicted.value and "latency (ms)" in panel.predicted.value
+
+
+def test_the_chart_is_of_what_was_measured_last_and_all_is_kept(shown):
+    """Settings that a chart does not tell apart would else be joined by its lines."""
+    small = WALKED["attention"][0] | {"backward": False, "budget_s": 0.05}
+    experiment = ALL["attention"]()
+    with Store() as store:
+        run = sweep.measure(experiment, experiment.Params(**small), store=store, progress=False)
+        run.finish()
+        panel = shown("attention", run.measurements(), **small)
+    drawn = lambda: [row for rows in panel.chart.spec["datasets"].values() for row in rows]  # noqa: E731
+    seen = [drawn()]
+    for heads in ("2", "4"):
+        panel.controls["num_heads"].value = heads
+        panel._run(panel.params())
+        seen.append(drawn())
+    assert len(seen[0]) == len(seen[1]) == len(seen[2]) > 0 and seen[0] != seen[1] != seen[2]
+    panel.keep.click()
+    with Store() as store:
+        assert len(store.runs()) == 3
+
+
+def test_what_could_not_be_measured_is_said_with_the_reason(shown):
+    panel = shown("attention", **WALKED["attention"][0])
+    for control, value in {"attention_types": '[{"kind": "flash_attn"}]'}.items():
+        panel.controls[control].value = value
+    panel.measure.click()
+    _wait(lambda: not panel.measure.disabled)
+    assert "unsupported" in panel.said.value and panel.said.value.endswith("; not kept yet.")
+
+
+def test_cancel_ends_the_case_in_flight_and_nothing_is_kept(shown):
+    panel = shown("attention", **WALKED["attention"][0] | {"seq_lens": [8192]})
+    panel.measure.click()
+    _wait(lambda: "0 of" in panel.said.value)
+    panel.cancel.click()
+    _wait(lambda: not panel.measure.disabled)
+    assert panel.said.value == "Cancelled." and panel.keep.disabled and panel.cancel.disabled
+    assert not [child for child in psutil.Process().children() if "nanolib.run.worker" in child.cmdline()]
+
+
+def test_a_wait_for_the_device_is_told_and_can_be_cancelled(shown):
+    panel = shown("attention", **WALKED["attention"][0])
+    with device_lock("cpu", "another run"):
+        panel.measure.click()
+        _wait(lambda: "waiting for cpu: in use by" in panel.said.value and "another run" in panel.said.value)
+        panel.controls["seq_lens"].value = "[0]"
+        panel.cancel.click()
+        _wait(lambda: panel.said.value == "Cancelled." and not panel._busy)
+    assert panel._new().empty and panel.measure.disabled

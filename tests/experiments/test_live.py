@@ -1,0 +1,53 @@
+import time
+
+from nanolib.experiments.energy import cases as energy
+from nanolib.experiments.energy.live import LivePower, live_panel
+
+SMALL = {
+    "presets": ["decoder_tiny"],
+    "overrides": {"num_layers": 2, "d_model": 64, "num_heads": 4, "vocab_size": 300},
+    "seq_lens": [32],
+    "new_tokens": 8,
+}
+
+
+def test_a_batch_run_has_no_live_view(monkeypatch):
+    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
+    assert live_panel(energy.Params(**SMALL)) is None
+
+
+def _wait(condition, seconds=90):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert condition()
+
+
+def test_the_live_view_draws_a_recording_by_phase_and_says_when_it_has_ended(tmp_path, monkeypatch):
+    monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path))
+    trace = tmp_path / "power.csv"
+    trace.write_text("t_s,power_w\n" + "".join(f"{at / 20},{40 + at % 2}\n" for at in range(60)))
+    live = LivePower(energy.Params(**SMALL, power_trace=str(trace), idle_s=0.5, window_s=0.5))
+    live.start.click()
+    _wait(lambda: "no power to draw: the recording has ended" in live.said.value)
+    points = [row for rows in live.chart.chart.to_dict()["datasets"].values() for row in rows]
+    assert [row["phase"] for row in points[:3]] == ["idle", "prefill", "decode"]
+    assert all(39 <= row["watts"] <= 42 for row in points[:3])
+    assert points[0]["tokens_per_second"] is None and points[1]["tokens_per_second"] > 0
+    live.stop.click()
+    live._thread.join(timeout=60)
+
+
+def test_the_live_view_follows_generation_and_stops(tmp_path, monkeypatch):
+    monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path))
+    live = LivePower(energy.Params(**SMALL))
+    before = live.chart.chart
+    live.start.click()
+    end = time.monotonic() + 60
+    while len(live._points) < 2 and time.monotonic() < end:
+        time.sleep(0.05)
+    assert "no sensor was found" in live.said.value and live.chart.chart is not before and live.start.disabled
+    live.stop.click()
+    live._thread.join(timeout=60)
+    assert live.said.value == "Stopped." and not live.start.disabled
+    assert not (tmp_path / "results.sqlite").exists()
