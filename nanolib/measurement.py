@@ -382,7 +382,7 @@ def case_name(factors: Mapping[str, Any]) -> str:
     """The factors by which people tell cases apart, in the order in which they think of them."""
     kinds = (
         "name", "quoted", "ceiling", "mode", "phase", "look", "direction", "form", "memory_form",
-        "precision", "arm", "variant", "remedy",
+        "precision", "arm", "variant",
     )  # fmt: skip
     named = [str(factors[name]) for name in kinds if name in factors]
     if {"m", "k", "n"} <= factors.keys():

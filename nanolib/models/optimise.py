@@ -112,18 +112,6 @@ def _checkpointed(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forw
     return forward
 
 
-def _half_checkpointed(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forward:
-    if not hasattr(model, "checkpointing"):
-        raise Unsupported(f"{type(model).__name__} has no way to checkpoint some of its blocks; use checkpoint")
-    model.checkpointing = first_half(model.config.num_layers)
-    return forward
-
-
-def first_half(blocks: int) -> int:
-    """How many blocks `checkpoint_half` checkpoints."""
-    return max(1, blocks // 2)
-
-
 def _autocast(dtype: torch.dtype) -> Callable[[nn.Module, Forward, torch.Tensor], Forward]:
     def wrapped(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forward:
         def cast(ids: torch.Tensor) -> torch.Tensor:
@@ -148,7 +136,6 @@ OPTIMISATIONS: dict[str, Callable[[nn.Module, Forward, torch.Tensor], Forward]] 
     "onednn": _onednn,
     "cuda_graph": _cuda_graph,
     "checkpoint": _checkpointed,
-    "checkpoint_half": _half_checkpointed,
     "autocast_bfloat16": _autocast(torch.bfloat16),
     "autocast_float16": _autocast(torch.float16),
 }
@@ -158,7 +145,6 @@ _MODES = {
     "onednn": ("inference", "generation"),
     "cuda_graph": ("inference", "training", "generation"),
     "checkpoint": ("training",),
-    "checkpoint_half": ("training",),
 }
 
 

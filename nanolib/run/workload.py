@@ -92,22 +92,6 @@ def planned_by_depth(case: Case, depth: int, at: Callable[[int], tuple[nn.Module
     return _made_once(case, lambda: _most(_by_depth(_peaks, depth, at), max))
 
 
-def planned_by_checkpointing(
-    case: Case, checkpointed: int, plain: int, at: Callable[[int, int], tuple[nn.Module, Iterable[Workload]]]
-) -> Plan:
-    """`planned_by_depth` of a stack whose first blocks are checkpointed, counted on three low stacks.
-
-    Args:
-        case: Its identity.
-        checkpointed: How many are, from one on.
-        plain: How many are not, from one on.
-        at: The model with so many of each, and its workloads.
-    """
-    if checkpointed + plain <= _LOW + 1:
-        return planned(case, lambda: at(checkpointed, plain)[1])
-    return _made_once(case, lambda: _most(_by_checkpointing(_peaks, at)(checkpointed, plain), max))
-
-
 _LOW = 2  # blocks: a first one and a last one
 _At = Callable[..., tuple[nn.Module, Iterable[Workload]]]
 _Held = dict[str, dict[Any, Any]]  # scope → section → bytes at its peak, or the `Holding` of them

@@ -25,7 +25,7 @@ SUITES = ("quick", "full")
 NOTEBOOKS = _same("attention distributed energy fp8 model warmup")
 
 CASES = _same(
-    "AttentionCase QualityCase CeilingCase ModelCase GenerationCase RemedyCase LossCase WarmupCase EnergyCase ProfileCase SpeedCase"
+    "AttentionCase QualityCase CeilingCase ModelCase GenerationCase LossCase WarmupCase EnergyCase ProfileCase SpeedCase"
     " ShapeCase ParityCase NumericsCase QuotedCase DecodeCase PrefillCase MemoryCase ShardedTrainingCase"
 )
 
@@ -44,7 +44,7 @@ ONLY_FIRST = {"EnergyCase": 1}
 FACTORS = _same(
     "attention_type options seq_len batch_size dtype num_heads num_kv_heads head_dim causal backward pattern target"
     " block_size seeds steps tuning_steps d_model num_layers ceiling budget_s preset overrides mode optimisation"
-    " reduced new_tokens remedy learning_rate corpus direction process warmup_steps curve_steps phase look every_kth_token"
+    " reduced new_tokens learning_rate corpus direction process warmup_steps curve_steps phase look every_kth_token"
     " every_nth_layer precision compiled keep m k n arm first_seed margin variant seed quoted billions low high"
     " source world_size forms prefill_forms q_len threads memory_form measured strategies"
 )

@@ -105,13 +105,13 @@ class Hardware:
     }  # fmt: skip
     training: ClassVar[dict[str, Any]] = {
         "presets": ["gpt_350M"], "overrides": {}, "seq_lens": [1024], "batch_sizes": [8], "dtypes": ["bfloat16"], "train": True,
-        "new_tokens": 0, "generation_batch_sizes": [], "peak_remedies": [], "loss_steps": 0, "budget_s": 0.2,
+        "new_tokens": 0, "generation_batch_sizes": [], "loss_steps": 0, "budget_s": 0.2,
     }  # fmt: skip
     planned: ClassVar[set[str]] = {"forward", "forward_backward", "training_step"}
     model: ClassVar[dict[str, Any]] = {
         "presets": ["gpt_125M"], "overrides": {}, "seq_lens": [512], "batch_sizes": [4], "dtypes": ["bfloat16"],
         "optimisations": ["eager", "compile", "cuda_graph"], "new_tokens": 32, "generation_batch_sizes": [],
-        "peak_remedies": [], "loss_steps": 0,
+        "loss_steps": 0,
     }  # fmt: skip
     larger: ClassVar[dict[str, Any]] = model | {"presets": ["gpt_350M"], "optimisations": ["eager", "cuda_graph"]}
     fp8: ClassVar[dict[str, Any]] = {

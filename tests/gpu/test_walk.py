@@ -27,13 +27,11 @@ KNOWN = (
     r"nothing runs",
     r"its memory is told without running it",
     r"torch's context_parallel has not been seen to work on a GPU",
-    r"a batch of 1 cannot be halved",
 )
 # Most operations of a second call on a model of one block, or on 64 tokens; what exceeds them has become a loop in Python.
 OPERATIONS = {
     "AttentionCase": {"forward": 30, "forward_backward": 100},
     "ModelCase": {"inference": 200, "training_step": 650},
-    "RemedyCase": {"training_step": 950},
     "GenerationCase": {"prefill": 115, "decode": 65},
     "EnergyCase": {"prefill": 55, "decode": 55, "training_step": 290},
     "SpeedCase": {"inference": 85, "training_step": 290},

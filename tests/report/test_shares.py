@@ -4,9 +4,8 @@ import pytest
 
 from nanolib.experiments.distributed.rank_rows import part_rows
 from nanolib.experiments.distributed.view import decode_table
-from nanolib.experiments.model.view.memory import remedy_table
-from nanolib.measurement import Measurement, exact
-from tests.report.cases import COMPUTING, MODEL, decode_case, timed
+from nanolib.measurement import Measurement
+from tests.report.cases import COMPUTING, decode_case, timed
 from tests.report.rows import ended, interval
 
 
@@ -42,11 +41,3 @@ def test_an_efficiency_above_perfect_scaling_is_explained(say, one_rank_ms, told
     alone = (one_rank_ms - 1, one_rank_ms, one_rank_ms + 1)
     line = say("distributed", [decode_case({"fused": ((9, 10, 11), 1, COMPUTING)}, world=2, alone=alone)])[0]
     assert ("more than 100% where a rank's part fits its cache" in line) == told
-
-
-@pytest.mark.parametrize(("after", "said"), [(60.0, "40%"), (100.0, "0%"), (105.0, "none, 5% more")])
-def test_a_change_that_raises_the_peak_saves_no_negative_share(measured, after, said):
-    peaks = [exact("peak_memory", 100.0, scope="as_it_is"), exact("peak_memory", after, scope="changed")]
-    case = MODEL | {"name": "tiny", "remedy": "checkpoint_half"}
-    (line,) = remedy_table(measured("model", [(case, [ended(), *peaks])])).to_dict("records")
-    assert line["saved"] == said

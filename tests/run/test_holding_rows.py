@@ -35,7 +35,6 @@ def _memory(case):
         _case(),
         _case(mode="inference"),
         _case(optimisation="checkpoint"),
-        _case(optimisation="checkpoint_half"),
         _case(optimisation="autocast_bfloat16"),
         _case(mode="generation", kind=GenerationCase, new_tokens=2),
         _case("hf:LlamaForCausalLM", LLAMA),

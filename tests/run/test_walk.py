@@ -12,7 +12,6 @@ from nanolib.experiments import ALL
 from nanolib.experiments.distributed import prefill, training
 from nanolib.experiments.fp8 import parity, speed
 from nanolib.experiments.fp8.numerics import VARIANTS
-from nanolib.experiments.model.remedies import REMEDIES
 from nanolib.measurement import STORED_AS
 from nanolib.meters.time import cold
 from nanolib.models.attention.choice import CHOOSERS
@@ -78,7 +77,6 @@ WALK = {
             "batch_sizes": [1],
             "new_tokens": 3,
             "generation_batch_sizes": [],
-            "peak_remedies": [],
             "loss_steps": 0,
             "optimisations": list(OPTIMISATIONS),
             "dtypes": ["float32"],
@@ -90,7 +88,6 @@ WALK = {
             "batch_sizes": [1],
             "new_tokens": 2,
             "generation_batch_sizes": [],
-            "peak_remedies": [],
             "loss_steps": 1,
             "optimisations": ["eager", "checkpoint"],
             "dtypes": [dtype for dtype in DTYPES if dtype != "float32"],
@@ -103,7 +100,6 @@ WALK = {
             "batch_sizes": [1],
             "new_tokens": 2,
             "generation_batch_sizes": [],
-            "peak_remedies": [],
             "loss_steps": 0,
             "optimisations": ["eager"],
         },
@@ -208,7 +204,6 @@ def _walked(name, field):
         ("attention", "quality_patterns", {*PATTERNS, *CHOOSERS}),
         ("model", "dtypes", DTYPES),
         ("model", "optimisations", OPTIMISATIONS),
-        ("model", "peak_remedies", REMEDIES),
         ("fp8", "precisions", speed.DTYPES),
         ("fp8", "modes", speed.MODES),
         ("fp8", "parity_arms", {*parity.ARMS} - {*STORED_AS["arm"].values()}),

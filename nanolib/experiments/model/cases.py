@@ -12,7 +12,6 @@ import torch
 from nanolib.experiments.model.loss_case import LossCase
 from nanolib.experiments.model.model_cases import GenerationCase, Mode, ModelCase, model_name
 from nanolib.experiments.model.own_model import OwnModelParams
-from nanolib.experiments.model.remedies import REMEDIES, RemedyCase
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.memory import total_bytes
 from nanolib.models.optimise import OPTIMISATIONS, applies
@@ -44,7 +43,6 @@ class Params(OwnModelParams):
         train: Whether to measure training steps too.
         new_tokens: Tokens generated one by one after a prompt of each sequence length; 0 for none.
         generation_batch_sizes: More batches of generation, after a prompt of the longest sequence length.
-        peak_remedies: What to try against the peak of a training step: names in `nanolib.experiments.model.remedies.REMEDIES`.
         loss_steps: Steps of training on real text whose loss is recorded; 0 for none.
         learning_rate: Of AdamW, for those steps.
         corpus: A text file or folder; empty means the standard library's sources.
@@ -64,7 +62,6 @@ class Params(OwnModelParams):
     train: bool = True
     new_tokens: int = pydantic.Field(8, ge=0, le=1_000_000)
     generation_batch_sizes: list[shared.Batch] = pydantic.Field([2, 4], max_length=64)
-    peak_remedies: list[str] = pydantic.Field(["checkpoint", "bfloat16", "sgd"])
     loss_steps: int = pydantic.Field(20, ge=0, le=1_000_000)
     learning_rate: float = pydantic.Field(1e-3, gt=0, le=10)
     corpus: str = pydantic.Field("", max_length=4096)
@@ -81,13 +78,11 @@ class Params(OwnModelParams):
         "attention_types",
         "optimisations",
         "generation_batch_sizes",
-        "peak_remedies",
     )(distinct)
 
     _optimisations = pydantic.field_validator("optimisations")(
         lambda names: known(names, OPTIMISATIONS, "optimisation")
     )
-    _remedies = pydantic.field_validator("peak_remedies")(lambda names: known(names, REMEDIES, "remedy"))
     _corpus = pydantic.field_validator("corpus")(known_corpus)
 
     @pydantic.model_validator(mode="after")
@@ -117,7 +112,6 @@ def cases(params: Params) -> list[Case]:
             for dtype in params.dtypes:
                 for case in _model_cases(params, device, preset, overrides, kind, dtype):
                     result += [case] if (smaller := _smaller(case)) is None else [case, smaller]
-                result += _remedies(params, device, preset, overrides, kind, dtype)
                 if params.loss_steps:
                     model = (device, model_name(preset, overrides), preset, overrides, kind)
                     shape = (min(params.seq_lens), max(params.batch_sizes), dtype)
@@ -143,16 +137,6 @@ def _model_cases(
         model = (device, model_name(preset, overrides, optimisation), preset, overrides, kind)
         for shape in shapes:
             yield GenerationCase(*model, *shape, dtype, "generation", optimisation, new_tokens=params.new_tokens)
-
-
-def _remedies(
-    params: Params, device: str, preset: str, overrides: dict[str, Any], kind: str, dtype: str
-) -> list[RemedyCase]:
-    """What is tried against the peak of the largest training step; not what it does already."""
-    model = (device, model_name(preset, overrides), preset, overrides, kind)
-    shape = (max(params.seq_lens), max(params.batch_sizes), dtype)
-    names = params.peak_remedies if params.train else ()
-    return [RemedyCase(*model, *shape, name) for name in names if REMEDIES[name].dtype != dtype]
 
 
 def _smaller(case: ModelCase) -> ModelCase | None:

@@ -20,7 +20,7 @@ from nanolib.meters.flops import BACKWARD_FACTOR, model_flops
 from nanolib.meters.holders import Holding
 from nanolib.meters.memory import MIB, fake_tensors
 from nanolib.models import attention, create_model, text
-from nanolib.models.optimise import first_half, is_compiled
+from nanolib.models.optimise import is_compiled
 from nanolib.models.optimise import unsupported as unsupported_on
 from nanolib.models.user import build_model, hugging_face_config, missing, runs_code
 from nanolib.run.case import Case, Measuring, Plan
@@ -30,10 +30,8 @@ from nanolib.run.own_model import context_length
 from nanolib.run.workload import (
     UNCOUNTED,
     Workload,
-    holdings_by_checkpointing,
     holdings_by_depth,
     memory_rows,
-    planned_by_checkpointing,
     planned_by_depth,
     trace,
 )
@@ -177,8 +175,6 @@ class ModelCase(ShapedCase):
         if reason := self.not_planned():
             return Plan(reason=reason)
         like = self.planned_as
-        if like.halves:
-            return planned_by_checkpointing(like, *like.halves, like.at_checkpointing)
         return planned_by_depth(like, self.depth, like.at_depth)
 
     @property
@@ -186,27 +182,18 @@ class ModelCase(ShapedCase):
         """How many blocks lie on one another; 0 where that is not known."""
         return 0 if self.own else self.config.num_layers
 
-    @property
-    def halves(self) -> tuple[int, ...]:
-        """How many of the blocks are checkpointed and how many are not; nothing where all do the same."""
-        half = first_half(self.depth)
-        return (half, self.depth - half) if self.optimisation == "checkpoint_half" and half < self.depth else ()
-
     def holdings(self) -> dict[str, Holding]:
         """Who will hold the peak of each of its calls; nothing where that cannot be planned."""
         like = self.planned_as
         if like.plan().reason:
             return {}
         if like.case_id not in _HELD:
-            if like.halves:
-                _HELD[like.case_id] = {"training_step": holdings_by_checkpointing(like.at_checkpointing)(*like.halves)}
-            else:
-                _HELD[like.case_id] = holdings_by_depth(like.depth, like.at_depth)
+            _HELD[like.case_id] = holdings_by_depth(like.depth, like.at_depth)
         return _HELD[like.case_id]
 
-    def at_depth(self, depth: int, optimizer: str = "adamw") -> _Made:
-        """Its model with so many blocks, or its own where that is 0, and its calls; `optimizer` as in `step_at_depth`."""
-        step = self.step_at_depth(depth, optimizer, reads_text=True)
+    def at_depth(self, depth: int) -> _Made:
+        """Its model with so many blocks, or its own where that is 0, and its calls."""
+        step = self.step_at_depth(depth, reads_text=True)
         return step.model, step.workloads()
 
     def at_checkpointing(self, checkpointed: int, plain: int, optimizer: str = "adamw") -> _Made:

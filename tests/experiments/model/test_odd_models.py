@@ -15,7 +15,7 @@ from nanolib.run import plan as plans
 from nanolib.store import Store
 from tests.experiments.own import LLAMA
 
-QUICK = {"budget_s": 0.01, "new_tokens": 0, "loss_steps": 0, "peak_remedies": [], "generation_batch_sizes": []}
+QUICK = {"budget_s": 0.01, "new_tokens": 0, "loss_steps": 0, "generation_batch_sizes": []}
 SMALL = {"num_layers": 1, "d_model": 32, "num_heads": 2, "vocab_size": 256}
 MIXTRAL = LLAMA | {"num_hidden_layers": 1}
 BART = {"d_model": 32, "vocab_size": 300, "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 32}

@@ -12,10 +12,8 @@ from nanolib.experiments.model.view.charts import (
 )
 from nanolib.experiments.model.view.memory import (
     HOLDER_COLUMNS,
-    REMEDY_COLUMNS,
     holders_table,
     memory_timeline,
-    remedy_table,
 )
 from nanolib.experiments.model.view.tables import (
     MODEL_COLUMNS,
@@ -36,7 +34,6 @@ SECTION = Section(
         "Batches of a generation": CaseTable(batch_table, BATCH_COLUMNS),
         "How it grows with the length": CaseTable(scaling_table, SCALING_COLUMNS),
         "Who holds the memory": CaseTable(holders_table, HOLDER_COLUMNS),
-        "What makes the peak smaller": CaseTable(remedy_table, REMEDY_COLUMNS),
     },
     verdict,
 )

@@ -1,4 +1,4 @@
-"""Who holds the memory of a model at its peak, and what would lower the peak of a training step."""
+"""Who holds the memory of a model at its peak."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import altair as alt
 import pandas as pd
 
 from nanolib.measurement import Held, format_number
-from nanolib.report.claim import Claim, Figure, Order
+from nanolib.report.claim import Claim
 from nanolib.report.drawing import HEIGHT, WIDTH, coloured
 from nanolib.report.frame import Drawn, framed, panels, tooltips
 from nanolib.report.linking import links
-from nanolib.report.overview import cached, having, of_experiment, pick
+from nanolib.report.overview import cached, having, pick
 from nanolib.report.palette import FRAME, INK, PALETTE, QUIET
-from nanolib.report.tables import Column, base, filled, titles
 
 KIND_COLOURS = dict(
     zip([kind for kind in Held if kind != Held.GATHERED], [*PALETTE[:6], FRAME, PALETTE[6]], strict=True)
@@ -39,21 +38,6 @@ HOLDER_COLUMNS = {
     "mib": "MiB",
     "share": "Share of the peak",
 }
-_REMEDIES = (
-    Column("name", "Model"),
-    Column("seq_len", "n"),
-    Column("batch_size", "Batch"),
-    Column("dtype", "Type"),
-    Column("remedy", "Change"),
-    Column("before", "", "peak_memory", "as_it_is", interval=True),
-    Column("planned", "Planned, MiB"),
-    Column("after", "Peak, MiB", "peak_memory", "changed", interval=True),
-    Column("saved", "Saved"),
-    Column("ratio", "Time per token, × [95 %]", "ratio", "changed", interval=True),
-    Column("status", "Status"),
-    Column("message", "Why"),
-)
-REMEDY_COLUMNS = titles(_REMEDIES)
 
 
 def held_colour(kinds: list[Held]) -> alt.Color:
@@ -195,23 +179,8 @@ def _moments(row: pd.Series) -> pd.DataFrame:
     return data.assign(panel=panel, said=peak, **linked)
 
 
-@cached("model")
-def remedy_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """One line per change of a training step: columns as in `_REMEDIES`, and `run_id`."""
-    own = of_experiment(rows, "model")
-    if "factor.remedy" not in own:
-        return pd.DataFrame()
-    table = base(own, ["name", "attention_type", "seq_len", "batch_size", "dtype", "remedy"], "remedy")
-    table = filled(table, own, _REMEDIES)
-    table["planned"] = table["after_predicted"].astype(float)
-    share = 1 - table["after"] / table["before"]
-    table["saved"] = ["" if pd.isna(one) else f"{one:.0%}" if one >= 0 else f"none, {-one:.0%} more" for one in share]
-    return table.drop(columns=[f"{name}_{end}" for name in ("before", "after") for end in ("low", "high")])
-
-
 def memory_words(rows: pd.DataFrame) -> Iterator[Claim]:
-    """Who holds each model's largest peak, and what lowers that of a training step."""
-    remedies = remedy_table(rows)
+    """Who holds each model's largest peak."""
     for _, row in peak_table(rows).iterrows():
         shape = f"batch {int(row['batch_size'])}, n = {int(row['seq_len'])}"
         about = f"{row['name']} ({row['attention_type']}, {row['dtype']}), {shape}"
@@ -227,31 +196,4 @@ def memory_words(rows: pd.DataFrame) -> Iterator[Claim]:
             sure += (
                 "; as planned" if abs(off) < 5e-4 else f"; {abs(off):.1%} {'above' if off > 0 else 'below'} the plan"
             )
-        advice, compared = _lowered(remedies, row)
-        yield Claim(answer, sure, advice, about=about, compared=compared)
-
-
-def _lowered(remedies: pd.DataFrame, row: pd.Series) -> tuple[str, tuple[tuple[Figure, Order, Figure], ...]]:
-    """The changes that lower a step's peak, those that save most first, each with what it costs."""
-    same = ["run_id", "name", "attention_type", "dtype", "seq_len", "batch_size"]
-    if remedies.empty or row["scope"] != "training_step":
-        return "", ()
-    known = remedies[(remedies[same] == row[same]).all(axis=1) & (remedies["after"] < remedies["before"])]
-    told, compared = [], []
-    for _, line in known.sort_values("after", kind="stable").iterrows():
-        told.append(f"{line['remedy'].replace('_', ' ')} for {line['after']:,.0f} MiB (−{line['saved']}) {_cost(line)}")
-        ratio = Figure.of(line, "ratio", "ratio", "changed", line["remedy"])
-        one = Figure.exactly(1.0, "as it is")
-        compared.append((ratio, ratio.against(one), one))
-    return "; ".join(told), tuple(compared)
-
-
-def _cost(line: pd.Series) -> str:
-    """What a change costs in time, as far as its interval tells."""
-    if pd.isna(line["ratio"]):
-        return "(time not measured)"
-    if pd.isna(line["ratio_low"]):
-        return f"at about {line['ratio']:.2f}× the time per token (too few pairs for an interval)"
-    ratio = f"{line['ratio']:.2f}× [{line['ratio_low']:.2f} … {line['ratio_high']:.2f}] the time per token"
-    order = Figure.of(line, "ratio").against(Figure.exactly(1.0))
-    return f"at {ratio}" + {Order.ALIKE: " (no difference seen)", Order.BELOW: " (faster)"}.get(order, "")
+        yield Claim(answer, sure, about=about)
