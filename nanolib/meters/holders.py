@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +18,6 @@ from nanolib.measurement import Held
 from nanolib.meters.memory import LiveBytes
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
-_MARKS = 120  # of a timeline, which a chart can draw
 
 
 class Part(NamedTuple):
@@ -84,21 +82,6 @@ class Holding:
 
     def __mul__(self, times: int) -> Holding:
         return Holding({part: size * times for part, size in self.parts.items()})
-
-
-@dataclass(frozen=True)
-class Timeline:
-    """What is alive over a call, thinned out so that it can be drawn; the peak is always in it.
-
-    Attributes:
-        at: How many tensors had been born or had died.
-        phases: The section of each moment.
-        kinds: Kind → bytes at each moment.
-    """
-
-    at: list[int]
-    phases: list[Any]
-    kinds: dict[str, list[int]]
 
 
 class Holders(LiveBytes):
@@ -239,28 +222,6 @@ class Holders(LiveBytes):
         for section, (_, index) in most.items():
             places.setdefault(index, []).append(section)
         return places
-
-    def timeline(self) -> Timeline:
-        """What was alive from the first section on, by kind: of each stretch of events the moment at which most was."""
-        totals, current, begin = [], 0, 0
-        for index, (serial, size, _) in enumerate(self._events):
-            begin = begin if serial or begin else index
-            current += size
-            totals.append(current)
-        step = max(1, -(-(len(totals) - begin) // _MARKS))
-        borders = [*range(begin, len(totals), step), len(totals)]
-        shown = {max(range(*stretch), key=totals.__getitem__) for stretch in pairwise(borders)}
-        alive: Counter[str] = Counter()
-        at, sections, moments, section = [], [], [], None
-        for index, (serial, size, begun) in enumerate(self._events):
-            alive[self._kinds.get(serial, Held.TEMPORARIES)] += size
-            section = section if serial else begun
-            if index in shown:
-                at.append(index - begin)
-                sections.append(section)
-                moments.append(dict(alive))
-        kinds = {kind: [held.get(kind, 0) for held in moments] for kind in Held}
-        return Timeline(at, sections, {kind: held for kind, held in kinds.items() if any(held)})
 
     def _part(self, serial: int) -> Part:
         module = _NUMBER.sub("*", self._modules[serial])

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import gc
-from dataclasses import asdict
 
 from torch import nn
 
 from nanolib.measurement import Held, Measurement, exact
-from nanolib.meters.allocator import allocated_lines
 from nanolib.meters.holders import Holding
 from nanolib.meters.memory import MIB, measure_memory, resident_row
 from nanolib.run.case import Plan
@@ -30,7 +28,7 @@ def holding_rows(
         foreseen: What was planned of its parts; None where nobody knows.
 
     Returns:
-        `peak_memory`, whose details hold its parts, the peak of each phase and the timeline, bytes; `reserved_memory` or
+        `peak_memory`, whose details hold its parts and the peak of each phase, bytes; `reserved_memory` or
         `resident_memory`; and `memory_part` by kind, MiB.
     """
     work.first()  # counted from where the plan was
@@ -41,18 +39,15 @@ def holding_rows(
     details = {
         "parts": [[*part, size] for part, size in holding.largest(len(holding.parts))],
         "phases": {phase: held.peak for phase, held in holdings.items() if phase is not None},
-        "timeline": asdict(counter.timeline()),
     }
     kinds = holding.by_kind
     predicted = plan.peaks.get(work.scope)
     if device.startswith("cuda"):
         work.first()
-        with allocated_lines(device) as lines:
-            existing = tuple(work.existing())
-            peak, *others = measure_memory(
-                work.call, device=device, existing=existing, scope=work.scope, predicted_bytes=predicted
-            )
-        details["allocator"] = lines
+        existing = tuple(work.existing())
+        peak, *others = measure_memory(
+            work.call, device=device, existing=existing, scope=work.scope, predicted_bytes=predicted
+        )
         kinds[Held.UNATTRIBUTED] = max(0, round(peak.estimate * MIB) - holding.peak)
         peak.details.update(details)
     else:

@@ -51,9 +51,6 @@ def test_parts_add_up_to_the_peak_and_stand_beside_their_plan(case):
         assert (
             sum(row.predicted for row in own) == pytest.approx(peak.predicted) == pytest.approx(peak.estimate, rel=0.05)
         )
-        timeline = peak.details["timeline"]
-        assert max(map(sum, zip(*timeline["kinds"].values(), strict=True))) == peak.estimate * 2**20
-        assert set(timeline["phases"]) == set(peak.details["phases"])
         assert max(peak.details["phases"].values()) == peak.estimate * 2**20
     if case.mode == "training":
         assert set(peaks["training_step"].details["phases"]) == {"forward", "backward", "optimizer_step"}
@@ -106,12 +103,10 @@ def test_what_a_gpus_allocator_holds_beyond_the_tensors_is_a_part_of_its_own(mon
         return [peak, memory.exact("reserved_memory", 9.0, scope=said["scope"])]
 
     monkeypatch.setattr(rows_of, "measure_memory", measured)
-    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda *a, **k: None)
-    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda device: {"device_traces": [[]]})
     peak, _, *parts = rows_of.holding_rows(work, torch.nn.Module(), "cuda:0", dataclasses.replace(_case()).plan(), None)
     held = {row.scope.partition(": ")[2]: row for row in parts}
     assert held[Held.UNATTRIBUTED].estimate == 512 / 2**20 and held[Held.UNATTRIBUTED].predicted is None
-    assert sum(row.estimate for row in parts) == peak.estimate and peak.details["allocator"] == []
+    assert sum(row.estimate for row in parts) == peak.estimate
 
 
 def _parts(work):

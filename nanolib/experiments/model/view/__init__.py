@@ -13,7 +13,6 @@ from nanolib.experiments.model.view.charts import (
 from nanolib.experiments.model.view.memory import (
     HOLDER_COLUMNS,
     holders_table,
-    memory_timeline,
 )
 from nanolib.experiments.model.view.tables import (
     MODEL_COLUMNS,

@@ -6,7 +6,6 @@ import altair as alt
 import pandas as pd
 
 from nanolib.experiments.model.view.batches import generation_batches
-from nanolib.experiments.model.view.memory import memory_timeline
 from nanolib.experiments.model.view.tables import loss_table, model_table
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
 from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, coloured, short_names
@@ -100,7 +99,6 @@ CHARTS = {
     "generation_batches": generation_batches,
     "training_phases": training_phases,
     "model_memory": model_memory,
-    "memory_timeline": memory_timeline,
     "model_loss": model_loss,
     "model_roofline": model_roofline,
 }
