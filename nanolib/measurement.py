@@ -83,7 +83,6 @@ class Provenance(enum.StrEnum):
     ESTIMATED = "estimated"
     MODELLED = "modelled"
     REPLAYED = "replayed"
-    QUOTED = "quoted"
 
 
 class Flag(enum.StrEnum):
@@ -381,7 +380,7 @@ def format_with_interval(value: float, low: float | None, high: float | None) ->
 def case_name(factors: Mapping[str, Any]) -> str:
     """The factors by which people tell cases apart, in the order in which they think of them."""
     kinds = (
-        "name", "quoted", "ceiling", "mode", "phase", "look", "direction", "form", "memory_form",
+        "name", "ceiling", "mode", "phase", "look", "direction", "form", "memory_form",
         "precision", "arm", "variant",
     )  # fmt: skip
     named = [str(factors[name]) for name in kinds if name in factors]

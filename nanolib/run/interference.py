@@ -11,7 +11,7 @@ from nanolib.run.outcome import Outcome
 from nanolib.store import Store
 from nanolib.store.schema import DURING
 
-_NOT_OF_NOW = (Provenance.MODELLED, Provenance.QUOTED, Provenance.REPLAYED)
+_NOT_OF_NOW = (Provenance.MODELLED, Provenance.REPLAYED)
 
 
 class Interference:

@@ -173,7 +173,6 @@ def test_every_kind_of_case_has_a_name_of_its_own():
         {"variant": "e5m2 per row", "seq_len": 32},
         {"m": 16, "k": 32, "n": 48, "precision": "fp8"},
         {"m": 16, "k": 32, "n": 64, "precision": "fp8"},
-        {"quoted": "405B, 512 GPUs"},
         {"name": "a", "precision": "fp8", "compiled": True},
         {"name": "a", "precision": "fp8", "compiled": False},
     ]

@@ -12,7 +12,7 @@ from nanolib.experiments.fp8.parity import ParityCase, parity_verdict, rate_shar
 from nanolib.experiments.fp8.view import parity as fp8_report
 from nanolib.experiments.fp8.view import speed as report
 from nanolib.experiments.fp8.view.numerics import numerics_table
-from nanolib.measurement import BadInput, Provenance
+from nanolib.measurement import BadInput
 from nanolib.models import create_model
 from nanolib.models import fp8 as casts
 from nanolib.run import sweep
@@ -63,9 +63,7 @@ def test_no_row_shows_an_fp8_speed_without_the_hardware(rows):
     assert table.loc["tf32", "status"] == "unsupported" and table.loc["bfloat16", "latency"] > 0
     timed = rows[(rows.metric == "latency")]
     assert set(timed["factor.precision"].dropna()) == {"float32", "bfloat16"}
-    quoted = rows[rows.provenance == Provenance.QUOTED]
-    assert set(quoted.metric) == {"speed_up"} and len(quoted) == len(fp8.QUOTED) and (quoted.message != "").all()
-    measured = rows[(rows.metric == "speed_up") & (rows.provenance != Provenance.QUOTED)]
+    measured = rows[rows.metric == "speed_up"]
     assert set(measured["factor.precision"]) == {"float32"} and set(measured.scope) == {"training_step over bfloat16"}
 
 

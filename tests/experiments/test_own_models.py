@@ -26,7 +26,6 @@ ASKED = {
         "excluded_modules": ["lm_head"],
         "parity_arms": [],
         "numerics": [],
-        "quoted": False,
     },
 }
 

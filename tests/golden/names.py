@@ -26,7 +26,7 @@ NOTEBOOKS = _same("attention distributed energy fp8 model warmup")
 
 CASES = _same(
     "AttentionCase QualityCase CeilingCase ModelCase GenerationCase LossCase WarmupCase EnergyCase ProfileCase SpeedCase"
-    " ShapeCase ParityCase NumericsCase QuotedCase DecodeCase PrefillCase MemoryCase ShardedTrainingCase"
+    " ShapeCase ParityCase NumericsCase DecodeCase PrefillCase MemoryCase ShardedTrainingCase"
 )
 
 # Classes of which no row is the same everywhere, so that none is run for the sheet: their factors and plans are in it.
@@ -34,7 +34,6 @@ NOT_RUN = {
     "CeilingCase": "rates of this machine",
     "WarmupCase": "times",
     "ProfileCase": "times, and shares of them",
-    "QuotedCase": "what others report",
     "NumericsCase": "shares and scales after a training in bfloat16, whose rounding differs between processors",
 }
 
@@ -45,8 +44,8 @@ FACTORS = _same(
     "attention_type options seq_len batch_size dtype num_heads num_kv_heads head_dim causal backward pattern target"
     " block_size seeds steps tuning_steps d_model num_layers ceiling budget_s preset overrides mode optimisation"
     " reduced new_tokens learning_rate corpus direction process warmup_steps curve_steps phase look every_kth_token"
-    " every_nth_layer precision compiled keep m k n arm first_seed margin variant seed quoted billions low high"
-    " source world_size forms prefill_forms q_len threads memory_form measured strategies"
+    " every_nth_layer precision compiled keep m k n arm first_seed margin variant seed"
+    " world_size forms prefill_forms q_len threads memory_form measured strategies"
 )
 NOT_FACTORS = {
     "device": "always the CPU here",
@@ -73,7 +72,7 @@ LEFT_OUT = {
     "underflow": "rounding after training, which differs between processors",
     "overflow": "rounding after training, which differs between processors",
     "fp8_scale": "rounding after training, which differs between processors",
-    "speed_up": "what others report",
+    "speed_up": "a ratio of times",
     "ratio": "times",
     "warmup_needed": "times",
     "energy": "power and times",

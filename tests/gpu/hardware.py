@@ -62,7 +62,7 @@ def cases(params: Params) -> list[Case]:
     return [AccidentCase(params.device, accident) for accident in params.accidents]
 
 
-NO_LOSS = {"parity_arms": [], "numerics": [], "quoted": False}
+NO_LOSS = {"parity_arms": [], "numerics": []}
 DENSE = [
     {"kind": "dense", "backend": name} for name in ("flash", "efficient", "cudnn")
 ]  # math needs more than there is

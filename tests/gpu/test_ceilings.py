@@ -38,7 +38,7 @@ def test_tf32_and_8_bits_have_ceilings_of_their_own_where_the_device_has_them(ho
 
 def test_the_fp8_notebook_measures_the_ceilings_that_its_precisions_are_rated_by(hopper):
     precisions = ["tf32", "bfloat16", "fp8_tensorwise", "fp8_rowwise"]
-    asked = {"presets": ["gpt_125M"], "parity_arms": [], "numerics": [], "quoted": False}
+    asked = {"presets": ["gpt_125M"], "parity_arms": [], "numerics": []}
     found = fp8_cases.cases(fp8_cases.Params(precisions=precisions, **asked))
     measured = {case.ceiling for case in found if isinstance(case, cases.CeilingCase)}
     rated = {product_of(case.precision) for case in found if isinstance(case, SpeedCase)}

@@ -24,7 +24,6 @@ KNOWN = (
     r"a compiled kernel allocates out of the counter's sight",
     r"oneDNN multiplies on a CPU",
     r"to plan it would warm the process",
-    r"nothing runs",
     r"its memory is told without running it",
     r"torch's context_parallel has not been seen to work on a GPU",
 )

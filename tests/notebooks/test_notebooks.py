@@ -33,7 +33,7 @@ ROOMS = {
     ],
     "warmup": ["Parameters", "What we predict", "What we measure", "The verdict", "Assumed against found", "Explore"],
     "energy": ["Parameters", "What we predict", "What we measure", "The verdict", "Measured or estimated", "Explore"],
-    "fp8": ["Parameters", "What we predict", "What we measure", "The verdict", "Quoted and measured", "Explore"],
+    "fp8": ["Parameters", "What we predict", "What we measure", "The verdict", "Is a step faster?", "Explore"],
     "distributed": [
         "Parameters",
         "What we predict",

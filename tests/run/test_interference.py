@@ -104,7 +104,6 @@ def test_what_others_cannot_change_is_not_flagged():
         exact("loss", 1.0),
         Measurement("latency", status="unsupported"),
         Measurement("latency", 1.0, provenance=Provenance.MODELLED),
-        Measurement("speed_up", 1.0, provenance=Provenance.QUOTED),
         Measurement("energy", 1.0, provenance=Provenance.REPLAYED),
     ]
     assert not any(row.flags for row in flagged(rows, BUSY))

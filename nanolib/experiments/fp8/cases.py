@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import pydantic
@@ -15,12 +13,12 @@ from nanolib.experiments.fp8.parity import ARMS, ParityCase, small_decoder
 from nanolib.experiments.fp8.speed import DTYPES, MODES, ShapeCase, SpeedCase, product_of
 from nanolib.experiments.model import cases as models
 from nanolib.experiments.model.own_model import OwnModelParams
-from nanolib.measurement import STORED_AS, BadInput, Measurement, Provenance, Unsupported, words_of
+from nanolib.measurement import STORED_AS, BadInput, Unsupported, words_of
 from nanolib.meters.machine import resolve_device
 from nanolib.models import create_model, fp8
 from nanolib.models.user import build_model
 from nanolib.run import params as shared
-from nanolib.run.case import Case, Plan
+from nanolib.run.case import Case
 from nanolib.run.ceilings import ceiling_cases, no_product
 from nanolib.run.own_model import check_own, sources
 from nanolib.run.params import distinct, fitting_config, known_corpus, known_presets
@@ -53,7 +51,6 @@ class Params(OwnModelParams):
         train_batch_size: Its sequences.
         numerics: Ways to cast whose error is looked at, and the scales over training.
         numerics_steps: Training steps before.
-        quoted: Whether speed-ups that others report are listed beside, each with its source.
         corpus: A text file or a folder instead of the standard library's sources.
     """
 
@@ -85,7 +82,6 @@ class Params(OwnModelParams):
         ["e4m3 per tensor", "e4m3 per row", "e5m2 per tensor", "scales"]
     )  # type: ignore[valid-type]
     numerics_steps: int = pydantic.Field(5, gt=0, le=1_000_000)
-    quoted: bool = True
     corpus: str = pydantic.Field("", max_length=4096)
 
     _presets = pydantic.field_validator("presets")(known_presets)
@@ -156,65 +152,8 @@ class Params(OwnModelParams):
         return self
 
 
-@dataclass(frozen=True)
-class QuotedCase(Case):
-    """A speed-up that others report."""
-
-    interleaves: ClassVar[bool] = False
-
-    quoted: str
-    billions: float
-    low: float
-    high: float
-    source: str
-
-    def __str__(self) -> str:
-        """What is quoted."""
-        return f"quoted {self.quoted}"
-
-    def plan(self) -> Plan:
-        """None."""
-        return Plan(reason="nothing runs")
-
-    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
-        """What was reported, with its source; nothing runs."""
-        yield Measurement(
-            "speed_up",
-            (self.low * self.high) ** 0.5,
-            self.low,
-            self.high,
-            provenance=Provenance.QUOTED,
-            method="quoted",
-            scope="training_step",
-            message=self.source,
-            details={"billions": self.billions, "what": self.quoted},
-        )
-
-
-# Of training over bf16, both compiled. A single figure is given as both ends.
-QUOTED = (
-    (
-        "Llama 3 8B, 8 x H100, rowwise",
-        8.0,
-        1.115,
-        1.115,
-        "github.com/pytorch/torchtitan, commit 7a04053: 6,424 over 5,760 tokens/s",
-    ),
-    (
-        "Llama 3 8B, 8 x H100, tensorwise",
-        8.0,
-        1.248,
-        1.248,
-        "github.com/pytorch/torchtitan, commit 7a04053: 7,186 over 5,760 tokens/s",
-    ),
-    ("8B, 8 GPUs", 8.0, 1.25, 1.25, "docs.pytorch.org/ao/stable/workflows/training.html: up to 1.25"),
-    ("Llama 3.1 70B and 405B", 70.0, 1.43, 1.51, "github.com/pytorch/ao, news of November 2024"),
-    ("405B, 512 GPUs", 405.0, 1.5, 1.5, "docs.pytorch.org/ao/stable/workflows/training.html: up to 1.5"),
-)
-
-
 def cases(params: Params) -> list[Case]:
-    """Ceilings, models, products, training in pairs, numerics, and what others report."""
+    """Ceilings, models, products, training in pairs, and numerics."""
     device = resolve_device(params.device)
     asked = params.precisions if params.presets or params.model else []
     types = list(dict.fromkeys([*(DTYPES[precision] for precision in asked), *map(product_of, asked)]))
@@ -257,6 +196,5 @@ def cases(params: Params) -> list[Case]:
     numerics = [
         NumericsCase(device, variant, params.numerics_steps, *small, params.seed) for variant in params.numerics
     ]
-    quoted = [QuotedCase(device, *entry) for entry in QUOTED] if params.quoted else []
     ceilings = ceiling_cases(device, types, params.budget_s) if types else []
-    return [*ceilings, *speed, *shapes, *parity, *numerics, *quoted]
+    return [*ceilings, *speed, *shapes, *parity, *numerics]

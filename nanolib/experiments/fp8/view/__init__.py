@@ -1,4 +1,4 @@
-"""What a person sees of FP8: speed beside what others report, loss parity, and what casts do to the products."""
+"""What a person sees of FP8: speed, loss parity, and what casts do to the products."""
 
 import pandas as pd
 
@@ -14,7 +14,6 @@ from nanolib.experiments.fp8.view.parity import PARITY_COLUMNS, fp8_parity, pari
 from nanolib.experiments.fp8.view.speed import (
     SPEED_COLUMNS,
     fp8_precisions,
-    fp8_quoted,
     shape_words,
     speed_table,
     speed_words,

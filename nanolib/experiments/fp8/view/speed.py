@@ -1,4 +1,4 @@
-"""FP8: does it pay, from which size, and at what loss; emulated numbers look unlike measured ones, quoted ones unlike either."""
+"""FP8: does it pay, from which size, and at what loss; emulated numbers look unlike measured ones."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import pandas as pd
 
 from nanolib.measurement import Status
 from nanolib.report.claim import Claim, Order
-from nanolib.report.drawing import WIDTH, coloured
-from nanolib.report.frame import Drawn, framed, panels, rule, tooltips, with_interval
+from nanolib.report.drawing import WIDTH
+from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
 from nanolib.report.in_turns import gains, with_speed_ups
-from nanolib.report.linking import followed, links
-from nanolib.report.overview import cached, having, leaders, listed, of_experiment, pick
-from nanolib.report.palette import FAILED, FRAME, PALETTE, QUIET
+from nanolib.report.linking import links
+from nanolib.report.overview import cached, having, leaders, listed
+from nanolib.report.palette import FAILED, PALETTE
 from nanolib.report.tables import Column, base, filled, known, titles, with_ends
 
 _SPEED = (
@@ -84,60 +84,6 @@ def fp8_precisions(rows: pd.DataFrame) -> Drawn | None:
     return panels(table, draw, columns=1, spacing=14), "With its 95 % interval; crosses: not here, and why."
 
 
-@framed("FP8 over bf16: quoted and measured", "fp8")
-def fp8_quoted(rows: pd.DataFrame) -> Drawn | None:
-    """What others report of fp8 over bf16, and this machine's own figures; empty where there are none."""
-    quoted = pick(of_experiment(rows, "fp8"), "speed_up", method="quoted")
-    own = speed_table(rows)
-    own = known(own[own["precision"].str.startswith("fp8")], "speed_up") if len(own) else own
-    if quoted.empty and not len(own):
-        return None
-    lines = [
-        {
-            "what": row["details"]["what"],
-            "kind": "quoted",
-            "speed_up": row["estimate"],
-            "low": row["low"],
-            "high": row["high"],
-            "source": row["message"],
-        }
-        for _, row in quoted.iterrows()
-    ]
-    bounds = []
-    for _, row in own.iterrows():
-        what = f"{row['name']}, {row['precision']}, {row['mode'].replace('_', ' ')}" + (
-            ", compiled" if row["compiled"] else ""
-        )
-        ends = {"low": row["speed_up_low"], "high": row["speed_up_high"]}
-        of = {name: row[name] for name in ("run_id", "name", "seq_len")}
-        measured = {"what": what, "kind": "measured here", "speed_up": row["speed_up"], "source": "this run"}
-        lines.append(measured | ends | of)
-        bounds.append({"what": what, "bound": row["bound"]})
-    if not len(own):
-        lines.append(
-            {"what": "this machine", "kind": "measured here", "source": "no FP8 tensor cores: nothing to measure"}
-        )
-    data = followed(pd.DataFrame(lines).drop_duplicates("what"))
-    order = list(data["what"])
-    y = alt.Y("what:N", sort=order, title=None, scale=alt.Scale(domain=order), axis=alt.Axis(labelLimit=320))
-    colour = coloured("kind", None, {"quoted": FRAME, "measured here": PALETTE[0]})
-    tooltip = tooltips("what kind source", "speed_up low high", ".3f")
-    x = {"title": "Times as fast as bf16", "scale": alt.Scale(domain=[0.9, 2.0], clamp=True)}
-    base = alt.Chart(data).encode(y=y, color=colour, tooltip=tooltip)
-    ends = ("speed_up", "low", "high")
-    layers = [rule("x", 1.0, x, "one")]
-    for kind, mark in (("quoted", {"filled": False, "strokeWidth": 1.5}), ("measured here", None)):
-        drawn = base.transform_filter(f"datum.kind == '{kind}' && isValid(datum.speed_up)")
-        layers += with_interval(drawn, "x", ends, x, mark=mark)
-    said = alt.Chart(data[data["speed_up"].isna()]).mark_text(align="left", color=QUIET, fontSize=11)
-    layers.append(said.encode(y=y, x=alt.value(8), text=alt.Text("source:N")))
-    if bounds:
-        ticks = alt.Chart(pd.DataFrame(bounds)).mark_tick(color=PALETTE[-1], thickness=2, size=18, strokeDash=[3, 2])
-        layers.append(ticks.encode(y=y, x=alt.X("bound:Q", **x)))
-    subtitle = "Hollow: what others report, source in the tooltip. Filled: measured here. Dashed tick: Amdahl's bound."
-    return alt.layer(*layers, width=int(1.4 * WIDTH), height=alt.Step(26)), subtitle
-
-
 def speed_words(table: pd.DataFrame) -> list[Claim]:
     """Whether a step in FP8 is faster than one in bf16, and from which size on."""
     if table.empty:
@@ -149,10 +95,7 @@ def speed_words(table: pd.DataFrame) -> list[Claim]:
         why = reasons[0] if reasons else "no fp8 case was run to its end"
         cannot = len(fp8) and (fp8["status"] == Status.UNSUPPORTED).all()
         answer = "FP8 gains no time here" if cannot else "No FP8 case gave a time"
-        return [
-            Claim(answer, why),
-            Claim("Published results are shown for comparison; they say nothing about this machine"),
-        ]
+        return [Claim(answer, why)]
     return [_pays(str(mode), group) for mode, group in timed.groupby("mode", sort=False)]
 
 
@@ -230,6 +173,5 @@ def shape_words(rows: pd.DataFrame) -> list[Claim]:
 
 # What the report draws of it, in this order.
 CHARTS = {
-    "fp8_quoted": fp8_quoted,
     "fp8_precisions": fp8_precisions,
 }
