@@ -86,8 +86,6 @@ def _layer_row(phase: str, layer: ModuleTime, deep: DeepLayer | None, whole_ms: 
         }
         if deep.unseen:
             details["unseen"] = deep.unseen
-        if deep.fused_ms:
-            details["fused_ms"] = statistics.median(deep.fused_ms)
     try:
         interval = median_interval(layer.calls_ms)
     except TooFewSamples:

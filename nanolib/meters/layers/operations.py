@@ -1,9 +1,9 @@
-"""One pass of a model, operation by operation, attention in its steps beside the fused kernel.
+"""One pass of a model, operation by operation, and what its attention looks like.
 
 Every torch function that the model calls passes by here and is called as it stands, so the output is the same to the last bit.
-Where the model calls the fused attention kernel, the kernel's result goes on, and QKᵀ, scale and mask, softmax and AV are computed
-once more from the same inputs, timed one by one, and looked at. Where it computes these steps itself (transformers' `eager`
-attention), they are known by what they do: a product whose softmax is multiplied by something.
+Where the model calls the fused attention kernel, the weights of a sample of its queries are computed beside it, untimed, and looked
+at. Where it computes attention in steps itself (transformers' `eager` attention), they are known by what they do: a product whose
+softmax is multiplied by something.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from nanolib.meters.time.stopwatch import CpuStopwatch, Stopwatch
 
 FUSED = "attention_fused"
+_QUERIES = 64  # so many of a call are looked at, evenly spaced
 ATTENTION_STATISTICS = ("attention_entropy", "attention_max_weight", "attention_sparsity")
 
 # The end of a module's path, as a pattern of whole names → what it does. Of several the first; what none knows keeps its own name.
@@ -79,7 +80,7 @@ class OperationTimer(TorchFunctionMode):
     """Times every torch function called within it.
 
     Args:
-        watch: The clock, which stands still while the steps of attention are repeated and looked at.
+        watch: The clock, which stands still while attention is looked at.
         place: Tells where the model is: index of the layer, role of the innermost module, whether that is in an MLP.
         near_zero: An attention weight smaller than this counts as none.
         dead_ns: What it costs that a function passes by here; found out by default.
@@ -115,18 +116,17 @@ class OperationTimer(TorchFunctionMode):
             watch.resume()
             return func(*args, **kwargs)
         layer, role, in_mlp = self._place()
-        if func is scaled_dot_product_attention:
-            out = self._attention(layer, args, kwargs)
-            watch.resume()
-            return out
+        fused = func is scaled_dot_product_attention
         operation = role or ("activation" if in_mlp and name == "mul" else _BY_FUNCTION.get(name, "other"))
         watch.resume()
         begin = watch.mark()
         out = func(*args, **kwargs)
         end = watch.mark()
         watch.pause()
-        self.marks.append(OperationMark(layer, operation, begin, end))
-        if name == "__setitem__" and self._scores.holds(list(args[:1])):  # a mask that is written into them
+        self.marks.append(OperationMark(layer, FUSED if fused else operation, begin, end))
+        if fused:
+            self._look_at_queries(layer, args, kwargs)
+        elif name == "__setitem__" and self._scores.holds(list(args[:1])):  # a mask that is written into them
             self._scores.grow(args[0], len(self.marks) - 1)
         elif isinstance(out, torch.Tensor) and not isinstance(out, torch.nn.Parameter):
             self._follow(layer, name, [*args, *kwargs.values()], out)
@@ -166,36 +166,24 @@ class OperationTimer(TorchFunctionMode):
         for at in marks:
             self.marks[at] = replace(self.marks[at], operation=operation)
 
-    def _attention(self, layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        """The fused result; its steps count as the layer's time in its place. The watch stands still before and after."""
-        out = self._timed(layer, FUSED, lambda: scaled_dot_product_attention(*args, **kwargs), counts=False)
+    def _look_at_queries(self, layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Look at the weights that a sample of the fused kernel's queries has; the watch stands still."""
         with torch.no_grad():
             inputs = dict(zip(_SDPA_ARGUMENTS, args, strict=False)) | kwargs
-            q, k, v = (inputs[name].detach() for name in ("query", "key", "value"))
-            group = q.shape[-3] // k.shape[-3] if inputs.get("enable_gqa") else 1
-            k, v = (x if group == 1 else x.repeat_interleave(group, dim=-3) for x in (k, v))
-            seen = _seen(inputs.get("attn_mask"), bool(inputs.get("is_causal")), q, k)
-            bias = inputs.get("attn_mask")
-            bias = bias if bias is not None and bias.dtype != torch.bool else None
-            scale = inputs.get("scale") or q.shape[-1] ** -0.5
-            scores = self._timed(layer, "qk", lambda: q @ k.mT)
-            scores = self._timed(layer, "scale_mask", lambda: _scaled(scores, scale, bias, seen))
-            weights = self._timed(layer, "softmax", lambda: torch.softmax(scores, dim=-1))
-            self._timed(layer, "av", lambda: weights @ v)
-            self._look(layer, weights, seen)
-        return out
-
-    def _timed(self, layer: int, operation: str, call: Callable[[], torch.Tensor], counts: bool = True) -> torch.Tensor:
-        """Marks can be taken while the watch stands still; only what counts moves it."""
-        if counts:
-            self._watch.resume()
-        begin = self._watch.mark()
-        out = call()
-        end = self._watch.mark()
-        if counts:
-            self._watch.pause()
-        self.marks.append(OperationMark(layer, operation, begin, end))
-        return out
+            q, k = (inputs[name].detach() for name in ("query", "key"))
+            if inputs.get("enable_gqa"):
+                k = k.repeat_interleave(q.shape[-3] // k.shape[-3], dim=-3)
+            sample = torch.arange(0, q.shape[-2], -(-q.shape[-2] // _QUERIES), device=q.device)
+            mask = inputs.get("attn_mask")
+            if mask is not None:
+                mask = mask.expand(*mask.shape[:-2], q.shape[-2], k.shape[-2])[..., sample, :]
+            elif inputs.get("is_causal"):
+                mask = torch.arange(k.shape[-2], device=q.device) <= sample[:, None]
+            seen = mask if mask is None or mask.dtype == torch.bool else mask > _MASKED
+            scores = q[..., sample, :] @ k.mT * (inputs.get("scale") or q.shape[-1] ** -0.5)
+            if mask is not None:
+                scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+            self._look(layer, torch.softmax(scores, dim=-1), seen)
 
     def _look(self, layer: int, weights: torch.Tensor, seen: torch.Tensor | None) -> None:
         """Of the pairs that are not masked: mean entropy of a query's weights (nats), mean largest one, share near zero."""
@@ -254,19 +242,3 @@ def _dead_time_ns() -> int:
 
 
 _SDPA_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-
-
-def _seen(mask: torch.Tensor | None, causal: bool, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
-    """True where a query sees a key, as SDPA takes its arguments; None where all do."""
-    if mask is not None:
-        return mask if mask.dtype == torch.bool else mask > _MASKED
-    if causal:
-        return torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
-    return None
-
-
-def _scaled(scores: torch.Tensor, scale: float, bias: torch.Tensor | None, seen: torch.Tensor | None) -> torch.Tensor:
-    scores = scores * scale
-    if bias is not None:
-        return scores + bias
-    return scores if seen is None else scores.masked_fill(~seen, float("-inf"))

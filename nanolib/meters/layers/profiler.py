@@ -306,8 +306,7 @@ class LayerProfiler:
             for at, operation, ns in call.operations:
                 if at in found:
                     layer = found[at]
-                    series = layer.fused_ms if operation == FUSED else layer.operations.setdefault(operation, [])
-                    _add(series, number, ns / 1e6)
+                    _add(layer.operations.setdefault(operation, []), number, ns / 1e6)
             looked: dict[tuple[int, str], list[float]] = defaultdict(list)
             for at, name, value in call.looked:
                 looked[at, name].append(value)
@@ -325,7 +324,7 @@ class LayerProfiler:
         if self._chosen[at][1] != "block":
             return []
         said = []
-        if not layer.fused_ms and "softmax" not in layer.operations:
+        if not {FUSED, "softmax"} & layer.operations.keys():
             said.append(
                 "attention: no softmax of a product and no fused kernel of torch's was called; it has another way (torch's "
                 "nn.MultiheadAttention and nn.TransformerEncoderLayer are one operation, whose fast path is off while it is "

@@ -17,7 +17,7 @@ class ProfilingConfig:
     Attributes:
         modules: Whether every module is timed in each k-th call. The blocks and what stands beside them are in every call.
         capture_activations: Whether the outputs of timed modules are summarised in each k-th call.
-        deep_profiling: Whether each k-th call is a deep pass: operation by operation, attention in steps and looked at.
+        deep_profiling: Whether each k-th call is a deep pass: operation by operation, and attention looked at.
         every_nth_layer: Of the blocks, only each n-th is looked into.
         every_kth_token: k: so often a call of the model is looked at closely.
         near_zero: Activations, and attention weights, smaller than this count as near zero.

@@ -39,9 +39,8 @@ class DeepLayer:
 
     Attributes:
         name: As `named_modules` has it.
-        passes_ms: Its time in each deep pass, with attention in steps instead of fused, and without the instrument's own work.
+        passes_ms: Its time in each deep pass, without the instrument's own work.
         operations: Operation → its time in each pass, ms, all calls of it together.
-        fused_ms: Of the fused attention that the model used, in each pass.
         statistics: `attention_entropy` (nats), `attention_max_weight`, `attention_sparsity`, `mlp_kill_ratio`,
             `norm_variance_ratio` → one value per pass (mean, where the layer has several).
         unseen: Of a block, what the passes did not show, and why.
@@ -50,7 +49,6 @@ class DeepLayer:
     name: str
     passes_ms: list[float] = field(default_factory=list)
     operations: dict[str, list[float]] = field(default_factory=dict)
-    fused_ms: list[float] = field(default_factory=list)
     statistics: dict[str, list[float]] = field(default_factory=dict)
     unseen: list[str] = field(default_factory=list)
 

@@ -14,7 +14,7 @@ from nanolib.report.overview import cached, of_experiment, pick
 from nanolib.report.palette import FRAME, PALETTE, PAPER
 from nanolib.report.tables import CASE, known
 
-# What belongs together lies together and shares a hue: projections blue, attention's steps orange, the MLP green, the rest grey.
+# What belongs together lies together and shares a hue: projections blue, attention orange, the MLP green, the rest grey.
 OPERATIONS = {
     "q_proj": "#08519c",
     "k_proj": "#3182bd",
@@ -22,6 +22,7 @@ OPERATIONS = {
     "qkv_proj": "#3182bd",
     "out_proj": "#bdd7e7",
     "rope": "#dadaeb",
+    "attention_fused": "#7f2704",
     "qk": "#a63603",
     "scale_mask": "#e6550d",
     "softmax": "#fd8d3c",
@@ -38,7 +39,7 @@ OPERATIONS = {
     "other": "#d0d0d0",
     "between": "#f0f0f0",
 }
-_SPOKEN = {"between": "gaps between operations"}
+_SPOKEN = {"attention_fused": "fused attention", "between": "gaps between operations"}
 ACTIVATIONS = {
     "mean_abs": "mean |x|",
     "sd": "standard deviation",
@@ -78,13 +79,13 @@ def layer_table(rows: pd.DataFrame) -> pd.DataFrame:
         Columns: `run_id`, `case`, `name`,
         `phase`, `seq_len`, `batch_size`, `layer`, `place`, `ms`, `low`, `high`, `share`, `calls`,
         `joules`, `joules_low`, `joules_high` (attributed), `source`, and the JSON details `operations_ms`,
-        `activations`, `deep`, `fused_ms`, `deep_passes`.
+        `activations`, `deep`, `deep_passes`.
     """
     rows = of_experiment(rows, "energy")
     found = pick(rows, "layer_time")
     if found.empty:
         return pd.DataFrame()
-    details = ["layer", "share", "operations_ms", "activations", "deep", "fused_ms", "deep_passes"]
+    details = ["layer", "share", "operations_ms", "activations", "deep", "deep_passes"]
     told = pd.DataFrame([{name: one.get(name) for name in details} for one in found["details"]], index=found.index)
     names = {"estimate": "ms", "n": "calls"} | {f"factor.{name}": name for name in _FACTORS}
     table = found[[*CASE, "scope", "low", "high", *names]].rename(columns=names).join(told)
@@ -167,7 +168,7 @@ def layer_heat_map(rows: pd.DataFrame) -> Drawn | None:
         )
 
     subtitle = [
-        "Deep passes: one call in k, attention in its four steps instead of the fused kernel; time per call, logarithmic.",
+        "Deep passes: one call in k; time per call, logarithmic.",
         "No sensor sees a layer: the joules in the tooltip are the window's, attributed by time.",
     ]
     shown = panels(data, draw, "case", columns=1, spacing=18)
@@ -205,7 +206,7 @@ def operation_breakdown(rows: pd.DataFrame) -> Drawn | None:
             ],
         )
     )
-    subtitle = "Between: Python, launching, memory given back. Attention's steps take the fused kernel's place in these passes."
+    subtitle = "Between: Python, launching, memory given back."
     return bars.properties(width=int(1.6 * WIDTH), height=alt.Step(34)), subtitle, _of_model(rows)
 
 
@@ -245,7 +246,7 @@ def activation_profile(rows: pd.DataFrame) -> Drawn | str | None:
     subtitle = [
         "Means over the calls that were looked at closely. Of a large output an even sample of 2,048 elements is looked at,"
     ]
-    subtitle.append("but for its largest one; attention over the pairs that are not masked.")
+    subtitle.append("but for its largest one; of fused attention 64 queries, over the pairs that are not masked.")
     return panels(data, draw, "what", columns=3, spacing=18), subtitle, _of_model(rows)
 
 
