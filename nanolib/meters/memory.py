@@ -183,16 +183,6 @@ def free_bytes(device: str | torch.device = "cpu") -> int | None:
     return max(0, min([psutil.virtual_memory().available, *left]))
 
 
-def total_bytes(device: str | torch.device = "cpu") -> int | None:
-    """Memory that the device has, or this process is allowed of it; None where the device does not tell."""
-    device = torch.device(device)
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[1]
-    if device.type != "cpu":
-        return None
-    return min([psutil.virtual_memory().total, *(limit for limit, _ in memory_limits())])
-
-
 @contextmanager
 def resident_peak() -> Iterator[Peak]:
     """Record how far the resident set rises above its start (Linux: `clear_refs` and `VmHWM`)."""

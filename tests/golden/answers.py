@@ -16,7 +16,7 @@ from tests.golden.sheet import Sheet
 
 COUNT = "cases"
 _GIB = 2**30
-_MACHINE = 16 * _GIB  # bytes: what does not fit is reduced, on every machine the same
+_MACHINE = 16 * _GIB  # bytes, on every machine the same
 # Python's own sources, which are trained on, differ between its versions.
 _TEXT = " ".join(f"{n} times {n} is {n * n}." for n in range(20_000)).encode()
 

@@ -43,7 +43,7 @@ ONLY_FIRST = {"EnergyCase": 1}
 FACTORS = _same(
     "attention_type options seq_len batch_size dtype num_heads num_kv_heads head_dim causal backward pattern target"
     " block_size seeds steps tuning_steps d_model num_layers ceiling budget_s preset overrides mode optimisation"
-    " reduced new_tokens learning_rate corpus direction process warmup_steps curve_steps phase look every_kth_token"
+    " new_tokens learning_rate corpus direction process warmup_steps curve_steps phase look every_kth_token"
     " every_nth_layer precision compiled keep m k n arm first_seed margin variant seed"
     " world_size forms prefill_forms q_len threads memory_form measured strategies"
 )
@@ -152,7 +152,7 @@ def rows_of(case: Any, params: Any, collect: Any) -> Iterator[Any]:
 
 
 # What depends on the machine: who asks for it.
-MEMORY = ("nanolib.experiments.model.cases.total_bytes", "nanolib.run.workload.free_bytes")
+MEMORY = ("nanolib.run.workload.free_bytes",)
 TEXT = ("nanolib.models.text.load",)
 RANKS = tuple(f"nanolib.experiments.distributed.{name}.measure_on_ranks" for name in ("decode", "prefill", "training"))
 ON_RANKS = {"DecodeCase", "PrefillCase", "ShardedTrainingCase"}

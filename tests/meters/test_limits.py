@@ -108,12 +108,12 @@ def test_the_smallest_quota_of_the_own_group_and_its_parents_holds(grouped, vers
 )
 def test_the_least_that_a_group_or_its_parents_have_left_is_free(grouped, version, path, files):
     grouped(version, path, files)
-    assert memory.free_bytes() == 3 * GIB // 4 and memory.total_bytes() == GIB
+    assert memory.free_bytes() == 3 * GIB // 4
 
 
 def test_without_control_groups_the_machine_alone_limits(monkeypatch, grouped, tmp_path):
     grouped(V2, "/", {})
-    assert (limits.cpu_quota(), memory.free_bytes(), memory.total_bytes()) == (math.inf, 20 * GIB, 32 * GIB)
+    assert (limits.cpu_quota(), memory.free_bytes()) == (math.inf, 20 * GIB)
     monkeypatch.setattr(limits, "_PROC", tmp_path / "none")  # not Linux
     assert (limits.usable_cores(), limits.memory_limits(), limits.throttled_periods()) == (8, [], {})
 

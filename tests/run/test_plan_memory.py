@@ -1,6 +1,5 @@
 """What is planned against what is measured, on the cases that the quick suite runs on CPU, the longest left out."""
 
-import dataclasses
 import resource
 import subprocess
 import sys
@@ -85,27 +84,6 @@ def test_a_case_that_will_not_fit_is_never_started(tmp_path, monkeypatch):
     (ending,) = rows[rows.metric == "case_time"].to_dict("records")
     assert ending["status"] == Status.OOM_PREDICTED
     assert "MiB are free" in ending["message"]
-
-
-def test_what_does_not_fit_is_followed_by_what_does(monkeypatch):
-    params = _params(train=False)
-    full = next(c for c in model.cases(params) if isinstance(c, model.ModelCase))
-    need = full.plan().most
-    monkeypatch.setattr(model, "total_bytes", lambda device: int(need / workload._HEADROOM) - 1)
-    found = [c for c in model.cases(params) if isinstance(c, model.ModelCase)]
-    assert [c.case_id for c in found[:1]] == [full.case_id]
-    (smaller,) = found[1:]
-    assert smaller.batch_size == 1
-    assert "batch_size 4 to 1" in smaller.reduced
-    monkeypatch.setattr(
-        model,
-        "total_bytes",
-        lambda device: int(dataclasses.replace(smaller, reduced="").plan().most / workload._HEADROOM) - 1,
-    )
-    (_, smaller) = [c for c in model.cases(params) if isinstance(c, model.ModelCase)]
-    assert smaller.overrides["num_layers"] < 4
-    assert "num_layers 4 to" in smaller.reduced
-    assert "num_layers" in smaller.name
 
 
 OOM = """

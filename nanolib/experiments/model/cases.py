@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pydantic
-import torch
 
 from nanolib.experiments.model.loss_case import LossCase
 from nanolib.experiments.model.model_cases import GenerationCase, Mode, ModelCase, model_name
 from nanolib.experiments.model.own_model import OwnModelParams
 from nanolib.meters.machine import resolve_device
-from nanolib.meters.memory import total_bytes
 from nanolib.models.optimise import OPTIMISATIONS, applies
 from nanolib.run import params as shared
-from nanolib.run.case import Case, Plan
+from nanolib.run.case import Case
 from nanolib.run.ceilings import ceiling_cases
 from nanolib.run.own_model import check_own, sources
 from nanolib.run.params import distinct, fitting_config, known, known_corpus, known_dtypes, known_kinds, known_presets
-from nanolib.run.workload import fits
-
-_ADAMW_STATES = 2
-_LOGITS = {"training": 4, "inference": 1, "generation": 0}  # copies of those of all tokens
-_ACTIVATIONS = 40  # tensors of a token's width that a block keeps for its backward pass, roughly
 
 
 class Params(OwnModelParams):
@@ -101,17 +93,13 @@ class Params(OwnModelParams):
 
 
 def cases(params: Params) -> list[Case]:
-    """The ceilings, each model's inference, training and generation at each shape, then its loss at the shortest length.
-
-    A case that will not fit into this machine's memory stays, to be refused, and a smaller one follows it.
-    """
+    """The ceilings, each model's inference, training and generation at each shape, then its loss at the shortest length."""
     device = resolve_device(params.device)
     result = ceiling_cases(device, params.dtypes, params.budget_s)
     for preset, overrides in sources(params, params.presets):
         for kind in ["own"] if params.model else params.attention_types:
             for dtype in params.dtypes:
-                for case in _model_cases(params, device, preset, overrides, kind, dtype):
-                    result += [case] if (smaller := _smaller(case)) is None else [case, smaller]
+                result += _model_cases(params, device, preset, overrides, kind, dtype)
                 if params.loss_steps:
                     model = (device, model_name(preset, overrides), preset, overrides, kind)
                     shape = (min(params.seq_lens), max(params.batch_sizes), dtype)
@@ -137,48 +125,3 @@ def _model_cases(
         model = (device, model_name(preset, overrides, optimisation), preset, overrides, kind)
         for shape in shapes:
             yield GenerationCase(*model, *shape, dtype, "generation", optimisation, new_tokens=params.new_tokens)
-
-
-def _smaller(case: ModelCase) -> ModelCase | None:
-    """The case with fewer sequences, then fewer layers, until it fits; None where it fits as it is, or nothing helps."""
-    total = total_bytes(case.device)
-    if case.runs_code:  # to plan it is to run it
-        return None
-    if total is None or _fits(case, total):
-        return None
-    layers = 1 if case.own else case.config.num_layers
-    for count in (layers >> halvings for halvings in range(layers.bit_length())):
-        changed = [f"batch_size {case.batch_size} to 1"] if case.batch_size > 1 else []
-        overrides = case.overrides
-        if count < layers:
-            overrides = overrides | {"num_layers": count}
-            changed.append(f"num_layers {layers} to {count}")
-        if not changed:
-            continue
-        smaller = dataclasses.replace(
-            case,
-            name=model_name(case.preset, overrides, case.optimisation),
-            overrides=overrides,
-            batch_size=1,
-            reduced=f"reduced to fit into {total / 2**30:.0f} GiB: {', '.join(changed)}",
-        )
-        if _fits(smaller, total):
-            return smaller
-    return None
-
-
-def _fits(case: ModelCase, memory: int) -> bool:
-    """Whether so many bytes are surely enough; a preset is not planned for that: listing cases must cost nothing."""
-    return fits(case.plan() if case.own else Plan({"": _most_bytes(case)}), memory)
-
-
-def _most_bytes(case: ModelCase) -> int:
-    """An upper estimate of memory, bytes: of weights, gradients, states, caches, activations and logits."""
-    config, training = case.config, case.mode == "training"
-    tokens = case.batch_size * case.seq_len
-    kept = _ACTIVATIONS * config.d_model * (config.num_layers if training else 1)
-    weights = config.parameter_count * (2 + _ADAMW_STATES if training else 1)
-    cached = 2 * config.num_layers * config.d_model if case.mode == "generation" else 0
-    return getattr(torch, case.dtype).itemsize * (
-        weights + tokens * (kept + cached + _LOGITS[case.mode] * config.vocab_size)
-    )

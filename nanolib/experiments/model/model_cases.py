@@ -87,11 +87,10 @@ class ShapedCase(Case):
 
 @dataclass(frozen=True)
 class ModelCase(ShapedCase):
-    """A model that runs, trains or generates; `reduced` is what was made smaller so that it fits."""
+    """A model that runs, trains or generates."""
 
     mode: Mode
     optimisation: str = "eager"
-    reduced: str = ""
 
     @property
     def context_length(self) -> int | None:
@@ -229,7 +228,7 @@ class ModelCase(ShapedCase):
         as_eager = self.optimisation == "cuda_graph" or (self.optimisation == "onednn" and not self.own)
         eager = is_compiled(self.optimisation) or as_eager
         optimisation = "eager" if eager else self.optimisation
-        return dataclasses.replace(self, name="", reduced="", optimisation=optimisation)
+        return dataclasses.replace(self, name="", optimisation=optimisation)
 
     @property
     def alike(self) -> str:
@@ -306,7 +305,7 @@ class ModelCase(ShapedCase):
         model = self.build(params.seed)
         weights = tuple(model.parameters())
         count = sum(p.numel() for p in weights)
-        yield exact("parameters", count, method="count", predicted=predicted["parameters"], message=self.reduced)
+        yield exact("parameters", count, method="count", predicted=predicted["parameters"])
         footprint = sum(p.nbytes for p in weights) / MIB
         yield exact("footprint", footprint, method="count", predicted=predicted["footprint"])
         ids = text_batch(self, params.corpus, params.seed)
