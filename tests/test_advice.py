@@ -176,9 +176,7 @@ def test_commands_in_messages_are_there_with_their_options():
     commands = cli.main.commands
     seen = set()
     for module, text in _messages():
-        for said in re.findall(
-            r"(?:^|run: |run |, or |, |`|; |until then, |Write: |write: )nano ([a-z]+(?: [^;,`]*)?)", text
-        ):
+        for said in re.findall(r"(?:^|run: |run |, or |, |`|; |until then, |write: )nano ([a-z]+(?: [^;,`]*)?)", text):
             try:
                 name, *words = shlex.split(said)
             except ValueError:

@@ -57,8 +57,9 @@ def test_a_report_that_cannot_be_written_is_told(nano, tmp_path):
     assert ended.exit_code == 2 and "cannot be made" in ended.output
 
 
-def test_a_dry_run_lists_the_cases_and_what_cannot_run_here(nano, tmp_path):
-    ended = nano("run", "full", "attention", "--dry-run", "-p", "seq_lens=[64]", "-p", "batch_sizes=[1]")
+@pytest.mark.parametrize("suite", ["full", "--full"])
+def test_a_dry_run_lists_the_cases_and_what_cannot_run_here(nano, tmp_path, suite):
+    ended = nano("run", suite, "attention", "--dry-run", "-p", "seq_lens=[64]", "-p", "batch_sizes=[1]")
     assert ended.exit_code == 0, ended.output
     assert "attention: 62 cases" in ended.output
     assert "unsupported: SDPA backend cudnn has no CPU kernel" in ended.output

@@ -268,11 +268,7 @@ class Commands(click.Group):
         except click.ClickException as error:
             context = getattr(error, "ctx", None)
             path = context.command_path if context else "nano"
-            from nanolib.cli.hints import hint
-
-            meant = hint(error, list(args[0] if args else kwargs.get("args") or sys.argv[1:]))
-            said = f"No such option {error.option_name!r}." if meant else " ".join(error.format_message().split())
-            complain(f"{said} {meant or f'See: {path} --help'}")
+            complain(f"{' '.join(error.format_message().split())} See: {path} --help")
         except click.Abort:
             sys.exit(EXIT_INTERRUPTED)
         except OSError as error:  # of its help, which click prints

@@ -42,6 +42,8 @@ _FEW = 40  # cases that are planned before helpers would have begun
     "nano run full --dry-run",
 )
 @click.argument("targets", nargs=-1, metavar="[SUITE] [NOTEBOOK]...")
+@click.option("--quick", "suite", flag_value="quick", help="The suite quick; as its name does.")
+@click.option("--full", "suite", flag_value="full", help="The suite full; as its name does.")
 @click.option(
     "-p", "--param", "pairs", multiple=True, metavar="NAME=VALUE", help="A parameter of the one notebook named."
 )
@@ -59,6 +61,7 @@ _FEW = 40  # cases that are planned before helpers would have begun
 @handle_errors
 def run(
     targets: tuple[str, ...],
+    suite: str | None,
     pairs: tuple[str, ...],
     label: str,
     resume: bool,
@@ -78,6 +81,7 @@ def run(
     from nanolib.run.suite.warm_kernel import WarmKernel
 
     folder = use_output(output)
+    wanted = (suite, *targets) if suite else targets
     alone = place == "here" and parts == 1 and not dry_run
     pages: list[Future[Path]] = []
     with (
@@ -92,7 +96,7 @@ def run(
         from nanolib.experiments import ALL
         from nanolib.run.suite.jobs import in_parts, plan, rehearse_jobs
 
-        jobs = in_parts(plan(ALL, targets, pairs_of(pairs), {"label": label, "resume": resume}), parts)
+        jobs = in_parts(plan(ALL, wanted, pairs_of(pairs), {"label": label, "resume": resume}), parts)
         if dry_run:
             _show_plan(jobs)
             return
