@@ -7,7 +7,6 @@ findings=$(mktemp -d)
 arguments=(ab "$NANO_BASE" . --threshold "$NANO_THRESHOLD" --budget "$NANO_BUDGET" --shard "$NANO_SHARD")
 arguments+=(--markdown "$findings/table.md" --json "$findings/findings.json")
 [ -z "$NANO_TOTAL" ] || arguments+=(--total "$NANO_TOTAL")
-[ -z "$NANO_PYTEST" ] || arguments+=(--pytest "$NANO_PYTEST")
 while read -r name; do
   [ -z "$name" ] || arguments+=(--call "$name")
 done <<<"$NANO_CALL"

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nanolib.store import Store
 from tests.ab.conftest import Repository
 from tests.working_tree import copied
 
@@ -25,27 +24,17 @@ import time
 cost = {cost}
 now = 0
 
-def step(size=1):
+def step():
     global now
-    now += cost * size
-    return size
+    now += cost
+
+def twice():
+    step()
+    step()
 
 if "OWN_CLOCK" in os.environ:
     time.perf_counter_ns = lambda: now
 """
-TESTS = """
-import pytest
-from mine import step
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_step(nano, size):
-    assert nano(step, size) == size
-
-def test_without():
-    pass
-"""
-
-
 ACTION = Path(__file__).parents[1]
 
 
@@ -59,11 +48,8 @@ class Project:
 
     def commit(self, tag, cost):
         (self.folder / "mine").mkdir(exist_ok=True)
-        (self.folder / "mine" / "__init__.py").write_text("from mine.step import step\n")
+        (self.folder / "mine" / "__init__.py").touch()
         (self.folder / "mine" / "step.py").write_text(STEP.replace("{cost}", str(cost)))
-        (self.folder / "perf").mkdir(exist_ok=True)
-        (self.folder / "perf" / "test_step.py").write_text(TESTS)
-        (self.folder / "pyproject.toml").write_text("[tool.pytest.ini_options]\npythonpath = ['.']\n")
         self.repository.git("add", "-A")
         self.repository.git("commit", "--quiet", "--allow-empty", "-m", tag)
         self.repository.git("tag", tag)
@@ -111,41 +97,6 @@ def test_it_is_the_wheel_and_no_checkout(project):
     assert "run nano inside a nanolib checkout" in project.nano("run", "quick").stderr
 
 
-def test_without_the_option_nothing_is_timed(project):
-    ended = project.call(project.python, "-m", "pytest", "-q", "perf")
-    assert ended.returncode == 0 and "3 passed" in ended.stdout, ended.stdout
-    assert "nanolib" not in ended.stdout and not (project.folder / "outputs").exists()
-
-
-def test_with_it_each_test_is_a_case_whose_parameters_are_factors(project):
-    ended = project.call(project.python, "-m", "pytest", "-q", "perf", "-k", "step", "--nano", "--nano-label", "mine")
-    assert ended.returncode == 0 and "perf/test_step.py::test_step[2]: latency: " in ended.stdout, ended.stdout
-    with Store(project.folder / "outputs" / "results.sqlite") as store:
-        (run,) = store.runs().to_dict("records")
-        rows = store.measurements([run["run_id"]], samples=True)
-    assert (run["experiment"], run["label"], run["status"], run["cases"]) == ("pytest", "mine", "done", 2)
-    assert run["git_revision"] == project.repository.git("rev-parse", "--short", "HEAD").strip()
-    latencies = rows[rows["metric"] == "latency"]
-    assert [factors["size"] for factors in latencies["factors"]] == [1, 2]
-    assert (latencies["estimate"] > 0).all() and all(map(len, latencies["samples"]))
-    project.call(project.python, "-m", "pytest", "-q", "perf", "--nano")
-    compared = project.nano("compare", "latest~1", "latest", "--all")
-    assert compared.returncode in (0, 1) and "test_step[2]" in compared.stdout, compared.stdout + compared.stderr
-
-
-@pytest.mark.parametrize(
-    ("cost", "code", "finding"),
-    [(23_000_000, 1, "regressed"), pytest.param(20_000_000, 0, "equivalent", marks=pytest.mark.thorough)],
-)
-def test_two_versions_of_a_test_side_by_side(project, cost, code, finding):
-    project.commit("now", cost)
-    ended = project.nano("ab", "base", ".", "--pytest", "perf -k 'step and 2'", "--json", "f.json", "--budget", "6s")
-    assert ended.returncode == code, ended.stdout + ended.stderr
-    (line,) = json.loads((project.folder / "f.json").read_text())["lines"]
-    assert (line["finding"], line["case"]) == (finding, "perf/test_step.py::test_step[2]")
-    assert line["ratio"] == pytest.approx(cost / 20_000_000)
-
-
 GH = """#!/bin/sh
 echo "$@" >> gh.log
 case "$*" in
@@ -162,7 +113,11 @@ def _gate(project, tmp_path, **settings):
     action = yaml.safe_load((ACTION / "action.yml").read_text())
     gate = next(step for step in action["runs"]["steps"] if step.get("id") == "gate")
     defaults = {name: str(told.get("default", "")) for name, told in action["inputs"].items()}
-    given = defaults | {"base": "base", "pytest": "perf", "comment": "true", "total": "6s"} | settings
+    given = (
+        defaults
+        | {"base": "base", "call": "mine.step:step\nmine.step:twice", "comment": "true", "total": "6s"}
+        | settings
+    )
     named = {name: value.removeprefix("${{ inputs.").removesuffix(" }}") for name, value in gate["env"].items()}
     filled = {name: given.get(value, "7") for name, value in named.items()}  # what is no input is the pull request
     path = f"{tmp_path / 'bin'}{os.pathsep}{Path(project.python).parent}{os.pathsep}{os.environ['PATH']}"
@@ -188,10 +143,10 @@ def test_the_action_installs_nanolib_from_its_own_folder(tmp_path):
 
 def test_the_action_fails_on_a_regression_and_writes_a_comment(project, tmp_path):
     project.commit("now", 23_000_000)
-    ended = _gate(project, tmp_path, pytest="perf/test_step.py::test_step[1]")
+    ended = _gate(project, tmp_path, call="mine.step:step")
     assert ended.returncode == 1, ended.stdout + ended.stderr
     summary = (tmp_path / "summary.md").read_text()
-    assert "### Slower" in summary and "| regressed | pytest | perf/test" in summary
+    assert "### Slower" in summary and "| regressed | call | mine.step:step " in summary
     assert _written(project) == [["POST", "repos/me/mine/issues/7/comments"]]
     findings = Path((tmp_path / "output").read_text().splitlines()[0].removeprefix("findings="))
     assert json.loads(findings.read_text())["regressed"]
@@ -224,59 +179,6 @@ def test_a_comment_that_cannot_be_written_changes_no_finding(project, tmp_path):
 
 
 def test_the_action_tells_bad_input_and_writes_no_comment(project, tmp_path):
-    ended = _gate(project, tmp_path, pytest="nowhere")
-    assert ended.returncode == 2 and "collects no test that takes the fixture nano" in ended.stderr
+    ended = _gate(project, tmp_path, call="nowhere:step")
+    assert ended.returncode == 2 and "nowhere:step cannot be imported" in ended.stderr
     assert not (project.folder / "gh.log").exists() and not (tmp_path / "summary.md").exists()
-
-
-BAD = [
-    (["--pytest", "perf -k without"], "base: --pytest: 'perf -k without' collects no test that takes the fixture nano"),
-    (["--pytest", "perf --nowhere"], "(pytest does not take these arguments)"),
-]
-
-
-@pytest.mark.parametrize(("options", "said"), BAD)
-def test_tests_that_cannot_be_collected_are_told_in_one_line(project, options, said):
-    ended = project.nano("ab", "base", ".", *options)
-    assert ended.returncode == 2 and said in ended.stderr, ended.stderr
-    assert len(ended.stderr.strip().splitlines()) == 1
-    assert not (project.folder / "outputs").exists()
-
-
-@pytest.mark.thorough  # bad input has a line each
-def test_a_test_that_breaks_or_cannot_be_collected_is_told(project):
-    file = project.folder / "mine" / "step.py"
-    text = file.read_text()
-    file.write_text(text.replace("    return size", "    assert size < 2, 'too large'\n    return size"))
-    ended = project.nano("ab", "base", ".", "--pytest", "perf", "--json", "f.json", "--budget", "4s")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    found = {line["case"]: line for line in json.loads((project.folder / "f.json").read_text())["lines"]}
-    broke = found["perf/test_step.py::test_step[2]"]
-    assert broke["finding"] == "broke" and "AssertionError: too large" in broke["message"]
-    file.write_text(text + "\nraise ImportError('gone')\n")
-    ended = project.nano("ab", "base", ".", "--pytest", "perf")
-    assert ended.returncode == 2 and ".: --pytest: 'perf' collects no test" in ended.stderr and "gone" in ended.stderr
-
-
-def test_the_plugin_refuses_what_it_cannot_do_and_keeps_what_it_has(project):
-    test = lambda *options: project.call(project.python, "-m", "pytest", "-q", "perf", "--nano", *options)  # noqa: E731
-    ended = test("-n", "2")
-    assert ended.returncode == 4 and "--nano: tests are timed one at a time; leave out -n" in ended.stderr
-    ended = test("--nano-rel-ci", "7")
-    assert ended.returncode == 4 and "--nano-rel-ci: 7.0" in ended.stderr, ended.stderr
-    ended = test("--nano-output", "/dev/null/x")
-    assert ended.returncode == 4 and "output: /dev/null/x cannot be made" in ended.stderr, ended.stderr
-    (project.folder / "perf" / "test_later.py").write_text(
-        "async def co():\n    pass\n\ndef test_later(nano):\n    nano(co)\n"
-    )
-    ended = test("-k", "later")
-    assert ended.returncode == 1 and "nano: a call only begins the work and returns a coroutine" in ended.stdout
-    (project.folder / "perf" / "test_later.py").unlink()
-    file = project.folder / "mine" / "step.py"
-    later = "\ncalls = 0\nfirst = step\ndef step(size=1):\n    global calls\n    calls += 1\n    assert calls < 300, 'worn out'\n"
-    file.write_text(file.read_text() + later + "    return first(size)\n")
-    ended = test()
-    assert ended.returncode == 1 and "nano: error: AssertionError: worn out" in ended.stdout, ended.stdout
-    with Store(project.folder / "outputs" / "results.sqlite") as store:
-        rows = store.measurements()
-    assert list(rows["status"]) == ["error"] * len(rows) and len(rows) >= 1

@@ -13,7 +13,7 @@ import pandas as pd
 
 from nanolib.ab.client import VersionDied, VersionProcess
 from nanolib.ab.environment import Environment, differences, titles
-from nanolib.ab.rounds import CALL, PYTEST, Compared, Log, Settings, Task, compare_versions, device_of
+from nanolib.ab.rounds import CALL, Compared, Log, Settings, Task, compare_versions, device_of
 from nanolib.ab.worktree import Version, checked_out
 from nanolib.compare.compare import BROKE, CHANGED, COUNTED, NEW, VANISHED, Comparison, Line, exact_lines
 from nanolib.measurement import BadInput, Direction, Measurement, Status, case_name
@@ -34,7 +34,6 @@ class Question:
         start: A folder of the repository.
         jobs: Experiments, each with the parameters for A and for B.
         functions: Functions `package.module:function`, called without arguments.
-        tests: What pytest is given to collect tests that take the fixture `nano`; empty for none.
         setup: A function whose result they are called with instead; empty for none.
         metric: What is compared.
         titles: What A and B are called where `names` do not tell them apart.
@@ -47,7 +46,6 @@ class Question:
     start: Path
     jobs: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = ()
     functions: Sequence[str] = ()
-    tests: Sequence[str] = ()
     setup: str = ""
     metric: str = "latency"
     titles: tuple[str, str] = ("", "")
@@ -150,16 +148,14 @@ def _tasks(question: Question, versions: Sequence[Version], settings: Settings) 
     ]
     lines: list[Line] = []
     asked = []
-    if question.tests:
-        asked.append((PYTEST, "test", [{"do": "test", "lists": False, "arguments": list(question.tests)}] * 2))
     for experiment, *params in question.jobs:
         requests = [{"do": "case", "experiment": experiment, "params": dict(values)} for values in params]
-        asked.append((experiment, "cases", requests))
+        asked.append((experiment, requests))
     if asked:
         with VersionProcess(versions[0], settings.timeout_s) as a, VersionProcess(versions[1], settings.timeout_s) as b:
-            for experiment, lists, requests in asked:
+            for experiment, requests in asked:
                 for side, request in zip((a, b), requests, strict=True):
-                    side.send(**request | {"do": lists, "lists": True})
+                    side.send(**request | {"do": "cases"})
                 listed = [_listed(side, question.case_ids) for side in (a, b)]
                 more, only = _paired(experiment, requests, listed)
                 tasks += more
@@ -172,15 +168,14 @@ def _tasks(question: Question, versions: Sequence[Version], settings: Settings) 
 
 
 def _listed(side: VersionProcess, wanted: frozenset[str]) -> list[dict[str, Any]]:
-    """The cases, or tests, of one side."""
+    """The cases of one side."""
     try:
         answer = side.receive()
     except VersionDied as death:
         raise BadInput(f"{side.version.called}: {death}") from None
     if "cases" not in answer:
         raise BadInput(f"{side.version.called}: {answer['message']}")
-    modules = answer.get("modules", ())
-    return [case | {"modules": modules} for case in answer["cases"] if not wanted or case["case_id"] in wanted]
+    return [case for case in answer["cases"] if not wanted or case["case_id"] in wanted]
 
 
 def _paired(
@@ -203,7 +198,6 @@ def _paired(
             a["case_id"],
             _both(a["factors"], b["factors"]),
             tuple(request | {"case_id": case["case_id"]} for request, case in zip(requests, (a, b), strict=True)),
-            tuple(a["modules"]),
         )
         for a, b in pairs
     ]
@@ -317,7 +311,6 @@ def stored(answer: Answer, question: Question, label: str = "") -> Run:
         "differ": question.differ,
         "metric": question.metric,
         "functions": list(question.functions),
-        "tests": list(question.tests),
     }
     return Run(
         EXPERIMENT,

@@ -37,7 +37,7 @@ TIMED = 0.55  # of the budget; starting processes takes the rest
 _BLOCK_MS = 20.0
 WARM_UP_S = 0.1
 
-CALL, PYTEST = "call", "pytest"
+CALL = "call"
 Log = Callable[[str], None]
 
 
@@ -73,14 +73,12 @@ class Task:
         case_id: The case.
         factors: What the case is.
         requests: What to ask A and B.
-        tests: Of a test, the module that it lies in.
     """
 
     experiment: str
     case_id: str
     factors: Mapping[str, Any]
     requests: tuple[Mapping[str, Any], Mapping[str, Any]]
-    tests: tuple[str, ...] = ()
 
     @property
     def case(self) -> str:
@@ -90,8 +88,6 @@ class Task:
     @property
     def modules(self) -> list[str]:
         """Where its code begins."""
-        if self.tests:
-            return ["pytest", *self.tests]
         if self.experiment != CALL:
             return [f"nanolib.experiments.{self.experiment}.cases"]
         asked = self.requests[0]

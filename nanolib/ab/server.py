@@ -96,12 +96,12 @@ def _serve_function(request: dict[str, Any], root: Path) -> None:
     else:
         call = function
 
-    note = _serve_call(_loaded(_CALL_CHECK).CallCheck(call, request["function"], Refused), "")
+    note = _serve_call(_loaded(_CALL_CHECK).CallCheck(call, request["function"], Refused))
     rows = _version().memory().measure_memory(call, device="cpu") if request["rows"] else []
     _answer(ended="ok", message=note, rows=[row.to_dict() for row in rows])
 
 
-def _serve_call(check: Any, scope: str) -> str:
+def _serve_call(check: Any) -> str:
     """Time blocks of a `CallCheck` until told to go on, the collector out of the way; returns what a reader should know of them."""
     checked = [check, check]
 
@@ -119,7 +119,7 @@ def _serve_call(check: Any, scope: str) -> str:
     gc.freeze()
     gc.disable()
     try:
-        _serve_blocks([scope], time_block, last=True)
+        _serve_blocks([""], time_block, last=True)
     finally:
         gc.enable()
         gc.unfreeze()
@@ -212,25 +212,6 @@ def _list_cases(request: dict[str, Any], root: Path) -> None:
 
 def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-
-
-# tests of the user's own
-
-_tests: Any = None  # the session of pytest that serves, once one was asked for
-
-
-def _serve_tests(request: dict[str, Any], root: Path) -> None:
-    """List the tests, or run one; the first request opens a session, in which all that follow are served."""
-    global _tests
-    if _tests is None:
-        try:
-            own = _loaded(Path(__file__).with_name("pytest_session.py"))
-        except ImportError as error:
-            raise Refused(f"--pytest: {_one_line(error)}") from None
-        check = functools.partial(_loaded(_CALL_CHECK).CallCheck, what=own.FIXTURE, error=Refused)
-        _tests = own.Session(_answer, check, _serve_call, lambda: [_dispatch(later, root) for later in _requested()])
-    if why := _tests.serve(request):
-        raise Refused(why)
 
 
 def _die_with_parent(parent: int) -> None:
@@ -365,7 +346,7 @@ def _serve(folders: list[str]) -> None:
         _dispatch(request, root)
 
 
-_SERVES = {"cases": _list_cases, "case": _serve_case, "function": _serve_function, "test": _serve_tests}
+_SERVES = {"cases": _list_cases, "case": _serve_case, "function": _serve_function}
 
 
 def _dispatch(request: dict[str, Any], root: Path) -> None:

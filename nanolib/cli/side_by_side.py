@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,16 +30,12 @@ _CALLABLE = "PACKAGE.MODULE:FUNCTION"
 @command(
     "nano ab main . attention -p seq_lens='[4096]'",
     "nano ab main . --call mypackage.module:step --budget 60s",
-    "nano ab main . --pytest tests/perf",
     "nano ab --with numpy==1.26.4 --with numpy==2.3.5 --call mypackage.module:step",
 )
 @click.argument("names", nargs=-1, metavar="[REV_A REV_B] [NOTEBOOK]...")
 @click.option("-p", "--param", "pairs", multiple=True, metavar="NAME=VALUE", help="A parameter of the notebook named.")
 @click.option("--call", "functions", multiple=True, metavar=_CALLABLE, help="A function of your own.")
 @click.option("--setup", default="", metavar=_CALLABLE, help="Makes what --call is called with, untimed.")
-@click.option(
-    "--pytest", "tests", metavar="ARGUMENTS", help="Tests that take the fixture nano, such as 'tests/perf -k step'."
-)
 @click.option("--python", "pythons", multiple=True, metavar="FILE", help="Given twice: the interpreters of A and B.")
 @click.option(
     "--with", "packages", multiple=True, metavar="PACKAGE", help="Given twice: what A and B have, as pip takes it."
@@ -63,7 +58,6 @@ def ab(
     pairs: tuple[str, ...],
     functions: tuple[str, ...],
     setup: str,
-    tests: str | None,
     pythons: tuple[str, ...],
     packages: tuple[str, ...],
     metric: str,
@@ -82,7 +76,7 @@ def ab(
     REV_A, REV_B: git revisions, `.` for the working tree, or two params files.
 
     Blocks of both are interleaved in random order, in many pairs of fresh processes, and all pairs are judged once.
-    Exit code 1 on a regression. Without a notebook, --call and --pytest: the timed cases of the quick suite.
+    Exit code 1 on a regression. Without a notebook and --call: the timed cases of the quick suite.
     With --python or --with the code is the working tree's, unless a revision is named.
     """
     from nanolib.ab.question import TIMED, ask, stored
@@ -95,7 +89,7 @@ def ab(
     label_of("--label", label)
     revisions, notebooks = _sorted_out(names, bool(pythons or packages))
     part = _part(shard)
-    question = _question(revisions, notebooks, pairs_of(pairs), functions, setup, tests, metric, pythons, packages)
+    question = _question(revisions, notebooks, pairs_of(pairs), functions, setup, metric, pythons, packages)
     question = replace(question, shard=part)
     settings = Settings(
         threshold, budget, direction=METRICS[metric].direction, timeout_s=timeout, pairs=metric in TIMED, total_s=total
@@ -136,7 +130,6 @@ def _question(
     overrides: dict[str, str],
     functions: tuple[str, ...],
     setup: str,
-    tests: str | None,
     metric: str,
     pythons: tuple[str, ...],
     packages: tuple[str, ...],
@@ -146,17 +139,16 @@ def _question(
     from nanolib.paths import checkout
     from nanolib.run.suite.jobs import plan, read_job
 
-    for option, given, what in (("--call", functions, "function"), ("--pytest", tests is not None, "test")):
-        if given and (notebooks or overrides):
-            raise BadInput(f"{option}: a {what} takes no notebook and no -p; give one or the other")
+    if functions and (notebooks or overrides):
+        raise BadInput("--call: a function takes no notebook and no -p; give one or the other")
     if setup and not functions:
         raise BadInput(f"--setup: {setup!r} needs a --call to set up for")
     files = all(name.endswith((".yml", ".yaml")) for name in names)
     if files and (pythons or packages):
         raise BadInput("--python, --with: two params files are compared in one environment; give revisions, or neither")
     rest = {"metric": metric, "environments": _environments(pythons, packages)}
-    if functions or tests is not None:
-        return Question(names, Path.cwd(), functions=functions, tests=_arguments(tests, metric), setup=setup, **rest)
+    if functions:
+        return Question(names, Path.cwd(), functions=functions, setup=setup, **rest)
     if files:
         experiment, *values = read_job(Path(names[0]), Path(names[1]), notebooks, overrides)
         titles = (Path(names[0]).name, Path(names[1]).name)
@@ -173,21 +165,6 @@ def _part(shard: str) -> tuple[int, int]:
     if slash and number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of):
         return int(number), int(of)
     raise BadInput(f"--shard: {shown(shard)} is no part; give its number and how many there are, such as 2/4")
-
-
-def _arguments(tests: str | None, metric: str) -> list[str]:
-    """What `--pytest` holds, as a shell would split it."""
-    if tests is None:
-        return []
-    if metric != "latency":
-        raise BadInput(f"--metric: {metric!r} is no figure of a test; of tests the latency is compared")
-    try:
-        arguments = shlex.split(tests)
-    except ValueError as error:
-        raise BadInput(f"--pytest: {shown(tests)} cannot be split into arguments ({error}); close its quotes") from None
-    if not arguments:
-        raise BadInput("--pytest: it is empty; name a folder of tests, such as tests/perf")
-    return arguments
 
 
 def _environments(pythons: tuple[str, ...], packages: tuple[str, ...]) -> tuple[Any, Any] | None:

@@ -21,9 +21,9 @@ def source_digest() -> str:
 
 
 @functools.cache
-def git_revision(root: Path | None = None) -> str:
-    """The revision of a checkout, nanolib's own by default, with `+` when files differ from it; empty outside one."""
-    root = root or Path(nanolib.__file__).parent.parent
+def git_revision() -> str:
+    """The revision of nanolib's own checkout, with `+` when files differ from it; empty outside one."""
+    root = Path(nanolib.__file__).parent.parent
     if not (root / ".git").exists():
         return ""
     command = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--exclude=*"]

@@ -3,12 +3,10 @@ import signal
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from nanolib.ab import pytest_session
 from nanolib.ab import server as server_module
 from nanolib.ab.client import ForkServer, Sides, VersionDied, VersionProcess
 from nanolib.ab.imports import imported_by_all
@@ -199,22 +197,3 @@ def test_modules_that_load_lazily_are_not_woken(version, elsewhere):
         _asked(process)
         process.ask(do="next")
         assert "lazy" in process.ask(do="tell")["modules"]
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("def f():\n>   raise\nE   ValueError: two\nE   lines\n\na.py:3: ValueError", "ValueError: two"),
-        ("E   KeyError: 1\n\nThe above exception was the direct cause\n\nE   OSError: 2", "OSError: 2"),
-        ("nothing marked\nthe last", "the last"),
-        ("", ""),
-    ],
-)
-def test_of_a_test_that_failed_its_last_error_is_told(text, said):
-    assert pytest_session._last_line(text) == said
-
-
-def test_of_a_test_that_was_skipped_the_reason_is_told():
-    session = pytest_session.Session(lambda **_: None, lambda call: call, lambda *_: "", lambda: None)
-    session.pytest_runtest_logreport(SimpleNamespace(outcome="skipped", longrepr=("/a/b.py", 6, "Skipped: no GPU")))
-    assert session._endings == [("unsupported", "Skipped: no GPU")]
