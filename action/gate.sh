@@ -11,12 +11,7 @@ while read -r name; do
   [ -z "$name" ] || arguments+=(--call "$name")
 done <<<"$NANO_CALL"
 [ -z "$NANO_SETUP" ] || arguments+=(--setup "$NANO_SETUP")
-if [ -n "$NANO_WITH" ]; then
-  while read -r requirement; do
-    [ -z "$requirement" ] || arguments+=(--with "$requirement")
-  done <<<"$NANO_WITH"
-  arguments[1]=. # one source in two environments
-elif ! git rev-parse --verify --quiet "$NANO_BASE^{commit}" >/dev/null; then
+if ! git rev-parse --verify --quiet "$NANO_BASE^{commit}" >/dev/null; then
   git fetch --quiet --depth=1 origin "$NANO_BASE" # a shallow checkout holds the head alone
 fi
 

@@ -30,16 +30,13 @@ _CALLABLE = "PACKAGE.MODULE:FUNCTION"
 @command(
     "nano ab main . attention -p seq_lens='[4096]'",
     "nano ab main . --call mypackage.module:step --budget 60s",
-    "nano ab --with numpy==1.26.4 --with numpy==2.3.5 --call mypackage.module:step",
+    "nano ab --python a/bin/python --python b/bin/python --call mypackage.module:step",
 )
 @click.argument("names", nargs=-1, metavar="[REV_A REV_B] [NOTEBOOK]...")
 @click.option("-p", "--param", "pairs", multiple=True, metavar="NAME=VALUE", help="A parameter of the notebook named.")
 @click.option("--call", "functions", multiple=True, metavar=_CALLABLE, help="A function of your own.")
 @click.option("--setup", default="", metavar=_CALLABLE, help="Makes what --call is called with, untimed.")
 @click.option("--python", "pythons", multiple=True, metavar="FILE", help="Given twice: the interpreters of A and B.")
-@click.option(
-    "--with", "packages", multiple=True, metavar="PACKAGE", help="Given twice: what A and B have, as pip takes it."
-)
 @click.option("--metric", default="latency", show_default=True, help="Or tokens_per_second, peak_memory, flops, ...")
 @budget_option
 @click.option(
@@ -59,7 +56,6 @@ def ab(
     functions: tuple[str, ...],
     setup: str,
     pythons: tuple[str, ...],
-    packages: tuple[str, ...],
     metric: str,
     threshold: float,
     budget: float,
@@ -77,7 +73,7 @@ def ab(
 
     Blocks of both are interleaved in random order, in many pairs of fresh processes, and all pairs are judged once.
     Exit code 1 on a regression. Without a notebook and --call: the timed cases of the quick suite.
-    With --python or --with the code is the working tree's, unless a revision is named.
+    With --python the code is the working tree's, unless a revision is named.
     """
     from nanolib.ab.question import TIMED, ask, stored
     from nanolib.ab.rounds import Settings
@@ -87,9 +83,9 @@ def ab(
     use_output(output)
     have_folders(json_file, markdown_file)
     label_of("--label", label)
-    revisions, notebooks = _sorted_out(names, bool(pythons or packages))
+    revisions, notebooks = _sorted_out(names, bool(pythons))
     part = _part(shard)
-    question = _question(revisions, notebooks, pairs_of(pairs), functions, setup, metric, pythons, packages)
+    question = _question(revisions, notebooks, pairs_of(pairs), functions, setup, metric, pythons)
     question = replace(question, shard=part)
     settings = Settings(
         threshold, budget, direction=METRICS[metric].direction, timeout_s=timeout, pairs=metric in TIMED, total_s=total
@@ -132,7 +128,6 @@ def _question(
     setup: str,
     metric: str,
     pythons: tuple[str, ...],
-    packages: tuple[str, ...],
 ) -> Any:
     from nanolib.ab.question import Question
     from nanolib.experiments import ALL
@@ -144,9 +139,9 @@ def _question(
     if setup and not functions:
         raise BadInput(f"--setup: {setup!r} needs a --call to set up for")
     files = all(name.endswith((".yml", ".yaml")) for name in names)
-    if files and (pythons or packages):
-        raise BadInput("--python, --with: two params files are compared in one environment; give revisions, or neither")
-    rest = {"metric": metric, "environments": _environments(pythons, packages)}
+    if files and pythons:
+        raise BadInput("--python: two params files are compared in one environment; give revisions, or neither")
+    rest = {"metric": metric, "environments": _environments(pythons)}
     if functions:
         return Question(names, Path.cwd(), functions=functions, setup=setup, **rest)
     if files:
@@ -167,21 +162,13 @@ def _part(shard: str) -> tuple[int, int]:
     raise BadInput(f"--shard: {shown(shard)} is no part; give its number and how many there are, such as 2/4")
 
 
-def _environments(pythons: tuple[str, ...], packages: tuple[str, ...]) -> tuple[Any, Any] | None:
+def _environments(pythons: tuple[str, ...]) -> tuple[Any, Any] | None:
     """The environments of A and B, where they have two."""
-    from nanolib.ab.environment import inspected, made
+    from nanolib.ab.environment import inspected
 
-    if not (pythons or packages):
+    if not pythons:
         return None
-    if (len(pythons), len(packages)) not in ((2, 0), (0, 2)):
-        given = " and ".join(
-            f"{option} {len(values)} time{'s' if len(values) > 1 else ''}"
-            for option, values in (("--python", pythons), ("--with", packages))
-            if values
-        )
-        raise BadInput(f"--python, --with: {given} will not do; give --python twice, or --with twice: for A and for B")
-    if pythons:
-        a, b = (inspected(python) for python in pythons)
-    else:
-        a, b = (made(package, lambda line: echo(line, err=True)) for package in packages)
-    return a, b
+    if len(pythons) != 2:
+        given = "once" if len(pythons) == 1 else f"{len(pythons)} times"
+        raise BadInput(f"--python: it is given {given}; give it twice, for A and for B")
+    return inspected(pythons[0]), inspected(pythons[1])
