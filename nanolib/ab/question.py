@@ -16,12 +16,12 @@ from nanolib.ab.environment import Environment, differences, titles
 from nanolib.ab.rounds import CALL, Compared, Log, Settings, Task, compare_versions, device_of
 from nanolib.ab.worktree import Version, checked_out
 from nanolib.compare.compare import BROKE, CHANGED, COUNTED, NEW, VANISHED, Comparison, Line, exact_lines
+from nanolib.compare.history import TIMED
 from nanolib.measurement import BadInput, Direction, Measurement, Status, case_name
 from nanolib.run.lock import device_lock
 from nanolib.stats.compare import Kind, Verdict, paired_levels
 from nanolib.store.schema import Run
 
-TIMED = ("latency", "tokens_per_second")
 EXPERIMENT = "ab"
 
 
@@ -37,7 +37,6 @@ class Question:
         setup: A function whose result they are called with instead; empty for none.
         metric: What is compared.
         titles: What A and B are called where `names` do not tell them apart.
-        case_ids: Of the jobs' cases only these; empty for all.
         environments: The interpreters of A and B, where they are two.
         shard: (2, 4) for the second of four parts of the cases.
     """
@@ -49,7 +48,6 @@ class Question:
     setup: str = ""
     metric: str = "latency"
     titles: tuple[str, str] = ("", "")
-    case_ids: frozenset[str] = frozenset()
     environments: tuple[Environment, Environment] | None = None
     shard: tuple[int, int] = (1, 1)
 
@@ -156,7 +154,7 @@ def _tasks(question: Question, versions: Sequence[Version], settings: Settings) 
             for experiment, requests in asked:
                 for side, request in zip((a, b), requests, strict=True):
                     side.send(**request | {"do": "cases"})
-                listed = [_listed(side, question.case_ids) for side in (a, b)]
+                listed = [_listed(side) for side in (a, b)]
                 more, only = _paired(experiment, requests, listed)
                 tasks += more
                 lines += only
@@ -167,7 +165,7 @@ def _tasks(question: Question, versions: Sequence[Version], settings: Settings) 
     return tasks, lines
 
 
-def _listed(side: VersionProcess, wanted: frozenset[str]) -> list[dict[str, Any]]:
+def _listed(side: VersionProcess) -> list[dict[str, Any]]:
     """The cases of one side."""
     try:
         answer = side.receive()
@@ -175,7 +173,7 @@ def _listed(side: VersionProcess, wanted: frozenset[str]) -> list[dict[str, Any]
         raise BadInput(f"{side.version.called}: {death}") from None
     if "cases" not in answer:
         raise BadInput(f"{side.version.called}: {answer['message']}")
-    return [case for case in answer["cases"] if not wanted or case["case_id"] in wanted]
+    return answer["cases"]
 
 
 def _paired(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import click
 from nanolib.cli.command import (
     EXIT_FAILED,
     EXIT_OK,
-    SECONDS,
     SHARE,
     columns,
     command,
@@ -25,15 +24,6 @@ from nanolib.cli.command import (
 )
 from nanolib.measurement import BadInput
 from nanolib.paths import database_path
-
-budget_option = click.option(
-    "--budget",
-    type=SECONDS,
-    default="50s",
-    show_default=True,
-    metavar="SECONDS",
-    help="For one case, the starting of processes included.",
-)
 
 
 def findings(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -181,16 +171,12 @@ def write_text(option: str, file: str, text: str) -> None:
 
 @command(
     "nano history",
-    "nano history attention --confirm",
+    "nano history attention --all",
 )
 @click.argument("experiments", nargs=-1, metavar="[EXPERIMENT]...")
 @click.option("--metric", default="latency", show_default=True, help="Which figure.")
 @click.option("--all", "everything", is_flag=True, help="Show those that never changed too.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
-@click.option(
-    "--confirm", "confirms", is_flag=True, help="Measure both revisions of each latest step, as nano ab does."
-)
-@budget_option
 @output_option
 @handle_errors
 def history(
@@ -198,19 +184,16 @@ def history(
     metric: str,
     everything: bool,
     as_json: bool,
-    confirms: bool,
-    budget: float,
     output: str | None,
 ) -> None:
     """Each case over its runs: where its level changed, and when.
 
-    A level is what at least three runs show; one or two that stick out are named and are no change yet. With --confirm both
-    revisions around each case's latest step are measured side by side, and exit code 1 tells of a regression.
+    A level is what at least three runs show; one or two that stick out are named and are no change yet. Below stands, for each
+    latest step, the nano ab command that measures both revisions around it side by side.
     """
     from nanolib.compare.history import histories, table
     from nanolib.report.tables import compact
     from nanolib.stats.changes import LEAST_HISTORY
-    from nanolib.stats.compare import Kind
     from nanolib.store import Store
 
     use_output(output)
@@ -224,41 +207,25 @@ def history(
     changed = [one for one in found if one.changes]
     stepped = [one for one in found if one.latest]
     shown = found if everything else stepped
-    answers = _confirmed(shown, metric, budget) if confirms and stepped else {}
     if as_json:
-        told = [one.to_dict(answers.get(index)) for index, one in enumerate(shown)]
+        told = [one.to_dict() for one in shown]
         echo(*json.dumps({"metric": metric, "figures": len(found), "shown": told}, indent=1).split("\n"), whole=True)
     elif shown:
-        alike, lines = compact(table(shown, answers), columns(120))
+        alike, lines = compact(table(shown), columns(120))
         echo(*([f"all: {alike}"] if alike else []))
         echo_table(lines)
     runs_of = max((len(one.points) for one in found), default=0)
     said = [f"{len(changed)} of {len(found)} {metric} figures changed their level over up to {runs_of} runs"]
     if newest := sum(one.newest is not None for one in found):
-        said.append(
-            f"{newest} stuck out in the last run or two: a change, or a spike; nano history --confirm measures it"
-        )
+        said.append(f"{newest} stuck out in the last run or two: a change, or a spike")
     if not found:
         said = [f"no {metric} figure is of two runs on one machine yet; run the same again after a change"]
     elif runs_of < LEAST_HISTORY:
         said.append(f"a change of level takes {LEAST_HISTORY} runs to be seen; nano compare tells two of them apart")
     echo(*said, err=as_json)
-    regressed = any(getattr(answer, "finding", None) == Kind.REGRESSED for answer in answers.values())
-    sys.exit(EXIT_FAILED if regressed else EXIT_OK)
-
-
-def _confirmed(found: Sequence[Any], metric: str, budget: float) -> dict[int, Any]:
-    """What measuring the latest steps again gave."""
-    from nanolib.ab.confirm import confirm
-    from nanolib.ab.rounds import Settings
-    from nanolib.measurement import METRICS
-    from nanolib.meters.machine import this_machine
-    from nanolib.paths import checkout
-    from nanolib.store import Store
-
-    settings = Settings(budget_s=budget, direction=METRICS[metric].direction)
-    with Store() as store:
-        return confirm(found, store, checkout(), this_machine().machine_id, settings, lambda line: echo(line, err=True))
+    if commands := list(dict.fromkeys(filter(None, (one.command for one in stepped)))):
+        echo("both revisions of each latest step side by side:", err=as_json)
+        echo(*(f"  {line}" for line in commands), err=as_json, whole=True)
 
 
 def _rows_of(side: str, name: str) -> tuple[Any, dict[str, str], dict[str, list[str]], Any]:

@@ -21,7 +21,7 @@ from nanolib.cli.command import (
     pairs_of,
     use_output,
 )
-from nanolib.cli.comparing import budget_option, findings, have_folders, show_comparison
+from nanolib.cli.comparing import findings, have_folders, show_comparison
 from nanolib.measurement import BadInput, shown
 
 _CALLABLE = "PACKAGE.MODULE:FUNCTION"
@@ -30,7 +30,7 @@ _CALLABLE = "PACKAGE.MODULE:FUNCTION"
 @command(
     "nano ab main . attention -p seq_lens='[4096]'",
     "nano ab main . --call mypackage.module:step --budget 60s",
-    "nano ab --python a/bin/python --python b/bin/python --call mypackage.module:step",
+    "nano ab --python a/bin/python --python b/bin/python --call mine:step",
 )
 @click.argument("names", nargs=-1, metavar="[REV_A REV_B] [NOTEBOOK]...")
 @click.option("-p", "--param", "pairs", multiple=True, metavar="NAME=VALUE", help="A parameter of the notebook named.")
@@ -38,7 +38,14 @@ _CALLABLE = "PACKAGE.MODULE:FUNCTION"
 @click.option("--setup", default="", metavar=_CALLABLE, help="Makes what --call is called with, untimed.")
 @click.option("--python", "pythons", multiple=True, metavar="FILE", help="Given twice: the interpreters of A and B.")
 @click.option("--metric", default="latency", show_default=True, help="Or tokens_per_second, peak_memory, flops, ...")
-@budget_option
+@click.option(
+    "--budget",
+    type=SECONDS,
+    default="50s",
+    show_default=True,
+    metavar="SECONDS",
+    help="For one case, the starting of processes included.",
+)
 @click.option(
     "--total", type=SECONDS, metavar="SECONDS", help="For all cases together; each gets its share, at most --budget."
 )
@@ -75,8 +82,9 @@ def ab(
     Exit code 1 on a regression. Without a notebook and --call: the timed cases of the quick suite.
     With --python the code is the working tree's, unless a revision is named.
     """
-    from nanolib.ab.question import TIMED, ask, stored
+    from nanolib.ab.question import ask, stored
     from nanolib.ab.rounds import Settings
+    from nanolib.compare.history import TIMED
     from nanolib.measurement import METRICS
     from nanolib.validation import label_of
 

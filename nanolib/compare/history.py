@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import ndtri
 
-from nanolib.compare.compare import Comparison, Line, compare_rows
+from nanolib.compare.compare import Comparison, compare_rows
 from nanolib.compare.operations import WHY, is_float32_model, is_untuned, noise_of, versions_of
 from nanolib.compare.spread import RECENT_RUNS, repeats
 from nanolib.measurement import METRICS, BadInput, Direction, case_name, format_number, with_unit
@@ -20,6 +20,7 @@ from nanolib.stats.changes import changes_of_level, sticks_out
 from nanolib.stats.compare import MARGIN
 from nanolib.store import Store
 
+TIMED = ("latency", "tokens_per_second")  # what nano ab times in turns
 HISTORY_RUNS = 60  # of an experiment on a machine: what a chart over runs shows
 _KEY = ["machine_id", "experiment", "case_id", "scope", "method"]
 
@@ -69,7 +70,7 @@ class History:
         changes: Where its level changed.
         note: Why a step in it is no change.
         case_id: The case.
-        newest: The last one or two runs where they stick out: a change, or a spike, as further runs or `confirm` will tell.
+        newest: The last one or two runs where they stick out: a change, or a spike, as further runs or `nano ab` will tell.
     """
 
     machine_id: str
@@ -88,18 +89,29 @@ class History:
         """Which figure of the case."""
         return f"{self.metric} {self.scope}".strip()
 
-    def to_dict(self, answer: Line | str | None = None) -> dict[str, Any]:
-        """JSON types, with what measuring its latest step again gave."""
+    def to_dict(self) -> dict[str, Any]:
+        """JSON types."""
         names = ("machine_id", "experiment", "case", "case_id", "metric", "scope", "note")
         told = {name: getattr(self, name) for name in names}
         told |= {"changes": [asdict(change) for change in self.changes], "newest": self.newest and asdict(self.newest)}
         points = self.points.astype(object).where(self.points.notna(), None).to_dict("records")
-        return told | {"points": points, "side_by_side": answer and _told(answer)}
+        return told | {"points": points}
 
     @property
     def latest(self) -> Change | None:
         """Its latest step, whether it is a change already or not."""
         return self.newest or (self.changes[-1] if self.changes else None)
+
+    @property
+    def command(self) -> str:
+        """What measures both revisions of its latest step in turns; empty where that step lies between no two commits."""
+        step = self.latest
+        if step is None or self.metric not in TIMED or step.before == step.after:
+            return ""
+        if not all(revision and not revision.endswith("+") for revision in (step.before, step.after)):
+            return ""
+        metric = "" if self.metric == TIMED[0] else f" --metric {self.metric}"
+        return f"nano ab {step.before} {step.after} {self.experiment}{metric}"
 
 
 def histories(
@@ -202,25 +214,12 @@ def _steps(values: np.ndarray) -> list[tuple[int, float]]:
         return [(int(at), float(values[at] / values[at - 1])) for at in places]
 
 
-def _told(answer: Line | str) -> str:
-    return answer if isinstance(answer, str) else f"{answer.finding} {answer.change}"
-
-
-def table(found: Sequence[History], answers: Mapping[int, Line | str] | None = None) -> pd.DataFrame:
-    """One row per history, those that changed first, the latest change first.
-
-    Args:
-        found: The histories.
-        answers: Index of the history → what measuring its latest step again gave.
-    """
-    answers = answers or {}
-    ordered = sorted(
-        enumerate(found),
-        key=lambda at: (not at[1].changes, len(at[1].points) - (at[1].latest.at if at[1].latest else 0)),
-    )
+def table(found: Sequence[History]) -> pd.DataFrame:
+    """One row per history, those that changed first, the latest change first."""
+    ordered = sorted(found, key=lambda one: (not one.changes, len(one.points) - (one.latest.at if one.latest else 0)))
     lines = []
     several = len({history.machine_id for history in found}) > 1
-    for index, history in ordered:
+    for history in ordered:
         first, last = (history.points.iloc[end] for end in (0, -1))
         lines.append(
             ({"machine": history.machine_id[:6]} if several else {})
@@ -234,6 +233,5 @@ def table(found: Sequence[History], answers: Mapping[int, Line | str] | None = N
                 "last / first": f"{last['estimate'] / first['estimate'] - 1:+.1%}" if first["estimate"] else "",
                 "changes": "; ".join(map(str, filter(None, [*history.changes, history.newest, history.note]))),
             }
-            | ({"side by side": _told(answers.get(index, ""))} if answers else {})
         )
     return pd.DataFrame(lines)

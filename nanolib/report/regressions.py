@@ -292,7 +292,7 @@ def history_verdict(found: list[History]) -> list[Claim]:
         claims.append(Claim(f"{word}, {names[id(history)]}", str(last)))
     newest = [history for history in found if history.newest]
     for history in sorted(newest, key=lambda h: -abs(math.log(h.newest.ratio)))[:3]:
-        claims.append(Claim(f"sticks out, {names[id(history)]}", str(history.newest), "nano history --confirm"))
+        claims.append(Claim(f"sticks out, {names[id(history)]}", str(history.newest), history.command))
     return claims
 
 

@@ -327,7 +327,7 @@ def test_a_version_that_lost_its_repository_is_bad_input(tmp_path):
 
 
 @pytest.mark.notebook
-@pytest.mark.thorough  # two params files and the confirming of a step take the same path
+@pytest.mark.thorough  # two params files take the same path
 def test_cases_of_an_experiment_are_interleaved_on_the_one_path(tmp_path, monkeypatch):
     monkeypatch.chdir(CHECKOUT)
     small = ["-p", "seq_lens=[32]", "-p", "num_heads=1", "-p", "attention_types=[dense]", "--output", str(tmp_path)]

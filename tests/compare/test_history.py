@@ -258,10 +258,32 @@ def test_a_last_run_that_sticks_out_is_named_and_is_no_change_yet(tmp_path):
             store.add(_run(index, 10.0 if index < 7 else 13.0))
         (history,) = histories(store, machine_ids=["m1"])
     assert not history.changes and str(history.newest).endswith("% between rev6 and rev7, in 1 run so far")
-    assert any("sticks out" in str(line) and "--confirm" in str(line) for line in history_verdict([history]))
+    assert any(
+        "sticks out" in str(line) and "nano ab rev6 rev7 attention" in str(line) for line in history_verdict([history])
+    )
     ended = CliRunner().invoke(main, ["history", "--output", str(tmp_path)])
     assert "0 of 1 latency figures changed" in ended.output and "1 stuck out in the last run or two" in ended.output
     assert "in 1 run so far" in ended.output and ended.exit_code == 0
+    assert ended.output.splitlines()[-2:] == [
+        "both revisions of each latest step side by side:",
+        "  nano ab rev6 rev7 attention",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("revisions", "metric", "said"),
+    [
+        (("a", "b"), "latency", "nano ab a b attention"),
+        (("a", "b"), "tokens_per_second", "nano ab a b attention --metric tokens_per_second"),
+        (("a", "a"), "latency", ""),
+        (("a", "b+"), "latency", ""),
+        (("", "b"), "latency", ""),
+        (("a", "b"), "peak_memory", ""),
+    ],
+)
+def test_a_step_between_two_commits_is_told_with_the_command_that_measures_them(revisions, metric, said):
+    change = Change(3, 1.3, True, *revisions)
+    assert History("m1", "attention", "dense", metric, "", pd.DataFrame(), (change,)).command == said
 
 
 def test_two_runs_that_stick_out_are_counted_and_gone_again_they_are_a_spike(store):
