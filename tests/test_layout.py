@@ -40,7 +40,7 @@ STAYS = {
     "ProfilingConfig create_profiler LayerProfiler profiled_tree_attn_decode",
 }
 
-# Imports by a string: what the user names, what the process that started this one holds, what another version calls things.
+# Imports by a string: what the user names, what the process that started this one holds, what a version brings along.
 BY_STRING = {
     "nanolib/models/twins.py",
     "nanolib/models/attention/flash_attn.py",
@@ -49,7 +49,6 @@ BY_STRING = {
     "nanolib/run/ranks/launcher.py",
     "nanolib/run/ranks/rank.py",
     "nanolib/ab/server.py",
-    "nanolib/ab/before_move.py",
 }
 
 

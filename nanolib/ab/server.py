@@ -97,7 +97,9 @@ def _serve_function(request: dict[str, Any], root: Path) -> None:
         call = function
 
     note = _serve_call(_loaded(_CALL_CHECK).CallCheck(call, request["function"], Refused))
-    rows = _version().memory().measure_memory(call, device="cpu") if request["rows"] else []
+    rows = []
+    if request["rows"]:
+        rows = importlib.import_module("nanolib.meters.memory").measure_memory(call, device="cpu")
     _answer(ended="ok", message=note, rows=[row.to_dict() for row in rows])
 
 
@@ -170,23 +172,23 @@ def _synchronize() -> None:
 # cases of an experiment
 
 
-def _experiment(request: dict[str, Any], root: Path) -> tuple[Any, Any, dict[str, Any]]:
-    """The experiment module, its parameters, and its cases by id."""
+def _experiment(request: dict[str, Any], root: Path) -> tuple[Any, dict[str, Any]]:
+    """The parameters of an experiment, and its cases by id."""
     try:
-        module = _version().experiment(request["experiment"])
+        module = importlib.import_module(f"nanolib.experiments.{request['experiment']}.cases")
     except ImportError as error:
         raise Refused(f"has no experiment {request['experiment']!r} ({_one_line(error)})") from None
     _must_be_ours(module, root)
     try:
-        params = module.Params(**_version().parameters(request["params"], module.Params))
-        return module, params, {case.case_id: case for case in module.cases(params)}
+        params = module.Params(**request["params"])
+        return params, {case.case_id: case for case in module.cases(params)}
     except ValueError as error:
         raise Refused(" ".join(str(error).split())[:300]) from None
 
 
 def _serve_case(request: dict[str, Any], root: Path) -> None:
     """Measure a case on the one path; its timings are interleaved with the other version's."""
-    module, params, cases = _experiment(request, root)
+    params, cases = _experiment(request, root)
 
     def collect(clock: Any, phases: dict[str, Call], rel_ci: float, budget_s: float) -> Any:
         calls, start = list(phases.values()), time.perf_counter()
@@ -195,18 +197,16 @@ def _serve_case(request: dict[str, Any], root: Path) -> None:
         shape |= {"precision": rel_ci, "budget_s": budget_s, "elapsed_s": time.perf_counter() - start}
         return importlib.import_module("numpy").asarray(blocks), shape
 
-    measured = _version().measuring(module, cases[request["case_id"]], params, collect)
-    if measured is None:
-        raise Refused("its nanolib is older than nano ab; compare stored runs of it with nano compare")
-    outcome = _version().outcome().attempt(measured, request["timeout_s"])
+    measure_case = importlib.import_module("nanolib.run.workload").measure_case
+    attempt = importlib.import_module("nanolib.run.outcome").attempt
+    case, collected = cases[request["case_id"]], params.collected_by(collect)
+    outcome = attempt(lambda: measure_case(case, collected, {}), request["timeout_s"])
     _answer(ended=outcome.status, message=outcome.message, rows=[row.to_dict() for row in outcome.rows])
 
 
 def _list_cases(request: dict[str, Any], root: Path) -> None:
-    _, _, cases = _experiment(request, root)
-    chosen = {
-        case_id: case for case_id, case in cases.items() if getattr(case, "interleaves", "ceiling" not in case.factors)
-    }
+    _, cases = _experiment(request, root)
+    chosen = {case_id: case for case_id, case in cases.items() if case.interleaves}
     _answer(cases=[{"case_id": case_id, "factors": case.factors} for case_id, case in chosen.items()])
 
 
@@ -217,11 +217,6 @@ def _one_line(error: BaseException) -> str:
 def _die_with_parent(parent: int) -> None:
     """As all that this version of nanolib starts; its file is loaded without the package, which is the version's."""
     _loaded(Path(__file__).parents[1] / "run" / "launch.py").die_with_parent(parent)
-
-
-def _version() -> ModuleType:
-    """What the version calls what we need of it."""
-    return _loaded(Path(__file__).with_name("before_move.py"))
 
 
 @functools.cache

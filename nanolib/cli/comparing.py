@@ -79,12 +79,12 @@ def compare(
 
     use_output(output)
     have_folders(json_file, markdown_file, chart_file)
-    (then, made, noise, runs), (now, made_now, noise_now, runs_now) = (
+    (then, noise, runs), (now, noise_now, runs_now) = (
         _rows_of("base", base),
         _rows_of("current", current),
     )
     _check_common(base, then, current, now)
-    found = compare_rows(then, now, threshold, made | made_now, noise | noise_now, repeats([runs, runs_now]))
+    found = compare_rows(then, now, threshold, noise | noise_now, repeats([runs, runs_now]))
     if chart_file:
         from nanolib.report.regressions import comparison_chart
         from nanolib.report.renderer import save_as
@@ -228,9 +228,9 @@ def history(
         echo(*(f"  {line}" for line in commands), err=as_json, whole=True)
 
 
-def _rows_of(side: str, name: str) -> tuple[Any, dict[str, str], dict[str, list[str]], Any]:
-    """The measurements that a name or a database stands for, which version made each run, what disturbed it, and all timings."""
-    from nanolib.compare.operations import noise_of, versions_of
+def _rows_of(side: str, name: str) -> tuple[Any, dict[str, list[str]], Any]:
+    """The measurements that a name or a database stands for, what disturbed each run, and all timings."""
+    from nanolib.compare.history import noise_of
     from nanolib.compare.spread import RECENT_RUNS
     from nanolib.store import Store
     from nanolib.store.files import is_database
@@ -240,8 +240,8 @@ def _rows_of(side: str, name: str) -> tuple[Any, dict[str, str], dict[str, list[
     with Store(name if is_file else None, create=False) as store:
         run_ids = store.resolve("all" if is_file else name)
         rows = store.measurements(run_ids, samples=True)
-        made_by, noise = versions_of(store, run_ids), noise_of(store, run_ids)
+        noise = noise_of(store, run_ids)
         timings = store.figures("latency", sorted(set(rows["machine_id"])), RECENT_RUNS)
     if rows.empty:
         raise BadInput(f"{side}: {name!r} holds no measurement; name another run")
-    return rows, made_by, noise, timings
+    return rows, noise, timings

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nanolib.compare.operations import WHY, is_float32_model, is_untuned
 from nanolib.compare.spread import UNKNOWN, Repeats, said_of_unknown, spread_between_runs
 from nanolib.measurement import (
     METRICS,
@@ -186,7 +185,6 @@ def compare_rows(
     base: pd.DataFrame,
     current: pd.DataFrame,
     threshold: float = THRESHOLD,
-    versions: Mapping[str, str] | None = None,
     noise: Mapping[str, Sequence[str]] | None = None,
     repeats: Repeats | None = None,
 ) -> Comparison:
@@ -196,7 +194,6 @@ def compare_rows(
         base: Measurements with their samples, from `Store.measurements(samples=True)`.
         current: Likewise; of a case that several runs hold, the newest alone counts on either side.
         threshold: The share from which a change counts.
-        versions: Run → the version of nanolib that made it, as `versions_of` gives them.
         noise: Run → what its noise checks found, as `noise_of` gives them: its timings are `suspect` at most.
         repeats: Each timing's runs, as `repeats` gives them; a timing whose spread they do not tell is `suspect` at most.
 
@@ -225,7 +222,7 @@ def compare_rows(
             on = f" on machine {place}" if place else ""
             said += [f"not compared, since only {side} has them{on}: {', '.join(sorted(only))}"] if only else []
         missing |= names[0] - names[1]
-        found = _lines(then, now, threshold, versions or {}, noise, known if machines else None)
+        found = _lines(then, now, threshold, noise, known if machines else None)
         lines += [replace(line, machine=place) for line in found]
     said += said_of_unknown([line.message for line in lines if line.verdict is not None])
     return Comparison.of(_adjusted(lines), bool(machines), threshold, noise=said, missing=sorted(missing))
@@ -235,7 +232,6 @@ def _lines(
     base: pd.DataFrame,
     current: pd.DataFrame,
     threshold: float,
-    versions: Mapping[str, str],
     noise: Mapping[str, Sequence[str]],
     repeats: Repeats | None,
 ) -> list[Line]:
@@ -245,7 +241,7 @@ def _lines(
         *_case_lines(base, current),
         *_vanished_figures(base, current),
         *exact_lines(base, current, threshold),
-        *_timing_lines(base, current, threshold, versions, noise, repeats),
+        *_timing_lines(base, current, threshold, noise, repeats),
     ]
 
 
@@ -333,11 +329,10 @@ def _timing_lines(
     base: pd.DataFrame,
     current: pd.DataFrame,
     threshold: float,
-    versions: Mapping[str, str],
     noise: Mapping[str, Sequence[str]],
     repeats: Repeats | None,
 ) -> Iterator[Line]:
-    """Latencies by their blocks, p not adjusted yet; one that is unsteady, or of other operations, gets no verdict.
+    """Latencies by their blocks, p not adjusted yet; one that is unsteady gets no verdict.
 
     What was timed while others were at work, or has no known spread between runs, is `suspect` at most.
     """
@@ -346,10 +341,6 @@ def _timing_lines(
             continue
         if then["run_id"] == now["run_id"]:
             yield _line(then, now, Kind.EQUIVALENT, message="the same run")
-            continue
-        untuned = {is_untuned(versions.get(row["run_id"], "")) for row in (then, now)}
-        if len(untuned) == 2 and is_float32_model(then["experiment"], then["factors"]):
-            yield _line(then, now, Kind.INCONCLUSIVE, message=WHY)
             continue
         if Flag.NO_STEADY_STATE in {*then["flags"], *now["flags"]}:
             yield _line(then, now, Kind.INCONCLUSIVE, message="one side never settled; measure it again")

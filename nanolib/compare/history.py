@@ -13,12 +13,12 @@ import pandas as pd
 from scipy.special import ndtri
 
 from nanolib.compare.compare import Comparison, compare_rows
-from nanolib.compare.operations import WHY, is_float32_model, is_untuned, noise_of, versions_of
 from nanolib.compare.spread import RECENT_RUNS, repeats
 from nanolib.measurement import METRICS, BadInput, Direction, case_name, format_number, with_unit
 from nanolib.stats.changes import changes_of_level, sticks_out
 from nanolib.stats.compare import MARGIN
 from nanolib.store import Store
+from nanolib.store.schema import DURING
 
 TIMED = ("latency", "tokens_per_second")  # what nano ab times in turns
 HISTORY_RUNS = 60  # of an experiment on a machine: what a chart over runs shows
@@ -68,7 +68,6 @@ class History:
         scope: Of what.
         points: Oldest first: `run_id`, `started`, `git_revision`, `estimate`, `low`, `high`, `confidence`.
         changes: Where its level changed.
-        note: Why a step in it is no change.
         case_id: The case.
         newest: The last one or two runs where they stick out: a change, or a spike, as further runs or `nano ab` will tell.
     """
@@ -80,7 +79,6 @@ class History:
     scope: str
     points: pd.DataFrame
     changes: tuple[Change, ...]
-    note: str = ""
     case_id: str = ""
     newest: Change | None = None
 
@@ -91,7 +89,7 @@ class History:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types."""
-        names = ("machine_id", "experiment", "case", "case_id", "metric", "scope", "note")
+        names = ("machine_id", "experiment", "case", "case_id", "metric", "scope")
         told = {name: getattr(self, name) for name in names}
         told |= {"changes": [asdict(change) for change in self.changes], "newest": self.newest and asdict(self.newest)}
         points = self.points.astype(object).where(self.points.notna(), None).to_dict("records")
@@ -132,22 +130,27 @@ def histories(
         raise BadInput(f"--metric: {metric!r} is unknown; use one of {', '.join(METRICS)}")
     result = []
     figures = store.figures(metric, machine_ids, last)
-    made_by = versions_of(store, figures["run_id"].unique())
     for (machine_id, experiment, case_id, scope, _), group in figures.groupby(_KEY, sort=False):
         if len(group) < 2:
             continue
         columns = ["run_id", "started", "git_revision", "estimate", "low", "high", "confidence"]
         points = group[columns].reset_index(drop=True)
         factors = json.loads(group["factors"].iloc[-1])
-        untuned = [is_untuned(made_by.get(run_id, "")) for run_id in points["run_id"]]
-        parts = [points]
-        if is_float32_model(experiment, factors) and METRICS[metric].direction is not Direction.EQUAL:
-            parts = [part for _, part in points.groupby(untuned)]
-        changes = tuple(change for part in parts for change in _changes(part, metric))
-        note = WHY if len(parts) > 1 else ""
-        case, newest = case_name(factors), _newest(parts[-1], metric)
-        result.append(History(machine_id, experiment, case, metric, scope, points, changes, note, case_id, newest))
+        case, changes, newest = case_name(factors), _changes(points, metric), _newest(points, metric)
+        result.append(History(machine_id, experiment, case, metric, scope, points, changes, case_id, newest))
     return result
+
+
+def noise_of(store: Store, run_ids: Iterable[str]) -> dict[str, list[str]]:
+    """What the noise checks of each run found when it began; runs on a quiet machine are left out.
+
+    What came while cases were measured is left out too: the rows that it met carry a flag of their own.
+    """
+    found = {
+        run["run_id"]: [line for line in run["disturbances"] if not line.startswith(DURING)]
+        for _, run in store.runs_of(run_ids).iterrows()
+    }
+    return {run_id: lines for run_id, lines in found.items() if lines}
 
 
 def what_changed(store: Store, runs: pd.DataFrame) -> tuple[Comparison | None, list[History]]:
@@ -171,10 +174,9 @@ def since_before(store: Store, run_ids: Sequence[str]) -> Comparison | None:
     if not before:
         return None
     base, current = (store.measurements(ids, samples=True) for ids in (before, run_ids))
-    ids = [*before, *run_ids]
     current = current[current["experiment"].isin(base["experiment"])]
     known = repeats([store.figures("latency", sorted(set(current["machine_id"])), RECENT_RUNS)])
-    return compare_rows(base, current, versions=versions_of(store, ids), noise=noise_of(store, ids), repeats=known)
+    return compare_rows(base, current, noise=noise_of(store, [*before, *run_ids]), repeats=known)
 
 
 def _changes(points: pd.DataFrame, metric: str) -> tuple[Change, ...]:
@@ -231,7 +233,7 @@ def table(found: Sequence[History]) -> pd.DataFrame:
                 "first": format_number(first["estimate"], first["low"], first["high"]),
                 "last": format_number(last["estimate"], last["low"], last["high"]),
                 "last / first": f"{last['estimate'] / first['estimate'] - 1:+.1%}" if first["estimate"] else "",
-                "changes": "; ".join(map(str, filter(None, [*history.changes, history.newest, history.note]))),
+                "changes": "; ".join(map(str, filter(None, [*history.changes, history.newest]))),
             }
         )
     return pd.DataFrame(lines)

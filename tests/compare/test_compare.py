@@ -1,4 +1,3 @@
-import dataclasses
 import itertools
 import json
 from collections import Counter
@@ -9,7 +8,6 @@ from click.testing import CliRunner
 
 from nanolib.cli import main
 from nanolib.compare.compare import block_medians, compare_rows
-from nanolib.compare.history import since_before
 from nanolib.measurement import Flag, Measurement, Status, exact
 from nanolib.meters.time.latency import summarise
 from nanolib.store import Run, Store
@@ -284,39 +282,3 @@ def test_what_cannot_be_compared_is_told(nano, arguments, said):
 def test_memory_from_nothing_is_a_regression(found):
     comparison = found({"a": _case(1, memory=0.0)}, {"a": _case(1, memory=5.0)})
     assert _finding(comparison, "peak_memory") == "regressed" and comparison.regressed
-
-
-def _model_run(version, seed, run_id, **factors):
-    factors = {"name": "tiny", "seq_len": 8, "dtype": "float32", "device": "cpu", "mode": "generation"} | factors
-    level = 10.0 if run_id == "base" else 20.0
-    return Run(
-        "model", _machine("m1"), rows={"a": (factors, _case(seed, level))}, run_id=run_id, versions={"nanolib": version}
-    )
-
-
-@pytest.mark.parametrize(
-    ("then", "now", "factors", "finding"),
-    [
-        ("0.2.0", "0.3.0", {}, "inconclusive"),
-        ("0.3.0", "0.1.0", {}, "inconclusive"),
-        ("0.2.0", "0.2.1", {}, "regressed"),
-        ("0.3.0", "0.10.0", {}, "regressed"),
-        ("0.2.0", "0.3.0", {"dtype": "bfloat16"}, "regressed"),
-        ("0.2.0", "0.3.0", {"device": "cuda"}, "regressed"),
-        ("0.2.0", "0.3.0", {"mode": "training"}, "regressed"),
-        ("0.2.0", "0.3.0", {"attention_type": "own"}, "regressed"),
-        ("0.2.0", "0.3.0", {"optimisation": "compile"}, "regressed"),
-        ("0.2rc1", "0.3.0", {"mode": "inference"}, "inconclusive"),
-    ],
-)
-def test_models_that_multiplied_by_onednn_unasked_pair_and_get_no_verdict(tmp_path, then, now, factors, finding):
-    with Store(tmp_path / "results.sqlite") as store:
-        for at in range(4):
-            run = _model_run(then, 3 + at, "base", **factors)
-            store.add(dataclasses.replace(run, run_id=f"earlier{at}", git_revision="rev"))
-        store.add(_model_run(then, 1, "base", **factors))
-        store.add(_model_run(now, 2, "current", **factors))
-        found = since_before(store, ["current"])
-    (line,) = (line for line in found.lines if line.metric.startswith("latency"))
-    assert line.finding == finding and line.base == pytest.approx(10, rel=0.1)
-    assert line.message.startswith("before 0.3, models in float32") == (finding == "inconclusive")

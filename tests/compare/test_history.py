@@ -234,24 +234,6 @@ def test_a_range_of_few_blocks_is_widened_to_a_95_percent_interval():
     assert list(_half_widths(points)) == pytest.approx([0.1, 0.1, 0.1704, 0.2906], rel=1e-3)
 
 
-@pytest.mark.parametrize(("experiment", "changes", "said"), [("model", [], True), ("attention", [5], False)])
-def test_a_step_from_onednn_to_torchs_products_is_no_change_of_level(store, experiment, changes, said):
-    for index in range(12):
-        run = _run(index, 10.0 if index < 5 else 20.0, experiment=experiment, mode="inference")
-        store.add(dataclasses.replace(run, versions={"nanolib": "0.2.0" if index < 5 else "0.3.0"}))
-    (history,) = histories(store, machine_ids=["m1"])
-    assert [change.at for change in history.changes] == changes
-    assert ("before 0.3, models in float32" in table([history])["changes"].iloc[0]) == said
-
-
-def test_a_change_after_the_step_is_found_at_its_place(store):
-    for index in range(16):
-        run = _run(index, 10.0 if index < 5 else 20.0 if index < 10 else 25.0, experiment="model", mode="inference")
-        store.add(dataclasses.replace(run, versions={"nanolib": "0.2.0" if index < 5 else "0.3.0"}))
-    (history,) = histories(store, machine_ids=["m1"])
-    assert [(change.at, change.before, change.after) for change in history.changes] == [(10, "rev9", "rev10")]
-
-
 def test_a_last_run_that_sticks_out_is_named_and_is_no_change_yet(tmp_path):
     with Store(tmp_path / "results.sqlite") as store:
         for index in range(8):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from tqdm import tqdm
 
-from nanolib.compare.operations import noise_of
+from nanolib.compare.history import noise_of
 from nanolib.experiments import ALL
 from nanolib.measurement import Flag, Measurement, Provenance, exact
 from nanolib.meters.cpu_load import CpuLoad
