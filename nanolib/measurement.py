@@ -22,16 +22,6 @@ class Direction(enum.StrEnum):
     EQUAL = "equal"
 
 
-# Nothing that is stored is ever renamed. Where the code's word is another than that of version 0.1, this is the stored one, of the
-# values of a factor: factor → word → as it is stored.
-STORED_AS = {"arm": {f"fp8_{recipe}": recipe for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp")}}
-
-
-def words_of(factor: str) -> dict[str, str]:
-    """The code's words for a factor's stored values, where they are other words: stored → word."""
-    return {stored: word for word, stored in STORED_AS[factor].items()}
-
-
 class Status(enum.StrEnum):
     """How a case ended. `STARTED` is a case in flight, or one whose process died."""
 

@@ -114,11 +114,9 @@ def _path(location: tuple[int | str, ...]) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part[:60]}" for part in parts).lstrip(".")
 
 
-def _complaint(error: Mapping[str, Any], prefix: str, known: list[str], renamed: Mapping[str, str]) -> str:
+def _complaint(error: Mapping[str, Any], prefix: str, known: list[str]) -> str:
     where = prefix + _path(error["loc"])
     if error["type"] == "extra_forbidden":
-        if new := renamed.get(str(error["loc"][-1])):
-            return f"{where}: is now called {new}; write {new}"
         hint = did_you_mean(error["loc"][-1], known)
         return f"{where}: unknown name; {hint and f'{hint} '}known: {', '.join(known)}"
     if error["type"] == "missing":
@@ -151,11 +149,9 @@ class StrictModel(pydantic.BaseModel):
 
     Attributes:
         NAME: What stands before a field's name in a complaint; an experiment's parameters are stored under theirs.
-        RENAMED: What a field was called in an earlier version → its name; the old one is refused with the new.
     """
 
     NAME: ClassVar[str] = ""
-    RENAMED: ClassVar[Mapping[str, str]] = {}
 
     model_config = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
@@ -171,7 +167,7 @@ class StrictModel(pydantic.BaseModel):
         first: dict[Any, Mapping[str, Any]] = {}  # of each field: a list of a thousand wrong values is one mistake
         for one in error.errors():
             first.setdefault(one["loc"][:1] or str(one.get("ctx")), one)
-        lines = [_complaint(one, prefix, known, cls.RENAMED) for one in first.values()]
+        lines = [_complaint(one, prefix, known) for one in first.values()]
         return BadInput(*dict.fromkeys(lines[:_MAX_LINES]))
 
     @pydantic.model_validator(mode="before")
@@ -213,9 +209,9 @@ class StrictModel(pydantic.BaseModel):
         """One out of a notebook's `globals()`.
 
         Raises:
-            BadInput: One line per field that will not do, or that goes by an earlier name; with the cell and line that set it.
+            BadInput: One line per field that will not do, with the cell and line that set it.
         """
-        names = [name for name in (*cls.model_fields, *cls.RENAMED) if name in namespace]
+        names = [name for name in cls.model_fields if name in namespace]
         try:
             return cls(**{name: namespace[name] for name in names})
         except BadInput as error:

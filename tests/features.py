@@ -12,12 +12,12 @@ from pathlib import Path
 import click
 
 STORED = Path(__file__).parent / "stored"
-LIST, RESULTS = STORED / "features.json", STORED / "results-0.1.sqlite.gz"
+LIST, RESULTS = STORED / "features.json", STORED / "results.sqlite.gz"
 
 
 def results(folder):
-    """The results of the quick suite as version 0.1 stored them, on a machine without a GPU."""
-    path = Path(folder) / "results-0.1.sqlite"
+    """The results of the quick suite as it is stored, on a machine without a GPU."""
+    path = Path(folder) / "stored.sqlite"
     path.write_bytes(gzip.decompress(RESULTS.read_bytes()))
     return path
 

@@ -23,7 +23,6 @@ WITHOUT_DATABASE = [
     ("run atention", "; did you mean attention?"),
     ("open", "index.html is not there; run nano run, or nano report"),
     ("run quick nothing", "'nothing' is neither a suite"),
-    ("run distributed-which-form", "is now called distributed-which-algorithm; write that"),
     ("run attention -p", "'--output' is no name=value pair"),
     ("run attention -p seq_lens", "'seq_lens' is no name=value pair"),
     ("run attention -p =3", "'=3' is no name=value pair"),

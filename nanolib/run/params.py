@@ -55,7 +55,6 @@ class Params(StrictModel):
     """
 
     grids: ClassVar[tuple[tuple[str, ...], ...]] = ()
-    RENAMED: ClassVar = {"precision": "rel_ci"}
 
     device: str = "auto"
     rel_ci: float = pydantic.Field(0.01, gt=0, lt=1)

@@ -36,8 +36,8 @@ def alive(process: str) -> bool:
     began = process.partition(":")[2].partition(":")[2]
     try:
         if "@" in began:
-            return _began(pid) in (began, f"{began}.{_space()}")  # older rows do not name a container
-        # where there is no /proc, and in older rows: the wall clock as it began, which a step of the clock moves
+            return _began(pid) == began
+        # where there is no /proc: the wall clock as it began, which a step of the clock moves
         found = psutil.Process(pid)
         return abs(found.create_time() - float(began)) < 1 and found.status() != psutil.STATUS_ZOMBIE
     except FileNotFoundError:
@@ -62,7 +62,7 @@ def gone(process: str, file: Path) -> bool:
     boot, _, space = began.partition("@")[2].partition(".")
     if boot != _boot():
         return "" not in (boot, _boot()) and _on_own_disk(file)
-    return space in ("", _space()) and _sees_processes() and not alive(process)
+    return space == _space() and _sees_processes() and not alive(process)
 
 
 def _on_own_disk(file: Path) -> bool:

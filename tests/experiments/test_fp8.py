@@ -117,7 +117,7 @@ def test_a_recipe_that_changes_nothing_differs_by_nothing(monkeypatch):
     """The pairing holds: with bf16's own casts under another name every difference is exactly zero."""
     monkeypatch.setitem(casts.RECIPES, "tensorwise", casts.recipe_of(casts.BF16))
     fp8_parity._losses.cache_clear()
-    row = list(_parity("tensorwise").measure(fp8.Params(), {}))[-1]
+    row = list(_parity("fp8_tensorwise").measure(fp8.Params(), {}))[-1]
     fp8_parity._losses.cache_clear()
     assert row.samples == (0.0, 0.0) and row.details["verdict"] == "equivalent"
 
@@ -148,7 +148,7 @@ def test_what_is_said_of_differences(differences, verdict):
 
 
 @pytest.mark.parametrize(
-    ("arm", "head"), [("e5m2_everywhere", True), ("no_scaling", False), ("tensorwise", False), ("float32", False)]
+    ("arm", "head"), [("e5m2_everywhere", True), ("no_scaling", False), ("fp8_tensorwise", False), ("float32", False)]
 )
 def test_everywhere_is_in_the_output_head_too_and_nothing_else_is(arm, head):
     model = fp8_parity._model(_parity(arm), seed=0)
@@ -189,10 +189,6 @@ def test_the_converted_share_is_of_all_flops():
         ({"overrides": {"d_ff": 100}}, "fp8.excluded_modules: blocks.0.mlp.up is 100 x 768, no multiple of 16"),
         ({"precisions": ["fp8_blockwise"]}, "fp8.precisions"),
         ({"parity_arms": ["tensorwize"]}, "fp8.parity_arms"),
-        (
-            {"parity_arms": ["float32", "rowwise"]},
-            "fp8.parity_arms: 'rowwise' is now called fp8_rowwise; write fp8_rowwise",
-        ),
         ({"shapes": [[16, 16, 20]]}, "fp8.shapes: .*20 is no multiple of 16"),
         ({"overrides": {"dtype": "float16"}}, "fp8.overrides: dtype is chosen by precisions"),
         ({"seq_len": 100_000}, "fp8.seq_len: 100000 exceeds the context_length"),

@@ -1,4 +1,4 @@
-"""Rows as the notebooks store them, made by hand: what reports, pages and hostile databases are tried with."""
+"""Rows as the notebooks store them, made by hand: what reports and pages are tried with."""
 
 import sqlite3
 from dataclasses import replace
@@ -7,7 +7,7 @@ from pathlib import Path
 from nanolib.measurement import Measurement, Status, exact
 
 MACHINE = {"machine_id": "m1", "cpu": "A <b>CPU</b>", "cores": 2, "ram_gib": 8, "gpus": [], "dtypes": {}}
-STORED = Path(__file__).parents[1] / "stored" / "results-0.1.sqlite.gz"
+STORED = Path(__file__).parents[1] / "stored" / "results.sqlite.gz"
 SLOWER = 1.7
 OTHER = "f" * 12  # another machine
 EVIL = "<script>alert(1)</script> `x` | \"q\" 'p' \U0001f600 \u202ertl ](http://x)"
@@ -85,8 +85,8 @@ def model_rows():
         ]
         phases = [latency("forward", 10), latency("backward", 25), latency("optimizer_step", 5)]
         training = [*phases, latency("training_step", 40), exact("peak_memory", 20.0, scope="training_step")]
-        rows[f"i{seq_len}"] = (shape | {"mode": "inference"}, [ended(), *weights, *inference])
-        rows[f"t{seq_len}"] = (shape | {"mode": "training"}, [ended(), *weights, *training])
+        rows[f"i{seq_len}"] = (shape | {"mode": "inference", "optimisation": "eager"}, [ended(), *weights, *inference])
+        rows[f"t{seq_len}"] = (shape | {"mode": "training", "optimisation": "eager"}, [ended(), *weights, *training])
     loss = Measurement("loss", 2.0, samples=(5.0, 3.0, 2.0), scope="training")
     rows["loss"] = ({k: v for k, v in shape.items() if k != "mode"}, [ended(), loss])
     return rows

@@ -113,7 +113,7 @@ def test_every_figure_of_a_model_stands_in_its_own_column(measured):
     ]
     modes = {"inference": inference, "training": training, "generation": generation}
     table = model_tables.model_table(
-        measured("model", [(factors | {"mode": mode}, found) for mode, found in modes.items()])
+        measured("model", [(factors | {"mode": mode, "optimisation": "eager"}, found) for mode, found in modes.items()])
     )
     (line,) = table.to_dict("records")
     numbers = {
@@ -142,7 +142,7 @@ def test_scaling_is_fitted_to_one_model_type_and_batch_by_itself(measured):
     cases = []
     for batch, power in ((5, 2), (3, 1)):
         for seq_len in (16, 32, 64, 128):
-            factors = SIZES | {"name": "tiny", "attention_type": "dense", "mode": "inference"}
+            factors = SIZES | {"name": "tiny", "attention_type": "dense", "mode": "inference", "optimisation": "eager"}
             ms = seq_len**power / 4
             found = [ended(), interval("latency", ms, ms, ms, scope="inference")]
             cases.append((factors | {"seq_len": seq_len, "batch_size": batch}, found))

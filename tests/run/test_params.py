@@ -291,30 +291,6 @@ def test_parameters_survive_a_file_the_command_line_and_the_store(values):
     assert again.defining() == made.defining()  # a run is continued under another label
 
 
-RENAMED = [(name, *names) for name in ALL for names in ALL[name]().Params.RENAMED.items()]
-
-
-@pytest.mark.parametrize(("name", "before", "now"), RENAMED)
-def test_an_earlier_name_is_refused_with_the_one_of_today(name, before, now):
-    line = f"{name}.{before}: is now called {now}; write {now}"
-    assert now in _params(name).model_fields and before not in _params(name).model_fields
-    for build in (lambda: _params(name)(**{before: 1}), lambda: _params(name).collect({before: 1, "seed": 1})):
-        with pytest.raises(BadInput) as told:
-            build()
-        assert told.value.lines == (line,) or told.value.lines == [line]
-
-
-def test_all_that_measures_knows_the_earlier_name_of_rel_ci():
-    assert {name for name, before, _ in RENAMED if before == "precision"} == set(ALL) - {"summary"}
-    assert {(before, now) for _, before, now in RENAMED} == {
-        ("precision", "rel_ci"),
-        ("kinds", "attention_types"),
-        ("forms", "algorithms"),
-        ("prefill_forms", "prefill_algorithms"),
-        ("keep", "excluded_modules"),
-    }
-
-
 @pytest.mark.parametrize(
     ("cells", "where"),
     [

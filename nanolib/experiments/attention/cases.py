@@ -44,7 +44,6 @@ class Params(shared.Params):
     """
 
     NAME: ClassVar[str] = "attention"
-    RENAMED: ClassVar = {**shared.Params.RENAMED, "kinds": "attention_types"}
 
     seq_lens: list[int] = pydantic.Field([128, 256], min_length=1, max_length=64)
     batch_sizes: list[int] = pydantic.Field([1], min_length=1, max_length=64)

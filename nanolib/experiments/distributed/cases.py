@@ -55,7 +55,6 @@ class Params(shared.Params):
     """
 
     NAME: ClassVar[str] = "distributed"
-    RENAMED: ClassVar = {**shared.Params.RENAMED, "forms": "algorithms", "prefill_forms": "prefill_algorithms"}
 
     world_sizes: list[pydantic.conint(gt=0, le=1024)] = pydantic.Field([1, 2], min_length=1, max_length=64)  # type: ignore[valid-type]
     seq_lens: Lengths = pydantic.Field([2048])

@@ -13,7 +13,7 @@ from nanolib.experiments.fp8.parity import ARMS, ParityCase, small_decoder
 from nanolib.experiments.fp8.speed import DTYPES, MODES, ShapeCase, SpeedCase, product_of
 from nanolib.experiments.model import cases as models
 from nanolib.experiments.model.own_model import OwnModelParams
-from nanolib.measurement import STORED_AS, BadInput, Unsupported, words_of
+from nanolib.measurement import BadInput, Unsupported
 from nanolib.meters.machine import resolve_device
 from nanolib.models import create_model, fp8
 from nanolib.models.user import build_model
@@ -56,7 +56,6 @@ class Params(OwnModelParams):
 
     NAME: ClassVar[str] = "fp8"
     LENGTHS: ClassVar[str] = "seq_len"
-    RENAMED: ClassVar = {**shared.Params.RENAMED, "keep": "excluded_modules"}
 
     presets: list[str] = pydantic.Field(["gpt_125M"])
     overrides: dict[str, Any] = pydantic.Field(shared.SMALL)
@@ -86,15 +85,6 @@ class Params(OwnModelParams):
 
     _presets = pydantic.field_validator("presets")(known_presets)
 
-    @pydantic.field_validator("parity_arms", mode="before")
-    @classmethod
-    def _arms_go_by_their_recipes_name(cls, values: Any) -> Any:
-        words = words_of("arm")
-        for value in values if isinstance(values, list) else ():
-            if isinstance(value, str) and value in words:
-                raise ValueError(f"{value!r} is now called {words[value]}; write {words[value]}")
-        return values
-
     _distinct = pydantic.field_validator(
         "presets", "precisions", "modes", "compiled", "shapes", "parity_arms", "numerics"
     )(distinct)
@@ -114,7 +104,7 @@ class Params(OwnModelParams):
     @pydantic.model_validator(mode="after")
     def _small_decoder_converts(self) -> Params:
         """Patterns in `excluded_modules` must mean something in the decoder that is trained, too."""
-        if not self.model and any(arm in STORED_AS["arm"] or arm in fp8.CONTROLS for arm in self.parity_arms):
+        if not self.model and any(arm.startswith("fp8_") or arm in fp8.CONTROLS for arm in self.parity_arms):
             config = small_decoder(self.d_model, self.num_layers, self.train_seq_len)
             try:
                 fp8.chosen_layers(create_model(config, "meta"), self.excluded_modules)
@@ -183,7 +173,7 @@ def cases(params: Params) -> list[Case]:
     parity = [
         ParityCase(
             device,
-            STORED_AS["arm"].get(arm, arm),
+            arm,
             params.parity_seeds,
             params.parity_first_seed,
             params.parity_steps,

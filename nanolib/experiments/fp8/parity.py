@@ -13,7 +13,7 @@ from torch import nn
 
 from nanolib.config import NanoConfig
 from nanolib.experiments.model.steps import planned_training
-from nanolib.measurement import STORED_AS, Measurement, Provenance
+from nanolib.measurement import Measurement, Provenance
 from nanolib.models import create_model, fp8, text
 from nanolib.models.training import train
 from nanolib.run.case import Case, Plan
@@ -23,7 +23,7 @@ from nanolib.stats.intervals import mean_interval
 BASE, AGAIN = "bf16", "bf16_again"
 # Arm → the type of its products; the rest are recipes on top of bf16.
 _TYPES = {BASE: torch.bfloat16, AGAIN: torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
-ARMS = (AGAIN, "float32", "float16", *STORED_AS["arm"], *fp8.CONTROLS)
+ARMS = (AGAIN, "float32", "float16", *(f"fp8_{recipe}" for recipe in fp8.RECIPES), *fp8.CONTROLS)
 TENTHS = 10
 _RATE = 1e-3
 
@@ -182,6 +182,6 @@ def _model(case: ParityCase, seed: int) -> nn.Module:
             for weight in model.parameters():
                 weight.copy_(torch.nextafter(weight, torch.full_like(weight, math.inf)))
     if case.arm not in _TYPES or _emulated(case):
-        recipe = fp8.BF16 if case.arm in (BASE, AGAIN) else case.arm
+        recipe = fp8.BF16 if case.arm in (BASE, AGAIN) else case.arm.removeprefix("fp8_")
         fp8.convert(model, recipe, excluded_modules=case.keep, emulate=_emulated(case), rounded=_on_cpu(case))
     return model

@@ -19,7 +19,6 @@ from nanolib.run.sweep import part_of
 from nanolib.validation import StrictModel, read_yaml
 
 DEFAULT_SUITE, SCENARIOS = "quick", "scenarios"
-_RENAMED = {"distributed-which-form": "distributed-which-algorithm"}  # scenarios, by what they were called before
 
 Load = Callable[[], Any]
 Experiments = Mapping[str, Load]
@@ -99,8 +98,6 @@ def plan(
     """
     if twice := [name for name, times in Counter(targets).items() if times > 1]:
         raise BadInput(f"run: {shown(twice[0])} is named twice; name it once")
-    if before := [name for name in targets if name in _RENAMED]:
-        raise BadInput(f"run: {shown(before[0])} is now called {_RENAMED[before[0]]}; write that")
     if targets and set(targets) <= set(scenarios()):
         files = [(name.split("-")[0], name, checkout() / "params" / SCENARIOS / f"{name}.yml") for name in targets]
         return _jobs(experiments, files, overrides, scheduling)

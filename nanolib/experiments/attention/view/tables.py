@@ -99,10 +99,9 @@ def _with_flags(table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     table = flagged(table, rows)
     kind = ~table["is_dense"]
     table["above_bound"] = (table["speed_up_low"] > table["bound"]) & kind
-    table["not_sparse"] = (table["sparsity"] == 0) & kind  # rows of earlier versions have no flag
-    for name, flag in (("above_bound", Flag.ABOVE_BOUND), ("not_sparse", Flag.NOT_SPARSE)):
-        table["flags"] = [
-            [*flags, flag.value] if is_so and flag.value not in flags else flags
-            for flags, is_so in zip(table["flags"], table[name], strict=True)
-        ]
+    table["not_sparse"] = (table["sparsity"] == 0) & kind
+    table["flags"] = [
+        [*flags, Flag.ABOVE_BOUND.value] if above else flags
+        for flags, above in zip(table["flags"], table["above_bound"], strict=True)
+    ]
     return table

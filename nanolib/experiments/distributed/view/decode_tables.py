@@ -121,8 +121,6 @@ def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
     ofs = [form in forms for form, forms in zip(rows["form"], rows["factor.forms"], strict=True)]
     rows = rows[pd.Series(ofs, index=rows.index) | (rows["metric"] == "case_time")]  # and not of a link
     table = filled(lines_of(rows, "forms", ["seq_len", "dtype"], ["form"]), rows, _DECODE, [*CASE, "form"])
-    of_rank = [name for kind in KINDS for end in _ENDS if (name := f"{kind}_share{end}") in table]
-    table[of_rank] = table[of_rank].astype(float).clip(0, 1)  # rows of earlier versions reach beyond
     lines = table.reindex(columns=[f"{kind}{end}" for kind in KINDS for end in _ENDS]).to_dict("records")
     table["binds"] = [what_binds(line) for line in lines]
     table["bound"] = [_bound_words(line, kind) for line, kind in zip(lines, table["binds"], strict=True)]

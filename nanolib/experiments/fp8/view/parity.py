@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, words_of
+from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
 from nanolib.report.claim import Claim, Figure, comparing
 from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape
 from nanolib.report.frame import Drawn, framed, panels, rule, tooltips, with_interval
@@ -50,7 +50,7 @@ def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
     of_case = table.pop("message_of_case")
     table["message"] = table["message"].where(table["message"].fillna("") != "", of_case)
     smoke = (table["steps"] < LEARNING_STEPS) & table["verdict"].notna()
-    return table.assign(arm=table["arm"].replace(words_of("arm")), verdict=table["verdict"].mask(smoke, "smoke test"))
+    return table.assign(verdict=table["verdict"].mask(smoke, "smoke test"))
 
 
 @framed("Loss above bf16, in pairs of one seed", "fp8")

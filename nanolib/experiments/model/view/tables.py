@@ -79,8 +79,6 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
     if "factor.mode" not in rows:
         return pd.DataFrame()
     shaped = rows[rows["factor.mode"].notna()]
-    optimised = shaped.get("factor.optimisation", pd.Series(index=shaped.index, dtype=object))
-    shaped = shaped.assign(**{"factor.optimisation": optimised.fillna("eager")})  # rows of earlier versions have none
     key = ["run_id", *(f"factor.{name}" for name in _FACTORS)]
     ends = shaped[shaped["metric"] == "case_time"]
     table = ends.groupby(key, sort=False).agg(status=("status", worst), message=("message", joined)).reset_index()
