@@ -86,7 +86,6 @@ TESTS = {
     "nanolib/models/attention/traffic.py": ["tests/models/test_traffic.py", _RANKS],
     "nanolib/models/attention/tree.py": [_RANKS],
     "nanolib/models/attention/ulysses.py": [_RANKS],
-    "nanolib/models/attention/context_parallel.py": [_RANKS],
     "nanolib/compare/compare.py": ["tests/compare/test_compare.py", "tests/compare/test_history.py"],
     "nanolib/compare/history.py": ["tests/compare/test_history.py"],
     **{f"nanolib/report/{name}.py": _CLAIMS for name in ("overview", "roofline", "tables")},

@@ -92,14 +92,6 @@ def test_more_ranks_than_gpus_are_unsupported(monkeypatch):
         ranks.run_ranks(print, {}, world_size=2, device="cuda", timeout_s=1)
 
 
-def test_torchs_own_context_parallel_is_unsupported_on_a_cpu():
-    only_prefill = {"seq_lens": [], "memory_seq_lens": [], "training_preset": ""}
-    params = distributed.Params(world_sizes=[2], prefill_algorithms=["ring", "context_parallel"], **only_prefill)
-    first, second = distributed.cases(params)
-    assert not first.unsupported()
-    assert "needs CUDA" in second.unsupported()
-
-
 @pytest.mark.parametrize(
     ("values", "said"),
     [

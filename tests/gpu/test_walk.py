@@ -25,7 +25,6 @@ KNOWN = (
     r"oneDNN multiplies on a CPU",
     r"to plan it would warm the process",
     r"its memory is told without running it",
-    r"torch's context_parallel has not been seen to work on a GPU",
 )
 # Most operations of a second call on a model of one block, or on 64 tokens; what exceeds them has become a loop in Python.
 OPERATIONS = {

@@ -1,6 +1,5 @@
 """Attention across ranks at several world sizes: one launch each, all of whose ranks check everything."""
 
-import contextlib
 import functools
 from types import SimpleNamespace
 
@@ -9,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanolib.measurement import BadInput, Unsupported
-from nanolib.models.attention import context_parallel, partial, ring, tree, ulysses
+from nanolib.measurement import BadInput
+from nanolib.models.attention import partial, ring, tree, ulysses
 from nanolib.models.attention.layout import Layout
 from nanolib.models.attention.partial import merge, partial_attention, plain
 from nanolib.models.attention.reference import masked_attention, relative_error
@@ -210,38 +209,6 @@ def test_what_does_not_fit_is_told_by_one_rank_alone_too():
             ring_attention(q, k, k, layout=layout)
     with pytest.raises(BadInput, match="layout: several pieces per rank; Ulysses takes one each"):
         ulysses_attention(q, k, k, layout=Layout.zigzag(2, 1))
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_torchs_own_context_parallel_is_asked_for_a_ring(monkeypatch, causal):
-    said = []
-
-    @contextlib.contextmanager
-    def shards(mesh, buffers, buffer_seq_dims):
-        said.append((mesh, buffers, buffer_seq_dims))
-        yield
-
-    monkeypatch.setattr(context_parallel, "why_not", lambda device: "")
-    monkeypatch.setattr("torch.distributed.device_mesh.init_device_mesh", lambda kind, shape: (kind, shape))
-    monkeypatch.setattr("torch.distributed.tensor.experimental.context_parallel", shards)
-    monkeypatch.setattr("torch.distributed.tensor.experimental._attention.set_rotate_method", said.append)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
-    q, k, v = (torch.randn(1, 2, 6, 8, generator=torch.Generator().manual_seed(7)) for _ in range(3))
-    with context_parallel.context_parallel_attention(q, k, v, causal=causal) as attend:
-        mask = torch.ones(6, 6, dtype=torch.bool)
-        assert relative_error(attend(), masked_attention(q, k, v, mask.tril() if causal else mask)) < 1e-6
-    assert said[0] == "alltoall" and said[1][0] == ("cpu", (3,)) and said[1][2] == [2, 2, 2]
-    assert all(x is y for x, y in zip(said[1][1], (q, k, v), strict=True))
-
-
-def test_torchs_own_context_parallel_needs_cuda():
-    q = torch.zeros(1, 1, 2, 8)
-    with (
-        pytest.raises(Unsupported, match="has no ring for cpu; it needs CUDA"),
-        context_parallel.context_parallel_attention(q, q, q),
-    ):
-        pass
-    assert "not been seen to work" in context_parallel.why_not("cuda:1")
 
 
 def test_a_device_without_a_kernel_that_tells_its_sums_gets_two_products():

@@ -160,7 +160,6 @@ KNOWN = (
     r"CUDA graphs need a CUDA device",
     r"reduce-overhead is compile with CUDA graphs, and this is cpu; use compile",
     r"cpu has no (FP8 tensor cores|tf32)",
-    r"torch's context_parallel has no ring for cpu",
     r"a compiled kernel allocates out of the counter's sight",
     r"the ranks have no network of their own",
     r"[\w ]+ took [\d.e-]+ s, and \w+ changes every",

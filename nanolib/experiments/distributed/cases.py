@@ -32,7 +32,7 @@ class Params(shared.Params):
         algorithms: `three_allreduce`, `fused`, `gather`, `ring`, `pass_q`.
         q_len: New tokens per sequence.
         prefill_seq_lens: Lengths of sequences to attend to as a whole; empty for none.
-        prefill_algorithms: `ring`, `zigzag`, `ulysses`, `context_parallel`.
+        prefill_algorithms: `ring`, `zigzag`, `ulysses`.
         backward: Whether prefill is differentiated, too.
         memory_seq_lens: Lengths whose peak memory is planned; empty for none.
         memory_measured_up_to: The longest whose memory is measured too, on one rank.
@@ -173,12 +173,13 @@ def cases(params: Params) -> list[Case]:
     for dtype in params.dtypes:
         for seq_len in params.prefill_seq_lens:
             for world in _several(params):
-                found += [
+                shared_out = params.prefill_algorithms if world > 1 else ()
+                found.append(
                     PrefillCase(
                         device,
                         world,
                         seq_len,
-                        forms,
+                        (prefill.DENSE, *shared_out),
                         params.batch_size,
                         *heads,
                         dtype,
@@ -186,8 +187,7 @@ def cases(params: Params) -> list[Case]:
                         params.threads,
                         nodes=_nodes(params, world),
                     )
-                    for forms in _launches(params.prefill_algorithms, world)
-                ]
+                )
         found += [
             MemoryCase(
                 device, world, seq_len, form, params.batch_size, *heads, dtype, seq_len <= params.memory_measured_up_to
@@ -223,15 +223,6 @@ def _nodes(params: Params, world: int) -> int:
 def _several(params: Params) -> list[int]:
     """Numbers of ranks where one rank alone is measured along with several: one launch, interleaved."""
     return [world for world in params.world_sizes if world > 1] or [1]
-
-
-def _launches(forms: list[str], world: int) -> list[tuple[str, ...]]:
-    """Forms that one launch interleaves; torch's own replaces the attention of a whole process."""
-    if world == 1:
-        return [(prefill.DENSE,)]
-    own = [form for form in forms if form == prefill.CONTEXT_PARALLEL]
-    together = [prefill.DENSE, *(form for form in forms if form != prefill.CONTEXT_PARALLEL)]
-    return [tuple(launch) for launch in (together, own) if launch]
 
 
 def _memory_worlds(params: Params, form: str) -> list[int]:

@@ -24,7 +24,6 @@ from nanolib.meters.links import count_bytes
 from nanolib.meters.memory import MIB, peak_memory
 from nanolib.meters.time.together import parts_together, time_together
 from nanolib.models import attention
-from nanolib.models.attention.context_parallel import context_parallel_attention, why_not
 from nanolib.models.attention.layout import Layout
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.ring import ring_attention
@@ -34,8 +33,8 @@ from nanolib.run.case import Case, Plan
 from nanolib.run.ranks.ranks import RanksCase, asked_case, lacking, measure_on_ranks
 from nanolib.run.workload import Workload, planned, shortage
 
-RING, ZIGZAG, ULYSSES, DENSE, CONTEXT_PARALLEL = "ring", "zigzag", "ulysses", "dense", "context_parallel"
-ALGORITHMS = (RING, ZIGZAG, ULYSSES, CONTEXT_PARALLEL)
+RING, ZIGZAG, ULYSSES, DENSE = "ring", "zigzag", "ulysses", "dense"
+ALGORITHMS = (RING, ZIGZAG, ULYSSES)
 MEMORY_ALGORITHMS = ("math", "flash", RING, ULYSSES)
 _CHECKED_SCORES = 2**25  # float64 scores up to which a rank compares its part
 
@@ -84,13 +83,7 @@ class PrefillCase(RanksCase):
 
     def __str__(self) -> str:
         """Ranks, length and type."""
-        which = f" {CONTEXT_PARALLEL.replace('_', ' ')}" if CONTEXT_PARALLEL in self.prefill_forms else ""
-        return f"prefill {self.ranks} n={self.seq_len} batch={self.batch_size} {self.dtype}{which}"
-
-    def unsupported(self) -> str:
-        """Also torch's own form, where it does not run."""
-        own = why_not(self.device) if CONTEXT_PARALLEL in self.prefill_forms else ""
-        return super().unsupported() or own
+        return f"prefill {self.ranks} n={self.seq_len} batch={self.batch_size} {self.dtype}"
 
     def plan(self) -> Plan:
         """The peak memory of the ranks that share this device."""
@@ -99,8 +92,6 @@ class PrefillCase(RanksCase):
 
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
         """Rounds, bytes and memory of each form."""
-        if CONTEXT_PARALLEL in self.prefill_forms:
-            return {}
         forms = [form for form in self.prefill_forms if form != DENSE]
         peaks = self.rank_plan().peaks
         found: dict[str, float | str] = {
@@ -114,14 +105,12 @@ class PrefillCase(RanksCase):
 
     def rank_plan(self) -> Plan:
         """Peak memory of one rank, for each scope; the other ranks are simulated."""
-        if CONTEXT_PARALLEL in self.prefill_forms:
-            return Plan(reason="torch's own is not planned")
 
         def workloads() -> Iterator[Workload]:
             for scope in self.scopes:
                 form = scope.split()[0]
                 tensors = _shard(self, form, 0, 0, torch.device(self.device))
-                yield Workload(scope, _calls(self, form, tensors, None)[scope], lambda held=tensors: held)
+                yield Workload(scope, _calls(self, form, tensors)[scope], lambda held=tensors: held)
 
         with _pretended_ranks(self.world_size):
             return planned(self, workloads)
@@ -145,9 +134,8 @@ class PrefillCase(RanksCase):
             alike = [other for other in self.scopes if other.split()[1] == scope.split()[1]]
             yield from speed_up_rows(rounds, scope, alike, flags)
         for form in self.prefill_forms:
-            if form in answers[0]["parts"]:
-                yield from part_rows([answer["parts"][form] for answer in answers], form, flags, None)
-            if form in (RING, ZIGZAG, ULYSSES) and self.world_size > 1:
+            yield from part_rows([answer["parts"][form] for answer in answers], form, flags, None)
+            if form != DENSE and self.world_size > 1:
                 traffic = self.traffic(form)
                 yield exact("rounds", traffic.rounds, scope=form)
                 yield from bytes_rows(form, traffic.sent, answers[0]["bytes"].get(form), flags)
@@ -255,25 +243,22 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
     calls: dict[str, Callable[[], object]] = {}
     timed: dict[str, Callable[[Any], object]] = {}
     peaks, errors, counted = {}, {}, {}
-    with contextlib.ExitStack() as stack:
-        for form in case.prefill_forms:
-            tensors = _shard(case, form, me, seed, device)
-            mine = _calls(case, form, tensors, stack)
-            calls |= mine
-            for scope, call in mine.items():
+    for form in case.prefill_forms:
+        tensors = _shard(case, form, me, seed, device)
+        mine = _calls(case, form, tensors)
+        calls |= mine
+        for scope, call in mine.items():
+            call()
+            with peak_memory(device, *tensors) as peak:
                 call()
-                with peak_memory(device, *tensors) as peak:
-                    call()
-                peaks[scope] = peak.own
-            if form == CONTEXT_PARALLEL:
-                continue
-            timed[form] = _timed(case, form, tensors)
-            if case.seq_len**2 * case.batch_size * case.num_heads <= _CHECKED_SCORES * case.world_size:
-                errors[form] = _error(case, form, tensors, me, seed, device)
-            if case.world_size > 1 and form != DENSE:
-                counted[form] = count_bytes(mine[f"{form} forward"], calls=2)
-        blocks = time_together(calls, budget_s, device=device, seed=seed)
-        parts = parts_together(timed, budget_s, device=device)
+            peaks[scope] = peak.own
+        timed[form] = _timed(case, form, tensors)
+        if case.seq_len**2 * case.batch_size * case.num_heads <= _CHECKED_SCORES * case.world_size:
+            errors[form] = _error(case, form, tensors, me, seed, device)
+        if case.world_size > 1 and form != DENSE:
+            counted[form] = count_bytes(mine[f"{form} forward"], calls=2)
+    blocks = time_together(calls, budget_s, device=device, seed=seed)
+    parts = parts_together(timed, budget_s, device=device)
     told = {"blocks": blocks.ms, "busy": blocks.is_busy, "parts": parts, "errors": errors, "bytes": counted}
     return told | {"peaks": peaks, "peak method": peak.method}
 
@@ -286,17 +271,12 @@ def _attend(case: PrefillCase, form: str, q: Any, k: Any, v: Any, **more: Any) -
     return ring_attention(q, k, v, layout=case.layout(form), **more)
 
 
-def _calls(
-    case: PrefillCase, form: str, tensors: tuple[torch.Tensor, ...], stack: contextlib.ExitStack | None
-) -> dict[str, Callable[[], object]]:
+def _calls(case: PrefillCase, form: str, tensors: tuple[torch.Tensor, ...]) -> dict[str, Callable[[], object]]:
     """Scope → call: without gradients, and with them."""
     q, k, v, grad = tensors
-    if form == CONTEXT_PARALLEL:
-        attend = stack.enter_context(context_parallel_attention(q, k, v))
-    else:
 
-        def attend() -> torch.Tensor:
-            return _attend(case, form, q, k, v)
+    def attend() -> torch.Tensor:
+        return _attend(case, form, q, k, v)
 
     def forward() -> torch.Tensor:
         with torch.no_grad():
