@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from nanolib import onednn
 from nanolib.measurement import Measurement
 from nanolib.meters.time.clock import Clock
 from nanolib.meters.time.latency import measure
@@ -25,7 +23,7 @@ _REL_CI = 0.02
 _SUSTAINED_CALLS = 4
 
 
-def measure_ceiling(device: str, ceiling: str, budget_s: float = 2.0) -> Iterator[Measurement]:
+def measure_ceiling(device: str, ceiling: str, budget_s: float = 2.0) -> Measurement:
     """What this device reaches at best: the yardstick for every share.
 
     Args:
@@ -33,22 +31,21 @@ def measure_ceiling(device: str, ceiling: str, budget_s: float = 2.0) -> Iterato
         ceiling: Of which matrix product, by its dtype, or `tf32` or `fp8` where the device has them; or `copy`.
         budget_s: As in `measure`.
 
-    Yields:
-        `ceiling_flops` (FLOP/s, the dtype in `scope`; of torch's own product too, where another is faster); or `ceiling_bytes`
-        (B/s, read and written, scope `copy`).
+    Returns:
+        `ceiling_flops` (FLOP/s, the dtype in `scope`); or `ceiling_bytes` (B/s, read and written, scope `copy`).
     """
     if ceiling != "copy":
-        torchs, *others = _products(*_operands(device, ceiling), ceiling, budget_s)
-        best = max((torchs, *others), key=lambda found: found.estimate)
-        yield best
-        if best is not torchs:
-            yield replace(torchs, scope=f"{ceiling} by torch")
-        return
+        a, b = _operands(device, ceiling)
+        with tf32_products(ceiling == "tf32"):
+            latency = measure(_product(a, b, ceiling), _REL_CI, budget_s, device=device)
+        size = a.shape[0]
+        text = f"matrix product {size}³, in a burst of {budget_s:g} s"
+        return rate("ceiling_flops", 2 * size**3, latency, scope=ceiling, message=text)
     size = _COPY_BYTES.get(torch.device(device).type, _COPY_ELSEWHERE)
     source = torch.empty(size, dtype=torch.uint8, device=device).fill_(1)
     target = torch.empty_like(source)
     latency = measure(lambda: target.copy_(source), _REL_CI, budget_s, device=device)
-    yield rate("ceiling_bytes", 2 * size, latency, scope="copy", message=f"copy of {size // 2**20} MiB")
+    return rate("ceiling_bytes", 2 * size, latency, scope="copy", message=f"copy of {size // 2**20} MiB")
 
 
 def operand_bytes(device: str, ceiling: str) -> int:
@@ -119,23 +116,6 @@ def _size(kind: str, dtype: str) -> int:
     size = _MATRIX.get(kind, 4096)
     # many CPUs emulate the short types, a hundred times slower
     return size // 2 if kind == "cpu" and dtype not in ("float32", "float64") else size
-
-
-def _products(a: torch.Tensor, b: torch.Tensor, dtype: str, budget_s: float) -> Iterator[Measurement]:
-    """The rate of a · b, by torch and, in float32 on a CPU, by oneDNN, which has AVX-512 where torch's MKL has none."""
-    size, calls = a.shape[0], {"": _product(a, b, dtype)}
-    if a.device.type == "cpu" and a.dtype == torch.float32:
-        calls[", by oneDNN"] = lambda: onednn.linear(a, b)
-    for by, call in calls.items():
-        with tf32_products(dtype == "tf32"):
-            latency = measure(call, _REL_CI, budget_s, device=str(a.device))
-        yield rate(
-            "ceiling_flops",
-            2 * size**3,
-            latency,
-            scope=dtype,
-            message=f"matrix product {size}³{by}, in a burst of {budget_s:g} s",
-        )
 
 
 def rate(metric: str, amount: float, latency: Measurement, *, scope: str = "", message: str = "") -> Measurement:

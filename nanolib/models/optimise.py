@@ -9,9 +9,7 @@ import torch
 from torch import nn
 
 from nanolib.measurement import Unsupported
-from nanolib.models.onednn_linear import with_onednn
 from nanolib.models.own_code import with_own_code
-from nanolib.models.user import logits_of
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 _WARM_CALLS = 3
@@ -123,17 +121,12 @@ def _autocast(dtype: torch.dtype) -> Callable[[nn.Module, Forward, torch.Tensor]
     return wrapped
 
 
-def _onednn(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forward:
-    return logits_of(with_onednn(model, ids))
-
-
 # Name → (model, its forward, example ids) → the forward to use in its place.
 OPTIMISATIONS: dict[str, Callable[[nn.Module, Forward, torch.Tensor], Forward]] = {
     "eager": _eager,
     "compile": _compiled("default"),
     "compile_reduce_overhead": _compiled("reduce-overhead"),
     "compile_max_autotune": _compiled("max-autotune"),
-    "onednn": _onednn,
     "cuda_graph": _cuda_graph,
     "checkpoint": _checkpointed,
     "autocast_bfloat16": _autocast(torch.bfloat16),
@@ -142,7 +135,6 @@ OPTIMISATIONS: dict[str, Callable[[nn.Module, Forward, torch.Tensor], Forward]] 
 # Modes in which an optimisation means anything, where that is not in inference and in training.
 _MODES = {
     "eager": ("inference", "training", "generation"),
-    "onednn": ("inference", "generation"),
     "cuda_graph": ("inference", "training", "generation"),
     "checkpoint": ("training",),
 }
@@ -156,7 +148,7 @@ def is_compiled(name: str) -> bool:
 def applies(name: str, mode: str, dtype: str) -> bool:
     """Whether an optimisation means anything in a mode and with weights of a type: some are for weights in float32."""
     return mode in _MODES.get(name, ("inference", "training")) and (
-        dtype == "float32" or not name.startswith(("autocast", "onednn"))
+        dtype == "float32" or not name.startswith("autocast")
     )
 
 
@@ -167,10 +159,6 @@ def unsupported(name: str, device: str) -> str:
         return f"CUDA graphs need a CUDA device, and this is {kind}"
     if name == "compile_reduce_overhead" and kind != "cuda":
         return f"reduce-overhead is compile with CUDA graphs, and this is {kind}; use compile"
-    if name == "onednn" and kind != "cpu":
-        return f"oneDNN multiplies on a CPU, and this is {kind}"
-    if name == "onednn" and not torch.backends.mkldnn.is_available():
-        return "this torch was built without oneDNN"
     return ""
 
 

@@ -68,7 +68,7 @@ class CeilingCase(Case):
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """See `measure_ceiling`."""
-        yield from measure_ceiling(self.device, self.ceiling, self.budget_s)
+        yield measure_ceiling(self.device, self.ceiling, self.budget_s)
 
     def __str__(self) -> str:
         """What is measured."""

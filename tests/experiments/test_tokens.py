@@ -51,19 +51,6 @@ def test_of_a_model_they_are_of_all_sequences(new_tokens):
     assert {scope: pytest.approx(ends) for scope, ends in expected.items()} == found
 
 
-def test_by_onednn_they_are_counted_alike_and_its_error_against_eager_is_told():
-    only = {"generation_batch_sizes": [], "optimisations": ["onednn"]}
-    params = model.Params(presets=["decoder_tiny"], new_tokens=2, loss_steps=0, **only, **SHAPE)
-    found, errors = {}, []
-    for case in model.cases(params):
-        if getattr(case, "optimisation", "") == "onednn":
-            rows = _answered(case.measure(params, {}))
-            found |= rates(rows)
-            errors += [(case.mode, row.estimate < 1e-5) for row in rows if row.scope == "against_eager"]
-    assert {scope: ends[1] for scope, ends in found.items()} == {"inference": 12e3, "prefill": 12e3, "decode": 750.0}
-    assert errors == [("inference", True), ("generation", True)]
-
-
 def test_of_a_precision_they_are_of_all_sequences():
     case = next(
         case

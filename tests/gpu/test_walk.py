@@ -22,7 +22,6 @@ KNOWN = (
     r"SDPA backend efficient has no kernel for torch\.float64",
     r"flash_attn is not installed",
     r"a compiled kernel allocates out of the counter's sight",
-    r"oneDNN multiplies on a CPU",
     r"to plan it would warm the process",
     r"its memory is told without running it",
 )

@@ -15,30 +15,9 @@ def test_a_rate_turns_the_interval_round():
 
 
 def test_ceilings_are_measured_for_each_dtype_and_the_copy():
-    rows = [row for name in ("float32", "copy") for row in measure_ceiling("cpu", name, budget_s=0.05)]
-    assert {(row.metric, row.scope) for row in rows} - {("ceiling_flops", "float32 by torch")} == {
-        ("ceiling_flops", "float32"),
-        ("ceiling_bytes", "copy"),
-    }
+    rows = [measure_ceiling("cpu", name, budget_s=0.05) for name in ("float32", "copy")]
+    assert [(row.metric, row.scope) for row in rows] == [("ceiling_flops", "float32"), ("ceiling_bytes", "copy")]
     assert all(row.estimate > 1e6 for row in rows)
-
-
-@pytest.mark.parametrize(
-    ("ms", "said"), [((4.0, 2.0), "matrix product 64³, by oneDNN"), ((2.0, 4.0), "matrix product 64³")]
-)
-def test_the_ceiling_is_the_faster_product(monkeypatch, ms, said):
-    times = iter(ms)
-    monkeypatch.setattr(ceilings, "_MATRIX", {"cpu": 64})
-    monkeypatch.setattr(
-        ceilings,
-        "measure",
-        lambda fn, *_, **__: Measurement("latency", next(times), 1.0, 8.0, 0.95, 20, (2.0,), method="m"),
-    )
-    found, *torchs = measure_ceiling("cpu", "float32")
-    # what torch alone reaches is said beside it
-    slower = [("float32 by torch", 2 * 64**3 * 250)] if ms[0] > ms[1] else []
-    assert [(row.scope, row.estimate) for row in torchs] == slower
-    assert (found.estimate, found.message, found.scope) == (2 * 64**3 * 500, f"{said}, in a burst of 2 s", "float32")
 
 
 def test_ceilings_are_two_operations_per_product_and_two_bytes_per_byte(monkeypatch):
@@ -53,14 +32,14 @@ def test_ceilings_are_two_operations_per_product_and_two_bytes_per_byte(monkeypa
     monkeypatch.setattr(ceilings, "_MATRIX", {"cpu": 64})
     monkeypatch.setattr(ceilings, "_COPY_BYTES", {"cpu": 2**21})
     names = ("float32", "float64", "bfloat16", "copy")
-    found = {row.scope: row for name in names for row in measure_ceiling("cpu", name, 4.0)}
+    found = {name: measure_ceiling("cpu", name, 4.0) for name in names}
+    assert all(row.scope == name for name, row in found.items())
     assert found["float32"].estimate == found["float64"].estimate == 2 * 64**3 * 100
     assert found["bfloat16"].estimate == 2 * 32**3 * 100 and found["copy"].estimate == 2 * 2**21 * 100
     assert found["float32"].message == "matrix product 64³, in a burst of 4 s"
     assert found["copy"].message == "copy of 2 MiB"
     assert (found["copy"].low, found["copy"].high) == (found["copy"].estimate / 2, found["copy"].estimate * 2)
-    assert asked == [(0.02, 4.0, "cpu")] * 5  # float32 by torch and by oneDNN
-    assert [row.scope for row in measure_ceiling("cpu", "float32")] == ["float32"]
+    assert asked == [(0.02, 4.0, "cpu")] * 4
 
 
 def test_a_rate_without_an_interval_has_none_and_keeps_what_it_came_from():
@@ -89,6 +68,6 @@ def test_a_ceilings_work_is_as_large_as_its_device_wants(monkeypatch, device, dt
         monkeypatch.setattr(torch, name, lambda *shape, device, real=real, **kw: real(*shape, device="meta", **kw))
     second = Measurement("latency", 1000.0, 1000.0, 1000.0)
     monkeypatch.setattr(ceilings, "measure", lambda call, rel_ci, budget_s, device: second)
-    (product,), (copy,) = (measure_ceiling(device, name) for name in (dtype, "copy"))
+    product, copy = (measure_ceiling(device, name) for name in (dtype, "copy"))
     assert (product.estimate, product.message) == (2.0 * size**3, f"matrix product {size}³, in a burst of 2 s")
     assert (copy.estimate, copy.message) == (2.0 * mib * 2**20, f"copy of {mib} MiB")

@@ -1,4 +1,4 @@
-"""The loops over tiles: what fits, who shares the cores, which products go where."""
+"""The loops over tiles: what fits, and who shares the cores."""
 
 import contextlib
 import subprocess
@@ -51,8 +51,8 @@ def test_what_does_not_fit_is_told(change, said):
 @pytest.mark.parametrize(
     ("heads", "block", "window_", "dtype", "together"),
     [
-        (1, 128, 2048, torch.float32, 1),  # large enough for oneDNN, as the next
-        (8, 128, 256, torch.float32, 1),
+        (1, 128, 2048, torch.float32, 1),
+        (8, 128, 256, torch.float32, 5),  # 5 · 128 · 384 scores, of 2^18
         (64, 32, 64, torch.float32, 64),  # 85 would fit
         (64, 64, 256, torch.float32, 12),  # 12 · 64 · 320 scores, of 2^18
         (64, 64, 512, torch.float64, 7),
@@ -93,48 +93,12 @@ def test_it_does_not_matter_how_many_heads_go_at_once(monkeypatch, scores, patte
 
 @pytest.mark.parametrize("pattern", ["random", "window", "top_k"])
 @pytest.mark.parametrize("causal", [True, False])
-def test_large_blocks_which_onednn_multiplies_equal_dense_too(monkeypatch, pattern, causal):
-    multiplied = []
-    linear = block_loops.onednn.linear
-
-    def watched(x, weight):
-        multiplied.append(x.shape[0])
-        return linear(x, weight)
-
+def test_large_blocks_equal_dense_too(pattern, causal):
     inputs = qkv(1, 4, 2, 600, 600)
     options = Options(pattern=pattern, window=300, block_size=128)
     mask, _ = masked_by(inputs, causal, options)
-
-    def right():
-        out = attention.attend("sparse", *inputs, causal=causal, options=options)
-        return agrees(out, masked_attention(*inputs, mask), inputs)
-
-    assert right()
-    monkeypatch.setattr(block_loops.onednn, "linear", watched)
-    monkeypatch.setattr(block_sparse, "_forward", None)  # is for other devices
-    monkeypatch.setattr(block_sparse, "_loop", lambda name: getattr(block_loops, name))  # compiled ones call no watcher
-    assert right()
-    assert len(multiplied) >= 5 * 2 * 3  # scores, values and three gradients of the larger blocks, of both key heads
-
-
-def test_only_large_products_in_float32_on_a_cpu_are_for_onednn():
-    many = 2**15
-    assert block_loops.is_for_onednn(torch.empty(1), many)
-    assert not block_loops.is_for_onednn(torch.empty(1), many - 1)
-    assert not block_loops.is_for_onednn(torch.empty(1, dtype=torch.float64), many)
-    assert not block_loops.is_for_onednn(torch.empty(1, device="meta"), many)
-
-
-@pytest.mark.parametrize(
-    ("rows", "width", "columns", "goes"),
-    [(2, 2**14, 1, True), (2, 1, 2**14, True), (2**14, 1, 1, False), (2, 2**13, 2**13, False)],
-)
-def test_a_product_goes_to_onednn_by_the_scores_on_either_side_of_it(monkeypatch, rows, width, columns, goes):
-    multiplied = []
-    monkeypatch.setattr(block_loops.onednn, "linear", lambda x, y: multiplied.append(x.shape) or x @ y.T)
-    x, y = torch.ones(1, rows, width), torch.ones(1, columns, width)
-    assert torch.equal(block_loops.product(x, y), torch.full((1, rows, columns), float(width)))
-    assert multiplied == [x.shape[1:]] * goes
+    out = attention.attend("sparse", *inputs, causal=causal, options=options)
+    assert agrees(out, masked_attention(*inputs, mask), inputs)
 
 
 @pytest.mark.parametrize("name", ["forward", "backward"])

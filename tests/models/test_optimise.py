@@ -1,4 +1,3 @@
-import dataclasses
 import functools
 
 import pytest
@@ -51,39 +50,13 @@ def test_autocast_costs_digits_and_says_how_many(model, ids, name, least, most):
     assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("of", [Inferring, lambda model, ids, name: Generating(model, ids, 4, name)])
-def test_onednn_gives_the_same_logits_and_leaves_the_model_as_it_is(model, ids, of):
-    step = of(model, ids[:2, :16], "onednn")
-    assert step.difference() < 1e-5
-    assert type(model.head) is torch.nn.Linear
-    for work in step.workloads():
-        work.call()
-
-
-def test_an_encoder_decoder_generates_by_onednn_too():
-    config = NanoConfig.from_preset("encoder_decoder_tiny", d_model=64, num_layers=1, num_heads=2, vocab_size=300)
-    step = Generating(create_model(config, seed=0), torch.zeros(1, 8, dtype=torch.int64), 2, "onednn")
-    assert step.difference() < 1e-5
-    for work in step.workloads():
-        work.call()
-
-
-def test_generation_is_measured_eagerly_by_onednn_and_by_graphs():
+def test_generation_is_measured_eagerly_and_by_graphs():
     params = Params(
         presets=["decoder_tiny"], seq_lens=[16], dtypes=["float32", "bfloat16"], optimisations=list(OPTIMISATIONS)
     )
     found = {(case.dtype, case.optimisation) for case in cases(params) if isinstance(case, GenerationCase)}
     graphs = {("float32", "cuda_graph"), ("bfloat16", "cuda_graph")}
-    assert found == {("float32", "eager"), ("float32", "onednn"), ("bfloat16", "eager")} | graphs
-    modes = {case.mode for case in cases(params) if getattr(case, "optimisation", "") == "onednn"}
-    assert modes == {"inference", "generation"}
-
-
-def test_onednn_multiplies_on_a_cpu():
-    params = Params(presets=["decoder_tiny"], seq_lens=[16], optimisations=["onednn"])
-    case = next(case for case in cases(params) if getattr(case, "optimisation", "") == "onednn")
-    assert case.unsupported() == ""
-    assert dataclasses.replace(case, device="cuda").unsupported() == "oneDNN multiplies on a CPU, and this is cuda"
+    assert found == {("float32", "eager"), ("bfloat16", "eager")} | graphs
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="speaks of machines without CUDA")

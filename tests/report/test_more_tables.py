@@ -13,7 +13,7 @@ from nanolib.report.palette import DARK, PALETTE, TEXT
 from nanolib.report.roofline import roofline_table, roofline_words
 from nanolib.store import Run, Store
 from tests.report.rounds import in_turns
-from tests.report.rows import MACHINE, SIZES, ceilings_of, ended, interval, latency, rates_of
+from tests.report.rows import MACHINE, ceilings_of, ended, latency, rates_of
 from tests.shown import CHARTS, VERDICTS
 
 SHAPE = {"seq_len": 64, "batch_size": 1, "dtype": "float32", "device": "cpu"}
@@ -84,34 +84,6 @@ def test_an_optimisation_stands_beside_eager(rows):
     assert "tiny (autocast bfloat16), n = 64, against eager: inference 2.00× [1.81 … 2.21] as fast (faster)" in text
     assert "inference peak 0.50×" in text and "logits 3.0e-03 away" in text
     assert "huge, n = 64, was not started: it needs 9 MiB" in text
-
-
-@pytest.mark.parametrize(
-    ("torchs", "optimisation", "said"), [(4, "eager", True), (6.5, "eager", False), (4, "onednn", False)]
-)
-def test_a_slow_product_of_torchs_is_told_with_the_remedy(measured, torchs, optimisation, said):
-    ceilings = [interval("ceiling_flops", 7e9, 8e9, 9e9, scope="float32")]
-    ceilings.append(
-        interval("ceiling_flops", torchs * 1e9, (torchs + 1) * 1e9, (torchs + 2) * 1e9, scope="float32 by torch")
-    )
-    factors = SIZES | {"name": "a", "attention_type": "dense", "mode": "inference", "optimisation": optimisation}
-    found = measured("model", [({"ceiling": "float32"}, ceilings), (factors, [ended(), latency("inference", 1.0)])])
-    line = "torch's float32 runs at 62% of what this CPU can do. Next: add onednn to optimisations."
-    assert (line in VERDICTS["model"](found)) == said
-
-
-def test_a_slow_product_of_an_older_run_is_not_held_against_a_newer_ceiling(measured):
-    """The newer run found torch's own product the fastest, and has no row of it."""
-    best, torchs = (
-        interval("ceiling_flops", v - 1, v, v + 1, scope=of) for v, of in ((200, "float32"), (100, "float32 by torch"))
-    )
-    newer = interval("ceiling_flops", 299, 300, 301, scope="float32")
-    case = SIZES | {"name": "a", "attention_type": "dense", "mode": "inference", "optimisation": "eager"}
-    timed = [ended(), latency("inference", 1.0)]
-    found = measured(
-        "model", [({"ceiling": "float32"}, [best, torchs]), (case, timed)], [({"ceiling": "float32"}, [newer])]
-    )
-    assert not [line for line in VERDICTS["model"](found) if line.startswith("torch's float32")]
 
 
 def test_predictions_are_dashed_and_measurements_have_intervals(rows):

@@ -40,8 +40,8 @@ def test_notebooks_of_one_command_share_what_the_first_has_measured(tmp_path, mo
     numbers, real = itertools.count(1), ceilings.measure_ceiling
 
     def numbered(*given):
-        for row in real(*given):
-            yield Measurement(row.metric, float(next(numbers)), 0.5, 1e3, 0.95, 20, (1.0, 2.0), scope=row.scope)
+        row = real(*given)
+        return Measurement(row.metric, float(next(numbers)), 0.5, 1e3, 0.95, 20, (1.0, 2.0), scope=row.scope)
 
     monkeypatch.setattr(ceilings, "measure_ceiling", numbered)
     token = {LAUNCH_VARIABLE: "a-command"} if together else {}

@@ -31,7 +31,7 @@ class Params(OwnModelParams):
         dtypes: Types of the weights.
         attention_types: Attention kinds.
         overrides: Fields of `NanoConfig` that differ from the preset, such as `{num_layers: 2}`.
-        optimisations: Names in `nanolib.models.optimise.OPTIMISATIONS`; generation is eager, or by `onednn` or `cuda_graph`.
+        optimisations: Names in `nanolib.models.optimise.OPTIMISATIONS`; generation is eager, or by `cuda_graph`.
         train: Whether to measure training steps too.
         new_tokens: Tokens generated one by one after a prompt of each sequence length; 0 for none.
         generation_batch_sizes: More batches of generation, after a prompt of the longest sequence length.

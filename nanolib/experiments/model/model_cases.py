@@ -224,9 +224,8 @@ class ModelCase(ShapedCase):
 
     @property
     def planned_as(self) -> ModelCase:
-        """What has the same plan: what is called otherwise, and a preset that is compiled, captured or multiplied elsewhere."""
-        as_eager = self.optimisation == "cuda_graph" or (self.optimisation == "onednn" and not self.own)
-        eager = is_compiled(self.optimisation) or as_eager
+        """What has the same plan: what is called otherwise, and a preset that is compiled or captured."""
+        eager = is_compiled(self.optimisation) or self.optimisation == "cuda_graph"
         optimisation = "eager" if eager else self.optimisation
         return dataclasses.replace(self, name="", optimisation=optimisation)
 

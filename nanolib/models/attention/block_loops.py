@@ -8,8 +8,6 @@ from typing import List
 
 import torch
 
-from nanolib import onednn
-
 
 def forward(
     q: torch.Tensor,
@@ -51,7 +49,7 @@ def forward(
             scores = scored(queries, part, scale, scores_buffer)
             softmax(scores, hidden_from[at], hidden[at], blind[at])
             part = taken(v[start:stop], firsts[at], seen, units[at], pieces[at], taken_buffer)
-            out[start:stop, :, first:last] = product(scores, part.transpose(1, 2)).view(count, group, -1, head_dim)
+            out[start:stop, :, first:last] = torch.bmm(scores, part).view(count, group, -1, head_dim)
         start = stop
 
 
@@ -106,34 +104,19 @@ def backward(
             softmax(weights, hidden_from[at], hidden[at], blind[at])
             add(dv[start:stop], torch.bmm(weights.transpose(1, 2), d_results), firsts[at], seen, unit, index)
             part = taken(v[start:stop], firsts[at], seen, unit, index, taken_buffer)
-            d_scores = product(d_results, part)
+            d_scores = torch.bmm(d_results, part.transpose(1, 2))
             d_scores.sub_((results * d_results).sum(dim=-1, keepdim=True)).mul_(weights).mul_(scale)
             part = taken(k[start:stop], firsts[at], seen, unit, index, taken_buffer)
-            dq[start:stop, :, first:last] = product(d_scores, part.transpose(1, 2)).view(count, group, -1, head_dim)
+            dq[start:stop, :, first:last] = torch.bmm(d_scores, part).view(count, group, -1, head_dim)
             add(dk[start:stop], torch.bmm(d_scores.transpose(1, 2), queries), firsts[at], seen, unit, index)
         start = stop
 
 
 def scored(queries: torch.Tensor, keys: torch.Tensor, scale: float, buffer: torch.Tensor) -> torch.Tensor:
-    """Scaled scores, shape [heads, rows, keys], in the buffer where torch's own product takes one."""
+    """Scaled scores, shape [heads, rows, keys], in the buffer."""
     heads, rows, seen = queries.size(0), queries.size(1), keys.size(1)
-    if is_for_onednn(queries, rows * seen):  # it goes alone
-        return product(queries * scale, keys)
     scores = buffer[: heads * rows * seen].view(heads, rows, seen)
     return torch.baddbmm(scores, queries, keys.transpose(1, 2), beta=0.0, alpha=scale, out=scores)
-
-
-def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The product x · yᵀ of each head: shapes [heads, rows, width] and [heads, columns, width] → [heads, rows, columns]."""
-    scores = x.size(1) * max(x.size(2), y.size(1))  # they are on either side of the product
-    if x.size(0) == 1 and is_for_onednn(x, scores):
-        return onednn.linear(x[0], y[0]).unsqueeze(0)
-    return torch.bmm(x, y.transpose(1, 2))
-
-
-def is_for_onednn(x: torch.Tensor, scores: int) -> bool:
-    """Whether a head with so many scores in a block goes alone, by oneDNN: they must be worth the 15 µs that it takes to begin."""
-    return x.device.type == "cpu" and x.dtype == torch.float32 and scores >= 2**15
 
 
 def softmax(scores: torch.Tensor, hidden_from: int, hidden: torch.Tensor, blind: torch.Tensor) -> None:

@@ -148,7 +148,7 @@ def _turns(
         for b, queries, kv, plan in turns:
             yield b, queries, kv, _Lists.of(plan, q[b, queries], k[b, kv])
         return
-    for (b, queries, kv, plan), blocks in _telling(turns, k):
+    for (b, queries, kv, plan), blocks in _telling(turns):
         lists = _Lists.of(plan, q[b, queries], k[b, kv], blocks)
         if lists.together < kv.stop - kv.start:  # one group of heads: the others are alike
             group = (queries.stop - queries.start) // (kv.stop - kv.start)
@@ -157,7 +157,7 @@ def _turns(
         del lists
 
 
-def _telling(turns: list[_Turn], k: torch.Tensor) -> list[tuple[_Turn, list[QueryBlock]]]:
+def _telling(turns: list[_Turn]) -> list[tuple[_Turn, list[QueryBlock]]]:
     """What of the loops decides how much memory they need: turns over heads, each with two of its blocks.
 
     What is alive at a block is its own and what the block before it has left, beside the buffers of the turn. So of all pairs of
@@ -168,7 +168,7 @@ def _telling(turns: list[_Turn], k: torch.Tensor) -> list[tuple[_Turn, list[Quer
     for turn in turns:
         blocks = [block for block in turn[3] if block.runs]
         heads = turn[2].stop - turn[2].start
-        most, scores, together = _at_once(blocks, (turn[1].stop - turn[1].start) // heads, heads, k)
+        most, scores, together = _at_once(blocks, (turn[1].stop - turn[1].start) // heads, heads)
         after = [*blocks[1:], *(blocks[:1] if together < heads else [])]
         # a single one, of all heads at once, has none beside it
         for pair in list(zip(blocks, after, strict=False)) or [blocks]:
@@ -184,12 +184,12 @@ def _telling(turns: list[_Turn], k: torch.Tensor) -> list[tuple[_Turn, list[Quer
     ]
 
 
-def _at_once(blocks: list[QueryBlock], group: int, heads: int, k: torch.Tensor) -> tuple[int, int, int]:
+def _at_once(blocks: list[QueryBlock], group: int, heads: int) -> tuple[int, int, int]:
     """The most keys of a block, the most scores of a head's block, and how many heads go through the loop at once."""
     most = max((block.keys for block in blocks), default=0)
     scores = max((block.rows[1] - block.rows[0] for block in blocks), default=0) * group * most
-    alone = not blocks or block_loops.is_for_onednn(k, scores)
-    return most, scores, 1 if alone else max(1, min(heads, _SCORES // scores))
+    together = max(1, min(heads, _SCORES // scores)) if blocks else 1
+    return most, scores, together
 
 
 def _together(heads: list[tuple[int, int]], mask: BlockMask, query_heads: int, kv_heads: int) -> Iterator[_Turn]:
@@ -256,7 +256,7 @@ class _Lists:
         heads, length, head_dim = k.shape
         group = q.shape[0] // heads
         blocks = [block for block in plan if block.runs]
-        most, scores, together = _at_once(blocks, group, heads, k)
+        most, scores, together = _at_once(blocks, group, heads)
         blocks = blocks if only is None else only
         pieces = [block.pieces(length, heads) if len(block.runs) > 1 else (1, _NO_PIECES) for block in blocks]
         masks = [block.masks(group) for block in blocks]

@@ -14,7 +14,7 @@ PRESET, LENGTH, PROMPT, NEW_TOKENS = "small", 128, 64, 64
 
 
 def against_hugging_face(budget: float) -> Iterator[str]:
-    """A line per mode: how many times as fast ours is, both in float32 with the same threads; and with `onednn`."""
+    """A line per mode: how many times as fast ours is, both in float32 with the same threads."""
     config = NanoConfig.from_preset(PRESET)
     ours = create_model(config, seed=0)
     theirs = llama_like(ours)
@@ -22,14 +22,13 @@ def against_hugging_face(budget: float) -> Iterator[str]:
     with torch.no_grad():
         apart = (logits_of(ours.eval())(ids) - logits_of(theirs.eval())(ids)).abs().max()
     yield f"{PRESET} against Hugging Face's Llama of the same weights, float32, batch 1: logits at most {apart:.1e} apart"
-    for how in ("eager", "onednn"):
-        steps = [Inferring(ours, ids[:, :-1], how), Inferring(theirs, ids[:, :-1], "eager")]
-        yield _line(f"forward, n={LENGTH}, {how}", [step.forward for step in steps], budget)
-        steps = [Generating(ours, ids[:, :PROMPT], NEW_TOKENS, how), Generating(theirs, ids[:, :PROMPT], NEW_TOKENS)]
-        for step in steps:
-            step.generation.prefill()
-        decode = f"decode after {PROMPT} to {PROMPT + NEW_TOKENS} tokens, {how}"
-        yield _line(decode, [step.generation.decode for step in steps], budget)
+    steps = [Inferring(model, ids[:, :-1], "eager") for model in (ours, theirs)]
+    yield _line(f"forward, n={LENGTH}", [step.forward for step in steps], budget)
+    steps = [Generating(model, ids[:, :PROMPT], NEW_TOKENS) for model in (ours, theirs)]
+    for step in steps:
+        step.generation.prefill()
+    decode = f"decode after {PROMPT} to {PROMPT + NEW_TOKENS} tokens"
+    yield _line(decode, [step.generation.decode for step in steps], budget)
     yield _line(f"training step, n={LENGTH}", [Training(model, ids, "eager", 1e-5) for model in (ours, theirs)], budget)
 
 

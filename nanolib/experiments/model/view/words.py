@@ -13,7 +13,7 @@ from nanolib.measurement import format_number
 from nanolib.report import overview
 from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.in_turns import gains
-from nanolib.report.overview import cached, of_experiment, pick
+from nanolib.report.overview import cached
 from nanolib.report.roofline import roofline_words
 from nanolib.report.tables import in_ms, known
 
@@ -36,7 +36,7 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
     ]
     for _, row in table[table["status"] == "oom_predicted"].iterrows():
         claims.append(Claim(f"{row['name']}, n = {int(row['seq_len'])}, was not started", row["message"]))
-    claims += [*_optimised(table), *memory_words(rows), *batch_words(rows), *_slow_products(rows, table)]
+    claims += [*_optimised(table), *memory_words(rows), *batch_words(rows)]
     laws = list(_laws(rows, eager))
     if not laws:
         question = "how does it grow with the length? From four seq_lens on an exponent is fitted"
@@ -110,24 +110,6 @@ def _optimised(table: pd.DataFrame) -> Iterator[Claim]:
             which, against = (f" in {row['dtype']}", other) if is_eager else ("", "eager")
             answer = f"{row['name']}{which}, n = {int(row['seq_len'])}, against {against}"
             yield Claim(answer, ", ".join(parts), compared=tuple(pair for found in pairs.values() for pair in found))
-
-
-def _slow_products(rows: pd.DataFrame, table: pd.DataFrame) -> Iterator[Claim]:
-    """Where torch's own product in float32 is slower than this CPU's ceiling, and what to try."""
-    ceilings = pick(of_experiment(rows, "model"), "ceiling_flops")
-    best, torchs = (ceilings[ceilings["scope"] == scope] for scope in ("float32", "float32 by torch"))
-    newest = best.drop_duplicates("machine_id", keep="last")
-    both = newest.merge(torchs.drop_duplicates("run_id"), on="run_id", suffixes=("", "_torch"))
-    if "onednn" in set(table["optimisation"]):
-        return
-    for _, row in both.iterrows():
-        ours = Figure(
-            *(row[f"{end}_torch"] for end in ("low", "estimate", "high")), "ceiling_flops", "float32 by torch"
-        )
-        ceiling = Figure(*(row[end] for end in ("low", "estimate", "high")), "ceiling_flops", "float32")
-        if ours.against(ceiling) is Order.BELOW:
-            answer = f"torch's float32 runs at {ours.estimate / ceiling.estimate:.0%} of what this CPU can do"
-            yield Claim(answer, advice="add onednn to optimisations", compared=comparing(ours, ceiling))
 
 
 def _largest_phase(row: pd.Series) -> tuple[str, tuple[tuple[Figure, Order, Figure], ...]]:
