@@ -42,7 +42,7 @@ def theme(chart: alt.TopLevelMixin) -> alt.TopLevelMixin:
             titleFontSize=12,
             symbolStrokeWidth=2,
             symbolLimit=0,  # or the names beyond thirty are left out
-            symbolBaseFillColor=TEXT,  # where shapes alone are told; black is on no dark page
+            symbolBaseFillColor=TEXT,  # where shapes alone are told
             labelLimit=260,
             labelColor=TEXT,
             titleColor=TEXT,

@@ -1,11 +1,8 @@
-"""What the words of a report mean: shown on hover, and as docs/glossary.md (`python -m nanolib.report.glossary`)."""
+"""What the words of a report mean, as docs/glossary.md (`python -m nanolib.report.glossary`)."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-
-from markupsafe import Markup
 
 from nanolib.measurement import FLAG_TEXT
 
@@ -26,39 +23,13 @@ TERMS = {
     "inconclusive": "Too little evidence; the smallest change that could have been seen is given.",
     "suspect": "A change that is likely beyond 3 %, but not sure enough to fail a build.",
 }
-# What is said of it in a report: plural, and longer words first.
-_WORDS = re.compile(
-    r"(?<![\w-])(" + "|".join(sorted((re.escape(term) + "s?" for term in TERMS), key=len, reverse=True)) + r"|"
-    r"" + "|".join(map(re.escape, FLAG_TEXT)) + r")(?![\w-]| s=)",  # a pattern is called block too
-    re.IGNORECASE,
-)
-
-
-def meaning(word: str) -> str:
-    """What a term, its plural or a flag means; empty for another word."""
-    word = word.lower()
-    return (
-        TERMS.get(word)
-        or TERMS.get(word.removesuffix("s"))
-        or {str(flag): text for flag, text in FLAG_TEXT.items()}.get(word, "")
-    )
-
-
-def explained(text: object) -> Markup:
-    """Text with its terms and flags marked, so that a page shows their meaning on hover; all the rest is escaped."""
-    parts = _WORDS.split(str(text))
-    marked = (
-        Markup('<abbr title="{}">{}</abbr>').format(meaning(part), part) if at % 2 else Markup.escape(part)
-        for at, part in enumerate(parts)
-    )
-    return Markup("").join(marked)
 
 
 def page() -> str:
     """docs/glossary.md."""
     terms = [f"| {term} | {text} |" for term, text in TERMS.items()]
     flags = [f"| `{flag}` | {text} |" for flag, text in FLAG_TEXT.items()]
-    head = ["# Glossary", "", "The report shows these on hover.", "", "| term | meaning |", "| --- | --- |"]
+    head = ["# Glossary", "", "The words of a report.", "", "| term | meaning |", "| --- | --- |"]
     return "\n".join([*head, *terms, "", "## Flags", "", "| flag | meaning |", "| --- | --- |", *flags]) + "\n"
 
 

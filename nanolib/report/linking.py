@@ -24,7 +24,7 @@ MODELS_OF = ("model", "energy", "fp8", "distributed")  # elsewhere a name is tha
 def links(frame: pd.DataFrame, but: str = "") -> dict[str, Any]:
     """The columns by which a chart's data follow a choice, as far as rows or a table have them; with the index of `frame`.
 
-    `link_row` is the measurement that a point shows, by which a page finds its samples. The column `but` is left out.
+    `link_row` is the measurement that a point shows, by which a page finds how that was measured. The column `but` is left out.
     """
     found = {}
     for column, sources in _SOURCES.items():
@@ -56,12 +56,6 @@ def kept(frame: pd.DataFrame, picked: Mapping[str, Sequence[Any] | None]) -> pd.
             column = columns[PICKS[name]]
             left &= column.isna() | column.isin(values)
     return frame[left]
-
-
-def fits(place: Sequence[Any], picked: Mapping[str, Sequence[Any] | None]) -> bool:
-    """Whether what is of a run, model and length (None: of none) is left by a choice."""
-    pairs = zip(place, (picked[name] for name in PICKS), strict=True)
-    return all(values is None or value is None or value in values for value, values in pairs)
 
 
 def linked(chart: alt.TopLevelMixin) -> dict[str, Any]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,18 +12,15 @@ import jinja2
 import mistune
 import pandas as pd
 
-from nanolib.report import linking, overview, regressions, renderer, samples
+from nanolib.report import linking, overview, regressions, renderer
 from nanolib.report.claim import Claim, grouped
 from nanolib.report.display import aligned
-from nanolib.report.glossary import explained
-from nanolib.report.palette import DARK_PAPER, PAPER, on_dark
 from nanolib.report.section import CaseTable, Changes, Section
 from nanolib.store import SHOWN_CASES
 
 _METHOD = Path(__file__).parents[2] / "docs" / "method.md"
 
 _PAGE = Path(__file__).parent / "page_files"
-_MOST_SAID = 24  # choices of a section for which sentences are made; the fewest lists first
 
 # Of which run, model and length something is; None where that is no question of it.
 Place = tuple[Any, ...]
@@ -107,52 +102,29 @@ class PageTable:
 
 @dataclass(frozen=True)
 class PageSection:
-    """One question of the page, for everything and for each choice.
+    """One question of the page.
 
     Attributes:
         section: What is asked.
-        said: Claims, and the choices for which they are made (title of a list → option).
+        said: Its answers, of all that the page holds.
         tables: Those that have a line, and the main one.
         charts: Those that can be drawn, the main one first.
         left_out: Those that cannot.
     """
 
     section: Section
-    said: list[tuple[list[Claim], list[dict[str, str]]]]
+    said: list[Claim]
     tables: list[PageTable]
     charts: list[PageChart]
     left_out: list[PageChart]
 
     @classmethod
-    def of(
-        cls, section: Section, rows: pd.DataFrame, picked: Mapping[str, Mapping[str, Any]], drawn: dict[str, Any]
-    ) -> PageSection:
+    def of(cls, section: Section, rows: pd.DataFrame, drawn: dict[str, Any]) -> PageSection:
         """Everything that the page shows of a question."""
         tables = [PageTable.of(title, table, section, rows) for title, table in section.shown(rows).items()]
         charts = [PageChart.of(name, drawn[name]) for name in section.charts]
-        known = {place for shown in (*tables, *charts) for place in shown.places}
-        said: dict[frozenset[Place], tuple[list[Claim], list[dict[str, str]]]] = {}
-        for choice in _choices(picked, known):
-            left = frozenset(place for place in known if linking.fits(place, linking.picked(picked, choice)))
-            if left in said:  # another name for the same: the only run of a machine
-                said[left][1].append(choice)
-            elif (left or not known) and len(said) < _MOST_SAID:
-                chosen = linking.kept(rows, linking.picked(picked, choice)) if choice else rows
-                said[left] = section.verdict(chosen), [choice]
         can = [chart for chart in charts if not chart.empty]
-        return cls(section, list(said.values()), tables, can, [chart for chart in charts if chart.empty])
-
-
-def _choices(picked: Mapping[str, Mapping[str, Any]], known: Iterable[Place]) -> list[dict[str, str]]:
-    """What can be chosen so that something of these places is left; none first, then the fewest lists first."""
-    known = list(known)
-    lists = []
-    for title, choice in picked.items():
-        at = list(linking.PICKS).index(choice["pick"])
-        has = {place[at] for place in known}
-        lists.append([None, *((title, option) for option, values in choice["options"].items() if has & set(values))])
-    several = [dict(filter(None, one)) for one in itertools.product(*lists)] if known else [{}]
-    return sorted(several, key=len)
+        return cls(section, section.verdict(rows), tables, can, [chart for chart in charts if chart.empty])
 
 
 def web_page(
@@ -177,13 +149,13 @@ def web_page(
     """
     loader = jinja2.FileSystemLoader(_PAGE)
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
-    environment.filters |= {"script": linking.as_script, "explained": explained}
+    environment.filters |= {"script": linking.as_script}
     markdown = mistune.create_markdown(escape=True, plugins=["table"])
     picked = linking.choices(rows, runs, machines)
-    asked = [PageSection.of(section, rows, picked, drawn) for section in sections]
+    asked = [PageSection.of(section, rows, drawn) for section in sections]
     changed = [PageChart.of(name, drawn[name]) for name in changes.charts]
     charts = [chart for one in asked for chart in one.charts] + [chart for chart in changed if not chart.empty]
-    points = samples.behind(rows, set().union(*(chart.rows for chart in charts)))
+    points = _facts(rows, set().union(*(chart.rows for chart in charts)))
     return environment.get_template("page.html.jinja").render(
         asked=asked,
         grouped=grouped,
@@ -209,17 +181,27 @@ def web_page(
             "choices": picked,
             "picks": list(linking.PICKS),
             "points": points,
-            "series": samples.samples_chart(),
-            "kinds": list(samples.KINDS),
-            "dark": dark_colours([*(chart.spec for chart in charts), samples.samples_chart()]),
         },
         style=(_PAGE / "style.css").read_text(encoding="utf-8"),
         script=(_PAGE / "script.js").read_text(encoding="utf-8"),
-        papers={"light": PAPER, "dark": DARK_PAPER},
     )
 
 
-def dark_colours(specs: Iterable[dict[str, Any]]) -> dict[str, str]:
-    """Every colour that the charts use → what it becomes on a dark page."""
-    written = "".join(json.dumps({**spec, "datasets": None}) for spec in specs)
-    return {colour: on_dark(colour) for colour in sorted(set(re.findall(r'"(#[0-9a-fA-F]{6})"', written)))}
+def _facts(rows: pd.DataFrame, shown: Set[int]) -> dict[int, dict[str, Any]]:
+    """How each point was measured, for its tooltip.
+
+    Args:
+        rows: Measurements.
+        shown: Ids of those that a chart shows as a point.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    for row in rows[rows["id"].isin(shown)].to_dict("records") if "id" in rows else []:
+        clock = row["details"].get("clock_mhz")
+        found[int(row["id"])] = {
+            "n": int(row["n"]),
+            "provenance": row["provenance"],
+            "method": row["method"],
+            "flags": ", ".join(row["flags"]) or "none",
+            **({"clock": f"{clock:g} MHz" if isinstance(clock, int | float) else str(clock)} if clock else {}),
+        }
+    return found

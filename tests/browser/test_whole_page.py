@@ -1,4 +1,4 @@
-"""The report of a whole suite, as its readers use it: lists, legends, points, keyboard, phone, dark, print, a screen reader."""
+"""The report of a whole suite, as its readers use it: lists, legends, keyboard, phone, dark, print, a screen reader."""
 
 import gzip
 import json
@@ -12,7 +12,6 @@ from pypdf import PdfReader
 
 from nanolib.paths import checkout
 from nanolib.report import page
-from nanolib.report.palette import DARK_PAPER, PAPER, contrast
 from nanolib.store import Store
 from tests.browser.conftest import as_it_was, watching
 from tests.report.rows import STORED, elsewhere
@@ -81,7 +80,7 @@ def _left(page):
     return page.evaluate("() => kept(chosen())")
 
 
-def test_what_is_picked_every_sentence_chart_and_table_follows_or_says_why_not(still, drawn):
+def test_what_is_picked_every_chart_and_table_follows_or_says_why_not(still, drawn):
     choices = still.evaluate("choices")
     assert list(choices) == ["Machine", "Run", "Model", "Sequence length"]
     for title, choice in choices.items():
@@ -91,8 +90,6 @@ def test_what_is_picked_every_sentence_chart_and_table_follows_or_says_why_not(s
                 """() => [...document.querySelectorAll('section[data-asked]')].map(section => ({
                     none: section.querySelector('.none').innerText,
                     open: !section.querySelector('.answers').hidden,
-                    sentences: [...section.querySelectorAll('.verdict')].filter(one => !one.hidden).length,
-                    unsaid: !section.querySelector('.unsaid').hidden,
                     lines: [...section.querySelectorAll('tr[data-place]')].filter(row => !row.hidden)
                         .map(row => JSON.parse(row.dataset.place)),
                     charts: [...section.querySelectorAll('figure')].map(figure => ({
@@ -112,7 +109,6 @@ def test_what_is_picked_every_sentence_chart_and_table_follows_or_says_why_not(s
                         r"Nothing (at n = .* here; lengths: |of .* here; (machine|run|model)s: )", section["none"]
                     )
                     continue
-                assert section["sentences"] == 1 and not section["unsaid"]
                 assert all(place[at] is None or place[at] in values for place in section["lines"])
                 for chart in section["charts"]:
                     assert chart["hidden"] if chart["none"] else chart["marks"], (title, option, chart)
@@ -120,14 +116,13 @@ def test_what_is_picked_every_sentence_chart_and_table_follows_or_says_why_not(s
     assert drawn.complaints == []
 
 
-def test_charts_sentences_and_titles_are_those_of_the_choice(still):
-    before = still.locator("#attention .verdict:visible").inner_text()
+def test_charts_and_titles_are_those_of_the_choice_and_the_sentences_say_that_they_are_of_all(still):
+    assert not still.locator("#attention .overall").is_visible()
     lengths = still.evaluate("options('Sequence length', places.attention_latency)")
     _pick(still, "Sequence length", lengths[-1])
-    after = still.locator("#attention .verdict:visible").inner_text()
-    assert after != before and lengths[-1] in after
+    assert still.locator("#attention .verdict").is_visible() and still.locator("#attention .overall").is_visible()
     assert lengths[-1] in still.locator("#chart-attention_latency figcaption .picked").inner_text()
-    assert still.locator("#short [data-of=attention] .verdict-line:visible").inner_text().count("Causal") == 1
+    assert still.locator("#short [data-of=attention] .verdict-line").is_visible()
     wanted = {float(lengths[-1].replace(",", ""))}
     assert set(still.evaluate(f"() => all('{POINTS}').map(e => e.__data__.datum.link_n)")) == wanted
     assert all(" of " in said for said in still.locator("#attention .count").all_inner_texts())
@@ -165,49 +160,19 @@ def test_a_click_on_every_legend_that_says_so_picks_a_series_out(opened):
     assert 4 <= buttons.count() < labels.count()  # of the two legends the one that picks
 
 
-def test_a_click_on_a_point_shows_its_samples_with_what_was_cut_and_what_sticks_out(still):
-    rows = still.evaluate("Object.entries(points).filter(([, one]) => one.values).map(([row]) => Number(row))")
-    assert len(rows) > 100
-    row = still.evaluate("Object.entries(points).find(([, one]) => one.changes?.length && one.kinds.includes(2))[0]")
-    point = still.evaluate("row => points[row]", row)
-    still.evaluate("row => showSamples(row)", row)
-    still.wait_for_selector("#samples svg.marks .role-mark path")
-    still.wait_for_timeout(300)
-    assert still.locator("#samples .mark-symbol.role-mark path").count() == len(point["values"])
-    drawn = still.evaluate(
-        "() => all('#samples .mark-symbol.role-mark path').map(e => kinds.indexOf(e.__data__.datum.kind))"
-    )
-    assert drawn == point["kinds"]
-    assert still.locator("#samples .mark-rule.role-mark line").count() == len(point["changes"]) + 1  # and the estimate
-    assert "flags: " in still.locator("#samples-facts").inner_text()
-    still.evaluate("document.getElementById('samples').close()")
-
-
 def test_by_keyboard_alone(opened):
     opened.locator("body").press("Tab")
     seen = []
     for _ in range(60):
         seen.append(opened.evaluate("() => document.activeElement.outerHTML.slice(0, 80)"))
-        kind = opened.evaluate("() => document.activeElement.closest('svg.marks') && document.activeElement.tagName")
-        if kind == "path":
+        if opened.evaluate("() => document.activeElement.closest('#chart-attention_latency svg.marks') !== null"):
             break
         opened.keyboard.press("Tab")
-    assert kind == "path", seen
-    opened.keyboard.press("ArrowRight")
-    opened.keyboard.press("Enter")
-    opened.wait_for_selector("#samples[open] svg.marks .role-mark path")
-    opened.keyboard.press("Escape")
-    assert not opened.evaluate("document.getElementById('samples').open")
-    assert opened.evaluate("document.activeElement.closest('svg.marks') !== null")  # and one is where one was
-    legend = opened.locator("#chart-attention_latency .role-legend-label text").first
-    legend.focus()
+    else:
+        raise AssertionError(seen)
     opened.keyboard.press("Enter")
     opened.wait_for_timeout(200)
     assert opened.locator("#chart-attention_latency .mark-symbol.role-mark path[opacity='0.12']").count() > 0
-    opened.locator("#theme").focus()
-    opened.keyboard.press("Enter")
-    opened.wait_for_function(DRAWN, timeout=60_000)
-    assert opened.evaluate("document.documentElement.dataset.theme") == "dark"
 
 
 @pytest.mark.parametrize("width", [390, *(pytest.param(n, marks=pytest.mark.thorough) for n in (768, 1920)), 1280])
@@ -241,7 +206,7 @@ def test_printed_it_says_all_that_the_page_says(opened, tmp_path):
         return re.sub(r"\W", "", unicodedata.normalize("NFKC", text))  # a font may join letters
 
     held = bare(printed)
-    said = "td, th, .verdict:not([hidden]) li, figcaption b, h2"
+    said = "td, th, .verdict li, figcaption b, h2"
     cells = opened.evaluate(f"() => all('{said}').map(e => e.textContent)")
     missing = [cell for cell in dict.fromkeys(cells) if bare(cell) and bare(cell) not in held]
     assert len(cells) > 500 and not missing, missing[:10]
@@ -258,8 +223,6 @@ def test_printed_it_says_all_that_the_page_says(opened, tmp_path):
 @pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.thorough)])
 def test_it_can_be_read_aloud_and_seen(still, theme):
     still.emulate_media(color_scheme=theme)
-    still.wait_for_timeout(300)
-    still.wait_for_function(DRAWN, timeout=60_000)
     still.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
     found = [one for one in Axe().run(still).response["violations"] if one["impact"] in ("serious", "critical")]
     assert not found, json.dumps([(one["id"], one["nodes"][0]["html"][:300]) for one in found], indent=1)
@@ -269,20 +232,12 @@ def test_it_can_be_read_aloud_and_seen(still, theme):
     assert len(described) == len(still.evaluate("Object.keys(specs)")) and all(len(text) > 20 for text in described)
 
 
-def test_text_and_series_stand_out_on_a_dark_page(opened):
-    colours = opened.evaluate("dark")
-    assert colours
-    for light, dark in colours.items():
-        if light in ("#ffffff", "#e8e8e8"):  # paper and grid
-            continue
-        least = 3 if light == "#bbbbbb" else 4.5  # what only guides the eye
-        assert contrast(dark, DARK_PAPER) >= least, (light, dark)
-    for text in ("#1b1b1b", "#333333", "#555555"):
-        assert contrast(text, PAPER) >= 4.5
-    opened.locator("#theme").click()
-    opened.wait_for_function(DRAWN, timeout=60_000)
-    drawn = opened.evaluate(
-        "() => [...new Set(all('figure svg.marks text').map(e => e.getAttribute('fill')))].filter(Boolean)"
-    )
-    assert drawn and all(contrast(colour, DARK_PAPER) >= 4.5 for colour in drawn if colour.startswith("#")), drawn
-    assert all(colour.startswith("#") for colour in drawn), drawn
+def test_its_colours_are_those_that_the_reader_prefers(opened):
+    def colour_of(what):
+        return opened.evaluate(f"() => getComputedStyle({what}).backgroundColor")
+
+    svg = "document.querySelector('#chart-attention_latency svg.marks')"
+    for scheme, paper, filtered in (("light", 255, False), ("dark", 26, True), ("light", 255, False)):
+        opened.emulate_media(color_scheme=scheme)
+        assert colour_of("document.body") == f"rgb({paper}, {paper}, {paper})"
+        assert (opened.evaluate(f"() => getComputedStyle({svg}).filter") != "none") is filtered

@@ -1,6 +1,6 @@
-// What is picked at the top is followed by every sentence, chart and table; the choice is in the address.
-const {specs, places, choices, picks, points, series, kinds, dark} = page;
-const root = document.documentElement, main = document.querySelector('main');
+// What is picked at the top is followed by every chart and table; the choice is in the address.
+const {specs, places, choices, picks, points} = page;
+const main = document.querySelector('main');
 const all = (selector, within = document) => [...within.querySelectorAll(selector)];
 const views = {}, factors = {}, state = new URLSearchParams(location.hash.includes('=') ? location.hash.slice(1) : '');
 const key = title => title.toLowerCase().replaceAll(' ', '-');
@@ -37,13 +37,6 @@ function told(element, text) {
   element.hidden = !text;
   element.textContent = text;
 }
-function say(within, choice) {  // the sentences made for this choice, if any were
-  const wanted = JSON.stringify(choice);
-  return all('[data-choices]', within).map(one => {
-    one.hidden = !JSON.parse(one.dataset.choices).some(other => JSON.stringify(other) === wanted);
-    return !one.hidden;
-  }).includes(true);
-}
 function follow() {
   const left = kept(chosen());
   for (const section of all('section[data-asked]')) {
@@ -58,9 +51,9 @@ function follow() {
     const none = known.length && !known.some(place => fits(place, left)) ? nothing(known) : '';
     told(section.querySelector('.none'), none);
     section.querySelector('.answers').hidden = Boolean(none);
-    section.querySelector('.unsaid').hidden = say(section, applying(known)) || Boolean(none);
+    section.querySelector('.overall').hidden = !Object.keys(chosen()).length;
     const short = document.querySelector(`#short [data-of="${section.id}"]`);
-    if (none) all('[data-choices]', short).forEach(one => { one.hidden = true; }); else say(short, applying(known));
+    short.querySelector('.verdict-line').hidden = Boolean(none);
     told(short.querySelector('.none'), none);
     for (const figure of figures) {
       const mine = places[figure.id.slice(6)];
@@ -92,11 +85,11 @@ function fillPicks() {
       remember();
       follow();
     };
-    bar.insertBefore(label, bar.querySelector('button'));
+    bar.append(label);
   }
 }
 
-// Charts, for the width and the theme that there is
+// Charts, for the width that there is
 const rooms = () => Math.floor(main.clientWidth);
 const isNarrow = room => room < 768;
 function across(node) {
@@ -120,12 +113,8 @@ function stack(node) {
   if (node.hconcat) { node.vconcat = node.hconcat; delete node.hconcat; }
   if (node.concat) node.columns = 1;
 }
-function themed(spec) {
-  const text = JSON.stringify(spec);
-  return JSON.parse(root.dataset.theme === 'dark' ? text.replace(/"(#[0-9a-fA-F]{6})"/g, (quoted, colour) => JSON.stringify(dark[colour] ?? colour)) : text);
-}
 function dressed(name, room, factor) {
-  const {datasets, ...rest} = specs[name], spec = {...themed(rest), datasets}, left = kept(chosen());
+  const {datasets, ...rest} = specs[name], spec = {...structuredClone(rest), datasets}, left = kept(chosen());
   if (isNarrow(room)) {
     stack(spec);
     spec.config.legend = {...spec.config.legend, orient: 'bottom', columns: 1, labelLimit: room - 100, layout: {bottom: {direction: 'vertical', anchor: 'start'}}};
@@ -137,19 +126,18 @@ function dressed(name, room, factor) {
 }
 function describe(name) {
   const figure = document.getElementById('chart-' + name);
-  const said = figure.closest('section').querySelector('.verdict:not([hidden]) li');
+  const said = figure.closest('section').querySelector('.verdict li');
   return figure.querySelector('figcaption').innerText.replace(/\s+/g, ' ') + (said ? ' ' + said.innerText : '');
 }
 async function embed(target, spec) {
   const result = await vegaEmbed(target, spec, {mode: 'vega-lite', renderer: 'svg', actions: false});
   const tip = result.view.tooltip();
   result.view.tooltip((handler, event, item, value) => {
-    const {n, ...facts} = points[item?.datum?.link_row]?.facts ?? {};
+    const {n, ...facts} = points[item?.datum?.link_row] ?? {};
     const more = n === undefined ? {} : value?.blocks || value?.pairs ? facts : {...facts, n};
     tip(handler, event, item, value && typeof value === 'object' ? {...value, ...more} : value);
   });
   await result.view.runAsync();  // another tooltip makes the view draw anew
-  result.view.addEventListener('click', (event, item) => { if (points[item?.datum?.link_row]?.values) showSamples(item.datum.link_row); });
   return result;
 }
 async function draw(name) {
@@ -195,66 +183,33 @@ async function drawAll() {
   document.body.dataset.drawn = 0;
   for (const name of [...names.filter(name => !hidden(name)), ...names.filter(hidden)]) {
     await draw(name);
-    if (mine !== drawing) return;  // a newer width or theme has begun
+    if (mine !== drawing) return;  // a newer width has begun
     document.body.dataset.drawn = Number(document.body.dataset.drawn) + 1;
     await new Promise(done => (window.requestIdleCallback || setTimeout)(done, {timeout: 50}));
   }
 }
 
-// By keyboard: one stop for the points and one for the legend of a chart, arrows go on from there
+// By keyboard: one stop for the legend of a chart, arrows go on from there
 function reachable(name) {
   const plot = document.querySelector(`#chart-${name} .plot`);
   for (const group of all('[role=graphics-symbol]:not([aria-label])', plot)) group.removeAttribute('role');  // containers of marks
   for (const group of all('.role-legend', plot)) group.setAttribute('role', 'group');
-  const marks = all('.mark-symbol.role-mark path', plot).filter(mark => points[mark.__data__?.datum?.link_row]?.values);
   const legend = all('.role-legend-label[class*=_legend_labels] text', plot);  // of the one that picks
-  for (const group of [marks, legend])
-    group.forEach((mark, at) => {
-      mark.setAttribute('tabindex', at ? -1 : 0);
-      mark.setAttribute('role', 'button');
-      if (group === legend) mark.setAttribute('aria-label', 'Pick out ' + mark.textContent);
-      mark.onkeydown = event => {
-        const step = {ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1}[event.key];
-        if (step) group[(at + step + group.length) % group.length].focus();
-        else if (event.key === 'Enter' || event.key === ' ') mark.dispatchEvent(new MouseEvent('click', {bubbles: true, view: window}));
-        else return;
-        event.preventDefault();
-      };
-    });
+  legend.forEach((label, at) => {
+    label.setAttribute('tabindex', at ? -1 : 0);
+    label.setAttribute('role', 'button');
+    label.setAttribute('aria-label', 'Pick out ' + label.textContent);
+    label.onkeydown = event => {
+      const step = {ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1}[event.key];
+      if (step) legend[(at + step + legend.length) % legend.length].focus();
+      else if (event.key === 'Enter' || event.key === ' ') label.dispatchEvent(new MouseEvent('click', {bubbles: true, view: window}));
+      else return;
+      event.preventDefault();
+    };
+  });
 }
 
-// The samples behind a point
-function showSamples(row) {
-  const point = points[row], dialog = document.getElementById('samples'), [low, estimate, high] = point.ends;
-  const {facts, values} = point, cut = point.kinds.filter(kind => kind === kinds.length - 1).length;
-  document.getElementById('samples-title').textContent = point.title;
-  document.getElementById('samples-facts').textContent = [point.what, point.how, cut && `${cut} of them cut as warm-up`,
-    point.changes.length && `${point.changes.length} change of level (dashed)`, point.stop && 'ended by ' + point.stop,
-    facts.method, facts.clock, 'flags: ' + facts.flags, facts.provenance].filter(Boolean).join(' · ');
-  const spec = themed(series);
-  spec.width = Math.min(680, window.innerWidth * 0.92 - 190);
-  spec.datasets = {
-    samples: values.map((value, at) => ({block: at + 1, value, kind: kinds[point.kinds[at]]})),
-    changes: point.changes.map(at => ({block: at + 0.5})),
-    ends: [{low: low ?? estimate, estimate, high: high ?? estimate}],
-  };
-  spec.description = `${values.length} samples of ${point.title}`;
-  dialog.showModal();
-  embed(dialog.querySelector('.plot'), spec);
-}
-
-// Theme, address, print
-function setTheme() {
-  root.dataset.theme = state.get('theme') ?? (matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light');
-  document.getElementById('theme').textContent = root.dataset.theme === 'dark' ? 'Light theme' : 'Dark theme';
-}
-document.getElementById('theme').onclick = () => {
-  state.set('theme', root.dataset.theme === 'dark' ? 'light' : 'dark');
-  remember();
-  setTheme();
-  drawAll();
-};
-matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { setTheme(); drawAll(); });
+// Address, print
 function goTo(id) {
   const target = document.getElementById(id);
   for (const one of target ? all('details', target).slice(0, id === 'method' ? 1 : 0) : []) one.open = true;
@@ -271,11 +226,8 @@ addEventListener('hashchange', () => {
   const given = location.hash.includes('=') ? new URLSearchParams(location.hash.slice(1)) : new URLSearchParams({at: location.hash.slice(1)});
   for (const name of [...state.keys()]) state.delete(name);
   for (const [name, value] of given) state.set(name, value);
-  const before = root.dataset.theme;
-  setTheme();
   fillPicks();
   follow();
-  if (root.dataset.theme !== before) drawAll();
   if (state.get('at')) goTo(state.get('at'));
 });
 let wide = rooms(), waiting;
@@ -287,7 +239,6 @@ let closed = [];
 addEventListener('beforeprint', () => { closed = all('details:not([open])', main); closed.forEach(one => { one.open = true; }); });
 addEventListener('afterprint', () => closed.forEach(one => { one.open = false; }));
 
-setTheme();
 fillPicks();
 follow();
 drawAll();
