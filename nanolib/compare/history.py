@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -135,7 +134,7 @@ def histories(
             continue
         columns = ["run_id", "started", "git_revision", "estimate", "low", "high", "confidence"]
         points = group[columns].reset_index(drop=True)
-        factors = json.loads(group["factors"].iloc[-1])
+        factors = group["factors"].iloc[-1]
         case, changes, newest = case_name(factors), _changes(points, metric), _newest(points, metric)
         result.append(History(machine_id, experiment, case, metric, scope, points, changes, case_id, newest))
     return result

@@ -1,4 +1,4 @@
-"""The file as a database: opened, made, migrated, and written to as a whole or not at all."""
+"""The file as a database: opened, made, and written to as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Self
 from nanolib.measurement import BadInput
 from nanolib.paths import database_path, make_folder
 from nanolib.store.files import address, check_length, writable
-from nanolib.store.schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
+from nanolib.store.schema import APPLICATION_ID, SCHEMA, SCHEMA_VERSION
 
 WAIT_S, _RETRY_S = 30.0, 0.02  # for another program that has the file locked; between two tries
 
@@ -32,30 +32,23 @@ class Connection:
 
     def _open(self, create: bool) -> None:
         execute = self.connection.execute
-        version = version_of(self.connection, self.path)
+        empty = check_version(self.connection, self.path)
         if not writable(self.path):
-            if version is None or version < SCHEMA_VERSION:
-                raise BadInput(
-                    f"database: {self.path} has schema {version or 0}, this nanolib {SCHEMA_VERSION}, and it cannot be written;"
-                    " copy it"
-                )
+            if empty:
+                raise BadInput(f"database: {self.path} is empty and cannot be written; name another")
             return
-        if version is None:
+        if empty:
             execute("PRAGMA auto_vacuum = INCREMENTAL")  # only takes hold before the first table
         # A network file system may refuse WAL; the mode in force is asked for, and the classic journal serves as well.
         # What is merely looked at, such as a reference, keeps its own, which stands in its bytes.
         self.journal_mode = value_of(self._patiently(f"PRAGMA journal_mode{' = WAL' if create else ''}"))
         execute("PRAGMA synchronous = NORMAL" if self.journal_mode == "wal" else "PRAGMA synchronous = FULL")
         execute("PRAGMA foreign_keys = ON")
-        if version is None or version < SCHEMA_VERSION:
+        if empty:
             with self.transaction():
-                # a second process may have migrated meanwhile
-                version = value_of(execute("PRAGMA user_version"))
-                for number in range(version, SCHEMA_VERSION):
-                    for statement in MIGRATIONS[number].split(";"):
-                        execute(statement)
-                execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+                # a second process may have made them meanwhile
+                for statement in () if value_of(execute("PRAGMA user_version")) else SCHEMA:
+                    execute(statement)
 
     def _patiently(self, statement: str) -> sqlite3.Cursor:
         """Try again while others are opening the file: for a change of its journal SQLite itself does not wait."""
@@ -85,10 +78,10 @@ class Connection:
             self._roll_back()
             if is_locked(error):
                 raise BadInput(locked(self.path)) from error
-            other = "already exists" in str(error) or "no such" in str(error)  # its tables are not those of its version
-            remedy = "move it away" if other else "free space there, or name another folder"
-            remedy = "make it writable, or name another folder" if "readonly" in str(error) else remedy
-            raise BadInput(f"database: {self.path} cannot be written ({error}); {remedy}") from error
+            remedy = "make it writable" if "readonly" in str(error) else "free space there"
+            raise BadInput(
+                f"database: {self.path} cannot be written ({error}); {remedy}, or name another folder"
+            ) from error
         except BaseException:
             self._roll_back()
             raise
@@ -148,11 +141,11 @@ def locked(path: Path) -> str:
     return f"database: {path} is locked by another program; close that program and run again, or name another folder"
 
 
-def version_of(connection: sqlite3.Connection, path: Path) -> int | None:
-    """Which schema an opened file has; None where there is nothing in it yet.
+def check_version(connection: sqlite3.Connection, path: Path) -> bool:
+    """Return whether there is nothing in an opened file yet.
 
     Raises:
-        BadInput: It is not ours, or newer than this version.
+        BadInput: It is not ours, or of another version.
     """
     execute = connection.execute
     connection.text_factory = _decoded
@@ -164,16 +157,16 @@ def version_of(connection: sqlite3.Connection, path: Path) -> int | None:
     execute("COMMIT")
     if not empty and application != APPLICATION_ID:
         raise BadInput(f"database: {path} is not nanolib's; name another")
-    if version > SCHEMA_VERSION:
+    if not empty and version != SCHEMA_VERSION:
         raise BadInput(
-            f"database: {path} has schema {version}, newer than this nanolib's {SCHEMA_VERSION}; update nanolib"
+            f"database: {path} has schema {version}, this nanolib {SCHEMA_VERSION}; move it away and measure again"
         )
-    return None if empty else version
+    return empty
 
 
 def _decoded(text: bytes) -> str:
-    """Text whatever its bytes are: what is no UTF-8 is found by whoever looks at the row."""
-    return text.decode("utf-8", "surrogateescape")
+    """Text whatever its bytes are."""
+    return text.decode(errors="replace")
 
 
 def open_for_reading(path: Path, wait_s: float = WAIT_S) -> sqlite3.Connection:

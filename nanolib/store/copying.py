@@ -11,7 +11,7 @@ from typing import Any
 
 from nanolib.measurement import BadInput
 from nanolib.store.connection import Connection, is_locked, locked
-from nanolib.store.schema import APPLICATION_ID, LISTED, MIGRATIONS, SCHEMA_VERSION, marks
+from nanolib.store.schema import LISTED, SCHEMA, marks
 from nanolib.store.sharing import Redaction, new_file
 
 # of an exported table, the rows that belong to the runs chosen, by the first of these columns that it has
@@ -36,8 +36,7 @@ def write_copy(database: Connection, path: Path, run_ids: Iterable[str]) -> None
         # what fails is deleted, and what is whole is synced once
         copy.execute("PRAGMA journal_mode = OFF").fetchall()
         copy.execute("PRAGMA synchronous = OFF")
-        ours = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION}"
-        copy.executescript(";".join([*MIGRATIONS, ours]))
+        copy.executescript(";".join(SCHEMA))
         copy.execute("BEGIN")
         database.connection.execute("BEGIN")  # one moment's view
         try:
@@ -58,11 +57,8 @@ def write_copy(database: Connection, path: Path, run_ids: Iterable[str]) -> None
 def _rows_of(database: Connection, table: str, columns: Iterable[str], key: str, ids: str) -> Iterator[dict[str, Any]]:
     """Rows of a table that belong to the runs of a JSON list, in the order in which they came."""
     names = list(columns)
-    # rows of a trace, by the thousand: a number's column holds numbers, whatever was put there
-    by_number = "number" in names
-    wanted = [f"iif(typeof({name}) IN ('integer', 'real'), {name}, NULL)" if by_number else name for name in names]
-    order = "trace_id, number" if by_number else "rowid"
-    query = f"SELECT {', '.join(wanted)} FROM {table} WHERE {_CHOSEN[key]} ORDER BY {order}"
+    order = "trace_id, number" if "number" in names else "rowid"
+    query = f"SELECT {', '.join(names)} FROM {table} WHERE {_CHOSEN[key]} ORDER BY {order}"
     try:
         for row in database.connection.execute(query, [ids]):
             yield dict(zip(names, row, strict=True))

@@ -12,20 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from nanolib.measurement import METRICS, MOST_LABEL, BadInput, Measurement, RunStatus, shown
-from nanolib.scratch import Scratch
-from nanolib.store.connection import WAIT_S, open_for_reading, opening, version_of
+from nanolib.store.connection import WAIT_S, check_version, open_for_reading, opening
 from nanolib.store.copying import write_copy
 from nanolib.store.deleting import delete_runs, old_runs
 from nanolib.store.files import address
 from nanolib.store.identity import gone
-from nanolib.store.merging import check_objects, guarded, merge_all
+from nanolib.store.merging import merge_all
 from nanolib.store.reading import Reader
-from nanolib.store.schema import SCHEMA_VERSION, Run, as_json, marks
+from nanolib.store.schema import Run, as_json, marks
 from nanolib.store.traces import Trace, TraceWriter
 
 __all__ = ["Run", "Store"]
-
-MOST_BYTES = 1 << 36  # of a database that is merged
 
 
 class Store(Reader):
@@ -39,8 +36,8 @@ class Store(Reader):
     A file that cannot be written, or whose folder cannot, is read as it is.
 
     Raises:
-        BadInput: The file is missing or empty (with `create=False`), is no database, not ours, newer than this version (or
-            older, where it cannot be written), locked, or damaged.
+        BadInput: The file is missing or empty (with `create=False`), is no database, not ours, of another version of
+            nanolib, locked, or damaged.
 
     Example:
         >>> with Store("results.sqlite") as store:
@@ -265,17 +262,16 @@ class Store(Reader):
             How many runs came in.
 
         Raises:
-            BadInput: The other database cannot be read, or holds what this program does not write; nothing comes in then.
+            BadInput: The other database cannot be read, or its tables are not nanolib's; nothing comes in then.
         """
         chosen = None if run_ids is None else set(run_ids)
         check_mergeable(Path(path), self.path)
-        with _migrated(Path(path)) as source:
-            self.connection.execute("ATTACH DATABASE ? AS other", (address(source),))
-            try:
-                with self.transaction() as db, _of_database(Path(path)), guarded(db, source.stat().st_size):
-                    return merge_all(db, chosen)
-            finally:
-                self.connection.execute("DETACH DATABASE other")
+        self.connection.execute("ATTACH DATABASE ? AS other", (address(Path(path)),))
+        try:
+            with self.transaction() as db, _of_database(Path(path), db):
+                return merge_all(db, chosen)
+        finally:
+            self.connection.execute("DETACH DATABASE other")
 
     def mark_dead_runs(self) -> None:
         """Runs that say `running` though their process is gone become `interrupted`."""
@@ -315,7 +311,7 @@ class Store(Reader):
             self.commit_transaction()
             self.mark_dead_runs()
             delete_runs(self, old)
-        return list(old.values())
+        return old
 
     def copy_to(self, path: str | Path, run_ids: Iterable[str]) -> None:
         """Write runs to a new database for sharing.
@@ -339,12 +335,12 @@ def _power_row(sample: Any) -> tuple[int, float | None, float | None, float | No
 
 
 def check_mergeable(path: Path, into: Path) -> None:
-    """Check that a file is a database whose runs can be merged.
+    """Check that a file is a database of this version and another one.
 
     Nothing is written to it.
 
     Raises:
-        BadInput: It is missing, not ours, newer, damaged, too large, the same file, or holds what nanolib does not make.
+        BadInput: It is missing, not ours, of another version, damaged, or the same file.
 
     Example:
         >>> from pathlib import Path
@@ -353,38 +349,29 @@ def check_mergeable(path: Path, into: Path) -> None:
         nanolib.measurement.BadInput: ...colleague.sqlite...
     """
     with opening(path), closing(open_for_reading(path)) as other:
-        version = version_of(other, path)
+        check_version(other, path)
         if path.resolve() == into.resolve():
             raise BadInput(f"database: {path} is this database itself; name another")
-        if path.stat().st_size > MOST_BYTES:
-            raise BadInput(f"database: {path} is larger than {MOST_BYTES >> 30} GiB; name another")
-        with _of_database(path):
-            check_objects(other, "main", version or 0)
 
 
 @contextmanager
-def _of_database(path: Path) -> Iterator[None]:
-    """What is found wrong in a file is told of it."""
+def _of_database(path: Path, db: sqlite3.Connection) -> Iterator[None]:
+    """What is found wrong in a file that is merged is told of it."""
     try:
         yield
-    except BadInput as error:
-        raise BadInput(
-            f"database: {path}: {error}; nothing was merged; leave that run out (nano clean --run there), or name another"
-        ) from None
+    except sqlite3.DatabaseError as error:
+        ours = isinstance(error, sqlite3.OperationalError) and "no such" not in str(error)
+        if ours or not _is_sound(db):
+            raise
+        raise BadInput(f"database: {path} cannot be merged ({error}); nothing came in; name another") from None
 
 
-@contextmanager
-def _migrated(path: Path) -> Iterator[Path]:
-    """A database of this version with what the file holds: the file itself, or a copy of an older one."""
-    with closing(open_for_reading(path)) as other, Scratch("merge") as scratch:
-        if version_of(other, path) == SCHEMA_VERSION:
-            yield path
-            return
-        copy = scratch.path / "copy.sqlite"
-        with closing(sqlite3.connect(copy)) as connection:
-            other.backup(connection)
-        Store(copy).close()
-        yield copy
+def _is_sound(db: sqlite3.Connection) -> bool:
+    """Whether our own database is; both are read at once."""
+    try:
+        return db.execute("PRAGMA main.quick_check(1)").fetchone() == ("ok",)
+    except sqlite3.DatabaseError:
+        return False
 
 
 def _check_names(values: Mapping[str, Any]) -> None:

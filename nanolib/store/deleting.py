@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Sequence
 from nanolib.measurement import BadInput, RunStatus
 from nanolib.store.connection import Connection, value_of
 from nanolib.store.identity import gone
-from nanolib.store.reading import run_name, short_name
 from nanolib.store.schema import HAS_RUN, TRACE_TABLES
 
 _STEP_ROWS, _STEP_PAGES = 1_000_000, 20_000  # freed at once, a second or two, while others wait
@@ -15,35 +14,35 @@ _STEP_ROWS, _STEP_PAGES = 1_000_000, 20_000  # freed at once, a second or two, w
 
 def old_runs(
     database: Connection, max_age_days: float | None, max_runs: int | None, run_ids: Collection[str]
-) -> dict[int, str]:
-    """Place in the table → run_id of the runs that may go, oldest first; arguments as in `Store.cleanup_old_runs`.
+) -> list[str]:
+    """The runs that may go, oldest first; arguments as in `Store.cleanup_old_runs`.
 
     Raises:
         BadInput: One of `run_ids` is in flight.
     """
-    query = "SELECT rowid, run_id, status, process, julianday('now') - julianday(started) FROM runs ORDER BY rowid"
+    query = "SELECT run_id, status, process, julianday('now') - julianday(started) FROM runs ORDER BY rowid"
     runs = [
-        (at, run_name(at, run_id), status == RunStatus.RUNNING and not gone(str(process), database.path), age)
-        for at, run_id, status, process, age in database.connection.execute(query).fetchall()
+        (run_id, status == RunStatus.RUNNING and not gone(process, database.path), age)
+        for run_id, status, process, age in database.connection.execute(query).fetchall()
     ]
     kept = len(runs) if max_runs is None else max_runs
-    for _, run_id, in_flight, _ in runs:
+    for run_id, in_flight, _ in runs:
         if run_id in run_ids and in_flight:
-            raise BadInput(f"run: {short_name(run_id)} is in flight; stop it first")
-    return {
-        at: run_id
-        for place, (at, run_id, in_flight, age) in enumerate(runs)
+            raise BadInput(f"run: {run_id[:8]} is in flight; stop it first")
+    return [
+        run_id
+        for place, (run_id, in_flight, age) in enumerate(runs)
         if not in_flight
         and (
             (max_age_days is not None and age is not None and age > max_age_days)
             or len(runs) - place > kept
             or run_id in run_ids
         )
-    }
+    ]
 
 
-def delete_runs(database: Connection, places: Iterable[int]) -> None:
-    """Delete runs by their places in the table; what is left of runs that are gone follows, part by part.
+def delete_runs(database: Connection, run_ids: Iterable[str]) -> None:
+    """Delete runs; what is left of runs that are gone follows, part by part.
 
     All go at once, in a moment: their rows over time, which nobody sees without their run, are freed afterwards, in steps
     between which others can write. A kill leaves the rest to the next call.
@@ -52,10 +51,10 @@ def delete_runs(database: Connection, places: Iterable[int]) -> None:
     db.execute("PRAGMA foreign_keys = OFF")  # deletes what hangs off a row one by one, in thrice the time
     try:
         with database.transaction():
-            for place in places:
-                of_run = f"(SELECT run_id FROM runs WHERE rowid = ? AND status IS NOT '{RunStatus.RUNNING}')"
-                db.execute(f"DELETE FROM measurements WHERE run_id = {of_run}", (place,))
-                db.execute(f"DELETE FROM runs WHERE rowid = ? AND status IS NOT '{RunStatus.RUNNING}'", (place,))
+            for run_id in run_ids:
+                of_run = f"(SELECT run_id FROM runs WHERE run_id = ? AND status IS NOT '{RunStatus.RUNNING}')"
+                for table in ("measurements", "runs"):
+                    db.execute(f"DELETE FROM {table} WHERE run_id = {of_run}", (run_id,))
         lost = [at for (at,) in db.execute(f"SELECT trace_id FROM traces WHERE NOT {HAS_RUN} ORDER BY trace_id")]
         for table in TRACE_TABLES if lost else ():
             _free(database, table, lost)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from nanolib.measurement import RUN_ID, BadInput, RunStatus, Status, did_you_mean, shown
-from nanolib.store.checks import BROKEN, COLUMNS, read_row, trace_condition
+from nanolib.measurement import BadInput, RunStatus, Status, did_you_mean, shown
 from nanolib.store.identity import gone
-from nanolib.store.needs import lacking
-from nanolib.store.schema import HAS_RUN, LISTED, NAMED, REAL, TRACE_TABLES
+from nanolib.store.schema import HAS_RUN, LISTED, NAMED, TRACE_TABLES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,17 +16,12 @@ if TYPE_CHECKING:
 from nanolib.store.connection import Connection, value_of
 
 SHOWN_CASES = 400  # of an experiment, the newest: what a person can still look at, and a browser draw
-_PLACE = "row-{}"  # names a run whose id is broken
-# of a broken row, as far as they can be read
-_KEPT = (
-    "id",
-    "run_id",
-    "experiment",
-    "suite",
-    "label",
-    "machine_id",
-    "case_id",
-)
+BROKEN = "broken"  # how what cannot be decoded is shown; nothing is stored with it
+# columns of JSON → what they hold
+_JSON: dict[str, type] = {
+    **dict.fromkeys(("gpus", "disturbances", "flags", "names"), list),
+    **dict.fromkeys(("params", "versions", "dtypes", "factors", "details"), dict),
+}
 _NEWEST = (
     "WITH pairs AS (SELECT DISTINCT run_id, case_id FROM measurements WHERE {condition}),"
     " aged AS (SELECT run_id, case_id, r.rowid AS number, experiment,"
@@ -60,18 +52,14 @@ class Reader(Connection):
 
         condition = HAS_RUN if run_ids is None else f"run_id IN {LISTED}"
         columns = TRACE_TABLES[table]
-        traces = self._checked(
-            "traces",
-            f"SELECT * FROM traces WHERE {condition} ORDER BY trace_id",
+        traces, wrong = self._read(
+            f"SELECT trace_id, run_id, case_id, names FROM traces WHERE {condition} ORDER BY trace_id",
             [] if run_ids is None else [listed(run_ids)],
-        )[0]
-        names = {at: traces_row for at, *traces_row in traces.itertuples(index=False)}
-        sound = trace_condition(table, columns, NAMED, REAL)
-        query = f"SELECT {', '.join(columns)} FROM {table} WHERE trace_id = ? AND {sound} ORDER BY number"
+        )
+        query = f"SELECT {', '.join(columns)} FROM {table} WHERE trace_id = ? ORDER BY number"
         frames = []
-        for trace_id, (run_id, case_id, known) in names.items():
-            counts = [len(known)] * len(set(NAMED) & set(columns))
-            frame = pd.read_sql_query(query, self.connection, params=(trace_id, *counts))
+        for trace_id, run_id, case_id, known in traces.drop(index=list(wrong)).itertuples(index=False):
+            frame = pd.read_sql_query(query, self.connection, params=(trace_id,))
             for column in set(columns) & set(NAMED):
                 frame[column] = [known[at] for at in frame[column]]
             frame.insert(0, "case_id", case_id)
@@ -87,17 +75,16 @@ class Reader(Connection):
             where: An SQL condition with `?` for values; never built from input.
             values: The values.
         """
-        frame, wrong = self._checked("runs", f"SELECT rowid, * FROM runs WHERE {where} ORDER BY rowid", values)
-        for place, why in wrong.items():
-            run_id = frame.loc[place, "run_id"] or _PLACE.format(frame.loc[place, "rowid"])
-            told = f"this run is broken: {_which(why)}; nano clean --run {short_name(run_id)} removes it"
-            frame.loc[place, ["run_id", "status", "message"]] = run_id, BROKEN, told
+        frame, wrong = self._read(f"SELECT * FROM runs WHERE {where} ORDER BY rowid", values)
+        for place, column in wrong.items():
+            told = f"this run is broken: its {column} cannot be decoded; {_removed(frame.loc[place, 'run_id'])}"
+            frame.loc[place, ["status", "message"]] = BROKEN, told
         dead = [
             status == RunStatus.RUNNING and gone(process, self.path)
             for status, process in zip(frame["status"], frame["process"], strict=True)
         ]
         frame.loc[dead, "status"] = RunStatus.INTERRUPTED.value
-        return frame.drop(columns="rowid")
+        return frame
 
     def runs_of(self, run_ids: Iterable[str]) -> pd.DataFrame:
         """Read the runs with these ids, newest last."""
@@ -113,22 +100,11 @@ class Reader(Connection):
         return [run_id for (run_id,) in self.connection.execute(query, [RunStatus.DONE])]
 
     def machines(self) -> pd.DataFrame:
-        """Read the machines; JSON columns parsed.
-
-        A machine that runs name and nothing describes says so in `cpu`.
-        """
-        import pandas as pd
-
-        frame, wrong = self._checked("machines", "SELECT * FROM machines", ())
-        for place, why in wrong.items():
-            frame.loc[place, "cpu"] = f"this machine's row is broken: {_which(why)}"
-        lost = sorted(set(self.runs()["machine_id"]) - set(frame["machine_id"]))
-        if not lost:
-            return frame
-        told = [
-            {"machine_id": name, "cpu": "nothing describes this machine", "gpus": [], "dtypes": {}} for name in lost
-        ]
-        return pd.concat([frame, pd.DataFrame(told, columns=frame.columns)], ignore_index=True)
+        """Read the machines; JSON columns parsed."""
+        frame, wrong = self._read("SELECT * FROM machines")
+        for place, column in wrong.items():
+            frame.loc[place, "cpu"] = f"this machine's row is broken: its {column} cannot be decoded"
+        return frame
 
     def measurements(
         self,
@@ -136,7 +112,6 @@ class Reader(Connection):
         *,
         samples: bool = False,
         newest: int | None = None,
-        whole: bool = False,
     ) -> pd.DataFrame:
         """Read the measurements, in the order written.
 
@@ -147,7 +122,6 @@ class Reader(Connection):
             samples: Whether to load all samples (as float64 arrays) too.
             newest: Of a case that several of its runs hold, only the newest on each machine; and of an experiment at most so many
                 cases, the newest ones.
-            whole: Whether a row that lacks what charts and tables rely on is shown as broken too.
         """
         import numpy as np
         import pandas as pd
@@ -161,23 +135,13 @@ class Reader(Connection):
         if newest is not None:
             query = _NEWEST.format(columns=", ".join(f"m.{name}" for name in columns), condition=condition)
             values.append(newest)
-        frame, wrong = self._checked("measurements", query, values)
-        if whole:
-            lack = {place: lacking(row) for place, row in enumerate(frame.to_dict("records")) if place not in wrong}
-            wrong |= {place: why for place, why in lack.items() if why}
-        for place, why in wrong.items():
+        frame, wrong = self._read(query, values)
+        for place, column in wrong.items():
             row = frame.loc[place]
-            told = f"row {row['id']} is broken: {_which(why)}; nano clean --run {short_name(row['run_id'])} removes its run"
-            kept = {name: row[name] for name in _KEPT}
-            told = kept | {
-                "metric": "case_time",
-                "unit": "s",
-                "method": BROKEN,
-                "status": Status.ERROR.value,
-                "message": told,
-            }
-            for name in frame.columns:
-                frame.at[place, name] = told[name] if name in told else COLUMNS["measurements"][name].instead()
+            told = f"row {row['id']} is broken: its {column} cannot be decoded; {_removed(row['run_id'])}"
+            for name, value in (_BROKEN_ROW | {"message": told}).items():
+                if name in frame:
+                    frame.at[place, name] = value
         # all None too
         frame = frame.astype(dict.fromkeys(("estimate", "low", "high", "confidence", "predicted"), float))
         if samples:
@@ -192,7 +156,7 @@ class Reader(Connection):
             The newest cases, with samples; and their runs, with the newest that hold no case.
         """
         ids = list(run_ids)
-        rows = self.measurements(ids, samples=True, newest=SHOWN_CASES, whole=True)
+        rows = self.measurements(ids, samples=True, newest=SHOWN_CASES)
         return rows, self.runs_of({*rows["run_id"], *ids[-SHOWN_CASES:]})
 
     def count_cases(self, run_ids: Iterable[str]) -> int:
@@ -212,7 +176,7 @@ class Reader(Connection):
             last: Of each experiment on each machine only so many runs, the newest; None means all.
 
         Returns:
-            Columns `run_id`, `started`, `git_revision`, `machine_id`, `experiment`, `case_id`, `factors` (JSON), `scope`, `method`,
+            Columns `run_id`, `started`, `git_revision`, `machine_id`, `experiment`, `case_id`, `factors`, `scope`, `method`,
             `estimate`, `low`, `high`, `confidence`.
         """
         query = (
@@ -224,7 +188,7 @@ class Reader(Connection):
             " FROM chosen JOIN measurements m USING (run_id) WHERE place <= ? AND metric = ? AND estimate IS NOT NULL"
             " ORDER BY started, id"
         )
-        frame, wrong = self._checked("figures", query, [listed(machine_ids), 2**60 if last is None else last, metric])
+        frame, wrong = self._read(query, [listed(machine_ids), 2**60 if last is None else last, metric])
         return frame.drop(index=list(wrong)).reset_index(drop=True)
 
     def runs_before(self, run_ids: Iterable[str], but: str = "") -> list[str]:
@@ -256,15 +220,23 @@ class Reader(Connection):
         )
         return [run_id[:8] for (run_id,) in self.connection.execute(query, [listed(but), listed(case_ids), last])]
 
-    def _checked(self, table: str, query: str, values: Iterable[Any]) -> tuple[pd.DataFrame, dict[int, str]]:
-        """What the rows stand for, JSON parsed; and what is wrong with those that are broken, by their place."""
+    def _read(self, query: str, values: Iterable[Any] = ()) -> tuple[pd.DataFrame, dict[int, str]]:
+        """The rows, JSON parsed; and of those that cannot be decoded the column that cannot, by their place."""
         import pandas as pd
 
         cursor = self.connection.execute(query, tuple(values))
         names = [column[0] for column in cursor.description]
-        read = [read_row(table, names, row) for row in cursor]
-        frame = pd.DataFrame.from_records([row for row, _ in read], columns=names, coerce_float=True)
-        return frame, {place: wrong for place, (_, wrong) in enumerate(read) if wrong}
+        rows, wrong = [], {}
+        for place, row in enumerate(cursor):
+            found = list(row)
+            for at, name in enumerate(names):
+                try:
+                    found[at] = _decoded(name, row[at])
+                except (ValueError, TypeError, RecursionError):
+                    wrong[place] = name
+                    found[at] = _JSON[name]() if name in _JSON else None
+            rows.append(found)
+        return pd.DataFrame.from_records(rows, columns=names, coerce_float=True), wrong
 
     def resolve(self, name: str) -> list[str]:
         """Find the run ids that a name stands for.
@@ -277,8 +249,8 @@ class Reader(Connection):
         Raises:
             BadInput: Nothing goes by that name.
         """
-        query = "SELECT rowid, run_id, label, coalesce(nullif(launch, ''), run_id), experiment, suite FROM runs ORDER BY rowid"
-        runs = [(run_name(place, run_id), *rest) for place, run_id, *rest in self.connection.execute(query).fetchall()]
+        query = "SELECT run_id, label, coalesce(nullif(launch, ''), run_id), experiment, suite FROM runs ORDER BY rowid"
+        runs = self.connection.execute(query).fetchall()
         if name == "all":
             return [run_id for run_id, *_ in runs]
         if name == "latest" or name.startswith("latest~"):
@@ -311,7 +283,7 @@ class Reader(Connection):
     def started_attempts(self, run_id: str) -> dict[str, int]:
         """Cases that were started and never ended → how often they were tried."""
         query = "SELECT case_id, details FROM measurements WHERE run_id = ? AND metric = 'case_time' AND status = ?"
-        rows, wrong = self._checked("measurements", query, (run_id, Status.STARTED))
+        rows, wrong = self._read(query, (run_id, Status.STARTED))
         rows = rows.drop(index=list(wrong))
         return {
             case_id: details.get("attempts", 1)
@@ -329,23 +301,40 @@ class Reader(Connection):
         return self.connection.execute(f"{query} GROUP BY status", (run_id,)).fetchall()
 
 
-def listed(names: Iterable[Any]) -> str:
-    """Names for a query, as JSON; what is no text is the name of nothing."""
-    return json.dumps([name for name in names if isinstance(name, str)])
+def listed(names: Iterable[str]) -> str:
+    """Names for a query, as JSON."""
+    return json.dumps(list(names))
 
 
-def _which(wrong: str) -> str:
-    """What of a row is wrong, without the value: that may tell what an export must not."""
-    return f"its {wrong.partition(':')[0]} is not what nanolib writes"
+_BROKEN_ROW = {
+    "metric": "case_time",
+    "scope": "",
+    "unit": "s",
+    **dict.fromkeys(("estimate", "low", "high", "confidence", "predicted", "samples")),
+    "n": 0,
+    "method": BROKEN,
+    "status": Status.ERROR.value,
+    "flags": [],
+    "factors": {},
+    "details": {},
+}
 
 
-def run_name(place: int, run_id: Any) -> str:
-    """The id of a run; where it is broken, its place in the table."""
-    return read_row("runs", ["run_id"], [run_id])[0][0] or _PLACE.format(place)
+def _removed(run_id: str) -> str:
+    return f"nano clean --run {run_id[:8]} removes the run"
 
 
-def short_name(run_id: str) -> str:
-    """As much of an id as names its run; one that is no single word may tell what an export must not."""
-    if not re.fullmatch(r"[\w-]{1,64}", run_id):
-        return "ID"
-    return run_id[:8] if RUN_ID.fullmatch(run_id) else run_id
+def _decoded(column: str, value: Any) -> Any:
+    """What a stored value stands for.
+
+    Raises:
+        ValueError: It stands for nothing.
+    """
+    if column in _JSON:
+        found = json.loads(value)
+        if not isinstance(found, _JSON[column]):
+            raise ValueError(column)
+        return found
+    if column == "samples" and len(value or b"") % 8:
+        raise ValueError(column)
+    return value

@@ -1,4 +1,4 @@
-"""What the database holds: its tables (`user_version` counts the migrations that a file has seen), and a run."""
+"""What the database holds: its tables, and a run."""
 
 from __future__ import annotations
 
@@ -29,44 +29,33 @@ REAL = ("watts", "joules", "low", "high", "value")
 def _trace_table(name: str, columns: tuple[str, ...]) -> str:
     typed = ", ".join(f"{column} {'REAL' if column in REAL else 'INTEGER'}" for column in columns)
     key = "trace_id INTEGER NOT NULL REFERENCES traces (trace_id) ON DELETE CASCADE, number INTEGER NOT NULL"
-    return f"CREATE TABLE {name} ({key}, {typed}, PRIMARY KEY (trace_id, number)) WITHOUT ROWID"
+    return f"CREATE TABLE {name} ({key}, {typed}, PRIMARY KEY (trace_id, number)) STRICT, WITHOUT ROWID"
 
 
-MIGRATIONS = (
-    """
-    CREATE TABLE machines (
-        machine_id TEXT PRIMARY KEY, cpu TEXT, cores INTEGER, ram_gib INTEGER, gpus TEXT, system TEXT, driver TEXT,
-        torch TEXT, threads INTEGER, governor TEXT, dtypes TEXT
-    );
-    CREATE TABLE runs (
-        run_id TEXT PRIMARY KEY, experiment TEXT NOT NULL, suite TEXT NOT NULL, label TEXT NOT NULL,
-        machine_id TEXT NOT NULL REFERENCES machines (machine_id), device TEXT NOT NULL, params TEXT NOT NULL,
-        versions TEXT NOT NULL, git_revision TEXT NOT NULL, fingerprint TEXT NOT NULL, cases INTEGER NOT NULL,
-        started TEXT NOT NULL, duration_s REAL, status TEXT NOT NULL, message TEXT NOT NULL,
-        process TEXT NOT NULL, launch TEXT NOT NULL
-    );
-    CREATE TABLE measurements (
-        id INTEGER PRIMARY KEY, run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,
-        experiment TEXT NOT NULL, suite TEXT NOT NULL, label TEXT NOT NULL, machine_id TEXT NOT NULL,
-        case_id TEXT NOT NULL, factors TEXT NOT NULL, metric TEXT NOT NULL, scope TEXT NOT NULL, unit TEXT NOT NULL,
-        estimate REAL, low REAL, high REAL, confidence REAL, n INTEGER NOT NULL, samples BLOB, predicted REAL,
-        provenance TEXT NOT NULL, method TEXT NOT NULL, status TEXT NOT NULL, message TEXT NOT NULL,
-        flags TEXT NOT NULL, details TEXT NOT NULL, UNIQUE (run_id, case_id, metric, scope, method)
-    );
-    CREATE INDEX measurements_by_case ON measurements (case_id, metric);
-    CREATE INDEX runs_by_fingerprint ON runs (fingerprint);
-    """,
-    ";".join(
-        [
-            "CREATE TABLE traces (trace_id INTEGER PRIMARY KEY, run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,"
-            " case_id TEXT NOT NULL, names TEXT NOT NULL DEFAULT '[]')",
-            "CREATE INDEX traces_by_run ON traces (run_id, case_id)",
-            *(_trace_table(name, columns) for name, columns in TRACE_TABLES.items()),
-        ]
-    ),
-    "ALTER TABLE runs ADD COLUMN disturbances TEXT NOT NULL DEFAULT '[]'",
+SCHEMA_VERSION = 4  # a file of another one is refused
+SCHEMA = (
+    "CREATE TABLE machines (machine_id TEXT PRIMARY KEY, cpu TEXT, cores INTEGER, ram_gib INTEGER, gpus TEXT, system TEXT,"
+    " driver TEXT, torch TEXT, threads INTEGER, governor TEXT, dtypes TEXT) STRICT",
+    "CREATE TABLE runs (run_id TEXT PRIMARY KEY, experiment TEXT NOT NULL, suite TEXT NOT NULL, label TEXT NOT NULL,"
+    " machine_id TEXT NOT NULL REFERENCES machines (machine_id), device TEXT NOT NULL, params TEXT NOT NULL,"
+    " versions TEXT NOT NULL, git_revision TEXT NOT NULL, fingerprint TEXT NOT NULL, cases INTEGER NOT NULL,"
+    " started TEXT NOT NULL, duration_s REAL, status TEXT NOT NULL, message TEXT NOT NULL, process TEXT NOT NULL,"
+    " launch TEXT NOT NULL, disturbances TEXT NOT NULL) STRICT",
+    "CREATE TABLE measurements (id INTEGER PRIMARY KEY, run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,"
+    " experiment TEXT NOT NULL, suite TEXT NOT NULL, label TEXT NOT NULL, machine_id TEXT NOT NULL, case_id TEXT NOT NULL,"
+    " factors TEXT NOT NULL, metric TEXT NOT NULL, scope TEXT NOT NULL, unit TEXT NOT NULL, estimate REAL, low REAL, high REAL,"
+    " confidence REAL, n INTEGER NOT NULL, samples BLOB, predicted REAL, provenance TEXT NOT NULL, method TEXT NOT NULL,"
+    " status TEXT NOT NULL, message TEXT NOT NULL, flags TEXT NOT NULL, details TEXT NOT NULL,"
+    " UNIQUE (run_id, case_id, metric, scope, method)) STRICT",
+    "CREATE INDEX measurements_by_case ON measurements (case_id, metric)",
+    "CREATE INDEX runs_by_fingerprint ON runs (fingerprint)",
+    "CREATE TABLE traces (trace_id INTEGER PRIMARY KEY, run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,"
+    " case_id TEXT NOT NULL, names TEXT NOT NULL DEFAULT '[]') STRICT",
+    "CREATE INDEX traces_by_run ON traces (run_id, case_id)",
+    *(_trace_table(name, columns) for name, columns in TRACE_TABLES.items()),
+    f"PRAGMA application_id = {APPLICATION_ID}",
+    f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
-SCHEMA_VERSION = len(MIGRATIONS)
 
 
 # Conditions of queries: rows of runs whose ids a JSON list holds (a query takes a limited number of marks), traces that have a run.

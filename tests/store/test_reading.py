@@ -1,6 +1,5 @@
 """What is asked of runs: names, the newest of each case, histories, and what goes."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -126,7 +125,7 @@ def test_a_history_has_one_metric_of_the_last_runs_of_each_machine(store):
     assert list(store.figures("flops", ["m1", "m2"], last=1).run_id) == ["b", "c", "d"]
     one = store.figures("latency", ["m2"]).iloc[0]
     assert (one.low, one.estimate, one.high, one.scope, one.method) == (1.0, 1.5, 2.0, "forward", "perf_counter")
-    assert (one.git_revision, one.case_id, one.experiment, json.loads(one.factors)) == (
+    assert (one.git_revision, one.case_id, one.experiment, one.factors) == (
         "r",
         "x",
         "attention",

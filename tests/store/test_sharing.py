@@ -205,18 +205,6 @@ def test_nothing_private_comes_out_of_any_column_in_any_format(here, tmp_path, e
             assert shared.connection.execute(joined).fetchone() == (len(PRIVATE),)
 
 
-def test_text_where_a_traces_numbers_belong_is_left_out(here, tmp_path):
-    with Store(tmp_path / "r.sqlite") as store:
-        store.add(make_run("a"))
-        store.add_power_samples([{"t_s": 1.0, "watts": 3.0}])
-        store.commit_transaction()
-        store.connection.execute("UPDATE power_samples SET joules = '/home/quilla'")
-        store.copy_to(tmp_path / "share.sqlite", ["a"])
-    with Store(tmp_path / "share.sqlite") as shared:
-        (row,) = shared.trace("power_samples").to_dict("records")
-        assert (row["watts"], row["joules"]) == (3.0, None)
-
-
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_rows_that_differ_in_what_is_private_alone_are_numbered(tmp_path, ending):
     rows = [exact("flops", n, scope=f"/home/{n}/x") for n in range(3)] + [exact("flops", 3, scope="… (2)")]

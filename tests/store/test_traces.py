@@ -1,6 +1,5 @@
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -10,7 +9,7 @@ import pytest
 
 from nanolib.measurement import BadInput, Measurement
 from nanolib.store import Run, Store, traces
-from nanolib.store.schema import MIGRATIONS, TRACE_TABLES
+from nanolib.store.schema import TRACE_TABLES
 
 MACHINE = {"machine_id": "m", "cpu": "x", "cores": 2}
 
@@ -119,22 +118,6 @@ def test_rows_that_cannot_be_written_are_told_and_later_ones_are_written(store, 
     trace.put("layers", [(0, trace.name("x"), 1)])
     store.commit_transaction()
     assert len(store.trace("layers")) == 1
-
-
-def test_a_database_of_the_first_version_gets_its_trace_tables(tmp_path):
-    path = tmp_path / "old.sqlite"
-    with Store(path):
-        pass
-    db = sqlite3.connect(path)
-    for table in ("traces", *TRACE_TABLES):
-        db.execute(f"DROP TABLE {table}")
-    db.execute("ALTER TABLE runs DROP COLUMN disturbances")
-    db.execute("PRAGMA user_version = 1")
-    db.commit()
-    db.close()
-    with Store(path) as store:
-        assert store.connection.execute("PRAGMA user_version").fetchone()[0] == len(MIGRATIONS)
-        assert store.trace("layers").empty
 
 
 def test_a_killed_process_loses_at_most_the_last_second(store, tmp_path):
