@@ -88,7 +88,6 @@ class Flag(enum.StrEnum):
     THROTTLED = "throttled"
     LAUNCH_BOUND = "launch_bound"
     OVERSUBSCRIBED = "oversubscribed"
-    ABOVE_BOUND = "above_bound"
     BUSY_MACHINE = "busy_machine"
     SEQUENTIAL = "sequential"
     OUTLIERS_REMOVED = "outliers_removed"
@@ -106,7 +105,6 @@ FLAG_TEXT: dict[Flag, str] = {
     Flag.THROTTLED: "the device lowered its clock while it ran, or a CPU quota held the process back",
     Flag.LAUNCH_BOUND: "launching takes the host as long as the device takes to compute; a CUDA graph or compiling would help",
     Flag.OVERSUBSCRIBED: "more ranks than cores or devices; no speed claim rests on this row",
-    Flag.ABOVE_BOUND: "faster than the fastest dense kernel by skipping the same; measure again, with dense (tiles) too",
     Flag.BUSY_MACHINE: "other processes used the machine meanwhile; repeat it when the machine is quiet",
     Flag.SEQUENTIAL: "timed by itself, since its group does not fit into memory; a ratio to others holds what the machine did",
     Flag.NOT_SPARSE: "its mask removes nothing at this length, so it is dense; smaller tiles (block_size) help",

@@ -26,7 +26,6 @@ from nanolib.store import Store
 
 KINDS = [
     {"kind": "dense", "backend": "flash"},
-    {"kind": "dense", "backend": "tiles"},
     {"kind": "dense", "backend": "math"},
     {"kind": "sparse", "pattern": "window", "window": 256},
     {"kind": "sparse", "pattern": "random", "sparsity": 0.9},

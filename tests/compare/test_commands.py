@@ -148,7 +148,7 @@ def test_lines_fit_120_columns_and_shared_words_stand_once(nano):
 
 
 def test_names_of_cases_stay_apart_whatever_the_width():
-    names = [f"dense ({kind}) seq_len={n} batch_size=1 dtype=float32" for kind in ("flash", "tiles") for n in (64, 128)]
+    names = [f"dense ({kind}) seq_len={n} batch_size=1 dtype=float32" for kind in ("flash", "math") for n in (64, 128)]
     table = pd.DataFrame({"experiment": "attention", "case": [*names, "window steps=24"], "base": "17,184,063,488"})
     for width, base in ((120, "17,184,063,488"), (38, "1.718e+10"), (30, "1.718e+10"), (12, "17,184,063,488")):
         said, shown = compact(table, width)

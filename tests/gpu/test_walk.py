@@ -17,7 +17,6 @@ pytestmark = [needs_compiler, pytest.mark.slow]
 
 # What cannot be planned, or has no kernel: a reason that is not here fails.
 KNOWN = (
-    r"backend tiles is a kernel for CPUs",
     r"SDPA backend (flash|cudnn) has no kernel for torch\.float(32|64)",
     r"SDPA backend efficient has no kernel for torch\.float64",
     r"flash_attn is not installed",

@@ -256,7 +256,7 @@ def _tiles(mask, size):
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("backend", ["auto", "math", "flash", "tiles"])
+@pytest.mark.parametrize("backend", ["auto", "math", "flash"])
 def test_dense_equals_the_reference(causal, backend):
     inputs = qkv(2, 4, 2, 50, 50)
     mask = causal_mask(50, 50) if causal else torch.ones(50, 50, dtype=torch.bool)
@@ -360,12 +360,6 @@ def test_a_mask_made_anew_is_the_one_that_was_kept(pattern):
         assert torch.equal(made.elements(head), kept.elements(head))
     known = attention.work("sparse", 96, 96, causal=True, options=options)
     assert known == (kept.work if pattern == "window" else None)
-
-
-def test_tiles_of_dense_attention_are_for_cpus():
-    q = torch.zeros(1, 1, 4, 8, device="meta")
-    with pytest.raises(Unsupported, match="backend tiles is a kernel for CPUs; use flash"):
-        attention.attend("dense", q, q, q, causal=True, options={"backend": "tiles"})
 
 
 def test_where_nothing_is_kept_the_output_and_all_gradients_are_zero():

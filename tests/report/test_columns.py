@@ -60,13 +60,6 @@ def test_what_was_not_paid_once_costs_nothing(measured):
     assert list(attention_tables.attention_table(measured("attention", cases))["paid"]) == [6, 8, 8, 10]
 
 
-@pytest.mark.parametrize(("low", "flagged"), [(16.0, False), (16.5, True)])
-def test_a_speed_up_is_above_its_bound_beyond_it_and_not_at_it(measured, low, flagged):
-    cases = [_attention_case("dense", (low, 18, 24), tiles=0.5), _attention_case("a", (5, 6, 8), tiles=0.75)]
-    table = attention_tables.attention_table(measured("attention", cases)).set_index("name")
-    assert (table.loc["a", "flags"] == [Flag.ABOVE_BOUND]) == flagged and table.loc["dense", "flags"] == []
-
-
 def test_the_baseline_is_of_the_same_run_and_shape(measured):
     shapes = ({}, {"seq_len": 128}, {"batch_size": 5}, {"dtype": "bfloat16"}, {"causal": False}, {"device": "cuda:0"})
     times = itertools.count(10)

@@ -13,18 +13,6 @@ from tests.report.rows import ended, warmup_process
 from tests.shown import CHARTS, VERDICTS
 
 
-@pytest.mark.parametrize(
-    ("tiles", "said"),
-    [
-        (0.9, "as fast as dense."),
-        (0.5, "as fast as dense, more than the 2.00× that skipped tiles explain."),
-    ],
-)
-def test_a_gain_beyond_its_bound_is_called_so(say, tiles, said):
-    cases = [attention_case("dense", 9.9, 10, 10.1), attention_case("window", 1.9, 2, 2.1, tiles=tiles)]
-    assert say("attention", cases)[0].endswith(f"is 5.00× [4.71 … 5.32] {said}")
-
-
 @pytest.mark.parametrize("removed", [0.0, 0.001])
 def test_what_removes_nothing_is_dense_and_gains_nothing(say, measured, removed):
     factors, found = attention_case("window", 1.9, 2, 2.1)

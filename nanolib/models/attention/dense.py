@@ -1,4 +1,4 @@
-"""Dense attention: torch's scaled_dot_product_attention by backend, and the kernel of `sparse` with nothing skipped."""
+"""Dense attention: torch's scaled_dot_product_attention by backend."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from nanolib.measurement import Unsupported
-from nanolib.models.attention import sparse
 from nanolib.models.attention.reference import causal_mask
 from nanolib.models.attention.work import Work, dense_work
 from nanolib.validation import StrictModel
@@ -27,13 +26,12 @@ class Options(StrictModel):
     """Options of `dense`.
 
     Attributes:
-        backend: Which SDPA kernel; `auto` lets torch choose. `tiles` is the kernel of `sparse` on CPU with nothing skipped: what a
-            sparse kind gains beyond it, it gains by skipping.
+        backend: Which SDPA kernel; `auto` lets torch choose.
     """
 
     NAME: ClassVar[str] = "attention_options"
 
-    backend: Literal["auto", "math", "flash", "efficient", "cudnn", "tiles"] = "auto"
+    backend: Literal["auto", "math", "flash", "efficient", "cudnn"] = "auto"
 
 
 def attend(
@@ -42,11 +40,6 @@ def attend(
     """Dense attention; see `nanolib.models.attention.attend`."""
     if options.backend == "auto":
         return _call(q, k, v, causal, scale)
-    if options.backend == "tiles":
-        if q.device.type != "cpu":
-            raise Unsupported("backend tiles is a kernel for CPUs; use flash")
-        everything = sparse.Options(pattern="window", window=k.shape[2])
-        return sparse.attend(q, k, v, causal=causal, scale=scale, options=everything)
     if q.device.type == "cpu" and options.backend not in _CPU_BACKENDS:
         raise Unsupported(f"SDPA backend {options.backend} has no CPU kernel; use {' or '.join(_CPU_BACKENDS)}")
     with sdpa_kernel(_BACKENDS[options.backend]):

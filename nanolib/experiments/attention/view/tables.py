@@ -55,7 +55,7 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
         Columns: the factors, those of `_COLUMNS` (`error_to_dense` and `cosine`: on random inputs), `once` (ms of a mask that is
         built once, and of compiling), `paid` (ms of one forward with `once`), `speed_up` (the smallest over any dense kernel timed
         in the same rounds, with what `with_speed_ups` puts beside it) and `speed_up_paid` (with `once`), its `bound`,
-        `above_bound`, `not_sparse` (its mask removes nothing), `is_dense`, `forward_unsteady` (it never settled), `message`.
+        `not_sparse` (its mask removes nothing), `is_dense`, `forward_unsteady` (it never settled), `message`.
     """
     rows = of_experiment(rows, "attention")
     if "factor.pattern" in rows:  # what sparsity does to a model has a table of its own
@@ -97,11 +97,5 @@ def _with_bound(table: pd.DataFrame) -> pd.DataFrame:
 
 def _with_flags(table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     table = flagged(table, rows)
-    kind = ~table["is_dense"]
-    table["above_bound"] = (table["speed_up_low"] > table["bound"]) & kind
-    table["not_sparse"] = (table["sparsity"] == 0) & kind
-    table["flags"] = [
-        [*flags, Flag.ABOVE_BOUND.value] if above else flags
-        for flags, above in zip(table["flags"], table["above_bound"], strict=True)
-    ]
+    table["not_sparse"] = (table["sparsity"] == 0) & ~table["is_dense"]
     return table

@@ -113,8 +113,6 @@ def _gain(row: pd.Series) -> str:
         f"at {int(row['seq_len']):,} tokens {row['name']}, which removes {row['sparsity']:.0%} of the connections, is "
     )
     text += f"{times(row, 'speed_up')} as fast as {row['speed_up_baseline']}"
-    if row["above_bound"]:
-        text += f", more than the {row['bound']:.2f}× that skipped tiles explain"
     if row["once"] > 0:
         built = ["builds the mask"] if row["mask"] > 0 and row["mask_kept"] != 0 else []
         also = " and ".join([*built, *(["compiles"] if row["compile"] > 0 else [])])
