@@ -61,7 +61,7 @@ def test_a_machine_without_a_sensor_has_no_measured_joule(rows):
 def test_operations_of_a_layer_add_up_to_it(rows):
     rows, _ = rows
     block = layers.layer_table(rows).set_index("layer").loc["blocks.0"]
-    assert {"qk", "softmax", "gate", "norm", "between"} < set(block.operations_ms)
+    assert {"attention_fused", "gate", "norm", "between"} < set(block.operations_ms)
     assert sum(block.operations_ms.values()) == pytest.approx(rows_pass_ms(rows, "decode blocks.0"), rel=0.15)
     assert set(block.deep) == set(layers.DEEP) and set(block.activations) == set(layers.ACTIVATIONS)
     assert all(math.isfinite(value) for value in block.deep.values())

@@ -3,10 +3,8 @@
 import pytest
 
 from nanolib.experiments.distributed.rank_rows import part_rows
-from nanolib.experiments.distributed.view import decode_table
 from nanolib.measurement import Measurement
 from tests.report.cases import COMPUTING, decode_case, timed
-from tests.report.rows import ended, interval
 
 
 def test_the_interval_of_a_time_share_stays_between_nothing_and_all():
@@ -16,15 +14,6 @@ def test_the_interval_of_a_time_share_stays_between_nothing_and_all():
     assert {row.scope for row in found} == {"fused: compute", "fused: wait", "fused: communication"}
     assert all(0 <= row.low <= row.estimate <= row.high <= 1 for row in found)
     assert any(row.low == 0 < row.estimate for row in found) and any(row.high == 1 > row.estimate for row in found)
-
-
-def test_a_stored_share_beyond_its_ends_is_clipped_in_the_table(measured):
-    factors, found = decode_case({"fused": ((8, 9, 9.5), 2, COMPUTING)})
-    found += [interval("time_share", -0.1, 0.02, 0.14, scope="fused: wait")]
-    found += [interval("time_share", 0.9, 1.0, 1.1, scope="fused: compute")]
-    (line,) = decode_table(measured("distributed", [(factors, [ended(), *found])])).to_dict("records")
-    assert [line[f"wait_share{end}"] for end in ("_low", "", "_high")] == [0, 0.02, 0.14]
-    assert [line[f"compute_share{end}"] for end in ("_low", "", "_high")] == [0.9, 1, 1]
 
 
 @pytest.mark.parametrize(("exposed", "said"), [(-2.0, "(0%)"), (4.0, "(25%)"), (20.0, "(100%)")])
