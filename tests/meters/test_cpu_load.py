@@ -117,7 +117,7 @@ def test_a_timing_waits_for_the_processes_that_torch_compiles_with(monkeypatch):
 def test_a_process_that_is_never_at_rest_is_not_waited_for_for_ever(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch._inductor.async_compile", SimpleNamespace())
     monkeypatch.setattr(cpu_load, "_LOOK_S", 0.0)
-    monkeypatch.setattr(cpu_load, "_REST_S", 0.01)
+    monkeypatch.setattr(cpu_load, "_REST_S", 0.5)
     used = itertools.count(1.0)
     monkeypatch.setattr(cpu_load, "_of_descendants", lambda: next(used))
     cpu_load.wait_for_compilers()
