@@ -47,7 +47,8 @@ class Generation:
     def all_tokens(self) -> None:
         """Read the prompt and choose all tokens after it.
 
-        A kernel may be planned for each length of the cache: on an H200 cuDNN's attention took 80 ms for each that was new.
+        A library may plan its kernel anew for each length of the cache: on an H200 a token took 83 ms, with the GPU at idle power,
+        as long as every length was new.
         """
         self.prefill()
         for _ in range(self.new_tokens):
