@@ -12,7 +12,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,32 +147,28 @@ def wait_for_compilers() -> None:
         return
     end = time.monotonic() + _REST_S
     while time.monotonic() < end:
-        (moment, before), _last_look = _last_look, (time.monotonic(), _of_descendants())
+        used_s = _seconds_of(psutil.Process().children(recursive=True))
+        (moment, before), _last_look = _last_look, (time.monotonic(), used_s)
         if _last_look[0] - moment >= _LOOK_S and _last_look[1] - before <= _TICKS_S:
             return
         time.sleep(_LOOK_S)
-
-
-def _of_descendants() -> float:
-    """CPU seconds of the processes that this one has started, and theirs, as long as they live."""
-    seconds = 0.0
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):  # it has ended just now
-            times = process.cpu_times()
-            seconds += times.user + times.system
-    return seconds
 
 
 def _of_this_command() -> float:
     """CPU seconds of the process that began this command and of all that descend from it, those that have ended included."""
     children = os.times()
     seconds = time.process_time() + children.children_user + children.children_system
-    for process in _family():
-        if process.pid != os.getpid():
-            with contextlib.suppress(psutil.Error):  # it has ended just now: its parent has its time
-                times = process.cpu_times()
-                seconds += times.user + times.system
-                seconds += getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
+    return seconds + _seconds_of(process for process in _family() if process.pid != os.getpid())
+
+
+def _seconds_of(processes: Iterable[psutil.Process]) -> float:
+    """CPU seconds of processes and of their children that have ended."""
+    seconds = 0.0
+    for process in processes:
+        with contextlib.suppress(psutil.Error):  # it has ended just now: its parent has its time
+            times = process.cpu_times()
+            seconds += times.user + times.system
+            seconds += getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
     return seconds
 
 

@@ -11,7 +11,6 @@ class CommandLine(anywidget.AnyWidget):
 
     Attributes:
         text: The command.
-        label: Of the button.
     """
 
     _esm = """
@@ -21,7 +20,7 @@ class CommandLine(anywidget.AnyWidget):
       button.style.cssText = "flex: none; width: auto; padding: 0 10px";
       code.style.cssText = "white-space: pre-wrap; overflow-wrap: anywhere";
       el.style.cssText = "display: flex; gap: 8px; align-items: center; margin: 4px 2px";
-      const show = () => { code.textContent = model.get("text"); button.textContent = model.get("label"); };
+      const show = () => { code.textContent = model.get("text"); button.textContent = "Copy as nano run …"; };
       button.addEventListener("click", async () => {
         try {
           await navigator.clipboard.writeText(model.get("text"));
@@ -37,4 +36,3 @@ class CommandLine(anywidget.AnyWidget):
     } };
     """
     text = traitlets.Unicode().tag(sync=True)
-    label = traitlets.Unicode("Copy as nano run …").tag(sync=True)

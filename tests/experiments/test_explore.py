@@ -1,7 +1,6 @@
 import importlib
 import json
 import shlex
-import time
 
 import psutil
 import pytest
@@ -12,6 +11,7 @@ from nanolib.run import sweep
 from nanolib.run.lock import device_lock
 from nanolib.run.suite import jobs
 from nanolib.store import Store
+from tests.waiting import until
 
 TINY = {"overrides": {"num_layers": 1, "d_model": 64, "num_heads": 4, "vocab_size": 300}}
 # Notebook → its parameters, and controls with their new values as a person writes them.
@@ -38,13 +38,6 @@ def shown(tmp_path, monkeypatch):
         return Explore(experiment, experiment.Params(**params), rows)
 
     return make
-
-
-def _wait(condition, seconds=90):
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.05)
-    assert condition()
 
 
 def test_every_notebook_that_measures_is_walked():
@@ -107,7 +100,7 @@ def test_what_is_measured_stands_in_the_chart_and_is_kept_when_that_is_asked_for
     assert "press Measure" in json.dumps(before.to_dict())
     panel.measure.click()
     assert panel.measure.disabled and not panel.cancel.disabled and panel.said.value == "Starting 1 case(s) …"
-    _wait(lambda: not panel.measure.disabled)
+    until(lambda: not panel.measure.disabled)
     assert panel.said.value == "Measured; not kept yet." and panel.chart.chart is not before
     assert "dense" in panel.measured.value and "64" in panel.measured.value
     with Store() as store:
@@ -144,16 +137,16 @@ def test_what_could_not_be_measured_is_said_with_the_reason(shown):
     for control, value in {"attention_types": '[{"kind": "flash_attn"}]'}.items():
         panel.controls[control].value = value
     panel.measure.click()
-    _wait(lambda: not panel.measure.disabled)
+    until(lambda: not panel.measure.disabled)
     assert "unsupported" in panel.said.value and panel.said.value.endswith("; not kept yet.")
 
 
 def test_cancel_ends_the_case_in_flight_and_nothing_is_kept(shown):
     panel = shown("attention", **WALKED["attention"][0] | {"seq_lens": [8192]})
     panel.measure.click()
-    _wait(lambda: "0 of" in panel.said.value)
+    until(lambda: "0 of" in panel.said.value)
     panel.cancel.click()
-    _wait(lambda: not panel.measure.disabled)
+    until(lambda: not panel.measure.disabled)
     assert panel.said.value == "Cancelled." and panel.keep.disabled and panel.cancel.disabled
     assert not [child for child in psutil.Process().children() if "nanolib.run.worker" in child.cmdline()]
 
@@ -162,8 +155,8 @@ def test_a_wait_for_the_device_is_told_and_can_be_cancelled(shown):
     panel = shown("attention", **WALKED["attention"][0])
     with device_lock("cpu", "another run"):
         panel.measure.click()
-        _wait(lambda: "waiting for cpu: in use by" in panel.said.value and "another run" in panel.said.value)
+        until(lambda: "waiting for cpu: in use by" in panel.said.value and "another run" in panel.said.value)
         panel.controls["seq_lens"].value = "[0]"
         panel.cancel.click()
-        _wait(lambda: panel.said.value == "Cancelled." and not panel._busy)
+        until(lambda: panel.said.value == "Cancelled." and not panel._busy)
     assert panel._new().empty and panel.measure.disabled

@@ -119,7 +119,7 @@ def test_a_process_that_is_never_at_rest_is_not_waited_for_for_ever(monkeypatch)
     monkeypatch.setattr(cpu_load, "_LOOK_S", 0.0)
     monkeypatch.setattr(cpu_load, "_REST_S", 0.5)
     used = itertools.count(1.0)
-    monkeypatch.setattr(cpu_load, "_of_descendants", lambda: next(used))
+    monkeypatch.setattr(cpu_load, "_seconds_of", lambda processes: next(used))
     cpu_load.wait_for_compilers()
     assert next(used) > 2.0
 

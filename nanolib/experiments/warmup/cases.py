@@ -32,8 +32,6 @@ from nanolib.run.params import distinct, fitting_config, known_presets
 from nanolib.run.workload import Workload, trace
 from nanolib.stats.steady import steady_state, warm_up
 
-DIRECTIONS = ("forward", "forward_backward")
-
 
 class Params(OwnModelParams):
     """Parameters of the warm-up notebook.

@@ -5,18 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import altair as alt
 import pandas as pd
 
-from nanolib.measurement import Held
 from nanolib.report.claim import Claim
-from nanolib.report.drawing import coloured
 from nanolib.report.overview import cached, having, pick
-from nanolib.report.palette import FRAME, PALETTE
 
-KIND_COLOURS = dict(
-    zip([kind for kind in Held if kind != Held.GATHERED], [*PALETTE[:6], FRAME, PALETTE[6]], strict=True)
-)
 _MODELS = 4  # as many as one sees beside each other
 _MIB = 2**20
 _LARGEST = 8
@@ -36,11 +29,6 @@ HOLDER_COLUMNS = {
     "mib": "MiB",
     "share": "Share of the peak",
 }
-
-
-def held_colour(kinds: list[Held]) -> alt.Color:
-    """The colour of each kind, in this order."""
-    return coloured("kind", "Held as", {kind: KIND_COLOURS[kind] for kind in kinds}, sort=kinds)
 
 
 @cached("model")
