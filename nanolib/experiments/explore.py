@@ -18,8 +18,8 @@ from nanolib.measurement import BadInput, Status
 from nanolib.meters.machine import this_machine
 from nanolib.report import renderer
 from nanolib.report.display import Table
-from nanolib.report.drawing import empty_chart
 from nanolib.report.overview import failures
+from nanolib.report.plot import empty_chart
 from nanolib.report.section import Section
 from nanolib.run import params as shared
 from nanolib.run import sweep

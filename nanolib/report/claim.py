@@ -80,7 +80,6 @@ class Claim:
         compared: Pairs of figures whose order the answer states.
         figures: Further figures that it gives.
         lengths: Through how many sequence lengths a law was fitted; 0 for none.
-        machine: On which machine, where there are several.
     """
 
     answer: str
@@ -90,7 +89,6 @@ class Claim:
     compared: tuple[tuple[Figure, Order, Figure], ...] = ()
     figures: tuple[Figure, ...] = ()
     lengths: int = 0
-    machine: str = ""
 
     def without_busy_order(self) -> Claim:
         """The claim itself; or the figures alone, if it orders timings that other processes disturbed."""
@@ -100,12 +98,7 @@ class Claim:
         figures = dict.fromkeys(figure for pair in pairs for figure in pair[::2] if figure.low != figure.high)
         sure = ", ".join(str(figure) for figure in list(figures)[:_MOST_FIGURES])
         advice = "repeat the run when no other process uses the machine"
-        return Claim("Machine busy: no order drawn", sure, advice, self.about, (), tuple(figures), machine=self.machine)
-
-    @property
-    def heading(self) -> str:
-        """The machine and what it is about, as far as they are to be said."""
-        return ": ".join(part for part in (self.machine, self.about) if part)
+        return Claim("Machine busy: no order drawn", sure, advice, self.about, (), tuple(figures))
 
     @property
     def sentence(self) -> str:
@@ -115,7 +108,7 @@ class Claim:
         return " ".join(part if part.endswith(("?", "!")) else f"{part.rstrip('.')}." for part in parts if part)
 
     def __str__(self) -> str:
-        return f"{self.heading}: {self.sentence}" if self.heading else self.sentence
+        return f"{self.about}: {self.sentence}" if self.about else self.sentence
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types; an end that is not known is null."""
@@ -134,9 +127,9 @@ def grouped(lines: Iterable[Claim | str]) -> list[tuple[str, list[Claim]]]:
     groups: list[tuple[str, list[Claim]]] = []
     for line in lines:
         claim = Claim(*line.split(": ", 1)) if isinstance(line, str) else line  # a label, and what it means
-        same = [group for heading, group in groups if heading == claim.heading != ""]
-        if not same and (claim.heading or not groups or groups[-1][0]):
-            groups.append((claim.heading, []))
+        same = [group for heading, group in groups if heading == claim.about != ""]
+        if not same and (claim.about or not groups or groups[-1][0]):
+            groups.append((claim.about, []))
         (same[0] if same else groups[-1][1]).append(claim)
     return groups
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterable
-from typing import Any
 
 import pandas as pd
 
 from nanolib.report.claim import Claim, grouped
-from nanolib.report.drawing import is_empty
+from nanolib.report.plot import is_empty
 from nanolib.report.section import Section
 
-__all__ = ["Answer", "Lines", "Table"]
-
-_FIRST = 3  # claims that a first screen holds beside a chart
+__all__ = ["Lines", "Table", "Tables", "show"]
 
 
 class Table:
@@ -107,31 +104,35 @@ class Lines:
         return "\n".join(lines)
 
 
-class Answer:
-    """The answer at a notebook's top, filled once its cases are measured.
+class Tables:
+    """All tables of a question that have a line, the first one open.
 
-    Example:
-        >>> answer = Answer()  # `answer.show(view.SECTION, rows=run.measurements())` fills it
-        • Not measured yet...
+    Args:
+        section: The question.
+        rows: Measurements of any experiments, of one machine.
     """
 
-    def __init__(self) -> None:
-        from IPython.display import display
+    def __init__(self, section: Section, rows: pd.DataFrame) -> None:
+        self.tables = {title: Table(table.readable(rows)) for title, table in section.shown(rows).items()}
 
-        waiting = Lines([Claim("Not measured yet", advice="run all cells")])
-        self._places = [display(place, display_id=True) for place in (waiting, Lines([]))]
+    def _repr_html_(self) -> str:
+        return "".join(
+            f"<details{' open' if at == 0 else ''}><summary>{html.escape(title)} · {len(table.frame)} rows</summary>"
+            f"{table._repr_html_()}</details>"
+            for at, (title, table) in enumerate(self.tables.items())
+        )
 
-    def show(self, *sections: Section, rows: pd.DataFrame) -> None:
-        """Show the answer and the first chart.
+    def __repr__(self) -> str:
+        return "\n\n".join(f"{title}\n{table!r}" for title, table in self.tables.items())
 
-        Of one question the first claims are shown, of several the first of each.
-        """
-        said = [section.verdict(rows) for section in sections]
-        lines = said[0][:_FIRST] if len(said) == 1 else [claims[0] for claims in said if claims]
-        charts = (draw(rows) for section in sections for draw in section.charts.values())
-        shown: list[Any] = [Lines(lines), next((chart for chart in charts if not is_empty(chart)), Lines([]))]
-        for place, one in zip(self._places, shown, strict=True):
-            place.update(one)
+
+def show(section: Section, rows: pd.DataFrame) -> None:
+    """Show a question in a notebook: its heading, what the rows say, its charts and its tables."""
+    from IPython.display import Markdown, display
+
+    display(Markdown(f"## {section.question}"), Lines(section.verdict(rows)))
+    display(*(chart for draw in section.charts.values() if not is_empty(chart := draw(rows))))
+    display(Tables(section, rows))
 
 
 def _claim_html(claim: Claim) -> str:

@@ -91,7 +91,7 @@ def linked(chart: alt.TopLevelMixin) -> dict[str, Any]:
     return spec
 
 
-def choices(rows: pd.DataFrame, runs: pd.DataFrame, machines: pd.DataFrame) -> dict[str, dict[str, Any]]:
+def choices(rows: pd.DataFrame, runs: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """What can be picked: title → options, each with what the charts are told. A thing of which there is one is no choice.
 
     Returns:
@@ -102,18 +102,12 @@ def choices(rows: pd.DataFrame, runs: pd.DataFrame, machines: pd.DataFrame) -> d
         return found
     short = runs.assign(short=runs["run_id"].str[:8])
     short = short[short["short"].isin(rows["run_id"].str[:8])]
-    cpus = machines.set_index("machine_id")["cpu"]
-    by_machine = {
-        f"{cpus.get(machine, '')} ({machine[:6]})": list(group["short"])
-        for machine, group in short.groupby("machine_id", sort=False)
-    }
     together = short["launch"].where(short["launch"].fillna("") != "", short["run_id"])  # a suite is picked as a whole
     by_launch = {_launch_name(group): list(group["short"]) for _, group in short.groupby(together, sort=False)}
     shaped = rows[rows["experiment"].isin(MODELS_OF)]
     names = sorted(set(shaped["factor.name"].dropna())) if "factor.name" in shaped else []
     lengths = sorted({int(n) for n in rows["factor.seq_len"].dropna()}) if "factor.seq_len" in rows else []
     for title, name, options in (
-        ("Machine", "run", by_machine),
         ("Run", "run", by_launch),
         ("Model", "model", {value: [value] for value in names}),
         ("Sequence length", "n", {f"{value:,}": [value] for value in lengths}),

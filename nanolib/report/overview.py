@@ -3,43 +3,35 @@
 from __future__ import annotations
 
 import functools
-import textwrap
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import pandas as pd
 
-from nanolib.measurement import FLAG_TEXT, METRICS, Direction, case_name, format_number
+from nanolib.measurement import FLAG_TEXT, case_name
 from nanolib.report.claim import MOST_CLAIMS, Claim
 
 _Made = TypeVar("_Made", pd.DataFrame, list[Claim])
 
 
-def cached(experiment: str) -> Callable[[Callable[[pd.DataFrame], _Made]], Callable[[pd.DataFrame], _Made]]:
-    """A table or verdict of an experiment is made machine by machine, and of the same rows once; each caller gets a copy.
+def cached(make: Callable[[pd.DataFrame], _Made]) -> Callable[[pd.DataFrame], _Made]:
+    """Make a table or verdict of the same rows once; each caller gets a copy.
 
-    Rows that were changed in place are the same rows to it. Where rows are of several machines, a table has the column
-    `machine`, and each claim of a verdict names its machine. Of a verdict the first claims are shown, and none orders timings that
+    Rows that were changed in place are the same rows to it. Of a verdict the first claims are shown, and none orders timings that
     other processes disturbed.
     """
+    last: list[Any] = [(lambda: None, None)]
 
-    def decorate(table: Callable[[pd.DataFrame], _Made]) -> Callable[[pd.DataFrame], _Made]:
-        last: list[Any] = [(lambda: None, None)]
+    @functools.wraps(make)
+    def made(rows: pd.DataFrame) -> _Made:
+        known, found = last[0]  # taken at once: panels draw in threads of their own
+        if known() is not rows:
+            found = _sound(make(rows))
+            last[0] = weakref.ref(rows), found
+        return found.copy()
 
-        @functools.wraps(table)
-        def made(rows: pd.DataFrame) -> _Made:
-            known, found = last[0]  # taken at once: panels draw in threads of their own
-            if known() is not rows:
-                parts = by_machine(rows, experiment)
-                found = _together([(name, _sound(table(part))) for name, part in parts])
-                last[0] = weakref.ref(rows), found
-            return found.copy()
-
-        return made
-
-    return decorate
+    return made
 
 
 def _sound(made: _Made) -> _Made:
@@ -57,39 +49,17 @@ def _sound(made: _Made) -> _Made:
     return made
 
 
-def _together(parts: list[tuple[str, _Made]]) -> _Made:
-    if len(parts) == 1:
-        return parts[0][1]
-    if isinstance(parts[0][1], list):
-        alike = set.intersection(*(set(claims) for _, claims in parts))  # the question at the end
-        own = [replace(claim, machine=name) for name, claims in parts for claim in claims if claim not in alike]
-        return own + [claim for claim in parts[0][1] if claim in alike]
-    return pd.concat([frame.assign(machine=name) for name, frame in parts], ignore_index=True)
-
-
-_parts: tuple[Callable[[], Any], dict[str, list[tuple[str, pd.DataFrame]]]] = (lambda: None, {})
-
-
-def by_machine(rows: pd.DataFrame, experiment: str = "") -> list[tuple[str, pd.DataFrame]]:
-    """The rows of an experiment, machine by machine, each with what to call it: numbers of two machines are never joined.
+def newest_machine(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """The rows of each experiment on the machine of its newest run: numbers of two machines are never joined.
 
     Args:
         rows: Measurements of any experiments.
-        experiment: Whose; empty for all.
-
-    Returns:
-        One part without a name, `rows` itself, where all that counts is of one machine.
+        runs: Their runs, with `experiment`, `machine_id` and `started`.
     """
-    global _parts
-    known = _parts
-    if known[0]() is not rows:
-        known = _parts = weakref.ref(rows), {}
-    if experiment not in known[1]:
-        own = of_experiment(rows, experiment) if experiment else rows
-        machines = list(dict.fromkeys(own["machine_id"])) if "machine_id" in own else []
-        several = [(machine_name(one), own[own["machine_id"] == one]) for one in machines] if len(machines) > 1 else []
-        known[1][experiment] = several
-    return known[1][experiment] or [("", rows)]
+    newest = (
+        runs.sort_values("started").drop_duplicates("experiment", keep="last").set_index("experiment")["machine_id"]
+    )
+    return rows[rows["machine_id"] == rows["experiment"].map(newest)] if len(rows) else rows
 
 
 def machine_name(machine_id: str) -> str:
@@ -141,42 +111,6 @@ def listed(names: Iterable[str]) -> str:
     """`a, b and c`, each once."""
     *others, last = dict.fromkeys(names)
     return f"{', '.join(others)} and {last}" if others else last
-
-
-def schema_of(rows: pd.DataFrame) -> str:
-    """The columns of the measurement table, the same on every machine."""
-    names = [name for name in rows.columns if not name.startswith("factor.") and name != "samples"]
-    return textwrap.fill("measurements: " + ", ".join(names), 100)
-
-
-@cached("")
-def deterministic(rows: pd.DataFrame) -> pd.DataFrame:
-    """What must come out the same on every machine: parameter counts, sparsity, FLOPs by formula beside torch's count.
-
-    Returns:
-        Columns: `case`, `metric`, `scope`, and one per method.
-    """
-    fixed = [name for name, metric in METRICS.items() if metric.direction is Direction.EQUAL]
-    chosen = rows[rows["metric"].isin(fixed) & (rows["status"] == "ok")]
-    names = ["factor.name", "factor.world_size", "factor.mode"]
-    names += ["factor.seq_len", "factor.batch_size", "factor.dtype", "factor.precision"]
-    if "factor.attention_type" in chosen:
-        types = chosen["factor.attention_type"].where(chosen["experiment"] == "model")  # other names say it
-        chosen, names = chosen.assign(types=types), [*names, *(["types"] if types.nunique() > 1 else [])]
-    parts = [chosen[name].map(_factor_text) for name in names if name in chosen]
-    case = parts[0].str.cat(parts[1:], sep=" ") if len(chosen) else []
-    table = chosen.assign(case=case, value=[format_number(value) for value in chosen["estimate"]])
-    key = ["case", "metric", "scope"]
-    table = table.drop_duplicates([*key, "method"], keep="last")
-    wide = table.pivot(index=key, columns="method", values="value").fillna("")
-    order = list(dict.fromkeys(table[key].itertuples(index=False, name=None)))
-    return wide.reindex(order).reset_index().rename_axis(columns=None)
-
-
-def _factor_text(value: Any) -> str:
-    if isinstance(value, float):
-        return "" if pd.isna(value) else f"{value:g}"
-    return str(value)
 
 
 GPUS_SEEN: frozenset[str] = frozenset({"NVIDIA H200"})  # on which `make gpu` has been run; see docs/gpu.md
@@ -234,3 +168,12 @@ def flag_lines(rows: pd.DataFrame) -> list[str]:
         f"{flag} ({count} of {len(timed)} timings): {FLAG_TEXT.get(flag, 'this nanolib does not know it')}"
         for flag, count in counts.items()
     ]
+
+
+def why_empty(rows: pd.DataFrame, experiment: str) -> str:
+    """Why there is nothing to draw: never run, or nothing but failures."""
+    if rows.empty:
+        return f"no {experiment} run is in the database; run: nano run quick {experiment}"
+    bad = rows[(rows["metric"] == "case_time") & (rows["status"] != "ok")]
+    counts = ", ".join(f"{count} {status}" for status, count in bad["status"].value_counts().items())
+    return f"no case gave a number ({counts or 'none has ended'})"

@@ -44,8 +44,9 @@ def build(
     Returns:
         The page.
     """
-    (rows, runs), machines = store.shown(run_ids), store.machines()
-    left_out = store.count_cases(run_ids) - rows[["machine_id", "experiment", "case_id"]].drop_duplicates().shape[0]
+    (every, runs), machines = store.shown(run_ids), store.machines()
+    rows = overview.newest_machine(every, runs)
+    left_out = store.count_cases(run_ids) - every[["machine_id", "experiment", "case_id"]].drop_duplicates().shape[0]
     make_folder(folder)
     # Everything is made beside the target and moved in at the end: a failure half-way leaves the old report whole.
     with (
@@ -56,15 +57,17 @@ def build(
         made = scratch.path
         shown = [section for section in sections if section.experiment in set(runs["experiment"])]
         for section in shown:
-            for name, chart in section.charts.items():
+            for name, chart in {**section.charts, **section.files}.items():
                 drawn.add(name, chart(rows))
         changes = _changes(store, runs)
         for name, chart in changes.charts.items():
             drawn.add(name, chart)
         for section in shown:
             _write_files(section, rows, runs, made)
-        (made / "profiling_report.md").write_text(_markdown(shown, changes, rows, runs, machines), encoding="utf-8")
-        page = web_page(shown, changes, drawn.all(), rows, runs, machines, left_out)
+        (made / "profiling_report.md").write_text(
+            _markdown(shown, changes, rows, every, runs, machines), encoding="utf-8"
+        )
+        page = web_page(shown, changes, drawn.all(), rows, every, runs, machines, left_out)
         (made / "index.html").write_text(page, encoding="utf-8")
         for file in made.iterdir():
             file.replace(folder / file.name)
@@ -142,7 +145,12 @@ def _markdown_text(text: str) -> str:
 
 
 def _markdown(
-    sections: list[Section], changes: Changes, rows: pd.DataFrame, runs: pd.DataFrame, machines: pd.DataFrame
+    sections: list[Section],
+    changes: Changes,
+    rows: pd.DataFrame,
+    every: pd.DataFrame,
+    runs: pd.DataFrame,
+    machines: pd.DataFrame,
 ) -> str:
     parts = ["# nanolib report", markdown_table(overview.run_facts(runs, machines))]
     if not sections:
@@ -159,9 +167,9 @@ def _markdown(
     parts += [f"![{name}]({name}.png)" for name in changes.charts]
     if len(changes.table):
         parts.append(markdown_table(changes.table))
-    matrix, across = regressions.hardware_table(rows, machines), regressions.machine_ratios(rows)
+    matrix, across = regressions.hardware_table(every, machines), regressions.machine_ratios(every)
     parts += ["## Hardware", markdown_table(matrix), *([markdown_table(across)] if len(across) else [])]
-    failed = overview.failures(rows)
+    failed = overview.failures(every)
     if len(failed):
         parts += ["## What failed", markdown_table(failed)]
     flagged = overview.flag_lines(rows)

@@ -12,23 +12,21 @@ from nanolib.compare.compare import Comparison, Line
 from nanolib.compare.history import History
 from nanolib.measurement import METRICS, case_name, format_number, format_with_interval
 from nanolib.report.claim import Claim, Figure, comparing
-from nanolib.report.drawing import HEIGHT, WIDTH, coloured, empty_chart, theme
-from nanolib.report.frame import tooltips
 from nanolib.report.overview import cached, machine_name, of_experiment, pick
-from nanolib.report.palette import FRAME, GUIDE, PALETTE, SERIES
+from nanolib.report.plot import empty_chart, hues, plot
 from nanolib.report.section import CaseTable, Section
 from nanolib.stats.changes import LEAST_HISTORY
 from nanolib.stats.compare import MARGIN, THRESHOLD, Kind, paired_levels
 
-_COLOURS = {
-    Kind.REGRESSED: PALETTE[1],
-    Kind.SUSPECT: PALETTE[4],
-    Kind.INCONCLUSIVE: FRAME,
-    Kind.EQUIVALENT: PALETTE[0],
-    Kind.IMPROVED: PALETTE[2],
+_HUES = {
+    Kind.REGRESSED: "c2",
+    Kind.SUSPECT: "c4",
+    Kind.INCONCLUSIVE: "rest",
+    Kind.EQUIVALENT: "c1",
+    Kind.IMPROVED: "c3",
 }
 _MOST_SHOWN = 40
-_ROW = 20
+_MOST_LINES = 200  # of a chart of histories
 
 AB_COLUMNS = {
     "case": "Case",
@@ -77,7 +75,7 @@ def ab_table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-@cached("ab")
+@cached
 def ab_verdict(rows: pd.DataFrame) -> list[Claim]:
     """What `nano ab` found."""
     table = ab_table(rows)
@@ -144,37 +142,33 @@ def ratio_chart(table: pd.DataFrame, title: str, subtitle: str, threshold: float
         subtitle: What is compared with what.
         threshold: From where on a change counts.
     """
-    shown = table.head(_MOST_SHOWN)[["label", "verdict", "ratio", "low", "high"]]
-    shown = shown.assign(label=without_common(list(shown["label"])))
+    shown = table.head(_MOST_SHOWN)
     left_out = f" The first {_MOST_SHOWN} of {len(table)}." if len(table) > _MOST_SHOWN else ""
-    kinds = set(shown["verdict"])
-    colour = coloured("verdict", "Verdict", {kind: _COLOURS[kind] for kind in _COLOURS if kind in kinds})
-    reach = max(1.12, float(shown["high"].max()) * 1.02, 1.02 / float(shown["low"].min()))
-    scale = alt.Scale(type="log", domain=[1 / reach, reach], nice=False)
-    x = alt.X("ratio:Q", scale=scale, title="B / A (right: slower)", axis=alt.Axis(format=".2~f", tickCount=8))
-    order = alt.Y(
-        "label:N",
-        sort=list(shown["label"]),
-        title=None,
-        axis=alt.Axis(labelLimit=430, labelFontSize=11, grid=False),
+    data = pd.DataFrame(
+        {
+            "series": without_common(list(shown["label"])),
+            "x": shown["ratio"],
+            "low": shown["low"],
+            "high": shown["high"],
+            "hue": shown["verdict"].map(_HUES).fillna("rest"),
+            "text": shown["verdict"],
+        }
     )
-    band = pd.DataFrame({"from": [1 - MARGIN], "to": [1 + MARGIN]})
-    limit = pd.DataFrame({"limit": [1 + threshold]})
-    tooltip = tooltips("label verdict", "ratio low high", ".4f", label="case")
-    base = alt.Chart(shown).encode(y=order, color=colour)
-    layers = [
-        alt.Chart(band)
-        .mark_rect(color=PALETTE[0], opacity=0.08)
-        .encode(x=alt.X("from:Q", scale=scale, title="B / A (right: slower)"), x2=alt.X2("to:Q")),
-        alt.Chart(limit)
-        .mark_rule(color=PALETTE[1], strokeDash=[4, 4])
-        .encode(x=alt.X("limit:Q", scale=scale, title="")),
-        base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", scale=scale, title=""), x2=alt.X2("high:Q")),
-        base.mark_point(filled=True, size=60, opacity=1).encode(x=x, tooltip=tooltip),
-    ]
-    told = [subtitle + left_out, f"Band: no change (±{MARGIN:.0%}). Dashed: the threshold, {threshold:.0%}."]
-    chart = alt.layer(*layers, width=WIDTH, height=max(60, _ROW * len(shown)), title=alt.Title(title, subtitle=told))
-    return theme(chart)
+    return plot(
+        data,
+        title,
+        "rows",
+        subtitle=[
+            f"{subtitle}{left_out}",
+            f"Green: no change (±{MARGIN:.0%}). From {threshold:.0%} on a change counts.",
+        ],
+        unit="B / A (right: slower)",
+        log="x",
+        fmt=".2~f",
+        ref=1.0,
+        band=(1 - MARGIN, 1 + MARGIN),
+        width=420,
+    )
 
 
 def since_chart(since: Comparison | None) -> alt.TopLevelMixin:
@@ -202,7 +196,7 @@ def comparison_verdict(found: Comparison, what: str) -> list[Claim]:
             if line.verdict is not None:
                 compared = comparing(Figure(*line.verdict.interval, name=line.case), Figure.exactly(1.0))
             sure = line.change if line.current is not None else line.message
-            claims.append(Claim(answer, sure, compared=compared, machine=_place(line).removesuffix(": ")))
+            claims.append(Claim(answer, sure, about=_place(line).removesuffix(": "), compared=compared))
     drift = "The runs were collected apart, so drift between them is not controlled"
     return [*claims, Claim(drift, advice="to be sure, nano ab REV_A REV_B")]
 
@@ -212,67 +206,43 @@ def history_chart(found: list[History]) -> alt.TopLevelMixin:
     title = "Over the runs"
     if not found:
         return empty_chart(title, "no case was run twice on one machine; run the suite again after a change")
-    changed = [history for history in found if history.changes]
-    told = changed[: len(SERIES)]
-    names = dict(zip(map(id, found), _history_names(found), strict=True))
-    short = without_common([names[id(history)] for history in told])
-    words = [name.split() for name in short]  # a legend cuts long names: without the first ones, which all may share
-    alike = next((at for at, column in enumerate(zip(*words, strict=False)) if len(set(column)) > 1), 0)
-    short = [" ".join(name[alike:]) for name in words]
-    named = {id(history): name for history, name in zip(told, short, strict=True)}
-    parts = [
-        pd.DataFrame(
-            {
-                "series": named.get(id(history), "others that changed" if history.changes else "no change of level"),
-                "line": str(index),
-                "case": names[id(history)],
-                "run": range(1, len(history.points) + 1),
-                "revision": history.points["git_revision"],
-                "started": history.points["started"].str[:16],
-                "relative": history.points["estimate"] / history.points["estimate"].iloc[0],
-                "low": history.points["low"].fillna(history.points["estimate"]) / history.points["estimate"].iloc[0],
-                "high": history.points["high"].fillna(history.points["estimate"]) / history.points["estimate"].iloc[0],
-                "change": [
-                    next((str(c) for c in history.changes if c.at == place), "") for place in range(len(history.points))
-                ],
-            }
+    names = _history_names(found)
+    short = without_common(names)
+    changed = [at for at, history in enumerate(found) if history.changes]
+    coloured = hues(changed)
+    parts = []
+    for at in [*changed, *(at for at, history in enumerate(found) if not history.changes)][:_MOST_LINES]:
+        history = found[at]
+        points, first = history.points, history.points["estimate"].iloc[0]
+        if not first:
+            continue
+        last = history.changes[-1] if history.changes else None
+        parts.append(
+            pd.DataFrame(
+                {
+                    "series": names[at],
+                    "x": range(1, len(points) + 1),
+                    "y": points["estimate"] / first,
+                    "low": points["low"] / first if last else float("nan"),
+                    "high": points["high"] / first if last else float("nan"),
+                    "hue": coloured.get(at, "rest"),
+                    "text": f"{short[at]}: {last}" if last else " ",
+                    "note": points["git_revision"] + " " + points["started"].str[:16],
+                }
+            )
         )
-        for index, history in enumerate(found[: 5 * _MOST_SHOWN])
-        if history.points["estimate"].iloc[0]
-    ]
-    data = pd.concat(parts, ignore_index=True)
-    others = ["others that changed"] if len(changed) > len(told) else []
-    names = [*named.values(), *others, "no change of level"]
-    shades = [*SERIES[: len(named)], *([FRAME] if others else []), GUIDE]
-    colour = coloured("series", "Case", dict(zip(names, shades, strict=True)), sort=names)
-    runs = int(data["run"].max())
-    ticks = list(range(1, runs + 1, math.ceil(runs / 20)))
-    x = alt.X("run:Q", title="Run, oldest first", axis=alt.Axis(values=ticks, format="d", grid=False))
-    domain = [float(data["low"].min()) / 1.05, float(data["high"].max()) * 1.05]
-    scale = alt.Scale(type="log", domain=domain, nice=False)
-    y = alt.Y("relative:Q", title="Relative to the first run", scale=scale, axis=alt.Axis(format=".2~f"))
-    tooltip = [
-        *tooltips("case"),
-        alt.Tooltip("run:Q"),
-        *tooltips("revision started", "relative", ".3f"),
-        *tooltips("change"),
-    ]
-    base = alt.Chart(data).encode(x=x, color=colour, detail=alt.Detail("line:N"))
-    layers = [
-        base.mark_line(strokeWidth=1.5).encode(y=y),
-        base.transform_filter("datum.series != 'no change of level'")
-        .mark_rule(strokeWidth=1.5)
-        .encode(y=alt.Y("low:Q", scale=scale, title="Relative to the first run"), y2=alt.Y2("high:Q")),
-        base.mark_point(filled=True, size=25, opacity=1).encode(y=y, tooltip=tooltip),
-        base.transform_filter("datum.change != ''")
-        .mark_point(shape="triangle-down", size=160, filled=False, strokeWidth=2.5, yOffset=-12)
-        .encode(y=y, tooltip=tooltip),
-    ]
-    subtitle = [
-        f"{METRICS[found[0].metric].title} of {len(found)} timings, each on one machine. Triangles: the level changed."
-    ]
-    chart = alt.layer(*layers, width=2 * WIDTH, height=HEIGHT, title=alt.Title(title, subtitle=subtitle))
-    return theme(chart)
+    return plot(
+        pd.concat(parts, ignore_index=True) if parts else None,
+        title,
+        subtitle=[
+            f"{METRICS[found[0].metric].title} of {len(found)} timings, each on one machine. In colour: the level changed."
+        ],
+        unit="Relative to the first run",
+        xunit="Run, oldest first",
+        log="y",
+        fmt=".2~f",
+        empty="no case took any time",
+    )
 
 
 def history_verdict(found: list[History]) -> list[Claim]:

@@ -11,13 +11,10 @@ import pandas as pd
 
 from nanolib.measurement import Flag
 from nanolib.report.claim import Claim, Figure, comparing
-from nanolib.report.drawing import HEIGHT, WIDTH, Chart, colour_and_shape, short_names
-from nanolib.report.frame import Drawn, framed, tooltips, with_interval
 from nanolib.report.linking import links
-from nanolib.report.log_axes import drawable
 from nanolib.report.overview import listed, pick, ranked
-from nanolib.report.palette import QUIET
-from nanolib.report.tables import Column, drawn_ends, filled, percent, ratios
+from nanolib.report.plot import Chart, empty_chart, hues, plot
+from nanolib.report.tables import Column, drawn_ends, filled, percent, ratios, short_names
 
 _CASE = ["name", "optimisation", "seq_len", "batch_size", "dtype"]
 
@@ -71,74 +68,61 @@ def roofline_table(rows: pd.DataFrame, experiment: str = "") -> pd.DataFrame:
 
 
 def roofline_chart(experiment: str) -> Chart:
-    """Points: measured rates over the intensity that formulas give. Dashed: the ceilings of the same run, a roof per type."""
-    why = "no timing has its work, its bytes and its run's ceilings"
-    return framed("Under the roofline", experiment, why)(lambda rows: _drawn(rows, experiment))
+    """Points: measured rates over the intensity that formulas give. Dashed: the peak rates of the same run, per type."""
 
+    def chart(rows: pd.DataFrame) -> alt.TopLevelMixin:
+        table = roofline_table(rows, experiment)
+        if table.empty:
+            return empty_chart("Under the roofline", "no timing has its work, its bytes and its run's peak rates")
+        table, shared = short_names(table, "name", "optimisation")
+        points = pd.DataFrame(
+            {
+                "panel": table["scope"].str.replace("_", " "),
+                "series": table["name"],
+                "x": table["intensity"],
+                "y": table["achieved"],
+                "low": table["achieved_low"],
+                "high": table["achieved_high"],
+                "note": table["case"]
+                + ", "
+                + table["share"].map("{:.0%}".format)
+                + " of its peak, "
+                + table["bound"]
+                + "-bound",
+                **{name: table[name] for name in table if name.startswith("link_")},
+            }
+        )
+        points["hue"] = points["series"].map(hues(points["series"]))
+        low, high = points["x"].min() / 2, max(points["x"].max(), table["ridge"].max()) * 2
+        roofs = [
+            {
+                "panel": panel,
+                "series": f"{dtype} peak",
+                "x": x,
+                "pred": min(peak, x * bandwidth),
+                "hue": "base",
+                "link_run": run[:8],
+            }
+            for panel in dict.fromkeys(points["panel"])
+            for (dtype, peak, bandwidth, run), _ in table.groupby(["dtype", "peak", "bandwidth", "run_id"], sort=False)
+            for x in (low, peak / bandwidth, high)
+        ]
+        return plot(
+            pd.concat([points, pd.DataFrame(roofs)], ignore_index=True),
+            f"Under the roofline{shared}",
+            subtitle=[
+                "Left of the bend memory is the limit, right of it arithmetic. Dashed: peak rates, measured in the same run.",
+                "Bytes are those that must move at least once: what stays in a cache can lie above the slope.",
+            ],
+            unit="Rate (FLOP/s)",
+            xunit="Arithmetic intensity (FLOP per byte)",
+            log="xy",
+            fmt="~s",
+            join=False,
+            width=680,
+        )
 
-def _drawn(rows: pd.DataFrame, experiment: str) -> Drawn | None:
-    table = roofline_table(rows, experiment)
-    if table.empty:
-        return None
-    table, shared = short_names(table, "name", "optimisation")
-    columns = ["name", "scope", "case", "dtype", "intensity", "achieved", "achieved_low", "achieved_high", "attainable"]
-    columns += ["share", "share_low", "share_high", "bound", *(name for name in table if name.startswith("link_"))]
-    data = table[columns].assign(scope=table["scope"].str.replace("_", " "))
-    data = data.assign(**{f"achieved_{end}": values for end, values in drawn_ends(data, "achieved").items()})
-    bends = drawable(table["ridge"])
-    at = drawable(data["intensity"])
-    low, high = (at if len(at) else bends).min() / 2, max([*at, *bends], default=1.0) * 2
-    roofs = []
-    for (dtype, peak, bandwidth, run), _ in table.groupby(["dtype", "peak", "bandwidth", "run_id"], sort=False):
-        for x in (low, peak / bandwidth, high):
-            roofs.append(
-                {
-                    "roof": f"ceiling {dtype}",
-                    "intensity": x,
-                    "attainable": min(peak, x * bandwidth),
-                    "link_run": run[:8],
-                }
-            )
-    roofs = pd.DataFrame(roofs)
-    x = alt.X(
-        "intensity:Q",
-        title="Arithmetic intensity (FLOP per byte)",
-        scale=alt.Scale(type="log", domain=[low, high], nice=False),
-    )
-    rates = pd.concat([data["achieved"], data["achieved_low"], roofs["attainable"]])
-    bottom = drawable(rates).min() / 2
-    scale = alt.Scale(type="log", domain=[bottom, roofs["attainable"].max() * 2], nice=False)
-    y = {"title": "Rate (FLOP/s)", "scale": scale, "axis": alt.Axis(format="~s", tickCount=6)}
-    colour, _ = colour_and_shape("name", "Kind", data["name"])
-    _, shape = colour_and_shape("scope", "Of", data["scope"])
-    several = data["name"].nunique() > 1
-    chosen = alt.selection_point(fields=["name"], bind="legend", name="picked")
-    faded = alt.OpacityValue(0.12, condition={"param": "picked", "value": 1.0}) if several else alt.OpacityValue(1.0)
-    points = alt.Chart(data).encode(x=x, color=colour, opacity=faded)
-    tooltip = [
-        *tooltips("case scope bound"),
-        *tooltips("", "intensity", ",.3~g", intensity="FLOP per byte"),
-        *tooltips("", "achieved attainable", ".3s", achieved="achieved (FLOP/s)", attainable="attainable (FLOP/s)"),
-        *tooltips("", "share share_low share_high", ".0%"),
-    ]
-    along = {"x": x, "y": alt.Y("attainable:Q", **y)}
-    dashed = alt.Chart(roofs).mark_line(strokeDash=[6, 4], color=QUIET, strokeWidth=1.5, clip=True)
-    named = alt.Chart(roofs.groupby(["roof", "link_run"], sort=False).tail(1)).mark_text(
-        align="right", dy=-8, color=QUIET, fontSize=11
-    )
-    ends = ("achieved", "achieved_low", "achieved_high")
-    layers = [  # the points first: a selection in the legend works on the first layer
-        *with_interval(points, "y", ends, y, shape=shape, tooltip=tooltip),
-        dashed.encode(**along, detail=[alt.Detail("roof:N"), alt.Detail("link_run:N")]),
-        named.encode(**along, text=alt.Text("roof:N")),
-    ]
-    subtitle = [
-        "Left of the bend memory is the limit, right of it arithmetic. Dashed: this machine's ceilings, measured in the same run.",
-        "Bytes are those that must move at least once: what stays in a cache can lie above the slope.",
-        *(["Click a legend entry to pick it out."] if several else []),
-    ]
-    drawn = alt.layer(*layers, width=2 * WIDTH, height=int(1.3 * HEIGHT))
-    return drawn.add_params(chosen) if several else drawn, subtitle, shared
+    return chart
 
 
 def roofline_words(rows: pd.DataFrame, experiment: str) -> list[Claim]:

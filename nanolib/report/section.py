@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-import altair as alt
 import pandas as pd
 
 from nanolib.report import tables
 from nanolib.report.claim import Claim
+from nanolib.report.plot import Chart
+
+MOST_COLUMNS = 10  # of a table; its file has all of them
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,10 @@ class CaseTable:
     of: Callable[[pd.DataFrame], pd.DataFrame]
     columns: Mapping[str, str]
 
+    def __post_init__(self) -> None:
+        if len(self.columns) > MOST_COLUMNS:
+            raise ValueError(f"a table shows at most {MOST_COLUMNS} columns, not {', '.join(self.columns)}")
+
     def readable(self, rows: pd.DataFrame) -> pd.DataFrame:
         """The table for people."""
         return tables.readable(self.of(rows), self.columns)
@@ -37,16 +43,18 @@ class Section:
     Attributes:
         experiment: Whose rows answer it.
         question: In words.
-        charts: File name → what draws it, the main one first.
+        charts: File name → what draws it, the one that answers first, at most three.
         tables: Title → table, the main one first.
         verdict: What the rows say.
+        files: File name → what draws it, of charts that are written and not shown.
     """
 
     experiment: str
     question: str
-    charts: Mapping[str, Callable[[pd.DataFrame], alt.TopLevelMixin]]
+    charts: Mapping[str, Chart]
     tables: Mapping[str, CaseTable]
     verdict: Callable[[pd.DataFrame], list[Claim]]
+    files: Mapping[str, Chart] = field(default_factory=dict)
 
     def shown(self, rows: pd.DataFrame) -> dict[str, CaseTable]:
         """The main table, which says where nothing was measured, and the others that have a line."""

@@ -67,8 +67,6 @@ def readable(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
         names: Column → title; a column with `_low` and `_high` siblings gets its interval.
     """
     result = pd.DataFrame(index=table.index)
-    if "machine" in table:  # where there are several
-        result["Machine"] = table["machine"]
     for column, title in names.items():
         if column not in table:
             continue
@@ -229,6 +227,28 @@ def flagged(table: pd.DataFrame, rows: pd.DataFrame, key: Sequence[str] = CASE) 
     return table.merge(flags.reset_index(), on=list(key), how="left")
 
 
+_STATES = {
+    Flag.NO_STEADY_STATE: "not settled",
+    Flag.BUSY_MACHINE: "busy machine",
+    Flag.THROTTLED: "throttled",
+    Flag.OVERSUBSCRIBED: "more ranks than cores",
+    Flag.FEW_BLOCKS: "few blocks",
+    Flag.SEQUENTIAL: "timed alone",
+    Flag.NOT_SPARSE: "removes nothing",
+}
+
+
+def with_state(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with `state`: why a line has no number, or what makes its numbers less sure, or `ok`."""
+    flags = table["flags"] if "flags" in table else [()] * len(table)
+    found = []
+    for status, message, own in zip(table["status"], table["message"].fillna(""), flags, strict=True):
+        doubts = [words for flag, words in _STATES.items() if isinstance(own, list) and flag in own]
+        failed = f"{status}: {message}" if message else str(status)
+        found.append(", ".join(doubts) or "ok" if status == "ok" else failed)
+    return table.assign(state=found)
+
+
 def worst(statuses: pd.Series) -> str:
     """The first status that is not `ok`, or `ok`."""
     bad = [status for status in statuses if status != "ok"]
@@ -264,3 +284,18 @@ def times(row: pd.Series, column: str) -> str:
     """A ratio of a table's line with its interval: `4.06× [3.98 … 4.10]`."""
     ratio, space, ends = with_ends(row, column).partition(" ")
     return f"{ratio}×{space}{ends}"
+
+
+def short_names(
+    rows: pd.DataFrame, name: str = "factor.name", optimisation: str = "factor.optimisation"
+) -> tuple[pd.DataFrame, str]:
+    """Where one model was measured with several optimisations, they are what tells its rows apart.
+
+    Returns:
+        The rows, named by their optimisation alone in that case; and the name that they share, empty in others.
+    """
+    if optimisation not in rows or rows[optimisation].nunique() < 2:
+        return rows, ""
+    used = rows[optimisation].str.replace("_", " ")
+    shared = {full.removesuffix(f" ({which})") for full, which in zip(rows[name], used, strict=True)}
+    return (rows.assign(**{name: used}), f": {shared.pop()}") if len(shared) == 1 else (rows, "")

@@ -132,6 +132,7 @@ def web_page(
     changes: Changes,
     drawn: dict[str, dict[str, Any]],
     rows: pd.DataFrame,
+    every: pd.DataFrame,
     runs: pd.DataFrame,
     machines: pd.DataFrame,
     left_out: int,
@@ -142,7 +143,8 @@ def web_page(
         sections: What is asked, in order.
         changes: Since the runs before, and over all runs.
         drawn: Chart → its Vega-Lite.
-        rows: The measurements shown.
+        rows: The measurements shown, of each experiment those of one machine.
+        every: Those of all machines.
         runs: Their runs.
         machines: All machines.
         left_out: How many cases are not shown.
@@ -151,7 +153,7 @@ def web_page(
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters |= {"script": linking.as_script}
     markdown = mistune.create_markdown(escape=True, plugins=["table"])
-    picked = linking.choices(rows, runs, machines)
+    picked = linking.choices(rows, runs)
     asked = [PageSection.of(section, rows, drawn) for section in sections]
     changed = [PageChart.of(name, drawn[name]) for name in changes.charts]
     charts = [chart for one in asked for chart in one.charts] + [chart for chart in changed if not chart.empty]
@@ -168,9 +170,9 @@ def web_page(
         left_out=left_out,
         shown_cases=SHOWN_CASES,
         picked=picked,
-        hardware=regressions.hardware_table(rows, machines),
-        across=regressions.machine_ratios(rows),
-        failed=overview.failures(rows),
+        hardware=regressions.hardware_table(every, machines),
+        across=regressions.machine_ratios(every),
+        failed=overview.failures(every),
         flagged=overview.flag_lines(rows),
         facts=overview.run_facts(runs, machines),
         method=markdown(_METHOD.read_text(encoding="utf-8")) if _METHOD.is_file() else "",

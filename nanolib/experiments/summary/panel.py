@@ -20,7 +20,6 @@ class SummaryPanel:
     Args:
         rows: As `summary.load` gives them.
         runs: Likewise.
-        machines: Likewise.
 
     Attributes:
         picks: Title → the list.
@@ -30,11 +29,11 @@ class SummaryPanel:
         widget: What a notebook shows.
     """
 
-    def __init__(self, rows: pd.DataFrame, runs: pd.DataFrame, machines: pd.DataFrame) -> None:
+    def __init__(self, rows: pd.DataFrame, runs: pd.DataFrame) -> None:
         import ipywidgets as widgets
 
         self._rows = rows
-        self._choices = linking.choices(rows, runs, machines)
+        self._choices = linking.choices(rows, runs)
         self._sections = [section for section in sections() if section.experiment in set(runs["experiment"])]
         self.picks = {
             title: widgets.Dropdown(
@@ -92,8 +91,8 @@ def _text(section: Section, rows: pd.DataFrame) -> str:
     return Lines(section.verdict(rows))._repr_html_() + "".join(shown)
 
 
-def summary_panel(rows: pd.DataFrame, runs: pd.DataFrame, machines: pd.DataFrame) -> Any:
+def summary_panel(rows: pd.DataFrame, runs: pd.DataFrame) -> Any:
     """The panel, where a live front end is there and the database has something to pick from; None in a batch run."""
     if not sweep.live_front_end() or rows.empty:
         return None
-    return SummaryPanel(rows, runs, machines).widget
+    return SummaryPanel(rows, runs).widget

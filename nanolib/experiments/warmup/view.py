@@ -8,12 +8,10 @@ import pandas as pd
 from nanolib.measurement import Flag
 from nanolib.report import overview
 from nanolib.report.claim import Claim, Figure, Order, comparing
-from nanolib.report.drawing import HEIGHT, WIDTH, coloured
-from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
 from nanolib.report.in_turns import ONE
 from nanolib.report.linking import links
-from nanolib.report.overview import cached, having, pick
-from nanolib.report.palette import FRAME, PALETTE
+from nanolib.report.overview import cached, having, pick, why_empty
+from nanolib.report.plot import empty_chart, plot
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import CASE, base, worst
 from nanolib.stats.steady import MOVED
@@ -32,10 +30,11 @@ WARMUP_COLUMNS = {
 _FEWEST = 5  # processes, whose range says something
 _REFERENCE = 5  # steps, after which others are looked at
 _SETTING = ["run_id", "seq_len", "direction", "warmup_steps"]
+_DIFFERENCE = ("difference", "difference_low", "difference_high")
 _FIGURES = ("mean", "sd", "cv", "median", "ratio")
 
 
-@cached("warmup")
+@cached
 def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per direction and warm-up setting, of all its fresh processes.
 
@@ -96,55 +95,68 @@ def curve_table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
 
 
-@framed("From the first step of fresh processes", "warmup")
-def warmup_curve(rows: pd.DataFrame) -> Drawn | None:
+def warmup_curve(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Each step's time from the first one of each fresh process, warm-up and steady state told apart; needs samples."""
     data = curve_table(rows)
-    if data.empty:
-        return None
-    colour = coloured("phase", "Phase", {"warm-up": PALETTE[1], "steady": PALETTE[0], "not settled": FRAME})
-
-    def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
-        base = alt.Chart(part).encode(
-            x=alt.X("step:Q", title="Step", axis=alt.Axis(format="d", tickMinStep=1)),
-            y=alt.Y("ms:Q", title="Time of the step (ms)", scale=alt.Scale(zero=True)),
-        )
-        points = base.mark_point(filled=True, size=30, opacity=1).encode(
-            color=colour, tooltip=tooltips("phase process", "step ms", ",.4~g")
-        )
-        return points.properties(width=WIDTH, height=HEIGHT)
-
-    data = _followed(data.assign(ms=data["ms"].map("{:.4g}".format).astype(float))).drop(
-        columns=["direction", "seq_len"]
+    steady = (
+        data.groupby(["run_id", "direction", "process"])["ms"].transform(lambda ms: ms.tail(len(ms) // 2).median())
+        if len(data)
+        else 1.0
     )
-    return panels(data, draw), "Every step of every fresh process."
+    return plot(
+        data.assign(
+            panel=data["direction"].str.replace("_", " + "),
+            series="process " + data["process"].astype(str),
+            x=data["step"],
+            y=(100 * data["ms"] / steady).round(1),
+            sure=data["phase"] == "steady",
+            note=data["phase"],
+            text=" ",
+            **links(data),
+        ).drop(columns=["direction", "seq_len", "run_id", "ms", "step", "process", "phase"]),
+        "Each step from the first, of fresh processes",
+        subtitle=[
+            "In % of the steady time: the median of each process's second half. Hollow: warm-up, or not settled."
+        ],
+        unit="% of the steady time",
+        xunit="Step",
+        ref=100.0,
+        width=680,
+        empty=why_empty(overview.of_experiment(rows, "warmup"), "warmup"),
+    )
 
 
-@framed("What each setting would report", "warmup")
-def warmup_settings(rows: pd.DataFrame) -> Drawn | None:
-    """What each warm-up setting would report: the mean of each fresh process, their median and range."""
-    data = warmup_table(rows)
-    data = data[data["mean"].notna()] if len(data) else data
-    if data.empty:
-        return None
+def warmup_settings(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """What each warm-up setting does to the mean: the median of the fresh processes and their range."""
+    title = "What skipping the warm-up does to the mean"
+    table = warmup_table(rows)
+    table = table[table["difference"].notna() & (table["warmup_steps"] != _REFERENCE)] if len(table) else table
+    if table.empty:
+        return empty_chart(title, why_empty(overview.of_experiment(rows, "warmup"), "warmup"))
+    steps = table["warmup_steps"].astype(int).astype(str)
+    data = pd.DataFrame(
+        {
+            "series": table["direction"].str.replace("_", " + ") + " after " + steps,
+            **{name: 100 * table[column] for name, column in zip(("x", "low", "high"), _DIFFERENCE, strict=True)},
+            "sure": table["processes"] >= _FEWEST,
+            "hue": "c1",
+            "text": table["difference"].map("{:+.0%}".format),
+            **links(table),
+        }
+    )
+    return plot(
+        data,
+        title,
+        "rows",
+        subtitle=[f"Against the mean after {_REFERENCE} steps of the same process. Bars: the range of the processes."],
+        unit="Difference of the mean (%)",
+        ref=0.0,
+        band=(-100 * MOVED, 100 * MOVED),
+        fmt="+,.3~r",
+    )
 
-    def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
-        x = alt.X("warmup_steps:O", title="Warm-up steps", axis=alt.Axis(labelAngle=0))
-        base = alt.Chart(part).encode(x=x, color=alt.value(PALETTE[0]))
-        y = {"title": "Mean (ms)", "scale": alt.Scale(zero=True)}
-        tooltip = tooltips("warmup_steps", "processes mean mean_low mean_high sd cv median difference", ",.4~g")
-        marks = with_interval(base, "y", ("mean", "mean_low", "mean_high"), y, size=70, tooltip=tooltip)
-        return alt.layer(*marks, width=WIDTH, height=HEIGHT)
 
-    return panels(_followed(data), draw), "Points: the median of the processes' means. Whiskers: their range."
-
-
-def _followed(table: pd.DataFrame) -> pd.DataFrame:
-    """A panel per direction, and what a page's choice goes by in the place of ids."""
-    return table.assign(panel=table["direction"].str.replace("_", " + "), **links(table)).drop(columns=["run_id"])
-
-
-@cached("warmup")
+@cached
 def verdict(rows: pd.DataFrame) -> list[Claim]:
     """How many warm-up steps are enough on this machine."""
     found = overview.of_experiment(rows, "warmup")

@@ -27,7 +27,7 @@ _SETTLE_S = 2.0  # whoever outlives the process may hold its output open
 _ENGINE = "nanolib-ahead"
 _KERNEL = ("--HistoryManager.hist_file=:memory:",)  # as papermill starts one
 # What the first cells of a notebook need: the first tensor without data imports dynamo and sympy.
-_IMPORTS = "import gc; gc.disable(); import nanolib.run.plan, nanolib.report.drawing, torch._dynamo; gc.enable()"
+_IMPORTS = "import gc; gc.disable(); import nanolib.run.plan, nanolib.report.plot, torch._dynamo; gc.enable()"
 
 
 class WarmKernel:

@@ -5,6 +5,7 @@ from nanolib.experiments.attention.view.charts import (
     attention_efficiency,
     attention_latency,
     attention_memory,
+    attention_parts,
     attention_roofline,
     attention_speed_up,
 )
@@ -22,4 +23,5 @@ SECTION = Section(
         "Loss in a trained model": CaseTable(quality_table, QUALITY_COLUMNS),
     },
     verdict,
+    files=charts.FILES,
 )

@@ -1,4 +1,4 @@
-"""Attention over sequence length: latency, memory, efficiency, and sparse beside dense."""
+"""Attention: how much faster sparse is than dense, where the time goes, and latency, memory and efficiency over the length."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ import pandas as pd
 
 from nanolib.experiments.attention.view.quality import attention_quality
 from nanolib.experiments.attention.view.tables import attention_table
-from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, domain_of, seq_axis
-from nanolib.report.frame import Drawn, framed, rule, tooltips, with_interval
+from nanolib.measurement import format_number
 from nanolib.report.linking import links
 from nanolib.report.over_length import COUNTED_KEY, KEY, PLAN_KEY, ROOFLINE_KEY, over_length
 from nanolib.report.overview import listed
+from nanolib.report.plot import empty_chart, plot
 from nanolib.report.roofline import roofline_chart
 from nanolib.report.tables import known
 
 _OTHERS = ["batch_size", "dtype", "causal"]
-
-
 _TIMED = {"forward": "forward", "backward": "backward"}
+_PARTS = ("forward", "backward", "mask")
 
 attention_latency = over_length("attention", "latency", "Attention latency", [KEY, ROOFLINE_KEY], _TIMED, _OTHERS)
 attention_memory = over_length(
@@ -36,51 +35,79 @@ attention_efficiency = over_length(
     ["Useful FLOP/s (of kept connections) as a share of this machine's matrix product, measured in the same run."],
     _TIMED,
     _OTHERS,
-    log=False,
+    share=True,
 )
 attention_roofline = roofline_chart("attention")
 
 
-@framed("Sparse against dense", why="no sparse kind was measured beside a dense one")
-def attention_speed_up(rows: pd.DataFrame) -> Drawn | None:
+def attention_speed_up(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Smallest forward speed-up of sparse kinds over any dense kernel, and what that one would gain by skipping the same tiles."""
-    table = attention_table(rows)
-    sparse = known(table, "speed_up")
-    if sparse.empty or (sparse := sparse[~sparse["is_dense"] & ~sparse["not_sparse"]]).empty:
-        return None
-    data = sparse[
-        ["name", "seq_len", "speed_up", "speed_up_low", "speed_up_high", "bound", "speed_up_baseline", "sparsity"]
-    ]
-    data = data.rename(columns={"speed_up_baseline": "baseline"}).assign(**links(sparse, but="link_model"))
-    colour, shape = colour_and_shape("name", "Kind", data["name"], table["name"])
-    base = alt.Chart(data).encode(x=seq_axis(data["seq_len"]), color=colour)
-    domain = domain_of(data[["speed_up", "speed_up_low", "speed_up_high", "bound"]].assign(one=1.0), log=True)
-    scale = alt.Scale(type="log", base=2, domain=domain, nice=False)
-    y = {"title": "Speed-up over dense (×)", "scale": scale}
-    tooltip = tooltips(
-        "name baseline", "seq_len speed_up speed_up_low speed_up_high bound", ",.4~g", name="kind", baseline="against"
-    )
-    tooltip += tooltips("", "sparsity", ".0%", sparsity="removes")
-    ends = ("speed_up", "speed_up_low", "speed_up_high")
-    layers = [
-        rule("y", 1.0, y, "y"),
-        base.mark_line(strokeDash=[4, 4], strokeWidth=1.2).encode(y=alt.Y("bound:Q", **y)),
-        base.mark_line(strokeWidth=2).encode(y=alt.Y("speed_up:Q", **y)),
-        *with_interval(base, "y", ends, y, size=55, shape=shape, tooltip=tooltip),
-    ]
+    table = known(attention_table(rows), "speed_up")
+    sparse = table[~table["is_dense"] & ~table["not_sparse"]] if len(table) else table
+    title = "Speed-up of sparse attention over dense"
+    if sparse.empty:
+        return empty_chart(title, "no sparse kind was measured with a dense one")
     dense = listed(figure.name for figures in sparse["speed_up_over"] for figure in figures)
-    subtitle = [
-        f"Forward, in turns with each dense kernel ({dense}), the smallest gain. Above the grey line sparse is faster.",
-        "Masks that are built once are not in it. Dashed: what that dense kernel would gain by skipping the same tiles.",
-    ]
-    return alt.layer(*layers, width=2 * WIDTH, height=HEIGHT), subtitle
+    data = pd.DataFrame(
+        {
+            "series": sparse["name"],
+            "x": sparse["seq_len"].astype(int),
+            "y": sparse["speed_up"],
+            "low": sparse["speed_up_low"],
+            "high": sparse["speed_up_high"],
+            "pred": sparse["bound"],
+            "sure": ~sparse["forward_unsteady"].astype(bool) & ~sparse["speed_up_busy"].astype(bool),
+            "text": sparse["name"] + "  " + sparse["speed_up"].map("{:.2f}×".format),
+            "note": "against " + sparse["speed_up_baseline"] + ", removes " + sparse["sparsity"].map("{:.0%}".format),
+            **links(sparse, but="link_model"),
+        }
+    )
+    return plot(
+        data,
+        title,
+        subtitle=[
+            f"Forward, in turns with each dense kernel ({dense}), the smallest gain. Above the grey line sparse is faster.",
+            "Masks that are built once are not in it. Hollow: not settled. Dashed: what skipping the same tiles would allow.",
+        ],
+        unit="Speed-up (×)",
+        xunit="Sequence length (tokens)",
+        log="xy",
+        ref=1.0,
+        ref_text="dense",
+    )
 
 
-# What the report draws of it, in this order.
+def attention_parts(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """Where the time of each kind goes at the longest length: forward, backward, and the mask if it is built."""
+    table = known(attention_table(rows), "forward")
+    table = table[table["seq_len"] == table["seq_len"].max()] if len(table) else table
+    if len(table):
+        total = table[list(_PARTS)].sum(axis=1)
+        table = table.assign(series=table["name"], total=total, text=total.map(format_number) + " ms").sort_values(
+            "total"
+        )
+        table = table.assign(**links(table, but="link_model"))
+        kept = ["series", "text", *(name for name in table if name.startswith("link_"))]
+        table = table.melt(kept, list(_PARTS), "part", "x")
+        table = table[table["x"] > 0]
+    return plot(
+        table,
+        "Where the time goes at the longest sequence length",
+        "bars",
+        unit="Median time (ms)",
+        empty="no attention case gave a time",
+    )
+
+
+# What the report shows, the chart that answers first.
 CHARTS = {
-    "attention_latency": attention_latency,
     "attention_speed_up": attention_speed_up,
+    "attention_parts": attention_parts,
     "attention_quality": attention_quality,
+}
+# What it writes as files only.
+FILES = {
+    "attention_latency": attention_latency,
     "attention_memory": attention_memory,
     "attention_efficiency": attention_efficiency,
     "attention_roofline": attention_roofline,

@@ -7,28 +7,25 @@ import pandas as pd
 
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
 from nanolib.report.claim import Claim, Figure, Order, comparing
-from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape
-from nanolib.report.frame import Drawn, framed, panels, rule, tooltips, with_interval
 from nanolib.report.linking import links
 from nanolib.report.overview import cached, having
-from nanolib.report.palette import PALETTE
-from nanolib.report.tables import Column, base, filled, known, titles
+from nanolib.report.plot import empty_chart, plot
+from nanolib.report.tables import Column, base, filled, known, titles, with_state
 
 _QUALITY = (
     Column("pattern", "Pattern"),
-    Column("target", "Asked to remove"),
-    Column("sparsity", "Removed", "sparsity", interval=True),
+    Column("sparsity", "Sparsity", "sparsity", interval=True),
     Column("dense_loss", "Dense loss, nats/byte [95 %]", "loss", "dense", interval=True),
     Column("replaced", "Replaced, Δ [95 %]", "loss_difference", "replaced", interval=True),
     Column("fine_tuned", "Fine-tuned, Δ [95 %]", "loss_difference", "fine_tuned", interval=True),
     Column("seeds", "Seeds"),
-    Column("status", "Status"),
+    Column("state", "State"),
 )
 QUALITY_COLUMNS = titles(_QUALITY)
 _PANELS = {"replaced": "dense attention replaced", "fine_tuned": "and trained on with it"}
 
 
-@cached("attention")
+@cached
 def quality_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per pattern and sparsity.
 
@@ -39,44 +36,44 @@ def quality_table(rows: pd.DataFrame) -> pd.DataFrame:
     """
     rows = having(rows, "attention", "pattern")
     table = filled(base(rows, ["pattern", "target", "seq_len", "seeds", "steps"], "pattern"), rows, _QUALITY)
-    return table.drop(columns=[name for name in table if name.endswith(("_predicted", "_row", "_busy"))])
+    table = table.drop(columns=[name for name in table if name.endswith(("_predicted", "_row", "_busy"))])
+    return with_state(table)
 
 
-@framed("What sparsity does to a trained model", why="no pattern was tried in a trained model; set quality_patterns")
-def attention_quality(rows: pd.DataFrame) -> Drawn | None:
-    """Loss above dense over the share of connections removed, a panel before and one after the fine-tune."""
+def attention_quality(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """Loss above dense over the share of connections removed, before and after a fine-tune."""
     table = known(quality_table(rows), "replaced")
+    title = "Loss that sparsity adds to a trained model"
     if table.empty:
-        return None
-    colour, shape = colour_and_shape("pattern", "Pattern", table["pattern"])
-    ends = table[[f"{name}_{end}" for name in _PANELS for end in ("low", "high")]].to_numpy()
-    room = 0.05 * (max(ends.max(), 0) - min(ends.min(), 0))
-    scale = alt.Scale(domain=[float(min(ends.min(), 0) - room), float(max(ends.max(), 0) + room)], nice=False)
-    x = alt.X("sparsity:Q", title="Connections removed", axis=alt.Axis(format=".0%"), scale=alt.Scale(zero=False))
-    y = {"title": "Loss above dense (nats per byte)", "scale": scale}
+        return empty_chart(title, "no pattern was tried in a trained model; set quality_patterns")
     parts = [
-        table[["pattern", "sparsity", "target"]].assign(
-            **links(table), panel=words, difference=table[name], low=table[f"{name}_low"], high=table[f"{name}_high"]
+        pd.DataFrame(
+            {
+                "panel": words,
+                "series": table["pattern"],
+                "x": table["sparsity"],
+                "y": table[name],
+                "low": table[f"{name}_low"],
+                "high": table[f"{name}_high"],
+                "sure": ~(table["steps"] < LEARNING_STEPS),
+                **links(table),
+            }
         )
         for name, words in _PANELS.items()
     ]
-    tooltip = tooltips("pattern", "target sparsity difference low high")
-
-    def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
-        base = alt.Chart(part).encode(x=x, color=colour)
-        layers = [
-            rule("y", 0.0, y, "y", color=PALETTE[-1], strokeWidth=0.8),
-            base.mark_line(strokeWidth=1.5, opacity=0.7).encode(y=alt.Y("difference:Q", **y)),
-            *with_interval(base, "y", ("difference", "low", "high"), y, size=55, shape=shape, tooltip=tooltip),
-        ]
-        return alt.layer(*layers, width=WIDTH, height=HEIGHT)
-
-    seeds = int(table["seeds"].max())
-    subtitle = (
-        f"Small decoders trained on bytes of real text, {seeds} seeds; differences paired by seed, with 95 % intervals."
+    few = (table["steps"] < LEARNING_STEPS).all()
+    return plot(
+        pd.concat(parts),
+        title,
+        subtitle=[
+            f"Small decoders, {int(table['seeds'].max())} seeds; differences paired by seed, with 95 % intervals.",
+            f"{int(table['steps'].max())} steps: {SMOKE_TEST}." if few else "",
+        ],
+        unit="Loss above dense (nats per byte)",
+        xunit="Sparsity (share of connections removed)",
+        fmt="+.2~f",
+        ref=0.0,
     )
-    more = f" {int(table['steps'].max())} steps: {SMOKE_TEST}." if (table["steps"] < LEARNING_STEPS).all() else ""
-    return panels(pd.concat(parts), draw), [subtitle, more.strip()] if more else subtitle
 
 
 def quality_words(rows: pd.DataFrame) -> list[Claim]:

@@ -7,44 +7,37 @@ import pandas as pd
 from nanolib.measurement import Flag
 from nanolib.report.in_turns import with_speed_ups
 from nanolib.report.overview import cached, of_experiment, pick
-from nanolib.report.tables import CASE, Column, base, filled, flagged, titles
+from nanolib.report.tables import CASE, Column, base, filled, flagged, titles, with_state
 
 _FACTORS = ["name", "seq_len", "batch_size", "dtype", "causal", "device"]
 
 _COLUMNS = (
-    Column("name", "Kind"),
-    Column("seq_len", "n"),
-    Column("batch_size", "Batch"),
-    Column("dtype", "Type"),
-    Column("sparsity_predicted", "Asked to remove"),
-    Column("sparsity", "Connections removed", "sparsity"),
-    Column("block_sparsity", "Tiles skipped", "block_sparsity"),
+    Column("name", "Attention"),
+    Column("seq_len", "Seq len"),
+    Column("shape", "Batch, dtype"),
+    Column("sparsity", "Sparsity", "sparsity"),
+    Column("block_sparsity", "", "block_sparsity"),
     Column("mask", "Mask, ms [95 %]", "latency", "mask", interval=True),
     Column("mask_kept", "", "latency", "mask", detail="kept"),
-    Column("compile", "Compile, ms", "latency", "compile"),
+    Column("compile", "", "latency", "compile"),
     Column("flops", "", "flops", "forward", "formula"),
     Column("forward", "Forward, ms [95 %]", "latency", "forward", interval=True),
-    Column("cold", "Forward, cold cache, ms [95 %]", "latency", "forward, cold", interval=True),
-    Column("paid", "First call, ms [range]"),
-    Column("forward_predicted", "Predicted, ms"),
-    Column("forward_share", "Share of ceiling", "ceiling_share", "forward", interval=True),
+    Column("cold", "", "latency", "forward, cold", interval=True),
+    Column("forward_share", "", "ceiling_share", "forward", interval=True),
     Column("backward", "Backward, ms [95 %]", "latency", "backward", interval=True),
     Column("backward_share", "", "ceiling_share", "backward"),
-    Column("peak_memory", "Peak forward, MiB", "peak_memory", "forward"),
+    Column("speed_up", "Speed-up, × [95 %]"),
+    Column("peak_memory", "Peak, MiB", "peak_memory", "forward"),
     Column("peak_memory_backward", "", "peak_memory", "forward_backward"),
-    Column("relative_error", "Error to float64", "relative_error", "forward"),
-    Column("error_to_dense", "Difference from dense", "relative_error", "against_dense"),
-    Column("cosine", "Cosine with dense", "cosine"),
-    Column("speed_up", "Speed-up [95 %]"),
-    Column("speed_up_paid", "Speed-up of the first call [range]"),
-    Column("bound", "Bound"),
-    Column("status", "Status"),
-    Column("flags", "Flags"),
+    Column("relative_error", "", "relative_error", "forward"),
+    Column("error_to_dense", "", "relative_error", "against_dense"),
+    Column("cosine", "", "cosine"),
+    Column("state", "State"),
 )
 ATTENTION_COLUMNS = titles(_COLUMNS)
 
 
-@cached("attention")
+@cached
 def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per attention case.
 
@@ -99,4 +92,5 @@ def _with_bound(table: pd.DataFrame) -> pd.DataFrame:
 def _with_flags(table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     table = flagged(table, rows)
     table["not_sparse"] = (table["sparsity"] == 0) & ~table["is_dense"]
-    return table
+    table["shape"] = table["batch_size"].astype(int).astype(str) + ", " + table["dtype"]
+    return with_state(table)

@@ -19,7 +19,7 @@ from nanolib.report.tables import in_ms, known, percent, times
 _MOST_PATTERNS = 6
 
 
-@cached("attention")
+@cached
 def verdict(rows: pd.DataFrame) -> list[Claim]:
     """At which lengths sparse attention is faster than dense, by how much, and what it costs in loss."""
     table = attention_table(rows)

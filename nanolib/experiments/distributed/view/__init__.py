@@ -2,8 +2,7 @@
 
 import pandas as pd
 
-from nanolib.experiments.distributed.view import decode, sharding
-from nanolib.experiments.distributed.view.decode import decode_scaling, decode_shares, decode_words, link_model
+from nanolib.experiments.distributed.view.decode import decode_scaling, decode_shares, decode_words
 from nanolib.experiments.distributed.view.decode_tables import (
     COMPONENT_COLUMNS,
     DECODE_COLUMNS,
@@ -25,7 +24,7 @@ from nanolib.report.overview import cached
 from nanolib.report.section import CaseTable, Section
 
 
-@cached("distributed")
+@cached
 def verdict(rows: pd.DataFrame) -> list[Claim]:
     """Which form on how many ranks, what bounds it, and what training's communication costs."""
     nothing = Claim("No case across ranks gave a time, so there is no verdict", advice="nano run quick distributed")
@@ -35,7 +34,7 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
 SECTION = Section(
     "distributed",
     "How far does it scale across ranks?",
-    {**decode.CHARTS, **sharding.CHARTS},
+    {"decode_scaling": decode_scaling, "decode_shares": decode_shares, "sharded_memory": sharded_memory},
     {
         "Decoding": CaseTable(decode_table, DECODE_COLUMNS),
         "Components of a call": CaseTable(component_table, COMPONENT_COLUMNS),
@@ -43,4 +42,5 @@ SECTION = Section(
         "Training": CaseTable(training_table, TRAINING_COLUMNS),
     },
     verdict,
+    files={"prefill_times": prefill_times, "training_scaling": training_scaling},
 )

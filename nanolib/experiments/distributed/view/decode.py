@@ -15,96 +15,87 @@ from nanolib.experiments.distributed.view.decode_tables import (
     decode_table,
     fair,
     over_nodes,
-    over_ranks,
     part_figures,
     ranks_words,
-    with_ranks,
 )
 from nanolib.measurement import Flag, Provenance, format_number
 from nanolib.report.claim import Claim, Figure, Order, comparing
-from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, coloured
-from nanolib.report.frame import Drawn, framed, panels, tooltips, with_interval
 from nanolib.report.in_turns import ONE, gains, not_slower, over
 from nanolib.report.linking import links
-from nanolib.report.overview import having, listed, pick
-from nanolib.report.palette import PALETTE
-from nanolib.report.tables import drawn_ends, in_ms, known, percent, times
+from nanolib.report.overview import having, listed, of_experiment, pick, why_empty
+from nanolib.report.plot import empty_chart, plot
+from nanolib.report.tables import in_ms, known, percent, times
 
 
-@framed("Decoding over a sharded cache: time per token", EXPERIMENT)
-def decode_scaling(rows: pd.DataFrame) -> Drawn | None:
+def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Time of a token over the number of ranks: measured with intervals; what the cost model says of more ranks dashed."""
+    title = "Time per token over ranks"
     table = known(decode_table(rows), "latency")
     if table.empty:
-        return None
-    table = _beside_several(table)
-    measured = pd.DataFrame(
+        return empty_chart(title, why_empty(of_experiment(rows, EXPERIMENT), EXPERIMENT))
+    table = _with_one_rank(table)
+    data = pd.DataFrame(
         {
             "panel": _panel_names(table),
-            "form": table["form"].str.replace("_", " "),
-            "ranks": table["world_size"].astype(int),
-            "ms": table["latency"],
-            **drawn_ends(table, "latency"),
-            "bound": table["bound"].fillna(""),
-            "oversubscribed": [Flag.OVERSUBSCRIBED.value in flags for flags in table["flags"]],
+            "series": table["form"].str.replace("_", " "),
+            "x": table["world_size"].astype(int),
+            "y": table["latency"],
+            "low": table["latency_low"],
+            "high": table["latency_high"],
+            "sure": [Flag.OVERSUBSCRIBED not in flags for flags in table["flags"]],
+            "note": table["bound"].fillna("").radd("bound by ").where(table["bound"].notna(), ""),
             **links(table),
         }
     )
     modelled = _modelled(rows)
-    colour, shape = colour_and_shape("form", "Algorithm", measured["form"])
-    ticks = sorted({*measured["ranks"], *(modelled["ranks"] if len(modelled) else [])})
-    x = alt.X(
-        "ranks:Q",
-        title="Ranks",
-        scale=alt.Scale(type="log", base=2, domain=[min(ticks) / 1.2, max(ticks) * 1.2], nice=False),
-        axis=alt.Axis(values=ticks, format="d", grid=False),
+    if len(modelled):  # the dashed line begins at the last point that was measured
+        keys = ["panel", "series", "x"]
+        joints = data.merge(modelled.rename(columns={"from": "x"})[keys].drop_duplicates(), on=keys)
+        joints = joints.assign(pred=joints["y"])[[*keys, "pred", *(name for name in data if name.startswith("link_"))]]
+        data = pd.concat(
+            [data, joints, modelled.rename(columns={"ranks": "x"}).drop(columns="from")], ignore_index=True
+        )
+        data["sure"] = data["sure"].fillna(True).astype(bool)
+        data["note"] = data["note"].fillna("modelled")
+    return plot(
+        data,
+        title,
+        subtitle=[
+            "Slowest rank, 95 % intervals. Hollow: more ranks than cores, no claim of speed. Dashed: the cost model."
+        ],
+        unit="Time per token (ms)",
+        xunit="Ranks",
+        log="xy",
+        width=680,
     )
-    y = {"title": "Time per token (ms)", "scale": alt.Scale(type="log", nice=False, padding=12)}
-
-    def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
-        base = alt.Chart(part).encode(x=x, color=colour)
-        tooltip = tooltips("form bound oversubscribed", "ranks ms low high", form="algorithm")
-        layers = over_ranks(base, ("ms", "low", "high"), y, colour, shape=shape, tooltip=tooltip)
-        more = modelled[modelled["panel"] == part["panel"].iloc[0]] if len(modelled) else modelled
-        if len(more):
-            joint = part[part["ranks"] == more["from"].iloc[0]][["panel", "form", "ranks", "ms", *links(table)]]
-            dashed = alt.Chart(pd.concat([joint, more], ignore_index=True)).mark_line(
-                strokeDash=[4, 4], strokeWidth=1.4
-            )
-            tooltip = tooltips("form", "ranks ms", form="algorithm")
-            layers.insert(0, dashed.encode(x=x, color=colour, y=alt.Y("ms:Q", **y), tooltip=tooltip))
-        return alt.layer(*layers, width=WIDTH, height=HEIGHT)
-
-    subtitle = "Slowest rank, 95 % intervals. Hollow: more ranks than cores, no claim of speed. Dashed: the cost model (model)."
-    return panels(measured, draw), subtitle
 
 
 def _panel_names(table: pd.DataFrame) -> pd.Series:
     return over_nodes("n = " + table["seq_len"].astype(int).map("{:,}".format) + ", " + table["dtype"], table["nodes"])
 
 
-def _beside_several(table: pd.DataFrame) -> pd.DataFrame:
-    """One rank, which is on one machine, beside the ranks over each number of machines."""
+def _with_one_rank(table: pd.DataFrame) -> pd.DataFrame:
+    """One rank, which is on one machine, with the ranks over each number of machines."""
     alone, several = table[table["world_size"] == 1], table[table["world_size"] > 1]
-    beside = several[["seq_len", "dtype", "nodes"]].drop_duplicates()
-    placed = alone.drop(columns="nodes").merge(beside, how="left").fillna({"nodes": 1})
+    places = several[["seq_len", "dtype", "nodes"]].drop_duplicates()
+    placed = alone.drop(columns="nodes").merge(places, how="left").fillna({"nodes": 1})
     return pd.concat([placed, several], ignore_index=True)
 
 
 def _modelled(rows: pd.DataFrame) -> pd.DataFrame:
     """What the model says of more ranks, from the largest number measured that has a core each."""
     chosen = pick(having(rows, EXPERIMENT, "forms"), "latency")
-    chosen = chosen[chosen["provenance"] == Provenance.MODELLED.value]
+    chosen = chosen[chosen["provenance"] == Provenance.MODELLED]
     if chosen.empty:
         return pd.DataFrame()
     chosen = chosen.assign(**{"factor.nodes": chosen.get("factor.nodes", 1)})
     data = pd.DataFrame(
         {
             "panel": _panel_names(chosen.rename(columns=lambda name: name.removeprefix("factor."))),
-            "form": [details["form"].replace("_", " ") for details in chosen["details"]],
+            "series": [details["form"].replace("_", " ") for details in chosen["details"]],
             "ranks": [details["world_size"] for details in chosen["details"]],
-            "ms": chosen["estimate"],
-            "from": chosen["factor.world_size"],
+            "pred": chosen["estimate"],
+            "from": chosen["factor.world_size"].astype(int),
             **links(chosen),
         }
     )
@@ -112,89 +103,28 @@ def _modelled(rows: pd.DataFrame) -> pd.DataFrame:
     return data[data["from"] == data.groupby("panel")["from"].transform("max")]
 
 
-@framed("Where the time of a token goes", EXPERIMENT)
-def decode_shares(rows: pd.DataFrame) -> Drawn | None:
-    """Where the time of a token goes, by form: compute, wait, communication, stacked."""
+def decode_shares(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """Where the time of a token goes, by algorithm: compute, wait, communication."""
     table = known(decode_table(rows), "latency")
+    table = table[table["world_size"] == table["world_size"].max()] if len(table) else table
     if table.empty:
-        return None
-    lines = [
-        {
-            "panel": f"Ranks: {row['ranks']}, n = {int(row['seq_len']):,}, {row['dtype']}",
-            "form": row["form"].replace("_", " "),
-            "kind": kind,
-            "place": place,
-            "ms": row[kind],
-            "link_run": row["run_id"][:8],
-            "link_n": row["seq_len"],
-        }
-        for _, row in table.iterrows()
-        for place, kind in enumerate(KINDS)
-    ]
-    data = pd.DataFrame(lines)
-    colour = coloured("kind", "Part", dict(zip(KINDS, PALETTE[:3], strict=True)), sort=list(KINDS))
-    words = "Median over calls, each part on its slowest rank (ms)"
-
-    def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
-        bars = alt.Chart(part, width=WIDTH, height=26 * data["form"].nunique()).mark_bar()
-        y, x = alt.Y("form:N", title=None, sort=None), alt.X("ms:Q", title=words, stack="zero")
-        tooltip = tooltips("form kind", "ms", form="algorithm")
-        return bars.encode(y=y, x=x, color=colour, order=alt.Order("place:Q"), tooltip=tooltip)
-
-    subtitle = "Timed part by part: the ranks wait for each other before they communicate, so that a straggler is no communication."
-    return panels(data, draw, columns=2), subtitle
-
-
-_BYTES = "datum.value >= 1048576 ? datum.value / 1048576 + ' MiB' : datum.value / 1024 + ' KiB'"
-
-
-@framed("What sending costs here", why="no collective was measured: that takes at least two ranks")
-def link_model(rows: pd.DataFrame) -> Drawn | None:
-    """Collectives over bytes: measured, and the cost per message and byte that was fitted to them."""
-    rows = having(rows, EXPERIMENT, "forms")
-    sent = pick(rows, "latency")
-    sent = sent[[isinstance(d, dict) and "collective" in d for d in sent["details"]]] if len(sent) else sent
-    if sent.empty:
-        return None
-    details = list(sent["details"])
-    data = pd.DataFrame(
-        {
-            "panel": "Ranks: " + with_ranks(sent.rename(columns=lambda name: name.removeprefix("factor.")))["ranks"],
-            "collective": [d["collective"].replace("_", " ") for d in details],
-            "payload": [d["payload"] for d in details],
-            "ms": sent["estimate"],
-            **drawn_ends(sent),
-            "predicted": sent["predicted"],
-            "case": sent["case_id"],
-            **links(sent, but="link_n"),  # it sends bytes, of any length
-        }
+        return empty_chart("Where the time of a token goes", why_empty(of_experiment(rows, EXPERIMENT), EXPERIMENT))
+    table = table.assign(
+        panel="n = " + table["seq_len"].astype(int).map("{:,}".format) + ", " + table["dtype"],
+        series=table["form"].str.replace("_", " "),
+        text=table["latency"].map(format_number) + " ms",
+        **links(table),
     )
-    data = data[data["case"].isin(data.groupby("panel")["case"].first())]  # one fit per number of ranks
-    colour, shape = colour_and_shape("collective", "Collective", data["collective"])
-    x = alt.X("payload:Q", title="Bytes that a rank holds", scale=alt.Scale(type="log", base=2, nice=False, padding=12))
-    x = x.axis(labelExpr=_BYTES, values=sorted(set(data["payload"])), grid=False, labelOverlap=False)
-    y = {"title": "Time (ms)", "scale": alt.Scale(type="log", nice=False, padding=12)}
-    tooltip = tooltips("collective", "payload ms low high predicted")
-
-    def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
-        base = alt.Chart(part).encode(x=x, color=colour)
-        dashed = base.mark_line(strokeDash=[4, 4], strokeWidth=1.4).encode(y=alt.Y("predicted:Q", **y))
-        marks = with_interval(base, "y", ("ms", "low", "high"), y, size=55, shape=shape, tooltip=tooltip)
-        return alt.layer(dashed, *marks, width=WIDTH, height=HEIGHT)
-
-    return panels(data, draw), _link_words(rows) or "Points: measured, slowest rank."
-
-
-def _link_words(rows: pd.DataFrame) -> str:
-    """The fit with its largest residual, for the largest number of ranks that has a core each."""
-    found = pick(rows, "link_latency")
-    if found.empty:
-        return ""
-    row = (fair(found) if len(fair(found)) else found).iloc[-1]
-    speed = pick(rows[rows["case_id"] == row["case_id"]], "link_bandwidth", row["scope"])
-    rate = f", then {speed['estimate'].iloc[0] / 1e9:.2f} GB/s" if len(speed) else ""
-    largest = row["details"]["largest_residual"]
-    return f"Dashed: the model, {row['estimate'] * 1e3:.0f} µs per message{rate} ({row['scope']}); off by up to {largest:.0%}."
+    kept = ["panel", "series", "text", *(name for name in table if name.startswith("link_"))]
+    return plot(
+        table.melt(kept, list(KINDS), "part", "x"),
+        f"Where the time of a token goes on {table['ranks'].iloc[0]} ranks",
+        "bars",
+        subtitle=[
+            "Timed part by part: the ranks wait for each other before they communicate. At the right: the whole call."
+        ],
+        unit="Median over calls, each part on its slowest rank (ms)",
+    )
 
 
 def decode_words(rows: pd.DataFrame) -> list[Claim]:
@@ -278,11 +208,3 @@ def _bound(most: pd.DataFrame, tied: list[str]) -> Claim:
         advice = "longer sequences per rank, or fewer ranks"
     share = parts["communication"] / sum(parts.values())
     return Claim("communication-bound", f"{ms}, {share:.0%}", advice, compared=compared)
-
-
-# What the report draws of it, in this order.
-CHARTS = {
-    "decode_scaling": decode_scaling,
-    "decode_shares": decode_shares,
-    "link_model": link_model,
-}

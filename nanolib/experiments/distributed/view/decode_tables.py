@@ -5,48 +5,39 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import altair as alt
 import pandas as pd
 
 from nanolib.measurement import Flag
 from nanolib.report.claim import Figure, Order
-from nanolib.report.frame import HOLLOW, with_interval
 from nanolib.report.in_turns import over, with_speed_ups
 from nanolib.report.overview import cached, having, pick
-from nanolib.report.palette import PAPER
-from nanolib.report.tables import CASE, Column, base, filled, titles
+from nanolib.report.tables import CASE, Column, base, filled, titles, with_state
 
 EXPERIMENT = "distributed"
 KINDS = ("compute", "wait", "communication")
 ONE_RANK = "one rank"  # attends to the whole sequence while the others wait
 SENT = (
-    Column("rounds", "Steps", "rounds"),
+    Column("rounds", "", "rounds"),
     Column("sent", "Sent, B", "wire_bytes", method="formula"),
-    Column("counted", "Counted, B", "wire_bytes", method="interface"),
-    Column("relative_error", "Error to float64", "relative_error"),
+    Column("counted", "", "wire_bytes", method="interface"),
+    Column("relative_error", "", "relative_error"),
 )
 _DECODE = (
     Column("ranks", "Ranks"),
-    Column("seq_len", "n"),
-    Column("dtype", "Type"),
+    Column("seq_len", "Seq len"),
     Column("form", "Algorithm"),
     Column("latency", "Token, ms [95 %]", "latency", "", interval=True),
     *(Column(kind, f"{kind.capitalize()}, ms [95 %]", "part_time", kind, interval=True) for kind in KINDS),
-    Column("communication_predicted", "Communication predicted, ms"),
-    Column("bound", "Bound by"),
-    Column("critical", "Critical rank", "time_share", KINDS[0], detail="rank"),
-    *(Column(f"{kind}_share", f"Its share of {kind} [95 %]", "time_share", kind, interval=True) for kind in KINDS),
-    Column("gain", "Over one rank, × [95 %]"),
+    Column("critical", "", "time_share", KINDS[0], detail="rank"),
+    *(Column(f"{kind}_share", "", "time_share", kind, interval=True) for kind in KINDS),
     Column("efficiency", "Efficiency [95 %]"),
     *SENT,
-    Column("status", "Status"),
-    Column("message", "Why"),
-    Column("flags", "Flags"),
+    Column("state", "State"),
 )
 DECODE_COLUMNS = titles(_DECODE)
 COMPONENT_COLUMNS = {
     "ranks": "Ranks",
-    "seq_len": "n",
+    "seq_len": "Seq len",
     "form": "Algorithm",
     "component": "Component",
     "ms": "Slowest rank, ms [95 %]",
@@ -94,16 +85,7 @@ def over_nodes(names: pd.Series, nodes: pd.Series) -> pd.Series:
     return names.where(nodes == 1, names + ", " + nodes.astype(str) + " nodes")
 
 
-def over_ranks(
-    base: alt.Chart, fields: tuple[str, str, str], y: dict[str, Any], colour: alt.Color, **encodings: Any
-) -> list[alt.Chart]:
-    """A line and points with their intervals; hollow where there were more ranks than cores. Arguments as of `with_interval`."""
-    fill = alt.condition("datum.oversubscribed", alt.value(PAPER), colour)
-    line = base.mark_line(strokeWidth=2).encode(y=alt.Y(f"{fields[0]}:Q", **y))
-    return [line, *with_interval(base, "y", fields, y, mark=HOLLOW, fill=fill, **encodings)]
-
-
-@cached("distributed")
+@cached
 def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per form, number of ranks and length.
 
@@ -127,7 +109,8 @@ def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
     table = with_gain(with_speed_ups(table, measured, table["form"]), ONE_RANK, table["world_size"])
     one = pick(measured, "latency", ONE_RANK)
     table = filled(table, one, [Column("alone", "", "latency", ONE_RANK, interval=True)])
-    return table.sort_values(["dtype", "seq_len", "world_size"], kind="stable").reset_index(drop=True)
+    table = table.sort_values(["dtype", "seq_len", "world_size"], kind="stable").reset_index(drop=True)
+    return with_state(table)
 
 
 _ENDS = ("", "_low", "_high")
@@ -189,7 +172,7 @@ def with_gain(table: pd.DataFrame, alone: str, share: pd.Series | int) -> pd.Dat
     return table.assign(**{name.replace("gain", "efficiency"): table[name] / share for name in gain})
 
 
-@cached("distributed")
+@cached
 def component_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per component: columns `run_id`, `ranks`, `seq_len`, `form`, `component`, `ms` (with ends), `mean`, `sd`."""
     found = pick(having(rows, EXPERIMENT, "world_size"), "part_time")

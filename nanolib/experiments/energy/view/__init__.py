@@ -1,6 +1,5 @@
 """What a person sees of energy: joules per token, power over time, and what the layers and operations take."""
 
-from nanolib.experiments.energy.view import energy, layers
 from nanolib.experiments.energy.view.energy import (
     ENERGY_COLUMNS,
     energy_per_token,
@@ -10,18 +9,19 @@ from nanolib.experiments.energy.view.energy import (
 )
 from nanolib.experiments.energy.view.layers import (
     OVERHEAD_COLUMNS,
-    activation_profile,
-    layer_heat_map,
     operation_breakdown,
     overhead_words,
-    profiling_overhead,
 )
 from nanolib.report.section import CaseTable, Section
 
 SECTION = Section(
     "energy",
     "What does a token cost in joules?",
-    {**energy.CHARTS, **layers.CHARTS},
+    {
+        "energy_per_token": energy_per_token,
+        "operation_breakdown": operation_breakdown,
+        "power_over_time": power_over_time,
+    },
     {
         "Joules, power and time": CaseTable(energy_table, ENERGY_COLUMNS),
         "Profiling overhead": CaseTable(overhead_words, OVERHEAD_COLUMNS),

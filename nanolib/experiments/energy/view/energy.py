@@ -6,40 +6,36 @@ import altair as alt
 import pandas as pd
 
 from nanolib.experiments.energy.view.layers import layer_words
-from nanolib.measurement import Provenance
+from nanolib.measurement import Provenance, format_number
 from nanolib.report.claim import Claim, Figure
-from nanolib.report.drawing import HEIGHT, WIDTH, coloured, domain_of
-from nanolib.report.frame import HOLLOW, Drawn, framed, tooltips, with_interval
 from nanolib.report.linking import followed, links
-from nanolib.report.log_axes import drawable
-from nanolib.report.overview import cached, of_experiment, pick
-from nanolib.report.palette import FRAME, PALETTE
-from nanolib.report.tables import CASE, Column, base, filled, known, titles, with_ends
+from nanolib.report.overview import cached, of_experiment, pick, why_empty
+from nanolib.report.plot import empty_chart, hues, plot
+from nanolib.report.tables import CASE, Column, base, filled, known, titles, with_ends, with_state
 
 _ENERGY = (
     Column("name", "Model"),
     Column("phase", "Phase"),
-    Column("seq_len", "n"),
-    Column("batch_size", "Batch"),
+    Column("seq_len", "Seq len"),
+    Column("batch_size", ""),
     Column("source", "Source"),
-    Column("provenance", "Provenance"),
+    Column("provenance", ""),
     Column("power", "Power, W [range]", "power", "", interval=True),
     Column("idle_power", "Idle, W [range]", "power", "idle", interval=True),
     Column("energy_per_token", "J per token [range]", "energy_per_token", interval=True),
-    Column("net_per_token", "Above idle, J per token [range]"),
+    Column("net_per_token", ""),
     Column("energy", "Window, J [range]", "energy", interval=True),
     Column("net", "", "net_energy", interval=True),
-    Column("energy_delay", "Energy × delay, J·s [range]", "energy_delay", interval=True),
+    Column("energy_delay", "", "energy_delay", interval=True),
     Column("tokens_per_second", "Tokens/s"),
-    Column("status", "Status"),
-    Column("message", "Why"),
+    Column("state", "Provenance"),
 )
 ENERGY_COLUMNS = titles(_ENERGY)
-NO_READING = "no sensor read this machine's power; what is estimated from how busy its cores were stands in the table"
-_HOLLOW_SAYS = "Hollow and dotted: replayed from a recording, and no reading of this machine."
+_NO_READING = "No sensor here. Hollow: a range that is estimated from how busy the cores were, and no reading."
+_REPLAYED = "Hollow: replayed from a recording, and no reading of this machine."
 
 
-@cached("energy")
+@cached
 def energy_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per phase, shape and source.
 
@@ -54,7 +50,7 @@ def energy_table(rows: pd.DataFrame) -> pd.DataFrame:
     table = base(rows, ["name", "phase", "seq_len", "batch_size"], "phase")
     if table.empty:
         return table
-    table = filled(table, rows, [Column("tokens_per_second", "", "tokens_per_second")])
+    table = filled(table, rows, [Column("tokens_per_second", "Tokens/s", "tokens_per_second")])
     of = pd.Series([details.get("of", "") for details in rows["details"]], index=rows.index)
     windows = rows["scope"].where(rows["scope"] == "idle", "")
     rows = rows.assign(source=rows["method"], of=of, scope=windows)
@@ -66,100 +62,85 @@ def energy_table(rows: pd.DataFrame) -> pd.DataFrame:
     table = table.fillna(dict.fromkeys(("source", "of", "provenance"), ""))
     table = filled(table, rows, _ENERGY, [*CASE, "source", "of"])
     share = table["energy_per_token"] / table["energy"].where(table["energy"] != 0)
-    return table.assign(**{f"net_per_token{end}": table[f"net{end}"] * share for end in ("", "_low", "_high")})
+    table = table.assign(**{f"net_per_token{end}": table[f"net{end}"] * share for end in ("", "_low", "_high")})
+    known_state = with_state(table)["state"]
+    return table.assign(state=known_state.where(known_state != "ok", table["provenance"]))
 
 
-@framed("Energy per token", "energy")
-def energy_per_token(rows: pd.DataFrame) -> Drawn | str | None:
-    """Joules per token by phase, as a sensor read them, with bounds. What is estimated stands in the table alone."""
+def energy_per_token(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """Joules per token by phase, with bounds: filled as a sensor read them, hollow if estimated or replayed."""
     table = known(energy_table(rows), "energy_per_token")
     if table.empty:
-        return None
-    table = table[table["provenance"] != Provenance.ESTIMATED.value]
-    if table.empty:
-        return NO_READING
-    case = "n = " + table["seq_len"].astype(int).astype(str) + ", " + table["phase"].str.replace("_", " ")
+        return empty_chart("Energy per token", why_empty(of_experiment(rows, "energy"), "energy"))
     several = table["name"].nunique() > 1
-    of_model = "" if several else f": {table['name'].iloc[0]}"
-    case = case + ", " + table["name"] if several else case  # the name may be so long that it is cut
+    phase, case = table["phase"].str.replace("_", " "), table["seq_len"].astype(int).astype(str)
+    estimated = table["provenance"] == Provenance.ESTIMATED
+    ends = (
+        table["energy_per_token_low"].map("{:.2g}".format)
+        + " to "
+        + table["energy_per_token_high"].map("{:.2g}".format)
+    )
     data = pd.DataFrame(
         {
-            "case": case,
-            "phase": table["phase"].str.replace("_", " "),
-            "source": table["source"] + " " + table["of"],
-            "replayed": table["provenance"] == Provenance.REPLAYED.value,
-            "joules": table["energy_per_token"],
+            "series": phase + ", n = " + case + (", " + table["name"] if several else ""),
+            "x": table["energy_per_token"],
             "low": table["energy_per_token_low"],
             "high": table["energy_per_token_high"],
+            "sure": table["provenance"] == Provenance.MEASURED,
+            "hue": phase.map(hues(phase)),
+            "text": ends.where(estimated, table["energy_per_token"].map(format_number)) + " J",
+            "note": table["provenance"] + ", " + table["source"] + " " + table["of"],
             **links(table),
         }
     )
-    data["low"] = data["low"].clip(lower=drawable(data["joules"]).min() / 100)
-    scale = alt.Scale(type="log", domain=domain_of(data[["joules", "low", "high"]], log=True), nice=False)
-    order = list(dict.fromkeys(data["case"]))
-    colours = dict(zip(dict.fromkeys(data["phase"]), PALETTE, strict=False))
-    colour = coloured("phase", alt.Undefined, colours, legend=None)  # the labels name the phase
-    tooltip = tooltips("case source", "joules low high")
-    x = {"title": "Energy per token (J)", "scale": scale}
-    y = alt.Y("case:N", title=None, sort=order, axis=alt.Axis(labelLimit=420))
-    base = alt.Chart(data).encode(y=y, color=colour, tooltip=tooltip)
-    ends = ("joules", "low", "high")
-    layers = with_interval(base.transform_filter("!datum.replayed"), "x", ends, x, size=70)
-    layers += with_interval(base.transform_filter("datum.replayed"), "x", ends, x, size=70, mark=HOLLOW)
-    return alt.layer(*layers, width=int(1.6 * WIDTH), height=alt.Step(26)), _sources(data["replayed"]), of_model
+    subtitle = ["Bars: the bounds that the source allows.", _NO_READING if estimated.any() else ""]
+    return plot(
+        data,
+        "Energy per token" + ("" if several else f": {table['name'].iloc[0]}"),
+        "rows",
+        subtitle=[*subtitle, _REPLAYED if (table["provenance"] == Provenance.REPLAYED).any() else ""],
+        unit="Energy per token (J)",
+        log="x",
+        fmt=".2~g",
+    )
 
 
-@framed("Power over time", "energy")
-def power_over_time(rows: pd.DataFrame) -> Drawn | str | None:
-    """The course of the power in each window, as a sensor read it, the idle one before it."""
-    rows = of_experiment(rows, "energy")
-    found = pick(rows, "power")
+def power_over_time(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """The course of the power in each window as a sensor read it, the idle window before it."""
+    found = pick(of_experiment(rows, "energy"), "power")
     parts = []
-    for _, row in found[found["provenance"] != Provenance.ESTIMATED.value].iterrows():
-        idle = row["scope"] == "idle"
-        course, watts = row["details"].get("course_s", []), row["details"].get("course_w", [])
-        shift = -(course[-1] if idle and course else 0.0)  # idle comes before the work, which begins at zero
+    for _, row in found[found["provenance"] != Provenance.ESTIMATED].iterrows() if len(found) else ():
+        course = row["details"].get("course_s", [])
+        shift = -course[-1] if row["scope"] == "idle" and course else 0.0  # idle comes before the work
         parts.append(
             pd.DataFrame(
                 {
-                    "seconds": [at + shift for at in course],
-                    "watts": watts,
-                    "phase": row["scope"].replace("_", " "),
-                    "replayed": row["provenance"] == Provenance.REPLAYED.value,
+                    "series": row["scope"].replace("_", " "),
+                    "x": [at + shift for at in course],
+                    "y": row["details"].get("course_w", []),
+                    "sure": row["provenance"] == Provenance.MEASURED,
                     "run_id": row["run_id"],
                     "name": row["factor.name"],
                     "seq_len": row["factor.seq_len"],
-                    "series": f"{row['case_id']} {row['scope']} {row['details'].get('of', '')}",
                 }
             )
         )
     data = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
     if data.empty:
-        return NO_READING if len(pick(rows, "power")) else None
-    data = followed(data)
-    phases = enumerate(dict.fromkeys(data["phase"]))
-    colours = {phase: FRAME if phase == "idle" else PALETTE[i % len(PALETTE)] for i, phase in phases}
-    chart = (
-        alt.Chart(data)
-        .mark_line(strokeWidth=1.5)
-        .encode(
-            x=alt.X("seconds:Q", title="Seconds since the work began; idle before it"),
-            y=alt.Y("watts:Q", title="Power (W)", scale=alt.Scale(zero=True)),
-            color=coloured("phase", "Phase", colours),
-            strokeDash=alt.condition("datum.replayed", alt.value([1, 3]), alt.value([1, 0])),
-            detail=alt.Detail("series:N"),
-            tooltip=tooltips("phase", "seconds watts"),
+        why = (
+            "no sensor read this machine's power" if len(found) else why_empty(of_experiment(rows, "energy"), "energy")
         )
+        return empty_chart("Power over time", why)
+    return plot(
+        followed(data),
+        "Power over time",
+        subtitle=["Read from a sensor." if data["sure"].any() else "", "" if data["sure"].all() else _REPLAYED],
+        unit="Power (W)",
+        xunit="Seconds since the work began",
     )
-    return chart.properties(width=2 * WIDTH, height=HEIGHT), _sources(data["replayed"])
 
 
-def _sources(replayed: pd.Series) -> list[str]:
-    read = [] if replayed.all() else ["Read from a sensor, with bounds."]
-    return [*read, *([_HOLLOW_SAYS] if replayed.any() else [])]
-
-
-@cached("energy")
+@cached
 def verdict(rows: pd.DataFrame) -> list[Claim]:
     """What a token costs in each phase, and by which source."""
     table = energy_table(rows)
@@ -199,10 +180,3 @@ def _joules(row: pd.Series, estimated: bool) -> str:
         low, high = row["energy_per_token_low"], row["energy_per_token_high"]
         return f"{low:.2g} to {high:.2g} J"
     return f"{with_ends(row, 'energy_per_token')} J at {row['power']:.0f} W"
-
-
-# What the report draws of it, in this order.
-CHARTS = {
-    "energy_per_token": energy_per_token,
-    "power_over_time": power_over_time,
-}

@@ -7,58 +7,25 @@ import pandas as pd
 
 from nanolib.measurement import format_with_interval
 from nanolib.report.claim import Claim, Figure, Order, comparing
-from nanolib.report.drawing import WIDTH, colour_and_shape, coloured
-from nanolib.report.frame import Drawn, framed, panels, rule, tooltips, with_interval
 from nanolib.report.linking import followed
 from nanolib.report.overview import cached, of_experiment, pick
-from nanolib.report.palette import FRAME, PALETTE, PAPER
+from nanolib.report.plot import empty_chart, plot
 from nanolib.report.tables import CASE, known
 
-# What belongs together lies together and shares a hue: projections blue, attention orange, the MLP green, the rest grey.
-OPERATIONS = {
-    "q_proj": "#08519c",
-    "k_proj": "#3182bd",
-    "v_proj": "#6baed6",
-    "qkv_proj": "#3182bd",
-    "out_proj": "#bdd7e7",
-    "rope": "#dadaeb",
-    "attention_fused": "#7f2704",
-    "qk": "#a63603",
-    "scale_mask": "#e6550d",
-    "softmax": "#fd8d3c",
-    "av": "#fdbe85",
-    "gate": "#006d2c",
-    "up": "#31a354",
-    "activation": "#a1d99b",
-    "down": "#74c476",
-    "norm": "#CC79A7",
-    "embedding": "#e7cb94",
-    "head": "#8c6d31",
-    "residual": "#999999",
-    "cache": "#bbbbbb",
-    "other": "#d0d0d0",
-    "between": "#f0f0f0",
+_GROUPS = {
+    "attention": ("attention_fused", "qk", "scale_mask", "softmax", "av", "rope", "cache"),
+    "projections": ("q_proj", "k_proj", "v_proj", "qkv_proj", "out_proj"),
+    "MLP": ("gate", "up", "activation", "down"),
+    "norm, embedding, head": ("norm", "embedding", "head", "residual"),
+    "gaps": ("between",),
+    "other": ("other",),
 }
+_FAMILIES = {operation: family for family, operations in _GROUPS.items() for operation in operations}
 _SPOKEN = {"attention_fused": "fused attention", "between": "gaps between operations"}
-ACTIVATIONS = {
-    "mean_abs": "mean |x|",
-    "sd": "standard deviation",
-    "max_abs": "largest |x|",
-    "near_zero": "share near zero",
-}
-DEEP = {
-    "attention_entropy": "attention entropy (nats)",
-    "attention_max_weight": "largest attention weight",
-    "attention_sparsity": "attention weights near zero",
-    "mlp_kill_ratio": "MLP units near zero",
-    "norm_variance_ratio": "variance after norm / before",
-}
-MODES = ("again", "minimal", "standard", "deep")
-LIMITS = {"minimal": 0.01, "standard": 0.03, "deep": 0.08}
 OVERHEAD_COLUMNS = {
     "name": "Model",
     "phase": "Phase",
-    "seq_len": "n",
+    "seq_len": "Seq len",
     "mode": "Mode",
     "wall": "Wall time [interval]",
     "cpu": "Processor time [interval]",
@@ -120,137 +87,39 @@ def _operations(rows: pd.DataFrame) -> pd.DataFrame:
     lines = []
     for _, row in table.iterrows():
         operations = dict(row["operations_ms"])
-        for name in set(operations) - set(OPERATIONS):  # modules that go by their own names
+        for name in set(operations) - set(_FAMILIES):  # modules that go by their own names
             operations["other"] = operations.get("other", 0.0) + operations.pop(name)
-        whole = sum(operations.values())
-        for place, name in enumerate(OPERATIONS):
+        for name in _FAMILIES:
             if name not in operations:
                 continue
             ms = operations[name]
             line = {"case": row["case"], "phase": row["phase"], "layer": row["layer"], "operation": name, "ms": ms}
-            line |= {"order": place, "place": row["place"], "share": ms / whole, "passes": row["deep_passes"]}
             line |= {name: row[name] for name in ("run_id", "name", "seq_len")}
-            if "joules" in table:
-                line["joules"] = "{:.2g} to {:.2g} J".format(
-                    *(row[end] * ms / whole for end in ("joules_low", "joules_high"))
-                )
             lines.append(line)
     return followed(pd.DataFrame(lines))
 
 
-def _tooltip(data: pd.DataFrame, *names: str) -> list[alt.Tooltip]:
-    titles = {"ms": "ms per call, in deep passes", "joules": "energy, attributed by time", "passes": "deep passes"}
-    return [
-        *tooltips(" ".join(["case", *names]), "ms", **titles),
-        *tooltips("", "share", ".1%", share="share of its layer"),
-        *tooltips("joules" if "joules" in data else "", "passes", "d", **titles),
-    ]
-
-
-@framed("Where the time goes, layer by layer", "energy")
-def layer_heat_map(rows: pd.DataFrame) -> Drawn | None:
-    """Layers by operations, coloured by time; the energy attributed to each by its time is in the tooltip."""
+def operation_breakdown(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """All layers' operations as shares of a call, a bar per phase."""
     data = _operations(rows)
     if data.empty:
-        return None
-    heat = alt.Legend(gradientLength=120, format=".2~g")
-    colour = alt.Color("ms:Q", title="ms", scale=alt.Scale(type="log", scheme="viridis"), legend=heat)
-
-    def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
-        layers = list(part.sort_values("place")["layer"].unique())
-        used = [name for name in OPERATIONS if name in set(part["operation"])]
-        cells = alt.Chart(part, width=alt.Step(26), height=alt.Step(22 if len(layers) < 20 else 12))
-        return cells.mark_rect(stroke=PAPER, strokeWidth=1).encode(
-            x=alt.X("operation:N", sort=used, title=None, axis=alt.Axis(labelAngle=-50)),
-            y=alt.Y("layer:N", sort=layers, title=None),
-            color=colour,
-            tooltip=_tooltip(part, "layer", "operation"),
-        )
-
-    subtitle = [
-        "Deep passes: one call in k; time per call, logarithmic.",
-        "No sensor sees a layer: the joules in the tooltip are the window's, attributed by time.",
-    ]
-    shown = panels(data, draw, "case", columns=1, spacing=18)
-    return shown.resolve_scale(color="independent"), subtitle, _of_model(rows)
-
-
-@framed("Where the time goes, operation by operation", "energy")
-def operation_breakdown(rows: pd.DataFrame) -> Drawn | None:
-    """All layers' operations as shares of a call, one bar per phase."""
-    data = _operations(rows)
-    if data.empty:
-        return None
-    known = [name for name in data if name.startswith("link_")]
-    total = data.groupby(["case", "operation", "order", *known], sort=False)["ms"].sum().reset_index()
-    total["share"] = total["ms"] / total.groupby("case")["ms"].transform("sum")
-    used = [name for name in OPERATIONS if name in set(total["operation"])]
-    colours = {name: OPERATIONS[name] for name in used}
-    colour = coloured("operation", "Operation", colours, legend=alt.Legend(columns=2), sort=used)
-    bars = (
-        alt.Chart(total)
-        .mark_bar(stroke=FRAME, strokeWidth=0.4, height=22)
-        .encode(
-            x=alt.X(
-                "share:Q",
-                title="Share of a deep pass",
-                axis=alt.Axis(format=".0%"),
-                scale=alt.Scale(domain=[0, 1]),
-            ),
-            y=alt.Y("case:N", title=None, sort=list(dict.fromkeys(data["case"])), axis=alt.Axis(labelLimit=360)),
-            color=colour,
-            order=alt.Order("order:Q"),
-            tooltip=[
-                *tooltips("case operation", "share", ".1%"),
-                *tooltips("", "ms", ms="ms per call, all layers"),
-            ],
-        )
+        return empty_chart("Where the time goes", "no layer was looked into; give layer_modes with deep")
+    kept = ["case", *(name for name in data if name.startswith("link_"))]
+    data = data.assign(part=data["operation"].map(_FAMILIES))
+    total = data.groupby([*kept, "part"], sort=False)["ms"].sum().reset_index()
+    total = total.assign(series=total["case"], x=total["ms"] / total.groupby("case")["ms"].transform("sum"))
+    total = total.sort_values("part", key=lambda parts: parts.map([*_GROUPS].index), kind="stable")
+    return plot(
+        total.drop(columns=["case", "ms"]),
+        f"Where the time goes{_of_model(rows)}",
+        "bars",
+        subtitle=["Share of a deep pass. Gaps: Python, launching kernels, freeing memory."],
+        unit="Share of the time",
+        fmt=".0%",
     )
-    subtitle = "Between: Python, launching, memory given back."
-    return bars.properties(width=int(1.6 * WIDTH), height=alt.Step(34)), subtitle, _of_model(rows)
 
 
-@framed("Activations over depth", "energy")
-def activation_profile(rows: pd.DataFrame) -> Drawn | str | None:
-    """What the blocks' outputs, their attention and their MLPs look like, over depth."""
-    table = known(layer_table(rows), "activations")
-    if table.empty:
-        return None
-    blocks = table[table["layer"].str.contains(r"\d")]
-    blocks = blocks.assign(depth=blocks.groupby("case").cumcount())
-    lines = [
-        {"case": row["case"], "depth": row["depth"], "layer": row["layer"], "what": words, "value": values[key]}
-        | {name: row[name] for name in ("run_id", "name", "seq_len")}
-        for _, row in blocks.iterrows()
-        for values, known in ((row["activations"], ACTIVATIONS), (row["deep"] or {}, DEEP))
-        for key, words in known.items()
-        if key in values
-    ]
-    if not lines:
-        return "the model's layers are no numbered blocks, so they have no depth"
-    data = followed(pd.DataFrame(lines))
-    colour, shape = colour_and_shape("case", "Case", data["case"])
-
-    def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
-        depths = sorted(part["depth"].unique())
-        positive = part["value"].min() > 0 and part["value"].max() > 20 * part["value"].min()
-        y = alt.Y(
-            "value:Q",
-            title=None,
-            scale=alt.Scale(type="log", nice=True) if positive else alt.Scale(zero=False, nice=True),
-        )
-        x = alt.X("depth:Q", title="Block", axis=alt.Axis(values=depths[:: max(1, len(depths) // 8)], format="d"))
-        line = alt.Chart(part, width=190, height=130).mark_line(point=alt.OverlayMarkDef(size=40), strokeWidth=1.5)
-        return line.encode(x=x, y=y, color=colour, shape=shape, tooltip=tooltips("case layer", "value"))
-
-    subtitle = [
-        "Means over the calls that were looked at closely. Of a large output an even sample of 2,048 elements is looked at,"
-    ]
-    subtitle.append("but for its largest one; of fused attention 64 queries, over the pairs that are not masked.")
-    return panels(data, draw, "what", columns=3, spacing=18), subtitle, _of_model(rows)
-
-
-@cached("energy")
+@cached
 def overhead_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per mode of profiling, phase and shape.
 
@@ -288,35 +157,6 @@ def overhead_words(rows: pd.DataFrame) -> pd.DataFrame:
         shown[name] = ["—" if pd.isna(value) else f"{value:.3g}" for value in table[name]]
     shown["phase"] = shown["phase"].str.replace("_", " ")
     return shown.drop(columns=[f"{name}_{end}" for name in ("wall", "cpu") for end in ("low", "high")])
-
-
-@framed("Profiling overhead", "energy")
-def profiling_overhead(rows: pd.DataFrame) -> Drawn | None:
-    """What each mode costs with its interval, beside the bare call against itself, and what it may cost."""
-    data = overhead_table(rows)
-    if data.empty:
-        return None
-    data = followed(data).assign(limit=[LIMITS.get(mode, float("nan")) for mode in data["mode"]])
-    colour = coloured("mode", "Mode", dict(zip(MODES, [FRAME, *PALETTE[:3]], strict=True)), sort=MODES)
-    x = {"title": "Wall time on top of the bare call"}
-    percent = x | {"axis": alt.Axis(format="+.0%")}
-    shown = {"pass_ms": "closest call, ms", "plain_ms": "bare call, ms", "n": "pairs"}
-    tooltip = tooltips("case mode", "wall wall_low wall_high cpu threads", "+.2%")
-    tooltip += tooltips("", "pass_ms plain_ms n", ",.3~g", **shown)
-    ends = ("wall", "wall_low", "wall_high")
-
-    def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
-        base = alt.Chart(part).encode(y=alt.Y("mode:N", sort=MODES, title=None))
-        limits = base.mark_tick(color=PALETTE[-1], thickness=2, size=22, strokeDash=[3, 2])
-        marks = with_interval(base.encode(color=colour), "x", ends, percent, size=70, tooltip=tooltip)
-        layers = [rule("x", 0.0, x, "zero"), limits.encode(x=alt.X("limit:Q", **x)), *marks]
-        return alt.layer(*layers, width=WIDTH, height=110)
-
-    subtitle = [
-        "Calls with and without the profiler alternate; again is the bare call against itself. k − 1 calls are watched, one in k",
-        "is looked at closely. Dashed ticks: what a mode may cost on a model of usual size; on small ones a module's cost shows.",
-    ]
-    return panels(data, draw, "case", columns=2, spacing=18), subtitle, _of_model(rows)
 
 
 def layer_words(rows: pd.DataFrame) -> list[Claim]:
@@ -363,12 +203,3 @@ def _cost(row: pd.Series) -> str:
     if _overhead(row).against(_NOTHING) is Order.ALIKE:
         return f"{row['mode']}, not distinguishable from zero ({ends} %)"
     return f"{row['mode']} {ends} %"
-
-
-# What the report draws of it, in this order.
-CHARTS = {
-    "operation_breakdown": operation_breakdown,
-    "layer_heat_map": layer_heat_map,
-    "activation_profile": activation_profile,
-    "profiling_overhead": profiling_overhead,
-}

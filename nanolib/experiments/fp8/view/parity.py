@@ -5,40 +5,36 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
+from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, Provenance
 from nanolib.report.claim import Claim, Figure, comparing
-from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape
-from nanolib.report.frame import Drawn, framed, panels, rule, tooltips, with_interval
-from nanolib.report.linking import followed
-from nanolib.report.overview import cached, having, listed
-from nanolib.report.palette import PALETTE
-from nanolib.report.tables import CASE, Column, base, filled, known, titles, with_ends
+from nanolib.report.linking import links
+from nanolib.report.overview import cached, having, listed, of_experiment, why_empty
+from nanolib.report.plot import empty_chart, plot
+from nanolib.report.tables import CASE, Column, base, filled, known, titles, with_ends, with_state
 
 _PARITY = (
-    Column("arm", "Arm"),
+    Column("arm", "Recipe"),
     Column("verdict", "Against bf16", "parity", detail="verdict"),
     Column("difference", "Loss above bf16, nats/byte [95 %]", "parity", interval=True),
     Column("margin_nats", "Margin, nats", "parity", detail="margin_nats"),
-    Column("tenths", "", "parity", detail="tenths"),
     Column("control", "", "parity", detail="control"),
     Column("loss", "Loss, nats/byte [95 %]", "loss", interval=True),
     Column("seeds", "Seeds"),
     Column("steps", "Steps"),
     Column("provenance", "Products"),
-    Column("status", "Status"),
-    Column("message", "Why"),
+    Column("state", "State"),
 )
 PARITY_COLUMNS = titles(_PARITY)
 
 
-@cached("fp8")
+@cached
 def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per arm that was trained beside bf16.
 
     Returns:
         Columns: `run_id`, `case_id`, `seq_len`,
         `arm`, `control`, `verdict`, `difference` and `loss` (nats per byte) each with `_low` and `_high`, `margin_nats`,
-        `tenths` (intervals), `seeds`, `steps`, `provenance`, `status`, `message`.
+        `seeds`, `steps`, `provenance`, `status`, `message`.
     """
     rows = having(rows, "fp8", "arm")
     rows = rows[(rows["metric"] != "loss") | (rows["scope"] == rows["factor.arm"])] if len(rows) else rows
@@ -50,57 +46,42 @@ def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
     of_case = table.pop("message_of_case")
     table["message"] = table["message"].where(table["message"].fillna("") != "", of_case)
     smoke = (table["steps"] < LEARNING_STEPS) & table["verdict"].notna()
-    return table.assign(verdict=table["verdict"].mask(smoke, "smoke test"))
+    return with_state(table.assign(verdict=table["verdict"].mask(smoke, "smoke test")))
 
 
-@framed("Loss above bf16, in pairs of one seed", "fp8")
-def fp8_parity(rows: pd.DataFrame) -> Drawn | None:
-    """The difference in loss at each tenth of the run, the margin shaded; controls dashed."""
-    table = known(parity_table(rows), "tenths")
+def fp8_parity(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """The difference in loss of each arm at the end of the run, with the margin that was declared beforehand."""
+    title = "Loss above bf16 after training"
+    table = known(parity_table(rows), "difference")
     if table.empty:
-        return None
-    lines = [
+        return empty_chart(title, why_empty(of_experiment(rows, "fp8"), "fp8"))
+    controls = table["control"].eq(True)
+    data = pd.DataFrame(
         {
-            "arm": row["arm"].replace("_", " "),
-            "control": bool(row["control"]),
-            "tenth": at + 1,
-            "verdict": row["verdict"],
-            **{name: row[name] for name in ("run_id", "seq_len")},
+            "series": table["arm"].str.replace("_", " ") + controls.map({True: " (control)", False: ""}),
+            "x": table["difference"],
+            "low": table["difference_low"],
+            "high": table["difference_high"],
+            "sure": (table["provenance"] == Provenance.MEASURED) & ~(table["steps"] < LEARNING_STEPS),
+            "hue": controls.map({True: "c2", False: "c1"}),
+            "text": table["verdict"],
+            **links(table),
         }
-        | dict(zip(("low", "difference", "high"), interval, strict=True))
-        for _, row in table.iterrows()
-        for at, interval in enumerate(row["tenths"])
-    ]
-    data = followed(pd.DataFrame(lines))
-    data["panel"] = data["control"].map({False: "arms", True: "controls that must be found worse"})
+    )
     margin = float(table["margin_nats"].dropna().iloc[0])
-    band = alt.Chart(pd.DataFrame({"low": [-margin], "high": [margin]})).mark_rect(color=PALETTE[2], opacity=0.12)
-    x = alt.X(
-        "tenth:Q",
-        title="Tenth of the run",
-        axis=alt.Axis(values=list(range(1, 11)), format="d"),
-        scale=alt.Scale(domain=[0.7, 10.3]),
+    return plot(
+        data,
+        title,
+        "rows",
+        subtitle=[
+            "Same weights, text and order; mean over seeds, 95 % interval. Green: the margin, declared beforehand.",
+            "Hollow: emulated, or too few steps. A control must be found worse.",
+        ],
+        unit="Loss above bf16 (nats per byte)",
+        fmt="+.2~g",
+        ref=0.0,
+        band=(-margin, margin),
     )
-    y = {"title": "Loss above bf16 (nats per byte)"}
-    tooltip = tooltips("arm tenth verdict", "difference low high", "+.4f")
-
-    def draw(part: pd.DataFrame) -> alt.TopLevelMixin:
-        colour, shape = colour_and_shape("arm", "Arm", part["arm"], data["arm"])
-        base = alt.Chart(part).encode(x=x, color=colour)
-        dash = {"strokeDash": [4, 3]} if part["control"].any() else {}
-        layers = [
-            band.encode(y=alt.Y("low:Q", **y), y2=alt.Y2("high:Q")),
-            rule("y", 0.0, y, "zero"),
-            base.mark_line(strokeWidth=1.5, **dash).encode(y=alt.Y("difference:Q", **y)),
-            *with_interval(base, "y", ("difference", "low", "high"), y, size=50, shape=shape, tooltip=tooltip),
-        ]
-        return alt.layer(*layers, width=WIDTH, height=HEIGHT)
-
-    subtitle = (
-        "Same weights, same text, same order; mean over seeds, 95 % interval. Green: the margin, declared beforehand."
-    )
-    shown = panels(data.sort_values("control", kind="stable"), draw, spacing=30)
-    return shown.resolve_scale(color="independent", shape="independent"), subtitle
 
 
 def parity_words(table: pd.DataFrame) -> list[Claim]:
@@ -135,9 +116,3 @@ def _parity(row: pd.Series) -> Claim:
     if row["verdict"] in ("worse", "better"):
         return Claim(answer, sure, about=about, compared=comparing(difference, Figure.exactly(0.0, "bf16")))
     return Claim(answer, sure, about=about, figures=(difference,))  # equivalent goes by two one-sided tests, at 90 %
-
-
-# What the report draws of it, in this order.
-CHARTS = {
-    "fp8_parity": fp8_parity,
-}

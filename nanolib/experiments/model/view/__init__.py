@@ -3,16 +3,15 @@
 from nanolib.experiments.model.view import charts
 from nanolib.experiments.model.view.batches import BATCH_COLUMNS, batch_table, generation_batches
 from nanolib.experiments.model.view.charts import (
-    model_generation,
     model_loss,
     model_memory,
     model_performance,
     model_roofline,
-    training_phases,
 )
 from nanolib.experiments.model.view.memory import (
     HOLDER_COLUMNS,
     holders_table,
+    model_peaks,
 )
 from nanolib.experiments.model.view.tables import (
     MODEL_COLUMNS,
@@ -35,4 +34,5 @@ SECTION = Section(
         "Who holds the memory": CaseTable(holders_table, HOLDER_COLUMNS),
     },
     verdict,
+    files=charts.FILES,
 )

@@ -11,12 +11,10 @@ import pandas as pd
 
 from nanolib.experiments.model.view.tables import model_table
 from nanolib.report.claim import Claim, Figure, Order, comparing
-from nanolib.report.drawing import HEIGHT, WIDTH, colour_and_shape, domain_of, short_names
-from nanolib.report.frame import HOLLOW, Drawn, framed, tooltips, with_interval
 from nanolib.report.linking import links
 from nanolib.report.overview import cached, listed
-from nanolib.report.palette import PAPER
-from nanolib.report.tables import drawn_ends, known
+from nanolib.report.plot import empty_chart, plot
+from nanolib.report.tables import known, short_names
 
 FRONT, UNDECIDED, BEATEN = "on the front", "not told apart", "beaten"
 _SERIES = ["run_id", "name", "optimisation", "attention_type", "seq_len", "dtype", "device"]
@@ -24,9 +22,8 @@ _HALF = 0.5  # of what would be gained if tokens/s grew with the batch: below it
 
 BATCH_COLUMNS = {
     "name": "Model",
-    "attention_type": "Attention",
-    "seq_len": "n",
-    "dtype": "Type",
+    "seq_len": "Seq len",
+    "dtype": "Dtype",
     "batch_size": "Batch",
     "user": "Tokens/s of one user [95 %]",
     "total": "Tokens/s in all [95 %]",
@@ -37,7 +34,7 @@ BATCH_COLUMNS = {
 }
 
 
-@cached("model")
+@cached
 def batch_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per batch of a generation that was measured with several.
 
@@ -96,59 +93,41 @@ def _standing(line: pd.Series, others: list[pd.Series]) -> str:
     return standing
 
 
-@framed(
-    "Tokens per second of one user and of all",
-    why="no generation was measured with several batches; give generation_batch_sizes",
-)
-def generation_batches(rows: pd.DataFrame) -> Drawn | None:
-    """Each batch by what one user gets and what all get; up and to the right is better."""
+def generation_batches(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """Tokens per second of all and of one user over the batch size."""
+    title = "Tokens per second as the batch grows"
     table = batch_table(rows)
     if table.empty:
-        return None
+        return empty_chart(title, "no generation was measured with several batches; give generation_batch_sizes")
     table, shared = short_names(table.astype({"seq_len": int}), "name", "optimisation")
-    varying = [name for name in ("attention_type", "seq_len", "dtype") if table[name].nunique() > 1]
     series = table["name"].astype(str)
-    for name in varying:
+    for name in [name for name in ("attention_type", "seq_len", "dtype") if table[name].nunique() > 1]:
         series = ("n = " if name == "seq_len" else "") + table[name].astype(str) + ", " + series
-    data = table.assign(series=series, batch="batch " + table["batch_size"].astype(int).astype(str), **links(table))
-    for name in ("user", "total"):
-        data = data.assign(**{f"{name}_{end}": values for end, values in drawn_ends(data, name).items()})
-    colour, shape = colour_and_shape("series", "Model", data["series"])
-    if data["series"].nunique() == 1:
-        colour.legend = shape.legend = None
-        shared = shared or f": {data['series'].iloc[0]}"
-    axes = {}
-    for name, title in (("user", "Tokens/s of one user"), ("total", "Tokens/s in all")):
-        domain = domain_of(data[[name, f"{name}_low", f"{name}_high"]], True)
-        axes[name] = {"title": title, "scale": alt.Scale(type="log", domain=domain, nice=False)}
-    x, y = alt.X("user:Q", **axes["user"]), alt.Y("total:Q", **axes["total"])
-    base = alt.Chart(data).encode(color=colour)
-    fill = alt.condition(f"datum.front == '{BEATEN}'", alt.value(PAPER), colour)
-    tooltip = tooltips(
-        "series batch front", "user total memory planned", ",.4~g", memory="peak, MiB", planned="planned, MiB"
-    )
-    layers = [
-        base.mark_line(strokeWidth=1, opacity=0.6).encode(x=x, y=y, order=alt.Order("batch_size:Q")),
-        base.mark_rule(strokeWidth=2).encode(x=alt.X("user_low:Q", **axes["user"]), x2="user_high:Q", y=y),
-        *with_interval(
-            base.encode(x=x),
-            "y",
-            ("total", "total_low", "total_high"),
-            axes["total"],
-            size=90,
-            mark=HOLLOW,
-            shape=shape,
-            fill=fill,
-            tooltip=tooltip,
-        ),
-        alt.Chart(data)
-        .mark_text(align="left", dx=9, dy=-9, fontSize=12)
-        .encode(x=x, y=y, text="batch:N", color=colour),
+    parts = [
+        pd.DataFrame(
+            {
+                "panel": words,
+                "series": series,
+                "x": table["batch_size"].astype(int),
+                "y": table[name],
+                "low": table[f"{name}_low"],
+                "high": table[f"{name}_high"],
+                "sure": table["front"] != BEATEN,
+                "note": table["front"],
+                **links(table),
+            }
+        )
+        for name, words in (("total", "all users"), ("user", "each user"))
     ]
-    subtitle = (
-        "Decoding; up and right is better. 95 % intervals. Hollow: another batch is better for one user and for all."
+    return plot(
+        pd.concat(parts),
+        f"{title}{shared}",
+        subtitle=["Decoding. Hollow: another batch is better for one user and for all."],
+        unit="Tokens per second",
+        xunit="Sequences in the batch",
+        log="xy",
+        width=680,
     )
-    return alt.layer(*layers, width=2 * WIDTH, height=HEIGHT), subtitle, shared
 
 
 def batch_words(rows: pd.DataFrame) -> Iterator[Claim]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
+import altair as alt
 import pandas as pd
 
 from nanolib.report.claim import Claim
+from nanolib.report.linking import links
 from nanolib.report.overview import cached, having, pick
+from nanolib.report.plot import plot
 
 _MODELS = 4  # as many as one sees beside each other
 _MIB = 2**20
@@ -31,7 +33,7 @@ HOLDER_COLUMNS = {
 }
 
 
-@cached("model")
+@cached
 def peak_table(rows: pd.DataFrame) -> pd.DataFrame:
     """The largest peak of each model whose holders are known, of training where it was trained; the models with the most first.
 
@@ -42,7 +44,7 @@ def peak_table(rows: pd.DataFrame) -> pd.DataFrame:
     found = pick(having(rows, "model", "mode"), "peak_memory")
     optimisation = found.get("factor.optimisation", pd.Series("eager", index=found.index)).fillna("eager")
     found = found[optimisation == "eager"]
-    found = found[[_told(details) for details in found["details"]]] if len(found) else found
+    found = found[["parts" in details for details in found["details"]]] if len(found) else found
     if found.empty:
         return pd.DataFrame()
     found = found.assign(trains=found["scope"] == "training_step")
@@ -54,24 +56,7 @@ def peak_table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(plain | named | {"mib": found["estimate"], "planned": found["predicted"]} | parts)
 
 
-def _told(details: Any) -> bool:
-    """Whether a row tells who holds its peak: rows may come from elsewhere."""
-    parts = details.get("parts")
-    return (
-        isinstance(parts, list)
-        and len(parts) > 0
-        and all(
-            isinstance(part, list)
-            and len(part) == 5
-            and all(isinstance(word, str) for word in part[:4])
-            and isinstance(part[4], int)
-            and 0 <= part[4] < 2**53
-            for part in parts
-        )
-    )
-
-
-@cached("model")
+@cached
 def holders_table(rows: pd.DataFrame) -> pd.DataFrame:
     """The parts that hold most of each model's largest peak: `run_id`, `seq_len` and columns as in `HOLDER_COLUMNS`."""
     lines = []
@@ -84,6 +69,30 @@ def holders_table(rows: pd.DataFrame) -> pd.DataFrame:
             held = {"kind": kind, "module": module or "—", "by": by, "mib": size / _MIB, "share": f"{size / whole:.0%}"}
             lines.append(of | held)
     return pd.DataFrame(lines)
+
+
+def model_peaks(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """Memory at the largest peak of each model, by kind."""
+    table = peak_table(rows).head(_MODELS)
+    lines = [
+        {
+            "series": f"{row['name']}, {_WORDS.get(row['scope'], row['scope'])}, n = {int(row['seq_len'])}",
+            "part": kind,
+            "x": size / _MIB,
+            "text": f"{row['mib']:,.0f} MiB",
+            **one,
+        }
+        for one, (_, row) in zip(pd.DataFrame(links(table)).to_dict("records"), table.iterrows(), strict=True)
+        for kind, size in pd.DataFrame(row["parts"]).groupby(0, sort=False)[4].sum().items()
+    ]
+    return plot(
+        pd.DataFrame(lines),
+        "Memory at the peak",
+        "bars",
+        subtitle=["Counted, exact, at the largest peak of each model."],
+        unit="Live memory (MiB)",
+        empty="no peak was counted by kind",
+    )
 
 
 def memory_words(rows: pd.DataFrame) -> Iterator[Claim]:

@@ -8,7 +8,7 @@ import pandas as pd
 
 from nanolib.report.in_turns import with_speed_ups
 from nanolib.report.overview import cached, of_experiment, pick
-from nanolib.report.tables import Column, filled, flagged, joined, known, titles, worst
+from nanolib.report.tables import Column, filled, flagged, joined, known, titles, with_state, worst
 from nanolib.stats.intervals import TooFewSamples
 from nanolib.stats.scaling import scaling_exponent
 
@@ -16,38 +16,27 @@ _FACTORS = ["name", "optimisation", "attention_type", "seq_len", "batch_size", "
 
 _COLUMNS = (
     Column("name", "Model"),
-    Column("attention_type", "Attention"),
-    Column("seq_len", "n"),
-    Column("batch_size", "Batch"),
-    Column("dtype", "Type"),
-    Column("parameters", "Parameters", "parameters"),
-    Column("footprint", "Weights, MiB", "footprint"),
+    Column("seq_len", "Seq len"),
+    Column("shape", "Attention, batch, dtype"),
+    Column("parameters", "", "parameters"),
+    Column("footprint", "", "footprint"),
     Column("flops", "", "flops", "inference", "formula"),
     Column("inference", "Inference, ms [95 %]", "latency", "inference", interval=True),
-    Column("inference_predicted", "Inference predicted, ms"),
     Column("inference_share", "", "ceiling_share", "inference"),
-    Column("inference_tokens_per_second", "Tokens/s", "tokens_per_second", "inference"),
-    Column("inference_memory", "Peak, MiB", "peak_memory", "inference"),
+    Column("inference_tokens_per_second", "", "tokens_per_second", "inference"),
+    Column("inference_memory", "Peak reading, MiB", "peak_memory", "inference"),
     Column("prefill", "First token, ms [95 %]", "latency", "prefill", interval=True),
-    Column("decode", "Per token, ms [95 %]", "latency", "decode", interval=True),
-    Column("decode_predicted", "Token predicted, ms"),
-    Column("decode_p99", "p99, ms"),
+    Column("decode", "Next token, ms [95 %]", "latency", "decode", interval=True),
     Column("decode_memory", "", "peak_memory", "decode", interval=True),
-    Column("decode_tokens_per_second", "Generated tokens/s", "tokens_per_second", "decode"),
+    Column("decode_tokens_per_second", "", "tokens_per_second", "decode"),
     Column("forward", "", "latency", "forward", interval=True),
     Column("backward", "", "latency", "backward", interval=True),
     Column("optimizer_step", "", "latency", "optimizer_step", interval=True),
     Column("training_step", "Training step, ms [95 %]", "latency", "training_step", interval=True),
-    Column("training_step_predicted", "Step predicted, ms"),
     Column("training_share", "", "ceiling_share", "training_step"),
     Column("training_tokens_per_second", "", "tokens_per_second", "training_step"),
-    Column("training_to_inference", "Training / inference"),
-    Column("training_memory", "Training peak, MiB", "peak_memory", "training_step"),
-    Column("compile", "Compile, ms"),
-    Column("difference", "Logits against eager"),
-    Column("gradient_difference", "Gradient against eager"),
-    Column("status", "Status"),
-    Column("flags", "Flags"),
+    Column("training_memory", "Peak training, MiB", "peak_memory", "training_step"),
+    Column("state", "State"),
 )
 MODEL_COLUMNS = titles(_COLUMNS)
 SCOPES = ("inference", "training_step", "decode")  # whose times of one shape are ranked
@@ -55,7 +44,7 @@ SCOPES = ("inference", "training_step", "decode")  # whose times of one shape ar
 SCALING_COLUMNS = {
     "name": "Model",
     "attention_type": "Attention",
-    "dtype": "Type",
+    "dtype": "Dtype",
     "batch_size": "Batch",
     "quantity": "Quantity",
     "exponent": "Exponent [95 %]",
@@ -63,7 +52,7 @@ SCALING_COLUMNS = {
 }
 
 
-@cached("model")
+@cached
 def model_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per model and shape: inference beside training.
 
@@ -93,11 +82,12 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
     for scope in SCOPES:
         table = with_speed_ups(table, shaped, scope, f"{scope}_speed_up", key)
     table["training_to_inference"] = table["training_step"] / table["inference"]
-    table = flagged(table, shaped, key)
-    return table.rename(columns=lambda name: name.removeprefix("factor."))
+    table = flagged(table, shaped, key).rename(columns=lambda name: name.removeprefix("factor."))
+    parts = [table["attention_type"], table["batch_size"].astype(int).astype(str), table["dtype"]]
+    return with_state(table.assign(shape=[", ".join(part) for part in zip(*parts, strict=True)]))
 
 
-@cached("model")
+@cached
 def loss_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Loss per step: columns `series`, `step`, `loss` (nats per byte), `run_id`, `name`, `seq_len`; `rows` must carry samples."""
     found = pick(of_experiment(rows, "model"), "loss")
@@ -117,7 +107,7 @@ def loss_table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["series", "step", "loss"])
 
 
-@cached("model")
+@cached
 def scaling_table(rows: pd.DataFrame) -> pd.DataFrame:
     """How time and memory of each model grow with the sequence length.
 

@@ -22,7 +22,7 @@ _SPEED = {Order.ABOVE: "faster", Order.BELOW: "slower", Order.ALIKE: "not told a
 _WORDS = dict(zip(SCOPES, ("inference", "a training step", "a token"), strict=True))
 
 
-@cached("model")
+@cached
 def verdict(rows: pd.DataFrame) -> list[Claim]:
     """What inference and training cost, where the time goes, how they scale."""
     table = model_table(rows)
