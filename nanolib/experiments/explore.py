@@ -39,7 +39,16 @@ def explore(experiment: Any, params: shared.Params, rows: pd.DataFrame | None = 
         params: Where the controls begin.
         rows: What the notebook measured.
     """
-    return Explore(experiment, params, rows).widget if sweep.live_front_end() else None
+    if not sweep.live_front_end():
+        return None
+    widget = Explore(experiment, params, rows).widget
+    if params.NAME != "energy":
+        return widget
+    import ipywidgets as widgets
+
+    from nanolib.experiments.energy.live import LivePower
+
+    return widgets.VBox([widget, LivePower(params).widget])
 
 
 class Explore:

@@ -14,17 +14,15 @@ _SOURCES = {
     "link_run": ("run_id",),
     "link_model": ("factor.name", "name"),
     "link_n": ("factor.seq_len", "seq_len"),
-    "link_row": ("id", "latency_row"),
 }
 PICKS = {"run": "link_run", "model": "link_model", "n": "link_n"}
-ONLY_ALL = -1  # as `link_n`: what guides the eye over all lengths, and goes where one is picked
 MODELS_OF = ("model", "energy", "fp8", "distributed")  # elsewhere a name is that of an attention kind
 
 
 def links(frame: pd.DataFrame, but: str = "") -> dict[str, Any]:
     """The columns by which a chart's data follow a choice, as far as rows or a table have them; with the index of `frame`.
 
-    `link_row` is the measurement that a point shows, by which a page finds how that was measured. The column `but` is left out.
+    The column `but` is left out.
     """
     found = {}
     for column, sources in _SOURCES.items():
@@ -39,7 +37,7 @@ def links(frame: pd.DataFrame, but: str = "") -> dict[str, Any]:
 
 def followed(data: pd.DataFrame) -> pd.DataFrame:
     """A chart's data with those columns in the place of what they come from."""
-    known = [name for name in ("run_id", "name", "seq_len", "latency_row") if name in data]
+    known = [name for name in ("run_id", "name", "seq_len") if name in data]
     return data.assign(**links(data)).drop(columns=known)
 
 

@@ -1,13 +1,14 @@
 """Draw every chart of nanolib: one function, three kinds, one theme, the same in a notebook, on the page and as a picture.
 
-A chart is a tidy frame. `line` needs `series`, `x` and `y`; `rows` and `bars` need `series` and `x`. All other columns may be
-missing: `low` and `high` (the ends of the interval), `pred` (the prediction), `sure` (False draws a hollow mark: estimated, emulated,
-or not settled), `hue` (the name of a colour), `part` (of a bar), `panel` (a picture of its own), `text` (at the right), `note` (in
+A chart is a tidy frame. `line` needs `series`, `x` and `y`; `rows` and `bars` need `series` and `x`. Other columns may be missing:
+`low` and `high` (the ends of the interval), `pred` (the prediction), `sure` (False draws a hollow mark: estimated, emulated, or
+not settled), `hue` (the name of a colour), `part` (of a bar), `panel` (a picture of its own), `text` (at the right), `note` (in
 the tooltip).
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -31,6 +32,18 @@ COLOURS = {
     "c4": "#A4437F",
     "base": "#3B434D",  # what others are compared with
     "rest": "#89929C",  # every further series
+}
+_DARK = {
+    "paper": "#15181C",
+    "line": "#333A42",
+    "ink": "#EDF0F3",
+    "muted": "#A9B2BC",
+    "c1": "#62B2F5",
+    "c2": "#FF9A5C",
+    "c3": "#45CFA4",
+    "c4": "#F0A6CF",
+    "base": "#D5DAE0",
+    "rest": "#7C8692",
 }
 _HUES = ["c1", "c2", "c3", "c4", "base", "rest"]
 _SERIES_HUES = _HUES[:4]
@@ -180,6 +193,20 @@ def themed(chart: alt.TopLevelMixin) -> alt.TopLevelMixin:
         }
     )
     return chart
+
+
+def variables() -> str:
+    """The colours as CSS variables, which follow what the reader's system prefers."""
+    light, dark = ("".join(f"--chart-{name}: {colour};" for name, colour in of.items()) for of in (COLOURS, _DARK))
+    return f":root {{{light}}}\n@media screen and (prefers-color-scheme: dark) {{:root {{{dark}}}}}\n"
+
+
+def with_variables(specs: Any) -> Any:
+    """Charts for a page that declares `variables`: one drawing for light, dark and print."""
+    text = json.dumps(specs)
+    for name, colour in COLOURS.items():
+        text = text.replace(f'"{colour}"', f'"var(--chart-{name})"')
+    return json.loads(text)
 
 
 def _drop_unloggable(data: pd.DataFrame, value: str) -> tuple[pd.DataFrame, list[str]]:
@@ -384,5 +411,5 @@ def _across(
         points = base.transform_filter("isValid(datum.x)")
         layers.append(_points(points, {"x": x}, _tooltip(data, "x", unit), 20 if crowded else 56))
     words = base.transform_filter("datum.text != ''").mark_text(align="left", dx=8)
-    layers.append(words.encode(x=alt.value(width), text="text:N"))
+    layers.append(words.encode(x=alt.value("width"), text="text:N"))
     return alt.layer(*layers, width=width, height=alt.Step(26))

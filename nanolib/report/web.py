@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import pandas as pd
 from nanolib.report import linking, overview, regressions, renderer
 from nanolib.report.claim import Claim, grouped
 from nanolib.report.display import aligned
+from nanolib.report.plot import variables, with_variables
 from nanolib.report.section import CaseTable, Changes, Section
 from nanolib.store import SHOWN_CASES
 
@@ -57,18 +56,12 @@ class PageChart:
             tuple(value.get(column) for column in linking.PICKS.values())
             for values in spec.get("datasets", {}).values()
             for value in values
-            if value.keys() & set(linking.PICKS.values()) and value.get("link_n") != linking.ONLY_ALL
+            if value.keys() & set(linking.PICKS.values())
         )
         most = max((sum(value is not None for value in place) for place in places), default=0)
         places = [place for place in places if sum(value is not None for value in place) == most]  # no mere background
         empty = spec.get("usermeta", {}).get("empty", "")
         return cls(name, title["text"], tuple([lines] if isinstance(lines, str) else lines), spec, empty, tuple(places))
-
-    @property
-    def rows(self) -> set[int]:
-        """The measurements that its points show."""
-        values = itertools.chain.from_iterable(self.spec.get("datasets", {}).values())
-        return {int(value["link_row"]) for value in values if value.get("link_row") is not None}
 
 
 @dataclass(frozen=True)
@@ -157,7 +150,6 @@ def web_page(
     asked = [PageSection.of(section, rows, drawn) for section in sections]
     changed = [PageChart.of(name, drawn[name]) for name in changes.charts]
     charts = [chart for one in asked for chart in one.charts] + [chart for chart in changed if not chart.empty]
-    points = _facts(rows, set().union(*(chart.rows for chart in charts)))
     return environment.get_template("page.html.jinja").render(
         asked=asked,
         grouped=grouped,
@@ -178,32 +170,11 @@ def web_page(
         method=markdown(_METHOD.read_text(encoding="utf-8")) if _METHOD.is_file() else "",
         libraries=renderer.javascript().replace("</script", "<\\/script") if charts else "",
         data={
-            "specs": {chart.name: chart.spec for chart in charts},
+            "specs": with_variables({chart.name: chart.spec for chart in charts}),
             "places": {chart.name: chart.places for chart in charts},
             "choices": picked,
             "picks": list(linking.PICKS),
-            "points": points,
         },
-        style=(_PAGE / "style.css").read_text(encoding="utf-8"),
+        style=variables() + (_PAGE / "style.css").read_text(encoding="utf-8"),
         script=(_PAGE / "script.js").read_text(encoding="utf-8"),
     )
-
-
-def _facts(rows: pd.DataFrame, shown: Set[int]) -> dict[int, dict[str, Any]]:
-    """How each point was measured, for its tooltip.
-
-    Args:
-        rows: Measurements.
-        shown: Ids of those that a chart shows as a point.
-    """
-    found: dict[int, dict[str, Any]] = {}
-    for row in rows[rows["id"].isin(shown)].to_dict("records") if "id" in rows else []:
-        clock = row["details"].get("clock_mhz")
-        found[int(row["id"])] = {
-            "n": int(row["n"]),
-            "provenance": row["provenance"],
-            "method": row["method"],
-            "flags": ", ".join(row["flags"]) or "none",
-            **({"clock": f"{clock:g} MHz" if isinstance(clock, int | float) else str(clock)} if clock else {}),
-        }
-    return found

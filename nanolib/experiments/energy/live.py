@@ -20,7 +20,6 @@ from nanolib.meters.energy.meter import EnergyMeter
 from nanolib.meters.energy.power import Source
 from nanolib.models.generation import generation_of
 from nanolib.report import renderer
-from nanolib.run import sweep
 from nanolib.run.lock import device_lock
 
 _TICK_S, _SHOWN_S = 0.5, 60.0
@@ -123,10 +122,3 @@ class LivePower:
         rate = "" if math.isnan(last["tokens_per_second"]) else f"{last['tokens_per_second']:,.1f} tokens/s, "
         self.said.value = html.escape(f"{last['phase']}: {rate}{power}")
         self.chart.chart = live_chart(pd.DataFrame(self._points), estimated)
-
-
-def live_panel(params: energy.Params) -> Any:
-    """Power and tokens per second while the notebook's first model generates. Returns nothing in a batch run."""
-    if not sweep.live_front_end():
-        return None
-    return LivePower(params).widget

@@ -11,6 +11,7 @@ from nanolib.compare.compare import Comparison
 from nanolib.compare.history import History, what_changed
 from nanolib.measurement import MOST_LABEL, shown
 from nanolib.paths import database_path
+from nanolib.report.overview import newest_machine
 from nanolib.store import Store
 from nanolib.validation import StrictModel
 
@@ -72,12 +73,15 @@ def changes(params: Params) -> tuple[Comparison | None, list[History]]:
         return what_changed(store, store.runs_of(select_runs(store, params.runs)))
 
 
-def load(params: Params) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """The chosen runs, their machines and their measurements: of each case the newest, of each experiment the newest cases.
+def load(params: Params) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """The chosen runs, their machines, and their measurements: of each case the newest, of each experiment the newest cases.
+
+    Returns:
+        The runs; all machines; the rows of each experiment on one machine, that of its newest run; the rows of all machines.
 
     Raises:
         BadInput: A name that stands for no run, or a database that cannot be read.
     """
     with _opened(params) as store:
         rows, runs = store.shown(select_runs(store, params.runs))
-        return runs, store.machines(), rows
+        return runs, store.machines(), newest_machine(rows, runs), rows

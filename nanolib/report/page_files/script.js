@@ -1,5 +1,5 @@
 // What is picked at the top is followed by every chart and table; the choice is in the address.
-const {specs, places, choices, picks, points} = page;
+const {specs, places, choices, picks} = page;
 const main = document.querySelector('main');
 const all = (selector, within = document) => [...within.querySelectorAll(selector)];
 const views = {}, factors = {}, state = new URLSearchParams(location.hash.includes('=') ? location.hash.slice(1) : '');
@@ -66,7 +66,7 @@ function follow() {
   return Promise.all(Object.entries(views).map(([name, view]) => {
     for (const pick of picks)
       try { view.signal('pick_' + pick, left[pick]); } catch { continue; }  // a chart whose data do not know it
-    return view.runAsync().then(() => reachable(name));
+    return view.runAsync().then(() => unrole(name));
   }));
 }
 function remember() {
@@ -117,7 +117,7 @@ function dressed(name, room, factor) {
   const {datasets, ...rest} = specs[name], spec = {...structuredClone(rest), datasets}, left = kept(chosen());
   if (isNarrow(room)) {
     stack(spec);
-    spec.config.legend = {...spec.config.legend, orient: 'bottom', columns: 1, labelLimit: room - 100, layout: {bottom: {direction: 'vertical', anchor: 'start'}}};
+    spec.config.legend = {...spec.config.legend, columns: 2};
     spec.config.axisY = {...spec.config.axisY, labelLimit: 130};
   }
   widen(spec, factor);
@@ -129,16 +129,9 @@ function describe(name) {
   const said = figure.closest('section').querySelector('.verdict li');
   return figure.querySelector('figcaption').innerText.replace(/\s+/g, ' ') + (said ? ' ' + said.innerText : '');
 }
-async function embed(target, spec) {
-  const result = await vegaEmbed(target, spec, {mode: 'vega-lite', renderer: 'svg', actions: false});
-  const tip = result.view.tooltip();
-  result.view.tooltip((handler, event, item, value) => {
-    const {n, ...facts} = points[item?.datum?.link_row] ?? {};
-    const more = n === undefined ? {} : value?.blocks || value?.pairs ? facts : {...facts, n};
-    tip(handler, event, item, value && typeof value === 'object' ? {...value, ...more} : value);
-  });
-  await result.view.runAsync();  // another tooltip makes the view draw anew
-  return result;
+const embed = (target, spec) => vegaEmbed(target, spec, {mode: 'vega-lite', renderer: 'svg', actions: false});
+function unrole(name) {  // Vega gives a role to groups of marks that have no name
+  for (const group of all(`#chart-${name} [role=graphics-symbol]:not([aria-label])`)) group.removeAttribute('role');
 }
 async function draw(name) {
   const figure = document.getElementById('chart-' + name), target = figure.querySelector('.plot');
@@ -158,24 +151,12 @@ async function draw(name) {
     }
     views[name] = result.view;
     if (JSON.stringify(kept(chosen())) !== left) await follow();  // picked while it was drawn
-    reachable(name);
+    unrole(name);
   } catch (error) {
     told(figure.querySelector('.none'), 'this chart could not be drawn: ' + error.message);
     throw error;
   }
 }
-async function save(figure, type) {  // a picture has its title within
-  const name = figure.id.slice(6), spec = dressed(name, rooms(), factors[name + rooms()] ?? 1);
-  const text = figure.querySelector('b').textContent + figure.querySelector('.picked').textContent;
-  spec.title = {text, subtitle: all('.line', figure).map(line => line.textContent)};
-  const result = await vegaEmbed(document.createElement('div'), spec, {mode: 'vega-lite', actions: false});
-  const link = document.createElement('a');
-  link.href = await result.view.toImageURL(type, 2);
-  link.download = `${name}.${type}`;
-  link.click();
-  result.finalize();
-}
-for (const button of all('.save button')) button.onclick = () => save(button.closest('figure'), button.textContent.toLowerCase());
 let drawing = 0;
 async function drawAll() {
   const mine = ++drawing, names = Object.keys(specs);
@@ -187,26 +168,6 @@ async function drawAll() {
     document.body.dataset.drawn = Number(document.body.dataset.drawn) + 1;
     await new Promise(done => (window.requestIdleCallback || setTimeout)(done, {timeout: 50}));
   }
-}
-
-// By keyboard: one stop for the legend of a chart, arrows go on from there
-function reachable(name) {
-  const plot = document.querySelector(`#chart-${name} .plot`);
-  for (const group of all('[role=graphics-symbol]:not([aria-label])', plot)) group.removeAttribute('role');  // containers of marks
-  for (const group of all('.role-legend', plot)) group.setAttribute('role', 'group');
-  const legend = all('.role-legend-label[class*=_legend_labels] text', plot);  // of the one that picks
-  legend.forEach((label, at) => {
-    label.setAttribute('tabindex', at ? -1 : 0);
-    label.setAttribute('role', 'button');
-    label.setAttribute('aria-label', 'Pick out ' + label.textContent);
-    label.onkeydown = event => {
-      const step = {ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1}[event.key];
-      if (step) legend[(at + step + legend.length) % legend.length].focus();
-      else if (event.key === 'Enter' || event.key === ' ') label.dispatchEvent(new MouseEvent('click', {bubbles: true, view: window}));
-      else return;
-      event.preventDefault();
-    };
-  });
 }
 
 // Address, print

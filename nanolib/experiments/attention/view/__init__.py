@@ -16,7 +16,7 @@ from nanolib.report.section import CaseTable, Section
 
 SECTION = Section(
     "attention",
-    "When does sparse attention pay?",
+    "When is sparse attention faster?",
     charts.CHARTS,
     {
         "Time, memory and error": CaseTable(attention_table, ATTENTION_COLUMNS),

@@ -33,7 +33,7 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
 
 SECTION = Section(
     "distributed",
-    "How far does it scale across ranks?",
+    "How well does attention scale across ranks?",
     {"decode_scaling": decode_scaling, "decode_shares": decode_shares, "sharded_memory": sharded_memory},
     {
         "Decoding": CaseTable(decode_table, DECODE_COLUMNS),

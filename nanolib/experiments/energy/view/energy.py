@@ -170,7 +170,7 @@ def _per_token(about: str, source: str, group: pd.DataFrame) -> Claim:
     estimated = provenance == Provenance.ESTIMATED.value
     parts = [f"{row['phase'].replace('_', ' ')} {_joules(row, estimated)}" for _, row in group.iterrows()]
     told = "a recording that was replayed" if provenance == Provenance.REPLAYED.value else source
-    answer = f"by {told}, a token {'is estimated at' if estimated else 'takes'} {'; '.join(parts)}"
+    answer = f"By {told}, a token {'is estimated at' if estimated else 'takes'} {'; '.join(parts)}"
     figures = [Figure.of(row, "energy_per_token", "energy_per_token", name=row["phase"]) for _, row in group.iterrows()]
     return Claim(answer, about=about, figures=tuple(figures))
 

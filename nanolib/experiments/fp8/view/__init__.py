@@ -24,7 +24,7 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
 
 SECTION = Section(
     "fp8",
-    "Does 8-bit floating point pay?",
+    "Is FP8 faster, and does the loss match?",
     {"fp8_precisions": fp8_precisions, "fp8_parity": fp8_parity, "fp8_numerics": fp8_numerics},
     {
         "Speed and memory": CaseTable(speed_table, SPEED_COLUMNS),

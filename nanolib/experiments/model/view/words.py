@@ -47,29 +47,26 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
 def _of_model(row: pd.Series) -> Claim:
     """What a model costs at its longest length."""
     about = f"{row['name']} ({row['attention_type']}, {row['dtype']}), batch {int(row['batch_size'])}, n = {int(row['seq_len'])}"
-    times = [f"inference takes {in_ms(row, 'inference')}"]
-    sure = [f"inference {row['inference_tokens_per_second']:,.0f} tokens/s{_beside_roofline(row, 'inference')}"]
+    times, sure = [f"Inference takes {in_ms(row, 'inference')}"], []
     scopes, compared = ["inference"], ()
     if pd.notna(row["decode"]):
         times.append(f"a generated token {in_ms(row, 'decode')}")
-        tail = f"p99 {format_number(row['decode_p99'])} ms, {row['decode_tokens_per_second']:,.0f} tokens/s"
-        sure.append(f"the first token after {in_ms(row, 'prefill')}, then {tail}{_beside_roofline(row, 'decode')}")
+        sure.append(
+            f"the first token takes {in_ms(row, 'prefill')}, p99 of the next ones is {format_number(row['decode_p99'])} ms"
+        )
         scopes += ["prefill", "decode"]
     if pd.notna(row["training_step"]):
         times.append(f"a training step {in_ms(row, 'training_step')}")
         largest, compared = _largest_phase(row)
-        more = f"{row['training_to_inference']:.1f}× inference (3× is what the FLOPs say)"
-        peak = f"{row['training_memory']:,.0f} MiB at its peak, {row['training_memory'] / row['footprint']:.1f}× the weights"
-        sure.append(f"training {more}, {peak}; {largest}")
+        sure.append(
+            f"training peaks at {row['training_memory']:,.0f} MiB, {row['training_memory'] / row['footprint']:.1f}× the weights"
+        )
+        sure.append(largest)
         scopes.append("training_step")
+    else:
+        sure.append(f"{row['inference_tokens_per_second']:,.0f} tokens/s")
     figures = tuple(Figure.of(row, scope, "latency", scope, row["name"]) for scope in scopes)
     return Claim(overview.listed(times), "; ".join(sure), about=about, compared=compared, figures=figures)
-
-
-def _beside_roofline(row: pd.Series, scope: str) -> str:
-    """How many times as long as its prediction something took; nothing without one."""
-    predicted = row[f"{scope}_predicted"]
-    return "" if pd.isna(predicted) else f", {row[scope] / predicted:.1f}× the time that the roofline predicts"
 
 
 def _laws(rows: pd.DataFrame, eager: pd.DataFrame) -> Iterator[Claim]:
@@ -125,6 +122,6 @@ def _largest_phase(row: pd.Series) -> tuple[str, tuple[tuple[Figure, Order, Figu
         f"the {name.replace('_', ' ')} ({format_number(ms)} ms)"
         for name, ms in zip(found["name"], found["ms"], strict=True)
     ]
-    which = "cannot be told apart as the largest part" if len(found) > 1 else "is the largest part"
+    which = "are the largest parts, with no clear difference" if len(found) > 1 else "is the largest part"
     compared = comparing(*(figures[name] for name in (found["name"].iloc[0], *others["name"])))
     return f"{overview.listed(words)} {which}", compared
