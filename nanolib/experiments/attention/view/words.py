@@ -8,7 +8,6 @@ import pandas as pd
 
 from nanolib.experiments.attention.view.quality import quality_words
 from nanolib.experiments.attention.view.tables import attention_table
-from nanolib.measurement import format_number
 from nanolib.report import overview
 from nanolib.report.claim import Claim, Order
 from nanolib.report.in_turns import ONE, Pairs, gains, not_slower
