@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,11 +15,9 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from nanolib.ab.client import CHILDREN
 from nanolib.ab.rounds import MIN_PAIRS, block_calls
 from nanolib.ab.worktree import checked_out
 from nanolib.cli import main
-from nanolib.measurement import BadInput
 from nanolib.report.regressions import ab_ratio, ab_table, ab_verdict
 from nanolib.store import Store
 
@@ -67,30 +64,10 @@ def test_a_slower_revision_regressed(repository, ab, tmp_path):
     assert "work:run" in json.dumps(ab_ratio(rows).to_dict())
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is full")
-def test_what_was_found_is_kept_though_its_file_cannot_be_written(repository, ab, tmp_path):
-    ended = ab("base", ".", "--call", "work:run", "--json", "/dev/full")
-    assert ended.exit_code == 2 and "No space left on device; free space there, or name another place" in ended.output
-    with Store(tmp_path / "out" / "results.sqlite") as store:
-        assert ab_table(store.measurements())["verdict"].tolist() == ["equivalent"]
-
-
 def test_a_revision_against_itself_is_equivalent(repository, ab, tmp_path):
     ended, line = _call(ab, tmp_path, "base", ".")
     assert ended.exit_code == 0
     assert (line["finding"], line["ratio"]) == ("equivalent", pytest.approx(1))
-
-
-def test_a_faster_revision_never_fails(repository, ab, tmp_path):
-    repository.commit("fast", cost=20_000_000)
-    ended, line = _call(ab, tmp_path, "base", "fast")
-    assert (ended.exit_code, line["finding"]) == (0, "improved")
-
-
-def test_a_change_below_the_threshold_is_no_regression(repository, ab, tmp_path):
-    repository.commit("slow", cost=33_000_000)
-    ended, line = _call(ab, tmp_path, "base", "slow", "--threshold", "20%")
-    assert (ended.exit_code, line["finding"]) == (0, "suspect")
 
 
 def test_a_rate_is_better_when_higher(repository, ab, tmp_path):
@@ -118,41 +95,15 @@ def test_blocks_are_interleaved_in_pairs_of_random_order(repository, ab, tmp_pat
 
 
 def test_every_generation_has_a_process_of_its_own_that_imports_the_version_anew(repository, ab, tmp_path):
-    text = (
-        WORK
-        + f"\nimport os\nopen({str(tmp_path / 'log')!r}, 'a').write(f'{{WHO}} {{os.getpid()}} {{os.getppid()}}\\n')\n"
-    )
+    text = WORK + f"\nimport os\nopen({str(tmp_path / 'log')!r}, 'a').write(f'{{WHO}} {{os.getpid()}}\\n')\n"
     for who in "AB":
         repository.commit(who, f"WHO = {who!r}\n" + text)
     _, line = _call(ab, tmp_path, "A", "B")
     generations = int(re.search(r"(\d+) pairs of processes", line["message"]).group(1))
     imported = [said.split() for said in (tmp_path / "log").read_text().splitlines()]
     for who in "AB":
-        own, parents = zip(*((pid, parent) for side, pid, parent in imported if side == who), strict=True)
+        own = [pid for side, pid in imported if side == who]
         assert len(own) == len(set(own)) == generations >= 2
-        if sys.platform == "linux":  # elsewhere all are this process's own
-            assert max(Counter(parents).values()) <= CHILDREN
-
-
-@pytest.mark.skipif(sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2, reason="needs two cores to tell apart")
-@pytest.mark.parametrize(
-    "before",
-    [
-        pytest.param("", id="forked"),
-        pytest.param("import os\nos.environ['A'] = 'b'\n", id="started anew", marks=pytest.mark.thorough),
-    ],
-)
-def test_threads_of_openmp_are_bound_to_cores_and_those_of_python_are_not(repository, ab, tmp_path, before):
-    text = (
-        before + WORK + "\nimport os, threading, torch\ntorch.ones(1000, 1000) @ torch.ones(1000, 1000)\nfound = []\n"
-    )
-    text += "other = threading.Thread(target=lambda: found.append(len(os.sched_getaffinity(0))))\nother.start()\nother.join()\n"
-    text += f"open({str(tmp_path / 'log')!r}, 'a').write(f'{{len(os.sched_getaffinity(0))}} {{found[0]}}\\n')\n"
-    for who in "AB":
-        repository.commit(who, text + f"WHO = {who!r}\n")
-    ended, _ = _call(ab, tmp_path, "A", "B")
-    assert ("imports everything anew" in ended.output) == bool(before)
-    assert set((tmp_path / "log").read_text().splitlines()) == {f"1 {len(os.sched_getaffinity(0))}"}
 
 
 def test_a_version_that_is_killed_is_told_and_the_next_case_goes_on(repository, ab, tmp_path):
@@ -184,8 +135,6 @@ def test_what_fails_on_both_sides_is_told_of_both_and_is_not_new(repository, ab,
     "begins",
     [
         "async def only():\n    run()\n",
-        "def only():\n    yield run()\n",
-        "async def waits():\n    run()\nonly = lambda: waits()\n",
         "def only():\n    return map(run, ())\n",
     ],
 )
@@ -193,17 +142,6 @@ def test_what_a_call_only_begins_is_refused(repository, ab, begins):
     repository.commit("begins", WORK + begins)
     ended = ab("begins", ".", "--call", "work:only")
     assert ended.exit_code == 2 and "work:only: a call only begins the work and returns a" in ended.output
-
-
-def test_a_kept_result_is_said_of_both_sides(repository, ab, tmp_path):
-    repository.commit(
-        "keeps",
-        WORK
-        + "kept = []\ndef keeps():\n    global now\n    now += 20_000\n    kept or (run(), kept.append([]))\n    return kept[0]\n",
-    )
-    ended = ab("keeps", ".", "--call", "work:keeps", "--json", str(tmp_path / "f.json"))
-    (line,) = json.loads((tmp_path / "f.json").read_text())["lines"]
-    assert line["message"].count("later calls returned the first call's result") == 2, ended.output
 
 
 def test_setup_makes_what_the_function_is_called_with(repository, ab, tmp_path):
@@ -253,8 +191,7 @@ def test_outside_a_repository_it_says_so(tmp_path, ab, monkeypatch):
     assert ended.exit_code == 2 and "is in no git repository" in ended.output
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_removes_worktrees_and_processes(repository, tmp_path, number):
+def test_an_interrupt_removes_worktrees_and_processes(repository, tmp_path):
     repository.commit("slow", WORK + "import time as t\nreal = run\ndef run():\n    t.sleep(0.05)\n    real()\n")
     command = [sys.executable, "-m", "nanolib.cli", "ab", "base", "slow", "--call", "work:run", "--budget", "600s"]
     process = subprocess.Popen(
@@ -263,7 +200,7 @@ def test_an_interrupt_removes_worktrees_and_processes(repository, tmp_path, numb
     assert "A is base" in process.stderr.readline()
     time.sleep(2)
     assert len(repository.worktrees()) == 3
-    os.killpg(process.pid, number)
+    os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130 and "nano: stopped" in said
     assert len(repository.worktrees()) == 1 and not _left_behind() and not (tmp_path / "out").exists()
@@ -321,25 +258,6 @@ def test_the_repository_is_as_it_was(repository):
     assert before == after
 
 
-def test_a_version_that_lost_its_repository_is_bad_input(tmp_path):
-    with pytest.raises(BadInput, match="in no git repository"), checked_out(["a"], tmp_path):
-        pass
-
-
-@pytest.mark.notebook
-@pytest.mark.thorough  # two params files take the same path
-def test_cases_of_an_experiment_are_interleaved_on_the_one_path(tmp_path, monkeypatch):
-    monkeypatch.chdir(CHECKOUT)
-    small = ["-p", "seq_lens=[32]", "-p", "num_heads=1", "-p", "attention_types=[dense]", "--output", str(tmp_path)]
-    ended = CliRunner().invoke(
-        main,
-        ["ab", ".", ".", "attention", *small, "--threshold", "90%", "--budget", "4s", "--json", str(tmp_path / "f")],
-    )
-    assert ended.exit_code == 0, ended.output
-    lines = json.loads((tmp_path / "f").read_text())["lines"]
-    assert {line["metric"] for line in lines} == {"latency forward", "latency backward"}
-
-
 @pytest.mark.notebook
 def test_two_params_files_and_a_deterministic_metric(tmp_path, monkeypatch):
     monkeypatch.chdir(CHECKOUT)
@@ -362,18 +280,3 @@ def test_params_files_with_different_numbers_of_cases_are_refused(tmp_path, monk
     (tmp_path / "b.yml").write_text("seq_lens: [32, 64]\n")
     ended = ab(str(tmp_path / "a.yml"), str(tmp_path / "b.yml"), "attention")
     assert ended.exit_code == 2 and "give 2 and 4 cases" in ended.output
-
-
-@pytest.mark.parametrize("at", [2, 20])
-def test_a_version_that_raises_while_it_is_timed_is_told_at_once(repository, ab, tmp_path, at):
-    text = WORK + "calls = []\ndef fine():\n    run()\ndef fails():\n    run()\n    pass\n"
-    repository.commit("lives", text)
-    fails = f"    calls.append(0)\n    if len(calls) == {at}:\n        raise ValueError('no more of it')"
-    repository.commit("fails", text.replace("    pass", fails))
-    ended = ab("lives", "fails", "--call", "work:fails", "--call", "work:fine")
-    assert ended.exit_code == 0, ended.output
-    assert (
-        "broke" in ended.output
-        and "B: error: ValueError: no more of it" in ended.output
-        and "equivalent" in ended.output
-    )

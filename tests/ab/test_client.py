@@ -7,7 +7,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nanolib.ab import server as server_module
 from nanolib.ab.client import ForkServer, Sides, VersionDied, VersionProcess
 from nanolib.ab.imports import imported_by_all
 from nanolib.ab.worktree import Version
@@ -113,43 +112,6 @@ def elsewhere(tmp_path_factory, monkeypatch):
     return write
 
 
-def test_an_interrupt_ends_the_fork_server_whatever_it_is_doing(version, elsewhere):
-    elsewhere(lasts="import time\ntime.sleep(600)\n")
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        with Sides([version, version], 60, []) as sides:
-            processes = sides.renew()
-            signal.setitimer(signal.ITIMER_REAL, 0.5)
-            with pytest.raises(KeyboardInterrupt):
-                sides._fork_server.imports(["lasts"])
-            with pytest.raises(BadInput, match="forked from"):
-                sides._fork_server.imports(["wave"])
-            pids = [process._process.pid for process in processes]
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    for pid in pids:
-        _must_end(pid)
-
-
-def test_an_import_that_ends_the_fork_server_is_quoted(version, elsewhere):
-    elsewhere(
-        exits="raise SystemExit('no licence')\n",
-        ends="import os, sys\nprint('no luck', file=sys.stderr)\nos._exit(3)\n",
-    )
-    with Sides([version], 60, ["exits"]) as sides:
-        (process,) = sides.renew()
-        assert "timing" in _asked(process)
-    with (
-        Sides([version], 60, ["ends"]) as sides,
-        pytest.raises(BadInput, match="forked from: its process ended with 3: no luck"),
-    ):
-        sides.renew()
-
-
 def _versions(tmp_path, **works):
     for name, text in works.items():
         (tmp_path / name / "lib").mkdir(parents=True)
@@ -182,18 +144,3 @@ def test_what_one_version_has_of_its_own_does_not_come_from_elsewhere_by_way_of_
     versions = _versions(tmp_path, a="import third\nfrom helper import WHO", b="import third\nfrom helper import WHO")
     (tmp_path / "a" / "helper.py").write_text("WHO = 'a'\n")
     assert _who(versions) == ["a", "elsewhere"]
-
-
-def test_an_environment_within_the_repository_is_not_the_versions_own():
-    root = Path(sys.prefix).resolve().parent
-    assert not server_module._is_ours(pytest, root)
-    assert server_module._is_ours(sys.modules[__name__], Path(__file__).resolve().parent)
-
-
-def test_modules_that_load_lazily_are_not_woken(version, elsewhere):
-    elsewhere(lazy="def __getattr__(name):\n    raise RuntimeError('woken')\n")
-    (version.root / "work.py").write_text("import sys, lazy\nsys.modules['gone'] = None\ndef run():\n    pass\n")
-    with VersionProcess(version, 60) as process:
-        _asked(process)
-        process.ask(do="next")
-        assert "lazy" in process.ask(do="tell")["modules"]

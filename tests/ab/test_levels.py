@@ -1,18 +1,15 @@
 """What stands beside a ratio of two versions: levels that have this ratio, wherever they are shown."""
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from nanolib.ab.question import Answer, Question, _lines, stored
+from nanolib.ab.question import _lines
 from nanolib.ab.rounds import Compared, Pairs, Round, Settings, Task, _judge
 from nanolib.cli.comparing import show_comparison
 from nanolib.compare.compare import Comparison
-from nanolib.report.regressions import ab_table
 from nanolib.stats.compare import paired_levels
-from nanolib.store import Store
 
 
 @pytest.fixture
@@ -39,22 +36,7 @@ def test_base_and_current_have_the_ratio_that_stands_beside_them(compared, tmp_p
         assert f"{line['base']:.2f}" in text and f"{line['current']:.2f}" in text
 
 
-def test_the_reports_table_of_two_versions_shows_levels_of_its_ratio(compared, tmp_path):
-    version = SimpleNamespace(title="v", revision="r")
-    answer = Answer(Comparison((), True), (version, version), (compared,))
-    with Store(tmp_path / "results.sqlite") as store:
-        store.add(stored(answer, Question(("a", "b"), tmp_path)))
-        (row,) = ab_table(store.measurements()).to_dict("records")
-    assert row["current_ms"] / row["base_ms"] == pytest.approx(row["ratio"])
-
-
 def test_levels_are_the_medians_where_these_have_the_ratio_and_else_keep_their_middle():
     assert paired_levels([10, 20, 30], [11, 22, 33], 1.1) == pytest.approx((20, 22))
     low, high = paired_levels([10, 20, 30], [10, 20, 30], 1.21)
     assert (high / low, low * high) == pytest.approx((1.21, 400))
-
-
-def test_too_few_pairs_for_a_ratio_show_their_medians(compared):
-    few = Compared(compared.task, Round({"": Pairs([1.0, 2.0, 4.0], [2.0, 3.0, 8.0], [3])}), {})
-    (line,) = _lines(few, "latency", Settings())
-    assert (line.base, line.current, line.change) == (2.0, 3.0, "+50.00%")

@@ -50,12 +50,12 @@ PATHS = {
     "ceilings": "products and copies as yardsticks: the same code on a CPU (`tests/meters`)",
     "attention": "every kind and pattern: tensors without data on `cuda:0` (`tests/gpu/test_walk.py`), masks and gradients by"
     " FlexAttention's math path (`tests/models/test_lowering.py`)",
-    "patterns": "each pattern once: tensors without data on `cuda:0` (`tests/gpu/test_walk.py`)",
+    "patterns": "each pattern once on a CPU, forward and backward (`tests/models`)",
     "memory": "plans against the CPU's, out of memory: tensors without data, stubs (`tests/gpu`)",
     "models": "compile, captured graphs, generation: tensors without data, stubs (`tests/gpu`)",
-    "fp8": "torchao's recipes, forward and training: tensors without data (`tests/gpu/test_walk.py`)",
+    "fp8": "training: tensors without data (`tests/gpu/test_walk.py`); recipes, emulated (`tests/models/test_fp8.py`)",
     "energy": "counters, power, gaps, wraps: stubs and recorded traces (`tests/meters/test_integration.py`, `test_power.py`)",
-    "ranks": "all algorithms over gloo, for real; over NCCL's interface on the fake backend (`tests/gpu/test_walk.py`)",
+    "ranks": "all algorithms over gloo, for real (`tests/models/test_ranks.py`)",
     "lost device": "the cases after a device assert get processes of their own: stubs (`tests/gpu/test_paths.py`)",
 }
 OTHERS = {

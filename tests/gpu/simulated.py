@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -29,12 +28,6 @@ def _hooks() -> Path:
         command.append(f"-I{folder}")
     subprocess.run([*command, f"-L{_TORCH / 'lib'}", "-lc10", "-ltorch_cpu"], check=True, timeout=300)
     return built
-
-
-def run(code: str) -> str:
-    """What a script prints; it ends without taking torch down, which the hooks would not survive."""
-    whole = textwrap.dedent(code) + "\nimport os, sys\nsys.stdout.flush()\nos._exit(0)\n"
-    return run_python("-c", whole)
 
 
 def run_python(*arguments: str) -> str:

@@ -5,7 +5,6 @@ import torch
 
 from nanolib.experiments.doctor import cases as doctor
 from nanolib.experiments.fp8 import cases as fp8_cases
-from nanolib.experiments.fp8.speed import SpeedCase, product_of
 from nanolib.meters import ceilings
 from nanolib.meters.time import latency
 from nanolib.models import fp8
@@ -34,15 +33,6 @@ def test_tf32_and_8_bits_have_ceilings_of_their_own_where_the_device_has_them(ho
     ]
     assert "8.0" in cases.no_product("tf32", "cuda") and "8.9" in cases.no_product("fp8", "cuda")
     assert "cpu has no tf32" in cases.CeilingCase("cpu", "tf32", 1.0).unsupported()
-
-
-def test_the_fp8_notebook_measures_the_ceilings_that_its_precisions_are_rated_by(hopper):
-    precisions = ["tf32", "bfloat16", "fp8_tensorwise", "fp8_rowwise"]
-    asked = {"presets": ["gpt_125M"], "parity_arms": [], "numerics": []}
-    found = fp8_cases.cases(fp8_cases.Params(precisions=precisions, **asked))
-    measured = {case.ceiling for case in found if isinstance(case, cases.CeilingCase)}
-    rated = {product_of(case.precision) for case in found if isinstance(case, SpeedCase)}
-    assert rated == {"tf32", "bfloat16", "fp8"} and rated < measured == {*rated, "float32", "copy"}
 
 
 def test_the_product_of_8_bits_is_that_of_its_operands():

@@ -8,26 +8,17 @@ import torch
 from torch import nn
 
 from nanolib.experiments.fp8 import speed
-from nanolib.experiments.model.steps import Inferring
-from nanolib.measurement import Unsupported
-from nanolib.meters import links, machine, memory
-from nanolib.meters.ceilings import tf32_products
+from nanolib.meters import links, memory
 from nanolib.meters.energy import meter, power
-from nanolib.meters.time import stopwatch
-from nanolib.meters.time.clock import CudaClock
-from nanolib.meters.time.together import Together
 from nanolib.meters.time.turns import Timing
 from nanolib.models import NanoConfig, create_model, fp8, optimise
-from nanolib.models.attention.reference import relative_error
 from nanolib.models.generation import generation_of
 from nanolib.run import sweep
 from nanolib.run.outcome import attempt, is_out_of_memory
 from nanolib.run.ranks import launcher
 from nanolib.run.ranks import rank as one_rank
-from nanolib.run.ranks.ranks import RanksCase, _failure
-from nanolib.run.workload import timed_alone
+from nanolib.run.ranks.ranks import _failure
 from nanolib.store import Store
-from tests.gpu.streams import Stream
 from tests.run import sample_experiment as sample
 
 
@@ -99,15 +90,6 @@ def test_the_gpu_under_test_is_marked_whatever_its_number_here(monkeypatch):
     ]
 
 
-@pytest.mark.parametrize(("launch_ms", "kernel_ms", "each"), [(0.01, 2.0, 2.0), (0.008, 0.002, 0.008)])
-def test_events_tell_what_the_device_did_and_launching_where_that_takes_longer(monkeypatch, launch_ms, kernel_ms, each):
-    stream = Stream(launch_ms, kernel_ms).installed(monkeypatch)
-    twice = lambda: (stream.launch(), stream.launch())  # noqa: E731
-    blocks = CudaClock("cuda:1").time_block([stream.launch, twice], 3, 4)
-    for once, two in blocks[1:]:  # the first follows an empty queue
-        assert once == pytest.approx(each, rel=0.01) and two == pytest.approx(2 * each, rel=0.01)
-
-
 def test_after_a_lost_device_cases_have_a_process_of_their_own(tmp_path, monkeypatch):
     class Lost(torch.AcceleratorError):
         def __init__(self):
@@ -138,35 +120,10 @@ def test_a_library_that_finds_no_memory_ran_out_of_memory():
     assert not is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"))
 
 
-def test_ranks_hold_every_gpu_that_they_use(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    case = type("Case", (RanksCase,), {"world_size": 3})
-    assert case("cuda:0").devices == ("cuda:0", "cuda:1", "cuda:2") and case("cpu").devices == ("cpu",)
-    assert type("Case", (RanksCase,), {"world_size": 8})("cuda:0").devices == tuple(f"cuda:{n}" for n in range(4))
-
-
-@pytest.mark.parametrize("told", ["GPU-a1", "MIG-a1", "a1"])
-def test_a_part_of_a_gpu_keeps_its_own_name(monkeypatch, told):
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid=told))
-    assert machine.gpu_uuid("cuda:0") == ("GPU-a1" if told == "a1" else told)
-
-
 def test_an_amd_gpu_has_no_fp8_that_was_measured(monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "6.4")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 4))
     assert "AMD" in fp8.native("cuda")
-
-
-def test_products_in_tf32_are_wanted_by_the_name_that_stays():
-    products = torch.backends.cuda.matmul
-    before = products.fp32_precision
-    products.fp32_precision = "ieee"
-    try:
-        with tf32_products(True):
-            assert products.fp32_precision == "tf32"
-        assert products.fp32_precision == "ieee"
-    finally:
-        products.fp32_precision = before
 
 
 def test_nccl_sends_past_every_interface(monkeypatch):
@@ -211,22 +168,6 @@ def test_a_graph_for_inference_captures_no_backward_pass(monkeypatch):
     assert torch.equal(ids, torch.full((1, 3), 5))  # where the graph reads
 
 
-@pytest.mark.parametrize("recipe", sorted(fp8.RECIPES))
-def test_every_recipe_runs_forward_as_it_is_timed(recipe):
-    config = NanoConfig(vocab_size=64, d_model=64, num_layers=1, num_heads=2, context_length=32)
-    model = create_model(config, "cpu", seed=0)
-    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-
-    settings = Float8LinearConfig.from_recipe_name(recipe)
-    model = convert_to_float8_training(
-        model,
-        config=Float8LinearConfig(**{**settings.__dict__, "emulate": True}),
-        module_filter_fn=lambda layer, name: isinstance(layer, nn.Linear) and name != "head",
-    )
-    logits = Inferring(model, torch.zeros(1, 16, dtype=torch.int64), "eager").forward()
-    assert logits.shape == (1, 16, 64) and not logits.requires_grad and logits.isfinite().all()
-
-
 def test_who_waited_until_nccl_gave_up_is_not_blamed(tmp_path):
     """Its watchdog writes a line and aborts the process that waited; the one that was waited for is told to end, and says where."""
     log = "[rank0]:[E] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3) ran for 60000 milliseconds"
@@ -260,22 +201,6 @@ def test_ranks_name_their_gpu_to_nccl(tmp_path, monkeypatch):
     assert (tmp_path / "1.json").read_text() == '{"answer": 7}'
 
 
-def test_collectives_are_timed_by_calls_that_nccl_has(monkeypatch):
-    """NCCL has no list form of gathering that does not copy."""
-    called = []
-    for name in ("all_reduce", "all_gather_into_tensor", "all_to_all_single"):
-        monkeypatch.setattr(torch.distributed, name, lambda *_, name=name: called.append(name))
-    monkeypatch.setattr(torch.distributed, "all_gather", lambda *_: pytest.fail("the list form"))
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    monkeypatch.setattr(
-        links,
-        "time_together",
-        lambda calls, *_, **__: Together({name: call() or [1.0] for name, call in calls.items()}, [False]),
-    )
-    links.time_collectives(0.1, device="cpu", seed=0)
-    assert {*called} == {"all_reduce", "all_gather_into_tensor", "all_to_all_single"}
-
-
 def test_a_peak_on_a_gpu_leaves_out_what_other_forms_hold(monkeypatch):
     own = torch.zeros(100)
     told = {"memory_allocated": 5000, "max_memory_allocated": 5900, "max_memory_reserved": 6000}
@@ -285,11 +210,6 @@ def test_a_peak_on_a_gpu_leaves_out_what_other_forms_hold(monkeypatch):
     with memory.peak_memory("cuda:0", own, own[:10]) as peak:
         assert peak.method == "cuda_allocator"
     assert peak.own == 900 + own.nbytes
-
-
-def test_ranks_on_gpus_share_no_memory():
-    case = type("Case", (RanksCase,), {"world_size": 4})
-    assert case("cuda:0").sharing == 1 and case("cpu").sharing == 4 and case("cpu", nodes=2).sharing == 2
 
 
 def test_a_product_in_8_bits_is_timed_without_what_was_prepared(monkeypatch):
@@ -308,40 +228,6 @@ def test_a_product_in_8_bits_is_timed_without_what_was_prepared(monkeypatch):
     assert not reciprocals
     timed["product_with_cast"]()
     assert reciprocals  # its operand is cast each time
-
-
-@pytest.mark.parametrize("precision", ["tf32", "fp8_tensorwise"])
-def test_a_rate_has_no_share_of_another_types_ceiling(monkeypatch, precision):
-    asked = []
-    monkeypatch.setattr(speed, "rate_rows", lambda latency, flops, dtype, ceilings: asked.append(dtype) or iter(()))
-    monkeypatch.setattr(speed, "tf32_products", lambda wanted: contextlib.nullcontext())
-    monkeypatch.setattr(fp8, "convert", lambda *_, **__: None)
-    tiny = {"num_layers": 1, "d_model": 32, "num_heads": 2, "vocab_size": 256}
-    case = speed.SpeedCase("cpu", "x", "gpt_125M", tiny, precision, "forward", False, 8, 1, ())
-    timing = {"rel_ci": 0.5, "budget_s": 0.01}
-    params = SimpleNamespace(seed=0, corpus="", trace=False, timed=lambda _, phases: Timing(phases, **timing))
-    list(timed_alone(case.measure(params, {"float32": 1.0, "bfloat16": 1.0})))
-    assert asked == [speed.product_of(precision)]
-
-
-def test_a_device_without_float64_is_compared_on_the_host(monkeypatch):
-    class OnMps:
-        device = SimpleNamespace(type="mps")
-
-        def cpu(self):
-            return torch.ones(3)
-
-    assert relative_error(OnMps(), OnMps()) == 0
-
-
-def test_marks_on_a_device_without_events_wait_for_its_work(monkeypatch):
-    waited = []
-    monkeypatch.setattr(torch.mps, "synchronize", lambda: waited.append(1))
-    watch = stopwatch.stopwatch_for("mps")
-    begin = watch.mark()
-    watch.pause()
-    watch.resume()
-    assert watch.nanoseconds(begin, watch.mark()) >= 0 and len(waited) == 3
 
 
 @pytest.mark.parametrize("preset", ["decoder_tiny", "encoder_decoder_tiny"])
@@ -365,8 +251,3 @@ def test_decoding_by_graphs_is_eager_decoding(monkeypatch, preset):
             assert torch.equal(eager.token, graphs.token) and eager.cache.length == graphs.cache.length
     assert len(captures) == 4  # one for each position
     assert all(torch.equal(a, b) for a, b in zip(eager.cache.tensors, graphs.cache.tensors, strict=True))
-
-
-def test_a_cache_that_grows_cannot_be_captured():
-    with pytest.raises(Unsupported, match="needs a cache of fixed size, and that of Linear grows"):
-        generation_of(nn.Linear(1, 1), torch.zeros(1, 1, dtype=torch.int64), 1, captured=True)

@@ -75,14 +75,6 @@ def test_where_the_host_takes_longer_it_is_launch_bound_and_both_times_are_told(
     assert row.estimate == pytest.approx(max(launch_ms, kernel_ms), rel=0.01)  # what calls in a row take
 
 
-def test_the_queue_is_full_before_its_first_event(monkeypatch):
-    """The device is held ever longer, until the host has queued all."""
-    stream = Stream(2.0, 0.1).installed(monkeypatch)
-    (apart,) = CudaClock("cuda:0", _Nvml()).apart([stream.launch])
-    assert apart["device_ms"] == pytest.approx(0.1) and len(stream.held) > 1
-    assert stream.held[-1] / 1e6 >= 3 * 2.0 > stream.held[-2] / 1e6
-
-
 def test_a_call_that_waits_for_the_device_is_not_told_apart(monkeypatch):
     stream = Stream(0.01, 0.1).installed(monkeypatch)
 
@@ -101,31 +93,12 @@ def test_a_device_is_warm_before_it_is_timed(monkeypatch):
     assert row.estimate == pytest.approx(1.0) and max(row.samples[1:]) < 1.1
 
 
-@pytest.mark.parametrize("budget_s", [0.05, 0.09])
-def test_warming_up_takes_nothing_of_the_budget(monkeypatch, budget_s):
-    stream = Stream(0.01, 1.0).installed(monkeypatch)
-    monkeypatch.setattr(latency, "clock_for", lambda device: CudaClock("cuda:0", _Nvml()))
-    row = latency.measure(stream.launch, 1e-9, budget_s, device="cuda:0")
-    blocks_of_5_ms = budget_s / 5e-3
-    assert row.details["stop"] == "budget" and row.n == pytest.approx(blocks_of_5_ms, abs=2)
-
-
 def test_a_first_call_that_compiles_sets_no_pace_and_takes_nothing_of_the_budget(monkeypatch):
     stream = Stream(0.01, 0.1).installed(monkeypatch)
     monkeypatch.setattr(latency, "clock_for", lambda device: CudaClock("cuda:0", _Nvml()))
     times = iter([8000.0])
     row = latency.measure(lambda: stream.launch(next(times, 0.1)), 0.01, 0.3, device="cuda:0")
     assert row.details["calls_per_block"] * row.details["inner"] == 50 and row.n >= 20 and max(row.samples) < 0.2
-
-
-def test_what_keeps_the_host_longer_than_a_device_can_be_held_is_called_once_more_and_not_thirty_times(monkeypatch):
-    stream, calls = Stream(300.0, 0.1).installed(monkeypatch), []
-
-    def builds():
-        calls.append(1)
-        stream.launch()
-
-    assert CudaClock("cuda:0", _Nvml()).apart([builds]) == [{}] and len(calls) == 1
 
 
 def test_phases_of_a_step_are_told_apart_and_added_up(monkeypatch):

@@ -6,10 +6,7 @@ import re
 
 import pytest
 
-from nanolib.models import fp8
 from nanolib.models.attention.choice import CHOOSERS
-from nanolib.models.attention.patterns import PATTERNS
-from nanolib.models.attention.tree import ALGORITHMS
 from tests.gpu.simulated import needs_compiler, run_python
 from tests.run.test_walk import WALK
 
@@ -59,38 +56,3 @@ def test_every_case_stays_on_its_gpu_and_fits_its_plan(name):
             bounds = OPERATIONS[case["kind"]]
             assert call["operations"] <= bounds[call["scope"].split()[-1]], case
     assert any(case["calls"] for case in cases)
-
-
-@pytest.mark.parametrize("pattern", [*PATTERNS, *CHOOSERS])
-def test_sparse_attention_is_one_operation_over_its_mask(pattern):
-    """A mask of the shape alone is made once; a chosen one in each call, by some 50 operations of the device alone."""
-    calls = {call["scope"]: call for call in _walked("sparse") if call["case"] == pattern}
-    assert {*calls} == {"forward", "forward_backward"}
-    choosing = 60 if pattern in CHOOSERS else 0
-    # whose rules torch traces, here alone
-    for call, traced in (
-        (calls["forward"], 1),
-        (calls["forward_backward"], 20),
-    ):
-        assert call["devices"] == ["cuda:0"] and call["shapes"][0] == [1, 8, 8192, 64]
-        assert not call["copies"] and not call["read"] and call["operations"] <= choosing + traced, call
-        if pattern in PATTERNS:
-            assert 0 < call["peaks"]["cuda:0"] <= 1.5 * call["peaks"]["cpu"], call
-    assert len(calls["forward_backward"]["shapes"]) == 3
-
-
-def test_fp8_is_trained_and_asked_in_every_recipe():
-    calls = _walked("fp8 recipes")
-    assert {(call["case"], call["scope"]) for call in calls} == {
-        (recipe, scope) for recipe in fp8.RECIPES for scope in ("forward", "training_step")
-    }
-    for call in calls:
-        assert not call["copies"] and not call["read"] and call["operations"] <= 950, call
-
-
-def test_a_token_is_decoded_by_every_algorithm():
-    calls = {call["case"]: call for call in _walked("decode")}
-    assert {*calls} == {*ALGORITHMS}
-    for call in calls.values():
-        assert call["device"] == "cuda:0" and call["shape"] == [1, 4, 1, 16]
-        assert not call["copies"] and not call["read"] and call["sent"] and call["operations"] <= 110, call

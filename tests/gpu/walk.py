@@ -18,19 +18,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from nanolib.config import NanoConfig
 from nanolib.experiments import ALL
-from nanolib.experiments.attention.attention_case import AttentionCase
-from nanolib.experiments.distributed.prefill import _pretended_ranks
-from nanolib.experiments.model.steps import Inferring, Training
 from nanolib.meters import memory
 from nanolib.meters.memory import fake_tensors
-from nanolib.models import create_model, fp8
 from nanolib.models.attention import block_sparse, dense
-from nanolib.models.attention.choice import CHOOSERS
-from nanolib.models.attention.layout import Layout
-from nanolib.models.attention.patterns import PATTERNS
-from nanolib.models.attention.tree import ALGORITHMS, tree_attention_decode
 from nanolib.run import workload
 from nanolib.run.case import Plan
 from tests.run.test_walk import WALK, params_of
@@ -46,7 +37,7 @@ class Watched(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.operations, self.copies, self.read, self.sent = 0, 0, [], {}
+        self.operations, self.copies, self.read = 0, 0, []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **kwargs or {})
@@ -54,9 +45,7 @@ class Watched(TorchDispatchMode):
         self.operations += name != "prim::device"  # a question to a tensor without data, and no operation
         if name in _HOST:
             self.read.append(name)
-        if name.startswith("c10d::"):
-            bytes_ = sum(x.nbytes for x in tree_leaves(args) if isinstance(x, torch.Tensor))
-            self.sent[name] = self.sent.get(name, 0) + bytes_
+
         if name in ("aten::_to_copy", "aten::copy_"):
             tensors = [x for x in tree_leaves((args, out)) if isinstance(x, torch.Tensor)]
             self.copies += len({x.device.type for x in tensors}) > 1
@@ -152,59 +141,9 @@ def _planned(case: Any) -> Plan:
     return (case.rank_plan if hasattr(case, "rank_plan") else case.plan)()
 
 
-def walk_fp8() -> None:
-    """A forward pass and a training step of each recipe, not emulated."""
-    for recipe in fp8.RECIPES:
-        with fake_tensors():
-            config = NanoConfig(
-                vocab_size=64, d_model=64, num_layers=1, num_heads=2, context_length=64, dtype="bfloat16"
-            )
-            model = create_model(config, DEVICE)
-            fp8.convert(model, recipe, excluded_modules=("head",), emulate=False)
-            ids = torch.zeros(2, 33, dtype=torch.int64, device=DEVICE)
-            forward, step = Inferring(model, ids[:, :-1], "eager").forward, Training(model, ids, "eager", 1e-3)
-            for scope, call in {"forward": forward, "training_step": step}.items():
-                call()
-                with Watched() as seen:
-                    call()
-                say(case=recipe, scope=scope, **vars_of(seen))
-
-
-def walk_decode() -> None:
-    """A token on one of two simulated ranks, by each algorithm."""
-    for algorithm in ALGORITHMS:
-        with _pretended_ranks(2), fake_tensors(), torch.no_grad():
-            q, k = torch.empty(1, 4, 1, 16, device=DEVICE), torch.empty(1, 2, 64, 16, device=DEVICE)
-            for _ in range(2):
-                with Watched() as seen:
-                    out = tree_attention_decode(q, k, k, algorithm=algorithm, layout=Layout.plain(128, 2))
-            say(case=algorithm, device=str(out.device), shape=list(out.shape), **vars_of(seen))
-
-
-def walk_sparse() -> None:
-    """A call, and one with gradients, over a long sequence by each pattern, drawn per head where it draws; and the case's plan."""
-    for pattern in [*PATTERNS, *CHOOSERS]:
-        options = {"pattern": pattern, "random_tokens": 128, "per_head": pattern in ("random", "bigbird")}
-        shape = {"seq_len": 8192, "batch_size": 1, "num_heads": 8, "num_kv_heads": 2, "head_dim": 64}
-        asked = {"name": pattern, "attention_type": "sparse", "options": options, "causal": True, "backward": True}
-        case = AttentionCase(device=DEVICE, dtype="bfloat16", **asked, **shape)
-        peaks = {at.device: at.plan().peaks for at in (case, dataclasses.replace(case, device="cpu"))}
-        with fake_tensors():
-            like = {"dtype": torch.bfloat16, "device": DEVICE}
-            inputs = [torch.empty(1, heads, 8192, 64, **like) for heads in (8, 2, 2)]
-            for work in case.workloads(*inputs):
-                work.call()
-                with Watched() as seen:
-                    out = work.call()
-                outs = [out] if isinstance(out, torch.Tensor) else list(out)
-                devices, shapes = {str(x.device) for x in outs}, [list(x.shape) for x in outs]
-                planned = {device: peak.get(work.scope) for device, peak in peaks.items()}
-                say(case=pattern, scope=work.scope, devices=[*devices], shapes=shapes, peaks=planned, **vars_of(seen))
-
-
 def vars_of(seen: Watched) -> dict[str, Any]:
     """What it has counted."""
-    return {name: getattr(seen, name) for name in ("copies", "read", "operations", "sent")}
+    return {name: getattr(seen, name) for name in ("copies", "read", "operations")}
 
 
 def say(**told: Any) -> None:
@@ -214,5 +153,5 @@ def say(**told: Any) -> None:
 
 if __name__ == "__main__":
     simulate()
-    {"fp8 recipes": walk_fp8, "decode": walk_decode, "sparse": walk_sparse}.get(sys.argv[1], walk)()
+    walk()
     os._exit(0)  # the hooks would not survive that torch is taken down

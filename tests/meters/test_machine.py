@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import platform
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -45,24 +44,6 @@ def test_a_machines_id_is_of_its_hardware_alone():
     assert len({replace(MACHINE, **rest).machine_id for rest in others} | {one}) == 6
     told = replace(MACHINE, gpus=(gpu,)).to_dict()
     assert told["gpus"] == [gpu] and told["cores"] == 8 and len(told["machine_id"]) == 12
-
-
-def test_this_machine_is_read_from_where_the_system_tells_it(monkeypatch, tmp_path):
-    (tmp_path / "cpuinfo").write_text("processor: 0\nmodel name\t: Some CPU: the 3rd\nflags\t: fpu avx512f amx_bf16\n")
-    real = machine.Path
-    monkeypatch.setattr(machine, "Path", lambda name: tmp_path / "cpuinfo" if name == "/proc/cpuinfo" else real(name))
-    monkeypatch.setattr(machine.psutil, "virtual_memory", lambda: SimpleNamespace(total=31.6 * 2**30))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(machine, "_driver", lambda: "of no GPU")
-    found = this_machine()
-    assert (found.gpus, found.driver) == ((), "") and machine._cpu_info("flags") == "fpu avx512f amx_bf16"
-    assert (found.cpu, found.ram_gib, found.torch) == ("Some CPU: the 3rd", 32, torch.__version__)
-    assert found.threads == torch.get_num_threads() and found.cores == len(os.sched_getaffinity(0))
-    assert found.system == f"{platform.system()} {platform.machine()}"
-    (tmp_path / "governor").write_text("performance\n")
-    assert machine._text_of(str(tmp_path / "governor")) == "performance" and machine._text_of("/no/such") == ""
-    (tmp_path / "cpuinfo").unlink()
-    assert machine._cpu_info("flags") == "" and machine._cpu_model() == (platform.processor() or platform.machine())
 
 
 def test_the_cores_are_those_that_this_process_may_use(monkeypatch):
@@ -115,20 +96,6 @@ def test_a_gpu_is_told_by_its_properties(monkeypatch, minor, fp8):
     assert machine.gpu_uuid("cuda:0") == "GPU-abc"
 
 
-def test_the_driver_is_what_nvml_says_or_why_it_does_not(monkeypatch):
-    class Error(Exception):
-        pass
-
-    def lost():
-        raise Error("Driver Not Loaded")
-
-    nvml = SimpleNamespace(NVMLError=Error, nvmlInit=lambda: None, nvmlSystemGetDriverVersion=lambda: "580.1")
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    assert machine._driver() == "580.1"
-    nvml.nvmlInit = lost
-    assert machine._driver() == "unknown (Driver Not Loaded)"
-
-
 def test_auto_is_the_first_accelerator_and_cuda_the_first_gpu(monkeypatch):
     assert resolve_device("auto") == "cpu"
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
@@ -138,9 +105,3 @@ def test_auto_is_the_first_accelerator_and_cuda_the_first_gpu(monkeypatch):
     assert resolve_device("auto") == resolve_device("cuda") == "cuda:0" and resolve_device("cuda:1") == "cuda:1"
     with pytest.raises(BadInput, match="device: 'xpu' is not here; use auto or one of cpu, cuda:0, cuda:1, mps"):
         resolve_device("xpu")
-
-
-def test_the_space_left_on_a_disk_is_in_gib(monkeypatch, tmp_path):
-    monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: SimpleNamespace(free=3 * 2**30))
-    assert machine.free_disk_gib(tmp_path) == 3.0
-    assert set(machine.versions()) == {"python", "torch", "platform"}

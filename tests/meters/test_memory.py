@@ -8,7 +8,6 @@ import torch
 from nanolib.measurement import Status
 from nanolib.meters import memory
 from nanolib.meters.memory import LiveBytes, measure_memory, peak_memory
-from nanolib.meters.time.clock import clock_for, synchronizer
 
 KIB = 1024
 
@@ -72,18 +71,6 @@ def test_what_was_there_before_is_not_born_by_a_view_or_in_place():
         x.t().add_(1)
         x[:8, :8] @ x[:8, :8]
     assert peak.live == 8 * 8 * 4
-
-
-def test_the_device_named_is_the_one_that_is_asked(monkeypatch):
-    asked = []
-    for name in ("synchronize", "reset_peak_memory_stats", "memory_allocated", "max_memory_allocated"):
-        monkeypatch.setattr(torch.cuda, name, lambda device, name=name: asked.append((name, str(device))) or 0)
-    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: asked.append(("reserved", str(device))) or 0)
-    with peak_memory("cuda:1"):
-        pass
-    synchronizer("cuda:1")()
-    assert clock_for("cuda:1").device == torch.device("cuda", 1)
-    assert len(asked) == 7 and {device for _, device in asked} == {"cuda:1"}
 
 
 # memory that is left
@@ -154,9 +141,3 @@ def test_a_gpus_allocator_gives_both_peaks_in_mib_and_what_else_was_alive_is_no_
     assert (live.metric, live.estimate, live.predicted, live.scope) == ("peak_memory", 2.5, 4.0, "s")
     assert (reserved.metric, reserved.estimate, reserved.predicted) == ("reserved_memory", 3.5, None)
     assert live.details == reserved.details == {"before": 1.0} and live.method == reserved.method == "cuda_allocator"
-
-
-def test_a_plan_stands_beside_what_was_live():
-    row = measure_memory(lambda: torch.zeros(KIB, KIB), predicted_bytes=2**21)[0]
-    assert (row.metric, row.estimate, row.predicted, row.method) == ("peak_memory", 4.0, 2.0, "live_tensor_bytes")
-    assert measure_memory(lambda: None)[0].predicted is None

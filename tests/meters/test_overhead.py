@@ -71,33 +71,6 @@ def test_every_round_runs_all_kinds_there_and_back_between_bare_calls_and_six_ro
         assert there == back[::-1] and len(set(there)) == kinds and AGAIN in there
 
 
-@pytest.mark.parametrize(
-    ("call_s", "budget_s", "calls", "together"),
-    [
-        (0.010, 60.0, 2, 16),  # 20 ms
-        (0.010, 0.48, 1, 16),  # a quick look has blocks of 10 ms: 2 · 4 kinds · 6 rounds
-        (0.001, 60.0, 16, 16),
-        (0.1, 60.0, 1, 4),  # rows are handed over every 0.4 s
-        (1.0, 60.0, 1, 1),
-    ],
-)
-def test_blocks_are_of_twenty_milliseconds(monkeypatch, call_s, budget_s, calls, together):
-    made, handed = [], []
-
-    def timed(model, call, kind, calls, sink, synchronize):
-        made.append(calls)
-        return np.array([call_s, call_s / 4]), 0.0
-
-    def handing(model, call, kind, calls, sink):
-        handed.append(calls)
-        return np.zeros(2)
-
-    monkeypatch.setattr(overhead, "_timed", timed)
-    monkeypatch.setattr(overhead, "_handing_s", handing)
-    assert _measured(budget_s=budget_s)["deep"].rounds == 6  # as precise as one asks for unless told
-    assert set(made[:6]) == {1} and set(made[6:]) == {calls} and set(handed) == {together}
-
-
 def test_a_machine_that_grows_slower_is_no_cost(monkeypatch, clockwork):
     ordinary, drift = overhead._timed, iter(range(10**6))
 
@@ -109,10 +82,6 @@ def test_a_machine_that_grows_slower_is_no_cost(monkeypatch, clockwork):
     monkeypatch.setattr(overhead, "_handing_s", lambda *_: np.zeros(2))
     minimal = _measured(budget_s=0.0)["minimal"]
     assert minimal.wall.estimate - minimal.threads == pytest.approx(0.1, abs=2e-3)
-
-
-def test_it_stops_once_intervals_are_narrow_and_not_before(clockwork):
-    assert _measured(budget_s=60.0, rel_ci=0.01)["deep"].rounds == 6
 
 
 def test_a_row_says_what_it_rests_on(clockwork):

@@ -79,12 +79,8 @@ def test_each_zone_of_rapl_starts_again_at_a_range_of_its_own_and_one_that_is_re
         assert source.read().joules == pytest.approx(total)  # 100 W, and 30 W of its memory
 
 
-@pytest.mark.parametrize("broken", [{"max_energy_range_uj": ""}, {"energy_uj": "none"}, {"name": None}])
-def test_a_zone_that_tells_no_number_or_name_is_missing_with_its_reason(powercap, broken):
-    ((file, text),) = broken.items()
-    (powercap / "intel-rapl:0" / file).unlink()
-    if text is not None:
-        (powercap / "intel-rapl:0" / file).write_text(text)
+def test_a_zone_that_tells_no_number_is_missing_with_its_reason(powercap):
+    (powercap / "intel-rapl:0" / "energy_uj").write_text("none")
     found = find_sources(powercap, _NoDriver())
     assert not found.sources and "cannot be read" in found.missing["RAPL (powercap)"]
 
@@ -149,27 +145,10 @@ def test_a_gpu_counts_energy_if_it_can_and_else_tells_its_power_now(tmp_path, na
     assert math.isnan(found.sources[1].read().joules) and math.isnan(found.sources[1].read().watts)
 
 
-def test_a_gpus_counter_that_answers_zero_is_passed_over_for_its_power(tmp_path):
-    nvml = SimpleNamespace(
-        NVMLError=RuntimeError,
-        NVML_FI_DEV_POWER_INSTANT=186,
-        nvmlInit=lambda: None,
-        nvmlDeviceGetCount=lambda: 1,
-        nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetTotalEnergyConsumption=lambda handle: 0,
-        nvmlDeviceGetFieldValues=lambda *_: [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=0))],
-        nvmlDeviceGetPowerUsage=lambda handle: 70000,
-        nvmlDeviceGetCudaComputeCapability=lambda handle: (7, 5),
-    )
-    (source,) = find_sources(tmp_path, nvml).sources
-    assert (source.name, source.read().watts) == ("nvml_power", 70.0)
-
-
 @pytest.mark.parametrize(
     ("counter", "power", "name", "joules", "watts"),
     [
         ({"energy_accumulator": 10**8, "counter_resolution": 15.3}, {}, "amdsmi_counter", 1530.0, None),
-        ({"power": 10**8, "counter_resolution": 15.3}, {}, "amdsmi_counter", 1530.0, None),  # before amdsmi 6.2.1
         ({}, {"current_socket_power": "N/A", "average_socket_power": 250}, "amdsmi_power", None, 250.0),
         ({}, {"current_socket_power": 300, "average_socket_power": 250}, "amdsmi_power", None, 300.0),
         # 0 is no reading: the next way, and the next field, is asked
@@ -206,33 +185,9 @@ def _amd(counter, power):
     )
 
 
-_NEITHER = {"current_socket_power": "N/A", "average_socket_power": "N/A"}
-
-
-@pytest.mark.parametrize("counter", [{}, {"power": 1}])
-@pytest.mark.parametrize(("power", "said"), [(_NEITHER, "neither energy nor power"), ({}, "not supported")])
-def test_an_amd_gpu_that_tells_neither_is_missing_with_its_reason(tmp_path, counter, power, said):
-    found = find_sources(tmp_path, _NoDriver(), amdsmi=_amd(counter, power))
-    assert not found.sources and said in found.missing["AMD (amdsmi)"]
-
-
-@pytest.mark.parametrize("counts", [True, False])
-@pytest.mark.parametrize("later", [{}, {"power": "N/A", "counter_resolution": 1.0} | _NEITHER, {"power": 2} | _NEITHER])
-def test_a_read_of_an_amd_gpu_that_fails_later_is_no_number(tmp_path, counts, later):
-    counter = {"power": 1, "counter_resolution": 1.0} if counts else {}
-    power = {"current_socket_power": 300}
-    (source,) = find_sources(tmp_path, _NoDriver(), amdsmi=_amd(counter, power)).sources
-    for answers in (counter, power):
-        answers.clear()
-        answers.update(later)
-    reading = source.read()
-    assert math.isnan(reading.joules) and math.isnan(reading.watts)
-
-
-@pytest.mark.parametrize("error", [OSError, RuntimeError])
-def test_apples_counters_that_fail_later_are_no_number(tmp_path, error):
+def test_apples_counters_that_fail_later_are_no_number(tmp_path):
     def fail():
-        raise error("IOReport has gone")
+        raise OSError("IOReport has gone")
 
     monitor = SimpleNamespace(get_cumulative_energy=lambda: SimpleNamespace(cpu_total_mj=1))
     module = SimpleNamespace(AppleEnergyMonitor=lambda: monitor)
@@ -259,9 +214,7 @@ def test_amds_module_is_imported_only_where_its_driver_is(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("system", "machine", "said"),
     [
-        ("linux", "x86_64", "this is no Mac"),
         ("darwin", "x86_64", "this is no Mac"),
-        ("aix", "ppc", "this is no Mac"),
         ("darwin", "arm64", "zeus-apple-silicon is not installed"),
     ],
 )

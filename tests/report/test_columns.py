@@ -53,13 +53,6 @@ def test_every_figure_of_attention_stands_in_its_own_column(measured):
     assert line["flags"] == [Flag.SLOWDOWN]
 
 
-def test_what_was_not_paid_once_costs_nothing(measured):
-    mask, compiling = (interval("latency", 1, 2, 4, scope=scope) for scope in ("mask", "compile"))
-    cases = [_attention_case(name, (5, 6, 8), *more) for name, more in
-             (("a", []), ("b", [mask]), ("c", [compiling]), ("d", [mask, compiling]))]  # fmt: skip
-    assert list(attention_tables.attention_table(measured("attention", cases))["paid"]) == [6, 8, 8, 10]
-
-
 def test_the_baseline_is_of_the_same_run_and_shape(measured):
     shapes = ({}, {"seq_len": 128}, {"batch_size": 5}, {"dtype": "bfloat16"}, {"causal": False}, {"device": "cuda:0"})
     times = itertools.count(10)
@@ -151,21 +144,13 @@ def test_scaling_is_fitted_to_one_model_type_and_batch_by_itself(measured):
 @pytest.mark.parametrize(
     ("low", "high", "words"),
     [
-        (0.9, 1.1, "linear"),
-        (1.9, 2.2, "quadratic"),
         (0.5, 2.5, "undecided between linear and quadratic; measure more lengths"),
         (1.02, 1.5, "linear"),
         (1.021, 1.5, "between linear and quadratic"),
-        (1.5, 1.98, "quadratic"),
-        (1.5, 1.979, "between linear and quadratic"),
-        (0.5, 0.98, "linear"),
         (0.5, 0.979, "below linear"),
         (-0.5, -0.02, "constant"),
         (-0.5, -0.021, "falls"),
-        (0.02, 0.3, "constant"),
-        (2.02, 2.5, "quadratic"),
         (2.021, 2.5, "above quadratic"),
-        (-0.1, 2.1, "undecided between constant, linear and quadratic; measure more lengths"),
     ],
 )
 def test_the_words_of_an_exponent_change_at_their_bounds(low, high, words):
@@ -196,25 +181,6 @@ def test_the_warm_up_table_compares_means_within_each_process(measured):
     }
     assert {name: cold[name] for name in numbers} == pytest.approx(numbers)
     assert (cold["difference_low"], cold["difference_high"]) == pytest.approx((1, 3))
-
-
-def test_a_curve_is_warm_up_as_far_as_it_was_needed(measured):
-    def case(direction, needed):
-        factors, rows = warmup_process(direction, 1, 10, {0: (9, 9)}, needed)
-        return factors, [ended(), *rows]
-
-    table = warmup_view.curve_table(measured("warmup", [case("a", 1.0), case("b", None), case("c", 0.0)]))
-    assert list(table["phase"]) == ["warm-up", *["steady"] * 3, *["not settled"] * 4, *["steady"] * 4]
-    assert list(table["step"]) == [1, 2, 3, 4] * 3 and list(table["ms"]) == [30, 20, 10, 10] * 3
-    assert list(table["direction"]) == [*"aaaabbbbcccc"]
-
-
-def test_the_losses_are_counted_from_the_first_step(measured):
-    factors = SIZES | {"name": "tiny", "attention_type": "dense"}
-    loss = Measurement("loss", 2.0, samples=(5.0, 3.0, 1.0), scope="training")
-    table = model_tables.loss_table(measured("model", [(factors, [ended(), loss])]))
-    shown = table[["series", "step", "loss", "name", "seq_len"]].to_numpy().tolist()
-    assert shown == [["tiny (dense, float32)", step, 7 - 2 * step, "tiny", 64] for step in (1, 2, 3)]
 
 
 def test_cells_are_for_people():

@@ -51,15 +51,6 @@ def test_an_estimate_is_a_range_in_words_and_no_picture(tmp_path):
     assert list(energy_table(rows)["provenance"]) == ["estimated"]
 
 
-def test_of_several_models_a_line_begins_with_what_differs_since_a_long_name_is_cut(tmp_path):
-    rows = _rows(Provenance.MEASURED, "rapl", 1.1)
-    factors, found = rows["c"]
-    rows["d"] = (factors | {"name": "large", "phase": "prefill"}, found)
-    with _store(tmp_path, rows) as store:
-        drawn = json.dumps(CHARTS["energy_per_token"](store.measurements(samples=True)).to_dict()["datasets"])
-    assert '"case": "n = 64, decode, tiny"' in drawn and '"case": "n = 64, prefill, large"' in drawn
-
-
 def test_a_window_that_was_too_short_says_so(tmp_path):
     rows = _rows(Provenance.MEASURED, "nvml_power", 1.1)
     factors, found = rows["c"]

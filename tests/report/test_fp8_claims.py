@@ -8,8 +8,6 @@ from tests.report.cases import (
     parity_case,
     timed,
 )
-from tests.report.rows import ended
-from tests.shown import CHARTS
 
 
 @pytest.mark.parametrize(
@@ -17,8 +15,6 @@ from tests.shown import CHARTS
     [
         ({1: 4, 2: 4, 4: 4}, "FP8 is faster than bf16 at size 1, size 2 and size 4: at best 2.00 [1.40 … 3.00] times"),
         ({1: 8, 2: 4, 4: 4}, "FP8 is faster than bf16 at size 2 and size 4, and not shown to be at size 1"),
-        ({1: 4, 2: 8, 4: 4}, "FP8 is faster than bf16 at size 1 and size 4, and not shown to be at size 2"),
-        ({1: 4, 2: 4, 4: 8}, "FP8 is faster than bf16 at size 1 and size 2, and not shown to be at size 4"),
         (
             {1: 8, 2: 8, 4: 8},
             "FP8 is not shown to be faster than bf16 at any size measured: at best 1.00 [0.778 … 1.29] times",
@@ -36,19 +32,10 @@ def test_fp8_is_faster_at_sizes_where_its_whole_range_is_above_one(say, times, s
     assert (", where Amdahl allows 1.75." in line) == ("FP8 is faster" in line)
 
 
-def test_precisions_are_drawn_with_what_they_gain(measured):
-    cases = [fp8_case(1, "bfloat16", 7, 8, 9), fp8_case(1, "fp8_rowwise", 3, 4, 5)]
-    spec = CHARTS["fp8_precisions"](measured("fp8", [(factors, [ended(), *rows]) for factors, rows in cases]))
-    assert [
-        line["speed_up"] for lines in spec.to_dict()["datasets"].values() for line in lines if line["speed_up"]
-    ] == [2]
-
-
 @pytest.mark.parametrize(
     ("endings", "said"),
     [
         ([("unsupported", "no tensor cores"), ("unsupported", "none")], "FP8 gains no time here: no tensor cores."),
-        ([("unsupported", ""), ("unsupported", "none")], "FP8 gains no time here: none."),
         ([("unsupported", "no tensor cores"), ("oom", "too large")], "No FP8 case gave a time: no tensor cores."),
         ([("error", "")], "No FP8 case gave a time: no fp8 case was run to its end."),
     ],
@@ -62,20 +49,10 @@ def test_why_fp8_gives_no_time_is_said_with_the_first_reason(say, endings, said)
 
 
 @pytest.mark.parametrize(
-    ("other", "who"),
-    [((7, 8, 9), "(size 1 in fp8_a)"), ((4.5, 5, 6), "(size 1 in fp8_a and size 1 in fp8_b, not told apart)")],
-)
-def test_the_best_recipe_of_fp8_is_named_with_those_it_cannot_be_told_from(say, other, who):
-    base, best = fp8_case(1, "bfloat16", 19.9, 20, 20.1), fp8_case(1, "fp8_a", 4, 4.9, 5)
-    assert f"times bf16 {who}" in say("fp8", [base, fp8_case(1, "fp8_b", *other), best])[0]
-
-
-@pytest.mark.parametrize(
     ("ends", "said"),
     [
         ((6, 7, 7.9), "The smallest product that gains with its cast is 2 x 3 x 5: 1.29 [1.01 … 1.67] times."),
         ((6, 7, 8), "No product measured is seen to gain from fp8 once its cast is paid."),
-        ((10, 11, 12), "No product measured is seen to gain from fp8 once its cast is paid."),
         ((11, 12, 13), "No product measured gains from fp8 once its cast is paid."),
     ],
 )
@@ -84,26 +61,10 @@ def test_a_product_gains_when_the_whole_range_with_its_cast_is_above_one(say, en
     fp8 = [timed("product", 1, 2, 3), timed("product_with_cast", *ends)]
     cases.append(({"m": 2, "k": 3, "n": 5, "precision": "fp8"}, fp8))
     if "smallest" in said:  # a larger one gains more
-        for larger in (
-            {"m": 4, "k": 3, "n": 5},
-            {"m": 1, "k": 3, "n": 60},
-            {"m": 60, "k": 1, "n": 3},
-            {"m": 8, "k": 1, "n": 8},
-        ):
-            cases.append((larger | {"precision": "bfloat16"}, [timed("product", 80, 90, 100)]))
-            cases.append((larger | {"precision": "fp8"}, fp8))
+        larger = {"m": 1, "k": 3, "n": 60}
+        cases.append((larger | {"precision": "bfloat16"}, [timed("product", 80, 90, 100)]))
+        cases.append((larger | {"precision": "fp8"}, fp8))
     assert said in say("fp8", cases)
-
-
-def test_formats_are_told_the_least_noisy_first(say):
-    cases = [
-        (
-            {"variant": name},
-            [Measurement(metric, value, n=1, scope="a forward") for metric in ("relative_error", "sqnr")],
-        )
-        for name, value in (("coarse", 20.0), ("fine", 40.0), ("middling", 30.0))
-    ]
-    assert "fine 40.0 dB, middling 30.0 dB, coarse 20.0 dB" in " ".join(say("fp8", cases))
 
 
 def test_parity_is_told_with_its_pairs_and_a_control_that_was_not_found_worse_takes_the_trust(say):

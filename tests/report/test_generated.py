@@ -5,7 +5,7 @@ import itertools
 import pytest
 from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 
-from nanolib.report.claim import Claim, Figure, comparing
+from nanolib.report.claim import Figure
 from tests.report.generated import contradictions, databases
 
 _numbers = itertools.count()
@@ -22,18 +22,6 @@ _numbers = itertools.count()
 def test_no_claim_contradicts_its_rows(tmp_path_factory, drawn):
     wrong = contradictions(*drawn, tmp_path_factory.mktemp("drawn") / f"{next(_numbers)}.sqlite")
     assert not wrong, "\n".join(wrong)
-
-
-def test_three_parts_make_a_sentence_and_json():
-    figures = comparing(Figure(1.0, 2.0, 3.0, "latency"), Figure(4.0, float("nan"), 6.0))
-    claim = Claim("a is fast.", "2 ms", "ask b", "n = 4", figures, machine="machine m1")
-    assert str(claim) == "machine m1: n = 4: a is fast.: 2 ms. Next: ask b." and str(Claim("so.")) == "so."
-    found = claim.to_dict()
-    assert (
-        found["text"] == str(claim)
-        and found["compared"][0][1] == "below"
-        and found["compared"][0][2]["estimate"] is None
-    )
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import pytest
 from nanolib.experiments import ALL
 from nanolib.experiments.attention.view.tables import attention_table
 from nanolib.measurement import LEARNING_STEPS, Flag, Measurement, exact
-from nanolib.report.frame import framed
 from nanolib.run import sweep
 from nanolib.store import Store
 from tests.report.cases import COMPUTING, attention_case, decode_case, timed
@@ -25,33 +24,12 @@ def test_what_removes_nothing_is_dense_and_gains_nothing(say, measured, removed)
     assert ("no sparse kind was measured" in drawn) == (not removed)
 
 
-def test_kinds_that_remove_nothing_are_named_together_with_what_helps_each_and_are_not_ranked(say):
-    """Also where no dense kind was measured beside them."""
-    cases = []
-    for name in ("strided 40", "strided 8", "window 4096", "random s=0.5"):
-        factors, found = attention_case(name, 1.9, 2, 2.1)
-        found = [row for row in found if row.metric != "sparsity"] + [exact("sparsity", 0.0, method="mask")]
-        cases.append((factors, found))
-    lines = [line for line in say("attention", cases) if "strided" in line or "window" in line or "random" in line]
-    assert [line.partition("Next: ")[2] for line in lines] == [
-        "smaller tiles (block_size), or a larger window, make it sparse.",
-        "smaller tiles (block_size), a smaller window, or longer sequences make it sparse.",
-        "smaller tiles (block_size), or longer sequences, make it sparse.",
-    ]
-    assert (
-        "strided 40 and strided 8 remove nothing at 64 tokens: they are dense there, and no gain is claimed" in lines[0]
-    )
-
-
 @pytest.mark.usefixtures("small_ceilings")
 @pytest.mark.parametrize(
     ("options", "n", "removed"),
     [
-        ({"pattern": "strided", "window": 40, "block_size": 128}, 1024, False),
         ({"pattern": "strided", "window": 512, "block_size": 128}, 1024, True),
         ({"pattern": "top_k", "sparsity": 0.75, "block_size": 128}, 96, False),
-        ({"pattern": "top_k", "sparsity": 0.75, "block_size": 8}, 96, True),
-        ({"pattern": "window", "window": 2000}, 1024, False),
     ],
 )
 def test_a_mask_that_removes_nothing_is_flagged_beside_what_was_asked(tmp_path, options, n, removed):
@@ -132,8 +110,3 @@ def test_a_law_takes_four_lengths(say, lengths, fitted):
     ]
     text = "\n".join(say("model", cases))
     assert ("grows as n^" in text) == fitted == ("From four seq_lens on" not in text)
-
-
-def test_what_draws_may_say_why_it_does_not(measured):
-    chart = framed("Title", "model")(lambda rows: "the sensor is asleep")
-    assert "the sensor is asleep" in str(chart(measured("model", [])).to_dict())

@@ -10,7 +10,7 @@ import pytest
 from nanolib.compare.compare import compare_rows
 from nanolib.compare.history import histories, since_before
 from nanolib.measurement import BadInput
-from nanolib.report import overview, page
+from nanolib.report import overview
 from nanolib.report.regressions import comparison_table, comparison_verdict
 from nanolib.stats.compare import Kind, compare
 from nanolib.store import Store
@@ -79,12 +79,6 @@ def test_each_line_of_a_table_is_one_of_its_machine(table, rows):
     assert again.iloc[: len(first)].reset_index(drop=True).equals(first.reindex(columns=again.columns))
 
 
-def _bare(spec):
-    return {
-        name: part for name, part in spec.items() if name not in ("$schema", "config", "title", "datasets", "params")
-    }
-
-
 @pytest.mark.parametrize("name", sorted(CHARTS))
 def test_each_picture_holds_the_points_of_one_machine(name, rows):
     first, second, both = (CHARTS[name](part.drop(columns="id")).to_dict(validate=False) for part in rows)  # ids differ
@@ -103,23 +97,6 @@ def test_each_picture_holds_the_points_of_one_machine(name, rows):
 def _lines(spec):
     told = spec["title"].get("subtitle", []) if isinstance(spec["title"], dict) else []
     return [told] if isinstance(told, str) else told
-
-
-def test_a_chart_and_a_sentence_name_dense_kernels_of_their_machine_alone(rows):
-    """The one machine has no FlashAttention."""
-    first, second, _ = (part[part["experiment"] == "attention"] for part in rows)
-    first = first[(first["factor.name"] != "dense (flash)") & ~first["scope"].str.endswith("over dense (flash)")]
-    apart = pd.concat([first, second], ignore_index=True)
-    charts = CHARTS["attention_speed_up"](apart).to_dict()["vconcat"]
-    claims = SECTIONS[0].verdict(apart)
-    for name, chart, flash in zip(_names(apart), charts, (False, True), strict=True):
-        (line,) = (line for line in _lines(chart) if "each dense kernel" in line)
-        (said,) = (str(claim) for claim in claims if claim.machine == name and "Sparse attention is" in claim.answer)
-        assert ("dense (flash)" in line) == flash == ("dense (flash)" in said) and "dense (tiles)" in said
-
-
-def test_what_must_be_equal_everywhere_is_told_of_each_machine(rows):
-    assert set(overview.deterministic(rows[2])["machine"]) == set(_names(rows[2]))
 
 
 def test_a_comparison_pairs_a_machine_with_itself_whatever_the_order(rows):
@@ -148,11 +125,3 @@ def test_no_history_and_no_run_before_is_of_another_machine(stores):
     both = stores[2]
     assert since_before(both, both.resolve("all")) is None
     assert not histories(both, machine_ids=sorted(both.runs().machine_id))
-
-
-@pytest.mark.thorough  # the browser's page is of two machines too
-def test_the_page_of_both_opens_with_each_machine_by_name(stores, tmp_path):
-    both = stores[2]
-    page.build(both, both.resolve("all"), tmp_path, SECTIONS, pictures=False)
-    text = (tmp_path / "index.html").read_text()
-    assert "another CPU" in text and all(name in text for name in _names(both.shown(both.resolve("all"))[0]))

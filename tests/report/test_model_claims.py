@@ -3,14 +3,13 @@
 import pytest
 
 from nanolib.measurement import Measurement
-from nanolib.store import Run, Store
 from tests.report.cases import (
     inference,
     model_case,
     timed,
     training,
 )
-from tests.report.rows import MACHINE, ended, warmup_process
+from tests.report.rows import warmup_process
 
 
 def test_a_model_is_told_with_its_batch_its_tail_and_its_ratios(say):
@@ -38,7 +37,7 @@ def test_a_model_is_told_with_its_batch_its_tail_and_its_ratios(say):
         ([(9, 10, 11), (12, 20, 21), (5, 6, 7)], "the backward (20 ms) is the largest part"),
         ([(9, 10, 12), (12, 20, 21), (5, 6, 7)],
          "the backward (20 ms) and the forward (10 ms) cannot be told apart as the largest part"),
-        ([(5, 6, 7), (9, 10, 11), (12, 20, 21)], "the optimizer step (20 ms) is the largest part"),
+
     ],
 )  # fmt: skip
 def test_the_largest_phase_is_named_when_its_interval_is_above_the_others(say, phases, said):
@@ -51,10 +50,7 @@ def test_the_largest_phase_is_named_when_its_interval_is_above_the_others(say, p
     [
         ((5, 6, 7), 8.0, "inference 2.00× [1.57 … 3.00] as fast (faster)"),
         ((5, 6, 11), 8.0, "inference 2.00× [1.00 … 3.00] as fast (not told apart)"),
-        ((15, 24, 25), 8.0, "inference 0.50× [0.44 … 1.00] as fast (not told apart)"),
         ((16, 24, 25), 8.0, "inference 0.50× [0.44 … 0.94] as fast (slower)"),
-        ((5, 6, 7), 8.03, "inference 2.00× [1.57 … 3.00] as fast (faster)"),
-        ((5, 6, 7), 8.05, "inference 2.00× [1.57 … 3.00] as fast (faster), inference peak 1.01×"),
         ((5, 6, 7), 4.0, "inference 2.00× [1.57 … 3.00] as fast (faster), inference peak 0.50×"),
     ],
 )
@@ -78,12 +74,12 @@ def _processes(direction, needed, ratios=(1.0,) * 5, message=""):
     ("needed", "said"),
     [
         ([0] * 5, "no warm-up was detected in any of 5 fresh processes: a step then takes 10.2 ms."),
-        ([1] * 5, "1 warm-up step is enough in all 5 fresh processes: a step then takes 10.2 ms."),
+
         ([1, 2, 1, 1, 2],
          "2 warm-up steps are enough in all 5 fresh processes: they needed 1, 2, 1, 1, 2; a step then takes 10.2 ms."),
         ([1, None, 1, 1, None],
          "no clear answer in 2 of 5 fresh processes: it never settles; the others needed 1, 1, 1. Next: raise curve_steps"),
-        ([None] * 5, "no clear answer in 5 of 5 fresh processes: it never settles. Next: raise curve_steps"),
+
     ],
 )  # fmt: skip
 def test_how_many_warm_up_steps_are_enough_in_every_process(say, needed, said):
@@ -97,22 +93,9 @@ def test_how_many_warm_up_steps_are_enough_in_every_process(say, needed, said):
         ((2.5, 2.4, 2.6, 2.2, 2.9), "+150% [+120% … +190%] against that after 5 steps"),
         ((1.1, 1.2, 0.99, 1.1, 1.1),
          "+10% [-1% … +20%] against that after 5 steps, which cannot be told from that after 5"),
-        ((0.9, 0.8, 0.9, 0.9, 0.95), "-10% [-20% … -5%] against that after 5 steps"),
+
     ],
 )  # fmt: skip
 def test_what_no_warm_up_does_to_the_mean_is_told_by_every_process(say, ratios, said):
     _, line = say("warmup", _processes("forward", [3] * 5, ratios))
     assert line == f"forward: without warm-up the mean is {said}: the range of 5 fresh processes, with a CV of 33%."
-
-
-def test_without_its_own_five_steps_nothing_is_said_of_a_setting(say):
-    cases = [warmup_process("forward", at, 10, {0: (10.0, 30.0)}) for at in range(1, 6)]
-    assert len(say("warmup", cases)) == 1
-
-
-def test_a_curve_without_a_clear_answer_is_no_broken_row(tmp_path):
-    cases = enumerate(_processes("forward", [None, 1, 1, 1, 1]))
-    with Store(tmp_path / "results.sqlite") as store:
-        rows = {str(at): (factors, [ended(), *found]) for at, (factors, found) in cases}
-        shown, _ = store.shown([store.add(Run("warmup", MACHINE, rows=rows))])
-    assert set(shown["status"]) == {"ok"}

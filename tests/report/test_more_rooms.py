@@ -4,14 +4,13 @@ import pandas as pd
 import pytest
 
 from nanolib.experiments.distributed.view import decode as distributed
-from nanolib.experiments.distributed.view import decode_tables, sharding
+from nanolib.experiments.distributed.view import decode_tables
 from nanolib.experiments.fp8.view import SECTION as FP8
 from nanolib.experiments.fp8.view import parity as fp8_parity
 from nanolib.experiments.fp8.view import speed as fp8
 from nanolib.measurement import Flag, Measurement, Status, exact
 from nanolib.report import overview, tables
-from nanolib.report.roofline import roofline_words
-from tests.report.rows import SIZES, ceilings_of, ended, interval, rates_of
+from tests.report.rows import SIZES, ended, interval
 
 
 def test_speed_ups_of_a_precision_are_over_bf16_of_the_same_run_and_shape(measured):
@@ -77,12 +76,6 @@ def test_parity_has_its_own_message_or_its_cases_and_every_column_whatever_was_f
     assert pd.isna(untold["loss"]) and pd.isna(none["verdict"])
 
 
-def test_parity_that_gave_nothing_has_every_column(measured):
-    case = {"arm": "c", "seeds": 3, "steps": 40}, [ended(message="why not")]
-    only = fp8_parity.parity_table(measured("fp8", [case]))
-    assert pd.isna(only.loc[0, ["verdict", "difference", "loss", "control", "provenance"]]).all()
-
-
 def test_efficiency_is_one_ranks_time_over_that_of_all_of_them(measured):
     def case(world, ends, parts=(2.0, 5.0, 3.0), several=False, **changes):
         found = [
@@ -111,28 +104,6 @@ def test_efficiency_is_one_ranks_time_over_that_of_all_of_them(measured):
     shown = tables.readable(pd.DataFrame([line]), decode_tables.DECODE_COLUMNS).iloc[0]
     assert (shown["Critical rank"], shown["Its share of wait [95 %]"]) == ("2", "0.5000")
     assert pd.isna(short["efficiency"]) and pd.isna(alone["efficiency"])
-
-
-@pytest.mark.parametrize(
-    ("parts", "bound"),
-    [
-        ((9.1, 3, 2), "compute (65%)"),
-        ((7.9, 3, 2), "unclear"),
-        ((2, 6.1, 4), "wait (50%)"),
-        ((2, 4, 6.1), "communication (50%)"),
-        ((2, 5, 4), "unclear"),
-    ],
-)
-def test_a_part_binds_where_the_intervals_tell(measured, parts, bound):
-    found = [ended(), interval("latency", 9, 10, 12, scope="ring")]
-    found += [
-        interval("part_time", ms - 1, ms, ms + 1, scope=f"ring: {kind}")
-        for kind, ms in zip(distributed.KINDS, parts, strict=True)
-    ]
-    found += [Measurement("time_share", 1.0, scope="ring: compute")]  # of one rank: not what is drawn
-    shape = {"seq_len": 64, "dtype": "float32", "world_size": 4, "forms": ["ring"]}
-    (line,) = distributed.decode_table(measured("distributed", [(shape, found)])).to_dict("records")
-    assert line["bound"] == bound
 
 
 def test_a_component_is_told_by_its_slowest_rank_and_the_mean_of_all(measured):
@@ -176,25 +147,3 @@ def test_the_first_and_what_cannot_be_told_from_it():
     assert list(overview.leaders(cases, "ms", ascending=False).index) == [3, 0, 2, 1]
     assert list(overview.leaders(cases.iloc[:3], "ms", ascending=False).index) == [0, 2]
     assert [overview.listed(names) for names in ("a", "ab", "abac")] == ["a", "a and b", "a, b and c"]
-
-
-def test_a_form_is_named_with_the_ranks_that_take_part():
-    forms, ranks = pd.Series(["ring", "dense", "flash", "math", "zigzag"]), pd.Series([4, 4, 4, 4, 1])
-    named = list(sharding._what(forms, ranks))
-    assert named == ["ring, 4 ranks", "dense, 1 rank", "flash, 1 rank", "math, 1 rank", "zigzag, 1 rank"]
-
-
-def test_one_rank_stands_beside_the_ranks_over_each_number_of_machines():
-    columns = ["world_size", "nodes", "seq_len", "dtype"]
-    table = pd.DataFrame(
-        [[1, 1, 64, "float32"], [4, 2, 64, "float32"], [4, 1, 64, "float32"], [1, 1, 32, "float32"]], columns=columns
-    )
-    placed = distributed._beside_several(table)[columns[:3]].to_numpy().tolist()
-    assert sorted(placed) == [[1, 1, 32], [1, 1, 64], [1, 2, 64], [4, 1, 64], [4, 2, 64]]
-
-
-def test_what_binds_is_said_in_the_order_of_the_timings(measured):
-    timings = [*rates_of("forward", 4e6, 1e5, 8e10), *rates_of("backward", 8e6, 1e5, 4e10)]
-    case = (SIZES | {"name": "dense"}, [ended(), *timings])
-    lines = roofline_words(measured("attention", [*ceilings_of().values(), case]), "attention")
-    assert [line.answer.split()[0] for line in lines] == ["Forward", "Backward"]

@@ -15,8 +15,6 @@ from tests.shown import CHARTS
     [
         ((9.6, 11, 13), (10, 12, 30), "fused is the fastest algorithm."),
         ((9.5, 11, 13), (10, 12, 30), "no clear difference between fused and ring."),
-        ((9.6, 11, 13), (9, 12, 30), "no clear difference between fused and gather."),
-        ((9, 11, 13), (9, 12, 30), "no clear difference between fused, ring and gather."),
     ],
 )
 def test_the_fastest_form_across_ranks_overlaps_no_other(say, ring, gather, said):
@@ -79,37 +77,6 @@ def test_the_table_the_chart_and_the_sentence_name_the_same_bound(say, measured,
     assert told == {"compute": "compute-bound", "wait": "bound by waiting", "": ""}.get(kind, "communication-bound")
 
 
-@pytest.mark.parametrize(
-    ("parts", "said"),
-    [
-        ([(3.1, 5, 6), (1, 1.2, 1.4), (1, 1.3, 1.6)], "compute-bound: compute 5 ms, wait 1.200 ms, communication 1.300 ms, and"),
-        ([(2.9, 5, 6), (1, 1.2, 1.4), (1, 1.3, 1.6)], "what bounds it cannot be told: compute 5 ms"),
-        ([(1, 1.5, 1.9), (1.7, 3, 4), (0.3, 1, 1.6)], "bound by waiting: compute 1.500 ms"),
-        ([(1, 1.5, 2), (1.7, 3, 4), (0.3, 1, 1.6)], "what bounds it cannot be told"),
-        ([(1, 1.5, 1.9), (1.6, 3, 4), (0.5, 1, 1.6)], "what bounds it cannot be told"),
-        ([(1, 1.5, 1.9), (0.3, 1, 1.6), (1.7, 3, 4)], "communication-bound: compute 1.500 ms, wait 1 ms, communication 3 ms, 55%."),
-        ([(1, 1.5, 1.9), (0.5, 1, 1.6), (1.5, 3, 4)], "what bounds it cannot be told"),
-    ],
-)  # fmt: skip
-def test_what_bounds_a_token_is_said_when_the_intervals_of_its_parts_tell(say, parts, said):
-    lines = say("distributed", [decode_case({"fused": ((8, 9, 9.5), 2, parts)})])
-    assert lines[1].startswith(f"Decoding over 4,096 keys, float32: {said}")
-
-
-@pytest.mark.parametrize(
-    ("other", "rounds", "said"),
-    [
-        ((9, 11, 13), 1, "Next: one message meets 1 time(s)."),
-        ((9.6, 11, 13), 1, "Next: longer sequences per rank, or fewer ranks."),
-        ((9, 11, 13), 2, "Next: longer sequences per rank, or fewer ranks."),
-    ],
-)
-def test_a_form_with_fewer_rounds_is_advised_unless_it_was_slower(say, other, rounds, said):
-    sending = [(1, 1.5, 1.9), (0.3, 1, 1.6), (1.7, 3, 4)]
-    forms = {"one_message": (other, rounds, sending), "fused": ((8, 9, 9.5), 2, sending)}
-    assert say("distributed", [decode_case(forms)])[1].endswith(said)
-
-
 def test_without_cores_or_several_ranks_no_form_is_the_fastest(say):
     forms = {"fused": ((8, 9, 9.5), 2, COMPUTING), "ring": ((18, 19, 20), 2, COMPUTING)}
     (line,) = say("distributed", [decode_case(forms, flags=(CORES,))])
@@ -134,9 +101,7 @@ def test_a_form_for_whole_sequences_is_told_with_those_that_tie_with_it(say, sec
     assert line == f"Over 2,048 tokens, forward: {said}: {took}; its peak is 0.25 of one rank's."
 
 
-@pytest.mark.parametrize(
-    ("low", "zero"), [(0.1, ""), (0.0, ", not distinguishable from zero"), (-1.0, ", not disting")]
-)
+@pytest.mark.parametrize(("low", "zero"), [(0.1, ""), (0.0, ", not distinguishable from zero")])
 def test_communication_that_is_not_hidden_is_held_against_zero(say, low, zero):
     found = [timed("alone", 7, 8, 9), timed("ddp", 15, 16, 20)]
     found.append(Measurement("exposed_communication", 4.0, low, 6.0, 0.95, 20, scope="ddp"))

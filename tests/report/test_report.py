@@ -1,4 +1,3 @@
-import itertools
 import json
 import re
 import xml.etree.ElementTree as ET
@@ -6,11 +5,7 @@ import xml.etree.ElementTree as ET
 import altair as alt
 import pandas as pd
 import pytest
-import vl_convert
 
-from nanolib.experiments.attention.view import tables as attention_tables
-from nanolib.experiments.model.view import tables as model_tables
-from nanolib.experiments.warmup import view as warmup_view
 from nanolib.measurement import BadInput, Status
 from nanolib.report import drawing, export, over_length, page, renderer
 from nanolib.store import Run, Store
@@ -42,47 +37,6 @@ def rows(store):
     return store.measurements(samples=True)
 
 
-def test_the_attention_table_has_a_line_per_case_and_its_speed_up(rows):
-    table = attention_tables.attention_table(rows).set_index(["name", "seq_len"])
-    assert len(table) == 7
-    line = table.loc[("window 64", 1024)]
-    assert line.speed_up == pytest.approx(2) and line.speed_up_baseline == "dense (flash)"
-    assert (line.speed_up_low, line.speed_up_high) == pytest.approx((15.2 / 8.4, 16.8 / 7.6))
-    assert line.bound == pytest.approx(0.6 / 0.2)
-    assert table.loc[("dense (cudnn)", 256)].status == "unsupported"
-
-
-def test_the_bound_is_that_of_the_fastest_dense_kernel(tmp_path):
-    """Tiles are skipped 3 to 1, so the faster of the two could gain 3 by skipping the same."""
-    times = {("dense (math)", 64): 80.0, ("dense (flash)", 64): 120.0, ("window 8", 64): 30.0}
-    with Store(tmp_path / "x.sqlite") as other:
-        other.add(Run("attention", MACHINE, rows=in_turns("attention", attention_rows(times))))
-        line = attention_tables.attention_table(other.measurements()).set_index("name").loc["window 8"]
-    assert (line.speed_up_baseline, line.speed_up, line.bound) == (
-        "dense (math)",
-        pytest.approx(80 / 30),
-        pytest.approx(3),
-    )
-
-
-def test_the_model_table_puts_training_beside_inference(rows):
-    line = model_tables.model_table(rows).set_index("seq_len").loc[512]
-    assert (line.inference, line.training_step, line.parameters) == (51.2, 40, 1000)
-    assert line.training_to_inference == pytest.approx(40 / 51.2)
-
-
-def test_scaling_exponents_say_what_they_mean(rows):
-    table = model_tables.scaling_table(rows).set_index("quantity")
-    assert table.loc["inference time"].exponent == pytest.approx(1) and table.loc["inference time"].meaning == "linear"
-    assert table.loc["training memory"].meaning == "constant"
-
-
-def test_the_warm_up_table_compares_with_five_steps(rows):
-    table = warmup_view.warmup_table(rows).set_index("warmup_steps")
-    assert table.loc[0].difference == pytest.approx(1.0) and table.loc[5].difference == 0
-    assert list(warmup_view.curve_table(rows).phase) == ["warm-up", "warm-up", "steady", "steady"] * 5
-
-
 def test_verdicts_are_computed_from_the_rows(rows):
     text = "\n".join(VERDICTS["attention"](rows))
     assert "Sparse attention is faster than dense (flash) at 1,024 and 4,096 tokens: at 4,096 tokens window 64" in text
@@ -95,23 +49,6 @@ def test_verdicts_are_computed_from_the_rows(rows):
     )
     text = "\n".join(VERDICTS["warmup"](rows))
     assert "2 warm-up steps are enough" in text and "the mean is +100% [+100% … +100%] against that after 5" in text
-
-
-def test_sparse_that_wins_only_in_between_does_not_beat_dense(tmp_path):
-    times = {("dense", n): ms for n, ms in ((64, 10.0), (128, 10.0), (256, 10.0))}
-    times |= {("window 8", n): ms for n, ms in ((64, 20.0), (128, 5.0), (256, 20.0))}
-    with Store(tmp_path / "x.sqlite") as other:
-        other.add(Run("attention", MACHINE, rows=in_turns("attention", attention_rows(times))))
-        text = "\n".join(VERDICTS["attention"](other.measurements()))
-    assert "faster than dense at 128 tokens" in text and "dense is faster at 64 and 256 tokens" in text
-
-
-def test_overlapping_intervals_are_not_told_apart(tmp_path):
-    with Store(tmp_path / "x.sqlite") as other:
-        rows = attention_rows({("dense", 64): 10.0, ("window 8", 64): 9.8})
-        other.add(Run("attention", MACHINE, rows=in_turns("attention", rows)))
-        text = "\n".join(VERDICTS["attention"](other.measurements()))
-    assert "No clear difference between sparse and dense attention at 64 tokens" in text
 
 
 def _layers(spec):
@@ -222,37 +159,3 @@ def test_reference_lines_grow_as_n_and_as_n_squared_and_stay_inside_the_chart():
         assert last[0] <= 1024 and last[1] <= 40.0 * (1 + 1e-9)
     assert list(text.data["text"]) == ["", "n", "", "n²"]
     assert over_length._slopes(data[data["seq_len"] == 128], [0.5, 40.0], alt.X("seq_len"), alt.Y("estimate")) == []
-
-
-def test_labels_of_an_axis_leave_room_between_them():
-    x = alt.X("x:Q", scale=alt.Scale(type="log"), axis=alt.Axis(format=".1~e"))
-    chart = alt.Chart(pd.DataFrame({"x": [0.011, 0.1]}), width=210).mark_point().encode(x=x)
-    drawn = vl_convert.vega_to_svg(renderer.vega_spec(drawing.theme(chart)))
-    label = r'translate\(([\d.]+),[\d.]+\)" font-family="sans-serif" font-size="12px" fill="\S+" opacity="1">\de-\d<'
-    at = [float(place) for place in re.findall(label, drawn)]
-    assert len(at) > 3 and all(right - left > 28 for left, right in itertools.pairwise(at))
-
-
-def test_ticks_of_small_shares_read_differently(rows):
-    spec = CHARTS["attention_efficiency"](rows.assign(estimate=rows["estimate"] / 20, low=None, high=None))
-    drawn = vl_convert.vega_to_svg(renderer.vega_spec(spec))
-    labels = re.findall(r">([\d.]+%)<", drawn.split(">backward<")[0])
-    assert len(labels) > 3 and len(set(labels)) == len(labels)
-
-
-def test_a_table_that_many_layers_draw_is_turned_into_values_once(monkeypatch):
-    asked, real = [], alt.default_data_transformer
-    monkeypatch.setattr(alt, "default_data_transformer", lambda data: asked.append(data) or real(data))
-    table, other = pd.DataFrame({"x": [1, 2], "y": [3, 4]}), pd.DataFrame({"x": [5], "y": [6]})
-    layers = [alt.Chart(data).mark_point().encode(x="x:Q", y="y:Q") for data in (table, other, table, table)]
-    before = alt.layer(*layers).to_dict()
-    with renderer.quick_charts():
-        within = alt.layer(*layers).to_dict()
-    assert len(asked) == 2 and within == before
-    assert alt.data_transformers.active == "default"
-
-
-def test_a_chart_that_does_not_compile_is_told(tmp_path):
-    with pytest.raises(ValueError, match="Vega"), renderer.LinkedSpecs(tmp_path) as drawn:
-        drawn.add("bad", alt.Chart(pd.DataFrame({"x": [1]}), mark="no such mark"))
-        drawn.all()

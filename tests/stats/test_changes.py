@@ -1,3 +1,5 @@
+import os
+
 import numpy as np
 import pytest
 import ruptures
@@ -5,7 +7,7 @@ import ruptures
 from nanolib.stats.changes import PENALTY, change_points, changes_of_level, step_noise, sticks_out
 from nanolib.stats.compare import MARGIN
 
-RUNS = 1000
+RUNS = int(os.environ.get("NANOLIB_SIMULATIONS", "200"))
 
 
 def _history(rng, n, step=0.0, at=None, noise=0.01):
@@ -32,27 +34,19 @@ def test_a_step_of_ten_per_cent_is_found_where_it_is(n, at):
 
 
 def _growing_noise(shape, n):
-    """Noise of 1 % that becomes 5 %: evenly, at two thirds of the runs, or at half of them."""
+    """Noise of 1 % that becomes 5 %: evenly, or at half of the runs."""
     if shape == "evenly":
         return np.linspace(0.01, 0.05, n)
-    return np.where(np.arange(n) < n * {"at two thirds": 2 / 3, "at half": 1 / 2}[shape], 0.01, 0.05)
+    return np.where(np.arange(n) < n / 2, 0.01, 0.05)
 
 
-@pytest.mark.parametrize("shape", ["evenly", "at two thirds", "at half"])
-@pytest.mark.parametrize("n", [30, 60, 120])
+@pytest.mark.parametrize("shape", ["evenly", "at half"])
+@pytest.mark.parametrize("n", [30, 120])
 def test_noise_that_grows_at_one_level_is_hardly_ever_a_change(n, shape):
     rng, noise = np.random.default_rng(n + 1), _growing_noise(shape, n)
-    series = [_history(rng, n, noise=noise) for _ in range(300)]
+    series = [_history(rng, n, noise=noise) for _ in range(RUNS)]
     assert np.mean([bool(changes_of_level(one, np.full(n, 0.02), MARGIN)) for one in series]) <= 0.05
     assert np.mean([sticks_out(one, np.full(n, 0.02), MARGIN) is not None for one in series]) <= 0.05
-
-
-@pytest.mark.parametrize(("at", "noise_before", "noise_after"), [(20, 0.01, 0.05), (20, 0.05, 0.01), (30, 0.01, 0.05)])
-def test_a_step_beside_noise_that_grows_is_still_found(at, noise_before, noise_after):
-    rng, n = np.random.default_rng(at), 40
-    noise = np.where(np.arange(n) < at, noise_before, noise_after)
-    found = [changes_of_level(_history(rng, n, 0.30, at, noise), np.full(n, 0.02), MARGIN) for _ in range(300)]
-    assert np.mean([len(changes) == 1 and abs(changes[0][0] - at) <= 1 for changes in found]) >= 0.95
 
 
 def test_change_points_are_those_of_the_plain_search():
@@ -95,7 +89,7 @@ def test_small_changes_and_short_histories_are_left_out():
 
 
 @pytest.mark.parametrize("width", [1, 2])
-@pytest.mark.parametrize("at", [0, 1, 4, 9, -2, -1])
+@pytest.mark.parametrize("at", [0, 9, -2])
 def test_one_or_two_values_that_stick_out_are_a_spike_wherever_they_lie(width, at):
     rng = np.random.default_rng(at + 50)
     alarms = 0
@@ -119,24 +113,12 @@ def test_three_values_at_the_end_are_a_level_and_fewer_stick_out():
     assert sticks_out([10, 10, 10.25], np.zeros(3), MARGIN) is None  # before that there is no level
 
 
-@pytest.mark.parametrize("noise", [0.01, 0.02, 0.05])
-@pytest.mark.parametrize("n", [4, 5, 6, 8, 20])
+@pytest.mark.parametrize("noise", [0.01, 0.05])
+@pytest.mark.parametrize("n", [4, 6, 20])
 def test_in_a_level_history_hardly_ever_a_run_sticks_out_also_beyond_its_own_interval(n, noise):
     rng = np.random.default_rng(n + 7)
     found = sum(sticks_out(_history(rng, n, noise=noise), np.full(n, 0.01), MARGIN) is not None for _ in range(RUNS))
     assert found / RUNS <= 0.01
-
-
-@pytest.mark.parametrize(("deviations", "share"), [(5, 0.6), (8, 0.95)])
-def test_a_step_after_eight_runs_sticks_out(deviations, share):
-    rng = np.random.default_rng(deviations)
-    series = [_history(rng, 9, np.expm1(deviations * 0.02), 8, noise=0.02) for _ in range(200)]
-    assert np.mean([sticks_out(one, np.full(9, 0.01), MARGIN) is not None for one in series]) >= share
-
-
-def test_the_level_before_begins_at_the_last_change():
-    series = [10, 10.1, 9.9, 10, 20, 20.2, 19.8, 20, 22.5]
-    assert sticks_out(series, np.full(9, 0.01), MARGIN) == (8, pytest.approx(1.125, rel=0.01))
 
 
 def test_step_noise_is_the_standard_deviation_and_a_step_hardly_moves_it():

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy.stats.mstats import median_cihs
 
-from nanolib.stats.intervals import Interval, TooFewSamples, mean_interval, median_interval, range_confidence
+from nanolib.stats.intervals import Interval, TooFewSamples, mean_interval, median_interval
 
 RUNS = 2000
 
@@ -68,10 +68,6 @@ def test_too_few_samples_are_refused():
     with pytest.raises(TooFewSamples, match="1 samples"):
         median_interval([1], 0.0)
     assert median_interval([1, 4], 0.5) == (1, 2.5, 4)
-
-
-def test_range_confidence_is_that_of_all_samples_on_one_side():
-    assert range_confidence(5) == 1 - 2 * 0.5**5
 
 
 def test_the_means_interval_is_students():

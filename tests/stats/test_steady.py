@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from nanolib.stats.steady import SteadyState, leading_slow_samples, steady_state
+from nanolib.stats.steady import leading_slow_samples, steady_state
 
 N, RUNS = 200, 200
 
@@ -20,13 +20,6 @@ def test_false_alarms_are_rare(rho):
     rng = np.random.default_rng(0)
     alarms = sum(bool(steady_state(10 + 0.1 * _autocorrelated(rng, rho)).changes) for _ in range(RUNS))
     assert alarms / RUNS <= 0.01
-
-
-@pytest.mark.parametrize("n", [20, 25, 40, 60])
-def test_short_series_raise_no_false_alarm_either(n):
-    rng = np.random.default_rng(n)
-    draws = [rng.normal(100, 1, n) for _ in range(RUNS)] + [100 + rng.exponential(1, n) for _ in range(RUNS)]
-    assert np.mean([bool(steady_state(x).changes) for x in draws]) <= 0.01
 
 
 @pytest.mark.parametrize(("share", "slower"), [(0.3, 0.1), (0.1, 0.5)])
@@ -96,7 +89,3 @@ def test_a_coarse_clock_tells_the_same_steps_as_a_fine_one():
 def test_cold_calls_at_the_head_are_counted():
     assert leading_slow_samples([9, 5, 1.1, 1, 1.2, 1, 1.1, 1, 9, 1]) == 2
     assert leading_slow_samples([1.1, 1, 1.2, 1, 1.1, 1]) == 0
-
-
-def test_a_constant_series_is_steady():
-    assert steady_state(np.full(100, 3.0)) == SteadyState(0, (), steady=True, slowdown=False)
