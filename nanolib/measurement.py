@@ -170,7 +170,6 @@ METRICS: dict[str, Metric] = {
         Metric("sqnr", "dB", _HIGHER, "Signal to quantisation noise"),
         Metric("underflow", "1", _LOWER, "Elements that vanish"),
         Metric("overflow", "1", _LOWER, "Elements that saturate"),
-        Metric("fp8_scale", "1", _LOWER, "Scale of the cast"),
         Metric("memory_part", "MiB", _LOWER, "Memory by what holds it"),
         Metric("converted_share", "1", _EQUAL, "FLOPs in FP8"),
         Metric("speed_up", "1", _HIGHER, "Speed-up"),

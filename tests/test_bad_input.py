@@ -145,7 +145,6 @@ WITHOUT_DATABASE = [
     ("run warmup -p preset=[decoder_tiny]", "warmup.preset: '[decoder_tiny]' is no preset"),
     ("run energy -p phases=[prefill,prefill]", "energy.phases: 'prefill' is given twice"),
     ("run energy -p idle_s=-1", "energy.idle_s: -1 will not do; give 0.1 or more"),
-    ("run fp8 -p shapes=[[16,16,17]]", "fp8.shapes: [16, 16, 17]: 17 is no multiple of 16"),
     ("run fp8 -p 'overrides={dtype: float32}'", "fp8.overrides: dtype is chosen by precisions; leave it out"),
     ("run distributed -p 'overrides={d_model: 8}'", "distributed.overrides: there is no preset to change"),
     ("run distributed -p rendezvous=here", "distributed.rendezvous: 'here' is no HOST:PORT"),

@@ -107,7 +107,9 @@ def plot(
     if value in log:
         data, left_out = _drop_unloggable(data, value)
     if kind == "line" and "x" in log:
-        data = data[data["x"] > 0]
+        data = data[np.isfinite(data["x"].astype(float)) & (data["x"] > 0)]
+        if data.empty:
+            return empty_chart(title, empty)
     zero = value not in log and (kind != "rows" or ref is None)
     domain = _domain(data, value, value in log, zero, [*(band or ()), *([] if ref is None else [ref])])
     if domain is None:

@@ -72,6 +72,9 @@ def roofline_chart(experiment: str) -> Chart:
 
     def chart(rows: pd.DataFrame) -> alt.TopLevelMixin:
         table = roofline_table(rows, experiment)
+        if len(table):
+            ends = table[["intensity", "ridge", "peak", "bandwidth"]].astype(float)
+            table = table[(np.isfinite(ends) & (ends > 0)).all(axis=1)]
         if table.empty:
             return empty_chart("Under the roofline", "no timing has its work, its bytes and its run's peak rates")
         table, shared = short_names(table, "name", "optimisation")

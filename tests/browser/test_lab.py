@@ -144,7 +144,7 @@ def test_notebooks_that_run_at_once_wait_say_for_whom_and_go_on(watched, lab, ot
     waited = [said for said, _ in ended if "waiting for cpu: in use by" in said]
     assert 2 * len(waited) >= len(every) and all("cpu is free; starting" in said for said in waited)
     energy = every[-1]
-    energy.show("live.live_panel")
+    energy.show("explore(")
     energy.page.locator("button:has-text('Generate')").click(timeout=60_000)
     energy.page.wait_for_selector("text=/^decode: .* tokens\\/s, [0-9]+ W by /", timeout=60_000)
     energy.page.wait_for_selector(".jupyter-widgets svg .mark-symbol path, .jupyter-widgets canvas", timeout=60_000)

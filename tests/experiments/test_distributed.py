@@ -239,27 +239,20 @@ def test_the_verdict_says_what_bounds_it_with_one_remedy(tmp_path, share, bound,
     assert "as fast as one rank: gather takes" in words[0] and remedy in words[1]
 
 
-def test_what_the_model_says_is_dashed_and_never_a_mark(tmp_path):
+def _drawn(rows):
+    spec = CHARTS["decode_scaling"](rows).to_dict()
+    return spec, pd.DataFrame([row for data in spec["datasets"].values() for row in data if "series" in row])
+
+
+def test_what_the_model_says_is_dashed_and_never_a_mark_and_begins_where_measuring_ends(tmp_path):
     with Store(tmp_path / "results.sqlite") as store:
-        spec = CHARTS["decode_scaling"](_decode_rows(store, 0.1)).to_dict()
-    (panel,) = spec["hconcat"]
-    dashed = [layer for layer in panel["layer"] if layer["mark"].get("strokeDash")]
-    assert len(dashed) == 1 and dashed[0]["mark"]["type"] == "line"
-    marks = next(layer for layer in panel["layer"] if layer["mark"]["type"] == "point")
-    shown = spec["datasets"][marks["data"]["name"]] if "data" in marks else spec["datasets"][panel["data"]["name"]]
-    assert {row["ranks"] for row in shown} == {1, 2}
+        _, drawn = _drawn(_decode_rows(store, 0.1))
+    assert set(drawn[drawn["y"].notna()]["x"]) == {1, 2}  # marks
+    assert set(drawn[drawn["pred"].notna()]["x"]) == {2, 4}  # the dashed line
+    assert set(drawn[drawn["x"] == 2].groupby("series")["pred"].count()) == {1}
 
 
-def test_the_model_goes_on_from_the_most_ranks_that_were_measured(tmp_path):
-    with Store(tmp_path / "results.sqlite") as store:
-        spec = CHARTS["decode_scaling"](_decode_rows(store, 0.1)).to_dict()
-    (panel,) = spec["hconcat"]
-    dashed = next(layer for layer in panel["layer"] if layer["mark"].get("strokeDash"))
-    ends = [row["from"] for row in spec["datasets"][dashed["data"]["name"]] if row["ranks"] == 4]
-    assert ends == [2]
-
-
-def test_several_nodes_have_a_panel_of_their_own_beside_the_one_rank(tmp_path):
+def test_several_nodes_have_a_panel_of_their_own_with_the_one_rank(tmp_path):
     with Store(tmp_path / "results.sqlite") as store:
         rows = _decode_rows(store, 0.1)
     several = rows["factor.world_size"] == 2
@@ -268,18 +261,16 @@ def test_several_nodes_have_a_panel_of_their_own_beside_the_one_rank(tmp_path):
     rows = pd.concat([rows, spread], ignore_index=True)
     table = report.decode_table(rows)
     assert set(table["ranks"]) == {"1", "2", "2 on 2 nodes"} and table["efficiency"].notna().sum() == 4
-    spec = CHARTS["decode_scaling"](rows).to_dict()
-    titles = [panel["title"]["text"] for panel in spec["hconcat"]]
-    assert titles == ["n = 4,096, float32", "n = 4,096, float32, 2 nodes"]
-    for panel in spec["hconcat"]:
-        points = next(layer for layer in panel["layer"] if layer["mark"]["type"] == "point")
-        name = points.get("data", panel.get("data"))["name"]
-        assert {row["ranks"] for row in spec["datasets"][name]} == {1, 2}
+    spec, drawn = _drawn(rows)
+    titles = ["n = 4,096, float32", "n = 4,096, float32, 2 nodes"]
+    assert [panel["title"]["text"] for panel in spec["hconcat"]] == titles
+    measured = drawn[drawn["y"].notna()]
+    assert {panel: set(part["x"]) for panel, part in measured.groupby("panel")} == dict.fromkeys(titles, {1, 2})
     assert "2 ranks over 2 nodes are" in VERDICTS["distributed"](spread)[0]
 
 
 @pytest.mark.parametrize(
-    "name", ["decode_scaling", "decode_shares", "link_model", "prefill_times", "sharded_memory", "training_scaling"]
+    "name", ["decode_scaling", "decode_shares", "prefill_times", "sharded_memory", "training_scaling"]
 )
 def test_without_rows_a_chart_says_so(tmp_path, name):
     with Store(tmp_path / "results.sqlite") as store:

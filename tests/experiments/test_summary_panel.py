@@ -12,8 +12,8 @@ def test_the_summary_follows_what_is_picked(tmp_path, monkeypatch):
     )
     with Store(tmp_path / "results.sqlite") as store:
         sweep.measure(attention, params, store=store, progress=False).finish()
-    runs, machines, rows = summary.load(summary.Params(database=str(tmp_path / "results.sqlite")))
-    panel = summary_panel.SummaryPanel(rows, runs, machines)
+    runs, _, rows, _ = summary.load(summary.Params(database=str(tmp_path / "results.sqlite")))
+    panel = summary_panel.SummaryPanel(rows, runs)
     assert set(panel.picks) == {"Sequence length"}  # one machine, one run: nothing to pick there
     assert panel.charts["attention"].params.pick_n is None
     both = panel.texts["attention"].value
@@ -28,11 +28,11 @@ def test_the_summary_follows_what_is_picked(tmp_path, monkeypatch):
 
 
 def test_an_empty_database_and_a_batch_run_have_no_summary_panel(tmp_path, monkeypatch):
-    runs, machines, rows = _empty(tmp_path)
+    runs, _, rows, _ = _empty(tmp_path)
     monkeypatch.setattr(summary_panel.sweep, "live_front_end", lambda: True)
-    assert summary_panel.summary_panel(rows, runs, machines) is None
+    assert summary_panel.summary_panel(rows, runs) is None
     monkeypatch.setattr(summary_panel.sweep, "live_front_end", lambda: False)
-    assert summary_panel.summary_panel(rows.reindex([0]), runs, machines) is None
+    assert summary_panel.summary_panel(rows.reindex([0]), runs) is None
 
 
 def _empty(folder):

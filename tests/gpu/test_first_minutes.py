@@ -1,4 +1,4 @@
-"""What the first minutes make of a GPU's sensors: all holds on one that is told right, and each assertion fails on one that is not."""
+"""What the first minutes make of a GPU: all holds with right sensors, and each assertion fails with a wrong one."""
 
 import json
 

@@ -7,10 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from nanolib.experiments.fp8 import speed
 from nanolib.meters import links, memory
 from nanolib.meters.energy import meter, power
-from nanolib.meters.time.turns import Timing
 from nanolib.models import NanoConfig, create_model, fp8, optimise
 from nanolib.models.generation import generation_of
 from nanolib.run import sweep
@@ -210,24 +208,6 @@ def test_a_peak_on_a_gpu_leaves_out_what_other_forms_hold(monkeypatch):
     with memory.peak_memory("cuda:0", own, own[:10]) as peak:
         assert peak.method == "cuda_allocator"
     assert peak.own == 900 + own.nbytes
-
-
-def test_a_product_in_8_bits_is_timed_without_what_was_prepared(monkeypatch):
-    """The scales' reciprocals are made once, before."""
-    timed = {}
-    monkeypatch.setattr(fp8, "native", lambda _: "")
-    monkeypatch.setattr(torch, "compile", lambda call, **_: call)
-    monkeypatch.setattr(torch, "_scaled_mm", lambda a, b, **_: a.float() @ b.float(), raising=False)
-    params = SimpleNamespace(seed=0, trace=False, timed=lambda _, phases: timed.update(phases) or Timing(phases))
-    measuring = speed.ShapeCase("cpu", 16, 32, 48, "fp8").measure(params, {})
-    for answer in (None, {"product": 0}, None, {"product_with_cast": 0}):
-        measuring.send(answer)
-    reciprocals = []
-    monkeypatch.setattr(torch.Tensor, "reciprocal", lambda x: reciprocals.append(1) or torch.reciprocal(x))
-    timed["product"]()
-    assert not reciprocals
-    timed["product_with_cast"]()
-    assert reciprocals  # its operand is cast each time
 
 
 @pytest.mark.parametrize("preset", ["decoder_tiny", "encoder_decoder_tiny"])

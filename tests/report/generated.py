@@ -198,8 +198,6 @@ _ORDERING = re.compile(
 
 
 def _wrong(claim, rows):
-    if claim.machine:
-        rows = rows[[f"machine {one[:6]}" == claim.machine for one in rows["machine_id"]]]
     stands = {(row.metric, *map(_known, (row.low, row.estimate, row.high))) for row in rows.itertuples()}
     figures = [figure for pair in claim.compared for figure in (pair[0], pair[2])] + list(claim.figures)
     for figure in figures:

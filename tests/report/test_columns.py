@@ -276,5 +276,4 @@ def test_a_layer_has_its_energy_its_share_and_its_calls(measured):
         "blocks.0",
     )
     operations = layers._operations(rows)
-    assert list(operations["share"]) == [0.75, 0.25] * 2 and set(operations["passes"]) == {5}
-    assert list(operations["joules"][2:]) == ["0.75 to 3.8 J", "0.25 to 1.2 J"]
+    assert list(operations["operation"]) == ["gate", "up"] * 2 and list(operations["ms"]) == [3, 1] * 2

@@ -30,6 +30,11 @@ def _store(tmp_path, rows):
     return store
 
 
+def _sure(rows):
+    spec = CHARTS["energy_per_token"](rows).to_dict()
+    return {row["sure"] for data in spec["datasets"].values() for row in data if "sure" in row}
+
+
 def test_a_reading_has_a_point_and_a_range_above_idle(tmp_path):
     with _store(tmp_path, _rows(Provenance.MEASURED, "rapl", 1.1)) as store:
         rows = store.measurements(samples=True)
@@ -38,16 +43,18 @@ def test_a_reading_has_a_point_and_a_range_above_idle(tmp_path):
     assert line["net_per_token"] == pytest.approx(0.15)
     text = "\n".join(VERDICTS["energy"](rows))
     assert "a token takes decode 0.250" in text and "at 25 W" in text and "No sensor" not in text
-    assert "strokeDash" not in json.dumps(CHARTS["energy_per_token"](rows).to_dict()["layer"])
+    assert _sure(rows) == {True}
     assert "no energy run" in json.dumps(CHARTS["power_over_time"](rows[:0]).to_dict())
 
 
-def test_an_estimate_is_a_range_in_words_and_no_picture(tmp_path):
+def test_an_estimate_is_a_range_and_its_marks_are_hollow(tmp_path):
     with _store(tmp_path, _rows(Provenance.ESTIMATED, "utilisation", 6)) as store:
         rows = store.measurements(samples=True)
     text = "\n".join(VERDICTS["energy"](rows))
     assert "is estimated at decode 0.042 to 1.5 J" in text and "No sensor" in text
-    assert "no sensor read this machine's power" in json.dumps(CHARTS["energy_per_token"](rows).to_dict())
+    assert _sure(rows) == {False}
+    assert "Hollow: a range that is estimated" in json.dumps(CHARTS["energy_per_token"](rows).to_dict())
+    assert "no sensor read this machine's power" in json.dumps(CHARTS["power_over_time"](rows).to_dict())
     assert list(energy_table(rows)["provenance"]) == ["estimated"]
 
 

@@ -6,7 +6,6 @@ from nanolib.measurement import Measurement, Provenance
 from tests.report.cases import (
     fp8_case,
     parity_case,
-    timed,
 )
 
 
@@ -46,25 +45,6 @@ def test_why_fp8_gives_no_time_is_said_with_the_first_reason(say, endings, said)
         factors, _ = fp8_case(size, "fp8_rowwise", 1, 2, 3)
         cases.append((factors, [Measurement("case_time", 1.0, n=1, status=status, message=message, method="last")]))
     assert say("fp8", cases)[0].startswith(said)
-
-
-@pytest.mark.parametrize(
-    ("ends", "said"),
-    [
-        ((6, 7, 7.9), "The smallest product that gains with its cast is 2 x 3 x 5: 1.29 [1.01 … 1.67] times."),
-        ((6, 7, 8), "No product measured is seen to gain from fp8 once its cast is paid."),
-        ((11, 12, 13), "No product measured gains from fp8 once its cast is paid."),
-    ],
-)
-def test_a_product_gains_when_the_whole_range_with_its_cast_is_above_one(say, ends, said):
-    cases = [({"m": 2, "k": 3, "n": 5, "precision": "bfloat16"}, [timed("product", 8, 9, 10)])]
-    fp8 = [timed("product", 1, 2, 3), timed("product_with_cast", *ends)]
-    cases.append(({"m": 2, "k": 3, "n": 5, "precision": "fp8"}, fp8))
-    if "smallest" in said:  # a larger one gains more
-        larger = {"m": 1, "k": 3, "n": 60}
-        cases.append((larger | {"precision": "bfloat16"}, [timed("product", 80, 90, 100)]))
-        cases.append((larger | {"precision": "fp8"}, fp8))
-    assert said in say("fp8", cases)
 
 
 def test_parity_is_told_with_its_pairs_and_a_control_that_was_not_found_worse_takes_the_trust(say):

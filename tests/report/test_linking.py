@@ -21,11 +21,10 @@ ROWS = pd.DataFrame(
         "factor.seq_len": [16.0, 32.0, 32.0, None],
     }
 )
-MACHINES = pd.DataFrame({"machine_id": ["m"], "cpu": ["a CPU"]})
 
 
 def test_what_one_command_started_is_picked_as_one_run_and_a_single_machine_is_no_choice():
-    found = choices(ROWS, RUNS, MACHINES)
+    found = choices(ROWS, RUNS)
     assert list(found) == ["Run", "Model", "Sequence length"]
     assert found["Run"]["options"] == {
         "quick, 2026-01-02 10:00 (aaaaaaaa)": ["aaaaaaaa", "bbbbbbbb"],

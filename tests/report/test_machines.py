@@ -1,6 +1,7 @@
 """A database of two machines: no sentence, fit, chart, table or comparison joins their numbers."""
 
 import gzip
+import html
 import shutil
 from dataclasses import replace
 
@@ -11,11 +12,12 @@ from nanolib.compare.compare import compare_rows
 from nanolib.compare.history import histories, since_before
 from nanolib.measurement import BadInput
 from nanolib.report import overview
+from nanolib.report.page import build
 from nanolib.report.regressions import comparison_table, comparison_verdict
 from nanolib.stats.compare import Kind, compare
 from nanolib.store import Store
 from tests.report.rows import OTHER, STORED, elsewhere
-from tests.shown import CHARTS, SECTIONS
+from tests.shown import SECTIONS
 
 
 def _unpacked(folder):
@@ -48,55 +50,27 @@ def rows(stores):
     return [store.shown(store.resolve("all"))[0] for store in stores]
 
 
-def _names(rows):
-    return [overview.machine_name(machine) for machine in dict.fromkeys(rows["machine_id"])]
+def test_of_each_experiment_the_machine_of_its_newest_run_is_shown(stores, rows):
+    both = stores[2]
+    every, runs = both.shown(both.resolve("all"))
+    alone = overview.newest_machine(every, runs)
+    assert every["machine_id"].nunique() == 2 and set(alone["experiment"]) == set(every["experiment"])
+    assert (alone.groupby("experiment")["machine_id"].nunique() == 1).all()
+    newer = runs.assign(started=runs["started"].where(runs["machine_id"] != OTHER, "2999"))
+    assert set(overview.newest_machine(every, newer)["machine_id"]) == {OTHER}
+    assert overview.newest_machine(every.iloc[:0], runs).empty
 
 
-@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.experiment)
-def test_each_sentence_is_one_that_its_machine_alone_gives(section, rows):
-    first, second, both = (section.verdict(part) for part in rows)
-    told = [
-        replace(one, machine=name)
-        for name, claims in zip(_names(rows[2]), (first, second), strict=True)
-        for one in claims
-        if not (one in first and one in second)
-    ]
-    assert all(str(one).startswith(one.machine) for one in both)
-    assert both == [*told, *(line for line in first if line in second)]
-
-
-@pytest.mark.parametrize(
-    "table",
-    [pytest.param(table, id=f"{one.experiment}: {title}") for one in SECTIONS for title, table in one.tables.items()],
-)
-def test_each_line_of_a_table_is_one_of_its_machine(table, rows):
-    first, second, both = (table.readable(part) for part in rows)
-    if len(first) == 0:
-        assert len(both) == 0
-        return
-    assert list(both["Machine"]) == [_names(rows[2])[0]] * len(first) + [_names(rows[2])[1]] * len(second)
-    again = both.drop(columns="Machine")
-    assert again.iloc[: len(first)].reset_index(drop=True).equals(first.reindex(columns=again.columns))
-
-
-@pytest.mark.parametrize("name", sorted(CHARTS))
-def test_each_picture_holds_the_points_of_one_machine(name, rows):
-    first, second, both = (CHARTS[name](part.drop(columns="id")).to_dict(validate=False) for part in rows)  # ids differ
-    if "vconcat" not in both or name not in CHARTS:
-        assert both == first  # nothing was measured for it on either
-        return
-    assert len(both["vconcat"]) == 2
-    held = set(both["datasets"])  # named by what they hold
-    assert held == set(first["datasets"]) | set(second["datasets"])
-    titles = [one["title"]["text"] for one in both["vconcat"]]
-    assert titles == [f"On {name}" for name in _names(rows[2])]
-    for alone, together in zip((first, second), both["vconcat"], strict=True):
-        assert set(_lines(alone)) == set(_lines(both)) | set(_lines(together))  # no line is of the other's rows
-
-
-def _lines(spec):
-    told = spec["title"].get("subtitle", []) if isinstance(spec["title"], dict) else []
-    return [told] if isinstance(told, str) else told
+def test_a_page_of_two_machines_has_the_sentences_of_one_and_the_hardware_of_both(stores, tmp_path):
+    both = stores[2]
+    page = build(both, both.resolve("all"), tmp_path, SECTIONS)
+    every, runs = both.shown(both.resolve("all"))
+    alone = overview.newest_machine(every, runs)
+    text = (page.parent / "profiling_report.md").read_text()
+    assert all(machine in text for machine in set(every["machine_id"]))
+    for section in SECTIONS:
+        for claim in section.verdict(alone) if section.experiment in set(runs["experiment"]) else ():
+            assert claim.answer.split("(")[0].split("[")[0] in html.unescape(text.replace("\\", ""))
 
 
 def test_a_comparison_pairs_a_machine_with_itself_whatever_the_order(rows):
@@ -109,7 +83,7 @@ def test_a_comparison_pairs_a_machine_with_itself_whatever_the_order(rows):
     labels = list(comparison_table(judged)["label"])
     assert {label.split(":")[0] for label in labels} == {f"machine {line.machine}" for line in found.lines}
     worse = replace(found, lines=[replace(line, finding=Kind.REGRESSED) for line in found.lines])
-    assert all(claim.machine for claim in comparison_verdict(worse, "x") if claim.answer.startswith("regressed"))
+    assert all(claim.about for claim in comparison_verdict(worse, "x") if claim.answer.startswith("regressed"))
     fewer = compare_rows(pd.concat([first, second]), second)
     assert (
         not fewer.lost and "left out" in fewer.noise[0] and {line.finding for line in fewer.lines} == {Kind.EQUIVALENT}

@@ -70,10 +70,10 @@ def test_the_table_the_chart_and_the_sentence_name_the_same_bound(say, measured,
     rows = measured("distributed", [(case[0], [ended(), *case[1]])])
     (cell,) = decode_table(rows)["bound"]
     spec = CHARTS["decode_scaling"](rows).to_dict()
-    drawn = {line["bound"] for data in spec["datasets"].values() for line in data if "bound" in line}
+    drawn = {line["note"] for data in spec["datasets"].values() for line in data if "note" in line}
     sentence = say("distributed", [case])[1]
     told = next((one for one in ("compute-bound", "bound by waiting", "communication-bound") if one in sentence), "")
-    assert drawn == {cell} and cell.startswith(kind or "unclear")
+    assert drawn == {f"bound by {cell}"} and cell.startswith(kind or "unclear")
     assert told == {"compute": "compute-bound", "wait": "bound by waiting", "": ""}.get(kind, "communication-bound")
 
 

@@ -2,12 +2,11 @@ import json
 import re
 import xml.etree.ElementTree as ET
 
-import altair as alt
 import pandas as pd
 import pytest
 
 from nanolib.measurement import BadInput, Status
-from nanolib.report import drawing, export, over_length, page, renderer
+from nanolib.report import export, page, renderer
 from nanolib.store import Run, Store
 from tests.report.rounds import in_turns
 from tests.report.rows import ATTENTION, EVIL, MACHINE, attention_rows, model_rows, warmup_rows
@@ -43,19 +42,12 @@ def test_verdicts_are_computed_from_the_rows(rows):
     assert "is 2.50× [2.26 … 2.76] as fast as dense (flash)" in text and "dense is faster at 256 tokens" in text
     text = "\n".join(VERDICTS["model"](rows))
     assert (
-        "inference takes 51.2 ms" in text
+        "Inference takes 51.2 ms" in text
         and "inference time grows as n^1.00" in text
         and "the backward (25 ms)" in text
     )
     text = "\n".join(VERDICTS["warmup"](rows))
     assert "2 warm-up steps are enough" in text and "the mean is +100% [+100% … +100%] against that after 5" in text
-
-
-def _layers(spec):
-    found = []
-    for group in spec.get("marks", []):
-        found += [group, *_layers(group)]
-    return found
 
 
 @pytest.mark.parametrize("name", CHARTS)
@@ -65,14 +57,6 @@ def test_every_chart_compiles_for_jupyterlabs_vega_and_draws(name, rows, tmp_pat
     renderer.save(spec, tmp_path, name)
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     assert ET.fromstring((tmp_path / f"{name}.svg").read_text()).tag.endswith("svg")
-
-
-def test_predictions_are_dashed_lines_and_measurements_are_marks(rows):
-    spec = renderer.vega_spec(CHARTS["attention_latency"](rows))
-    dashed = [m for m in _layers(spec) if "strokeDash" in json.dumps(m.get("encode", {}))]
-    symbols = [m for m in _layers(spec) if m["type"] == "symbol"]
-    assert dashed and all("predicted" in json.dumps(m["encode"]["update"]["y"]) for m in dashed)
-    assert symbols and all("estimate" in json.dumps(m["encode"]["update"]["y"]) for m in symbols)
 
 
 def test_charts_carry_no_raw_samples(rows):
@@ -145,17 +129,3 @@ def test_bad_exports_are_told_and_nothing_is_written(store, tmp_path):
     with pytest.raises(BadInput, match="there are no runs"):
         export.write(store, [], tmp_path / "x.json")
     assert not list(tmp_path.glob("x.*"))
-
-
-def test_reference_lines_grow_as_n_and_as_n_squared_and_stay_inside_the_chart():
-    lengths = [128, 256, 1024]
-    data = pd.DataFrame({"seq_len": lengths * 2, "estimate": [1.0, 2.0, 4.0, 4.0, 16.0, 20.0]})
-    line, text = over_length._slopes(data, [0.5, 40.0], drawing.seq_axis(data["seq_len"]), alt.Y("estimate:Q"))
-    drawn = line.data.groupby("slope")
-    for name, power in (("n", 1), ("n²", 2)):
-        first, last = drawn.get_group(name)[["seq_len", "estimate"]].to_numpy()
-        assert first == pytest.approx([128, 2.0])  # the middle of 1 and 4
-        assert last[1] / first[1] == pytest.approx((last[0] / first[0]) ** power)
-        assert last[0] <= 1024 and last[1] <= 40.0 * (1 + 1e-9)
-    assert list(text.data["text"]) == ["", "n", "", "n²"]
-    assert over_length._slopes(data[data["seq_len"] == 128], [0.5, 40.0], alt.X("seq_len"), alt.Y("estimate")) == []

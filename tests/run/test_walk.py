@@ -114,7 +114,6 @@ WALK = {
             "seq_len": 16,
             "batch_size": 1,
             "compiled": [False],
-            "shapes": [[16, 32, 48]],
             "parity_seeds": 2,
             "parity_steps": 10,
             "d_model": 32,

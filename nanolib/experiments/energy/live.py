@@ -46,7 +46,7 @@ class LivePower:
         self.start = widgets.Button(description="Generate", button_style="primary", icon="play")
         self.stop = widgets.Button(description="Stop", icon="stop", disabled=True)
         self.said = widgets.HTML("Generates until it is stopped; nothing is stored.")
-        self.chart = renderer.live_chart(live_chart(pd.DataFrame(), False))
+        self.chart = renderer.live_chart(live_chart(pd.DataFrame(), Provenance.MEASURED))
         self.start.on_click(self._begin)
         self.stop.on_click(lambda _: self._stop.set())
         buttons = widgets.HBox([self.start, self.stop, self.said], layout={"flex_flow": "wrap"})
@@ -121,4 +121,4 @@ class LivePower:
             power = f"{last['watts']:.0f} W by {source.name}"
         rate = "" if math.isnan(last["tokens_per_second"]) else f"{last['tokens_per_second']:,.1f} tokens/s, "
         self.said.value = html.escape(f"{last['phase']}: {rate}{power}")
-        self.chart.chart = live_chart(pd.DataFrame(self._points), estimated)
+        self.chart.chart = live_chart(pd.DataFrame(self._points), source.provenance)

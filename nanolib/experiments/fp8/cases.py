@@ -10,7 +10,7 @@ from torch import nn
 
 from nanolib.experiments.fp8.numerics import VARIANTS, NumericsCase
 from nanolib.experiments.fp8.parity import ARMS, ParityCase, small_decoder
-from nanolib.experiments.fp8.speed import DTYPES, MODES, ShapeCase, SpeedCase, product_of
+from nanolib.experiments.fp8.speed import DTYPES, MODES, SpeedCase, product_of
 from nanolib.experiments.model import cases as models
 from nanolib.experiments.model.own_model import OwnModelParams
 from nanolib.measurement import BadInput, Unsupported
@@ -39,7 +39,6 @@ class Params(OwnModelParams):
         seq_len: Tokens per sequence of the models whose speed is measured.
         batch_size: Their sequences.
         excluded_modules: Linear layers that stay in high precision: names, `*` and `?` allowed.
-        shapes: Matrix products [m, k, n] to time in bf16 and in 8 bits.
         parity_arms: What is trained beside bf16, controls included; empty for none.
         parity_seeds: Pairs of runs per arm.
         parity_first_seed: The first seed; other ones are other runs.
@@ -49,7 +48,7 @@ class Params(OwnModelParams):
         num_layers: Its layers.
         train_seq_len: Its bytes per sequence.
         train_batch_size: Its sequences.
-        numerics: Ways to cast whose error is looked at, and the scales over training.
+        numerics: Ways to cast whose error is measured.
         numerics_steps: Training steps before.
         corpus: A text file or a folder instead of the standard library's sources.
     """
@@ -67,7 +66,6 @@ class Params(OwnModelParams):
     seq_len: int = pydantic.Field(64, gt=0, le=shared.MAX_SEQ_LEN)
     batch_size: int = pydantic.Field(1, gt=0, le=65_536)
     excluded_modules: list[str] = pydantic.Field(["head"], max_length=64)
-    shapes: list[tuple[shared.Length, shared.Length, shared.Length]] = pydantic.Field([], max_length=64)
     parity_arms: list[Literal[ARMS]] = pydantic.Field(["bf16_again", "fp8_tensorwise", "no_scaling"])  # type: ignore[valid-type]
     parity_seeds: int = pydantic.Field(2, ge=2, le=1000)
     parity_first_seed: int = pydantic.Field(0, ge=0, lt=2**31)
@@ -77,29 +75,17 @@ class Params(OwnModelParams):
     num_layers: int = pydantic.Field(1, gt=0, le=200)
     train_seq_len: int = pydantic.Field(32, gt=0, le=65_536)
     train_batch_size: int = pydantic.Field(4, gt=0, le=65_536)
-    numerics: list[Literal[(*VARIANTS, "scales")]] = pydantic.Field(
-        ["e4m3 per tensor", "e4m3 per row", "e5m2 per tensor", "scales"]
-    )  # type: ignore[valid-type]
+    numerics: list[Literal[tuple(VARIANTS)]] = pydantic.Field(["e4m3 per tensor", "e4m3 per row", "e5m2 per tensor"])  # type: ignore[valid-type]
     numerics_steps: int = pydantic.Field(5, gt=0, le=1_000_000)
     corpus: str = pydantic.Field("", max_length=4096)
 
     _presets = pydantic.field_validator("presets")(known_presets)
 
-    _distinct = pydantic.field_validator(
-        "presets", "precisions", "modes", "compiled", "shapes", "parity_arms", "numerics"
-    )(distinct)
+    _distinct = pydantic.field_validator("presets", "precisions", "modes", "compiled", "parity_arms", "numerics")(
+        distinct
+    )
 
     _corpus = pydantic.field_validator("corpus")(known_corpus)
-
-    @pydantic.field_validator("shapes")
-    @classmethod
-    def _aligned(cls, values: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-        for shape in values:
-            if wrong := [side for side in shape if side % fp8.ALIGNMENT]:
-                raise ValueError(
-                    f"{list(shape)}: {wrong[0]} is no multiple of {fp8.ALIGNMENT}, as FP8 products need; round it up"
-                )
-        return values
 
     @pydantic.model_validator(mode="after")
     def _small_decoder_converts(self) -> Params:
@@ -169,7 +155,6 @@ def cases(params: Params) -> list[Case]:
         for compiled in params.compiled
         for precision in params.precisions
     ]
-    shapes = [ShapeCase(device, *shape, precision) for shape in params.shapes for precision in ("bfloat16", "fp8")]
     parity = [
         ParityCase(
             device,
@@ -187,4 +172,4 @@ def cases(params: Params) -> list[Case]:
         NumericsCase(device, variant, params.numerics_steps, *small, params.seed) for variant in params.numerics
     ]
     ceilings = ceiling_cases(device, types, params.budget_s) if types else []
-    return [*ceilings, *speed, *shapes, *parity, *numerics]
+    return [*ceilings, *speed, *parity, *numerics]

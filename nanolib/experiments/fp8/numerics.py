@@ -1,4 +1,4 @@
-"""What 8 bits do to the products of a model, layer by layer: error, what vanishes and what saturates, and how scales move."""
+"""What 8 bits do to the products of a model, layer by layer: error, what vanishes and what saturates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class NumericsCase(SmallDecoderCase):
     """One way to cast, on the operands of a small decoder that has been trained for a while.
 
     Attributes:
-        variant: A key of `VARIANTS`, or `scales`: how each layer's scales moved while it was trained.
+        variant: A key of `VARIANTS`.
         steps: Of training, in bf16.
     """
 
@@ -55,24 +55,19 @@ class NumericsCase(SmallDecoderCase):
         """Per layer and product the error of the product in float32, and per operand what its cast loses.
 
         Returns:
-            `relative_error` and `sqnr` (dB) with scope `LAYER PRODUCT`; `underflow` and `overflow` with scope `LAYER OPERAND`;
-            for the variant `scales`, `fp8_scale` with scope `LAYER OPERAND`: the last step's, from the least to the greatest.
+            `relative_error` and `sqnr` (dB) with scope `LAYER PRODUCT`; `underflow` and `overflow` with scope `LAYER OPERAND`.
         """
         for name, seen in _trained(replace(self, variant=""), params.corpus).items():
-            if self.variant == "scales":
-                yield from _scale_rows(name, seen)
-            else:
-                yield from _error_rows(name, seen, VARIANTS[self.variant])
+            yield from _error_rows(name, seen, VARIANTS[self.variant])
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """What one linear layer saw: its operands at the last step, and their largest magnitudes at every step."""
+    """The operands of one linear layer at the last step."""
 
     input: torch.Tensor
     weight: torch.Tensor
     gradient: torch.Tensor
-    largest: dict[str, tuple[float, ...]]
 
 
 def _error_rows(name: str, seen: _Seen, cast: fp8.Cast) -> Iterator[Measurement]:
@@ -101,36 +96,14 @@ def _error_rows(name: str, seen: _Seen, cast: fp8.Cast) -> Iterator[Measurement]
         yield exact("overflow", float(found.overflow), **common)
 
 
-def _scale_rows(name: str, seen: _Seen) -> Iterator[Measurement]:
-    formats = {"input": "e4m3", "weight": "e4m3", "gradient": "e5m2"}
-    for operand, largest in seen.largest.items():
-        scales = tuple(fp8.largest_over(torch.tensor(largest), formats[operand]).tolist())
-        yield Measurement(
-            "fp8_scale",
-            scales[-1],
-            min(scales),
-            max(scales),
-            1.0,
-            n=len(scales),
-            samples=scales,
-            provenance=Provenance.EMULATED,
-            method="largest value / largest magnitude",
-            scope=f"{name} {operand}",
-            message="the last step's; the interval is the least and greatest of all steps",
-            details={"format": formats[operand]},
-        )
-
-
 @functools.lru_cache(maxsize=4)
 def _trained(case: NumericsCase, corpus: str) -> dict[str, _Seen]:
     """Train a decoder in bf16 and look at its linear layers: kept, since every variant looks at the same."""
     model = create_model(small_decoder(case.d_model, case.num_layers, case.seq_len), case.device, seed=case.seed)
     layers = {name: layer for name, layer in fp8.linear_layers(model).items() if name != "head"}
-    largest: dict[str, dict[str, list[torch.Tensor]]] = {name: {o: [] for o in _OPERANDS} for name in layers}
     last: dict[str, dict[str, torch.Tensor]] = {name: {} for name in layers}
 
     def note(name: str, operand: str, x: torch.Tensor) -> None:
-        largest[name][operand].append(x.detach().abs().amax().float())
         last[name][operand] = x.detach().flatten(0, -2).float()
 
     handles = []
@@ -149,7 +122,4 @@ def _trained(case: NumericsCase, corpus: str) -> dict[str, _Seen]:
     train(model, batches, 1e-3, autocast=torch.bfloat16)
     for handle in handles:
         handle.remove()
-    return {
-        name: _Seen(**last[name], largest={o: tuple(torch.stack(v).tolist()) for o, v in largest[name].items()})
-        for name in layers
-    }
+    return {name: _Seen(**operands) for name, operands in last.items()}

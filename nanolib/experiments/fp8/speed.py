@@ -1,4 +1,4 @@
-"""What 8 bits gain in time: training steps and forward passes of models, and single products, beside the other precisions."""
+"""What 8 bits gain in time: training steps and forward passes of models, compared with the other precisions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from nanolib.measurement import Measurement, exact
 from nanolib.meters.ceilings import rate, tf32_products
 from nanolib.meters.memory import MIB, peak_memory
 from nanolib.models import fp8
-from nanolib.models.own_code import with_own_code
 from nanolib.run.case import Case, Measuring, Plan
 from nanolib.run.ceilings import no_product, rate_rows
 from nanolib.run.workload import Workload, first_call_ms, trace
@@ -30,24 +29,8 @@ DTYPES = {"float32": "float32", "tf32": "float32", "float16": "float16", "bfloat
 MODES = ("forward", "training_step")
 
 
-class _OfPrecision(Case):
-    """A case that is ranked with the other precisions of the same work."""
-
-    precision: str
-
-    @property
-    def title(self) -> str:
-        """See `Case.title`."""
-        return self.precision
-
-    @property
-    def is_baseline(self) -> bool:
-        """See `Case.is_baseline`."""
-        return self.precision == "bfloat16"
-
-
 @dataclass(frozen=True)
-class SpeedCase(_OfPrecision):
+class SpeedCase(Case):
     """One model in one precision."""
 
     name: str
@@ -59,6 +42,16 @@ class SpeedCase(_OfPrecision):
     seq_len: int
     batch_size: int
     keep: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        """See `Case.title`."""
+        return self.precision
+
+    @property
+    def is_baseline(self) -> bool:
+        """See `Case.is_baseline`."""
+        return self.precision == "bfloat16"
 
     @property
     def recipe(self) -> str:
@@ -173,65 +166,6 @@ class SpeedCase(_OfPrecision):
         parts = {"weights": weights, "gradients": gradients, "optimizer": states, "activations": activations}
         for name, size in parts.items():
             yield exact("memory_part", size / MIB, scope=name, method=peak.method)
-
-
-@dataclass(frozen=True)
-class ShapeCase(_OfPrecision):
-    """One matrix product, [m, k] @ [k, n], in bf16 and in 8 bits."""
-
-    m: int
-    k: int
-    n: int
-    precision: str
-
-    def __str__(self) -> str:
-        """The product."""
-        return f"product {self.m}x{self.k}x{self.n} {self.precision}"
-
-    def unsupported(self) -> str:
-        """Why this machine cannot run it."""
-        return _unsupported(self.precision, self.device)
-
-    def plan(self) -> Plan:
-        """Both operands in bf16 and their product."""
-        return Plan({"product": 2 * (self.m * self.k + self.k * self.n + self.m * self.n)})
-
-    @property
-    def group(self) -> str:
-        """See `Case.group`: both precisions of one product."""
-        return f"{self.device} product {self.m} {self.k} {self.n}"
-
-    def measure(self, params: Any, ceilings: dict[str, float]) -> Measuring:
-        """Time one product; in 8 bits with and without the cast of the left operand, the weight being cast already."""
-        generator = torch.Generator().manual_seed(params.seed)
-        a, b = (torch.randn(*shape, generator=generator) for shape in ((self.m, self.k), (self.n, self.k)))
-        a, b = a.to(self.device, torch.bfloat16), b.to(self.device, torch.bfloat16)
-        if self.precision == "bfloat16":
-            work = Workload("product", lambda: a @ b.t(), tuple)
-            timed = yield params.timed(self.device, {"product": work.call})
-            yield timed["product"]
-            yield params.timed(self.device, {"product_with_cast": work.call})  # once more, beside the other's
-            trace(work, self, params)
-            return
-        cast = fp8.Cast()
-        q_a, q_b = fp8.quantise(a, cast), fp8.quantise(b, cast)
-
-        inverse_a, inverse_b = q_a.scale.reciprocal(), q_b.scale.reciprocal()
-
-        def product(values: torch.Tensor = q_a.values, inverse: torch.Tensor = inverse_a) -> torch.Tensor:
-            scales = {"scale_a": inverse, "scale_b": inverse_b}
-            return torch._scaled_mm(values, q_b.values.t(), out_dtype=torch.bfloat16, use_fast_accum=True, **scales)
-
-        def with_cast() -> torch.Tensor:
-            found = fp8.quantise(a, cast)
-            return product(found.values, found.scale.reciprocal())
-
-        compiled = torch.compile(with_own_code(with_cast), dynamic=False, fullgraph=True)
-        first_call_ms(compiled)
-        for scope, call in (("product", product), ("product_with_cast", compiled)):
-            timed = yield params.timed(self.device, {scope: call})
-            yield timed[scope]
-        trace(Workload("product", product, tuple), self, params)
 
 
 def _unsupported(precision: str, device: str) -> str:

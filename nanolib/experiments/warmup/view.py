@@ -97,24 +97,27 @@ def curve_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 def warmup_curve(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Each step's time from the first one of each fresh process, warm-up and steady state told apart; needs samples."""
+    title = "Each step from the first, of fresh processes"
     data = curve_table(rows)
-    steady = (
-        data.groupby(["run_id", "direction", "process"])["ms"].transform(lambda ms: ms.tail(len(ms) // 2).median())
-        if len(data)
-        else 1.0
+    if data.empty:
+        return empty_chart(title, why_empty(overview.of_experiment(rows, "warmup"), "warmup"))
+    of_process = data.groupby(["run_id", "direction", "process"])["ms"]
+    steady = of_process.transform(lambda ms: ms.tail(len(ms) // 2).median())
+    points = pd.DataFrame(
+        {
+            "panel": data["direction"].str.replace("_", " + "),
+            "series": "process " + data["process"].astype(str),
+            "x": data["step"],
+            "y": (100 * data["ms"] / steady).round(1),
+            "sure": data["phase"] == "steady",
+            "note": data["phase"],
+            "text": " ",
+            **links(data),
+        }
     )
     return plot(
-        data.assign(
-            panel=data["direction"].str.replace("_", " + "),
-            series="process " + data["process"].astype(str),
-            x=data["step"],
-            y=(100 * data["ms"] / steady).round(1),
-            sure=data["phase"] == "steady",
-            note=data["phase"],
-            text=" ",
-            **links(data),
-        ).drop(columns=["direction", "seq_len", "run_id", "ms", "step", "process", "phase"]),
-        "Each step from the first, of fresh processes",
+        points,
+        title,
         subtitle=[
             "In % of the steady time: the median of each process's second half. Hollow: warm-up, or not settled."
         ],
@@ -122,7 +125,6 @@ def warmup_curve(rows: pd.DataFrame) -> alt.TopLevelMixin:
         xunit="Step",
         ref=100.0,
         width=680,
-        empty=why_empty(overview.of_experiment(rows, "warmup"), "warmup"),
     )
 
 

@@ -10,7 +10,7 @@ from nanolib.experiments.attention.view.tables import attention_table
 from nanolib.measurement import format_number
 from nanolib.report.linking import links
 from nanolib.report.over_length import COUNTED_KEY, KEY, PLAN_KEY, ROOFLINE_KEY, over_length
-from nanolib.report.overview import listed
+from nanolib.report.overview import listed, of_experiment, why_empty
 from nanolib.report.plot import empty_chart, plot
 from nanolib.report.roofline import roofline_chart
 from nanolib.report.tables import known
@@ -46,7 +46,9 @@ def attention_speed_up(rows: pd.DataFrame) -> alt.TopLevelMixin:
     sparse = table[~table["is_dense"] & ~table["not_sparse"]] if len(table) else table
     title = "Speed-up of sparse attention over dense"
     if sparse.empty:
-        return empty_chart(title, "no sparse kind was measured with a dense one")
+        timed = len(known(attention_table(rows), "forward"))
+        why = why_empty(of_experiment(rows, "attention"), "attention")
+        return empty_chart(title, "no sparse kind was measured with a dense one" if timed else why)
     dense = listed(figure.name for figures in sparse["speed_up_over"] for figure in figures)
     data = pd.DataFrame(
         {

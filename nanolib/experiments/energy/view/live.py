@@ -5,23 +5,26 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
+from nanolib.measurement import Provenance
 from nanolib.report.plot import empty_chart, plot, side_by_side
 
 
-def live_chart(points: pd.DataFrame, estimated: bool) -> alt.TopLevelMixin:
+def live_chart(points: pd.DataFrame, provenance: Provenance) -> alt.TopLevelMixin:
     """Power and throughput of the last minute, next to each other.
 
     Args:
         points: Columns `phase`, `seconds`, `watts`, `low`, `high`, `tokens_per_second`; empty before the first.
-        estimated: Whether the power is a range and no reading: its marks are hollow then.
+        provenance: Of the power: its marks are hollow unless it is measured.
     """
     title = "Power and throughput of the last minute"
     if points.empty:
         return empty_chart(title, "the first call runs")
     data = points.assign(series=points["phase"], x=points["seconds"])
     power = plot(
-        data.assign(y=data["watts"], sure=not estimated)[["series", "x", "y", "low", "high", "sure"]],
-        "Power" + (", an estimated range" if estimated else ""),
+        data.assign(y=data["watts"], sure=provenance is Provenance.MEASURED)[
+            ["series", "x", "y", "low", "high", "sure"]
+        ],
+        f"Power, {provenance}",
         unit="Power (W)",
         xunit="Seconds",
         join=False,

@@ -1,0 +1,134 @@
+"""Every chart is drawn by one function: what its marks, names, axes and colours say."""
+
+import itertools
+import math
+
+import pandas as pd
+import pytest
+
+from nanolib.report import plot as charts
+from nanolib.report.plot import hues, is_empty, plot
+from nanolib.report.renderer import vega_spec
+from nanolib.store import Store
+from tests.features import results
+from tests.shown import CHARTS, SECTIONS
+
+BAD = [0.0, -1.0, math.inf]
+
+
+def _drawn(chart):
+    """A chart's specification and all values that it draws."""
+    spec = chart.to_dict()
+    return spec, [row for rows in spec["datasets"].values() for row in rows]
+
+
+def _subtitle(spec):
+    lines = spec["title"].get("subtitle", [])
+    return lines if isinstance(lines, str) else " ".join(lines)
+
+
+def _points(**columns):
+    given = {"series": ["fine", "<odd>", "too"], "x": [1, 2, 4], "y": [2.0, 3.0, 5.0]} | columns
+    return pd.DataFrame(given)
+
+
+@pytest.mark.parametrize(("bad", "said"), zip(BAD, ["0", "-1", "inf"], strict=True))
+def test_what_a_logarithmic_axis_cannot_show_is_left_out_and_named(bad, said):
+    spec, rows = _drawn(plot(_points(y=[2.0, bad, 5.0]), "Made", log="y", subtitle=["As it was."]))
+    assert _subtitle(spec) == f"As it was. Not on the logarithmic axis: <odd> ({said})."
+    assert [row["y"] for row in rows if "series" in row] == [2.0, None, 5.0]
+
+
+def test_an_interval_that_begins_at_zero_is_drawn_from_the_axis_on():
+    spec, rows = _drawn(plot(_points(low=[1.0, 0.0, 4.0], high=[3.0, 4.0, 6.0]), "Made", log="y"))
+    assert "subtitle" not in spec["title"] and 0 < rows[1]["low"] < 1 and rows[1]["y"] == 3.0
+
+
+def test_a_chart_of_nothing_but_what_cannot_be_shown_says_so():
+    assert is_empty(plot(_points(y=[0.0, -1.0, 0.0]), "Made", log="y"))
+    assert is_empty(plot(None, "Made", empty="why")) and not is_empty(plot(_points(), "Made"))
+
+
+def test_a_line_over_one_place_is_drawn_as_rows_and_one_series_is_named_in_the_title():
+    spec, _ = _drawn(plot(_points(x=[8, 8, 8]), "Made", log="xy", unit="ms"))
+    fields = {layer["encoding"].get("y", {}).get("field") for layer in spec["layer"]}
+    assert fields == {"series"} and spec["layer"][0]["encoding"]["x"]["title"] == "ms"
+    spec, rows = _drawn(plot(_points(series=["one"] * 3), "Made"))
+    assert spec["title"]["text"] == "Made: one" and {row["label"] for row in rows} == {" "}
+
+
+def test_names_at_the_ends_of_lines_do_not_cover_each_other():
+    names = [f"s{at}" for at in range(6)]
+    data = pd.DataFrame({"series": names * 2, "x": [1] * 6 + [2] * 6, "y": [1.0, 1.01, 1.02, 1.03, 5.0, 5.01] * 2})
+    spec, rows = _drawn(plot(data, "Made", height=260))
+    low, high = spec["layer"][-1]["encoding"]["y"]["scale"]["domain"]
+    at = sorted(row["end"] * 260 / (high - low) for row in rows if row.get("x") == 2)
+    assert min(b - a for a, b in itertools.pairwise(at)) > 13
+
+
+def test_what_is_not_to_be_relied_on_is_hollow_and_what_is_predicted_dashed():
+    spec, _ = _drawn(plot(_points(sure=[True, False, True], pred=[1.0, 2.0, 3.0]), "Made"))
+    (marks,) = [layer for layer in spec["layer"] if layer["mark"]["type"] == "point"]
+    assert marks["encoding"]["fill"]["condition"]["test"] == "datum.sure"
+    assert marks["encoding"]["fill"]["value"] == charts.COLOURS["paper"]
+    dashed = [layer for layer in spec["layer"] if "strokeDash" in layer["mark"]]
+    assert [layer["encoding"]["y"]["field"] for layer in dashed] == ["pred"]
+
+
+def test_points_of_two_runs_are_not_joined():
+    spec, _ = _drawn(plot(_points(series=["one"] * 3, link_run=["a", "a", "b"]), "Made"))
+    (line,) = [layer for layer in spec["layer"] if layer["mark"]["type"] == "line"]
+    assert [detail["field"] for detail in line["encoding"]["detail"]] == ["series", "link_run"]
+
+
+def test_four_series_have_a_colour_and_all_others_are_grey():
+    assert list(hues("abcdefa").values()) == ["c1", "c2", "c3", "c4", "rest", "rest"]
+
+
+def _luminance(colour):
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("colours", [charts.COLOURS, charts._DARK], ids=["light", "dark"])
+@pytest.mark.parametrize("name", ["c1", "c2", "c3", "c4", "muted", "ink", "base"])
+def test_words_in_each_colour_can_be_read(colours, name):
+    """4.5 : 1, as WCAG 2.2 asks of text."""
+    low, high = sorted(_luminance(colours[one]) for one in (name, "paper"))
+    assert (high + 0.05) / (low + 0.05) >= 4.5
+
+
+def test_a_page_takes_its_colours_from_its_style():
+    specs = charts.with_variables({"made": plot(_points(), "Made").to_dict()})
+    text = str(specs)
+    assert "var(--chart-c1)" in text and not any(colour in text for colour in charts.COLOURS.values())
+    assert all(f"--chart-{name}:" in charts.variables() for name in charts.COLOURS)
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    with Store(results(tmp_path_factory.mktemp("stored"))) as store:
+        return store.measurements(samples=True)
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_no_chart_loses_its_axis_to_bad_values(stored, name):
+    rows = stored.copy()
+    places = rows.index[rows["estimate"].notna() & (rows["metric"] != "case_time")]
+    for at, bad in enumerate(BAD):
+        rows.loc[places[at::21], ["estimate", "low", "high", "predicted"]] = bad
+    chart = CHARTS[name](rows)
+    if is_empty(chart):
+        return
+    spec = vega_spec(chart)
+    scales = [scale for part in [spec, *spec.get("marks", [])] for scale in part.get("scales", [])]
+    ends = [end for scale in scales if scale["type"] in ("log", "linear") for end in scale["domain"]]
+    assert ends and all(math.isfinite(end) for end in ends if isinstance(end, int | float))
+    assert all(end > 0 for scale in scales if scale["type"] == "log" for end in scale["domain"])
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.experiment)
+def test_a_question_shows_at_most_three_charts_and_ten_columns(section):
+    assert 1 <= len(section.charts) <= 3
+    assert all(len(table.columns) <= 10 for table in section.tables.values())
