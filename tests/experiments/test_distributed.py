@@ -1,17 +1,13 @@
 import os
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from nanolib.experiments.distributed import cases as distributed
 from nanolib.experiments.distributed.decode import DecodeCase, link_rows
-from nanolib.experiments.distributed.prefill import MemoryCase
 from nanolib.experiments.distributed.rank_rows import bytes_rows, part_rows, rounds_of, speed_up_rows
 from nanolib.experiments.distributed.view import decode as report
-from nanolib.experiments.distributed.view import sharding
 from nanolib.measurement import BadInput, Flag, Provenance, Unsupported
-from nanolib.meters import links
 from nanolib.run import sweep
 from nanolib.run.ranks import ranks
 from nanolib.run.ranks.ranks import oversubscribed
@@ -96,19 +92,13 @@ def test_more_ranks_than_gpus_are_unsupported(monkeypatch):
     ("values", "said"),
     [
         ({"world_sizes": [0]}, "distributed.world_sizes[0]: 0 will not do; give a number above 0"),
-        ({"world_sizes": []}, "distributed.world_sizes: [] will not do; give at least 1 value(s)"),
         ({"world_sizes": [2, 2]}, "distributed.world_sizes: 2 is given twice; leave one out"),
-        (
-            {"algorithms": ["tree"]},
-            "distributed.algorithms[0]: 'tree' will not do; use one of 'three_allreduce', 'fused', 'gather', 'ring'",
-        ),
         ({"num_kv_heads": 3}, "distributed.num_kv_heads: 3 does not divide num_heads 8; choose a divisor"),
         ({"q_len": 9, "seq_lens": [8]}, "distributed.q_len: 9 new tokens do not fit into a sequence of 8; give fewer"),
         (
             {"world_sizes": [3], "prefill_algorithms": ["ulysses"]},
             "distributed.world_sizes: 8 and 2 heads do not share out over 3 ranks, as ulysses needs",
         ),
-        ({"training_preset": "tiny"}, "distributed.training_preset: 'tiny' is no preset; use "),
         (
             {"training_preset": "decoder_tiny", "overrides": {"d_modl": 8}},
             "distributed.overrides: decoder_tiny: config.d_modl: unknown name; did you mean d_model?",
@@ -117,7 +107,6 @@ def test_more_ranks_than_gpus_are_unsupported(monkeypatch):
             {"training_preset": "decoder_tiny", "train_seq_len": 9999},
             "distributed.train_seq_len: 9999 exceeds the context_length 1024 of decoder_tiny; shorten it",
         ),
-        ({"dtypes": ["int8"]}, "distributed.dtypes: 'int8' is no dtype; use "),
     ],
 )
 def test_bad_parameters_get_one_line(values, said):
@@ -125,12 +114,6 @@ def test_bad_parameters_get_one_line(values, said):
         distributed.Params(**values)
     (line,) = error.value.lines
     assert line.startswith(said)
-
-
-def test_prefill_and_training_have_one_rank_alone_in_the_same_launch():
-    params = distributed.Params(world_sizes=[1, 2], seq_lens=[], memory_seq_lens=[])
-    prefill, training = distributed.cases(params)
-    assert prefill.world_size == training.world_size == 2 and prefill.prefill_forms[0] == "dense"
 
 
 # rows from what ranks saw
@@ -248,63 +231,3 @@ def test_what_the_model_says_is_dashed_and_never_a_mark(tmp_path):
     marks = next(layer for layer in panel["layer"] if layer["mark"]["type"] == "point")
     shown = spec["datasets"][marks["data"]["name"]] if "data" in marks else spec["datasets"][panel["data"]["name"]]
     assert {row["ranks"] for row in shown} == {1, 2}
-
-
-def test_the_model_goes_on_from_the_most_ranks_that_were_measured(tmp_path):
-    with Store(tmp_path / "results.sqlite") as store:
-        spec = CHARTS["decode_scaling"](_decode_rows(store, 0.1)).to_dict()
-    (panel,) = spec["hconcat"]
-    dashed = next(layer for layer in panel["layer"] if layer["mark"].get("strokeDash"))
-    ends = [row["from"] for row in spec["datasets"][dashed["data"]["name"]] if row["ranks"] == 4]
-    assert ends == [2]
-
-
-def test_several_nodes_have_a_panel_of_their_own_beside_the_one_rank(tmp_path):
-    with Store(tmp_path / "results.sqlite") as store:
-        rows = _decode_rows(store, 0.1)
-    several = rows["factor.world_size"] == 2
-    spread = rows.assign(run_id="b", **{"factor.nodes": 2}).loc[several]
-    spread["case_id"] += "2"
-    rows = pd.concat([rows, spread], ignore_index=True)
-    table = report.decode_table(rows)
-    assert set(table["ranks"]) == {"1", "2", "2 on 2 nodes"} and table["efficiency"].notna().sum() == 4
-    spec = CHARTS["decode_scaling"](rows).to_dict()
-    titles = [panel["title"]["text"] for panel in spec["hconcat"]]
-    assert titles == ["n = 4,096, float32", "n = 4,096, float32, 2 nodes"]
-    for panel in spec["hconcat"]:
-        points = next(layer for layer in panel["layer"] if layer["mark"]["type"] == "point")
-        name = points.get("data", panel.get("data"))["name"]
-        assert {row["ranks"] for row in spec["datasets"][name]} == {1, 2}
-    assert "2 ranks over 2 nodes are" in VERDICTS["distributed"](spread)[0]
-
-
-@pytest.mark.parametrize(
-    "name", ["decode_scaling", "decode_shares", "link_model", "prefill_times", "sharded_memory", "training_scaling"]
-)
-def test_without_rows_a_chart_says_so(tmp_path, name):
-    with Store(tmp_path / "results.sqlite") as store:
-        rows = store.measurements(samples=True)
-    assert "why" in str(CHARTS[name](rows).to_dict()["datasets"])
-    assert (
-        report.decode_table(rows).empty and sharding.prefill_table(rows).empty and sharding.training_table(rows).empty
-    )
-    assert VERDICTS["distributed"](rows) == [
-        "No case across ranks gave a time, so there is no verdict. Next: nano run quick distributed."
-    ]
-
-
-def test_one_rank_alone_has_words_and_shares_no_memory():
-    params = distributed.Params(
-        world_sizes=[1], memory_seq_lens=[64], training_preset="", seq_lens=[], prefill_seq_lens=[64]
-    )
-    forms = {case.memory_form for case in distributed.cases(params) if isinstance(case, MemoryCase)}
-    assert forms and not forms & {"ring", "ulysses"}
-    table = pd.DataFrame({"form": ["dense"], "flags": [[]], "latency": [1.0]})
-    assert list(report.fair(table[table["form"] != "dense"]).columns) == ["form", "flags", "latency"]
-
-
-def test_what_the_barriers_send_is_taken_off_the_bytes_of_a_call(monkeypatch):
-    monkeypatch.setattr(links, "only_loopback", lambda: True)
-    monkeypatch.setattr("torch.distributed.get_backend", lambda: "gloo")
-    monkeypatch.setattr(links, "_counted", lambda call, calls: 10 + 100 * calls)
-    assert links.count_bytes(lambda: None) == 100

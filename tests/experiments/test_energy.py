@@ -71,10 +71,6 @@ def rows_pass_ms(rows, scope):
     return rows[(rows.metric == "layer_time") & (rows.scope == scope)].iloc[0].details["pass_ms"]
 
 
-def test_no_profiling_is_asked_for_by_an_empty_list():
-    assert all(not isinstance(case, energy.ProfileCase) for case in energy.cases(energy.Params(**SMALL, profiling=[])))
-
-
 @pytest.mark.parametrize(
     ("field", "words"),
     [
