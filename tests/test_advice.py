@@ -2,27 +2,20 @@
 
 import ast
 import functools
-import inspect
 import re
 import shlex
 import tomllib
 from pathlib import Path
 
 import pytest
-import yaml
 
 import nanolib
 from nanolib import cli
 from nanolib.experiments import ALL
-from nanolib.experiments.warmup.cases import _uncut
-from nanolib.measurement import FLAG_TEXT, Flag
 from nanolib.models.attention.patterns.options import SparseOptions
-from nanolib.models.generation import WITHOUT_DECODING
-from nanolib.models.transformer import WITHOUT_LOSS
 
 PACKAGE = Path(nanolib.__file__).parent
 NOTEBOOKS = {name: set(load().Params.model_fields) for name, load in ALL.items() if name != "summary"}
-EVERYWHERE = set.intersection(*NOTEBOOKS.values())
 PARAMETERS = set.union(*NOTEBOOKS.values())
 
 # Words of an advice that are a parameter elsewhere, and here a word like any other: (notebook, word).
@@ -123,26 +116,6 @@ def test_no_advice_names_a_parameter_that_the_notebook_lacks(notebook, module):
     assert not {text: names for text, names in found.items() if names}
 
 
-def test_the_advice_of_each_section_is_found():
-    """The walk above sees what people are told: one that finds nothing would pass."""
-    told = {notebook: set() for notebook in NOTEBOOKS}
-    for notebook, module in _views():
-        told[notebook] |= {*_advice(ast.parse((PACKAGE / module).read_text("utf-8")))}
-    assert all(told.values())
-    assert any("block_size" in text for text in told["attention"]) and any("{}" in text for text in told["distributed"])
-    assert _unknown("attention", "Set model and corpus, or quality_nothing") == {"model", "corpus", "quality_nothing"}
-
-
-@pytest.mark.parametrize("flag", list(Flag))
-def test_a_flag_names_parameters_of_every_notebook_that_it_is_seen_in(flag):
-    names = set(re.findall(r"\b[a-z]+(?:_[a-z]+)+\b", FLAG_TEXT[flag]))
-    assert names <= (INSIDE["attention"] if flag is Flag.NOT_SPARSE else EVERYWHERE)
-
-
-def test_a_setting_with_few_steps_is_not_told_to_raise_a_budget_that_it_has_not():
-    assert Flag.FEW_BLOCKS not in _uncut([10.0, 11.0, 12.0, 10.0, 11.0, 12.0], "forward", "clock", {}).flags
-
-
 @functools.cache
 def _messages():
     files = sorted(PACKAGE.rglob("*.py"))
@@ -150,26 +123,8 @@ def _messages():
     return [(file.relative_to(PACKAGE).as_posix(), text) for file, text in strings]
 
 
-@pytest.mark.parametrize("text", [WITHOUT_LOSS, WITHOUT_DECODING])
-def test_what_leaves_a_part_out_is_valid_in_the_notebook_that_it_names(text):
-    found = re.findall(r"(.+?) in (\w+)(?:, |$)", text)
-    assert len(found) >= 2 and set(re.findall(r"(\w+): ", text)) <= PARAMETERS
-    for settings, notebook in found:
-        values = yaml.safe_load("{" + settings.replace(" and ", ", ") + "}")
-        assert set(values) <= NOTEBOOKS[notebook] and ALL[notebook]().Params(**values)
-
-
 # Where errors are raised that several notebooks show: they name the notebook beside what it alone has.
 MODELS = sorted((PACKAGE / "models").rglob("*.py"))
-STEPS = PACKAGE / "experiments" / "model" / "steps.py"
-
-
-@pytest.mark.parametrize("file", [*MODELS, STEPS], ids=lambda file: file.name)
-def test_an_error_that_several_notebooks_show_names_what_all_of_them_have(file):
-    users = set.intersection(*(NOTEBOOKS[name] for name in ("model", "warmup", "energy", "fp8")))
-    for text in _strings(ast.parse(file.read_text("utf-8"))):
-        for name in re.findall(r"\b(?:set|raise|lower|or) (\w+) to\b|\b(\w+) to (?:false|0)\b", text):
-            assert {*name} - {""} - PARAMETERS or {*name} - {""} <= users, text
 
 
 def test_commands_in_messages_are_there_with_their_options():
@@ -201,19 +156,3 @@ def test_packages_are_installed_from_the_checkout_and_exist():
         assert not re.search(r"nanolib\[|pip install nanolib", text), (module, text)
         extras |= {*re.findall(r"pip install -e ['\"]\.\[(\w+)\]['\"]", text)}
     assert extras == {"hf", "ray", "amd", "apple", "cuda"} <= set(project["optional-dependencies"])
-
-
-def test_no_advice_is_to_distrust_a_number():
-    assert not [(module, text) for module, text in _messages() if re.search(r"\bdistrust|\btrust no\b", text)]
-
-
-def test_the_notebooks_tell_nobody_to_install_nanolib_from_the_index():
-    folder = PACKAGE.parent
-    pages = [*folder.glob("*.md"), *(folder / "docs").rglob("*.md"), *(folder / "notebooks").glob("*.ipynb")]
-    assert pages and not [page for page in pages if re.search(r"pip install ['\"]?nanolib", page.read_text("utf-8"))]
-
-
-def test_the_walk_reads_what_a_claim_takes():
-    from nanolib.report.claim import Claim
-
-    assert [*inspect.signature(Claim).parameters][:3] == ["answer", "sure", "advice"]
