@@ -13,17 +13,10 @@ import nanolib
 from nanolib import cli
 from nanolib.experiments import ALL
 from nanolib.models.attention.patterns.options import SparseOptions
+from tests.test_features import SAID
 
 PACKAGE = Path(nanolib.__file__).parent
-NOTEBOOKS = {name: set(load().Params.model_fields) for name, load in ALL.items() if name != "summary"}
-PARAMETERS = set.union(*NOTEBOOKS.values())
 
-# Words of an advice that are a parameter elsewhere, and here a word like any other: (notebook, word).
-PLAIN = {("distributed", "threads"), ("attention", "sparse"), ("model", "attention")}
-# Names inside a parameter's values, by notebook.
-INSIDE = {"attention": set(SparseOptions.model_fields)}
-# Files outside a notebook's folder, and the notebooks that say what stands in them.
-SHARED = {"report/roofline.py": ["attention", "model"]}
 # What follows "nano" in a sentence, or in a process's name, and is no command.
 NO_COMMANDS = {"inside", "rank"}
 
@@ -46,74 +39,6 @@ def _text(node):
     if isinstance(node, ast.JoinedStr):
         return "".join(_text(part) or "{}" for part in node.values)
     return None
-
-
-def _advice(tree):
-    """What claims of a module advise: the argument, what its name is set to, what a function of the module makes of it."""
-    for call in ast.walk(tree):
-        if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "Claim":
-            for found in [*call.args[2:3], *(word.value for word in call.keywords if word.arg == "advice")]:
-                yield from _told(tree, found)
-                if isinstance(found, ast.Name):
-                    for value in _values(tree, found.id):
-                        yield from _told(tree, value)
-
-
-def _values(tree, name):
-    """What a name is set to in a module: alone, as one of several, or in a loop."""
-    for node in ast.walk(tree):
-        pairs = []
-        if isinstance(node, ast.Assign):
-            pairs = [(target, node.value) for target in node.targets]
-        elif isinstance(node, ast.AugAssign | ast.For):
-            pairs = [(node.target, node.value if isinstance(node, ast.AugAssign) else node.iter)]
-        for target, value in pairs:
-            several = isinstance(target, ast.Tuple) and len(target.elts) == len(getattr(value, "elts", ()))
-            for one, its in zip(target.elts, value.elts, strict=True) if several else [(target, value)]:
-                if name in {part.id for part in ast.walk(one) if isinstance(part, ast.Name)}:
-                    yield its
-
-
-def _told(tree, node):
-    """The texts of an expression, and of what the module's functions in it return; not the names of columns."""
-    columns = {id(part) for one in ast.walk(node) if isinstance(one, ast.Subscript) for part in ast.walk(one.slice)}
-    called = {one.func.id for one in ast.walk(node) if isinstance(one, ast.Call) and isinstance(one.func, ast.Name)}
-    lines = [
-        line.value
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef) and function.name in called
-        for line in ast.walk(function)
-        if isinstance(line, ast.Return) and line.value is not None
-    ]
-    for part in (part for one in (node, *lines) for part in ast.walk(one) if id(part) not in columns):
-        if (text := _text(part)) is not None and " " in text:
-            yield text
-
-
-def _views():
-    """(notebook, module) of all that makes claims about a notebook."""
-    for file in sorted(PACKAGE.rglob("*.py")):
-        inside = file.relative_to(PACKAGE).as_posix()
-        parts = inside.split("/")
-        of = [parts[1]] if parts[0] == "experiments" and len(parts) > 2 else SHARED.get(inside, [])
-        for notebook in of:
-            if notebook in NOTEBOOKS:
-                yield notebook, inside
-
-
-def _unknown(notebook, text):
-    """Words of a text that look like a parameter, or are one of another notebook, and are none of this one."""
-    known = NOTEBOOKS[notebook] | INSIDE.get(notebook, set())
-    names = set(re.findall(r"\b[a-z]+(?:_[a-z0-9]+)+\b", text)) | set(re.findall(r"\b([a-z]\w*)[:=] ?[\[{\d]", text))
-    names |= {word for word in re.findall(r"[a-z_]+", text) if word in PARAMETERS}
-    return {name for name in names - known if (notebook, name) not in PLAIN}
-
-
-@pytest.mark.parametrize(("notebook", "module"), [*_views()])
-def test_no_advice_names_a_parameter_that_the_notebook_lacks(notebook, module):
-    tree = ast.parse((PACKAGE / module).read_text("utf-8"))
-    found = {text: _unknown(notebook, text) for text in _advice(tree) if not text.startswith("nano ")}
-    assert not {text: names for text, names in found.items() if names}
 
 
 @functools.cache
@@ -156,3 +81,16 @@ def test_packages_are_installed_from_the_checkout_and_exist():
         assert not re.search(r"nanolib\[|pip install nanolib", text), (module, text)
         extras |= {*re.findall(r"pip install -e ['\"]\.\[(\w+)\]['\"]", text)}
     assert extras == {"hf", "ray", "amd", "apple", "cuda"} <= set(project["optional-dependencies"])
+
+
+NOTEBOOKS = {name: set(load().Params.model_fields) for name, load in ALL.items() if name != "summary"}
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS)
+def test_no_advice_names_a_parameter_of_another_notebook_alone(notebook):
+    """Of what stored results are told: the sentences of the list."""
+    known = NOTEBOOKS[notebook] | set(SparseOptions.model_fields)
+    told = " ".join(SAID["report"]["sections"][notebook]["verdict"])
+    advice = " ".join(re.findall(r"Next: ([^.]*)", told))
+    names = set(re.findall(r"\b[a-z]+(?:_[a-z0-9]+)+\b", advice))
+    assert not names - known

@@ -61,16 +61,6 @@ def test_it_opens_from_the_file_system_and_complains_of_nothing(opened):
     assert "window 64" in opened.page.locator(".verdict").first.inner_text()
 
 
-def test_a_question_shows_its_main_chart_and_the_others_on_a_click(opened):
-    def seen():
-        return [chart.get_attribute("id") for chart in opened.page.locator(".chart").all() if chart.is_visible()]
-
-    assert [name for name in seen() if "attention" in name] == ["chart-attention_latency"]
-    opened.page.get_by_text("More charts: speed up, memory").click()
-    assert {"chart-attention_speed_up", "chart-attention_efficiency"} <= set(seen())
-    assert "Under the roofline: not drawn, no timing has its work" in opened.page.locator("#attention").inner_text()
-
-
 def test_a_point_tells_its_interval_and_method(opened):
     opened.page.locator("#chart-attention_latency .mark-symbol.role-mark path").first.hover(force=True)
     tip = opened.page.locator("#vg-tooltip-element")

@@ -4,17 +4,15 @@ import numpy as np
 import pytest
 
 from nanolib.experiments.distributed import cases as distributed
-from nanolib.experiments.distributed.decode import DecodeCase, link_rows
+from nanolib.experiments.distributed.decode import link_rows
 from nanolib.experiments.distributed.rank_rows import bytes_rows, part_rows, rounds_of, speed_up_rows
 from nanolib.experiments.distributed.view import decode as report
-from nanolib.measurement import BadInput, Flag, Provenance, Unsupported
+from nanolib.measurement import BadInput, Flag, Unsupported
 from nanolib.run import sweep
 from nanolib.run.ranks import ranks
 from nanolib.run.ranks.ranks import oversubscribed
 from nanolib.store import Store
-from tests.report.rounds import in_turns
 from tests.run import rank_bodies
-from tests.shown import CHARTS, VERDICTS
 
 
 @pytest.mark.slow
@@ -167,67 +165,3 @@ def test_bytes_that_were_counted_stand_beside_the_formula():
 
 
 # the report
-
-
-def _decode_rows(store, share):
-    """One and two ranks; on two the given share of the time is communication."""
-    from nanolib.measurement import Measurement, exact
-    from nanolib.store.schema import Run
-
-    machine = {"machine_id": "m", "cpu": "c", "cores": 2, "ram_gib": 8, "gpus": [], "system": "s", "driver": ""}
-    machine |= {"torch": "2", "threads": 2, "governor": "", "dtypes": {}}
-    rows = {}
-    for world in (1, 2):
-        case = DecodeCase("cpu", world, 4096, ("fused", "gather"), 1, 8, 8, 64, 1, "float32", 1)
-        found = [Measurement("case_time", 1.0, n=1)]
-        for form, ms in (("fused", 10.0), ("gather", 9.0)):
-            took = ms if world == 1 else 0.6 * ms
-            found.append(Measurement("latency", took, took * 0.99, took * 1.01, 0.95, n=20, method="m", scope=form))
-            found.append(exact("rounds", {"fused": 2, "gather": 1}[form], scope=form))
-            parts = {"compute": took * (1 - share), "wait": 0.0, "communication": took * share}
-            found += [Measurement("part_time", v, v, v, 0.95, n=20, scope=f"{form}: {k}") for k, v in parts.items()]
-            found += [Measurement("time_share", v / took, n=20, scope=f"{form}: {k}") for k, v in parts.items()]
-        found.append(
-            Measurement(
-                "latency",
-                7.0,
-                n=1,
-                provenance=Provenance.MODELLED,
-                scope="fused at 4 ranks",
-                details={"form": "fused", "world_size": 4},
-            )
-        )
-        if world > 1:
-            found.append(Measurement("latency", 9.0, 8.9, 9.1, 0.95, n=20, method="m", scope="one rank"))
-        rows[case.case_id] = (case.factors, found)
-    store.add(Run("distributed", machine, cases=2, rows=in_turns("distributed", rows)))
-    return store.measurements(samples=True)
-
-
-@pytest.mark.parametrize(
-    ("share", "bound", "remedy"),
-    [(0.1, "compute (90%)", "more ranks would help"), (0.8, "communication (80%)", "longer sequences per rank")],
-)
-def test_the_verdict_says_what_bounds_it_with_one_remedy(tmp_path, share, bound, remedy):
-    with Store(tmp_path / "results.sqlite") as store:
-        rows = _decode_rows(store, share)
-    table = report.decode_table(rows)
-    two = table[(table["world_size"] == 2) & (table["form"] == "gather")].iloc[0]
-    assert (
-        two["efficiency"] == pytest.approx(9 / (2 * 5.4))
-        and two["efficiency_low"] < two["efficiency"] < two["efficiency_high"]
-    )
-    assert two["bound"] == bound
-    words = VERDICTS["distributed"](rows)
-    assert "as fast as one rank: gather takes" in words[0] and remedy in words[1]
-
-
-def test_what_the_model_says_is_dashed_and_never_a_mark(tmp_path):
-    with Store(tmp_path / "results.sqlite") as store:
-        spec = CHARTS["decode_scaling"](_decode_rows(store, 0.1)).to_dict()
-    (panel,) = spec["hconcat"]
-    dashed = [layer for layer in panel["layer"] if layer["mark"].get("strokeDash")]
-    assert len(dashed) == 1 and dashed[0]["mark"]["type"] == "line"
-    marks = next(layer for layer in panel["layer"] if layer["mark"]["type"] == "point")
-    shown = spec["datasets"][marks["data"]["name"]] if "data" in marks else spec["datasets"][panel["data"]["name"]]
-    assert {row["ranks"] for row in shown} == {1, 2}

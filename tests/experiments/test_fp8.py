@@ -138,15 +138,6 @@ def test_what_is_said_of_differences(differences, verdict):
     assert parity_verdict(differences, 0.006) == verdict
 
 
-@pytest.mark.parametrize(
-    ("arm", "head"), [("e5m2_everywhere", True), ("no_scaling", False), ("fp8_tensorwise", False), ("float32", False)]
-)
-def test_everywhere_is_in_the_output_head_too_and_nothing_else_is(arm, head):
-    model = fp8_parity._model(_parity(arm), seed=0)
-    assert isinstance(model.head, casts.EmulatedLinear) is head
-    assert isinstance(model.blocks[0].mlp.up, casts.EmulatedLinear) is (arm != "float32")
-
-
 def test_a_training_steps_flops_are_those_of_forward_and_backward(rows):
     counted = rows[(rows["metric"] == "flops") & (rows["scope"] == "training_step")]["estimate"]
     d, n = 64, 16

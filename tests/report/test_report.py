@@ -11,7 +11,7 @@ from nanolib.report import drawing, export, over_length, page, renderer
 from nanolib.store import Run, Store
 from tests.report.rounds import in_turns
 from tests.report.rows import ATTENTION, EVIL, MACHINE, attention_rows, model_rows, warmup_rows
-from tests.shown import CHARTS, SECTIONS, VERDICTS
+from tests.shown import CHARTS, SECTIONS
 
 
 @pytest.fixture
@@ -37,20 +37,6 @@ def rows(store):
     return store.measurements(samples=True)
 
 
-def test_verdicts_are_computed_from_the_rows(rows):
-    text = "\n".join(VERDICTS["attention"](rows))
-    assert "Sparse attention is faster than dense (flash) at 1,024 and 4,096 tokens: at 4,096 tokens window 64" in text
-    assert "is 2.50× [2.26 … 2.76] as fast as dense (flash)" in text and "dense is faster at 256 tokens" in text
-    text = "\n".join(VERDICTS["model"](rows))
-    assert (
-        "inference takes 51.2 ms" in text
-        and "inference time grows as n^1.00" in text
-        and "the backward (25 ms)" in text
-    )
-    text = "\n".join(VERDICTS["warmup"](rows))
-    assert "2 warm-up steps are enough" in text and "the mean is +100% [+100% … +100%] against that after 5" in text
-
-
 def _layers(spec):
     found = []
     for group in spec.get("marks", []):
@@ -73,10 +59,6 @@ def test_predictions_are_dashed_lines_and_measurements_are_marks(rows):
     symbols = [m for m in _layers(spec) if m["type"] == "symbol"]
     assert dashed and all("predicted" in json.dumps(m["encode"]["update"]["y"]) for m in dashed)
     assert symbols and all("estimate" in json.dumps(m["encode"]["update"]["y"]) for m in symbols)
-
-
-def test_charts_carry_no_raw_samples(rows):
-    assert "samples" not in json.dumps(CHARTS["attention_latency"](rows).to_dict())
 
 
 @pytest.mark.parametrize("name", CHARTS)

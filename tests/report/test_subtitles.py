@@ -2,11 +2,10 @@
 
 import pytest
 
-from nanolib.experiments.distributed.view import training_table
 from nanolib.experiments.distributed.view.decode import _link_words
 from nanolib.experiments.energy.view import layers
 from nanolib.experiments.fp8.view.parity import parity_table, parity_words
-from nanolib.measurement import Flag, Measurement, Provenance, Status
+from nanolib.measurement import Flag, Measurement, Provenance
 from tests.report.rows import ended
 
 
@@ -21,15 +20,6 @@ def test_the_fit_of_the_most_ranks_is_said_with_what_it_misses(measured):
     rows = measured("distributed", [_link(2, 20, 4, 0.1), _link(4, 50, 2.5, 0.24)])
     said = "Dashed: the model, 50 µs per message, then 2.50 GB/s (gloo); off by up to 24%."
     assert _link_words(rows) == said
-
-
-def test_training_that_gave_no_time_stands_with_its_strategies_and_why(measured):
-    factors = {"name": "tiny", "world_size": 2, "strategies": ["ddp", "fsdp"], "seq_len": 8, "batch_size": 1}
-    table = training_table(measured("distributed", [(factors, [ended(Status.TIMEOUT, "a rank hung")])]))
-    (line,) = table.to_dict("records")
-    assert (line["name"], line["strategy"], line["status"], line["message"]) == (
-        "tiny", "ddp, fsdp", "timeout", "a rank hung",
-    )  # fmt: skip
 
 
 def test_each_mode_of_profiling_is_held_against_what_it_may_cost(measured):
