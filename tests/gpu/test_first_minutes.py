@@ -1,4 +1,4 @@
-"""The first minutes on a GPU whose sensors are told: all holds on one that is told right, each assertion fails on one that is not."""
+"""The first minutes on a GPU whose sensors are told: all holds on one told right, and each assertion fails on one that is not."""
 
 import json
 
