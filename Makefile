@@ -30,7 +30,6 @@ thorough: setup
 
 # Ratios measured side by side in one run; nothing in the tests depends on them.
 bench: setup thorough
-	$(BIN)/python -m pip install --quiet -r tests/benchmarks/requirements.txt
 	for script in tests/benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
 
 # The first minutes on an NVIDIA GPU: each line is an assertion; results in outputs/gpu. Without one it says what it would do.

@@ -65,11 +65,17 @@ def report(folder):
             "question": section.question,
             "charts": list(section.charts),
             "tables": {title: dict(table.columns) for title, table in section.tables.items()},
+            "cells": {title: cells(table.readable(rows)) for title, table in section.tables.items()},
             "verdict": list(map(str, section.verdict(rows))),
         }
         for section in SECTIONS
     }
     return {"files": sorted(file.name for file in page.parent.iterdir()), "sections": sections}
+
+
+def cells(table):
+    """The first lines of a table and the last: a figure in the wrong column is seen."""
+    return [list(map(str, line)) for line in (*table.head(4).to_numpy(), *table.tail(2).to_numpy())]
 
 
 if __name__ == "__main__":

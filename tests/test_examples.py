@@ -2,7 +2,6 @@
 
 import shlex
 
-import click
 import pytest
 from click.testing import CliRunner
 
@@ -24,9 +23,3 @@ def test_an_example_is_taken(name, example):
     assert words[:2] == ["nano", name]
     command = main.commands[name]
     command.make_context(name, words[2:])  # raises what the command line would be refused for
-
-
-def test_the_list_of_commands_cuts_no_sentence_at_80_columns():
-    shown = CliRunner().invoke(main, ["--help"], terminal_width=80).output
-    assert "..." not in shown.partition("Commands:")[2] and all(len(line) <= 80 for line in shown.splitlines())
-    assert isinstance(main, click.Group) and all(command.help for command in main.commands.values())

@@ -1,8 +1,5 @@
 """What is not installed is said in one line, with the part that goes without it."""
 
-import re
-import tomllib
-from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -22,21 +19,6 @@ ROOT = Path(__file__).parents[1]
 def _hide(monkeypatch, *absent):
     known = installed.find_spec
     monkeypatch.setattr(installed, "find_spec", lambda name: None if name in absent else known(name))
-
-
-def test_every_package_that_pyproject_asks_for_is_looked_for():
-    asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    names = {re.split("[>=]", line)[0].lower() for line in asked} - {
-        "jupyterlab",
-        "nbconvert",
-    }  # which people run themselves
-    owners = {package: {name.lower() for name in owner} for package, owner in packages_distributions().items()}
-    looked_for = set().union(*(owners.get(package, set()) for package in installed.NEEDED_BY))
-    assert names <= looked_for
-
-
-def test_nothing_is_said_where_nothing_is_missing():
-    assert installed.missing() == {} and installed.in_a_line({}, stops=False) == ""
 
 
 @pytest.mark.parametrize(

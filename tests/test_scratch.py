@@ -1,5 +1,3 @@
-import fcntl
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -66,60 +64,3 @@ def test_nothing_else_is_removed(temporary):
         "nanolib-run-notes",
     }
     assert (temporary / "kept" / "file").exists()
-
-
-def test_another_users_folder_is_left_alone(temporary, monkeypatch):
-    (temporary / "nanolib-case-theirs").mkdir()
-    (temporary / "nanolib-case-theirs").chmod(0o1700)
-    monkeypatch.setattr(scratch.os, "geteuid", lambda: os.getuid() + 1)
-    remove_left_behind(temporary)
-    assert (temporary / "nanolib-case-theirs").is_dir()
-
-
-def test_one_that_was_taken_for_left_behind_before_it_was_claimed_is_made_again(monkeypatch):
-    made = []
-
-    def mkdtemp(really=scratch.tempfile.mkdtemp, **rest):
-        made.append(really(**rest))
-        if len(made) == 1:
-            Path(made[0]).chmod(0o1700)
-            remove_left_behind(rest["dir"])
-        return made[-1]
-
-    monkeypatch.setattr(scratch.tempfile, "mkdtemp", mkdtemp)
-    with Scratch("case") as mine:
-        assert mine.path.is_dir() and str(mine.path) == made[1]
-
-
-def test_where_the_file_system_has_no_locks_a_folder_is_made_and_none_removed(temporary, monkeypatch):
-    def flock(handle, how):
-        raise OSError(37, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    with Scratch("case") as mine:
-        remove_left_behind(temporary)
-        assert mine.path.is_dir()
-    assert not mine.path.exists()
-
-
-@pytest.mark.parametrize("purpose", scratch.PURPOSES)
-def test_every_purpose_is_known_to_who_removes(temporary, purpose):
-    (temporary / f"nanolib-{purpose}-left").mkdir()
-    (temporary / f"nanolib-{purpose}-left").chmod(0o1700)
-    remove_left_behind(temporary)
-    assert not list(temporary.iterdir())
-
-
-def test_a_purpose_that_nobody_would_remove_cannot_be_asked_for():
-    with pytest.raises(ValueError):
-        Scratch("something")
-
-
-def test_a_folder_that_cannot_be_listed_is_no_obstacle(temporary, monkeypatch):
-    def unlisted(path):
-        raise PermissionError
-
-    monkeypatch.setattr(Path, "iterdir", unlisted)
-    with Scratch("case") as mine:
-        assert mine.path.is_dir()
-    remove_left_behind(temporary / "missing")

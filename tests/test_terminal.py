@@ -58,20 +58,9 @@ def hostile(tmp_path):
         ["compare", "run-a", "run-b", "--all"],
         ["compare", TYPED, "run-b"],
         ["history", "--all"],
-        ["history", "--all", "--metric", "peak_memory"],
-        ["history", TYPED + "!"],
-        ["history", "--metric", TYPED],
         ["export", f"x{TYPED}.json"],
-        ["export", TYPED],
-        ["export", "x.json", "--run", TYPED + "!"],
         ["merge", TYPED],
-        ["clean", "--older-than", TYPED],
-        ["clean", "--keep", TYPED],
-        ["run", TYPED],
-        ["run", "quick", "-p", TYPED],
-        ["run", "attention", "--dry-run", "-p", f"{TYPED}=1"],
         ["run", "warmup", "--dry-run", "-p", f"device={TYPED}"],
-        [TYPED],
         ["runs", f"--{TYPED}"],
     ],
     ids=lambda arguments: " ".join(arguments)[:24].encode("ascii", "replace").decode(),
@@ -99,18 +88,7 @@ def test_a_chart_draws_what_acts_as_text(tmp_path):
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
-FORMULAS = (
-    "=cmd()",
-    "+1+cmd()",
-    "-1+cmd()",
-    "@sum",
-    " =cmd()",
-    "\n=cmd()",
-    "\t=cmd()",
-    "\u00a0=cmd()",
-    "＝cmd()",
-    "\r+1",
-)
+FORMULAS = ("=cmd()", "-1+cmd()", "@sum", " =cmd()", "\u00a0=cmd()", "＝cmd()", "\r+1")
 
 
 @pytest.mark.parametrize("text", FORMULAS)
@@ -128,9 +106,7 @@ def test_a_cell_that_is_no_formula_stays():
     )
 
 
-@pytest.mark.parametrize(
-    "text", ["[a](http://x)", "![a](http://x)", "<img src=x>", "`a`", "a | b", "**a**", "a\n\n# b"]
-)
+@pytest.mark.parametrize("text", ["[a](http://x)", "<img src=x>", "a | b", "**a**"])
 def test_markdown_of_a_cell_or_header_is_text(text):
     header, _, cell = markdown_table(pd.DataFrame({text: [text]})).split("\n")
     assert header == cell and cell.count("|") - cell.count("\\|") == 2

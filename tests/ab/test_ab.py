@@ -106,16 +106,6 @@ def test_every_generation_has_a_process_of_its_own_that_imports_the_version_anew
         assert len(own) == len(set(own)) == generations >= 2
 
 
-def test_a_version_that_is_killed_is_told_and_the_next_case_goes_on(repository, ab, tmp_path):
-    text = WORK + "import os, signal\ndef fine():\n    run()\ndef dies():\n    pass\n"
-    repository.commit("lives", text)
-    repository.commit("dies", text.replace("    pass", "    os.kill(os.getpid(), signal.SIGKILL)"))
-    ended = ab("lives", "dies", "--call", "work:dies", "--call", "work:fine")
-    assert ended.exit_code == 0, ended.output
-    assert "broke" in ended.output and "its process was killed by SIGKILL" in ended.output
-    assert "equivalent" in ended.output
-
-
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -228,16 +218,6 @@ def test_a_killed_comparison_leaves_no_process_behind(repository, tmp_path):
     nano.wait()
     _, left = psutil.wait_procs(found, timeout=60)
     assert {_status(child) for child in left} <= {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
-
-
-def test_worktrees_of_a_killed_comparison_go_with_the_next(repository):
-    code = "import os; from nanolib.scratch import Scratch; s = Scratch('ab'); print(s.path, flush=True); os.kill(os.getpid(), 9)"
-    made = subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, check=False)
-    left = Path(made.stdout.strip())
-    repository.git("worktree", "add", "--quiet", "--detach", str(left / "deadbeef"), "base")
-    with checked_out(["base"], repository.folder):
-        assert not left.exists() and len(repository.worktrees()) == 2
-    assert len(repository.worktrees()) == 1
 
 
 def test_a_working_tree_that_was_edited_meanwhile_counts_for_nothing(repository, ab, tmp_path):

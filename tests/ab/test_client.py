@@ -137,10 +137,3 @@ def test_a_relative_path_for_imports_leads_into_each_version(tmp_path, monkeypat
     monkeypatch.setenv("PYTHONPATH", "lib")
     monkeypatch.chdir(tmp_path / "main")
     assert _who(versions[:2]) == ["a", "b"]
-
-
-def test_what_one_version_has_of_its_own_does_not_come_from_elsewhere_by_way_of_a_library(tmp_path, elsewhere):
-    elsewhere(third="import helper\n", helper="WHO = 'elsewhere'\n")
-    versions = _versions(tmp_path, a="import third\nfrom helper import WHO", b="import third\nfrom helper import WHO")
-    (tmp_path / "a" / "helper.py").write_text("WHO = 'a'\n")
-    assert _who(versions) == ["a", "elsewhere"]

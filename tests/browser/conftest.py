@@ -92,18 +92,6 @@ def as_it_was(page):
     page.mouse.move(0, 0)
 
 
-def _replay_power(folder):
-    """A recording takes a sensor's place in the notebook of energy, so that its live view has something to draw."""
-    trace = folder / "trace.csv"
-    watts = [(at / 10, 40 + 20 * (at // 5 % 2)) for at in range(3000)]
-    trace.write_text("t_s,power_w\n" + "".join(f"{t_s},{power_w}\n" for t_s, power_w in watts))
-    notebook = folder / "notebooks" / "energy.ipynb"
-    text = notebook.read_text(encoding="utf-8")
-    given = 'power_trace: str = \\"\\"'
-    assert text.count(given) == 1
-    notebook.write_text(text.replace(given, f'power_trace: str = \\"{trace}\\"'), encoding="utf-8")
-
-
 def _take_less_time(folder):
     """How sure the figures are is nothing that a browser shows wrong."""
     for notebook in (folder / "notebooks").glob("*.ipynb"):
@@ -123,7 +111,6 @@ def lab(tmp_path_factory):
     with Store(folder / "outputs" / "results.sqlite") as store:
         sweep.measure(attention, small, store=store, progress=False).finish()
     shutil.copytree(checkout() / "notebooks", folder / "notebooks")
-    _replay_power(folder)
     _take_less_time(folder)
     port = free_port()
     environment = {

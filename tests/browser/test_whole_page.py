@@ -20,7 +20,6 @@ from tests.shown import SECTIONS
 pytestmark = pytest.mark.slow
 
 REFERENCE = checkout() / "outputs" / "reference" / "amd-epyc-2-cores-quick" / "results.sqlite"
-POINTS = "#chart-attention_latency .mark-symbol.role-mark path"
 DRAWN = "Number(document.body.dataset.drawn) === Object.keys(specs).length"
 
 
@@ -116,19 +115,6 @@ def test_what_is_picked_every_chart_and_table_follows_or_says_why_not(still, dra
     assert drawn.complaints == []
 
 
-def test_charts_and_titles_are_those_of_the_choice_and_the_sentences_say_that_they_are_of_all(still):
-    assert not still.locator("#attention .overall").is_visible()
-    lengths = still.evaluate("options('Sequence length', places.attention_latency)")
-    _pick(still, "Sequence length", lengths[-1])
-    assert still.locator("#attention .verdict").is_visible() and still.locator("#attention .overall").is_visible()
-    assert lengths[-1] in still.locator("#chart-attention_latency figcaption .picked").inner_text()
-    assert still.locator("#short [data-of=attention] .verdict-line").is_visible()
-    wanted = {float(lengths[-1].replace(",", ""))}
-    assert set(still.evaluate(f"() => all('{POINTS}').map(e => e.__data__.datum.link_n)")) == wanted
-    assert all(" of " in said for said in still.locator("#attention .count").all_inner_texts())
-    _pick(still, "Sequence length", "all")
-
-
 def test_the_choice_is_in_the_address(opened, report):
     _pick(opened, "Sequence length", "1,024")
     opened.locator("#short a", has_text="sparse attention").click()
@@ -160,22 +146,7 @@ def test_a_click_on_every_legend_that_says_so_picks_a_series_out(opened):
     assert 4 <= buttons.count() < labels.count()  # of the two legends the one that picks
 
 
-def test_by_keyboard_alone(opened):
-    opened.locator("body").press("Tab")
-    seen = []
-    for _ in range(60):
-        seen.append(opened.evaluate("() => document.activeElement.outerHTML.slice(0, 80)"))
-        if opened.evaluate("() => document.activeElement.closest('#chart-attention_latency svg.marks') !== null"):
-            break
-        opened.keyboard.press("Tab")
-    else:
-        raise AssertionError(seen)
-    opened.keyboard.press("Enter")
-    opened.wait_for_timeout(200)
-    assert opened.locator("#chart-attention_latency .mark-symbol.role-mark path[opacity='0.12']").count() > 0
-
-
-@pytest.mark.parametrize("width", [390, *(pytest.param(n, marks=pytest.mark.thorough) for n in (768, 1920)), 1280])
+@pytest.mark.parametrize("width", [390, 1280])
 def test_it_fits_the_screen(resized, width):
     resized.set_viewport_size({"width": width, "height": 900})
     resized.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
@@ -192,10 +163,6 @@ def test_it_fits_the_screen(resized, width):
     cut = """() => all('.role-legend-label text').filter(e =>
         e.getBoundingClientRect().right > e.closest('svg.marks').getBoundingClientRect().right + 1).map(e => e.textContent)"""
     assert resized.evaluate(cut) == []
-    small = resized.evaluate(
-        "() => [...new Set([...document.querySelectorAll('.role-axis-label text')].map(e => e.getAttribute('font-size')))]"
-    )
-    assert small == ["12px"] or set(small) <= {"12px", "11px", "10px"}
 
 
 def test_printed_it_says_all_that_the_page_says(opened, tmp_path):
@@ -220,9 +187,7 @@ def test_printed_it_says_all_that_the_page_says(opened, tmp_path):
     assert cut == []
 
 
-@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.thorough)])
-def test_it_can_be_read_aloud_and_seen(still, theme):
-    still.emulate_media(color_scheme=theme)
+def test_it_can_be_read_aloud_and_seen(still):
     still.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
     found = [one for one in Axe().run(still).response["violations"] if one["impact"] in ("serious", "critical")]
     assert not found, json.dumps([(one["id"], one["nodes"][0]["html"][:300]) for one in found], indent=1)
@@ -230,14 +195,3 @@ def test_it_can_be_read_aloud_and_seen(still, theme):
         "() => [...document.querySelectorAll('figure .plot[role=graphics-document]')].map(e => e.getAttribute('aria-label'))"
     )
     assert len(described) == len(still.evaluate("Object.keys(specs)")) and all(len(text) > 20 for text in described)
-
-
-def test_its_colours_are_those_that_the_reader_prefers(opened):
-    def colour_of(what):
-        return opened.evaluate(f"() => getComputedStyle({what}).backgroundColor")
-
-    svg = "document.querySelector('#chart-attention_latency svg.marks')"
-    for scheme, paper, filtered in (("light", 255, False), ("dark", 26, True), ("light", 255, False)):
-        opened.emulate_media(color_scheme=scheme)
-        assert colour_of("document.body") == f"rgb({paper}, {paper}, {paper})"
-        assert (opened.evaluate(f"() => getComputedStyle({svg}).filter") != "none") is filtered

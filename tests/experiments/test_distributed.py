@@ -1,24 +1,18 @@
 import os
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from nanolib.experiments.distributed import cases as distributed
-from nanolib.experiments.distributed.decode import DecodeCase, link_rows
-from nanolib.experiments.distributed.prefill import MemoryCase
+from nanolib.experiments.distributed.decode import link_rows
 from nanolib.experiments.distributed.rank_rows import bytes_rows, part_rows, rounds_of, speed_up_rows
 from nanolib.experiments.distributed.view import decode as report
-from nanolib.experiments.distributed.view import sharding
-from nanolib.measurement import BadInput, Flag, Provenance, Unsupported
-from nanolib.meters import links
+from nanolib.measurement import BadInput, Flag, Unsupported
 from nanolib.run import sweep
 from nanolib.run.ranks import ranks
 from nanolib.run.ranks.ranks import oversubscribed
 from nanolib.store import Store
-from tests.report.rounds import in_turns
 from tests.run import rank_bodies
-from tests.shown import CHARTS, VERDICTS
 
 
 @pytest.mark.slow
@@ -96,19 +90,13 @@ def test_more_ranks_than_gpus_are_unsupported(monkeypatch):
     ("values", "said"),
     [
         ({"world_sizes": [0]}, "distributed.world_sizes[0]: 0 will not do; give a number above 0"),
-        ({"world_sizes": []}, "distributed.world_sizes: [] will not do; give at least 1 value(s)"),
         ({"world_sizes": [2, 2]}, "distributed.world_sizes: 2 is given twice; leave one out"),
-        (
-            {"algorithms": ["tree"]},
-            "distributed.algorithms[0]: 'tree' will not do; use one of 'three_allreduce', 'fused', 'gather', 'ring'",
-        ),
         ({"num_kv_heads": 3}, "distributed.num_kv_heads: 3 does not divide num_heads 8; choose a divisor"),
         ({"q_len": 9, "seq_lens": [8]}, "distributed.q_len: 9 new tokens do not fit into a sequence of 8; give fewer"),
         (
             {"world_sizes": [3], "prefill_algorithms": ["ulysses"]},
             "distributed.world_sizes: 8 and 2 heads do not share out over 3 ranks, as ulysses needs",
         ),
-        ({"training_preset": "tiny"}, "distributed.training_preset: 'tiny' is no preset; use "),
         (
             {"training_preset": "decoder_tiny", "overrides": {"d_modl": 8}},
             "distributed.overrides: decoder_tiny: config.d_modl: unknown name; did you mean d_model?",
@@ -117,7 +105,6 @@ def test_more_ranks_than_gpus_are_unsupported(monkeypatch):
             {"training_preset": "decoder_tiny", "train_seq_len": 9999},
             "distributed.train_seq_len: 9999 exceeds the context_length 1024 of decoder_tiny; shorten it",
         ),
-        ({"dtypes": ["int8"]}, "distributed.dtypes: 'int8' is no dtype; use "),
     ],
 )
 def test_bad_parameters_get_one_line(values, said):
@@ -125,12 +112,6 @@ def test_bad_parameters_get_one_line(values, said):
         distributed.Params(**values)
     (line,) = error.value.lines
     assert line.startswith(said)
-
-
-def test_prefill_and_training_have_one_rank_alone_in_the_same_launch():
-    params = distributed.Params(world_sizes=[1, 2], seq_lens=[], memory_seq_lens=[])
-    prefill, training = distributed.cases(params)
-    assert prefill.world_size == training.world_size == 2 and prefill.prefill_forms[0] == "dense"
 
 
 # rows from what ranks saw
@@ -184,118 +165,3 @@ def test_bytes_that_were_counted_stand_beside_the_formula():
 
 
 # the report
-
-
-def _decode_rows(store, share):
-    """One and two ranks; on two the given share of the time is communication."""
-    from nanolib.measurement import Measurement, exact
-    from nanolib.store.schema import Run
-
-    machine = {"machine_id": "m", "cpu": "c", "cores": 2, "ram_gib": 8, "gpus": [], "system": "s", "driver": ""}
-    machine |= {"torch": "2", "threads": 2, "governor": "", "dtypes": {}}
-    rows = {}
-    for world in (1, 2):
-        case = DecodeCase("cpu", world, 4096, ("fused", "gather"), 1, 8, 8, 64, 1, "float32", 1)
-        found = [Measurement("case_time", 1.0, n=1)]
-        for form, ms in (("fused", 10.0), ("gather", 9.0)):
-            took = ms if world == 1 else 0.6 * ms
-            found.append(Measurement("latency", took, took * 0.99, took * 1.01, 0.95, n=20, method="m", scope=form))
-            found.append(exact("rounds", {"fused": 2, "gather": 1}[form], scope=form))
-            parts = {"compute": took * (1 - share), "wait": 0.0, "communication": took * share}
-            found += [Measurement("part_time", v, v, v, 0.95, n=20, scope=f"{form}: {k}") for k, v in parts.items()]
-            found += [Measurement("time_share", v / took, n=20, scope=f"{form}: {k}") for k, v in parts.items()]
-        found.append(
-            Measurement(
-                "latency",
-                7.0,
-                n=1,
-                provenance=Provenance.MODELLED,
-                scope="fused at 4 ranks",
-                details={"form": "fused", "world_size": 4},
-            )
-        )
-        if world > 1:
-            found.append(Measurement("latency", 9.0, 8.9, 9.1, 0.95, n=20, method="m", scope="one rank"))
-        rows[case.case_id] = (case.factors, found)
-    store.add(Run("distributed", machine, cases=2, rows=in_turns("distributed", rows)))
-    return store.measurements(samples=True)
-
-
-@pytest.mark.parametrize(
-    ("share", "bound", "remedy"),
-    [(0.1, "compute (90%)", "more ranks would help"), (0.8, "communication (80%)", "longer sequences per rank")],
-)
-def test_the_verdict_says_what_bounds_it_with_one_remedy(tmp_path, share, bound, remedy):
-    with Store(tmp_path / "results.sqlite") as store:
-        rows = _decode_rows(store, share)
-    table = report.decode_table(rows)
-    two = table[(table["world_size"] == 2) & (table["form"] == "gather")].iloc[0]
-    assert (
-        two["efficiency"] == pytest.approx(9 / (2 * 5.4))
-        and two["efficiency_low"] < two["efficiency"] < two["efficiency_high"]
-    )
-    assert two["bound"] == bound
-    words = VERDICTS["distributed"](rows)
-    assert "as fast as one rank: gather takes" in words[0] and remedy in words[1]
-
-
-def _drawn(rows):
-    spec = CHARTS["decode_scaling"](rows).to_dict()
-    return spec, pd.DataFrame([row for data in spec["datasets"].values() for row in data if "series" in row])
-
-
-def test_what_the_model_says_is_dashed_and_never_a_mark_and_begins_where_measuring_ends(tmp_path):
-    with Store(tmp_path / "results.sqlite") as store:
-        _, drawn = _drawn(_decode_rows(store, 0.1))
-    assert set(drawn[drawn["y"].notna()]["x"]) == {1, 2}  # marks
-    assert set(drawn[drawn["pred"].notna()]["x"]) == {2, 4}  # the dashed line
-    assert set(drawn[drawn["x"] == 2].groupby("series")["pred"].count()) == {1}
-
-
-def test_several_nodes_have_a_panel_of_their_own_with_the_one_rank(tmp_path):
-    with Store(tmp_path / "results.sqlite") as store:
-        rows = _decode_rows(store, 0.1)
-    several = rows["factor.world_size"] == 2
-    spread = rows.assign(run_id="b", **{"factor.nodes": 2}).loc[several]
-    spread["case_id"] += "2"
-    rows = pd.concat([rows, spread], ignore_index=True)
-    table = report.decode_table(rows)
-    assert set(table["ranks"]) == {"1", "2", "2 on 2 nodes"} and table["efficiency"].notna().sum() == 4
-    spec, drawn = _drawn(rows)
-    titles = ["n = 4,096, float32", "n = 4,096, float32, 2 nodes"]
-    assert [panel["title"]["text"] for panel in spec["hconcat"]] == titles
-    measured = drawn[drawn["y"].notna()]
-    assert {panel: set(part["x"]) for panel, part in measured.groupby("panel")} == dict.fromkeys(titles, {1, 2})
-    assert "2 ranks over 2 nodes are" in VERDICTS["distributed"](spread)[0]
-
-
-@pytest.mark.parametrize(
-    "name", ["decode_scaling", "decode_shares", "prefill_times", "sharded_memory", "training_scaling"]
-)
-def test_without_rows_a_chart_says_so(tmp_path, name):
-    with Store(tmp_path / "results.sqlite") as store:
-        rows = store.measurements(samples=True)
-    assert "why" in str(CHARTS[name](rows).to_dict()["datasets"])
-    assert (
-        report.decode_table(rows).empty and sharding.prefill_table(rows).empty and sharding.training_table(rows).empty
-    )
-    assert VERDICTS["distributed"](rows) == [
-        "No case across ranks gave a time, so there is no verdict. Next: nano run quick distributed."
-    ]
-
-
-def test_one_rank_alone_has_words_and_shares_no_memory():
-    params = distributed.Params(
-        world_sizes=[1], memory_seq_lens=[64], training_preset="", seq_lens=[], prefill_seq_lens=[64]
-    )
-    forms = {case.memory_form for case in distributed.cases(params) if isinstance(case, MemoryCase)}
-    assert forms and not forms & {"ring", "ulysses"}
-    table = pd.DataFrame({"form": ["dense"], "flags": [[]], "latency": [1.0]})
-    assert list(report.fair(table[table["form"] != "dense"]).columns) == ["form", "flags", "latency"]
-
-
-def test_what_the_barriers_send_is_taken_off_the_bytes_of_a_call(monkeypatch):
-    monkeypatch.setattr(links, "only_loopback", lambda: True)
-    monkeypatch.setattr("torch.distributed.get_backend", lambda: "gloo")
-    monkeypatch.setattr(links, "_counted", lambda call, calls: 10 + 100 * calls)
-    assert links.count_bytes(lambda: None) == 100

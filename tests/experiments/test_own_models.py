@@ -58,10 +58,6 @@ def own(tmp_path, monkeypatch):
     [
         *((name, "mine:build", {"width": 48}) for name in sorted(ASKED)),
         ("fp8", "hf:LlamaForCausalLM", LLAMA),
-        *(
-            pytest.param(name, "hf:LlamaForCausalLM", LLAMA, marks=pytest.mark.thorough)
-            for name in ("energy", "warmup")
-        ),
     ],
 )
 def test_it_is_measured_as_a_preset_is(tmp_path, own, name, model, options):

@@ -22,15 +22,10 @@ def _trace(folder, text):
     ("text", "said"),
     [
         ("", "has no column power_w; give t_s and power_w"),
-        ("t_s,watts\n0,1\n", "has no column power_w"),
-        ("t_s,power_w\n", r"holds 0 sample\(s\); give at least 2"),
         ("t_s,power_w\n0,5\n", r"holds 1 sample\(s\)"),
         ("t_s,power_w\n0,5\n2,5\n1,5\n", "line 4 of 'trace.csv' is not later than the one before; sort by t_s"),
-        ("t_s,power_w\n0,5\n0,5\n", "line 3 of 'trace.csv' is not later"),
         ("t_s,power_w\n0,x\n1,5\n", r"line 2 of 'trace.csv' holds \('0', 'x'\); give seconds and watts"),
-        ("t_s,power_w\n0,-1\n1,5\n", "line 2 of 'trace.csv' holds"),
         ("t_s,power_w\n0,nan\n1,5\n", "line 2 of 'trace.csv' holds"),
-        ("t_s,power_w\n0\n1,5\n", "line 2 of 'trace.csv' holds"),
     ],
 )
 def test_a_recording_that_is_none_gets_one_line(tmp_path, text, said):
@@ -43,12 +38,6 @@ def test_a_recording_begins_at_zero(tmp_path):
     assert read_trace(_trace(tmp_path, "t_s,power_w\n1000,5\n1000.5,7\n")) == ([0.0, 0.5], [5.0, 7.0])
     with pytest.raises(BadInput, match=r"cannot be read .No such file or directory.; give a CSV file"):
         read_trace(tmp_path / "missing.csv")
-    (tmp_path / "excel.csv").write_text("\ufefft_s,power_w\n\n0,1\n\n0,2\n", encoding="utf-8")
-    with pytest.raises(BadInput, match=r"line 5 of 'excel.csv' is not later"):
-        read_trace(tmp_path / "excel.csv")
-    (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(BadInput, match=r"cannot be read .it is no text.; give a CSV file"):
-        read_trace(tmp_path / "bytes.csv")
 
 
 def test_one_that_is_too_short_is_refused_before_anything_runs(tmp_path):

@@ -25,17 +25,3 @@ def test_the_summary_follows_what_is_picked(tmp_path, monkeypatch):
     assert ">32<" in panel.texts["attention"].value and ">16<" not in panel.texts["attention"].value
     panel.picks["Sequence length"].value = "all"
     assert panel.charts["attention"].params.pick_n is None and panel.texts["attention"].value == both
-
-
-def test_an_empty_database_and_a_batch_run_have_no_summary_panel(tmp_path, monkeypatch):
-    runs, _, rows, _ = _empty(tmp_path)
-    monkeypatch.setattr(summary_panel.sweep, "live_front_end", lambda: True)
-    assert summary_panel.summary_panel(rows, runs) is None
-    monkeypatch.setattr(summary_panel.sweep, "live_front_end", lambda: False)
-    assert summary_panel.summary_panel(rows.reindex([0]), runs) is None
-
-
-def _empty(folder):
-    with Store(folder / "empty.sqlite"):
-        pass
-    return summary.load(summary.Params(database=str(folder / "empty.sqlite")))

@@ -35,7 +35,7 @@ def test_a_slow_plateau_is_never_passed_over_however_noisy_the_curve(noise):
     assert len(wrong) <= 0.05 * DRAWS
 
 
-@pytest.mark.parametrize("noise", [0.01, 0.03, 0.1, 0.2])
+@pytest.mark.parametrize("noise", [0.01, 0.2])
 def test_noise_alone_is_never_called_warm_up(noise):
     answers = _answers(np.ones(N), noise)
     assert np.mean([answer in (0, None) for answer in answers]) >= 0.95

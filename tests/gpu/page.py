@@ -48,12 +48,12 @@ PATHS = {
     "identity": "the driver's sensors belong to the GPU under test: stubs of 8 GPUs (`tests/gpu/test_paths.py`)",
     "clock": "events, host and device times, warm-up, cold cache, clocks: a simulated stream (`tests/gpu/test_timing.py`)",
     "ceilings": "products and copies as yardsticks: the same code on a CPU (`tests/meters`)",
-    "attention": "every kind and pattern: tensors without data on `cuda:0` (`tests/gpu/test_walk.py`), masks and gradients by"
+    "attention": "every kind and pattern on a CPU (`tests/run/test_walk.py`), masks and gradients by"
     " FlexAttention's math path (`tests/models/test_lowering.py`)",
     "patterns": "each pattern once on a CPU, forward and backward (`tests/models`)",
-    "memory": "plans against the CPU's, out of memory: tensors without data, stubs (`tests/gpu`)",
-    "models": "compile, captured graphs, generation: tensors without data, stubs (`tests/gpu`)",
-    "fp8": "training: tensors without data (`tests/gpu/test_walk.py`); recipes, emulated (`tests/models/test_fp8.py`)",
+    "memory": "plans on a CPU (`tests/meters`); out of memory, and what is left in reserve: stubs (`tests/gpu/test_paths.py`)",
+    "models": "compile and generation on a CPU (`tests/models`); captured graphs: stubs (`tests/gpu/test_paths.py`)",
+    "fp8": "torchao's recipes, emulated (`tests/models/test_fp8.py`)",
     "energy": "counters, power, gaps, wraps: stubs and recorded traces (`tests/meters/test_integration.py`, `test_power.py`)",
     "ranks": "all algorithms over gloo, for real (`tests/models/test_ranks.py`)",
     "lost device": "the cases after a device assert get processes of their own: stubs (`tests/gpu/test_paths.py`)",

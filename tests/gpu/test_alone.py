@@ -100,7 +100,6 @@ def test_without_a_gpu_it_says_what_it_would_do():
     ("absent", "said", "code"),
     [
         ("pydantic", "pydantic (needed for everything); nothing was run;", 2),
-        ("ruptures", "ruptures (needed for everything); nothing was run;", 2),
         ("torchao", "torchao (needed for FP8); the rest runs;", 0),
     ],
 )

@@ -1,4 +1,4 @@
-"""What the first minutes make of a GPU: all holds with right sensors, and each assertion fails with a wrong one."""
+"""The first minutes on a GPU whose sensors are told: all holds on one told right, and each assertion fails on one that is not."""
 
 import json
 

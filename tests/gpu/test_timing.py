@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from nanolib.measurement import Flag
-from nanolib.meters.gpu_state import GpuState
 from nanolib.meters.time import cold, latency
 from nanolib.meters.time.clock import CudaClock, HostClock
 from tests.gpu.streams import Stream
@@ -101,15 +100,6 @@ def test_a_first_call_that_compiles_sets_no_pace_and_takes_nothing_of_the_budget
     assert row.details["calls_per_block"] * row.details["inner"] == 50 and row.n >= 20 and max(row.samples) < 0.2
 
 
-def test_phases_of_a_step_are_told_apart_and_added_up(monkeypatch):
-    stream = Stream(0.02, 0.0).installed(monkeypatch)
-    monkeypatch.setattr(latency, "clock_for", lambda device: CudaClock("cuda:0", _Nvml()))
-    phases = {"forward": lambda: stream.launch(0.5), "optimizer": lambda: stream.launch(0.001)}
-    rows = latency.measure_phases(phases, 0.01, 0.2, device="cuda:0")
-    assert [Flag.LAUNCH_BOUND in rows[scope].flags for scope in (*phases, "total")] == [False, True, False]
-    assert rows["total"].details["device_ms"] == pytest.approx(0.501)
-
-
 @pytest.mark.parametrize(
     ("reasons", "words"), [(0x40, "heat, in hardware"), (0x04 | 0x80, "power cap, power brake"), (0x01, None)]
 )
@@ -119,15 +109,6 @@ def test_a_throttled_clock_is_flagged_with_what_the_gpu_says(monkeypatch, reason
     assert (Flag.THROTTLED in row.flags) == (words is not None) and row.details.get("throttled_by") == words
     told = {name: row.details[name] for name in ("clock_mhz", "clock_least_mhz", "power_w", "temperature_c")}
     assert told == {"clock_mhz": 1980, "clock_least_mhz": 1410, "power_w": 612, "temperature_c": 71}
-
-
-@pytest.mark.parametrize("refused", ["init", "handle", "clock", "power", "temperature", "reasons"])
-def test_a_sensor_that_refuses_loses_no_other_and_no_timing(refused):
-    state = GpuState("cuda:0", _Nvml(refuses=(refused,)))
-    state.read()
-    told = state.summary()
-    lost = {"init": 4, "handle": 4, "clock": 2, "power": 1, "temperature": 1, "reasons": 0}[refused]
-    assert len(told) == 4 - lost
 
 
 def test_a_cold_call_finds_nothing_in_the_cache_and_overwriting_it_is_not_counted(monkeypatch):

@@ -8,12 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nanolib.compat import benchmark_with_statistics
-from nanolib.measurement import BadInput, Flag, Unsupported
+from nanolib.measurement import BadInput, Flag
 from nanolib.meters.time import call_check
 from nanolib.meters.time.call_check import CallCheck
 from nanolib.meters.time.latency import measure, measure_phases
-from nanolib.run.workload import first_call_ms
 
 
 async def _coroutine():
@@ -66,15 +64,6 @@ def test_a_call_that_only_begins_is_refused_whatever_wraps_it(begins):
     for call in wrapped:
         with pytest.raises(BadInput, match=r"^fn: a call only begins the work and returns an? "):
             measure(call)
-
-
-def test_everything_that_times_a_call_refuses_one_that_only_begins():
-    with pytest.raises(BadInput, match=r"^second: a call only begins the work and returns a map; give a function that"):
-        measure_phases({"first": lambda: None, "second": _map})
-    with pytest.raises(BadInput, match=r"^func: a call only begins the work"):
-        benchmark_with_statistics(_map, warmup=0)
-    with pytest.raises(Unsupported, match=r"^call: a call only begins the work"):
-        first_call_ms(_map)
 
 
 @pytest.mark.parametrize("result", [None, [1.0], torch.zeros(2), range(3)])

@@ -1,16 +1,12 @@
 """Instruments on a clock that moves only where the work says so: every figure is known to the nanosecond."""
 
-import numpy as np
-import pytest
 import torch
 from torch import nn
 
-from nanolib.meters.layers import operations, overhead
 from nanolib.meters.layers import profiler as layers
 from nanolib.meters.layers.activations import STATISTICS
 from nanolib.meters.layers.profiler import LayerProfiler
 from nanolib.meters.layers.profiling import ProfilingConfig
-from nanolib.meters.time.stopwatch import CpuStopwatch
 
 
 class _Work(nn.Module):
@@ -166,58 +162,7 @@ def test_a_deep_pass_has_its_layers_and_no_calls(clock):
     assert deep["blocks.0"].between_ms == [0.031, 0.031]
 
 
-def test_an_operation_is_named_by_its_module_and_else_by_what_it_does(clock):
-    place = {"role": "", "in_mlp": False}
-    x = torch.ones(2)
-
-    def named(**changed):
-        place.update(changed)
-        with operations.OperationTimer(CpuStopwatch(), lambda: (7, *place.values()), near_zero=0.0) as mode:
-            for function in (torch.mul, torch.add, torch.sub):
-                function(x, x)
-            torch.nn.functional.silu(x)
-        assert {mark.layer for mark in mode.marks} == {7}
-        return [mark.operation for mark in mode.marks]
-
-    assert named() == ["other", "residual", "other", "activation"]
-    assert named(in_mlp=True) == ["activation", "residual", "other", "activation"]
-    assert named(role="gate") == ["gate"] * 4
-
-
 # what looking costs
-
-
-@pytest.mark.parametrize(
-    ("kind", "calls", "rows", "made"),
-    [
-        ("plain", 3, 0.0, 3),
-        (ProfilingConfig.minimal(), 3, 6.0, 4),  # one beforehand that is not timed
-        (ProfilingConfig.custom(every_kth_token=1), 3, 15 + 15 * len(STATISTICS), 1),
-    ],
-)
-def test_a_kind_of_call_is_timed_alone_and_its_rows_are_counted(clock, kind, calls, rows, made):
-    model, ran = _Model(clock), []
-
-    def call():
-        ran.append(1)
-        model(X)
-
-    spent, found = overhead._timed(model, call, kind, calls, None, lambda: None)
-    assert (found, len(ran)) == (rows, made) and spent.tolist() == pytest.approx([283e-6, 283e-6 / 2])
-
-
-def test_rounds_end_when_every_modes_interval_is_narrow():
-    config = ProfilingConfig.minimal()
-    narrow = {config: [np.array([1.01 + 1e-4 * i, 1.0]) for i in range(8)]}
-    wide = {config: [np.array([1.0 + 0.1 * i, 1.0]) for i in range(8)]}
-    assert overhead._settled(narrow, {"minimal": config}, 0.002) and not overhead._settled(
-        wide, {"minimal": config}, 0.002
-    )
-    low, _, high = overhead._shares(np.array(narrow[config]))[0]
-    assert overhead._settled(narrow, {"minimal": config}, 0.501 * (high - low))
-    assert not overhead._settled(narrow, {"minimal": config}, 0.499 * (high - low))
-    wide_cpu = {config: [np.array([1.01, 1.0 + 0.1 * i]) for i in range(8)]}
-    assert overhead._settled(wide_cpu, {"minimal": config}, 0.002)  # wall time is the claim
 
 
 def test_the_modes_are_what_their_names_say():

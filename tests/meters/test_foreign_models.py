@@ -80,18 +80,6 @@ def test_eager_attention_shows_the_weights_that_the_fused_one_has(name):
     assert torch.tensor(ways[0]) == pytest.approx(torch.tensor(ways[1]), abs=1e-4)
 
 
-def test_what_is_not_seen_is_said():
-    config = transformers.MambaConfig(hidden_size=32, state_size=8, num_hidden_layers=2, **SMALL)
-    torch.manual_seed(0)
-    layers = _looked_into(transformers.MambaForCausalLM(config).eval(), input_ids=torch.randint(0, 64, (2, 8)))
-    blocks = [layer for layer in layers if layer.unseen]
-    assert len(blocks) == 2
-    for layer in blocks:
-        said = " ".join(layer.unseen)
-        assert "attention: no softmax of a product" in said and "dead activations: no layer was known" in said
-        assert {"in_proj", "x_proj", "out_proj"} <= {*layer.operations}
-
-
 def _timed(call):
     with OperationTimer(CpuStopwatch(), lambda: (0, "", False), near_zero=1e-2, dead_ns=0) as timer:
         out = call()
@@ -121,9 +109,3 @@ def test_whatever_hides_a_pair_it_is_not_counted(mask):
     near = ((weights < 1e-2) & keep).sum() / keep.expand_as(weights).sum()
     assert seen["attention_sparsity"] == pytest.approx(float(near), abs=1e-6)
     assert seen["attention_entropy"] == pytest.approx(float(torch.special.entr(weights).sum(-1).mean()), abs=1e-5)
-
-
-def test_a_router_is_no_attention():
-    x, w = torch.randn(2, 8, 4), torch.randn(4, 6)
-    _, operations, seen = _timed(lambda: (x @ w).softmax(-1).topk(2))
-    assert not seen and not {"qk", "softmax", "av"} & {*operations}

@@ -33,14 +33,6 @@ def test_constant_and_ramp_are_exact(power, start, end, joules):
     assert found.low <= found.estimate <= found.high
 
 
-def test_a_sawtooth_with_its_drops_as_duplicates_is_exact():
-    t = np.repeat(np.arange(0, 11.0), 2)[1:-1]
-    p = np.tile([0.0, 100.0], 10)
-    assert integrate(t, p, 0, 10).estimate == pytest.approx(500)
-    assert integrate(t, p, 2, 4).estimate == pytest.approx(100)
-    assert integrate(t, p, 0, 0.5).estimate == pytest.approx(12.5)
-
-
 def test_gaps_and_failed_reads_are_unknown_and_never_zero():
     t = np.array([0, 1, 2, 3, 4, 5, 6, 7, 8, 9.0])
     p = np.array([100, 100, 100, NAN, NAN, 200, 200, 200, 200, 200])
@@ -127,14 +119,6 @@ def test_a_failed_read_of_a_counter_loses_nothing():
     joules = 10 * t
     joules[[3, 4, 7]] = NAN
     assert count(t, joules, 0, 10).estimate == pytest.approx(100)
-
-
-def test_a_sample_much_later_than_usual_is_a_gap_and_one_a_little_later_is_none():
-    usual = [0.0, 1, 2, 3]
-    for end, gap in ((5.5, False), (5.6, True)):  # two and a half usual steps
-        t, p = [*usual, end, end + 1], [100.0, 100, 100, 100, 200, 200]
-        found = integrate(t, p, 0, end + 1)
-        assert (found.high - found.low > 0) is gap
 
 
 def test_each_edge_within_a_change_adds_the_change_over_its_step():

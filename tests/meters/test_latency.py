@@ -18,19 +18,6 @@ def _noisy(n, level=100.0, cv=0.001, seed=0):
     return level * (1 + cv * np.random.default_rng(seed).normal(size=n))
 
 
-def test_it_stops_at_the_precision_asked_for(clocked):
-    clocked(_noisy(500))
-    row = measure(lambda: None, rel_ci=0.01)
-    assert row.details["stop"] == "precision" and row.n >= 20 and row.half_width <= 0.01
-    assert row.estimate == pytest.approx(100, rel=0.002)
-
-
-def test_it_stops_at_a_hundred_blocks_when_precision_is_out_of_reach(clocked):
-    clocked(_noisy(500, cv=0.3))
-    row = measure(lambda: None, rel_ci=0.001)
-    assert row.details["stop"] == "max_blocks" and row.n + row.details["warmup_cut"] == 100
-
-
 def test_it_stops_at_the_budget_but_not_before_six_blocks_which_give_an_interval(clocked):
     clocked(_noisy(500))
     row = measure(lambda: None, budget_s=1e-9)
@@ -180,15 +167,6 @@ def test_flags_say_what_the_blocks_show(series, flags):
     steady = SteadyState(0, (), steady=True, slowdown=False)
     found = summarise(series, steady=steady).flags
     assert [flag for flag in found if flag is not Flag.AUTOCORRELATED] == flags
-
-
-def test_a_machine_that_others_use_is_flagged_beyond_a_tenth():
-    steady = SteadyState(0, (), steady=True, slowdown=False)
-    shares = {
-        share: summarise([10.0, 11, 12] * 10, steady=steady, details={"others_share": share}) for share in (0.1, 0.11)
-    }
-    assert Flag.BUSY_MACHINE not in shares[0.1].flags and Flag.BUSY_MACHINE in shares[0.11].flags
-    assert shares[0.11].details["others_share"] == 0.11
 
 
 def test_a_row_says_what_others_did_while_it_was_measured(monkeypatch):

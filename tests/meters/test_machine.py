@@ -5,7 +5,6 @@ import json
 import os
 import platform
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -86,14 +85,6 @@ def test_what_computes_a_type_follows_the_gpus_generation(capability, told):
     names = ("tf32", "bfloat16", "float16", "float8")
     found = machine._dtypes(({"compute_capability": capability},))
     assert found == {"float32": "vector"} | dict(zip(names, told, strict=True))
-
-
-@pytest.mark.parametrize(("minor", "fp8"), [(8, False), (9, True)])
-def test_a_gpu_is_told_by_its_properties(monkeypatch, minor, fp8):
-    properties = SimpleNamespace(name="G", major=8, minor=minor, total_memory=79.7 * 2**30, uuid="abc")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
-    assert machine._gpu(0) == {"name": "G", "memory_gib": 80, "compute_capability": f"8.{minor}", "fp8": fp8}
-    assert machine.gpu_uuid("cuda:0") == "GPU-abc"
 
 
 def test_auto_is_the_first_accelerator_and_cuda_the_first_gpu(monkeypatch):

@@ -93,13 +93,6 @@ def test_what_is_free_is_the_least_of_the_system_and_the_control_groups(monkeypa
     assert memory.free_bytes("meta") is None
 
 
-def test_what_is_free_on_a_gpu_includes_what_its_allocator_holds_unused(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 1000))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 50)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 30)
-    assert memory.free_bytes("cuda:0") == 120
-
-
 def test_the_resident_peak_is_what_the_kernel_says_above_the_start(monkeypatch, tmp_path):
     monkeypatch.setattr(memory, "_PROC", tmp_path)
 

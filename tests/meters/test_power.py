@@ -13,7 +13,6 @@ from nanolib.meters.energy import power
 from nanolib.meters.energy.meter import EnergyMeter, Track, Window, too_short
 from nanolib.meters.energy.power import EstimateSource, NoSensor, Reading
 from nanolib.meters.energy.replay import ReplaySource
-from nanolib.store import Run, Store
 
 NAN = math.nan
 
@@ -68,15 +67,6 @@ def test_windows_nest_and_an_interrupted_one_can_be_run_again():
     assert outer.start_s <= inner.start_s < inner.end_s <= outer.end_s
 
 
-def test_a_window_shorter_than_its_sensors_periods_is_refused():
-    track = Track(_Clock(10.0))
-    track.source.period_s = 1.0
-    meter = EnergyMeter([track.source])
-    (row,) = meter.measurements(Window("blink", 0.0, 0.5))
-    assert row.status is Status.UNSUPPORTED and row.estimate is None
-    assert "repeat the work until it takes 10 s" in row.message
-
-
 def test_without_a_sensor_nothing_is_measured():
     with EnergyMeter([NoSensor()], sample_s=0.01) as meter, meter.window("work") as work:
         time.sleep(0.02)
@@ -103,41 +93,6 @@ def test_a_recorded_trace_goes_through_the_same_code():
     assert len(seconds) == len(watts) == 41 and set(watts) == {100, 300}
     now[0] = 30.0
     assert math.isnan(source.read().watts)
-
-
-def test_samples_and_windows_go_to_the_trace(tmp_path):
-    with Store(tmp_path / "results.sqlite") as store:
-        store.add(Run(experiment="energy", machine={"machine_id": "m"}, run_id="a"))
-        sink = store.new_trace("a", "c")
-        with EnergyMeter([_Clock(50.0)], sample_s=0.002, sink=sink) as meter:
-            with meter.window("prefill") as prefill:
-                time.sleep(0.01)
-            with meter.window("decode") as decode:
-                time.sleep(0.01)
-        store.commit_transaction()
-        samples, sections = store.trace("power_samples"), store.trace("sections")
-    readings = meter.tracks[0].readings
-    assert samples.at_us.to_list() == [sink.at_us(reading.t_s) for reading in readings]
-    assert samples.watts.to_list() == [reading.watts for reading in readings]
-    assert sections.name.to_list() == ["prefill", "decode"]
-    assert sections.ns.to_list() == [round(1e9 * window.seconds) for window in (prefill, decode)]
-
-
-@pytest.mark.parametrize("unread", ["too short", "failed"])
-def test_a_baseline_that_is_not_known_costs_its_own_row_alone(unread):
-    with EnergyMeter([_Clock(20.0)], sample_s=0.002) as meter:
-        idle = meter.idle(0.05)
-        with meter.window("work") as work:
-            time.sleep(0.05)
-    track = meter.tracks[0]
-    if unread == "too short":
-        track.source.period_s = 0.001
-        idle = Window("idle", idle.start_s, idle.start_s + 0.005)
-    else:
-        track.readings = [r for r in track.readings if r.t_s > idle.end_s]
-    rows = {row.metric: row for row in meter.measurements(work, idle=idle)}
-    assert rows["energy"].estimate == pytest.approx(20 * work.seconds, rel=1e-6)
-    assert rows["net_energy"].status is Status.UNSUPPORTED and "idle" in rows["net_energy"].message
 
 
 def test_the_estimate_is_between_all_idle_and_all_at_work(monkeypatch):
@@ -227,17 +182,6 @@ def test_an_estimates_ends_are_those_of_its_power():
     rows = {row.metric: row for row in meter.measurements(Window("w", 0.0, 4.0), idle=Window("idle", 0.0, 4.0))}
     assert (rows["energy"].low, rows["energy"].estimate, rows["energy"].high) == (40.0, 80.0, 200.0)
     assert "net_energy" not in rows and rows["energy"].message == "from how busy the cores were: a range, not a reading"
-
-
-def test_leaving_a_window_waits_until_a_counter_tells_its_end(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(energy, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: meter.read()))
-    meter = EnergyMeter([_track(joules=[0.0]).source])
-    meter.tracks[0].source.read = lambda: (now.__setitem__(0, now[0] + 0.0625), Reading(now[0], joules=10 * now[0]))[1]
-    meter.read()
-    with meter.window("w") as window:
-        now[0] += 2.0
-    assert window.end_s + 0.1 <= now[0] < window.end_s + 0.2  # its state may be 0.1 s old
 
 
 def _rows_of(source, seconds):

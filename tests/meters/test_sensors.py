@@ -99,10 +99,6 @@ def test_a_counter_that_cannot_be_read_says_what_helps(powercap, monkeypatch, er
     assert said in found.missing["RAPL (powercap)"]
 
 
-def test_a_machine_without_domains_says_so(tmp_path):
-    assert "no power domain" in find_sources(tmp_path, _NoDriver()).missing["RAPL (powercap)"]
-
-
 @pytest.mark.parametrize("name", ["nvml_counter", "nvml_power_instant", "nvml_power"])
 def test_a_gpu_counts_energy_if_it_can_and_else_tells_its_power_now(tmp_path, name):
     class Error(Exception):
@@ -202,27 +198,6 @@ def test_apples_counters_that_fail_later_are_no_number(tmp_path):
 def test_nvidias_module_may_be_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert find_sources(tmp_path).missing["NVIDIA (NVML)"] == "nvidia-ml-py is not installed"
-
-
-def test_amds_module_is_imported_only_where_its_driver_is(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "amdsmi", None)
-    for there, said in ((False, "no AMD GPU here"), (True, "amdsmi cannot be imported (ModuleNotFoundError: ")):
-        monkeypatch.setattr(power, "_KFD", tmp_path if there else tmp_path / "kfd")
-        assert said in find_sources(tmp_path, _NoDriver()).missing["AMD (amdsmi)"]
-
-
-@pytest.mark.parametrize(
-    ("system", "machine", "said"),
-    [
-        ("darwin", "x86_64", "this is no Mac"),
-        ("darwin", "arm64", "zeus-apple-silicon is not installed"),
-    ],
-)
-def test_apples_module_is_looked_for_on_a_mac_alone(tmp_path, monkeypatch, system, machine, said):
-    monkeypatch.setattr(power.sys, "platform", system)
-    monkeypatch.setattr(power.platform, "machine", lambda: machine)
-    monkeypatch.setitem(sys.modules, "zeus_apple_silicon", None)
-    assert said in find_sources(tmp_path, _NoDriver()).missing["Apple (IOReport)"]
 
 
 def test_apples_parts_are_summed_and_those_it_lacks_left_out(tmp_path):

@@ -119,24 +119,6 @@ def test_the_parts_of_a_call_are_those_of_its_timer_and_the_first_run_is_cold(cl
     assert len(together.parts_together({"a": call}, 1e9)["a"]) == 100
 
 
-def test_collectives_of_four_sizes_say_what_they_send(clock, ranks, monkeypatch):
-    def blocks(calls, budget_s, *, device, seed):
-        for call in calls.values():
-            call()
-        return together.Together({name: [name] for name in calls}, [False])
-
-    monkeypatch.setattr(links, "time_together", blocks)
-    found = links.time_collectives(1.0, seed=0)
-    assert [(row["collective"], row["payload"], row["messages"], row["sent"]) for row in found[:3]] == [
-        ("all_reduce", 1024, 2, 1024.0),
-        ("all_gather", 1024, 1, 1024),
-        ("all_to_all", 1024, 1, 512.0),
-    ]
-    assert [row["payload"] for row in found[::3]] == [2**10, 2**16, 2**20, 2**22]
-    assert found[4]["blocks"] == ["all_gather 65536"]
-    assert ranks[:3] == [("all_reduce", (256,)), ("all_gather", 2, (256,)), ("all_to_all", (256,), (256,))]
-
-
 def test_bytes_on_the_wire_are_those_of_a_call_beyond_those_of_none(ranks, monkeypatch):
     sent = [1000]
 

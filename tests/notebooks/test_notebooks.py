@@ -14,36 +14,6 @@ from nanolib.validation import read_yaml
 from tests.notebooks.parameters import cell_of
 
 NAMES = notebooks()
-ROOMS = {
-    "attention": [
-        "Parameters",
-        "What we predict",
-        "What we measure",
-        "The verdict",
-        "Predicted against measured",
-        "Explore",
-    ],
-    "model": [
-        "Parameters",
-        "What we predict",
-        "What we measure",
-        "The verdict",
-        "Predicted against measured",
-        "Explore",
-    ],
-    "warmup": ["Parameters", "What we predict", "What we measure", "The verdict", "Assumed against found", "Explore"],
-    "energy": ["Parameters", "What we predict", "What we measure", "The verdict", "Measured or estimated", "Explore"],
-    "fp8": ["Parameters", "What we predict", "What we measure", "The verdict", "Is a step faster?", "Explore"],
-    "distributed": [
-        "Parameters",
-        "What we predict",
-        "What we measure",
-        "The verdict",
-        "Predicted against measured",
-        "Explore",
-    ],
-    "summary": ["Parameters", "What was measured, where, when"],
-}
 
 
 def _cells(name, kind="code"):
@@ -108,33 +78,6 @@ def test_a_params_file_means_the_same_to_papermill_and_to_nano(file):
     """What a file does not name, papermill leaves to the notebook's cell and nano to `Params`: no file relies on small defaults."""
     name, values = file.stem.split("-")[0], read_yaml(file)
     assert _params(name)(**_parameters(name)[1] | values) == _params(name)(**values)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_rooms_are_in_their_order(name):
-    headings = [
-        line[3:] for cell in _cells(name, "markdown") for line in cell.source.splitlines() if line.startswith("## ")
-    ]
-    positions = [
-        headings.index(room)
-        for room in ROOMS.get(name, ["Parameters", "What we predict", "What we measure", "The verdict"])
-    ]
-    assert positions == sorted(positions) and headings[-1] == "Where the results went"
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "summary"])
-def test_the_answer_stands_right_under_what_was_measured_and_plumbing_is_folded(name):
-    code = _cells(name)
-    measured = next(at for at, cell in enumerate(code) if cell.source.startswith("run = sweep.measure"))
-    assert "verdict(rows)" in code[measured + 1].source
-    plumbing = [cell for cell in code if "renderer.enable()" in cell.source or "overview.schema_of" in cell.source]
-    assert plumbing and all(cell.metadata["jupyter"]["source_hidden"] for cell in plumbing)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_notebooks_are_thin(name):
-    thin = [cell for cell in _cells(name) if "parameters" not in cell.metadata.get("tags", [])]
-    assert all(len(cell.source.splitlines()) <= 25 for cell in thin)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,4 +1,4 @@
-"""Every figure of a table stands in its own column: all are different, of shapes whose sizes are all different too."""
+"""Tables: which baseline a ratio has, what an exponent is called, what is compared within a process."""
 
 import itertools
 
@@ -6,10 +6,10 @@ import pandas as pd
 import pytest
 
 from nanolib.experiments.attention.view import tables as attention_tables
-from nanolib.experiments.energy.view import energy_table, layers
+from nanolib.experiments.energy.view import energy_table
 from nanolib.experiments.model.view import tables as model_tables
 from nanolib.experiments.warmup import view as warmup_view
-from nanolib.measurement import Flag, Measurement, Status, exact
+from nanolib.measurement import Measurement, exact
 from nanolib.report import tables
 from tests.report.rows import SIZES, ended, interval, warmup_process
 
@@ -18,39 +18,6 @@ def _attention_case(name, ends, *more, tiles=0.0, ending=None, **shape):
     found = [ending or ended(), interval("latency", *ends, scope="forward", predicted=ends[1] / 4)]
     found.append(exact("block_sparsity", tiles, method="mask"))
     return SIZES | {"causal": True, "options": {}, "name": name} | shape, [*found, *more]
-
-
-def test_every_figure_of_attention_stands_in_its_own_column(measured):
-    more = [
-        exact("sparsity", 0.8, method="mask"),
-        exact("sparsity", 0.1, method="kept"),
-        exact("flops", 1e9, scope="forward"),
-        exact("flops", 3e9, scope="backward"),
-        interval("latency", 1, 2, 4, scope="mask"),
-        interval("latency", 10, 20, 40, scope="compile"),
-        interval("latency", 21, 22, 24, scope="backward", predicted=5.0, flags=(Flag.SLOWDOWN,)),
-        interval("ceiling_share", 0.3, 0.4, 0.6, scope="forward"),
-        interval("ceiling_share", 0.6, 0.7, 0.9, scope="backward"),
-        exact("peak_memory", 11.0, scope="forward"),
-        exact("peak_memory", 33.0, scope="forward_backward"),
-        exact("relative_error", 1e-7, scope="forward"),
-        exact("relative_error", 0.25, scope="against_dense"),
-        exact("cosine", 0.875, scope="against_dense"),
-    ]
-    dense = _attention_case("dense", (16, 18, 24), tiles=0.5)
-    line = attention_tables.attention_table(
-        measured("attention", [dense, _attention_case("a", (5, 6, 8), *more, tiles=0.75)])
-    ).iloc[1]
-    numbers = {
-        "sparsity": 0.8, "block_sparsity": 0.75, "flops": 1e9, "mask": 2, "compile": 20, "paid": 28,
-        "forward": 6, "forward_low": 5, "forward_high": 8, "forward_predicted": 1.5, "forward_share": 0.4,
-        "backward": 22, "backward_low": 21, "backward_high": 24, "backward_predicted": 5, "backward_share": 0.7,
-        "peak_memory": 11, "peak_memory_backward": 33, "relative_error": 1e-7, "error_to_dense": 0.25, "cosine": 0.875,
-        "speed_up": 3, "speed_up_low": 2, "speed_up_high": 4.8, "bound": 2,
-    }  # fmt: skip
-    assert {name: line[name] for name in numbers} == pytest.approx(numbers)
-    assert (line["name"], line["speed_up_baseline"], line["batch_size"], line["status"]) == ("a", "dense", 3, "ok")
-    assert line["flags"] == [Flag.SLOWDOWN]
 
 
 def test_the_baseline_is_of_the_same_run_and_shape(measured):
@@ -62,66 +29,6 @@ def test_the_baseline_is_of_the_same_run_and_shape(measured):
     sparse = table[table["name"] == "a"]
     assert list(sparse["speed_up"]) == pytest.approx([at / 10 for at in range(10, 33, 2)])
     assert set(sparse["speed_up_baseline"]) == {"dense (math)"}  # the faster of the two
-
-
-def test_every_figure_of_a_model_stands_in_its_own_column(measured):
-    factors = SIZES | {"name": "tiny", "attention_type": "dense"}
-    tails = {"p50": 4.5, "p95": 8.0, "p99": 9.0}
-    inference = [
-        ended(),
-        exact("parameters", 700.0),
-        exact("footprint", 5.0),
-        exact("flops", 1e6, scope="inference", method="formula"),
-        exact("flops", 2e6, scope="inference", method="flop_counter"),
-        interval("latency", 11, 12, 15, scope="inference", predicted=4.0),
-        interval("latency", 100, 200, 300, scope="compile"),
-        Measurement("tokens_per_second", 16_000.0, scope="inference"),
-        interval("ceiling_share", 0.3, 0.4, 0.6, scope="inference"),
-        exact("peak_memory", 8.0, scope="inference"),
-        exact("relative_error", 1e-3, scope="against_eager", method="logits"),
-    ]
-    training = [
-        ended(Status.ERROR, "it broke"),
-        *(interval("latency", at - 1, at, at + 2, scope=scope) for scope, at in (("forward", 10), ("backward", 20))),
-        interval("latency", 5, 6, 9, scope="optimizer_step"),
-        interval("latency", 35, 36, 39, scope="training_step", predicted=7.0),
-        interval("latency", 1000, 2000, 3000, scope="compile"),
-        Measurement("tokens_per_second", 5300.0, scope="training_step"),
-        interval("ceiling_share", 0.5, 0.6, 0.9, scope="training_step"),
-        exact("peak_memory", 60.0, scope="training_step"),
-        exact("relative_error", 2e-3, scope="against_eager", method="gradient"),
-    ]
-    generation = [
-        ended(Status.OOM, "it broke"),
-        interval("latency", 19, 20, 22, scope="prefill"),
-        interval("latency", 3, 4, 7, scope="decode", predicted=2.0, details=tails, flags=(Flag.SLOWDOWN,)),
-        Measurement("tokens_per_second", 750.0, scope="decode"),
-    ]
-    modes = {"inference": inference, "training": training, "generation": generation}
-    table = model_tables.model_table(
-        measured("model", [(factors | {"mode": mode, "optimisation": "eager"}, found) for mode, found in modes.items()])
-    )
-    (line,) = table.to_dict("records")
-    numbers = {
-        "parameters": 700, "footprint": 5, "flops": 1e6, "compile": 2200,
-        "inference": 12, "inference_low": 11, "inference_high": 15, "inference_predicted": 4,
-        "inference_tokens_per_second": 16_000, "inference_memory": 8, "inference_share": 0.4,
-        "prefill": 20, "prefill_low": 19, "prefill_high": 22,
-        "decode": 4, "decode_low": 3, "decode_high": 7, "decode_predicted": 2, "decode_tokens_per_second": 750,
-        "decode_p50": 4.5, "decode_p95": 8, "decode_p99": 9,
-        "forward": 10, "backward": 20, "optimizer_step": 6, "optimizer_step_low": 5, "optimizer_step_high": 9,
-        "training_step": 36, "training_step_low": 35, "training_step_high": 39, "training_step_predicted": 7,
-        "training_tokens_per_second": 5300, "training_memory": 60, "training_share": 0.6,
-        "training_to_inference": 3, "difference": 1e-3, "gradient_difference": 2e-3,
-    }  # fmt: skip
-    assert {name: line[name] for name in numbers} == pytest.approx(numbers)
-    assert (line["optimisation"], line["batch_size"], line["status"], line["message"]) == (
-        "eager",
-        3,
-        "error",
-        "it broke",
-    )
-    assert line["flags"] == [Flag.SLOWDOWN]
 
 
 def test_scaling_is_fitted_to_one_model_type_and_batch_by_itself(measured):
@@ -213,67 +120,3 @@ def test_energy_above_idle_is_shared_out_as_the_windows_energy_is(measured):
     assert {name: package[name] for name in numbers} == pytest.approx(numbers)
     assert (package["of"], dram["of"], dram["energy"], package["batch_size"]) == ("package", "dram", 7, 3)
     assert pd.isna(dram["power"]) and pd.isna(dram["net_per_token"])
-
-
-def test_the_cost_of_looking_has_its_wall_and_its_processor_time(measured):
-    def row(mode, wall, cpu, closest):
-        details = {"threads": 0.005, "cpu": cpu, "plain_ms": 4.0, "pass_ms": closest}
-        return Measurement("overhead", wall[1], wall[0], wall[2], 0.95, 17, scope=f"decode {mode}", details=details)
-
-    factors = SIZES | {"name": "tiny", "phase": "decode"}
-    found = [
-        ended(),
-        row("deep", (0.01, 0.02, 0.04), (0.03, 0.05, 0.06), 8.0),
-        row("again", (-0.01, 0.0, 0.01), (0, 0, 0), None),
-    ]
-    rows = measured("energy", [(factors, found)])
-    deep, again = layers.overhead_table(rows).to_dict("records")
-    numbers = {"wall": 0.02, "wall_low": 0.01, "wall_high": 0.04, "cpu": 0.05, "cpu_low": 0.03, "cpu_high": 0.06}
-    numbers |= {"threads": 0.005, "plain_ms": 4, "pass_ms": 8, "n": 17}
-    assert {name: deep[name] for name in numbers} == numbers and pd.isna(again["pass_ms"])
-    shown = tables.readable(layers.overhead_words(rows), layers.OVERHEAD_COLUMNS).iloc[0].to_list()
-    assert shown == [
-        "tiny",
-        "decode",
-        "64",
-        "deep",
-        "+2.0% [+1.0% … +4.0%]",
-        "+5.0% [+3.0% … +6.0%]",
-        "0.50%",
-        "4",
-        "8",
-        "17",
-    ]
-    (line,) = map(str, layers.layer_words(rows))
-    assert line == "decode, n = 64: profiling costs: deep 2.00 [1.00 … 4.00] %."
-
-
-def test_a_layer_has_its_energy_its_share_and_its_calls(measured):
-    def layer(name, ms, share):
-        details = {"layer": name, "share": share, "operations_ms": {"gate": 3.0, "up": 1.0}, "deep_passes": 5}
-        return Measurement("layer_time", ms, ms - 1, ms + 2, 0.95, 7, scope=f"decode {name}", details=details)
-
-    joules = Measurement("layer_energy", 2.0, 1.0, 5.0, 1.0, 1, scope="decode head", method="attributed")
-    factors = SIZES | {"name": "tiny", "phase": "decode"}
-    rows = measured("energy", [(factors, [ended(), layer("blocks.0", 30.0, 0.75), layer("head", 10.0, 0.25), joules])])
-    first, head = layers.layer_table(rows).to_dict("records")
-    numbers = {
-        "ms": 10,
-        "low": 9,
-        "high": 12,
-        "share": 0.25,
-        "calls": 7,
-        "place": 1,
-        "joules": 2,
-        "joules_low": 1,
-        "joules_high": 5,
-    }
-    assert {name: head[name] for name in numbers} == numbers and pd.isna(first["joules"])
-    assert (head["case"], head["source"], first["place"], first["layer"]) == (
-        "decode, n = 64",
-        "attributed",
-        0,
-        "blocks.0",
-    )
-    operations = layers._operations(rows)
-    assert list(operations["operation"]) == ["gate", "up"] * 2 and list(operations["ms"]) == [3, 1] * 2

@@ -5,6 +5,7 @@ import pytest
 from nanolib.experiments import ALL
 from nanolib.experiments.attention.view.tables import attention_table
 from nanolib.measurement import LEARNING_STEPS, Flag, Measurement, exact
+from nanolib.report.claim import Figure
 from nanolib.run import sweep
 from nanolib.store import Store
 from tests.report.cases import COMPUTING, attention_case, decode_case, timed
@@ -110,3 +111,16 @@ def test_a_law_takes_four_lengths(say, lengths, fitted):
     ]
     text = "\n".join(say("model", cases))
     assert ("grows as n^" in text) == fitted == ("From four seq_lens on" not in text)
+
+
+@pytest.mark.parametrize(
+    ("second", "order"),
+    [
+        ((3.1, 4, 5), "below"),
+        ((3, 4, 5), "not told apart"),
+        ((0.1, 0.2, 0.9), "above"),
+        ((float("nan"),) * 3, "not told apart"),
+    ],
+)
+def test_an_order_is_what_two_intervals_allow(second, order):
+    assert Figure(1.0, 2.0, 3.0).against(Figure(*second)) == order

@@ -3,11 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanolib.experiments.model import view
 from nanolib.experiments.model.view.batches import BEATEN, FRONT
 from nanolib.measurement import Measurement, exact
-from tests.report.cases import MODEL, inference, model_case, timed
-from tests.report.rows import ended
+from tests.report.cases import inference, model_case, timed
 
 PARTS = [["weights", "a", "", "", 2**20], ["saved activations", "b.*", "aten::mm", "mine:7", 3 * 2**20]]
 
@@ -30,22 +28,6 @@ def test_a_peak_is_told_with_who_holds_it(say):
         "tiny (dense, float32), batch 3, n = 64: at the peak of a training step, 4 MiB, saved activations hold 75%: "
         "counted to the byte; weights 25%; as planned."
     )
-
-
-def test_a_plan_that_was_off_is_said(say):
-    off = (
-        MODEL | {"name": "tiny", "mode": "training"},
-        [exact("peak_memory", 4.0, scope="training_step", predicted=5.0, details=KNOWN)],
-    )
-    assert "20.0% below the plan" in _held(say("model", [inference(), off]))
-
-
-def test_the_table_names_the_line(measured):
-    found = measured(
-        "model", [[factors, [ended(), *rows]] for factors, rows in (peak(KNOWN), peak(KNOWN, name="other"))]
-    )
-    table = view.holders_table(found)
-    assert list(table["by"])[:2] == ["mine:7", "—"] and list(table["share"])[:2] == ["75%", "25%"]
 
 
 def generation(batch, low, ms, high, **shape):

@@ -3,13 +3,10 @@
 import pandas as pd
 import pytest
 
-from nanolib.experiments.distributed.view import decode as distributed
-from nanolib.experiments.distributed.view import decode_tables
 from nanolib.experiments.fp8.view import SECTION as FP8
-from nanolib.experiments.fp8.view import parity as fp8_parity
 from nanolib.experiments.fp8.view import speed as fp8
 from nanolib.measurement import Flag, Measurement, Status, exact
-from nanolib.report import overview, tables
+from nanolib.report import overview
 from tests.report.rows import SIZES, ended, interval
 
 
@@ -34,23 +31,6 @@ def test_speed_ups_of_a_precision_are_over_bf16_of_the_same_run_and_shape(measur
 
 
 PARTS = ("weights", "gradients", "optimizer", "activations")
-
-
-def test_parity_has_its_own_message_or_its_cases_and_every_column_whatever_was_found(measured):
-    def arm(name, message, *found):
-        return {"arm": name, "seeds": 3, "steps": 40}, [ended(message=message), *found]
-
-    details = {"verdict": "worse", "control": True, "margin_nats": 0.25, "tenths": [[1, 2, 4]]}
-    parity = interval("parity", 0.1, 0.3, 0.6, scope="a", message="of the row", details=details)
-    silent = interval("parity", 0.2, 0.4, 0.7, scope="b", details=details | {"control": False})
-    cases = [arm("a", "of the case", parity, interval("loss", 1, 2, 4, scope="a")), arm("b", "of the case", silent)]
-    told, untold, none = fp8_parity.parity_table(measured("fp8", [*cases, arm("c", "why not")])).to_dict("records")
-    assert told["message"] == "of the row" and untold["message"] == "of the case" and none["message"] == "why not"
-    numbers = {"difference": 0.3, "difference_low": 0.1, "difference_high": 0.6, "margin_nats": 0.25}
-    numbers |= {"loss": 2, "loss_low": 1, "loss_high": 4, "seeds": 3, "steps": 40}
-    assert {name: told[name] for name in numbers} == pytest.approx(numbers)
-    assert (told["control"], untold["control"]) == (True, False)
-    assert pd.isna(untold["loss"]) and pd.isna(none["verdict"])
 
 
 def test_efficiency_is_one_ranks_time_over_that_of_all_of_them(measured):
@@ -81,18 +61,6 @@ def test_efficiency_is_one_ranks_time_over_that_of_all_of_them(measured):
     shown = tables.readable(pd.DataFrame([line]), decode_tables.DECODE_COLUMNS).iloc[0]
     assert (shown["Ranks"], shown["Efficiency [95 %]"]) == ("4", "0.750 [0.469 … 1.20]")
     assert pd.isna(short["efficiency"]) and pd.isna(alone["efficiency"])
-
-
-def test_a_component_is_told_by_its_slowest_rank_and_the_mean_of_all(measured):
-    ranks = [{"mean": 1.0, "sd": 0.5}, {"mean": 4.0, "sd": 0.25}, {"mean": 7.0, "sd": 0.75}]
-    part = interval("part_time", 6, 8, 11, scope="ring: comm_max_lse", details={"ranks": ranks})
-    shape = {"seq_len": 64, "dtype": "float32", "world_size": 3, "nodes": 1, "forms": ["ring"]}
-    kind = interval("part_time", 1, 2, 3, scope="ring: wait")
-    (line,) = decode_tables.component_table(measured("distributed", [(shape, [ended(), part, kind])])).to_dict(
-        "records"
-    )
-    assert (line["ms"], line["ms_low"], line["ms_high"], line["mean"], line["sd"]) == (8, 6, 11, 4, 0.5)
-    assert (line["form"], line["component"], line["ranks"]) == ("ring", "communication: max log-sum-exp", "3")
 
 
 def test_cases_that_did_not_end_well_and_flags_are_counted(measured):

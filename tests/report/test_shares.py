@@ -4,7 +4,7 @@ import pytest
 
 from nanolib.experiments.distributed.rank_rows import part_rows
 from nanolib.measurement import Measurement
-from tests.report.cases import COMPUTING, decode_case, timed
+from tests.report.cases import timed
 
 
 def test_the_interval_of_a_time_share_stays_between_nothing_and_all():
@@ -23,10 +23,3 @@ def test_communication_takes_no_negative_share_of_a_step(say, exposed, said):
     case = {"name": "tiny", "world_size": 4, "strategies": ["ddp"], "batch_size": 3, "seq_len": 64}
     (line,) = say("distributed", [(case, found)])
     assert f"ms of a step {said} is communication" in line
-
-
-@pytest.mark.parametrize(("one_rank_ms", "told"), [(30, True), (15, False)])
-def test_an_efficiency_above_perfect_scaling_is_explained(say, one_rank_ms, told):
-    alone = (one_rank_ms - 1, one_rank_ms, one_rank_ms + 1)
-    line = say("distributed", [decode_case({"fused": ((9, 10, 11), 1, COMPUTING)}, world=2, alone=alone)])[0]
-    assert ("more than 100% where a rank's part fits its cache" in line) == told

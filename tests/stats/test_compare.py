@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.stats import norm, ttest_ind, wilcoxon
+from scipy.stats import ttest_ind, wilcoxon
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
@@ -90,16 +90,6 @@ def test_power_is_that_of_the_t_test_on_gaussian_differences(effect):
         found += compare_paired(np.ones(pairs), np.exp(delta)).p < 0.05
     expected = TTestPower().power(math.log1p(effect) / sd, pairs, 0.05)
     assert found / RUNS == pytest.approx(expected, abs=0.03 if MANY else 0.06)
-
-
-@pytest.mark.parametrize("n", [6, 30, 61])
-def test_the_interval_is_what_the_signed_rank_test_does_not_reject(n):
-    x = np.random.default_rng(n).normal(0.1, 1, n)
-    low, estimate, high = hodges_lehmann(x)
-    assert estimate == np.median([(a + b) / 2 for i, a in enumerate(x) for b in x[i:]])
-    for end, outward in ((low, -1), (high, 1)):
-        assert wilcoxon(x - end - outward * 1e-9).pvalue <= 0.0501 + 0.002 * (n > 50)
-        assert wilcoxon(x - end + outward * 1e-9).pvalue >= 0.0499 - 0.002 * (n > 50)
 
 
 @pytest.mark.slow
@@ -215,41 +205,11 @@ def test_many_are_adjusted_as_statsmodels_does():
     assert judge_together([]) == []
 
 
-def test_a_smaller_p_than_holm_allows_is_suspect_no_more():
-    rng = np.random.default_rng(8)
-    delta = 0.07 + 0.16 * norm.ppf((np.arange(30) + 0.5) / 30)
-    verdict = compare_paired(np.ones(30), np.exp(delta))
-    assert verdict.kind is Kind.REGRESSED and 1e-3 < verdict.p < 0.05
-    alike = [compare_paired(*_interleaved(rng, "iid")) for _ in range(99)]
-    assert judge_together([verdict, *alike])[0].kind is Kind.SUSPECT
-
-
-@pytest.mark.parametrize(
-    ("effect", "kind"),
-    [
-        (0.10, Kind.REGRESSED),
-        (0.04, Kind.SUSPECT),
-        (-0.10, Kind.IMPROVED),
-        (0.0, Kind.EQUIVALENT),
-        (0.015, Kind.EQUIVALENT),
-    ],
-)
-def test_each_word_has_its_case(effect, kind):
-    assert compare_paired(*_interleaved(np.random.default_rng(9), "iid", effect)).kind is kind
-
-
 @pytest.mark.parametrize("compared", [compare, compare_paired])
 def test_higher_is_better_turns_the_words_round(compared):
     a, b = _interleaved(np.random.default_rng(11), "iid", 0.2)
     assert compared(a, b, direction="higher").kind is Kind.IMPROVED
     assert compared(b, a, direction="higher").kind is Kind.REGRESSED
-
-
-@pytest.mark.parametrize("compared", [compare, compare_paired])
-def test_a_run_against_itself_is_equivalent(compared):
-    a, _ = _interleaved(np.random.default_rng(12), "iid")
-    verdict = compared(a, a)
-    assert verdict.kind is Kind.EQUIVALENT and verdict.ratio == verdict.p == 1
 
 
 @pytest.mark.parametrize("compared", [compare, compare_paired])
