@@ -18,7 +18,7 @@ def test_a_page_says_what_became_of_the_cases(tmp_path, status):
     with Store(tmp_path / "results.sqlite") as store:
         for job in plan(ALL, names, {}, {}):
             rows = {case.case_id: (case.factors, [ended]) for case in job.cases()}
-            store.add(Run(job.experiment, MACHINE, rows=rows))
+            store.add(Run(job.name, MACHINE, rows=rows))
         page = build(store, store.resolve("all"), tmp_path / "report", SECTIONS, pictures=False)
     text = page.read_text(encoding="utf-8")
     assert "out of luck" in text or status is Status.STARTED
