@@ -4,7 +4,6 @@ import torch
 from torch import nn
 
 from nanolib.meters.layers import profiler as layers
-from nanolib.meters.layers.activations import STATISTICS
 from nanolib.meters.layers.profiler import LayerProfiler
 from nanolib.meters.layers.profiling import ProfilingConfig
 
@@ -77,50 +76,6 @@ def test_every_kth_call_has_its_modules_in_every_nth_block(clock):
     assert found["blocks.2.mlp.0"] == ([0.06] * 2, "blocks.2.mlp") and found["blocks.1"] == ([0.061] * 3, "")
     assert "blocks.1.first" not in found
     assert profiler.rows == 3 * 6 + 2 * 6
-
-
-class _Sink:
-    def __init__(self):
-        self.names, self.rows, self.flushes = [], {}, 0
-
-    def name(self, text):
-        if text not in self.names:
-            self.names.append(text)
-        return self.names.index(text)
-
-    def at_us(self, t_s):
-        return round(1e6 * t_s)
-
-    def put(self, table, rows):
-        self.rows.setdefault(table, []).extend(rows)
-
-    def flush(self):
-        self.flushes += 1
-        return ""
-
-    def seconds_per_row(self):
-        return 0.25
-
-    def read(self, table, *named):
-        return [tuple(self.names[x] if i in named else x for i, x in enumerate(row)) for row in self.rows[table]]
-
-
-def test_statistics_go_to_the_sink_by_call_layer_and_name(clock):
-    model, sink = _Model(clock), _Sink()
-    config = ProfilingConfig.custom(every_kth_token=2, preallocate_metrics=1, every_nth_layer=3)
-    with LayerProfiler(model, config, sink=sink) as profiler:
-        for scale in (1, 2, 3):
-            model(scale * X)
-    rows = sink.read("statistics", 1, 2)
-    assert [row for row in rows if row[1] == "blocks.0.first"] == [
-        (call, "blocks.0.first", name, value)
-        for call, level in ((0, 1.0), (2, 3.0))
-        for name, value in zip(STATISTICS, (level, 0.0, level, 0.0), strict=True)
-    ]
-    first = next(row for row in profiler.results() if row.name == "blocks.0.first")
-    assert first.statistics.tolist() == [[1, 0, 1, 0], [3, 0, 3, 0]]
-    layers_ = 3 * 6 + 2 * 3
-    assert profiler.rows == layers_ + 2 * 9 * len(STATISTICS)
 
 
 def test_what_looking_takes_is_in_no_modules_time(clock, monkeypatch):

@@ -152,20 +152,6 @@ def test_above_idle_the_ends_are_those_of_both():
     assert net.low == energy.low - base.high / 2 and net.high == energy.high - base.low / 2
 
 
-def test_a_course_is_thinned_to_sixty_means_and_leaves_gaps_out():
-    track = _track(watts=[NAN if t % 10 == 3 else t for t in range(200)])
-    seconds, watts = track.course(Window("x", 20.0, 180.0))
-    assert len(seconds) == len(watts) == 60 and seconds == sorted(seconds)
-    read = [t for t in range(20, 181) if t % 10 != 3]
-    assert np.average(watts, weights=[len(part) for part in np.array_split(read, 60)]) == pytest.approx(np.mean(read))
-    assert seconds[0] == pytest.approx(np.mean(read[:3]) - 20) and watts[0] == pytest.approx(np.mean(read[:3]))
-    assert track.course(Window("none", 0.2, 0.4)) == ([], [])
-    counter = _track(joules=[0, 400, 300, 700], wrap_j=500.0)
-    assert counter.course(Window("x", 0.0, 3.0)) == ([1.0, 2.0, 3.0], [400.0, 400.0, 400.0])
-    del counter.readings[1]
-    assert counter.course(Window("x", 0.0, 3.0)) == ([2.0, 3.0], [150.0, 400.0])
-
-
 def test_ten_updates_are_enough_and_the_line_says_how_long_that_takes():
     source = SimpleNamespace(name="nvml_power", period_s=0.1)
     assert too_short(Window("w", 0.0, 1.0), source) == ""

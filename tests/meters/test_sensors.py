@@ -181,20 +181,6 @@ def _amd(counter, power):
     )
 
 
-def test_apples_counters_that_fail_later_are_no_number(tmp_path):
-    def fail():
-        raise OSError("IOReport has gone")
-
-    monitor = SimpleNamespace(get_cumulative_energy=lambda: SimpleNamespace(cpu_total_mj=1))
-    module = SimpleNamespace(AppleEnergyMonitor=lambda: monitor)
-    (source,) = find_sources(tmp_path, _NoDriver(), apple=module).sources
-    for later in (fail, SimpleNamespace):  # none of its counters answers any more
-        monitor.get_cumulative_energy = later
-        assert math.isnan(source.read().joules)
-    monitor.get_cumulative_energy = fail
-    assert "IOReport has gone" in find_sources(tmp_path, _NoDriver(), apple=module).missing["Apple (IOReport)"]
-
-
 def test_nvidias_module_may_be_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert find_sources(tmp_path).missing["NVIDIA (NVML)"] == "nvidia-ml-py is not installed"

@@ -1,4 +1,4 @@
-"""Readings and estimates are never drawn nor told alike."""
+"""Readings and estimates of energy are never drawn nor told alike, and advice goes no further than what layers took."""
 
 import json
 
@@ -7,6 +7,7 @@ import pytest
 from nanolib.experiments.energy.view import energy_table
 from nanolib.measurement import Measurement, Provenance, Status
 from nanolib.store import Run, Store
+from tests.report.cases import layer_case
 from tests.report.rows import MACHINE, ended
 from tests.shown import CHARTS, VERDICTS
 
@@ -68,3 +69,18 @@ def test_a_window_that_was_too_short_says_so(tmp_path):
         rows = store.measurements(samples=True)
     assert "repeat the work" in "\n".join(VERDICTS["energy"](rows))
     CHARTS["energy_per_token"](rows)
+
+
+@pytest.mark.parametrize(
+    ("between", "said"),
+    [
+        (60, "most of the time goes to gaps between operations 60%, gate 20%, up 15%: much lies between operations. "
+             "Next: larger batches or compiling would help, more than faster kernels."),
+
+        (20, "most of the time goes to gate 40%, up 30%, gaps between operations 20%."),
+    ],
+)  # fmt: skip
+def test_advice_on_what_lies_between_operations_goes_no_further_than_its_share(say, between, said):
+    rest = 100 - between
+    operations = {"between": between, "gate": rest / 2, "up": rest * 3 / 8, "down": rest / 8}
+    assert f"decode, n = 64: {said}" in say("energy", [layer_case("blocks.0", operations)])
