@@ -19,7 +19,7 @@ from nanolib.meters.machine import this_machine
 from nanolib.report import renderer
 from nanolib.report.display import Table
 from nanolib.report.overview import failures
-from nanolib.report.plot import empty_chart, is_empty
+from nanolib.report.plot import empty_chart
 from nanolib.report.section import Section
 from nanolib.run import params as shared
 from nanolib.run import sweep
@@ -180,8 +180,7 @@ class Explore:
         new = self._new()
         rows = new if len(new) else self._before
         if len(rows):
-            drawn = [draw(rows) for draw in {**self._section.charts, **self._section.files}.values()]
-            return next((chart for chart in drawn if not is_empty(chart)), drawn[0])
+            return self._section.main_chart(rows)
         return empty_chart("What was measured", "nothing was measured yet: press Measure")
 
     def _show(self) -> None:

@@ -159,8 +159,8 @@ def is_empty(chart: alt.TopLevelMixin) -> bool:
 
 def side_by_side(*charts: alt.TopLevelMixin) -> alt.TopLevelMixin:
     """Several charts in one picture."""
-    for chart in charts:
-        chart.config = alt.Undefined
+    for chart in charts:  # only the whole has a configuration, and is said to be empty
+        chart.config = chart.usermeta = alt.Undefined
     return themed(alt.hconcat(*charts, spacing=28))
 
 

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import altair as alt
 import pandas as pd
 
 from nanolib.report import tables
 from nanolib.report.claim import Claim
-from nanolib.report.plot import Chart
+from nanolib.report.plot import Chart, is_empty
 
 MOST_COLUMNS = 10  # of a table; its file has all of them
 
@@ -55,6 +56,11 @@ class Section:
     tables: Mapping[str, CaseTable]
     verdict: Callable[[pd.DataFrame], list[Claim]]
     files: Mapping[str, Chart] = field(default_factory=dict)
+
+    def main_chart(self, rows: pd.DataFrame) -> alt.TopLevelMixin:
+        """The first chart that can be drawn of the rows, or the one that says why none can."""
+        drawn = [draw(rows) for draw in {**self.charts, **self.files}.values()]
+        return next((chart for chart in drawn if not is_empty(chart)), drawn[0])
 
     def shown(self, rows: pd.DataFrame) -> dict[str, CaseTable]:
         """The main table, which says where nothing was measured, and the others that have a line."""

@@ -75,7 +75,6 @@ def test_parts_of_memory_are_the_models_own(rows):
 def test_parity_is_of_pairs_and_its_rows_say_that_products_are_emulated(rows):
     table = fp8_report.parity_table(rows).set_index("arm")
     assert set(table["provenance"]) == {"emulated"} and list(table["control"]) == [False, False, True]
-    assert all(len(tenths) == 10 for tenths in table["tenths"])
     words = list(map(str, view.verdict(rows)))
     assert any(line.startswith("FP8 gains no time here") for line in words)
     assert any("fp8 tensorwise" in line and "10 steps: a smoke test" in line for line in words)

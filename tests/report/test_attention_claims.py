@@ -1,10 +1,11 @@
 """No verdict on attention claims more than its intervals: speed, rooflines, and what sparsity costs."""
 
 import math
+import re
 
 import pytest
 
-from nanolib.measurement import Measurement, exact
+from nanolib.measurement import Flag, Measurement, exact
 from tests.report.cases import (
     CEILINGS,
     SHAPE,

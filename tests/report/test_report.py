@@ -10,7 +10,7 @@ from nanolib.report import export, page, renderer
 from nanolib.store import Run, Store
 from tests.report.rounds import in_turns
 from tests.report.rows import ATTENTION, EVIL, MACHINE, attention_rows, model_rows, warmup_rows
-from tests.shown import CHARTS, SECTIONS
+from tests.shown import CHARTS, SECTIONS, VERDICTS
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import pandas as pd
 import pytest
 
+from nanolib.experiments.distributed.view import decode_tables
 from nanolib.experiments.fp8.view import SECTION as FP8
 from nanolib.experiments.fp8.view import speed as fp8
 from nanolib.measurement import Flag, Measurement, Status, exact
@@ -45,14 +46,14 @@ def test_efficiency_is_one_ranks_time_over_that_of_all_of_them(measured):
         found += [interval("latency", *ends, scope="ring"), exact("rounds", 3, scope="ring")]
         found += [exact("wire_bytes", 640, scope="ring"), exact("wire_bytes", 700, scope="ring", method="interface")]
         found.append(exact("relative_error", 1e-7, scope="ring"))
-        for kind, ms in zip(distributed.KINDS, parts, strict=True):
+        for kind, ms in zip(decode_tables.KINDS, parts, strict=True):
             found.append(interval("part_time", ms - 1, ms, ms + 2, scope=f"ring: {kind}", predicted=ms / 4))
             found.append(Measurement("time_share", ms / 10, scope=f"ring: {kind}", details={"rank": 2}))
         shape = {"seq_len": 4096, "dtype": "float32", "world_size": world, "forms": ["ring", "fused"]}
         return shape | changes, found
 
     cases = [case(4, (5, 6, 8), several=True), case(1, (1, 2, 3)), case(4, (5, 6, 8), seq_len=64)]
-    short, alone, line = distributed.decode_table(measured("distributed", cases)).to_dict("records")
+    short, alone, line = decode_tables.decode_table(measured("distributed", cases)).to_dict("records")
     numbers = {
         "efficiency": 0.75, "efficiency_low": 15 / 32, "efficiency_high": 1.2, "latency": 6, "latency_low": 5, "latency_high": 8,
         "compute": 2, "wait": 5, "communication": 3, "communication_low": 2, "communication_high": 5,
@@ -60,7 +61,7 @@ def test_efficiency_is_one_ranks_time_over_that_of_all_of_them(measured):
     }  # fmt: skip
     assert {name: line[name] for name in numbers} == pytest.approx(numbers)
     assert (line["bound"], line["ranks"], line["world_size"]) == ("unclear", "4", 4)
-    assert [line[f"{kind}_share"] for kind in distributed.KINDS] == [0.2, 0.5, 0.3] and line["critical"] == 2
+    assert [line[f"{kind}_share"] for kind in decode_tables.KINDS] == [0.2, 0.5, 0.3] and line["critical"] == 2
     shown = tables.readable(pd.DataFrame([line]), decode_tables.DECODE_COLUMNS).iloc[0]
     assert (shown["Ranks"], shown["Efficiency [95 %]"]) == ("4", "0.750 [0.469 … 1.20]")
     assert pd.isna(short["efficiency"]) and pd.isna(alone["efficiency"])

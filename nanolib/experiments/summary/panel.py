@@ -42,8 +42,7 @@ class SummaryPanel:
             for title, choice in self._choices.items()
         }
         self.charts = {
-            section.experiment: renderer.linked_chart(next(iter(section.charts.values()))(rows))
-            for section in self._sections
+            section.experiment: renderer.linked_chart(section.main_chart(rows)) for section in self._sections
         }
         self.texts = {section.experiment: widgets.HTML() for section in self._sections}
         self.said = widgets.HTML()
