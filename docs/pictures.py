@@ -15,13 +15,12 @@ from playwright.sync_api import sync_playwright
 DOCS = Path(__file__).parent
 # Chart → what it answers.
 GALLERY = {
-    "attention_latency": "When does sparse attention pay?",
-    "attention_speed_up": "How much of what its sparsity allows does a kernel deliver?",
+    "attention_speed_up": "When is sparse attention faster?",
     "model_performance": "What does a whole model cost?",
     "warmup_curve": "How much warm-up is enough?",
     "operation_breakdown": "Where does a model's time go?",
-    "fp8_parity": "Does 8-bit training reach the loss?",
-    "decode_scaling": "How far does decoding scale across ranks?",
+    "fp8_parity": "Does the loss of FP8 training match?",
+    "decode_scaling": "How well does attention scale across ranks?",
     "sharded_memory": "How long a sequence fits?",
 }
 

@@ -1,4 +1,4 @@
-"""When does sparse attention pay on this machine? Latency, memory, FLOPs and error of attention kinds over sequence lengths."""
+"""When is sparse attention faster on this machine? Latency, memory, FLOPs and error of attention kinds over sequence lengths."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Whether 8-bit floating point pays: speed, loss parity, numerics."""
+"""FP8: speed, loss parity, numerics."""

@@ -1,4 +1,4 @@
-"""Does 8-bit floating point pay here? Its speed where the hardware has it, its numerics and its loss everywhere."""
+"""Is FP8 faster here, and does the loss match? Its speed where the hardware has it, its numerics and its loss everywhere."""
 
 from __future__ import annotations
 
