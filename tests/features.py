@@ -65,7 +65,7 @@ def report(folder):
             "question": section.question,
             "charts": list(section.charts),
             "tables": {title: dict(table.columns) for title, table in section.tables.items()},
-            "cells": {title: cells(table.readable(rows)) for title, table in section.tables.items()},
+            "cells": {title: cells(table.of(rows)) for title, table in section.tables.items()},
             "verdict": list(map(str, section.verdict(rows))),
         }
         for section in SECTIONS
@@ -74,8 +74,14 @@ def report(folder):
 
 
 def cells(table):
-    """The first lines of a table and the last: a figure in the wrong column is seen."""
-    return [list(map(str, line)) for line in (*table.head(4).to_numpy(), *table.tail(2).to_numpy())]
+    """Of each column the first lines of a table and the last: a figure in the wrong column is seen."""
+    lines = [*range(min(4, len(table))), *range(max(4, len(table) - 2), len(table))]
+    return {name: [_text(table[name].iloc[at]) for at in lines] for name in table.columns if name != "id"}
+
+
+def _text(value):
+    """As far as it is the same on every machine."""
+    return f"{value:.5g}" if isinstance(value, float) else str(value)[:200]
 
 
 if __name__ == "__main__":

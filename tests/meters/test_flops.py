@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from nanolib import NanoConfig, create_model, generate_random_batch
+from nanolib.meters import flops as counting
 from nanolib.meters.flops import count_flops, model_flops
 from nanolib.models import attention
 
@@ -103,3 +104,15 @@ def test_the_backward_pass_of_products_that_torchs_counter_leaves_out_is_twice_t
         (lambda: lstm(torch.randn(8, 1, 16, requires_grad=True))[0], 2 * 8 * 2 * 16 * 64),
     ):
         assert count_flops(lambda forward=forward: forward().square().sum().backward()) == 3 * flops
+
+
+@pytest.mark.parametrize("kernel", ["flash", "efficient", "cudnn"])
+def test_kernels_that_compute_scores_anew_take_two_and_a_half_times_as_much_backward(kernel):
+    """Heads that share keys count as those that do not."""
+    formulas = counting._operations(counting._ADDED)
+    forward, backward = (
+        formulas[getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention{end}")] for end in ("", "_backward")
+    )
+    query, shared = (2, 8, 64, 16), (2, 2, 64, 16)
+    assert forward(query, shared, shared) == 4 * 2 * 8 * 64 * 64 * 16
+    assert backward(query, query, shared, shared) == 2.5 * forward(query, shared, shared)

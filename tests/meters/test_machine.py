@@ -4,7 +4,9 @@ import hashlib
 import json
 import os
 import platform
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -96,3 +98,25 @@ def test_auto_is_the_first_accelerator_and_cuda_the_first_gpu(monkeypatch):
     assert resolve_device("auto") == resolve_device("cuda") == "cuda:0" and resolve_device("cuda:1") == "cuda:1"
     with pytest.raises(BadInput, match="device: 'xpu' is not here; use auto or one of cpu, cuda:0, cuda:1, mps"):
         resolve_device("xpu")
+
+
+@pytest.mark.parametrize(("minor", "fp8"), [(8, False), (9, True)])
+def test_a_gpu_is_told_by_its_properties(monkeypatch, minor, fp8):
+    properties = SimpleNamespace(name="G", major=8, minor=minor, total_memory=79.7 * 2**30, uuid="abc")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    assert machine._gpu(0) == {"name": "G", "memory_gib": 80, "compute_capability": f"8.{minor}", "fp8": fp8}
+    assert machine.gpu_uuid("cuda:0") == "GPU-abc"
+
+
+def test_the_driver_is_what_nvml_says_or_why_it_does_not(monkeypatch):
+    class Error(Exception):
+        pass
+
+    def lost():
+        raise Error("Driver Not Loaded")
+
+    nvml = SimpleNamespace(NVMLError=Error, nvmlInit=lambda: None, nvmlSystemGetDriverVersion=lambda: "580.1")
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    assert machine._driver() == "580.1"
+    nvml.nvmlInit = lost
+    assert machine._driver() == "unknown (Driver Not Loaded)"

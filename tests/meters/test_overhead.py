@@ -95,3 +95,15 @@ def test_a_row_says_what_it_rests_on(clockwork):
     )
     assert row.low <= row.estimate <= row.high and math.isclose(row.details["pass_ms"], 30)
     assert row.details["plain_ms"] == pytest.approx(10) and row.details["rows_per_call"] == pytest.approx(12.4)
+
+
+def test_a_models_own_calls_are_looked_at_in_each_mode():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    modes = {
+        "minimal": ProfilingConfig.minimal(),
+        "deep": ProfilingConfig.custom(deep_profiling=True, every_kth_token=2),
+    }
+    found = {one.mode: one for one in measure_overhead(model, lambda: model(torch.ones(2, 4)), modes, budget_s=0.0)}
+    assert list(found) == ["again", "minimal", "deep"] and found["again"].rows == 0
+    assert found["deep"].rows > found["minimal"].rows > 0 and found["deep"].pass_ms[0] > 0
+    assert all(one.wall.low <= one.wall.estimate <= one.wall.high and one.rounds >= 6 for one in found.values())

@@ -213,3 +213,14 @@ def test_power_of_zero_in_between_is_a_gap_and_is_not_drawn():
     low, estimate, high = (getattr(rows["energy"], name) for name in ("low", "estimate", "high"))
     assert (low, estimate, high) == pytest.approx((120 + 120 + 80, 120 + 150 + 80, 120 + 180 + 80))
     assert rows["power"].details["course_w"] == [60.0, 60, 60, 40, 40, 40]
+
+
+def test_leaving_a_window_waits_until_a_counter_tells_its_end(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(energy, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: meter.read()))
+    meter = EnergyMeter([_track(joules=[0.0]).source])
+    meter.tracks[0].source.read = lambda: (now.__setitem__(0, now[0] + 0.0625), Reading(now[0], joules=10 * now[0]))[1]
+    meter.read()
+    with meter.window("w") as window:
+        now[0] += 2.0
+    assert window.end_s + 0.1 <= now[0] < window.end_s + 0.2  # its state may be 0.1 s old

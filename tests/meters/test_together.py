@@ -149,3 +149,21 @@ def test_the_loopback_interface_is_read_from_the_kernels_table(monkeypatch, tmp_
     assert network.only_loopback() and network.loopback_bytes() == 19
     table.write_text(f"Inter-| Receive\n face |bytes\n{lo}  eth0: 1 2 3 4 5 6 7 8 9\n")
     assert not network.only_loopback() and network.loopback_bytes() == 19
+
+
+def test_collectives_of_four_sizes_say_what_they_send(clock, ranks, monkeypatch):
+    def blocks(calls, budget_s, *, device, seed):
+        for call in calls.values():
+            call()
+        return together.Together({name: [name] for name in calls}, [False])
+
+    monkeypatch.setattr(links, "time_together", blocks)
+    found = links.time_collectives(1.0, seed=0)
+    assert [(row["collective"], row["payload"], row["messages"], row["sent"]) for row in found[:3]] == [
+        ("all_reduce", 1024, 2, 1024.0),
+        ("all_gather", 1024, 1, 1024),
+        ("all_to_all", 1024, 1, 512.0),
+    ]
+    assert [row["payload"] for row in found[::3]] == [2**10, 2**16, 2**20, 2**22]
+    assert found[4]["blocks"] == ["all_gather 65536"]
+    assert ranks[:3] == [("all_reduce", (256,)), ("all_gather", 2, (256,)), ("all_to_all", (256,), (256,))]

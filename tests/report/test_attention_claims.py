@@ -201,3 +201,13 @@ def test_what_a_pattern_costs_after_training_on_is_held_against_zero(say, tuned,
         and said in line
         and line.endswith("; 5 seeds.")
     )
+
+
+def test_each_run_and_device_is_named_where_there_are_several(say):
+    ends = {"dense": (9, 10, 11), "window": (5, 6, 7)}
+    cases = [attention_case(name, *ms, device=device) for device in ("cpu", "cuda:0") for name, ms in ends.items()]
+    named = [
+        line.partition(": Sparse")[0] for line in say("attention", cases, cases) if "is faster than dense at" in line
+    ]
+    places = [f"run run-{at}-of, {device}" for at in (0, 1) for device in ("cpu", "cuda:0")]
+    assert named == [f"Non-causal, batch 3, float32, {place}" for place in places]

@@ -120,3 +120,13 @@ def test_energy_above_idle_is_shared_out_as_the_windows_energy_is(measured):
     assert {name: package[name] for name in numbers} == pytest.approx(numbers)
     assert (package["of"], dram["of"], dram["energy"], package["batch_size"]) == ("package", "dram", 7, 3)
     assert pd.isna(dram["power"]) and pd.isna(dram["net_per_token"])
+
+
+def test_a_curve_is_warm_up_as_far_as_it_was_needed(measured):
+    cases = []
+    for direction, needed in (("a", 1.0), ("b", None), ("c", 0.0)):
+        factors, rows = warmup_process(direction, 1, 10, {0: (9, 9)}, needed)
+        cases.append((factors, [ended(), *rows]))
+    table = warmup_view.curve_table(measured("warmup", cases))
+    assert list(table["phase"]) == ["warm-up", *["steady"] * 3, *["not settled"] * 4, *["steady"] * 4]
+    assert list(table["ms"]) == [30, 20, 10, 10] * 3

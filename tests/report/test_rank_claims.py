@@ -136,3 +136,17 @@ def test_communication_takes_no_negative_share_of_a_step(say, exposed, said):
     case = {"name": "tiny", "world_size": 4, "strategies": ["ddp"], "batch_size": 3, "seq_len": 64}
     (line,) = say("distributed", [(case, found)])
     assert f"ms of a step {said} is communication" in line
+
+
+@pytest.mark.parametrize(
+    ("other", "rounds", "said"),
+    [
+        ((9, 11, 13), 1, "Next: one message meets 1 time(s)."),
+        ((9.6, 11, 13), 1, "Next: longer sequences per rank, or fewer ranks."),
+        ((9, 11, 13), 2, "Next: longer sequences per rank, or fewer ranks."),
+    ],
+)
+def test_a_form_with_fewer_rounds_is_advised_unless_it_was_slower(say, other, rounds, said):
+    sending = PARTS[-1]
+    forms = {"one_message": (other, rounds, sending), "fused": ((8, 9, 9.5), 2, sending)}
+    assert say("distributed", [decode_case(forms)])[1].endswith(said)
