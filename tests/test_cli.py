@@ -189,13 +189,3 @@ def test_lists_come_as_json_too_and_a_name_that_is_nearly_right_is_named(nano, t
     assert "stuck out" in ended.stderr
     ended = nano("compare", "befor", "latest")
     assert ended.exit_code == 2 and "'befor' is not in the database; did you mean before?" in ended.output
-
-
-def test_the_report_is_opened_where_it_is(nano, tmp_path, monkeypatch):
-    opened = []
-    monkeypatch.setattr("webbrowser.open", opened.append)
-    page = tmp_path / "out" / "report" / "index.html"
-    page.parent.mkdir(parents=True)
-    page.write_text("<html>")
-    ended = nano("open")
-    assert ended.exit_code == 0 and opened == [page.as_uri()] and str(page) in ended.output

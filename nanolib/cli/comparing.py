@@ -23,7 +23,7 @@ from nanolib.cli.command import (
     use_output,
 )
 from nanolib.measurement import BadInput
-from nanolib.paths import database_path
+from nanolib.paths import DATABASE, database_path
 
 
 def findings(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,6 +47,7 @@ def findings(command: Callable[..., Any]) -> Callable[..., Any]:
 @command(
     "nano compare latest~1 latest",
     "nano compare before after --threshold 3% --markdown summary.md",
+    "nano compare outputs/reference/NAME latest --across-machines",
 )
 @click.argument("base")
 @click.argument("current")
@@ -54,6 +55,7 @@ def findings(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--strict", is_flag=True, help="Exit with 1 also if notebooks, cases or figures of BASE are missing or broke."
 )
+@click.option("--across-machines", is_flag=True, help="Scale the times of BASE by the measured peaks of both machines.")
 @findings
 @click.option("--chart", "chart_file", metavar="FILE", help="Draw them: .html, .png or .svg.")
 @output_option
@@ -64,6 +66,7 @@ def compare(
     threshold: float,
     everything: bool,
     strict: bool,
+    across_machines: bool,
     json_file: str | None,
     markdown_file: str | None,
     chart_file: str | None,
@@ -74,6 +77,7 @@ def compare(
     The two were collected apart. A slower timing is a regression only beyond the spread between three or more earlier runs of
     one committed revision on this machine; until there are as many it is suspect at most, and nano ab decides.
     """
+    from nanolib.compare.across import overall_shift, scale_by_peaks
     from nanolib.compare.compare import compare_rows
     from nanolib.compare.spread import repeats
 
@@ -84,6 +88,9 @@ def compare(
         _rows_of("current", current),
     )
     _check_common(base, then, current, now)
+    unscaled = 0
+    if across_machines:
+        then, unscaled = scale_by_peaks(then, now)
     found = compare_rows(then, now, threshold, noise | noise_now, repeats([runs, runs_now]))
     if chart_file:
         from nanolib.report.regressions import comparison_chart
@@ -91,6 +98,10 @@ def compare(
 
         save_as(comparison_chart(found, "Two sets of runs", f"A: {base}. B: {current}."), Path(chart_file))
     show_comparison(found, everything, json_file, markdown_file)
+    if across_machines:
+        echo(overall_shift(found.lines))
+    if unscaled:
+        echo(f"left out: {unscaled} latencies without a prediction by measured peaks")
     echo("the two were collected apart: drift between them is not controlled")
     if not found.same_machine:
         echo("they come from different machines: a comparison, not a gate")
@@ -236,8 +247,10 @@ def _rows_of(side: str, name: str) -> tuple[Any, dict[str, list[str]], Any]:
     from nanolib.store.files import is_database
 
     path = Path(name)  # a label may be the name of a file too, but has no folder in it
+    if len(path.parts) > 1 and (path / DATABASE).is_file():
+        path = path / DATABASE
     is_file = path.suffix in (".sqlite", ".db") or is_database(path) or (len(path.parts) > 1 and path.is_file())
-    with Store(name if is_file else None, create=False) as store:
+    with Store(path if is_file else None, create=False) as store:
         run_ids = store.resolve("all" if is_file else name)
         rows = store.measurements(run_ids, samples=True)
         noise = noise_of(store, run_ids)

@@ -85,20 +85,6 @@ def report(names: tuple[str, ...], folder: str | None, show: bool, output: str |
 
 
 @command(
-    "nano open",
-)
-@output_option
-@handle_errors
-def open_report(output: str | None) -> None:
-    """Open the report that was written last, in a browser."""
-    page = use_output(output) / "report" / "index.html"
-    if not page.is_file():
-        raise BadInput(f"report: {page} is not there; run nano run, or nano report")
-    echo(str(page))
-    webbrowser.open(page.absolute().as_uri())
-
-
-@command(
     "nano export share.sqlite",
     "nano export table.csv --run latest",
 )
