@@ -197,7 +197,7 @@ WITHOUT_DATABASE = [
     ("merge /nowhere.sqlite", "/nowhere.sqlite does not exist"),
     ("merge HERE/text.txt", "text.txt cannot be opened (file is not a database)"),
     ("merge HERE/foreign.sqlite", "foreign.sqlite is not nanolib's; name another"),
-    ("merge HERE/newer.sqlite", "has schema 99, this nanolib 4; move it away and measure again"),
+    ("merge HERE/newer.sqlite", "has schema 99, this nanolib 5; move it away and measure again"),
     ("merge HERE/cut.sqlite", "cut.sqlite"),
     ("merge HERE/good.sqlite HERE/text.txt", "text.txt cannot be opened"),
     ("ab one", "revision: 'one' is given; give two"),

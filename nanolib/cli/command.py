@@ -149,10 +149,9 @@ def handle_errors(command: Callable[..., Any]) -> Callable[..., Any]:
             complain(*error.lines)
             sys.exit(EXIT_BAD_INPUT)
         except sqlite3.DatabaseError as error:
-            from nanolib.store.connection import is_locked, locked
+            from nanolib.store.connection import unusable
 
-            unusable = f"database: {database_path()} cannot be used ({error}); move it away or name another"
-            complain(locked(database_path()) if is_locked(error) else unusable)
+            complain(unusable(database_path(), error))
             sys.exit(EXIT_BAD_INPUT)
         except BrokenPipeError:  # whoever read has seen enough; what is left to flush goes nowhere
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

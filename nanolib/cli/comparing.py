@@ -23,7 +23,7 @@ from nanolib.cli.command import (
     use_output,
 )
 from nanolib.measurement import BadInput
-from nanolib.paths import DATABASE, database_path
+from nanolib.paths import DATABASE, put_in_place
 
 
 def findings(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,7 +87,12 @@ def compare(
         _rows_of("base", base),
         _rows_of("current", current),
     )
-    _check_common(base, then, current, now)
+    shared = then[["experiment", "case_id"]].merge(now[["experiment", "case_id"]])
+    if shared.empty:
+        sides = [
+            f"{name!r} ({', '.join(rows['experiment'].unique())})" for name, rows in ((base, then), (current, now))
+        ]
+        raise BadInput(f"compare: {sides[0]} and {sides[1]} have no case in common; name runs with the same parameters")
     unscaled = 0
     if across_machines:
         then, unscaled = scale_by_peaks(then, now)
@@ -106,26 +111,6 @@ def compare(
     if not found.same_machine:
         echo("they come from different machines: a comparison, not a gate")
     sys.exit(EXIT_FAILED if found.regressed or (strict and found.same_machine and found.lost) else EXIT_OK)
-
-
-def _check_common(base: str, then: Any, current: str, now: Any) -> None:
-    """Refuse two sides that share no case, and name what the second can be compared with."""
-    from nanolib.store import Store
-
-    cases = [set(zip(rows["experiment"], rows["case_id"], strict=True)) for rows in (then, now)]
-    if cases[0] & cases[1]:
-        return
-    holds = [", ".join(dict.fromkeys(rows["experiment"])) for rows in (then, now)]
-    near = []
-    if database_path().exists():
-        with Store(create=False) as store:
-            near = store.runs_with({case_id for _, case_id in cases[1]}, but=set(now["run_id"]))
-    remedy = (
-        f"{current!r} can be compared with {', '.join(near)}"
-        if near
-        else f"no other run holds the cases of {current!r}"
-    )
-    raise BadInput(f"compare: {base!r} ({holds[0]}) and {current!r} ({holds[1]}) have no case in common; {remedy}")
 
 
 def have_folders(*files: str | None) -> None:
@@ -170,14 +155,15 @@ def echo_findings(table: Any) -> None:
 
 def write_text(option: str, file: str, text: str) -> None:
     """Write a file that the user named, whole or not at all."""
-    from nanolib.store.sharing import new_file
-
     target = Path(file)
     if target.is_symlink() or (target.exists() and not target.is_file()):  # /dev/stdout: it is written to, and stays
         target.write_text(text, encoding="utf-8")
         return
-    with new_file(target, option, overwrites=True) as path:
-        path.write_text(text, encoding="utf-8")
+    try:
+        with put_in_place(target, overwrite=True) as path:
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"{option}: {file} cannot be written ({error.strerror or error}); name another file") from error
 
 
 @command(
@@ -244,7 +230,7 @@ def _rows_of(side: str, name: str) -> tuple[Any, dict[str, list[str]], Any]:
     from nanolib.compare.history import noise_of
     from nanolib.compare.spread import RECENT_RUNS
     from nanolib.store import Store
-    from nanolib.store.files import is_database
+    from nanolib.store.connection import is_database
 
     path = Path(name)  # a label may be the name of a file too, but has no folder in it
     if len(path.parts) > 1 and (path / DATABASE).is_file():

@@ -97,11 +97,11 @@ TESTS = {
     _VIEWS.format("distributed"): [*_CLAIMS, _DISTRIBUTED],
     "nanolib/store": [
         "tests/store/test_store.py",
-        "tests/store/test_reading.py",
+        "tests/store/test_query.py",
         "tests/store/test_file.py",
         "tests/store/test_traces.py",
-        "tests/store/test_newest.py",
         "tests/store/test_merging.py",
+        "tests/store/test_export.py",
     ],
     "nanolib/run/sweep.py": ["tests/run/test_sweep.py", "tests/run/test_runner.py"],
 }
