@@ -197,7 +197,7 @@ def _finished(database: Path) -> set[tuple[str, str]]:
     with sqlite3.connect(database) as db:
         return set(
             db.execute(
-                "SELECT experiment, case_id FROM measurements WHERE metric = 'case_time' AND status != 'started'"
+                "SELECT experiment, case_id FROM results WHERE metric = 'case_time' AND status != 'started'"
             ).fetchall()
         )
 

@@ -72,8 +72,8 @@ def _fill_trace(store: Store, run_id: str, count: int) -> None:
     store.add(Run("energy", machine, run_id=run_id, rows={"case": ({"seq_len": 8}, [exact("flops", 1)])}))
     db = store.connection
     db.execute("BEGIN")
-    query = "INSERT INTO traces (run_id, case_id, names) VALUES (?, 'case', '[\"a\"]')"
-    trace_id = db.execute(query, (run_id,)).lastrowid
+    trace_id = random.getrandbits(63)
+    db.execute("INSERT INTO traces VALUES (?, ?, 'case', '[\"a\"]')", (trace_id, run_id))
     numbers = "WITH RECURSIVE n(x) AS (SELECT 0 UNION ALL SELECT x + 1 FROM n WHERE x < ?)"
     for table, values in (("ops", "x / 90, x % 6, 0, x * 7919 % 1000000"), ("statistics", "x / 90, x % 6, 0, x / 7.0")):
         db.execute(f"{numbers} INSERT INTO {table} SELECT ?, x, {values} FROM n", (count // 2 - 1, trace_id))
