@@ -206,7 +206,7 @@ def history(
     shown = found if everything else stepped
     if as_json:
         told = [one.to_dict() for one in shown]
-        echo(*json.dumps({"metric": metric, "figures": len(found), "shown": told}, indent=1).split("\n"), whole=True)
+        echo(*json.dumps({"metric": metric, "figures": len(found), "shown": told}, indent=1).split("\n"))
     elif shown:
         alike, lines = compact(table(shown), columns(120))
         echo(*([f"all: {alike}"] if alike else []))
@@ -222,7 +222,7 @@ def history(
     echo(*said, err=as_json)
     if commands := list(dict.fromkeys(filter(None, (one.command for one in stepped)))):
         echo("both revisions of each latest step side by side:", err=as_json)
-        echo(*(f"  {line}" for line in commands), err=as_json, whole=True)
+        echo(*(f"  {line}" for line in commands), err=as_json)
 
 
 def _rows_of(side: str, name: str) -> tuple[Any, dict[str, list[str]], Any]:

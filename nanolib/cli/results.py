@@ -28,7 +28,7 @@ def runs(as_json: bool, output: str | None) -> None:
     with Store(create=False) as store:
         frame = store.runs()
     if as_json:
-        echo(*frame.to_json(orient="records", indent=1, default_handler=str).split("\n"), whole=True)
+        echo(*frame.to_json(orient="records", indent=1, default_handler=str).split("\n"))
         return
     if frame.empty:
         echo("no runs yet; run: nano run quick")

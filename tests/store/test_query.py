@@ -36,15 +36,6 @@ def test_of_a_case_in_several_runs_the_newest_on_each_machine_is_shown(store):
     assert list(runs.run_id) == list("abcd")
 
 
-def test_a_run_that_shows_no_case_is_among_those_shown(store, monkeypatch):
-    monkeypatch.setattr("nanolib.store.query.SHOWN_CASES", 2)
-    for day, run_id in enumerate("abcd", 1):
-        store.add(make_run(run_id, rows=_cases("x") if run_id != "d" else {}))
-        _at(store, run_id, day)
-    rows, runs = store.shown("abcd")
-    assert _shown(rows) == [("c", "x")] and list(runs.run_id) == ["c", "d"]
-
-
 def test_a_history_has_one_metric_of_the_last_runs_of_each_machine(store):
     for day, (run_id, machine, experiment) in enumerate(
         [("a", "m1", "attention"), ("b", "m1", "attention"), ("c", "m2", "attention"), ("d", "m1", "model")], 1
@@ -68,13 +59,6 @@ def test_a_history_has_one_metric_of_the_last_runs_of_each_machine(store):
         "attention",
         {"name": "x"},
     )
-
-
-def test_numbers_are_numbers_where_no_row_has_one(store):
-    store.add(make_run("a", rows={"x": ({}, [Measurement("latency", 2.0, n=1)])}))
-    frame = store.measurements()
-    numbers = frame[["estimate", "low", "high", "predicted"]]
-    assert {*map(str, numbers.dtypes)} == {"float64"} and numbers["low"].isna().all()
 
 
 def test_the_run_before_is_the_last_done_of_its_like(store):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nanolib.measurement import BadInput, Flag, Measurement, Provenance, Status, exact
 from nanolib.store import Store
-from tests.store.rows import LATENCY, make_run
+from tests.store.rows import make_run
 
 
 def test_a_run_comes_back_as_it_went_in(store):
@@ -36,29 +36,6 @@ def test_a_case_is_replaced_whole_or_not_at_all(store):
     assert len(store.measurements()) == 2
     store.write_case(run_id, "case1", {}, [exact("flops", 7)])
     assert list(store.measurements().estimate) == [7]
-
-
-def test_a_row_of_an_unknown_run_is_told(store):
-    with pytest.raises(BadInput, match="run: nowhere is not in the database"):
-        store.write_case("nowhere", "c", {}, [LATENCY])
-
-
-def test_deleting_a_run_takes_its_rows_along(store):
-    store.add(make_run())
-    store.connection.execute("DELETE FROM runs")
-    assert store.measurements().empty
-
-
-def test_clean_deletes_old_runs_and_shrinks_the_file(tmp_path, store):
-    big = Measurement("latency", 1.0, samples=tuple(range(200_000)))
-    store.add(make_run("old", rows={"c": ({}, [big])}))
-    store.add(make_run("new"))
-    store.connection.execute("UPDATE runs SET started = '2020-01-01T00:00:00.000000Z' WHERE run_id = 'old'")
-    store.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-    before = store.path.stat().st_size
-    assert store.cleanup_old_runs(30, dry_run=True) == ["old"] and len(store.runs()) == 2
-    assert store.cleanup_old_runs(30) == ["old"]
-    assert list(store.runs().run_id) == ["new"] and store.path.stat().st_size < before - 1_000_000
 
 
 def test_two_connections_write_at_once(tmp_path):

@@ -72,19 +72,6 @@ def test_deleting_a_run_deletes_its_traces_and_the_file_shrinks(store):
     assert store.path.stat().st_size < before - 2_000_000
 
 
-def test_traces_travel_with_a_merged_run(store, tmp_path):
-    with Store(tmp_path / "other.sqlite") as other:
-        other.add(Run(experiment="energy", machine=MACHINE, run_id="b"))
-        for case in ("c", "d"):
-            with traces.recording(lambda case=case: other.new_trace("b", case)):
-                _fill(traces.current(), 10)
-    with traces.recording(lambda: store.new_trace("a", "c")):
-        _fill(traces.current(), 5)
-    for _ in range(2):
-        store.merge(tmp_path / "other.sqlite")
-        assert len(store.trace("layers", ["b"])) == 20 and len(store.trace("layers", ["a"])) == 5
-
-
 def test_rows_that_cannot_be_written_are_told_and_later_ones_are_written(store, capsys):
     trace = store.new_trace("a", "c")
     trace.put("layers", [("too", "many", "columns", "here")])
