@@ -4,7 +4,7 @@
 set -euo pipefail
 
 findings=$(mktemp -d)
-arguments=(ab "$NANO_BASE" . --threshold "$NANO_THRESHOLD" --budget "$NANO_BUDGET" --shard "$NANO_SHARD")
+arguments=(ab "$NANO_BASE" . --threshold "$NANO_THRESHOLD" --budget "$NANO_BUDGET")
 arguments+=(--markdown "$findings/table.md" --json "$findings/findings.json")
 [ -z "$NANO_TOTAL" ] || arguments+=(--total "$NANO_TOTAL")
 while read -r name; do
@@ -19,11 +19,10 @@ code=0
 nano "${arguments[@]}" || code=$?
 [ "$code" -le 1 ] || exit "$code"
 
-part=$([ "$NANO_SHARD" = 1/1 ] || echo " (part $NANO_SHARD)")
-marker="<!-- nanolib $NANO_SHARD -->"
+marker="<!-- nanolib -->"
 {
   echo "$marker"
-  echo "### $([ "$code" = 0 ] && echo "No regression" || echo "Slower")$part"
+  echo "### $([ "$code" = 0 ] && echo "No regression" || echo "Slower")"
   echo
   cat "$findings/table.md"
   echo

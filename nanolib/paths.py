@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from nanolib.measurement import BadInput
@@ -65,3 +68,31 @@ def make_folder(folder: Path) -> Path:
     except OSError as error:
         raise BadInput(f"output: {folder} cannot be made ({error.strerror}); name another folder") from None
     return folder
+
+
+@contextlib.contextmanager
+def put_in_place(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """Give a path beside the target to write to; after the block it is the target, whole, and after an error nothing is.
+
+    Args:
+        target: What it will be.
+        overwrite: Whether it takes the place of a file that is there.
+
+    Raises:
+        FileExistsError: The target is there, and is not to be overwritten.
+        OSError: It cannot be written.
+    """
+    with tempfile.TemporaryDirectory(prefix=".nanolib-", dir=target.absolute().parent) as folder:
+        file = Path(folder) / target.name
+        yield file
+        if overwrite:
+            file.replace(target)
+            return
+        try:
+            os.link(file, target)  # unlike a rename, it does not overwrite what has appeared during the writing
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without links
+            if os.path.lexists(target):
+                raise FileExistsError(target) from None
+            file.rename(target)

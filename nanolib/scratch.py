@@ -16,7 +16,7 @@ import weakref
 from pathlib import Path
 from typing import Self
 
-PURPOSES = ("ab", "case", "explore", "export", "merge", "overhead", "ranks", "ray", "report", "run", "side")
+PURPOSES = ("ab", "case", "explore", "overhead", "ranks", "ray", "report", "run", "side")
 _OURS = 0o1700  # no folder that somebody made by hand, whatever its name, has this mode
 
 

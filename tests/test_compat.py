@@ -184,22 +184,15 @@ def test_a_config_is_changed_by_assignment_and_checked():
     assert config == compat.ProfilingConfig.custom(power_sample_interval_ms=200)
 
 
-def test_power_sections_and_cleaning_up_on_the_store(tmp_path):
+def test_power_samples_and_cleaning_up_on_the_store(tmp_path):
     from nanolib.store import Run, Store
     from tests.report.rows import MACHINE
 
     with Store(tmp_path / "results.sqlite") as store:
         store.add(Run("energy", MACHINE, rows={}, run_id="r1"))
-        store.add_power_sample(t_s=0.0, watts=100.0)
-        store.add_power_sample({"t_s": 0.2, "watts": 110.0})
         store.add_power_samples([{"t_s": 0.4 + at / 5, "watts": 120.0} for at in range(3)])
-        store.add_section("prefill", 0.1, 0.6)
         store.commit_transaction()
-        power, sections = store.trace("power_samples", ["r1"]), store.trace("sections", ["r1"])
-        assert list(power["watts"]) == [100.0, 110.0, 120.0, 120.0, 120.0]
-        assert list(sections["name"]) == ["prefill"] and list(sections["ns"]) == [500_000_000]
-        with pytest.raises(BadInput, match=r"section: .x. ends at 1"):
-            store.add_section("x", 2.0, 1.0)
+        assert list(store.trace("power_samples", ["r1"])["watts"]) == [120.0, 120.0, 120.0]
         store.update_run("r1", status="done")
         assert store.cleanup_old_runs(max_age_days=30) == []
         assert store.cleanup_old_runs(run_ids=["r1"]) == ["r1"]

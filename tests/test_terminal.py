@@ -14,7 +14,6 @@ from nanolib.measurement import Measurement, printable
 from nanolib.report import renderer
 from nanolib.report.page import csv_text, markdown_table
 from nanolib.store import Store
-from tests.store.columns import LISTS, MAPPINGS, text_columns
 from tests.store.rows import LATENCY, make_run
 
 HOSTILE = "a\x1b[31mred\x1b]0;title\x07\x9b2J\r\x08\u202eevil\u2066\u200b\ufeff\u2028nano: fine\x00\x7fz"
@@ -30,23 +29,23 @@ def test_what_acts_is_escaped_and_all_else_stays():
 @pytest.fixture
 def hostile(tmp_path):
     """Two runs of one case whose texts act, in every column in which they may stand."""
-    kept = ("run_id", "machine_id", "case_id", "metric", "status", "started", "experiment")
+    texts = {
+        "runs": "suite label device git_revision fingerprint message process launch",
+        "machines": "cpu system driver torch",
+    }
+    texts |= {"measurements": "scope unit method message"}
+    words = json.dumps({"name": HOSTILE, "torch": HOSTILE, HOSTILE: HOSTILE})
     with Store(tmp_path / "out" / "results.sqlite") as store:
         for run_id in ("run-a", "run-b"):
             rows = [Measurement("case_time", 1.0, n=1), Measurement("peak_memory", 5.0, 5.0, 5.0, n=1), LATENCY]
-            store.add(make_run(run_id, experiment=HOSTILE, rows={"c": ({"name": "x"}, rows)}))
-            store.new_trace(run_id, "c")
-        store.connection.execute(
-            "UPDATE measurements SET status = 'error' WHERE run_id = 'run-b' AND metric = 'case_time'"
-        )
-        for table, columns in text_columns(store.connection).items():
-            for column in set(columns) - set(kept):
-                text = HOSTILE
-                if column in LISTS:
-                    text = json.dumps([{"name": HOSTILE}] if column == "gpus" else [HOSTILE])
-                if column in MAPPINGS:
-                    text = json.dumps({"name": HOSTILE, "torch": HOSTILE, HOSTILE: HOSTILE})
-                store.connection.execute(f"UPDATE {table} SET {column} = ?", (text,))  # columns of the schema
+            store.add(make_run(run_id, experiment=HOSTILE, rows={"c": ({"name": "x"}, rows)}, disturbances=[HOSTILE]))
+        db = store.connection
+        db.execute("UPDATE measurements SET status = 'error' WHERE run_id = 'run-b' AND metric = 'case_time'")
+        for table, columns in texts.items():
+            for column in columns.split():
+                db.execute(f"UPDATE {table} SET {column} = ?", (HOSTILE,))  # columns of the schema
+        db.execute("UPDATE runs SET params = ?, versions = ?", (words, words))
+        db.execute("UPDATE measurements SET factors = ?, details = ?", (words, words))
     return tmp_path
 
 

@@ -38,7 +38,6 @@ class Question:
         metric: What is compared.
         titles: What A and B are called where `names` do not tell them apart.
         environments: The interpreters of A and B, where they are two.
-        shard: (2, 4) for the second of four parts of the cases.
     """
 
     names: tuple[str, str]
@@ -49,7 +48,6 @@ class Question:
     metric: str = "latency"
     titles: tuple[str, str] = ("", "")
     environments: tuple[Environment, Environment] | None = None
-    shard: tuple[int, int] = (1, 1)
 
     def __post_init__(self) -> None:
         allowed = (*TIMED, *COUNTED)
@@ -112,8 +110,6 @@ def ask(question: Question, settings: Settings, log: Log = lambda _: None) -> An
         before = [_sources(version) for version in versions]
         tasks, lines = _tasks(question, versions, settings)
         titles = question.named(versions)
-        number, of = question.shard
-        tasks, lines = tasks[number - 1 :: of], lines if number == 1 else []
         if settings.total_s is not None and tasks:
             settings = replace(settings, budget_s=min(settings.budget_s, settings.total_s / len(tasks)))
         seconds = len(tasks) * settings.budget_s

@@ -8,7 +8,7 @@ from __future__ import annotations
 import click
 
 import nanolib
-from nanolib.cli import comparing, planning, reproducing, results, running, side_by_side
+from nanolib.cli import comparing, planning, results, running, side_by_side
 from nanolib.cli.command import Commands
 
 
@@ -20,8 +20,7 @@ def main() -> None:
 
 for command in (
     *(running.run, running.join, running.doctor, planning.plan),
-    *(comparing.compare, side_by_side.ab, comparing.history, reproducing.reproduce),
+    *(comparing.compare, side_by_side.ab, comparing.history),
     *(results.runs, results.report, results.export, results.merge, results.clean),
 ):
     main.add_command(command)
-main.add_command(results.open_report, "open")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import math
@@ -12,8 +11,7 @@ import shutil
 import sqlite3
 import sys
 import tempfile
-import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_STREAMS = ("standard input", "standard output", "standard error")
 _ENDLESS = re.compile(r"(\S{100})\S{400,}(\S{100})")  # longer than any name of a file
 _NUMBER = re.compile(r"[-+]?\d|—$|yes$|no$")  # what a column of numbers holds
 EXIT_OK, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
@@ -69,46 +66,30 @@ SHARE = Amount("%", 1.0, "a share such as 5% or 0.05")
 DAYS = Amount("d", 1e6, "days, such as 30d", above=False)
 
 
-def echo(*lines: Any, err: bool = False, whole: bool = False) -> None:
-    """Print lines, broken between words where the terminal ends. Commands print by this alone.
-
-    What was stored or typed and stands in them does nothing to the terminal.
+def echo(*lines: Any, err: bool = False) -> None:
+    """Print lines; what was stored or typed and stands in them does nothing to the terminal. Commands print by this alone.
 
     Args:
         lines: What to print.
-        err: To the standard error; a complaint stays one line.
-        whole: Lines stay as they are; one of JSON that is broken would be none.
+        err: To the standard error.
     """
-    for line in map(printable, map(str, lines)):
-        indent = " " * (len(line) - len(line.lstrip()) + 2)
-        narrow = len(line) > columns() >= max(map(len, line.split()), default=0) + len(indent)  # a path stays whole
-        if narrow and not err and not whole:
-            line = textwrap.fill(line, columns(), subsequent_indent=indent, break_on_hyphens=False)
-        try:
-            click.echo(line, err=err)
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, _STREAMS[1 + err]) from None
+    for line in lines:
+        click.echo(printable(str(line)), err=err)
 
 
 def complain(*lines: str) -> None:
     """Print to the standard error what is wrong, a line each; of an endless word its two ends."""
-    with contextlib.suppress(OSError):  # nobody hears it; the exit code still tells
-        echo(*("nano: " + _ENDLESS.sub(r"\1...\2", line) for line in lines), err=True)
+    echo(*("nano: " + _ENDLESS.sub(r"\1...\2", line) for line in lines), err=True)
 
 
-def columns(unlimited: int = sys.maxsize) -> int:
+def columns(unlimited: int) -> int:
     """How many characters a line of the terminal has, or COLUMNS says; `unlimited` where it is neither."""
     limited = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
     return shutil.get_terminal_size().columns if limited else unlimited
 
 
 def echo_table(table: pd.DataFrame) -> None:
-    """Print a table, words to the left and numbers to the right; no cell of it breaks its line.
-
-    Where the terminal is too narrow for it, each line of the table becomes its first cell, and under it the others by name.
-    """
+    """Print a table, words to the left and numbers to the right; no cell of it breaks its line."""
     shown = {}
     for name, column in table.items():
         cells, title = [printable(str(cell)) for cell in column], printable(str(name))
@@ -116,22 +97,7 @@ def echo_table(table: pd.DataFrame) -> None:
             width = max(map(len, (title, *cells)))
             cells, title = [cell.ljust(width) for cell in cells], title.ljust(width)
         shown[title] = cells
-    lines = [line.rstrip() for line in table.__class__(shown).to_string(index=False).split("\n")]
-    if max(map(len, lines)) <= columns():
-        echo(*lines)
-        return
-    for first, *rest in table.itertuples(index=False, name=None):
-        named = zip(table.columns[1:], map(str, rest), strict=True)
-        echo(first, *under(f"{name} {cell}" for name, cell in named if cell))
-
-
-def under(parts: Iterable[str]) -> list[str]:
-    """What stands under a name in a narrow terminal: parts in lines that are indented, none of which is broken if it fits."""
-    lines = [""]
-    for part in map(printable, parts):
-        lines += [""] if lines[-1] and len(lines[-1]) + len(part) + 7 > columns() else []
-        lines[-1] += f" · {part}" if lines[-1] else part
-    return [f"    {line}" for line in lines]
+    echo(*(line.rstrip() for line in table.__class__(shown).to_string(index=False).split("\n")))
 
 
 def handle_errors(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -149,10 +115,9 @@ def handle_errors(command: Callable[..., Any]) -> Callable[..., Any]:
             complain(*error.lines)
             sys.exit(EXIT_BAD_INPUT)
         except sqlite3.DatabaseError as error:
-            from nanolib.store.connection import is_locked, locked
+            from nanolib.store.connection import unusable
 
-            unusable = f"database: {database_path()} cannot be used ({error}); move it away or name another"
-            complain(locked(database_path()) if is_locked(error) else unusable)
+            complain(unusable(database_path(), error))
             sys.exit(EXIT_BAD_INPUT)
         except BrokenPipeError:  # whoever read has seen enough; what is left to flush goes nowhere
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -244,21 +209,11 @@ def command(*examples: str) -> Callable[[Callable[..., Any]], Command]:
     return click.command(cls=Command, examples=examples)
 
 
-def _open_streams() -> None:
-    """A standard stream that is closed leads nowhere; else the next file that is opened would take its number."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115  # as long as this process lives
-            os.set_inheritable(stream.fileno(), True)
-            setattr(sys, name, stream)
-
-
 class Commands(click.Group):
     """Commands that tell a wrong use in one line, as they do bad input."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command that the command line names, and end."""
-        _open_streams()
         try:
             sys.exit(super().main(*args, **kwargs | {"standalone_mode": False}) or EXIT_OK)
         except click.exceptions.NoArgsIsHelpError as error:
@@ -271,6 +226,4 @@ class Commands(click.Group):
             complain(f"{' '.join(error.format_message().split())} See: {path} --help")
         except click.Abort:
             sys.exit(EXIT_INTERRUPTED)
-        except OSError as error:  # of its help, which click prints
-            complain(f"{_STREAMS[1]}: {error.strerror or error}; name another place")
         sys.exit(EXIT_BAD_INPUT)

@@ -23,7 +23,7 @@ from nanolib.cli.command import (
     use_output,
 )
 from nanolib.measurement import BadInput
-from nanolib.paths import database_path
+from nanolib.paths import DATABASE, put_in_place
 
 
 def findings(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,6 +47,7 @@ def findings(command: Callable[..., Any]) -> Callable[..., Any]:
 @command(
     "nano compare latest~1 latest",
     "nano compare before after --threshold 3% --markdown summary.md",
+    "nano compare outputs/reference/NAME latest --across-machines",
 )
 @click.argument("base")
 @click.argument("current")
@@ -54,6 +55,7 @@ def findings(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--strict", is_flag=True, help="Exit with 1 also if notebooks, cases or figures of BASE are missing or broke."
 )
+@click.option("--across-machines", is_flag=True, help="Scale the times of BASE by the measured peaks of both machines.")
 @findings
 @click.option("--chart", "chart_file", metavar="FILE", help="Draw them: .html, .png or .svg.")
 @output_option
@@ -64,6 +66,7 @@ def compare(
     threshold: float,
     everything: bool,
     strict: bool,
+    across_machines: bool,
     json_file: str | None,
     markdown_file: str | None,
     chart_file: str | None,
@@ -74,6 +77,7 @@ def compare(
     The two were collected apart. A slower timing is a regression only beyond the spread between three or more earlier runs of
     one committed revision on this machine; until there are as many it is suspect at most, and nano ab decides.
     """
+    from nanolib.compare.across import overall_shift, scale_by_peaks
     from nanolib.compare.compare import compare_rows
     from nanolib.compare.spread import repeats
 
@@ -83,7 +87,15 @@ def compare(
         _rows_of("base", base),
         _rows_of("current", current),
     )
-    _check_common(base, then, current, now)
+    shared = then[["experiment", "case_id"]].merge(now[["experiment", "case_id"]])
+    if shared.empty:
+        sides = [
+            f"{name!r} ({', '.join(rows['experiment'].unique())})" for name, rows in ((base, then), (current, now))
+        ]
+        raise BadInput(f"compare: {sides[0]} and {sides[1]} have no case in common; name runs with the same parameters")
+    unscaled = 0
+    if across_machines:
+        then, unscaled = scale_by_peaks(then, now)
     found = compare_rows(then, now, threshold, noise | noise_now, repeats([runs, runs_now]))
     if chart_file:
         from nanolib.report.regressions import comparison_chart
@@ -91,30 +103,14 @@ def compare(
 
         save_as(comparison_chart(found, "Two sets of runs", f"A: {base}. B: {current}."), Path(chart_file))
     show_comparison(found, everything, json_file, markdown_file)
+    if across_machines:
+        echo(overall_shift(found.lines))
+    if unscaled:
+        echo(f"left out: {unscaled} latencies without a prediction by measured peaks")
     echo("the two were collected apart: drift between them is not controlled")
     if not found.same_machine:
         echo("they come from different machines: a comparison, not a gate")
     sys.exit(EXIT_FAILED if found.regressed or (strict and found.same_machine and found.lost) else EXIT_OK)
-
-
-def _check_common(base: str, then: Any, current: str, now: Any) -> None:
-    """Refuse two sides that share no case, and name what the second can be compared with."""
-    from nanolib.store import Store
-
-    cases = [set(zip(rows["experiment"], rows["case_id"], strict=True)) for rows in (then, now)]
-    if cases[0] & cases[1]:
-        return
-    holds = [", ".join(dict.fromkeys(rows["experiment"])) for rows in (then, now)]
-    near = []
-    if database_path().exists():
-        with Store(create=False) as store:
-            near = store.runs_with({case_id for _, case_id in cases[1]}, but=set(now["run_id"]))
-    remedy = (
-        f"{current!r} can be compared with {', '.join(near)}"
-        if near
-        else f"no other run holds the cases of {current!r}"
-    )
-    raise BadInput(f"compare: {base!r} ({holds[0]}) and {current!r} ({holds[1]}) have no case in common; {remedy}")
 
 
 def have_folders(*files: str | None) -> None:
@@ -159,14 +155,15 @@ def echo_findings(table: Any) -> None:
 
 def write_text(option: str, file: str, text: str) -> None:
     """Write a file that the user named, whole or not at all."""
-    from nanolib.store.sharing import new_file
-
     target = Path(file)
     if target.is_symlink() or (target.exists() and not target.is_file()):  # /dev/stdout: it is written to, and stays
         target.write_text(text, encoding="utf-8")
         return
-    with new_file(target, option, overwrites=True) as path:
-        path.write_text(text, encoding="utf-8")
+    try:
+        with put_in_place(target, overwrite=True) as path:
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"{option}: {file} cannot be written ({error.strerror or error}); name another file") from error
 
 
 @command(
@@ -209,7 +206,7 @@ def history(
     shown = found if everything else stepped
     if as_json:
         told = [one.to_dict() for one in shown]
-        echo(*json.dumps({"metric": metric, "figures": len(found), "shown": told}, indent=1).split("\n"), whole=True)
+        echo(*json.dumps({"metric": metric, "figures": len(found), "shown": told}, indent=1).split("\n"))
     elif shown:
         alike, lines = compact(table(shown), columns(120))
         echo(*([f"all: {alike}"] if alike else []))
@@ -225,7 +222,7 @@ def history(
     echo(*said, err=as_json)
     if commands := list(dict.fromkeys(filter(None, (one.command for one in stepped)))):
         echo("both revisions of each latest step side by side:", err=as_json)
-        echo(*(f"  {line}" for line in commands), err=as_json, whole=True)
+        echo(*(f"  {line}" for line in commands), err=as_json)
 
 
 def _rows_of(side: str, name: str) -> tuple[Any, dict[str, list[str]], Any]:
@@ -233,11 +230,13 @@ def _rows_of(side: str, name: str) -> tuple[Any, dict[str, list[str]], Any]:
     from nanolib.compare.history import noise_of
     from nanolib.compare.spread import RECENT_RUNS
     from nanolib.store import Store
-    from nanolib.store.files import is_database
+    from nanolib.store.connection import is_database
 
     path = Path(name)  # a label may be the name of a file too, but has no folder in it
+    if len(path.parts) > 1 and (path / DATABASE).is_file():
+        path = path / DATABASE
     is_file = path.suffix in (".sqlite", ".db") or is_database(path) or (len(path.parts) > 1 and path.is_file())
-    with Store(name if is_file else None, create=False) as store:
+    with Store(path if is_file else None, create=False) as store:
         run_ids = store.resolve("all" if is_file else name)
         rows = store.measurements(run_ids, samples=True)
         noise = noise_of(store, run_ids)

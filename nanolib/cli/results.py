@@ -28,7 +28,7 @@ def runs(as_json: bool, output: str | None) -> None:
     with Store(create=False) as store:
         frame = store.runs()
     if as_json:
-        echo(*frame.to_json(orient="records", indent=1, default_handler=str).split("\n"), whole=True)
+        echo(*frame.to_json(orient="records", indent=1, default_handler=str).split("\n"))
         return
     if frame.empty:
         echo("no runs yet; run: nano run quick")
@@ -82,20 +82,6 @@ def report(names: tuple[str, ...], folder: str | None, show: bool, output: str |
     echo(str(page))
     if show:
         webbrowser.open(page.absolute().as_uri())
-
-
-@command(
-    "nano open",
-)
-@output_option
-@handle_errors
-def open_report(output: str | None) -> None:
-    """Open the report that was written last, in a browser."""
-    page = use_output(output) / "report" / "index.html"
-    if not page.is_file():
-        raise BadInput(f"report: {page} is not there; run nano run, or nano report")
-    echo(str(page))
-    webbrowser.open(page.absolute().as_uri())
 
 
 @command(

@@ -18,14 +18,12 @@ from nanolib.cli.command import (
     EXIT_INTERRUPTED,
     EXIT_OK,
     FiniteRange,
-    columns,
     command,
     echo,
     echo_table,
     handle_errors,
     output_option,
     pairs_of,
-    under,
     use_output,
 )
 from nanolib.installed import EVERYTHING, NOTEBOOKS, REPORTS, in_a_line, missing
@@ -124,10 +122,10 @@ def run(
         run_ids = [end.run_id for end in ended if end.run_id]
         if run_ids:
             _show_failures(run_ids)
-        echo("", f"notebooks  {folder}", f"database   {database_path()}", f"log        {log}", whole=True)
+        echo("", f"notebooks  {folder}", f"database   {database_path()}", f"log        {log}")
         write_report(run_ids)
         for page in pages:
-            echo(f"report     {page.result()}", whole=True)
+            echo(f"report     {page.result()}")
     if any(end.status == "interrupted" for end in ended):
         sys.exit(EXIT_INTERRUPTED)
     sys.exit(EXIT_OK if all(end.status == "done" for end in ended) else EXIT_FAILED)
@@ -181,18 +179,11 @@ def _show_cases(cases: list[Any], foreseen: Iterable[Any]) -> None:
     from tqdm import tqdm
 
     width = max(len(str(case)) for case in cases)
-    narrow = width + 45 > columns()
-    if not narrow:
-        echo(f"{'case':{width}}  predicted ms  predicted MiB  here")
+    echo(f"{'case':{width}}  predicted ms  predicted MiB  here")
     with tqdm(foreseen, "planning", len(cases), leave=False, disable=None, unit="case") as bar:
         for line in bar:
             with bar.external_write_mode():
-                if narrow:
-                    figures = ((line.ms, "ms predicted"), (line.mib, "MiB"))
-                    known = [f"{value} {unit}" for value, unit in figures if value != "—"]
-                    echo(line.case, *under([*known, line.here]))
-                else:
-                    echo(f"{printable(line.case):{width}}  {line.ms:>12}  {line.mib:>13}  {printable(line.here)}")
+                echo(f"{printable(line.case):{width}}  {line.ms:>12}  {line.mib:>13}  {printable(line.here)}")
 
 
 def _show_failures(run_ids: list[str]) -> None:
@@ -262,7 +253,7 @@ def doctor(as_json: bool, budget: float, sustained: float, output: str | None) -
     use_output(output)
     found = examine(budget, sustained)
     if as_json:
-        echo(*json.dumps(found, indent=1).split("\n"), whole=True)
+        echo(*json.dumps(found, indent=1).split("\n"))
         return
     for title, lines in found.items():
         echo(f"{title}")

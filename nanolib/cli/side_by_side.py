@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,6 @@ _CALLABLE = "PACKAGE.MODULE:FUNCTION"
 @click.option(
     "--total", type=SECONDS, metavar="SECONDS", help="For all cases together; each gets its share, at most --budget."
 )
-@click.option("--shard", default="1/1", metavar="2/4", help="Of the cases only the second of four parts.")
 @click.option(
     "--timeout", type=SECONDS, default="300s", show_default=True, metavar="SECONDS", help="For one answer of a version."
 )
@@ -67,7 +65,6 @@ def ab(
     threshold: float,
     budget: float,
     total: float | None,
-    shard: str,
     timeout: float,
     label: str,
     json_file: str | None,
@@ -92,9 +89,7 @@ def ab(
     have_folders(json_file, markdown_file)
     label_of("--label", label)
     revisions, notebooks = _sorted_out(names, bool(pythons))
-    part = _part(shard)
     question = _question(revisions, notebooks, pairs_of(pairs), functions, setup, metric, pythons)
-    question = replace(question, shard=part)
     settings = Settings(
         threshold, budget, direction=METRICS[metric].direction, timeout_s=timeout, pairs=metric in TIMED, total_s=total
     )
@@ -160,14 +155,6 @@ def _question(
     if not jobs:
         raise BadInput(f"ab: {', '.join(notebooks)} times nothing that can be interleaved; name another notebook")
     return Question(names, checkout(), [(job.name, job.given, job.given) for job in jobs], **rest)
-
-
-def _part(shard: str) -> tuple[int, int]:
-    """`2/4` as its numbers."""
-    number, slash, of = shard.partition("/")
-    if slash and number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of):
-        return int(number), int(of)
-    raise BadInput(f"--shard: {shown(shard)} is no part; give its number and how many there are, such as 2/4")
 
 
 def _environments(pythons: tuple[str, ...]) -> tuple[Any, Any] | None:

@@ -153,32 +153,17 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types, for CI."""
+        names = ("experiment", "case", "metric", "base", "current", "message", "machine")
         lines = []
         for line in self.lines:
-            verdict = line.verdict
-            numbers = (
-                {}
-                if verdict is None
-                else {
-                    "ratio": verdict.ratio,
-                    "low": verdict.interval.low,
-                    "high": verdict.interval.high,
-                    "p": verdict.p,
-                    "minimum_detectable_effect": verdict.minimum_detectable_effect,
-                }
-            )
-            fields = ("experiment", "case", "metric", "base", "current", "message", "machine")
-            lines.append({"finding": str(line.finding)} | {name: getattr(line, name) for name in fields} | numbers)
-        return {
-            "regressed": self.regressed,
-            "same_machine": self.same_machine,
-            "threshold": self.threshold,
-            "noise": list(self.noise),
-            "differ": list(self.differ),
-            "missing": list(self.missing),
-            "counts": self.counts,
-            "lines": lines,
-        }
+            exported = {"finding": str(line.finding)} | {name: getattr(line, name) for name in names}
+            if verdict := line.verdict:
+                low, _, high = verdict.interval
+                exported |= {"ratio": verdict.ratio, "low": low, "high": high, "p": verdict.p}
+                exported["minimum_detectable_effect"] = verdict.minimum_detectable_effect
+            lines.append(exported)
+        of_both = ("regressed", "same_machine", "threshold", "noise", "differ", "missing", "counts")
+        return {name: getattr(self, name) for name in of_both} | {"lines": lines}
 
 
 def compare_rows(

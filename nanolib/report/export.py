@@ -11,7 +11,7 @@ import pandas as pd
 from nanolib.measurement import BadInput
 from nanolib.report.page import csv_text, markdown_table, measurement_records, public_runs, records
 from nanolib.store import Store
-from nanolib.store.sharing import Redaction, new_file
+from nanolib.store.export import PUBLIC, export_database, new_file, public_rows
 
 _SHOWN = ["experiment", "factors", "metric", "scope", "estimate", "low", "high", "unit", "n", "predicted", "provenance"]
 _SHOWN += ["method", "status", "message", "flags"]
@@ -38,7 +38,7 @@ def write(store: Store, run_ids: list[str], target: Path) -> None:
     if not target.absolute().parent.is_dir():
         raise BadInput(f"export: {target.parent} is no folder; make it or name another")
     if target.suffix == ".sqlite":
-        store.copy_to(target, run_ids)
+        export_database(store, run_ids, target)
         return
     text = texts[target.suffix](store, run_ids)
     with new_file(target) as file:
@@ -50,16 +50,14 @@ def _json(store: Store, run_ids: list[str]) -> str:
     machines = machines[machines["machine_id"].isin(runs["machine_id"])]
     content = {
         "runs": public_runs(runs),
-        "machines": list(Redaction(runs["params"]).rows(records(machines))),
-        "measurements": measurement_records(store.measurements(run_ids), runs),
+        "machines": list(public_rows("machines", records(machines))),
+        "measurements": measurement_records(store.measurements(run_ids)),
     }
     return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
 
 
 def _flat(store: Store, run_ids: list[str]) -> pd.DataFrame:
-    rows = store.measurements(run_ids)
-    columns = [name for name in rows.columns if not name.startswith("factor.") and name != "id"]
-    rows = pd.DataFrame(measurement_records(rows, store.runs_of(run_ids)), columns=columns)
+    rows = pd.DataFrame(measurement_records(store.measurements(run_ids)), columns=PUBLIC["measurements"].split())
     for column in ("factors", "details"):
         rows[column] = [json.dumps(value) for value in rows[column]]
     return rows

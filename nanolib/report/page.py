@@ -24,7 +24,7 @@ from nanolib.report.section import Changes, Section
 from nanolib.report.web import web_page
 from nanolib.scratch import Scratch
 from nanolib.store import Store
-from nanolib.store.sharing import Redaction
+from nanolib.store.export import public_rows
 
 
 def build(
@@ -92,7 +92,7 @@ def _write_files(section: Section, rows: pd.DataFrame, runs: pd.DataFrame, folde
     chosen = overview.of_experiment(rows, section.experiment)
     profile = {
         "runs": public_runs(runs[runs["experiment"] == section.experiment]),
-        "measurements": measurement_records(chosen, runs),
+        "measurements": measurement_records(chosen),
         "verdict": [claim.to_dict() for claim in section.verdict(rows)],
     }
     text = json.dumps(profile, indent=1, ensure_ascii=False, allow_nan=False)
@@ -100,14 +100,13 @@ def _write_files(section: Section, rows: pd.DataFrame, runs: pd.DataFrame, folde
 
 
 def public_runs(runs: pd.DataFrame) -> list[dict[str, Any]]:
-    """Runs as JSON records, without what names a process, a path, a person or a host."""
-    return list(Redaction(runs["params"]).rows(records(runs.drop(columns=["process", "launch"]))))
+    """Runs as JSON records, as others may see them."""
+    return list(public_rows("runs", records(runs)))
 
 
-def measurement_records(rows: pd.DataFrame, runs: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows as JSON records, without samples and without the factor columns (the factors are there as one object)."""
-    columns = [name for name in rows.columns if not name.startswith("factor.") and name not in ("samples", "id")]
-    return list(Redaction(runs["params"]).rows(records(rows[columns])))
+def measurement_records(rows: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows as JSON records, as others may see them: without samples, the factors as one object."""
+    return list(public_rows("measurements", records(rows)))
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:

@@ -117,7 +117,7 @@ def foreseen(case: Case, ceilings: dict[str, float]) -> Foreseen:
 def known_ceilings(store: Store, machine_id: str) -> dict[str, float]:
     """The newest ceilings that the database holds for a machine."""
     query = (
-        "SELECT scope, estimate FROM measurements WHERE machine_id = ?"
+        "SELECT scope, estimate FROM results WHERE machine_id = ?"
         " AND metric IN ('ceiling_flops', 'ceiling_bytes')"
         " AND typeof(scope) = 'text' AND typeof(estimate) = 'real' AND estimate > 0 AND estimate < 9e999 ORDER BY id"
     )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nanolib.measurement import Measurement
+from nanolib.measurement import MOST_LABEL, Measurement, Provenance, RunStatus, Status
 
 APPLICATION_ID = 0x6E616E6F  # "nano": tells our files from other people's
 
@@ -23,6 +23,7 @@ TRACE_TABLES = {
     "ops": ("call", "layer", "op", "ns"),
 }
 NAMED = ("source", "name", "layer", "statistic", "op")
+JSON = ("gpus", "dtypes", "params", "versions", "disturbances", "factors", "flags", "details", "names")
 REAL = ("watts", "joules", "low", "high", "value")
 
 
@@ -32,35 +33,64 @@ def _trace_table(name: str, columns: tuple[str, ...]) -> str:
     return f"CREATE TABLE {name} ({key}, {typed}, PRIMARY KEY (trace_id, number)) STRICT, WITHOUT ROWID"
 
 
-SCHEMA_VERSION = 4  # a file of another one is refused
+SCHEMA_VERSION = 5  # a file of another one is refused
+
+
+def _one_of(column: str, words: Iterable[str]) -> str:
+    listed = ", ".join(f"'{word}'" for word in words)
+    return f"{column} TEXT NOT NULL CHECK ({column} IN ({listed}))"
+
+
+def _json(column: str) -> str:
+    return f"{column} TEXT NOT NULL CHECK (json_valid({column}))"
+
+
+def _number(column: str) -> str:
+    """A finite number, or NULL."""
+    return f"{column} REAL CHECK (abs({column}) < 9e999)"
+
+
+# The engine refuses what nanolib would not write, in this file and in one that is merged.
 SCHEMA = (
-    "CREATE TABLE machines (machine_id TEXT PRIMARY KEY, cpu TEXT, cores INTEGER, ram_gib INTEGER, gpus TEXT, system TEXT,"
-    " driver TEXT, torch TEXT, threads INTEGER, governor TEXT, dtypes TEXT) STRICT",
-    "CREATE TABLE runs (run_id TEXT PRIMARY KEY, experiment TEXT NOT NULL, suite TEXT NOT NULL, label TEXT NOT NULL,"
-    " machine_id TEXT NOT NULL REFERENCES machines (machine_id), device TEXT NOT NULL, params TEXT NOT NULL,"
-    " versions TEXT NOT NULL, git_revision TEXT NOT NULL, fingerprint TEXT NOT NULL, cases INTEGER NOT NULL,"
-    " started TEXT NOT NULL, duration_s REAL, status TEXT NOT NULL, message TEXT NOT NULL, process TEXT NOT NULL,"
-    " launch TEXT NOT NULL, disturbances TEXT NOT NULL) STRICT",
-    "CREATE TABLE measurements (id INTEGER PRIMARY KEY, run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,"
-    " experiment TEXT NOT NULL, suite TEXT NOT NULL, label TEXT NOT NULL, machine_id TEXT NOT NULL, case_id TEXT NOT NULL,"
-    " factors TEXT NOT NULL, metric TEXT NOT NULL, scope TEXT NOT NULL, unit TEXT NOT NULL, estimate REAL, low REAL, high REAL,"
-    " confidence REAL, n INTEGER NOT NULL, samples BLOB, predicted REAL, provenance TEXT NOT NULL, method TEXT NOT NULL,"
-    " status TEXT NOT NULL, message TEXT NOT NULL, flags TEXT NOT NULL, details TEXT NOT NULL,"
-    " UNIQUE (run_id, case_id, metric, scope, method)) STRICT",
+    f"""CREATE TABLE machines (
+        machine_id TEXT PRIMARY KEY, cpu TEXT, cores INTEGER, ram_gib INTEGER, {_json("gpus")}, system TEXT,
+        driver TEXT, torch TEXT, threads INTEGER, governor TEXT, {_json("dtypes")}
+    ) STRICT""",
+    f"""CREATE TABLE runs (
+        run_id TEXT PRIMARY KEY, experiment TEXT NOT NULL,
+        suite TEXT NOT NULL CHECK (length(suite) <= {MOST_LABEL}), label TEXT NOT NULL CHECK (length(label) <= {MOST_LABEL}),
+        machine_id TEXT NOT NULL REFERENCES machines (machine_id), device TEXT NOT NULL, {_json("params")}, {_json("versions")},
+        git_revision TEXT NOT NULL, fingerprint TEXT NOT NULL, cases INTEGER NOT NULL, started TEXT NOT NULL,
+        {_number("duration_s")}, {_one_of("status", RunStatus)}, message TEXT NOT NULL, process TEXT NOT NULL,
+        launch TEXT NOT NULL, {_json("disturbances")}
+    ) STRICT""",
+    f"""CREATE TABLE measurements (
+        id INTEGER PRIMARY KEY, run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE, case_id TEXT NOT NULL,
+        {_json("factors")}, metric TEXT NOT NULL, scope TEXT NOT NULL, unit TEXT NOT NULL, {_number("estimate")},
+        {_number("low")}, {_number("high")}, confidence REAL CHECK (confidence BETWEEN 0 AND 1), n INTEGER NOT NULL CHECK (n >= 0),
+        samples BLOB CHECK (length(samples) % 8 = 0), {_number("predicted")}, {_one_of("provenance", Provenance)},
+        method TEXT NOT NULL, {_one_of("status", Status)}, message TEXT NOT NULL, {_json("flags")}, {_json("details")},
+        UNIQUE (run_id, case_id, metric, scope, method)
+    ) STRICT""",
     "CREATE INDEX measurements_by_case ON measurements (case_id, metric)",
     "CREATE INDEX runs_by_fingerprint ON runs (fingerprint)",
-    "CREATE TABLE traces (trace_id INTEGER PRIMARY KEY, run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,"
-    " case_id TEXT NOT NULL, names TEXT NOT NULL DEFAULT '[]') STRICT",
+    # What is the run's is joined, not repeated in each row.
+    """CREATE VIEW results AS SELECT
+        id, run_id, experiment, suite, label, machine_id, case_id, factors, metric, scope, unit, estimate, low, high, confidence,
+        n, samples, predicted, provenance, method, m.status AS status, m.message AS message, flags, details
+    FROM measurements m JOIN runs USING (run_id)""",
+    # Ids are random, so that a merge renumbers nothing; the rowid keeps the order.
+    f"""CREATE TABLE traces (
+        trace_id INTEGER NOT NULL UNIQUE, run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,
+        case_id TEXT NOT NULL, {_json("names")}
+    ) STRICT""",
     "CREATE INDEX traces_by_run ON traces (run_id, case_id)",
     *(_trace_table(name, columns) for name, columns in TRACE_TABLES.items()),
     f"PRAGMA application_id = {APPLICATION_ID}",
     f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
 
-
-# Conditions of queries: rows of runs whose ids a JSON list holds (a query takes a limited number of marks), traces that have a run.
-LISTED = "(SELECT value FROM json_each(?))"
-HAS_RUN = "EXISTS (SELECT 1 FROM runs WHERE runs.run_id = traces.run_id)"
+LISTED = "(SELECT value FROM json_each(?))"  # values that a JSON list holds: a query takes a limited number of marks
 
 
 def marks(count: int) -> str:

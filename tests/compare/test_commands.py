@@ -2,14 +2,12 @@
 
 import json
 
-import pandas as pd
 import pytest
 from click.testing import CliRunner
 
 from nanolib.cli import main
 from nanolib.compare.compare import BUSY
 from nanolib.measurement import Flag, Measurement, Status, case_name, exact
-from nanolib.report.tables import compact
 from nanolib.store import Run, Store
 from tests.compare.test_compare import _case, _machine
 
@@ -65,14 +63,6 @@ def test_a_busy_one_is_suspect_at_most_and_says_so_above_the_table(nano, tmp_pat
     assert next(line for line in told["lines"] if line["finding"] == "suspect")["ratio"] > 1.2
 
 
-def test_faster_on_a_busy_machine_is_suspect_too_and_every_suspect_says_which_way(nano):
-    runs = _pair(disturbed=["a load of 9"])
-    swapped = nano(runs, "curr0001", "base0001")
-    assert swapped.exit_code == 0 and "1 suspect" in swapped.output and "improved" not in swapped.output
-    assert f"faster; {BUSY}" in swapped.output
-    assert f"slower; {BUSY}" in nano([], "base0001", "curr0001").output
-
-
 def test_what_has_no_blocks_gets_no_verdict_and_no_remedy_that_cannot_help(nano):
     once = {"c": [Measurement("case_time", 1.0), Measurement("latency", 5.0, scope="decode", method="window")]}
     runs = [("base0001", once, "energy", []), ("curr0001", once, "energy", [])]
@@ -86,18 +76,11 @@ def test_memory_is_counted_and_no_noise_moves_it(nano):
     assert ended.exit_code == 1 and "peak_memory" in ended.output
 
 
-def test_sides_without_a_common_case_are_refused_and_the_nearest_named(nano):
-    runs = [
-        *_pair(earlier=0),
-        ("modl0001", {"c": _case(5)}, "model", []),
-        ("modl0002", {"c": _case(6)}, "model", []),
-    ]
-    ended = nano(runs, "base0001", "modl0002")
+def test_sides_without_a_common_case_are_refused_in_one_line(nano):
+    runs = [*_pair(earlier=0), ("modl0001", {"c": _case(5)}, "model", [])]
+    ended = nano(runs, "base0001", "modl0001")
     assert ended.exit_code == 2 and ended.output.count("\n") == 1
-    assert "'base0001' (attention) and 'modl0002' (model) have no case in common" in ended.output
-    assert "'modl0002' can be compared with modl0001" in ended.output
-    alone = nano([], "modl0001", "curr0001")
-    assert "'curr0001' can be compared with base0001" in alone.output
+    assert "'base0001' (attention) and 'modl0001' (model) have no case in common" in ended.output
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -132,31 +115,6 @@ def test_strict_fails_where_cases_are_lost(nano, lost):
         ended = nano(runs, "base0001", "curr0001", *strict)
         assert ended.exit_code == code and f"1 {lost}" in ended.output
         runs = []
-
-
-def test_lines_fit_120_columns_and_shared_words_stand_once(nano):
-    cases = {f"{kind} n={n}": (kind, n) for kind in ("sliding", "random") for n in (1, 2)}
-    runs = [
-        (run_id, {name: _case(seed + at, spread=0.2, blocks=12) for at, name in enumerate(cases)}, "attention", [])
-        for seed, run_id in ((10, "base0001"), (50, "curr0001"))
-    ]
-    ended = nano(runs, "base0001", "curr0001")
-    lines, said = ended.output.splitlines(), " ".join(ended.output.split())
-    assert f"nano ab decides all: attention {LONG} seq_len=8 dtype=float32 " in said
-    assert max(map(len, lines)) <= 120 and said.count(LONG) == 1
-    assert all(any(name in line for line in lines) for name in cases)
-
-
-def test_names_of_cases_stay_apart_whatever_the_width():
-    names = [f"dense ({kind}) seq_len={n} batch_size=1 dtype=float32" for kind in ("flash", "math") for n in (64, 128)]
-    table = pd.DataFrame({"experiment": "attention", "case": [*names, "window steps=24"], "base": "17,184,063,488"})
-    for width, base in ((120, "17,184,063,488"), (38, "1.718e+10"), (30, "1.718e+10"), (12, "17,184,063,488")):
-        said, shown = compact(table, width)
-        assert said == "attention; where it applies: batch_size=1 dtype=float32"
-        assert shown["case"].nunique() == 5
-        assert shown["base"].iloc[0] == base
-    alike = table.assign(case=["window n=4 dtype=float32", "window n=4", *["window n=8 dtype=float32"] * 3])
-    assert compact(alike)[1]["case"].nunique() == 3  # without its dtype the first would be the second
 
 
 def test_figures_of_two_methods_have_two_names(nano, monkeypatch):

@@ -56,26 +56,9 @@ def test_a_run_against_itself_is_all_equivalent(found):
     assert set(comparison.counts) == {"equivalent"} and not comparison.regressed
 
 
-def test_a_slower_case_regressed_and_comes_first(found):
-    comparison = found({"a": _case(1), "b": _case(2)}, {"a": _case(3), "b": _case(4, level=11.5)})
-    first = comparison.lines[0]
-    assert (first.finding, first.case, first.metric) == ("regressed", "b seq_len=8", "latency forward")
-    assert first.verdict.ratio == pytest.approx(1.15, rel=0.01) and comparison.regressed
-
-
-def test_a_faster_case_never_fails(found):
-    comparison = found({"a": _case(1)}, {"a": _case(3, level=5)})
-    assert _finding(comparison, "latency") == "improved" and not comparison.regressed
-
-
 def test_another_machine_is_never_a_gate(found):
     comparison = found({"a": _case(1)}, {"a": _case(3, level=20)}, machines=("m1", "m2"))
     assert _finding(comparison, "latency") == "regressed" and not comparison.regressed
-
-
-def test_a_deterministic_metric_that_changed_is_reported(found):
-    comparison = found({"a": _case(1)}, {"a": _case(1, flops=101)})
-    assert _finding(comparison, "flops") == "changed" and not comparison.regressed
 
 
 @pytest.mark.parametrize(
@@ -142,19 +125,6 @@ def test_a_finding_has_its_sides_its_change_and_what_it_leaves_open(found, tmp_p
     assert "ratio" not in exported["lines"][[line.finding for line in comparison.lines].index("new")]
 
 
-def test_the_worst_comes_first_and_among_equals_what_has_no_ratio_then_the_slowest(found):
-    levels = {"a": 11.5, "b": 14, "c": 12.5, "d": 8.0, "e": 5.0}
-    base = {name: _case(at) for at, name in enumerate([*levels, "gone", "broken"])}
-    current = {name: _case(10 + at, level=level, flops=101.0) for at, (name, level) in enumerate(levels.items())}
-    current |= {"broken": _case(2, status=Status.OOM), "b": _case(11, level=14, memory=16.0), "new": _case(30)}
-    lines = found(base, current).lines
-    order = ["regressed", "broke", "vanished", "changed", "suspect", "inconclusive", "improved", "new", "equivalent"]
-    assert [order.index(line.finding) for line in lines] == sorted(order.index(line.finding) for line in lines)
-    regressed = [(line.case[0], line.metric.split()[0]) for line in lines if line.finding == "regressed"]
-    assert regressed == [("b", "peak_memory"), ("b", "latency"), ("c", "latency"), ("a", "latency")]
-    assert [line.case[0] for line in lines if line.finding == "improved"] == ["d", "e"]
-
-
 def test_of_several_runs_the_newest_counts_on_either_side(tmp_path):
     with Store(tmp_path / "n.sqlite") as store:
         for run_id, level in (("old", 30), ("base", 10), ("older", 5), ("current", 12)):
@@ -180,29 +150,11 @@ def test_a_figure_that_is_gone_from_a_case_that_is_fine_has_vanished(found):
     assert told == [("a", "latency forward"), ("a", "flops forward"), ("a", "peak_memory forward")] and comparison.lost
 
 
-def test_a_block_is_told_by_its_median_and_one_that_is_not_whole_is_left_out():
-    blocks = [[1, 2, 9], [3, 4, 50], [5, 6, 70], [8, 8]]
-    row = {"details": {"calls_per_block": 3, "warmup_cut": 3}, "samples": [call for block in blocks for call in block]}
-    assert list(block_medians(row)) == [4, 6]
-    assert list(block_medians(row | {"details": {}})) == row["samples"]
-
-
-def test_a_case_that_never_ran_well_did_not_break(found):
-    failed = _case(2, status=Status.OOM)
-    assert not [line for line in found({"a": failed}, {"a": failed}).lines if line.finding == "broke"]
-    assert not [line for line in found({"a": failed}, {"a": _case(1)}).lines if not line.metric]
-
-
 def test_cases_that_vanished_broke_or_are_new_are_reported(found):
     base = {"a": _case(1), "b": _case(2), "c": _case(3)}
     comparison = found(base, {"a": _case(1), "b": _case(2, status=Status.OOM), "d": _case(4)})
     said = {line.case.split()[0]: (line.finding, line.message) for line in comparison.lines if not line.metric}
     assert said["c"][0] == "vanished" and said["d"][0] == "new" and said["b"] == ("broke", "oom: why")
-
-
-def test_what_never_settled_gets_no_verdict(found):
-    comparison = found({"a": _case(1)}, {"a": _case(3, level=20, flags=(Flag.NO_STEADY_STATE,))})
-    assert _finding(comparison, "latency") == "inconclusive" and not comparison.regressed
 
 
 def test_what_gets_no_verdict_leaves_the_others_theirs(found):
@@ -215,23 +167,6 @@ def test_what_gets_no_verdict_leaves_the_others_theirs(found):
     comparison = found(base, current)
     told = {line.case.split()[0]: line.finding for line in comparison.lines if line.metric == "latency forward"}
     assert told == {"unsteady": "inconclusive", "short": "inconclusive", "slow": "regressed"}
-
-
-def test_too_few_blocks_are_inconclusive_and_say_so(found):
-    comparison = found({"a": _case(1)}, {"a": _case(3, level=20, blocks=4)})
-    line = next(line for line in comparison.lines if line.metric == "latency forward")
-    assert line.finding == "inconclusive" and "raise budget_s" in line.message
-
-
-def test_blocks_are_those_of_the_measurement(tmp_path):
-    times = np.random.default_rng(5).normal(10, 0.1, 200)
-    times[:10] = 30
-    row = summarise(times, calls_per_block=5, scope="forward")
-    with Store(tmp_path / "b.sqlite") as store:
-        store.add(_run({"a": [row]}, "x"))
-        stored = store.measurements(samples=True).iloc[0]
-    assert stored["details"]["warmup_cut"] == 10
-    assert np.median(block_medians(stored)) == row.estimate and len(block_medians(stored)) == row.n
 
 
 def test_a_run_against_its_own_rows_is_equivalent_however_noisy(tmp_path):
@@ -266,19 +201,27 @@ def test_the_exit_code_is_one_on_a_regression_and_only_then(nano, tmp_path):
     assert nano("before", "after", "--threshold", "30%").exit_code == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["nothing", "after"], "run: 'nothing' is not in the database"),
-        (["before", "nowhere.sqlite"], "database: nowhere.sqlite does not exist"),
-        (["before", "after", "--threshold", "much"], "--threshold: 'much' will not do; give a share such as 5%"),
-    ],
-)
-def test_what_cannot_be_compared_is_told(nano, arguments, said):
-    ended = nano(*arguments)
-    assert ended.exit_code == 2 and said in ended.output and len(ended.output.strip().splitlines()) == 1
+def test_a_block_is_told_by_its_median_and_one_that_is_not_whole_is_left_out():
+    blocks = [[1, 2, 9], [3, 4, 50], [5, 6, 70], [8, 8]]
+    row = {"details": {"calls_per_block": 3, "warmup_cut": 3}, "samples": [call for block in blocks for call in block]}
+    assert list(block_medians(row)) == [4, 6]
 
 
-def test_memory_from_nothing_is_a_regression(found):
-    comparison = found({"a": _case(1, memory=0.0)}, {"a": _case(1, memory=5.0)})
-    assert _finding(comparison, "peak_memory") == "regressed" and comparison.regressed
+def test_the_worst_comes_first(found):
+    base = {name: _case(at) for at, name in enumerate("abcd")}
+    current = {
+        "a": _case(11, level=14),
+        "b": _case(12, level=20, memory=16.0),
+        "c": _case(2, status=Status.OOM),
+        "e": _case(13),
+    }
+    lines = found(base, current).lines
+    told = [(line.finding, line.case[0]) for line in lines if line.finding != "equivalent"]
+    assert told == [
+        ("regressed", "b"),
+        ("regressed", "b"),
+        ("regressed", "a"),
+        ("broke", "c"),
+        ("vanished", "d"),
+        ("new", "e"),
+    ]

@@ -1,18 +1,15 @@
 import dataclasses
-import json
 
 import pandas as pd
 import pytest
 from click.testing import CliRunner
 
 from nanolib.cli import main
-from nanolib.compare.history import Change, History, _changes, _half_widths, histories, since_before, table
+from nanolib.compare.history import Change, History, _changes, histories, since_before, table
 from nanolib.measurement import BadInput, Measurement, exact
 from nanolib.meters.time.latency import summarise
-from nanolib.report.page import build
-from nanolib.report.regressions import hardware_table, history_chart, history_verdict, machine_ratios
+from nanolib.report.regressions import history_verdict
 from nanolib.store import Run, Store
-from tests.shown import SECTIONS
 
 M1 = {"machine_id": "m1", "cpu": "c", "cores": 2, "ram_gib": 8, "dtypes": {"float32": "vector"}}
 M2 = M1 | {
@@ -54,23 +51,6 @@ def test_a_change_is_named_with_the_revisions_around_it(store):
     )
 
 
-def test_an_improvement_is_better_and_a_flat_history_says_nothing(store):
-    for index in range(10):
-        store.add(_run(index, 10.0 if index < 5 else 8.0))
-    (history,) = histories(store, machine_ids=["m1"])
-    assert not history.changes[0].worse
-    store.connection.execute("DELETE FROM runs WHERE run_id IN ('run0m1','run1m1','run2m1','run3m1','run4m1')")
-    (history,) = histories(store, machine_ids=["m1"])
-    assert history.changes == () and len(history.points) == 5
-
-
-def test_of_a_deterministic_figure_every_difference_is_a_change(store):
-    for index, flops in enumerate((100.0, 100.0, 101.0)):
-        store.add(_run(index, 10.0, flops=flops))
-    (history,) = histories(store, "flops", ["m1"])
-    assert [(change.at, change.ratio) for change in history.changes] == [(2, 1.01)]
-
-
 def test_machines_are_never_mixed_in_one_history(store):
     for index in range(4):
         store.add(_run(index, 10.0, M1))
@@ -106,62 +86,6 @@ def test_runs_are_held_against_the_spread_of_earlier_ones(store):
     assert since_before(store, ["run5m1"]).regressed
 
 
-def test_the_command_shows_what_changed(tmp_path):
-    call = lambda *more: CliRunner().invoke(main, ["history", *more, "--output", str(tmp_path)])  # noqa: E731
-    with Store(tmp_path / "results.sqlite") as store:
-        store.add(_run(0, 10.0))
-        assert "no latency figure is of two runs on one machine yet" in call().output
-        for index in range(1, 8):
-            store.add(_run(index, 10.0 if index < 4 else 12.0))
-    ended = call()
-    assert ended.exit_code == 0 and "between rev3 and rev4" in ended.output
-    assert "1 of 1 latency figures changed their level over up to 8 runs" in ended.output
-    assert "0 of 1 flops figures" in call("--metric", "flops").output
-    ended = call("model")
-    assert ended.exit_code == 2 and "history: no run of model is in the database; it holds attention" in ended.output
-
-
-def test_the_page_shows_changes_history_and_hardware(store, tmp_path):
-    for index in range(6):
-        store.add(_run(index, 10.0 if index < 3 else 12.0))
-    store.add(_run(9, 5.0, M2))
-    page = build(store, ["run5m1", "run9m2"], tmp_path / "report", SECTIONS).read_text()
-    for text in ("What changed?", "Which hardware?", "Latency per machine (ms)", "between rev2 and rev3", "Native FP8"):
-        assert text in page
-    for name in ("history", "since_the_run_before"):
-        assert (tmp_path / "report" / f"{name}.png").stat().st_size > 5000
-    assert "## What changed?" in (tmp_path / "report" / "profiling_report.md").read_text()
-
-
-def test_the_hardware_matrix_holds_capabilities_and_both_machines(store):
-    store.add(_run(0, 10.0, M1))
-    store.add(_run(1, 5.0, M2))
-    rows = store.measurements()
-    matrix = hardware_table(rows, store.machines()).set_index("Machine")
-    assert list(matrix["Native FP8"]) == ["no", "yes"] and list(matrix["bfloat16"]) == ["—", "tensor_cores"]
-    across = machine_ratios(rows)
-    assert list(across.columns) == ["Case", "m1", "m2"] and across["m2"].iloc[0].startswith("5.0")
-    assert machine_ratios(rows[rows["machine_id"] == "m1"]).empty
-
-
-def test_the_chart_draws_every_run_and_marks_the_change(store):
-    for index in range(8):
-        store.add(_run(index, 10.0 if index < 4 else 12.0))
-    found = histories(store, machine_ids=["m1"])
-    spec = history_chart(found).to_dict()
-    data = pd.DataFrame(next(iter(spec["datasets"].values())))
-    assert len(data) == 8 and list(data[data["change"] != ""]["run"]) == [5]
-    assert "between rev3 and rev4" in table(found)["changes"].iloc[0]
-
-
-@pytest.mark.parametrize(("runs", "ticks"), [(2, [1, 2]), (41, list(range(1, 42, 3)))])
-def test_each_tick_of_the_history_is_one_run(store, runs, ticks):
-    for index in range(runs):
-        store.add(_run(index, 10.0))
-    spec = json.dumps(history_chart(histories(store, machine_ids=["m1"])).to_dict())
-    assert f'"values": {ticks}' in spec and "tickMinStep" not in spec
-
-
 def test_a_deterministic_figure_that_was_nothing_changes_too(store):
     for index, flops in enumerate((0.0, 0.0, 50.0, 50.0, 0.0)):
         store.add(_run(index, 10.0, flops=flops))
@@ -173,22 +97,6 @@ def test_a_deterministic_figure_that_was_nothing_changes_too(store):
 def _history(case, values, *changes, metric="latency"):
     ends = {"estimate": values, "low": [value * 0.9 for value in values], "high": [value * 1.2 for value in values]}
     return History("m1", "model", case, metric, "decode", pd.DataFrame(ends), tuple(changes))
-
-
-def test_the_verdict_of_a_history_names_the_latest_changes_and_which_way_they_went():
-    changes = [Change(at, 1.25 if at % 2 else 0.8, bool(at % 2), f"r{at - 1}", f"r{at}") for at in range(1, 9)]
-    found = [_history(f"case{change.at}", [10.0] * 9, *changes[: change.at]) for change in changes]
-    lines = list(map(str, history_verdict([*found, _history("flat", [10.0] * 3)])))
-    assert lines[0] == "8 of 9 timings changed their level over up to 9 runs."
-    assert lines[1:] == [
-        f"{'worse' if at % 2 else 'better'}, model case{at} decode: {'+25.0%' if at % 2 else '-20.0%'} between r{at - 1} and r{at}."
-        for at in (8, 7, 6, 5, 4, 3)
-    ]
-
-
-@pytest.mark.parametrize(("runs", "said"), [(5, True), (6, False)])
-def test_fewer_than_six_runs_are_said_to_be_too_few(runs, said):
-    assert any("at least 6 runs" in line.answer for line in history_verdict([_history("a", [10.0] * runs)])) == said
 
 
 def test_the_table_of_histories_has_the_latest_change_first_and_flat_ones_last():
@@ -227,11 +135,6 @@ def test_which_way_is_worse_follows_the_metric(metric, ratio, worse):
     assert _changes(points.assign(estimate=[0.0, *values[1:]]), metric) == ()
     wide = points.assign(low=points["estimate"] * 0.1, high=points["estimate"] * 1.9)
     assert _changes(wide, metric) == ()  # a change that the intervals swallow
-
-
-def test_a_range_of_few_blocks_is_widened_to_a_95_percent_interval():
-    points = pd.DataFrame({"estimate": 10.0, "low": 9.0, "high": 11.0, "confidence": [None, 0.95, 0.75, 0.5]})
-    assert list(_half_widths(points)) == pytest.approx([0.1, 0.1, 0.1704, 0.2906], rel=1e-3)
 
 
 def test_a_last_run_that_sticks_out_is_named_and_is_no_change_yet(tmp_path):

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nanolib.measurement import Measurement, Status, exact
+from nanolib.store.schema import TRACE_TABLES
 
 MACHINE = {"machine_id": "m1", "cpu": "A <b>CPU</b>", "cores": 2, "ram_gib": 8, "gpus": [], "dtypes": {}}
 STORED = Path(__file__).parents[1] / "stored" / "results.sqlite.gz"
@@ -139,8 +140,9 @@ def elsewhere(file):
     with sqlite3.connect(file) as connection:
         connection.execute("PRAGMA foreign_keys = OFF")
         connection.execute("UPDATE machines SET machine_id = ?, cpu = 'another CPU'", (OTHER,))
-        for table in ("runs", "measurements"):
-            connection.execute(f"UPDATE {table} SET machine_id = ?", (OTHER,))
+        connection.execute("UPDATE runs SET machine_id = ?", (OTHER,))
+        for table in ("traces", *TRACE_TABLES):
+            connection.execute(f"UPDATE {table} SET trace_id = trace_id / 2")
         for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
             if "run_id" in {column[1] for column in connection.execute(f"PRAGMA table_info({table})")}:
                 connection.execute(f"UPDATE {table} SET run_id = 'ffff' || substr(run_id, 5)")

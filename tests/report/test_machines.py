@@ -16,6 +16,7 @@ from nanolib.report.page import build
 from nanolib.report.regressions import comparison_table, comparison_verdict
 from nanolib.stats.compare import Kind, compare
 from nanolib.store import Store
+from nanolib.store.export import export_database
 from tests.report.rows import OTHER, STORED, elsewhere
 from tests.shown import SECTIONS
 
@@ -36,7 +37,7 @@ def stores(tmp_path_factory):
         pass  # brought to today's layout
     elsewhere(second / "results.sqlite")
     with Store(second / "results.sqlite") as store:
-        store.copy_to(both / "export.sqlite", store.resolve("all"))
+        export_database(store, store.resolve("all"), both / "export.sqlite")
     shutil.copy(first / "results.sqlite", both / "results.sqlite")
     opened = [Store(folder / "results.sqlite") for folder in (first, second, both)]
     opened[2].merge(both / "export.sqlite")

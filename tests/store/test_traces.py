@@ -72,44 +72,6 @@ def test_deleting_a_run_deletes_its_traces_and_the_file_shrinks(store):
     assert store.path.stat().st_size < before - 2_000_000
 
 
-def test_the_newest_runs_and_those_in_flight_stay(store):
-    for run_id in "bcd":
-        store.add(Run(experiment="x", machine=MACHINE, run_id=run_id, rows={"c": ({}, [Measurement("latency", 1.0)])}))
-    assert store.cleanup_old_runs(None, max_runs=1) == ["b", "c"]  # a is running
-    assert list(store.runs().run_id) == ["a", "d"]
-    with pytest.raises(BadInput, match="max_runs: -1"):
-        store.cleanup_old_runs(max_runs=-1)
-
-
-def test_traces_travel_with_a_merged_run(store, tmp_path):
-    with Store(tmp_path / "other.sqlite") as other:
-        other.add(Run(experiment="energy", machine=MACHINE, run_id="b"))
-        for case in ("c", "d"):
-            with traces.recording(lambda case=case: other.new_trace("b", case)):
-                _fill(traces.current(), 10)
-    with traces.recording(lambda: store.new_trace("a", "c")):
-        _fill(traces.current(), 5)
-    for _ in range(2):
-        store.merge(tmp_path / "other.sqlite")
-        assert len(store.trace("layers", ["b"])) == 20 and len(store.trace("layers", ["a"])) == 5
-
-
-def test_power_samples_of_a_users_own(store):
-    store.add_power_samples([{"t_s": 1.0, "watts": 100.0}, {"t_s": 1.5, "watts": 120.0}])
-    store.add_power_samples([{"t_s": 2.0, "joules": 5.0}], source="counter")
-    store.commit_transaction()
-    found = store.trace("power_samples")
-    assert list(found.at_us) == [1_000_000, 1_500_000, 2_000_000] and list(found.source) == [
-        "power",
-        "power",
-        "counter",
-    ]
-    with pytest.raises(BadInput, match="neither watts nor joules"):
-        store.add_power_samples([{"t_s": 3.0, "watts": 1.0}, {"t_s": 4.0}])
-    store.commit_transaction()
-    assert len(store.trace("power_samples")) == 3
-
-
 def test_rows_that_cannot_be_written_are_told_and_later_ones_are_written(store, capsys):
     trace = store.new_trace("a", "c")
     trace.put("layers", [("too", "many", "columns", "here")])

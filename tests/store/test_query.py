@@ -1,7 +1,5 @@
 """What is asked of runs: names, the newest of each case, histories, and what goes."""
 
-from dataclasses import replace
-
 import pytest
 
 from nanolib.measurement import BadInput, Measurement, Status, exact
@@ -22,45 +20,6 @@ def _shown(frame):
     return list(zip(frame.run_id, frame.case_id, strict=True))
 
 
-def test_a_run_keeps_all_that_it_was_given(store):
-    run = make_run(
-        "a", "mine", suite="quick", device="cpu", versions={"torch": "2"}, git_revision="abc", fingerprint="f"
-    )
-    run = replace(
-        run, process="p", launch="l", disturbances=("a fan",), machine=MACHINE | {"governor": "g", "threads": 2}
-    )
-    store.add(run)
-    row = store.runs().iloc[0].to_dict()
-    assert {name: row[name] for name in ("experiment", "suite", "label", "machine_id", "device", "git_revision")} == {
-        "experiment": "attention",
-        "suite": "quick",
-        "label": "mine",
-        "machine_id": "m1",
-        "device": "cpu",
-        "git_revision": "abc",
-    }
-    assert (row["params"], row["versions"], row["disturbances"]) == ({"seed": 1}, {"torch": "2"}, ["a fan"])
-    assert (row["fingerprint"], row["process"], row["launch"], row["cases"]) == ("f", "p", "l", 1)
-    assert row["duration_s"] is None and row["message"] == "" and row["started"].endswith("Z")
-    machine = store.machines().iloc[0]
-    assert (machine.cpu, machine.cores, machine.ram_gib, machine.governor, machine.threads) == ("c", 2, 8, "g", 2)
-    assert machine["dtypes"] == {"float32": "avx"} and machine.driver is None
-    first, second = store.measurements().to_dict("records")
-    assert (first["suite"], first["case_id"], first["confidence"], first["n"]) == ("quick", "case1", 0.95, 3)
-    assert (first["scope"], first["method"], first["message"], first["metric"]) == (
-        "forward",
-        "perf_counter",
-        "",
-        "latency",
-    )
-    assert (second["metric"], second["estimate"]) == ("flops", 42) and "samples" not in second
-
-
-def test_cases_are_counted_where_a_run_says_how_many_it_will_have(store):
-    store.add(make_run("a", rows={}, cases=7))
-    assert store.runs().cases.iloc[0] == 7 and store.runs().status.iloc[0] == "running"
-
-
 def test_of_a_case_in_several_runs_the_newest_on_each_machine_is_shown(store):
     for day, (run_id, machine, cases) in enumerate(
         [("a", "m1", "xy"), ("b", "m1", "xz"), ("c", "m2", "x"), ("d", "m1", "z")], 1
@@ -75,37 +34,6 @@ def test_of_a_case_in_several_runs_the_newest_on_each_machine_is_shown(store):
     rows, runs = store.shown("abcd")
     assert _shown(rows) == [("a", "y"), ("b", "x"), ("c", "x"), ("d", "z")] and "samples" in rows
     assert list(runs.run_id) == list("abcd")
-
-
-def test_each_experiment_keeps_the_ceilings_of_its_own_run(store):
-    for run_id, experiment in (("a", "attention"), ("b", "model")):
-        store.add(make_run(run_id, experiment=experiment, rows=_cases("ceiling", run_id)))
-    assert _shown(store.measurements(newest=9)) == [("a", "ceiling"), ("a", "a"), ("b", "ceiling"), ("b", "b")]
-    assert store.count_cases("ab") == 4
-
-
-def test_runs_of_one_moment_follow_the_order_in_which_they_came(store):
-    for run_id in "ab":
-        store.add(make_run(run_id, rows=_cases("x")))
-        _at(store, run_id, 1)
-    assert _shown(store.measurements(newest=5)) == [("b", "x")]
-    assert store.newest_runs() == ["b"] and list(store.runs().run_id) == ["a", "b"]
-
-
-def test_the_limit_of_cases_is_of_each_experiment(store):
-    for run_id, experiment in (("a", "attention"), ("b", "model")):
-        store.add(make_run(run_id, experiment=experiment, rows=_cases(*(f"{run_id}{n}" for n in range(3)))))
-    rows = store.measurements(newest=2)
-    assert sorted(rows.experiment) == ["attention"] * 2 + ["model"] * 2
-
-
-def test_a_run_that_shows_no_case_is_among_those_shown(store, monkeypatch):
-    monkeypatch.setattr("nanolib.store.reading.SHOWN_CASES", 2)
-    for day, run_id in enumerate("abcd", 1):
-        store.add(make_run(run_id, rows=_cases("x") if run_id != "d" else {}))
-        _at(store, run_id, day)
-    rows, runs = store.shown("abcd")
-    assert _shown(rows) == [("c", "x")] and list(runs.run_id) == ["c", "d"]
 
 
 def test_a_history_has_one_metric_of_the_last_runs_of_each_machine(store):
@@ -131,20 +59,6 @@ def test_a_history_has_one_metric_of_the_last_runs_of_each_machine(store):
         "attention",
         {"name": "x"},
     )
-
-
-def test_a_figure_without_a_number_is_no_history(store):
-    store.add(
-        make_run("a", rows={"x": ({}, [Measurement("latency", status=Status.UNSUPPORTED, message="no"), LATENCY])})
-    )
-    assert len(store.figures("latency", ["m1"])) == 1
-
-
-def test_numbers_are_numbers_where_no_row_has_one(store):
-    store.add(make_run("a", rows={"x": ({}, [Measurement("latency", 2.0, n=1)])}))
-    frame = store.measurements()
-    numbers = frame[["estimate", "low", "high", "predicted"]]
-    assert {*map(str, numbers.dtypes)} == {"float64"} and numbers["low"].isna().all()
 
 
 def test_the_run_before_is_the_last_done_of_its_like(store):
@@ -199,35 +113,6 @@ def test_only_what_changes_in_a_run_can_be_set(store):
     assert store.runs().label.iloc[0] == ""
 
 
-def test_a_name_is_looked_for_among_labels_first_and_then_experiments_suites_and_ids(store):
-    store.add(make_run("abcd1", "quick"))
-    store.add(make_run("abcd2", suite="quick"))
-    store.add(make_run("abce3", "warmup"))
-    store.add(make_run("abcf4", experiment="warmup"))
-    assert store.resolve("quick") == ["abcd1"] and store.resolve("warmup") == ["abce3"]
-    assert store.resolve("abcd") == ["abcd1", "abcd2"] and store.resolve("abcf4") == ["abcf4"]
-    assert store.resolve("latest~0") == store.resolve("latest") == store.resolve("latest~") == ["abcf4"]
-    with pytest.raises(BadInput, match=r"run: 'latest~1' is not there; the database holds 1 launch\(es\) of warmup"):
-        store.resolve("latest~1")
-    with pytest.raises(BadInput, match="'latest~1000000000' is not there"):
-        store.resolve("latest~1000000000")
-    with pytest.raises(BadInput, match="run: 'abc' is not in the database; `nano runs` lists what is"):
-        store.resolve("abc")  # three characters are too few for the beginning of an id
-
-
-def test_the_run_before_is_of_the_same_notebook(store):
-    for run_id, experiment, launch in (
-        ("aaaa1", "attention", "one"),
-        ("aaaa2", "model", "one"),
-        ("bbbb1", "warmup", "two"),
-        ("cccc1", "model", "three"),
-    ):
-        store.add(make_run(run_id, experiment=experiment, launch=launch))
-    assert store.resolve("latest") == ["cccc1"] and store.resolve("latest~1") == ["aaaa2"]
-    with pytest.raises(BadInput, match="'latest~2' is not there"):
-        store.resolve("latest~2")
-
-
 def test_old_runs_go_by_age_or_number_and_running_ones_stay(store):
     for run_id in "abcd":
         store.add(make_run(run_id, rows={} if run_id == "b" else _cases("x")))
@@ -247,3 +132,46 @@ def test_old_runs_go_by_age_or_number_and_running_ones_stay(store):
             store.cleanup_old_runs(**limits)
     assert len(store.runs()) == 4
     assert store.cleanup_old_runs() == ["a"] and list(store.runs().run_id) == ["b", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("all", "abcdef"),
+        ("latest", "f"),
+        ("latest~0", "f"),
+        ("latest~1", "b"),  # the launch before it of the same notebook, and its runs of that alone
+        ("eeee0001", "e"),
+        ("night", "c"),  # a label comes before an experiment, and that before a suite
+        ("model", "bf"),
+        ("quick", "d"),
+        ("aaaa", "a"),
+        ("aaa", None),  # too few characters for the beginning of an id
+        ("latest~2", None),
+        ("latest~x", None),
+        ("latest~\u00b2", None),
+        ("nothing", None),
+        ("", None),
+    ],
+)
+def test_a_name_stands_for_runs_in_a_fixed_order(store, name, found):
+    rest = {"a": {"launch": "one"}, "b": {"launch": "one", "experiment": "model"}, "c": {"label": "night"}}
+    rest |= {"d": {"suite": "quick"}, "e": {"label": "'; DROP TABLE runs; --"}, "f": {"experiment": "model"}}
+    for letter, run in rest.items():
+        store.add(make_run(f"{letter * 4}0001", **run))
+    if found is None:
+        with pytest.raises(BadInput, match=r"run: .* is not (there|in the database)"):
+            store.resolve(name)
+    else:
+        assert store.resolve(name) == [f"{letter * 4}0001" for letter in found]
+
+
+def test_what_is_newest_follows_the_order_in_which_runs_came_and_no_clock(store):
+    for run_id, day in (("z", 9), ("a", 5), ("m", 1)):
+        store.add(make_run(run_id, rows=_cases("x")))
+        _at(store, run_id, day)
+    assert store.resolve("latest") == store.newest_runs() == ["m"] and list(store.runs().run_id) == ["z", "a", "m"]
+    assert store.runs_before(["m"]) == ["a"] and list(store.measurements(newest=1).run_id) == ["m"]
+    store.update_run("m", status="failed")
+    assert store.newest_runs() == ["a"]  # the newest that is done, where any is
+    assert store.cleanup_old_runs(None, max_runs=1) == ["z", "a"]

@@ -1,0 +1,141 @@
+"""What leaves this machine names no person, machine or folder, in no column and no format."""
+
+import json
+
+import pytest
+
+from nanolib.compare.compare import compare_rows
+from nanolib.measurement import FLAG_TEXT, METRICS, BadInput, Measurement, Status
+from nanolib.report import export
+from nanolib.store import Store
+from nanolib.store import export as public
+from nanolib.store.export import redact
+from tests.store.rows import LATENCY, make_run
+
+ENDINGS = (".sqlite", ".json", ".csv", ".md")
+HOME, USER, HOST = "/data/people/zander", "zander", "vaultbox.corp.example"
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch):
+    """A machine whose names are known."""
+    for name in ("LOGNAME", "USER"):
+        monkeypatch.setenv(name, USER)
+    monkeypatch.setenv("HOME", HOME)
+    monkeypatch.setattr("platform.node", lambda: HOST)
+    public._private.cache_clear()
+    yield
+    public._private.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (HOME, "~"),
+        (f"{HOME}/x/y.py", "…/y.py"),
+        (f"File '{HOME}/work/train.py', line 3", "File '…/train.py', line 3"),
+        ("/home/quilla/x.txt", "~/x.txt"),
+        ("/home/quilla", "~"),
+        ("/Users/quilla/secret/x.txt:3", "…/x.txt:3"),
+        ("/srv/quilla/x", "…/x"),
+        ("no such file: /srv/quilla/data/", "no such file: …/"),
+        ("--path=/srv/quilla/x", "--path=…/x"),
+        (r"C:\Users\quilla\secret\x.txt", "…/x.txt"),
+        ("zander", "user"),
+        ("results_of_zander and ZANDER's", "results_of_user and user's"),
+        ("zanders", "zanders"),
+        ("on vaultbox", "on host"),
+        ("VAULTBOX.corp.example:3", "host:3"),
+        ({"path": "/srv/quilla/m.bin", "traceback": "File x", "corpus": "y"}, {"path": "…/m.bin"}),
+        ({"/srv/quilla/k": [1, ("/srv/quilla/v",)]}, {"…/k": [1, ["…/v"]]}),
+        *[
+            (text, text)
+            for text in (
+                "https://docs.pytorch.org/x/y 3/4",
+                "tokens/s",
+                "forward/backward",
+                "1 / 2",
+                "package.module:build",
+                "…/x",
+            )
+        ],
+    ],
+)
+def test_texts_lose_what_names_somebody_and_keep_the_rest(text, expected):
+    assert redact(text) == expected
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_no_column_of_an_export_tells_of_folders_users_or_hosts(tmp_path, ending):
+    text = f"{HOME}/diary.txt of zander on vaultbox, /srv/quilla/x"
+    ended = Measurement(
+        "case_time", 1.0, status=Status.ERROR, message=text, scope=text, details={"traceback": text, "at": text}
+    )
+    rows = {"c": ({"name": text, "corpus": text}, [ended, LATENCY])}
+    with Store(tmp_path / "results.sqlite") as store:
+        given = {
+            "params": {"path": text, "seed": 1},
+            "label": text,
+            "suite": text,
+            "device": text,
+            "disturbances": [text],
+        }
+        store.add(make_run("a", rows=rows, process=text, launch=text, **given))
+        store.update_run("a", status="running", message=text)
+        store.add_power_samples([{"t_s": 0.1, "watts": 5.0}], source=text)
+        store.commit_transaction()
+        target = tmp_path / "shared" / f"x{ending}"
+        target.parent.mkdir()
+        export.write(store, ["a"], target)
+    content = target.read_bytes()
+    assert not any(word in content for word in (b"zander", b"vaultbox", b"quilla", b"/data", b"/srv"))
+    assert list(target.parent.iterdir()) == [target] and b"forward" in content
+    if ending == ".sqlite":
+        with Store(target, create=False) as shared:
+            assert shared.runs()[["status", "process"]].to_numpy().tolist() == [["interrupted", ""]]
+
+
+def test_a_database_for_others_pairs_with_ones_own_and_is_whole(tmp_path, store):
+    store.add(make_run("a", params={"seed": 1}))
+    store.add(make_run("b"))
+    store.add_power_samples([{"t_s": 0.1, "watts": 5.0}], run_id="a")
+    store.commit_transaction()
+    export.write(store, ["a"], tmp_path / "x.sqlite")
+    mine = store.measurements(["a"], samples=True)
+    with Store(tmp_path / "x.sqlite", create=False) as shared:
+        theirs = shared.measurements(samples=True)
+        assert shared.runs().params.tolist() == [{"seed": 1}] and list(shared.trace("power_samples").watts) == [5.0]
+        assert [list(one) for one in theirs.samples] == [list(one) for one in mine.samples]
+    assert theirs.drop(columns=["id", "samples"]).equals(mine.drop(columns=["id", "samples"]))
+    assert set(compare_rows(mine, theirs).counts) == {"equivalent"}
+
+
+def test_words_of_nanolib_are_no_folders():
+    assert all(redact(text) == text for text in (*FLAG_TEXT.values(), *(m.title for m in METRICS.values())))
+
+
+def test_json_keeps_every_digit(tmp_path, store):
+    tiny = Measurement("relative_error", 1.2345678901234e-17, 1e-17, 2e-17, 0.95, 3)
+    store.add(make_run("a", rows={"c": ({"name": "x"}, [tiny])}))
+    export.write(store, ["a"], tmp_path / "share.json")
+    (row,) = json.loads((tmp_path / "share.json").read_text())["measurements"]
+    assert (row["estimate"], row["low"], row["predicted"]) == (1.2345678901234e-17, 1e-17, None)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_what_is_there_is_not_overwritten_and_a_failure_leaves_nothing(tmp_path, store, ending, monkeypatch):
+    store.add(make_run("a"))
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    export.write(store, ["a"], folder / f"x{ending}")
+    with pytest.raises(BadInput, match="exists; name a new file"):
+        export.write(store, ["a"], folder / f"x{ending}")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.link", full)
+    monkeypatch.setattr("pathlib.Path.rename", full)
+    with pytest.raises(BadInput, match=r"y.* cannot be written \(No space left on device\); free space there"):
+        export.write(store, ["a"], folder / f"y{ending}")
+    assert [file.name for file in folder.iterdir()] == [f"x{ending}"]
