@@ -44,10 +44,9 @@ STAYS = {
 BY_STRING = {
     "nanolib/models/twins.py",
     "nanolib/models/attention/flash_attn.py",
-    "nanolib/run/launch.py",
-    "nanolib/run/worker.py",
-    "nanolib/run/ranks/launcher.py",
-    "nanolib/run/ranks/rank.py",
+    "nanolib/run/process.py",
+    "nanolib/run/ranks.py",
+    "nanolib/run/torchrun.py",
     "nanolib/ab/server.py",
 }
 

@@ -17,7 +17,7 @@ from nanolib.ab.fork_server import BOUND, CHUNK, SERVER, Forked, ForkServer, sai
 from nanolib.ab.worktree import Version
 from nanolib.measurement import BadInput, Status
 from nanolib.paths import OUTPUT_VARIABLE
-from nanolib.run.process import end_group, ending, start
+from nanolib.run.process import describe_exit, kill_tree, start
 from nanolib.scratch import Scratch
 
 # How many pairs of processes are forked from one. How that one lies in memory is an effect of its own on all of them; starting
@@ -100,7 +100,7 @@ class VersionProcess:
             self._requests.write(json.dumps(request).encode() + b"\n")
             self._requests.flush()
         except BrokenPipeError:
-            raise VersionDied(self, ending(self._process.wait(), said_in(self._log))) from None
+            raise VersionDied(self, describe_exit(self._process.wait(), said_in(self._log))) from None
 
     def receive(self) -> dict[str, Any]:
         """The answer to what was asked.
@@ -122,7 +122,7 @@ class VersionProcess:
                 raise VersionDied(self, f"said nothing for {self.silence_s:.0f} s; raise --timeout or shrink the case")
             chunk = os.read(self._answers.fileno(), CHUNK)
             if not chunk:
-                raise VersionDied(self, ending(self._process.wait(), said_in(self._log)))
+                raise VersionDied(self, describe_exit(self._process.wait(), said_in(self._log)))
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
         return json.loads(line)
@@ -160,7 +160,8 @@ class VersionProcess:
     def close(self) -> None:
         """End the process and all that it started."""
         with contextlib.suppress(BadInput):  # what it was forked from is gone too
-            end_group(self._process)
+            kill_tree(self._process.pid)
+            self._process.wait()
         for stream in (self._requests, self._answers, self._log):
             with contextlib.suppress(BrokenPipeError):  # a request that nobody reads any more
                 stream.close()

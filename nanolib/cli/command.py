@@ -210,17 +210,6 @@ def selected(store: Any, names: tuple[str, ...]) -> list[str]:
     return select_runs(store, list(names) or ["newest"])
 
 
-class FiniteRange(click.FloatRange):
-    """Numbers in a range; NaN lies in every range of click's, and infinity in an open one."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number."""
-        number = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value!r} will not do; give a finite number.", param, ctx)
-        return number
-
-
 class Command(click.Command):
     """A command whose help ends with examples.
 

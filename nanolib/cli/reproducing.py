@@ -99,8 +99,6 @@ def _jobs(runs: Any, label: str) -> tuple[list[Any], dict[str, str]]:
             continue  # what nano ab or tests left is of two versions, or of somebody's code
         if runs_code(str(params.get("model", ""))):
             refused[experiment] = "it runs code that the reference names, which you alone may decide"
-        elif params.get("rendezvous"):
-            refused[experiment] = "it joins machines that the reference names"
         else:
             try:
                 jobs.append(make_job(experiment, load, _here(params, load().Params, label)))

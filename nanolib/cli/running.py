@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,7 +16,6 @@ from nanolib.cli.command import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_OK,
-    FiniteRange,
     columns,
     command,
     echo,
@@ -78,16 +76,10 @@ def run(
         if stops:
             raise BadInput(in_a_line(gone, stops=stops))
         echo(in_a_line(gone, stops=stops), err=True)
-    from nanolib.run.suite.warm_kernel import WarmKernel
-
     folder = use_output(output)
     wanted = (suite, *targets) if suite else targets
-    alone = place == "here" and parts == 1 and not dry_run
     pages: list[Future[Path]] = []
-    with (
-        ThreadPoolExecutor(1, thread_name_prefix="nanolib-report") as beside,
-        WarmKernel(folder) if alone else contextlib.nullcontext() as kernel,
-    ):
+    with ThreadPoolExecutor(1, thread_name_prefix="nanolib-report") as beside:
 
         def write_report(run_ids: list[str]) -> None:
             if run_ids and not no_report and not pages:
@@ -112,7 +104,6 @@ def run(
                 jobs,
                 folder,
                 echo,
-                kernel=kernel,
                 answered=_answers,
                 measured=write_report,  # beside the summary, which reads what is stored too
             )
@@ -212,35 +203,6 @@ def _write_report(run_ids: list[str], folder: Path) -> Path:
 
     with Store(create=False) as store:
         return build(store, run_ids, folder, sections())
-
-
-@command(
-    "NANOLIB_SECRET=... nano join first-machine:29500",
-)
-@click.argument("rendezvous", metavar="HOST:PORT")
-@click.option(
-    "--wait",
-    "wait_s",
-    type=FiniteRange(min=0, min_open=True),
-    default=600.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="End when nothing has been asked for so long.",
-)
-@handle_errors
-def join(rendezvous: str, wait_s: float) -> None:
-    """Lend this machine to a distributed notebook on another.
-
-    There: `nano run distributed -p nodes=2 -p rendezvous=HOST:PORT`.
-
-    Both need the same secret in NANOLIB_SECRET. What their ranks send each other is neither encrypted nor authenticated: a
-    network that you do not trust is unsupported.
-    """
-    # that the asker has ended is nothing to print a C++ stack for
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from nanolib.run.ranks import nodes
-
-    nodes.join(rendezvous, wait_s=wait_s, log=echo)
 
 
 @command(

@@ -14,8 +14,8 @@ import pandas as pd
 
 from nanolib.measurement import format_number
 from nanolib.run.case import Case
-from nanolib.run.launch import die_with_parent
 from nanolib.run.params import Params
+from nanolib.run.process import exit_with_parent
 from nanolib.run.workload import shortage
 from nanolib.store import Store
 
@@ -76,7 +76,7 @@ def helpers() -> Iterator[Executor]:
     """Processes that plan, one per core; they end with this one, which plans while they begin and then waits for them."""
     start = {
         "mp_context": multiprocessing.get_context("spawn"),
-        "initializer": die_with_parent,
+        "initializer": exit_with_parent,
         "initargs": (os.getpid(),),
     }
     pool = ProcessPoolExecutor(**start)

@@ -28,10 +28,10 @@ from nanolib.meters.limits import fitting_threads
 from nanolib.meters.machine import resolve_device, this_machine, versions
 from nanolib.meters.quiet import disturbances
 from nanolib.meters.time.collector import settled_heap
+from nanolib.paths import LAUNCH_VARIABLE, PART_VARIABLE
 from nanolib.run.case import Case
 from nanolib.run.ceilings import Ceiling, measured_before
 from nanolib.run.interference import Interference
-from nanolib.run.launch import LAUNCH_VARIABLE, PART_VARIABLE
 from nanolib.run.lock import device_lock, lock_path, say
 from nanolib.run.outcome import Outcome, one_line
 from nanolib.run.params import Params
@@ -287,7 +287,7 @@ def _attempt(
     if len(cases) > 1 and not fit_together(cases):
         return measure_apart(cases, alone)
     if isolated:
-        found = run_in_process(experiment, params, cases, ceilings, run.store.path, run.run_id, stop)
+        found = run_in_process(params, cases, ceilings, run.store.path, run.run_id, stop)
     elif len(cases) == 1:
         found = {first.case_id: run_here(params, first, ceilings, run.store, run.run_id)}
     else:

@@ -12,9 +12,8 @@ from nanolib.experiments.distributed.view import decode as report
 from nanolib.experiments.distributed.view import sharding
 from nanolib.measurement import BadInput, Flag, Provenance, Unsupported
 from nanolib.meters import links
-from nanolib.run import sweep
-from nanolib.run.ranks import ranks
-from nanolib.run.ranks.ranks import oversubscribed
+from nanolib.run import ranks, sweep
+from nanolib.run.ranks import oversubscribed
 from nanolib.store import Store
 from tests.report.rounds import in_turns
 from tests.run import rank_bodies
@@ -42,7 +41,7 @@ def test_a_failing_case_is_a_row_and_the_sweep_goes_on(tmp_path, monkeypatch):
             return started(rank_bodies.misbehave, {"how": "raise", "rank": 1}, **rest)
         return started(body, request, **rest)
 
-    monkeypatch.setattr("nanolib.run.ranks.ranks.run_ranks", first_fails)
+    monkeypatch.setattr("nanolib.run.ranks.run_ranks", first_fails)
     with Store(tmp_path / "results.sqlite") as store:
         run = sweep.measure(distributed, params, store=store, progress=False)
         rows = run.measurements(samples=True)

@@ -12,7 +12,7 @@ from nanolib.meters import ceilings
 from nanolib.models import fp8
 from nanolib.report import overview
 from nanolib.report.overview import GPUS_SEEN
-from nanolib.run.ranks.ranks import RankFailed
+from nanolib.run.ranks import RankFailed
 from tests.gpu import page
 from tests.gpu.first_minutes import all_holds, first_minutes, keep
 from tests.gpu.hardware import SECONDS, Hardware

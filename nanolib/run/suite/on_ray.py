@@ -17,10 +17,9 @@ from typing import IO, Any
 import nanolib
 from nanolib.measurement import BadInput, RunStatus
 from nanolib.paths import DATABASE
-from nanolib.run.launch import new_token
 from nanolib.run.sources import source_digest
 from nanolib.run.suite.jobs import Job, Load, make_job
-from nanolib.run.suite.runner import Ended, new_log, run_jobs
+from nanolib.run.suite.runner import Ended, new_log, new_token, run_jobs
 from nanolib.scratch import Scratch
 from nanolib.store import Store
 
