@@ -18,7 +18,6 @@ from nanolib.ab.worktree import Version
 from nanolib.measurement import BadInput, Status
 from nanolib.paths import OUTPUT_VARIABLE
 from nanolib.run.process import describe_exit, kill_tree, start
-from nanolib.scratch import Scratch
 
 # How many pairs of processes are forked from one. How that one lies in memory is an effect of its own on all of them; starting
 # another takes seconds.
@@ -58,14 +57,14 @@ class VersionProcess:
         bound: bool = False,
     ) -> None:
         self.version, self.silence_s = version, silence_s
-        self._output = Scratch("side")  # its rows go to us, and its files nowhere
+        self._output = tempfile.TemporaryDirectory(prefix="nanolib-side-")  # its rows go to us, and its files nowhere
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
         self._buffer, self._stopped = b"", False
         folder = version.root / version.folder if (version.root / version.folder).is_dir() else version.root
         read, requests = os.pipe()
         answers, written = os.pipe()
         self._requests, self._answers = os.fdopen(requests, "wb"), os.fdopen(answers, "rb")
-        variables = {OUTPUT_VARIABLE: str(self._output.path)}
+        variables = {OUTPUT_VARIABLE: self._output.name}
         try:
             if fork_server:
                 variables |= {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}

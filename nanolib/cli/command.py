@@ -11,7 +11,6 @@ import re
 import shutil
 import sqlite3
 import sys
-import tempfile
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -21,7 +20,6 @@ import click
 
 from nanolib.measurement import BadInput, printable, shown
 from nanolib.paths import OUTPUT_VARIABLE, database_path, expanded, output_folder
-from nanolib.scratch import remove_left_behind
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -135,15 +133,11 @@ def under(parts: Iterable[str]) -> list[str]:
 
 
 def handle_errors(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Bad input, or a file that cannot be used, ends a command with one line and exit code 2; Ctrl-C with 130.
-
-    First it removes what killed runs left in the folder for temporary files.
-    """
+    """Bad input, or a file that cannot be used, ends a command with one line and exit code 2; Ctrl-C with 130."""
 
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         try:
-            remove_left_behind(Path(tempfile.gettempdir()))
             return command(*args, **kwargs)
         except BadInput as error:
             complain(*error.lines)
@@ -188,8 +182,6 @@ def pairs_of(pairs: tuple[str, ...]) -> dict[str, str]:
 def use_output(folder: str | None) -> Path:
     """Make `--output` the output folder of this process and those it starts; without one, the folder in force.
 
-    What killed runs left there is removed.
-
     Raises:
         BadInput: Something that is no folder has that name.
     """
@@ -198,8 +190,6 @@ def use_output(folder: str | None) -> Path:
     output = output_folder()
     if output.exists() and not output.is_dir():
         raise BadInput(f"--output: {output} is no folder; name another")
-    for place in (output, output / "report"):
-        remove_left_behind(place)
     return output
 
 

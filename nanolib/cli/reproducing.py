@@ -47,9 +47,9 @@ def reproduce(
     what the ceilings of both predict. Exit code 1 where all is shifted on the same machine.
     """
     from nanolib.compare.reproduce import reproduction
+    from nanolib.params import label_of
     from nanolib.run.suite.runner import closing_table, run_jobs
     from nanolib.store import Store
-    from nanolib.validation import label_of
 
     place = use_output(output)
     have_folders(json_file, markdown_file)

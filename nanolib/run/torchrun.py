@@ -25,9 +25,9 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from nanolib.measurement import BadInput
+from nanolib.params import read_value, read_yaml
 from nanolib.run import ranks
 from nanolib.run.sweep import measure
-from nanolib.validation import read_value, read_yaml
 
 _POLL_S = 0.02
 _LATE_S = 10.0  # after rank 0 has ended, for the others: they have the same time limits

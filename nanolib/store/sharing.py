@@ -16,10 +16,10 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from nanolib.measurement import BadInput, RunStatus
-from nanolib.scratch import Scratch
 
 _ANY_HOST = ("localhost", "host", "node", "server", "master", "main", "head", "worker", "rank", "gpu", "cpu")
 DROPPED = ("corpus", "rendezvous", "traceback")
@@ -230,7 +230,7 @@ def _own_words() -> set[str]:
 def new_file(target: Path, field: str = "export", *, overwrites: bool = False) -> Iterator[Path]:
     """A file to write to that only its owner reads; after the block it stands at `target`, whole, or nothing does.
 
-    It lies in a folder beside the target, so that what a killed process leaves is found, and removed, by the next.
+    It lies in a folder beside the target.
 
     Args:
         target: What it will be.
@@ -241,8 +241,8 @@ def new_file(target: Path, field: str = "export", *, overwrites: bool = False) -
         BadInput: The target is there, or became so meanwhile, or cannot be written.
     """
     try:
-        with Scratch("export", beside=target.absolute().parent) as scratch, _ended_by_sigterm():
-            temporary = scratch.path / target.name
+        with TemporaryDirectory(prefix=".nanolib-", dir=target.absolute().parent) as folder, _ended_by_sigterm():
+            temporary = Path(folder) / target.name
             temporary.touch()
             yield temporary
             with temporary.open("rb") as file:

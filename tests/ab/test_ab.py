@@ -293,16 +293,6 @@ def test_a_killed_comparison_leaves_no_process_behind(repository, tmp_path):
     assert {_status(child) for child in left} <= {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
 
 
-def test_worktrees_of_a_killed_comparison_go_with_the_next(repository):
-    code = "import os; from nanolib.scratch import Scratch; s = Scratch('ab'); print(s.path, flush=True); os.kill(os.getpid(), 9)"
-    made = subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, check=False)
-    left = Path(made.stdout.strip())
-    repository.git("worktree", "add", "--quiet", "--detach", str(left / "deadbeef"), "base")
-    with checked_out(["base"], repository.folder):
-        assert not left.exists() and len(repository.worktrees()) == 2
-    assert len(repository.worktrees()) == 1
-
-
 def test_a_working_tree_that_was_edited_meanwhile_counts_for_nothing(repository, ab, tmp_path):
     edit = f"    open({str(repository.folder / 'other.py')!r}, 'w').write('x = 1')\n"
     (repository.folder / "work.py").write_text(

@@ -94,12 +94,15 @@ def test_more_ranks_than_gpus_are_unsupported(monkeypatch):
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"world_sizes": [0]}, "distributed.world_sizes[0]: 0 will not do; give a number above 0"),
-        ({"world_sizes": []}, "distributed.world_sizes: [] will not do; give at least 1 value(s)"),
+        ({"world_sizes": [0]}, "distributed.world_sizes[0]: Input should be greater than 0, got 0"),
+        (
+            {"world_sizes": []},
+            "distributed.world_sizes: List should have at least 1 item after validation, not 0, got []",
+        ),
         ({"world_sizes": [2, 2]}, "distributed.world_sizes: 2 is given twice; leave one out"),
         (
             {"algorithms": ["tree"]},
-            "distributed.algorithms[0]: 'tree' will not do; use one of 'three_allreduce', 'fused', 'gather', 'ring'",
+            "distributed.algorithms[0]: Input should be 'three_allreduce', 'fused', 'gather', 'ring' or 'pass_q', got 'tree'",
         ),
         ({"num_kv_heads": 3}, "distributed.num_kv_heads: 3 does not divide num_heads 8; choose a divisor"),
         ({"q_len": 9, "seq_lens": [8]}, "distributed.q_len: 9 new tokens do not fit into a sequence of 8; give fewer"),

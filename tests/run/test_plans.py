@@ -14,10 +14,10 @@ from nanolib.models.attention import block_sparse
 from nanolib.models.attention.choice import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.optimise import OPTIMISATIONS, applies, is_compiled
+from nanolib.params import read_yaml
 from nanolib.paths import checkout
 from nanolib.run import workload
 from nanolib.run.plan import dry_run, helpers
-from nanolib.validation import read_yaml
 
 MODES = ("inference", "training", "generation")
 

@@ -10,9 +10,9 @@ import pydantic
 from nanolib.compare.compare import Comparison
 from nanolib.compare.history import History, what_changed
 from nanolib.measurement import MOST_LABEL, shown
+from nanolib.params import StrictModel
 from nanolib.paths import database_path
 from nanolib.store import Store
-from nanolib.validation import StrictModel
 
 if TYPE_CHECKING:
     import pandas as pd

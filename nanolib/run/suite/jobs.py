@@ -13,10 +13,10 @@ from typing import Any
 from nanolib.measurement import BadInput, did_you_mean, shown
 from nanolib.meters.machine import resolve_device
 from nanolib.models.user import runs_code
+from nanolib.params import StrictModel, read_yaml
 from nanolib.paths import checkout
 from nanolib.run.own_model import rehearse_in_process
 from nanolib.run.sweep import part_of
-from nanolib.validation import StrictModel, read_yaml
 
 DEFAULT_SUITE, SCENARIOS = "quick", "scenarios"
 

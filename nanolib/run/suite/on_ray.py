@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO, Any
 
 import nanolib
@@ -20,7 +21,6 @@ from nanolib.paths import DATABASE
 from nanolib.run.sources import source_digest
 from nanolib.run.suite.jobs import Job, Load, make_job
 from nanolib.run.suite.runner import Ended, new_log, new_token, run_jobs
-from nanolib.scratch import Scratch
 from nanolib.store import Store
 
 RETRIES = 2  # of a task whose node or worker is lost
@@ -161,8 +161,8 @@ def _bring_back(ray: Any, ready: Any, job: Job, end: Ended, output: Path, store:
     for name, value in answer["ended"].items():
         setattr(end, name, value)
     log_file.write(answer["log"])
-    with Scratch("ray") as scratch:
-        part = scratch.path / DATABASE
+    with TemporaryDirectory(prefix="nanolib-ray-") as folder:
+        part = Path(folder) / DATABASE
         part.write_bytes(answer["database"])
         store.merge(part)
     if answer["notebook"]:
@@ -175,8 +175,8 @@ def _measure(name: str, load: Load, values: dict[str, Any], part: str, token: st
         raise BadInput(
             f"ray: a node has another nanolib ({nanolib.__version__}, other sources); install the same there"
         )
-    with Scratch("ray") as scratch:
-        folder, job = scratch.path, make_job(name, load, values, part)
+    with TemporaryDirectory(prefix="nanolib-ray-") as made:
+        folder, job = Path(made), make_job(name, load, values, part)
         (end,), log_file = run_jobs([job], folder, lambda line: None, token=token)
         notebook = folder / f"{job.title}.ipynb"
         return {
