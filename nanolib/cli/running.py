@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from collections.abc import Iterable
@@ -29,8 +28,6 @@ from nanolib.cli.command import (
 from nanolib.installed import EVERYTHING, NOTEBOOKS, REPORTS, in_a_line, missing
 from nanolib.measurement import BadInput, printable
 from nanolib.paths import database_path
-
-_FEW = 40  # cases that are planned before helpers would have begun
 
 
 @command(
@@ -145,24 +142,19 @@ def _answers(end: Any) -> list[str]:
 
 def _show_plan(jobs: list[Any]) -> None:
     from nanolib.meters.machine import this_machine
-    from nanolib.run.plan import dry_run, helpers, known_ceilings
+    from nanolib.run.plan import foreseen, known_ceilings
     from nanolib.store import Store
 
     ceilings: dict[str, float] = {}
     if database_path().exists():
         with Store(create=False) as store:
             ceilings = known_ceilings(store, this_machine().machine_id)
-    listed = [(job.name, job.cases()) for job in jobs]
-    every = [case for _, cases in listed for case in cases]
-    # On a GPU each helper would take some of its memory.
-    many = len(every) > _FEW and all(case.device == "cpu" for case in every)
-    with helpers() if many else contextlib.nullcontext() as beside:
-        for name, cases in listed:
-            if cases:
-                echo("", f"{name}: {len(cases)} cases")
-                _show_cases(cases, dry_run(cases, ceilings, beside))
-            else:
-                echo("", f"{name}: reads the database, measures nothing")
+    for job in jobs:
+        if cases := job.cases():
+            echo("", f"{job.name}: {len(cases)} cases")
+            _show_cases(cases, (foreseen(case, ceilings) for case in cases))
+        else:
+            echo("", f"{job.name}: reads the database, measures nothing")
     if not ceilings:
         echo("", "Times are predicted from ceilings, not known here yet: run nano doctor")
 
