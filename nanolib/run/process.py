@@ -132,5 +132,6 @@ def describe_exit(code: int, errors: str = "") -> str:
 
 if __name__ == "__main__":
     exit_with_parent(int(sys.argv[1]))
+    gc.set_threshold(50_000)  # imports leave nothing to collect
     name, sys.argv = sys.argv[2], sys.argv[2:]
     runpy.run_module(name, run_name="__main__", alter_sys=True)

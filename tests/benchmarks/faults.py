@@ -134,7 +134,7 @@ def _killed_suites(kills: int, suite: list[str], rng: random.Random) -> int:
         known: set[tuple[str, str]] = set()
         for number in range(kills):
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            victim = _victim(process, ("nanolib.cli", "ipykernel_launcher", "nano rank")[number % 3], rng)
+            victim = _victim(process, ("nanolib.cli", "ipykernel_launcher", "--multiprocessing-fork")[number % 3], rng)
             tree = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
             if victim is None:
                 print(f"kill {number + 1}: the suite ended before it", flush=True)

@@ -148,7 +148,7 @@ def test_cancel_ends_the_case_in_flight_and_nothing_is_kept(shown):
     panel.cancel.click()
     until(lambda: not panel.measure.disabled)
     assert panel.said.value == "Cancelled." and panel.keep.disabled and panel.cancel.disabled
-    assert not [child for child in psutil.Process().children() if "nanolib.run.worker" in child.cmdline()]
+    assert not [child for child in psutil.Process().children() if "--multiprocessing-fork" in child.cmdline()]
 
 
 def test_a_wait_for_the_device_is_told_and_can_be_cancelled(shown):
