@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import pydantic
 
 from nanolib.measurement import BadInput
-from nanolib.validation import StrictModel
+from nanolib.params import StrictModel
 
 ATTENTION_KINDS = ("dense", "flash_attn", "flex", "sparse")  # what each is, `models.attention` knows
 

@@ -11,7 +11,7 @@ EVERYTHING, NOTEBOOKS, REPORTS, NVIDIA = "everything", "notebooks", "reports", "
 # package, as it is imported → what needs it
 NEEDED_BY = {
     **dict.fromkeys(("torch", "numpy", "pandas", "scipy", "statsmodels", "ruptures", "pydantic"), EVERYTHING),
-    **dict.fromkeys(("yaml", "psutil", "tqdm", "click"), EVERYTHING),
+    **dict.fromkeys(("yaml", "psutil", "filelock", "tqdm", "click"), EVERYTHING),
     **dict.fromkeys(("papermill", "nbclient", "nbformat", "ipykernel", "ipywidgets", "anywidget"), NOTEBOOKS),
     **dict.fromkeys(("altair", "vl_convert", "PIL", "jinja2", "mistune"), REPORTS),
     "torchao": "FP8",

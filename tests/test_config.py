@@ -32,11 +32,14 @@ def test_assignment_is_validated_and_refused_whole():
     ("values", "said"),
     [
         ({"attention_type": "spare"}, "config.attention_type: 'spare' is no attention kind; use one of"),
-        ({"d_model": 0}, "config.d_model: 0 will not do; give a number above 0"),
+        ({"d_model": 0}, "config.d_model: Input should be greater than 0, got 0"),
         ({"d_model": True}, "config.d_model: True is true or false"),
         ({"num_kv_heads": 3}, "config.num_kv_heads: 3 does not divide num_heads 8"),
         ({"n_layers": 2}, "config.n_layers: unknown name; did you mean num_layers?"),
-        ({"vocab_size": 10**12}, "config.vocab_size: 1000000000000 will not do; give 10000000 or less"),
+        (
+            {"vocab_size": 10**12},
+            "config.vocab_size: Input should be less than or equal to 10000000, got 1000000000000",
+        ),
     ],
 )
 def test_a_bad_value_is_one_line_that_names_field_value_and_remedy(values, said):

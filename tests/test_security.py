@@ -5,11 +5,11 @@ import sys
 import pytest
 
 from nanolib.measurement import BadInput, exact
+from nanolib.params import read_yaml
 from nanolib.paths import checkout
 from nanolib.report.page import build
 from nanolib.store import Store
 from nanolib.store.schema import Run
-from nanolib.validation import read_yaml
 from tests.shown import SECTIONS
 
 MACHINE = {"machine_id": "m", "cpu": "c", "cores": 1, "ram_gib": 1, "gpus": [], "dtypes": {}}

@@ -17,8 +17,7 @@ from nanolib.ab.fork_server import BOUND, CHUNK, SERVER, Forked, ForkServer, sai
 from nanolib.ab.worktree import Version
 from nanolib.measurement import BadInput, Status
 from nanolib.paths import OUTPUT_VARIABLE
-from nanolib.run.process import end_group, ending, start
-from nanolib.scratch import Scratch
+from nanolib.run.process import describe_exit, kill_tree, start
 
 # How many pairs of processes are forked from one. How that one lies in memory is an effect of its own on all of them; starting
 # another takes seconds.
@@ -58,14 +57,14 @@ class VersionProcess:
         bound: bool = False,
     ) -> None:
         self.version, self.silence_s = version, silence_s
-        self._output = Scratch("side")  # its rows go to us, and its files nowhere
+        self._output = tempfile.TemporaryDirectory(prefix="nanolib-side-")  # its rows go to us, and its files nowhere
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
         self._buffer, self._stopped = b"", False
         folder = version.root / version.folder if (version.root / version.folder).is_dir() else version.root
         read, requests = os.pipe()
         answers, written = os.pipe()
         self._requests, self._answers = os.fdopen(requests, "wb"), os.fdopen(answers, "rb")
-        variables = {OUTPUT_VARIABLE: str(self._output.path)}
+        variables = {OUTPUT_VARIABLE: self._output.name}
         try:
             if fork_server:
                 variables |= {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
@@ -100,7 +99,7 @@ class VersionProcess:
             self._requests.write(json.dumps(request).encode() + b"\n")
             self._requests.flush()
         except BrokenPipeError:
-            raise VersionDied(self, ending(self._process.wait(), said_in(self._log))) from None
+            raise VersionDied(self, describe_exit(self._process.wait(), said_in(self._log))) from None
 
     def receive(self) -> dict[str, Any]:
         """The answer to what was asked.
@@ -122,7 +121,7 @@ class VersionProcess:
                 raise VersionDied(self, f"said nothing for {self.silence_s:.0f} s; raise --timeout or shrink the case")
             chunk = os.read(self._answers.fileno(), CHUNK)
             if not chunk:
-                raise VersionDied(self, ending(self._process.wait(), said_in(self._log)))
+                raise VersionDied(self, describe_exit(self._process.wait(), said_in(self._log)))
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
         return json.loads(line)
@@ -160,7 +159,8 @@ class VersionProcess:
     def close(self) -> None:
         """End the process and all that it started."""
         with contextlib.suppress(BadInput):  # what it was forked from is gone too
-            end_group(self._process)
+            kill_tree(self._process.pid)
+            self._process.wait()
         for stream in (self._requests, self._answers, self._log):
             with contextlib.suppress(BrokenPipeError):  # a request that nobody reads any more
                 stream.close()

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from nanolib.ab.worktree import named_folders
 from nanolib.measurement import BadInput
-from nanolib.run.process import end_group, ending, start
+from nanolib.run.process import describe_exit, kill_tree, start
 
 # Each of OpenMP's threads keeps to a core of its own: left free, two are at times put on one, and a process takes 30 ms for what
 # another does in 18, all its life long.
@@ -81,7 +81,7 @@ class ForkServer:
                 if not chunk:
                     raise ConnectionError("it has hung up")
         except ConnectionError:
-            failure = ending(self._process.wait(), said_in(self._log))
+            failure = describe_exit(self._process.wait(), said_in(self._log))
         except BaseException as error:
             self._process.kill()
             if not isinstance(error, OSError):
@@ -93,7 +93,8 @@ class ForkServer:
 
     def close(self) -> None:
         """End it and all that its imports started; its children are ended by who asked for them."""
-        end_group(self._process)
+        kill_tree(self._process.pid)
+        self._process.wait()
         self._socket.close()
         self._log.close()
 

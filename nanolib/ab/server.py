@@ -216,7 +216,7 @@ def _one_line(error: BaseException) -> str:
 
 def _die_with_parent(parent: int) -> None:
     """As all that this version of nanolib starts; its file is loaded without the package, which is the version's."""
-    _loaded(Path(__file__).parents[1] / "run" / "launch.py").die_with_parent(parent)
+    _loaded(Path(__file__).parents[1] / "run" / "process.py").exit_with_parent(parent)
 
 
 @functools.cache

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 
 from nanolib.measurement import BadInput
-from nanolib.scratch import Scratch
 
 WORKING_TREE = "."
 
@@ -103,13 +103,13 @@ def checked_out(names: Sequence[str], start: Path) -> Iterator[list[Version]]:
         return
     folder = Path(_git(start, "rev-parse", "--show-prefix"))
     commits = [_commit(top, name) for name in names]
-    with _ended_by_signal(), Scratch("ab") as made:
-        _git(top, "worktree", "prune")  # what comparisons left that were killed outright went when this folder was made
+    with _ended_by_signal(), TemporaryDirectory(prefix="nanolib-ab-") as made:
+        _git(top, "worktree", "prune")
         places: dict[str, Path] = {}
         try:
             for name, commit in zip(names, commits, strict=True):
                 if name != WORKING_TREE and commit not in places:
-                    places[commit] = made.path / commit[:12]
+                    places[commit] = Path(made) / commit[:12]
                     _add(top, places[commit], commit)
             yield [
                 Version(name, _revision(top), top, folder)

@@ -19,7 +19,7 @@ def main() -> None:
 
 
 for command in (
-    *(running.run, running.join, running.doctor, planning.plan),
+    *(running.run, running.doctor, planning.plan),
     *(comparing.compare, side_by_side.ab, comparing.history),
     *(results.runs, results.report, results.export, results.merge, results.clean),
 ):

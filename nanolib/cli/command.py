@@ -10,7 +10,6 @@ import re
 import shutil
 import sqlite3
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,6 @@ import click
 
 from nanolib.measurement import BadInput, printable, shown
 from nanolib.paths import OUTPUT_VARIABLE, database_path, expanded, output_folder
-from nanolib.scratch import remove_left_behind
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -101,15 +99,11 @@ def echo_table(table: pd.DataFrame) -> None:
 
 
 def handle_errors(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Bad input, or a file that cannot be used, ends a command with one line and exit code 2; Ctrl-C with 130.
-
-    First it removes what killed runs left in the folder for temporary files.
-    """
+    """Bad input, or a file that cannot be used, ends a command with one line and exit code 2; Ctrl-C with 130."""
 
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         try:
-            remove_left_behind(Path(tempfile.gettempdir()))
             return command(*args, **kwargs)
         except BadInput as error:
             complain(*error.lines)
@@ -153,8 +147,6 @@ def pairs_of(pairs: tuple[str, ...]) -> dict[str, str]:
 def use_output(folder: str | None) -> Path:
     """Make `--output` the output folder of this process and those it starts; without one, the folder in force.
 
-    What killed runs left there is removed.
-
     Raises:
         BadInput: Something that is no folder has that name.
     """
@@ -163,8 +155,6 @@ def use_output(folder: str | None) -> Path:
     output = output_folder()
     if output.exists() and not output.is_dir():
         raise BadInput(f"--output: {output} is no folder; name another")
-    for place in (output, output / "report"):
-        remove_left_behind(place)
     return output
 
 
@@ -173,17 +163,6 @@ def selected(store: Any, names: tuple[str, ...]) -> list[str]:
     from nanolib.experiments.summary.cases import select_runs
 
     return select_runs(store, list(names) or ["newest"])
-
-
-class FiniteRange(click.FloatRange):
-    """Numbers in a range; NaN lies in every range of click's, and infinity in an open one."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number."""
-        number = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value!r} will not do; give a finite number.", param, ctx)
-        return number
 
 
 class Command(click.Command):

@@ -50,7 +50,7 @@ def plan(
     its allocator need comes on top. Exit code 1 where nothing fits.
     """
     from nanolib.experiments.model import planning
-    from nanolib.validation import read_value
+    from nanolib.params import read_value
 
     have_folders(json_file)
     found = planning.plan(

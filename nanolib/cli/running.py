@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import sys
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,7 +15,6 @@ from nanolib.cli.command import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_OK,
-    FiniteRange,
     command,
     echo,
     echo_table,
@@ -29,8 +26,6 @@ from nanolib.cli.command import (
 from nanolib.installed import EVERYTHING, NOTEBOOKS, REPORTS, in_a_line, missing
 from nanolib.measurement import BadInput, printable
 from nanolib.paths import database_path
-
-_FEW = 40  # cases that are planned before helpers would have begun
 
 
 @command(
@@ -76,16 +71,10 @@ def run(
         if stops:
             raise BadInput(in_a_line(gone, stops=stops))
         echo(in_a_line(gone, stops=stops), err=True)
-    from nanolib.run.suite.warm_kernel import WarmKernel
-
     folder = use_output(output)
     wanted = (suite, *targets) if suite else targets
-    alone = place == "here" and parts == 1 and not dry_run
     pages: list[Future[Path]] = []
-    with (
-        ThreadPoolExecutor(1, thread_name_prefix="nanolib-report") as beside,
-        WarmKernel(folder) if alone else contextlib.nullcontext() as kernel,
-    ):
+    with ThreadPoolExecutor(1, thread_name_prefix="nanolib-report") as beside:
 
         def write_report(run_ids: list[str]) -> None:
             if run_ids and not no_report and not pages:
@@ -110,7 +99,6 @@ def run(
                 jobs,
                 folder,
                 echo,
-                kernel=kernel,
                 answered=_answers,
                 measured=write_report,  # beside the summary, which reads what is stored too
             )
@@ -152,24 +140,19 @@ def _answers(end: Any) -> list[str]:
 
 def _show_plan(jobs: list[Any]) -> None:
     from nanolib.meters.machine import this_machine
-    from nanolib.run.plan import dry_run, helpers, known_ceilings
+    from nanolib.run.plan import foreseen, known_ceilings
     from nanolib.store import Store
 
     ceilings: dict[str, float] = {}
     if database_path().exists():
         with Store(create=False) as store:
             ceilings = known_ceilings(store, this_machine().machine_id)
-    listed = [(job.name, job.cases()) for job in jobs]
-    every = [case for _, cases in listed for case in cases]
-    # On a GPU each helper would take some of its memory.
-    many = len(every) > _FEW and all(case.device == "cpu" for case in every)
-    with helpers() if many else contextlib.nullcontext() as beside:
-        for name, cases in listed:
-            if cases:
-                echo("", f"{name}: {len(cases)} cases")
-                _show_cases(cases, dry_run(cases, ceilings, beside))
-            else:
-                echo("", f"{name}: reads the database, measures nothing")
+    for job in jobs:
+        if cases := job.cases():
+            echo("", f"{job.name}: {len(cases)} cases")
+            _show_cases(cases, (foreseen(case, ceilings) for case in cases))
+        else:
+            echo("", f"{job.name}: reads the database, measures nothing")
     if not ceilings:
         echo("", "Times are predicted from ceilings, not known here yet: run nano doctor")
 
@@ -203,35 +186,6 @@ def _write_report(run_ids: list[str], folder: Path) -> Path:
 
     with Store(create=False) as store:
         return build(store, run_ids, folder, sections())
-
-
-@command(
-    "NANOLIB_SECRET=... nano join first-machine:29500",
-)
-@click.argument("rendezvous", metavar="HOST:PORT")
-@click.option(
-    "--wait",
-    "wait_s",
-    type=FiniteRange(min=0, min_open=True),
-    default=600.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="End when nothing has been asked for so long.",
-)
-@handle_errors
-def join(rendezvous: str, wait_s: float) -> None:
-    """Lend this machine to a distributed notebook on another.
-
-    There: `nano run distributed -p nodes=2 -p rendezvous=HOST:PORT`.
-
-    Both need the same secret in NANOLIB_SECRET. What their ranks send each other is neither encrypted nor authenticated: a
-    network that you do not trust is unsupported.
-    """
-    # that the asker has ended is nothing to print a C++ stack for
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from nanolib.run.ranks import nodes
-
-    nodes.join(rendezvous, wait_s=wait_s, log=echo)
 
 
 @command(

@@ -83,7 +83,7 @@ def ab(
     from nanolib.ab.rounds import Settings
     from nanolib.compare.history import TIMED
     from nanolib.measurement import METRICS
-    from nanolib.validation import label_of
+    from nanolib.params import label_of
 
     use_output(output)
     have_folders(json_file, markdown_file)

@@ -10,6 +10,8 @@ import html
 import json
 import shlex
 import threading
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, get_args, get_origin
 
 import pandas as pd
@@ -27,7 +29,6 @@ from nanolib.run.ceilings import CeilingCase
 from nanolib.run.plan import known_ceilings, predictions, table_of
 from nanolib.run.suite.jobs import DEFAULT_SUITE, plan
 from nanolib.run.worker import Cancelled
-from nanolib.scratch import Scratch
 from nanolib.store import Store
 
 
@@ -67,8 +68,8 @@ class Explore:
         self._experiment, self._params = experiment, params
         self._section = _section(params.NAME)
         self._before = pd.DataFrame() if rows is None else rows
-        self._folder = Scratch("explore")
-        self._path = self._folder.path / "unsaved.sqlite"
+        self._folder = TemporaryDirectory(prefix="nanolib-explore-")
+        self._path = Path(self._folder.name) / "unsaved.sqlite"
         self._stop, self._busy = threading.Event(), False
         own = [name for name in type(params).model_fields if name not in shared.Params.model_fields]
         self.controls = {name: _control(params, name) for name in [*own, "budget_s"]}

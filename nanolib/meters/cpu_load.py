@@ -20,10 +20,12 @@ import psutil
 
 from nanolib.measurement import Flag
 from nanolib.meters.limits import cpu_quota, throttled_periods, usable_cpus
+from nanolib.paths import LAUNCH_VARIABLE
 
 BUSY_SHARE = 0.10  # of the CPUs, above which a timing suffers
-STARTS = "nanolib.run.launch"  # what nanolib starts begins with this module
-_SPAWNED = ("--multiprocessing-fork",)  # what Python's own way of starting a process leaves in its command
+# What is in the commands of processes that nanolib starts.
+_STARTED = {"nanolib.run.process", "nanolib.run.torchrun", "--multiprocessing-fork"}
+_KERNEL = "ipykernel_launcher"  # under `nano run`
 _COUNTED = (
     "user",
     "system",
@@ -176,6 +178,7 @@ def _family() -> list[psutil.Process]:
     """Processes of this command: `nano`, papermill, kernel, worker and ranks know who started them, others are their own."""
     first = psutil.Process()
     with contextlib.suppress(psutil.Error):
-        while {STARTS, *_SPAWNED} & {*first.cmdline()} and (parent := first.parent()) is not None:
+        started = _STARTED | ({_KERNEL} if LAUNCH_VARIABLE in os.environ else set())
+        while started & {*first.cmdline()} and (parent := first.parent()) is not None:
             first = parent
     return [first, *first.children(recursive=True)]

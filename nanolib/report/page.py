@@ -8,6 +8,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas as pd
@@ -22,7 +23,6 @@ from nanolib.report import (
 )
 from nanolib.report.section import Changes, Section
 from nanolib.report.web import web_page
-from nanolib.scratch import Scratch
 from nanolib.store import Store
 from nanolib.store.export import public_rows
 
@@ -50,11 +50,11 @@ def build(
     make_folder(folder)
     # Everything is made beside the target and moved in at the end: a failure half-way leaves the old report whole.
     with (
-        Scratch("report", beside=folder) as scratch,
+        TemporaryDirectory(prefix=".nanolib-", dir=folder) as beside,
         renderer.quick_charts(),
-        renderer.LinkedSpecs(scratch.path if pictures else None) as drawn,
+        renderer.LinkedSpecs(Path(beside) if pictures else None) as drawn,
     ):
-        made = scratch.path
+        made = Path(beside)
         shown = [section for section in sections if section.experiment in set(runs["experiment"])]
         for section in shown:
             for name, chart in {**section.charts, **section.files}.items():

@@ -112,11 +112,6 @@ class Case:
         return False
 
     @property
-    def alike(self) -> str:
-        """Cases in which this is equal share one plan: planned together, they cost one."""
-        return self.case_id
-
-    @property
     def factors(self) -> dict[str, Any]:
         """Name → value of what defines the case, as they are stored."""
         return asdict(self)

@@ -118,8 +118,9 @@ def measured_before(case: Case, store: Store, run_id: str) -> list[Measurement]:
     """
     if type(case) is not CeilingCase or not (run := store.runs_of([run_id]).iloc[0]).launch:
         return []
-    beside = "launch = ? AND machine_id = ? AND device = ? AND run_id != ?"
-    others = store.runs(beside, (run.launch, run.machine_id, run.device, run_id))
+    beside = "substr(launch || '/', 1, instr(launch || '/', '/')) = ? AND machine_id = ? AND device = ? AND run_id != ?"
+    command = run.launch.partition("/")[0] + "/"
+    others = store.runs(beside, (command, run.machine_id, run.device, run_id))
     rows = store.measurements(list(others.run_id), samples=True)
     if "factor.ceiling" not in rows:
         return []

@@ -32,8 +32,8 @@ from nanolib.models.user import (
     runs_code,
     silent,
 )
-from nanolib.run.launch import command
 from nanolib.run.outcome import LookTimeout, is_out_of_memory, time_to_look
+from nanolib.run.process import python
 
 _START_S = 60.0  # what importing torch may take on a busy machine
 _REFUSED = 3  # the exit code that says so
@@ -226,7 +226,7 @@ def rehearse_in_process(
     """
     with contextlib.suppress(subprocess.TimeoutExpired):  # each case will be timed out and say so
         done = subprocess.run(
-            command(__name__),
+            python(__name__),
             input=json.dumps([name, options, longest, field, device]),
             capture_output=True,
             text=True,
@@ -244,3 +244,7 @@ def main() -> None:
         print()  # after what the code of the user's has printed
         print(printable(json.dumps(error.lines)))
         sys.exit(_REFUSED)
+
+
+if __name__ == "__main__":
+    main()

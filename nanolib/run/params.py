@@ -17,7 +17,7 @@ from nanolib.meters.machine import resolve_device
 from nanolib.meters.time.latency import Collect
 from nanolib.meters.time.turns import Timing
 from nanolib.models import attention, text
-from nanolib.validation import StrictModel, free_label
+from nanolib.params import StrictModel, free_label
 
 # Parameters that say how to schedule and name a run, not what it measures: a run may be continued under another label.
 SCHEDULING = ("suite", "label", "resume", "trace", "trace_sort", "trace_top")

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
-import os
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +10,6 @@ import pandas as pd
 
 from nanolib.measurement import format_number
 from nanolib.run.case import Case
-from nanolib.run.launch import die_with_parent
 from nanolib.run.params import Params
 from nanolib.run.workload import shortage
 from nanolib.store import Store
@@ -51,41 +46,6 @@ def table_of(predicted: Sequence[Prediction]) -> pd.DataFrame:
     return pd.DataFrame(lines).fillna("")
 
 
-def dry_run(cases: Sequence[Case], ceilings: dict[str, float], beside: Executor | None = None) -> Iterator[Foreseen]:
-    """Every case in order, as soon as it is known: its predicted time and memory, or why it cannot run here.
-
-    Args:
-        cases: Of one experiment.
-        ceilings: As `roofline_ms` takes them.
-        beside: From `helpers`; what they have not begun is done here.
-    """
-    groups: dict[str, list[Case]] = {}
-    for case in cases:
-        groups.setdefault(case.alike, []).append(case)
-    begun = {name: beside.submit(_foreseen, group, ceilings) if beside else None for name, group in groups.items()}
-    known: dict[str, Foreseen] = {}
-    for case in cases:
-        if case.case_id not in known:
-            group, other = groups[case.alike], begun[case.alike]
-            known |= _foreseen(group, ceilings) if other is None or other.cancel() else other.result()
-        yield known[case.case_id]
-
-
-@contextlib.contextmanager
-def helpers() -> Iterator[Executor]:
-    """Processes that plan, one per core; they end with this one, which plans while they begin and then waits for them."""
-    start = {
-        "mp_context": multiprocessing.get_context("spawn"),
-        "initializer": die_with_parent,
-        "initargs": (os.getpid(),),
-    }
-    pool = ProcessPoolExecutor(**start)
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)  # whoever leaves early waits for none of the rest
-
-
 @dataclass(frozen=True)
 class Foreseen:
     """What is known of a case before it runs; texts for people."""
@@ -94,10 +54,6 @@ class Foreseen:
     ms: str
     mib: str
     here: str
-
-
-def _foreseen(cases: list[Case], ceilings: dict[str, float]) -> dict[str, Foreseen]:
-    return {case.case_id: foreseen(case, ceilings) for case in cases}
 
 
 def foreseen(case: Case, ceilings: dict[str, float]) -> Foreseen:

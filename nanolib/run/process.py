@@ -1,92 +1,137 @@
-"""Processes of our own: started so that they can be ended whole, ended for certain, and what their end says.
+"""Processes of our own: one way to start them, so that they end with this one, and one way to end all that they started.
 
-What they run begins with `launch.command`, by which they end with the process that started them.
+`-m nanolib.run.process PARENT MODULE ARGUMENT...` runs `-m MODULE ARGUMENT...` in a process that ends when its parent does.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
+import importlib
+import multiprocessing
 import os
+import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from typing import Any, Protocol
-
-import psutil
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
 
 KILLED = "its process was killed by"
-
-
-class Ending(Protocol):
-    """A process that can be ended: `subprocess.Popen`, or what behaves so."""
-
-    pid: int
-
-    def wait(self) -> int:
-        """How it ended."""
-        ...
+_PARENT_DEATH = 1  # PR_SET_PDEATHSIG
+_WATCH_S = 0.5
 
 
 def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-    """Start a process in a group of its own: Ctrl-C reaches us alone, and `end_group` reaches all that it started.
+    """Start a process in a session of its own: Ctrl-C reaches this one only.
 
     Args:
-        command: What to run.
+        command: What to run; see `python`.
         options: As `subprocess.Popen` takes them.
     """
     return subprocess.Popen(list(command), start_new_session=True, **options)
 
 
-def import_path() -> str:
-    """PYTHONPATH by which another process imports what this one does."""
-    return os.pathsep.join(path or "." for path in sys.path)
+def python(module: str, *arguments: str) -> list[str]:
+    """What runs a module in a process that ends when this one does."""
+    return [sys.executable, "-m", __name__, str(os.getpid()), module, *arguments]
 
 
-def end_group(process: Ending) -> int:
-    """Kill a process that `start` started and all of its group; how it ended. What has ended already is waited for."""
-    with contextlib.suppress(ProcessLookupError):  # it ended by itself
-        os.killpg(process.pid, signal.SIGKILL)
-    return process.wait()
-
-
-def end_tree(process: subprocess.Popen[Any], grace_s: float = 0.0) -> None:
-    """End a process and all its descendants, sessions of their own included: asked first, and then for certain.
+def spawn(
+    function: str, *arguments: Any, environment: Mapping[str, str] | None = None
+) -> tuple[BaseProcess, Connection]:
+    """Call a function in a fresh interpreter that ends when this process does.
 
     Args:
-        process: The one that was started.
-        grace_s: How long they have between the two, s.
+        function: `module:name`; it is called with its end of a pipe, and then the arguments.
+        arguments: What pickle can send.
+        environment: Variables that are set before the module is imported.
+
+    Returns:
+        The process, and this end of the pipe. What the function prints goes to standard error.
     """
-    if process.poll() is not None:
-        return
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(os.getpid(), dict(environment or {}), function, theirs, arguments))
+    with theirs:
+        process.start()
+    return process, ours
+
+
+def _serve(
+    parent: int, environment: dict[str, str], function: str, connection: Connection, arguments: tuple[Any, ...]
+) -> None:
+    exit_with_parent(parent)
+    os.setsid()
+    os.dup2(2, 1)
+    os.environ.update(environment)
+    module, _, name = function.partition(":")
+    gc.disable()  # what is imported stays: collecting meanwhile takes a fifth of torch's import
+    called = getattr(importlib.import_module(module), name)
+    gc.enable()
+    called(connection, *arguments)
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a process that `start` or `spawn` started, and all that descend from it; who started it waits for it then."""
+    import psutil  # another interpreter, whose version `nano ab` measures, may not have it
+
     try:
-        tree = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+        first = psutil.Process(pid)
+        tree = [first, *first.children(recursive=True)]
     except psutil.NoSuchProcess:
         return
-    for member in tree:
+    for process in tree:
         with contextlib.suppress(psutil.NoSuchProcess):
-            member.terminate()
-    _, alive = psutil.wait_procs(tree, timeout=grace_s)
-    for member in alive:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            member.kill()
-    process.wait()
+            process.kill()
+
+
+def exit_with_parent(parent: int) -> None:
+    """End this process when the one that started it has ended, however that happens.
+
+    Args:
+        parent: Its number, as it knew it: it may have ended before this is called.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PARENT_DEATH, int(signal.SIGKILL))
+    else:
+        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _watch(parent: int) -> None:
+    """Where the system reports no parent's end: look for it."""
+    while os.getppid() == parent:
+        time.sleep(_WATCH_S)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def signal_name(number: int) -> str:
-    """What a signal is called, such as SIGKILL; not all of them have a name."""
+    """The name of a signal, such as SIGKILL; not all of them have one."""
     known = number in {one.value for one in signal.Signals}
     return signal.Signals(number).name if known else f"signal {number}"
 
 
-def ending(code: int, errors: str) -> str:
+def describe_exit(code: int, errors: str = "") -> str:
     """How a process ended that should not have, and its last words.
 
     Args:
-        code: As `subprocess` tells it: below zero for a signal.
+        code: As `subprocess` gives it: below zero for a signal.
         errors: What it wrote.
     """
     if code < 0:
         return f"{KILLED} {signal_name(-code)}"
-    lines = errors.strip().splitlines()
-    return f"its process ended with {code}: {lines[-1] if lines else 'no message'}"
+    return ": ".join([f"its process ended with {code}", *errors.strip().splitlines()[-1:]])
+
+
+if __name__ == "__main__":
+    exit_with_parent(int(sys.argv[1]))
+    gc.set_threshold(50_000)  # imports leave nothing to collect
+    name, sys.argv = sys.argv[2], sys.argv[2:]
+    runpy.run_module(name, run_name="__main__", alter_sys=True)

@@ -28,10 +28,10 @@ from nanolib.meters.limits import fitting_threads
 from nanolib.meters.machine import resolve_device, this_machine, versions
 from nanolib.meters.quiet import disturbances
 from nanolib.meters.time.collector import settled_heap
+from nanolib.paths import LAUNCH_VARIABLE, PART_VARIABLE
 from nanolib.run.case import Case
 from nanolib.run.ceilings import Ceiling, measured_before
 from nanolib.run.interference import Interference
-from nanolib.run.launch import LAUNCH_VARIABLE, PART_VARIABLE
 from nanolib.run.lock import device_lock, lock_path, say
 from nanolib.run.outcome import Outcome, one_line
 from nanolib.run.params import Params
@@ -154,7 +154,7 @@ def measure(
             store.update_run(run_id, disturbances=list(dict.fromkeys([*before, *run.disturbances])))
         sweep_run = SweepRun(store, run_id or store.add(run))
         try:
-            _measure_all(experiment, params, cases, sweep_run, progress, stop, on_progress)
+            _Sweep(params, sweep_run, stop).measure(cases, progress, on_progress)
         except BaseException as error:
             asked = isinstance(error, KeyboardInterrupt | Cancelled)
             message = "stopped by the user" if asked else f"{type(error).__name__}: {one_line(error)}"
@@ -168,48 +168,102 @@ def _pause(stop: threading.Event, seconds: float) -> None:
         raise Cancelled
 
 
-def _measure_all(
-    experiment: Any,
-    params: Params,
-    cases: Sequence[Case],
-    run: SweepRun,
-    progress: bool,
-    stop: threading.Event | None,
-    on_progress: Callable[[int, int, str], object] | None,
-) -> None:
-    store, run_id = run.store, run.run_id
-    finished, attempts = store.finished_cases(run_id), store.started_attempts(run_id)
-    begun_before = set(attempts)
-    begun = {case.group for case in cases if case.group and case.case_id not in finished}
-    todo = [case for case in cases if case.case_id not in finished or case.group in begun]  # a group is measured whole
-    interference = Interference(store, run_id, len(todo))
-    bar = _progress_bar(progress, total=len(cases), initial=len(cases) - len(todo), unit="case")
-    # a worker process is used off the main thread too, where nothing else can enforce the time limit
-    isolated = params.isolation == "process" or threading.current_thread() is not threading.main_thread()
-    with bar, settled_heap() as settle:
+class _Sweep:
+    """The cases of a run, measured group by group.
+
+    Attributes:
+        attempts: Case id → how often it has begun.
+        isolated: Whether cases are measured in fresh processes.
+    """
+
+    def __init__(self, params: Params, run: SweepRun, stop: threading.Event | None) -> None:
+        self._params, self._run, self._stop = params, run, stop
+        self.attempts = run.store.started_attempts(run.run_id)
+        # a worker process is used off the main thread too, where nothing else can enforce the time limit
+        main = threading.current_thread() is threading.main_thread()
+        self.isolated = params.isolation == "process" or not main
+
+    def measure(
+        self, cases: Sequence[Case], progress: bool, on_progress: Callable[[int, int, str], object] | None
+    ) -> None:
+        """Measure what is not finished, and store it."""
+        store, run_id = self._run.store, self._run.run_id
+        finished, begun_before = store.finished_cases(run_id), set(self.attempts)
+        begun = {case.group for case in cases if case.group and case.case_id not in finished}
+        todo = [
+            case for case in cases if case.case_id not in finished or case.group in begun
+        ]  # a group is measured whole
+        interference = Interference(store, run_id, len(todo))
         done = len(cases) - len(todo)
-        for group in grouped(todo):
-            settle()
-            bar.set_description_str(printable(str(group[0])))
-            if on_progress is not None:
-                on_progress(done, len(cases), str(group[0]))
-            if stop is not None and stop.is_set():
-                raise Cancelled
-            again = len(group) > 1 and any(
-                case.case_id in begun_before for case in group
-            )  # in its own process it is told by which
-            with watched_cpus() as load:
-                outcomes = _outcomes(experiment, params, group, run, isolated or again, stop, attempts)
-            for case in group:
-                outcome = outcomes[case.case_id]
-                if not was_killed(outcome):
-                    interference.met(load, outcome)
-                isolated = isolated or bool(outcome.details.get("device_lost"))  # a fresh process still has it
-            store_outcomes(store, run_id, group, outcomes, attempts)
-            done += len(group)
-            bar.update(len(group))
-    for line in interference.lines:
-        say(f"not a quiet machine: {line}")
+        bar = _progress_bar(progress, total=len(cases), initial=done, unit="case")
+        with bar, settled_heap() as settle:
+            for group in grouped(todo):
+                settle()
+                bar.set_description_str(printable(str(group[0])))
+                if on_progress is not None:
+                    on_progress(done, len(cases), str(group[0]))
+                if self._stop is not None and self._stop.is_set():
+                    raise Cancelled
+                # a group in which one killed this process: in its own process it is told by which
+                again = len(group) > 1 and any(case.case_id in begun_before for case in group)
+                with watched_cpus() as load:
+                    outcomes = self._outcomes(group, again)
+                for outcome in outcomes.values():
+                    if not was_killed(outcome):
+                        interference.met(load, outcome)
+                store_outcomes(store, run_id, group, outcomes, self.attempts)
+                done += len(group)
+                bar.update(len(group))
+        for line in interference.lines:
+            say(f"not a quiet machine: {line}")
+
+    def _outcomes(self, group: Sequence[Case], isolated: bool) -> dict[str, Outcome]:
+        """What each case of a group gave. One whose process dies is tried again, and then the others go on without it.
+
+        Where one has lost this process's device, the others go on in a process of their own.
+        """
+        ended: dict[str, Outcome] = {}
+        while left := [case for case in group if case.case_id not in ended]:
+            for case in left:
+                if (tried := self.attempts.get(case.case_id, 0)) >= MAX_ATTEMPTS:
+                    message = f"its process died {tried} times while it ran; it is not tried again"
+                    ended[case.case_id] = Outcome(status=Status.ERROR, message=message)
+            left = [case for case in left if case.case_id not in ended]
+            for case in left:
+                tried = self.attempts[case.case_id] = self.attempts.get(case.case_id, 0) + 1
+                # if all of this dies, nobody knows by which case of several: none is blamed
+                details = {"attempts": tried if len(left) == 1 else tried - 1}
+                started = Measurement("case_time", status=Status.STARTED, details=details)
+                self._run.store.write_case(self._run.run_id, case.case_id, case.factors, [started])
+            found = self._attempt(left, isolated) if left else {}
+            died = {case_id for case_id, outcome in found.items() if was_killed(outcome)}
+            ended |= {} if died else found
+            for case in left:  # what others begin again is their first attempt
+                if case.case_id not in {*died, *ended}:
+                    self.attempts[case.case_id] -= 1
+        return ended
+
+    def _attempt(self, cases: Sequence[Case], isolated: bool) -> dict[str, Outcome]:
+        first, store, run_id = cases[0], self._run.store, self._run.run_id
+        if rows := measured_before(first, store, run_id):
+            return {first.case_id: Outcome(rows)}
+
+        def alone(case: Case) -> Outcome:
+            return self._attempt([case], isolated)[case.case_id]
+
+        if len(cases) > 1 and not fit_together(cases):
+            return measure_apart(cases, alone)
+        ceilings = ceilings_of(store, run_id)
+        if isolated or self.isolated:
+            found = run_in_process(self._params, cases, ceilings, store.path, run_id, self._stop)
+        elif len(cases) == 1:
+            found = {first.case_id: run_here(self._params, first, ceilings, store, run_id)}
+        else:
+            found = measure_group(cases, self._params, ceilings)
+        # a fresh process still has a device that this one has lost
+        self.isolated |= any(outcome.details.get("device_lost") for outcome in found.values())
+        short = [case for case in cases if case.case_id in found and found[case.case_id].ran_short]
+        return found | measure_apart(short, alone) if short and len(cases) > 1 else found
 
 
 def live_front_end() -> bool:
@@ -224,76 +278,6 @@ def _progress_bar(wanted: bool, **settings: Any) -> tqdm:
 
         return widget_bar(**settings)
     return tqdm(**settings, disable=None if wanted else True, file=sys.stderr, dynamic_ncols=True)
-
-
-def _outcomes(
-    experiment: Any,
-    params: Params,
-    group: Sequence[Case],
-    run: SweepRun,
-    isolated: bool,
-    stop: threading.Event | None,
-    attempts: dict[str, int],
-) -> dict[str, Outcome]:
-    """What each case of a group gave. One whose process dies is tried again, and then the others go on without it.
-
-    Where one has lost this process's device, the others go on in a process of their own.
-    """
-    store, run_id, ended = run.store, run.run_id, {}
-    while left := [case for case in group if case.case_id not in ended]:
-        for case in left:
-            tried = attempts.get(case.case_id, 0)
-            if tried >= MAX_ATTEMPTS:
-                message = f"its process died {tried} times while it ran; it is not tried again"
-                ended[case.case_id] = Outcome(status=Status.ERROR, message=message)
-        left = [case for case in left if case.case_id not in ended]
-        if not left:
-            break
-        for case in left:
-            tried = attempts[case.case_id] = attempts.get(case.case_id, 0) + 1
-            # if all of this dies, nobody knows by which case of several: none is blamed
-            stored = tried if len(left) == 1 else tried - 1
-            started = Measurement("case_time", status=Status.STARTED, details={"attempts": stored})
-            store.write_case(run_id, case.case_id, case.factors, [started])
-        found = _attempt(experiment, params, left, run, isolated, stop)
-        died = {case_id for case_id, outcome in found.items() if was_killed(outcome)}
-        isolated = isolated or any(outcome.details.get("device_lost") for outcome in found.values())
-        ended |= {} if died else found
-        for case in left:  # what others begin again is their first attempt
-            if case.case_id not in {*died, *ended}:
-                attempts[case.case_id] -= 1
-    return ended
-
-
-def _attempt(
-    experiment: Any,
-    params: Params,
-    cases: Sequence[Case],
-    run: SweepRun,
-    isolated: bool,
-    stop: threading.Event | None,
-) -> dict[str, Outcome]:
-    first = cases[0]
-    if rows := measured_before(first, run.store, run.run_id):
-        return {first.case_id: Outcome(rows)}
-    ceilings = ceilings_of(run.store, run.run_id)
-
-    def alone(case: Case) -> Outcome:
-        nonlocal isolated
-        outcome = _attempt(experiment, params, [case], run, isolated, stop)[case.case_id]
-        isolated = isolated or bool(outcome.details.get("device_lost"))
-        return outcome
-
-    if len(cases) > 1 and not fit_together(cases):
-        return measure_apart(cases, alone)
-    if isolated:
-        found = run_in_process(experiment, params, cases, ceilings, run.store.path, run.run_id, stop)
-    elif len(cases) == 1:
-        found = {first.case_id: run_here(params, first, ceilings, run.store, run.run_id)}
-    else:
-        found = measure_group(cases, params, ceilings)
-    short = [case for case in cases if case.case_id in found and found[case.case_id].ran_short]
-    return found | measure_apart(short, alone) if short and len(cases) > 1 else found
 
 
 def store_outcomes(

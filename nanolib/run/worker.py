@@ -1,33 +1,21 @@
-"""One case in a fresh process: `python -m nanolib.run.worker`, a request in, a file of JSON lines out.
-
-Each row is written as it is made, so that a worker which is killed leaves what it had.
-"""
+"""Cases in a fresh process: each row comes through a pipe as it is made, so that a worker which is killed leaves what it had."""
 
 from __future__ import annotations
 
-import functools
-import importlib
-import json
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
-from nanolib.measurement import BadInput, Measurement, Status
+from nanolib.measurement import Measurement, Status
 from nanolib.meters.limits import fitting_threads
 from nanolib.run.case import Case
-from nanolib.run.ceilings import Ceiling
-from nanolib.run.launch import command
 from nanolib.run.outcome import Keep, Outcome, attempt
 from nanolib.run.params import Params
-from nanolib.run.process import KILLED, end_group, ending, import_path, start
+from nanolib.run.process import KILLED, describe_exit, kill_tree, spawn
 from nanolib.run.turns import measure_group
 from nanolib.run.workload import measure_case
-from nanolib.scratch import Scratch
 from nanolib.store import Store
 from nanolib.store.traces import recording
 
@@ -49,7 +37,6 @@ def run_here(
 
 
 def run_in_process(
-    experiment: Any,
     params: Params,
     cases: Sequence[Case],
     ceilings: dict[str, float],
@@ -57,14 +44,13 @@ def run_in_process(
     run_id: str,
     stop: threading.Event | None = None,
 ) -> dict[str, Outcome]:
-    """Measure one case, or those of a group, in a fresh process, within their time limit; traces go straight to the database.
+    """Measure one case, or those of a group, in a fresh process, within their time limit.
 
     Args:
-        experiment: The module.
-        params: Its parameters.
+        params: Of the experiment.
         cases: Which.
         ceilings: What the run has measured of them.
-        database: Where its traces go.
+        database: Where traces go.
         run_id: Of which run.
         stop: When it is set the process is ended.
 
@@ -75,59 +61,44 @@ def run_in_process(
         Case id → its outcome. Where the process was killed or late, that is the outcome of the case whose code ran, and the others
         that had not ended have none.
     """
-    request = {
-        "module": experiment.__name__,
-        "params": params.model_dump(mode="json"),
-        "case_ids": [case.case_id for case in cases],
-        "ceilings": {name: Ceiling.of(value).ends for name, value in ceilings.items()},
-        "database": str(database.absolute()),
-        "run_id": run_id,
-    }
     began = time.perf_counter()
-    with Scratch("case") as scratch:
-        request["answer"] = str(scratch.path / "rows.jsonl")
-        Path(request["answer"]).touch()
-        process = start(
-            command(__name__),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": import_path()},
-        )
-        try:
-            answer = Path(request["answer"])
-            late, errors = _talk(process, json.dumps(request), answer, params.case_timeout_s, stop)
-        finally:  # after an interrupt too: nothing may stay behind
-            if process.poll() is None:
-                end_group(process)
-        outcomes, at = _read(Path(request["answer"]), cases[0].case_id)
-    if late:
-        outcomes.setdefault(at, Outcome()).was_late(params.case_timeout_s)
-    elif process.returncode:
-        died = outcomes.setdefault(at, Outcome())
-        died.status, died.message = Status.ERROR, ending(process.returncode, errors)
-    if len(cases) == 1 or late or process.returncode:
-        outcomes[at].seconds = time.perf_counter() - began
+    process, connection = spawn(f"{__name__}:serve", str(database.absolute()), run_id)
+    outcomes: dict[str, Outcome] = {}
+    ended, at, is_late = set(), cases[0].case_id, False
+    since, limit_s = time.monotonic(), params.case_timeout_s + _START_S
+    try:
+        connection.send((params, list(cases), ceilings))
+        while not is_late:
+            if stop is not None and stop.is_set():
+                raise Cancelled
+            if connection.poll(_POLL_S):
+                at, said = connection.recv()
+                since, limit_s = time.monotonic(), params.case_timeout_s + _GRACE_S
+                outcome = outcomes.setdefault(at, Outcome())
+                if isinstance(said, Measurement):
+                    outcome.rows.append(said)
+                elif said is not None:
+                    ended.add(at)
+                    outcomes[at] = said
+            elif not process.is_alive():  # something that it forked may hold the pipe open
+                break
+            else:
+                is_late = time.monotonic() - since >= limit_s
+    except (EOFError, OSError):  # it has ended
+        process.join(_GRACE_S)
+    finally:  # after an interrupt too: nothing may stay behind
+        kill_tree(process.pid)
+        process.join()
+        connection.close()
+    outcomes = {case_id: outcome for case_id, outcome in outcomes.items() if case_id in {*ended, at}}
+    failed = outcomes.setdefault(at, Outcome())
+    if is_late:
+        failed.was_late(params.case_timeout_s)
+    elif process.exitcode:
+        failed.status, failed.message = Status.ERROR, describe_exit(process.exitcode)
+    if len(cases) == 1 or is_late or process.exitcode:
+        failed.seconds = time.perf_counter() - began
     return outcomes
-
-
-def _talk(
-    process: subprocess.Popen[str], request: str, answer: Path, limit_s: float, stop: threading.Event | None
-) -> tuple[bool, str]:
-    """Whether the process said nothing for longer than a case may take, and what it complained of."""
-    sent, said, since, more_s = request, 0, time.monotonic(), _START_S
-    while True:
-        try:
-            return False, process.communicate(sent, timeout=_POLL_S)[1]
-        except subprocess.TimeoutExpired:
-            sent = None  # it has been sent
-        if stop is not None and stop.is_set():
-            raise Cancelled
-        if (length := answer.stat().st_size) != said:
-            said, since, more_s = length, time.monotonic(), _GRACE_S
-        if time.monotonic() - since >= limit_s + more_s:
-            return True, ""
 
 
 def was_killed(outcome: Outcome) -> bool:
@@ -135,50 +106,22 @@ def was_killed(outcome: Outcome) -> bool:
     return outcome.status is Status.ERROR and outcome.message.startswith(KILLED)
 
 
-def _read(path: Path, first: str) -> tuple[dict[str, Outcome], str]:
-    """The outcomes of the cases that ended, with the rows of the one whose code ran last, and that one's id."""
-    made: dict[str, Outcome] = {}
-    ended, at = set(), first
-    for line in path.read_text().splitlines():
-        answer = json.loads(line)
-        at = answer.pop("case_id")
-        outcome = made.setdefault(at, Outcome())
-        if "metric" in answer:
-            outcome.rows.append(Measurement.from_dict(answer))
-        elif answer:
-            ended.add(at)
-            outcome.status, outcome.message = Status(answer["status"]), answer["message"]
-            outcome.details, outcome.seconds = answer["details"], answer["seconds"]
-    return {case_id: outcome for case_id, outcome in made.items() if case_id in {*ended, at}}, at
-
-
-def main() -> None:
-    """Read the request from standard input, measure, write the answer: a line per row, and per case that begins or ends."""
-    request = json.load(sys.stdin)
-    experiment = importlib.import_module(request["module"])
-    params = experiment.Params(**request["params"])
-    known = {case.case_id: case for case in experiment.cases(params)}
-    if missing := [case_id for case_id in request["case_ids"] if case_id not in known]:
-        raise BadInput(f"case_id: {missing[0]} is not among the cases of these parameters")
-    cases = [known[case_id] for case_id in request["case_ids"]]
-    with open(request["answer"], "a", encoding="utf-8") as answer:
-
-        def write(case_id: str, **told: Any) -> None:
-            answer.write(json.dumps({"case_id": case_id} | told) + "\n")
-            answer.flush()
-
-        def keep(case_id: str, row: Measurement) -> None:
-            write(case_id, **row.to_dict())
-
-        with Store(request["database"], create=False) as store, fitting_threads():
-            ceilings = {name: Ceiling.of(ends) for name, ends in request["ceilings"].items()}
-            write(cases[0].case_id)
-            if len(cases) == 1:
-                (case,) = cases
-                own = functools.partial(keep, case.case_id)
-                outcomes = {case.case_id: run_here(params, case, ceilings, store, request["run_id"], keep=own)}
-            else:
-                outcomes = measure_group(cases, params, ceilings, keep=keep, announce=write)
-        for case_id, outcome in outcomes.items():
-            told = {"status": outcome.status, "message": outcome.message, "details": outcome.details}
-            write(case_id, **told, seconds=outcome.seconds)
+def serve(connection: Connection, database: str, run_id: str) -> None:
+    """In that process: measure, and send `(case_id, what)`: a row, None where a case begins, an outcome where it has ended."""
+    params, cases, ceilings = connection.recv()
+    with Store(database, create=False) as store, fitting_threads():
+        first = cases[0].case_id
+        connection.send((first, None))
+        if len(cases) == 1:
+            keep = run_here(params, cases[0], ceilings, store, run_id, keep=lambda row: connection.send((first, row)))
+            outcomes = {first: keep}
+        else:
+            outcomes = measure_group(
+                cases,
+                params,
+                ceilings,
+                keep=lambda case_id, row: connection.send((case_id, row)),
+                announce=lambda case_id: connection.send((case_id, None)),
+            )
+    for ended in outcomes.items():
+        connection.send(ended)

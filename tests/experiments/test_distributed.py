@@ -8,9 +8,8 @@ from nanolib.experiments.distributed.decode import link_rows
 from nanolib.experiments.distributed.rank_rows import bytes_rows, part_rows, rounds_of, speed_up_rows
 from nanolib.experiments.distributed.view import decode as report
 from nanolib.measurement import BadInput, Flag, Unsupported
-from nanolib.run import sweep
-from nanolib.run.ranks import ranks
-from nanolib.run.ranks.ranks import oversubscribed
+from nanolib.run import ranks, sweep
+from nanolib.run.ranks import oversubscribed
 from nanolib.store import Store
 from tests.run import rank_bodies
 
@@ -36,7 +35,7 @@ def test_a_failing_case_is_a_row_and_the_sweep_goes_on(tmp_path, monkeypatch):
             return started(rank_bodies.misbehave, {"how": "raise", "rank": 1}, **rest)
         return started(body, request, **rest)
 
-    monkeypatch.setattr("nanolib.run.ranks.ranks.run_ranks", first_fails)
+    monkeypatch.setattr("nanolib.run.ranks.run_ranks", first_fails)
     with Store(tmp_path / "results.sqlite") as store:
         run = sweep.measure(distributed, params, store=store, progress=False)
         rows = run.measurements(samples=True)
@@ -89,7 +88,7 @@ def test_more_ranks_than_gpus_are_unsupported(monkeypatch):
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"world_sizes": [0]}, "distributed.world_sizes[0]: 0 will not do; give a number above 0"),
+        ({"world_sizes": [0]}, "distributed.world_sizes[0]: Input should be greater than 0, got 0"),
         ({"world_sizes": [2, 2]}, "distributed.world_sizes: 2 is given twice; leave one out"),
         ({"num_kv_heads": 3}, "distributed.num_kv_heads: 3 does not divide num_heads 8; choose a divisor"),
         ({"q_len": 9, "seq_lens": [8]}, "distributed.q_len: 9 new tokens do not fit into a sequence of 8; give fewer"),

@@ -115,4 +115,4 @@ def test_cancel_ends_the_case_in_flight_and_nothing_is_kept(shown):
     panel.cancel.click()
     until(lambda: not panel.measure.disabled)
     assert panel.said.value == "Cancelled." and panel.keep.disabled and panel.cancel.disabled
-    assert not [child for child in psutil.Process().children() if "nanolib.run.worker" in child.cmdline()]
+    assert not [child for child in psutil.Process().children() if "--multiprocessing-fork" in child.cmdline()]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from nanolib.experiments import ALL
+from nanolib.params import read_yaml
 from nanolib.paths import checkout
-from nanolib.validation import read_yaml
 
 STORED = Path(__file__).parents[1] / "stored" / "case_ids.json"
 FILES = sorted(file.relative_to(checkout() / "params") for file in (checkout() / "params").rglob("*.yml"))

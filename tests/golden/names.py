@@ -12,9 +12,9 @@ from typing import Any
 from nanolib.experiments import ALL
 from nanolib.measurement import METRICS as DECLARED
 from nanolib.measurement import Direction
+from nanolib.params import read_yaml
 from nanolib.paths import checkout
 from nanolib.run.workload import timed_alone
-from nanolib.validation import read_yaml
 
 
 def _same(words: str) -> dict[str, str]:

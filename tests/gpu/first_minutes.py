@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from nanolib import installed
-from nanolib.run.launch import LAUNCH_VARIABLE
+from nanolib.paths import LAUNCH_VARIABLE
 from tests.gpu import alone
 
 SECONDS = 540.0  # of a lease of ten minutes; the rest is start and transfer

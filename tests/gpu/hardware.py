@@ -25,7 +25,7 @@ from nanolib.models.attention.patterns import PATTERNS
 from nanolib.run import params as shared
 from nanolib.run import sweep
 from nanolib.run.case import Case
-from nanolib.run.ranks.ranks import run_ranks
+from nanolib.run.ranks import run_ranks
 from nanolib.store import Store
 
 Call = Callable[[], object]

@@ -10,11 +10,9 @@ from torch import nn
 from nanolib.meters import links, memory
 from nanolib.meters.energy import meter, power
 from nanolib.models import optimise
-from nanolib.run import sweep
+from nanolib.run import ranks, sweep
 from nanolib.run.outcome import attempt, is_out_of_memory
-from nanolib.run.ranks import launcher
-from nanolib.run.ranks import rank as one_rank
-from nanolib.run.ranks.ranks import _failure
+from nanolib.run.ranks import _failure
 from nanolib.store import Store
 from tests.run import sample_experiment as sample
 
@@ -162,31 +160,26 @@ def test_a_graph_for_inference_captures_no_backward_pass(monkeypatch):
 def test_who_waited_until_nccl_gave_up_is_not_blamed(tmp_path):
     """Its watchdog writes a line and aborts the process that waited; the one that was waited for is told to end, and says where."""
     log = "[rank0]:[E] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3) ran for 60000 milliseconds"
-    (tmp_path / launcher.LOG).write_text(log)
-    (tmp_path / "0.ended").write_text(str(-6))
+    (tmp_path / "log").write_text(log)
     for rank, stack in enumerate(("", '  File "/somewhere/model.py", line 7 in step\n')):
         (tmp_path / f"{rank}.stack").write_text(stack)
-    failed = _failure(tmp_path, 2, None, 0)
+    failed = _failure(tmp_path, 2, None, (0, -6))
     assert (
         failed.details["rank"] == 1 and "let the others wait" in str(failed) and "in step (model.py:7)" in str(failed)
     )
-    (tmp_path / launcher.LOG).write_text("")  # no such line: it was killed
-    assert str(_failure(tmp_path, 2, None, 0)) == "rank 0 of 2 was killed by SIGABRT"
+    (tmp_path / "log").write_text("")  # no such line: it was killed
+    assert str(_failure(tmp_path, 2, None, (0, -6))) == "rank 0 of 2 was killed by SIGABRT"
 
 
 def test_ranks_name_their_gpu_to_nccl(tmp_path, monkeypatch):
     made = {}
-    monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: made.update(device=device))
     monkeypatch.setattr(
         torch.distributed, "init_process_group", lambda backend, **given: made.update(given, backend=backend)
     )
-    monkeypatch.setattr(torch.distributed, "barrier", lambda: None)
-    monkeypatch.setattr(one_rank, "_function", lambda _: lambda request: {"answer": request})
-    monkeypatch.setattr(one_rank.os, "_exit", lambda code: made.update(code=code))
-    asked = {"device": "cuda", "threads": torch.get_num_threads(), "hang_s": 5.0, "body": "any:body", "request": 7}
-    one_rank.main(tmp_path, asked)
-    assert (made["backend"], made["device_id"], made["code"]) == ("nccl", torch.device("cuda", 1), 0)
-    assert (tmp_path / "1.json").read_text() == '{"answer": 7}'
+    asked = {"device": "cuda", "threads": torch.get_num_threads(), "hang_s": 5.0, "world_size": 2}
+    asked |= {"body": "builtins:dict", "request": {"a": 7}}
+    told = ranks.answer(asked, torch.distributed.FileStore(str(tmp_path / "store"), 2), 1)
+    assert (made["backend"], made["device_id"], made["rank"]) == ("nccl", torch.device("cuda", 1), 1)
+    assert told == {"answer": {"a": 7}}

@@ -17,7 +17,7 @@ from nanolib.models.attention.ring import block_gradients, plain_gradients, ring
 from nanolib.models.attention.traffic import decode_traffic
 from nanolib.models.attention.tree import ALGORITHMS, tree_attention_decode
 from nanolib.models.attention.ulysses import ulysses_attention
-from nanolib.run.ranks.ranks import run_ranks
+from nanolib.run.ranks import run_ranks
 from tests.models import rank_checks
 from tests.models.layouts import restore
 

@@ -8,9 +8,9 @@ import nbformat
 import pytest
 
 from nanolib.experiments import ALL
+from nanolib.params import read_yaml
 from nanolib.paths import checkout
 from nanolib.run.suite.jobs import notebooks, suites
-from nanolib.validation import read_yaml
 from tests.notebooks.parameters import cell_of
 
 NAMES = notebooks()

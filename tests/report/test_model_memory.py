@@ -5,10 +5,10 @@ import re
 import vl_convert
 from hypothesis import given
 from hypothesis import strategies as st
+from nanolib.report.palette import PAPER
 
 from nanolib.experiments.model.view.batches import BEATEN, FRONT, generation_batches
 from nanolib.measurement import Measurement, exact
-from nanolib.report.palette import PAPER
 from nanolib.report.renderer import vega_spec
 from tests.report.cases import inference, model_case, timed
 from tests.report.rows import ended

@@ -8,17 +8,13 @@ import time
 import torch
 import torch.distributed as dist
 
-from nanolib.run.ranks import ranks
-
 
 def answer(request):
     total = torch.tensor([float(dist.get_rank())])
     dist.all_reduce(total)
-    return {"rank": dist.get_rank(), "sum": total.item(), "threads": torch.get_num_threads(), "asked": request}
-
-
-def draw(request):
-    return [torch.rand(()).item(), random.random()]
+    drawn = [torch.rand(()).item(), random.random()]
+    found = {"rank": dist.get_rank(), "sum": total.item(), "threads": torch.get_num_threads()}
+    return found | {"asked": request, "drawn": drawn}
 
 
 def misbehave(request):
@@ -44,18 +40,6 @@ def mark(request):
     with open(request["file"], "w") as file:
         file.write(str(os.getpid()))
     spin(request)
-
-
-def late_once_there(monkeypatch, file):
-    """Have the time of a launch be over as soon as a rank has marked the file."""
-    wait = ranks._await
-
-    def late(process, launch, deadline):
-        while process.poll() is None and time.monotonic() < deadline and not (file.is_file() and file.read_text()):
-            time.sleep(0.05)
-        return wait(process, launch, time.monotonic())
-
-    monkeypatch.setattr(ranks, "_await", late)
 
 
 def call_then_wait(request):

@@ -6,9 +6,9 @@ import pytest
 
 from nanolib.experiments import ALL
 from nanolib.measurement import Measurement
+from nanolib.paths import LAUNCH_VARIABLE
 from nanolib.run import ceilings, sweep
 from nanolib.run.ceilings import METRICS_OF_CEILINGS, Ceiling, rate_rows
-from nanolib.run.launch import LAUNCH_VARIABLE
 from nanolib.store import Store
 
 SMALL = {"seq_lens": [16], "budget_s": 0.01, "rel_ci": 0.5, "device": "cpu"}

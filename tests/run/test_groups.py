@@ -110,18 +110,6 @@ def test_where_one_has_lost_the_device_the_others_go_on_in_a_process_of_their_ow
     assert ("slow", "work over base") in _gains(run)
 
 
-def test_a_run_that_is_ended_twice_within_a_group_blames_none_of_it(measure, monkeypatch):
-    def ended(*_, **__):
-        raise KeyboardInterrupt
-
-    for way in ("measure_group", "run_in_process"):  # once begun a group has a process of its own, which tells who dies
-        with monkeypatch.context() as patched:
-            patched.setattr(sweep, way, ended)
-            with pytest.raises(KeyboardInterrupt):
-                measure("base", "slow", resume=True)
-    assert _ends(measure("base", "slow", resume=True)) == {"base": "ok", "slow": "ok"}
-
-
 def test_a_group_that_was_stored_by_half_is_measured_whole(measure, store, tmp_path):
     first = measure("base", "slow", folder=str(tmp_path))
     first.end("interrupted")
@@ -131,16 +119,6 @@ def test_a_group_that_was_stored_by_half_is_measured_whole(measure, store, tmp_p
     assert run.run_id == first.run_id and _ends(run) == {"base": "ok", "slow": "ok"}
     assert (tmp_path / "base.calls").read_text() == "xx"  # its block belongs to the rounds of the other's
     assert len(_gains(run)) == 1
-
-
-def test_the_rows_of_a_group_are_stored_in_one_transaction(measure, store, monkeypatch):
-    stored = []
-    write = store.write_cases
-    monkeypatch.setattr(
-        store, "write_cases", lambda run_id, cases: (stored.append(sorted(cases)), write(run_id, cases))
-    )
-    measure("base", "slow")
-    assert max(map(len, stored)) == 2
 
 
 def test_what_does_not_fit_together_is_timed_one_after_the_other_and_says_so(measure, monkeypatch):

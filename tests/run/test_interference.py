@@ -1,13 +1,9 @@
 """What others do while a run measures: its rows, its line in the database, and what the terminal shows of it."""
 
-import sys
 from contextlib import contextmanager
-from types import SimpleNamespace
 
 import pytest
-from tqdm import tqdm
 
-from nanolib.compare.history import noise_of
 from nanolib.experiments import ALL
 from nanolib.measurement import Flag, Measurement, Provenance, exact
 from nanolib.meters.cpu_load import CpuLoad
@@ -15,7 +11,7 @@ from nanolib.run import sweep
 from nanolib.run.interference import flagged
 from nanolib.run.suite import runner
 from nanolib.run.suite.jobs import plan
-from nanolib.store import Run, Store
+from nanolib.store import Store
 from tests.run import sample_experiment as sample
 
 BUSY, HELD_BACK = CpuLoad(others=0.4, stolen=0.0), CpuLoad(others=0.0, stolen=0.0, held_back=0.5, quota=0.5)
@@ -64,12 +60,6 @@ def test_what_was_measured_beside_others_is_flagged_and_the_run_keeps_that_it_wa
     }
     assert found == [f"during {MET}"]
     assert f"not a quiet machine: during {MET}" in capsys.readouterr().err
-
-
-def test_a_case_that_fails_says_too_what_others_took(tmp_path, loads):
-    loads(BUSY)
-    flags, _ = _measure(tmp_path, "error")
-    assert flags["error case_time"] == {Flag.BUSY_MACHINE}
 
 
 def test_ones_own_quota_is_named_and_nobody_else(tmp_path, loads):
@@ -124,25 +114,3 @@ def test_the_first_line_of_a_command_says_that_the_machine_is_busy(tmp_path, mon
     said.clear()
     runner.run_jobs(plan(ALL, ["summary"], {}, {}), tmp_path, said.append)
     assert "not a quiet machine: others use cpu" not in said  # it measures nothing
-
-
-def test_what_each_notebook_found_is_shown_at_once_and_what_its_cases_met_when_it_has_ended(tmp_path):
-    said, end = [], runner.Ended("model")
-    with Store(tmp_path / "results.sqlite") as store, tqdm(disable=True, file=sys.stderr) as bar:
-        end.run_id = store.add(Run("model", {"machine_id": "m"}, disturbances=["others use 60%"]))
-        shared = SimpleNamespace(bar=bar, log=said.append)
-        for cases in (1, 2):
-            store.update_run(end.run_id, disturbances=["others use 60%", f"during {cases} of 3 cases"])
-            runner._show_interference(end, shared, store, ended=False)
-        assert said == ["model: not a quiet machine: others use 60%"]
-        runner._show_interference(end, shared, store, ended=True)
-    assert said[1:] == ["model: not a quiet machine: during 2 of 3 cases"]
-
-
-def test_a_comparison_distrusts_a_whole_run_for_how_it_began_and_rows_for_what_they_met(tmp_path):
-    with Store(tmp_path / "results.sqlite") as store:
-        ids = [
-            store.add(Run("model", {"machine_id": "m"}, disturbances=lines))
-            for lines in (["others use 60%", "during 1 of 9 cases"], ["during 1 of 9 cases"], [])
-        ]
-        assert noise_of(store, ids) == {ids[0]: ["others use 60%"]}

@@ -1,4 +1,4 @@
-"""SIGKILL of each process of a run in turn: what it started ends, the database is whole, the next command tidies up."""
+"""SIGKILL of whoever started processes: nothing lives on, and the database is whole."""
 
 import os
 import sqlite3
@@ -20,14 +20,6 @@ pytestmark = [
 
 ROOT = Path(__file__).parents[2]
 HANGING_S = 60
-# What tells each kind of process, in the order in which one starts the next.
-KINDS = {
-    "papermill": "nanolib.run.suite.warm_kernel",
-    "kernel": "ipykernel_launcher",
-    "worker": "nanolib.run.worker",
-    "launcher": "nanolib.run.ranks.launcher",
-    "rank": "nano rank",
-}
 # Cases of two ranks, which would take for ever.
 LONG = {
     "isolation": "process",
@@ -70,11 +62,6 @@ def _wait(process, wanted):
     raise AssertionError(f"it did not come up: {_below(process)}")
 
 
-def _ranks(below):
-    ranks = [one for one, said in below.items() if KINDS["rank"] in said]
-    return ranks if len(ranks) == 2 else None
-
-
 def _kill(victim):
     """The process, and see that nothing below it lives on."""
     below = victim.children(recursive=True)
@@ -83,46 +70,24 @@ def _kill(victim):
     assert not alive
 
 
-def _tidy(place):
-    """The next command leaves nothing behind, and the database is whole."""
+def test_nothing_that_a_run_started_lives_on_when_it_is_killed(place):
+    nano = _start(place, "run", "distributed", "--no-report", *(a for p in LONG.items() for a in ("-p", "=".join(p))))
+
+    def all_are_up(below):
+        python = [
+            said for said in below.values() if "--multiprocessing-fork" in said
+        ]  # a worker, what starts ranks, two ranks
+        return len(python) >= 4 and all(
+            any(kind in said for said in below.values()) for kind in ("papermill", "ipykernel")
+        )
+
+    _wait(nano, all_are_up)
+    _kill(nano)
     assert _start(place, "runs").wait(HANGING_S) == 0
-    assert {one.name for one in (place / "temporary").iterdir()} <= {"nanolib-cpu.lock"}
-    assert not [one.name for one in (place / "results").iterdir() if one.name.startswith(".")]
     with sqlite3.connect(place / "results" / "results.sqlite") as db:
         assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-
-
-def test_what_a_run_started_ends_with_whoever_started_it(place):
-    nano = _start(place, "run", "distributed", "--no-report", *(a for p in LONG.items() for a in ("-p", "=".join(p))))
-    seen = set()
-
-    def new_ranks(below):
-        return below if (ranks := _ranks(below)) and not seen & set(ranks) else None
-
-    for kind in ("rank", "launcher", "worker", "kernel"):
-        below = _wait(nano, new_ranks)
-        seen |= set(_ranks(below))
-        _kill(next(one for one, said in below.items() if KINDS[kind] in said))
-    assert nano.wait(HANGING_S) == 1
     with Store(place / "results" / "results.sqlite") as store:
-        rows = store.measurements().query("metric == 'case_time'").set_index("factor.seq_len")
-        messages, statuses = dict(rows.message), dict(rows.status)
-    assert (
-        "was killed by SIGKILL" in messages[64] and "the launcher of the ranks was killed by SIGKILL" in messages[128]
-    )
-    assert statuses == {64: "error", 128: "error", 256: "started"}
-    _tidy(place)
-
-
-@pytest.mark.parametrize("victim", ["nano", pytest.param("papermill", marks=pytest.mark.thorough)])
-def test_a_run_ends_with_the_command_that_started_it(place, victim):
-    nano = _start(place, "run", "distributed", "--no-report", *(a for p in LONG.items() for a in ("-p", "=".join(p))))
-    below = _wait(nano, lambda below: below if _ranks(below) else None)
-    _kill(nano if victim == "nano" else next(one for one, said in below.items() if KINDS["papermill"] in said))
-    nano.wait(HANGING_S)
-    _tidy(place)
-    with Store(place / "results" / "results.sqlite") as store:
-        assert store.runs().status.iloc[0] in ("interrupted", "failed")
+        assert list(store.runs().status) == ["interrupted"]
 
 
 _ENDLESS = """
@@ -135,7 +100,7 @@ def run():
 """
 
 
-@pytest.mark.parametrize("victim", ["nano", "fork server", "side"])
+@pytest.mark.parametrize("victim", ["nano", "side"])
 def test_both_sides_of_a_comparison_end_with_it(place, victim):
     repository, mark = place / "repository", place / "mark"
     repository.mkdir()
@@ -150,9 +115,7 @@ def test_both_sides_of_a_comparison_end_with_it(place, victim):
         return found if mark.exists() and len(found) >= 2 else None
 
     served = _wait(nano, sides)
-    _kill({"nano": nano, "fork server": served[0], "side": served[-1]}[victim])
+    _kill({"nano": nano, "side": served[-1]}[victim])
     nano.kill()
     _, alive = psutil.wait_procs([nano, *served], timeout=HANGING_S)
     assert not alive
-    assert _start(place, "open").wait(HANGING_S) == 2  # there is no report; of all commands it imports the least
-    assert {one.name for one in (place / "temporary").iterdir()} <= {"nanolib-cpu.lock"}

@@ -1,6 +1,5 @@
 """Jobs in parts, and what a Ray task is given; tests/benchmarks/ray_nodes.py runs a cluster and kills a node."""
 
-import builtins
 import dataclasses
 import json
 from types import SimpleNamespace
@@ -95,60 +94,10 @@ def test_what_no_node_has_is_told(values, nodes, said):
         on_ray.resources(dataclasses.replace(job, params=SimpleNamespace(**values)), nodes)
 
 
-@pytest.mark.parametrize(
-    ("error", "said"), [(ImportError, r'pip install -e "\.\[ray\]"'), (KeyError, "pip uninstall amdsmi")]
-)
-def test_without_ray_one_line_says_what_to_do(monkeypatch, tmp_path, error, said):
-    imported = builtins.__import__
-
-    def broken(name, *rest, **more):
-        if name == "ray":
-            raise error(name)
-        return imported(name, *rest, **more)
-
-    monkeypatch.setattr(builtins, "__import__", broken)
-    with pytest.raises(BadInput, match=said):
-        on_ray.run_on_ray(_jobs(), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_there_is_nothing_to_resume_on_ray(tmp_path):
-    with pytest.raises(BadInput, match="--resume"):
-        on_ray.run_on_ray(_jobs(resume=True), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_node_with_other_sources_refuses():
     (job,) = _jobs()
     with pytest.raises(BadInput, match="another nanolib"):
         on_ray._measure(job.name, job.load, dict(job.values), "", "token", "0123")
-
-
-class _Lost(Exception):
-    pass
-
-
-class _Raised(_Lost):
-    cause = BadInput("ray: a node has another nanolib")
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (_Lost("node died\nmore"), "its node or worker was lost 3 times: node died"),
-        (_Raised("x"), "a node has another"),
-    ],
-)
-def test_a_task_that_never_comes_back_fails_with_its_reason(tmp_path, error, said):
-    def get(reference):
-        raise error
-
-    ray = SimpleNamespace(get=get, exceptions=SimpleNamespace(RayTaskError=_Raised, RayError=_Lost))
-    end = Ended("attention")
-    (job,) = _jobs()
-    with Store(tmp_path / "results.sqlite") as store:
-        on_ray._bring_back(ray, None, job, end, tmp_path, store, None)
-    assert end.status == RunStatus.FAILED and said in end.message
 
 
 @pytest.mark.notebook

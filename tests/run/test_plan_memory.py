@@ -11,10 +11,10 @@ from nanolib.experiments.attention import cases as attention
 from nanolib.experiments.model import cases as model
 from nanolib.experiments.model import model_cases
 from nanolib.measurement import Status
+from nanolib.params import read_yaml
 from nanolib.paths import checkout
 from nanolib.run import sweep, workload
 from nanolib.store import Store
-from nanolib.validation import read_yaml
 
 pytestmark = pytest.mark.slow
 

@@ -14,10 +14,9 @@ from nanolib.models.attention import block_sparse
 from nanolib.models.attention.choice import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.optimise import OPTIMISATIONS, applies, is_compiled
+from nanolib.params import read_yaml
 from nanolib.paths import checkout
 from nanolib.run import workload
-from nanolib.run.plan import dry_run, helpers
-from nanolib.validation import read_yaml
 
 MODES = ("inference", "training", "generation")
 
@@ -59,15 +58,6 @@ def test_a_high_stack_is_planned_from_two_low_ones(monkeypatch, preset, optimisa
         quick = case.plan()
         with _whole(monkeypatch):
             assert quick.peaks and quick == case.plan(), mode
-
-
-@pytest.mark.parametrize("optimisation", sorted(AS_EAGER))
-def test_what_is_planned_as_eager_says_the_same(optimisation):
-    assert _model("small", optimisation, "inference", "float32", 6).plan().peaks
-    assert (
-        _model("small", optimisation, "inference", "float32", 6).plan()
-        == _model("small", "eager", "inference", "float32", 6).plan()
-    )
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -135,11 +125,3 @@ def test_a_training_for_its_loss_is_planned_as_the_training_it_is():
     shape = ("gpt_6.7B", overrides, "dense", 24, 2, "float32")
     loss = LossCase("cpu", "its loss", *shape, steps=3, learning_rate=1e-3, corpus="")
     assert loss.plan() == ModelCase("cpu", "a model", *shape, "training").plan() and loss.plan().most
-
-
-def test_helpers_foresee_the_same_in_the_same_order():
-    cases = [
-        _model("small", name, "inference", "float32", 6) for name in ("eager", "compile", "checkpoint", "cuda_graph")
-    ]
-    with helpers() as beside:
-        assert list(dry_run(cases, {}, beside)) == list(dry_run(cases, {}))

@@ -11,7 +11,6 @@ import pytest
 from click.testing import CliRunner
 from papermill.cli import papermill
 
-from nanolib.run.suite import runner
 from nanolib.run.suite.jobs import notebooks
 from nanolib.store import Store
 
@@ -102,28 +101,6 @@ def test_run_measures_reports_and_says_where_the_time_went(tmp_path):
         assert len(store.runs()) == 1  # all was done: nothing was measured again
 
 
-@pytest.mark.thorough  # tests of kills kill one, and those of a sweep resume
-def test_a_killed_kernel_is_told_and_resume_finishes_the_rest(tmp_path):
-    process = _start("run", "attention", *LONG, folder=tmp_path)
-    kernel = _kernel(process)
-    _wait_for_a_case(tmp_path)
-    kernel.send_signal(signal.SIGKILL)
-    output = process.communicate(timeout=120)[0]
-    assert process.returncode == 1 and "attention: its kernel died" in output
-    with Store(tmp_path / "results.sqlite") as store:
-        run = store.runs().iloc[0]
-        assert run.status == "failed" and "kernel died" in run.message
-        finished = store.finished_cases(run.run_id)
-        assert finished and len(finished) < 4
-    process = _start("run", "attention", *LONG, "--resume", folder=tmp_path)
-    _kernel(process)
-    time.sleep(2)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
-    with Store(tmp_path / "results.sqlite") as store:
-        assert len(store.runs()) == 1 and finished <= store.finished_cases(store.runs().run_id.iloc[0])
-
-
 def test_ctrl_c_saves_what_is_finished_and_leaves_no_process(tmp_path):
     process = _start("run", "attention", *LONG, folder=tmp_path)
     kernel = _kernel(process)
@@ -193,10 +170,3 @@ def test_a_bad_parameter_in_plain_papermill_is_one_line(tmp_path):
     assert ended.returncode != 0 and "BadInput: attention.seq_lens: -3 will not do" in ended.stderr
     assert "Traceback" not in (tmp_path / "out.ipynb").read_text()
     assert not (tmp_path / "results.sqlite").exists()
-
-
-def test_a_signal_without_a_name_is_told_by_its_number(tmp_path):
-    log = tmp_path / "log"
-    log.write_text("")
-    said = [runner._reason(-number, log, 0) for number in (signal.SIGTERM, 40)]
-    assert said == ["papermill was killed by SIGTERM", "papermill was killed by signal 40"]

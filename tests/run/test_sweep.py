@@ -4,16 +4,12 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from nanolib.measurement import BadInput, Measurement, exact
+from nanolib.measurement import BadInput, exact
 from nanolib.run import sweep
-from nanolib.run.case import Case
-from nanolib.run.ceilings import CeilingCase
 from nanolib.run.outcome import Outcome, attempt
 from nanolib.run.worker import Cancelled
 from nanolib.store import Run, Store
@@ -69,18 +65,6 @@ def test_a_time_limit_never_leaves_half_a_module_behind(tmp_path, monkeypatch):
 
     assert attempt(case, timeout_s=0.1).status == "timeout"
     assert sys.modules.pop("slow_module").whole
-
-
-def test_who_watches_is_told_how_far_it_is(store):
-    seen = []
-    params = sample.Params(behaviours=["ok", "error", "unsupported"])
-    sweep.measure(sample, params, store=store, progress=False, on_progress=lambda *what: seen.append(what))
-    assert seen == [(0, 3, "ok"), (1, 3, "error"), (2, 3, "unsupported")]
-
-
-def test_what_a_failing_case_had_measured_is_kept(store):
-    rows = _measure(store, "error").measurements()
-    assert list(rows.metric) == ["case_time", "flops"]
 
 
 def test_a_run_is_done_only_when_it_says_so(store):
@@ -199,40 +183,6 @@ def test_a_killed_run_is_marked_at_the_next_start(store, tmp_path):
 # the parts, one by one
 
 
-def test_a_run_says_how_its_cases_ended_and_how_long_they_took(store):
-    run_id = store.add(Run("sample", {"machine_id": "m"}, run_id="0123456789"))
-    for name, status, seconds in (("a", "ok", 3.2), ("b", "ok", 4.4), ("c", "error", 1.0)):
-        store.write_case(run_id, name, {}, [Measurement("case_time", seconds, n=1, status=status, message="m")])
-    assert repr(sweep.SweepRun(store, run_id)) == "run 01234567: 1 error, 2 ok; 9 s inside cases"
-
-
-def test_a_run_that_goes_on_adds_to_the_time_it_took(store, monkeypatch):
-    run_id = store.add(Run("sample", {"machine_id": "m"}))
-    now = iter([10.0, 13.0, 20.0, 24.0, 30.0])
-    monkeypatch.setattr(sweep, "time", SimpleNamespace(perf_counter=lambda: next(now)))
-    sweep.SweepRun(store, run_id).finish()
-    assert store.runs().duration_s.iloc[0] == 3.0
-    again = sweep.SweepRun(store, run_id)
-    again.end("failed", "why")
-    assert list(store.runs().iloc[0][["duration_s", "status", "message"]]) == [7.0, "failed", "why"]
-
-
-@dataclass(frozen=True)
-class _Shaped(Case):
-    seq_len: int
-    kind: str
-
-
-def test_a_part_takes_whole_shapes_in_turn_and_always_the_ceilings():
-    ceilings = CeilingCase("cpu", "float32", 1.0)
-    cases = [ceilings, *(_Shaped("cpu", length, kind) for length in (8, 16, 32) for kind in "ab")]
-    assert sweep.part_of(cases, "") == cases
-    first, second = sweep.part_of(cases, "1/2"), sweep.part_of(cases, "2/2")
-    assert first == [ceilings, *cases[1:3], *cases[5:7]] and second == [ceilings, *cases[3:5]]
-    assert sweep.part_of(cases, "3/3") == [ceilings, *cases[5:7]]
-    assert sweep.part_of(cases, "4/4") == []  # nothing is left: no ceilings for their own sake
-
-
 def test_an_outcome_that_cannot_be_stored_is_an_error_row(store):
     run_id = store.add(Run("sample", {"machine_id": "m"}))
     case = sample.SampleCase("cpu", "ok")
@@ -243,17 +193,6 @@ def test_an_outcome_that_cannot_be_stored_is_an_error_row(store):
     assert (row["metric"], row["status"], row["estimate"]) == ("case_time", "error", 2.5)
     assert row["message"].startswith("its rows cannot be stored: UNIQUE")
     assert row["details"] == {"attempts": 2, "rank": 1} and row["method"] == "perf_counter" and row["n"] == 1
-
-
-def test_the_ceilings_of_a_run_are_by_their_scope(store):
-    run_id = store.add(Run("sample", {"machine_id": "m"}))
-    rows = [
-        Measurement("ceiling_flops", 2e9, scope="float32"),
-        Measurement("ceiling_bytes", 3e9, scope="copy"),
-        exact("flops", 5.0, scope="x"),
-    ]
-    store.write_case(run_id, "c", {}, rows)
-    assert sweep.ceilings_of(store, run_id) == {"float32": 2e9, "copy": 3e9} and sweep.ceilings_of(store, "other") == {}
 
 
 def test_what_stops_a_run_is_written_into_it(store, monkeypatch):
@@ -287,15 +226,6 @@ def test_a_run_says_what_made_it(store, monkeypatch):
     assert len(run.fingerprint) == 16 and run.git_revision == sweep.git_revision()
 
 
-def test_a_part_of_a_run_is_another_run(store, monkeypatch):
-    _measure(store, "ok", resume=True).finish()
-    monkeypatch.setenv(sweep.PART_VARIABLE, "1/1")
-    _measure(store, "ok", resume=True).finish()
-    _measure(store, "ok", resume=True).finish()
-    prints = list(store.runs().fingerprint)
-    assert len(prints) == 2 and prints[0] != prints[1]
-
-
 def test_a_run_that_another_process_is_at_is_not_taken_over(store):
     _measure(store, "ok", label="first")
     store.update_run(store.runs().run_id.iloc[0], process=process_name(os.getppid()), launch="l")
@@ -306,43 +236,6 @@ def test_a_run_that_another_process_is_at_is_not_taken_over(store):
     _measure(store, "ok", resume=True)
     _, run = store.runs().to_dict("records")  # its process is gone: the last is taken over, label and launch with it
     assert (run["label"], run["launch"], run["process"]) == ("last", "last", process_name())
-
-
-def test_runs_of_other_machines_and_living_processes_are_not_marked(store):
-    for run_id, process in (
-        ("gone", f"{host()}:{os.getpid()}:1.00"),
-        ("here", process_name()),
-        ("elsewhere", "0000:1:1.00"),
-    ):
-        store.add(Run("sample", {"machine_id": "m"}, run_id=run_id, process=process))
-    store.mark_dead_runs()
-    runs = store.runs().set_index("run_id")
-    assert dict(runs.status) == {"gone": "interrupted", "here": "running", "elsewhere": "running"}
-    assert runs.message["gone"] == "its process ended before the run did"
-
-
-@pytest.mark.parametrize(
-    ("session", "launch", "live"), [("s", None, True), ("", None, False), (None, None, False), ("s", "l", False)]
-)
-def test_a_person_is_there_where_a_server_names_the_session_and_no_command_runs_it(monkeypatch, session, launch, live):
-    for name, value in (("JPY_SESSION_NAME", session), (sweep.LAUNCH_VARIABLE, launch)):
-        monkeypatch.delenv(name, raising=False)
-        if value is not None:
-            monkeypatch.setenv(name, value)
-    assert sweep.live_front_end() is live
-
-
-def test_a_bar_is_a_widget_before_a_person_and_nothing_in_a_batch(monkeypatch):
-    monkeypatch.setattr(sweep, "live_front_end", lambda: False)
-    with sweep._progress_bar(False, total=3) as unwanted, sweep._progress_bar(True, total=3) as wanted:
-        assert unwanted.disable and wanted.disable is not sys.stderr.isatty()
-    monkeypatch.setattr(sweep, "live_front_end", lambda: True)
-    monkeypatch.setattr("tqdm.auto.tqdm", lambda **settings: settings)
-    assert sweep._progress_bar(True, total=3, unit="case") == {"total": 3, "unit": "case"}
-    assert sweep._progress_bar(False, total=3).disable
-    monkeypatch.setattr(sweep, "live_front_end", lambda: False)
-    monkeypatch.setattr(sweep, "tqdm", lambda **settings: settings["disable"])
-    assert (sweep._progress_bar(True), sweep._progress_bar(False)) == (None, True)  # None: where no terminal is
 
 
 def test_the_sources_make_the_version_and_a_folder_outside_git_has_no_revision(monkeypatch, tmp_path):

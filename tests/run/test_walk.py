@@ -17,10 +17,10 @@ from nanolib.models.attention.choice import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.attention.tree import ALGORITHMS
 from nanolib.models.optimise import OPTIMISATIONS
+from nanolib.params import read_yaml
 from nanolib.paths import checkout
 from nanolib.run import sweep
 from nanolib.store import Store
-from nanolib.validation import read_yaml
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_ceilings")]
 

@@ -58,11 +58,6 @@ class QualityCase(Case):
     def _like(self) -> QualityCase:
         return replace(self, name="", pattern="dense", target=0.0, seeds=1, steps=1, tuning_steps=1)
 
-    @property
-    def alike(self) -> str:
-        """See `Case.alike`."""
-        return self._like.case_id
-
     def plan(self) -> Plan:
         """The peak memory of a training step of the dense model, which no pattern exceeds by much."""
         config = _config(self.seq_len, self.d_model, self.num_layers)

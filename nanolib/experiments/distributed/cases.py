@@ -11,14 +11,12 @@ from nanolib.experiments.distributed.decode import DecodeCase
 from nanolib.experiments.distributed.prefill import MemoryCase, PrefillCase
 from nanolib.experiments.distributed.training import STRATEGIES, ShardedTrainingCase
 from nanolib.experiments.model import cases as models
-from nanolib.measurement import BadInput
 from nanolib.meters.machine import resolve_device
 from nanolib.models.attention.tree import ALGORITHMS
 from nanolib.run import params as shared
 from nanolib.run.case import Case
 from nanolib.run.params import distinct, fitting_config, known_dtypes, known_presets
-from nanolib.run.ranks.nodes import address, secret
-from nanolib.run.ranks.ranks import HANG_S
+from nanolib.run.ranks import HANG_S, nodes_of
 
 Lengths = Annotated[list[shared.Length], pydantic.Field(max_length=64)]
 
@@ -50,8 +48,6 @@ class Params(shared.Params):
         model_world_sizes: Ranks to which the cost model is carried on.
         hang_s: A rank that lets others wait longer has hung, s.
         private_network: Whether ranks get a network of their own where the system allows it, so that their bytes can be counted.
-        nodes: Machines over which several ranks are spread evenly; on the others runs `nano join`.
-        rendezvous: `HOST:PORT` of this machine, at which they join; needed for more than one.
     """
 
     NAME: ClassVar[str] = "distributed"
@@ -79,8 +75,6 @@ class Params(shared.Params):
     model_world_sizes: list[pydantic.conint(gt=0, le=65_536)] = pydantic.Field([4, 8, 16], max_length=64)  # type: ignore[valid-type]
     hang_s: float = pydantic.Field(HANG_S, gt=0, le=86_400)
     private_network: bool = True
-    nodes: int = pydantic.Field(1, gt=0, le=1024)
-    rendezvous: str = pydantic.Field("", max_length=300)
     grids: ClassVar = tuple(
         ("world_sizes", "dtypes", lengths) for lengths in ("seq_lens", "prefill_seq_lens", "memory_seq_lens")
     )
@@ -105,21 +99,6 @@ class Params(shared.Params):
         if value:
             raise ValueError("ranks are processes of their own, whose calls are not traced; leave it out")
         return value
-
-    @pydantic.model_validator(mode="after")
-    def _nodes_meet(self) -> Params:
-        if self.nodes > 1 or self.rendezvous:
-            try:
-                address(self.rendezvous)
-                secret()
-            except BadInput as error:
-                raise ValueError(error.lines[0]) from None
-        for world in _several(self):
-            if world % self.nodes:
-                raise ValueError(
-                    f"world_sizes: {world} ranks do not share out over {self.nodes} nodes; give a multiple"
-                )
-        return self
 
     @pydantic.model_validator(mode="after")
     def _fits_together(self) -> Params:
@@ -164,7 +143,7 @@ def cases(params: Params) -> list[Case]:
             params.q_len,
             dtype,
             params.threads,
-            nodes=_nodes(params, world),
+            nodes=nodes_of(world),
         )
         for dtype in params.dtypes
         for seq_len in params.seq_lens
@@ -185,7 +164,7 @@ def cases(params: Params) -> list[Case]:
                         dtype,
                         params.backward,
                         params.threads,
-                        nodes=_nodes(params, world),
+                        nodes=nodes_of(world),
                     )
                 )
         found += [
@@ -208,16 +187,11 @@ def cases(params: Params) -> list[Case]:
                 params.overrides,
                 tuple(params.strategies),
                 *shape,
-                nodes=_nodes(params, world),
+                nodes=nodes_of(world),
             )
             for world in _several(params)
         ]
     return found
-
-
-def _nodes(params: Params, world: int) -> int:
-    """One rank is here; several are spread over all machines."""
-    return params.nodes if world > 1 else 1
 
 
 def _several(params: Params) -> list[int]:

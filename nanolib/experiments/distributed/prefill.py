@@ -30,7 +30,7 @@ from nanolib.models.attention.ring import ring_attention
 from nanolib.models.attention.traffic import Traffic, prefill_traffic
 from nanolib.models.attention.ulysses import ulysses_attention
 from nanolib.run.case import Case, Plan
-from nanolib.run.ranks.ranks import RanksCase, asked_case, lacking, measure_on_ranks
+from nanolib.run.ranks import RanksCase, asked_case, lacking, measure_on_ranks
 from nanolib.run.workload import Workload, planned, shortage
 
 RING, ZIGZAG, ULYSSES, DENSE = "ring", "zigzag", "ulysses", "dense"

@@ -21,7 +21,7 @@ from nanolib.meters.time.together import time_together
 from nanolib.models import create_model, generate_random_batch
 from nanolib.models.attention.traffic import all_gather_bytes, all_reduce_bytes
 from nanolib.run.case import Plan
-from nanolib.run.ranks.ranks import RanksCase, asked_case, measure_on_ranks
+from nanolib.run.ranks import RanksCase, asked_case, measure_on_ranks
 from nanolib.stats.intervals import TooFewSamples, median_interval
 
 # The first rank while the others wait; every rank by itself; and together.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from torch import nn
 
@@ -16,7 +18,6 @@ from nanolib.meters.layers.overhead import measure_overhead
 from nanolib.meters.layers.profiler import DeepLayer, LayerProfiler, ModuleTime
 from nanolib.meters.layers.profiling import ProfilingConfig
 from nanolib.meters.time.clock import synchronizer
-from nanolib.scratch import Scratch
 from nanolib.stats.intervals import Interval, TooFewSamples, median_interval
 from nanolib.store import Run, Store, traces
 
@@ -132,8 +133,8 @@ def overheads(
     Rows are written as they would be in earnest, to a database that is thrown away.
     """
     with (
-        Scratch("overhead") as scratch,
-        Store(scratch.path / "traces.sqlite") as store,
+        TemporaryDirectory(prefix="nanolib-overhead-") as folder,
+        Store(Path(folder) / "traces.sqlite") as store,
     ):
         store.add(Run(experiment="overhead", machine={"machine_id": ""}, run_id="overhead"))
         sink = store.new_trace("overhead", phase)

@@ -38,11 +38,6 @@ class SmallDecoderCase(Case):
         """The case that stands for all with its plan."""
         raise NotImplementedError
 
-    @property
-    def alike(self) -> str:
-        """See `Case.alike`."""
-        return self.like.case_id
-
     def plan(self) -> Plan:
         """The peak memory of a training step in float32; casts need some more."""
         config = small_decoder(self.d_model, self.num_layers, self.seq_len)

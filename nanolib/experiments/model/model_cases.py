@@ -79,11 +79,6 @@ class ShapedCase(Case):
         shape = {field.name: getattr(self, field.name) for field in dataclasses.fields(ShapedCase)}
         return ModelCase(**shape, mode="training")
 
-    @property
-    def alike(self) -> str:
-        """See `Case.alike`; its plan begins with that of a training step."""
-        return self.training_step().alike
-
 
 @dataclass(frozen=True)
 class ModelCase(ShapedCase):
@@ -228,11 +223,6 @@ class ModelCase(ShapedCase):
         eager = is_compiled(self.optimisation) or self.optimisation == "cuda_graph"
         optimisation = "eager" if eager else self.optimisation
         return dataclasses.replace(self, name="", optimisation=optimisation)
-
-    @property
-    def alike(self) -> str:
-        """See `Case.alike`."""
-        return self.planned_as.case_id
 
     def not_planned(self) -> str:
         """Why its memory cannot be planned; empty where it can."""

@@ -10,10 +10,10 @@ import pydantic
 from nanolib.compare.compare import Comparison
 from nanolib.compare.history import History, what_changed
 from nanolib.measurement import MOST_LABEL, shown
+from nanolib.params import StrictModel
 from nanolib.paths import database_path
 from nanolib.report.overview import newest_machine
 from nanolib.store import Store
-from nanolib.validation import StrictModel
 
 if TYPE_CHECKING:
     import pandas as pd

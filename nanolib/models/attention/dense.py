@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from nanolib.measurement import Unsupported
 from nanolib.models.attention.reference import causal_mask
 from nanolib.models.attention.work import Work, dense_work
-from nanolib.validation import StrictModel
+from nanolib.params import StrictModel
 
 _BACKENDS = {
     "math": SDPBackend.MATH,

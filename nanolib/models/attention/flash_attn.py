@@ -12,7 +12,7 @@ import torch
 
 from nanolib.measurement import Unsupported
 from nanolib.models.attention.work import Work, dense_work
-from nanolib.validation import StrictModel
+from nanolib.params import StrictModel
 
 INSTALL = "pip install flash-attn --no-build-isolation"
 _DTYPES = (torch.float16, torch.bfloat16)

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from nanolib.measurement import BadInput, did_you_mean, shown
 from nanolib.meters.machine import resolve_device
 from nanolib.models.user import runs_code
+from nanolib.params import StrictModel, read_yaml
 from nanolib.paths import checkout
 from nanolib.run.own_model import rehearse_in_process
 from nanolib.run.sweep import part_of
-from nanolib.validation import StrictModel, read_yaml
 
 DEFAULT_SUITE, SCENARIOS = "quick", "scenarios"
 
@@ -107,13 +105,6 @@ def plan(
     folder = checkout() / "params" / suite
     available = [name for name in notebooks() if (folder / f"{name}.yml").is_file()]
     for name in names:
-        if name.endswith((".yml", ".yaml")):
-            raise BadInput(
-                f"run: {shown(name)} is a params file; write: papermill notebooks/NAME.ipynb NAME.ipynb -f {shown(name)}, or give "
-                "its values by -p"
-            )
-        if "=" in name:
-            raise BadInput(f"run: {shown(name)} is a parameter; write: nano run NOTEBOOK -p {shown(name)}")
         if name not in available:
             hint = did_you_mean(name, [*suites(), *available, *scenarios()])
             raise BadInput(
@@ -141,14 +132,10 @@ def in_parts(jobs: Sequence[Job], parts: int) -> list[Job]:
     """Each job as so many, which share its cases; none without a case of its own."""
     if parts == 1:
         return list(jobs)
-    shares, whole = [], []
-    for job in jobs:
-        shares_cases = partial(part_of, job.cases())
-        names = (f"{number}/{parts}" for number in range(1, parts + 1))
-        mine = [replace(job, part=part) for part in takewhile(shares_cases, names)]
-        shares += mine
-        whole += [] if mine else [job]
-    return [*shares, *whole]
+    shared = [replace(job, part=f"{number}/{parts}") for job in jobs for number in range(1, parts + 1)]
+    shared = [job for job in shared if job.cases()]
+    names = {job.name for job in shared}
+    return [*shared, *(job for job in jobs if job.name not in names)]
 
 
 def rehearse_jobs(jobs: Sequence[Job]) -> None:

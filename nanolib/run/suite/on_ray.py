@@ -6,22 +6,20 @@ task whose node is lost is run again elsewhere, and what it had is lost with the
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO, Any
 
 import nanolib
 from nanolib.measurement import BadInput, RunStatus
 from nanolib.paths import DATABASE
-from nanolib.run.launch import new_token
 from nanolib.run.sources import source_digest
 from nanolib.run.suite.jobs import Job, Load, make_job
-from nanolib.run.suite.runner import Ended, new_log, run_jobs
-from nanolib.scratch import Scratch
+from nanolib.run.suite.runner import Ended, new_log, new_token, run_jobs
 from nanolib.store import Store
 
 RETRIES = 2  # of a task whose node or worker is lost
@@ -151,7 +149,7 @@ def _connected(ray: Any) -> Iterator[None]:
 def _bring_back(ray: Any, ready: Any, job: Job, end: Ended, output: Path, store: Store, log_file: IO[str]) -> None:
     """What one task answered, into the database and the folder."""
     try:
-        answer = ray.get(ready)
+        found, files, log = ray.get(ready)
     except ray.exceptions.RayTaskError as error:
         end.status, end.message = RunStatus.FAILED, str(error.cause or error).splitlines()[0]
         return
@@ -159,30 +157,26 @@ def _bring_back(ray: Any, ready: Any, job: Job, end: Ended, output: Path, store:
         reason = str(error).strip().splitlines()[0]
         end.status, end.message = RunStatus.FAILED, f"its node or worker was lost {RETRIES + 1} times: {reason}"
         return
-    for name, value in answer["ended"].items():
-        setattr(end, name, value)
-    log_file.write(answer["log"])
-    with Scratch("ray") as scratch:
-        part = scratch.path / DATABASE
-        part.write_bytes(answer["database"])
-        store.merge(part)
-    if answer["notebook"]:
-        (output / f"{job.title}.ipynb").write_bytes(answer["notebook"])
+    vars(end).update(vars(found))
+    log_file.write(log)
+    with TemporaryDirectory(prefix="nanolib-ray-") as folder:
+        for name, content in files.items():
+            place = Path(folder) if name == DATABASE else output
+            (place / name).write_bytes(content)
+        store.merge(Path(folder) / DATABASE)
 
 
-def _measure(name: str, load: Load, values: dict[str, Any], part: str, token: str, sources: str) -> dict[str, Any]:
-    """On a node: run one job in a folder of its own; its results as bytes."""
+def _measure(
+    name: str, load: Load, values: dict[str, Any], part: str, token: str, sources: str
+) -> tuple[Ended, dict[str, bytes], str]:
+    """On a node: run one job in a folder of its own; how it ended, its database and notebook, and its log."""
     if source_digest() != sources:
         raise BadInput(
             f"ray: a node has another nanolib ({nanolib.__version__}, other sources); install the same there"
         )
-    with Scratch("ray") as scratch:
-        folder, job = scratch.path, make_job(name, load, values, part)
-        (end,), log_file = run_jobs([job], folder, lambda line: None, token=token)
-        notebook = folder / f"{job.title}.ipynb"
-        return {
-            "ended": dataclasses.asdict(end),
-            "database": (folder / DATABASE).read_bytes(),
-            "notebook": notebook.read_bytes() if notebook.is_file() else b"",
-            "log": log_file.read_text(encoding="utf-8", errors="replace"),
+    with TemporaryDirectory(prefix="nanolib-ray-") as folder:
+        (end,), log = run_jobs([make_job(name, load, values, part)], Path(folder), lambda line: None, token=token)
+        files = {
+            file.name: file.read_bytes() for file in Path(folder).iterdir() if file.suffix in (".ipynb", ".sqlite")
         }
+        return end, files, log.read_text(encoding="utf-8", errors="replace")

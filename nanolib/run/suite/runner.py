@@ -14,30 +14,27 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO
 
 import pandas as pd
-import psutil
 import yaml
 from tqdm import tqdm
 
 from nanolib.measurement import RunStatus, printable
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.quiet import disturbances
-from nanolib.paths import DATABASE, make_folder
-from nanolib.run.launch import PART_VARIABLE, new_token
+from nanolib.paths import DATABASE, LAUNCH_VARIABLE, OUTPUT_VARIABLE, PART_VARIABLE, make_folder
 from nanolib.run.lock import holder
-from nanolib.run.process import signal_name
+from nanolib.run.process import kill_tree, python, signal_name, start
 from nanolib.run.suite.devices import gpu_places, on_any_gpu
 from nanolib.run.suite.jobs import Job
-from nanolib.run.suite.warm_kernel import WarmKernel
-from nanolib.scratch import Scratch
 from nanolib.store import Store
-from nanolib.store.identity import pid_of
 from nanolib.store.schema import DURING
 
 _POLL_S = 0.3
@@ -73,38 +70,26 @@ class Ended:
 
 
 @dataclass
-class _Launch:
+class _Command:
     """What the jobs of one command share.
 
     Attributes:
         output: The output folder.
-        token: By which their runs are found.
-        kernel: The process that waits for the next of them, where there is one.
-        kernels: Ends it with the command.
-        waiting: Jobs that have not begun, of those that run in turn.
+        token: Of the command.
         bar: Moves with the cases of all of them.
         log: Takes lines for the terminal.
+        answered: Says in lines what a job that has ended answers.
         finished: Cases that have ended, by the job's title.
-        claimed: Runs whose job is known.
         stop: Set when they are to end.
     """
 
     output: Path
     token: str
-    kernel: WarmKernel | None
     bar: tqdm
     log: Callable[[str], None]
     answered: Callable[[Ended], Sequence[str]]
-    kernels: contextlib.ExitStack
-    waiting: list[Job] = field(default_factory=list)
     finished: dict[str, int] = field(default_factory=dict)
-    claimed: set[str] = field(default_factory=set)
     stop: threading.Event = field(default_factory=threading.Event)
-
-    def prepare_next(self) -> None:
-        """Start the next job's imports: nothing is measured any more while this one draws its charts."""
-        if self.waiting and not self.waiting[0].part and not (self.kernel and self.kernel.is_waiting):
-            self.kernel = self.kernels.enter_context(WarmKernel(self.output, self.token))
 
 
 def run_jobs(
@@ -113,7 +98,6 @@ def run_jobs(
     log: Callable[[str], None] = print,
     *,
     token: str = "",
-    kernel: WarmKernel | None = None,
     answered: Callable[[Ended], Sequence[str]] = lambda _: (),
     measured: Callable[[list[str]], None] = lambda _: None,
 ) -> tuple[list[Ended], Path]:
@@ -124,14 +108,13 @@ def run_jobs(
         output: The output folder.
         log: Takes lines for the terminal.
         token: Of the command, where it has one already.
-        kernel: Started by the command, for the first job.
         answered: What is to be said of a job that has ended, in lines for the terminal.
         measured: Called with the runs before the last job, where that measures nothing.
 
     Returns:
         How each ended, and the log file.
     """
-    token = kernel.token if kernel else token or new_token()
+    token = token or new_token()
     log_path = new_log(output, token)
     ended = [Ended(job.title, cases=len(job.cases())) for job in jobs]
     for line in disturbances("cpu") if any(end.cases for end in ended) else ():
@@ -139,23 +122,23 @@ def run_jobs(
     total = sum(end.cases for end in ended)
     places = gpu_places()
     together = [at for at, job in enumerate(jobs) if on_any_gpu(job)] if len(places) > 1 else []
-    with (
-        contextlib.ExitStack() as kernels,
-        tqdm(total=total, bar_format=_BAR, disable=None, file=sys.stderr, dynamic_ncols=True) as bar,
-    ):
-        shared = _Launch(output, token, kernel, bar, log, answered, kernels)
-        if together:
-            _run_together(shared, [(jobs[at], ended[at]) for at in together], places, log_path, log)
+    with tqdm(total=total, bar_format=_BAR, disable=None, file=sys.stderr, dynamic_ncols=True) as bar:
+        command = _Command(output, token, bar, log, answered)
+        _run_together(command, [(jobs[at], ended[at]) for at in together], places, log_path)
         for at, (job, end) in enumerate(zip(jobs, ended, strict=True)):
-            if shared.stop.is_set():
+            if command.stop.is_set():
                 break
             if at in together:
                 continue
-            shared.waiting = [other for place, other in enumerate(jobs) if place > at and place not in together]
             if job is jobs[-1] and not end.cases:  # it reads what the others have stored
                 measured([done.run_id for done in ended if done.run_id])
-            _run_one(job, end, shared, {}, log_path, log)
+            _run_one(job, end, command, {}, log_path)
     return ended, log_path
+
+
+def new_token() -> str:
+    """A token for the runs of one command."""
+    return uuid.uuid4().hex[:12]
 
 
 def new_log(output: Path, token: str) -> Path:
@@ -164,11 +147,7 @@ def new_log(output: Path, token: str) -> Path:
 
 
 def _run_together(
-    shared: _Launch,
-    jobs: Sequence[tuple[Job, Ended]],
-    places: Sequence[dict[str, str]],
-    log_path: Path,
-    log: Callable[[str], None],
+    command: _Command, jobs: Sequence[tuple[Job, Ended]], places: Sequence[dict[str, str]], log_path: Path
 ) -> None:
     """As many at once as there are places, each with a log of its own."""
     free: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
@@ -178,68 +157,74 @@ def _run_together(
     def run(job: Job, end: Ended) -> None:
         place = free.get()
         try:
-            if not shared.stop.is_set():
-                _run_one(job, end, shared, place, log_path.with_stem(f"{log_path.stem}-{job.title}"), log)
+            if not command.stop.is_set():
+                _run_one(job, end, command, place, log_path.with_stem(f"{log_path.stem}-{job.title}"))
         finally:
             free.put(place)
 
-    with ThreadPoolExecutor(len(places)) as pool:
+    with ThreadPoolExecutor(max(len(places), 1)) as pool:
         running = [pool.submit(run, job, end) for job, end in jobs]
         try:
             for one in running:
                 one.result()
         except KeyboardInterrupt:
-            shared.stop.set()
+            command.stop.set()
 
 
-def _run_one(
-    job: Job, end: Ended, shared: _Launch, place: dict[str, str], log_path: Path, log: Callable[[str], None]
-) -> None:
+def _run_one(job: Job, end: Ended, command: _Command, place: dict[str, str], log_path: Path) -> None:
     """One job to its end, whichever that is."""
-    if shared.bar.disable:
-        log(f"{end.name}: {end.cases} cases" if end.cases else f"{end.name}: reads the database")
-    with Store(shared.output / DATABASE) as store, log_path.open("a", encoding="utf-8") as log_file:
+    if command.bar.disable:
+        command.log(f"{end.name}: {end.cases} cases" if end.cases else f"{end.name}: reads the database")
+    with Store(command.output / DATABASE) as store, log_path.open("a", encoding="utf-8") as log_file:
         try:
-            _run(job, end, shared, place, store, log_file)
+            _run(job, end, command, place, store, log_file)
         except KeyboardInterrupt:
-            shared.stop.set()
+            command.stop.set()
             end.status = RunStatus.INTERRUPTED
             end.message = "stopped by Ctrl-C; finished cases are saved (--resume)"
         _settle(store, end)
         if end.run_id:
-            _show_interference(end, shared, store, ended=True)
-    with shared.bar.external_write_mode(sys.stderr):
-        if shared.bar.disable:
-            log(f"{end.name}: {end.status} in {end.seconds:.0f} s {end.message}".rstrip())
-        for line in shared.answered(end):
-            log(line)
+            _show_interference(end, command, store, ended=True)
+    with command.bar.external_write_mode(sys.stderr):
+        if command.bar.disable:
+            command.log(f"{end.name}: {end.status} in {end.seconds:.0f} s {end.message}".rstrip())
+        for line in command.answered(end):
+            command.log(line)
 
 
-def _run(job: Job, end: Ended, shared: _Launch, place: dict[str, str], store: Store, log_file: IO[str]) -> None:
+def _run(job: Job, end: Ended, command: _Command, place: dict[str, str], store: Store, log_file: IO[str]) -> None:
     began = time.perf_counter()
     names = {case.case_id: str(case) for case in job.cases()}
+    launch = f"{command.token}/{job.title}"
     log_file.seek(0, os.SEEK_END)
     said = log_file.tell()
     # beside its place until it ends: two suites at once must not write into one file
-    with Scratch("run", beside=shared.output) as made:
-        parameters, target = made.path / "params.yml", made.path / f"{job.title}.ipynb"
+    with TemporaryDirectory(prefix=".nanolib-run-", dir=command.output) as made:
+        parameters, target = Path(made, "params.yml"), Path(made, f"{job.title}.ipynb")
         parameters.write_text(yaml.safe_dump(dict(job.values)), encoding="utf-8")
         arguments = [_as_is(job.notebook), _as_is(target), "-f", str(parameters), "--no-progress-bar"]
+        told = {OUTPUT_VARIABLE: str(command.output), LAUNCH_VARIABLE: launch, PART_VARIABLE: job.part}
+        process = start(
+            python("papermill", *arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=log_file,
+            stderr=log_file,
+            env=os.environ | told | place,
+        )
         try:
-            with _process(job, shared, place) as kernel:
-                process = kernel.papermill(arguments, log_file)
-                while process.poll() is None:
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        process.wait(_POLL_S)
-                    if shared.stop.is_set():
-                        raise KeyboardInterrupt
-                    _watch(job, end, shared, store, names, process.pid)
+            while process.poll() is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_POLL_S)
+                if command.stop.is_set():
+                    raise KeyboardInterrupt
+                _watch(job, end, command, store, names, launch)
         finally:
+            kill_tree(process.pid)
+            process.wait()
             if target.exists():
-                target.replace(shared.output / target.name)
+                target.replace(command.output / target.name)
             end.seconds = time.perf_counter() - began
-            _watch(job, end, shared, store, names, process.pid)
-    log_file.flush()
+            _watch(job, end, command, store, names, launch)
     row = store.runs("run_id = ?", (end.run_id,))
     if process.returncode == 0 and (
         (row.empty and not names) or (not row.empty and row.status.iloc[0] == RunStatus.DONE)
@@ -253,59 +238,35 @@ def _run(job: Job, end: Ended, shared: _Launch, place: dict[str, str], store: St
         end.message = _reason(process.returncode, Path(log_file.name), said)
 
 
-def _process(job: Job, shared: _Launch, place: dict[str, str]) -> WarmKernel:
-    """The process that the command has started ahead, as long as it is unused and its environment the job's; else another."""
-    if shared.kernel and shared.kernel.is_waiting and not (place or job.part):
-        return shared.kernel
-    return WarmKernel(shared.output, shared.token, {PART_VARIABLE: job.part} | place)
-
-
 def _as_is(path: Path) -> str:
     """A path for papermill, which fills parameters into what stands in braces."""
     return str(path).replace("{", "{{").replace("}", "}}")
 
 
-def _watch(job: Job, end: Ended, shared: _Launch, store: Store, names: dict[str, str], pid: int) -> None:
+def _watch(job: Job, end: Ended, command: _Command, store: Store, names: dict[str, str], launch: str) -> None:
     """Move the bar to where the rows say that the job is."""
     if not names:
         return
     if not end.run_id:
-        begun = store.runs("launch = ? AND experiment = ?", (shared.token, job.name))
-        free = [(run, by) for run, by in zip(begun.run_id, begun.process, strict=True) if run not in shared.claimed]
-        mine = [run for run, by in free if _below(by, pid)]
-        if not mine and not psutil.pid_exists(pid):  # it began and ended between two looks
-            mine = [run for run, _ in free]
-        if mine:
-            end.run_id = str(mine[-1])
-            shared.claimed.add(end.run_id)
+        end.run_id = str(next(iter(store.runs("launch = ?", (launch,)).run_id), ""))
     if not end.run_id:
         if busy := holder(resolve_device(getattr(job.params, "device", "cpu"))):
-            shared.bar.set_description_str(printable(f"{end.name} waits: the device is in use by {busy}"))
+            command.bar.set_description_str(printable(f"{end.name} waits: the device is in use by {busy}"))
         return
-    _show_interference(end, shared, store, ended=False)
-    shared.finished[end.name] = len(store.finished_cases(end.run_id) & names.keys())
+    _show_interference(end, command, store, ended=False)
+    command.finished[end.name] = len(store.finished_cases(end.run_id) & names.keys())
     in_flight = [names[case_id] for case_id in store.started_attempts(end.run_id) if case_id in names]
-    shared.bar.set_description_str(printable(": ".join([end.name, *in_flight[:1]])))
-    shared.bar.update(sum(shared.finished.values()) - shared.bar.n)
-    if shared.finished[end.name] == len(names):
-        shared.prepare_next()
+    command.bar.set_description_str(printable(": ".join([end.name, *in_flight[:1]])))
+    command.bar.update(sum(command.finished.values()) - command.bar.n)
 
 
-def _show_interference(end: Ended, shared: _Launch, store: Store, ended: bool) -> None:
+def _show_interference(end: Ended, command: _Command, store: Store, ended: bool) -> None:
     """What the run found when it began, at once; what its cases met, when it has ended: until then that line changes."""
     for line in itertools.chain(*store.runs_of([end.run_id]).disturbances):
         if line not in end.interference and (ended or not line.startswith(DURING)):
             end.interference.append(line)
-            with shared.bar.external_write_mode(sys.stderr):
-                shared.log(f"{end.name}: not a quiet machine: {line}")
-
-
-def _below(process: str, pid: int) -> bool:
-    """Whether the process that a run names descends from ours: parts of one notebook differ in nothing else."""
-    try:
-        return any(parent.pid == pid for parent in psutil.Process(pid_of(process)).parents())
-    except (psutil.NoSuchProcess, ValueError):
-        return False
+            with command.bar.external_write_mode(sys.stderr):
+                command.log(f"{end.name}: not a quiet machine: {line}")
 
 
 def _settle(store: Store, end: Ended) -> None:

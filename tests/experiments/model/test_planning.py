@@ -237,7 +237,7 @@ BAD = [
         "cannot be planned: a compiled kernel allocates out of the counter's sight",
     ),
     (["decoder_tiny", "--attention-type", "odd"], "attention_type: 'odd' is no attention kind"),
-    (["decoder_tiny", "-p", "d_model=x"], "nano: options: d_model: 'x' will not do"),
+    (["decoder_tiny", "-p", "d_model=x"], "nano: options: d_model: Input should be a valid integer"),
     (["decoder_tiny", "--attention-type", "flex"], "nano: attention_type: 'flex' cannot be planned: "),
     (["decoder_tiny", "-p", "dtype=bfloat16"], "options: dtype is none of them; give --dtype"),
     (
@@ -247,7 +247,7 @@ BAD = [
     (["hf:LlamaForCausalLM", "--attention-type", "sparse"], "attention_type: 'sparse' is of presets; leave it out"),
     (["decoder_tiny", "-p", "name=x"], "name: unknown name"),
     (["decoder_tiny", "-p", "self=x"], "self: unknown name"),
-    (["decoder_tiny", "-p", "context_length=-5"], "options: context_length: -5 will not do"),
+    (["decoder_tiny", "-p", "context_length=-5"], "options: context_length: Input should be greater than 0"),
     (["decoder_tiny", "-p", "context_length=64", "--seq-len", "128"], "shorten it or give -p context_length=128"),
     (["hf:LlamaForCausalLM", "--seq-len", "9999"], "shorten it or give -p max_position_embeddings=9999"),
     (["decoder_tiny", "--seq-len", "9" * 20], "nano: seq_len: "),

@@ -7,7 +7,7 @@ from typing import ClassVar
 import pydantic
 
 from nanolib.models.attention.work import BLOCK_SIZE
-from nanolib.validation import StrictModel
+from nanolib.params import StrictModel
 
 _MOST = 2**24  # tokens: no sequence is longer
 

@@ -1,0 +1,227 @@
+"""Checked parameters: pydantic models, and YAML; bad input is one line that names the field, the value and what would be right."""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+import unicodedata
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import pydantic
+import yaml
+
+from nanolib.measurement import MOST_LABEL, RUN_ID, BadInput, did_you_mean, shown
+
+_MOST_LINES = 20  # of complaints
+_MOST_INT = 2**63 - 1  # what a database can hold
+_UNPRINTABLE = (
+    "Cc",
+    "Cf",
+    "Cs",
+    "Zl",
+    "Zp",
+)  # control characters, those that turn text around, half characters, line ends
+
+
+class StrictModel(pydantic.BaseModel):
+    """A pydantic model that refuses unknown names, NaN and booleans in place of numbers.
+
+    Every way of building one raises `BadInput`, one line per bad field. Assignment is validated as a whole, and a refused
+    assignment leaves the object as it was.
+
+    Attributes:
+        NAME: What stands before a field's name in a complaint; an experiment's parameters are stored under theirs.
+    """
+
+    NAME: ClassVar[str] = ""
+
+    model_config = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+    def __init__(self, /, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except pydantic.ValidationError as error:
+            raise self._bad_input(error) from None
+
+    @classmethod
+    def _bad_input(cls, error: pydantic.ValidationError) -> BadInput:
+        prefix, known = f"{cls.NAME}." if cls.NAME else "", list(cls.model_fields)
+        first: dict[Any, Any] = {}  # of each field: a list of a thousand wrong values is one mistake
+        for one in error.errors():
+            first.setdefault(one["loc"][:1] or str(one.get("ctx")), one)
+        return BadInput(*dict.fromkeys(prefix + _complaint(one, known) for one in [*first.values()][:_MOST_LINES]))
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _read_texts(cls, values: Mapping[str, Any]) -> Any:
+        """Parse what papermill's -p, -y and YAML 1.1 hand over as text: `1e-3`, `[3, 4]`, `null`."""
+        return {name: cls._read(name, value) for name, value in values.items()}
+
+    @classmethod
+    def _read(cls, name: str, value: Any) -> Any:
+        field = cls.model_fields.get(name)
+        if field is None:
+            return value
+        kinds = _kinds(field.annotation)
+        if isinstance(value, str) and str not in kinds:
+            try:
+                value = yaml.load(value, _Loader)  # noqa: S506  a safe loader
+            except (yaml.YAMLError, ValueError, RecursionError) as error:
+                raise ValueError(f"{name}: {shown(value)} is not YAML ({' '.join(str(error).split())[:100]})") from None
+        if list in kinds and value is not None and not isinstance(value, list | tuple | Mapping):
+            value = [value]
+        items = value if isinstance(value, list | tuple) else [value]
+        if any(isinstance(item, bool) for item in items) and not {bool, dict, Any} & kinds:
+            raise ValueError(f"{name}: {shown(value)} is true or false where something else belongs; give a value")
+        if complaint := _not_plain(value):
+            raise ValueError(f"{name}: {shown(value)} will not do; {complaint}")
+        return value
+
+    @classmethod
+    def collect(cls, namespace: Mapping[str, Any]) -> Self:
+        """One out of a notebook's `globals()`.
+
+        Raises:
+            BadInput: One line per field that is not valid.
+        """
+        return cls(**{name: namespace[name] for name in cls.model_fields if name in namespace})
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Validate the whole object with the new value, then take it."""
+        if name not in type(self).__private_attributes__:
+            value = getattr(self.replace(**{name: value}), name)
+        super().__setattr__(name, value)
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with `changes`, validated."""
+        return type(self)(**self.model_dump() | changes)
+
+
+def _complaint(error: Mapping[str, Any], known: list[str]) -> str:
+    """Pydantic's message with the field and the value; our own validators name both themselves."""
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{shown(part)[1:-1]}" for part in error["loc"]).lstrip(
+        "."
+    )
+    if error["type"] == "extra_forbidden":
+        hint = did_you_mean(error["loc"][-1], known)
+        return f"{where}: unknown name; {hint and f'{hint} '}known: {', '.join(known)}"
+    if error["type"] == "missing":
+        return f"{where}: is missing; give a value"
+    if error["type"] == "value_error":
+        text = str(error["ctx"]["error"])
+        return text if not where or text.startswith(f"{where}:") else f"{where}: {text}"
+    return f"{where}: {error['msg']}, got {shown(error['input'])}"
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """The types that a field takes, those within its list too; a literal is text."""
+    origin = typing.get_origin(annotation)
+    if origin is typing.Literal:
+        return {str}
+    if origin is dict:
+        return {dict}
+    if origin is list:  # what is text within it is no text by itself
+        return {list, *(_kinds(typing.get_args(annotation)[0]) - {str})}
+    if origin in (types.UnionType, typing.Union, typing.Annotated):
+        return set().union(*map(_kinds, typing.get_args(annotation)))
+    return {annotation} if isinstance(annotation, type) or annotation is Any else set()
+
+
+def _not_plain(value: Any) -> str:
+    """Why JSON, a database or a line of text cannot hold a value; empty where they can."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        return f"give text, finite numbers, lists and mappings only ({error})"
+    for leaf in _leaves(value):
+        if isinstance(leaf, int) and abs(leaf) > _MOST_INT:
+            return f"give a number up to {_MOST_INT}"
+        if (
+            odd := [char for char in leaf if unicodedata.category(char) in _UNPRINTABLE]
+            if isinstance(leaf, str)
+            else []
+        ):
+            return f"leave out the unprintable character {odd[0]!a}"
+    return ""
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping | list | tuple):
+        for item in [*value, *value.values()] if isinstance(value, Mapping) else value:
+            yield from _leaves(item)
+    else:
+        yield value
+
+
+def free_label(text: str) -> str:
+    """`text`, when it does not name runs already.
+
+    Raises:
+        ValueError: It does.
+    """
+    if text in ("all", "latest", "newest") or text.startswith("latest~") or RUN_ID.fullmatch(text):
+        raise ValueError(f"{shown(text)} names runs already; choose another")
+    return text
+
+
+def label_of(name: str, text: str) -> str:
+    """`text`, when it can stand in a line, is no longer than a name and names no runs already.
+
+    Raises:
+        BadInput: It cannot, or is longer.
+    """
+    if complaint := f"give at most {MOST_LABEL} characters" if len(text) > MOST_LABEL else _not_plain(text):
+        raise BadInput(f"{name}: {shown(text)} will not do; {complaint}")
+    try:
+        return free_label(text)
+    except ValueError as error:
+        raise BadInput(f"{name}: {error}") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader, which refuses a name that is given twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value]
+        if twice := [name for at, name in enumerate(names) if name in names[:at]]:
+            raise yaml.YAMLError(f"{shown(twice[0])} is given twice; leave one out")
+        return super().construct_mapping(node, deep)
+
+
+def read_value(name: str, text: str) -> Any:
+    """A value of a command line as YAML has it: `16` is a number.
+
+    Raises:
+        BadInput: It is not YAML.
+    """
+    return _load(f"-p {name}: {shown(text)}", text)
+
+
+def read_yaml(path: Any) -> dict[str, Any]:
+    """The mapping in a YAML file, by the safe loader.
+
+    Raises:
+        BadInput: The file cannot be read, is not YAML, holds no mapping, or a name twice.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise BadInput(
+            f"{path}: cannot be read ({getattr(error, 'strerror', error)}); give the path of a YAML file"
+        ) from None
+    values = _load(str(path), text)
+    if values is None:
+        return {}
+    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+        raise BadInput(f"{path}: holds {shown(values)}, not `name: value` lines; write one per parameter")
+    return values
+
+
+def _load(what: str, text: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)  # noqa: S506  a safe loader
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise BadInput(f"{what} is not valid YAML ({' '.join(str(error).split())[:200]})") from None

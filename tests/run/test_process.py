@@ -1,0 +1,90 @@
+"""What is started ends with the process that started it, whichever system reports that end and however."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from nanolib.run.process import describe_exit, kill_tree, python, spawn
+
+ROOT = Path(__file__).parents[2]
+HANGING_S = 30
+
+# The parent tells its child's number and waits; the child waits for ever.
+_PARENT = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", {child!r}, str(__import__("os").getpid())])
+print(child.pid, flush=True)
+sys.stdin.read()
+"""
+_CHILD = """
+import sys, time
+{before}
+from nanolib.run import process
+process._WATCH_S = 0.01
+process.exit_with_parent(int(sys.argv[1]))
+print("alive", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("before", ["", "sys.platform = 'darwin'"], ids=["told by the system", "looked for"])
+def test_a_child_ends_when_its_parent_is_killed(before):
+    code = _PARENT.format(child=_CHILD.format(before=before))
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    child = psutil.Process(int(parent.stdout.readline()))
+    assert parent.stdout.readline() == "alive\n"
+    parent.kill()
+    parent.wait()
+    _, alive = psutil.wait_procs([child], timeout=HANGING_S)
+    assert not alive
+
+
+def test_a_child_whose_parent_was_gone_before_it_asked_ends_at_once():
+    other = os.getppid()  # anybody but the one that started it
+    ended = subprocess.run([sys.executable, "-c", _CHILD.format(before=""), str(other)], cwd=ROOT, timeout=HANGING_S)
+    assert ended.returncode == -9
+
+
+def test_a_module_has_its_arguments_and_is_main():
+    ended = subprocess.run(python("json.tool", "--compact"), input="[1,  2]", capture_output=True, text=True, cwd=ROOT)
+    assert (ended.returncode, ended.stdout) == (0, "[1,2]\n")
+
+
+def greet(connection, name):
+    print("printed", flush=True)
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    connection.send((name, os.environ["GREETING"], child.pid))
+    time.sleep(600)
+
+
+def test_a_function_in_a_fresh_process_prints_to_standard_error_and_ends_with_all_that_it_started(capfd):
+    process, connection = spawn(f"{__name__}:greet", "Ada", environment={"GREETING": "hello"})
+    name, greeting, pid = connection.recv()
+    assert (name, greeting) == ("Ada", "hello")
+    child = psutil.Process(pid)
+    kill_tree(process.pid)
+    process.join()
+    psutil.wait_procs([child], timeout=HANGING_S)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    said = capfd.readouterr()
+    assert "printed" in said.err and "printed" not in said.out
+
+
+@pytest.mark.parametrize(
+    ("code", "errors", "said"),
+    [
+        (-9, "", "its process was killed by SIGKILL"),
+        (-40, "", "its process was killed by signal 40"),
+        (3, "one\ntwo\n", "its process ended with 3: two"),
+        (3, "", "its process ended with 3"),
+    ],
+)
+def test_how_a_process_ended_is_said_in_words(code, errors, said):
+    assert describe_exit(code, errors) == said
