@@ -16,7 +16,7 @@ from nanolib import cli
 from nanolib.experiments import ALL
 from nanolib.experiments.warmup.cases import _uncut
 from nanolib.measurement import FLAG_TEXT, Flag
-from nanolib.models.attention.patterns.options import SparseOptions
+from nanolib.models.attention.patterns import Options
 from nanolib.models.generation import WITHOUT_DECODING
 from nanolib.models.transformer import WITHOUT_LOSS
 
@@ -28,7 +28,7 @@ PARAMETERS = set.union(*NOTEBOOKS.values())
 # Words of an advice that are a parameter elsewhere, and here a word like any other: (notebook, word).
 PLAIN = {("distributed", "threads"), ("attention", "sparse"), ("model", "attention")}
 # Names inside a parameter's values, by notebook.
-INSIDE = {"attention": set(SparseOptions.model_fields)}
+INSIDE = {"attention": set(Options.model_fields)}
 # Files outside a notebook's folder, and the notebooks that say what stands in them.
 SHARED = {"report/roofline.py": ["attention", "model"]}
 # What follows "nano" in a sentence, or in a process's name, and is no command.

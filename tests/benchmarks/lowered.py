@@ -1,6 +1,6 @@
 """Compiled FlexAttention over each pattern's mask against the float64 reference: python tests/benchmarks/lowered.py.
 
-It compiles a kernel per pattern, some seconds each; `tests/models/test_lowering.py` holds the masks and gradients without one.
+It compiles a kernel per pattern, some seconds each; `tests/models/test_flex.py` holds the masks and gradients without one.
 """
 
 import sys
@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from nanolib.models import attention
 from nanolib.models.attention import sparse
-from nanolib.models.attention.choice import CHOOSERS
+from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.attention.reference import masked_attention, relative_error
 

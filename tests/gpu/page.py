@@ -49,7 +49,7 @@ PATHS = {
     "clock": "events, host and device times, warm-up, cold cache, clocks: a simulated stream (`tests/gpu/test_timing.py`)",
     "ceilings": "products and copies as yardsticks: the same code on a CPU (`tests/meters`)",
     "attention": "every kind and pattern: tensors without data on `cuda:0` (`tests/gpu/test_walk.py`), masks and gradients by"
-    " FlexAttention's math path (`tests/models/test_lowering.py`)",
+    " FlexAttention's math path (`tests/models/test_flex.py`)",
     "patterns": "each pattern once: tensors without data on `cuda:0` (`tests/gpu/test_walk.py`)",
     "memory": "plans against the CPU's, out of memory: tensors without data, stubs (`tests/gpu`)",
     "models": "compile, captured graphs, generation: tensors without data, stubs (`tests/gpu`)",

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from nanolib.models import fp8
-from nanolib.models.attention.choice import CHOOSERS
+from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.attention.tree import ALGORITHMS
 from tests.gpu.simulated import needs_compiler, run_python

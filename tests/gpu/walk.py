@@ -27,7 +27,7 @@ from nanolib.meters import memory
 from nanolib.meters.memory import fake_tensors
 from nanolib.models import create_model, fp8
 from nanolib.models.attention import block_sparse, dense
-from nanolib.models.attention.choice import CHOOSERS
+from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.layout import Layout
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.attention.tree import ALGORITHMS, tree_attention_decode

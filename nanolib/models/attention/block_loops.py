@@ -1,30 +1,28 @@
 # ruff: noqa: UP006, UP035, D417  TorchScript knows lists by typing's names; what they hold is said once, at the top
 """The loops over heads and blocks of queries, written so that TorchScript can compile them: threads then run in parallel.
 
-`block_sparse` calls them; its `_Lists` says what the lists and buffers hold.
+Both take, beside their tensors: `blocks`, what `QueryBlock.numbers` says of each block that sees some key; `pieces` and `hidden`,
+those of `QueryBlock`; `together`, how many heads go at once; room for their scores and for their keys; and the factor on the
+scores. Room serves all blocks: memory asked for anew would be cleared each time.
 """
 
 from typing import List
 
 import torch
+from torch import Tensor
 
 
 def forward(
-    q: torch.Tensor,
-    out: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    rows: List[List[int]],
-    keys: List[int],
-    firsts: List[int],
-    units: List[int],
-    pieces: List[torch.Tensor],
-    hidden_from: List[int],
-    hidden: List[torch.Tensor],
-    blind: List[torch.Tensor],
+    q: Tensor,
+    out: Tensor,
+    k: Tensor,
+    v: Tensor,
+    blocks: List[List[int]],
+    pieces: List[Tensor],
+    hidden: List[Tensor],
     together: int,
-    scores_buffer: torch.Tensor,
-    taken_buffer: torch.Tensor,
+    scores_room: Tensor,
+    keys_room: Tensor,
     scale: float,
 ) -> None:
     """Attention over the kept keys.
@@ -34,45 +32,33 @@ def forward(
         out: Filled in, shape as `q`.
         k: Shape [kv_heads, kv_len, head_dim].
         v: Shape as `k`.
-        scale: Factor on the scores.
     """
-    group, head_dim = q.size(1), q.size(3)
-    start = 0
-    while start < q.size(0):
+    for start in range(0, q.size(0), together):
         stop = min(start + together, q.size(0))
-        count = stop - start
-        for at in range(len(keys)):
-            first, last, seen = rows[at][0], rows[at][1], keys[at]
-            height = (last - first) * group
-            part = taken(k[start:stop], firsts[at], seen, units[at], pieces[at], taken_buffer)
-            queries = q[start:stop, :, first:last].reshape(count, height, head_dim)
-            scores = scored(queries, part, scale, scores_buffer)
-            softmax(scores, hidden_from[at], hidden[at], blind[at])
-            part = taken(v[start:stop], firsts[at], seen, units[at], pieces[at], taken_buffer)
-            out[start:stop, :, first:last] = torch.bmm(scores, part).view(count, group, -1, head_dim)
-        start = stop
+        for at in range(len(blocks)):
+            first, last = blocks[at][0], blocks[at][1]
+            queries = rows(q[start:stop, :, first:last])
+            part = taken(k[start:stop], blocks[at], pieces[at], keys_room)
+            weights = softmax(queries, part, blocks[at], hidden[at], scale, scores_room)
+            part = taken(v[start:stop], blocks[at], pieces[at], keys_room)
+            out[start:stop, :, first:last] = torch.bmm(weights, part).view(stop - start, q.size(1), -1, q.size(3))
 
 
 def backward(
-    q: torch.Tensor,
-    out: torch.Tensor,
-    d_out: torch.Tensor,
-    dq: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    dk: torch.Tensor,
-    dv: torch.Tensor,
-    rows: List[List[int]],
-    keys: List[int],
-    firsts: List[int],
-    units: List[int],
-    pieces: List[torch.Tensor],
-    hidden_from: List[int],
-    hidden: List[torch.Tensor],
-    blind: List[torch.Tensor],
+    q: Tensor,
+    out: Tensor,
+    d_out: Tensor,
+    dq: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    blocks: List[List[int]],
+    pieces: List[Tensor],
+    hidden: List[Tensor],
     together: int,
-    scores_buffer: torch.Tensor,
-    taken_buffer: torch.Tensor,
+    scores_room: Tensor,
+    keys_room: Tensor,
     scale: float,
 ) -> None:
     """Its gradients, from scores that are computed again.
@@ -86,65 +72,66 @@ def backward(
         v: Shape as `k`.
         dk: Added to, shape as `k`.
         dv: Added to, shape as `k`.
-        scale: Factor on the scores.
     """
-    group, head_dim = q.size(1), q.size(3)
-    start = 0
-    while start < q.size(0):
+    for start in range(0, q.size(0), together):
         stop = min(start + together, q.size(0))
-        count = stop - start
-        for at in range(len(keys)):
-            first, last, seen, unit, index = rows[at][0], rows[at][1], keys[at], units[at], pieces[at]
-            height = (last - first) * group
-            queries = q[start:stop, :, first:last].reshape(count, height, head_dim)
-            results = out[start:stop, :, first:last].reshape(count, height, head_dim)
-            d_results = d_out[start:stop, :, first:last].reshape(count, height, head_dim)
-            part = taken(k[start:stop], firsts[at], seen, unit, index, taken_buffer)
-            weights = scored(queries, part, scale, scores_buffer)
-            softmax(weights, hidden_from[at], hidden[at], blind[at])
-            add(dv[start:stop], torch.bmm(weights.transpose(1, 2), d_results), firsts[at], seen, unit, index)
-            part = taken(v[start:stop], firsts[at], seen, unit, index, taken_buffer)
+        for at in range(len(blocks)):
+            block, piece = blocks[at], pieces[at]
+            first, last = block[0], block[1]
+            queries = rows(q[start:stop, :, first:last])
+            results = rows(out[start:stop, :, first:last])
+            d_results = rows(d_out[start:stop, :, first:last])
+            part = taken(k[start:stop], block, piece, keys_room)
+            weights = softmax(queries, part, block, hidden[at], scale, scores_room)
+            add(dv[start:stop], torch.bmm(weights.transpose(1, 2), d_results), block, piece)
+            part = taken(v[start:stop], block, piece, keys_room)
             d_scores = torch.bmm(d_results, part.transpose(1, 2))
             d_scores.sub_((results * d_results).sum(dim=-1, keepdim=True)).mul_(weights).mul_(scale)
-            part = taken(k[start:stop], firsts[at], seen, unit, index, taken_buffer)
-            dq[start:stop, :, first:last] = torch.bmm(d_scores, part).view(count, group, -1, head_dim)
-            add(dk[start:stop], torch.bmm(d_scores.transpose(1, 2), queries), firsts[at], seen, unit, index)
-        start = stop
+            part = taken(k[start:stop], block, piece, keys_room)
+            dq[start:stop, :, first:last] = torch.bmm(d_scores, part).view(stop - start, q.size(1), -1, q.size(3))
+            add(dk[start:stop], torch.bmm(d_scores.transpose(1, 2), queries), block, piece)
 
 
-def scored(queries: torch.Tensor, keys: torch.Tensor, scale: float, buffer: torch.Tensor) -> torch.Tensor:
-    """Scaled scores, shape [heads, rows, keys], in the buffer."""
-    heads, rows, seen = queries.size(0), queries.size(1), keys.size(1)
-    scores = buffer[: heads * rows * seen].view(heads, rows, seen)
-    return torch.baddbmm(scores, queries, keys.transpose(1, 2), beta=0.0, alpha=scale, out=scores)
+def rows(x: Tensor) -> Tensor:
+    """Those of heads that share their keys in a row: [heads, group, n, head_dim] → [heads, group · n, head_dim]."""
+    return x.reshape(x.size(0), -1, x.size(3))
 
 
-def softmax(scores: torch.Tensor, hidden_from: int, hidden: torch.Tensor, blind: torch.Tensor) -> None:
-    """Of scores, shape [heads, rows, keys], in place; zero where a row sees no key."""
+def softmax(queries: Tensor, keys: Tensor, block: List[int], hidden: Tensor, scale: float, room: Tensor) -> Tensor:
+    """Attention weights, shape [heads, group · n, keys], in `room`; zero where a query sees no key."""
+    heads, height, seen = queries.size(0), queries.size(1), keys.size(1)
+    scores = room[: heads * height * seen].view(heads, height, seen)
+    torch.baddbmm(scores, queries, keys.transpose(1, 2), beta=0.0, alpha=scale, out=scores)
+    by_head = scores.view(-1, block[1] - block[0], seen)
     if hidden.numel() > 0:
-        scores[:, :, hidden_from:].masked_fill_(hidden, float("-inf"))
+        by_head[:, :, block[5] :].masked_fill_(hidden, float("-inf"))
     torch.softmax(scores, -1, out=scores)
-    if blind.numel() > 0:
-        scores.masked_fill_(blind, 0.0)
+    if block[6] > 0:
+        by_head.masked_fill_(hidden.all(dim=-1, keepdim=True), 0.0)
+    return scores
 
 
-def taken(x: torch.Tensor, first: int, seen: int, unit: int, index: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
-    """Keys of some heads, shape [heads, seen, head_dim]: a view where they lie in one piece, else gathered into `buffer`."""
-    if first >= 0:
-        return x[:, first : first + seen]
-    heads, head_dim = x.size(0), x.size(2)
-    found = buffer[: heads * seen * head_dim]
-    # the heads that go together see the same keys, so the first of the index are theirs
-    chosen = index[: heads * (seen // unit)]
-    torch.index_select(x.reshape(-1, unit * head_dim), 0, chosen, out=found.view(-1, unit * head_dim))
-    return found.view(heads, seen, head_dim)
+def taken(x: Tensor, block: List[int], pieces: Tensor, room: Tensor) -> Tensor:
+    """A block's keys of some heads, shape [heads, keys, head_dim]: a view where they lie in one piece, else copied to `room`."""
+    if block[3] >= 0:
+        return x[:, block[3] : block[3] + block[2]]
+    width = block[4] * x.size(2)
+    found = room[: x.size(0) * block[2] * x.size(2)]
+    torch.index_select(x.reshape(-1, width), 0, of_heads(x, block, pieces), out=found.view(-1, width))
+    return found.view(x.size(0), block[2], x.size(2))
 
 
-def add(into: torch.Tensor, x: torch.Tensor, first: int, seen: int, unit: int, index: torch.Tensor) -> None:
-    """Add what `taken` would take, shape [heads, seen, head_dim], back to where it came from."""
-    if first >= 0:
-        into[:, first : first + seen] += x
+def add(into: Tensor, x: Tensor, block: List[int], pieces: Tensor) -> None:
+    """Add what `taken` would take back to where it came from."""
+    if block[3] >= 0:
+        into[:, block[3] : block[3] + block[2]] += x
         return
-    width = unit * into.size(2)
-    chosen = index[: into.size(0) * (seen // unit)]
-    into.view(-1, width).index_add_(0, chosen, x.reshape(-1, width))
+    width = block[4] * into.size(2)
+    into.view(-1, width).index_add_(0, of_heads(into, block, pieces), x.reshape(-1, width))
+
+
+def of_heads(x: Tensor, block: List[int], pieces: Tensor) -> Tensor:
+    """The pieces of all heads, one head after the other: along the first dimension alone is torch's gather a plain copy."""
+    if x.size(0) == 1:
+        return pieces
+    return (torch.arange(x.size(0))[:, None] * (x.size(1) // block[4]) + pieces).view(-1)
