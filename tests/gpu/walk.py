@@ -133,7 +133,7 @@ def walk() -> None:
                 with fake_tensors():
                     reason = case.unsupported()
                 plan = Plan() if reason else _planned(case)
-            except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            except (DataDependentOutputException, DynamicOutputShapeException, RuntimeError) as error:
                 plan, reason = Plan(), f"it reads values on the host: {error}"
             here = [dict(one) for one in told]
             on_cpu = {} if reason else _planned(dataclasses.replace(case, device="cpu")).peaks

@@ -8,14 +8,14 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from nanolib.measurement import BadInput
-from nanolib.models.attention.patterns import DYNAMIC, PATTERNS, WINDOWED, MaskMod, Options, Pattern, Run, tile_count
+from nanolib.models.attention.patterns import DYNAMIC, PATTERNS, WINDOWED, Options, Pattern, Run, tile_count
 from nanolib.models.attention.work import Work, allowed_pairs
 
 
@@ -63,25 +63,15 @@ class QueryBlock:
         """Connections."""
         return self.height * self.keys - int(self.hidden.sum())
 
-    @property
-    def blind(self) -> np.ndarray:
-        """Which queries see no key: bool [rows, 1]."""
-        return (self.hidden.shape[1] == self.keys) & self.hidden.all(axis=1, keepdims=True)
+    @functools.cached_property
+    def blind(self) -> bool:
+        """Whether some query sees no key."""
+        return self.hidden.shape[1] == self.keys and bool(self.hidden.all(axis=1).any())
 
     @property
     def positions(self) -> np.ndarray:
         """The keys, int64."""
         return _positions(self.runs)
-
-    @functools.cached_property
-    def numbers(self) -> list[int]:
-        """What the loops are told of it.
-
-        Queries from and to, how many keys, where they begin if they lie in one piece (else −1), `unit`, `hidden_from`, and whether
-        some query sees none.
-        """
-        start = self.runs[0][0] if len(self.runs) == 1 else -1
-        return [*self.rows, self.keys, start, self.unit, self.hidden_from, int(self.blind.any())]
 
 
 def _positions(runs: Iterable[Run]) -> np.ndarray:
@@ -173,8 +163,7 @@ def static_mask(
         size: Side of a tile in which is skipped; None means `block_size`.
     """
     pattern, size = static_pattern(options, q_len, kv_len, causal, heads), size or options.block_size
-    drawn = 1 if pattern.table is None else heads
-    plans = (_plan(pattern, head, q_len, kv_len, causal, size) for head in range(drawn))
+    plans = (_plan(pattern, head, q_len, kv_len, causal, size) for head in range(pattern.heads))
     return BlockMask(tuple(plans), q_len, kv_len, causal, size)
 
 
@@ -202,29 +191,18 @@ def static_pattern(options: Options, q_len: int, kv_len: int, causal: bool, head
 
 
 def _plan(pattern: Pattern, head: int, q_len: int, kv_len: int, causal: bool, size: int) -> Plan:
-    """The kept tiles of every block of queries; a block's keys are looked at only where the pattern's runs lie."""
-    keeps, offset = pattern.mask_mod(kv_len - q_len, causal), kv_len - q_len
-    return tuple(
-        _block(pattern.runs, keeps, head, (start, min(start + size, q_len)), offset, kv_len, causal, size)
-        for start in range(0, q_len, size)
-    )
-
-
-def _block(
-    runs: Callable[[int, int, int], list[Run]],
-    keeps: MaskMod,
-    head: int,
-    rows: Run,
-    offset: int,
-    kv_len: int,
-    causal: bool,
-    size: int,
-) -> QueryBlock:
-    first, last = rows[0] + offset, rows[1] - 1 + offset
-    reach = last + 1 if causal else kv_len
-    within = [(start // size * size, tile_count(stop, size) * size) for start, stop in runs(head, first, last)]
-    keys = _positions(merge_runs(within, reach))
-    kept = np.broadcast_to(keeps(0, head, np.arange(*rows)[:, None], keys), (rows[1] - rows[0], len(keys)))
-    tiles = np.unique(keys[kept.any(axis=0)] // size)  # the runs may hold empty ones
-    spans = merge_runs(((tile * size, (tile + 1) * size) for tile in tiles.tolist()), reach)
-    return QueryBlock.of(rows, spans, kv_len, kept[:, np.isin(keys // size, tiles)])
+    """The kept tiles of every block of queries; keys are looked at only where the pattern's runs lie."""
+    blocks, offset = [], kv_len - q_len
+    keeps = pattern.mask_mod(offset, causal)
+    for start in range(0, q_len, size):
+        rows = start, min(start + size, q_len)
+        last = rows[1] - 1 + offset
+        reach = last + 1 if causal else kv_len
+        runs = pattern.runs(head, start + offset, last)
+        within = [(start // size * size, tile_count(stop, size) * size) for start, stop in runs]
+        keys = _positions(merge_runs(within, reach))
+        kept = keeps(0, head, np.arange(*rows)[:, None], keys)
+        tiles = np.unique(keys[kept.any(axis=0)] // size)  # the runs may hold empty ones
+        spans = merge_runs(((tile * size, (tile + 1) * size) for tile in tiles.tolist()), reach)
+        blocks.append(QueryBlock.of(rows, spans, kv_len, kept[:, np.isin(keys // size, tiles)]))
+    return tuple(blocks)

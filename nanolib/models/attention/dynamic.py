@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch._guards import detect_fake_mode
 from torch.nn.functional import avg_pool2d
 
@@ -36,7 +37,7 @@ class Choice:
         block_size: Queries per row of the table.
     """
 
-    table: torch.Tensor
+    table: Tensor
     key_size: int
     window: int
     heads: int
@@ -82,7 +83,7 @@ class Choice:
         return QueryBlock.of(rows, runs, self.kv_len, seen & (j <= i) if self.causal else seen, begin)
 
 
-def top_k(q: torch.Tensor, k: torch.Tensor, causal: bool, options: Options, scores: torch.Tensor | None) -> Choice:
+def top_k(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor | None) -> Choice:
     """Each row of tiles keeps its own tile and those with the highest estimated scores, as many as the sparsity leaves.
 
     Without a sparsity, `window` tokens are kept.
@@ -97,7 +98,7 @@ def top_k(q: torch.Tensor, k: torch.Tensor, causal: bool, options: Options, scor
     return _of_tiles((rank < kept) & allowed, q, k, causal, options)
 
 
-def threshold(q: torch.Tensor, k: torch.Tensor, causal: bool, options: Options, scores: torch.Tensor | None) -> Choice:
+def threshold(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor | None) -> Choice:
     """Each row of tiles keeps its own tile and the fewest tiles whose estimated attention adds up to `mass`.
 
     When causal the attention is that to earlier tiles alone: the mean of a row's own keys knows of the future.
@@ -111,9 +112,7 @@ def threshold(q: torch.Tensor, k: torch.Tensor, causal: bool, options: Options, 
     return _of_tiles((kept | own) & allowed, q, k, causal, options)
 
 
-def _tile_scores(
-    q: torch.Tensor, k: torch.Tensor, causal: bool, size: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _tile_scores(q: Tensor, k: Tensor, causal: bool, size: int) -> tuple[Tensor, Tensor, Tensor]:
     """Scores of tiles by the means of their queries and keys; when causal by their first query, which knows nothing of the future.
 
     Returns:
@@ -138,16 +137,16 @@ def _tile_scores(
     return scores.masked_fill(~allowed, float("-inf")), allowed, (first - size < starts) & (starts <= last)
 
 
-def _tile_means(x: torch.Tensor, size: int) -> torch.Tensor:
+def _tile_means(x: Tensor, size: int) -> Tensor:
     """Over each tile's tokens, float32 [batch, heads, tiles, head_dim]; of the last one, over those that there are."""
     return avg_pool2d(x.float(), (size, 1), ceil_mode=True)
 
 
-def _of_tiles(table: torch.Tensor, q: torch.Tensor, k: torch.Tensor, causal: bool, options: Options) -> Choice:
+def _of_tiles(table: Tensor, q: Tensor, k: Tensor, causal: bool, options: Options) -> Choice:
     return Choice(table, options.block_size, 0, q.shape[1], q.shape[2], k.shape[2], causal, options.block_size)
 
 
-def dca(q: torch.Tensor, k: torch.Tensor, causal: bool, options: Options, scores: torch.Tensor | None) -> Choice:
+def dca(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor | None) -> Choice:
     """Dynamic Context Allocation: a local window, the tokens with the highest score as globals, and random keys.
 
     The number of globals follows the input: tokens whose score lies more than one standard deviation above the mean, at
@@ -170,7 +169,7 @@ def dca(q: torch.Tensor, k: torch.Tensor, causal: bool, options: Options, scores
     return Choice(table, 1, options.window, q.shape[1], q_len, kv_len, causal, options.block_size)
 
 
-def _stand_out(scores: torch.Tensor, known: torch.Tensor, most: int) -> torch.Tensor:
+def _stand_out(scores: Tensor, known: Tensor, most: int) -> Tensor:
     """Which tokens become global: bool [batch, blocks, tokens + 1], the last one never.
 
     Args:
@@ -193,7 +192,7 @@ def _stand_out(scores: torch.Tensor, known: torch.Tensor, most: int) -> torch.Te
 @functools.lru_cache(maxsize=64)
 def _drawn(
     q_len: int, kv_len: int, causal: bool, options: Options, device: torch.device, planning: object
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Among how many leading tokens each block of queries chooses, int64 [blocks, 1], and its random ones.
 
     Returns:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch._functorch.config
+from torch import Tensor
 from torch._guards import detect_fake_mode
 from torch._higher_order_ops.flex_attention import flex_attention as operation
 from torch.nn.attention.flex_attention import BlockMask as FlexMask
@@ -49,15 +50,15 @@ def unsupported(device: str, backward: bool) -> str:
 
 
 def attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     *,
     causal: bool,
     scale: float | None,
     options: Options,
-    scores: torch.Tensor | None = None,
-) -> torch.Tensor:
+    scores: Tensor | None = None,
+) -> Tensor:
     """Sparse attention by FlexAttention, compiled, or planned by its operation; see `nanolib.models.attention.attend`.
 
     Raises:
@@ -93,9 +94,7 @@ def compiled(*of: Any) -> Any:
     return torch.compile(with_own_code(flex_attention), dynamic=False, fullgraph=True)
 
 
-def mask_of(
-    q: torch.Tensor, k: torch.Tensor, *, causal: bool, options: Options, scores: torch.Tensor | None = None
-) -> FlexMask:
+def mask_of(q: Tensor, k: Tensor, *, causal: bool, options: Options, scores: Tensor | None = None) -> FlexMask:
     """The mask as FlexAttention takes it; arguments as of `sparse.choose_mask`."""
     if options.pattern in CHOOSERS:
         return chosen_mask(CHOOSERS[options.pattern](q, k, causal, options, scores))
@@ -128,7 +127,7 @@ def drawn_mask(
             kept[head, row, keys] = True
             part[head, row, keys[block.hidden_from :][block.hidden.any(axis=0)]] = True
     part[:, q_len // tile :] = part[:, :, kv_len // tile :] = True  # cut by the sequence's end
-    lists: list[torch.Tensor] = []
+    lists: list[Tensor] = []
     for tiles in (kept & part, kept & ~part):
         order = (~tiles).argsort(axis=-1, kind="stable")
         lists += (torch.from_numpy(x.astype(np.int32))[None].to(device) for x in (tiles.sum(axis=-1), order))

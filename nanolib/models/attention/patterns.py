@@ -81,6 +81,11 @@ class Pattern:
     table: np.ndarray | None = None
     size: int = 1
 
+    @property
+    def heads(self) -> int:
+        """How many heads see different keys."""
+        return 1 if self.table is None else len(self.table)
+
     def mask_mod(self, offset: int, causal: bool, table: Any = None) -> MaskMod:
         """The pattern as FlexAttention asks for it.
 
@@ -90,7 +95,7 @@ class Pattern:
             table: `self.table` where positions are tensors: as a tensor on their device.
         """
         near, size, table = self.near, self.size, self.table if table is None else table
-        heads = 1 if table is None else len(table)
+        heads = self.heads
 
         def keeps(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
             position = q_idx + offset
@@ -105,7 +110,7 @@ class Pattern:
         """Key ranges outside which no query from the first to the last position sees a key."""
         if self.table is None:
             return self.near_runs(first, last)
-        rows = self.table[head % len(self.table), first // self.size : last // self.size + 1]
+        rows = self.table[head % self.heads, first // self.size : last // self.size + 1]
         tiles = [(tile * self.size, (tile + 1) * self.size) for tile in rows.any(axis=0).nonzero()[0].tolist()]
         return [*self.near_runs(first, last), *tiles]
 
