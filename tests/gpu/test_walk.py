@@ -55,7 +55,8 @@ def test_every_case_stays_on_its_gpu_and_fits_its_plan(name):
         assert case["planned"] or any(re.match(known, case["reason"]) for known in KNOWN) or reads, case
         for call in case["calls"]:
             assert not call["copies"] and not call["read"], case
-            assert call["cpu"] is None or call["peak"] <= 1.5 * call["cpu"], case
+            most = 2 if "float64" in case["case"] else 1.5  # which no fused kernel takes: torch keeps its weights
+            assert call["cpu"] is None or call["peak"] <= most * call["cpu"], case
             bounds = OPERATIONS[case["kind"]]
             assert call["operations"] <= bounds[call["scope"].split()[-1]], case
     assert any(case["calls"] for case in cases)
@@ -63,7 +64,7 @@ def test_every_case_stays_on_its_gpu_and_fits_its_plan(name):
 
 @pytest.mark.parametrize("pattern", [*PATTERNS, *CHOOSERS])
 def test_sparse_attention_is_one_operation_over_its_mask(pattern):
-    """A mask of the shape alone is made once; a chosen one in each call, by some 60 operations for each of 16 parts, on the device."""
+    """A mask of the shape alone is made once; a chosen one in each call, by some 60 operations of the device per part."""
     calls = {call["scope"]: call for call in _walked("sparse") if call["case"] == pattern}
     assert {*calls} == {"forward", "forward_backward"}
     choosing = 1000 if pattern in CHOOSERS else 0

@@ -130,6 +130,12 @@ class BlockMask:
         return torch.from_numpy(mask)
 
 
+def uploaded(x: np.ndarray, device: torch.device) -> torch.Tensor:
+    """A copy on a device, without data where tensors have none: `.to` would follow a small array's values, and need the device."""
+    values = torch.from_numpy(x)
+    return torch.empty(values.shape, dtype=values.dtype, device=device).copy_(values)
+
+
 def merge_runs(runs: Iterable[Run], length: int) -> list[Run]:
     """`runs` cut to [0, length), sorted, with overlapping and touching ones joined."""
     merged: list[Run] = []

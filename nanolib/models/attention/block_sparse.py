@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._guards import detect_fake_mode
@@ -23,7 +24,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from nanolib.models.attention import block_loops
-from nanolib.models.attention.block_mask import BlockMask, Plan, QueryBlock
+from nanolib.models.attention.block_mask import BlockMask, Plan, QueryBlock, uploaded
 
 _SCORES = 2**18  # at once, per thread: 1 MiB of float32, which stay near the core
 _Heads = list[tuple[int, int]]  # key heads, (batch, kv_head), those of a sequence in a row
@@ -234,6 +235,6 @@ def _through(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float) -> Tenso
 @functools.lru_cache(maxsize=256)
 def _seen(block: QueryBlock, device: torch.device, planning: object) -> Tensor:
     """True where a query of the block sees a key of its runs, moved to a device once: an upload would let the host wait for it."""
-    seen = torch.ones(block.height, block.keys, dtype=torch.bool)
-    seen[:, block.hidden_from :] = ~torch.from_numpy(block.hidden)
-    return seen.to(device)
+    seen = np.ones((block.height, block.keys), dtype=bool)
+    seen[:, block.hidden_from :] = ~block.hidden
+    return uploaded(seen, device)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._guards import detect_fake_mode
 from torch.nn.functional import avg_pool2d
 
-from nanolib.models.attention.block_mask import BlockMask, QueryBlock, merge_runs
+from nanolib.models.attention.block_mask import BlockMask, QueryBlock, merge_runs, uploaded
 from nanolib.models.attention.patterns import DYNAMIC, MaskMod, Options, Run, is_near
 
 
@@ -206,7 +206,7 @@ def _drawn(
         if among:
             source = np.random.RandomState((options.seed * 1_000_003 + place) % 2**32)
             row[:] = source.randint(2**32, size=count, dtype=np.uint32) % among
-    return tuple(torch.from_numpy(x).to(device) for x in (np.array(known)[:, None], rows))
+    return tuple(uploaded(x, device) for x in (np.array(known)[:, None], rows))
 
 
 CHOOSERS: dict[str, Callable[..., Choice]] = dict(zip(DYNAMIC, (top_k, threshold, dca), strict=True))

@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import BlockMask as FlexMask
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from nanolib.measurement import Unsupported
-from nanolib.models.attention.block_mask import static_mask, static_pattern, work
+from nanolib.models.attention.block_mask import static_mask, static_pattern, uploaded, work
 from nanolib.models.attention.dynamic import CHOOSERS, Choice
 from nanolib.models.attention.patterns import Options, tile_count
 from nanolib.models.own_code import with_own_code
@@ -130,8 +130,8 @@ def drawn_mask(
     lists: list[Tensor] = []
     for tiles in (kept & part, kept & ~part):
         order = (~tiles).argsort(axis=-1, kind="stable")
-        lists += (torch.from_numpy(x.astype(np.int32))[None].to(device) for x in (tiles.sum(axis=-1), order))
-    table = None if pattern.table is None else torch.from_numpy(pattern.table).to(device)
+        lists += (uploaded(x.astype(np.int32)[None], device) for x in (tiles.sum(axis=-1), order))
+    table = None if pattern.table is None else uploaded(pattern.table, device)
     mask_mod = pattern.mask_mod(kv_len - q_len, causal, table)
     return FlexMask.from_kv_blocks(*lists, BLOCK_SIZE=tile, mask_mod=mask_mod, seq_lengths=(q_len, kv_len))
 
