@@ -13,7 +13,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
+import torch
 
 from nanolib.config import ATTENTION_KINDS
 from nanolib.measurement import BadInput, shown
@@ -85,15 +85,15 @@ def chooses_by_score(kind: str, bag: Mapping[str, Any]) -> bool:
 
 def attend(
     kind: str,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
     *,
     causal: bool,
     scale: float | None = None,
     options: Any = None,
-    scores: Tensor | None = None,
-) -> Tensor:
+    scores: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Compute attention of one kind.
 
     Args:
@@ -137,7 +137,7 @@ def work(kind: str, q_len: int, kv_len: int, *, causal: bool, options: Any = Non
     return _module(kind).work(q_len, kv_len, causal=causal, options=parse_options(kind, options))
 
 
-def check_shapes(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:
+def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> None:
     """Check that q, k and v fit each other.
 
     Raises:
