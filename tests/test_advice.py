@@ -12,7 +12,7 @@ import pytest
 import nanolib
 from nanolib import cli
 from nanolib.experiments import ALL
-from nanolib.models.attention.patterns.options import SparseOptions
+from nanolib.models.attention.patterns import Options
 from tests.test_features import SAID
 
 PACKAGE = Path(nanolib.__file__).parent
@@ -89,7 +89,7 @@ NOTEBOOKS = {name: set(load().Params.model_fields) for name, load in ALL.items()
 @pytest.mark.parametrize("notebook", NOTEBOOKS)
 def test_no_advice_names_a_parameter_of_another_notebook_alone(notebook):
     """Of what stored results are told: the sentences of the list."""
-    known = NOTEBOOKS[notebook] | set(SparseOptions.model_fields)
+    known = NOTEBOOKS[notebook] | set(Options.model_fields)
     told = " ".join(SAID["report"]["sections"][notebook]["verdict"])
     advice = " ".join(re.findall(r"Next: ([^.]*)", told))
     names = set(re.findall(r"\b[a-z]+(?:_[a-z0-9]+)+\b", advice))

@@ -20,7 +20,7 @@ from nanolib.meters import ceilings, measure
 from nanolib.meters.gpu_state import gpu_watts
 from nanolib.meters.machine import gpu_uuid
 from nanolib.models import attention, fp8
-from nanolib.models.attention.choice import CHOOSERS
+from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.run import params as shared
 from nanolib.run import sweep

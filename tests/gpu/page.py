@@ -49,7 +49,7 @@ PATHS = {
     "clock": "events, host and device times, warm-up, cold cache, clocks: a simulated stream (`tests/gpu/test_timing.py`)",
     "ceilings": "products and copies as yardsticks: the same code on a CPU (`tests/meters`)",
     "attention": "every kind and pattern on a CPU (`tests/run/test_walk.py`), masks and gradients by"
-    " FlexAttention's math path (`tests/models/test_lowering.py`)",
+    " FlexAttention's math path (`tests/models/test_flex.py`)",
     "patterns": "each pattern once on a CPU, forward and backward (`tests/models`)",
     "memory": "plans on a CPU (`tests/meters`); out of memory, and what is left in reserve: stubs (`tests/gpu/test_paths.py`)",
     "models": "compile and generation on a CPU (`tests/models`); captured graphs: stubs (`tests/gpu/test_paths.py`)",

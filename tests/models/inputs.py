@@ -30,7 +30,7 @@ def masked_by(inputs, causal, options):
     """The mask as one tensor, bool [batch or 1, heads or 1, q_len, kv_len]; and itself."""
     mask = choose_mask(*inputs[:2], causal=causal, options=options)
     dense = torch.stack([mask.elements(head) for head in range(len(mask.plans))])
-    return dense.reshape(*((1, 1) if mask.shared else inputs[0].shape[:2]), *dense.shape[1:]), mask
+    return dense.unflatten(0, (-1, 1 if mask.shared else inputs[0].shape[1])), mask
 
 
 def closed_form(length: int, window: int, causal: bool) -> int:

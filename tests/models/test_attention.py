@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from nanolib.measurement import BadInput, Unsupported
 from nanolib.models import attention
-from nanolib.models.attention import block_sparse, dense, flex, lowering
+from nanolib.models.attention import block_sparse, dense
 from nanolib.models.attention.block_mask import BlockMask, QueryBlock
-from nanolib.models.attention.choice import CHOOSERS
+from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
-from nanolib.models.attention.sparse import Options, build_mask, choose_mask, watched_work
+from nanolib.models.attention.sparse import Options, choose_mask, forget_masks, watched_work
 from tests.models.inputs import TOLERANCE, agrees, closed_form, masked_by, qkv
 
 ALL_PATTERNS = sorted([*PATTERNS, *CHOOSERS])
@@ -49,29 +49,29 @@ def test_what_runs_on_other_devices_equals_the_reference_too(pattern, per_head, 
     inputs = qkv(3, 8, 2, q_len, kv_len)
     dense_mask, mask = masked_by(inputs, True, options)
     with torch.no_grad():
-        out = block_sparse._forward(*inputs, mask, 0.3)
+        out = block_sparse.attend_by_blocks(*inputs, mask, 0.3)
         assert relative_error(out, masked_attention(*inputs, dense_mask, 0.3)) < TOLERANCE
 
 
 @pytest.mark.parametrize("pattern", sorted(PATTERNS))
 def test_queries_before_the_first_key_are_refused_or_right(pattern):
-    options = Options(pattern=pattern, window=20, global_tokens=2, block_size=16)
+    options = Options(pattern=pattern, window=20, global_tokens=2, random_tokens=16, block_size=16)
     inputs = qkv(1, 2, 2, 90, 40)
-    if pattern in ("strided", "random", "bigbird"):
+    if pattern in ("random", "bigbird"):
         for kind in ("sparse", "flex"):
             with (
                 torch.no_grad(),
                 pytest.raises(BadInput, match="q: more queries than keys; for a pattern of tiles give at most as many"),
             ):
-                attention.attend(kind, *inputs, causal=False, options={"pattern": pattern, "block_size": 16})
+                attention.attend(kind, *inputs, causal=False, options=options.model_dump())
         return
     dense_mask, mask = masked_by(inputs, False, options)
     blind = ~dense_mask[0, 0].any(dim=1)
-    assert 0 < blind.sum() < 90 or pattern == "local_global"
+    assert 0 < blind.sum() < 90 or pattern in ("local_global", "strided")
     with torch.no_grad():
         for out in (
             attention.attend("sparse", *inputs, causal=False, options=options),
-            block_sparse._forward(*inputs, mask, 0.25),
+            block_sparse.attend_by_blocks(*inputs, mask, 0.25),
         ):
             assert relative_error(out, masked_attention(*inputs, dense_mask)) < TOLERANCE
             assert not out[:, :, blind].any()
@@ -126,7 +126,7 @@ def test_heads_draw_for_themselves_when_asked_to():
     q, k, _ = qkv(2, 3, 3, 256, 256)
     options = {"pattern": "random", "sparsity": 0.75, "block_size": 16}
     alone = choose_mask(q, k, causal=False, options=Options(**options, per_head=True))
-    assert len(alone.plans) == 6 and alone.plans[0] == alone.plans[3] and not alone.shared
+    assert len(alone.plans) == 3 and alone.plan(0) is alone.plan(3) and not alone.shared
     assert not torch.equal(alone.elements(0), alone.elements(1))
     assert torch.equal(alone.elements(), alone.elements(0))
     assert choose_mask(q, k, causal=False, options=Options(**options)).shared
@@ -214,41 +214,6 @@ def test_a_learned_score_is_for_dca_alone(pattern):
 def test_a_pattern_that_follows_the_input_takes_no_sparsity(pattern):
     with pytest.raises(BadInput, match="keeps what the input asks for"):
         Options(pattern=pattern, sparsity=0.5)
-
-
-def test_flex_says_that_it_has_no_backward_on_cpu():
-    """Forward it is compiled, and compared with the reference, by the walk of the full parameters."""
-    q, k, v = qkv(1, 2, 2, 256, 256, head_dim=16)
-    options = {"pattern": "random", "sparsity": 0.5, "block_size": 128}
-    with pytest.raises(Unsupported, match="no backward pass on CPU; use sparse"):
-        attention.attend("flex", q, k, v, causal=True, options=options)
-
-
-@pytest.mark.parametrize(("batch", "heads", "per_head"), [(1, 3, False), (1, 3, True), (2, 1, True), (2, 3, True)])
-def test_flex_is_given_the_same_mask(batch, heads, per_head):
-    q, k, _ = qkv(batch, heads, 1, 64, 96)
-    options = Options(pattern="random", sparsity=0.5, block_size=16, per_head=per_head)
-    dense_mask, mask = masked_by((q, k), True, options)
-    found = lowering.of_blocks(mask, q.device)
-    kept = torch.stack([found.mask_mod(*at) for at in torch.cartesian_prod(*map(torch.arange, (batch, heads, 64, 96)))])
-    assert torch.equal(kept.view(batch, heads, 64, 96), dense_mask.expand(batch, heads, 64, 96))
-    assert found.shape == (1, *dense_mask.shape[1:2], 64, 96) and found.BLOCK_SIZE == (16, 16)
-    tiles = dense_mask.unflatten(3, (-1, 16)).unflatten(2, (-1, 16)).any(dim=-1).any(dim=3)
-    assert torch.equal(found.to_dense().bool(), tiles[:1])
-    assert flex.work(64, 96, causal=True, options=options) == attention.work(
-        "sparse", 64, 96, causal=True, options=options
-    )
-
-
-def test_flex_keeps_the_masks_of_the_last_sixteen(monkeypatch):
-    made = []
-    monkeypatch.setattr(lowering, "_masks", {})
-    monkeypatch.setattr(lowering, "made", lambda mask, device: made.append(mask) or len(made))
-    masks, here = [object() for _ in range(17)], torch.device("cpu")
-    assert [lowering.of_blocks(mask, here) for mask in masks[:16]] == list(range(1, 17))
-    assert lowering.of_blocks(masks[0], here) == 1 and len(made) == 16
-    assert lowering.of_blocks(masks[16], here) == 17 and lowering.of_blocks(masks[1], here) == 2
-    assert lowering.of_blocks(masks[0], here) == 18  # the oldest made room
 
 
 def _tiles(mask, size):
@@ -350,20 +315,22 @@ def test_who_watches_is_told_what_each_call_keeps():
 
 
 @pytest.mark.parametrize("pattern", ["window", "top_k"])
-def test_a_mask_made_anew_is_the_one_that_was_kept(pattern):
+def test_a_mask_of_the_shape_alone_is_kept_until_it_is_forgotten(pattern):
     q, k, _ = qkv(1, 2, 2, 96, 96)
     options = Options(pattern=pattern, window=20, block_size=16)
-    kept, made = (choose(q, k, causal=True, options=options) for choose in (choose_mask, build_mask))
-    again = choose_mask(q, k, causal=True, options=options)
-    assert made is not kept and (again is kept) == (pattern == "window")
-    for head in range(2):
-        assert torch.equal(made.elements(head), kept.elements(head))
+    first, again = (choose_mask(q, k, causal=True, options=options) for _ in range(2))
+    assert (again is first) == (pattern == "window")
+    forget_masks()
+    made = choose_mask(q, k, causal=True, options=options)
+    assert made is not first and all(torch.equal(made.elements(head), first.elements(head)) for head in range(2))
     known = attention.work("sparse", 96, 96, causal=True, options=options)
-    assert known == (kept.work if pattern == "window" else None)
+    assert known == (first.work if pattern == "window" else None)
 
 
 def test_where_nothing_is_kept_the_output_and_all_gradients_are_zero():
-    nothing = BlockMask((tuple(QueryBlock((at, at + 4), (), None, 0, 0) for at in (0, 4)),), 8, 8, False, 4)
+    rows = ((0, 4), (4, 8))
+    plan = tuple(QueryBlock.of(at, [], 8, torch.ones(4, 0, dtype=torch.bool).numpy()) for at in rows)
+    nothing = BlockMask((plan,), 8, 8, False, 4)
     inputs = qkv(1, 2, 1, 8, 8)
     out = block_sparse.attend(*inputs, nothing, 1.0)
     assert not out.any() and not any(x.any() for x in torch.autograd.grad(out.sum(), inputs))

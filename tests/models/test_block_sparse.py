@@ -9,10 +9,13 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from nanolib.experiments.attention.attention_case import AttentionCase
 from nanolib.measurement import BadInput
+from nanolib.meters.memory import peak_memory
 from nanolib.models import attention
 from nanolib.models.attention import block_loops, block_sparse
-from nanolib.models.attention.block_mask import plan_of_tiles
+from nanolib.models.attention.dynamic import Choice
+from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.attention.reference import masked_attention
 from nanolib.models.attention.sparse import Options, choose_mask
 from tests.models.inputs import agrees, closed_form, masked_by, qkv
@@ -31,7 +34,7 @@ def test_where_no_window_reaches_the_sparsity_it_is_one():
         ({"options": {"window": 3}}, "attention_options.window: unknown name"),
         (
             {"kind": "sparse", "options": {"pattern": "windo"}},
-            "attention_options.pattern: 'windo' is no pattern; use one",
+            "attention_options.pattern: 'windo' is no pattern; use one of window, ",
         ),
         ({"q": torch.zeros(1, 2, 3)}, "q, k: 3 and 4 dimensions"),
         ({"q": torch.zeros(1, 3, 4, 8)}, "k: 2 heads do not divide q's 3"),
@@ -62,21 +65,21 @@ def test_what_does_not_fit_is_told(change, said):
 def test_as_many_heads_go_at_once_as_keep_their_scores_near_the_core(heads, block, window_, dtype, together):
     q, k, _ = (x.detach().to(dtype) for x in qkv(1, heads, heads, 2048, 2048, head_dim=4))
     mask = choose_mask(q, k, causal=True, options=Options(pattern="window", window=window_, block_size=block))
-    lists = block_sparse._Lists.of(mask.plans[0], q[0], k[0])
-    largest = max((stop - start) * keys for (start, stop), keys in zip(lists.rows, lists.keys, strict=True))
-    assert lists.together == together
-    assert lists.scores_buffer.numel() == together * largest
-    assert lists.taken_buffer.numel() == together * max(lists.keys) * 4
+    largest = max(block.height * block.keys for block in mask.plans[0])
+    most = max(block.keys for block in mask.plans[0])
+    assert block_sparse.at_once(list(mask.plans[0]), 1, heads) == (together, together * largest, together * most)
 
 
 def test_a_block_whose_queries_see_all_its_keys_needs_no_mask():
     """The queries are the last four of sixteen positions: three tiles lie before all of them, the fourth is their own."""
-    before, own = (
-        plan_of_tiles(torch.tensor([[True, True, True, last]]), 4, 16, causal=True, size=4)[0] for last in (False, True)
-    )
-    assert before.mask is None and (before.kept, before.runs) == (48, ((0, 12),)) and before.hidden == (0, None)
-    assert own.mask.tolist() == (torch.arange(16) <= torch.arange(12, 16)[:, None]).tolist() and own.kept == 58
-    assert own.hidden[0] == 13 and torch.equal(own.hidden[1], ~own.mask[:, 13:])
+    before, own = (_choice([True, True, True, last]).blocks().plans[0][0] for last in (False, True))
+    assert not before.hidden.size and (before.kept, before.runs) == (48, ((0, 12),))
+    assert own.hidden_from == 13 and own.kept == 58
+    assert own.hidden.tolist() == (torch.arange(13, 16) > torch.arange(12, 16)[:, None]).tolist()
+
+
+def _choice(tiles):
+    return Choice(torch.tensor([[[tiles]]]), 4, 0, 1, 4, 16, causal=True, block_size=4)
 
 
 @pytest.mark.parametrize("pattern", ["window", "random"])
@@ -104,8 +107,8 @@ def test_large_blocks_equal_dense_too(pattern, causal):
 @pytest.mark.parametrize("name", ["forward", "backward"])
 def test_the_loops_are_in_what_torchscript_compiles(name):
     """If it could not, the plain ones would run in their place, and threads would wait for each other."""
-    assert isinstance(block_sparse._compiled_loop(name), torch.jit.ScriptFunction)
-    assert block_sparse._compiled_loop(name) is block_sparse._compiled_loop(name)
+    assert isinstance(block_sparse.compiled_loop(name), torch.jit.ScriptFunction)
+    assert block_sparse.compiled_loop(name) is block_sparse.compiled_loop(name)
 
 
 @pytest.mark.parametrize("error", [AttributeError, RuntimeError])
@@ -114,41 +117,65 @@ def test_where_torch_compiles_no_loops_the_plain_ones_do(monkeypatch, error):
         raise error
 
     monkeypatch.setattr(torch.jit, "script", script)
-    assert block_sparse._compiled_loop.__wrapped__("forward") is block_loops.forward
-
-
-def test_a_counter_sees_the_plain_loops():
-    assert isinstance(block_sparse._loop("forward"), torch.jit.ScriptFunction)
-    with FlopCounterMode(display=False):
-        assert block_sparse._loop("forward") is block_loops.forward
-
-
-def test_threads_that_share_heads_share_the_cores_too():
-    before = torch.get_num_threads()
-    seen = []
-    try:
-        torch.set_num_threads(4)
-        block_sparse._over_heads(lambda part: seen.append((torch.get_num_threads(), part)), torch.zeros(1, 2, 1, 1))
-        assert torch.get_num_threads() == 4
-    finally:
-        torch.set_num_threads(before)
-    assert sorted(seen) == [(2, [(0, 0)]), (2, [(0, 1)])]
-    assert block_sparse._pool(2) is block_sparse._pool(2)
+    assert block_sparse.compiled_loop.__wrapped__("forward") is block_loops.forward
 
 
 @pytest.mark.parametrize(
-    ("device", "threads", "heads", "shared"),
-    [("cpu", 4, 3, True), ("cpu", 1, 3, False), ("cpu", 4, 1, False), ("meta", 4, 3, False)],
+    ("threads", "heads", "counted", "shares"),
+    [(4, 3, False, 3), (2, 4, False, 2), (1, 3, False, 1), (4, 1, False, 1), (4, 3, True, 1)],
 )
-def test_heads_are_shared_among_threads_on_a_cpu_that_has_some(monkeypatch, device, threads, heads, shared):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    monkeypatch.setattr(torch, "autocast", lambda device, enabled: contextlib.nullcontext())  # meta has none
-    parts = []
-    k = torch.zeros(1, heads, 1, 1, device=device)
-    block_sparse._over_heads(lambda part: parts.append((threading.get_ident(), part)), k)
-    assert sorted(head for _, part in parts for head in part) == [(0, head) for head in range(heads)]
-    assert (threading.get_ident() not in dict(parts)) == shared and len(parts) == (heads if shared else 1)
+def test_heads_are_shared_among_threads_unless_one_is_counted(monkeypatch, threads, heads, counted, shares):
+    """Each thread computes on its share of the cores; a counter sees the plain loop, in the calling thread."""
+    seen, before = [], torch.get_num_threads()
+
+    def loop(q, *_):
+        seen.append((threading.get_ident(), torch.get_num_threads(), len(q)))
+
+    monkeypatch.setattr(block_sparse, "compiled_loop", lambda name: loop)
+    monkeypatch.setattr(block_loops, "forward", loop)
+    inputs = [x.detach() for x in qkv(1, heads, heads, 8, 8)]
+    try:
+        torch.set_num_threads(threads)
+        with FlopCounterMode(display=False) if counted else contextlib.nullcontext():
+            attention.attend("sparse", *inputs, causal=True, options={"pattern": "window"})
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert len(seen) == shares and sum(count for _, _, count in seen) == heads
+    assert (threading.get_ident() in [ident for ident, _, _ in seen]) == (shares == 1)
+    assert {cores for _, cores, _ in seen} == {threads if shares == 1 else threads // shares}
+
+
+OPTIONS = {
+    "window": {"window": 70},
+    "local_global": {"window": 70, "global_tokens": 20},
+    "bigbird": {"window": 70, "global_tokens": 20, "random_tokens": 20},
+    "strided": {"sparsity": 0.8},
+    "block": {"sparsity": 0.8},
+    "random": {"sparsity": 0.8},
+}
+
+
+@pytest.mark.parametrize("pattern", sorted(PATTERNS))
+@pytest.mark.parametrize(
+    ("batch", "heads", "kv_heads", "length", "dtype", "causal", "more"),
+    [
+        (2, 4, 4, 500, "float32", True, {}),
+        (2, 4, 2, 500, "float32", False, {"per_head": True}),
+        (3, 4, 2, 500, "bfloat16", True, {}),
+        (3, 4, 2, 30, "bfloat16", True, {}),
+    ],
+)
+def test_a_plan_tells_the_live_peak(pattern, batch, heads, kv_heads, length, dtype, causal, more):
+    options = {"pattern": pattern, "block_size": 32, **OPTIONS[pattern], **more}
+    case = AttentionCase(
+        "cpu", pattern, "sparse", options, length, batch, dtype, heads, kv_heads, 16, causal, backward=True
+    )
+    for work in case.workloads(*case.inputs(0)):
+        work.call()
+        with peak_memory("cpu", *work.existing()) as peak:
+            work.call()
+        assert case.plan().peaks[work.scope] == pytest.approx(peak.live, rel=0.05)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

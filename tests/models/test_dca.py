@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from nanolib import NanoConfig, create_model, generate_random_batch
-from nanolib.models.attention.choice import CHOOSERS
+from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.reference import masked_attention
 from nanolib.models.attention.sparse import Options, choose_mask
 from nanolib.models.transformer import KVCache

@@ -60,8 +60,8 @@ def test_flash_attn_is_called_as_either_version_wants_it(monkeypatch, flash_pack
 
 
 def test_flash_attn_takes_short_types_on_a_gpu(monkeypatch, flash_package):
-    with pytest.raises(Unsupported, match="flash_attn is installed and has no flash_attn_func"):
-        flash_attn.kernel()
+    assert flash_attn.kernel() is None
+    flash_attn.kernel.cache_clear()
     called = []
     flash_package.flash_attn_func = lambda *x, **rest: called.append(rest) or x[0]
     monkeypatch.setattr(flash_attn, "call", lambda *x, **rest: called.append((x, rest)))

@@ -5,14 +5,9 @@ import contextlib
 import pytest
 
 from nanolib.experiments import ALL
-from nanolib.experiments.attention.attention_case import AttentionCase
 from nanolib.experiments.model.loss_case import LossCase
 from nanolib.experiments.model.model_cases import GenerationCase, ModelCase
 from nanolib.experiments.model.steps import Training
-from nanolib.meters.memory import peak_memory
-from nanolib.models.attention import block_sparse
-from nanolib.models.attention.choice import CHOOSERS
-from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.optimise import OPTIMISATIONS, applies, is_compiled
 from nanolib.params import read_yaml
 from nanolib.paths import checkout
@@ -28,7 +23,6 @@ def _whole(monkeypatch):
         patch.setattr(workload, "_PLANS", {})
         patch.setattr(workload, "_LOW", 10**6)
         patch.setattr(Training, "_leave_states", Training.__call__)  # by a whole step
-        patch.setattr(block_sparse, "FakeTensor", type("NoTensor", (), {}))  # which tells a plan from a call
         yield
 
 
@@ -69,47 +63,6 @@ def test_where_weights_outweigh_activations_the_peak_of_a_high_stack_is_elsewher
     quick = case.plan()
     with _whole(monkeypatch):
         assert quick == case.plan()
-
-
-OPTIONS = {
-    "window": {"window": 70},
-    "local_global": {"window": 70, "global_tokens": 20},
-    "bigbird": {"window": 70, "global_tokens": 20, "random_tokens": 20},
-    "strided": {"sparsity": 0.8},
-    "block": {"sparsity": 0.8},
-    "random": {"sparsity": 0.8},
-}
-
-
-@pytest.mark.parametrize(
-    ("pattern", "heads", "kv_heads", "causal"),
-    [
-        pytest.param(pattern, *shape, marks=[pytest.mark.thorough] * ((at + other) % 2))  # each pattern at one of both
-        for at, pattern in enumerate(sorted(set(PATTERNS) - set(CHOOSERS)))
-        for other, shape in enumerate([(4, 4, True), (4, 2, False)])
-    ],
-)
-def test_a_sparse_plan_from_a_few_blocks_is_that_from_all(monkeypatch, pattern, heads, kv_heads, causal):
-    for more in ({}, {"per_head": True}) if pattern == "random" else ({},):
-        options = {"pattern": pattern, "block_size": 32, **OPTIONS[pattern], **more}
-        case = AttentionCase("cpu", pattern, "sparse", options, 500, 2, "float32", heads, kv_heads, 16, causal, True)
-        quick = case.plan()
-        with _whole(monkeypatch):
-            whole = case.plan()
-        assert quick.peaks.keys() == whole.peaks.keys() == {"forward", "forward_backward"}
-        for scope, peak in whole.peaks.items():
-            assert quick.peaks[scope] == pytest.approx(peak, rel=0.005), (scope, more)
-
-
-@pytest.mark.parametrize(("batch_size", "kv_heads"), [(1, 4), (3, 2)])
-def test_the_plan_of_a_single_block_is_the_live_peak(batch_size, kv_heads):
-    options = {"pattern": "window", "window": 70, "block_size": 128}
-    case = AttentionCase("cpu", "window", "sparse", options, 100, batch_size, "bfloat16", 4, kv_heads, 16, True, True)
-    for work in case.workloads(*case.inputs(0)):
-        work.call()
-        with peak_memory("cpu", *work.existing()) as peak:
-            work.call()
-        assert case.plan().peaks[work.scope] == peak.live
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name != "summary"])

@@ -13,7 +13,7 @@ from nanolib.experiments.distributed import prefill, training
 from nanolib.experiments.fp8 import parity, speed
 from nanolib.experiments.fp8.numerics import VARIANTS
 from nanolib.meters.time import cold
-from nanolib.models.attention.choice import CHOOSERS
+from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.attention.tree import ALGORITHMS
 from nanolib.models.optimise import OPTIMISATIONS

@@ -12,11 +12,11 @@ from nanolib.measurement import FLAG_TEXT, Flag, Measurement, Unsupported, exact
 from nanolib.meters import measure
 from nanolib.meters.flops import BACKWARD_FACTOR, RECOMPUTING_BACKWARD_FACTOR, count_flops
 from nanolib.models import attention
-from nanolib.models.attention import flex, lowering
+from nanolib.models.attention import flex
 from nanolib.models.attention.block_mask import BlockMask
-from nanolib.models.attention.choice import CHOOSERS
+from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
-from nanolib.models.attention.sparse import build_mask, choose_mask
+from nanolib.models.attention.sparse import choose_mask, forget_masks
 from nanolib.run.case import Case, Measuring, Plan
 from nanolib.run.ceilings import rate_rows, roofline_ms
 from nanolib.run.workload import (
@@ -60,7 +60,7 @@ class AttentionCase(Case):
             return self.attention_type == "flex"
         block_size = attention.parse_options("sparse", self.options).block_size
         dtype = getattr(torch, self.dtype)
-        return not lowering.not_lowered(self.device, dtype, self.head_dim, self.seq_len, block_size)
+        return flex.computes_sparse(self.device, dtype, self.head_dim, self.seq_len, block_size)
 
     @property
     def moved(self) -> int:
@@ -193,11 +193,13 @@ class AttentionCase(Case):
             options = attention.parse_options(self.attention_type, self.options)
             mask = choose_mask(q, k, causal=self.causal, options=options)
             few = timing | {"budget_s": params.budget_s / 4}  # it is paid once, or hides behind the attention
-            built = measure(
-                lambda: build_mask(q, k, causal=self.causal, options=options, lowered=self.compiled),
-                scope="mask",
-                **few,
-            )
+            make = flex.mask_of if self.compiled else choose_mask
+
+            def build() -> None:
+                forget_masks()
+                make(q, k, causal=self.causal, options=options)
+
+            built = measure(build, scope="mask", **few)
             kept = options.pattern not in CHOOSERS  # otherwise each call chooses it anew, within the forward's own time
             yield replace(built, details=built.details | {"kept": kept})
         forward = workloads["forward"].call
@@ -251,12 +253,12 @@ class AttentionCase(Case):
     def _other_tile(self, mask: BlockMask | None) -> str:
         """What the kernel skips by, where it cannot take the tile that was asked for."""
         asked = mask.block_size if mask is not None and self.compiled else 0
-        tile = lowering.kernel_tile(self.device, asked)
+        tile = flex.kernel_tile(self.device, asked)
         return "" if tile == asked else f"of tiles of {asked}; this kernel skips whole tiles of {tile}, so fewer"
 
     def _measure_backward(self, params: Any, inputs: tuple, flops: int, ceilings: dict[str, float]) -> Measuring:
         if self.compiled:
-            lowering.allow_repeated_backward()
+            flex.allow_repeated_backward()
         for x in inputs:
             x.requires_grad_()
         out = attention.attend(self.attention_type, *inputs, causal=self.causal, options=self.options)

@@ -18,7 +18,7 @@ from nanolib.config import NanoConfig
 from nanolib.experiments.model.steps import planned_training
 from nanolib.measurement import Measurement, exact
 from nanolib.models import Transformer, create_model, text
-from nanolib.models.attention.choice import CHOOSERS
+from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.attention.sparse import watched_work
 from nanolib.models.training import train

@@ -89,7 +89,7 @@ def _capabilities(machine: Machine, device: str) -> dict[str, str]:
     told["resident peak"] = peak.resident_message or "yes, clear_refs and VmHWM"
     told["flash-attn"] = (
         "installed"
-        if flash_attn.installed()
+        if flash_attn.kernel()
         else 'not installed; on a machine with CUDA, in the checkout: pip install -e ".[cuda]"'
     )
     return told

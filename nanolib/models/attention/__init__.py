@@ -1,14 +1,15 @@
 """Attention kinds behind one signature.
 
 A kind is one module with `Options` (a `StrictModel`), `attend(q, k, v, *, causal, scale, options)` and
-`work(q_len, kv_len, *, causal, options)`, its name in `nanolib.config.ATTENTION_KINDS`, and its import in `_module`. A pattern of
-the `sparse` kind is one file in `patterns/`. Nothing here imports the meters.
+`work(q_len, kv_len, *, causal, options)`, and its name in `nanolib.config.ATTENTION_KINDS`. A pattern of the `sparse` kind is a
+function in `patterns`. Nothing here imports the meters.
 
 Causality is aligned at the end: query i of q_len sits at position kv_len - q_len + i, as in decoding over a cache.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,16 +36,7 @@ def _module(kind: str) -> Any:
     """What the kind is made of, imported when it is first asked for."""
     if not isinstance(kind, str) or kind not in ATTENTION_KINDS:
         raise BadInput(f"attention_type: {shown(kind)} is no attention kind; use one of {', '.join(kinds())}")
-    match kind:
-        case "dense":
-            from nanolib.models.attention import dense as module
-        case "flash_attn":
-            from nanolib.models.attention import flash_attn as module
-        case "flex":
-            from nanolib.models.attention import flex as module
-        case "sparse":
-            from nanolib.models.attention import sparse as module
-    return module
+    return importlib.import_module(f"{__name__}.{kind}")
 
 
 def parse_options(kind: str, options: Any = None) -> Any:

@@ -1,32 +1,57 @@
-# ruff: noqa: UP006, UP035, D417  TorchScript knows lists by typing's names; what they hold is said once, at the top
-"""The loops over heads and blocks of queries, written so that TorchScript can compile them: threads then run in parallel.
+# ruff: noqa: UP006, UP035, D417  TorchScript knows lists by typing's names; the last argument is the same for both loops
+"""The loops over heads and blocks of queries, written so that TorchScript can compile them: threads then run in parallel."""
 
-`block_sparse` calls them; its `_Lists` says what the lists and buffers hold.
-"""
-
-from typing import List
+from typing import List, NamedTuple
 
 import torch
+from torch import Tensor
 
 
-def forward(
-    q: torch.Tensor,
-    out: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    rows: List[List[int]],
-    keys: List[int],
-    firsts: List[int],
-    units: List[int],
-    pieces: List[torch.Tensor],
-    hidden_from: List[int],
-    hidden: List[torch.Tensor],
-    blind: List[torch.Tensor],
-    together: int,
-    scores_buffer: torch.Tensor,
-    taken_buffer: torch.Tensor,
-    scale: float,
-) -> None:
+class Block(NamedTuple):
+    """A block of queries and its keys: a `QueryBlock` as TorchScript takes it.
+
+    Attributes:
+        first: Its queries begin here,
+        last: and end before this one.
+        keys: How many keys it attends to.
+        start: Where they begin, if they lie in one piece; else −1.
+        unit: How long the equal pieces are that they consist of,
+        pieces: and which pieces, int64.
+        hidden_from: From which key on some query does not see them,
+        hidden: and which do not: bool [queries, keys from there].
+        blind: Whether some query sees none.
+    """
+
+    first: int
+    last: int
+    keys: int
+    start: int
+    unit: int
+    pieces: Tensor
+    hidden_from: int
+    hidden: Tensor
+    blind: bool
+
+
+class Turn(NamedTuple):
+    """What goes through a loop.
+
+    Attributes:
+        blocks: All that see some key.
+        together: How many heads go at once.
+        scores: Room for their scores. Room serves all blocks: memory asked for anew would be cleared each time.
+        keys: Room for their keys.
+        scale: Factor on the scores.
+    """
+
+    blocks: List[Block]
+    together: int
+    scores: Tensor
+    keys: Tensor
+    scale: float
+
+
+def forward(q: Tensor, out: Tensor, k: Tensor, v: Tensor, turn: Turn) -> None:
     """Attention over the kept keys.
 
     Args:
@@ -34,46 +59,19 @@ def forward(
         out: Filled in, shape as `q`.
         k: Shape [kv_heads, kv_len, head_dim].
         v: Shape as `k`.
-        scale: Factor on the scores.
     """
-    group, head_dim = q.size(1), q.size(3)
-    start = 0
-    while start < q.size(0):
-        stop = min(start + together, q.size(0))
-        count = stop - start
-        for at in range(len(keys)):
-            first, last, seen = rows[at][0], rows[at][1], keys[at]
-            height = (last - first) * group
-            part = taken(k[start:stop], firsts[at], seen, units[at], pieces[at], taken_buffer)
-            queries = q[start:stop, :, first:last].reshape(count, height, head_dim)
-            scores = scored(queries, part, scale, scores_buffer)
-            softmax(scores, hidden_from[at], hidden[at], blind[at])
-            part = taken(v[start:stop], firsts[at], seen, units[at], pieces[at], taken_buffer)
-            out[start:stop, :, first:last] = torch.bmm(scores, part).view(count, group, -1, head_dim)
-        start = stop
+    for start in range(0, q.size(0), turn.together):
+        stop = min(start + turn.together, q.size(0))
+        for block in turn.blocks:
+            queries = rows(q[start:stop], block)
+            part = taken(k[start:stop], block, turn.keys)
+            weights = softmax(queries, part, block, turn)
+            part = taken(v[start:stop], block, turn.keys)
+            put(out[start:stop], torch.bmm(weights, part), block)
 
 
 def backward(
-    q: torch.Tensor,
-    out: torch.Tensor,
-    d_out: torch.Tensor,
-    dq: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    dk: torch.Tensor,
-    dv: torch.Tensor,
-    rows: List[List[int]],
-    keys: List[int],
-    firsts: List[int],
-    units: List[int],
-    pieces: List[torch.Tensor],
-    hidden_from: List[int],
-    hidden: List[torch.Tensor],
-    blind: List[torch.Tensor],
-    together: int,
-    scores_buffer: torch.Tensor,
-    taken_buffer: torch.Tensor,
-    scale: float,
+    q: Tensor, out: Tensor, d_out: Tensor, dq: Tensor, k: Tensor, v: Tensor, dk: Tensor, dv: Tensor, turn: Turn
 ) -> None:
     """Its gradients, from scores that are computed again.
 
@@ -86,65 +84,69 @@ def backward(
         v: Shape as `k`.
         dk: Added to, shape as `k`.
         dv: Added to, shape as `k`.
-        scale: Factor on the scores.
     """
-    group, head_dim = q.size(1), q.size(3)
-    start = 0
-    while start < q.size(0):
-        stop = min(start + together, q.size(0))
-        count = stop - start
-        for at in range(len(keys)):
-            first, last, seen, unit, index = rows[at][0], rows[at][1], keys[at], units[at], pieces[at]
-            height = (last - first) * group
-            queries = q[start:stop, :, first:last].reshape(count, height, head_dim)
-            results = out[start:stop, :, first:last].reshape(count, height, head_dim)
-            d_results = d_out[start:stop, :, first:last].reshape(count, height, head_dim)
-            part = taken(k[start:stop], firsts[at], seen, unit, index, taken_buffer)
-            weights = scored(queries, part, scale, scores_buffer)
-            softmax(weights, hidden_from[at], hidden[at], blind[at])
-            add(dv[start:stop], torch.bmm(weights.transpose(1, 2), d_results), firsts[at], seen, unit, index)
-            part = taken(v[start:stop], firsts[at], seen, unit, index, taken_buffer)
+    for start in range(0, q.size(0), turn.together):
+        stop = min(start + turn.together, q.size(0))
+        for block in turn.blocks:
+            queries = rows(q[start:stop], block)
+            results = rows(out[start:stop], block)
+            d_results = rows(d_out[start:stop], block)
+            part = taken(k[start:stop], block, turn.keys)
+            weights = softmax(queries, part, block, turn)
+            add(dv[start:stop], torch.bmm(weights.transpose(1, 2), d_results), block)
+            part = taken(v[start:stop], block, turn.keys)
             d_scores = torch.bmm(d_results, part.transpose(1, 2))
-            d_scores.sub_((results * d_results).sum(dim=-1, keepdim=True)).mul_(weights).mul_(scale)
-            part = taken(k[start:stop], firsts[at], seen, unit, index, taken_buffer)
-            dq[start:stop, :, first:last] = torch.bmm(d_scores, part).view(count, group, -1, head_dim)
-            add(dk[start:stop], torch.bmm(d_scores.transpose(1, 2), queries), firsts[at], seen, unit, index)
-        start = stop
+            d_scores.sub_((results * d_results).sum(dim=-1, keepdim=True)).mul_(weights).mul_(turn.scale)
+            part = taken(k[start:stop], block, turn.keys)
+            put(dq[start:stop], torch.bmm(d_scores, part), block)
+            add(dk[start:stop], torch.bmm(d_scores.transpose(1, 2), queries), block)
 
 
-def scored(queries: torch.Tensor, keys: torch.Tensor, scale: float, buffer: torch.Tensor) -> torch.Tensor:
-    """Scaled scores, shape [heads, rows, keys], in the buffer."""
-    heads, rows, seen = queries.size(0), queries.size(1), keys.size(1)
-    scores = buffer[: heads * rows * seen].view(heads, rows, seen)
-    return torch.baddbmm(scores, queries, keys.transpose(1, 2), beta=0.0, alpha=scale, out=scores)
+def rows(x: Tensor, block: Block) -> Tensor:
+    """A block's rows of heads that share their keys: of [heads, group, q_len, head_dim], [heads, group · rows, head_dim]."""
+    return x[:, :, block.first : block.last].reshape(x.size(0), -1, x.size(3))
 
 
-def softmax(scores: torch.Tensor, hidden_from: int, hidden: torch.Tensor, blind: torch.Tensor) -> None:
-    """Of scores, shape [heads, rows, keys], in place; zero where a row sees no key."""
-    if hidden.numel() > 0:
-        scores[:, :, hidden_from:].masked_fill_(hidden, float("-inf"))
+def put(into: Tensor, x: Tensor, block: Block) -> None:
+    """Put what `rows` would take where it belongs."""
+    into[:, :, block.first : block.last] = x.view(into.size(0), into.size(1), -1, into.size(3))
+
+
+def softmax(queries: Tensor, keys: Tensor, block: Block, turn: Turn) -> Tensor:
+    """Attention weights, shape [heads, group · rows, keys], in the turn's room; zero where a query sees no key."""
+    heads, height = queries.size(0), queries.size(1)
+    scores = turn.scores[: heads * height * block.keys].view(heads, height, block.keys)
+    torch.baddbmm(scores, queries, keys.transpose(1, 2), beta=0.0, alpha=turn.scale, out=scores)
+    by_head = scores.view(-1, block.last - block.first, block.keys)
+    if block.hidden.numel() > 0:
+        by_head[:, :, block.hidden_from :].masked_fill_(block.hidden, float("-inf"))
     torch.softmax(scores, -1, out=scores)
-    if blind.numel() > 0:
-        scores.masked_fill_(blind, 0.0)
+    if block.blind:
+        by_head.masked_fill_(block.hidden.all(dim=-1, keepdim=True), 0.0)
+    return scores
 
 
-def taken(x: torch.Tensor, first: int, seen: int, unit: int, index: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
-    """Keys of some heads, shape [heads, seen, head_dim]: a view where they lie in one piece, else gathered into `buffer`."""
-    if first >= 0:
-        return x[:, first : first + seen]
-    heads, head_dim = x.size(0), x.size(2)
-    found = buffer[: heads * seen * head_dim]
-    # the heads that go together see the same keys, so the first of the index are theirs
-    chosen = index[: heads * (seen // unit)]
-    torch.index_select(x.reshape(-1, unit * head_dim), 0, chosen, out=found.view(-1, unit * head_dim))
-    return found.view(heads, seen, head_dim)
+def taken(x: Tensor, block: Block, room: Tensor) -> Tensor:
+    """A block's keys of some heads, shape [heads, keys, head_dim]: a view where they lie in one piece, else copied to `room`."""
+    if block.start >= 0:
+        return x[:, block.start : block.start + block.keys]
+    width = block.unit * x.size(2)
+    found = room[: x.size(0) * block.keys * x.size(2)]
+    torch.index_select(x.reshape(-1, width), 0, of_heads(x, block), out=found.view(-1, width))
+    return found.view(x.size(0), block.keys, x.size(2))
 
 
-def add(into: torch.Tensor, x: torch.Tensor, first: int, seen: int, unit: int, index: torch.Tensor) -> None:
-    """Add what `taken` would take, shape [heads, seen, head_dim], back to where it came from."""
-    if first >= 0:
-        into[:, first : first + seen] += x
-        return
-    width = unit * into.size(2)
-    chosen = index[: into.size(0) * (seen // unit)]
-    into.view(-1, width).index_add_(0, chosen, x.reshape(-1, width))
+def add(into: Tensor, x: Tensor, block: Block) -> None:
+    """Add what `taken` would take back to where it came from."""
+    if block.start >= 0:
+        into[:, block.start : block.start + block.keys] += x
+    else:
+        width = block.unit * into.size(2)
+        into.view(-1, width).index_add_(0, of_heads(into, block), x.reshape(-1, width))
+
+
+def of_heads(x: Tensor, block: Block) -> Tensor:
+    """The pieces of all heads, one head after the other: along the first dimension alone is torch's gather a plain copy."""
+    if x.size(0) == 1:
+        return block.pieces
+    return (torch.arange(x.size(0))[:, None] * (x.size(1) // block.unit) + block.pieces).view(-1)

@@ -1,166 +1,96 @@
-"""Which keys each block of queries attends to: the plan that the block-sparse kernel follows, and what it keeps."""
+"""Which keys each block of queries attends to: the plan that both kernels follow, and what it keeps.
+
+All in numpy, so that a plan is the same whether tensors have data or not.
+"""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch._guards import detect_fake_mode
-from torch.utils._python_dispatch import _disable_current_modes
 
-from nanolib.models.attention.patterns.pattern import Pattern, Run, merge_runs, tile_count
+from nanolib.measurement import BadInput
+from nanolib.models.attention.patterns import DYNAMIC, PATTERNS, WINDOWED, Options, Pattern, Run, tile_count
 from nanolib.models.attention.work import Work, allowed_pairs
 
 
-@contextmanager
-def real_tensors() -> Iterator[None]:
-    """Masks are kept between calls: made while someone plans, or builds a model without data, they must be real all the same."""
-    with _disable_current_modes(), torch.device("cpu"):
-        yield
-
-
-def on_device(x: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A mask's own, real tensor on a device; without data where someone plans."""
-    planning = detect_fake_mode()
-    return (planning.from_tensor(x) if planning else x).to(device)
-
-
-class OnDevices:
-    """A mask's own tensor, moved to each device once: each upload would let the host wait for the device."""
-
-    def __init__(self, x: torch.Tensor) -> None:
-        self._x = x
-        self._moved: dict[torch.device, torch.Tensor] = {}
-
-    def on(self, device: torch.device) -> torch.Tensor:
-        """The tensor there; without data where someone plans."""
-        if self._x.device == device:
-            return self._x
-        moved, planning = self._moved.get(device), detect_fake_mode()
-        if moved is None or getattr(moved, "fake_mode", None) is not planning:  # what a plan has moved holds no data
-            moved = self._moved[device] = on_device(self._x, device)
-        return moved
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class QueryBlock:
     """One block of queries and the keys it attends to.
 
     Attributes:
         rows: Queries [start, stop).
-        runs: Key ranges [start, stop), in order: whole kept tiles, cut at the sequence's end.
-        mask: True where a query sees a key, shape [rows, keys in runs]; None where all do.
-        kept_tiles: How many tiles `runs` covers.
-        kept: Connections in the mask.
+        runs: Key ranges [start, stop), in order and apart.
+        unit: The keys in equal pieces that begin at multiples of their length, which divides the sequence's: that length.
+        pieces: And which pieces, int64.
+        hidden_from: From which of its keys on some query does not see them.
+        hidden: Which do not: bool [rows, keys from there], without columns where all queries see all.
     """
 
     rows: Run
     runs: tuple[Run, ...]
-    mask: torch.Tensor | None
-    kept_tiles: int
-    kept: int
+    unit: int
+    pieces: np.ndarray
+    hidden_from: int
+    hidden: np.ndarray
 
-    @functools.cached_property
+    @classmethod
+    def of(cls, rows: Run, runs: list[Run], kv_len: int, kept: np.ndarray, begin: int = 0) -> QueryBlock:
+        """A block; `kept` is True where a query sees a key, bool [rows, keys from `begin` on], all before are seen."""
+        unit = math.gcd(kv_len, *itertools.chain(*runs))
+        pieces = _positions([(start // unit, stop // unit) for start, stop in runs])
+        columns = (~kept).any(axis=0)
+        first = int(columns.argmax()) if columns.any() else kept.shape[1]
+        return cls(rows, tuple(runs), unit, pieces, begin + first, ~kept[:, first:])
+
+    @property
     def keys(self) -> int:
-        """How many keys `runs` hold."""
-        return sum(stop - start for start, stop in self.runs)
+        """How many keys it attends to."""
+        return self.unit * len(self.pieces)
+
+    @property
+    def height(self) -> int:
+        """How many queries it has."""
+        return self.rows[1] - self.rows[0]
+
+    @property
+    def kept(self) -> int:
+        """Connections."""
+        return self.height * self.keys - int(self.hidden.sum())
 
     @functools.cached_property
-    def blind(self) -> torch.Tensor | None:
-        """Which queries see no key, bool [rows, 1]; None where each sees some."""
-        if self.mask is None:
-            return None
-        with real_tensors():
-            blind = ~self.mask.any(dim=1, keepdim=True)
-            return blind if blind.any() else None
+    def blind(self) -> bool:
+        """Whether some query sees no key."""
+        return self.hidden.shape[1] == self.keys and bool(self.hidden.all(axis=1).any())
 
-    @functools.cached_property
-    def hidden(self) -> tuple[int, torch.Tensor | None]:
-        """From which of its keys on some query does not see them, and which do not: bool [rows, keys from there]."""
-        if self.mask is None:
-            return 0, None
-        with real_tensors():
-            hidden = ~self.mask
-            first = int(hidden.any(dim=0).int().argmax())  # often the diagonal's tile alone
-            return first, hidden[:, first:].contiguous()
-
-    @functools.cached_property
-    def index(self) -> torch.Tensor:
-        """The keys, int64 [keys]."""
-        with real_tensors():
-            return torch.cat([torch.arange(*run) for run in self.runs])
-
-    def pieces(self, length: int, heads: int) -> tuple[int, torch.Tensor]:
-        """The keys in the largest equal pieces that start at multiples of their size: that size, and which pieces.
-
-        Args:
-            length: Keys of the whole sequence, which the size must divide.
-            heads: So many sequences one after the other, since only along the first dimension is torch's gather a plain copy.
-        """
-        unit = math.gcd(length, self._alignment)
-        if (length, heads) not in self._pieces:
-            with real_tensors():
-                index = np.concatenate([np.arange(start // unit, stop // unit) for start, stop in self.runs])
-                of_heads = index + np.arange(heads)[:, None] * (length // unit)
-                self._pieces[length, heads] = torch.from_numpy(of_heads.ravel())
-        return unit, self._pieces[length, heads]
-
-    def masks(self, group: int) -> tuple[int, torch.Tensor, torch.Tensor]:
-        """From which key on some query does not see them, which do not, and which queries see nothing; empty where all see.
-
-        Args:
-            group: Query heads that share the keys; the rows are those of all of them.
-        """
-        if group not in self._masks:
-            with real_tensors():
-                first, hidden = self.hidden
-                rows = (_NO_MASK if x is None else x.repeat(group, 1) if group > 1 else x for x in (hidden, self.blind))
-                self._masks[group] = (first, *rows)
-        return self._masks[group]
-
-    def on(self, x: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """One of this block's own tensors on a device."""
-        return self._moved.setdefault(id(x), OnDevices(x)).on(device)
-
-    @functools.cached_property
-    def _moved(self) -> dict[int, OnDevices]:
-        return {}
-
-    @functools.cached_property
-    def _masks(self) -> dict[int, tuple[int, torch.Tensor, torch.Tensor]]:
-        return {}
-
-    @functools.cached_property
-    def _alignment(self) -> int:
-        return math.gcd(*itertools.chain(*self.runs))
-
-    @functools.cached_property
-    def _pieces(self) -> dict[tuple[int, int], torch.Tensor]:
-        return {}
+    @property
+    def positions(self) -> np.ndarray:
+        """The keys, int64."""
+        return _positions(self.runs)
 
 
-with real_tensors():  # whoever plans may be the first to import this
-    _NO_MASK = torch.tensor([], dtype=torch.bool)
+def _positions(runs: Iterable[Run]) -> np.ndarray:
+    return np.concatenate([np.arange(0), *(np.arange(*run) for run in runs)])
+
+
 Plan = tuple[QueryBlock, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BlockMask:
-    """A mask in blocks, shared by all heads or one for each.
+    """A mask in blocks.
 
     Attributes:
-        plans: One plan for all; or one per head, those of the first sequence of the batch first.
+        plans: One for all heads; one per head; or one per head of each sequence, those of the first sequence first.
         q_len: Queries.
         kv_len: Keys.
         causal: Whether the future is masked.
         block_size: Side of a tile.
-        patterns: What each head's plan was made of, causality apart; none where it was chosen from the input.
     """
 
     plans: tuple[Plan, ...]
@@ -168,127 +98,117 @@ class BlockMask:
     kv_len: int
     causal: bool
     block_size: int
-    patterns: tuple[Pattern, ...] = ()
 
     @property
     def shared(self) -> bool:
         """Whether one plan serves all heads."""
         return len(self.plans) == 1
 
-    @property
+    def plan(self, head: int) -> Plan:
+        """That of a head, counted over the heads of all sequences."""
+        return self.plans[head % len(self.plans)]
+
+    @functools.cached_property
     def work(self) -> Work:
         """Connections and tiles kept, per head on average."""
+        size, heads = self.block_size, len(self.plans)
         blocks = [block for plan in self.plans for block in plan]
-        heads = len(self.plans)
-        tiles = tile_count(self.q_len, self.block_size) * tile_count(self.kv_len, self.block_size)
-        total = allowed_pairs(self.q_len, self.kv_len, self.causal)
-        kept, kept_tiles = sum(block.kept for block in blocks), sum(block.kept_tiles for block in blocks)
-        if heads == 1:
-            return Work(kept, total, kept_tiles, tiles)
-        return Work(kept / heads, total, kept_tiles / heads, tiles)
+        kept, tiles = sum(block.kept for block in blocks), sum(tile_count(block.keys, size) for block in blocks)
+        if heads > 1:
+            kept, tiles = kept / heads, tiles / heads
+        grid = tile_count(self.q_len, size) * tile_count(self.kv_len, size)
+        return Work(kept, allowed_pairs(self.q_len, self.kv_len, self.causal), tiles, grid)
 
     def elements(self, head: int = 0, rows: Sequence[int] | None = None) -> torch.Tensor:
         """The mask that dense attention must be given to equal this: bool [q_len or rows, kv_len]."""
-        plan = self.plans[0 if self.shared else head]
         wanted = range(self.q_len) if rows is None else rows
-        mask = torch.zeros(len(wanted), self.kv_len, dtype=torch.bool)
+        mask = np.zeros((len(wanted), self.kv_len), dtype=bool)
         for at, row in enumerate(wanted):
-            block = plan[row // self.block_size]
-            if block.runs:
-                seen = slice(None) if block.mask is None else block.mask[row - block.rows[0]]
-                mask[at, block.index[seen]] = True
-        return mask
+            block = self.plan(head)[row // self.block_size]
+            mask[at, block.positions] = True
+            mask[at, block.positions[block.hidden_from :]] = ~block.hidden[row - block.rows[0]]
+        return torch.from_numpy(mask)
 
 
-def plan_of(pattern: Pattern, q_len: int, kv_len: int, causal: bool, size: int) -> Plan:
-    """The kept tiles of every block of queries.
+def uploaded(x: np.ndarray, device: torch.device) -> torch.Tensor:
+    """A copy on a device, without data where tensors have none: `.to` would follow a small array's values, and need the device."""
+    values = torch.from_numpy(x)
+    return torch.empty(values.shape, dtype=values.dtype, device=device).copy_(values)
+
+
+def merge_runs(runs: Iterable[Run], length: int) -> list[Run]:
+    """`runs` cut to [0, length), sorted, with overlapping and touching ones joined."""
+    merged: list[Run] = []
+    for start, stop in sorted((max(0, start), min(length, stop)) for start, stop in runs):
+        if start >= stop:
+            continue
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+        else:
+            merged.append((start, stop))
+    return merged
+
+
+def work(q_len: int, kv_len: int, *, causal: bool, options: Options) -> Work | None:
+    """Connections and tiles that the pattern keeps, counted from its mask; None where that depends on the input."""
+    return None if options.pattern in DYNAMIC else static_mask(options, q_len, kv_len, causal, 1).work
+
+
+@functools.lru_cache(maxsize=64)
+def static_mask(
+    options: Options, q_len: int, kv_len: int, causal: bool, heads: int, size: int | None = None
+) -> BlockMask:
+    """The mask of a pattern that depends on the shape alone, kept for the next layer or call that asks for it.
 
     Args:
-        pattern: Which connections are kept, causality apart.
+        options: The pattern, and what it reads.
         q_len: Queries; they stand at the last positions of the keys.
         kv_len: Keys.
         causal: Whether the future is masked.
-        size: Side of a tile.
+        heads: Heads that draw for themselves; 1 where all share the mask.
+        size: Side of a tile in which is skipped; None means `block_size`.
     """
-    return tuple(
-        _block(pattern, (start, min(start + size, q_len)), q_len, kv_len, causal, size)
-        for start in range(0, q_len, size)
-    )
+    pattern, size = static_pattern(options, q_len, kv_len, causal, heads), size or options.block_size
+    plans = (_plan(pattern, head, q_len, kv_len, causal, size) for head in range(pattern.heads))
+    return BlockMask(tuple(plans), q_len, kv_len, causal, size)
 
 
-def _block(pattern: Pattern, rows: Run, q_len: int, kv_len: int, causal: bool, size: int) -> QueryBlock:
-    offset = kv_len - q_len
-    first, last = rows[0] + offset, rows[1] - 1 + offset
-    reach = last + 1 if causal else kv_len
-    candidates = merge_runs(pattern.runs(first, last), reach)
-    # The pattern's ranges may hold empty tiles: keep only those in which some query sees some key.
-    tiles = sorted({tile for start, stop in candidates for tile in range(start // size, -(-stop // size))})
-    spans = [(tile * size, min((tile + 1) * size, reach)) for tile in tiles]
-    masked = ((span, positional_mask(pattern, *rows, *span, offset, causal)) for span in spans)
-    return block_of(rows, [(span, mask) for span, mask in masked if mask.any()], reach)
+@functools.lru_cache(maxsize=64)
+def static_pattern(options: Options, q_len: int, kv_len: int, causal: bool, heads: int) -> Pattern:
+    """A pattern with its window where a sparsity was asked for: the largest that removes that share, 1 where none does.
 
-
-def block_of(rows: Run, kept: Sequence[tuple[Run, torch.Tensor]], reach: int) -> QueryBlock:
-    """A block from its kept tiles, each with its mask, bool [rows, keys of the tile]."""
-    if not kept:
-        return QueryBlock(rows, (), None, 0, 0)
-    mask = torch.cat([mask for _, mask in kept], dim=1)
-    count = int(mask.sum())
-    runs = merge_runs([span for span, _ in kept], reach)
-    return QueryBlock(rows, tuple(runs), None if count == mask.numel() else mask, len(kept), count)
-
-
-def positional_mask(pattern: Pattern, q0: int, q1: int, k0: int, k1: int, offset: int, causal: bool) -> torch.Tensor:
-    """The pattern over queries [q0, q1) and keys [k0, k1), causality applied: bool [q1 − q0, k1 − k0]."""
-    i = torch.arange(q0 + offset, q1 + offset)[:, None]
-    j = torch.arange(k0, k1)[None, :]
-    mask = pattern.sees(i, j)
-    return mask & (j <= i) if causal else mask
-
-
-def plan_of_tiles(table: torch.Tensor, q_len: int, kv_len: int, causal: bool, size: int) -> Plan:
-    """The plan that keeps the tiles of a table.
-
-    Args:
-        table: True where a tile is kept, bool [query tiles, key tiles]; tiles of queries count from the first query.
-        q_len: Queries.
-        kv_len: Keys.
-        causal: Whether the future is masked.
-        size: Side of a tile.
+    Raises:
+        BadInput: More queries than keys, for a pattern with a table: it has no row for a query before the first key.
     """
-    return tuple(_tile_blocks(table, q_len, kv_len, causal, size))
+    make = PATTERNS[options.pattern]
+    if options.sparsity is not None and options.pattern in WINDOWED:
+        allowed, low, high = allowed_pairs(q_len, kv_len, causal), 1, kv_len
+        while low < high:  # removed connections fall as the window grows
+            middle = (low + high + 1) // 2
+            pattern = make(options.model_copy(update={"window": middle}), kv_len, 1)
+            plan = _plan(pattern, 0, q_len, kv_len, causal, options.block_size)
+            enough = 1 - sum(block.kept for block in plan) / allowed >= options.sparsity
+            low, high = (middle, high) if enough else (low, middle - 1)
+        options = options.model_copy(update={"window": low})
+    pattern = make(options, kv_len, heads)
+    if pattern.table is not None and q_len > kv_len:
+        raise BadInput("q: more queries than keys; for a pattern of tiles give at most as many, or use pattern window")
+    return pattern
 
 
-def _tile_blocks(table: torch.Tensor, q_len: int, kv_len: int, causal: bool, size: int) -> Iterator[QueryBlock]:
-    offset = kv_len - q_len
-    for row, kept in enumerate(table.tolist()):
-        rows = (row * size, min((row + 1) * size, q_len))
-        reach = rows[1] + offset if causal else kv_len
-        spans = [
-            (tile * size, min((tile + 1) * size, reach))
-            for tile, keep in enumerate(kept)
-            if keep and tile * size < reach
-        ]
-        runs = tuple(merge_runs(spans, reach))
-        whole = rows[0] + offset + 1 if causal else kv_len  # keys before this are seen by every query of the block
-        if runs and runs[-1][1] > whole:
-            # numpy: a table per head means thousands of small ones, whose making torch would be slow at
-            j = np.concatenate([np.arange(*run) for run in runs])
-            mask = j[None, :] <= np.arange(rows[0] + offset, rows[1] + offset)[:, None]
-            yield QueryBlock(rows, runs, torch.from_numpy(mask), len(spans), int(mask.sum()))
-        else:
-            keys = sum(stop - start for start, stop in runs)
-            yield QueryBlock(rows, runs, None, len(spans), keys * (rows[1] - rows[0]))
-
-
-def window_for(
-    sparsity: float, make: Callable[[int], Pattern], q_len: int, kv_len: int, causal: bool, size: int
-) -> int:
-    """The largest window with which `make` still removes the share asked for (1 where none does)."""
-    allowed = allowed_pairs(q_len, kv_len, causal)
-    low, high = 1, kv_len
-    while low < high:  # removed connections fall as the window grows
-        middle = (low + high + 1) // 2
-        kept = sum(block.kept for block in plan_of(make(middle), q_len, kv_len, causal, size))
-        low, high = (middle, high) if 1 - kept / allowed >= sparsity else (low, middle - 1)
-    return low
+def _plan(pattern: Pattern, head: int, q_len: int, kv_len: int, causal: bool, size: int) -> Plan:
+    """The kept tiles of every block of queries; keys are looked at only where the pattern's runs lie."""
+    blocks, offset = [], kv_len - q_len
+    keeps = pattern.mask_mod(offset, causal)
+    for start in range(0, q_len, size):
+        rows = start, min(start + size, q_len)
+        last = rows[1] - 1 + offset
+        reach = last + 1 if causal else kv_len
+        runs = pattern.runs(head, start + offset, last)
+        within = [(start // size * size, tile_count(stop, size) * size) for start, stop in runs]
+        keys = _positions(merge_runs(within, reach))
+        kept = keeps(0, head, np.arange(*rows)[:, None], keys)
+        tiles = np.unique(keys[kept.any(axis=0)] // size)  # the runs may hold empty ones
+        spans = merge_runs(((tile * size, (tile + 1) * size) for tile in tiles.tolist()), reach)
+        blocks.append(QueryBlock.of(rows, spans, kv_len, kept[:, np.isin(keys // size, tiles)]))
+    return tuple(blocks)

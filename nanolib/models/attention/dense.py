@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-import torch
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -34,9 +34,7 @@ class Options(StrictModel):
     backend: Literal["auto", "math", "flash", "efficient", "cudnn"] = "auto"
 
 
-def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, scale: float | None, options: Options
-) -> torch.Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None, options: Options) -> Tensor:
     """Dense attention; see `nanolib.models.attention.attend`."""
     if options.backend == "auto":
         return _call(q, k, v, causal, scale)
@@ -53,7 +51,7 @@ def attend(
             ) from None
 
 
-def _call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None) -> torch.Tensor:
+def _call(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor:
     q_len, kv_len = q.shape[2], k.shape[2]
     # is_causal aligns at the start, we align at the end: they agree only for square scores. One query sees every key.
     square = q_len == kv_len

@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+from typing import Any
+
+import numpy as np
 import torch
+import torch._functorch.config
+from torch import Tensor
+from torch._guards import detect_fake_mode
+from torch._higher_order_ops.flex_attention import flex_attention as operation
+from torch.nn.attention.flex_attention import BlockMask as FlexMask
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from nanolib.measurement import Unsupported
-from nanolib.models.attention import lowering, sparse
-from nanolib.models.attention.work import Work
+from nanolib.models.attention.block_mask import static_mask, static_pattern, uploaded, work
+from nanolib.models.attention.dynamic import CHOOSERS, Choice
+from nanolib.models.attention.patterns import Options, tile_count
+from nanolib.models.own_code import with_own_code
+
+__all__ = ["Options", "attend", "work"]
+
+_KERNEL_TILE = 128  # of queries and keys: torch's kernels for GPUs need multiples of it, backward ones for Hopper too
+_LEAST_HEAD_DIM = 16
+_PAIRS = 2**26  # of queries and keys that a chosen mask is asked for at once: some hundred MiB
 
 
-class Options(sparse.Options):
-    """Options of `flex`: those of `sparse`."""
+def kernel_tile(device: str, block_size: int) -> int:
+    """The tile in which the kernel skips: the one asked for, or on a GPU the next larger one that it can take."""
+    return tile_count(block_size, _KERNEL_TILE) * _KERNEL_TILE if torch.device(device).type == "cuda" else block_size
+
+
+def computes_sparse(device: str, dtype: torch.dtype, head_dim: int, q_len: int, block_size: int) -> bool:
+    """Whether `sparse` goes through FlexAttention: on CUDA, where a loop over blocks would be thousands of launches.
+
+    The queries of a single block, as in decoding, need no loop, and FlexAttention would be compiled for each new length of keys.
+    """
+    has_kernel = dtype != torch.float64 and head_dim >= _LEAST_HEAD_DIM
+    return torch.device(device).type == "cuda" and q_len > block_size and has_kernel
 
 
 def unsupported(device: str, backward: bool) -> str:
@@ -21,29 +50,110 @@ def unsupported(device: str, backward: bool) -> str:
 
 
 def attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     *,
     causal: bool,
     scale: float | None,
     options: Options,
-    scores: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Sparse attention by FlexAttention; see `nanolib.models.attention.attend`.
+    scores: Tensor | None = None,
+) -> Tensor:
+    """Sparse attention by FlexAttention, compiled, or planned by its operation; see `nanolib.models.attention.attend`.
 
     Raises:
         Unsupported: A backward pass on CPU, which torch refuses.
     """
-    backward = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    if reason := unsupported(q.device.type, backward):
+    graph = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    if reason := unsupported(q.device.type, graph):
         raise Unsupported(reason)
-    mask = sparse.lowered_mask(q, k, causal=causal, options=options, scores=scores)
+    mask = mask_of(q, k, causal=causal, options=options, scores=scores)
+    if detect_fake_mode():
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        return operation(q, k, v, lambda score, *_: score, mask.as_tuple(), scale, {}, (), ())[0]
     if q.device.type == "cpu":  # it refuses inputs that ask for a gradient, even where none is taken
         q, k, v = (x.detach() for x in (q, k, v))
-    return lowering.attend(q, k, v, mask, scale, sparse.key(options))
+    kernel = compiled(q.shape, k.shape, q.dtype, options)
+    # else the backward pass may write over what the graph has saved; what is compiled here serves other processes too
+    with torch._functorch.config.patch(donated_buffer=False) if graph else contextlib.nullcontext():
+        out = kernel(q, k, v, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    return out.to(q.dtype)
 
 
-def work(q_len: int, kv_len: int, *, causal: bool, options: Options) -> Work | None:
-    """As `sparse` counts it."""
-    return sparse.work(q_len, kv_len, causal=causal, options=options)
+def allow_repeated_backward() -> None:
+    """Let this process call the backward pass of a compiled graph again, as `attend` has compiled it."""
+    torch._functorch.config.donated_buffer = False
+
+
+@functools.lru_cache(maxsize=64)
+def compiled(*of: Any) -> Any:
+    """FlexAttention through torch.compile, for one shape, dtype and pattern.
+
+    A full graph, since dynamo would else run unfused what it cannot compile, and say nothing.
+    """
+    return torch.compile(with_own_code(flex_attention), dynamic=False, fullgraph=True)
+
+
+def mask_of(q: Tensor, k: Tensor, *, causal: bool, options: Options, scores: Tensor | None = None) -> FlexMask:
+    """The mask as FlexAttention takes it; arguments as of `sparse.choose_mask`."""
+    if options.pattern in CHOOSERS:
+        return chosen_mask(CHOOSERS[options.pattern](q, k, causal, options, scores))
+    heads = q.shape[1] if options.per_head else 1
+    return drawn_mask(options, q.shape[2], k.shape[2], causal, heads, q.device, detect_fake_mode())
+
+
+@functools.lru_cache(maxsize=16)
+def drawn_mask(
+    options: Options, q_len: int, kv_len: int, causal: bool, heads: int, device: torch.device, planning: object
+) -> FlexMask:
+    """Of a pattern that depends on the shape alone, from its plan: no pair outside the pattern's runs is looked at.
+
+    Args:
+        options: The pattern, and what it reads.
+        q_len: Queries.
+        kv_len: Keys.
+        causal: Whether the future is masked.
+        heads: Heads that draw for themselves.
+        device: Where the inputs lie.
+        planning: The mode in which tensors have no data, if they have none.
+    """
+    tile, pattern = kernel_tile(device.type, options.block_size), static_pattern(options, q_len, kv_len, causal, heads)
+    plans = static_mask(options, q_len, kv_len, causal, heads, tile).plans
+    kept = np.zeros((len(plans), tile_count(q_len, tile), tile_count(kv_len, tile)), dtype=bool)
+    part = np.zeros_like(kept)
+    for head, plan in enumerate(plans):
+        for row, block in enumerate(plan):
+            keys = block.positions // tile
+            kept[head, row, keys] = True
+            part[head, row, keys[block.hidden_from :][block.hidden.any(axis=0)]] = True
+    part[:, q_len // tile :] = part[:, :, kv_len // tile :] = True  # cut by the sequence's end
+    lists: list[Tensor] = []
+    for tiles in (kept & part, kept & ~part):
+        order = (~tiles).argsort(axis=-1, kind="stable")
+        lists += (uploaded(x.astype(np.int32)[None], device) for x in (tiles.sum(axis=-1), order))
+    table = None if pattern.table is None else uploaded(pattern.table, device)
+    mask_mod = pattern.mask_mod(kv_len - q_len, causal, table)
+    return FlexMask.from_kv_blocks(*lists, BLOCK_SIZE=tile, mask_mod=mask_mod, seq_lengths=(q_len, kv_len))
+
+
+def chosen_mask(choice: Choice) -> FlexMask:
+    """Of a pattern that looks at the input, a few tiles of queries at a time: all pairs at once would fill the memory."""
+    mask_mod, device, q_len, kv_len = choice.mask_mod(), choice.table.device, choice.q_len, choice.kv_len
+    batch, heads = choice.table.shape[:2]
+    tile = kernel_tile(device.type, choice.block_size)
+    rows = max(1, _PAIRS // (batch * heads * kv_len * tile)) * tile
+    parts = [
+        create_block_mask(
+            lambda b, h, q_idx, kv_idx, first=first: mask_mod(b, h, q_idx + first, kv_idx),
+            batch,
+            heads,
+            min(rows, q_len - first),
+            kv_len,
+            device,
+            BLOCK_SIZE=tile,
+        )
+        for first in range(0, q_len, rows)
+    ]
+    names = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
+    lists = [torch.cat([getattr(part, name) for part in parts], dim=2) for name in names]
+    return FlexMask.from_kv_blocks(*lists, BLOCK_SIZE=tile, mask_mod=mask_mod, seq_lengths=(q_len, kv_len))

@@ -1,7 +1,7 @@
 """Patterns that look at the input: which keys each head keeps, chosen from the queries and keys themselves.
 
-A chooser takes q, k and the options and returns a `Choice`, made where q and k lie: the host waits for nothing until it asks for
-the blocks. A new one is a function and a line in `CHOOSERS`.
+A chooser takes q, k, causal, options and scores, and returns a `Choice`, made where q and k lie: the host waits for nothing until
+it asks for the blocks. A new one is a function, and a name in `patterns.DYNAMIC`.
 """
 
 from __future__ import annotations
@@ -9,13 +9,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
+from torch._guards import detect_fake_mode
 from torch.nn.functional import avg_pool2d
 
-from nanolib.models.attention.block_mask import BlockMask, OnDevices, Plan, QueryBlock, plan_of_tiles, real_tensors
-from nanolib.models.attention.patterns.options import SparseOptions
-from nanolib.models.attention.patterns.pattern import Run, merge_runs, tile_count
+from nanolib.models.attention.block_mask import BlockMask, QueryBlock, merge_runs, uploaded
+from nanolib.models.attention.patterns import DYNAMIC, MaskMod, Options, Run, is_near
 
 
 @dataclass(frozen=True)
@@ -31,10 +34,10 @@ class Choice:
         q_len: Queries.
         kv_len: Keys.
         causal: Whether the future is masked.
-        block_size: Side of a tile.
+        block_size: Queries per row of the table.
     """
 
-    table: torch.Tensor
+    table: Tensor
     key_size: int
     window: int
     heads: int
@@ -43,74 +46,73 @@ class Choice:
     causal: bool
     block_size: int
 
+    def mask_mod(self) -> MaskMod:
+        """Whether a query sees a key, as FlexAttention asks for it."""
+        table, key_size, window, causal, size = self.table, self.key_size, self.window, self.causal, self.block_size
+        batch, heads, offset = *table.shape[:2], self.kv_len - self.q_len
+
+        def keeps(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+            position = q_idx + offset
+            kept = table[b % batch, h % heads, q_idx // size, kv_idx // key_size]
+            kept = kept | is_near(position, kv_idx, window) if window else kept
+            return kept & (kv_idx <= position) if causal else kept
+
+        return keeps
+
     def blocks(self) -> BlockMask:
         """The mask in blocks, on the host, which waits for it."""
-        shape = (self.q_len, self.kv_len, self.causal, self.block_size)
-        tables = self.table.flatten(0, 1).cpu()
+        tables = self.table.flatten(0, 1).cpu().numpy()
+        alike = self.heads * self.table.shape[0] // len(tables)  # heads that share a table
+        plans = [tuple(self._block(row, kept) for row, kept in enumerate(table)) for table in tables]
+        shared = tuple(plan for plan in plans for _ in range(alike))
+        return BlockMask(shared, self.q_len, self.kv_len, self.causal, self.block_size)
+
+    def _block(self, row: int, kept: np.ndarray) -> QueryBlock:
+        rows: Run = row * self.block_size, min((row + 1) * self.block_size, self.q_len)
+        first, last = (position + self.kv_len - self.q_len for position in (rows[0], rows[1] - 1))
+        columns, size = kept.nonzero()[0], self.key_size
+        runs = [(at * size, (at + 1) * size) for at in columns.tolist()]
         if self.window:
-            plans = [plan for table in tables for plan in [self._plan_of_tokens(table)] * self.heads]
-        else:
-            plans = [plan_of_tiles(table, *shape) for table in tables]
-        return BlockMask(tuple(plans), *shape)
-
-    def _plan_of_tokens(self, table: torch.Tensor) -> Plan:
-        size, offset = self.block_size, self.kv_len - self.q_len
-        return tuple(
-            self._block_of_tokens((row * size, min((row + 1) * size, self.q_len)), kept.nonzero().flatten(), offset)
-            for row, kept in enumerate(table)
-        )
-
-    def _block_of_tokens(self, rows: Run, far: torch.Tensor, offset: int) -> QueryBlock:
-        first, last = rows[0] + offset, rows[1] - 1 + offset
-        reach = last + 1 if self.causal else self.kv_len
-        far_runs = [(token, token + 1) for token in far.tolist()]
-        runs = merge_runs([*far_runs, (first - self.window + 1, last + self.window)], reach)
-        i, j = torch.arange(first, last + 1)[:, None], torch.cat([torch.arange(*run) for run in runs])
-        mask = ((i - j).abs() < self.window) | torch.isin(j, far)
-        mask = mask & (j <= i) if self.causal else mask
-        count = int(mask.sum())
-        tiles = tile_count(len(j), self.block_size)  # of work: the chosen keys are packed together
-        return QueryBlock(rows, tuple(runs), None if count == mask.numel() else mask, tiles, count)
+            runs.append((first - self.window + 1, last + self.window))
+        runs = merge_runs(runs, last + 1 if self.causal else self.kv_len)
+        keys = np.concatenate([np.arange(0), *(np.arange(*run) for run in runs)])
+        begin = int(np.searchsorted(keys, first + 1 - self.window))  # all before are listed, and known to every query
+        i, j = np.arange(first, last + 1)[:, None], keys[begin:]
+        seen = np.broadcast_to(kept[j // size], (len(i), len(j)))
+        seen = seen | is_near(i, j, self.window) if self.window else seen
+        return QueryBlock.of(rows, runs, self.kv_len, seen & (j <= i) if self.causal else seen, begin)
 
 
-def top_k(
-    q: torch.Tensor, k: torch.Tensor, causal: bool, options: SparseOptions, scores: torch.Tensor | None
-) -> Choice:
+def top_k(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor | None) -> Choice:
     """Each row of tiles keeps its own tile and those with the highest estimated scores, as many as the sparsity leaves.
 
     Without a sparsity, `window` tokens are kept.
     """
-    size = options.block_size
-    estimated, allowed, own = _tile_scores(q, k, causal, size)
+    estimated, allowed, own = _tile_scores(q, k, causal, options.block_size)
     counts = allowed.sum(dim=1, keepdim=True)
     if options.sparsity is None:
-        kept = counts.clamp(max=max(1, round(options.window / size)))
+        kept = counts.clamp(max=max(1, round(options.window / options.block_size)))
     else:
         kept = ((1 - options.sparsity) * counts).round().clamp(min=1)
     rank = estimated.masked_fill(own, float("inf")).argsort(dim=-1, descending=True).argsort(dim=-1)
-    return _of_tiles((rank < kept) & allowed, q, k, causal, size)
+    return _of_tiles((rank < kept) & allowed, q, k, causal, options)
 
 
-def threshold(
-    q: torch.Tensor, k: torch.Tensor, causal: bool, options: SparseOptions, scores: torch.Tensor | None
-) -> Choice:
+def threshold(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor | None) -> Choice:
     """Each row of tiles keeps its own tile and the fewest tiles whose estimated attention adds up to `mass`.
 
     When causal the attention is that to earlier tiles alone: the mean of a row's own keys knows of the future.
     """
-    size = options.block_size
-    estimated, allowed, own = _tile_scores(q, k, causal, size)
+    estimated, allowed, own = _tile_scores(q, k, causal, options.block_size)
     estimated = estimated.masked_fill(own, float("-inf")) if causal else estimated
     # the first row has no earlier tile: all its weights are 0 / 0
     weights, order = torch.softmax(estimated, dim=-1).nan_to_num().sort(dim=-1, descending=True)
     before = weights.cumsum(dim=-1) - weights  # what the better ones have gathered
     kept = torch.zeros_like(estimated, dtype=torch.bool).scatter(-1, order, before < options.mass)
-    return _of_tiles((kept | own) & allowed, q, k, causal, size)
+    return _of_tiles((kept | own) & allowed, q, k, causal, options)
 
 
-def _tile_scores(
-    q: torch.Tensor, k: torch.Tensor, causal: bool, size: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _tile_scores(q: Tensor, k: Tensor, causal: bool, size: int) -> tuple[Tensor, Tensor, Tensor]:
     """Scores of tiles by the means of their queries and keys; when causal by their first query, which knows nothing of the future.
 
     Returns:
@@ -120,36 +122,31 @@ def _tile_scores(
     Source: the pooled estimate of MInference (Jiang et al., 2024, arXiv 2407.02490).
     """
     batch, heads, q_len, _ = q.shape
+    kv_len = k.shape[2]
     q_means = q.detach()[:, :, ::size].float() if causal else _tile_means(q.detach(), size)
     k_means = _tile_means(k.detach(), size)
     # query heads that share their keys, one after the other
     q_means = q_means.reshape(batch, k.shape[1], -1, q.shape[-1])
     scores = (q_means @ k_means.mT).view(batch, heads, -1, k_means.shape[2]) * q.shape[-1] ** -0.5
-    allowed, forbidden, own = (x.on(q.device) for x in _grid(q_len, k.shape[2], causal, size))
-    return scores.masked_fill(forbidden, float("-inf")), allowed, own
+    first = (
+        torch.arange(0, q_len, size, device=q.device)[:, None] + kv_len - q_len
+    )  # position of each row's first query
+    last = (first + size - 1).clamp(max=kv_len - 1)
+    starts = torch.arange(0, kv_len, size, device=q.device)
+    allowed = starts <= (last if causal else kv_len + 0 * last)
+    return scores.masked_fill(~allowed, float("-inf")), allowed, (first - size < starts) & (starts <= last)
 
 
-@functools.lru_cache(maxsize=64)
-def _grid(q_len: int, kv_len: int, causal: bool, size: int) -> tuple[OnDevices, OnDevices, OnDevices]:
-    """Tiles that causality allows, those that it forbids, and each row's own: bool [query tiles, key tiles]."""
-    with real_tensors():
-        first = torch.arange(0, q_len, size)[:, None] + kv_len - q_len  # position of each row's first query
-        last = (first + size - 1).clamp(max=kv_len - 1)
-        starts = torch.arange(0, kv_len, size)
-        allowed = starts <= last if causal else torch.ones_like(starts <= first)
-        return tuple(OnDevices(x) for x in (allowed, ~allowed, (first - size < starts) & (starts <= last)))
-
-
-def _tile_means(x: torch.Tensor, size: int) -> torch.Tensor:
+def _tile_means(x: Tensor, size: int) -> Tensor:
     """Over each tile's tokens, float32 [batch, heads, tiles, head_dim]; of the last one, over those that there are."""
     return avg_pool2d(x.float(), (size, 1), ceil_mode=True)
 
 
-def _of_tiles(table: torch.Tensor, q: torch.Tensor, k: torch.Tensor, causal: bool, size: int) -> Choice:
-    return Choice(table, size, 0, q.shape[1], q.shape[2], k.shape[2], causal, size)
+def _of_tiles(table: Tensor, q: Tensor, k: Tensor, causal: bool, options: Options) -> Choice:
+    return Choice(table, options.block_size, 0, q.shape[1], q.shape[2], k.shape[2], causal, options.block_size)
 
 
-def dca(q: torch.Tensor, k: torch.Tensor, causal: bool, options: SparseOptions, scores: torch.Tensor | None) -> Choice:
+def dca(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor | None) -> Choice:
     """Dynamic Context Allocation: a local window, the tokens with the highest score as globals, and random keys.
 
     The number of globals follows the input: tokens whose score lies more than one standard deviation above the mean, at
@@ -164,16 +161,15 @@ def dca(q: torch.Tensor, k: torch.Tensor, causal: bool, options: SparseOptions, 
         scores: Per token, shape [batch, kv_len]; None means the norm of its keys.
     """
     values = k.detach().float().norm(dim=-1).mean(dim=1) if scores is None else scores.detach()
-    q_len, kv_len, size = q.shape[2], k.shape[2], options.block_size
-    drawn = _drawn(q_len, kv_len, causal, size, options.random_tokens, options.seed)
-    known, drawn = (x.on(q.device) for x in drawn)
     values = values.to(torch.float32 if q.device.type == "mps" else torch.float64)  # MPS has no float64
+    q_len, kv_len = q.shape[2], k.shape[2]
+    known, drawn = _drawn(q_len, kv_len, causal, options, q.device, detect_fake_mode())
     table = _stand_out(values, known, options.global_tokens)
     table = table.scatter(-1, drawn.expand(len(table), -1, -1), True)[:, None, :, :kv_len]
-    return Choice(table, 1, options.window, q.shape[1], q_len, kv_len, causal, size)
+    return Choice(table, 1, options.window, q.shape[1], q_len, kv_len, causal, options.block_size)
 
 
-def _stand_out(scores: torch.Tensor, known: torch.Tensor, most: int) -> torch.Tensor:
+def _stand_out(scores: Tensor, known: Tensor, most: int) -> Tensor:
     """Which tokens become global: bool [batch, blocks, tokens + 1], the last one never.
 
     Args:
@@ -194,25 +190,23 @@ def _stand_out(scores: torch.Tensor, known: torch.Tensor, most: int) -> torch.Te
 
 
 @functools.lru_cache(maxsize=64)
-def _drawn(q_len: int, kv_len: int, causal: bool, size: int, count: int, seed: int) -> tuple[OnDevices, OnDevices]:
+def _drawn(
+    q_len: int, kv_len: int, causal: bool, options: Options, device: torch.device, planning: object
+) -> tuple[Tensor, Tensor]:
     """Among how many leading tokens each block of queries chooses, int64 [blocks, 1], and its random ones.
 
     Returns:
-        The latter int64 [blocks, count]; `kv_len` where it knows none.
+        The latter int64 [blocks, random_tokens]; `kv_len` where it knows none.
     """
-    with real_tensors():
-        places = [(start + kv_len - q_len) // size for start in range(0, q_len, size)]
-        known = [place * size if causal else kv_len for place in places]
-        rows = [
-            _some(count, among, kv_len, seed * 1_000_003 + place) for among, place in zip(known, places, strict=True)
-        ]
-        return OnDevices(torch.tensor(known)[:, None]), OnDevices(torch.stack(rows))
+    size, count = options.block_size, options.random_tokens
+    places = [(start + kv_len - q_len) // size for start in range(0, q_len, size)]
+    known = [place * size if causal else kv_len for place in places]
+    rows = np.full((len(places), count), kv_len)
+    for row, place, among in zip(rows, places, known, strict=True):
+        if among:
+            source = np.random.RandomState((options.seed * 1_000_003 + place) % 2**32)
+            row[:] = source.randint(2**32, size=count, dtype=np.uint32) % among
+    return tuple(uploaded(x, device) for x in (np.array(known)[:, None], rows))
 
 
-def _some(count: int, among: int, none: int, seed: int) -> torch.Tensor:
-    if not among:
-        return torch.full((count,), none)
-    return torch.randint(among, (count,), generator=torch.Generator().manual_seed(seed))
-
-
-CHOOSERS: dict[str, Callable[..., Choice]] = {"top_k": top_k, "threshold": threshold, "dca": dca}
+CHOOSERS: dict[str, Callable[..., Choice]] = dict(zip(DYNAMIC, (top_k, threshold, dca), strict=True))

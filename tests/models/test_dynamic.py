@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from nanolib.models.attention.choice import CHOOSERS
+from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.sparse import Options, choose_mask
 
 SIZE = 16
@@ -138,6 +138,7 @@ def test_the_work_of_chosen_keys_is_that_of_tiles_packed_with_them():
     scores = torch.zeros(2, 64)
     scores[:, [1, 20]] = 1.0
     options = Options(pattern="dca", window=1, global_tokens=2, random_tokens=0, block_size=SIZE)
-    plan = CHOOSERS["dca"](q, k, True, options, scores).blocks().plans[0]
+    mask = CHOOSERS["dca"](q, k, True, options, scores).blocks()
+    plan = mask.plans[0]
     assert [block.keys for block in plan] == [16, 17, 18, 18]  # itself, and one or two chosen ones
-    assert [block.kept_tiles for block in plan] == [1, 2, 2, 2] and [block.kept for block in plan] == [16, 32, 48, 48]
+    assert mask.work.kept_tiles == 7 and [block.kept for block in plan] == [16, 32, 48, 48]

@@ -1,0 +1,228 @@
+"""FlexAttention: its masks, outputs and gradients are those of the reference, by its own math path; and when it compiles."""
+
+import functools
+import tracemalloc
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from torch._higher_order_ops.flex_attention import flex_attention as operation
+
+from nanolib.measurement import Unsupported
+from nanolib.meters.memory import LiveBytes
+from nanolib.models import attention
+from nanolib.models.attention import flex, sparse
+from nanolib.models.attention.dynamic import CHOOSERS, Choice
+from nanolib.models.attention.patterns import PATTERNS
+from nanolib.models.attention.reference import masked_attention, relative_error
+
+SHAPES = {  # batch, heads, key heads, queries, keys
+    "square": (2, 4, 4, 80, 80),
+    "odd, grouped": (2, 4, 2, 97, 97),
+    "after a cache": (1, 4, 1, 45, 97),
+}
+
+
+def _inputs(shape, dtype=torch.float32):
+    batch, heads, kv_heads, q_len, kv_len = SHAPES[shape]
+    generator = torch.Generator().manual_seed(1)
+    sizes = ((heads, q_len), (kv_heads, kv_len), (kv_heads, kv_len))
+    return [torch.randn(batch, h, n, 16, generator=generator).to(dtype).requires_grad_() for h, n in sizes]
+
+
+def _options(pattern, **others):
+    drawn = {"per_head": True} if pattern in ("random", "bigbird") else {}
+    return sparse.Options(
+        pattern=pattern, window=20, global_tokens=5, random_tokens=9, block_size=16, **(drawn | others)
+    )
+
+
+def _elements(q, k, causal, options):
+    """From the blocks, which the loop on a CPU follows: bool [batch or 1, heads or 1, queries, keys]."""
+    mask = sparse.choose_mask(q, k, causal=causal, options=options)
+    elements = torch.stack([mask.elements(head) for head in range(len(mask.plans))])
+    return elements.unflatten(0, (-1, 1 if mask.shared else q.shape[1]))
+
+
+TILES = (16, 32, 24)  # the plan's own, twice it, and one that it does not divide
+
+
+@pytest.mark.parametrize(
+    ("shape", "tile"),
+    [
+        pytest.param(
+            shape, tile, marks=[pytest.mark.thorough] * (tile != 16 and at != place)
+        )  # each tile once at least
+        for at, shape in enumerate(SHAPES)
+        for place, tile in enumerate(TILES)
+    ],
+)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("pattern", sorted([*PATTERNS, *CHOOSERS]))
+def test_outputs_and_gradients_are_those_of_the_reference(monkeypatch, pattern, shape, causal, tile):
+    monkeypatch.setattr(flex, "kernel_tile", lambda device, block_size: tile)
+    monkeypatch.setattr(flex, "_PAIRS", 1000)  # a tile of queries at a time
+    sparse.forget_masks()
+    q, k, v = _inputs(shape)
+    options = _options(pattern)
+    elements = _elements(q, k, causal, options)
+    mask = flex.mask_of(q, k, causal=causal, options=options)
+
+    at = torch.cartesian_prod(*map(torch.arange, (*q.shape[:3], k.shape[2]))).unbind(1)
+    assert torch.equal(mask.mask_mod(*at).view(*q.shape[:3], -1), elements.expand(*q.shape[:2], -1, -1))
+    kept, whole = _tiles(elements, tile)
+    assert torch.equal(mask.to_dense().bool().expand_as(kept), kept.expand_as(kept))
+    full = _dense(mask.full_kv_num_blocks, mask.full_kv_indices)
+    assert torch.equal(full.expand_as(whole), whole)
+
+    out = operation(q, k, v, lambda score, *_: score, mask.as_tuple(), 16**-0.5, {}, (), ())[0]
+    reference = masked_attention(q, k, v, elements)
+    gradient = torch.randn_like(reference)
+    found = torch.autograd.grad(out, (q, k, v), gradient.float())
+    exact = torch.autograd.grad(reference, (q, k, v), gradient)
+    assert relative_error(out.detach(), reference.detach()) <= 1e-5
+    assert all(relative_error(a, b) <= 1e-4 for a, b in zip(found, exact, strict=True))
+
+
+def _tiles(elements, tile):
+    """Which tiles hold a kept pair, and which are kept whole."""
+    q_len, kv_len = elements.shape[-2:]
+    padded = torch.nn.functional.pad(elements, (0, -kv_len % tile, 0, -q_len % tile))
+    pairs = padded.unflatten(3, (-1, tile)).unflatten(2, (-1, tile)).sum(dim=(3, 5))
+    return pairs > 0, pairs == tile * tile
+
+
+def _dense(counts, indices):
+    listed = torch.arange(indices.shape[-1]) < counts[..., None]
+    table = torch.zeros(*indices.shape[:-1], indices.shape[-1] + 1, dtype=torch.bool)
+    return table.scatter(-1, torch.where(listed, indices.long(), indices.shape[-1]), True)[..., :-1]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("pattern", sorted([*PATTERNS, *CHOOSERS]))
+def test_in_bfloat16_too(pattern, causal):
+    q, k, v = _inputs("odd, grouped", torch.bfloat16)
+    options = _options(pattern)
+    mask = flex.mask_of(q, k, causal=causal, options=options)
+    out = operation(q, k, v, lambda score, *_: score, mask.as_tuple(), 16**-0.5, {}, (), ())[0]
+    reference = masked_attention(q, k, v, _elements(q, k, causal, options))
+    gradient = torch.randn_like(reference)
+    found = torch.autograd.grad(out, (q, k, v), gradient.bfloat16())
+    exact = torch.autograd.grad(reference, (q, k, v), gradient)
+    assert relative_error(out.detach(), reference.detach()) <= 2e-2
+    assert all(relative_error(a, b) <= 0.1 for a, b in zip(found, exact, strict=True))
+
+
+def test_on_a_gpu_it_skips_by_tiles_that_its_kernels_take():
+    assert [flex.kernel_tile("cuda", size) for size in (16, 64, 128, 200, 256)] == [128, 128, 128, 256, 256]
+    assert flex.kernel_tile("cpu", 16) == 16
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "head_dim", "q_len", "computes"),
+    [
+        ("cpu", "float32", 64, 512, False),
+        ("cuda:1", "float64", 64, 512, False),
+        ("cuda", "bfloat16", 8, 512, False),
+        ("cuda", "bfloat16", 64, 128, False),  # a single block
+        ("cuda", "float16", 16, 129, True),
+    ],
+)
+def test_it_computes_sparse_where_it_has_a_kernel(device, dtype, head_dim, q_len, computes):
+    assert flex.computes_sparse(device, getattr(torch, dtype), head_dim, q_len, 128) == computes
+
+
+LONG = 2**18
+
+
+def test_the_mask_of_a_long_sequence_is_made_in_little_memory():
+    """All pairs at once would be 64 GiB."""
+    tracemalloc.start()
+    try:
+        options = sparse.Options(pattern="local_global", window=256)
+        mask = flex.drawn_mask(options, LONG, LONG, True, 1, torch.device("cpu"), None)
+        _, most = tracemalloc.get_traced_memory()  # numpy's arrays are among it
+    finally:
+        tracemalloc.stop()
+    assert most < 400 * 2**20
+    kept = mask.kv_num_blocks + mask.full_kv_num_blocks
+    assert kept[0, 0, :5].tolist() == [1, 2, 3, 4, 4] and kept[0, 0, -1] == 4
+
+
+def test_a_long_mask_that_was_chosen_is_made_in_little_memory():
+    table = torch.zeros(1, 2, 4, LONG // 128, dtype=torch.bool)
+    table[:, :, :, 7] = True
+    with LiveBytes() as counter:
+        mask = flex.chosen_mask(Choice(table, 128, 64, 2, 512, LONG, causal=True, block_size=128))
+    assert counter.peak < 400 * 2**20
+    assert mask.to_dense().nonzero()[:5, 2:].tolist() == [[0, 7], [0, 2043], [0, 2044], [1, 7], [1, 2044]]
+
+
+@pytest.mark.parametrize(("grad", "donated"), [(True, False), (False, True)])
+def test_a_graph_is_compiled_so_that_its_backward_pass_can_be_repeated(monkeypatch, grad, donated):
+    found = []
+
+    def compiled(*of):
+        return lambda q, *_, **__: found.append(torch._functorch.config.donated_buffer) or q
+
+    monkeypatch.setattr(flex, "compiled", compiled)
+    monkeypatch.setattr(flex, "unsupported", lambda *_: "")
+    with torch.set_grad_enabled(grad):
+        attention.attend("flex", *_inputs("square"), causal=True, options=_options("window").model_dump())
+    assert found == [donated]
+
+
+def test_it_says_that_it_has_no_backward_on_cpu():
+    """Forward it is compiled, and compared with the reference, by the walk of the full parameters."""
+    with pytest.raises(Unsupported, match="no backward pass on CPU; use sparse"):
+        attention.attend("flex", *_inputs("square"), causal=True, options={"pattern": "random"})
+
+
+OPTIONS = {"pattern": "window", "window": 16, "block_size": 16}
+
+
+@pytest.fixture
+def _compiles_at_once(monkeypatch):
+    monkeypatch.setattr(flex, "flex_attention", _attended)
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    flex.compiled.cache_clear()
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    flex.compiled.cache_clear()
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [(length, OPTIONS) for length in (16, 32, 48, 64, 80)],
+        [(64, OPTIONS | {"pattern": name}) for name in ("window", "local_global", "strided", "random")],
+        [(64, OPTIONS | {"window": window}) for window in (16, 24, 32, 48)],
+    ],
+    ids=["lengths", "patterns", "windows"],
+)
+@pytest.mark.usefixtures("_compiles_at_once")
+def test_calls_in_turns_are_compiled_once_each(calls):
+    """In a second round nothing is compiled, and nothing runs unfused, although a function may have two graphs."""
+    with torch._dynamo.config.patch(recompile_limit=2):
+        _round(calls)
+        compiled = counters["stats"]["unique_graphs"]
+        with patch.object(torch._dynamo, "reset", side_effect=AssertionError):
+            _round(calls)
+    assert compiled == 2 * len(calls)
+    assert counters["stats"]["unique_graphs"] == compiled
+
+
+def _round(calls):
+    for length, options in calls:
+        for mode in (torch.no_grad, torch.inference_mode):
+            q = torch.zeros(1, 1, length, 8)
+            with mode():
+                assert attention.attend("flex", q, q, q, causal=True, options=options).shape == q.shape
+
+
+def _attended(q, k, v, **rest):
+    assert torch.compiler.is_compiling()
+    return q * 2
