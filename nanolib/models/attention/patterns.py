@@ -15,7 +15,7 @@ import pydantic
 
 from nanolib.measurement import shown
 from nanolib.models.attention.work import BLOCK_SIZE
-from nanolib.validation import StrictModel
+from nanolib.params import StrictModel
 
 Run = tuple[int, int]  # keys [start, stop)
 MaskMod = Callable[[Any, Any, Any, Any], Any]  # (batch, head, query, key) -> whether the query sees the key
