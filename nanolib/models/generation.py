@@ -56,8 +56,7 @@ class Generation:
 
     def forget(self) -> None:
         """Hold nothing of a prompt, as before the first one."""
-        self.cache = None
-        self.cache = self.model.new_cache(*self.prompt.shape, self.new_tokens)
+        self.cache.length = 0
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -82,9 +81,6 @@ class CapturedGeneration(Generation):
         self.cache.length = 0
         self.token.copy_(self.model.prefill(self.prompt, self.cache).argmax(dim=-1))
         self._start = self.cache.length
-
-    def forget(self) -> None:
-        """Nothing: its graphs read the cache where it is."""
 
     @torch.no_grad()
     def decode(self) -> None:

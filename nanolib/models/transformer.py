@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -35,9 +34,8 @@ class RotaryEmbedding(nn.Module):
 class Attention(nn.Module):
     """Projections, RoPE, the configured attention kind, output projection."""
 
-    def __init__(self, config: NanoConfig, causal: bool = True) -> None:
+    def __init__(self, config: NanoConfig) -> None:
         super().__init__()
-        self.causal = causal
         d, kv = config.d_model, config.kv_heads * config.head_dim
         self.kind = config.attention_type
         self.options = attention.shared_options(config.attention_type, config.attention_options)
@@ -67,7 +65,7 @@ class Attention(nn.Module):
             scores = scores.detach() if cache is None else cache.append_scores(layer, scores.detach())
         if cache is not None:
             k, v = cache.append(layer, k, v)
-        out = attention.attend(self.kind, q, k, v, causal=self.causal, options=self.options, scores=scores)
+        out = attention.attend(self.kind, q, k, v, causal=True, options=self.options, scores=scores)
         return self.out_proj(out.transpose(1, 2).reshape(batch, length, d_model))
 
 
@@ -90,10 +88,10 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, config: NanoConfig, causal: bool = True) -> None:
+    def __init__(self, config: NanoConfig) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(config.d_model, eps=1e-5)
-        self.attention = Attention(config, causal)
+        self.attention = Attention(config)
         self.mlp_norm = nn.RMSNorm(config.d_model, eps=1e-5)
         self.mlp = MLP(config)
 
@@ -135,31 +133,7 @@ def next_token_loss(model: Callable[[torch.Tensor], torch.Tensor], ids: torch.Te
     return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, -logits.shape[1] :].flatten())
 
 
-def run_block(block: nn.Module, checkpointing: bool | int, layer: int, x: torch.Tensor, *rest: Any) -> torch.Tensor:
-    """One block; one that is checkpointed computes its activations again in the backward pass instead of keeping them.
-
-    Args:
-        block: Takes `x` and `rest`.
-        checkpointing: Whether all blocks are checkpointed, or how many of the first are.
-        layer: Which block it is.
-        x: What it works on.
-        rest: More of its arguments.
-    """
-    if (checkpointing is True or layer < checkpointing) and torch.is_grad_enabled():
-        return checkpoint(block, x, *rest, use_reentrant=False)
-    return block(x, *rest)
-
-
-def check_length(ids: torch.Tensor, start: int, config: NanoConfig) -> None:
-    """Refuse more tokens than the context holds."""
-    if start + ids.shape[1] > config.context_length:
-        raise BadInput(
-            f"ids: {start + ids.shape[1]} tokens exceed context_length {config.context_length}; "
-            "raise it in the config or shorten the sequence"
-        )
-
-
-def initialise(model: nn.Module, num_layers: int) -> None:
+def _initialise(model: nn.Module, num_layers: int) -> None:
     """GPT-2's: N(0, 0.02), and the projections into the residual stream scaled by 1/√(2·layers)."""
     for name, parameter in model.named_parameters():
         if parameter.dim() < 2:
@@ -186,8 +160,8 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.d_model, eps=1e-5)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        self.checkpointing: bool | int = False  # or how many of the first blocks
-        initialise(self, config.num_layers)
+        self.checkpointing = False  # whether blocks compute their activations again in the backward pass
+        _initialise(self, config.num_layers)
         if config.tie_embeddings:
             self.head.weight = self.embedding.weight
 
@@ -208,10 +182,18 @@ class Transformer(nn.Module):
 
     def hidden(self, ids: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
         """The final, normed residual stream, shape [batch, length, d_model]."""
-        check_length(ids, cache.length if cache else 0, self.config)
+        length = ids.shape[1] + (cache.length if cache else 0)
+        if length > self.config.context_length:
+            raise BadInput(
+                f"ids: {length} tokens exceed context_length {self.config.context_length}; "
+                "raise it in the config or shorten the sequence"
+            )
         x = self.embedding(ids)
         for layer, block in enumerate(self.blocks):
-            x = run_block(block, self.checkpointing, layer, x, self.rope, cache, layer)
+            if self.checkpointing and torch.is_grad_enabled():
+                x = checkpoint(block, x, self.rope, cache, layer, use_reentrant=False)
+            else:
+                x = block(x, self.rope, cache, layer)
         if cache is not None:
             cache.length += ids.shape[1]
         return self.norm(x)
@@ -232,17 +214,12 @@ class Transformer(nn.Module):
         """Read one token per sequence, ids of shape [batch]; logits for the next, shape [batch, vocab_size]."""
         return self.head(self.hidden(ids[:, None], cache)[:, -1])
 
+    @torch.no_grad()
     def generate(self, prompt: torch.Tensor, new_tokens: int) -> Iterator[torch.Tensor]:
         """Greedy continuation of `prompt` (int64 [batch, length]): yields ids of shape [batch], one token at a time."""
-        return greedy(self, prompt, new_tokens)
-
-
-@torch.no_grad()
-def greedy(model: Any, prompt: torch.Tensor, new_tokens: int) -> Iterator[torch.Tensor]:
-    """The most likely token, again and again; `model` has `new_cache`, `prefill` and `decode` as `Transformer` has them."""
-    cache = model.new_cache(*prompt.shape, new_tokens)
-    ids = model.prefill(prompt, cache).argmax(dim=-1)
-    for left in range(new_tokens, 0, -1):
-        yield ids
-        if left > 1:
-            ids = model.decode(ids, cache).argmax(dim=-1)
+        cache = self.new_cache(*prompt.shape, new_tokens)
+        ids = self.prefill(prompt, cache).argmax(dim=-1)
+        for left in range(new_tokens, 0, -1):
+            yield ids
+            if left > 1:
+                ids = self.decode(ids, cache).argmax(dim=-1)

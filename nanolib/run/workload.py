@@ -103,34 +103,14 @@ def _by_depth(count: _Count, depth: int, at: _At) -> _Held:
     if depth <= _LOW + 1:
         return _at_places(count, at, {str(n): n for n in range(depth)}, depth)
     low, high = (_at_places(count, at, {"first": 0, "last": n - 1}, n) for n in (_LOW, _LOW + 1))
-    return _extrapolated(low, (high, depth - _LOW))
-
-
-def _by_checkpointing(count: _Count, at: _At) -> Callable[[int, int], _Held]:
-    """The same, by three, of any number of blocks that are checkpointed and of those that are not."""
-
-    def low(checkpointed: int, plain: int) -> _Held:
-        last = checkpointed + plain - 1
-        places = {"first": 0, "last checkpointed": checkpointed - 1, "first plain": checkpointed, "last": last}
-        return _at_places(count, at, places, checkpointed, plain)
-
-    lowest, checkpointed, plain = low(1, 1), low(2, 1), low(1, 2)
-    return lambda many, others: _extrapolated(lowest, (checkpointed, many - 1), (plain, others - 1))
-
-
-def _extrapolated(low: _Held, *steps: tuple[_Held, int]) -> _Held:
-    """What sections hold with so many times what they grow by in each of the higher stacks."""
-
-    def grown(scope: str, section: Any, held: Any) -> Any:
-        return sum(((higher[scope][section] - held) * times for higher, times in steps), held)
-
+    grown = lambda scope, section, held: held + (high[scope][section] - held) * (depth - _LOW)  # noqa: E731
     return {scope: {key: grown(scope, key, held) for key, held in found.items()} for scope, found in low.items()}
 
 
-def _at_places(count: _Count, at: _At, places: Mapping[str, int], *blocks: int) -> _Held:
+def _at_places(count: _Count, at: _At, places: Mapping[str, int], depth: int) -> _Held:
     """What sections hold, of blocks at named places alone, so that stacks of several heights have the same."""
-    model, works = at(*blocks)
-    stacks = [part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) == sum(blocks)]
+    model, works = at(depth)
+    stacks = [part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) == depth]
     return {work.scope: _by_place(count(work, model, stacks), places) for work in works}
 
 
@@ -230,29 +210,6 @@ def holdings_by_depth(
     """
     with fake_tensors():
         return _most(_by_depth(_holdings, depth, at), lambda found: _largest(map(shared, found)))
-
-
-def holdings_by_checkpointing(
-    at: Callable[[int, int], tuple[nn.Module, Iterable[Workload]]],
-    shared: Callable[[Holding], Holding] = lambda whole: whole,
-) -> Callable[[int, int], Holding]:
-    """What is alive at the peak of a training step whose first blocks are checkpointed, from three low stacks.
-
-    Args:
-        at: The model with so many blocks that are checkpointed and then so many that are not, and its one workload.
-        shared: As in `holdings_by_depth`.
-
-    Returns:
-        What tells it for any number of each, from one on.
-    """
-    with fake_tensors():
-        held = _by_checkpointing(_holdings, at)
-
-    def holding(checkpointed: int, plain: int) -> Holding:
-        (found,) = held(checkpointed, plain).values()
-        return _largest(map(shared, found.values()))
-
-    return holding
 
 
 def _largest(found: Iterable[Holding]) -> Holding:

@@ -17,9 +17,7 @@ def test_model_flops_agree_with_torchs_count_to_the_digit(mlp, kv_heads):
     config = NanoConfig(vocab_size=100, d_model=32, num_layers=2, num_heads=4, num_kv_heads=kv_heads, mlp=mlp)
     ids = generate_random_batch(2, 16, 100)
     # torch counts causal attention in full, so the formula is given all pairs
-    assert (
-        count_flops(lambda: create_model(config)(ids)) == model_flops(config, 2, 16, lambda q, kv, _: q * kv)["total"]
-    )
+    assert count_flops(lambda: create_model(config)(ids)) == model_flops(config, 2, 16, lambda q, kv: q * kv)["total"]
 
 
 def test_attention_flops_agree_with_torchs_count_to_the_digit():
@@ -46,34 +44,20 @@ def test_sparse_attention_computes_what_its_tiles_say(pattern, causal):
     assert work.kept_tiles < 0.6 * work.total_tiles
 
 
-def test_an_encoder_decoders_flops_agree_with_torchs_count():
-    config = NanoConfig(
-        vocab_size=100, d_model=32, num_layers=2, num_heads=4, num_kv_heads=2, architecture="encoder_decoder"
-    )
-    model = create_model(config)
-    for length in (16, 17):
-        ids = generate_random_batch(2, length, 100)
-        counted = count_flops(lambda ids=ids: model(ids))
-        assert counted == model_flops(config, 2, length, lambda q, kv, _: q * kv)["total"]
-
-
-@pytest.mark.parametrize("architecture", ["decoder", "encoder_decoder"])
-def test_flops_after_a_prompt_agree_with_torchs_count(architecture):
-    config = NanoConfig(
-        vocab_size=100, d_model=32, num_layers=2, num_heads=4, num_kv_heads=2, architecture=architecture
-    )
+def test_flops_after_a_prompt_agree_with_torchs_count():
+    config = NanoConfig(vocab_size=100, d_model=32, num_layers=2, num_heads=4, num_kv_heads=2)
     model = create_model(config).eval()
     prompt, more = generate_random_batch(2, 12, 100), generate_random_batch(2, 1, 100, seed=1)
     with torch.no_grad():
         cache = model.new_cache(2, 12, 4)
         model.prefill(prompt, cache)
         counted = count_flops(lambda: model.decode(more[:, 0], cache))
-    assert counted == model_flops(config, 2, 1, lambda q, kv, _: q * kv, position=12)["total"]
+    assert counted == model_flops(config, 2, 1, lambda q, kv: q * kv, position=12)["total"]
 
 
 def test_the_parts_of_a_models_flops_are_those_of_the_formula():
     config = NanoConfig(vocab_size=10, d_model=8, num_layers=3, num_heads=4, num_kv_heads=2, mlp="gelu", d_ff=20)
-    parts = model_flops(config, 2, 5, lambda q, kv, causal: 15.0 if causal else 25.0)
+    parts = model_flops(config, 2, 5, lambda q, kv: 15.0)
     assert parts == {
         "projections": 3 * 2 * 2 * 5 * (2 * 64 + 2 * 8 * 4),
         "attention": 3 * 4 * 2 * 4 * 2 * 15,
@@ -81,22 +65,6 @@ def test_the_parts_of_a_models_flops_are_those_of_the_formula():
         "head": 2 * 2 * 5 * 8 * 10,
         "total": sum(value for name, value in parts.items() if name != "total"),
     }
-
-
-@pytest.mark.parametrize(
-    ("architecture", "position", "asked"),
-    [
-        ("decoder", 0, [(7, 7, True)]),
-        ("decoder", 5, [(7, 12, True)]),
-        ("encoder_decoder", 0, [(3, 3, False), (4, 4, True)]),
-        ("encoder_decoder", 5, [(7, 8, True)]),
-    ],
-)
-def test_attention_is_asked_what_it_keeps_of_each_part(architecture, position, asked):
-    config = NanoConfig(vocab_size=10, d_model=8, num_layers=1, num_heads=2, architecture=architecture)
-    calls = []
-    model_flops(config, 1, 7, lambda *call: calls.append(call) or 0.0, position=position)
-    assert calls == asked
 
 
 def _encoder_layer(x):

@@ -35,7 +35,6 @@ class Own(nn.Module):
 
 MODELS = {
     "decoder": lambda: create_model(NanoConfig.from_preset("decoder_tiny", **SMALL)),
-    "encoder_decoder": lambda: create_model(NanoConfig.from_preset("encoder_decoder_tiny", **SMALL)),
     "gpt": lambda: create_model(NanoConfig.from_preset("gpt_125M", **SMALL)),
     "own": Own,
     "hf": lambda: build_model("hf:LlamaForCausalLM", LLAMA, "cpu", "float32"),

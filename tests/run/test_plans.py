@@ -47,7 +47,7 @@ AS_EAGER = {name for name in OPTIMISATIONS if is_compiled(name)} | {"cuda_graph"
     ("preset", "optimisation"),
     [
         pytest.param(preset, name, marks=[pytest.mark.thorough] * (preset != "decoder_small" and name != "checkpoint"))
-        for preset in ("decoder_small", "encoder_decoder_small")
+        for preset in ("decoder_small",)
         for name in sorted(set(OPTIMISATIONS) - AS_EAGER)
     ],
 )

@@ -115,12 +115,12 @@ class ModelCase(ShapedCase):
         length = 1 if self.position else self.seq_len
         return model_flops(config, self.batch_size, length, self._kept, position=self.position)["total"]
 
-    def _kept(self, q_len: int, kv_len: int, causal: bool) -> float:
+    def _kept(self, q_len: int, kv_len: int) -> float:
         """Query-key pairs that its attention keeps per head, all where the input decides."""
         config = self.config
         options = attention.shared_options(config.attention_type, config.attention_options)
-        found = attention.work(config.attention_type, q_len, kv_len, causal=causal, options=options)
-        return (found or attention.work("dense", q_len, kv_len, causal=causal)).kept
+        found = attention.work(config.attention_type, q_len, kv_len, causal=True, options=options)
+        return (found or attention.work("dense", q_len, kv_len, causal=True)).kept
 
     @property
     def work(self) -> float:
@@ -144,9 +144,8 @@ class ModelCase(ShapedCase):
             return (2 * self.parameter_count + (1 + 4 + 3) * learning) * self._item
         if not self.position:
             return self.parameter_count * self._item
-        config, decoder = self.config, self.config.architecture == "decoder"
-        # a decoder's token sees itself too, which no cache holds yet; what an encoder has read is seen whole
-        keys = self._kept(1, self.position + 1, True) - 1 if decoder else self.position
+        config = self.config
+        keys = self._kept(1, self.position + 1) - 1  # a token sees itself too, which no cache holds yet
         cached = 2 * config.num_layers * self.batch_size * round(keys * config.kv_heads) * config.head_dim
         return (config.decoded_parameters(self.batch_size) + cached) * self._item
 
@@ -193,12 +192,6 @@ class ModelCase(ShapedCase):
     def at_depth(self, depth: int) -> _Made:
         """Its model with so many blocks, or its own where that is 0, and its calls."""
         step = self.step_at_depth(depth, reads_text=True)
-        return step.model, step.workloads()
-
-    def at_checkpointing(self, checkpointed: int, plain: int, optimizer: str = "adamw") -> _Made:
-        """`at_depth`, of a model whose first blocks are checkpointed and the others are not."""
-        step = self.step_at_depth(checkpointed + plain, optimizer)
-        step.model.checkpointing = checkpointed
         return step.model, step.workloads()
 
     def step_at_depth(

@@ -27,7 +27,7 @@ from nanolib.meters.memory import fake_tensors
 from nanolib.models.user import hugging_face_config, layers_field, silent
 from nanolib.run.outcome import LookTimeout, time_to_look
 from nanolib.run.params import MAX_SEQ_LEN
-from nanolib.run.workload import Workload, holdings_by_checkpointing, holdings_by_depth
+from nanolib.run.workload import Workload, holdings_by_depth
 
 MAX_BATCH = 65_536
 MAX_MASKED = 2**17  # tokens: where a mask is made, its tiles are real ones, and grow with the square
@@ -57,8 +57,6 @@ class Use:
         largest_batch: At this length; 0 where not one sequence fits.
         longest: At this batch, tokens; 0 where none fits.
         unbounded: Whether more than that batch, and than that length, was not tried.
-        checkpointed: Of training that does not fit, how many of the first blocks to checkpoint so that it does, and of how many;
-            zeros where that would not do, or nothing need be done.
         refused: Why it is not known, in one line; then there is no holding.
     """
 
@@ -68,7 +66,6 @@ class Use:
     largest_batch: int = 0
     longest: int = 0
     unbounded: tuple[bool, bool] = (False, False)
-    checkpointed: tuple[int, int] = (0, 0)
     refused: str = ""
 
     @property
@@ -118,14 +115,13 @@ class Planner:
             return Use(name, Holding({}), memory, refused=f"it takes {least} tokens or more")
         try:
             here = self.holding(name, self.source.batch_size, self.source.seq_len)
-            some = self.checkpointed(memory) if name == "training" and here.peak > memory else (0, 0)
         except Unsupported as error:
             return Use(name, Holding({}), memory, refused=str(error))
         except BadInput as error:
             return Use(name, Holding({}), memory, refused=error.lines[0])
         except (Exception, SystemExit) as error:  # a model may look at its data, which is not there
             return Use(name, Holding({}), memory, refused=why_unknown(error))
-        return Use(name, here, memory, checkpointed=some)
+        return Use(name, here, memory)
 
     def holding(self, name: str, batch: int, length: int) -> Holding:
         """Who holds a use's peak at a shape, on one rank."""
@@ -159,17 +155,6 @@ class Planner:
             return math.inf
         except (Exception, SystemExit):
             return math.inf
-
-    def checkpointed(self, memory: int) -> tuple[int, int]:
-        """The fewest of the first blocks whose checkpointing makes a training step fit, and of how many; zeros where none do."""
-        batch, length = self.source.batch_size, self.source.seq_len
-        if self.source.own or self.depth < 2 or self.holding("training, checkpointed", batch, length).peak > memory:
-            return 0, 0
-        case = self._case("training", batch // self.ranks, length)
-        at = functools.partial(case.at_checkpointing, optimizer=self.optimizer)
-        holding = holdings_by_checkpointing(at, self._shared)
-        fitting = (count for count in range(1, self.depth) if holding(count, self.depth - count).peak <= memory)
-        return next(fitting, self.depth), self.depth
 
     def _case(self, name: str, batch: int, length: int) -> ModelCase:
         mode, optimisation = USES[name]

@@ -150,7 +150,6 @@ class MemoryPlan:
                 "fits": use.fits,
                 "largest_batch": use.largest_batch,
                 "longest": use.longest,
-                "checkpointed_blocks": use.checkpointed[0],
                 "kinds": use.holding.by_kind,
                 "parts": [part._asdict() | {"bytes": size} for part, size in use.holding.parts.items()],
             }
@@ -263,13 +262,7 @@ def checked(
 
 
 def _remedy(use: Use, shared: bool) -> str:
-    some, depth = use.checkpointed
     ways = [
-        f"checkpoint the first {some} of {depth} blocks"
-        if 0 < some < depth
-        else "checkpoint all blocks"
-        if some
-        else "",
         f"batch {use.largest_batch}" if use.largest_batch else "",
         f"{use.longest} tokens" if use.longest else "",
     ]

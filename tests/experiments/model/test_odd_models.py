@@ -261,11 +261,6 @@ def test_attention_types_stand_apart_among_what_is_the_same_everywhere(store):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (
-            ["run", "model", "-p", "presets=[encoder_decoder_tiny]", "-p", "seq_lens=[1, 33]"],
-            "seq_lens: 1 cannot be halved",
-        ),
-        (["plan", "encoder_decoder_tiny", "--memory", "8GB", "--seq-len", "1"], "seq_len: 1 cannot be halved"),
         (["run", "model", "-p", "model=hf:ReformerModelWithLMHead"], "cannot be built and read ids (AssertionError"),
         (
             ["plan", "hf:LlamaForCausalLM", "--memory", "1GB", "-p", "attn_implementation=flex_attention"],

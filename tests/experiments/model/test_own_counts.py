@@ -105,7 +105,7 @@ def test_what_decoding_needs_beside_weights_and_cache_does_not_grow_with_the_lay
 
 
 @pytest.mark.parametrize(
-    ("model", "options"), [("hf:LlamaForCausalLM", HF), ("encoder_decoder_tiny", MINE | {"num_layers": 9})]
+    ("model", "options"), [("hf:LlamaForCausalLM", HF), ("decoder_tiny", MINE | {"num_layers": 9})]
 )
 def test_a_prompt_that_was_read_before_peaks_as_high_as_the_first_one(model, options):
     kind = "own" if ":" in model else "dense"

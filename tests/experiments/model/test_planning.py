@@ -57,7 +57,6 @@ def test_a_need_that_grows_faster_from_somewhere_on_takes_few_counts():
     ("model", "options"),
     [
         pytest.param("decoder_tiny", SMALL, marks=pytest.mark.thorough),
-        pytest.param("encoder_decoder_tiny", SMALL, marks=pytest.mark.thorough),
         ("hf:LlamaForCausalLM", LLAMA | {"max_position_embeddings": 512}),
     ],
 )
@@ -206,7 +205,7 @@ def test_what_is_no_number_or_name_is_told(wrong):
 
 def test_a_rank_gathers_two_blocks_at_the_most_and_holds_the_gradients_of_one_and_of_what_lies_in_none():
     sizes = {}
-    for preset, layers in (("decoder_tiny", 1), ("decoder_tiny", 4), ("encoder_decoder_tiny", 4)):
+    for preset, layers in (("decoder_tiny", 1), ("decoder_tiny", 4)):
         source = checked(preset, 32, 2, "float32", "dense", SMALL | {"num_layers": layers, "context_length": 32})
         held = Planner(source, "adamw", 2).holding("training", 2, 32)
         model = source.build()
