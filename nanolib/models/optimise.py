@@ -66,22 +66,15 @@ def _captured(forward: Forward, ids: torch.Tensor) -> Forward:
     return replayed
 
 
-def captured(
-    call: Callable[[], torch.Tensor], beside: torch.cuda.CUDAGraph | None = None
-) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-    """A CUDA graph of a call, and where its result lies once it is replayed. The call has been made before, to warm up.
-
-    Args:
-        call: What to capture.
-        beside: A graph that is replayed in turn with this one, so that they can share their memory.
-    """
+def captured(call: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    """A CUDA graph of a call, and where its result lies once it is replayed. The call has been made before, to warm up."""
     graph, aside = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):  # what libraries make at a first call must not be captured
         for _ in range(_WARM_CALLS):
             call()
     torch.cuda.current_stream().wait_stream(aside)
-    with torch.cuda.graph(graph, pool=beside.pool() if beside else None):
+    with torch.cuda.graph(graph):
         out = call()
     return graph, out
 

@@ -12,7 +12,9 @@ from torch.utils.checkpoint import checkpoint
 from nanolib.config import NanoConfig
 from nanolib.measurement import BadInput, Unsupported
 from nanolib.models import attention
-from nanolib.models.cache import KVCache
+from nanolib.models.cache import KVCache, StaticCache
+
+Cache = KVCache | StaticCache
 
 
 class RotaryEmbedding(nn.Module):
@@ -25,9 +27,15 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("cos", torch.cat([angle.cos(), angle.cos()], dim=-1), persistent=False)
         self.register_buffer("sin", torch.cat([-angle.sin(), angle.sin()], dim=-1), persistent=False)
 
-    def forward(self, x: torch.Tensor, start: int) -> torch.Tensor:
-        """Rotate x, shape [batch, heads, length, head_dim], whose first position is `start`."""
-        cos, sin = (table[start : start + x.shape[2]].to(x.dtype) for table in (self.cos, self.sin))
+    def forward(self, x: torch.Tensor, start: int | torch.Tensor) -> torch.Tensor:
+        """Rotate x, shape [batch, heads, length, head_dim], whose first position is `start`; a tensor is of one token."""
+
+        def rows(table: torch.Tensor) -> torch.Tensor:
+            if isinstance(start, torch.Tensor):
+                return table.index_select(0, start)
+            return table[start : start + x.shape[2]]
+
+        cos, sin = (rows(table).to(x.dtype) for table in (self.cos, self.sin))
         return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
@@ -47,16 +55,18 @@ class Attention(nn.Module):
         scored = attention.chooses_by_score(config.attention_type, config.attention_options)
         self.token_score = nn.Linear(d, 1, bias=False) if scored else None
 
-    def forward(self, x: torch.Tensor, rope: RotaryEmbedding | None, cache: KVCache | None, layer: int) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rope: RotaryEmbedding | None, cache: Cache | None, layer: int) -> torch.Tensor:
         """x: shape [batch, length, d_model]; the result has the same."""
-        batch, length, d_model = x.shape
+        batch, length, _ = x.shape
         q, k, v = (
             proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
             for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
-        start = cache.length if cache else 0
+        start = cache.start if cache else 0
         if rope is not None:
             q, k = rope(q, start), rope(k, start)
+        if isinstance(cache, StaticCache):
+            return self._joined(cache.attend(layer, q, k, v))
         scores = None
         if self.token_score is not None:
             scores = self.token_score(x)[..., 0]
@@ -65,8 +75,10 @@ class Attention(nn.Module):
             scores = scores.detach() if cache is None else cache.append_scores(layer, scores.detach())
         if cache is not None:
             k, v = cache.append(layer, k, v)
-        out = attention.attend(self.kind, q, k, v, causal=True, options=self.options, scores=scores)
-        return self.out_proj(out.transpose(1, 2).reshape(batch, length, d_model))
+        return self._joined(attention.attend(self.kind, q, k, v, causal=True, options=self.options, scores=scores))
+
+    def _joined(self, heads: torch.Tensor) -> torch.Tensor:
+        return self.out_proj(heads.transpose(1, 2).flatten(2))
 
 
 class MLP(nn.Module):
@@ -95,7 +107,7 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(config.d_model, eps=1e-5)
         self.mlp = MLP(config)
 
-    def forward(self, x: torch.Tensor, rope: RotaryEmbedding | None, cache: KVCache | None, layer: int) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rope: RotaryEmbedding | None, cache: Cache | None, layer: int) -> torch.Tensor:
         """x: shape [batch, length, d_model]; the result has the same."""
         x = x + self.attention(self.attention_norm(x), rope, cache, layer)
         return x + self.mlp(self.mlp_norm(x))
@@ -165,7 +177,7 @@ class Transformer(nn.Module):
         if config.tie_embeddings:
             self.head.weight = self.embedding.weight
 
-    def forward(self, ids: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, cache: Cache | None = None) -> torch.Tensor:
         """Logits for every position.
 
         Args:
@@ -180,7 +192,7 @@ class Transformer(nn.Module):
         """
         return self.head(self.hidden(ids, cache))
 
-    def hidden(self, ids: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
+    def hidden(self, ids: torch.Tensor, cache: Cache | None = None) -> torch.Tensor:
         """The final, normed residual stream, shape [batch, length, d_model]."""
         length = ids.shape[1] + (cache.length if cache else 0)
         if length > self.config.context_length:
@@ -194,7 +206,7 @@ class Transformer(nn.Module):
                 x = checkpoint(block, x, self.rope, cache, layer, use_reentrant=False)
             else:
                 x = block(x, self.rope, cache, layer)
-        if cache is not None:
+        if isinstance(cache, KVCache):
             cache.length += ids.shape[1]
         return self.norm(x)
 
@@ -210,8 +222,11 @@ class Transformer(nn.Module):
         """Read a prompt into `cache`; logits of its last position, shape [batch, vocab_size]."""
         return self.head(self.hidden(ids, cache)[:, -1])
 
-    def decode(self, ids: torch.Tensor, cache: KVCache) -> torch.Tensor:
-        """Read one token per sequence, ids of shape [batch]; logits for the next, shape [batch, vocab_size]."""
+    def decode(self, ids: torch.Tensor, cache: Cache) -> torch.Tensor:
+        """Read one token per sequence, ids of shape [batch]; logits for the next, shape [batch, vocab_size].
+
+        The cache takes the token in; a static one has its position set by the caller.
+        """
         return self.head(self.hidden(ids[:, None], cache)[:, -1])
 
     @torch.no_grad()
