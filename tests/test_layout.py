@@ -42,7 +42,7 @@ STAYS = {
 
 # Imports by a string: what the user names, what the process that started this one holds, what a version brings along.
 BY_STRING = {
-    "nanolib/models/twins.py",
+    "nanolib/models/user.py",
     "nanolib/models/attention/flash_attn.py",
     "nanolib/run/launch.py",
     "nanolib/run/worker.py",

@@ -94,7 +94,7 @@ def run(
                 pages.append(beside.submit(_write_report, run_ids, folder / "report"))
 
         from nanolib.experiments import ALL
-        from nanolib.run.suite.jobs import in_parts, plan, rehearse_jobs
+        from nanolib.run.suite.jobs import in_parts, look_for_models, plan
 
         jobs = in_parts(plan(ALL, wanted, pairs_of(pairs), {"label": label, "resume": resume}), parts)
         if dry_run:
@@ -107,7 +107,7 @@ def run(
 
             ended, log = run_on_ray(jobs, folder, echo)
         else:
-            rehearse_jobs(jobs)
+            look_for_models(jobs)
             ended, log = run_jobs(
                 jobs,
                 folder,

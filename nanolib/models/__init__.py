@@ -6,8 +6,8 @@ import torch
 
 from nanolib.config import NanoConfig
 from nanolib.measurement import BadInput
-from nanolib.models.casting import cast
 from nanolib.models.transformer import Transformer
+from nanolib.models.user import default_dtype
 
 __all__ = ["Transformer", "create_model", "generate_random_batch"]
 
@@ -34,8 +34,8 @@ def create_model(config: NanoConfig, device: str | torch.device = "cpu", seed: i
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)
-        with torch.device(device):
-            return cast(Transformer(config), getattr(torch, config.dtype))
+        with torch.device(device), default_dtype(getattr(torch, config.dtype)):
+            return Transformer(config)
 
 
 def generate_random_batch(

@@ -24,8 +24,8 @@ class RotaryEmbedding(nn.Module):
         super().__init__()
         frequency = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
         angle = torch.outer(torch.arange(max_len, dtype=torch.float32), frequency)
-        self.register_buffer("cos", torch.cat([angle.cos(), angle.cos()], dim=-1), persistent=False)
-        self.register_buffer("sin", torch.cat([-angle.sin(), angle.sin()], dim=-1), persistent=False)
+        for name, halves in {"cos": [angle.cos(), angle.cos()], "sin": [-angle.sin(), angle.sin()]}.items():
+            self.register_buffer(name, torch.cat(halves, dim=-1).to(torch.get_default_dtype()), persistent=False)
 
     def forward(self, x: torch.Tensor, start: int | torch.Tensor) -> torch.Tensor:
         """Rotate x, shape [batch, heads, length, head_dim], whose first position is `start`; a tensor is of one token."""
@@ -145,13 +145,18 @@ def next_token_loss(model: Callable[[torch.Tensor], torch.Tensor], ids: torch.Te
     return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, -logits.shape[1] :].flatten())
 
 
+@torch.no_grad()
 def _initialise(model: nn.Module, num_layers: int) -> None:
-    """GPT-2's: N(0, 0.02), and the projections into the residual stream scaled by 1/√(2·layers)."""
+    """GPT-2's: N(0, 0.02), and the projections into the residual stream scaled by 1/√(2·layers).
+
+    They are drawn in float32 for weights of any type.
+    """
     for name, parameter in model.named_parameters():
         if parameter.dim() < 2:
             continue
         residual = name.endswith(("out_proj.weight", "down.weight"))
-        nn.init.normal_(parameter, std=0.02 / (2 * num_layers) ** 0.5 if residual else 0.02)
+        drawn = torch.empty(parameter.shape, dtype=torch.float32)
+        parameter.copy_(drawn.normal_(std=0.02 / (2 * num_layers) ** 0.5 if residual else 0.02))
 
 
 class Transformer(nn.Module):

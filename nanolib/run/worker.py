@@ -161,6 +161,7 @@ def main() -> None:
     if missing := [case_id for case_id in request["case_ids"] if case_id not in known]:
         raise BadInput(f"case_id: {missing[0]} is not among the cases of these parameters")
     cases = [known[case_id] for case_id in request["case_ids"]]
+    params.look(cases)
     with open(request["answer"], "a", encoding="utf-8") as answer:
 
         def write(case_id: str, **told: Any) -> None:

@@ -115,16 +115,19 @@ def _kernel(q: Any, k: Any, v: Any, attn_mask: Any = None, is_causal: bool = Fal
 def walk() -> None:
     """Plan all cases of a notebook on both devices, and print what was watched."""
     told: list[dict[str, Any]] = []
-    counted = workload._counted
 
-    def watched(work: workload.Workload, stacks: Any = ()) -> Any:
-        work.call()
-        with Watched() as seen:
-            found = counted(dataclasses.replace(work, first=lambda: None), stacks)
-        told.append({"scope": work.scope, "peak": found.peak, **vars_of(seen)})
-        return found
+    def watching(count: Any, peak_of: Any) -> Any:
+        def watched(work: workload.Workload, *rest: Any) -> Any:
+            work.call()
+            with Watched() as seen:
+                found = count(dataclasses.replace(work, first=lambda: None), *rest)
+            told.append({"scope": work.scope, "peak": peak_of(found), **vars_of(seen)})
+            return found
 
-    workload._counted = watched
+        return watched
+
+    workload._peak = watching(workload._peak, lambda peak: peak)
+    workload.followed = watching(workload.followed, lambda counter: counter.peak)
     for changes in WALK[sys.argv[1]]:
         experiment = ALL[sys.argv[1]]()
         for case in experiment.cases(params_of(sys.argv[1], changes, DEVICE)):

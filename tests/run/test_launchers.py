@@ -27,12 +27,12 @@ STARTERS = {
         """,
         {"nanolib.run.worker": 1},
     ),
-    "run/own_model.py": (
+    "run/helper.py": (
         """
-        from nanolib.run.own_model import rehearse_in_process
-        rehearse_in_process("endless:build", {}, 600)
+        from nanolib.experiments.model.look import look_at_code
+        look_at_code("endless:build", [])
         """,
-        {"nanolib.run.own_model": 1},
+        {"nanolib.run.helper": 1},
     ),
     "run/ranks/launcher.py": (
         """

@@ -6,6 +6,7 @@ import pytest
 
 from nanolib.experiments import ALL
 from nanolib.experiments.attention.attention_case import AttentionCase
+from nanolib.experiments.model import look
 from nanolib.experiments.model.loss_case import LossCase
 from nanolib.experiments.model.model_cases import GenerationCase, ModelCase
 from nanolib.experiments.model.steps import Training
@@ -27,6 +28,7 @@ def _whole(monkeypatch):
     """Everything is counted."""
     with monkeypatch.context() as patch:
         patch.setattr(workload, "_PLANS", {})
+        patch.setattr(look, "_LOOKS", {})
         patch.setattr(workload, "_LOW", 10**6)
         patch.setattr(Training, "_leave_states", Training.__call__)  # by a whole step
         patch.setattr(block_sparse, "FakeTensor", type("NoTensor", (), {}))  # which tells a plan from a call
@@ -125,6 +127,7 @@ def test_the_plan_of_a_single_block_is_the_live_peak(batch_size, kv_heads):
 @pytest.mark.parametrize("name", [name for name in ALL if name != "summary"])
 def test_listing_the_full_cases_plans_none(monkeypatch, name):
     monkeypatch.setattr(workload, "_made_once", lambda *_: pytest.fail("it was planned"))
+    monkeypatch.setattr(look, "_look", lambda _: pytest.fail("it was planned"))
     experiment = ALL[name]()
     params = experiment.Params(**read_yaml(checkout() / "params" / "full" / f"{name}.yml"))
     assert len(experiment.cases(params)) > 10
