@@ -201,8 +201,9 @@ def _show_failures(run_ids: list[str]) -> None:
 
     with Store(create=False) as store:
         bad = failures(store.measurements(run_ids))
-    for _, row in bad.iterrows():
-        echo(f"  {row['status']}: {row['experiment']} {row['case']}: {row['message']}")
+    for (status, experiment, message), rows in bad.groupby(["status", "experiment", "message"], sort=False):
+        others = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+        echo(f"  {status}: {experiment} {rows['case'].iloc[0]}{others}: {message}")
 
 
 def _write_report(run_ids: list[str], folder: Path) -> Path:

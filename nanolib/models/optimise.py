@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 
 import torch
@@ -95,9 +94,6 @@ def _checkpointed(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forw
         model.checkpointing = True
     elif hasattr(model, "activation_checkpointing_enable"):
         model.activation_checkpointing_enable({"use_reentrant": False})
-    elif hasattr(model, "gradient_checkpointing_enable"):  # before transformers 5
-        enable = model.gradient_checkpointing_enable  # of a user's own it may take nothing
-        enable(*[{"use_reentrant": False}] if inspect.signature(enable).parameters else [])
     else:
         raise Unsupported(f"{type(model).__name__} has no way to checkpoint its blocks")
     return forward

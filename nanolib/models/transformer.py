@@ -124,25 +124,21 @@ def next_token_loss(model: Callable[[torch.Tensor], torch.Tensor], ids: torch.Te
     """Mean cross-entropy of predicting each token from those before it, nats.
 
     Args:
-        model: ids → logits, of all positions or of the last ones.
+        model: ids → logits of all positions.
         ids: int64, shape [batch, length + 1].
 
     Raises:
         Unsupported: The model returns something else.
     """
-    logits = model(ids[:, :-1])
-    if not isinstance(logits, torch.Tensor):
+    logits, wanted = model(ids[:, :-1]), [ids.shape[0], ids.shape[1] - 1]
+    shape = list(logits.shape) if isinstance(logits, torch.Tensor) else []
+    if len(shape) != 3 or shape[:2] != wanted:
+        returned = f"logits of shape {shape}" if shape else type(logits).__name__
         raise Unsupported(
-            f"the model returns {type(logits).__name__}, and a loss takes logits; return them, alone or as .logits, "
-            f"or leave the loss out: {WITHOUT_LOSS}"
+            f"the model returns {returned}, and a loss takes logits of shape {[*wanted, 'vocab']}; return them, alone or as "
+            f".logits, or leave the loss out: {WITHOUT_LOSS}"
         )
-    batch, length = ids.shape[0], ids.shape[1] - 1
-    if logits.dim() != 3 or logits.shape[0] != batch or not length <= 2 * logits.shape[1] <= 2 * length:
-        raise Unsupported(
-            f"the model returns logits of shape {list(logits.shape)} for {batch} × {length} tokens; return [batch, length, "
-            f"vocab], of all positions, or leave the loss out: {WITHOUT_LOSS}"
-        )
-    return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, -logits.shape[1] :].flatten())
+    return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
 
 
 @torch.no_grad()

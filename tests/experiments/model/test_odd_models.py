@@ -115,7 +115,7 @@ def test_what_cannot_be_foreseen_is_measured_all_the_same(store, name, options):
 @pytest.mark.parametrize(
     ("name", "options", "asked", "scope", "said"),
     [
-        ("odd_models:Hidden", {}, {}, "training", "the model returns dict, and a loss takes logits; return them"),
+        ("odd_models:Hidden", {}, {}, "training", "the model returns dict, and a loss takes logits of shape"),
         ("odd_models:frozen", {}, {}, "training", "has no weight that learns; leave the loss out: train: false"),
         (
             *(
@@ -165,7 +165,7 @@ def test_a_length_for_which_there_is_too_little_memory_leaves_the_shorter_theirs
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
-        ("Last", {}, "logits of shape [1, 1, 300] for 1 × 16 tokens; return [batch, length, vocab], of all positions"),
+        ("Last", {}, "logits of shape [1, 1, 300], and a loss takes logits of shape [1, 16, 'vocab']; return them"),
     ],
 )
 def test_what_a_loss_needs_is_said_of_training_alone(store, name, options, said):
