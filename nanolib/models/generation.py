@@ -172,7 +172,7 @@ def generation_of(model: nn.Module, prompt: torch.Tensor, new_tokens: int, captu
     """
     if captured and not _has_static_step(model):
         raise Unsupported(
-            f"a CUDA graph decodes presets with dense attention of any backend; {type(model).__name__} is another model, "
+            f"a CUDA graph decodes presets with dense attention and backend auto; {type(model).__name__} is another model, "
             "or attends otherwise"
         )
     if all(hasattr(model, name) for name in ("new_cache", "prefill", "decode")):
