@@ -22,7 +22,7 @@ from nanolib.meters.time.call_check import CallCheck
 from nanolib.meters.time.clock import clock_for
 from nanolib.meters.time.latency import summarise
 from nanolib.meters.time.timer import Timer
-from nanolib.models import EncoderDecoder, Transformer, generate_random_batch
+from nanolib.models import Transformer, generate_random_batch
 from nanolib.models import create_model as _create_model
 from nanolib.models.attention.layout import Layout
 from nanolib.models.attention.ranks import world_of
@@ -57,7 +57,7 @@ def create_model(
     device: str | torch.device = "cpu",
     seed: int | None = None,
     **fields: Any,
-) -> Transformer | EncoderDecoder:
+) -> Transformer:
     """Build a transformer with random weights, of a config or of `MODEL_CONFIGS`.
 
     Args:

@@ -21,11 +21,10 @@ class NanoConfig(StrictModel):
     Assignment is validated: `config.attention_type = "sparse"` works, a bad value raises `BadInput` and changes nothing.
 
     Attributes:
-        architecture: `decoder`; or `encoder_decoder`: the encoder reads the first half of a sequence, the decoder the second.
         vocab_size: Rows of the embedding.
         context_length: The longest sequence, tokens.
         d_model: Width of the residual stream.
-        num_layers: Blocks; of an encoder–decoder, so many of each.
+        num_layers: Blocks.
         num_heads: Query heads; `d_model / num_heads` must be whole and even (RoPE turns pairs).
         num_kv_heads: Key and value heads; divides `num_heads`; None means as many.
         d_ff: Inner width of the MLP; None means 4 · d_model.
@@ -48,7 +47,6 @@ class NanoConfig(StrictModel):
 
     NAME: ClassVar[str] = "config"
 
-    architecture: Literal["decoder", "encoder_decoder"] = "decoder"
     vocab_size: int = pydantic.Field(50257, gt=0, le=10_000_000)
     context_length: int = pydantic.Field(1024, gt=0, le=16_777_216)
     d_model: int = pydantic.Field(512, gt=0, le=1_048_576)
@@ -105,35 +103,23 @@ class NanoConfig(StrictModel):
         return self.d_ff or 4 * self.d_model
 
     @property
-    def _block_parameters(self) -> int:
-        """Of a block that attends to its own sequence alone."""
-        d, kv = self.d_model, self.kv_heads * self.head_dim
-        mlp = (3 if self.mlp == "swiglu" else 2) * d * self.mlp_width
-        sparse = self.attention_type in ("sparse", "flex")
-        score = d if sparse and self.attention_options.get("pattern") == "dca" else 0
-        return 2 * d * d + 2 * d * kv + mlp + score + 2 * d
-
-    @property
     def parameter_count(self) -> int:
         """How many weights `create_model` makes, counted from the shapes."""
         d, kv = self.d_model, self.kv_heads * self.head_dim
         embeddings = self.vocab_size * d * (1 if self.tie_embeddings else 2)
-        if self.architecture == "encoder_decoder":
-            # the decoder's blocks attend to the encoder too; each half has a last norm
-            return embeddings + self.num_layers * (2 * self._block_parameters + 2 * d * d + 2 * d * kv + d) + 2 * d
-        return embeddings + self.num_layers * self._block_parameters + d
+        mlp = (3 if self.mlp == "swiglu" else 2) * d * self.mlp_width
+        sparse = self.attention_type in ("sparse", "flex")
+        score = d if sparse and self.attention_options.get("pattern") == "dca" else 0
+        block = 2 * d * d + 2 * d * kv + mlp + score + 2 * d
+        return embeddings + self.num_layers * block + d
 
     def decoded_parameters(self, batch_size: int) -> int:
         """How many weights are read for one token of each sequence, after the prompt.
 
-        Of an untied embedding these are the rows of the tokens. An encoder has done its work by then, and so have the projections
-        of what it read.
+        Of an untied embedding these are the rows of the tokens.
         """
-        d, kv = self.d_model, self.kv_heads * self.head_dim
-        idle = 0 if self.tie_embeddings else max(0, self.vocab_size - batch_size) * d
-        if self.architecture == "encoder_decoder":
-            idle += self.num_layers * (self._block_parameters + 2 * d * kv) + d
-        return self.parameter_count - idle
+        unread = 0 if self.tie_embeddings else max(0, self.vocab_size - batch_size) * self.d_model
+        return self.parameter_count - unread
 
     @classmethod
     def from_preset(cls, name: str, /, **changes: Any) -> NanoConfig:
@@ -191,8 +177,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "decoder_tiny": _decoder(512, 6, 8, 1024, (256, 32, 16)),
     "decoder_small": _decoder(768, 12, 12, 2048, (512, 64, 32)),
     "decoder_medium": _decoder(1024, 24, 16, 4096, (1024, 128, 64)),
-    "encoder_decoder_tiny": _decoder(512, 6, 8, 1024, (256, 32, 16)) | {"architecture": "encoder_decoder"},
-    "encoder_decoder_small": _decoder(768, 12, 12, 2048, (512, 64, 32)) | {"architecture": "encoder_decoder"},
     # The next five are the sizes of assignment 2 of Stanford's CS336 in 2025; its later handout gives the name `xl` to 2.7B's size.
     "small": _untied(768, 3072, 12, 12),
     "medium": _untied(1024, 4096, 24, 16),

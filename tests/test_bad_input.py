@@ -39,6 +39,7 @@ WITHOUT_DATABASE = [
     ("run attention -p isolation=yes", "attention.isolation: Input should be 'none' or 'process', got 'yes'"),
     ("run model -p presets=[tiny]", "'tiny' is no preset; use "),
     ("run model -p model=mine", "model.model"),
+    ("run model -p model=no.such:thing", "there is no module 'no'; install it or start in its folder"),
     ("run model -p model=hf:Nope", "transformers has no model class 'Nope'"),
     ("run model -p overrides={d_modl:8}", "model."),
     ("run quick -p seed=1", "parameters belong to one notebook"),

@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from nanolib.cli.command import EXIT_FAILED, EXIT_OK, columns, command, echo, echo_table, handle_errors, pairs_of
+from nanolib.cli.command import EXIT_FAILED, EXIT_OK, command, echo, echo_table, handle_errors, pairs_of
 from nanolib.cli.comparing import have_folders, write_text
 
 
@@ -68,10 +68,9 @@ def plan(
         write_text("--json", json_file, json.dumps(found.to_dict(), indent=1))
     echo(found.title, *found.sentences, "")
     echo_table(found.table())
-    echo("", *found.bars(columns(100)), "")
+    echo("")
     echo_table(found.kinds())
     if use := found.most_wanting:
         echo("", f"{use.name}: who holds the peak")
-        parts = found.holders(use)
-        echo_table(parts.assign(kind=parts["kind"].map(planning.LETTERS)).rename(columns={"kind": ""}))
+        echo_table(found.holders(use))
     sys.exit(EXIT_OK if any(use.fits for use in found.uses) else EXIT_FAILED)

@@ -81,7 +81,7 @@ def run(
                 pages.append(beside.submit(_write_report, run_ids, folder / "report"))
 
         from nanolib.experiments import ALL
-        from nanolib.run.suite.jobs import in_parts, plan, rehearse_jobs
+        from nanolib.run.suite.jobs import in_parts, look_for_models, plan
 
         jobs = in_parts(plan(ALL, wanted, pairs_of(pairs), {"label": label, "resume": resume}), parts)
         if dry_run:
@@ -94,7 +94,7 @@ def run(
 
             ended, log = run_on_ray(jobs, folder, echo)
         else:
-            rehearse_jobs(jobs)
+            look_for_models(jobs)
             ended, log = run_jobs(
                 jobs,
                 folder,
@@ -175,8 +175,9 @@ def _show_failures(run_ids: list[str]) -> None:
 
     with Store(create=False) as store:
         bad = failures(store.measurements(run_ids))
-    for _, row in bad.iterrows():
-        echo(f"  {row['status']}: {row['experiment']} {row['case']}: {row['message']}")
+    for (status, experiment, message), rows in bad.groupby(["status", "experiment", "message"], sort=False):
+        others = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+        echo(f"  {status}: {experiment} {rows['case'].iloc[0]}{others}: {message}")
 
 
 def _write_report(run_ids: list[str], folder: Path) -> Path:

@@ -110,16 +110,16 @@ def count_flops(fn: Callable[[], object], *, as_model: bool = False) -> int:
 
 
 def model_flops(
-    config: NanoConfig, batch: int, length: int, kept: Callable[[int, int, bool], float], *, position: int = 0
+    config: NanoConfig, batch: int, length: int, kept: Callable[[int, int], float], *, position: int = 0
 ) -> dict[str, int]:
     """FLOPs of a `NanoConfig` model, by part: forward over a sequence, or over what follows a prompt.
 
     Args:
         config: The model.
         batch: Sequences.
-        length: Tokens per sequence; an encoder–decoder's encoder reads the first half of them.
-        kept: (q_len, kv_len, causal) → query-key pairs that its attention computes per head (`Work.kept`).
-        position: Tokens that came before and are cached; with it only the decoder's work counts.
+        length: Tokens per sequence.
+        kept: (q_len, kv_len) → query-key pairs that its attention computes per head (`Work.kept`).
+        position: Tokens that came before and are cached; their work is done.
 
     Returns:
         Per part, for all layers: `projections` 2·tokens·(2d² + 2d·kv), `attention` 4·batch·heads·kept·head_dim, `mlp`
@@ -127,21 +127,11 @@ def model_flops(
     """
     d, kv, layers = config.d_model, config.kv_heads * config.head_dim, config.num_layers
     per_pair = 4 * batch * config.num_heads * config.head_dim
-    if config.architecture == "encoder_decoder":
-        source, target = (0, length) if position else (length // 2, length - length // 2)
-        own = target + 1 if position else target  # the prompt's last token has started the decoder
-        pairs = kept(source, source, False) if source else 0
-        pairs += kept(target, own, True) + target * (source or position)
-        projected = batch * ((source + target) * (2 * d * d + 2 * d * kv) + target * 2 * d * d + source * 2 * d * kv)
-    else:
-        source, target = 0, length
-        pairs = kept(length, position + length, True)
-        projected = batch * length * (2 * d * d + 2 * d * kv)
-    tokens = batch * (source + target)
+    tokens = batch * length
     parts = {
-        "projections": layers * 2 * projected,
-        "attention": layers * round(per_pair * pairs),
+        "projections": layers * 2 * tokens * (2 * d * d + 2 * d * kv),
+        "attention": layers * round(per_pair * kept(length, position + length)),
         "mlp": layers * 2 * tokens * (3 if config.mlp == "swiglu" else 2) * d * config.mlp_width,
-        "head": 2 * batch * target * d * config.vocab_size,
+        "head": 2 * tokens * d * config.vocab_size,
     }
     return parts | {"total": sum(parts.values())}

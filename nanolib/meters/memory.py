@@ -14,11 +14,12 @@ from typing import Any
 import psutil
 import torch
 from torch._guards import detect_fake_mode
+from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from nanolib.measurement import Measurement, Status, exact
-from nanolib.meters.fakes import Fakes
 from nanolib.meters.limits import memory_limits
 from nanolib.meters.workspace import workspace_bytes
 
@@ -36,8 +37,6 @@ class LiveBytes(TorchDispatchMode):
     Attributes:
         current: Bytes alive now, of those born since the mode was entered and those given to `watch`.
         peak: The most that were alive at once.
-        section: In which part of the work we are, as `begin` named it.
-        sections: The peak of each.
     """
 
     supports_higher_order_operators = True  # FlexAttention is one operation, and returns its results like another
@@ -46,18 +45,7 @@ class LiveBytes(TorchDispatchMode):
         super().__init__()
         self.current = 0
         self.peak = 0
-        self.sections: dict[Any, int] = {}
-        self.section: Any = None
         self._alive: dict[int, weakref.ref[Any]] = {}
-
-    def begin(self, section: Any) -> None:
-        """A section begins, or goes on, and the one before it ends."""
-        self.section = section
-        self._note()
-
-    def _note(self) -> None:
-        self.peak = max(self.peak, self.current)
-        self.sections[self.section] = max(self.sections.get(self.section, 0), self.current)
 
     def watch(self, *tensors: torch.Tensor) -> None:
         """Count tensors that existed before."""
@@ -76,11 +64,11 @@ class LiveBytes(TorchDispatchMode):
 
         self._alive[key] = weakref.ref(storage, died)
         self._count(key, size)
-        self._note()
 
     def _count(self, key: int, size: int) -> None:
         """A storage is born, or has died where its size is below zero."""
         self.current += size
+        self.peak = max(self.peak, self.current)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -95,7 +83,6 @@ class LiveBytes(TorchDispatchMode):
                 self._born(leaf)
         if workspace := workspace_bytes(func, args):  # alive for a moment, beside the results
             self._count(_WORKSPACE, workspace)
-            self._note()
             self._count(_WORKSPACE, -workspace)
         return out
 
@@ -160,12 +147,19 @@ def peak_memory(device: str | torch.device = "cpu", *existing: torch.Tensor) -> 
         peak.live = counter.peak
 
 
-def fake_tensors() -> Fakes:
+def fake_tensors() -> FakeTensorMode:
     """Within it tensors have shapes, types and devices and no data: whatever runs costs time and no memory.
 
     Tensors of one such block are strangers in another, so a block within one goes on with it.
     """
-    return detect_fake_mode() or Fakes()
+    return detect_fake_mode() or FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def why_not_planned(error: BaseException) -> str:
+    """Why tensors without data did not tell, in one line."""
+    if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+        return f"what it does depends on its data, which a plan does not have ({error.func}); run it to know"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def free_bytes(device: str | torch.device = "cpu") -> int | None:

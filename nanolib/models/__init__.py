@@ -6,17 +6,14 @@ import torch
 
 from nanolib.config import NanoConfig
 from nanolib.measurement import BadInput
-from nanolib.models.casting import cast
-from nanolib.models.encoder_decoder import EncoderDecoder
 from nanolib.models.transformer import Transformer
+from nanolib.models.user import default_dtype
 
-__all__ = ["EncoderDecoder", "Transformer", "create_model", "generate_random_batch"]
+__all__ = ["Transformer", "create_model", "generate_random_batch"]
 
 
-def create_model(
-    config: NanoConfig, device: str | torch.device = "cpu", seed: int | None = None
-) -> Transformer | EncoderDecoder:
-    """Build a transformer with random weights, of the config's architecture.
+def create_model(config: NanoConfig, device: str | torch.device = "cpu", seed: int | None = None) -> Transformer:
+    """Build a transformer with random weights.
 
     Args:
         config: What to build; its dtype is that of the weights.
@@ -37,9 +34,8 @@ def create_model(
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)
-        architecture = EncoderDecoder if config.architecture == "encoder_decoder" else Transformer
-        with torch.device(device):
-            return cast(architecture(config), getattr(torch, config.dtype))
+        with torch.device(device), default_dtype(getattr(torch, config.dtype)):
+            return Transformer(config)
 
 
 def generate_random_batch(

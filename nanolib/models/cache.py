@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from nanolib.config import NanoConfig
 from nanolib.models import attention
@@ -32,6 +33,11 @@ class KVCache:
         """All buffers."""
         return [*self.keys, *self.values, *self.scores]
 
+    @property
+    def start(self) -> int:
+        """The position of the next token."""
+        return self.length
+
     def append_scores(self, layer: int, scores: torch.Tensor) -> torch.Tensor:
         """Write the new positions' scores of one layer and return all so far."""
         stop = self.length + scores.shape[1]
@@ -44,3 +50,31 @@ class KVCache:
         self.keys[layer][:, :, self.length : stop] = k
         self.values[layer][:, :, self.length : stop] = v
         return self.keys[layer][:, :, :stop], self.values[layer][:, :, :stop]
+
+
+class StaticCache:
+    """The buffers of a `KVCache` for one token at a time, with shapes and addresses that stay: what a CUDA graph replays.
+
+    A token writes its key and value at a position that is read from a tensor, and attends to the whole buffers under a mask.
+
+    Args:
+        cache: Whose buffers these are; its `length` stays as it is.
+
+    Attributes:
+        start: The position of the next token, int64 [1]; whoever replays sets it.
+    """
+
+    def __init__(self, cache: KVCache) -> None:
+        self._keys, self._values, self.length = cache.keys, cache.values, cache.length
+        for buffer in cache.tensors:
+            buffer[:, :, cache.length :] = 0  # what is masked is multiplied by zero, and must not be NaN
+        device, max_len = cache.keys[0].device, cache.keys[0].shape[2]
+        self.start = torch.full((1,), cache.length, dtype=torch.int64, device=device)
+        self._positions = torch.arange(max_len, device=device)
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Write one token's key and value, shape [batch, kv_heads, 1, head_dim]; attention of its query over all so far."""
+        keys = self._keys[layer].index_copy_(2, self.start, k)
+        values = self._values[layer].index_copy_(2, self.start, v)
+        seen = (self._positions <= self.start)[None]  # [1, max_len]
+        return scaled_dot_product_attention(q, keys, values, attn_mask=seen, enable_gqa=q.shape[1] != k.shape[1])

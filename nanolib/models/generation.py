@@ -11,6 +11,8 @@ from torch.utils._pytree import tree_leaves
 
 from nanolib.measurement import Unsupported
 from nanolib.models import optimise
+from nanolib.models.cache import StaticCache
+from nanolib.models.transformer import Transformer
 
 WITHOUT_DECODING = "new_tokens: 0 in model, phases: [training_step] in energy"
 
@@ -56,8 +58,7 @@ class Generation:
 
     def forget(self) -> None:
         """Hold nothing of a prompt, as before the first one."""
-        self.cache = None
-        self.cache = self.model.new_cache(*self.prompt.shape, self.new_tokens)
+        self.cache.length = 0
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -66,47 +67,39 @@ class Generation:
 
 
 class CapturedGeneration(Generation):
-    """The same, each decoded token a CUDA graph of its own, captured when its position is first reached.
+    """The same with dense attention, each decoded token a replay of one CUDA graph, captured at the first of them.
 
-    A graph for each position has the shapes and kernels of eager decoding, over the same cache of fixed size.
+    The graph reads the cache in whole, masked by the position, which a tensor holds.
     """
 
     def __init__(self, model: Any, prompt: torch.Tensor, new_tokens: int) -> None:
         super().__init__(model, prompt, new_tokens)
-        self.token = self.token.clone()  # which graphs read and write in place
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.token = self.token.clone()  # which the graph reads and writes in place
+        self._static = StaticCache(self.cache)
+        self._graph: torch.cuda.CUDAGraph | None = None
 
     @torch.no_grad()
     def prefill(self) -> None:
         """Read the prompt from the beginning and choose the first token."""
-        self.cache.length = 0
-        self.token.copy_(self.model.prefill(self.prompt, self.cache).argmax(dim=-1))
-        self._start = self.cache.length
-
-    def forget(self) -> None:
-        """Nothing: its graphs read the cache where it is."""
+        token = self.token
+        super().prefill()
+        self.token = token.copy_(self.token)
 
     @torch.no_grad()
     def decode(self) -> None:
         """Read the last token and choose the next."""
         if self.cache.length == self._start + self.new_tokens:
             self.cache.length = self._start
-        position = self.cache.length
-        if position not in self._graphs:
-            self._graphs[position] = self._captured(position)
-        self._graphs[position].replay()
-        self.cache.length = position + 1
+        self._static.start.fill_(self.cache.length)
+        if self._graph is None:
+            token = self.token.clone()
+            self._graph, _ = optimise.captured(self._step)
+            self.token.copy_(token)  # warming up has gone on from what it chose itself
+        self._graph.replay()
+        self.cache.length += 1
 
-    def _captured(self, position: int) -> torch.cuda.CUDAGraph:
-        token = self.token.clone()
-
-        def step() -> torch.Tensor:
-            self.cache.length = position
-            return self.token.copy_(self.model.decode(self.token, self.cache).argmax(dim=-1))
-
-        graph, _ = optimise.captured(step, beside=next(iter(self._graphs.values()), None))
-        self.token.copy_(token)  # warming up has gone on from what it chose itself
-        return graph
+    def _step(self) -> torch.Tensor:
+        return self.token.copy_(self.model.decode(self.token, self._static).argmax(dim=-1))
 
 
 class HuggingFaceGeneration(Generation):
@@ -163,18 +156,27 @@ def _generates(model: Any) -> bool:
     )
 
 
+def _has_static_step(model: nn.Module) -> bool:
+    """Whether a token's step of the model can read a `StaticCache`."""
+    if not isinstance(model, Transformer):
+        return False
+    config = model.config
+    return config.attention_type == "dense" and config.attention_options.get("backend", "auto") == "auto"
+
+
 def generation_of(model: nn.Module, prompt: torch.Tensor, new_tokens: int, captured: bool = False) -> Generation:
-    """The generation that fits a model; `captured` in CUDA graphs.
+    """The generation that fits a model; `captured` in a CUDA graph.
 
     Raises:
-        Unsupported: The model has no cache that is known here, or none whose size stays.
+        Unsupported: The model has no cache that is known here, or no graph can read it.
     """
+    if captured and not _has_static_step(model):
+        raise Unsupported(
+            f"a CUDA graph decodes presets with dense attention and backend auto; {type(model).__name__} is another model, "
+            "or attends otherwise"
+        )
     if all(hasattr(model, name) for name in ("new_cache", "prefill", "decode")):
         return (CapturedGeneration if captured else Generation)(model, prompt, new_tokens)
-    if captured:
-        raise Unsupported(
-            f"decoding by CUDA graphs needs a cache of fixed size, and that of {type(model).__name__} grows"
-        )
     if hasattr(getattr(model, "config", None), "use_cache") and _generates(model):
         return HuggingFaceGeneration(model, prompt, new_tokens)
     raise Unsupported(

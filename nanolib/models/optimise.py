@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 
 import torch
@@ -66,22 +65,15 @@ def _captured(forward: Forward, ids: torch.Tensor) -> Forward:
     return replayed
 
 
-def captured(
-    call: Callable[[], torch.Tensor], beside: torch.cuda.CUDAGraph | None = None
-) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-    """A CUDA graph of a call, and where its result lies once it is replayed. The call has been made before, to warm up.
-
-    Args:
-        call: What to capture.
-        beside: A graph that is replayed in turn with this one, so that they can share their memory.
-    """
+def captured(call: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    """A CUDA graph of a call, and where its result lies once it is replayed. The call has been made before, to warm up."""
     graph, aside = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):  # what libraries make at a first call must not be captured
         for _ in range(_WARM_CALLS):
             call()
     torch.cuda.current_stream().wait_stream(aside)
-    with torch.cuda.graph(graph, pool=beside.pool() if beside else None):
+    with torch.cuda.graph(graph):
         out = call()
     return graph, out
 
@@ -102,9 +94,6 @@ def _checkpointed(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forw
         model.checkpointing = True
     elif hasattr(model, "activation_checkpointing_enable"):
         model.activation_checkpointing_enable({"use_reentrant": False})
-    elif hasattr(model, "gradient_checkpointing_enable"):  # before transformers 5
-        enable = model.gradient_checkpointing_enable  # of a user's own it may take nothing
-        enable(*[{"use_reentrant": False}] if inspect.signature(enable).parameters else [])
     else:
         raise Unsupported(f"{type(model).__name__} has no way to checkpoint its blocks")
     return forward

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +12,9 @@ from torch.utils.checkpoint import checkpoint
 from nanolib.config import NanoConfig
 from nanolib.measurement import BadInput, Unsupported
 from nanolib.models import attention
-from nanolib.models.cache import KVCache
+from nanolib.models.cache import KVCache, StaticCache
+
+Cache = KVCache | StaticCache
 
 
 class RotaryEmbedding(nn.Module):
@@ -23,21 +24,26 @@ class RotaryEmbedding(nn.Module):
         super().__init__()
         frequency = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
         angle = torch.outer(torch.arange(max_len, dtype=torch.float32), frequency)
-        self.register_buffer("cos", torch.cat([angle.cos(), angle.cos()], dim=-1), persistent=False)
-        self.register_buffer("sin", torch.cat([-angle.sin(), angle.sin()], dim=-1), persistent=False)
+        for name, halves in {"cos": [angle.cos(), angle.cos()], "sin": [-angle.sin(), angle.sin()]}.items():
+            self.register_buffer(name, torch.cat(halves, dim=-1).to(torch.get_default_dtype()), persistent=False)
 
-    def forward(self, x: torch.Tensor, start: int) -> torch.Tensor:
-        """Rotate x, shape [batch, heads, length, head_dim], whose first position is `start`."""
-        cos, sin = (table[start : start + x.shape[2]].to(x.dtype) for table in (self.cos, self.sin))
+    def forward(self, x: torch.Tensor, start: int | torch.Tensor) -> torch.Tensor:
+        """Rotate x, shape [batch, heads, length, head_dim], whose first position is `start`; a tensor is of one token."""
+
+        def rows(table: torch.Tensor) -> torch.Tensor:
+            if isinstance(start, torch.Tensor):
+                return table.index_select(0, start)
+            return table[start : start + x.shape[2]]
+
+        cos, sin = (rows(table).to(x.dtype) for table in (self.cos, self.sin))
         return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
 class Attention(nn.Module):
     """Projections, RoPE, the configured attention kind, output projection."""
 
-    def __init__(self, config: NanoConfig, causal: bool = True) -> None:
+    def __init__(self, config: NanoConfig) -> None:
         super().__init__()
-        self.causal = causal
         d, kv = config.d_model, config.kv_heads * config.head_dim
         self.kind = config.attention_type
         self.options = attention.shared_options(config.attention_type, config.attention_options)
@@ -49,16 +55,18 @@ class Attention(nn.Module):
         scored = attention.chooses_by_score(config.attention_type, config.attention_options)
         self.token_score = nn.Linear(d, 1, bias=False) if scored else None
 
-    def forward(self, x: torch.Tensor, rope: RotaryEmbedding | None, cache: KVCache | None, layer: int) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rope: RotaryEmbedding | None, cache: Cache | None, layer: int) -> torch.Tensor:
         """x: shape [batch, length, d_model]; the result has the same."""
-        batch, length, d_model = x.shape
+        batch, length, _ = x.shape
         q, k, v = (
             proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
             for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
-        start = cache.length if cache else 0
+        start = cache.start if cache else 0
         if rope is not None:
             q, k = rope(q, start), rope(k, start)
+        if isinstance(cache, StaticCache):
+            return self._joined(cache.attend(layer, q, k, v))
         scores = None
         if self.token_score is not None:
             scores = self.token_score(x)[..., 0]
@@ -67,8 +75,10 @@ class Attention(nn.Module):
             scores = scores.detach() if cache is None else cache.append_scores(layer, scores.detach())
         if cache is not None:
             k, v = cache.append(layer, k, v)
-        out = attention.attend(self.kind, q, k, v, causal=self.causal, options=self.options, scores=scores)
-        return self.out_proj(out.transpose(1, 2).reshape(batch, length, d_model))
+        return self._joined(attention.attend(self.kind, q, k, v, causal=True, options=self.options, scores=scores))
+
+    def _joined(self, heads: torch.Tensor) -> torch.Tensor:
+        return self.out_proj(heads.transpose(1, 2).flatten(2))
 
 
 class MLP(nn.Module):
@@ -90,14 +100,14 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, config: NanoConfig, causal: bool = True) -> None:
+    def __init__(self, config: NanoConfig) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(config.d_model, eps=1e-5)
-        self.attention = Attention(config, causal)
+        self.attention = Attention(config)
         self.mlp_norm = nn.RMSNorm(config.d_model, eps=1e-5)
         self.mlp = MLP(config)
 
-    def forward(self, x: torch.Tensor, rope: RotaryEmbedding | None, cache: KVCache | None, layer: int) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rope: RotaryEmbedding | None, cache: Cache | None, layer: int) -> torch.Tensor:
         """x: shape [batch, length, d_model]; the result has the same."""
         x = x + self.attention(self.attention_norm(x), rope, cache, layer)
         return x + self.mlp(self.mlp_norm(x))
@@ -114,58 +124,35 @@ def next_token_loss(model: Callable[[torch.Tensor], torch.Tensor], ids: torch.Te
     """Mean cross-entropy of predicting each token from those before it, nats.
 
     Args:
-        model: ids → logits, of all positions or of the last ones.
+        model: ids → logits of all positions.
         ids: int64, shape [batch, length + 1].
 
     Raises:
         Unsupported: The model returns something else.
     """
-    logits = model(ids[:, :-1])
-    if not isinstance(logits, torch.Tensor):
+    logits, wanted = model(ids[:, :-1]), [ids.shape[0], ids.shape[1] - 1]
+    shape = list(logits.shape) if isinstance(logits, torch.Tensor) else []
+    if len(shape) != 3 or shape[:2] != wanted:
+        returned = f"logits of shape {shape}" if shape else type(logits).__name__
         raise Unsupported(
-            f"the model returns {type(logits).__name__}, and a loss takes logits; return them, alone or as .logits, "
-            f"or leave the loss out: {WITHOUT_LOSS}"
+            f"the model returns {returned}, and a loss takes logits of shape {[*wanted, 'vocab']}; return them, alone or as "
+            f".logits, or leave the loss out: {WITHOUT_LOSS}"
         )
-    batch, length = ids.shape[0], ids.shape[1] - 1
-    if logits.dim() != 3 or logits.shape[0] != batch or not length <= 2 * logits.shape[1] <= 2 * length:
-        raise Unsupported(
-            f"the model returns logits of shape {list(logits.shape)} for {batch} × {length} tokens; return [batch, length, "
-            f"vocab], of all positions, or leave the loss out: {WITHOUT_LOSS}"
-        )
-    return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, -logits.shape[1] :].flatten())
+    return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
 
 
-def run_block(block: nn.Module, checkpointing: bool | int, layer: int, x: torch.Tensor, *rest: Any) -> torch.Tensor:
-    """One block; one that is checkpointed computes its activations again in the backward pass instead of keeping them.
+@torch.no_grad()
+def _initialise(model: nn.Module, num_layers: int) -> None:
+    """GPT-2's: N(0, 0.02), and the projections into the residual stream scaled by 1/√(2·layers).
 
-    Args:
-        block: Takes `x` and `rest`.
-        checkpointing: Whether all blocks are checkpointed, or how many of the first are.
-        layer: Which block it is.
-        x: What it works on.
-        rest: More of its arguments.
+    They are drawn in float32 for weights of any type.
     """
-    if (checkpointing is True or layer < checkpointing) and torch.is_grad_enabled():
-        return checkpoint(block, x, *rest, use_reentrant=False)
-    return block(x, *rest)
-
-
-def check_length(ids: torch.Tensor, start: int, config: NanoConfig) -> None:
-    """Refuse more tokens than the context holds."""
-    if start + ids.shape[1] > config.context_length:
-        raise BadInput(
-            f"ids: {start + ids.shape[1]} tokens exceed context_length {config.context_length}; "
-            "raise it in the config or shorten the sequence"
-        )
-
-
-def initialise(model: nn.Module, num_layers: int) -> None:
-    """GPT-2's: N(0, 0.02), and the projections into the residual stream scaled by 1/√(2·layers)."""
     for name, parameter in model.named_parameters():
         if parameter.dim() < 2:
             continue
         residual = name.endswith(("out_proj.weight", "down.weight"))
-        nn.init.normal_(parameter, std=0.02 / (2 * num_layers) ** 0.5 if residual else 0.02)
+        drawn = torch.empty(parameter.shape, dtype=torch.float32)
+        parameter.copy_(drawn.normal_(std=0.02 / (2 * num_layers) ** 0.5 if residual else 0.02))
 
 
 class Transformer(nn.Module):
@@ -186,12 +173,12 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.d_model, eps=1e-5)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        self.checkpointing: bool | int = False  # or how many of the first blocks
-        initialise(self, config.num_layers)
+        self.checkpointing = False  # whether blocks compute their activations again in the backward pass
+        _initialise(self, config.num_layers)
         if config.tie_embeddings:
             self.head.weight = self.embedding.weight
 
-    def forward(self, ids: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, cache: Cache | None = None) -> torch.Tensor:
         """Logits for every position.
 
         Args:
@@ -206,13 +193,21 @@ class Transformer(nn.Module):
         """
         return self.head(self.hidden(ids, cache))
 
-    def hidden(self, ids: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
+    def hidden(self, ids: torch.Tensor, cache: Cache | None = None) -> torch.Tensor:
         """The final, normed residual stream, shape [batch, length, d_model]."""
-        check_length(ids, cache.length if cache else 0, self.config)
+        length = ids.shape[1] + (cache.length if cache else 0)
+        if length > self.config.context_length:
+            raise BadInput(
+                f"ids: {length} tokens exceed context_length {self.config.context_length}; "
+                "raise it in the config or shorten the sequence"
+            )
         x = self.embedding(ids)
         for layer, block in enumerate(self.blocks):
-            x = run_block(block, self.checkpointing, layer, x, self.rope, cache, layer)
-        if cache is not None:
+            if self.checkpointing and torch.is_grad_enabled():
+                x = checkpoint(block, x, self.rope, cache, layer, use_reentrant=False)
+            else:
+                x = block(x, self.rope, cache, layer)
+        if isinstance(cache, KVCache):
             cache.length += ids.shape[1]
         return self.norm(x)
 
@@ -228,21 +223,19 @@ class Transformer(nn.Module):
         """Read a prompt into `cache`; logits of its last position, shape [batch, vocab_size]."""
         return self.head(self.hidden(ids, cache)[:, -1])
 
-    def decode(self, ids: torch.Tensor, cache: KVCache) -> torch.Tensor:
-        """Read one token per sequence, ids of shape [batch]; logits for the next, shape [batch, vocab_size]."""
+    def decode(self, ids: torch.Tensor, cache: Cache) -> torch.Tensor:
+        """Read one token per sequence, ids of shape [batch]; logits for the next, shape [batch, vocab_size].
+
+        The cache takes the token in; a static one has its position set by the caller.
+        """
         return self.head(self.hidden(ids[:, None], cache)[:, -1])
 
+    @torch.no_grad()
     def generate(self, prompt: torch.Tensor, new_tokens: int) -> Iterator[torch.Tensor]:
         """Greedy continuation of `prompt` (int64 [batch, length]): yields ids of shape [batch], one token at a time."""
-        return greedy(self, prompt, new_tokens)
-
-
-@torch.no_grad()
-def greedy(model: Any, prompt: torch.Tensor, new_tokens: int) -> Iterator[torch.Tensor]:
-    """The most likely token, again and again; `model` has `new_cache`, `prefill` and `decode` as `Transformer` has them."""
-    cache = model.new_cache(*prompt.shape, new_tokens)
-    ids = model.prefill(prompt, cache).argmax(dim=-1)
-    for left in range(new_tokens, 0, -1):
-        yield ids
-        if left > 1:
-            ids = model.decode(ids, cache).argmax(dim=-1)
+        cache = self.new_cache(*prompt.shape, new_tokens)
+        ids = self.prefill(prompt, cache).argmax(dim=-1)
+        for left in range(new_tokens, 0, -1):
+            yield ids
+            if left > 1:
+                ids = self.decode(ids, cache).argmax(dim=-1)

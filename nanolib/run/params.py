@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import pydantic
@@ -88,11 +88,11 @@ class Params(StrictModel):
                 )
         return self
 
-    def rehearse(self) -> None:
-        """Try what the parameters name once before any case, so that what is wrong with it is told once.
+    def look(self, cases: Sequence[Any]) -> None:
+        """Look at code of the user's that the parameters name, once for all these cases; there is none here.
 
         Raises:
-            BadInput: It is of no use.
+            BadInput: There is no such code.
         """
 
     def timing(self, device: str) -> dict[str, Any]:

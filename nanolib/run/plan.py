@@ -33,7 +33,9 @@ def predictions(experiment: Any, params: Params, ceilings: dict[str, float] | No
         params: Its parameters.
         ceilings: As `roofline_ms` takes them; without them no time is predicted.
     """
-    return [(case, case.predict(ceilings)) for case in experiment.cases(params)]
+    cases = experiment.cases(params)
+    params.look(cases)
+    return [(case, case.predict(ceilings)) for case in cases]
 
 
 def table_of(predicted: Sequence[Prediction]) -> pd.DataFrame:

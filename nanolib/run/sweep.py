@@ -131,7 +131,7 @@ def measure(
     cases = part_of(experiment.cases(params), os.environ.get(PART_VARIABLE, ""))
     if not cases:
         raise BadInput(f"{params.NAME}: these parameters give no case; widen them")
-    params.rehearse()
+    params.look([] if params.isolation == "process" else cases)
     device = resolve_device(params.device)
     name = params.NAME
     waiting: dict[str, Any] = {}

@@ -54,7 +54,7 @@ def fit_together(cases: Sequence[Case]) -> bool:
         free = free_bytes(cases[0].device)
     except torch.AcceleratorError:  # this process has lost it
         return True
-    plans = [case.plan() for case in cases if not case.runs_code and not case.unsupported()]
+    plans = [case.plan() for case in cases if not case.unsupported()]
     together = sum(plan.most or 0 for plan in plans if free is not None and fits(plan, free))
     return free is None or fits(Plan({"all": together}), free)
 

@@ -109,6 +109,7 @@ def was_killed(outcome: Outcome) -> bool:
 def serve(connection: Connection, database: str, run_id: str) -> None:
     """In that process: measure, and send `(case_id, what)`: a row, None where a case begins, an outcome where it has ended."""
     params, cases, ceilings = connection.recv()
+    params.look(cases)
     with Store(database, create=False) as store, fitting_threads():
         first = cases[0].case_id
         connection.send((first, None))

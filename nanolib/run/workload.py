@@ -6,7 +6,6 @@ import contextlib
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,17 +13,23 @@ import torch
 from torch import nn
 
 from nanolib.measurement import Measurement, Status, Unsupported
-from nanolib.meters.fakes import OutOfTable, why_unknown
 from nanolib.meters.holders import Holders, Holding
 from nanolib.meters.layers.trace import write_trace
-from nanolib.meters.memory import MIB, LiveBytes, fake_tensors, free_bytes, measure_memory, resident_row
+from nanolib.meters.memory import (
+    MIB,
+    LiveBytes,
+    fake_tensors,
+    free_bytes,
+    measure_memory,
+    resident_row,
+    why_not_planned,
+)
 from nanolib.meters.time.call_check import CallCheck
 from nanolib.meters.time.latency import measure_alone
 from nanolib.meters.time.turns import Timing
-from nanolib.models.user import silent
 from nanolib.paths import make_folder, output_folder
 from nanolib.run.case import Case, Measuring, Plan
-from nanolib.run.outcome import WillNotFit, one_line, time_to_look
+from nanolib.run.outcome import WillNotFit, one_line
 from nanolib.run.params import Params
 
 
@@ -65,6 +70,9 @@ class Workload:
 UNCOUNTED = "a compiled kernel allocates out of the counter's sight"
 _HEADROOM = 0.9  # of the memory that is there: the process and the system need some
 _PLANS: dict[str, Plan] = {}
+_LOW = 2  # blocks: a first one and a last one
+_At = Callable[[int], tuple[nn.Module, Iterable[Workload]]]
+_Sections = dict[str, dict[Any, Holding]]  # scope → section → what is alive at its peak
 
 
 def planned(case: Case, workloads: Callable[[], Iterable[Workload]]) -> Plan:
@@ -74,119 +82,41 @@ def planned(case: Case, workloads: Callable[[], Iterable[Workload]]) -> Plan:
         case: Its identity.
         workloads: Builds the case's workloads, models and inputs and all; called where every tensor is fake.
     """
-    return _made_once(case, lambda: {work.scope: _counted(work).peak for work in workloads()})
+
+    def peaks() -> dict[str, int]:
+        return {work.scope: _peak(work) for work in workloads()}
+
+    return _made_once(case, peaks)
 
 
-def planned_by_depth(case: Case, depth: int, at: Callable[[int], tuple[nn.Module, Iterable[Workload]]]) -> Plan:
-    """`planned` for a stack of equal blocks, counted on two low stacks.
+def planned_by_depth(case: Case, depth: int, at: _At) -> Plan:
+    """`planned` for a stack of equal blocks; arguments are as in `holdings_by_depth`."""
 
-    With each block more, the peak between two blocks' borders grows by the same amount: of weights, gradients, states, caches and
-    activations it holds that much more. So each such section's peak follows from two stacks. The whole one's is the largest of
-    them, and in a high stack another section may have it than in a low one.
+    def peaks() -> dict[str, int]:
+        return {scope: holding.peak for scope, holding in holdings_by_depth(depth, at).items()}
 
-    Args:
-        case: Its identity.
-        depth: How many blocks.
-        at: The model with so many blocks, and its workloads.
-    """
-    return _made_once(case, lambda: _most(_by_depth(_peaks, depth, at), max))
-
-
-_LOW = 2  # blocks: a first one and a last one
-_At = Callable[..., tuple[nn.Module, Iterable[Workload]]]
-_Held = dict[str, dict[Any, Any]]  # scope → section → bytes at its peak, or the `Holding` of them
-_Count = Callable[[Workload, nn.Module, list[nn.ModuleList]], Mapping[Any, Any]]  # → section → the same
-
-
-def _by_depth(count: _Count, depth: int, at: _At) -> _Held:
-    """What a stack's sections hold, by two low ones."""
-    if depth <= _LOW + 1:
-        return _at_places(count, at, {str(n): n for n in range(depth)}, depth)
-    low, high = (_at_places(count, at, {"first": 0, "last": n - 1}, n) for n in (_LOW, _LOW + 1))
-    return _extrapolated(low, (high, depth - _LOW))
-
-
-def _by_checkpointing(count: _Count, at: _At) -> Callable[[int, int], _Held]:
-    """The same, by three, of any number of blocks that are checkpointed and of those that are not."""
-
-    def low(checkpointed: int, plain: int) -> _Held:
-        last = checkpointed + plain - 1
-        places = {"first": 0, "last checkpointed": checkpointed - 1, "first plain": checkpointed, "last": last}
-        return _at_places(count, at, places, checkpointed, plain)
-
-    lowest, checkpointed, plain = low(1, 1), low(2, 1), low(1, 2)
-    return lambda many, others: _extrapolated(lowest, (checkpointed, many - 1), (plain, others - 1))
-
-
-def _extrapolated(low: _Held, *steps: tuple[_Held, int]) -> _Held:
-    """What sections hold with so many times what they grow by in each of the higher stacks."""
-
-    def grown(scope: str, section: Any, held: Any) -> Any:
-        return sum(((higher[scope][section] - held) * times for higher, times in steps), held)
-
-    return {scope: {key: grown(scope, key, held) for key, held in found.items()} for scope, found in low.items()}
-
-
-def _at_places(count: _Count, at: _At, places: Mapping[str, int], *blocks: int) -> _Held:
-    """What sections hold, of blocks at named places alone, so that stacks of several heights have the same."""
-    model, works = at(*blocks)
-    stacks = [part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) == sum(blocks)]
-    return {work.scope: _by_place(count(work, model, stacks), places) for work in works}
-
-
-def _by_place(sections: Mapping[Any, Any], places: Mapping[str, int]) -> dict[Any, Any]:
-    found = {}
-    for section, held in sections.items():
-        if section is None:
-            found[section] = held
-            continue
-        direction, stack, at = section
-        found |= {(direction, stack, name): held for name, place in places.items() if place == at}
-    return found
-
-
-def _most(found: _Held, largest: Callable[[Iterable[Any]], Any]) -> dict[str, Any]:
-    return {scope: largest(sections.values()) for scope, sections in found.items()}
-
-
-def _peaks(work: Workload, model: nn.Module, stacks: list[nn.ModuleList]) -> Mapping[Any, int]:
-    return _counted(work, stacks).sections
-
-
-def _holdings(work: Workload, model: nn.Module, stacks: list[nn.ModuleList]) -> Mapping[Any, Holding]:
-    work.first()
-    return followed(work, model, stacks).holdings()
+    return _made_once(case, peaks)
 
 
 def _made_once(case: Case, peaks: Callable[[], dict[str, int]]) -> Plan:
     if case.case_id not in _PLANS:
         try:
-            with fake_tensors(), silent(), time_to_look():
+            with fake_tensors():
                 _PLANS[case.case_id] = Plan(peaks())
-        except (Unsupported, OutOfTable) as error:
+        except Unsupported as error:
             _PLANS[case.case_id] = Plan(reason=one_line(error), unsupported=one_line(error))
-        # A model may look at its data; the plan then says so, and the case decides by running.
-        except (Exception, SystemExit) as error:
-            _PLANS[case.case_id] = Plan(reason=f"cannot be planned: {why_unknown(error)}")
+        except Exception as error:  # the case decides by running
+            _PLANS[case.case_id] = Plan(reason=f"not planned: {why_not_planned(error)}")
     return _PLANS[case.case_id]
 
 
-def _counted(work: Workload, stacks: Iterable[nn.ModuleList] = ()) -> LiveBytes:
-    """The counter of a later call; sections begin with each block of `stacks`, after it, and with its backward pass."""
+def _peak(work: Workload) -> int:
+    """Bytes of a later call at its peak."""
     work.first()
-    with LiveBytes() as counter, _sections(counter, stacks):
+    with LiveBytes() as counter:
         counter.watch(*work.existing())
         work.call()
-    return counter
-
-
-@contextmanager
-def _sections(counter: LiveBytes, stacks: Iterable[nn.ModuleList]) -> Iterator[None]:
-    with contextlib.ExitStack() as hooks:
-        for name, stack in enumerate(stacks):
-            for at, block in enumerate(stack):
-                _mark(counter, block, (name, at), hooks)
-        yield
+    return counter.peak
 
 
 def holding(work: Workload, model: nn.Module) -> Holding:
@@ -202,7 +132,10 @@ def holding(work: Workload, model: nn.Module) -> Holding:
 
 def followed(work: Workload, model: nn.Module, stacks: Iterable[nn.ModuleList] | None = None) -> Holders:
     """The counter of one call: by its phases; or by the sections that begin with each block of `stacks`."""
-    with Holders(model) as counter, counter.watching(), _sections(counter, stacks or ()):
+    with Holders(model) as counter, counter.watching(), contextlib.ExitStack() as hooks:
+        for number, stack in enumerate(stacks or ()):
+            for at, block in enumerate(stack):
+                _mark(counter, block, (number, at), hooks)
         for kind, tensors in work.kinds().items():
             counter.hold(kind, tensors, work.owners())
         if stacks is not None:
@@ -216,50 +149,9 @@ def followed(work: Workload, model: nn.Module, stacks: Iterable[nn.ModuleList] |
     return counter
 
 
-def holdings_by_depth(
-    depth: int,
-    at: Callable[[int], tuple[nn.Module, Iterable[Workload]]],
-    shared: Callable[[Holding], Holding] = lambda whole: whole,
-) -> dict[str, Holding]:
-    """What is alive at each scope's peak, in a stack of equal blocks, from two low ones on tensors without data.
+def _mark(counter: Holders, block: nn.Module, place: tuple[int, int], hooks: contextlib.ExitStack) -> None:
+    """Begin a section with a block, after it, and with its backward pass."""
 
-    Args:
-        depth: How many blocks; 0 where it is not known what is stacked.
-        at: As in `planned_by_depth`, with workloads whose tensors are known by kind.
-        shared: What is held of it where it is shared out.
-    """
-    with fake_tensors():
-        return _most(_by_depth(_holdings, depth, at), lambda found: _largest(map(shared, found)))
-
-
-def holdings_by_checkpointing(
-    at: Callable[[int, int], tuple[nn.Module, Iterable[Workload]]],
-    shared: Callable[[Holding], Holding] = lambda whole: whole,
-) -> Callable[[int, int], Holding]:
-    """What is alive at the peak of a training step whose first blocks are checkpointed, from three low stacks.
-
-    Args:
-        at: The model with so many blocks that are checkpointed and then so many that are not, and its one workload.
-        shared: As in `holdings_by_depth`.
-
-    Returns:
-        What tells it for any number of each, from one on.
-    """
-    with fake_tensors():
-        held = _by_checkpointing(_holdings, at)
-
-    def holding(checkpointed: int, plain: int) -> Holding:
-        (found,) = held(checkpointed, plain).values()
-        return _largest(map(shared, found.values()))
-
-    return holding
-
-
-def _largest(found: Iterable[Holding]) -> Holding:
-    return max(found, key=lambda held: held.peak)
-
-
-def _mark(counter: LiveBytes, block: nn.Module, place: tuple[int, int], hooks: contextlib.ExitStack) -> None:
     def forward(section: str) -> None:
         if counter.section is None or counter.section[0] != "backward":  # else it is computed again, for its gradient
             counter.begin((section, *place))
@@ -271,6 +163,57 @@ def _mark(counter: LiveBytes, block: nn.Module, place: tuple[int, int], hooks: c
 
     hooks.callback(block.register_forward_pre_hook(lambda *_: forward("forward")).remove)
     hooks.callback(block.register_forward_hook(made).remove)
+
+
+def holdings_by_depth(
+    depth: int, at: _At, shared: Callable[[Holding], Holding] = lambda whole: whole
+) -> dict[str, Holding]:
+    """What is alive at each scope's peak in a stack of equal blocks, from two low ones on tensors without data.
+
+    With each block more, the peak between two blocks' borders grows by the same amount: of weights, gradients, states, caches and
+    activations it holds that much more. So each such section's peak follows from two stacks. The whole one's is the largest of
+    them, and in a high stack another section may have it than in a low one.
+
+    Args:
+        depth: How many blocks; 0 where it is not known what is stacked.
+        at: The model with so many blocks, and its workloads, whose tensors are known by kind.
+        shared: What is held of it where it is shared out.
+    """
+    with fake_tensors():
+        found = _of_sections(depth, at)
+    return {scope: _largest(map(shared, sections.values())) for scope, sections in found.items()}
+
+
+def _of_sections(depth: int, at: _At) -> _Sections:
+    if depth <= _LOW + 1:
+        return _at_places(at, {str(n): n for n in range(depth)}, depth)
+    low, high = (_at_places(at, {"first": 0, "last": n - 1}, n) for n in (_LOW, _LOW + 1))
+
+    def grown(scope: str, section: Any) -> Holding:
+        return low[scope][section] + (high[scope][section] - low[scope][section]) * (depth - _LOW)
+
+    return {scope: {section: grown(scope, section) for section in sections} for scope, sections in low.items()}
+
+
+def _at_places(at: _At, places: Mapping[str, int], depth: int) -> _Sections:
+    """What sections hold, of blocks at named places alone, so that stacks of several heights have the same."""
+    model, works = at(depth)
+    stacks = [part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) == depth]
+    found: _Sections = {}
+    for work in works:
+        work.first()
+        named = found[work.scope] = {}
+        for section, held in followed(work, model, stacks).holdings().items():
+            if section is None:
+                named[section] = held
+                continue
+            direction, stack, block = section
+            named |= {(direction, stack, name): held for name, place in places.items() if place == block}
+    return found
+
+
+def _largest(found: Iterable[Holding]) -> Holding:
+    return max(found, key=lambda held: held.peak)
 
 
 def fits(plan: Plan, memory: int) -> bool:

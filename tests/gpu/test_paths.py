@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import nn
 
+from nanolib.measurement import Unsupported
 from nanolib.meters import links, memory
 from nanolib.meters.energy import meter, power
-from nanolib.models import optimise
+from nanolib.models import NanoConfig, create_model, optimise
+from nanolib.models.generation import generation_of
 from nanolib.run import ranks, sweep
 from nanolib.run.outcome import attempt, is_out_of_memory
 from nanolib.run.ranks import _failure
@@ -141,7 +143,7 @@ def test_a_graph_for_inference_captures_no_backward_pass(monkeypatch):
         ("Stream", lambda: stream),
         ("current_stream", lambda: stream),
         ("stream", lambda _: contextlib.nullcontext()),
-        ("graph", lambda _, pool: contextlib.nullcontext()),
+        ("graph", lambda _: contextlib.nullcontext()),
     ):
         monkeypatch.setattr(torch.cuda, name, stub)
     monkeypatch.setattr(optimise, "unsupported", lambda *_: "")
@@ -183,3 +185,40 @@ def test_ranks_name_their_gpu_to_nccl(tmp_path, monkeypatch):
     told = ranks.answer(asked, torch.distributed.FileStore(str(tmp_path / "store"), 2), 1)
     assert (made["backend"], made["device_id"], made["rank"]) == ("nccl", torch.device("cuda", 1), 1)
     assert told == {"answer": {"a": 7}}
+
+
+@pytest.mark.parametrize("changes", [{}, {"num_kv_heads": 1, "positional": "none"}])
+def test_decoding_by_a_graph_is_eager_decoding(monkeypatch, changes):
+    """Capturing is simulated: the call is made as often as warming up makes it, and again for each replay."""
+    captures = []
+
+    def captured(call):
+        captures.append([call() for _ in range(4)])
+        return SimpleNamespace(replay=call), captures[-1][-1]
+
+    monkeypatch.setattr(optimise, "captured", captured)
+    overrides = {"num_layers": 2, "d_model": 32, "num_heads": 2, "vocab_size": 97, "context_length": 9} | changes
+    model = create_model(NanoConfig.from_preset("decoder_tiny", **overrides), "cpu", seed=0).eval()
+    prompt = torch.randint(97, (2, 5), generator=torch.Generator().manual_seed(1))
+    eager = generation_of(model, prompt, 4)
+    monkeypatch.setattr(
+        torch, "empty", lambda *args, **more: torch.full(*args, torch.nan, **more)
+    )  # any memory may hold it
+    graph = generation_of(model, prompt, 4, captured=True)
+    monkeypatch.undo()
+    monkeypatch.setattr(optimise, "captured", captured)
+    for _ in range(3):
+        eager.prefill(), graph.prefill()
+        for _ in range(6):  # and beyond the last token it begins anew
+            eager.decode(), graph.decode()
+            assert torch.equal(eager.token, graph.token) and eager.cache.length == graph.cache.length
+    assert len(captures) == 1  # whatever the position
+    for one, other in zip(eager.cache.tensors, graph.cache.tensors, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+def test_what_has_no_static_step_is_not_captured():
+    sparse = create_model(NanoConfig(num_layers=1, d_model=32, num_heads=2, attention_type="sparse"))
+    for model in (nn.Linear(1, 1), sparse):
+        with pytest.raises(Unsupported, match="a CUDA graph decodes presets with dense attention"):
+            generation_of(model, torch.zeros(1, 1, dtype=torch.int64), 1, captured=True)

@@ -17,9 +17,7 @@ def test_model_flops_agree_with_torchs_count_to_the_digit(mlp, kv_heads):
     config = NanoConfig(vocab_size=100, d_model=32, num_layers=2, num_heads=4, num_kv_heads=kv_heads, mlp=mlp)
     ids = generate_random_batch(2, 16, 100)
     # torch counts causal attention in full, so the formula is given all pairs
-    assert (
-        count_flops(lambda: create_model(config)(ids)) == model_flops(config, 2, 16, lambda q, kv, _: q * kv)["total"]
-    )
+    assert count_flops(lambda: create_model(config)(ids)) == model_flops(config, 2, 16, lambda q, kv: q * kv)["total"]
 
 
 def test_attention_flops_agree_with_torchs_count_to_the_digit():
@@ -54,12 +52,12 @@ def test_flops_after_a_prompt_agree_with_torchs_count():
         cache = model.new_cache(2, 12, 4)
         model.prefill(prompt, cache)
         counted = count_flops(lambda: model.decode(more[:, 0], cache))
-    assert counted == model_flops(config, 2, 1, lambda q, kv, _: q * kv, position=12)["total"]
+    assert counted == model_flops(config, 2, 1, lambda q, kv: q * kv, position=12)["total"]
 
 
 def test_the_parts_of_a_models_flops_are_those_of_the_formula():
     config = NanoConfig(vocab_size=10, d_model=8, num_layers=3, num_heads=4, num_kv_heads=2, mlp="gelu", d_ff=20)
-    parts = model_flops(config, 2, 5, lambda q, kv, causal: 15.0 if causal else 25.0)
+    parts = model_flops(config, 2, 5, lambda q, kv: 15.0)
     assert parts == {
         "projections": 3 * 2 * 2 * 5 * (2 * 64 + 2 * 8 * 4),
         "attention": 3 * 4 * 2 * 4 * 2 * 15,

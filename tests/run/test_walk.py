@@ -59,7 +59,7 @@ WALK = {
     ],
     "model": [
         {
-            "presets": ["decoder_small", "encoder_decoder_small", "small", "gpt_125M"],  # one of each architecture
+            "presets": ["decoder_small", "small", "gpt_125M"],  # one of each kind
             "overrides": TINY,
             "seq_lens": [16],
             "batch_sizes": [2],

@@ -14,7 +14,7 @@ from torch import nn
 from nanolib.config import PRESETS
 from nanolib.experiments.energy.layer_profile import overheads, profile
 from nanolib.experiments.model.model_cases import GenerationCase, ModelCase, model_name, text_batch
-from nanolib.experiments.model.own_model import OwnModelParams
+from nanolib.experiments.model.own_model import OwnModelParams, check_own
 from nanolib.experiments.model.steps import Generating, Training
 from nanolib.measurement import Measurement, exact
 from nanolib.meters.energy.meter import EnergyMeter
@@ -24,7 +24,6 @@ from nanolib.meters.machine import resolve_device
 from nanolib.paths import expanded
 from nanolib.run import params as shared
 from nanolib.run.case import Case, Plan
-from nanolib.run.own_model import check_own, sources
 from nanolib.run.params import distinct, fitting_config, known_presets
 from nanolib.run.workload import Workload, trace
 from nanolib.store import traces
@@ -239,7 +238,7 @@ def cases(params: Params) -> list[Case]:
             params.new_tokens,
             params.dtype,
         )
-        for preset, overrides in sources(params, params.presets)
+        for preset, overrides in params.models(params.presets)
         for seq_len in params.seq_lens
         for phase in params.phases
     ]

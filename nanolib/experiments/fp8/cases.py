@@ -12,7 +12,7 @@ from nanolib.experiments.fp8.numerics import VARIANTS, NumericsCase
 from nanolib.experiments.fp8.parity import ARMS, ParityCase, small_decoder
 from nanolib.experiments.fp8.speed import DTYPES, MODES, SpeedCase, product_of
 from nanolib.experiments.model import cases as models
-from nanolib.experiments.model.own_model import OwnModelParams
+from nanolib.experiments.model.own_model import OwnModelParams, check_own
 from nanolib.measurement import BadInput, Unsupported
 from nanolib.meters.machine import resolve_device
 from nanolib.models import create_model, fp8
@@ -20,7 +20,6 @@ from nanolib.models.user import build_model
 from nanolib.run import params as shared
 from nanolib.run.case import Case
 from nanolib.run.ceilings import ceiling_cases, no_product
-from nanolib.run.own_model import check_own, sources
 from nanolib.run.params import distinct, fitting_config, known_corpus, known_presets
 
 
@@ -150,7 +149,7 @@ def cases(params: Params) -> list[Case]:
             params.batch_size,
             keep,
         )
-        for preset, overrides in sources(params, params.presets)
+        for preset, overrides in params.models(params.presets)
         for mode in params.modes
         for compiled in params.compiled
         for precision in params.precisions

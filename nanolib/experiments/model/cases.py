@@ -9,13 +9,12 @@ import pydantic
 
 from nanolib.experiments.model.loss_case import LossCase
 from nanolib.experiments.model.model_cases import GenerationCase, Mode, ModelCase, model_name
-from nanolib.experiments.model.own_model import OwnModelParams
+from nanolib.experiments.model.own_model import OwnModelParams, check_own
 from nanolib.meters.machine import resolve_device
 from nanolib.models.optimise import OPTIMISATIONS, applies
 from nanolib.run import params as shared
 from nanolib.run.case import Case
 from nanolib.run.ceilings import ceiling_cases
-from nanolib.run.own_model import check_own, sources
 from nanolib.run.params import distinct, fitting_config, known, known_corpus, known_dtypes, known_kinds, known_presets
 
 
@@ -84,11 +83,7 @@ class Params(OwnModelParams):
             for kind in self.attention_types:
                 longest = ("seq_lens", max(self.seq_lens))
                 asked = self.overrides | {"attention_type": kind}
-                config = fitting_config(preset, asked, longest=longest, reads_text=True)
-                if config.architecture == "encoder_decoder" and min(self.seq_lens) < 2:
-                    raise ValueError(
-                        f"seq_lens: 1 cannot be halved between encoder and decoder of {preset}; give 2 or more"
-                    )
+                fitting_config(preset, asked, longest=longest, reads_text=True)
         return self
 
 
@@ -96,7 +91,7 @@ def cases(params: Params) -> list[Case]:
     """The ceilings, each model's inference, training and generation at each shape, then its loss at the shortest length."""
     device = resolve_device(params.device)
     result = ceiling_cases(device, params.dtypes, params.budget_s)
-    for preset, overrides in sources(params, params.presets):
+    for preset, overrides in params.models(params.presets):
         for kind in ["own"] if params.model else params.attention_types:
             for dtype in params.dtypes:
                 result += _model_cases(params, device, preset, overrides, kind, dtype)

@@ -38,7 +38,7 @@ class LossCase(ShapedCase):
 
     def plan(self) -> Plan:
         """The peak memory of a training step of the same model."""
-        return self.training_step().plan()
+        return self.model_case.plan()
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """The loss before each step, on fresh windows of real text; the estimate is the mean of the last tenth of them."""

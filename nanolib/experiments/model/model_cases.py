@@ -13,26 +13,23 @@ import torch
 from torch import nn
 
 from nanolib.config import PRESETS, NanoConfig
-from nanolib.experiments.model.counted import count_by_running, counted
+from nanolib.experiments.model.look import Counted, count_by_running, look_at
 from nanolib.experiments.model.steps import Generating, Inferring, Step, Training
 from nanolib.measurement import exact
 from nanolib.meters.flops import BACKWARD_FACTOR, model_flops
 from nanolib.meters.holders import Holding
-from nanolib.meters.memory import MIB, fake_tensors
+from nanolib.meters.memory import MIB
 from nanolib.models import attention, create_model, text
 from nanolib.models.optimise import is_compiled
 from nanolib.models.optimise import unsupported as unsupported_on
-from nanolib.models.user import build_model, hugging_face_config, missing, runs_code
+from nanolib.models.user import build_model, context_length, hugging_face_config, missing, runs_code
 from nanolib.run.case import Case, Measuring, Plan
 from nanolib.run.ceilings import roofline_ms
 from nanolib.run.holding_rows import holding_rows, unattributed_rows
-from nanolib.run.own_model import context_length
 from nanolib.run.workload import (
     UNCOUNTED,
     Workload,
-    holdings_by_depth,
     memory_rows,
-    planned_by_depth,
     trace,
 )
 
@@ -74,7 +71,8 @@ class ShapedCase(Case):
             return build_model(self.preset, self.overrides, self.device, self.dtype, seed)
         return create_model(self.config, self.device, seed)
 
-    def training_step(self) -> ModelCase:
+    @property
+    def model_case(self) -> ModelCase:
         """The training step of the same model at the same shape."""
         shape = {field.name: getattr(self, field.name) for field in dataclasses.fields(ShapedCase)}
         return ModelCase(**shape, mode="training")
@@ -86,6 +84,16 @@ class ModelCase(ShapedCase):
 
     mode: Mode
     optimisation: str = "eager"
+
+    @property
+    def model_case(self) -> ModelCase:
+        """Itself."""
+        return self
+
+    @property
+    def counted(self) -> Counted | None:
+        """What torch counts of a model that no formula knows; None where that takes data."""
+        return look_at(self.planned_as).counted
 
     @property
     def context_length(self) -> int | None:
@@ -105,24 +113,24 @@ class ModelCase(ShapedCase):
     def flops(self) -> int:
         """Of a forward pass; attention counts the pairs that its mask keeps, all of them where the input decides."""
         if self.own:
-            return counted(self).flops
+            return self.counted.flops
         config = self.config
         length = 1 if self.position else self.seq_len
         return model_flops(config, self.batch_size, length, self._kept, position=self.position)["total"]
 
-    def _kept(self, q_len: int, kv_len: int, causal: bool) -> float:
+    def _kept(self, q_len: int, kv_len: int) -> float:
         """Query-key pairs that its attention keeps per head, all where the input decides."""
         config = self.config
         options = attention.shared_options(config.attention_type, config.attention_options)
-        found = attention.work(config.attention_type, q_len, kv_len, causal=causal, options=options)
-        return (found or attention.work("dense", q_len, kv_len, causal=causal)).kept
+        found = attention.work(config.attention_type, q_len, kv_len, causal=True, options=options)
+        return (found or attention.work("dense", q_len, kv_len, causal=True)).kept
 
     @property
     def work(self) -> float:
         """FLOPs of what is timed: in training the backward pass too, as far as weights learn."""
         if self.mode != "training":
             return self.flops
-        return counted(self).training_flops if self.own else self.flops * (1 + BACKWARD_FACTOR)
+        return self.counted.training_flops if self.own else self.flops * (1 + BACKWARD_FACTOR)
 
     @property
     def moved(self) -> int:
@@ -133,15 +141,14 @@ class ModelCase(ShapedCase):
         the cache that its attention keeps.
         """
         if self.own and self.position:
-            return counted(self).read
+            return self.counted.read
         if self.mode == "training":
-            learning = counted(self).learning if self.own else self.parameter_count
+            learning = self.counted.learning if self.own else self.parameter_count
             return (2 * self.parameter_count + (1 + 4 + 3) * learning) * self._item
         if not self.position:
             return self.parameter_count * self._item
-        config, decoder = self.config, self.config.architecture == "decoder"
-        # a decoder's token sees itself too, which no cache holds yet; what an encoder has read is seen whole
-        keys = self._kept(1, self.position + 1, True) - 1 if decoder else self.position
+        config = self.config
+        keys = self._kept(1, self.position + 1) - 1  # a token sees itself too, which no cache holds yet
         cached = 2 * config.num_layers * self.batch_size * round(keys * config.kv_heads) * config.head_dim
         return (config.decoded_parameters(self.batch_size) + cached) * self._item
 
@@ -152,7 +159,7 @@ class ModelCase(ShapedCase):
     @property
     def parameter_count(self) -> int:
         """Weights of the model."""
-        return counted(self).parameters if self.own else self.config.parameter_count
+        return self.counted.parameters if self.own else self.config.parameter_count
 
     def __str__(self) -> str:
         """Preset, shape and mode."""
@@ -168,8 +175,7 @@ class ModelCase(ShapedCase):
         """The peak memory of a case, counted without running it; of a compiled or captured model it is the eager one's."""
         if reason := self.not_planned():
             return Plan(reason=reason)
-        like = self.planned_as
-        return planned_by_depth(like, self.depth, like.at_depth)
+        return look_at(self.planned_as).plan
 
     @property
     def depth(self) -> int:
@@ -178,40 +184,23 @@ class ModelCase(ShapedCase):
 
     def holdings(self) -> dict[str, Holding]:
         """Who will hold the peak of each of its calls; nothing where that cannot be planned."""
-        like = self.planned_as
-        if like.plan().reason:
-            return {}
-        if like.case_id not in _HELD:
-            _HELD[like.case_id] = holdings_by_depth(like.depth, like.at_depth)
-        return _HELD[like.case_id]
+        return {} if self.not_planned() else look_at(self.planned_as).holdings
 
     def at_depth(self, depth: int) -> _Made:
         """Its model with so many blocks, or its own where that is 0, and its calls."""
-        step = self.step_at_depth(depth, reads_text=True)
+        step = self.step_at_depth(depth)
         return step.model, step.workloads()
 
-    def at_checkpointing(self, checkpointed: int, plain: int, optimizer: str = "adamw") -> _Made:
-        """`at_depth`, of a model whose first blocks are checkpointed and the others are not."""
-        step = self.step_at_depth(checkpointed + plain, optimizer)
-        step.model.checkpointing = checkpointed
-        return step.model, step.workloads()
-
-    def step_at_depth(
-        self, depth: int, optimizer: str = "adamw", layers: str = "num_layers", reads_text: bool = False
-    ) -> Step:
+    def step_at_depth(self, depth: int, optimizer: str = "adamw", layers: str = "num_layers") -> Step:
         """What it calls, of a model with so many blocks.
 
         Args:
             depth: 0 for its own.
             optimizer: Of a training step, a key of `OPTIMIZERS`.
             layers: What the option is called that says how many blocks there are.
-            reads_text: Whether the ids of a model of the user's own may be any byte.
         """
-        ids = self.no_ids()
-        if reads_text and self.own:
-            fake_tensors().holds_ids(ids, text.VOCAB_SIZE)
         low = dataclasses.replace(self, overrides=self.overrides | {layers: depth}) if depth else self
-        return low.step(low.build(), ids, 1e-3, optimizer)
+        return low.step(low.build(), self.no_ids(), 1e-3, optimizer)
 
     def no_ids(self) -> torch.Tensor:
         """Ids of its shape, all 0: int64 [batch, length + 1]."""
@@ -246,10 +235,9 @@ class ModelCase(ShapedCase):
             `latency` (ms, roofline) where the ceilings are known; in generation `flops`,
             `bytes` and `latency` are those of one token.
         """
-        try:
-            count, work, moved = self.parameter_count, self.work, self.moved
-        except (Exception, SystemExit):
-            return {}  # what is missing is said by `unsupported`; and one may look at its data, which is not there
+        if self.own and self.counted is None:
+            return {}
+        count, work, moved = self.parameter_count, self.work, self.moved
         predicted: dict[str, float | str] = {
             "parameters": count,
             "footprint": count * self._item / MIB,
@@ -262,8 +250,8 @@ class ModelCase(ShapedCase):
 
     def known(self, ceilings: dict[str, float]) -> dict[str, Any]:
         """What is predicted; where tensors without data would not do, its FLOPs are counted by a run first."""
-        if self.own and "flops" not in self.formulas():
-            count_by_running(self)
+        if self.own and self.counted is None:
+            count_by_running(self.planned_as)
         return self.predict(ceilings)
 
     def step(self, model: nn.Module, ids: torch.Tensor, learning_rate: float, optimizer: str = "adamw") -> Step:
@@ -334,9 +322,6 @@ class GenerationCase(ModelCase):
                 "shorten seq_lens or lower new_tokens"
             )
         return super().unsupported()
-
-
-_HELD: dict[str, dict[str, Holding]] = {}
 
 
 def model_name(preset: str, overrides: dict[str, Any], optimisation: str = "eager") -> str:

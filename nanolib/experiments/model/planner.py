@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import json
 import math
-import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,25 +15,20 @@ from torch import nn
 
 from nanolib.config import PRESETS
 from nanolib.experiments.model.model_cases import GenerationCase, ModelCase
-from nanolib.experiments.model.steps import Training
 from nanolib.measurement import BadInput, Held, Unsupported
-from nanolib.meters.fakes import why_unknown
 from nanolib.meters.holders import Holding, Part
-from nanolib.meters.memory import fake_tensors
-from nanolib.models.user import hugging_face_config, layers_field, silent
-from nanolib.run.outcome import LookTimeout, time_to_look
+from nanolib.meters.memory import fake_tensors, why_not_planned
+from nanolib.models.user import hugging_face_config, layers_field, resolve, silent
 from nanolib.run.params import MAX_SEQ_LEN
-from nanolib.run.workload import Workload, holdings_by_checkpointing, holdings_by_depth
+from nanolib.run.workload import Workload, holdings_by_depth
 
 MAX_BATCH = 65_536
 MAX_MASKED = 2**17  # tokens: where a mask is made, its tiles are real ones, and grow with the square
-_ASK_S = 15.0  # what a shape may take of a model that is code
-_SOON_S = 3.0  # and what others should, once one took longer
-_ENOUGH = 12  # guesses along a line; then the rest is halved
+_BISECT_EVERY = 4  # guesses: a line alone may creep towards a bend
 _SHARDED = (Held.WEIGHTS, Held.GRADIENTS, Held.STATES)
+_LEAST = {"decoding": 2}  # tokens: one in the cache, and a new one
 
 # Use → mode of the case, optimisation.
-_LEAST = {"decoding": 2}  # tokens: one in the cache, and a new one
 USES = {
     "inference": ("inference", "eager"),
     "decoding": ("generation", "eager"),
@@ -54,21 +45,18 @@ class Use:
         name: One of `USES`.
         holding: Who holds its peak; of one rank where there are several.
         memory: How much there is, bytes.
-        largest_batch: At this length; 0 where not one sequence fits.
-        longest: At this batch, tokens; 0 where none fits.
+        largest_batch: At this length; 0 where not one sequence fits; None where it is not known.
+        longest: At this batch, tokens; 0 where none fits; None where it is not known.
         unbounded: Whether more than that batch, and than that length, was not tried.
-        checkpointed: Of training that does not fit, how many of the first blocks to checkpoint so that it does, and of how many;
-            zeros where that would not do, or nothing need be done.
-        refused: Why it is not known, in one line; then there is no holding.
+        refused: Why it is not planned, in one line; then there is no holding.
     """
 
     name: str
     holding: Holding
     memory: int
-    largest_batch: int = 0
-    longest: int = 0
+    largest_batch: int | None = None
+    longest: int | None = None
     unbounded: tuple[bool, bool] = (False, False)
-    checkpointed: tuple[int, int] = (0, 0)
     refused: str = ""
 
     @property
@@ -83,93 +71,77 @@ def room(preset: str, options: Mapping[str, Any], seq_len: int) -> dict[str, int
     return {"context_length": seq_len} if isinstance(context, int) and context < seq_len else {}
 
 
+def uses_of(source: ModelCase, optimizer: str, ranks: int, memory: int) -> Iterator[Use]:
+    """What each use of a model needs; then each that is planned again, with the most that fits.
+
+    Args:
+        source: The model and the shape, of any mode.
+        optimizer: A key of `OPTIMIZERS`.
+        ranks: How many share it out.
+        memory: Of one rank, bytes.
+
+    Raises:
+        BadInput: There is no such model, or ranks cannot share it out.
+    """
+    if source.runs_code:
+        resolve(source.preset)
+    planner = Planner(source, optimizer, ranks)
+    if ranks > 1 and not planner.depth:
+        raise BadInput(
+            f"ranks: {source.preset} is not known to be a stack of equal blocks, which FSDP would gather; leave it out"
+        )
+    needs = [planner.needs(name, memory) for name in USES]
+    yield from needs
+    for use in needs:
+        if not use.refused:
+            yield planner.with_most(use)
+
+
 class Planner:
     """Plans uses of one model at one shape after the other; each is counted once."""
 
     def __init__(self, source: ModelCase, optimizer: str, ranks: int) -> None:
         self.source, self.optimizer, self.ranks = source, optimizer, ranks
         self._known: dict[tuple[str, int, int], Holding] = {}
-        self._fakes = fake_tensors()
-        self._trainings: dict[str, Training] = {}
-        self._pace: dict[str, float] = {}  # use → the most tokens of a sequence that it planned in a second
-        self._late: dict[str, float] = {}  # use → the longest that it is asked for, once one took too long
-
-    def use(self, name: str, memory: int) -> Use:
-        """What a use needs, and the most that fits."""
-        here = self.needs(name, memory)
-        if here.refused:
-            return here
-        batch, length = self.source.batch_size, self.source.seq_len
-        fixed = sum(size for kind, size in here.holding.by_kind.items() if kind in (*_SHARDED, Held.GATHERED))
-        peaks = lambda n: self._peak(name, n * self.ranks, length)  # noqa: E731
-        most = largest(peaks, memory, batch // self.ranks, MAX_BATCH // self.ranks, fixed) * self.ranks
-        peaks = lambda n: self._peak(name, batch, n)  # noqa: E731
-        longest = largest(peaks, memory, length, self._longest(), fixed, least=_LEAST.get(name, 1))
-        late = name in self._late
-        ends = (
-            late or most == MAX_BATCH // self.ranks * self.ranks,
-            late or (longest == self._longest() and not self.source.own),
-        )
-        return dataclasses.replace(here, largest_batch=most, longest=longest, unbounded=ends)
 
     def needs(self, name: str, memory: int) -> Use:
         """What a use needs, without the most that fits."""
+        refused = functools.partial(Use, name, Holding({}), memory)
         if self.source.seq_len < (least := _LEAST.get(name, 1)):
-            return Use(name, Holding({}), memory, refused=f"it takes {least} tokens or more")
+            return refused(refused=f"it takes {least} tokens or more")
         try:
-            here = self.holding(name, self.source.batch_size, self.source.seq_len)
-            some = self.checkpointed(memory) if name == "training" and here.peak > memory else (0, 0)
+            return Use(name, self.holding(name, self.source.batch_size, self.source.seq_len), memory)
         except Unsupported as error:
-            return Use(name, Holding({}), memory, refused=str(error))
-        except BadInput as error:
-            return Use(name, Holding({}), memory, refused=error.lines[0])
+            return refused(refused=str(error))
         except (Exception, SystemExit) as error:  # a model may look at its data, which is not there
-            return Use(name, Holding({}), memory, refused=why_unknown(error))
-        return Use(name, here, memory, checkpointed=some)
+            return refused(refused=why_not_planned(error))
+
+    def with_most(self, use: Use) -> Use:
+        """The same with the largest batch and the longest sequence that fit."""
+        name, memory = use.name, use.memory
+        batch, length = self.source.batch_size, self.source.seq_len
+        most_sequences, most_tokens = MAX_BATCH // self.ranks, self._longest()
+        share = largest(lambda n: self._peak(name, n * self.ranks, length), memory, batch // self.ranks, most_sequences)
+        longest = largest(lambda n: self._peak(name, batch, n), memory, length, most_tokens, _LEAST.get(name, 1))
+        ends = share == most_sequences, longest == most_tokens and not self.source.own
+        return dataclasses.replace(use, largest_batch=share * self.ranks, longest=longest, unbounded=ends)
 
     def holding(self, name: str, batch: int, length: int) -> Holding:
         """Who holds a use's peak at a shape, on one rank."""
         key = (name, batch, length)
         if key not in self._known:
-            case, begin = self._case(name, batch // self.ranks, length), time.monotonic()
-            watched = self._watched(name) if case.runs_code else contextlib.nullcontext()
-            with self._fakes, silent(), watched:  # of a shape that a model does not take torch says more than its error
-                scopes = holdings_by_depth(self.depth, lambda depth: self._at(case, depth), self._shared)
+            at = functools.partial(self._at, self._case(name, batch // self.ranks, length))
+            with fake_tensors(), silent():  # of a shape that a model does not take torch says more than its error
+                scopes = holdings_by_depth(self.depth, at, self._shared)
             self._known[key] = max(scopes.values(), key=lambda held: held.peak)
-            self._pace[name] = max(self._pace.get(name, 0), length / (time.monotonic() - begin))
         return self._known[key]
 
-    @contextlib.contextmanager
-    def _watched(self, name: str) -> Iterator[None]:
-        """Code of the user's runs here: its time is limited, and what it prints stands aside."""
-        with contextlib.redirect_stdout(sys.stderr), time_to_look(_ASK_S if name in self._pace else None):
-            yield
-
     def _peak(self, name: str, batch: int, length: int) -> float:
-        """Bytes at a shape; none are enough where the model does not take it, as one of the user's own may have its limits.
-
-        Where planning a shape took too long, as in a loop over tokens, no shape is tried that would take as long.
-        """
-        if length > self._late.get(name, math.inf):
-            return math.inf
+        """Bytes at a shape; none are enough where the model does not take it, as one of the user's own may have its limits."""
         try:
             return self.holding(name, batch, length).peak
-        except LookTimeout:
-            self._late[name] = self._pace[name] * _SOON_S
-            return math.inf
         except (Exception, SystemExit):
             return math.inf
-
-    def checkpointed(self, memory: int) -> tuple[int, int]:
-        """The fewest of the first blocks whose checkpointing makes a training step fit, and of how many; zeros where none do."""
-        batch, length = self.source.batch_size, self.source.seq_len
-        if self.source.own or self.depth < 2 or self.holding("training, checkpointed", batch, length).peak > memory:
-            return 0, 0
-        case = self._case("training", batch // self.ranks, length)
-        at = functools.partial(case.at_checkpointing, optimizer=self.optimizer)
-        holding = holdings_by_checkpointing(at, self._shared)
-        fitting = (count for count in range(1, self.depth) if holding(count, self.depth - count).peak <= memory)
-        return next(fitting, self.depth), self.depth
 
     def _case(self, name: str, batch: int, length: int) -> ModelCase:
         mode, optimisation = USES[name]
@@ -177,23 +149,12 @@ class Planner:
         fields |= {"mode": mode, "optimisation": optimisation, "batch_size": batch, "seq_len": length}
         if not self.source.own:
             fields["overrides"] = self.source.overrides | room(self.source.preset, self.source.overrides, length)
-        case = ModelCase(**fields)
         if mode == "generation":  # the cache holds `length` tokens in the end
-            case = GenerationCase(**fields | {"seq_len": length - 1}, new_tokens=1)
-        if reason := case.not_planned():
-            raise Unsupported(reason)
-        return case
+            return GenerationCase(**fields | {"seq_len": length - 1}, new_tokens=1)
+        return ModelCase(**fields)
 
     def _at(self, case: ModelCase, depth: int) -> tuple[nn.Module, Iterator[Workload]]:
-        build = functools.partial(case.step_at_depth, depth, self.optimizer, self._layers_field)
-        if case.mode != "training" or not depth:
-            step = build()
-        else:  # one of another shape has made the optimizer's states, which takes a step
-            key = json.dumps([case.optimisation, depth, case.overrides], default=str)
-            if key not in self._trainings:
-                self._trainings[key] = build()
-            step = self._trainings[key]
-            step.ids = case.no_ids()
+        step = case.step_at_depth(depth, self.optimizer, self._layers_field)
         return step.model, step.workloads()
 
     @cached_property
@@ -214,8 +175,15 @@ class Planner:
             return 0
         config = hugging_face_config(self.source.preset, self.source.overrides)
         depth = getattr(config, self._layers_field)
+        return depth if len({*(getattr(config, "layer_types", None) or ())}) < 2 and self._equal_blocks(depth) else 0
+
+    def _equal_blocks(self, depth: int) -> bool:
+        """Whether a model of transformers has one stack of so many blocks, whose parts and sizes are equal."""
+        with fake_tensors():
+            model = self.source.build()
+        stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == depth]
         lists = [value for value in self.source.overrides.values() if isinstance(value, list | tuple)]
-        return depth if not lists and equal_blocks(self.source, depth) else 0
+        return len(stacks) == 1 and len(set(map(repr, stacks[0]))) == 1 and not lists
 
     def _longest(self) -> int:
         """The longest sequence that the model takes, or that is tried."""
@@ -240,57 +208,32 @@ class Planner:
         return Holding(parts | {Part(Held.GATHERED): gathered})
 
 
-def equal_blocks(source: ModelCase, depth: int) -> bool:
-    """Whether the one stack of so many blocks in a model of transformers is of equal ones, in shapes and in settings."""
-    with fake_tensors():
-        model = source.build()
-    stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == depth]
-    return len(stacks) == 1 and len({_signature(block) for block in stacks[0]}) == 1
-
-
-def _signature(block: nn.Module) -> str:
-    """What a block is: its modules, their plain settings but for the block's number, and the shapes of what they hold."""
-    told = []
-    for name, module in block.named_modules():
-        plain = {
-            key: value for key, value in vars(module).items() if isinstance(value, bool | int | float | str | None)
-        }
-        plain = {key: value for key, value in plain.items() if not key.endswith(("idx", "index", "_id"))}
-        held = {
-            key: tuple(p.shape)
-            for key, p in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
-        }
-        told.append((name, type(module).__name__, sorted(plain.items(), key=str), sorted(held.items())))
-    return repr(told)
-
-
-def largest(need: Callable[[int], float], memory: int, start: int, most: int, fixed: int = 0, least: int = 1) -> int:
+def largest(need: Callable[[int], float], memory: int, start: int, most: int, least: int = 1) -> int:
     """The largest n whose need fits and that of n + 1 does not; 0 where not even the least fits, `most` where all do.
+
+    The next n is where the line through the last two needs meets the memory, and now and then the middle.
 
     Args:
         need: n → bytes, growing; infinite where n is not taken.
         memory: Bytes that there are.
         start: Where to begin.
         most: The largest that is asked for.
-        fixed: Bytes that do not grow with n, as far as is known.
         least: The smallest that means anything.
     """
-    known: dict[int, float] = {0: fixed}
-    fits, too_many, at = least - 1, most + 1, min(max(start, least), most)
+    fits, too_many = least - 1, most + 1
+    before, at, guesses = (0, 0.0), min(max(start, least), most), 0
     while too_many - fits > 1:
-        needed = need(at)
+        needed, guesses = need(at), guesses + 1
         if needed <= memory:
             fits = at
         else:
             too_many = at
+        slope = (needed - before[1]) / (at - before[0]) if at != before[0] else math.inf
+        line = at + (memory - needed) / slope if 0 < slope < math.inf else math.nan
         if needed < math.inf:
-            known[at] = needed
-        # along the line through the two that lie next to the limit, which meets a parabola's in a few steps; not where it leads
-        # past what is known not to fit, since the need grows faster from somewhere on
-        a, b = (sorted(known, key=lambda n: abs(known[n] - memory)) * 2)[:2]
-        slope = (known[b] - known[a]) / (b - a) if b != a else 0.0
-        guess = a + int((memory - known[a]) // slope) if slope > 0 and len(known) < _ENOUGH else None
-        lowest = fits if fits >= least else -math.inf  # where the least may not fit either, it is asked at once
-        astray = guess is None or (too_many <= most and not lowest <= guess <= too_many)
-        at = (fits + too_many) // 2 if astray else min(max(guess, fits + 1), too_many - 1)
+            before = at, needed
+        if math.isnan(line) or guesses % _BISECT_EVERY == 0:
+            at = (fits + too_many) // 2
+        else:
+            at = min(max(int(min(line, most)), fits + 1), too_many - 1)
     return fits if fits >= least else 0

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from nanolib.experiments.model.cases import Params
+from nanolib.config import NanoConfig
 from nanolib.experiments.model.model_cases import ModelCase
-from nanolib.experiments.model.planner import MAX_BATCH, MAX_MASKED, USES, Planner, Use, room
+from nanolib.experiments.model.own_model import check_hugging_face
+from nanolib.experiments.model.planner import MAX_BATCH, MAX_MASKED, USES, Use, room, uses_of
 from nanolib.experiments.model.steps import OPTIMIZERS
 from nanolib.measurement import BadInput, Held, shown
-from nanolib.models import text
-from nanolib.run.params import MAX_SEQ_LEN
+from nanolib.meters.holders import Holding
+from nanolib.models import attention, text
+from nanolib.models.user import check_name, runs_code
+from nanolib.run.helper import answers_of
+from nanolib.run.params import MAX_SEQ_LEN, known_dtypes, known_kinds, known_presets
 
 MIB, GIB = 2**20, 2**30
 _UNITS = (
@@ -23,14 +27,7 @@ _UNITS = (
     | {f"{p}iB": 1024**n for n, p in enumerate("KMGT", 1)}
     | {f"{p}B": 1000**n for n, p in enumerate("KMGT", 1)}
 )
-LETTERS = {kind: "w" if kind is Held.GATHERED else kind[0].upper() for kind in Held}  # of bars in a terminal
-_ASKED = {  # of the lines about the notebook's parameters → how they are asked for here
-    r"^model\.(?:presets|model)(?:\[0\])?:": "model:",
-    r"^model\.(seq_len|batch_size|dtype|attention_type)s(?:\[0\])?:": r"\1:",
-    r"^model\.overrides: [^:]+: config\.": "options: ",
-    r"^model\.(?:overrides|model_options):": "options:",
-    r"set (?:overrides|model_options): \{(\w+): (\d+)\}": r"give -p \1=\2",
-}
+_LIMIT_S = 120.0  # what a use of a model that is code may take
 
 
 def memory_bytes(text: str | int) -> int:
@@ -54,7 +51,7 @@ class MemoryPlan:
         title: Model, shape and memory, for people.
         uses: One per use.
         memory: Bytes that there are, of one rank.
-        shared: Whether ranks could share the model out.
+        shared: Whether ranks may be able to share the model out.
     """
 
     title: str
@@ -77,8 +74,13 @@ class MemoryPlan:
             if not use.fits:
                 short = f"{use.name} needs {_size(use.holding.peak)}, {_size(use.holding.peak - self.memory)} more than there is"
                 kind, size = max(use.holding.by_kind.items(), key=lambda item: item[1])
-                lines.append(f"{short}; {kind} hold {size / use.holding.peak:.0%} of it. {_remedy(use, self.shared)}")
+                lines.append(f"{short}; {kind} hold {size / use.holding.peak:.0%} of it. {self._remedy(use)}")
         return [*lines, *(f"{use.name} is not known: {use.refused}" for use in self.uses if use.refused)]
+
+    def _remedy(self, use: Use) -> str:
+        ways = [f"batch {use.largest_batch}"] * bool(use.largest_batch) + [f"{use.longest} tokens"] * bool(use.longest)
+        rest = "more ranks, each with a sequence, or a smaller model" if self.shared else "a smaller model"
+        return "Next: " + (", or ".join(ways) or rest)
 
     @property
     def _unit(self) -> tuple[str, int]:
@@ -94,8 +96,8 @@ class MemoryPlan:
                 "use": use.name,
                 f"needs ({name})": f"{use.holding.peak / unit:.2f}",
                 "fits": "yes" if use.fits else "no",
-                "largest batch": f"{use.largest_batch}{'+' if use.unbounded[0] else ''}",
-                "longest": f"{use.longest}{'+' if use.unbounded[1] else ''}",
+                "largest batch": _most(use.largest_batch, use.unbounded[0]),
+                "longest": _most(use.longest, use.unbounded[1]),
             }
             for use in self.uses
             if not use.refused
@@ -107,23 +109,7 @@ class MemoryPlan:
         sizes = {use.name: use.holding.by_kind for use in self.uses if not use.refused}
         held = [kind for kind in Held if any(of.get(kind, 0) / unit >= 0.005 for of in sizes.values())]
         uses = {use: [f"{of[kind] / unit:.2f}" if kind in of else "" for kind in held] for use, of in sizes.items()}
-        return pd.DataFrame({f"{name} of": [f"{LETTERS[kind]} {kind}" for kind in held], **uses})
-
-    def bars(self, width: int) -> list[str]:
-        """A bar per use in `width` columns, a letter per kind as in `kinds`; `|` stands where the memory ends."""
-        uses = [use for use in self.uses if not use.refused]
-        names = max((len(use.name) for use in uses), default=0)
-        full = max(self.memory, *(use.holding.peak for use in uses))
-        cells = max(width - names - 3, 1) / full
-        lines = []
-        for use in uses:
-            bar, held = "", 0
-            for kind in sorted(use.holding.by_kind, key=[*Held].index):
-                held += use.holding.by_kind[kind]
-                bar += LETTERS[kind] * (round(held * cells) - len(bar))
-            at = round(self.memory * cells)
-            lines.append(f"{use.name:{names}}  {bar[:at]:{at}}|{bar[at:]}")
-        return lines
+        return pd.DataFrame({f"{name} of": [str(kind) for kind in held], **uses})
 
     def holders(self, use: Use, most: int = 6) -> pd.DataFrame:
         """Who holds a use's peak: the largest parts, with the line that saved them or the operation that made them."""
@@ -150,7 +136,6 @@ class MemoryPlan:
                 "fits": use.fits,
                 "largest_batch": use.largest_batch,
                 "longest": use.longest,
-                "checkpointed_blocks": use.checkpointed[0],
                 "kinds": use.holding.by_kind,
                 "parts": [part._asdict() | {"bytes": size} for part, size in use.holding.parts.items()],
             }
@@ -161,7 +146,7 @@ class MemoryPlan:
     def __str__(self) -> str:
         """The sentences, and who holds the memory."""
         tables = [table.to_string(index=False) for table in (self.table(), self.kinds())]
-        return "\n".join([self.title, *self.sentences, "", *self.bars(100), "", *tables])
+        return "\n".join([self.title, *self.sentences, "", *tables])
 
 
 def plan(
@@ -216,65 +201,81 @@ def plan(
     if type(ranks) is not int or ranks < 1 or batch_size % ranks:
         raise BadInput(f"ranks: {shown(ranks)} does not divide batch_size {batch_size}; give a divisor of it")
     source = checked(model, seq_len, batch_size, dtype, attention_type, dict(options or {}))
-    planner = Planner(source, optimizer, ranks)
-    if ranks > 1 and not planner.depth:
-        raise BadInput(
-            f"ranks: {model} is not known to be a stack of equal blocks, which FSDP would gather; leave it out"
-        )
-    uses = [planner.use(name, available) for name in USES]
+    asked = (source, optimizer, ranks, available)
+    answers, reason = answers_of(uses_of, *asked, limit_s=_LIMIT_S) if source.runs_code else (uses_of(*asked), "")
+    found = {use.name: use for use in answers}
+    uses = [found.get(name) or Use(name, Holding({}), available, refused=reason) for name in USES]
     if all(use.refused for use in uses):
         raise BadInput(f"model: {shown(model)} cannot be planned: {uses[0].refused.removeprefix('model: ')}")
     of = f" over {ranks} ranks (FSDP, modelled)" if ranks > 1 else ""
     title = f"{model} in {dtype}, {batch_size} × {seq_len} tokens{of}, {optimizer}, into {_size(available)}{' each' if of else ''}"
-    return MemoryPlan(title, tuple(uses), available, shared=planner.depth > 0)
+    return MemoryPlan(title, tuple(uses), available, shared=not source.runs_code)
 
 
 def checked(
     model: str, seq_len: int, batch_size: int, dtype: str, attention_type: str, options: dict[str, Any]
 ) -> ModelCase:
-    """The case that all others are made from, its parameters looked at as the notebook's are.
+    """The case that all others are made from.
 
     Raises:
         BadInput: Something of this will not do; the line names it as `plan` calls it.
     """
-    preset, vocabulary = ":" not in model, options.get("vocab_size")
     for name in ("dtype", "attention_type"):
         if name in options:
             raise BadInput(f"options: {name} is none of them; give --{name.replace('_', '-')}, or {name}= in Python")
-    if not preset and attention_type != "dense":
-        raise BadInput(f"attention_type: {shown(attention_type)} is of presets; leave it out, {model} has its own")
-    small = type(vocabulary) is int and 0 < vocabulary < text.VOCAB_SIZE
-    read = options | ({"vocab_size": text.VOCAB_SIZE} if small else {})  # no text is read here
-    longer = room(model, options, seq_len) if preset and "context_length" not in options else {}
-    named = {"presets": [model], "overrides": read | longer} if preset else {"model": model, "model_options": read}
-    given = {"seq_lens": [seq_len], "batch_sizes": [batch_size], "dtypes": [dtype], "attention_types": [attention_type]}
-    try:
-        Params(**named, **given, loss_steps=0, new_tokens=0, device="cpu")
-    except BadInput as error:
-        line = error.lines[0]
-        for pattern, asked in _ASKED.items():
-            line = re.sub(pattern, asked, line)
-        raise BadInput(line) from None
-    kind = attention_type if preset else "own"
-    case = ModelCase("cpu", model, model, options | longer, kind, seq_len, batch_size, dtype, "inference")
+    _known("dtype", known_dtypes, dtype)
+    _known("attention_type", known_kinds, attention_type)
+    own = ":" in model
+    if own:
+        if attention_type != "dense":
+            raise BadInput(f"attention_type: {shown(attention_type)} is of presets; leave it out, {model} has its own")
+        check_name(model)
+        if not runs_code(model):
+            _check_hugging_face(model, options, seq_len)
+    else:
+        _known("model", known_presets, model)
+        if "context_length" not in options:
+            options = options | room(model, options, seq_len)
+        _check_preset(model, options | {"attention_type": attention_type}, seq_len)
+    kind = "own" if own else attention_type
+    case = ModelCase("cpu", model, model, options, kind, seq_len, batch_size, dtype, "inference")
     if reason := case.not_planned():
         raise BadInput(f"attention_type: {shown(kind)} cannot be planned: {reason}; use dense, or sparse by position")
     return case
 
 
-def _remedy(use: Use, shared: bool) -> str:
-    some, depth = use.checkpointed
-    ways = [
-        f"checkpoint the first {some} of {depth} blocks"
-        if 0 < some < depth
-        else "checkpoint all blocks"
-        if some
-        else "",
-        f"batch {use.largest_batch}" if use.largest_batch else "",
-        f"{use.longest} tokens" if use.longest else "",
-    ]
-    rest = "more ranks, each with a sequence, or a smaller model" if shared else "a smaller model"
-    return "Next: " + (", or ".join(filter(None, ways)) or rest)
+def _known(field: str, check: Callable[[list[str]], object], value: str) -> None:
+    try:
+        check([value])
+    except ValueError as error:
+        raise BadInput(f"{field}: {error}") from None
+
+
+def _check_preset(model: str, options: dict[str, Any], seq_len: int) -> None:
+    try:
+        config = NanoConfig.from_preset(model, **options)
+        attention.shared_options(config.attention_type, config.attention_options)
+    except BadInput as error:
+        raise BadInput(f"options: {error.lines[0].removeprefix('config.')}") from None
+    if seq_len > config.context_length:
+        raise BadInput(
+            f"seq_len: {seq_len} exceeds the context_length {config.context_length}; "
+            f"shorten it or give -p context_length={seq_len}"
+        )
+
+
+def _check_hugging_face(model: str, options: dict[str, Any], seq_len: int) -> None:
+    vocabulary = options.get("vocab_size")
+    if type(vocabulary) is int and vocabulary > 0:  # no text is read here
+        options = options | {"vocab_size": max(vocabulary, text.VOCAB_SIZE)}
+    try:
+        check_hugging_face(model, options, seq_len, "seq_len")
+    except BadInput as error:
+        raise BadInput(error.lines[0].replace("model_options:", "options:")) from None
+
+
+def _most(value: int | None, unbounded: bool) -> str:
+    return "—" if value is None else f"{value}{'+' if unbounded else ''}"
 
 
 def _size(size: int) -> str:

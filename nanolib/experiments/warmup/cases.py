@@ -16,7 +16,7 @@ import pydantic
 import torch
 
 from nanolib.config import PRESETS, NanoConfig
-from nanolib.experiments.model.own_model import OwnModelParams
+from nanolib.experiments.model.own_model import OwnModelParams, check_own
 from nanolib.experiments.model.steps import check_loss
 from nanolib.measurement import Flag, Measurement
 from nanolib.meters.machine import resolve_device
@@ -27,7 +27,6 @@ from nanolib.models.transformer import next_token_loss
 from nanolib.models.user import build_model, logits_of, missing, runs_code
 from nanolib.run import params as shared
 from nanolib.run.case import Case, Plan
-from nanolib.run.own_model import check_own, sources
 from nanolib.run.params import distinct, fitting_config, known_presets
 from nanolib.run.workload import Workload, trace
 from nanolib.stats.steady import steady_state, warm_up
@@ -161,7 +160,7 @@ class WarmupCase(Case):
 def cases(params: Params) -> list[Case]:
     """For each direction its processes, all of them in random order."""
     device = resolve_device(params.device)
-    ((preset, overrides),) = sources(params, [params.preset])
+    ((preset, overrides),) = params.models([params.preset])
     shape = (device, preset, overrides, params.seq_len, params.batch_size)
     asked = (tuple(params.warmup_steps), params.steps, params.curve_steps)
     found: list[Case] = [

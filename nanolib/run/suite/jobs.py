@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from nanolib.measurement import BadInput, did_you_mean, shown
-from nanolib.meters.machine import resolve_device
 from nanolib.models.user import runs_code
 from nanolib.params import StrictModel, read_yaml
 from nanolib.paths import checkout
-from nanolib.run.own_model import rehearse_in_process
 from nanolib.run.sweep import part_of
 
 DEFAULT_SUITE, SCENARIOS = "quick", "scenarios"
@@ -138,15 +136,15 @@ def in_parts(jobs: Sequence[Job], parts: int) -> list[Job]:
     return [*shared, *(job for job in jobs if job.name not in names)]
 
 
-def rehearse_jobs(jobs: Sequence[Job]) -> None:
-    """Build the models that are code of the user's once, each in a process of its own; this is the beginning of a run.
+def look_for_models(jobs: Sequence[Job]) -> None:
+    """Import the models that are code of the user's once, each in a process of its own; this is the beginning of a run.
 
     Raises:
-        BadInput: One cannot be built.
+        BadInput: One is not there.
     """
-    for params in [job.params for job in jobs if runs_code(getattr(job.params, "model", ""))]:
-        device = resolve_device(params.device)
-        rehearse_in_process(params.model, params.model_options, params.case_timeout_s, *params.reads, device)
+    named = {job.params.model: job.params for job in jobs if runs_code(getattr(job.params, "model", ""))}
+    for params in named.values():
+        params.look([])
 
 
 def _jobs(

@@ -105,7 +105,7 @@ def test_what_decoding_needs_beside_weights_and_cache_does_not_grow_with_the_lay
 
 
 @pytest.mark.parametrize(
-    ("model", "options"), [("hf:LlamaForCausalLM", HF), ("encoder_decoder_tiny", MINE | {"num_layers": 9})]
+    ("model", "options"), [("hf:LlamaForCausalLM", HF), ("decoder_tiny", MINE | {"num_layers": 9})]
 )
 def test_a_prompt_that_was_read_before_peaks_as_high_as_the_first_one(model, options):
     kind = "own" if ":" in model else "dense"
@@ -123,35 +123,47 @@ def test_a_prompt_that_was_read_before_peaks_as_high_as_the_first_one(model, opt
         assert measured.estimate * 2**20 == counter.peak + 8  # the token that it gave, apart from the prompt
 
 
-@pytest.mark.parametrize("model", ["hf:LlamaForCausalLM", "hf:MistralForCausalLM", "hf:GPTNeoXForCausalLM"])
+PLANNED = [
+    ("hf:LlamaForCausalLM", HF, "float32", 1024),
+    ("hf:LlamaForCausalLM", HF, "float32", 2048),
+    ("hf:MistralForCausalLM", HF, "float32", 2048),
+    ("hf:MistralForCausalLM", HF | {"sliding_window": 256}, "float32", 1024),
+    ("hf:GPTNeoXForCausalLM", {name: HF[name] for name in HF if name != "num_key_value_heads"}, "float32", 512),
+    ("hf:MixtralForCausalLM", EXPERTS, "bfloat16", 1024),
+]
+
+
+@pytest.mark.parametrize(("model", "options", "dtype", "n"), PLANNED)
 @pytest.mark.parametrize("mode", ["inference", "training"])
-def test_a_plan_holds_no_mask_that_a_run_does_not(model, mode):
-    options = {name: value for name, value in HF.items() if "NeoX" not in model or name != "num_key_value_heads"}
-    case = ModelCase("cpu", "m", model, options, "own", 512, 1, "float32", mode)
+def test_a_plan_is_what_a_run_holds_and_has_no_mask_that_a_run_does_not(model, options, dtype, n, mode):
+    case = ModelCase("cpu", "m", model, options, "own", n, 1, dtype, mode)
     built = case.build(0)
     (work,) = case.step(built, case.no_ids(), 1e-3).workloads()
-    assert case.plan().peaks == {work.scope: holding(work, built).peak}
+    assert case.plan().peaks[work.scope] == pytest.approx(holding(work, built).peak, rel=0.05)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_experts_count_and_are_planned(dtype):
+def test_experts_count():
     n = 64
-    case = ModelCase("cpu", "m", "hf:MixtralForCausalLM", EXPERTS, "own", n, 1, dtype, "training")
+    case = ModelCase("cpu", "m", "hf:MixtralForCausalLM", EXPERTS, "own", n, 1, "bfloat16", "training")
     attention = 2 * n * (2 * D * D + 2 * D * KV) + 4 * HEADS * HEAD_DIM * n * n
     forward = LAYERS * (attention + 2 * n * D * 8 + 2 * n * 2 * 3 * D * FF) + 2 * n * D * VOCAB
     assert case.flops == forward
     assert case.formulas()["flops"] == 3 * forward
-    built = case.build(0)
-    (work,) = case.step(built, case.no_ids(), 1e-3).workloads()
-    assert case.plan().peaks["training_step"] == pytest.approx(holding(work, built).peak, rel=0.05)
+
+
+def test_a_mixture_that_torch_refuses_without_data_is_not_planned_and_counted_by_a_run():
+    case = ModelCase("cpu", "m", "hf:MixtralForCausalLM", EXPERTS, "own", 64, 1, "float32", "inference")
+    assert case.plan().reason.startswith("not planned: RuntimeError: Expected inputs of BF16 type")
+    assert not case.plan().peaks and case.formulas() == {}
+    assert case.known({})["flops"] > 0
 
 
 def test_a_token_reads_the_experts_that_it_can_choose():
-    few, all_of_them = (_generation("hf:MixtralForCausalLM", EXPERTS, 32, batch) for batch in (1, 4))
+    few, all_of_them = (_generation("hf:MixtralForCausalLM", EXPERTS, 32, batch, "bfloat16") for batch in (1, 4))
     outside = LAYERS * (2 * D * D + 2 * D * KV + D * 8) + D * VOCAB + (2 * LAYERS + 1) * D
     for case, experts in ((few, 2), (all_of_them, 8)):
         rest = case.batch_size * (D + 2 * LAYERS * 32 * KV)
-        assert case.formulas()["bytes"] == 4 * (outside + LAYERS * experts * 3 * D * FF + rest)
+        assert case.formulas()["bytes"] == 2 * (outside + LAYERS * experts * 3 * D * FF + rest)
 
 
 def test_weights_that_do_not_learn_have_neither_a_backward_pass_nor_states(tmp_path, monkeypatch):
