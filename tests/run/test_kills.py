@@ -154,5 +154,5 @@ def test_both_sides_of_a_comparison_end_with_it(place, victim):
     nano.kill()
     _, alive = psutil.wait_procs([nano, *served], timeout=HANGING_S)
     assert not alive
-    assert _start(place, "open").wait(HANGING_S) == 2  # there is no report; of all commands it imports the least
+    assert _start(place, "runs").wait(HANGING_S) == 2  # there is no database
     assert {one.name for one in (place / "temporary").iterdir()} <= {"nanolib-cpu.lock"}
