@@ -84,7 +84,9 @@ def test_run_measures_reports_and_says_where_the_time_went(tmp_path):
     assert (
         re.search(r"^attention done +3 +3 +— +[0-9.]+ ", ended.stdout, re.MULTILINE) and "measuring s" in ended.stdout
     )
-    answer = ended.stdout.index("When is sparse attention faster?\n  ")  # as its notebook ends, before the closing table
+    answer = ended.stdout.index(
+        "When is sparse attention faster?\n  "
+    )  # as its notebook ends, before the closing table
     assert ended.stdout.index("attention: done in") < answer < ended.stdout.index("measuring s")
     with Store(tmp_path / "results.sqlite") as store:
         runs = store.runs()
