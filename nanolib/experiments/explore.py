@@ -21,8 +21,8 @@ from nanolib.meters.machine import this_machine
 from nanolib.report import renderer
 from nanolib.report.display import Table
 from nanolib.report.overview import failures
-from nanolib.report.plot import empty_chart
 from nanolib.report.section import Section
+from nanolib.report.theme import empty_chart
 from nanolib.run import params as shared
 from nanolib.run import sweep
 from nanolib.run.ceilings import CeilingCase

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 import pandas as pd
 
 from nanolib.report.claim import Claim, grouped
-from nanolib.report.plot import is_empty
 from nanolib.report.section import Section
+from nanolib.report.theme import is_empty
 
 __all__ = ["Lines", "Table", "Tables", "show"]
 

@@ -10,8 +10,9 @@ import pandas as pd
 from nanolib.measurement import METRICS, Flag
 from nanolib.report.linking import links
 from nanolib.report.overview import of_experiment, pick, why_empty
-from nanolib.report.plot import Chart, empty_chart, plot
+from nanolib.report.plot import plot
 from nanolib.report.tables import short_names
+from nanolib.report.theme import Chart, empty_chart
 
 KEY = "Points: measured, with 95 % intervals. Hollow: not settled. Dashed: predicted."
 COUNTED_KEY = "Points: counted, exact. Dashed: predicted."

@@ -8,9 +8,8 @@ the tooltip).
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import altair as alt
@@ -18,36 +17,8 @@ import numpy as np
 import pandas as pd
 
 from nanolib.measurement import format_number
+from nanolib.report.theme import COLOURS, HUES, empty_chart, hues, themed
 
-Chart = Callable[[pd.DataFrame], alt.TopLevelMixin]
-
-COLOURS = {
-    "paper": "#FFFFFF",
-    "line": "#DEE3E8",  # the grid
-    "ink": "#191D22",
-    "muted": "#58626D",  # labels
-    "c1": "#0B62B0",  # at most four series have a colour, at least 4.9 : 1 against the paper
-    "c2": "#C2480A",
-    "c3": "#00785A",
-    "c4": "#A4437F",
-    "base": "#3B434D",  # what others are compared with
-    "rest": "#89929C",  # every further series
-}
-_DARK = {
-    "paper": "#15181C",
-    "line": "#333A42",
-    "ink": "#EDF0F3",
-    "muted": "#A9B2BC",
-    "c1": "#62B2F5",
-    "c2": "#FF9A5C",
-    "c3": "#45CFA4",
-    "c4": "#F0A6CF",
-    "base": "#D5DAE0",
-    "rest": "#7C8692",
-}
-_HUES = ["c1", "c2", "c3", "c4", "base", "rest"]
-_SERIES_HUES = _HUES[:4]
-_TEXT = 12  # px
 _LABEL_GAP = 14  # px between the names at the ends of lines
 _MOST_NAMED = 4  # points that are named when a logarithmic axis cannot show them
 _HAS_ENDS = "isValid(datum.low) && isValid(datum.high)"
@@ -140,77 +111,6 @@ def plot(
     return themed(chart.properties(title=alt.Title(title, **({"subtitle": under} if under else {}))))
 
 
-def hues(names: Iterable[Any]) -> dict[Any, str]:
-    """A colour for each of the first four names, in order; the further ones are grey."""
-    distinct = list(dict.fromkeys(names))
-    return {name: _SERIES_HUES[at] if at < len(_SERIES_HUES) else "rest" for at, name in enumerate(distinct)}
-
-
-def empty_chart(title: str, why: str) -> alt.TopLevelMixin:
-    """A chart that says that there is nothing to draw, and why."""
-    text = alt.Chart(pd.DataFrame({"why": [why]})).mark_text(fontSize=13, align="left", x=0, color=COLOURS["muted"])
-    return themed(text.encode(text="why:N").properties(width=640, height=40, title=title, usermeta={"empty": why}))
-
-
-def is_empty(chart: alt.TopLevelMixin) -> bool:
-    """Whether it is one that says that there is nothing to draw."""
-    return isinstance(getattr(chart, "usermeta", None), dict)
-
-
-def side_by_side(*charts: alt.TopLevelMixin) -> alt.TopLevelMixin:
-    """Several charts in one picture."""
-    for chart in charts:  # only the whole has a configuration, and is said to be empty
-        chart.config = chart.usermeta = alt.Undefined
-    return themed(alt.hconcat(*charts, spacing=28))
-
-
-def themed(chart: alt.TopLevelMixin) -> alt.TopLevelMixin:
-    """Give a finished chart its fonts, grid and colours."""
-    axis = {
-        "labelColor": COLOURS["muted"],
-        "titleColor": COLOURS["muted"],
-        "gridColor": COLOURS["line"],
-        "labelFontSize": _TEXT,
-        "titleFontSize": _TEXT,
-        "titleFontWeight": "normal",
-        "labelLimit": 220,
-        "labelFlush": False,
-        "labelPadding": 6,
-        "domain": False,
-        "ticks": False,
-    }
-    title = {"fontSize": 14, "anchor": "start", "fontWeight": 600, "color": COLOURS["ink"]}
-    title |= {"subtitleFontSize": _TEXT, "subtitleColor": COLOURS["muted"], "subtitlePadding": 4}
-    legend = {"labelFontSize": _TEXT, "labelColor": COLOURS["muted"], "title": None, "orient": "top", "symbolLimit": 0}
-    # set, since each `configure_…` copies the whole chart
-    chart.config = alt.Config.from_dict(
-        {
-            "axis": axis,
-            "title": title,
-            "legend": legend,
-            "background": COLOURS["paper"],
-            "view": {"stroke": None},
-            "text": {"color": COLOURS["muted"], "fontSize": _TEXT},
-            "rule": {"color": COLOURS["rest"]},
-        }
-    )
-    return chart
-
-
-def variables() -> str:
-    """The colours as CSS variables, which follow what the reader's system prefers."""
-    light, dark = ("".join(f"--chart-{name}: {colour};" for name, colour in of.items()) for of in (COLOURS, _DARK))
-    return f":root {{{light}}}\n@media screen and (prefers-color-scheme: dark) {{:root {{{dark}}}}}\n"
-
-
-def with_variables(specs: Any) -> Any:
-    """Charts for a page that declares `variables`: one drawing for light, dark and print."""
-    text = json.dumps(specs)
-    for name, colour in COLOURS.items():
-        text = text.replace(f'"{colour}"', f'"var(--chart-{name})"')
-    return json.loads(text)
-
-
 def _drop_unloggable(data: pd.DataFrame, value: str) -> tuple[pd.DataFrame, list[str]]:
     """Take what a logarithmic axis cannot show out of the data: an end of an interval goes, a point is named too."""
     columns = [name for name in (value, "low", "high", "pred") if name in data]
@@ -279,7 +179,7 @@ def _log_ticks(low: float, high: float) -> list[float]:
 
 
 def _colour() -> alt.Color:
-    return alt.Color("hue:N", scale=alt.Scale(domain=_HUES, range=[COLOURS[hue] for hue in _HUES]), legend=None)
+    return alt.Color("hue:N", scale=alt.Scale(domain=HUES, range=[COLOURS[hue] for hue in HUES]), legend=None)
 
 
 def _points(base: alt.Chart, along: Mapping[str, Any], tooltip: list[alt.Tooltip], size: int) -> alt.Chart:
@@ -397,7 +297,7 @@ def _across(
     base = alt.Chart(data).encode(y=y)
     layers = [guide.encode(x=x, **more) for guide, more in guides]
     if kind == "bars":
-        colours = [COLOURS[_HUES[min(at, len(_HUES) - 1)]] for at in range(len(parts))]
+        colours = [COLOURS[HUES[min(at, len(HUES) - 1)]] for at in range(len(parts))]
         part = alt.Color("part:N", sort=parts, scale=alt.Scale(domain=parts, range=colours))
         bars = base.mark_bar(stroke=COLOURS["paper"], strokeWidth=1)
         layers.append(bars.encode(x=x, color=part, order="place:Q", tooltip=_tooltip(data, "x", unit)))

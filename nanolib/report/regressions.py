@@ -13,8 +13,9 @@ from nanolib.compare.history import History
 from nanolib.measurement import METRICS, case_name, format_number, format_with_interval
 from nanolib.report.claim import Claim, Figure, comparing
 from nanolib.report.overview import cached, machine_name, of_experiment, pick
-from nanolib.report.plot import empty_chart, hues, plot
+from nanolib.report.plot import plot
 from nanolib.report.section import CaseTable, Section
+from nanolib.report.theme import empty_chart, hues
 from nanolib.stats.changes import LEAST_HISTORY
 from nanolib.stats.compare import MARGIN, THRESHOLD, Kind, paired_levels
 

@@ -13,8 +13,9 @@ from nanolib.measurement import Flag
 from nanolib.report.claim import Claim, Figure, comparing
 from nanolib.report.linking import links
 from nanolib.report.overview import listed, pick, ranked
-from nanolib.report.plot import Chart, empty_chart, hues, plot
+from nanolib.report.plot import plot
 from nanolib.report.tables import Column, drawn_ends, filled, percent, ratios, short_names
+from nanolib.report.theme import Chart, empty_chart, hues
 
 _CASE = ["name", "optimisation", "seq_len", "batch_size", "dtype"]
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from nanolib.report import tables
 from nanolib.report.claim import Claim
-from nanolib.report.plot import Chart, is_empty
+from nanolib.report.theme import Chart, is_empty
 
 MOST_COLUMNS = 10  # of a table; its file has all of them
 

@@ -13,8 +13,8 @@ import pandas as pd
 from nanolib.report import linking, overview, regressions, renderer
 from nanolib.report.claim import Claim, grouped
 from nanolib.report.display import aligned
-from nanolib.report.plot import variables, with_variables
 from nanolib.report.section import CaseTable, Changes, Section
+from nanolib.report.theme import variables, with_variables
 from nanolib.store import SHOWN_CASES
 
 _METHOD = Path(__file__).parents[2] / "docs" / "method.md"

@@ -94,7 +94,7 @@ def test_after_a_lost_device_cases_have_a_process_of_their_own(tmp_path, monkeyp
 
     asked = []
 
-    def outcome(experiment, params, cases, run, isolated, stop):
+    def outcome(self, cases, isolated):
         asked.append(isolated)
 
         def rows():
@@ -104,7 +104,7 @@ def test_after_a_lost_device_cases_have_a_process_of_their_own(tmp_path, monkeyp
 
         return {cases[0].case_id: attempt(rows, 10)}
 
-    monkeypatch.setattr(sweep, "_attempt", outcome)
+    monkeypatch.setattr(sweep._Sweep, "_attempt", outcome)
     with Store(tmp_path / "results.sqlite") as store:
         params = sample.Params(behaviours=["ok-1", "ok-2", "ok-3"])
         rows = sweep.measure(sample, params, store=store, progress=False).measurements()

@@ -6,9 +6,10 @@ import math
 import pandas as pd
 import pytest
 
-from nanolib.report import plot as charts
-from nanolib.report.plot import hues, is_empty, plot
+from nanolib.report import theme as charts
+from nanolib.report.plot import plot
 from nanolib.report.renderer import vega_spec
+from nanolib.report.theme import hues, is_empty
 from nanolib.store import Store
 from tests.features import results
 from tests.shown import CHARTS, SECTIONS
@@ -91,7 +92,7 @@ def _luminance(colour):
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-@pytest.mark.parametrize("colours", [charts.COLOURS, charts._DARK], ids=["light", "dark"])
+@pytest.mark.parametrize("colours", [charts.COLOURS, charts.DARK], ids=["light", "dark"])
 @pytest.mark.parametrize("name", ["c1", "c2", "c3", "c4", "muted", "ink", "base"])
 def test_words_in_each_colour_can_be_read(colours, name):
     """4.5 : 1, as WCAG 2.2 asks of text."""

@@ -11,9 +11,10 @@ from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.in_turns import ONE
 from nanolib.report.linking import links
 from nanolib.report.overview import cached, having, pick, why_empty
-from nanolib.report.plot import empty_chart, plot
+from nanolib.report.plot import plot
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import CASE, base, worst
+from nanolib.report.theme import empty_chart
 from nanolib.stats.steady import MOVED
 
 WARMUP_COLUMNS = {

@@ -11,9 +11,10 @@ from nanolib.measurement import format_number
 from nanolib.report.linking import links
 from nanolib.report.over_length import COUNTED_KEY, KEY, PLAN_KEY, ROOFLINE_KEY, over_length
 from nanolib.report.overview import listed, of_experiment, why_empty
-from nanolib.report.plot import empty_chart, plot
+from nanolib.report.plot import plot
 from nanolib.report.roofline import roofline_chart
 from nanolib.report.tables import known
+from nanolib.report.theme import empty_chart
 
 _OTHERS = ["batch_size", "dtype", "causal"]
 _TIMED = {"forward": "forward", "backward": "backward"}

@@ -9,8 +9,9 @@ from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
 from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.linking import links
 from nanolib.report.overview import cached, having
-from nanolib.report.plot import empty_chart, plot
+from nanolib.report.plot import plot
 from nanolib.report.tables import Column, base, filled, known, titles, with_state
+from nanolib.report.theme import empty_chart
 
 _QUALITY = (
     Column("pattern", "Pattern"),

@@ -23,8 +23,9 @@ from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.in_turns import ONE, gains, not_slower, over
 from nanolib.report.linking import links
 from nanolib.report.overview import having, listed, of_experiment, pick, why_empty
-from nanolib.report.plot import empty_chart, plot
+from nanolib.report.plot import plot
 from nanolib.report.tables import in_ms, known, percent, times
+from nanolib.report.theme import empty_chart
 
 
 def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:

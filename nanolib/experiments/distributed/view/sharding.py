@@ -21,8 +21,9 @@ from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.in_turns import ONE, OVER, gains, not_slower, over, with_speed_ups
 from nanolib.report.linking import links
 from nanolib.report.overview import cached, having, listed, of_experiment, pick, why_empty
-from nanolib.report.plot import empty_chart, hues, plot
+from nanolib.report.plot import plot
 from nanolib.report.tables import CASE, Column, filled, known, titles, with_ends, with_state
+from nanolib.report.theme import empty_chart, hues
 
 _PREFILL = (
     Column("ranks", "Ranks"),

@@ -10,8 +10,9 @@ from nanolib.measurement import Provenance, format_number
 from nanolib.report.claim import Claim, Figure
 from nanolib.report.linking import followed, links
 from nanolib.report.overview import cached, of_experiment, pick, why_empty
-from nanolib.report.plot import empty_chart, hues, plot
+from nanolib.report.plot import plot
 from nanolib.report.tables import CASE, Column, base, filled, known, titles, with_ends, with_state
+from nanolib.report.theme import empty_chart, hues
 
 _ENERGY = (
     Column("name", "Model"),

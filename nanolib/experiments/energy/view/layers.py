@@ -9,8 +9,9 @@ from nanolib.measurement import format_with_interval
 from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.linking import followed
 from nanolib.report.overview import cached, of_experiment, pick
-from nanolib.report.plot import empty_chart, plot
+from nanolib.report.plot import plot
 from nanolib.report.tables import CASE, known
+from nanolib.report.theme import empty_chart
 
 _GROUPS = {
     "attention": ("attention_fused", "qk", "scale_mask", "softmax", "av", "rope", "cache"),

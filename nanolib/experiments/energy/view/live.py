@@ -6,7 +6,8 @@ import altair as alt
 import pandas as pd
 
 from nanolib.measurement import Provenance
-from nanolib.report.plot import empty_chart, plot, side_by_side
+from nanolib.report.plot import plot
+from nanolib.report.theme import empty_chart, side_by_side
 
 
 def live_chart(points: pd.DataFrame, provenance: Provenance) -> alt.TopLevelMixin:

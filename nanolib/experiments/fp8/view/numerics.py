@@ -8,7 +8,8 @@ import pandas as pd
 from nanolib.report.claim import Claim
 from nanolib.report.linking import links
 from nanolib.report.overview import cached, having, of_experiment, pick, why_empty
-from nanolib.report.plot import empty_chart, plot
+from nanolib.report.plot import plot
+from nanolib.report.theme import empty_chart
 
 
 @cached

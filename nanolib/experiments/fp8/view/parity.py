@@ -9,8 +9,9 @@ from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, Provenance
 from nanolib.report.claim import Claim, Figure, comparing
 from nanolib.report.linking import links
 from nanolib.report.overview import cached, having, listed, of_experiment, why_empty
-from nanolib.report.plot import empty_chart, plot
+from nanolib.report.plot import plot
 from nanolib.report.tables import CASE, Column, base, filled, known, titles, with_ends, with_state
+from nanolib.report.theme import empty_chart
 
 _PARITY = (
     Column("arm", "Recipe"),

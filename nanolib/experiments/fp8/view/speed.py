@@ -10,8 +10,9 @@ from nanolib.report.claim import Claim, Order
 from nanolib.report.in_turns import gains, with_speed_ups
 from nanolib.report.linking import links
 from nanolib.report.overview import cached, having, leaders, listed, of_experiment, why_empty
-from nanolib.report.plot import empty_chart, plot
+from nanolib.report.plot import plot
 from nanolib.report.tables import Column, base, filled, known, titles, with_ends, with_state
+from nanolib.report.theme import empty_chart
 
 _SPEED = (
     Column("what", "Model"),

@@ -13,8 +13,9 @@ from nanolib.experiments.model.view.tables import model_table
 from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.linking import links
 from nanolib.report.overview import cached, listed
-from nanolib.report.plot import empty_chart, plot
+from nanolib.report.plot import plot
 from nanolib.report.tables import known, short_names
+from nanolib.report.theme import empty_chart
 
 FRONT, UNDECIDED, BEATEN = "on the front", "not told apart", "beaten"
 _SERIES = ["run_id", "name", "optimisation", "attention_type", "seq_len", "dtype", "device"]

@@ -11,8 +11,9 @@ from nanolib.experiments.model.view.tables import loss_table
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
 from nanolib.report.linking import links
 from nanolib.report.over_length import COUNTED_KEY, KEY, PLAN_KEY, ROOFLINE_KEY, over_length
-from nanolib.report.plot import empty_chart, plot
+from nanolib.report.plot import plot
 from nanolib.report.roofline import roofline_chart
+from nanolib.report.theme import empty_chart
 
 _OTHERS = ["attention_type", "batch_size", "dtype"]
 _CALLS = {"inference": "inference", "decode": "next token", "training_step": "training step"}

@@ -1,0 +1,111 @@
+"""How charts look: the colours, fonts and grid, the same in a notebook, on the page and as a picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+Chart = Callable[[pd.DataFrame], alt.TopLevelMixin]
+
+COLOURS = {
+    "paper": "#FFFFFF",
+    "line": "#DEE3E8",  # the grid
+    "ink": "#191D22",
+    "muted": "#58626D",  # labels
+    "c1": "#0B62B0",  # at most four series have a colour, at least 4.9 : 1 against the paper
+    "c2": "#C2480A",
+    "c3": "#00785A",
+    "c4": "#A4437F",
+    "base": "#3B434D",  # what others are compared with
+    "rest": "#89929C",  # every further series
+}
+DARK = {
+    "paper": "#15181C",
+    "line": "#333A42",
+    "ink": "#EDF0F3",
+    "muted": "#A9B2BC",
+    "c1": "#62B2F5",
+    "c2": "#FF9A5C",
+    "c3": "#45CFA4",
+    "c4": "#F0A6CF",
+    "base": "#D5DAE0",
+    "rest": "#7C8692",
+}
+HUES = ["c1", "c2", "c3", "c4", "base", "rest"]
+_SERIES_HUES = HUES[:4]
+_TEXT = 12  # px
+
+
+def hues(names: Iterable[Any]) -> dict[Any, str]:
+    """A colour for each of the first four names, in order; the further ones are grey."""
+    distinct = list(dict.fromkeys(names))
+    return {name: _SERIES_HUES[at] if at < len(_SERIES_HUES) else "rest" for at, name in enumerate(distinct)}
+
+
+def empty_chart(title: str, why: str) -> alt.TopLevelMixin:
+    """A chart that says that there is nothing to draw, and why."""
+    text = alt.Chart(pd.DataFrame({"why": [why]})).mark_text(fontSize=13, align="left", x=0, color=COLOURS["muted"])
+    return themed(text.encode(text="why:N").properties(width=640, height=40, title=title, usermeta={"empty": why}))
+
+
+def is_empty(chart: alt.TopLevelMixin) -> bool:
+    """Whether it is one that says that there is nothing to draw."""
+    return isinstance(getattr(chart, "usermeta", None), dict)
+
+
+def side_by_side(*charts: alt.TopLevelMixin) -> alt.TopLevelMixin:
+    """Several charts in one picture."""
+    for chart in charts:  # only the whole has a configuration, and is said to be empty
+        chart.config = chart.usermeta = alt.Undefined
+    return themed(alt.hconcat(*charts, spacing=28))
+
+
+def themed(chart: alt.TopLevelMixin) -> alt.TopLevelMixin:
+    """Give a finished chart its fonts, grid and colours."""
+    axis = {
+        "labelColor": COLOURS["muted"],
+        "titleColor": COLOURS["muted"],
+        "gridColor": COLOURS["line"],
+        "labelFontSize": _TEXT,
+        "titleFontSize": _TEXT,
+        "titleFontWeight": "normal",
+        "labelLimit": 220,
+        "labelFlush": False,
+        "labelPadding": 6,
+        "domain": False,
+        "ticks": False,
+    }
+    title = {"fontSize": 14, "anchor": "start", "fontWeight": 600, "color": COLOURS["ink"]}
+    title |= {"subtitleFontSize": _TEXT, "subtitleColor": COLOURS["muted"], "subtitlePadding": 4}
+    legend = {"labelFontSize": _TEXT, "labelColor": COLOURS["muted"], "title": None, "orient": "top", "symbolLimit": 0}
+    # set, since each `configure_…` copies the whole chart
+    chart.config = alt.Config.from_dict(
+        {
+            "axis": axis,
+            "title": title,
+            "legend": legend,
+            "background": COLOURS["paper"],
+            "view": {"stroke": None},
+            "text": {"color": COLOURS["muted"], "fontSize": _TEXT},
+            "rule": {"color": COLOURS["rest"]},
+        }
+    )
+    return chart
+
+
+def variables() -> str:
+    """The colours as CSS variables, which follow what the reader's system prefers."""
+    light, dark = ("".join(f"--chart-{name}: {colour};" for name, colour in of.items()) for of in (COLOURS, DARK))
+    return f":root {{{light}}}\n@media screen and (prefers-color-scheme: dark) {{:root {{{dark}}}}}\n"
+
+
+def with_variables(specs: Any) -> Any:
+    """Charts for a page that declares `variables`: one drawing for light, dark and print."""
+    text = json.dumps(specs)
+    for name, colour in COLOURS.items():
+        text = text.replace(f'"{colour}"', f'"var(--chart-{name})"')
+    return json.loads(text)
