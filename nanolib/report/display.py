@@ -110,6 +110,10 @@ class Tables:
     Args:
         section: The question.
         rows: Measurements of any experiments, of one machine.
+
+    Example:
+        >>> from nanolib.experiments.attention.view import SECTION
+        >>> Tables(SECTION, run.measurements())  # doctest: +SKIP
     """
 
     def __init__(self, section: Section, rows: pd.DataFrame) -> None:
@@ -127,7 +131,12 @@ class Tables:
 
 
 def show(section: Section, rows: pd.DataFrame) -> None:
-    """Show a question in a notebook: its heading, what the rows say, its charts and its tables."""
+    """Show a question in a notebook: its heading, what the rows say, its charts and its tables.
+
+    Example:
+        >>> from nanolib.experiments.attention.view import SECTION
+        >>> show(SECTION, run.measurements())  # doctest: +SKIP
+    """
     from IPython.display import Markdown, display
 
     display(Markdown(f"## {section.question}"), Lines(section.verdict(rows)))

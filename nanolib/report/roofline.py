@@ -64,7 +64,7 @@ def roofline_table(rows: pd.DataFrame, experiment: str = "") -> pd.DataFrame:
         table[f"attainable_{end}"] = np.minimum(peak[end], table["intensity"] * bandwidth[end])
     table = table.assign(**ratios("share", table, "achieved", "attainable"))
     table["bound"] = np.where(table["intensity"] < table["ridge"], "memory", "compute")
-    ends = [f"{name}_{end}" for name in ("peak", "bandwidth") for end in ("low", "high", "predicted", "row", "busy")]
+    ends = [f"{name}_{end}" for name in ("peak", "bandwidth") for end in ("low", "high", "predicted", "busy")]
     return table.drop(columns=["flops", "moved", *ends])
 
 

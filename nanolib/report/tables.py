@@ -26,7 +26,7 @@ class Column:
         metric: What its numbers are of; empty for a factor, or for what is computed of other columns.
         scope: Of what; None takes any.
         method: How; None takes any.
-        interval: Whether `_low`, `_high`, `_predicted`, `_row`, the measurement's id, and `_busy`, whether other processes
+        interval: Whether `_low`, `_high`, `_predicted` and `_busy`, whether other processes
             disturbed it, stand beside it.
         detail: What of the measurement's details it shows; empty for the estimate.
     """
@@ -45,7 +45,7 @@ class Column:
             return {self.name: [details.get(self.detail) for details in found["details"]]}
         if not self.interval:
             return {self.name: found["estimate"]}
-        sources = {"_low": "low", "_high": "high", "_predicted": "predicted", "_row": "id"}
+        sources = {"_low": "low", "_high": "high", "_predicted": "predicted"}
         busy = [Flag.BUSY_MACHINE in flags for flags in found["flags"]]
         ends = {self.name + end: found.get(name) for end, name in sources.items()}
         return {self.name: found["estimate"], **ends, f"{self.name}_busy": busy}

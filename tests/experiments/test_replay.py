@@ -59,7 +59,7 @@ def test_what_it_gives_is_replayed_in_rows_words_and_pictures(tmp_path):
     energy = rows[rows.metric.isin(["energy", "power", "energy_per_token"]) & rows.estimate.notna()]
     assert len(energy) and set(energy.provenance) == {Provenance.REPLAYED.value} and set(energy.method) == {"replay"}
     assert (energy[energy.metric == "power"].estimate.between(99, 103)).all()
-    assert "by a recording that was replayed, a token takes prefill" in "\n".join(VERDICTS["energy"](rows))
+    assert "By a recording that was replayed, a token takes prefill" in "\n".join(VERDICTS["energy"](rows))
     for name in ("energy_per_token", "power_over_time"):
         text = str(CHARTS[name](rows).to_dict())
         assert "replayed from a recording" in text and "Read from a sensor" not in text

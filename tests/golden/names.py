@@ -26,7 +26,7 @@ NOTEBOOKS = _same("attention distributed energy fp8 model warmup")
 
 CASES = _same(
     "AttentionCase QualityCase CeilingCase ModelCase GenerationCase LossCase WarmupCase EnergyCase ProfileCase SpeedCase"
-    " ShapeCase ParityCase NumericsCase DecodeCase PrefillCase MemoryCase ShardedTrainingCase"
+    " ParityCase NumericsCase DecodeCase PrefillCase MemoryCase ShardedTrainingCase"
 )
 
 # Classes of which no row is the same everywhere, so that none is run for the sheet: their factors and plans are in it.
@@ -34,7 +34,7 @@ NOT_RUN = {
     "CeilingCase": "rates of this machine",
     "WarmupCase": "times",
     "ProfileCase": "times, and shares of them",
-    "NumericsCase": "shares and scales after a training in bfloat16, whose rounding differs between processors",
+    "NumericsCase": "shares after a training in bfloat16, whose rounding differs between processors",
 }
 
 # Classes of which so many rows come first, and the rest is energy.
@@ -44,7 +44,7 @@ FACTORS = _same(
     "attention_type options seq_len batch_size dtype num_heads num_kv_heads head_dim causal backward pattern target"
     " block_size seeds steps tuning_steps d_model num_layers ceiling budget_s preset overrides mode optimisation"
     " new_tokens learning_rate corpus direction process warmup_steps curve_steps phase look every_kth_token"
-    " every_nth_layer precision compiled keep m k n arm first_seed margin variant seed"
+    " every_nth_layer precision compiled keep arm first_seed margin variant seed"
     " world_size forms prefill_forms q_len threads memory_form measured strategies"
 )
 NOT_FACTORS = {
@@ -71,7 +71,6 @@ LEFT_OUT = {
     "sqnr": "rounding after training, which differs between processors",
     "underflow": "rounding after training, which differs between processors",
     "overflow": "rounding after training, which differs between processors",
-    "fp8_scale": "rounding after training, which differs between processors",
     "speed_up": "a ratio of times",
     "ratio": "times",
     "warmup_needed": "times",

@@ -92,19 +92,15 @@ def test_after_a_lost_device_cases_have_a_process_of_their_own(tmp_path, monkeyp
         def __init__(self):
             Exception.__init__(self, "CUDA error: device-side assert triggered")
 
+    def lost():
+        raise Lost
+        yield
+
     asked = []
-
-    def outcome(self, cases, isolated):
-        asked.append(isolated)
-
-        def rows():
-            if len(asked) == 1:
-                raise Lost
-            yield from ()
-
-        return {cases[0].case_id: attempt(rows, 10)}
-
-    monkeypatch.setattr(sweep._Sweep, "_attempt", outcome)
+    here = lambda *_: asked.append(False) or attempt(lost, 10)  # noqa: E731
+    alone = lambda _, cases, *more: asked.append(True) or {cases[0].case_id: attempt(lambda: iter(()), 10)}  # noqa: E731
+    monkeypatch.setattr(sweep, "run_here", here)
+    monkeypatch.setattr(sweep, "run_in_process", alone)
     with Store(tmp_path / "results.sqlite") as store:
         params = sample.Params(behaviours=["ok-1", "ok-2", "ok-3"])
         rows = sweep.measure(sample, params, store=store, progress=False).measurements()

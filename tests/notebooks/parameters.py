@@ -15,8 +15,6 @@ from nanolib.experiments import ALL, sections
 from nanolib.paths import checkout
 from nanolib.report.section import Section
 
-ANSWER = "from nanolib.report import display\n\nanswer = display.Answer()"  # what a reader sees first, filled by what follows
-
 
 def cell_of(params: type) -> str:
     """A line per parameter, the notebook's own first: type, default and, as a comment, what the class says of it."""
@@ -67,7 +65,8 @@ def new_notebook(name: str, section: Section) -> nbformat.NotebookNode:
     hidden = {"jupyter": {"source_hidden": True}}  # plumbing
     setup = f"""from nanolib.experiments.{name} import cases as experiment
 from nanolib.experiments.{name} import view
-from nanolib.report import display, overview, renderer
+from nanolib.experiments.explore import explore
+from nanolib.report import display, renderer
 from nanolib.run import sweep
 from nanolib.run.plan import prediction_table
 
@@ -75,25 +74,16 @@ renderer.enable()
 params = experiment.Params.collect(globals())"""
     cells = [
         text(f"# {section.question}"),
-        code(ANSWER, metadata=hidden),
-        text("## Parameters"),
         code("", metadata={"tags": ["parameters"]}),
         code(setup, metadata=hidden),
-        text("## What we predict"),
+        text("## Prediction and measurement"),
         code("# NBVAL_CHECK_OUTPUT\nprint(prediction_table(experiment, params).to_string(index=False))"),
-        text("## What we measure"),
         code("run = sweep.measure(experiment, params)\nrows = run.measurements(samples=True)\nrun"),
-        text("## The verdict"),
-        code(
-            "answer.show(view.SECTION, rows=rows)\n"
-            "display.Lines([*view.SECTION.verdict(rows), *overview.flag_lines(rows)])"
-        ),
-        text("## Predicted against measured"),
+        text("## Conclusions"),
+        code("display.Lines(view.SECTION.verdict(rows))"),
         *(code(f'view.SECTION.charts["{chart}"](rows)') for chart in section.charts),
-        *(code(f'display.Table(view.SECTION.tables["{title}"].readable(rows))') for title in section.tables),
-        text("## What must match exactly"),
-        code("# NBVAL_CHECK_OUTPUT\nprint(overview.schema_of(rows))", metadata=hidden),
-        text("## Where the results went"),
+        code("display.Tables(view.SECTION, rows)"),
+        code("explore(experiment, params, rows)"),
         code("print(run.finish())"),
     ]
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}

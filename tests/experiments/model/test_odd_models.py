@@ -9,7 +9,6 @@ from nanolib.experiments.model import cases as model
 from nanolib.experiments.model import look
 from nanolib.experiments.model.planning import plan
 from nanolib.measurement import BadInput
-from nanolib.report.overview import deterministic
 from nanolib.run import plan as plans
 from nanolib.run import sweep
 from nanolib.store import Store
@@ -222,15 +221,6 @@ def test_a_loss_that_diverges_keeps_what_was_finite_and_says_from_where_on_it_is
     assert (
         ended["status"] == "error" and f"not finite from step {len(loss['samples']) + 1} of 12 on" in ended["message"]
     )
-
-
-def test_attention_types_stand_apart_among_what_is_the_same_everywhere(store):
-    params = model.Params(
-        seq_lens=[32], overrides=SMALL, attention_types=["sparse", "dense"], train=False, device="cpu", **QUICK
-    )
-    found = deterministic(_measured(store, model, params))
-    assert not found.duplicated(["case", "metric", "scope"]).any()
-    assert {"sparse", "dense"} <= {word for case in found["case"] for word in case.split()}
 
 
 @pytest.mark.parametrize(

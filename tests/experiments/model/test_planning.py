@@ -230,7 +230,7 @@ BAD = [
         "ranks: hf:Gemma2ForCausalLM is not known to be a stack",
     ),
     (["own:fails"], "model: 'own:fails' cannot be planned: AssertionError: never"),
-    (["decoder_tiny", "-p", "d_model=[1"], "-p d_model: '[1' is not YAML"),
+    (["decoder_tiny", "-p", "d_model=[1"], "-p d_model: '[1' is not valid YAML"),
     (["hf:Nope"], "transformers has no model class 'Nope'"),
     (["hf:LlamaForCausalLM", "-p", "foo=1"], "'foo' is no field of LlamaConfig"),
     (["mymodule:build"], "there is no module 'mymodule'"),

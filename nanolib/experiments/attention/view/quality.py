@@ -37,7 +37,7 @@ def quality_table(rows: pd.DataFrame) -> pd.DataFrame:
     """
     rows = having(rows, "attention", "pattern")
     table = filled(base(rows, ["pattern", "target", "seq_len", "seeds", "steps"], "pattern"), rows, _QUALITY)
-    table = table.drop(columns=[name for name in table if name.endswith(("_predicted", "_row", "_busy"))])
+    table = table.drop(columns=[name for name in table if name.endswith(("_predicted", "_busy"))])
     return with_state(table)
 
 

@@ -125,13 +125,13 @@ def overhead_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per mode of profiling, phase and shape.
 
     Returns:
-        Columns: `run_id`, `latency_row`, `case`, `name`,
+        Columns: `run_id`, `case`, `name`,
         `phase`, `seq_len`, `mode`, `wall`, `wall_low`, `wall_high`, `cpu`, `cpu_low`, `cpu_high`,
         `threads` (shares of the bare call), `plain_ms`, `pass_ms`, `n`.
     """
     found = pick(of_experiment(rows, "energy"), "overhead")
     lines = [
-        {"run_id": row["run_id"], "latency_row": row.get("id")}
+        {"run_id": row["run_id"]}
         | {name: row[f"factor.{name}"] for name in ("name", "phase", "seq_len")}
         | {"mode": row["scope"].split()[-1], "n": row["n"]}
         | {"wall": row["estimate"], "wall_low": row["low"], "wall_high": row["high"], "threads": details["threads"]}

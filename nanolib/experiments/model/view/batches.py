@@ -60,7 +60,6 @@ def _rated(group: pd.DataFrame) -> pd.DataFrame:
         found[f"user{end}"] = 1e3 / group[f"decode{other}"]
         found[f"total{end}"] = found[f"user{end}"] * group["batch_size"]
     found["user_busy"] = found["total_busy"] = group.get("decode_busy", False)
-    found["latency_row"] = group["decode_row"]
     lines = [line for _, line in found.iterrows()]
     gains = [(math.nan,) * 3, *(_gain(a, b) for a, b in pairwise(lines))]
     found[["gain_low", "gain", "gain_high"]] = gains
