@@ -61,12 +61,12 @@ def test_it_opens_from_the_file_system_and_complains_of_nothing(opened):
     assert "window 64" in opened.page.locator(".verdict").first.inner_text()
 
 
-def test_a_point_tells_its_interval_and_method(opened):
-    opened.page.locator("#chart-attention_latency .mark-symbol.role-mark path").first.hover(force=True)
+def test_a_point_tells_its_interval_and_what_it_is_compared_with(opened):
+    opened.page.locator("#chart-attention_speed_up .mark-symbol.role-mark path").first.hover(force=True)
     tip = opened.page.locator("#vg-tooltip-element")
     tip.wait_for(state="visible", timeout=5000)
     said = tip.inner_text()
-    assert all(word in said for word in ("interval from", "method", "perf_counter", "flags", "blocks"))
+    assert all(word in said for word in ("from", "to", "against dense (flash)", "removes"))
 
 
 def test_what_tries_to_break_out_is_shown_as_text(opened, report):

@@ -1,4 +1,4 @@
-"""The report of a whole suite, as its readers use it: lists, legends, keyboard, phone, dark, print, a screen reader."""
+"""The report of a whole suite, as its readers use it: lists, phone, dark, print, a screen reader."""
 
 import gzip
 import json
@@ -81,7 +81,7 @@ def _left(page):
 
 def test_what_is_picked_every_chart_and_table_follows_or_says_why_not(still, drawn):
     choices = still.evaluate("choices")
-    assert list(choices) == ["Machine", "Run", "Model", "Sequence length"]
+    assert list(choices) == ["Model", "Sequence length"]  # of one machine, each notebook's newest run
     for title, choice in choices.items():
         for option in list(choice["options"])[:8]:
             _pick(still, title, option)
@@ -104,9 +104,7 @@ def test_what_is_picked_every_chart_and_table_follows_or_says_why_not(still, dra
             for section in found:
                 assert bool(section["none"]) != section["open"]
                 if not section["open"]:
-                    assert re.match(
-                        r"Nothing (at n = .* here; lengths: |of .* here; (machine|run|model)s: )", section["none"]
-                    )
+                    assert re.match(r"Nothing (at n = .* here; lengths: |of .* here; (run|model)s: )", section["none"])
                     continue
                 assert all(place[at] is None or place[at] in values for place in section["lines"])
                 for chart in section["charts"]:
@@ -130,22 +128,6 @@ def test_the_choice_is_in_the_address(opened, report):
     assert _left(opened) == {"run": None, "model": None, "n": None}
 
 
-def test_a_click_on_every_legend_that_says_so_picks_a_series_out(opened):
-    opened.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
-    named = [figure for figure in opened.locator("figure").all() if "Click a legend" in figure.inner_text()]
-    assert len(named) >= 3
-    faded = "e => [...e.querySelectorAll('.mark-symbol.role-mark path')].filter(m => m.getAttribute('opacity') === '0.12').length"
-    for figure in named:
-        labels = figure.locator(".role-legend-label text")
-        assert labels.count() >= 2 and figure.evaluate(faded) == 0
-        labels.nth(0).click(force=True)
-        opened.wait_for_timeout(150)
-        assert figure.evaluate(faded) > 0, figure.get_attribute("id")
-    buttons = opened.locator("#chart-attention_roofline .role-legend-label [role=button]")
-    labels = opened.locator("#chart-attention_roofline .role-legend-label text")
-    assert 4 <= buttons.count() < labels.count()  # of the two legends the one that picks
-
-
 @pytest.mark.parametrize("width", [390, 1280])
 def test_it_fits_the_screen(resized, width):
     resized.set_viewport_size({"width": width, "height": 900})
@@ -154,11 +136,12 @@ def test_it_fits_the_screen(resized, width):
     resized.wait_for_function(DRAWN, timeout=120_000)
     assert resized.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
     panels = (
-        "all('#chart-attention_latency .role-title text').filter(e => ['forward', 'backward'].includes(e.textContent))"
+        "all('#chart-model_performance .role-title text').filter(e => ['inference', 'next token', 'training step']"
+        ".includes(e.textContent))"
     )
     columns = f"new Set({panels}.map(e => Math.round(e.getBoundingClientRect().left / 50))).size"
-    resized.wait_for_function(f"{columns} === {1 if width < 800 else 2}", timeout=60_000)  # stacked, or side by side
-    used = "document.querySelector('#chart-attention_latency svg.marks').getBoundingClientRect().width / rooms()"
+    resized.wait_for_function(f"{columns} === {1 if width < 800 else 3}", timeout=60_000)  # stacked, or side by side
+    used = "document.querySelector('#chart-model_performance svg.marks').getBoundingClientRect().width / rooms()"
     resized.wait_for_function(f"0.9 < {used} && {used} <= 1.0", timeout=60_000)  # drawn anew for the new width
     cut = """() => all('.role-legend-label text').filter(e =>
         e.getBoundingClientRect().right > e.closest('svg.marks').getBoundingClientRect().right + 1).map(e => e.textContent)"""

@@ -204,7 +204,7 @@ def _walked(name, field):
         ("fp8", "precisions", speed.DTYPES),
         ("fp8", "modes", speed.MODES),
         ("fp8", "parity_arms", {*parity.ARMS}),
-        ("fp8", "numerics", {*VARIANTS, "scales"}),
+        ("fp8", "numerics", {*VARIANTS}),
         ("energy", "phases", {"prefill", "decode", "training_step"}),
         ("energy", "profiling", {"minimal", "standard", "deep"}),
         ("distributed", "algorithms", ALGORITHMS),

@@ -9,7 +9,6 @@ Causality is aligned at the end: query i of q_len sits at position kv_len - q_le
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,7 +35,16 @@ def _module(kind: str) -> Any:
     """What the kind is made of, imported when it is first asked for."""
     if not isinstance(kind, str) or kind not in ATTENTION_KINDS:
         raise BadInput(f"attention_type: {shown(kind)} is no attention kind; use one of {', '.join(kinds())}")
-    return importlib.import_module(f"{__name__}.{kind}")
+    match kind:  # `importlib` would end dynamo's graph of a model that is compiled
+        case "dense":
+            from nanolib.models.attention import dense as module
+        case "flash_attn":
+            from nanolib.models.attention import flash_attn as module
+        case "flex":
+            from nanolib.models.attention import flex as module
+        case "sparse":
+            from nanolib.models.attention import sparse as module
+    return module
 
 
 def parse_options(kind: str, options: Any = None) -> Any:
