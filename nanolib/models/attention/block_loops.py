@@ -16,7 +16,8 @@ class Block(NamedTuple):
         keys: How many keys it attends to.
         start: Where they begin, if they lie in one piece; else −1.
         unit: How long the equal pieces are that they consist of,
-        pieces: and which pieces, int64.
+        pieces: and which pieces, int64, of all heads that go at once, one head after the other: along the first dimension alone is
+            torch's gather a plain copy.
         hidden_from: From which key on some query does not see them,
         hidden: and which do not: bool [queries, keys from there].
         blind: Whether some query sees none.
@@ -132,7 +133,7 @@ def taken(x: Tensor, block: Block, room: Tensor) -> Tensor:
         return x[:, block.start : block.start + block.keys]
     width = block.unit * x.size(2)
     found = room[: x.size(0) * block.keys * x.size(2)]
-    torch.index_select(x.reshape(-1, width), 0, of_heads(x, block), out=found.view(-1, width))
+    torch.index_select(x.reshape(-1, width), 0, of_heads(x.size(0), block), out=found.view(-1, width))
     return found.view(x.size(0), block.keys, x.size(2))
 
 
@@ -142,11 +143,9 @@ def add(into: Tensor, x: Tensor, block: Block) -> None:
         into[:, block.start : block.start + block.keys] += x
     else:
         width = block.unit * into.size(2)
-        into.view(-1, width).index_add_(0, of_heads(into, block), x.reshape(-1, width))
+        into.view(-1, width).index_add_(0, of_heads(into.size(0), block), x.reshape(-1, width))
 
 
-def of_heads(x: Tensor, block: Block) -> Tensor:
-    """The pieces of all heads, one head after the other: along the first dimension alone is torch's gather a plain copy."""
-    if x.size(0) == 1:
-        return block.pieces
-    return (torch.arange(x.size(0))[:, None] * (x.size(1) // block.unit) + block.pieces).view(-1)
+def of_heads(heads: int, block: Block) -> Tensor:
+    """The pieces of so many heads, one head after the other: all heads of a turn attend to the same keys."""
+    return block.pieces[: heads * (block.keys // block.unit)]

@@ -68,6 +68,10 @@ class QueryBlock:
         """Whether some query sees no key."""
         return self.hidden.shape[1] == self.keys and bool(self.hidden.all(axis=1).any())
 
+    def pieces_of(self, heads: int, kv_len: int) -> np.ndarray:
+        """The pieces of several heads whose keys lie one after the other, int64."""
+        return (np.arange(heads)[:, None] * (kv_len // self.unit) + self.pieces).ravel()
+
     @property
     def positions(self) -> np.ndarray:
         """The keys, int64."""

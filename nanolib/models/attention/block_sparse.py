@@ -149,7 +149,7 @@ def _over_heads(
             loop(
                 *(x[b, queries].unflatten(0, (count, -1)) for x in by_query),
                 *(x[b, kv] for x in by_key),
-                _turn(plan, count, (queries.stop - queries.start) // count, q, scale),
+                _turn(plan, count, (queries.stop - queries.start) // count, q, k.shape[2], scale),
             )
 
     heads = [(b, h) for b in range(k.shape[0]) for h in range(k.shape[1])]
@@ -171,14 +171,14 @@ def _over_heads(
         torch.set_num_threads(before)  # what new threads will start with, which a worker's own setting has changed
 
 
-def _turn(plan: Plan, heads: int, group: int, q: Tensor, scale: float) -> block_loops.Turn:
+def _turn(plan: Plan, heads: int, group: int, q: Tensor, kv_len: int, scale: float) -> block_loops.Turn:
     """A plan as the loops take it, and room for what goes through them at once."""
     blocks = [block for block in plan if block.runs]
     together, scores, keys = at_once(blocks, group, heads)
     taken = []
     for block in blocks:
         start = block.runs[0][0] if len(block.runs) == 1 else -1
-        pieces, hidden = torch.from_numpy(block.pieces), torch.from_numpy(block.hidden)
+        pieces, hidden = (torch.from_numpy(x) for x in (block.pieces_of(together, kv_len), block.hidden))
         sizes = *block.rows, block.keys, start, block.unit
         taken.append(block_loops.Block(*sizes, pieces, block.hidden_from, hidden, block.blind))
     return block_loops.Turn(taken, together, q.new_empty(scores), q.new_empty(keys * q.shape[-1]), scale)
