@@ -35,6 +35,11 @@ def links(frame: pd.DataFrame, but: str = "") -> dict[str, Any]:
     return found
 
 
+def link_columns(frame: pd.DataFrame) -> list[str]:
+    """Those of the columns that `links` gives which a chart's data has."""
+    return [name for name in _SOURCES if name in frame]
+
+
 def followed(data: pd.DataFrame) -> pd.DataFrame:
     """A chart's data with those columns in the place of what they come from."""
     known = [name for name in ("run_id", "name", "seq_len") if name in data]

@@ -171,7 +171,8 @@ def flag_lines(rows: pd.DataFrame) -> list[str]:
 
 
 def why_empty(rows: pd.DataFrame, experiment: str) -> str:
-    """Why there is nothing to draw: never run, or nothing but failures."""
+    """Why there is nothing to draw of an experiment: never run, or nothing but failures."""
+    rows = of_experiment(rows, experiment)
     if rows.empty:
         return f"no {experiment} run is in the database; run: nano run quick {experiment}"
     bad = rows[(rows["metric"] == "case_time") & (rows["status"] != "ok")]

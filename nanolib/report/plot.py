@@ -87,7 +87,7 @@ def plot(
         return empty_chart(title, f"no value can be drawn on a logarithmic axis ({', '.join(left_out)})")
 
     def draw(part: pd.DataFrame) -> alt.LayerChart:
-        guides = _guides(value, ref, band, domain, value in log)
+        guides = _guides(value, ref, band)
         if kind == "line":
             named = part if ref is None or not ref_text else _with_named_ref(part, ref, ref_text)
             return _lines(named, unit, xunit, log, fmt, domain, join, guides, width, height)
@@ -151,9 +151,7 @@ def _domain(data: pd.DataFrame, value: str, log: bool, zero: bool, more: Sequenc
     return [low - room if low < 0 or not zero else low, high + room if high > 0 or not zero else high]
 
 
-def _guides(
-    value: str, ref: float | None, band: tuple[float, float] | None, domain: Sequence[float], log: bool
-) -> list[tuple[alt.Chart, dict[str, Any]]]:
+def _guides(value: str, ref: float | None, band: tuple[float, float] | None) -> list[tuple[alt.Chart, dict[str, Any]]]:
     """The line to compare with and the band around it, to be given the axis's encoding."""
     found: list[tuple[alt.Chart, dict[str, Any]]] = []
     if band is not None:

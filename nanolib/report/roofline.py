@@ -11,7 +11,7 @@ import pandas as pd
 
 from nanolib.measurement import Flag
 from nanolib.report.claim import Claim, Figure, comparing
-from nanolib.report.linking import links
+from nanolib.report.linking import link_columns, links
 from nanolib.report.overview import listed, pick, ranked
 from nanolib.report.plot import plot
 from nanolib.report.tables import Column, drawn_ends, filled, percent, ratios, short_names
@@ -45,7 +45,7 @@ def roofline_table(rows: pd.DataFrame, experiment: str = "") -> pd.DataFrame:
         "low": "achieved_low",
         "high": "achieved_high",
     }
-    followed = [name for name in achieved if name.startswith("link_")]
+    followed = link_columns(achieved)
     table = achieved[[*key, *followed, *(name for name in columns if name in achieved)]].rename(columns=columns)
     table["achieved_busy"] = [Flag.BUSY_MACHINE in flags for flags in achieved["flags"]]
     table = filled(table, rows, (Column("flops", "", "flops"), Column("moved", "", "bytes")), key)
@@ -93,7 +93,7 @@ def roofline_chart(experiment: str) -> Chart:
                 + " of its peak, "
                 + table["bound"]
                 + "-bound",
-                **{name: table[name] for name in table if name.startswith("link_")},
+                **table[link_columns(table)],
             }
         )
         points["hue"] = points["series"].map(hues(points["series"]))

@@ -59,8 +59,11 @@ class Section:
 
     def main_chart(self, rows: pd.DataFrame) -> alt.TopLevelMixin:
         """The first chart that can be drawn of the rows, or the one that says why none can."""
-        drawn = [draw(rows) for draw in {**self.charts, **self.files}.values()]
-        return next((chart for chart in drawn if not is_empty(chart)), drawn[0])
+        first, *others = {**self.charts, **self.files}.values()
+        chart = first(rows)
+        if not is_empty(chart):
+            return chart
+        return next((other for draw in others if not is_empty(other := draw(rows))), chart)
 
     def shown(self, rows: pd.DataFrame) -> dict[str, CaseTable]:
         """The main table, which says where nothing was measured, and the others that have a line."""

@@ -41,7 +41,7 @@ _TEXTS = (
     "gpus",
     "driver",
 )
-_DROPPED = ("traceback", "corpus", "rendezvous")  # keys of JSON
+_DROPPED = ("traceback", "corpus")  # keys of JSON
 _ALWAYS = {"process": "", "launch": ""}  # columns that cannot be left out of a database
 _HOME = re.compile(r"(?<![\w/])/(?:home|Users)/[^\s/:'\"]+|(?<![\w/])/root(?=/)|\b[A-Za-z]:\\Users\\[^\s\\:'\"]+")
 _FOLDERS = re.compile(r"(?:(?<![\w/~.])~?/|\b[A-Za-z]:\\|(?<![\w~])~\\)(?:[^\s/\\:'\"]+[/\\]+)+")

@@ -22,12 +22,6 @@ def host() -> str:
     return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 
 
-def pid_of(process: str) -> int:
-    """The number in a process's name; -1, which is none, where there is no number."""
-    number = process.split(":")[1] if process.count(":") == 2 else ""
-    return int(number) if number.isdecimal() else -1
-
-
 def alive(process: str) -> bool:
     """Whether the process of that name runs on this machine."""
     place, pid, began = process.split(":") if process.count(":") == 2 else ("", "", "")

@@ -101,7 +101,7 @@ def warmup_curve(rows: pd.DataFrame) -> alt.TopLevelMixin:
     title = "Each step from the first, of fresh processes"
     data = curve_table(rows)
     if data.empty:
-        return empty_chart(title, why_empty(overview.of_experiment(rows, "warmup"), "warmup"))
+        return empty_chart(title, why_empty(rows, "warmup"))
     of_process = data.groupby(["run_id", "direction", "process"])["ms"]
     steady = of_process.transform(lambda ms: ms.tail(len(ms) // 2).median())
     points = pd.DataFrame(
@@ -135,7 +135,7 @@ def warmup_settings(rows: pd.DataFrame) -> alt.TopLevelMixin:
     table = warmup_table(rows)
     table = table[table["difference"].notna() & (table["warmup_steps"] != _REFERENCE)] if len(table) else table
     if table.empty:
-        return empty_chart(title, why_empty(overview.of_experiment(rows, "warmup"), "warmup"))
+        return empty_chart(title, why_empty(rows, "warmup"))
     steps = table["warmup_steps"].astype(int).astype(str)
     data = pd.DataFrame(
         {

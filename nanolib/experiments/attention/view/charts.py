@@ -8,9 +8,9 @@ import pandas as pd
 from nanolib.experiments.attention.view.quality import attention_quality
 from nanolib.experiments.attention.view.tables import attention_table
 from nanolib.measurement import format_number
-from nanolib.report.linking import links
+from nanolib.report.linking import link_columns, links
 from nanolib.report.over_length import COUNTED_KEY, KEY, PLAN_KEY, ROOFLINE_KEY, over_length
-from nanolib.report.overview import listed, of_experiment, why_empty
+from nanolib.report.overview import listed, why_empty
 from nanolib.report.plot import plot
 from nanolib.report.roofline import roofline_chart
 from nanolib.report.tables import known
@@ -48,7 +48,7 @@ def attention_speed_up(rows: pd.DataFrame) -> alt.TopLevelMixin:
     title = "Speed-up of sparse attention over dense"
     if sparse.empty:
         timed = len(known(attention_table(rows), "forward"))
-        why = why_empty(of_experiment(rows, "attention"), "attention")
+        why = why_empty(rows, "attention")
         return empty_chart(title, "no sparse kind was measured with a dense one" if timed else why)
     dense = listed(figure.name for figures in sparse["speed_up_over"] for figure in figures)
     data = pd.DataFrame(
@@ -90,7 +90,7 @@ def attention_parts(rows: pd.DataFrame) -> alt.TopLevelMixin:
             "total"
         )
         table = table.assign(**links(table, but="link_model"))
-        kept = ["series", "text", *(name for name in table if name.startswith("link_"))]
+        kept = ["series", "text", *link_columns(table)]
         table = table.melt(kept, list(_PARTS), "part", "x")
         table = table[table["x"] > 0]
     return plot(

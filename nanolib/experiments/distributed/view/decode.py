@@ -21,8 +21,8 @@ from nanolib.experiments.distributed.view.decode_tables import (
 from nanolib.measurement import Flag, Provenance, format_number
 from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.in_turns import ONE, gains, not_slower, over
-from nanolib.report.linking import links
-from nanolib.report.overview import having, listed, of_experiment, pick, why_empty
+from nanolib.report.linking import link_columns, links
+from nanolib.report.overview import having, listed, pick, why_empty
 from nanolib.report.plot import plot
 from nanolib.report.tables import in_ms, known, percent, times
 from nanolib.report.theme import empty_chart
@@ -33,7 +33,7 @@ def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
     title = "Time per token over ranks"
     table = known(decode_table(rows), "latency")
     if table.empty:
-        return empty_chart(title, why_empty(of_experiment(rows, EXPERIMENT), EXPERIMENT))
+        return empty_chart(title, why_empty(rows, EXPERIMENT))
     table = _with_one_rank(table)
     data = pd.DataFrame(
         {
@@ -52,7 +52,7 @@ def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
     if len(modelled):  # the dashed line begins at the last point that was measured
         keys = ["panel", "series", "x"]
         joints = data.merge(modelled.rename(columns={"from": "x"})[keys].drop_duplicates(), on=keys)
-        joints = joints.assign(pred=joints["y"])[[*keys, "pred", *(name for name in data if name.startswith("link_"))]]
+        joints = joints.assign(pred=joints["y"])[[*keys, "pred", *link_columns(data)]]
         data = pd.concat(
             [data, joints, modelled.rename(columns={"ranks": "x"}).drop(columns="from")], ignore_index=True
         )
@@ -109,14 +109,14 @@ def decode_shares(rows: pd.DataFrame) -> alt.TopLevelMixin:
     table = known(decode_table(rows), "latency")
     table = table[table["world_size"] == table["world_size"].max()] if len(table) else table
     if table.empty:
-        return empty_chart("Where the time of a token goes", why_empty(of_experiment(rows, EXPERIMENT), EXPERIMENT))
+        return empty_chart("Where the time of a token goes", why_empty(rows, EXPERIMENT))
     table = table.assign(
         panel="n = " + table["seq_len"].astype(int).map("{:,}".format) + ", " + table["dtype"],
         series=table["form"].str.replace("_", " "),
         text=table["latency"].map(format_number) + " ms",
         **links(table),
     )
-    kept = ["panel", "series", "text", *(name for name in table if name.startswith("link_"))]
+    kept = ["panel", "series", "text", *link_columns(table)]
     return plot(
         table.melt(kept, list(KINDS), "part", "x"),
         f"Where the time of a token goes on {table['ranks'].iloc[0]} ranks",

@@ -20,7 +20,7 @@ from nanolib.measurement import Flag, Provenance, format_number, format_with_int
 from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.in_turns import ONE, OVER, gains, not_slower, over, with_speed_ups
 from nanolib.report.linking import links
-from nanolib.report.overview import cached, having, listed, of_experiment, pick, why_empty
+from nanolib.report.overview import cached, having, listed, pick, why_empty
 from nanolib.report.plot import plot
 from nanolib.report.tables import CASE, Column, filled, known, titles, with_ends, with_state
 from nanolib.report.theme import empty_chart, hues
@@ -77,7 +77,7 @@ def prefill_times(rows: pd.DataFrame) -> alt.TopLevelMixin:
     title = "Attention over a sequence that is sharded"
     table = known(prefill_table(rows), "latency")
     if table.empty:
-        return empty_chart(title, why_empty(of_experiment(rows, EXPERIMENT), EXPERIMENT))
+        return empty_chart(title, why_empty(rows, EXPERIMENT))
     data = pd.DataFrame(
         {
             "panel": "n = " + table["seq_len"].astype(int).map("{:,}".format) + ", " + table["direction"],
@@ -107,7 +107,7 @@ def sharded_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
     peaks = pick(having(rows, EXPERIMENT, "world_size"), "peak_memory")
     peaks = peaks[peaks["scope"].str.endswith(" forward")]
     if peaks.empty:
-        return empty_chart("Peak memory of a rank", why_empty(of_experiment(rows, EXPERIMENT), EXPERIMENT))
+        return empty_chart("Peak memory of a rank", why_empty(rows, EXPERIMENT))
     sharded = ~peaks["scope"].isin(["dense forward", "math forward", "flash forward"])
     peaks = peaks[~sharded | (peaks["factor.world_size"] == peaks["factor.world_size"].max())]
     form = peaks["scope"].str.removesuffix(" forward").replace("dense", "flash")

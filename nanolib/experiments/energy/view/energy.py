@@ -72,7 +72,7 @@ def energy_per_token(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Joules per token by phase, with bounds: filled as a sensor read them, hollow if estimated or replayed."""
     table = known(energy_table(rows), "energy_per_token")
     if table.empty:
-        return empty_chart("Energy per token", why_empty(of_experiment(rows, "energy"), "energy"))
+        return empty_chart("Energy per token", why_empty(rows, "energy"))
     several = table["name"].nunique() > 1
     phase, case = table["phase"].str.replace("_", " "), table["seq_len"].astype(int).astype(str)
     estimated = table["provenance"] == Provenance.ESTIMATED
@@ -128,9 +128,7 @@ def power_over_time(rows: pd.DataFrame) -> alt.TopLevelMixin:
         )
     data = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
     if data.empty:
-        why = (
-            "no sensor read this machine's power" if len(found) else why_empty(of_experiment(rows, "energy"), "energy")
-        )
+        why = "no sensor read this machine's power" if len(found) else why_empty(rows, "energy")
         return empty_chart("Power over time", why)
     return plot(
         followed(data),

@@ -7,7 +7,7 @@ import pandas as pd
 
 from nanolib.measurement import format_with_interval
 from nanolib.report.claim import Claim, Figure, Order, comparing
-from nanolib.report.linking import followed
+from nanolib.report.linking import followed, link_columns
 from nanolib.report.overview import cached, of_experiment, pick
 from nanolib.report.plot import plot
 from nanolib.report.tables import CASE, known
@@ -105,7 +105,7 @@ def operation_breakdown(rows: pd.DataFrame) -> alt.TopLevelMixin:
     data = _operations(rows)
     if data.empty:
         return empty_chart("Where the time goes", "no layer was looked into; give layer_modes with deep")
-    kept = ["case", *(name for name in data if name.startswith("link_"))]
+    kept = ["case", *link_columns(data)]
     data = data.assign(part=data["operation"].map(_FAMILIES))
     total = data.groupby([*kept, "part"], sort=False)["ms"].sum().reset_index()
     total = total.assign(series=total["case"], x=total["ms"] / total.groupby("case")["ms"].transform("sum"))

@@ -6,8 +6,8 @@ import altair as alt
 import pandas as pd
 
 from nanolib.report.claim import Claim
-from nanolib.report.linking import links
-from nanolib.report.overview import cached, having, of_experiment, pick, why_empty
+from nanolib.report.linking import link_columns, links
+from nanolib.report.overview import cached, having, pick, why_empty
 from nanolib.report.plot import plot
 from nanolib.report.theme import empty_chart
 
@@ -42,7 +42,7 @@ def fp8_numerics(rows: pd.DataFrame) -> alt.TopLevelMixin:
     title = "Signal to noise of products in 8 bits"
     table = numerics_table(rows)
     if table.empty:
-        return empty_chart(title, why_empty(of_experiment(rows, "fp8"), "fp8"))
+        return empty_chart(title, why_empty(rows, "fp8"))
     medians = table.groupby("variant", sort=False)["sqnr"].median()
     first = ~table["variant"].duplicated()
     data = pd.DataFrame(
@@ -54,7 +54,7 @@ def fp8_numerics(rows: pd.DataFrame) -> alt.TopLevelMixin:
             "hue": "c1",
             "text": (table["variant"].map(medians).map("{:.1f} dB".format)).where(first, ""),
             "note": table["layer"] + ", " + table["product"].str.replace("_", " "),
-            **{name: table[name] for name in table if name.startswith("link_")},
+            **table[link_columns(table)],
         }
     )
     return plot(

@@ -8,7 +8,7 @@ import pandas as pd
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, Provenance
 from nanolib.report.claim import Claim, Figure, comparing
 from nanolib.report.linking import links
-from nanolib.report.overview import cached, having, listed, of_experiment, why_empty
+from nanolib.report.overview import cached, having, listed, why_empty
 from nanolib.report.plot import plot
 from nanolib.report.tables import CASE, Column, base, filled, known, titles, with_ends, with_state
 from nanolib.report.theme import empty_chart
@@ -55,7 +55,7 @@ def fp8_parity(rows: pd.DataFrame) -> alt.TopLevelMixin:
     title = "Loss above bf16 after training"
     table = known(parity_table(rows), "difference")
     if table.empty:
-        return empty_chart(title, why_empty(of_experiment(rows, "fp8"), "fp8"))
+        return empty_chart(title, why_empty(rows, "fp8"))
     controls = table["control"].eq(True)
     data = pd.DataFrame(
         {

@@ -9,7 +9,7 @@ from nanolib.measurement import Status, format_number
 from nanolib.report.claim import Claim, Order
 from nanolib.report.in_turns import gains, with_speed_ups
 from nanolib.report.linking import links
-from nanolib.report.overview import cached, having, leaders, listed, of_experiment, why_empty
+from nanolib.report.overview import cached, having, leaders, listed, why_empty
 from nanolib.report.plot import plot
 from nanolib.report.tables import Column, base, filled, known, titles, with_ends, with_state
 from nanolib.report.theme import empty_chart
@@ -54,7 +54,7 @@ def fp8_precisions(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Time of each model in each precision, and how many times as fast as bf16 it is."""
     table = known(speed_table(rows), "latency")
     if table.empty:
-        return empty_chart("Time of a step by precision", why_empty(of_experiment(rows, "fp8"), "fp8"))
+        return empty_chart("Time of a step by precision", why_empty(rows, "fp8"))
     compiled = table["compiled"].map({True: ", compiled", False: ""}).fillna("")
     several = table["name"].nunique() > 1 or table["mode"].nunique() > 1
     gain = table["speed_up"].map(lambda ratio: "" if pd.isna(ratio) else f"  {ratio:.2f}× bf16")
