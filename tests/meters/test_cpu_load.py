@@ -95,10 +95,15 @@ def test_a_timing_waits_for_the_processes_that_torch_compiles_with(monkeypatch):
     with subprocess.Popen([sys.executable, "-c", begins]) as child:
         try:
             process = psutil.Process(child.pid)
-            while process.cpu_times().user < 0.2:  # it has begun
+            while _seconds(process) < 0.2:  # it has begun
                 time.sleep(0.02)
             cpu_load.wait_for_compilers()
-            used = process.cpu_times()
-            assert used.user + used.system >= 1.0 and child.poll() is None
+            assert _seconds(process) >= 1.0 and child.poll() is None
         finally:
             child.kill()
+
+
+def _seconds(process):
+    """CPU time of a process. Some virtual machines count all of it as the system's, so both are added."""
+    times = process.cpu_times()
+    return times.user + times.system
