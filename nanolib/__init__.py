@@ -13,7 +13,15 @@ __version__ = "0.3.0"
 # kernel and rank.
 atexit.register(gc.freeze)
 
-__all__ = ["PRESETS", "NanoConfig", "Store", "create_model", "generate_random_batch", "measure", "plan"]
+__all__ = [
+    "PRESETS",
+    "NanoConfig",
+    "Store",
+    "create_model",
+    "generate_random_batch",
+    "measure",
+    "plan",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -30,7 +38,9 @@ def __getattr__(name: str) -> Any:
         case "Store":
             from nanolib import store as home
         case _:
-            raise AttributeError(f"module 'nanolib' has no attribute {name!r}; public names: {', '.join(__all__)}")
+            raise AttributeError(
+                f"module 'nanolib' has no attribute {name!r}; public names: {', '.join(__all__)}"
+            )
     return getattr(home, name)
 
 

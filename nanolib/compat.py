@@ -86,8 +86,13 @@ def _series(
     """Milliseconds of each of `measure_steps` calls after `warmup_steps` more; `names` are what the caller calls them."""
     for name, value, least in zip(names, (warmup_steps, measure_steps), (0, 1), strict=True):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise BadInput(f"{name}: {value!r} will not do; give a whole number of at least {least}")
-    clock, steps = clock_for(device), itertools.chain([CallCheck(step, "func", BadInput)], itertools.repeat(step))
+            raise BadInput(
+                f"{name}: {value!r} will not do; give a whole number of at least {least}"
+            )
+    clock, steps = (
+        clock_for(device),
+        itertools.chain([CallCheck(step, "func", BadInput)], itertools.repeat(step)),
+    )
     for _ in range(warmup_steps):
         next(steps)()
     return [clock.time_block([next(steps)], 1, 1)[0][0] for _ in range(measure_steps)]
@@ -149,7 +154,12 @@ def benchmark_forward_backward(
 
 
 def profiled_tree_attn_decode(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, timer: Timer, shard_kv_seq: bool = True, group: Any = None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    timer: Timer,
+    shard_kv_seq: bool = True,
+    group: Any = None,
 ) -> torch.Tensor:
     """Decode by tree attention in its three all-reduces, each part timed.
 
@@ -183,7 +193,9 @@ class MemoryProfiler:
         existing: On CPU, tensors from before that count too (weights, inputs).
     """
 
-    def __init__(self, device: str | torch.device | None = None, existing: tuple[torch.Tensor, ...] = ()) -> None:
+    def __init__(
+        self, device: str | torch.device | None = None, existing: tuple[torch.Tensor, ...] = ()
+    ) -> None:
         self._device = str(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._existing = existing
         self._peak: Peak | None = None
@@ -200,7 +212,9 @@ class MemoryProfiler:
 
     def _live(self) -> int:
         if self._peak is None or self._peak.live is None:
-            raise BadInput("MemoryProfiler: nothing is recorded yet; read it after the `with` block")
+            raise BadInput(
+                "MemoryProfiler: nothing is recorded yet; read it after the `with` block"
+            )
         return self._peak.live
 
     def peak_memory_gpu(self) -> float:

@@ -9,7 +9,12 @@ import pydantic
 from nanolib.measurement import BadInput
 from nanolib.params import StrictModel
 
-ATTENTION_KINDS = ("dense", "flash_attn", "flex", "sparse")  # what each is, `models.attention` knows
+ATTENTION_KINDS = (
+    "dense",
+    "flash_attn",
+    "flex",
+    "sparse",
+)  # what each is, `models.attention` knows
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 Size = Annotated[int, pydantic.Field(gt=0, le=16_777_216)]
@@ -66,7 +71,9 @@ class NanoConfig(StrictModel):
     @classmethod
     def _known_kind(cls, value: str) -> str:
         if value not in ATTENTION_KINDS:
-            raise ValueError(f"{value!r} is no attention kind; use one of {', '.join(ATTENTION_KINDS)}")
+            raise ValueError(
+                f"{value!r} is no attention kind; use one of {', '.join(ATTENTION_KINDS)}"
+            )
         return value
 
     @pydantic.model_validator(mode="after")
@@ -133,7 +140,9 @@ class NanoConfig(StrictModel):
         return cls(**PRESETS[name] | changes)
 
 
-def _decoder(d_model: int, layers: int, heads: int, context: int, sparse: tuple[int, int, int]) -> dict[str, Any]:
+def _decoder(
+    d_model: int, layers: int, heads: int, context: int, sparse: tuple[int, int, int]
+) -> dict[str, Any]:
     # The sparse sizes are the window, the global and the random keys that `dca` and `bigbird` take from a preset;
     # `window` and `local_global` use the first two.
     window, global_tokens, random_tokens = sparse

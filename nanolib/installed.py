@@ -10,9 +10,13 @@ from importlib.util import find_spec
 EVERYTHING, NOTEBOOKS, REPORTS, NVIDIA = "everything", "notebooks", "reports", "NVIDIA GPUs"
 # package, as it is imported → what needs it
 NEEDED_BY = {
-    **dict.fromkeys(("torch", "numpy", "pandas", "scipy", "statsmodels", "ruptures", "pydantic"), EVERYTHING),
+    **dict.fromkeys(
+        ("torch", "numpy", "pandas", "scipy", "statsmodels", "ruptures", "pydantic"), EVERYTHING
+    ),
     **dict.fromkeys(("yaml", "psutil", "filelock", "tqdm", "click"), EVERYTHING),
-    **dict.fromkeys(("papermill", "nbclient", "nbformat", "ipykernel", "ipywidgets", "anywidget"), NOTEBOOKS),
+    **dict.fromkeys(
+        ("papermill", "nbclient", "nbformat", "ipykernel", "ipywidgets", "anywidget"), NOTEBOOKS
+    ),
     **dict.fromkeys(("altair", "vl_convert", "PIL", "jinja2", "mistune"), REPORTS),
     "torchao": "FP8",
     "pynvml": NVIDIA,
@@ -37,6 +41,8 @@ def in_a_line(found: dict[str, list[str]], *, stops: bool) -> str:
     """
     if not found:
         return ""
-    parts = "; ".join(f"{', '.join(packages)} (needed for {part})" for part, packages in found.items())
+    parts = "; ".join(
+        f"{', '.join(packages)} (needed for {part})" for part, packages in found.items()
+    )
     end = "nothing was run" if stops else "the rest runs"
     return f"not installed: {parts}; {end}; run: pip install -e . in nanolib's folder"

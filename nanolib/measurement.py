@@ -52,7 +52,9 @@ class Held(enum.StrEnum):
     UNATTRIBUTED = "unattributed"
 
 
-RUN_ID = re.compile("-".join(f"[0-9a-f]{{{n}}}" for n in (8, 4, 4, 4, 12)))  # a UUID; people see its first part
+RUN_ID = re.compile(
+    "-".join(f"[0-9a-f]{{{n}}}" for n in (8, 4, 4, 4, 12))
+)  # a UUID; people see its first part
 MOST_LABEL = 200  # characters of what people call a run
 
 
@@ -113,7 +115,9 @@ FLAG_TEXT: dict[Flag, str] = {
 
 
 OVER = " over "  # in the scope of a speed-up, between what was timed and its baseline
-LEARNING_STEPS = 200  # of training: runs that are shorter show that it runs, and nothing of what it would learn
+LEARNING_STEPS = (
+    200  # of training: runs that are shorter show that it runs, and nothing of what it would learn
+)
 SMOKE_TEST = f"a smoke test: nothing is said of runs under {LEARNING_STEPS} steps"
 
 
@@ -140,7 +144,9 @@ class Metric:
 
 
 _TIMED_UNITS = frozenset({"ms", "s", "1/s", "FLOP/s", "B/s", "J", "J·s", "W"})
-_TIMED = frozenset({"ceiling_share", "speed_up", "ratio", "overhead", "time_share", "warmup_needed"})
+_TIMED = frozenset(
+    {"ceiling_share", "speed_up", "ratio", "overhead", "time_share", "warmup_needed"}
+)
 _LOWER, _HIGHER, _EQUAL = Direction.LOWER, Direction.HIGHER, Direction.EQUAL
 
 METRICS: dict[str, Metric] = {
@@ -254,7 +260,9 @@ class Measurement:
 
     def __post_init__(self) -> None:
         if self.metric not in METRICS:
-            raise BadInput(f"metric: {self.metric!r} is not declared; use one of {', '.join(sorted(METRICS))}")
+            raise BadInput(
+                f"metric: {self.metric!r} is not declared; use one of {', '.join(sorted(METRICS))}"
+            )
 
     @property
     def unit(self) -> str:
@@ -276,7 +284,9 @@ class Measurement:
         value = format_number(self.estimate, self.low, self.high)
         interval = ""
         if self.low is not None and self.high is not None and self.low != self.high:
-            bounds = " … ".join(format_number(end, self.low, self.high) for end in (self.low, self.high))
+            bounds = " … ".join(
+                format_number(end, self.low, self.high) for end in (self.low, self.high)
+            )
             interval = f" [{bounds}]"
         unit = "" if self.unit == "1" else f" {self.unit}"
         notes = "".join(f"; {FLAG_TEXT[Flag(flag)]}" for flag in self.flags)
@@ -285,7 +295,11 @@ class Measurement:
     def to_dict(self) -> dict[str, Any]:
         """The row as JSON types; `from_dict` is its inverse."""
         row = {f.name: getattr(self, f.name) for f in fields(self)}
-        return row | {"samples": list(self.samples), "flags": list(self.flags), "details": dict(self.details)}
+        return row | {
+            "samples": list(self.samples),
+            "flags": list(self.flags),
+            "details": dict(self.details),
+        }
 
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> Measurement:
@@ -301,7 +315,9 @@ class Measurement:
         )
 
 
-def exact(metric: str, value: float, *, scope: str = "", method: str = "formula", **rest: Any) -> Measurement:
+def exact(
+    metric: str, value: float, *, scope: str = "", method: str = "formula", **rest: Any
+) -> Measurement:
     """A measurement of something deterministic: its interval is the value itself."""
     rest = {"confidence": 1.0, "n": 1, "low": value, "high": value} | rest
     return Measurement(metric, value, scope=scope, method=method, **rest)
@@ -309,7 +325,11 @@ def exact(metric: str, value: float, *, scope: str = "", method: str = "formula"
 
 def printable(text: str) -> str:
     """The text with escapes, as `repr` writes them, for what acts on a terminal or hides: control, direction, line ends."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return (
+        text
+        if text.isprintable()
+        else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    )
 
 
 def did_you_mean(word: Any, known: Iterable[str], otherwise: str = "") -> str:
@@ -326,7 +346,9 @@ def shown(value: Any) -> str:
         text = repr(value)
     except ValueError:  # Python writes no number of more than 4,300 digits
         return "a number of thousands of digits"
-    return text if len(text) <= 60 else f"{text[:28]}...{text[-28:]}"  # of a path the end tells most
+    return (
+        text if len(text) <= 60 else f"{text[:28]}...{text[-28:]}"
+    )  # of a path the end tells most
 
 
 def with_unit(figure: str) -> str:

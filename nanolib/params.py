@@ -49,10 +49,16 @@ class StrictModel(pydantic.BaseModel):
     @classmethod
     def _bad_input(cls, error: pydantic.ValidationError) -> BadInput:
         prefix, known = f"{cls.NAME}." if cls.NAME else "", list(cls.model_fields)
-        first: dict[Any, Any] = {}  # of each field: a list of a thousand wrong values is one mistake
+        first: dict[
+            Any, Any
+        ] = {}  # of each field: a list of a thousand wrong values is one mistake
         for one in error.errors():
             first.setdefault(one["loc"][:1] or str(one.get("ctx")), one)
-        return BadInput(*dict.fromkeys(prefix + _complaint(one, known) for one in [*first.values()][:_MOST_LINES]))
+        return BadInput(
+            *dict.fromkeys(
+                prefix + _complaint(one, known) for one in [*first.values()][:_MOST_LINES]
+            )
+        )
 
     @pydantic.model_validator(mode="before")
     @classmethod
@@ -70,12 +76,16 @@ class StrictModel(pydantic.BaseModel):
             try:
                 value = yaml.load(value, _Loader)  # noqa: S506  a safe loader
             except (yaml.YAMLError, ValueError, RecursionError) as error:
-                raise ValueError(f"{name}: {shown(value)} is not YAML ({' '.join(str(error).split())[:100]})") from None
+                raise ValueError(
+                    f"{name}: {shown(value)} is not YAML ({' '.join(str(error).split())[:100]})"
+                ) from None
         if list in kinds and value is not None and not isinstance(value, list | tuple | Mapping):
             value = [value]
         items = value if isinstance(value, list | tuple) else [value]
         if any(isinstance(item, bool) for item in items) and not {bool, dict, Any} & kinds:
-            raise ValueError(f"{name}: {shown(value)} is true or false where something else belongs; give a value")
+            raise ValueError(
+                f"{name}: {shown(value)} is true or false where something else belongs; give a value"
+            )
         if complaint := _not_plain(value):
             raise ValueError(f"{name}: {shown(value)} will not do; {complaint}")
         return value
@@ -102,9 +112,9 @@ class StrictModel(pydantic.BaseModel):
 
 def _complaint(error: Mapping[str, Any], known: list[str]) -> str:
     """Pydantic's message with the field and the value; our own validators name both themselves."""
-    where = "".join(f"[{part}]" if isinstance(part, int) else f".{shown(part)[1:-1]}" for part in error["loc"]).lstrip(
-        "."
-    )
+    where = "".join(
+        f"[{part}]" if isinstance(part, int) else f".{shown(part)[1:-1]}" for part in error["loc"]
+    ).lstrip(".")
     if error["type"] == "extra_forbidden":
         hint = did_you_mean(error["loc"][-1], known)
         return f"{where}: unknown name; {hint and f'{hint} '}known: {', '.join(known)}"
@@ -173,7 +183,11 @@ def label_of(name: str, text: str) -> str:
     Raises:
         BadInput: It cannot, or is longer.
     """
-    if complaint := f"give at most {MOST_LABEL} characters" if len(text) > MOST_LABEL else _not_plain(text):
+    if (
+        complaint := f"give at most {MOST_LABEL} characters"
+        if len(text) > MOST_LABEL
+        else _not_plain(text)
+    ):
         raise BadInput(f"{name}: {shown(text)} will not do; {complaint}")
     try:
         return free_label(text)
@@ -216,7 +230,9 @@ def read_yaml(path: Any) -> dict[str, Any]:
     if values is None:
         return {}
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
-        raise BadInput(f"{path}: holds {shown(values)}, not `name: value` lines; write one per parameter")
+        raise BadInput(
+            f"{path}: holds {shown(values)}, not `name: value` lines; write one per parameter"
+        )
     return values
 
 

@@ -11,9 +11,7 @@ from pathlib import Path
 from nanolib.measurement import BadInput
 
 OUTPUT_VARIABLE = "NANOLIB_OUTPUT"
-LAUNCH_VARIABLE = (
-    "NANOLIB_LAUNCH"  # by which `nano run` finds the run of a job: `TOKEN/NAME`, the token that of the command
-)
+LAUNCH_VARIABLE = "NANOLIB_LAUNCH"  # by which `nano run` finds the run of a job: `TOKEN/NAME`, the token that of the command
 PART_VARIABLE = "NANOLIB_PART"  # `2/4`: this run is the second of four that share the cases
 DATABASE = "results.sqlite"
 
@@ -22,7 +20,9 @@ def find_checkout() -> Path | None:
     """The checkout: from the working folder upwards, then from the package upwards; None outside one."""
     for origin in (Path.cwd(), Path(__file__).resolve()):
         for folder in (origin, *origin.parents):
-            if (folder / "notebooks").is_dir() and (folder / "nanolib" / "measurement.py").is_file():
+            if (folder / "notebooks").is_dir() and (
+                folder / "nanolib" / "measurement.py"
+            ).is_file():
                 return folder
     return None
 
@@ -70,7 +70,9 @@ def make_folder(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadInput(f"output: {folder} cannot be made ({error.strerror}); name another folder") from None
+        raise BadInput(
+            f"output: {folder} cannot be made ({error.strerror}); name another folder"
+        ) from None
     return folder
 
 
@@ -93,7 +95,9 @@ def put_in_place(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
             file.replace(target)
             return
         try:
-            os.link(file, target)  # unlike a rename, it does not overwrite what has appeared during the writing
+            os.link(
+                file, target
+            )  # unlike a rename, it does not overwrite what has appeared during the writing
         except FileExistsError:
             raise
         except OSError:  # a file system without links

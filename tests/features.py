@@ -29,7 +29,10 @@ def features():
         return {
             "commands": commands(),
             "parameters": parameters(),
-            "metrics": {name: [metric.unit, metric.direction, metric.title] for name, metric in METRICS.items()},
+            "metrics": {
+                name: [metric.unit, metric.direction, metric.title]
+                for name, metric in METRICS.items()
+            },
             "report": report(Path(folder)),
         }
 
@@ -77,7 +80,11 @@ def report(folder):
 def cells(table):
     """Of each column the first lines of a table and the last: a figure in the wrong column is seen."""
     lines = [*range(min(4, len(table))), *range(max(4, len(table) - 2), len(table))]
-    return {name: [_text(table[name].iloc[at]) for at in lines] for name in table.columns if name != "id"}
+    return {
+        name: [_text(table[name].iloc[at]) for at in lines]
+        for name in table.columns
+        if name != "id"
+    }
 
 
 def _text(value):

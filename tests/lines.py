@@ -18,7 +18,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 _LONG = 200  # characters of a string from which its words count
-_SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+_SILENT = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
 _COMMENTS = {
     ".js": r"(?s:/\*.*?\*/)|(?m:^\s*//.*$)",
     ".css": r"(?s:/\*.*?\*/)",
@@ -50,9 +57,9 @@ def python(source: str) -> Size:
     """Of a module, without comments, docstrings, newlines and indents."""
     silent: set[int] = set()
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(
-            node, clean=False
-        ):
+        if isinstance(
+            node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        ) and ast.get_docstring(node, clean=False):
             silent.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
     tokens, lines = 0, set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):

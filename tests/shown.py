@@ -3,6 +3,13 @@
 from nanolib.experiments import sections
 
 SECTIONS = sections()
-CHARTS = {name: chart for section in SECTIONS for name, chart in {**section.charts, **section.files}.items()}
+CHARTS = {
+    name: chart
+    for section in SECTIONS
+    for name, chart in {**section.charts, **section.files}.items()
+}
 CLAIMS = {section.experiment: section.verdict for section in SECTIONS}
-VERDICTS = {name: lambda rows, claims=claims: list(map(str, claims(rows))) for name, claims in CLAIMS.items()}
+VERDICTS = {
+    name: lambda rows, claims=claims: list(map(str, claims(rows)))
+    for name, claims in CLAIMS.items()
+}

@@ -25,9 +25,16 @@ def _strings(tree):
     """The text of each string that is no docstring; what is filled in later is a `{}`."""
     docstrings = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node, clean=False):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
+            node, clean=False
+        ):
             docstrings.add(id(node.body[0].value))
-    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    parts = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr)
+        for part in node.values
+    }
     for node in ast.walk(tree):
         if id(node) not in docstrings | parts and (text := _text(node)) is not None:
             yield text
@@ -44,7 +51,9 @@ def _text(node):
 @functools.cache
 def _messages():
     files = sorted(PACKAGE.rglob("*.py"))
-    strings = [(file, text) for file in files for text in _strings(ast.parse(file.read_text("utf-8")))]
+    strings = [
+        (file, text) for file in files for text in _strings(ast.parse(file.read_text("utf-8")))
+    ]
     return [(file.relative_to(PACKAGE).as_posix(), text) for file, text in strings]
 
 
@@ -56,7 +65,9 @@ def test_commands_in_messages_are_there_with_their_options():
     commands = cli.main.commands
     seen = set()
     for module, text in _messages():
-        for said in re.findall(r"(?:^|run: |run |, or |, |`|; |until then, |write: )nano ([a-z]+(?: [^;,`]*)?)", text):
+        for said in re.findall(
+            r"(?:^|run: |run |, or |, |`|; |until then, |write: )nano ([a-z]+(?: [^;,`]*)?)", text
+        ):
             try:
                 name, *words = shlex.split(said)
             except ValueError:
@@ -68,7 +79,12 @@ def test_commands_in_messages_are_there_with_their_options():
             options = {option for parameter in commands[name].params for option in parameter.opts}
             given = {word for word in words if re.fullmatch(r"--[a-z-]+", word)}
             assert given <= options, (module, text)
-            if name == "run" and words[:1] == ["quick"] and len(words) > 1 and words[1].isidentifier():
+            if (
+                name == "run"
+                and words[:1] == ["quick"]
+                and len(words) > 1
+                and words[1].isidentifier()
+            ):
                 assert words[1] in ALL, (module, text)
     assert {"run", "doctor", "ab", "compare", "history", "clean"} <= seen
 
@@ -83,7 +99,9 @@ def test_packages_are_installed_from_the_checkout_and_exist():
     assert extras == {"hf", "ray", "amd", "apple", "cuda"} <= set(project["optional-dependencies"])
 
 
-NOTEBOOKS = {name: set(load().Params.model_fields) for name, load in ALL.items() if name != "summary"}
+NOTEBOOKS = {
+    name: set(load().Params.model_fields) for name, load in ALL.items() if name != "summary"
+}
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS)

@@ -31,38 +31,68 @@ WITHOUT_DATABASE = [
         "runs --output ~nobody-of-that-name/x",
         "~nobody-of-that-name/x/results.sqlite does not exist",
     ),
-    ("run model -p corpus=~nobody-of-that-name/x", "model.corpus: '~nobody-of-that-name/x' does not exist"),
+    (
+        "run model -p corpus=~nobody-of-that-name/x",
+        "model.corpus: '~nobody-of-that-name/x' does not exist",
+    ),
     ("run attention -p attention_types=[fast]", "attention.attention_types"),
     ("run attention -p dtypes=[int8]", "'int8' is no dtype; use "),
     ("run attention -p device=tpu", "attention.device: 'tpu' is not here; use auto or one of"),
     ("run attention -p budget_s=0", "attention.budget_s: Input should be greater than 0, got 0"),
-    ("run attention -p isolation=yes", "attention.isolation: Input should be 'none' or 'process', got 'yes'"),
+    (
+        "run attention -p isolation=yes",
+        "attention.isolation: Input should be 'none' or 'process', got 'yes'",
+    ),
     ("run model -p presets=[tiny]", "'tiny' is no preset; use "),
     ("run model -p model=mine", "model.model"),
-    ("run model -p model=no.such:thing", "there is no module 'no'; install it or start in its folder"),
+    (
+        "run model -p model=no.such:thing",
+        "there is no module 'no'; install it or start in its folder",
+    ),
     ("run model -p model=hf:Nope", "transformers has no model class 'Nope'"),
     ("run model -p overrides={d_modl:8}", "model."),
     ("run quick -p seed=1", "parameters belong to one notebook"),
-    ("run attention -p 'attention_types=[{a: 1}]'", "attention.attention_types: {'a': 1} names no kind; give kind"),
-    ("run attention -p 'attention_types=[{kind: dense, kind: sparse}]'", "'kind' is given twice; leave one out"),
+    (
+        "run attention -p 'attention_types=[{a: 1}]'",
+        "attention.attention_types: {'a': 1} names no kind; give kind",
+    ),
+    (
+        "run attention -p 'attention_types=[{kind: dense, kind: sparse}]'",
+        "'kind' is given twice; leave one out",
+    ),
     (
         "run attention -p 'attention_types=[{1: dense}]'",
         "attention.attention_types[0][1].[key]: Input should be a valid string, got 1",
     ),
     ("run attention -p seq_lens=[8,8]", "attention.seq_lens: 8 is given twice; leave one out"),
-    ("run attention -p seq_lens=null", "attention.seq_lens: Input should be a valid list, got None"),
-    ("run attention -p seq_lens=[true]", "attention.seq_lens: [True] is true or false where something else belongs"),
+    (
+        "run attention -p seq_lens=null",
+        "attention.seq_lens: Input should be a valid list, got None",
+    ),
+    (
+        "run attention -p seq_lens=[true]",
+        "attention.seq_lens: [True] is true or false where something else belongs",
+    ),
     ("run attention -p seed=1 -p seed=2", "-p: 'seed' is given twice; give it once"),
-    ("run attention -p quality_patterns=[spiral]", "attention.quality_patterns: 'spiral' is no pattern; use window"),
+    (
+        "run attention -p quality_patterns=[spiral]",
+        "attention.quality_patterns: 'spiral' is no pattern; use window",
+    ),
     ("run attention attention", "run: 'attention' is named twice; name it once"),
     (
         "run attention --label 01234567-89ab-cdef-0123-456789abcdef",
         "label: '01234567-89ab-cdef-0123-456789abcdef' names runs already; choose another",
     ),
-    ("run attention --label 'a\nb'", "attention.label: 'a\\nb' will not do; leave out the unprintable character '\\n'"),
+    (
+        "run attention --label 'a\nb'",
+        "attention.label: 'a\\nb' will not do; leave out the unprintable character '\\n'",
+    ),
     ("run attention --output HERE/text.txt", "text.txt is no folder; name another"),
     ("run model -p 'model=no such:thing'", "model.model: 'no such:thing' names no function"),
-    ("run model -p model=hf:GPT2LMHeadModel -p 'model_options={vocab_size: 99}'", "vocab_size 99 cannot hold the 256"),
+    (
+        "run model -p model=hf:GPT2LMHeadModel -p 'model_options={vocab_size: 99}'",
+        "vocab_size 99 cannot hold the 256",
+    ),
     ("run model -p model=hf:T5ForConditionalGeneration", "reads two sequences"),
     (
         "run model -p seq_lens=[99999999]",
@@ -72,19 +102,40 @@ WITHOUT_DATABASE = [
         "run model -p 'overrides={num_layers: 999999}'",
         "model.overrides: decoder_tiny: config.num_layers: Input should be less than or equal to 10",
     ),
-    ("run model -p 'overrides={attention_options: {windo: 3}}'", "attention_options.windo: no attention kind takes it"),
+    (
+        "run model -p 'overrides={attention_options: {windo: 3}}'",
+        "attention_options.windo: no attention kind takes it",
+    ),
     ("run model -p corpus=HERE/empty.txt", "empty.txt' holds 0 bytes; give a text of at least two"),
     ("run energy -p phases=[prefill,prefill]", "energy.phases: 'prefill' is given twice"),
-    ("run fp8 -p 'overrides={dtype: float32}'", "fp8.overrides: dtype is chosen by precisions; leave it out"),
-    ("run distributed -p 'overrides={d_model: 8}'", "distributed.overrides: there is no preset to change"),
+    (
+        "run fp8 -p 'overrides={dtype: float32}'",
+        "fp8.overrides: dtype is chosen by precisions; leave it out",
+    ),
+    (
+        "run distributed -p 'overrides={d_model: 8}'",
+        "distributed.overrides: there is no preset to change",
+    ),
     ("run summary -p database=HERE/none.sqlite", "none.sqlite' is no file; name a database"),
-    ("run summary -p runs=[[latest]]", "summary.runs[0]: Input should be a valid string, got ['latest']"),
-    ("ab HERE/date.yml HERE/date.yml attention", "date.yml is not valid YAML (month must be in 1..12)"),
-    ("ab HERE/twice.yml HERE/twice.yml attention", "twice.yml is not valid YAML ('seed' is given twice; leave one out"),
+    (
+        "run summary -p runs=[[latest]]",
+        "summary.runs[0]: Input should be a valid string, got ['latest']",
+    ),
+    (
+        "ab HERE/date.yml HERE/date.yml attention",
+        "date.yml is not valid YAML (month must be in 1..12)",
+    ),
+    (
+        "ab HERE/twice.yml HERE/twice.yml attention",
+        "twice.yml is not valid YAML ('seed' is given twice; leave one out",
+    ),
     ("ab HERE/latin.yml HERE/latin.yml attention", "latin.yml: cannot be read ('utf-8' codec"),
     ("ab . . --call a:b --label all", "--label: 'all' names runs already; choose another"),
     ("ab . . --call a:b --json /", "/: this is a folder; name a file"),
-    ("ab . . --call json:dumps --threshold nan", "--threshold: 'nan' will not do; give a share such as 5%"),
+    (
+        "ab . . --call json:dumps --threshold nan",
+        "--threshold: 'nan' will not do; give a share such as 5%",
+    ),
     ("ab . . --call json:dumps --metric speed", "--metric: 'speed' cannot be compared so"),
     ("ab . . --call a:b --total soon", "--total: 'soon' will not do"),
     ("run --on mars", "'mars' is not one of 'here', 'ray'"),
@@ -123,12 +174,21 @@ WITH_DATABASE = [
     ("compare latest latest --threshold -1%", "--threshold: '-1%' will not do"),
     ("compare latest latest --threshold lots", "--threshold: 'lots' will not do"),
     ("compare latest latest --chart HERE/x.doc", "x.doc"),
-    ("compare latest latest --json HERE/ok.json --markdown HERE/none/x.md", "none is no folder; make it or name"),
-    ("ab . . --call json:dumps --json HERE/none/x.json", "none is no folder; make it or name another"),
+    (
+        "compare latest latest --json HERE/ok.json --markdown HERE/none/x.md",
+        "none is no folder; make it or name",
+    ),
+    (
+        "ab . . --call json:dumps --json HERE/none/x.json",
+        "none is no folder; make it or name another",
+    ),
     (f"compare {LONG} latest", "xxx' is not in the database"),
     (f"compare {LONG}/{LONG} latest", "File name too long; name another place"),
     (f"export HERE/x.json --run {LONG}", "xxx' is not in the database"),
-    (f"clean --run latest~{LONG}", "xxx' is not there; the database holds 1 launch(es) of attention"),
+    (
+        f"clean --run latest~{LONG}",
+        "xxx' is not there; the database holds 1 launch(es) of attention",
+    ),
     (f"{LONG}", "No such command"),
     (f"report --to HERE/{LONG}", "cannot be made (File name too long); name another folder"),
     ("history nowhere", "no run of nowhere is in the database; it holds attention"),
@@ -168,7 +228,10 @@ def here(tmp_path, measured):
         (folder / name).write_bytes(content)
     shutil.copy(measured, folder / "good.sqlite")
     (folder / "cut.sqlite").write_bytes(measured.read_bytes()[:5000])
-    for name, statement in (("foreign", "CREATE TABLE t (x)"), ("newer", "PRAGMA user_version = 99")):
+    for name, statement in (
+        ("foreign", "CREATE TABLE t (x)"),
+        ("newer", "PRAGMA user_version = 99"),
+    ):
         if name == "newer":
             shutil.copy(measured, folder / "newer.sqlite")
         with contextlib.closing(sqlite3.connect(folder / f"{name}.sqlite")) as db:
@@ -186,9 +249,14 @@ def _files(folder):
 
 
 def _tell(arguments, tmp_path, here):
-    named = [word.replace("HERE", str(here)).replace("OUT", str(tmp_path / "out")) for word in shlex.split(arguments)]
+    named = [
+        word.replace("HERE", str(here)).replace("OUT", str(tmp_path / "out"))
+        for word in shlex.split(arguments)
+    ]
     takes_output = named and named[0] != "nope" and "--output" not in named
-    ended = CliRunner().invoke(main, [*named, *(["--output", str(tmp_path / "out")] if takes_output else [])])
+    ended = CliRunner().invoke(
+        main, [*named, *(["--output", str(tmp_path / "out")] if takes_output else [])]
+    )
     return ended
 
 
@@ -198,12 +266,16 @@ def test_it_is_told_in_one_line_and_nothing_is_written(tmp_path, here, arguments
     ended = _tell(arguments, tmp_path, here)
     assert ended.exit_code == 2, ended.output
     assert said in ended.output, ended.output
-    assert "Traceback" not in ended.output and (not arguments or len(ended.output.strip().splitlines()) == 1)
+    assert "Traceback" not in ended.output and (
+        not arguments or len(ended.output.strip().splitlines()) == 1
+    )
     assert _files(tmp_path) == before and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(("arguments", "said"), WITH_DATABASE)
-def test_it_is_told_in_one_line_and_the_database_stays_as_it_is(tmp_path, here, measured, arguments, said):
+def test_it_is_told_in_one_line_and_the_database_stays_as_it_is(
+    tmp_path, here, measured, arguments, said
+):
     (tmp_path / "out").mkdir()
     shutil.copy(measured, tmp_path / "out" / "results.sqlite")
     before = _files(tmp_path)

@@ -17,7 +17,9 @@ from nanolib.store import Run, Store
 @pytest.fixture
 def nano(tmp_path):
     def call(*arguments):
-        return CliRunner().invoke(main, [*arguments, "--output", str(tmp_path / "out")], env={"NANOLIB_OUTPUT": None})
+        return CliRunner().invoke(
+            main, [*arguments, "--output", str(tmp_path / "out")], env={"NANOLIB_OUTPUT": None}
+        )
 
     return call
 
@@ -26,7 +28,11 @@ def nano(tmp_path):
 def test_an_output_folder_that_cannot_be_made_is_told(tmp_path, command):
     (tmp_path / "file").touch()
     ended = CliRunner().invoke(main, [*command, "--output", str(tmp_path / "file" / "out")])
-    assert ended.exit_code == 2 and "cannot be made" in ended.output and len(ended.output.strip().splitlines()) == 1
+    assert (
+        ended.exit_code == 2
+        and "cannot be made" in ended.output
+        and len(ended.output.strip().splitlines()) == 1
+    )
 
 
 def test_a_damaged_database_is_told_and_left_as_it_is(nano, tmp_path):
@@ -41,7 +47,11 @@ def test_a_damaged_database_is_told_and_left_as_it_is(nano, tmp_path):
     cut = content[: len(content) // 2] + bytes(1000)
     path.write_bytes(cut)
     ended = nano("report")
-    assert ended.exit_code == 2 and len(ended.output.strip().splitlines()) == 1 and "cannot be" in ended.output
+    assert (
+        ended.exit_code == 2
+        and len(ended.output.strip().splitlines()) == 1
+        and "cannot be" in ended.output
+    )
     assert not (tmp_path / "out" / "report").exists()
 
 
@@ -57,7 +67,9 @@ def test_a_report_that_cannot_be_written_is_told(nano, tmp_path):
 
 @pytest.mark.parametrize("suite", ["full", "--full"])
 def test_a_dry_run_lists_the_cases_and_what_cannot_run_here(nano, tmp_path, suite):
-    ended = nano("run", suite, "attention", "--dry-run", "-p", "seq_lens=[64]", "-p", "batch_sizes=[1]")
+    ended = nano(
+        "run", suite, "attention", "--dry-run", "-p", "seq_lens=[64]", "-p", "batch_sizes=[1]"
+    )
     assert ended.exit_code == 0, ended.output
     assert "attention: 60 cases" in ended.output
     assert "unsupported: SDPA backend cudnn has no CPU kernel" in ended.output
@@ -71,7 +83,9 @@ def test_doctor_measures_ceilings_that_a_dry_run_then_uses(nano, tmp_path):
     found = json.loads(ended.stdout)
     assert "GFLOP/s" in found["ceilings of cpu, measured now"]["float32"]
     assert found["what can be measured here"]["attention sparse"] == "runs"
-    dry = nano("run", "attention", "--dry-run", "-p", "seq_lens=[64]", "-p", "attention_types=[dense]").output
+    dry = nano(
+        "run", "attention", "--dry-run", "-p", "seq_lens=[64]", "-p", "attention_types=[dense]"
+    ).output
     line = next(line for line in dry.splitlines() if "dense" in line)
     assert float(line.split()[-3]) > 0 and line.split()[-1] == "runs"
     with Store(tmp_path / "out" / "results.sqlite") as store:
@@ -95,7 +109,10 @@ def test_doctor_tells_of_a_compiler_that_fails_and_goes_on(nano, monkeypatch):
     found = json.loads(nano("doctor", "--json", "--budget", "0.02").stdout)
     told = found["what can be measured here"]
     assert told["attention flex"] == "fails: CppCompileError: g++: not found and more"
-    assert told["attention dense"] == "runs" and "GFLOP/s" in found["ceilings of cpu, measured now"]["float32"]
+    assert (
+        told["attention dense"] == "runs"
+        and "GFLOP/s" in found["ceilings of cpu, measured now"]["float32"]
+    )
 
 
 def test_a_dry_run_lists_the_cases(nano):
@@ -142,13 +159,33 @@ def test_lists_come_as_json_too_and_a_name_that_is_nearly_right_is_named(nano, t
     with Store(tmp_path / "out" / "results.sqlite") as store:
         for at in range(7):
             times = [10.0 + at // 6 * 5 + 0.01 * (i % 7) for i in range(40)]
-            rows = {"c": ({"name": "dense", "device": "cpu"}, [Measurement("case_time", 1.0), summarise(times)])}
-            store.add(Run("attention", this_machine().to_dict(), rows=rows, label="before", git_revision=f"r{at}"))
+            rows = {
+                "c": (
+                    {"name": "dense", "device": "cpu"},
+                    [Measurement("case_time", 1.0), summarise(times)],
+                )
+            }
+            store.add(
+                Run(
+                    "attention",
+                    this_machine().to_dict(),
+                    rows=rows,
+                    label="before",
+                    git_revision=f"r{at}",
+                )
+            )
     (*_, last) = json.loads(nano("runs", "--json").stdout)
-    assert (last["experiment"], last["label"], last["git_revision"]) == ("attention", "before", "r6")
+    assert (last["experiment"], last["label"], last["git_revision"]) == (
+        "attention",
+        "before",
+        "r6",
+    )
     ended = nano("history", "--json")
     (told,) = json.loads(ended.stdout)["shown"]
     assert told["newest"]["after"] == "r6" and len(told["points"]) == 7 and told["case"] == "dense"
     assert "stuck out" in ended.stderr
     ended = nano("compare", "befor", "latest")
-    assert ended.exit_code == 2 and "'befor' is not in the database; did you mean before?" in ended.output
+    assert (
+        ended.exit_code == 2
+        and "'befor' is not in the database; did you mean before?" in ended.output
+    )

@@ -20,7 +20,9 @@ from nanolib.measurement import BadInput
 
 @pytest.fixture
 def model():
-    return create_model(NanoConfig(vocab_size=64, context_length=32, d_model=32, num_layers=1, num_heads=2))
+    return create_model(
+        NanoConfig(vocab_size=64, context_length=32, d_model=32, num_layers=1, num_heads=2)
+    )
 
 
 def test_forward_runs_warm_up_and_timed_steps(model):
@@ -42,7 +44,11 @@ def test_blocks_within_blocks_are_counted_once(monkeypatch):
     now = iter(range(100))
     monkeypatch.setattr("nanolib.meters.time.timer.time.perf_counter", lambda: float(next(now)))
     timer = Timer(use_cuda=False)
-    with timer.time_block("my_attention"), timer.time_block("comp_inner"), timer.time_block("comm_deep"):
+    with (
+        timer.time_block("my_attention"),
+        timer.time_block("comp_inner"),
+        timer.time_block("comm_deep"),
+    ):
         pass
     assert timer.seconds == {"comm_deep": [1.0], "comp_inner": [2.0], "my_attention": [2.0]}
     assert sum(timer.totals().values()) == 5  # what passed from the first to the last
@@ -58,7 +64,9 @@ def test_tree_decoding_in_a_block_of_the_users_own(capsys):
     assert out.shape == q.shape
     timer.print_stats()
     shares = timer.shares()
-    assert shares["compute"] > 0 and sum(shares.values()) == pytest.approx(sum(timer.totals().values()))
+    assert shares["compute"] > 0 and sum(shares.values()) == pytest.approx(
+        sum(timer.totals().values())
+    )
     assert "my_attention" in capsys.readouterr().out
 
 
@@ -82,13 +90,33 @@ def test_three_ranks_decode_under_torchrun_with_a_table_of_components(tmp_path):
     """As such users start it; each rank prints its own table, whole."""
     script = tmp_path / "decode.py"
     script.write_text(_DECODE)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", str(script)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd()), "GLOO_SOCKET_IFNAME": "lo"}
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=3",
+        str(script),
+    ]
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path.cwd()),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    ended = subprocess.run(
+        command, capture_output=True, text=True, timeout=200, env=environment, check=False
+    )
     assert ended.returncode == 0, ended.stderr[-2000:]
     for rank in range(3):
         assert f"rank {rank} of 3" in ended.stdout
-    for part in ("comp_shard_kv", "comp_local_attention", "comm_max_lse", "compute", "communication", "total"):
+    for part in (
+        "comp_shard_kv",
+        "comp_local_attention",
+        "comm_max_lse",
+        "compute",
+        "communication",
+        "total",
+    ):
         assert ended.stdout.count(f"\n{part} ") == 3, part
 
 
@@ -123,15 +151,22 @@ def test_the_profilers_names_are_there_with_the_arguments_that_others_use():
         batch_db_commits=True,
         preallocate_metrics=8,
     )
-    assert compat.ProfilingConfig.deep().deep_profiling and not compat.ProfilingConfig.minimal().modules
+    assert (
+        compat.ProfilingConfig.deep().deep_profiling
+        and not compat.ProfilingConfig.minimal().modules
+    )
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
     for profiler in (
         compat.create_profiler(model, config),
-        compat.LayerProfiler(model, capture_activations=True, preallocate_size=4, every_kth_token=1),
+        compat.LayerProfiler(
+            model, capture_activations=True, preallocate_size=4, every_kth_token=1
+        ),
     ):
         with profiler:
             model(torch.ones(2, 4))
-        assert len(profiler.results()[0].statistics) == 0 and profiler.results()[1].statistics.shape == (1, 4)
+        assert len(profiler.results()[0].statistics) == 0 and profiler.results()[
+            1
+        ].statistics.shape == (1, 4)
 
 
 def test_the_table_of_sizes():
@@ -139,7 +174,10 @@ def test_the_table_of_sizes():
     from nanolib.compat import create_model, generate_random_batch
 
     millions = {
-        name: sum(p.numel() for p in create_model(config, context_length=512, device="meta").parameters()) / 1e6
+        name: sum(
+            p.numel() for p in create_model(config, context_length=512, device="meta").parameters()
+        )
+        / 1e6
         for name, config in MODEL_CONFIGS.items()
     }
     assert {name: round(count, 1) for name, count in millions.items()} == {
@@ -149,7 +187,9 @@ def test_the_table_of_sizes():
         "xl": 1998.2,
         "2.7B": 3406.8,
     }
-    model = create_model(MODEL_CONFIGS["small"], context_length=64, device="cpu", num_layers=1, vocab_size=100)
+    model = create_model(
+        MODEL_CONFIGS["small"], context_length=64, device="cpu", num_layers=1, vocab_size=100
+    )
     ids = generate_random_batch(2, 64, 100, "cpu")
     assert model(ids).shape == (2, 64, 100) and model.config.context_length == 64
     again = create_model(model.config, context_length=32)
@@ -164,8 +204,14 @@ def test_statistics_warm_up_first_and_drop_outliers_where_that_is_asked_for(monk
     assert len(calls) == 5 + 20 and len(row.samples) == 20
     series = [1.0, 1.1, 0.9, 1.0, 1.05] * 4
     monkeypatch.setattr(compat, "_series", lambda *_: [*series[:-1], 50.0])
-    kept, removed = (benchmark_with_statistics(lambda: None, remove_outliers=remove) for remove in (False, True))
-    assert kept.details["mean"] > 3 and "outliers removed" in removed.method and len(removed.samples) == 20
+    kept, removed = (
+        benchmark_with_statistics(lambda: None, remove_outliers=remove) for remove in (False, True)
+    )
+    assert (
+        kept.details["mean"] > 3
+        and "outliers removed" in removed.method
+        and len(removed.samples) == 20
+    )
 
 
 def test_a_config_is_changed_by_assignment_and_checked():

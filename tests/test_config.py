@@ -4,13 +4,21 @@ from nanolib import PRESETS, NanoConfig, create_model
 from nanolib.measurement import BadInput
 
 # From the shapes: to the digit, and large as the size is quoted.
-QUOTED = {"small": 128_625_408, "medium": 423_183_360, "large": 969.4e6, "xl": 1_998_235_200, "2.7B": 3_406_809_600}
+QUOTED = {
+    "small": 128_625_408,
+    "medium": 423_183_360,
+    "large": 969.4e6,
+    "xl": 1_998_235_200,
+    "2.7B": 3_406_809_600,
+}
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_parameter_count_is_that_of_the_model(name):
     config = NanoConfig.from_preset(name)
-    assert sum(p.numel() for p in create_model(config, "meta").parameters()) == config.parameter_count
+    assert (
+        sum(p.numel() for p in create_model(config, "meta").parameters()) == config.parameter_count
+    )
 
 
 @pytest.mark.parametrize(("name", "count"), QUOTED.items())
@@ -31,7 +39,10 @@ def test_assignment_is_validated_and_refused_whole():
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"attention_type": "spare"}, "config.attention_type: 'spare' is no attention kind; use one of"),
+        (
+            {"attention_type": "spare"},
+            "config.attention_type: 'spare' is no attention kind; use one of",
+        ),
         ({"d_model": 0}, "config.d_model: Input should be greater than 0, got 0"),
         ({"d_model": True}, "config.d_model: True is true or false"),
         ({"num_kv_heads": 3}, "config.num_kv_heads: 3 does not divide num_heads 8"),
@@ -55,6 +66,8 @@ def test_an_unknown_preset_is_told():
 
 
 def test_an_attention_option_that_no_kind_knows_is_told():
-    config = NanoConfig(d_model=32, num_layers=1, num_heads=2, vocab_size=16, attention_options={"windo": 3})
+    config = NanoConfig(
+        d_model=32, num_layers=1, num_heads=2, vocab_size=16, attention_options={"windo": 3}
+    )
     with pytest.raises(BadInput, match=r"attention_options\.windo: no attention kind takes it"):
         create_model(config)

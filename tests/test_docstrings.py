@@ -12,7 +12,8 @@ PUBLIC = {
     f"{module}.{name}": value
     for module in MODULES
     for name in importlib.import_module(module).__all__
-    if inspect.isroutine(value := getattr(importlib.import_module(module), name)) or inspect.isclass(value)
+    if inspect.isroutine(value := getattr(importlib.import_module(module), name))
+    or inspect.isclass(value)
 }
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -20,12 +21,16 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 @pytest.mark.parametrize("name", PUBLIC)
 def test_a_public_name_has_an_example_that_runs(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = doctest.DocTestFinder(recurse=False).find(PUBLIC[name], name, inspect.getmodule(PUBLIC[name]))
+    found = doctest.DocTestFinder(recurse=False).find(
+        PUBLIC[name], name, inspect.getmodule(PUBLIC[name])
+    )
     examples = [test for test in found if test.examples]
     assert examples, f"{name}: its docstring has no example"
     for test in examples:
         said = []
-        assert not doctest.DocTestRunner(optionflags=FLAGS).run(test, out=said.append).failed, "".join(said)
+        assert not doctest.DocTestRunner(optionflags=FLAGS).run(test, out=said.append).failed, (
+            "".join(said)
+        )
 
 
 def test_the_api_page_shows_each_public_name_with_its_example(tmp_path):

@@ -7,7 +7,9 @@ from click.testing import CliRunner
 
 from nanolib.cli import main
 
-EXAMPLES = [(name, example) for name, command in main.commands.items() for example in command.examples]
+EXAMPLES = [
+    (name, example) for name, command in main.commands.items() for example in command.examples
+]
 
 
 def test_each_command_has_one_and_its_help_shows_it_in_a_line():
@@ -19,7 +21,9 @@ def test_each_command_has_one_and_its_help_shows_it_in_a_line():
 
 @pytest.mark.parametrize(("name", "example"), EXAMPLES)
 def test_an_example_is_taken(name, example):
-    words = [word for word in shlex.split(example) if "=" not in word or not word.split("=")[0].isupper()]
+    words = [
+        word for word in shlex.split(example) if "=" not in word or not word.split("=")[0].isupper()
+    ]
     assert words[:2] == ["nano", name]
     command = main.commands[name]
     command.make_context(name, words[2:])  # raises what the command line would be refused for

@@ -41,7 +41,9 @@ STAYS = {
 
 
 def _lines(code):
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False
+    )
     assert not done.returncode, done.stderr
     return done.stdout.splitlines()
 
@@ -49,8 +51,12 @@ def _lines(code):
 def test_what_reads_rows_leaves_torch_unloaded():
     modules = [*READERS, *VIEWS]
     assert {"nanolib.experiments.attention.view", "nanolib.experiments.warmup.view"} <= set(VIEWS)
-    imports = "\n".join(f"import {name}; told.append(({name!r}, 'torch' in sys.modules))" for name in modules)
-    (told,) = _lines(f"import sys\ntold = []\n{imports}\nprint([name for name, loaded in told if loaded][:1])")
+    imports = "\n".join(
+        f"import {name}; told.append(({name!r}, 'torch' in sys.modules))" for name in modules
+    )
+    (told,) = _lines(
+        f"import sys\ntold = []\n{imports}\nprint([name for name, loaded in told if loaded][:1])"
+    )
     assert told == "[]"
 
 

@@ -2,12 +2,23 @@ import json
 
 import pytest
 
-from nanolib.measurement import FLAG_TEXT, METRICS, BadInput, Direction, Flag, Measurement, exact, format_number
+from nanolib.measurement import (
+    FLAG_TEXT,
+    METRICS,
+    BadInput,
+    Direction,
+    Flag,
+    Measurement,
+    exact,
+    format_number,
+)
 
 
 def test_every_metric_has_a_unit_a_direction_and_a_title():
     for name, metric in METRICS.items():
-        assert metric.name == name and metric.unit and metric.title and metric.direction in Direction
+        assert (
+            metric.name == name and metric.unit and metric.title and metric.direction in Direction
+        )
 
 
 def test_every_flag_is_explained():
@@ -20,20 +31,48 @@ def test_an_undeclared_metric_is_refused():
 
 
 def test_a_row_survives_json():
-    row = Measurement("latency", 1.5, 1.0, 2.0, 0.95, 3, (1.0, 1.5, 2.0), flags=(Flag.SLOWDOWN,), details={"cv": 0.1})
+    row = Measurement(
+        "latency",
+        1.5,
+        1.0,
+        2.0,
+        0.95,
+        3,
+        (1.0, 1.5, 2.0),
+        flags=(Flag.SLOWDOWN,),
+        details={"cv": 0.1},
+    )
     assert Measurement.from_dict(json.loads(json.dumps(row.to_dict()))) == row
 
 
 def test_a_row_prints_its_unit_interval_method_and_labels():
     text = str(
-        Measurement("latency", 1.5, 1.25, 2.0, 0.95, 20, method="perf_counter", scope="forward", flags=(Flag.SLOWDOWN,))
+        Measurement(
+            "latency",
+            1.5,
+            1.25,
+            2.0,
+            0.95,
+            20,
+            method="perf_counter",
+            scope="forward",
+            flags=(Flag.SLOWDOWN,),
+        )
     )
-    assert text.startswith("latency forward: 1.50 ms [1.25 … 2.00] (n=20, perf_counter); it got slower")
+    assert text.startswith(
+        "latency forward: 1.50 ms [1.25 … 2.00] (n=20, perf_counter); it got slower"
+    )
 
 
 def test_an_exact_row_has_itself_as_interval():
     row = exact("flops", 42, scope="forward")
-    assert (row.low, row.estimate, row.high, row.confidence, row.half_width) == (42, 42, 42, 1.0, 0.0)
+    assert (row.low, row.estimate, row.high, row.confidence, row.half_width) == (
+        42,
+        42,
+        42,
+        1.0,
+        0.0,
+    )
 
 
 @pytest.mark.parametrize(

@@ -55,11 +55,21 @@ class Project:
         self.repository.git("tag", tag)
 
     def call(self, *command, **variables):
-        keep = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "NANOLIB_OUTPUT")}
+        keep = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("PYTHONPATH", "NANOLIB_OUTPUT")
+        }
         path = f"{Path(self.python).parent}{os.pathsep}{keep['PATH']}"
         environment = keep | {"PATH": path, "COLUMNS": "200"} | variables
         return subprocess.run(
-            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+            command,
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
         )
 
     def nano(self, *arguments):
@@ -72,14 +82,31 @@ def python(tmp_path_factory):
     folder = tmp_path_factory.mktemp("installed")
     source = copied(folder / "source")
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    built = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source)]
+    built = [
+        *pip,
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        str(folder),
+        str(source),
+    ]
     subprocess.run(built, check=True, timeout=300, capture_output=True)
     venv.create(folder / "venv", symlinks=True)
     made = folder / "venv" / "bin" / "python"
     (own,) = (folder / "venv").glob("lib/python*/site-packages")
     (own / "behind.pth").write_text("".join(f"{place}\n" for place in site.getsitepackages()))
     (wheel,) = folder.glob("nanolib-*.whl")
-    install = [*pip, "--python", str(made), "install", "--no-deps", "--no-index", "--force-reinstall", str(wheel)]
+    install = [
+        *pip,
+        "--python",
+        str(made),
+        "install",
+        "--no-deps",
+        "--no-index",
+        "--force-reinstall",
+        str(wheel),
+    ]
     subprocess.run(install, check=True, timeout=300, capture_output=True)
     return str(made)
 
@@ -115,15 +142,37 @@ def _gate(project, tmp_path, **settings):
     defaults = {name: str(told.get("default", "")) for name, told in action["inputs"].items()}
     given = (
         defaults
-        | {"base": "base", "call": "mine.step:step\nmine.step:twice", "comment": "true", "total": "6s"}
+        | {
+            "base": "base",
+            "call": "mine.step:step\nmine.step:twice",
+            "comment": "true",
+            "total": "6s",
+        }
         | settings
     )
-    named = {name: value.removeprefix("${{ inputs.").removesuffix(" }}") for name, value in gate["env"].items()}
-    filled = {name: given.get(value, "7") for name, value in named.items()}  # what is no input is the pull request
+    named = {
+        name: value.removeprefix("${{ inputs.").removesuffix(" }}")
+        for name, value in gate["env"].items()
+    }
+    filled = {
+        name: given.get(value, "7") for name, value in named.items()
+    }  # what is no input is the pull request
     path = f"{tmp_path / 'bin'}{os.pathsep}{Path(project.python).parent}{os.pathsep}{os.environ['PATH']}"
     script = gate["run"].replace("${{ github.action_path }}", str(ACTION))
-    more = {"GITHUB_REPOSITORY": "me/mine", "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"), "PATH": path}
-    return project.call("bash", "-c", script, OWN_CLOCK="1", **filled, **more, GITHUB_OUTPUT=str(tmp_path / "output"))
+    more = {
+        "GITHUB_REPOSITORY": "me/mine",
+        "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"),
+        "PATH": path,
+    }
+    return project.call(
+        "bash",
+        "-c",
+        script,
+        OWN_CLOCK="1",
+        **filled,
+        **more,
+        GITHUB_OUTPUT=str(tmp_path / "output"),
+    )
 
 
 def test_the_action_installs_nanolib_from_its_own_folder(tmp_path):
@@ -138,7 +187,15 @@ def test_the_action_installs_nanolib_from_its_own_folder(tmp_path):
         "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
     }
     subprocess.run(["bash", "-c", script], cwd=tmp_path, env=os.environ | told, check=True)
-    assert (tmp_path / "asked").read_text().split("\n")[:-1] == ["-m", "pip", "install", "-e", ".", "-e", "/an action"]
+    assert (tmp_path / "asked").read_text().split("\n")[:-1] == [
+        "-m",
+        "pip",
+        "install",
+        "-e",
+        ".",
+        "-e",
+        "/an action",
+    ]
 
 
 def test_the_action_fails_on_a_regression_and_writes_a_comment(project, tmp_path):

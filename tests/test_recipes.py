@@ -12,8 +12,15 @@ from nanolib.paths import checkout
 from tests.working_tree import copied
 
 PAGE = (checkout() / "docs" / "recipes.md").read_text(encoding="utf-8")
-TITLES = ["A new attention pattern", "A new attention kind", "A new metric, and its meter", "A new notebook"]
-BLOCK = re.compile(r"(?:^`(?P<file>[\w/.]+)`\n\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+TITLES = [
+    "A new attention pattern",
+    "A new attention kind",
+    "A new metric, and its meter",
+    "A new notebook",
+]
+BLOCK = re.compile(
+    r"(?:^`(?P<file>[\w/.]+)`\n\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
 
 
 def _recipe(title):
@@ -61,12 +68,26 @@ def test_what_the_recipes_add_has_its_numbers_in_the_report(tmp_path):
         commands += more
     of_a_notebook = {file for file in touched["A new notebook"] if not file.startswith("params/")}
     assert len(of_a_notebook | {"notebooks/copies.ipynb"}) <= 5
-    environment = os.environ | {"PYTHONPATH": str(copy), "NANOLIB_OUTPUT": str(output), "PYTHONDONTWRITEBYTECODE": "1"}
-    for command in [*commands, "nano report all"]:  # one report of all, in the place of one after each run
+    environment = os.environ | {
+        "PYTHONPATH": str(copy),
+        "NANOLIB_OUTPUT": str(output),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    for command in [
+        *commands,
+        "nano report all",
+    ]:  # one report of all, in the place of one after each run
         line = command.replace("nano run", "nano run --no-report")
-        line = re.sub(r"^nano ", "python -m nanolib.cli ", line).replace("python", sys.executable, 1)
+        line = re.sub(r"^nano ", "python -m nanolib.cli ", line).replace(
+            "python", sys.executable, 1
+        )
         ended = subprocess.run(
-            ["bash", "-c", line], cwd=copy, env=environment, capture_output=True, text=True, timeout=600
+            ["bash", "-c", line],
+            cwd=copy,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=600,
         )
         assert ended.returncode == 0, f"{command}\n{ended.stdout}\n{ended.stderr}"
     assert (copy / "notebooks" / "copies.ipynb").is_file()

@@ -17,7 +17,9 @@ MACHINE = {"machine_id": "m", "cpu": "c", "cores": 1, "ram_gib": 1, "gpus": [], 
 
 def test_a_params_file_makes_no_objects(tmp_path):
     file = tmp_path / "p.yml"
-    file.write_text("seed: !!python/object/apply:os.system ['touch " + str(tmp_path / "made") + "']\n")
+    file.write_text(
+        "seed: !!python/object/apply:os.system ['touch " + str(tmp_path / "made") + "']\n"
+    )
     with pytest.raises(BadInput):
         read_yaml(file)
     assert not (tmp_path / "made").exists()
@@ -27,12 +29,29 @@ HOSTILE = "'); DROP TABLE runs; -- <script>alert(1)</script>"
 
 
 def test_a_database_makes_nothing_run_or_vanish(tmp_path, monkeypatch):
-    (tmp_path / "evil_module.py").write_text(f"open({str(tmp_path / 'made')!r}, 'w')\ndef build(): pass\n")
+    (tmp_path / "evil_module.py").write_text(
+        f"open({str(tmp_path / 'made')!r}, 'w')\ndef build(): pass\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
-    rows = {HOSTILE: ({"name": HOSTILE, "model": "evil_module:build"}, [exact("flops", 1.0, scope=HOSTILE)])}
+    rows = {
+        HOSTILE: (
+            {"name": HOSTILE, "model": "evil_module:build"},
+            [exact("flops", 1.0, scope=HOSTILE)],
+        )
+    }
     params = {"model": "evil_module:build", "device": "cpu"}
     with Store(tmp_path / "r.sqlite") as store:
-        store.add(Run("model", MACHINE, params=params, label=HOSTILE, suite=HOSTILE, rows=rows, run_id=HOSTILE))
+        store.add(
+            Run(
+                "model",
+                MACHINE,
+                params=params,
+                label=HOSTILE,
+                suite=HOSTILE,
+                rows=rows,
+                run_id=HOSTILE,
+            )
+        )
         assert store.resolve(HOSTILE) == [HOSTILE]
         with pytest.raises(BadInput):
             store.resolve("' OR 1 = 1 --")
@@ -43,5 +62,7 @@ def test_a_database_makes_nothing_run_or_vanish(tmp_path, monkeypatch):
 
 
 def test_jupyterlab_is_open_to_this_machine_alone_and_keeps_its_token():
-    (line,) = [line for line in (checkout() / "Makefile").read_text().splitlines() if "jupyter lab" in line]
+    (line,) = [
+        line for line in (checkout() / "Makefile").read_text().splitlines() if "jupyter lab" in line
+    ]
     assert "--ip=127.0.0.1" in line and "token" not in line and "password" not in line

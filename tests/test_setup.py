@@ -42,7 +42,12 @@ def test_the_conda_environment_installs_the_lock():
 def test_importing_what_comes_first_imports_nothing_heavy(module):
     heavy = ("torch", "pandas", "pydantic", "scipy", "altair")
     code = f"import sys, {module}; print([m for m in {heavy} if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )
 
 
 def test_public_names_exist():
@@ -64,6 +69,11 @@ def test_the_citation_and_the_project_name_one_version_and_one_licence():
 
 
 def test_continuous_integration_runs_what_is_run_here_on_every_python():
-    (job,) = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())["jobs"].values()
+    (job,) = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())[
+        "jobs"
+    ].values()
     assert job["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13"]
-    assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run", "make thorough"]  # that once a week
+    assert [step["run"] for step in job["steps"] if "run" in step] == [
+        ".ci/run",
+        "make thorough",
+    ]  # that once a week

@@ -16,14 +16,21 @@ from nanolib.report.page import csv_text, markdown_table
 from nanolib.store import Store
 from tests.store.rows import LATENCY, make_run
 
-HOSTILE = "a\x1b[31mred\x1b]0;title\x07\x9b2J\r\x08\u202eevil\u2066\u200b\ufeff\u2028nano: fine\x00\x7fz"
+HOSTILE = (
+    "a\x1b[31mred\x1b]0;title\x07\x9b2J\r\x08\u202eevil\u2066\u200b\ufeff\u2028nano: fine\x00\x7fz"
+)
 TYPED = HOSTILE.replace("\x00", "")  # no command line holds one
 
 
 def test_what_acts_is_escaped_and_all_else_stays():
     assert printable("a\x1b[0m\u202e\u200b\n\x9b") == r"a\x1b[0m\u202e\u200b\n\x9b"
-    assert printable("7 µs × 3 — dense […] Ünïcödé 漢字 😀") == "7 µs × 3 — dense […] Ünïcödé 漢字 😀"
-    assert all(c.isprintable() for c in printable("".join(map(chr, (*range(0x3000), 0xD800, 0xFEFF, 0xE0001)))))
+    assert (
+        printable("7 µs × 3 — dense […] Ünïcödé 漢字 😀") == "7 µs × 3 — dense […] Ünïcödé 漢字 😀"
+    )
+    assert all(
+        c.isprintable()
+        for c in printable("".join(map(chr, (*range(0x3000), 0xD800, 0xFEFF, 0xE0001))))
+    )
 
 
 @pytest.fixture
@@ -37,10 +44,23 @@ def hostile(tmp_path):
     words = json.dumps({"name": HOSTILE, "torch": HOSTILE, HOSTILE: HOSTILE})
     with Store(tmp_path / "out" / "results.sqlite") as store:
         for run_id in ("run-a", "run-b"):
-            rows = [Measurement("case_time", 1.0, n=1), Measurement("peak_memory", 5.0, 5.0, 5.0, n=1), LATENCY]
-            store.add(make_run(run_id, experiment=HOSTILE, rows={"c": ({"name": "x"}, rows)}, disturbances=[HOSTILE]))
+            rows = [
+                Measurement("case_time", 1.0, n=1),
+                Measurement("peak_memory", 5.0, 5.0, 5.0, n=1),
+                LATENCY,
+            ]
+            store.add(
+                make_run(
+                    run_id,
+                    experiment=HOSTILE,
+                    rows={"c": ({"name": "x"}, rows)},
+                    disturbances=[HOSTILE],
+                )
+            )
         db = store.connection
-        db.execute("UPDATE measurements SET status = 'error' WHERE run_id = 'run-b' AND metric = 'case_time'")
+        db.execute(
+            "UPDATE measurements SET status = 'error' WHERE run_id = 'run-b' AND metric = 'case_time'"
+        )
         for table, columns in texts.items():
             for column in columns.split():
                 db.execute(f"UPDATE {table} SET {column} = ?", (HOSTILE,))  # columns of the schema
@@ -79,7 +99,9 @@ def test_no_text_acts_on_the_terminal(hostile, monkeypatch, arguments):
 
 def test_a_chart_draws_what_acts_as_text(tmp_path):
     chart = (
-        alt.Chart(pd.DataFrame({"name": [HOSTILE], "n": [1]}), title=HOSTILE).mark_point().encode(x="name:N", y="n:Q")
+        alt.Chart(pd.DataFrame({"name": [HOSTILE], "n": [1]}), title=HOSTILE)
+        .mark_point()
+        .encode(x="name:N", y="n:Q")
     )
     renderer.save(renderer.vega_spec(chart, renderer.PAGE_VERSION), tmp_path, "x")
     drawn = (tmp_path / "x.svg").read_text()
@@ -100,9 +122,9 @@ def test_no_cell_of_a_csv_is_a_formula_wherever_it_stands(text):
 
 
 def test_a_cell_that_is_no_formula_stays():
-    assert csv_text(pd.DataFrame({"a": ["x=1", "1-2", ["b", "=c"], ""], "b": ["—", "", "é", "'"]})) == (
-        'a,b\nx=1,—\n1-2,\n"b, =c",é\n,\'\n'
-    )
+    assert csv_text(
+        pd.DataFrame({"a": ["x=1", "1-2", ["b", "=c"], ""], "b": ["—", "", "é", "'"]})
+    ) == ('a,b\nx=1,—\n1-2,\n"b, =c",é\n,\'\n')
 
 
 @pytest.mark.parametrize("text", ["[a](http://x)", "<img src=x>", "a | b", "**a**"])

@@ -57,18 +57,30 @@ class VersionProcess:
         bound: bool = False,
     ) -> None:
         self.version, self.silence_s = version, silence_s
-        self._output = tempfile.TemporaryDirectory(prefix="nanolib-side-")  # its rows go to us, and its files nowhere
+        self._output = tempfile.TemporaryDirectory(
+            prefix="nanolib-side-"
+        )  # its rows go to us, and its files nowhere
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
         self._buffer, self._stopped = b"", False
-        folder = version.root / version.folder if (version.root / version.folder).is_dir() else version.root
+        folder = (
+            version.root / version.folder
+            if (version.root / version.folder).is_dir()
+            else version.root
+        )
         read, requests = os.pipe()
         answers, written = os.pipe()
         self._requests, self._answers = os.fdopen(requests, "wb"), os.fdopen(answers, "rb")
         variables = {OUTPUT_VARIABLE: self._output.name}
         try:
             if fork_server:
-                variables |= {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
-                request = {"imports": version.import_folders, "folder": str(folder), "environment": variables}
+                variables |= {
+                    name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ
+                }
+                request = {
+                    "imports": version.import_folders,
+                    "folder": str(folder),
+                    "environment": variables,
+                }
                 self._process: Forked | subprocess.Popen = fork_server.fork(
                     request, [read, written, self._log.fileno()]
                 )
@@ -99,7 +111,9 @@ class VersionProcess:
             self._requests.write(json.dumps(request).encode() + b"\n")
             self._requests.flush()
         except BrokenPipeError:
-            raise VersionDied(self, describe_exit(self._process.wait(), said_in(self._log))) from None
+            raise VersionDied(
+                self, describe_exit(self._process.wait(), said_in(self._log))
+            ) from None
 
     def receive(self) -> dict[str, Any]:
         """The answer to what was asked.
@@ -116,9 +130,14 @@ class VersionProcess:
     def _answer(self) -> dict[str, Any]:
         deadline = time.monotonic() + self.silence_s
         while b"\n" not in self._buffer:
-            ready, _, _ = select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))
+            ready, _, _ = select.select(
+                [self._answers], [], [], max(0.0, deadline - time.monotonic())
+            )
             if not ready:
-                raise VersionDied(self, f"said nothing for {self.silence_s:.0f} s; raise --timeout or shrink the case")
+                raise VersionDied(
+                    self,
+                    f"said nothing for {self.silence_s:.0f} s; raise --timeout or shrink the case",
+                )
             chunk = os.read(self._answers.fileno(), CHUNK)
             if not chunk:
                 raise VersionDied(self, describe_exit(self._process.wait(), said_in(self._log)))
@@ -141,7 +160,9 @@ class VersionProcess:
         if self.is_forked:
             self._stop()
         if "ms" not in answer:
-            raise VersionDied(self, answer.get("message", "it ended in the middle of its timing"), answer["ended"])
+            raise VersionDied(
+                self, answer.get("message", "it ended in the middle of its timing"), answer["ended"]
+            )
         return answer["ms"]
 
     def _stop(self) -> None:
@@ -214,7 +235,9 @@ class Sides:
             self._fork_server.imports(self._modules, self._own)
         self._forked += 1
         for version in self._versions:
-            self.processes.append(VersionProcess(version, self._silence_s, self._fork_server, bound=self._bound))
+            self.processes.append(
+                VersionProcess(version, self._silence_s, self._fork_server, bound=self._bound)
+            )
         return self.processes
 
     def _learn(self, fork_server: ForkServer) -> None:
@@ -222,7 +245,9 @@ class Sides:
         with contextlib.suppress(VersionDied):  # what it was to do is done
             first, *others = (process.ask(do="tell")["modules"] for process in self.processes)
             elsewhere = set(first).intersection(*others)
-            self._modules = list(dict.fromkeys([*(self._modules or ()), *filter(elsewhere.__contains__, first)]))
+            self._modules = list(
+                dict.fromkeys([*(self._modules or ()), *filter(elsewhere.__contains__, first)])
+            )
             self._have_told = True
             fork_server.imports(self._modules, self._own)
 

@@ -61,8 +61,12 @@ def inspected(python: str) -> Environment:
     """
     found = shutil.which(expanded(python))
     if not found:
-        raise BadInput(f"--python: {shown(python)} is no program; name an interpreter, such as .venv/bin/python")
-    found = str(Path(found).absolute())  # and not resolved: a venv's interpreter is known by its own path
+        raise BadInput(
+            f"--python: {shown(python)} is no program; name an interpreter, such as .venv/bin/python"
+        )
+    found = str(
+        Path(found).absolute()
+    )  # and not resolved: a venv's interpreter is known by its own path
     try:
         done = subprocess.run(
             [found, "-c", _TELL],
@@ -71,12 +75,15 @@ def inspected(python: str) -> Environment:
             timeout=_LOOK_S,
             check=True,
             stdin=subprocess.DEVNULL,
-            env=os.environ | {"PYTHONSAFEPATH": "1"},  # a json.py of the working folder is not what is asked
+            env=os.environ
+            | {"PYTHONSAFEPATH": "1"},  # a json.py of the working folder is not what is asked
         )
         told = json.loads(done.stdout.splitlines()[-1])
         version = tuple(told["python"])
     except (OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError):
-        raise BadInput(f"--python: {shown(python)} does not run Python; name an interpreter") from None
+        raise BadInput(
+            f"--python: {shown(python)} does not run Python; name an interpreter"
+        ) from None
     if version < OLDEST:
         raise BadInput(
             f"--python: {shown(python)} is Python {'.'.join(map(str, version))}; give one of {'.'.join(map(str, OLDEST))} or newer"
@@ -97,5 +104,7 @@ def titles(a: Environment, b: Environment) -> tuple[str, str]:
     if not differ:
         return "the first interpreter", "the second interpreter"
     more = f" and {len(differ) - _MOST_NAMED} more" if len(differ) > _MOST_NAMED else ""
-    named = [[f"{name} {versions[side]}" for name, *versions in differ[:_MOST_NAMED]] for side in (0, 1)]
+    named = [
+        [f"{name} {versions[side]}" for name, *versions in differ[:_MOST_NAMED]] for side in (0, 1)
+    ]
     return tuple(", ".join(side) + more for side in named)

@@ -45,7 +45,9 @@ def _elsewhere(version: Version, modules: Sequence[str]) -> dict[str, None] | No
                     return None
                 for imported, things in _imports(tree, package):
                     # of what lies outside, nobody knows what is a module
-                    inside = any(folder.joinpath(*imported.split(".")).is_dir() for folder in folders)
+                    inside = any(
+                        folder.joinpath(*imported.split(".")).is_dir() for folder in folders
+                    )
                     waiting += [imported, *(f"{imported}.{thing}" for thing in things if inside)]
     return found
 
@@ -53,7 +55,9 @@ def _elsewhere(version: Version, modules: Sequence[str]) -> dict[str, None] | No
 def _tree(file: Path) -> ast.Module:
     """A file's syntax; nothing where it cannot be read, as its version will say."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # of doubtful escapes, which are the version's affair
+        with warnings.catch_warnings(
+            action="ignore"
+        ):  # of doubtful escapes, which are the version's affair
             return ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
         return ast.Module([], [])
@@ -62,9 +66,15 @@ def _tree(file: Path) -> ast.Module:
 def _sets_variable(node: ast.AST) -> bool:
     """Whether it is `os.environ[...] = ...`, `os.environ.update(...)` or the like."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        changes = node.func.attr in ("setdefault", "update", "pop") and _is_environment(node.func.value)
+        changes = node.func.attr in ("setdefault", "update", "pop") and _is_environment(
+            node.func.value
+        )
         return changes or node.func.attr in ("putenv", "unsetenv")
-    return isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load) and _is_environment(node.value)
+    return (
+        isinstance(node, ast.Subscript)
+        and not isinstance(node.ctx, ast.Load)
+        and _is_environment(node.value)
+    )
 
 
 def _is_environment(node: ast.AST) -> bool:
@@ -77,7 +87,10 @@ def _files(folders: Sequence[Path], name: str) -> Iterator[tuple[Path, str]]:
     for folder in folders:
         for n in range(1, len(parts) + 1):
             place = folder.joinpath(*parts[:n])
-            for file, package in ((place.with_suffix(".py"), parts[: n - 1]), (place / "__init__.py", parts[:n])):
+            for file, package in (
+                (place.with_suffix(".py"), parts[: n - 1]),
+                (place / "__init__.py", parts[:n]),
+            ):
                 if file.is_file():
                     yield file, ".".join(package)
 

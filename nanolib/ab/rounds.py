@@ -23,14 +23,27 @@ from nanolib.ab.client import Sides, VersionDied, VersionProcess
 from nanolib.ab.imports import imported_by_all
 from nanolib.ab.worktree import Version
 from nanolib.measurement import Direction, Status, case_name
-from nanolib.stats.compare import THRESHOLD, Verdict, compare_paired, compare_processes, judge_together
+from nanolib.stats.compare import (
+    THRESHOLD,
+    Verdict,
+    compare_paired,
+    compare_processes,
+    judge_together,
+)
 from nanolib.stats.intervals import TooFewSamples
 from nanolib.stats.signed_ranks import capped_centre, hodges_lehmann
 
 MIN_PAIRS, MAX_PAIRS, FEWEST_PAIRS = 10, 1000, 6  # of blocks, in one generation
-GENERATIONS, FEWEST_GENERATIONS = 36, 2  # that the budget is shared out for; of short ones there are more
-ENOUGH_GENERATIONS = 6  # the least of which a median has a 95 % interval: from there on a generation is the datum
-SURE_GENERATIONS = 20  # before that many no interval is believed to be narrow: of a few, chance makes one so
+GENERATIONS, FEWEST_GENERATIONS = (
+    36,
+    2,
+)  # that the budget is shared out for; of short ones there are more
+ENOUGH_GENERATIONS = (
+    6  # the least of which a median has a 95 % interval: from there on a generation is the datum
+)
+SURE_GENERATIONS = (
+    20  # before that many no interval is believed to be narrow: of a few, chance makes one so
+)
 TIMED = 0.55  # of the budget; starting processes takes the rest
 # Long beside the answer's way between the processes. Short, since a shared machine changes its pace every few tenths of a second,
 # and a pair should be over before; so a long call is a block by itself.
@@ -152,7 +165,9 @@ class Round:
     def failures(self) -> str:
         """Why sides did not end well; empty when both did."""
         sides = zip("AB", self.endings, strict=True)
-        return "; ".join(f"{side}: {status}: {said}" for side, (status, said) in sides if status != Status.OK)
+        return "; ".join(
+            f"{side}: {status}: {said}" for side, (status, said) in sides if status != Status.OK
+        )
 
 
 @dataclass(frozen=True)
@@ -176,7 +191,10 @@ def device_of(task: Task) -> str:
 
 
 def compare_versions(
-    versions: Sequence[Version], tasks: Sequence[Task], settings: Settings, log: Log = lambda _: None
+    versions: Sequence[Version],
+    tasks: Sequence[Task],
+    settings: Settings,
+    log: Log = lambda _: None,
 ) -> list[Compared]:
     """Compare two versions over some tasks.
 
@@ -248,9 +266,14 @@ def _run_rounds(sides: Sides, tasks: Sequence[Task], settings: Settings, log: Lo
         # where starting takes long, more is made of it
         window_s = max(least_s, (spent_s - timed_s) / number / len(open_) / 2)
         # what broke is not tried again
-        open_ = [at for at in open_ if rounds[at].fine and not known_well(rounds[at], settings.rel_ci)]
+        open_ = [
+            at for at in open_ if rounds[at].fine and not known_well(rounds[at], settings.rel_ci)
+        ]
     for task, round_ in zip(tasks, rounds, strict=True):
-        told = [round_.failures, *(f"{scope or 'call'} {pairs}" for scope, pairs in round_.blocks.items())]
+        told = [
+            round_.failures,
+            *(f"{scope or 'call'} {pairs}" for scope, pairs in round_.blocks.items()),
+        ]
         log(f"{task.experiment} {task.case}: {'; '.join(filter(None, told)) or 'nothing to time'}")
     return rounds
 
@@ -263,7 +286,8 @@ def ends_after(number: int, spent_s: float, budget_s: float) -> bool:
 def known_well(round_: Round, rel_ci: float) -> bool:
     """Whether the interval of every ratio is narrow enough, of enough pairs of processes."""
     return bool(round_.blocks) and all(
-        len(pairs.generations) >= SURE_GENERATIONS and half_width(pairs) <= rel_ci for pairs in round_.blocks.values()
+        len(pairs.generations) >= SURE_GENERATIONS and half_width(pairs) <= rel_ci
+        for pairs in round_.blocks.values()
     )
 
 
@@ -276,11 +300,16 @@ def half_width(pairs: Pairs) -> float:
 def _merged(earlier: Round, later: Round) -> Round:
     """The same task in more pairs of processes."""
     scopes = {**earlier.blocks, **later.blocks}
-    blocks = {scope: earlier.blocks.get(scope, Pairs()) + later.blocks.get(scope, Pairs()) for scope in scopes}
+    blocks = {
+        scope: earlier.blocks.get(scope, Pairs()) + later.blocks.get(scope, Pairs())
+        for scope in scopes
+    }
     return Round(blocks, later.rows, later.endings)
 
 
-def _run_generation(sides: Sides, tasks: Sequence[Task], settings: Settings, window_s: float) -> list[Round]:
+def _run_generation(
+    sides: Sides, tasks: Sequence[Task], settings: Settings, window_s: float
+) -> list[Round]:
     """All tasks once, in one pair of processes as long as both keep in step."""
     rounds: list[Round] = []
     in_step = False
@@ -293,7 +322,9 @@ def _run_generation(sides: Sides, tasks: Sequence[Task], settings: Settings, win
     return rounds
 
 
-def _run_task(sides: Sequence[VersionProcess], task: Task, settings: Settings, window_s: float) -> tuple[Round, bool]:
+def _run_task(
+    sides: Sequence[VersionProcess], task: Task, settings: Settings, window_s: float
+) -> tuple[Round, bool]:
     """Run a task on both sides to its end, its timings interleaved for so long in all.
 
     Returns:
@@ -318,18 +349,25 @@ def _run_task(sides: Sequence[VersionProcess], task: Task, settings: Settings, w
                 other.time_block(1, keep=False)
             except VersionDied as second:
                 deaths[other] = second
-        one, two = ((deaths[side].status, str(deaths[side])) if side in deaths else (Status.OK, "") for side in sides)
+        one, two = (
+            (deaths[side].status, str(deaths[side])) if side in deaths else (Status.OK, "")
+            for side in sides
+        )
         round_.endings = one, two
         return round_, False
     ended = [(a.get("ended", Status.OK), a.get("message", "")) for a in answers]
-    if all(status == Status.OK for status, _ in ended) and answers[0].get("timing") != answers[1].get("timing"):
+    if all(status == Status.OK for status, _ in ended) and answers[0].get("timing") != answers[
+        1
+    ].get("timing"):
         ended[1] = (Status.ERROR, "it times other phases than A does")
     rows = [a.get("rows", []) for a in answers]
     round_.endings, round_.rows = (ended[0], ended[1]), (rows[0], rows[1])
     return round_, all("ended" in answer for answer in answers)
 
 
-def _asked(sides: Sequence[VersionProcess], requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _asked(
+    sides: Sequence[VersionProcess], requests: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
     """The answers of both, one after the other, since what they compute would fight for the cores; but imports go side by side."""
     if all(side.is_forked for side in sides):
         return [side.ask(**request) for side, request in zip(sides, requests, strict=True)]
@@ -360,18 +398,24 @@ def _interleave(
             side.time_block(calls, keep=False)
     medians: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     next_check, end = MIN_PAIRS, time.monotonic() + window_s
-    while len(medians[0]) < MAX_PAIRS and (time.monotonic() < end or len(medians[0]) < FEWEST_PAIRS):
+    while len(medians[0]) < MAX_PAIRS and (
+        time.monotonic() < end or len(medians[0]) < FEWEST_PAIRS
+    ):
         for i in order.sample((0, 1), 2):
             block = np.asarray(sides[i].time_block(calls, keep=True))
             totals = [np.median(block.sum(axis=1))] if len(scopes) > 1 else []
             medians[i].append(np.concatenate([np.median(block, axis=0), totals]))
         if len(medians[0]) >= next_check:
             next_check = next_look(len(medians[0]))
-            if precise_enough(*(np.asarray(side)[:, -1] for side in medians), settings.rel_ci):  # the total, if any
+            if precise_enough(
+                *(np.asarray(side)[:, -1] for side in medians), settings.rel_ci
+            ):  # the total, if any
                 break
     names = [*scopes, "total"] if len(scopes) > 1 else scopes
     a, b = (np.asarray(side) for side in medians)
-    return {name: Pairs(a[:, i].tolist(), b[:, i].tolist(), [len(a)]) for i, name in enumerate(names)}
+    return {
+        name: Pairs(a[:, i].tolist(), b[:, i].tolist(), [len(a)]) for i, name in enumerate(names)
+    }
 
 
 def precise_enough(a: np.ndarray, b: np.ndarray, rel_ci: float) -> bool:

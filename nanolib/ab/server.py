@@ -29,7 +29,10 @@ Call = Callable[[], object]
 TimeBlock = Callable[[int], list[list[float]]]  # how many calls → ms of each call and phase
 
 _CALL_CHECK = Path(__file__).parents[1] / "meters" / "time" / "call_check.py"
-_NAP_S, _PATIENCE_S = 0.005, 0.05  # the time of a thread on another core is brought up to date every 4 ms
+_NAP_S, _PATIENCE_S = (
+    0.005,
+    0.05,
+)  # the time of a thread on another core is brought up to date every 4 ms
 
 _requests = sys.stdin
 _answers = sys.stdout
@@ -193,21 +196,34 @@ def _serve_case(request: dict[str, Any], root: Path) -> None:
     def collect(clock: Any, phases: dict[str, Call], rel_ci: float, budget_s: float) -> Any:
         calls, start = list(phases.values()), time.perf_counter()
         blocks = _serve_blocks(list(phases), lambda n: clock.time_block(calls, n, 1), last=False)
-        shape = {"calls_per_block": len(blocks[0]), "inner": 1, "first_calls": [], "stop": "interleaved"}
-        shape |= {"precision": rel_ci, "budget_s": budget_s, "elapsed_s": time.perf_counter() - start}
+        shape = {
+            "calls_per_block": len(blocks[0]),
+            "inner": 1,
+            "first_calls": [],
+            "stop": "interleaved",
+        }
+        shape |= {
+            "precision": rel_ci,
+            "budget_s": budget_s,
+            "elapsed_s": time.perf_counter() - start,
+        }
         return importlib.import_module("numpy").asarray(blocks), shape
 
     measure_case = importlib.import_module("nanolib.run.workload").measure_case
     attempt = importlib.import_module("nanolib.run.outcome").attempt
     case, collected = cases[request["case_id"]], params.collected_by(collect)
     outcome = attempt(lambda: measure_case(case, collected, {}), request["timeout_s"])
-    _answer(ended=outcome.status, message=outcome.message, rows=[row.to_dict() for row in outcome.rows])
+    _answer(
+        ended=outcome.status, message=outcome.message, rows=[row.to_dict() for row in outcome.rows]
+    )
 
 
 def _list_cases(request: dict[str, Any], root: Path) -> None:
     _, cases = _experiment(request, root)
     chosen = {case_id: case for case_id, case in cases.items() if case.interleaves}
-    _answer(cases=[{"case_id": case_id, "factors": case.factors} for case_id, case in chosen.items()])
+    _answer(
+        cases=[{"case_id": case_id, "factors": case.factors} for case_id, case in chosen.items()]
+    )
 
 
 def _one_line(error: BaseException) -> str:
@@ -293,7 +309,9 @@ def _import_all(modules: list[str], own: list[str]) -> None:
     barrier = _Barrier(own)
     sys.meta_path.insert(0, barrier)
     for name in modules:
-        with contextlib.suppress(Exception, SystemExit):  # the child that needs it will say why it cannot be imported
+        with contextlib.suppress(
+            Exception, SystemExit
+        ):  # the child that needs it will say why it cannot be imported
             importlib.import_module(name)
     sys.meta_path.remove(barrier)
     gc.collect()
@@ -310,7 +328,10 @@ def _become(request: dict[str, Any], files: list[int]) -> NoReturn:
         os.dup2(files[2], 2)
         for file in files:
             os.set_inheritable(file, False)
-        _requests, _answers = os.fdopen(files[0], encoding="utf-8"), os.fdopen(files[1], "w", encoding="utf-8")
+        _requests, _answers = (
+            os.fdopen(files[0], encoding="utf-8"),
+            os.fdopen(files[1], "w", encoding="utf-8"),
+        )
         os.environ.update(request["environment"])
         os.chdir(request["folder"])
         lies = _shifted()  # noqa: F841  as long as it serves
@@ -331,7 +352,11 @@ def _shifted() -> list[Any]:
 def _imported_elsewhere(root: Path) -> list[str]:
     """Modules that are not the version's own, in the order in which they were imported."""
     modules = list(sys.modules.items())
-    return [name for name, module in modules if _file(module) and name != "__main__" and not _is_ours(module, root)]
+    return [
+        name
+        for name, module in modules
+        if _file(module) and name != "__main__" and not _is_ours(module, root)
+    ]
 
 
 def _serve(folders: list[str]) -> None:

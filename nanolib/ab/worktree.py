@@ -59,8 +59,12 @@ class Version:
             return []
         if not self.revision:  # a folder without a repository
             return [*self.root.glob("*.py"), *self.root.glob("*/*.py")]
-        listed = _git(self.root, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", "*.py")
-        return [file for name in listed.split("\0") if name and (file := self.root / name).is_file()]
+        listed = _git(
+            self.root, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", "*.py"
+        )
+        return [
+            file for name in listed.split("\0") if name and (file := self.root / name).is_file()
+        ]
 
     @property
     def import_folders(self) -> list[str]:
@@ -128,7 +132,15 @@ def _commit(top: Path, name: str) -> str:
     wrong = f"revision: {name!r} is no commit of {top.name}; give a commit, a branch, a tag or . for the working tree"
     if name.startswith("-"):
         raise BadInput(wrong)
-    return _git(top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}", complaint=wrong)
+    return _git(
+        top,
+        "rev-parse",
+        "--verify",
+        "--quiet",
+        "--end-of-options",
+        f"{name}^{{commit}}",
+        complaint=wrong,
+    )
 
 
 def _revision(top: Path) -> str:
@@ -145,7 +157,9 @@ def _git(folder: Path, *arguments: str, complaint: str = "") -> str:
         BadInput: Git is missing or fails; `complaint`, or its own last words.
     """
     try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False
+        )
     except FileNotFoundError:
         raise BadInput("git: it is not installed; nano ab needs it") from None
     if done.returncode:
@@ -155,13 +169,20 @@ def _git(folder: Path, *arguments: str, complaint: str = "") -> str:
 
 
 def _add(top: Path, place: Path, commit: str) -> None:
-    quiet = ("-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false")  # no hook of the repository's may run
+    quiet = (
+        "-c",
+        "core.hooksPath=/dev/null",
+        "-c",
+        "advice.detachedHead=false",
+    )  # no hook of the repository's may run
     _git(top, *quiet, "worktree", "add", "--detach", "--quiet", str(place), commit)
 
 
 def _remove(top: Path, place: Path) -> None:
     shutil.rmtree(place, ignore_errors=True)
-    with contextlib.suppress(BadInput):  # what matters is that the files are gone; git forgets the rest by itself
+    with contextlib.suppress(
+        BadInput
+    ):  # what matters is that the files are gone; git forgets the rest by itself
         _git(top, "worktree", "prune")
 
 
@@ -172,8 +193,14 @@ def _ended_by_signal() -> Iterator[None]:
     def end(number: int, _: FrameType | None) -> None:
         raise KeyboardInterrupt(signal.Signals(number).name)
 
-    main = threading.current_thread() is threading.main_thread()  # elsewhere Python sets no handlers
-    watched = [n for n in (signal.SIGTERM, signal.SIGHUP) if main and signal.getsignal(n) is not signal.SIG_IGN]
+    main = (
+        threading.current_thread() is threading.main_thread()
+    )  # elsewhere Python sets no handlers
+    watched = [
+        n
+        for n in (signal.SIGTERM, signal.SIGHUP)
+        if main and signal.getsignal(n) is not signal.SIG_IGN
+    ]
     before = {number: signal.signal(number, end) for number in watched}
     try:
         yield

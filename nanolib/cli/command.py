@@ -28,7 +28,9 @@ _NUMBER = re.compile(r"[-+]?\d|—$|yes$|no$")  # what a column of numbers holds
 EXIT_OK, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
 EXIT_CLOSED = 141  # as of what SIGPIPE ends: 1 would tell of a regression
 
-output_option = click.option("--output", metavar="DIR", help="Output folder; default: $NANOLIB_OUTPUT, or outputs/.")
+output_option = click.option(
+    "--output", metavar="DIR", help="Output folder; default: $NANOLIB_OUTPUT, or outputs/."
+)
 
 
 class Amount(click.ParamType):
@@ -46,11 +48,15 @@ class Amount(click.ParamType):
     def __init__(self, unit: str, most: float, remedy: str, *, above: bool = True) -> None:
         self.unit, self.most, self.remedy, self.above = unit, most, remedy, above
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
         """See `click.ParamType.convert`."""
         text = str(value)
         try:
-            found = float(text.removesuffix(self.unit)) / (100 if self.unit == "%" and text.endswith("%") else 1)
+            found = float(text.removesuffix(self.unit)) / (
+                100 if self.unit == "%" and text.endswith("%") else 1
+            )
         except ValueError:
             found = math.nan
         if not (0 < found < self.most or (found == 0 and not self.above)):
@@ -117,7 +123,11 @@ def handle_errors(command: Callable[..., Any]) -> Callable[..., Any]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(EXIT_CLOSED)
         except OSError as error:
-            remedy = "free space there, or name another place" if error.errno in _FULL else "name another place"
+            remedy = (
+                "free space there, or name another place"
+                if error.errno in _FULL
+                else "name another place"
+            )
             complain(f"{error.filename or output_folder()}: {error.strerror or error}; {remedy}")
             sys.exit(EXIT_BAD_INPUT)
         except KeyboardInterrupt:
@@ -137,7 +147,9 @@ def pairs_of(pairs: tuple[str, ...]) -> dict[str, str]:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
-            raise BadInput(f"-p: {shown(pair)} is no name=value pair; write -p seq_lens='[1024, 4096]'")
+            raise BadInput(
+                f"-p: {shown(pair)} is no name=value pair; write -p seq_lens='[1024, 4096]'"
+            )
         if name in values:
             raise BadInput(f"-p: {shown(name)} is given twice; give it once")
         values[name] = value

@@ -29,7 +29,9 @@ from nanolib.paths import DATABASE, put_in_place
 def findings(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options of a command that compares."""
     for option in (
-        click.option("--markdown", "markdown_file", metavar="FILE", help="Write the findings as Markdown."),
+        click.option(
+            "--markdown", "markdown_file", metavar="FILE", help="Write the findings as Markdown."
+        ),
         click.option("--json", "json_file", metavar="FILE", help="Write the findings as JSON."),
         click.option(
             "--threshold",
@@ -53,9 +55,15 @@ def findings(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("current")
 @click.option("--all", "everything", is_flag=True, help="Show the equivalent ones too.")
 @click.option(
-    "--strict", is_flag=True, help="Exit with 1 also if notebooks, cases or figures of BASE are missing or broke."
+    "--strict",
+    is_flag=True,
+    help="Exit with 1 also if notebooks, cases or figures of BASE are missing or broke.",
 )
-@click.option("--across-machines", is_flag=True, help="Scale the times of BASE by the measured peaks of both machines.")
+@click.option(
+    "--across-machines",
+    is_flag=True,
+    help="Scale the times of BASE by the measured peaks of both machines.",
+)
 @findings
 @click.option("--chart", "chart_file", metavar="FILE", help="Draw them: .html, .png or .svg.")
 @output_option
@@ -90,9 +98,12 @@ def compare(
     shared = then[["experiment", "case_id"]].merge(now[["experiment", "case_id"]])
     if shared.empty:
         sides = [
-            f"{name!r} ({', '.join(rows['experiment'].unique())})" for name, rows in ((base, then), (current, now))
+            f"{name!r} ({', '.join(rows['experiment'].unique())})"
+            for name, rows in ((base, then), (current, now))
         ]
-        raise BadInput(f"compare: {sides[0]} and {sides[1]} have no case in common; name runs with the same parameters")
+        raise BadInput(
+            f"compare: {sides[0]} and {sides[1]} have no case in common; name runs with the same parameters"
+        )
     unscaled = 0
     if across_machines:
         then, unscaled = scale_by_peaks(then, now)
@@ -101,7 +112,10 @@ def compare(
         from nanolib.report.regressions import comparison_chart
         from nanolib.report.renderer import save_as
 
-        save_as(comparison_chart(found, "Two sets of runs", f"A: {base}. B: {current}."), Path(chart_file))
+        save_as(
+            comparison_chart(found, "Two sets of runs", f"A: {base}. B: {current}."),
+            Path(chart_file),
+        )
     show_comparison(found, everything, json_file, markdown_file)
     if across_machines:
         echo(overall_shift(found.lines))
@@ -110,7 +124,11 @@ def compare(
     echo("the two were collected apart: drift between them is not controlled")
     if not found.same_machine:
         echo("they come from different machines: a comparison, not a gate")
-    sys.exit(EXIT_FAILED if found.regressed or (strict and found.same_machine and found.lost) else EXIT_OK)
+    sys.exit(
+        EXIT_FAILED
+        if found.regressed or (strict and found.same_machine and found.lost)
+        else EXIT_OK
+    )
 
 
 def have_folders(*files: str | None) -> None:
@@ -121,11 +139,17 @@ def have_folders(*files: str | None) -> None:
             raise BadInput(f"{file}: {Path(file).parent} is no folder; make it or name another")
         if Path(file).is_dir():
             raise BadInput(f"{file}: this is a folder; name a file")
-        if Path(file).absolute() in [Path(other).absolute() for other in named[:at]] and not file.startswith("/dev/"):
-            raise BadInput(f"{file}: two outputs are to be written here; name another file for one of them")
+        if Path(file).absolute() in [
+            Path(other).absolute() for other in named[:at]
+        ] and not file.startswith("/dev/"):
+            raise BadInput(
+                f"{file}: two outputs are to be written here; name another file for one of them"
+            )
 
 
-def show_comparison(found: Any, everything: bool, json_file: str | None, markdown_file: str | None) -> None:
+def show_comparison(
+    found: Any, everything: bool, json_file: str | None, markdown_file: str | None
+) -> None:
     """Print a comparison, and write it to the files that were named."""
     from nanolib.report.page import markdown_table
 
@@ -137,7 +161,11 @@ def show_comparison(found: Any, everything: bool, json_file: str | None, markdow
     if json_file:
         write_text("--json", json_file, json.dumps(found.to_dict(), indent=1))
     if markdown_file:
-        write_text("--markdown", markdown_file, "\n\n".join([summary, *said, markdown_table(found.table())]) + "\n")
+        write_text(
+            "--markdown",
+            markdown_file,
+            "\n\n".join([summary, *said, markdown_table(found.table())]) + "\n",
+        )
 
 
 def echo_findings(table: Any) -> None:
@@ -156,14 +184,18 @@ def echo_findings(table: Any) -> None:
 def write_text(option: str, file: str, text: str) -> None:
     """Write a file that the user named, whole or not at all."""
     target = Path(file)
-    if target.is_symlink() or (target.exists() and not target.is_file()):  # /dev/stdout: it is written to, and stays
+    if target.is_symlink() or (
+        target.exists() and not target.is_file()
+    ):  # /dev/stdout: it is written to, and stays
         target.write_text(text, encoding="utf-8")
         return
     try:
         with put_in_place(target, overwrite=True) as path:
             path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise BadInput(f"{option}: {file} cannot be written ({error.strerror or error}); name another file") from error
+        raise BadInput(
+            f"{option}: {file} cannot be written ({error.strerror or error}); name another file"
+        ) from error
 
 
 @command(
@@ -198,7 +230,9 @@ def history(
         runs = store.runs()
         if unknown := set(experiments) - set(runs.experiment):
             known = ", ".join(sorted(set(runs.experiment))) or "none yet"
-            raise BadInput(f"history: no run of {', '.join(sorted(unknown))} is in the database; it holds {known}")
+            raise BadInput(
+                f"history: no run of {', '.join(sorted(unknown))} is in the database; it holds {known}"
+            )
         found = histories(store, metric, sorted(set(runs.machine_id)))
     found = [one for one in found if not experiments or one.experiment in experiments]
     changed = [one for one in found if one.changes]
@@ -206,19 +240,29 @@ def history(
     shown = found if everything else stepped
     if as_json:
         told = [one.to_dict() for one in shown]
-        echo(*json.dumps({"metric": metric, "figures": len(found), "shown": told}, indent=1).split("\n"))
+        echo(
+            *json.dumps({"metric": metric, "figures": len(found), "shown": told}, indent=1).split(
+                "\n"
+            )
+        )
     elif shown:
         alike, lines = compact(table(shown), columns(120))
         echo(*([f"all: {alike}"] if alike else []))
         echo_table(lines)
     runs_of = max((len(one.points) for one in found), default=0)
-    said = [f"{len(changed)} of {len(found)} {metric} figures changed their level over up to {runs_of} runs"]
+    said = [
+        f"{len(changed)} of {len(found)} {metric} figures changed their level over up to {runs_of} runs"
+    ]
     if newest := sum(one.newest is not None for one in found):
         said.append(f"{newest} stuck out in the last run or two: a change, or a spike")
     if not found:
-        said = [f"no {metric} figure is of two runs on one machine yet; run the same again after a change"]
+        said = [
+            f"no {metric} figure is of two runs on one machine yet; run the same again after a change"
+        ]
     elif runs_of < LEAST_HISTORY:
-        said.append(f"a change of level takes {LEAST_HISTORY} runs to be seen; nano compare tells two of them apart")
+        said.append(
+            f"a change of level takes {LEAST_HISTORY} runs to be seen; nano compare tells two of them apart"
+        )
     echo(*said, err=as_json)
     if commands := list(dict.fromkeys(filter(None, (one.command for one in stepped)))):
         echo("both revisions of each latest step side by side:", err=as_json)
@@ -235,7 +279,11 @@ def _rows_of(side: str, name: str) -> tuple[Any, dict[str, list[str]], Any]:
     path = Path(name)  # a label may be the name of a file too, but has no folder in it
     if len(path.parts) > 1 and (path / DATABASE).is_file():
         path = path / DATABASE
-    is_file = path.suffix in (".sqlite", ".db") or is_database(path) or (len(path.parts) > 1 and path.is_file())
+    is_file = (
+        path.suffix in (".sqlite", ".db")
+        or is_database(path)
+        or (len(path.parts) > 1 and path.is_file())
+    )
     with Store(path if is_file else None, create=False) as store:
         run_ids = store.resolve("all" if is_file else name)
         rows = store.measurements(run_ids, samples=True)

@@ -7,7 +7,15 @@ import sys
 
 import click
 
-from nanolib.cli.command import EXIT_FAILED, EXIT_OK, command, echo, echo_table, handle_errors, pairs_of
+from nanolib.cli.command import (
+    EXIT_FAILED,
+    EXIT_OK,
+    command,
+    echo,
+    echo_table,
+    handle_errors,
+    pairs_of,
+)
 from nanolib.cli.comparing import have_folders, write_text
 
 
@@ -16,17 +24,34 @@ from nanolib.cli.comparing import have_folders, write_text
     "nano plan hf:LlamaForCausalLM --memory 24GB -p num_hidden_layers=16",
 )
 @click.argument("model")
-@click.option("--memory", required=True, metavar="SIZE", help="What there is, of one rank: 80GiB, 24GB.")
-@click.option("--seq-len", default=1024, show_default=True, metavar="N", help="Tokens of a sequence.")
-@click.option("--batch-size", default=1, show_default=True, metavar="N", help="Sequences, over all ranks.")
-@click.option("--dtype", default="float32", show_default=True, help="Of weights and activations.")
-@click.option("--optimizer", default="adamw", show_default=True, help="adamw, sgd or momentum.")
-@click.option("--attention-type", default="dense", show_default=True, help="Of a preset: dense, sparse, ...")
 @click.option(
-    "--ranks", default=1, show_default=True, metavar="N", help="FSDP shares the model out over so many; modelled."
+    "--memory", required=True, metavar="SIZE", help="What there is, of one rank: 80GiB, 24GB."
 )
 @click.option(
-    "-p", "--param", "pairs", multiple=True, metavar="NAME=VALUE", help="A field of the model's configuration."
+    "--seq-len", default=1024, show_default=True, metavar="N", help="Tokens of a sequence."
+)
+@click.option(
+    "--batch-size", default=1, show_default=True, metavar="N", help="Sequences, over all ranks."
+)
+@click.option("--dtype", default="float32", show_default=True, help="Of weights and activations.")
+@click.option("--optimizer", default="adamw", show_default=True, help="adamw, sgd or momentum.")
+@click.option(
+    "--attention-type", default="dense", show_default=True, help="Of a preset: dense, sparse, ..."
+)
+@click.option(
+    "--ranks",
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="FSDP shares the model out over so many; modelled.",
+)
+@click.option(
+    "-p",
+    "--param",
+    "pairs",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A field of the model's configuration.",
 )
 @click.option("--json", "json_file", metavar="FILE", help="Write the plan as JSON.")
 @handle_errors

@@ -8,7 +8,16 @@ from typing import Any
 
 import click
 
-from nanolib.cli.command import DAYS, command, echo, echo_table, handle_errors, output_option, selected, use_output
+from nanolib.cli.command import (
+    DAYS,
+    command,
+    echo,
+    echo_table,
+    handle_errors,
+    output_option,
+    selected,
+    use_output,
+)
 from nanolib.measurement import BadInput
 from nanolib.paths import database_path, expanded
 
@@ -55,7 +64,8 @@ def _listed(frame: Any) -> Any:
         run=frame.run_id.str[:8],
         started=frame.started.str[:19].str.replace("T", " "),
         took=[
-            f"{seconds:.0f} s" if seconds == seconds and seconds is not None else "—" for seconds in frame.duration_s
+            f"{seconds:.0f} s" if seconds == seconds and seconds is not None else "—"
+            for seconds in frame.duration_s
         ],
     )
 
@@ -65,7 +75,9 @@ def _listed(frame: Any) -> Any:
     "nano report latest --to report",
 )
 @click.argument("names", nargs=-1, metavar="[RUN]...")
-@click.option("--to", "folder", metavar="DIR", help="Where to; default: report/ in the output folder.")
+@click.option(
+    "--to", "folder", metavar="DIR", help="Where to; default: report/ in the output folder."
+)
 @click.option("--open", "show", is_flag=True, help="Open the page in a browser.")
 @output_option
 @handle_errors
@@ -89,7 +101,13 @@ def report(names: tuple[str, ...], folder: str | None, show: bool, output: str |
     "nano export table.csv --run latest",
 )
 @click.argument("target", metavar="FILE")
-@click.option("--run", "names", multiple=True, metavar="RUN", help="Which runs; default: each experiment's newest.")
+@click.option(
+    "--run",
+    "names",
+    multiple=True,
+    metavar="RUN",
+    help="Which runs; default: each experiment's newest.",
+)
 @output_option
 @handle_errors
 def export(target: str, names: tuple[str, ...], output: str | None) -> None:
@@ -125,25 +143,45 @@ def merge(databases: tuple[str, ...], output: str | None) -> None:
     "nano clean --older-than 30d --dry-run",
     "nano clean --run 1a2b3c4d",
 )
-@click.option("--older-than", "days", type=DAYS, metavar="30d", help="Delete runs that are older than this many days.")
-@click.option("--keep", type=click.IntRange(min=0), help="Delete all but so many of the newest runs.")
 @click.option(
-    "--run", "names", multiple=True, metavar="RUN", help="Delete this run, whatever else is deleted; repeatable."
+    "--older-than",
+    "days",
+    type=DAYS,
+    metavar="30d",
+    help="Delete runs that are older than this many days.",
+)
+@click.option(
+    "--keep", type=click.IntRange(min=0), help="Delete all but so many of the newest runs."
+)
+@click.option(
+    "--run",
+    "names",
+    multiple=True,
+    metavar="RUN",
+    help="Delete this run, whatever else is deleted; repeatable.",
 )
 @click.option("--dry-run", is_flag=True, help="Only say which.")
 @output_option
 @handle_errors
-def clean(days: float | None, keep: int | None, names: tuple[str, ...], dry_run: bool, output: str | None) -> None:
+def clean(
+    days: float | None, keep: int | None, names: tuple[str, ...], dry_run: bool, output: str | None
+) -> None:
     """Delete runs, old ones or named ones, and give their space back."""
     from nanolib.store import Store
 
     use_output(output)
     if days is None and keep is None and not names:
-        raise BadInput("--older-than, --keep, --run: none is given; say which runs to delete, such as --older-than 30d")
+        raise BadInput(
+            "--older-than, --keep, --run: none is given; say which runs to delete, such as --older-than 30d"
+        )
     with Store(create=False) as store:
         named = {run_id for name in names for run_id in store.resolve(name)}
         known = store.runs()
         gone = store.cleanup_old_runs(days, max_runs=keep, run_ids=named, dry_run=dry_run)
     if gone:
-        echo_table(_listed(known[known["run_id"].isin(gone)])[["run", "experiment", "suite", "label", "started"]])
+        echo_table(
+            _listed(known[known["run_id"].isin(gone)])[
+                ["run", "experiment", "suite", "label", "started"]
+            ]
+        )
     echo(f"{len(gone)} run(s) {'would be' if dry_run else 'were'} deleted")

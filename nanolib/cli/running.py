@@ -38,17 +38,37 @@ from nanolib.paths import database_path
 @click.option("--quick", "suite", flag_value="quick", help="The suite quick; as its name does.")
 @click.option("--full", "suite", flag_value="full", help="The suite full; as its name does.")
 @click.option(
-    "-p", "--param", "pairs", multiple=True, metavar="NAME=VALUE", help="A parameter of the one notebook named."
+    "-p",
+    "--param",
+    "pairs",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A parameter of the one notebook named.",
 )
 @click.option("--label", default="", help="Your name for these runs.")
-@click.option("--resume", is_flag=True, help="Continue the last run with the same parameters, version and machine.")
-@click.option("--dry-run", is_flag=True, help="List the cases with predicted time and memory; measure nothing.")
-@click.option("--no-report", is_flag=True, help="Do not write the report at the end.")
 @click.option(
-    "--on", "place", type=click.Choice(["here", "ray"]), default="here", help="Where: on this machine, or as Ray tasks."
+    "--resume",
+    is_flag=True,
+    help="Continue the last run with the same parameters, version and machine.",
 )
 @click.option(
-    "--parts", type=click.IntRange(1, 1000), default=1, help="Share each notebook's cases among so many runs."
+    "--dry-run",
+    is_flag=True,
+    help="List the cases with predicted time and memory; measure nothing.",
+)
+@click.option("--no-report", is_flag=True, help="Do not write the report at the end.")
+@click.option(
+    "--on",
+    "place",
+    type=click.Choice(["here", "ray"]),
+    default="here",
+    help="Where: on this machine, or as Ray tasks.",
+)
+@click.option(
+    "--parts",
+    type=click.IntRange(1, 1000),
+    default=1,
+    help="Share each notebook's cases among so many runs.",
 )
 @output_option
 @handle_errors
@@ -66,7 +86,9 @@ def run(
 ) -> None:
     """Run a suite (default: quick) or some notebooks, then report."""
     if gone := missing():
-        needed = {EVERYTHING, NOTEBOOKS} if dry_run or no_report else {EVERYTHING, NOTEBOOKS, REPORTS}
+        needed = (
+            {EVERYTHING, NOTEBOOKS} if dry_run or no_report else {EVERYTHING, NOTEBOOKS, REPORTS}
+        )
         stops = bool(needed & {*gone})
         if stops:
             raise BadInput(in_a_line(gone, stops=stops))
@@ -83,7 +105,9 @@ def run(
         from nanolib.experiments import ALL
         from nanolib.run.suite.jobs import in_parts, look_for_models, plan
 
-        jobs = in_parts(plan(ALL, wanted, pairs_of(pairs), {"label": label, "resume": resume}), parts)
+        jobs = in_parts(
+            plan(ALL, wanted, pairs_of(pairs), {"label": label, "resume": resume}), parts
+        )
         if dry_run:
             _show_plan(jobs)
             return
@@ -166,7 +190,9 @@ def _show_cases(cases: list[Any], foreseen: Iterable[Any]) -> None:
     with tqdm(foreseen, "planning", len(cases), leave=False, disable=None, unit="case") as bar:
         for line in bar:
             with bar.external_write_mode():
-                echo(f"{printable(line.case):{width}}  {line.ms:>12}  {line.mib:>13}  {printable(line.here)}")
+                echo(
+                    f"{printable(line.case):{width}}  {line.ms:>12}  {line.mib:>13}  {printable(line.here)}"
+                )
 
 
 def _show_failures(run_ids: list[str]) -> None:
@@ -175,7 +201,9 @@ def _show_failures(run_ids: list[str]) -> None:
 
     with Store(create=False) as store:
         bad = failures(store.measurements(run_ids))
-    for (status, experiment, message), rows in bad.groupby(["status", "experiment", "message"], sort=False):
+    for (status, experiment, message), rows in bad.groupby(
+        ["status", "experiment", "message"], sort=False
+    ):
         others = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
         echo(f"  {status}: {experiment} {rows['case'].iloc[0]}{others}: {message}")
 
@@ -197,7 +225,9 @@ def _write_report(run_ids: list[str], folder: Path) -> Path:
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.option("--budget", default=2.0, show_default=True, help="Seconds for each ceiling.")
 @click.option(
-    "--sustained", default=0.0, help="Time each product for so many seconds too, and tell what its second half gives."
+    "--sustained",
+    default=0.0,
+    help="Time each product for so many seconds too, and tell what its second half gives.",
 )
 @output_option
 @handle_errors

@@ -32,11 +32,33 @@ _CALLABLE = "PACKAGE.MODULE:FUNCTION"
     "nano ab --python a/bin/python --python b/bin/python --call mine:step",
 )
 @click.argument("names", nargs=-1, metavar="[REV_A REV_B] [NOTEBOOK]...")
-@click.option("-p", "--param", "pairs", multiple=True, metavar="NAME=VALUE", help="A parameter of the notebook named.")
-@click.option("--call", "functions", multiple=True, metavar=_CALLABLE, help="A function of your own.")
-@click.option("--setup", default="", metavar=_CALLABLE, help="Makes what --call is called with, untimed.")
-@click.option("--python", "pythons", multiple=True, metavar="FILE", help="Given twice: the interpreters of A and B.")
-@click.option("--metric", default="latency", show_default=True, help="Or tokens_per_second, peak_memory, flops, ...")
+@click.option(
+    "-p",
+    "--param",
+    "pairs",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A parameter of the notebook named.",
+)
+@click.option(
+    "--call", "functions", multiple=True, metavar=_CALLABLE, help="A function of your own."
+)
+@click.option(
+    "--setup", default="", metavar=_CALLABLE, help="Makes what --call is called with, untimed."
+)
+@click.option(
+    "--python",
+    "pythons",
+    multiple=True,
+    metavar="FILE",
+    help="Given twice: the interpreters of A and B.",
+)
+@click.option(
+    "--metric",
+    default="latency",
+    show_default=True,
+    help="Or tokens_per_second, peak_memory, flops, ...",
+)
 @click.option(
     "--budget",
     type=SECONDS,
@@ -46,10 +68,18 @@ _CALLABLE = "PACKAGE.MODULE:FUNCTION"
     help="For one case, the starting of processes included.",
 )
 @click.option(
-    "--total", type=SECONDS, metavar="SECONDS", help="For all cases together; each gets its share, at most --budget."
+    "--total",
+    type=SECONDS,
+    metavar="SECONDS",
+    help="For all cases together; each gets its share, at most --budget.",
 )
 @click.option(
-    "--timeout", type=SECONDS, default="300s", show_default=True, metavar="SECONDS", help="For one answer of a version."
+    "--timeout",
+    type=SECONDS,
+    default="300s",
+    show_default=True,
+    metavar="SECONDS",
+    help="For one answer of a version.",
 )
 @click.option("--label", default="", help="Your name for this comparison.")
 @findings
@@ -91,7 +121,12 @@ def ab(
     revisions, notebooks = _sorted_out(names, bool(pythons))
     question = _question(revisions, notebooks, pairs_of(pairs), functions, setup, metric, pythons)
     settings = Settings(
-        threshold, budget, direction=METRICS[metric].direction, timeout_s=timeout, pairs=metric in TIMED, total_s=total
+        threshold,
+        budget,
+        direction=METRICS[metric].direction,
+        timeout_s=timeout,
+        pairs=metric in TIMED,
+        total_s=total,
     )
     answer = ask(question, settings, lambda line: echo(line, err=True))
     if metric in TIMED and answer.compared:
@@ -107,14 +142,18 @@ def ab(
     sys.exit(EXIT_FAILED if answer.comparison.regressed else EXIT_OK)
 
 
-def _sorted_out(names: Sequence[str], environments: bool) -> tuple[tuple[str, str], tuple[str, ...]]:
+def _sorted_out(
+    names: Sequence[str], environments: bool
+) -> tuple[tuple[str, str], tuple[str, ...]]:
     """The two revisions and the notebooks; of two environments one revision will do, or none for the working tree."""
     from nanolib.experiments import ALL
 
     if not environments:
         if len(names) < 2:
             given = shown(names[0]) if names else "none"
-            raise BadInput(f"revision: {given} is given; give two, such as main and . for the working tree")
+            raise BadInput(
+                f"revision: {given} is given; give two, such as main and . for the working tree"
+            )
         return (names[0], names[1]), tuple(names[2:])
     count = 0
     while count < min(2, len(names)) and names[count] not in ALL:
@@ -143,7 +182,9 @@ def _question(
         raise BadInput(f"--setup: {setup!r} needs a --call to set up for")
     files = all(name.endswith((".yml", ".yaml")) for name in names)
     if files and pythons:
-        raise BadInput("--python: two params files are compared in one environment; give revisions, or neither")
+        raise BadInput(
+            "--python: two params files are compared in one environment; give revisions, or neither"
+        )
     rest = {"metric": metric, "environments": _environments(pythons)}
     if functions:
         return Question(names, Path.cwd(), functions=functions, setup=setup, **rest)
@@ -151,9 +192,15 @@ def _question(
         experiment, *values = read_job(Path(names[0]), Path(names[1]), notebooks, overrides)
         titles = (Path(names[0]).name, Path(names[1]).name)
         return Question((".", "."), checkout(), [(experiment, *values)], titles=titles, **rest)
-    jobs = [job for job in plan(ALL, notebooks, overrides, {}) if any(case.interleaves for case in job.cases())]
+    jobs = [
+        job
+        for job in plan(ALL, notebooks, overrides, {})
+        if any(case.interleaves for case in job.cases())
+    ]
     if not jobs:
-        raise BadInput(f"ab: {', '.join(notebooks)} times nothing that can be interleaved; name another notebook")
+        raise BadInput(
+            f"ab: {', '.join(notebooks)} times nothing that can be interleaved; name another notebook"
+        )
     return Question(names, checkout(), [(job.name, job.given, job.given) for job in jobs], **rest)
 
 

@@ -107,7 +107,9 @@ class Comparison:
     missing: Sequence[str] = ()
 
     @classmethod
-    def of(cls, lines: Iterable[Line], same_machine: bool, threshold: float, **rest: Sequence[str]) -> Comparison:
+    def of(
+        cls, lines: Iterable[Line], same_machine: bool, threshold: float, **rest: Sequence[str]
+    ) -> Comparison:
         """The findings in order; `rest` is what else is known of both sides."""
 
         def badness(line: Line) -> tuple[int, float]:
@@ -118,7 +120,11 @@ class Comparison:
     @property
     def counts(self) -> dict[str, int]:
         """How many lines have each finding."""
-        return {str(name): n for name in _ORDER if (n := sum(line.finding == name for line in self.lines))}
+        return {
+            str(name): n
+            for name in _ORDER
+            if (n := sum(line.finding == name for line in self.lines))
+        }
 
     @property
     def regressed(self) -> bool:
@@ -156,7 +162,9 @@ class Comparison:
         names = ("experiment", "case", "metric", "base", "current", "message", "machine")
         lines = []
         for line in self.lines:
-            exported = {"finding": str(line.finding)} | {name: getattr(line, name) for name in names}
+            exported = {"finding": str(line.finding)} | {
+                name: getattr(line, name) for name in names
+            }
             if verdict := line.verdict:
                 low, _, high = verdict.interval
                 exported |= {"ratio": verdict.ratio, "low": low, "high": high, "p": verdict.p}
@@ -186,7 +194,10 @@ def compare_rows(
         BadInput: The machines of both sides differ, and one side has several: it is not known which to compare.
     """
     noise, known = noise or {}, repeats or {}
-    said = [f"run {run_id[:8]} began on a busy machine: {'; '.join(found)}" for run_id, found in noise.items()]
+    said = [
+        f"run {run_id[:8]} began on a busy machine: {'; '.join(found)}"
+        for run_id, found in noise.items()
+    ]
     sides = [set(rows["machine_id"]) for rows in (base, current)]
     machines = sorted(sides[0] & sides[1])
     if not machines and max(map(len, sides)) > 1:
@@ -198,19 +209,29 @@ def compare_rows(
             f"left out, since one side alone has runs of it: {', '.join(f'machine {one[:6]}' for one in alone)}"
         )
     lines, missing = [], set()
-    for machine in machines or [""]:  # or one machine with another, where no spread is known and nothing is a gate
-        pair = [rows[rows["machine_id"] == machine] if machines else rows for rows in (base, current)]
+    for machine in machines or [
+        ""
+    ]:  # or one machine with another, where no spread is known and nothing is a gate
+        pair = [
+            rows[rows["machine_id"] == machine] if machines else rows for rows in (base, current)
+        ]
         names = [set(rows["experiment"]) for rows in pair]
         then, now = (rows[rows["experiment"].isin(names[0] & names[1])] for rows in pair)
         place = machine[:6] if len(machines) > 1 else ""
         for side, only in (("base", names[0] - names[1]), ("current", names[1] - names[0])):
             on = f" on machine {place}" if place else ""
-            said += [f"not compared, since only {side} has them{on}: {', '.join(sorted(only))}"] if only else []
+            said += (
+                [f"not compared, since only {side} has them{on}: {', '.join(sorted(only))}"]
+                if only
+                else []
+            )
         missing |= names[0] - names[1]
         found = _lines(then, now, threshold, noise, known if machines else None)
         lines += [replace(line, machine=place) for line in found]
     said += said_of_unknown([line.message for line in lines if line.verdict is not None])
-    return Comparison.of(_adjusted(lines), bool(machines), threshold, noise=said, missing=sorted(missing))
+    return Comparison.of(
+        _adjusted(lines), bool(machines), threshold, noise=said, missing=sorted(missing)
+    )
 
 
 def _lines(
@@ -246,7 +267,10 @@ def block_medians(row: pd.Series) -> np.ndarray:
 
 def _case_lines(base: pd.DataFrame, current: pd.DataFrame) -> Iterator[Line]:
     """Cases that vanished, broke, or are new."""
-    sides = [rows[rows["metric"] == "case_time"].set_index(["experiment", "case_id"]) for rows in (base, current)]
+    sides = [
+        rows[rows["metric"] == "case_time"].set_index(["experiment", "case_id"])
+        for rows in (base, current)
+    ]
     then, now = (side[~side.index.duplicated(keep="last")] for side in sides)
     for key, row in then.iterrows():
         case = case_name(row["factors"])
@@ -254,15 +278,26 @@ def _case_lines(base: pd.DataFrame, current: pd.DataFrame) -> Iterator[Line]:
             yield Line(row.name[0], case, "", VANISHED, message="current does not hold this case")
         elif row["status"] == Status.OK and now.loc[key, "status"] != Status.OK:
             ended = now.loc[key]
-            yield Line(row.name[0], case, "", BROKE, message=f"{ended['status']}: {ended['message']}")
+            yield Line(
+                row.name[0], case, "", BROKE, message=f"{ended['status']}: {ended['message']}"
+            )
     for key, row in now.iterrows():
         if key not in then.index:
-            yield Line(row.name[0], case_name(row["factors"]), "", NEW, message="base does not hold this case")
+            yield Line(
+                row.name[0],
+                case_name(row["factors"]),
+                "",
+                NEW,
+                message="base does not hold this case",
+            )
 
 
 def _vanished_figures(base: pd.DataFrame, current: pd.DataFrame) -> Iterator[Line]:
     """Figures that would be compared and are gone from a case that is fine on both sides."""
-    ended = [rows[(rows["metric"] == "case_time") & (rows["status"] == Status.OK)] for rows in (base, current)]
+    ended = [
+        rows[(rows["metric"] == "case_time") & (rows["status"] == Status.OK)]
+        for rows in (base, current)
+    ]
     fine = set.intersection(*({tuple(key) for key in rows[_KEY[:2]].to_numpy()} for rows in ended))
     held = {tuple(key) for key in current.loc[current["estimate"].notna(), _KEY].to_numpy()}
     modelled = (base["metric"] == "latency") & (base["provenance"] == Provenance.MODELLED)
@@ -273,10 +308,16 @@ def _vanished_figures(base: pd.DataFrame, current: pd.DataFrame) -> Iterator[Lin
             yield replace(_line(row, row, VANISHED, message=message), current=None)
 
 
-def _pairs(base: pd.DataFrame, current: pd.DataFrame, metrics: Sequence[str]) -> Iterator[tuple[pd.Series, pd.Series]]:
-    wanted = [rows[rows["metric"].isin(metrics) & rows["estimate"].notna()] for rows in (base, current)]
+def _pairs(
+    base: pd.DataFrame, current: pd.DataFrame, metrics: Sequence[str]
+) -> Iterator[tuple[pd.Series, pd.Series]]:
+    wanted = [
+        rows[rows["metric"].isin(metrics) & rows["estimate"].notna()] for rows in (base, current)
+    ]
     now = {tuple(row[_KEY]): row for _, row in wanted[1].iterrows()}
-    for (_, row), several in zip(wanted[0].iterrows(), wanted[0].duplicated(_KEY[:-1], keep=False), strict=True):
+    for (_, row), several in zip(
+        wanted[0].iterrows(), wanted[0].duplicated(_KEY[:-1], keep=False), strict=True
+    ):
         if (other := now.get(tuple(row[_KEY]))) is not None:
             if several:  # by more than one method
                 row["scope"] += f" by {row['method']}"
@@ -328,7 +369,9 @@ def _timing_lines(
             yield _line(then, now, Kind.EQUIVALENT, message="the same run")
             continue
         if Flag.NO_STEADY_STATE in {*then["flags"], *now["flags"]}:
-            yield _line(then, now, Kind.INCONCLUSIVE, message="one side never settled; measure it again")
+            yield _line(
+                then, now, Kind.INCONCLUSIVE, message="one side never settled; measure it again"
+            )
             continue
         if not (len(then["samples"]) and len(now["samples"])):
             message = "timed once over a window, without blocks: no verdict"
@@ -339,9 +382,13 @@ def _timing_lines(
             spread = None if repeats is None else spread_between_runs(repeats, now)
             verdict = compare(*blocks, threshold=threshold, spread=spread)
         except TooFewSamples as error:
-            yield _line(then, now, Kind.INCONCLUSIVE, message=f"too few blocks: {error}; raise budget_s")
+            yield _line(
+                then, now, Kind.INCONCLUSIVE, message=f"too few blocks: {error}; raise budget_s"
+            )
             continue
-        busy = any(row["run_id"] in noise or Flag.BUSY_MACHINE in row["flags"] for row in (then, now))
+        busy = any(
+            row["run_id"] in noise or Flag.BUSY_MACHINE in row["flags"] for row in (then, now)
+        )
         message = BUSY if busy else UNKNOWN if spread is None and repeats is not None else ""
         line = _line(then, now, verdict.kind, verdict=verdict, message=message)
         mean_base, mean_current = (float(np.exp(np.log(one).mean())) for one in blocks)
@@ -352,7 +399,11 @@ def _adjusted(lines: Sequence[Line]) -> Iterator[Line]:
     """The findings with p adjusted over all timings that can fail a gate, and over the others."""
     caps = (BUSY, UNKNOWN)
     judged = {
-        capped: iter(judge_together([one.verdict for one in lines if one.verdict and (one.message in caps) is capped]))
+        capped: iter(
+            judge_together(
+                [one.verdict for one in lines if one.verdict and (one.message in caps) is capped]
+            )
+        )
         for capped in (True, False)
     }
     for line in lines:

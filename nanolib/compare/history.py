@@ -48,7 +48,9 @@ class Change:
         """By how much, and where to look."""
         where = f"between {self.before or '?'} and {self.after or '?'}"
         if not (self.before or self.after):
-            where = "between runs that know no revision: look at the code, the machine or its versions"
+            where = (
+                "between runs that know no revision: look at the code, the machine or its versions"
+            )
         elif self.before == self.after:
             where = f"at the same revision {self.after}: look at the machine or its versions"
         so_far = f", in {self.runs} run{'s' if self.runs > 1 else ''} so far" if self.runs else ""
@@ -90,7 +92,10 @@ class History:
         """JSON types."""
         names = ("machine_id", "experiment", "case", "case_id", "metric", "scope")
         told = {name: getattr(self, name) for name in names}
-        told |= {"changes": [asdict(change) for change in self.changes], "newest": self.newest and asdict(self.newest)}
+        told |= {
+            "changes": [asdict(change) for change in self.changes],
+            "newest": self.newest and asdict(self.newest),
+        }
         points = self.points.astype(object).where(self.points.notna(), None).to_dict("records")
         return told | {"points": points}
 
@@ -105,7 +110,9 @@ class History:
         step = self.latest
         if step is None or self.metric not in TIMED or step.before == step.after:
             return ""
-        if not all(revision and not revision.endswith("+") for revision in (step.before, step.after)):
+        if not all(
+            revision and not revision.endswith("+") for revision in (step.before, step.after)
+        ):
             return ""
         metric = "" if self.metric == TIMED[0] else f" --metric {self.metric}"
         return f"nano ab {step.before} {step.after} {self.experiment}{metric}"
@@ -135,8 +142,14 @@ def histories(
         columns = ["run_id", "started", "git_revision", "estimate", "low", "high", "confidence"]
         points = group[columns].reset_index(drop=True)
         factors = group["factors"].iloc[-1]
-        case, changes, newest = case_name(factors), _changes(points, metric), _newest(points, metric)
-        result.append(History(machine_id, experiment, case, metric, scope, points, changes, case_id, newest))
+        case, changes, newest = (
+            case_name(factors),
+            _changes(points, metric),
+            _newest(points, metric),
+        )
+        result.append(
+            History(machine_id, experiment, case, metric, scope, points, changes, case_id, newest)
+        )
     return result
 
 
@@ -184,7 +197,10 @@ def _changes(points: pd.DataFrame, metric: str) -> tuple[Change, ...]:
         return tuple(_change(points, metric, at, ratio) for at, ratio in _steps(values))
     if (values <= 0).any():
         return ()
-    return tuple(_change(points, metric, *step) for step in changes_of_level(values, _half_widths(points), MARGIN))
+    return tuple(
+        _change(points, metric, *step)
+        for step in changes_of_level(values, _half_widths(points), MARGIN)
+    )
 
 
 def _newest(points: pd.DataFrame, metric: str) -> Change | None:
@@ -199,13 +215,21 @@ def _newest(points: pd.DataFrame, metric: str) -> Change | None:
 def _half_widths(points: pd.DataFrame) -> np.ndarray:
     """Of the 95 % intervals, as shares; the range of a few blocks, which holds less, is widened to one."""
     widening = 1.96 / ndtri((1 + points["confidence"].astype(float).fillna(0.95)) / 2)
-    return (widening * (points["high"] - points["low"]) / 2 / points["estimate"]).fillna(0.0).to_numpy(dtype=float)
+    return (
+        (widening * (points["high"] - points["low"]) / 2 / points["estimate"])
+        .fillna(0.0)
+        .to_numpy(dtype=float)
+    )
 
 
-def _change(points: pd.DataFrame, metric: str, at: int, ratio: float, runs: int | None = None) -> Change:
+def _change(
+    points: pd.DataFrame, metric: str, at: int, ratio: float, runs: int | None = None
+) -> Change:
     direction, revisions = METRICS[metric].direction, points["git_revision"]
     worse = direction is Direction.EQUAL or (ratio > 1) is not (direction is Direction.HIGHER)
-    return Change(int(points.index[at]), ratio, worse, revisions.iloc[at - 1], revisions.iloc[at], runs)
+    return Change(
+        int(points.index[at]), ratio, worse, revisions.iloc[at - 1], revisions.iloc[at], runs
+    )
 
 
 def _steps(values: np.ndarray) -> list[tuple[int, float]]:
@@ -217,7 +241,10 @@ def _steps(values: np.ndarray) -> list[tuple[int, float]]:
 
 def table(found: Sequence[History]) -> pd.DataFrame:
     """One row per history, those that changed first, the latest change first."""
-    ordered = sorted(found, key=lambda one: (not one.changes, len(one.points) - (one.latest.at if one.latest else 0)))
+    ordered = sorted(
+        found,
+        key=lambda one: (not one.changes, len(one.points) - (one.latest.at if one.latest else 0)),
+    )
     lines = []
     several = len({history.machine_id for history in found}) > 1
     for history in ordered:
@@ -231,7 +258,9 @@ def table(found: Sequence[History]) -> pd.DataFrame:
                 "runs": len(history.points),
                 "first": format_number(first["estimate"], first["low"], first["high"]),
                 "last": format_number(last["estimate"], last["low"], last["high"]),
-                "last / first": f"{last['estimate'] / first['estimate'] - 1:+.1%}" if first["estimate"] else "",
+                "last / first": f"{last['estimate'] / first['estimate'] - 1:+.1%}"
+                if first["estimate"]
+                else "",
                 "changes": "; ".join(map(str, filter(None, [*history.changes, history.newest]))),
             }
         )

@@ -39,7 +39,9 @@ def spread_between_runs(of: Repeats, timing: pd.Series) -> Spread | None:
     if runs is None:
         return None
     others = runs[runs["run_id"] != timing["run_id"]]
-    groups = [np.log(group.to_numpy(float)) for _, group in others.groupby("git_revision")["estimate"]]
+    groups = [
+        np.log(group.to_numpy(float)) for _, group in others.groupby("git_revision")["estimate"]
+    ]
     groups = [logs for logs in groups if len(logs) >= LEAST_RUNS]
     freedom = sum(len(logs) - 1 for logs in groups)
     if not freedom:

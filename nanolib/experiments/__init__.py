@@ -76,4 +76,7 @@ def sections() -> tuple["Section", ...]:
     from nanolib.experiments.warmup import view as warmup
     from nanolib.report.regressions import AB_SECTION
 
-    return (*(view.SECTION for view in (attention, model, warmup, energy, fp8, distributed)), AB_SECTION)
+    return (
+        *(view.SECTION for view in (attention, model, warmup, energy, fp8, distributed)),
+        AB_SECTION,
+    )

@@ -60,7 +60,9 @@ class Explore:
         widget: What a notebook shows.
     """
 
-    def __init__(self, experiment: Any, params: shared.Params, rows: pd.DataFrame | None = None) -> None:
+    def __init__(
+        self, experiment: Any, params: shared.Params, rows: pd.DataFrame | None = None
+    ) -> None:
         import ipywidgets as widgets
 
         from nanolib.report.command_line import CommandLine
@@ -95,13 +97,18 @@ class Explore:
         self._moved()
         wrapped = {"flex_flow": "row wrap"}
         buttons = widgets.HBox(
-            [self.predict, self.measure, self.cancel, self.keep, self.bar, self.said], layout=wrapped
+            [self.predict, self.measure, self.cancel, self.keep, self.bar, self.said],
+            layout=wrapped,
         )
         wide = {name for name in own if isinstance(getattr(params, name), list | dict)}
         lines = widgets.VBox([self.controls[name] for name in self.controls if name in wide])
         grid = {"grid_template_columns": "repeat(auto-fill, minmax(220px, 1fr))"}
-        boxes = widgets.GridBox([self.controls[name] for name in self.controls if name not in wide], layout=grid)
-        self.widget = widgets.VBox([lines, boxes, buttons, self.predicted, self.chart, self.measured, self.command])
+        boxes = widgets.GridBox(
+            [self.controls[name] for name in self.controls if name not in wide], layout=grid
+        )
+        self.widget = widgets.VBox(
+            [lines, boxes, buttons, self.predicted, self.chart, self.measured, self.command]
+        )
 
     def params(self) -> shared.Params:
         """The parameters that the controls stand for.
@@ -125,7 +132,11 @@ class Explore:
     def _predict(self, _: Any) -> None:
         with Store() as store:
             ceilings = known_ceilings(store, this_machine().machine_id)
-        unknown = "" if ceilings else "; times need this machine's ceilings: keep a measurement, or run nano doctor"
+        unknown = (
+            ""
+            if ceilings
+            else "; times need this machine's ceilings: keep a measurement, or run nano doctor"
+        )
         known = table_of(predictions(self._experiment, self.params(), ceilings))
         table = f"<i>Predicted{unknown}</i>{Table(known)._repr_html_()}"
         self.predicted.value = table if len(known) else "<i>No formula predicts these cases</i>"
@@ -138,7 +149,9 @@ class Explore:
         self.bar.value, self.bar.layout.display = 0, ""
         count = sum(not isinstance(case, CeilingCase) for case in self._experiment.cases(params))
         self.said.value = f"Starting {count} case(s) …"
-        threading.Thread(target=self._run, args=(params,), name="nanolib-explore", daemon=True).start()
+        threading.Thread(
+            target=self._run, args=(params,), name="nanolib-explore", daemon=True
+        ).start()
 
     def _end(self, _: Any) -> None:
         self.cancel.disabled, self.said.value = True, "Cancelling …"
@@ -148,11 +161,18 @@ class Explore:
         try:
             with Store(self._path) as store:
                 run = sweep.measure(
-                    self._experiment, params, store=store, progress=False, stop=self._stop, on_progress=self._tell
+                    self._experiment,
+                    params,
+                    store=store,
+                    progress=False,
+                    stop=self._stop,
+                    on_progress=self._tell,
                 )
                 run.finish()
                 failed = failures(run.measurements()).drop(columns="experiment")
-            told = "; ".join(f"{case}: {status}: {why}" for case, status, why in failed.itertuples(index=False))
+            told = "; ".join(
+                f"{case}: {status}: {why}" for case, status, why in failed.itertuples(index=False)
+            )
             self.said.value = html.escape(f"{told or 'Measured'}; not kept yet.")
             self.keep.disabled = False
         except Cancelled:
@@ -175,7 +195,9 @@ class Explore:
             return pd.DataFrame()
         with Store(self._path) as store:
             rows = store.measurements(samples=True)
-        return rows[(rows["status"] != Status.STARTED) & (rows["run_id"] == rows["run_id"].iloc[-1:].max())]
+        return rows[
+            (rows["status"] != Status.STARTED) & (rows["run_id"] == rows["run_id"].iloc[-1:].max())
+        ]
 
     def _drawn(self) -> Any:
         new = self._new()
@@ -209,7 +231,10 @@ def command_of(params: shared.Params) -> str:
     words = ["nano", "run", DEFAULT_SUITE, params.NAME]
     for name, value in params.defining().items():
         if value != usual[name]:
-            words += ["-p", f"{name}={value if isinstance(value, str) and value else json.dumps(value)}"]
+            words += [
+                "-p",
+                f"{name}={value if isinstance(value, str) and value else json.dumps(value)}",
+            ]
     return shlex.join(words)
 
 

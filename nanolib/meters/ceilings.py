@@ -45,7 +45,9 @@ def measure_ceiling(device: str, ceiling: str, budget_s: float = 2.0) -> Measure
     source = torch.empty(size, dtype=torch.uint8, device=device).fill_(1)
     target = torch.empty_like(source)
     latency = measure(lambda: target.copy_(source), _REL_CI, budget_s, device=device)
-    return rate("ceiling_bytes", 2 * size, latency, scope="copy", message=f"copy of {size // 2**20} MiB")
+    return rate(
+        "ceiling_bytes", 2 * size, latency, scope="copy", message=f"copy of {size // 2**20} MiB"
+    )
 
 
 def operand_bytes(device: str, ceiling: str) -> int:
@@ -72,7 +74,9 @@ def measure_sustained(device: str, dtype: str, seconds: float) -> Measurement:
     with tf32_products(dtype == "tf32"):
         latency = measure(_product(a, b, dtype), 0.01, seconds, device=device, collect=_second_half)
     text = f"matrix product {a.shape[0]}³, the second half of {seconds:g} s"
-    return rate("ceiling_flops", 2 * a.shape[0] ** 3, latency, scope=f"{dtype} sustained", message=text)
+    return rate(
+        "ceiling_flops", 2 * a.shape[0] ** 3, latency, scope=f"{dtype} sustained", message=text
+    )
 
 
 def _second_half(
@@ -82,14 +86,21 @@ def _second_half(
     start, calls, blocks = time.perf_counter(), list(phases.values()), []
     while time.perf_counter() - start < budget_s or len(blocks) < 12:
         blocks.append(clock.time_block(calls, _SUSTAINED_CALLS, 1))
-    shape = {"calls_per_block": _SUSTAINED_CALLS, "inner": 1, "stop": "second_half", "budget_s": budget_s}
+    shape = {
+        "calls_per_block": _SUSTAINED_CALLS,
+        "inner": 1,
+        "stop": "second_half",
+        "budget_s": budget_s,
+    }
     return np.asarray(blocks[len(blocks) // 2 :]), shape
 
 
 @contextlib.contextmanager
 def tf32_products(wanted: bool) -> Iterator[None]:
     """Products of float32 in tf32 on a GPU, or exactly."""
-    products = torch.backends.cuda.matmul  # by the name that stays: where it was used, the older one raises
+    products = (
+        torch.backends.cuda.matmul
+    )  # by the name that stays: where it was used, the older one raises
     before, products.fp32_precision = products.fp32_precision, "tf32" if wanted else "ieee"
     try:
         yield
@@ -99,7 +110,10 @@ def tf32_products(wanted: bool) -> Iterator[None]:
 
 def _operands(device: str, dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
     size = _size(torch.device(device).type, dtype)
-    a, b = (torch.randn(size, size, device=device).to(getattr(torch, PRODUCTS.get(dtype, dtype))) for _ in range(2))
+    a, b = (
+        torch.randn(size, size, device=device).to(getattr(torch, PRODUCTS.get(dtype, dtype)))
+        for _ in range(2)
+    )
     return (a, b.t().contiguous().t()) if dtype == "fp8" else (a, b)  # whose kernels take columns
 
 
@@ -107,7 +121,9 @@ def _product(a: torch.Tensor, b: torch.Tensor, dtype: str) -> Callable[[], objec
     if dtype == "fp8":
         one = torch.ones((), device=a.device)
         # as torchao's forward product adds up: without it the ceiling would be below what that product reaches
-        return lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True)
+        return lambda: torch._scaled_mm(
+            a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+        )
     out = torch.empty_like(a)
     return lambda: torch.mm(a, b, out=out)
 
@@ -118,7 +134,9 @@ def _size(kind: str, dtype: str) -> int:
     return size // 2 if kind == "cpu" and dtype not in ("float32", "float64") else size
 
 
-def rate(metric: str, amount: float, latency: Measurement, *, scope: str = "", message: str = "") -> Measurement:
+def rate(
+    metric: str, amount: float, latency: Measurement, *, scope: str = "", message: str = ""
+) -> Measurement:
     """Amount / latency per second, with the interval and labels of the latency it came from.
 
     Args:

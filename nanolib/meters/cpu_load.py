@@ -75,7 +75,11 @@ class CpuLoad:
     @property
     def taken(self) -> float | None:
         """Share of the CPUs that others took, a hypervisor among them."""
-        return None if self.others is None or self.stolen is None else min(1.0, self.others + self.stolen)
+        return (
+            None
+            if self.others is None or self.stolen is None
+            else min(1.0, self.others + self.stolen)
+        )
 
     @property
     def is_busy(self) -> bool:
@@ -91,12 +95,19 @@ class CpuLoad:
     def flags(self) -> tuple[Flag, ...]:
         """What a timing of this span carries."""
         return tuple(
-            flag for flag, holds in ((Flag.BUSY_MACHINE, self.is_busy), (Flag.THROTTLED, self.limited_by)) if holds
+            flag
+            for flag, holds in (
+                (Flag.BUSY_MACHINE, self.is_busy),
+                (Flag.THROTTLED, self.limited_by),
+            )
+            if holds
         )
 
     def details(self) -> dict[str, Any]:
         """For a row: `others_share`, and `throttled_by` where it was."""
-        return {"others_share": self.taken} | ({"throttled_by": self.limited_by} if self.limited_by else {})
+        return {"others_share": self.taken} | (
+            {"throttled_by": self.limited_by} if self.limited_by else {}
+        )
 
 
 @contextlib.contextmanager

@@ -11,21 +11,27 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_f
 from nanolib.config import NanoConfig
 
 BACKWARD_FACTOR = 2.0  # two products in the backward pass for each one in the forward
-RECOMPUTING_BACKWARD_FACTOR = 2.5  # kernels that compute the scores again: five products for the forward's two
+RECOMPUTING_BACKWARD_FACTOR = (
+    2.5  # kernels that compute the scores again: five products for the forward's two
+)
 
 
 def _attention(query: tuple, key: tuple, value: tuple, *rest: object, **named: object) -> int:
     return sdpa_flop(query, *(_per_query_head(query, each) for each in (key, value)))
 
 
-def _attention_backward(gradient: tuple, query: tuple, key: tuple, value: tuple, *rest: object, **named: object) -> int:
+def _attention_backward(
+    gradient: tuple, query: tuple, key: tuple, value: tuple, *rest: object, **named: object
+) -> int:
     return round(BACKWARD_FACTOR * _attention(query, key, value))
 
 
 def _attention_computed_again(
     gradient: tuple, query: tuple, key: tuple, value: tuple, *rest: object, **named: object
 ) -> int:
-    return sdpa_backward_flop(gradient, query, *(_per_query_head(query, each) for each in (key, value)))
+    return sdpa_backward_flop(
+        gradient, query, *(_per_query_head(query, each) for each in (key, value))
+    )
 
 
 def _per_query_head(query: tuple, shared: tuple) -> tuple:
@@ -42,7 +48,9 @@ def _row_times_matrix(a: tuple, b: tuple, *rest: object, **named: object) -> int
     return 2 * a[0] * (a[1] if len(a) == 2 else 1) * (b[1] if len(b) == 2 else 1)
 
 
-def _multi_head(query: tuple, key: tuple, value: tuple, width: int, *rest: object, **named: object) -> int:
+def _multi_head(
+    query: tuple, key: tuple, value: tuple, width: int, *rest: object, **named: object
+) -> int:
     batch, queries, keys = query[0], query[1], key[1]
     return batch * (4 * (queries + keys) * width**2 + 4 * queries * keys * width)
 
@@ -65,7 +73,10 @@ def _lstm_backward(*shapes: Any, **named: object) -> int:
 _KERNELS = ("flash", "efficient", "cudnn")
 _ADDED: dict[str, Callable[..., int]] = {
     **{f"aten::_scaled_dot_product_{kernel}_attention": _attention for kernel in _KERNELS},
-    **{f"aten::_scaled_dot_product_{kernel}_attention_backward": _attention_computed_again for kernel in _KERNELS},
+    **{
+        f"aten::_scaled_dot_product_{kernel}_attention_backward": _attention_computed_again
+        for kernel in _KERNELS
+    },
     "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
     "aten::_grouped_mm": _grouped,
@@ -79,7 +90,10 @@ _ADDED: dict[str, Callable[..., int]] = {
     "aten::mkldnn_rnn_layer_backward": _lstm_backward,
 }
 # An attention that computes its scores again in the backward pass: the work of the model is the same as of one that keeps them.
-_AS_MODEL = {f"aten::_scaled_dot_product_{kernel}_attention_backward": _attention_backward for kernel in _KERNELS}
+_AS_MODEL = {
+    f"aten::_scaled_dot_product_{kernel}_attention_backward": _attention_backward
+    for kernel in _KERNELS
+}
 
 
 def _operations(formulas: dict[str, Callable[..., int]]) -> dict[Any, Callable[..., int]]:
@@ -110,7 +124,12 @@ def count_flops(fn: Callable[[], object], *, as_model: bool = False) -> int:
 
 
 def model_flops(
-    config: NanoConfig, batch: int, length: int, kept: Callable[[int, int], float], *, position: int = 0
+    config: NanoConfig,
+    batch: int,
+    length: int,
+    kept: Callable[[int, int], float],
+    *,
+    position: int = 0,
 ) -> dict[str, int]:
     """FLOPs of a `NanoConfig` model, by part: forward over a sequence, or over what follows a prompt.
 

@@ -10,7 +10,12 @@ from typing import Any
 from nanolib.meters.machine import gpu_uuid
 
 # NVML's reasons for a lower clock that are no choice of the user's, by their bits.
-SLOWED_BY = {0x08: "hardware slowdown", 0x20: "heat", 0x40: "heat, in hardware", 0x80: "power brake"}
+SLOWED_BY = {
+    0x08: "hardware slowdown",
+    0x20: "heat",
+    0x40: "heat, in hardware",
+    0x80: "power brake",
+}
 _UNDER_LOAD = {0x04: "power cap", **SLOWED_BY}
 
 
@@ -73,7 +78,9 @@ class GpuState:
 
     def summary(self) -> dict[str, Any]:
         """Medians over the readings, the lowest clock, and by what it was lowered; empty where nothing was told."""
-        told: dict[str, Any] = {name: statistics.median(values) for name, values in self._seen.items() if values}
+        told: dict[str, Any] = {
+            name: statistics.median(values) for name, values in self._seen.items() if values
+        }
         if clocks := self._seen.get("clock_mhz"):
             told["clock_least_mhz"] = min(clocks)
         if named := [name for bit, name in _UNDER_LOAD.items() if self._reasons & bit]:

@@ -107,7 +107,9 @@ class Holders(LiveBytes):
         self._lines: dict[int, str] = {}
         self._operation = ""
         self._serials: dict[int, int] = {}  # of a storage's key, of the one that lives
-        self._events: list[tuple[int, int, Any]] = []  # serial (0: a section begins), bytes, section
+        self._events: list[
+            tuple[int, int, Any]
+        ] = []  # serial (0: a section begins), bytes, section
         self._inside: list[str] = []
         self._born_count = 0
         self.existing = 0
@@ -119,7 +121,10 @@ class Holders(LiveBytes):
         self._events.append((0, 0, section))
 
     def hold(
-        self, kind: str, tensors: Iterable[torch.Tensor], owners: Mapping[int, torch.Tensor] | None = None
+        self,
+        kind: str,
+        tensors: Iterable[torch.Tensor],
+        owners: Mapping[int, torch.Tensor] | None = None,
     ) -> None:
         """Count tensors that existed before, as of this kind; weights under their modules, and states under their weights'.
 
@@ -128,7 +133,10 @@ class Holders(LiveBytes):
             tensors: Those.
             owners: A tensor's `id` → the weight that it belongs to.
         """
-        names = {id(p): name for name, p in (*self._model.named_parameters(), *self._model.named_buffers())}
+        names = {
+            id(p): name
+            for name, p in (*self._model.named_parameters(), *self._model.named_buffers())
+        }
         for tensor in tensors:
             owner = (owners or {}).get(id(tensor), tensor)
             self._inside = [names.get(id(owner), "").rpartition(".")[0]]
@@ -142,7 +150,11 @@ class Holders(LiveBytes):
             self._mark(tensor, kind)
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """See `LiveBytes`; what is born is remembered to be of this operation."""
         self._operation = func.name()
@@ -158,7 +170,9 @@ class Holders(LiveBytes):
             self._serials[key] = self._born_count
             self._modules[self._born_count] = self._inside[-1] if self._inside else ""
             self._operations[self._born_count] = self._operation
-        self._events.append((self._serials[key] if size > 0 else self._serials.pop(key), size, None))
+        self._events.append(
+            (self._serials[key] if size > 0 else self._serials.pop(key), size, None)
+        )
 
     def _mark(self, tensor: torch.Tensor, kind: str, module: str | None = None) -> None:
         """Say what a storage is, and whose; what it was found to be first, it stays."""
@@ -183,7 +197,9 @@ class Holders(LiveBytes):
 
         def saved(tensor: torch.Tensor) -> torch.Tensor:
             self._mark(tensor, Held.SAVED)
-            return tensor.detach() if tensor.requires_grad else tensor  # an output that holds itself would never die
+            return (
+                tensor.detach() if tensor.requires_grad else tensor
+            )  # an output that holds itself would never die
 
         with contextlib.ExitStack() as hooks:
             for name, module in self._model.named_modules():
@@ -196,7 +212,9 @@ class Holders(LiveBytes):
                         lambda p, of=of: self._mark(p.grad, Held.GRADIENTS, of)
                     )
                     hooks.callback(hook.remove)
-            hooks.enter_context(torch.autograd.graph.saved_tensors_hooks(saved, lambda tensor: tensor))
+            hooks.enter_context(
+                torch.autograd.graph.saved_tensors_hooks(saved, lambda tensor: tensor)
+            )
             yield
 
     def holdings(self) -> dict[Any, Holding]:

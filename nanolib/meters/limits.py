@@ -51,9 +51,13 @@ def memory_limits() -> list[tuple[int, int]]:
     found = []
     for group in _groups("memory"):
         for limit, used, cached in _MEMORY:
-            with contextlib.suppress(OSError, ValueError):  # of the other version, or no limit ("max")
+            with contextlib.suppress(
+                OSError, ValueError
+            ):  # of the other version, or no limit ("max")
                 numbers = [int((group / name).read_text()) for name in (limit, used)]
-                found.append((numbers[0], numbers[1] - _fields(group / "memory.stat").get(cached, 0)))
+                found.append(
+                    (numbers[0], numbers[1] - _fields(group / "memory.stat").get(cached, 0))
+                )
     return found
 
 
@@ -79,7 +83,9 @@ def _quotas() -> Iterator[tuple[Path, float]]:
             quota, period = map(int, (group / "cpu.max").read_text().split())
             yield group, quota / period
         with contextlib.suppress(OSError):  # version 1; -1 is no quota
-            quota, period = (int((group / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+            quota, period = (
+                int((group / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period")
+            )
             if quota > 0:
                 yield group, quota / period
 
@@ -97,7 +103,11 @@ def _groups(controller: str) -> list[Path]:
     for place, source in mounts:
         root, top = place.split()[3:5]
         kind, _, options = source.split()[:3]
-        if path is None or kind != version or (version == "cgroup" and controller not in options.split(",")):
+        if (
+            path is None
+            or kind != version
+            or (version == "cgroup" and controller not in options.split(","))
+        ):
             continue
         try:
             below = PurePosixPath(path).relative_to(root)

@@ -15,7 +15,9 @@ from nanolib.meters.time.together import time_together
 PAYLOADS = (1 << 10, 1 << 16, 1 << 20, 1 << 22)  # bytes that a rank holds
 
 
-def time_collectives(budget_s: float, *, seed: int, device: str | torch.device = "cpu") -> list[dict[str, Any]]:
+def time_collectives(
+    budget_s: float, *, seed: int, device: str | torch.device = "cpu"
+) -> list[dict[str, Any]]:
     """How long collectives of several sizes take on this rank, all of them interleaved.
 
     Returns:
@@ -32,11 +34,23 @@ def time_collectives(budget_s: float, *, seed: int, device: str | torch.device =
         part = (world - 1) / world
         for name, call, messages, sent in (
             ("all_reduce", partial(dist.all_reduce, x), 2 * (world - 1), 2 * part * payload),
-            ("all_gather", partial(dist.all_gather_into_tensor, gathered, x), world - 1, (world - 1) * payload),
-            ("all_to_all", partial(dist.all_to_all_single, received, whole), world - 1, part * payload),
+            (
+                "all_gather",
+                partial(dist.all_gather_into_tensor, gathered, x),
+                world - 1,
+                (world - 1) * payload,
+            ),
+            (
+                "all_to_all",
+                partial(dist.all_to_all_single, received, whole),
+                world - 1,
+                part * payload,
+            ),
         ):
             calls[f"{name} {payload}"] = call
-            found.append({"collective": name, "payload": payload, "messages": messages, "sent": sent})
+            found.append(
+                {"collective": name, "payload": payload, "messages": messages, "sent": sent}
+            )
     blocks = time_together(calls, budget_s, device=device, seed=seed).ms
     return [row | {"blocks": blocks[f"{row['collective']} {row['payload']}"]} for row in found]
 

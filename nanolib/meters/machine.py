@@ -51,7 +51,13 @@ class Machine:
     @property
     def machine_id(self) -> str:
         """Twelve hexadecimal digits, a fingerprint of the hardware."""
-        hardware = [self.cpu, self.cores, self.ram_gib, self.system, [gpu["name"] for gpu in self.gpus]]
+        hardware = [
+            self.cpu,
+            self.cores,
+            self.ram_gib,
+            self.system,
+            [gpu["name"] for gpu in self.gpus],
+        ]
         return hashlib.sha256(json.dumps(hardware).encode()).hexdigest()[:12]
 
     def to_dict(self) -> dict[str, Any]:
@@ -61,7 +67,11 @@ class Machine:
 
 def this_machine() -> Machine:
     """The machine that this process runs on."""
-    gpus = tuple(_gpu(index) for index in range(torch.cuda.device_count())) if torch.cuda.is_available() else ()
+    gpus = (
+        tuple(_gpu(index) for index in range(torch.cuda.device_count()))
+        if torch.cuda.is_available()
+        else ()
+    )
     return Machine(
         cpu=_cpu_model(),
         cores=usable_cores(),
@@ -83,14 +93,18 @@ def resolve_device(name: str) -> str:
         BadInput: The name is none, or this machine has no such device.
     """
     available = ["cpu"]
-    available += [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    available += (
+        [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    )
     available += ["mps"] if torch.backends.mps.is_available() else []
     available += ["xpu"] if torch.xpu.is_available() else []
     if name == "auto":
         return available[1] if len(available) > 1 else "cpu"
     wanted = {"cuda": "cuda:0"}.get(name, name)
     if wanted not in available:
-        raise BadInput(f"device: {shown(name)} is not here; use auto or one of {', '.join(available)}")
+        raise BadInput(
+            f"device: {shown(name)} is not here; use auto or one of {', '.join(available)}"
+        )
     return wanted
 
 
@@ -150,15 +164,27 @@ def _dtypes(gpus: tuple[dict[str, Any], ...]) -> dict[str, str]:
     vector = "avx512" if "avx512f" in flags else "vector"
     return {
         "float32": vector,
-        "bfloat16": "amx" if "amx_bf16" in flags else "avx512" if "avx512_bf16" in flags else "emulated",
-        "float16": "amx" if "amx_fp16" in flags else "avx512" if "avx512_fp16" in flags else "emulated",
+        "bfloat16": "amx"
+        if "amx_bf16" in flags
+        else "avx512"
+        if "avx512_bf16" in flags
+        else "emulated",
+        "float16": "amx"
+        if "amx_fp16" in flags
+        else "avx512"
+        if "avx512_fp16" in flags
+        else "emulated",
         "float8": "emulated",
     }
 
 
 def versions() -> dict[str, str]:
     """Versions of what makes a number, for the run's row."""
-    return {"python": platform.python_version(), "torch": torch.__version__, "platform": sys.platform}
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": sys.platform,
+    }
 
 
 def free_disk_gib(path: Path) -> float:

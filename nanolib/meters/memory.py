@@ -39,7 +39,9 @@ class LiveBytes(TorchDispatchMode):
         peak: The most that were alive at once.
     """
 
-    supports_higher_order_operators = True  # FlexAttention is one operation, and returns its results like another
+    supports_higher_order_operators = (
+        True  # FlexAttention is one operation, and returns its results like another
+    )
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,12 +73,22 @@ class LiveBytes(TorchDispatchMode):
         self.peak = max(self.peak, self.current)
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run the operation and count what it returns, unless that lies in what it was given: a view, or a result in place."""
-        if func is torch.ops.prim.device.default:  # fake tensors ask it of each other twice as often as they compute
+        if (
+            func is torch.ops.prim.device.default
+        ):  # fake tensors ask it of each other twice as often as they compute
             return func(*args)
-        given = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+        given = {
+            x.untyped_storage()._cdata
+            for x in tree_leaves((args, kwargs))
+            if isinstance(x, torch.Tensor)
+        }
         out = func(*args, **kwargs or {})
         for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor) and leaf.untyped_storage()._cdata not in given:
@@ -130,12 +142,18 @@ def peak_memory(device: str | torch.device = "cpu", *existing: torch.Tensor) -> 
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()  # what earlier cases have left in the allocator's cache is no part of this one's reserve
         torch.cuda.reset_peak_memory_stats(device)
-        peak.before, peak.kept = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+        peak.before, peak.kept = (
+            torch.cuda.memory_allocated(device),
+            torch.cuda.memory_reserved(device),
+        )
         try:
             yield peak
         finally:
             torch.cuda.synchronize(device)
-            peak.live, peak.reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+            peak.live, peak.reserved = (
+                torch.cuda.max_memory_allocated(device),
+                torch.cuda.max_memory_reserved(device),
+            )
         return
     counter = LiveBytes()
     try:
@@ -185,7 +203,9 @@ def resident_peak() -> Iterator[Peak]:
         (_PROC / "clear_refs").write_text("5")
         peak.before = _status_kib("VmRSS") * 1024
     except OSError as error:
-        peak.resident_message = f"the kernel does not tell the resident peak here ({error.strerror}, {sys.platform})"
+        peak.resident_message = (
+            f"the kernel does not tell the resident peak here ({error.strerror}, {sys.platform})"
+        )
     try:
         yield peak
     finally:
@@ -237,7 +257,9 @@ def resident_row(fn: Callable[[], object], scope: str = "") -> Measurement:
         fn()
     if resident.resident is None:
         message = resident.resident_message
-        return Measurement("resident_memory", scope=scope, status=Status.UNSUPPORTED, message=message)
+        return Measurement(
+            "resident_memory", scope=scope, status=Status.UNSUPPORTED, message=message
+        )
     return Measurement(
         "resident_memory",
         resident.resident / MIB,

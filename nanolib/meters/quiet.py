@@ -40,7 +40,9 @@ def of_cpus(load: CpuLoad) -> list[str]:
     """What the CPUs did while nothing was measured yet."""
     if load.others is None or load.stolen is None:
         return ["what other processes do is not known: this system counts no CPU time"]
-    lines = [f"other processes use {load.others:.0%} of the CPUs"] if load.others > BUSY_SHARE else []
+    lines = (
+        [f"other processes use {load.others:.0%} of the CPUs"] if load.others > BUSY_SHARE else []
+    )
     stolen = f"a hypervisor takes {load.stolen:.0%} of the CPU time (steal)"
     return [*lines, stolen] if load.stolen > _STOLEN else lines
 
@@ -69,7 +71,9 @@ def of_gpu(uuid: str, nvml: Any = None) -> list[str]:
 
 
 def _other_processes(nvml: Any, gpu: Any) -> list[str]:
-    others = [one.pid for one in nvml.nvmlDeviceGetComputeRunningProcesses(gpu) if one.pid != os.getpid()]
+    others = [
+        one.pid for one in nvml.nvmlDeviceGetComputeRunningProcesses(gpu) if one.pid != os.getpid()
+    ]
     return [f"{len(others)} other process(es) compute on the GPU"] if others else []
 
 
@@ -79,8 +83,15 @@ def _use(nvml: Any, gpu: Any) -> list[str]:
 
 
 def _cap(nvml: Any, gpu: Any) -> list[str]:
-    limit, usual = nvml.nvmlDeviceGetEnforcedPowerLimit(gpu), nvml.nvmlDeviceGetPowerManagementDefaultLimit(gpu)
-    return [f"the GPU's power is capped at {limit / 1e3:.0f} of {usual / 1e3:.0f} W"] if limit < usual else []
+    limit, usual = (
+        nvml.nvmlDeviceGetEnforcedPowerLimit(gpu),
+        nvml.nvmlDeviceGetPowerManagementDefaultLimit(gpu),
+    )
+    return (
+        [f"the GPU's power is capped at {limit / 1e3:.0f} of {usual / 1e3:.0f} W"]
+        if limit < usual
+        else []
+    )
 
 
 def _throttle(nvml: Any, gpu: Any) -> list[str]:

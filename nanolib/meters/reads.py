@@ -36,10 +36,16 @@ class BytesRead(TorchDispatchMode):
     @property
     def bytes(self) -> int:
         """Bytes read so far."""
-        return sum(max(0, most - self._written[key]) * self._sizes[key] for key, most in self._read.items())
+        return sum(
+            max(0, most - self._written[key]) * self._sizes[key] for key, most in self._read.items()
+        )
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run the operation and note what it has read."""
         out = func(*args, **(kwargs or {}))
@@ -59,7 +65,9 @@ class BytesRead(TorchDispatchMode):
 
 def _named(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
     schema = getattr(func, "_schema", None)  # FlexAttention has none
-    names = [argument.name for argument in schema.arguments] if schema is not None else [""] * len(args)
+    names = (
+        [argument.name for argument in schema.arguments] if schema is not None else [""] * len(args)
+    )
     return [*zip(names, args, strict=False), *kwargs.items()]
 
 

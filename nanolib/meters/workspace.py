@@ -32,7 +32,9 @@ def workspace_bytes(operation: Any, args: Sequence[Any]) -> int:
     rows = batch * heads * _rounded(q_len, _ROWS)
     sums = 4 * rows * (_rounded(head_dim, _COLUMNS) + 1)
     copies = sum(x.nbytes for x in (grad_out, out) if not x.transpose(1, 2).is_contiguous())
-    per_head = 0 if k.shape[1] == heads else 2 * batch * heads * k.shape[2] * head_dim * k.element_size()
+    per_head = (
+        0 if k.shape[1] == heads else 2 * batch * heads * k.shape[2] * head_dim * k.element_size()
+    )
     return sums + copies + per_head
 
 

@@ -12,7 +12,9 @@ from nanolib.models.user import default_dtype
 __all__ = ["Transformer", "create_model", "generate_random_batch"]
 
 
-def create_model(config: NanoConfig, device: str | torch.device = "cpu", seed: int | None = None) -> Transformer:
+def create_model(
+    config: NanoConfig, device: str | torch.device = "cpu", seed: int | None = None
+) -> Transformer:
     """Build a transformer with random weights.
 
     Args:
@@ -39,7 +41,11 @@ def create_model(config: NanoConfig, device: str | torch.device = "cpu", seed: i
 
 
 def generate_random_batch(
-    batch_size: int, context_length: int, vocab_size: int, device: str | torch.device = "cpu", seed: int | None = None
+    batch_size: int,
+    context_length: int,
+    vocab_size: int,
+    device: str | torch.device = "cpu",
+    seed: int | None = None,
 ) -> torch.Tensor:
     """Draw uniform random token ids.
 

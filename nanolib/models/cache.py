@@ -19,13 +19,25 @@ class KVCache:
         length: Positions filled.
     """
 
-    def __init__(self, config: NanoConfig, batch_size: int, max_len: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, config: NanoConfig, batch_size: int, max_len: int, device: torch.device | str = "cpu"
+    ) -> None:
         shape = (batch_size, config.kv_heads, max_len, config.head_dim)
         dtype = getattr(torch, config.dtype)
-        self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
-        self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
-        scored = config.num_layers if attention.chooses_by_score(config.attention_type, config.attention_options) else 0
-        self.scores = [torch.empty(batch_size, max_len, dtype=dtype, device=device) for _ in range(scored)]
+        self.keys = [
+            torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_layers)
+        ]
+        self.values = [
+            torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_layers)
+        ]
+        scored = (
+            config.num_layers
+            if attention.chooses_by_score(config.attention_type, config.attention_options)
+            else 0
+        )
+        self.scores = [
+            torch.empty(batch_size, max_len, dtype=dtype, device=device) for _ in range(scored)
+        ]
         self.length = 0
 
     @property
@@ -44,7 +56,9 @@ class KVCache:
         self.scores[layer][:, self.length : stop] = scores
         return self.scores[layer][:, :stop]
 
-    def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def append(
+        self, layer: int, k: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the new positions of one layer and return all of its keys and values so far (views)."""
         stop = self.length + k.shape[2]
         self.keys[layer][:, :, self.length : stop] = k
@@ -67,7 +81,9 @@ class StaticCache:
     def __init__(self, cache: KVCache) -> None:
         self._keys, self._values, self.length = cache.keys, cache.values, cache.length
         for buffer in cache.tensors:
-            buffer[:, :, cache.length :] = 0  # what is masked is multiplied by zero, and must not be NaN
+            buffer[:, :, cache.length :] = (
+                0  # what is masked is multiplied by zero, and must not be NaN
+            )
         device, max_len = cache.keys[0].device, cache.keys[0].shape[2]
         self.start = torch.full((1,), cache.length, dtype=torch.int64, device=device)
         self._positions = torch.arange(max_len, device=device)
@@ -77,4 +93,6 @@ class StaticCache:
         keys = self._keys[layer].index_copy_(2, self.start, k)
         values = self._values[layer].index_copy_(2, self.start, v)
         seen = (self._positions <= self.start)[None]  # [1, max_len]
-        return scaled_dot_product_attention(q, keys, values, attn_mask=seen, enable_gqa=q.shape[1] != k.shape[1])
+        return scaled_dot_product_attention(
+            q, keys, values, attn_mask=seen, enable_gqa=q.shape[1] != k.shape[1]
+        )

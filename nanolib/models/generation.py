@@ -161,10 +161,15 @@ def _has_static_step(model: nn.Module) -> bool:
     if not isinstance(model, Transformer):
         return False
     config = model.config
-    return config.attention_type == "dense" and config.attention_options.get("backend", "auto") == "auto"
+    return (
+        config.attention_type == "dense"
+        and config.attention_options.get("backend", "auto") == "auto"
+    )
 
 
-def generation_of(model: nn.Module, prompt: torch.Tensor, new_tokens: int, captured: bool = False) -> Generation:
+def generation_of(
+    model: nn.Module, prompt: torch.Tensor, new_tokens: int, captured: bool = False
+) -> Generation:
     """The generation that fits a model; `captured` in a CUDA graph.
 
     Raises:

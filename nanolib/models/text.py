@@ -35,16 +35,22 @@ def load(corpus: str = "", max_bytes: int = 4_000_000) -> torch.Tensor:
     data = bytearray()
     try:
         if not root.exists():
-            raise BadInput(f"corpus: {shown(corpus)} does not exist; give a text file or a folder, or leave it empty")
+            raise BadInput(
+                f"corpus: {shown(corpus)} does not exist; give a text file or a folder, or leave it empty"
+            )
         for path in [str(root)] if root.is_file() else _files_below(str(root), not corpus):
             with open(path, "rb") as file:
                 data += file.read(max_bytes - len(data))
             if len(data) >= max_bytes:
                 break
     except OSError as error:
-        raise BadInput(f"corpus: {shown(corpus)} cannot be read ({error.strerror}); give another text") from None
+        raise BadInput(
+            f"corpus: {shown(corpus)} cannot be read ({error.strerror}); give another text"
+        ) from None
     if len(data) < 2:
-        raise BadInput(f"corpus: {shown(corpus)} holds {len(data)} bytes; give a text of at least two")
+        raise BadInput(
+            f"corpus: {shown(corpus)} holds {len(data)} bytes; give a text of at least two"
+        )
     return torch.frombuffer(data, dtype=torch.uint8)
 
 
@@ -61,7 +67,9 @@ def _files_below(folder: str, library: bool) -> Iterator[str]:
             yield entry.path
 
 
-def batch(data: torch.Tensor, batch_size: int, length: int, generator: torch.Generator) -> torch.Tensor:
+def batch(
+    data: torch.Tensor, batch_size: int, length: int, generator: torch.Generator
+) -> torch.Tensor:
     """Random windows of the text.
 
     Args:
@@ -77,13 +85,20 @@ def batch(data: torch.Tensor, batch_size: int, length: int, generator: torch.Gen
         BadInput: The text is shorter than `length`.
     """
     if len(data) < length:
-        raise BadInput(f"corpus: {len(data)} bytes are shorter than a sequence of {length}; give a longer text")
+        raise BadInput(
+            f"corpus: {len(data)} bytes are shorter than a sequence of {length}; give a longer text"
+        )
     starts = torch.randint(len(data) - length + 1, (batch_size,), generator=generator)
     return torch.stack([data[start : start + length] for start in starts]).long()
 
 
 def batches(
-    data: torch.Tensor, count: int, batch_size: int, length: int, generator: torch.Generator, device: str
+    data: torch.Tensor,
+    count: int,
+    batch_size: int,
+    length: int,
+    generator: torch.Generator,
+    device: str,
 ) -> Iterator[torch.Tensor]:
     """So many of `batch`, each drawn when it is asked for, on `device`."""
     for _ in range(count):

@@ -33,7 +33,9 @@ def train(
     Returns:
         The loss before each step, nats per token, float32 [steps].
     """
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3 if callable(rate) else rate, fused=True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=1e-3 if callable(rate) else rate, fused=True
+    )
     kind = next(model.parameters()).device.type
     scaler = torch.amp.GradScaler(kind, enabled=autocast is torch.float16)
     forward, losses = logits_of(model), []

@@ -24,8 +24,13 @@ class RotaryEmbedding(nn.Module):
         super().__init__()
         frequency = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
         angle = torch.outer(torch.arange(max_len, dtype=torch.float32), frequency)
-        for name, halves in {"cos": [angle.cos(), angle.cos()], "sin": [-angle.sin(), angle.sin()]}.items():
-            self.register_buffer(name, torch.cat(halves, dim=-1).to(torch.get_default_dtype()), persistent=False)
+        for name, halves in {
+            "cos": [angle.cos(), angle.cos()],
+            "sin": [-angle.sin(), angle.sin()],
+        }.items():
+            self.register_buffer(
+                name, torch.cat(halves, dim=-1).to(torch.get_default_dtype()), persistent=False
+            )
 
     def forward(self, x: torch.Tensor, start: int | torch.Tensor) -> torch.Tensor:
         """Rotate x, shape [batch, heads, length, head_dim], whose first position is `start`; a tensor is of one token."""
@@ -55,7 +60,9 @@ class Attention(nn.Module):
         scored = attention.chooses_by_score(config.attention_type, config.attention_options)
         self.token_score = nn.Linear(d, 1, bias=False) if scored else None
 
-    def forward(self, x: torch.Tensor, rope: RotaryEmbedding | None, cache: Cache | None, layer: int) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, rope: RotaryEmbedding | None, cache: Cache | None, layer: int
+    ) -> torch.Tensor:
         """x: shape [batch, length, d_model]; the result has the same."""
         batch, length, _ = x.shape
         q, k, v = (
@@ -72,10 +79,14 @@ class Attention(nn.Module):
             scores = self.token_score(x)[..., 0]
             # A choice has no gradient. This factor is one, and hands the score that of its token's value.
             v = v * (1 + (scores - scores.detach()))[:, None, :, None]
-            scores = scores.detach() if cache is None else cache.append_scores(layer, scores.detach())
+            scores = (
+                scores.detach() if cache is None else cache.append_scores(layer, scores.detach())
+            )
         if cache is not None:
             k, v = cache.append(layer, k, v)
-        return self._joined(attention.attend(self.kind, q, k, v, causal=True, options=self.options, scores=scores))
+        return self._joined(
+            attention.attend(self.kind, q, k, v, causal=True, options=self.options, scores=scores)
+        )
 
     def _joined(self, heads: torch.Tensor) -> torch.Tensor:
         return self.out_proj(heads.transpose(1, 2).flatten(2))
@@ -107,7 +118,9 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(config.d_model, eps=1e-5)
         self.mlp = MLP(config)
 
-    def forward(self, x: torch.Tensor, rope: RotaryEmbedding | None, cache: Cache | None, layer: int) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, rope: RotaryEmbedding | None, cache: Cache | None, layer: int
+    ) -> torch.Tensor:
         """x: shape [batch, length, d_model]; the result has the same."""
         x = x + self.attention(self.attention_norm(x), rope, cache, layer)
         return x + self.mlp(self.mlp_norm(x))
@@ -120,7 +133,9 @@ WITHOUT_LOSS = (
 )
 
 
-def next_token_loss(model: Callable[[torch.Tensor], torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
+def next_token_loss(
+    model: Callable[[torch.Tensor], torch.Tensor], ids: torch.Tensor
+) -> torch.Tensor:
     """Mean cross-entropy of predicting each token from those before it, nats.
 
     Args:
@@ -166,14 +181,18 @@ class Transformer(nn.Module):
 
     def __init__(self, config: NanoConfig) -> None:
         super().__init__()
-        self.config = config.model_copy(deep=True)  # a later change of the caller's config must not reach the model
+        self.config = config.model_copy(
+            deep=True
+        )  # a later change of the caller's config must not reach the model
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         rope = config.positional == "rope"
         self.rope = RotaryEmbedding(config.head_dim, config.context_length) if rope else None
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.d_model, eps=1e-5)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        self.checkpointing = False  # whether blocks compute their activations again in the backward pass
+        self.checkpointing = (
+            False  # whether blocks compute their activations again in the backward pass
+        )
         _initialise(self, config.num_layers)
         if config.tie_embeddings:
             self.head.weight = self.embedding.weight
@@ -217,7 +236,9 @@ class Transformer(nn.Module):
 
     def new_cache(self, batch_size: int, prompt_len: int, new_tokens: int) -> KVCache:
         """An empty cache with room for a prompt and what follows it."""
-        return KVCache(self.config, batch_size, prompt_len + new_tokens, self.embedding.weight.device)
+        return KVCache(
+            self.config, batch_size, prompt_len + new_tokens, self.embedding.weight.device
+        )
 
     def prefill(self, ids: torch.Tensor, cache: KVCache) -> torch.Tensor:
         """Read a prompt into `cache`; logits of its last position, shape [batch, vocab_size]."""

@@ -20,7 +20,12 @@ from torch._subclasses import FakeTensor
 from nanolib.measurement import BadInput, Unsupported, did_you_mean, shown
 
 _HF = "hf:"
-_LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")  # what transformers' configurations call it
+_LAYERS = (
+    "num_hidden_layers",
+    "num_layers",
+    "n_layer",
+    "n_layers",
+)  # what transformers' configurations call it
 _ONE_SEQUENCE = "nanolib_one_sequence"  # our name for SDPA in transformers' register of attention
 
 
@@ -37,7 +42,9 @@ def check_name(name: str) -> None:
     """
     module, _, function = name.partition(":")
     if runs_code(name) and not all(part.isidentifier() for part in (*module.split("."), function)):
-        raise BadInput(f"model: {shown(name)} names no function; write package.module:build, or hf:LlamaForCausalLM")
+        raise BadInput(
+            f"model: {shown(name)} names no function; write package.module:build, or hf:LlamaForCausalLM"
+        )
 
 
 def resolve(name: str) -> Callable[..., nn.Module]:
@@ -70,12 +77,18 @@ def resolve(name: str) -> Callable[..., nn.Module]:
         raise BadInput(f"model: {name!r} cannot be imported: {cause(error)}") from error
     build = getattr(module, function, None)
     if not callable(build) or isinstance(build, nn.Module):
-        raise BadInput(f"model: {name!r}: {module_name} has no function {function!r}; name one that returns a module")
+        raise BadInput(
+            f"model: {name!r}: {module_name} has no function {function!r}; name one that returns a module"
+        )
     return build
 
 
 def build_model(
-    name: str, options: Mapping[str, Any], device: str | torch.device, dtype: str, seed: int | None = None
+    name: str,
+    options: Mapping[str, Any],
+    device: str | torch.device,
+    dtype: str,
+    seed: int | None = None,
 ) -> nn.Module:
     """Build a model of the user's own.
 
@@ -134,7 +147,9 @@ def _hugging_face_class(name: str) -> Any:
     try:
         import transformers
     except ModuleNotFoundError:
-        raise Unsupported('transformers is not installed; in the checkout: pip install -e ".[hf]"') from None
+        raise Unsupported(
+            'transformers is not installed; in the checkout: pip install -e ".[hf]"'
+        ) from None
     class_name = name.removeprefix(_HF)
     try:
         found = getattr(transformers, class_name, None)
@@ -142,14 +157,19 @@ def _hugging_face_class(name: str) -> Any:
     except (ImportError, RuntimeError) as error:  # a class that needs what is not installed
         raise BadInput(f"model: {shown(name)} cannot be imported: {error}") from None
     if config_class is None:
-        raise BadInput(f"model: transformers has no model class {shown(class_name)}; use one such as LlamaForCausalLM")
+        raise BadInput(
+            f"model: transformers has no model class {shown(class_name)}; use one such as LlamaForCausalLM"
+        )
     return found
 
 
 def _build_hugging_face(model_class: Any, **options: Any) -> nn.Module:
     with silent():
         model = model_class(model_class.config_class(**options))
-        if isinstance(next(model.parameters(), None), FakeTensor) and model.config._attn_implementation == "sdpa":
+        if (
+            isinstance(next(model.parameters(), None), FakeTensor)
+            and model.config._attn_implementation == "sdpa"
+        ):
             _attend_to_one_sequence(model)
     return model
 
@@ -163,9 +183,16 @@ def _attend_to_one_sequence(model: Any) -> None:
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import sdpa_mask
 
-    def mask(*args: Any, allow_is_causal_skip: bool = True, use_vmap: bool = False, **more: Any) -> Any:
+    def mask(
+        *args: Any, allow_is_causal_skip: bool = True, use_vmap: bool = False, **more: Any
+    ) -> Any:
         # a mask function of the model's own comes with `use_vmap`; a guess at several sequences does not
-        return sdpa_mask(*args, allow_is_causal_skip=allow_is_causal_skip or not use_vmap, use_vmap=use_vmap, **more)
+        return sdpa_mask(
+            *args,
+            allow_is_causal_skip=allow_is_causal_skip or not use_vmap,
+            use_vmap=use_vmap,
+            **more,
+        )
 
     AttentionInterface.register(_ONE_SEQUENCE, sdpa_attention_forward)
     AttentionMaskInterface.register(_ONE_SEQUENCE, mask)
@@ -197,27 +224,45 @@ def hugging_face_config(name: str, options: Mapping[str, Any]) -> Any:
     model_class = _hugging_face_class(name)
     config_class = model_class.config_class
     known = _fields(config_class)
-    source = inspect.getsource(sys.modules[model_class.__module__])  # some read what no configuration declares
+    source = inspect.getsource(
+        sys.modules[model_class.__module__]
+    )  # some read what no configuration declares
     for option, value in options.items():
         if option not in known and f"config.{option}" not in source and f'"{option}"' not in source:
             hint = did_you_mean(option, known, "leave it out")
-            raise BadInput(f"model_options: {shown(option)} is no field of {config_class.__name__}; {hint}")
-        if option == "use_pretrained_backbone" or (option == "attn_implementation" and "/" in str(value)):
-            raise BadInput(f"model_options: {option} {shown(value)} asks for a download; leave it out")
-        if option == "attn_implementation" and value == "flex_attention":  # its kernel crashes on tensors without data
-            raise BadInput(f"model_options: {option} {shown(value)} cannot be planned; use sdpa or eager")
+            raise BadInput(
+                f"model_options: {shown(option)} is no field of {config_class.__name__}; {hint}"
+            )
+        if option == "use_pretrained_backbone" or (
+            option == "attn_implementation" and "/" in str(value)
+        ):
+            raise BadInput(
+                f"model_options: {option} {shown(value)} asks for a download; leave it out"
+            )
+        if (
+            option == "attn_implementation" and value == "flex_attention"
+        ):  # its kernel crashes on tensors without data
+            raise BadInput(
+                f"model_options: {option} {shown(value)} cannot be planned; use sdpa or eager"
+            )
     try:
         with silent():
             config = config_class(**options)
             config.get_text_config()
     except Exception as error:
-        raise BadInput(f"model_options: {name} does not take {shown(dict(options))}: {cause(error)}") from None
+        raise BadInput(
+            f"model_options: {name} does not take {shown(dict(options))}: {cause(error)}"
+        ) from None
     return config
 
 
 def _fields(config_class: Any) -> list[str]:
     """What a configuration takes; it would keep any other name in silence."""
-    names = {name for base in config_class.__mro__ for name in inspect.signature(base.__init__).parameters}
+    names = {
+        name
+        for base in config_class.__mro__
+        for name in inspect.signature(base.__init__).parameters
+    }
     names |= {"attn_implementation", *getattr(config_class, "attribute_map", {})}
     return sorted(name for name in names - {"self", "args", "kwargs"} if not name.startswith("_"))
 

@@ -44,7 +44,9 @@ class Figure:
     busy: bool = False
 
     @classmethod
-    def of(cls, line: Mapping[str, Any], column: str, metric: str = "", scope: str = "", name: str = "") -> Figure:
+    def of(
+        cls, line: Mapping[str, Any], column: str, metric: str = "", scope: str = "", name: str = ""
+    ) -> Figure:
         """A column of a table's line, with the ends `_low` and `_high` and the label `_busy` beside it."""
         ends = (float(line[f"{column}{end}"]) for end in ("_low", "", "_high"))
         return cls(*ends, metric, scope, name, bool(line.get(f"{column}_busy") == 1))
@@ -64,7 +66,11 @@ class Figure:
         """The name, the figure with its interval, and the unit."""
         unit = METRICS[self.metric].unit if self.metric else "1"
         exact = self.low == self.estimate == self.high
-        number = format_number(self.estimate) if exact else format_with_interval(self.estimate, self.low, self.high)
+        number = (
+            format_number(self.estimate)
+            if exact
+            else format_with_interval(self.estimate, self.low, self.high)
+        )
         return f"{self.name} {number}{'' if unit == '1' else f' {unit}'}".strip()
 
 
@@ -95,7 +101,9 @@ class Claim:
         pairs = [pair for pair in self.compared if any(figure.busy for figure in pair[::2])]
         if not pairs:
             return self
-        figures = dict.fromkeys(figure for pair in pairs for figure in pair[::2] if figure.low != figure.high)
+        figures = dict.fromkeys(
+            figure for pair in pairs for figure in pair[::2] if figure.low != figure.high
+        )
         sure = ", ".join(str(figure) for figure in list(figures)[:_MOST_FIGURES])
         advice = "repeat the run when no other process uses the machine"
         return Claim("Machine busy: no order drawn", sure, advice, self.about, (), tuple(figures))
@@ -105,7 +113,9 @@ class Claim:
         """The three parts without the heading."""
         text = f"{self.answer}: {self.sure}" if self.sure else self.answer
         parts = (text, self.advice and f"Next: {self.advice}")
-        return " ".join(part if part.endswith(("?", "!")) else f"{part.rstrip('.')}." for part in parts if part)
+        return " ".join(
+            part if part.endswith(("?", "!")) else f"{part.rstrip('.')}." for part in parts if part
+        )
 
     def __str__(self) -> str:
         return f"{self.about}: {self.sentence}" if self.about else self.sentence
@@ -113,7 +123,9 @@ class Claim:
     def to_dict(self) -> dict[str, Any]:
         """JSON types; an end that is not known is null."""
         found = asdict(self) | {"text": str(self)}
-        found["compared"] = [[_json(first), str(order), _json(second)] for first, order, second in self.compared]
+        found["compared"] = [
+            [_json(first), str(order), _json(second)] for first, order, second in self.compared
+        ]
         return found | {"figures": [_json(figure) for figure in self.figures]}
 
 
@@ -126,7 +138,9 @@ def grouped(lines: Iterable[Claim | str]) -> list[tuple[str, list[Claim]]]:
     """Claims under what they are about, which is said once; those about nothing in particular stay where they are."""
     groups: list[tuple[str, list[Claim]]] = []
     for line in lines:
-        claim = Claim(*line.split(": ", 1)) if isinstance(line, str) else line  # a label, and what it means
+        claim = (
+            Claim(*line.split(": ", 1)) if isinstance(line, str) else line
+        )  # a label, and what it means
         same = [group for heading, group in groups if heading == claim.about != ""]
         if not same and (claim.about or not groups or groups[-1][0]):
             groups.append((claim.about, []))

@@ -34,7 +34,10 @@ class Table:
         if self.frame.empty:
             return "<p>Nothing was measured.</p>"
         sides = ["left" if words else "right" for _, words in aligned(self.frame)]
-        lines = [("th", self.frame.columns), *(("td", line) for line in self.frame.itertuples(index=False, name=None))]
+        lines = [
+            ("th", self.frame.columns),
+            *(("td", line) for line in self.frame.itertuples(index=False, name=None)),
+        ]
         rows = "".join(
             f"<tr>{''.join(_cell(tag, side, value) for side, value in zip(sides, line, strict=True))}</tr>"
             for tag, line in lines
@@ -117,7 +120,9 @@ class Tables:
     """
 
     def __init__(self, section: Section, rows: pd.DataFrame) -> None:
-        self.tables = {title: Table(table.readable(rows)) for title, table in section.shown(rows).items()}
+        self.tables = {
+            title: Table(table.readable(rows)) for title, table in section.shown(rows).items()
+        }
 
     def _repr_html_(self) -> str:
         return "".join(
@@ -145,6 +150,8 @@ def show(section: Section, rows: pd.DataFrame) -> None:
 
 
 def _claim_html(claim: Claim) -> str:
-    answer, sure, advice = (html.escape(part.rstrip(".")) for part in (claim.answer, claim.sure, claim.advice))
+    answer, sure, advice = (
+        html.escape(part.rstrip(".")) for part in (claim.answer, claim.sure, claim.advice)
+    )
     text = f"<b>{answer}</b>" + (f": {sure}." if sure else ".")
     return text + (f" <i>Next: {advice}{'' if advice.endswith('?') else '.'}</i>" if advice else "")

@@ -13,7 +13,19 @@ from nanolib.report.page import csv_text, markdown_table, measurement_records, p
 from nanolib.store import Store
 from nanolib.store.export import PUBLIC, export_database, new_file, public_rows
 
-_SHOWN = ["experiment", "factors", "metric", "scope", "estimate", "low", "high", "unit", "n", "predicted", "provenance"]
+_SHOWN = [
+    "experiment",
+    "factors",
+    "metric",
+    "scope",
+    "estimate",
+    "low",
+    "high",
+    "unit",
+    "n",
+    "predicted",
+    "provenance",
+]
 _SHOWN += ["method", "status", "message", "flags"]
 
 
@@ -28,9 +40,15 @@ def write(store: Store, run_ids: list[str], target: Path) -> None:
     Raises:
         BadInput: Another ending, no runs, a file that is there already, or one that cannot be written.
     """
-    texts: dict[str, Callable[[Store, list[str]], str]] = {".json": _json, ".csv": _csv, ".md": _markdown}
+    texts: dict[str, Callable[[Store, list[str]], str]] = {
+        ".json": _json,
+        ".csv": _csv,
+        ".md": _markdown,
+    }
     if target.suffix not in (".sqlite", *texts):
-        raise BadInput(f"export: {target.name!r} has no known ending; use one of {', '.join(['.sqlite', *texts])}")
+        raise BadInput(
+            f"export: {target.name!r} has no known ending; use one of {', '.join(['.sqlite', *texts])}"
+        )
     if not run_ids:
         raise BadInput("export: there are no runs to write; run: nano run quick")
     if target.exists():
@@ -57,7 +75,9 @@ def _json(store: Store, run_ids: list[str]) -> str:
 
 
 def _flat(store: Store, run_ids: list[str]) -> pd.DataFrame:
-    rows = pd.DataFrame(measurement_records(store.measurements(run_ids)), columns=PUBLIC["measurements"].split())
+    rows = pd.DataFrame(
+        measurement_records(store.measurements(run_ids)), columns=PUBLIC["measurements"].split()
+    )
     for column in ("factors", "details"):
         rows[column] = [json.dumps(value) for value in rows[column]]
     return rows
@@ -70,5 +90,7 @@ def _csv(store: Store, run_ids: list[str]) -> str:
 def _markdown(store: Store, run_ids: list[str]) -> str:
     rows = _flat(store, run_ids)
     several = [name for name in ("machine_id", "run_id") if rows[name].nunique() > 1]
-    table = rows[[*several, *_SHOWN]].map(lambda value: ", ".join(value) if isinstance(value, list) else value)
+    table = rows[[*several, *_SHOWN]].map(
+        lambda value: ", ".join(value) if isinstance(value, list) else value
+    )
     return markdown_table(table.astype(object).where(table.notna(), "")) + "\n"

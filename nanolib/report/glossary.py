@@ -30,7 +30,12 @@ def page() -> str:
     terms = [f"| {term} | {text} |" for term, text in TERMS.items()]
     flags = [f"| `{flag}` | {text} |" for flag, text in FLAG_TEXT.items()]
     head = ["# Glossary", "", "The words of a report.", "", "| term | meaning |", "| --- | --- |"]
-    return "\n".join([*head, *terms, "", "## Flags", "", "| flag | meaning |", "| --- | --- |", *flags]) + "\n"
+    return (
+        "\n".join(
+            [*head, *terms, "", "## Flags", "", "| flag | meaning |", "| --- | --- |", *flags]
+        )
+        + "\n"
+    )
 
 
 if __name__ == "__main__":

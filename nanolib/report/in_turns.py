@@ -18,7 +18,11 @@ Pairs = tuple[tuple[Figure, Order, Figure], ...]
 
 
 def with_speed_ups(
-    table: pd.DataFrame, rows: pd.DataFrame, scope: str | pd.Series, name: str = "speed_up", key: Sequence[str] = CASE
+    table: pd.DataFrame,
+    rows: pd.DataFrame,
+    scope: str | pd.Series,
+    name: str = "speed_up",
+    key: Sequence[str] = CASE,
 ) -> pd.DataFrame:
     """The table with what each line gains over what was timed in its rounds.
 
@@ -55,7 +59,9 @@ def with_speed_ups(
 
 def _figure(row: Mapping[str, Any], baseline: str) -> Figure:
     busy = Flag.BUSY_MACHINE in row["flags"]
-    return Figure(row["low"], row["estimate"], row["high"], "speed_up", row["scope"], baseline, busy)
+    return Figure(
+        row["low"], row["estimate"], row["high"], "speed_up", row["scope"], baseline, busy
+    )
 
 
 def over(line: Mapping[str, Any], baseline: str, name: str = "speed_up") -> Figure | None:
@@ -69,7 +75,9 @@ def not_slower(line: Mapping[str, Any], others: Iterable[str], name: str = "spee
     return [other for other in others if other in slower and not slower[other]]
 
 
-def gains(line: pd.Series, what: str, name: str = "speed_up", among: Container[str] | None = None) -> Pairs:
+def gains(
+    line: pd.Series, what: str, name: str = "speed_up", among: Container[str] | None = None
+) -> Pairs:
     """What one line gains over its baselines, each compared with nothing gained.
 
     Args:

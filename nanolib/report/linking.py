@@ -16,7 +16,12 @@ _SOURCES = {
     "link_n": ("factor.seq_len", "seq_len"),
 }
 PICKS = {"run": "link_run", "model": "link_model", "n": "link_n"}
-MODELS_OF = ("model", "energy", "fp8", "distributed")  # elsewhere a name is that of an attention kind
+MODELS_OF = (
+    "model",
+    "energy",
+    "fp8",
+    "distributed",
+)  # elsewhere a name is that of an attention kind
 
 
 def links(frame: pd.DataFrame, but: str = "") -> dict[str, Any]:
@@ -105,11 +110,20 @@ def choices(rows: pd.DataFrame, runs: pd.DataFrame) -> dict[str, dict[str, Any]]
         return found
     short = runs.assign(short=runs["run_id"].str[:8])
     short = short[short["short"].isin(rows["run_id"].str[:8])]
-    together = short["launch"].where(short["launch"].fillna("") != "", short["run_id"])  # a suite is picked as a whole
-    by_launch = {_launch_name(group): list(group["short"]) for _, group in short.groupby(together, sort=False)}
+    together = short["launch"].where(
+        short["launch"].fillna("") != "", short["run_id"]
+    )  # a suite is picked as a whole
+    by_launch = {
+        _launch_name(group): list(group["short"])
+        for _, group in short.groupby(together, sort=False)
+    }
     shaped = rows[rows["experiment"].isin(MODELS_OF)]
     names = sorted(set(shaped["factor.name"].dropna())) if "factor.name" in shaped else []
-    lengths = sorted({int(n) for n in rows["factor.seq_len"].dropna()}) if "factor.seq_len" in rows else []
+    lengths = (
+        sorted({int(n) for n in rows["factor.seq_len"].dropna()})
+        if "factor.seq_len" in rows
+        else []
+    )
     for title, name, options in (
         ("Run", "run", by_launch),
         ("Model", "model", {value: [value] for value in names}),
@@ -120,7 +134,9 @@ def choices(rows: pd.DataFrame, runs: pd.DataFrame) -> dict[str, dict[str, Any]]
     return found
 
 
-def picked(choices: Mapping[str, Mapping[str, Any]], chosen: Mapping[str, str]) -> dict[str, list[Any] | None]:
+def picked(
+    choices: Mapping[str, Mapping[str, Any]], chosen: Mapping[str, str]
+) -> dict[str, list[Any] | None]:
     """Pick → the values that all its lists leave; None for everything.
 
     Args:

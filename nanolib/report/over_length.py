@@ -62,9 +62,14 @@ def over_length(
                 **links(found),
             }
         )
-        if len(set(data["series"])) > 1 and found["factor.name"].nunique() == 1:  # the title says what all share
+        if (
+            len(set(data["series"])) > 1 and found["factor.name"].nunique() == 1
+        ):  # the title says what all share
             name = str(found["factor.name"].iloc[0])
-            data["series"], shared = data["series"].str.removesuffix(f", {name}"), shared or f": {name}"
+            data["series"], shared = (
+                data["series"].str.removesuffix(f", {name}"),
+                shared or f": {name}",
+            )
         order = {panel: at for at, panel in enumerate(scopes.values())}
         data = data.sort_values("panel", key=lambda panels: panels.map(order), kind="stable")
         unit = METRICS[metric].unit
@@ -88,6 +93,8 @@ def _series(rows: pd.DataFrame, others: Sequence[str]) -> pd.Series:
     label = rows["factor.name"].astype(str)
     for name in [name for name in others if rows[f"factor.{name}"].astype(str).nunique() > 1]:
         short = "batch " if name == "batch_size" else ""
-        values = rows[f"factor.{name}"].map(lambda value: f"{value:g}" if isinstance(value, float) else str(value))
+        values = rows[f"factor.{name}"].map(
+            lambda value: f"{value:g}" if isinstance(value, float) else str(value)
+        )
         label = short + values + ", " + label
     return label

@@ -57,7 +57,9 @@ def newest_machine(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
         runs: Their runs, with `experiment`, `machine_id` and `started`.
     """
     newest = (
-        runs.sort_values("started").drop_duplicates("experiment", keep="last").set_index("experiment")["machine_id"]
+        runs.sort_values("started")
+        .drop_duplicates("experiment", keep="last")
+        .set_index("experiment")["machine_id"]
     )
     return rows[rows["machine_id"] == rows["experiment"].map(newest)] if len(rows) else rows
 
@@ -81,7 +83,9 @@ def having(rows: pd.DataFrame, experiment: str, factor: str) -> pd.DataFrame:
     return rows[rows[name].notna()] if name in rows else rows.iloc[:0]
 
 
-def pick(rows: pd.DataFrame, metric: str, scope: str | None = None, method: str | None = None) -> pd.DataFrame:
+def pick(
+    rows: pd.DataFrame, metric: str, scope: str | None = None, method: str | None = None
+) -> pd.DataFrame:
     """The rows of one metric (and scope, and method) that hold a number."""
     if rows.empty:
         return rows
@@ -97,11 +101,15 @@ def leaders(cases: pd.DataFrame, column: str, ascending: bool = True) -> pd.Data
     """The first of the cases by a column, and all that cannot be told from it: their interval overlaps its own or is not known."""
     ordered = cases.sort_values(column, ascending=ascending, kind="stable")
     first = ordered.iloc[0]
-    apart = (ordered[f"{column}_low"] > first[f"{column}_high"]) | (ordered[f"{column}_high"] < first[f"{column}_low"])
+    apart = (ordered[f"{column}_low"] > first[f"{column}_high"]) | (
+        ordered[f"{column}_high"] < first[f"{column}_low"]
+    )
     return ordered[~apart]
 
 
-def ranked(cases: pd.DataFrame, column: str, ascending: bool = True) -> tuple[pd.DataFrame, pd.DataFrame]:
+def ranked(
+    cases: pd.DataFrame, column: str, ascending: bool = True
+) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The leaders, and what the first of them is compared with: the others, or where there are several leaders, those."""
     first = leaders(cases, column, ascending)
     return first, cases.drop(index=first.index) if len(first) == 1 else first.iloc[1:]
@@ -113,14 +121,18 @@ def listed(names: Iterable[str]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-GPUS_SEEN: frozenset[str] = frozenset({"NVIDIA H200"})  # on which `make gpu` has been run; see docs/gpu.md
+GPUS_SEEN: frozenset[str] = frozenset(
+    {"NVIDIA H200"}
+)  # on which `make gpu` has been run; see docs/gpu.md
 
 
 def _gpus(run: pd.Series, machine: pd.Series) -> str:
     """The machine's GPUs, and whether what ran on them has been seen to work on such a one."""
     names = [gpu["name"] for gpu in machine["gpus"]]
     unseen = not run["device"].startswith("cpu") and not GPUS_SEEN.intersection(names)
-    return (", ".join(names) or "no GPU") + (" (nanolib is not yet seen on this GPU: docs/gpu.md)" if unseen else "")
+    return (", ".join(names) or "no GPU") + (
+        " (nanolib is not yet seen on this GPU: docs/gpu.md)" if unseen else ""
+    )
 
 
 def run_facts(runs: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
@@ -157,13 +169,19 @@ def failures(rows: pd.DataFrame) -> pd.DataFrame:
     several = bad["machine_id"].nunique() > 1
     names = (case_name(factors) for factors in bad["factors"])
     places = (f"{machine_name(one)}: " if several else "" for one in bad["machine_id"])
-    return bad.assign(case=[place + name for place, name in zip(places, names, strict=True)])[columns]
+    return bad.assign(case=[place + name for place, name in zip(places, names, strict=True)])[
+        columns
+    ]
 
 
 def flag_lines(rows: pd.DataFrame) -> list[str]:
     """How many timings carry which label, and what it means."""
     timed = pick(rows, "latency")
-    counts = pd.Series([flag for flags in timed["flags"] for flag in flags]).value_counts() if len(timed) else {}
+    counts = (
+        pd.Series([flag for flags in timed["flags"] for flag in flags]).value_counts()
+        if len(timed)
+        else {}
+    )
     return [
         f"{flag} ({count} of {len(timed)} timings): {FLAG_TEXT.get(flag, 'this nanolib does not know it')}"
         for flag, count in counts.items()
@@ -176,5 +194,7 @@ def why_empty(rows: pd.DataFrame, experiment: str) -> str:
     if rows.empty:
         return f"no {experiment} run is in the database; run: nano run quick {experiment}"
     bad = rows[(rows["metric"] == "case_time") & (rows["status"] != "ok")]
-    counts = ", ".join(f"{count} {status}" for status, count in bad["status"].value_counts().items())
+    counts = ", ".join(
+        f"{count} {status}" for status, count in bad["status"].value_counts().items()
+    )
     return f"no case gave a number ({counts or 'none has ended'})"

@@ -28,7 +28,12 @@ from nanolib.store.export import public_rows
 
 
 def build(
-    store: Store, run_ids: list[str], folder: Path, sections: Iterable[Section], *, pictures: bool = True
+    store: Store,
+    run_ids: list[str],
+    folder: Path,
+    sections: Iterable[Section],
+    *,
+    pictures: bool = True,
 ) -> Path:
     """Write the report of some runs.
 
@@ -46,7 +51,10 @@ def build(
     """
     (every, runs), machines = store.shown(run_ids), store.machines()
     rows = overview.newest_machine(every, runs)
-    left_out = store.count_cases(run_ids) - every[["machine_id", "experiment", "case_id"]].drop_duplicates().shape[0]
+    left_out = (
+        store.count_cases(run_ids)
+        - every[["machine_id", "experiment", "case_id"]].drop_duplicates().shape[0]
+    )
     make_folder(folder)
     # Everything is made beside the target and moved in at the end: a failure half-way leaves the old report whole.
     with (
@@ -86,7 +94,9 @@ def _changes(store: Store, runs: pd.DataFrame) -> Changes:
 def _write_files(section: Section, rows: pd.DataFrame, runs: pd.DataFrame, folder: Path) -> None:
     for at, (title, table) in enumerate(section.shown(rows).items()):
         name = re.sub(r"[^a-z0-9]+", "_", title.lower()) if at else "summary"
-        (folder / f"{section.experiment}_{name}.csv").write_text(csv_text(table.of(rows)), encoding="utf-8")
+        (folder / f"{section.experiment}_{name}.csv").write_text(
+            csv_text(table.of(rows)), encoding="utf-8"
+        )
         text = markdown_table(table.readable(rows)) + "\n"
         (folder / f"{section.experiment}_{name}.md").write_text(text, encoding="utf-8")
     chosen = overview.of_experiment(rows, section.experiment)
@@ -116,7 +126,11 @@ def records(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 def csv_text(table: pd.DataFrame) -> str:
     """A table as CSV that a spreadsheet takes for text and numbers alone, in its header too."""
-    return table.map(safe_cell).set_axis([safe_cell(name) for name in table.columns], axis=1).to_csv(index=False)
+    return (
+        table.map(safe_cell)
+        .set_axis([safe_cell(name) for name in table.columns], axis=1)
+        .to_csv(index=False)
+    )
 
 
 def safe_cell(value: Any) -> Any:
@@ -125,7 +139,9 @@ def safe_cell(value: Any) -> Any:
         value = ", ".join(map(str, value))
     if not isinstance(value, str):
         return value
-    begins = unicodedata.normalize("NFKC", value.lstrip())[:1]  # some spreadsheets take a full-width = for one
+    begins = unicodedata.normalize("NFKC", value.lstrip())[
+        :1
+    ]  # some spreadsheets take a full-width = for one
     acts = begins in ("=", "+", "-", "@") or value[:1] in ("\t", "\r", "\n")
     return ("'" if acts and begins else "") + printable(value)
 
@@ -135,7 +151,9 @@ def markdown_table(table: pd.DataFrame) -> str:
     if table.empty:
         return "(nothing was measured)"
     lines = [list(table.columns), ["---"] * len(table.columns), *table.to_numpy().tolist()]
-    return "\n".join("| " + " | ".join(_markdown_text(str(cell)) for cell in line) + " |" for line in lines)
+    return "\n".join(
+        "| " + " | ".join(_markdown_text(str(cell)) for cell in line) + " |" for line in lines
+    )
 
 
 def _markdown_text(text: str) -> str:
@@ -167,11 +185,18 @@ def _markdown(
     if len(changes.table):
         parts.append(markdown_table(changes.table))
     matrix, across = regressions.hardware_table(every, machines), regressions.machine_ratios(every)
-    parts += ["## Hardware", markdown_table(matrix), *([markdown_table(across)] if len(across) else [])]
+    parts += [
+        "## Hardware",
+        markdown_table(matrix),
+        *([markdown_table(across)] if len(across) else []),
+    ]
     failed = overview.failures(every)
     if len(failed):
         parts += ["## What failed", markdown_table(failed)]
     flagged = overview.flag_lines(rows)
     if flagged:
-        parts += ["## What to know before believing a number", *(f"- {_markdown_text(line)}" for line in flagged)]
+        parts += [
+            "## What to know before believing a number",
+            *(f"- {_markdown_text(line)}" for line in flagged),
+        ]
     return "\n\n".join(parts).replace("\n\n- ", "\n- ").replace("\n- ", "\n\n- ", 1) + "\n"

@@ -68,9 +68,15 @@ def plot(
     if data is None or data.empty:
         return empty_chart(title, empty)
     if kind == "line" and join and data["x"].nunique() == 1:
-        data, kind, log = data.assign(x=data["y"]).drop(columns="y"), "rows", "x" if "y" in log else ""
+        data, kind, log = (
+            data.assign(x=data["y"]).drop(columns="y"),
+            "rows",
+            "x" if "y" in log else "",
+        )
     defaults = {"sure": True, "text": "", "note": ""}
-    data = data.assign(**{name: value for name, value in defaults.items() if name not in data}).reset_index(drop=True)
+    data = data.assign(
+        **{name: value for name, value in defaults.items() if name not in data}
+    ).reset_index(drop=True)
     if "hue" not in data:
         data = data.assign(hue=data["series"].map(hues(data["series"])))
     value = "y" if kind == "line" else "x"
@@ -82,9 +88,13 @@ def plot(
         if data.empty:
             return empty_chart(title, empty)
     zero = value not in log and (kind != "rows" or ref is None)
-    domain = _domain(data, value, value in log, zero, [*(band or ()), *([] if ref is None else [ref])])
+    domain = _domain(
+        data, value, value in log, zero, [*(band or ()), *([] if ref is None else [ref])]
+    )
     if domain is None:
-        return empty_chart(title, f"no value can be drawn on a logarithmic axis ({', '.join(left_out)})")
+        return empty_chart(
+            title, f"no value can be drawn on a logarithmic axis ({', '.join(left_out)})"
+        )
 
     def draw(part: pd.DataFrame) -> alt.LayerChart:
         guides = _guides(value, ref, band)
@@ -101,14 +111,19 @@ def plot(
     if len(panels) > 1:
         width = width // len(panels) if kind == "line" else width
         parts = [
-            draw(data[data["panel"] == name]).properties(title=alt.Title(str(name), fontSize=13)) for name in panels
+            draw(data[data["panel"] == name]).properties(title=alt.Title(str(name), fontSize=13))
+            for name in panels
         ]
-        chart = alt.hconcat(*parts, spacing=36) if kind == "line" else alt.vconcat(*parts, spacing=20)
+        chart = (
+            alt.hconcat(*parts, spacing=36) if kind == "line" else alt.vconcat(*parts, spacing=20)
+        )
     else:
         chart = draw(data)
     more = [f"Not on the logarithmic axis: {', '.join(left_out)}."] if left_out else []
     under = [line for line in (*subtitle, *more) if line]
-    return themed(chart.properties(title=alt.Title(title, **({"subtitle": under} if under else {}))))
+    return themed(
+        chart.properties(title=alt.Title(title, **({"subtitle": under} if under else {})))
+    )
 
 
 def _drop_unloggable(data: pd.DataFrame, value: str) -> tuple[pd.DataFrame, list[str]]:
@@ -128,11 +143,21 @@ def _drop_unloggable(data: pd.DataFrame, value: str) -> tuple[pd.DataFrame, list
 
 def _with_named_ref(data: pd.DataFrame, ref: float, name: str) -> pd.DataFrame:
     """With the name of the line to compare with among those at the ends of lines."""
-    row = {"series": name, "text": name, "note": "", "x": data["x"].max(), "pred": ref, "hue": "rest", "sure": True}
+    row = {
+        "series": name,
+        "text": name,
+        "note": "",
+        "x": data["x"].max(),
+        "pred": ref,
+        "hue": "rest",
+        "sure": True,
+    }
     return pd.concat([data, pd.DataFrame([row])], ignore_index=True)
 
 
-def _domain(data: pd.DataFrame, value: str, log: bool, zero: bool, more: Sequence[float]) -> list[float] | None:
+def _domain(
+    data: pd.DataFrame, value: str, log: bool, zero: bool, more: Sequence[float]
+) -> list[float] | None:
     """The range of all values, predictions and ends, with some room, from zero if asked; None if there is none."""
     columns = [name for name in (value, "low", "high", "pred") if name in data]
     values = np.append(data[columns].to_numpy(dtype=float), more)
@@ -148,15 +173,25 @@ def _domain(data: pd.DataFrame, value: str, log: bool, zero: bool, more: Sequenc
     if zero:
         low, high = min(low, 0.0), max(high, 0.0)
     room = 0.06 * (high - low) or abs(low) * 0.1 or 1.0
-    return [low - room if low < 0 or not zero else low, high + room if high > 0 or not zero else high]
+    return [
+        low - room if low < 0 or not zero else low,
+        high + room if high > 0 or not zero else high,
+    ]
 
 
-def _guides(value: str, ref: float | None, band: tuple[float, float] | None) -> list[tuple[alt.Chart, dict[str, Any]]]:
+def _guides(
+    value: str, ref: float | None, band: tuple[float, float] | None
+) -> list[tuple[alt.Chart, dict[str, Any]]]:
     """The line to compare with and the band around it, to be given the axis's encoding."""
     found: list[tuple[alt.Chart, dict[str, Any]]] = []
     if band is not None:
         frame = pd.DataFrame({value: [band[0]], f"{value}2": [band[1]]})
-        found.append((alt.Chart(frame).mark_rect(color=COLOURS["c3"], opacity=0.14), {f"{value}2": f"{value}2:Q"}))
+        found.append(
+            (
+                alt.Chart(frame).mark_rect(color=COLOURS["c3"], opacity=0.14),
+                {f"{value}2": f"{value}2:Q"},
+            )
+        )
     if ref is not None:
         found.append((alt.Chart(pd.DataFrame({value: [ref]})).mark_rule(strokeWidth=1.2), {}))
     return found
@@ -177,10 +212,14 @@ def _log_ticks(low: float, high: float) -> list[float]:
 
 
 def _colour() -> alt.Color:
-    return alt.Color("hue:N", scale=alt.Scale(domain=HUES, range=[COLOURS[hue] for hue in HUES]), legend=None)
+    return alt.Color(
+        "hue:N", scale=alt.Scale(domain=HUES, range=[COLOURS[hue] for hue in HUES]), legend=None
+    )
 
 
-def _points(base: alt.Chart, along: Mapping[str, Any], tooltip: list[alt.Tooltip], size: int) -> alt.Chart:
+def _points(
+    base: alt.Chart, along: Mapping[str, Any], tooltip: list[alt.Tooltip], size: int
+) -> alt.Chart:
     """Filled where a value was measured and settled, else hollow."""
     fill = alt.condition("datum.sure", _colour(), alt.value(COLOURS["paper"]))
     mark = base.mark_point(size=size, strokeWidth=1.8, opacity=1)
@@ -219,44 +258,63 @@ def _lines(
     logx, logy = "x" in log, "y" in log
     places = sorted(float(x) for x in data["x"].unique())
     room = (places[-1] / places[0]) ** 0.04 if logx else (places[-1] - places[0]) * 0.03
-    reach = [places[0] / room, places[-1] * room**0.2] if logx else [places[0] - room, places[-1] + 0.2 * room]
+    reach = (
+        [places[0] / room, places[-1] * room**0.2]
+        if logx
+        else [places[0] - room, places[-1] + 0.2 * room]
+    )
     few: dict[str, Any] = {"values": _log_ticks(*reach)} if logx else {"tickCount": 6}
     if join and len(places) <= 12:
         few = {"values": places}
     axis = alt.Axis(grid=False, labelExpr=_SHORT_COUNT, labelOverlap=True, **few)
     x = alt.X(
-        "x:Q", title=xunit, scale=alt.Scale(type="log" if logx else "linear", domain=reach, nice=False), axis=axis
+        "x:Q",
+        title=xunit,
+        scale=alt.Scale(type="log" if logx else "linear", domain=reach, nice=False),
+        axis=axis,
     )
     at = _axis(unit, logy, domain, fmt)
     y = alt.Y("y:Q", **at)
     label = data["text"].where(data["text"] != "", data["series"]).astype(str)
     data = data.assign(label=label, end=_label_heights(data, domain, logy, height))
     base = alt.Chart(data).encode(x=x)
-    apart = [name for name in ("series", "link_run") if name in data]  # points of two runs are not joined
+    apart = [
+        name for name in ("series", "link_run") if name in data
+    ]  # points of two runs are not joined
     coloured = base.encode(color=_colour(), detail=[alt.Detail(f"{name}:N") for name in apart])
     layers = [guide.encode(y=alt.Y("y:Q", **at), **more) for guide, more in guides]
     if "pred" in data:
         dashed = coloured.mark_line(strokeDash=[3, 3], strokeWidth=1.4, clip=True)
-        layers.append(dashed.transform_filter("isValid(datum.pred)").encode(y=alt.Y("pred:Q", **at)))
+        layers.append(
+            dashed.transform_filter("isValid(datum.pred)").encode(y=alt.Y("pred:Q", **at))
+        )
     if "low" in data:
         ends = coloured.mark_rule(strokeWidth=1.8, clip=True).transform_filter(_HAS_ENDS)
         layers.append(ends.encode(y=alt.Y("low:Q", **at), y2="high:Q"))
     measured = "isValid(datum.y)"
     if join:
-        layers.append(coloured.mark_line(strokeWidth=2, clip=True).transform_filter(measured).encode(y=y))
+        layers.append(
+            coloured.mark_line(strokeWidth=2, clip=True).transform_filter(measured).encode(y=y)
+        )
     small = len(data) > 200
     points = base.transform_filter(measured)
     layers.append(_points(points, {"y": y}, _tooltip(data, "y", unit, xunit), 14 if small else 46))
     last = base.transform_filter("isValid(datum.end)")
-    last = last.transform_joinaggregate(last="max(x)", groupby=["series"]).transform_filter("datum.x == datum.last")
+    last = last.transform_joinaggregate(last="max(x)", groupby=["series"]).transform_filter(
+        "datum.x == datum.last"
+    )
     for grey in (True, False):  # the grey of a line is too pale for words
-        words = last.transform_filter(f"(datum.hue == 'rest') == {str(grey).lower()}").mark_text(align="left", dx=9)
+        words = last.transform_filter(f"(datum.hue == 'rest') == {str(grey).lower()}").mark_text(
+            align="left", dx=9
+        )
         words = words if grey else words.encode(color=_colour())
         layers.append(words.encode(y=alt.Y("end:Q", **at), text="label:N"))
     return alt.layer(*layers, width=width, height=height)
 
 
-def _label_heights(data: pd.DataFrame, domain: Sequence[float], log: bool, height: int) -> pd.Series:
+def _label_heights(
+    data: pd.DataFrame, domain: Sequence[float], log: bool, height: int
+) -> pd.Series:
     """Where a name next to each point goes, in the value's unit, so that the names at one `x` do not cover each other."""
     turn, back = (math.log, math.exp) if log else (float, float)
     px = height / (turn(domain[1]) - turn(domain[0]))
@@ -289,16 +347,24 @@ def _across(
     if kind == "bars":
         parts = list(dict.fromkeys(data["part"]))
         data = data.assign(
-            place=data["part"].map(parts.index), text=data["text"].where(~data["series"].duplicated(), "")
+            place=data["part"].map(parts.index),
+            text=data["text"].where(~data["series"].duplicated(), ""),
         )
-    y = alt.Y("series:N", title=None, sort=rows, axis=alt.Axis(labelColor=COLOURS["ink"], labelLimit=340, grid=False))
+    y = alt.Y(
+        "series:N",
+        title=None,
+        sort=rows,
+        axis=alt.Axis(labelColor=COLOURS["ink"], labelLimit=340, grid=False),
+    )
     base = alt.Chart(data).encode(y=y)
     layers = [guide.encode(x=x, **more) for guide, more in guides]
     if kind == "bars":
         colours = [COLOURS[HUES[min(at, len(HUES) - 1)]] for at in range(len(parts))]
         part = alt.Color("part:N", sort=parts, scale=alt.Scale(domain=parts, range=colours))
         bars = base.mark_bar(stroke=COLOURS["paper"], strokeWidth=1)
-        layers.append(bars.encode(x=x, color=part, order="place:Q", tooltip=_tooltip(data, "x", unit)))
+        layers.append(
+            bars.encode(x=x, color=part, order="place:Q", tooltip=_tooltip(data, "x", unit))
+        )
     else:
         coloured = base.encode(color=_colour())
         if "low" in data:

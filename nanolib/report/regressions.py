@@ -82,10 +82,14 @@ def ab_verdict(rows: pd.DataFrame) -> list[Claim]:
     table = ab_table(rows)
     if table.empty:
         return [Claim("No two versions were compared", advice="nano ab HEAD~1 .")]
-    claims = [Claim(f"A is {table['a'].iloc[0]}, B is {table['b'].iloc[0]}", _counted(table["verdict"]))]
+    claims = [
+        Claim(f"A is {table['a'].iloc[0]}, B is {table['b'].iloc[0]}", _counted(table["verdict"]))
+    ]
     for kind in (Kind.REGRESSED, Kind.SUSPECT, Kind.IMPROVED):
         for _, row in table[table["verdict"] == kind].head(5).iterrows():
-            ratio = Figure(row["low"], row["ratio"], row["high"], "ratio", row["scope"], row["case"])
+            ratio = Figure(
+                row["low"], row["ratio"], row["high"], "ratio", row["scope"], row["case"]
+            )
             sure = f"{row['change']}, in {row['processes']} pairs of processes"
             answer = f"{kind}, {row['case']} {row['scope']}".strip()
             claims.append(Claim(answer, sure, compared=comparing(ratio, Figure.exactly(1.0))))
@@ -101,7 +105,9 @@ def ab_ratio(rows: pd.DataFrame) -> alt.TopLevelMixin:
         return empty_chart(title, "no two versions were compared; run: nano ab HEAD~1 .")
     label = (table["case"] + " " + table["scope"]).str.strip()
     subtitle = f"A: {table['a'].iloc[0]}. B: {table['b'].iloc[0]}."
-    return ratio_chart(table.assign(label=label), title, subtitle, float(table["threshold"].iloc[0]))
+    return ratio_chart(
+        table.assign(label=label), title, subtitle, float(table["threshold"].iloc[0])
+    )
 
 
 def comparison_table(found: Comparison) -> pd.DataFrame:
@@ -134,7 +140,9 @@ def comparison_chart(found: Comparison, title: str, subtitle: str) -> alt.TopLev
     return ratio_chart(table, title, subtitle, found.threshold)
 
 
-def ratio_chart(table: pd.DataFrame, title: str, subtitle: str, threshold: float = THRESHOLD) -> alt.TopLevelMixin:
+def ratio_chart(
+    table: pd.DataFrame, title: str, subtitle: str, threshold: float = THRESHOLD
+) -> alt.TopLevelMixin:
     """Ratios with their intervals over the band that is taken for no change.
 
     Args:
@@ -177,7 +185,9 @@ def since_chart(since: Comparison | None) -> alt.TopLevelMixin:
     title = "Since the run before"
     if since is None:
         return empty_chart(title, "there is no earlier run of the same suite on this machine")
-    return comparison_chart(since, title, "The newest runs (B) against those before them (A), collected apart.")
+    return comparison_chart(
+        since, title, "The newest runs (B) against those before them (A), collected apart."
+    )
 
 
 def changes_verdict(since: Comparison | None, found: list[History]) -> list[Claim]:
@@ -195,9 +205,13 @@ def comparison_verdict(found: Comparison, what: str) -> list[Claim]:
             answer = f"{line.finding}, {line.experiment} {line.case} {line.metric}".strip()
             compared = ()
             if line.verdict is not None:
-                compared = comparing(Figure(*line.verdict.interval, name=line.case), Figure.exactly(1.0))
+                compared = comparing(
+                    Figure(*line.verdict.interval, name=line.case), Figure.exactly(1.0)
+                )
             sure = line.change if line.current is not None else line.message
-            claims.append(Claim(answer, sure, about=_place(line).removesuffix(": "), compared=compared))
+            claims.append(
+                Claim(answer, sure, about=_place(line).removesuffix(": "), compared=compared)
+            )
     drift = "The runs were collected apart, so drift between them is not controlled"
     return [*claims, Claim(drift, advice="to be sure, nano ab REV_A REV_B")]
 
@@ -206,13 +220,17 @@ def history_chart(found: list[History]) -> alt.TopLevelMixin:
     """Each case over its runs, relative to its first; those that changed in colour, with a mark where."""
     title = "Over the runs"
     if not found:
-        return empty_chart(title, "no case was run twice on one machine; run the suite again after a change")
+        return empty_chart(
+            title, "no case was run twice on one machine; run the suite again after a change"
+        )
     names = _history_names(found)
     short = without_common(names)
     changed = [at for at, history in enumerate(found) if history.changes]
     coloured = hues(changed)
     parts = []
-    for at in [*changed, *(at for at, history in enumerate(found) if not history.changes)][:_MOST_LINES]:
+    for at in [*changed, *(at for at, history in enumerate(found) if not history.changes)][
+        :_MOST_LINES
+    ]:
         history = found[at]
         points, first = history.points, history.points["estimate"].iloc[0]
         if not first:
@@ -252,7 +270,9 @@ def history_verdict(found: list[History]) -> list[Claim]:
     if not found:
         return [Claim("No case was run twice on one machine, so there is no history yet")]
     runs = max(len(history.points) for history in found)
-    claims = [Claim(f"{len(changed)} of {len(found)} timings changed their level over up to {runs} runs")]
+    claims = [
+        Claim(f"{len(changed)} of {len(found)} timings changed their level over up to {runs} runs")
+    ]
     if runs < LEAST_HISTORY:
         few = f"A change of level takes at least {LEAST_HISTORY} runs to be seen"
         claims.append(Claim(few, advice="until then, nano compare latest~1 latest"))
@@ -263,20 +283,26 @@ def history_verdict(found: list[History]) -> list[Claim]:
         claims.append(Claim(f"{word}, {names[id(history)]}", str(last)))
     newest = [history for history in found if history.newest]
     for history in sorted(newest, key=lambda h: -abs(math.log(h.newest.ratio)))[:3]:
-        claims.append(Claim(f"sticks out, {names[id(history)]}", str(history.newest), history.command))
+        claims.append(
+            Claim(f"sticks out, {names[id(history)]}", str(history.newest), history.command)
+        )
     return claims
 
 
 def without_common(names: list[str]) -> list[str]:
     """The names without the factors (`dtype=float32`) that all of them share, since they tell nothing apart."""
     common = set.intersection(*(set(name.split()) for name in names)) if len(names) > 1 else set()
-    return [" ".join(word for word in name.split() if word not in common or "=" not in word) for name in names]
+    return [
+        " ".join(word for word in name.split() if word not in common or "=" not in word)
+        for name in names
+    ]
 
 
 def _history_names(found: Sequence[History]) -> list[str]:
     several = len({history.machine_id for history in found}) > 1
     return [
-        (f"{machine_name(one.machine_id)}: " if several else "") + f"{one.experiment} {one.case} {one.scope}".strip()
+        (f"{machine_name(one.machine_id)}: " if several else "")
+        + f"{one.experiment} {one.case} {one.scope}".strip()
         for one in found
     ]
 
@@ -306,7 +332,8 @@ def hardware_table(rows: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
             "CPU": machine["cpu"],
             "Cores": machine["cores"],
             "RAM (GiB)": machine["ram_gib"],
-            "GPU": gpu.get("name", "—") + (f" × {len(machine['gpus'])}" if len(machine["gpus"]) > 1 else ""),
+            "GPU": gpu.get("name", "—")
+            + (f" × {len(machine['gpus'])}" if len(machine["gpus"]) > 1 else ""),
             "GPU memory (GiB)": gpu.get("memory_gib", "—"),
             "Compute capability": gpu.get("compute_capability", "—"),
             "Native FP8": "yes" if gpu.get("fp8") else "no",
@@ -316,8 +343,12 @@ def hardware_table(rows: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
         for metric, unit in (("ceiling_flops", "FLOP/s"), ("ceiling_bytes", "B/s")):
             newest = pick(own, metric).drop_duplicates("scope", keep="last")
             line |= {
-                f"{'copy' if metric == 'ceiling_bytes' else scope} ({unit})": format_number(value, low, high)
-                for scope, value, low, high in newest[["scope", "estimate", "low", "high"]].itertuples(index=False)
+                f"{'copy' if metric == 'ceiling_bytes' else scope} ({unit})": format_number(
+                    value, low, high
+                )
+                for scope, value, low, high in newest[
+                    ["scope", "estimate", "low", "high"]
+                ].itertuples(index=False)
             }
         lines.append(line)
     return pd.DataFrame(lines).fillna("—")
@@ -337,11 +368,18 @@ def machine_ratios(rows: pd.DataFrame) -> pd.DataFrame:
     newest = newest.assign(
         Case=[
             f"{experiment} {case_name(factors)} {scope}".strip()
-            for experiment, factors, scope in newest[["experiment", "factors", "scope"]].itertuples(index=False)
+            for experiment, factors, scope in newest[["experiment", "factors", "scope"]].itertuples(
+                index=False
+            )
         ],
-        text=[format_with_interval(*ends) for ends in newest[["estimate", "low", "high"]].itertuples(index=False)],
+        text=[
+            format_with_interval(*ends)
+            for ends in newest[["estimate", "low", "high"]].itertuples(index=False)
+        ],
     )
-    wide = newest.pivot_table(index="Case", columns="machine_id", values="text", aggfunc="last", sort=False)
+    wide = newest.pivot_table(
+        index="Case", columns="machine_id", values="text", aggfunc="last", sort=False
+    )
     return wide.dropna(thresh=2).fillna("—").reset_index().rename_axis(columns=None)
 
 

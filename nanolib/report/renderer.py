@@ -96,7 +96,9 @@ def quick_charts() -> Iterator[None]:
     known: dict[int, tuple[Any, Any]] = {}
 
     def once(data: Any) -> Any:
-        table = data.to_native() if hasattr(data, "to_native") else data  # Altair wraps it anew each time
+        table = (
+            data.to_native() if hasattr(data, "to_native") else data
+        )  # Altair wraps it anew each time
         if id(table) not in known:
             known[id(table)] = table, alt.default_data_transformer(data)
         return known[id(table)][1]
@@ -114,7 +116,9 @@ def javascript() -> str:
     if kept.is_file():
         return kept.read_text(encoding="utf-8")
     bundle = vl_convert.javascript_bundle(vl_version=PAGE_VERSION)
-    with contextlib.suppress(OSError):  # a home that cannot be written: the next report bundles again
+    with contextlib.suppress(
+        OSError
+    ):  # a home that cannot be written: the next report bundles again
         folder.mkdir(parents=True, exist_ok=True)
         half = kept.with_suffix(f".{os.getpid()}")
         half.write_text(bundle, encoding="utf-8")

@@ -46,12 +46,18 @@ def roofline_table(rows: pd.DataFrame, experiment: str = "") -> pd.DataFrame:
         "high": "achieved_high",
     }
     followed = link_columns(achieved)
-    table = achieved[[*key, *followed, *(name for name in columns if name in achieved)]].rename(columns=columns)
+    table = achieved[[*key, *followed, *(name for name in columns if name in achieved)]].rename(
+        columns=columns
+    )
     table["achieved_busy"] = [Flag.BUSY_MACHINE in flags for flags in achieved["flags"]]
     table = filled(table, rows, (Column("flops", "", "flops"), Column("moved", "", "bytes")), key)
     peaks = rows.assign(dtype=rows["scope"])  # a ceiling is of a type, or of the copy
-    table = filled(table, peaks, (Column("peak", "", "ceiling_flops", interval=True),), ["run_id", "dtype"])
-    table = filled(table, rows, (Column("bandwidth", "", "ceiling_bytes", interval=True),), ["run_id"])
+    table = filled(
+        table, peaks, (Column("peak", "", "ceiling_flops", interval=True),), ["run_id", "dtype"]
+    )
+    table = filled(
+        table, rows, (Column("bandwidth", "", "ceiling_bytes", interval=True),), ["run_id"]
+    )
     table = table.dropna(subset=["flops", "moved", "peak", "bandwidth"]).reset_index(drop=True)
     table["case"] = table["name"] + " n=" + table["seq_len"].astype(int).astype(str)
     if table["batch_size"].nunique() > 1:
@@ -64,7 +70,11 @@ def roofline_table(rows: pd.DataFrame, experiment: str = "") -> pd.DataFrame:
         table[f"attainable_{end}"] = np.minimum(peak[end], table["intensity"] * bandwidth[end])
     table = table.assign(**ratios("share", table, "achieved", "attainable"))
     table["bound"] = np.where(table["intensity"] < table["ridge"], "memory", "compute")
-    ends = [f"{name}_{end}" for name in ("peak", "bandwidth") for end in ("low", "high", "predicted", "busy")]
+    ends = [
+        f"{name}_{end}"
+        for name in ("peak", "bandwidth")
+        for end in ("low", "high", "predicted", "busy")
+    ]
     return table.drop(columns=["flops", "moved", *ends])
 
 
@@ -77,7 +87,9 @@ def roofline_chart(experiment: str) -> Chart:
             ends = table[["intensity", "ridge", "peak", "bandwidth"]].astype(float)
             table = table[(np.isfinite(ends) & (ends > 0)).all(axis=1)]
         if table.empty:
-            return empty_chart("Under the roofline", "no timing has its work, its bytes and its run's peak rates")
+            return empty_chart(
+                "Under the roofline", "no timing has its work, its bytes and its run's peak rates"
+            )
         table, shared = short_names(table, "name", "optimisation")
         points = pd.DataFrame(
             {
@@ -108,7 +120,9 @@ def roofline_chart(experiment: str) -> Chart:
                 "link_run": run[:8],
             }
             for panel in dict.fromkeys(points["panel"])
-            for (dtype, peak, bandwidth, run), _ in table.groupby(["dtype", "peak", "bandwidth", "run_id"], sort=False)
+            for (dtype, peak, bandwidth, run), _ in table.groupby(
+                ["dtype", "peak", "bandwidth", "run_id"], sort=False
+            )
             for x in (low, peak / bandwidth, high)
         ]
         return plot(
@@ -132,7 +146,9 @@ def roofline_chart(experiment: str) -> Chart:
 def roofline_words(rows: pd.DataFrame, experiment: str) -> list[Claim]:
     """What binds each kind of timing, and the best share of it that was reached."""
     table = roofline_table(rows, experiment)
-    table = table[table["attainable"] > 0] if len(table) else table  # without work there is no share of a ceiling
+    table = (
+        table[table["attainable"] > 0] if len(table) else table
+    )  # without work there is no share of a ceiling
     claims = []
     for scope, group in table.groupby("scope", sort=False) if len(table) else []:
         near, others = ranked(group, "share", ascending=False)
@@ -143,12 +159,25 @@ def roofline_words(rows: pd.DataFrame, experiment: str) -> list[Claim]:
         also = f" (not told apart from {len(near) - 1} more)" if len(near) > 1 else ""
         sure, advice = f"{best['case']} comes nearest to its roof{also}", ""
         if best["share_low"] > 1:  # a share of more than all there is would be no share
-            sure += f" and is above it, {best['achieved']:.3g} beside {best['attainable']:.3g} FLOP/s: "
-            sure += "some of it stays in a cache" if best["bound"] == "memory" else "the ceiling was measured too low"
-            advice = "" if best["bound"] == "memory" else "run nano doctor on an idle machine, for its ceiling"
+            sure += (
+                f" and is above it, {best['achieved']:.3g} beside {best['attainable']:.3g} FLOP/s: "
+            )
+            sure += (
+                "some of it stays in a cache"
+                if best["bound"] == "memory"
+                else "the ceiling was measured too low"
+            )
+            advice = (
+                ""
+                if best["bound"] == "memory"
+                else "run nano doctor on an idle machine, for its ceiling"
+            )
         else:
             sure += f", {percent(best, 'share')} of {best['attainable']:.3g} FLOP/s"
-        shares = (Figure.of(row, "share", name=row["case"]) for row in (best, *(row for _, row in others.iterrows())))
+        shares = (
+            Figure.of(row, "share", name=row["case"])
+            for row in (best, *(row for _, row in others.iterrows()))
+        )
         compared = comparing(*shares)
         claims.append(Claim(answer, sure, advice, compared=compared))
     return claims

@@ -30,7 +30,9 @@ class CaseTable:
 
     def __post_init__(self) -> None:
         if len(self.columns) > MOST_COLUMNS:
-            raise ValueError(f"a table shows at most {MOST_COLUMNS} columns, not {', '.join(self.columns)}")
+            raise ValueError(
+                f"a table shows at most {MOST_COLUMNS} columns, not {', '.join(self.columns)}"
+            )
 
     def readable(self, rows: pd.DataFrame) -> pd.DataFrame:
         """The table for people."""
@@ -68,7 +70,11 @@ class Section:
     def shown(self, rows: pd.DataFrame) -> dict[str, CaseTable]:
         """The main table, which says where nothing was measured, and the others that have a line."""
         main = next(iter(self.tables))
-        return {title: table for title, table in self.tables.items() if title == main or len(table.of(rows))}
+        return {
+            title: table
+            for title, table in self.tables.items()
+            if title == main or len(table.of(rows))
+        }
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,13 @@ class Column:
         return {self.name: found["estimate"], **ends, f"{self.name}_busy": busy}
 
 
-_IN_WORDS = ("form", "direction", "phase", "mode", "arm")  # columns of names that charts and sentences write as words
+_IN_WORDS = (
+    "form",
+    "direction",
+    "phase",
+    "mode",
+    "arm",
+)  # columns of names that charts and sentences write as words
 
 
 def titles(columns: Iterable[Column]) -> dict[str, str]:
@@ -76,16 +82,24 @@ def readable(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
         elif low is None or high is None:
             result[title] = [_cell(value) for value in table[column]]
         else:
-            result[title] = [_cell(*values) for values in zip(table[column], low, high, strict=True)]
+            result[title] = [
+                _cell(*values) for values in zip(table[column], low, high, strict=True)
+            ]
     return result
 
 
 def _spoken(name: Any) -> Any:
     """A name such as `pass_q` in words; what is no text is left as it is."""
-    return name.replace("forward_backward", "forward + backward").replace("_", " ") if isinstance(name, str) else name
+    return (
+        name.replace("forward_backward", "forward + backward").replace("_", " ")
+        if isinstance(name, str)
+        else name
+    )
 
 
-def compact(table: pd.DataFrame, width: int = 120, notes: dict[str, str] | None = None) -> tuple[str, pd.DataFrame]:
+def compact(
+    table: pd.DataFrame, width: int = 120, notes: dict[str, str] | None = None
+) -> tuple[str, pd.DataFrame]:
     """A table of findings for a terminal: what all cases share is said once, empty columns go, and long texts are cut.
 
     A factor that most cases have, all with one value, is said once too.
@@ -112,7 +126,9 @@ def compact(table: pd.DataFrame, width: int = 120, notes: dict[str, str] | None 
     table = table.assign(case=shorter if apart else short)
     if table["experiment"].nunique() == 1:
         shared, table = [table["experiment"].iloc[0], *shared], table.drop(columns="experiment")
-    said = "; where it applies: ".join(" ".join(part) for part in (shared, of_some if apart else []) if part)
+    said = "; where it applies: ".join(
+        " ".join(part) for part in (shared, of_some if apart else []) if part
+    )
     table = table.loc[:, [bool(table[name].astype(bool).any()) for name in table]]
     whole = table
     for column in ("p", "note", "base", "current", "case"):  # in this order they give way
@@ -122,12 +138,16 @@ def compact(table: pd.DataFrame, width: int = 120, notes: dict[str, str] | None 
         if column == "p":  # the interval beside it says as much
             whole = table = table.drop(columns=column)
         elif column == "note" and notes is not None:
-            numbers = [text and notes.setdefault(text, str(len(notes) + 1)) for text in table[column]]
+            numbers = [
+                text and notes.setdefault(text, str(len(notes) + 1)) for text in table[column]
+            ]
             whole = table = table.assign(note=numbers)
         elif column in ("note", "case"):
             most = max(16, table[column].astype(str).map(len).max() - too_much)
             cut = [_shortened(text, most) for text in table[column]]
-            if column == "note" or len(set(cut)) == table[column].nunique():  # else no table is narrow enough
+            if (
+                column == "note" or len(set(cut)) == table[column].nunique()
+            ):  # else no table is narrow enough
                 table = table.assign(**{column: cut})
         else:
             table = table.assign(**{column: [_COUNT.sub(_rounded, text) for text in table[column]]})
@@ -151,7 +171,9 @@ def _without(names: list[list[str]], words: list[str]) -> list[str]:
 
 def _shortened(text: str, most: int) -> str:
     """A text without its middle: names of cases differ at their ends too."""
-    return text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - (most - 1) // 2 :]}"
+    return (
+        text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - (most - 1) // 2 :]}"
+    )
 
 
 def _cell(value: Any, low: float | None = None, high: float | None = None) -> str:
@@ -161,7 +183,11 @@ def _cell(value: Any, low: float | None = None, high: float | None = None) -> st
         return "" if value is None else str(value)
     if pd.isna(value):
         return "—"
-    return format_number(value) if low == value == high else format_with_interval(float(value), low, high)
+    return (
+        format_number(value)
+        if low == value == high
+        else format_with_interval(float(value), low, high)
+    )
 
 
 CASE = ("run_id", "case_id")  # tells cases apart
@@ -173,7 +199,9 @@ def base(rows: pd.DataFrame, factors: Sequence[str], required: str) -> pd.DataFr
     A case that others stored without its ending was measured.
     """
     columns = [*CASE, *(f"factor.{name}" for name in factors)]
-    rows = rows[rows[f"factor.{required}"].notna()] if f"factor.{required}" in rows else rows.iloc[:0]
+    rows = (
+        rows[rows[f"factor.{required}"].notna()] if f"factor.{required}" in rows else rows.iloc[:0]
+    )
     if rows.empty:
         return pd.DataFrame(columns=[*CASE, *factors, "status", "message"])
     table = rows.drop_duplicates(CASE).reindex(columns=columns)
@@ -196,8 +224,12 @@ def filled(
     """
     for column in columns if set(key) <= set(table.columns) else ():
         if column.metric:
-            known = rows.assign(estimate=0.0) if column.detail else rows  # one without a number may tell why
-            found = pick(known, column.metric, column.scope, column.method).drop_duplicates(list(key))
+            known = (
+                rows.assign(estimate=0.0) if column.detail else rows
+            )  # one without a number may tell why
+            found = pick(known, column.metric, column.scope, column.method).drop_duplicates(
+                list(key)
+            )
             table = table.merge(found[[*key]].assign(**column.of(found)), on=list(key), how="left")
     return table
 
@@ -205,7 +237,9 @@ def filled(
 def ratios(name: str, table: pd.DataFrame, above: str, below: str) -> dict[str, pd.Series]:
     """The column `above` over the column `below`, with the widest interval that both allow; what drifts between them is in it."""
     ends = (("", "", ""), ("_low", "_low", "_high"), ("_high", "_high", "_low"))
-    both = {f"{name}{end}": table[f"{above}{up}"] / table[f"{below}{down}"] for end, up, down in ends}
+    both = {
+        f"{name}{end}": table[f"{above}{up}"] / table[f"{below}{down}"] for end, up, down in ends
+    }
     busy = [table[f"{one}_busy"].eq(True) for one in (above, below) if f"{one}_busy" in table]
     return both | ({f"{name}_busy": functools.reduce(operator.or_, busy)} if busy else {})
 
@@ -223,7 +257,9 @@ def drawn_ends(table: pd.DataFrame, column: str = "") -> dict[str, pd.Series]:
 
 def flagged(table: pd.DataFrame, rows: pd.DataFrame, key: Sequence[str] = CASE) -> pd.DataFrame:
     """The table with the column `flags`: each flag of a line's rows once; `key` as in `filled`."""
-    flags = rows.groupby(list(key), sort=False)["flags"].agg(lambda some: sorted(set().union(*some)))
+    flags = rows.groupby(list(key), sort=False)["flags"].agg(
+        lambda some: sorted(set().union(*some))
+    )
     return table.merge(flags.reset_index(), on=list(key), how="left")
 
 
@@ -242,7 +278,9 @@ def with_state(table: pd.DataFrame) -> pd.DataFrame:
     """The table with `state`: why a line has no number, or what makes its numbers less sure, or `ok`."""
     flags = table["flags"] if "flags" in table else [()] * len(table)
     found = []
-    for status, message, own in zip(table["status"], table["message"].fillna(""), flags, strict=True):
+    for status, message, own in zip(
+        table["status"], table["message"].fillna(""), flags, strict=True
+    ):
         doubts = [words for flag, words in _STATES.items() if isinstance(own, list) and flag in own]
         failed = f"{status}: {message}" if message else str(status)
         found.append(", ".join(doubts) or "ok" if status == "ok" else failed)
@@ -277,7 +315,9 @@ def in_ms(row: pd.Series, column: str) -> str:
 def percent(row: pd.Series, column: str, most: float = 1.0) -> str:
     """A share of a table's line with its interval, none of it above `most`: what seems to exceed the whole is the whole."""
     share, low, high = (min(row[f"{column}{end}"], most) for end in ("", "_low", "_high"))
-    return f"{share:.0%}" if pd.isna(low) or pd.isna(high) else f"{share:.0%} [{low:.0%} … {high:.0%}]"
+    return (
+        f"{share:.0%}" if pd.isna(low) or pd.isna(high) else f"{share:.0%} [{low:.0%} … {high:.0%}]"
+    )
 
 
 def times(row: pd.Series, column: str) -> str:
@@ -297,5 +337,7 @@ def short_names(
     if optimisation not in rows or rows[optimisation].nunique() < 2:
         return rows, ""
     used = rows[optimisation].str.replace("_", " ")
-    shared = {full.removesuffix(f" ({which})") for full, which in zip(rows[name], used, strict=True)}
+    shared = {
+        full.removesuffix(f" ({which})") for full, which in zip(rows[name], used, strict=True)
+    }
     return (rows.assign(**{name: used}), f": {shared.pop()}") if len(shared) == 1 else (rows, "")

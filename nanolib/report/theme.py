@@ -43,13 +43,22 @@ _TEXT = 12  # px
 def hues(names: Iterable[Any]) -> dict[Any, str]:
     """A colour for each of the first four names, in order; the further ones are grey."""
     distinct = list(dict.fromkeys(names))
-    return {name: _SERIES_HUES[at] if at < len(_SERIES_HUES) else "rest" for at, name in enumerate(distinct)}
+    return {
+        name: _SERIES_HUES[at] if at < len(_SERIES_HUES) else "rest"
+        for at, name in enumerate(distinct)
+    }
 
 
 def empty_chart(title: str, why: str) -> alt.TopLevelMixin:
     """A chart that says that there is nothing to draw, and why."""
-    text = alt.Chart(pd.DataFrame({"why": [why]})).mark_text(fontSize=13, align="left", x=0, color=COLOURS["muted"])
-    return themed(text.encode(text="why:N").properties(width=640, height=40, title=title, usermeta={"empty": why}))
+    text = alt.Chart(pd.DataFrame({"why": [why]})).mark_text(
+        fontSize=13, align="left", x=0, color=COLOURS["muted"]
+    )
+    return themed(
+        text.encode(text="why:N").properties(
+            width=640, height=40, title=title, usermeta={"empty": why}
+        )
+    )
 
 
 def is_empty(chart: alt.TopLevelMixin) -> bool:
@@ -81,7 +90,13 @@ def themed(chart: alt.TopLevelMixin) -> alt.TopLevelMixin:
     }
     title = {"fontSize": 14, "anchor": "start", "fontWeight": 600, "color": COLOURS["ink"]}
     title |= {"subtitleFontSize": _TEXT, "subtitleColor": COLOURS["muted"], "subtitlePadding": 4}
-    legend = {"labelFontSize": _TEXT, "labelColor": COLOURS["muted"], "title": None, "orient": "top", "symbolLimit": 0}
+    legend = {
+        "labelFontSize": _TEXT,
+        "labelColor": COLOURS["muted"],
+        "title": None,
+        "orient": "top",
+        "symbolLimit": 0,
+    }
     # set, since each `configure_…` copies the whole chart
     chart.config = alt.Config.from_dict(
         {
@@ -99,8 +114,13 @@ def themed(chart: alt.TopLevelMixin) -> alt.TopLevelMixin:
 
 def variables() -> str:
     """The colours as CSS variables, which follow what the reader's system prefers."""
-    light, dark = ("".join(f"--chart-{name}: {colour};" for name, colour in of.items()) for of in (COLOURS, DARK))
-    return f":root {{{light}}}\n@media screen and (prefers-color-scheme: dark) {{:root {{{dark}}}}}\n"
+    light, dark = (
+        "".join(f"--chart-{name}: {colour};" for name, colour in of.items())
+        for of in (COLOURS, DARK)
+    )
+    return (
+        f":root {{{light}}}\n@media screen and (prefers-color-scheme: dark) {{:root {{{dark}}}}}\n"
+    )
 
 
 def with_variables(specs: Any) -> Any:

@@ -59,9 +59,18 @@ class PageChart:
             if value.keys() & set(linking.PICKS.values())
         )
         most = max((sum(value is not None for value in place) for place in places), default=0)
-        places = [place for place in places if sum(value is not None for value in place) == most]  # no mere background
+        places = [
+            place for place in places if sum(value is not None for value in place) == most
+        ]  # no mere background
         empty = spec.get("usermeta", {}).get("empty", "")
-        return cls(name, title["text"], tuple([lines] if isinstance(lines, str) else lines), spec, empty, tuple(places))
+        return cls(
+            name,
+            title["text"],
+            tuple([lines] if isinstance(lines, str) else lines),
+            spec,
+            empty,
+            tuple(places),
+        )
 
 
 @dataclass(frozen=True)
@@ -86,7 +95,9 @@ class PageTable:
         if section.experiment not in linking.MODELS_OF:
             links.pop("link_model", None)
         columns = [
-            links[column].astype(object).where(links[column].notna(), None) if column in links else [None] * len(made)
+            links[column].astype(object).where(links[column].notna(), None)
+            if column in links
+            else [None] * len(made)
             for column in linking.PICKS.values()
         ]
         filled = shown.loc[:, [not set(shown[name]) <= {"", "—"} for name in shown]]
@@ -114,10 +125,15 @@ class PageSection:
     @classmethod
     def of(cls, section: Section, rows: pd.DataFrame, drawn: dict[str, Any]) -> PageSection:
         """Everything that the page shows of a question."""
-        tables = [PageTable.of(title, table, section, rows) for title, table in section.shown(rows).items()]
+        tables = [
+            PageTable.of(title, table, section, rows)
+            for title, table in section.shown(rows).items()
+        ]
         charts = [PageChart.of(name, drawn[name]) for name in section.charts]
         can = [chart for chart in charts if not chart.empty]
-        return cls(section, section.verdict(rows), tables, can, [chart for chart in charts if chart.empty])
+        return cls(
+            section, section.verdict(rows), tables, can, [chart for chart in charts if chart.empty]
+        )
 
 
 def web_page(
@@ -143,13 +159,17 @@ def web_page(
         left_out: How many cases are not shown.
     """
     loader = jinja2.FileSystemLoader(_PAGE)
-    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined
+    )
     environment.filters |= {"script": linking.as_script}
     markdown = mistune.create_markdown(escape=True, plugins=["table"])
     picked = linking.choices(rows, runs)
     asked = [PageSection.of(section, rows, drawn) for section in sections]
     changed = [PageChart.of(name, drawn[name]) for name in changes.charts]
-    charts = [chart for one in asked for chart in one.charts] + [chart for chart in changed if not chart.empty]
+    charts = [chart for one in asked for chart in one.charts] + [
+        chart for chart in changed if not chart.empty
+    ]
     return environment.get_template("page.html.jinja").render(
         asked=asked,
         grouped=grouped,

@@ -125,7 +125,9 @@ def measured_before(case: Case, store: Store, run_id: str) -> list[Measurement]:
     if "factor.ceiling" not in rows:
         return []
     rows = rows[
-        rows["metric"].isin(METRICS_OF_CEILINGS) & (rows["factor.ceiling"] == case.ceiling) & rows["estimate"].notna()
+        rows["metric"].isin(METRICS_OF_CEILINGS)
+        & (rows["factor.ceiling"] == case.ceiling)
+        & rows["estimate"].notna()
     ]
     first = rows[rows["run_id"] == rows["run_id"].iloc[0]] if len(rows) else rows
     return [
@@ -148,7 +150,9 @@ def measured_before(case: Case, store: Store, run_id: str) -> list[Measurement]:
     ]
 
 
-def roofline_ms(flops: float, bytes_moved: float, dtype: str, ceilings: dict[str, float]) -> float | None:
+def roofline_ms(
+    flops: float, bytes_moved: float, dtype: str, ceilings: dict[str, float]
+) -> float | None:
     """The least time that the measured ceilings allow, ms; None while they are not known.
 
     Args:
@@ -164,7 +168,9 @@ def roofline_ms(flops: float, bytes_moved: float, dtype: str, ceilings: dict[str
     return 1e3 * max(flops / ceilings[dtype], bytes_moved / ceilings["copy"])
 
 
-def rate_rows(latency: Measurement, flops: float, dtype: str, ceilings: dict[str, float]) -> Iterator[Measurement]:
+def rate_rows(
+    latency: Measurement, flops: float, dtype: str, ceilings: dict[str, float]
+) -> Iterator[Measurement]:
     """`flops_per_second`, and `ceiling_share` where the ceiling is known, of one latency.
 
     The share's interval is the widest that the latency's and the ceiling's allow.

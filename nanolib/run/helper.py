@@ -14,7 +14,9 @@ from nanolib.run.process import describe_exit, kill_tree, spawn
 _START_S = 60.0  # what importing torch may take on a busy machine
 
 
-def answers_of(function: Callable[..., Iterable[Any]], *arguments: Any, limit_s: float) -> tuple[list[Any], str]:
+def answers_of(
+    function: Callable[..., Iterable[Any]], *arguments: Any, limit_s: float
+) -> tuple[list[Any], str]:
     """Run a function in a fresh process; what it prints is dropped.
 
     Args:
@@ -51,7 +53,9 @@ def answers_of(function: Callable[..., Iterable[Any]], *arguments: Any, limit_s:
     return answers, value
 
 
-def serve(connection: Connection, function: Callable[..., Iterable[Any]], arguments: tuple[Any, ...]) -> None:
+def serve(
+    connection: Connection, function: Callable[..., Iterable[Any]], arguments: tuple[Any, ...]
+) -> None:
     """In that process: send each answer, and how it ended."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):

@@ -57,7 +57,10 @@ def holding_rows(
             "details": {"before": counter.existing / MIB} | details,
         }
         peak = exact(
-            "peak_memory", holding.peak / MIB, predicted=None if predicted is None else predicted / MIB, **said
+            "peak_memory",
+            holding.peak / MIB,
+            predicted=None if predicted is None else predicted / MIB,
+            **said,
         )
         work.first()
         others = [resident_row(work.call, work.scope)]
@@ -80,5 +83,10 @@ def unattributed_rows(work: Workload, device: str, plan: Plan) -> list[Measureme
     refused, resident = memory_rows(work, device, plan, counted=False)
     of = f"{work.scope}: {Held.UNATTRIBUTED}"
     message = f"{UNCOUNTED}, so its parts are not known"
-    told = {"n": resident.n, "method": resident.method, "status": resident.status, "message": message}
+    told = {
+        "n": resident.n,
+        "method": resident.method,
+        "status": resident.status,
+        "message": message,
+    }
     return [refused, resident, Measurement("memory_part", resident.estimate, scope=of, **told)]

@@ -38,10 +38,14 @@ class Interference:
         lines = []
         if self._taken:
             most = f"took up to {max(self._taken):.0%} of the CPUs"
-            lines.append(f"{DURING}{len(self._taken)} of {self._cases} cases other processes, or a hypervisor, {most}")
+            lines.append(
+                f"{DURING}{len(self._taken)} of {self._cases} cases other processes, or a hypervisor, {most}"
+            )
         if self._held_back:
             by = self._held_back[-1]
-            lines.append(f"{DURING}{len(self._held_back)} of {self._cases} cases {by} held this process back")
+            lines.append(
+                f"{DURING}{len(self._held_back)} of {self._cases} cases {by} held this process back"
+            )
         return lines
 
     def met(self, load: CpuLoad, outcome: Outcome) -> None:
@@ -70,7 +74,9 @@ def flagged(rows: list[Measurement], load: CpuLoad) -> list[Measurement]:
     }
     return [
         replace(row, flags=tuple(dict.fromkeys([*row.flags, *watched.get(row.scope, load.flags)])))
-        if METRICS[row.metric].is_timed and row.estimate is not None and row.provenance not in _NOT_OF_NOW
+        if METRICS[row.metric].is_timed
+        and row.estimate is not None
+        and row.provenance not in _NOT_OF_NOW
         else row
         for row in rows
     ]

@@ -24,7 +24,9 @@ def lock_path(device: str) -> Path:
     """The lock file of a device, one for all users of the machine."""
     name = device.replace(":", "-")
     if device.startswith("cuda"):
-        from nanolib.meters.machine import gpu_uuid  # imports torch, for which a command that is mistaken need not wait
+        from nanolib.meters.machine import (
+            gpu_uuid,
+        )  # imports torch, for which a command that is mistaken need not wait
 
         name = gpu_uuid(device)
     return Path(tempfile.gettempdir()) / f"nanolib-{name}.lock"
@@ -37,7 +39,10 @@ def say(line: str) -> None:
 
 @contextmanager
 def device_lock(
-    device: str, what: str, log: Callable[[str], object] = say, pause: Callable[[float], object] = time.sleep
+    device: str,
+    what: str,
+    log: Callable[[str], object] = say,
+    pause: Callable[[float], object] = time.sleep,
 ) -> Iterator[None]:
     """Hold the device for the block; wait while another process does.
 
@@ -94,7 +99,9 @@ def _taken(lock: FileLock) -> bool:
 
 def _write_owner(device: str, text: str) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
-    with contextlib.suppress(OSError):  # it is another user's: others are told of "another process" then
+    with contextlib.suppress(
+        OSError
+    ):  # it is another user's: others are told of "another process" then
         file = os.open(lock_path(device).with_suffix(".owner"), flags, 0o644)
         os.write(file, text.encode())
         os.close(file)
@@ -102,7 +109,9 @@ def _write_owner(device: str, text: str) -> None:
 
 def _owner(device: str) -> str:
     with contextlib.suppress(OSError, ValueError):
-        file = os.open(lock_path(device).with_suffix(".owner"), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        file = os.open(
+            lock_path(device).with_suffix(".owner"), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        )
         pid, _, what = os.read(file, _LONGEST).decode(errors="replace").partition(" ")
         os.close(file)
         if psutil.pid_exists(int(pid)):  # the text may be of one before

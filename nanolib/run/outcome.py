@@ -108,12 +108,16 @@ class Attempt:
             outcome.status = Status.OOM if is_out_of_memory(error) else Status.ERROR
             outcome.message = f"{type(error).__name__}: {one_line(error)}"
             outcome.details = getattr(error, "details", {})
-            if isinstance(error, torch.AcceleratorError):  # this process has lost its device for good
+            if isinstance(
+                error, torch.AcceleratorError
+            ):  # this process has lost its device for good
                 outcome.details = outcome.details | {"device_lost": True}
         outcome.seconds += time.perf_counter() - start
 
 
-def attempt(measure: Callable[[], Iterable[Measurement]], timeout_s: float, keep: Keep | None = None) -> Outcome:
+def attempt(
+    measure: Callable[[], Iterable[Measurement]], timeout_s: float, keep: Keep | None = None
+) -> Outcome:
     """Run `measure` to its end, its failure, or its time limit.
 
     Args:
@@ -134,7 +138,13 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     text = str(error).lower()
     return isinstance(error, RuntimeError) and any(
-        words in text for words in ("can't allocate memory", "out of memory", "bad_alloc", "cublas_status_alloc_failed")
+        words in text
+        for words in (
+            "can't allocate memory",
+            "out of memory",
+            "bad_alloc",
+            "cublas_status_alloc_failed",
+        )
     )
 
 
@@ -189,4 +199,6 @@ def _time_limit(seconds: float, error: BaseException) -> Iterator[None]:
     finally:
         left_s = outer_s - (time.monotonic() - start)
         signal.signal(signal.SIGALRM, before)
-        signal.setitimer(signal.ITIMER_REAL, max(left_s, _IMPORT_RETRY_S) if outer_s else 0)  # a limit around this one
+        signal.setitimer(
+            signal.ITIMER_REAL, max(left_s, _IMPORT_RETRY_S) if outer_s else 0
+        )  # a limit around this one

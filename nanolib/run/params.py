@@ -97,9 +97,16 @@ class Params(StrictModel):
 
     def timing(self, device: str) -> dict[str, Any]:
         """How `measure` times a call on this device."""
-        return {"rel_ci": self.rel_ci, "budget_s": self.budget_s, "device": device, "collect": self._collect}
+        return {
+            "rel_ci": self.rel_ci,
+            "budget_s": self.budget_s,
+            "device": device,
+            "collect": self._collect,
+        }
 
-    def timed(self, device: str, phases: Mapping[str, Callable[[], object]], *, total: str = "total") -> Timing:
+    def timed(
+        self, device: str, phases: Mapping[str, Callable[[], object]], *, total: str = "total"
+    ) -> Timing:
         """A timing that a case asks for, so that others are timed in turns with it: phases by scope, `total` that of their sum."""
         return Timing(phases, total=total, **self.timing(device))
 
@@ -111,7 +118,11 @@ class Params(StrictModel):
 
     def defining(self) -> dict[str, Any]:
         """The parameters that define what is measured, for the fingerprint of a run."""
-        return {name: value for name, value in self.model_dump(mode="json").items() if name not in SCHEDULING}
+        return {
+            name: value
+            for name, value in self.model_dump(mode="json").items()
+            if name not in SCHEDULING
+        }
 
 
 def distinct(values: list[Any]) -> list[Any]:
@@ -149,7 +160,9 @@ def known(values: list[str], names: Any, what: str) -> list[str]:
     for value in values:
         if value not in names:
             hint = did_you_mean(value, names)
-            raise ValueError(f"{shown(value)} is no {what}; {hint and f'{hint} '}use {', '.join(names)}")
+            raise ValueError(
+                f"{shown(value)} is no {what}; {hint and f'{hint} '}use {', '.join(names)}"
+            )
     return values
 
 
@@ -175,7 +188,9 @@ def fitting_config(
         config = NanoConfig.from_preset(preset, **overrides)
         attention.shared_options(config.attention_type, config.attention_options)
     except BadInput as error:
-        raise ValueError("; ".join(f"overrides: {preset}: {line}" for line in error.lines)) from None
+        raise ValueError(
+            "; ".join(f"overrides: {preset}: {line}" for line in error.lines)
+        ) from None
     name, tokens = longest
     if tokens > config.context_length:
         raise ValueError(

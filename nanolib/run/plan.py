@@ -14,7 +14,13 @@ from nanolib.run.params import Params
 from nanolib.run.workload import shortage
 from nanolib.store import Store
 
-_UNITS = {"flops": "FLOP", "bytes": "MiB", "peak_memory": "MiB", "footprint": "MiB", "latency": "ms"}
+_UNITS = {
+    "flops": "FLOP",
+    "bytes": "MiB",
+    "peak_memory": "MiB",
+    "footprint": "MiB",
+    "latency": "ms",
+}
 
 Prediction = tuple[Case, dict[str, Any]]
 _NOT_LOOKED_AT = "told by running it: its model is code of yours"
@@ -25,7 +31,9 @@ def prediction_table(experiment: Any, params: Params) -> pd.DataFrame:
     return table_of(predictions(experiment, params))
 
 
-def predictions(experiment: Any, params: Params, ceilings: dict[str, float] | None = None) -> list[Prediction]:
+def predictions(
+    experiment: Any, params: Params, ceilings: dict[str, float] | None = None
+) -> list[Prediction]:
     """Each case with what formulas say of it.
 
     Args:

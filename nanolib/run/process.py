@@ -57,14 +57,20 @@ def spawn(
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(os.getpid(), dict(environment or {}), function, theirs, arguments))
+    process = context.Process(
+        target=_serve, args=(os.getpid(), dict(environment or {}), function, theirs, arguments)
+    )
     with theirs:
         process.start()
     return process, ours
 
 
 def _serve(
-    parent: int, environment: dict[str, str], function: str, connection: Connection, arguments: tuple[Any, ...]
+    parent: int,
+    environment: dict[str, str],
+    function: str,
+    connection: Connection,
+    arguments: tuple[Any, ...],
 ) -> None:
     exit_with_parent(parent)
     os.setsid()

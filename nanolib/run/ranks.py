@@ -49,7 +49,14 @@ _START_S = 60.0  # for importing torch on a busy machine
 _LOG = "log"
 _LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 # What the backends say when another rank has not come, or is gone.
-_WAITING = ("timed out", "timeout", "connection closed", "connection reset", "connection refused", "broken pipe")
+_WAITING = (
+    "timed out",
+    "timeout",
+    "connection closed",
+    "connection reset",
+    "connection refused",
+    "broken pipe",
+)
 
 
 class RankFailed(Exception):
@@ -103,7 +110,9 @@ class RanksCase(Case):
     @property
     def factors(self) -> dict[str, Any]:
         """Name → value of what defines the case."""
-        return {name: value for name, value in super().factors.items() if (name, value) != ("nodes", 1)}
+        return {
+            name: value for name, value in super().factors.items() if (name, value) != ("nodes", 1)
+        }
 
     def unsupported(self) -> str:
         """Why there are not enough devices, or ranks."""
@@ -150,7 +159,12 @@ def oversubscribed(device: str, ranks: int, threads: int) -> bool:
 
 
 def measure_on_ranks(
-    body: Body, case: RanksCase, params: Any, *, private_network: bool = False, more: Mapping[str, Any] | None = None
+    body: Body,
+    case: RanksCase,
+    params: Any,
+    *,
+    private_network: bool = False,
+    more: Mapping[str, Any] | None = None,
 ) -> tuple[list[Any], tuple[Flag, ...]]:
     """What each rank of a case answers, and the flags of all its rows.
 
@@ -166,7 +180,8 @@ def measure_on_ranks(
         case.factors | {"seed": params.seed, "budget_s": params.budget_s} | dict(more or {}),
         world_size=case.world_size,
         device=case.device,
-        timeout_s=0.9 * params.case_timeout_s,  # so that it is told which rank was late, and not only that the case was
+        timeout_s=0.9
+        * params.case_timeout_s,  # so that it is told which rank was late, and not only that the case was
         threads=case.threads,
         hang_s=params.hang_s,
         private_network=private_network,
@@ -175,9 +190,13 @@ def measure_on_ranks(
     return answers, (Flag.OVERSUBSCRIBED,) if crowded else ()
 
 
-def asked_case(kind: Callable[..., CaseT], asked: dict[str, Any]) -> tuple[CaseT, int, float, torch.device]:
+def asked_case(
+    kind: Callable[..., CaseT], asked: dict[str, Any]
+) -> tuple[CaseT, int, float, torch.device]:
     """On a rank, what `measure_on_ranks` asked for: the case, the seed, the budget (s), and this rank's device."""
-    factors = {name: tuple(value) if isinstance(value, list) else value for name, value in asked.items()}
+    factors = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in asked.items()
+    }
     seed, budget_s = factors.pop("seed"), factors.pop("budget_s")
     return kind(**factors), seed, budget_s, torch.device(asked["device"].split(":")[0])
 
@@ -225,7 +244,9 @@ def run_ranks(
     for launched in _launched:
         return launched.run(asked)
     variables = {"OMP_NUM_THREADS": str(threads)}
-    if loopback := _LOOPBACK.get(sys.platform):  # whatever the user says of other networks: none is needed
+    if loopback := _LOOPBACK.get(
+        sys.platform
+    ):  # whatever the user says of other networks: none is needed
         variables |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
     with TemporaryDirectory(prefix="nanolib-ranks-") as name:
         folder = Path(name)
@@ -256,21 +277,33 @@ def start_method(device: str) -> str:
 
 
 def _launch(
-    connection: Connection, folder: Path, asked: dict[str, Any], timeout_s: float, private_network: bool
+    connection: Connection,
+    folder: Path,
+    asked: dict[str, Any],
+    timeout_s: float,
+    private_network: bool,
 ) -> None:
     """In a process that has computed nothing: start the ranks, and tell whether they were late, and who ended first and how."""
     with (folder / _LOG).open("w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored nobody learns how a rank ended
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_DFL
+    )  # where it is ignored nobody learns how a rank ended
     deadline = time.monotonic() + timeout_s
     if private_network:
-        with contextlib.suppress(OSError):  # the ranks look whether they have one, and say so where not
+        with contextlib.suppress(
+            OSError
+        ):  # the ranks look whether they have one, and say so where not
             enter_private_network()
     if asked["body"].startswith("nanolib."):  # once for all; another's may fail, which a rank tells
         importlib.import_module(asked["body"].partition(":")[0])
     context = torch.multiprocessing.start_processes(
-        _rank, (folder, asked, os.getpid()), asked["world_size"], join=False, start_method=start_method(asked["device"])
+        _rank,
+        (folder, asked, os.getpid()),
+        asked["world_size"],
+        join=False,
+        start_method=start_method(asked["device"]),
     )
     first, late = None, False
     try:
@@ -291,11 +324,20 @@ def _rank(rank: int, folder: Path, asked: dict[str, Any], parent: int) -> None:
     """One rank: its answer, or what went wrong, is a file in the folder."""
     exit_with_parent(parent)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    faulthandler.register(signal.SIGTERM, (folder / f"{rank}.stack").open("w"), all_threads=False, chain=True)
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(asked["world_size"])}
+    faulthandler.register(
+        signal.SIGTERM, (folder / f"{rank}.stack").open("w"), all_threads=False, chain=True
+    )
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(asked["world_size"]),
+    }
     torch.seed()  # ranks that were forked would draw the same
     told = answer(asked, dist.FileStore(str(folder / "store"), asked["world_size"]), rank)
-    _write(folder / f"{rank}.{'error' if 'error' in told else 'json'}", told.get("error", told.get("answer")))
+    _write(
+        folder / f"{rank}.{'error' if 'error' in told else 'json'}",
+        told.get("error", told.get("answer")),
+    )
     sys.stdout.flush()
     if "error" in told:
         os._exit(1)  # ending the process group in order would wait for ranks that may be gone
@@ -322,14 +364,26 @@ def answer(asked: dict[str, Any], store: dist.Store, rank: int) -> dict[str, Any
         timeout = timedelta(seconds=asked["hang_s"])
         store.set_timeout(timeout)
         dist.init_process_group(
-            "nccl" if own else "gloo", store=store, rank=rank, world_size=asked["world_size"], timeout=timeout, **own
+            "nccl" if own else "gloo",
+            store=store,
+            rank=rank,
+            world_size=asked["world_size"],
+            timeout=timeout,
+            **own,
         )
         module, _, function = asked["body"].partition(":")
         return {"answer": getattr(importlib.import_module(module), function)(asked["request"])}
     except Exception as error:
         message = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        waiting = isinstance(error, dist.DistError | RuntimeError) and any(w in message.lower() for w in _WAITING)
-        said = {"rank": rank, "message": message, "traceback": traceback.format_exc(), "waiting": waiting}
+        waiting = isinstance(error, dist.DistError | RuntimeError) and any(
+            w in message.lower() for w in _WAITING
+        )
+        said = {
+            "rank": rank,
+            "message": message,
+            "traceback": traceback.format_exc(),
+            "waiting": waiting,
+        }
         return {"error": said}
 
 
@@ -345,7 +399,9 @@ def raised(errors: Iterable[Mapping[str, Any]], world_size: int) -> tuple[RankFa
     return RankFailed(said, error["rank"], error["traceback"]), not error["waiting"]
 
 
-def _failure(folder: Path, world_size: int, late_s: float | None, first: tuple[int, int] | None) -> RankFailed:
+def _failure(
+    folder: Path, world_size: int, late_s: float | None, first: tuple[int, int] | None
+) -> RankFailed:
     """Whose fault it was: who raised first; if that was only waiting for another, the one that was waited for.
 
     Args:
@@ -355,32 +411,49 @@ def _failure(folder: Path, world_size: int, late_s: float | None, first: tuple[i
         first: The rank that ended first, and its exit code.
     """
     files = sorted(folder.glob("*.error"), key=lambda file: file.stat().st_mtime_ns)
-    failed, is_known = raised(map(json.loads, map(Path.read_text, files)), world_size) if files else (None, False)
+    failed, is_known = (
+        raised(map(json.loads, map(Path.read_text, files)), world_size) if files else (None, False)
+    )
     if failed and is_known:
         return failed
     log = (folder / _LOG).read_text(errors="replace")
     # NCCL does not raise where another rank has not come: its watchdog writes so, and aborts the process that waited.
-    waited = {int(rank) for rank in re.findall(r"\[Rank (\d+)\].*Watchdog caught collective operation timeout", log)}
+    waited = {
+        int(rank)
+        for rank in re.findall(r"\[Rank (\d+)\].*Watchdog caught collective operation timeout", log)
+    }
     if first and first[1] < 0 and first[0] not in waited:
-        return RankFailed(f"rank {first[0]} of {world_size} was killed by {signal_name(-first[1])}", first[0], "")
+        return RankFailed(
+            f"rank {first[0]} of {world_size} was killed by {signal_name(-first[1])}", first[0], ""
+        )
     for rank in range(world_size):
         stack = folder / f"{rank}.stack"
         has_ended = any((folder / f"{rank}.{end}").is_file() for end in ("json", "error"))
         if not has_ended and rank not in waited and stack.is_file():
             text = stack.read_text(errors="replace")
-            said = "let the others wait until they gave up" if late_s is None else f"did not end within {late_s:g} s"
+            said = (
+                "let the others wait until they gave up"
+                if late_s is None
+                else f"did not end within {late_s:g} s"
+            )
             return RankFailed(f"rank {rank} of {world_size} {said}: {_innermost(text)}", rank, text)
     if failed:
         return failed
     lines = [line for line in log.splitlines() if line.strip() and "*****" not in line]
     within = "" if late_s is None else f" within {late_s:g} s"
-    return RankFailed(f"no rank started{within}: {lines[-1] if lines else 'their process said nothing'}", -1, log)
+    return RankFailed(
+        f"no rank started{within}: {lines[-1] if lines else 'their process said nothing'}", -1, log
+    )
 
 
 def _innermost(stack: str) -> str:
     """`function (file:line)` of the first frame that faulthandler wrote, without its folder."""
     frame = re.search(r'File "([^"]+)", line (\d+) in (\S+)', stack)
-    return f"it was in {frame[3]} ({Path(frame[1]).name}:{frame[2]})" if frame else "where it was is not known"
+    return (
+        f"it was in {frame[3]} ({Path(frame[1]).name}:{frame[2]})"
+        if frame
+        else "where it was is not known"
+    )
 
 
 def _write(path: Path, value: Any) -> None:

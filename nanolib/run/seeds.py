@@ -9,7 +9,9 @@ from nanolib.measurement import Measurement
 from nanolib.stats.intervals import mean_interval
 
 
-def over_seeds(metric: str, values: Sequence[float], scope: str = "", paired: bool = False, **rest: Any) -> Measurement:
+def over_seeds(
+    metric: str, values: Sequence[float], scope: str = "", paired: bool = False, **rest: Any
+) -> Measurement:
     """The mean over seeds.
 
     Args:

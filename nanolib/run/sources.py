@@ -28,6 +28,11 @@ def git_revision() -> str:
         return ""
     command = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):  # no git, or no commit yet: the sources' digest still tells
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+    except (
+        OSError,
+        subprocess.SubprocessError,
+    ):  # no git, or no commit yet: the sources' digest still tells
         return ""

@@ -140,7 +140,10 @@ def measure(
     if on_progress is not None:
         waiting["log"] = functools.partial(on_progress, 0, len(cases))
     with contextlib.ExitStack() as locks, fitting_threads():
-        needed = {lock_path(each): each for each in (device, *(each for case in cases for each in case.devices))}
+        needed = {
+            lock_path(each): each
+            for each in (device, *(each for case in cases for each in case.devices))
+        }
         # In one order on the whole machine, or two runs would wait for each other.
         for _, each in sorted(needed.items()):
             locks.enter_context(device_lock(each, f"{name} {params.label}".strip(), **waiting))
@@ -157,7 +160,9 @@ def measure(
             _Sweep(params, sweep_run, stop).measure(cases, progress, on_progress)
         except BaseException as error:
             asked = isinstance(error, KeyboardInterrupt | Cancelled)
-            message = "stopped by the user" if asked else f"{type(error).__name__}: {one_line(error)}"
+            message = (
+                "stopped by the user" if asked else f"{type(error).__name__}: {one_line(error)}"
+            )
             sweep_run.end(RunStatus.INTERRUPTED if asked else RunStatus.FAILED, message)
             raise
     return sweep_run
@@ -184,7 +189,10 @@ class _Sweep:
         self.isolated = params.isolation == "process" or not main
 
     def measure(
-        self, cases: Sequence[Case], progress: bool, on_progress: Callable[[int, int, str], object] | None
+        self,
+        cases: Sequence[Case],
+        progress: bool,
+        on_progress: Callable[[int, int, str], object] | None,
     ) -> None:
         """Measure what is not finished, and store it."""
         store, run_id = self._run.store, self._run.run_id
@@ -281,7 +289,11 @@ def _progress_bar(wanted: bool, **settings: Any) -> tqdm:
 
 
 def store_outcomes(
-    store: Store, run_id: str, cases: Sequence[Case], outcomes: Mapping[str, Outcome], attempts: Mapping[str, int]
+    store: Store,
+    run_id: str,
+    cases: Sequence[Case],
+    outcomes: Mapping[str, Outcome],
+    attempts: Mapping[str, int],
 ) -> None:
     """All rows of cases that belong together, each's `case_time` first, in one transaction; what cannot be stored is an error."""
     rows = {}
@@ -307,7 +319,9 @@ def store_outcomes(
                 store_outcomes(store, run_id, [case], outcomes, attempts)
             return
         ((case_id, (factors, (ending, *_))),) = rows.items()
-        broken = replace(ending, status=Status.ERROR, message=f"its rows cannot be stored: {one_line(error)}")
+        broken = replace(
+            ending, status=Status.ERROR, message=f"its rows cannot be stored: {one_line(error)}"
+        )
         store.write_case(run_id, case_id, factors, [broken])
 
 

@@ -97,7 +97,9 @@ class Ranks:
         deadline = time.monotonic() + _LATE_S
         while not self._store.check([key := f"answer/{number}/{rank}"]):
             if time.monotonic() > deadline:
-                raise RankLost(f"rank {rank} of {self.world_size} does not answer; start all again with --resume")
+                raise RankLost(
+                    f"rank {rank} of {self.world_size} does not answer; start all again with --resume"
+                )
             time.sleep(_POLL_S)
         return json.loads(self._store.get(key))
 
@@ -105,20 +107,33 @@ class Ranks:
 @click.command(help=__doc__)
 @click.argument("notebook", type=click.Choice(["distributed"]))
 @click.option("-f", "file", required=True, type=click.Path(path_type=Path), help="A params file.")
-@click.option("-p", "pairs", multiple=True, metavar="NAME=VALUE", help="A parameter that replaces the file's.")
+@click.option(
+    "-p", "pairs", multiple=True, metavar="NAME=VALUE", help="A parameter that replaces the file's."
+)
 @click.option("--label", default="", help="Your name for the run.")
-@click.option("--resume", is_flag=True, help="Continue the last run with the same parameters, version and machine.")
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Continue the last run with the same parameters, version and machine.",
+)
 def main(notebook: str, file: Path, pairs: tuple[str, ...], label: str, resume: bool) -> None:
     """See the module."""
     experiment = importlib.import_module("nanolib.experiments").ALL[notebook]()
     first = os.environ.get("RANK") == "0"
     try:
-        given = {name: read_value(name, text) for name, _, text in (pair.partition("=") for pair in pairs)}
+        given = {
+            name: read_value(name, text)
+            for name, _, text in (pair.partition("=") for pair in pairs)
+        }
         params = experiment.Params(**read_yaml(file) | given | {"label": label, "resume": resume})
         if "LOCAL_WORLD_SIZE" not in os.environ:
-            raise BadInput("torchrun: this is none of its processes; start it as docs/recipes.md says")
+            raise BadInput(
+                "torchrun: this is none of its processes; start it as docs/recipes.md says"
+            )
         if params.isolation == "process":
-            raise BadInput("isolation: torchrun's processes are the ranks of all cases; leave it out")
+            raise BadInput(
+                "isolation: torchrun's processes are the ranks of all cases; leave it out"
+            )
     except BadInput as error:
         if first or "RANK" not in os.environ:
             print(*error.lines, sep="\n", file=sys.stderr)

@@ -45,7 +45,11 @@ def part_of(cases: Sequence[Case], part: str) -> list[Case]:
             shape = tuple(str(case.factors.get(name)) for name in ("seq_len", "batch_size"))
             shapes.setdefault(shape, []).append(case.case_id)
     mine = {case_id for shape in list(shapes.values())[number - 1 :: of] for case_id in shape}
-    return [case for case in cases if isinstance(case, CeilingCase) or case.case_id in mine] if mine else []
+    return (
+        [case for case in cases if isinstance(case, CeilingCase) or case.case_id in mine]
+        if mine
+        else []
+    )
 
 
 def fit_together(cases: Sequence[Case]) -> bool:
@@ -154,14 +158,18 @@ def _go_on(lanes: dict[str, _Lane], seed: int, announce: Announce) -> None:
         lane.advance()
     while waiting := {case_id: lane for case_id, lane in lanes.items() if lane.timing}:
         scopes = next(iter(waiting.values())).scopes
-        timings = {case_id: lane.timing for case_id, lane in waiting.items() if lane.scopes == scopes}
+        timings = {
+            case_id: lane.timing for case_id, lane in waiting.items() if lane.scopes == scopes
+        }
         rows, rounds = measure_in_turns(timings, seed=seed, within=within)
         for case_id in timings:
             lane = lanes[case_id]
             if case_id not in rows:  # it failed within its own block
                 lane.end()
                 continue
-            for row in _speed_ups(lane.case, [lanes[other].case for other in rows], rounds, timings[case_id]):
+            for row in _speed_ups(
+                lane.case, [lanes[other].case for other in rows], rounds, timings[case_id]
+            ):
                 lane.attempt.add(row)
             begin(case_id)
             lane.advance(rows[case_id])
@@ -188,10 +196,15 @@ def measure_apart(cases: Sequence[Case], measure: Callable[[Case], Outcome]) -> 
         paces.append(_pace_ms(case.device))
     outcomes |= {case.case_id: measure(case) for case in cases if case.case_id not in outcomes}
     drift = max(paces) / min(paces)
-    times = {case_id: [row for row in found.rows if row.metric == "latency"] for case_id, found in outcomes.items()}
+    times = {
+        case_id: [row for row in found.rows if row.metric == "latency"]
+        for case_id, found in outcomes.items()
+    }
     for case in cases:
         outcome = outcomes[case.case_id]
-        outcome.rows = [_sequential(row) if row.metric == "latency" else row for row in outcome.rows]
+        outcome.rows = [
+            _sequential(row) if row.metric == "latency" else row for row in outcome.rows
+        ]
         outcome.rows += [
             _speed_up_apart(base, own, drift, f"{own.scope}{OVER}{other.title}")
             for other in cases
@@ -223,25 +236,42 @@ def _speed_up_apart(base: Measurement, own: Measurement, drift: float, scope: st
         n=min(base.n, own.n),
         method="one after the other",
         scope=scope,
-        flags=tuple({Flag.SEQUENTIAL, *base.flags, *own.flags} & {Flag.SEQUENTIAL, Flag.BUSY_MACHINE}),
+        flags=tuple(
+            {Flag.SEQUENTIAL, *base.flags, *own.flags} & {Flag.SEQUENTIAL, Flag.BUSY_MACHINE}
+        ),
         details={"drift": drift},
     )
 
 
-def _lane(case: Case, params: Params, ceilings: dict[str, float], keep: Callable[[str, Measurement], object]) -> _Lane:
+def _lane(
+    case: Case,
+    params: Params,
+    ceilings: dict[str, float],
+    keep: Callable[[str, Measurement], object],
+) -> _Lane:
     attempt = Attempt(params.case_timeout_s, lambda row: keep(case.case_id, row))
     return _Lane(case, start_case(case, params, ceilings), attempt)
 
 
-def _speed_ups(case: Case, others: Sequence[Case], rounds: Sequence[Round], timing: Timing) -> list[Measurement]:
+def _speed_ups(
+    case: Case, others: Sequence[Case], rounds: Sequence[Round], timing: Timing
+) -> list[Measurement]:
     """Over each baseline among the others, phase by phase and of all phases together."""
     rows = []
     for other in others:
         if not other.is_baseline or other.case_id == case.case_id:
             continue
-        asked: list[tuple[str, int | None]] = [(scope, at) for at, scope in enumerate(timing.phases)]
+        asked: list[tuple[str, int | None]] = [
+            (scope, at) for at, scope in enumerate(timing.phases)
+        ]
         asked += [(timing.total, None)] if len(asked) > 1 else []
         for scope, phase in asked:
-            row = speed_up_row(rounds, case.case_id, other.case_id, phase=phase, scope=f"{scope}{OVER}{other.title}")
+            row = speed_up_row(
+                rounds,
+                case.case_id,
+                other.case_id,
+                phase=phase,
+                scope=f"{scope}{OVER}{other.title}",
+            )
             rows += [row] if row is not None else []
     return rows

@@ -29,7 +29,12 @@ class Cancelled(BaseException):
 
 
 def run_here(
-    params: Params, case: Case, ceilings: dict[str, float], store: Store, run_id: str, keep: Keep | None = None
+    params: Params,
+    case: Case,
+    ceilings: dict[str, float],
+    store: Store,
+    run_id: str,
+    keep: Keep | None = None,
 ) -> Outcome:
     """Measure one case in this process; its traces go to the store. Arguments are as in `run_in_process` and `attempt`."""
     with recording(lambda: store.new_trace(run_id, case.case_id)):
@@ -90,7 +95,9 @@ def run_in_process(
         kill_tree(process.pid)
         process.join()
         connection.close()
-    outcomes = {case_id: outcome for case_id, outcome in outcomes.items() if case_id in {*ended, at}}
+    outcomes = {
+        case_id: outcome for case_id, outcome in outcomes.items() if case_id in {*ended, at}
+    }
     failed = outcomes.setdefault(at, Outcome())
     if is_late:
         failed.was_late(params.case_timeout_s)
@@ -114,7 +121,14 @@ def serve(connection: Connection, database: str, run_id: str) -> None:
         first = cases[0].case_id
         connection.send((first, None))
         if len(cases) == 1:
-            keep = run_here(params, cases[0], ceilings, store, run_id, keep=lambda row: connection.send((first, row)))
+            keep = run_here(
+                params,
+                cases[0],
+                ceilings,
+                store,
+                run_id,
+                keep=lambda row: connection.send((first, row)),
+            )
             outcomes = {first: keep}
         else:
             outcomes = measure_group(

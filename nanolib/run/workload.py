@@ -64,7 +64,13 @@ class Workload:
         **rest: Any,
     ) -> Workload:
         """One whose tensors are known by what they are."""
-        return cls(scope, call, lambda: [tensor for held in kinds().values() for tensor in held], kinds=kinds, **rest)
+        return cls(
+            scope,
+            call,
+            lambda: [tensor for held in kinds().values() for tensor in held],
+            kinds=kinds,
+            **rest,
+        )
 
 
 UNCOUNTED = "a compiled kernel allocates out of the counter's sight"
@@ -130,7 +136,9 @@ def holding(work: Workload, model: nn.Module) -> Holding:
     return _largest(followed(work, model).holdings().values())
 
 
-def followed(work: Workload, model: nn.Module, stacks: Iterable[nn.ModuleList] | None = None) -> Holders:
+def followed(
+    work: Workload, model: nn.Module, stacks: Iterable[nn.ModuleList] | None = None
+) -> Holders:
     """The counter of one call: by its phases; or by the sections that begin with each block of `stacks`."""
     with Holders(model) as counter, counter.watching(), contextlib.ExitStack() as hooks:
         for number, stack in enumerate(stacks or ()):
@@ -149,11 +157,15 @@ def followed(work: Workload, model: nn.Module, stacks: Iterable[nn.ModuleList] |
     return counter
 
 
-def _mark(counter: Holders, block: nn.Module, place: tuple[int, int], hooks: contextlib.ExitStack) -> None:
+def _mark(
+    counter: Holders, block: nn.Module, place: tuple[int, int], hooks: contextlib.ExitStack
+) -> None:
     """Begin a section with a block, after it, and with its backward pass."""
 
     def forward(section: str) -> None:
-        if counter.section is None or counter.section[0] != "backward":  # else it is computed again, for its gradient
+        if (
+            counter.section is None or counter.section[0] != "backward"
+        ):  # else it is computed again, for its gradient
             counter.begin((section, *place))
 
     def made(module: nn.Module, inputs: object, out: Any) -> None:
@@ -192,13 +204,18 @@ def _of_sections(depth: int, at: _At) -> _Sections:
     def grown(scope: str, section: Any) -> Holding:
         return low[scope][section] + (high[scope][section] - low[scope][section]) * (depth - _LOW)
 
-    return {scope: {section: grown(scope, section) for section in sections} for scope, sections in low.items()}
+    return {
+        scope: {section: grown(scope, section) for section in sections}
+        for scope, sections in low.items()
+    }
 
 
 def _at_places(at: _At, places: Mapping[str, int], depth: int) -> _Sections:
     """What sections hold, of blocks at named places alone, so that stacks of several heights have the same."""
     model, works = at(depth)
-    stacks = [part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) == depth]
+    stacks = [
+        part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) == depth
+    ]
     found: _Sections = {}
     for work in works:
         work.first()
@@ -208,7 +225,9 @@ def _at_places(at: _At, places: Mapping[str, int], depth: int) -> _Sections:
                 named[section] = held
                 continue
             direction, stack, block = section
-            named |= {(direction, stack, name): held for name, place in places.items() if place == block}
+            named |= {
+                (direction, stack, name): held for name, place in places.items() if place == block
+            }
     return found
 
 
@@ -273,7 +292,9 @@ def memory_rows(work: Workload, device: str, plan: Plan, counted: bool = True) -
     """Peak memory of one call beside its plan; without `counted` its tensors are born where no counter sees them."""
     if not counted:
         message = f"{UNCOUNTED}; see resident_memory"
-        refused = Measurement("peak_memory", scope=work.scope, status=Status.UNSUPPORTED, message=message)
+        refused = Measurement(
+            "peak_memory", scope=work.scope, status=Status.UNSUPPORTED, message=message
+        )
         return [refused, resident_row(work.call, work.scope)]
     work.first()  # counted from where the plan was
     return measure_memory(
@@ -299,13 +320,20 @@ def first_call_ms(call: Callable[[], object]) -> float:
 def compile_row(first_ms: float, later_ms: float) -> Measurement:
     """What compiling took."""
     method = "first call less a later one"
-    return Measurement("latency", max(0.0, first_ms - later_ms), n=1, method=method, scope="compile")
+    return Measurement(
+        "latency", max(0.0, first_ms - later_ms), n=1, method=method, scope="compile"
+    )
 
 
 def trace(work: Workload, case: Case, params: Params) -> None:
     """Write the profiler's trace and table of one call into the folder `traces` of the output, where the parameters ask for it."""
     if not params.trace:
         return
-    case_name, scope = (re.sub(r"[^A-Za-z0-9=.,+-]+", "-", text) for text in (f"{params.NAME} {case}", work.scope))
-    path = make_folder(output_folder() / "traces") / f"{case_name[:100].strip('-')}-{scope}-{case.case_id[:6]}"
+    case_name, scope = (
+        re.sub(r"[^A-Za-z0-9=.,+-]+", "-", text) for text in (f"{params.NAME} {case}", work.scope)
+    )
+    path = (
+        make_folder(output_folder() / "traces")
+        / f"{case_name[:100].strip('-')}-{scope}-{case.case_id[:6]}"
+    )
     write_trace(work.call, path, sort=params.trace_sort, top=params.trace_top, device=case.device)

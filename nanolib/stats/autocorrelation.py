@@ -17,6 +17,8 @@ def ljung_box_p(samples: ArrayLike) -> float | None:
     x = np.asarray(samples, dtype=float)
     if len(x) < 20 or np.ptp(x) == 0:
         return None
-    from statsmodels.stats.diagnostic import acorr_ljungbox  # 0.4 s to import: only when a measurement ends
+    from statsmodels.stats.diagnostic import (
+        acorr_ljungbox,
+    )  # 0.4 s to import: only when a measurement ends
 
     return float(acorr_ljungbox(x, lags=[min(10, len(x) // 5)])["lb_pvalue"].item())

@@ -16,7 +16,9 @@ PENALTY = 8.0  # per ln n: larger finds fewer changes
 _NEAR = 8  # runs on either side of a change whose noise it must exceed, since noise may grow while the level stays
 _RECENT = 10  # runs before the last ones, whose noise is that of now
 _ALARMS = 0.01  # share of level histories in which a run may stick out
-_FAR = 5.0  # deviations by its own interval: what lies nearer to the level before does not stick out
+_FAR = (
+    5.0  # deviations by its own interval: what lies nearer to the level before does not stick out
+)
 
 
 def step_noise(series: ArrayLike) -> float:
@@ -46,7 +48,9 @@ def change_points(series: ArrayLike, penalty: float, least: int = MIN_SEGMENT) -
     return [int(point) for point in search.predict(pen=penalty)[:-1]]
 
 
-def changes_of_level(values: ArrayLike, uncertainty: ArrayLike, least: float) -> list[tuple[int, float]]:
+def changes_of_level(
+    values: ArrayLike, uncertainty: ArrayLike, least: float
+) -> list[tuple[int, float]]:
     """Where a history of estimates changed, and by which factor.
 
     The scale is the larger of the noise between neighbours and the estimates' own uncertainty, so that neither a quiet
@@ -72,15 +76,22 @@ def changes_of_level(values: ArrayLike, uncertainty: ArrayLike, least: float) ->
     bounds = _beyond_local_noise(bounds, smooth, logs, np.asarray(uncertainty, dtype=float))
     seen, steps = (np.diff(levels_between(series, bounds)) for series in (smooth, logs))
     found = zip(bounds[1:-1], seen, steps, strict=True)
-    return [(index, math.exp(step)) for index, smoothed, step in found if abs(smoothed) > math.log1p(least)]
+    return [
+        (index, math.exp(step))
+        for index, smoothed, step in found
+        if abs(smoothed) > math.log1p(least)
+    ]
 
 
-def _beyond_local_noise(bounds: list[int], smooth: np.ndarray, logs: np.ndarray, uncertainty: np.ndarray) -> list[int]:
+def _beyond_local_noise(
+    bounds: list[int], smooth: np.ndarray, logs: np.ndarray, uncertainty: np.ndarray
+) -> list[int]:
     """The bounds whose change is worth the penalty in units of the noise near them, found by dropping the weakest one by one."""
     while len(bounds) > 2:
         levels = np.repeat(levels_between(logs, bounds), np.diff(bounds))
         gains = [
-            _gain(smooth[before:at], smooth[at:after]) / _noise_near(at, logs - levels, uncertainty) ** 2
+            _gain(smooth[before:at], smooth[at:after])
+            / _noise_near(at, logs - levels, uncertainty) ** 2
             for before, at, after in zip(bounds, bounds[1:], bounds[2:], strict=False)
         ]
         weakest = int(np.argmin(gains))
@@ -148,7 +159,9 @@ def _prediction_reach(level: np.ndarray) -> float:
 
 def history_noise(logs: np.ndarray, uncertainty: ArrayLike) -> float:
     """Standard deviation of estimates about their level: what neighbours or their own intervals say, whichever is larger."""
-    return max(step_noise(logs), float(np.median(np.asarray(uncertainty, dtype=float))) / 1.96, 1e-4)
+    return max(
+        step_noise(logs), float(np.median(np.asarray(uncertainty, dtype=float))) / 1.96, 1e-4
+    )
 
 
 def median_of_neighbours(series: np.ndarray) -> np.ndarray:

@@ -98,7 +98,11 @@ class Verdict:
 
 
 def compare_paired(
-    base: ArrayLike, current: ArrayLike, *, threshold: float = THRESHOLD, direction: Direction = Direction.LOWER
+    base: ArrayLike,
+    current: ArrayLike,
+    *,
+    threshold: float = THRESHOLD,
+    direction: Direction = Direction.LOWER,
 ) -> Verdict:
     """Compare blocks that were measured in pairs, A and B back to back in random order: drift hits both alike.
 
@@ -119,7 +123,9 @@ def compare_paired(
 
     a, b = _logs(base, current)
     if len(a) != len(b):
-        raise BadInput(f"current: {len(b)} blocks against {len(a)} of base; pairs need as many of each")
+        raise BadInput(
+            f"current: {len(b)} blocks against {len(a)} of base; pairs need as many of each"
+        )
     delta = b - a
     p = float(wilcoxon(delta).pvalue) if np.any(delta) else 1.0
     intervals = [hodges_lehmann(delta, confidence) for confidence in (0.95, 0.90)]
@@ -142,7 +148,9 @@ def paired_levels(base: ArrayLike, current: ArrayLike, ratio: float) -> tuple[fl
     Returns:
         Levels of A and of B, whose geometric mean is that of the two medians.
     """
-    with np.errstate(all="ignore"):  # a row of another database may hold anything; what has no level is nan
+    with np.errstate(
+        all="ignore"
+    ):  # a row of another database may hold anything; what has no level is nan
         middle, half = np.sqrt(np.median(base) * np.median(current)), np.sqrt(np.float64(ratio))
         return float(middle / half), float(middle * half)
 
@@ -180,16 +188,21 @@ def compare(
     parts = [float(x.var(ddof=1)) / len(x) for x in (a, b)]
     found = []  # error, degrees of freedom, p
     if error := math.sqrt(sum(parts)):
-        freedom = sum(parts) ** 2 / sum(part**2 / (len(x) - 1) for part, x in zip(parts, (a, b), strict=True))
+        freedom = sum(parts) ** 2 / sum(
+            part**2 / (len(x) - 1) for part, x in zip(parts, (a, b), strict=True)
+        )
         found.append((error, freedom, float(ttest_ind(b, a, equal_var=False).pvalue)))
     if spread is not None and spread.sd:
         error = math.sqrt(2) * spread.sd
-        found.append((error, spread.freedom, 2 * float(stdtr(spread.freedom, -abs(difference) / error))))
+        found.append(
+            (error, spread.freedom, 2 * float(stdtr(spread.freedom, -abs(difference) / error)))
+        )
     if not found:  # a clock so coarse that nothing varies
         intervals = [Interval(difference, difference, difference)] * 2
         return _verdict(intervals, 1.0 if difference == 0 else 0.0, 0.0, threshold, direction)
     reaches = [
-        max(float(stdtrit(freedom, (1 + level) / 2)) * error for error, freedom, _ in found) for level in (0.95, 0.90)
+        max(float(stdtrit(freedom, (1 + level) / 2)) * error for error, freedom, _ in found)
+        for level in (0.95, 0.90)
     ]
     intervals = [Interval(difference - reach, difference, difference + reach) for reach in reaches]
     effect = max(_detectable(error, freedom) for error, freedom, _ in found)
@@ -221,7 +234,9 @@ def compare_processes(
     intervals = [capped_centre(delta, confidence) for confidence in (0.95, 0.90)]
     # what lies far off widens no standard deviation
     error = (intervals[0].high - intervals[0].low) / 2 / float(ndtri(0.975))
-    return _verdict(intervals, capped_p(delta), _detectable(error, len(delta) - 1), threshold, direction)
+    return _verdict(
+        intervals, capped_p(delta), _detectable(error, len(delta) - 1), threshold, direction
+    )
 
 
 def judge_together(verdicts: Sequence[Verdict], method: str = "holm") -> list[Verdict]:
@@ -236,7 +251,10 @@ def judge_together(verdicts: Sequence[Verdict], method: str = "holm") -> list[Ve
     from statsmodels.stats.multitest import multipletests
 
     adjusted = multipletests([verdict.raw_p for verdict in verdicts], method=method)[1]
-    return [replace(v, p=float(p), kind=_kind(v, float(p))) for v, p in zip(verdicts, adjusted, strict=True)]
+    return [
+        replace(v, p=float(p), kind=_kind(v, float(p)))
+        for v, p in zip(verdicts, adjusted, strict=True)
+    ]
 
 
 def _logs(base: ArrayLike, current: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
@@ -254,9 +272,21 @@ def _detectable(error: float, freedom: float, alpha: float = _ALPHA) -> float:
     return math.expm1(float(nctdtrinc(freedom, 0.2, stdtrit(freedom, 1 - alpha / 2))) * error)
 
 
-def _verdict(logs: list[Interval], p: float, effect: float, threshold: float, direction: Direction) -> Verdict:
+def _verdict(
+    logs: list[Interval], p: float, effect: float, threshold: float, direction: Direction
+) -> Verdict:
     wide, narrow = (Interval(*(math.exp(end) for end in interval)) for interval in logs)
-    verdict = Verdict(Kind.INCONCLUSIVE, wide.estimate, wide, p, effect, narrow, p, threshold, Direction(direction))
+    verdict = Verdict(
+        Kind.INCONCLUSIVE,
+        wide.estimate,
+        wide,
+        p,
+        effect,
+        narrow,
+        p,
+        threshold,
+        Direction(direction),
+    )
     return replace(verdict, kind=_kind(verdict, p))
 
 

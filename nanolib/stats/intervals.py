@@ -44,7 +44,9 @@ def median_interval(samples: ArrayLike, confidence: float = 0.95) -> Interval:
     x = np.sort(np.asarray(samples, dtype=float))
     n = len(x)
     if n < 2 or range_confidence(n) < confidence:
-        raise TooFewSamples(f"{n} samples cannot give a {confidence:.0%} interval for the median; take more")
+        raise TooFewSamples(
+            f"{n} samples cannot give a {confidence:.0%} interval for the median; take more"
+        )
     depth = 1
     while _coverage(n, depth + 1) >= confidence:
         depth += 1

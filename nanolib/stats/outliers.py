@@ -36,7 +36,12 @@ def fences(samples: ArrayLike) -> Fences:
     """
     first, third = np.percentile(np.asarray(samples, dtype=float), [25, 75])
     spread = third - first
-    return Fences(first - SEVERE * spread, first - MILD * spread, third + MILD * spread, third + SEVERE * spread)
+    return Fences(
+        first - SEVERE * spread,
+        first - MILD * spread,
+        third + MILD * spread,
+        third + SEVERE * spread,
+    )
 
 
 def count_outliers(samples: ArrayLike) -> OutlierCount:

@@ -28,7 +28,9 @@ def scaling_exponent(size: ArrayLike, value: ArrayLike, confidence: float = 0.95
     """
     x, y = np.log(np.asarray(size, dtype=float)), np.log(np.asarray(value, dtype=float))
     if len(np.unique(x)) < 4:
-        raise TooFewSamples(f"{len(np.unique(x))} different sizes cannot give an exponent's interval; take at least 4")
+        raise TooFewSamples(
+            f"{len(np.unique(x))} different sizes cannot give an exponent's interval; take at least 4"
+        )
     if not np.ptp(y):
         return Interval(0.0, 0.0, 0.0)
     slope, constant = np.polyfit(x, y, 1)
@@ -74,11 +76,15 @@ def link_cost(messages: ArrayLike, sent_bytes: ArrayLike, seconds: ArrayLike) ->
     """
     m, b, s = (np.asarray(x, dtype=float) for x in (messages, sent_bytes, seconds))
     if len(s) < 2 or len(np.unique(b / m)) < 2:
-        raise TooFewSamples("one size of message cannot tell a cost per message from one per byte; send at least two")
+        raise TooFewSamples(
+            "one size of message cannot tell a cost per message from one per byte; send at least two"
+        )
     from scipy.optimize import nnls
 
     scale = np.array([1.0, float(b.max())])  # bytes and messages differ by many powers of ten
     design = np.stack([m, b / scale[1]], axis=1) / s[:, None]
     (alpha, beta), _ = nnls(design, np.ones_like(s))
     predicted = alpha * m + beta * b / scale[1]
-    return LinkCost(float(alpha), float(beta / scale[1]), tuple(float(r) for r in (s - predicted) / s))
+    return LinkCost(
+        float(alpha), float(beta / scale[1]), tuple(float(r) for r in (s - predicted) / s)
+    )

@@ -9,7 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from nanolib.stats.changes import MIN_SEGMENT, change_points, levels_between, median_of_neighbours, step_noise
+from nanolib.stats.changes import (
+    MIN_SEGMENT,
+    change_points,
+    levels_between,
+    median_of_neighbours,
+    step_noise,
+)
 from nanolib.stats.outliers import fences
 
 GROUP = 5  # samples per median: an isolated spike must not look like a change
@@ -84,7 +90,9 @@ def steady_state(series: ArrayLike, group: int = GROUP) -> SteadyState:
 def _noise(series: np.ndarray) -> float:
     """As `step_noise`, or what all steps but the four largest tell: of two modes the median of the steps knows one alone."""
     steps = np.sort(np.abs(np.diff(series)))[:-4]
-    rest = math.sqrt(float(np.mean(steps**2)) / 2) if len(steps) > 4 else 0.0  # of fewer nobody knows which are changes
+    rest = (
+        math.sqrt(float(np.mean(steps**2)) / 2) if len(steps) > 4 else 0.0
+    )  # of fewer nobody knows which are changes
     return max(step_noise(series), rest)
 
 
@@ -138,7 +146,9 @@ def warm_up(curve: ArrayLike) -> WarmUp:
     if not found.steady or steps >= half:
         return WarmUp(None, "the curve does not settle within its first half")
     if slow[steps:].any():
-        return WarmUp(None, f"the curve rises again at step {steps + int(np.argmax(slow[steps:])) + 1}")
+        return WarmUp(
+            None, f"the curve rises again at step {steps + int(np.argmax(slow[steps:])) + 1}"
+        )
     if smooth[steps] > level * (1 + MOVED):
         over = f"from step {steps + 1} on the steps still take {smooth[steps] / level:.2f}× the later median"
         return WarmUp(None, f"{over}, and the curve's noise is as large")

@@ -23,7 +23,9 @@ class Connection:
         self.path = Path(path) if path is not None else database_path()
         if not self.path.exists():
             if not create:
-                raise BadInput(f"database: {self.path} does not exist; run `nano run quick` first or name another")
+                raise BadInput(
+                    f"database: {self.path} does not exist; run `nano run quick` first or name another"
+                )
             make_folder(self.path.parent)
             make_database(self.path)
         self.connection = sqlite3.connect(self.path, timeout=WAIT_S, isolation_level=None)
@@ -38,7 +40,9 @@ class Connection:
         self.connection.execute("PRAGMA foreign_keys = ON")
         # A network file system may have refused WAL, and the classic journal is safe only if it is synced.
         self.journal_mode = value_of(self.connection.execute("PRAGMA journal_mode"))
-        self.connection.execute(f"PRAGMA synchronous = {'NORMAL' if self.journal_mode == 'wal' else 'FULL'}")
+        self.connection.execute(
+            f"PRAGMA synchronous = {'NORMAL' if self.journal_mode == 'wal' else 'FULL'}"
+        )
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -99,7 +103,8 @@ def check_version(connection: sqlite3.Connection, path: Path) -> None:
         BadInput: It is not.
     """
     application, version = (
-        value_of(connection.execute(f"PRAGMA {name}")) for name in ("application_id", "user_version")
+        value_of(connection.execute(f"PRAGMA {name}"))
+        for name in ("application_id", "user_version")
     )
     if application != APPLICATION_ID:
         raise BadInput(f"database: {path} is not nanolib's; name another")
@@ -112,9 +117,7 @@ def check_version(connection: sqlite3.Connection, path: Path) -> None:
 def unusable(path: Path, error: Exception) -> str:
     """Return the line for a file that cannot be used."""
     if "is locked" in str(error):
-        return (
-            f"database: {path} is locked by another program; close that program and run again, or name another folder"
-        )
+        return f"database: {path} is locked by another program; close that program and run again, or name another folder"
     if isinstance(error, sqlite3.OperationalError | OSError):
         return f"database: {path} cannot be used ({error}); free space, make it writable, or name another folder"
     return f"database: {path} cannot be opened ({error}); name another, or move it away"

@@ -43,7 +43,9 @@ _TEXTS = (
 )
 _DROPPED = ("traceback", "corpus")  # keys of JSON
 _ALWAYS = {"process": "", "launch": ""}  # columns that cannot be left out of a database
-_HOME = re.compile(r"(?<![\w/])/(?:home|Users)/[^\s/:'\"]+|(?<![\w/])/root(?=/)|\b[A-Za-z]:\\Users\\[^\s\\:'\"]+")
+_HOME = re.compile(
+    r"(?<![\w/])/(?:home|Users)/[^\s/:'\"]+|(?<![\w/])/root(?=/)|\b[A-Za-z]:\\Users\\[^\s\\:'\"]+"
+)
 _FOLDERS = re.compile(r"(?:(?<![\w/~.])~?/|\b[A-Za-z]:\\|(?<![\w~])~\\)(?:[^\s/\\:'\"]+[/\\]+)+")
 
 
@@ -56,9 +58,16 @@ def _private() -> list[tuple[re.Pattern[str], str]]:
     except (KeyError, OSError):  # a user without a name
         user = ""
     words = {user: "user", host: "host", host.partition(".")[0]: "host"}
-    tell = {name: word for name, word in words.items() if len(name) > 2 and name not in ("root", "localhost")}
+    tell = {
+        name: word
+        for name, word in words.items()
+        if len(name) > 2 and name not in ("root", "localhost")
+    }
     ends = r"(?<![^\W_])", r"(?![^\W_])"  # an underscore is no letter: results_of_NAME
-    names = [(re.compile(f"{ends[0]}{re.escape(name)}{ends[1]}", re.I), word) for name, word in tell.items()]
+    names = [
+        (re.compile(f"{ends[0]}{re.escape(name)}{ends[1]}", re.I), word)
+        for name, word in tell.items()
+    ]
     own = [(re.compile(re.escape(home) + r"(?![\w.-])"), "~")] if len(home) > 1 else []
     return [*own, (_HOME, "~"), *names, (_FOLDERS, "…/")]
 
@@ -85,7 +94,9 @@ def public_rows(table: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[
     """
     for row in rows:
         public = {
-            name: redact(row[name]) if name in _TEXTS else row[name] for name in PUBLIC[table].split() if name in row
+            name: redact(row[name]) if name in _TEXTS else row[name]
+            for name in PUBLIC[table].split()
+            if name in row
         }
         if public.get("status") == RunStatus.RUNNING:
             public["status"] = str(RunStatus.INTERRUPTED)
@@ -130,16 +141,24 @@ def export_database(store: Reader, run_ids: Iterable[str], target: Path) -> None
                 ("measurements", of_runs),
                 ("traces", of_runs),
             ):
-                held = [row[1] for row in copy.execute(f"PRAGMA table_info({table})") if row[1] != "id"]
+                held = [
+                    row[1] for row in copy.execute(f"PRAGMA table_info({table})") if row[1] != "id"
+                ]
                 rows = store.connection.execute(
                     f"SELECT {', '.join(held)} FROM {table} WHERE {condition} ORDER BY rowid", [ids]
                 )
-                parsed = ({name: _parsed(name, value) for name, value in zip(held, row, strict=True)} for row in rows)
+                parsed = (
+                    {name: _parsed(name, value) for name, value in zip(held, row, strict=True)}
+                    for row in rows
+                )
                 for row in parsed:
                     (public,) = public_rows(table, [row])
                     public |= {name: row[name] for name in ("samples",) if name in row}
                     public |= {name: text for name, text in _ALWAYS.items() if name in row}
-                    written = {name: json.dumps(value) if name in JSON else value for name, value in public.items()}
+                    written = {
+                        name: json.dumps(value) if name in JSON else value
+                        for name, value in public.items()
+                    }
                     copy.execute(
                         f"INSERT INTO {table} ({', '.join(written)}) VALUES ({marks(len(written))})",
                         list(written.values()),

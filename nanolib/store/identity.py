@@ -29,7 +29,9 @@ def alive(process: str) -> bool:
         return False
     try:
         ended = psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
-        return not ended and abs(_began(int(pid)) - float(began)) < 1.5  # the boot's moment is rounded to a second
+        return (
+            not ended and abs(_began(int(pid)) - float(began)) < 1.5
+        )  # the boot's moment is rounded to a second
     except psutil.AccessDenied:
         return True
     except (psutil.NoSuchProcess, ValueError):

@@ -14,7 +14,9 @@ from nanolib.store.schema import JSON, LISTED, NAMED, TRACE_TABLES
 if TYPE_CHECKING:
     import pandas as pd
 
-SHOWN_CASES = 400  # of an experiment, the newest: what a person can still look at, and a browser draw
+SHOWN_CASES = (
+    400  # of an experiment, the newest: what a person can still look at, and a browser draw
+)
 _NEWEST = f"""
 WITH held AS (SELECT DISTINCT run_id, case_id FROM measurements WHERE run_id IN {LISTED}),
 aged AS (
@@ -52,7 +54,9 @@ class Reader(Connection):
             _values(run_ids),
         )
         for column in set(columns) & set(NAMED):
-            frame[column] = [names[at] for names, at in zip(frame["names"], frame[column], strict=True)]
+            frame[column] = [
+                names[at] for names, at in zip(frame["names"], frame[column], strict=True)
+            ]
         return frame.drop(columns="names")
 
     def runs(self, where: str = "1", values: Iterable[Any] = ()) -> pd.DataFrame:
@@ -64,7 +68,9 @@ class Reader(Connection):
         """
         frame = self._read(f"SELECT * FROM runs WHERE {where} ORDER BY rowid", values)
         running = frame["status"] == RunStatus.RUNNING
-        frame.loc[running & frame["process"].map(gone).astype(bool), "status"] = RunStatus.INTERRUPTED.value
+        frame.loc[running & frame["process"].map(gone).astype(bool), "status"] = (
+            RunStatus.INTERRUPTED.value
+        )
         return frame
 
     def runs_of(self, run_ids: Iterable[str]) -> pd.DataFrame:
@@ -85,7 +91,11 @@ class Reader(Connection):
         return self._read("SELECT * FROM machines")
 
     def measurements(
-        self, run_ids: Iterable[str] | None = None, *, samples: bool = False, newest: int | None = None
+        self,
+        run_ids: Iterable[str] | None = None,
+        *,
+        samples: bool = False,
+        newest: int | None = None,
     ) -> pd.DataFrame:
         """Read the measurements, in the order written.
 
@@ -101,16 +111,22 @@ class Reader(Connection):
         import pandas as pd
 
         if newest is None:
-            frame = self._read(f"SELECT * FROM results WHERE {_among(run_ids)} ORDER BY id", _values(run_ids))
+            frame = self._read(
+                f"SELECT * FROM results WHERE {_among(run_ids)} ORDER BY id", _values(run_ids)
+            )
         else:
             run_ids = self.resolve("all") if run_ids is None else run_ids
             frame = self._read(_NEWEST, [listed(run_ids), newest])
         if samples:
-            frame["samples"] = [np.frombuffer(blob or b"", dtype="<f8") for blob in frame["samples"]]
+            frame["samples"] = [
+                np.frombuffer(blob or b"", dtype="<f8") for blob in frame["samples"]
+            ]
         else:
             frame = frame.drop(columns="samples")
         # a column without a number is none of floats yet
-        frame = frame.astype(dict.fromkeys(("estimate", "low", "high", "confidence", "predicted"), float))
+        frame = frame.astype(
+            dict.fromkeys(("estimate", "low", "high", "confidence", "predicted"), float)
+        )
         factors = pd.json_normalize(list(frame["factors"]), max_level=0).add_prefix("factor.")
         return pd.concat([frame, factors.set_index(frame.index)], axis=1)
 
@@ -129,7 +145,9 @@ class Reader(Connection):
         query = f"SELECT count(*) FROM (SELECT DISTINCT machine_id, experiment, case_id FROM results WHERE run_id IN {LISTED})"
         return value_of(self.connection.execute(query, [listed(run_ids)]))
 
-    def figures(self, metric: str, machine_ids: Iterable[str], last: int | None = None) -> pd.DataFrame:
+    def figures(
+        self, metric: str, machine_ids: Iterable[str], last: int | None = None
+    ) -> pd.DataFrame:
         """One metric over the runs of some machines, oldest run first, with what a history needs and nothing more.
 
         Args:
@@ -179,7 +197,9 @@ class Reader(Connection):
         Raises:
             BadInput: Nothing goes by that name.
         """
-        runs = self.connection.execute("SELECT run_id, label, experiment, suite FROM runs ORDER BY rowid").fetchall()
+        runs = self.connection.execute(
+            "SELECT run_id, label, experiment, suite FROM runs ORDER BY rowid"
+        ).fetchall()
         if name == "all":
             return [run_id for run_id, *_ in runs]
         if name == "latest" or name.startswith("latest~"):
@@ -191,20 +211,32 @@ class Reader(Connection):
             return found
         known = dict.fromkeys(word for _, *words in runs for word in words if word)
         hint = did_you_mean(name, known)
-        raise BadInput(f"run: {shown(name)} is not in the database; {hint and f'{hint} '}`nano runs` lists what is")
+        raise BadInput(
+            f"run: {shown(name)} is not in the database; {hint and f'{hint} '}`nano runs` lists what is"
+        )
 
     def _launch(self, name: str) -> list[str]:
         """The runs of `latest` or `latest~N`."""
         query = "SELECT run_id, coalesce(nullif(launch, ''), run_id), experiment FROM runs ORDER BY rowid DESC"
         runs = self.connection.execute(query).fetchall()
-        same = list(dict.fromkeys(experiment for _, launch, experiment in runs if launch == runs[0][1]))
-        launches = list(dict.fromkeys(launch for _, launch, experiment in runs if experiment in same))
+        same = list(
+            dict.fromkeys(experiment for _, launch, experiment in runs if launch == runs[0][1])
+        )
+        launches = list(
+            dict.fromkeys(launch for _, launch, experiment in runs if experiment in same)
+        )
         back = name.removeprefix("latest").removeprefix("~") or "0"
         if back not in map(str, range(len(launches))):
             of = f" of {', '.join(reversed(same))}" if same else ""
-            raise BadInput(f"run: {shown(name)} is not there; the database holds {len(launches)} launch(es){of}")
+            raise BadInput(
+                f"run: {shown(name)} is not there; the database holds {len(launches)} launch(es){of}"
+            )
         wanted = launches[int(back)]
-        return [run_id for run_id, launch, experiment in reversed(runs) if launch == wanted and experiment in same]
+        return [
+            run_id
+            for run_id, launch, experiment in reversed(runs)
+            if launch == wanted and experiment in same
+        ]
 
     def started_attempts(self, run_id: str) -> dict[str, int]:
         """Cases that were started and never ended → how often they were tried."""

@@ -23,7 +23,17 @@ TRACE_TABLES = {
     "ops": ("call", "layer", "op", "ns"),
 }
 NAMED = ("source", "name", "layer", "statistic", "op")
-JSON = ("gpus", "dtypes", "params", "versions", "disturbances", "factors", "flags", "details", "names")
+JSON = (
+    "gpus",
+    "dtypes",
+    "params",
+    "versions",
+    "disturbances",
+    "factors",
+    "flags",
+    "details",
+    "names",
+)
 REAL = ("watts", "joules", "low", "high", "value")
 
 

@@ -68,9 +68,22 @@ class Store(Reader):
             BadInput: Its label or suite is too long, or the file cannot be written.
         """
         _check_names({"label": run.label, "suite": run.suite})
-        names = ("machine_id", "cpu", "cores", "ram_gib", "system", "driver", "torch", "threads", "governor")
+        names = (
+            "machine_id",
+            "cpu",
+            "cores",
+            "ram_gib",
+            "system",
+            "driver",
+            "torch",
+            "threads",
+            "governor",
+        )
         machine = {name: run.machine.get(name) for name in names}
-        machine |= {"gpus": as_json(run.machine.get("gpus", [])), "dtypes": as_json(run.machine.get("dtypes", {}))}
+        machine |= {
+            "gpus": as_json(run.machine.get("gpus", [])),
+            "dtypes": as_json(run.machine.get("dtypes", {})),
+        }
         known = ", ".join(f"{name} = excluded.{name}" for name in machine)
         with self.transaction() as db:
             _insert(db, "machines", machine, f" ON CONFLICT (machine_id) DO UPDATE SET {known}")
@@ -103,16 +116,24 @@ class Store(Reader):
         return run.run_id
 
     def write_case(
-        self, run_id: str, case_id: str, factors: Mapping[str, Any], measurements: Iterable[Measurement]
+        self,
+        run_id: str,
+        case_id: str,
+        factors: Mapping[str, Any],
+        measurements: Iterable[Measurement],
     ) -> None:
         """Replace all rows of one case, in one transaction."""
         self.write_cases(run_id, {case_id: (factors, measurements)})
 
-    def write_cases(self, run_id: str, cases: Mapping[str, tuple[Mapping[str, Any], Iterable[Measurement]]]) -> None:
+    def write_cases(
+        self, run_id: str, cases: Mapping[str, tuple[Mapping[str, Any], Iterable[Measurement]]]
+    ) -> None:
         """Replace all rows of several cases, in one transaction: id → factors and measurements."""
         with self.transaction() as db:
             for case_id, (factors, measurements) in cases.items():
-                db.execute("DELETE FROM measurements WHERE run_id = ? AND case_id = ?", (run_id, case_id))
+                db.execute(
+                    "DELETE FROM measurements WHERE run_id = ? AND case_id = ?", (run_id, case_id)
+                )
                 self._write_case(db, run_id, case_id, factors, measurements)
 
     @staticmethod
@@ -154,12 +175,27 @@ class Store(Reader):
 
     def update_run(self, run_id: str, **values: Any) -> None:
         """Set columns of a run by name, such as `status` and `message`."""
-        allowed = {"status", "message", "duration_s", "process", "launch", "cases", "label", "suite", "disturbances"}
+        allowed = {
+            "status",
+            "message",
+            "duration_s",
+            "process",
+            "launch",
+            "cases",
+            "label",
+            "suite",
+            "disturbances",
+        }
         if unknown := set(values) - allowed:
-            raise BadInput(f"run: {', '.join(sorted(unknown))} cannot be set; only {', '.join(sorted(allowed))} can")
+            raise BadInput(
+                f"run: {', '.join(sorted(unknown))} cannot be set; only {', '.join(sorted(allowed))} can"
+            )
         _check_names(values)
         settings = ", ".join(f"{name} = ?" for name in values)
-        values = {name: as_json(value) if isinstance(value, list) else value for name, value in values.items()}
+        values = {
+            name: as_json(value) if isinstance(value, list) else value
+            for name, value in values.items()
+        }
         with self.transaction() as db:
             db.execute(f"UPDATE runs SET {settings} WHERE run_id = ?", (*values.values(), run_id))
 
@@ -174,7 +210,11 @@ class Store(Reader):
                 raise BadInput(f"run: {run_id} is not in the database; add it first")
             db.execute("DELETE FROM traces WHERE run_id = ? AND case_id = ?", (run_id, case_id))
             trace_id = secrets.randbits(63)
-            _insert(db, "traces", {"trace_id": trace_id, "run_id": run_id, "case_id": case_id, "names": "[]"})
+            _insert(
+                db,
+                "traces",
+                {"trace_id": trace_id, "run_id": run_id, "case_id": case_id, "names": "[]"},
+            )
         self._writer = self._writer or TraceWriter(self.path)
         return Trace(self._writer, trace_id)
 
@@ -192,7 +232,9 @@ class Store(Reader):
         Raises:
             BadInput: No such run, or a sample without a moment or a value.
         """
-        rows = [_power_row(sample) for sample in samples]  # all are looked at before any is taken in
+        rows = [
+            _power_row(sample) for sample in samples
+        ]  # all are looked at before any is taken in
         trace = self._trace(run_id, case_id)
         name = trace.name(source)
         trace.put("power_samples", [(name, *row) for row in rows])
@@ -234,24 +276,32 @@ class Store(Reader):
             with self.transaction() as db:
                 return self._merge_attached(db)
         except sqlite3.DatabaseError as error:
-            raise BadInput(f"database: {path} cannot be merged ({error}); nothing came in; name another") from None
+            raise BadInput(
+                f"database: {path} cannot be merged ({error}); nothing came in; name another"
+            ) from None
         finally:
             self.connection.execute("DETACH DATABASE other")
 
     @staticmethod
     def _merge_attached(db: sqlite3.Connection) -> int:
-        ours, theirs = (_RANK.format(schema=schema, run=run) for schema, run in (("main", "r"), ("other", "o")))
+        ours, theirs = (
+            _RANK.format(schema=schema, run=run) for schema, run in (("main", "r"), ("other", "o"))
+        )
         query = (
             "SELECT o.run_id FROM other.runs o LEFT JOIN main.runs r USING (run_id)"
             f" WHERE r.run_id IS NULL OR {theirs} > {ours} ORDER BY o.rowid"
         )
         taken = [run_id for (run_id,) in db.execute(query)]
-        columns = [row[1] for row in db.execute("PRAGMA main.table_info(measurements)") if row[1] != "id"]
+        columns = [
+            row[1] for row in db.execute("PRAGMA main.table_info(measurements)") if row[1] != "id"
+        ]
         of_measurements = ", ".join(columns)
         db.execute("INSERT OR IGNORE INTO main.machines SELECT * FROM other.machines")
         for run_id in taken:
             place = db.execute("SELECT rowid FROM main.runs WHERE run_id = ?", (run_id,)).fetchone()
-            db.execute("DELETE FROM main.runs WHERE run_id = ?", (run_id,))  # and all that hangs off it
+            db.execute(
+                "DELETE FROM main.runs WHERE run_id = ?", (run_id,)
+            )  # and all that hangs off it
             for table, names in (("runs", "*"), ("measurements", of_measurements), ("traces", "*")):
                 into = "" if names == "*" else f"({names})"
                 db.execute(
@@ -273,7 +323,11 @@ class Store(Reader):
         query = "SELECT run_id, process FROM runs WHERE status = 'running'"
         for run_id, process in self.connection.execute(query).fetchall():
             if gone(process):
-                self.update_run(run_id, status=RunStatus.INTERRUPTED, message="its process ended before the run did")
+                self.update_run(
+                    run_id,
+                    status=RunStatus.INTERRUPTED,
+                    message="its process ended before the run did",
+                )
 
     def cleanup_old_runs(
         self,
@@ -345,8 +399,13 @@ def check_mergeable(path: str | Path, into: Path) -> None:
             raise BadInput(f"database: {path} is this database itself; name another")
 
 
-def _insert(db: sqlite3.Connection, table: str, row: Mapping[str, Any], on_conflict: str = "") -> None:
-    db.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks(len(row))}){on_conflict}", list(row.values()))
+def _insert(
+    db: sqlite3.Connection, table: str, row: Mapping[str, Any], on_conflict: str = ""
+) -> None:
+    db.execute(
+        f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks(len(row))}){on_conflict}",
+        list(row.values()),
+    )
 
 
 def _power_row(sample: Any) -> tuple[int, float | None, float | None, float | None, float | None]:
@@ -362,4 +421,6 @@ def _power_row(sample: Any) -> tuple[int, float | None, float | None, float | No
 def _check_names(values: Mapping[str, Any]) -> None:
     for name in {"label", "suite"} & values.keys():
         if len(values[name]) > MOST_LABEL:
-            raise BadInput(f"run: {name} {shown(values[name])} will not do; give at most {MOST_LABEL} characters")
+            raise BadInput(
+                f"run: {name} {shown(values[name])} will not do; give at most {MOST_LABEL} characters"
+            )

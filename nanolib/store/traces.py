@@ -47,7 +47,9 @@ class TraceWriter:
 
     def __init__(self, path: Path) -> None:
         # Opened here, where whoever asks is told if it cannot be.
-        self._db = sqlite3.connect(path, timeout=WAIT_S, isolation_level=None, check_same_thread=False)
+        self._db = sqlite3.connect(
+            path, timeout=WAIT_S, isolation_level=None, check_same_thread=False
+        )
         self._db.execute("PRAGMA foreign_keys = ON")
         self._db.execute("PRAGMA synchronous = NORMAL")
         self._queue: queue.SimpleQueue[_Batch | threading.Event] = queue.SimpleQueue()
@@ -83,7 +85,9 @@ class TraceWriter:
             while True:
                 self._wake.wait(_COMMIT_S)
                 self._wake.clear()
-                over = self._over  # read before the queue: what is queued after it still finds a round
+                over = (
+                    self._over
+                )  # read before the queue: what is queued after it still finds a round
                 self._drain(db)
                 if over:
                     return
@@ -99,7 +103,9 @@ class TraceWriter:
                     start = time.thread_time()
                     self.rows += _write(db, found)
                     self.seconds += time.thread_time() - start
-                except Exception as error:  # told by `flush`; a thread that ended would lose what follows too
+                except (
+                    Exception
+                ) as error:  # told by `flush`; a thread that ended would lose what follows too
                     self._failure = f"{type(error).__name__}: {error}"
 
 
@@ -138,7 +144,9 @@ class Trace:
         if text not in self._names:
             self._names[text] = len(self._names)
             names = json.dumps(list(self._names))
-            self._writer.put("UPDATE traces SET names = ? WHERE trace_id = ?", [(names, self._trace_id)])
+            self._writer.put(
+                "UPDATE traces SET names = ? WHERE trace_id = ?", [(names, self._trace_id)]
+            )
         return self._names[text]
 
     def at_us(self, t_s: float) -> int:
@@ -202,7 +210,9 @@ class _Recording:
         return self.trace
 
 
-_CURRENT: contextvars.ContextVar[_Recording | None] = contextvars.ContextVar("recording", default=None)
+_CURRENT: contextvars.ContextVar[_Recording | None] = contextvars.ContextVar(
+    "recording", default=None
+)
 
 
 def current() -> Trace | NoTrace:
@@ -221,5 +231,8 @@ def recording(open_trace: Callable[[], Trace]) -> Iterator[None]:
         _CURRENT.reset(token)
         if held.trace is not None and (failure := held.trace.flush()):
             print(
-                printable(f"traces: some could not be written ({failure}); the measurements are whole"), file=sys.stderr
+                printable(
+                    f"traces: some could not be written ({failure}); the measurements are whole"
+                ),
+                file=sys.stderr,
             )

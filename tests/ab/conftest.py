@@ -24,12 +24,17 @@ class Repository:
     def git(self, *arguments):
         name = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
         done = subprocess.run(
-            ["git", "-C", str(self.folder), *name, *arguments], check=True, capture_output=True, text=True
+            ["git", "-C", str(self.folder), *name, *arguments],
+            check=True,
+            capture_output=True,
+            text=True,
         )
         return done.stdout
 
     def commit(self, tag, text=WORK, **values):
-        (self.folder / "work.py").write_text(text.replace("{cost}", str(values.get("cost", 30_000_000))))
+        (self.folder / "work.py").write_text(
+            text.replace("{cost}", str(values.get("cost", 30_000_000)))
+        )
         self.git("add", "-A")
         self.git("commit", "--quiet", "--allow-empty", "-m", tag)
         self.git("tag", tag)

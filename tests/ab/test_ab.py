@@ -54,12 +54,16 @@ def test_a_slower_revision_regressed(repository, ab, tmp_path):
     assert ended.exit_code == 1
     assert (line["finding"], line["ratio"]) == ("regressed", pytest.approx(1.1))
     assert (line["base"], line["current"]) == (pytest.approx(30), pytest.approx(33))
-    assert "in 20 pairs of processes" in line["message"] and "interleaved and paired" in ended.output
+    assert (
+        "in 20 pairs of processes" in line["message"] and "interleaved and paired" in ended.output
+    )
     assert "| regressed | call | work:run | latency, ms |" in (tmp_path / "f.md").read_text()
     with Store(tmp_path / "out" / "results.sqlite") as store:
         rows = store.measurements(samples=True)
     (table,) = ab_table(rows).to_dict("records")
-    assert (table["verdict"], table["processes"]) == ("regressed", 20) and table["a"].startswith("base (")
+    assert (table["verdict"], table["processes"]) == ("regressed", 20) and table["a"].startswith(
+        "base ("
+    )
     assert any("regressed, work:run" in said.answer for said in ab_verdict(rows))
     assert "work:run" in json.dumps(ab_ratio(rows).to_dict())
 
@@ -73,14 +77,22 @@ def test_a_revision_against_itself_is_equivalent(repository, ab, tmp_path):
 def test_a_rate_is_better_when_higher(repository, ab, tmp_path):
     repository.commit("slow", cost=40_000_000)
     ended, line = _call(ab, tmp_path, "base", "slow", "--metric", "tokens_per_second")
-    assert (ended.exit_code, line["finding"], line["ratio"]) == (1, "regressed", pytest.approx(0.75))
+    assert (ended.exit_code, line["finding"], line["ratio"]) == (
+        1,
+        "regressed",
+        pytest.approx(0.75),
+    )
     with Store(tmp_path / "out" / "results.sqlite") as store:
         (ratio,) = store.measurements().query("metric == 'ratio'").to_dict("records")
-    assert (ratio["low"], ratio["estimate"], ratio["high"]) == pytest.approx((4 / 3, 4 / 3, 4 / 3))  # of times
+    assert (ratio["low"], ratio["estimate"], ratio["high"]) == pytest.approx(
+        (4 / 3, 4 / 3, 4 / 3)
+    )  # of times
 
 
 def test_blocks_are_interleaved_in_pairs_of_random_order(repository, ab, tmp_path, monkeypatch):
-    drawn = cycle([(0, 1), (1, 0)])  # by chance ten pairs are all in one order once in five hundred times
+    drawn = cycle(
+        [(0, 1), (1, 0)]
+    )  # by chance ten pairs are all in one order once in five hundred times
     monkeypatch.setattr(random, "Random", lambda: SimpleNamespace(sample=lambda *_: next(drawn)))
     text = WORK + f"\nlog = open({str(tmp_path / 'log')!r}, 'ab', buffering=0)\nplain = run\n"
     text += "def run():\n    log.write(WHO)\n    plain()\n"
@@ -94,8 +106,13 @@ def test_blocks_are_interleaved_in_pairs_of_random_order(repository, ab, tmp_pat
     assert set(pairs) == {"A" * block + "B" * block, "B" * block + "A" * block}
 
 
-def test_every_generation_has_a_process_of_its_own_that_imports_the_version_anew(repository, ab, tmp_path):
-    text = WORK + f"\nimport os\nopen({str(tmp_path / 'log')!r}, 'a').write(f'{{WHO}} {{os.getpid()}}\\n')\n"
+def test_every_generation_has_a_process_of_its_own_that_imports_the_version_anew(
+    repository, ab, tmp_path
+):
+    text = (
+        WORK
+        + f"\nimport os\nopen({str(tmp_path / 'log')!r}, 'a').write(f'{{WHO}} {{os.getpid()}}\\n')\n"
+    )
     for who in "AB":
         repository.commit(who, f"WHO = {who!r}\n" + text)
     _, line = _call(ab, tmp_path, "A", "B")
@@ -113,12 +130,18 @@ def test_every_generation_has_a_process_of_its_own_that_imports_the_version_anew
         ("import os\n    os._exit(5)", "its process ended with 5"),
     ],
 )
-def test_what_fails_on_both_sides_is_told_of_both_and_is_not_new(repository, ab, tmp_path, body, said):
+def test_what_fails_on_both_sides_is_told_of_both_and_is_not_new(
+    repository, ab, tmp_path, body, said
+):
     repository.commit("fails", WORK + f"def fails():\n    {body}\n")
     ended = ab("fails", ".", "--call", "work:fails", "--json", str(tmp_path / "f.json"))
     (line,) = json.loads((tmp_path / "f.json").read_text())["lines"]
     assert ended.exit_code == 0 and line["finding"] == "inconclusive", ended.output
-    assert line["message"].count(said) == 2 and line["message"].startswith("A: ") and "paired" not in ended.output
+    assert (
+        line["message"].count(said) == 2
+        and line["message"].startswith("A: ")
+        and "paired" not in ended.output
+    )
 
 
 @pytest.mark.parametrize(
@@ -131,11 +154,16 @@ def test_what_fails_on_both_sides_is_told_of_both_and_is_not_new(repository, ab,
 def test_what_a_call_only_begins_is_refused(repository, ab, begins):
     repository.commit("begins", WORK + begins)
     ended = ab("begins", ".", "--call", "work:only")
-    assert ended.exit_code == 2 and "work:only: a call only begins the work and returns a" in ended.output
+    assert (
+        ended.exit_code == 2
+        and "work:only: a call only begins the work and returns a" in ended.output
+    )
 
 
 def test_setup_makes_what_the_function_is_called_with(repository, ab, tmp_path):
-    repository.commit("setup", WORK + "def make():\n    return 7\ndef use(x):\n    assert x == 7\n    run()\n")
+    repository.commit(
+        "setup", WORK + "def make():\n    return 7\ndef use(x):\n    assert x == 7\n    run()\n"
+    )
     ended = ab("setup", ".", "--call", "work:use", "--setup", "work:make")
     assert ended.exit_code == 0 and "1 equivalent" in ended.output
 
@@ -148,14 +176,26 @@ def test_prints_and_threads_of_the_function_do_no_harm(repository, ab, tmp_path)
 
 BAD = [
     (["base", "nowhere", "--call", "work:run"], "revision: 'nowhere' is no commit of repository"),
-    (["--call", "work:run", "--", "base", "--upload-pack=x"], "revision: '--upload-pack=x' is no commit"),
+    (
+        ["--call", "work:run", "--", "base", "--upload-pack=x"],
+        "revision: '--upload-pack=x' is no commit",
+    ),
     (["base", "broken", "--call", "work:run"], "broken: work:run cannot be imported (SyntaxError"),
     (["base", ".", "--call", "work:walk"], "base: work:walk: work has no callable 'walk'"),
     (["base", ".", "--call", "json:dumps"], "outside this version"),
-    (["base", ".", "--call", "work"], "--call: 'work' names no function; write package.module:function"),
-    (["base", ".", "--call", "work:run", "--metric", "speed"], "--metric: 'speed' cannot be compared so"),
+    (
+        ["base", ".", "--call", "work"],
+        "--call: 'work' names no function; write package.module:function",
+    ),
+    (
+        ["base", ".", "--call", "work:run", "--metric", "speed"],
+        "--metric: 'speed' cannot be compared so",
+    ),
     (["base", ".", "--call", "work:run", "--threshold", "much"], "--threshold: 'much' will not do"),
-    (["base", ".", "--call", "work:run", "--timeout", "0"], "--timeout: '0' will not do; give seconds, such as 60s"),
+    (
+        ["base", ".", "--call", "work:run", "--timeout", "0"],
+        "--timeout: '0' will not do; give seconds, such as 60s",
+    ),
     (["base", ".", "attention", "--call", "work:run"], "--call: a function takes no notebook"),
     (["base", ".", "--setup", "work:run"], "--setup: 'work:run' needs a --call"),
     (["a.yml", "b.yml"], "params: whose are a.yml and b.yml? name the notebook"),
@@ -164,7 +204,9 @@ BAD = [
 
 
 @pytest.mark.parametrize(("arguments", "said"), BAD)
-def test_bad_input_is_one_line_exit_code_2_and_leaves_nothing(repository, ab, tmp_path, arguments, said):
+def test_bad_input_is_one_line_exit_code_2_and_leaves_nothing(
+    repository, ab, tmp_path, arguments, said
+):
     repository.commit("broken", "def run(:\n")
     repository.git("checkout", "--quiet", "base")
     ended = ab(*arguments)
@@ -182,10 +224,26 @@ def test_outside_a_repository_it_says_so(tmp_path, ab, monkeypatch):
 
 
 def test_an_interrupt_removes_worktrees_and_processes(repository, tmp_path):
-    repository.commit("slow", WORK + "import time as t\nreal = run\ndef run():\n    t.sleep(0.05)\n    real()\n")
-    command = [sys.executable, "-m", "nanolib.cli", "ab", "base", "slow", "--call", "work:run", "--budget", "600s"]
+    repository.commit(
+        "slow", WORK + "import time as t\nreal = run\ndef run():\n    t.sleep(0.05)\n    real()\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "nanolib.cli",
+        "ab",
+        "base",
+        "slow",
+        "--call",
+        "work:run",
+        "--budget",
+        "600s",
+    ]
     process = subprocess.Popen(
-        [*command, "--output", str(tmp_path / "out")], stderr=subprocess.PIPE, text=True, start_new_session=True
+        [*command, "--output", str(tmp_path / "out")],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     assert "A is base" in process.stderr.readline()
     time.sleep(2)
@@ -193,7 +251,9 @@ def test_an_interrupt_removes_worktrees_and_processes(repository, tmp_path):
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130 and "nano: stopped" in said
-    assert len(repository.worktrees()) == 1 and not _left_behind() and not (tmp_path / "out").exists()
+    assert (
+        len(repository.worktrees()) == 1 and not _left_behind() and not (tmp_path / "out").exists()
+    )
 
 
 def _status(process):
@@ -203,15 +263,32 @@ def _status(process):
         return psutil.STATUS_DEAD
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is forked, and nothing halted")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere nothing is forked, and nothing halted"
+)
 def test_a_killed_comparison_leaves_no_process_behind(repository, tmp_path):
     """Its versions are halted in turn; halted for good they would stay for ever."""
-    repository.commit("slow", WORK + "import time as t\nreal = run\ndef run():\n    t.sleep(0.05)\n    real()\n")
-    command = [sys.executable, "-m", "nanolib.cli", "ab", "base", "slow", "--call", "work:run", "--budget", "600s"]
+    repository.commit(
+        "slow", WORK + "import time as t\nreal = run\ndef run():\n    t.sleep(0.05)\n    real()\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "nanolib.cli",
+        "ab",
+        "base",
+        "slow",
+        "--call",
+        "work:run",
+        "--budget",
+        "600s",
+    ]
     nano = psutil.Popen([*command, "--output", str(tmp_path / "out")], stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     found = []
-    while time.monotonic() < deadline and (len(found) != 3 or psutil.STATUS_STOPPED not in map(_status, found)):
+    while time.monotonic() < deadline and (
+        len(found) != 3 or psutil.STATUS_STOPPED not in map(_status, found)
+    ):
         found = nano.children(recursive=True)
     assert len(found) == 3, "one process, and the two versions forked from it"
     nano.kill()
@@ -231,10 +308,18 @@ def test_a_working_tree_that_was_edited_meanwhile_counts_for_nothing(repository,
 
 
 def test_the_repository_is_as_it_was(repository):
-    before = (repository.git("status", "--porcelain"), repository.git("rev-parse", "HEAD"), repository.git("branch"))
+    before = (
+        repository.git("status", "--porcelain"),
+        repository.git("rev-parse", "HEAD"),
+        repository.git("branch"),
+    )
     with checked_out(["base", "."], repository.folder) as (a, b):
         assert (a.root / "work.py").is_file() and b.root == repository.folder
-    after = (repository.git("status", "--porcelain"), repository.git("rev-parse", "HEAD"), repository.git("branch"))
+    after = (
+        repository.git("status", "--porcelain"),
+        repository.git("rev-parse", "HEAD"),
+        repository.git("branch"),
+    )
     assert before == after
 
 
@@ -245,13 +330,19 @@ def test_two_params_files_and_a_deterministic_metric(tmp_path, monkeypatch):
         text = f"seq_lens: [32]\nnum_heads: 1\nhead_dim: {width}\nattention_types: [dense]\nbackward: false\n"
         (tmp_path / f"{name}.yml").write_text(text)
     files = [str(tmp_path / f"{name}.yml") for name in "ab"]
-    ended = CliRunner().invoke(main, ["ab", *files, "attention", "--metric", "flops", "--json", str(tmp_path / "f")])
+    ended = CliRunner().invoke(
+        main, ["ab", *files, "attention", "--metric", "flops", "--json", str(tmp_path / "f")]
+    )
     assert ended.exit_code == 0, ended.output
     findings = {
-        (line["finding"], line["current"] / line["base"]) for line in json.loads((tmp_path / "f").read_text())["lines"]
+        (line["finding"], line["current"] / line["base"])
+        for line in json.loads((tmp_path / "f").read_text())["lines"]
     }
     assert findings == {("changed", 2.0)}
-    assert "each version ran once, in a process of its own" in ended.output and "paired" not in ended.output
+    assert (
+        "each version ran once, in a process of its own" in ended.output
+        and "paired" not in ended.output
+    )
 
 
 def test_params_files_with_different_numbers_of_cases_are_refused(tmp_path, monkeypatch, ab):

@@ -20,7 +20,9 @@ pytestmark = [
 
 @pytest.fixture
 def version(tmp_path):
-    (tmp_path / "work.py").write_text("import os, wave\ndef run():\n    pass\ndef dies():\n    os._exit(7)\n")
+    (tmp_path / "work.py").write_text(
+        "import os, wave\ndef run():\n    pass\ndef dies():\n    os._exit(7)\n"
+    )
     return Version("a", "", tmp_path, Path())
 
 
@@ -60,12 +62,16 @@ def test_both_sides_are_forked_from_one_process_which_is_replaced(version, monke
 def test_what_all_versions_imported_is_imported_before_the_next_are_forked(version, tmp_path):
     for name, later in (("one", "import netrc, wave"), ("two", "import wave, netrc, colorsys")):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "work.py").write_text(f"def run():\n    pass\ndef make():\n    {later}\n")
+        (tmp_path / name / "work.py").write_text(
+            f"def run():\n    pass\ndef make():\n    {later}\n"
+        )
     versions = [Version(name, "", tmp_path / name, Path()) for name in ("one", "two")]
     with Sides(versions, 60, []) as sides:
         for process in sides.renew():
             assert "wave" not in process.ask(do="tell")["modules"]
-            assert "timing" in process.ask(do="function", function="work:run", setup="work:make", rows=False)
+            assert "timing" in process.ask(
+                do="function", function="work:run", setup="work:make", rows=False
+            )
             process.ask(do="next")
         for process in sides.renew():
             told = process.ask(do="tell")["modules"]
@@ -80,7 +86,10 @@ def server():
 
 
 def test_how_a_forked_version_ended_is_told(version, server):
-    with VersionProcess(version, 60, server) as process, pytest.raises(VersionDied, match="its process ended with 7"):
+    with (
+        VersionProcess(version, 60, server) as process,
+        pytest.raises(VersionDied, match="its process ended with 7"),
+    ):
         assert "timing" in _asked(process, "dies")
         process.time_block(1, keep=True)
     with VersionProcess(version, 60, server) as process:
@@ -115,7 +124,9 @@ def elsewhere(tmp_path_factory, monkeypatch):
 def _versions(tmp_path, **works):
     for name, text in works.items():
         (tmp_path / name / "lib").mkdir(parents=True)
-        (tmp_path / name / "work.py").write_text(text + "\ndef run():\n    raise RuntimeError(WHO)\n")
+        (tmp_path / name / "work.py").write_text(
+            text + "\ndef run():\n    raise RuntimeError(WHO)\n"
+        )
     return [Version(name, "", tmp_path / name, Path()) for name in works]
 
 
@@ -131,7 +142,9 @@ def _who(versions):
 
 
 def test_a_relative_path_for_imports_leads_into_each_version(tmp_path, monkeypatch):
-    versions = _versions(tmp_path, a="from pkg import WHO", b="from pkg import WHO", main="from pkg import WHO")
+    versions = _versions(
+        tmp_path, a="from pkg import WHO", b="from pkg import WHO", main="from pkg import WHO"
+    )
     for version in versions:
         (version.root / "lib" / "pkg.py").write_text(f"WHO = {version.name!r}\n")
     monkeypatch.setenv("PYTHONPATH", "lib")

@@ -32,12 +32,23 @@ def _environment(folder, version, cost):
 def pythons(tmp_path_factory):
     """Two environments: in the second a package is slower by a tenth."""
     folder = tmp_path_factory.mktemp("environments")
-    return _environment(folder / "a", "1.0", 30_000_000), _environment(folder / "b", "2.0", 33_000_000)
+    return _environment(folder / "a", "1.0", 30_000_000), _environment(
+        folder / "b", "2.0", 33_000_000
+    )
 
 
 def _ab(tmp_path, *arguments, budget="6s"):
-    more = ["--budget", budget, "--output", str(tmp_path / "out"), "--json", str(tmp_path / "f.json")]
-    return CliRunner().invoke(main, ["ab", *arguments, "--call", "work:run", *more], env={"NANOLIB_OUTPUT": None})
+    more = [
+        "--budget",
+        budget,
+        "--output",
+        str(tmp_path / "out"),
+        "--json",
+        str(tmp_path / "f.json"),
+    ]
+    return CliRunner().invoke(
+        main, ["ab", *arguments, "--call", "work:run", *more], env={"NANOLIB_OUTPUT": None}
+    )
 
 
 PLANTED = WORK.replace("import time", "import time, planted").replace("{cost}", "planted.COST")
@@ -87,10 +98,22 @@ def _script(folder, name, text):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--python", "nowhere/python", "--python", sys.executable], "--python: 'nowhere/python' is no program"),
-        (["--python", "/bin/true", "--python", sys.executable], "--python: '/bin/true' does not run Python"),
-        (["--python", "OLD", "--python", sys.executable], "is Python 3.8.1; give one of 3.11 or newer"),
-        (["--python", sys.executable], "--python: it is given once; give it twice, for A and for B"),
+        (
+            ["--python", "nowhere/python", "--python", sys.executable],
+            "--python: 'nowhere/python' is no program",
+        ),
+        (
+            ["--python", "/bin/true", "--python", sys.executable],
+            "--python: '/bin/true' does not run Python",
+        ),
+        (
+            ["--python", "OLD", "--python", sys.executable],
+            "is Python 3.8.1; give one of 3.11 or newer",
+        ),
+        (
+            ["--python", sys.executable],
+            "--python: it is given once; give it twice, for A and for B",
+        ),
         (["--python", sys.executable] * 3, "--python: it is given 3 times"),
     ],
 )
@@ -106,8 +129,10 @@ def test_an_interpreter_without_what_the_code_needs_is_one_line(repository, tmp_
     bare = str(tmp_path / "bare" / "bin" / "python")
     Path("work.py").write_text("import numpy\n" + WORK.replace("{cost}", "1"))
     ended = _ab(tmp_path, "--python", sys.executable, "--python", bare)
-    assert ended.exit_code == 2 and "work:run cannot be imported (ModuleNotFoundError: No module named 'numpy')" in (
-        ended.output
+    assert (
+        ended.exit_code == 2
+        and "work:run cannot be imported (ModuleNotFoundError: No module named 'numpy')"
+        in (ended.output)
     )
 
     assert not (tmp_path / "out").exists()

@@ -10,7 +10,9 @@ from nanolib.ab.worktree import Version
 def version(tmp_path):
     def make(name, folder="", **files):
         for path, text in files.items():
-            file = tmp_path / name / (path.replace("__", "/").replace("/package", "/__init__") + ".py")
+            file = (
+                tmp_path / name / (path.replace("__", "/").replace("/package", "/__init__") + ".py")
+            )
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
         return Version(name, "", tmp_path / name, Path(folder))
@@ -24,7 +26,9 @@ def _imported(*versions, module="work"):
 
 def test_what_is_imported_at_the_top_is_found_in_its_order(version):
     text = '"""Text."""\nimport torch.nn, json as j\nfrom numpy.linalg import norm\n'
-    text += "try:\n    import scipy\nexcept ImportError:\n    pass\ndef later():\n    import pandas\n"
+    text += (
+        "try:\n    import scipy\nexcept ImportError:\n    pass\ndef later():\n    import pandas\n"
+    )
     assert _imported(version("a", work=text)) == ["torch.nn", "json", "numpy.linalg", "scipy"]
 
 
@@ -64,6 +68,10 @@ def test_code_under_src_and_in_the_folder_of_the_command_counts(version):
     ],
 )
 def test_where_a_version_sets_variables_nothing_may_be_imported_before(version, text):
-    calm = version("a", work="import own, os\nprint(os.environ['HOME'], os.environ.get('A'))", own="import json")
+    calm = version(
+        "a",
+        work="import own, os\nprint(os.environ['HOME'], os.environ.get('A'))",
+        own="import json",
+    )
     assert sorted(_imported(calm)) == ["json", "os"]
     assert _imported(calm, version("b", work="import own, os", own=text)) is None

@@ -51,14 +51,16 @@ def test_processes_that_differ_by_chance_are_no_regression():
 
 
 @pytest.mark.parametrize(
-    ("call_ms", "calls"), [(100, 1), (20, 1), (15, 1), (13, 2), (5, 4), (0.01, 2000), (1e-6, 10_000)]
+    ("call_ms", "calls"),
+    [(100, 1), (20, 1), (15, 1), (13, 2), (5, 4), (0.01, 2000), (1e-6, 10_000)],
 )
 def test_a_block_is_as_many_calls_as_come_nearest_to_twenty_milliseconds(call_ms, calls):
     assert block_calls(call_ms) == calls
 
 
 @pytest.mark.parametrize(
-    ("number", "spent_s", "ends"), [(1, 99, False), (2, 40, False), (2, 40.1, True), (5, 50, False), (5, 50.1, True)]
+    ("number", "spent_s", "ends"),
+    [(1, 99, False), (2, 40, False), (2, 40.1, True), (5, 50, False), (5, 50.1, True)],
 )
 def test_it_ends_before_it_takes_more_than_the_budget(number, spent_s, ends):
     assert ends_after(number, spent_s, 60) == ends
@@ -79,8 +81,13 @@ def test_a_generation_is_precise_enough_at_its_share_of_the_rounds_precision():
 
 def test_a_rate_is_the_work_over_the_time():
     pairs = _series(6, [1.3, 1.31, 1.29, 1.32, 1.28, 1.3])
-    slower, fewer = _compare(pairs, Settings()), _compare(pairs, Settings(direction=Direction.HIGHER))
-    assert slower.ratio == pytest.approx(1.3, rel=0.01) and fewer.ratio == pytest.approx(1 / 1.3, rel=0.01)
+    slower, fewer = (
+        _compare(pairs, Settings()),
+        _compare(pairs, Settings(direction=Direction.HIGHER)),
+    )
+    assert slower.ratio == pytest.approx(1.3, rel=0.01) and fewer.ratio == pytest.approx(
+        1 / 1.3, rel=0.01
+    )
     assert slower.kind is fewer.kind is Kind.REGRESSED
     assert _compare(pairs, Settings(threshold=0.5)).kind is Kind.SUSPECT
 
@@ -88,7 +95,9 @@ def test_a_rate_is_the_work_over_the_time():
 def test_rounds_are_judged_together_and_what_has_too_few_pairs_has_no_verdict():
     slow, few = _series(6, [1.3, 1.31, 1.29, 1.32, 1.28, 1.3]), Pairs([1.0] * 5, [2.0] * 5, [5])
     alone = _compare(slow, Settings())
-    first, second = _judge([Round({"forward": slow, "backward": few}), Round({"forward": slow})], Settings())
+    first, second = _judge(
+        [Round({"forward": slow, "backward": few}), Round({"forward": slow})], Settings()
+    )
     assert set(first) == set(second) == {"forward"}
     assert first["forward"].raw_p == alone.p and first["forward"].p == pytest.approx(2 * alone.p)
 
@@ -96,7 +105,11 @@ def test_rounds_are_judged_together_and_what_has_too_few_pairs_has_no_verdict():
 def test_more_pairs_of_processes_add_to_what_a_task_has():
     one, two = Pairs([1.0], [2.0], [1]), Pairs([3.0], [4.0], [1])
     merged = _merged(Round({"a": one, "b": one}), Round({"a": two, "c": two}, ([1], [2])))
-    assert merged.blocks == {"a": Pairs([1.0, 3.0], [2.0, 4.0], [1, 1]), "b": one, "c": two} and merged.rows == (
+    assert merged.blocks == {
+        "a": Pairs([1.0, 3.0], [2.0, 4.0], [1, 1]),
+        "b": one,
+        "c": two,
+    } and merged.rows == (
         [1],
         [2],
     )
@@ -105,7 +118,9 @@ def test_more_pairs_of_processes_add_to_what_a_task_has():
 def test_a_case_is_done_when_each_of_its_intervals_is_narrow_and_rests_on_twenty_pairs_of_processes():
     rng = np.random.default_rng(4)
     narrow, wide = (_series(20, np.exp(rng.normal(0, spread, 20))) for spread in (0.001, 0.1))
-    assert known_well(Round({"": narrow}), 0.01) and not known_well(Round({"": narrow, "b": wide}), 0.01)
+    assert known_well(Round({"": narrow}), 0.01) and not known_well(
+        Round({"": narrow, "b": wide}), 0.01
+    )
     low, _, high = capped_centre(np.log(wide.data()[1]))
     assert known_well(Round({"": wide}), (high - low) / 2 * 1.001) and not known_well(Round(), 0.01)
     assert not known_well(Round({"": _series(19, np.ones(19))}), 0.01)

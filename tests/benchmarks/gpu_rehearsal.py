@@ -23,7 +23,13 @@ from tests.gpu.alone import REHEARSAL  # noqa: E402
 from tests.gpu.null_cuda.build import build  # noqa: E402
 
 SECONDS, SLOWER = 3600, 30  # a slow core that does other things too
-JUDGED = ("every case runs", "the peak is the plan's", "peaks are planned", "holds no gradients", "the case is oom")
+JUDGED = (
+    "every case runs",
+    "the peak is the plan's",
+    "peaks are planned",
+    "holds no gradients",
+    "the case is oom",
+)
 BLOCKS, MOST_CPU_S = 20, 480
 
 
@@ -31,20 +37,38 @@ def main() -> int:
     """Rehearse; 0 where all is as it should be, or nothing can be rehearsed here."""
     asked = argparse.ArgumentParser(description="Rehearse the first minutes on a GPU.")
     asked.add_argument(
-        "--python", default=sys.executable, help="an interpreter with a CUDA build of torch; default: this one"
+        "--python",
+        default=sys.executable,
+        help="an interpreter with a CUDA build of torch; default: this one",
     )
     asked.add_argument("parts", nargs="*", metavar="PART")
     given = asked.parse_args()
     look = "import torch; print(torch.version.cuda or 'none', torch.__version__, *torch.__path__, sep='\\n')"
     cuda, version, place = _said(given.python, look).splitlines()
     if cuda == "none":
-        print(f"gpu_rehearsal: torch {version} is no CUDA build, so nothing was rehearsed; see CONTRIBUTING.md")
+        print(
+            f"gpu_rehearsal: torch {version} is no CUDA build, so nothing was rehearsed; see CONTRIBUTING.md"
+        )
         return 0
     with tempfile.TemporaryDirectory() as folder:
         stand_in = build(Path(place).parent, Path(folder) / "stand-in")
-        told = os.environ | stand_in | {REHEARSAL: "1", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/compiled"}
-        command = [given.python, "-m", "tests.gpu.first_minutes", "--to", folder, "--slower", str(SLOWER)]
-        subprocess.run([*command, "--seconds", str(SECONDS), *given.parts], env=told, cwd=ROOT, check=False)
+        told = (
+            os.environ
+            | stand_in
+            | {REHEARSAL: "1", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/compiled"}
+        )
+        command = [
+            given.python,
+            "-m",
+            "tests.gpu.first_minutes",
+            "--to",
+            folder,
+            "--slower",
+            str(SLOWER),
+        ]
+        subprocess.run(
+            [*command, "--seconds", str(SECONDS), *given.parts], env=told, cwd=ROOT, check=False
+        )
         written = list(Path(folder).glob("*.json"))
         found = json.loads(written[0].read_text()) if written else {"parts": []}
         wrong = (
@@ -61,15 +85,21 @@ def main() -> int:
 
 
 def _said(python: str, code: str) -> str:
-    return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True, timeout=600).stdout.strip()
+    return subprocess.run(
+        [python, "-c", code], capture_output=True, text=True, check=True, timeout=600
+    ).stdout.strip()
 
 
 def _wrong_parts(found: dict) -> list[str]:
     wrong = []
     for part in found["parts"]:
-        judged = [check for check in part["checks"] if any(text in check["text"] for text in JUDGED)]
+        judged = [
+            check for check in part["checks"] if any(text in check["text"] for text in JUDGED)
+        ]
         wrong += [f"{part['name']}: {part['broke']}"] if part["broke"] else []
-        wrong += [f"{part['name']}: {c['text']}: {c['found']}" for c in judged if c["holds"] is False]
+        wrong += [
+            f"{part['name']}: {c['text']}: {c['found']}" for c in judged if c["holds"] is False
+        ]
         wrong += [] if part["checks"] else [f"{part['name']}: nothing was checked"]
     return wrong
 
@@ -80,7 +110,11 @@ def _wrong_rows(database: Path) -> list[str]:
         return ["no row was stored"]
     asked = "scope, n, json_extract(details, '$.stop'), json_extract(details, '$.elapsed_s'), json_extract(details, '$.budget_s')"
     where = "metric = 'latency' AND method LIKE 'cuda_event%' AND json_extract(details, '$.stop') IS NOT NULL"
-    rows = sqlite3.connect(database).execute(f"SELECT {asked} FROM measurements WHERE {where}").fetchall()
+    rows = (
+        sqlite3.connect(database)
+        .execute(f"SELECT {asked} FROM measurements WHERE {where}")
+        .fetchall()
+    )
     few = [
         f"latency {scope}: {n} blocks in {elapsed:.2g} of {budget:g} s, stopped by {stop}"
         for scope, n, stop, elapsed, budget in rows

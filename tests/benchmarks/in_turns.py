@@ -58,7 +58,9 @@ def main() -> int:
         wide += row.high / row.low > WIDE
     control = max(abs(math.log(quiet[pair].estimate / again[pair].estimate)) for pair in busy)
     print(f"the two quiet runs differ by up to {math.expm1(control):.0%}")
-    wrong = [f"turned round: {pair}" for pair in turned] + [f"more than {FAR:.0%} off: {pair}" for pair in far]
+    wrong = [f"turned round: {pair}" for pair in turned] + [
+        f"more than {FAR:.0%} off: {pair}" for pair in far
+    ]
     wrong += [f"{wide} of {len(busy)} pairs are wide"] if wide > MOST_WIDE * len(busy) else []
     print("\n".join(wrong) or f"no order turned, {clean} of {len(busy)} pairs clean, {wide} wide")
     return 1 if wrong else 0
@@ -76,8 +78,14 @@ def _gains(budget_s: float) -> dict[str, object]:
         run.finish()
     found = {}
     for _, row in rows[rows["metric"] == "speed_up"].iterrows():
-        n, own, base = int(row["factor.seq_len"]), row["factor.name"], row["scope"].removeprefix("forward over ")
-        if f"n={n} {base} over {own}" not in found:  # of two dense kernels each is compared with the other
+        n, own, base = (
+            int(row["factor.seq_len"]),
+            row["factor.name"],
+            row["scope"].removeprefix("forward over "),
+        )
+        if (
+            f"n={n} {base} over {own}" not in found
+        ):  # of two dense kernels each is compared with the other
             found[f"n={n} {own} over {base}"] = row
     return found
 
@@ -93,9 +101,13 @@ def _text(row: object) -> str:
 @contextlib.contextmanager
 def _busy_neighbours() -> Iterator[None]:
     """Processes that are no children of this one, so that they count as others; they stop and go on."""
-    start = [f"{sys.executable} -c 'while True: pass' >/dev/null 2>&1 & echo $!" for _ in range(usable_cores())]
+    start = [
+        f"{sys.executable} -c 'while True: pass' >/dev/null 2>&1 & echo $!"
+        for _ in range(usable_cores())
+    ]
     numbers = [
-        int(subprocess.run(["sh", "-c", one], capture_output=True, text=True, check=True).stdout) for one in start
+        int(subprocess.run(["sh", "-c", one], capture_output=True, text=True, check=True).stdout)
+        for one in start
     ]
     over = threading.Event()
 

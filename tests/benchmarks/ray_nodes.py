@@ -28,7 +28,9 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=9)
     options = parser.parse_args()
     node = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
-    cluster = Cluster(initialize_head=True, head_node_args={**node, "num_cpus": 0, "include_dashboard": False})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={**node, "num_cpus": 0, "include_dashboard": False}
+    )
     nodes = [cluster.add_node(**node) for _ in range(3)]
     cluster.wait_for_nodes()
     ray.init(address=cluster.address, log_to_driver=False)
@@ -56,7 +58,12 @@ def main() -> None:
     ray.shutdown()
     cluster.shutdown()
     twice = sum(count > 1 for _, count in found)
-    whole = killed.is_set() and not twice and len(found) == options.cases and all(end.status == "done" for end in ended)
+    whole = (
+        killed.is_set()
+        and not twice
+        and len(found) == options.cases
+        and all(end.status == "done" for end in ended)
+    )
     print(
         f"{len(found)} of {options.cases} cases, {twice} twice, in {took:.0f} s with a node lost: {'whole' if whole else 'FAILED'}"
     )

@@ -20,4 +20,8 @@ if __name__ == "__main__":
         "tests/stats",
         "tests/meters/test_turns.py",
     ]
-    sys.exit(subprocess.run(tests, cwd=root, env=os.environ | {"NANOLIB_SIMULATIONS": "2000"}, check=False).returncode)
+    sys.exit(
+        subprocess.run(
+            tests, cwd=root, env=os.environ | {"NANOLIB_SIMULATIONS": "2000"}, check=False
+        ).returncode
+    )

@@ -15,7 +15,9 @@ from parts.rounds import ratio, rounds, text
 from nanolib.models import attention
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from parts.hugging_face import against_hugging_face  # which takes the model that the tests compare with
+from parts.hugging_face import (
+    against_hugging_face,
+)  # which takes the model that the tests compare with
 
 HEADS, HEAD_DIM, BLOCK = 8, 64, 128
 
@@ -36,11 +38,21 @@ def main() -> None:
                 print(_line(dtype, n, sparsity, False, mask, chosen.budget), flush=True)
     print("the same, causal, window 256")
     for n in chosen.lengths:
-        print(_line(torch.float32, n, None, True, {"pattern": "window", "window": 256}, chosen.budget), flush=True)
+        print(
+            _line(
+                torch.float32, n, None, True, {"pattern": "window", "window": 256}, chosen.budget
+            ),
+            flush=True,
+        )
     print("backward, random tiles, not causal (FlexAttention has none on CPU)")
     for sparsity in (0.5, 0.75, 0.9):
         print(
-            _backward(4096, {"pattern": "random", "sparsity": sparsity, "block_size": BLOCK}, chosen.budget), flush=True
+            _backward(
+                4096,
+                {"pattern": "random", "sparsity": sparsity, "block_size": BLOCK},
+                chosen.budget,
+            ),
+            flush=True,
         )
     for line in against_hugging_face(4 * chosen.budget):
         print(line, flush=True)
@@ -50,10 +62,14 @@ def _inputs(dtype: torch.dtype, n: int) -> list[torch.Tensor]:
     return [torch.randn(1, HEADS, n, HEAD_DIM).to(dtype) for _ in range(3)]
 
 
-def _line(dtype: torch.dtype, n: int, sparsity: float | None, causal: bool, mask: dict, budget: float) -> str:
+def _line(
+    dtype: torch.dtype, n: int, sparsity: float | None, causal: bool, mask: dict, budget: float
+) -> str:
     q, k, v = _inputs(dtype, n)
     phases = {
-        "dense": lambda: attention.attend("dense", q, k, v, causal=causal, options={"backend": "flash"}),
+        "dense": lambda: attention.attend(
+            "dense", q, k, v, causal=causal, options={"backend": "flash"}
+        ),
         "sparse": lambda: attention.attend("sparse", q, k, v, causal=causal, options=mask),
         "flex": lambda: attention.attend("flex", q, k, v, causal=causal, options=mask),
     }
@@ -86,7 +102,8 @@ def _backward(n: int, mask: dict, budget: float) -> str:
     }
     rows = rounds(phases, budget)
     dense, kept = (
-        attention.work(kind, n, n, causal=False, options=given) for kind, given in (("dense", None), ("sparse", mask))
+        attention.work(kind, n, n, causal=False, options=given)
+        for kind, given in (("dense", None), ("sparse", mask))
     )
     bound = dense.kept_tiles / kept.kept_tiles
     faster = ratio(rows, "dense", "sparse")

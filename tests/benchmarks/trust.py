@@ -59,7 +59,14 @@ from nanolib.stats.compare import THRESHOLD, Kind, Verdict, compare_processes
 from nanolib.stats.signed_ranks import hodges_lehmann
 
 # What is replayed: B against A → units of B, of which A has a hundred; what was recorded is scaled to them.
-EFFECTS = {"A again": 100.0, "+2 %": 102.0, "+3 %": 103.0, "+5 %": 105.0, "+10 %": 110.0, "-5 %": 100 / 1.05}
+EFFECTS = {
+    "A again": 100.0,
+    "+2 %": 102.0,
+    "+3 %": 103.0,
+    "+5 %": 105.0,
+    "+10 %": 110.0,
+    "-5 %": 100 / 1.05,
+}
 _SHARP = 0.025  # a threshold at which a true 5 % must be called regressed, or improved
 REPLAYS = 200
 _CALLED = (Kind.REGRESSED, Kind.SUSPECT, Kind.IMPROVED)
@@ -70,12 +77,20 @@ def main() -> None:
     """Record, replay, and print."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--minutes", type=float, default=30.0, help="of recording, over all cells")
-    options.add_argument("--live", type=int, default=1, help="comparisons per cell through nano ab itself")
-    options.add_argument("--budget", type=float, default=60.0, help="seconds for a live comparison, all included")
     options.add_argument(
-        "--recordings", metavar="FILE", help="JSON: replay these where the file is there, else keep ours in it"
+        "--live", type=int, default=1, help="comparisons per cell through nano ab itself"
     )
-    options.add_argument("--load", nargs="*", choices=("quiet", "loaded"), default=["quiet", "loaded"])
+    options.add_argument(
+        "--budget", type=float, default=60.0, help="seconds for a live comparison, all included"
+    )
+    options.add_argument(
+        "--recordings",
+        metavar="FILE",
+        help="JSON: replay these where the file is there, else keep ours in it",
+    )
+    options.add_argument(
+        "--load", nargs="*", choices=("quiet", "loaded"), default=["quiet", "loaded"]
+    )
     chosen = options.parse_args()
     loads = [loaded for loaded in (False, True) if ("quiet", "loaded")[loaded] in chosen.load]
     with repository() as folder, checked_out(list(map(tag, VERSIONS)), folder) as versions:
@@ -114,7 +129,9 @@ def _rate(called: int, of: int) -> str:
     return f"{called / of:5.1%} [{low:4.0%} … {high:4.0%}]"
 
 
-def _replayed_ab(recording: Recording, units: float, rng: np.random.Generator, budget_s: float) -> np.ndarray:
+def _replayed_ab(
+    recording: Recording, units: float, rng: np.random.Generator, budget_s: float
+) -> np.ndarray:
     """What nano ab would judge, with so much time: B / A of each pair of processes; every set of them is in it once."""
     pairs, spent_s = Pairs(), 0.0
     for number, at in enumerate(rng.permutation(len(recording.generations)), 1):
@@ -145,7 +162,9 @@ def _apart(verdict: Verdict, units: float) -> bool:
 def _seconds(recording: Recording, generation: Generation, pairs: Pairs, number: int) -> float:
     """What the n-th pair of processes takes of a user's time."""
     makes = recording.fork_server_s if (number - 1) % CHILDREN == 0 else 0.0
-    return makes + recording.fork_s + WARM_UP_S + len(pairs.a) / generation.pairs.shape[1] * WINDOW_S
+    return (
+        makes + recording.fork_s + WARM_UP_S + len(pairs.a) / generation.pairs.shape[1] * WINDOW_S
+    )
 
 
 def _drawn(rng: np.random.Generator) -> Sequence[int]:
@@ -156,7 +175,9 @@ def _drawn(rng: np.random.Generator) -> Sequence[int]:
     return rng.choice(len(UNITS), 2, replace=False).tolist()
 
 
-def _replayed_pairs(generation: Generation, units: float, rng: np.random.Generator, budget_s: float) -> Pairs:
+def _replayed_pairs(
+    generation: Generation, units: float, rng: np.random.Generator, budget_s: float
+) -> Pairs:
     """Pairs of one pair of processes until they are precise enough or used up."""
     a, b = (
         generation.pairs[version] / UNITS[version] * done
@@ -175,7 +196,9 @@ def _in_turn(recording: Recording, at: int, version: int, units: float) -> list[
     return [generation.calls[version] / UNITS[version] * units for generation in order]
 
 
-def _replayed_peer(rule: Callable, recording: Recording, units: float, rng: np.random.Generator, length: int) -> bool:
+def _replayed_peer(
+    rule: Callable, recording: Recording, units: float, rng: np.random.Generator, length: int
+) -> bool:
     """A for so many sets of processes in a row, then B for as many; the rule says whether the second is slower."""
     start, (a, b) = int(rng.integers(len(recording.generations))), _drawn(rng)
     first = _in_turn(recording, start, a, UNITS[0])[:length]
@@ -209,15 +232,23 @@ def _print_rates(recordings: dict[tuple[str, bool], Recording]) -> None:
                 ("  interval apart from 1", THRESHOLD, _apart),
             ):
                 verdicts = {
-                    units: [compare_processes(r, threshold=threshold) for r in all_of] for units, all_of in ours.items()
+                    units: [compare_processes(r, threshold=threshold) for r in all_of]
+                    for units, all_of in ours.items()
                 }
-                _print_row(name, [sum(holds(v, units) for v in found) for units, found in verdicts.items()])
+                _print_row(
+                    name, [sum(holds(v, units) for v in found) for units, found in verdicts.items()]
+                )
             if 2 * length > min(len(r.generations) for r in chosen):
-                print("    the recording is too short for A and then B of this length: raise --minutes")
+                print(
+                    "    the recording is too short for A and then B of this length: raise --minutes"
+                )
                 continue
             for name, rule in RULES.items():
                 called = [
-                    sum(_replayed_peer(rule, chosen[k % 3], units, rng, length) for k in range(REPLAYS))
+                    sum(
+                        _replayed_peer(rule, chosen[k % 3], units, rng, length)
+                        for k in range(REPLAYS)
+                    )
                     for units in EFFECTS.values()
                 ]
                 _print_row(name, called)
@@ -242,7 +273,9 @@ def _print_time_to_trust(recordings: dict[tuple[str, bool], Recording]) -> None:
             took = f"{median:5.1f} s" if np.isfinite(median) else "longer than the recording"
             holds = f"; holds {_rate(sum(reached), len(reached))}" if reached else ""
             print(f"    {name:28} {took}; reached by {len(reached)} of {len(results)}{holds}")
-    print("  the others give no interval of a ratio: pyperf, torch and a plain mean ± sd spread, hyperfine ± σ")
+    print(
+        "  the others give no interval of a ratio: pyperf, torch and a plain mean ± sd spread, hyperfine ± σ"
+    )
 
 
 def _ours_until(recording: Recording, rng: np.random.Generator) -> tuple[float, bool]:
@@ -291,7 +324,9 @@ def _print_live(versions: list[Version], loads: list[bool], count: int, budget: 
                     work = WORKS[i % 3]
                     task = Task("call", "live", {"name": work}, (request(work), request(work)))
                     start = time.monotonic()
-                    (found,) = compare_versions((versions[a], versions[b]), [task], Settings(budget_s=budget))
+                    (found,) = compare_versions(
+                        (versions[a], versions[b]), [task], Settings(budget_s=budget)
+                    )
                     seconds.append(time.monotonic() - start)
                     verdicts += found.verdicts.values()
             truth = UNITS[b] / UNITS[a]
@@ -302,7 +337,11 @@ def _print_live(versions: list[Version], loads: list[bool], count: int, budget: 
             words = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
             rates = "; ".join(
                 f"{what} {_rate(n, len(kinds))}"
-                for what, n in (("called", called), ("interval apart from 1", apart), ("holds the truth", holds))
+                for what, n in (
+                    ("called", called),
+                    ("interval apart from 1", apart),
+                    ("holds the truth", holds),
+                )
             )
             print(
                 f"  {'loaded' if loaded else 'quiet':7}{name:12} {rates}  ({words}; {np.median(seconds):.0f} s each)",

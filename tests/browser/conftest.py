@@ -18,7 +18,12 @@ from nanolib.store import Store
 from tests.ports import free_port
 
 CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+    (
+        path
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (path := shutil.which(name))
+    ),
+    None,
 )
 FLAGS = [
     *(
@@ -54,11 +59,16 @@ class Watched:
         self.page, self.left, self.complaints = self.context.new_page(), [], []
         self.page.route("**/*", self._look)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("console", lambda said: self.complaints.append(said.text) if said.type == "error" else None)
+        self.page.on(
+            "console",
+            lambda said: self.complaints.append(said.text) if said.type == "error" else None,
+        )
 
     def _look(self, route):
         url = route.request.url
-        if url.startswith(("http://localhost", "http://127.0.0.1", "ws://localhost", "file:", "data:", "blob:")):
+        if url.startswith(
+            ("http://localhost", "http://127.0.0.1", "ws://localhost", "file:", "data:", "blob:")
+        ):
             route.continue_()
         else:
             self.left.append(url)
@@ -87,7 +97,8 @@ def as_it_was(page):
     yield page
     page.set_viewport_size({"width": 1280, "height": 900})
     page.evaluate(
-        "folds => document.querySelectorAll('details').forEach((one, at) => { one.open = folds[at]; })", folds
+        "folds => document.querySelectorAll('details').forEach((one, at) => { one.open = folds[at]; })",
+        folds,
     )
     page.mouse.move(0, 0)
 
@@ -106,7 +117,11 @@ def lab(tmp_path_factory):
     """JupyterLab on localhost over a copy of the notebooks, with a small run in its database: its address with the token."""
     folder = tmp_path_factory.mktemp("lab")
     small = attention.Params(
-        seq_lens=[16, 32], attention_types=["dense"], budget_s=0.05, quality_patterns=[], backward=False
+        seq_lens=[16, 32],
+        attention_types=["dense"],
+        budget_s=0.05,
+        quality_patterns=[],
+        backward=False,
     )
     with Store(folder / "outputs" / "results.sqlite") as store:
         sweep.measure(attention, small, store=store, progress=False).finish()
@@ -122,8 +137,20 @@ def lab(tmp_path_factory):
     }
     server = subprocess.Popen(
         [
-            *(sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", f"--port={port}"),
-            *("--ServerApp.port_retries=0", "--IdentityProvider.token=t", f"--notebook-dir={folder}", "--allow-root"),
+            *(
+                sys.executable,
+                "-m",
+                "jupyterlab",
+                "--no-browser",
+                "--ip=127.0.0.1",
+                f"--port={port}",
+            ),
+            *(
+                "--ServerApp.port_retries=0",
+                "--IdentityProvider.token=t",
+                f"--notebook-dir={folder}",
+                "--allow-root",
+            ),
             *("--LabApp.news_url=", "--LabApp.expose_app_in_browser=True"),
         ],
         env=os.environ | environment,

@@ -13,7 +13,8 @@ class Lab:
         self.page.goto(address % name)
         self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
         self.page.wait_for_function(
-            "window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'", timeout=60_000
+            "window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'",
+            timeout=60_000,
         )
 
     def run_all(self):
@@ -73,7 +74,9 @@ def test_explore_predicts_measures_keeps_copies_and_cancels(watched, lab):
     page.wait_for_selector("button:has-text('Measure')", timeout=240_000)
     assert not opened.ended()[1]
     opened.show("explore(experiment")
-    field = page.locator(".widget-inline-hbox", has=page.locator(f"label:text-is('{control}')")).locator("input")
+    field = page.locator(
+        ".widget-inline-hbox", has=page.locator(f"label:text-is('{control}')")
+    ).locator("input")
     field.fill(value)
     field.press("Enter")
     # The kernel says what there is to copy when it has heard of the control; until then the button names the old line.
@@ -84,11 +87,15 @@ def test_explore_predicts_measures_keeps_copies_and_cancels(watched, lab):
     copied = page.evaluate("() => navigator.clipboard.readText()")
     assert copied.startswith(f"nano run quick {name} ") and said in copied
     page.locator("button:has-text('Predict')").click()
-    page.locator(".widget-html-content", has_text="Predicted").locator("tr").nth(1).wait_for(timeout=60_000)
+    page.locator(".widget-html-content", has_text="Predicted").locator("tr").nth(1).wait_for(
+        timeout=60_000
+    )
     page.locator("button:has-text('Measure')").click()
     page.wait_for_selector("text=/^Starting |^[0-9]+ of /", timeout=60_000)
     page.wait_for_selector("text=Measured; not kept yet.", timeout=240_000)
-    page.locator(".widget-html-content", has_text="Measured here").locator("tr").nth(1).wait_for(timeout=60_000)
+    page.locator(".widget-html-content", has_text="Measured here").locator("tr").nth(1).wait_for(
+        timeout=60_000
+    )
     page.wait_for_selector(".jupyter-widgets canvas, .jupyter-widgets svg.marks", timeout=60_000)
     page.locator("button:has-text('Keep in database')").click()
     page.wait_for_selector("text=Kept in results.sqlite.", timeout=60_000)

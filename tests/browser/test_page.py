@@ -29,13 +29,25 @@ def report(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("report")
     with Store(folder / "results.sqlite") as store:
-        store.add(Run("attention", MACHINE, label="first", rows=in_turns("attention", attention_rows(TIMES))))
+        store.add(
+            Run(
+                "attention",
+                MACHINE,
+                label="first",
+                rows=in_turns("attention", attention_rows(TIMES)),
+            )
+        )
         evil = attention_rows(
             {(name, n): 2 * ms for (name, n), ms in TIMES.items()} | {(EVIL, 1024): 9.0},
             failed=[("dense (cudnn)", 1024, Status.UNSUPPORTED, EVIL * 50)],
         )
         store.add(
-            Run("attention", MACHINE | {"machine_id": "m2", "cpu": EVIL}, label=EVIL, rows=in_turns("attention", evil))
+            Run(
+                "attention",
+                MACHINE | {"machine_id": "m2", "cpu": EVIL},
+                label=EVIL,
+                rows=in_turns("attention", evil),
+            )
         )
         return page.build(store, store.resolve("all"), folder / "report", SECTIONS, pictures=False)
 
@@ -45,7 +57,9 @@ def drawn(browser, report):
     with watching(browser) as made:
         made.page.on("dialog", lambda dialog: made.complaints.append(f"dialog: {dialog.message}"))
         made.page.goto(report.as_uri())
-        made.page.wait_for_function("Number(document.body.dataset.drawn) === Object.keys(specs).length", timeout=60_000)
+        made.page.wait_for_function(
+            "Number(document.body.dataset.drawn) === Object.keys(specs).length", timeout=60_000
+        )
         yield made
 
 
@@ -62,7 +76,9 @@ def test_it_opens_from_the_file_system_and_complains_of_nothing(opened):
 
 
 def test_a_point_tells_its_interval_and_what_it_is_compared_with(opened):
-    opened.page.locator("#chart-attention_speed_up .mark-symbol.role-mark path").first.hover(force=True)
+    opened.page.locator("#chart-attention_speed_up .mark-symbol.role-mark path").first.hover(
+        force=True
+    )
     tip = opened.page.locator("#vg-tooltip-element")
     tip.wait_for(state="visible", timeout=5000)
     said = tip.inner_text()

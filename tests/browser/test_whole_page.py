@@ -81,7 +81,10 @@ def _left(page):
 
 def test_what_is_picked_every_chart_and_table_follows_or_says_why_not(still, drawn):
     choices = still.evaluate("choices")
-    assert list(choices) == ["Model", "Sequence length"]  # of one machine, each notebook's newest run
+    assert list(choices) == [
+        "Model",
+        "Sequence length",
+    ]  # of one machine, each notebook's newest run
     for title, choice in choices.items():
         for option in list(choice["options"])[:8]:
             _pick(still, title, option)
@@ -104,11 +107,18 @@ def test_what_is_picked_every_chart_and_table_follows_or_says_why_not(still, dra
             for section in found:
                 assert bool(section["none"]) != section["open"]
                 if not section["open"]:
-                    assert re.match(r"Nothing (at n = .* here; lengths: |of .* here; (run|model)s: )", section["none"])
+                    assert re.match(
+                        r"Nothing (at n = .* here; lengths: |of .* here; (run|model)s: )",
+                        section["none"],
+                    )
                     continue
                 assert all(place[at] is None or place[at] in values for place in section["lines"])
                 for chart in section["charts"]:
-                    assert chart["hidden"] if chart["none"] else chart["marks"], (title, option, chart)
+                    assert chart["hidden"] if chart["none"] else chart["marks"], (
+                        title,
+                        option,
+                        chart,
+                    )
         _pick(still, title, "all")
     assert drawn.complaints == []
 
@@ -123,7 +133,9 @@ def test_the_choice_is_in_the_address(opened, report):
     opened.wait_for_function(DRAWN, timeout=60_000)
     assert opened.locator("#picks").get_by_label("Sequence length").input_value() == "1,024"
     assert _left(opened)["n"] == [1024]
-    opened.goto(report.as_uri() + "#sequence-length=7&model=constructor")  # nothing of the kind is here
+    opened.goto(
+        report.as_uri() + "#sequence-length=7&model=constructor"
+    )  # nothing of the kind is here
     opened.wait_for_timeout(300)
     assert _left(opened) == {"run": None, "model": None, "n": None}
 
@@ -134,15 +146,21 @@ def test_it_fits_the_screen(resized, width):
     resized.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
     resized.wait_for_timeout(400)
     resized.wait_for_function(DRAWN, timeout=120_000)
-    assert resized.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    assert resized.evaluate(
+        "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+    )
     panels = (
         "all('#chart-model_performance .role-title text').filter(e => ['inference', 'next token', 'training step']"
         ".includes(e.textContent))"
     )
     columns = f"new Set({panels}.map(e => Math.round(e.getBoundingClientRect().left / 50))).size"
-    resized.wait_for_function(f"{columns} === {1 if width < 800 else 3}", timeout=60_000)  # stacked, or side by side
+    resized.wait_for_function(
+        f"{columns} === {1 if width < 800 else 3}", timeout=60_000
+    )  # stacked, or side by side
     used = "document.querySelector('#chart-model_performance svg.marks').getBoundingClientRect().width / rooms()"
-    resized.wait_for_function(f"0.9 < {used} && {used} <= 1.0", timeout=60_000)  # drawn anew for the new width
+    resized.wait_for_function(
+        f"0.9 < {used} && {used} <= 1.0", timeout=60_000
+    )  # drawn anew for the new width
     cut = """() => all('.role-legend-label text').filter(e =>
         e.getBoundingClientRect().right > e.closest('svg.marks').getBoundingClientRect().right + 1).map(e => e.textContent)"""
     assert resized.evaluate(cut) == []
@@ -172,9 +190,17 @@ def test_printed_it_says_all_that_the_page_says(opened, tmp_path):
 
 def test_it_can_be_read_aloud_and_seen(still):
     still.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
-    found = [one for one in Axe().run(still).response["violations"] if one["impact"] in ("serious", "critical")]
-    assert not found, json.dumps([(one["id"], one["nodes"][0]["html"][:300]) for one in found], indent=1)
+    found = [
+        one
+        for one in Axe().run(still).response["violations"]
+        if one["impact"] in ("serious", "critical")
+    ]
+    assert not found, json.dumps(
+        [(one["id"], one["nodes"][0]["html"][:300]) for one in found], indent=1
+    )
     described = still.evaluate(
         "() => [...document.querySelectorAll('figure .plot[role=graphics-document]')].map(e => e.getAttribute('aria-label'))"
     )
-    assert len(described) == len(still.evaluate("Object.keys(specs)")) and all(len(text) > 20 for text in described)
+    assert len(described) == len(still.evaluate("Object.keys(specs)")) and all(
+        len(text) > 20 for text in described
+    )

@@ -13,7 +13,13 @@ def earlier_runs(rows, sd=0.001, runs=6, seed=0):
     rng = np.random.default_rng(seed)
     timings = rows.loc[rows["metric"] == "latency", KEY]
     figures = [
-        timings.assign(run_id=f"earlier{at}", git_revision="rev", estimate=10 * np.exp(rng.normal(0, sd, len(timings))))
+        timings.assign(
+            run_id=f"earlier{at}",
+            git_revision="rev",
+            estimate=10 * np.exp(rng.normal(0, sd, len(timings))),
+        )
         for at in range(runs)
     ]
-    return repeats([pd.concat([timings.assign(run_id="", git_revision="", estimate=1.0), *figures])])
+    return repeats(
+        [pd.concat([timings.assign(run_id="", git_revision="", estimate=1.0), *figures])]
+    )

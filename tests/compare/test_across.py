@@ -13,7 +13,9 @@ def _stored(path, machine, factor, predicted, flops=100.0):
     cases = {}
     for at in range(8):
         rows = [
-            Measurement.from_dict(row.to_dict() | {"predicted": predicted}) if row.metric == "latency" else row
+            Measurement.from_dict(row.to_dict() | {"predicted": predicted})
+            if row.metric == "latency"
+            else row
             for row in _case(at, level=(10 + at) * factor, flops=flops)
         ]
         cases[f"c{at}"] = ({"name": f"k{at}", "seq_len": 8}, rows)
@@ -24,10 +26,18 @@ def _stored(path, machine, factor, predicted, flops=100.0):
 @pytest.mark.parametrize(
     ("predicted", "flops", "expected"),
     [
-        (8.0, 100.0, ["scaled by the peaks of both machines: 1 ", "24 equivalent"]),  # twice as slow, as its peaks say
+        (
+            8.0,
+            100.0,
+            ["scaled by the peaks of both machines: 1 ", "24 equivalent"],
+        ),  # twice as slow, as its peaks say
         (4.0, 100.0, ["scaled by the peaks of both machines: 2.0", "8 regressed"]),
         (8.0, 101.0, ["8 changed", "this must be equal"]),
-        (None, 100.0, ["left out: 8 latencies without a prediction", "too few for a ratio", "16 equivalent"]),
+        (
+            None,
+            100.0,
+            ["left out: 8 latencies without a prediction", "too few for a ratio", "16 equivalent"],
+        ),
     ],
 )
 def test_a_reference_is_scaled_by_the_peaks_and_is_no_gate(tmp_path, predicted, flops, expected):

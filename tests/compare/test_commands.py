@@ -28,7 +28,12 @@ def nano(tmp_path, monkeypatch):
                 }
                 revision = "new" if run_id.startswith("curr") else "rev"
                 run = Run(
-                    experiment, _machine(), rows=rows, run_id=run_id, disturbances=disturbed, git_revision=revision
+                    experiment,
+                    _machine(),
+                    rows=rows,
+                    run_id=run_id,
+                    disturbances=disturbed,
+                    git_revision=revision,
                 )
                 store.add(run)
         return CliRunner().invoke(main, ["compare", *arguments])
@@ -38,9 +43,17 @@ def nano(tmp_path, monkeypatch):
 
 def _pair(disturbed=(), flags=(), earlier=5, **now):
     return [
-        *((f"earl000{at}", {"a": _case(10 + at), "b": _case(20 + at)}, "attention", []) for at in range(earlier)),
+        *(
+            (f"earl000{at}", {"a": _case(10 + at), "b": _case(20 + at)}, "attention", [])
+            for at in range(earlier)
+        ),
         ("base0001", {"a": _case(1), "b": _case(2)}, "attention", []),
-        ("curr0001", {"a": _case(3, level=13.0, flags=flags), "b": _case(4)} | now, "attention", list(disturbed)),
+        (
+            "curr0001",
+            {"a": _case(3, level=13.0, flags=flags), "b": _case(4)} | now,
+            "attention",
+            list(disturbed),
+        ),
     ]
 
 
@@ -59,12 +72,21 @@ def test_a_busy_one_is_suspect_at_most_and_says_so_above_the_table(nano, tmp_pat
     told = json.loads((tmp_path / "found.json").read_text())
     if "disturbed" in how:
         first, *_ = ended.output.splitlines()
-        assert first == "run curr0001 began on a busy machine: other processes use 60% of the CPUs" == told["noise"][0]
+        assert (
+            first
+            == "run curr0001 began on a busy machine: other processes use 60% of the CPUs"
+            == told["noise"][0]
+        )
     assert next(line for line in told["lines"] if line["finding"] == "suspect")["ratio"] > 1.2
 
 
 def test_what_has_no_blocks_gets_no_verdict_and_no_remedy_that_cannot_help(nano):
-    once = {"c": [Measurement("case_time", 1.0), Measurement("latency", 5.0, scope="decode", method="window")]}
+    once = {
+        "c": [
+            Measurement("case_time", 1.0),
+            Measurement("latency", 5.0, scope="decode", method="window"),
+        ]
+    }
     runs = [("base0001", once, "energy", []), ("curr0001", once, "energy", [])]
     said = nano(runs, "base0001", "curr0001", "--all").output
     assert "timed once over a window, without blocks: no verdict" in said and "budget_s" not in said
@@ -84,7 +106,9 @@ def test_sides_without_a_common_case_are_refused_in_one_line(nano):
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_notebooks_of_one_side_are_named_in_one_line_and_no_case_of_theirs_vanished(nano, tmp_path, strict):
+def test_notebooks_of_one_side_are_named_in_one_line_and_no_case_of_theirs_vanished(
+    nano, tmp_path, strict
+):
     runs = [
         (f"both000{at}", {"a": _case(at)}, experiment, [])
         for at, experiment in enumerate(("attention", "model", "energy"))
@@ -93,12 +117,29 @@ def test_notebooks_of_one_side_are_named_in_one_line_and_no_case_of_theirs_vanis
         for run_id, cases, experiment, _ in runs:
             rows = {name: ({"name": name}, found) for name, found in cases.items()}
             store.add(Run(experiment, _machine(), rows=rows, run_id=run_id, suite="quick"))
-        store.add(Run("attention", _machine(), rows={"a": ({"name": "a"}, _case(9))}, run_id="mine0001", label="mine"))
-    arguments = ["quick", "mine", "--all", "--json", str(tmp_path / "found.json"), *(["--strict"] if strict else [])]
+        store.add(
+            Run(
+                "attention",
+                _machine(),
+                rows={"a": ({"name": "a"}, _case(9))},
+                run_id="mine0001",
+                label="mine",
+            )
+        )
+    arguments = [
+        "quick",
+        "mine",
+        "--all",
+        "--json",
+        str(tmp_path / "found.json"),
+        *(["--strict"] if strict else []),
+    ]
     ended = nano([], *arguments)
     assert "not compared, since only base has them: energy, model" in ended.output.splitlines()
     told = json.loads((tmp_path / "found.json").read_text())
-    assert "vanished" not in told["counts"] and {line["experiment"] for line in told["lines"]} == {"attention"}
+    assert "vanished" not in told["counts"] and {line["experiment"] for line in told["lines"]} == {
+        "attention"
+    }
     assert told["missing"] == ["energy", "model"] and ended.exit_code == (1 if strict else 0)
 
 
@@ -119,10 +160,18 @@ def test_strict_fails_where_cases_are_lost(nano, lost):
 
 def test_figures_of_two_methods_have_two_names(nano, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-    flops = [exact("flops", 7, scope="backward"), exact("flops", 9, scope="backward", method="flop_counter")]
-    runs = [(run_id, {"a": [*_case(1), *flops]}, "attention", []) for run_id in ("base0001", "curr0001")]
+    flops = [
+        exact("flops", 7, scope="backward"),
+        exact("flops", 9, scope="backward", method="flop_counter"),
+    ]
+    runs = [
+        (run_id, {"a": [*_case(1), *flops]}, "attention", []) for run_id in ("base0001", "curr0001")
+    ]
     said = " ".join(nano(runs, "base0001", "curr0001", "--all").output.split())
-    assert "flops backward by formula, FLOP 7 7" in said and "flops backward by flop_counter, FLOP 9 9" in said
+    assert (
+        "flops backward by formula, FLOP 7 7" in said
+        and "flops backward by flop_counter, FLOP 9 9" in said
+    )
 
 
 def test_every_kind_of_case_has_a_name_of_its_own():

@@ -18,18 +18,30 @@ def _machine(machine_id="m1"):
     return {"machine_id": machine_id, "cpu": "c", "cores": 2, "ram_gib": 8}
 
 
-def _case(seed, level=10.0, flops=100.0, memory=8.0, status=Status.OK, flags=(), blocks=40, spread=0.01):
+def _case(
+    seed, level=10.0, flops=100.0, memory=8.0, status=Status.OK, flags=(), blocks=40, spread=0.01
+):
     times = level * np.exp(spread * np.random.default_rng(seed).normal(size=blocks))
     latency = summarise(times, scope="forward")
-    rows = [Measurement("case_time", 1.0, status=status, message="" if status is Status.OK else "why")]
+    rows = [
+        Measurement("case_time", 1.0, status=status, message="" if status is Status.OK else "why")
+    ]
     if status is Status.OK:
-        latency = Measurement.from_dict(latency.to_dict() | {"flags": list(flags) or list(latency.flags)})
-        rows += [latency, exact("flops", flops, scope="forward"), exact("peak_memory", memory, scope="forward")]
+        latency = Measurement.from_dict(
+            latency.to_dict() | {"flags": list(flags) or list(latency.flags)}
+        )
+        rows += [
+            latency,
+            exact("flops", flops, scope="forward"),
+            exact("peak_memory", memory, scope="forward"),
+        ]
     return rows
 
 
 def _run(cases, run_id, machine_id="m1", **rest):
-    rows = {name: ({"name": name, "seq_len": 8}, measurements) for name, measurements in cases.items()}
+    rows = {
+        name: ({"name": name, "seq_len": 8}, measurements) for name, measurements in cases.items()
+    }
     return Run("attention", _machine(machine_id), rows=rows, run_id=run_id, **rest)
 
 
@@ -73,16 +85,24 @@ def test_another_machine_is_never_a_gate(found):
     ],
 )
 def test_memory_is_held_against_the_threshold(found, memory, finding):
-    comparison = found({"a": _case(1, memory=1024.0)}, {"a": _case(1, memory=memory)}, threshold=3 / 64)
-    assert _finding(comparison, "peak_memory") == finding and comparison.regressed == (finding == "regressed")
+    comparison = found(
+        {"a": _case(1, memory=1024.0)}, {"a": _case(1, memory=memory)}, threshold=3 / 64
+    )
+    assert _finding(comparison, "peak_memory") == finding and comparison.regressed == (
+        finding == "regressed"
+    )
 
 
 @pytest.mark.parametrize(
-    ("level", "finding"), [(10.4, "suspect"), (10.7, "regressed"), (9.6, "suspect"), (9.3, "improved")]
+    ("level", "finding"),
+    [(10.4, "suspect"), (10.7, "regressed"), (9.6, "suspect"), (9.3, "improved")],
 )
 def test_a_latency_is_held_against_the_threshold(found, level, finding):
     assert _finding(found({"a": _case(1)}, {"a": _case(3, level=level)}), "latency") == finding
-    assert _finding(found({"a": _case(1)}, {"a": _case(3, level=level)}, threshold=0.5), "latency") != "regressed"
+    assert (
+        _finding(found({"a": _case(1)}, {"a": _case(3, level=level)}, threshold=0.5), "latency")
+        != "regressed"
+    )
 
 
 @pytest.mark.parametrize("flops", [99.0, 101.0, 100.0 + 1e-9])
@@ -94,19 +114,33 @@ def test_a_deterministic_figure_has_no_threshold(found, flops):
 
 def test_a_finding_has_its_sides_its_change_and_what_it_leaves_open(found, tmp_path):
     base = {"a": _case(1, memory=8.0), "slow": _case(2), "noisy": _case(3), "gone": _case(4)}
-    current = {"a": _case(1, memory=10.0), "slow": _case(5, level=12), "noisy": _case(8, spread=0.1)}
+    current = {
+        "a": _case(1, memory=10.0),
+        "slow": _case(5, level=12),
+        "noisy": _case(8, spread=0.1),
+    }
     comparison = found(base, current | {"new": _case(7)})
     told = {(line.case.split()[0], line.metric): line for line in comparison.lines}
     memory, slow = told["a", "peak_memory forward"], told["slow", "latency forward"]
     assert (memory.base, memory.current, memory.change) == (8.0, 10.0, "+25.00%")
     low, ratio, high = slow.verdict.interval
-    assert slow.change == f"{ratio - 1:+.1%} [{low - 1:+.1%} … {high - 1:+.1%}]" and low < 1.2 < high
+    assert (
+        slow.change == f"{ratio - 1:+.1%} [{low - 1:+.1%} … {high - 1:+.1%}]" and low < 1.2 < high
+    )
     assert slow.current / slow.base == pytest.approx(ratio)  # the change is that of the two columns
     noisy, gone, new = told["noisy", "latency forward"], told["gone", ""], told["new", ""]
     seen = f"sees changes from {noisy.verdict.minimum_detectable_effect:.1%}"
     assert (noisy.finding, noisy.message) == ("inconclusive", seen) and slow.message == ""
-    assert (gone.experiment, gone.finding, gone.message) == ("attention", "vanished", "current does not hold this case")
-    assert (new.experiment, new.finding, new.message) == ("attention", "new", "base does not hold this case")
+    assert (gone.experiment, gone.finding, gone.message) == (
+        "attention",
+        "vanished",
+        "current does not hold this case",
+    )
+    assert (new.experiment, new.finding, new.message) == (
+        "attention",
+        "new",
+        "base does not hold this case",
+    )
     assert gone.change == new.change == "—" and told["gone", ""].base is None
     shown, worst = comparison.table(), comparison.table(everything=False)
     assert len(shown) == len(comparison.lines) and "equivalent" not in set(worst["verdict"])
@@ -117,19 +151,38 @@ def test_a_finding_has_its_sides_its_change_and_what_it_leaves_open(found, tmp_p
     assert shown[shown["verdict"] == "new"].iloc[0]["base"] == ""
     assert f"{slow.verdict.p:.2g}" in set(shown["p"])
     exported = comparison.to_dict()
-    assert exported["counts"] == comparison.counts == dict(Counter(str(line.finding) for line in comparison.lines))
-    assert (exported["regressed"], exported["same_machine"], exported["threshold"]) == (True, True, 0.05)
-    (line,) = (line for line in exported["lines"] if line["case"].startswith("slow") and "ratio" in line)
-    assert (line["ratio"], line["low"], line["high"], line["p"]) == (ratio, low, high, slow.verdict.p)
+    assert (
+        exported["counts"]
+        == comparison.counts
+        == dict(Counter(str(line.finding) for line in comparison.lines))
+    )
+    assert (exported["regressed"], exported["same_machine"], exported["threshold"]) == (
+        True,
+        True,
+        0.05,
+    )
+    (line,) = (
+        line for line in exported["lines"] if line["case"].startswith("slow") and "ratio" in line
+    )
+    assert (line["ratio"], line["low"], line["high"], line["p"]) == (
+        ratio,
+        low,
+        high,
+        slow.verdict.p,
+    )
     assert line["base"] == slow.base and line["metric"] == "latency forward"
-    assert "ratio" not in exported["lines"][[line.finding for line in comparison.lines].index("new")]
+    assert (
+        "ratio" not in exported["lines"][[line.finding for line in comparison.lines].index("new")]
+    )
 
 
 def test_of_several_runs_the_newest_counts_on_either_side(tmp_path):
     with Store(tmp_path / "n.sqlite") as store:
         for run_id, level in (("old", 30), ("base", 10), ("older", 5), ("current", 12)):
             store.add(_run({"a": _case(len(run_id), level=level)}, run_id))
-        sides = [store.measurements(ids, samples=True) for ids in (["old", "base"], ["older", "current"])]
+        sides = [
+            store.measurements(ids, samples=True) for ids in (["old", "base"], ["older", "current"])
+        ]
     (line,) = (line for line in compare_rows(*sides).lines if line.metric == "latency forward")
     assert line.verdict.ratio == pytest.approx(1.2, rel=0.02)
 
@@ -137,7 +190,11 @@ def test_of_several_runs_the_newest_counts_on_either_side(tmp_path):
 def test_of_a_case_whose_newest_run_failed_no_older_run_is_compared(tmp_path):
     with Store(tmp_path / "n.sqlite") as store:
         failed = _case(3, status=Status.ERROR)
-        for run_id, case in (("base", _case(1)), ("older", _case(2, level=20)), ("current", failed)):
+        for run_id, case in (
+            ("base", _case(1)),
+            ("older", _case(2, level=20)),
+            ("current", failed),
+        ):
             store.add(_run({"a": case}, run_id))
         sides = [store.measurements(ids, samples=True) for ids in (["base"], ["older", "current"])]
     comparison = compare_rows(*sides)
@@ -145,16 +202,27 @@ def test_of_a_case_whose_newest_run_failed_no_older_run_is_compared(tmp_path):
 
 
 def test_a_figure_that_is_gone_from_a_case_that_is_fine_has_vanished(found):
-    comparison = found({"a": _case(1), "b": _case(2)}, {"a": _case(1)[:1], "b": _case(2, status=Status.OOM)})
+    comparison = found(
+        {"a": _case(1), "b": _case(2)}, {"a": _case(1)[:1], "b": _case(2, status=Status.OOM)}
+    )
     told = [(line.case[0], line.metric) for line in comparison.lines if line.finding == "vanished"]
-    assert told == [("a", "latency forward"), ("a", "flops forward"), ("a", "peak_memory forward")] and comparison.lost
+    assert (
+        told == [("a", "latency forward"), ("a", "flops forward"), ("a", "peak_memory forward")]
+        and comparison.lost
+    )
 
 
 def test_cases_that_vanished_broke_or_are_new_are_reported(found):
     base = {"a": _case(1), "b": _case(2), "c": _case(3)}
     comparison = found(base, {"a": _case(1), "b": _case(2, status=Status.OOM), "d": _case(4)})
-    said = {line.case.split()[0]: (line.finding, line.message) for line in comparison.lines if not line.metric}
-    assert said["c"][0] == "vanished" and said["d"][0] == "new" and said["b"] == ("broke", "oom: why")
+    said = {
+        line.case.split()[0]: (line.finding, line.message)
+        for line in comparison.lines
+        if not line.metric
+    }
+    assert (
+        said["c"][0] == "vanished" and said["d"][0] == "new" and said["b"] == ("broke", "oom: why")
+    )
 
 
 def test_what_gets_no_verdict_leaves_the_others_theirs(found):
@@ -165,17 +233,25 @@ def test_what_gets_no_verdict_leaves_the_others_theirs(found):
         "slow": _case(7, level=20),
     }
     comparison = found(base, current)
-    told = {line.case.split()[0]: line.finding for line in comparison.lines if line.metric == "latency forward"}
+    told = {
+        line.case.split()[0]: line.finding
+        for line in comparison.lines
+        if line.metric == "latency forward"
+    }
     assert told == {"unsteady": "inconclusive", "short": "inconclusive", "slow": "regressed"}
 
 
 def test_a_run_against_its_own_rows_is_equivalent_however_noisy(tmp_path):
     with Store(tmp_path / "s.sqlite") as store:
-        store.add(_run({"a": _case(1, blocks=4), "b": _case(2, flags=(Flag.NO_STEADY_STATE,))}, "x"))
+        store.add(
+            _run({"a": _case(1, blocks=4), "b": _case(2, flags=(Flag.NO_STEADY_STATE,))}, "x")
+        )
         rows = store.measurements(samples=True)
     comparison = compare_rows(rows, rows)
     assert set(comparison.counts) == {"equivalent"}
-    assert [line.message for line in comparison.lines if line.metric == "latency forward"] == ["the same run"] * 2
+    assert [line.message for line in comparison.lines if line.metric == "latency forward"] == [
+        "the same run"
+    ] * 2
 
 
 @pytest.fixture
@@ -190,7 +266,9 @@ def nano(tmp_path):
 
 
 def test_the_exit_code_is_one_on_a_regression_and_only_then(nano, tmp_path):
-    ended = nano("before", "after", "--json", str(tmp_path / "c.json"), "--markdown", str(tmp_path / "c.md"))
+    ended = nano(
+        "before", "after", "--json", str(tmp_path / "c.json"), "--markdown", str(tmp_path / "c.md")
+    )
     assert ended.exit_code == 1 and "regressed" in ended.output and "drift" in ended.output
     assert json.loads((tmp_path / "c.json").read_text())["regressed"] is True
     assert "| regressed |" in (tmp_path / "c.md").read_text()
@@ -203,7 +281,10 @@ def test_the_exit_code_is_one_on_a_regression_and_only_then(nano, tmp_path):
 
 def test_a_block_is_told_by_its_median_and_one_that_is_not_whole_is_left_out():
     blocks = [[1, 2, 9], [3, 4, 50], [5, 6, 70], [8, 8]]
-    row = {"details": {"calls_per_block": 3, "warmup_cut": 3}, "samples": [call for block in blocks for call in block]}
+    row = {
+        "details": {"calls_per_block": 3, "warmup_cut": 3},
+        "samples": [call for block in blocks for call in block],
+    }
     assert list(block_medians(row)) == [4, 6]
 
 

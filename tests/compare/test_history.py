@@ -24,8 +24,22 @@ def _run(index, level, machine=M1, flops=100.0, experiment="attention", **more):
     times = [level * wiggle * (1 + 0.001 * (i % 7)) for i in range(40)]
     latency = dataclasses.replace(summarise(times, scope="forward"), predicted=level)
     rows = [Measurement("case_time", 1.0), latency, exact("flops", flops, scope="forward")]
-    shape = {"batch_size": 1, "dtype": "float32", "num_heads": 1, "num_kv_heads": 1, "head_dim": 8, "causal": True}
-    factors = {"name": "dense", "attention_type": "dense", "options": {}, "seq_len": 8, "device": "cpu", **shape} | more
+    shape = {
+        "batch_size": 1,
+        "dtype": "float32",
+        "num_heads": 1,
+        "num_kv_heads": 1,
+        "head_dim": 8,
+        "causal": True,
+    }
+    factors = {
+        "name": "dense",
+        "attention_type": "dense",
+        "options": {},
+        "seq_len": 8,
+        "device": "cpu",
+        **shape,
+    } | more
     cases = {"c1": (factors, rows)}
     run_id = f"run{index}{machine['machine_id']}"
     return Run(experiment, machine, rows=cases, git_revision=f"rev{index}", run_id=run_id)
@@ -56,7 +70,10 @@ def test_machines_are_never_mixed_in_one_history(store):
         store.add(_run(index, 10.0, M1))
         store.add(_run(index, 30.0, M2))
     found = histories(store, machine_ids=["m1", "m2"])
-    assert [(history.machine_id, len(history.points)) for history in found] == [("m1", 4), ("m2", 4)]
+    assert [(history.machine_id, len(history.points)) for history in found] == [
+        ("m1", 4),
+        ("m2", 4),
+    ]
     assert not any(history.changes for history in found)
 
 
@@ -95,7 +112,11 @@ def test_a_deterministic_figure_that_was_nothing_changes_too(store):
 
 
 def _history(case, values, *changes, metric="latency"):
-    ends = {"estimate": values, "low": [value * 0.9 for value in values], "high": [value * 1.2 for value in values]}
+    ends = {
+        "estimate": values,
+        "low": [value * 0.9 for value in values],
+        "high": [value * 1.2 for value in values],
+    }
     return History("m1", "model", case, metric, "decode", pd.DataFrame(ends), tuple(changes))
 
 
@@ -108,11 +129,22 @@ def test_the_table_of_histories_has_the_latest_change_first_and_flat_ones_last()
     ]
     lines = table([*found, _history("nothing", [0.0, 4.0])])
     assert list(lines["case"]) == ["late", "early", "nothing", "flat"]
-    assert list(lines["last / first"]) == ["+0.0%", "+25.0%", "", "+0.0%"] and list(lines["runs"]) == [7, 7, 2, 7]
+    assert list(lines["last / first"]) == ["+0.0%", "+25.0%", "", "+0.0%"] and list(
+        lines["runs"]
+    ) == [7, 7, 2, 7]
     assert lines["changes"][0] == "+25.0% between a and b; -20.0% between c and ?"
-    assert (lines["first"][1], lines["last"][1], lines["metric"][1]) == ("10.0", "12.5", "latency decode, ms")
-    assert str(Change(1, 1.25, True, "a", "a")) == "+25.0% at the same revision a: look at the machine or its versions"
-    unknown = "+25.0% between runs that know no revision: look at the code, the machine or its versions"
+    assert (lines["first"][1], lines["last"][1], lines["metric"][1]) == (
+        "10.0",
+        "12.5",
+        "latency decode, ms",
+    )
+    assert (
+        str(Change(1, 1.25, True, "a", "a"))
+        == "+25.0% at the same revision a: look at the machine or its versions"
+    )
+    unknown = (
+        "+25.0% between runs that know no revision: look at the code, the machine or its versions"
+    )
     assert str(Change(1, 1.25, True, "", "")) == unknown
 
 
@@ -129,7 +161,13 @@ def test_which_way_is_worse_follows_the_metric(metric, ratio, worse):
     values = [10.0] * 5 + [10.0 * ratio] * 5
     revisions = [f"r{at}" for at in range(10)]
     points = pd.DataFrame(
-        {"estimate": values, "low": values, "high": values, "confidence": 0.95, "git_revision": revisions}
+        {
+            "estimate": values,
+            "low": values,
+            "high": values,
+            "confidence": 0.95,
+            "git_revision": revisions,
+        }
     )
     assert _changes(points, metric) == (Change(5, pytest.approx(ratio), worse, "r4", "r5"),)
     assert _changes(points.assign(estimate=[0.0, *values[1:]]), metric) == ()
@@ -142,12 +180,18 @@ def test_a_last_run_that_sticks_out_is_named_and_is_no_change_yet(tmp_path):
         for index in range(8):
             store.add(_run(index, 10.0 if index < 7 else 13.0))
         (history,) = histories(store, machine_ids=["m1"])
-    assert not history.changes and str(history.newest).endswith("% between rev6 and rev7, in 1 run so far")
+    assert not history.changes and str(history.newest).endswith(
+        "% between rev6 and rev7, in 1 run so far"
+    )
     assert any(
-        "sticks out" in str(line) and "nano ab rev6 rev7 attention" in str(line) for line in history_verdict([history])
+        "sticks out" in str(line) and "nano ab rev6 rev7 attention" in str(line)
+        for line in history_verdict([history])
     )
     ended = CliRunner().invoke(main, ["history", "--output", str(tmp_path)])
-    assert "0 of 1 latency figures changed" in ended.output and "1 stuck out in the last run or two" in ended.output
+    assert (
+        "0 of 1 latency figures changed" in ended.output
+        and "1 stuck out in the last run or two" in ended.output
+    )
     assert "in 1 run so far" in ended.output and ended.exit_code == 0
     assert ended.output.splitlines()[-2:] == [
         "both revisions of each latest step side by side:",
@@ -166,9 +210,13 @@ def test_a_last_run_that_sticks_out_is_named_and_is_no_change_yet(tmp_path):
         (("a", "b"), "peak_memory", ""),
     ],
 )
-def test_a_step_between_two_commits_is_told_with_the_command_that_measures_them(revisions, metric, said):
+def test_a_step_between_two_commits_is_told_with_the_command_that_measures_them(
+    revisions, metric, said
+):
     change = Change(3, 1.3, True, *revisions)
-    assert History("m1", "attention", "dense", metric, "", pd.DataFrame(), (change,)).command == said
+    assert (
+        History("m1", "attention", "dense", metric, "", pd.DataFrame(), (change,)).command == said
+    )
 
 
 def test_two_runs_that_stick_out_are_counted_and_gone_again_they_are_a_spike(store):

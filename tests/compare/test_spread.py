@@ -17,17 +17,32 @@ def _run(rng, run_id, between, revision="rev", slower=0.0):
     """Measurements of a run as the store gives them; from run to run each case differs by `between`. `slower`: the first case."""
     rows = []
     for case in range(CASES):
-        level = 10 * np.exp(rng.normal(0, between) if between else 0.0) * (1 + (slower if case == 0 else 0.0))
+        level = (
+            10
+            * np.exp(rng.normal(0, between) if between else 0.0)
+            * (1 + (slower if case == 0 else 0.0))
+        )
         blocks = level * np.exp(rng.normal(0, WITHIN, BLOCKS))
         rows.append(
-            {"run_id": run_id, "git_revision": revision, "machine_id": "m1", "experiment": "attention"}
+            {
+                "run_id": run_id,
+                "git_revision": revision,
+                "machine_id": "m1",
+                "experiment": "attention",
+            }
             | {
                 "case_id": f"case{case}",
                 "factors": {"name": f"case{case}"},
                 "scope": "forward",
                 "method": "perf_counter",
             }
-            | {"metric": "latency", "provenance": "measured", "status": "ok", "flags": [], "details": {}}
+            | {
+                "metric": "latency",
+                "provenance": "measured",
+                "status": "ok",
+                "flags": [],
+                "details": {},
+            }
             | {"samples": blocks, "estimate": float(np.median(blocks))}
         )
     return pd.DataFrame(rows)
@@ -67,12 +82,18 @@ def test_a_regression_that_is_large_beside_the_spread_fails_the_gate(between):
 
 
 @pytest.mark.parametrize("between", [0.0, 0.03])
-def test_without_three_earlier_runs_of_one_revision_nothing_fails_and_the_line_says_what_decides(between):
+def test_without_three_earlier_runs_of_one_revision_nothing_fails_and_the_line_says_what_decides(
+    between,
+):
     rng = np.random.default_rng(8)
     for earlier in (0, 1):  # with the base one and two
         found = _gate(rng, between, earlier, slower=0.3)
         line = next(line for line in found.lines if line.case == "case0")
-        assert not found.regressed and line.finding == Kind.SUSPECT and line.message == f"slower; {UNKNOWN}"
+        assert (
+            not found.regressed
+            and line.finding == Kind.SUSPECT
+            and line.message == f"slower; {UNKNOWN}"
+        )
         assert found.noise == [
             "20 of 20 timings: fewer than 3 earlier runs of one revision here, so suspect at most; nano ab decides"
         ]
@@ -81,11 +102,14 @@ def test_without_three_earlier_runs_of_one_revision_nothing_fails_and_the_line_s
 def _known(logs_by_revision):
     timing = dict.fromkeys(KEY, "x")
     rows = [
-        timing | {"run_id": f"{revision}{at}", "git_revision": revision, "estimate": float(np.exp(log))}
+        timing
+        | {"run_id": f"{revision}{at}", "git_revision": revision, "estimate": float(np.exp(log))}
         for revision, logs in logs_by_revision.items()
         for at, log in enumerate(logs)
     ]
-    return repeats([pd.DataFrame(rows)] * 2), pd.Series(timing)  # two databases may hold the same runs
+    return repeats([pd.DataFrame(rows)] * 2), pd.Series(
+        timing
+    )  # two databases may hold the same runs
 
 
 def test_the_spread_is_pooled_over_revisions_and_leaves_out_the_run_that_is_judged():
@@ -93,7 +117,9 @@ def test_the_spread_is_pooled_over_revisions_and_leaves_out_the_run_that_is_judg
     squares = 2 * 0.1**2 + 4 * 0.1**2
     spread = spread_between_runs(known, pd.Series({**timing, "run_id": "z"}))
     assert (spread.sd, spread.freedom) == (pytest.approx(np.sqrt(squares / 5)), 5)
-    spread = spread_between_runs(known, pd.Series({**timing, "run_id": "a2"}))  # two are left of its revision
+    spread = spread_between_runs(
+        known, pd.Series({**timing, "run_id": "a2"})
+    )  # two are left of its revision
     assert (spread.sd, spread.freedom) == (pytest.approx(np.sqrt(4 * 0.1**2 / 3)), 3)
 
 
@@ -110,6 +136,10 @@ def test_a_spread_widens_the_interval_and_p_to_those_of_two_runs():
     reach = 2.776445 * 0.03 * np.sqrt(2)  # Student's t.975 of four degrees of freedom
     low, ratio, high = wide.interval
     assert (np.log(high / ratio), np.log(ratio / low)) == pytest.approx((reach, reach))
-    assert plain.kind is Kind.REGRESSED and wide.kind is Kind.INCONCLUSIVE and wide.p > 0.05 > plain.p
+    assert (
+        plain.kind is Kind.REGRESSED and wide.kind is Kind.INCONCLUSIVE and wide.p > 0.05 > plain.p
+    )
     assert wide.minimum_detectable_effect > 4 * plain.minimum_detectable_effect
-    assert compare(a, 1.1 * b, spread=Spread(1e-6, 4)).interval == plain.interval  # never narrower than blocks say
+    assert (
+        compare(a, 1.1 * b, spread=Spread(1e-6, 4)).interval == plain.interval
+    )  # never narrower than blocks say

@@ -16,4 +16,7 @@ def test_they_merge_once_and_come_out_again(tmp_path):
             export.write(store, store.resolve("all"), tmp_path / f"out.{ending}")
     with Store(tmp_path / "out.sqlite", create=False) as store:
         found = compare_rows(rows, store.measurements(samples=True))
-    assert not {line.finding for line in found.lines} & {"new", "vanished", "changed"} and not found.regressed
+    assert (
+        not {line.finding for line in found.lines} & {"new", "vanished", "changed"}
+        and not found.regressed
+    )

@@ -5,7 +5,12 @@ import pytest
 
 from nanolib.experiments.distributed import cases as distributed
 from nanolib.experiments.distributed.decode import link_rows
-from nanolib.experiments.distributed.rank_rows import bytes_rows, part_rows, rounds_of, speed_up_rows
+from nanolib.experiments.distributed.rank_rows import (
+    bytes_rows,
+    part_rows,
+    rounds_of,
+    speed_up_rows,
+)
 from nanolib.experiments.distributed.view import decode as report
 from nanolib.measurement import BadInput, Flag, Unsupported
 from nanolib.run import ranks, sweep
@@ -56,7 +61,10 @@ def _rows_of_a_real_case_hold(rows):
     parts = rows[rows["metric"] == "part_time"].set_index("scope")["estimate"]
     assert set(parts.index) == {
         *(f"gather: {kind}" for kind in report.KINDS),
-        *(f"gather: {part}" for part in ("comp_local_attention", "comp_num_den", "comm_gather", "comp_final_output")),
+        *(
+            f"gather: {part}"
+            for part in ("comp_local_attention", "comp_num_den", "comm_gather", "comp_final_output")
+        ),
     }
     rounds = rows[rows["metric"] == "rounds"]
     assert list(rounds["estimate"]) == [1]
@@ -70,7 +78,11 @@ def _rows_of_a_real_case_hold(rows):
 
 def test_more_ranks_than_cores_are_flagged(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
-    assert not oversubscribed("cpu", 2, 2) and oversubscribed("cpu", 2, 3) and oversubscribed("cpu", 5, 1)
+    assert (
+        not oversubscribed("cpu", 2, 2)
+        and oversubscribed("cpu", 2, 3)
+        and oversubscribed("cpu", 5, 1)
+    )
     monkeypatch.delattr(os, "sched_getaffinity")  # Linux alone has it
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     assert not oversubscribed("cpu", 2, 1) and oversubscribed("cpu", 3, 1)
@@ -90,8 +102,14 @@ def test_more_ranks_than_gpus_are_unsupported(monkeypatch):
     [
         ({"world_sizes": [0]}, "distributed.world_sizes[0]: Input should be greater than 0, got 0"),
         ({"world_sizes": [2, 2]}, "distributed.world_sizes: 2 is given twice; leave one out"),
-        ({"num_kv_heads": 3}, "distributed.num_kv_heads: 3 does not divide num_heads 8; choose a divisor"),
-        ({"q_len": 9, "seq_lens": [8]}, "distributed.q_len: 9 new tokens do not fit into a sequence of 8; give fewer"),
+        (
+            {"num_kv_heads": 3},
+            "distributed.num_kv_heads: 3 does not divide num_heads 8; choose a divisor",
+        ),
+        (
+            {"q_len": 9, "seq_lens": [8]},
+            "distributed.q_len: 9 new tokens do not fit into a sequence of 8; give fewer",
+        ),
         (
             {"world_sizes": [3], "prefill_algorithms": ["ulysses"]},
             "distributed.world_sizes: 8 and 2 heads do not share out over 3 ranks, as ulysses needs",
@@ -120,12 +138,15 @@ def test_a_call_takes_as_long_as_on_its_slowest_rank_and_parts_add_up():
     fast = {"comp_a": 1.0, "wait": 3.0, "comm_b": 1.0}
     slow = {"comp_a": 4.0, "wait": 0.1, "comm_b": 0.9}
     rows = {
-        row.scope + row.metric: row for row in part_rows([[fast] * 9, [slow] * 9], "f", (Flag.OVERSUBSCRIBED,), 0.8)
+        row.scope + row.metric: row
+        for row in part_rows([[fast] * 9, [slow] * 9], "f", (Flag.OVERSUBSCRIBED,), 0.8)
     }
     assert rows["f: comp_apart_time"].estimate == 4 and rows["f: waitpart_time"].estimate == 3
     assert rows["f: communicationpart_time"].predicted == 0.8
     shares = [row for row in rows.values() if row.metric == "time_share"]
-    assert sum(row.estimate for row in shares) == pytest.approx(1) and all(row.details == {"rank": 1} for row in shares)
+    assert sum(row.estimate for row in shares) == pytest.approx(1) and all(
+        row.details == {"rank": 1} for row in shares
+    )
     assert all(row.flags == (Flag.OVERSUBSCRIBED,) for row in rows.values())
 
 
@@ -133,7 +154,9 @@ def test_forms_are_compared_block_by_block():
     rng = np.random.default_rng(0)
     base = rng.lognormal(0, 0.5, 40)
     ranks = [{"a": base, "b": base * 0.8}, {"a": base * 0.5, "b": base * 0.1}]
-    rounds = rounds_of([{"blocks": blocks, "busy": [False] * 39 + [at == 1]} for at, blocks in enumerate(ranks)])
+    rounds = rounds_of(
+        [{"blocks": blocks, "busy": [False] * 39 + [at == 1]} for at, blocks in enumerate(ranks)]
+    )
     (against,) = speed_up_rows(rounds, "b", ("a", "b"), (Flag.OVERSUBSCRIBED,))
     assert against.low <= 1.25 <= against.high and against.high - against.low < 0.01
     assert (against.scope, against.n, against.flags) == ("b over a", 39, (Flag.OVERSUBSCRIBED,))
@@ -146,12 +169,20 @@ def test_the_cost_model_finds_what_sending_costs_and_says_how_far_off_it_is():
         for name, messages, sent in (("all_reduce", 2, payload), ("all_gather", 1, payload)):
             ms = 1e3 * (alpha * messages + beta * sent)
             links.append(
-                {"collective": name, "payload": payload, "messages": messages, "sent": sent, "blocks": [ms] * 8}
+                {
+                    "collective": name,
+                    "payload": payload,
+                    "messages": messages,
+                    "sent": sent,
+                    "blocks": [ms] * 8,
+                }
             )
     fitted, rows = link_rows([{"links": links}, {"links": links}], 2, ())
     assert fitted.alpha == pytest.approx(alpha) and fitted.beta == pytest.approx(beta)
     found = {row.metric: row.estimate for row in rows}
-    assert found["link_latency"] == pytest.approx(0.2) and found["link_bandwidth"] == pytest.approx(1e9)
+    assert found["link_latency"] == pytest.approx(0.2) and found["link_bandwidth"] == pytest.approx(
+        1e9
+    )
     timed = [row for row in rows if row.metric == "latency"]
     assert all(row.predicted == pytest.approx(row.estimate) for row in timed)
     assert max(map(abs, fitted.residuals)) < 1e-6

@@ -21,7 +21,9 @@ SMALL = {
 def rows(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NANOLIB_OUTPUT", str(tmp_path_factory.mktemp("energy")))
-        run = sweep.measure(energy, energy.Params(**SMALL, phases=["decode"], every_kth_token=4), progress=False)
+        run = sweep.measure(
+            energy, energy.Params(**SMALL, phases=["decode"], every_kth_token=4), progress=False
+        )
         run.finish()
     yield run.measurements(samples=True), run.store
     run.store.close()
@@ -31,7 +33,9 @@ def test_a_machine_without_a_sensor_has_no_measured_joule(rows):
     rows, store = rows
     assert set(rows.status) == {"ok"}
     assert len(energy_table(rows)) == 1  # what looks into layers is not in it
-    joules = rows[rows.metric.isin(["energy", "power", "energy_per_token", "energy_delay", "layer_energy"])]
+    joules = rows[
+        rows.metric.isin(["energy", "power", "energy_per_token", "energy_delay", "layer_energy"])
+    ]
     if set(joules.method.str.removeprefix("attributed:time_share ")) == {"utilisation"}:
         assert set(joules.provenance) == {"estimated"} and (joules.low < joules.high).all()
     layer = rows[rows.metric == "layer_energy"]

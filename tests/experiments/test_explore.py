@@ -19,10 +19,16 @@ WALKED = {
         {"quality_patterns": [], "attention_types": ["dense"], "seq_lens": [64]},
         {"seq_lens": "[32]", "num_heads": "2", "causal": False, "budget_s": "0.05"},
     ),
-    "model": (TINY | {"seq_lens": [32]}, {"seq_lens": "[16]", "train": False, "learning_rate": "0.01"}),
+    "model": (
+        TINY | {"seq_lens": [32]},
+        {"seq_lens": "[16]", "train": False, "learning_rate": "0.01"},
+    ),
     "warmup": (TINY, {"warmup_steps": "[0, 3]", "directions": "[forward_backward]"}),
     "energy": (TINY | {"seq_lens": [32]}, {"phases": "[decode]", "batch_size": "2"}),
-    "fp8": ({"presets": [], "overrides": {}, "numerics": []}, {"parity_arms": "[fp8_rowwise]", "parity_seeds": "3"}),
+    "fp8": (
+        {"presets": [], "overrides": {}, "numerics": []},
+        {"parity_arms": "[fp8_rowwise]", "parity_seeds": "3"},
+    ),
     "distributed": (TINY, {"world_sizes": "[2]", "algorithms": "[gather]"}),
 }
 
@@ -61,14 +67,22 @@ def test_what_the_controls_hold_is_predicted_and_is_what_the_command_runs(name, 
     for control, value in changed.items():
         panel.controls[control].value = value
     found = panel.params()
-    assert {key: getattr(found, key) != getattr(panel._params, key) for key in changed} == dict.fromkeys(changed, True)
+    assert {
+        key: getattr(found, key) != getattr(panel._params, key) for key in changed
+    } == dict.fromkeys(changed, True)
     panel.predict.click()
-    assert "<b>" not in panel.predicted.value and "redict" in panel.predicted.value and not panel.measure.disabled
+    assert (
+        "<b>" not in panel.predicted.value
+        and "redict" in panel.predicted.value
+        and not panel.measure.disabled
+    )
     words = shlex.split(panel.command.text)
     given = dict(word.split("=", 1) for word in words[5::2])
     assert words[:4] == ["nano", "run", "quick", name] and set(words[4::2]) <= {"-p"}
     (job,) = jobs.plan(ALL, words[2:4], given, {})
-    assert [case.case_id for case in job.cases()] == [case.case_id for case in ALL[name]().cases(found)]
+    assert [case.case_id for case in job.cases()] == [
+        case.case_id for case in ALL[name]().cases(found)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +109,11 @@ def test_what_is_measured_stands_in_the_chart_and_is_kept_when_that_is_asked_for
     before = panel.chart.chart
     assert "press Measure" in json.dumps(before.to_dict())
     panel.measure.click()
-    assert panel.measure.disabled and not panel.cancel.disabled and panel.said.value == "Starting 1 case(s) …"
+    assert (
+        panel.measure.disabled
+        and not panel.cancel.disabled
+        and panel.said.value == "Starting 1 case(s) …"
+    )
     until(lambda: not panel.measure.disabled)
     assert panel.said.value == "Measured; not kept yet." and panel.chart.chart is not before
     assert "dense" in panel.measured.value and "64" in panel.measured.value
@@ -115,4 +133,8 @@ def test_cancel_ends_the_case_in_flight_and_nothing_is_kept(shown):
     panel.cancel.click()
     until(lambda: not panel.measure.disabled)
     assert panel.said.value == "Cancelled." and panel.keep.disabled and panel.cancel.disabled
-    assert not [child for child in psutil.Process().children() if "--multiprocessing-fork" in child.cmdline()]
+    assert not [
+        child
+        for child in psutil.Process().children()
+        if "--multiprocessing-fork" in child.cmdline()
+    ]

@@ -31,7 +31,15 @@ SMALL = {
 
 
 def _parity(arm, **changes):
-    shape = {"seeds": 2, "first_seed": 0, "steps": 10, "seq_len": 16, "batch_size": 2, "d_model": 32, "num_layers": 1}
+    shape = {
+        "seeds": 2,
+        "first_seed": 0,
+        "steps": 10,
+        "seq_len": 16,
+        "batch_size": 2,
+        "d_model": 32,
+        "num_layers": 1,
+    }
     return ParityCase("cpu", arm, **(shape | changes), margin=0.0025, keep=("head",))
 
 
@@ -53,13 +61,17 @@ def rows(tmp_path_factory):
 
 def test_no_row_shows_an_fp8_speed_without_the_hardware(rows):
     table = report.speed_table(rows).set_index("precision")
-    assert table.loc["fp8_tensorwise", "status"] == "unsupported" and math.isnan(table.loc["fp8_tensorwise", "latency"])
+    assert table.loc["fp8_tensorwise", "status"] == "unsupported" and math.isnan(
+        table.loc["fp8_tensorwise", "latency"]
+    )
     assert "no FP8 tensor cores" in table.loc["fp8_tensorwise", "message"]
     assert table.loc["tf32", "status"] == "unsupported" and table.loc["bfloat16", "latency"] > 0
     timed = rows[(rows.metric == "latency")]
     assert set(timed["factor.precision"].dropna()) == {"float32", "bfloat16"}
     measured = rows[rows.metric == "speed_up"]
-    assert set(measured["factor.precision"]) == {"float32"} and set(measured.scope) == {"training_step over bfloat16"}
+    assert set(measured["factor.precision"]) == {"float32"} and set(measured.scope) == {
+        "training_step over bfloat16"
+    }
 
 
 def test_parts_of_memory_are_the_models_own(rows):
@@ -67,14 +79,20 @@ def test_parts_of_memory_are_the_models_own(rows):
     case = next(case for case in fp8.cases(fp8.Params(**SMALL)) if isinstance(case, fp8.SpeedCase))
     weights = 4 * case.model_case.parameter_count / 2**20
     row = table.loc["float32"]
-    assert row["weights"] == pytest.approx(weights, rel=1e-3) and row["gradients"] == pytest.approx(weights, rel=1e-3)
+    assert row["weights"] == pytest.approx(weights, rel=1e-3) and row["gradients"] == pytest.approx(
+        weights, rel=1e-3
+    )
     assert row["optimizer"] == pytest.approx(2 * weights, rel=1e-2) and row["activations"] > 0
     assert table.loc["bfloat16", "weights"] == pytest.approx(weights / 2, rel=1e-3)
 
 
 def test_parity_is_of_pairs_and_its_rows_say_that_products_are_emulated(rows):
     table = fp8_report.parity_table(rows).set_index("arm")
-    assert set(table["provenance"]) == {"emulated"} and list(table["control"]) == [False, False, True]
+    assert set(table["provenance"]) == {"emulated"} and list(table["control"]) == [
+        False,
+        False,
+        True,
+    ]
     words = list(map(str, view.verdict(rows)))
     assert any(line.startswith("FP8 gains no time here") for line in words)
     assert any("fp8 tensorwise" in line and "10 steps: a smoke test" in line for line in words)
@@ -86,7 +104,9 @@ def test_every_product_and_operand_of_every_layer_is_looked_at(rows):
     sqnr = table.groupby("variant").sqnr.median()
     assert 4 < sqnr["e4m3 per tensor"] - sqnr["e5m2 per tensor"] < 8  # one bit of mantissa: 6 dB
     assert (table.sqnr + 20 * table.relative_error.map(math.log10)).abs().max() < 1e-6
-    assert set(rows[rows["factor.variant"].notna() & (rows.metric != "case_time")].provenance) == {"emulated"}
+    assert set(rows[rows["factor.variant"].notna() & (rows.metric != "case_time")].provenance) == {
+        "emulated"
+    }
 
 
 def test_the_same_run_twice_differs_by_nothing_and_a_last_bit_by_little():
@@ -113,10 +133,16 @@ def test_a_loss_that_is_not_finite_is_worse_without_a_number(monkeypatch):
     monkeypatch.setattr(
         fp8_parity,
         "_losses",
-        lambda case, seed, corpus: real(case, seed, corpus) if case.arm == "bf16" else (math.nan,) * 10,
+        lambda case, seed, corpus: (
+            real(case, seed, corpus) if case.arm == "bf16" else (math.nan,) * 10
+        ),
     )
     row = list(_parity("no_scaling").measure(fp8.Params(), {}))[-1]
-    assert row.estimate is None and row.details["verdict"] == "worse" and "not finite any more in 2 of 2" in row.message
+    assert (
+        row.estimate is None
+        and row.details["verdict"] == "worse"
+        and "not finite any more in 2 of 2" in row.message
+    )
 
 
 @pytest.mark.parametrize(
@@ -126,7 +152,10 @@ def test_a_loss_that_is_not_finite_is_worse_without_a_number(monkeypatch):
         ([0.02, 0.03, 0.025, 0.02, 0.03], "worse"),
         ([-0.02, -0.03, -0.025, -0.02, -0.03], "better"),
         ([0.02, -0.03, 0.025, -0.02, 0.03], "inconclusive"),
-        ([0.002, 0.003, 0.0025, 0.002, 0.003], "equivalent"),  # surely above zero, and surely within the margin
+        (
+            [0.002, 0.003, 0.0025, 0.002, 0.003],
+            "equivalent",
+        ),  # surely above zero, and surely within the margin
     ],
 )
 def test_what_is_said_of_differences(differences, verdict):
@@ -136,12 +165,18 @@ def test_what_is_said_of_differences(differences, verdict):
 def test_a_training_steps_flops_are_those_of_forward_and_backward(rows):
     counted = rows[(rows["metric"] == "flops") & (rows["scope"] == "training_step")]["estimate"]
     d, n = 64, 16
-    forward = 2 * n * (4 * d * d + 2 * d * 4 * d) + 2 * n * d * 256 + 4 * 2 * (n * (n + 1) // 2) * 32
+    forward = (
+        2 * n * (4 * d * d + 2 * d * 4 * d) + 2 * n * d * 256 + 4 * 2 * (n * (n + 1) // 2) * 32
+    )
     assert set(counted) == {3 * forward}
 
 
 def test_the_converted_share_is_of_all_flops():
-    case = next(case for case in fp8.cases(fp8.Params(**SMALL)) if isinstance(case, fp8.SpeedCase) and case.recipe)
+    case = next(
+        case
+        for case in fp8.cases(fp8.Params(**SMALL))
+        if isinstance(case, fp8.SpeedCase) and case.recipe
+    )
     model = create_model(case.model_case.config, "meta")
     casts.convert(model, case.recipe, excluded_modules=case.keep, emulate=True)
     row = case.converted_share(model)
@@ -149,14 +184,19 @@ def test_the_converted_share_is_of_all_flops():
     linear = 2 * n * (4 * d * d + 2 * d * 4 * d)
     head, attention = 2 * n * d * 256, 4 * 2 * (n * (n + 1) // 2) * 32
     assert row.estimate == pytest.approx(linear / (linear + head + attention))
-    assert row.details["kept"] == ["head"] and row.details["amdahl_bound"] == pytest.approx(1 / (1 - row.estimate / 2))
+    assert row.details["kept"] == ["head"] and row.details["amdahl_bound"] == pytest.approx(
+        1 / (1 - row.estimate / 2)
+    )
 
 
 @pytest.mark.parametrize(
     ("field", "words"),
     [
         ({"excluded_modules": ["haed"]}, "fp8.excluded_modules: 'haed' matches no linear layer"),
-        ({"overrides": {"d_ff": 100}}, "fp8.excluded_modules: blocks.0.mlp.up is 100 x 768, no multiple of 16"),
+        (
+            {"overrides": {"d_ff": 100}},
+            "fp8.excluded_modules: blocks.0.mlp.up is 100 x 768, no multiple of 16",
+        ),
         ({"overrides": {"dtype": "float16"}}, "fp8.overrides: dtype is chosen by precisions"),
         ({"parity_seeds": 1}, "fp8.parity_seeds"),
     ],

@@ -11,7 +11,13 @@ LLAMA = {"vocab_size": 256, "hidden_size": 32, "intermediate_size": 64, "num_hid
 LLAMA |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
 QUICK = {"device": "cpu", "budget_s": 0.02, "rel_ci": 0.5}
 ASKED = {
-    "energy": {"seq_lens": [8], "new_tokens": 4, "window_s": 1.1, "idle_s": 0.1, "profiling": ["minimal", "deep"]},
+    "energy": {
+        "seq_lens": [8],
+        "new_tokens": 4,
+        "window_s": 1.1,
+        "idle_s": 0.1,
+        "profiling": ["minimal", "deep"],
+    },
     "warmup": {
         "seq_len": 8,
         "steps": 6,

@@ -23,8 +23,14 @@ def _trace(folder, text):
     [
         ("", "has no column power_w; give t_s and power_w"),
         ("t_s,power_w\n0,5\n", r"holds 1 sample\(s\)"),
-        ("t_s,power_w\n0,5\n2,5\n1,5\n", "line 4 of 'trace.csv' is not later than the one before; sort by t_s"),
-        ("t_s,power_w\n0,x\n1,5\n", r"line 2 of 'trace.csv' holds \('0', 'x'\); give seconds and watts"),
+        (
+            "t_s,power_w\n0,5\n2,5\n1,5\n",
+            "line 4 of 'trace.csv' is not later than the one before; sort by t_s",
+        ),
+        (
+            "t_s,power_w\n0,x\n1,5\n",
+            r"line 2 of 'trace.csv' holds \('0', 'x'\); give seconds and watts",
+        ),
         ("t_s,power_w\n0,nan\n1,5\n", "line 2 of 'trace.csv' holds"),
     ],
 )
@@ -35,15 +41,21 @@ def test_a_recording_that_is_none_gets_one_line(tmp_path, text, said):
 
 
 def test_a_recording_begins_at_zero(tmp_path):
-    assert read_trace(_trace(tmp_path, "t_s,power_w\n1000,5\n1000.5,7\n")) == ([0.0, 0.5], [5.0, 7.0])
-    with pytest.raises(BadInput, match=r"cannot be read .No such file or directory.; give a CSV file"):
+    assert read_trace(_trace(tmp_path, "t_s,power_w\n1000,5\n1000.5,7\n")) == (
+        [0.0, 0.5],
+        [5.0, 7.0],
+    )
+    with pytest.raises(
+        BadInput, match=r"cannot be read .No such file or directory.; give a CSV file"
+    ):
         read_trace(tmp_path / "missing.csv")
 
 
 def test_one_that_is_too_short_is_refused_before_anything_runs(tmp_path):
     file = _trace(tmp_path, "t_s,power_w\n0,5\n1,5\n")
     with pytest.raises(
-        BadInput, match=r"'trace.csv' lasts 1 s, and idle_s and window_s, with room for calls, need 2.55 s"
+        BadInput,
+        match=r"'trace.csv' lasts 1 s, and idle_s and window_s, with room for calls, need 2.55 s",
     ):
         ALL["energy"]().Params(power_trace=str(file))
 
@@ -51,15 +63,29 @@ def test_one_that_is_too_short_is_refused_before_anything_runs(tmp_path):
 def test_what_it_gives_is_replayed_in_rows_words_and_pictures(tmp_path):
     lines = "\n".join(f"{at / 20},{100 if at % 2 else 102}" for at in range(2000))
     file = _trace(tmp_path, f"t_s,power_w\n{lines}\n")
-    given = {"power_trace": str(file), "phases": ["prefill"], "overrides": TINY, "seq_lens": [8], "device": "cpu"}
-    params = ALL["energy"]().Params(**given, window_s=0.7, idle_s=0.6, profiling=["minimal"], budget_s=0.02)
+    given = {
+        "power_trace": str(file),
+        "phases": ["prefill"],
+        "overrides": TINY,
+        "seq_lens": [8],
+        "device": "cpu",
+    }
+    params = ALL["energy"]().Params(
+        **given, window_s=0.7, idle_s=0.6, profiling=["minimal"], budget_s=0.02
+    )
     assert isinstance(params.sources()[0], ReplaySource)
     with Store(tmp_path / "results.sqlite") as store:
         rows = sweep.measure(ALL["energy"](), params, store=store, progress=False).measurements()
     energy = rows[rows.metric.isin(["energy", "power", "energy_per_token"]) & rows.estimate.notna()]
-    assert len(energy) and set(energy.provenance) == {Provenance.REPLAYED.value} and set(energy.method) == {"replay"}
+    assert (
+        len(energy)
+        and set(energy.provenance) == {Provenance.REPLAYED.value}
+        and set(energy.method) == {"replay"}
+    )
     assert (energy[energy.metric == "power"].estimate.between(99, 103)).all()
-    assert "By a recording that was replayed, a token takes prefill" in "\n".join(VERDICTS["energy"](rows))
+    assert "By a recording that was replayed, a token takes prefill" in "\n".join(
+        VERDICTS["energy"](rows)
+    )
     for name in ("energy_per_token", "power_over_time"):
         text = str(CHARTS[name](rows).to_dict())
         assert "replayed from a recording" in text and "Read from a sensor" not in text

@@ -8,7 +8,15 @@ pytestmark = pytest.mark.slow
 
 
 def _case(pattern, target, **changes):
-    shape = {"seq_len": 128, "block_size": 8, "seeds": 2, "steps": 4, "tuning_steps": 2, "d_model": 32, "num_layers": 2}
+    shape = {
+        "seq_len": 128,
+        "block_size": 8,
+        "seeds": 2,
+        "steps": 4,
+        "tuning_steps": 2,
+        "d_model": 32,
+        "num_layers": 2,
+    }
     return QualityCase("cpu", f"{pattern} s={target:g}", pattern, target, **shape | changes)
 
 

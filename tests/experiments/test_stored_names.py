@@ -10,7 +10,9 @@ from nanolib.params import read_yaml
 from nanolib.paths import checkout
 
 STORED = Path(__file__).parents[1] / "stored" / "case_ids.json"
-FILES = sorted(file.relative_to(checkout() / "params") for file in (checkout() / "params").rglob("*.yml"))
+FILES = sorted(
+    file.relative_to(checkout() / "params") for file in (checkout() / "params").rglob("*.yml")
+)
 
 
 def ids_of(file):

@@ -12,11 +12,17 @@ from nanolib.experiments.fp8 import cases as fp8
 from nanolib.experiments.model import cases as model
 from nanolib.measurement import Measurement
 
-SHAPE = {"seq_lens": [16], "batch_sizes": [3], "overrides": {"num_layers": 2, "d_model": 32, "num_heads": 4}}
+SHAPE = {
+    "seq_lens": [16],
+    "batch_sizes": [3],
+    "overrides": {"num_layers": 2, "d_model": 32, "num_heads": 4},
+}
 
 
 def _four_ms(*_, scope="", **__):
-    return Measurement("latency", 4.0, 2.0, 5.0, 0.95, 20, samples=(4.0,), method="perf_counter", scope=scope)
+    return Measurement(
+        "latency", 4.0, 2.0, 5.0, 0.95, 20, samples=(4.0,), method="perf_counter", scope=scope
+    )
 
 
 def _answered(measuring):
@@ -34,13 +40,21 @@ def _answered(measuring):
 
 
 def rates(rows):
-    return {row.scope: (row.low, row.estimate, row.high) for row in rows if row.metric == "tokens_per_second"}
+    return {
+        row.scope: (row.low, row.estimate, row.high)
+        for row in rows
+        if row.metric == "tokens_per_second"
+    }
 
 
 @pytest.mark.parametrize("new_tokens", [2, 5])
 def test_of_a_model_they_are_of_all_sequences(new_tokens):
     params = model.Params(
-        presets=["decoder_tiny"], new_tokens=new_tokens, loss_steps=0, generation_batch_sizes=[], **SHAPE
+        presets=["decoder_tiny"],
+        new_tokens=new_tokens,
+        loss_steps=0,
+        generation_batch_sizes=[],
+        **SHAPE,
     )
     found = {}
     for case in model.cases(params):
@@ -56,7 +70,11 @@ def test_of_a_precision_they_are_of_all_sequences():
         case
         for case in fp8.cases(
             fp8.Params(
-                precisions=["float32"], presets=["decoder_tiny"], seq_len=16, batch_size=3, overrides=SHAPE["overrides"]
+                precisions=["float32"],
+                presets=["decoder_tiny"],
+                seq_len=16,
+                batch_size=3,
+                overrides=SHAPE["overrides"],
             )
         )
         if isinstance(case, fp8.SpeedCase)
@@ -65,13 +83,19 @@ def test_of_a_precision_they_are_of_all_sequences():
     assert found == pytest.approx(48 / 4e-3)
 
 
-@pytest.mark.parametrize(("phase", "tokens"), [("decode", 3), ("prefill", 48), ("training_step", 48)])
+@pytest.mark.parametrize(
+    ("phase", "tokens"), [("decode", 3), ("prefill", 48), ("training_step", 48)]
+)
 def test_of_a_window_they_are_of_all_sequences(phase, tokens):
-    assert EnergyCase("cpu", "tiny", "decoder_tiny", {}, phase, 16, 3, 5, "float32").tokens == tokens
+    assert (
+        EnergyCase("cpu", "tiny", "decoder_tiny", {}, phase, 16, 3, 5, "float32").tokens == tokens
+    )
 
 
 def test_of_training_they_are_of_all_ranks_but_of_one_that_is_alone(monkeypatch):
-    case = sharded_training.ShardedTrainingCase("cpu", "tiny", 2, "decoder_tiny", {}, ("ddp",), 16, 3, 1)
+    case = sharded_training.ShardedTrainingCase(
+        "cpu", "tiny", 2, "decoder_tiny", {}, ("ddp",), 16, 3, 1
+    )
     times = {"alone": 3.0, "local": 4.0, "ddp": 6.0}
     blocks = {name: [ms] * 8 for name, ms in times.items()}
     answers = [{"blocks": blocks, "busy": [False] * 8, "weights": {"ddp": 2**20}}] * 2
@@ -80,6 +104,8 @@ def test_of_training_they_are_of_all_ranks_but_of_one_that_is_alone(monkeypatch)
     found = {row.scope: row.estimate for row in rows if row.metric == "tokens_per_second"}
     assert found == pytest.approx({"alone": 48 / 3e-3, "local": 96 / 4e-3, "ddp": 96 / 6e-3})
     in_bf16 = dataclasses.replace(case, overrides={"dtype": "bfloat16"})
-    assert in_bf16.sent("ddp") == case.sent("ddp") / 2 and in_bf16.plan().most < 0.6 * case.plan().most
+    assert (
+        in_bf16.sent("ddp") == case.sent("ddp") / 2 and in_bf16.plan().most < 0.6 * case.plan().most
+    )
     (exposed,) = (row for row in rows if row.metric == "exposed_communication")
     assert (exposed.estimate, exposed.scope) == (2.0, "ddp")

@@ -12,7 +12,8 @@ _MODEL = {"overrides": {"num_layers": 1, "d_model": 32, "num_heads": 2, "vocab_s
 GIVEN = {
     "attention": ({"seq_lens": [32], "quality_patterns": []}, {"forward", "backward"}),
     "model": (
-        _MODEL | {"seq_lens": [16], "generation_batch_sizes": [1], "new_tokens": 2, "loss_steps": 0},
+        _MODEL
+        | {"seq_lens": [16], "generation_batch_sizes": [1], "new_tokens": 2, "loss_steps": 0},
         {"inference", "training_step", "prefill", "decode"},
     ),
     "fp8": (
@@ -27,15 +28,23 @@ GIVEN = {
 def test_what_is_timed_is_profiled_on_request(tmp_path, monkeypatch, name):
     monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path))
     given, scopes = GIVEN[name]
-    params = ALL[name]().Params(**given, trace=True, trace_top=3, device="cpu", budget_s=0.01, rel_ci=0.5)
+    params = ALL[name]().Params(
+        **given, trace=True, trace_top=3, device="cpu", budget_s=0.01, rel_ci=0.5
+    )
     with Store(tmp_path / "results.sqlite") as store:
         rows = sweep.measure(ALL[name](), params, store=store, progress=False).measurements()
     ended = rows[rows["metric"] == "case_time"]
     assert set(ended["status"]) <= {"ok", "unsupported"}, ended["message"].tolist()
     found = sorted((tmp_path / "traces").iterdir())
     assert {path.suffix for path in found} == {".json", ".txt"}
-    assert {path.stem for path in found if path.suffix == ".json"} == {p.stem for p in found if p.suffix == ".txt"}
-    assert {scope for scope in scopes if any(f"{scope.replace('_', '-')}-" in path.name for path in found)} == scopes
+    assert {path.stem for path in found if path.suffix == ".json"} == {
+        p.stem for p in found if p.suffix == ".txt"
+    }
+    assert {
+        scope
+        for scope in scopes
+        if any(f"{scope.replace('_', '-')}-" in path.name for path in found)
+    } == scopes
 
 
 def test_where_nothing_can_be_profiled_that_is_refused():

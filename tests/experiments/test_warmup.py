@@ -19,10 +19,15 @@ CLEAR = [
 
 def _answers(shape, noise, seed=0):
     rng = np.random.default_rng(seed)
-    return [_needed([*(10 * shape * (1 + noise * rng.normal(size=N)))], "forward").estimate for _ in range(DRAWS)]
+    return [
+        _needed([*(10 * shape * (1 + noise * rng.normal(size=N)))], "forward").estimate
+        for _ in range(DRAWS)
+    ]
 
 
-@pytest.mark.parametrize(("shape", "least", "most"), [one[1:] for one in CLEAR], ids=[one[0] for one in CLEAR])
+@pytest.mark.parametrize(
+    ("shape", "least", "most"), [one[1:] for one in CLEAR], ids=[one[0] for one in CLEAR]
+)
 def test_a_quiet_curve_says_how_many_steps_are_enough(shape, least, most):
     answers = _answers(shape, 0.01)
     assert np.mean([answer is not None and least <= answer <= most for answer in answers]) >= 0.95
@@ -52,9 +57,15 @@ def test_a_curve_that_keeps_falling_gives_no_answer(noise):
     [
         (2 - STEP / N, 0.0, "does not settle"),
         (np.where((STEP >= 13) & (STEP < 17), 1.5, 1.0), 0.0, "rises again at step 14"),
-        (np.where((STEP < 4) | (STEP // 4 == 8), 1.15, 1.0), 0.04, "from step 1 on the steps still take 1.1"),
+        (
+            np.where((STEP < 4) | (STEP // 4 == 8), 1.15, 1.0),
+            0.04,
+            "from step 1 on the steps still take 1.1",
+        ),
     ],
 )
 def test_why_there_is_no_answer_is_told(shape, noise, why):
-    row = _needed([*(10 * shape * (1 + noise * np.random.default_rng(0).normal(size=N)))], "forward")
+    row = _needed(
+        [*(10 * shape * (1 + noise * np.random.default_rng(0).normal(size=N)))], "forward"
+    )
     assert row.estimate is None and why in row.message and row.details["steady_median"] is None

@@ -77,7 +77,11 @@ def cases(suite: str, notebook: str) -> dict[str, Any]:
 
 def counts(by_line: Mapping[str, Any]) -> Sheet:
     """How many cases of each class there are."""
-    return {COUNT: {name: str(count) for name, count in Counter(line.split()[0] for line in by_line).items()}}
+    return {
+        COUNT: {
+            name: str(count) for name, count in Counter(line.split()[0] for line in by_line).items()
+        }
+    }
 
 
 def line_of(case: Any) -> str:
@@ -93,7 +97,13 @@ def _factor(value: Any) -> str:
     if isinstance(value, str):
         return names.WORDS.get(value, value).replace(" ", "_")
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{names.WORDS.get(name, name)}:{_factor(item)}" for name, item in value.items()) + "}"
+        return (
+            "{"
+            + ",".join(
+                f"{names.WORDS.get(name, name)}:{_factor(item)}" for name, item in value.items()
+            )
+            + "}"
+        )
     if isinstance(value, list | tuple):
         return ",".join(map(_factor, value))
     return json.dumps(value)
@@ -101,7 +111,9 @@ def _factor(value: Any) -> str:
 
 def all_of(suite: str, notebook: str, case: Any) -> dict[str, str]:
     """Everything that is said of a case: of the full suite, which no machine runs in an hour, what is said without running it."""
-    runs = suite == "quick" or type(case).__name__ in names.ON_RANKS  # of these formulas alone, whatever the suite
+    runs = (
+        suite == "quick" or type(case).__name__ in names.ON_RANKS
+    )  # of these formulas alone, whatever the suite
     return foretold(case) | (rows(suite, notebook, case) if runs else {})
 
 
@@ -111,7 +123,9 @@ def foretold(case: Any) -> dict[str, str]:
     for name, value in names.predicted(case).items():
         if name not in names.NOT_PREDICTED:
             found[f"predicted {_word(names.PREDICTED, name)}"] = _text(name, value)
-    return found | {f"planned {_scope(scope)}": str(peak) for scope, peak in names.planned(case).items()}
+    return found | {
+        f"planned {_scope(scope)}": str(peak) for scope, peak in names.planned(case).items()
+    }
 
 
 def rows(suite: str, notebook: str, case: Any) -> dict[str, str]:
@@ -126,7 +140,9 @@ def rows(suite: str, notebook: str, case: Any) -> dict[str, str]:
         if on_ranks and row.method != "formula":  # what ranks would have counted
             continue
         metric = _word(names.METRICS, row.metric)
-        title = f"{metric} {_scope(row.scope)} ({_word(names.METHODS, row.method)})".replace("  ", " ")
+        title = f"{metric} {_scope(row.scope)} ({_word(names.METHODS, row.method)})".replace(
+            "  ", " "
+        )
         found[title] = _text(row.metric, row.estimate)
         if row.predicted is not None:
             found[f"{title} predicted"] = _text(row.metric, row.predicted)
@@ -159,5 +175,7 @@ def _scope(scope: str) -> str:
 
 def _word(table: Mapping[str, str], word: str) -> str:
     if word not in table:
-        raise KeyError(f"{word!r} is in no table of tests/golden/names.py: say there what it is called in the sheet")
+        raise KeyError(
+            f"{word!r} is in no table of tests/golden/names.py: say there what it is called in the sheet"
+        )
     return table[word]

@@ -96,7 +96,9 @@ MIB = {name for name, metric in DECLARED.items() if metric.unit == "MiB"}  # wri
 DECIMALS = {"loss": 3, "loss_difference": 3, "parity": 3}
 
 # What is said of a case before it runs, other than metrics.
-PREDICTED = {"of the peak as it is": "of the peak as it is"} | _same("tokens steps amdahl_bound") | METRICS
+PREDICTED = (
+    {"of the peak as it is": "of the peak as it is"} | _same("tokens steps amdahl_bound") | METRICS
+)
 NOT_PREDICTED = {
     "peak memory per rank": "a text; the plan says it",
     "bytes sent per rank": "a text; wire_bytes says it",
@@ -106,7 +108,8 @@ NOT_PREDICTED = {
 
 # How rows were made: nanolib's word → the sheet's.
 METHODS = {
-    word: word for word in ("byte text, AdamW", "mean over seeds", "paired by seed, Student's interval")
+    word: word
+    for word in ("byte text, AdamW", "mean over seeds", "paired by seed, Student's interval")
 } | _same("formula flop_counter mask count live_tensor_bytes plan audit")
 NOT_METHODS = {
     "interface": "counted by the system's network",
@@ -124,7 +127,9 @@ PARAMETERS = {"device": "cpu"}
 
 def params_of(suite: str, notebook: str) -> Any:
     """The checked parameters of a notebook in a suite."""
-    return ALL[notebook]().Params(**read_yaml(checkout() / "params" / suite / f"{notebook}.yml") | PARAMETERS)
+    return ALL[notebook]().Params(
+        **read_yaml(checkout() / "params" / suite / f"{notebook}.yml") | PARAMETERS
+    )
 
 
 def cases_of(notebook: str, params: Any) -> list[Any]:
@@ -153,6 +158,9 @@ def rows_of(case: Any, params: Any, collect: Any) -> Iterator[Any]:
 # What depends on the machine: who asks for it.
 MEMORY = ("nanolib.run.workload.free_bytes",)
 TEXT = ("nanolib.models.text.load",)
-RANKS = tuple(f"nanolib.experiments.distributed.{name}.measure_on_ranks" for name in ("decode", "prefill", "training"))
+RANKS = tuple(
+    f"nanolib.experiments.distributed.{name}.measure_on_ranks"
+    for name in ("decode", "prefill", "training")
+)
 ON_RANKS = {"DecodeCase", "PrefillCase", "ShardedTrainingCase"}
 RESIDENT = ("nanolib.run.holding_rows.resident_row", "nanolib.meters.memory.resident_row")

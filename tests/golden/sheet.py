@@ -40,7 +40,9 @@ def read(path: Path) -> Sheet:
     return sheet
 
 
-def differences(before: Mapping[str, Mapping[str, str]], after: Mapping[str, Mapping[str, str]]) -> list[str]:
+def differences(
+    before: Mapping[str, Mapping[str, str]], after: Mapping[str, Mapping[str, str]]
+) -> list[str]:
     """A line for each case that is there once, and for each answer that differs: `case: answer: old → new`."""
     lines = [f"{case}: no such case any more" for case in sorted(before.keys() - after.keys())]
     lines += [f"{case}: a new case" for case in sorted(after.keys() - before.keys())]

@@ -19,7 +19,9 @@ def _machine():
 
 def _is_that_of_the_sheet(suite, notebook, lines):
     by_line = answers.cases(suite, notebook)
-    found = {line: answers.all_of(suite, notebook, by_line[line]) for line in lines if line in by_line}
+    found = {
+        line: answers.all_of(suite, notebook, by_line[line]) for line in lines if line in by_line
+    }
     kept = read(path_of(suite, notebook))
     different = differences({line: kept[line] for line in lines}, found)
     assert not different, told(different)
@@ -43,7 +45,9 @@ def test_the_cases_their_factors_and_their_counts_are_those_of_the_sheet(suite, 
     kept = read(path_of(suite, notebook))
     unanswered = [{line: {} for line in lines} for lines in (kept, by_line)]
     counts = ({answers.COUNT: kept[answers.COUNT]}, answers.counts(by_line))
-    different = differences(*(lines | count for lines, count in zip(unanswered, counts, strict=True)))
+    different = differences(
+        *(lines | count for lines, count in zip(unanswered, counts, strict=True))
+    )
     assert not different, told(different)
 
 
@@ -54,7 +58,9 @@ def _takes_long(line):
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", names.NOTEBOOKS)
 def test_quick_answers_are_those_of_the_sheet(notebook):
-    _is_that_of_the_sheet("quick", notebook, [line for line in _lines("quick", notebook) if not _takes_long(line)])
+    _is_that_of_the_sheet(
+        "quick", notebook, [line for line in _lines("quick", notebook) if not _takes_long(line)]
+    )
 
 
 @pytest.mark.thorough

@@ -25,7 +25,8 @@ def main(asked: list[str]) -> None:
                 lines = sheet.differences(sheet.read(path), made) if path.is_file() else []
                 sheet.write(path, made)
                 print(
-                    f"{path.relative_to(sheet.FOLDER)}: {len(made) - 1} cases, {len(lines)} difference(s)", flush=True
+                    f"{path.relative_to(sheet.FOLDER)}: {len(made) - 1} cases, {len(lines)} difference(s)",
+                    flush=True,
                 )
                 print(*(f"  {line}" for line in lines), sep="\n", end="\n" if lines else "")
 

@@ -30,7 +30,9 @@ _IMPORT_S = 300.0  # a busy machine imports torch in a minute
 _END_S = 1.0  # after its last word
 _GRACE_S = 5.0  # a sweep that is interrupted marks its run
 _AHEAD_S = 45.0
-REHEARSAL = "NANOLIB_REHEARSAL"  # set where the GPU is a stand-in that computes nothing: see null_cuda
+REHEARSAL = (
+    "NANOLIB_REHEARSAL"  # set where the GPU is a stand-in that computes nothing: see null_cuda
+)
 
 
 class PartFailed(Exception):
@@ -102,7 +104,9 @@ def _run(target: Any, arguments: tuple, sending: Connection) -> None:
     with contextlib.suppress(BrokenPipeError):  # nobody listens to what was stopped
         try:
             target(lambda message: sending.send(("message", message)), *arguments)
-            used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+            used = [
+                resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+            ]
             sending.send(("message", sum(each.ru_utime + each.ru_stime for each in used)))
             sending.send(("end", None))
         except KeyboardInterrupt:  # it was stopped, and has said so
@@ -172,10 +176,14 @@ def _rehearse() -> None:
             kinds = [kind for kind in asked["attention_types"] if kind.get("backend") != backend]
             setattr(Hardware, name, asked | {"attention_types": kinds})
     # a core compiles each shape, density and block anew, in half a minute: one of each, and one width, show as much
-    kinds = [kind for kind in Hardware.grid["attention_types"] if kind.get("sparsity") in (None, 0.9)]
+    kinds = [
+        kind for kind in Hardware.grid["attention_types"] if kind.get("sparsity") in (None, 0.9)
+    ]
     Hardware.grid = Hardware.grid | {"attention_types": kinds, "seq_lens": [4096]}
     Hardware.patterns = Hardware.patterns | {"backward": False}
-    Hardware.fp8_sizes = [asked | {"overrides": {"num_layers": 1}} for asked in Hardware.fp8_sizes[2:3]]
+    Hardware.fp8_sizes = [
+        asked | {"overrides": {"num_layers": 1}} for asked in Hardware.fp8_sizes[2:3]
+    ]
 
 
 def _send_identity(send: Any) -> None:
@@ -185,8 +193,15 @@ def _send_identity(send: Any) -> None:
     from nanolib.run.sources import git_revision
 
     pynvml.nvmlInit()
-    found = {"gpu": torch.cuda.get_device_properties(0).name, "driver": pynvml.nvmlSystemGetDriverVersion()}
-    found |= {"torch": torch.__version__, "cuda": torch.version.cuda, "python": sys.version.split()[0]}
+    found = {
+        "gpu": torch.cuda.get_device_properties(0).name,
+        "driver": pynvml.nvmlSystemGetDriverVersion(),
+    }
+    found |= {
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": sys.version.split()[0],
+    }
     for package in ("triton", "torchao", "numpy"):
         with contextlib.suppress(PackageNotFoundError):
             found[package] = version(package)
@@ -204,7 +219,10 @@ def _compile_ahead(asked: list[tuple[str, dict[str, Any]]], device: str) -> None
     end = time.monotonic() + _AHEAD_S
     for name, params in asked:
         cases = [(name, params, at) for at in range(len(_compiled(name, params, "cpu")))]
-        shares = [cases[worker :: os.cpu_count() or 1] for worker in range(min(len(cases), os.cpu_count() or 1))]
+        shares = [
+            cases[worker :: os.cpu_count() or 1]
+            for worker in range(min(len(cases), os.cpu_count() or 1))
+        ]
         workers = [_forked(share, device) for share in shares]
         while workers and time.monotonic() < end:
             workers = [pid for pid in workers if os.waitpid(pid, os.WNOHANG) == (0, 0)]
@@ -232,17 +250,26 @@ def _compile(cases: list[tuple[str, dict[str, Any], int]], device: str) -> None:
                 call()
             torch.cuda.synchronize()
         except Exception as error:  # the part meets it too, and says so
-            print(f"compiling {name} {at}: {type(error).__name__}: {error}"[:200], file=sys.stderr, flush=True)
+            print(
+                f"compiling {name} {at}: {type(error).__name__}: {error}"[:200],
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def _compiled(name: str, params: dict[str, Any], device: str) -> list[Any]:
     """The cases of an experiment that torch compiles; to list them for a CPU touches no GPU."""
     module = importlib.import_module(f"nanolib.experiments.{name}.cases")
-    return [case for case in module.cases(module.Params(device=device, **params)) if _is_compiled(case)]
+    return [
+        case for case in module.cases(module.Params(device=device, **params)) if _is_compiled(case)
+    ]
 
 
 def _is_compiled(case: Any) -> bool:
-    return getattr(case, "attention_type", "") in ("sparse", "flex") or getattr(case, "compiled", False) is True
+    return (
+        getattr(case, "attention_type", "") in ("sparse", "flex")
+        or getattr(case, "compiled", False) is True
+    )
 
 
 def _calls(case: Any) -> list[Callable[[], object]]:

@@ -70,7 +70,9 @@ def first_minutes(
 
 def all_holds(found: dict[str, Any]) -> bool:
     """Whether no part broke, and no check fails."""
-    return not any(part["broke"] or any(c["holds"] is False for c in part["checks"]) for part in found["parts"])
+    return not any(
+        part["broke"] or any(c["holds"] is False for c in part["checks"]) for part in found["parts"]
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -80,25 +82,48 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"make gpu: {installed.in_a_line(missing, stops=stops)}", file=sys.stderr)
         if stops:
             return 2
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the part that runs is stopped too
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # to ask for a GPU must not begin one here: parts do
-    os.environ.setdefault(LAUNCH_VARIABLE, uuid.uuid4().hex)  # all parts share the ceilings that the first one measures
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # so that the part that runs is stopped too
+    os.environ.setdefault(
+        "PYTORCH_NVML_BASED_CUDA_CHECK", "1"
+    )  # to ask for a GPU must not begin one here: parts do
+    os.environ.setdefault(
+        LAUNCH_VARIABLE, uuid.uuid4().hex
+    )  # all parts share the ceilings that the first one measures
     alone.begin()
     import torch
 
     from nanolib.paths import output_folder
     from tests.gpu.parts import PARTS
 
-    asked = argparse.ArgumentParser(prog="python -m tests.gpu.first_minutes", description="The first minutes on a GPU.")
-    asked.add_argument("parts", nargs="*", metavar="PART", help=f"default: all of {', '.join(PARTS)}")
+    asked = argparse.ArgumentParser(
+        prog="python -m tests.gpu.first_minutes", description="The first minutes on a GPU."
+    )
+    asked.add_argument(
+        "parts", nargs="*", metavar="PART", help=f"default: all of {', '.join(PARTS)}"
+    )
     asked.add_argument("--to", type=Path, help="folder for the results; default: outputs/gpu")
-    asked.add_argument("--seconds", type=float, default=SECONDS, help=f"for all parts together; default {SECONDS:g}")
-    asked.add_argument("--slower", type=float, default=1.0, help="factor on the limits of parts, where no GPU computes")
+    asked.add_argument(
+        "--seconds",
+        type=float,
+        default=SECONDS,
+        help=f"for all parts together; default {SECONDS:g}",
+    )
+    asked.add_argument(
+        "--slower",
+        type=float,
+        default=1.0,
+        help="factor on the limits of parts, where no GPU computes",
+    )
     given = asked.parse_args(arguments)
     if unknown := [name for name in given.parts if name not in PARTS]:
         asked.error(f"PART: {unknown[0]} is none; use {', '.join(PARTS)}")
     if not torch.cuda.is_available():
-        print("make gpu: torch sees no NVIDIA GPU here, so nothing was run. On one it would show:", file=sys.stderr)
+        print(
+            "make gpu: torch sees no NVIDIA GPU here, so nothing was run. On one it would show:",
+            file=sys.stderr,
+        )
         for name, part in PARTS.items():
             print(f"  {name}: {(part.checks.__doc__ or '').splitlines()[0]}", file=sys.stderr)
         return 2
@@ -109,12 +134,16 @@ def main(arguments: list[str] | None = None) -> int:
     def checks_of(name: str) -> Iterator[Any]:
         if (left := end - time.monotonic()) < _LEAST_S:
             raise alone.PartFailed("not run: no time was left")
-        return alone.checks(name, min(given.slower * PARTS[name].limit_s, left), folder / "results.sqlite")
+        return alone.checks(
+            name, min(given.slower * PARTS[name].limit_s, left), folder / "results.sqlite"
+        )
 
     found = alone.identity() | {"date": datetime.now(UTC).date().isoformat()}
     found["parts"] = _parts_before(folder / f"{_name(found)}.json")
     first_minutes(found, checks_of, given.parts or PARTS, lambda found: keep(found, folder))
-    print(f"written to {keep(found, folder)}; {'all holds' if all_holds(found) else 'not all holds'}")
+    print(
+        f"written to {keep(found, folder)}; {'all holds' if all_holds(found) else 'not all holds'}"
+    )
     return 0 if all_holds(found) else 1
 
 
@@ -130,7 +159,10 @@ def keep(found: dict[str, Any], folder: Path) -> Path:
     from tests.gpu import page
 
     name = _name(found)
-    for suffix, text in {".json": json.dumps(found, indent=1) + "\n", ".html": page.html(found)}.items():
+    for suffix, text in {
+        ".json": json.dumps(found, indent=1) + "\n",
+        ".html": page.html(found),
+    }.items():
         half = folder / f"{name}{suffix}.half"
         half.write_text(text)
         half.replace(folder / f"{name}{suffix}")

@@ -30,7 +30,9 @@ from nanolib.store import Store
 
 Call = Callable[[], object]
 SECONDS = 2.0
-SETTLE_S = 1.5  # where the driver tells no power of the moment, what it tells is the mean over a second
+SETTLE_S = (
+    1.5  # where the driver tells no power of the moment, what it tells is the mean over a second
+)
 
 
 class Params(shared.Params):
@@ -113,7 +115,10 @@ class Hardware:
         "optimisations": ["eager", "compile", "cuda_graph"], "new_tokens": 32, "generation_batch_sizes": [],
         "loss_steps": 0,
     }  # fmt: skip
-    larger: ClassVar[dict[str, Any]] = model | {"presets": ["gpt_350M"], "optimisations": ["eager", "cuda_graph"]}
+    larger: ClassVar[dict[str, Any]] = model | {
+        "presets": ["gpt_350M"],
+        "optimisations": ["eager", "cuda_graph"],
+    }
     fp8: ClassVar[dict[str, Any]] = {
         "presets": ["gpt_125M"],
         "overrides": {},
@@ -133,7 +138,12 @@ class Hardware:
         "presets": ["gpt_350M"], "overrides": {}, "seq_lens": [512], "batch_size": 8, "new_tokens": 32, "dtype": "bfloat16",
         "window_s": 2.0, "idle_s": 2.0, "profiling": [],
     }  # fmt: skip
-    ranks: ClassVar[dict[str, Any]] = {"seq_lens": [65_536], "prefill_seq_lens": [4096], "num_heads": 8, "head_dim": 64}
+    ranks: ClassVar[dict[str, Any]] = {
+        "seq_lens": [65_536],
+        "prefill_seq_lens": [4096],
+        "num_heads": 8,
+        "head_dim": 64,
+    }
 
     def __init__(self, store: Path) -> None:
         import pynvml
@@ -147,7 +157,9 @@ class Hardware:
 
     def names(self) -> tuple[str, str]:
         """What torch calls it, and what the driver calls the GPU of torch's UUID."""
-        return torch.cuda.get_device_properties(self.device).name, self._nvml.nvmlDeviceGetName(self._gpu)
+        return torch.cuda.get_device_properties(self.device).name, self._nvml.nvmlDeviceGetName(
+            self._gpu
+        )
 
     def count(self) -> int:
         """How many GPUs torch sees."""
@@ -204,7 +216,9 @@ class Hardware:
 
     def copy(self, mib: int) -> Call:
         """So much is read, and as much written."""
-        source, target = (torch.ones(mib * 2**20, dtype=torch.uint8, device=self.device) for _ in range(2))
+        source, target = (
+            torch.ones(mib * 2**20, dtype=torch.uint8, device=self.device) for _ in range(2)
+        )
         return lambda: target.copy_(source)
 
     def attend(self, backend: str, seq_len: int = 2048) -> Call:
@@ -214,7 +228,9 @@ class Hardware:
 
     def convert(self) -> Call:
         """A layer in 8 bits, forward."""
-        layer = torch.nn.Sequential(torch.nn.Linear(1024, 1024, bias=False)).to(self.device, torch.bfloat16)
+        layer = torch.nn.Sequential(torch.nn.Linear(1024, 1024, bias=False)).to(
+            self.device, torch.bfloat16
+        )
         fp8.convert(layer, "tensorwise", excluded_modules=(), emulate=False)
         x = torch.randn(1024, 1024, device=self.device, dtype=torch.bfloat16)
         return lambda: layer(x)
@@ -234,7 +250,9 @@ class Hardware:
     def kernels(self, call: Call) -> list[str]:
         """The names of the kernels that a call launches."""
         call()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as seen:
+        with torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True
+        ) as seen:
             call()
             torch.cuda.synchronize(self.device)
         return [event.key for event in seen.key_averages()]
@@ -250,7 +268,12 @@ class Hardware:
         own = {"accidents": sys.modules[__name__], "doctor": doctor}
         experiment = own[name] if name in own else ALL[name]()
         with Store(self._store) as store:
-            run = sweep.measure(experiment, experiment.Params(device=self.device, **asked), store=store, progress=False)
+            run = sweep.measure(
+                experiment,
+                experiment.Params(device=self.device, **asked),
+                store=store,
+                progress=False,
+            )
             rows = run.measurements()
             run.finish()
         return rows
@@ -264,4 +287,11 @@ class Hardware:
         from tests.run import rank_bodies
 
         kind = torch.device(self.device).type
-        run_ranks(rank_bodies.misbehave, {"how": "hang", "rank": 1}, world_size=2, device=kind, timeout_s=120, hang_s=8)
+        run_ranks(
+            rank_bodies.misbehave,
+            {"how": "hang", "rank": 1},
+            world_size=2,
+            device=kind,
+            timeout_s=120,
+            hang_s=8,
+        )

@@ -41,7 +41,11 @@ td:first-child { font-weight: 600; width: 5.5rem }
 {% endfor %}
 </html>
 """
-_MARKS = {True: ("holds", "yes"), False: ("does not hold", "no"), None: ("not shown here", "unknown")}
+_MARKS = {
+    True: ("holds", "yes"),
+    False: ("does not hold", "no"),
+    None: ("not shown here", "unknown"),
+}
 
 # What is asked of the hardware, and by which tests it is walked without any.
 PATHS = {
@@ -91,7 +95,11 @@ def markdown(results: Sequence[dict[str, Any]]) -> str:
         )
     lines += ["", "| path | seen on | walked without a GPU |", "|---|---|---|"]
     for name, walked in PATHS.items():
-        seen = [_state(one, name) for one in results if any(part["name"] == name for part in one["parts"])]
+        seen = [
+            _state(one, name)
+            for one in results
+            if any(part["name"] == name for part in one["parts"])
+        ]
         lines.append(f"| {name} | {'; '.join(seen) or 'not yet seen on a GPU'} | {walked} |")
     lines += [f"| {name} | not yet seen on one | {walked} |" for name, walked in OTHERS.items()]
     return "\n".join(lines) + "\n"

@@ -37,10 +37,16 @@ class Stream:
 
     def installed(self, monkeypatch):
         """In the place of torch's, and of the host's clock."""
-        for name, own in {"Event": self.event, "synchronize": self.synchronize, "_sleep": self.sleep}.items():
+        for name, own in {
+            "Event": self.event,
+            "synchronize": self.synchronize,
+            "_sleep": self.sleep,
+        }.items():
             monkeypatch.setattr(torch.cuda, name, own)
         monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
-        own = SimpleNamespace(perf_counter=self._seconds, perf_counter_ns=lambda: round(self.host_ms * 1e6))
+        own = SimpleNamespace(
+            perf_counter=self._seconds, perf_counter_ns=lambda: round(self.host_ms * 1e6)
+        )
         for module in (clock, sampler):
             monkeypatch.setattr(module, "time", own)
         return self

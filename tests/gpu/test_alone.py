@@ -112,5 +112,10 @@ def test_what_is_not_installed_is_said_first_with_what_goes_without(absent, said
         sys.exit(first_minutes.main(["--help"]))
     """
     asked = [sys.executable, "-c", textwrap.dedent(hidden)]
-    ended = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert ended.stderr.splitlines()[0].startswith(f"make gpu: not installed: {said}") and ended.returncode == code
+    ended = subprocess.run(
+        asked, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (
+        ended.stderr.splitlines()[0].startswith(f"make gpu: not installed: {said}")
+        and ended.returncode == code
+    )

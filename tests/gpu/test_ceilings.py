@@ -46,7 +46,9 @@ def test_products_are_in_tf32_while_they_are_timed_and_as_before_afterwards(monk
     products, seen = torch.backends.cuda.matmul, []
     monkeypatch.setattr(ceilings, "_MATRIX", {"cpu": 32})
     real = ceilings.measure
-    monkeypatch.setattr(ceilings, "measure", lambda *a, **k: seen.append(products.fp32_precision) or real(*a, **k))
+    monkeypatch.setattr(
+        ceilings, "measure", lambda *a, **k: seen.append(products.fp32_precision) or real(*a, **k)
+    )
     before = products.fp32_precision
     rows = [ceilings.measure_ceiling("cpu", name, budget_s=0.02) for name in ("tf32", "float32")]
     ceilings.measure_sustained("cpu", "tf32", 0.02)
@@ -70,7 +72,9 @@ def test_what_is_sustained_is_the_second_half(monkeypatch):
     monkeypatch.setattr(ceilings, "_MATRIX", {"cpu": 100})
     monkeypatch.setattr(latency, "clock_for", lambda _: Clock())
     now = iter(x / 6 for x in range(1000))
-    monkeypatch.setattr(ceilings, "time", type("time", (), {"perf_counter": staticmethod(lambda: next(now))}))
+    monkeypatch.setattr(
+        ceilings, "time", type("time", (), {"perf_counter": staticmethod(lambda: next(now))})
+    )
     row = ceilings.measure_sustained("cpu", "float32", 4.0)
     assert row.estimate == pytest.approx(2 * 100**3 / 2e-3) and row.scope == "float32 sustained"
     assert row.message == "matrix product 100³, the second half of 4 s" and fp8.native("cpu")

@@ -63,22 +63,35 @@ class _Nvml:
 def test_a_gpu_that_refuses_loses_no_other():
     sources, missing = power._nvml_sources(_Nvml())
     assert [source.of for source in sources] == [f"gpu {index}" for index in (0, 1, 3, 5, 6, 7)]
-    assert "gpu 2 tells neither energy nor power (Insufficient Permissions)" in missing and "gpu 4" in missing
+    assert (
+        "gpu 2 tells neither energy nor power (Insufficient Permissions)" in missing
+        and "gpu 4" in missing
+    )
     assert {source.name for source in sources[:4]} == {"nvml_counter"}
-    assert [(source.name, source.period_s) for source in sources[4:]] == [("nvml_power", 0.1), ("nvml_power", 1.0)]
+    assert [(source.name, source.period_s) for source in sources[4:]] == [
+        ("nvml_power", 0.1),
+        ("nvml_power", 1.0),
+    ]
 
 
 def test_the_gpu_under_test_is_marked_whatever_its_number_here(monkeypatch):
     """With CUDA_VISIBLE_DEVICES=5,1 torch's first GPU is the driver's sixth; part of a GPU has no meter of its own."""
     monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="5" if device == "cuda:0" else "1")
+        torch.cuda,
+        "get_device_properties",
+        lambda device: SimpleNamespace(uuid="5" if device == "cuda:0" else "1"),
     )
     asked = []
-    monkeypatch.setattr(meter, "find_sources", lambda under_test: asked.append(under_test) or power.Found([], {}))
+    monkeypatch.setattr(
+        meter, "find_sources", lambda under_test: asked.append(under_test) or power.Found([], {})
+    )
     for device in ("cuda:0", "cuda:1", "cpu"):
         meter.EnergyMeter(device=device)
     assert asked == ["GPU-5", "GPU-1", ""]
-    names = [[source.of for source in power._nvml_sources(_Nvml(), uuid)[0]] for uuid in (*asked, "MIG-4")]
+    names = [
+        [source.of for source in power._nvml_sources(_Nvml(), uuid)[0]]
+        for uuid in (*asked, "MIG-4")
+    ]
     assert [[name for name in some if "under test" in name] for some in names] == [
         ["gpu 5 (under test)"],
         ["gpu 1 (under test)"],
@@ -97,8 +110,14 @@ def test_after_a_lost_device_cases_have_a_process_of_their_own(tmp_path, monkeyp
         yield
 
     asked = []
-    here = lambda *_: asked.append(False) or attempt(lost, 10)  # noqa: E731
-    alone = lambda _, cases, *more: asked.append(True) or {cases[0].case_id: attempt(lambda: iter(()), 10)}  # noqa: E731
+
+    def here(*_):
+        return asked.append(False) or attempt(lost, 10)
+
+    def alone(_, cases, *more):
+        asked.append(True)
+        return {cases[0].case_id: attempt(lambda: iter(()), 10)}
+
     monkeypatch.setattr(sweep, "run_here", here)
     monkeypatch.setattr(sweep, "run_in_process", alone)
     with Store(tmp_path / "results.sqlite") as store:
@@ -109,7 +128,9 @@ def test_after_a_lost_device_cases_have_a_process_of_their_own(tmp_path, monkeyp
 
 
 def test_a_library_that_finds_no_memory_ran_out_of_memory():
-    assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
+    assert is_out_of_memory(
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+    )
     assert not is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"))
 
 
@@ -163,7 +184,9 @@ def test_who_waited_until_nccl_gave_up_is_not_blamed(tmp_path):
         (tmp_path / f"{rank}.stack").write_text(stack)
     failed = _failure(tmp_path, 2, None, (0, -6))
     assert (
-        failed.details["rank"] == 1 and "let the others wait" in str(failed) and "in step (model.py:7)" in str(failed)
+        failed.details["rank"] == 1
+        and "let the others wait" in str(failed)
+        and "in step (model.py:7)" in str(failed)
     )
     (tmp_path / "log").write_text("")  # no such line: it was killed
     assert str(_failure(tmp_path, 2, None, (0, -6))) == "rank 0 of 2 was killed by SIGABRT"
@@ -174,12 +197,18 @@ def test_ranks_name_their_gpu_to_nccl(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: made.update(device=device))
     monkeypatch.setattr(
-        torch.distributed, "init_process_group", lambda backend, **given: made.update(given, backend=backend)
+        torch.distributed,
+        "init_process_group",
+        lambda backend, **given: made.update(given, backend=backend),
     )
     asked = {"device": "cuda", "threads": torch.get_num_threads(), "hang_s": 5.0, "world_size": 2}
     asked |= {"body": "builtins:dict", "request": {"a": 7}}
     told = ranks.answer(asked, torch.distributed.FileStore(str(tmp_path / "store"), 2), 1)
-    assert (made["backend"], made["device_id"], made["rank"]) == ("nccl", torch.device("cuda", 1), 1)
+    assert (made["backend"], made["device_id"], made["rank"]) == (
+        "nccl",
+        torch.device("cuda", 1),
+        1,
+    )
     assert told == {"answer": {"a": 7}}
 
 
@@ -193,7 +222,13 @@ def test_decoding_by_a_graph_is_eager_decoding(monkeypatch, changes):
         return SimpleNamespace(replay=call), captures[-1][-1]
 
     monkeypatch.setattr(optimise, "captured", captured)
-    overrides = {"num_layers": 2, "d_model": 32, "num_heads": 2, "vocab_size": 97, "context_length": 9} | changes
+    overrides = {
+        "num_layers": 2,
+        "d_model": 32,
+        "num_heads": 2,
+        "vocab_size": 97,
+        "context_length": 9,
+    } | changes
     model = create_model(NanoConfig.from_preset("decoder_tiny", **overrides), "cpu", seed=0).eval()
     prompt = torch.randint(97, (2, 5), generator=torch.Generator().manual_seed(1))
     eager = generation_of(model, prompt, 4)
@@ -207,14 +242,18 @@ def test_decoding_by_a_graph_is_eager_decoding(monkeypatch, changes):
         eager.prefill(), graph.prefill()
         for _ in range(6):  # and beyond the last token it begins anew
             eager.decode(), graph.decode()
-            assert torch.equal(eager.token, graph.token) and eager.cache.length == graph.cache.length
+            assert (
+                torch.equal(eager.token, graph.token) and eager.cache.length == graph.cache.length
+            )
     assert len(captures) == 1  # whatever the position
     for one, other in zip(eager.cache.tensors, graph.cache.tensors, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
 def test_what_has_no_static_step_is_not_captured():
-    sparse = create_model(NanoConfig(num_layers=1, d_model=32, num_heads=2, attention_type="sparse"))
+    sparse = create_model(
+        NanoConfig(num_layers=1, d_model=32, num_heads=2, attention_type="sparse")
+    )
     for model in (nn.Linear(1, 1), sparse):
         with pytest.raises(Unsupported, match="a CUDA graph decodes presets with dense attention"):
             generation_of(model, torch.zeros(1, 1, dtype=torch.int64), 1, captured=True)

@@ -22,7 +22,11 @@ class _Nvml:
     NVMLError, NVML_CLOCK_SM, NVML_TEMPERATURE_GPU, NVML_FI_DEV_POWER_INSTANT = _Error, 1, 0, 186
 
     def __init__(self, reasons=0, refuses=()):
-        self.reasons, self.refuses, self.clocks = reasons, refuses, iter([1980, 1980, 1410, *[1980] * 10_000])
+        self.reasons, self.refuses, self.clocks = (
+            reasons,
+            refuses,
+            iter([1980, 1980, 1410, *[1980] * 10_000]),
+        )
 
     def _told(self, name, value):
         if name in self.refuses:
@@ -53,7 +57,11 @@ class _Nvml:
 
 @pytest.fixture(autouse=True)
 def _named(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="0", L2_cache_size=2**20))
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda _: SimpleNamespace(uuid="0", L2_cache_size=2**20),
+    )
 
 
 def _measured(monkeypatch, call, nvml, **more):
@@ -62,16 +70,21 @@ def _measured(monkeypatch, call, nvml, **more):
 
 
 @pytest.mark.parametrize(
-    ("launch_ms", "kernel_ms", "bound"), [(0.008, 0.002, True), (0.008, 0.5, False), (2.0, 0.002, True)]
+    ("launch_ms", "kernel_ms", "bound"),
+    [(0.008, 0.002, True), (0.008, 0.5, False), (2.0, 0.002, True)],
 )
 def test_where_the_host_takes_longer_it_is_launch_bound_and_both_times_are_told(
     monkeypatch, launch_ms, kernel_ms, bound
 ):
     stream = Stream(launch_ms, kernel_ms).installed(monkeypatch)
     row = _measured(monkeypatch, stream.launch, _Nvml())
-    assert row.details["host_ms"] == pytest.approx(launch_ms) and row.details["device_ms"] == pytest.approx(kernel_ms)
+    assert row.details["host_ms"] == pytest.approx(launch_ms) and row.details[
+        "device_ms"
+    ] == pytest.approx(kernel_ms)
     assert (Flag.LAUNCH_BOUND in row.flags) == bound
-    assert row.estimate == pytest.approx(max(launch_ms, kernel_ms), rel=0.01)  # what calls in a row take
+    assert row.estimate == pytest.approx(
+        max(launch_ms, kernel_ms), rel=0.01
+    )  # what calls in a row take
 
 
 def test_a_call_that_waits_for_the_device_is_not_told_apart(monkeypatch):
@@ -88,7 +101,9 @@ def test_a_call_that_waits_for_the_device_is_not_told_apart(monkeypatch):
 def test_a_device_is_warm_before_it_is_timed(monkeypatch):
     """Its clock ramps up over half a second: each kernel takes twice as long before."""
     stream = Stream(0.01, 1.0).installed(monkeypatch)
-    row = _measured(monkeypatch, lambda: stream.launch(2.0 if stream.host_ms < 400 else 1.0), _Nvml())
+    row = _measured(
+        monkeypatch, lambda: stream.launch(2.0 if stream.host_ms < 400 else 1.0), _Nvml()
+    )
     assert row.estimate == pytest.approx(1.0) and max(row.samples[1:]) < 1.1
 
 
@@ -97,17 +112,27 @@ def test_a_first_call_that_compiles_sets_no_pace_and_takes_nothing_of_the_budget
     monkeypatch.setattr(latency, "clock_for", lambda device: CudaClock("cuda:0", _Nvml()))
     times = iter([8000.0])
     row = latency.measure(lambda: stream.launch(next(times, 0.1)), 0.01, 0.3, device="cuda:0")
-    assert row.details["calls_per_block"] * row.details["inner"] == 50 and row.n >= 20 and max(row.samples) < 0.2
+    assert (
+        row.details["calls_per_block"] * row.details["inner"] == 50
+        and row.n >= 20
+        and max(row.samples) < 0.2
+    )
 
 
 @pytest.mark.parametrize(
-    ("reasons", "words"), [(0x40, "heat, in hardware"), (0x04 | 0x80, "power cap, power brake"), (0x01, None)]
+    ("reasons", "words"),
+    [(0x40, "heat, in hardware"), (0x04 | 0x80, "power cap, power brake"), (0x01, None)],
 )
 def test_a_throttled_clock_is_flagged_with_what_the_gpu_says(monkeypatch, reasons, words):
     stream = Stream(0.01, 1.0).installed(monkeypatch)
     row = _measured(monkeypatch, stream.launch, _Nvml(reasons))
-    assert (Flag.THROTTLED in row.flags) == (words is not None) and row.details.get("throttled_by") == words
-    told = {name: row.details[name] for name in ("clock_mhz", "clock_least_mhz", "power_w", "temperature_c")}
+    assert (Flag.THROTTLED in row.flags) == (words is not None) and row.details.get(
+        "throttled_by"
+    ) == words
+    told = {
+        name: row.details[name]
+        for name in ("clock_mhz", "clock_least_mhz", "power_w", "temperature_c")
+    }
     assert told == {"clock_mhz": 1980, "clock_least_mhz": 1410, "power_w": 612, "temperature_c": 71}
 
 
@@ -151,5 +176,9 @@ def test_the_last_level_cache_is_all_of_it(tmp_path):
             for name, text in {"level": level, "size": size, "shared_cpu_list": of}.items():
                 (folder / name).write_text(text + "\n")
     assert cold.last_level_bytes("cpu", tmp_path) == 2 * 16 * 2**20
-    assert cold.last_level_bytes("cpu", tmp_path / "none") == cold.last_level_bytes("mps") == 64 * 2**20
+    assert (
+        cold.last_level_bytes("cpu", tmp_path / "none")
+        == cold.last_level_bytes("mps")
+        == 64 * 2**20
+    )
     assert cold.last_level_bytes("cuda:0") == 2**20

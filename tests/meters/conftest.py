@@ -59,7 +59,9 @@ class FakeClock:
 
 @pytest.fixture
 def clocked(monkeypatch):
-    ticks = itertools.count()  # so that a budget of seconds is never spent, however slow the machine is
+    ticks = (
+        itertools.count()
+    )  # so that a budget of seconds is never spent, however slow the machine is
 
     def use(series, **rest):
         clock = FakeClock(series, **rest)

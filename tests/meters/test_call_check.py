@@ -60,7 +60,13 @@ class _Object:
 
 @pytest.mark.parametrize("begins", BEGINS)
 def test_a_call_that_only_begins_is_refused_whatever_wraps_it(begins):
-    wrapped = begins, lambda: begins(), functools.partial(begins), _Object(begins), _Object(begins).method
+    wrapped = (
+        begins,
+        lambda: begins(),
+        functools.partial(begins),
+        _Object(begins),
+        _Object(begins).method,
+    )
     for call in wrapped:
         with pytest.raises(BadInput, match=r"^fn: a call only begins the work and returns an? "):
             measure(call)
@@ -96,10 +102,13 @@ def _slow_once(spend, first_ms, later_ms, result):
 
 @pytest.mark.parametrize("result", [torch.zeros(2), (torch.zeros(2),)])
 @pytest.mark.parametrize(("later_ms", "cached"), [(0.0004, True), (0.75, True), (0.76, False)])
-def test_a_kept_result_is_flagged_if_later_calls_take_hardly_any_time(spend, clocked, result, later_ms, cached):
+def test_a_kept_result_is_flagged_if_later_calls_take_hardly_any_time(
+    spend, clocked, result, later_ms, cached
+):
     clocked([75.0, later_ms])
     rows = measure_phases(
-        {"a": _slow_once(spend, 75.0, later_ms, lambda: result), "b": lambda: spend(1)}, budget_s=1e-9
+        {"a": _slow_once(spend, 75.0, later_ms, lambda: result), "b": lambda: spend(1)},
+        budget_s=1e-9,
     )
     assert [Flag.CACHED_RESULT in rows[scope].flags for scope in "ab"] == [cached, False]
 
@@ -107,7 +116,12 @@ def test_a_kept_result_is_flagged_if_later_calls_take_hardly_any_time(spend, clo
 def test_a_slow_first_call_alone_is_no_kept_result(spend, clocked):
     """It may have compiled: what it returns is new, is written to in place, or is nothing."""
     x = torch.zeros(2)
-    for result in (lambda: torch.zeros(2), lambda: x.add_(1), lambda: None, lambda: (torch.zeros(2),)):
+    for result in (
+        lambda: torch.zeros(2),
+        lambda: x.add_(1),
+        lambda: None,
+        lambda: (torch.zeros(2),),
+    ):
         clocked([75.0, 0.0004])
         row = measure(_slow_once(spend, 75.0, 0.0004, result), budget_s=1e-9)
         assert Flag.CACHED_RESULT not in row.flags
@@ -122,7 +136,9 @@ def test_a_call_that_dynamo_gives_up_compiling_is_refused(limit, compiled):
         if compiled:
             assert [check().shape[0] for check in checks] == [2, 3, 4, 5, 6]
         else:
-            with pytest.raises(BadInput, match=r"^fn: torch would run part of it uncompiled, beyond .*_limit \(3\)"):
+            with pytest.raises(
+                BadInput, match=r"^fn: torch would run part of it uncompiled, beyond .*_limit \(3\)"
+            ):
                 [check() for check in checks]
     torch._dynamo.reset()
     assert not torch._dynamo.config.fail_on_recompile_limit_hit  # as others have it

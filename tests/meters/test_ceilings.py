@@ -13,7 +13,10 @@ def test_a_rate_turns_the_interval_round():
 
 def test_ceilings_are_measured_for_each_dtype_and_the_copy():
     rows = [measure_ceiling("cpu", name, budget_s=0.05) for name in ("float32", "copy")]
-    assert [(row.metric, row.scope) for row in rows] == [("ceiling_flops", "float32"), ("ceiling_bytes", "copy")]
+    assert [(row.metric, row.scope) for row in rows] == [
+        ("ceiling_flops", "float32"),
+        ("ceiling_bytes", "copy"),
+    ]
     assert all(row.estimate > 1e6 for row in rows)
 
 
@@ -32,16 +35,27 @@ def test_ceilings_are_two_operations_per_product_and_two_bytes_per_byte(monkeypa
     found = {name: measure_ceiling("cpu", name, 4.0) for name in names}
     assert all(row.scope == name for name, row in found.items())
     assert found["float32"].estimate == found["float64"].estimate == 2 * 64**3 * 100
-    assert found["bfloat16"].estimate == 2 * 32**3 * 100 and found["copy"].estimate == 2 * 2**21 * 100
+    assert (
+        found["bfloat16"].estimate == 2 * 32**3 * 100 and found["copy"].estimate == 2 * 2**21 * 100
+    )
     assert found["float32"].message == "matrix product 64³, in a burst of 4 s"
     assert found["copy"].message == "copy of 2 MiB"
-    assert (found["copy"].low, found["copy"].high) == (found["copy"].estimate / 2, found["copy"].estimate * 2)
+    assert (found["copy"].low, found["copy"].high) == (
+        found["copy"].estimate / 2,
+        found["copy"].estimate * 2,
+    )
     assert asked == [(0.02, 4.0, "cpu")] * 4
 
 
 def test_a_rate_without_an_interval_has_none_and_keeps_what_it_came_from():
     latency = Measurement(
-        "latency", 2.0, n=1, samples=(2.0,), method="perf_counter", scope="decode", flags=(Flag.SLOWDOWN,)
+        "latency",
+        2.0,
+        n=1,
+        samples=(2.0,),
+        method="perf_counter",
+        scope="decode",
+        flags=(Flag.SLOWDOWN,),
     )
     row = rate("tokens_per_second", 8, latency, message="how")
     assert (row.low, row.high, row.estimate, row.n, row.message) == (None, None, 4000.0, 1, "how")

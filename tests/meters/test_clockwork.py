@@ -21,7 +21,11 @@ class _Work(nn.Module):
 class _Block(nn.Module):
     def __init__(self, clock, ns):
         super().__init__()
-        self.clock, self.first, self.mlp = clock, _Work(clock, ns), nn.Sequential(_Work(clock, 2 * ns))
+        self.clock, self.first, self.mlp = (
+            clock,
+            _Work(clock, ns),
+            nn.Sequential(_Work(clock, 2 * ns)),
+        )
 
     def forward(self, x):
         self.clock[0] += 1000
@@ -72,8 +76,14 @@ def test_every_kth_call_has_its_modules_in_every_nth_block(clock):
         for _ in range(3):
             model(X)
     found = {row.name: (row.calls_ms, row.inside) for row in profiler.results()}
-    assert found["blocks.0.first"] == ([0.01] * 2, "blocks.0") and found["blocks.2.mlp"] == ([0.06] * 2, "blocks.2")
-    assert found["blocks.2.mlp.0"] == ([0.06] * 2, "blocks.2.mlp") and found["blocks.1"] == ([0.061] * 3, "")
+    assert found["blocks.0.first"] == ([0.01] * 2, "blocks.0") and found["blocks.2.mlp"] == (
+        [0.06] * 2,
+        "blocks.2",
+    )
+    assert found["blocks.2.mlp.0"] == ([0.06] * 2, "blocks.2.mlp") and found["blocks.1"] == (
+        [0.061] * 3,
+        "",
+    )
     assert "blocks.1.first" not in found
     assert profiler.rows == 3 * 6 + 2 * 6
 
@@ -99,16 +109,22 @@ def test_a_deep_pass_has_its_layers_and_no_calls(clock):
 
     def forward(x):  # an operation per block, so that the pass has some; the first has one more
         clock[0] += 1000
-        x = model.blocks[0].first(torch.neg(x) if clock[0] > 100_000 else torch.add(torch.neg(x), 1))
+        x = model.blocks[0].first(
+            torch.neg(x) if clock[0] > 100_000 else torch.add(torch.neg(x), 1)
+        )
         return model.blocks[0].mlp(x)
 
     model.blocks[0].__class__ = type("Negating", (_Block,), {"forward": lambda self, x: forward(x)})
-    model.__class__ = type("Scaling", (_Model,), {"forward": lambda self, x: _Model.forward(self, 2 * x)})
+    model.__class__ = type(
+        "Scaling", (_Model,), {"forward": lambda self, x: _Model.forward(self, 2 * x)}
+    )
     with LayerProfiler(model, config) as profiler:
         for _ in range(3):
             model(X)
     times = {row.name: row.calls_ms for row in profiler.results()}
-    assert times["blocks.0"] == [0.031] and times[""] == [0.283]  # the call between the two deep ones
+    assert times["blocks.0"] == [0.031] and times[""] == [
+        0.283
+    ]  # the call between the two deep ones
     deep = {layer.name: layer for layer in profiler.deep_results()}
     assert list(deep) == ["embedding", "head", "blocks.0", "blocks.1", "blocks.2"]
     assert deep["blocks.0"].passes_ms == [0.031, 0.031] and deep["head"].passes_ms == [0.03, 0.03]
@@ -121,7 +137,9 @@ def test_a_deep_pass_has_its_layers_and_no_calls(clock):
 
 
 def test_the_modes_are_what_their_names_say():
-    minimal, standard, deep = (ProfilingConfig.named(mode) for mode in ("minimal", "standard", "deep"))
+    minimal, standard, deep = (
+        ProfilingConfig.named(mode) for mode in ("minimal", "standard", "deep")
+    )
     flags = ("modules", "capture_activations", "deep_profiling", "looks")
     assert [[getattr(config, flag) for flag in flags] for config in (minimal, standard, deep)] == [
         [False, False, False, False],
@@ -129,5 +147,9 @@ def test_the_modes_are_what_their_names_say():
         [True, True, True, True],
     ]
     assert (minimal.every_kth_token, minimal.every_nth_layer, minimal.near_zero) == (16, 1, 0.01)
-    assert (minimal.power_sample_interval_ms, minimal.preallocate_metrics, minimal.batch_db_commits) == (50.0, 64, True)
+    assert (
+        minimal.power_sample_interval_ms,
+        minimal.preallocate_metrics,
+        minimal.batch_db_commits,
+    ) == (50.0, 64, True)
     assert ProfilingConfig(modules=True).looks and ProfilingConfig(capture_activations=True).looks

@@ -18,14 +18,21 @@ from nanolib.run import process
 
 def _load(ours=0.0, periods=None, **spent):
     before = CpuTimes(dict.fromkeys(spent, 100.0), 50.0, {name: (10, 5) for name in periods or {}})
-    return load_between(before, CpuTimes({k: 100 + v for k, v in spent.items()}, 50.0 + ours, periods or {}))
+    return load_between(
+        before, CpuTimes({k: 100 + v for k, v in spent.items()}, 50.0 + ours, periods or {})
+    )
 
 
 @pytest.mark.parametrize(
     ("spent", "ours", "others", "stolen"),
     [
         ({"user": 7.0, "idle": 13.0}, 3.0, 0.2, 0.0),
-        ({"user": 1.0, "system": 2.0, "nice": 1.0, "irq": 1.0, "softirq": 1.0, "idle": 4.0}, 1.0, 0.5, 0.0),
+        (
+            {"user": 1.0, "system": 2.0, "nice": 1.0, "irq": 1.0, "softirq": 1.0, "idle": 4.0},
+            1.0,
+            0.5,
+            0.0,
+        ),
         ({"user": 2.0, "iowait": 4.0, "idle": 4.0}, 2.0, 0.0, 0.0),
         ({"user": 2.0, "steal": 3.0, "idle": 5.0}, 2.0, 0.0, 0.3),
         ({"user": 1.0, "idle": 9.0}, 5.0, 0.0, 0.0),  # of more than was counted nothing is left

@@ -14,10 +14,15 @@ from nanolib.models import attention
 @pytest.mark.parametrize("mlp", ["swiglu", "gelu"])
 @pytest.mark.parametrize("kv_heads", [2, 4])
 def test_model_flops_agree_with_torchs_count_to_the_digit(mlp, kv_heads):
-    config = NanoConfig(vocab_size=100, d_model=32, num_layers=2, num_heads=4, num_kv_heads=kv_heads, mlp=mlp)
+    config = NanoConfig(
+        vocab_size=100, d_model=32, num_layers=2, num_heads=4, num_kv_heads=kv_heads, mlp=mlp
+    )
     ids = generate_random_batch(2, 16, 100)
     # torch counts causal attention in full, so the formula is given all pairs
-    assert count_flops(lambda: create_model(config)(ids)) == model_flops(config, 2, 16, lambda q, kv: q * kv)["total"]
+    assert (
+        count_flops(lambda: create_model(config)(ids))
+        == model_flops(config, 2, 16, lambda q, kv: q * kv)["total"]
+    )
 
 
 def test_attention_flops_agree_with_torchs_count_to_the_digit():
@@ -38,7 +43,9 @@ def test_sparse_attention_computes_what_its_tiles_say(pattern, causal):
         "random_tokens": 32,
         "block_size": 32,
     }
-    counted = count_flops(lambda: attention.attend("sparse", q, q, q, causal=causal, options=options))
+    counted = count_flops(
+        lambda: attention.attend("sparse", q, q, q, causal=causal, options=options)
+    )
     work = attention.work("sparse", 320, 320, causal=causal, options=options)
     assert counted == 4 * 16 * work.kept_tiles * 32 * 32
     assert work.kept_tiles < 0.6 * work.total_tiles
@@ -56,7 +63,9 @@ def test_flops_after_a_prompt_agree_with_torchs_count():
 
 
 def test_the_parts_of_a_models_flops_are_those_of_the_formula():
-    config = NanoConfig(vocab_size=10, d_model=8, num_layers=3, num_heads=4, num_kv_heads=2, mlp="gelu", d_ff=20)
+    config = NanoConfig(
+        vocab_size=10, d_model=8, num_layers=3, num_heads=4, num_kv_heads=2, mlp="gelu", d_ff=20
+    )
     parts = model_flops(config, 2, 5, lambda q, kv: 15.0)
     assert parts == {
         "projections": 3 * 2 * 2 * 5 * (2 * 64 + 2 * 8 * 4),
@@ -78,11 +87,17 @@ _OFFSETS = torch.tensor([2, 4, 4, 8], dtype=torch.int32)  # of four experts the 
 @pytest.mark.parametrize(
     ("call", "flops"),
     [
-        (lambda: F.grouped_mm(torch.ones(8, 16), torch.ones(4, 16, 8), offs=_OFFSETS), 2 * 8 * 16 * 8),
+        (
+            lambda: F.grouped_mm(torch.ones(8, 16), torch.ones(4, 16, 8), offs=_OFFSETS),
+            2 * 8 * 16 * 8,
+        ),
         (lambda: F.grouped_mm(torch.ones(4, 8, 16), torch.ones(4, 16, 8)), 4 * 2 * 8 * 16 * 8),
         (lambda: torch.ones(3, 4) @ torch.ones(4), 2 * 3 * 4),
         (lambda: torch.ones(4) @ torch.ones(4), 2 * 4),
-        (lambda: torch._int_mm(*(torch.ones(32, 32, dtype=torch.int8) for _ in range(2))), 2 * 32**3),
+        (
+            lambda: torch._int_mm(*(torch.ones(32, 32, dtype=torch.int8) for _ in range(2))),
+            2 * 32**3,
+        ),
         (lambda: _encoder_layer(torch.ones(1, 8, 16)), _PROJECTIONS + _PAIRS + 2 * 2 * 8 * 16 * 32),
         (lambda: nn.LSTM(16, 16)(torch.ones(8, 1, 16)), 2 * 8 * 2 * 16 * 64),
     ],
@@ -109,7 +124,8 @@ def test_kernels_that_compute_scores_anew_take_two_and_a_half_times_as_much_back
     """Heads that share keys count as those that do not."""
     formulas = counting._operations(counting._ADDED)
     forward, backward = (
-        formulas[getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention{end}")] for end in ("", "_backward")
+        formulas[getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention{end}")]
+        for end in ("", "_backward")
     )
     query, shared = (2, 8, 64, 16), (2, 2, 64, 16)
     assert forward(query, shared, shared) == 4 * 2 * 8 * 64 * 64 * 16

@@ -12,7 +12,11 @@ pytestmark = pytest.mark.slow
 
 SMALL = {"vocab_size": 64}
 MODELS = {
-    "gpt2": ("GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 32}, "GPT2LMHeadModel"),
+    "gpt2": (
+        "GPT2",
+        {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 32},
+        "GPT2LMHeadModel",
+    ),
     "llama": (
         "Llama",
         {
@@ -27,12 +31,17 @@ MODELS = {
 }
 ATTENTION = {"qk", "scale_mask", "softmax", "av"}
 MLP = {"gpt2": {"up", "activation", "down"}, "llama": {"gate", "up", "activation", "down"}}
-PROJECTIONS = {"gpt2": {"qkv_proj", "out_proj"}, "llama": {"q_proj", "k_proj", "v_proj", "out_proj"}}
+PROJECTIONS = {
+    "gpt2": {"qkv_proj", "out_proj"},
+    "llama": {"q_proj", "k_proj", "v_proj", "out_proj"},
+}
 
 
 def _model(name, attention):
     kind, fields, model = MODELS[name]
-    config = getattr(transformers, f"{kind}Config")(**fields, **SMALL, attn_implementation=attention)
+    config = getattr(transformers, f"{kind}Config")(
+        **fields, **SMALL, attn_implementation=attention
+    )
     torch.manual_seed(0)
     return getattr(transformers, model)(config).eval()
 
@@ -58,9 +67,12 @@ def test_attention_and_mlp_are_named_whatever_computes_them(name, attention):
     for layer in blocks:
         assert steps | PROJECTIONS[name] | MLP[name] <= {*layer.operations}, layer.operations.keys()
         assert not layer.unseen
-        assert {"attention_entropy", "attention_max_weight", "attention_sparsity", "mlp_kill_ratio"} <= {
-            *layer.statistics
-        }
+        assert {
+            "attention_entropy",
+            "attention_max_weight",
+            "attention_sparsity",
+            "mlp_kill_ratio",
+        } <= {*layer.statistics}
         for at, whole in enumerate(layer.passes_ms):
             parts = sum(ms[at] for ms in layer.operations.values()) + layer.between_ms[at]
             assert parts == pytest.approx(whole, rel=0.02)
@@ -75,7 +87,10 @@ def test_eager_attention_shows_the_weights_that_the_fused_one_has(name):
         layers = _looked_into(_model(name, attention), input_ids=ids)
         blocks = [layer for layer in layers if "attention_entropy" in layer.statistics]
         ways.append(
-            [[layer.statistics[s][-1] for s in ("attention_entropy", "attention_max_weight")] for layer in blocks]
+            [
+                [layer.statistics[s][-1] for s in ("attention_entropy", "attention_max_weight")]
+                for layer in blocks
+            ]
         )
     assert torch.tensor(ways[0]) == pytest.approx(torch.tensor(ways[1]), abs=1e-4)
 
@@ -83,7 +98,11 @@ def test_eager_attention_shows_the_weights_that_the_fused_one_has(name):
 def _timed(call):
     with OperationTimer(CpuStopwatch(), lambda: (0, "", False), near_zero=1e-2, dead_ns=0) as timer:
         out = call()
-    return out, [mark.operation for mark in timer.marks], {name: float(value) for _, name, value in timer.statistics}
+    return (
+        out,
+        [mark.operation for mark in timer.marks],
+        {name: float(value) for _, name, value in timer.statistics},
+    )
 
 
 @pytest.mark.parametrize("mask", ["added", "written", "where"])
@@ -108,4 +127,6 @@ def test_whatever_hides_a_pair_it_is_not_counted(mask):
     weights = (q @ k.mT).masked_fill(~keep, float("-inf")).softmax(-1)
     near = ((weights < 1e-2) & keep).sum() / keep.expand_as(weights).sum()
     assert seen["attention_sparsity"] == pytest.approx(float(near), abs=1e-6)
-    assert seen["attention_entropy"] == pytest.approx(float(torch.special.entr(weights).sum(-1).mean()), abs=1e-5)
+    assert seen["attention_entropy"] == pytest.approx(
+        float(torch.special.entr(weights).sum(-1).mean()), abs=1e-5
+    )

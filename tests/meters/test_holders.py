@@ -95,7 +95,9 @@ def test_gradients_and_states_are_as_large_as_weights(optimizer, copies):
         step.optimizer_step()
     after = counter.holdings()["after"].by_kind
     assert after[Held.GRADIENTS] == weights
-    assert after.get(Held.STATES, 0) == pytest.approx(copies * weights, rel=0.001)  # AdamW counts its steps too
+    assert after.get(Held.STATES, 0) == pytest.approx(
+        copies * weights, rel=0.001
+    )  # AdamW counts its steps too
     assert set(OPTIMIZERS) == {"adamw", "momentum", "sgd"}
 
 
@@ -135,9 +137,13 @@ def test_a_gpt_block_saves_what_the_closed_form_says():
     sbh = batch * length * width
 
     def at(depth):
-        config = NanoConfig.from_preset("gpt_125M", **SMALL | {"num_layers": depth, "dtype": "bfloat16"})
+        config = NanoConfig.from_preset(
+            "gpt_125M", **SMALL | {"num_layers": depth, "dtype": "bfloat16"}
+        )
         model = create_model(config)
-        (work,) = Training(model, torch.zeros(batch, length + 1, dtype=torch.int64), "eager", 1e-3).workloads()
+        (work,) = Training(
+            model, torch.zeros(batch, length + 1, dtype=torch.int64), "eager", 1e-3
+        ).workloads()
         with Holders(model) as counter, counter.watching():
             for kind, tensors in work.kinds().items():
                 counter.hold(kind, tensors)
@@ -153,7 +159,9 @@ def test_a_gpt_block_saves_what_the_closed_form_says():
     }
     per_token = batch * length * 4  # a float32 per token
     logsum = batch * heads * length * 4
-    norm = (4 + 4 + 2) * sbh + per_token  # float32 input, float32 normalised, 16 bit result; the reciprocal root
+    norm = (
+        4 + 4 + 2
+    ) * sbh + per_token  # float32 input, float32 normalised, 16 bit result; the reciprocal root
     assert kept == {
         "blocks.*.attention_norm": norm,
         "blocks.*.attention.v_proj": 2 * sbh,

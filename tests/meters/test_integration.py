@@ -41,7 +41,9 @@ def test_gaps_and_failed_reads_are_unknown_and_never_zero():
     assert found.low == pytest.approx(200 + 300 + 800)
     assert found.high == pytest.approx(200 + 600 + 800)
     kept = ~np.isnan(p)
-    assert integrate(t[kept], p[kept], 0, 9).high == pytest.approx(found.high)  # a long silence is a gap too
+    assert integrate(t[kept], p[kept], 0, 9).high == pytest.approx(
+        found.high
+    )  # a long silence is a gap too
     assert integrate(t, p, 5, 9).half_width == 0
 
 
@@ -125,5 +127,7 @@ def test_each_edge_within_a_change_adds_the_change_over_its_step():
     t, p = [0.0, 1, 2, 3, 4], [10.0, 20, 40, 40, 10]
     found = integrate(t, p, 0.5, 3.5)
     assert found.estimate == pytest.approx(8.75 + 30 + 40 + 16.25)
-    assert (found.low, found.high) == pytest.approx((found.estimate - 40, found.estimate + 40))  # 10 before, 30 after
+    assert (found.low, found.high) == pytest.approx(
+        (found.estimate - 40, found.estimate + 40)
+    )  # 10 before, 30 after
     assert integrate(t, p, 1, 3).half_width == 0  # edges on samples are sure

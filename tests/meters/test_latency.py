@@ -22,7 +22,9 @@ def test_it_stops_at_the_budget_but_not_before_six_blocks_which_give_an_interval
     clocked(_noisy(500))
     row = measure(lambda: None, budget_s=1e-9)
     assert row.details["stop"] == "budget" and row.n == 6
-    assert row.confidence == 0.95 and (row.low, row.estimate, row.high) == tuple(median_interval(row.samples))
+    assert row.confidence == 0.95 and (row.low, row.estimate, row.high) == tuple(
+        median_interval(row.samples)
+    )
     assert Flag.FEW_BLOCKS not in row.flags
 
 
@@ -57,8 +59,14 @@ def test_removed_outliers_are_told(clocked):
     series[12] = 900
     clocked(series)
     row = measure(lambda: None, outliers="remove")
-    assert Flag.OUTLIERS_REMOVED in row.flags and "outliers removed" in row.method and 900 in row.samples
-    assert not {Flag.OUTLIERS_MILD, Flag.OUTLIERS_SEVERE} & set(row.flags)  # which say that they are kept
+    assert (
+        Flag.OUTLIERS_REMOVED in row.flags
+        and "outliers removed" in row.method
+        and 900 in row.samples
+    )
+    assert not {Flag.OUTLIERS_MILD, Flag.OUTLIERS_SEVERE} & set(
+        row.flags
+    )  # which say that they are kept
     with pytest.raises(BadInput, match="outliers: 'drop' will not do; use one of keep, remove"):
         measure(lambda: None, outliers="drop")
 
@@ -66,17 +74,28 @@ def test_removed_outliers_are_told(clocked):
 def test_phases_are_timed_in_turn_and_summed(clocked):
     clocked([30.0, 60.0, 10.0] * 400)
     order = []
-    rows = measure_phases({name: lambda name=name: order.append(name) for name in ("forward", "backward", "step")})
+    rows = measure_phases(
+        {name: lambda name=name: order.append(name) for name in ("forward", "backward", "step")}
+    )
     assert order[:6] == ["forward", "backward", "step"] * 2
-    assert [rows[name].estimate for name in ("forward", "backward", "step", "total")] == [30, 60, 10, 100]
+    assert [rows[name].estimate for name in ("forward", "backward", "step", "total")] == [
+        30,
+        60,
+        10,
+        100,
+    ]
 
 
 def test_details_describe_all_kept_samples():
     x = np.random.default_rng(1).normal(10, 1, 50)
     details = summarise(x).details
-    assert details["mean"] == pytest.approx(x.mean()) and details["sd"] == pytest.approx(x.std(ddof=1))
+    assert details["mean"] == pytest.approx(x.mean()) and details["sd"] == pytest.approx(
+        x.std(ddof=1)
+    )
     assert details["cv"] == pytest.approx(x.std(ddof=1) / x.mean())
-    assert [details[f"p{p}"] for p in (5, 50, 95, 99)] == pytest.approx(list(np.percentile(x, [5, 50, 95, 99])))
+    assert [details[f"p{p}"] for p in (5, 50, 95, 99)] == pytest.approx(
+        list(np.percentile(x, [5, 50, 95, 99]))
+    )
     assert details["mad"] == pytest.approx(np.median(np.abs(x - np.median(x))))
 
 
@@ -103,24 +122,34 @@ def test_a_bad_limit_is_told(name, value):
         ([19.0, 4.9, 7.0], [7.0] * 12, 2),
     ],
 )
-def test_blocks_last_five_milliseconds_and_cold_calls_are_in_none(clocked, series, samples, per_block):
+def test_blocks_last_five_milliseconds_and_cold_calls_are_in_none(
+    clocked, series, samples, per_block
+):
     clocked(series)
     row = measure(lambda: None, budget_s=1e-9)
     assert list(row.samples) == samples and row.details["calls_per_block"] == per_block
     assert row.details["first_calls"] == series[:2]
     assert row.details["inner"] == 1 and row.details["threads"] == torch.get_num_threads()
-    assert (row.details["precision"], row.details["budget_s"]) == (0.01, 1e-9) and row.details["elapsed_s"] > 0
+    assert (row.details["precision"], row.details["budget_s"]) == (0.01, 1e-9) and row.details[
+        "elapsed_s"
+    ] > 0
 
 
 def test_a_reading_spans_a_thousand_steps_of_the_clock(clocked):
     clock = clocked([0.3], resolution=1e-3)
     row = measure(lambda: None, budget_s=1e-9)
     assert clock.asked == [(1, 1)] * 2 + [(5, 4)] * 6
-    assert row.details["inner"] == 4 and row.details["calls_per_block"] == 5  # 4 · 0.3 ≥ 1 ms, 5 · 1.2 ≥ 5 ms
+    assert (
+        row.details["inner"] == 4 and row.details["calls_per_block"] == 5
+    )  # 4 · 0.3 ≥ 1 ms, 5 · 1.2 ≥ 5 ms
     clocked([0.3], resolution=1e-3)
     rows = measure_phases({"a": lambda: None, "b": lambda: None}, budget_s=1e-9)
-    assert rows["a"].details["inner"] == 1 and rows["a"].details["calls_per_block"] == 9  # phases follow each other
-    assert list(rows) == ["a", "b", "total"] and list(measure_phases({"a": lambda: None}, budget_s=1e-9)) == ["a"]
+    assert (
+        rows["a"].details["inner"] == 1 and rows["a"].details["calls_per_block"] == 9
+    )  # phases follow each other
+    assert list(rows) == ["a", "b", "total"] and list(
+        measure_phases({"a": lambda: None}, budget_s=1e-9)
+    ) == ["a"]
 
 
 def test_a_precise_series_stops_at_twenty_blocks_and_an_imprecise_one_goes_on(clocked):
@@ -176,14 +205,26 @@ def test_a_row_says_what_others_did_while_it_was_measured(monkeypatch):
 
     monkeypatch.setattr(latency, "watched_cpus", watched)
     row = measure(lambda: None, budget_s=1e-9)
-    assert (row.details["others_share"], row.details["throttled_by"]) == (0.25, "a CPU quota of 0.5 cores")
+    assert (row.details["others_share"], row.details["throttled_by"]) == (
+        0.25,
+        "a CPU quota of 0.5 cores",
+    )
     assert {Flag.BUSY_MACHINE, Flag.THROTTLED} <= set(row.flags)
 
 
 def test_one_block_has_no_interval_and_five_their_range():
     steady = SteadyState(0, (), steady=True, slowdown=False)
-    alone, few = summarise([10.0], steady=steady), summarise([14.0, 10.0, 12.0, 11.0, 13.0], steady=steady)
-    assert (alone.low, alone.estimate, alone.high, alone.confidence, alone.n) == (None, 10.0, None, None, 1)
+    alone, few = (
+        summarise([10.0], steady=steady),
+        summarise([14.0, 10.0, 12.0, 11.0, 13.0], steady=steady),
+    )
+    assert (alone.low, alone.estimate, alone.high, alone.confidence, alone.n) == (
+        None,
+        10.0,
+        None,
+        None,
+        1,
+    )
     assert alone.details["sd"] == alone.details["cv"] == 0
     assert (few.low, few.estimate, few.high, few.confidence) == (10.0, 12.0, 14.0, 1 - 2.0**-4)
     assert summarise([10.0, 12.0], steady=steady).confidence == 0.5

@@ -60,7 +60,11 @@ def test_standard_times_every_module_and_summarises_now_and_then(model):
     handle.remove()
     found = {row.name: row for row in profiler.results()}
     assert found["rope"].inside == "blocks.0.attention"
-    assert "blocks.2.mlp.down" in found and "blocks.1.mlp.down" not in found and found["blocks.1"].kind == "block"
+    assert (
+        "blocks.2.mlp.down" in found
+        and "blocks.1.mlp.down" not in found
+        and found["blocks.1"].kind == "block"
+    )
     down = found["blocks.2.mlp.down"]
     assert (
         len(down.calls_ms) == 3
@@ -72,7 +76,9 @@ def test_standard_times_every_module_and_summarises_now_and_then(model):
     torch.testing.assert_close(down.statistics[0], torch.stack(expected))
     block = sum(found["blocks.2"].calls_ms[::3])
     parts = {name for name, row in found.items() if row.inside == "blocks.2"}
-    assert parts == {f"blocks.2.{part}" for part in ("attention_norm", "attention", "mlp_norm", "mlp")}
+    assert parts == {
+        f"blocks.2.{part}" for part in ("attention_norm", "attention", "mlp_norm", "mlp")
+    }
     assert sum(found[name].total_ms for name in parts) <= block
 
 
@@ -81,7 +87,9 @@ def test_activations_of_a_large_output_are_those_of_an_even_sample_and_its_large
     noted = Activations(3, rooms=2, near_zero=0.5, device=torch.device("cpu"))
     g = torch.Generator().manual_seed(0)
     for _ in range(2):
-        large, small = (torch.randn(size, generator=g).to(dtype) + 3 for size in ((7, 1001), (5, 9)))
+        large, small = (
+            torch.randn(size, generator=g).to(dtype) + 3 for size in ((7, 1001), (5, 9))
+        )
         large[3, 500] = -77.0  # between two elements of the sample
         noted.take(0, large)
         noted.take(2, small.t())  # not contiguous
@@ -89,10 +97,16 @@ def test_activations_of_a_large_output_are_those_of_an_even_sample_and_its_large
         noted.take(1, torch.ones(3, dtype=torch.int64))
         noted.end_call()
     found = noted.copy()
-    assert found.shape == (2, 3, len(STATISTICS)) and found[:, 1].isnan().all() and noted.copy().shape[0] == 0
+    assert (
+        found.shape == (2, 3, len(STATISTICS))
+        and found[:, 1].isnan().all()
+        and noted.copy().shape[0] == 0
+    )
     for row, x in ((found[1, 0], large.flatten()[::4]), (found[1, 2], small)):
         x = x.double()
-        expected = torch.stack([x.abs().mean(), x.std(), x.abs().max(), (x.abs() < 0.5).double().mean()])
+        expected = torch.stack(
+            [x.abs().mean(), x.std(), x.abs().max(), (x.abs() < 0.5).double().mean()]
+        )
         if x.numel() > 100:
             expected[2] = 77
         torch.testing.assert_close(row.double(), expected, rtol=1e-4, atol=1e-6)
@@ -101,16 +115,27 @@ def test_activations_of_a_large_output_are_those_of_an_even_sample_and_its_large
 def test_everything_is_put_back_when_the_model_raises(model):
     with pytest.raises(BadInput), LayerProfiler(model, EACH):
         model(torch.zeros(1, 65, dtype=torch.int64))
-    assert not {"forward", "prefill", "decode"} & {name for module in model.modules() for name in vars(module)}
+    assert not {"forward", "prefill", "decode"} & {
+        name for module in model.modules() for name in vars(module)
+    }
     assert not torch.overrides._get_current_function_mode_stack()
-    with LayerProfiler(model, EACH) as profiler, torch.inference_mode():  # and within one that goes on
+    with (
+        LayerProfiler(model, EACH) as profiler,
+        torch.inference_mode(),
+    ):  # and within one that goes on
         with pytest.raises(BadInput):
             model(torch.zeros(1, 65, dtype=torch.int64))
         model(IDS)
     assert len(profiler.deep_results()[0].passes_ms) == 1
 
 
-DEEP = {"attention_entropy", "attention_max_weight", "attention_sparsity", "mlp_kill_ratio", "norm_variance_ratio"}
+DEEP = {
+    "attention_entropy",
+    "attention_max_weight",
+    "attention_sparsity",
+    "mlp_kill_ratio",
+    "norm_variance_ratio",
+}
 
 
 @torch.inference_mode()
@@ -130,9 +155,15 @@ def test_deep_statistics_are_those_of_the_models_own_attention(model):
         dense.scaled_dot_product_attention = original
     inputs = {}
     handles = [
-        model.blocks[0].mlp.down.register_forward_hook(lambda m, args, out: inputs.update(down=args[0])),
-        model.blocks[0].mlp_norm.register_forward_hook(lambda m, args, out: inputs.update(mlp_norm=(args[0], out))),
-        model.blocks[0].attention_norm.register_forward_hook(lambda m, args, out: inputs.update(norm=(args[0], out))),
+        model.blocks[0].mlp.down.register_forward_hook(
+            lambda m, args, out: inputs.update(down=args[0])
+        ),
+        model.blocks[0].mlp_norm.register_forward_hook(
+            lambda m, args, out: inputs.update(mlp_norm=(args[0], out))
+        ),
+        model.blocks[0].attention_norm.register_forward_hook(
+            lambda m, args, out: inputs.update(norm=(args[0], out))
+        ),
     ]
     with LayerProfiler(
         model, ProfilingConfig.custom(deep_profiling=True, every_kth_token=1, near_zero=0.08)
@@ -143,22 +174,33 @@ def test_deep_statistics_are_those_of_the_models_own_attention(model):
     found = next(layer for layer in profiler.deep_results() if layer.name == "blocks.0").statistics
     q, k = (x.double() for x in seen["qk"])
     mask = torch.ones(16, 16, dtype=torch.bool).tril()
-    p = torch.softmax((q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).masked_fill(~mask, float("-inf")), dim=-1)
+    p = torch.softmax(
+        (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).masked_fill(~mask, float("-inf")), dim=-1
+    )
     entropy = -torch.where(mask, p * p.clamp(min=1e-300).log(), 0.0).sum(-1).mean()
     assert found["attention_entropy"][0] == pytest.approx(entropy.item(), rel=1e-4)
     assert found["attention_max_weight"][0] == pytest.approx(p.amax(-1).mean().item(), rel=1e-4)
     unmasked = p[mask.expand_as(p)]
-    assert found["attention_sparsity"][0] == pytest.approx((unmasked < 0.08).double().mean().item(), abs=1e-6)
+    assert found["attention_sparsity"][0] == pytest.approx(
+        (unmasked < 0.08).double().mean().item(), abs=1e-6
+    )
     assert 0 < found["attention_sparsity"][0] < 1  # the masked half is not in it
-    assert found["mlp_kill_ratio"][0] == pytest.approx((inputs["down"].abs() < 0.08).double().mean().item(), abs=1e-6)
-    ratios = [(out.var(-1).mean() / x.var(-1).mean()).item() for x, out in (inputs["norm"], inputs["mlp_norm"])]
+    assert found["mlp_kill_ratio"][0] == pytest.approx(
+        (inputs["down"].abs() < 0.08).double().mean().item(), abs=1e-6
+    )
+    ratios = [
+        (out.var(-1).mean() / x.var(-1).mean()).item()
+        for x, out in (inputs["norm"], inputs["mlp_norm"])
+    ]
     assert found["norm_variance_ratio"][0] == pytest.approx(sum(ratios) / 2, rel=1e-4)
 
 
 @torch.inference_mode()
 def test_weights_looked_at_with_grouped_heads_and_a_mask_are_those_of_the_fused_kernel():
     g = torch.Generator().manual_seed(1)
-    q, k, v = (torch.randn(2, heads, length, 8, generator=g) for heads, length in ((4, 3), (2, 7), (2, 7)))
+    q, k, v = (
+        torch.randn(2, heads, length, 8, generator=g) for heads, length in ((4, 3), (2, 7), (2, 7))
+    )
     mask = torch.rand(3, 7, generator=g) > 0.3
     mask[:, 0] = True
     bias = torch.zeros(3, 7).masked_fill(~mask, float("-inf"))
@@ -174,7 +216,9 @@ def test_weights_looked_at_with_grouped_heads_and_a_mask_are_those_of_the_fused_
         with timer:
             out = torch.nn.functional.scaled_dot_product_attention(q, k, v, **arguments)
         assert [mark.operation for mark in timer.marks] == [FUSED]
-        torch.testing.assert_close(looked[0] @ v.repeat_interleave(2, dim=1), out, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(
+            looked[0] @ v.repeat_interleave(2, dim=1), out, atol=1e-6, rtol=1e-5
+        )
 
 
 @torch.inference_mode()
@@ -196,7 +240,9 @@ def test_what_is_seen_goes_to_the_trace_as_it_is_made(model, tmp_path):
     with Store(tmp_path / "results.sqlite") as store:
         store.add(Run(experiment="energy", machine={"machine_id": "m"}, run_id="a"))
         trace = store.new_trace("a", "c")
-        config = ProfilingConfig.custom(deep_profiling=True, every_kth_token=2, preallocate_metrics=1)
+        config = ProfilingConfig.custom(
+            deep_profiling=True, every_kth_token=2, preallocate_metrics=1
+        )
         with LayerProfiler(model, config, sink=trace) as profiler:
             for _ in range(5):
                 model(IDS)
@@ -210,4 +256,6 @@ def test_what_is_seen_goes_to_the_trace_as_it_is_made(model, tmp_path):
     block = found[(found.layer == "blocks.1") & (found.call == 0)]
     assert set(block.statistic) == {*STATISTICS, *DEEP}
     down = found[(found.layer == "blocks.1.mlp.down") & (found.statistic == "sd")]
-    assert down.value.to_list() == pytest.approx(times["blocks.1.mlp.down"].statistics[:, 1].tolist())
+    assert down.value.to_list() == pytest.approx(
+        times["blocks.1.mlp.down"].statistics[:, 1].tolist()
+    )

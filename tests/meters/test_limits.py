@@ -45,30 +45,59 @@ def grouped(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("version", "path", "root", "files", "quota"),
     [
-        (V2, "/", "/", {"cpu.max": "50000 100000"}, 0.5),  # a container that sees its own group as the root
+        (
+            V2,
+            "/",
+            "/",
+            {"cpu.max": "50000 100000"},
+            0.5,
+        ),  # a container that sees its own group as the root
         (V2, "/a/b", "/", {"a/cpu.max": "100000 100000", "a/b/cpu.max": "400000 100000"}, 1.0),
         (V2, "/a", "/", {"a/cpu.max": "max 100000", "b/cpu.max": "100000 100000"}, math.inf),
         (
             V1,
             "/job",
             "/",
-            {"cpu,cpuacct/job/cpu.cfs_quota_us": 50000, "cpu,cpuacct/job/cpu.cfs_period_us": 100000},
+            {
+                "cpu,cpuacct/job/cpu.cfs_quota_us": 50000,
+                "cpu,cpuacct/job/cpu.cfs_period_us": 100000,
+            },
             0.5,
         ),
         # a container of version 1 is shown its group as the root, and told its name outside
-        (V1, "/docker/x", "/docker/x", {"cpu,cpuacct/cpu.cfs_quota_us": 3, "cpu,cpuacct/cpu.cfs_period_us": 2}, 1.5),
+        (
+            V1,
+            "/docker/x",
+            "/docker/x",
+            {"cpu,cpuacct/cpu.cfs_quota_us": 3, "cpu,cpuacct/cpu.cfs_period_us": 2},
+            1.5,
+        ),
     ],
 )
-def test_the_smallest_quota_of_the_own_group_and_its_parents_holds(grouped, version, path, root, files, quota):
+def test_the_smallest_quota_of_the_own_group_and_its_parents_holds(
+    grouped, version, path, root, files, quota
+):
     grouped(version, path, files, root)
     assert limits.cpu_quota() == quota
-    assert limits.usable_cores() == this_machine().cores == (8 if math.isinf(quota) else max(1, int(quota)))
+    assert (
+        limits.usable_cores()
+        == this_machine().cores
+        == (8 if math.isinf(quota) else max(1, int(quota)))
+    )
 
 
 @pytest.mark.parametrize(
     ("version", "path", "files"),
     [
-        (V2, "/", {"memory.max": GIB, "memory.current": GIB // 2, "memory.stat": f"anon 5\ninactive_file {GIB // 4}"}),
+        (
+            V2,
+            "/",
+            {
+                "memory.max": GIB,
+                "memory.current": GIB // 2,
+                "memory.stat": f"anon 5\ninactive_file {GIB // 4}",
+            },
+        ),
         (
             V1,
             "/job",
@@ -83,7 +112,12 @@ def test_the_smallest_quota_of_the_own_group_and_its_parents_holds(grouped, vers
         (
             V2,  # the parent has less left than the own group
             "/a/b",
-            {"a/memory.max": GIB, "a/memory.current": GIB // 4, "a/b/memory.max": 2 * GIB, "a/b/memory.current": 1},
+            {
+                "a/memory.max": GIB,
+                "a/memory.current": GIB // 4,
+                "a/b/memory.max": 2 * GIB,
+                "a/b/memory.current": 1,
+            },
         ),
     ],
 )
@@ -96,7 +130,11 @@ def test_without_control_groups_the_machine_alone_limits(monkeypatch, grouped, t
     grouped(V2, "/", {})
     assert (limits.cpu_quota(), memory.free_bytes()) == (math.inf, 20 * GIB)
     monkeypatch.setattr(limits, "_PROC", tmp_path / "none")  # not Linux
-    assert (limits.usable_cores(), limits.memory_limits(), limits.throttled_periods()) == (8, [], {})
+    assert (limits.usable_cores(), limits.memory_limits(), limits.throttled_periods()) == (
+        8,
+        [],
+        {},
+    )
 
 
 def test_torch_takes_no_more_threads_than_a_quota_pays_for(monkeypatch, grouped):

@@ -31,14 +31,28 @@ def test_devices_resolve_or_are_told():
 
 
 MACHINE = Machine(
-    cpu="A CPU", cores=8, ram_gib=32, gpus=(), system="Linux x86_64", driver="", torch="2.13", threads=4, governor=""
+    cpu="A CPU",
+    cores=8,
+    ram_gib=32,
+    gpus=(),
+    system="Linux x86_64",
+    driver="",
+    torch="2.13",
+    threads=4,
+    governor="",
 )
 
 
 def test_a_machines_id_is_of_its_hardware_alone():
     one = MACHINE.machine_id
     assert one == hashlib.sha256(b'["A CPU", 8, 32, "Linux x86_64", []]').hexdigest()[:12]
-    for rest in ({"torch": "9"}, {"threads": 1}, {"governor": "x"}, {"driver": "5"}, {"dtypes": {"a": "b"}}):
+    for rest in (
+        {"torch": "9"},
+        {"threads": 1},
+        {"governor": "x"},
+        {"driver": "5"},
+        {"dtypes": {"a": "b"}},
+    ):
         assert replace(MACHINE, **rest).machine_id == one
     gpu = {"name": "G", "memory_gib": 80}
     others = ({"cpu": "B"}, {"cores": 9}, {"ram_gib": 31}, {"system": "x"}, {"gpus": (gpu,)})
@@ -95,16 +109,28 @@ def test_auto_is_the_first_accelerator_and_cuda_the_first_gpu(monkeypatch):
     assert resolve_device("auto") == resolve_device("mps") == "mps"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert resolve_device("auto") == resolve_device("cuda") == "cuda:0" and resolve_device("cuda:1") == "cuda:1"
-    with pytest.raises(BadInput, match="device: 'xpu' is not here; use auto or one of cpu, cuda:0, cuda:1, mps"):
+    assert (
+        resolve_device("auto") == resolve_device("cuda") == "cuda:0"
+        and resolve_device("cuda:1") == "cuda:1"
+    )
+    with pytest.raises(
+        BadInput, match="device: 'xpu' is not here; use auto or one of cpu, cuda:0, cuda:1, mps"
+    ):
         resolve_device("xpu")
 
 
 @pytest.mark.parametrize(("minor", "fp8"), [(8, False), (9, True)])
 def test_a_gpu_is_told_by_its_properties(monkeypatch, minor, fp8):
-    properties = SimpleNamespace(name="G", major=8, minor=minor, total_memory=79.7 * 2**30, uuid="abc")
+    properties = SimpleNamespace(
+        name="G", major=8, minor=minor, total_memory=79.7 * 2**30, uuid="abc"
+    )
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
-    assert machine._gpu(0) == {"name": "G", "memory_gib": 80, "compute_capability": f"8.{minor}", "fp8": fp8}
+    assert machine._gpu(0) == {
+        "name": "G",
+        "memory_gib": 80,
+        "compute_capability": f"8.{minor}",
+        "fp8": fp8,
+    }
     assert machine.gpu_uuid("cuda:0") == "GPU-abc"
 
 
@@ -115,7 +141,9 @@ def test_the_driver_is_what_nvml_says_or_why_it_does_not(monkeypatch):
     def lost():
         raise Error("Driver Not Loaded")
 
-    nvml = SimpleNamespace(NVMLError=Error, nvmlInit=lambda: None, nvmlSystemGetDriverVersion=lambda: "580.1")
+    nvml = SimpleNamespace(
+        NVMLError=Error, nvmlInit=lambda: None, nvmlSystemGetDriverVersion=lambda: "580.1"
+    )
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     assert machine._driver() == "580.1"
     nvml.nvmlInit = lost

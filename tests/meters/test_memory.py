@@ -51,7 +51,9 @@ def test_the_peak_of_a_product_and_its_gradient_is_pinned():
 
 def test_the_resident_peak_sees_what_was_touched():
     def touch():
-        torch.ones(512 * 2**20, dtype=torch.uint8)  # much beside what a process of many tests gives back meanwhile
+        torch.ones(
+            512 * 2**20, dtype=torch.uint8
+        )  # much beside what a process of many tests gives back meanwhile
 
     row = next(row for row in measure_memory(touch) if row.metric == "resident_memory")
     if row.status is Status.UNSUPPORTED:
@@ -62,7 +64,9 @@ def test_the_resident_peak_sees_what_was_touched():
 def test_a_system_without_clear_refs_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr(memory, "_PROC", tmp_path / "nowhere")
     row = measure_memory(lambda: None)[1]
-    assert row.status is Status.UNSUPPORTED and row.estimate is None and "does not tell" in row.message
+    assert (
+        row.status is Status.UNSUPPORTED and row.estimate is None and "does not tell" in row.message
+    )
 
 
 def test_what_was_there_before_is_not_born_by_a_view_or_in_place():
@@ -113,13 +117,17 @@ def test_the_resident_peak_is_what_the_kernel_says_above_the_start(monkeypatch, 
 
     status(100, 340)
     row = measure_memory(touch, scope="forward")[1]
-    assert row.estimate == pytest.approx((264 + 1000) / 1024) and row.details["before"] == pytest.approx(100 / 1024)
+    assert row.estimate == pytest.approx((264 + 1000) / 1024) and row.details[
+        "before"
+    ] == pytest.approx(100 / 1024)
     assert (row.n, row.samples, row.scope) == (1, (row.estimate,), "forward")
     (tmp_path / "status").write_text("Name: x\n")
     assert "no VmRSS" in measure_memory(lambda: None)[1].message
 
 
-def test_a_gpus_allocator_gives_both_peaks_in_mib_and_what_else_was_alive_is_no_part_of_the_first(monkeypatch):
+def test_a_gpus_allocator_gives_both_peaks_in_mib_and_what_else_was_alive_is_no_part_of_the_first(
+    monkeypatch,
+):
     for name, value in (
         ("synchronize", None),
         ("reset_peak_memory_stats", None),
@@ -131,6 +139,18 @@ def test_a_gpus_allocator_gives_both_peaks_in_mib_and_what_else_was_alive_is_no_
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
     asked = {"device": "cuda:0", "existing": (torch.empty(2**19, dtype=torch.uint8),), "scope": "s"}
     live, reserved = measure_memory(lambda: None, predicted_bytes=4 * 2**20, **asked)
-    assert (live.metric, live.estimate, live.predicted, live.scope) == ("peak_memory", 2.5, 4.0, "s")
-    assert (reserved.metric, reserved.estimate, reserved.predicted) == ("reserved_memory", 3.5, None)
-    assert live.details == reserved.details == {"before": 1.0} and live.method == reserved.method == "cuda_allocator"
+    assert (live.metric, live.estimate, live.predicted, live.scope) == (
+        "peak_memory",
+        2.5,
+        4.0,
+        "s",
+    )
+    assert (reserved.metric, reserved.estimate, reserved.predicted) == (
+        "reserved_memory",
+        3.5,
+        None,
+    )
+    assert (
+        live.details == reserved.details == {"before": 1.0}
+        and live.method == reserved.method == "cuda_allocator"
+    )

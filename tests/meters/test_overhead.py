@@ -28,7 +28,9 @@ def clockwork(monkeypatch):
         "_timed": timed,
         "_reading_s": lambda: 0.01,
         "_writing_s": lambda sink: 0.001,
-        "_handing_s": lambda model, call, kind, calls, sink: _HANDING * (kind == ProfilingConfig.minimal()),
+        "_handing_s": lambda model, call, kind, calls, sink: (
+            _HANDING * (kind == ProfilingConfig.minimal())
+        ),
     }
     for name, double in doubles.items():
         monkeypatch.setattr(overhead, name, double)
@@ -40,7 +42,10 @@ def _measured(**settings):
         "minimal": ProfilingConfig.minimal(),
         "deep": replace(ProfilingConfig.deep(), every_kth_token=5, power_sample_interval_ms=100.0),
     }
-    return {found.mode: found for found in measure_overhead(torch.nn.Linear(1, 1), lambda: None, modes, **settings)}
+    return {
+        found.mode: found
+        for found in measure_overhead(torch.nn.Linear(1, 1), lambda: None, modes, **settings)
+    }
 
 
 def test_a_mode_costs_the_mean_of_its_calls_and_its_threads_in_full(clockwork):
@@ -49,7 +54,9 @@ def test_a_mode_costs_the_mean_of_its_calls_and_its_threads_in_full(clockwork):
     assert found["again"].wall == pytest.approx((0, 0, 0)) and found["again"].threads == 0
     assert (found["again"].pass_ms, found["again"].rows) == (pytest.approx((0, 10)), 0)
     minimal, deep = found["minimal"], found["deep"]
-    assert minimal.threads == pytest.approx(0.01 / 0.05 + 3 * 0.001 / 0.010)  # readings, and rows per call
+    assert minimal.threads == pytest.approx(
+        0.01 / 0.05 + 3 * 0.001 / 0.010
+    )  # readings, and rows per call
     assert minimal.wall.estimate == pytest.approx(0.013 / 0.010 - 1 + minimal.threads)
     assert minimal.cpu.estimate == pytest.approx(0.010 / 0.008 - 1 + minimal.threads)
     assert deep.rows == pytest.approx((4 * 3 + 50) / 5)
@@ -58,10 +65,14 @@ def test_a_mode_costs_the_mean_of_its_calls_and_its_threads_in_full(clockwork):
     assert deep.pass_ms == pytest.approx((30, 10)) and minimal.pass_ms == pytest.approx((13, 10))
 
 
-def test_every_round_runs_all_kinds_there_and_back_between_bare_calls_and_six_rounds_are_the_least(clockwork):
+def test_every_round_runs_all_kinds_there_and_back_between_bare_calls_and_six_rounds_are_the_least(
+    clockwork,
+):
     found = _measured(budget_s=0.0, rel_ci=0.0)
     kinds = 4  # bare again, watched as either mode does, looked at
-    rounds = clockwork[kinds + 2 :]  # after each kind's first call, and a bare one's, and one for how long it takes
+    rounds = clockwork[
+        kinds + 2 :
+    ]  # after each kind's first call, and a bare one's, and one for how long it takes
     each = 2 * (2 * kinds) + 1
     assert len(rounds) == 6 * each and {f.rounds for f in found.values()} == {6}
     for at in range(0, len(rounds), each):
@@ -94,7 +105,9 @@ def test_a_row_says_what_it_rests_on(clockwork):
         "interleaved_pairs",
     )
     assert row.low <= row.estimate <= row.high and math.isclose(row.details["pass_ms"], 30)
-    assert row.details["plain_ms"] == pytest.approx(10) and row.details["rows_per_call"] == pytest.approx(12.4)
+    assert row.details["plain_ms"] == pytest.approx(10) and row.details[
+        "rows_per_call"
+    ] == pytest.approx(12.4)
 
 
 def test_a_models_own_calls_are_looked_at_in_each_mode():
@@ -103,7 +116,13 @@ def test_a_models_own_calls_are_looked_at_in_each_mode():
         "minimal": ProfilingConfig.minimal(),
         "deep": ProfilingConfig.custom(deep_profiling=True, every_kth_token=2),
     }
-    found = {one.mode: one for one in measure_overhead(model, lambda: model(torch.ones(2, 4)), modes, budget_s=0.0)}
+    found = {
+        one.mode: one
+        for one in measure_overhead(model, lambda: model(torch.ones(2, 4)), modes, budget_s=0.0)
+    }
     assert list(found) == ["again", "minimal", "deep"] and found["again"].rows == 0
     assert found["deep"].rows > found["minimal"].rows > 0 and found["deep"].pass_ms[0] > 0
-    assert all(one.wall.low <= one.wall.estimate <= one.wall.high and one.rounds >= 6 for one in found.values())
+    assert all(
+        one.wall.low <= one.wall.estimate <= one.wall.high and one.rounds >= 6
+        for one in found.values()
+    )

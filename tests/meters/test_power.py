@@ -31,7 +31,9 @@ class _Clock:
 
 def test_a_window_begins_and_ends_when_its_device_has_done_what_was_queued(monkeypatch):
     order = []
-    monkeypatch.setattr(energy, "synchronizer", lambda device: lambda: order.append(f"{device} is done"))
+    monkeypatch.setattr(
+        energy, "synchronizer", lambda device: lambda: order.append(f"{device} is done")
+    )
     monkeypatch.setattr(energy, "Window", lambda *values: order.append("begins") or Window(*values))
     with EnergyMeter([_Clock(50.0)], sample_s=0.002, device="cuda:1") as meter:
         with pytest.raises(KeyboardInterrupt), meter.window("work"):
@@ -58,12 +60,20 @@ def test_windows_nest_and_an_interrupted_one_can_be_run_again():
         with meter.window("cut") as again:
             time.sleep(0.03)
     assert not math.isnan(cut.end_s)
-    rows = {(row.scope, row.metric): row for w in (outer, inner, again) for row in meter.measurements(w, tokens=5)}
+    rows = {
+        (row.scope, row.metric): row
+        for w in (outer, inner, again)
+        for row in meter.measurements(w, tokens=5)
+    }
     for window in (outer, inner, again):
         assert rows[window.name, "energy"].estimate == pytest.approx(50 * window.seconds, rel=1e-6)
         assert rows[window.name, "power"].estimate == pytest.approx(50, rel=1e-6)
-        assert rows[window.name, "energy_per_token"].estimate == pytest.approx(10 * window.seconds, rel=1e-6)
-        assert rows[window.name, "energy_delay"].estimate == pytest.approx(50 * window.seconds**2, rel=1e-6)
+        assert rows[window.name, "energy_per_token"].estimate == pytest.approx(
+            10 * window.seconds, rel=1e-6
+        )
+        assert rows[window.name, "energy_delay"].estimate == pytest.approx(
+            50 * window.seconds**2, rel=1e-6
+        )
     assert outer.start_s <= inner.start_s < inner.end_s <= outer.end_s
 
 
@@ -110,7 +120,13 @@ def test_the_estimate_is_between_all_idle_and_all_at_work(monkeypatch):
 
 
 def _track(joules=None, watts=None, **source):
-    told = {"name": "test", "of": "gpu 0", "period_s": 0.1, "wrap_j": math.inf, "provenance": Provenance.MEASURED}
+    told = {
+        "name": "test",
+        "of": "gpu 0",
+        "period_s": 0.1,
+        "wrap_j": math.inf,
+        "provenance": Provenance.MEASURED,
+    }
     values = watts if joules is None else joules
     kind = "watts" if joules is None else "joules"
     readings = [Reading(float(t), **{kind: float(value)}) for t, value in enumerate(values)]
@@ -136,10 +152,18 @@ def test_the_rows_of_a_window_are_its_joules_in_four_ways():
             1.0,
             "",
         )
-        assert (row.details["of"], row.details["seconds"], row.details["period_s"]) == ("gpu 0", 2.0, 0.1)
-    assert rows["power"].details["course_s"] == [1.0, 2.0] and rows["power"].details["course_w"] == [10.0, 10.0]
+        assert (row.details["of"], row.details["seconds"], row.details["period_s"]) == (
+            "gpu 0",
+            2.0,
+            0.1,
+        )
+    assert rows["power"].details["course_s"] == [1.0, 2.0] and rows["power"].details[
+        "course_w"
+    ] == [10.0, 10.0]
     assert "course_s" not in rows["energy"].details
-    assert "energy_per_token" not in {row.metric for row in meter.measurements(Window("decode", 1.0, 3.0))}
+    assert "energy_per_token" not in {
+        row.metric for row in meter.measurements(Window("decode", 1.0, 3.0))
+    }
 
 
 def test_above_idle_the_ends_are_those_of_both():
@@ -148,7 +172,11 @@ def test_above_idle_the_ends_are_those_of_both():
     idle, work = Window("idle", 0.0, 4.0), Window("work", 5.0, 7.0)
     base, energy = meter.tracks[0].energy(idle), meter.tracks[0].energy(work)
     (net,) = [row for row in meter.measurements(work, idle=idle) if row.metric == "net_energy"]
-    assert (energy.estimate, base.estimate, net.estimate) == (40.0, 8.0, 36.0)  # 8 J in 4 s: 4 in the window's 2
+    assert (energy.estimate, base.estimate, net.estimate) == (
+        40.0,
+        8.0,
+        36.0,
+    )  # 8 J in 4 s: 4 in the window's 2
     assert net.low == energy.low - base.high / 2 and net.high == energy.high - base.low / 2
 
 
@@ -162,12 +190,20 @@ def test_ten_updates_are_enough_and_the_line_says_how_long_that_takes():
 
 def test_an_estimates_ends_are_those_of_its_power():
     readings = [Reading(float(t), watts=20.0, low=10.0, high=50.0) for t in range(5)]
-    source = SimpleNamespace(name="utilisation", of="", period_s=0.1, wrap_j=math.inf, provenance=Provenance.ESTIMATED)
+    source = SimpleNamespace(
+        name="utilisation", of="", period_s=0.1, wrap_j=math.inf, provenance=Provenance.ESTIMATED
+    )
     meter = EnergyMeter([])
     meter.tracks = [Track(source, readings)]
-    rows = {row.metric: row for row in meter.measurements(Window("w", 0.0, 4.0), idle=Window("idle", 0.0, 4.0))}
+    rows = {
+        row.metric: row
+        for row in meter.measurements(Window("w", 0.0, 4.0), idle=Window("idle", 0.0, 4.0))
+    }
     assert (rows["energy"].low, rows["energy"].estimate, rows["energy"].high) == (40.0, 80.0, 200.0)
-    assert "net_energy" not in rows and rows["energy"].message == "from how busy the cores were: a range, not a reading"
+    assert (
+        "net_energy" not in rows
+        and rows["energy"].message == "from how busy the cores were: a range, not a reading"
+    )
 
 
 def _rows_of(source, seconds):
@@ -195,7 +231,10 @@ class _Counter(_Clock):
     ("source", "said"),
     [
         (lambda: _Clock(0.0), "test of bench read 0 W, which is no reading; "),
-        (lambda: ReplaySource(np.arange(400) / 100, np.zeros(400)), "replay of trace read 0 W, which is "),
+        (
+            lambda: ReplaySource(np.arange(400) / 100, np.zeros(400)),
+            "replay of trace read 0 W, which is ",
+        ),
         (lambda: _Counter(lambda t: 50 * min(t, 0.1)), "test of bench stood still for "),
     ],
 )
@@ -203,7 +242,9 @@ def test_no_power_and_a_counter_that_stands_still_are_no_readings(source, said):
     (row,) = _rows_of(source(), 0.15)
     assert (row.metric, row.status, row.estimate) == ("energy", Status.UNSUPPORTED, None)
     replayed = row.provenance is Provenance.REPLAYED
-    assert row.message.startswith(said) and row.message.endswith("again" if replayed else "replay it (power_trace)")
+    assert row.message.startswith(said) and row.message.endswith(
+        "again" if replayed else "replay it (power_trace)"
+    )
 
 
 def test_power_of_zero_in_between_is_a_gap_and_is_not_drawn():
@@ -217,9 +258,14 @@ def test_power_of_zero_in_between_is_a_gap_and_is_not_drawn():
 
 def test_leaving_a_window_waits_until_a_counter_tells_its_end(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(energy, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: meter.read()))
+    monkeypatch.setattr(
+        energy, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: meter.read())
+    )
     meter = EnergyMeter([_track(joules=[0.0]).source])
-    meter.tracks[0].source.read = lambda: (now.__setitem__(0, now[0] + 0.0625), Reading(now[0], joules=10 * now[0]))[1]
+    meter.tracks[0].source.read = lambda: (
+        now.__setitem__(0, now[0] + 0.0625),
+        Reading(now[0], joules=10 * now[0]),
+    )[1]
     meter.read()
     with meter.window("w") as window:
         now[0] += 2.0

@@ -12,7 +12,14 @@ from nanolib.store import Store
 
 
 def _spent(**seconds):
-    return {"user": 0.0, "system": 0.0, "idle": 0.0, "nice": 0.0, "iowait": 0.0, "steal": 0.0} | seconds
+    return {
+        "user": 0.0,
+        "system": 0.0,
+        "idle": 0.0,
+        "nice": 0.0,
+        "iowait": 0.0,
+        "steal": 0.0,
+    } | seconds
 
 
 def _load(spent, own):
@@ -32,7 +39,10 @@ def _load(spent, own):
         (
             _spent(steal=1.0, user=4.0, idle=5.0),
             0.0,
-            ["other processes use 40% of the CPUs", "a hypervisor takes 10% of the CPU time (steal)"],
+            [
+                "other processes use 40% of the CPUs",
+                "a hypervisor takes 10% of the CPU time (steal)",
+            ],
         ),
         (_spent(), 0.0, ["what other processes do is not known: this system counts no CPU time"]),
     ],
@@ -79,15 +89,30 @@ QUIET = {
         (QUIET, []),
         ({}, []),
         (
-            QUIET | {"nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=-1), SimpleNamespace(pid=-2)]},
+            QUIET
+            | {
+                "nvmlDeviceGetComputeRunningProcesses": [
+                    SimpleNamespace(pid=-1),
+                    SimpleNamespace(pid=-2),
+                ]
+            },
             ["2 other process(es) compute on the GPU"],
         ),
         (QUIET | {"nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=10)}, []),
-        (QUIET | {"nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=11)}, ["the GPU is 11 % in use"]),
-        (QUIET | {"nvmlDeviceGetEnforcedPowerLimit": 300_700}, ["the GPU's power is capped at 301 of 700 W"]),
         (
-            QUIET | {"nvmlDeviceGetCurrentClocksThrottleReasons": 0x08 | 0x20 | 0x40 | 0x80 | 0x4 | 0x2},
-            ["the GPU's clock is lowered by hardware slowdown, heat, heat, in hardware, power brake"],
+            QUIET | {"nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=11)},
+            ["the GPU is 11 % in use"],
+        ),
+        (
+            QUIET | {"nvmlDeviceGetEnforcedPowerLimit": 300_700},
+            ["the GPU's power is capped at 301 of 700 W"],
+        ),
+        (
+            QUIET
+            | {"nvmlDeviceGetCurrentClocksThrottleReasons": 0x08 | 0x20 | 0x40 | 0x80 | 0x4 | 0x2},
+            [
+                "the GPU's clock is lowered by hardware slowdown, heat, heat, in hardware, power brake"
+            ],
         ),
     ],
 )
@@ -120,6 +145,11 @@ def test_a_run_warns_and_keeps_what_disturbed_it(tmp_path, monkeypatch, capsys):
 
 def test_ones_own_work_on_a_gpu_is_no_disturbance():
     mine, other = SimpleNamespace(pid=os.getpid()), SimpleNamespace(pid=-1)
-    assert quiet.of_gpu("GPU-a", _Nvml(**QUIET | {"nvmlDeviceGetComputeRunningProcesses": [mine]})) == []
-    found = quiet.of_gpu("GPU-a", _Nvml(**QUIET | {"nvmlDeviceGetComputeRunningProcesses": [mine, other]}))
+    assert (
+        quiet.of_gpu("GPU-a", _Nvml(**QUIET | {"nvmlDeviceGetComputeRunningProcesses": [mine]}))
+        == []
+    )
+    found = quiet.of_gpu(
+        "GPU-a", _Nvml(**QUIET | {"nvmlDeviceGetComputeRunningProcesses": [mine, other]})
+    )
     assert found == ["1 other process(es) compute on the GPU"]

@@ -12,7 +12,11 @@ from nanolib.meters.energy.power import find_sources
 
 @pytest.fixture
 def powercap(tmp_path):
-    for domain, name in (("intel-rapl:0", "package-0"), ("intel-rapl:0:0", "core"), ("intel-rapl:1", "psys")):
+    for domain, name in (
+        ("intel-rapl:0", "package-0"),
+        ("intel-rapl:0:0", "core"),
+        ("intel-rapl:1", "psys"),
+    ):
         folder = tmp_path / domain
         folder.mkdir()
         (folder / "name").write_text(name + "\n")
@@ -31,7 +35,9 @@ class _NoDriver:
 
 def test_packages_alone_are_counted(powercap):
     found = find_sources(powercap, _NoDriver())
-    assert [(source.name, source.of) for source in found.sources] == [("rapl (package)", "package-0")]
+    assert [(source.name, source.of) for source in found.sources] == [
+        ("rapl (package)", "package-0")
+    ]
     assert found.sources[0].read().joules == 1.0
     assert "Driver Not Loaded" in found.missing["NVIDIA (NVML)"]
     (powercap / "intel-rapl:0" / "energy_uj").write_text("no number")
@@ -45,7 +51,14 @@ def _zone(root, folder, name, uj=0, range_uj=1000):
 
 
 def test_a_packages_memory_is_counted_beside_it_and_its_parts_and_psys_are_not(tmp_path):
-    zones = (":0 package-0 10", ":0:0 core 1", ":0:1 uncore 2", ":0:2 dram 300", ":1 package-1 4000", ":2 psys 9")
+    zones = (
+        ":0 package-0 10",
+        ":0:0 core 1",
+        ":0:1 uncore 2",
+        ":0:2 dram 300",
+        ":1 package-1 4000",
+        ":2 psys 9",
+    )
     for folder, name, joules in map(str.split, (*zones, "-mmio:0 package-0 10")):
         _zone(tmp_path, f"intel-rapl{folder}", name, int(joules) * 10**6, 10**12)
     found = find_sources(tmp_path, _NoDriver()).sources
@@ -87,7 +100,10 @@ def test_a_zone_that_tells_no_number_is_missing_with_its_reason(powercap):
 
 @pytest.mark.parametrize(
     ("error", "said"),
-    [(PermissionError(13, "Permission denied"), "chmod a+r"), (OSError(5, "I/O error"), "cannot be read (I/O error)")],
+    [
+        (PermissionError(13, "Permission denied"), "chmod a+r"),
+        (OSError(5, "I/O error"), "cannot be read (I/O error)"),
+    ],
 )
 def test_a_counter_that_cannot_be_read_says_what_helps(powercap, monkeypatch, error, said):
     def refuse(folder, dram):
@@ -114,7 +130,9 @@ def test_a_gpu_counts_energy_if_it_can_and_else_tells_its_power_now(tmp_path, na
     def fields(handle, numbers):
         assert numbers == [186]
         supported = name == "nvml_power_instant" and not state.broken
-        return [SimpleNamespace(nvmlReturn=0 if supported else 3, value=SimpleNamespace(uiVal=80000))]
+        return [
+            SimpleNamespace(nvmlReturn=0 if supported else 3, value=SimpleNamespace(uiVal=80000))
+        ]
 
     def power(handle):
         if state.broken:
@@ -133,9 +151,16 @@ def test_a_gpu_counts_energy_if_it_can_and_else_tells_its_power_now(tmp_path, na
         nvmlDeviceGetCudaComputeCapability=lambda handle: (7, 5),
     )
     found = find_sources(tmp_path, nvml)
-    assert [(source.name, source.of) for source in found.sources] == [(name, "gpu 0"), (name, "gpu 1")]
+    assert [(source.name, source.of) for source in found.sources] == [
+        (name, "gpu 0"),
+        (name, "gpu 1"),
+    ]
     reading = found.sources[1].read()
-    told = {"nvml_counter": (5.001, None), "nvml_power_instant": (None, 80), "nvml_power": (None, 70)}[name]
+    told = {
+        "nvml_counter": (5.001, None),
+        "nvml_power_instant": (None, 80),
+        "nvml_power": (None, 70),
+    }[name]
     assert [None if math.isnan(x) else x for x in (reading.joules, reading.watts)] == list(told)
     state.broken = True
     assert math.isnan(found.sources[1].read().joules) and math.isnan(found.sources[1].read().watts)
@@ -144,11 +169,35 @@ def test_a_gpu_counts_energy_if_it_can_and_else_tells_its_power_now(tmp_path, na
 @pytest.mark.parametrize(
     ("counter", "power", "name", "joules", "watts"),
     [
-        ({"energy_accumulator": 10**8, "counter_resolution": 15.3}, {}, "amdsmi_counter", 1530.0, None),
-        ({}, {"current_socket_power": "N/A", "average_socket_power": 250}, "amdsmi_power", None, 250.0),
-        ({}, {"current_socket_power": 300, "average_socket_power": 250}, "amdsmi_power", None, 300.0),
+        (
+            {"energy_accumulator": 10**8, "counter_resolution": 15.3},
+            {},
+            "amdsmi_counter",
+            1530.0,
+            None,
+        ),
+        (
+            {},
+            {"current_socket_power": "N/A", "average_socket_power": 250},
+            "amdsmi_power",
+            None,
+            250.0,
+        ),
+        (
+            {},
+            {"current_socket_power": 300, "average_socket_power": 250},
+            "amdsmi_power",
+            None,
+            300.0,
+        ),
         # 0 is no reading: the next way, and the next field, is asked
-        ({"power": 0, "counter_resolution": 15.3}, {"average_socket_power": 250}, "amdsmi_power", None, 250.0),
+        (
+            {"power": 0, "counter_resolution": 15.3},
+            {"average_socket_power": 250},
+            "amdsmi_power",
+            None,
+            250.0,
+        ),
         ({}, {"current_socket_power": 0, "average_socket_power": 250}, "amdsmi_power", None, 250.0),
     ],
 )
@@ -156,7 +205,11 @@ def test_an_amd_gpu_likewise(tmp_path, counter, power, name, joules, watts):
     (source,) = find_sources(tmp_path, _NoDriver(), amdsmi=_amd(counter, power)).sources
     assert (source.name, source.of) == (name, "gpu 0")
     reading = source.read()
-    assert math.isnan(reading.joules) if joules is None else reading.joules == pytest.approx(joules, rel=1e-9)
+    assert (
+        math.isnan(reading.joules)
+        if joules is None
+        else reading.joules == pytest.approx(joules, rel=1e-9)
+    )
     assert math.isnan(reading.watts) if watts is None else reading.watts == watts
 
 
@@ -188,9 +241,14 @@ def test_nvidias_module_may_be_missing(tmp_path, monkeypatch):
 
 def test_apples_parts_are_summed_and_those_it_lacks_left_out(tmp_path):
     parts = SimpleNamespace(cpu_total_mj=1500, gpu_mj=500, ane_mj=None, dram_mj=250)
-    module = SimpleNamespace(AppleEnergyMonitor=lambda: SimpleNamespace(get_cumulative_energy=lambda: parts))
+    module = SimpleNamespace(
+        AppleEnergyMonitor=lambda: SimpleNamespace(get_cumulative_energy=lambda: parts)
+    )
     (source,) = find_sources(tmp_path, _NoDriver(), apple=module).sources
     assert source.name == "ioreport" and source.read().joules == 2.25
     none = SimpleNamespace(get_cumulative_energy=SimpleNamespace)
     module = SimpleNamespace(AppleEnergyMonitor=lambda: none)
-    assert "none of its counters" in find_sources(tmp_path, _NoDriver(), apple=module).missing["Apple (IOReport)"]
+    assert (
+        "none of its counters"
+        in find_sources(tmp_path, _NoDriver(), apple=module).missing["Apple (IOReport)"]
+    )

@@ -2,7 +2,12 @@
 
 import torch
 
-from nanolib.meters.time.stopwatch import CpuStopwatch, CudaStopwatch, WaitingStopwatch, stopwatch_for
+from nanolib.meters.time.stopwatch import (
+    CpuStopwatch,
+    CudaStopwatch,
+    WaitingStopwatch,
+    stopwatch_for,
+)
 
 
 def test_a_stopwatch_stands_still_in_pauses_and_skips_what_it_is_told(clock):
@@ -16,7 +21,9 @@ def test_a_stopwatch_stands_still_in_pauses_and_skips_what_it_is_told(clock):
     watch.skip(3)
     assert watch.nanoseconds(begin, watch.mark()) == 117
     assert watch.settle() is None and watch.forget() is None
-    assert type(stopwatch_for("cpu")) is CpuStopwatch and isinstance(stopwatch_for("mps"), WaitingStopwatch)
+    assert type(stopwatch_for("cpu")) is CpuStopwatch and isinstance(
+        stopwatch_for("mps"), WaitingStopwatch
+    )
 
 
 class _Event:
@@ -56,7 +63,11 @@ def test_a_gpus_stopwatch_takes_pauses_off_and_uses_its_events_again(monkeypatch
     paused(50)
     later = watch.mark()
     watch.settle()
-    assert (watch.nanoseconds(begin, end), watch.nanoseconds(end, later), waited) == (2_000_020, 0, ["cuda:1"])
+    assert (watch.nanoseconds(begin, end), watch.nanoseconds(end, later), waited) == (
+        2_000_020,
+        0,
+        ["cuda:1"],
+    )
     assert _Event.made == 9
     watch.forget()
     for _ in range(9):

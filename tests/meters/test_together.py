@@ -16,7 +16,11 @@ def ranks(monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
     monkeypatch.setattr(torch.distributed, "barrier", lambda: said.append("barrier"))
-    monkeypatch.setattr(torch.distributed, "all_reduce", lambda x, **rest: said.append(("all_reduce", tuple(x.shape))))
+    monkeypatch.setattr(
+        torch.distributed,
+        "all_reduce",
+        lambda x, **rest: said.append(("all_reduce", tuple(x.shape))),
+    )
     monkeypatch.setattr(
         torch.distributed,
         "all_gather_into_tensor",
@@ -44,7 +48,9 @@ def test_a_timer_adds_up_its_blocks_by_kind(clock):
     assert list(watch.seconds) == ["comp_qk", "comm_lse", "load"]
     assert watch.seconds["comp_qk"] == pytest.approx([0.002, 0.004])
     assert watch.totals() == pytest.approx({"comp_qk": 0.006, "comm_lse": 0.001, "load": 0.003})
-    assert watch.shares() == pytest.approx({"compute": 0.006, "wait": 0.0, "communication": 0.001, "other": 0.003})
+    assert watch.shares() == pytest.approx(
+        {"compute": 0.006, "wait": 0.0, "communication": 0.001, "other": 0.003}
+    )
     said = []
     watch.print_stats(said.append)
     assert said[0].splitlines() == [
@@ -84,7 +90,9 @@ def test_calls_of_all_ranks_are_blocks_of_five_milliseconds_in_one_order(clock, 
 
         return run
 
-    found = together.time_together({"a": call("a", 2_000_000), "b": call("b", 7_000_000)}, 0.0, seed=3).ms
+    found = together.time_together(
+        {"a": call("a", 2_000_000), "b": call("b", 7_000_000)}, 0.0, seed=3
+    ).ms
     assert {name: len(blocks) for name, blocks in found.items()} == {"a": 6, "b": 6}
     assert found["a"] == pytest.approx([2.0] * 6) and found["b"] == pytest.approx([7.0] * 6)
     assert made == {"a": 2 + 6 * 3, "b": 2 + 6}  # two calls say how long one takes
@@ -115,7 +123,9 @@ def test_the_parts_of_a_call_are_those_of_its_timer_and_the_first_run_is_cold(cl
                 clock[0] += 500_000
 
     found = together.parts_together({"a": call}, 0.0)
-    assert found == {"a": [pytest.approx({"comp_x": run, "load": 1.0}) for run in (2.0, 3.0, 4.0, 5.0, 6.0, 7.0)]}
+    assert found == {
+        "a": [pytest.approx({"comp_x": run, "load": 1.0}) for run in (2.0, 3.0, 4.0, 5.0, 6.0, 7.0)]
+    }
     assert len(together.parts_together({"a": call}, 1e9)["a"]) == 100
 
 
@@ -159,11 +169,17 @@ def test_collectives_of_four_sizes_say_what_they_send(clock, ranks, monkeypatch)
 
     monkeypatch.setattr(links, "time_together", blocks)
     found = links.time_collectives(1.0, seed=0)
-    assert [(row["collective"], row["payload"], row["messages"], row["sent"]) for row in found[:3]] == [
+    assert [
+        (row["collective"], row["payload"], row["messages"], row["sent"]) for row in found[:3]
+    ] == [
         ("all_reduce", 1024, 2, 1024.0),
         ("all_gather", 1024, 1, 1024),
         ("all_to_all", 1024, 1, 512.0),
     ]
     assert [row["payload"] for row in found[::3]] == [2**10, 2**16, 2**20, 2**22]
     assert found[4]["blocks"] == ["all_gather 65536"]
-    assert ranks[:3] == [("all_reduce", (256,)), ("all_gather", 2, (256,)), ("all_to_all", (256,), (256,))]
+    assert ranks[:3] == [
+        ("all_reduce", (256,)),
+        ("all_gather", 2, (256,)),
+        ("all_to_all", (256,), (256,)),
+    ]

@@ -96,13 +96,19 @@ def begun(monkeypatch):
     _Clock.now = 0.0
     monkeypatch.setattr(sampling.time, "perf_counter", lambda: _Clock.now)
     monkeypatch.setattr(turns, "cpu_times", lambda: None)
-    monkeypatch.setattr(turns, "load_between", lambda before, after: CpuLoad(others=0.0, stolen=0.0))
+    monkeypatch.setattr(
+        turns, "load_between", lambda before, after: CpuLoad(others=0.0, stolen=0.0)
+    )
 
     def begin(series, rel_ci=0.01, budget_s=1e9):
         taken = []
         made = {
             name: BlockSampler(
-                _Clock(name, itertools.cycle(ms), taken), {"": lambda: None}, rel_ci, budget_s, in_rounds=True
+                _Clock(name, itertools.cycle(ms), taken),
+                {"": lambda: None},
+                rel_ci,
+                budget_s,
+                in_rounds=True,
             )
             for name, ms in series.items()
         }
@@ -131,7 +137,9 @@ def test_each_has_its_own_rule_and_budget_and_what_has_enough_takes_no_more(begu
     samplers, taken = begun({"precise": [10.0], "noisy": noisy}, budget_s=0.5)
     rounds = take_turns(samplers, seed=0)
     assert (samplers["precise"].stop, samplers["noisy"].stop) == ("precision", "budget")
-    assert taken.count("precise") == 20 < taken.count("noisy") < 60  # half a second of its own blocks, of 10 ms
+    assert (
+        taken.count("precise") == 20 < taken.count("noisy") < 60
+    )  # half a second of its own blocks, of 10 ms
     assert [{*one.ms} for one in rounds[20:]] == [{"noisy"}] * (len(rounds) - 20)
     assert speed_up_row(rounds, "precise", "noisy").n == 20
 
@@ -142,7 +150,9 @@ def _rounds(busy):
         Round(
             {
                 "a": np.array([1.0, 1.0]),
-                "b": np.array([3.0, 1.0]) * (1.5 if is_busy else 1.0) * generator.uniform(0.999, 1.001),
+                "b": np.array([3.0, 1.0])
+                * (1.5 if is_busy else 1.0)
+                * generator.uniform(0.999, 1.001),
             },
             is_busy,
         )
@@ -154,7 +164,9 @@ def _rounds(busy):
     ("busy", "n", "flagged", "estimate"),
     [(0, 30, False, 2.0), (10, 20, False, 2.0), (11, 30, True, None), (30, 30, True, 3.0)],
 )
-def test_rounds_that_met_others_are_left_out_if_twenty_clean_ones_remain(busy, n, flagged, estimate):
+def test_rounds_that_met_others_are_left_out_if_twenty_clean_ones_remain(
+    busy, n, flagged, estimate
+):
     row = speed_up_row(_rounds([True] * busy + [False] * (30 - busy)), "a", "b", scope="forward")
     assert (row.n, Flag.BUSY_MACHINE in row.flags, row.scope) == (n, flagged, "forward")
     assert row.details == {"rounds": 30, "clean_rounds": 30 - busy} and row.method == "rounds"
@@ -169,7 +181,9 @@ def test_rounds_are_labelled_as_soon_as_the_counters_of_the_cpus_can_tell(begun,
     monkeypatch.setattr(
         turns,
         "load_between",
-        lambda before, after: CpuLoad(others=share, stolen=0.0) if (share := next(told)) is not None else CpuLoad(),
+        lambda before, after: (
+            CpuLoad(others=share, stolen=0.0) if (share := next(told)) is not None else CpuLoad()
+        ),
     )
     busy = [one.is_busy for one in take_turns(samplers, seed=0)]
     assert busy == ([True] * 3 + [False] * 3) * 3 + [False] * 2  # the last ones are as those before
@@ -177,5 +191,11 @@ def test_rounds_are_labelled_as_soon_as_the_counters_of_the_cpus_can_tell(begun,
 
 def test_calls_in_turns_have_their_rows_and_their_rounds():
     work = {"sum": lambda: sum(range(100))}
-    rows, rounds = measure_in_turns({name: turns.Timing(work, budget_s=1e-9) for name in "ab"}, seed=0)
-    assert {*rows} == {"a", "b"} and all(row["sum"].estimate > 0 for row in rows.values()) and len(rounds) >= 6
+    rows, rounds = measure_in_turns(
+        {name: turns.Timing(work, budget_s=1e-9) for name in "ab"}, seed=0
+    )
+    assert (
+        {*rows} == {"a", "b"}
+        and all(row["sum"].estimate > 0 for row in rows.values())
+        and len(rounds) >= 6
+    )

@@ -20,7 +20,9 @@ class _OnCuda(torch.Tensor):
 def _tensor(heads, length, head_dim, *, heads_first=True):
     x = torch.empty(1, heads, length, head_dim, dtype=torch.bfloat16, device="meta")
     if not heads_first:
-        x = torch.empty(1, length, heads, head_dim, dtype=torch.bfloat16, device="meta").transpose(1, 2)
+        x = torch.empty(1, length, heads, head_dim, dtype=torch.bfloat16, device="meta").transpose(
+            1, 2
+        )
     return x.as_subclass(_OnCuda)
 
 
@@ -33,7 +35,11 @@ def _peak(heads, kv_heads, length, head_dim, **more):
 
 @pytest.mark.parametrize(
     ("shape", "counted_mib"),  # torch 2.11's allocator, beside q, k, v and the output's gradient
-    [((32, 32, 16_384, 128), 1028.0), ((32, 32, 16_384, 64), 516.0), ((32, 8, 16_384, 128), 1092.0)],
+    [
+        ((32, 32, 16_384, 128), 1028.0),
+        ((32, 32, 16_384, 64), 516.0),
+        ((32, 8, 16_384, 128), 1092.0),
+    ],
 )
 def test_the_peak_of_a_backward_pass_is_what_the_allocator_counted(shape, counted_mib):
     assert _peak(*shape) / MIB == pytest.approx(counted_mib, rel=1e-4)
@@ -46,4 +52,8 @@ def test_positions_before_heads_need_no_copies():
 
 def test_other_operations_and_other_devices_need_none():
     q = torch.empty(1, 2, 16, 8)
-    assert workspace_bytes(BACKWARD, (q, q, q, q, q)) == workspace_bytes(torch.ops.aten.mm.default, (q, q)) == 0
+    assert (
+        workspace_bytes(BACKWARD, (q, q, q, q, q))
+        == workspace_bytes(torch.ops.aten.mm.default, (q, q))
+        == 0
+    )

@@ -22,8 +22,12 @@ def agrees(out, reference, inputs):
     ours = torch.autograd.grad(out, inputs, gradient)
     theirs = torch.autograd.grad(reference, inputs, gradient.double())
     # All three gradients as one: where a query sees a single key, those of q and k are zero but for rounding.
-    together = [torch.cat([g.double().flatten() for g in gradients]) for gradients in (ours, theirs)]
-    return max(relative_error(out.detach(), reference.detach()), relative_error(*together)) < TOLERANCE
+    together = [
+        torch.cat([g.double().flatten() for g in gradients]) for gradients in (ours, theirs)
+    ]
+    return (
+        max(relative_error(out.detach(), reference.detach()), relative_error(*together)) < TOLERANCE
+    )
 
 
 def masked_by(inputs, causal, options):

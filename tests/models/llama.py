@@ -33,7 +33,9 @@ def llama_like(model: Transformer) -> nn.Module:
     """
     config = model.config
     if config.mlp != "swiglu" or config.positional != "rope" or config.attention_type != "dense":
-        raise BadInput("model: Llama is dense, with RoPE and SwiGLU; give a config with mlp: swiglu, positional: rope")
+        raise BadInput(
+            "model: Llama is dense, with RoPE and SwiGLU; give a config with mlp: swiglu, positional: rope"
+        )
     options = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,

@@ -33,7 +33,13 @@ def decode_shapes(world):
             3,
             Layout.of_lengths([17 * rank + 3 * (world == 1) for rank in range(world)]),
         ),
-        "several queries on the last keys alone": (1, 4, 2, 4, Layout.of_lengths([*(3 for _ in empty), 4])),
+        "several queries on the last keys alone": (
+            1,
+            4,
+            2,
+            4,
+            Layout.of_lengths([*(3 for _ in empty), 4]),
+        ),
     }
 
 
@@ -44,7 +50,13 @@ def check(_):
     for name, dtype in DTYPES.items():
         errors |= {f"decode {what} {name}": error for what, error in _decode_errors(dtype).items()}
     errors |= _sequence_errors()
-    return {"errors": errors, "rounds": _rounds(), "bytes": _bytes(), "profiled": _profiled(), "inert": _inert()}
+    return {
+        "errors": errors,
+        "rounds": _rounds(),
+        "bytes": _bytes(),
+        "profiled": _profiled(),
+        "inert": _inert(),
+    }
 
 
 def _decode_errors(dtype):
@@ -52,7 +64,11 @@ def _decode_errors(dtype):
     found = {}
     for what, (batch, heads, kv_heads, q_len, layout) in decode_shapes(world).items():
         total = layout.total
-        shapes = [(batch, heads, q_len, 16), (batch, kv_heads, total, 16), (batch, kv_heads, total, 16)]
+        shapes = [
+            (batch, heads, q_len, 16),
+            (batch, kv_heads, total, 16),
+            (batch, kv_heads, total, 16),
+        ]
         q, k, v = (torch.randn(shape).to(dtype) for shape in shapes)
         expected = masked_attention(q, k, v, causal_mask(q_len, total))
         for form in ALGORITHMS:
@@ -60,15 +76,24 @@ def _decode_errors(dtype):
             for told in (None, layout):
                 out = tree_attention_decode(q, *parts, algorithm=form, layout=told)
                 assert out.dtype == dtype and out.shape == q.shape
-                found[f"{what} {form} {'told' if told else 'asked'}"] = relative_error(out, expected)
+                found[f"{what} {form} {'told' if told else 'asked'}"] = relative_error(
+                    out, expected
+                )
     return found
 
 
 def _sequence_errors():
     rank, world = dist.get_rank(), dist.get_world_size()
     found = {}
-    for heads, kv_heads, causal, total in ((8, 2, True, 101), (8, 8, False, 101), (8, 8, True, 5), (8, 8, True, 96)):
-        q, k, v, grad = (torch.randn(2, count, total, 16) for count in (heads, kv_heads, kv_heads, heads))
+    for heads, kv_heads, causal, total in (
+        (8, 2, True, 101),
+        (8, 8, False, 101),
+        (8, 8, True, 5),
+        (8, 8, True, 96),
+    ):
+        q, k, v, grad = (
+            torch.randn(2, count, total, 16) for count in (heads, kv_heads, kv_heads, heads)
+        )
         whole = [x.double().requires_grad_() for x in (q, k, v)]
         mask = causal_mask(total, total) if causal else torch.ones(total, total, dtype=torch.bool)
         expected = masked_attention(*whole, mask)
@@ -85,15 +110,21 @@ def _sequence_errors():
             if form == "ulysses":
                 out = ulysses_attention(*mine, causal=causal, layout=layout)
             else:
-                out = ring_attention(*mine, causal=causal, layout=layout, overlap="without" not in form)
+                out = ring_attention(
+                    *mine, causal=causal, layout=layout, overlap="without" not in form
+                )
             out.backward(layout.take(grad, rank))
             key = f"{form} {heads}:{kv_heads} causal={causal} n={total}"
             if out.numel():
-                found[f"{key} out"] = relative_error(out.detach(), layout.take(expected.detach(), rank))
+                found[f"{key} out"] = relative_error(
+                    out.detach(), layout.take(expected.detach(), rank)
+                )
             for name, x, reference in zip("qkv", mine, whole, strict=True):
                 # Compared with the whole gradient: on the very first positions those of q and k are exactly zero.
                 part = layout.take(reference.grad, rank)
-                found[f"{key} gradient of {name}"] = float((x.grad.double() - part).norm() / reference.grad.norm())
+                found[f"{key} gradient of {name}"] = float(
+                    (x.grad.double() - part).norm() / reference.grad.norm()
+                )
     return found
 
 
@@ -105,7 +136,12 @@ class _Counted:
         self._undo = contextlib.ExitStack()
 
     def __enter__(self):
-        for name in ("all_reduce", "all_gather_into_tensor", "all_to_all_single", "batch_isend_irecv"):
+        for name in (
+            "all_reduce",
+            "all_gather_into_tensor",
+            "all_to_all_single",
+            "batch_isend_irecv",
+        ):
             self._wrap(name, getattr(dist, name))
         return self
 
@@ -148,12 +184,17 @@ def _rounds():
 def _bytes():
     """Form → bytes counted by the interface, and by formula; payloads of a megabyte and more."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    layout, shape = Layout.plain(2048, world), {"batch": 8, "heads": 32, "kv_heads": 32, "head_dim": 32, "itemsize": 4}
+    layout, shape = (
+        Layout.plain(2048, world),
+        {"batch": 8, "heads": 32, "kv_heads": 32, "head_dim": 32, "itemsize": 4},
+    )
     q = torch.randn(8, 32, 32, 32)
     k, v = torch.randn(2, 8, 32, layout.length(rank), 32).unbind()
     found = {}
     for form in TREE_ALGORITHMS:
-        counted = count_bytes(lambda form=form: tree_attention_decode(q, k, v, algorithm=form, layout=layout), calls=2)
+        counted = count_bytes(
+            lambda form=form: tree_attention_decode(q, k, v, algorithm=form, layout=layout), calls=2
+        )
         found[form] = [counted, decode_traffic(form, layout, q_len=32, **shape).total]
     q, k, v = torch.randn(3, 1, 8, layout.length(rank), 64).unbind()
     shape = {"batch": 1, "heads": 8, "kv_heads": 8, "head_dim": 64, "itemsize": 4}
@@ -174,7 +215,11 @@ def _profiled():
     said = io.StringIO()
     timer.print_stats(said.write)
     error = relative_error(out, masked_attention(q, k, v, causal_mask(1, 100)))
-    return {"error": error, "names": list(timer.seconds), "calls": [len(s) for s in timer.seconds.values()]} | {
+    return {
+        "error": error,
+        "names": list(timer.seconds),
+        "calls": [len(s) for s in timer.seconds.values()],
+    } | {
         "said": said.getvalue(),
         "shares": timer.shares(),
         "total": sum(timer.totals().values()),

@@ -23,7 +23,9 @@ ALL_PATTERNS = sorted([*PATTERNS, *CHOOSERS])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("q_len", "kv_len"), [(1, 1), (1, 5), (2, 2), (2, 5), (3, 5), (5, 5)])
 @pytest.mark.parametrize("kv_heads", [2, 4])
-def test_dense_lets_each_of_a_few_queries_see_the_keys_up_to_its_own(causal, q_len, kv_len, kv_heads):
+def test_dense_lets_each_of_a_few_queries_see_the_keys_up_to_its_own(
+    causal, q_len, kv_len, kv_heads
+):
     inputs = qkv(3, 4, kv_heads, q_len, kv_len)
     mask = causal_mask(q_len, kv_len) if causal else torch.ones(q_len, kv_len, dtype=torch.bool)
     out = attention.attend("dense", *inputs, causal=causal)
@@ -45,7 +47,9 @@ def test_sparse_equals_dense_with_the_same_mask(pattern, causal, q_len, kv_len):
 @pytest.mark.parametrize("per_head", [False, True])
 @pytest.mark.parametrize(("q_len", "kv_len"), [(150, 150), (1, 77)])
 def test_what_runs_on_other_devices_equals_the_reference_too(pattern, per_head, q_len, kv_len):
-    options = Options(pattern=pattern, window=37, random_tokens=9, block_size=16, sparsity=0.6, per_head=per_head)
+    options = Options(
+        pattern=pattern, window=37, random_tokens=9, block_size=16, sparsity=0.6, per_head=per_head
+    )
     inputs = qkv(3, 8, 2, q_len, kv_len)
     dense_mask, mask = masked_by(inputs, True, options)
     with torch.no_grad():
@@ -61,7 +65,10 @@ def test_queries_before_the_first_key_are_refused_or_right(pattern):
         for kind in ("sparse", "flex"):
             with (
                 torch.no_grad(),
-                pytest.raises(BadInput, match="q: more queries than keys; for a pattern of tiles give at most as many"),
+                pytest.raises(
+                    BadInput,
+                    match="q: more queries than keys; for a pattern of tiles give at most as many",
+                ),
             ):
                 attention.attend(kind, *inputs, causal=False, options=options.model_dump())
         return
@@ -112,7 +119,9 @@ def test_sparse_equals_dense_for_any_shape(pattern, causal, kv_len, queries, bat
 
 
 @pytest.mark.parametrize("sparsity", [0.5, 0.75, 0.9])
-@pytest.mark.parametrize(("pattern", "slack"), [("random", 0.02), ("strided", 0.02), ("block", 0.02), ("top_k", 0.02)])
+@pytest.mark.parametrize(
+    ("pattern", "slack"), [("random", 0.02), ("strided", 0.02), ("block", 0.02), ("top_k", 0.02)]
+)
 def test_a_pattern_of_tiles_has_the_sparsity_asked_for(pattern, sparsity, slack):
     options = Options(pattern=pattern, sparsity=sparsity, block_size=16)
     q, k, _ = qkv(1, 2, 2, 640, 640)
@@ -137,7 +146,9 @@ def test_top_k_keeps_the_tiles_that_hold_the_attention():
     q = torch.randn(1, 1, 64, 16, generator=generator) * 0.01
     k = torch.randn(1, 1, 64, 16, generator=generator) * 0.01
     q[:, :, 48:], k[:, :, 16:32] = 3.0, 3.0  # the last row of tiles looks at the second column
-    mask = choose_mask(q, k, causal=True, options=Options(pattern="top_k", sparsity=0.5, block_size=16))
+    mask = choose_mask(
+        q, k, causal=True, options=Options(pattern="top_k", sparsity=0.5, block_size=16)
+    )
     assert mask.plans[0][3].runs == ((16, 32), (48, 64))
 
 
@@ -147,7 +158,10 @@ def test_threshold_keeps_more_where_attention_is_spread():
     kept = []
     for sharpness in (0.1, 30.0):
         mask = choose_mask(
-            sharpness * k, k, causal=False, options=Options(pattern="threshold", mass=0.9, block_size=16)
+            sharpness * k,
+            k,
+            causal=False,
+            options=Options(pattern="threshold", mass=0.9, block_size=16),
         )
         kept.append(mask.work.kept)
     assert kept[0] > 3 * kept[1]
@@ -199,8 +213,13 @@ def test_what_the_options_are_unless_told():
 
 def test_a_bag_of_options_gives_each_kind_its_own_and_refuses_what_is_none_of_them():
     options = attention.shared_options("sparse", {"window": 7, "backend": "math"})
-    assert options == Options(window=7) and attention.shared_options("flash_attn", {"window": 7}).model_dump() == {}
-    with pytest.raises(BadInput, match=r"attention_options\.windw: no attention kind takes it; dense takes backend"):
+    assert (
+        options == Options(window=7)
+        and attention.shared_options("flash_attn", {"window": 7}).model_dump() == {}
+    )
+    with pytest.raises(
+        BadInput, match=r"attention_options\.windw: no attention kind takes it; dense takes backend"
+    ):
         attention.shared_options("dense", {"windw": 7})
 
 
@@ -217,7 +236,9 @@ def test_a_pattern_that_follows_the_input_takes_no_sparsity(pattern):
 
 
 def _tiles(mask, size):
-    return sum(bool(part.any()) for rows in mask.split(size, dim=0) for part in rows.split(size, dim=1))
+    return sum(
+        bool(part.any()) for rows in mask.split(size, dim=0) for part in rows.split(size, dim=1)
+    )
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -237,7 +258,9 @@ def test_a_kernel_that_torch_lacks_is_unsupported_and_any_other_error_stays(monk
         raise RuntimeError(said.pop(0))
 
     monkeypatch.setattr(dense, "_call", fails)
-    with pytest.raises(Unsupported, match=r"SDPA backend flash has no kernel for torch.float32, head_dim 16 on cpu"):
+    with pytest.raises(
+        Unsupported, match=r"SDPA backend flash has no kernel for torch.float32, head_dim 16 on cpu"
+    ):
         attention.attend("dense", q, k, v, causal=True, options={"backend": "flash"})
     with pytest.raises(RuntimeError, match=r"^out of memory$"):
         attention.attend("dense", q, k, v, causal=True, options={"backend": "flash"})
@@ -256,19 +279,26 @@ def test_causality_is_aligned_at_the_end(kind):
     q, k, v = qkv(1, 2, 2, 7, 20)
     options = {"window": 20, "global_tokens": 0} if kind == "sparse" else {}
     out = attention.attend(kind, q, k, v, causal=True, options=options)
-    assert relative_error(out.detach(), masked_attention(q, k, v, causal_mask(7, 20)).detach()) < TOLERANCE
+    assert (
+        relative_error(out.detach(), masked_attention(q, k, v, causal_mask(7, 20)).detach())
+        < TOLERANCE
+    )
 
 
 def test_a_dense_backend_without_a_kernel_here_is_unsupported():
     q, k, v = qkv(1, 1, 1, 8, 8)
-    with pytest.raises(Unsupported, match="SDPA backend cudnn has no CPU kernel; use math or flash"):
+    with pytest.raises(
+        Unsupported, match="SDPA backend cudnn has no CPU kernel; use math or flash"
+    ):
         attention.attend("dense", q, k, v, causal=True, options={"backend": "cudnn"})
 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("length", "reach"), [(100, 7), (64, 64), (50, 200), (1, 1)])
 def test_window_density_is_the_closed_form(causal, length, reach):
-    work = attention.work("sparse", length, length, causal=causal, options={"pattern": "window", "window": reach})
+    work = attention.work(
+        "sparse", length, length, causal=causal, options={"pattern": "window", "window": reach}
+    )
     assert work.kept == closed_form(length, reach, causal)
 
 
@@ -280,7 +310,9 @@ def test_sparsity_is_of_the_causal_triangle_when_causal():
 
 def test_tiles_are_counted_over_the_whole_grid():
     dense = attention.work("dense", 512, 512, causal=True)
-    sparse = attention.work("sparse", 512, 512, causal=True, options={"pattern": "window", "window": 1})
+    sparse = attention.work(
+        "sparse", 512, 512, causal=True, options={"pattern": "window", "window": 1}
+    )
     assert (dense.kept_tiles, dense.total_tiles) == (10, 16) and attention.work(
         "flash_attn", 512, 512, causal=True
     ) == dense
@@ -291,14 +323,18 @@ def test_tiles_are_counted_over_the_whole_grid():
 
 
 def test_flops_are_four_per_kept_connection_and_dimension():
-    work = attention.work("sparse", 100, 100, causal=False, options={"pattern": "window", "window": 5})
+    work = attention.work(
+        "sparse", 100, 100, causal=False, options={"pattern": "window", "window": 5}
+    )
     assert work.flops(batch=2, heads=3, head_dim=16) == 4 * 2 * 3 * work.kept * 16
 
 
 @pytest.mark.parametrize("sparsity", [0.5, 0.75, 0.9])
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_window_for_a_sparsity_is_the_largest_that_reaches_it(sparsity, causal):
-    got = attention.work("sparse", 300, 300, causal=causal, options={"pattern": "window", "sparsity": sparsity})
+    got = attention.work(
+        "sparse", 300, 300, causal=causal, options={"pattern": "window", "sparsity": sparsity}
+    )
     assert got.sparsity >= sparsity
     kept = [closed_form(300, w, causal) for w in range(1, 301)]
     assert got.kept == max(k for k in kept if 1 - k / got.total >= sparsity)
@@ -322,14 +358,18 @@ def test_a_mask_of_the_shape_alone_is_kept_until_it_is_forgotten(pattern):
     assert (again is first) == (pattern == "window")
     forget_masks()
     made = choose_mask(q, k, causal=True, options=options)
-    assert made is not first and all(torch.equal(made.elements(head), first.elements(head)) for head in range(2))
+    assert made is not first and all(
+        torch.equal(made.elements(head), first.elements(head)) for head in range(2)
+    )
     known = attention.work("sparse", 96, 96, causal=True, options=options)
     assert known == (first.work if pattern == "window" else None)
 
 
 def test_where_nothing_is_kept_the_output_and_all_gradients_are_zero():
     rows = ((0, 4), (4, 8))
-    plan = tuple(QueryBlock.of(at, [], 8, torch.ones(4, 0, dtype=torch.bool).numpy()) for at in rows)
+    plan = tuple(
+        QueryBlock.of(at, [], 8, torch.ones(4, 0, dtype=torch.bool).numpy()) for at in rows
+    )
     nothing = BlockMask((plan,), 8, 8, False, 4)
     inputs = qkv(1, 2, 1, 8, 8)
     out = block_sparse.attend(*inputs, nothing, 1.0)

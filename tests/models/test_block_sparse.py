@@ -22,7 +22,13 @@ from tests.models.inputs import agrees, closed_form, masked_by, qkv
 
 
 def test_where_no_window_reaches_the_sparsity_it_is_one():
-    seen = attention.work("sparse", 4, 4, causal=True, options={"pattern": "window", "sparsity": 0.99, "block_size": 2})
+    seen = attention.work(
+        "sparse",
+        4,
+        4,
+        causal=True,
+        options={"pattern": "window", "sparsity": 0.99, "block_size": 2},
+    )
     assert seen.kept == closed_form(4, 1, True)
 
 
@@ -47,7 +53,9 @@ def test_what_does_not_fit_is_told(change, said):
     x = torch.zeros(1, 2, 4, 8)
     call = {"kind": "dense", "q": x, "k": x, "v": x, "options": None} | change
     with pytest.raises(BadInput) as caught:
-        attention.attend(call["kind"], call["q"], call["k"], call["v"], causal=True, options=call["options"])
+        attention.attend(
+            call["kind"], call["q"], call["k"], call["v"], causal=True, options=call["options"]
+        )
     assert caught.value.lines[0].startswith(said)
 
 
@@ -62,12 +70,20 @@ def test_what_does_not_fit_is_told(change, said):
         (4, 256, 2048, torch.float64, 1),  # twice as many scores
     ],
 )
-def test_as_many_heads_go_at_once_as_keep_their_scores_near_the_core(heads, block, window_, dtype, together):
+def test_as_many_heads_go_at_once_as_keep_their_scores_near_the_core(
+    heads, block, window_, dtype, together
+):
     q, k, _ = (x.detach().to(dtype) for x in qkv(1, heads, heads, 2048, 2048, head_dim=4))
-    mask = choose_mask(q, k, causal=True, options=Options(pattern="window", window=window_, block_size=block))
+    mask = choose_mask(
+        q, k, causal=True, options=Options(pattern="window", window=window_, block_size=block)
+    )
     largest = max(block.height * block.keys for block in mask.plans[0])
     most = max(block.keys for block in mask.plans[0])
-    assert block_sparse.at_once(list(mask.plans[0]), 1, heads) == (together, together * largest, together * most)
+    assert block_sparse.at_once(list(mask.plans[0]), 1, heads) == (
+        together,
+        together * largest,
+        together * most,
+    )
 
 
 def test_a_block_whose_queries_see_all_its_keys_needs_no_mask():
@@ -124,7 +140,9 @@ def test_where_torch_compiles_no_loops_the_plain_ones_do(monkeypatch, error):
     ("threads", "heads", "counted", "shares"),
     [(4, 3, False, 3), (2, 4, False, 2), (1, 3, False, 1), (4, 1, False, 1), (4, 3, True, 1)],
 )
-def test_heads_are_shared_among_threads_unless_one_is_counted(monkeypatch, threads, heads, counted, shares):
+def test_heads_are_shared_among_threads_unless_one_is_counted(
+    monkeypatch, threads, heads, counted, shares
+):
     """Each thread computes on its share of the cores; a counter sees the plain loop, in the calling thread."""
     seen, before = [], torch.get_num_threads()
 
@@ -169,7 +187,18 @@ OPTIONS = {
 def test_a_plan_tells_the_live_peak(pattern, batch, heads, kv_heads, length, dtype, causal, more):
     options = {"pattern": pattern, "block_size": 32, **OPTIONS[pattern], **more}
     case = AttentionCase(
-        "cpu", pattern, "sparse", options, length, batch, dtype, heads, kv_heads, 16, causal, backward=True
+        "cpu",
+        pattern,
+        "sparse",
+        options,
+        length,
+        batch,
+        dtype,
+        heads,
+        kv_heads,
+        16,
+        causal,
+        backward=True,
     )
     for work in case.workloads(*case.inputs(0)):
         work.call()
@@ -184,10 +213,20 @@ def test_autocast_changes_no_product_of_the_tiles(monkeypatch, threads):
     q, k, v = torch.randn(3, 1, 2, 64, 16, generator=torch.Generator().manual_seed(5)).unbind()
     with torch.autocast("cpu", torch.bfloat16):
         out = attention.attend(
-            "sparse", q, k, v, causal=True, options={"pattern": "window", "window": 16, "block_size": 16}
+            "sparse",
+            q,
+            k,
+            v,
+            causal=True,
+            options={"pattern": "window", "window": 16, "block_size": 16},
         )
     expected = attention.attend(
-        "sparse", q, k, v, causal=True, options={"pattern": "window", "window": 16, "block_size": 16}
+        "sparse",
+        q,
+        k,
+        v,
+        causal=True,
+        options={"pattern": "window", "window": 16, "block_size": 16},
     )
     assert torch.equal(out, expected)
 
@@ -203,5 +242,7 @@ from nanolib.models import attention
 x = torch.ones(1, 1, 40, 8)
 assert torch.allclose(attention.attend("sparse", x, x, x, causal=True, options={"block_size": 16}), x)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr

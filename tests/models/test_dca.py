@@ -11,7 +11,13 @@ OPTIONS = {"pattern": "dca", "window": 6, "global_tokens": 4, "random_tokens": 2
 
 
 def _model(**changes):
-    values = {"vocab_size": 300, "context_length": 64, "d_model": 32, "num_layers": 2, "num_heads": 4}
+    values = {
+        "vocab_size": 300,
+        "context_length": 64,
+        "d_model": 32,
+        "num_layers": 2,
+        "num_heads": 4,
+    }
     config = NanoConfig(**values, attention_type="sparse", attention_options=OPTIONS | changes)
     return create_model(config, seed=1)
 

@@ -41,15 +41,22 @@ def _kept_tiles(mask):
     """Head → per row of tiles, the tiles that are kept."""
     plans = mask.plans if not mask.shared else [mask.plans[0]]
     for plan in plans:
-        yield [{at for start, stop in block.runs for at in range(start // SIZE, -(-stop // SIZE))} for block in plan]
+        yield [
+            {at for start, stop in block.runs for at in range(start // SIZE, -(-stop // SIZE))}
+            for block in plan
+        ]
 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("rest", [{"sparsity": 0.5}, {"sparsity": 0.8}, {"window": 40}, {"window": 3}])
+@pytest.mark.parametrize(
+    "rest", [{"sparsity": 0.5}, {"sparsity": 0.8}, {"window": 40}, {"window": 3}]
+)
 def test_top_k_keeps_its_own_tiles_and_then_the_best(shape, causal, rest):
     q, k = _inputs(*shape)
-    mask = choose_mask(q, k, causal=causal, options=Options(pattern="top_k", block_size=SIZE, **rest))
+    mask = choose_mask(
+        q, k, causal=causal, options=Options(pattern="top_k", block_size=SIZE, **rest)
+    )
     assert len(mask.plans) == 8
     for found, rows in zip(_kept_tiles(mask), _rows(q, k, causal), strict=True):
         for kept, (scores, own) in zip(found, rows, strict=True):
@@ -70,15 +77,27 @@ def test_top_k_keeps_its_own_tiles_and_then_the_best(shape, causal, rest):
 def test_threshold_keeps_its_own_tiles_and_the_fewest_that_hold_the_mass(shape, causal, mass):
     q, k = _inputs(*shape, seed=1)
     q = 3 * q
-    mask = choose_mask(q, k, causal=causal, options=Options(pattern="threshold", mass=mass, block_size=SIZE))
+    mask = choose_mask(
+        q, k, causal=causal, options=Options(pattern="threshold", mass=mass, block_size=SIZE)
+    )
     for found, rows in zip(_kept_tiles(mask), _rows(q, k, causal), strict=True):
         for kept, (scores, own) in zip(found, rows, strict=True):
             others = {at: score for at, score in scores.items() if not (causal and at in own)}
             best = sorted(others, key=lambda at: -others[at])
-            weights = np.exp([others[at] - max(others.values()) for at in best]) if best else np.zeros(0)
-            before = np.cumsum(weights / weights.sum()) - weights / weights.sum() if best else weights
-            expected = {at for at, gathered in zip(best, before, strict=True) if gathered < mass - 1e-5}
-            unsure = {at for at, gathered in zip(best, before, strict=True) if abs(gathered - mass) <= 1e-5}
+            weights = (
+                np.exp([others[at] - max(others.values()) for at in best]) if best else np.zeros(0)
+            )
+            before = (
+                np.cumsum(weights / weights.sum()) - weights / weights.sum() if best else weights
+            )
+            expected = {
+                at for at, gathered in zip(best, before, strict=True) if gathered < mass - 1e-5
+            }
+            unsure = {
+                at
+                for at, gathered in zip(best, before, strict=True)
+                if abs(gathered - mass) <= 1e-5
+            }
             assert (own & set(scores)) | expected <= kept <= own | expected | unsure
 
 
@@ -91,11 +110,16 @@ def global_tokens(scores, most):
 def test_globals_are_those_more_than_a_deviation_above_the_mean():
     scores = torch.tensor([0.0, 4.0, 0, 0, 3.0, 0, 0, 0])  # mean 0.875, deviation 1.54
     assert global_tokens(scores, 8).tolist() == [1, 4] and global_tokens(scores, 1).tolist() == [1]
-    close = torch.tensor([0.0, 1, 1, 3, 2, 0, 0, 0])  # mean 0.875, deviation 1.05; a sample's would be 1.13
+    close = torch.tensor(
+        [0.0, 1, 1, 3, 2, 0, 0, 0]
+    )  # mean 0.875, deviation 1.05; a sample's would be 1.13
     assert global_tokens(close, 8).tolist() == [3, 4]
     # exactly one deviation above: at least one all the same
     assert global_tokens(torch.tensor([0.0, 2.0]), 8).tolist() == [1]
-    assert global_tokens(torch.tensor([5.0]), 8).tolist() == [0] and global_tokens(scores, 0).tolist() == []
+    assert (
+        global_tokens(torch.tensor([5.0]), 8).tolist() == [0]
+        and global_tokens(scores, 0).tolist() == []
+    )
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -104,9 +128,15 @@ def test_dca_sees_its_window_and_what_it_chose_among_the_tokens_it_may_know(q_le
     generator = torch.Generator().manual_seed(2)
     scores = torch.rand(2, kv_len, generator=generator)
     q, k = _inputs(q_len, kv_len)
-    options = Options(pattern="dca", window=5, global_tokens=6, random_tokens=4, block_size=SIZE, seed=3)
+    options = Options(
+        pattern="dca", window=5, global_tokens=6, random_tokens=4, block_size=SIZE, seed=3
+    )
     mask = CHOOSERS["dca"](q, k, causal, options, scores).blocks()
-    assert len(mask.plans) == 8 and mask.plans[0] is mask.plans[3] and mask.plans[0] is not mask.plans[4]
+    assert (
+        len(mask.plans) == 8
+        and mask.plans[0] is mask.plans[3]
+        and mask.plans[0] is not mask.plans[4]
+    )
     offset = kv_len - q_len
     for b in range(2):
         seen = mask.elements(4 * b)
@@ -115,7 +145,9 @@ def test_dca_sees_its_window_and_what_it_chose_among_the_tokens_it_may_know(q_le
             pool = scores[b, : place * SIZE] if causal else scores[b]
             chosen = set()
             if len(pool):
-                drawn = torch.randint(len(pool), (4,), generator=torch.Generator().manual_seed(3 * 1_000_003 + place))
+                drawn = torch.randint(
+                    len(pool), (4,), generator=torch.Generator().manual_seed(3 * 1_000_003 + place)
+                )
                 chosen = {*global_tokens(pool, 6).tolist(), *drawn.tolist()}
             for row in range(start, min(start + SIZE, q_len)):
                 position = row + offset
@@ -128,7 +160,9 @@ def test_without_scores_dca_takes_the_norms_of_the_keys():
     q, k = _inputs(60, 60)
     options = Options(pattern="dca", window=2, global_tokens=5, random_tokens=0, block_size=SIZE)
     norms = k.double().norm(dim=-1).mean(dim=1).float()
-    found, expected = (CHOOSERS["dca"](q, k, True, options, scores).blocks() for scores in (None, norms))
+    found, expected = (
+        CHOOSERS["dca"](q, k, True, options, scores).blocks() for scores in (None, norms)
+    )
     assert [a.runs for a in found.plans[0]] == [b.runs for b in expected.plans[0]]
     assert [a.runs for a in found.plans[4]] == [b.runs for b in expected.plans[4]]
 

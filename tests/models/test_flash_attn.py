@@ -18,7 +18,8 @@ from tests.models.inputs import TOLERANCE, qkv
 def test_flash_attn_says_what_it_lacks(monkeypatch):
     q, k, v = (x.detach() for x in qkv(1, 1, 1, 8, 8))
     with pytest.raises(
-        Unsupported, match="flash_attn is not installed; on a machine with CUDA: pip install flash-attn"
+        Unsupported,
+        match="flash_attn is not installed; on a machine with CUDA: pip install flash-attn",
     ):
         attention.attend("flash_attn", q, k, v, causal=True)
 
@@ -36,15 +37,21 @@ def flash_package(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("module", "returns"), [("flash_attn", "out"), ("flash_attn_interface", "out"), ("flash_attn.cute", "tuple")]
+    ("module", "returns"),
+    [("flash_attn", "out"), ("flash_attn_interface", "out"), ("flash_attn.cute", "tuple")],
 )
-def test_flash_attn_is_called_as_either_version_wants_it(monkeypatch, flash_package, module, returns):
+def test_flash_attn_is_called_as_either_version_wants_it(
+    monkeypatch, flash_package, module, returns
+):
     """The package needs CUDA; what it is handed, and how its answer is read, does not."""
 
     def function(q, k, v, softmax_scale, causal):
         assert (q.shape, softmax_scale, causal) == ((1, 8, 2, 16), 0.5, True)
         out = torch.nn.functional.scaled_dot_product_attention(
-            *(x.transpose(1, 2) for x in (q, k, v)), is_causal=True, scale=softmax_scale, enable_gqa=True
+            *(x.transpose(1, 2) for x in (q, k, v)),
+            is_causal=True,
+            scale=softmax_scale,
+            enable_gqa=True,
         ).transpose(1, 2)
         return out if returns == "out" else (out, None)
 

@@ -28,13 +28,21 @@ def _inputs(shape, dtype=torch.float32):
     batch, heads, kv_heads, q_len, kv_len = SHAPES[shape]
     generator = torch.Generator().manual_seed(1)
     sizes = ((heads, q_len), (kv_heads, kv_len), (kv_heads, kv_len))
-    return [torch.randn(batch, h, n, 16, generator=generator).to(dtype).requires_grad_() for h, n in sizes]
+    return [
+        torch.randn(batch, h, n, 16, generator=generator).to(dtype).requires_grad_()
+        for h, n in sizes
+    ]
 
 
 def _options(pattern, **others):
     drawn = {"per_head": True} if pattern in ("random", "bigbird") else {}
     return sparse.Options(
-        pattern=pattern, window=20, global_tokens=5, random_tokens=9, block_size=16, **(drawn | others)
+        pattern=pattern,
+        window=20,
+        global_tokens=5,
+        random_tokens=9,
+        block_size=16,
+        **(drawn | others),
     )
 
 
@@ -60,7 +68,9 @@ TILES = (16, 32, 24)  # the plan's own, twice it, and one that it does not divid
 )
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("pattern", sorted([*PATTERNS, *CHOOSERS]))
-def test_outputs_and_gradients_are_those_of_the_reference(monkeypatch, pattern, shape, causal, tile):
+def test_outputs_and_gradients_are_those_of_the_reference(
+    monkeypatch, pattern, shape, causal, tile
+):
     monkeypatch.setattr(flex, "kernel_tile", lambda device, block_size: tile)
     monkeypatch.setattr(flex, "_PAIRS", 1000)  # a tile of queries at a time
     sparse.forget_masks()
@@ -70,7 +80,9 @@ def test_outputs_and_gradients_are_those_of_the_reference(monkeypatch, pattern, 
     mask = flex.mask_of(q, k, causal=causal, options=options)
 
     at = torch.cartesian_prod(*map(torch.arange, (*q.shape[:3], k.shape[2]))).unbind(1)
-    assert torch.equal(mask.mask_mod(*at).view(*q.shape[:3], -1), elements.expand(*q.shape[:2], -1, -1))
+    assert torch.equal(
+        mask.mask_mod(*at).view(*q.shape[:3], -1), elements.expand(*q.shape[:2], -1, -1)
+    )
     kept, whole = _tiles(elements, tile)
     assert torch.equal(mask.to_dense().bool().expand_as(kept), kept.expand_as(kept))
     full = _dense(mask.full_kv_num_blocks, mask.full_kv_indices)
@@ -115,7 +127,13 @@ def test_in_bfloat16_too(pattern, causal):
 
 
 def test_on_a_gpu_it_skips_by_tiles_that_its_kernels_take():
-    assert [flex.kernel_tile("cuda", size) for size in (16, 64, 128, 200, 256)] == [128, 128, 128, 256, 256]
+    assert [flex.kernel_tile("cuda", size) for size in (16, 64, 128, 200, 256)] == [
+        128,
+        128,
+        128,
+        256,
+        256,
+    ]
     assert flex.kernel_tile("cpu", 16) == 16
 
 
@@ -156,7 +174,13 @@ def test_a_long_mask_that_was_chosen_is_made_in_little_memory():
     with LiveBytes() as counter:
         mask = flex.chosen_mask(Choice(table, 128, 64, 2, 512, LONG, causal=True, block_size=128))
     assert counter.peak < 400 * 2**20
-    assert mask.to_dense().nonzero()[:5, 2:].tolist() == [[0, 7], [0, 2043], [0, 2044], [1, 7], [1, 2044]]
+    assert mask.to_dense().nonzero()[:5, 2:].tolist() == [
+        [0, 7],
+        [0, 2043],
+        [0, 2044],
+        [1, 7],
+        [1, 2044],
+    ]
 
 
 @pytest.mark.parametrize(("grad", "donated"), [(True, False), (False, True)])
@@ -169,7 +193,9 @@ def test_a_graph_is_compiled_so_that_its_backward_pass_can_be_repeated(monkeypat
     monkeypatch.setattr(flex, "compiled", compiled)
     monkeypatch.setattr(flex, "unsupported", lambda *_: "")
     with torch.set_grad_enabled(grad):
-        attention.attend("flex", *_inputs("square"), causal=True, options=_options("window").model_dump())
+        attention.attend(
+            "flex", *_inputs("square"), causal=True, options=_options("window").model_dump()
+        )
     assert found == [donated]
 
 
@@ -198,7 +224,10 @@ def _compiles_at_once(monkeypatch):
     "calls",
     [
         [(length, OPTIONS) for length in (16, 32, 48, 64, 80)],
-        [(64, OPTIONS | {"pattern": name}) for name in ("window", "local_global", "strided", "random")],
+        [
+            (64, OPTIONS | {"pattern": name})
+            for name in ("window", "local_global", "strided", "random")
+        ],
         [(64, OPTIONS | {"window": window}) for window in (16, 24, 32, 48)],
     ],
     ids=["lengths", "patterns", "windows"],
@@ -220,7 +249,9 @@ def _round(calls):
         for mode in (torch.no_grad, torch.inference_mode):
             q = torch.zeros(1, 1, length, 8)
             with mode():
-                assert attention.attend("flex", q, q, q, causal=True, options=options).shape == q.shape
+                assert (
+                    attention.attend("flex", q, q, q, causal=True, options=options).shape == q.shape
+                )
 
 
 def _attended(q, k, v, **rest):

@@ -31,13 +31,20 @@ def test_rounding_equals_torchs_for_every_bfloat16(format):
 @pytest.mark.parametrize("format", fp8.FORMATS)
 def test_rounding_equals_torchs_for_a_million_float32(format):
     g = torch.Generator().manual_seed(0)
-    bits = torch.randint(-(2**31), 2**31, (1_000_000,), generator=g, dtype=torch.int64).to(torch.int32)
-    assert _same(fp8.round_to(bits.view(torch.float32), format), _torch_cast(bits.view(torch.float32), format))
+    bits = torch.randint(-(2**31), 2**31, (1_000_000,), generator=g, dtype=torch.int64).to(
+        torch.int32
+    )
+    assert _same(
+        fp8.round_to(bits.view(torch.float32), format),
+        _torch_cast(bits.view(torch.float32), format),
+    )
     # and where ties, subnormal numbers and the largest value lie
     values = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(fp8.FORMATS[format]).float()
     values = values[values.isfinite()].sort().values
     ties = (values[1:] + values[:-1]) / 2
-    near = torch.cat([values, ties, *(torch.nextafter(ties, torch.full_like(ties, end)) for end in (-1e9, 1e9))])
+    near = torch.cat(
+        [values, ties, *(torch.nextafter(ties, torch.full_like(ties, end)) for end in (-1e9, 1e9))]
+    )
     assert _same(fp8.round_to(near, format), _torch_cast(near, format))
 
 
@@ -69,7 +76,9 @@ def test_the_emulated_linear_is_torchaos_bit_for_bit(recipe, dtype, data):
     from dataclasses import replace
 
     theirs = results(
-        Float8Linear.from_float(source, replace(Float8LinearConfig.from_recipe_name(recipe), emulate=True))
+        Float8Linear.from_float(
+            source, replace(Float8LinearConfig.from_recipe_name(recipe), emulate=True)
+        )
     )
     ours = results(fp8.EmulatedLinear(source, fp8.RECIPES[recipe]))
     for a, b in zip(ours, theirs, strict=True):
@@ -78,7 +87,10 @@ def test_the_emulated_linear_is_torchaos_bit_for_bit(recipe, dtype, data):
 
 def test_a_zero_tensor_survives_the_cast():
     for recipe in fp8.RECIPES.values():
-        assert torch.equal(fp8.emulated_linear(torch.zeros(16, 16), torch.zeros(16, 16), recipe), torch.zeros(16, 16))
+        assert torch.equal(
+            fp8.emulated_linear(torch.zeros(16, 16), torch.zeros(16, 16), recipe),
+            torch.zeros(16, 16),
+        )
 
 
 def test_shares_that_vanish_and_saturate_are_counted():
@@ -92,7 +104,10 @@ def test_shares_that_vanish_and_saturate_are_counted():
         "e5m2": (61439, 61441),
     }.items():  # half a step above the largest
         cast = fp8.Cast(format, scaled=False)
-        assert [float(fp8.quantise(torch.tensor([x]), cast).overflow) for x in (float(inside), float(outside))] == [
+        assert [
+            float(fp8.quantise(torch.tensor([x]), cast).overflow)
+            for x in (float(inside), float(outside))
+        ] == [
             0,
             1,
         ]
@@ -118,7 +133,8 @@ def test_every_control_is_worse_than_the_recipe_it_spoils():
 
 def _model(**changes):
     return create_model(
-        NanoConfig(**{"d_model": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 256} | changes), seed=0
+        NanoConfig(**{"d_model": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 256} | changes),
+        seed=0,
     )
 
 
@@ -127,18 +143,25 @@ def test_a_converted_model_is_audited_and_keeps_its_head():
     weights = dict(model.named_parameters())
     found = fp8.convert(model, "tensorwise")
     assert [layer.name for layer in found if not layer.converted] == ["head"]
-    assert {name: id(p) for name, p in model.named_parameters()} == {name: id(p) for name, p in weights.items()}
+    assert {name: id(p) for name, p in model.named_parameters()} == {
+        name: id(p) for name, p in weights.items()
+    }
     ids = torch.randint(256, (2, 17))
     with torch.autocast("cpu", torch.bfloat16):
         model.loss(ids).backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() and p.grad.dtype == p.dtype for p in model.parameters())
+    assert all(
+        p.grad is not None and p.grad.isfinite().all() and p.grad.dtype == p.dtype
+        for p in model.parameters()
+    )
 
 
 def test_ours_and_torchaos_conversion_choose_the_same_layers():
     ours, theirs = _model(), _model()
     chosen = fp8.chosen_layers(theirs, ["head", "blocks.0.*"])
     conversion._convert_with_torchao(theirs, "rowwise", chosen, emulate=True)
-    assert fp8.convert(ours, "rowwise", excluded_modules=["head", "blocks.0.*"]) == fp8.audit(theirs)
+    assert fp8.convert(ours, "rowwise", excluded_modules=["head", "blocks.0.*"]) == fp8.audit(
+        theirs
+    )
     ids = torch.randint(256, (2, 16))
     assert torch.equal(ours(ids), theirs(ids))
 
@@ -153,7 +176,11 @@ def test_ours_and_torchaos_conversion_choose_the_same_layers():
             "excluded_modules: 'haed' matches no linear layer; the model has q_proj",
         ),
         ({}, {"recipe": "rowwise", "excluded_modules": ["*"]}, "leaves no linear layer to convert"),
-        ({"d_ff": 100}, {"recipe": "rowwise"}, r"excluded_modules: blocks.0.mlp.gate is 100 x 64, no multiple of 16"),
+        (
+            {"d_ff": 100},
+            {"recipe": "rowwise"},
+            r"excluded_modules: blocks.0.mlp.gate is 100 x 64, no multiple of 16",
+        ),
     ],
 )
 def test_what_cannot_be_converted_is_told_by_name_and_nothing_is_changed(model, arguments, words):

@@ -29,7 +29,9 @@ def test_parts_make_the_whole_again_and_differ_by_one_position_per_piece_at_most
 @given(layout=_layouts, causal=st.booleans())
 def test_the_blocks_of_all_ranks_are_each_pair_that_is_seen_once(layout, causal):
     seen = torch.zeros(layout.total, layout.total, dtype=torch.int64)
-    positions = [layout.take(torch.arange(layout.total), rank, dim=0) for rank in range(len(layout.pieces))]
+    positions = [
+        layout.take(torch.arange(layout.total), rank, dim=0) for rank in range(len(layout.pieces))
+    ]
     for rank, mine in enumerate(positions):
         for owner, theirs in enumerate(positions):
             for rows, columns, triangle in _blocks(layout, rank, owner, causal):

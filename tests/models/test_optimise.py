@@ -17,7 +17,9 @@ from nanolib.run.workload import first_call_ms
 
 @pytest.fixture
 def model():
-    return create_model(NanoConfig(d_model=64, num_layers=2, num_heads=4, vocab_size=300, context_length=64), seed=0)
+    return create_model(
+        NanoConfig(d_model=64, num_layers=2, num_heads=4, vocab_size=300, context_length=64), seed=0
+    )
 
 
 @pytest.fixture
@@ -52,9 +54,16 @@ def test_autocast_costs_digits_and_says_how_many(model, ids, name, least, most):
 
 def test_generation_is_measured_eagerly_and_by_graphs():
     params = Params(
-        presets=["decoder_tiny"], seq_lens=[16], dtypes=["float32", "bfloat16"], optimisations=list(OPTIMISATIONS)
+        presets=["decoder_tiny"],
+        seq_lens=[16],
+        dtypes=["float32", "bfloat16"],
+        optimisations=list(OPTIMISATIONS),
     )
-    found = {(case.dtype, case.optimisation) for case in cases(params) if isinstance(case, GenerationCase)}
+    found = {
+        (case.dtype, case.optimisation)
+        for case in cases(params)
+        if isinstance(case, GenerationCase)
+    }
     graphs = {("float32", "cuda_graph"), ("bfloat16", "cuda_graph")}
     assert found == {("float32", "eager"), ("bfloat16", "eager")} | graphs
 
@@ -67,7 +76,12 @@ def test_a_graph_needs_cuda(model, ids):
 
 def test_what_cannot_be_checkpointed_says_so(ids):
     with pytest.raises(Unsupported, match="has no way to checkpoint"):
-        Training(torch.nn.Sequential(torch.nn.Embedding(300, 8), torch.nn.Linear(8, 300)), ids, "checkpoint", 1e-3)
+        Training(
+            torch.nn.Sequential(torch.nn.Embedding(300, 8), torch.nn.Linear(8, 300)),
+            ids,
+            "checkpoint",
+            1e-3,
+        )
 
 
 @pytest.mark.slow
@@ -92,7 +106,10 @@ class _Broken(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.embed, self.blocks = torch.nn.Embedding(8, 8), torch.nn.ModuleList(map(_Block, range(5)))
+        self.embed, self.blocks = (
+            torch.nn.Embedding(8, 8),
+            torch.nn.ModuleList(map(_Block, range(5))),
+        )
 
     def forward(self, ids):
         x = self.embed(ids)
@@ -113,7 +130,9 @@ class _Block(torch.nn.Module):
 
 
 @pytest.mark.parametrize(("limit", "compiles"), [(5, True), (4, False)])
-def test_a_model_of_which_a_part_would_run_uncompiled_is_not_timed_as_compiled(monkeypatch, limit, compiles):
+def test_a_model_of_which_a_part_would_run_uncompiled_is_not_timed_as_compiled(
+    monkeypatch, limit, compiles
+):
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     step = Inferring(_Broken(), torch.zeros(1, 4, dtype=torch.int64), "compile")
     with torch._dynamo.config.patch(recompile_limit=limit):
@@ -124,7 +143,8 @@ def test_a_model_of_which_a_part_would_run_uncompiled_is_not_timed_as_compiled(m
                 with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
                     step.forward()
             with pytest.raises(
-                Unsupported, match=r"^call: torch would run part of it uncompiled, beyond .* \(4\); raise"
+                Unsupported,
+                match=r"^call: torch would run part of it uncompiled, beyond .* \(4\); raise",
             ):
                 first_call_ms(step.forward)
     torch._dynamo.reset()
@@ -149,8 +169,12 @@ def test_every_length_of_the_cache_was_met_before_a_token_is_timed(monkeypatch, 
     """Kernels may be planned for each: that is no time of a token."""
     step = Generating(model, ids[:1, :8], 4)
     met, decode = [], type(step.generation).decode
-    monkeypatch.setattr(type(step.generation), "decode", lambda self: met.append(self.cache.length) or decode(self))
-    case = next(case for case in cases(Params(presets=["decoder_tiny"])) if isinstance(case, GenerationCase))
+    monkeypatch.setattr(
+        type(step.generation), "decode", lambda self: met.append(self.cache.length) or decode(self)
+    )
+    case = next(
+        case for case in cases(Params(presets=["decoder_tiny"])) if isinstance(case, GenerationCase)
+    )
     rows = step.measure(case, Params(budget_s=1e-9), {"flops": 1, "bytes": 1}, {})
     (prefill,) = (row for row in [next(rows)] if "prefill" in row.phases)
     rows.send({"prefill": measure_phases(prefill.phases, budget_s=1e-9)["prefill"]})

@@ -28,14 +28,24 @@ WORLDS = (1, 2, 3, 4, pytest.param(8, marks=pytest.mark.thorough))
 
 @functools.cache
 def _answers(world):
-    return run_ranks(rank_checks.check, {}, world_size=world, device="cpu", timeout_s=300, private_network=True)
+    return run_ranks(
+        rank_checks.check, {}, world_size=world, device="cpu", timeout_s=300, private_network=True
+    )
 
 
 @pytest.mark.parametrize(
     ("queries", "causal", "parts"),
-    [(1, False, [4, 4, 2]), (3, False, [4, 4, 2]), (4, False, [10]), (2, False, [4, 4, 2]), (3, True, [10])],
+    [
+        (1, False, [4, 4, 2]),
+        (3, False, [4, 4, 2]),
+        (4, False, [10]),
+        (2, False, [4, 4, 2]),
+        (3, True, [10]),
+    ],
 )
-def test_few_queries_take_their_keys_in_pieces_that_a_cache_holds(monkeypatch, queries, causal, parts):
+def test_few_queries_take_their_keys_in_pieces_that_a_cache_holds(
+    monkeypatch, queries, causal, parts
+):
     q, k = torch.randn(1, 2, queries, 8).bfloat16(), torch.randn(1, 2, 10, 8).bfloat16()
     seen = []
 
@@ -129,7 +139,10 @@ def test_the_profiled_decode_tells_its_components_and_they_add_up(world):
         assert sum(profiled["shares"].values()) == pytest.approx(profiled["total"], rel=1e-12)
         lines = profiled["said"].splitlines()
         assert lines[0].startswith(f"rank {rank} of {world}" if world > 1 else "name")
-        assert all(any(line.startswith(name) for line in lines) for name in (*components, "compute", "communication"))
+        assert all(
+            any(line.startswith(name) for line in lines)
+            for name in (*components, "compute", "communication")
+        )
         shares = [float(line.split()[-1].rstrip("%")) for line in lines if line.endswith("%")]
         assert sum(shares) == pytest.approx(100, abs=0.3)
 
@@ -140,7 +153,11 @@ def test_bad_input_is_told_on_every_rank_before_anything_is_sent(world):
         said = answer["inert"]
         assert len(said) == 4
         assert said[0].startswith("algorithm: 'trees' is not known; use one of three_allreduce")
-        assert said[1].startswith("v: shape") and "on empty shards too" in said[2] and said[3].startswith("layout:")
+        assert (
+            said[1].startswith("v: shape")
+            and "on empty shards too" in said[2]
+            and said[3].startswith("layout:")
+        )
 
 
 def test_without_a_process_group_there_is_one_rank():
@@ -155,7 +172,9 @@ def test_without_a_process_group_there_is_one_rank():
 def test_scores_are_multiplied_by_the_factor_given(monkeypatch, scale):
     monkeypatch.setattr(ring, "plain_gradients", None)  # is for other devices
     generator = torch.Generator().manual_seed(3)
-    q, k, v = (torch.randn(2, heads, 10, 8, generator=generator, requires_grad=True) for heads in (4, 2, 2))
+    q, k, v = (
+        torch.randn(2, heads, 10, 8, generator=generator, requires_grad=True) for heads in (4, 2, 2)
+    )
     whole = masked_attention(q, k, v, torch.ones(10, 10, dtype=torch.bool).tril(), scale)
     wanted = torch.autograd.grad(whole.sum(), (q, k, v))
     for attend in (ring_attention, ulysses_attention):
@@ -173,15 +192,22 @@ def test_ranks_that_know_where_they_stand_ask_no_other(monkeypatch):
     monkeypatch.setattr(tree, "gather_lengths", lambda length, *_: asked.append(length) or [length])
     q, k, v = torch.randn(1, 2, 3, 8), *torch.randn(2, 1, 2, 10, 8).unbind()
     for form in ALGORITHMS:
-        outs = [tree_attention_decode(q, k, v, algorithm=form, layout=layout) for layout in (Layout.plain(10, 1), None)]
+        outs = [
+            tree_attention_decode(q, k, v, algorithm=form, layout=layout)
+            for layout in (Layout.plain(10, 1), None)
+        ]
         assert asked == [10] and torch.equal(*outs)
         asked.clear()
-    for form in ALGORITHMS:  # a single query sees every key, and the ring alone needs to know how many come
+    for form in (
+        ALGORITHMS
+    ):  # a single query sees every key, and the ring alone needs to know how many come
         tree_attention_decode(q[:, :, :1], k, v, algorithm=form)
     assert asked == [10]
 
 
-@pytest.mark.parametrize("layout", [Layout.plain(10, 2), Layout.plain(9, 1), Layout(pieces=(((0, 5), (5, 10)),))])
+@pytest.mark.parametrize(
+    "layout", [Layout.plain(10, 2), Layout.plain(9, 1), Layout(pieces=(((0, 5), (5, 10)),))]
+)
 def test_decoding_refuses_a_layout_that_is_not_its_own(layout):
     q, k = torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 10, 8)
     with pytest.raises(BadInput, match="layout: "):
@@ -190,7 +216,11 @@ def test_decoding_refuses_a_layout_that_is_not_its_own(layout):
 
 def test_ulysses_attends_in_the_wide_type_on_a_cpu(monkeypatch):
     seen = []
-    monkeypatch.setattr(ulysses, "attend", lambda kind, q, k, v, **rest: seen.append((q.dtype, k.dtype, v.dtype)) or q)
+    monkeypatch.setattr(
+        ulysses,
+        "attend",
+        lambda kind, q, k, v, **rest: seen.append((q.dtype, k.dtype, v.dtype)) or q,
+    )
     for dtype in (torch.bfloat16, torch.float64):
         q = torch.zeros(1, 2, 3, 8, dtype=dtype)
         assert ulysses_attention(q, q, q).dtype == dtype
@@ -199,13 +229,19 @@ def test_ulysses_attends_in_the_wide_type_on_a_cpu(monkeypatch):
 
 def test_what_does_not_fit_is_told_by_one_rank_alone_too():
     q, k = torch.zeros(1, 4, 2, 8), torch.zeros(1, 2, 2, 8)
-    with pytest.raises(BadInput, match="algorithm: 'trees' is not known; use one of three_allreduce"):
+    with pytest.raises(
+        BadInput, match="algorithm: 'trees' is not known; use one of three_allreduce"
+    ):
         tree_attention_decode(q, k, k, algorithm="trees")
     for keys, values in ((k.double(), k), (k, k.double())):
-        with pytest.raises(BadInput, match=r"k, v: .* give q's torch\.float32, on empty shards too"):
+        with pytest.raises(
+            BadInput, match=r"k, v: .* give q's torch\.float32, on empty shards too"
+        ):
             tree_attention_decode(q, keys, values)
     for layout in (Layout.plain(4, 2), Layout.plain(3, 1)):
-        with pytest.raises(BadInput, match=r"layout: \d ranks, \d positions here; there are 1 ranks and 2 queries"):
+        with pytest.raises(
+            BadInput, match=r"layout: \d ranks, \d positions here; there are 1 ranks and 2 queries"
+        ):
             ring_attention(q, k, k, layout=layout)
     with pytest.raises(BadInput, match="layout: several pieces per rank; Ulysses takes one each"):
         ulysses_attention(q, k, k, layout=Layout.zigzag(2, 1))
@@ -242,14 +278,19 @@ def test_a_layout_holds_every_position_once(total, world, zigzag):
 
 def test_zigzag_gives_every_rank_as_many_pairs():
     layout = Layout.zigzag(64, 4)
-    pairs = [sum(position + 1 for start, stop in pieces for position in range(start, stop)) for pieces in layout.pieces]
+    pairs = [
+        sum(position + 1 for start, stop in pieces for position in range(start, stop))
+        for pieces in layout.pieces
+    ]
     assert len(set(pairs)) == 1
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.integers(0, 2**31))
 def test_parts_merge_to_the_whole_whatever_is_empty(lengths, seed):
     generator = torch.Generator().manual_seed(seed)
-    q, k, v = (torch.randn(1, 4, n, 8, generator=generator) for n in (2, sum(lengths), sum(lengths)))
+    q, k, v = (
+        torch.randn(1, 4, n, 8, generator=generator) for n in (2, sum(lengths), sum(lengths))
+    )
     k, v = k[:, :2], v[:, :2]
     out, lse = partial_attention(q, k[:, :, :0], v[:, :, :0])
     for keys, values in zip(k.split(lengths, dim=2), v.split(lengths, dim=2), strict=True):
@@ -260,8 +301,12 @@ def test_parts_merge_to_the_whole_whatever_is_empty(lengths, seed):
 
 @pytest.mark.parametrize("seen", ["all", "causal", "mask"])
 def test_keys_that_are_widened_in_pieces_make_the_same_whole(monkeypatch, seen):
-    q, k, v = torch.randn(3, 2, 4, 40, 16, generator=torch.Generator().manual_seed(1)).bfloat16().unbind()
-    monkeypatch.setattr("nanolib.models.attention.partial._PIECE_BYTES", 7 * 4 * 2 * 4 * 16)  # of 40 keys 7 at once
+    q, k, v = (
+        torch.randn(3, 2, 4, 40, 16, generator=torch.Generator().manual_seed(1)).bfloat16().unbind()
+    )
+    monkeypatch.setattr(
+        "nanolib.models.attention.partial._PIECE_BYTES", 7 * 4 * 2 * 4 * 16
+    )  # of 40 keys 7 at once
     mask = torch.ones(40, 40, dtype=torch.bool)
     if seen == "causal":
         out, _ = partial_attention(q, k, v, causal=True)
@@ -271,7 +316,9 @@ def test_keys_that_are_widened_in_pieces_make_the_same_whole(monkeypatch, seen):
         out, _ = partial_attention(q, k, v, mask=mask)
     else:
         out, _ = partial_attention(q, k, v)
-    assert torch.allclose(out.double(), masked_attention(q.double(), k.double(), v.double(), mask), atol=1e-5)
+    assert torch.allclose(
+        out.double(), masked_attention(q.double(), k.double(), v.double(), mask), atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("rows", [5, 12])  # of twelve queries so many at once
@@ -283,7 +330,9 @@ def test_devices_without_the_kernel_compute_the_same(monkeypatch, causal, rows):
     other, other_lse = plain(q, k, v, causal, None, 0.3)
     assert torch.allclose(out, other, atol=1e-6) and torch.allclose(lse, other_lse, atol=1e-6)
     found = block_gradients(grad, q, k, v, out, lse, causal, 0.3)
-    for mine, theirs in zip(found, plain_gradients(grad, q, k, v, out, lse, causal, 0.3), strict=True):
+    for mine, theirs in zip(
+        found, plain_gradients(grad, q, k, v, out, lse, causal, 0.3), strict=True
+    ):
         assert torch.allclose(mine, theirs, atol=1e-5)
 
 
@@ -292,11 +341,17 @@ def test_a_masked_row_without_keys_is_zero():
     mask = torch.ones(4, 4, dtype=torch.bool)
     mask[1] = False
     out, lse = partial_attention(q, k, v, mask=mask)
-    assert not out[:, :, 1].any() and (lse[:, :, 1] == -torch.inf).all() and lse[:, :, 0].isfinite().all()
+    assert (
+        not out[:, :, 1].any()
+        and (lse[:, :, 1] == -torch.inf).all()
+        and lse[:, :, 0].isfinite().all()
+    )
 
 
 def test_fused_sends_as_many_bytes_in_fewer_rounds():
     shape = {"batch": 1, "heads": 8, "kv_heads": 8, "head_dim": 64, "itemsize": 4}
-    three, fused, gather = (decode_traffic(form, Layout.plain(64, 4), **shape) for form in ALGORITHMS[:3])
+    three, fused, gather = (
+        decode_traffic(form, Layout.plain(64, 4), **shape) for form in ALGORITHMS[:3]
+    )
     assert (three.rounds, fused.rounds, gather.rounds) == (3, 2, 1)
     assert three.sent == fused.sent and gather.hops < fused.hops < three.hops

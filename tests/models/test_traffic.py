@@ -60,7 +60,13 @@ def test_shares_of_queries_that_differ_pass_by_unevenly():
             4,
             (5 * (4 + 2 + 2 + 4) * 8 * 2 / 2,) * 2,
         ),
-        ("ulysses", Layout.plain(8, 4), 4, 12, (2 * (4 + 4 + 4 + 4) * 8 * 2 * 3 / 4,) * 4),  # two key heads, each twice
+        (
+            "ulysses",
+            Layout.plain(8, 4),
+            4,
+            12,
+            (2 * (4 + 4 + 4 + 4) * 8 * 2 * 3 / 4,) * 4,
+        ),  # two key heads, each twice
     ],
 )
 def test_prefill_sends_what_one_counts_by_hand(form, layout, rounds, hops, sent):

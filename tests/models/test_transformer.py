@@ -10,7 +10,13 @@ from nanolib.models.transformer import KVCache, RotaryEmbedding
 
 
 def _tiny(**changes):
-    values = {"vocab_size": 300, "context_length": 64, "d_model": 32, "num_layers": 2, "num_heads": 4} | changes
+    values = {
+        "vocab_size": 300,
+        "context_length": 64,
+        "d_model": 32,
+        "num_layers": 2,
+        "num_heads": 4,
+    } | changes
     return NanoConfig(**values)
 
 
@@ -18,7 +24,9 @@ def _tiny(**changes):
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_prefill_and_decode_agree_with_the_whole_sequence(kind, kv_heads):
     options = {"pattern": "window", "window": 6, "block_size": 4}
-    model = create_model(_tiny(num_kv_heads=kv_heads, attention_type=kind, attention_options=options), seed=1)
+    model = create_model(
+        _tiny(num_kv_heads=kv_heads, attention_type=kind, attention_options=options), seed=1
+    )
     ids = generate_random_batch(2, 20, 300, seed=2)
     whole = model(ids)
     cache = KVCache(model.config, 2, 20)
@@ -97,7 +105,12 @@ def test_too_many_tokens_are_told():
 
 def test_a_random_batch_has_its_shape_type_and_range():
     ids = generate_random_batch(3, 50, 7, seed=1)
-    assert ids.shape == (3, 50) and ids.dtype == torch.int64 and int(ids.min()) >= 0 and int(ids.max()) < 7
+    assert (
+        ids.shape == (3, 50)
+        and ids.dtype == torch.int64
+        and int(ids.min()) >= 0
+        and int(ids.max()) < 7
+    )
     with pytest.raises(BadInput, match="batch_size: 0 will not do"):
         generate_random_batch(0, 1, 1)
 

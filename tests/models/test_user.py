@@ -110,12 +110,16 @@ def test_what_builds_no_module_is_told(module):
 def test_options_are_not_used_up(module):
     options = {"shape": {"width": 16}}
     for _ in range(2):
-        assert build_model(f"{module}:uses_up", options, "cpu", "float32").embedding.weight.shape == (256, 16)
+        assert build_model(
+            f"{module}:uses_up", options, "cpu", "float32"
+        ).embedding.weight.shape == (256, 16)
     assert options == {"shape": {"width": 16}}
 
 
 def test_what_code_keeps_of_a_plan_has_no_part_in_the_run_that_follows(module, capfd):
-    case = model_cases.ModelCase("cpu", "", f"{module}:keeps", {}, "own", 8, 1, "float32", "inference")
+    case = model_cases.ModelCase(
+        "cpu", "", f"{module}:keeps", {}, "own", 8, 1, "float32", "inference"
+    )
     assert case.plan().peaks
     assert capfd.readouterr() == ("", "")
     ids = torch.zeros(1, 8, dtype=torch.int64)
@@ -139,7 +143,15 @@ def test_a_configuration_that_speaks_of_a_cache_asks_for_no_argument(module):
 @pytest.mark.parametrize("name", ["{}:build", "os:mkdir"])
 def test_parameters_cases_and_a_dry_run_run_nothing_of_the_users(module, tmp_path, name):
     (tmp_path / f"{module}.py").write_text("raise SystemExit('it was run')")
-    arguments = ["run", "model", "--dry-run", "-p", f"model={name.format(module)}", "-p", "model_options={path: made}"]
+    arguments = [
+        "run",
+        "model",
+        "--dry-run",
+        "-p",
+        f"model={name.format(module)}",
+        "-p",
+        "model_options={path: made}",
+    ]
     ended = CliRunner().invoke(main, [*arguments, "--output", str(tmp_path / "out")])
     assert ended.exit_code == 0 and "its model is code of yours" in ended.output
     assert {path.name for path in tmp_path.iterdir()} <= {f"{module}.py", "__pycache__"}
@@ -150,7 +162,9 @@ def test_a_wrong_name_ends_a_run_before_anything_is_stored(module, tmp_path, nam
     params = model.Params(device="cpu", model=name.format(module))
     with pytest.raises(BadInput) as caught, Store(tmp_path / "results.sqlite") as store:
         sweep.measure(model, params, store=store, progress=False)
-    assert "there is no module" in caught.value.lines[0] or "has no function" in caught.value.lines[0]
+    assert (
+        "there is no module" in caught.value.lines[0] or "has no function" in caught.value.lines[0]
+    )
     assert len(caught.value.lines) == 1
     with Store(tmp_path / "results.sqlite") as store:
         assert store.runs().empty
@@ -186,9 +200,12 @@ def test_a_hugging_face_model_is_built_from_its_configuration():
 def _bert():
     pytest.importorskip("transformers")
     shape = {
-        name: TINY[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+        name: TINY[name]
+        for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     }
-    return build_model("hf:BertModel", shape, "cpu", "float32"), torch.zeros(1, 4, dtype=torch.int64)
+    return build_model("hf:BertModel", shape, "cpu", "float32"), torch.zeros(
+        1, 4, dtype=torch.int64
+    )
 
 
 def test_an_encoder_neither_generates_nor_learns_and_says_so():
@@ -202,9 +219,16 @@ def test_an_encoder_neither_generates_nor_learns_and_says_so():
 def test_a_model_is_asked_no_longer_sequence_than_it_reads():
     pytest.importorskip("transformers")
     params = model.Params(
-        device="cpu", model="hf:LlamaForCausalLM", model_options=TINY, seq_lens=[60], new_tokens=5, loss_steps=0
+        device="cpu",
+        model="hf:LlamaForCausalLM",
+        model_options=TINY,
+        seq_lens=[60],
+        new_tokens=5,
+        loss_steps=0,
     )
-    generation = next(case for case in model.cases(params) if isinstance(case, model_cases.GenerationCase))
+    generation = next(
+        case for case in model.cases(params) if isinstance(case, model_cases.GenerationCase)
+    )
     with pytest.raises(Unsupported, match="exceed the context_length 64"):
         list(measure_case(generation, params, {}))
 
@@ -213,7 +237,16 @@ def test_a_model_is_asked_no_longer_sequence_than_it_reads():
 def test_our_transformer_is_llama_to_the_digit():
     pytest.importorskip("transformers")
     for changes in ({}, {"num_kv_heads": 2}, {"tie_embeddings": True}):
-        shape = {"d_model": 64, "num_layers": 3, "num_heads": 4, "d_ff": 96, "vocab_size": 300, "context_length": 64}
-        ours = create_model(NanoConfig(**{"tie_embeddings": False} | shape | changes), seed=0).eval()
+        shape = {
+            "d_model": 64,
+            "num_layers": 3,
+            "num_heads": 4,
+            "d_ff": 96,
+            "vocab_size": 300,
+            "context_length": 64,
+        }
+        ours = create_model(
+            NanoConfig(**{"tie_embeddings": False} | shape | changes), seed=0
+        ).eval()
         ids = torch.randint(300, (2, 40))
         torch.testing.assert_close(logits_of(llama_like(ours))(ids), ours(ids), atol=1e-4, rtol=0)

@@ -36,7 +36,9 @@ def _attributes(docstring: str) -> dict[str, str]:
     """Name → what a docstring in Google's form says of it, on one line, as a comment begins and ends."""
     _, _, part = inspect.cleandoc(docstring).partition("Attributes:\n")
     entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", part.split("\n\n")[0], re.MULTILINE)
-    texts = {name: re.sub(r"\s+", " ", text).replace("`", "").removesuffix(".") for name, text in entries}
+    texts = {
+        name: re.sub(r"\s+", " ", text).replace("`", "").removesuffix(".") for name, text in entries
+    }
     return {
         name: text[0].lower() + text[1:] if text[1:2].islower() or text[1:2] == " " else text
         for name, text in texts.items()
@@ -47,7 +49,11 @@ def _choices(annotation: Any, said: str) -> str:
     """The values that a parameter takes, where its words do not name all of them."""
     inner = get_args(annotation)[0] if get_origin(annotation) is list else annotation
     values = get_args(inner) if get_origin(inner) is Literal else ()
-    return "" if len(values) < 2 or all(str(value) in said for value in values) else f": {', '.join(map(str, values))}"
+    return (
+        ""
+        if len(values) < 2 or all(str(value) in said for value in values)
+        else f": {', '.join(map(str, values))}"
+    )
 
 
 def _literal(value: Any) -> str:
@@ -55,7 +61,11 @@ def _literal(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_literal, value))}]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_literal(key)}: {_literal(item)}" for key, item in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(f"{_literal(key)}: {_literal(item)}" for key, item in value.items())
+            + "}"
+        )
     return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
@@ -77,7 +87,9 @@ params = experiment.Params.collect(globals())"""
         code("", metadata={"tags": ["parameters"]}),
         code(setup, metadata=hidden),
         text("## Prediction and measurement"),
-        code("# NBVAL_CHECK_OUTPUT\nprint(prediction_table(experiment, params).to_string(index=False))"),
+        code(
+            "# NBVAL_CHECK_OUTPUT\nprint(prediction_table(experiment, params).to_string(index=False))"
+        ),
         code("run = sweep.measure(experiment, params)\nrows = run.measurements(samples=True)\nrun"),
         text("## Conclusions"),
         code("display.Lines(view.SECTION.verdict(rows))"),
@@ -94,7 +106,11 @@ if __name__ == "__main__":
     shown = {section.experiment: section for section in sections()}
     for name, load in ALL.items():
         path = checkout() / "notebooks" / f"{name}.ipynb"
-        notebook = nbformat.read(path, as_version=4) if path.exists() else new_notebook(name, shown[name])
-        cell = next(cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
+        notebook = (
+            nbformat.read(path, as_version=4) if path.exists() else new_notebook(name, shown[name])
+        )
+        cell = next(
+            cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])
+        )
         cell.source = cell_of(load().Params)
         nbformat.write(notebook, path)

@@ -46,7 +46,10 @@ def test_every_checked_cell_has_an_output(name):
     assert bool(checked) == (name != "summary")  # what formulas predict is the same everywhere
     for cell in checked:
         assert cell.source.startswith("# NBVAL_CHECK_OUTPUT\n")
-        assert any(out.output_type == "stream" and out.name == "stdout" and out.text.strip() for out in cell.outputs)
+        assert any(
+            out.output_type == "stream" and out.name == "stdout" and out.text.strip()
+            for out in cell.outputs
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -72,7 +75,9 @@ def test_every_suite_has_a_params_file_that_fits(suite, name):
 
 
 @pytest.mark.parametrize(
-    "file", sorted((checkout() / "params").rglob("*.yml")), ids=lambda file: f"{file.parent.name}-{file.stem}"
+    "file",
+    sorted((checkout() / "params").rglob("*.yml")),
+    ids=lambda file: f"{file.parent.name}-{file.stem}",
 )
 def test_a_params_file_means_the_same_to_papermill_and_to_nano(file):
     """What a file does not name, papermill leaves to the notebook's cell and nano to `Params`: no file relies on small defaults."""
@@ -114,7 +119,15 @@ def test_nbval_notices_a_changed_figure(tmp_path):
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     output.text = output.text.replace("1", "2", 1)
     nbformat.write(notebook, tmp_path / "changed.ipynb")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--nbval-lax", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "--nbval-lax",
+        str(tmp_path),
+    ]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 1 and "Cell outputs differ" in ended.stdout, ended.stdout
     assert f"1 failed, {len(code) - 1} passed" in ended.stdout, ended.stdout

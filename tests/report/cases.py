@@ -5,11 +5,29 @@ from nanolib.measurement import Flag, Measurement, exact
 
 def timed(scope, low, ms, high, **rest):
     """A latency whose interval is not symmetric."""
-    rest = {"details": {"mean": 1.5 * ms, "sd": ms / 5, "cv": 0.2, "p50": ms, "p95": 2 * ms, "p99": 3 * ms}} | rest
-    return Measurement("latency", ms, low, high, 0.95, 20, method="perf_counter", scope=scope, **rest)
+    rest = {
+        "details": {
+            "mean": 1.5 * ms,
+            "sd": ms / 5,
+            "cv": 0.2,
+            "p50": ms,
+            "p95": 2 * ms,
+            "p99": 3 * ms,
+        }
+    } | rest
+    return Measurement(
+        "latency", ms, low, high, 0.95, 20, method="perf_counter", scope=scope, **rest
+    )
 
 
-SHAPE = {"seq_len": 64, "batch_size": 3, "dtype": "float32", "causal": False, "device": "cpu", "options": {}}
+SHAPE = {
+    "seq_len": 64,
+    "batch_size": 3,
+    "dtype": "float32",
+    "causal": False,
+    "device": "cpu",
+    "options": {},
+}
 
 
 def attention_case(name, low, ms, high, tiles=0.0, **shape):
@@ -19,21 +37,40 @@ def attention_case(name, low, ms, high, tiles=0.0, **shape):
     return SHAPE | {"name": name} | shape, found
 
 
-MODEL = {"attention_type": "dense", "seq_len": 64, "batch_size": 3, "dtype": "float32", "device": "cpu"}
+MODEL = {
+    "attention_type": "dense",
+    "seq_len": 64,
+    "batch_size": 3,
+    "dtype": "float32",
+    "device": "cpu",
+}
 
 
 def model_case(mode, found, **shape):
     weights = [exact("parameters", 700, method="count"), exact("footprint", 5.0, method="count")]
-    return MODEL | {"name": "tiny", "mode": mode, "optimisation": "eager"} | shape, [*weights, *found]
+    return MODEL | {"name": "tiny", "mode": mode, "optimisation": "eager"} | shape, [
+        *weights,
+        *found,
+    ]
 
 
 def inference(low=11, ms=12, high=15, memory=8.0, predicted=4.0, **shape):
-    found = [timed("inference", low, ms, high, predicted=predicted), exact("peak_memory", memory, scope="inference")]
-    return model_case("inference", [*found, Measurement("tokens_per_second", 16_000.0, scope="inference")], **shape)
+    found = [
+        timed("inference", low, ms, high, predicted=predicted),
+        exact("peak_memory", memory, scope="inference"),
+    ]
+    return model_case(
+        "inference",
+        [*found, Measurement("tokens_per_second", 16_000.0, scope="inference")],
+        **shape,
+    )
 
 
 def training(phases, memory=60.0, step=(35, 36, 39), **shape):
-    found = [timed(name, *ends) for name, ends in zip(("forward", "backward", "optimizer_step"), phases, strict=True)]
+    found = [
+        timed(name, *ends)
+        for name, ends in zip(("forward", "backward", "optimizer_step"), phases, strict=True)
+    ]
     found += [timed("training_step", *step), exact("peak_memory", memory, scope="training_step")]
     return model_case("training", found, **shape)
 
@@ -47,9 +84,19 @@ def decode_case(forms, world=4, flags=(), alone=None, **factors):
     for form, (ends, rounds, parts) in forms.items():
         found.append(timed(form, *ends, flags=flags))
         found.append(exact("rounds", rounds, scope=form))
-        for kind, (low, value, high) in zip(("compute", "wait", "communication"), parts, strict=True):
-            found.append(Measurement("part_time", value, low, high, 0.95, 20, scope=f"{form}: {kind}"))
-    shape = {"seq_len": 4096, "dtype": "float32", "world_size": world, "forms": list(forms), "batch_size": 3}
+        for kind, (low, value, high) in zip(
+            ("compute", "wait", "communication"), parts, strict=True
+        ):
+            found.append(
+                Measurement("part_time", value, low, high, 0.95, 20, scope=f"{form}: {kind}")
+            )
+    shape = {
+        "seq_len": 4096,
+        "dtype": "float32",
+        "world_size": world,
+        "forms": list(forms),
+        "batch_size": 3,
+    }
     return shape | factors, found
 
 
@@ -57,7 +104,13 @@ COMPUTING = [(8, 8.5, 9), (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)]
 
 
 def fp8_case(size, precision, low, ms, high, **changes):
-    factors = {"preset": "p", "name": f"size {size}", "mode": "inference", "precision": precision, "compiled": True}
+    factors = {
+        "preset": "p",
+        "name": f"size {size}",
+        "mode": "inference",
+        "precision": precision,
+        "compiled": True,
+    }
     row = timed("inference", low, ms, high, details={"parameters": size})
     bound = Measurement("converted_share", 0.5, scope="model", details={"amdahl_bound": 1.75})
     return factors | {"seq_len": 64, "batch_size": 3} | changes, [row, bound]
@@ -73,16 +126,26 @@ def parity_case(arm, verdict, difference=None, control=False, **rest):
 def rated(name, low, achieved, high, flops=4e6, moved=1e5, **shape):
     rate = Measurement("flops_per_second", achieved, low, high, 0.95, 20, scope="forward")
     factors, found = attention_case(name, 9, 10, 11, **shape)
-    return factors, [*found, exact("flops", flops, scope="forward"), exact("bytes", moved, scope="forward"), rate]
+    return factors, [
+        *found,
+        exact("flops", flops, scope="forward"),
+        exact("bytes", moved, scope="forward"),
+        rate,
+    ]
 
 
 CEILINGS = [
-    ({"ceiling": "float32", "device": "cpu"}, [Measurement("ceiling_flops", 1e11, scope="float32")]),
+    (
+        {"ceiling": "float32", "device": "cpu"},
+        [Measurement("ceiling_flops", 1e11, scope="float32")],
+    ),
     ({"ceiling": "copy", "device": "cpu"}, [Measurement("ceiling_bytes", 1e10, scope="copy")]),
 ]
 
 
 def layer_case(layer, operations):
     details = {"layer": layer, "share": 1.0, "operations_ms": operations, "deep_passes": 3}
-    row = Measurement("layer_time", sum(operations.values()), 1.0, 200.0, 0.95, 7, scope=layer, details=details)
+    row = Measurement(
+        "layer_time", sum(operations.values()), 1.0, 200.0, 0.95, 7, scope=layer, details=details
+    )
     return {"name": "tiny", "phase": "decode", "seq_len": 64, "batch_size": 3}, [row]

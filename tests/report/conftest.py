@@ -16,7 +16,9 @@ def measured(tmp_path):
         with Store(tmp_path / "measured.sqlite") as store:
             for at, cases in enumerate(runs):
                 found = {str(i): case for i, case in enumerate(cases)}
-                store.add(Run(experiment, MACHINE, rows=in_turns(experiment, found), run_id=f"run{at}"))
+                store.add(
+                    Run(experiment, MACHINE, rows=in_turns(experiment, found), run_id=f"run{at}")
+                )
             return store.measurements(samples=True)
 
     return rows
@@ -30,7 +32,9 @@ def say(tmp_path):
     def said(experiment, *runs):
         with Store(tmp_path / f"{next(numbers)}.sqlite") as store:
             for at, cases in enumerate(runs):
-                rows = {str(i): (factors, [ended(), *found]) for i, (factors, found) in enumerate(cases)}
+                rows = {
+                    str(i): (factors, [ended(), *found]) for i, (factors, found) in enumerate(cases)
+                }
                 rows = in_turns(experiment, rows)
                 store.add(Run(experiment, MACHINE, rows=rows, run_id=f"run-{at}-of-this-test"))
             return VERDICTS[experiment](store.measurements(samples=True))

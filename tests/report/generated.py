@@ -40,22 +40,42 @@ def intervals(draw, least=0.5, most=40.0):
 
 @st.composite
 def _attention(draw):
-    names = ["dense (flash)", *draw(st.lists(st.sampled_from(("window", "random", "block", "dense")), unique=True))]
+    names = [
+        "dense (flash)",
+        *draw(st.lists(st.sampled_from(("window", "random", "block", "dense")), unique=True)),
+    ]
     shape = {"dtype": "float32"}
     cases = []
     for n in draw(st.lists(st.sampled_from(_LENGTHS), min_size=1, max_size=4, unique=True)):
         for name in names:
             tiles = 0.0 if name.startswith("dense") else draw(st.sampled_from((0.0, 0.5, 0.9)))
             flags = draw(st.sampled_from(((), (), (Flag.NO_STEADY_STATE,))))
-            cases.append(attention_case(name, *draw(intervals()), tiles=tiles, seq_len=n, flags=flags, **shape))
+            cases.append(
+                attention_case(
+                    name, *draw(intervals()), tiles=tiles, seq_len=n, flags=flags, **shape
+                )
+            )
     if draw(st.booleans()):
-        cases += [*CEILINGS, *(rated(name, *(1e9 * end for end in draw(intervals()))) for name in ("a", "b"))]
+        cases += [
+            *CEILINGS,
+            *(rated(name, *(1e9 * end for end in draw(intervals()))) for name in ("a", "b")),
+        ]
     for target in draw(st.lists(st.sampled_from((0.5, 0.9)), unique=True)):
-        rows = [exact("sparsity", target, method="mask"), Measurement("loss", 2.0, 1.9, 2.1, 0.95, 5, scope="dense")]
+        rows = [
+            exact("sparsity", target, method="mask"),
+            Measurement("loss", 2.0, 1.9, 2.1, 0.95, 5, scope="dense"),
+        ]
         for scope in ("replaced", "fine_tuned"):
             low, value, high = (end - 8 for end in draw(intervals()))
             rows.append(Measurement("loss_difference", value, low, high, 0.95, 5, scope=scope))
-        factors = {"name": "w", "pattern": "window", "target": target, "seeds": 5, "seq_len": 64, "batch_size": 1}
+        factors = {
+            "name": "w",
+            "pattern": "window",
+            "target": target,
+            "seeds": 5,
+            "seq_len": 64,
+            "batch_size": 1,
+        }
         cases.append((factors | {"steps": draw(st.sampled_from((50, 400)))}, rows))
     return cases
 
@@ -67,9 +87,13 @@ def _model(draw):
         for optimisation in ("eager", "compile"):
             shape = {"seq_len": n, "optimisation": optimisation}
             shape["name"] = "tiny" if optimisation == "eager" else "tiny (compile)"
-            cases.append(inference(*draw(intervals()), memory=draw(st.sampled_from((8.0, 9.0))), **shape))
+            cases.append(
+                inference(*draw(intervals()), memory=draw(st.sampled_from((8.0, 9.0))), **shape)
+            )
             if draw(st.booleans()):
-                cases.append(training([draw(intervals()) for _ in range(3)], step=draw(intervals()), **shape))
+                cases.append(
+                    training([draw(intervals()) for _ in range(3)], step=draw(intervals()), **shape)
+                )
             if draw(st.booleans()):
                 rows = [timed("prefill", *draw(intervals())), timed("decode", *draw(intervals()))]
                 rows.append(Measurement("tokens_per_second", 9.0, scope="decode"))
@@ -89,7 +113,10 @@ def _warmup(draw):
     for direction in ("forward", "forward_backward"):
         settings = draw(st.lists(st.sampled_from((0, 2, 5)), unique=True, min_size=1))
         for process in range(1, 6):
-            times = {count: (draw(intervals())[1], 10.0 * draw(st.sampled_from((1.0, 1.1, 1.3)))) for count in settings}
+            times = {
+                count: (draw(intervals())[1], 10.0 * draw(st.sampled_from((1.0, 1.1, 1.3))))
+                for count in settings
+            }
             needed = draw(st.sampled_from((0.0, 1.0, 3.0, None)))
             cases.append(warmup_process(direction, process, 10, times, needed))
     return cases
@@ -102,8 +129,15 @@ def _energy(draw):
     for mode in ("minimal", "standard", "deep"):
         low, value, high = ((end - 8) / 100 for end in draw(intervals()))
         details = {"threads": 0.1, "cpu": [0.0, 0.01, 0.02], "plain_ms": 4, "pass_ms": 8}
-        row = Measurement("overhead", value, low, high, 0.95, 17, scope=f"decode {mode}", details=details)
-        cases.append(({"name": "tiny", "phase": "decode", "seq_len": 64, "batch_size": 3, "look": mode}, [row]))
+        row = Measurement(
+            "overhead", value, low, high, 0.95, 17, scope=f"decode {mode}", details=details
+        )
+        cases.append(
+            (
+                {"name": "tiny", "phase": "decode", "seq_len": 64, "batch_size": 3, "look": mode},
+                [row],
+            )
+        )
     return cases
 
 
@@ -112,7 +146,11 @@ def _fp8(draw):
     cases = []
     for size in (1, 2, 4):
         cases.append(fp8_case(size, "bfloat16", *draw(intervals())))
-        cases += [fp8_case(size, recipe, *draw(intervals())) for recipe in ("fp8_a", "fp8_b") if draw(st.booleans())]
+        cases += [
+            fp8_case(size, recipe, *draw(intervals()))
+            for recipe in ("fp8_a", "fp8_b")
+            if draw(st.booleans())
+        ]
         shape = {"m": 2, "k": 3, "n": size}
         cases.append((shape | {"precision": "bfloat16"}, [timed("product", *draw(intervals()))]))
         rows = [timed(scope, *draw(intervals())) for scope in ("product", "product_with_cast")]
@@ -130,7 +168,12 @@ def _distributed(draw):
     forms = ("fused", "ring", "gather")[: draw(st.integers(1, 3))]
     for world in draw(st.lists(st.sampled_from((1, 2, 4)), min_size=1, unique=True)):
         found = {
-            form: (draw(intervals()), draw(st.integers(1, 3)), [draw(intervals()) for _ in range(3)]) for form in forms
+            form: (
+                draw(intervals()),
+                draw(st.integers(1, 3)),
+                [draw(intervals()) for _ in range(3)],
+            )
+            for form in forms
         }
         flags = draw(st.sampled_from(((), (), (Flag.OVERSUBSCRIBED,))))
         cases.append(decode_case(found, world=world, flags=flags))
@@ -144,7 +187,18 @@ def _distributed(draw):
     low, value, high = (end - 8 for end in draw(intervals()))
     rows = [timed("alone", *draw(intervals())), timed("ddp", *draw(intervals()))]
     rows.append(Measurement("exposed_communication", value, low, high, 0.95, 20, scope="ddp"))
-    cases.append(({"name": "tiny", "world_size": 4, "strategies": ["ddp"], "batch_size": 3, "seq_len": 64}, rows))
+    cases.append(
+        (
+            {
+                "name": "tiny",
+                "world_size": 4,
+                "strategies": ["ddp"],
+                "batch_size": 3,
+                "seq_len": 64,
+            },
+            rows,
+        )
+    )
     return cases
 
 
@@ -170,9 +224,13 @@ def contradictions(name, runs, path):
     """Store the runs of an experiment, and say of each claim of its verdict what the rows do not bear."""
     with Store(path) as store:
         for at, (machine, cases) in enumerate(runs):
-            rows = {str(i): (factors, [ended(), *found]) for i, (factors, found) in enumerate(cases)}
+            rows = {
+                str(i): (factors, [ended(), *found]) for i, (factors, found) in enumerate(cases)
+            }
             rows = in_turns(name, rows)
-            store.add(Run(name, MACHINE | {"machine_id": machine}, rows=rows, run_id=f"{name}-{at}"))
+            store.add(
+                Run(name, MACHINE | {"machine_id": machine}, rows=rows, run_id=f"{name}-{at}")
+            )
         rows = store.measurements(samples=True)
     return [f"{claim}: {wrong}" for claim in CLAIMS[name](rows) for wrong in _wrong(claim, rows)]
 
@@ -189,7 +247,10 @@ _SAYS = (
     (r"lowers the loss|: better after", {"below"}),
     (r"^FP8 is slower|No product measured gains", {"below"}),
     (r"^(?!profiling costs).*not distinguishable from zero", {"below", "not told apart"}),
-    (r"^profiling costs: \w+, not distinguishable from zero", {"not told apart"}),  # the first of its modes
+    (
+        r"^profiling costs: \w+, not distinguishable from zero",
+        {"not told apart"},
+    ),  # the first of its modes
     (r"^profiling costs: \w+ [-\d]", {"above", "below"}),
 )
 _ORDERING = re.compile(
@@ -198,28 +259,44 @@ _ORDERING = re.compile(
 
 
 def _wrong(claim, rows):
-    stands = {(row.metric, *map(_known, (row.low, row.estimate, row.high))) for row in rows.itertuples()}
-    figures = [figure for pair in claim.compared for figure in (pair[0], pair[2])] + list(claim.figures)
+    stands = {
+        (row.metric, *map(_known, (row.low, row.estimate, row.high))) for row in rows.itertuples()
+    }
+    figures = [figure for pair in claim.compared for figure in (pair[0], pair[2])] + list(
+        claim.figures
+    )
     for figure in figures:
         ends = map(_known, (figure.low, figure.estimate, figure.high))
         if figure.metric and (figure.metric, *ends) not in stands:
             yield f"no row holds {figure}"
     for first, order, second in claim.compared:
-        lies = "below" if first.high < second.low else "above" if first.low > second.high else "not told apart"
+        lies = (
+            "below"
+            if first.high < second.low
+            else "above"
+            if first.low > second.high
+            else "not told apart"
+        )
         if lies != order:
             yield f"{first} is {lies} {second}, and not {order}"
     said = str(claim)
     first = claim.compared[:1]
     for pattern, allowed in _SAYS:
-        if re.search(pattern, claim.answer) and not {str(order) for _, order, _ in first} <= allowed:
+        if (
+            re.search(pattern, claim.answer)
+            and not {str(order) for _, order, _ in first} <= allowed
+        ):
             yield f"its figures lie {[str(order) for _, order, _ in first]}"
     if _ORDERING.search(claim.answer) and not claim.compared:
         yield "it orders without figures"
-    if "more ranks would help as long" in said and not any(second.estimate == 0.8 for _, _, second in claim.compared):
+    if "more ranks would help as long" in said and not any(
+        second.estimate == 0.8 for _, _, second in claim.compared
+    ):
         yield "it advises more ranks without an efficiency"
     orders = [order for _, order, _ in claim.compared]
     if faster := re.search(
-        r"^Sparse attention is faster than .* at ([\d,]+(?:, [\d,]+)*(?: and [\d,]+)?) tokens", claim.answer
+        r"^Sparse attention is faster than .* at ([\d,]+(?:, [\d,]+)*(?: and [\d,]+)?) tokens",
+        claim.answer,
     ):
         lengths = re.split(r", | and ", faster[1])
         if orders.count("above") < len(lengths):

@@ -24,13 +24,20 @@ _GROUPS = {
 }
 
 
-_OF = {"attention": "name", "model": "optimisation", "fp8": "precision"}  # a factor that cases of the group have
+_OF = {
+    "attention": "name",
+    "model": "optimisation",
+    "fp8": "precision",
+}  # a factor that cases of the group have
 
 
 def in_turns(experiment, rows):
     """The cases with what each gains over each baseline of its group; rows are id → (factors, measurements)."""
     if experiment == "distributed":
-        return {case_id: (factors, [*found, *_across(found)]) for case_id, (factors, found) in rows.items()}
+        return {
+            case_id: (factors, [*found, *_across(found)])
+            for case_id, (factors, found) in rows.items()
+        }
     if experiment not in _GROUPS:
         return rows
     is_baseline, title, shape = _GROUPS[experiment]
@@ -48,7 +55,9 @@ def in_turns(experiment, rows):
                 if base != own and is_baseline(rows[base][0])
                 for row in measured
                 for other in rows[base][1]
-                if row.metric == other.metric == "latency" and _phase(row) == _phase(other) and row.estimate
+                if row.metric == other.metric == "latency"
+                and _phase(row) == _phase(other)
+                and row.estimate
             ]
             found[own] = factors, [*measured, *gained]
     return found
@@ -56,10 +65,16 @@ def in_turns(experiment, rows):
 
 def _across(found):
     """Of ranks: each call of a launch over each other of its direction."""
-    calls = [row for row in found if row.metric == "latency" and not {"collective", "world_size"} & row.details.keys()]
+    calls = [
+        row
+        for row in found
+        if row.metric == "latency" and not {"collective", "world_size"} & row.details.keys()
+    ]
     for own in calls:
         for base in calls:
-            if own is not base and own.scope.partition(" ")[2] == base.scope.partition(" ")[2].removesuffix("rank"):
+            if own is not base and own.scope.partition(" ")[2] == base.scope.partition(" ")[
+                2
+            ].removesuffix("rank"):
                 yield _gained(own, base, base.scope)
 
 
@@ -72,4 +87,6 @@ def _gained(own, base, title):
     low, estimate, high = (None if end != end else end for end in ends)
     flags = tuple(flag for flag in {*own.flags, *base.flags} if flag is Flag.BUSY_MACHINE)
     scope = f"{own.scope} over {title}"
-    return Measurement("speed_up", estimate, low, high, 0.95, 20, method="rounds", scope=scope, flags=flags)
+    return Measurement(
+        "speed_up", estimate, low, high, 0.95, 20, method="rounds", scope=scope, flags=flags
+    )

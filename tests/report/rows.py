@@ -7,7 +7,14 @@ from pathlib import Path
 from nanolib.measurement import Measurement, Status, exact
 from nanolib.store.schema import TRACE_TABLES
 
-MACHINE = {"machine_id": "m1", "cpu": "A <b>CPU</b>", "cores": 2, "ram_gib": 8, "gpus": [], "dtypes": {}}
+MACHINE = {
+    "machine_id": "m1",
+    "cpu": "A <b>CPU</b>",
+    "cores": 2,
+    "ram_gib": 8,
+    "gpus": [],
+    "dtypes": {},
+}
 STORED = Path(__file__).parents[1] / "stored" / "results.sqlite.gz"
 SLOWER = 1.7
 OTHER = "f" * 12  # another machine
@@ -51,9 +58,15 @@ def attention_rows(times, failed=()):
             Measurement("ceiling_share", 0.4, 0.3, 0.5, 0.95, 20, scope="forward"),
             exact("relative_error", 1e-7, scope="forward", method="float64"),
         ]
-        rows[f"{name}{seq_len}"] = ({"name": name, "seq_len": seq_len, **shape}, [ended(), *numbers])
+        rows[f"{name}{seq_len}"] = (
+            {"name": name, "seq_len": seq_len, **shape},
+            [ended(), *numbers],
+        )
     for name, seq_len, status, message in failed:
-        rows[f"{name}{seq_len}"] = ({"name": name, "seq_len": seq_len, **shape}, [ended(status, message)])
+        rows[f"{name}{seq_len}"] = (
+            {"name": name, "seq_len": seq_len, **shape},
+            [ended(status, message)],
+        )
     return rows
 
 
@@ -75,7 +88,10 @@ def model_rows():
     for seq_len in (64, 128, 256, 512):
         shape = {"name": "tiny", "attention_type": "dense", "seq_len": seq_len, "batch_size": 1}
         shape |= {"dtype": "float32", "device": "cpu"}
-        weights = [exact("parameters", 1000, method="count"), exact("footprint", 4.0, method="count")]
+        weights = [
+            exact("parameters", 1000, method="count"),
+            exact("footprint", 4.0, method="count"),
+        ]
         inference = [
             latency("inference", seq_len / 10, predicted=seq_len / 20),
             exact("flops", 1e6, scope="inference"),
@@ -85,9 +101,19 @@ def model_rows():
             exact("peak_memory", 8.0, scope="inference"),
         ]
         phases = [latency("forward", 10), latency("backward", 25), latency("optimizer_step", 5)]
-        training = [*phases, latency("training_step", 40), exact("peak_memory", 20.0, scope="training_step")]
-        rows[f"i{seq_len}"] = (shape | {"mode": "inference", "optimisation": "eager"}, [ended(), *weights, *inference])
-        rows[f"t{seq_len}"] = (shape | {"mode": "training", "optimisation": "eager"}, [ended(), *weights, *training])
+        training = [
+            *phases,
+            latency("training_step", 40),
+            exact("peak_memory", 20.0, scope="training_step"),
+        ]
+        rows[f"i{seq_len}"] = (
+            shape | {"mode": "inference", "optimisation": "eager"},
+            [ended(), *weights, *inference],
+        )
+        rows[f"t{seq_len}"] = (
+            shape | {"mode": "training", "optimisation": "eager"},
+            [ended(), *weights, *training],
+        )
     loss = Measurement("loss", 2.0, samples=(5.0, 3.0, 2.0), scope="training")
     rows["loss"] = ({k: v for k, v in shape.items() if k != "mode"}, [ended(), loss])
     return rows
@@ -95,10 +121,18 @@ def model_rows():
 
 def warmup_process(direction, process, steps, times, needed=2.0, message=""):
     """One fresh process: its curve, and of each setting (steps → low, ms, high, mean) what it would report."""
-    factors = {"direction": direction, "process": process, "warmup_steps": list(times), "steps": steps, "seq_len": 64}
+    factors = {
+        "direction": direction,
+        "process": process,
+        "warmup_steps": list(times),
+        "steps": steps,
+        "seq_len": 64,
+    }
     rows = [latency(direction, 10.0, samples=(30.0, 20.0, 10.0, 10.0))]
     details = {"steady_median": None if needed is None else 10.25}
-    rows.append(Measurement("warmup_needed", needed, scope=direction, message=message, details=details))
+    rows.append(
+        Measurement("warmup_needed", needed, scope=direction, message=message, details=details)
+    )
     for count, (ms, mean) in times.items():
         row = latency(f"{direction} after {count}", ms)
         rows.append(replace(row, details={"mean": mean, "sd": 3.0, "cv": 0.33}))
@@ -115,8 +149,14 @@ def warmup_rows():
 
 def ceilings_of():
     return {
-        "c": ({"ceiling": "float32", "device": "cpu"}, [ended(), Measurement("ceiling_flops", 1e11, scope="float32")]),
-        "d": ({"ceiling": "copy", "device": "cpu"}, [ended(), Measurement("ceiling_bytes", 1e10, scope="copy")]),
+        "c": (
+            {"ceiling": "float32", "device": "cpu"},
+            [ended(), Measurement("ceiling_flops", 1e11, scope="float32")],
+        ),
+        "d": (
+            {"ceiling": "copy", "device": "cpu"},
+            [ended(), Measurement("ceiling_bytes", 1e10, scope="copy")],
+        ),
     }
 
 
@@ -124,7 +164,9 @@ def rates_of(scope, flops, moved, achieved):
     return [
         exact("flops", flops, scope=scope),
         exact("bytes", moved, scope=scope),
-        Measurement("flops_per_second", achieved, achieved * 0.9, achieved * 1.1, 0.95, 20, scope=scope),
+        Measurement(
+            "flops_per_second", achieved, achieved * 0.9, achieved * 1.1, 0.95, 20, scope=scope
+        ),
     ]
 
 
@@ -143,9 +185,15 @@ def elsewhere(file):
         connection.execute("UPDATE runs SET machine_id = ?", (OTHER,))
         for table in ("traces", *TRACE_TABLES):
             connection.execute(f"UPDATE {table} SET trace_id = trace_id / 2")
-        for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
-            if "run_id" in {column[1] for column in connection.execute(f"PRAGMA table_info({table})")}:
+        for (table,) in connection.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'table'"
+        ).fetchall():
+            if "run_id" in {
+                column[1] for column in connection.execute(f"PRAGMA table_info({table})")
+            }:
                 connection.execute(f"UPDATE {table} SET run_id = 'ffff' || substr(run_id, 5)")
         slower = ", ".join(f"{name} = {name} * {SLOWER}" for name in ("estimate", "low", "high"))
-        connection.execute(f"UPDATE measurements SET {slower} WHERE metric IN ('latency', 'part_time')")
+        connection.execute(
+            f"UPDATE measurements SET {slower} WHERE metric IN ('latency', 'part_time')"
+        )
     connection.close()

@@ -18,18 +18,35 @@ from tests.report.cases import (
 @pytest.mark.parametrize(
     ("math_ms", "flash_ms", "said"),
     [
-        ((10.91, 12, 14), (11.5, 13, 20), "dense is the fastest dense kernel at 64 tokens: 10.0 ms [9.00 … 10.9]"),
+        (
+            (10.91, 12, 14),
+            (11.5, 13, 20),
+            "dense is the fastest dense kernel at 64 tokens: 10.0 ms [9.00 … 10.9]",
+        ),
         (
             (10.89, 12, 14),
             (11.5, 13, 20),
             "No clear difference between dense and dense (math) at 64 tokens: dense 10.0 ms",
         ),
-        ((8.000, 8.5, 8.99), (11.5, 13, 20), "dense (math) is the fastest dense kernel at 64 tokens"),
-        ((math.nan, 12, math.nan), (11.5, 13, 20), "No clear difference between dense and dense (math) at 64 tokens"),
+        (
+            (8.000, 8.5, 8.99),
+            (11.5, 13, 20),
+            "dense (math) is the fastest dense kernel at 64 tokens",
+        ),
+        (
+            (math.nan, 12, math.nan),
+            (11.5, 13, 20),
+            "No clear difference between dense and dense (math) at 64 tokens",
+        ),
     ],
 )
 def test_a_dense_kernel_is_the_fastest_where_it_gains_over_each_other(say, math_ms, flash_ms, said):
-    times = {"dense": (9, 10, 10.9), "dense (math)": math_ms, "dense (flash)": flash_ms, "window": (1, 2, 3)}
+    times = {
+        "dense": (9, 10, 10.9),
+        "dense (math)": math_ms,
+        "dense (flash)": flash_ms,
+        "window": (1, 2, 3),
+    }
     cases = [attention_case(name, *ms) for name, ms in times.items()]
     (line,) = (line for line in say("attention", cases) if "of the measured float32 peak" in line)
     assert line.startswith(f"Non-causal, batch 3, float32: {said}")
@@ -38,7 +55,10 @@ def test_a_dense_kernel_is_the_fastest_where_it_gains_over_each_other(say, math_
 
 
 def test_without_a_sparse_kind_the_first_sentence_says_so(say):
-    lines = say("attention", [attention_case("dense (flash)", 9, 10, 11), attention_case("dense (math)", 19, 20, 21)])
+    lines = say(
+        "attention",
+        [attention_case("dense (flash)", 9, 10, 11), attention_case("dense (math)", 19, 20, 21)],
+    )
     assert lines[0].startswith("Only dense kernels were measured")
     assert "dense (flash) is the fastest dense kernel" in lines[1]
 
@@ -51,7 +71,9 @@ def test_times_of_two_runs_or_devices_are_not_ranked(say, same):
         lines = say("attention", [slow], [fast])
     else:
         lines = say("attention", [slow, attention_case("window", 5, 6, 7, device="cuda:0")])
-    assert not any("faster" in line or "fastest" in line or "clear difference" in line for line in lines)
+    assert not any(
+        "faster" in line or "fastest" in line or "clear difference" in line for line in lines
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,7 +88,10 @@ def test_times_of_two_runs_or_devices_are_not_ranked(say, same):
     ],
 )  # fmt: skip
 def test_the_first_sentence_answers_the_question(say, ends, said):
-    first = say("attention", [attention_case("dense", 18, 20, 23), attention_case("window", *ends, tiles=0.75)])[0]
+    first = say(
+        "attention",
+        [attention_case("dense", 18, 20, 23), attention_case("window", *ends, tiles=0.75)],
+    )[0]
     assert first.startswith(f"Non-causal, batch 3, float32: {said}")
 
 
@@ -105,11 +130,16 @@ def test_faster_than_dense_is_faster_than_every_dense_kernel_and_the_smallest_ra
     unclear = say("attention", [*dense, attention_case("window", 9.5, 10.5, 11.5)])[0]
     assert "No clear difference between sparse and dense attention" in unclear
     package = [attention_case("flash_attn", 4, 4.1, 4.2), *dense]
-    assert "as fast as flash_attn" in say("attention", [*package, attention_case("window", 4.9, 5, 5.1)])[0]
+    assert (
+        "as fast as flash_attn"
+        in say("attention", [*package, attention_case("window", 4.9, 5, 5.1)])[0]
+    )
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_mask_that_is_built_once_is_told_with_its_time_and_with_the_ratio_that_includes_it(say, kept):
+def test_a_mask_that_is_built_once_is_told_with_its_time_and_with_the_ratio_that_includes_it(
+    say, kept
+):
     factors, found = attention_case("window", 4.9, 5, 5.1, tiles=0.9)
     found.append(timed("mask", 4.9, 5, 5.1, details={"kept": kept}))
     first = say("attention", [attention_case("dense", 19, 20, 21), (factors, found)])[0]
@@ -117,7 +147,9 @@ def test_a_mask_that_is_built_once_is_told_with_its_time_and_with_the_ratio_that
     if kept:
         assert "as dense, 2.00× [1.83 … 2.19] with building the mask in the first call" in first
     else:  # each call chooses it, within its own time
-        assert "as dense, with choosing the mask in each call." in first and "first call" not in first
+        assert (
+            "as dense, with choosing the mask in each call." in first and "first call" not in first
+        )
 
 
 def test_the_ends_of_a_ratio_that_includes_a_long_compile_are_in_order(say):
@@ -126,13 +158,19 @@ def test_the_ends_of_a_ratio_that_includes_a_long_compile_are_in_order(say):
     found += [timed("mask", 6.9, 7, 7.2), timed("compile", math.nan, 3800, math.nan)]
     first = say("attention", [attention_case("dense", 4.1, 4.2, 4.3), (factors, found)])[0]
     low, high = map(
-        float, re.search(r"× \[([0-9.e-]+) … ([0-9.e-]+)\] with building the mask and compiling", first).groups()
+        float,
+        re.search(
+            r"× \[([0-9.e-]+) … ([0-9.e-]+)\] with building the mask and compiling", first
+        ).groups(),
     )
     assert low < high
 
 
 def test_what_never_settled_is_counted(say):
-    cases = [attention_case("dense", 9, 10, 11), attention_case("b", 5, 6, 7, flags=(Flag.NO_STEADY_STATE,))]
+    cases = [
+        attention_case("dense", 9, 10, 11),
+        attention_case("b", 5, 6, 7, flags=(Flag.NO_STEADY_STATE,)),
+    ]
     said = "1 of 2 forward timings never settled: their intervals hold for this run alone."
     assert any(line.startswith(said) for line in say("attention", cases))
     assert not any("never settled" in line for line in say("attention", cases[:1]))
@@ -141,7 +179,10 @@ def test_what_never_settled_is_counted(say):
 @pytest.mark.parametrize(
     ("second", "said"),
     [
-        ((3e10, 5e10, 5.9e10), "dense n=64 comes nearest to its roof, 80% [60% … 90%] of 1e+11 FLOP/s."),
+        (
+            (3e10, 5e10, 5.9e10),
+            "dense n=64 comes nearest to its roof, 80% [60% … 90%] of 1e+11 FLOP/s.",
+        ),
         (
             (3e10, 5e10, 6e10),
             "dense n=64 comes nearest to its roof (not told apart from 1 more), 80% [60% … 90%] of 1e+11 FLOP/s.",
@@ -167,7 +208,11 @@ def test_who_comes_nearest_to_its_roof_overlaps_no_other(say, second, said):
     ],
 )
 def test_why_a_kernel_can_lie_above_its_roof_is_said(say, moved, rate, said):
-    cases = [*CEILINGS, rated("dense", 0.99 * rate, rate, 1.01 * rate, moved=moved), rated("b", 1e9, 2e9, 3e9)]
+    cases = [
+        *CEILINGS,
+        rated("dense", 0.99 * rate, rate, 1.01 * rate, moved=moved),
+        rated("b", 1e9, 2e9, 3e9),
+    ]
     (line,) = (line for line in say("attention", cases) if "Forward is bound" in line)
     assert said in line and ("nano doctor" in line) == (moved == 1e5)
 
@@ -185,14 +230,32 @@ def test_why_a_kernel_can_lie_above_its_roof_is_said(say, moved, rate, said):
 )
 def test_what_a_pattern_costs_after_training_on_is_held_against_zero(say, tuned, said):
     def case(target, replaced):
-        found = [exact("sparsity", target, method="mask"), Measurement("loss", 2.0, 1.9, 2.1, 0.95, 5, scope="dense")]
+        found = [
+            exact("sparsity", target, method="mask"),
+            Measurement("loss", 2.0, 1.9, 2.1, 0.95, 5, scope="dense"),
+        ]
         found.append(
-            Measurement("loss_difference", replaced, replaced - 0.1, replaced + 0.2, 0.95, 5, scope="replaced")
+            Measurement(
+                "loss_difference",
+                replaced,
+                replaced - 0.1,
+                replaced + 0.2,
+                0.95,
+                5,
+                scope="replaced",
+            )
         )
         if tuned:
             ends = dict(zip(("low", "estimate", "high"), tuned, strict=True))
-            found.append(Measurement("loss_difference", **ends, confidence=0.95, n=5, scope="fine_tuned"))
-        return SHAPE | {"name": f"w {target}", "pattern": "window", "target": target, "seeds": 5}, found
+            found.append(
+                Measurement("loss_difference", **ends, confidence=0.95, n=5, scope="fine_tuned")
+            )
+        return SHAPE | {
+            "name": f"w {target}",
+            "pattern": "window",
+            "target": target,
+            "seeds": 5,
+        }, found
 
     lines = say("attention", [case(0.9, 0.6), case(0.5, 0.2), attention_case("dense", 9, 10, 11)])
     (line,) = (line for line in lines if "trained decoder" in line)
@@ -205,9 +268,15 @@ def test_what_a_pattern_costs_after_training_on_is_held_against_zero(say, tuned,
 
 def test_each_run_and_device_is_named_where_there_are_several(say):
     ends = {"dense": (9, 10, 11), "window": (5, 6, 7)}
-    cases = [attention_case(name, *ms, device=device) for device in ("cpu", "cuda:0") for name, ms in ends.items()]
+    cases = [
+        attention_case(name, *ms, device=device)
+        for device in ("cpu", "cuda:0")
+        for name, ms in ends.items()
+    ]
     named = [
-        line.partition(": Sparse")[0] for line in say("attention", cases, cases) if "is faster than dense at" in line
+        line.partition(": Sparse")[0]
+        for line in say("attention", cases, cases)
+        if "is faster than dense at" in line
     ]
     places = [f"run run-{at}-of, {device}" for at in (0, 1) for device in ("cpu", "cuda:0")]
     assert named == [f"Non-causal, batch 3, float32, {place}" for place in places]

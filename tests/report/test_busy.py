@@ -25,7 +25,8 @@ def stored(tmp_path_factory):
 def _busy(rows):
     timed = [METRICS[metric].is_timed for metric in rows["metric"]]
     flags = [
-        [*flags, Flag.BUSY_MACHINE.value] if one else flags for flags, one in zip(rows["flags"], timed, strict=True)
+        [*flags, Flag.BUSY_MACHINE.value] if one else flags
+        for flags, one in zip(rows["flags"], timed, strict=True)
     ]
     return rows.assign(flags=flags)
 

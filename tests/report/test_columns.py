@@ -21,7 +21,14 @@ def _attention_case(name, ends, *more, tiles=0.0, ending=None, **shape):
 
 
 def test_the_baseline_is_of_the_same_run_and_shape(measured):
-    shapes = ({}, {"seq_len": 128}, {"batch_size": 5}, {"dtype": "bfloat16"}, {"causal": False}, {"device": "cuda:0"})
+    shapes = (
+        {},
+        {"seq_len": 128},
+        {"batch_size": 5},
+        {"dtype": "bfloat16"},
+        {"causal": False},
+        {"device": "cuda:0"},
+    )
     times = itertools.count(10)
     cases = [[_attention_case(name, (at - 1, at, at + 1), **shape) for shape in shapes for name, at in
               (("dense (math)", next(times)), ("dense (flash)", next(times)), ("a", 10))] for _ in range(2)]  # fmt: skip
@@ -35,7 +42,12 @@ def test_scaling_is_fitted_to_one_model_type_and_batch_by_itself(measured):
     cases = []
     for batch, power in ((5, 2), (3, 1)):
         for seq_len in (16, 32, 64, 128):
-            factors = SIZES | {"name": "tiny", "attention_type": "dense", "mode": "inference", "optimisation": "eager"}
+            factors = SIZES | {
+                "name": "tiny",
+                "attention_type": "dense",
+                "mode": "inference",
+                "optimisation": "eager",
+            }
             ms = seq_len**power / 4
             found = [ended(), interval("latency", ms, ms, ms, scope="inference")]
             cases.append((factors | {"seq_len": seq_len, "batch_size": batch}, found))
@@ -44,7 +56,9 @@ def test_scaling_is_fitted_to_one_model_type_and_batch_by_itself(measured):
     table = table.set_index(["batch_size", "quantity"])
     for batch, word in ((3, "linear"), (5, "quadratic")):
         line = table.loc[(batch, "inference time")]
-        assert line["meaning"] == word and line["exponent_low"] == pytest.approx(line["exponent_high"])
+        assert line["meaning"] == word and line["exponent_low"] == pytest.approx(
+            line["exponent_high"]
+        )
         assert "0 different sizes cannot give" in table.loc[(batch, "training memory"), "meaning"]
 
 
@@ -69,12 +83,25 @@ def test_the_warm_up_table_compares_means_within_each_process(measured):
         found = (warmup_process(direction, at, 10, times) for at, times in enumerate(processes, 1))
         return [(factors, [ended(), *rows]) for factors, rows in found]
 
-    forward = cases("forward", {5: (10, 20), 0: (15, 50)}, {5: (11, 30), 0: (18, 60)}, {5: (12, 10), 0: (14, 40)})
+    forward = cases(
+        "forward",
+        {5: (10, 20), 0: (15, 50)},
+        {5: (11, 30), 0: (18, 60)},
+        {5: (12, 10), 0: (14, 40)},
+    )
     backward = cases("backward", {2: (7, 30), 5: (8, 40)})
     other = cases("forward", {3: (7, 5)})
     table = warmup_view.warmup_table(measured("warmup", [*forward, *backward], other))
-    assert list(table["warmup_steps"]) == [5, 0, 2, 5, 3] and list(table["processes"]) == [3, 3, 1, 1, 1]
-    assert list(table["difference"][:4]) == pytest.approx([0, 1.5, -0.25, 0]) and pd.isna(table["difference"][4])
+    assert list(table["warmup_steps"]) == [5, 0, 2, 5, 3] and list(table["processes"]) == [
+        3,
+        3,
+        1,
+        1,
+        1,
+    ]
+    assert list(table["difference"][:4]) == pytest.approx([0, 1.5, -0.25, 0]) and pd.isna(
+        table["difference"][4]
+    )
     cold = table.iloc[1]
     numbers = {
         "median": 15,
@@ -97,28 +124,53 @@ def test_cells_are_for_people():
     )  # fmt: skip
     shown = tables.readable(table, {"c": "C", "a": "A [95 %]", "flags": "F", "b": "B", "none": "N"})
     assert list(shown.columns) == ["C", "A [95 %]", "F", "B"]
-    assert shown.to_numpy().tolist() == [["0.5000", "12.0 [11.0 … 15.0]", "x, y", "True"], ["2", "—", "", ""]]
+    assert shown.to_numpy().tolist() == [
+        ["0.5000", "12.0 [11.0 … 15.0]", "x, y", "True"],
+        ["2", "—", "", ""],
+    ]
 
 
 def test_energy_above_idle_is_shared_out_as_the_windows_energy_is(measured):
     def row(metric, low, value, high, scope="decode", **rest):
         return Measurement(
-            metric, value, low, high, 1.0, 1, method="rapl", scope=scope, details={"of": "package"}, **rest
+            metric,
+            value,
+            low,
+            high,
+            1.0,
+            1,
+            method="rapl",
+            scope=scope,
+            details={"of": "package"},
+            **rest,
         )
 
     factors = SIZES | {"name": "tiny", "phase": "decode"}
     found = [ended(), Measurement("tokens_per_second", 75.0, scope="decode", method="window")]
     found += [row("energy", 36, 40, 50), row("power", 18, 20, 25), row("power", 6, 8, 9, "idle")]
-    found += [row("energy_per_token", 0.18, 0.2, 0.25), row("energy_delay", 70, 80, 100), row("net_energy", 12, 24, 30)]
-    other = Measurement("energy", 7.0, 5.0, 9.0, 1.0, 1, method="rapl_dram", scope="decode", details={"of": "dram"})
-    package, dram = energy_table(measured("energy", [(factors, [*found, other])])).to_dict("records")
+    found += [
+        row("energy_per_token", 0.18, 0.2, 0.25),
+        row("energy_delay", 70, 80, 100),
+        row("net_energy", 12, 24, 30),
+    ]
+    other = Measurement(
+        "energy", 7.0, 5.0, 9.0, 1.0, 1, method="rapl_dram", scope="decode", details={"of": "dram"}
+    )
+    package, dram = energy_table(measured("energy", [(factors, [*found, other])])).to_dict(
+        "records"
+    )
     numbers = {
         "energy": 40, "energy_low": 36, "energy_high": 50, "power": 20, "power_low": 18, "power_high": 25,
         "idle_power": 8, "idle_power_low": 6, "idle_power_high": 9, "energy_per_token": 0.2, "energy_delay": 80,
         "net_per_token": 0.12, "net_per_token_low": 0.06, "net_per_token_high": 0.15, "tokens_per_second": 75,
     }  # fmt: skip
     assert {name: package[name] for name in numbers} == pytest.approx(numbers)
-    assert (package["of"], dram["of"], dram["energy"], package["batch_size"]) == ("package", "dram", 7, 3)
+    assert (package["of"], dram["of"], dram["energy"], package["batch_size"]) == (
+        "package",
+        "dram",
+        7,
+        3,
+    )
     assert pd.isna(dram["power"]) and pd.isna(dram["net_per_token"])
 
 
@@ -128,5 +180,10 @@ def test_a_curve_is_warm_up_as_far_as_it_was_needed(measured):
         factors, rows = warmup_process(direction, 1, 10, {0: (9, 9)}, needed)
         cases.append((factors, [ended(), *rows]))
     table = warmup_view.curve_table(measured("warmup", cases))
-    assert list(table["phase"]) == ["warm-up", *["steady"] * 3, *["not settled"] * 4, *["steady"] * 4]
+    assert list(table["phase"]) == [
+        "warm-up",
+        *["steady"] * 3,
+        *["not settled"] * 4,
+        *["steady"] * 4,
+    ]
     assert list(table["ms"]) == [30, 20, 10, 10] * 3

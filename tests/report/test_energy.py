@@ -16,12 +16,25 @@ def _rows(provenance, method, spread):
     def row(metric, value, scope="decode"):
         ends = (value / spread, value * spread)
         return Measurement(
-            metric, value, *ends, 1.0, 1, provenance=provenance, method=method, scope=scope, details={"of": "x"}
+            metric,
+            value,
+            *ends,
+            1.0,
+            1,
+            provenance=provenance,
+            method=method,
+            scope=scope,
+            details={"of": "x"},
         )
 
     factors = {"name": "tiny", "phase": "decode", "seq_len": 64, "batch_size": 1, "device": "cpu"}
     found = [ended(), Measurement("tokens_per_second", 100.0, scope="decode", method="window")]
-    found += [row("energy", 50.0), row("power", 25.0), row("energy_per_token", 0.25), row("net_energy", 30.0)]
+    found += [
+        row("energy", 50.0),
+        row("power", 25.0),
+        row("energy_per_token", 0.25),
+        row("net_energy", 30.0),
+    ]
     return {"c": (factors, [*found, row("power", 10.0, "idle")])}
 
 
@@ -54,8 +67,12 @@ def test_an_estimate_is_a_range_and_its_marks_are_hollow(tmp_path):
     text = "\n".join(VERDICTS["energy"](rows))
     assert "is estimated at decode 0.042 to 1.5 J" in text and "No sensor" in text
     assert _sure(rows) == {False}
-    assert "Hollow: a range that is estimated" in json.dumps(CHARTS["energy_per_token"](rows).to_dict())
-    assert "no sensor read this machine's power" in json.dumps(CHARTS["power_over_time"](rows).to_dict())
+    assert "Hollow: a range that is estimated" in json.dumps(
+        CHARTS["energy_per_token"](rows).to_dict()
+    )
+    assert "no sensor read this machine's power" in json.dumps(
+        CHARTS["power_over_time"](rows).to_dict()
+    )
     assert list(energy_table(rows)["provenance"]) == ["estimated"]
 
 
@@ -63,7 +80,11 @@ def test_a_window_that_was_too_short_says_so(tmp_path):
     rows = _rows(Provenance.MEASURED, "nvml_power", 1.1)
     factors, found = rows["c"]
     short = Measurement(
-        "energy", status=Status.UNSUPPORTED, message="repeat the work", method="nvml_power", scope="decode"
+        "energy",
+        status=Status.UNSUPPORTED,
+        message="repeat the work",
+        method="nvml_power",
+        scope="decode",
     )
     with _store(tmp_path, {"c": (factors, [found[0], short])}) as store:
         rows = store.measurements(samples=True)

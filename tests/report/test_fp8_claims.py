@@ -12,20 +12,33 @@ from tests.report.cases import (
 @pytest.mark.parametrize(
     ("times", "said"),
     [
-        ({1: 4, 2: 4, 4: 4}, "FP8 is faster than bf16 at size 1, size 2 and size 4: at best 2.00 [1.40 … 3.00] times"),
-        ({1: 8, 2: 4, 4: 4}, "FP8 is faster than bf16 at size 2 and size 4, and not shown to be at size 1"),
+        (
+            {1: 4, 2: 4, 4: 4},
+            "FP8 is faster than bf16 at size 1, size 2 and size 4: at best 2.00 [1.40 … 3.00] times",
+        ),
+        (
+            {1: 8, 2: 4, 4: 4},
+            "FP8 is faster than bf16 at size 2 and size 4, and not shown to be at size 1",
+        ),
         (
             {1: 8, 2: 8, 4: 8},
             "FP8 is not shown to be faster than bf16 at any size measured: at best 1.00 [0.778 … 1.29] times",
         ),
-        ({1: 16, 2: 16, 4: 16}, "FP8 is slower than bf16 at every size measured: at best 0.500 [0.412 … 0.600] times"),
+        (
+            {1: 16, 2: 16, 4: 16},
+            "FP8 is slower than bf16 at every size measured: at best 0.500 [0.412 … 0.600] times",
+        ),
     ],
 )
 def test_fp8_is_faster_at_sizes_where_its_whole_range_is_above_one(say, times, said):
     cases = []
     for size in (4, 1, 2):
         cases.append(fp8_case(size, "bfloat16", 7, 8, 9))
-        cases.append(fp8_case(size, "fp8_rowwise", {4: 3, 8: 7, 16: 15}[times[size]], times[size], times[size] + 1))
+        cases.append(
+            fp8_case(
+                size, "fp8_rowwise", {4: 3, 8: 7, 16: 15}[times[size]], times[size], times[size] + 1
+            )
+        )
     line = say("fp8", cases)[0]
     assert line.startswith(f"inference: {said}")
     assert (", where Amdahl allows 1.75." in line) == ("FP8 is faster" in line)
@@ -34,8 +47,14 @@ def test_fp8_is_faster_at_sizes_where_its_whole_range_is_above_one(say, times, s
 @pytest.mark.parametrize(
     ("endings", "said"),
     [
-        ([("unsupported", "no tensor cores"), ("unsupported", "none")], "FP8 gains no time here: no tensor cores."),
-        ([("unsupported", "no tensor cores"), ("oom", "too large")], "No FP8 case gave a time: no tensor cores."),
+        (
+            [("unsupported", "no tensor cores"), ("unsupported", "none")],
+            "FP8 gains no time here: no tensor cores.",
+        ),
+        (
+            [("unsupported", "no tensor cores"), ("oom", "too large")],
+            "No FP8 case gave a time: no tensor cores.",
+        ),
         ([("error", "")], "No FP8 case gave a time: no fp8 case was run to its end."),
     ],
 )
@@ -43,14 +62,21 @@ def test_why_fp8_gives_no_time_is_said_with_the_first_reason(say, endings, said)
     cases = [fp8_case(1, "bfloat16", 7, 8, 9)]
     for size, (status, message) in enumerate(endings, 1):
         factors, _ = fp8_case(size, "fp8_rowwise", 1, 2, 3)
-        cases.append((factors, [Measurement("case_time", 1.0, n=1, status=status, message=message, method="last")]))
+        cases.append(
+            (
+                factors,
+                [Measurement("case_time", 1.0, n=1, status=status, message=message, method="last")],
+            )
+        )
     assert say("fp8", cases)[0].startswith(said)
 
 
 def test_parity_is_told_with_its_pairs_and_a_control_that_was_not_found_worse_takes_the_trust(say):
     arm = parity_case("row_wise", "equivalent", 0.0005, provenance=Provenance.EMULATED)
     lines = say("fp8", [arm, parity_case("off_by_2", "worse", 0.5, control=True)])
-    assert lines[0].startswith("row wise (emulated): equivalent after 400 steps: 5.00e-04 [-0.00150 … 0.00150]")
+    assert lines[0].startswith(
+        "row wise (emulated): equivalent after 400 steps: 5.00e-04 [-0.00150 … 0.00150]"
+    )
     assert lines[0].endswith("nats per byte above bf16, margin 0.0025, 3 pairs.")
     assert not any("The control" in line for line in lines)
     lines = say("fp8", [arm, parity_case("off_by_2", "inconclusive", 0.5, control=True)])

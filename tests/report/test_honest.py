@@ -16,10 +16,16 @@ from tests.shown import CHARTS, VERDICTS
 @pytest.mark.parametrize("removed", [0.0, 0.001])
 def test_what_removes_nothing_is_dense_and_gains_nothing(say, measured, removed):
     factors, found = attention_case("window", 1.9, 2, 2.1)
-    found = [row for row in found if row.metric != "sparsity"] + [exact("sparsity", removed, method="mask")]
+    found = [row for row in found if row.metric != "sparsity"] + [
+        exact("sparsity", removed, method="mask")
+    ]
     cases = [attention_case("dense", 9.9, 10, 10.1), (factors, found)]
     text = "\n".join(say("attention", cases))
-    assert ("window removes nothing at " in text) == (not removed) == ("Sparse attention is" not in text)
+    assert (
+        ("window removes nothing at " in text)
+        == (not removed)
+        == ("Sparse attention is" not in text)
+    )
     stored = measured("attention", [(factors, [ended(), *found]) for factors, found in cases])
     drawn = str(CHARTS["attention_speed_up"](stored).to_dict())
     assert ("no sparse kind was measured" in drawn) == (not removed)
@@ -33,8 +39,17 @@ def test_what_removes_nothing_is_dense_and_gains_nothing(say, measured, removed)
         ({"pattern": "top_k", "sparsity": 0.75, "block_size": 8}, 96, True),
     ],
 )
-def test_a_mask_that_removes_nothing_is_flagged_beside_what_was_asked(tmp_path, options, n, removed):
-    shape = {"seq_lens": [n], "num_heads": 1, "head_dim": 8, "quality_patterns": [], "backward": False, "device": "cpu"}
+def test_a_mask_that_removes_nothing_is_flagged_beside_what_was_asked(
+    tmp_path, options, n, removed
+):
+    shape = {
+        "seq_lens": [n],
+        "num_heads": 1,
+        "head_dim": 8,
+        "quality_patterns": [],
+        "backward": False,
+        "device": "cpu",
+    }
     kinds = [{"kind": "dense", "backend": "flash"}, {"kind": "sparse", **options}]
     params = ALL["attention"]().Params(attention_types=kinds, budget_s=0.01, rel_ci=0.5, **shape)
     with Store(tmp_path / "results.sqlite") as store:
@@ -56,14 +71,19 @@ def _scaled(say, one_rank_ms):
 
 
 def test_more_ranks_are_advised_only_where_they_have_helped(say):
-    assert "only 50% of perfect scaling was reached: nothing says that more ranks would help" in _scaled(say, 9.0)
+    assert (
+        "only 50% of perfect scaling was reached: nothing says that more ranks would help"
+        in _scaled(say, 9.0)
+    )
     assert "more ranks would help as long as" in _scaled(say, 17.0)
 
 
 @pytest.mark.parametrize(("cold_ms", "said"), [(12.5, True), (10.4, False)])
 def test_no_warm_up_is_not_said_beside_a_mean_that_needs_it(say, cold_ms, said):
     times = {0: (cold_ms, cold_ms), 5: (10.0, 10.0)}
-    first = say("warmup", [warmup_process("forward", at, 10, times, needed=0.0) for at in range(1, 6)])[0]
+    first = say(
+        "warmup", [warmup_process("forward", at, 10, times, needed=0.0) for at in range(1, 6)]
+    )[0]
     assert ("but without it the mean was +25%" in first and "use 5 steps" in first) == said
 
 
@@ -82,13 +102,21 @@ def test_runs_too_short_to_learn_are_smoke_tests(say, steps):
         "seq_len": 64,
         "batch_size": 1,
     }
-    rows = [exact("sparsity", 0.5, method="mask"), Measurement("loss", 2.0, 1.9, 2.1, 0.95, 5, scope="dense")]
+    rows = [
+        exact("sparsity", 0.5, method="mask"),
+        Measurement("loss", 2.0, 1.9, 2.1, 0.95, 5, scope="dense"),
+    ]
     rows += [
-        Measurement("loss_difference", 0.2, 0.1, 0.3, 0.95, 5, scope=scope) for scope in ("replaced", "fine_tuned")
+        Measurement("loss_difference", 0.2, 0.1, 0.3, 0.95, 5, scope=scope)
+        for scope in ("replaced", "fine_tuned")
     ]
     cases = [attention_case("dense", 9.9, 10, 10.1), (shape | {"dtype": "float32"}, rows)]
     text = "\n".join(say("attention", cases))
-    assert ("a smoke test" in text) == (steps < LEARNING_STEPS) == ("the fine-tune does not take back" not in text)
+    assert (
+        ("a smoke test" in text)
+        == (steps < LEARNING_STEPS)
+        == ("the fine-tune does not take back" not in text)
+    )
 
 
 @pytest.mark.parametrize(("low", "nothing"), [(-0.5, True), (0.0, True), (0.5, False)])
@@ -96,12 +124,22 @@ def test_an_overhead_that_may_be_zero_is_not_told_from_zero(low, nothing):
     from nanolib.experiments.energy.view.layers import _cost
 
     said = _cost({"mode": "deep", "wall": 0.02, "wall_low": low / 100, "wall_high": 0.04})
-    assert said.startswith("deep, not distinguishable from zero (") == nothing and said.startswith("deep")
+    assert said.startswith("deep, not distinguishable from zero (") == nothing and said.startswith(
+        "deep"
+    )
 
 
-@pytest.mark.parametrize(("lengths", "fitted"), [((64, 128, 256), False), ((64, 128, 256, 512), True)])
+@pytest.mark.parametrize(
+    ("lengths", "fitted"), [((64, 128, 256), False), ((64, 128, 256, 512), True)]
+)
 def test_a_law_takes_four_lengths(say, lengths, fitted):
-    shape = {"name": "tiny", "attention_type": "dense", "batch_size": 1, "dtype": "float32", "device": "cpu"}
+    shape = {
+        "name": "tiny",
+        "attention_type": "dense",
+        "batch_size": 1,
+        "dtype": "float32",
+        "device": "cpu",
+    }
     cases = [
         (
             shape | {"seq_len": n, "mode": "inference", "optimisation": "eager"},

@@ -55,7 +55,9 @@ def test_of_each_experiment_the_machine_of_its_newest_run_is_shown(stores, rows)
     both = stores[2]
     every, runs = both.shown(both.resolve("all"))
     alone = overview.newest_machine(every, runs)
-    assert every["machine_id"].nunique() == 2 and set(alone["experiment"]) == set(every["experiment"])
+    assert every["machine_id"].nunique() == 2 and set(alone["experiment"]) == set(
+        every["experiment"]
+    )
     assert (alone.groupby("experiment")["machine_id"].nunique() == 1).all()
     newer = runs.assign(started=runs["started"].where(runs["machine_id"] != OTHER, "2999"))
     assert set(overview.newest_machine(every, newer)["machine_id"]) == {OTHER}
@@ -70,27 +72,47 @@ def test_a_page_of_two_machines_has_the_sentences_of_one_and_the_hardware_of_bot
     text = (page.parent / "profiling_report.md").read_text()
     assert all(machine in text for machine in set(every["machine_id"]))
     for section in SECTIONS:
-        for claim in section.verdict(alone) if section.experiment in set(runs["experiment"]) else ():
+        for claim in (
+            section.verdict(alone) if section.experiment in set(runs["experiment"]) else ()
+        ):
             assert claim.answer.split("(")[0].split("[")[0] in html.unescape(text.replace("\\", ""))
 
 
 def test_a_comparison_pairs_a_machine_with_itself_whatever_the_order(rows):
     first, second, _ = rows
     found = compare_rows(pd.concat([first, second]), pd.concat([second, first]))
-    assert found.same_machine and not found.regressed and {line.finding for line in found.lines} == {Kind.EQUIVALENT}
-    assert {line.machine for line in found.lines} == {machine[:6] for machine in (first["machine_id"].iloc[0], OTHER)}
+    assert (
+        found.same_machine
+        and not found.regressed
+        and {line.finding for line in found.lines} == {Kind.EQUIVALENT}
+    )
+    assert {line.machine for line in found.lines} == {
+        machine[:6] for machine in (first["machine_id"].iloc[0], OTHER)
+    }
     verdict = compare([1.0, 1.1, 1.2] * 3, [2.0, 2.1, 2.2] * 3)
     judged = replace(found, lines=[replace(line, verdict=verdict) for line in found.lines])
     labels = list(comparison_table(judged)["label"])
-    assert {label.split(":")[0] for label in labels} == {f"machine {line.machine}" for line in found.lines}
+    assert {label.split(":")[0] for label in labels} == {
+        f"machine {line.machine}" for line in found.lines
+    }
     worse = replace(found, lines=[replace(line, finding=Kind.REGRESSED) for line in found.lines])
-    assert all(claim.about for claim in comparison_verdict(worse, "x") if claim.answer.startswith("regressed"))
+    assert all(
+        claim.about
+        for claim in comparison_verdict(worse, "x")
+        if claim.answer.startswith("regressed")
+    )
     fewer = compare_rows(pd.concat([first, second]), second)
     assert (
-        not fewer.lost and "left out" in fewer.noise[0] and {line.finding for line in fewer.lines} == {Kind.EQUIVALENT}
+        not fewer.lost
+        and "left out" in fewer.noise[0]
+        and {line.finding for line in fewer.lines} == {Kind.EQUIVALENT}
     )
     across = compare_rows(first, second)
-    assert not across.same_machine and not across.regressed and {line.machine for line in across.lines} == {""}
+    assert (
+        not across.same_machine
+        and not across.regressed
+        and {line.machine for line in across.lines} == {""}
+    )
     third = first.assign(machine_id="g" * 12)
     with pytest.raises(BadInput, match="2 and 1 machines that differ; name runs of one machine"):
         compare_rows(pd.concat([first, second]), third)

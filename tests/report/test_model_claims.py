@@ -18,7 +18,12 @@ def test_a_model_is_told_with_its_batch_its_tail_and_its_ratios(say):
     generation.append(Measurement("tokens_per_second", 9600.0, scope="prefill"))
     longest = {"seq_len": 128}
     step = training([(9, 10, 11), (19, 20, 21), (5, 6, 7)], **longest)
-    cases = [inference(**longest), step, model_case("generation", generation, **longest), inference(1, 2, 3)]
+    cases = [
+        inference(**longest),
+        step,
+        model_case("generation", generation, **longest),
+        inference(1, 2, 3),
+    ]
     shape = "tiny (dense, float32), batch 3, n = 128"
     first, second, *_ = say("model", cases)
     assert first == (
@@ -52,7 +57,9 @@ def test_the_largest_phase_is_named_when_its_interval_is_above_the_others(say, p
         ((5, 6, 7), 4.0, "inference 2.00× [1.57 … 3.00] as fast (faster), inference peak 0.50×"),
     ],
 )
-def test_an_optimisation_is_faster_or_slower_when_the_ranges_do_not_overlap(say, ends, memory, said):
+def test_an_optimisation_is_faster_or_slower_when_the_ranges_do_not_overlap(
+    say, ends, memory, said
+):
     shape = {"name": "tiny (compile)", "optimisation": "compile"}
     cases = [inference(), inference(*ends, memory=memory, **shape), inference(1, 2, 3, seq_len=32)]
     cases.append(inference(1, 2, 3, seq_len=32, **shape))
@@ -63,7 +70,14 @@ def test_an_optimisation_is_faster_or_slower_when_the_ranges_do_not_overlap(say,
 def _processes(direction, needed, ratios=(1.0,) * 5, message=""):
     """Fresh processes whose mean without warm-up is so many times that after five steps."""
     return [
-        warmup_process(direction, at, 10, {0: (10.0, 12.0 * ratio), 5: (10.0, 12.0), 2: (10.0, 12.0)}, one, message)
+        warmup_process(
+            direction,
+            at,
+            10,
+            {0: (10.0, 12.0 * ratio), 5: (10.0, 12.0), 2: (10.0, 12.0)},
+            one,
+            message,
+        )
         for at, (one, ratio) in enumerate(zip(needed, ratios, strict=True), 1)
     ]
 
@@ -96,4 +110,7 @@ def test_how_many_warm_up_steps_are_enough_in_every_process(say, needed, said):
 )  # fmt: skip
 def test_what_no_warm_up_does_to_the_mean_is_told_by_every_process(say, ratios, said):
     _, line = say("warmup", _processes("forward", [3] * 5, ratios))
-    assert line == f"forward: without warm-up the mean is {said}: the range of 5 fresh processes, with a CV of 33%."
+    assert (
+        line
+        == f"forward: without warm-up the mean is {said}: the range of 5 fresh processes, with a CV of 33%."
+    )

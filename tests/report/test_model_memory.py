@@ -8,7 +8,10 @@ from nanolib.measurement import Measurement, exact
 from tests.report.cases import inference, model_case, timed
 from tests.report.rows import ended
 
-PARTS = [["weights", "a", "", "", 2**20], ["saved activations", "b.*", "aten::mm", "mine:7", 3 * 2**20]]
+PARTS = [
+    ["weights", "a", "", "", 2**20],
+    ["saved activations", "b.*", "aten::mm", "mine:7", 3 * 2**20],
+]
 
 
 def peak(details, **more):
@@ -56,7 +59,9 @@ def test_the_knee_is_where_more_batch_brings_less_than_half(say):
     line = next(line for line in say("model", open_) if "generating after" in line)
     assert "up to batch 4 more pays; whether batch 16 pays cannot be told" in line
     worse = [*grows, generation(16, 20, 21, 22)]
-    assert "batch 16 is beaten in both by another" in next(line for line in say("model", worse) if "generating" in line)
+    assert "batch 16 is beaten in both by another" in next(
+        line for line in say("model", worse) if "generating" in line
+    )
 
 
 _times = st.tuples(*[st.integers(1, 60)] * 3).map(sorted)
@@ -71,18 +76,32 @@ def test_no_point_of_the_front_is_beaten_with_confidence_on_both_axes(batches):
     group = pd.DataFrame(
         [
             {name: "x" for name in _SERIES}
-            | {"batch_size": batch, "decode": ms, "decode_low": low, "decode_high": high, "decode_row": 1}
+            | {
+                "batch_size": batch,
+                "decode": ms,
+                "decode_low": low,
+                "decode_high": high,
+                "decode_row": 1,
+            }
             | {"decode_memory": 1.0, "decode_memory_predicted": 1.0}
             for batch, (low, ms, high) in sorted(batches.items())
         ]
     )
     lines = _rated(group).to_dict("records")
     for line in lines:
-        beaten = [o for o in lines if o["user_low"] > line["user_high"] and o["total_low"] > line["total_high"]]
+        beaten = [
+            o
+            for o in lines
+            if o["user_low"] > line["user_high"] and o["total_low"] > line["total_high"]
+        ]
         assert bool(beaten) == (line["front"] == BEATEN)
         if line["front"] == FRONT:
             for other in lines:
-                assert other is line or line["user_low"] > other["user_high"] or line["total_low"] > other["total_high"]
+                assert (
+                    other is line
+                    or line["user_low"] > other["user_high"]
+                    or line["total_low"] > other["total_high"]
+                )
     assert any(line["front"] != BEATEN for line in lines)
 
 
@@ -90,5 +109,7 @@ def test_a_beaten_batch_is_drawn_hollow(measured):
     cases = [generation(1, 1.9, 2, 2.1), generation(4, 15, 16, 17), generation(16, 20, 21, 22)]
     rows = measured("model", [(factors, [ended(), *found]) for factors, found in cases])
     spec = generation_batches(rows).to_dict()
-    points = [row for data in spec["datasets"].values() for row in data if row.get("panel") == "all users"]
+    points = [
+        row for data in spec["datasets"].values() for row in data if row.get("panel") == "all users"
+    ]
     assert {row["x"]: row["sure"] for row in points} == {1: True, 4: False, 16: True}

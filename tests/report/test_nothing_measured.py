@@ -14,7 +14,9 @@ from tests.shown import SECTIONS
 @pytest.mark.parametrize("status", [Status.ERROR, Status.UNSUPPORTED, Status.STARTED])
 def test_a_page_says_what_became_of_the_cases(tmp_path, status):
     names = [name for name in ALL if name != "summary"]
-    ended = Measurement("case_time", None, status=status, message="out of luck", details={"attempts": 1})
+    ended = Measurement(
+        "case_time", None, status=status, message="out of luck", details={"attempts": 1}
+    )
     with Store(tmp_path / "results.sqlite") as store:
         for job in plan(ALL, names, {}, {}):
             rows = {case.case_id: (case.factors, [ended]) for case in job.cases()}

@@ -60,7 +60,9 @@ def test_a_line_over_one_place_is_drawn_as_rows_and_one_series_is_named_in_the_t
 
 def test_names_at_the_ends_of_lines_do_not_cover_each_other():
     names = [f"s{at}" for at in range(6)]
-    data = pd.DataFrame({"series": names * 2, "x": [1] * 6 + [2] * 6, "y": [1.0, 1.01, 1.02, 1.03, 5.0, 5.01] * 2})
+    data = pd.DataFrame(
+        {"series": names * 2, "x": [1] * 6 + [2] * 6, "y": [1.0, 1.01, 1.02, 1.03, 5.0, 5.01] * 2}
+    )
     spec, rows = _drawn(plot(data, "Made", height=260))
     low, high = spec["layer"][-1]["encoding"]["y"]["scale"]["domain"]
     at = sorted(row["end"] * 260 / (high - low) for row in rows if row.get("x") == 2)
@@ -88,7 +90,9 @@ def test_four_series_have_a_colour_and_all_others_are_grey():
 
 def _luminance(colour):
     parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    ]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
@@ -103,7 +107,9 @@ def test_words_in_each_colour_can_be_read(colours, name):
 def test_a_page_takes_its_colours_from_its_style():
     specs = charts.with_variables({"made": plot(_points(), "Made").to_dict()})
     text = str(specs)
-    assert "var(--chart-c1)" in text and not any(colour in text for colour in charts.COLOURS.values())
+    assert "var(--chart-c1)" in text and not any(
+        colour in text for colour in charts.COLOURS.values()
+    )
     assert all(f"--chart-{name}:" in charts.variables() for name in charts.COLOURS)
 
 
@@ -124,7 +130,9 @@ def test_no_chart_loses_its_axis_to_bad_values(stored, name):
         return
     spec = vega_spec(chart)
     scales = [scale for part in [spec, *spec.get("marks", [])] for scale in part.get("scales", [])]
-    ends = [end for scale in scales if scale["type"] in ("log", "linear") for end in scale["domain"]]
+    ends = [
+        end for scale in scales if scale["type"] in ("log", "linear") for end in scale["domain"]
+    ]
     assert ends and all(math.isfinite(end) for end in ends if isinstance(end, int | float))
     assert all(end > 0 for scale in scales if scale["type"] == "log" for end in scale["domain"])
 

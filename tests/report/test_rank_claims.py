@@ -18,7 +18,11 @@ from tests.shown import CHARTS
     ],
 )
 def test_the_fastest_form_across_ranks_overlaps_no_other(say, ring, gather, said):
-    forms = {"gather": (gather, 1, COMPUTING), "ring": (ring, 3, COMPUTING), "fused": ((8, 9, 9.5), 2, COMPUTING)}
+    forms = {
+        "gather": (gather, 1, COMPUTING),
+        "ring": (ring, 3, COMPUTING),
+        "fused": ((8, 9, 9.5), 2, COMPUTING),
+    }
     alone = decode_case({"fused": ((1, 2, 3), 0, COMPUTING)}, world=1)
     fewer = decode_case({"ring": ((1, 2, 3), 2, COMPUTING)}, world=2)
     crowded = decode_case({"ring": ((1, 2, 3), 2, COMPUTING)}, world=8, flags=(CORES,))
@@ -39,7 +43,9 @@ def test_the_fastest_form_across_ranks_overlaps_no_other(say, ring, gather, said
 )
 def test_whether_ranks_help_is_the_first_thing_said(say, one, said):
     cases = [decode_case({"fused": ((8, 9, 9.5), 2, COMPUTING)}, world=2, alone=one)]
-    assert say("distributed", cases)[0].startswith(f"Decoding over 4,096 keys, float32: {said}: fused takes 9.00 ms")
+    assert say("distributed", cases)[0].startswith(
+        f"Decoding over 4,096 keys, float32: {said}: fused takes 9.00 ms"
+    )
 
 
 def test_scaling_is_against_one_rank_of_the_same_rounds(say, measured):
@@ -47,8 +53,13 @@ def test_scaling_is_against_one_rank_of_the_same_rounds(say, measured):
     apart = decode_case({"gather": ((1, 2, 3), 0, COMPUTING)}, world=1)  # of another launch
     cases = [apart, decode_case(crowd, world=2, alone=(12.0, 12.6, 13.0))]
     line = say("distributed", cases)[0]
-    assert "63% [57% … 68%] of perfect scaling; one rank takes 12.6 ms [12.0 … 13.0]; gather is the fastest" in line
-    table = decode_table(measured("distributed", [(factors, [ended(), *found]) for factors, found in cases]))
+    assert (
+        "63% [57% … 68%] of perfect scaling; one rank takes 12.6 ms [12.0 … 13.0]; gather is the fastest"
+        in line
+    )
+    table = decode_table(
+        measured("distributed", [(factors, [ended(), *found]) for factors, found in cases])
+    )
     two = table[table["world_size"] == 2].set_index("form")
     assert dict(two["efficiency"]) == pytest.approx({"gather": 0.63, "one_message": 0.525})
     assert dict(two["alone"]) == {"gather": 12.6, "one_message": 12.6}
@@ -57,14 +68,20 @@ def test_scaling_is_against_one_rank_of_the_same_rounds(say, measured):
 
 PARTS = [
     [(3.1, 5, 6), (1, 1.2, 1.4), (1, 1.3, 1.6)],
-    [(2.9, 5, 6), (0.5, 0.8, 1.4), (1, 1.3, 1.6)],  # 70 % of it is computing, and the intervals meet
+    [
+        (2.9, 5, 6),
+        (0.5, 0.8, 1.4),
+        (1, 1.3, 1.6),
+    ],  # 70 % of it is computing, and the intervals meet
     [(1, 1.5, 1.9), (1.7, 3, 4), (0.3, 1, 1.6)],
     [(1, 1.5, 1.9), (0.5, 1, 1.6), (1.5, 3, 4)],
     [(1, 1.5, 1.9), (0.3, 1, 1.6), (1.7, 3, 4)],
 ]
 
 
-@pytest.mark.parametrize(("parts", "kind"), [*zip(PARTS, ["compute", "", "wait", "", "communication"], strict=True)])
+@pytest.mark.parametrize(
+    ("parts", "kind"), [*zip(PARTS, ["compute", "", "wait", "", "communication"], strict=True)]
+)
 def test_the_table_the_chart_and_the_sentence_name_the_same_bound(say, measured, parts, kind):
     case = decode_case({"fused": ((8, 9, 9.5), 2, parts)})
     rows = measured("distributed", [(case[0], [ended(), *case[1]])])
@@ -72,9 +89,18 @@ def test_the_table_the_chart_and_the_sentence_name_the_same_bound(say, measured,
     spec = CHARTS["decode_scaling"](rows).to_dict()
     drawn = {line["note"] for data in spec["datasets"].values() for line in data if "note" in line}
     sentence = say("distributed", [case])[1]
-    told = next((one for one in ("compute-bound", "bound by waiting", "communication-bound") if one in sentence), "")
+    told = next(
+        (
+            one
+            for one in ("compute-bound", "bound by waiting", "communication-bound")
+            if one in sentence
+        ),
+        "",
+    )
     assert drawn == {f"bound by {cell}"} and cell.startswith(kind or "unclear")
-    assert told == {"compute": "compute-bound", "wait": "bound by waiting", "": ""}.get(kind, "communication-bound")
+    assert told == {"compute": "compute-bound", "wait": "bound by waiting", "": ""}.get(
+        kind, "communication-bound"
+    )
 
 
 def test_without_cores_or_several_ranks_no_form_is_the_fastest(say):
@@ -93,9 +119,22 @@ def test_without_cores_or_several_ranks_no_form_is_the_fastest(say):
     ],
 )
 def test_a_form_for_whole_sequences_is_told_with_those_that_tie_with_it(say, second, said):
-    found = [exact("peak_memory", 8.0, scope="dense forward"), exact("peak_memory", 2.0, scope="ring forward")]
-    found += [timed("dense forward", 14, 15, 17), timed("zigzag forward", *second), timed("ring forward", 3, 4, 5)]
-    case = {"seq_len": 2048, "dtype": "float32", "world_size": 4, "prefill_forms": ["ring", "zigzag"], "batch_size": 3}
+    found = [
+        exact("peak_memory", 8.0, scope="dense forward"),
+        exact("peak_memory", 2.0, scope="ring forward"),
+    ]
+    found += [
+        timed("dense forward", 14, 15, 17),
+        timed("zigzag forward", *second),
+        timed("ring forward", 3, 4, 5),
+    ]
+    case = {
+        "seq_len": 2048,
+        "dtype": "float32",
+        "world_size": 4,
+        "prefill_forms": ["ring", "zigzag"],
+        "batch_size": 3,
+    }
     (line,) = say("distributed", [(case, found)])
     took = "ring on 4 ranks takes 4.00 [3.00 … 5.00] ms, one rank 15.0 [14.0 … 17.0] ms (3.75 [2.80 … 5.67]×, faster)"
     assert line == f"Over 2,048 tokens, forward: {said}: {took}; its peak is 0.25 of one rank's."
@@ -126,7 +165,9 @@ def test_the_interval_of_a_time_share_stays_between_nothing_and_all():
     found = [row for row in part_rows([runs], "fused", (), None) if row.metric == "time_share"]
     assert {row.scope for row in found} == {"fused: compute", "fused: wait", "fused: communication"}
     assert all(0 <= row.low <= row.estimate <= row.high <= 1 for row in found)
-    assert any(row.low == 0 < row.estimate for row in found) and any(row.high == 1 > row.estimate for row in found)
+    assert any(row.low == 0 < row.estimate for row in found) and any(
+        row.high == 1 > row.estimate for row in found
+    )
 
 
 @pytest.mark.parametrize(("exposed", "said"), [(-2.0, "(0%)"), (4.0, "(25%)"), (20.0, "(100%)")])

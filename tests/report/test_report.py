@@ -38,8 +38,14 @@ def rows(store):
 
 def test_verdicts_are_computed_from_the_rows(rows):
     text = "\n".join(VERDICTS["attention"](rows))
-    assert "Sparse attention is faster than dense (flash) at 1,024 and 4,096 tokens: at 4,096 tokens window 64" in text
-    assert "is 2.50× [2.26 … 2.76] as fast as dense (flash)" in text and "dense is faster at 256 tokens" in text
+    assert (
+        "Sparse attention is faster than dense (flash) at 1,024 and 4,096 tokens: at 4,096 tokens window 64"
+        in text
+    )
+    assert (
+        "is 2.50× [2.26 … 2.76] as fast as dense (flash)" in text
+        and "dense is faster at 256 tokens" in text
+    )
     text = "\n".join(VERDICTS["model"](rows))
     assert (
         "Inference takes 51.2 ms" in text
@@ -47,7 +53,10 @@ def test_verdicts_are_computed_from_the_rows(rows):
         and "the backward (25 ms)" in text
     )
     text = "\n".join(VERDICTS["warmup"](rows))
-    assert "2 warm-up steps are enough" in text and "the mean is +100% [+100% … +100%] against that after 5" in text
+    assert (
+        "2 warm-up steps are enough" in text
+        and "the mean is +100% [+100% … +100%] against that after 5" in text
+    )
 
 
 @pytest.mark.parametrize("name", CHARTS)
@@ -83,7 +92,13 @@ def test_an_empty_database_makes_a_page_that_says_so(tmp_path):
 def test_the_report_is_whole_self_contained_and_escaped(store, tmp_path):
     index = page.build(store, ["attention-1", "model-1", "warmup-1"], tmp_path / "report", SECTIONS)
     names = {file.name for file in index.parent.iterdir()}
-    wanted = {"index.html", "profiling_report.md", "attention_summary.csv", "attention_summary.md", "model_summary.csv"}
+    wanted = {
+        "index.html",
+        "profiling_report.md",
+        "attention_summary.csv",
+        "attention_summary.md",
+        "model_summary.csv",
+    }
     wanted |= {"model_summary.md", "attention_profile.json", "model_profile.json"}
     charted = ("attention_latency", "attention_memory", "attention_efficiency", "model_performance")
     wanted |= {f"{name}.{kind}" for name in charted for kind in ("png", "svg")}
@@ -99,7 +114,11 @@ def test_the_report_is_whole_self_contained_and_escaped(store, tmp_path):
 
 
 def test_formulas_in_cells_are_text():
-    assert page.safe_cell("=cmd()") == "'=cmd()" and page.safe_cell(-3.5) == -3.5 and page.safe_cell("a") == "a"
+    assert (
+        page.safe_cell("=cmd()") == "'=cmd()"
+        and page.safe_cell(-3.5) == -3.5
+        and page.safe_cell("a") == "a"
+    )
 
 
 @pytest.mark.parametrize("ending", [".sqlite", ".json", ".csv", ".md"])

@@ -44,7 +44,10 @@ class SampleCase(Case):
                 time.sleep(0.01)
         if kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        if kind == "killonce" and (Path(params.folder) / f"{self.behaviour}.calls").read_text() == "x":
+        if (
+            kind == "killonce"
+            and (Path(params.folder) / f"{self.behaviour}.calls").read_text() == "x"
+        ):
             os.kill(os.getpid(), signal.SIGKILL)
         if kind == "nan":
             yield exact("flops", 1.0, scope="broken", details={"x": float("nan")})

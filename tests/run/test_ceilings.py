@@ -19,7 +19,9 @@ def test_a_share_carries_the_interval_of_the_ceiling_too():
     latency = Measurement("latency", 1.0, 0.8, 1.25, 0.95, 20, (0.9, 1.0, 1.1), scope="forward")
     rate, share = rate_rows(latency, 5e7, "float32", {"float32": Ceiling.of((0.8e11, 1e11, 2e11))})
     assert (rate.low, rate.estimate, rate.high) == pytest.approx((4e10, 5e10, 6.25e10))
-    assert (share.low, share.estimate, share.high) == pytest.approx((4e10 / 2e11, 0.5, 6.25e10 / 0.8e11))
+    assert (share.low, share.estimate, share.high) == pytest.approx(
+        (4e10 / 2e11, 0.5, 6.25e10 / 0.8e11)
+    )
     assert "8e+10 … 2e+11" in share.message
     (_, of_a_number) = rate_rows(latency, 5e7, "float32", {"float32": 1e11})
     assert (of_a_number.low, of_a_number.high) == pytest.approx((0.4, 0.625))
@@ -36,22 +38,31 @@ def test_a_ceiling_without_an_interval_and_one_that_was_sent_are_the_same_number
 
 @pytest.mark.usefixtures("small_ceilings")
 @pytest.mark.parametrize("together", [True, False])
-def test_notebooks_of_one_command_share_what_the_first_has_measured(tmp_path, monkeypatch, together):
+def test_notebooks_of_one_command_share_what_the_first_has_measured(
+    tmp_path, monkeypatch, together
+):
     numbers, real = itertools.count(1), ceilings.measure_ceiling
 
     def numbered(*given):
         row = real(*given)
-        return Measurement(row.metric, float(next(numbers)), 0.5, 1e3, 0.95, 20, (1.0, 2.0), scope=row.scope)
+        return Measurement(
+            row.metric, float(next(numbers)), 0.5, 1e3, 0.95, 20, (1.0, 2.0), scope=row.scope
+        )
 
     monkeypatch.setattr(ceilings, "measure_ceiling", numbered)
     token = {LAUNCH_VARIABLE: "a-command"} if together else {}
     with Store(tmp_path / "results.sqlite") as store:
         found = []
-        for name, given in (("attention", ATTENTION), ("attention", ATTENTION | {"seq_lens": [32], "budget_s": 0.02})):
+        for name, given in (
+            ("attention", ATTENTION),
+            ("attention", ATTENTION | {"seq_lens": [32], "budget_s": 0.02}),
+        ):
             monkeypatch.delenv(LAUNCH_VARIABLE, raising=False)
             for variable, value in token.items():
                 monkeypatch.setenv(variable, value)
-            run = sweep.measure(ALL[name](), ALL[name]().Params(**given), store=store, progress=False)
+            run = sweep.measure(
+                ALL[name](), ALL[name]().Params(**given), store=store, progress=False
+            )
             rows = store.measurements([run.run_id], samples=True)
             found.append(rows[rows["metric"].isin(METRICS_OF_CEILINGS)])
             run.finish()
@@ -59,7 +70,8 @@ def test_notebooks_of_one_command_share_what_the_first_has_measured(tmp_path, mo
     assert first.keys() & second.keys() >= {"float32", "copy"}
     assert (first == second) == together
     shared = [
-        f"measured by run {found[0]['run_id'].iloc[0][:8]} of the same command" in text for text in found[1]["message"]
+        f"measured by run {found[0]['run_id'].iloc[0][:8]} of the same command" in text
+        for text in found[1]["message"]
     ]
     assert shared == [together] * len(second)
     assert [tuple(samples) for samples in found[1]["samples"]] == [(1.0, 2.0)] * len(second)

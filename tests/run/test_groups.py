@@ -45,17 +45,26 @@ def test_every_case_has_its_speed_up_over_each_baseline_of_its_group(measure, is
         ("slow", "work over base 2"),
     }
     slow = found["slow", "work over base"]
-    assert slow["method"] == "rounds" and slow["n"] >= 6 and slow["low"] <= slow["estimate"] <= slow["high"] < 1
+    assert (
+        slow["method"] == "rounds"
+        and slow["n"] >= 6
+        and slow["low"] <= slow["estimate"] <= slow["high"] < 1
+    )
     assert list(run.measurements()[lambda rows: rows.metric == "latency"]["scope"]) == ["work"] * 3
 
 
 def test_groups_are_not_compared_with_one_another(measure):
     run = measure("base", "slow", groups=["a", "b"])
-    assert len(_gains(run)) == 1 and len(run.measurements()[lambda rows: rows.metric == "speed_up"]) == 2
+    assert (
+        len(_gains(run)) == 1
+        and len(run.measurements()[lambda rows: rows.metric == "speed_up"]) == 2
+    )
 
 
 @pytest.mark.parametrize("isolation", ["none", "process"])
-@pytest.mark.parametrize("name", ["raises before", "raises within", "raises after", "unsupported before"])
+@pytest.mark.parametrize(
+    "name", ["raises before", "raises within", "raises after", "unsupported before"]
+)
 def test_a_case_that_fails_costs_itself_alone(measure, isolation, name):
     run = measure("base", name, "slow", isolation=isolation)
     how = "unsupported" if name.startswith("unsupported") else "error"
@@ -72,7 +81,9 @@ def test_the_time_limit_is_each_cases_own(measure, name):
 
 
 @pytest.mark.parametrize("name", ["stuck before", "stuck within"])
-def test_a_process_that_says_nothing_for_longer_than_a_case_may_take_is_ended(measure, monkeypatch, name):
+def test_a_process_that_says_nothing_for_longer_than_a_case_may_take_is_ended(
+    measure, monkeypatch, name
+):
     monkeypatch.setattr(worker, "_GRACE_S", 0.5)
     run = measure("base", name, "slow", isolation="process", case_timeout_s=2.0)
     assert _ends(run) == {"base": "ok", name: "timeout", "slow": "ok"}
@@ -87,17 +98,23 @@ def test_what_runs_out_of_memory_beside_others_is_measured_again_alone(measure, 
     rows = run.measurements()
     times = rows[rows.metric == "latency"].set_index("factor.name")["flags"]
     assert Flag.SEQUENTIAL in times[name] and Flag.SEQUENTIAL not in times["base"]
-    assert {own for own, _ in _gains(run)} == {"slow"}  # no ratio of what was not timed beside the baseline
+    assert {own for own, _ in _gains(run)} == {
+        "slow"
+    }  # no ratio of what was not timed beside the baseline
 
 
 @pytest.mark.parametrize("name", ["dies before", "dies within"])
-def test_a_process_that_dies_names_its_case_and_the_others_go_on_without_it(measure, tmp_path, name):
+def test_a_process_that_dies_names_its_case_and_the_others_go_on_without_it(
+    measure, tmp_path, name
+):
     run = measure("base", name, "slow", isolation="process", folder=str(tmp_path))
     assert _ends(run) == {"base": "ok", name: "error", "slow": "ok"}
     rows = run.measurements()
     (message,) = rows[(rows.metric == "case_time") & (rows["factor.name"] == name)]["message"]
     assert message == "its process died 2 times while it ran; it is not tried again"
-    assert (tmp_path / f"{name}.calls").read_text() == "xx" and (tmp_path / "slow.calls").read_text().endswith("x")
+    assert (tmp_path / f"{name}.calls").read_text() == "xx" and (
+        tmp_path / "slow.calls"
+    ).read_text().endswith("x")
     assert ("slow", "work over base") in _gains(run)
 
 
@@ -117,7 +134,9 @@ def test_a_group_that_was_stored_by_half_is_measured_whole(measure, store, tmp_p
     store.write_case(first.run_id, case.case_id, case.factors, [])
     run = measure("base", "slow", folder=str(tmp_path), resume=True)
     assert run.run_id == first.run_id and _ends(run) == {"base": "ok", "slow": "ok"}
-    assert (tmp_path / "base.calls").read_text() == "xx"  # its block belongs to the rounds of the other's
+    assert (
+        tmp_path / "base.calls"
+    ).read_text() == "xx"  # its block belongs to the rounds of the other's
     assert len(_gains(run)) == 1
 
 
@@ -131,8 +150,12 @@ def test_what_does_not_fit_together_is_timed_one_after_the_other_and_says_so(mea
     latency = rows[rows.metric == "latency"].set_index("factor.name")
     drift = gain["details"]["drift"]
     assert drift >= 1
-    assert gain["low"] == pytest.approx(latency.loc["base", "low"] / latency.loc["slow", "high"] / drift)
-    assert gain["high"] == pytest.approx(latency.loc["base", "high"] / latency.loc["slow", "low"] * drift)
+    assert gain["low"] == pytest.approx(
+        latency.loc["base", "low"] / latency.loc["slow", "high"] / drift
+    )
+    assert gain["high"] == pytest.approx(
+        latency.loc["base", "high"] / latency.loc["slow", "low"] * drift
+    )
 
 
 def test_a_part_of_the_cases_never_splits_a_group():
@@ -143,4 +166,7 @@ def test_a_part_of_the_cases_never_splits_a_group():
         cases = names.cases_of(notebook, names.params_of("full", notebook))
         parts = [sweep.part_of(cases, f"{number}/3") for number in (1, 2, 3)]
         for group in {case.group for case in cases} - {""}:
-            assert sum(any(case.group == group for case in part) for part in parts) == 1, (notebook, group)
+            assert sum(any(case.group == group for case in part) for part in parts) == 1, (
+                notebook,
+                group,
+            )

@@ -35,7 +35,9 @@ def refuses():
 
 
 def hangs_with_a_child():
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True
+    )
     yield child.pid
     time.sleep(600)
 
@@ -48,7 +50,9 @@ def hangs_with_a_child():
         (dies, [1], "its process ended with 3"),
     ],
 )
-def test_answers_come_in_order_with_the_reason_why_there_are_no_more(capfd, function, answers, reason):
+def test_answers_come_in_order_with_the_reason_why_there_are_no_more(
+    capfd, function, answers, reason
+):
     assert answers_of(function, limit_s=30) == (answers, reason)
     assert capfd.readouterr() == ("", "")
 

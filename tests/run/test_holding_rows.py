@@ -17,13 +17,24 @@ from tests.experiments.own import LLAMA, TINY
 PARAMS = model.Params(budget_s=0.01, rel_ci=0.5, device="cpu")
 
 
-def _case(preset="decoder_tiny", overrides=TINY, mode="training", optimisation="eager", kind=ModelCase, **more):
+def _case(
+    preset="decoder_tiny",
+    overrides=TINY,
+    mode="training",
+    optimisation="eager",
+    kind=ModelCase,
+    **more,
+):
     shape = ("dense" if preset == "decoder_tiny" else "own", 48, 8, "float32")
     return kind("cpu", preset, preset, overrides, *shape, mode, optimisation, **more)
 
 
 def _memory(case):
-    found = [row for row in timed_alone(case.measure(PARAMS, {})) if row.metric in ("peak_memory", "memory_part")]
+    found = [
+        row
+        for row in timed_alone(case.measure(PARAMS, {}))
+        if row.metric in ("peak_memory", "memory_part")
+    ]
     return {row.scope: row for row in found if row.metric == "peak_memory"}, [
         r for r in found if r.metric != "peak_memory"
     ]
@@ -49,13 +60,23 @@ def test_parts_add_up_to_the_peak_and_stand_beside_their_plan(case):
         assert sum(row.estimate for row in own) == peak.estimate
         assert sum(part[-1] for part in peak.details["parts"]) == peak.estimate * 2**20
         assert (
-            sum(row.predicted for row in own) == pytest.approx(peak.predicted) == pytest.approx(peak.estimate, rel=0.05)
+            sum(row.predicted for row in own)
+            == pytest.approx(peak.predicted)
+            == pytest.approx(peak.estimate, rel=0.05)
         )
         assert max(peak.details["phases"].values()) == peak.estimate * 2**20
     if case.mode == "training":
-        assert set(peaks["training_step"].details["phases"]) == {"forward", "backward", "optimizer_step"}
-        lines = {part[3] for part in peaks["training_step"].details["parts"] if part[0] == Held.SAVED}
-        assert lines and all(line.rpartition(":")[2].isdigit() and "/" not in line for line in lines)
+        assert set(peaks["training_step"].details["phases"]) == {
+            "forward",
+            "backward",
+            "optimizer_step",
+        }
+        lines = {
+            part[3] for part in peaks["training_step"].details["parts"] if part[0] == Held.SAVED
+        }
+        assert lines and all(
+            line.rpartition(":")[2].isdigit() and "/" not in line for line in lines
+        )
 
 
 def test_a_tokens_peak_is_its_plan_wherever_decoding_stood():
@@ -63,7 +84,8 @@ def test_a_tokens_peak_is_its_plan_wherever_decoding_stood():
     options = {"pattern": "window", "window": 8, "block_size": 8}
     overrides = TINY | {"attention_options": options}
     case = dataclasses.replace(
-        _case(overrides=overrides, mode="generation", kind=GenerationCase, new_tokens=3), attention_type="sparse"
+        _case(overrides=overrides, mode="generation", kind=GenerationCase, new_tokens=3),
+        attention_type="sparse",
     )
     step = case.step(case.build(0), case.no_ids(), 1e-3)
     prefill, decode = step.workloads()
@@ -85,7 +107,10 @@ def test_of_a_compiled_model_the_whole_is_told_and_why_no_parts_are(monkeypatch)
     peaks, parts = _memory(_case(mode="inference", optimisation="compile"))
     assert peaks["inference"].status is Status.UNSUPPORTED
     (part,) = parts
-    assert part.scope == f"inference: {Held.UNATTRIBUTED}" and "its parts are not known" in part.message
+    assert (
+        part.scope == f"inference: {Held.UNATTRIBUTED}"
+        and "its parts are not known" in part.message
+    )
     assert part.estimate is None or part.estimate >= 0
 
 
@@ -98,17 +123,29 @@ def test_what_a_gpus_allocator_holds_beyond_the_tensors_is_a_part_of_its_own(mon
     def measured(call, **said):
         call()
         peak = memory.exact(
-            "peak_memory", (live + 512) / 2**20, scope=said["scope"], method="cuda_allocator", details={}
+            "peak_memory",
+            (live + 512) / 2**20,
+            scope=said["scope"],
+            method="cuda_allocator",
+            details={},
         )
         return [peak, memory.exact("reserved_memory", 9.0, scope=said["scope"])]
 
     monkeypatch.setattr(rows_of, "measure_memory", measured)
-    peak, _, *parts = rows_of.holding_rows(work, torch.nn.Module(), "cuda:0", dataclasses.replace(_case()).plan(), None)
+    peak, _, *parts = rows_of.holding_rows(
+        work, torch.nn.Module(), "cuda:0", dataclasses.replace(_case()).plan(), None
+    )
     held = {row.scope.partition(": ")[2]: row for row in parts}
-    assert held[Held.UNATTRIBUTED].estimate == 512 / 2**20 and held[Held.UNATTRIBUTED].predicted is None
+    assert (
+        held[Held.UNATTRIBUTED].estimate == 512 / 2**20
+        and held[Held.UNATTRIBUTED].predicted is None
+    )
     assert sum(row.estimate for row in parts) == peak.estimate
 
 
 def _parts(work):
     counter = rows_of.followed(work, torch.nn.Module())
-    return max((held.by_kind for held in counter.holdings().values()), key=lambda kinds: sum(kinds.values()))
+    return max(
+        (held.by_kind for held in counter.holdings().values()),
+        key=lambda kinds: sum(kinds.values()),
+    )

@@ -14,7 +14,10 @@ from nanolib.run.suite.jobs import plan
 from nanolib.store import Store
 from tests.run import sample_experiment as sample
 
-BUSY, HELD_BACK = CpuLoad(others=0.4, stolen=0.0), CpuLoad(others=0.0, stolen=0.0, held_back=0.5, quota=0.5)
+BUSY, HELD_BACK = (
+    CpuLoad(others=0.4, stolen=0.0),
+    CpuLoad(others=0.0, stolen=0.0, held_back=0.5, quota=0.5),
+)
 QUIET = CpuLoad(others=0.09, stolen=0.0)
 MET = "2 of 3 cases other processes, or a hypervisor, took up to 40% of the CPUs"
 
@@ -44,13 +47,17 @@ def _measure(path, *behaviours, **rest):
         rows, runs = run.measurements(), store.runs()
     flags = {
         name: set(flags)
-        for name, flags in zip(rows["factor.behaviour"] + " " + rows["metric"], rows["flags"], strict=True)
+        for name, flags in zip(
+            rows["factor.behaviour"] + " " + rows["metric"], rows["flags"], strict=True
+        )
     }
     return flags, runs.disturbances.to_list()
 
 
 @pytest.mark.parametrize("isolation", ["none", "process"])
-def test_what_was_measured_beside_others_is_flagged_and_the_run_keeps_that_it_was(tmp_path, loads, capsys, isolation):
+def test_what_was_measured_beside_others_is_flagged_and_the_run_keeps_that_it_was(
+    tmp_path, loads, capsys, isolation
+):
     loads(CpuLoad(others=0.2, stolen=0.0), QUIET, BUSY)
     flags, (found,) = _measure(tmp_path, "ok-1", "ok-2", "ok-3", isolation=isolation)
     assert flags == {
@@ -79,13 +86,25 @@ def test_a_run_that_goes_on_keeps_what_it_met_before(tmp_path, loads):
 
 def test_a_row_that_watched_its_own_span_keeps_what_it_saw_and_so_does_what_is_made_of_it():
     quiet = Measurement("latency", 1.0, scope="forward", details={"others_share": 0.01})
-    busy = Measurement("latency", 1.0, scope="backward", flags=(Flag.BUSY_MACHINE,), details={"others_share": 0.5})
+    busy = Measurement(
+        "latency", 1.0, scope="backward", flags=(Flag.BUSY_MACHINE,), details={"others_share": 0.5}
+    )
     unknown = Measurement("latency", 1.0, scope="mask", details={"others_share": None})
-    made = [Measurement("flops_per_second", 1.0, scope=scope) for scope in ("forward", "backward", "compile")]
+    made = [
+        Measurement("flops_per_second", 1.0, scope=scope)
+        for scope in ("forward", "backward", "compile")
+    ]
     rows = flagged([quiet, busy, unknown, *made], BUSY)
     told = (Flag.BUSY_MACHINE,)
     assert [row.flags for row in rows] == [(), told, told, (), told, told]
-    assert [row.flags for row in flagged([quiet, busy, unknown, *made], QUIET)] == [(), told, (), (), told, ()]
+    assert [row.flags for row in flagged([quiet, busy, unknown, *made], QUIET)] == [
+        (),
+        told,
+        (),
+        (),
+        told,
+        (),
+    ]
 
 
 def test_what_others_cannot_change_is_not_flagged():
@@ -97,7 +116,10 @@ def test_what_others_cannot_change_is_not_flagged():
         Measurement("energy", 1.0, provenance=Provenance.REPLAYED),
     ]
     assert not any(row.flags for row in flagged(rows, BUSY))
-    changed = [Measurement(metric, 1.0) for metric in ("energy", "tokens_per_second", "ceiling_share", "overhead")]
+    changed = [
+        Measurement(metric, 1.0)
+        for metric in ("energy", "tokens_per_second", "ceiling_share", "overhead")
+    ]
     assert all(row.flags for row in flagged(changed, BUSY))
 
 
@@ -107,7 +129,12 @@ def test_what_others_cannot_change_is_not_flagged():
 def test_the_first_line_of_a_command_says_that_the_machine_is_busy(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "disturbances", lambda device: [f"others use {device}"])
     monkeypatch.setattr(runner, "_run", lambda *_: None)
-    jobs = plan(ALL, ["attention"], {"seq_lens": [16], "attention_types": ["dense"], "quality_patterns": []}, {})
+    jobs = plan(
+        ALL,
+        ["attention"],
+        {"seq_lens": [16], "attention_types": ["dense"], "quality_patterns": []},
+        {},
+    )
     said = []
     runner.run_jobs(jobs, tmp_path, said.append)
     assert said[0] == "not a quiet machine: others use cpu"

@@ -45,7 +45,9 @@ def _start(place, *arguments, cwd=ROOT):
     command = [sys.executable, "-m", "nanolib.cli", *arguments, "--output", str(place / "results")]
     environment = os.environ | {"TMPDIR": str(place / "temporary"), "PYTHONPATH": str(ROOT)}
     with (place / "said").open("w") as said:
-        return psutil.Popen(command, cwd=cwd, env=environment, stdout=said, stderr=said, stdin=subprocess.DEVNULL)
+        return psutil.Popen(
+            command, cwd=cwd, env=environment, stdout=said, stderr=said, stdin=subprocess.DEVNULL
+        )
 
 
 def _below(process):
@@ -71,7 +73,13 @@ def _kill(victim):
 
 
 def test_nothing_that_a_run_started_lives_on_when_it_is_killed(place):
-    nano = _start(place, "run", "distributed", "--no-report", *(a for p in LONG.items() for a in ("-p", "=".join(p))))
+    nano = _start(
+        place,
+        "run",
+        "distributed",
+        "--no-report",
+        *(a for p in LONG.items() for a in ("-p", "=".join(p))),
+    )
 
     def all_are_up(below):
         python = [
@@ -106,9 +114,15 @@ def test_both_sides_of_a_comparison_end_with_it(place, victim):
     repository.mkdir()
     (repository / "work.py").write_text(_ENDLESS.format(mark=str(mark)))
     name = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-    for arguments in (["init", "--quiet"], ["add", "-A"], [*name, "commit", "--quiet", "-m", "base"]):
+    for arguments in (
+        ["init", "--quiet"],
+        ["add", "-A"],
+        [*name, "commit", "--quiet", "-m", "base"],
+    ):
         subprocess.run(["git", "-C", str(repository), *arguments], check=True)
-    nano = _start(place, "ab", "HEAD", ".", "--call", "work:run", "--timeout", "80000s", cwd=repository)
+    nano = _start(
+        place, "ab", "HEAD", ".", "--call", "work:run", "--timeout", "80000s", cwd=repository
+    )
 
     def sides(below):
         found = [one for one, said in below.items() if "server.py" in said]

@@ -69,7 +69,10 @@ def test_what_its_pause_raises_ends_the_wait(other):
     def stop(seconds):
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), lock.device_lock("d", "me", lambda line: None, pause=stop):
+    with (
+        pytest.raises(KeyboardInterrupt),
+        lock.device_lock("d", "me", lambda line: None, pause=stop),
+    ):
         raise AssertionError("it was held")
 
 
@@ -86,7 +89,11 @@ def test_what_is_no_lock_file_is_refused_in_one_line_and_left_as_it_is(place, wh
         lock.device_lock("d", ""),
     ):
         raise AssertionError("it was held")
-    assert len(error.value.lines) == 1 and lock.holder("d") == "" and precious.read_text() == "precious"
+    assert (
+        len(error.value.lines) == 1
+        and lock.holder("d") == ""
+        and precious.read_text() == "precious"
+    )
 
 
 def test_a_link_in_place_of_the_owners_name_is_not_followed(place):
@@ -121,7 +128,9 @@ def test_another_user_waits_for_it_and_holds_it(place):
         theirs = subprocess.Popen(
             [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        assert theirs.stdout.readline().startswith(f"waiting for d: in use by process {os.getpid()} (me)")
+        assert theirs.stdout.readline().startswith(
+            f"waiting for d: in use by process {os.getpid()} (me)"
+        )
     assert [theirs.stdout.readline() for _ in range(2)] == ["d is free; starting\n", "held\n"]
     assert lock.holder("d") != ""
     theirs.communicate("")

@@ -16,11 +16,18 @@ from nanolib.run.suite.jobs import in_parts, plan
 from nanolib.run.suite.runner import Ended
 from nanolib.store import Store
 
-SMALL = {"seq_lens": [16, 32, 48, 64], "num_heads": 2, "attention_types": ["dense"], "quality_patterns": []}
+SMALL = {
+    "seq_lens": [16, 32, 48, 64],
+    "num_heads": 2,
+    "attention_types": ["dense"],
+    "quality_patterns": [],
+}
 
 
 def _jobs(parts=1, name="attention", **values):
-    return in_parts(plan(ALL, [name], {**(SMALL if name == "attention" else {}), **values}, {}), parts)
+    return in_parts(
+        plan(ALL, [name], {**(SMALL if name == "attention" else {}), **values}, {}), parts
+    )
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 4, 9])
@@ -33,7 +40,9 @@ def test_parts_share_the_cases_and_each_has_the_ceilings(parts):
         str(case) for case in whole if not isinstance(case, CeilingCase)
     )
     ceilings = [case for case in whole if isinstance(case, CeilingCase)]
-    assert all([case for case in job.cases() if isinstance(case, CeilingCase)] == ceilings for job in jobs)
+    assert all(
+        [case for case in job.cases() if isinstance(case, CeilingCase)] == ceilings for job in jobs
+    )
     assert len({job.title for job in jobs}) == len(jobs)
 
 
@@ -48,7 +57,9 @@ def test_a_part_measures_its_cases_and_is_a_run_of_its_own(tmp_path, monkeypatch
             rows = run.measurements()
             prints.append(store.runs("run_id = ?", (run.run_id,)).fingerprint.iloc[0])
             lengths = {16: "1/2", 32: "2/2", 48: "1/2", 64: "2/2"}
-            assert set(rows["factor.seq_len"].dropna()) == {n for n, of in lengths.items() if of == part}
+            assert set(rows["factor.seq_len"].dropna()) == {
+                n for n, of in lengths.items() if of == part
+            }
             assert (rows.metric == "ceiling_flops").any()
     assert len(set(prints)) == 2  # one does not continue the other
 
@@ -79,7 +90,11 @@ def test_a_task_takes_a_gpu_for_each_rank_or_a_whole_nodes_cpus(values, nodes, w
 @pytest.mark.parametrize(
     ("values", "nodes", "said"),
     [
-        ({"device": "cuda"}, NODES[:1], r"attention needs 1 GPU\(s\) on one node, and the most that one has is 0"),
+        (
+            {"device": "cuda"},
+            NODES[:1],
+            r"attention needs 1 GPU\(s\) on one node, and the most that one has is 0",
+        ),
         (
             {"device": "auto", "world_sizes": [4]},
             NODES,
@@ -103,11 +118,16 @@ def test_a_node_with_other_sources_refuses():
 @pytest.mark.notebook
 def test_a_task_brings_back_its_database_notebook_and_log(tmp_path):
     (job,) = _jobs(seq_lens=[16], budget_s=0.02, backward=False)
-    answer = on_ray._measure(job.name, job.load, dict(job.values), "", "token", sweep.source_digest())
+    answer = on_ray._measure(
+        job.name, job.load, dict(job.values), "", "token", sweep.source_digest()
+    )
     ray = SimpleNamespace(get=lambda _: answer)
     end = Ended("attention")
     with Store(tmp_path / "results.sqlite") as store, (tmp_path / "log").open("w+") as log:
         on_ray._bring_back(ray, None, job, end, tmp_path, store, log)
         assert end.status == RunStatus.DONE and end.run_id in set(store.runs().run_id)
         assert len(store.measurements([end.run_id])) > 5
-    assert json.loads((tmp_path / "attention.ipynb").read_text())["metadata"]["papermill"]["exception"] is None
+    assert (
+        json.loads((tmp_path / "attention.ipynb").read_text())["metadata"]["papermill"]["exception"]
+        is None
+    )

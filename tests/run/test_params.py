@@ -51,21 +51,57 @@ BAD = [
         {"attention_types": [{"kind": "sparse", "sparsity": 1}]},
         "attention.attention_types: attention_options.sparsity: Input should be less than 1, got 1",
     ),
-    ("attention", {"num_heads": 8, "num_kv_heads": 3}, "attention.num_kv_heads: 3 does not divide num_heads 8"),
-    ("attention", {"isolation": "thread"}, "attention.isolation: Input should be 'none' or 'process', got 'thread'"),
+    (
+        "attention",
+        {"num_heads": 8, "num_kv_heads": 3},
+        "attention.num_kv_heads: 3 does not divide num_heads 8",
+    ),
+    (
+        "attention",
+        {"isolation": "thread"},
+        "attention.isolation: Input should be 'none' or 'process', got 'thread'",
+    ),
     (
         "attention",
         {"causal": "maybe"},
         "attention.causal: Input should be a valid boolean, unable to interpret input, got 'maybe'",
     ),
-    ("attention", {"seed": -1}, "attention.seed: Input should be greater than or equal to 0, got -1"),
-    ("model", {"overrides": {"num_layer": 2}}, "model.overrides: decoder_tiny: config.num_layer: unknown name"),
-    ("model", {"overrides": {"num_heads": 7}}, "model.overrides: decoder_tiny: config.num_heads: 7 does not divide"),
+    (
+        "attention",
+        {"seed": -1},
+        "attention.seed: Input should be greater than or equal to 0, got -1",
+    ),
+    (
+        "model",
+        {"overrides": {"num_layer": 2}},
+        "model.overrides: decoder_tiny: config.num_layer: unknown name",
+    ),
+    (
+        "model",
+        {"overrides": {"num_heads": 7}},
+        "model.overrides: decoder_tiny: config.num_heads: 7 does not divide",
+    ),
     ("model", {"overrides": [1]}, "model.overrides: Input should be a valid dictionary, got [1]"),
-    ("model", {"overrides": {"vocab_size": 100}}, "model.overrides: vocab_size 100 cannot hold the 256 bytes"),
-    ("model", {"overrides": {"vocab_size": 99}, "loss_steps": 0}, "model.overrides: vocab_size 99 cannot hold the 256"),
-    ("fp8", {"overrides": {"vocab_size": 96}}, "fp8.overrides: vocab_size 96 cannot hold the 256 bytes"),
-    ("model", {"seq_lens": [2048]}, "model.seq_lens: 2048 exceeds the context_length 1024 of decoder_tiny"),
+    (
+        "model",
+        {"overrides": {"vocab_size": 100}},
+        "model.overrides: vocab_size 100 cannot hold the 256 bytes",
+    ),
+    (
+        "model",
+        {"overrides": {"vocab_size": 99}, "loss_steps": 0},
+        "model.overrides: vocab_size 99 cannot hold the 256",
+    ),
+    (
+        "fp8",
+        {"overrides": {"vocab_size": 96}},
+        "fp8.overrides: vocab_size 96 cannot hold the 256 bytes",
+    ),
+    (
+        "model",
+        {"seq_lens": [2048]},
+        "model.seq_lens: 2048 exceeds the context_length 1024 of decoder_tiny",
+    ),
     (
         "model",
         {"learning_rate": "fast"},
@@ -76,7 +112,11 @@ BAD = [
         {"seq_lens": [2000]},
         "energy.seq_lens and new_tokens: 2016 exceeds the context_length 1024 of decoder_tiny",
     ),
-    ("energy", {"overrides": {"vocab_size": 64}}, "energy.overrides: vocab_size 64 cannot hold the 256 bytes"),
+    (
+        "energy",
+        {"overrides": {"vocab_size": 64}},
+        "energy.overrides: vocab_size 64 cannot hold the 256 bytes",
+    ),
     (
         "attention",
         {"seq_lens": list(range(1, 100_000))},
@@ -87,11 +127,22 @@ BAD = [
         {"attention_types": [{"kind": ["dense"]}]},
         "attention.attention_types: attention_type: ['dense'] is no attention kind",
     ),
-    ("attention", {"label": "\udc80"}, "attention.label: '\\udc80' will not do; leave out the unprintable"),
-    ("fp8", {"presets": [], "overrides": {"d_ff": 8}}, "fp8.overrides: there is no preset to change"),
+    (
+        "attention",
+        {"label": "\udc80"},
+        "attention.label: '\\udc80' will not do; leave out the unprintable",
+    ),
+    (
+        "fp8",
+        {"presets": [], "overrides": {"d_ff": 8}},
+        "fp8.overrides: there is no preset to change",
+    ),
     (
         "model",
-        {"attention_types": ["dense", "sparse"], "overrides": {"attention_options": {"window": 1099511627776}}},
+        {
+            "attention_types": ["dense", "sparse"],
+            "overrides": {"attention_options": {"window": 1099511627776}},
+        },
         "model.overrides: decoder_tiny: attention_options.window: Input should be less than or equal to 16777",
     ),
 ]
@@ -135,7 +186,9 @@ def test_what_papermill_hands_over_as_text_is_parsed(values, field, parsed):
     assert getattr(_params("attention")(**values), field) == parsed
 
 
-@pytest.mark.parametrize("file", sorted(checkout().glob("params/*/*.yml")), ids=lambda f: f"{f.parent.name}-{f.stem}")
+@pytest.mark.parametrize(
+    "file", sorted(checkout().glob("params/*/*.yml")), ids=lambda f: f"{f.parent.name}-{f.stem}"
+)
 def test_every_params_file_fits_its_notebook(file):
     params = _params(file.stem.split("-")[0])(**read_yaml(file))
     assert params
@@ -161,9 +214,21 @@ def test_a_broken_params_file_is_told(tmp_path, content, said):
 
 
 def test_a_params_file_is_read_however_an_editor_saves_it(tmp_path):
-    meant = {"seq_lens": [16, 32], "batch_sizes": [16, 32], "budget_s": "1e-2", "seed": 16, "head_dim": 1000}
+    meant = {
+        "seq_lens": [16, 32],
+        "batch_sizes": [16, 32],
+        "budget_s": "1e-2",
+        "seed": 16,
+        "head_dim": 1000,
+    }
     text = "seq_lens: &a [16, 32]\nbatch_sizes: *a\nbudget_s: 1e-2\nseed: 0x10\nhead_dim: 1_000\n"
-    for content in (text, text.replace("\n", "\r\n"), "\ufeff" + text, "---\n" + text + "...\n", "# x\n\n" + text):
+    for content in (
+        text,
+        text.replace("\n", "\r\n"),
+        "\ufeff" + text,
+        "---\n" + text + "...\n",
+        "# x\n\n" + text,
+    ):
         (tmp_path / "p.yml").write_bytes(content.encode())
         assert read_yaml(tmp_path / "p.yml") == meant
 
@@ -171,18 +236,34 @@ def test_a_params_file_is_read_however_an_editor_saves_it(tmp_path):
 def test_case_ids_depend_on_the_factors_alone():
     attention = importlib.import_module("nanolib.experiments.attention.cases")
     a, b = (attention.cases(attention.Params(seq_lens=lens)) for lens in ([16, 32], [32, 16]))
-    assert {case.case_id for case in a} == {case.case_id for case in b} and len({case.case_id for case in a}) == len(a)
+    assert {case.case_id for case in a} == {case.case_id for case in b} and len(
+        {case.case_id for case in a}
+    ) == len(a)
 
 
 EXPERIMENTS = ["attention", "model", "warmup", "energy", "fp8", "distributed", "summary"]
 _numbers = st.integers(-(2**70), 2**70) | st.floats() | st.booleans()
 _words = st.sampled_from(
-    ["dense", "prefill", "[{a: 1}]", "{a: 1, a: 2}", "2024-13-45", "&a [*a]", "~", "1e400", "\x1b[31m"]
+    [
+        "dense",
+        "prefill",
+        "[{a: 1}]",
+        "{a: 1, a: 2}",
+        "2024-13-45",
+        "&a [*a]",
+        "~",
+        "1e400",
+        "\x1b[31m",
+    ]
 )
-_odd = st.dates() | st.binary(max_size=4) | st.just(10**4000) | st.just({1: 2}) | st.just("x" * 10_000)
+_odd = (
+    st.dates() | st.binary(max_size=4) | st.just(10**4000) | st.just({1: 2}) | st.just("x" * 10_000)
+)
 _json = st.recursive(
     st.none() | _numbers | _words | _odd | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
@@ -198,7 +279,23 @@ def test_whatever_a_field_is_given_it_is_taken_or_told_in_one_line_that_names_it
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_no_field_is_forgotten(name):
     for field in _params(name).model_fields:
-        for value in ("", "0", "no such", None, True, -1, 0, 10**30, 1.5, [], ["0"], [-1], [[]], {}, {"0": 0}):
+        for value in (
+            "",
+            "0",
+            "no such",
+            None,
+            True,
+            -1,
+            0,
+            10**30,
+            1.5,
+            [],
+            ["0"],
+            [-1],
+            [[]],
+            {},
+            {"0": 0},
+        ):
             assert _is_taken_or_told(name, field, value), (field, value)
 
 
@@ -206,7 +303,10 @@ def _is_taken_or_told(name, field, value):
     try:
         taken = _params(name)(**{field: value})
     except BadInput as error:
-        whole = all(line.startswith(f"{name}.") and "\n" not in line and len(line) < 800 for line in error.lines)
+        whole = all(
+            line.startswith(f"{name}.") and "\n" not in line and len(line) < 800
+            for line in error.lines
+        )
         return whole and any(field in line for line in error.lines)
     assert name in ("model", "summary") or len(_experiment(name).cases(taken)) <= 2 * MAX_CASES
     return bool(json.dumps(taken.model_dump(mode="json"), allow_nan=False))  # the store can hold it
@@ -217,10 +317,15 @@ _valid = st.fixed_dictionaries(
     optional={
         "seq_lens": st.lists(st.integers(1, 2**20), min_size=1, max_size=4, unique=True),
         "batch_sizes": st.lists(st.integers(1, 64), min_size=1, max_size=3, unique=True),
-        "dtypes": st.lists(st.sampled_from(["float32", "bfloat16", "float16"]), min_size=1, unique=True),
+        "dtypes": st.lists(
+            st.sampled_from(["float32", "bfloat16", "float16"]), min_size=1, unique=True
+        ),
         "attention_types": st.lists(
             st.sampled_from(
-                [{"kind": "dense", "backend": "math"}, {"kind": "sparse", "pattern": "window", "window": 64}]
+                [
+                    {"kind": "dense", "backend": "math"},
+                    {"kind": "sparse", "pattern": "window", "window": 64},
+                ]
             ),
             min_size=1,
             unique_by=str,
@@ -229,7 +334,9 @@ _valid = st.fixed_dictionaries(
         "rel_ci": st.floats(1e-4, 0.5),
         "causal": st.booleans(),
         "seed": st.integers(0, 2**31 - 1),
-        "label": st.text(st.characters(exclude_categories=["Cc", "Cf", "Cs", "Zl", "Zp"]), max_size=20),
+        "label": st.text(
+            st.characters(exclude_categories=["Cc", "Cf", "Cs", "Zl", "Zp"]), max_size=20
+        ),
     },
 )
 

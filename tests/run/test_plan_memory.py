@@ -22,8 +22,14 @@ pytestmark = pytest.mark.slow
 def _quick(experiment):
     name = experiment.Params.NAME
     params = experiment.Params(**read_yaml(checkout() / "params" / "quick" / f"{name}.yml"))
-    cases = [case for case in experiment.cases(params.replace(device="cpu")) if hasattr(case, "batch_size")]
-    return [case for case in cases if case.seq_len <= 1024]  # where nothing is compiled, each block takes its time
+    cases = [
+        case
+        for case in experiment.cases(params.replace(device="cpu"))
+        if hasattr(case, "batch_size")
+    ]
+    return [
+        case for case in cases if case.seq_len <= 1024
+    ]  # where nothing is compiled, each block takes its time
 
 
 def _measured(rows):
@@ -41,17 +47,24 @@ def _far(planned, measured):
     }
 
 
-@pytest.mark.parametrize("case", [c for c in _quick(attention) if isinstance(c, attention.AttentionCase)], ids=str)
+@pytest.mark.parametrize(
+    "case", [c for c in _quick(attention) if isinstance(c, attention.AttentionCase)], ids=str
+)
 def test_attention_needs_what_was_planned(case):
     planned = case.plan()
     works = list(case.workloads(*case.inputs(0)))
     for work in works:
         work.call()
-    assert not _far(planned, _measured(row for work in works for row in workload.memory_rows(work, "cpu", planned)))
+    assert not _far(
+        planned,
+        _measured(row for work in works for row in workload.memory_rows(work, "cpu", planned)),
+    )
 
 
 @pytest.mark.parametrize(
-    "case", [c for c in _quick(model) if isinstance(c, model.ModelCase) and c.seq_len < 200], ids=str
+    "case",
+    [c for c in _quick(model) if isinstance(c, model.ModelCase) and c.seq_len < 200],
+    ids=str,
 )
 def test_a_model_needs_what_was_planned(case):
     if case.optimisation == "compile":
@@ -68,12 +81,20 @@ def test_a_model_needs_what_was_planned(case):
 
 def _params(**changes):
     overrides = {"d_model": 64, "num_heads": 4, "num_layers": 4, "vocab_size": 512}
-    shape = {"seq_lens": [32], "batch_sizes": [4], "overrides": overrides, "loss_steps": 0, "new_tokens": 0}
+    shape = {
+        "seq_lens": [32],
+        "batch_sizes": [4],
+        "overrides": overrides,
+        "loss_steps": 0,
+        "new_tokens": 0,
+    }
     return model.Params(device="cpu", budget_s=0.05, **shape | changes)
 
 
 def test_a_case_that_will_not_fit_is_never_started(tmp_path, monkeypatch):
-    case = next(c for c in model.cases(_params()) if isinstance(c, model.ModelCase) and c.mode == "training")
+    case = next(
+        c for c in model.cases(_params()) if isinstance(c, model.ModelCase) and c.mode == "training"
+    )
     need = case.plan().most  # planned before, so that nothing needs a model now
     monkeypatch.setattr(workload, "free_bytes", lambda device: need - 1)
     monkeypatch.setattr(model_cases, "create_model", lambda *_: pytest.fail("it was started"))
@@ -107,10 +128,16 @@ with Store(sys.argv[1]) as store:
 """
 
 
-@pytest.mark.skipif(not hasattr(resource, "RLIMIT_AS") or sys.platform != "linux", reason="needs Linux's address limit")
+@pytest.mark.skipif(
+    not hasattr(resource, "RLIMIT_AS") or sys.platform != "linux",
+    reason="needs Linux's address limit",
+)
 def test_running_out_of_memory_is_a_row_and_the_next_case_runs(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", OOM, str(tmp_path / "results.sqlite")], capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", OOM, str(tmp_path / "results.sqlite")],
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "(4096, 'oom'" in done.stdout

@@ -41,7 +41,11 @@ AS_EAGER = {name for name in OPTIMISATIONS if is_compiled(name)} | {"cuda_graph"
 @pytest.mark.parametrize(
     ("preset", "optimisation"),
     [
-        pytest.param(preset, name, marks=[pytest.mark.thorough] * (preset != "decoder_small" and name != "checkpoint"))
+        pytest.param(
+            preset,
+            name,
+            marks=[pytest.mark.thorough] * (preset != "decoder_small" and name != "checkpoint"),
+        )
         for preset in ("decoder_small",)
         for name in sorted(set(OPTIMISATIONS) - AS_EAGER)
     ],
@@ -57,7 +61,9 @@ def test_a_high_stack_is_planned_from_two_low_ones(monkeypatch, preset, optimisa
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_where_weights_outweigh_activations_the_peak_of_a_high_stack_is_elsewhere(monkeypatch, mode):
+def test_where_weights_outweigh_activations_the_peak_of_a_high_stack_is_elsewhere(
+    monkeypatch, mode
+):
     """Of two blocks the output's is the most, of many the gradients' at the end."""
     overrides = {"num_layers": 11, "d_model": 256, "num_heads": 4, "vocab_size": 8192}
     shape = ("cpu", "a model", "decoder_small", overrides, "dense", 8, 1, "float32", mode, "eager")
@@ -80,4 +86,6 @@ def test_a_training_for_its_loss_is_planned_as_the_training_it_is():
     overrides = {"num_layers": 6, "d_model": 64, "num_heads": 4, "vocab_size": 512}
     shape = ("gpt_6.7B", overrides, "dense", 24, 2, "float32")
     loss = LossCase("cpu", "its loss", *shape, steps=3, learning_rate=1e-3, corpus="")
-    assert loss.plan() == ModelCase("cpu", "a model", *shape, "training").plan() and loss.plan().most
+    assert (
+        loss.plan() == ModelCase("cpu", "a model", *shape, "training").plan() and loss.plan().most
+    )

@@ -32,11 +32,17 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("before", ["", "sys.platform = 'darwin'"], ids=["told by the system", "looked for"])
+@pytest.mark.parametrize(
+    "before", ["", "sys.platform = 'darwin'"], ids=["told by the system", "looked for"]
+)
 def test_a_child_ends_when_its_parent_is_killed(before):
     code = _PARENT.format(child=_CHILD.format(before=before))
     parent = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
     )
     child = psutil.Process(int(parent.stdout.readline()))
     assert parent.stdout.readline() == "alive\n"
@@ -48,12 +54,16 @@ def test_a_child_ends_when_its_parent_is_killed(before):
 
 def test_a_child_whose_parent_was_gone_before_it_asked_ends_at_once():
     other = os.getppid()  # anybody but the one that started it
-    ended = subprocess.run([sys.executable, "-c", _CHILD.format(before=""), str(other)], cwd=ROOT, timeout=HANGING_S)
+    ended = subprocess.run(
+        [sys.executable, "-c", _CHILD.format(before=""), str(other)], cwd=ROOT, timeout=HANGING_S
+    )
     assert ended.returncode == -9
 
 
 def test_a_module_has_its_arguments_and_is_main():
-    ended = subprocess.run(python("json.tool", "--compact"), input="[1,  2]", capture_output=True, text=True, cwd=ROOT)
+    ended = subprocess.run(
+        python("json.tool", "--compact"), input="[1,  2]", capture_output=True, text=True, cwd=ROOT
+    )
     assert (ended.returncode, ended.stdout) == (0, "[1,2]\n")
 
 
@@ -64,7 +74,9 @@ def greet(connection, name):
     time.sleep(600)
 
 
-def test_a_function_in_a_fresh_process_prints_to_standard_error_and_ends_with_all_that_it_started(capfd):
+def test_a_function_in_a_fresh_process_prints_to_standard_error_and_ends_with_all_that_it_started(
+    capfd,
+):
     process, connection = spawn(f"{__name__}:greet", "Ada", environment={"GREETING": "hello"})
     name, greeting, pid = connection.recv()
     assert (name, greeting) == ("Ada", "hello")

@@ -26,9 +26,14 @@ def _nothing_stays_behind():
 
 def test_ranks_answer_in_order_with_their_threads_and_draw_numbers_of_their_own():
     with _nothing_stays_behind():
-        answers = run_ranks(rank_bodies.answer, {"a": [1]}, world_size=2, device="cpu", timeout_s=120, threads=2)
+        answers = run_ranks(
+            rank_bodies.answer, {"a": [1]}, world_size=2, device="cpu", timeout_s=120, threads=2
+        )
     assert [answer["rank"] for answer in answers] == [0, 1]
-    assert all(answer["sum"] == 1 and answer["threads"] == 2 and answer["asked"] == {"a": [1]} for answer in answers)
+    assert all(
+        answer["sum"] == 1 and answer["threads"] == 2 and answer["asked"] == {"a": [1]}
+        for answer in answers
+    )
     one, other = (answer["drawn"] for answer in answers)
     assert one != other
 
@@ -38,13 +43,20 @@ def test_ranks_answer_in_order_with_their_threads_and_draw_numbers_of_their_own(
     [
         ("raise", 1, "rank 1 of 2 raised ValueError: two lines", 'raise ValueError("two'),
         ("die", 0, "rank 0 of 2 was killed by SIGKILL", ""),
-        ("hang", 1, r"rank 1 of 2 let the others wait until they gave up: it was in misbehave \(", "in misbehave"),
+        (
+            "hang",
+            1,
+            r"rank 1 of 2 let the others wait until they gave up: it was in misbehave \(",
+            "in misbehave",
+        ),
     ],
 )
 def test_the_rank_whose_fault_it_is_is_named_with_its_traceback(how, rank, said, traceback):
     request = {"how": how, "rank": rank}
     with _nothing_stays_behind(), pytest.raises(RankFailed, match=said) as failed:
-        run_ranks(rank_bodies.misbehave, request, world_size=2, device="cpu", timeout_s=120, hang_s=4)
+        run_ranks(
+            rank_bodies.misbehave, request, world_size=2, device="cpu", timeout_s=120, hang_s=4
+        )
     assert failed.value.details["rank"] == rank and traceback in failed.value.details["traceback"]
 
 
@@ -66,7 +78,10 @@ def test_ranks_end_where_the_signal_that_says_so_is_ignored():
 
 
 def test_what_keeps_ranks_from_starting_is_said():
-    with pytest.raises(RankFailed, match=r"no rank started: ModuleNotFoundError: No module named 'nanolib\.nothing'"):
+    with pytest.raises(
+        RankFailed,
+        match=r"no rank started: ModuleNotFoundError: No module named 'nanolib\.nothing'",
+    ):
         body = type("Body", (), {"__module__": "nanolib.nothing", "__qualname__": "rank"})
         run_ranks(body, {}, world_size=1, device="cpu", timeout_s=60)
 
@@ -75,7 +90,9 @@ def test_two_launches_at_once_do_not_meet():
     sums = []
 
     def run():
-        sums.append(run_ranks(rank_bodies.answer, {}, world_size=2, device="cpu", timeout_s=120)[1]["sum"])
+        sums.append(
+            run_ranks(rank_bodies.answer, {}, world_size=2, device="cpu", timeout_s=120)[1]["sum"]
+        )
 
     both = [threading.Thread(target=run) for _ in range(2)]
     for thread in both:

@@ -46,12 +46,16 @@ pytestmark = pytest.mark.notebook
 
 def _nano(*arguments, folder, **rest):
     command = [*NANO, *arguments, "--output", str(folder)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=300, **rest)
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=False, timeout=300, **rest
+    )
 
 
 def _start(*arguments, folder):
     command = [*NANO, *arguments, "--output", str(folder), "--no-report"]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def _kernel(process):
@@ -82,7 +86,8 @@ def test_run_measures_reports_and_says_where_the_time_went(tmp_path):
     ended = _nano("run", "attention", *SMALL, "--label", "mine", folder=tmp_path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert (
-        re.search(r"^attention done +3 +3 +— +[0-9.]+ ", ended.stdout, re.MULTILINE) and "measuring s" in ended.stdout
+        re.search(r"^attention done +3 +3 +— +[0-9.]+ ", ended.stdout, re.MULTILINE)
+        and "measuring s" in ended.stdout
     )
     answer = ended.stdout.index(
         "When is sparse attention faster?\n  "
@@ -90,10 +95,16 @@ def test_run_measures_reports_and_says_where_the_time_went(tmp_path):
     assert ended.stdout.index("attention: done in") < answer < ended.stdout.index("measuring s")
     with Store(tmp_path / "results.sqlite") as store:
         runs = store.runs()
-        assert list(runs.status) == ["done"] and runs.label.iloc[0] == "mine" and runs.suite.iloc[0] == "quick"
+        assert (
+            list(runs.status) == ["done"]
+            and runs.label.iloc[0] == "mine"
+            and runs.suite.iloc[0] == "quick"
+        )
         shown = " ".join(ended.stdout.split())  # lines may be broken
         assert shown.count("attention: not a quiet machine: ") == len(runs.disturbances.iloc[0])
-        assert all(f"attention: not a quiet machine: {line}" in shown for line in runs.disturbances.iloc[0])
+        assert all(
+            f"attention: not a quiet machine: {line}" in shown for line in runs.disturbances.iloc[0]
+        )
     assert (tmp_path / "attention.ipynb").exists() and (tmp_path / "report" / "index.html").exists()
     listed = _nano("runs", folder=tmp_path)
     assert "mine" in listed.stdout and "done" in listed.stdout
@@ -112,7 +123,9 @@ def test_ctrl_c_saves_what_is_finished_and_leaves_no_process(tmp_path):
     assert process.returncode == 130 and "stopped by Ctrl-C" in output
     assert not kernel.is_running() or kernel.status() == psutil.STATUS_ZOMBIE
     with Store(tmp_path / "results.sqlite") as store:
-        assert store.runs().status.iloc[0] == "interrupted" and store.finished_cases(store.runs().run_id.iloc[0])
+        assert store.runs().status.iloc[0] == "interrupted" and store.finished_cases(
+            store.runs().run_id.iloc[0]
+        )
 
 
 def test_plain_papermill_works_from_any_folder(tmp_path):
@@ -140,7 +153,13 @@ def test_plain_papermill_works_from_any_folder(tmp_path):
     ]
     environment = os.environ | {"NANOLIB_OUTPUT": str(tmp_path)}
     ended = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300
+        command,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
     assert ended.returncode == 0, ended.stderr
     with Store(tmp_path / "results.sqlite") as store:
@@ -149,7 +168,9 @@ def test_plain_papermill_works_from_any_folder(tmp_path):
 
 @pytest.mark.parametrize("name", notebooks())
 def test_papermill_help_reads_as_help(name):
-    ended = CliRunner().invoke(papermill, ["--help-notebook", str(ROOT / f"notebooks/{name}.ipynb")])
+    ended = CliRunner().invoke(
+        papermill, ["--help-notebook", str(ROOT / f"notebooks/{name}.ipynb")]
+    )
     assert ended.exit_code == 0 and "Unknown" not in ended.output
     lines = [line for line in ended.output.splitlines() if line.startswith("  ") and ":" in line]
     assert len(lines) >= 5
@@ -167,7 +188,13 @@ def test_a_bad_parameter_in_plain_papermill_is_one_line(tmp_path):
     environment = os.environ | {"NANOLIB_OUTPUT": str(tmp_path)}
     command += ["-p", "seq_lens", "[-3]"]
     ended = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300
+        command,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
     assert ended.returncode != 0 and "BadInput: attention.seq_lens: -3 will not do" in ended.stderr
     assert "Traceback" not in (tmp_path / "out.ipynb").read_text()

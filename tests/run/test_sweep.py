@@ -26,17 +26,23 @@ def store(tmp_path):
 
 
 def _measure(store, *behaviours, **rest):
-    return sweep.measure(sample, sample.Params(behaviours=list(behaviours), **rest), store=store, progress=False)
+    return sweep.measure(
+        sample, sample.Params(behaviours=list(behaviours), **rest), store=store, progress=False
+    )
 
 
 def _ends(run):
     rows = run.measurements()
     ends = rows[rows.metric == "case_time"]
-    return dict(zip(ends["factor.behaviour"], zip(ends.status, ends.message, strict=True), strict=True))
+    return dict(
+        zip(ends["factor.behaviour"], zip(ends.status, ends.message, strict=True), strict=True)
+    )
 
 
 def test_every_way_to_fail_is_a_row_and_the_sweep_goes_on(store):
-    run = _measure(store, "oom", "memory", "unsupported", "error", "slow", "nan", "ok", case_timeout_s=0.3)
+    run = _measure(
+        store, "oom", "memory", "unsupported", "error", "slow", "nan", "ok", case_timeout_s=0.3
+    )
     ends = _ends(run)
     assert {name: status for name, (status, _) in ends.items()} == {
         "oom": "oom",
@@ -75,7 +81,10 @@ def test_a_run_is_done_only_when_it_says_so(store):
 
 
 def test_a_fresh_process_per_case_gives_the_same_rows(store):
-    here, there = _measure(store, "ok", "error"), _measure(store, "ok", "error", isolation="process")
+    here, there = (
+        _measure(store, "ok", "error"),
+        _measure(store, "ok", "error", isolation="process"),
+    )
     assert _ends(here) == _ends(there)
     columns = ["metric", "scope", "factors", "status"]
     assert here.measurements()[columns].equals(there.measurements()[columns])
@@ -84,9 +93,14 @@ def test_a_fresh_process_per_case_gives_the_same_rows(store):
 @pytest.mark.slow
 def test_a_case_that_kills_its_process_twice_is_an_error_and_not_tried_again(store, tmp_path):
     run = _measure(store, "kill", "killonce", "ok", isolation="process", folder=str(tmp_path))
-    assert _ends(run)["kill"] == ("error", "its process died 2 times while it ran; it is not tried again")
+    assert _ends(run)["kill"] == (
+        "error",
+        "its process died 2 times while it ran; it is not tried again",
+    )
     assert _ends(run)["killonce"][0] == _ends(run)["ok"][0] == "ok"
-    assert (tmp_path / "kill.calls").read_text() == (tmp_path / "killonce.calls").read_text() == "xx"
+    assert (
+        (tmp_path / "kill.calls").read_text() == (tmp_path / "killonce.calls").read_text() == "xx"
+    )
 
 
 def test_a_worker_that_hangs_is_ended(store):
@@ -99,7 +113,9 @@ def test_resume_finishes_the_rest_and_repeats_nothing(store, tmp_path):
         _measure(store, "ok", "interrupt", "ok-2", folder=str(tmp_path))
     assert store.runs().status.iloc[0] == "interrupted"
     case = next(case for case in sample.cases(sample.Params(behaviours=["interrupt"])))
-    store.write_case(store.runs().run_id.iloc[0], case.case_id, case.factors, [])  # as if it had never started
+    store.write_case(
+        store.runs().run_id.iloc[0], case.case_id, case.factors, []
+    )  # as if it had never started
     with pytest.raises(KeyboardInterrupt):
         _measure(store, "ok", "interrupt", "ok-2", folder=str(tmp_path), resume=True)
     assert len(store.runs()) == 1
@@ -111,7 +127,10 @@ def test_a_case_in_flight_at_two_deaths_is_not_tried_a_third_time(store, tmp_pat
         with pytest.raises(KeyboardInterrupt):
             _measure(store, "ok", "interrupt", "ok-2", folder=str(tmp_path), resume=True)
     run = _measure(store, "ok", "interrupt", "ok-2", folder=str(tmp_path), resume=True)
-    assert f"resuming run {run.run_id[:8]}: 1 of 3 cases are done and skipped" in capfd.readouterr().err
+    assert (
+        f"resuming run {run.run_id[:8]}: 1 of 3 cases are done and skipped"
+        in capfd.readouterr().err
+    )
     assert _ends(run)["interrupt"][0] == "error" and _ends(run)["ok-2"][0] == "ok"
     assert (tmp_path / "ok.calls").read_text() == "x"
     assert run.measurements().groupby(["case_id", "metric", "scope"]).size().max() == 1
@@ -192,7 +211,11 @@ def test_an_outcome_that_cannot_be_stored_is_an_error_row(store):
     (row,) = store.measurements().to_dict("records")
     assert (row["metric"], row["status"], row["estimate"]) == ("case_time", "error", 2.5)
     assert row["message"].startswith("its rows cannot be stored: UNIQUE")
-    assert row["details"] == {"attempts": 2, "rank": 1} and row["method"] == "perf_counter" and row["n"] == 1
+    assert (
+        row["details"] == {"attempts": 2, "rank": 1}
+        and row["method"] == "perf_counter"
+        and row["n"] == 1
+    )
 
 
 def test_what_stops_a_run_is_written_into_it(store, monkeypatch):
@@ -221,7 +244,11 @@ def test_a_run_says_what_made_it(store, monkeypatch):
         "cpu",
         "night",
     )
-    assert run.cases == 2 and run.params["behaviours"] == ["ok", "unsupported"] and run.process == process_name()
+    assert (
+        run.cases == 2
+        and run.params["behaviours"] == ["ok", "unsupported"]
+        and run.process == process_name()
+    )
     assert set(run.versions) == {"python", "torch", "platform", "nanolib", "sources"}
     assert len(run.fingerprint) == 16 and run.git_revision == sweep.git_revision()
 
@@ -234,11 +261,15 @@ def test_a_run_that_another_process_is_at_is_not_taken_over(store):
     for run_id, label in zip(store.runs().run_id, ("before", "last"), strict=True):
         store.update_run(run_id, process=f"{host()}:{os.getppid()}:1.00", label=label, launch=label)
     _measure(store, "ok", resume=True)
-    _, run = store.runs().to_dict("records")  # its process is gone: the last is taken over, label and launch with it
+    _, run = store.runs().to_dict(
+        "records"
+    )  # its process is gone: the last is taken over, label and launch with it
     assert (run["label"], run["launch"], run["process"]) == ("last", "last", process_name())
 
 
-def test_the_sources_make_the_version_and_a_folder_outside_git_has_no_revision(monkeypatch, tmp_path):
+def test_the_sources_make_the_version_and_a_folder_outside_git_has_no_revision(
+    monkeypatch, tmp_path
+):
     (tmp_path / "nanolib").mkdir()
     code = tmp_path / "nanolib" / "__init__.py"
     code.write_text("one = 1\n")
@@ -253,7 +284,9 @@ def test_the_sources_make_the_version_and_a_folder_outside_git_has_no_revision(m
     assert revision() == ""  # no commit yet
     subprocess.run([*git, "add", "."], check=True)
     subprocess.run([*git, "commit", "--quiet", "-m", "x"], check=True)
-    committed = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout
+    committed = subprocess.run(
+        [*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True
+    ).stdout
     assert revision() and committed.startswith(revision())
     code.write_text("one = 3\n")
     assert revision().endswith("+")

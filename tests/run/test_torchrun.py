@@ -34,13 +34,28 @@ def _start(folder, *arguments):
     (folder / "params.yml").write_text(PARAMS)
     (folder / "results").mkdir(exist_ok=True)
     meeting = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
-    module = ["-m", "nanolib.run.torchrun", "distributed", "-f", str(folder / "params.yml"), *arguments]
+    module = [
+        "-m",
+        "nanolib.run.torchrun",
+        "distributed",
+        "-f",
+        str(folder / "params.yml"),
+        *arguments,
+    ]
     environment = os.environ | {"NANOLIB_OUTPUT": str(folder / "results"), "PYTHONPATH": str(ROOT)}
     environment |= {"GLOO_SOCKET_IFNAME": "lo"}
     nodes = []
     for node in range(2):
         with (folder / f"{node}.log").open("w") as log:
-            given = [sys.executable, "-m", "torch.distributed.run", *meeting, "--node-rank", str(node), *module]
+            given = [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                *meeting,
+                "--node-rank",
+                str(node),
+                *module,
+            ]
             nodes.append(psutil.Popen(given, cwd=folder, env=environment, stdout=log, stderr=log))
     _STARTED.extend(nodes)
     return nodes
@@ -91,7 +106,12 @@ def test_a_lost_node_ends_the_run_in_one_line_and_resume_completes_it(tmp_path):
         time.sleep(0.05)
     _kill(nodes[1])
     assert nodes[0].wait(HANGING_S) == 1
-    assert _said(tmp_path).count("RankLost: rank 1 of 2 does not answer; start all again with --resume") == 1
+    assert (
+        _said(tmp_path).count(
+            "RankLost: rank 1 of 2 does not answer; start all again with --resume"
+        )
+        == 1
+    )
     with Store(database) as store:
         assert list(store.runs().status) == ["failed"]
     nodes = _start(tmp_path, *several, "--resume")
@@ -104,6 +124,14 @@ def test_a_lost_node_ends_the_run_in_one_line_and_resume_completes_it(tmp_path):
 def test_started_by_itself_it_says_so_in_one_line(tmp_path):
     (tmp_path / "params.yml").write_text("seq_lens: [0]\n")
     command = [sys.executable, "-m", "nanolib.run.torchrun", "distributed", "-f", "params.yml"]
-    environment = {name: value for name, value in os.environ.items() if name != "RANK"} | {"PYTHONPATH": str(ROOT)}
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANGING_S)
-    assert ended.returncode == 2 and "distributed.seq_lens" in ended.stderr and ended.stderr.count("\n") == 1
+    environment = {name: value for name, value in os.environ.items() if name != "RANK"} | {
+        "PYTHONPATH": str(ROOT)
+    }
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANGING_S
+    )
+    assert (
+        ended.returncode == 2
+        and "distributed.seq_lens" in ended.stderr
+        and ended.stderr.count("\n") == 1
+    )

@@ -52,7 +52,9 @@ WALK = {
             "dtypes": ["float32"],
             "num_heads": 2,
             "head_dim": 16,
-            "attention_types": [{"kind": "flex", "pattern": "window", "window": 16, "block_size": 32}],
+            "attention_types": [
+                {"kind": "flex", "pattern": "window", "window": 16, "block_size": 32}
+            ],
             "quality_patterns": [],
             "backward": False,
         },
@@ -93,7 +95,8 @@ WALK = {
         },
         {
             "presets": ["small"],
-            "overrides": TINY | {"attention_options": {"pattern": "window", "window": 8, "block_size": 16}},
+            "overrides": TINY
+            | {"attention_options": {"pattern": "window", "window": 8, "block_size": 16}},
             "attention_types": ["sparse"],
             "seq_lens": [16],
             "batch_sizes": [1],
@@ -103,9 +106,18 @@ WALK = {
             "optimisations": ["eager"],
         },
     ],
-    "warmup": [{"overrides": TINY, "seq_len": 16, "warmup_steps": [0, 2], "steps": 6, "curve_steps": 20}],
+    "warmup": [
+        {"overrides": TINY, "seq_len": 16, "warmup_steps": [0, 2], "steps": 6, "curve_steps": 20}
+    ],
     "energy": [
-        {"presets": ["small"], "overrides": TINY, "seq_lens": [16], "new_tokens": 4, "window_s": 1.1, "idle_s": 0.1}
+        {
+            "presets": ["small"],
+            "overrides": TINY,
+            "seq_lens": [16],
+            "new_tokens": 4,
+            "window_s": 1.1,
+            "idle_s": 0.1,
+        }
     ],
     "fp8": [
         {
@@ -172,11 +184,17 @@ def params_of(name, changes, device="cpu"):
     return ALL[name]().Params(**values | QUICK | changes | {"device": device})
 
 
-@pytest.mark.parametrize(("name", "at"), [(name, at) for name, runs in WALK.items() for at in range(len(runs))])
+@pytest.mark.parametrize(
+    ("name", "at"), [(name, at) for name, runs in WALK.items() for at in range(len(runs))]
+)
 def test_every_case_runs_or_says_why_it_cannot(tmp_path, monkeypatch, name, at):
-    monkeypatch.setattr(cold, "last_level_bytes", lambda _: 2**20)  # how cold it gets is seen elsewhere
+    monkeypatch.setattr(
+        cold, "last_level_bytes", lambda _: 2**20
+    )  # how cold it gets is seen elsewhere
     with Store(tmp_path / "results.sqlite") as store:
-        rows = sweep.measure(ALL[name](), params_of(name, WALK[name][at]), store=store, progress=False).measurements()
+        rows = sweep.measure(
+            ALL[name](), params_of(name, WALK[name][at]), store=store, progress=False
+        ).measurements()
     ends = rows[rows.metric == "case_time"]
     wrong = ends[~ends.status.isin(["ok", "unsupported"])]
     assert wrong.empty, wrong[["status", "message", "factors"]].to_dict("records")
@@ -191,7 +209,9 @@ def test_every_case_runs_or_says_why_it_cannot(tmp_path, monkeypatch, name, at):
 
 
 def _walked(name, field):
-    return {str(value) for changes in WALK[name] for value in getattr(params_of(name, changes), field)}
+    return {
+        str(value) for changes in WALK[name] for value in getattr(params_of(name, changes), field)
+    }
 
 
 @pytest.mark.parametrize(
@@ -218,13 +238,19 @@ def test_nothing_that_can_be_asked_for_is_left_out(name, field, all_of):
 
 
 def test_every_attention_type_and_pattern_is_walked():
-    asked = [kind for changes in WALK["attention"] for kind in params_of("attention", changes).attention_types]
+    asked = [
+        kind
+        for changes in WALK["attention"]
+        for kind in params_of("attention", changes).attention_types
+    ]
     assert {kind["kind"] for kind in asked} == set(ATTENTION_KINDS)
     assert {kind["pattern"] for kind in asked if kind["kind"] == "sparse"} == {*PATTERNS, *CHOOSERS}
 
 
 @pytest.mark.parametrize(
-    "scenario", sorted((checkout() / "params" / "scenarios").glob("*.yml")), ids=lambda file: file.stem
+    "scenario",
+    sorted((checkout() / "params" / "scenarios").glob("*.yml")),
+    ids=lambda file: file.stem,
 )
 def test_a_scenario_asks_for_nothing_that_is_not_walked(scenario):
     asked = ALL["distributed"]().Params(**read_yaml(scenario) | {"device": "cpu"})

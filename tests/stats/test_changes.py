@@ -19,14 +19,18 @@ def _history(rng, n, step=0.0, at=None, noise=0.01):
 @pytest.mark.parametrize("n", [4, 8, 20, 60])
 def test_a_level_history_hardly_ever_shows_a_change(n):
     rng = np.random.default_rng(n)
-    alarms = sum(bool(changes_of_level(_history(rng, n), np.full(n, 0.02), MARGIN)) for _ in range(RUNS))
+    alarms = sum(
+        bool(changes_of_level(_history(rng, n), np.full(n, 0.02), MARGIN)) for _ in range(RUNS)
+    )
     assert alarms / RUNS <= 0.01
 
 
 @pytest.mark.parametrize(("n", "at"), [(8, 4), (20, 10), (20, 17), (60, 30)])
 def test_a_step_of_ten_per_cent_is_found_where_it_is(n, at):
     rng = np.random.default_rng(n + at)
-    found = [changes_of_level(_history(rng, n, 0.10, at), np.full(n, 0.02), MARGIN) for _ in range(RUNS)]
+    found = [
+        changes_of_level(_history(rng, n, 0.10, at), np.full(n, 0.02), MARGIN) for _ in range(RUNS)
+    ]
     right = [len(changes) == 1 and changes[0][0] == at for changes in found]
     assert np.mean(right) >= 0.98
     ratios = [changes[0][1] for changes, ok in zip(found, right, strict=True) if ok]
@@ -45,8 +49,12 @@ def _growing_noise(shape, n):
 def test_noise_that_grows_at_one_level_is_hardly_ever_a_change(n, shape):
     rng, noise = np.random.default_rng(n + 1), _growing_noise(shape, n)
     series = [_history(rng, n, noise=noise) for _ in range(RUNS)]
-    assert np.mean([bool(changes_of_level(one, np.full(n, 0.02), MARGIN)) for one in series]) <= 0.05
-    assert np.mean([sticks_out(one, np.full(n, 0.02), MARGIN) is not None for one in series]) <= 0.05
+    assert (
+        np.mean([bool(changes_of_level(one, np.full(n, 0.02), MARGIN)) for one in series]) <= 0.05
+    )
+    assert (
+        np.mean([sticks_out(one, np.full(n, 0.02), MARGIN) is not None for one in series]) <= 0.05
+    )
 
 
 def test_change_points_are_those_of_the_plain_search():
@@ -65,7 +73,9 @@ def test_an_interval_is_taken_for_196_deviations():
     step, n = np.log(1.1), 20
     deviation = step * np.sqrt(n / 4 / (PENALTY * np.log(n)))
     series = np.exp(step * (np.arange(n) >= n // 2))
-    assert changes_of_level(series, np.full(n, 1.96 * deviation * 0.99), MARGIN) == [(10, pytest.approx(1.1))]
+    assert changes_of_level(series, np.full(n, 1.96 * deviation * 0.99), MARGIN) == [
+        (10, pytest.approx(1.1))
+    ]
     assert not changes_of_level(series, np.full(n, 1.96 * deviation * 1.01), MARGIN)
 
 
@@ -97,12 +107,18 @@ def test_three_values_at_the_end_are_a_level_and_fewer_stick_out():
     level = np.array([10, 10.1, 9.9, 10, 10.1, 10])
     for runs in (1, 2, 3):
         series = np.append(level, [12.0, 12.1, 12.0][:runs])
-        assert [at for at, _ in changes_of_level(series, np.full(len(series), 0.01), MARGIN)] == [6] * (runs > 2)
+        assert [at for at, _ in changes_of_level(series, np.full(len(series), 0.01), MARGIN)] == [
+            6
+        ] * (runs > 2)
         assert sticks_out(series, np.full(len(series), 0.01), MARGIN) == (
             None if runs > 2 else (6, pytest.approx(1.2, rel=0.01))
         )
-    assert sticks_out(1 / np.append(level, 12.0), np.full(7, 0.01), MARGIN)[1] == pytest.approx(1 / 1.2)
-    assert sticks_out(np.append(level, 12.0), np.full(7, 0.2), MARGIN) is None  # its intervals are as wide
+    assert sticks_out(1 / np.append(level, 12.0), np.full(7, 0.01), MARGIN)[1] == pytest.approx(
+        1 / 1.2
+    )
+    assert (
+        sticks_out(np.append(level, 12.0), np.full(7, 0.2), MARGIN) is None
+    )  # its intervals are as wide
     assert sticks_out([10, 10, 10.25], np.zeros(3), MARGIN) is None  # before that there is no level
 
 
@@ -110,5 +126,8 @@ def test_three_values_at_the_end_are_a_level_and_fewer_stick_out():
 @pytest.mark.parametrize("n", [4, 6, 20])
 def test_in_a_level_history_hardly_ever_a_run_sticks_out_also_beyond_its_own_interval(n, noise):
     rng = np.random.default_rng(n + 7)
-    found = sum(sticks_out(_history(rng, n, noise=noise), np.full(n, 0.01), MARGIN) is not None for _ in range(RUNS))
+    found = sum(
+        sticks_out(_history(rng, n, noise=noise), np.full(n, 0.01), MARGIN) is not None
+        for _ in range(RUNS)
+    )
     assert found / RUNS <= 0.01

@@ -66,7 +66,10 @@ def test_interleaved_false_alarms_are_five_in_a_hundred(shape):
 @pytest.mark.slow
 def test_a_gate_of_a_hundred_equal_cases_hardly_ever_fails():
     rng, (_, pool) = np.random.default_rng(2), _equal_versions("process")
-    gates = [judge_together([pool[i] for i in rng.integers(len(pool), size=100)]) for _ in range(60 if MANY else 15)]
+    gates = [
+        judge_together([pool[i] for i in rng.integers(len(pool), size=100)])
+        for _ in range(60 if MANY else 15)
+    ]
     assert np.mean([any(v.kind is Kind.REGRESSED for v in gate) for gate in gates]) <= 0.015
 
 
@@ -119,20 +122,31 @@ def test_equivalence_rests_on_the_90_per_cent_interval():
     rng = np.random.default_rng(14)
     a, b = rng.lognormal(0, 0.1, 12), rng.lognormal(0, 0.2, 20)
     paired, apart = compare_paired(a, b[:12]), compare(a, b)
-    assert tuple(paired.equivalence) == pytest.approx(np.exp(hodges_lehmann(np.log(b[:12] / a), 0.90)))
+    assert tuple(paired.equivalence) == pytest.approx(
+        np.exp(hodges_lehmann(np.log(b[:12] / a), 0.90))
+    )
     assert tuple(paired.interval) == pytest.approx(np.exp(hodges_lehmann(np.log(b[:12] / a))))
     narrow = ttest_ind(np.log(b), np.log(a), equal_var=False).confidence_interval(0.90)
     assert (apart.equivalence.low, apart.equivalence.high) == pytest.approx(
         (math.exp(narrow.low), math.exp(narrow.high))
     )
-    assert apart.ratio == apart.interval.estimate == pytest.approx(np.exp(np.log(b).mean() - np.log(a).mean()))
+    assert (
+        apart.ratio
+        == apart.interval.estimate
+        == pytest.approx(np.exp(np.log(b).mean() - np.log(a).mean()))
+    )
 
 
 def test_a_clock_so_coarse_that_nothing_varies_still_tells_the_two_apart():
     slower, same = compare([1.0] * 8, [2.0] * 8), compare([1.0] * 8, [1.0] * 8)
     assert (slower.kind, slower.p, slower.ratio) == (Kind.REGRESSED, 0.0, pytest.approx(2))
     assert tuple(slower.interval) == tuple(slower.equivalence) == pytest.approx((2, 2, 2))
-    assert (same.kind, same.p, same.ratio, same.minimum_detectable_effect) == (Kind.EQUIVALENT, 1.0, 1.0, 0.0)
+    assert (same.kind, same.p, same.ratio, same.minimum_detectable_effect) == (
+        Kind.EQUIVALENT,
+        1.0,
+        1.0,
+        0.0,
+    )
 
 
 @pytest.mark.parametrize("n", [6, 20, 60, 61, 100])
@@ -191,14 +205,24 @@ def test_the_word_changes_at_its_bounds(ratio, p, raw_p, ends, kind):
 
 
 def test_a_change_counts_beyond_the_threshold_and_not_at_it():
-    for ratio, kind in ((1.25, Kind.SUSPECT), (1.26, Kind.REGRESSED), (0.8, Kind.SUSPECT), (0.79, Kind.IMPROVED)):
+    for ratio, kind in (
+        (1.25, Kind.SUSPECT),
+        (1.26, Kind.REGRESSED),
+        (0.8, Kind.SUSPECT),
+        (0.79, Kind.IMPROVED),
+    ):
         interval = Interval(ratio, ratio, ratio)
-        assert _kind(Verdict(kind, ratio, interval, 0.01, 0.05, interval, 0.01, threshold=0.25), 0.01) is kind
+        assert (
+            _kind(Verdict(kind, ratio, interval, 0.01, 0.05, interval, 0.01, threshold=0.25), 0.01)
+            is kind
+        )
 
 
 def test_many_are_adjusted_as_statsmodels_does():
     rng = np.random.default_rng(7)
-    verdicts = [compare_paired(*_interleaved(rng, "iid", effect=e)) for e in (0, 0, 0.01, 0.02, 0.2)]
+    verdicts = [
+        compare_paired(*_interleaved(rng, "iid", effect=e)) for e in (0, 0, 0.01, 0.02, 0.2)
+    ]
     for method in ("holm", "fdr_bh"):
         expected = multipletests([v.p for v in verdicts], method=method)[1]
         assert [v.p for v in judge_together(verdicts, method)] == pytest.approx(list(expected))
@@ -235,8 +259,12 @@ CALLED = (Kind.REGRESSED, Kind.SUSPECT, Kind.IMPROVED)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("spread", "share"), [(0.01, 0.0), (0.015, 0.33)] + [(0.015, 0.1), (0.03, 0.2)] * MANY)
-def test_of_processes_that_are_now_and_then_slow_equal_versions_are_not_called_and_true_changes_are(spread, share):
+@pytest.mark.parametrize(
+    ("spread", "share"), [(0.01, 0.0), (0.015, 0.33)] + [(0.015, 0.1), (0.03, 0.2)] * MANY
+)
+def test_of_processes_that_are_now_and_then_slow_equal_versions_are_not_called_and_true_changes_are(
+    spread, share
+):
     rng = np.random.default_rng(21)
     for effect, least, most in ((0.0, 0, 0.01), (0.05, 0.98, 1), (-0.05, 0.98, 1)):
         found = [compare_processes(_processes(rng, effect, spread, share)) for _ in range(RUNS)]
@@ -244,7 +272,10 @@ def test_of_processes_that_are_now_and_then_slow_equal_versions_are_not_called_a
         held = np.mean([v.interval.low <= 1 + effect <= v.interval.high for v in found])
         assert (0.93 if MANY else 0.91) <= held <= (0.98 if MANY else 0.99), effect
         assert all((v.p < 0.05) == (not v.interval.low <= 1 <= v.interval.high) for v in found)
-    found = [compare_processes(_processes(rng, 0.05, spread, share), threshold=0.025) for _ in range(RUNS)]
+    found = [
+        compare_processes(_processes(rng, 0.05, spread, share), threshold=0.025)
+        for _ in range(RUNS)
+    ]
     assert np.mean([v.kind is Kind.REGRESSED for v in found]) >= 0.95
 
 
@@ -260,9 +291,17 @@ def test_what_the_word_leaves_open_is_said_with_its_side():
     def of(ratio, low, high):
         interval = Interval(low, ratio, high)
         verdict = Verdict(
-            Kind.INCONCLUSIVE, ratio, interval, 0.01 if low > 1 or high < 1 else 0.5, 0.02, interval, 0.01
+            Kind.INCONCLUSIVE,
+            ratio,
+            interval,
+            0.01 if low > 1 or high < 1 else 0.5,
+            0.02,
+            interval,
+            0.01,
         )
-        return replace(verdict, raw_p=verdict.p, kind=_kind(replace(verdict, raw_p=verdict.p), verdict.p))
+        return replace(
+            verdict, raw_p=verdict.p, kind=_kind(replace(verdict, raw_p=verdict.p), verdict.p)
+        )
 
     assert (
         str(of(1.024, 1.016, 1.029)).startswith("equivalent: +2.4%")

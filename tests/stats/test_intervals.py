@@ -28,7 +28,9 @@ DISTRIBUTIONS = {
 def test_interval_agrees_with_scipy(n, confidence):
     x = np.random.default_rng(n).exponential(size=n)
     ours = median_interval(x, confidence)
-    assert (ours.low, ours.high) == pytest.approx(tuple(median_cihs(x, alpha=1 - confidence)), rel=1e-12)
+    assert (ours.low, ours.high) == pytest.approx(
+        tuple(median_cihs(x, alpha=1 - confidence)), rel=1e-12
+    )
     assert ours.estimate == np.median(x)
 
 
@@ -47,7 +49,10 @@ def test_interval_covers_the_median_95_times_in_100(name, n):
 
 def test_interval_on_a_coarse_clock_still_covers():
     rng = np.random.default_rng(3)
-    hits = sum(i.low <= 10 <= i.high for i in (median_interval(np.round(rng.normal(10, 1, 25))) for _ in range(RUNS)))
+    hits = sum(
+        i.low <= 10 <= i.high
+        for i in (median_interval(np.round(rng.normal(10, 1, 25))) for _ in range(RUNS))
+    )
     assert hits / RUNS >= 0.93
 
 

@@ -8,7 +8,9 @@ from nanolib.stats.outliers import count_outliers, fences, remove_outliers
 
 def test_fences_are_tukeys():
     f = fences(np.arange(1, 101))  # quartiles 25.75 and 75.25
-    assert tuple(f) == pytest.approx((25.75 - 3 * 49.5, 25.75 - 1.5 * 49.5, 75.25 + 1.5 * 49.5, 75.25 + 3 * 49.5))
+    assert tuple(f) == pytest.approx(
+        (25.75 - 3 * 49.5, 25.75 - 1.5 * 49.5, 75.25 + 1.5 * 49.5, 75.25 + 3 * 49.5)
+    )
 
 
 def test_outliers_are_counted_by_severity_on_both_sides():
@@ -32,5 +34,7 @@ def test_ljung_box_is_that_of_statsmodels():
     assert ljung_box_p(x) == pytest.approx(float(acorr_ljungbox(x, lags=[10])["lb_pvalue"].iloc[0]))
     assert ljung_box_p(np.repeat(x, 5)) < 1e-6
     for n, lags in ((20, 4), (34, 6), (50, 10), (51, 10)):
-        assert ljung_box_p(x[:n]) == pytest.approx(float(acorr_ljungbox(x[:n], lags=[lags])["lb_pvalue"].iloc[0]))
+        assert ljung_box_p(x[:n]) == pytest.approx(
+            float(acorr_ljungbox(x[:n], lags=[lags])["lb_pvalue"].iloc[0])
+        )
     assert ljung_box_p(x[:19]) is None and ljung_box_p([3.0] * 30) is None

@@ -26,11 +26,15 @@ def test_the_exponents_interval_is_that_of_ordinary_least_squares(confidence):
     value = size**1.3 * np.exp(rng.normal(0, 0.2, len(size)))
     fitted = sm.OLS(np.log(value), sm.add_constant(np.log(size))).fit()
     low, high = fitted.conf_int(1 - confidence)[1]
-    assert tuple(scaling_exponent(size, value, confidence)) == pytest.approx((low, fitted.params[1], high))
+    assert tuple(scaling_exponent(size, value, confidence)) == pytest.approx(
+        (low, fitted.params[1], high)
+    )
 
 
 def test_three_sizes_give_no_exponent_and_four_do():
-    with pytest.raises(TooFewSamples, match="3 different sizes cannot give an exponent's interval; take at least 4"):
+    with pytest.raises(
+        TooFewSamples, match="3 different sizes cannot give an exponent's interval; take at least 4"
+    ):
         scaling_exponent([1, 2, 2, 4], [1, 2, 2, 4])
     assert scaling_exponent([1, 2, 4, 8], [1, 2.1, 4, 8]).estimate == pytest.approx(1, abs=0.05)
 

@@ -45,6 +45,9 @@ def test_what_lies_far_off_on_either_side_moves_it_little():
 
 
 def test_equal_values_are_their_own_interval_and_five_are_too_few():
-    assert capped_centre([0.1] * 7) == pytest.approx((0.1, 0.1, 0.1)) and capped_p([0.1] * 7) == 2 / 2**7
+    assert (
+        capped_centre([0.1] * 7) == pytest.approx((0.1, 0.1, 0.1))
+        and capped_p([0.1] * 7) == 2 / 2**7
+    )
     with pytest.raises(TooFewSamples, match="5 pairs cannot give a 95% interval"):
         capped_centre([1, 2, 3, 4, 5])

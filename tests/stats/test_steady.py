@@ -18,7 +18,9 @@ def _autocorrelated(rng, rho):
 @pytest.mark.parametrize("rho", [0.0, 0.3, 0.6])
 def test_false_alarms_are_rare(rho):
     rng = np.random.default_rng(0)
-    alarms = sum(bool(steady_state(10 + 0.1 * _autocorrelated(rng, rho)).changes) for _ in range(RUNS))
+    alarms = sum(
+        bool(steady_state(10 + 0.1 * _autocorrelated(rng, rho)).changes) for _ in range(RUNS)
+    )
     assert alarms / RUNS <= 0.01
 
 
@@ -27,7 +29,9 @@ def test_false_alarms_are_rare(rho):
 def test_calls_of_two_kinds_are_no_change_of_level(n, share, slower):
     """As where a core is shared: now and then a call takes longer, in no order."""
     rng = np.random.default_rng(n)
-    draws = [10 * (1 + slower * (rng.random(n) < share)) + rng.normal(0, 0.02, n) for _ in range(RUNS)]
+    draws = [
+        10 * (1 + slower * (rng.random(n) < share)) + rng.normal(0, 0.02, n) for _ in range(RUNS)
+    ]
     assert np.mean([bool(steady_state(x).changes) for x in draws]) <= 0.04
 
 
@@ -73,7 +77,9 @@ def test_isolated_spikes_are_no_change():
 
 @pytest.mark.parametrize("n", [0, 1, 5, 19])
 def test_a_short_series_is_left_whole(n):
-    found = steady_state(np.arange(n, 0, -1.0))  # nothing can be said, and nothing is said against it
+    found = steady_state(
+        np.arange(n, 0, -1.0)
+    )  # nothing can be said, and nothing is said against it
     assert (found.cut, found.changes, found.steady, found.slowdown) == (0, (), True, False)
 
 

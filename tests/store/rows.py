@@ -31,5 +31,11 @@ LATENCY = Measurement(
 
 def make_run(run_id="", label="", **rest):
     rows = {"case1": ({"seq_len": 8, "name": "dense"}, [LATENCY, exact("flops", 42)])}
-    values = {"experiment": "attention", "machine": MACHINE, "params": {"seed": 1}, "label": label, "rows": rows} | rest
+    values = {
+        "experiment": "attention",
+        "machine": MACHINE,
+        "params": {"seed": 1},
+        "label": label,
+        "rows": rows,
+    } | rest
     return Run(**values, **({"run_id": run_id} if run_id else {}))

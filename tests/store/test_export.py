@@ -69,7 +69,12 @@ def test_texts_lose_what_names_somebody_and_keep_the_rest(text, expected):
 def test_no_column_of_an_export_tells_of_folders_users_or_hosts(tmp_path, ending):
     text = f"{HOME}/diary.txt of zander on vaultbox, /srv/quilla/x"
     ended = Measurement(
-        "case_time", 1.0, status=Status.ERROR, message=text, scope=text, details={"traceback": text, "at": text}
+        "case_time",
+        1.0,
+        status=Status.ERROR,
+        message=text,
+        scope=text,
+        details={"traceback": text, "at": text},
     )
     rows = {"c": ({"name": text, "corpus": text}, [ended, LATENCY])}
     with Store(tmp_path / "results.sqlite") as store:
@@ -88,7 +93,9 @@ def test_no_column_of_an_export_tells_of_folders_users_or_hosts(tmp_path, ending
         target.parent.mkdir()
         export.write(store, ["a"], target)
     content = target.read_bytes()
-    assert not any(word in content for word in (b"zander", b"vaultbox", b"quilla", b"/data", b"/srv"))
+    assert not any(
+        word in content for word in (b"zander", b"vaultbox", b"quilla", b"/data", b"/srv")
+    )
     assert list(target.parent.iterdir()) == [target] and b"forward" in content
     if ending == ".sqlite":
         with Store(target, create=False) as shared:
@@ -104,14 +111,18 @@ def test_a_database_for_others_pairs_with_ones_own_and_is_whole(tmp_path, store)
     mine = store.measurements(["a"], samples=True)
     with Store(tmp_path / "x.sqlite", create=False) as shared:
         theirs = shared.measurements(samples=True)
-        assert shared.runs().params.tolist() == [{"seed": 1}] and list(shared.trace("power_samples").watts) == [5.0]
+        assert shared.runs().params.tolist() == [{"seed": 1}] and list(
+            shared.trace("power_samples").watts
+        ) == [5.0]
         assert [list(one) for one in theirs.samples] == [list(one) for one in mine.samples]
     assert theirs.drop(columns=["id", "samples"]).equals(mine.drop(columns=["id", "samples"]))
     assert set(compare_rows(mine, theirs).counts) == {"equivalent"}
 
 
 def test_words_of_nanolib_are_no_folders():
-    assert all(redact(text) == text for text in (*FLAG_TEXT.values(), *(m.title for m in METRICS.values())))
+    assert all(
+        redact(text) == text for text in (*FLAG_TEXT.values(), *(m.title for m in METRICS.values()))
+    )
 
 
 def test_json_keeps_every_digit(tmp_path, store):
@@ -123,7 +134,9 @@ def test_json_keeps_every_digit(tmp_path, store):
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_what_is_there_is_not_overwritten_and_a_failure_leaves_nothing(tmp_path, store, ending, monkeypatch):
+def test_what_is_there_is_not_overwritten_and_a_failure_leaves_nothing(
+    tmp_path, store, ending, monkeypatch
+):
     store.add(make_run("a"))
     folder = tmp_path / "shared"
     folder.mkdir()
@@ -136,6 +149,8 @@ def test_what_is_there_is_not_overwritten_and_a_failure_leaves_nothing(tmp_path,
 
     monkeypatch.setattr("os.link", full)
     monkeypatch.setattr("pathlib.Path.rename", full)
-    with pytest.raises(BadInput, match=r"y.* cannot be written \(No space left on device\); free space there"):
+    with pytest.raises(
+        BadInput, match=r"y.* cannot be written \(No space left on device\); free space there"
+    ):
         export.write(store, ["a"], folder / f"y{ending}")
     assert [file.name for file in folder.iterdir()] == [f"x{ending}"]

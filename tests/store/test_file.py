@@ -27,8 +27,17 @@ def _pragmas(store, *names):
 def test_it_is_made_with_its_folder_and_the_pragmas_are_in_force(tmp_path, monkeypatch):
     monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path / "deep" / "out"))
     with Store() as store:
-        assert store.path.parent == tmp_path / "deep" / "out" and store.runs().empty and store.journal_mode == "wal"
-        assert _pragmas(store, "journal_mode", "foreign_keys", "auto_vacuum", "synchronous") == ("wal", 1, 2, 1)
+        assert (
+            store.path.parent == tmp_path / "deep" / "out"
+            and store.runs().empty
+            and store.journal_mode == "wal"
+        )
+        assert _pragmas(store, "journal_mode", "foreign_keys", "auto_vacuum", "synchronous") == (
+            "wal",
+            1,
+            2,
+            1,
+        )
         assert _pragmas(store, "busy_timeout", "user_version") == (1000 * WAIT_S, SCHEMA_VERSION)
 
 
@@ -75,8 +84,14 @@ def _version(number):
         ),
         (lambda path: path.touch(), "is not nanolib's; name another"),
         (_foreign, "is not nanolib's; name another"),
-        (_version(4), f"has schema 4, this nanolib {SCHEMA_VERSION}; move it away and measure again"),
-        (_version(99), f"has schema 99, this nanolib {SCHEMA_VERSION}; move it away and measure again"),
+        (
+            _version(4),
+            f"has schema 4, this nanolib {SCHEMA_VERSION}; move it away and measure again",
+        ),
+        (
+            _version(99),
+            f"has schema 99, this nanolib {SCHEMA_VERSION}; move it away and measure again",
+        ),
     ],
 )
 def test_a_file_that_is_not_ours_is_refused_in_one_line_and_left_alone(tmp_path, make, told):
@@ -112,11 +127,15 @@ def test_the_engine_refuses_what_nanolib_would_not_write(store, table, change):
         db.execute(f"UPDATE {table} SET {change}")
 
 
-def test_a_file_that_another_program_keeps_locked_is_told_and_nothing_is_half_there(store, monkeypatch):
+def test_a_file_that_another_program_keeps_locked_is_told_and_nothing_is_half_there(
+    store, monkeypatch
+):
     store.connection.execute("PRAGMA busy_timeout = 20")
     with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(BadInput, match=r"is locked by another program; close that program and run again"):
+        with pytest.raises(
+            BadInput, match=r"is locked by another program; close that program and run again"
+        ):
             store.add(make_run("a"))
         other.execute("ROLLBACK")
     assert store.runs().empty
@@ -127,7 +146,11 @@ def test_a_file_that_another_program_keeps_locked_is_told_and_nothing_is_half_th
 
     monkeypatch.setattr(Store, "runs", locked)
     ended = CliRunner().invoke(main, ["runs", "--output", str(store.path.parent)])
-    assert ended.exit_code == 2 and "is locked by another program" in ended.output and ended.output.count("\n") == 1
+    assert (
+        ended.exit_code == 2
+        and "is locked by another program" in ended.output
+        and ended.output.count("\n") == 1
+    )
 
 
 _FILLING = """

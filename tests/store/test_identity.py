@@ -42,7 +42,9 @@ def test_a_step_of_the_clock_ends_no_process(monkeypatch):
     assert alive(name)
 
 
-@pytest.mark.parametrize("rest", ["", ":", "1", "x:y", "-1:1", "0:x", "9999999:1", "1:nan", "1:x:y"])
+@pytest.mark.parametrize(
+    "rest", ["", ":", "1", "x:y", "-1:1", "0:x", "9999999:1", "1:nan", "1:x:y"]
+)
 def test_what_names_no_process_is_dead(rest):
     assert not alive(f"{host()}:{rest}")
 
@@ -50,10 +52,15 @@ def test_what_names_no_process_is_dead(rest):
 def test_a_run_whose_process_was_killed_is_interrupted_and_may_be_deleted(killed, store):
     store.add(make_run("dead", rows={}, process=killed))
     store.add(make_run("here", rows={}, process=process_name()))
-    assert dict(store.runs().set_index("run_id").status) == {"dead": "interrupted", "here": "running"}
+    assert dict(store.runs().set_index("run_id").status) == {
+        "dead": "interrupted",
+        "here": "running",
+    }
     with pytest.raises(BadInput, match="run: here is in flight; stop it first"):
         store.cleanup_old_runs(None, run_ids=["here"])
     store.mark_dead_runs()
     stored = store.connection.execute("SELECT run_id, status FROM runs").fetchall()
     assert dict(stored) == {"dead": "interrupted", "here": "running"}
-    assert store.cleanup_old_runs(None, run_ids=["dead"]) == ["dead"] and list(store.runs().run_id) == ["here"]
+    assert store.cleanup_old_runs(None, run_ids=["dead"]) == ["dead"] and list(
+        store.runs().run_id
+    ) == ["here"]

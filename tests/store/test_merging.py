@@ -38,8 +38,12 @@ def test_a_database_is_merged_once_with_all_it_holds_and_stays_as_it_is(theirs, 
     before = theirs.read_bytes()
     store.add(make_run("b"))
     assert (store.merge(theirs), store.merge(theirs)) == (1, 0)
-    assert list(store.runs().run_id) == ["b", "a"] and list(store.trace("power_samples").watts) == [5.0]
-    assert theirs.read_bytes() == before and {file.name for file in tmp_path.glob("theirs*")} == {"theirs.sqlite"}
+    assert list(store.runs().run_id) == ["b", "a"] and list(store.trace("power_samples").watts) == [
+        5.0
+    ]
+    assert theirs.read_bytes() == before and {file.name for file in tmp_path.glob("theirs*")} == {
+        "theirs.sqlite"
+    }
 
 
 def test_real_results_are_merged_to_the_last_figure(tmp_path):
@@ -51,7 +55,11 @@ def test_real_results_are_merged_to_the_last_figure(tmp_path):
 
 def _copy(path, status, finished, torch="2.13"):
     rows = {f"c{n}": ({"n": n}, [Measurement("case_time", 1.0, n=1)]) for n in range(finished)}
-    rows |= {} if status == "done" else {"open": ({"n": 9}, [Measurement("case_time", status=Status.STARTED)])}
+    rows |= (
+        {}
+        if status == "done"
+        else {"open": ({"n": 9}, [Measurement("case_time", status=Status.STARTED)])}
+    )
     with Store(path) as store:
         store.add(make_run("first"))
         store.add(make_run("both", rows=rows, machine=MACHINE | {"torch": torch}))
@@ -68,16 +76,27 @@ def _copy(path, status, finished, torch="2.13"):
         (("running", 0), ("interrupted", 1)),
     ],
 )
-def test_a_done_run_beats_an_unfinished_one_and_the_fuller_copy_wins_whichever_is_merged(tmp_path, one, other):
+def test_a_done_run_beats_an_unfinished_one_and_the_fuller_copy_wins_whichever_is_merged(
+    tmp_path, one, other
+):
     for name, copy in (("worse", one), ("better", other)):
         _copy(tmp_path / name, *copy)
     with Store(tmp_path / "worse") as worse, Store(tmp_path / "better") as better:
-        assert (better.merge(worse.path), worse.merge(better.path), worse.merge(better.path)) == (0, 1, 0)
+        assert (better.merge(worse.path), worse.merge(better.path), worse.merge(better.path)) == (
+            0,
+            1,
+            0,
+        )
         for store in (worse, better):
             runs = store.runs()
-            assert list(runs.run_id) == ["first", "both", "last"] and runs.status.iloc[1] == other[0]
+            assert (
+                list(runs.run_id) == ["first", "both", "last"] and runs.status.iloc[1] == other[0]
+            )
             assert len(store.finished_cases("both")) == other[1]
-    assert _contents(tmp_path / "worse")["measurements"] == _contents(tmp_path / "better")["measurements"]
+    assert (
+        _contents(tmp_path / "worse")["measurements"]
+        == _contents(tmp_path / "better")["measurements"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,14 +107,18 @@ def test_a_done_run_beats_an_unfinished_one_and_the_fuller_copy_wins_whichever_i
         ("UPDATE measurements SET status = 'fine'", "CHECK constraint failed"),
     ],
 )
-def test_what_nanolib_would_not_write_is_refused_in_one_line_and_nothing_comes_in(theirs, store, change, told):
+def test_what_nanolib_would_not_write_is_refused_in_one_line_and_nothing_comes_in(
+    theirs, store, change, told
+):
     with contextlib.closing(sqlite3.connect(theirs)) as db:
         db.execute("PRAGMA ignore_check_constraints = ON")
         db.execute(change)
         db.commit()
     before = _contents(store.path)
     ended = CliRunner().invoke(main, ["merge", str(theirs), "--output", str(store.path.parent)])
-    assert ended.exit_code == 2 and told in ended.output and ended.output.count("\n") == 1, ended.output
+    assert ended.exit_code == 2 and told in ended.output and ended.output.count("\n") == 1, (
+        ended.output
+    )
     assert _contents(store.path) == before
 
 
@@ -109,15 +132,31 @@ def test_a_database_is_not_merged_into_itself_nor_made_by_merging_it(store, tmp_
 
 @pytest.mark.parametrize(
     ("options", "left"),
-    [(["--run", "b"], "ac"), (["--run", "b", "--run", "c"], "a"), (["--run", "b", "--keep", "1"], "")],
+    [
+        (["--run", "b"], "ac"),
+        (["--run", "b", "--run", "c"], "a"),
+        (["--run", "b", "--keep", "1"], ""),
+    ],
 )
 def test_named_runs_are_deleted_with_all_that_hangs_off_them(tmp_path, options, left):
     def nano(*arguments):
-        return CliRunner().invoke(main, ["clean", *arguments, "--output", str(tmp_path)]).output.splitlines()
+        return (
+            CliRunner()
+            .invoke(main, ["clean", *arguments, "--output", str(tmp_path)])
+            .output.splitlines()
+        )
 
     with Store(tmp_path / "results.sqlite") as store:
         for name in "abc":
-            store.add(Run("attention", MACHINE, rows={"c": ({}, [exact("flops", 1)])}, run_id=name * 4, label=name))
+            store.add(
+                Run(
+                    "attention",
+                    MACHINE,
+                    rows={"c": ({}, [exact("flops", 1)])},
+                    run_id=name * 4,
+                    label=name,
+                )
+            )
             store.add_power_samples([{"t_s": 0.1, "watts": 5.0}], run_id=name * 4)
     kept = [name * 4 for name in left or "c"]
     *lines, last = nano(*options, "--dry-run")
@@ -127,4 +166,6 @@ def test_named_runs_are_deleted_with_all_that_hangs_off_them(tmp_path, options, 
     with Store(tmp_path / "results.sqlite") as store:
         assert list(store.runs().run_id) == kept == list(store.measurements().run_id)
         for table in ("traces", "power_samples"):
-            assert store.connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (len(kept),)
+            assert store.connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (
+                len(kept),
+            )

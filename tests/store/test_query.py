@@ -8,7 +8,8 @@ from tests.store.rows import LATENCY, MACHINE, make_run
 
 def _at(store, run_id, day):
     store.connection.execute(
-        "UPDATE runs SET started = ? WHERE run_id = ?", (f"2026-01-{day:02}T00:00:00.000000Z", run_id)
+        "UPDATE runs SET started = ? WHERE run_id = ?",
+        (f"2026-01-{day:02}T00:00:00.000000Z", run_id),
     )
 
 
@@ -30,7 +31,11 @@ def test_of_a_case_in_several_runs_the_newest_on_each_machine_is_shown(store):
     assert _shown(store.measurements(newest=2)) == [("c", "x"), ("d", "z")]
     assert _shown(store.measurements(["a", "b"], newest=9)) == [("a", "y"), ("b", "x"), ("b", "z")]
     assert _shown(store.measurements(["a"])) == [("a", "x"), ("a", "y")]
-    assert store.count_cases("abcd") == 4 and store.count_cases("a") == 2 and store.count_cases([]) == 0
+    assert (
+        store.count_cases("abcd") == 4
+        and store.count_cases("a") == 2
+        and store.count_cases([]) == 0
+    )
     rows, runs = store.shown("abcd")
     assert _shown(rows) == [("a", "y"), ("b", "x"), ("c", "x"), ("d", "z")] and "samples" in rows
     assert list(runs.run_id) == list("abcd")
@@ -38,12 +43,22 @@ def test_of_a_case_in_several_runs_the_newest_on_each_machine_is_shown(store):
 
 def test_a_history_has_one_metric_of_the_last_runs_of_each_machine(store):
     for day, (run_id, machine, experiment) in enumerate(
-        [("a", "m1", "attention"), ("b", "m1", "attention"), ("c", "m2", "attention"), ("d", "m1", "model")], 1
+        [
+            ("a", "m1", "attention"),
+            ("b", "m1", "attention"),
+            ("c", "m2", "attention"),
+            ("d", "m1", "model"),
+        ],
+        1,
     ):
         rows = {"x": ({"name": "x"}, [LATENCY, exact("flops", day)])}
         store.add(
             make_run(
-                run_id, machine=MACHINE | {"machine_id": machine}, experiment=experiment, rows=rows, git_revision="r"
+                run_id,
+                machine=MACHINE | {"machine_id": machine},
+                experiment=experiment,
+                rows=rows,
+                git_revision="r",
             )
         )
         _at(store, run_id, day)
@@ -52,7 +67,13 @@ def test_a_history_has_one_metric_of_the_last_runs_of_each_machine(store):
     assert list(store.figures("flops", ["m1"], last=1).run_id) == ["b", "d"]
     assert list(store.figures("flops", ["m1", "m2"], last=1).run_id) == ["b", "c", "d"]
     one = store.figures("latency", ["m2"]).iloc[0]
-    assert (one.low, one.estimate, one.high, one.scope, one.method) == (1.0, 1.5, 2.0, "forward", "perf_counter")
+    assert (one.low, one.estimate, one.high, one.scope, one.method) == (
+        1.0,
+        1.5,
+        2.0,
+        "forward",
+        "perf_counter",
+    )
     assert (one.git_revision, one.case_id, one.experiment, one.factors) == (
         "r",
         "x",
@@ -75,27 +96,61 @@ def test_the_run_before_is_the_last_done_of_its_like(store):
     for day, (run_id, rest) in enumerate(kinds.items(), 1):
         store.add(make_run(run_id, **rest))
         _at(store, run_id, day)
-    assert store.runs_before(["g"]) == ["b"] and store.runs_before(["b"]) == ["a"] and store.runs_before(["a"]) == []
-    assert store.runs_before(["g", "h", "f"]) == ["b", "e"] and store.runs_before(["g", "h"], but="model") == ["b"]
+    assert (
+        store.runs_before(["g"]) == ["b"]
+        and store.runs_before(["b"]) == ["a"]
+        and store.runs_before(["a"]) == []
+    )
+    assert store.runs_before(["g", "h", "f"]) == ["b", "e"] and store.runs_before(
+        ["g", "h"], but="model"
+    ) == ["b"]
 
 
 def test_cases_that_began_and_cases_that_ended_are_told_apart(store):
     store.add(make_run("a", rows={}))
-    for name, status, seconds in (("x", Status.OK, 2.0), ("y", Status.ERROR, 3.0), ("z", Status.OK, 5.0)):
-        store.write_case("a", name, {}, [Measurement("case_time", seconds, n=1, status=status, message="m"), LATENCY])
+    for name, status, seconds in (
+        ("x", Status.OK, 2.0),
+        ("y", Status.ERROR, 3.0),
+        ("z", Status.OK, 5.0),
+    ):
+        store.write_case(
+            "a",
+            name,
+            {},
+            [Measurement("case_time", seconds, n=1, status=status, message="m"), LATENCY],
+        )
     started = Measurement("case_time", status=Status.STARTED, details={"attempts": 2})
     store.write_case("a", "w", {}, [started])
     assert store.finished_cases("a") == {"x", "y", "z"} and store.started_attempts("a") == {"w": 2}
-    assert sorted(store.case_endings("a")) == [("error", 1, 3.0), ("ok", 2, 7.0), ("started", 1, 0.0)]
-    assert store.finished_cases("b") == set() and store.started_attempts("b") == {} and store.case_endings("b") == []
+    assert sorted(store.case_endings("a")) == [
+        ("error", 1, 3.0),
+        ("ok", 2, 7.0),
+        ("started", 1, 0.0),
+    ]
+    assert (
+        store.finished_cases("b") == set()
+        and store.started_attempts("b") == {}
+        and store.case_endings("b") == []
+    )
 
 
 def test_only_what_changes_in_a_run_can_be_set(store):
     store.add(make_run("a"))
     store.add(make_run("b"))
-    store.update_run("a", status="failed", message="why", duration_s=2.5, process="p", launch="l", cases=9, suite="s")
+    store.update_run(
+        "a",
+        status="failed",
+        message="why",
+        duration_s=2.5,
+        process="p",
+        launch="l",
+        cases=9,
+        suite="s",
+    )
     rows = store.runs().set_index("run_id")
-    assert list(rows.loc["a", ["status", "message", "duration_s", "process", "launch", "cases", "suite"]]) == [
+    assert list(
+        rows.loc["a", ["status", "message", "duration_s", "process", "launch", "cases", "suite"]]
+    ) == [
         "failed",
         "why",
         2.5,
@@ -107,7 +162,8 @@ def test_only_what_changes_in_a_run_can_be_set(store):
     assert rows.loc["b", "status"] == "done" and set(store.measurements(["a"]).suite) == {"s"}
     assert set(store.measurements(["b"]).suite) == {""}
     with pytest.raises(
-        BadInput, match="run: device, git_revision cannot be set; only cases, disturbances, duration_s, label, "
+        BadInput,
+        match="run: device, git_revision cannot be set; only cases, disturbances, duration_s, label, ",
     ):
         store.update_run("a", git_revision="x", device="y", label="z")
     assert store.runs().label.iloc[0] == ""
@@ -155,8 +211,16 @@ def test_old_runs_go_by_age_or_number_and_running_ones_stay(store):
     ],
 )
 def test_a_name_stands_for_runs_in_a_fixed_order(store, name, found):
-    rest = {"a": {"launch": "one"}, "b": {"launch": "one", "experiment": "model"}, "c": {"label": "night"}}
-    rest |= {"d": {"suite": "quick"}, "e": {"label": "'; DROP TABLE runs; --"}, "f": {"experiment": "model"}}
+    rest = {
+        "a": {"launch": "one"},
+        "b": {"launch": "one", "experiment": "model"},
+        "c": {"label": "night"},
+    }
+    rest |= {
+        "d": {"suite": "quick"},
+        "e": {"label": "'; DROP TABLE runs; --"},
+        "f": {"experiment": "model"},
+    }
     for letter, run in rest.items():
         store.add(make_run(f"{letter * 4}0001", **run))
     if found is None:
@@ -170,7 +234,9 @@ def test_what_is_newest_follows_the_order_in_which_runs_came_and_no_clock(store)
     for run_id, day in (("z", 9), ("a", 5), ("m", 1)):
         store.add(make_run(run_id, rows=_cases("x")))
         _at(store, run_id, day)
-    assert store.resolve("latest") == store.newest_runs() == ["m"] and list(store.runs().run_id) == ["z", "a", "m"]
+    assert store.resolve("latest") == store.newest_runs() == ["m"] and list(
+        store.runs().run_id
+    ) == ["z", "a", "m"]
     assert store.runs_before(["m"]) == ["a"] and list(store.measurements(newest=1).run_id) == ["m"]
     store.update_run("m", status="failed")
     assert store.newest_runs() == ["a"]  # the newest that is done, where any is

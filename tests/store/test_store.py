@@ -18,20 +18,36 @@ def test_a_run_comes_back_as_it_went_in(store):
     run_id = store.add(make_run(label="mine"))
     rows = store.measurements(samples=True)
     first = rows.iloc[0]
-    assert (first.run_id, first.experiment, first.label, first.machine_id) == (run_id, "attention", "mine", "m1")
-    assert (first.estimate, first.low, first.high, first.unit, first.predicted) == (1.5, 1.0, 2.0, "ms", 1.2)
+    assert (first.run_id, first.experiment, first.label, first.machine_id) == (
+        run_id,
+        "attention",
+        "mine",
+        "m1",
+    )
+    assert (first.estimate, first.low, first.high, first.unit, first.predicted) == (
+        1.5,
+        1.0,
+        2.0,
+        "ms",
+        1.2,
+    )
     assert first.factors == {"seq_len": 8, "name": "dense"} and first["factor.seq_len"] == 8
     assert first["flags"] == ["slowdown"] and first.details == {"mean": 1.5}
     assert first.samples.dtype == np.float64 and list(first.samples) == [1.0, 1.5, 2.0]
     assert (first.provenance, first.status) == (Provenance.MEASURED, Status.OK)
-    assert store.runs().status.iloc[0] == "done" and store.machines().gpus.iloc[0] == [{"name": "g"}]
+    assert store.runs().status.iloc[0] == "done" and store.machines().gpus.iloc[0] == [
+        {"name": "g"}
+    ]
 
 
 def test_a_case_is_replaced_whole_or_not_at_all(store):
     run_id = store.add(make_run())
     with pytest.raises(ValueError, match="not JSON compliant"):
         store.write_case(
-            run_id, "case1", {}, [exact("flops", 1), exact("flops", 1, scope="x", details={"a": float("nan")})]
+            run_id,
+            "case1",
+            {},
+            [exact("flops", 1), exact("flops", 1, scope="x", details={"a": float("nan")})],
         )
     assert len(store.measurements()) == 2
     store.write_case(run_id, "case1", {}, [exact("flops", 7)])
@@ -68,7 +84,9 @@ _JSON = st.recursive(
     flags=st.lists(st.sampled_from(list(Flag)), unique=True, max_size=3),
     label=_TEXT,
 )
-def test_whatever_a_measurement_holds_comes_back_as_it_was(factors, samples, ends, message, details, flags, label):
+def test_whatever_a_measurement_holds_comes_back_as_it_was(
+    factors, samples, ends, message, details, flags, label
+):
     low, estimate, high = ends
     row = Measurement(
         "latency",
@@ -88,7 +106,9 @@ def test_whatever_a_measurement_holds_comes_back_as_it_was(factors, samples, end
         assert store.runs().label.iloc[0] == label
     assert back["factors"] == factors and back["details"] == details and back["message"] == message
     assert (back["low"], back["estimate"], back["high"]) == (low, estimate, high)
-    assert list(back["samples"]) == samples and list(back["flags"]) == [flag.value for flag in flags]
+    assert list(back["samples"]) == samples and list(back["flags"]) == [
+        flag.value for flag in flags
+    ]
 
 
 def test_a_runs_new_label_is_that_of_its_rows(store):
@@ -102,7 +122,9 @@ def test_a_runs_new_label_is_that_of_its_rows(store):
 def test_a_label_that_is_too_long_is_told_wherever_it_comes_from(store):
     store.add(make_run("a", "x" * 200, suite="y" * 200))
     for name in ("label", "suite"):
-        with pytest.raises(BadInput, match=rf"^run: {name} 'x+\.\.\.x+' will not do; give at most 200 characters$"):
+        with pytest.raises(
+            BadInput, match=rf"^run: {name} 'x+\.\.\.x+' will not do; give at most 200 characters$"
+        ):
             store.add(make_run("b", **{name: "x" * 201}))
         with pytest.raises(BadInput, match=rf"^run: {name} "):
             store.update_run("a", **{name: "x" * 201})
@@ -120,13 +142,20 @@ def test_power_samples_are_those_of_the_newest_run_or_the_one_named(store):
     store.add(make_run("a"))
     store.add(make_run("b"))
     store.add_power_samples([{"t_s": 1.25, "watts": 3.0, "low": 2.0, "high": 4.0}])
-    store.add_power_samples([SimpleNamespace(t_s=2.0000004, joules=7.0)], run_id="a", case_id="c", source="mine")
+    store.add_power_samples(
+        [SimpleNamespace(t_s=2.0000004, joules=7.0)], run_id="a", case_id="c", source="mine"
+    )
     with pytest.raises(BadInput, match="has no t_s, or neither watts nor joules"):
-        store.add_power_samples([{"t_s": 3.0, "watts": 1.0}, {"watts": 1.0}])  # none of them is taken in
+        store.add_power_samples(
+            [{"t_s": 3.0, "watts": 1.0}, {"watts": 1.0}]
+        )  # none of them is taken in
     store.commit_transaction()
     rows = store.trace("power_samples").astype(object).where(lambda frame: frame.notna(), None)
     assert rows.to_numpy().tolist() == [
         ["b", "", "power", 1_250_000, 3.0, None, 2.0, 4.0],
         ["a", "c", "mine", 2_000_000, None, 7.0, None, None],
     ]
-    assert list(store.trace("power_samples", ["a"]).run_id) == ["a"] and store.trace("power_samples", []).empty
+    assert (
+        list(store.trace("power_samples", ["a"]).run_id) == ["a"]
+        and store.trace("power_samples", []).empty
+    )

@@ -62,11 +62,23 @@ def test_deleting_a_run_deletes_its_traces_and_the_file_shrinks(store):
     with traces.recording(lambda: store.new_trace("a", "c")):
         _fill(traces.current(), 200_000)
     store.update_run("a", status="done")
-    store.add(Run(experiment="energy", machine=MACHINE, run_id="b", rows={"c": ({}, [Measurement("latency", 1.0)])}))
-    store.connection.execute("UPDATE runs SET started = '2020-01-01T00:00:00.000000Z' WHERE run_id = 'a'")
+    store.add(
+        Run(
+            experiment="energy",
+            machine=MACHINE,
+            run_id="b",
+            rows={"c": ({}, [Measurement("latency", 1.0)])},
+        )
+    )
+    store.connection.execute(
+        "UPDATE runs SET started = '2020-01-01T00:00:00.000000Z' WHERE run_id = 'a'"
+    )
     store.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     before = store.path.stat().st_size
-    assert store.cleanup_old_runs(max_age_days=30, dry_run=True) == ["a"] and len(store.trace("layers")) == 200_000
+    assert (
+        store.cleanup_old_runs(max_age_days=30, dry_run=True) == ["a"]
+        and len(store.trace("layers")) == 200_000
+    )
     assert store.cleanup_old_runs(max_age_days=30) == ["a"]
     assert all(store.trace(table).empty for table in TRACE_TABLES)
     assert store.path.stat().st_size < before - 2_000_000
@@ -96,7 +108,10 @@ def test_a_killed_process_loses_at_most_the_last_second(store, tmp_path):
         """
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", script, str(store.path)], stdout=subprocess.PIPE, text=True, env=dict(os.environ)
+        [sys.executable, "-c", script, str(store.path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=dict(os.environ),
     )
     last = 0
     while last < 3_300_000:

@@ -89,7 +89,9 @@ class AttentionCase(Case):
         generator = torch.Generator().manual_seed((seed + int(self.case_id, 16)) % 2**63)
 
         def draw(heads: int) -> torch.Tensor:
-            x = torch.randn(self.batch_size, heads, self.seq_len, self.head_dim, generator=generator)
+            x = torch.randn(
+                self.batch_size, heads, self.seq_len, self.head_dim, generator=generator
+            )
             return x.to(self.device, getattr(torch, self.dtype))
 
         return draw(self.num_heads), draw(self.num_kv_heads), draw(self.num_kv_heads)
@@ -99,7 +101,9 @@ class AttentionCase(Case):
         inputs = (q, k, v)
 
         def attend() -> torch.Tensor:
-            return attention.attend(self.attention_type, *inputs, causal=self.causal, options=self.options)
+            return attention.attend(
+                self.attention_type, *inputs, causal=self.causal, options=self.options
+            )
 
         def forward() -> torch.Tensor:
             with torch.no_grad():
@@ -126,7 +130,10 @@ class AttentionCase(Case):
         def workloads() -> list[Workload]:
             shapes = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
             like = {"dtype": getattr(torch, self.dtype), "device": self.device}
-            inputs = (torch.empty(self.batch_size, heads, self.seq_len, self.head_dim, **like) for heads in shapes)
+            inputs = (
+                torch.empty(self.batch_size, heads, self.seq_len, self.head_dim, **like)
+                for heads in shapes
+            )
             return list(self.workloads(*inputs))
 
         return planned(self, workloads)
@@ -148,7 +155,11 @@ class AttentionCase(Case):
         if work is None:  # how much is kept depends on the input: there is nothing to predict from
             return predicted
         flops = work.flops(self.batch_size, self.num_heads, self.head_dim)
-        predicted |= {"flops": flops, "sparsity": work.sparsity, "block_sparsity": work.block_sparsity}
+        predicted |= {
+            "flops": flops,
+            "sparsity": work.sparsity,
+            "block_sparsity": work.block_sparsity,
+        }
         if (latency := roofline_ms(flops, moved, self.dtype, ceilings or {})) is not None:
             predicted["latency"] = latency
         return predicted
@@ -161,7 +172,9 @@ class AttentionCase(Case):
         try:
             with torch.set_grad_enabled(self.backward):
                 inputs = tuple(x.requires_grad_(self.backward) for x in few.inputs(0))
-                attention.attend(self.attention_type, *inputs, causal=self.causal, options=self.options)
+                attention.attend(
+                    self.attention_type, *inputs, causal=self.causal, options=self.options
+                )
         except Unsupported as error:
             return str(error)
         return ""
@@ -169,7 +182,14 @@ class AttentionCase(Case):
     @property
     def group(self) -> str:
         """See `Case.group`: all kinds on one shape."""
-        shape = (self.seq_len, self.batch_size, self.dtype, self.num_heads, self.num_kv_heads, self.head_dim)
+        shape = (
+            self.seq_len,
+            self.batch_size,
+            self.dtype,
+            self.num_heads,
+            self.num_kv_heads,
+            self.head_dim,
+        )
         return " ".join(map(str, (self.device, *shape, self.causal, self.backward)))
 
     @property
@@ -192,7 +212,9 @@ class AttentionCase(Case):
         if self.masked:
             options = attention.parse_options(self.attention_type, self.options)
             mask = choose_mask(q, k, causal=self.causal, options=options)
-            few = timing | {"budget_s": params.budget_s / 4}  # it is paid once, or hides behind the attention
+            few = timing | {
+                "budget_s": params.budget_s / 4
+            }  # it is paid once, or hides behind the attention
             make = flex.mask_of if self.compiled else choose_mask
 
             def build() -> None:
@@ -200,7 +222,9 @@ class AttentionCase(Case):
                 make(q, k, causal=self.causal, options=options)
 
             built = measure(build, scope="mask", **few)
-            kept = options.pattern not in CHOOSERS  # otherwise each call chooses it anew, within the forward's own time
+            kept = (
+                options.pattern not in CHOOSERS
+            )  # otherwise each call chooses it anew, within the forward's own time
             yield replace(built, details=built.details | {"kept": kept})
         forward = workloads["forward"].call
         first_ms = first_call_ms(forward) if self.compiled else 0.0  # nothing else is compiled
@@ -211,11 +235,19 @@ class AttentionCase(Case):
         work = mask.work if mask is not None else self.work
         flops = work.flops(self.batch_size, self.num_heads, self.head_dim)
         yield from self._sparsity(work, mask)
-        yield exact("block_sparsity", work.block_sparsity, method="mask", message=self._other_tile(mask))
+        yield exact(
+            "block_sparsity", work.block_sparsity, method="mask", message=self._other_tile(mask)
+        )
         yield exact("flops", flops, scope="forward")
         # the counter knows torch's own operations, not what others compile
         if not self.compiled and self.attention_type != "flash_attn":
-            yield exact("flops", count_flops(forward), scope="forward", method="flop_counter", predicted=flops)
+            yield exact(
+                "flops",
+                count_flops(forward),
+                scope="forward",
+                method="flop_counter",
+                predicted=flops,
+            )
         yield exact("bytes", self.moved, scope="forward")
         yield from self._peaks(workloads["forward"], params)
         timed = yield params.timed(self.device, {"forward": forward})
@@ -225,7 +257,13 @@ class AttentionCase(Case):
             yield compile_row(first_ms, latency.estimate)
         yield from rate_rows(latency, flops, self.dtype, ceilings)
         if params.cold:
-            yield measure(forward, scope="forward, cold", cold=True, predicted=predicted.get("latency"), **timing)
+            yield measure(
+                forward,
+                scope="forward, cold",
+                cold=True,
+                predicted=predicted.get("latency"),
+                **timing,
+            )
         if self.backward:
             yield from self._peaks(workloads["forward_backward"], params)
             yield from self._measure_backward(params, (q, k, v), flops, ceilings)
@@ -254,14 +292,22 @@ class AttentionCase(Case):
         """What the kernel skips by, where it cannot take the tile that was asked for."""
         asked = mask.block_size if mask is not None and self.compiled else 0
         tile = flex.kernel_tile(self.device, asked)
-        return "" if tile == asked else f"of tiles of {asked}; this kernel skips whole tiles of {tile}, so fewer"
+        return (
+            ""
+            if tile == asked
+            else f"of tiles of {asked}; this kernel skips whole tiles of {tile}, so fewer"
+        )
 
-    def _measure_backward(self, params: Any, inputs: tuple, flops: int, ceilings: dict[str, float]) -> Measuring:
+    def _measure_backward(
+        self, params: Any, inputs: tuple, flops: int, ceilings: dict[str, float]
+    ) -> Measuring:
         if self.compiled:
             flex.allow_repeated_backward()
         for x in inputs:
             x.requires_grad_()
-        out = attention.attend(self.attention_type, *inputs, causal=self.causal, options=self.options)
+        out = attention.attend(
+            self.attention_type, *inputs, causal=self.causal, options=self.options
+        )
         gradient = torch.randn_like(out)
 
         def backward() -> tuple[torch.Tensor, ...]:
@@ -270,10 +316,14 @@ class AttentionCase(Case):
         factor = BACKWARD_FACTOR if self.keeps_scores else RECOMPUTING_BACKWARD_FACTOR
         work = round(factor * flops)
         yield exact("flops", work, scope="backward")
-        moved = 2 * sum(x.nbytes for x in inputs) + 2 * out.nbytes  # read q, k, v, out, dout; write dq, dk, dv
+        moved = (
+            2 * sum(x.nbytes for x in inputs) + 2 * out.nbytes
+        )  # read q, k, v, out, dout; write dq, dk, dv
         yield exact("bytes", moved, scope="backward")
         timed = yield params.timed(self.device, {"backward": backward})
-        latency = replace(timed["backward"], predicted=roofline_ms(work, moved, self.dtype, ceilings))
+        latency = replace(
+            timed["backward"], predicted=roofline_ms(work, moved, self.dtype, ceilings)
+        )
         yield latency
         yield from rate_rows(latency, work, self.dtype, ceilings)
 
@@ -292,11 +342,17 @@ class AttentionCase(Case):
             heads = 1 if block_mask.shared else self.num_heads
             mask = torch.stack([block_mask.elements(head, rows.tolist()) for head in range(heads)])
         else:
-            mask = causal_mask(n, n)[rows] if self.causal else torch.ones(len(rows), n, dtype=torch.bool)
+            mask = (
+                causal_mask(n, n)[rows]
+                if self.causal
+                else torch.ones(len(rows), n, dtype=torch.bool)
+            )
         q, k, v, out = (x[:1].detach().cpu() for x in (q, k, v, out))
         reference = masked_attention(q[:, :, rows], k, v, mask)
         error = relative_error(out[:, :, rows], reference)
-        return exact("relative_error", error, scope="forward", method=f"float64 on {len(rows)} queries")
+        return exact(
+            "relative_error", error, scope="forward", method=f"float64 on {len(rows)} queries"
+        )
 
     def _against_dense(
         self, out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
@@ -304,8 +360,15 @@ class AttentionCase(Case):
         """Compare with dense attention on these inputs; they are random, so this says nothing of what it does to a model."""
         with torch.no_grad():
             dense = attention.attend("dense", q, k, v, causal=self.causal)
-        yield exact("relative_error", relative_error(out, dense), scope="against_dense", method="random inputs")
-        cosine = torch.nn.functional.cosine_similarity(out.flatten().double(), dense.flatten().double(), dim=0)
+        yield exact(
+            "relative_error",
+            relative_error(out, dense),
+            scope="against_dense",
+            method="random inputs",
+        )
+        cosine = torch.nn.functional.cosine_similarity(
+            out.flatten().double(), dense.flatten().double(), dim=0
+        )
         yield exact("cosine", float(cosine), scope="against_dense", method="random inputs")
 
 

@@ -48,7 +48,10 @@ class Params(shared.Params):
     seq_lens: list[int] = pydantic.Field([128, 256], min_length=1, max_length=64)
     batch_sizes: list[int] = pydantic.Field([1], min_length=1, max_length=64)
     attention_types: list[dict[str, Any]] = pydantic.Field(
-        [{"kind": "dense"}, {"kind": "sparse", "pattern": "window", "window": 32, "block_size": 32}],
+        [
+            {"kind": "dense"},
+            {"kind": "sparse", "pattern": "window", "window": 32, "block_size": 32},
+        ],
         min_length=1,
         max_length=64,
     )
@@ -72,17 +75,26 @@ class Params(shared.Params):
 
     _dtypes = pydantic.field_validator("dtypes")(known_dtypes)
     _distinct = pydantic.field_validator(
-        "seq_lens", "batch_sizes", "attention_types", "dtypes", "quality_patterns", "quality_sparsities"
+        "seq_lens",
+        "batch_sizes",
+        "attention_types",
+        "dtypes",
+        "quality_patterns",
+        "quality_sparsities",
     )(distinct)
 
-    _patterns = pydantic.field_validator("quality_patterns")(lambda names: known(names, QUALITY_PATTERNS, "pattern"))
+    _patterns = pydantic.field_validator("quality_patterns")(
+        lambda names: known(names, QUALITY_PATTERNS, "pattern")
+    )
 
     @pydantic.field_validator("quality_sparsities")
     @classmethod
     def _shares(cls, values: list[float]) -> list[float]:
         for value in values:
             if not 0 < value < 1:
-                raise ValueError(f"{value} will not do; give shares of connections to remove, between 0 and 1")
+                raise ValueError(
+                    f"{value} will not do; give shares of connections to remove, between 0 and 1"
+                )
         return values
 
     @pydantic.field_validator("attention_types", mode="before")
@@ -98,7 +110,9 @@ class Params(shared.Params):
     def _kinds_exist(cls, values: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for value in values:
             if "kind" not in value:
-                raise ValueError(f"{shown(value)} names no kind; give kind: one of {', '.join(attention.kinds())}")
+                raise ValueError(
+                    f"{shown(value)} names no kind; give kind: one of {', '.join(attention.kinds())}"
+                )
             try:
                 attention.parse_options(value["kind"], _options(value))
             except BadInput as error:

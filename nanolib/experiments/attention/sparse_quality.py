@@ -30,7 +30,10 @@ _TRAINED, _TUNED, _HELD_OUT = 0, 1, 2  # streams of text that share nothing but 
 _HELD_OUT_BATCHES, _BATCH, _RATE = 6, 8, 3e-3
 _BISECTIONS = 8
 # What is turned until these remove the share asked for: their own options say what to keep, not how much.
-_TURNED = {"threshold": ("mass", 1.0, False), "dca": ("window", 0.0, True)}  # option, largest (0: the length), whole
+_TURNED = {
+    "threshold": ("mass", 1.0, False),
+    "dca": ("window", 0.0, True),
+}  # option, largest (0: the length), whole
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,14 @@ class QualityCase(Case):
         """
         data = text.load("")
         held_out = _batches(data, 0, _HELD_OUT, self.seq_len, self.device, _HELD_OUT_BATCHES)
-        shape = (self.device, self.seq_len, self.steps, self.tuning_steps, self.d_model, self.num_layers)
+        shape = (
+            self.device,
+            self.seq_len,
+            self.steps,
+            self.tuning_steps,
+            self.d_model,
+            self.num_layers,
+        )
         sparsities, dense_losses, replaced, tuned = [], [], [], []
         for seed in range(self.seeds):
             dense = _dense(seed, *shape)
@@ -81,7 +91,11 @@ class QualityCase(Case):
                 replaced.append(_loss(sparse, held_out) - dense.loss)
             sparsities.append(fmean(work.sparsity for work in found))
             dense_losses.append(dense.loss)
-            train(sparse, _batches(data, seed, _TUNED, self.seq_len, self.device, self.tuning_steps), _RATE / 3)
+            train(
+                sparse,
+                _batches(data, seed, _TUNED, self.seq_len, self.device, self.tuning_steps),
+                _RATE / 3,
+            )
             tuned.append(_loss(sparse, held_out) - dense.tuned_loss)
         if self.pattern in CHOOSERS:  # every input has its own
             yield over_seeds("sparsity", sparsities, "")
@@ -92,7 +106,9 @@ class QualityCase(Case):
         yield over_seeds("loss_difference", tuned, "fine_tuned", paired=True)
 
 
-def quality_cases(device: str, patterns: list[str], targets: list[float], shape: dict[str, int]) -> list[Case]:
+def quality_cases(
+    device: str, patterns: list[str], targets: list[float], shape: dict[str, int]
+) -> list[Case]:
     """Every pattern at every sparsity.
 
     Args:
@@ -113,8 +129,12 @@ def _config(seq_len: int, d_model: int, num_layers: int, **changes: Any) -> Nano
     return NanoConfig(vocab_size=text.VOCAB_SIZE, num_heads=4, **shape, **changes)
 
 
-def _model(case: QualityCase, weights: dict[str, torch.Tensor], changes: dict[str, Any]) -> Transformer:
-    model = create_model(_config(case.seq_len, case.d_model, case.num_layers, **changes), case.device, seed=0)
+def _model(
+    case: QualityCase, weights: dict[str, torch.Tensor], changes: dict[str, Any]
+) -> Transformer:
+    model = create_model(
+        _config(case.seq_len, case.d_model, case.num_layers, **changes), case.device, seed=0
+    )
     # the score that dca chooses by is not in a dense model: it starts untrained
     model.load_state_dict(weights, strict=False)
     return model
@@ -131,7 +151,13 @@ class _Dense:
 
 @functools.lru_cache(maxsize=64)
 def _dense(
-    seed: int, device: str, seq_len: int, steps: int, tuning_steps: int, d_model: int, num_layers: int
+    seed: int,
+    device: str,
+    seq_len: int,
+    steps: int,
+    tuning_steps: int,
+    d_model: int,
+    num_layers: int,
 ) -> _Dense:
     """The same for every pattern, so made once per process."""
     data = text.load("")
@@ -144,7 +170,9 @@ def _dense(
     return _Dense(weights, loss, _loss(model, held_out))
 
 
-def _batches(data: torch.Tensor, seed: int, stream: int, seq_len: int, device: str, count: int) -> list[torch.Tensor]:
+def _batches(
+    data: torch.Tensor, seed: int, stream: int, seq_len: int, device: str, count: int
+) -> list[torch.Tensor]:
     """Windows of the text: its last tenth is for `_HELD_OUT` alone."""
     cut = len(data) * 9 // 10
     part = data[cut:] if stream == _HELD_OUT else data[:cut]
@@ -157,7 +185,9 @@ def _loss(model: Transformer, batches: list[torch.Tensor]) -> float:
     return sum(float(model.loss(ids)) for ids in batches) / len(batches)
 
 
-def _options_for(case: QualityCase, weights: dict[str, torch.Tensor], ids: torch.Tensor) -> dict[str, Any]:
+def _options_for(
+    case: QualityCase, weights: dict[str, torch.Tensor], ids: torch.Tensor
+) -> dict[str, Any]:
     """The config's changes that make the pattern remove the share asked for, on this text where the text decides."""
     options: dict[str, Any] = {"pattern": case.pattern, "block_size": case.block_size}
     if case.pattern == "local_global" or case.pattern == "bigbird":
@@ -166,7 +196,10 @@ def _options_for(case: QualityCase, weights: dict[str, torch.Tensor], ids: torch
             "random_tokens": case.block_size,
         }
     if case.pattern not in _TURNED:
-        return {"attention_type": "sparse", "attention_options": options | {"sparsity": case.target}}
+        return {
+            "attention_type": "sparse",
+            "attention_options": options | {"sparsity": case.target},
+        }
     name, largest, whole = _TURNED[case.pattern]
     if case.pattern == "dca":
         count = max(1, round((1 - case.target) * case.seq_len / 8))

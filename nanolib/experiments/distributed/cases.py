@@ -52,12 +52,18 @@ class Params(shared.Params):
 
     NAME: ClassVar[str] = "distributed"
 
-    world_sizes: list[pydantic.conint(gt=0, le=1024)] = pydantic.Field([1, 2], min_length=1, max_length=64)  # type: ignore[valid-type]
+    world_sizes: list[pydantic.conint(gt=0, le=1024)] = pydantic.Field(
+        [1, 2], min_length=1, max_length=64
+    )  # type: ignore[valid-type]
     seq_lens: Lengths = pydantic.Field([2048])
-    algorithms: list[Literal[ALGORITHMS]] = pydantic.Field(["three_allreduce", "fused", "gather"], min_length=1)  # type: ignore[valid-type]
+    algorithms: list[Literal[ALGORITHMS]] = pydantic.Field(
+        ["three_allreduce", "fused", "gather"], min_length=1
+    )  # type: ignore[valid-type]
     q_len: int = pydantic.Field(1, gt=0, le=65_536)
     prefill_seq_lens: Lengths = pydantic.Field([256])
-    prefill_algorithms: list[Literal[prefill.ALGORITHMS]] = pydantic.Field(["ring", "zigzag"], min_length=1)  # type: ignore[valid-type]
+    prefill_algorithms: list[Literal[prefill.ALGORITHMS]] = pydantic.Field(
+        ["ring", "zigzag"], min_length=1
+    )  # type: ignore[valid-type]
     backward: bool = False
     memory_seq_lens: Lengths = pydantic.Field([256, 65536, 1048576])
     memory_measured_up_to: int = pydantic.Field(256, ge=0, le=shared.MAX_SEQ_LEN)
@@ -67,20 +73,27 @@ class Params(shared.Params):
     head_dim: int = pydantic.Field(32, gt=0, le=4096)
     dtypes: list[str] = pydantic.Field(["float32"], min_length=1)
     training_preset: str = "decoder_tiny"
-    overrides: dict[str, Any] = pydantic.Field({"num_layers": 2, "d_model": 64, "num_heads": 2, "vocab_size": 512})
+    overrides: dict[str, Any] = pydantic.Field(
+        {"num_layers": 2, "d_model": 64, "num_heads": 2, "vocab_size": 512}
+    )
     strategies: list[Literal[STRATEGIES]] = pydantic.Field(["ddp", "fsdp"], min_length=1)  # type: ignore[valid-type]
     train_seq_len: int = pydantic.Field(64, gt=0, le=shared.MAX_SEQ_LEN)
     train_batch_size: int = pydantic.Field(1, gt=0, le=65_536)
     threads: int = pydantic.Field(1, gt=0, le=4096)
-    model_world_sizes: list[pydantic.conint(gt=0, le=65_536)] = pydantic.Field([4, 8, 16], max_length=64)  # type: ignore[valid-type]
+    model_world_sizes: list[pydantic.conint(gt=0, le=65_536)] = pydantic.Field(
+        [4, 8, 16], max_length=64
+    )  # type: ignore[valid-type]
     hang_s: float = pydantic.Field(HANG_S, gt=0, le=86_400)
     private_network: bool = True
     grids: ClassVar = tuple(
-        ("world_sizes", "dtypes", lengths) for lengths in ("seq_lens", "prefill_seq_lens", "memory_seq_lens")
+        ("world_sizes", "dtypes", lengths)
+        for lengths in ("seq_lens", "prefill_seq_lens", "memory_seq_lens")
     )
 
     _dtypes = pydantic.field_validator("dtypes")(known_dtypes)
-    _preset = pydantic.field_validator("training_preset")(lambda name: name and known_presets([name])[0])
+    _preset = pydantic.field_validator("training_preset")(
+        lambda name: name and known_presets([name])[0]
+    )
     _distinct = pydantic.field_validator(
         "world_sizes",
         "seq_lens",
@@ -97,7 +110,9 @@ class Params(shared.Params):
     @classmethod
     def _ranks_are_not_traced(cls, value: bool) -> bool:
         if value:
-            raise ValueError("ranks are processes of their own, whose calls are not traced; leave it out")
+            raise ValueError(
+                "ranks are processes of their own, whose calls are not traced; leave it out"
+            )
         return value
 
     @pydantic.model_validator(mode="after")
@@ -110,7 +125,11 @@ class Params(shared.Params):
             raise ValueError(
                 f"q_len: {self.q_len} new tokens do not fit into a sequence of {min(self.seq_lens)}; give fewer"
             )
-        for world in self.world_sizes if self.prefill_seq_lens and "ulysses" in self.prefill_algorithms else []:
+        for world in (
+            self.world_sizes
+            if self.prefill_seq_lens and "ulysses" in self.prefill_algorithms
+            else []
+        ):
             if self.num_heads % world or (self.num_kv_heads % world and world % self.num_kv_heads):
                 raise ValueError(
                     f"world_sizes: {self.num_heads} and {self.num_kv_heads} heads do not share out over {world} ranks, as ulysses "
@@ -122,9 +141,13 @@ class Params(shared.Params):
     def _model_fits(self) -> Params:
         if not self.training_preset:
             if self.overrides and self.overrides != type(self).model_fields["overrides"].default:
-                raise ValueError("overrides: there is no preset to change; set training_preset, or leave them out")
+                raise ValueError(
+                    "overrides: there is no preset to change; set training_preset, or leave them out"
+                )
             return self
-        fitting_config(self.training_preset, self.overrides, longest=("train_seq_len", self.train_seq_len))
+        fitting_config(
+            self.training_preset, self.overrides, longest=("train_seq_len", self.train_seq_len)
+        )
         return self
 
 
@@ -169,7 +192,14 @@ def cases(params: Params) -> list[Case]:
                 )
         found += [
             MemoryCase(
-                device, world, seq_len, form, params.batch_size, *heads, dtype, seq_len <= params.memory_measured_up_to
+                device,
+                world,
+                seq_len,
+                form,
+                params.batch_size,
+                *heads,
+                dtype,
+                seq_len <= params.memory_measured_up_to,
             )
             for form in prefill.MEMORY_ALGORITHMS
             for world in _memory_worlds(params, form)
@@ -205,5 +235,9 @@ def _memory_worlds(params: Params, form: str) -> list[int]:
         return [1]
     several = [world for world in params.world_sizes if world > 1]
     if form == prefill.ULYSSES:
-        return [world for world in several if not params.num_heads % world and not params.num_kv_heads % world]
+        return [
+            world
+            for world in several
+            if not params.num_heads % world and not params.num_kv_heads % world
+        ]
     return several

@@ -37,7 +37,9 @@ from nanolib.stats.intervals import TooFewSamples
 from nanolib.stats.scaling import LinkCost, link_cost
 
 ONE_RANK = "one rank"  # attends to the whole sequence while the others wait
-_CHECKED_ELEMENTS = 2**25  # keys and values of the whole sequence, up to which one rank compares with float64
+_CHECKED_ELEMENTS = (
+    2**25
+)  # keys and values of the whole sequence, up to which one rank compares with float64
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,13 @@ class DecodeCase(RanksCase):
     @property
     def shard_bytes(self) -> int:
         """Keys and values of one rank."""
-        per_key = 2 * self.batch_size * self.num_kv_heads * self.head_dim * getattr(torch, self.dtype).itemsize
+        per_key = (
+            2
+            * self.batch_size
+            * self.num_kv_heads
+            * self.head_dim
+            * getattr(torch, self.dtype).itemsize
+        )
         return per_key * max(self.layout.length(rank) for rank in range(self.world_size))
 
     def traffic(self, form: str, world_size: int | None = None) -> Traffic:
@@ -98,19 +106,25 @@ class DecodeCase(RanksCase):
         """Whether the first rank can hold the whole sequence beside its share."""
         whole = dataclasses.replace(self, world_size=1, nodes=1).shard_bytes
         shares = self.shard_bytes * self.sharing
-        return not shortage(Plan({"decode": shares + 2 * whole}), self.device)  # it is put together from its parts
+        return not shortage(
+            Plan({"decode": shares + 2 * whole}), self.device
+        )  # it is put together from its parts
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """All rows of a case: the forms' times and speed-ups, their parts, bytes, errors, and the cost model."""
         asked = {"alone": self.world_size > 1 and self._fits_one_rank}
-        answers, flags = measure_on_ranks(rank, self, params, private_network=params.private_network, more=asked)
+        answers, flags = measure_on_ranks(
+            rank, self, params, private_network=params.private_network, more=asked
+        )
         rounds = rounds_of(answers)
         link = None
         if self.world_size > 1:
             link, rows = link_rows(answers, self.world_size, flags)
             yield from rows
         if asked["alone"]:
-            yield latency_row([answers[0]["blocks"][ONE_RANK]], ONE_RANK, flags, threads=self.threads)
+            yield latency_row(
+                [answers[0]["blocks"][ONE_RANK]], ONE_RANK, flags, threads=self.threads
+            )
         for form in self.forms:
             traffic = self.traffic(form)
             blocks = [answer["blocks"][form] for answer in answers]
@@ -125,17 +139,22 @@ class DecodeCase(RanksCase):
             if link:
                 compute = next(row.estimate for row in rows if row.scope == f"{form}: compute")
                 yield from _extrapolated(self, form, compute, link, params.model_world_sizes, flags)
-            error = max((answer["errors"][form] for answer in answers if form in answer["errors"]), default=None)
+            error = max(
+                (answer["errors"][form] for answer in answers if form in answer["errors"]),
+                default=None,
+            )
             if error is not None:
-                yield Measurement("relative_error", error, n=self.world_size, method="float64", scope=form)
+                yield Measurement(
+                    "relative_error", error, n=self.world_size, method="float64", scope=form
+                )
         yield exact("footprint", self.shard_bytes / MIB, scope="keys and values of a rank")
         if self.world_size > 1 and not answers[0]["private"]:
-            yield Measurement("wire_bytes", status=Status.UNSUPPORTED, scope="interface", message=NO_NETWORK)
+            yield Measurement(
+                "wire_bytes", status=Status.UNSUPPORTED, scope="interface", message=NO_NETWORK
+            )
 
 
-NO_NETWORK = (
-    "the ranks have no network of their own, so an interface would count other traffic too; see wire_bytes by formula"
-)
+NO_NETWORK = "the ranks have no network of their own, so an interface would count other traffic too; see wire_bytes by formula"
 
 
 def link_rows(
@@ -147,11 +166,18 @@ def link_rows(
         blocks = [answer["links"][at]["blocks"] for answer in answers]
         medians.append(float(np.median(slowest(blocks))))
         shape = {name: link[name] for name in ("collective", "payload", "messages", "sent")}
-        rows.append((shape, latency_row(blocks, f"{link['collective']} of {link['payload']} B", flags, **shape)))
+        rows.append(
+            (
+                shape,
+                latency_row(blocks, f"{link['collective']} of {link['payload']} B", flags, **shape),
+            )
+        )
     shapes = [shape for shape, _ in rows]
     try:
         fitted = link_cost(
-            [shape["messages"] for shape in shapes], [shape["sent"] for shape in shapes], [ms / 1e3 for ms in medians]
+            [shape["messages"] for shape in shapes],
+            [shape["sent"] for shape in shapes],
+            [ms / 1e3 for ms in medians],
         )
     except TooFewSamples:
         return None, [row for _, row in rows]
@@ -159,16 +185,33 @@ def link_rows(
     for shape, row in rows:
         predicted = 1e3 * fitted.seconds(shape["messages"], shape["sent"])
         told.append(Measurement.from_dict(row.to_dict() | {"predicted": predicted}))
-    spread = {"residuals": list(fitted.residuals), "largest_residual": max(map(abs, fitted.residuals))}
-    shared = {"n": len(medians), "method": "least squares over collectives", "flags": flags, "details": spread}
-    told.append(Measurement("link_latency", 1e3 * fitted.alpha, scope=f"{world_size} ranks", **shared))
+    spread = {
+        "residuals": list(fitted.residuals),
+        "largest_residual": max(map(abs, fitted.residuals)),
+    }
+    shared = {
+        "n": len(medians),
+        "method": "least squares over collectives",
+        "flags": flags,
+        "details": spread,
+    }
+    told.append(
+        Measurement("link_latency", 1e3 * fitted.alpha, scope=f"{world_size} ranks", **shared)
+    )
     if fitted.beta:
-        told.append(Measurement("link_bandwidth", 1 / fitted.beta, scope=f"{world_size} ranks", **shared))
+        told.append(
+            Measurement("link_bandwidth", 1 / fitted.beta, scope=f"{world_size} ranks", **shared)
+        )
     return fitted, told
 
 
 def _extrapolated(
-    case: DecodeCase, form: str, compute_ms: float, link: LinkCost, world_sizes: list[int], flags: tuple[Flag, ...]
+    case: DecodeCase,
+    form: str,
+    compute_ms: float,
+    link: LinkCost,
+    world_sizes: list[int],
+    flags: tuple[Flag, ...],
 ) -> Iterator[Measurement]:
     """What the cost model says of more ranks: computing shared out evenly, messages and bytes by formula."""
     for world in world_sizes:
@@ -222,7 +265,9 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
         def one_rank() -> torch.Tensor | None:
             return None if whole is None else attend_alone(q, *whole)
 
-        counted = {form: count_bytes(call) for form, call in calls.items()} if case.world_size > 1 else {}
+        counted = (
+            {form: count_bytes(call) for form, call in calls.items()} if case.world_size > 1 else {}
+        )
         timed = calls | ({ONE_RANK: one_rank} if alone else {})
         blocks = time_together(timed, budget_s, device=device, seed=seed)
         return {

@@ -61,7 +61,9 @@ class PrefillCase(RanksCase):
     def scopes(self) -> tuple[str, ...]:
         """Forms, each with its direction."""
         directions = ("forward", "training") if self.backward else ("forward",)
-        return tuple(f"{form} {direction}" for form in self.prefill_forms for direction in directions)
+        return tuple(
+            f"{form} {direction}" for form in self.prefill_forms for direction in directions
+        )
 
     def layout(self, form: str) -> Layout:
         """Which positions each rank holds."""
@@ -118,7 +120,9 @@ class PrefillCase(RanksCase):
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """All rows of a case: times, parts, bytes, errors, and memory beside its plan."""
         plan = self.rank_plan()
-        answers, flags = measure_on_ranks(rank, self, params, private_network=params.private_network)
+        answers, flags = measure_on_ranks(
+            rank, self, params, private_network=params.private_network
+        )
         rounds = rounds_of(answers)
         for scope in self.scopes:
             blocks = [answer["blocks"][scope] for answer in answers]
@@ -141,7 +145,9 @@ class PrefillCase(RanksCase):
                 yield from bytes_rows(form, traffic.sent, answers[0]["bytes"].get(form), flags)
             errors = [answer["errors"][form] for answer in answers if form in answer["errors"]]
             if errors:
-                yield Measurement("relative_error", max(errors), n=len(errors), method="float64", scope=form)
+                yield Measurement(
+                    "relative_error", max(errors), n=len(errors), method="float64", scope=form
+                )
 
 
 @dataclass(frozen=True)
@@ -170,11 +176,17 @@ class MemoryCase(Case):
 
     @property
     def _is_run(self) -> bool:
-        return self.measured and self.world_size == 1 and not shortage(self._rank_plan(), self.device)
+        return (
+            self.measured and self.world_size == 1 and not shortage(self._rank_plan(), self.device)
+        )
 
     def plan(self) -> Plan:
         """What running it needs; most are planned alone."""
-        return self._rank_plan() if self._is_run else Plan(reason="its memory is told without running it")
+        return (
+            self._rank_plan()
+            if self._is_run
+            else Plan(reason="its memory is told without running it")
+        )
 
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
         """The peak memory of one rank, MiB."""
@@ -185,7 +197,9 @@ class MemoryCase(Case):
         """The peak of a forward pass on one rank."""
         shape = (self.batch_size, self.num_heads, self.num_kv_heads, self.head_dim, self.dtype)
         if self.memory_form in (RING, ULYSSES):
-            twin = PrefillCase(self.device, self.world_size, self.seq_len, (self.memory_form,), *shape, False, 1)
+            twin = PrefillCase(
+                self.device, self.world_size, self.seq_len, (self.memory_form,), *shape, False, 1
+            )
             return twin.rank_plan()
 
         return planned(self, lambda: [self._dense_workload()])
@@ -195,7 +209,10 @@ class MemoryCase(Case):
             (self.batch_size, heads, self.seq_len, self.head_dim)
             for heads in (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         ]
-        tensors = [torch.randn(shape, dtype=getattr(torch, self.dtype), device=self.device) for shape in shapes]
+        tensors = [
+            torch.randn(shape, dtype=getattr(torch, self.dtype), device=self.device)
+            for shape in shapes
+        ]
         options = {"backend": self.memory_form}
 
         def call() -> torch.Tensor:
@@ -214,9 +231,17 @@ class MemoryCase(Case):
             with peak_memory(self.device, *work.existing()) as peak:
                 work.call()
             predicted = plan.most / MIB if plan.most is not None else None
-            yield exact("peak_memory", peak.own / MIB, scope=scope, method=peak.method, predicted=predicted)
+            yield exact(
+                "peak_memory", peak.own / MIB, scope=scope, method=peak.method, predicted=predicted
+            )
         elif plan.most is not None:
-            yield exact("peak_memory", plan.most / MIB, scope=scope, method="plan", provenance=Provenance.MODELLED)
+            yield exact(
+                "peak_memory",
+                plan.most / MIB,
+                scope=scope,
+                method="plan",
+                provenance=Provenance.MODELLED,
+            )
 
 
 @contextlib.contextmanager
@@ -259,7 +284,13 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
             counted[form] = count_bytes(mine[f"{form} forward"], calls=2)
     blocks = time_together(calls, budget_s, device=device, seed=seed)
     parts = parts_together(timed, budget_s, device=device)
-    told = {"blocks": blocks.ms, "busy": blocks.is_busy, "parts": parts, "errors": errors, "bytes": counted}
+    told = {
+        "blocks": blocks.ms,
+        "busy": blocks.is_busy,
+        "parts": parts,
+        "errors": errors,
+        "bytes": counted,
+    }
     return told | {"peaks": peaks, "peak method": peak.method}
 
 
@@ -271,7 +302,9 @@ def _attend(case: PrefillCase, form: str, q: Any, k: Any, v: Any, **more: Any) -
     return ring_attention(q, k, v, layout=case.layout(form), **more)
 
 
-def _calls(case: PrefillCase, form: str, tensors: tuple[torch.Tensor, ...]) -> dict[str, Callable[[], object]]:
+def _calls(
+    case: PrefillCase, form: str, tensors: tuple[torch.Tensor, ...]
+) -> dict[str, Callable[[], object]]:
     """Scope → call: without gradients, and with them."""
     q, k, v, grad = tensors
 
@@ -291,7 +324,9 @@ def _calls(case: PrefillCase, form: str, tensors: tuple[torch.Tensor, ...]) -> d
     return {scope: call for scope, call in both.items() if scope in case.scopes}
 
 
-def _timed(case: PrefillCase, form: str, tensors: tuple[torch.Tensor, ...]) -> Callable[[Any], object]:
+def _timed(
+    case: PrefillCase, form: str, tensors: tuple[torch.Tensor, ...]
+) -> Callable[[Any], object]:
     """A forward pass part by part; hops do not overlap with blocks, or they could not be told apart."""
     q, k, v, _ = tensors
 
@@ -313,17 +348,23 @@ def _whole(case: PrefillCase, seed: int, device: torch.device) -> Iterator[torch
     generator = torch.Generator(device).manual_seed(seed)
     for heads in (case.num_heads, case.num_kv_heads, case.num_kv_heads, case.num_heads):
         shape = (case.batch_size, heads, case.seq_len, case.head_dim)
-        yield torch.randn(*shape, generator=generator, dtype=getattr(torch, case.dtype), device=device)
+        yield torch.randn(
+            *shape, generator=generator, dtype=getattr(torch, case.dtype), device=device
+        )
 
 
-def _shard(case: PrefillCase, form: str, me: int, seed: int, device: torch.device) -> tuple[torch.Tensor, ...]:
+def _shard(
+    case: PrefillCase, form: str, me: int, seed: int, device: torch.device
+) -> tuple[torch.Tensor, ...]:
     parts = [case.layout(form).take(x, me).clone() for x in _whole(case, seed, device)]
     for x in parts[:3]:
         x.requires_grad_(case.backward)
     return tuple(parts)
 
 
-def _error(case: PrefillCase, form: str, tensors: tuple[torch.Tensor, ...], me: int, seed: int, device: Any) -> float:
+def _error(
+    case: PrefillCase, form: str, tensors: tuple[torch.Tensor, ...], me: int, seed: int, device: Any
+) -> float:
     """Of this rank's part against float64."""
     q, k, v, _ = tensors
     with torch.no_grad():

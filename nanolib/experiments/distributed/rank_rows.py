@@ -13,7 +13,13 @@ from nanolib.meters.time.latency import summarise
 from nanolib.meters.time.timer import KINDS
 from nanolib.meters.time.turns import Round, speed_up_row
 from nanolib.models.attention.traffic import Traffic
-from nanolib.stats.intervals import Interval, TooFewSamples, mean_interval, median_interval, range_confidence
+from nanolib.stats.intervals import (
+    Interval,
+    TooFewSamples,
+    mean_interval,
+    median_interval,
+    range_confidence,
+)
 
 Parts = Sequence[Sequence[dict[str, float]]]  # [ranks][runs]: block → ms
 
@@ -22,7 +28,9 @@ def traffic_words(sent: Mapping[str, Traffic]) -> dict[str, str]:
     """Rounds, and bytes of the rank that sends most, of each form."""
     return {
         "rounds": ", ".join(f"{form} {traffic.rounds}" for form, traffic in sent.items()),
-        "bytes sent per rank": ", ".join(f"{form} {max(traffic.sent):,.0f}" for form, traffic in sent.items()),
+        "bytes sent per rank": ", ".join(
+            f"{form} {max(traffic.sent):,.0f}" for form, traffic in sent.items()
+        ),
     }
 
 
@@ -31,15 +39,22 @@ def slowest(ranks: Sequence[Sequence[float]]) -> np.ndarray:
     return np.asarray(ranks, dtype=float).max(axis=0)
 
 
-def latency_row(ranks: Sequence[Sequence[float]], scope: str, flags: tuple[Flag, ...], **details: Any) -> Measurement:
+def latency_row(
+    ranks: Sequence[Sequence[float]], scope: str, flags: tuple[Flag, ...], **details: Any
+) -> Measurement:
     """The `latency` of a call that all ranks make together."""
-    row = summarise(slowest(ranks), scope=scope, method="perf_counter, slowest rank", details=details)
+    row = summarise(
+        slowest(ranks), scope=scope, method="perf_counter, slowest rank", details=details
+    )
     return Measurement.from_dict(row.to_dict() | {"flags": [*row.flags, *flags]})
 
 
 def rounds_of(answers: Sequence[Mapping[str, Any]]) -> list[Round]:
     """The rounds of a launch, from each rank's `blocks` and `busy`: a call takes as long as on its slowest rank."""
-    longest = {name: slowest([answer["blocks"][name] for answer in answers]) for name in answers[0]["blocks"]}
+    longest = {
+        name: slowest([answer["blocks"][name] for answer in answers])
+        for name in answers[0]["blocks"]
+    }
     busy = np.any([answer["busy"] for answer in answers], axis=0)
     return [
         Round({name: series[at : at + 1] for name, series in longest.items()}, bool(is_busy))
@@ -52,12 +67,18 @@ def speed_up_rows(
 ) -> Iterator[Measurement]:
     """How many times as fast a call is as each of the others of its rounds; nothing where these are too few."""
     for other in others:
-        row = speed_up_row(rounds, name, other, scope=f"{name}{OVER}{other}") if other != name else None
+        row = (
+            speed_up_row(rounds, name, other, scope=f"{name}{OVER}{other}")
+            if other != name
+            else None
+        )
         if row is not None:
             yield replace(row, flags=(*row.flags, *flags))
 
 
-def part_rows(ranks: Parts, form: str, flags: tuple[Flag, ...], predicted_ms: float | None) -> Iterator[Measurement]:
+def part_rows(
+    ranks: Parts, form: str, flags: tuple[Flag, ...], predicted_ms: float | None
+) -> Iterator[Measurement]:
     """`part_time` of each block and of compute, wait and communication; `time_share` of the latter.
 
     Args:
@@ -66,11 +87,17 @@ def part_rows(ranks: Parts, form: str, flags: tuple[Flag, ...], predicted_ms: fl
         flags: For every row.
         predicted_ms: What the cost model says of the communication.
     """
-    names = dict.fromkeys(name for runs in ranks for run in runs for name in run if name not in KINDS.values())
+    names = dict.fromkeys(
+        name for runs in ranks for run in runs for name in run if name not in KINDS.values()
+    )
     blocks = {name: [[run.get(name, 0.0) for run in runs] for runs in ranks] for name in names}
-    kinds = {kind: [[_of_kind(run, kind) for run in runs] for runs in ranks] for kind in KINDS.values()}
+    kinds = {
+        kind: [[_of_kind(run, kind) for run in runs] for runs in ranks] for kind in KINDS.values()
+    }
     for name, series in (*blocks.items(), *kinds.items()):
-        yield _part(series, f"{form}: {name}", flags, predicted_ms if name == "communication" else None)
+        yield _part(
+            series, f"{form}: {name}", flags, predicted_ms if name == "communication" else None
+        )
     # The rank that the others wait for is the one whose time the call takes.
     rank = int(np.argmin([np.sum(waits) for waits in kinds["wait"]]))
     own = np.array([series[rank] for series in kinds.values()])
@@ -103,7 +130,10 @@ def _part(
     except TooFewSamples:
         low, estimate, high = float(longest.min()), float(np.median(longest)), float(longest.max())
         confidence = range_confidence(len(longest))
-    each = [{"mean": float(np.mean(s)), "sd": float(np.std(s, ddof=1)) if len(s) > 1 else 0.0} for s in series]
+    each = [
+        {"mean": float(np.mean(s)), "sd": float(np.std(s, ddof=1)) if len(s) > 1 else 0.0}
+        for s in series
+    ]
     return Measurement(
         "part_time",
         estimate,

@@ -69,16 +69,28 @@ class ShardedTrainingCase(RanksCase):
         Weights and the optimizer's two states stay; beside DDP's lie its gradients. FSDP's are counted whole, which they are for
         one rank alone.
         """
-        shape = (self.preset, self.overrides, "dense", self.seq_len, self.batch_size, self.config.dtype)
+        shape = (
+            self.preset,
+            self.overrides,
+            "dense",
+            self.seq_len,
+            self.batch_size,
+            self.config.dtype,
+        )
         one = ModelCase(self.device, self.name, *shape, "training").plan()
         others = self._weight_bytes * (3 * len(self.strategies) + (DDP in self.strategies))
-        return Plan({scope: round((peak + others) * self.sharing) for scope, peak in one.peaks.items()}, one.reason)
+        return Plan(
+            {scope: round((peak + others) * self.sharing) for scope, peak in one.peaks.items()},
+            one.reason,
+        )
 
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
         """Parameters, and bytes of each strategy."""
         found: dict[str, float | str] = {"parameters": self.config.parameter_count}
         if self.world_size > 1:
-            found["bytes sent per rank"] = ", ".join(f"{s} {self.sent(s):,.0f}" for s in self.strategies)
+            found["bytes sent per rank"] = ", ".join(
+                f"{s} {self.sent(s):,.0f}" for s in self.strategies
+            )
         return found
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
@@ -106,7 +118,12 @@ class ShardedTrainingCase(RanksCase):
                 continue
             yield from speed_up_rows(rounds, strategy, [ALONE], flags)
             yield exact("wire_bytes", self.sent(strategy), scope=strategy)
-            yield exact("footprint", answers[0]["weights"][strategy] / MIB, scope=strategy, method="live_tensor_bytes")
+            yield exact(
+                "footprint",
+                answers[0]["weights"][strategy] / MIB,
+                scope=strategy,
+                method="live_tensor_bytes",
+            )
             extra = slowest(blocks) - each
             with contextlib.suppress(TooFewSamples):
                 low, exposed, high = median_interval(extra)
@@ -117,7 +134,15 @@ class ShardedTrainingCase(RanksCase):
                     "scope": strategy,
                 }
                 details = {"share_of_step": exposed / row.estimate}
-                yield Measurement("exposed_communication", exposed, low, high, flags=flags, details=details, **shared)
+                yield Measurement(
+                    "exposed_communication",
+                    exposed,
+                    low,
+                    high,
+                    flags=flags,
+                    details=details,
+                    **shared,
+                )
 
 
 def rank(asked: dict[str, Any]) -> dict[str, Any]:
@@ -129,7 +154,9 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
         torch.manual_seed(seed)
         model = wrap(strategy, create_model(case.config, device))
         torch.manual_seed(seed + 1 + dist.get_rank())  # ranks train on text of their own
-        ids = generate_random_batch(case.batch_size, case.seq_len + 1, case.config.vocab_size, device)
+        ids = generate_random_batch(
+            case.batch_size, case.seq_len + 1, case.config.vocab_size, device
+        )
         steps[strategy] = Training(model, ids, "eager", 1e-3)
         weights[strategy] = sum(local(p).untyped_storage().nbytes() for p in model.parameters())
     first = dist.get_rank() == 0

@@ -36,5 +36,9 @@ def cases(params: Params) -> list[Case]:
     """One ceiling per way to multiply, the copy, and what each product sustains where that is asked for."""
     device = resolve_device(params.device)
     kinds = [*params.dtypes, *(kind for kind in PRODUCTS if not no_product(kind, device))]
-    long = [SustainedCase(device, kind, params.sustained_s) for kind in kinds] if params.sustained_s else []
+    long = (
+        [SustainedCase(device, kind, params.sustained_s) for kind in kinds]
+        if params.sustained_s
+        else []
+    )
     return [*ceiling_cases(device, kinds, params.budget_s), *long]

@@ -36,7 +36,9 @@ def examine(budget_s: float, sustained_s: float = 0.0) -> dict[str, dict[str, st
         BadInput: A budget that is not positive, or no place for the results.
     """
     params = doctor.Params(budget_s=budget_s, sustained_s=sustained_s)
-    make_folder(output_folder())  # that it cannot be made is told now, and not when all has been measured
+    make_folder(
+        output_folder()
+    )  # that it cannot be made is told now, and not when all has been measured
     with fitting_threads():  # as runs have them
         machine, device = this_machine(), resolve_device("auto")
     return {
@@ -66,7 +68,9 @@ def _facts(machine: Machine) -> dict[str, str]:
 def _memory_limit() -> str:
     least = min((limit for limit, _ in memory_limits()), default=psutil.virtual_memory().total)
     allowed = least < psutil.virtual_memory().total
-    return f", of which its control groups allow this process {least / 2**30:.3g}" if allowed else ""
+    return (
+        f", of which its control groups allow this process {least / 2**30:.3g}" if allowed else ""
+    )
 
 
 def _existing(folder: Path) -> Path:
@@ -112,10 +116,18 @@ def _ceilings(params: doctor.Params) -> dict[str, str]:
     run.finish()
     told = {}
     for _, row in rows[rows["metric"].isin(["ceiling_flops", "ceiling_bytes"])].iterrows():
-        scale, unit = (1e9, "GFLOP/s") if row["metric"] == "ceiling_flops" else (1e9, "GB/s, read and written")
+        scale, unit = (
+            (1e9, "GFLOP/s")
+            if row["metric"] == "ceiling_flops"
+            else (1e9, "GB/s, read and written")
+        )
         low, value, high = (row[name] / scale for name in ("low", "estimate", "high"))
         text = f"{format_number(value, low, high)} [{format_number(low, low, high)} … {format_number(high, low, high)}] {unit}"
-        notes = [FLAG_TEXT[Flag(flag)] for flag in row["flags"] if flag in (Flag.BUSY_MACHINE, Flag.NO_STEADY_STATE)]
+        notes = [
+            FLAG_TEXT[Flag(flag)]
+            for flag in row["flags"]
+            if flag in (Flag.BUSY_MACHINE, Flag.NO_STEADY_STATE)
+        ]
         told[row["scope"]] = "; ".join([text, row["message"], *notes])
     for _, row in rows[(rows["metric"] == "case_time") & (rows["status"] != "ok")].iterrows():
         told[row["factors"]["ceiling"]] = f"{row['status']}: {row['message']}"

@@ -79,7 +79,9 @@ class Params(OwnModelParams):
     @pydantic.field_validator("power_trace")
     @classmethod
     def _from_any_folder(cls, value: str) -> str:
-        return str(expanded(value).absolute()) if value else ""  # a notebook's kernel runs in another folder
+        return (
+            str(expanded(value).absolute()) if value else ""
+        )  # a notebook's kernel runs in another folder
 
     @pydantic.model_validator(mode="after")
     def _trace_is_long_enough(self) -> Params:
@@ -158,7 +160,9 @@ class EnergyCase(Case):
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
         """`parameters`, `flops` of one call and `tokens`; what a joule buys here only a sensor tells."""
         found = self._counted_as.predict(ceilings)
-        return {name: found[name] for name in ("parameters", "flops") if name in found} | {"tokens": self.tokens}
+        return {name: found[name] for name in ("parameters", "flops") if name in found} | {
+            "tokens": self.tokens
+        }
 
     @property
     def _counted_as(self) -> ModelCase:
@@ -178,7 +182,9 @@ class EnergyCase(Case):
         trace(Workload(self.phase, call, tuple), self, params)
         yield from self._rows(params, built, call)
 
-    def _rows(self, params: Params, built: nn.Module, call: Callable[[], object]) -> Iterator[Measurement]:
+    def _rows(
+        self, params: Params, built: nn.Module, call: Callable[[], object]
+    ) -> Iterator[Measurement]:
         """FLOPs, time per call over the window, and energy and power of each source, estimated where none measures."""
         yield exact("flops", int(self._counted_as.known({})["flops"]), scope=self.phase)
         with EnergyMeter(params.sources(), sink=traces.current(), device=self.device) as meter:
@@ -192,8 +198,18 @@ class EnergyCase(Case):
                     calls += 1
             rows = meter.measurements(window, idle=idle, tokens=calls * self.tokens)
             rows += [row for row in meter.measurements(idle) if row.metric == "power"]
-        once = {"n": 1, "method": "window", "scope": self.phase, "details": {"calls": calls, "seconds": window.seconds}}
-        yield Measurement("latency", 1e3 * window.seconds / calls, message="mean over the window; one window", **once)
+        once = {
+            "n": 1,
+            "method": "window",
+            "scope": self.phase,
+            "details": {"calls": calls, "seconds": window.seconds},
+        }
+        yield Measurement(
+            "latency",
+            1e3 * window.seconds / calls,
+            message="mean over the window; one window",
+            **once,
+        )
         yield Measurement("tokens_per_second", calls * self.tokens / window.seconds, **once)
         yield from rows
 
@@ -214,12 +230,16 @@ class ProfileCase(EnergyCase):
         """Nothing: it is the same work once more."""
         return {}
 
-    def _rows(self, params: Params, built: nn.Module, call: Callable[[], object]) -> Iterator[Measurement]:
+    def _rows(
+        self, params: Params, built: nn.Module, call: Callable[[], object]
+    ) -> Iterator[Measurement]:
         """The time of each layer, its share of the energy, and what profiling costs."""
         often = {"every_kth_token": self.every_kth_token, "every_nth_layer": self.every_nth_layer}
         modes = {name: replace(ProfilingConfig.named(name), **often) for name in params.profiling}
         deepest = max(params.profiling, key=MODES.index)
-        yield from profile(self.phase, built, call, modes[deepest], params.window_s, params.sources())
+        yield from profile(
+            self.phase, built, call, modes[deepest], params.window_s, params.sources()
+        )
         yield from overheads(self.phase, built, call, modes, params.budget_s, params.rel_ci)
 
 

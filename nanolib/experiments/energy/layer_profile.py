@@ -48,7 +48,9 @@ def profile(
     """
     trace = traces.current()
     device = next((weight.device for weight in model.parameters()), "cpu")
-    meter = EnergyMeter(sources, sample_s=config.power_sample_interval_ms / 1e3, sink=trace, device=device)
+    meter = EnergyMeter(
+        sources, sample_s=config.power_sample_interval_ms / 1e3, sink=trace, device=device
+    )
     synchronize = synchronizer(device)
     least = max(_MIN_CALLS, config.every_kth_token + 1 if config.looks else 0)
     calls = 0
@@ -69,9 +71,15 @@ def profile(
         yield from _energy_rows(row, meter, window, calls)
 
 
-def _layer_row(phase: str, layer: ModuleTime, deep: DeepLayer | None, whole_ms: float) -> Measurement:
+def _layer_row(
+    phase: str, layer: ModuleTime, deep: DeepLayer | None, whole_ms: float
+) -> Measurement:
     median = statistics.median(layer.calls_ms)
-    details: dict[str, object] = {"layer": layer.name, "kind": layer.kind, "share": median / whole_ms}
+    details: dict[str, object] = {
+        "layer": layer.name,
+        "kind": layer.kind,
+        "share": median / whole_ms,
+    }
     if len(layer.statistics):
         means = layer.statistics.mean(dim=0).tolist()
         details["activations"] = dict(zip(STATISTICS, means, strict=True))
@@ -93,11 +101,18 @@ def _layer_row(phase: str, layer: ModuleTime, deep: DeepLayer | None, whole_ms: 
         interval = Interval(min(layer.calls_ms), median, max(layer.calls_ms))
     low, estimate, high = interval
     samples = tuple(layer.calls_ms)
-    common = {"n": len(samples), "samples": samples, "method": "wrapped_forward", "scope": f"{phase} {layer.name}"}
+    common = {
+        "n": len(samples),
+        "samples": samples,
+        "method": "wrapped_forward",
+        "scope": f"{phase} {layer.name}",
+    }
     return Measurement("layer_time", estimate, low, high, 0.95, details=details, **common)
 
 
-def _energy_rows(row: Measurement, meter: EnergyMeter, window: Window, calls: int) -> Iterator[Measurement]:
+def _energy_rows(
+    row: Measurement, meter: EnergyMeter, window: Window, calls: int
+) -> Iterator[Measurement]:
     """The window's energy by the layer's share of the time: no sensor sees a layer."""
     for track in meter.tracks:
         try:
@@ -138,5 +153,7 @@ def overheads(
     ):
         store.add(Run(experiment="overhead", machine={"machine_id": ""}, run_id="overhead"))
         sink = store.new_trace("overhead", phase)
-        for found in measure_overhead(model, call, modes, sink=sink, budget_s=budget_s, rel_ci=rel_ci):
+        for found in measure_overhead(
+            model, call, modes, sink=sink, budget_s=budget_s, rel_ci=rel_ci
+        ):
             yield found.to_measurement(phase)

@@ -64,20 +64,28 @@ class LivePower:
         try:
             self._generate()
             self.said.value = "Stopped."
-        except (BadInput, RuntimeError) as error:  # told where the person looks; a thread's traceback goes nowhere
+        except (
+            BadInput,
+            RuntimeError,
+        ) as error:  # told where the person looks; a thread's traceback goes nowhere
             self.said.value = html.escape(str(error))
         finally:
             self.start.disabled, self.stop.disabled = False, True
 
     def _generate(self) -> None:
-        case = next(case for case in energy.cases(self._params.replace(phases=["decode"], profiling=[])))
+        case = next(
+            case for case in energy.cases(self._params.replace(phases=["decode"], profiling=[]))
+        )
         self.said.value = "waiting for the device …"
         with device_lock(case.device, "live view"):
             self.said.value = "building the model …"
             built = case.model_case.build(self._params.seed)
             prompt = text_batch(case, "", self._params.seed)[:, :-1]
             generation = generation_of(built.eval(), prompt, case.new_tokens)
-            calls = {"prefill": (generation.prefill, prompt.numel()), "decode": (generation.decode, case.batch_size)}
+            calls = {
+                "prefill": (generation.prefill, prompt.numel()),
+                "decode": (generation.decode, case.batch_size),
+            }
             with EnergyMeter(self._params.sources(), device=case.device) as meter:
                 self._tick(meter, "idle", None, 0)
                 for phase, (call, tokens) in calls.items():
@@ -85,7 +93,9 @@ class LivePower:
                 while not self._stop.is_set():
                     self._tick(meter, "decode", *calls["decode"])
 
-    def _tick(self, meter: EnergyMeter, phase: str, call: Callable[[], object] | None, tokens: int) -> None:
+    def _tick(
+        self, meter: EnergyMeter, phase: str, call: Callable[[], object] | None, tokens: int
+    ) -> None:
         """One more point: the power of half a second of a phase, and what it made."""
         if self._stop.is_set():
             return
@@ -93,7 +103,11 @@ class LivePower:
         with meter.window(phase) as window:
             if call is None:
                 self._stop.wait(_TICK_S)
-            while call is not None and time.monotonic() < window.start_s + _TICK_S and not self._stop.is_set():
+            while (
+                call is not None
+                and time.monotonic() < window.start_s + _TICK_S
+                and not self._stop.is_set()
+            ):
                 call()
                 made += tokens
         why = ""
@@ -101,11 +115,21 @@ class LivePower:
             low, watts, high = (joules / window.seconds for joules in track.energy(window))
         except BadInput as error:  # tokens are counted on
             low = watts = high = math.nan
-            ended = track.source.provenance is Provenance.REPLAYED and math.isnan(track.readings[-1].watts)
+            ended = track.source.provenance is Provenance.REPLAYED and math.isnan(
+                track.readings[-1].watts
+            )
             why = "the recording has ended" if ended else error.lines[0]
         self._began = self._began or window.start_s
-        point = {"phase": phase, "seconds": window.end_s - self._began, "watts": watts, "low": low, "high": high}
-        self._points.append(point | {"tokens_per_second": made / window.seconds if call else math.nan})
+        point = {
+            "phase": phase,
+            "seconds": window.end_s - self._began,
+            "watts": watts,
+            "low": low,
+            "high": high,
+        }
+        self._points.append(
+            point | {"tokens_per_second": made / window.seconds if call else math.nan}
+        )
         self._show(track.source, why)
 
     def _show(self, source: Source, why: str) -> None:
@@ -114,11 +138,13 @@ class LivePower:
         if why:
             power = f"no power to draw: {why}"
         elif estimated:
-            power = (
-                f"{last['low']:.0f} to {last['high']:.0f} W, estimated from how busy the cores are: no sensor was found"
-            )
+            power = f"{last['low']:.0f} to {last['high']:.0f} W, estimated from how busy the cores are: no sensor was found"
         else:
             power = f"{last['watts']:.0f} W by {source.name}"
-        rate = "" if math.isnan(last["tokens_per_second"]) else f"{last['tokens_per_second']:,.1f} tokens/s, "
+        rate = (
+            ""
+            if math.isnan(last["tokens_per_second"])
+            else f"{last['tokens_per_second']:,.1f} tokens/s, "
+        )
         self.said.value = html.escape(f"{last['phase']}: {rate}{power}")
         self.chart.chart = live_chart(pd.DataFrame(self._points), source.provenance)

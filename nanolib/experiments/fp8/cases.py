@@ -59,13 +59,17 @@ class Params(OwnModelParams):
     overrides: dict[str, Any] = pydantic.Field(shared.SMALL)
     model: str = pydantic.Field("", max_length=500)
     model_options: dict[str, Any] = pydantic.Field(default_factory=dict)
-    precisions: list[Literal[tuple(DTYPES)]] = pydantic.Field(["float32", "bfloat16", "fp8_tensorwise"])  # type: ignore[valid-type]
+    precisions: list[Literal[tuple(DTYPES)]] = pydantic.Field(
+        ["float32", "bfloat16", "fp8_tensorwise"]
+    )  # type: ignore[valid-type]
     modes: list[Literal[MODES]] = pydantic.Field(["training_step"])  # type: ignore[valid-type]
     compiled: list[bool] = pydantic.Field([False])
     seq_len: int = pydantic.Field(64, gt=0, le=shared.MAX_SEQ_LEN)
     batch_size: int = pydantic.Field(1, gt=0, le=65_536)
     excluded_modules: list[str] = pydantic.Field(["head"], max_length=64)
-    parity_arms: list[Literal[ARMS]] = pydantic.Field(["bf16_again", "fp8_tensorwise", "no_scaling"])  # type: ignore[valid-type]
+    parity_arms: list[Literal[ARMS]] = pydantic.Field(
+        ["bf16_again", "fp8_tensorwise", "no_scaling"]
+    )  # type: ignore[valid-type]
     parity_seeds: int = pydantic.Field(2, ge=2, le=1000)
     parity_first_seed: int = pydantic.Field(0, ge=0, lt=2**31)
     parity_steps: int = pydantic.Field(10, ge=10, le=10_000_000)
@@ -74,27 +78,33 @@ class Params(OwnModelParams):
     num_layers: int = pydantic.Field(1, gt=0, le=200)
     train_seq_len: int = pydantic.Field(32, gt=0, le=65_536)
     train_batch_size: int = pydantic.Field(4, gt=0, le=65_536)
-    numerics: list[Literal[tuple(VARIANTS)]] = pydantic.Field(["e4m3 per tensor", "e4m3 per row", "e5m2 per tensor"])  # type: ignore[valid-type]
+    numerics: list[Literal[tuple(VARIANTS)]] = pydantic.Field(
+        ["e4m3 per tensor", "e4m3 per row", "e5m2 per tensor"]
+    )  # type: ignore[valid-type]
     numerics_steps: int = pydantic.Field(5, gt=0, le=1_000_000)
     corpus: str = pydantic.Field("", max_length=4096)
 
     _presets = pydantic.field_validator("presets")(known_presets)
 
-    _distinct = pydantic.field_validator("presets", "precisions", "modes", "compiled", "parity_arms", "numerics")(
-        distinct
-    )
+    _distinct = pydantic.field_validator(
+        "presets", "precisions", "modes", "compiled", "parity_arms", "numerics"
+    )(distinct)
 
     _corpus = pydantic.field_validator("corpus")(known_corpus)
 
     @pydantic.model_validator(mode="after")
     def _small_decoder_converts(self) -> Params:
         """Patterns in `excluded_modules` must mean something in the decoder that is trained, too."""
-        if not self.model and any(arm.startswith("fp8_") or arm in fp8.CONTROLS for arm in self.parity_arms):
+        if not self.model and any(
+            arm.startswith("fp8_") or arm in fp8.CONTROLS for arm in self.parity_arms
+        ):
             config = small_decoder(self.d_model, self.num_layers, self.train_seq_len)
             try:
                 fp8.chosen_layers(create_model(config, "meta"), self.excluded_modules)
             except BadInput as error:
-                raise ValueError(f"{error.lines[0]} (in the decoder that is trained for parity)") from None
+                raise ValueError(
+                    f"{error.lines[0]} (in the decoder that is trained for parity)"
+                ) from None
         return self
 
     @property
@@ -111,12 +121,20 @@ class Params(OwnModelParams):
 
     @pydantic.model_validator(mode="after")
     def _models_fit(self) -> Params:
-        if self.overrides and not self.presets and self.overrides != type(self).model_fields["overrides"].default:
-            raise ValueError("overrides: there is no preset to change; name one in presets, or leave them out")
+        if (
+            self.overrides
+            and not self.presets
+            and self.overrides != type(self).model_fields["overrides"].default
+        ):
+            raise ValueError(
+                "overrides: there is no preset to change; name one in presets, or leave them out"
+            )
         if "dtype" in self.overrides:
             raise ValueError("overrides: dtype is chosen by precisions; leave it out")
         check_own(self, *self.reads)
-        if self.model.startswith("hf:") and any(precision.startswith("fp8_") for precision in self.precisions):
+        if self.model.startswith("hf:") and any(
+            precision.startswith("fp8_") for precision in self.precisions
+        ):
             with contextlib.suppress(Unsupported):
                 self._check_kept(build_model(self.model, self.model_options, "meta", "float32"))
         for preset in [] if self.model else self.presets:
@@ -131,7 +149,9 @@ def cases(params: Params) -> list[Case]:
     """Ceilings, models, products, training in pairs, and numerics."""
     device = resolve_device(params.device)
     asked = params.precisions if params.presets or params.model else []
-    types = list(dict.fromkeys([*(DTYPES[precision] for precision in asked), *map(product_of, asked)]))
+    types = list(
+        dict.fromkeys([*(DTYPES[precision] for precision in asked), *map(product_of, asked)])
+    )
     types = [kind for kind in types if not no_product(kind, device)]
     keep = tuple(params.kept)
     in_small = ("head",) if params.model else keep
@@ -168,7 +188,8 @@ def cases(params: Params) -> list[Case]:
         for arm in params.parity_arms
     ]
     numerics = [
-        NumericsCase(device, variant, params.numerics_steps, *small, params.seed) for variant in params.numerics
+        NumericsCase(device, variant, params.numerics_steps, *small, params.seed)
+        for variant in params.numerics
     ]
     ceilings = ceiling_cases(device, types, params.budget_s) if types else []
     return [*ceilings, *speed, *parity, *numerics]

@@ -80,7 +80,9 @@ def _error_rows(name: str, seen: _Seen, cast: fp8.Cast) -> Iterator[Measurement]
     }
     for product, ((a, a_dim), (b, b_dim)) in products.items():
         exactly = a @ b
-        rounded = fp8.quantise(a, cast, a_dim).dequantised() @ fp8.quantise(b, cast, b_dim).dequantised()
+        rounded = (
+            fp8.quantise(a, cast, a_dim).dequantised() @ fp8.quantise(b, cast, b_dim).dequantised()
+        )
         error = relative_error(rounded, exactly)
         common = {
             "scope": f"{name} {product}",
@@ -91,7 +93,11 @@ def _error_rows(name: str, seen: _Seen, cast: fp8.Cast) -> Iterator[Measurement]
         yield exact("sqnr", -20 * math.log10(error) if error else 200.0, **common)
     for operand in _OPERANDS:
         found = fp8.quantise(getattr(seen, operand), cast)
-        common = {"scope": f"{name} {operand}", "method": "counted", "provenance": Provenance.EMULATED}
+        common = {
+            "scope": f"{name} {operand}",
+            "method": "counted",
+            "provenance": Provenance.EMULATED,
+        }
         yield exact("underflow", float(found.underflow), **common)
         yield exact("overflow", float(found.overflow), **common)
 
@@ -99,7 +105,9 @@ def _error_rows(name: str, seen: _Seen, cast: fp8.Cast) -> Iterator[Measurement]
 @functools.lru_cache(maxsize=4)
 def _trained(case: NumericsCase, corpus: str) -> dict[str, _Seen]:
     """Train a decoder in bf16 and look at its linear layers: kept, since every variant looks at the same."""
-    model = create_model(small_decoder(case.d_model, case.num_layers, case.seq_len), case.device, seed=case.seed)
+    model = create_model(
+        small_decoder(case.d_model, case.num_layers, case.seq_len), case.device, seed=case.seed
+    )
     layers = {name: layer for name, layer in fp8.linear_layers(model).items() if name != "head"}
     last: dict[str, dict[str, torch.Tensor]] = {name: {} for name in layers}
 
@@ -109,16 +117,25 @@ def _trained(case: NumericsCase, corpus: str) -> dict[str, _Seen]:
     handles = []
     for name, layer in layers.items():
 
-        def forward(module: nn.Module, args: tuple[torch.Tensor, ...], out: torch.Tensor, name: str = name) -> None:
+        def forward(
+            module: nn.Module, args: tuple[torch.Tensor, ...], out: torch.Tensor, name: str = name
+        ) -> None:
             note(name, "input", args[0])
             note(name, "weight", module.weight)
 
-        def backward(module: nn.Module, _: object, gradients: tuple[torch.Tensor, ...], name: str = name) -> None:
+        def backward(
+            module: nn.Module, _: object, gradients: tuple[torch.Tensor, ...], name: str = name
+        ) -> None:
             note(name, "gradient", gradients[0])
 
-        handles += [layer.register_forward_hook(forward), layer.register_full_backward_hook(backward)]
+        handles += [
+            layer.register_forward_hook(forward),
+            layer.register_full_backward_hook(backward),
+        ]
     generator = torch.Generator().manual_seed(case.seed)
-    batches = text.batches(text.load(corpus), case.steps, case.batch_size, case.seq_len + 1, generator, case.device)
+    batches = text.batches(
+        text.load(corpus), case.steps, case.batch_size, case.seq_len + 1, generator, case.device
+    )
     train(model, batches, 1e-3, autocast=torch.bfloat16)
     for handle in handles:
         handle.remove()

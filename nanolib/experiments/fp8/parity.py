@@ -22,7 +22,12 @@ from nanolib.stats.intervals import mean_interval
 
 BASE, AGAIN = "bf16", "bf16_again"
 # Arm → the type of its products; the rest are recipes on top of bf16.
-_TYPES = {BASE: torch.bfloat16, AGAIN: torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
+_TYPES = {
+    BASE: torch.bfloat16,
+    AGAIN: torch.bfloat16,
+    "float32": torch.float32,
+    "float16": torch.float16,
+}
 ARMS = (AGAIN, "float32", "float16", *(f"fp8_{recipe}" for recipe in fp8.RECIPES), *fp8.CONTROLS)
 TENTHS = 10
 _RATE = 1e-3
@@ -89,12 +94,18 @@ class ParityCase(SmallDecoderCase):
         arm = [_losses(self, seed, params.corpus) for seed in seeds]
         provenance = Provenance.EMULATED if _emulated(self) else Provenance.MEASURED
         yield over_seeds("loss", [tenths[-1] for tenths in base], BASE, provenance=provenance)
-        lost = [seed for seed, tenths in zip(seeds, arm, strict=True) if not math.isfinite(tenths[-1])]
+        lost = [
+            seed for seed, tenths in zip(seeds, arm, strict=True) if not math.isfinite(tenths[-1])
+        ]
         details = {"arm": self.arm, "margin": self.margin, "control": self.arm in fp8.CONTROLS}
         if lost:
             message = f"the loss was not finite any more in {len(lost)} of {self.seeds} seeds"
             yield Measurement(
-                "parity", message=message, scope=self.arm, provenance=provenance, details=details | {"verdict": "worse"}
+                "parity",
+                message=message,
+                scope=self.arm,
+                provenance=provenance,
+                details=details | {"verdict": "worse"},
             )
             return
         yield over_seeds("loss", [tenths[-1] for tenths in arm], self.arm, provenance=provenance)
@@ -107,14 +118,20 @@ class ParityCase(SmallDecoderCase):
             "tenths": [list(interval) for interval in intervals],
             "verdict": parity_verdict(each[-1], self.margin * base_loss),
         }
-        yield over_seeds("parity", each[-1], self.arm, paired=True, provenance=provenance, details=details)
+        yield over_seeds(
+            "parity", each[-1], self.arm, paired=True, provenance=provenance, details=details
+        )
 
 
 def small_decoder(d_model: int, num_layers: int, seq_len: int) -> NanoConfig:
     """What is trained, for parity and for numerics: a decoder over bytes."""
     heads = max(1, d_model // 32)
     return NanoConfig(
-        vocab_size=text.VOCAB_SIZE, d_model=d_model, num_layers=num_layers, num_heads=heads, context_length=seq_len
+        vocab_size=text.VOCAB_SIZE,
+        d_model=d_model,
+        num_layers=num_layers,
+        num_heads=heads,
+        context_length=seq_len,
     )
 
 
@@ -155,7 +172,9 @@ def _losses(case: ParityCase, seed: int, corpus: str) -> tuple[float, ...]:
     generator = torch.Generator().manual_seed(seed)
     losses = train(
         _model(case, seed),
-        text.batches(text.load(corpus), case.steps, case.batch_size, case.seq_len + 1, generator, case.device),
+        text.batches(
+            text.load(corpus), case.steps, case.batch_size, case.seq_len + 1, generator, case.device
+        ),
         lambda step: _RATE * rate_share(step, case.steps),
         autocast=dtype if cast else None,
         clip=1.0,
@@ -171,12 +190,20 @@ def rate_share(step: int, steps: int) -> float:
 
 
 def _model(case: ParityCase, seed: int) -> nn.Module:
-    model = create_model(small_decoder(case.d_model, case.num_layers, case.seq_len), case.device, seed=seed)
+    model = create_model(
+        small_decoder(case.d_model, case.num_layers, case.seq_len), case.device, seed=seed
+    )
     if case.arm == AGAIN:
         with torch.no_grad():
             for weight in model.parameters():
                 weight.copy_(torch.nextafter(weight, torch.full_like(weight, math.inf)))
     if case.arm not in _TYPES or _emulated(case):
         recipe = fp8.BF16 if case.arm in (BASE, AGAIN) else case.arm.removeprefix("fp8_")
-        fp8.convert(model, recipe, excluded_modules=case.keep, emulate=_emulated(case), rounded=_on_cpu(case))
+        fp8.convert(
+            model,
+            recipe,
+            excluded_modules=case.keep,
+            emulate=_emulated(case),
+            rounded=_on_cpu(case),
+        )
     return model

@@ -92,13 +92,22 @@ class SpeedCase(Case):
             built = dataclasses.replace(self.model_case, device="meta").build()
             fp8.convert(built, self.recipe, excluded_modules=self.keep, emulate=True)
             row = self.converted_share(built)
-            found |= {"converted_share": round(row.estimate, 4), "amdahl_bound": round(row.details["amdahl_bound"], 4)}
+            found |= {
+                "converted_share": round(row.estimate, 4),
+                "amdahl_bound": round(row.details["amdahl_bound"], 4),
+            }
         return found
 
     @property
     def group(self) -> str:
         """See `Case.group`: all precisions of one model and mode."""
-        model = (self.device, self.preset, json.dumps(self.overrides, sort_keys=True), self.mode, self.compiled)
+        model = (
+            self.device,
+            self.preset,
+            json.dumps(self.overrides, sort_keys=True),
+            self.mode,
+            self.compiled,
+        )
         return " ".join(map(str, (*model, self.seq_len, self.batch_size)))
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Measuring:
@@ -110,13 +119,19 @@ class SpeedCase(Case):
         ids = text_batch(self, params.corpus, params.seed)
         optimisation = "compile" if self.compiled else "eager"
         forward = self.mode == "forward"
-        step = Inferring(model, ids[:, :-1], optimisation) if forward else Training(model, ids, optimisation, 1e-4)
+        step = (
+            Inferring(model, ids[:, :-1], optimisation)
+            if forward
+            else Training(model, ids, optimisation, 1e-4)
+        )
         work = next(step.workloads())
         call = self._in_precision(work.call)
         first_call_ms(call)
         timed = yield params.timed(self.device, {self.mode: call})
         latency, flops = timed[self.mode], int(self.model_case.work)
-        yield dataclasses.replace(latency, details={**latency.details, "parameters": self.model_case.parameter_count})
+        yield dataclasses.replace(
+            latency, details={**latency.details, "parameters": self.model_case.parameter_count}
+        )
         yield exact("flops", flops, scope=self.mode)
         # of another type's ceiling a share would say nothing
         yield from rate_rows(latency, flops, product_of(self.precision), ceilings)
@@ -157,13 +172,20 @@ class SpeedCase(Case):
         existing = tuple(work.existing())
         weights, states, gradients = sum(p.nbytes for p in model.parameters()), 0, 0
         if self.mode == "training_step":
-            states = sum(x.nbytes for x in existing) - sum(x.nbytes for x in held(model)) - ids.nbytes
+            states = (
+                sum(x.nbytes for x in existing) - sum(x.nbytes for x in held(model)) - ids.nbytes
+            )
             gradients = sum(p.nbytes for p in model.parameters() if p.requires_grad)
         with peak_memory(self.device, *existing) as peak:
             work.call()
         yield exact("peak_memory", peak.own / MIB, scope=self.mode, method=peak.method)
         activations = max(0, peak.own - weights - states - gradients)
-        parts = {"weights": weights, "gradients": gradients, "optimizer": states, "activations": activations}
+        parts = {
+            "weights": weights,
+            "gradients": gradients,
+            "optimizer": states,
+            "activations": activations,
+        }
         for name, size in parts.items():
             yield exact("memory_part", size / MIB, scope=name, method=peak.method)
 

@@ -15,7 +15,15 @@ from nanolib.models.optimise import OPTIMISATIONS, applies
 from nanolib.run import params as shared
 from nanolib.run.case import Case
 from nanolib.run.ceilings import ceiling_cases
-from nanolib.run.params import distinct, fitting_config, known, known_corpus, known_dtypes, known_kinds, known_presets
+from nanolib.run.params import (
+    distinct,
+    fitting_config,
+    known,
+    known_corpus,
+    known_dtypes,
+    known_kinds,
+    known_presets,
+)
 
 
 class Params(OwnModelParams):
@@ -56,7 +64,9 @@ class Params(OwnModelParams):
     loss_steps: int = pydantic.Field(20, ge=0, le=1_000_000)
     learning_rate: float = pydantic.Field(1e-3, gt=0, le=10)
     corpus: str = pydantic.Field("", max_length=4096)
-    grids: ClassVar = (("presets", "seq_lens", "batch_sizes", "dtypes", "attention_types", "optimisations"),)
+    grids: ClassVar = (
+        ("presets", "seq_lens", "batch_sizes", "dtypes", "attention_types", "optimisations"),
+    )
 
     _presets = pydantic.field_validator("presets")(known_presets)
     _dtypes = pydantic.field_validator("dtypes")(known_dtypes)
@@ -98,14 +108,20 @@ def cases(params: Params) -> list[Case]:
                 if params.loss_steps:
                     model = (device, model_name(preset, overrides), preset, overrides, kind)
                     shape = (min(params.seq_lens), max(params.batch_sizes), dtype)
-                    result.append(LossCase(*model, *shape, params.loss_steps, params.learning_rate, params.corpus))
+                    result.append(
+                        LossCase(
+                            *model, *shape, params.loss_steps, params.learning_rate, params.corpus
+                        )
+                    )
     return list({case.case_id: case for case in result}.values())
 
 
 def _model_cases(
     params: Params, device: str, preset: str, overrides: dict[str, Any], kind: str, dtype: str
 ) -> Iterator[ModelCase]:
-    shapes = [(seq_len, batch_size) for seq_len in params.seq_lens for batch_size in params.batch_sizes]
+    shapes = [
+        (seq_len, batch_size) for seq_len in params.seq_lens for batch_size in params.batch_sizes
+    ]
     modes: tuple[Mode, ...] = ("inference", "training") if params.train else ("inference",)
     for optimisation in params.optimisations:
         model = (device, model_name(preset, overrides, optimisation), preset, overrides, kind)
@@ -113,10 +129,20 @@ def _model_cases(
             for mode in modes:
                 if applies(optimisation, mode, dtype):
                     yield ModelCase(*model, *shape, dtype, mode, optimisation)
-    others = [name for name in params.optimisations if applies(name, "generation", dtype) and name != "eager"]
+    others = [
+        name
+        for name in params.optimisations
+        if applies(name, "generation", dtype) and name != "eager"
+    ]
     longest = max(params.seq_lens)
-    shapes += [(longest, batch) for batch in params.generation_batch_sizes if batch not in params.batch_sizes]
+    shapes += [
+        (longest, batch)
+        for batch in params.generation_batch_sizes
+        if batch not in params.batch_sizes
+    ]
     for optimisation in ["eager", *others] if params.new_tokens else ():
         model = (device, model_name(preset, overrides, optimisation), preset, overrides, kind)
         for shape in shapes:
-            yield GenerationCase(*model, *shape, dtype, "generation", optimisation, new_tokens=params.new_tokens)
+            yield GenerationCase(
+                *model, *shape, dtype, "generation", optimisation, new_tokens=params.new_tokens
+            )

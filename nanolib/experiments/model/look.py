@@ -23,7 +23,9 @@ from nanolib.run.helper import answers_of
 from nanolib.run.outcome import one_line, time_to_look
 from nanolib.run.workload import holdings_by_depth
 
-_LIMIT_S = 90.0  # of one case in the helper; where Python can be interrupted `time_to_look` ends it before
+_LIMIT_S = (
+    90.0  # of one case in the helper; where Python can be interrupted `time_to_look` ends it before
+)
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,9 @@ def _look(case: Any) -> Look:
             with fake_tensors(), silent(), time_to_look():
                 counted = _count(case)
         except (Exception, SystemExit) as error:
-            plan = dataclasses.replace(plan, reason=plan.reason or f"not counted: {why_not_planned(error)}")
+            plan = dataclasses.replace(
+                plan, reason=plan.reason or f"not counted: {why_not_planned(error)}"
+            )
     return Look(plan, holdings, counted)
 
 

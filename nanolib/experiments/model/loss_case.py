@@ -46,12 +46,14 @@ class LossCase(ShapedCase):
         check_loss(model)
         generator = torch.Generator().manual_seed(params.seed)
         data = text.load(self.corpus)
-        batches = text.batches(data, self.steps, self.batch_size, self.seq_len + 1, generator, self.device)
-        losses = train(model, batches, self.learning_rate).tolist()
-        finite = next((at for at, loss in enumerate(losses) if not math.isfinite(loss)), len(losses))
-        diverged = (
-            f"the loss is not finite from step {finite + 1} of {self.steps} on; lower learning_rate, or take float32"
+        batches = text.batches(
+            data, self.steps, self.batch_size, self.seq_len + 1, generator, self.device
         )
+        losses = train(model, batches, self.learning_rate).tolist()
+        finite = next(
+            (at for at, loss in enumerate(losses) if not math.isfinite(loss)), len(losses)
+        )
+        diverged = f"the loss is not finite from step {finite + 1} of {self.steps} on; lower learning_rate, or take float32"
         losses = losses[:finite]
         if not losses:
             raise ArithmeticError(diverged)

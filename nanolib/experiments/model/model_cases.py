@@ -101,7 +101,9 @@ class ModelCase(ShapedCase):
         if self.runs_code:
             return None
         return (
-            context_length(hugging_face_config(self.preset, self.overrides)) if self.own else self.config.context_length
+            context_length(hugging_face_config(self.preset, self.overrides))
+            if self.own
+            else self.config.context_length
         )
 
     @property
@@ -116,7 +118,9 @@ class ModelCase(ShapedCase):
             return self.counted.flops
         config = self.config
         length = 1 if self.position else self.seq_len
-        return model_flops(config, self.batch_size, length, self._kept, position=self.position)["total"]
+        return model_flops(config, self.batch_size, length, self._kept, position=self.position)[
+            "total"
+        ]
 
     def _kept(self, q_len: int, kv_len: int) -> float:
         """Query-key pairs that its attention keeps per head, all where the input decides."""
@@ -148,8 +152,16 @@ class ModelCase(ShapedCase):
         if not self.position:
             return self.parameter_count * self._item
         config = self.config
-        keys = self._kept(1, self.position + 1) - 1  # a token sees itself too, which no cache holds yet
-        cached = 2 * config.num_layers * self.batch_size * round(keys * config.kv_heads) * config.head_dim
+        keys = (
+            self._kept(1, self.position + 1) - 1
+        )  # a token sees itself too, which no cache holds yet
+        cached = (
+            2
+            * config.num_layers
+            * self.batch_size
+            * round(keys * config.kv_heads)
+            * config.head_dim
+        )
         return (config.decoded_parameters(self.batch_size) + cached) * self._item
 
     @property
@@ -167,7 +179,11 @@ class ModelCase(ShapedCase):
 
     def unsupported(self) -> str:
         """Why this machine cannot run it, as far as can be told without running code of the user's."""
-        if self.own and not self.runs_code and (reason := missing(self.preset) or self.plan().unsupported):
+        if (
+            self.own
+            and not self.runs_code
+            and (reason := missing(self.preset) or self.plan().unsupported)
+        ):
             return reason
         return unsupported_on(self.optimisation, self.device)
 
@@ -191,7 +207,9 @@ class ModelCase(ShapedCase):
         step = self.step_at_depth(depth)
         return step.model, step.workloads()
 
-    def step_at_depth(self, depth: int, optimizer: str = "adamw", layers: str = "num_layers") -> Step:
+    def step_at_depth(
+        self, depth: int, optimizer: str = "adamw", layers: str = "num_layers"
+    ) -> Step:
         """What it calls, of a model with so many blocks.
 
         Args:
@@ -199,7 +217,9 @@ class ModelCase(ShapedCase):
             optimizer: Of a training step, a key of `OPTIMIZERS`.
             layers: What the option is called that says how many blocks there are.
         """
-        low = dataclasses.replace(self, overrides=self.overrides | {layers: depth}) if depth else self
+        low = (
+            dataclasses.replace(self, overrides=self.overrides | {layers: depth}) if depth else self
+        )
         return low.step(low.build(), self.no_ids(), 1e-3, optimizer)
 
     def no_ids(self) -> torch.Tensor:
@@ -254,7 +274,9 @@ class ModelCase(ShapedCase):
             count_by_running(self.planned_as)
         return self.predict(ceilings)
 
-    def step(self, model: nn.Module, ids: torch.Tensor, learning_rate: float, optimizer: str = "adamw") -> Step:
+    def step(
+        self, model: nn.Module, ids: torch.Tensor, learning_rate: float, optimizer: str = "adamw"
+    ) -> Step:
         """Its calls: what its times and its memory are of."""
         if self.mode == "inference":
             return Inferring(model, ids[:, :-1], self.optimisation)
@@ -263,7 +285,12 @@ class ModelCase(ShapedCase):
     @property
     def group(self) -> str:
         """See `Case.group`: all optimisations and types of one model, shape and mode."""
-        model = (self.device, self.preset, json.dumps(self.overrides, sort_keys=True), self.attention_type)
+        model = (
+            self.device,
+            self.preset,
+            json.dumps(self.overrides, sort_keys=True),
+            self.attention_type,
+        )
         return " ".join(map(str, (*model, self.seq_len, self.batch_size, self.mode)))
 
     @property
@@ -289,13 +316,19 @@ class ModelCase(ShapedCase):
         step = self.step(model, ids, params.learning_rate)
         yield from step.measure(self, params, predicted, ceilings)
         for work in step.workloads():
-            trace(work, self, params)  # before the memory is counted: under a counter nothing compiled runs
-            if self.optimisation == "cuda_graph" or (is_compiled(self.optimisation) and self.device.startswith("cuda")):
+            trace(
+                work, self, params
+            )  # before the memory is counted: under a counter nothing compiled runs
+            if self.optimisation == "cuda_graph" or (
+                is_compiled(self.optimisation) and self.device.startswith("cuda")
+            ):
                 yield from memory_rows(work, self.device, self.plan())
             elif is_compiled(self.optimisation):
                 yield from unattributed_rows(work, self.device, self.plan())
             else:
-                yield from holding_rows(work, model, self.device, self.plan(), self.holdings().get(work.scope))
+                yield from holding_rows(
+                    work, model, self.device, self.plan(), self.holdings().get(work.scope)
+                )
 
 
 @dataclass(frozen=True)
@@ -309,7 +342,9 @@ class GenerationCase(ModelCase):
         """The prompt's length."""
         return self.seq_len
 
-    def step(self, model: nn.Module, ids: torch.Tensor, learning_rate: float, optimizer: str = "adamw") -> Step:
+    def step(
+        self, model: nn.Module, ids: torch.Tensor, learning_rate: float, optimizer: str = "adamw"
+    ) -> Step:
         """Reading the prompt, and one token after it."""
         return Generating(model, ids[:, :-1], self.new_tokens, self.optimisation)
 
@@ -328,7 +363,11 @@ def model_name(preset: str, overrides: dict[str, Any], optimisation: str = "eage
     """What charts and tables call a model: one that was changed never goes by its bare name."""
     changed = ", ".join(f"{name} {value}" for name, value in overrides.items())
     if len(changed) > 60:
-        changed = changed[:50] + " … " + hashlib.sha256(json.dumps(overrides, sort_keys=True).encode()).hexdigest()[:4]
+        changed = (
+            changed[:50]
+            + " … "
+            + hashlib.sha256(json.dumps(overrides, sort_keys=True).encode()).hexdigest()[:4]
+        )
     name = f"{preset} with {changed}" if changed else preset
     return name if optimisation == "eager" else f"{name} ({optimisation.replace('_', ' ')})"
 
@@ -336,4 +375,6 @@ def model_name(preset: str, overrides: dict[str, Any], optimisation: str = "eage
 def text_batch(case: Any, corpus: str, seed: int) -> torch.Tensor:
     """Ids that a case works on: real text, int64 [batch_size, seq_len + 1], on its device."""
     generator = torch.Generator().manual_seed(seed)
-    return text.batch(text.load(corpus), case.batch_size, case.seq_len + 1, generator).to(case.device)
+    return text.batch(text.load(corpus), case.batch_size, case.seq_len + 1, generator).to(
+        case.device
+    )

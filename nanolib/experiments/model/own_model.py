@@ -13,7 +13,14 @@ import pydantic
 from nanolib.experiments.model.look import look_at_code
 from nanolib.measurement import BadInput, Unsupported
 from nanolib.models import text
-from nanolib.models.user import check_name, context_length, hugging_face_config, layers_field, resolve, runs_code
+from nanolib.models.user import (
+    check_name,
+    context_length,
+    hugging_face_config,
+    layers_field,
+    resolve,
+    runs_code,
+)
 from nanolib.run import params as shared
 from nanolib.run.case import Case
 
@@ -39,7 +46,11 @@ class OwnModelParams(shared.Params):
 
     def models(self, presets: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
         """What is built: the user's own model with its options, or else each preset with the overrides."""
-        return [(self.model, self.model_options)] if self.model else [(preset, self.overrides) for preset in presets]
+        return (
+            [(self.model, self.model_options)]
+            if self.model
+            else [(preset, self.overrides) for preset in presets]
+        )
 
     def look(self, cases: Sequence[Case]) -> None:
         """Look once at a model that is code of the user's, for all cases that are going to be measured.
@@ -65,7 +76,9 @@ def check_own(params: Any, longest: int, field: str = "seq_lens") -> None:
         BadInput: As `check_hugging_face`.
     """
     if params.model_options and not params.model:
-        raise ValueError("model_options: there is no model to take them; set model, or use overrides for presets")
+        raise ValueError(
+            "model_options: there is no model to take them; set model, or use overrides for presets"
+        )
     if params.model and not runs_code(params.model):
         with contextlib.suppress(Unsupported):  # its cases will say so
             check_hugging_face(params.model, params.model_options, longest, field)
@@ -100,9 +113,15 @@ def check_hugging_face(name: str, options: Mapping[str, Any], longest: int, fiel
             f"shorten it or raise max_position_embeddings to {longest}"
         )
     if layers and getattr(config, layers) < 1:
-        raise BadInput(f"model_options: {layers} {getattr(config, layers)} makes no model; give 1 or more")
+        raise BadInput(
+            f"model_options: {layers} {getattr(config, layers)} makes no model; give 1 or more"
+        )
     read = inspect.signature(resolve(name).args[0].forward).parameters
     if "input_ids" not in read:
-        raise BadInput(f"model: {name} reads no ids of tokens; use a class that does, such as LlamaForCausalLM")
+        raise BadInput(
+            f"model: {name} reads no ids of tokens; use a class that does, such as LlamaForCausalLM"
+        )
     if "decoder_input_ids" in read:
-        raise BadInput(f"model: {name} reads two sequences; use a class that reads one, such as LlamaForCausalLM")
+        raise BadInput(
+            f"model: {name} reads two sequences; use a class that reads one, such as LlamaForCausalLM"
+        )

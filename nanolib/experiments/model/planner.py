@@ -23,7 +23,9 @@ from nanolib.run.params import MAX_SEQ_LEN
 from nanolib.run.workload import Workload, holdings_by_depth
 
 MAX_BATCH = 65_536
-MAX_MASKED = 2**17  # tokens: where a mask is made, its tiles are real ones, and grow with the square
+MAX_MASKED = (
+    2**17
+)  # tokens: where a mask is made, its tiles are real ones, and grow with the square
 _BISECT_EVERY = 4  # guesses: a line alone may creep towards a bend
 _SHARDED = (Held.WEIGHTS, Held.GRADIENTS, Held.STATES)
 _LEAST = {"decoding": 2}  # tokens: one in the cache, and a new one
@@ -110,7 +112,9 @@ class Planner:
         if self.source.seq_len < (least := _LEAST.get(name, 1)):
             return refused(refused=f"it takes {least} tokens or more")
         try:
-            return Use(name, self.holding(name, self.source.batch_size, self.source.seq_len), memory)
+            return Use(
+                name, self.holding(name, self.source.batch_size, self.source.seq_len), memory
+            )
         except Unsupported as error:
             return refused(refused=str(error))
         except (Exception, SystemExit) as error:  # a model may look at its data, which is not there
@@ -121,17 +125,29 @@ class Planner:
         name, memory = use.name, use.memory
         batch, length = self.source.batch_size, self.source.seq_len
         most_sequences, most_tokens = MAX_BATCH // self.ranks, self._longest()
-        share = largest(lambda n: self._peak(name, n * self.ranks, length), memory, batch // self.ranks, most_sequences)
-        longest = largest(lambda n: self._peak(name, batch, n), memory, length, most_tokens, _LEAST.get(name, 1))
+        share = largest(
+            lambda n: self._peak(name, n * self.ranks, length),
+            memory,
+            batch // self.ranks,
+            most_sequences,
+        )
+        longest = largest(
+            lambda n: self._peak(name, batch, n), memory, length, most_tokens, _LEAST.get(name, 1)
+        )
         ends = share == most_sequences, longest == most_tokens and not self.source.own
-        return dataclasses.replace(use, largest_batch=share * self.ranks, longest=longest, unbounded=ends)
+        return dataclasses.replace(
+            use, largest_batch=share * self.ranks, longest=longest, unbounded=ends
+        )
 
     def holding(self, name: str, batch: int, length: int) -> Holding:
         """Who holds a use's peak at a shape, on one rank."""
         key = (name, batch, length)
         if key not in self._known:
             at = functools.partial(self._at, self._case(name, batch // self.ranks, length))
-            with fake_tensors(), silent():  # of a shape that a model does not take torch says more than its error
+            with (
+                fake_tensors(),
+                silent(),
+            ):  # of a shape that a model does not take torch says more than its error
                 scopes = holdings_by_depth(self.depth, at, self._shared)
             self._known[key] = max(scopes.values(), key=lambda held: held.peak)
         return self._known[key]
@@ -145,10 +161,19 @@ class Planner:
 
     def _case(self, name: str, batch: int, length: int) -> ModelCase:
         mode, optimisation = USES[name]
-        fields = {field.name: getattr(self.source, field.name) for field in dataclasses.fields(ModelCase)}
-        fields |= {"mode": mode, "optimisation": optimisation, "batch_size": batch, "seq_len": length}
+        fields = {
+            field.name: getattr(self.source, field.name) for field in dataclasses.fields(ModelCase)
+        }
+        fields |= {
+            "mode": mode,
+            "optimisation": optimisation,
+            "batch_size": batch,
+            "seq_len": length,
+        }
         if not self.source.own:
-            fields["overrides"] = self.source.overrides | room(self.source.preset, self.source.overrides, length)
+            fields["overrides"] = self.source.overrides | room(
+                self.source.preset, self.source.overrides, length
+            )
         if mode == "generation":  # the cache holds `length` tokens in the end
             return GenerationCase(**fields | {"seq_len": length - 1}, new_tokens=1)
         return ModelCase(**fields)
@@ -175,14 +200,21 @@ class Planner:
             return 0
         config = hugging_face_config(self.source.preset, self.source.overrides)
         depth = getattr(config, self._layers_field)
-        return depth if len({*(getattr(config, "layer_types", None) or ())}) < 2 and self._equal_blocks(depth) else 0
+        return (
+            depth
+            if len({*(getattr(config, "layer_types", None) or ())}) < 2
+            and self._equal_blocks(depth)
+            else 0
+        )
 
     def _equal_blocks(self, depth: int) -> bool:
         """Whether a model of transformers has one stack of so many blocks, whose parts and sizes are equal."""
         with fake_tensors():
             model = self.source.build()
         stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == depth]
-        lists = [value for value in self.source.overrides.values() if isinstance(value, list | tuple)]
+        lists = [
+            value for value in self.source.overrides.values() if isinstance(value, list | tuple)
+        ]
         return len(stacks) == 1 and len(set(map(repr, stacks[0]))) == 1 and not lists
 
     def _longest(self) -> int:
@@ -195,20 +227,27 @@ class Planner:
         """What one of several ranks holds under FSDP: its share, and the weights that are gathered to compute."""
         if self.ranks == 1:
             return whole
-        parts = {part: -(-size // self.ranks) if part.kind in _SHARDED else size for part, size in whole.parts.items()}
+        parts = {
+            part: -(-size // self.ranks) if part.kind in _SHARDED else size
+            for part, size in whole.parts.items()
+        }
         stacks: Counter[str] = Counter()
         for (kind, module), size in whole.by_module.items():
             if kind == Held.WEIGHTS:
                 stacks[module.partition(".*")[0] if ".*" in module else ""] += size
         outside = stacks.pop("", 0)
         block = max(stacks.values(), default=0) // self.depth
-        gathered = outside + min(2, self.depth * len(stacks)) * block  # the block that computes, and the next
+        gathered = (
+            outside + min(2, self.depth * len(stacks)) * block
+        )  # the block that computes, and the next
         if any(part.kind == Held.GRADIENTS for part in parts):
             parts[Part(Held.TEMPORARIES, "gradients before they are scattered")] = outside + block
         return Holding(parts | {Part(Held.GATHERED): gathered})
 
 
-def largest(need: Callable[[int], float], memory: int, start: int, most: int, least: int = 1) -> int:
+def largest(
+    need: Callable[[int], float], memory: int, start: int, most: int, least: int = 1
+) -> int:
     """The largest n whose need fits and that of n + 1 does not; 0 where not even the least fits, `most` where all do.
 
     The next n is where the line through the last two needs meets the memory, and now and then the middle.

@@ -62,7 +62,11 @@ class MemoryPlan:
     @property
     def most_wanting(self) -> Use | None:
         """The use that needs the most; None where none could be planned."""
-        return max((use for use in self.uses if not use.refused), key=lambda use: use.holding.peak, default=None)
+        return max(
+            (use for use in self.uses if not use.refused),
+            key=lambda use: use.holding.peak,
+            default=None,
+        )
 
     @property
     def sentences(self) -> list[str]:
@@ -74,12 +78,23 @@ class MemoryPlan:
             if not use.fits:
                 short = f"{use.name} needs {_size(use.holding.peak)}, {_size(use.holding.peak - self.memory)} more than there is"
                 kind, size = max(use.holding.by_kind.items(), key=lambda item: item[1])
-                lines.append(f"{short}; {kind} hold {size / use.holding.peak:.0%} of it. {self._remedy(use)}")
-        return [*lines, *(f"{use.name} is not known: {use.refused}" for use in self.uses if use.refused)]
+                lines.append(
+                    f"{short}; {kind} hold {size / use.holding.peak:.0%} of it. {self._remedy(use)}"
+                )
+        return [
+            *lines,
+            *(f"{use.name} is not known: {use.refused}" for use in self.uses if use.refused),
+        ]
 
     def _remedy(self, use: Use) -> str:
-        ways = [f"batch {use.largest_batch}"] * bool(use.largest_batch) + [f"{use.longest} tokens"] * bool(use.longest)
-        rest = "more ranks, each with a sequence, or a smaller model" if self.shared else "a smaller model"
+        ways = [f"batch {use.largest_batch}"] * bool(use.largest_batch) + [
+            f"{use.longest} tokens"
+        ] * bool(use.longest)
+        rest = (
+            "more ranks, each with a sequence, or a smaller model"
+            if self.shared
+            else "a smaller model"
+        )
         return "Next: " + (", or ".join(ways) or rest)
 
     @property
@@ -107,8 +122,13 @@ class MemoryPlan:
         """What fills the peaks: a line per kind, a column per use."""
         name, unit = self._unit
         sizes = {use.name: use.holding.by_kind for use in self.uses if not use.refused}
-        held = [kind for kind in Held if any(of.get(kind, 0) / unit >= 0.005 for of in sizes.values())]
-        uses = {use: [f"{of[kind] / unit:.2f}" if kind in of else "" for kind in held] for use, of in sizes.items()}
+        held = [
+            kind for kind in Held if any(of.get(kind, 0) / unit >= 0.005 for of in sizes.values())
+        ]
+        uses = {
+            use: [f"{of[kind] / unit:.2f}" if kind in of else "" for kind in held]
+            for use, of in sizes.items()
+        }
         return pd.DataFrame({f"{name} of": [str(kind) for kind in held], **uses})
 
     def holders(self, use: Use, most: int = 6) -> pd.DataFrame:
@@ -137,7 +157,9 @@ class MemoryPlan:
                 "largest_batch": use.largest_batch,
                 "longest": use.longest,
                 "kinds": use.holding.by_kind,
-                "parts": [part._asdict() | {"bytes": size} for part, size in use.holding.parts.items()],
+                "parts": [
+                    part._asdict() | {"bytes": size} for part, size in use.holding.parts.items()
+                ],
             }
             for use in self.uses
         ]
@@ -191,29 +213,47 @@ def plan(
     for name, value in {"model": model, "dtype": dtype, "attention_type": attention_type}.items():
         if not isinstance(value, str):
             raise BadInput(f"{name}: {shown(value)} will not do; give a name")
-    for name, value, most in (("seq_len", seq_len, MAX_SEQ_LEN), ("batch_size", batch_size, MAX_BATCH)):
+    for name, value, most in (
+        ("seq_len", seq_len, MAX_SEQ_LEN),
+        ("batch_size", batch_size, MAX_BATCH),
+    ):
         if type(value) is not int or not 0 < value <= most:
             raise BadInput(f"{name}: {shown(value)} will not do; give a number from 1 to {most}")
     if optimizer not in [*OPTIMIZERS]:
-        raise BadInput(f"optimizer: {shown(optimizer)} is unknown; use one of {', '.join(OPTIMIZERS)}")
+        raise BadInput(
+            f"optimizer: {shown(optimizer)} is unknown; use one of {', '.join(OPTIMIZERS)}"
+        )
     if attention_type != "dense" and seq_len > MAX_MASKED:
-        raise BadInput(f"seq_len: {seq_len} is planned with dense attention alone; give {MAX_MASKED} or less")
+        raise BadInput(
+            f"seq_len: {seq_len} is planned with dense attention alone; give {MAX_MASKED} or less"
+        )
     if type(ranks) is not int or ranks < 1 or batch_size % ranks:
-        raise BadInput(f"ranks: {shown(ranks)} does not divide batch_size {batch_size}; give a divisor of it")
+        raise BadInput(
+            f"ranks: {shown(ranks)} does not divide batch_size {batch_size}; give a divisor of it"
+        )
     source = checked(model, seq_len, batch_size, dtype, attention_type, dict(options or {}))
     asked = (source, optimizer, ranks, available)
-    answers, reason = answers_of(uses_of, *asked, limit_s=_LIMIT_S) if source.runs_code else (uses_of(*asked), "")
+    answers, reason = (
+        answers_of(uses_of, *asked, limit_s=_LIMIT_S) if source.runs_code else (uses_of(*asked), "")
+    )
     found = {use.name: use for use in answers}
     uses = [found.get(name) or Use(name, Holding({}), available, refused=reason) for name in USES]
     if all(use.refused for use in uses):
-        raise BadInput(f"model: {shown(model)} cannot be planned: {uses[0].refused.removeprefix('model: ')}")
+        raise BadInput(
+            f"model: {shown(model)} cannot be planned: {uses[0].refused.removeprefix('model: ')}"
+        )
     of = f" over {ranks} ranks (FSDP, modelled)" if ranks > 1 else ""
     title = f"{model} in {dtype}, {batch_size} × {seq_len} tokens{of}, {optimizer}, into {_size(available)}{' each' if of else ''}"
     return MemoryPlan(title, tuple(uses), available, shared=not source.runs_code)
 
 
 def checked(
-    model: str, seq_len: int, batch_size: int, dtype: str, attention_type: str, options: dict[str, Any]
+    model: str,
+    seq_len: int,
+    batch_size: int,
+    dtype: str,
+    attention_type: str,
+    options: dict[str, Any],
 ) -> ModelCase:
     """The case that all others are made from.
 
@@ -222,13 +262,17 @@ def checked(
     """
     for name in ("dtype", "attention_type"):
         if name in options:
-            raise BadInput(f"options: {name} is none of them; give --{name.replace('_', '-')}, or {name}= in Python")
+            raise BadInput(
+                f"options: {name} is none of them; give --{name.replace('_', '-')}, or {name}= in Python"
+            )
     _known("dtype", known_dtypes, dtype)
     _known("attention_type", known_kinds, attention_type)
     own = ":" in model
     if own:
         if attention_type != "dense":
-            raise BadInput(f"attention_type: {shown(attention_type)} is of presets; leave it out, {model} has its own")
+            raise BadInput(
+                f"attention_type: {shown(attention_type)} is of presets; leave it out, {model} has its own"
+            )
         check_name(model)
         if not runs_code(model):
             _check_hugging_face(model, options, seq_len)
@@ -240,7 +284,9 @@ def checked(
     kind = "own" if own else attention_type
     case = ModelCase("cpu", model, model, options, kind, seq_len, batch_size, dtype, "inference")
     if reason := case.not_planned():
-        raise BadInput(f"attention_type: {shown(kind)} cannot be planned: {reason}; use dense, or sparse by position")
+        raise BadInput(
+            f"attention_type: {shown(kind)} cannot be planned: {reason}; use dense, or sparse by position"
+        )
     return case
 
 

@@ -33,7 +33,9 @@ class Step(Protocol):
         """Its calls, each with what is there before it."""
         ...
 
-    def measure(self, case: Any, params: Any, predicted: dict[str, Any], ceilings: dict[str, float]) -> Measuring:
+    def measure(
+        self, case: Any, params: Any, predicted: dict[str, Any], ceilings: dict[str, float]
+    ) -> Measuring:
         """Its work, times and rates.
 
         Args:
@@ -81,18 +83,26 @@ class Inferring:
     def _against_eager(self) -> Measurement:
         found = self.eager()
         if isinstance(found, torch.Tensor):
-            return exact("relative_error", self.difference(), scope="against_eager", method="logits")
+            return exact(
+                "relative_error", self.difference(), scope="against_eager", method="logits"
+            )
         message = f"the model returns {type(found).__name__}: how far that is from eager's is known of logits alone"
-        return Measurement("relative_error", scope="against_eager", status=Status.UNSUPPORTED, message=message)
+        return Measurement(
+            "relative_error", scope="against_eager", status=Status.UNSUPPORTED, message=message
+        )
 
-    def measure(self, case: Any, params: Any, predicted: dict[str, Any], ceilings: dict[str, float]) -> Measuring:
+    def measure(
+        self, case: Any, params: Any, predicted: dict[str, Any], ceilings: dict[str, float]
+    ) -> Measuring:
         """Work, latency, rates, and how far the result lies from the eager one."""
         flops = int(predicted["flops"])
         first_ms = first_call_ms(self.forward)
         if not case.own:
             yield exact("flops", flops, scope="inference")
         counted = {} if case.own else {"predicted": flops}
-        yield exact("flops", count_flops(self.eager), scope="inference", method="flop_counter", **counted)
+        yield exact(
+            "flops", count_flops(self.eager), scope="inference", method="flop_counter", **counted
+        )
         yield exact("bytes", predicted["bytes"], scope="inference")
         timed = yield params.timed(case.device, {"inference": self.forward})
         latency = dataclasses.replace(timed["inference"], predicted=predicted.get("latency"))
@@ -107,7 +117,9 @@ class Inferring:
     def workloads(self) -> Iterator[Workload]:
         """The forward pass."""
         yield Workload.of_kinds(
-            "inference", self.forward, lambda: {Held.WEIGHTS: held(self.model), Held.INPUTS: [self.ids]}
+            "inference",
+            self.forward,
+            lambda: {Held.WEIGHTS: held(self.model), Held.INPUTS: [self.ids]},
         )
 
 
@@ -118,10 +130,16 @@ def check_loss(model: nn.Module) -> None:
         Unsupported: It is one.
     """
     if not predicts_tokens(model):
-        raise Unsupported(f"{type(model).__name__} gives no logits of tokens; leave the loss out: {WITHOUT_LOSS}")
+        raise Unsupported(
+            f"{type(model).__name__} gives no logits of tokens; leave the loss out: {WITHOUT_LOSS}"
+        )
     if not any(weight.requires_grad for weight in model.parameters()):
-        raise Unsupported(f"{type(model).__name__} has no weight that learns; leave the loss out: {WITHOUT_LOSS}")
-    if complex_ := next((name for name, weight in model.named_parameters() if weight.is_complex()), ""):
+        raise Unsupported(
+            f"{type(model).__name__} has no weight that learns; leave the loss out: {WITHOUT_LOSS}"
+        )
+    if complex_ := next(
+        (name for name, weight in model.named_parameters() if weight.is_complex()), ""
+    ):
         raise Unsupported(
             f"{type(model).__name__}.{complex_} is complex, and fused AdamW takes real weights; keep it as pairs of them "
             f"(torch.view_as_real), or leave the loss out: {WITHOUT_LOSS}"
@@ -139,7 +157,9 @@ def planned_training(case: Case, config: NanoConfig, batch_size: int, seq_len: i
     return planned_by_depth(case, config.num_layers, at)
 
 
-def _sgd(weights: Iterable[nn.Parameter], rate: float, momentum: float = 0.0) -> torch.optim.Optimizer:
+def _sgd(
+    weights: Iterable[nn.Parameter], rate: float, momentum: float = 0.0
+) -> torch.optim.Optimizer:
     weights = list(weights)
     # on tensors without data torch runs its fused kernel on real ones in their place; one weight after the other holds as much
     fused = not any(isinstance(weight, torch._subclasses.FakeTensor) for weight in weights)
@@ -166,7 +186,12 @@ class Training:
     """
 
     def __init__(
-        self, model: nn.Module, ids: torch.Tensor, optimisation: str, learning_rate: float, optimizer: str = "adamw"
+        self,
+        model: nn.Module,
+        ids: torch.Tensor,
+        optimisation: str,
+        learning_rate: float,
+        optimizer: str = "adamw",
     ) -> None:
         check_loss(model)
         self.model, self.ids = model.train(), ids
@@ -174,7 +199,9 @@ class Training:
         self._forward = optimise(optimisation, model, self._eager, ids[:, :-1])
         self._optimizer = OPTIMIZERS[optimizer](model.parameters(), learning_rate)
         # a scaler looks at its tensors' values, which a plan has not
-        scaled = optimisation == "autocast_float16" and not isinstance(ids, torch._subclasses.FakeTensor)
+        scaled = optimisation == "autocast_float16" and not isinstance(
+            ids, torch._subclasses.FakeTensor
+        )
         self._scaler = torch.amp.GradScaler(ids.device.type, enabled=scaled)
         self._loss = torch.zeros(())
         self.phases: dict[str, Callable[[], object]] = {
@@ -222,7 +249,9 @@ class Training:
             self.model.checkpointing = checkpointing
         return relative_error(found, eager)
 
-    def measure(self, case: Any, params: Any, predicted: dict[str, Any], ceilings: dict[str, float]) -> Measuring:
+    def measure(
+        self, case: Any, params: Any, predicted: dict[str, Any], ceilings: dict[str, float]
+    ) -> Measuring:
         """Work, the times of its phases, rates, and how far the gradient lies from the eager one."""
         flops = int(predicted["flops"])
         yield exact("flops", flops, scope="training_step")
@@ -231,7 +260,9 @@ class Training:
             first_ms, later_ms = (first_call_ms(self.gradient) for _ in range(2))
             if is_compiled(case.optimisation):
                 yield compile_row(first_ms, later_ms)
-            yield exact("relative_error", self.difference(), scope="against_eager", method="gradient")
+            yield exact(
+                "relative_error", self.difference(), scope="against_eager", method="gradient"
+            )
         timed = yield params.timed(case.device, self.phases, total="training_step")
         total = dataclasses.replace(timed.pop("training_step"), predicted=predicted.get("latency"))
         yield from timed.values()
@@ -242,7 +273,12 @@ class Training:
     def _states(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Each weight with a state of its."""
         states = self._optimizer.state.items()
-        return [(weight, v) for weight, state in states for v in state.values() if isinstance(v, torch.Tensor)]
+        return [
+            (weight, v)
+            for weight, state in states
+            for v in state.values()
+            if isinstance(v, torch.Tensor)
+        ]
 
     def _leave_states(self) -> None:
         """What a first call leaves behind: the optimizer's states."""
@@ -269,7 +305,12 @@ class Training:
 
         owners = lambda: {id(state): weight for weight, state in self._states()}  # noqa: E731
         yield Workload.of_kinds(
-            "training_step", self, kinds, first=self._leave_states, phases=self.phases, owners=owners
+            "training_step",
+            self,
+            kinds,
+            first=self._leave_states,
+            phases=self.phases,
+            owners=owners,
         )
 
 
@@ -283,27 +324,43 @@ class Generating:
         optimisation: `eager` or `cuda_graph`.
     """
 
-    def __init__(self, model: nn.Module, prompt: torch.Tensor, new_tokens: int, optimisation: str = "eager") -> None:
+    def __init__(
+        self, model: nn.Module, prompt: torch.Tensor, new_tokens: int, optimisation: str = "eager"
+    ) -> None:
         self.model = model.eval()
-        self.generation = generation_of(self.model, prompt, new_tokens, optimisation == "cuda_graph")
+        self.generation = generation_of(
+            self.model, prompt, new_tokens, optimisation == "cuda_graph"
+        )
 
     @torch.no_grad()
     def difference(self) -> float:
         """Relative error of the cache after all tokens against the eager one."""
         caches = []
-        for one in (self.generation, generation_of(self.model, self.generation.prompt, self.generation.new_tokens)):
+        for one in (
+            self.generation,
+            generation_of(self.model, self.generation.prompt, self.generation.new_tokens),
+        ):
             one.all_tokens()
             caches.append(torch.cat([x.flatten() for x in one.cache.tensors]))
         return relative_error(*caches)
 
-    def measure(self, case: Any, params: Any, predicted: dict[str, Any], ceilings: dict[str, float]) -> Measuring:
+    def measure(
+        self, case: Any, params: Any, predicted: dict[str, Any], ceilings: dict[str, float]
+    ) -> Measuring:
         """Time to the first token (the prompt read), then time per token over the cache that grows and starts over."""
-        if case.optimisation != "eager":  # by which every token's graph is captured before it is timed
+        if (
+            case.optimisation != "eager"
+        ):  # by which every token's graph is captured before it is timed
             yield exact("relative_error", self.difference(), scope="against_eager", method="cache")
         timed = yield params.timed(case.device, {"prefill": self.generation.prefill})
         yield timed["prefill"]
         yield rate("tokens_per_second", self.generation.prompt.numel(), timed["prefill"])
-        yield exact("flops", int(predicted["flops"]), scope="decode", method="flop_counter" if case.own else "formula")
+        yield exact(
+            "flops",
+            int(predicted["flops"]),
+            scope="decode",
+            method="flop_counter" if case.own else "formula",
+        )
         yield exact("bytes", predicted["bytes"], scope="decode")
         self.generation.all_tokens()
         timed = yield params.timed(case.device, {"decode": self.generation.decode})
@@ -317,9 +374,16 @@ class Generating:
 
         def kinds() -> dict[str, list[torch.Tensor]]:
             *cache, prompt, token = self.generation.tensors
-            return {Held.WEIGHTS: [*held(self.model)], Held.CACHE: cache, Held.INPUTS: [prompt, token]}
+            return {
+                Held.WEIGHTS: [*held(self.model)],
+                Held.CACHE: cache,
+                Held.INPUTS: [prompt, token],
+            }
 
-        for call, first in ((self.generation.prefill, self._unread), (self.generation.decode, self._first)):
+        for call, first in (
+            (self.generation.prefill, self._unread),
+            (self.generation.decode, self._first),
+        ):
             yield Workload.of_kinds(call.__name__, call, kinds, first=first)
 
     def _unread(self) -> None:

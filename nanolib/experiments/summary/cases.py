@@ -47,7 +47,9 @@ class Params(StrictModel):
             if value and not Path(value).is_file():
                 raise ValueError(f"{shown(value)} is no file; name a database, or leave it empty")
         except OSError as error:
-            raise ValueError(f"{shown(value)} cannot be read ({error.strerror}); name another") from None
+            raise ValueError(
+                f"{shown(value)} cannot be read ({error.strerror}); name another"
+            ) from None
         return value
 
 

@@ -34,15 +34,20 @@ class SummaryPanel:
 
         self._rows = rows
         self._choices = linking.choices(rows, runs)
-        self._sections = [section for section in sections() if section.experiment in set(runs["experiment"])]
+        self._sections = [
+            section for section in sections() if section.experiment in set(runs["experiment"])
+        ]
         self.picks = {
             title: widgets.Dropdown(
-                description=title, options=["all", *choice["options"]], style={"description_width": "initial"}
+                description=title,
+                options=["all", *choice["options"]],
+                style={"description_width": "initial"},
             )
             for title, choice in self._choices.items()
         }
         self.charts = {
-            section.experiment: renderer.linked_chart(section.main_chart(rows)) for section in self._sections
+            section.experiment: renderer.linked_chart(section.main_chart(rows))
+            for section in self._sections
         }
         self.texts = {section.experiment: widgets.HTML() for section in self._sections}
         self.said = widgets.HTML()
@@ -65,9 +70,14 @@ class SummaryPanel:
 
     def _in_words(self, kept: pd.DataFrame) -> str:
         """`sequence length 1,024: 40 of 1,117 measurements, of 2 of 6 runs`."""
-        chosen = ", ".join(f"{title.lower()} {value}" for title, value in self._chosen().items()) or "everything"
+        chosen = (
+            ", ".join(f"{title.lower()} {value}" for title, value in self._chosen().items())
+            or "everything"
+        )
         runs = f"{kept['run_id'].nunique()} of {self._rows['run_id'].nunique()} runs"
-        return html.escape(f"Shown: {chosen}: {len(kept):,} of {len(self._rows):,} measurements, of {runs}")
+        return html.escape(
+            f"Shown: {chosen}: {len(kept):,} of {len(self._rows):,} measurements, of {runs}"
+        )
 
     def _follow(self, _: Any = None) -> None:
         picked = self.picked()
@@ -83,10 +93,16 @@ class SummaryPanel:
 
 def _text(section: Section, rows: pd.DataFrame) -> str:
     """The verdict and the tables of what is left."""
-    left = {title: shown for title, table in section.tables.items() if len(shown := table.readable(rows))}
+    left = {
+        title: shown
+        for title, table in section.tables.items()
+        if len(shown := table.readable(rows))
+    }
     if not left:
         return f"<i>Nothing of {html.escape(section.experiment)} is left by what is picked.</i>"
-    shown = (f"<b>{html.escape(title)}</b>{Table(table)._repr_html_()}" for title, table in left.items())
+    shown = (
+        f"<b>{html.escape(title)}</b>{Table(table)._repr_html_()}" for title, table in left.items()
+    )
     return Lines(section.verdict(rows))._repr_html_() + "".join(shown)
 
 

@@ -65,7 +65,9 @@ class Params(OwnModelParams):
     steps: int = pydantic.Field(10, ge=6, le=100_000)
     curve_steps: int = pydantic.Field(20, ge=20, le=100_000)
     processes: int = pydantic.Field(5, ge=5, le=100)
-    directions: list[Literal["forward", "forward_backward"]] = pydantic.Field(["forward"], min_length=1)
+    directions: list[Literal["forward", "forward_backward"]] = pydantic.Field(
+        ["forward"], min_length=1
+    )
     isolation: Literal["process"] = "process"
 
     _distinct = pydantic.field_validator("warmup_steps", "directions")(distinct)
@@ -127,14 +129,19 @@ class WarmupCase(Case):
         """The curve, how many of its steps are slower than the steady state, and what each setting would report."""
         if self.preset in PRESETS:
             config = NanoConfig.from_preset(self.preset, **self.overrides)
-            model, vocabulary = create_model(config, self.device, seed=params.seed), config.vocab_size
+            model, vocabulary = (
+                create_model(config, self.device, seed=params.seed),
+                config.vocab_size,
+            )
             call: Callable[[torch.Tensor], torch.Tensor] = model
         else:
             model = build_model(self.preset, self.overrides, self.device, "float32", params.seed)
             call, vocabulary = logits_of(model), text.VOCAB_SIZE
             if self.direction == "forward_backward":
                 check_loss(model)
-        ids = generate_random_batch(self.batch_size, self.seq_len + 1, vocabulary, self.device, seed=params.seed)
+        ids = generate_random_batch(
+            self.batch_size, self.seq_len + 1, vocabulary, self.device, seed=params.seed
+        )
 
         def forward() -> None:
             with torch.inference_mode():
@@ -154,7 +161,12 @@ class WarmupCase(Case):
         yield _needed(curve, self.direction)
         for count in self.warmup_steps:
             spent = details | {"warmup_s": sum(samples[:count]) / 1e3}
-            yield _uncut(samples[count : count + self.steps], f"{self.direction} after {count}", clock.method, spent)
+            yield _uncut(
+                samples[count : count + self.steps],
+                f"{self.direction} after {count}",
+                clock.method,
+                spent,
+            )
 
 
 def cases(params: Params) -> list[Case]:
@@ -192,5 +204,9 @@ def _needed(samples: list[float], scope: str) -> Measurement:
         method="smoothed curve and PELT on medians of 5, and Tukey's severe fence",
         scope=scope,
         message=found.reason,
-        details={"steady_median": None if found.steps is None else float(np.median(samples[found.steps :]))},
+        details={
+            "steady_median": None
+            if found.steps is None
+            else float(np.median(samples[found.steps :]))
+        },
     )

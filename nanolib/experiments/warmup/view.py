@@ -51,19 +51,28 @@ def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
     table = table.explode("warmup_steps", ignore_index=True)
     table["scope"] = table["direction"] + " after " + table["warmup_steps"].astype(str)
     timed = pick(rows, "latency")
-    of_process = pd.DataFrame({name: [of.get(name) for of in timed["details"]] for name in ("mean", "sd", "cv")})
+    of_process = pd.DataFrame(
+        {name: [of.get(name) for of in timed["details"]] for name in ("mean", "sd", "cv")}
+    )
     of_process = of_process.assign(
         median=list(timed["estimate"]), busy=[Flag.BUSY_MACHINE in of for of in timed["flags"]]
     )
     of_process[[*CASE, "scope"]] = timed[[*CASE, "scope"]].to_numpy()
     table = table.merge(of_process, on=[*CASE, "scope"], how="left")
     reference = table[table["warmup_steps"] == _REFERENCE].set_index(list(CASE))["mean"]
-    table["ratio"] = table["mean"].to_numpy() / reference.reindex(pd.MultiIndex.from_frame(table[[*CASE]])).to_numpy()
-    return pd.DataFrame([_of_setting(key, part) for key, part in table.groupby(_SETTING, sort=False)])
+    table["ratio"] = (
+        table["mean"].to_numpy()
+        / reference.reindex(pd.MultiIndex.from_frame(table[[*CASE]])).to_numpy()
+    )
+    return pd.DataFrame(
+        [_of_setting(key, part) for key, part in table.groupby(_SETTING, sort=False)]
+    )
 
 
 def _of_setting(key: tuple[object, ...], part: pd.DataFrame) -> dict[str, object]:
-    line: dict[str, object] = dict(zip(_SETTING, key, strict=True)) | {"processes": int(part["mean"].notna().sum())}
+    line: dict[str, object] = dict(zip(_SETTING, key, strict=True)) | {
+        "processes": int(part["mean"].notna().sum())
+    }
     for name in _FIGURES:
         values = part[name].astype(float)
         line |= {name: values.median(), f"{name}_low": values.min(), f"{name}_high": values.max()}
@@ -72,7 +81,11 @@ def _of_setting(key: tuple[object, ...], part: pd.DataFrame) -> dict[str, object
     for name in ("sd", "cv"):
         del line[f"{name}_low"], line[f"{name}_high"]
     busy = bool(part["busy"].eq(True).any())
-    return line | {"busy": busy, "status": worst(part["status"]), "message": "; ".join(dict.fromkeys(part["message"]))}
+    return line | {
+        "busy": busy,
+        "status": worst(part["status"]),
+        "message": "; ".join(dict.fromkeys(part["message"])),
+    }
 
 
 def curve_table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -84,12 +97,22 @@ def curve_table(rows: pd.DataFrame) -> pd.DataFrame:
     found = having(rows, "warmup", "process")
     curves = pick(found, "latency")
     parts = []
-    for _, row in curves[curves["scope"] == curves["factor.direction"]].iterrows() if len(curves) else ():
+    for _, row in (
+        curves[curves["scope"] == curves["factor.direction"]].iterrows() if len(curves) else ()
+    ):
         own = found[(found["run_id"] == row["run_id"]) & (found["case_id"] == row["case_id"])]
         cut = own[own["metric"] == "warmup_needed"]["estimate"].max()
         steps = range(1, len(row["samples"]) + 1)
-        phase = ["not settled" if pd.isna(cut) else "warm-up" if step <= cut else "steady" for step in steps]
-        part = {"direction": row["scope"], "process": int(row["factor.process"]), "step": steps, "ms": row["samples"]}
+        phase = [
+            "not settled" if pd.isna(cut) else "warm-up" if step <= cut else "steady"
+            for step in steps
+        ]
+        part = {
+            "direction": row["scope"],
+            "process": int(row["factor.process"]),
+            "step": steps,
+            "ms": row["samples"],
+        }
         of = {"phase": phase, "run_id": row["run_id"], "seq_len": row.get("factor.seq_len")}
         parts.append(pd.DataFrame(part | of))
     columns = ["direction", "process", "step", "ms", "phase"]
@@ -133,14 +156,21 @@ def warmup_settings(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """What each warm-up setting does to the mean: the median of the fresh processes and their range."""
     title = "What skipping the warm-up does to the mean"
     table = warmup_table(rows)
-    table = table[table["difference"].notna() & (table["warmup_steps"] != _REFERENCE)] if len(table) else table
+    table = (
+        table[table["difference"].notna() & (table["warmup_steps"] != _REFERENCE)]
+        if len(table)
+        else table
+    )
     if table.empty:
         return empty_chart(title, why_empty(rows, "warmup"))
     steps = table["warmup_steps"].astype(int).astype(str)
     data = pd.DataFrame(
         {
             "series": table["direction"].str.replace("_", " + ") + " after " + steps,
-            **{name: 100 * table[column] for name, column in zip(("x", "low", "high"), _DIFFERENCE, strict=True)},
+            **{
+                name: 100 * table[column]
+                for name, column in zip(("x", "low", "high"), _DIFFERENCE, strict=True)
+            },
             "sure": table["processes"] >= _FEWEST,
             "hue": "c1",
             "text": table["difference"].map("{:+.0%}".format),
@@ -151,7 +181,9 @@ def warmup_settings(rows: pd.DataFrame) -> alt.TopLevelMixin:
         data,
         title,
         "rows",
-        subtitle=[f"Against the mean after {_REFERENCE} steps of the same process. Bars: the range of the processes."],
+        subtitle=[
+            f"Against the mean after {_REFERENCE} steps of the same process. Bars: the range of the processes."
+        ],
         unit="Difference of the mean (%)",
         ref=0.0,
         band=(-100 * MOVED, 100 * MOVED),
@@ -165,14 +197,22 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
     found = overview.of_experiment(rows, "warmup")
     curves = found[found["metric"] == "warmup_needed"]
     if curves.empty:
-        return [Claim("No warm-up curve was measured, so there is no verdict", advice="nano run quick warmup")]
+        return [
+            Claim(
+                "No warm-up curve was measured, so there is no verdict",
+                advice="nano run quick warmup",
+            )
+        ]
     table = warmup_table(rows)
     if len(table):
         known = table["difference"].notna() & (table["processes"] >= _FEWEST)
         table = table[(table["warmup_steps"] == 0) & known]
     cold = table
     grouped = curves.groupby(["run_id", "scope"], sort=False)
-    return [*(_enough(part, cold) for _, part in grouped), *(_without(row) for _, row in cold.iterrows())]
+    return [
+        *(_enough(part, cold) for _, part in grouped),
+        *(_without(row) for _, row in cold.iterrows()),
+    ]
 
 
 def _enough(curves: pd.DataFrame, cold: pd.DataFrame) -> Claim:
@@ -191,24 +231,41 @@ def _enough(curves: pd.DataFrame, cold: pd.DataFrame) -> Claim:
         answer = f"{most} warm-up step{'s are' if most > 1 else ' is'} enough in all {count} fresh processes"
         of_each = f"they needed {', '.join(map(str, needed))}; " if needed.nunique() > 1 else ""
         return Claim(answer, of_each + took, about=about, figures=figures)
-    of = cold[(cold["run_id"] == first["run_id"]) & (cold["direction"] == first["scope"])] if len(cold) else cold
+    of = (
+        cold[(cold["run_id"] == first["run_id"]) & (cold["direction"] == first["scope"])]
+        if len(cold)
+        else cold
+    )
     if len(of) and (of["difference"] > MOVED).any():
         sure = f"the curves show no warm-up, but without it the mean was {of['difference'].max():+.0%}; {took}"
-        return Claim("no clear answer", sure, "use 5 steps, or measure again", about, figures=figures)
-    return Claim(f"no warm-up was detected in any of {count} fresh processes", took, about=about, figures=figures)
+        return Claim(
+            "no clear answer", sure, "use 5 steps, or measure again", about, figures=figures
+        )
+    return Claim(
+        f"no warm-up was detected in any of {count} fresh processes",
+        took,
+        about=about,
+        figures=figures,
+    )
 
 
 def _without(row: pd.Series) -> Claim:
     """What no warm-up does to the mean, within each process."""
     ends = [row[f"difference{end}"] for end in ("_low", "", "_high")]
     ratio = Figure(
-        *(end + 1 for end in ends), name="the mean without warm-up over that after 5 steps", busy=row["busy"]
+        *(end + 1 for end in ends),
+        name="the mean without warm-up over that after 5 steps",
+        busy=row["busy"],
     )
     low, share, high = (f"{end:+.0%}" for end in ends)
-    moved = "" if ratio.against(ONE) is not Order.ALIKE else ", which cannot be told from that after 5"
+    moved = (
+        "" if ratio.against(ONE) is not Order.ALIKE else ", which cannot be told from that after 5"
+    )
     answer = f"without warm-up the mean is {share} [{low} … {high}] against that after {_REFERENCE} steps{moved}"
     sure = f"the range of {int(row['processes'])} fresh processes, with a CV of {row['cv']:.0%}"
-    return Claim(answer, sure, about=row["direction"].replace("_", " + "), compared=comparing(ratio, ONE))
+    return Claim(
+        answer, sure, about=row["direction"].replace("_", " + "), compared=comparing(ratio, ONE)
+    )
 
 
 SECTION = Section(

@@ -56,7 +56,12 @@ def integrate(t_s: ArrayLike, power_w: ArrayLike, start_s: float, end_s: float) 
 
 
 def count(
-    t_s: ArrayLike, joules: ArrayLike, start_s: float, end_s: float, wrap_j: float = math.inf, lag_s: float = 0.0
+    t_s: ArrayLike,
+    joules: ArrayLike,
+    start_s: float,
+    end_s: float,
+    wrap_j: float = math.inf,
+    lag_s: float = 0.0,
 ) -> Interval:
     """Energy between two moments, from a counter.
 
@@ -90,14 +95,18 @@ def count(
     total = np.concatenate([[0.0], np.cumsum(steps)])
     energy = float(np.interp(end_s, t, total) - np.interp(start_s, t, total))
     before, last_inside = np.searchsorted(t, [start_s, end_s], side="right") - 1
-    first_inside, after = np.searchsorted(t, [start_s + lag_s, end_s + lag_s])  # such a state is no older than the edge
+    first_inside, after = np.searchsorted(
+        t, [start_s + lag_s, end_s + lag_s]
+    )  # such a state is no older than the edge
     unsure = float((length * rates.max())[before:after][reset[before:after]].sum())
     unsure += float(min(steps[steps > 0], default=0.0))
     low = max(0.0, float(total[last_inside] - total[first_inside]) - unsure)
     return Interval(low, energy, float(total[after] - total[before]) + unsure)
 
 
-def counter_steps(t_s: np.ndarray, joules: np.ndarray, wrap_j: float, lag_s: float = 0.0) -> np.ndarray:
+def counter_steps(
+    t_s: np.ndarray, joules: np.ndarray, wrap_j: float, lag_s: float = 0.0
+) -> np.ndarray:
     """What a counter counted from each reading to the next.
 
     Args:
@@ -123,17 +132,23 @@ def longest_standstill(t_s: np.ndarray, joules: np.ndarray) -> float:
     return float((t[last] - t[first]).max(initial=0.0))
 
 
-def _checked(t_s: ArrayLike, values: ArrayLike, start_s: float, end_s: float) -> tuple[np.ndarray, np.ndarray]:
+def _checked(
+    t_s: ArrayLike, values: ArrayLike, start_s: float, end_s: float
+) -> tuple[np.ndarray, np.ndarray]:
     t, x = np.asarray(t_s, dtype=float), np.asarray(values, dtype=float)
     if t.shape != x.shape or t.ndim != 1:
-        raise BadInput(f"t_s: shape {list(t.shape)} beside {list(x.shape)}; give one moment per sample")
+        raise BadInput(
+            f"t_s: shape {list(t.shape)} beside {list(x.shape)}; give one moment per sample"
+        )
     read = np.flatnonzero(~np.isnan(x))
     if len(read) < 2:
         raise BadInput(f"power_w: {len(read)} samples could be read; at least two are needed")
     if (np.diff(t) < 0).any():
         raise BadInput("t_s: its moments go backwards; give them in order")
     if not start_s < end_s:
-        raise BadInput(f"end_s: {end_s} is not after start_s {start_s}; give a window with some length")
+        raise BadInput(
+            f"end_s: {end_s} is not after start_s {start_s}; give a window with some length"
+        )
     return t[read[0] :], x[read[0] :]
 
 

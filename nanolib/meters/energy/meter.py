@@ -84,7 +84,9 @@ class Track:
         if not np.isnan(joules).all():
             if reason := self._stands_still(window, np.array(t), np.array(joules)):
                 raise BadInput(reason)
-            return count(t, joules, window.start_s, window.end_s, self.source.wrap_j, self.source.period_s)
+            return count(
+                t, joules, window.start_s, window.end_s, self.source.wrap_j, self.source.period_s
+            )
         watts = np.array([reading.watts for reading in readings])
         inside = watts[(np.array(t) >= window.start_s) & (np.array(t) <= window.end_s)]
         if (inside <= 0).any() and not (inside > 0).any():
@@ -93,7 +95,9 @@ class Track:
         if self.source.provenance is not Provenance.ESTIMATED:
             return found
         ends = [
-            integrate(t, [getattr(reading, end) for reading in readings], window.start_s, window.end_s).estimate
+            integrate(
+                t, [getattr(reading, end) for reading in readings], window.start_s, window.end_s
+            ).estimate
             for end in ("low", "high")
         ]
         return Interval(ends[0], found.estimate, ends[1])
@@ -115,7 +119,11 @@ class Track:
     @property
     def _remedy(self) -> str:
         replayed = self.source.provenance is Provenance.REPLAYED
-        return "record it again" if replayed else "record the power by other means, and replay it (power_trace)"
+        return (
+            "record it again"
+            if replayed
+            else "record the power by other means, and replay it (power_trace)"
+        )
 
     def checked_energy(self, window: Window) -> Interval:
         """Joules in a window that is long enough for its sensor.
@@ -136,7 +144,9 @@ class Track:
         t, watts = np.array([r.t_s for r in inside]), np.array([r.watts for r in inside])
         joules = np.array([r.joules for r in inside])
         if not np.isnan(joules).all():
-            moved = np.append(True, np.diff(joules) != 0)  # a counter may be read more often than it counts
+            moved = np.append(
+                True, np.diff(joules) != 0
+            )  # a counter may be read more often than it counts
             t, joules = t[moved], joules[moved]
             watts = counter_steps(t, joules, self.source.wrap_j, self.source.period_s) / np.diff(t)
             t, read = t[1:], ~np.isnan(watts)
@@ -144,7 +154,11 @@ class Track:
             read = watts > 0
         t, watts = t[read], watts[read]
         parts = np.array_split(np.arange(len(t)), min(_COURSE, len(t)) or 1)
-        means = [(float(t[part].mean() - window.start_s), float(watts[part].mean())) for part in parts if len(part)]
+        means = [
+            (float(t[part].mean() - window.start_s), float(watts[part].mean()))
+            for part in parts
+            if len(part)
+        ]
         return [at for at, _ in means], [power for _, power in means]
 
 
@@ -222,7 +236,11 @@ class EnergyMeter:
             self._synchronize()
             window.end_s = time.monotonic()
             if self._sink is not None:
-                row = (self._sink.name(name), self._sink.at_us(window.start_s), round(1e9 * window.seconds))
+                row = (
+                    self._sink.name(name),
+                    self._sink.at_us(window.start_s),
+                    round(1e9 * window.seconds),
+                )
                 self._sink.put("sections", [row])
             self._wait_until(window.end_s)
 
@@ -238,7 +256,9 @@ class EnergyMeter:
             time.sleep(seconds)
         return window
 
-    def measurements(self, window: Window, *, idle: Window | None = None, tokens: int = 0) -> list[Measurement]:
+    def measurements(
+        self, window: Window, *, idle: Window | None = None, tokens: int = 0
+    ) -> list[Measurement]:
         """Give the rows of one window.
 
         Per source its energy and power; per token where tokens are given, and above idle.
@@ -254,12 +274,18 @@ class EnergyMeter:
         """
         return [row for track in self.tracks for row in self._of_track(track, window, idle, tokens)]
 
-    def _of_track(self, track: Track, window: Window, idle: Window | None, tokens: int) -> Iterator[Measurement]:
+    def _of_track(
+        self, track: Track, window: Window, idle: Window | None, tokens: int
+    ) -> Iterator[Measurement]:
         common: dict[str, Any] = {
             "provenance": track.source.provenance,
             "method": track.source.name,
             "scope": window.name,
-            "details": {"of": track.source.of, "seconds": window.seconds, "period_s": track.source.period_s},
+            "details": {
+                "of": track.source.of,
+                "seconds": window.seconds,
+                "period_s": track.source.period_s,
+            },
         }
         try:
             energy = track.checked_energy(window)
@@ -273,7 +299,9 @@ class EnergyMeter:
         def row(metric: str, factor: float, of: Interval = energy) -> Measurement:
             low, value, high = (end * factor for end in of)
             details = common["details"] | (course if metric == "power" else {})
-            return Measurement(metric, value, low, high, 1.0, n=1, message=message, **common | {"details": details})
+            return Measurement(
+                metric, value, low, high, 1.0, n=1, message=message, **common | {"details": details}
+            )
 
         yield row("energy", 1.0)
         yield row("power", 1 / window.seconds)
@@ -289,7 +317,9 @@ class EnergyMeter:
                 return
             share = window.seconds / idle.seconds
             net = Interval(
-                energy.low - base.high * share, energy.estimate - base.estimate * share, energy.high - base.low * share
+                energy.low - base.high * share,
+                energy.estimate - base.estimate * share,
+                energy.high - base.low * share,
             )
             yield row("net_energy", 1.0, net)
 

@@ -89,7 +89,13 @@ class NoSensor:
 class EstimateSource:
     """What the processor may draw, from how busy its cores are: a range, never a reading."""
 
-    name, of, period_s, wrap_j, provenance = "utilisation", "processor", 0.1, math.inf, Provenance.ESTIMATED
+    name, of, period_s, wrap_j, provenance = (
+        "utilisation",
+        "processor",
+        0.1,
+        math.inf,
+        Provenance.ESTIMATED,
+    )
 
     def __init__(self) -> None:
         self._cores = os.cpu_count() or 1
@@ -102,7 +108,9 @@ class EstimateSource:
             base + idle * self._cores + extra * busy
             for base, idle, extra in zip(_IDLE_W, _IDLE_W_PER_CORE, _BUSY_W_PER_CORE, strict=True)
         ]
-        return Reading(time.monotonic(), watts=math.sqrt(ends[0] * ends[1]), low=ends[0], high=ends[1])
+        return Reading(
+            time.monotonic(), watts=math.sqrt(ends[0] * ends[1]), low=ends[0], high=ends[1]
+        )
 
 
 class _Sensor:
@@ -110,7 +118,9 @@ class _Sensor:
 
     period_s, wrap_j, provenance = 0.1, math.inf, Provenance.MEASURED
 
-    def _ask_by(self, *ways: tuple[str, str, Callable[[], float]], refusals: tuple[type[Exception], ...]) -> None:
+    def _ask_by(
+        self, *ways: tuple[str, str, Callable[[], float]], refusals: tuple[type[Exception], ...]
+    ) -> None:
         """Choose one.
 
         Args:
@@ -175,7 +185,10 @@ class _RaplZone:
         """What it has counted; one that was reset goes backwards."""
         t_s, read_j = time.monotonic(), self._now()
         (step,) = counter_steps(
-            np.array([self._t_s, t_s]), np.array([self._read_j, read_j]), self._range_j, self._period_s
+            np.array([self._t_s, t_s]),
+            np.array([self._read_j, read_j]),
+            self._range_j,
+            self._period_s,
         )
         self._joules = read_j if math.isnan(step) else self._joules + float(step)
         self._t_s, self._read_j = t_s, read_j
@@ -197,8 +210,16 @@ class NvmlSource(_Sensor):
     """
 
     def __init__(self, nvml: Any, index: int) -> None:
-        self._nvml, self._handle, self.of = nvml, nvml.nvmlDeviceGetHandleByIndex(index), f"gpu {index}"
-        counter = ("nvml_counter", "joules", lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1e3)
+        self._nvml, self._handle, self.of = (
+            nvml,
+            nvml.nvmlDeviceGetHandleByIndex(index),
+            f"gpu {index}",
+        )
+        counter = (
+            "nvml_counter",
+            "joules",
+            lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1e3,
+        )
         average = ("nvml_power", "watts", lambda: nvml.nvmlDeviceGetPowerUsage(self._handle) / 1e3)
         instant = ("nvml_power_instant", "watts", lambda: instant_watts(nvml, self._handle))
         self._ask_by(counter, instant, average, refusals=(nvml.NVMLError,))
@@ -224,7 +245,12 @@ class AppleSource(_Sensor):
     """
 
     of = "soc"
-    _PARTS = ("cpu_total_mj", "gpu_mj", "ane_mj", "dram_mj")  # parts of a whole, none within another
+    _PARTS = (
+        "cpu_total_mj",
+        "gpu_mj",
+        "ane_mj",
+        "dram_mj",
+    )  # parts of a whole, none within another
 
     def __init__(self, module: Any) -> None:
         self._monitor = module.AppleEnergyMonitor()
@@ -232,7 +258,9 @@ class AppleSource(_Sensor):
 
     def _joules(self) -> float:
         metrics = self._monitor.get_cumulative_energy()
-        told = [value for name in self._PARTS if (value := getattr(metrics, name, None)) is not None]
+        told = [
+            value for name in self._PARTS if (value := getattr(metrics, name, None)) is not None
+        ]
         if not told:
             raise OSError("none of its counters answers")
         return sum(told) / 1e3
@@ -255,7 +283,9 @@ class AmdSource(_Sensor):
     def _joules(self) -> float:
         found = self._amdsmi.amdsmi_get_energy_count(self._handle)
         # older libraries call the counter `power`; it is in steps of `counter_resolution` µJ
-        return _told(found, "energy_accumulator", "power") * _told(found, "counter_resolution") / 1e6
+        return (
+            _told(found, "energy_accumulator", "power") * _told(found, "counter_resolution") / 1e6
+        )
 
     def _watts(self) -> float:
         found = self._amdsmi.amdsmi_get_power_info(self._handle)
@@ -268,7 +298,13 @@ def _told(found: Mapping[str, Any], *names: str) -> float:
     Raises:
         StopIteration: None is.
     """
-    return float(next(found[name] for name in names if isinstance(found.get(name), int | float) and found[name] > 0))
+    return float(
+        next(
+            found[name]
+            for name in names
+            if isinstance(found.get(name), int | float) and found[name] > 0
+        )
+    )
 
 
 # what this machine has
@@ -288,7 +324,11 @@ class Found:
 
 
 def find_sources(
-    rapl_root: Path = _RAPL_ROOT, nvml: Any = None, amdsmi: Any = None, apple: Any = None, under_test: str = ""
+    rapl_root: Path = _RAPL_ROOT,
+    nvml: Any = None,
+    amdsmi: Any = None,
+    apple: Any = None,
+    under_test: str = "",
 ) -> Found:
     """The sensors of this machine.
 
@@ -331,7 +371,9 @@ def _nvml_sources(nvml: Any, under_test: str = "") -> tuple[list[Source], str]:
             if under_test and source.uuid == under_test:
                 source.of += " (under test)"
             sources.append(source)
-        except nvml.NVMLError as error:  # forbidden, or in parts that share one meter: the others still answer
+        except (
+            nvml.NVMLError
+        ) as error:  # forbidden, or in parts that share one meter: the others still answer
             refused.append(f"gpu {index} tells neither energy nor power ({error})")
     return sources, "; ".join(refused)
 
@@ -353,7 +395,10 @@ def _amd_sources(amdsmi: Any) -> tuple[list[Source], str]:
         handles = amdsmi.amdsmi_get_processor_handles()
         return [AmdSource(amdsmi, handle, index) for index, handle in enumerate(handles)], ""
     except (amdsmi.AmdSmiException, StopIteration) as error:
-        return [], f"its driver does not answer ({str(error) or 'it tells neither energy nor power'})"
+        return (
+            [],
+            f"its driver does not answer ({str(error) or 'it tells neither energy nor power'})",
+        )
 
 
 def _apple_sources(apple: Any) -> tuple[list[Source], str]:
@@ -363,7 +408,10 @@ def _apple_sources(apple: Any) -> tuple[list[Source], str]:
         try:
             import zeus_apple_silicon as apple
         except ModuleNotFoundError:
-            return [], 'zeus-apple-silicon is not installed; in the checkout: pip install -e ".[apple]"'
+            return (
+                [],
+                'zeus-apple-silicon is not installed; in the checkout: pip install -e ".[apple]"',
+            )
     try:
         return [AppleSource(apple)], ""
     except (OSError, RuntimeError) as error:
@@ -372,17 +420,28 @@ def _apple_sources(apple: Any) -> tuple[list[Source], str]:
 
 def _rapl_sources(root: Path) -> tuple[list[Source], str]:
     """Packages, each with its memory: cores are a part of a package, and psys is a whole of which it is one: these count twice."""
-    domains = [folder for folder in sorted(root.glob("*-rapl:*")) if (folder / "energy_uj").exists()]
+    domains = [
+        folder for folder in sorted(root.glob("*-rapl:*")) if (folder / "energy_uj").exists()
+    ]
     try:
         names = {folder: (folder / "name").read_text().strip() for folder in domains}
         packages = [folder for folder, name in names.items() if name.startswith("package")]
         if not packages:
-            return [], "Linux shows no power domain of the processor here (a virtual machine has none)"
+            return (
+                [],
+                "Linux shows no power domain of the processor here (a virtual machine has none)",
+            )
         dram = [folder for folder, name in names.items() if name == "dram"]
-        of = {package: [one for one in dram if one.name.startswith(f"{package.name}:")] for package in packages}
+        of = {
+            package: [one for one in dram if one.name.startswith(f"{package.name}:")]
+            for package in packages
+        }
         return [RaplSource(package, zones) for package, zones in of.items()], ""
     except PermissionError:
         counter = packages[0] / "energy_uj"
-        return [], f"{counter} may be read by root alone; as root: chmod a+r {root}/*-rapl:*/energy_uj"
+        return (
+            [],
+            f"{counter} may be read by root alone; as root: chmod a+r {root}/*-rapl:*/energy_uj",
+        )
     except (OSError, ValueError) as error:
         return [], f"its counter cannot be read ({getattr(error, 'strerror', None) or error})"

@@ -26,7 +26,10 @@ class ReplaySource:
     name, of, wrap_j, provenance = "replay", "trace", math.inf, Provenance.REPLAYED
 
     def __init__(
-        self, t_s: Sequence[float], watts: Sequence[float], clock: Callable[[], float] = time.monotonic
+        self,
+        t_s: Sequence[float],
+        watts: Sequence[float],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._t, self._watts, self._clock = np.asarray(t_s, float), np.asarray(watts, float), clock
         self._start = clock()
@@ -51,11 +54,15 @@ def read_trace(path: Path) -> tuple[list[float], list[float]]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             table = csv.DictReader(file)
             if missing := {"t_s", "power_w"} - set(table.fieldnames or ()):
-                raise BadInput(f"power_trace: {shown(path.name)} has no column {min(missing)}; give t_s and power_w")
+                raise BadInput(
+                    f"power_trace: {shown(path.name)} has no column {min(missing)}; give t_s and power_w"
+                )
             lines = [(table.line_num, (row["t_s"], row["power_w"])) for row in table]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         why = getattr(error, "strerror", "") or "it is no text"
-        raise BadInput(f"power_trace: {shown(str(path))} cannot be read ({why}); give a CSV file") from None
+        raise BadInput(
+            f"power_trace: {shown(str(path))} cannot be read ({why}); give a CSV file"
+        ) from None
     samples = []
     for number, line in lines:
         try:
@@ -72,5 +79,7 @@ def read_trace(path: Path) -> tuple[list[float], list[float]]:
             )
         samples.append((t_s, watts))
     if len(samples) < 2:
-        raise BadInput(f"power_trace: {shown(path.name)} holds {len(samples)} sample(s); give at least 2")
+        raise BadInput(
+            f"power_trace: {shown(path.name)} holds {len(samples)} sample(s); give at least 2"
+        )
     return [t_s - samples[0][0] for t_s, _ in samples], [watts for _, watts in samples]

@@ -25,7 +25,9 @@ class Activations:
 
     def __init__(self, modules: int, rooms: int, near_zero: float, device: torch.device) -> None:
         self.rooms, self._near_zero = rooms, near_zero
-        with torch.inference_mode(False):  # what is made in inference mode could not be written outside of it
+        with torch.inference_mode(
+            False
+        ):  # what is made in inference mode could not be written outside of it
             self._sample = torch.zeros(modules, SAMPLE, device=device)
             self._largest = torch.zeros(modules, device=device)
             self._place = torch.arange(SAMPLE, device=device)

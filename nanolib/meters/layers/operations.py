@@ -44,7 +44,12 @@ _BY_PATH = tuple(
         (r"act_fn|intermediate_act_fn|act", "activation"),
     )
 )
-_BY_FUNCTION = {"silu": "activation", "gelu": "activation", "add": "residual", "__setitem__": "cache"}
+_BY_FUNCTION = {
+    "silu": "activation",
+    "gelu": "activation",
+    "add": "residual",
+    "__setitem__": "cache",
+}
 
 
 def role_of(name: str, module: torch.nn.Module) -> str:
@@ -105,7 +110,11 @@ class OperationTimer(TorchFunctionMode):
         self.statistics: list[tuple[int, str, torch.Tensor]] = []
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Call it, and note how long it took."""
         watch, kwargs = self._watch, kwargs or {}
@@ -117,7 +126,9 @@ class OperationTimer(TorchFunctionMode):
             return func(*args, **kwargs)
         layer, role, in_mlp = self._place()
         fused = func is scaled_dot_product_attention
-        operation = role or ("activation" if in_mlp and name == "mul" else _BY_FUNCTION.get(name, "other"))
+        operation = role or (
+            "activation" if in_mlp and name == "mul" else _BY_FUNCTION.get(name, "other")
+        )
         watch.resume()
         begin = watch.mark()
         out = func(*args, **kwargs)
@@ -126,7 +137,9 @@ class OperationTimer(TorchFunctionMode):
         self.marks.append(OperationMark(layer, FUSED if fused else operation, begin, end))
         if fused:
             self._look_at_queries(layer, args, kwargs)
-        elif name == "__setitem__" and self._scores.holds(list(args[:1])):  # a mask that is written into them
+        elif name == "__setitem__" and self._scores.holds(
+            list(args[:1])
+        ):  # a mask that is written into them
             self._scores.grow(args[0], len(self.marks) - 1)
         elif isinstance(out, torch.Tensor) and not isinstance(out, torch.nn.Parameter):
             self._follow(layer, name, [*args, *kwargs.values()], out)
@@ -143,7 +156,11 @@ class OperationTimer(TorchFunctionMode):
                 self._scores = _Chain(out, at)
         elif name == "softmax" and self._scores.holds(given):
             self._weights = _Chain(out, at)
-            self._soft = next(x for x in given if self._scores.holds([x])), out, list(self._scores.marks)
+            self._soft = (
+                next(x for x in given if self._scores.holds([x])),
+                out,
+                list(self._scores.marks),
+            )
         elif self._scores.holds(given):
             self._scores.grow(out, at)
         elif self._weights.holds(given):  # a dropout, another type
@@ -156,7 +173,12 @@ class OperationTimer(TorchFunctionMode):
         """
         scores, weights, (product, *between) = self._soft
         soft = self._weights.marks[0]
-        for marks, step in (([product], "qk"), (between, "scale_mask"), ([soft], "softmax"), ([at], "av")):
+        for marks, step in (
+            ([product], "qk"),
+            (between, "scale_mask"),
+            ([soft], "softmax"),
+            ([at], "av"),
+        ):
             self._name(marks, step)
         with torch.no_grad():
             self._look(layer, weights.detach(), scores.detach() > _MASKED)
@@ -182,7 +204,11 @@ class OperationTimer(TorchFunctionMode):
             seen = mask if mask is None or mask.dtype == torch.bool else mask > _MASKED
             scores = q[..., sample, :] @ k.mT * (inputs.get("scale") or q.shape[-1] ** -0.5)
             if mask is not None:
-                scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+                scores = (
+                    scores.masked_fill(~mask, float("-inf"))
+                    if mask.dtype == torch.bool
+                    else scores + mask
+                )
             self._look(layer, torch.softmax(scores, dim=-1), seen)
 
     def _look(self, layer: int, weights: torch.Tensor, seen: torch.Tensor | None) -> None:
@@ -191,9 +217,13 @@ class OperationTimer(TorchFunctionMode):
         p = p.nan_to_num() if seen is None else p.nan_to_num().masked_fill(~seen, 0.0)
         entropy = torch.special.entr(p).sum(dim=-1).mean()
         small = p < self._near_zero
-        near = small.float().mean() if seen is None else (small & seen).sum() / seen.expand_as(p).sum()
+        near = (
+            small.float().mean() if seen is None else (small & seen).sum() / seen.expand_as(p).sum()
+        )
         values = (entropy, p.amax(dim=-1).mean(), near)
-        self.statistics += [(layer, name, value) for name, value in zip(ATTENTION_STATISTICS, values, strict=True)]
+        self.statistics += [
+            (layer, name, value) for name, value in zip(ATTENTION_STATISTICS, values, strict=True)
+        ]
 
 
 _PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
@@ -210,7 +240,9 @@ class _Chain:
     """
 
     def __init__(self, out: torch.Tensor | None = None, mark: int = -1) -> None:
-        self._made = {} if out is None else {id(out): out}  # held, so that no other tensor gets its id
+        self._made = (
+            {} if out is None else {id(out): out}
+        )  # held, so that no other tensor gets its id
         self.marks = [] if out is None else [mark]
 
     def holds(self, given: list[Any]) -> bool:
@@ -241,4 +273,13 @@ def _dead_time_ns() -> int:
     return max(0, watched - least) // count
 
 
-_SDPA_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+_SDPA_ARGUMENTS = (
+    "query",
+    "key",
+    "value",
+    "attn_mask",
+    "dropout_p",
+    "is_causal",
+    "scale",
+    "enable_gqa",
+)

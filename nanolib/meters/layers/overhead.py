@@ -108,7 +108,9 @@ def measure_overhead(
     """
     kinds = _kinds(modes)
     order, random_order = list(kinds), random.Random(seed)
-    ratios: dict[_Kind, list[np.ndarray]] = {kind: [] for kind in kinds}  # wall and processor time over the bare call's
+    ratios: dict[_Kind, list[np.ndarray]] = {
+        kind: [] for kind in kinds
+    }  # wall and processor time over the bare call's
     rows = dict.fromkeys(kinds, 0.0)
     synchronize = synchronizer(next(model.parameters()).device)
 
@@ -144,9 +146,14 @@ def measure_overhead(
     for name, config in modes.items():
         per_call = float(_amortised(rows, config))
         threads = reading_s / (config.power_sample_interval_ms / 1e3) + per_call * row_s / plain_s
-        shares = (Interval(*(end + threads for end in share)) for share in _shares(_amortised(ratios, config)))
+        shares = (
+            Interval(*(end + threads for end in share))
+            for share in _shares(_amortised(ratios, config))
+        )
         closest = plain_s * float(np.median(ratios[_looking(config)], axis=0)[0])
-        found.append(Overhead(name, *shares, rounds, threads, (1e3 * closest, 1e3 * plain_s), per_call))
+        found.append(
+            Overhead(name, *shares, rounds, threads, (1e3 * closest, 1e3 * plain_s), per_call)
+        )
     return found
 
 
@@ -169,7 +176,9 @@ def _looking(config: ProfilingConfig) -> ProfilingConfig:
 def _amortised(series: Mapping[_Kind, Any], config: ProfilingConfig) -> Any:
     """Per call of a mode: k − 1 watched ones and one looked at."""
     k = config.every_kth_token
-    watched, looked = (np.asarray(series[kind(config)], dtype=float) for kind in (_watching, _looking))
+    watched, looked = (
+        np.asarray(series[kind(config)], dtype=float) for kind in (_watching, _looking)
+    )
     return ((k - 1) * watched + looked) / k
 
 
@@ -192,7 +201,9 @@ def _timed(
     return seconds, profiler.rows / (1 + calls)
 
 
-def _handing_s(model: nn.Module, call: Callable[[], object], kind: _Kind, calls: int, sink: Sink | None) -> np.ndarray:
+def _handing_s(
+    model: nn.Module, call: Callable[[], object], kind: _Kind, calls: int, sink: Sink | None
+) -> np.ndarray:
     """Wall and processor seconds per call that handing rows over takes, where it is not timed with the call."""
     if isinstance(kind, str) or kind.looks:
         return np.zeros(2)
@@ -206,7 +217,10 @@ def _handing_s(model: nn.Module, call: Callable[[], object], kind: _Kind, calls:
 
 
 def _seconds(
-    call: Callable[[], object], calls: int, synchronize: Callable[[], object], last: Callable[[], object] = lambda: None
+    call: Callable[[], object],
+    calls: int,
+    synchronize: Callable[[], object],
+    last: Callable[[], object] = lambda: None,
 ) -> np.ndarray:
     synchronize()
     start, busy = time.perf_counter(), time.thread_time()
@@ -223,7 +237,9 @@ def _shares(ratios: Any) -> list[Interval]:
     return [Interval(*(math.expm1(end) for end in interval)) for interval in intervals]
 
 
-def _settled(ratios: Mapping[_Kind, list[np.ndarray]], modes: Mapping[str, ProfilingConfig], rel_ci: float) -> bool:
+def _settled(
+    ratios: Mapping[_Kind, list[np.ndarray]], modes: Mapping[str, ProfilingConfig], rel_ci: float
+) -> bool:
     shares = [_shares(_amortised(ratios, config))[0] for config in modes.values()]
     return all((share.high - share.low) / 2 <= rel_ci for share in shares)
 

@@ -77,7 +77,12 @@ class LayerProfiler:
     """
 
     def __init__(
-        self, model: nn.Module, config: ProfilingConfig | None = None, *, sink: Sink | None = None, **fields: Any
+        self,
+        model: nn.Module,
+        config: ProfilingConfig | None = None,
+        *,
+        sink: Sink | None = None,
+        **fields: Any,
     ) -> None:
         if fields and config is not None:
             raise BadInput(f"{next(iter(fields))}: give it in the config, or without one")
@@ -85,12 +90,18 @@ class LayerProfiler:
             fields["preallocate_metrics"] = fields.pop("preallocate_size")
         self.model = model
         self.config = (
-            replace(config) if config else ProfilingConfig.custom(**fields) if fields else ProfilingConfig.minimal()
+            replace(config)
+            if config
+            else ProfilingConfig.custom(**fields)
+            if fields
+            else ProfilingConfig.minimal()
         )
         self._chosen = list(_chosen(model, self.config))
         self._roles = [role_of(name, module) for name, _, module in self._chosen]
         blocks = [name for name, kind, _ in self._chosen if kind == "block"]
-        self._inside = [any(name.startswith(f"{block}.") for block in blocks) for name, _, _ in self._chosen]
+        self._inside = [
+            any(name.startswith(f"{block}.") for block in blocks) for name, _, _ in self._chosen
+        ]
         self._in_mlp = [any(word in name for word in _MLP_WORDS) for name, _, _ in self._chosen]
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._watch = stopwatch_for(device)
@@ -107,8 +118,12 @@ class LayerProfiler:
             rooms, near = self.config.preallocate_metrics, self.config.near_zero
             self._activations = Activations(len(self._chosen), rooms, near, device)
         self._statistics: list[tuple[int, torch.Tensor]] = []  # call, and its row of the table
-        self._outer: list[_Wrapping] = []  # the model's entries, its blocks, and what stands beside them: all the time
-        self._inner: list[_Wrapping] = []  # what is in the blocks: in calls that are looked at closely
+        self._outer: list[
+            _Wrapping
+        ] = []  # the model's entries, its blocks, and what stands beside them: all the time
+        self._inner: list[
+            _Wrapping
+        ] = []  # what is in the blocks: in calls that are looked at closely
         self.rows = 0  # of a trace, so far
 
     # wrapping
@@ -118,10 +133,14 @@ class LayerProfiler:
             for name in _ENTRIES if module is self.model else ("forward",):
                 if name in vars(module):
                     kind = type(module).__name__
-                    raise BadInput(f"model: {kind}.{name} is wrapped already; leave the other profiler first")
+                    raise BadInput(
+                        f"model: {kind}.{name} is wrapped already; leave the other profiler first"
+                    )
             if module is self.model:
                 entries = [name for name in _ENTRIES if hasattr(module, name)]
-                self._outer += [(module, name, self._watched_entry(getattr(module, name))) for name in entries]
+                self._outer += [
+                    (module, name, self._watched_entry(getattr(module, name))) for name in entries
+                ]
             elif self._inside[at]:
                 self._inner.append((module, "forward", self._watched(at, module.forward)))
             else:
@@ -190,11 +209,17 @@ class LayerProfiler:
 
     def _new_call(self) -> _Call:
         config = self.config
-        call = _Call(self._number, close=config.looks and self._number % config.every_kth_token == 0)
+        call = _Call(
+            self._number, close=config.looks and self._number % config.every_kth_token == 0
+        )
         self._number += 1
         if call.close and config.deep_profiling:
             call.timer = OperationTimer(self._watch, self._place, config.near_zero)
-        if call.close and self._activations is not None and self._activations.used == self._activations.rooms:
+        if (
+            call.close
+            and self._activations is not None
+            and self._activations.used == self._activations.rooms
+        ):
             self.flush()
         return call
 
@@ -202,7 +227,11 @@ class LayerProfiler:
         """Where the model is: the layer, and the role of the innermost module."""
         opened = self._open
         innermost = opened[-1]
-        return (opened[1] if len(opened) > 1 else 0), self._roles[innermost], self._in_mlp[innermost]
+        return (
+            (opened[1] if len(opened) > 1 else 0),
+            self._roles[innermost],
+            self._in_mlp[innermost],
+        )
 
     # looking
 
@@ -234,11 +263,15 @@ class LayerProfiler:
         self._watch.settle()
         nanoseconds = self._watch.nanoseconds
         for call in calls:
-            call.times = [(at, outer, nanoseconds(begin, end)) for at, outer, begin, end in call.marks]
+            call.times = [
+                (at, outer, nanoseconds(begin, end)) for at, outer, begin, end in call.marks
+            ]
             call.marks.clear()
             if call.timer is not None:
                 call.looked += call.timer.statistics
-                call.operations = [(m.layer, m.operation, nanoseconds(m.begin, m.end)) for m in call.timer.marks]
+                call.operations = [
+                    (m.layer, m.operation, nanoseconds(m.begin, m.end)) for m in call.timer.marks
+                ]
                 call.timer = None
         self._watch.forget()
         looked = [value for call in calls for *_, value in call.looked]
@@ -250,15 +283,21 @@ class LayerProfiler:
         statistics = list(zip(summarised, table, strict=True))
         self._statistics += statistics
         self._read += calls
-        self.rows += sum(len(call.times) + len(call.operations) + len(call.looked) for call in calls)
+        self.rows += sum(
+            len(call.times) + len(call.operations) + len(call.looked) for call in calls
+        )
         self.rows += len(statistics) * len(self._chosen) * len(STATISTICS)
         if self._sink is not None and calls:
             self._hand_over(self._sink, calls, statistics)
 
-    def _hand_over(self, sink: Sink, calls: list[_Call], statistics: list[tuple[int, torch.Tensor]]) -> None:
+    def _hand_over(
+        self, sink: Sink, calls: list[_Call], statistics: list[tuple[int, torch.Tensor]]
+    ) -> None:
         """Rows that no reader waits for are made in the thread that writes them."""
         names = self._names
-        sink.put("layers", ((call.number, names[at], ns) for call in calls for at, _, ns in call.times))
+        sink.put(
+            "layers", ((call.number, names[at], ns) for call in calls for at, _, ns in call.times)
+        )
         ids = [sink.name(name) for name in STATISTICS]
         sink.put(
             "statistics",
@@ -274,8 +313,17 @@ class LayerProfiler:
             sums: dict[tuple[int, str], int] = defaultdict(int)
             for layer, operation, ns in call.operations:
                 sums[layer, operation] += ns
-            sink.put("ops", [(call.number, names[layer], sink.name(op), ns) for (layer, op), ns in sums.items()])
-            sink.put("statistics", [(call.number, names[layer], sink.name(name), x) for layer, name, x in call.looked])
+            sink.put(
+                "ops",
+                [
+                    (call.number, names[layer], sink.name(op), ns)
+                    for (layer, op), ns in sums.items()
+                ],
+            )
+            sink.put(
+                "statistics",
+                [(call.number, names[layer], sink.name(name), x) for layer, name, x in call.looked],
+            )
         if not self.config.batch_db_commits:
             sink.flush()
 
@@ -315,7 +363,9 @@ class LayerProfiler:
                     found[at].statistics.setdefault(name, []).append(sum(values) / len(values))
         for at, layer in found.items():
             layer.unseen = self._unseen(at, layer)
-            for series in layer.operations.values():  # an operation may be missing from the last passes
+            for (
+                series
+            ) in layer.operations.values():  # an operation may be missing from the last passes
                 _add(series, len(layer.passes_ms) - 1, 0.0)
         return [found[at] for at in sorted(found)]
 
@@ -379,7 +429,9 @@ def _chosen(model: nn.Module, config: ProfilingConfig) -> Iterator[tuple[str, st
             yield name, type(module).__name__, module
 
 
-def create_profiler(model: nn.Module, config: ProfilingConfig | None = None, sink: Sink | None = None) -> LayerProfiler:
+def create_profiler(
+    model: nn.Module, config: ProfilingConfig | None = None, sink: Sink | None = None
+) -> LayerProfiler:
     """Make a profiler of a model; see `LayerProfiler`.
 
     Example:

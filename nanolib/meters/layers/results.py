@@ -55,4 +55,7 @@ class DeepLayer:
     @property
     def between_ms(self) -> list[float]:
         """What each pass spent between operations: Python, and memory given back."""
-        return [whole - sum(ms[at] for ms in self.operations.values()) for at, whole in enumerate(self.passes_ms)]
+        return [
+            whole - sum(ms[at] for ms in self.operations.values())
+            for at, whole in enumerate(self.passes_ms)
+        ]

@@ -16,7 +16,9 @@ import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
-CACHED = "later calls returned the first call's result; time a function that computes it in each call"
+CACHED = (
+    "later calls returned the first call's result; time a function that computes it in each call"
+)
 _CACHED_RATIO = 100  # a cold first call is slower too, but by far less
 # what one waits for: futures of torch and of pools, collectives, processes, threads
 _WAITS = (("wait",), ("result", "done"), ("join", "is_alive"))
@@ -65,7 +67,9 @@ class CallCheck:
         return result
 
     def _called(self) -> object:
-        dynamo = sys.modules.get("torch._dynamo")  # it is there as soon as something is to be compiled
+        dynamo = sys.modules.get(
+            "torch._dynamo"
+        )  # it is there as soon as something is to be compiled
         if dynamo is None:
             return self.call()
         try:

@@ -79,7 +79,9 @@ def _perf_counter_step_ns() -> int:
 
 _WARM_UP_S = 0.5  # a GPU's clock ramps up within it
 _HELD_CYCLES, _HELD_TIMES, _HELD_ROUNDS = 2**20, 10, 3
-_LONGEST_LAUNCH_MS = 100.0  # three such rounds take as long as the longest hold: 2**29 cycles of a GPU of 1.7 GHz
+_LONGEST_LAUNCH_MS = (
+    100.0  # three such rounds take as long as the longest hold: 2**29 cycles of a GPU of 1.7 GHz
+)
 
 
 class CudaClock:
@@ -101,7 +103,10 @@ class CudaClock:
     def time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
         """See `Clock.time_block`."""
         with torch.cuda.device(self.device):
-            marks = [[torch.cuda.Event(enable_timing=True) for _ in range(len(phases) + 1)] for _ in range(calls)]
+            marks = [
+                [torch.cuda.Event(enable_timing=True) for _ in range(len(phases) + 1)]
+                for _ in range(calls)
+            ]
             torch.cuda.synchronize()
             for row in marks:
                 row[0].record()
@@ -111,7 +116,9 @@ class CudaClock:
                     mark.record()
             self.state.read()  # while it computes
             torch.cuda.synchronize()
-            return [[a.elapsed_time(b) / inner for a, b in itertools.pairwise(row)] for row in marks]
+            return [
+                [a.elapsed_time(b) / inner for a, b in itertools.pairwise(row)] for row in marks
+            ]
 
     def warm_up(self, phases: Sequence[Call]) -> None:
         """Compute for half a second, in which the GPU's clock ramps up."""
@@ -133,12 +140,17 @@ class CudaClock:
                 host, device, held = self._held(phases, cycles)
                 if held:
                     each = zip(zip(*host, strict=True), zip(*device, strict=True), strict=True)
-                    return [{"host_ms": statistics.median(a), "device_ms": statistics.median(b)} for a, b in each]
+                    return [
+                        {"host_ms": statistics.median(a), "device_ms": statistics.median(b)}
+                        for a, b in each
+                    ]
                 if sum(host[0]) > _LONGEST_LAUNCH_MS:
                     break
         return [{} for _ in phases]
 
-    def _held(self, phases: Sequence[Call], cycles: int) -> tuple[list[list[float]], list[list[float]], bool]:
+    def _held(
+        self, phases: Sequence[Call], cycles: int
+    ) -> tuple[list[list[float]], list[list[float]], bool]:
         """The host's and the device's ms in each round and phase, and whether the device was held until all was queued."""
         marks, host, held = [], [], True
         now = time.perf_counter_ns
@@ -157,7 +169,11 @@ class CudaClock:
             host.append(took)
             held = not marks[0][0].query()
         torch.cuda.synchronize()
-        return host, [[a.elapsed_time(b) for a, b in itertools.pairwise(row)] for row in marks], held
+        return (
+            host,
+            [[a.elapsed_time(b) for a, b in itertools.pairwise(row)] for row in marks],
+            held,
+        )
 
     def resolution_ms(self) -> float:
         """CUDA events resolve half a microsecond."""

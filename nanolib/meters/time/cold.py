@@ -59,7 +59,9 @@ def last_level_bytes(device: str | torch.device, cpus: Path = _CPUS) -> int:
         return _UNKNOWN
     sizes: dict[tuple[int, str], int] = {}
     for cache in cpus.glob("cpu[0-9]*/cache/index[0-9]*"):
-        level, size, shared = ((cache / name).read_text().strip() for name in ("level", "size", "shared_cpu_list"))
+        level, size, shared = (
+            (cache / name).read_text().strip() for name in ("level", "size", "shared_cpu_list")
+        )
         sizes[int(level), shared] = int(size.removesuffix("K")) * 1024
     last = max((level for level, _ in sizes), default=0)
     return sum(size for (level, _), size in sizes.items() if level == last) or _UNKNOWN

@@ -112,7 +112,9 @@ def measure_phases(
         if not (isinstance(value, int | float) and 0 < value < math.inf):
             raise BadInput(f"{name}: {value!r} will not do; give a number above 0")
     if outliers not in get_args(Outliers):
-        raise BadInput(f"outliers: {outliers!r} will not do; use one of {', '.join(get_args(Outliers))}")
+        raise BadInput(
+            f"outliers: {outliers!r} will not do; use one of {', '.join(get_args(Outliers))}"
+        )
     clock = ColdClock(clock_for(device), device) if cold else clock_for(device)
     wait_for_compilers()
     with watched_cpus() as load, quiet_collector():
@@ -149,7 +151,9 @@ def measure_in_turns(
     with watched_cpus() as load, quiet_collector():
         for name, timing in timings.items():
             with within(name):
-                sampler = BlockSampler(clocks[name], timing.phases, timing.rel_ci, timing.budget_s, in_rounds=True)
+                sampler = BlockSampler(
+                    clocks[name], timing.phases, timing.rel_ci, timing.budget_s, in_rounds=True
+                )
                 sampler.begin()
                 samplers[name] = sampler
         rounds = take_turns(samplers, seed, within)
@@ -157,7 +161,9 @@ def measure_in_turns(
     for name, sampler in samplers.items():
         with within(name):
             timing = timings[name]
-            rows[name] = _rows(clocks[name], timing.phases, *sampler.result(), load, total=timing.total)
+            rows[name] = _rows(
+                clocks[name], timing.phases, *sampler.result(), load, total=timing.total
+            )
     return rows, rounds
 
 
@@ -183,7 +189,10 @@ def _rows(
         shared |= clock.state.summary()
         own = dict(zip(phases, clock.apart(list(phases.values())), strict=True))
         if len(phases) > 1 and all(own.values()):
-            own[total] = {name: sum(apart[name] for apart in own.values()) for name in ("host_ms", "device_ms")}
+            own[total] = {
+                name: sum(apart[name] for apart in own.values())
+                for name in ("host_ms", "device_ms")
+            }
     return {
         scope: summarise(
             samples,
@@ -280,4 +289,13 @@ def _description(samples: np.ndarray) -> dict[str, float]:
     p5, p50, p95, p99 = (float(v) for v in np.percentile(samples, [5, 50, 95, 99]))
     mad = float(np.median(np.abs(samples - p50)))
     cv = sd / mean if mean else 0.0
-    return {"mean": mean, "sd": sd, "cv": cv, "p5": p5, "p50": p50, "p95": p95, "p99": p99, "mad": mad}
+    return {
+        "mean": mean,
+        "sd": sd,
+        "cv": cv,
+        "p5": p5,
+        "p50": p50,
+        "p95": p95,
+        "p99": p99,
+        "mad": mad,
+    }

@@ -39,9 +39,20 @@ class BlockSampler:
     """
 
     def __init__(
-        self, clock: Clock, phases: Mapping[str, Call], rel_ci: float, budget_s: float, *, in_rounds: bool = False
+        self,
+        clock: Clock,
+        phases: Mapping[str, Call],
+        rel_ci: float,
+        budget_s: float,
+        *,
+        in_rounds: bool = False,
     ) -> None:
-        self._clock, self._rel_ci, self._budget_s, self._in_rounds = clock, rel_ci, budget_s, in_rounds
+        self._clock, self._rel_ci, self._budget_s, self._in_rounds = (
+            clock,
+            rel_ci,
+            budget_s,
+            in_rounds,
+        )
         self._checks = {
             scope: call if isinstance(call, CallCheck) else CallCheck(call, scope or "fn", BadInput)
             for scope, call in phases.items()
@@ -63,7 +74,9 @@ class BlockSampler:
         second = self._clock.time_block(checks, 1, 1)
         self._probes = [sum(first[0]), sum(second[0])]
         self._shape = self._size(max(self._probes[1], 1e-6))
-        if not self._in_rounds and self._probes[1] >= BLOCK_MS * 4:  # so slow a call is a block by itself
+        if (
+            not self._in_rounds and self._probes[1] >= BLOCK_MS * 4
+        ):  # so slow a call is a block by itself
             self._blocks.append(second)
         self._spent_s += time.perf_counter() - start
 
@@ -93,13 +106,20 @@ class BlockSampler:
             return "max_blocks"
         if self._spent_s >= self._budget_s and count >= FLOOR_BLOCKS:
             return "budget"
-        enough = count >= MIN_BLOCKS and _precise(np.asarray(self._blocks).sum(axis=2), self._rel_ci)
+        enough = count >= MIN_BLOCKS and _precise(
+            np.asarray(self._blocks).sum(axis=2), self._rel_ci
+        )
         return "precision" if enough else ""
 
     def result(self) -> tuple[np.ndarray, dict[str, Any]]:
         """Ms, shape [blocks, calls per block, phases], and what is told of how they were taken."""
         per_block, inner = self._shape
-        shape = {"calls_per_block": per_block, "inner": inner, "first_calls": self._probes, "stop": self.stop}
+        shape = {
+            "calls_per_block": per_block,
+            "inner": inner,
+            "first_calls": self._probes,
+            "stop": self.stop,
+        }
         shape["cached"] = [scope for scope, check in self._checks.items() if check.is_cached]
         spent = {"precision": self._rel_ci, "budget_s": self._budget_s, "elapsed_s": self._spent_s}
         return np.asarray(self._blocks), shape | spent

@@ -122,4 +122,10 @@ Stopwatch = CpuStopwatch | CudaStopwatch
 def stopwatch_for(device: torch.device | str) -> Stopwatch:
     """The stopwatch of a device."""
     kind = torch.device(device).type
-    return CudaStopwatch(device) if kind == "cuda" else CpuStopwatch() if kind == "cpu" else WaitingStopwatch(device)
+    return (
+        CudaStopwatch(device)
+        if kind == "cuda"
+        else CpuStopwatch()
+        if kind == "cpu"
+        else WaitingStopwatch(device)
+    )

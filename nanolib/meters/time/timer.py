@@ -40,7 +40,9 @@ class Timer:
         if use_cuda is not None:
             device = "cuda" if use_cuda else "cpu"
         if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-            raise BadInput(f"Timer: device {str(device)!r} is not here; give use_cuda=torch.cuda.is_available()")
+            raise BadInput(
+                f"Timer: device {str(device)!r} is not here; give use_cuda=torch.cuda.is_available()"
+            )
         self.seconds: dict[str, list[float]] = {}
         self._synchronize = synchronizer(device)
         self._open = threading.local()  # what is timed in one thread lies in no block of another
@@ -87,7 +89,9 @@ class Timer:
         rank = f"rank {dist.get_rank()} of {_ranks()}" if _ranks() > 1 else "name"
         lines = [f"{rank:<{width}}  calls   total s   mean ms     sd ms"]
         for name, times in self.seconds.items():
-            lines.append(f"{name:<{width}}  {len(times):5d}  {sum(times):8.3f}  {_mean_and_sd_ms(times)}")
+            lines.append(
+                f"{name:<{width}}  {len(times):5d}  {sum(times):8.3f}  {_mean_and_sd_ms(times)}"
+            )
         total = sum(self.totals().values())
         for kind, seconds in self.shares().items():
             share = seconds / total if total else 0.0

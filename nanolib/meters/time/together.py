@@ -33,7 +33,13 @@ class _RankSampler(BlockSampler):
     """Blocks that all ranks begin at once, and of one size on all of them."""
 
     def __init__(self, call: Callable[[], object], device: str | torch.device) -> None:
-        super().__init__(_BegunAtOnce(synchronizer(device)), {"": call}, rel_ci=1.0, budget_s=math.inf, in_rounds=True)
+        super().__init__(
+            _BegunAtOnce(synchronizer(device)),
+            {"": call},
+            rel_ci=1.0,
+            budget_s=math.inf,
+            in_rounds=True,
+        )
         self._device = device
 
     def _size(self, call_ms: float) -> tuple[int, int]:
@@ -50,7 +56,11 @@ class _BegunAtOnce(HostClock):
 
 
 def time_together(
-    calls: Mapping[str, Callable[[], object]], budget_s: float, *, seed: int, device: str | torch.device = "cpu"
+    calls: Mapping[str, Callable[[], object]],
+    budget_s: float,
+    *,
+    seed: int,
+    device: str | torch.device = "cpu",
 ) -> Together:
     """How long each call takes on this rank.
 
@@ -63,7 +73,9 @@ def time_together(
         device: Where this rank computes.
         seed: Of the order.
     """
-    samplers: dict[str, BlockSampler] = {name: _RankSampler(call, device) for name, call in calls.items()}
+    samplers: dict[str, BlockSampler] = {
+        name: _RankSampler(call, device) for name, call in calls.items()
+    }
     for sampler in samplers.values():
         sampler.begin()
     start = time.perf_counter()
@@ -79,7 +91,10 @@ def time_together(
 
 
 def parts_together(
-    calls: Mapping[str, Callable[[Timer], object]], budget_s: float, *, device: str | torch.device = "cpu"
+    calls: Mapping[str, Callable[[Timer], object]],
+    budget_s: float,
+    *,
+    device: str | torch.device = "cpu",
 ) -> dict[str, list[dict[str, float]]]:
     """How long each part of a call takes on this rank; ranks wait for each other before they communicate.
 
@@ -100,7 +115,9 @@ def parts_together(
                 dist.barrier()
                 call(timer)
                 if count:  # the first run is cold
-                    found[name].append({block: 1e3 * seconds for block, seconds in timer.totals().items()})
+                    found[name].append(
+                        {block: 1e3 * seconds for block, seconds in timer.totals().items()}
+                    )
             if count >= FLOOR_BLOCKS and _largest(time.perf_counter() - start, device) >= budget_s:
                 break
     return found

@@ -18,7 +18,16 @@ from nanolib.config import ATTENTION_KINDS
 from nanolib.measurement import BadInput, shown
 from nanolib.models.attention.work import Work
 
-__all__ = ["Work", "attend", "check_shapes", "chooses_by_score", "kinds", "parse_options", "shared_options", "work"]
+__all__ = [
+    "Work",
+    "attend",
+    "check_shapes",
+    "chooses_by_score",
+    "kinds",
+    "parse_options",
+    "shared_options",
+    "work",
+]
 
 
 def kinds() -> tuple[str, ...]:
@@ -34,7 +43,9 @@ def kinds() -> tuple[str, ...]:
 def _module(kind: str) -> Any:
     """What the kind is made of, imported when it is first asked for."""
     if not isinstance(kind, str) or kind not in ATTENTION_KINDS:
-        raise BadInput(f"attention_type: {shown(kind)} is no attention kind; use one of {', '.join(kinds())}")
+        raise BadInput(
+            f"attention_type: {shown(kind)} is no attention kind; use one of {', '.join(kinds())}"
+        )
     match kind:  # `importlib` would end dynamo's graph of a model that is compiled
         case "dense":
             from nanolib.models.attention import dense as module
@@ -77,7 +88,9 @@ def shared_options(kind: str, bag: Mapping[str, Any]) -> Any:
     mine = _module(kind).Options.model_fields
     for name in bag:
         if not any(name in _module(other).Options.model_fields for other in kinds()):
-            raise BadInput(f"attention_options.{name}: no attention kind takes it; {kind} takes {', '.join(mine)}")
+            raise BadInput(
+                f"attention_options.{name}: no attention kind takes it; {kind} takes {', '.join(mine)}"
+            )
     return parse_options(kind, {name: value for name, value in bag.items() if name in mine})
 
 
@@ -128,7 +141,9 @@ def attend(
     """
     check_shapes(q, k, v, causal)
     more = {} if scores is None else {"scores": scores}
-    return _module(kind).attend(q, k, v, causal=causal, scale=scale, options=parse_options(kind, options), **more)
+    return _module(kind).attend(
+        q, k, v, causal=causal, scale=scale, options=parse_options(kind, options), **more
+    )
 
 
 def work(kind: str, q_len: int, kv_len: int, *, causal: bool, options: Any = None) -> Work | None:
@@ -157,12 +172,22 @@ def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
         nanolib.measurement.BadInput: ...
     """
     if q.dim() != 4 or k.dim() != 4:
-        raise BadInput(f"q, k: {q.dim()} and {k.dim()} dimensions; give [batch, heads, length, head_dim]")
+        raise BadInput(
+            f"q, k: {q.dim()} and {k.dim()} dimensions; give [batch, heads, length, head_dim]"
+        )
     if k.shape != v.shape:
-        raise BadInput(f"v: shape {list(v.shape)} differs from k's {list(k.shape)}; give the same shape")
+        raise BadInput(
+            f"v: shape {list(v.shape)} differs from k's {list(k.shape)}; give the same shape"
+        )
     if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
-        raise BadInput(f"k: shape {list(k.shape)} does not fit q's {list(q.shape)}; batch and head_dim must agree")
+        raise BadInput(
+            f"k: shape {list(k.shape)} does not fit q's {list(q.shape)}; batch and head_dim must agree"
+        )
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise BadInput(f"k: {k.shape[1]} heads do not divide q's {q.shape[1]}; choose a divisor of the heads")
+        raise BadInput(
+            f"k: {k.shape[1]} heads do not divide q's {q.shape[1]}; choose a divisor of the heads"
+        )
     if causal and q.shape[2] > k.shape[2]:
-        raise BadInput(f"q: {q.shape[2]} causal queries over {k.shape[2]} keys; give at most as many queries as keys")
+        raise BadInput(
+            f"q: {q.shape[2]} causal queries over {k.shape[2]} keys; give at most as many queries as keys"
+        )

@@ -72,7 +72,15 @@ def forward(q: Tensor, out: Tensor, k: Tensor, v: Tensor, turn: Turn) -> None:
 
 
 def backward(
-    q: Tensor, out: Tensor, d_out: Tensor, dq: Tensor, k: Tensor, v: Tensor, dk: Tensor, dv: Tensor, turn: Turn
+    q: Tensor,
+    out: Tensor,
+    d_out: Tensor,
+    dq: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    turn: Turn,
 ) -> None:
     """Its gradients, from scores that are computed again.
 
@@ -97,7 +105,9 @@ def backward(
             add(dv[start:stop], torch.bmm(weights.transpose(1, 2), d_results), block)
             part = taken(v[start:stop], block, turn.keys)
             d_scores = torch.bmm(d_results, part.transpose(1, 2))
-            d_scores.sub_((results * d_results).sum(dim=-1, keepdim=True)).mul_(weights).mul_(turn.scale)
+            d_scores.sub_((results * d_results).sum(dim=-1, keepdim=True)).mul_(weights).mul_(
+                turn.scale
+            )
             part = taken(k[start:stop], block, turn.keys)
             put(dq[start:stop], torch.bmm(d_scores, part), block)
             add(dk[start:stop], torch.bmm(d_scores.transpose(1, 2), queries), block)
@@ -133,7 +143,9 @@ def taken(x: Tensor, block: Block, room: Tensor) -> Tensor:
         return x[:, block.start : block.start + block.keys]
     width = block.unit * x.size(2)
     found = room[: x.size(0) * block.keys * x.size(2)]
-    torch.index_select(x.reshape(-1, width), 0, of_heads(x.size(0), block), out=found.view(-1, width))
+    torch.index_select(
+        x.reshape(-1, width), 0, of_heads(x.size(0), block), out=found.view(-1, width)
+    )
     return found.view(x.size(0), block.keys, x.size(2))
 
 

@@ -15,7 +15,15 @@ import numpy as np
 import torch
 
 from nanolib.measurement import BadInput
-from nanolib.models.attention.patterns import DYNAMIC, PATTERNS, WINDOWED, Options, Pattern, Run, tile_count
+from nanolib.models.attention.patterns import (
+    DYNAMIC,
+    PATTERNS,
+    WINDOWED,
+    Options,
+    Pattern,
+    Run,
+    tile_count,
+)
 from nanolib.models.attention.work import Work, allowed_pairs
 
 
@@ -40,7 +48,9 @@ class QueryBlock:
     hidden: np.ndarray
 
     @classmethod
-    def of(cls, rows: Run, runs: list[Run], kv_len: int, kept: np.ndarray, begin: int = 0) -> QueryBlock:
+    def of(
+        cls, rows: Run, runs: list[Run], kv_len: int, kept: np.ndarray, begin: int = 0
+    ) -> QueryBlock:
         """A block; `kept` is True where a query sees a key, bool [rows, keys from `begin` on], all before are seen."""
         unit = math.gcd(kv_len, *itertools.chain(*runs))
         pieces = _positions([(start // unit, stop // unit) for start, stop in runs])
@@ -117,7 +127,10 @@ class BlockMask:
         """Connections and tiles kept, per head on average."""
         size, heads = self.block_size, len(self.plans)
         blocks = [block for plan in self.plans for block in plan]
-        kept, tiles = sum(block.kept for block in blocks), sum(tile_count(block.keys, size) for block in blocks)
+        kept, tiles = (
+            sum(block.kept for block in blocks),
+            sum(tile_count(block.keys, size) for block in blocks),
+        )
         if heads > 1:
             kept, tiles = kept / heads, tiles / heads
         grid = tile_count(self.q_len, size) * tile_count(self.kv_len, size)
@@ -155,7 +168,9 @@ def merge_runs(runs: Iterable[Run], length: int) -> list[Run]:
 
 def work(q_len: int, kv_len: int, *, causal: bool, options: Options) -> Work | None:
     """Connections and tiles that the pattern keeps, counted from its mask; None where that depends on the input."""
-    return None if options.pattern in DYNAMIC else static_mask(options, q_len, kv_len, causal, 1).work
+    return (
+        None if options.pattern in DYNAMIC else static_mask(options, q_len, kv_len, causal, 1).work
+    )
 
 
 @functools.lru_cache(maxsize=64)
@@ -172,7 +187,10 @@ def static_mask(
         heads: Heads that draw for themselves; 1 where all share the mask.
         size: Side of a tile in which is skipped; None means `block_size`.
     """
-    pattern, size = static_pattern(options, q_len, kv_len, causal, heads), size or options.block_size
+    pattern, size = (
+        static_pattern(options, q_len, kv_len, causal, heads),
+        size or options.block_size,
+    )
     plans = (_plan(pattern, head, q_len, kv_len, causal, size) for head in range(pattern.heads))
     return BlockMask(tuple(plans), q_len, kv_len, causal, size)
 
@@ -196,7 +214,9 @@ def static_pattern(options: Options, q_len: int, kv_len: int, causal: bool, head
         options = options.model_copy(update={"window": low})
     pattern = make(options, kv_len, heads)
     if pattern.table is not None and q_len > kv_len:
-        raise BadInput("q: more queries than keys; for a pattern of tiles give at most as many, or use pattern window")
+        raise BadInput(
+            "q: more queries than keys; for a pattern of tiles give at most as many, or use pattern window"
+        )
     return pattern
 
 

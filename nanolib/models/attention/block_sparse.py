@@ -43,7 +43,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, scale: float) -> Te
     Returns:
         Shape and dtype of `q`; a query without any key gets zero.
     """
-    return (_BlockSparse.apply if q.device.type == "cpu" else attend_by_blocks)(q, k, v, mask, scale)
+    return (_BlockSparse.apply if q.device.type == "cpu" else attend_by_blocks)(
+        q, k, v, mask, scale
+    )
 
 
 class _BlockSparse(torch.autograd.Function):
@@ -64,8 +66,16 @@ class _BlockSparse(torch.autograd.Function):
         dtype = _accumulator(q)
         # float32 sums: every block adds its share, and in bfloat16 the later ones would be lost
         dq, dk, dv = (torch.zeros(x.shape, dtype=dtype) for x in (q, k, v))
-        queries, keys, values, results, d_results = (x.to(dtype).contiguous() for x in (q, k, v, out, d_out))
-        _over_heads("backward", (queries, results, d_results, dq), (keys, values, dk, dv), ctx.mask, ctx.scale)
+        queries, keys, values, results, d_results = (
+            x.to(dtype).contiguous() for x in (q, k, v, out, d_out)
+        )
+        _over_heads(
+            "backward",
+            (queries, results, d_results, dq),
+            (keys, values, dk, dv),
+            ctx.mask,
+            ctx.scale,
+        )
         del queries, keys, values, results, d_results  # before the sums are copied
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
 
@@ -74,7 +84,9 @@ def _accumulator(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _turns(heads: _Heads, mask: BlockMask, query_heads: int, group: int) -> Iterator[tuple[int, slice, slice, Plan]]:
+def _turns(
+    heads: _Heads, mask: BlockMask, query_heads: int, group: int
+) -> Iterator[tuple[int, slice, slice, Plan]]:
     """What goes through the loop at once: under a shared mask all heads of a sequence, else one query head after the other.
 
     Args:
@@ -122,13 +134,21 @@ def loop_bytes(name: str, q: Tensor, k: Tensor, mask: BlockMask) -> int:
             most = max(most, held + copies + rows)
             continue
         sizes = [together * group * block.height * block.keys for block in blocks]
-        neighbours = map(sum, itertools.pairwise([*sizes, *(sizes[:1] if together < heads else [])]))
-        most = max(most, held + 3 * copies + max([scores + max(rows, keys * q.shape[-1]), *neighbours]))
+        neighbours = map(
+            sum, itertools.pairwise([*sizes, *(sizes[:1] if together < heads else [])])
+        )
+        most = max(
+            most, held + 3 * copies + max([scores + max(rows, keys * q.shape[-1]), *neighbours])
+        )
     return most * q.itemsize
 
 
 def _over_heads(
-    name: str, by_query: tuple[Tensor, ...], by_key: tuple[Tensor, ...], mask: BlockMask, scale: float
+    name: str,
+    by_query: tuple[Tensor, ...],
+    by_key: tuple[Tensor, ...],
+    mask: BlockMask,
+    scale: float,
 ) -> None:
     """Run a loop of `block_loops` over the key heads of all sequences, shared among threads that compute on one core each.
 
@@ -168,20 +188,28 @@ def _over_heads(
     try:
         list(_pool(threads).map(share, range(threads)))
     finally:
-        torch.set_num_threads(before)  # what new threads will start with, which a worker's own setting has changed
+        torch.set_num_threads(
+            before
+        )  # what new threads will start with, which a worker's own setting has changed
 
 
-def _turn(plan: Plan, heads: int, group: int, q: Tensor, kv_len: int, scale: float) -> block_loops.Turn:
+def _turn(
+    plan: Plan, heads: int, group: int, q: Tensor, kv_len: int, scale: float
+) -> block_loops.Turn:
     """A plan as the loops take it, and room for what goes through them at once."""
     blocks = [block for block in plan if block.runs]
     together, scores, keys = at_once(blocks, group, heads)
     taken = []
     for block in blocks:
         start = block.runs[0][0] if len(block.runs) == 1 else -1
-        pieces, hidden = (torch.from_numpy(x) for x in (block.pieces_of(together, kv_len), block.hidden))
+        pieces, hidden = (
+            torch.from_numpy(x) for x in (block.pieces_of(together, kv_len), block.hidden)
+        )
         sizes = *block.rows, block.keys, start, block.unit
         taken.append(block_loops.Block(*sizes, pieces, block.hidden_from, hidden, block.blind))
-    return block_loops.Turn(taken, together, q.new_empty(scores), q.new_empty(keys * q.shape[-1]), scale)
+    return block_loops.Turn(
+        taken, together, q.new_empty(scores), q.new_empty(keys * q.shape[-1]), scale
+    )
 
 
 @functools.cache
@@ -197,7 +225,9 @@ def compiled_loop(name: str) -> Callable[..., None]:
     """A loop of `block_loops`, compiled where torch still can: two threads that run it do not wait for each other's Python."""
     loop = getattr(block_loops, name)
     with _COMPILING, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch means to give TorchScript up; the plain function then does the same
+        warnings.simplefilter(
+            "ignore"
+        )  # torch means to give TorchScript up; the plain function then does the same
         try:
             return torch.jit.script(loop)
         except (AttributeError, RuntimeError):
@@ -211,7 +241,10 @@ def attend_by_blocks(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, scale: fl
     group = q.shape[1] // k.shape[1]
     outs = []
     for head in range(q.shape[0] * q.shape[1]):
-        parts = (x.flatten(0, 1)[at][None, None] for x, at in ((q, head), (k, head // group), (v, head // group)))
+        parts = (
+            x.flatten(0, 1)[at][None, None]
+            for x, at in ((q, head), (k, head // group), (v, head // group))
+        )
         outs.append(_through(*parts, mask.plan(head), scale))
     return torch.cat(outs).view_as(q)
 
@@ -223,10 +256,14 @@ def _through(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float) -> Tenso
         if not block.runs:
             outs.append(torch.zeros_like(queries))
             continue
-        keys, values = (torch.cat([x[:, :, slice(*run)] for run in block.runs], dim=2) for x in (k, v))
+        keys, values = (
+            torch.cat([x[:, :, slice(*run)] for run in block.runs], dim=2) for x in (k, v)
+        )
         seen = _seen(block, q.device, detect_fake_mode()) if block.hidden.size else None
         group = q.shape[1] != k.shape[1]
-        out = scaled_dot_product_attention(queries, keys, values, attn_mask=seen, scale=scale, enable_gqa=group)
+        out = scaled_dot_product_attention(
+            queries, keys, values, attn_mask=seen, scale=scale, enable_gqa=group
+        )
         # a query without any key gets zero, whatever the kernel makes of it
         outs.append(out if seen is None else out.masked_fill(~seen.any(dim=1, keepdim=True), 0))
     return torch.cat(outs, dim=2)

@@ -34,12 +34,16 @@ class Options(StrictModel):
     backend: Literal["auto", "math", "flash", "efficient", "cudnn"] = "auto"
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None, options: Options) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None, options: Options
+) -> Tensor:
     """Dense attention; see `nanolib.models.attention.attend`."""
     if options.backend == "auto":
         return _call(q, k, v, causal, scale)
     if q.device.type == "cpu" and options.backend not in _CPU_BACKENDS:
-        raise Unsupported(f"SDPA backend {options.backend} has no CPU kernel; use {' or '.join(_CPU_BACKENDS)}")
+        raise Unsupported(
+            f"SDPA backend {options.backend} has no CPU kernel; use {' or '.join(_CPU_BACKENDS)}"
+        )
     with sdpa_kernel(_BACKENDS[options.backend]):
         try:
             return _call(q, k, v, causal, scale)
@@ -57,7 +61,13 @@ def _call(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) ->
     square = q_len == kv_len
     mask = causal_mask(q_len, kv_len, q.device) if causal and not square and q_len > 1 else None
     return scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=causal and square, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        q,
+        k,
+        v,
+        attn_mask=mask,
+        is_causal=causal and square,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
     )
 
 

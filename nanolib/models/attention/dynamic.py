@@ -48,7 +48,13 @@ class Choice:
 
     def mask_mod(self) -> MaskMod:
         """Whether a query sees a key, as FlexAttention asks for it."""
-        table, key_size, window, causal, size = self.table, self.key_size, self.window, self.causal, self.block_size
+        table, key_size, window, causal, size = (
+            self.table,
+            self.key_size,
+            self.window,
+            self.causal,
+            self.block_size,
+        )
         batch, heads, offset = *table.shape[:2], self.kv_len - self.q_len
 
         def keeps(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -63,7 +69,9 @@ class Choice:
         """The mask in blocks, on the host, which waits for it."""
         tables = self.table.flatten(0, 1).cpu().numpy()
         alike = self.heads * self.table.shape[0] // len(tables)  # heads that share a table
-        plans = [tuple(self._block(row, kept) for row, kept in enumerate(table)) for table in tables]
+        plans = [
+            tuple(self._block(row, kept) for row, kept in enumerate(table)) for table in tables
+        ]
         shared = tuple(plan for plan in plans for _ in range(alike))
         return BlockMask(shared, self.q_len, self.kv_len, self.causal, self.block_size)
 
@@ -76,11 +84,15 @@ class Choice:
             runs.append((first - self.window + 1, last + self.window))
         runs = merge_runs(runs, last + 1 if self.causal else self.kv_len)
         keys = np.concatenate([np.arange(0), *(np.arange(*run) for run in runs)])
-        begin = int(np.searchsorted(keys, first + 1 - self.window))  # all before are listed, and known to every query
+        begin = int(
+            np.searchsorted(keys, first + 1 - self.window)
+        )  # all before are listed, and known to every query
         i, j = np.arange(first, last + 1)[:, None], keys[begin:]
         seen = np.broadcast_to(kept[j // size], (len(i), len(j)))
         seen = seen | is_near(i, j, self.window) if self.window else seen
-        return QueryBlock.of(rows, runs, self.kv_len, seen & (j <= i) if self.causal else seen, begin)
+        return QueryBlock.of(
+            rows, runs, self.kv_len, seen & (j <= i) if self.causal else seen, begin
+        )
 
 
 def top_k(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor | None) -> Choice:
@@ -98,7 +110,9 @@ def top_k(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor |
     return _of_tiles((rank < kept) & allowed, q, k, causal, options)
 
 
-def threshold(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor | None) -> Choice:
+def threshold(
+    q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor | None
+) -> Choice:
     """Each row of tiles keeps its own tile and the fewest tiles whose estimated attention adds up to `mass`.
 
     When causal the attention is that to earlier tiles alone: the mean of a row's own keys knows of the future.
@@ -134,7 +148,11 @@ def _tile_scores(q: Tensor, k: Tensor, causal: bool, size: int) -> tuple[Tensor,
     last = (first + size - 1).clamp(max=kv_len - 1)
     starts = torch.arange(0, kv_len, size, device=q.device)
     allowed = starts <= (last if causal else kv_len + 0 * last)
-    return scores.masked_fill(~allowed, float("-inf")), allowed, (first - size < starts) & (starts <= last)
+    return (
+        scores.masked_fill(~allowed, float("-inf")),
+        allowed,
+        (first - size < starts) & (starts <= last),
+    )
 
 
 def _tile_means(x: Tensor, size: int) -> Tensor:
@@ -143,7 +161,9 @@ def _tile_means(x: Tensor, size: int) -> Tensor:
 
 
 def _of_tiles(table: Tensor, q: Tensor, k: Tensor, causal: bool, options: Options) -> Choice:
-    return Choice(table, options.block_size, 0, q.shape[1], q.shape[2], k.shape[2], causal, options.block_size)
+    return Choice(
+        table, options.block_size, 0, q.shape[1], q.shape[2], k.shape[2], causal, options.block_size
+    )
 
 
 def dca(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor | None) -> Choice:
@@ -161,7 +181,9 @@ def dca(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor | N
         scores: Per token, shape [batch, kv_len]; None means the norm of its keys.
     """
     values = k.detach().float().norm(dim=-1).mean(dim=1) if scores is None else scores.detach()
-    values = values.to(torch.float32 if q.device.type == "mps" else torch.float64)  # MPS has no float64
+    values = values.to(
+        torch.float32 if q.device.type == "mps" else torch.float64
+    )  # MPS has no float64
     q_len, kv_len = q.shape[2], k.shape[2]
     known, drawn = _drawn(q_len, kv_len, causal, options, q.device, detect_fake_mode())
     table = _stand_out(values, known, options.global_tokens)
@@ -181,12 +203,16 @@ def _stand_out(scores: Tensor, known: Tensor, most: int) -> Tensor:
     beyond = torch.arange(tokens, device=scores.device) >= known
     among = scores[:, None].masked_fill(beyond, 0)
     mean = among.sum(dim=-1, keepdim=True) / known
-    spread = ((among - mean).masked_fill(beyond, 0).square().sum(dim=-1, keepdim=True) / known).sqrt()
+    spread = (
+        (among - mean).masked_fill(beyond, 0).square().sum(dim=-1, keepdim=True) / known
+    ).sqrt()
     among = among.masked_fill(beyond, float("-inf"))
     count = (among > mean + spread).sum(dim=-1, keepdim=True).clamp(min=1).minimum(known)
     best = among.topk(min(most, tokens), dim=-1).indices
     best = best.masked_fill(torch.arange(best.shape[-1], device=best.device) >= count, tokens)
-    return torch.zeros(*among.shape[:-1], tokens + 1, dtype=torch.bool, device=best.device).scatter(-1, best, True)
+    return torch.zeros(*among.shape[:-1], tokens + 1, dtype=torch.bool, device=best.device).scatter(
+        -1, best, True
+    )
 
 
 @functools.lru_cache(maxsize=64)
@@ -209,4 +235,6 @@ def _drawn(
     return tuple(uploaded(x, device) for x in (np.array(known)[:, None], rows))
 
 
-CHOOSERS: dict[str, Callable[..., Choice]] = dict(zip(DYNAMIC, (top_k, threshold, dca), strict=True))
+CHOOSERS: dict[str, Callable[..., Choice]] = dict(
+    zip(DYNAMIC, (top_k, threshold, dca), strict=True)
+)

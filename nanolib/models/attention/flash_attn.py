@@ -16,7 +16,11 @@ from nanolib.models.attention.work import Work, dense_work
 from nanolib.params import StrictModel
 
 INSTALL = "pip install flash-attn --no-build-isolation"
-_MODULES = ("flash_attn.cute", "flash_attn_interface", "flash_attn")  # where several are there, the newest
+_MODULES = (
+    "flash_attn.cute",
+    "flash_attn_interface",
+    "flash_attn",
+)  # where several are there, the newest
 
 
 class Options(StrictModel):
@@ -34,14 +38,20 @@ def kernel() -> Callable[..., Any] | None:
     return None
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None, options: Options) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None, options: Options
+) -> Tensor:
     """Dense attention; see `nanolib.models.attention.attend`."""
     if kernel() is None:
         raise Unsupported(f"flash_attn is not installed; on a machine with CUDA: {INSTALL}")
     if q.device.type != "cuda":
-        raise Unsupported(f"flash_attn has no {q.device.type} kernel; use dense, whose flash backend has one")
+        raise Unsupported(
+            f"flash_attn has no {q.device.type} kernel; use dense, whose flash backend has one"
+        )
     if q.dtype not in (torch.float16, torch.bfloat16):
-        raise Unsupported(f"flash_attn computes in float16 and bfloat16, not in {str(q.dtype).removeprefix('torch.')}")
+        raise Unsupported(
+            f"flash_attn computes in float16 and bfloat16, not in {str(q.dtype).removeprefix('torch.')}"
+        )
     return call(q, k, v, causal=causal, scale=scale)
 
 

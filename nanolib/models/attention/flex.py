@@ -30,10 +30,16 @@ _PAIRS = 2**26  # of queries and keys that a chosen mask is asked for at once: s
 
 def kernel_tile(device: str, block_size: int) -> int:
     """The tile in which the kernel skips: the one asked for, or on a GPU the next larger one that it can take."""
-    return tile_count(block_size, _KERNEL_TILE) * _KERNEL_TILE if torch.device(device).type == "cuda" else block_size
+    return (
+        tile_count(block_size, _KERNEL_TILE) * _KERNEL_TILE
+        if torch.device(device).type == "cuda"
+        else block_size
+    )
 
 
-def computes_sparse(device: str, dtype: torch.dtype, head_dim: int, q_len: int, block_size: int) -> bool:
+def computes_sparse(
+    device: str, dtype: torch.dtype, head_dim: int, q_len: int, block_size: int
+) -> bool:
     """Whether `sparse` goes through FlexAttention: on CUDA, where a loop over blocks would be thousands of launches.
 
     The queries of a single block, as in decoding, need no loop, and FlexAttention would be compiled for each new length of keys.
@@ -45,7 +51,9 @@ def computes_sparse(device: str, dtype: torch.dtype, head_dim: int, q_len: int, 
 def unsupported(device: str, backward: bool) -> str:
     """Why FlexAttention cannot run there; empty when it can. To ask compiles nothing."""
     if backward and torch.device(device).type == "cpu":
-        return "FlexAttention has no backward pass on CPU; use sparse, or measure with backward: false"
+        return (
+            "FlexAttention has no backward pass on CPU; use sparse, or measure with backward: false"
+        )
     return ""
 
 
@@ -71,7 +79,9 @@ def attend(
     if detect_fake_mode():
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         return operation(q, k, v, lambda score, *_: score, mask.as_tuple(), scale, {}, (), ())[0]
-    if q.device.type == "cpu":  # it refuses inputs that ask for a gradient, even where none is taken
+    if (
+        q.device.type == "cpu"
+    ):  # it refuses inputs that ask for a gradient, even where none is taken
         q, k, v = (x.detach() for x in (q, k, v))
     kernel = compiled(q.shape, k.shape, q.dtype, options)
     # else the backward pass may write over what the graph has saved; what is compiled here serves other processes too
@@ -94,7 +104,9 @@ def compiled(*of: Any) -> Any:
     return torch.compile(with_own_code(flex_attention), dynamic=False, fullgraph=True)
 
 
-def mask_of(q: Tensor, k: Tensor, *, causal: bool, options: Options, scores: Tensor | None = None) -> FlexMask:
+def mask_of(
+    q: Tensor, k: Tensor, *, causal: bool, options: Options, scores: Tensor | None = None
+) -> FlexMask:
     """The mask as FlexAttention takes it; arguments as of `sparse.choose_mask`."""
     if options.pattern in CHOOSERS:
         return chosen_mask(CHOOSERS[options.pattern](q, k, causal, options, scores))
@@ -104,7 +116,13 @@ def mask_of(q: Tensor, k: Tensor, *, causal: bool, options: Options, scores: Ten
 
 @functools.lru_cache(maxsize=16)
 def drawn_mask(
-    options: Options, q_len: int, kv_len: int, causal: bool, heads: int, device: torch.device, planning: object
+    options: Options,
+    q_len: int,
+    kv_len: int,
+    causal: bool,
+    heads: int,
+    device: torch.device,
+    planning: object,
 ) -> FlexMask:
     """Of a pattern that depends on the shape alone, from its plan: no pair outside the pattern's runs is looked at.
 
@@ -117,7 +135,10 @@ def drawn_mask(
         device: Where the inputs lie.
         planning: The mode in which tensors have no data, if they have none.
     """
-    tile, pattern = kernel_tile(device.type, options.block_size), static_pattern(options, q_len, kv_len, causal, heads)
+    tile, pattern = (
+        kernel_tile(device.type, options.block_size),
+        static_pattern(options, q_len, kv_len, causal, heads),
+    )
     plans = static_mask(options, q_len, kv_len, causal, heads, tile).plans
     kept = np.zeros((len(plans), tile_count(q_len, tile), tile_count(kv_len, tile)), dtype=bool)
     part = np.zeros_like(kept)
@@ -133,12 +154,19 @@ def drawn_mask(
         lists += (uploaded(x.astype(np.int32)[None], device) for x in (tiles.sum(axis=-1), order))
     table = None if pattern.table is None else uploaded(pattern.table, device)
     mask_mod = pattern.mask_mod(kv_len - q_len, causal, table)
-    return FlexMask.from_kv_blocks(*lists, BLOCK_SIZE=tile, mask_mod=mask_mod, seq_lengths=(q_len, kv_len))
+    return FlexMask.from_kv_blocks(
+        *lists, BLOCK_SIZE=tile, mask_mod=mask_mod, seq_lengths=(q_len, kv_len)
+    )
 
 
 def chosen_mask(choice: Choice) -> FlexMask:
     """Of a pattern that looks at the input, a few tiles of queries at a time: all pairs at once would fill the memory."""
-    mask_mod, device, q_len, kv_len = choice.mask_mod(), choice.table.device, choice.q_len, choice.kv_len
+    mask_mod, device, q_len, kv_len = (
+        choice.mask_mod(),
+        choice.table.device,
+        choice.q_len,
+        choice.kv_len,
+    )
     batch, heads = choice.table.shape[:2]
     tile = kernel_tile(device.type, choice.block_size)
     rows = max(1, _PAIRS // (batch * heads * kv_len * tile)) * tile
@@ -156,4 +184,6 @@ def chosen_mask(choice: Choice) -> FlexMask:
     ]
     names = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
     lists = [torch.cat([getattr(part, name) for part in parts], dim=2) for name in names]
-    return FlexMask.from_kv_blocks(*lists, BLOCK_SIZE=tile, mask_mod=mask_mod, seq_lengths=(q_len, kv_len))
+    return FlexMask.from_kv_blocks(
+        *lists, BLOCK_SIZE=tile, mask_mod=mask_mod, seq_lengths=(q_len, kv_len)
+    )

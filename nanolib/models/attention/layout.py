@@ -38,7 +38,9 @@ class Layout:
     def of_lengths(cls, lengths: Sequence[int]) -> Layout:
         """One piece each, in order, of the lengths given."""
         starts = [sum(lengths[:rank]) for rank in range(len(lengths))]
-        return cls(tuple(((start, start + length),) for start, length in zip(starts, lengths, strict=True)))
+        return cls(
+            tuple(((start, start + length),) for start, length in zip(starts, lengths, strict=True))
+        )
 
     @property
     def world(self) -> int:
@@ -57,8 +59,12 @@ class Layout:
     def take(self, x: torch.Tensor, rank: int, dim: int = 2) -> torch.Tensor:
         """A rank's part of a whole sequence."""
         if x.shape[dim] != self.total:
-            raise BadInput(f"x: {x.shape[dim]} positions in dimension {dim}; this layout is of {self.total}")
-        return torch.cat([x.narrow(dim, start, stop - start) for start, stop in self.pieces[rank]], dim=dim)
+            raise BadInput(
+                f"x: {x.shape[dim]} positions in dimension {dim}; this layout is of {self.total}"
+            )
+        return torch.cat(
+            [x.narrow(dim, start, stop - start) for start, stop in self.pieces[rank]], dim=dim
+        )
 
 
 def _split(total: int, parts: int) -> list[Piece]:

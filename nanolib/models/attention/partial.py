@@ -47,7 +47,9 @@ def partial_attention(
     if mask is not None:
         mask = mask.repeat(fold, 1)
     out, lse = _in_pieces(folded, k, v, causal, mask, scale)
-    return unfold_groups(out, q.shape, group, fold), unfold_groups(lse[..., None], q.shape, group, fold)[..., 0]
+    return unfold_groups(out, q.shape, group, fold), unfold_groups(
+        lse[..., None], q.shape, group, fold
+    )[..., 0]
 
 
 def wide_type(x: torch.Tensor) -> torch.dtype:
@@ -79,7 +81,12 @@ def unfold_groups(x: torch.Tensor, shape: torch.Size, group: int, fold: int) -> 
 
 
 def _in_pieces(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, mask: torch.Tensor | None, scale: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    mask: torch.Tensor | None,
+    scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `_kernel`; in float32 where no kernel takes a mask, and on a CPU, where bf16 kernels round the weights to 3 digits."""
     if q.dtype.itemsize >= 4 or (q.device.type != "cpu" and mask is None):
@@ -97,27 +104,45 @@ def _in_pieces(
 
 
 def _kernel(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, mask: torch.Tensor | None, scale: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    mask: torch.Tensor | None,
+    scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and log-sum-exp in the wide type; as many heads of keys as of queries."""
     if q.device.type == "cpu":
-        bias = None if mask is None else torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, _LOWEST)
+        bias = (
+            None
+            if mask is None
+            else torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, _LOWEST)
+        )
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, causal, attn_mask=bias, scale=scale
         )
     elif q.device.type == "cuda" and q.dtype.itemsize == 2 and mask is None:
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)[:2]
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention(
+            q, k, v, 0.0, causal, scale=scale
+        )[:2]
     else:
         out, lse = plain(q, k, v, causal, mask, scale)
     out, lse = out.to(wide_type(q)), lse.to(wide_type(q))
     if mask is None:
         return out, lse
-    seen = mask.any(dim=-1)  # of rows without a key, kernels make NaN, 0 or the mean of v, and +inf or -inf
+    seen = mask.any(
+        dim=-1
+    )  # of rows without a key, kernels make NaN, 0 or the mean of v, and +inf or -inf
     return torch.where(seen[:, None], out, 0.0), torch.where(seen, lse, _LOWEST)
 
 
 def plain(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, mask: torch.Tensor | None, scale: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    mask: torch.Tensor | None,
+    scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The same from two products, some queries at a time: for devices without a kernel that tells its log-sum-exp."""
     k, v = (x.to(wide_type(q)) for x in (k, v))  # once, and not for each part
@@ -132,7 +157,9 @@ def plain(
     return torch.cat(out, dim=2), torch.cat(lse, dim=2)
 
 
-_SCORE_BYTES = 2**25  # of one matrix of scores: what is done with queries and keys of any length stays as small as this
+_SCORE_BYTES = (
+    2**25
+)  # of one matrix of scores: what is done with queries and keys of any length stays as small as this
 
 
 def few_rows(q: torch.Tensor, k: torch.Tensor) -> Iterator[slice]:

@@ -18,9 +18,15 @@ from nanolib.models.attention.work import BLOCK_SIZE
 from nanolib.params import StrictModel
 
 Run = tuple[int, int]  # keys [start, stop)
-MaskMod = Callable[[Any, Any, Any, Any], Any]  # (batch, head, query, key) -> whether the query sees the key
+MaskMod = Callable[
+    [Any, Any, Any, Any], Any
+]  # (batch, head, query, key) -> whether the query sees the key
 DYNAMIC = ("top_k", "threshold", "dca")
-WINDOWED = ("window", "local_global", "bigbird")  # whose window is searched for when a sparsity is asked for
+WINDOWED = (
+    "window",
+    "local_global",
+    "bigbird",
+)  # whose window is searched for when a sparsity is asked for
 _MOST = 2**24  # tokens: no sequence is longer
 
 
@@ -56,7 +62,9 @@ class Options(StrictModel):
     def _pattern_takes_them(self) -> Options:
         known = [*PATTERNS, *DYNAMIC]
         if self.pattern not in known:
-            raise ValueError(f"pattern: {shown(self.pattern)} is no pattern; use one of {', '.join(known)}")
+            raise ValueError(
+                f"pattern: {shown(self.pattern)} is no pattern; use one of {', '.join(known)}"
+            )
         if self.sparsity is not None and self.pattern in ("threshold", "dca"):
             raise ValueError(
                 f"sparsity: {self.pattern} keeps what the input asks for; set mass, window or global_tokens instead"
@@ -111,7 +119,10 @@ class Pattern:
         if self.table is None:
             return self.near_runs(first, last)
         rows = self.table[head % self.heads, first // self.size : last // self.size + 1]
-        tiles = [(tile * self.size, (tile + 1) * self.size) for tile in rows.any(axis=0).nonzero()[0].tolist()]
+        tiles = [
+            (tile * self.size, (tile + 1) * self.size)
+            for tile in rows.any(axis=0).nonzero()[0].tolist()
+        ]
         return [*self.near_runs(first, last), *tiles]
 
 
@@ -128,7 +139,9 @@ def is_near(i: Any, j: Any, reach: int) -> Any:
 def window(options: Options, kv_len: int, heads: int) -> Pattern:
     """|i − j| < `window`: the keys around a query, its own position included."""
     reach = options.window
-    return Pattern(lambda i, j: is_near(i, j, reach), lambda first, last: [(first - reach + 1, last + reach)])
+    return Pattern(
+        lambda i, j: is_near(i, j, reach), lambda first, last: [(first - reach + 1, last + reach)]
+    )
 
 
 def local_global(options: Options, kv_len: int, heads: int) -> Pattern:
@@ -139,7 +152,9 @@ def local_global(options: Options, kv_len: int, heads: int) -> Pattern:
     reach, leading = options.window, options.global_tokens
 
     def runs(first: int, last: int) -> list[Run]:
-        return [(0, kv_len)] if first < leading else [(0, leading), (first - reach + 1, last + reach)]
+        return (
+            [(0, kv_len)] if first < leading else [(0, leading), (first - reach + 1, last + reach)]
+        )
 
     return Pattern(lambda i, j: is_near(i, j, reach) | (i < leading) | (j < leading), runs)
 
@@ -207,7 +222,9 @@ def _draw(options: Options, kv_len: int, heads: int, kept: int) -> np.ndarray:
     for head, table in enumerate(tables):
         source = np.random.RandomState((options.seed + 1_000_003 * head) % 2**32)
         # the 24 bits that torch.rand would make a number of: a seed draws the same tiles by either
-        order = (source.randint(2**32, size=(tiles, tiles), dtype=np.uint32) & 0xFFFFFF).astype(np.int64)
+        order = (source.randint(2**32, size=(tiles, tiles), dtype=np.uint32) & 0xFFFFFF).astype(
+            np.int64
+        )
         np.fill_diagonal(order, -1)
         np.put_along_axis(table, order.argsort(axis=1, kind="stable")[:, :kept], True, axis=1)
     return tables

@@ -60,14 +60,20 @@ class Hop:
         group: The process group.
     """
 
-    def __init__(self, send: Sequence[torch.Tensor], shapes: Sequence[Sequence[int]], group: Any = None) -> None:
+    def __init__(
+        self, send: Sequence[torch.Tensor], shapes: Sequence[Sequence[int]], group: Any = None
+    ) -> None:
         rank, world = world_of(group)
         there, back = ((rank + step) % world for step in (1, -1))
-        to, origin = (peer if group is None else dist.get_global_rank(group, peer) for peer in (there, back))
+        to, origin = (
+            peer if group is None else dist.get_global_rank(group, peer) for peer in (there, back)
+        )
         self._received = [x.new_empty(shape) for x, shape in zip(send, shapes, strict=True)]
         self._sent = [x.contiguous() for x in send]  # alive until they have gone
         operations = [dist.P2POp(dist.isend, x, to, group) for x in self._sent if x.numel()]
-        operations += [dist.P2POp(dist.irecv, x, origin, group) for x in self._received if x.numel()]
+        operations += [
+            dist.P2POp(dist.irecv, x, origin, group) for x in self._received if x.numel()
+        ]
         self._works = dist.batch_isend_irecv(operations) if operations else []
 
     def wait(self) -> list[torch.Tensor]:

@@ -6,7 +6,11 @@ import torch
 
 
 def masked_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float | None = None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float | None = None,
 ) -> torch.Tensor:
     """softmax(scale · q kᵀ where mask) v in float64; a row without any key gives zero.
 

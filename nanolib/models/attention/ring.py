@@ -75,7 +75,17 @@ def ring_attention(
 
 class _Ring(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Any, k: Any, v: Any, causal: bool, layout: Layout, group: Any, scale: float, *rest: Any):
+    def forward(
+        ctx: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        causal: bool,
+        layout: Layout,
+        group: Any,
+        scale: float,
+        *rest: Any,
+    ):
         overlap, timer = rest
         out = torch.zeros_like(q, dtype=wide_type(q))
         lse = q.new_full(q.shape[:3], -torch.inf, dtype=out.dtype)
@@ -150,7 +160,9 @@ def _rotate(
                 held = (hop or Hop(held, shapes, group)).wait()
 
 
-def _blocks(layout: Layout, rank: int, owner: int, causal: bool) -> Iterator[tuple[slice, slice, bool]]:
+def _blocks(
+    layout: Layout, rank: int, owner: int, causal: bool
+) -> Iterator[tuple[slice, slice, bool]]:
     """Pieces of queries and keys that see each other: where they lie, and whether they are the same piece, a triangle."""
     for mine, piece in _placed(layout.pieces[rank]):
         for theirs, other in _placed(layout.pieces[owner]):
@@ -197,8 +209,10 @@ def block_gradients(
     weight = lse.reshape(folded.shape[:3])
     if q.device.type == "cpu":
         wide = [x.to(out.dtype) for x in (grad, folded, k, v, whole)]
-        grad_q, grad_k, grad_v = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            *wide, weight, 0.0, causal, scale=scale
+        grad_q, grad_k, grad_v = (
+            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                *wide, weight, 0.0, causal, scale=scale
+            )
         )
     else:
         grad_q, grad_k, grad_v = plain_gradients(grad, folded, k, v, whole, weight, causal, scale)
@@ -220,9 +234,16 @@ def plain_gradients(
     """The same some queries at a time, for devices without that kernel; as many heads of keys as of queries."""
     wide = wide_type(q)
     k, v = k.to(wide), v.to(wide)  # once, and not for each part
-    grad_q, (grad_k, grad_v) = torch.empty_like(q, dtype=wide), (torch.zeros_like(x, dtype=wide) for x in (k, v))
+    grad_q, (grad_k, grad_v) = (
+        torch.empty_like(q, dtype=wide),
+        (torch.zeros_like(x, dtype=wide) for x in (k, v)),
+    )
     for rows in few_rows(q, k):
-        weights = masked_scores(q, k, causal, None, scale, rows).sub_(finite(lse[:, :, rows])[..., None]).exp_()
+        weights = (
+            masked_scores(q, k, causal, None, scale, rows)
+            .sub_(finite(lse[:, :, rows])[..., None])
+            .exp_()
+        )
         grad, whole = (x[:, :, rows].to(wide) for x in (grad_out, out))
         grad_v += weights.mT @ grad
         grad_scores = grad @ v.mT

@@ -44,7 +44,9 @@ def attend(
 ) -> Tensor:
     """Sparse attention; see `nanolib.models.attention.attend`."""
     given = {"causal": causal, "options": options, "scores": scores}
-    by_flex = flex.computes_sparse(q.device.type, q.dtype, q.shape[-1], q.shape[2], options.block_size)
+    by_flex = flex.computes_sparse(
+        q.device.type, q.dtype, q.shape[-1], q.shape[2], options.block_size
+    )
     by_flex = by_flex and not _counted()
     mask = None if by_flex and not _WATCHERS else choose_mask(q, k, **given)
     for watcher in _WATCHERS:
@@ -57,10 +59,14 @@ def attend(
 def _counted() -> bool:
     """Whether operations are counted: a counter is shown the loop, whose operations it knows."""
     modes = _get_current_dispatch_mode_stack()
-    return detect_fake_mode() is None and any(not isinstance(mode, FakeTensorMode) for mode in modes)
+    return detect_fake_mode() is None and any(
+        not isinstance(mode, FakeTensorMode) for mode in modes
+    )
 
 
-def choose_mask(q: Tensor, k: Tensor, *, causal: bool, options: Options, scores: Tensor | None = None) -> BlockMask:
+def choose_mask(
+    q: Tensor, k: Tensor, *, causal: bool, options: Options, scores: Tensor | None = None
+) -> BlockMask:
     """Which keys each block of queries sees.
 
     Args:
@@ -75,7 +81,9 @@ def choose_mask(q: Tensor, k: Tensor, *, causal: bool, options: Options, scores:
     """
     if options.pattern in CHOOSERS:
         return CHOOSERS[options.pattern](q, k, causal, options, scores).blocks()
-    return static_mask(options, q.shape[2], k.shape[2], causal, q.shape[1] if options.per_head else 1)
+    return static_mask(
+        options, q.shape[2], k.shape[2], causal, q.shape[1] if options.per_head else 1
+    )
 
 
 def forget_masks() -> None:

@@ -74,22 +74,31 @@ def decode_traffic(
         return Traffic(0, 0, (0.0,))
     if algorithm == "three_allreduce":
         parts = [4 * rows, 4 * rows, 4 * rows * head_dim]
-        return Traffic(3, 6 * (world - 1), (sum(all_reduce_bytes(part, world) for part in parts),) * world)
+        return Traffic(
+            3, 6 * (world - 1), (sum(all_reduce_bytes(part, world) for part in parts),) * world
+        )
     if algorithm == "fused":
         parts = [4 * rows, 4 * rows * (head_dim + 1)]
-        return Traffic(2, 4 * (world - 1), (sum(all_reduce_bytes(part, world) for part in parts),) * world)
+        return Traffic(
+            2, 4 * (world - 1), (sum(all_reduce_bytes(part, world) for part in parts),) * world
+        )
     if algorithm == "gather":
         return Traffic(1, world - 1, (all_gather_bytes(4 * rows * (head_dim + 1), world),) * world)
     if algorithm == "ring":  # every shard but that of the next rank passes by
         per_key = 2 * batch * kv_heads * head_dim * itemsize
-        sent = (per_key * (layout.total - layout.length((rank + 1) % world)) for rank in range(world))
+        sent = (
+            per_key * (layout.total - layout.length((rank + 1) % world)) for rank in range(world)
+        )
         return Traffic(world - 1, world - 1, tuple(sent))
     # pass_q: a share of the queries with its sums at each hop; then the outputs, padded to the largest share
     group = heads // kv_heads * q_len
     edges = [batch * kv_heads * share // world for share in range(world + 1)]
     shares = [edges[share + 1] - edges[share] for share in range(world)]
     hops = [
-        sum(shares[(rank - step) % world] for step in range(world - 1)) * group * (2 * head_dim + 1) * 4
+        sum(shares[(rank - step) % world] for step in range(world - 1))
+        * group
+        * (2 * head_dim + 1)
+        * 4
         for rank in range(world)
     ]
     gathered = all_gather_bytes(4 * max(shares) * group * head_dim, world)
@@ -97,7 +106,14 @@ def decode_traffic(
 
 
 def prefill_traffic(
-    algorithm: str, layout: Layout, *, batch: int, heads: int, kv_heads: int, head_dim: int, itemsize: int
+    algorithm: str,
+    layout: Layout,
+    *,
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    itemsize: int,
 ) -> Traffic:
     """Of a forward pass of `ring_attention` (`ring`, `zigzag`) or `ulysses_attention` (`ulysses`), with the layout given."""
     world = layout.world
@@ -106,10 +122,15 @@ def prefill_traffic(
     per_key = 2 * batch * kv_heads * head_dim * itemsize
     if algorithm == "ulysses":
         repeated = max(1, world // kv_heads)
-        elements = [layout.length(rank) * batch * (2 * heads + 2 * kv_heads * repeated) for rank in range(world)]
+        elements = [
+            layout.length(rank) * batch * (2 * heads + 2 * kv_heads * repeated)
+            for rank in range(world)
+        ]
         # Queries, keys and values go out by this rank's length; outputs come back by the others', which differ by one at most.
         return Traffic(
-            4, 4 * (world - 1), tuple(all_to_all_bytes(count * head_dim * itemsize, world) for count in elements)
+            4,
+            4 * (world - 1),
+            tuple(all_to_all_bytes(count * head_dim * itemsize, world) for count in elements),
         )
     sent = (per_key * (layout.total - layout.length((rank + 1) % world)) for rank in range(world))
     return Traffic(world - 1, world - 1, tuple(float(part) for part in sent))

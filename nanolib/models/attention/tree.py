@@ -19,7 +19,14 @@ from nanolib.measurement import BadInput
 from nanolib.models.attention import check_shapes
 from nanolib.models.attention.layout import Layout
 from nanolib.models.attention.partial import finite, merge, nonzero, partial_attention
-from nanolib.models.attention.ranks import NO_TIMER, BlockTimer, Hop, all_gather, gather_lengths, world_of
+from nanolib.models.attention.ranks import (
+    NO_TIMER,
+    BlockTimer,
+    Hop,
+    all_gather,
+    gather_lengths,
+    world_of,
+)
 
 TREE_ALGORITHMS = ("three_allreduce", "fused", "gather")
 ALGORITHMS = (*TREE_ALGORITHMS, "ring", "pass_q")
@@ -90,7 +97,9 @@ def _check(layout: Layout, rank: int, world: int, kv_len: int) -> None:
             f"layout: {layout.world} ranks, {held} positions here; there are {world} ranks and {kv_len} keys here"
         )
     if layout != Layout.of_lengths([layout.length(each) for each in range(world)]):
-        raise BadInput("layout: decoding takes one piece per rank, in order; use Layout.plain or Layout.of_lengths")
+        raise BadInput(
+            "layout: decoding takes one piece per rank, in order; use Layout.plain or Layout.of_lengths"
+        )
 
 
 @dataclass(frozen=True)
@@ -113,7 +122,10 @@ class _Decode:
         ((start, stop),), total = self.layout.pieces[rank], self.layout.total
         if stop <= total - q_len + 1:
             return None
-        queries, keys = (torch.arange(*span, device=self.q.device) for span in ((total - q_len, total), (start, stop)))
+        queries, keys = (
+            torch.arange(*span, device=self.q.device)
+            for span in ((total - q_len, total), (start, stop))
+        )
         return keys <= queries[:, None]
 
     def local(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -125,10 +137,14 @@ class _Decode:
         """The largest log-sum-exp of all ranks; 0 where no rank has a key."""
         return finite(self.reduced(lse.clone(), "comm_max_lse", dist.ReduceOp.MAX))
 
-    def reduced(self, x: torch.Tensor, name: str, operation: Any = dist.ReduceOp.SUM) -> torch.Tensor:
+    def reduced(
+        self, x: torch.Tensor, name: str, operation: Any = dist.ReduceOp.SUM
+    ) -> torch.Tensor:
         """All ranks' x as one; x is used up."""
         with self.timer.time_block(name):
-            x = x.contiguous()  # collectives add up storages: a kernel's strides are not those of an empty shard
+            x = (
+                x.contiguous()
+            )  # collectives add up storages: a kernel's strides are not those of an empty shard
             if world_of(self.group)[1] > 1:
                 dist.all_reduce(x, op=operation, group=self.group)
             return x
@@ -178,7 +194,9 @@ def _ring(call: _Decode) -> torch.Tensor:
     for step in range(1, world):
         owner = (rank - step) % world
         with timer.time_block("comm_hop"):
-            held = Hop(held, [(*k.shape[:2], call.layout.length(owner), k.shape[3])] * 2, call.group).wait()
+            held = Hop(
+                held, [(*k.shape[:2], call.layout.length(owner), k.shape[3])] * 2, call.group
+            ).wait()
         with timer.time_block("comp_local_attention"):
             part = partial_attention(q, *held, mask=call.visible(owner), scale=call.scale)
         with timer.time_block("comp_num_den"):
@@ -205,8 +223,14 @@ def _pass_q(call: _Decode) -> torch.Tensor:
                 shape = (1, share.stop - share.start, group * q.shape[2], 2 * head_dim + 1)
                 (state,) = Hop([state], [shape], call.group).wait()
         with timer.time_block("comp_local_attention"):
-            asked = q.reshape(1, -1, group * q.shape[2], head_dim)[:, share] if step == 0 else state[..., :head_dim]
-            found = partial_attention(asked.to(q.dtype), keys[:, share], values[:, share], mask=mask, scale=call.scale)
+            asked = (
+                q.reshape(1, -1, group * q.shape[2], head_dim)[:, share]
+                if step == 0
+                else state[..., :head_dim]
+            )
+            found = partial_attention(
+                asked.to(q.dtype), keys[:, share], values[:, share], mask=mask, scale=call.scale
+            )
         with timer.time_block("comp_num_den"):
             if step:
                 found = merge(state[..., head_dim:-1], state[..., -1], *found)
@@ -218,7 +242,9 @@ def _pass_q(call: _Decode) -> torch.Tensor:
         padded[:, : state.shape[1]] = state[..., head_dim:-1]
         parts = all_gather(padded, call.group).roll(1, dims=0)
     with timer.time_block("comp_final_output"):
-        return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], dim=1).reshape(q.shape)
+        return torch.cat(
+            [part[:, :size] for part, size in zip(parts, sizes, strict=True)], dim=1
+        ).reshape(q.shape)
 
 
 _BY_NAME = {

@@ -64,7 +64,9 @@ def ulysses_attention(
         layout = Layout.of_lengths(gather_lengths(q.shape[2], q.device, group))
     lengths = [layout.length(rank) for rank in range(world)]
     if any(len(pieces) > 1 for pieces in layout.pieces):
-        raise BadInput("layout: several pieces per rank; Ulysses takes one each (whole sequences need no zigzag)")
+        raise BadInput(
+            "layout: several pieces per rank; Ulysses takes one each (whole sequences need no zigzag)"
+        )
     with timer.time_block("comm_all_to_all"):
         whole = [_ToHeads.apply(x, lengths, group) for x in (q, k, v)]
     with timer.time_block("comp_attention"):
@@ -82,13 +84,22 @@ def _to_heads(x: torch.Tensor, lengths: list[int], group: Any) -> torch.Tensor:
         return x
     batch, heads, local, head_dim = x.shape
     rows = batch * heads // world * head_dim  # elements per position and rank
-    sent = x.view(batch, world, heads // world, local, head_dim).transpose(0, 1).contiguous().flatten()
+    sent = (
+        x.view(batch, world, heads // world, local, head_dim).transpose(0, 1).contiguous().flatten()
+    )
     received = x.new_empty(rows * sum(lengths))
     dist.all_to_all_single(
-        received, sent, [rows * length for length in lengths], [rows * lengths[rank]] * world, group=group
+        received,
+        sent,
+        [rows * length for length in lengths],
+        [rows * lengths[rank]] * world,
+        group=group,
     )
     parts = received.split([rows * length for length in lengths])
-    shaped = [part.view(batch, heads // world, length, head_dim) for part, length in zip(parts, lengths, strict=True)]
+    shaped = [
+        part.view(batch, heads // world, length, head_dim)
+        for part, length in zip(parts, lengths, strict=True)
+    ]
     return torch.cat(shaped, dim=2)
 
 
@@ -101,7 +112,9 @@ def _to_sequence(x: torch.Tensor, lengths: list[int], group: Any) -> torch.Tenso
     rows, local = batch * heads * head_dim, lengths[rank]
     sent = torch.cat([part.flatten() for part in x.split(lengths, dim=2)])
     received = x.new_empty(rows * local * world)
-    dist.all_to_all_single(received, sent, [rows * local] * world, [rows * length for length in lengths], group=group)
+    dist.all_to_all_single(
+        received, sent, [rows * local] * world, [rows * length for length in lengths], group=group
+    )
     return (
         received.view(world, batch, heads, local, head_dim)
         .transpose(0, 1)

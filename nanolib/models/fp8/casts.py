@@ -112,7 +112,9 @@ def round_to(x: torch.Tensor, format: str) -> torch.Tensor:
     bits, least = _BITS[format]
     largest = torch.finfo(FORMATS[format]).max
     wide = x.float().clamp(-largest, largest)
-    power = wide.view(torch.int32).bitwise_and(_EXPONENT).view(torch.float32)  # 2^e: without the mantissa's bits
+    power = (
+        wide.view(torch.int32).bitwise_and(_EXPONENT).view(torch.float32)
+    )  # 2^e: without the mantissa's bits
     larger = power.clamp_(min=2.0**least).mul_(1.5 * 2.0 ** (_FLOAT32_BITS - bits))
     return (wide + larger).sub_(larger).copysign_(wide)
 

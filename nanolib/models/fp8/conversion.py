@@ -73,14 +73,18 @@ def chosen_layers(model: nn.Module, excluded_modules: Sequence[str] = ("head",))
     layers = linear_layers(model)
 
     def matches(name: str, pattern: str) -> bool:
-        return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name.rsplit(".", 1)[-1], pattern)
+        return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(
+            name.rsplit(".", 1)[-1], pattern
+        )
 
     for pattern in excluded_modules:
         if not any(matches(name, pattern) for name in layers):
             raise BadInput(
                 f"excluded_modules: {shown(pattern)} matches no linear layer; the model has {', '.join(_kinds(layers))}"
             )
-    chosen = [name for name in layers if not any(matches(name, pattern) for pattern in excluded_modules)]
+    chosen = [
+        name for name in layers if not any(matches(name, pattern) for pattern in excluded_modules)
+    ]
     if not chosen:
         raise BadInput(
             f"excluded_modules: {shown(list(excluded_modules))} leaves no linear layer to convert; exclude fewer"
@@ -102,11 +106,11 @@ def native(device: torch.device | str) -> str:
     """Why a device has no FP8 tensor cores; empty where it has."""
     device = torch.device(device)
     if device.type != "cuda":
-        return f"{device.type} has no FP8 tensor cores; NVIDIA GPUs from compute capability 8.9 have"
-    if torch.version.hip:
         return (
-            "FP8 is not measured on AMD GPUs: their formats differ (e4m3fnuz before MI350), and nanolib has seen none"
+            f"{device.type} has no FP8 tensor cores; NVIDIA GPUs from compute capability 8.9 have"
         )
+    if torch.version.hip:
+        return "FP8 is not measured on AMD GPUs: their formats differ (e4m3fnuz before MI350), and nanolib has seen none"
     capability = torch.cuda.get_device_capability(device)
     if capability < (8, 9):
         return f"compute capability {capability[0]}.{capability[1]} has no FP8 tensor cores; 8.9 and above have"
@@ -137,13 +141,20 @@ def convert(
         BadInput: As `chosen_layers`, an unknown recipe, or a layer that was left unconverted.
         Unsupported: No tensor cores, and no emulation wanted; or a control without it.
     """
-    wanted, chosen = recipe_of(recipe), chosen_layers(model, () if recipe in EVERYWHERE else excluded_modules)
+    wanted, chosen = (
+        recipe_of(recipe),
+        chosen_layers(model, () if recipe in EVERYWHERE else excluded_modules),
+    )
     reason = native(next(model.parameters()).device)
     emulate = bool(reason) if emulate is None else emulate
     if emulate:
         for name in chosen:
             parent, _, last = name.rpartition(".")
-            setattr(model.get_submodule(parent), last, EmulatedLinear(model.get_submodule(name), wanted, rounded))
+            setattr(
+                model.get_submodule(parent),
+                last,
+                EmulatedLinear(model.get_submodule(name), wanted, rounded),
+            )
     else:
         if reason:
             raise Unsupported(reason)
@@ -158,7 +169,9 @@ def convert(
     return found
 
 
-def _convert_with_torchao(model: nn.Module, recipe: str, chosen: list[str], emulate: bool = False) -> None:
+def _convert_with_torchao(
+    model: nn.Module, recipe: str, chosen: list[str], emulate: bool = False
+) -> None:
     try:
         with _quiet():  # heavy: imported where it is used
             from torchao.float8 import Float8LinearConfig, convert_to_float8_training
@@ -166,13 +179,17 @@ def _convert_with_torchao(model: nn.Module, recipe: str, chosen: list[str], emul
         raise Unsupported("torchao is not installed; run: pip install torchao") from None
 
     config = replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulate)
-    convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name in chosen)
+    convert_to_float8_training(
+        model, config=config, module_filter_fn=lambda _, name: name in chosen
+    )
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Without what torchao says of kernels that it cannot load here, and torch of torchao; NANOLIB_VERBOSE lets them speak."""
-    loggers = [] if os.environ.get("NANOLIB_VERBOSE") else [logging.getLogger(name) for name in _CHATTY]
+    loggers = (
+        [] if os.environ.get("NANOLIB_VERBOSE") else [logging.getLogger(name) for name in _CHATTY]
+    )
     before = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)

@@ -38,8 +38,13 @@ class _EmulatedProduct(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (x, weight), recipe = ctx.saved_tensors, ctx.recipe
         rows, g = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
-        d_x = torch.mm(_operand(g, recipe.gradient, -1), _operand(weight, recipe.weight_for_input, 0)).to(g.dtype)
-        a, b = _operand(g, recipe.gradient_for_weight, 0), _operand(rows, recipe.input_for_weight, 0)
+        d_x = torch.mm(
+            _operand(g, recipe.gradient, -1), _operand(weight, recipe.weight_for_input, 0)
+        ).to(g.dtype)
+        a, b = (
+            _operand(g, recipe.gradient_for_weight, 0),
+            _operand(rows, recipe.input_for_weight, 0),
+        )
         d_weight = torch.mm(a.t(), b.to(a.dtype)).to(g.dtype)
         return d_x.reshape(x.shape), d_weight.to(weight.dtype), None
 
@@ -71,7 +76,12 @@ class EmulatedLinear(nn.Linear):
     def __init__(self, source: nn.Linear, recipe: Recipe, rounded: bool = False) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = source.in_features, source.out_features
-        self.weight, self.bias, self.recipe, self.rounded = source.weight, source.bias, recipe, rounded
+        self.weight, self.bias, self.recipe, self.rounded = (
+            source.weight,
+            source.bias,
+            recipe,
+            rounded,
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: shape [..., in_features]; the result has [..., out_features]."""
@@ -80,5 +90,7 @@ class EmulatedLinear(nn.Linear):
             x = x.to(torch.get_autocast_dtype(kind))
         dtype = x.dtype
         with torch.autocast(kind, enabled=False):
-            out = emulated_linear(x.bfloat16() if self.rounded else x, self.weight, self.recipe).to(dtype)
+            out = emulated_linear(x.bfloat16() if self.rounded else x, self.weight, self.recipe).to(
+                dtype
+            )
             return out if self.bias is None else out + self.bias.to(out.dtype)

@@ -56,13 +56,19 @@ class Job:
     def cases(self) -> list[Any]:
         """Its cases; the summary has none."""
         experiment = self.load()
-        return part_of(experiment.cases(self.params), self.part) if hasattr(experiment, "cases") else []
+        return (
+            part_of(experiment.cases(self.params), self.part)
+            if hasattr(experiment, "cases")
+            else []
+        )
 
 
 def suites() -> list[str]:
     """The names of the params sets."""
     return sorted(
-        folder.name for folder in (checkout() / "params").iterdir() if folder.is_dir() and folder.name != SCENARIOS
+        folder.name
+        for folder in (checkout() / "params").iterdir()
+        if folder.is_dir() and folder.name != SCENARIOS
     )
 
 
@@ -78,7 +84,10 @@ def notebooks() -> list[str]:
 
 
 def plan(
-    experiments: Experiments, targets: Sequence[str], overrides: Mapping[str, Any], scheduling: Mapping[str, Any]
+    experiments: Experiments,
+    targets: Sequence[str],
+    overrides: Mapping[str, Any],
+    scheduling: Mapping[str, Any],
 ) -> list[Job]:
     """The jobs that a command line asks for, all parameters checked before anything runs.
 
@@ -95,10 +104,15 @@ def plan(
     if twice := [name for name, times in Counter(targets).items() if times > 1]:
         raise BadInput(f"run: {shown(twice[0])} is named twice; name it once")
     if targets and set(targets) <= set(scenarios()):
-        files = [(name.split("-")[0], name, checkout() / "params" / SCENARIOS / f"{name}.yml") for name in targets]
+        files = [
+            (name.split("-")[0], name, checkout() / "params" / SCENARIOS / f"{name}.yml")
+            for name in targets
+        ]
         return _jobs(experiments, files, overrides, scheduling)
     suite, names = (
-        (targets[0], list(targets[1:])) if targets and targets[0] in suites() else (DEFAULT_SUITE, list(targets))
+        (targets[0], list(targets[1:]))
+        if targets and targets[0] in suites()
+        else (DEFAULT_SUITE, list(targets))
     )
     folder = checkout() / "params" / suite
     available = [name for name in notebooks() if (folder / f"{name}.yml").is_file()]
@@ -130,7 +144,9 @@ def in_parts(jobs: Sequence[Job], parts: int) -> list[Job]:
     """Each job as so many, which share its cases; none without a case of its own."""
     if parts == 1:
         return list(jobs)
-    shared = [replace(job, part=f"{number}/{parts}") for job in jobs for number in range(1, parts + 1)]
+    shared = [
+        replace(job, part=f"{number}/{parts}") for job in jobs for number in range(1, parts + 1)
+    ]
     shared = [job for job in shared if job.cases()]
     names = {job.name for job in shared}
     return [*shared, *(job for job in jobs if job.name not in names)]
@@ -142,7 +158,9 @@ def look_for_models(jobs: Sequence[Job]) -> None:
     Raises:
         BadInput: One is not there.
     """
-    named = {job.params.model: job.params for job in jobs if runs_code(getattr(job.params, "model", ""))}
+    named = {
+        job.params.model: job.params for job in jobs if runs_code(getattr(job.params, "model", ""))
+    }
     for params in named.values():
         params.look([])
 
@@ -188,6 +206,8 @@ def read_job(
     known = notebooks()
     named = [name for name in names or (a.stem, b.stem) if name in known]
     if len(set(named)) != 1:
-        raise BadInput(f"params: whose are {a} and {b}? name the notebook after them, one of {', '.join(known)}")
+        raise BadInput(
+            f"params: whose are {a} and {b}? name the notebook after them, one of {', '.join(known)}"
+        )
     values = [read_yaml(file) | dict(overrides) for file in (a, b)]
     return named[0], values[0], values[1]

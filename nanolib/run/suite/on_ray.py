@@ -25,7 +25,9 @@ from nanolib.store import Store
 RETRIES = 2  # of a task whose node or worker is lost
 
 
-def run_on_ray(jobs: Sequence[Job], output: Path, log: Callable[[str], None] = print) -> tuple[list[Ended], Path]:
+def run_on_ray(
+    jobs: Sequence[Job], output: Path, log: Callable[[str], None] = print
+) -> tuple[list[Ended], Path]:
     """Run jobs as Ray tasks, as many at once as the cluster has devices for, and bring their results into one database.
 
     Args:
@@ -52,7 +54,9 @@ def run_on_ray(jobs: Sequence[Job], output: Path, log: Callable[[str], None] = p
         cpus, gpus = (sum(node.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU"))
         log(f"ray: {len(nodes)} node(s) with {cpus:g} CPUs and {gpus:g} GPUs")
         with Store(output / DATABASE) as store, log_path.open("w", encoding="utf-8") as log_file:
-            ended = _measure_all(ray, list(zip(measuring, needs, strict=True)), token, output, store, log_file, log)
+            ended = _measure_all(
+                ray, list(zip(measuring, needs, strict=True)), token, output, store, log_file, log
+            )
     if any(end.status == RunStatus.INTERRUPTED for end in ended):
         return ended, log_path
     here, _ = run_jobs([job for job in jobs if not job.cases()], output, log, token=token)
@@ -89,7 +93,10 @@ def _measure_all(
     except KeyboardInterrupt:
         for reference, (_, end) in pending.items():
             ray.cancel(reference, force=True)
-            end.status, end.message = RunStatus.INTERRUPTED, "stopped by Ctrl-C before its results came back"
+            end.status, end.message = (
+                RunStatus.INTERRUPTED,
+                "stopped by Ctrl-C before its results came back",
+            )
     return ended
 
 
@@ -103,7 +110,10 @@ def resources(job: Job, nodes: Sequence[Mapping[str, float]]) -> dict[str, float
     Raises:
         BadInput: No node has it.
     """
-    device, ranks = getattr(job.params, "device", "cpu"), max(getattr(job.params, "world_sizes", [1]))
+    device, ranks = (
+        getattr(job.params, "device", "cpu"),
+        max(getattr(job.params, "world_sizes", [1])),
+    )
     most = max((node.get("GPU", 0) for node in nodes), default=0)
     if device.startswith("cuda") or (device == "auto" and most):
         if most < ranks:
@@ -121,7 +131,9 @@ def _ray() -> Any:
     try:
         import ray  # optional
     except ImportError:
-        raise BadInput('--on ray: Ray is not installed; in the checkout, run: pip install -e ".[ray]"') from None
+        raise BadInput(
+            '--on ray: Ray is not installed; in the checkout, run: pip install -e ".[ray]"'
+        ) from None
     except KeyError:
         raise BadInput(
             "--on ray: the package amdsmi keeps Ray from being imported; run: pip uninstall amdsmi"
@@ -139,14 +151,18 @@ def _connected(ray: Any) -> Iterator[None]:
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise BadInput(f"--on ray: no connection: {str(error).splitlines()[0]}; check RAY_ADDRESS") from None
+        raise BadInput(
+            f"--on ray: no connection: {str(error).splitlines()[0]}; check RAY_ADDRESS"
+        ) from None
     try:
         yield
     finally:
         ray.shutdown()
 
 
-def _bring_back(ray: Any, ready: Any, job: Job, end: Ended, output: Path, store: Store, log_file: IO[str]) -> None:
+def _bring_back(
+    ray: Any, ready: Any, job: Job, end: Ended, output: Path, store: Store, log_file: IO[str]
+) -> None:
     """What one task answered, into the database and the folder."""
     try:
         found, files, log = ray.get(ready)
@@ -155,7 +171,10 @@ def _bring_back(ray: Any, ready: Any, job: Job, end: Ended, output: Path, store:
         return
     except ray.exceptions.RayError as error:
         reason = str(error).strip().splitlines()[0]
-        end.status, end.message = RunStatus.FAILED, f"its node or worker was lost {RETRIES + 1} times: {reason}"
+        end.status, end.message = (
+            RunStatus.FAILED,
+            f"its node or worker was lost {RETRIES + 1} times: {reason}",
+        )
         return
     vars(end).update(vars(found))
     log_file.write(log)
@@ -175,8 +194,12 @@ def _measure(
             f"ray: a node has another nanolib ({nanolib.__version__}, other sources); install the same there"
         )
     with TemporaryDirectory(prefix="nanolib-ray-") as folder:
-        (end,), log = run_jobs([make_job(name, load, values, part)], Path(folder), lambda line: None, token=token)
+        (end,), log = run_jobs(
+            [make_job(name, load, values, part)], Path(folder), lambda line: None, token=token
+        )
         files = {
-            file.name: file.read_bytes() for file in Path(folder).iterdir() if file.suffix in (".ipynb", ".sqlite")
+            file.name: file.read_bytes()
+            for file in Path(folder).iterdir()
+            if file.suffix in (".ipynb", ".sqlite")
         }
         return end, files, log.read_text(encoding="utf-8", errors="replace")

@@ -122,7 +122,9 @@ def run_jobs(
     total = sum(end.cases for end in ended)
     places = gpu_places()
     together = [at for at, job in enumerate(jobs) if on_any_gpu(job)] if len(places) > 1 else []
-    with tqdm(total=total, bar_format=_BAR, disable=None, file=sys.stderr, dynamic_ncols=True) as bar:
+    with tqdm(
+        total=total, bar_format=_BAR, disable=None, file=sys.stderr, dynamic_ncols=True
+    ) as bar:
         command = _Command(output, token, bar, log, answered)
         _run_together(command, [(jobs[at], ended[at]) for at in together], places, log_path)
         for at, (job, end) in enumerate(zip(jobs, ended, strict=True)):
@@ -147,7 +149,10 @@ def new_log(output: Path, token: str) -> Path:
 
 
 def _run_together(
-    command: _Command, jobs: Sequence[tuple[Job, Ended]], places: Sequence[dict[str, str]], log_path: Path
+    command: _Command,
+    jobs: Sequence[tuple[Job, Ended]],
+    places: Sequence[dict[str, str]],
+    log_path: Path,
 ) -> None:
     """As many at once as there are places, each with a log of its own."""
     free: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
@@ -158,7 +163,9 @@ def _run_together(
         place = free.get()
         try:
             if not command.stop.is_set():
-                _run_one(job, end, command, place, log_path.with_stem(f"{log_path.stem}-{job.title}"))
+                _run_one(
+                    job, end, command, place, log_path.with_stem(f"{log_path.stem}-{job.title}")
+                )
         finally:
             free.put(place)
 
@@ -171,11 +178,18 @@ def _run_together(
             command.stop.set()
 
 
-def _run_one(job: Job, end: Ended, command: _Command, place: dict[str, str], log_path: Path) -> None:
+def _run_one(
+    job: Job, end: Ended, command: _Command, place: dict[str, str], log_path: Path
+) -> None:
     """One job to its end, whichever that is."""
     if command.bar.disable:
-        command.log(f"{end.name}: {end.cases} cases" if end.cases else f"{end.name}: reads the database")
-    with Store(command.output / DATABASE) as store, log_path.open("a", encoding="utf-8") as log_file:
+        command.log(
+            f"{end.name}: {end.cases} cases" if end.cases else f"{end.name}: reads the database"
+        )
+    with (
+        Store(command.output / DATABASE) as store,
+        log_path.open("a", encoding="utf-8") as log_file,
+    ):
         try:
             _run(job, end, command, place, store, log_file)
         except KeyboardInterrupt:
@@ -192,7 +206,9 @@ def _run_one(job: Job, end: Ended, command: _Command, place: dict[str, str], log
             command.log(line)
 
 
-def _run(job: Job, end: Ended, command: _Command, place: dict[str, str], store: Store, log_file: IO[str]) -> None:
+def _run(
+    job: Job, end: Ended, command: _Command, place: dict[str, str], store: Store, log_file: IO[str]
+) -> None:
     began = time.perf_counter()
     names = {case.case_id: str(case) for case in job.cases()}
     launch = f"{command.token}/{job.title}"
@@ -202,8 +218,18 @@ def _run(job: Job, end: Ended, command: _Command, place: dict[str, str], store: 
     with TemporaryDirectory(prefix=".nanolib-run-", dir=command.output) as made:
         parameters, target = Path(made, "params.yml"), Path(made, f"{job.title}.ipynb")
         parameters.write_text(yaml.safe_dump(dict(job.values)), encoding="utf-8")
-        arguments = [_as_is(job.notebook), _as_is(target), "-f", str(parameters), "--no-progress-bar"]
-        told = {OUTPUT_VARIABLE: str(command.output), LAUNCH_VARIABLE: launch, PART_VARIABLE: job.part}
+        arguments = [
+            _as_is(job.notebook),
+            _as_is(target),
+            "-f",
+            str(parameters),
+            "--no-progress-bar",
+        ]
+        told = {
+            OUTPUT_VARIABLE: str(command.output),
+            LAUNCH_VARIABLE: launch,
+            PART_VARIABLE: job.part,
+        }
         process = start(
             python("papermill", *arguments),
             stdin=subprocess.DEVNULL,
@@ -243,7 +269,9 @@ def _as_is(path: Path) -> str:
     return str(path).replace("{", "{{").replace("}", "}}")
 
 
-def _watch(job: Job, end: Ended, command: _Command, store: Store, names: dict[str, str], launch: str) -> None:
+def _watch(
+    job: Job, end: Ended, command: _Command, store: Store, names: dict[str, str], launch: str
+) -> None:
     """Move the bar to where the rows say that the job is."""
     if not names:
         return
@@ -251,11 +279,15 @@ def _watch(job: Job, end: Ended, command: _Command, store: Store, names: dict[st
         end.run_id = str(next(iter(store.runs("launch = ?", (launch,)).run_id), ""))
     if not end.run_id:
         if busy := holder(resolve_device(getattr(job.params, "device", "cpu"))):
-            command.bar.set_description_str(printable(f"{end.name} waits: the device is in use by {busy}"))
+            command.bar.set_description_str(
+                printable(f"{end.name} waits: the device is in use by {busy}")
+            )
         return
     _show_interference(end, command, store, ended=False)
     command.finished[end.name] = len(store.finished_cases(end.run_id) & names.keys())
-    in_flight = [names[case_id] for case_id in store.started_attempts(end.run_id) if case_id in names]
+    in_flight = [
+        names[case_id] for case_id in store.started_attempts(end.run_id) if case_id in names
+    ]
     command.bar.set_description_str(printable(": ".join([end.name, *in_flight[:1]])))
     command.bar.update(sum(command.finished.values()) - command.bar.n)
 
@@ -284,7 +316,11 @@ def _reason(returncode: int, log_file: Path, said: int) -> str:
     """Why papermill ended so: the last line it wrote, and the signal where there was one."""
     with log_file.open("rb") as file:
         file.seek(said)
-        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+        lines = [
+            line.strip()
+            for line in file.read().decode(errors="replace").splitlines()
+            if line.strip()
+        ]
     last = lines[-1] if lines else "it wrote nothing"
     if returncode < 0:
         return f"papermill was killed by {signal_name(-returncode)}"
@@ -299,13 +335,32 @@ def closing_table(ended: Sequence[Ended]) -> pd.DataFrame:
     """What ran, how long and where the time went; the sum of it in the last line."""
     lines = []
     for end in ended:
-        other = ", ".join(f"{count} {status}" for status, count in end.statuses.items() if status != "ok") or "—"
-        counts = {"cases": str(end.cases or "—"), "ok": str(end.statuses.get("ok", "—")), "other": other}
-        lines.append({"notebook": end.name, "status": end.status} | counts | _times(end.measured_s, end.seconds))
-    measured_s, seconds = (sum(getattr(end, name) for end in ended) for name in ("measured_s", "seconds"))
+        other = (
+            ", ".join(
+                f"{count} {status}" for status, count in end.statuses.items() if status != "ok"
+            )
+            or "—"
+        )
+        counts = {
+            "cases": str(end.cases or "—"),
+            "ok": str(end.statuses.get("ok", "—")),
+            "other": other,
+        }
+        lines.append(
+            {"notebook": end.name, "status": end.status}
+            | counts
+            | _times(end.measured_s, end.seconds)
+        )
+    measured_s, seconds = (
+        sum(getattr(end, name) for end in ended) for name in ("measured_s", "seconds")
+    )
     return pd.DataFrame([*lines, {"notebook": "total"} | _times(measured_s, seconds)]).fillna("")
 
 
 def _times(measured_s: float, seconds: float) -> dict[str, str]:
-    parts = {"measuring s": measured_s, "rest s": max(0.0, seconds - measured_s), "total s": seconds}
+    parts = {
+        "measuring s": measured_s,
+        "rest s": max(0.0, seconds - measured_s),
+        "total s": seconds,
+    }
     return {name: f"{value:.1f}" for name, value in parts.items()}

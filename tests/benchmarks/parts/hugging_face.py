@@ -29,10 +29,16 @@ def against_hugging_face(budget: float) -> Iterator[str]:
         step.generation.prefill()
     decode = f"decode after {PROMPT} to {PROMPT + NEW_TOKENS} tokens"
     yield _line(decode, [step.generation.decode for step in steps], budget)
-    yield _line(f"training step, n={LENGTH}", [Training(model, ids, "eager", 1e-5) for model in (ours, theirs)], budget)
+    yield _line(
+        f"training step, n={LENGTH}",
+        [Training(model, ids, "eager", 1e-5) for model in (ours, theirs)],
+        budget,
+    )
 
 
 def _line(what: str, calls: list, budget: float) -> str:
     rows = rounds(dict(zip(("ours", "theirs"), calls, strict=True)), budget)
-    times = ", ".join(f"{name} {row.estimate:.1f} ms" for name, row in rows.items() if name != "total")
+    times = ", ".join(
+        f"{name} {row.estimate:.1f} ms" for name, row in rows.items() if name != "total"
+    )
     return f"  {what:42} ours is {text(ratio(rows, 'theirs', 'ours'))} as fast ({times})"

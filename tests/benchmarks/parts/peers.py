@@ -34,7 +34,10 @@ def torch_compare(a: np.ndarray, b: np.ndarray) -> bool:
     """torch.utils.benchmark: `Compare` prints medians in as many figures as it believes in; they differ or not."""
     task = torch.utils.benchmark.TaskSpec("call()", "pass")
     sides = [torch.utils.benchmark.Measurement(1, list(x), task) for x in (a, b)]
-    shown = [torch.utils.benchmark.utils.common.trim_sigfig(m.median, m.significant_figures) for m in sides]
+    shown = [
+        torch.utils.benchmark.utils.common.trim_sigfig(m.median, m.significant_figures)
+        for m in sides
+    ]
     return shown[1] / shown[0] - 1 > GUARD
 
 
@@ -59,7 +62,11 @@ def plain_means(a: np.ndarray, b: np.ndarray) -> bool:
 def benchstat(a: np.ndarray, b: np.ndarray) -> bool:
     """Go's benchstat: Mann and Whitney's U at 5 % on results of a second each, and the medians' change."""
     x, y = (_values(side, 1.0) for side in (a, b))
-    return min(len(x), len(y)) >= 4 and mannwhitneyu(x, y).pvalue < 0.05 and np.median(y) / np.median(x) - 1 > GUARD
+    return (
+        min(len(x), len(y)) >= 4
+        and mannwhitneyu(x, y).pvalue < 0.05
+        and np.median(y) / np.median(x) - 1 > GUARD
+    )
 
 
 def tritonbench_ab(a: np.ndarray, b: np.ndarray) -> bool:
@@ -67,7 +74,9 @@ def tritonbench_ab(a: np.ndarray, b: np.ndarray) -> bool:
     if ttest_ind(a, b, equal_var=False).pvalue >= 0.05:
         return False
     rng = np.random.default_rng(0)
-    ratios = [np.median(rng.choice(b, len(b))) / np.median(rng.choice(a, len(a))) for _ in range(200)]
+    ratios = [
+        np.median(rng.choice(b, len(b))) / np.median(rng.choice(a, len(a))) for _ in range(200)
+    ]
     return float(np.quantile(ratios, 0.025)) > 1 and float(np.median(b) / np.median(a)) - 1 > GUARD
 
 

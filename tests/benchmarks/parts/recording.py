@@ -36,7 +36,15 @@ def tag(version: str) -> str:
 @contextlib.contextmanager
 def repository() -> Iterator[Path]:
     """A repository whose revisions differ in how many units of work they do."""
-    git = ["git", "-c", "user.name=trust", "-c", "user.email=trust@localhost", "-c", "commit.gpgsign=false"]
+    git = [
+        "git",
+        "-c",
+        "user.name=trust",
+        "-c",
+        "user.email=trust@localhost",
+        "-c",
+        "commit.gpgsign=false",
+    ]
     source = (Path(__file__).parent / "work.py").read_text()
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
@@ -44,7 +52,9 @@ def repository() -> Iterator[Path]:
         for version, units in VERSIONS.items():
             (folder / "work.py").write_text(source.replace("UNITS = 100", f"UNITS = {units}"))
             subprocess.run([*git, "-C", made, "add", "work.py"], check=True)
-            subprocess.run([*git, "-C", made, "commit", "--quiet", "--allow-empty", "-m", version], check=True)
+            subprocess.run(
+                [*git, "-C", made, "commit", "--quiet", "--allow-empty", "-m", version], check=True
+            )
             subprocess.run([*git, "-C", made, "tag", tag(version)], check=True)
         yield folder
 
@@ -112,7 +122,10 @@ def save(recordings: dict[tuple[str, bool], Recording], path: Path) -> None:
             "loaded": loaded,
             "seconds": [recording.start_s, recording.fork_server_s, recording.fork_s],
             "generations": [
-                {"pairs": generation.pairs.tolist(), "calls": [calls.tolist() for calls in generation.calls]}
+                {
+                    "pairs": generation.pairs.tolist(),
+                    "calls": [calls.tolist() for calls in generation.calls],
+                }
                 for generation in recording.generations
             ],
         }
@@ -128,7 +141,9 @@ def read(path: Path) -> dict[tuple[str, bool], Recording]:
         return Generation(np.array(cell["pairs"]), [np.array(calls) for calls in cell["calls"]])
 
     return {
-        (cell["work"], cell["loaded"]): Recording([generation(one) for one in cell["generations"]], *cell["seconds"])
+        (cell["work"], cell["loaded"]): Recording(
+            [generation(one) for one in cell["generations"]], *cell["seconds"]
+        )
         for cell in json.loads(path.read_text(encoding="utf-8"))
     }
 
@@ -153,11 +168,15 @@ def record(versions: list[Version], work: str, loaded: bool, seconds: float) -> 
             forks.append((time.monotonic() - begun) * 2 / len(processes))
             calls = block_calls(call_ms)
             pairs = _interleaved(processes, calls, len(processes) / 2 * WINDOW_S)
-            recording.generations.append(Generation(pairs, [_in_a_row(process, calls) for process in processes]))
+            recording.generations.append(
+                Generation(pairs, [_in_a_row(process, calls) for process in processes])
+            )
             for process in processes:
                 process.ask(do="next")
         recording.fork_s = float(np.median(forks))
-        recording.fork_server_s = (forks[0] - recording.fork_s) * len(processes) / 2  # the first had to be made
+        recording.fork_server_s = (
+            (forks[0] - recording.fork_s) * len(processes) / 2
+        )  # the first had to be made
     print(
         f"  recorded {work}{', loaded' if loaded else ''}: {len(recording.generations)} sets of processes, call {call_ms:.1f} ms",
         flush=True,

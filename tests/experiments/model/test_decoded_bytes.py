@@ -14,12 +14,17 @@ class _Read(TorchDispatchMode):
 
     def __init__(self, model):
         super().__init__()
-        self._weights = {weight.untyped_storage().data_ptr(): weight for weight in model.parameters()}
+        self._weights = {
+            weight.untyped_storage().data_ptr(): weight for weight in model.parameters()
+        }
         self.elements = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         for x in tree_leaves((args, kwargs)):
-            if isinstance(x, torch.Tensor) and (at := x.untyped_storage().data_ptr()) in self._weights:
+            if (
+                isinstance(x, torch.Tensor)
+                and (at := x.untyped_storage().data_ptr()) in self._weights
+            ):
                 weight = self._weights[at]
                 looked_up = func is torch.ops.aten.embedding.default
                 read = args[1].numel() * weight.shape[1] if looked_up else weight.numel()
@@ -29,12 +34,19 @@ class _Read(TorchDispatchMode):
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(
-    "more", [{}, {"num_kv_heads": 2, "mlp": "gelu"}, {"attention_options": {"pattern": "dca", "window": 8}}]
+    "more",
+    [
+        {},
+        {"num_kv_heads": 2, "mlp": "gelu"},
+        {"attention_options": {"pattern": "dca", "window": 8}},
+    ],
 )
 def test_its_bytes_are_those_of_the_weights_it_reads_and_of_the_cache(tied, more):
     kind = "sparse" if "attention_options" in more else "dense"
     overrides = TINY | {"tie_embeddings": tied} | more
-    case = GenerationCase("cpu", "x", "decoder_tiny", overrides, kind, 32, 2, "float32", "generation", new_tokens=2)
+    case = GenerationCase(
+        "cpu", "x", "decoder_tiny", overrides, kind, 32, 2, "float32", "generation", new_tokens=2
+    )
     model = case.build(0)
     prompt = torch.arange(64).view(2, 32)
     with torch.inference_mode():
@@ -42,5 +54,7 @@ def test_its_bytes_are_those_of_the_weights_it_reads_and_of_the_cache(tied, more
         model.prefill(prompt, cache)
         with _Read(model) as read:
             model.decode(prompt[:, 0], cache)
-    cached = 2 * case.config.num_layers * prompt.numel() * case.config.kv_heads * case.config.head_dim
+    cached = (
+        2 * case.config.num_layers * prompt.numel() * case.config.kv_heads * case.config.head_dim
+    )
     assert case.formulas()["bytes"] == 4 * (sum(read.elements.values()) + cached)

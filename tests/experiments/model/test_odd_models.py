@@ -17,7 +17,13 @@ from tests.experiments.own import LLAMA
 QUICK = {"budget_s": 0.01, "new_tokens": 0, "loss_steps": 0, "generation_batch_sizes": []}
 SMALL = {"num_layers": 1, "d_model": 32, "num_heads": 2, "vocab_size": 256}
 MIXTRAL = LLAMA | {"num_hidden_layers": 1}
-BART = {"d_model": 32, "vocab_size": 300, "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 32}
+BART = {
+    "d_model": 32,
+    "vocab_size": 300,
+    "decoder_layers": 1,
+    "decoder_attention_heads": 2,
+    "decoder_ffn_dim": 32,
+}
 OWN = """
 import torch
 class Looks(torch.nn.Module):
@@ -114,8 +120,20 @@ def test_what_cannot_be_foreseen_is_measured_all_the_same(store, name, options):
 @pytest.mark.parametrize(
     ("name", "options", "asked", "scope", "said"),
     [
-        ("odd_models:Hidden", {}, {}, "training", "the model returns dict, and a loss takes logits of shape"),
-        ("odd_models:frozen", {}, {}, "training", "has no weight that learns; leave the loss out: train: false"),
+        (
+            "odd_models:Hidden",
+            {},
+            {},
+            "training",
+            "the model returns dict, and a loss takes logits of shape",
+        ),
+        (
+            "odd_models:frozen",
+            {},
+            {},
+            "training",
+            "has no weight that learns; leave the loss out: train: false",
+        ),
         (
             *(
                 "hf:Lfm2ForCausalLM",
@@ -130,11 +148,17 @@ def test_what_cannot_be_foreseen_is_measured_all_the_same(store, name, options):
 def test_what_a_model_cannot_do_is_unsupported_with_a_reason_and_the_rest_measured(
     store, name, options, asked, scope, said
 ):
-    params = model.Params(model=name, model_options=options, seq_lens=[16], device="cpu", **QUICK | asked)
+    params = model.Params(
+        model=name, model_options=options, seq_lens=[16], device="cpu", **QUICK | asked
+    )
     rows = _measured(store, model, params)
     ends = rows[rows["metric"] == "case_time"]
     refused = ends[ends["status"] != "ok"]
-    assert len(refused) and set(refused["status"]) == {"unsupported"} and refused["message"].str.contains(said).all()
+    assert (
+        len(refused)
+        and set(refused["status"]) == {"unsupported"}
+        and refused["message"].str.contains(said).all()
+    )
     assert set(refused["factor.mode"]) == {scope} and (ends["factor.mode"] == "inference").any()
 
 
@@ -148,30 +172,50 @@ def test_what_a_model_cannot_do_is_unsupported_with_a_reason_and_the_rest_measur
     ],
 )
 def test_what_fails_to_build_or_run_is_an_error_row_with_its_reason(store, name, options, said):
-    given = {"model": f"odd_models:{name}", "model_options": options, "device": "cpu", "seq_lens": [24]}
+    given = {
+        "model": f"odd_models:{name}",
+        "model_options": options,
+        "device": "cpu",
+        "seq_lens": [24],
+    }
     rows = _measured(store, model, model.Params(**given, **QUICK | {"train": False}))
     ends = rows[(rows["metric"] == "case_time") & rows["factor.preset"].notna()]
-    assert set(ends["status"]) == {"error"} and ends["message"].str.contains(said, regex=False).all()
+    assert (
+        set(ends["status"]) == {"error"} and ends["message"].str.contains(said, regex=False).all()
+    )
 
 
 def test_a_length_for_which_there_is_too_little_memory_leaves_the_shorter_theirs(store):
-    params = model.Params(model="odd_models:Hungry", seq_lens=[8, 24], device="cpu", **QUICK | {"train": False})
+    params = model.Params(
+        model="odd_models:Hungry", seq_lens=[8, 24], device="cpu", **QUICK | {"train": False}
+    )
     rows = _measured(store, model, params)
     ends = rows[(rows["metric"] == "case_time") & rows["factor.preset"].notna()]
-    assert list(zip(ends["factor.seq_len"], ends["status"], strict=True)) == [(8, "ok"), (24, "oom")]
+    assert list(zip(ends["factor.seq_len"], ends["status"], strict=True)) == [
+        (8, "ok"),
+        (24, "oom"),
+    ]
 
 
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
-        ("Last", {}, "logits of shape [1, 1, 300], and a loss takes logits of shape [1, 16, 'vocab']; return them"),
+        (
+            "Last",
+            {},
+            "logits of shape [1, 1, 300], and a loss takes logits of shape [1, 16, 'vocab']; return them",
+        ),
     ],
 )
 def test_what_a_loss_needs_is_said_of_training_alone(store, name, options, said):
     asked = QUICK | {"loss_steps": 2}
-    params = model.Params(model=f"odd_models:{name}", model_options=options, seq_lens=[16], device="cpu", **asked)
+    params = model.Params(
+        model=f"odd_models:{name}", model_options=options, seq_lens=[16], device="cpu", **asked
+    )
     ends = _measured(store, model, params)
-    ends = ends[(ends["metric"] == "case_time") & ends["factor.preset"].notna()].set_index("case_id")
+    ends = ends[(ends["metric"] == "case_time") & ends["factor.preset"].notna()].set_index(
+        "case_id"
+    )
     assert (ends[ends["factor.mode"] == "inference"]["status"] == "ok").all()
     others = ends[ends["factor.mode"] != "inference"]
     assert len(others) == 2 and set(others["status"]) == {"unsupported"}
@@ -180,7 +224,9 @@ def test_what_a_loss_needs_is_said_of_training_alone(store, name, options, said)
 
 def test_what_gives_no_logits_is_timed_under_an_optimisation_and_its_error_is_not_known(store):
     asked = QUICK | {"optimisations": ["eager", "autocast_bfloat16"], "train": False}
-    rows = _measured(store, model, model.Params(model="odd_models:Hidden", seq_lens=[16], device="cpu", **asked))
+    rows = _measured(
+        store, model, model.Params(model="odd_models:Hidden", seq_lens=[16], device="cpu", **asked)
+    )
     assert set(_ends(rows)) == {"ok"}
     (error,) = rows[rows["metric"] == "relative_error"].to_dict("records")
     assert error["status"] == "unsupported" and "the model returns dict" in error["message"]
@@ -188,23 +234,38 @@ def test_what_gives_no_logits_is_timed_under_an_optimisation_and_its_error_is_no
 
 def test_its_energy_is_measured_too(store):
     params = energy.Params(
-        model="odd_models:Looks", seq_lens=[16], phases=["training_step"], window_s=0.05, idle_s=0.1, profiling=[]
+        model="odd_models:Looks",
+        seq_lens=[16],
+        phases=["training_step"],
+        window_s=0.05,
+        idle_s=0.1,
+        profiling=[],
     )
-    assert set(_ends(_measured(store, energy, params.replace(device="cpu", budget_s=0.01)))) == {"ok"}
+    assert set(_ends(_measured(store, energy, params.replace(device="cpu", budget_s=0.01)))) == {
+        "ok"
+    }
 
 
 def test_one_that_ends_itself_ends_its_case_alone(store):
-    params = model.Params(model="odd_models:Ends", seq_lens=[16], train=False, device="cpu", **QUICK)
+    params = model.Params(
+        model="odd_models:Ends", seq_lens=[16], train=False, device="cpu", **QUICK
+    )
     ends = _ends(_measured(store, model, params))
     assert "error" in set(ends) and len(ends) > 1
     with pytest.raises(BadInput, match="cannot be planned: SystemExit: 3"):
         plan("odd_models:Ends", "1GiB")
 
 
-def test_one_that_never_returns_is_timed_out_and_does_not_hold_up_what_is_predicted(store, monkeypatch):
+def test_one_that_never_returns_is_timed_out_and_does_not_hold_up_what_is_predicted(
+    store, monkeypatch
+):
     monkeypatch.setattr(look, "_LIMIT_S", 0.5)
     params = model.Params(
-        model="odd_models:Hangs", seq_lens=[16], train=False, device="cpu", **QUICK | {"case_timeout_s": 1.5}
+        model="odd_models:Hangs",
+        seq_lens=[16],
+        train=False,
+        device="cpu",
+        **QUICK | {"case_timeout_s": 1.5},
     )
     (own,) = (case for case, _ in plans.predictions(model, params) if case.runs_code)
     assert own.plan().reason == "not planned: it takes over 0.5 s"
@@ -215,11 +276,18 @@ def test_one_that_never_returns_is_timed_out_and_does_not_hold_up_what_is_predic
 
 def test_a_loss_that_diverges_keeps_what_was_finite_and_says_from_where_on_it_is_not(store):
     asked = QUICK | {"loss_steps": 12, "learning_rate": 10, "dtypes": ["float16"]}
-    rows = _measured(store, model, model.Params(seq_lens=[32], overrides=SMALL, train=False, device="cpu", **asked))
+    rows = _measured(
+        store,
+        model,
+        model.Params(seq_lens=[32], overrides=SMALL, train=False, device="cpu", **asked),
+    )
     (loss,) = rows[rows["metric"] == "loss"].to_dict("records")
-    (ended,) = rows[(rows["metric"] == "case_time") & (rows["case_id"] == loss["case_id"])].to_dict("records")
+    (ended,) = rows[(rows["metric"] == "case_time") & (rows["case_id"] == loss["case_id"])].to_dict(
+        "records"
+    )
     assert (
-        ended["status"] == "error" and f"not finite from step {len(loss['samples']) + 1} of 12 on" in ended["message"]
+        ended["status"] == "error"
+        and f"not finite from step {len(loss['samples']) + 1} of 12 on" in ended["message"]
     )
 
 
@@ -227,7 +295,14 @@ def test_a_loss_that_diverges_keeps_what_was_finite_and_says_from_where_on_it_is
     ("arguments", "said"),
     [
         (
-            ["plan", "hf:LlamaForCausalLM", "--memory", "1GB", "-p", "attn_implementation=flex_attention"],
+            [
+                "plan",
+                "hf:LlamaForCausalLM",
+                "--memory",
+                "1GB",
+                "-p",
+                "attn_implementation=flex_attention",
+            ],
             "cannot be planned; use sdpa or eager",
         ),
         (

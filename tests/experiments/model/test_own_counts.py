@@ -31,7 +31,13 @@ from nanolib import NanoConfig, create_model
 def build(**options):
     return create_model(NanoConfig(mlp="swiglu", **options))
 """
-MINE = {"d_model": D, "d_ff": FF, "num_layers": LAYERS, "num_heads": HEADS, "num_kv_heads": KV_HEADS}
+MINE = {
+    "d_model": D,
+    "d_ff": FF,
+    "num_layers": LAYERS,
+    "num_heads": HEADS,
+    "num_kv_heads": KV_HEADS,
+}
 MINE |= {"vocab_size": VOCAB, "context_length": 2048, "tie_embeddings": False}
 MODELS = {"hf:LlamaForCausalLM": HF, "hf:MistralForCausalLM": HF, "mine_for_counts:build": MINE}
 EXPERTS = HF | {"num_local_experts": 8, "num_experts_per_tok": 2}
@@ -46,7 +52,9 @@ def _mine(tmp_path, monkeypatch):
 
 
 def _generation(model, options, n, batch=1, dtype="float32"):
-    return GenerationCase("cpu", "m", model, options, "own", n, batch, dtype, "generation", new_tokens=4)
+    return GenerationCase(
+        "cpu", "m", model, options, "own", n, batch, dtype, "generation", new_tokens=4
+    )
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -54,7 +62,9 @@ def _generation(model, options, n, batch=1, dtype="float32"):
 def test_one_tokens_flops_and_bytes_are_those_of_a_closed_form(model, n, batch):
     said = _generation(model, MODELS[model], n, batch).formulas()
     seen = n + 1  # the prompt and itself
-    assert said["flops"] == batch * (LAYERS * (2 * LINEAR + 4 * HEADS * HEAD_DIM * seen) + 2 * D * VOCAB)
+    assert said["flops"] == batch * (
+        LAYERS * (2 * LINEAR + 4 * HEADS * HEAD_DIM * seen) + 2 * D * VOCAB
+    )
     norms, cache = (2 * LAYERS + 1) * D, 2 * LAYERS * batch * n * KV
     assert said["bytes"] == 4 * (LAYERS * LINEAR + D * VOCAB + norms + batch * D + cache)
 
@@ -73,12 +83,16 @@ def test_the_plan_of_decoding_holds_one_cache_and_so_does_a_run(model):
     source = checked(model, n, 1, "float32", "dense", dict(MODELS[model]))
     planned = Planner(source, "adamw", 1).holding("decoding", 1, n)
     case = _generation(model, MODELS[model], n - 1)
-    cached = n - 1 if model.startswith("hf:") else n  # a cache of fixed size has room for the new token too
+    cached = (
+        n - 1 if model.startswith("hf:") else n
+    )  # a cache of fixed size has room for the new token too
     assert planned.by_kind[Held.CACHE] == 2 * LAYERS * KV_HEADS * HEAD_DIM * cached * item
     case = GenerationCase(*(getattr(case, name) for name in _SHAPE), "generation", new_tokens=1)
     built = case.build(0)
     found = {w.scope: holding(w, built) for w in case.step(built, case.no_ids(), 1e-3).workloads()}
-    assert {scope: held.peak for scope, held in found.items()} == pytest.approx(case.plan().peaks, abs=_WINDOWS)
+    assert {scope: held.peak for scope, held in found.items()} == pytest.approx(
+        case.plan().peaks, abs=_WINDOWS
+    )
     most = max(found.values(), key=lambda held: held.peak)
     assert most.by_kind == pytest.approx(planned.by_kind, abs=_WINDOWS)
     assert most.by_kind[Held.CACHE] == planned.by_kind[Held.CACHE]
@@ -87,7 +101,16 @@ def test_the_plan_of_decoding_holds_one_cache_and_so_does_a_run(model):
 _WINDOWS = (
     8 * LAYERS
 )  # bytes: the size of each layer's window as a tensor, which a run makes out of the counter's sight
-_SHAPE = ("device", "name", "preset", "overrides", "attention_type", "seq_len", "batch_size", "dtype")
+_SHAPE = (
+    "device",
+    "name",
+    "preset",
+    "overrides",
+    "attention_type",
+    "seq_len",
+    "batch_size",
+    "dtype",
+)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -117,10 +140,15 @@ def test_a_prompt_that_was_read_before_peaks_as_high_as_the_first_one(model, opt
         first.prefill()
     prefill = next(case.step(built, case.no_ids(), 1e-3).workloads())
     for _ in range(2):
-        rows = {(row.metric, row.scope): row for row in holding_rows(prefill, built, "cpu", case.plan(), None)}
+        rows = {
+            (row.metric, row.scope): row
+            for row in holding_rows(prefill, built, "cpu", case.plan(), None)
+        }
         measured = rows["peak_memory", "prefill"]
         assert measured.estimate == measured.predicted
-        assert measured.estimate * 2**20 == counter.peak + 8  # the token that it gave, apart from the prompt
+        assert (
+            measured.estimate * 2**20 == counter.peak + 8
+        )  # the token that it gave, apart from the prompt
 
 
 PLANNED = [
@@ -128,14 +156,21 @@ PLANNED = [
     ("hf:LlamaForCausalLM", HF, "float32", 2048),
     ("hf:MistralForCausalLM", HF, "float32", 2048),
     ("hf:MistralForCausalLM", HF | {"sliding_window": 256}, "float32", 1024),
-    ("hf:GPTNeoXForCausalLM", {name: HF[name] for name in HF if name != "num_key_value_heads"}, "float32", 512),
+    (
+        "hf:GPTNeoXForCausalLM",
+        {name: HF[name] for name in HF if name != "num_key_value_heads"},
+        "float32",
+        512,
+    ),
     ("hf:MixtralForCausalLM", EXPERTS, "bfloat16", 1024),
 ]
 
 
 @pytest.mark.parametrize(("model", "options", "dtype", "n"), PLANNED)
 @pytest.mark.parametrize("mode", ["inference", "training"])
-def test_a_plan_is_what_a_run_holds_and_has_no_mask_that_a_run_does_not(model, options, dtype, n, mode):
+def test_a_plan_is_what_a_run_holds_and_has_no_mask_that_a_run_does_not(
+    model, options, dtype, n, mode
+):
     case = ModelCase("cpu", "m", model, options, "own", n, 1, dtype, mode)
     built = case.build(0)
     (work,) = case.step(built, case.no_ids(), 1e-3).workloads()
@@ -144,7 +179,9 @@ def test_a_plan_is_what_a_run_holds_and_has_no_mask_that_a_run_does_not(model, o
 
 def test_experts_count():
     n = 64
-    case = ModelCase("cpu", "m", "hf:MixtralForCausalLM", EXPERTS, "own", n, 1, "bfloat16", "training")
+    case = ModelCase(
+        "cpu", "m", "hf:MixtralForCausalLM", EXPERTS, "own", n, 1, "bfloat16", "training"
+    )
     attention = 2 * n * (2 * D * D + 2 * D * KV) + 4 * HEADS * HEAD_DIM * n * n
     forward = LAYERS * (attention + 2 * n * D * 8 + 2 * n * 2 * 3 * D * FF) + 2 * n * D * VOCAB
     assert case.flops == forward
@@ -152,14 +189,18 @@ def test_experts_count():
 
 
 def test_a_mixture_that_torch_refuses_without_data_is_not_planned_and_counted_by_a_run():
-    case = ModelCase("cpu", "m", "hf:MixtralForCausalLM", EXPERTS, "own", 64, 1, "float32", "inference")
+    case = ModelCase(
+        "cpu", "m", "hf:MixtralForCausalLM", EXPERTS, "own", 64, 1, "float32", "inference"
+    )
     assert case.plan().reason.startswith("not planned: RuntimeError: Expected inputs of BF16 type")
     assert not case.plan().peaks and case.formulas() == {}
     assert case.known({})["flops"] > 0
 
 
 def test_a_token_reads_the_experts_that_it_can_choose():
-    few, all_of_them = (_generation("hf:MixtralForCausalLM", EXPERTS, 32, batch, "bfloat16") for batch in (1, 4))
+    few, all_of_them = (
+        _generation("hf:MixtralForCausalLM", EXPERTS, 32, batch, "bfloat16") for batch in (1, 4)
+    )
     outside = LAYERS * (2 * D * D + 2 * D * KV + D * 8) + D * VOCAB + (2 * LAYERS + 1) * D
     for case, experts in ((few, 2), (all_of_them, 8)):
         rest = case.batch_size * (D + 2 * LAYERS * 32 * KV)
@@ -180,7 +221,17 @@ def test_weights_that_do_not_learn_have_neither_a_backward_pass_nor_states(tmp_p
         (False, 6 * (body + head), 256 * 32 + body + head),
         (True, 2 * body + 4 * head, head),
     ):
-        case = ModelCase("cpu", "m", "frozen_for_counts:build", {"frozen": frozen}, "own", n, 1, "float32", "training")
+        case = ModelCase(
+            "cpu",
+            "m",
+            "frozen_for_counts:build",
+            {"frozen": frozen},
+            "own",
+            n,
+            1,
+            "float32",
+            "training",
+        )
         said = case.formulas()
         assert said["flops"] == n * flops
         assert said["bytes"] == 4 * (2 * said["parameters"] + 8 * learning)
@@ -190,7 +241,9 @@ def test_a_window_is_decoded_past_and_goes_back_to_the_prompt():
     options = HF | {"sliding_window": 16}
     model = build_model("hf:MistralForCausalLM", options, "cpu", "float64", seed=0).eval()
     ids = torch.randint(VOCAB, (2, 40), generator=torch.Generator().manual_seed(0))
-    wanted = model.generate(ids, max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0)[:, 40:]
+    wanted = model.generate(
+        ids, max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0
+    )[:, 40:]
     generation = generation_of(model, ids, 5)
     generation.prefill()
     found = [generation.token]

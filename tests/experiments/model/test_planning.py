@@ -20,7 +20,11 @@ LLAMA = own.LLAMA | {"num_hidden_layers": 6, "vocab_size": 256}
 
 
 def test_amounts_of_memory_are_read():
-    assert memory_bytes("80GiB") == 80 * 2**30 and memory_bytes("24 GB") == 24 * 10**9 and memory_bytes(5) == 5
+    assert (
+        memory_bytes("80GiB") == 80 * 2**30
+        and memory_bytes("24 GB") == 24 * 10**9
+        and memory_bytes(5) == 5
+    )
     assert memory_bytes("1.5MiB") == 3 * 2**19
     for wrong in ("80gib", "many", "-3GiB", "0GiB", "1e9", "GiB", ""):
         with pytest.raises(BadInput, match=r"memory: .* is no amount; give one such as 80GiB"):
@@ -28,10 +32,18 @@ def test_amounts_of_memory_are_read():
 
 
 @given(
-    *(st.integers(0, 1000), st.integers(1, 50), st.integers(0, 3), st.integers(1, 5000), st.integers(1, 40)),
+    *(
+        st.integers(0, 1000),
+        st.integers(1, 50),
+        st.integers(0, 3),
+        st.integers(1, 5000),
+        st.integers(1, 40),
+    ),
     *(st.integers(0, 60), st.integers(0, 500)),
 )
-def test_the_largest_that_fits_fits_and_the_next_does_not(fixed, slope, bend, memory, start, kink, more):
+def test_the_largest_that_fits_fits_and_the_next_does_not(
+    fixed, slope, bend, memory, start, kink, more
+):
     asked = []
 
     def need(n):
@@ -72,12 +84,17 @@ def test_what_it_names_fits_by_plan_and_the_next_does_not(model, options):
         assert planner.holding(name, 4, use.longest).peak <= memory
         assert use.longest == 512 or planner.holding(name, 4, use.longest + 1).peak > memory
         alone = Planner(planner.source, "adamw", 1).holding(name, 4, use.longest)
-        assert planner.holding(name, 4, use.longest).parts == alone.parts  # whatever was planned before it
+        assert (
+            planner.holding(name, 4, use.longest).parts == alone.parts
+        )  # whatever was planned before it
 
 
 @pytest.mark.parametrize(
     "options",
-    [LLAMA | {"num_hidden_layers": 5, "tie_word_embeddings": True}, pytest.param(LLAMA, marks=pytest.mark.thorough)],
+    [
+        LLAMA | {"num_hidden_layers": 5, "tie_word_embeddings": True},
+        pytest.param(LLAMA, marks=pytest.mark.thorough),
+    ],
 )
 def test_a_stack_of_equal_blocks_is_planned_from_two_low_ones_as_it_would_be_whole(options):
     source = checked("hf:LlamaForCausalLM", 16, 2, "float32", "dense", dict(options))
@@ -96,13 +113,19 @@ def test_blocks_that_differ_are_planned_one_by_one():
 
 def test_ranks_share_weights_gradients_and_states_out():
     source = checked("decoder_tiny", 32, 4, "float32", "dense", SMALL)
-    alone, shared = (Planner(source, "adamw", ranks).holding("training", 4, 32).by_kind for ranks in (1, 4))
+    alone, shared = (
+        Planner(source, "adamw", ranks).holding("training", 4, 32).by_kind for ranks in (1, 4)
+    )
     assert shared[Held.WEIGHTS] == pytest.approx(alone[Held.WEIGHTS] / 4, rel=0.02)
     assert shared[Held.STATES] == pytest.approx(alone[Held.STATES] / 4, rel=0.02)
     assert 0 < shared[Held.GATHERED] < alone[Held.WEIGHTS]
     few = SMALL | {"num_layers": 2}
-    found = plan("decoder_tiny", "8MiB", seq_len=32, batch_size=4, ranks=4, optimizer="momentum", options=few)
-    assert "4 ranks (FSDP, modelled)" in found.title and all(use.largest_batch % 4 == 0 for use in found.uses)
+    found = plan(
+        "decoder_tiny", "8MiB", seq_len=32, batch_size=4, ranks=4, optimizer="momentum", options=few
+    )
+    assert "4 ranks (FSDP, modelled)" in found.title and all(
+        use.largest_batch % 4 == 0 for use in found.uses
+    )
 
 
 @pytest.mark.parametrize("model", ["decoder_tiny", "hf:LlamaForCausalLM"])
@@ -123,9 +146,9 @@ def test_checkpointing_keeps_less_and_sgd_has_no_states():
 
 def test_it_is_public_and_says_what_is_missing():
     found = nanolib.plan("decoder_tiny", "1MiB", seq_len=32, options=SMALL)
-    assert "nothing fits as it is" in str(found) and "more ranks, each with a sequence, or a smaller model" in str(
+    assert "nothing fits as it is" in str(
         found
-    )
+    ) and "more ranks, each with a sequence, or a smaller model" in str(found)
     assert json.dumps(found.to_dict())
 
 
@@ -153,13 +176,25 @@ def test_where_a_model_of_ones_own_ends_the_search_ends(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "limited.py").write_text(OWN)
     inference, _, training, _ = plan("limited:short", "80GiB", seq_len=16).uses
-    assert (inference.largest_batch, inference.longest) == (training.largest_batch, training.longest) == (9, 100)
+    assert (
+        (inference.largest_batch, inference.longest)
+        == (training.largest_batch, training.longest)
+        == (9, 100)
+    )
 
 
 @pytest.mark.thorough
 def test_what_was_not_tried_is_said():
-    found = plan("decoder_tiny", "640GiB", seq_len=64, attention_type="sparse", options=SMALL | {"num_layers": 1})
-    assert {use.longest for use in found.uses} == {2**17} and set(found.table()["longest"]) == {"131072+"}
+    found = plan(
+        "decoder_tiny",
+        "640GiB",
+        seq_len=64,
+        attention_type="sparse",
+        options=SMALL | {"num_layers": 1},
+    )
+    assert {use.longest for use in found.uses} == {2**17} and set(found.table()["longest"]) == {
+        "131072+"
+    }
     assert found.table()["largest batch"].iloc[0] == "65536+"
 
 
@@ -169,7 +204,8 @@ def test_decoding_takes_two_tokens():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"model": 5}, {"batch_size": "4"}, {"seq_len": "128"}, {"optimizer": []}, {"ranks": 2.0}]
+    "wrong",
+    [{"model": 5}, {"batch_size": "4"}, {"seq_len": "128"}, {"optimizer": []}, {"ranks": 2.0}],
 )
 def test_what_is_no_number_or_name_is_told(wrong):
     with pytest.raises(BadInput, match=f"^{next(iter(wrong))}: "):
@@ -179,17 +215,32 @@ def test_what_is_no_number_or_name_is_told(wrong):
 def test_a_rank_gathers_two_blocks_at_the_most_and_holds_the_gradients_of_one_and_of_what_lies_in_none():
     sizes = {}
     for preset, layers in (("decoder_tiny", 1), ("decoder_tiny", 4)):
-        source = checked(preset, 32, 2, "float32", "dense", SMALL | {"num_layers": layers, "context_length": 32})
+        source = checked(
+            preset, 32, 2, "float32", "dense", SMALL | {"num_layers": layers, "context_length": 32}
+        )
         held = Planner(source, "adamw", 2).holding("training", 2, 32)
         model = source.build()
-        stacks = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == layers]
+        stacks = [
+            m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == layers
+        ]
         size = lambda module: sum(p.nbytes for p in module.parameters())  # noqa: E731
         block = max(size(stack[0]) for stack in stacks)
         outside = size(model) - sum(map(size, stacks))
-        scattered = next((size for part, size in held.parts.items() if part.module.startswith("gradients before")), 0)
+        scattered = next(
+            (
+                size
+                for part, size in held.parts.items()
+                if part.module.startswith("gradients before")
+            ),
+            0,
+        )
         sizes[preset, layers] = (held.by_kind[Held.GATHERED], scattered)
         buffers = sum(b.nbytes for b in model.buffers())  # tables of positions count as weights
-        assert 0 <= held.by_kind[Held.GATHERED] - outside - min(2, len(stacks) * layers) * block <= buffers
+        assert (
+            0
+            <= held.by_kind[Held.GATHERED] - outside - min(2, len(stacks) * layers) * block
+            <= buffers
+        )
         assert scattered == 0 or 0 <= scattered - outside - block <= buffers
     assert any(scattered for _, scattered in sizes.values())
 
@@ -197,33 +248,60 @@ def test_a_rank_gathers_two_blocks_at_the_most_and_holds_the_gradients_of_one_an
 BAD = [
     (["nope"], "model: 'nope' is no preset"),
     (["decoder_tiny", "--memory", "5parsec"], "memory: '5parsec' is no amount"),
-    (["decoder_tiny", "--ranks", "3", "--batch-size", "4"], "ranks: 3 does not divide batch_size 4"),
+    (
+        ["decoder_tiny", "--ranks", "3", "--batch-size", "4"],
+        "ranks: 3 does not divide batch_size 4",
+    ),
     (["decoder_tiny", "--ranks", "0"], "ranks: 0 does not divide"),
     (["decoder_tiny", "--dtype", "int3"], "dtype: 'int3' is no dtype"),
     (["decoder_tiny", "--seq-len", "0"], "seq_len: 0 will not do"),
     (["decoder_tiny", "--seq-len", "many"], "--seq-len"),
     (["decoder_tiny", "--batch-size", "-1"], "batch_size: -1 will not do"),
-    (["decoder_tiny", "--optimizer", "lion"], "optimizer: 'lion' is unknown; use one of adamw, sgd, momentum"),
+    (
+        ["decoder_tiny", "--optimizer", "lion"],
+        "optimizer: 'lion' is unknown; use one of adamw, sgd, momentum",
+    ),
     (
         ["decoder_tiny", "--attention-type", "flex"],
         "cannot be planned: a compiled kernel allocates out of the counter's sight",
     ),
     (["decoder_tiny", "--attention-type", "odd"], "attention_type: 'odd' is no attention kind"),
-    (["decoder_tiny", "-p", "d_model=x"], "nano: options: d_model: Input should be a valid integer"),
-    (["decoder_tiny", "--attention-type", "flex"], "nano: attention_type: 'flex' cannot be planned: "),
+    (
+        ["decoder_tiny", "-p", "d_model=x"],
+        "nano: options: d_model: Input should be a valid integer",
+    ),
+    (
+        ["decoder_tiny", "--attention-type", "flex"],
+        "nano: attention_type: 'flex' cannot be planned: ",
+    ),
     (["decoder_tiny", "-p", "dtype=bfloat16"], "options: dtype is none of them; give --dtype"),
     (
         ["hf:LlamaForCausalLM", "-p", "attention_type=x"],
         "options: attention_type is none of them; give --attention-type",
     ),
-    (["hf:LlamaForCausalLM", "--attention-type", "sparse"], "attention_type: 'sparse' is of presets; leave it out"),
+    (
+        ["hf:LlamaForCausalLM", "--attention-type", "sparse"],
+        "attention_type: 'sparse' is of presets; leave it out",
+    ),
     (["decoder_tiny", "-p", "name=x"], "name: unknown name"),
     (["decoder_tiny", "-p", "self=x"], "self: unknown name"),
-    (["decoder_tiny", "-p", "context_length=-5"], "options: context_length: Input should be greater than 0"),
-    (["decoder_tiny", "-p", "context_length=64", "--seq-len", "128"], "shorten it or give -p context_length=128"),
-    (["hf:LlamaForCausalLM", "--seq-len", "9999"], "shorten it or raise max_position_embeddings to 9999"),
+    (
+        ["decoder_tiny", "-p", "context_length=-5"],
+        "options: context_length: Input should be greater than 0",
+    ),
+    (
+        ["decoder_tiny", "-p", "context_length=64", "--seq-len", "128"],
+        "shorten it or give -p context_length=128",
+    ),
+    (
+        ["hf:LlamaForCausalLM", "--seq-len", "9999"],
+        "shorten it or raise max_position_embeddings to 9999",
+    ),
     (["decoder_tiny", "--seq-len", "9" * 20], "nano: seq_len: "),
-    (["decoder_tiny", "--seq-len", "200000", "--attention-type", "sparse"], "seq_len: 200000 is planned with dense"),
+    (
+        ["decoder_tiny", "--seq-len", "200000", "--attention-type", "sparse"],
+        "seq_len: 200000 is planned with dense",
+    ),
     (["decoder_tiny", "--memory", f"{'9' * 400}GiB"], "is no amount; give one such as 80GiB"),
     (
         ["hf:Gemma2ForCausalLM", "--ranks", "2", "--batch-size", "2"],
@@ -250,7 +328,17 @@ def test_bad_input_is_one_line(arguments, said, tmp_path, monkeypatch):
 
 def test_the_command_shows_what_fits_and_who_holds_it(tmp_path):
     small = [text for name, value in SMALL.items() for text in ("-p", f"{name}={value}")]
-    asked = ["plan", "decoder_tiny", "--memory", "3MiB", "--seq-len", "64", *small, "--json", str(tmp_path / "f.json")]
+    asked = [
+        "plan",
+        "decoder_tiny",
+        "--memory",
+        "3MiB",
+        "--seq-len",
+        "64",
+        *small,
+        "--json",
+        str(tmp_path / "f.json"),
+    ]
     ended = CliRunner().invoke(main, asked)
     assert ended.exit_code == 0, ended.output
     assert "fits: inference; decoding" in ended.output and "training needs " in ended.output
@@ -258,7 +346,11 @@ def test_the_command_shows_what_fits_and_who_holds_it(tmp_path):
     found = json.loads((tmp_path / "f.json").read_text())
     assert [use["use"] for use in found["uses"]] == list(USES)
     for use in found["uses"]:
-        assert sum(use["kinds"].values()) == sum(part["bytes"] for part in use["parts"]) == use["bytes"]
+        assert (
+            sum(use["kinds"].values())
+            == sum(part["bytes"] for part in use["parts"])
+            == use["bytes"]
+        )
     ended = CliRunner().invoke(main, ["plan", "decoder_tiny", "--memory", "1KiB", *small])
     assert ended.exit_code == 1 and "nothing fits as it is" in ended.output
 
@@ -287,7 +379,9 @@ except RuntimeError as error:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit on memory is Linux's")
 def test_the_largest_batch_runs_under_that_limit_and_the_next_does_not():
-    planner = Planner(checked("decoder_tiny", 1024, 4, "float32", "dense", {"num_layers": 2}), "adamw", 1)
+    planner = Planner(
+        checked("decoder_tiny", 1024, 4, "float32", "dense", {"num_layers": 2}), "adamw", 1
+    )
     memory = planner.holding("inference", 4, 1024).peak
     assert planner.with_most(planner.needs("inference", memory)).largest_batch == 4
     own = 128 * 2**20  # of the process and its allocator; one sequence more needs 198 MiB

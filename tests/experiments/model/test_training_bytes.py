@@ -15,7 +15,9 @@ class _Moved(TorchDispatchMode):
 
     def __init__(self, model):
         super().__init__()
-        self._weights = {weight.untyped_storage().data_ptr(): weight.nbytes for weight in model.parameters()}
+        self._weights = {
+            weight.untyped_storage().data_ptr(): weight.nbytes for weight in model.parameters()
+        }
         self.phases = {}
 
     def begin(self, phase):
@@ -33,7 +35,10 @@ class _Moved(TorchDispatchMode):
             assert len(weights) == len(gradients) == len(means) == len(squares)
             return out
         for x in tree_leaves((args, kwargs)):
-            if isinstance(x, torch.Tensor) and (at := x.untyped_storage().data_ptr()) in self._weights:
+            if (
+                isinstance(x, torch.Tensor)
+                and (at := x.untyped_storage().data_ptr()) in self._weights
+            ):
                 self._taken[at] = self._weights[at]
         return func(*args, **kwargs)
 
@@ -67,7 +72,9 @@ def test_a_step_over_few_tokens_is_bound_by_memory():
 def test_a_token_of_a_window_reads_the_windows_keys(kind, n, keys):
     options = {"attention_options": {"pattern": "window", "window": 16, "block_size": 8}}
     dense, window = (
-        GenerationCase("cpu", "x", "decoder_tiny", TINY | options, name, n, 3, "float32", "generation")
+        GenerationCase(
+            "cpu", "x", "decoder_tiny", TINY | options, name, n, 3, "float32", "generation"
+        )
         for name in ("dense", kind)
     )
     a_key = 2 * TINY["num_layers"] * 3 * TINY["d_model"] * 4

@@ -32,7 +32,10 @@ def build(packages: Path, folder: Path) -> dict[str, str]:
     folder.mkdir(parents=True, exist_ok=True)
     stubs = folder / "stubs.c"
     stubs.write_text("\n".join(_stubs(packages / "torch" / "lib")) + "\n")
-    headers = [*packages.glob("nvidia/*/include"), packages / "triton" / "backends" / "nvidia" / "include"]
+    headers = [
+        *packages.glob("nvidia/*/include"),
+        packages / "triton" / "backends" / "nvidia" / "include",
+    ]
     includes = [f"-I{each}" for each in headers]
     for name, sources in {
         "runtime.so": [HERE / "runtime.c", stubs],
@@ -64,10 +67,19 @@ def _stubs(libraries: Path) -> list[str]:
     asked = ["nm", "-D", "--undefined-only", *map(str, sorted(libraries.glob("lib*.so")))]
     listed = subprocess.run(asked, check=True, capture_output=True, text=True, timeout=300).stdout
     needed = {line.split()[-1].split("@")[0] for line in listed.splitlines() if " U " in line}
-    own = set(re.findall(r"^(?:int|size_t) (\w+)\(|^HANDLE\((\w+)\)", (HERE / "runtime.c").read_text(), re.M))
+    own = set(
+        re.findall(
+            r"^(?:int|size_t) (\w+)\(|^HANDLE\((\w+)\)", (HERE / "runtime.c").read_text(), re.M
+        )
+    )
     own = {name for names in own for name in names}
-    stubbed = sorted(name for name in needed - own if _LIBRARIES.match(name) and not _REAL.match(name))
-    return [f"int {name}() {{ return {3000 if _NOT_SUPPORTED.match(name) else 0}; }}" for name in stubbed]
+    stubbed = sorted(
+        name for name in needed - own if _LIBRARIES.match(name) and not _REAL.match(name)
+    )
+    return [
+        f"int {name}() {{ return {3000 if _NOT_SUPPORTED.match(name) else 0}; }}"
+        for name in stubbed
+    ]
 
 
 if __name__ == "__main__":

@@ -9,7 +9,11 @@ from nanolib.experiments.attention.view.charts import (
     attention_roofline,
     attention_speed_up,
 )
-from nanolib.experiments.attention.view.quality import QUALITY_COLUMNS, attention_quality, quality_table
+from nanolib.experiments.attention.view.quality import (
+    QUALITY_COLUMNS,
+    attention_quality,
+    quality_table,
+)
 from nanolib.experiments.attention.view.tables import ATTENTION_COLUMNS, attention_table
 from nanolib.experiments.attention.view.words import verdict
 from nanolib.report.section import CaseTable, Section

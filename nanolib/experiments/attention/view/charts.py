@@ -20,7 +20,9 @@ _OTHERS = ["batch_size", "dtype", "causal"]
 _TIMED = {"forward": "forward", "backward": "backward"}
 _PARTS = ("forward", "backward", "mask")
 
-attention_latency = over_length("attention", "latency", "Attention latency", [KEY, ROOFLINE_KEY], _TIMED, _OTHERS)
+attention_latency = over_length(
+    "attention", "latency", "Attention latency", [KEY, ROOFLINE_KEY], _TIMED, _OTHERS
+)
 attention_memory = over_length(
     "attention",
     "peak_memory",
@@ -33,7 +35,9 @@ attention_efficiency = over_length(
     "attention",
     "ceiling_share",
     "Attention efficiency",
-    ["Useful FLOP/s (of kept connections) as a share of this machine's matrix product, measured in the same run."],
+    [
+        "Useful FLOP/s (of kept connections) as a share of this machine's matrix product, measured in the same run."
+    ],
     _TIMED,
     _OTHERS,
     share=True,
@@ -59,9 +63,13 @@ def attention_speed_up(rows: pd.DataFrame) -> alt.TopLevelMixin:
             "low": sparse["speed_up_low"],
             "high": sparse["speed_up_high"],
             "pred": sparse["bound"],
-            "sure": ~sparse["forward_unsteady"].astype(bool) & ~sparse["speed_up_busy"].astype(bool),
+            "sure": ~sparse["forward_unsteady"].astype(bool)
+            & ~sparse["speed_up_busy"].astype(bool),
             "text": sparse["name"] + "  " + sparse["speed_up"].map("{:.2f}×".format),
-            "note": "against " + sparse["speed_up_baseline"] + ", removes " + sparse["sparsity"].map("{:.0%}".format),
+            "note": "against "
+            + sparse["speed_up_baseline"]
+            + ", removes "
+            + sparse["sparsity"].map("{:.0%}".format),
             **links(sparse, but="link_model"),
         }
     )
@@ -86,9 +94,9 @@ def attention_parts(rows: pd.DataFrame) -> alt.TopLevelMixin:
     table = table[table["seq_len"] == table["seq_len"].max()] if len(table) else table
     if len(table):
         total = table[list(_PARTS)].sum(axis=1)
-        table = table.assign(series=table["name"], total=total, text=total.map(format_number) + " ms").sort_values(
-            "total"
-        )
+        table = table.assign(
+            series=table["name"], total=total, text=total.map(format_number) + " ms"
+        ).sort_values("total")
         table = table.assign(**links(table, but="link_model"))
         kept = ["series", "text", *link_columns(table)]
         table = table.melt(kept, list(_PARTS), "part", "x")

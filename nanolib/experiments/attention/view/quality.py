@@ -36,7 +36,9 @@ def quality_table(rows: pd.DataFrame) -> pd.DataFrame:
         per byte) each with `_low` and `_high`, `seeds`, `steps` of training, `status`, `message`.
     """
     rows = having(rows, "attention", "pattern")
-    table = filled(base(rows, ["pattern", "target", "seq_len", "seeds", "steps"], "pattern"), rows, _QUALITY)
+    table = filled(
+        base(rows, ["pattern", "target", "seq_len", "seeds", "steps"], "pattern"), rows, _QUALITY
+    )
     table = table.drop(columns=[name for name in table if name.endswith(("_predicted", "_busy"))])
     return with_state(table)
 
@@ -89,7 +91,9 @@ def quality_words(rows: pd.DataFrame) -> list[Claim]:
         row = group.sort_values("sparsity").iloc[-1]
         if not row["sparsity"]:
             claims.append(
-                Claim(f"In a trained decoder {pattern} removed nothing, so its loss says nothing of sparsity")
+                Claim(
+                    f"In a trained decoder {pattern} removed nothing, so its loss says nothing of sparsity"
+                )
             )
             continue
         figures = [_loss(row, name) for name in ("replaced", "fine_tuned") if pd.notna(row[name])]
@@ -104,7 +108,9 @@ def quality_words(rows: pd.DataFrame) -> list[Claim]:
 
 
 def _nats(row: pd.Series, name: str) -> str:
-    return f"{row[name]:+.3f} [{row[f'{name}_low']:+.3f} … {row[f'{name}_high']:+.3f}] nats per byte"
+    return (
+        f"{row[name]:+.3f} [{row[f'{name}_low']:+.3f} … {row[f'{name}_high']:+.3f}] nats per byte"
+    )
 
 
 _NONE = Figure.exactly(0.0, "no difference")
@@ -116,7 +122,11 @@ def _loss(row: pd.Series, scope: str) -> Figure:
 
 def _meaning(replaced: Figure, tuned: Figure | None = None) -> str:
     """What replacing dense attention does to the loss, and whether training on takes it back, as the intervals tell."""
-    said = {Order.ABOVE: "costs loss", Order.BELOW: "lowers the loss", Order.ALIKE: "shows no difference in loss"}
+    said = {
+        Order.ABOVE: "costs loss",
+        Order.BELOW: "lowers the loss",
+        Order.ALIKE: "shows no difference in loss",
+    }
     text = said[replaced.against(_NONE)]
     if tuned is None:
         return text

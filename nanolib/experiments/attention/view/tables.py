@@ -79,7 +79,9 @@ def _with_bound(table: pd.DataFrame) -> pd.DataFrame:
     """Its gain with what is paid once, and its bound: what its baseline would gain by skipping the same tiles."""
     for end, other in (("", ""), ("_low", "_high"), ("_high", "_low")):
         forward = table[f"forward{end}"]
-        table[f"speed_up_paid{end}"] = table[f"speed_up{end}"] * forward / (forward + table[f"once{other}"])
+        table[f"speed_up_paid{end}"] = (
+            table[f"speed_up{end}"] * forward / (forward + table[f"once{other}"])
+        )
     shape = ["run_id", "seq_len", "batch_size", "dtype", "causal", "device"]
     dense = table[table["is_dense"]].drop_duplicates([*shape, "name"])
     dense = dense[[*shape, "name", "block_sparsity"]]

@@ -24,22 +24,45 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
     table = attention_table(rows)
     timed = known(table, "forward")
     if timed.empty:
-        return [Claim("No attention case gave a time, so there is no verdict", advice="nano run quick attention")]
+        return [
+            Claim(
+                "No attention case gave a time, so there is no verdict",
+                advice="nano run quick attention",
+            )
+        ]
     groups: list[tuple[str, pd.DataFrame]] = []
-    places = [name for name in ("run_id", "device") if timed[name].nunique() > 1]  # times of two places are not ranked
-    for (batch, dtype, causal, *place), group in timed.groupby(["batch_size", "dtype", "causal", *places], sort=False):
-        named = [f"run {value[:8]}" if name == "run_id" else value for name, value in zip(places, place, strict=True)]
-        about = ", ".join([f"{'Causal' if causal else 'Non-causal'}, batch {int(batch)}, {dtype}", *named])
+    places = [
+        name for name in ("run_id", "device") if timed[name].nunique() > 1
+    ]  # times of two places are not ranked
+    for (batch, dtype, causal, *place), group in timed.groupby(
+        ["batch_size", "dtype", "causal", *places], sort=False
+    ):
+        named = [
+            f"run {value[:8]}" if name == "run_id" else value
+            for name, value in zip(places, place, strict=True)
+        ]
+        about = ", ".join(
+            [f"{'Causal' if causal else 'Non-causal'}, batch {int(batch)}, {dtype}", *named]
+        )
         groups.append((about, group))
     claims = [claim for about, group in groups for claim in _answer(group, about)]
     if not _of_sparse_kind(timed).any():
         advice = "add a kind such as {kind: sparse, pattern: window} to attention_types"
-        claims.append(Claim("Only dense kernels were measured, so nothing is known of sparse attention", advice=advice))
+        claims.append(
+            Claim(
+                "Only dense kernels were measured, so nothing is known of sparse attention",
+                advice=advice,
+            )
+        )
     unsteady = int(timed["forward_unsteady"].sum())
     if unsteady:
         said = f"{unsteady} of {len(timed)} forward timings never settled"
         claims.append(
-            Claim(said, "their intervals hold for this run alone", "raise budget_s, or repeat on an idle machine")
+            Claim(
+                said,
+                "their intervals hold for this run alone",
+                "raise budget_s, or repeat on an idle machine",
+            )
         )
     claims += quality_words(rows)
     for further in (_other_patterns, _some_remove_nothing, _fastest):
@@ -62,7 +85,9 @@ def _answer(group: pd.DataFrame, about: str) -> Iterator[Claim]:
         word = next((one for one in ("faster", "busy", "unclear") if one in words), "slower")
         likely = at[[one == word for one in words]]
         best[int(seq_len)] = likely.loc[likely["speed_up"].idxmax()]
-        pairs[int(seq_len)] = tuple(pair for _, row in likely.iterrows() for pair in _over_dense(row))
+        pairs[int(seq_len)] = tuple(
+            pair for _, row in likely.iterrows() for pair in _over_dense(row)
+        )
         found[word].append(int(seq_len))
     if not best:
         yield _without_baseline(group, about)
@@ -78,7 +103,11 @@ def _answer(group: pd.DataFrame, about: str) -> Iterator[Claim]:
     sure = [_gain(best[shown[-1]])]
     for lengths, words in ((slower, "dense is faster"), (unclear, "there is no clear difference")):
         sure += [f"{words} at {_tokens(lengths)}"] if lengths and lengths is not shown else []
-    sure += [f"the machine was busy at {_tokens(busy)}: no order drawn"] if busy and busy is not shown else []
+    sure += (
+        [f"the machine was busy at {_tokens(busy)}: no order drawn"]
+        if busy and busy is not shown
+        else []
+    )
     told = busy[-1:] if busy is shown else [seq_len for seq_len in pairs if seq_len not in busy]
     compared = tuple(pair for seq_len in told for pair in pairs[seq_len])
     advice = "raise budget_s for narrower intervals" if shown is unclear else ""
@@ -88,7 +117,9 @@ def _answer(group: pd.DataFrame, about: str) -> Iterator[Claim]:
 def _without_baseline(group: pd.DataFrame, about: str) -> Claim:
     """Why nothing is said of sparse beside dense."""
     if group["is_dense"].any():
-        answer = "Sparse and dense attention were not timed in the same rounds, so no order is drawn"
+        answer = (
+            "Sparse and dense attention were not timed in the same rounds, so no order is drawn"
+        )
         return Claim(answer, "", "raise budget_s: six rounds are the fewest", about)
     answer = "No dense kernel was measured at these shapes, so sparse attention has no baseline"
     return Claim(answer, "", "add {kind: dense} to attention_types", about)
@@ -132,14 +163,18 @@ def _tokens(lengths: list[int]) -> str:
 def _other_patterns(group: pd.DataFrame, about: str) -> Iterator[Claim]:
     """Each pattern's gain at the longest length, where there are several."""
     sparse = known(_sparse(group), "speed_up")
-    at = sparse[sparse["seq_len"] == sparse["seq_len"].max()].sort_values("speed_up", ascending=False)
+    at = sparse[sparse["seq_len"] == sparse["seq_len"].max()].sort_values(
+        "speed_up", ascending=False
+    )
     if len(at) < 2:
         return
     gains = [
         f"{row['name']} {times(row, 'speed_up')} (sparsity {row['sparsity']:.0%}, {_where_faster(group, row['name'])})"
         for _, row in at.iterrows()
     ]
-    more = [f"{len(gains) - _MOST_PATTERNS} more in the table"] if len(gains) > _MOST_PATTERNS else []
+    more = (
+        [f"{len(gains) - _MOST_PATTERNS} more in the table"] if len(gains) > _MOST_PATTERNS else []
+    )
     pairs = tuple(pair for _, row in at.iterrows() for pair in _over_dense(row))
     answer = f"Smallest speed-up of each pattern over any dense kernel at {_tokens([int(at['seq_len'].iloc[0])])}"
     yield Claim(answer, ", ".join([*gains[:_MOST_PATTERNS], *more]), "", about, pairs)
@@ -162,7 +197,9 @@ def _removes_nothing(group: pd.DataFrame, about: str) -> Iterator[Claim]:
     """Which kinds are dense at which lengths, since their masks remove nothing there, and what would change that."""
     lengths = {
         str(name): tuple(sorted(cases["seq_len"]))
-        for name, cases in group[_of_sparse_kind(group) & group["not_sparse"]].groupby("name", sort=False)
+        for name, cases in group[_of_sparse_kind(group) & group["not_sparse"]].groupby(
+            "name", sort=False
+        )
     }
     for at, advice in dict.fromkeys((at, _sparser(name)) for name, at in lengths.items()):
         names = [name for name, own in lengths.items() if (own, _sparser(name)) == (at, advice)]

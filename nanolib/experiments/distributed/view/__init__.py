@@ -27,14 +27,21 @@ from nanolib.report.section import CaseTable, Section
 @cached
 def verdict(rows: pd.DataFrame) -> list[Claim]:
     """Which form on how many ranks, what bounds it, and what training's communication costs."""
-    nothing = Claim("No case across ranks gave a time, so there is no verdict", advice="nano run quick distributed")
+    nothing = Claim(
+        "No case across ranks gave a time, so there is no verdict",
+        advice="nano run quick distributed",
+    )
     return [*decode_words(rows), *sharding_words(rows)] or [nothing]
 
 
 SECTION = Section(
     "distributed",
     "How well does attention scale across ranks?",
-    {"decode_scaling": decode_scaling, "decode_shares": decode_shares, "sharded_memory": sharded_memory},
+    {
+        "decode_scaling": decode_scaling,
+        "decode_shares": decode_shares,
+        "sharded_memory": sharded_memory,
+    },
     {
         "Decoding": CaseTable(decode_table, DECODE_COLUMNS),
         "Components of a call": CaseTable(component_table, COMPONENT_COLUMNS),

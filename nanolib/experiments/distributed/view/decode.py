@@ -54,7 +54,8 @@ def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
         joints = data.merge(modelled.rename(columns={"from": "x"})[keys].drop_duplicates(), on=keys)
         joints = joints.assign(pred=joints["y"])[[*keys, "pred", *link_columns(data)]]
         data = pd.concat(
-            [data, joints, modelled.rename(columns={"ranks": "x"}).drop(columns="from")], ignore_index=True
+            [data, joints, modelled.rename(columns={"ranks": "x"}).drop(columns="from")],
+            ignore_index=True,
         )
         data["sure"] = data["sure"].fillna(True).astype(bool)
         data["note"] = data["note"].fillna("modelled")
@@ -72,7 +73,10 @@ def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
 
 
 def _panel_names(table: pd.DataFrame) -> pd.Series:
-    return over_nodes("n = " + table["seq_len"].astype(int).map("{:,}".format) + ", " + table["dtype"], table["nodes"])
+    return over_nodes(
+        "n = " + table["seq_len"].astype(int).map("{:,}".format) + ", " + table["dtype"],
+        table["nodes"],
+    )
 
 
 def _with_one_rank(table: pd.DataFrame) -> pd.DataFrame:
@@ -132,12 +136,16 @@ def decode_words(rows: pd.DataFrame) -> list[Claim]:
     """Which form, how well it scales, and what bounds it; with one remedy."""
     table = known(decode_table(rows), "latency")
     claims = []
-    for (seq_len, dtype), group in table.groupby(["seq_len", "dtype"], sort=False) if len(table) else []:
+    for (seq_len, dtype), group in (
+        table.groupby(["seq_len", "dtype"], sort=False) if len(table) else []
+    ):
         about = f"Decoding over {int(seq_len):,} keys, {dtype}"
         several = group[group["world_size"] > 1]
         with_cores = fair(several)
         if several.empty:
-            claims.append(Claim("only one rank was measured", advice="world_sizes: [1, 2]", about=about))
+            claims.append(
+                Claim("only one rank was measured", advice="world_sizes: [1, 2]", about=about)
+            )
             continue
         if with_cores.empty:
             answer = "all ranks together want more cores than there are"
@@ -146,7 +154,10 @@ def decode_words(rows: pd.DataFrame) -> list[Claim]:
         most = with_cores[with_cores["world_size"] == with_cores["world_size"].max()]
         most = most.sort_values("latency", kind="stable")
         best = most.iloc[0]
-        tied = [best["form"], *not_slower(best, (form for form in most["form"] if form != best["form"]))]
+        tied = [
+            best["form"],
+            *not_slower(best, (form for form in most["form"] if form != best["form"])),
+        ]
         claims += [_fastest(best, tied, about), replace(_bound(most, tied), about=about)]
     return claims
 
@@ -164,11 +175,20 @@ def _fastest(best: pd.Series, tied: list[str], about: str) -> Claim:
     else:
         which = f"{form} is the fastest algorithm" if others else f"{form} was measured alone"
     if one is None:
-        return Claim(f"on {ranks} {which}", f"{takes}; one rank was not measured", about=about, compared=others)
+        return Claim(
+            f"on {ranks} {which}",
+            f"{takes}; one rank was not measured",
+            about=about,
+            compared=others,
+        )
     answer = f"{ranks} are {times(best, 'gain')} as fast as one rank"
     if one.against(ONE) is Order.ALIKE:
         answer = f"no clear difference between {ranks} and one rank"
-    more = " (more than 100% where a rank's part fits its cache)" if best["efficiency_high"] > 1 else ""
+    more = (
+        " (more than 100% where a rank's part fits its cache)"
+        if best["efficiency_high"] > 1
+        else ""
+    )
     sure = f"{takes}, {percent(best, 'efficiency', math.inf)} of perfect scaling{more}; "
     sure += f"one rank takes {in_ms(best, 'alone')}; {which}"
     return Claim(answer, sure, about=about, compared=gains(best, form, among={ONE_RANK}) + others)
@@ -190,9 +210,15 @@ def _bound(most: pd.DataFrame, tied: list[str]) -> Claim:
         efficiency, scales = Figure.of(best, "efficiency"), Figure.exactly(_SCALES)
         if efficiency.against(scales) is Order.ABOVE:
             advice = "more ranks would help as long as each has cores of its own"
-            return Claim("compute-bound", ms, advice, compared=compared + comparing(efficiency, scales))
+            return Claim(
+                "compute-bound", ms, advice, compared=compared + comparing(efficiency, scales)
+            )
         known = pd.notna(best["efficiency"])
-        why = f"only {best['efficiency']:.0%} of perfect scaling was reached" if known else "one rank was not measured"
+        why = (
+            f"only {best['efficiency']:.0%} of perfect scaling was reached"
+            if known
+            else "one rank was not measured"
+        )
         sure = f"{ms}, and {why}: nothing says that more ranks would help"
         return Claim("compute-bound", sure, "one rank with as many threads", compared=compared)
     if best["binds"] not in KINDS:
@@ -201,7 +227,9 @@ def _bound(most: pd.DataFrame, tied: list[str]) -> Claim:
     compared = comparing(sending, compute) + comparing(wait, communication)
     if best["binds"] == "wait":
         sure = f"{ms}: ranks are not ready at the same time"
-        return Claim("bound by waiting", sure, "a core for each, or equal shards", compared=compared)
+        return Claim(
+            "bound by waiting", sure, "a core for each, or equal shards", compared=compared
+        )
     fewest = found.sort_values("rounds").iloc[0]
     if fewest["rounds"] < best["rounds"]:
         advice = f"{fewest['form'].replace('_', ' ')} meets {int(fewest['rounds'])} time(s)"

@@ -27,7 +27,10 @@ _DECODE = (
     Column("seq_len", "Seq len"),
     Column("form", "Algorithm"),
     Column("latency", "Token, ms [95 %]", "latency", "", interval=True),
-    *(Column(kind, f"{kind.capitalize()}, ms [95 %]", "part_time", kind, interval=True) for kind in KINDS),
+    *(
+        Column(kind, f"{kind.capitalize()}, ms [95 %]", "part_time", kind, interval=True)
+        for kind in KINDS
+    ),
     Column("critical", "", "time_share", KINDS[0], detail="rank"),
     *(Column(f"{kind}_share", "", "time_share", kind, interval=True) for kind in KINDS),
     Column("efficiency", "Efficiency [95 %]"),
@@ -55,7 +58,9 @@ def with_ranks(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(world_size=world, nodes=nodes, ranks=ranks)
 
 
-def lines_of(rows: pd.DataFrame, asked: str, factors: Sequence[str], names: Sequence[str]) -> pd.DataFrame:
+def lines_of(
+    rows: pd.DataFrame, asked: str, factors: Sequence[str], names: Sequence[str]
+) -> pd.DataFrame:
     """One line per timed scope of a case; a case without times has one, of all that it was asked for.
 
     Args:
@@ -76,7 +81,9 @@ def lines_of(rows: pd.DataFrame, asked: str, factors: Sequence[str], names: Sequ
 
 def ranks_words(row: pd.Series) -> str:
     """`4 ranks`, or `4 ranks over 2 nodes`, of a line that has `world_size` and `nodes`."""
-    return f"{int(row['world_size'])} ranks" + (f" over {int(row['nodes'])} nodes" if row["nodes"] > 1 else "")
+    return f"{int(row['world_size'])} ranks" + (
+        f" over {int(row['nodes'])} nodes" if row["nodes"] > 1 else ""
+    )
 
 
 def over_nodes(names: pd.Series, nodes: pd.Series) -> pd.Series:
@@ -101,15 +108,25 @@ def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
     parts = measured["scope"].str.partition(": ")
     rows = measured.assign(form=parts[0], scope=parts[2])
     ofs = [form in forms for form, forms in zip(rows["form"], rows["factor.forms"], strict=True)]
-    rows = rows[pd.Series(ofs, index=rows.index) | (rows["metric"] == "case_time")]  # and not of a link
-    table = filled(lines_of(rows, "forms", ["seq_len", "dtype"], ["form"]), rows, _DECODE, [*CASE, "form"])
-    lines = table.reindex(columns=[f"{kind}{end}" for kind in KINDS for end in _ENDS]).to_dict("records")
+    rows = rows[
+        pd.Series(ofs, index=rows.index) | (rows["metric"] == "case_time")
+    ]  # and not of a link
+    table = filled(
+        lines_of(rows, "forms", ["seq_len", "dtype"], ["form"]), rows, _DECODE, [*CASE, "form"]
+    )
+    lines = table.reindex(columns=[f"{kind}{end}" for kind in KINDS for end in _ENDS]).to_dict(
+        "records"
+    )
     table["binds"] = [what_binds(line) for line in lines]
-    table["bound"] = [_bound_words(line, kind) for line, kind in zip(lines, table["binds"], strict=True)]
+    table["bound"] = [
+        _bound_words(line, kind) for line, kind in zip(lines, table["binds"], strict=True)
+    ]
     table = with_gain(with_speed_ups(table, measured, table["form"]), ONE_RANK, table["world_size"])
     one = pick(measured, "latency", ONE_RANK)
     table = filled(table, one, [Column("alone", "", "latency", ONE_RANK, interval=True)])
-    table = table.sort_values(["dtype", "seq_len", "world_size"], kind="stable").reset_index(drop=True)
+    table = table.sort_values(["dtype", "seq_len", "world_size"], kind="stable").reset_index(
+        drop=True
+    )
     return with_state(table)
 
 
@@ -132,7 +149,9 @@ def what_binds(line: Mapping[str, Any]) -> str | None:
         One of `KINDS`; `unclear` where intervals overlap; None where there are no parts.
     """
     parts = part_figures(line)
-    compute, sending, wait, communication = (parts[name] for name in ("compute", "sending", *KINDS[1:]))
+    compute, sending, wait, communication = (
+        parts[name] for name in ("compute", "sending", *KINDS[1:])
+    )
     if not compute.estimate + sending.estimate > 0:
         return None
     if compute.against(sending) is Order.ABOVE:
@@ -145,7 +164,9 @@ def what_binds(line: Mapping[str, Any]) -> str | None:
 
 def _bound_words(line: Mapping[str, Any], kind: str | None) -> str | None:
     """What binds, and its share of the parts as they are drawn."""
-    return f"{kind} ({line[kind] / sum(line[name] for name in KINDS):.0%})" if kind in KINDS else kind
+    return (
+        f"{kind} ({line[kind] / sum(line[name] for name in KINDS):.0%})" if kind in KINDS else kind
+    )
 
 
 def fair(table: pd.DataFrame) -> pd.DataFrame:
@@ -169,7 +190,9 @@ def with_gain(table: pd.DataFrame, alone: str, share: pd.Series | int) -> pd.Dat
         "gain_high": [figure.high for figure in found],
     }
     table = table.assign(**gain, gain_busy=[figure.busy for figure in found])
-    return table.assign(**{name.replace("gain", "efficiency"): table[name] / share for name in gain})
+    return table.assign(
+        **{name.replace("gain", "efficiency"): table[name] / share for name in gain}
+    )
 
 
 @cached
@@ -182,7 +205,9 @@ def component_table(rows: pd.DataFrame) -> pd.DataFrame:
     found = found.rename(columns=lambda name: name.removeprefix("factor."))
     found = with_ranks(found.assign(form=parts[0], component=parts[1]))
     found = found[~found["component"].isin(KINDS)]
-    of_ranks = [pd.DataFrame(details["ranks"])[["mean", "sd"]].mean() for details in found["details"]]
+    of_ranks = [
+        pd.DataFrame(details["ranks"])[["mean", "sd"]].mean() for details in found["details"]
+    ]
     spread = pd.DataFrame(of_ranks, index=found.index, columns=["mean", "sd"])
     ends = {"estimate": "ms", "low": "ms_low", "high": "ms_high"}
     names = ["run_id", "world_size", "nodes", "ranks", "seq_len", "form", "component"]
@@ -190,7 +215,13 @@ def component_table(rows: pd.DataFrame) -> pd.DataFrame:
     return found[[*names, *ends]].rename(columns=ends).join(spread).reset_index(drop=True)
 
 
-_WORDS = {"comp": "compute:", "comm": "communication:", "lse": "log-sum-exp", "num": "numerator", "den": "denominator"}
+_WORDS = {
+    "comp": "compute:",
+    "comm": "communication:",
+    "lse": "log-sum-exp",
+    "num": "numerator",
+    "den": "denominator",
+}
 
 
 def _spoken(component: str) -> str:

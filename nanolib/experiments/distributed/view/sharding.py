@@ -80,9 +80,13 @@ def prefill_times(rows: pd.DataFrame) -> alt.TopLevelMixin:
         return empty_chart(title, why_empty(rows, EXPERIMENT))
     data = pd.DataFrame(
         {
-            "panel": "n = " + table["seq_len"].astype(int).map("{:,}".format) + ", " + table["direction"],
+            "panel": "n = "
+            + table["seq_len"].astype(int).map("{:,}".format)
+            + ", "
+            + table["direction"],
             "series": over_nodes(
-                _what(table["form"], table["world_size"]), table["nodes"].where(table["form"] != "dense", 1)
+                _what(table["form"], table["world_size"]),
+                table["nodes"].where(table["form"] != "dense", 1),
             ),
             "x": table["latency"],
             "low": table["latency_low"],
@@ -97,7 +101,9 @@ def prefill_times(rows: pd.DataFrame) -> alt.TopLevelMixin:
         data,
         title,
         "rows",
-        subtitle=["Slowest rank, 95 % intervals; every rank has as many threads as the one that is alone."],
+        subtitle=[
+            "Slowest rank, 95 % intervals; every rank has as many threads as the one that is alone."
+        ],
         unit="Time (ms)",
     )
 
@@ -151,7 +157,9 @@ def training_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Tokens per second over ranks, each with a batch of its own; dashed: one rank's, as many times."""
     table = known(training_table(rows), "tokens_per_second")
     if table.empty:
-        return empty_chart("Training over ranks", "no training step was measured; set training_preset")
+        return empty_chart(
+            "Training over ranks", "no training step was measured; set training_preset"
+        )
     alone = table["strategy"] == "alone"
     names = table["strategy"].replace({"local": "each rank by itself", "alone": "one rank"})
     data = pd.DataFrame(
@@ -168,13 +176,21 @@ def training_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
     one = data[data["series"] == "one rank"]
     if len(one):
         ranks = sorted(set(data["x"]))
-        ideal = {"series": "perfect scaling", "x": ranks, "pred": [float(one["y"].iloc[0]) * rank for rank in ranks]}
+        ideal = {
+            "series": "perfect scaling",
+            "x": ranks,
+            "pred": [float(one["y"].iloc[0]) * rank for rank in ranks],
+        }
         data = data.assign(hue=data["series"].map(hues(data["series"])))
-        data = pd.concat([data, pd.DataFrame(ideal | {"hue": "rest", "sure": True})], ignore_index=True)
+        data = pd.concat(
+            [data, pd.DataFrame(ideal | {"hue": "rest", "sure": True})], ignore_index=True
+        )
     return plot(
         data,
         "Training over ranks",
-        subtitle=["95 % intervals. Hollow: more ranks than cores. Dashed: one rank's rate, as many times."],
+        subtitle=[
+            "95 % intervals. Hollow: more ranks than cores. Dashed: one rank's rate, as many times."
+        ],
         unit="Tokens per second, all ranks",
         xunit="Ranks",
     )
@@ -184,7 +200,9 @@ def prefill_words(rows: pd.DataFrame) -> list[Claim]:
     """Which form across ranks is the fastest, and what it takes of one rank's time and memory."""
     timed = known(prefill_table(rows), "latency")
     claims = []
-    for (seq_len, direction), group in timed.groupby(["seq_len", "direction"], sort=False) if len(timed) else ():
+    for (seq_len, direction), group in (
+        timed.groupby(["seq_len", "direction"], sort=False) if len(timed) else ()
+    ):
         dense = group[group["form"] == "dense"]
         across = fair(group[group["form"] != "dense"])
         if across.empty:
@@ -192,7 +210,8 @@ def prefill_words(rows: pd.DataFrame) -> list[Claim]:
         across = across.sort_values("latency", kind="stable")
         best = across.iloc[0]
         across, dense = (
-            part[(part["run_id"] == best["run_id"]) & (part["case_id"] == best["case_id"])] for part in (across, dense)
+            part[(part["run_id"] == best["run_id"]) & (part["case_id"] == best["case_id"])]
+            for part in (across, dense)
         )
         others = [name for form in across["form"] if over(best, name := f"{form} {direction}")]
         alike = not_slower(best, others)
@@ -215,8 +234,14 @@ def prefill_words(rows: pd.DataFrame) -> list[Claim]:
             )
             sure += f", one rank {with_ends(one, 'latency')} ms{told}"
             sure += f"; its peak is {best['memory'] / one['memory']:.2f} of one rank's"
-            compared += comparing(replace(gain, name=f"{named[0]}{OVER}one rank"), ONE) if gain else ()
-        claims.append(Claim(answer, sure, about=f"Over {int(seq_len):,} tokens, {direction}", compared=compared))
+            compared += (
+                comparing(replace(gain, name=f"{named[0]}{OVER}one rank"), ONE) if gain else ()
+            )
+        claims.append(
+            Claim(
+                answer, sure, about=f"Over {int(seq_len):,} tokens, {direction}", compared=compared
+            )
+        )
     return claims
 
 
@@ -226,7 +251,9 @@ def training_words(rows: pd.DataFrame) -> list[Claim]:
     claims = []
     for _, row in fair(table).iterrows() if len(table) else ():
         figure, zero = Figure.of(row, "exposed"), Figure.exactly(0.0)
-        share = min(max(row["exposed"] / row["latency"], 0.0), 1.0)  # a difference of two times may be below zero
+        share = min(
+            max(row["exposed"] / row["latency"], 0.0), 1.0
+        )  # a difference of two times may be below zero
         of_step = f"{with_ends(row, 'exposed')} ms of a step ({share:.0%})"
         answer = f"{of_step} is communication that computing does not hide"
         if figure.against(zero) is not Order.ABOVE:

@@ -63,7 +63,9 @@ def energy_table(rows: pd.DataFrame) -> pd.DataFrame:
     table = table.fillna(dict.fromkeys(("source", "of", "provenance"), ""))
     table = filled(table, rows, _ENERGY, [*CASE, "source", "of"])
     share = table["energy_per_token"] / table["energy"].where(table["energy"] != 0)
-    table = table.assign(**{f"net_per_token{end}": table[f"net{end}"] * share for end in ("", "_low", "_high")})
+    table = table.assign(
+        **{f"net_per_token{end}": table[f"net{end}"] * share for end in ("", "_low", "_high")}
+    )
     known_state = with_state(table)["state"]
     return table.assign(state=known_state.where(known_state != "ok", table["provenance"]))
 
@@ -99,7 +101,10 @@ def energy_per_token(rows: pd.DataFrame) -> alt.TopLevelMixin:
         data,
         "Energy per token" + ("" if several else f": {table['name'].iloc[0]}"),
         "rows",
-        subtitle=[*subtitle, _REPLAYED if (table["provenance"] == Provenance.REPLAYED).any() else ""],
+        subtitle=[
+            *subtitle,
+            _REPLAYED if (table["provenance"] == Provenance.REPLAYED).any() else "",
+        ],
         unit="Energy per token (J)",
         log="x",
         fmt=".2~g",
@@ -110,9 +115,13 @@ def power_over_time(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """The course of the power in each window as a sensor read it, the idle window before it."""
     found = pick(of_experiment(rows, "energy"), "power")
     parts = []
-    for _, row in found[found["provenance"] != Provenance.ESTIMATED].iterrows() if len(found) else ():
+    for _, row in (
+        found[found["provenance"] != Provenance.ESTIMATED].iterrows() if len(found) else ()
+    ):
         course = row["details"].get("course_s", [])
-        shift = -course[-1] if row["scope"] == "idle" and course else 0.0  # idle comes before the work
+        shift = (
+            -course[-1] if row["scope"] == "idle" and course else 0.0
+        )  # idle comes before the work
         parts.append(
             pd.DataFrame(
                 {
@@ -133,7 +142,10 @@ def power_over_time(rows: pd.DataFrame) -> alt.TopLevelMixin:
     return plot(
         followed(data),
         "Power over time",
-        subtitle=["Read from a sensor." if data["sure"].any() else "", "" if data["sure"].all() else _REPLAYED],
+        subtitle=[
+            "Read from a sensor." if data["sure"].any() else "",
+            "" if data["sure"].all() else _REPLAYED,
+        ],
         unit="Power (W)",
         xunit="Seconds since the work began",
     )
@@ -144,11 +156,18 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
     """What a token costs in each phase, and by which source."""
     table = energy_table(rows)
     if table.empty:
-        return [Claim("No energy was measured or estimated, so there is no verdict", advice="nano run quick energy")]
+        return [
+            Claim(
+                "No energy was measured or estimated, so there is no verdict",
+                advice="nano run quick energy",
+            )
+        ]
     told = known(table, "energy_per_token")
     claims = [
         _per_token(f"{name}, n = {int(seq_len)}", source, group)
-        for (name, seq_len, source), group in told.groupby(["name", "seq_len", "source"], sort=False)
+        for (name, seq_len, source), group in told.groupby(
+            ["name", "seq_len", "source"], sort=False
+        )
     ]
     if (table["provenance"] == Provenance.ESTIMATED.value).any():
         why = "the ranges follow from how busy its cores were, and no difference rests on them"
@@ -167,10 +186,15 @@ def _per_token(about: str, source: str, group: pd.DataFrame) -> Claim:
     """What a token costs in each phase, by one source."""
     (provenance,) = set(group["provenance"]) if group["provenance"].nunique() == 1 else ("",)
     estimated = provenance == Provenance.ESTIMATED.value
-    parts = [f"{row['phase'].replace('_', ' ')} {_joules(row, estimated)}" for _, row in group.iterrows()]
+    parts = [
+        f"{row['phase'].replace('_', ' ')} {_joules(row, estimated)}" for _, row in group.iterrows()
+    ]
     told = "a recording that was replayed" if provenance == Provenance.REPLAYED.value else source
     answer = f"By {told}, a token {'is estimated at' if estimated else 'takes'} {'; '.join(parts)}"
-    figures = [Figure.of(row, "energy_per_token", "energy_per_token", name=row["phase"]) for _, row in group.iterrows()]
+    figures = [
+        Figure.of(row, "energy_per_token", "energy_per_token", name=row["phase"])
+        for _, row in group.iterrows()
+    ]
     return Claim(answer, about=about, figures=tuple(figures))
 
 

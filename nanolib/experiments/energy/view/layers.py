@@ -21,7 +21,9 @@ _GROUPS = {
     "gaps": ("between",),
     "other": ("other",),
 }
-_FAMILIES = {operation: family for family, operations in _GROUPS.items() for operation in operations}
+_FAMILIES = {
+    operation: family for family, operations in _GROUPS.items() for operation in operations
+}
 _SPOKEN = {"attention_fused": "fused attention", "between": "gaps between operations"}
 OVERHEAD_COLUMNS = {
     "name": "Model",
@@ -54,15 +56,24 @@ def layer_table(rows: pd.DataFrame) -> pd.DataFrame:
     if found.empty:
         return pd.DataFrame()
     details = ["layer", "share", "operations_ms", "activations", "deep", "deep_passes"]
-    told = pd.DataFrame([{name: one.get(name) for name in details} for one in found["details"]], index=found.index)
+    told = pd.DataFrame(
+        [{name: one.get(name) for name in details} for one in found["details"]], index=found.index
+    )
     names = {"estimate": "ms", "n": "calls"} | {f"factor.{name}": name for name in _FACTORS}
     table = found[[*CASE, "scope", "low", "high", *names]].rename(columns=names).join(told)
     table = table.assign(place=table.groupby(list(CASE), sort=False).cumcount())
     energy = pick(rows, "layer_energy")
     if len(energy):
-        taken = {"estimate": "joules", "low": "joules_low", "high": "joules_high", "method": "source"}
+        taken = {
+            "estimate": "joules",
+            "low": "joules_low",
+            "high": "joules_high",
+            "method": "source",
+        }
         key = [*CASE, "scope"]
-        table = table.merge(energy.drop_duplicates(key)[[*key, *taken]].rename(columns=taken), on=key, how="left")
+        table = table.merge(
+            energy.drop_duplicates(key)[[*key, *taken]].rename(columns=taken), on=key, how="left"
+        )
     return _with_case(table.reset_index(drop=True))
 
 
@@ -70,8 +81,12 @@ def _with_case(table: pd.DataFrame) -> pd.DataFrame:
     """A name for each case: the phase and length, and the model where there are several, whose name may be cut."""
     if table.empty:
         return table
-    words = table["phase"].str.replace("_", " ") + ", n = " + table["seq_len"].astype(int).astype(str)
-    return table.assign(case=words if table["name"].nunique() == 1 else words + ", " + table["name"])
+    words = (
+        table["phase"].str.replace("_", " ") + ", n = " + table["seq_len"].astype(int).astype(str)
+    )
+    return table.assign(
+        case=words if table["name"].nunique() == 1 else words + ", " + table["name"]
+    )
 
 
 def _of_model(rows: pd.DataFrame) -> str:
@@ -94,7 +109,13 @@ def _operations(rows: pd.DataFrame) -> pd.DataFrame:
             if name not in operations:
                 continue
             ms = operations[name]
-            line = {"case": row["case"], "phase": row["phase"], "layer": row["layer"], "operation": name, "ms": ms}
+            line = {
+                "case": row["case"],
+                "phase": row["phase"],
+                "layer": row["layer"],
+                "operation": name,
+                "ms": ms,
+            }
             line |= {name: row[name] for name in ("run_id", "name", "seq_len")}
             lines.append(line)
     return followed(pd.DataFrame(lines))
@@ -104,11 +125,15 @@ def operation_breakdown(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """All layers' operations as shares of a call, a bar per phase."""
     data = _operations(rows)
     if data.empty:
-        return empty_chart("Where the time goes", "no layer was looked into; give layer_modes with deep")
+        return empty_chart(
+            "Where the time goes", "no layer was looked into; give layer_modes with deep"
+        )
     kept = ["case", *link_columns(data)]
     data = data.assign(part=data["operation"].map(_FAMILIES))
     total = data.groupby([*kept, "part"], sort=False)["ms"].sum().reset_index()
-    total = total.assign(series=total["case"], x=total["ms"] / total.groupby("case")["ms"].transform("sum"))
+    total = total.assign(
+        series=total["case"], x=total["ms"] / total.groupby("case")["ms"].transform("sum")
+    )
     total = total.sort_values("part", key=lambda parts: parts.map([*_GROUPS].index), kind="stable")
     return plot(
         total.drop(columns=["case", "ms"]),
@@ -134,7 +159,12 @@ def overhead_table(rows: pd.DataFrame) -> pd.DataFrame:
         {"run_id": row["run_id"]}
         | {name: row[f"factor.{name}"] for name in ("name", "phase", "seq_len")}
         | {"mode": row["scope"].split()[-1], "n": row["n"]}
-        | {"wall": row["estimate"], "wall_low": row["low"], "wall_high": row["high"], "threads": details["threads"]}
+        | {
+            "wall": row["estimate"],
+            "wall_low": row["low"],
+            "wall_high": row["high"],
+            "threads": details["threads"],
+        }
         | dict(zip(("cpu_low", "cpu", "cpu_high"), details["cpu"], strict=True))
         | {"plain_ms": details["plain_ms"], "pass_ms": details["pass_ms"] or float("nan")}
         for row, details in zip(found.to_dict("records"), found["details"], strict=True)
@@ -151,13 +181,17 @@ def overhead_words(rows: pd.DataFrame) -> pd.DataFrame:
     for name in ("wall", "cpu"):
         shown[name] = [
             f"{value:+.1%} [{low:+.1%} … {high:+.1%}]"
-            for low, value, high in zip(table[f"{name}_low"], table[name], table[f"{name}_high"], strict=True)
+            for low, value, high in zip(
+                table[f"{name}_low"], table[name], table[f"{name}_high"], strict=True
+            )
         ]
     shown["threads"] = [f"{value:.2%}" for value in table["threads"]]
     for name in ("plain_ms", "pass_ms"):
         shown[name] = ["—" if pd.isna(value) else f"{value:.3g}" for value in table[name]]
     shown["phase"] = shown["phase"].str.replace("_", " ")
-    return shown.drop(columns=[f"{name}_{end}" for name in ("wall", "cpu") for end in ("low", "high")])
+    return shown.drop(
+        columns=[f"{name}_{end}" for name in ("wall", "cpu") for end in ("low", "high")]
+    )
 
 
 def layer_words(rows: pd.DataFrame) -> list[Claim]:
@@ -167,29 +201,49 @@ def layer_words(rows: pd.DataFrame) -> list[Claim]:
     for case, part in data.groupby("case", sort=False) if len(data) else []:
         total = part.groupby("operation")["ms"].sum().sort_values(ascending=False)
         shares = total / total.sum()
-        most = shares.head(max(3, int((shares.cumsum() <= 0.5).sum()) + 1))  # so many that it is more than half of it
+        most = shares.head(
+            max(3, int((shares.cumsum() <= 0.5).sum()) + 1)
+        )  # so many that it is more than half of it
         between, sure, advice = shares.get("between", 0), "", ""
         if between > 0.2:
             more = ", more than faster kernels" if between > 0.5 else ""
-            sure, advice = "much lies between operations", f"larger batches or compiling would help{more}"
+            sure, advice = (
+                "much lies between operations",
+                f"larger batches or compiling would help{more}",
+            )
         text = ", ".join(f"{_SPOKEN.get(name, name)} {share:.0%}" for name, share in most.items())
         # profilers watch the forward calls of modules, of a training step too
-        what = "most of its forward pass" if case.startswith("training step") else "most of the time"
+        what = (
+            "most of its forward pass" if case.startswith("training step") else "most of the time"
+        )
         claims.append(Claim(f"{what} goes to {text}", sure, advice, case))
     claims += _unseen(rows)
     table = overhead_table(rows)
-    for case, part in table[table["mode"] != "again"].groupby("case", sort=False) if len(table) else []:
+    for case, part in (
+        table[table["mode"] != "again"].groupby("case", sort=False) if len(table) else []
+    ):
         costs = [_cost(row) for _, row in part.iterrows()]
-        compared = [pair for _, row in part.iterrows() for pair in comparing(_overhead(row), _NOTHING)]
-        claims.append(Claim(f"profiling costs: {'; '.join(costs)}", about=case, compared=tuple(compared)))
+        compared = [
+            pair for _, row in part.iterrows() for pair in comparing(_overhead(row), _NOTHING)
+        ]
+        claims.append(
+            Claim(f"profiling costs: {'; '.join(costs)}", about=case, compared=tuple(compared))
+        )
     return claims
 
 
 def _unseen(rows: pd.DataFrame) -> list[Claim]:
     """What deep passes did not show of the blocks, and why, once for all of them."""
     found = pick(of_experiment(rows, "energy"), "layer_time")
-    told = [(line, row["factor.name"]) for _, row in found.iterrows() for line in row["details"].get("unseen", [])]
-    return [Claim("of its blocks this was not seen", line, about=name) for line, name in dict.fromkeys(told)]
+    told = [
+        (line, row["factor.name"])
+        for _, row in found.iterrows()
+        for line in row["details"].get("unseen", [])
+    ]
+    return [
+        Claim("of its blocks this was not seen", line, about=name)
+        for line, name in dict.fromkeys(told)
+    ]
 
 
 _NOTHING = Figure.exactly(0.0, "the bare call")

@@ -3,8 +3,18 @@
 import pandas as pd
 
 from nanolib.experiments.fp8.view.numerics import fp8_numerics, numerics_table, numerics_words
-from nanolib.experiments.fp8.view.parity import PARITY_COLUMNS, fp8_parity, parity_table, parity_words
-from nanolib.experiments.fp8.view.speed import SPEED_COLUMNS, fp8_precisions, speed_table, speed_words
+from nanolib.experiments.fp8.view.parity import (
+    PARITY_COLUMNS,
+    fp8_parity,
+    parity_table,
+    parity_words,
+)
+from nanolib.experiments.fp8.view.speed import (
+    SPEED_COLUMNS,
+    fp8_precisions,
+    speed_table,
+    speed_words,
+)
 from nanolib.report.claim import Claim
 from nanolib.report.overview import cached, of_experiment
 from nanolib.report.section import CaseTable, Section
@@ -14,7 +24,11 @@ from nanolib.report.section import CaseTable, Section
 def verdict(rows: pd.DataFrame) -> list[Claim]:
     """Does fp8 pay here, from which size, and at what loss."""
     if of_experiment(rows, "fp8").empty:
-        return [Claim("Nothing of fp8 was measured, so there is no verdict", advice="nano run quick fp8")]
+        return [
+            Claim(
+                "Nothing of fp8 was measured, so there is no verdict", advice="nano run quick fp8"
+            )
+        ]
     return [
         *speed_words(speed_table(rows)),
         *parity_words(parity_table(rows)),

@@ -61,7 +61,9 @@ def fp8_numerics(rows: pd.DataFrame) -> alt.TopLevelMixin:
         data,
         title,
         "rows",
-        subtitle=["Emulated, in a small decoder: a mark per product of a layer. Tick and number: the median."],
+        subtitle=[
+            "Emulated, in a small decoder: a mark per product of a layer. Tick and number: the median."
+        ],
         unit="Signal to noise (dB)",
         ref=float(medians.max()),
     )

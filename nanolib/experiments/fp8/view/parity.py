@@ -38,7 +38,11 @@ def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
         `seeds`, `steps`, `provenance`, `status`, `message`.
     """
     rows = having(rows, "fp8", "arm")
-    rows = rows[(rows["metric"] != "loss") | (rows["scope"] == rows["factor.arm"])] if len(rows) else rows
+    rows = (
+        rows[(rows["metric"] != "loss") | (rows["scope"] == rows["factor.arm"])]
+        if len(rows)
+        else rows
+    )
     table = filled(base(rows, ["arm", "seq_len", "seeds", "steps"], "arm"), rows, _PARITY)
     if table.empty:
         return table
@@ -59,11 +63,13 @@ def fp8_parity(rows: pd.DataFrame) -> alt.TopLevelMixin:
     controls = table["control"].eq(True)
     data = pd.DataFrame(
         {
-            "series": table["arm"].str.replace("_", " ") + controls.map({True: " (control)", False: ""}),
+            "series": table["arm"].str.replace("_", " ")
+            + controls.map({True: " (control)", False: ""}),
             "x": table["difference"],
             "low": table["difference_low"],
             "high": table["difference_high"],
-            "sure": (table["provenance"] == Provenance.MEASURED) & ~(table["steps"] < LEARNING_STEPS),
+            "sure": (table["provenance"] == Provenance.MEASURED)
+            & ~(table["steps"] < LEARNING_STEPS),
             "hue": controls.map({True: "c2", False: "c1"}),
             "text": table["verdict"],
             **links(table),
@@ -108,12 +114,18 @@ def parity_words(table: pd.DataFrame) -> list[Claim]:
 
 
 def _parity(row: pd.Series) -> Claim:
-    about = row["arm"].replace("_", " ") + (" (emulated)" if row["provenance"] == "emulated" else "")
+    about = row["arm"].replace("_", " ") + (
+        " (emulated)" if row["provenance"] == "emulated" else ""
+    )
     if pd.isna(row["difference"]):
         return Claim("worse than bf16", row["message"], about=about)
     difference = Figure.of(row, "difference", "parity", name=row["arm"])
     sure = f"{with_ends(row, 'difference')} nats per byte above bf16, margin {row['margin_nats']:.4f}, {int(row['seeds'])} pairs"
     answer = f"{row['verdict']} after {int(row['steps'])} steps"
     if row["verdict"] in ("worse", "better"):
-        return Claim(answer, sure, about=about, compared=comparing(difference, Figure.exactly(0.0, "bf16")))
-    return Claim(answer, sure, about=about, figures=(difference,))  # equivalent goes by two one-sided tests, at 90 %
+        return Claim(
+            answer, sure, about=about, compared=comparing(difference, Figure.exactly(0.0, "bf16"))
+        )
+    return Claim(
+        answer, sure, about=about, figures=(difference,)
+    )  # equivalent goes by two one-sided tests, at 90 %

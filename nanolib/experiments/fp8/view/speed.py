@@ -66,11 +66,21 @@ def fp8_precisions(rows: pd.DataFrame) -> alt.TopLevelMixin:
             "high": table["latency_high"],
             "hue": table["precision"].eq("bfloat16").map({True: "base", False: "c1"}),
             "text": table["latency"].map(format_number) + " ms" + gain,
-            **({"panel": table["name"] + ", " + table["mode"].str.replace("_", " ")} if several else {}),
+            **(
+                {"panel": table["name"] + ", " + table["mode"].str.replace("_", " ")}
+                if several
+                else {}
+            ),
             **links(table),
         }
     )
-    return plot(data, "Time of a step by precision", "rows", subtitle=["With 95 % intervals."], unit="Latency (ms)")
+    return plot(
+        data,
+        "Time of a step by precision",
+        "rows",
+        subtitle=["With 95 % intervals."],
+        unit="Latency (ms)",
+    )
 
 
 def speed_words(table: pd.DataFrame) -> list[Claim]:
@@ -90,20 +100,36 @@ def speed_words(table: pd.DataFrame) -> list[Claim]:
 
 def _pays(mode: str, group: pd.DataFrame) -> Claim:
     """At which of the sizes measured FP8 is faster."""
-    compared = tuple(pair for _, row in group.iterrows() for pair in gains(row, f"{row['name']} {row['precision']}"))
-    faster, slower = ([order is one for _, order, _ in compared] for one in (Order.ABOVE, Order.BELOW))
+    compared = tuple(
+        pair
+        for _, row in group.iterrows()
+        for pair in gains(row, f"{row['name']} {row['precision']}")
+    )
+    faster, slower = (
+        [order is one for _, order, _ in compared] for one in (Order.ABOVE, Order.BELOW)
+    )
     sizes = group.assign(pays=faster).groupby(["parameters", "name"], sort=True)["pays"].any()
     if sizes.any():
         pays = f"FP8 is faster than bf16 at {listed(name for _, name in sizes[sizes].index)}"
-        pays += "" if sizes.all() else f", and not shown to be at {listed(name for _, name in sizes[~sizes].index)}"
+        pays += (
+            ""
+            if sizes.all()
+            else f", and not shown to be at {listed(name for _, name in sizes[~sizes].index)}"
+        )
     elif all(slower):
         pays = "FP8 is slower than bf16 at every size measured"
     else:
         pays = "FP8 is not shown to be faster than bf16 at any size measured"
     found = leaders(group, "speed_up", ascending=False)
     best = found.iloc[0]
-    who = listed(found["name"] + " in " + found["precision"]) + (", not told apart" if len(found) > 1 else "")
-    allowed = f", where Amdahl allows {best['bound']:.2f}" if sizes.any() and pd.notna(best["bound"]) else ""
+    who = listed(found["name"] + " in " + found["precision"]) + (
+        ", not told apart" if len(found) > 1 else ""
+    )
+    allowed = (
+        f", where Amdahl allows {best['bound']:.2f}"
+        if sizes.any() and pd.notna(best["bound"])
+        else ""
+    )
     return Claim(
         pays,
         f"at best {with_ends(best, 'speed_up')} times bf16 ({who}){allowed}",

@@ -19,7 +19,9 @@ from nanolib.report.theme import empty_chart
 
 FRONT, UNDECIDED, BEATEN = "on the front", "not told apart", "beaten"
 _SERIES = ["run_id", "name", "optimisation", "attention_type", "seq_len", "dtype", "device"]
-_HALF = 0.5  # of what would be gained if tokens/s grew with the batch: below it more batch hardly pays
+_HALF = (
+    0.5  # of what would be gained if tokens/s grew with the batch: below it more batch hardly pays
+)
 
 BATCH_COLUMNS = {
     "name": "Model",
@@ -98,10 +100,14 @@ def generation_batches(rows: pd.DataFrame) -> alt.TopLevelMixin:
     title = "Tokens per second as the batch grows"
     table = batch_table(rows)
     if table.empty:
-        return empty_chart(title, "no generation was measured with several batches; give generation_batch_sizes")
+        return empty_chart(
+            title, "no generation was measured with several batches; give generation_batch_sizes"
+        )
     table, shared = short_names(table.astype({"seq_len": int}), "name", "optimisation")
     series = table["name"].astype(str)
-    for name in [name for name in ("attention_type", "seq_len", "dtype") if table[name].nunique() > 1]:
+    for name in [
+        name for name in ("attention_type", "seq_len", "dtype") if table[name].nunique() > 1
+    ]:
         series = ("n = " if name == "seq_len" else "") + table[name].astype(str) + ", " + series
     parts = [
         pd.DataFrame(
@@ -139,9 +145,14 @@ def batch_words(rows: pd.DataFrame) -> Iterator[Claim]:
         lines = [line for _, line in group.iterrows()]
         first, last = lines[0], lines[-1]
         about = f"{first['name']} ({first['attention_type']}, {first['dtype']}), generating after n = {int(first['seq_len'])}"
-        totals = [Figure.of(line, "total", name=f"batch {int(line['batch_size'])}") for line in lines]
+        totals = [
+            Figure.of(line, "total", name=f"batch {int(line['batch_size'])}") for line in lines
+        ]
         answer, compared = _knee(lines)
-        one, all_ = (f"{first['user']:,.0f} → {last['user']:,.0f}", f"{first['total']:,.0f} → {last['total']:,.0f}")
+        one, all_ = (
+            f"{first['user']:,.0f} → {last['user']:,.0f}",
+            f"{first['total']:,.0f} → {last['total']:,.0f}",
+        )
         sure = f"from batch {int(first['batch_size'])} to {int(last['batch_size'])} one user gets {one} tokens/s and all get {all_}"
         beaten = [str(int(line["batch_size"])) for line in lines if line["front"] == BEATEN]
         if beaten:
@@ -177,4 +188,6 @@ def _knee(lines: list[pd.Series]) -> tuple[str, tuple[tuple[Figure, Order, Figur
             return f"more than batch {batch} hardly pays: {to} gives {grew}", compared
         paid = f"up to batch {batch} more pays; " if paying else ""
         return f"{paid}whether batch {to} pays cannot be told: it gives {grew}", compared
-    return f"no knee up to batch {int(lines[-1]['batch_size'])}: more still pays", comparing(half, *paying)
+    return f"no knee up to batch {int(lines[-1]['batch_size'])}: more still pays", comparing(
+        half, *paying
+    )

@@ -18,7 +18,9 @@ from nanolib.report.theme import empty_chart
 _OTHERS = ["attention_type", "batch_size", "dtype"]
 _CALLS = {"inference": "inference", "decode": "next token", "training_step": "training step"}
 
-model_performance = over_length("model", "latency", "Time of a call", [KEY, ROOFLINE_KEY], _CALLS, _OTHERS)
+model_performance = over_length(
+    "model", "latency", "Time of a call", [KEY, ROOFLINE_KEY], _CALLS, _OTHERS
+)
 model_memory = over_length(
     "model",
     "peak_memory",

@@ -42,18 +42,27 @@ def peak_table(rows: pd.DataFrame) -> pd.DataFrame:
         details `parts`.
     """
     found = pick(having(rows, "model", "mode"), "peak_memory")
-    optimisation = found.get("factor.optimisation", pd.Series("eager", index=found.index)).fillna("eager")
+    optimisation = found.get("factor.optimisation", pd.Series("eager", index=found.index)).fillna(
+        "eager"
+    )
     found = found[optimisation == "eager"]
     found = found[["parts" in details for details in found["details"]]] if len(found) else found
     if found.empty:
         return pd.DataFrame()
     found = found.assign(trains=found["scope"] == "training_step")
     found = found.sort_values(["trains", "estimate"], ascending=False, kind="stable")
-    found = found.drop_duplicates([f"factor.{name}" for name in ("name", "attention_type", "dtype")])
-    named = {name: found[f"factor.{name}"] for name in ("name", "attention_type", "seq_len", "batch_size", "dtype")}
+    found = found.drop_duplicates(
+        [f"factor.{name}" for name in ("name", "attention_type", "dtype")]
+    )
+    named = {
+        name: found[f"factor.{name}"]
+        for name in ("name", "attention_type", "seq_len", "batch_size", "dtype")
+    }
     plain = {"run_id": found["run_id"], "scope": found["scope"]}
     parts = {"parts": [details["parts"] for details in found["details"]]}
-    return pd.DataFrame(plain | named | {"mib": found["estimate"], "planned": found["predicted"]} | parts)
+    return pd.DataFrame(
+        plain | named | {"mib": found["estimate"], "planned": found["predicted"]} | parts
+    )
 
 
 @cached
@@ -62,11 +71,19 @@ def holders_table(rows: pd.DataFrame) -> pd.DataFrame:
     lines = []
     for _, row in peak_table(rows).head(_MODELS).iterrows():
         whole = sum(part[4] for part in row["parts"])
-        for kind, module, operation, line, size in sorted(row["parts"], key=lambda part: -part[4])[:_LARGEST]:
+        for kind, module, operation, line, size in sorted(row["parts"], key=lambda part: -part[4])[
+            :_LARGEST
+        ]:
             of = {name: row[name] for name in ("run_id", "name", "seq_len")}
             of["scope"] = f"{_WORDS.get(row['scope'], row['scope'])}, n = {int(row['seq_len'])}"
             by = line or operation.removeprefix("aten::") or "—"
-            held = {"kind": kind, "module": module or "—", "by": by, "mib": size / _MIB, "share": f"{size / whole:.0%}"}
+            held = {
+                "kind": kind,
+                "module": module or "—",
+                "by": by,
+                "mib": size / _MIB,
+                "share": f"{size / whole:.0%}",
+            }
             lines.append(of | held)
     return pd.DataFrame(lines)
 
@@ -82,7 +99,9 @@ def model_peaks(rows: pd.DataFrame) -> alt.TopLevelMixin:
             "text": f"{row['mib']:,.0f} MiB",
             **one,
         }
-        for one, (_, row) in zip(pd.DataFrame(links(table)).to_dict("records"), table.iterrows(), strict=True)
+        for one, (_, row) in zip(
+            pd.DataFrame(links(table)).to_dict("records"), table.iterrows(), strict=True
+        )
         for kind, size in pd.DataFrame(row["parts"]).groupby(0, sort=False)[4].sum().items()
     ]
     return plot(
@@ -103,13 +122,17 @@ def memory_words(rows: pd.DataFrame) -> Iterator[Claim]:
         whole = sum(part[4] for part in row["parts"])
         kinds = pd.DataFrame(row["parts"]).groupby(0)[4].sum().sort_values(ascending=False)
         (first, most), *rest = kinds.items()
-        others = ", ".join(f"{kind} {size / whole:.0%}" for kind, size in rest if size / whole >= 0.05)
+        others = ", ".join(
+            f"{kind} {size / whole:.0%}" for kind, size in rest if size / whole >= 0.05
+        )
         what = _WORDS.get(row["scope"], row["scope"])
         answer = f"at the peak of {what}, {row['mib']:,.0f} MiB, {first} hold {most / whole:.0%}"
         sure = "counted to the byte" + (f"; {others}" if others else "")
         if pd.notna(row["planned"]):
             off = row["mib"] / row["planned"] - 1
             sure += (
-                "; as planned" if abs(off) < 5e-4 else f"; {abs(off):.1%} {'above' if off > 0 else 'below'} the plan"
+                "; as planned"
+                if abs(off) < 5e-4
+                else f"; {abs(off):.1%} {'above' if off > 0 else 'below'} the plan"
             )
         yield Claim(answer, sure, about=about)

@@ -70,14 +70,20 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
     shaped = rows[rows["factor.mode"].notna()]
     key = ["run_id", *(f"factor.{name}" for name in _FACTORS)]
     ends = shaped[shaped["metric"] == "case_time"]
-    table = ends.groupby(key, sort=False).agg(status=("status", worst), message=("message", joined)).reset_index()
+    table = (
+        ends.groupby(key, sort=False)
+        .agg(status=("status", worst), message=("message", joined))
+        .reset_index()
+    )
     table = filled(table, shaped, _COLUMNS, key)
     for mode, column in (("inference", "difference"), ("training", "gradient_difference")):
         against = Column(column, "", "relative_error", "against_eager")
         table = filled(table, shaped[shaped["factor.mode"] == mode], [against], key)
     compiled = pick(shaped, "latency", "compile").groupby(key)["estimate"].sum().rename("compile")
     table = table.merge(compiled, on=key, how="left")
-    tails = [Column(f"decode_{p}", "", "latency", "decode", detail=p) for p in ("p50", "p95", "p99")]
+    tails = [
+        Column(f"decode_{p}", "", "latency", "decode", detail=p) for p in ("p50", "p95", "p99")
+    ]
     table = filled(table, shaped, tails, key)
     for scope in SCOPES:
         table = with_speed_ups(table, shaped, scope, f"{scope}_speed_up", key)
@@ -104,7 +110,11 @@ def loss_table(rows: pd.DataFrame) -> pd.DataFrame:
         )
         for _, row in found.iterrows()
     ]
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["series", "step", "loss"])
+    return (
+        pd.concat(parts, ignore_index=True)
+        if parts
+        else pd.DataFrame(columns=["series", "step", "loss"])
+    )
 
 
 @cached
@@ -130,7 +140,13 @@ def scaling_table(rows: pd.DataFrame) -> pd.DataFrame:
     ):
         for title, column in quantities.items():
             had = known(group, column)
-            line = {"name": name, "attention_type": kind, "dtype": dtype, "batch_size": batch, "quantity": title}
+            line = {
+                "name": name,
+                "attention_type": kind,
+                "dtype": dtype,
+                "batch_size": batch,
+                "quantity": title,
+            }
             try:
                 found = scaling_exponent(had["seq_len"], had[column])
             except TooFewSamples as error:
@@ -152,7 +168,9 @@ _EXPONENT_SLACK = 0.02  # memory is exact, so its interval can be a point that m
 def scaling_words(low: float, high: float) -> str:
     """What the interval of an exponent says: which of constant, linear, quadratic it holds."""
     powers = ((0, "constant"), (1, "linear"), (2, "quadratic"))
-    held = [word for power, word in powers if low - _EXPONENT_SLACK <= power <= high + _EXPONENT_SLACK]
+    held = [
+        word for power, word in powers if low - _EXPONENT_SLACK <= power <= high + _EXPONENT_SLACK
+    ]
     if len(held) == 1:
         return held[0]
     if held:

@@ -28,14 +28,24 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
     table = model_table(rows)
     timed = known(table, "inference")
     if timed.empty:
-        return [Claim("No model case gave a time, so there is no verdict", advice="nano run quick model")]
-    eager = timed[timed["optimisation"] == "eager"] if (timed["optimisation"] == "eager").any() else timed
+        return [
+            Claim(
+                "No model case gave a time, so there is no verdict", advice="nano run quick model"
+            )
+        ]
+    eager = (
+        timed[timed["optimisation"] == "eager"]
+        if (timed["optimisation"] == "eager").any()
+        else timed
+    )
     claims = [
         _of_model(group.sort_values("seq_len").iloc[-1])
         for _, group in eager.groupby(["name", "attention_type", "dtype"], sort=False)
     ]
     for _, row in table[table["status"] == "oom_predicted"].iterrows():
-        claims.append(Claim(f"{row['name']}, n = {int(row['seq_len'])}, was not started", row["message"]))
+        claims.append(
+            Claim(f"{row['name']}, n = {int(row['seq_len'])}, was not started", row["message"])
+        )
     claims += [*_optimised(table), *memory_words(rows), *batch_words(rows)]
     laws = list(_laws(rows, eager))
     if not laws:
@@ -66,7 +76,9 @@ def _of_model(row: pd.Series) -> Claim:
     else:
         sure.append(f"{row['inference_tokens_per_second']:,.0f} tokens/s")
     figures = tuple(Figure.of(row, scope, "latency", scope, row["name"]) for scope in scopes)
-    return Claim(overview.listed(times), "; ".join(sure), about=about, compared=compared, figures=figures)
+    return Claim(
+        overview.listed(times), "; ".join(sure), about=about, compared=compared, figures=figures
+    )
 
 
 def _laws(rows: pd.DataFrame, eager: pd.DataFrame) -> Iterator[Claim]:
@@ -75,7 +87,10 @@ def _laws(rows: pd.DataFrame, eager: pd.DataFrame) -> Iterator[Claim]:
     for _, line in scaling[scaling["name"].isin(eager["name"])].iterrows() if len(scaling) else ():
         grows = f"{line['quantity']} grows as n^{line['exponent']:.2f} [{line['exponent_low']:.2f} … {line['exponent_high']:.2f}]"
         sure = f"{line['meaning']}, over {int(line['lengths'])} lengths"
-        about, exponent = f"{line['name']} ({line['attention_type']}, {line['dtype']})", Figure.of(line, "exponent")
+        about, exponent = (
+            f"{line['name']} ({line['attention_type']}, {line['dtype']})",
+            Figure.of(line, "exponent"),
+        )
         yield Claim(grows, sure, about=about, figures=(exponent,), lengths=int(line["lengths"]))
 
 
@@ -85,13 +100,21 @@ def _optimised(table: pd.DataFrame) -> Iterator[Claim]:
     plain = table[table["optimisation"] == "eager"]
     eager = {(row["name"], row["dtype"], *row[shape]): row for _, row in plain.iterrows()}
     longest = table.sort_values("seq_len", kind="stable")
-    for _, row in longest.drop_duplicates(["run_id", "name", "attention_type", "dtype"], keep="last").iterrows():
-        is_eager, suffix = row["optimisation"] == "eager", f" ({row['optimisation'].replace('_', ' ')})"
+    for _, row in longest.drop_duplicates(
+        ["run_id", "name", "attention_type", "dtype"], keep="last"
+    ).iterrows():
+        is_eager, suffix = (
+            row["optimisation"] == "eager",
+            f" ({row['optimisation'].replace('_', ' ')})",
+        )
         other = first if is_eager else row["dtype"]
         base = eager.get((row["name"].removesuffix(suffix), other, *row[shape]))
         if base is None or (is_eager and row["dtype"] == first):
             continue
-        pairs = {scope: gains(row, row["name"], f"{scope}_speed_up", {f"eager {other}"}) for scope in SCOPES}
+        pairs = {
+            scope: gains(row, row["name"], f"{scope}_speed_up", {f"eager {other}"})
+            for scope in SCOPES
+        }
         parts = [
             f"{_WORDS[scope]} {gain.estimate:.2f}× [{gain.low:.2f} … {gain.high:.2f}] as fast ({_SPEED[order]})"
             for scope, found in pairs.items()
@@ -106,7 +129,11 @@ def _optimised(table: pd.DataFrame) -> Iterator[Claim]:
         if parts:
             which, against = (f" in {row['dtype']}", other) if is_eager else ("", "eager")
             answer = f"{row['name']}{which}, n = {int(row['seq_len'])}, against {against}"
-            yield Claim(answer, ", ".join(parts), compared=tuple(pair for found in pairs.values() for pair in found))
+            yield Claim(
+                answer,
+                ", ".join(parts),
+                compared=tuple(pair for found in pairs.values() for pair in found),
+            )
 
 
 def _largest_phase(row: pd.Series) -> tuple[str, tuple[tuple[Figure, Order, Figure], ...]]:
@@ -114,7 +141,10 @@ def _largest_phase(row: pd.Series) -> tuple[str, tuple[tuple[Figure, Order, Figu
     if any(row[f"{name}_busy"] == 1 for name in _PHASES):
         return "the machine was busy: no order drawn between its parts", ()
     phases = pd.DataFrame(
-        [{"name": name} | {f"ms{end}": row[f"{name}{end}"] for end in ("", "_low", "_high")} for name in _PHASES]
+        [
+            {"name": name} | {f"ms{end}": row[f"{name}{end}"] for end in ("", "_low", "_high")}
+            for name in _PHASES
+        ]
     )
     found, others = overview.ranked(phases, "ms", ascending=False)
     figures = {name: Figure.of(row, name, "latency", name, row["name"]) for name in _PHASES}
@@ -122,6 +152,10 @@ def _largest_phase(row: pd.Series) -> tuple[str, tuple[tuple[Figure, Order, Figu
         f"the {name.replace('_', ' ')} ({format_number(ms)} ms)"
         for name, ms in zip(found["name"], found["ms"], strict=True)
     ]
-    which = "are the largest parts, with no clear difference" if len(found) > 1 else "is the largest part"
+    which = (
+        "are the largest parts, with no clear difference"
+        if len(found) > 1
+        else "is the largest part"
+    )
     compared = comparing(*(figures[name] for name in (found["name"].iloc[0], *others["name"])))
     return f"{overview.listed(words)} {which}", compared
