@@ -9,12 +9,23 @@ import pydantic
 from nanolib.measurement import BadInput
 from nanolib.params import StrictModel
 
-ATTENTION_KINDS = (
-    "dense",
-    "flash_attn",
-    "flex",
-    "sparse",
-)  # what each is, `models.attention` knows
+ATTENTION_KINDS = {
+    "dense": "scaled_dot_product_attention; backends math, flash, efficient, cudnn",
+    "flash_attn": "the flash-attn package, if it is installed (CUDA)",
+    "flex": "compiled FlexAttention over a pattern",
+    "sparse": "computes only the tiles that a pattern keeps",
+}
+ATTENTION_PATTERNS = {  # what a query sees, before causality
+    "window": "the nearest keys",
+    "local_global": "the nearest keys and the first global_tokens",
+    "strided": "its own tile and every n-th tile from it",
+    "block": "its own chunk of window tokens",
+    "random": "its own tile and random tiles",
+    "bigbird": "the nearest keys, the first global_tokens, and random tiles",
+    "top_k": "the tiles with the highest estimated scores",
+    "threshold": "the tiles that hold a share (mass) of the estimated attention",
+    "dca": "the nearest keys, globals chosen by a learned score, and random keys",
+}
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 Size = Annotated[int, pydantic.Field(gt=0, le=16_777_216)]

@@ -8,9 +8,14 @@ from click.testing import CliRunner
 
 from nanolib.cli import main
 from nanolib.cli.command import EXIT_CLOSED
+from nanolib.config import ATTENTION_PATTERNS, PRESETS
+from nanolib.experiments import ALL
 from nanolib.measurement import Measurement
 from nanolib.meters.machine import this_machine
 from nanolib.meters.time.latency import summarise
+from nanolib.models import attention
+from nanolib.models.attention.patterns import DYNAMIC, PATTERNS
+from nanolib.run.suite.jobs import scenarios, suites
 from nanolib.store import Run, Store
 
 
@@ -149,7 +154,31 @@ def test_merge_takes_in_another_database(nano, tmp_path):
     assert len(json.loads((tmp_path / "x.json").read_text())["measurements"]) == 2
 
 
-@pytest.mark.parametrize("command", ["run", "runs", "report", "export", "merge", "clean", "doctor"])
+def test_list_names_all_that_a_command_line_can_name():
+    ended = CliRunner().invoke(main, ["list"])
+    names = {line.split()[0] for line in ended.output.splitlines() if line.startswith("  ")}
+    assert set(ATTENTION_PATTERNS) == {*PATTERNS, *DYNAMIC}
+    assert names >= {
+        *ALL,
+        *suites(),
+        *scenarios(),
+        *attention.kinds(),
+        *ATTENTION_PATTERNS,
+        *PRESETS,
+    }
+
+
+@pytest.mark.parametrize("notebook", ALL)
+def test_help_shows_the_parameters_of_the_notebook_that_is_named(notebook):
+    ended = CliRunner().invoke(main, ["run", "full", notebook, "--help"])
+    fields = ALL[notebook]().Params.model_fields
+    lines = [line.strip() for line in ended.output.splitlines()]
+    assert ended.exit_code == 0
+    for name in fields:
+        assert any(line.startswith(f"{name}: ") for line in lines), name
+
+
+@pytest.mark.parametrize("command", main.commands)
 def test_every_command_has_help(command):
     ended = CliRunner().invoke(main, [command, "--help"])
     assert ended.exit_code == 0 and len(ended.output.splitlines()) > 5

@@ -8,7 +8,7 @@ from __future__ import annotations
 import click
 
 import nanolib
-from nanolib.cli import comparing, planning, results, running, side_by_side
+from nanolib.cli import comparing, listing, planning, results, running, side_by_side
 from nanolib.cli.command import Commands
 
 
@@ -19,7 +19,7 @@ def main() -> None:
 
 
 for command in (
-    *(running.run, running.doctor, planning.plan),
+    *(running.run, listing.list_names, running.doctor, planning.plan),
     *(comparing.compare, side_by_side.ab, comparing.history),
     *(results.runs, results.report, results.export, results.merge, results.clean),
 ):

@@ -195,9 +195,11 @@ class Command(click.Command):
                 formatter.write(f"{' ' * formatter.current_indent}{example}\n")
 
 
-def command(*examples: str) -> Callable[[Callable[..., Any]], Command]:
-    """A command, with examples for its help."""
-    return click.command(cls=Command, examples=examples)
+def command(
+    *examples: str, cls: type[Command] = Command, **attributes: Any
+) -> Callable[[Callable[..., Any]], Command]:
+    """Declare a command, with examples for its help."""
+    return click.command(cls=cls, examples=examples, **attributes)
 
 
 class Commands(click.Group):

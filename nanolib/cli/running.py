@@ -23,6 +23,7 @@ from nanolib.cli.command import (
     pairs_of,
     use_output,
 )
+from nanolib.cli.listing import NotebookCommand
 from nanolib.installed import EVERYTHING, NOTEBOOKS, REPORTS, in_a_line, missing
 from nanolib.measurement import BadInput, printable
 from nanolib.paths import database_path
@@ -33,6 +34,7 @@ from nanolib.paths import database_path
     "nano run full attention --label before",
     "nano run model -p seq_lens='[512, 1024]' -p dtypes='[bfloat16]'",
     "nano run full --dry-run",
+    cls=NotebookCommand,
 )
 @click.argument("targets", nargs=-1, metavar="[SUITE] [NOTEBOOK]...")
 @click.option("--quick", "suite", flag_value="quick", help="The suite quick; as its name does.")
@@ -84,7 +86,10 @@ def run(
     parts: int,
     output: str | None,
 ) -> None:
-    """Run a suite (default: quick) or some notebooks, then report."""
+    """Run a suite (default: quick), notebooks or scenarios, then write the report.
+
+    `nano list` shows their names. With a notebook named, --help shows its parameters too.
+    """
     if gone := missing():
         needed = (
             {EVERYTHING, NOTEBOOKS} if dry_run or no_report else {EVERYTHING, NOTEBOOKS, REPORTS}

@@ -37,7 +37,7 @@ def kinds() -> tuple[str, ...]:
         >>> kinds()
         ('dense', 'flash_attn', 'flex', 'sparse')
     """
-    return ATTENTION_KINDS
+    return tuple(ATTENTION_KINDS)
 
 
 def _module(kind: str) -> Any:

@@ -1,0 +1,91 @@
+"""What can be named on a command line, and what a notebook's parameters are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from nanolib.cli.command import Command, command, echo, handle_errors
+from nanolib.config import ATTENTION_KINDS, ATTENTION_PATTERNS, PRESETS, NanoConfig
+from nanolib.paths import checkout, find_checkout
+
+
+@command("nano list", name="list")
+@handle_errors
+def list_names() -> None:
+    """List notebooks, suites, scenarios, attention kinds, patterns and presets."""
+    for title, lines in _names().items():
+        width = max(map(len, lines))
+        echo(title, *(f"  {name:{width}}  {text}".rstrip() for name, text in lines.items()), "")
+
+
+def _names() -> dict[str, dict[str, str]]:
+    """Title → name → what it is."""
+    root = checkout()
+    notebooks = sorted((root / "notebooks").glob("*.ipynb"))
+    suites = sorted(folder for folder in (root / "params").iterdir() if folder.is_dir())
+    return {
+        "Notebooks (nano run NOTEBOOK)": {file.stem: _title(file) for file in notebooks},
+        "Suites (nano run SUITE)": {
+            folder.name: ", ".join(sorted(file.stem for file in folder.glob("*.yml")))
+            for folder in suites
+            if folder.name != "scenarios"
+        },
+        "Scenarios (nano run SCENARIO)": {
+            file.stem: file.read_text().splitlines()[0].lstrip("# ")
+            for file in sorted((root / "params" / "scenarios").glob("*.yml"))
+        },
+        "Attention (-p attention_types='[{kind: KIND}]')": ATTENTION_KINDS,
+        "Patterns (-p attention_types='[{kind: sparse, pattern: PATTERN}]')": ATTENTION_PATTERNS,
+        "Presets (-p presets='[PRESET]')": {name: _sizes(name) for name in PRESETS},
+    }
+
+
+def _title(notebook: Path) -> str:
+    """The question in the notebook's title."""
+    first = json.loads(notebook.read_text())["cells"][0]["source"]
+    return "".join(first).splitlines()[0].lstrip("# ")
+
+
+def _sizes(preset: str) -> str:
+    config = NanoConfig.from_preset(preset)
+    count = config.parameter_count
+    parameters = f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.0f}M"
+    return (
+        f"{parameters:>5} parameters, {config.num_layers} layers, d_model {config.d_model}, "
+        f"{config.num_heads} heads, context {config.context_length:,}"
+    )
+
+
+class NotebookCommand(Command):
+    """A command whose help shows the parameters of the first notebook on its command line."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Remember which notebook is named: `--help` ends the command before its arguments are read."""
+        ctx.obj = next((path for name in args if (path := _notebook(name))), None)
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The options, then the notebook's parameters as its parameters cell declares them."""
+        super().format_options(ctx, formatter)
+        if not ctx.obj:
+            return
+        from papermill import inspect_notebook
+
+        with formatter.section(f"Parameters of {ctx.obj.stem} (-p NAME=VALUE)"):
+            formatter.write_dl(
+                [
+                    (f"{one['name']}: {one['inferred_type_name']} = {one['default']}", one["help"])
+                    for one in inspect_notebook(str(ctx.obj)).values()
+                ],
+                col_max=34,
+            )
+
+
+def _notebook(name: str) -> Path | None:
+    """The notebook of that name, if there is one."""
+    root = find_checkout()
+    path = root / "notebooks" / f"{name}.ipynb" if root else None
+    return path if path and path.is_file() else None
