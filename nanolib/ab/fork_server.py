@@ -21,7 +21,7 @@ from nanolib.run.process import describe_exit, kill_tree, start
 # another does in 18, all its life long.
 BOUND = {"OMP_PROC_BIND": "true"}
 
-SERVER = ["-P", "-W", "ignore", str(Path(__file__).with_name("server.py"))]  # after the interpreter
+WORKER = ["-P", "-W", "ignore", str(Path(__file__).with_name("worker.py"))]  # after the interpreter
 CHUNK = 1 << 16  # bytes of an answer, read at once
 
 
@@ -41,7 +41,7 @@ class ForkServer:
         absolute = named_folders(absolute=True)  # others are within the versions
         with theirs:
             self._process = start(
-                [sys.executable, *SERVER, str(os.getpid()), "--forks", str(theirs.fileno())],
+                [sys.executable, *WORKER, str(os.getpid()), "--forks", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
@@ -49,14 +49,17 @@ class ForkServer:
                 env=BOUND | os.environ | {"PYTHONPATH": os.pathsep.join(absolute)},
             )
 
-    def imports(self, modules: Sequence[str], own: Sequence[str] = ()) -> None:
+    def imports(self, modules: Sequence[str], own: Sequence[str] = ()) -> list[str]:
         """Import what will be forked from now on has imported already.
 
         Args:
             modules: Names; what cannot be imported is left to who needs it.
             own: What versions have of their own, which must not come from elsewhere.
+
+        Returns:
+            The variables of the environment that the imports set.
         """
-        self._ask({"modules": list(modules), "own": list(own)})
+        return self._ask({"modules": list(modules), "own": list(own)})
 
     def fork(self, request: Mapping[str, Any], files: Sequence[int]) -> Forked:
         """A child of it, which reads from, answers to and logs in three files."""

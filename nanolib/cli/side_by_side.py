@@ -23,6 +23,7 @@ from nanolib.cli.command import (
 from nanolib.cli.comparing import findings, have_folders, show_comparison
 from nanolib.measurement import BadInput, shown
 
+ASK_FROM_S = 300
 _CALLABLE = "PACKAGE.MODULE:FUNCTION"
 
 
@@ -101,16 +102,17 @@ def ab(
     markdown_file: str | None,
     output: str | None,
 ) -> None:
-    """Compare two versions side by side, or two environments.
+    """Compare two versions, measured in turns; exit code 1 on a regression.
 
-    REV_A, REV_B: git revisions, `.` for the working tree, or two params files.
+    REV_A, REV_B: git revisions, `.` for the working tree, or two params files. Without a notebook or --call, the timed
+    cases of the quick suite are compared. With --python the code is the working tree's, unless you name a revision.
 
-    Blocks of both are interleaved in random order, in many pairs of fresh processes, and all pairs are judged once.
-    Exit code 1 on a regression. Without a notebook and --call: the timed cases of the quick suite.
-    With --python the code is the working tree's, unless a revision is named.
+    Blocks of both versions alternate in random order, in many pairs of fresh processes, and are judged once. At the default
+    threshold of 5 %, a change of exactly 5 % is reported as a regression half of the time; with --threshold 2.5% always.
     """
-    from nanolib.ab.question import ask, stored
-    from nanolib.ab.rounds import Settings
+    from nanolib.ab.result import to_run
+    from nanolib.ab.run import run_ab
+    from nanolib.ab.schedule import Settings
     from nanolib.compare.history import TIMED
     from nanolib.measurement import METRICS
     from nanolib.params import label_of
@@ -119,7 +121,7 @@ def ab(
     have_folders(json_file, markdown_file)
     label_of("--label", label)
     revisions, notebooks = _sorted_out(names, bool(pythons))
-    question = _question(revisions, notebooks, pairs_of(pairs), functions, setup, metric, pythons)
+    spec = _spec(revisions, notebooks, pairs_of(pairs), functions, setup, metric, pythons)
     settings = Settings(
         threshold,
         budget,
@@ -128,18 +130,24 @@ def ab(
         pairs=metric in TIMED,
         total_s=total,
     )
-    answer = ask(question, settings, lambda line: echo(line, err=True))
-    if metric in TIMED and answer.compared:
+    result = run_ab(spec, settings, lambda line: echo(line, err=True), _agree)
+    if metric in TIMED:
         from nanolib.store import Store
 
         with Store() as store:  # before a file that was named may refuse it
-            store.add(stored(answer, question, label))
-    show_comparison(answer.comparison, True, json_file, markdown_file)
-    if any(one.verdicts for one in answer.compared):
+            store.add(to_run(result, spec, label))
+    show_comparison(result.comparison, True, json_file, markdown_file)
+    if any(one.verdicts for one in result.compared):
         echo("interleaved and paired, in processes of their own")
-    elif metric not in TIMED and answer.compared:
+    elif metric not in TIMED:
         echo("each version ran once, in a process of its own")
-    sys.exit(EXIT_FAILED if answer.comparison.regressed else EXIT_OK)
+    sys.exit(EXIT_FAILED if result.comparison.regressed else EXIT_OK)
+
+
+def _agree(seconds: float) -> None:
+    """In a terminal, ask before a comparison that may take more than five minutes."""
+    if seconds > ASK_FROM_S and sys.stdin.isatty() and sys.stderr.isatty():
+        click.confirm("Go on?", default=True, abort=True, err=True)
 
 
 def _sorted_out(
@@ -162,7 +170,7 @@ def _sorted_out(
     return (a, b), tuple(names[count:])
 
 
-def _question(
+def _spec(
     names: tuple[str, str],
     notebooks: tuple[str, ...],
     overrides: dict[str, str],
@@ -171,7 +179,7 @@ def _question(
     metric: str,
     pythons: tuple[str, ...],
 ) -> Any:
-    from nanolib.ab.question import Question
+    from nanolib.ab.spec import Spec
     from nanolib.experiments import ALL
     from nanolib.paths import checkout
     from nanolib.run.suite.jobs import plan, read_job
@@ -185,13 +193,13 @@ def _question(
         raise BadInput(
             "--python: two params files are compared in one environment; give revisions, or neither"
         )
-    rest = {"metric": metric, "environments": _environments(pythons)}
+    rest = {"metric": metric, "interpreters": _interpreters(pythons)}
     if functions:
-        return Question(names, Path.cwd(), functions=functions, setup=setup, **rest)
+        return Spec(names, Path.cwd(), functions=functions, setup=setup, **rest)
     if files:
         experiment, *values = read_job(Path(names[0]), Path(names[1]), notebooks, overrides)
         titles = (Path(names[0]).name, Path(names[1]).name)
-        return Question((".", "."), checkout(), [(experiment, *values)], titles=titles, **rest)
+        return Spec((".", "."), checkout(), [(experiment, *values)], titles=titles, **rest)
     jobs = [
         job
         for job in plan(ALL, notebooks, overrides, {})
@@ -201,16 +209,16 @@ def _question(
         raise BadInput(
             f"ab: {', '.join(notebooks)} times nothing that can be interleaved; name another notebook"
         )
-    return Question(names, checkout(), [(job.name, job.given, job.given) for job in jobs], **rest)
+    return Spec(names, checkout(), [(job.name, job.given, job.given) for job in jobs], **rest)
 
 
-def _environments(pythons: tuple[str, ...]) -> tuple[Any, Any] | None:
-    """The environments of A and B, where they have two."""
-    from nanolib.ab.environment import inspected
+def _interpreters(pythons: tuple[str, ...]) -> tuple[Any, Any] | None:
+    """The interpreters of A and B, if they are two."""
+    from nanolib.ab.interpreter import inspect_interpreter
 
     if not pythons:
         return None
     if len(pythons) != 2:
         given = "once" if len(pythons) == 1 else f"{len(pythons)} times"
         raise BadInput(f"--python: it is given {given}; give it twice, for A and for B")
-    return inspected(pythons[0]), inspected(pythons[1])
+    return inspect_interpreter(pythons[0]), inspect_interpreter(pythons[1])

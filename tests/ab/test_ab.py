@@ -1,3 +1,5 @@
+import contextlib
+import io
 import json
 import os
 import random
@@ -11,13 +13,15 @@ from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
 
+import click
 import psutil
 import pytest
 from click.testing import CliRunner
 
-from nanolib.ab.rounds import MIN_PAIRS, block_calls
+from nanolib.ab.schedule import MIN_PAIRS, block_calls
 from nanolib.ab.worktree import checked_out
 from nanolib.cli import main
+from nanolib.cli.side_by_side import _agree
 from nanolib.report.regressions import ab_ratio, ab_table, ab_verdict
 from nanolib.store import Store
 
@@ -160,6 +164,24 @@ def test_what_a_call_only_begins_is_refused(repository, ab, begins):
     )
 
 
+class _Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("seconds", "typed", "goes_on"),
+    [(300, "", True), (301, "y", True), (301, "", True), (301, "n", False)],
+)
+def test_a_terminal_is_asked_before_more_than_five_minutes(monkeypatch, seconds, typed, goes_on):
+    screen = _Terminal()
+    monkeypatch.setattr(sys, "stdin", _Terminal(f"{typed}\n"))
+    monkeypatch.setattr(sys, "stderr", screen)
+    with contextlib.nullcontext() if goes_on else pytest.raises(click.Abort):
+        _agree(seconds)
+    assert ("Go on?" in screen.getvalue()) is (seconds > 300)
+
+
 def test_setup_makes_what_the_function_is_called_with(repository, ab, tmp_path):
     repository.commit(
         "setup", WORK + "def make():\n    return 7\ndef use(x):\n    assert x == 7\n    run()\n"
@@ -189,7 +211,7 @@ BAD = [
     ),
     (
         ["base", ".", "--call", "work:run", "--metric", "speed"],
-        "--metric: 'speed' cannot be compared so",
+        "--metric: 'speed' cannot be compared",
     ),
     (["base", ".", "--call", "work:run", "--threshold", "much"], "--threshold: 'much' will not do"),
     (
@@ -303,7 +325,7 @@ def test_a_working_tree_that_was_edited_meanwhile_counts_for_nothing(repository,
         WORK.replace("{cost}", "30_000_000").replace("    now +=", edit + "    now +=")
     )
     ended = ab("base", ".", "--call", "work:run")
-    assert ended.exit_code == 2 and "were edited while it was measured" in ended.output
+    assert ended.exit_code == 2 and "were edited during the measurement" in ended.output
     assert not (tmp_path / "out").exists()
 
 

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from nanolib.ab.question import _lines
-from nanolib.ab.rounds import Compared, Pairs, Round, Settings, Task, _judge
+from nanolib.ab.result import lines_of
+from nanolib.ab.schedule import Compared, Pairs, Settings, Task, TaskResult, _judge
 from nanolib.cli.comparing import show_comparison
 from nanolib.compare.compare import Comparison
 from nanolib.stats.compare import paired_levels
@@ -20,14 +20,14 @@ def compared():
     b = a * np.repeat(ratios, counts)
     assert np.median(b) < np.median(a)
     task = Task("call", "c1", {"name": "work:run"}, ({}, {}))
-    round_ = Round({"": Pairs(a.tolist(), b.tolist(), counts)})
-    (verdicts,) = _judge([round_], Settings())
+    result = TaskResult({"": Pairs(a.tolist(), b.tolist(), counts)})
+    (verdicts,) = _judge([result], Settings())
     assert verdicts[""].ratio > 1.1
-    return Compared(task, round_, verdicts)
+    return Compared(task, result, verdicts)
 
 
 def test_base_and_current_have_the_ratio_that_stands_beside_them(compared, tmp_path, capsys):
-    found = Comparison.of(_lines(compared, "latency", Settings()), True, 0.05)
+    found = Comparison.of(lines_of(compared, "latency", Settings()), True, 0.05)
     show_comparison(found, True, str(tmp_path / "f.json"), str(tmp_path / "f.md"))
     (line,) = json.loads((tmp_path / "f.json").read_text())["lines"]
     assert line["current"] / line["base"] == pytest.approx(line["ratio"])

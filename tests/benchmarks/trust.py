@@ -38,16 +38,16 @@ from parts.recording import (
 )
 from scipy.stats import binomtest
 
-from nanolib.ab.client import CHILDREN
-from nanolib.ab.rounds import (
+from nanolib.ab.processes import CHILDREN
+from nanolib.ab.schedule import (
     FEWEST_PAIRS,
     MIN_PAIRS,
     TIMED,
     WARM_UP_S,
     Pairs,
-    Round,
     Settings,
     Task,
+    TaskResult,
     compare_versions,
     ends_after,
     known_well,
@@ -139,7 +139,9 @@ def _replayed_ab(
         found = _replayed_pairs(generation, units, rng, budget_s)
         pairs += found
         spent_s += _seconds(recording, generation, found, number)
-        if ends_after(number, spent_s, budget_s) or known_well(Round({"": pairs}), Settings.rel_ci):
+        if ends_after(number, spent_s, budget_s) or known_well(
+            TaskResult({"": pairs}), Settings.rel_ci
+        ):
             break
     return np.asarray(pairs.data()[1])
 
@@ -286,7 +288,7 @@ def _ours_until(recording: Recording, rng: np.random.Generator) -> tuple[float, 
         found = _replayed_pairs(generation, EFFECTS["+5 %"], rng, Settings.budget_s)
         pairs += found
         seconds += _seconds(recording, generation, found, number)
-        if known_well(Round({"": pairs}), 0.02):
+        if known_well(TaskResult({"": pairs}), 0.02):
             low, _, high = compare_processes(pairs.data()[1]).interval
             return seconds, bool(low <= 1.05 <= high)
     return np.inf, False

@@ -15,16 +15,15 @@ from pathlib import Path
 
 import numpy as np
 
-from nanolib.ab.client import Sides, VersionProcess
-from nanolib.ab.imports import imported_by_all
-from nanolib.ab.rounds import GENERATIONS, TIMED, Settings, block_calls
+from nanolib.ab.processes import Processes, VersionProcess
+from nanolib.ab.schedule import PROCESS_PAIRS, TIMED, Settings, block_calls
 from nanolib.ab.worktree import Version
 
 WORKS = ("matmul", "block", "decode")
 VERSIONS = {"A": 100, "A again": 100, "+3 %": 103, "+5 %": 105, "+10 %": 110}
 UNITS = list(VERSIONS.values())
 # Of interleaved blocks of two versions, in each pair of processes.
-WINDOW_S = Settings.budget_s * TIMED / GENERATIONS
+WINDOW_S = Settings.budget_s * TIMED / PROCESS_PAIRS
 IN_A_ROW_S = 1.0  # of calls, per version
 
 
@@ -155,11 +154,10 @@ def request(work: str) -> dict[str, object]:
 
 def record(versions: list[Version], work: str, loaded: bool, seconds: float) -> Recording:
     """Both ways of collecting in turn, in processes that are often replaced."""
-    modules = imported_by_all(versions, ["work"])
-    with load(loaded), Sides(versions, 120, modules) as sides:
+    with load(loaded), Processes(versions, 120, fork=True) as sides:
         recording = Recording([], _seconds_to_start(versions[0], work))
         end, forks = time.monotonic() + seconds, []
-        while time.monotonic() < end or len(recording.generations) < GENERATIONS:
+        while time.monotonic() < end or len(recording.generations) < PROCESS_PAIRS:
             begun = time.monotonic()
             processes = sides.renew()
             for process in processes:

@@ -288,8 +288,7 @@ def _serve_forks(channel: socket.socket) -> None:
             continue
         request = json.loads(text)
         if "modules" in request:
-            told = None
-            _import_all(request["modules"], request["own"])
+            told = _import_all(request["modules"], request["own"])
         elif "wait" in request:
             told = os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1])
         else:
@@ -305,7 +304,9 @@ def _serve_forks(channel: socket.socket) -> None:
         channel.sendall(json.dumps(told).encode() + b"\n")
 
 
-def _import_all(modules: list[str], own: list[str]) -> None:
+def _import_all(modules: list[str], own: list[str]) -> list[str]:
+    """Import modules, and return the variables of the environment that this set."""
+    before = dict(os.environ)
     barrier = _Barrier(own)
     sys.meta_path.insert(0, barrier)
     for name in modules:
@@ -316,6 +317,13 @@ def _import_all(modules: list[str], own: list[str]) -> None:
     sys.meta_path.remove(barrier)
     gc.collect()
     gc.freeze()  # or each child's collector would look at all of it, and copy it in doing so
+    return _set_since(before)
+
+
+def _set_since(before: dict[str, str]) -> list[str]:
+    """Variables of the environment that differ from `before`."""
+    after = dict(os.environ)
+    return sorted(name for name, _ in before.items() ^ after.items())
 
 
 def _become(request: dict[str, Any], files: list[int]) -> NoReturn:
@@ -362,8 +370,12 @@ def _imported_elsewhere(root: Path) -> list[str]:
 def _serve(folders: list[str]) -> None:
     sys.path[:0] = [folder for folder in reversed(folders) if Path(folder).is_dir()]
     root = Path(folders[0]).resolve()
+    before = dict(os.environ)
     for request in _requested():
-        _dispatch(request, root)
+        if request["do"] == "tell":
+            _answer(modules=_imported_elsewhere(root), variables=_set_since(before))
+        else:
+            _dispatch(request, root)
 
 
 _SERVES = {"cases": _list_cases, "case": _serve_case, "function": _serve_function}
@@ -372,9 +384,7 @@ _SERVES = {"cases": _list_cases, "case": _serve_case, "function": _serve_functio
 def _dispatch(request: dict[str, Any], root: Path) -> None:
     """Do what is asked, and answer."""
     try:
-        if request["do"] == "tell":
-            _answer(modules=_imported_elsewhere(root))
-        elif serve := _SERVES.get(request["do"]):  # a `next` that came too late is nobody's
+        if serve := _SERVES.get(request["do"]):  # a `next` that came too late is nobody's
             serve(request, root)
     except Refused as refusal:
         _answer(refused=str(refusal))
@@ -383,7 +393,7 @@ def _dispatch(request: dict[str, Any], root: Path) -> None:
 
 
 def main() -> None:
-    """Serve requests until the input ends: `server.py PARENT FOLDER ...` as one version, `... PARENT --forks FD` forking them."""
+    """Serve requests until the input ends: `worker.py PARENT FOLDER ...` as one version, `... PARENT --forks FD` forking them."""
     global _answers
     _, parent, *arguments = sys.argv
     _die_with_parent(int(parent))

@@ -15,7 +15,7 @@ from pathlib import Path
 from nanolib.measurement import BadInput, shown
 from nanolib.paths import expanded
 
-OLDEST = (3, 11)  # what runs `server.py`
+OLDEST = (3, 11)  # what runs `worker.py`
 _MOST_NAMED = 3  # differences in a version's title
 _LOOK_S = 60
 _TELL = (
@@ -29,7 +29,7 @@ _TELL = (
 
 
 @dataclass(frozen=True)
-class Environment:
+class Interpreter:
     """An interpreter and what it can import.
 
     Attributes:
@@ -50,7 +50,7 @@ class Environment:
         return [name for name in names if name.replace("_", "-") not in self.packages]
 
 
-def inspected(python: str) -> Environment:
+def inspect_interpreter(python: str) -> Interpreter:
     """What an interpreter is.
 
     Args:
@@ -88,17 +88,17 @@ def inspected(python: str) -> Environment:
         raise BadInput(
             f"--python: {shown(python)} is Python {'.'.join(map(str, version))}; give one of {'.'.join(map(str, OLDEST))} or newer"
         )
-    return Environment(found, told["packages"] | {"python": ".".join(map(str, version))})
+    return Interpreter(found, told["packages"] | {"python": ".".join(map(str, version))})
 
 
-def differences(a: Environment, b: Environment) -> list[tuple[str, str, str]]:
+def differences(a: Interpreter, b: Interpreter) -> list[tuple[str, str, str]]:
     """Name, version in A and in B of what is not the same in both; `none` where one lacks it."""
     names = sorted({**a.packages, **b.packages}, key=lambda name: (name != "python", name))
     pairs = [(name, a.packages.get(name, "none"), b.packages.get(name, "none")) for name in names]
     return [pair for pair in pairs if pair[1] != pair[2]]
 
 
-def titles(a: Environment, b: Environment) -> tuple[str, str]:
+def titles(a: Interpreter, b: Interpreter) -> tuple[str, str]:
     """What tells each from the other, short: `numpy 1.26.4`."""
     differ = differences(a, b)
     if not differ:

@@ -1,4 +1,4 @@
-"""The other end of `server.py`: starts a version's process, asks it, and ends it."""
+"""The other end of `worker.py`: starts a version's process, asks it, and ends it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-from nanolib.ab.fork_server import BOUND, CHUNK, SERVER, Forked, ForkServer, said_in
+from nanolib.ab.fork_server import BOUND, CHUNK, WORKER, Forked, ForkServer, said_in
 from nanolib.ab.worktree import Version
 from nanolib.measurement import BadInput, Status
 from nanolib.paths import OUTPUT_VARIABLE
@@ -86,7 +86,7 @@ class VersionProcess:
                 )
             else:
                 self._process = start(
-                    [version.python, *SERVER, str(os.getpid()), *version.import_folders],
+                    [version.python, *WORKER, str(os.getpid()), *version.import_folders],
                     stdin=read,
                     stdout=written,
                     stderr=self._log,
@@ -194,31 +194,36 @@ class VersionProcess:
         self.close()
 
 
-class Sides:
-    """The processes of all versions; `renew` gives each a fresh one.
+class Processes:
+    """A process per version; `renew` gives each a fresh one.
+
+    The first ones start anew, which takes seconds. What all import from elsewhere is then imported once, in a process from
+    which the next ones are forked, which takes hundredths of a second.
 
     Args:
         versions: Which.
         silence_s: As in `VersionProcess`.
-        modules: What they are known to import from elsewhere: they are then forked, which takes hundredths of a second. None:
-            they are started anew, which takes seconds.
+        fork: Whether processes may be forked.
         bound: As in `VersionProcess`.
+        log: Gets a line if the code does not allow forking.
     """
 
     def __init__(
         self,
         versions: Sequence[Version],
         silence_s: float,
-        modules: Sequence[str] | None,
         *,
+        fork: bool,
         bound: bool = False,
+        log: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._versions, self._silence_s, self._modules = versions, silence_s, modules
-        self._bound = bound
+        self._versions, self._silence_s, self._fork, self._bound = versions, silence_s, fork, bound
+        self._log = log
         self._own = sorted({name for version in versions for name in version.own_modules})
         self.processes: list[VersionProcess] = []
+        self._modules: list[str] = []  # what both import from elsewhere; empty until it is known
         self._fork_server: ForkServer | None = None
-        self._forked, self._have_told = 0, False
+        self._forked = 0
 
     def renew(self) -> list[VersionProcess]:
         """Fresh processes.
@@ -226,30 +231,45 @@ class Sides:
         Raises:
             BadInput: They cannot be forked.
         """
-        if self._fork_server and self.processes and not self._have_told:
-            self._learn(self._fork_server)
+        if self._fork and not self._modules and self.processes:
+            self._learn_modules()
         self.end()
-        if self._modules is not None and self._forked % CHILDREN == 0:
-            self._end_fork_server()
-            self._fork_server = ForkServer(self._silence_s)
-            self._fork_server.imports(self._modules, self._own)
-        self._forked += 1
+        if self._modules:
+            if self._forked == CHILDREN:
+                self._renew_fork_server()
+            self._forked += 1
         for version in self._versions:
             self.processes.append(
                 VersionProcess(version, self._silence_s, self._fork_server, bound=self._bound)
             )
         return self.processes
 
-    def _learn(self, fork_server: ForkServer) -> None:
-        """Have what all versions imported from elsewhere imported before they are forked."""
-        with contextlib.suppress(VersionDied):  # what it was to do is done
-            first, *others = (process.ask(do="tell")["modules"] for process in self.processes)
-            elsewhere = set(first).intersection(*others)
-            self._modules = list(
-                dict.fromkeys([*(self._modules or ()), *filter(elsewhere.__contains__, first)])
+    def _learn_modules(self) -> None:
+        """Find what all versions imported from elsewhere, and whether it may be imported before them.
+
+        Code that sets variables of the environment does so before it imports what reads them, so it must import by itself.
+        Variables that the imports themselves set do not matter.
+        """
+        try:
+            answers = [process.ask(do="tell") for process in self.processes]
+        except VersionDied:  # its task is done; the next pair is asked
+            return
+        in_all = set.intersection(*(set(answer["modules"]) for answer in answers))
+        self._modules = [name for name in answers[0]["modules"] if name in in_all]
+        by_imports = self._renew_fork_server()
+        if {name for answer in answers for name in answer["variables"]} - set(by_imports):
+            self._log(
+                "the code sets environment variables, so each process imports everything anew: "
+                "expect fewer process pairs, or raise --budget"
             )
-            self._have_told = True
-            fork_server.imports(self._modules, self._own)
+            self._end_fork_server()
+            self._fork, self._modules = False, []
+
+    def _renew_fork_server(self) -> list[str]:
+        """Start another process to fork from; returns the variables that its imports set."""
+        self._end_fork_server()
+        self._fork_server, self._forked = ForkServer(self._silence_s), 0
+        return self._fork_server.imports(self._modules, self._own)
 
     def end(self) -> None:
         """End all processes that serve."""

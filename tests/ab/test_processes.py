@@ -7,8 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nanolib.ab.client import ForkServer, Sides, VersionDied, VersionProcess
-from nanolib.ab.imports import imported_by_all
+from nanolib.ab.processes import ForkServer, Processes, VersionDied, VersionProcess
 from nanolib.ab.worktree import Version
 from nanolib.measurement import BadInput
 
@@ -45,9 +44,18 @@ def _must_end(pid):
     assert not _runs(pid)
 
 
-def test_both_sides_are_forked_from_one_process_which_is_replaced(version, monkeypatch):
-    monkeypatch.setattr("nanolib.ab.client.CHILDREN", 2)
-    with Sides([version, version], 60, ["wave"]) as sides:
+def _serve_once(processes):
+    for process in processes:
+        _asked(process)
+        process.ask(do="next")
+
+
+def test_all_but_the_first_are_forked_from_one_process_which_is_replaced(version, monkeypatch):
+    monkeypatch.setattr("nanolib.ab.processes.CHILDREN", 2)
+    with Processes([version, version], 60, fork=True) as sides:
+        first = sides.renew()
+        assert not any(process.is_forked for process in first)
+        _serve_once(first)
         seen = []
         for _ in range(5):
             a, b = sides.renew()
@@ -62,20 +70,40 @@ def test_both_sides_are_forked_from_one_process_which_is_replaced(version, monke
 def test_what_all_versions_imported_is_imported_before_the_next_are_forked(version, tmp_path):
     for name, later in (("one", "import netrc, wave"), ("two", "import wave, netrc, colorsys")):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "work.py").write_text(
-            f"def run():\n    pass\ndef make():\n    {later}\n"
-        )
+        (tmp_path / name / "work.py").write_text(f"def run():\n    {later}\n")
     versions = [Version(name, "", tmp_path / name, Path()) for name in ("one", "two")]
-    with Sides(versions, 60, []) as sides:
+    with Processes(versions, 60, fork=True) as sides:
         for process in sides.renew():
             assert "wave" not in process.ask(do="tell")["modules"]
-            assert "timing" in process.ask(
-                do="function", function="work:run", setup="work:make", rows=False
-            )
+            _asked(process)
+            process.time_block(1, keep=True)
             process.ask(do="next")
         for process in sides.renew():
             told = process.ask(do="tell")["modules"]
             assert {"wave", "netrc"} <= set(told) and "colorsys" not in told
+
+
+@pytest.mark.parametrize(
+    ("text", "forks"),
+    [
+        ("import os\nos.environ['WHO'] = '1'\ndef run(): pass", False),
+        ("import os\ndef run(): os.environ.setdefault('WHO', '1')", False),
+        ("import os\nos.environ.get('HOME')\ndef run(): pass", True),
+        ("import sets_variables\ndef run(): pass", True),  # and so does who imports it beforehand
+    ],
+)
+def test_code_that_sets_variables_imports_by_itself(tmp_path, elsewhere, text, forks):
+    elsewhere(sets_variables="import os\nos.environ['BY_A_LIBRARY'] = '1'")
+    (tmp_path / "work.py").write_text(text + "\n")
+    said = []
+    version = Version("a", "", tmp_path, Path())
+    with Processes([version, version], 60, fork=True, log=said.append) as sides:
+        for process in sides.renew():
+            _asked(process)
+            process.time_block(1, keep=True)
+            process.ask(do="next")
+        assert [process.is_forked for process in sides.renew()] == [forks] * 2
+        assert ["sets environment variables" in line for line in said] == [True] * (not forks)
 
 
 @pytest.fixture
@@ -99,7 +127,8 @@ def test_how_a_forked_version_ended_is_told(version, server):
 
 
 def test_a_fork_server_that_is_killed_is_one_line(version):
-    with Sides([version], 60, []) as sides:
+    with Processes([version], 60, fork=True) as sides:
+        _serve_once(sides.renew())
         (process,) = sides.renew()
         child = process._process.pid
         os.kill(_parent(process), signal.SIGKILL)
@@ -132,7 +161,7 @@ def _versions(tmp_path, **works):
 
 def _who(versions):
     said = []
-    with Sides(versions, 60, imported_by_all(versions, ["work"])) as sides:
+    with Processes(versions, 60, fork=True) as sides:
         for process in sides.renew():
             _asked(process)
             with pytest.raises(VersionDied) as death:

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from nanolib.ab.rounds import (
+from nanolib.ab.schedule import (
     Pairs,
-    Round,
     Settings,
+    TaskResult,
     _compare,
     _judge,
     _merged,
@@ -96,7 +96,7 @@ def test_rounds_are_judged_together_and_what_has_too_few_pairs_has_no_verdict():
     slow, few = _series(6, [1.3, 1.31, 1.29, 1.32, 1.28, 1.3]), Pairs([1.0] * 5, [2.0] * 5, [5])
     alone = _compare(slow, Settings())
     first, second = _judge(
-        [Round({"forward": slow, "backward": few}), Round({"forward": slow})], Settings()
+        [TaskResult({"forward": slow, "backward": few}), TaskResult({"forward": slow})], Settings()
     )
     assert set(first) == set(second) == {"forward"}
     assert first["forward"].raw_p == alone.p and first["forward"].p == pytest.approx(2 * alone.p)
@@ -104,7 +104,7 @@ def test_rounds_are_judged_together_and_what_has_too_few_pairs_has_no_verdict():
 
 def test_more_pairs_of_processes_add_to_what_a_task_has():
     one, two = Pairs([1.0], [2.0], [1]), Pairs([3.0], [4.0], [1])
-    merged = _merged(Round({"a": one, "b": one}), Round({"a": two, "c": two}, ([1], [2])))
+    merged = _merged(TaskResult({"a": one, "b": one}), TaskResult({"a": two, "c": two}, ([1], [2])))
     assert merged.blocks == {
         "a": Pairs([1.0, 3.0], [2.0, 4.0], [1, 1]),
         "b": one,
@@ -118,9 +118,11 @@ def test_more_pairs_of_processes_add_to_what_a_task_has():
 def test_a_case_is_done_when_each_of_its_intervals_is_narrow_and_rests_on_twenty_pairs_of_processes():
     rng = np.random.default_rng(4)
     narrow, wide = (_series(20, np.exp(rng.normal(0, spread, 20))) for spread in (0.001, 0.1))
-    assert known_well(Round({"": narrow}), 0.01) and not known_well(
-        Round({"": narrow, "b": wide}), 0.01
+    assert known_well(TaskResult({"": narrow}), 0.01) and not known_well(
+        TaskResult({"": narrow, "b": wide}), 0.01
     )
     low, _, high = capped_centre(np.log(wide.data()[1]))
-    assert known_well(Round({"": wide}), (high - low) / 2 * 1.001) and not known_well(Round(), 0.01)
-    assert not known_well(Round({"": _series(19, np.ones(19))}), 0.01)
+    assert known_well(TaskResult({"": wide}), (high - low) / 2 * 1.001) and not known_well(
+        TaskResult(), 0.01
+    )
+    assert not known_well(TaskResult({"": _series(19, np.ones(19))}), 0.01)

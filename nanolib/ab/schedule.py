@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from nanolib.ab.client import Sides, VersionDied, VersionProcess
-from nanolib.ab.imports import imported_by_all
+from nanolib.ab.processes import Processes, VersionDied, VersionProcess
 from nanolib.ab.worktree import Version
 from nanolib.measurement import Direction, Status, case_name
 from nanolib.stats.compare import (
@@ -34,14 +33,14 @@ from nanolib.stats.intervals import TooFewSamples
 from nanolib.stats.signed_ranks import capped_centre, hodges_lehmann
 
 MIN_PAIRS, MAX_PAIRS, FEWEST_PAIRS = 10, 1000, 6  # of blocks, in one generation
-GENERATIONS, FEWEST_GENERATIONS = (
+PROCESS_PAIRS, FEWEST_PROCESS_PAIRS = (
     36,
     2,
 )  # that the budget is shared out for; of short ones there are more
-ENOUGH_GENERATIONS = (
+ENOUGH_PROCESS_PAIRS = (
     6  # the least of which a median has a 95 % interval: from there on a generation is the datum
 )
-SURE_GENERATIONS = (
+SURE_PROCESS_PAIRS = (
     20  # before that many no interval is believed to be narrow: of a few, chance makes one so
 )
 TIMED = 0.55  # of the budget; starting processes takes the rest
@@ -98,14 +97,6 @@ class Task:
         """The case, for people."""
         return case_name(self.factors)
 
-    @property
-    def modules(self) -> list[str]:
-        """Where its code begins."""
-        if self.experiment != CALL:
-            return [f"nanolib.experiments.{self.experiment}.cases"]
-        asked = self.requests[0]
-        return [name.partition(":")[0] for name in (asked["function"], asked["setup"]) if name]
-
 
 @dataclass
 class Pairs:
@@ -127,7 +118,7 @@ class Pairs:
     @property
     def by_process(self) -> bool:
         """Whether there are so many pairs of processes that each is one datum."""
-        return len(self.generations) >= ENOUGH_GENERATIONS
+        return len(self.generations) >= ENOUGH_PROCESS_PAIRS
 
     def data(self) -> tuple[np.ndarray, np.ndarray]:
         """What a verdict rests on, A and B: a median ratio for each pair of processes, or the blocks where these are few."""
@@ -143,7 +134,7 @@ class Pairs:
 
 
 @dataclass
-class Round:
+class TaskResult:
     """What one task gave.
 
     Attributes:
@@ -176,12 +167,12 @@ class Compared:
 
     Attributes:
         task: What was compared.
-        round: What came of it.
+        result: What came of it.
         verdicts: Scope → verdict; a scope with too few pairs has none.
     """
 
     task: Task
-    round: Round
+    result: TaskResult
     verdicts: dict[str, Verdict]
 
 
@@ -208,20 +199,15 @@ def compare_versions(
         BadInput: A version cannot serve a task at all.
     """
     on_cores = settings.pairs and device_of(tasks[0]) == "cpu" and sys.platform == "linux"
-    # what two interpreters import does not come from one process: how each lies in memory would be taken for its package
-    modules = None
-    if any(version.environment for version in versions):
+    # how what two interpreters import lies in memory would be taken for their packages
+    two_interpreters = any(version.environment for version in versions)
+    if two_interpreters:
         log("two interpreters: each process imports everything anew")
-    elif on_cores:
-        modules = imported_by_all(versions, [name for task in tasks for name in task.modules])
-        if modules is None:
-            log(
-                "the code sets environment variables, so each process imports everything anew: fewer of them, or raise --budget"
-            )
-    with Sides(versions, settings.timeout_s, modules, bound=on_cores) as sides:
-        rounds = _run_rounds(sides, tasks, settings, log)
-    judged = _judge(rounds, settings)
-    return [Compared(*one) for one in zip(tasks, rounds, judged, strict=True)]
+    fork = on_cores and not two_interpreters
+    with Processes(versions, settings.timeout_s, fork=fork, bound=on_cores, log=log) as sides:
+        results = _run_rounds(sides, tasks, settings, log)
+    judged = _judge(results, settings)
+    return [Compared(*one) for one in zip(tasks, results, judged, strict=True)]
 
 
 def _compare(pairs: Pairs, settings: Settings) -> Verdict:
@@ -232,11 +218,11 @@ def _compare(pairs: Pairs, settings: Settings) -> Verdict:
     return compare_processes(b / a, **how) if pairs.by_process else compare_paired(a, b, **how)
 
 
-def _judge(rounds: Sequence[Round], settings: Settings) -> list[dict[str, Verdict]]:
+def _judge(rounds: Sequence[TaskResult], settings: Settings) -> list[dict[str, Verdict]]:
     """Verdicts by task and scope, p adjusted over all of them."""
     places, verdicts = [], []
-    for i, round_ in enumerate(rounds):
-        for scope, blocks in round_.blocks.items():
+    for i, result in enumerate(rounds):
+        for scope, blocks in result.blocks.items():
             with contextlib.suppress(TooFewSamples):  # it has no verdict, and its line says so
                 verdicts.append(_compare(blocks, settings))
                 places.append((i, scope))
@@ -246,13 +232,15 @@ def _judge(rounds: Sequence[Round], settings: Settings) -> list[dict[str, Verdic
     return result
 
 
-def _run_rounds(sides: Sides, tasks: Sequence[Task], settings: Settings, log: Log) -> list[Round]:
+def _run_rounds(
+    sides: Processes, tasks: Sequence[Task], settings: Settings, log: Log
+) -> list[TaskResult]:
     """All tasks, in one pair of processes after the other, until each is known well enough or the time is up."""
     begun = time.monotonic()
     budget_s = len(tasks) * settings.budget_s
-    window_s = least_s = settings.budget_s * TIMED / GENERATIONS
+    window_s = least_s = settings.budget_s * TIMED / PROCESS_PAIRS
     timed_s = 0.0
-    rounds = [Round() for _ in tasks]
+    rounds = [TaskResult() for _ in tasks]
     number, open_ = 0, list(range(len(tasks)))
     while open_:
         number += 1
@@ -269,10 +257,10 @@ def _run_rounds(sides: Sides, tasks: Sequence[Task], settings: Settings, log: Lo
         open_ = [
             at for at in open_ if rounds[at].fine and not known_well(rounds[at], settings.rel_ci)
         ]
-    for task, round_ in zip(tasks, rounds, strict=True):
+    for task, result in zip(tasks, rounds, strict=True):
         told = [
-            round_.failures,
-            *(f"{scope or 'call'} {pairs}" for scope, pairs in round_.blocks.items()),
+            result.failures,
+            *(f"{scope or 'call'} {pairs}" for scope, pairs in result.blocks.items()),
         ]
         log(f"{task.experiment} {task.case}: {'; '.join(filter(None, told)) or 'nothing to time'}")
     return rounds
@@ -280,14 +268,14 @@ def _run_rounds(sides: Sides, tasks: Sequence[Task], settings: Settings, log: Lo
 
 def ends_after(number: int, spent_s: float, budget_s: float) -> bool:
     """Whether the n-th pair of processes is the last: another like them would take more than the budget."""
-    return number >= FEWEST_GENERATIONS and spent_s * (1 + 1 / number) > budget_s
+    return number >= FEWEST_PROCESS_PAIRS and spent_s * (1 + 1 / number) > budget_s
 
 
-def known_well(round_: Round, rel_ci: float) -> bool:
+def known_well(result: TaskResult, rel_ci: float) -> bool:
     """Whether the interval of every ratio is narrow enough, of enough pairs of processes."""
-    return bool(round_.blocks) and all(
-        len(pairs.generations) >= SURE_GENERATIONS and half_width(pairs) <= rel_ci
-        for pairs in round_.blocks.values()
+    return bool(result.blocks) and all(
+        len(pairs.generations) >= SURE_PROCESS_PAIRS and half_width(pairs) <= rel_ci
+        for pairs in result.blocks.values()
     )
 
 
@@ -297,40 +285,40 @@ def half_width(pairs: Pairs) -> float:
     return (high - low) / 2
 
 
-def _merged(earlier: Round, later: Round) -> Round:
+def _merged(earlier: TaskResult, later: TaskResult) -> TaskResult:
     """The same task in more pairs of processes."""
     scopes = {**earlier.blocks, **later.blocks}
     blocks = {
         scope: earlier.blocks.get(scope, Pairs()) + later.blocks.get(scope, Pairs())
         for scope in scopes
     }
-    return Round(blocks, later.rows, later.endings)
+    return TaskResult(blocks, later.rows, later.endings)
 
 
 def _run_generation(
-    sides: Sides, tasks: Sequence[Task], settings: Settings, window_s: float
-) -> list[Round]:
+    sides: Processes, tasks: Sequence[Task], settings: Settings, window_s: float
+) -> list[TaskResult]:
     """All tasks once, in one pair of processes as long as both keep in step."""
-    rounds: list[Round] = []
+    rounds: list[TaskResult] = []
     in_step = False
     for task in tasks:
         processes = sides.processes if in_step else sides.renew()
-        round_, in_step = _run_task(processes, task, settings, window_s)
+        result, in_step = _run_task(processes, task, settings, window_s)
         if not in_step:
             sides.end()
-        rounds.append(round_)
+        rounds.append(result)
     return rounds
 
 
 def _run_task(
     sides: Sequence[VersionProcess], task: Task, settings: Settings, window_s: float
-) -> tuple[Round, bool]:
+) -> tuple[TaskResult, bool]:
     """Run a task on both sides to its end, its timings interleaved for so long in all.
 
     Returns:
         What it gave, and whether both processes can take another task.
     """
-    round_, timing = Round(), False
+    result, timing = TaskResult(), False
     try:
         rest = {"timeout_s": settings.timeout_s, "rows": not settings.pairs}
         answers = _asked(sides, [{**request, **rest} for request in task.requests])
@@ -338,7 +326,7 @@ def _run_task(
             if not answers[0]["last"]:
                 window_s /= 2
             timing = True
-            round_.blocks.update(_interleave(sides, answers[0]["timing"], settings, window_s))
+            result.blocks.update(_interleave(sides, answers[0]["timing"], settings, window_s))
             timing = False
             answers = _asked(sides, [{"do": "next"}] * 2)
     except VersionDied as death:
@@ -353,16 +341,16 @@ def _run_task(
             (deaths[side].status, str(deaths[side])) if side in deaths else (Status.OK, "")
             for side in sides
         )
-        round_.endings = one, two
-        return round_, False
+        result.endings = one, two
+        return result, False
     ended = [(a.get("ended", Status.OK), a.get("message", "")) for a in answers]
     if all(status == Status.OK for status, _ in ended) and answers[0].get("timing") != answers[
         1
     ].get("timing"):
         ended[1] = (Status.ERROR, "it times other phases than A does")
     rows = [a.get("rows", []) for a in answers]
-    round_.endings, round_.rows = (ended[0], ended[1]), (rows[0], rows[1])
-    return round_, all("ended" in answer for answer in answers)
+    result.endings, result.rows = (ended[0], ended[1]), (rows[0], rows[1])
+    return result, all("ended" in answer for answer in answers)
 
 
 def _asked(
@@ -421,7 +409,7 @@ def _interleave(
 def precise_enough(a: np.ndarray, b: np.ndarray, rel_ci: float) -> bool:
     """Whether one pair of processes has given what it must for the ratio of all of them to be known to ± `rel_ci`."""
     low, _, high = hodges_lehmann(np.log(b / a))
-    return (high - low) / 2 <= rel_ci * math.sqrt(SURE_GENERATIONS)
+    return (high - low) / 2 <= rel_ci * math.sqrt(SURE_PROCESS_PAIRS)
 
 
 def next_look(pairs: int) -> int:

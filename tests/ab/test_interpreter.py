@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from nanolib.ab.environment import Environment, differences, inspected, titles
+from nanolib.ab.interpreter import Interpreter, differences, inspect_interpreter, titles
 from nanolib.cli import main
 from nanolib.store import Store
 
@@ -71,19 +71,19 @@ def test_a_slower_package_regressed_and_what_differs_stands_beside(repository, p
 
 
 def test_what_differs_between_two_environments_is_named(pythons):
-    here, one = inspected(sys.executable), inspected(pythons[0])
+    here, one = inspect_interpreter(sys.executable), inspect_interpreter(pythons[0])
     assert differences(here, one) == [("planted", "none", "1.0")]
 
 
 def test_what_lies_in_the_working_folder_is_not_asked(monkeypatch, tmp_path):
     (tmp_path / "json.py").write_text("raise SystemExit(3)")
     monkeypatch.chdir(tmp_path)
-    assert inspected(sys.executable).packages["python"].startswith("3.")
+    assert inspect_interpreter(sys.executable).packages["python"].startswith("3.")
 
 
 def test_titles_name_what_differs_and_not_too_much():
     base = {f"p{at}": "1" for at in range(5)}
-    a, b = Environment("x", base), Environment("y", dict.fromkeys(base, "2"))
+    a, b = Interpreter("x", base), Interpreter("y", dict.fromkeys(base, "2"))
     assert titles(a, b) == ("p0 1, p1 1, p2 1 and 2 more", "p0 2, p1 2, p2 2 and 2 more")
     assert titles(a, a) == ("the first interpreter", "the second interpreter")
 
