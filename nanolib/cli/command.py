@@ -61,7 +61,7 @@ class Amount(click.ParamType):
             found = math.nan
         if not (0 < found < self.most or (found == 0 and not self.above)):
             field = param.opts[0] if param else self.name
-            raise BadInput(f"{field}: {shown(text)} will not do; give {self.remedy}")
+            raise BadInput(f"{field}: {shown(text)} is not valid; give {self.remedy}")
         return found
 
 
@@ -148,7 +148,7 @@ def pairs_of(pairs: tuple[str, ...]) -> dict[str, str]:
         name, equals, value = pair.partition("=")
         if not equals or not name:
             raise BadInput(
-                f"-p: {shown(pair)} is no name=value pair; write -p seq_lens='[1024, 4096]'"
+                f"-p: {shown(pair)} is not a NAME=VALUE pair; write -p seq_lens='[1024, 4096]'"
             )
         if name in values:
             raise BadInput(f"-p: {shown(name)} is given twice; give it once")
@@ -166,7 +166,7 @@ def use_output(folder: str | None) -> Path:
         os.environ[OUTPUT_VARIABLE] = str(expanded(folder).absolute())
     output = output_folder()
     if output.exists() and not output.is_dir():
-        raise BadInput(f"--output: {output} is no folder; name another")
+        raise BadInput(f"--output: {output} is not a folder; name another one")
     return output
 
 

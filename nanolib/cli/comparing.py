@@ -39,7 +39,7 @@ def findings(command: Callable[..., Any]) -> Callable[..., Any]:
             default="5%",
             show_default=True,
             metavar="SHARE",
-            help="A change from here on counts.",
+            help="Smallest change that fails the gate.",
         ),
     ):
         command = option(command)
@@ -53,19 +53,19 @@ def findings(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.argument("base")
 @click.argument("current")
-@click.option("--all", "everything", is_flag=True, help="Show the equivalent ones too.")
+@click.option("--all", "everything", is_flag=True, help="Show unchanged cases too.")
 @click.option(
     "--strict",
     is_flag=True,
-    help="Exit with 1 also if notebooks, cases or figures of BASE are missing or broke.",
+    help="Exit with 1 if notebooks, cases or metrics of BASE are missing or failed.",
 )
 @click.option(
     "--across-machines",
     is_flag=True,
-    help="Scale the times of BASE by the measured peaks of both machines.",
+    help="Scale the times of BASE by both machines' measured peak rates.",
 )
 @findings
-@click.option("--chart", "chart_file", metavar="FILE", help="Draw them: .html, .png or .svg.")
+@click.option("--chart", "chart_file", metavar="FILE", help="Write a chart of the findings: .html, .png or .svg.")
 @output_option
 @handle_errors
 def compare(
@@ -120,10 +120,10 @@ def compare(
     if across_machines:
         echo(overall_shift(found.lines))
     if unscaled:
-        echo(f"left out: {unscaled} latencies without a prediction by measured peaks")
-    echo("the two were collected apart: drift between them is not controlled")
+        echo(f"left out: {unscaled} latencies without a prediction from measured peak rates")
+    echo("note: measured at different times, so machine drift is not controlled; `nano ab` controls it")
     if not found.same_machine:
-        echo("they come from different machines: a comparison, not a gate")
+        echo("note: different machines, so the exit code is 0 for any result")
     sys.exit(
         EXIT_FAILED
         if found.regressed or (strict and found.same_machine and found.lost)
@@ -136,14 +136,14 @@ def have_folders(*files: str | None) -> None:
     named = list(filter(None, files))
     for at, file in enumerate(named):
         if not Path(file).absolute().parent.is_dir():
-            raise BadInput(f"{file}: {Path(file).parent} is no folder; make it or name another")
+            raise BadInput(f"{file}: {Path(file).parent} is not a folder; create it or name another one")
         if Path(file).is_dir():
-            raise BadInput(f"{file}: this is a folder; name a file")
+            raise BadInput(f"{file}: is a folder; name a file")
         if Path(file).absolute() in [
             Path(other).absolute() for other in named[:at]
         ] and not file.startswith("/dev/"):
             raise BadInput(
-                f"{file}: two outputs are to be written here; name another file for one of them"
+                f"{file}: two options name this file; give each its own"
             )
 
 
@@ -203,9 +203,9 @@ def write_text(option: str, file: str, text: str) -> None:
     "nano history attention --all",
 )
 @click.argument("experiments", nargs=-1, metavar="[EXPERIMENT]...")
-@click.option("--metric", default="latency", show_default=True, help="Which figure.")
-@click.option("--all", "everything", is_flag=True, help="Show those that never changed too.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--metric", default="latency", show_default=True, help="Metric to show.")
+@click.option("--all", "everything", is_flag=True, help="Show unchanged cases too.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @output_option
 @handle_errors
 def history(
@@ -231,7 +231,7 @@ def history(
         if unknown := set(experiments) - set(runs.experiment):
             known = ", ".join(sorted(set(runs.experiment))) or "none yet"
             raise BadInput(
-                f"history: no run of {', '.join(sorted(unknown))} is in the database; it holds {known}"
+                f"history: no run of {', '.join(sorted(unknown))} is in the database; use {known}"
             )
         found = histories(store, metric, sorted(set(runs.machine_id)))
     found = [one for one in found if not experiments or one.experiment in experiments]
@@ -290,5 +290,5 @@ def _rows_of(side: str, name: str) -> tuple[Any, dict[str, list[str]], Any]:
         noise = noise_of(store, run_ids)
         timings = store.figures("latency", sorted(set(rows["machine_id"])), RECENT_RUNS)
     if rows.empty:
-        raise BadInput(f"{side}: {name!r} holds no measurement; name another run")
+        raise BadInput(f"{side}: {name!r} has no measurements; name another run")
     return rows, noise, timings

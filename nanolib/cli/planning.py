@@ -25,25 +25,25 @@ from nanolib.cli.comparing import have_folders, write_text
 )
 @click.argument("model")
 @click.option(
-    "--memory", required=True, metavar="SIZE", help="What there is, of one rank: 80GiB, 24GB."
+    "--memory", required=True, metavar="SIZE", help="Memory of one rank, such as 80GiB or 24GB."
 )
 @click.option(
-    "--seq-len", default=1024, show_default=True, metavar="N", help="Tokens of a sequence."
+    "--seq-len", default=1024, show_default=True, metavar="N", help="Sequence length, tokens."
 )
 @click.option(
-    "--batch-size", default=1, show_default=True, metavar="N", help="Sequences, over all ranks."
+    "--batch-size", default=1, show_default=True, metavar="N", help="Sequences per step, over all ranks."
 )
-@click.option("--dtype", default="float32", show_default=True, help="Of weights and activations.")
-@click.option("--optimizer", default="adamw", show_default=True, help="adamw, sgd or momentum.")
+@click.option("--dtype", default="float32", show_default=True, help="Dtype of weights and activations.")
+@click.option("--optimizer", default="adamw", show_default=True, help="Optimizer: adamw, sgd or momentum.")
 @click.option(
-    "--attention-type", default="dense", show_default=True, help="Of a preset: dense, sparse, ..."
+    "--attention-type", default="dense", show_default=True, help="Attention of a preset: dense, sparse, ..."
 )
 @click.option(
     "--ranks",
     default=1,
     show_default=True,
     metavar="N",
-    help="FSDP shares the model out over so many; modelled.",
+    help="Ranks over which FSDP shards the model; modelled.",
 )
 @click.option(
     "-p",
@@ -51,7 +51,7 @@ from nanolib.cli.comparing import have_folders, write_text
     "pairs",
     multiple=True,
     metavar="NAME=VALUE",
-    help="A field of the model's configuration.",
+    help="A field of the model's config; repeatable.",
 )
 @click.option("--json", "json_file", metavar="FILE", help="Write the plan as JSON.")
 @handle_errors

@@ -26,7 +26,7 @@ from nanolib.paths import database_path, expanded
     "nano runs",
     "nano runs --json",
 )
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @output_option
 @handle_errors
 def runs(as_json: bool, output: str | None) -> None:
@@ -76,7 +76,7 @@ def _listed(frame: Any) -> Any:
 )
 @click.argument("names", nargs=-1, metavar="[RUN]...")
 @click.option(
-    "--to", "folder", metavar="DIR", help="Where to; default: report/ in the output folder."
+    "--to", "folder", metavar="DIR", help="Folder to write to; default: report/ in the output folder."
 )
 @click.option("--open", "show", is_flag=True, help="Open the page in a browser.")
 @output_option
@@ -106,12 +106,12 @@ def report(names: tuple[str, ...], folder: str | None, show: bool, output: str |
     "names",
     multiple=True,
     metavar="RUN",
-    help="Which runs; default: each experiment's newest.",
+    help="Run to write; repeatable. Default: each experiment's newest.",
 )
 @output_option
 @handle_errors
 def export(target: str, names: tuple[str, ...], output: str | None) -> None:
-    """Write runs to FILE for sharing: .sqlite, .json, .csv or .md. User, host and folder names are removed."""
+    """Write runs to FILE (.sqlite, .json, .csv or .md) without user, host and folder names."""
     from nanolib.report.export import write
     from nanolib.store import Store
 
@@ -128,7 +128,7 @@ def export(target: str, names: tuple[str, ...], output: str | None) -> None:
 @output_option
 @handle_errors
 def merge(databases: tuple[str, ...], output: str | None) -> None:
-    """Bring in the runs of other databases; twice changes nothing."""
+    """Add the runs of other databases to this one; known runs are skipped."""
     from nanolib.store import Store, check_mergeable
 
     use_output(output)
@@ -151,28 +151,28 @@ def merge(databases: tuple[str, ...], output: str | None) -> None:
     help="Delete runs that are older than this many days.",
 )
 @click.option(
-    "--keep", type=click.IntRange(min=0), help="Delete all but so many of the newest runs."
+    "--keep", type=click.IntRange(min=0), help="Delete all but the N newest runs."
 )
 @click.option(
     "--run",
     "names",
     multiple=True,
     metavar="RUN",
-    help="Delete this run, whatever else is deleted; repeatable.",
+    help="Delete this run too; repeatable.",
 )
-@click.option("--dry-run", is_flag=True, help="Only say which.")
+@click.option("--dry-run", is_flag=True, help="List the runs and delete nothing.")
 @output_option
 @handle_errors
 def clean(
     days: float | None, keep: int | None, names: tuple[str, ...], dry_run: bool, output: str | None
 ) -> None:
-    """Delete runs, old ones or named ones, and give their space back."""
+    """Delete old or named runs and free their space."""
     from nanolib.store import Store
 
     use_output(output)
     if days is None and keep is None and not names:
         raise BadInput(
-            "--older-than, --keep, --run: none is given; say which runs to delete, such as --older-than 30d"
+            "--older-than, --keep, --run: none given; name the runs to delete, for example --older-than 30d"
         )
     with Store(create=False) as store:
         named = {run_id for name in names for run_id in store.resolve(name)}

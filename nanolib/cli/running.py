@@ -37,17 +37,17 @@ from nanolib.paths import database_path
     cls=NotebookCommand,
 )
 @click.argument("targets", nargs=-1, metavar="[SUITE] [NOTEBOOK]...")
-@click.option("--quick", "suite", flag_value="quick", help="The suite quick; as its name does.")
-@click.option("--full", "suite", flag_value="full", help="The suite full; as its name does.")
+@click.option("--quick", "suite", flag_value="quick", help="Run the suite quick.")
+@click.option("--full", "suite", flag_value="full", help="Run the suite full.")
 @click.option(
     "-p",
     "--param",
     "pairs",
     multiple=True,
     metavar="NAME=VALUE",
-    help="A parameter of the one notebook named.",
+    help="A parameter of the notebook; repeatable.",
 )
-@click.option("--label", default="", help="Your name for these runs.")
+@click.option("--label", default="", help="Name these runs.")
 @click.option(
     "--resume",
     is_flag=True,
@@ -56,21 +56,21 @@ from nanolib.paths import database_path
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="List the cases with predicted time and memory; measure nothing.",
+    help="List the cases with their predicted time and memory; measure nothing.",
 )
-@click.option("--no-report", is_flag=True, help="Do not write the report at the end.")
+@click.option("--no-report", is_flag=True, help="Skip the report.")
 @click.option(
     "--on",
     "place",
     type=click.Choice(["here", "ray"]),
     default="here",
-    help="Where: on this machine, or as Ray tasks.",
+    help="Run on this machine, or as Ray tasks.",
 )
 @click.option(
     "--parts",
     type=click.IntRange(1, 1000),
     default=1,
-    help="Share each notebook's cases among so many runs.",
+    help="Split each notebook's cases into N runs.",
 )
 @output_option
 @handle_errors
@@ -227,17 +227,17 @@ def _write_report(run_ids: list[str], folder: Path) -> Path:
     "nano doctor --sustained 30",
     "nano doctor --json",
 )
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
-@click.option("--budget", default=2.0, show_default=True, help="Seconds for each ceiling.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--budget", default=2.0, show_default=True, help="Seconds to measure each peak rate.")
 @click.option(
     "--sustained",
     default=0.0,
-    help="Time each product for so many seconds too, and tell what its second half gives.",
+    help="Also time each matrix product for N seconds and report its second half.",
 )
 @output_option
 @handle_errors
 def doctor(as_json: bool, budget: float, sustained: float, output: str | None) -> None:
-    """Tell what this machine can measure, and measure its ceilings."""
+    """Report what this machine can measure, and measure its peak rates."""
     from nanolib.experiments.doctor.examine import examine
 
     use_output(output)

@@ -39,26 +39,26 @@ _CALLABLE = "PACKAGE.MODULE:FUNCTION"
     "pairs",
     multiple=True,
     metavar="NAME=VALUE",
-    help="A parameter of the notebook named.",
+    help="A parameter of the notebook; repeatable.",
 )
 @click.option(
-    "--call", "functions", multiple=True, metavar=_CALLABLE, help="A function of your own."
+    "--call", "functions", multiple=True, metavar=_CALLABLE, help="Function to time; repeatable."
 )
 @click.option(
-    "--setup", default="", metavar=_CALLABLE, help="Makes what --call is called with, untimed."
+    "--setup", default="", metavar=_CALLABLE, help="Function that returns the argument of --call; not timed."
 )
 @click.option(
     "--python",
     "pythons",
     multiple=True,
     metavar="FILE",
-    help="Given twice: the interpreters of A and B.",
+    help="Interpreter; give it twice, for A and for B.",
 )
 @click.option(
     "--metric",
     default="latency",
     show_default=True,
-    help="Or tokens_per_second, peak_memory, flops, ...",
+    help="Metric to compare: latency, tokens_per_second, peak_memory, flops, ...",
 )
 @click.option(
     "--budget",
@@ -66,13 +66,13 @@ _CALLABLE = "PACKAGE.MODULE:FUNCTION"
     default="50s",
     show_default=True,
     metavar="SECONDS",
-    help="For one case, the starting of processes included.",
+    help="Time limit per case, start-up included.",
 )
 @click.option(
     "--total",
     type=SECONDS,
     metavar="SECONDS",
-    help="For all cases together; each gets its share, at most --budget.",
+    help="Time limit for all cases together; each case gets an equal share.",
 )
 @click.option(
     "--timeout",
@@ -80,9 +80,9 @@ _CALLABLE = "PACKAGE.MODULE:FUNCTION"
     default="300s",
     show_default=True,
     metavar="SECONDS",
-    help="For one answer of a version.",
+    help="Time limit for one response of a version.",
 )
-@click.option("--label", default="", help="Your name for this comparison.")
+@click.option("--label", default="", help="Name this comparison.")
 @findings
 @output_option
 @handle_errors
@@ -138,9 +138,9 @@ def ab(
             store.add(to_run(result, spec, label))
     show_comparison(result.comparison, True, json_file, markdown_file)
     if any(one.verdicts for one in result.compared):
-        echo("interleaved and paired, in processes of their own")
+        echo("measured in turns, in fresh processes")
     elif metric not in TIMED:
-        echo("each version ran once, in a process of its own")
+        echo("each version ran once, in its own process")
     sys.exit(EXIT_FAILED if result.comparison.regressed else EXIT_OK)
 
 
@@ -187,7 +187,7 @@ def _spec(
     if functions and (notebooks or overrides):
         raise BadInput("--call: a function takes no notebook and no -p; give one or the other")
     if setup and not functions:
-        raise BadInput(f"--setup: {setup!r} needs a --call to set up for")
+        raise BadInput(f"--setup: {setup!r} needs --call; give a function to time")
     files = all(name.endswith((".yml", ".yaml")) for name in names)
     if files and pythons:
         raise BadInput(
@@ -207,7 +207,7 @@ def _spec(
     ]
     if not jobs:
         raise BadInput(
-            f"ab: {', '.join(notebooks)} times nothing that can be interleaved; name another notebook"
+            f"ab: {', '.join(notebooks)} has no timed case that can be measured in turns; name another notebook"
         )
     return Spec(names, checkout(), [(job.name, job.given, job.given) for job in jobs], **rest)
 

@@ -59,7 +59,7 @@ def test_a_slower_revision_regressed(repository, ab, tmp_path):
     assert (line["finding"], line["ratio"]) == ("regressed", pytest.approx(1.1))
     assert (line["base"], line["current"]) == (pytest.approx(30), pytest.approx(33))
     assert (
-        "in 20 pairs of processes" in line["message"] and "interleaved and paired" in ended.output
+        "in 20 pairs of processes" in line["message"] and "measured in turns" in ended.output
     )
     assert "| regressed | call | work:run | latency, ms |" in (tmp_path / "f.md").read_text()
     with Store(tmp_path / "out" / "results.sqlite") as store:
@@ -213,13 +213,13 @@ BAD = [
         ["base", ".", "--call", "work:run", "--metric", "speed"],
         "--metric: 'speed' cannot be compared",
     ),
-    (["base", ".", "--call", "work:run", "--threshold", "much"], "--threshold: 'much' will not do"),
+    (["base", ".", "--call", "work:run", "--threshold", "much"], "--threshold: 'much' is not valid"),
     (
         ["base", ".", "--call", "work:run", "--timeout", "0"],
-        "--timeout: '0' will not do; give seconds, such as 60s",
+        "--timeout: '0' is not valid; give seconds, such as 60s",
     ),
     (["base", ".", "attention", "--call", "work:run"], "--call: a function takes no notebook"),
-    (["base", ".", "--setup", "work:run"], "--setup: 'work:run' needs a --call"),
+    (["base", ".", "--setup", "work:run"], "--setup: 'work:run' needs --call"),
     (["a.yml", "b.yml"], "params: whose are a.yml and b.yml? name the notebook"),
     (["a.yml", "b.yml", "attention"], "a.yml"),
 ]
