@@ -12,8 +12,9 @@ import pandas as pd
 from nanolib.ab.schedule import Compared, Pairs, Settings, Task, device_of
 from nanolib.ab.spec import Spec
 from nanolib.ab.worktree import Version
-from nanolib.compare.compare import BROKE, CHANGED, NEW, Comparison, Line, exact_lines
+from nanolib.compare.findings import CHANGED, FAILED, NEW, Comparison, Line
 from nanolib.compare.history import TIMED
+from nanolib.compare.runs import exact_lines
 from nanolib.measurement import Direction, Measurement, Status
 from nanolib.stats.compare import Kind, Verdict, paired_levels
 from nanolib.store.schema import Run
@@ -51,7 +52,7 @@ def lines_of(one: Compared, metric: str, settings: Settings) -> list[Line]:
 
     a_ok, b_ok = (status == Status.OK for status, _ in result.endings)
     if not (a_ok and b_ok):
-        finding = BROKE if a_ok else NEW if b_ok else Kind.INCONCLUSIVE
+        finding = FAILED if a_ok else NEW if b_ok else Kind.INCONCLUSIVE
         return [line(finding, message=result.failures)]
     frames = [_frame(task, rows) for rows in result.rows]
     exact = list(exact_lines(*frames, settings.threshold)) if all(map(len, frames)) else []

@@ -10,7 +10,7 @@ from nanolib.ab.result import AbResult, lines_of
 from nanolib.ab.schedule import Log, Settings, compare_versions, device_of
 from nanolib.ab.spec import Spec
 from nanolib.ab.worktree import Version, checked_out
-from nanolib.compare.compare import Comparison
+from nanolib.compare.findings import Comparison
 from nanolib.measurement import BadInput
 from nanolib.run.lock import device_lock
 

@@ -12,8 +12,9 @@ from nanolib.ab.interpreter import Interpreter, differences, titles
 from nanolib.ab.processes import VersionDied, VersionProcess
 from nanolib.ab.schedule import CALL, Task
 from nanolib.ab.worktree import Version
-from nanolib.compare.compare import COUNTED, NEW, VANISHED, Line
+from nanolib.compare.findings import MISSING, NEW, Line
 from nanolib.compare.history import TIMED
+from nanolib.compare.runs import COUNTED
 from nanolib.measurement import BadInput, case_name
 
 
@@ -122,7 +123,7 @@ def _common_cases(
         in_b = {case["case_id"]: case for case in b_cases}
         pairs = [(case, in_b[case["case_id"]]) for case in a_cases if case["case_id"] in in_b]
         lines = [
-            *_only_in(experiment, a_cases, b_cases, VANISHED, "B does not have this case"),
+            *_only_in(experiment, a_cases, b_cases, MISSING, "B does not have this case"),
             *_only_in(experiment, b_cases, a_cases, NEW, "A does not have this case"),
         ]
     elif len(a_cases) == len(b_cases):

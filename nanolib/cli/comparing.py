@@ -65,7 +65,12 @@ def findings(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Scale the times of BASE by both machines' measured peak rates.",
 )
 @findings
-@click.option("--chart", "chart_file", metavar="FILE", help="Write a chart of the findings: .html, .png or .svg.")
+@click.option(
+    "--chart",
+    "chart_file",
+    metavar="FILE",
+    help="Write a chart of the findings: .html, .png or .svg.",
+)
 @output_option
 @handle_errors
 def compare(
@@ -82,11 +87,11 @@ def compare(
 ) -> None:
     """Compare two runs; exit code 1 on a regression. BASE, CURRENT: id, label, suite, latest~1, or a database.
 
-    The two were collected apart. A slower timing is a regression only beyond the spread between three or more earlier runs of
+    The two were measured at different times. A slower timing is a regression only beyond the spread between three or more earlier runs of
     one committed revision on this machine; until there are as many it is suspect at most, and nano ab decides.
     """
     from nanolib.compare.across import overall_shift, scale_by_peaks
-    from nanolib.compare.compare import compare_rows
+    from nanolib.compare.runs import compare_rows
     from nanolib.compare.spread import repeats
 
     use_output(output)
@@ -121,7 +126,9 @@ def compare(
         echo(overall_shift(found.lines))
     if unscaled:
         echo(f"left out: {unscaled} latencies without a prediction from measured peak rates")
-    echo("note: measured at different times, so machine drift is not controlled; `nano ab` controls it")
+    echo(
+        "note: measured at different times, so machine drift is not controlled; `nano ab` controls it"
+    )
     if not found.same_machine:
         echo("note: different machines, so the exit code is 0 for any result")
     sys.exit(
@@ -136,15 +143,15 @@ def have_folders(*files: str | None) -> None:
     named = list(filter(None, files))
     for at, file in enumerate(named):
         if not Path(file).absolute().parent.is_dir():
-            raise BadInput(f"{file}: {Path(file).parent} is not a folder; create it or name another one")
+            raise BadInput(
+                f"{file}: {Path(file).parent} is not a folder; create it or name another one"
+            )
         if Path(file).is_dir():
             raise BadInput(f"{file}: is a folder; name a file")
         if Path(file).absolute() in [
             Path(other).absolute() for other in named[:at]
         ] and not file.startswith("/dev/"):
-            raise BadInput(
-                f"{file}: two options name this file; give each its own"
-            )
+            raise BadInput(f"{file}: two options name this file; give each its own")
 
 
 def show_comparison(

@@ -31,12 +31,23 @@ from nanolib.cli.comparing import have_folders, write_text
     "--seq-len", default=1024, show_default=True, metavar="N", help="Sequence length, tokens."
 )
 @click.option(
-    "--batch-size", default=1, show_default=True, metavar="N", help="Sequences per step, over all ranks."
+    "--batch-size",
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Sequences per step, over all ranks.",
 )
-@click.option("--dtype", default="float32", show_default=True, help="Dtype of weights and activations.")
-@click.option("--optimizer", default="adamw", show_default=True, help="Optimizer: adamw, sgd or momentum.")
 @click.option(
-    "--attention-type", default="dense", show_default=True, help="Attention of a preset: dense, sparse, ..."
+    "--dtype", default="float32", show_default=True, help="Dtype of weights and activations."
+)
+@click.option(
+    "--optimizer", default="adamw", show_default=True, help="Optimizer: adamw, sgd or momentum."
+)
+@click.option(
+    "--attention-type",
+    default="dense",
+    show_default=True,
+    help="Attention of a preset: dense, sparse, ...",
 )
 @click.option(
     "--ranks",

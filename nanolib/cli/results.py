@@ -76,7 +76,10 @@ def _listed(frame: Any) -> Any:
 )
 @click.argument("names", nargs=-1, metavar="[RUN]...")
 @click.option(
-    "--to", "folder", metavar="DIR", help="Folder to write to; default: report/ in the output folder."
+    "--to",
+    "folder",
+    metavar="DIR",
+    help="Folder to write to; default: report/ in the output folder.",
 )
 @click.option("--open", "show", is_flag=True, help="Open the page in a browser.")
 @output_option
@@ -150,9 +153,7 @@ def merge(databases: tuple[str, ...], output: str | None) -> None:
     metavar="30d",
     help="Delete runs that are older than this many days.",
 )
-@click.option(
-    "--keep", type=click.IntRange(min=0), help="Delete all but the N newest runs."
-)
+@click.option("--keep", type=click.IntRange(min=0), help="Delete all but the N newest runs.")
 @click.option(
     "--run",
     "names",

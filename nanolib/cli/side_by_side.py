@@ -45,7 +45,10 @@ _CALLABLE = "PACKAGE.MODULE:FUNCTION"
     "--call", "functions", multiple=True, metavar=_CALLABLE, help="Function to time; repeatable."
 )
 @click.option(
-    "--setup", default="", metavar=_CALLABLE, help="Function that returns the argument of --call; not timed."
+    "--setup",
+    default="",
+    metavar=_CALLABLE,
+    help="Function that returns the argument of --call; not timed.",
 )
 @click.option(
     "--python",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from nanolib.compare.compare import Line
+from nanolib.compare.findings import Line
 from nanolib.measurement import format_with_interval
 from nanolib.stats.intervals import TooFewSamples, median_interval
 

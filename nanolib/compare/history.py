@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 from scipy.special import ndtri
 
-from nanolib.compare.compare import Comparison, compare_rows
+from nanolib.compare.findings import Comparison
+from nanolib.compare.runs import compare_rows
 from nanolib.compare.spread import RECENT_RUNS, repeats
 from nanolib.measurement import METRICS, BadInput, Direction, case_name, format_number, with_unit
 from nanolib.stats.changes import changes_of_level, sticks_out

@@ -11,7 +11,7 @@ from nanolib.stats.compare import Spread
 
 LEAST_RUNS = 3  # of one revision on one machine: fewer say too little of what the next one may be
 RECENT_RUNS = 60  # of an experiment on a machine: what the spread is sought in
-UNKNOWN = "spread between runs unknown: nano ab decides"
+UNKNOWN = "spread between runs unknown; nano ab decides"
 _KEY = ["machine_id", "experiment", "case_id", "scope", "method"]
 
 Repeats = Mapping[tuple[str, ...], pd.DataFrame]
@@ -50,7 +50,7 @@ def spread_between_runs(of: Repeats, timing: pd.Series) -> Spread | None:
     return Spread(float(np.sqrt(squares / freedom)), freedom)
 
 
-def said_of_unknown(messages: Sequence[str]) -> list[str]:
+def count_unknown(messages: Sequence[str]) -> list[str]:
     """The line for timings whose spread is not known, from the messages of all timings."""
     if not (unknown := sum(message == UNKNOWN for message in messages)):
         return []

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import altair as alt
 import pandas as pd
 
-from nanolib.compare.compare import Comparison, Line
+from nanolib.compare.findings import Comparison, Line
 from nanolib.compare.history import History
 from nanolib.measurement import METRICS, case_name, format_number, format_with_interval
 from nanolib.report.claim import Claim, Figure, comparing

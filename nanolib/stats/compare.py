@@ -163,7 +163,7 @@ def compare(
     direction: Direction = Direction.LOWER,
     spread: Spread | None = None,
 ) -> Verdict:
-    """Compare blocks that were collected apart; drift between the two collections is not controlled.
+    """Compare blocks that were measured at different times: drift between them is not controlled.
 
     Args:
         base: Block medians of A, shape [n], positive; n >= 6.

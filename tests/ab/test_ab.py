@@ -58,9 +58,7 @@ def test_a_slower_revision_regressed(repository, ab, tmp_path):
     assert ended.exit_code == 1
     assert (line["finding"], line["ratio"]) == ("regressed", pytest.approx(1.1))
     assert (line["base"], line["current"]) == (pytest.approx(30), pytest.approx(33))
-    assert (
-        "in 20 pairs of processes" in line["message"] and "measured in turns" in ended.output
-    )
+    assert "in 20 pairs of processes" in line["message"] and "measured in turns" in ended.output
     assert "| regressed | call | work:run | latency, ms |" in (tmp_path / "f.md").read_text()
     with Store(tmp_path / "out" / "results.sqlite") as store:
         rows = store.measurements(samples=True)
@@ -213,7 +211,10 @@ BAD = [
         ["base", ".", "--call", "work:run", "--metric", "speed"],
         "--metric: 'speed' cannot be compared",
     ),
-    (["base", ".", "--call", "work:run", "--threshold", "much"], "--threshold: 'much' is not valid"),
+    (
+        ["base", ".", "--call", "work:run", "--threshold", "much"],
+        "--threshold: 'much' is not valid",
+    ),
     (
         ["base", ".", "--call", "work:run", "--timeout", "0"],
         "--timeout: '0' is not valid; give seconds, such as 60s",
@@ -362,7 +363,7 @@ def test_two_params_files_and_a_deterministic_metric(tmp_path, monkeypatch):
     }
     assert findings == {("changed", 2.0)}
     assert (
-        "each version ran once, in a process of its own" in ended.output
+        "each version ran once, in its own process" in ended.output
         and "paired" not in ended.output
     )
 

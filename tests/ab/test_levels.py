@@ -8,7 +8,7 @@ import pytest
 from nanolib.ab.result import lines_of
 from nanolib.ab.schedule import Compared, Pairs, Settings, Task, TaskResult, _judge
 from nanolib.cli.comparing import show_comparison
-from nanolib.compare.compare import Comparison
+from nanolib.compare.findings import Comparison
 from nanolib.stats.compare import paired_levels
 
 

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from nanolib.cli import main
-from nanolib.compare.compare import BUSY
+from nanolib.compare.runs import BUSY
 from nanolib.measurement import Flag, Measurement, Status, case_name, exact
 from nanolib.store import Run, Store
 from tests.compare.test_compare import _case, _machine
@@ -89,7 +89,7 @@ def test_what_has_no_blocks_gets_no_verdict_and_no_remedy_that_cannot_help(nano)
     }
     runs = [("base0001", once, "energy", []), ("curr0001", once, "energy", [])]
     said = nano(runs, "base0001", "curr0001", "--all").output
-    assert "timed once over a window, without blocks: no verdict" in said and "budget_s" not in said
+    assert "only one sample; no verdict" in said and "budget_s" not in said
 
 
 def test_memory_is_counted_and_no_noise_moves_it(nano):
@@ -137,18 +137,18 @@ def test_notebooks_of_one_side_are_named_in_one_line_and_no_case_of_theirs_vanis
     ended = nano([], *arguments)
     assert "not compared, since only base has them: energy, model" in ended.output.splitlines()
     told = json.loads((tmp_path / "found.json").read_text())
-    assert "vanished" not in told["counts"] and {line["experiment"] for line in told["lines"]} == {
+    assert "missing" not in told["counts"] and {line["experiment"] for line in told["lines"]} == {
         "attention"
     }
     assert told["missing"] == ["energy", "model"] and ended.exit_code == (1 if strict else 0)
 
 
-@pytest.mark.parametrize("lost", ["vanished", "broke"])
+@pytest.mark.parametrize("lost", ["missing", "failed"])
 def test_strict_fails_where_cases_are_lost(nano, lost):
     runs = _pair(earlier=0)
     runs[1] = (
         "curr0001",
-        {"b": _case(4)} | ({} if lost == "vanished" else {"a": _case(1, status=Status.ERROR)}),
+        {"b": _case(4)} | ({} if lost == "missing" else {"a": _case(1, status=Status.ERROR)}),
         "attention",
         [],
     )

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from nanolib.cli import main
-from nanolib.compare.compare import block_medians, compare_rows
+from nanolib.compare.runs import block_medians, compare_rows
 from nanolib.measurement import Flag, Measurement, Status, exact
 from nanolib.meters.time.latency import summarise
 from nanolib.store import Run, Store
@@ -109,7 +109,7 @@ def test_a_latency_is_held_against_the_threshold(found, level, finding):
 def test_a_deterministic_figure_has_no_threshold(found, flops):
     comparison = found({"a": _case(1)}, {"a": _case(1, flops=flops)}, threshold=0.9)
     (line,) = (line for line in comparison.lines if line.metric == "flops forward")
-    assert (line.finding, line.message, line.verdict) == ("changed", "this must be equal", None)
+    assert (line.finding, line.message, line.verdict) == ("changed", "deterministic metric changed", None)
 
 
 def test_a_finding_has_its_sides_its_change_and_what_it_leaves_open(found, tmp_path):
@@ -129,17 +129,17 @@ def test_a_finding_has_its_sides_its_change_and_what_it_leaves_open(found, tmp_p
     )
     assert slow.current / slow.base == pytest.approx(ratio)  # the change is that of the two columns
     noisy, gone, new = told["noisy", "latency forward"], told["gone", ""], told["new", ""]
-    seen = f"sees changes from {noisy.verdict.minimum_detectable_effect:.1%}"
+    seen = f"minimum detectable change: {noisy.verdict.minimum_detectable_effect:.1%}"
     assert (noisy.finding, noisy.message) == ("inconclusive", seen) and slow.message == ""
     assert (gone.experiment, gone.finding, gone.message) == (
         "attention",
-        "vanished",
-        "current does not hold this case",
+        "missing",
+        "not in current",
     )
     assert (new.experiment, new.finding, new.message) == (
         "attention",
         "new",
-        "base does not hold this case",
+        "not in base",
     )
     assert gone.change == new.change == "—" and told["gone", ""].base is None
     shown, worst = comparison.table(), comparison.table(everything=False)
@@ -198,14 +198,14 @@ def test_of_a_case_whose_newest_run_failed_no_older_run_is_compared(tmp_path):
             store.add(_run({"a": case}, run_id))
         sides = [store.measurements(ids, samples=True) for ids in (["base"], ["older", "current"])]
     comparison = compare_rows(*sides)
-    assert comparison.counts == {"broke": 1} and not comparison.regressed
+    assert comparison.counts == {"failed": 1} and not comparison.regressed
 
 
 def test_a_figure_that_is_gone_from_a_case_that_is_fine_has_vanished(found):
     comparison = found(
         {"a": _case(1), "b": _case(2)}, {"a": _case(1)[:1], "b": _case(2, status=Status.OOM)}
     )
-    told = [(line.case[0], line.metric) for line in comparison.lines if line.finding == "vanished"]
+    told = [(line.case[0], line.metric) for line in comparison.lines if line.finding == "missing"]
     assert (
         told == [("a", "latency forward"), ("a", "flops forward"), ("a", "peak_memory forward")]
         and comparison.lost
@@ -221,7 +221,7 @@ def test_cases_that_vanished_broke_or_are_new_are_reported(found):
         if not line.metric
     }
     assert (
-        said["c"][0] == "vanished" and said["d"][0] == "new" and said["b"] == ("broke", "oom: why")
+        said["c"][0] == "missing" and said["d"][0] == "new" and said["b"] == ("failed", "oom: why")
     )
 
 
@@ -302,7 +302,7 @@ def test_the_worst_comes_first(found):
         ("regressed", "b"),
         ("regressed", "b"),
         ("regressed", "a"),
-        ("broke", "c"),
-        ("vanished", "d"),
+        ("failed", "c"),
+        ("missing", "d"),
         ("new", "e"),
     ]

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nanolib.compare.compare import compare_rows
+from nanolib.compare.runs import compare_rows
 from nanolib.compare.spread import UNKNOWN, repeats, spread_between_runs
 from nanolib.stats.compare import Kind, Spread, compare
 from tests.compare.earlier import KEY

@@ -1,6 +1,6 @@
 """Stored results merge once, are exported, and pair with what comes out."""
 
-from nanolib.compare.compare import compare_rows
+from nanolib.compare.runs import compare_rows
 from nanolib.report import export
 from nanolib.store import Store
 from tests.features import results
@@ -17,6 +17,6 @@ def test_they_merge_once_and_come_out_again(tmp_path):
     with Store(tmp_path / "out.sqlite", create=False) as store:
         found = compare_rows(rows, store.measurements(samples=True))
     assert (
-        not {line.finding for line in found.lines} & {"new", "vanished", "changed"}
+        not {line.finding for line in found.lines} & {"new", "missing", "changed"}
         and not found.regressed
     )

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from nanolib.compare.compare import compare_rows
 from nanolib.compare.history import histories, since_before
+from nanolib.compare.runs import compare_rows
 from nanolib.measurement import BadInput
 from nanolib.report import overview
 from nanolib.report.page import build
@@ -114,7 +114,7 @@ def test_a_comparison_pairs_a_machine_with_itself_whatever_the_order(rows):
         and {line.machine for line in across.lines} == {""}
     )
     third = first.assign(machine_id="g" * 12)
-    with pytest.raises(BadInput, match="2 and 1 machines that differ; name runs of one machine"):
+    with pytest.raises(BadInput, match="2 and 1 different machines; name runs of one machine"):
         compare_rows(pd.concat([first, second]), third)
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from nanolib.compare.compare import compare_rows
+from nanolib.compare.runs import compare_rows
 from nanolib.measurement import FLAG_TEXT, METRICS, BadInput, Measurement, Status
 from nanolib.report import export
 from nanolib.store import Store

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import pydantic
 
-from nanolib.compare.compare import Comparison
+from nanolib.compare.findings import Comparison
 from nanolib.compare.history import History, what_changed
 from nanolib.measurement import MOST_LABEL, shown
 from nanolib.params import StrictModel
